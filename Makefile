@@ -1,0 +1,52 @@
+# Two commands do all the set-up they need: `make demo` and `make test`.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+ORACLE := .venv-oracle
+DEMO_TEXT ?= Hello there. This is the bundled demo voice.
+DEMO_OUTPUT ?= demo.wav
+# No NVIDIA GPU: pin the torch release that has a CPU build, so that no CUDA packages are fetched.
+CONSTRAINTS := $(shell nvidia-smi -L >/dev/null 2>&1 || echo "-c constraints-cpu.txt")
+
+.PHONY: demo test test-gpu lint format oracle wheel clean
+
+demo: $(VENV)/.installed
+	$(BIN)/python demo_pipeline.py --text "$(DEMO_TEXT)" --output "$(DEMO_OUTPUT)"
+
+test: $(VENV)/.installed lint
+	$(BIN)/python -m pytest -m "not gpu"
+
+test-gpu: $(VENV)/.installed
+	$(BIN)/python -m pytest -m gpu
+
+lint: $(VENV)/.installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: $(VENV)/.installed
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+wheel: $(VENV)/.installed
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+
+# The reference implementation in an environment of its own: compare it with the stored vectors and live.
+oracle: $(ORACLE)/.installed
+	$(ORACLE)/bin/python -W ignore tests/oracle/oracle.py check
+
+$(VENV)/.installed: pyproject.toml constraints-cpu.txt
+	@$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11) and 'Python 3.11 or newer is needed, this is ' + sys.version)"
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(CONSTRAINTS) -e ".[dev]"
+	@touch $@
+
+$(ORACLE)/.installed: Makefile
+	$(PYTHON) -m venv $(ORACLE)
+	$(ORACLE)/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0 transformers==5.15.1 \
+		librosa einops accelerate onnxruntime soundfile soxr safetensors tokenizers numpy tqdm
+	$(ORACLE)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps qwen-tts-hf==0.1.1.post1
+	@touch $@
+
+clean:
+	rm -rf $(VENV) $(ORACLE) dist demo.wav .pytest_cache .ruff_cache

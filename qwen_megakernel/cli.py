@@ -1,0 +1,255 @@
+"""The command line: `qwen-megakernel speak` and `qwen-megakernel doctor`."""
+
+import argparse
+import logging
+import platform
+import secrets
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import soundfile
+import torch
+from tqdm import tqdm
+
+from qwen_megakernel import SamplingParams, TTSEngine, TTSError, __version__
+from qwen_megakernel.checkpoint import DEMO, DEMO_NOTICE, PUBLISHED, Checkpoint
+from qwen_megakernel.engine import BACKENDS, Audio, Chunk, select_backend
+from qwen_megakernel.errors import RequestError
+from qwen_megakernel.text import split_sentences
+
+MAX_PIECE_CHARS = 300
+"""Longer text is spoken in pieces cut at sentence ends."""
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = _parser().parse_args(argv)
+    logging.basicConfig(format="%(message)s", stream=sys.stderr)
+    logging.getLogger("qwen_megakernel").setLevel(logging.INFO)
+    try:
+        return args.run(args)
+    except TTSError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # whoever read our PCM has gone
+        return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="qwen-megakernel", description="Speak with Qwen3-TTS.")
+    parser.add_argument("--version", action="version", version=f"qwen-megakernel {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    speak = commands.add_parser("speak", help="text in, WAV out", description="Text in, WAV out.")
+    speak.set_defaults(run=_speak)
+    text = speak.add_mutually_exclusive_group()
+    text.add_argument("--text", help="what to say")
+    text.add_argument("--file", metavar="PATH", help="read the text from a UTF-8 file, or - for standard input")
+    speak.add_argument("--output", default="out.wav", metavar="PATH", help="WAV to write, or - for raw PCM16 on stdout")
+    speak.add_argument("--model", default=DEMO, help=f"folder, hub id such as {PUBLISHED[1]}, or {DEMO!r} (default)")
+    speak.add_argument("--speaker", help="a named speaker (CustomVoice); default: the checkpoint's first")
+    speak.add_argument("--language", help="default: auto")
+    speak.add_argument("--instruct", help="how to say it (VoiceDesign, 1.7B CustomVoice)")
+    speak.add_argument("--ref-audio", metavar="PATH", help="whose voice to clone (Base)")
+    speak.add_argument("--ref-text", help="what the reference audio says: closer cloning")
+    speak.add_argument("--seed", type=int, help="same text and seed, same speech; default: a fresh one")
+    speak.add_argument("--backend", choices=BACKENDS, default="auto")
+    speak.add_argument("--device", help="cpu, cuda, cuda:1; default: a GPU if there is one")
+    speak.add_argument("--stream", action="store_true", help="write every chunk at once and tell when it came")
+    speak.add_argument("--list-speakers", action="store_true", help="print the model's speakers and languages")
+
+    doctor = commands.add_parser("doctor", help="what this machine can do", description="What this machine can do.")
+    doctor.set_defaults(run=_doctor)
+    return parser
+
+
+# ---------------------------------------------------------------- speak
+
+
+def _speak(args: argparse.Namespace) -> int:
+    if args.list_speakers:
+        return _list_speakers(args.model)
+    pieces = split_sentences(_read_text(args), MAX_PIECE_CHARS)
+    if not pieces:
+        raise RequestError("the text is blank; give it with --text, --file or on standard input")
+    if args.ref_text is not None and args.ref_audio is None:
+        raise RequestError("--ref-text says what --ref-audio says; give both")
+    if args.output != "-" and not Path(args.output).parent.is_dir():
+        raise RequestError(f"--output: no folder {str(Path(args.output).parent)!r}")
+    # One seed for all pieces, so that the printed one says the whole text again.
+    seed = secrets.randbits(31) if args.seed is None else args.seed
+    sampling = SamplingParams(seed=seed)
+    with TTSEngine.load(args.model, backend=args.backend, device=args.device, max_streams=1) as engine:
+        voice = engine.create_voice(args.ref_audio, args.ref_text) if args.ref_audio else None
+        with _Output(args.output, engine.sample_rate, args.stream) as output:
+            audios = []
+            with tqdm(desc="speaking", unit=" frames", disable=args.stream, leave=False) as bar:
+                for number, piece in enumerate(pieces, start=1):
+                    if len(pieces) > 1:
+                        bar.set_postfix_str(f"piece {number}/{len(pieces)}")
+                    stream = engine.stream(
+                        piece,
+                        speaker=args.speaker,
+                        language=args.language,
+                        instruct=args.instruct,
+                        voice=voice,
+                        sampling=sampling,
+                    )
+                    for chunk in stream:
+                        output.write(chunk)
+                        bar.update(len(chunk.codes))
+                    audios.append(stream.utterance.result())
+        _report(args, engine, audios, seed)
+    return 0
+
+
+def _read_text(args: argparse.Namespace) -> str:
+    if args.text is not None:
+        return args.text
+    try:
+        if args.file in (None, "-"):
+            if args.file is None and sys.stdin.isatty():
+                raise RequestError("no text: give --text, --file or standard input")
+            return sys.stdin.buffer.read().decode("utf-8")
+        return Path(args.file).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RequestError(f"the text cannot be read: {error}") from None
+
+
+class _Output:
+    """A WAV file (16 bit) or raw PCM16 on standard output. Unless streaming, the file appears when it is whole."""
+
+    def __init__(self, path: str, rate: int, stream: bool):
+        self._path, self._rate, self._stream = path, rate, stream
+        self._held: list[np.ndarray] = []
+        self._start = time.monotonic()
+        self._file: soundfile.SoundFile | None = None
+
+    def __enter__(self) -> "_Output":
+        if self._path != "-" and self._stream:
+            self._file = self._open()
+        return self
+
+    def _open(self) -> soundfile.SoundFile:
+        try:
+            return soundfile.SoundFile(self._path, "w", self._rate, 1, "PCM_16", format="WAV")
+        except soundfile.SoundFileError as error:
+            raise RequestError(f"--output {self._path}: {error}") from None
+
+    def write(self, chunk: Chunk) -> None:
+        if self._stream:
+            ms = 1000 * (time.monotonic() - self._start)
+            print(f"{ms:8.1f} ms  {len(chunk.codes)} frames", file=sys.stderr)
+        if self._path == "-":
+            pcm = np.clip(np.rint(chunk.samples * 32768.0), -32768, 32767).astype("<i2")
+            sys.stdout.buffer.write(pcm.tobytes())
+            sys.stdout.buffer.flush()
+        elif self._file:
+            self._file.write(chunk.samples)
+        else:
+            self._held.append(chunk.samples)
+
+    def __exit__(self, kind, *_rest) -> None:
+        if self._held and kind is None:
+            self._file = self._open()
+            self._file.write(np.concatenate(self._held))
+        if self._file:
+            self._file.close()
+
+
+def _report(args: argparse.Namespace, engine: TTSEngine, audios: list[Audio], seed: int) -> None:
+    frames = sum(len(a.codes) for a in audios)
+    seconds = sum(a.duration_s for a in audios)
+    compute = sum(a.compute_s for a in audios)
+    reasons = ", ".join(dict.fromkeys(a.finish_reason for a in audios))
+    where = "PCM16 on standard output" if args.output == "-" else str(Path(args.output).resolve())
+    lines = [
+        f"wrote   {where}",
+        f"speech  {seconds:.2f} s, {frames} frames, ended by: {reasons}, seed {seed}",
+        f"speed   TTFC {1000 * audios[0].ttfc_s:.1f} ms, RTF {compute / seconds:.3f} ({engine.backend} backend)",
+    ]
+    if args.model == DEMO:
+        lines.append(f"voice   {DEMO_NOTICE}")
+    print("\n".join(lines), file=sys.stderr if args.output == "-" else sys.stdout)
+
+
+def _list_speakers(model: str) -> int:
+    config = Checkpoint.open(model).config
+    talker = config.talker
+    print(f"{model}: {config.variant}")
+    for name in talker.speakers:
+        dialect = f" ({talker.dialects[name]})" if name in talker.dialects else ""
+        print(f"  {name}{dialect}")
+    if config.variant == "base":
+        print("  no named speakers: clone a voice with --ref-audio")
+    if config.variant == "voice_design":
+        print("  no named speakers: describe the voice with --instruct")
+    print("languages: auto, " + ", ".join(sorted(n for n in talker.languages if "dialect" not in n)))
+    if model == DEMO:
+        print(f"note: {DEMO_NOTICE}")
+    return 0
+
+
+# ---------------------------------------------------------------- doctor
+
+
+def _doctor(_args: argparse.Namespace) -> int:
+    backend, reason = select_backend("auto")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    rows = [
+        ("qwen-megakernel", f"{__version__}, Python {platform.python_version()}, {platform.platform()}"),
+        ("torch", f"{torch.__version__}, built for CUDA {torch.version.cuda or '- (CPU build)'}"),
+        ("GPU", _gpu()),
+        ("driver", _first_line(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"])),
+        ("nvcc", _first_line(["nvcc", "--version"], -2)),
+        ("ninja", _first_line(["ninja", "--version"])),
+        ("checkpoints", _cached_checkpoints()),
+        ("backend", f"{backend} on {device}: {reason}"),
+    ]
+    width = max(len(name) for name, _ in rows)
+    for name, value in rows:
+        print(f"{name:<{width}}  {value}")
+    return 0
+
+
+def _gpu() -> str:
+    if not torch.cuda.is_available():
+        return "none that torch can use"
+    cards = []
+    for index in range(torch.cuda.device_count()):
+        p = torch.cuda.get_device_properties(index)
+        cards.append(f"{p.name}, {p.total_memory / 2**30:.0f} GiB, sm_{p.major}{p.minor}")
+    return "; ".join(cards)
+
+
+def _first_line(command: list[str], line: int = 0) -> str:
+    """One line of a program's output, or why there is none."""
+    if not shutil.which(command[0]):
+        return f"{command[0]} not found"
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20)
+        return (done.stdout or done.stderr).strip().splitlines()[line].strip()
+    except (OSError, subprocess.TimeoutExpired, IndexError) as error:
+        return f"{command[0]} failed: {error!r}"
+
+
+def _cached_checkpoints() -> str:
+    from huggingface_hub import constants, scan_cache_dir
+    from huggingface_hub.errors import CacheNotFound
+
+    try:
+        cached = [r.repo_id for r in scan_cache_dir().repos if "qwen3-tts" in r.repo_id.lower()]
+    except CacheNotFound:
+        cached = []
+    listed = ", ".join(sorted(cached)) if cached else "none in the hub cache"
+    return f"{DEMO} (bundled, {DEMO_NOTICE}); {listed} ({constants.HF_HUB_CACHE})"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

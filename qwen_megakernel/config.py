@@ -1,0 +1,553 @@
+"""What a checkpoint says about itself, as frozen dataclasses, and `SamplingParams`.
+
+Everything comes from the checkpoint's own config.json, generation_config.json and
+speech_tokenizer/config.json. The reference's class defaults describe none of the published models
+(20 layers instead of 28, other ids), so a key that is missing is an error, never a default.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from qwen_megakernel.errors import CheckpointError, RequestError
+
+MODEL_TYPE = "qwen3_tts"
+CODEC_TYPE = "qwen3_tts_tokenizer_12hz"
+VARIANTS = ("base", "custom_voice", "voice_design")
+
+MIN_FRAMES = 2
+"""End of speech is not allowed as the first or second code 0 (the reference's min_new_tokens)."""
+
+
+class _Json:
+    """A JSON object that knows where it came from, so that a missing key can be named."""
+
+    def __init__(self, value: Any, where: str):
+        if not isinstance(value, dict):
+            raise CheckpointError(f"{where}: expected an object, found {type(value).__name__}")
+        self._value, self.where = value, where
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._value
+
+    def get(self, key: str, kind: type | tuple[type, ...], default: Any = ...) -> Any:
+        if key not in self._value:
+            if default is ...:
+                raise CheckpointError(f"{self.where}: key {key!r} is missing")
+            return default
+        value = self._value[key]
+        if value is None and default is None:
+            return None
+        number = kind in (int, float)
+        if isinstance(value, bool) and number:
+            raise CheckpointError(f"{self.where}: {key} must be a number, found {value}")
+        if kind is float and isinstance(value, int):
+            value = float(value)
+        if not isinstance(value, kind):
+            name = kind.__name__ if isinstance(kind, type) else " or ".join(k.__name__ for k in kind)
+            raise CheckpointError(f"{self.where}: {key} must be {name}, found {value!r}")
+        if kind is float and not math.isfinite(value):
+            raise CheckpointError(f"{self.where}: {key} must be finite, found {value!r}")
+        return value
+
+    def size(self, key: str) -> int:
+        value = self.get(key, int)
+        if value < 1:
+            raise CheckpointError(f"{self.where}: {key} must be at least 1, found {value}")
+        return value
+
+    def sizes(self, key: str, default: Any = ...) -> tuple[int, ...]:
+        value = self.get(key, (list, tuple), default)
+        if not value or not all(type(v) is int and v > 0 for v in value):
+            raise CheckpointError(f"{self.where}: {key} must list positive integers, found {value!r}")
+        return tuple(value)
+
+    def child(self, key: str) -> "_Json":
+        return _Json(self.get(key, dict), f"{self.where}: {key}")
+
+    def only(self, key: str, *allowed: Any) -> None:
+        """Refuse a setting that this implementation would have to obey and does not."""
+        if key in self._value and self._value[key] not in allowed:
+            found = self._value[key]
+            wanted = " or ".join(map(repr, allowed))
+            raise CheckpointError(f"{self.where}: {key} must be {wanted}, found {found!r}")
+
+    @property
+    def raw(self) -> dict:
+        return self._value
+
+
+def read_json(path: Path) -> _Json:
+    """Read one JSON file of a checkpoint; every way it can be broken names the file."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise CheckpointError(f"{path}: file is missing") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{path}: cannot be read: {error}") from None
+    try:
+        return _Json(json.loads(text), str(path))
+    except json.JSONDecodeError as error:
+        raise CheckpointError(f"{path}: not valid JSON: {error}") from None
+
+
+@dataclass(frozen=True)
+class StackConfig:
+    """Dims of one Qwen3 decoder stack (talker or code predictor)."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    rope_theta: float
+
+    @classmethod
+    def from_json(cls, js: _Json) -> "StackConfig":
+        js.only("hidden_act", "silu")
+        js.only("attention_bias", False)
+        js.only("use_sliding_window", False)
+        js.only("sliding_window", None)
+        config = cls(
+            hidden_size=js.size("hidden_size"),
+            intermediate_size=js.size("intermediate_size"),
+            num_layers=js.size("num_hidden_layers"),
+            num_heads=js.size("num_attention_heads"),
+            num_kv_heads=js.size("num_key_value_heads"),
+            head_dim=js.size("head_dim"),
+            rms_norm_eps=js.get("rms_norm_eps", float),
+            rope_theta=js.get("rope_theta", float),
+        )
+        if config.num_heads % config.num_kv_heads or config.head_dim % 2:
+            raise CheckpointError(
+                f"{js.where}: num_attention_heads must be a multiple of num_key_value_heads and head_dim even, "
+                f"found {config.num_heads}, {config.num_kv_heads}, {config.head_dim}"
+            )
+        _check_rope(js, config.head_dim)
+        return config
+
+
+def _check_rope(js: _Json, head_dim: int) -> None:
+    """Accept only rotary settings under which all M-RoPE axes hold the same position.
+
+    The model gives every row one position on all three axes, so sections that cover the head exactly
+    are plain one-axis RoPE, bit for bit, interleaved or not. Anything that would make the axes differ
+    or rescale the angles is refused here, because the transformer takes one position per row.
+    """
+    scaling = js.get("rope_scaling", dict, None)
+    if scaling is None:
+        return
+    rope = _Json(scaling, f"{js.where}: rope_scaling")
+    known = {"interleaved", "mrope_interleaved", "mrope_section", "rope_type", "type", "rope_theta"}
+    for key in scaling:
+        if key not in known:
+            raise CheckpointError(f"{rope.where}: key {key!r} is not supported (known: {', '.join(sorted(known))})")
+    rope.only("rope_type", "default")
+    rope.only("type", "default")
+    if "mrope_section" in rope:
+        sections = rope.sizes("mrope_section")
+        if len(sections) != 3 or sum(sections) != head_dim // 2:
+            raise CheckpointError(
+                f"{rope.where}: mrope_section must be 3 sizes that add up to head_dim/2 = {head_dim // 2}, "
+                f"found {list(sections)}: positions would differ between the axes"
+            )
+
+
+@dataclass(frozen=True)
+class CodePredictorConfig:
+    """The stack that writes codes 1..15 of a frame."""
+
+    stack: StackConfig
+    vocab_size: int
+
+
+@dataclass(frozen=True)
+class TalkerConfig:
+    """The stack that writes code 0 of every frame, its vocabularies and its special ids."""
+
+    stack: StackConfig
+    code_predictor: CodePredictorConfig
+    vocab_size: int
+    text_vocab_size: int
+    text_hidden_size: int
+    num_code_groups: int
+    codec_pad_id: int
+    codec_bos_id: int
+    codec_eos_id: int
+    codec_think_id: int
+    codec_nothink_id: int
+    codec_think_bos_id: int
+    codec_think_eos_id: int
+    languages: Mapping[str, int]
+    speakers: Mapping[str, int]
+    dialects: Mapping[str, str]
+    """Speaker name -> the dialect that replaces Chinese and automatic language for that speaker."""
+
+    @property
+    def first_suppressed_id(self) -> int:
+        """Ids from here on are never sampled as code 0, except end of speech."""
+        return self.vocab_size - 1024
+
+    @classmethod
+    def from_json(cls, js: _Json) -> "TalkerConfig":
+        predictor = js.child("code_predictor_config")
+        groups = js.size("num_code_groups")
+        predictor.only("num_code_groups", groups)
+        ids = {
+            name: js.get(key, int)
+            for name, key in (
+                ("codec_pad_id", "codec_pad_id"),
+                ("codec_bos_id", "codec_bos_id"),
+                ("codec_eos_id", "codec_eos_token_id"),
+                ("codec_think_id", "codec_think_id"),
+                ("codec_nothink_id", "codec_nothink_id"),
+                ("codec_think_bos_id", "codec_think_bos_id"),
+                ("codec_think_eos_id", "codec_think_eos_id"),
+            )
+        }
+        vocab = js.size("vocab_size")
+        speakers = _id_table(js, "spk_id", vocab)
+        # The reference lower-cases what the user asks for but not its own table, so mixed-case names of
+        # fine-tunes never match there; here both sides are lower case.
+        languages = _id_table(js, "codec_language_id", vocab)
+        dialects = {
+            name.lower(): value.lower()
+            for name, value in js.get("spk_is_dialect", dict, {}).items()
+            if isinstance(value, str)
+        }
+        for name, dialect in dialects.items():
+            if dialect not in languages:
+                raise CheckpointError(
+                    f"{js.where}: spk_is_dialect[{name!r}] names {dialect!r}, which codec_language_id lacks"
+                )
+        for name, value in ids.items():
+            if not 0 <= value < vocab:
+                raise CheckpointError(f"{js.where}: {name} must be in 0..{vocab - 1}, found {value}")
+        if vocab <= 1024:
+            raise CheckpointError(f"{js.where}: vocab_size must be above 1024, found {vocab}")
+        return cls(
+            stack=StackConfig.from_json(js),
+            code_predictor=CodePredictorConfig(StackConfig.from_json(predictor), predictor.size("vocab_size")),
+            vocab_size=vocab,
+            text_vocab_size=js.size("text_vocab_size"),
+            text_hidden_size=js.size("text_hidden_size"),
+            num_code_groups=groups,
+            languages=languages,
+            speakers=speakers,
+            dialects=dialects,
+            **ids,
+        )
+
+
+def _id_table(js: _Json, key: str, vocab: int) -> dict[str, int]:
+    table = {}
+    for name, value in js.get(key, dict).items():
+        if type(value) is not int or not 0 <= value < vocab:
+            raise CheckpointError(f"{js.where}: {key}[{name!r}] must be an id in 0..{vocab - 1}, found {value!r}")
+        table[name.lower()] = value
+    return table
+
+
+@dataclass(frozen=True)
+class SpeakerEncoderConfig:
+    """ECAPA-TDNN dims (Base checkpoints only). The published files write `enc_dim` alone; the other
+    values are the reference's class defaults, which here do describe the published tensors."""
+
+    enc_dim: int
+    sample_rate: int
+    mel_dim: int
+    channels: tuple[int, ...]
+    kernel_sizes: tuple[int, ...]
+    dilations: tuple[int, ...]
+    attention_channels: int
+    res2net_scale: int
+    se_channels: int
+
+    @classmethod
+    def from_json(cls, js: _Json) -> "SpeakerEncoderConfig":
+        config = cls(
+            enc_dim=js.size("enc_dim"),
+            sample_rate=js.get("sample_rate", int, 24000),
+            mel_dim=js.get("mel_dim", int, 128),
+            channels=js.sizes("enc_channels", [512, 512, 512, 512, 1536]),
+            kernel_sizes=js.sizes("enc_kernel_sizes", [5, 3, 3, 3, 1]),
+            dilations=js.sizes("enc_dilations", [1, 2, 3, 4, 1]),
+            attention_channels=js.get("enc_attention_channels", int, 128),
+            res2net_scale=js.get("enc_res2net_scale", int, 8),
+            se_channels=js.get("enc_se_channels", int, 128),
+        )
+        blocks = len(config.channels)
+        if not blocks == len(config.kernel_sizes) == len(config.dilations) or blocks < 3:
+            raise CheckpointError(
+                f"{js.where}: enc_channels, enc_kernel_sizes and enc_dilations must be equally long, at least 3"
+            )
+        if sum(config.channels[1:-1]) != config.channels[-1]:
+            raise CheckpointError(f"{js.where}: the last of enc_channels must be the sum of those it aggregates")
+        return config
+
+
+@dataclass(frozen=True)
+class VocoderConfig:
+    """The decoder half of the speech tokenizer: codes to 24 kHz PCM."""
+
+    codebook_size: int
+    codebook_dim: int
+    num_quantizers: int
+    latent_dim: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    rope_theta: float
+    sliding_window: int
+    decoder_dim: int
+    upsample_rates: tuple[int, ...]
+    upsampling_ratios: tuple[int, ...]
+
+    @property
+    def samples_per_frame(self) -> int:
+        return math.prod(self.upsample_rates) * math.prod(self.upsampling_ratios)
+
+    @classmethod
+    def from_json(cls, js: _Json) -> "VocoderConfig":
+        js.only("hidden_act", "silu")
+        js.only("attention_bias", False)
+        js.only("num_semantic_quantizers", 1)
+        js.only("num_key_value_heads", js.size("num_attention_heads"))
+        return cls(
+            codebook_size=js.size("codebook_size"),
+            codebook_dim=js.size("codebook_dim"),
+            num_quantizers=js.size("num_quantizers"),
+            latent_dim=js.size("latent_dim"),
+            hidden_size=js.size("hidden_size"),
+            intermediate_size=js.size("intermediate_size"),
+            num_layers=js.size("num_hidden_layers"),
+            num_heads=js.size("num_attention_heads"),
+            head_dim=js.size("head_dim"),
+            rms_norm_eps=js.get("rms_norm_eps", float),
+            rope_theta=js.get("rope_theta", float),
+            sliding_window=js.size("sliding_window"),
+            decoder_dim=js.size("decoder_dim"),
+            upsample_rates=js.sizes("upsample_rates"),
+            upsampling_ratios=js.sizes("upsampling_ratios"),
+        )
+
+
+@dataclass(frozen=True)
+class CodecConfig:
+    """The whole speech tokenizer. The encoder half is transformers' Mimi and keeps its own config."""
+
+    sample_rate: int
+    vocoder: VocoderConfig
+    encoder: Mapping[str, Any] = field(hash=False)
+    """The `encoder_config` object as stored: `transformers.MimiConfig` keywords."""
+
+    @classmethod
+    def from_json(cls, js: _Json) -> "CodecConfig":
+        _check_model_type(js, CODEC_TYPE)
+        vocoder = VocoderConfig.from_json(js.child("decoder_config"))
+        for key in ("decode_upsample_rate", "encode_downsample_rate"):
+            if js.size(key) != vocoder.samples_per_frame:
+                raise CheckpointError(
+                    f"{js.where}: {key} must be {vocoder.samples_per_frame}, the product of the decoder's rates, "
+                    f"found {js.size(key)}"
+                )
+        rate = js.size("output_sample_rate")
+        js.only("input_sample_rate", rate)
+        js.only("encoder_valid_num_quantizers", vocoder.num_quantizers)
+        return cls(sample_rate=rate, vocoder=vocoder, encoder=js.child("encoder_config").raw)
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How codes are drawn. `None` means: as the checkpoint's generation_config.json says.
+
+    The names are those of the `qwen_tts` package; `subtalker_*` concern codes 1..15, the others code 0.
+
+    Args:
+        do_sample: False takes the most likely code 0 (set `subtalker_dosample=False` too for greedy speech).
+        temperature: above 0.
+        top_k: keep the k most likely ids and every tie with the k-th; 0 keeps all.
+        top_p: in (0, 1]; keep the smallest set of ids that holds this probability.
+        repetition_penalty: above 0; applied once to every distinct code 0 spoken so far.
+        seed: 0 <= seed < 2**64; the same request with the same seed gives the same codes.
+            None draws a fresh one, which the result reports.
+
+    Raises:
+        RequestError: a value outside its range.
+    """
+
+    do_sample: bool | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    repetition_penalty: float | None = None
+    subtalker_dosample: bool | None = None
+    subtalker_temperature: float | None = None
+    subtalker_top_k: int | None = None
+    subtalker_top_p: float | None = None
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        def check(name: str, ok: bool, wanted: str) -> None:
+            if not ok:
+                raise RequestError(f"{name} must be {wanted}, got {getattr(self, name)!r}")
+
+        def number(value: Any) -> bool:
+            return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+        for name in ("do_sample", "subtalker_dosample"):
+            check(name, getattr(self, name) in (None, True, False), "True or False")
+        for name in ("temperature", "subtalker_temperature", "repetition_penalty"):
+            value = getattr(self, name)
+            check(name, value is None or (number(value) and value > 0), "a number above 0 (do_sample=False is greedy)")
+        for name in ("top_p", "subtalker_top_p"):
+            value = getattr(self, name)
+            check(name, value is None or (number(value) and 0 < value <= 1), "in (0, 1]")
+        for name in ("top_k", "subtalker_top_k"):
+            value = getattr(self, name)
+            check(name, value is None or (type(value) is int and value >= 0), "an integer, 0 (keep all) or more")
+        check("seed", self.seed is None or (type(self.seed) is int and 0 <= self.seed < 2**64), "in 0..2**64-1")
+
+    def over(self, defaults: "SamplingParams") -> "SamplingParams":
+        """These settings, with every None taken from `defaults`."""
+        missing = {f.name: getattr(defaults, f.name) for f in fields(self) if getattr(self, f.name) is None}
+        return replace(self, **missing)
+
+
+GREEDY = SamplingParams(do_sample=False, subtalker_dosample=False)
+"""The most likely code everywhere; what parity tests compare."""
+
+_FALLBACK_SAMPLING = SamplingParams(
+    do_sample=True,
+    temperature=0.9,
+    top_k=50,
+    top_p=1.0,
+    repetition_penalty=1.05,
+    subtalker_dosample=True,
+    subtalker_temperature=0.9,
+    subtalker_top_k=50,
+    subtalker_top_p=1.0,
+)
+"""The reference wrapper's own defaults, used for a key that generation_config.json does not have."""
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Everything a checkpoint folder says about itself.
+
+    Attributes:
+        variant: "base" (clones a voice), "custom_voice" (named speakers) or "voice_design" (described voice).
+        size: the checkpoint's own label, "0b6" or "1b7".
+        max_frames: frames that the checkpoint's max_new_tokens allows; N tokens are N - 1 frames because
+            the last code 0 is never expanded into a frame.
+    """
+
+    variant: str
+    size: str
+    im_start_id: int
+    im_end_id: int
+    tts_pad_id: int
+    tts_bos_id: int
+    tts_eos_id: int
+    talker: TalkerConfig
+    speaker_encoder: SpeakerEncoderConfig | None
+    codec: CodecConfig
+    sampling: SamplingParams
+    max_frames: int
+
+    @property
+    def honours_instruct(self) -> bool:
+        """VoiceDesign always; CustomVoice from 1.7B up (the reference drops `instruct` for 0.6B); Base never."""
+        if self.variant == "custom_voice":
+            return self.size not in "0b6"
+        return self.variant == "voice_design"
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> "ModelConfig":
+        """Read the three JSON files of a checkpoint folder.
+
+        Raises:
+            CheckpointError: a file is missing or broken, a key is missing or of the wrong kind, or the
+                checkpoint is of a model that this package does not implement.
+        """
+        js = read_json(folder / "config.json")
+        _check_model_type(js, MODEL_TYPE)
+        if js.get("tokenizer_type", str) != CODEC_TYPE:
+            raise CheckpointError(
+                f"{js.where}: tokenizer_type must be {CODEC_TYPE!r} (the 12 Hz family), "
+                f"found {js.get('tokenizer_type', str)!r}"
+            )
+        variant = js.get("tts_model_type", str)
+        if variant not in VARIANTS:
+            raise CheckpointError(f"{js.where}: tts_model_type must be one of {VARIANTS}, found {variant!r}")
+        talker = TalkerConfig.from_json(js.child("talker_config"))
+        special = {
+            name: js.get(key, int)
+            for name, key in (
+                ("im_start_id", "im_start_token_id"),
+                ("im_end_id", "im_end_token_id"),
+                ("tts_pad_id", "tts_pad_token_id"),
+                ("tts_bos_id", "tts_bos_token_id"),
+                ("tts_eos_id", "tts_eos_token_id"),
+            )
+        }
+        for name, value in special.items():
+            if not 0 <= value < talker.text_vocab_size:
+                raise CheckpointError(f"{js.where}: {name} must be in 0..{talker.text_vocab_size - 1}, found {value}")
+        encoder = SpeakerEncoderConfig.from_json(js.child("speaker_encoder_config")) if variant == "base" else None
+        if encoder and encoder.enc_dim != talker.stack.hidden_size:
+            raise CheckpointError(
+                f"{js.where}: speaker_encoder_config.enc_dim must equal the talker's hidden_size "
+                f"{talker.stack.hidden_size}, found {encoder.enc_dim}"
+            )
+        codec = CodecConfig.from_json(read_json(folder / "speech_tokenizer" / "config.json"))
+        if codec.vocoder.num_quantizers != talker.num_code_groups:
+            raise CheckpointError(
+                f"{js.where}: num_code_groups is {talker.num_code_groups}, but the speech tokenizer has "
+                f"{codec.vocoder.num_quantizers} quantizers"
+            )
+        sizes = (talker.first_suppressed_id, talker.code_predictor.vocab_size, codec.vocoder.codebook_size)
+        if len(set(sizes)) != 1:
+            raise CheckpointError(
+                f"{js.where}: talker vocab_size - 1024, code predictor vocab_size and codebook_size must be equal, "
+                f"found {sizes}"
+            )
+        sampling, max_frames = _read_generation(folder / "generation_config.json")
+        return cls(
+            variant=variant,
+            size=js.get("tts_model_size", str),
+            talker=talker,
+            speaker_encoder=encoder,
+            codec=codec,
+            sampling=sampling,
+            max_frames=max_frames,
+            **special,
+        )
+
+
+def _check_model_type(js: _Json, expected: str) -> None:
+    found = js.get("model_type", str)
+    if found != expected:
+        raise CheckpointError(f"{js.where}: model_type must be {expected!r}, found {found!r}")
+
+
+def _read_generation(path: Path) -> tuple[SamplingParams, int]:
+    js = read_json(path)
+    known = {f.name for f in fields(SamplingParams)} - {"seed"}
+    values = {name: value for name, value in js.raw.items() if name in known}
+    try:
+        sampling = SamplingParams(**values).over(_FALLBACK_SAMPLING)
+    except RequestError as error:
+        raise CheckpointError(f"{path}: {error}") from None
+    tokens = js.get("max_new_tokens", int, 2048)
+    if tokens < 2:
+        raise CheckpointError(f"{path}: max_new_tokens must be at least 2 (one frame), found {tokens}")
+    return sampling, tokens - 1

@@ -1,0 +1,678 @@
+"""TTSEngine: text in, PCM out. One thread owns the model, the vocoder and every slot.
+
+    submit -> [slot] -> prompt -> prefill -> (frame -> ... -> vocoder -> chunk)* -> result
+
+`generate` and `stream` are `submit` seen from the caller's side. Callers never touch tensors of the owner
+thread: commands go in through a queue, chunks come out through the utterance.
+"""
+
+import logging
+import queue
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from qwen_megakernel.checkpoint import DEMO, DEMO_NOTICE, Checkpoint
+from qwen_megakernel.config import SamplingParams
+from qwen_megakernel.errors import BackendError, EngineBusyError, EngineClosedError, RequestError, TextTooLongError
+from qwen_megakernel.frame_decoder import FrameDecoder, TorchFrameDecoder
+from qwen_megakernel.prompt import Prompt, PromptBuilder
+from qwen_megakernel.text import TextTokenizer
+from qwen_megakernel.transformer import Embeddings
+from qwen_megakernel.vocoder import Vocoder
+from qwen_megakernel.voice import RefAudio, Voice, VoiceEncoder
+
+log = logging.getLogger(__name__)
+
+BACKENDS = ("auto", "megakernel", "torch")
+VOCODER_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+CHUNK_SCHEDULE = (1, 2, 4, 8)
+"""Frames per chunk: the first sound after one frame, then larger portions; the last size repeats."""
+
+_LOOP_PERIODS, _LOOP_FRAMES = range(1, 5), 12
+
+
+def select_backend(backend: str) -> tuple[str, str]:
+    """(backend to use, reason) for a backend name.
+
+    Raises:
+        BackendError: an unknown name, or one that cannot run here.
+    """
+    if backend not in BACKENDS:
+        raise BackendError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
+    if backend == "megakernel":
+        raise BackendError("the megakernel backend is not part of this version yet; use backend='torch'")
+    return "torch", "asked for" if backend == "torch" else "the megakernel is not part of this version yet"
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """PCM handed out at once.
+
+    Attributes:
+        samples: fp32 [frames * 1920], -1..1.
+        codes: int64 [frames, 16].
+        sample_rate: in Hz.
+    """
+
+    samples: np.ndarray
+    codes: np.ndarray
+    sample_rate: int
+
+
+@dataclass(frozen=True)
+class Audio:
+    """A whole utterance.
+
+    Attributes:
+        samples: fp32 [n], -1..1; equals the joined chunks.
+        codes: int64 [frames, 16].
+        finish_reason: "eos" (the model ended), "length" (frame limit), "runaway" (the model fell into a
+            loop) or "cancelled".
+        seed: that was used; the same request with it gives the same codes.
+        sample_rate: in Hz.
+        ttfc_s: seconds from the text's arrival to the first chunk; None if there was no chunk.
+        compute_s: seconds from the text's arrival to the last chunk.
+    """
+
+    samples: np.ndarray
+    codes: np.ndarray
+    finish_reason: str
+    seed: int
+    sample_rate: int
+    ttfc_s: float | None
+    compute_s: float
+
+    @property
+    def duration_s(self) -> float:
+        return len(self.samples) / self.sample_rate
+
+    @property
+    def rtf(self) -> float:
+        """Compute time / audio time; lower is better."""
+        return self.compute_s / self.duration_s if len(self.samples) else float("inf")
+
+
+@dataclass
+class _Request:
+    """What was asked for, checked as far as it can be without the text."""
+
+    speaker: str | None
+    language: str | None
+    instruct: str | None
+    voice: Voice | None
+    non_streaming_mode: bool
+    sampling: SamplingParams
+    max_frames: int | None
+    runaway_guard: bool
+    chunk_frames: tuple[int, ...]
+
+
+class Utterance:
+    """One request on its way through an engine; made by `TTSEngine.submit`. Thread-safe."""
+
+    def __init__(self, engine: "TTSEngine", request: _Request, on_chunk: Callable[[Chunk], None] | None):
+        self._engine, self._request, self._on_chunk = engine, request, on_chunk
+        self._pieces: list[str] = []
+        self._text_open = True
+        self._lock = threading.Lock()
+        self._cancelled = threading.Event()
+        self._done = threading.Event()
+        self._chunks: queue.SimpleQueue[Chunk | None] = queue.SimpleQueue()
+        self._audio: Audio | None = None
+        self._error: BaseException | None = None
+        self.seed = request.sampling.seed
+
+    def push_text(self, text: str) -> None:
+        """Append a piece of the text. Speech starts when `end_text` says that the text is whole.
+
+        Raises:
+            RequestError: the text was ended already, or `text` is not a string.
+        """
+        if not isinstance(text, str):
+            raise RequestError(f"text must be a string, got {type(text).__name__}")
+        with self._lock:
+            if not self._text_open:
+                raise RequestError("push_text after end_text: this utterance's text is complete")
+            self._pieces.append(text)
+
+    def end_text(self) -> None:
+        """The text is complete; calling it again changes nothing.
+
+        Raises:
+            RequestError: the whole text cannot be spoken (blank, too long); the utterance has then failed.
+        """
+        with self._lock:
+            if not self._text_open:
+                return
+            self._text_open = False
+        try:
+            self._engine._start(self, "".join(self._pieces))
+        except Exception as error:
+            self._engine._finish(self, error=error)
+            raise
+
+    def cancel(self) -> None:
+        """Stop before the next frame; what was made so far stays. Safe at any time, from any thread."""
+        self._cancelled.set()
+        with self._lock:
+            never_started, self._text_open = self._text_open, False
+        if never_started:
+            self._engine._finish(self, audio=self._engine._assemble(_Active(self), "cancelled"))
+
+    def result(self, timeout: float | None = None) -> Audio:
+        """Wait for the whole utterance.
+
+        Raises:
+            TimeoutError: not done within `timeout` seconds; the utterance goes on.
+            TTSError: why it failed.
+        """
+        if not self._done.wait(timeout):
+            raise TimeoutError(f"the utterance was not done within {timeout} s")
+        if self._error:
+            raise self._error
+        return self._audio
+
+    @property
+    def done(self) -> bool:
+        return self._done.is_set()
+
+
+class ChunkStream:
+    """Iterator over an utterance's chunks. Dropping it, or `close`, cancels the utterance.
+
+    Attributes:
+        utterance: for `result()` behind the last chunk.
+    """
+
+    def __init__(self, utterance: Utterance):
+        self.utterance = utterance
+        self._ended = False
+
+    def __iter__(self) -> Iterator[Chunk]:
+        return self
+
+    def __next__(self) -> Chunk:
+        if self._ended:
+            raise StopIteration
+        chunk = self.utterance._chunks.get()
+        if chunk is not None:
+            return chunk
+        self._ended = True
+        self.utterance.result()  # raises what went wrong, if anything did
+        raise StopIteration
+
+    def close(self) -> None:
+        self._ended = True
+        self.utterance.cancel()
+
+    __del__ = close
+
+
+@dataclass
+class _Active:
+    """An utterance that the owner thread works on."""
+
+    utterance: Utterance
+    prompt: Prompt | None = None
+    max_frames: int = 0
+    slot: int = -1
+    arrived: float = field(default_factory=time.monotonic)
+    first_chunk: float | None = None
+    codes: list[Tensor] = field(default_factory=list)  # int64 [groups] each
+    spoken: int = 0  # frames that went through the vocoder
+    samples: list[np.ndarray] = field(default_factory=list)
+
+
+class TTSEngine:
+    """Speaks with one checkpoint. Make it with `TTSEngine.load`; a context manager; thread-safe.
+
+    Attributes:
+        speakers: what `speaker` may be (CustomVoice), in the checkpoint's order.
+        languages: what `language` may be, "auto" first.
+        sample_rate: of everything it returns, in Hz.
+        backend: "torch" or "megakernel".
+    """
+
+    def __init__(
+        self, checkpoint: Checkpoint, prompts: PromptBuilder, decoder: FrameDecoder, vocoder: Vocoder, backend: str
+    ):
+        self._checkpoint, self._prompts, self._decoder, self._vocoder = checkpoint, prompts, decoder, vocoder
+        self.backend = backend
+        self.speakers, self.languages = prompts.speakers, prompts.languages
+        self.sample_rate = checkpoint.config.codec.sample_rate
+        self._voice_encoder: VoiceEncoder | None = None
+        self._lock = threading.Lock()
+        self._open: set[Utterance] = set()
+        self._closed = False
+        self._fault: BaseException | None = None
+        self._counts = {"utterances": 0, "frames": 0, "failed": 0, "cancelled": 0, "busy": 0}
+        self._inbox: queue.SimpleQueue[_Active | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="qwen_megakernel owner", daemon=True)
+        self._thread.start()
+
+    @classmethod
+    def load(
+        cls,
+        model: str | Path,
+        *,
+        backend: str = "auto",
+        device: str | torch.device | None = None,
+        dtype: torch.dtype | None = None,
+        max_streams: int = 8,
+        max_positions: int = 2048,
+        vocoder_dtype: str = "float32",
+    ) -> "TTSEngine":
+        """Load a checkpoint and start the owner thread.
+
+        Args:
+            model: a folder, a hub id (downloaded), or "demo" (bundled, a placeholder that babbles).
+            backend: "auto", "megakernel" or "torch".
+            device: None takes a CUDA GPU if there is one, else the CPU.
+            dtype: of talker and code predictor; None is bfloat16 on a GPU and float32 on a CPU.
+            max_streams: utterances at once.
+            max_positions: rows of one slot: the prompt's and one per frame.
+            vocoder_dtype: "float32" or "bfloat16".
+
+        Raises:
+            CheckpointError: see `Checkpoint.open`.
+            BackendError: backend, device or dtype cannot be had here.
+        """
+        name, reason = select_backend(backend)
+        device = _select_device(device)
+        dtype = dtype or (torch.bfloat16 if device.type == "cuda" else torch.float32)
+        if dtype not in (torch.float32, torch.bfloat16):
+            raise BackendError(f"dtype must be torch.float32 or torch.bfloat16, got {dtype}")
+        if vocoder_dtype not in VOCODER_DTYPES:
+            raise BackendError(f"vocoder_dtype must be one of {', '.join(VOCODER_DTYPES)}, got {vocoder_dtype!r}")
+        if max_streams < 1 or max_positions < 16:
+            raise BackendError(
+                f"max_streams must be at least 1 and max_positions at least 16, got {max_streams}, {max_positions}"
+            )
+        checkpoint = Checkpoint.open(model)
+        log.info("backend %s on %s, %s (%s)", name, device, str(dtype).removeprefix("torch."), reason)
+        if str(model) == DEMO:
+            log.warning("the demo voice is %s", DEMO_NOTICE)
+        config = checkpoint.config
+        tokenizer = TextTokenizer(checkpoint.folder, config.talker.text_vocab_size)
+        with torch.inference_mode():
+            tensors = checkpoint.talker(device, dtype)
+            embeddings = Embeddings(config.talker, tensors)
+            prompts = PromptBuilder(config, tokenizer, embeddings)
+            decoder = TorchFrameDecoder(config, tensors, embeddings, slots=max_streams, max_positions=max_positions)
+            vocoder_tensors = checkpoint.vocoder(device, VOCODER_DTYPES[vocoder_dtype])
+            vocoder = Vocoder(config.codec.vocoder, vocoder_tensors, slots=max_streams)
+        return cls(checkpoint, prompts, decoder, vocoder, name)
+
+    # ------------------------------------------------------------ what callers use
+
+    def generate(self, text: str, **request) -> Audio:
+        """Speak `text` and return the whole utterance. Takes what `submit` takes; the joined chunks of
+        `stream` are the same samples."""
+        return self.submit(text, **request).result()
+
+    def stream(self, text: str, **request) -> ChunkStream:
+        """Speak `text` and iterate over its chunks as they are made. Takes what `submit` takes."""
+        return ChunkStream(self.submit(text, **request))
+
+    def submit(
+        self,
+        text: str | None = None,
+        on_chunk: Callable[[Chunk], None] | None = None,
+        chunk_frames: int | Sequence[int] | None = None,
+        *,
+        speaker: str | None = None,
+        language: str | None = None,
+        instruct: str | None = None,
+        voice: Voice | None = None,
+        non_streaming_mode: bool | None = None,
+        sampling: SamplingParams = SamplingParams(),  # noqa: B008 - frozen
+        max_frames: int | None = None,
+        runaway_guard: bool = True,
+    ) -> Utterance:
+        """Queue an utterance and return at once.
+
+        Args:
+            text: what to say; None: it comes through `Utterance.push_text` and `end_text`.
+            on_chunk: called from the owner thread with every chunk; should return quickly. If it raises, its
+                utterance fails with that error and no other is touched.
+            chunk_frames: frames per chunk, one number or a schedule whose last number repeats; None is
+                1, 2, 4, 8, 8, ...
+            speaker: CustomVoice: a name of `speakers`; None takes the first, "" none at all.
+            language: a name of `languages`; None is "auto".
+            instruct: how to say it. A checkpoint that ignores it (0.6B CustomVoice, Base) logs a warning.
+            voice: Base: whose voice, from `create_voice` or `Voice.load`.
+            non_streaming_mode: True puts the whole text before the first frame, False feeds it beside the
+                frames. None is the reference's default: True, but False with a voice or with pushed text.
+            sampling: None fields come from the checkpoint's generation_config.json.
+            max_frames: at most this many frames; None is what the checkpoint allows and the slot holds.
+            runaway_guard: end with "runaway" once the text is used up and the last 12 frames (one second)
+                repeat exactly with a period of 1 to 4 frames.
+
+        Raises:
+            RequestError: anything about the request that cannot be served; nothing running is harmed.
+            TextTooLongError: the text needs more rows than a slot has; the message says how many.
+            EngineBusyError: all slots are taken.
+            EngineClosedError: the engine was closed.
+        """
+        whole = text is not None
+        if whole and not isinstance(text, str):
+            raise RequestError(f"text must be a string, got {type(text).__name__}")
+        if non_streaming_mode and not whole:
+            raise RequestError("text in pieces needs the streaming layout: leave non_streaming_mode out with text=None")
+        config = self._checkpoint.config
+        request = _Request(
+            speaker=self._check_speaker(speaker),
+            language=language,
+            instruct=self._check_instruct(instruct),
+            voice=self._check_voice(voice),
+            non_streaming_mode=whole and voice is None if non_streaming_mode is None else bool(non_streaming_mode),
+            sampling=_with_seed(sampling.over(config.sampling)),
+            max_frames=_check_count(max_frames, "max_frames"),
+            runaway_guard=runaway_guard,
+            chunk_frames=_check_schedule(chunk_frames),
+        )
+        utterance = Utterance(self, request, on_chunk)
+        with self._lock:
+            self._check_open()
+            if len(self._open) >= self._decoder.slots:
+                self._counts["busy"] += 1
+                raise EngineBusyError(f"all {self._decoder.slots} streams are taken; raise max_streams or try later")
+            self._open.add(utterance)
+            self._counts["utterances"] += 1
+        if whole:
+            utterance.push_text(text)
+            utterance.end_text()
+        return utterance
+
+    def create_voice(self, ref_audio: RefAudio, ref_text: str | None = None) -> Voice:
+        """Make a voice from reference audio; needs a Base checkpoint. Runs in the caller's thread.
+
+        Args:
+            ref_audio: path, or (samples [n] or [n, channels], rate in Hz); 0.5 to 60 seconds.
+            ref_text: what the audio says. With it the reference itself leads the prompt (in-context cloning:
+                closer, but longer prompts); without it the speaker vector alone is used.
+
+        Raises:
+            AudioError: the audio cannot be used; says why.
+            RequestError: not a Base checkpoint, or a blank ref_text.
+        """
+        with self._lock:
+            self._check_open()
+        if self._voice_encoder is None:
+            self._voice_encoder = VoiceEncoder(self._checkpoint)
+        return self._voice_encoder.encode(ref_audio, ref_text)
+
+    def health(self) -> dict:
+        """`status` ("ok", "closed" or "dead", then with `error`), backend, active and maximum streams."""
+        with self._lock:
+            status = "dead" if self._fault else "closed" if self._closed else "ok"
+            health = {
+                "status": status,
+                "backend": self.backend,
+                "streams": len(self._open),
+                "max_streams": self._decoder.slots,
+            }
+            return health | ({"error": repr(self._fault)} if self._fault else {})
+
+    def metrics(self) -> dict[str, int]:
+        """Counters since load: utterances, frames, failed, cancelled, busy."""
+        with self._lock:
+            return dict(self._counts)
+
+    def close(self) -> None:
+        """Cancel what runs, stop the owner thread, wait for it. Safe to call twice."""
+        with self._lock:
+            self._closed = True
+            open_utterances = list(self._open)
+        for utterance in open_utterances:
+            utterance.cancel()
+        self._inbox.put(None)
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def __enter__(self) -> "TTSEngine":
+        return self
+
+    def __exit__(self, *exc_info) -> None:
+        self.close()
+
+    # ------------------------------------------------------------ the border
+
+    def _check_open(self) -> None:
+        if self._fault:
+            raise EngineClosedError(f"the engine's owner thread died: {self._fault!r}; load a new engine")
+        if self._closed:
+            raise EngineClosedError("the engine is closed; load a new one")
+
+    def _check_speaker(self, speaker: str | None) -> str | None:
+        if self._checkpoint.config.variant != "custom_voice":
+            if speaker:
+                raise RequestError(
+                    f"this checkpoint ({self._checkpoint.config.variant}) has no named speakers, got {speaker!r}"
+                )
+            return None
+        if speaker is None and self.speakers:
+            return self.speakers[0]
+        return speaker
+
+    def _check_instruct(self, instruct: str | None) -> str | None:
+        if instruct is not None and not isinstance(instruct, str):
+            raise RequestError(f"instruct must be a string, got {type(instruct).__name__}")
+        if instruct and not self._checkpoint.config.honours_instruct:
+            config = self._checkpoint.config
+            log.warning("instruct is ignored: this checkpoint (%s, %s) does not take it", config.variant, config.size)
+            return None
+        return instruct
+
+    def _check_voice(self, voice: Voice | None) -> Voice | None:
+        config = self._checkpoint.config
+        if voice is None:
+            if config.variant == "base":
+                raise RequestError("a Base checkpoint speaks with a voice: pass voice=engine.create_voice(ref_audio)")
+            return None
+        if config.variant != "base":
+            raise RequestError(f"voice= needs a Base checkpoint; this one is {config.variant}")
+        if not isinstance(voice, Voice):
+            raise RequestError(f"voice must be a Voice (create_voice or Voice.load), got {type(voice).__name__}")
+        if voice.fingerprint != self._checkpoint.fingerprint:
+            raise RequestError(
+                f"this voice was made by another checkpoint ({voice.fingerprint or 'unknown'}, "
+                f"this one is {self._checkpoint.fingerprint}); make it again from its reference audio"
+            )
+        _check_voice_tensors(voice, config)
+        return voice
+
+    @torch.inference_mode()
+    def _start(self, utterance: Utterance, text: str) -> None:
+        """Build the prompt in the caller's thread (bad input fails there) and hand it to the owner."""
+        r = utterance._request
+        active = _Active(utterance)
+        prompt = self._prompts.build(
+            text,
+            language=r.language,
+            speaker=r.speaker,
+            instruct=r.instruct,
+            voice=r.voice,
+            non_streaming_mode=r.non_streaming_mode,
+        )
+        room = self._decoder.max_positions - len(prompt.rows)
+        # Speech takes several frames for a text row, so a slot without room for one frame per row is hopeless.
+        if room < prompt.text_rows:
+            raise TextTooLongError(
+                f"the text needs at least {len(prompt.rows) + prompt.text_rows} positions, a slot has "
+                f"{self._decoder.max_positions}: split it at sentences (text.split_sentences) or raise max_positions"
+            )
+        limit = self._checkpoint.config.max_frames if r.max_frames is None else r.max_frames
+        active.prompt, active.max_frames = prompt, min(limit, room + 1)
+        self._inbox.put(active)
+
+    def _finish(self, utterance: Utterance, audio: Audio | None = None, error: BaseException | None = None) -> None:
+        """Settle an utterance once: whoever waits on it wakes up."""
+        with self._lock:
+            if utterance not in self._open:
+                return
+            self._open.discard(utterance)
+            self._counts["failed"] += error is not None
+            self._counts["cancelled"] += audio is not None and audio.finish_reason == "cancelled"
+        utterance._audio, utterance._error = audio, error
+        utterance._chunks.put(None)
+        utterance._done.set()
+
+    def _assemble(self, active: _Active, reason: str) -> Audio:
+        codes = torch.stack(active.codes[: active.spoken]).numpy() if active.spoken else _NO_CODES
+        return Audio(
+            samples=np.concatenate(active.samples) if active.samples else np.zeros(0, np.float32),
+            codes=codes,
+            finish_reason=reason,
+            seed=active.utterance.seed,
+            sample_rate=self.sample_rate,
+            ttfc_s=active.first_chunk and active.first_chunk - active.arrived,
+            compute_s=time.monotonic() - active.arrived,
+        )
+
+    # ------------------------------------------------------------ the owner thread
+
+    @torch.inference_mode()
+    def _run(self) -> None:
+        free, running = list(range(self._decoder.slots)), []
+        try:
+            while True:
+                while not running or not self._inbox.empty():
+                    active = self._inbox.get()
+                    if active is None:
+                        return
+                    active.slot = free.pop()
+                    running.append(active)
+                for active in list(running):
+                    if self._turn(active):
+                        running.remove(active)
+                        free.append(active.slot)
+        except BaseException as error:
+            log.exception("the engine's owner thread died")
+            with self._lock:
+                self._fault = error
+        finally:
+            with self._lock:
+                self._closed = True
+                left = list(self._open)
+            for utterance in left:
+                self._finish(utterance, error=EngineClosedError("the engine was closed while this utterance ran"))
+
+    def _turn(self, active: _Active) -> bool:
+        """One frame of one utterance; True when it has ended. Its errors are its own."""
+        try:
+            reason = "cancelled" if active.utterance._cancelled.is_set() else self._frame(active)
+            if reason is None:
+                return False
+            self._finish(active.utterance, audio=self._assemble(active, reason))
+        except Exception as error:
+            log.exception("an utterance failed")
+            self._finish(active.utterance, error=error)
+        return True
+
+    def _frame(self, active: _Active) -> str | None:
+        """Prefill before the first frame; decode one frame; hand out a chunk when one is due."""
+        request = active.utterance._request
+        if not active.codes:
+            self._begin(active)
+        codes = self._decoder.decode(active.slot)
+        reason = None
+        if codes is None:
+            reason = "eos"
+        else:
+            active.codes.append(codes)
+            self._counts["frames"] += 1
+            if len(active.codes) == active.max_frames:
+                reason = "length"
+            elif request.runaway_guard and _is_loop(active):
+                reason = "runaway"
+        due = len(active.codes) - active.spoken
+        if due and (reason or due >= self._chunk_size(active)):
+            self._speak(active)
+        return reason
+
+    def _begin(self, active: _Active) -> None:
+        request = active.utterance._request
+        self._vocoder.reset(active.slot)
+        if request.voice is not None and request.voice.ref_codes is not None:
+            # The reference is context for the vocoder too; its own audio is dropped, exactly as many frames.
+            self._vocoder.push([active.slot], request.voice.ref_codes[None])
+        self._decoder.start(active.slot, active.prompt, request.sampling)
+
+    def _chunk_size(self, active: _Active) -> int:
+        """Frames of the chunk that is being gathered."""
+        schedule = active.utterance._request.chunk_frames
+        return schedule[min(len(active.samples), len(schedule) - 1)]
+
+    def _speak(self, active: _Active) -> None:
+        codes = torch.stack(active.codes[active.spoken :])
+        samples = self._vocoder.push([active.slot], codes[None])[0].float().cpu().numpy()
+        active.spoken += len(codes)
+        active.samples.append(samples)
+        if active.first_chunk is None:
+            active.first_chunk = time.monotonic()
+        chunk = Chunk(samples, codes.numpy(), self.sample_rate)
+        active.utterance._chunks.put(chunk)
+        if active.utterance._on_chunk:
+            active.utterance._on_chunk(chunk)
+
+
+_NO_CODES = np.zeros((0, 16), np.int64)
+
+
+def _is_loop(active: _Active) -> bool:
+    """The text is used up, and the last second repeats itself exactly."""
+    codes = active.codes
+    if len(codes) < max(_LOOP_FRAMES + _LOOP_PERIODS[-1], len(active.prompt.trailing)):
+        return False
+    last = torch.stack(codes[-_LOOP_FRAMES - _LOOP_PERIODS[-1] :])
+    return any(torch.equal(last[-_LOOP_FRAMES:], last[-_LOOP_FRAMES - p : -p]) for p in _LOOP_PERIODS)
+
+
+def _with_seed(sampling: SamplingParams) -> SamplingParams:
+    return sampling if sampling.seed is not None else replace(sampling, seed=secrets.randbits(63))
+
+
+def _check_count(value: int | None, name: str) -> int | None:
+    if value is not None and (type(value) is not int or value < 1):
+        raise RequestError(f"{name} must be an integer of at least 1, got {value!r}")
+    return value
+
+
+def _check_schedule(chunk_frames: int | Sequence[int] | None) -> tuple[int, ...]:
+    if chunk_frames is None:
+        return CHUNK_SCHEDULE
+    schedule = (chunk_frames,) if isinstance(chunk_frames, int) else tuple(chunk_frames)
+    if not schedule:
+        raise RequestError("chunk_frames must name at least one size")
+    return tuple(_check_count(n, "chunk_frames") for n in schedule)
+
+
+def _check_voice_tensors(voice: Voice, config) -> None:
+    hidden, groups = config.talker.stack.hidden_size, config.talker.num_code_groups
+    ok = tuple(voice.speaker_embedding.shape) == (hidden,)
+    if voice.ref_codes is not None:
+        ok = ok and voice.ref_codes.ndim == 2 and voice.ref_codes.shape[1] == groups
+        ok = ok and 0 <= int(voice.ref_codes.min()) and int(voice.ref_codes.max()) < config.codec.vocoder.codebook_size
+    if not ok:
+        raise RequestError(f"broken voice: expected a vector of {hidden} and codes [frames, {groups}]")
+
+
+def _select_device(device: str | torch.device | None) -> torch.device:
+    try:
+        device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    except RuntimeError as error:
+        raise BackendError(f"device {device!r}: {error}") from None
+    if device.type not in ("cpu", "cuda"):
+        raise BackendError(f"device must be 'cpu' or 'cuda[:n]', got {str(device)!r}")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise BackendError(f"device {device} was asked for, but torch {torch.__version__} sees no CUDA GPU")
+    return device

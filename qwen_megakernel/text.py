@@ -1,0 +1,104 @@
+"""Text to token ids, and long text to pieces that fit a slot.
+
+The tokenizer is byte-level BPE with Qwen2's own pre-tokenizer, built here from vocab.json and merges.txt
+and nothing else. Two traps are closed that way: some loaders swap in another model's pre-tokenizer for a
+local folder (camel-case words then split differently), and none of the special tokens exists in it, so a
+special-token string inside user text ("<|im_end|>") is spelt out as ordinary characters, never injected.
+"""
+
+import itertools
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
+
+from qwen_megakernel.config import read_json
+from qwen_megakernel.errors import CheckpointError, RequestError
+
+_QWEN2_PIECES = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"  # English contractions
+    r"|[^\r\n\p{L}\p{N}]?\p{L}+"  # a run of letters with the one character before it
+    r"|\p{N}"  # digits one by one
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*"  # punctuation
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"  # white space
+)
+
+
+class TextTokenizer:
+    """NFC, Qwen2's pre-tokenizer, byte-level BPE; no special tokens, nothing added."""
+
+    def __init__(self, folder: Path, vocab_size: int):
+        """
+        Args:
+            folder: holds vocab.json and merges.txt.
+            vocab_size: rows of the text embedding; an id at or above it is refused.
+
+        Raises:
+            CheckpointError: a file is missing, broken, or does not fit the embedding.
+        """
+        vocab = read_json(folder / "vocab.json").raw
+        if not vocab or not all(type(i) is int and 0 <= i < vocab_size for i in vocab.values()):
+            raise CheckpointError(f"{folder / 'vocab.json'}: every id must be an integer in 0..{vocab_size - 1}")
+        try:
+            lines = (folder / "merges.txt").read_text(encoding="utf-8").split("\n")
+            merges = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
+            bpe = models.BPE(vocab=vocab, merges=merges)
+        except Exception as error:  # tokenizers raises plain Exception for a merge whose parts are unknown
+            raise CheckpointError(f"{folder / 'merges.txt'}: {error}") from None
+        self._tokenizer = Tokenizer(bpe)
+        self._tokenizer.normalizer = normalizers.NFC()
+        self._tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+            [
+                pre_tokenizers.Split(Regex(_QWEN2_PIECES), "isolated"),
+                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+            ]
+        )
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of `text`.
+
+        Raises:
+            RequestError: the text holds lone surrogates, which have no UTF-8 form.
+        """
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise RequestError(f"text must be valid Unicode: {error}") from None
+        return self._tokenizer.encode(text, add_special_tokens=False).ids
+
+
+# A sentence ends after its mark (and closing quotes), where white space or a CJK mark follows.
+_SENTENCE_END = re.compile(r"(?<=[.!?…][\"'”’)\]])\s+|(?<=[.!?…])\s+|(?<=[。！？；])(?![”’」』）])|\n\s*\n")
+_CLAUSE_END = re.compile(r"(?<=[,;:—])\s+|(?<=[，、；：])")
+_SPACE = re.compile(r"\s+")
+
+
+def split_sentences(text: str, max_chars: int = 300) -> list[str]:
+    """Cut long text at sentence ends into pieces of at most `max_chars` characters.
+
+    Whole sentences are gathered while they fit. A sentence that is longer by itself is cut at clauses, then
+    at white space, then anywhere. Short text comes back whole; blank text gives an empty list.
+    """
+    if max_chars < 1:
+        raise RequestError(f"max_chars must be at least 1, got {max_chars}")
+    pieces: list[str] = []
+    for fragment in _fragments(text, max_chars, (_SENTENCE_END, _CLAUSE_END, _SPACE)):
+        if pieces and len((pieces[-1] + fragment).strip()) <= max_chars:
+            pieces[-1] += fragment
+        else:
+            pieces.append(fragment)
+    return [piece.strip() for piece in pieces if piece.strip()]
+
+
+def _fragments(text: str, max_chars: int, ends: tuple[re.Pattern, ...]) -> Iterator[str]:
+    """Cut after every end of the first kind; cut what is still too long at the next kind. Joined, the
+    fragments are the text."""
+    cuts = [0, *(end.end() for end in ends[0].finditer(text)), len(text)]
+    for fragment in (text[start:end] for start, end in itertools.pairwise(cuts)):
+        if len(fragment.strip()) <= max_chars:
+            yield fragment
+        elif len(ends) > 1:
+            yield from _fragments(fragment, max_chars, ends[1:])
+        else:
+            yield from (fragment[start : start + max_chars] for start in range(0, len(fragment), max_chars))

@@ -1,0 +1,143 @@
+"""The Qwen3 decoder stack in plain PyTorch, and the embedding tables in front of it.
+
+One slot at a time: rows are [T, hidden], without a batch axis, so that a stream's codes depend on nothing
+but its own request. Tensor names are the checkpoint's. Rounding follows the reference: RMSNorm rounds to
+the model's dtype before its weight is applied, RoPE's cosines are computed in fp32 and then rounded.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from qwen_megakernel.config import StackConfig, TalkerConfig
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x / rms(x) over the last axis in fp32, rounded to x's dtype, then times weight."""
+    return weight * F.rms_norm(x.float(), x.shape[-1:], None, eps).to(x.dtype)
+
+
+def rope_tables(positions: int, head_dim: int, theta: float, device: torch.device, dtype: torch.dtype):
+    """cos and sin, each [positions, head_dim]: pair (i, i + head_dim/2) turns by position * theta^(-2i/head_dim)."""
+    inv_freq = 1.0 / theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
+    angles = torch.arange(positions, dtype=torch.float32)[:, None] * inv_freq
+    angles = torch.cat((angles, angles), dim=-1).to(device)
+    return angles.cos().to(dtype), angles.sin().to(dtype)
+
+
+def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate x [..., T, head_dim] by cos and sin [..., T, head_dim] (rotate-half pairing)."""
+    left, right = x.chunk(2, dim=-1)
+    return x * cos + torch.cat((-right, left), dim=-1) * sin
+
+
+class KVCache:
+    """Keys and values of one slot: [layers, kv_heads, positions, head_dim] each. Rows past the caller's
+    position are stale and never read."""
+
+    def __init__(self, config: StackConfig, positions: int, device: torch.device, dtype: torch.dtype):
+        shape = (config.num_layers, config.num_kv_heads, positions, config.head_dim)
+        self.k = torch.zeros(shape, device=device, dtype=dtype)
+        self.v = torch.zeros(shape, device=device, dtype=dtype)
+
+    @property
+    def positions(self) -> int:
+        return self.k.shape[2]
+
+
+class Transformer:
+    """One stack: pre-norm attention (GQA, per-head QK norm, RoPE, causal) and SwiGLU, then a final norm.
+
+    M-RoPE's three axes hold the same position for every row of this model, so one position per row is all
+    there is (config.py refuses a checkpoint that would need more).
+    """
+
+    def __init__(self, config: StackConfig, tensors: Mapping[str, Tensor], prefix: str, max_positions: int):
+        self.config = config
+        self._norm = tensors[f"{prefix}.norm.weight"]
+        self._layers = [
+            {
+                name.removeprefix(f"{prefix}.layers.{i}.").removesuffix(".weight"): tensor
+                for name, tensor in tensors.items()
+                if name.startswith(f"{prefix}.layers.{i}.")
+            }
+            for i in range(config.num_layers)
+        ]
+        self._cos, self._sin = rope_tables(
+            max_positions, config.head_dim, config.rope_theta, self._norm.device, self._norm.dtype
+        )
+
+    def forward(self, rows: Tensor, position: int, cache: KVCache) -> Tensor:
+        """Run consecutive rows of one slot and append their keys and values to its cache.
+
+        Args:
+            rows: [T, hidden] in the model's dtype.
+            position: of the first row; rows 0..position-1 must be in the cache.
+            cache: read and written.
+
+        Returns:
+            [T, hidden], after the final norm.
+        """
+        c, x = self.config, rows
+        end = position + len(rows)
+        cos, sin = self._cos[position:end], self._sin[position:end]
+        # One row sees the whole cache; a prompt that starts at 0 is plainly causal; anything else needs the mask.
+        mask = None
+        if position and len(rows) > 1:
+            mask = torch.ones(len(rows), end, dtype=torch.bool, device=x.device).tril(position)
+        for i, w in enumerate(self._layers):
+            y = rms_norm(x, w["input_layernorm"], c.rms_norm_eps)
+            q = self._heads(F.linear(y, w["self_attn.q_proj"]), w["self_attn.q_norm"])
+            k = self._heads(F.linear(y, w["self_attn.k_proj"]), w["self_attn.k_norm"])
+            cache.k[i, :, position:end] = apply_rope(k, cos, sin)
+            cache.v[i, :, position:end] = self._heads(F.linear(y, w["self_attn.v_proj"]))
+            y = F.scaled_dot_product_attention(
+                apply_rope(q, cos, sin)[None],
+                cache.k[None, i, :, :end],
+                cache.v[None, i, :, :end],
+                attn_mask=mask,
+                is_causal=mask is None and len(rows) > 1,
+                enable_gqa=True,
+            )
+            x = x + F.linear(y[0].transpose(0, 1).flatten(1), w["self_attn.o_proj"])
+            y = rms_norm(x, w["post_attention_layernorm"], c.rms_norm_eps)
+            y = F.silu(F.linear(y, w["mlp.gate_proj"])) * F.linear(y, w["mlp.up_proj"])
+            x = x + F.linear(y, w["mlp.down_proj"])
+        return rms_norm(x, self._norm, c.rms_norm_eps)
+
+    def _heads(self, x: Tensor, norm: Tensor | None = None) -> Tensor:
+        """[T, heads * head_dim] -> [heads, T, head_dim], each head normed if a weight is given."""
+        x = x.unflatten(-1, (-1, self.config.head_dim))
+        return (x if norm is None else rms_norm(x, norm, self.config.rms_norm_eps)).transpose(0, 1)
+
+
+class Embeddings:
+    """What turns ids into talker rows. Every row has the talker's width, also codes 1..15 (in 1.7B the
+    code predictor is narrower and has an adapter of its own)."""
+
+    def __init__(self, config: TalkerConfig, tensors: Mapping[str, Tensor]):
+        self._text = tensors["talker.model.text_embedding.weight"]
+        self._fc1 = [tensors[f"talker.text_projection.linear_fc1.{n}"] for n in ("weight", "bias")]
+        self._fc2 = [tensors[f"talker.text_projection.linear_fc2.{n}"] for n in ("weight", "bias")]
+        predictor = "talker.code_predictor.model.codec_embedding"
+        self._codes = [tensors["talker.model.codec_embedding.weight"]]
+        self._codes += [tensors[f"{predictor}.{group}.weight"] for group in range(config.num_code_groups - 1)]
+
+    def text(self, ids: Sequence[int]) -> Tensor:
+        """Text ids -> [n, hidden]: embedding, then the two-layer text projection."""
+        rows = F.embedding(torch.tensor(ids, device=self._text.device, dtype=torch.long), self._text)
+        return F.linear(F.silu(F.linear(rows, *self._fc1)), *self._fc2)
+
+    def code0(self, ids: Sequence[int]) -> Tensor:
+        """Codec-vocabulary ids (codes, tags, speakers) -> [n, hidden]."""
+        return self.code(0, torch.tensor(ids, device=self._text.device, dtype=torch.long))
+
+    def code(self, group: int, codes: Tensor) -> Tensor:
+        """Codes of one group, any shape [...] -> [..., hidden]."""
+        return F.embedding(codes, self._codes[group])
+
+    def frames(self, codes: Tensor) -> Tensor:
+        """Codes [F, groups] -> [F, hidden], the sum over groups (fp32 accumulation, rounded once)."""
+        return torch.stack([self.code(group, codes[:, group]) for group in range(len(self._codes))], dim=1).sum(1)

@@ -1,0 +1,97 @@
+"""The requests that the oracle (`qwen_tts`) and this package are both asked, and what was compared.
+
+Shared by oracle.py, which runs in the oracle's environment, and tests/test_oracle.py, which does not need it.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from qwen_megakernel.synthetic import NO_EOS, write_checkpoint
+
+VECTORS = Path(__file__).parent / "vectors.safetensors"
+
+TEXTS = {
+    "english": "Hello there, how are you today? I've 12.5 helloWorld apples, isn't it fine?",
+    "chinese": "你好，今天天气很好。",
+    "mixed": "  Müller's cafe\u0301 sells 3 iPhones/day 🙂 — ここで。\n\nAnd a new line.",
+    "newline": "\nA text that opens with a line break.",
+    "short": "Yes.",
+}
+INSTRUCT = "Speak slowly, with a warm low voice."
+REF_TEXT = "this is the text of the reference."
+
+
+@dataclass(frozen=True)
+class Case:
+    """One request. `clone` is "", "xvector" or "icl"; speaker "" is none at all."""
+
+    size: str
+    variant: str
+    text: str
+    non_streaming_mode: bool
+    speaker: str | None = None
+    language: str | None = None
+    instruct: str | None = None
+    clone: str = ""
+    frames: int = 200
+    eos_gain: float = NO_EOS
+    seed: int = field(default=0)
+
+    @property
+    def name(self) -> str:
+        layout = "whole" if self.non_streaming_mode else "streaming"
+        parts = (self.size, self.variant, self.text, layout, self.speaker, self.language, self.clone)
+        parts += ("instruct" if self.instruct else "", f"eos{self.eos_gain:g}" if self.eos_gain else "")
+        parts += (self.seed or "",)
+        return "/".join(str(p) for p in parts if p)
+
+    def checkpoint(self, root: Path) -> Path:
+        """The case's synthetic checkpoint below `root`, written at first use."""
+        folder = root / f"{self.size}-{self.variant}-{self.eos_gain:g}-{self.seed}"
+        if not (folder / "speech_tokenizer" / "model.safetensors").exists():
+            write_checkpoint(folder, size=self.size, variant=self.variant, seed=self.seed, eos_gain=self.eos_gain)
+        return folder
+
+
+def cases(seed: int = 0, frames: int = 200) -> list[Case]:
+    """Every layout in both topologies with end of speech held off, then ends that come early and late."""
+    out = []
+    for size in ("tiny", "tiny-adapter"):
+        for whole in (True, False):
+
+            def add(variant: str, text: str, size=size, whole=whole, **request) -> None:
+                out.append(Case(size, variant, text, whole, frames=frames, seed=seed, **request))
+
+            add("custom_voice", "english", speaker="Ryan", language="English")
+            add("custom_voice", "mixed", speaker="vivian")
+            add("custom_voice", "newline", speaker="", language="german")
+            add("custom_voice", "short", speaker="eric")  # a dialect speaker, automatic language
+            add("custom_voice", "chinese", speaker="dylan", language="chinese")
+            add("custom_voice", "chinese", speaker="dylan", language="japanese")  # the dialect does not apply
+            add("custom_voice", "english", speaker="serena", instruct=INSTRUCT)  # ignored by 0.6B
+            add("voice_design", "english", language="english", instruct=INSTRUCT)
+            add("voice_design", "mixed", instruct="")
+            add("base", "english", clone="xvector", language="french")
+            add("base", "english", clone="icl")  # more text than reference frames
+            add("base", "short", clone="icl", language="english")  # less
+    for size in ("tiny", "tiny-adapter"):
+        for gain in (2.0, 4.0):
+            for text, whole in (("english", True), ("english", False), ("short", False)):
+                out.append(Case(size, "custom_voice", text, whole, "ryan", eos_gain=gain, frames=frames, seed=seed + 1))
+    return out
+
+
+def reference_audio(seconds: float = 1.7, rate: int = 24000, seed: int = 0) -> np.ndarray:
+    """A voiced-like sound, fp32 [n]: harmonics with vibrato and some noise."""
+    t = np.arange(int(seconds * rate)) / rate
+    noise = np.random.Generator(np.random.PCG64(seed)).standard_normal(len(t))
+    phase = 2 * np.pi * (140 + 10 * seed) * t + 2 * np.sin(2 * np.pi * 5 * t)
+    tone = sum(np.sin(k * phase) / k for k in range(1, 12)) * (0.6 + 0.4 * np.sin(2 * np.pi * 2.3 * t))
+    return (0.15 * tone + 0.01 * noise).astype(np.float32)
+
+
+def vocoder_codes(codebook_size: int, frames: int = 110, seed: int = 0) -> np.ndarray:
+    """int64 [frames, 16]; more frames than the transformer's window."""
+    return np.random.Generator(np.random.PCG64(seed)).integers(0, codebook_size, (frames, 16))
