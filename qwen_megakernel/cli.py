@@ -146,14 +146,14 @@ class _Output:
         if self._stream:
             ms = 1000 * (time.monotonic() - self._start)
             print(f"{ms:8.1f} ms  {len(chunk.codes)} frames", file=sys.stderr)
+        pcm = np.rint(chunk.samples * 32767.0).astype("<i2")
         if self._path == "-":
-            pcm = np.clip(np.rint(chunk.samples * 32768.0), -32768, 32767).astype("<i2")
             sys.stdout.buffer.write(pcm.tobytes())
             sys.stdout.buffer.flush()
         elif self._file:
-            self._file.write(chunk.samples)
+            self._file.write(pcm)
         else:
-            self._held.append(chunk.samples)
+            self._held.append(pcm)
 
     def __exit__(self, kind, *_rest) -> None:
         if self._held and kind is None:

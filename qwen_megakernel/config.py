@@ -211,6 +211,8 @@ class TalkerConfig:
             )
         }
         vocab = js.size("vocab_size")
+        if vocab <= 1024:
+            raise CheckpointError(f"{js.where}: vocab_size must be above 1024, found {vocab}")
         speakers = _id_table(js, "spk_id", vocab)
         # The reference lower-cases what the user asks for but not its own table, so mixed-case names of
         # fine-tunes never match there; here both sides are lower case.
@@ -228,8 +230,6 @@ class TalkerConfig:
         for name, value in ids.items():
             if not 0 <= value < vocab:
                 raise CheckpointError(f"{js.where}: {name} must be in 0..{vocab - 1}, found {value}")
-        if vocab <= 1024:
-            raise CheckpointError(f"{js.where}: vocab_size must be above 1024, found {vocab}")
         return cls(
             stack=StackConfig.from_json(js),
             code_predictor=CodePredictorConfig(StackConfig.from_json(predictor), predictor.size("vocab_size")),

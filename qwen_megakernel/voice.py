@@ -56,10 +56,10 @@ class Voice:
 
     def save(self, path: str | Path) -> None:
         """Write one safetensors file."""
-        tensors = {"speaker_embedding": self.speaker_embedding}
+        tensors = {"speaker_embedding": self.speaker_embedding.contiguous()}
         metadata = {"format": _FORMAT, "fingerprint": self.fingerprint}
         if self.ref_codes is not None:
-            tensors["ref_codes"] = self.ref_codes
+            tensors["ref_codes"] = self.ref_codes.contiguous()
             metadata["ref_text"] = self.ref_text
         save_file(tensors, path, metadata)
 
@@ -299,4 +299,4 @@ class CodecEncoder:
         """fp32 [n] -> int64 [ceil(n / samples_per_frame), groups]."""
         audio = torch.from_numpy(samples)[None, None]
         codes = self._mimi.encode(audio, num_quantizers=self._groups).audio_codes[0]
-        return codes.T[: math.ceil(len(samples) / self._frame)].long().clone()
+        return codes.T[: math.ceil(len(samples) / self._frame)].long().clone(memory_format=torch.contiguous_format)

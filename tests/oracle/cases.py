@@ -77,7 +77,7 @@ def cases(seed: int = 0, frames: int = 200) -> list[Case]:
             add("base", "english", clone="icl")  # more text than reference frames
             add("base", "short", clone="icl", language="english")  # less
     for size in ("tiny", "tiny-adapter"):
-        for gain in (2.0, 4.0):
+        for gain in (1.2, 4.0):
             for text, whole in (("english", True), ("english", False), ("short", False)):
                 out.append(Case(size, "custom_voice", text, whole, "ryan", eos_gain=gain, frames=frames, seed=seed + 1))
     return out

@@ -1,0 +1,281 @@
+"""Finding, checking and loading checkpoints; what is broken is refused by name."""
+
+import json
+import shutil
+import struct
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from qwen_megakernel import CheckpointError, CheckpointNotFoundError
+from qwen_megakernel.checkpoint import DEMO_FOLDER, Checkpoint, expected_tensors, find_checkpoint
+from qwen_megakernel.config import CodecConfig, ModelConfig, TalkerConfig, _Json
+from qwen_megakernel.synthetic import _GENERATION, _codec_config, _main_config
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def copy(tiny, tmp_path):
+    """A private copy of a tiny checkpoint, to be broken."""
+
+    def make(variant: str = "custom_voice", **options) -> Path:
+        return Path(shutil.copytree(tiny(variant, **options), tmp_path / "checkpoint"))
+
+    return make
+
+
+def edit(path: Path, change) -> None:
+    value = json.loads(path.read_text())
+    change(value)
+    path.write_text(json.dumps(value))
+
+
+def safetensors_bytes(shapes: dict, item: int, dtype: str, metadata: dict | None) -> int:
+    """Size of a safetensors file with these tensors: length word, JSON header padded to 8, data."""
+    header, offset = ({"__metadata__": metadata} if metadata else {}), 0
+    for name in sorted(shapes):
+        size = item * torch.Size(shapes[name]).numel()
+        header[name] = {"dtype": dtype, "shape": list(shapes[name]), "data_offsets": [offset, offset + size]}
+        offset += size
+    length = len(json.dumps(header, separators=(",", ":")))
+    return 8 + -(-length // 8) * 8 + offset
+
+
+@pytest.mark.parametrize(
+    "size, variant, tensors, published",
+    [
+        ("0.6b", "base", 478, 1_829_344_272),
+        ("0.6b", "custom_voice", 402, 1_811_626_576),
+        ("1.7b", "base", 480, 3_857_413_744),
+        ("1.7b", "custom_voice", 404, 3_833_402_552),
+        ("1.7b", "voice_design", 404, 3_833_402_552),
+    ],
+)
+def test_the_published_files_hold_exactly_these_names_and_shapes(tmp_path, size, variant, tensors, published):
+    """The byte sizes of the published files follow from every name, shape and dtype."""
+    (tmp_path / "speech_tokenizer").mkdir()
+    (tmp_path / "config.json").write_text(json.dumps(_main_config(size, variant)))
+    (tmp_path / "generation_config.json").write_text(json.dumps(_GENERATION))
+    (tmp_path / "speech_tokenizer" / "config.json").write_text(json.dumps(_codec_config(True, True)))
+    main, codec = expected_tensors(ModelConfig.from_folder(tmp_path))
+    assert len(main) == tensors
+    assert safetensors_bytes(main, 2, "BF16", None if variant == "base" else {"format": "pt"}) == published
+    assert len(codec) == 496
+    assert safetensors_bytes(codec, 4, "F32", None) == 682_293_092
+
+
+def test_shards_load_like_a_single_file(tiny):
+    single, sharded = (Checkpoint.open(tiny("custom_voice", shards=n)) for n in (1, 3))
+    assert len(list(sharded.folder.glob("model-*.safetensors"))) == 3
+    a, b = (c.talker(CPU, torch.float32) for c in (single, sharded))
+    assert a.keys() == b.keys() and all(torch.equal(a[n], b[n]) for n in a)
+
+
+@pytest.mark.parametrize(
+    "break_it, message",
+    [
+        (lambda t: t.pop("talker.model.norm.weight"), r"'talker.model.norm.weight' \[64\] is missing"),
+        (lambda t: t.update(surprise=torch.zeros(1)), "'surprise' is not expected"),
+        (
+            lambda t: t.update({"talker.model.norm.weight": torch.zeros(65, dtype=torch.bfloat16)}),
+            r"'talker.model.norm.weight': expected shape \[64\], found \[65\]",
+        ),
+        (
+            lambda t: t.update({"talker.model.norm.weight": torch.zeros(64, dtype=torch.int8)}),
+            "'talker.model.norm.weight': expected dtype .*found I8",
+        ),
+    ],
+    ids=["missing", "extra", "shape", "dtype"],
+)
+@pytest.mark.parametrize("shards", [1, 2])
+def test_a_wrong_tensor_is_refused_by_name(copy, break_it, message, shards):
+    folder = copy(shards=shards)
+    file = sorted(folder.glob("*.safetensors"))[0]
+    for candidate in folder.glob("*.safetensors"):
+        if "talker.model.norm.weight" in load_file(candidate):
+            file = candidate
+    tensors = load_file(file)
+    break_it(tensors)
+    save_file(tensors, file)
+    with pytest.raises(CheckpointError, match=message):
+        Checkpoint.open(folder)
+
+
+def test_a_wrong_codec_tensor_is_refused_by_name(copy):
+    folder = copy()
+    file = folder / "speech_tokenizer" / "model.safetensors"
+    tensors = load_file(file)
+    del tensors["decoder.pre_conv.conv.bias"]
+    save_file(tensors, file)
+    with pytest.raises(CheckpointError, match="decoder.pre_conv.conv.bias"):
+        Checkpoint.open(folder)
+
+
+@pytest.mark.parametrize("keep", [0, 5, 8, 2000, -1])
+def test_truncated_weights_are_refused(copy, keep):
+    file = copy() / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:keep])
+    with pytest.raises(CheckpointError, match=r"model\.safetensors: .*(cut off|broken)"):
+        Checkpoint.open(file.parent)
+
+
+def test_a_hostile_header_length_is_refused(copy):
+    file = copy() / "model.safetensors"
+    file.write_bytes(struct.pack("<Q", 2**63) + file.read_bytes()[8:])
+    with pytest.raises(CheckpointError, match="not a safetensors file"):
+        Checkpoint.open(file.parent)
+
+
+@pytest.mark.parametrize("shard", ["../escape.safetensors", "/etc/passwd", "model.bin", 7])
+def test_an_index_cannot_name_a_path(copy, shard):
+    folder = copy(shards=2)
+    edit(folder / "model.safetensors.index.json", lambda v: v["weight_map"].update(x=shard))
+    with pytest.raises(CheckpointError, match="model.safetensors.index.json"):
+        Checkpoint.open(folder)
+
+
+def test_pickles_are_never_opened(copy):
+    folder = copy()
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match=r"pytorch_model\.bin is a pickle"):
+        Checkpoint.open(folder)
+
+
+def talker(**values):
+    return lambda js: js["talker_config"].update(values)
+
+
+def rope(**values):
+    return lambda js: js["talker_config"]["rope_scaling"].update(values)
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (lambda js: js.update(model_type="qwen2"), "model_type must be 'qwen3_tts', found 'qwen2'"),
+        (lambda js: js.update(tokenizer_type="qwen3_tts_tokenizer_25hz"), "tokenizer_type"),
+        (lambda js: js.update(tts_model_type="singing"), "tts_model_type"),
+        (lambda js: js.pop("tts_pad_token_id"), "'tts_pad_token_id' is missing"),
+        (lambda js: js.update(tts_pad_token_id=10**9), "tts_pad_id must be in"),
+        (lambda js: js.pop("talker_config"), "'talker_config' is missing"),
+        (talker(head_dim="32"), "head_dim must be int, found '32'"),
+        (talker(num_hidden_layers=0), "num_hidden_layers must be at least 1"),
+        (talker(num_key_value_heads=3), "multiple of num_key_value_heads"),
+        (talker(hidden_act="gelu"), "hidden_act must be 'silu', found 'gelu'"),
+        (talker(attention_bias=True), "attention_bias"),
+        (talker(sliding_window=128), "sliding_window"),
+        (talker(rms_norm_eps=float("nan")), "rms_norm_eps"),
+        (talker(vocab_size=1024), "vocab_size"),
+        (talker(codec_eos_token_id=5000), "codec_eos_id"),
+        (talker(spk_id={"ada": 10**6}), "spk_id"),
+        (talker(spk_is_dialect={"eric": "klingon_dialect"}), "klingon_dialect"),
+        (rope(mrope_section=[6, 5, 4]), "mrope_section must be 3 sizes that add up to head_dim/2 = 16"),
+        (rope(mrope_section=[16]), "mrope_section"),
+        (rope(rope_type="yarn"), "rope_type must be 'default', found 'yarn'"),
+        (rope(factor=4.0), "'factor' is not supported"),
+        (talker(num_hidden_layers=4), "layers.3.*is missing"),
+    ],
+)
+def test_a_tampered_config_is_refused(copy, change, message):
+    folder = copy()
+    edit(folder / "config.json", change)
+    with pytest.raises(CheckpointError, match=message):
+        Checkpoint.open(folder)
+
+
+def test_broken_files_are_named(copy):
+    folder = copy()
+    (folder / "generation_config.json").write_text("{")
+    with pytest.raises(CheckpointError, match=r"generation_config\.json: not valid JSON"):
+        Checkpoint.open(folder)
+    (folder / "generation_config.json").unlink()
+    with pytest.raises(CheckpointError, match=r"generation_config\.json: file is missing"):
+        Checkpoint.open(folder)
+
+
+def test_generation_config_gives_the_defaults(copy):
+    folder = copy()
+    edit(folder / "generation_config.json", lambda v: (v.clear(), v.update(top_k=7, max_new_tokens=41)))
+    config = Checkpoint.open(folder).config
+    assert config.sampling.top_k == 7 and config.sampling.temperature == 0.9 and config.max_frames == 40
+    edit(folder / "generation_config.json", lambda v: v.update(temperature=-1))
+    with pytest.raises(CheckpointError, match=r"generation_config\.json: temperature"):
+        Checkpoint.open(folder)
+
+
+def test_ids_come_from_the_checkpoint():
+    published = TalkerConfig.from_json(_Json(_main_config("1.7b", "custom_voice")["talker_config"], "x"))
+    assert (published.codec_eos_id, published.codec_pad_id, published.first_suppressed_id) == (2150, 2148, 2048)
+    assert published.speakers["vivian"] == 3065 and published.languages["german"] == 2053
+    assert published.dialects == {"eric": "sichuan_dialect", "dylan": "beijing_dialect"}
+    demo = Checkpoint.open("demo").config
+    assert demo.talker.codec_eos_id == 230 and demo.im_start_id == 1257
+
+
+def test_codec_rates_must_agree():
+    codec = _codec_config(False, False) | {"decode_upsample_rate": 960}
+    with pytest.raises(CheckpointError, match="decode_upsample_rate must be 1920"):
+        CodecConfig.from_json(_Json(codec, "x"))
+
+
+# ---------------------------------------------------------------- names
+
+
+def test_demo_and_folders_are_found(tiny):
+    assert find_checkpoint("demo") == DEMO_FOLDER
+    assert find_checkpoint(str(tiny("base"))) == tiny("base")
+
+
+@pytest.mark.parametrize("name", ["./nowhere", "/nowhere/at/all", "just-a-name", Path("org/name"), "a b/c", ""])
+def test_what_is_neither_folder_nor_hub_id_is_said_to_be(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    if name == "":  # an empty path is the current folder, which holds no checkpoint
+        with pytest.raises(CheckpointError, match=r"config\.json: file is missing"):
+            Checkpoint.open(name)
+    else:
+        with pytest.raises(CheckpointNotFoundError, match="no folder"):
+            find_checkpoint(name)
+
+
+@pytest.fixture
+def hub_cache(tmp_path, monkeypatch) -> Path:
+    """A hub cache of our own, and no network."""
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    return tmp_path / "hub"
+
+
+def test_a_hub_id_is_taken_from_the_cache_without_a_network(tiny, hub_cache):
+    repo = hub_cache / "models--Qwen--Qwen3-TTS-12Hz-0.6B-CustomVoice"
+    (repo / "refs").mkdir(parents=True)
+    (repo / "refs" / "main").write_text("0123abc")
+    shutil.copytree(tiny("custom_voice"), repo / "snapshots" / "0123abc")
+    checkpoint = Checkpoint.open("Qwen/Qwen3-TTS-12Hz-0.6B-CustomVoice")
+    assert checkpoint.folder == repo / "snapshots" / "0123abc"
+    assert checkpoint.fingerprint == Checkpoint.open(tiny("custom_voice")).fingerprint
+
+
+def test_a_missing_hub_id_says_what_where_and_which_command(hub_cache):
+    with pytest.raises(CheckpointNotFoundError) as error:
+        find_checkpoint("Qwen/Qwen3-TTS-12Hz-1.7B-Base")
+    for part in ("Qwen/Qwen3-TTS-12Hz-1.7B-Base", str(hub_cache), "hf download Qwen/Qwen3-TTS-12Hz-1.7B-Base"):
+        assert part in str(error.value)
+    assert "HF_HUB_OFFLINE" in str(error.value)
+
+
+def test_only_data_files_are_asked_of_the_hub(monkeypatch, tiny):
+    import huggingface_hub
+
+    seen = {}
+    monkeypatch.setattr(
+        huggingface_hub, "snapshot_download", lambda repo, **kw: (seen.update(kw, repo=repo), str(tiny("base")))[1]
+    )
+    assert find_checkpoint("someone/a-finetune") == tiny("base")
+    patterns = seen["allow_patterns"]
+    assert seen["repo"] == "someone/a-finetune" and "*.safetensors" in patterns
+    assert not any(p.endswith((".bin", ".pt", ".py")) or p == "*" for p in patterns)

@@ -1,0 +1,113 @@
+"""The command line, in this process and as a stranger would call it."""
+
+import io
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+
+from qwen_megakernel.checkpoint import DEMO_NOTICE
+from qwen_megakernel.cli import main
+
+ROOT = Path(__file__).parents[1]
+
+
+def speak(*args: object) -> int:
+    return main(["speak", *map(str, args), "--device", "cpu"])
+
+
+def test_speaks_the_demo_voice_into_a_wav_and_reports(tmp_path, capsys, caplog):
+    out = tmp_path / "hello.wav"
+    assert speak("--text", "Hello there.", "--output", out, "--seed", 3) == 0
+    samples, rate = soundfile.read(out)
+    printed = capsys.readouterr().out
+    assert rate == 24000 and len(samples) % 1920 == 0 and np.abs(samples).max() > 0.01
+    for part in (str(out), f"{len(samples) // 1920} frames", "TTFC", "RTF", "seed 3", DEMO_NOTICE):
+        assert part in printed
+
+
+def test_the_same_seed_writes_the_same_file_with_and_without_stream(tmp_path, capsys):
+    for name, extra in (("a", []), ("b", []), ("c", ["--stream"])):
+        assert speak("--text", "Hello there.", "--output", tmp_path / f"{name}.wav", "--seed", 3, *extra) == 0
+    a, b, c = (soundfile.read(tmp_path / f"{n}.wav", dtype="int16")[0] for n in "abc")
+    assert np.array_equal(a, b) and np.array_equal(a, c)
+    assert "1 frames" in capsys.readouterr().err
+
+
+def test_text_comes_from_a_file_or_standard_input(tmp_path, monkeypatch):
+    (tmp_path / "t.txt").write_text("Hello there.", encoding="utf-8")
+    assert speak("--file", tmp_path / "t.txt", "--output", tmp_path / "a.wav", "--seed", 3) == 0
+    for extra in ([], ["--file", "-"]):
+        stdin = io.TextIOWrapper(io.BytesIO(b"Hello there."))
+        monkeypatch.setattr(sys, "stdin", stdin)
+        assert speak("--output", tmp_path / "b.wav", "--seed", 3, *extra) == 0
+        assert (tmp_path / "a.wav").read_bytes() == (tmp_path / "b.wav").read_bytes()
+
+
+def test_long_text_is_spoken_piece_by_piece(tmp_path, capsys):
+    text = "This is one sentence of a longer text. " * 12
+    assert speak("--text", text, "--output", tmp_path / "long.wav", "--seed", 1) == 0
+    assert soundfile.info(tmp_path / "long.wav").frames > 0
+
+
+def test_pcm_on_standard_output_is_the_wav(tmp_path):
+    command = [sys.executable, str(ROOT / "demo_pipeline.py"), "--text", "Hello.", "--seed", "4", "--device", "cpu"]
+    piped = subprocess.run([*command, "--output", "-"], capture_output=True, cwd=tmp_path, timeout=120)
+    assert piped.returncode == 0 and DEMO_NOTICE.encode() in piped.stderr
+    assert (
+        subprocess.run([*command, "--output", "x.wav"], capture_output=True, cwd=tmp_path, timeout=120).returncode == 0
+    )
+    wav = soundfile.read(tmp_path / "x.wav", dtype="int16")[0]
+    assert np.array_equal(np.frombuffer(piped.stdout, "<i2"), wav)
+
+
+def test_lists_speakers_and_languages(tiny, capsys):
+    assert speak("--list-speakers") == 0
+    printed = capsys.readouterr().out
+    assert "ada" in printed and "english" in printed and DEMO_NOTICE in printed
+    assert speak("--list-speakers", "--model", tiny("custom_voice")) == 0
+    assert "eric (sichuan_dialect)" in capsys.readouterr().out
+    assert speak("--list-speakers", "--model", tiny("base")) == 0
+    assert "--ref-audio" in capsys.readouterr().out
+
+
+def test_clones_a_voice(tiny, tmp_path):
+    sys.path.append(str(ROOT / "tests" / "oracle"))
+    from cases import reference_audio
+
+    soundfile.write(tmp_path / "ref.wav", reference_audio(), 24000)
+    model = ["--model", tiny("base", eos_gain=4.0), "--text", "Hello.", "--output", tmp_path / "c.wav"]
+    assert speak(*model, "--ref-audio", tmp_path / "ref.wav", "--ref-text", "this is it") == 0
+    assert soundfile.info(tmp_path / "c.wav").frames > 0
+
+
+@pytest.mark.parametrize(
+    "args, message",
+    [
+        (["--text", " "], "blank"),
+        (["--text", "x", "--speaker", "bob"], "known: ada"),
+        (["--text", "x", "--model", "./nowhere"], "no folder"),
+        (["--text", "x", "--output", "no/such/folder/x.wav"], "--output: no folder"),
+        (["--text", "x", "--ref-text", "y"], "give both"),
+        (["--text", "x", "--ref-audio", "y.wav"], "Base checkpoint"),
+        (["--text", "x", "--seed", "-1"], "seed must be"),
+        (["--text", "x", "--backend", "megakernel"], "megakernel"),
+        (["--file", "nowhere.txt"], "cannot be read"),
+    ],
+)
+def test_errors_are_one_readable_line(args, message, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert speak(*args) == 1
+    error = capsys.readouterr().err
+    assert f"error: {error.split('error: ')[-1]}" in error and message in error and "Traceback" not in error
+    assert not list(tmp_path.iterdir()), "a failed command leaves no file"
+
+
+def test_doctor_says_what_this_machine_can_do(capsys):
+    assert main(["doctor"]) == 0
+    printed = capsys.readouterr().out
+    for part in ("torch", "GPU", "driver", "nvcc", "checkpoints", "backend", DEMO_NOTICE):
+        assert part in printed

@@ -1,0 +1,103 @@
+"""This package against what the reference implementation said (tests/oracle/vectors.safetensors).
+
+The checkpoints are synthetic and rewritten here from their seeds. `make oracle` makes the same comparison
+live, with fresh weights.
+"""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from qwen_megakernel.checkpoint import Checkpoint
+from qwen_megakernel.config import GREEDY
+from qwen_megakernel.vocoder import Vocoder
+
+sys.path.append(str(Path(__file__).parent / "oracle"))
+import cases as shared
+
+CASES = shared.cases()
+RATE = 24000
+
+
+@pytest.fixture(scope="module")
+def vectors() -> dict[str, torch.Tensor]:
+    return load_file(shared.VECTORS)
+
+
+@pytest.fixture
+def spy_on_start(monkeypatch):
+    """Collects every prompt that an engine hands to its frame decoder."""
+
+    def attach(engine) -> list:
+        prompts, start = [], engine._decoder.start
+        monkeypatch.setattr(
+            engine._decoder, "start", lambda slot, prompt, s: (prompts.append(prompt), start(slot, prompt, s))
+        )
+        return prompts
+
+    return attach
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_prompt_rows_and_greedy_codes_equal_the_oracle(
+    case, vectors, checkpoint_root, engine_for, spy_on_start, count_frames
+):
+    engine = engine_for(case.checkpoint(checkpoint_root))
+    prompts = spy_on_start(engine)
+    voice = None
+    if case.clone:
+        reference = (shared.reference_audio(), RATE)
+        voice = engine.create_voice(reference, shared.REF_TEXT if case.clone == "icl" else None)
+    audio = engine.generate(
+        shared.TEXTS[case.text],
+        speaker=case.speaker,
+        language=case.language,
+        instruct=case.instruct,
+        voice=voice,
+        non_streaming_mode=case.non_streaming_mode,
+        sampling=GREEDY,
+        max_frames=case.frames,
+        runaway_guard=False,
+    )
+    for what in ("rows", "trailing"):
+        expected, ours = vectors[f"{case.name}/{what}"], getattr(prompts[0], what)
+        assert ours.shape == expected.shape
+        assert (ours - expected).abs().max() <= 1e-5
+    codes = vectors[f"{case.name}/codes"].numpy()
+    assert np.array_equal(audio.codes, codes)
+    assert audio.finish_reason == ("length" if len(codes) == case.frames else "eos")
+    assert len(audio.samples) == len(codes) * 1920
+    count_frames(case.name, len(codes))
+
+
+def test_the_cases_end_early_late_and_not_at_all(vectors):
+    lengths = {case.name: len(vectors[f"{case.name}/codes"]) for case in CASES}
+    held_off = {lengths[c.name] for c in CASES if not c.eos_gain}
+    free = [lengths[c.name] for c in CASES if c.eos_gain]
+    assert held_off == {200}
+    assert min(free) <= 10 and any(30 <= n < 200 for n in free)
+
+
+@pytest.mark.parametrize("size", ["tiny", "tiny-adapter"])
+def test_voice_equals_the_oracle(size, vectors, checkpoint_root, engine_for):
+    case = next(c for c in CASES if c.clone and c.size == size)
+    folder = case.checkpoint(checkpoint_root)
+    voice = engine_for(folder).create_voice((shared.reference_audio(), RATE), "x")
+    expected = vectors[f"{folder.name}/speaker_embedding"]
+    assert (voice.speaker_embedding - expected).abs().max() <= 1e-4
+    assert torch.equal(voice.ref_codes, vectors[f"{folder.name}/ref_codes"].long())
+
+
+def test_vocoder_equals_the_oracle(vectors, checkpoint_root):
+    checkpoint = Checkpoint.open(CASES[0].checkpoint(checkpoint_root))
+    config = checkpoint.config.codec.vocoder
+    vocoder = Vocoder(config, checkpoint.vocoder(torch.device("cpu"), torch.float32), slots=1)
+    codes = torch.from_numpy(shared.vocoder_codes(config.codebook_size))
+    pcm = vocoder.push([0], codes[None])[0]
+    expected = vectors["vocoder/pcm"]
+    assert expected.square().mean() > 1e-4, "the oracle's PCM is silent: this comparison would prove nothing"
+    assert (pcm[::5] - expected).abs().max() <= 1e-5

@@ -1,0 +1,99 @@
+"""Tokenizer and sentence splitting."""
+
+import random
+import unicodedata
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qwen_megakernel.checkpoint import DEMO_FOLDER, Checkpoint
+from qwen_megakernel.errors import CheckpointError, RequestError
+from qwen_megakernel.text import TextTokenizer, split_sentences
+
+ALPHABETS = (
+    "abc XYZ theHelloWorld iPhone's don't WE'LL 'S\t\n\r\n  0123456789.,;:!?/-()\"“”…",
+    "äöüßéñçÅA\u030ao\u0308e\u0301n\u0303",  # composed and combining
+    "你好今天天气真好，。！？《》",
+    "こんにちは世界カタカナー",
+    "안녕하세요각\u1100\u1161",
+    "Привет мир",
+    "مرحبا שלום हिन्दी",
+    "🙂👩\u200d👩\u200d👧🇩🇪\ufe0f\u200b\u00a0\u3000",
+)
+
+
+def random_text(rng: random.Random) -> str:
+    return "".join(rng.choice(rng.choice(ALPHABETS)) for _ in range(rng.randint(1, 60)))
+
+
+@pytest.fixture(scope="module", params=["tiny", "demo"])
+def folder(request, tiny):
+    return DEMO_FOLDER if request.param == "demo" else tiny("custom_voice")
+
+
+@pytest.fixture(scope="module")
+def tokenizer(folder) -> TextTokenizer:
+    return TextTokenizer(folder, Checkpoint.open(folder).config.talker.text_vocab_size)
+
+
+def test_ids_equal_those_of_transformers_qwen2_tokenizer(folder, tokenizer):
+    """Fresh random text in many scripts, and the regular expression's corners."""
+    transformers = pytest.importorskip("transformers")
+    reference = transformers.Qwen2TokenizerFast.from_pretrained(folder)
+    rng = random.Random()
+    texts = [random_text(rng) for _ in range(2000)] + ["helloWorld iPhone McDonald a/b/c", " \n x", "12.5", "I'M"]
+    for text in texts:
+        assert tokenizer.encode(text) == reference(text, add_special_tokens=False).input_ids, repr(text)
+
+
+def test_special_token_strings_are_spelt_out(folder, tokenizer):
+    config = Checkpoint.open(folder).config
+    special = {config.im_start_id, config.im_end_id, config.tts_pad_id, config.tts_bos_id, config.tts_eos_id}
+    for text in ("<|im_end|>", "a<|im_start|>assistant\nb", "<tts_text_eod>", "<tts_pad><|endoftext|>", "<think>"):
+        ids = tokenizer.encode(text)
+        assert len(ids) > 1 and not special & set(ids) and max(ids) < min(special)
+
+
+def test_lone_surrogates_are_refused(tokenizer):
+    with pytest.raises(RequestError, match="valid Unicode"):
+        tokenizer.encode("a\ud800b")
+
+
+@pytest.mark.parametrize(
+    "name, content", [("vocab.json", "[]"), ("vocab.json", '{"a": 99999999}'), ("merges.txt", "q")]
+)
+def test_broken_tokenizer_files_are_refused_by_name(tiny, tmp_path, name, content):
+    source = tiny("custom_voice")
+    for file in ("vocab.json", "merges.txt"):
+        (tmp_path / file).write_text(content if file == name else (source / file).read_text())
+    with pytest.raises(CheckpointError, match=name):
+        TextTokenizer(tmp_path, 750)
+
+
+@given(st.text(st.sampled_from("ab cd.!?,。，\n\"'"), max_size=200), st.integers(1, 40))
+def test_splitting_loses_nothing_but_white_space(text, max_chars):
+    pieces = split_sentences(text, max_chars)
+    assert all(piece.strip() == piece and 0 < len(piece) <= max_chars for piece in pieces)
+    assert "".join("".join(pieces).split()) == "".join(text.split())
+
+
+@pytest.mark.parametrize(
+    "text, max_chars, expected",
+    [
+        ("One two. Three four! Five?", 12, ["One two.", "Three four!", "Five?"]),
+        ("One two. Three four! Five?", 100, ["One two. Three four! Five?"]),
+        ("It costs 3.50 euros. Really.", 20, ["It costs 3.50 euros.", "Really."]),
+        ("你好。今天天气很好！再见。", 8, ["你好。", "今天天气很好！", "再见。"]),
+        ("first clause, second clause, third", 16, ["first clause,", "second clause,", "third"]),
+        ('He said "stop." Then he left.', 16, ['He said "stop."', "Then he left."]),
+        ("abcdefghij", 4, ["abcd", "efgh", "ij"]),
+        ("  \n ", 10, []),
+    ],
+)
+def test_splitting_prefers_sentences_then_clauses_then_spaces(text, max_chars, expected):
+    assert split_sentences(text, max_chars) == expected
+
+
+def test_text_is_normalised(tokenizer):
+    assert tokenizer.encode("cafe\u0301") == tokenizer.encode(unicodedata.normalize("NFC", "cafe\u0301"))

@@ -1,0 +1,113 @@
+"""The stateful vocoder: any push schedule, any company, equals one decode of the whole."""
+
+import numpy as np
+import pytest
+import torch
+
+from qwen_megakernel.checkpoint import Checkpoint, vocoder_tensors
+from qwen_megakernel.synthetic import _codec_config
+from qwen_megakernel.config import CodecConfig, _Json
+from qwen_megakernel.vocoder import Vocoder
+
+FRAMES = 100  # more than the attention window of 72
+
+
+@pytest.fixture(scope="module")
+def make(tiny):
+    checkpoint = Checkpoint.open(tiny("custom_voice"))
+
+    def make_vocoder(slots: int = 1, dtype: torch.dtype = torch.float32) -> Vocoder:
+        return Vocoder(checkpoint.config.codec.vocoder, checkpoint.vocoder(torch.device("cpu"), dtype), slots=slots)
+
+    return make_vocoder
+
+
+def random_codes(streams: int = 1, frames: int = FRAMES) -> torch.Tensor:
+    return torch.randint(0, 256, (streams, frames, 16))
+
+
+def random_schedule(frames: int) -> list[int]:
+    rng, sizes = np.random.default_rng(), []
+    while sum(sizes) < frames:
+        sizes.append(int(min(rng.choice([1, 1, 2, 3, 4, 8, 25]), frames - sum(sizes))))
+    return sizes
+
+
+def push_all(vocoder: Vocoder, slot: int, codes: torch.Tensor, schedule: list[int]) -> torch.Tensor:
+    return torch.cat([vocoder.push([slot], part[None])[0] for part in codes.split(schedule)])
+
+
+@pytest.mark.parametrize("trial", range(4))
+def test_streaming_equals_one_shot(make, trial):
+    codes, schedule = random_codes()[0], random_schedule(FRAMES) if trial else [1] * FRAMES
+    whole = make().push([0], codes[None])[0]
+    assert whole.shape == (FRAMES * 1920,) and whole.std() > 0.01
+    assert (push_all(make(), 0, codes, schedule) - whole).abs().max() <= 2e-5, schedule
+
+
+def test_streaming_is_exact_in_double_precision(make):
+    codes = random_codes()[0]
+    whole = make(dtype=torch.float64).push([0], codes[None])[0]
+    # RoPE's angles are fp32 by definition, so the bound is not machine epsilon of fp64.
+    assert (push_all(make(dtype=torch.float64), 0, codes, random_schedule(FRAMES)) - whole).abs().max() < 1e-9
+
+
+def test_streams_in_batches_with_different_pasts_equal_each_alone(make):
+    """Streams join and leave at random; every push takes a random subset of them."""
+    rng, codes = np.random.default_rng(), random_codes(streams=4)
+    vocoder, done = make(slots=6), [0] * 4
+    slots = [int(s) for s in rng.permutation(6)[:4]]
+    parts: list[list[torch.Tensor]] = [[] for _ in range(4)]
+    while min(done) < FRAMES:
+        group = [i for i in rng.permutation(4) if done[i] < FRAMES][: int(rng.integers(1, 5))]
+        size = int(min(rng.choice([1, 2, 4, 8]), *(FRAMES - done[i] for i in group)))
+        pcm = vocoder.push([slots[i] for i in group], torch.stack([codes[i, done[i] : done[i] + size] for i in group]))
+        for i, samples in zip(group, pcm, strict=True):
+            parts[i].append(samples)
+            done[i] += size
+    for i in range(4):
+        alone = make().push([0], codes[i : i + 1])[0]
+        assert (torch.cat(parts[i]) - alone).abs().max() <= 2e-5
+
+
+def test_the_same_schedule_gives_the_same_bytes(make):
+    codes, schedule = random_codes()[0], random_schedule(FRAMES)
+    first, second = (push_all(make(), 0, codes, schedule) for _ in range(2))
+    assert torch.equal(first, second)
+
+
+def test_reset_forgets_the_stream_and_touches_no_other(make):
+    codes, other, schedule = random_codes()[0], random_codes()[0], [4] * 25
+    fresh = push_all(make(), 0, codes, schedule)
+    vocoder = make(slots=2)
+    before = vocoder.push([1], other[None, :40])
+    push_all(vocoder, 0, other, schedule)
+    vocoder.reset(0)
+    assert torch.equal(push_all(vocoder, 0, codes, schedule), fresh)
+    after = vocoder.push([1], other[None, 40:])
+    whole = make().push([0], other[None])
+    assert (torch.cat([before, after], dim=1) - whole).abs().max() <= 2e-5
+
+
+def test_a_frames_samples_never_change_with_what_follows(make):
+    codes = random_codes()[0]
+    changed = codes.clone()
+    changed[60:] = random_codes()[0, 60:]
+    a, b = (make().push([0], c[None])[0] for c in (codes, changed))
+    assert (a[: 60 * 1920] - b[: 60 * 1920]).abs().max() <= 2e-5
+    assert (a[60 * 1920 : 61 * 1920] - b[60 * 1920 : 61 * 1920]).abs().max() > 1e-3
+
+
+def test_published_dims_have_1298496_values_of_state_per_stream():
+    config = CodecConfig.from_json(_Json(_codec_config(real_dims=True, real_codes=True), "codec"))
+    tensors = {n: torch.empty(s, device="meta") for n, s in vocoder_tensors(config).items()}
+    vocoder = Vocoder(config.vocoder, tensors, slots=3)
+    assert sum(t[0].numel() for t in vocoder._state.values()) == 1_298_496
+
+
+@pytest.mark.parametrize(
+    "slots, shape", [([0], (1, 0, 16)), ([0], (1, 3, 15)), ([0], (2, 3, 16)), ([0, 0], (2, 3, 16)), ([0], (3, 16))]
+)
+def test_wrong_shapes_are_refused(make, slots, shape):
+    with pytest.raises(ValueError, match="codes must be|distinct slots"):
+        make(slots=2).push(slots, torch.zeros(shape, dtype=torch.long))
