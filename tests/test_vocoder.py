@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from qwen_megakernel.checkpoint import Checkpoint, vocoder_tensors
-from qwen_megakernel.synthetic import _codec_config
 from qwen_megakernel.config import CodecConfig, _Json
+from qwen_megakernel.synthetic import _codec_config
 from qwen_megakernel.vocoder import Vocoder
 
 FRAMES = 100  # more than the attention window of 72
