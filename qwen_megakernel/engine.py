@@ -249,6 +249,7 @@ class TTSEngine:
         self.speakers, self.languages = prompts.speakers, prompts.languages
         self.sample_rate = checkpoint.config.codec.sample_rate
         self._voice_encoder: VoiceEncoder | None = None
+        self._voice_lock = threading.Lock()
         self._lock = threading.Lock()
         self._open: set[Utterance] = set()
         self._closed = False
@@ -406,9 +407,10 @@ class TTSEngine:
         """
         with self._lock:
             self._check_open()
-        if self._voice_encoder is None:
-            self._voice_encoder = VoiceEncoder(self._checkpoint)
-        return self._voice_encoder.encode(ref_audio, ref_text)
+        with self._voice_lock:
+            if self._voice_encoder is None:
+                self._voice_encoder = VoiceEncoder(self._checkpoint)
+            return self._voice_encoder.encode(ref_audio, ref_text)
 
     def health(self) -> dict:
         """`status` ("ok", "closed" or "dead", then with `error`), backend, active and maximum streams."""

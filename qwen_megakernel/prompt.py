@@ -36,7 +36,7 @@ class Prompt:
         rows: [T, hidden], prefilled at positions 0..T-1.
         trailing: [R, hidden]; frame k (from 0) adds row k to the sum of its code embeddings.
         pad: [hidden]; what later frames add.
-        text_rows: how many rows of text (and end-of-text) the request has, wherever they stand.
+        text_rows: rows of the text to speak and its end, wherever they stand.
     """
 
     rows: Tensor
@@ -92,11 +92,9 @@ class PromptBuilder:
         if voice is not None and voice.ref_codes is not None:
             reference = self._role_and_text(voice.ref_text, "ref_text")[1]
             block, trailing = self._icl_block(reference + ids, voice.ref_codes, non_streaming_mode)
-            text_rows = len(reference) + len(ids) + 1
         else:
             block, trailing = self._text_block(ids, non_streaming_mode)
-            text_rows = len(ids) + 1
-        return Prompt(torch.cat([*rows, block]), trailing, self._pad, text_rows)
+        return Prompt(torch.cat([*rows, block]), trailing, self._pad, text_rows=len(ids) + 1)
 
     # ------------------------------------------------------------ ids
 

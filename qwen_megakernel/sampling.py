@@ -1,7 +1,7 @@
 """The sampler: how a row of logits becomes a code.
 
 The order of steps is the one that transformers' generate builds for `qwen_tts` 0.1.1 (checked against it
-in tests/test_oracle.py): for code 0 repetition penalty, minimum length, suppressed ids; then for every code
+in tests/test_sampling.py): for code 0 repetition penalty, minimum length, suppressed ids; then for every code
 temperature, top-k (ties with the k-th stay), top-p, and one draw.
 
 Draws are counter-based: the noise of a candidate is a function of (seed, frame, code group, candidate id)

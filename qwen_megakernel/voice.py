@@ -174,7 +174,7 @@ def _read_file(path: Path) -> tuple[np.ndarray, int]:
             _check_length(file.frames / file.samplerate, str(path))
             # A header may understate the data: never decode past the bound.
             return file.read(int(MAX_SECONDS * file.samplerate), dtype="float32"), file.samplerate
-    except (soundfile.SoundFileError, OSError) as error:
+    except (soundfile.SoundFileError, OSError, TypeError) as error:  # TypeError: headerless files (.raw)
         raise AudioError(f"{path}: cannot be read as audio: {error}") from None
 
 

@@ -78,7 +78,8 @@ def test_files_that_are_no_audio_are_refused(tmp_path):
     (tmp_path / "text.wav").write_text("not audio")
     (tmp_path / "empty.wav").write_bytes(b"")
     (tmp_path / "voice.pkl").write_bytes(pickle.dumps({"a": 1}))
-    for name in ("text.wav", "empty.wav", "voice.pkl"):
+    (tmp_path / "headerless.raw").write_bytes(bytes(100_000))
+    for name in ("text.wav", "empty.wav", "voice.pkl", "headerless.raw"):
         with pytest.raises(AudioError, match=name):
             load_audio(tmp_path / name, RATE)
     soundfile.write(tmp_path / "hour.wav", np.ones(3600 * 4000, np.int16), 4000)
