@@ -77,7 +77,9 @@ class Vocoder:
         if codes.shape[1] < 1 or len(set(slots)) != len(slots):
             raise ValueError(f"a push needs at least one frame and distinct slots, got {codes.shape[1]}, {slots}")
         step = _Push(self, slots)
-        pcm = step.run(codes.to(self._device))
+        # cuDNN would convolve in TF32 by default, and choose kernels that do not repeat themselves.
+        with torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False):
+            pcm = step.run(codes.to(self._device))
         for name, tensor in step.state.items():
             self._state[name][list(slots)] = tensor
         self._position[list(slots)] += codes.shape[1]

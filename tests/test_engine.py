@@ -385,3 +385,12 @@ def test_the_guard_waits_for_the_text_to_be_used_up(own_engine, monkeypatch):
     force_codes(own_engine, monkeypatch, loop)
     audio = own_engine.generate(TEXT * 3, non_streaming_mode=False, max_frames=150)
     assert audio.finish_reason == "runaway" and len(audio.codes) > 3 * rows
+
+
+# ---------------------------------------------------------------- other precisions
+
+
+def test_bfloat16_speaks_on_a_cpu(folder):
+    with TTSEngine.load(folder, device="cpu", dtype=torch.bfloat16, vocoder_dtype="bfloat16", max_streams=1) as engine:
+        audio = engine.generate(TEXT, max_frames=5)
+    assert audio.samples.dtype == np.float32 and np.isfinite(audio.samples).all() and np.abs(audio.samples).max() > 0
