@@ -1,4 +1,4 @@
-"""Speech with Qwen3-TTS: one persistent CUDA kernel per frame, plain PyTorch elsewhere.
+"""Text to speech with Qwen3-TTS 12 Hz: an engine that streams PCM.
 
 Importing this package touches no GPU and compiles nothing.
 """

@@ -241,8 +241,8 @@ def expected_tensors(config: ModelConfig) -> tuple[Shapes, Shapes]:
         main |= speaker_encoder_tensors(config.speaker_encoder)
     try:
         encoder = codec_encoder_tensors(config.codec)
-    except (KeyError, TypeError) as error:
-        raise CheckpointError(f"speech_tokenizer/config.json: encoder_config: {error} is missing or wrong") from None
+    except (KeyError, TypeError, ZeroDivisionError) as error:
+        raise CheckpointError(f"speech_tokenizer/config.json: encoder_config is missing or wrong: {error!r}") from None
     return main, vocoder_tensors(config.codec) | encoder
 
 
@@ -282,11 +282,11 @@ def _read_header(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
             header = json.loads(file.read(length))
             header.pop("__metadata__", None)
             tensors = {name: (t["dtype"], tuple(t["shape"])) for name, t in header.items()}
-            end = max((t["data_offsets"][1] for t in header.values()), default=0)
+            end = 8 + length + max((t["data_offsets"][1] for t in header.values()), default=0)
         except (ValueError, KeyError, TypeError, AttributeError, IndexError):
             raise CheckpointError(f"{path}: broken safetensors header") from None
-    if size != 8 + length + end:
-        raise CheckpointError(f"{path}: cut off or padded: {8 + length + end} bytes expected, found {size}")
+    if size != end:
+        raise CheckpointError(f"{path}: cut off or padded: {end} bytes expected, found {size}")
     return tensors
 
 
@@ -333,8 +333,8 @@ class Checkpoint:
     Attributes:
         folder: where it lies.
         config: what its JSON files say.
-        fingerprint: 16 hex digits over config.json and the talker's final norm (which any training moves);
-            a saved `Voice` carries it, so that a voice is not used with another model.
+        fingerprint: 16 hex digits over config.json, the talker's final norm and some embedding rows; a saved
+            `Voice` carries it, so that a voice is not used with another model.
     """
 
     folder: Path
@@ -357,8 +357,9 @@ class Checkpoint:
         main_files = _check_tensors(folder, main)
         codec_files = _check_tensors(folder / "speech_tokenizer", codec)
         digest = hashlib.sha256((folder / "config.json").read_bytes())
-        norm = _load(main_files, ["talker.model.norm.weight"], torch.device("cpu"), torch.float32)
-        digest.update(norm["talker.model.norm.weight"].numpy().tobytes())
+        for name in ("talker.model.norm.weight", "talker.model.codec_embedding.weight"):
+            with safe_open(main_files[name], framework="pt") as file:
+                digest.update(file.get_slice(name)[:8].float().numpy().tobytes())
         return cls(folder, config, digest.hexdigest()[:16], main_files, codec_files)
 
     def talker(self, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
@@ -415,10 +416,13 @@ def _download(repo_id: str) -> Path:
         return Path(huggingface_hub.snapshot_download(repo_id, allow_patterns=list(HUB_FILES)))
     except HFValidationError as error:
         raise CheckpointNotFoundError(f"{repo_id!r} is neither a folder nor a valid hub id: {error}") from None
-    except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
+    except LocalEntryNotFoundError as error:
         offline = " (HF_HUB_OFFLINE is set)" if constants.HF_HUB_OFFLINE else ""
         raise CheckpointNotFoundError(
             f"{repo_id!r} is not a folder here, and not in the hub cache {constants.HF_HUB_CACHE}, and could not be "
-            f"downloaded{offline}: {str(error).splitlines()[0] if str(error) else type(error).__name__}. "
-            f"On a machine with a network: hf download {repo_id}"
+            f"downloaded{offline}: {str(error).splitlines()[0]}. On a machine with a network: hf download {repo_id}"
+        ) from error
+    except (HfHubHTTPError, OSError) as error:  # no such repository, no access, no space
+        raise CheckpointNotFoundError(
+            f"{repo_id!r} is not a folder here, and its download into {constants.HF_HUB_CACHE} failed: {error}"
         ) from error

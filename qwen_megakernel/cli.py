@@ -2,6 +2,7 @@
 
 import argparse
 import logging
+import os
 import platform
 import secrets
 import shutil
@@ -17,7 +18,7 @@ from tqdm import tqdm
 
 from qwen_megakernel import SamplingParams, TTSEngine, TTSError, __version__
 from qwen_megakernel.checkpoint import DEMO, DEMO_NOTICE, PUBLISHED, Checkpoint
-from qwen_megakernel.engine import BACKENDS, Audio, Chunk, select_backend
+from qwen_megakernel.engine import BACKENDS, Audio, Chunk, select_backend, select_device
 from qwen_megakernel.errors import RequestError
 from qwen_megakernel.text import split_sentences
 
@@ -52,7 +53,9 @@ def _parser() -> argparse.ArgumentParser:
     text.add_argument("--text", help="what to say")
     text.add_argument("--file", metavar="PATH", help="read the text from a UTF-8 file, or - for standard input")
     speak.add_argument("--output", default="out.wav", metavar="PATH", help="WAV to write, or - for raw PCM16 on stdout")
-    speak.add_argument("--model", default=DEMO, help=f"folder, hub id such as {PUBLISHED[1]}, or {DEMO!r} (default)")
+    speak.add_argument(
+        "--model", default=DEMO, help=f"folder, hub id such as {PUBLISHED[1]}, or {DEMO!r} (default: {DEMO_NOTICE})"
+    )
     speak.add_argument("--speaker", help="a named speaker (CustomVoice); default: the checkpoint's first")
     speak.add_argument("--language", help="default: auto")
     speak.add_argument("--instruct", help="how to say it (VoiceDesign, 1.7B CustomVoice)")
@@ -80,8 +83,7 @@ def _speak(args: argparse.Namespace) -> int:
         raise RequestError("the text is blank; give it with --text, --file or on standard input")
     if args.ref_text is not None and args.ref_audio is None:
         raise RequestError("--ref-text says what --ref-audio says; give both")
-    if args.output != "-" and not Path(args.output).parent.is_dir():
-        raise RequestError(f"--output: no folder {str(Path(args.output).parent)!r}")
+    _check_output(args.output)
     # One seed for all pieces, so that the printed one says the whole text again.
     seed = secrets.randbits(31) if args.seed is None else args.seed
     sampling = SamplingParams(seed=seed)
@@ -109,6 +111,17 @@ def _speak(args: argparse.Namespace) -> int:
     return 0
 
 
+def _check_output(output: str) -> None:
+    """Before anything is loaded or spoken: can the file be written?"""
+    path = Path(output)
+    if output == "-":
+        return
+    if not path.parent.is_dir():
+        raise RequestError(f"--output: no folder {str(path.parent)!r}")
+    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise RequestError(f"--output: {output!r} is a folder or cannot be written")
+
+
 def _read_text(args: argparse.Namespace) -> str:
     if args.text is not None:
         return args.text
@@ -132,13 +145,13 @@ class _Output:
         self._file: soundfile.SoundFile | None = None
 
     def __enter__(self) -> "_Output":
-        if self._path != "-" and self._stream:
-            self._file = self._open()
         return self
 
-    def _open(self) -> soundfile.SoundFile:
+    def _write_wav(self, pcm: np.ndarray) -> None:
         try:
-            return soundfile.SoundFile(self._path, "w", self._rate, 1, "PCM_16", format="WAV")
+            if self._file is None:
+                self._file = soundfile.SoundFile(self._path, "w", self._rate, 1, "PCM_16", format="WAV")
+            self._file.write(pcm)
         except soundfile.SoundFileError as error:
             raise RequestError(f"--output {self._path}: {error}") from None
 
@@ -150,15 +163,14 @@ class _Output:
         if self._path == "-":
             sys.stdout.buffer.write(pcm.tobytes())
             sys.stdout.buffer.flush()
-        elif self._file:
-            self._file.write(pcm)
+        elif self._stream:
+            self._write_wav(pcm)
         else:
             self._held.append(pcm)
 
     def __exit__(self, kind, *_rest) -> None:
         if self._held and kind is None:
-            self._file = self._open()
-            self._file.write(np.concatenate(self._held))
+            self._write_wav(np.concatenate(self._held))
         if self._file:
             self._file.close()
 
@@ -201,14 +213,14 @@ def _list_speakers(model: str) -> int:
 
 def _doctor(_args: argparse.Namespace) -> int:
     backend, reason = select_backend("auto")
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = select_device(None)
     rows = [
         ("qwen-megakernel", f"{__version__}, Python {platform.python_version()}, {platform.platform()}"),
         ("torch", f"{torch.__version__}, built for CUDA {torch.version.cuda or '- (CPU build)'}"),
         ("GPU", _gpu()),
-        ("driver", _first_line(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"])),
-        ("nvcc", _first_line(["nvcc", "--version"], -2)),
-        ("ninja", _first_line(["ninja", "--version"])),
+        ("driver", _output_line(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"])),
+        ("nvcc", _output_line(["nvcc", "--version"], -2)),
+        ("ninja", _output_line(["ninja", "--version"])),
         ("checkpoints", _cached_checkpoints()),
         ("backend", f"{backend} on {device}: {reason}"),
     ]
@@ -228,7 +240,7 @@ def _gpu() -> str:
     return "; ".join(cards)
 
 
-def _first_line(command: list[str], line: int = 0) -> str:
+def _output_line(command: list[str], line: int = 0) -> str:
     """One line of a program's output, or why there is none."""
     if not shutil.which(command[0]):
         return f"{command[0]} not found"

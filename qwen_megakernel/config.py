@@ -2,7 +2,7 @@
 
 Everything comes from the checkpoint's own config.json, generation_config.json and
 speech_tokenizer/config.json. The reference's class defaults describe none of the published models
-(20 layers instead of 28, other ids), so a key that is missing is an error, never a default.
+(20 layers instead of 28, other ids), so a dim or an id that is missing is an error, never a default.
 """
 
 import json
@@ -33,7 +33,7 @@ class _Json:
     def __contains__(self, key: str) -> bool:
         return key in self._value
 
-    def get(self, key: str, kind: type | tuple[type, ...], default: Any = ...) -> Any:
+    def get(self, key: str, kind: type, default: Any = ...) -> Any:
         if key not in self._value:
             if default is ...:
                 raise CheckpointError(f"{self.where}: key {key!r} is missing")
@@ -47,20 +47,19 @@ class _Json:
         if kind is float and isinstance(value, int):
             value = float(value)
         if not isinstance(value, kind):
-            name = kind.__name__ if isinstance(kind, type) else " or ".join(k.__name__ for k in kind)
-            raise CheckpointError(f"{self.where}: {key} must be {name}, found {value!r}")
+            raise CheckpointError(f"{self.where}: {key} must be {kind.__name__}, found {value!r}")
         if kind is float and not math.isfinite(value):
             raise CheckpointError(f"{self.where}: {key} must be finite, found {value!r}")
         return value
 
-    def size(self, key: str) -> int:
-        value = self.get(key, int)
+    def size(self, key: str, default: Any = ...) -> int:
+        value = self.get(key, int, default)
         if value < 1:
             raise CheckpointError(f"{self.where}: {key} must be at least 1, found {value}")
         return value
 
     def sizes(self, key: str, default: Any = ...) -> tuple[int, ...]:
-        value = self.get(key, (list, tuple), default)
+        value = self.get(key, list, default)
         if not value or not all(type(v) is int and v > 0 for v in value):
             raise CheckpointError(f"{self.where}: {key} must list positive integers, found {value!r}")
         return tuple(value)
@@ -149,6 +148,7 @@ def _check_rope(js: _Json, head_dim: int) -> None:
             raise CheckpointError(f"{rope.where}: key {key!r} is not supported (known: {', '.join(sorted(known))})")
     rope.only("rope_type", "default")
     rope.only("type", "default")
+    rope.only("rope_theta", js.get("rope_theta", float))
     if "mrope_section" in rope:
         sections = rope.sizes("mrope_section")
         if len(sections) != 3 or sum(sections) != head_dim // 2:
@@ -272,14 +272,14 @@ class SpeakerEncoderConfig:
     def from_json(cls, js: _Json) -> "SpeakerEncoderConfig":
         config = cls(
             enc_dim=js.size("enc_dim"),
-            sample_rate=js.get("sample_rate", int, 24000),
-            mel_dim=js.get("mel_dim", int, 128),
+            sample_rate=js.size("sample_rate", 24000),
+            mel_dim=js.size("mel_dim", 128),
             channels=js.sizes("enc_channels", [512, 512, 512, 512, 1536]),
             kernel_sizes=js.sizes("enc_kernel_sizes", [5, 3, 3, 3, 1]),
             dilations=js.sizes("enc_dilations", [1, 2, 3, 4, 1]),
-            attention_channels=js.get("enc_attention_channels", int, 128),
-            res2net_scale=js.get("enc_res2net_scale", int, 8),
-            se_channels=js.get("enc_se_channels", int, 128),
+            attention_channels=js.size("enc_attention_channels", 128),
+            res2net_scale=js.size("enc_res2net_scale", 8),
+            se_channels=js.size("enc_se_channels", 128),
         )
         blocks = len(config.channels)
         if not blocks == len(config.kernel_sizes) == len(config.dilations) or blocks < 3:
@@ -467,7 +467,7 @@ class ModelConfig:
     def honours_instruct(self) -> bool:
         """VoiceDesign always; CustomVoice from 1.7B up (the reference drops `instruct` for 0.6B); Base never."""
         if self.variant == "custom_voice":
-            return self.size not in "0b6"
+            return self.size not in "0b6"  # "0b6" or any part of it, as the reference tests it
         return self.variant == "voice_design"
 
     @classmethod
@@ -509,6 +509,11 @@ class ModelConfig:
                 f"{talker.stack.hidden_size}, found {encoder.enc_dim}"
             )
         codec = CodecConfig.from_json(read_json(folder / "speech_tokenizer" / "config.json"))
+        if encoder and encoder.sample_rate != codec.sample_rate:
+            raise CheckpointError(
+                f"{js.where}: speaker_encoder_config.sample_rate must be the speech tokenizer's {codec.sample_rate}, "
+                f"found {encoder.sample_rate}"
+            )
         if codec.vocoder.num_quantizers != talker.num_code_groups:
             raise CheckpointError(
                 f"{js.where}: num_code_groups is {talker.num_code_groups}, but the speech tokenizer has "

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from qwen_megakernel.checkpoint import DEMO, DEMO_NOTICE, Checkpoint
 from qwen_megakernel.config import SamplingParams
-from qwen_megakernel.errors import BackendError, EngineBusyError, EngineClosedError, RequestError, TextTooLongError
+from qwen_megakernel.errors import BackendError, EngineBusyError, EngineClosedError, RequestError
 from qwen_megakernel.frame_decoder import FrameDecoder, TorchFrameDecoder
 from qwen_megakernel.prompt import Prompt, PromptBuilder
 from qwen_megakernel.text import TextTokenizer
@@ -37,6 +37,7 @@ CHUNK_SCHEDULE = (1, 2, 4, 8)
 """Frames per chunk: the first sound after one frame, then larger portions; the last size repeats."""
 
 _LOOP_PERIODS, _LOOP_FRAMES = range(1, 5), 12
+_CONTEXT_FRAMES = 25  # of a reference that the vocoder hears in one turn, so that others get theirs
 
 
 def select_backend(backend: str) -> tuple[str, str]:
@@ -52,7 +53,7 @@ def select_backend(backend: str) -> tuple[str, str]:
     return "torch", "asked for" if backend == "torch" else "the megakernel is not part of this version yet"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Chunk:
     """PCM handed out at once.
 
@@ -67,7 +68,7 @@ class Chunk:
     sample_rate: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Audio:
     """A whole utterance.
 
@@ -134,13 +135,14 @@ class Utterance:
         """Append a piece of the text. Speech starts when `end_text` says that the text is whole.
 
         Raises:
-            RequestError: the text was ended already, or `text` is not a string.
+            RequestError: the text was ended or the utterance cancelled, or `text` is not a string.
         """
         if not isinstance(text, str):
             raise RequestError(f"text must be a string, got {type(text).__name__}")
         with self._lock:
             if not self._text_open:
-                raise RequestError("push_text after end_text: this utterance's text is complete")
+                why = "the utterance was cancelled" if self._cancelled.is_set() else "its text is complete"
+                raise RequestError(f"push_text after the end: {why}")
             self._pieces.append(text)
 
     def end_text(self) -> None:
@@ -154,17 +156,18 @@ class Utterance:
                 return
             self._text_open = False
         try:
-            self._engine._start(self, "".join(self._pieces))
-        except Exception as error:
+            active = self._engine._prepare(self, "".join(self._pieces))
+        except BaseException as error:  # also an interrupt: nobody else would free the slot
             self._engine._finish(self, error=error)
             raise
+        self._engine._inbox.put(active)
 
     def cancel(self) -> None:
         """Stop before the next frame; what was made so far stays. Safe at any time, from any thread."""
         self._cancelled.set()
         with self._lock:
-            never_started, self._text_open = self._text_open, False
-        if never_started:
+            text_never_ended, self._text_open = self._text_open, False
+        if text_never_ended:
             self._engine._finish(self, audio=self._engine._assemble(_Active(self), "cancelled"))
 
     def result(self, timeout: float | None = None) -> Audio:
@@ -224,6 +227,7 @@ class _Active:
     prompt: Prompt | None = None
     max_frames: int = 0
     slot: int = -1
+    context: list[Tensor] | None = None  # reference codes the vocoder has yet to hear; None before prefill
     arrived: float = field(default_factory=time.monotonic)
     first_chunk: float | None = None
     codes: list[Tensor] = field(default_factory=list)  # int64 [groups] each
@@ -287,7 +291,7 @@ class TTSEngine:
             BackendError: backend, device or dtype cannot be had here.
         """
         name, reason = select_backend(backend)
-        device = _select_device(device)
+        device = select_device(device)
         dtype = dtype or (torch.bfloat16 if device.type == "cuda" else torch.float32)
         if dtype not in (torch.float32, torch.bfloat16):
             raise BackendError(f"dtype must be torch.float32 or torch.bfloat16, got {dtype}")
@@ -308,8 +312,12 @@ class TTSEngine:
             embeddings = Embeddings(config.talker, tensors)
             prompts = PromptBuilder(config, tokenizer, embeddings)
             decoder = TorchFrameDecoder(config, tensors, embeddings, slots=max_streams, max_positions=max_positions)
-            vocoder_tensors = checkpoint.vocoder(device, VOCODER_DTYPES[vocoder_dtype])
-            vocoder = Vocoder(config.codec.vocoder, vocoder_tensors, slots=max_streams)
+            vocoder = Vocoder(
+                config.codec.vocoder,
+                checkpoint.vocoder(device, torch.float32),
+                slots=max_streams,
+                dtype=VOCODER_DTYPES[vocoder_dtype],
+            )
         return cls(checkpoint, prompts, decoder, vocoder, name)
 
     # ------------------------------------------------------------ what callers use
@@ -317,7 +325,11 @@ class TTSEngine:
     def generate(self, text: str, **request) -> Audio:
         """Speak `text` and return the whole utterance. Takes what `submit` takes; the joined chunks of
         `stream` are the same samples."""
-        return self.submit(text, **request).result()
+        utterance = self.submit(text, **request)
+        try:
+            return utterance.result()
+        finally:
+            utterance.cancel()  # changes nothing once it has ended; an interrupted wait leaves nothing running
 
     def stream(self, text: str, **request) -> ChunkStream:
         """Speak `text` and iterate over its chunks as they are made. Takes what `submit` takes."""
@@ -355,7 +367,7 @@ class TTSEngine:
             sampling: None fields come from the checkpoint's generation_config.json.
             max_frames: at most this many frames; None is what the checkpoint allows and the slot holds.
             runaway_guard: end with "runaway" once the text is used up and the last 12 frames (one second)
-                repeat exactly with a period of 1 to 4 frames.
+                repeat those before them exactly, with a period of 1 to 4 frames.
 
         Raises:
             RequestError: anything about the request that cannot be served; nothing running is harmed.
@@ -368,10 +380,12 @@ class TTSEngine:
             raise RequestError(f"text must be a string, got {type(text).__name__}")
         if non_streaming_mode and not whole:
             raise RequestError("text in pieces needs the streaming layout: leave non_streaming_mode out with text=None")
+        if not isinstance(sampling, SamplingParams):
+            raise RequestError(f"sampling must be a SamplingParams, got {type(sampling).__name__}")
         config = self._checkpoint.config
         request = _Request(
             speaker=self._check_speaker(speaker),
-            language=language,
+            language=self._prompts.known_language(language),
             instruct=self._check_instruct(instruct),
             voice=self._check_voice(voice),
             non_streaming_mode=whole and voice is None if non_streaming_mode is None else bool(non_streaming_mode),
@@ -381,6 +395,10 @@ class TTSEngine:
             chunk_frames=_check_schedule(chunk_frames),
         )
         utterance = Utterance(self, request, on_chunk)
+        active = None
+        if whole:
+            active = self._prepare(utterance, text)
+            utterance._text_open = False
         with self._lock:
             self._check_open()
             if len(self._open) >= self._decoder.slots:
@@ -388,9 +406,8 @@ class TTSEngine:
                 raise EngineBusyError(f"all {self._decoder.slots} streams are taken; raise max_streams or try later")
             self._open.add(utterance)
             self._counts["utterances"] += 1
-        if whole:
-            utterance.push_text(text)
-            utterance.end_text()
+        if active:
+            self._inbox.put(active)
         return utterance
 
     def create_voice(self, ref_audio: RefAudio, ref_text: str | None = None) -> Voice:
@@ -463,7 +480,7 @@ class TTSEngine:
             return None
         if speaker is None and self.speakers:
             return self.speakers[0]
-        return speaker
+        return self._prompts.known_speaker(speaker) if speaker else None
 
     def _check_instruct(self, instruct: str | None) -> str | None:
         if instruct is not None and not isinstance(instruct, str):
@@ -493,10 +510,10 @@ class TTSEngine:
         return voice
 
     @torch.inference_mode()
-    def _start(self, utterance: Utterance, text: str) -> None:
-        """Build the prompt in the caller's thread (bad input fails there) and hand it to the owner."""
-        r = utterance._request
+    def _prepare(self, utterance: Utterance, text: str) -> _Active:
+        """Build the prompt, in the caller's thread: a text that cannot be spoken fails there."""
         active = _Active(utterance)
+        r = utterance._request
         prompt = self._prompts.build(
             text,
             language=r.language,
@@ -504,17 +521,12 @@ class TTSEngine:
             instruct=r.instruct,
             voice=r.voice,
             non_streaming_mode=r.non_streaming_mode,
+            max_positions=self._decoder.max_positions,
         )
-        room = self._decoder.max_positions - len(prompt.rows)
-        # Speech takes several frames for a text row, so a slot without room for one frame per row is hopeless.
-        if room < prompt.text_rows:
-            raise TextTooLongError(
-                f"the text needs at least {len(prompt.rows) + prompt.text_rows} positions, a slot has "
-                f"{self._decoder.max_positions}: split it at sentences (text.split_sentences) or raise max_positions"
-            )
         limit = self._checkpoint.config.max_frames if r.max_frames is None else r.max_frames
-        active.prompt, active.max_frames = prompt, min(limit, room + 1)
-        self._inbox.put(active)
+        active.prompt = prompt
+        active.max_frames = min(limit, self._decoder.max_positions - len(prompt.rows) + 1)
+        return active
 
     def _finish(self, utterance: Utterance, audio: Audio | None = None, error: BaseException | None = None) -> None:
         """Settle an utterance once: whoever waits on it wakes up."""
@@ -529,7 +541,8 @@ class TTSEngine:
         utterance._done.set()
 
     def _assemble(self, active: _Active, reason: str) -> Audio:
-        codes = torch.stack(active.codes[: active.spoken]).numpy() if active.spoken else _NO_CODES
+        groups = self._checkpoint.config.talker.num_code_groups
+        codes = torch.stack(active.codes[: active.spoken]).numpy() if active.spoken else np.zeros((0, groups), np.int64)
         return Audio(
             samples=np.concatenate(active.samples) if active.samples else np.zeros(0, np.float32),
             codes=codes,
@@ -549,7 +562,9 @@ class TTSEngine:
             while True:
                 while not running or not self._inbox.empty():
                     active = self._inbox.get()
-                    if active is None:
+                    if active is None:  # close() has cancelled every utterance by now
+                        for active in running:
+                            self._turn(active)
                         return
                     active.slot = free.pop()
                     running.append(active)
@@ -565,8 +580,9 @@ class TTSEngine:
             with self._lock:
                 self._closed = True
                 left = list(self._open)
+            why = f"the engine's owner thread died: {self._fault!r}" if self._fault else "the engine was closed"
             for utterance in left:
-                self._finish(utterance, error=EngineClosedError("the engine was closed while this utterance ran"))
+                self._finish(utterance, error=EngineClosedError(f"{why} before this utterance ended"))
 
     def _turn(self, active: _Active) -> bool:
         """One frame of one utterance; True when it has ended. Its errors are its own."""
@@ -581,10 +597,17 @@ class TTSEngine:
         return True
 
     def _frame(self, active: _Active) -> str | None:
-        """Prefill before the first frame; decode one frame; hand out a chunk when one is due."""
+        """Prefill first; then one frame a turn; hand out a chunk when one is due."""
         request = active.utterance._request
-        if not active.codes:
-            self._begin(active)
+        if active.context is None:
+            self._vocoder.reset(active.slot)
+            self._decoder.start(active.slot, active.prompt, request.sampling)
+            codes = None if request.voice is None else request.voice.ref_codes
+            active.context = [] if codes is None else list(codes.split(_CONTEXT_FRAMES))
+        if active.context:
+            # The reference is context for the vocoder too; its own audio is dropped, exactly as many frames.
+            self._vocoder.push([active.slot], active.context.pop(0)[None])
+            return None
         codes = self._decoder.decode(active.slot)
         reason = None
         if codes is None:
@@ -601,14 +624,6 @@ class TTSEngine:
             self._speak(active)
         return reason
 
-    def _begin(self, active: _Active) -> None:
-        request = active.utterance._request
-        self._vocoder.reset(active.slot)
-        if request.voice is not None and request.voice.ref_codes is not None:
-            # The reference is context for the vocoder too; its own audio is dropped, exactly as many frames.
-            self._vocoder.push([active.slot], request.voice.ref_codes[None])
-        self._decoder.start(active.slot, active.prompt, request.sampling)
-
     def _chunk_size(self, active: _Active) -> int:
         """Frames of the chunk that is being gathered."""
         schedule = active.utterance._request.chunk_frames
@@ -618,16 +633,13 @@ class TTSEngine:
         codes = torch.stack(active.codes[active.spoken :])
         samples = self._vocoder.push([active.slot], codes[None])[0].float().cpu().numpy()
         active.spoken += len(codes)
-        active.samples.append(samples)
+        active.samples.append(samples.copy())  # what a listener does to its chunk stays there
         if active.first_chunk is None:
             active.first_chunk = time.monotonic()
         chunk = Chunk(samples, codes.numpy(), self.sample_rate)
         active.utterance._chunks.put(chunk)
         if active.utterance._on_chunk:
             active.utterance._on_chunk(chunk)
-
-
-_NO_CODES = np.zeros((0, 16), np.int64)
 
 
 def _is_loop(active: _Active) -> bool:
@@ -652,7 +664,7 @@ def _check_count(value: int | None, name: str) -> int | None:
 def _check_schedule(chunk_frames: int | Sequence[int] | None) -> tuple[int, ...]:
     if chunk_frames is None:
         return CHUNK_SCHEDULE
-    schedule = (chunk_frames,) if isinstance(chunk_frames, int) else tuple(chunk_frames)
+    schedule = tuple(chunk_frames) if isinstance(chunk_frames, (list, tuple)) else (chunk_frames,)
     if not schedule:
         raise RequestError("chunk_frames must name at least one size")
     return tuple(_check_count(n, "chunk_frames") for n in schedule)
@@ -668,13 +680,20 @@ def _check_voice_tensors(voice: Voice, config) -> None:
         raise RequestError(f"broken voice: expected a vector of {hidden} and codes [frames, {groups}]")
 
 
-def _select_device(device: str | torch.device | None) -> torch.device:
+def select_device(device: str | torch.device | None) -> torch.device:
+    """The device to run on; None takes a CUDA GPU if there is one.
+
+    Raises:
+        BackendError: no such device here.
+    """
     try:
         device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     except RuntimeError as error:
         raise BackendError(f"device {device!r}: {error}") from None
     if device.type not in ("cpu", "cuda"):
         raise BackendError(f"device must be 'cpu' or 'cuda[:n]', got {str(device)!r}")
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise BackendError(f"device {device} was asked for, but torch {torch.__version__} sees no CUDA GPU")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise BackendError(
+            f"device {device} was asked for, but torch {torch.__version__} sees {torch.cuda.device_count()} CUDA GPUs"
+        )
     return device

@@ -31,7 +31,7 @@ class BackendError(TTSError):
 
 
 class RequestError(TTSError, ValueError):
-    """A request the engine refuses before it takes a slot."""
+    """A request the engine refuses; it takes nothing and harms nobody."""
 
 
 class TextTooLongError(RequestError):

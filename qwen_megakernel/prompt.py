@@ -13,6 +13,7 @@ one row per frame. Layout of a prompt, after `qwen_tts` 0.1.1 (Qwen3TTSForCondit
     text ...             see `PromptBuilder._text_block` and `_icl_block`
 """
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -20,7 +21,7 @@ import torch
 from torch import Tensor
 
 from qwen_megakernel.config import ModelConfig
-from qwen_megakernel.errors import RequestError
+from qwen_megakernel.errors import RequestError, TextTooLongError
 from qwen_megakernel.text import TextTokenizer
 from qwen_megakernel.transformer import Embeddings
 from qwen_megakernel.voice import Voice
@@ -28,7 +29,7 @@ from qwen_megakernel.voice import Voice
 AUTO = "auto"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Prompt:
     """What a frame decoder needs of a request.
 
@@ -36,13 +37,11 @@ class Prompt:
         rows: [T, hidden], prefilled at positions 0..T-1.
         trailing: [R, hidden]; frame k (from 0) adds row k to the sum of its code embeddings.
         pad: [hidden]; what later frames add.
-        text_rows: rows of the text to speak and its end, wherever they stand.
     """
 
     rows: Tensor
     trailing: Tensor
     pad: Tensor
-    text_rows: int
 
 
 class PromptBuilder:
@@ -71,6 +70,7 @@ class PromptBuilder:
         instruct: str | None = None,
         voice: Voice | None = None,
         non_streaming_mode: bool = True,
+        max_positions: int = sys.maxsize,
     ) -> Prompt:
         """Rows of one request.
 
@@ -81,20 +81,52 @@ class PromptBuilder:
             instruct: how to say it; None or "" leaves the block out.
             voice: speaker vector, and with reference codes and text the in-context (ICL) layout.
             non_streaming_mode: True puts the whole text before the first frame.
+            max_positions: of a slot.
 
         Raises:
             RequestError: unknown speaker or language (the known ones are listed), blank text.
+            TextTooLongError: prompt and one frame per text row need more than `max_positions`; speech takes
+                several frames for a row, so such a text is hopeless. Found before anything is computed.
         """
         role, ids = self._role_and_text(text, "text")
-        rows = [self._embed.text(role), self._tag_rows(language, speaker, voice)]
+        instruct_ids = self._turn_ids("user", instruct) if instruct else []
+        codes = None if voice is None else voice.ref_codes
+        reference = [] if codes is None else self._role_and_text(voice.ref_text, "ref_text")[1]
+        frames = 0 if codes is None else len(codes)
+        tags = self._tag_rows(language, speaker, voice)
+        needed = len(instruct_ids) + len(role) + len(tags) + 1 + frames + len(ids) + 1
+        if non_streaming_mode:
+            needed += len(reference) + len(ids) + 1
+        if needed > max_positions:
+            raise TextTooLongError(
+                f"the request needs at least {needed} positions and a slot has {max_positions} (tokens: "
+                f"text {len(ids)}, instruct {len(instruct_ids)}, reference {len(reference)} and {frames} frames): "
+                "split the text at sentences (text.split_sentences), shorten the others, or raise max_positions"
+            )
+        rows = [self._embed.text(role), tags]
         if instruct:
-            rows.insert(0, self._embed.text(self._turn_ids("user", instruct)))
-        if voice is not None and voice.ref_codes is not None:
-            reference = self._role_and_text(voice.ref_text, "ref_text")[1]
-            block, trailing = self._icl_block(reference + ids, voice.ref_codes, non_streaming_mode)
-        else:
+            rows.insert(0, self._embed.text(instruct_ids))
+        if codes is None:
             block, trailing = self._text_block(ids, non_streaming_mode)
-        return Prompt(torch.cat([*rows, block]), trailing, self._pad, text_rows=len(ids) + 1)
+        else:
+            block, trailing = self._icl_block(reference + ids, codes, non_streaming_mode)
+        return Prompt(torch.cat([*rows, block]), trailing, self._pad)
+
+    def known_speaker(self, speaker: str) -> str:
+        """The speaker's name as the checkpoint spells it.
+
+        Raises:
+            RequestError: unknown; the known ones are listed.
+        """
+        return self._known(speaker, self.speakers, "speaker")
+
+    def known_language(self, language: str | None) -> str:
+        """The language's name as the checkpoint spells it; None is "auto".
+
+        Raises:
+            RequestError: unknown; the known ones are listed.
+        """
+        return AUTO if language is None else self._known(language, self.languages, "language")
 
     # ------------------------------------------------------------ ids
 
@@ -117,7 +149,7 @@ class PromptBuilder:
 
     def _tag_ids(self, language: str | None, speaker: str | None) -> list[int]:
         talker = self._config.talker
-        name = AUTO if language is None else self._known(language, self.languages, "language")
+        name = self.known_language(language)
         if name in (AUTO, "chinese") and speaker in talker.dialects:
             name = talker.dialects[speaker]
         if name == AUTO:
@@ -136,7 +168,7 @@ class PromptBuilder:
 
     def _tag_rows(self, language: str | None, speaker: str | None, voice: Voice | None) -> Tensor:
         """Tags, speaker and bridge: pad + tag, pad + speaker, tts_bos + codec_pad."""
-        name = self._known(speaker, self.speakers, "speaker") if speaker else None
+        name = self.known_speaker(speaker) if speaker else None
         rows = [self._pad + self._embed.code0(self._tag_ids(language, name))]
         if name:
             rows.append(self._pad + self._embed.code0([self._config.talker.speakers[name]]))

@@ -14,7 +14,6 @@ import hashlib
 import json
 import math
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -70,7 +69,6 @@ def write_checkpoint(
     codec: str | None = None,
     eos_gain: float = 2.0,
     shards: int = 1,
-    overrides: dict[str, Any] | None = None,
 ) -> Path:
     """Write a whole checkpoint folder and return it.
 
@@ -82,7 +80,6 @@ def write_checkpoint(
         eos_gain: scales end of speech's row of the codec head: the larger, the earlier speech ends by chance;
             `NO_EOS` keeps it away.
         shards: split the main file into that many files with an index.
-        overrides: top-level config.json keys to replace.
     """
     if size not in SIZES or variant not in VARIANTS or codec not in (None, "tiny", "real"):
         raise ValueError(f"unknown size, variant or codec: {size!r}, {variant!r}, {codec!r}")
@@ -90,7 +87,7 @@ def write_checkpoint(
     tokenizer = folder / "speech_tokenizer"
     tokenizer.mkdir(parents=True, exist_ok=True)
     real = size in ("0.6b", "1.7b")
-    main_config = _main_config(size, variant) | (overrides or {})
+    main_config = _main_config(size, variant)
     _dump(folder / "config.json", main_config)
     _dump(tokenizer / "config.json", _codec_config(codec == "real" or (real and codec is None), real))
     _dump(folder / "generation_config.json", _GENERATION)

@@ -68,8 +68,10 @@ class TextTokenizer:
         return self._tokenizer.encode(text, add_special_tokens=False).ids
 
 
-# A sentence ends after its mark (and closing quotes), where white space or a CJK mark follows.
-_SENTENCE_END = re.compile(r"(?<=[.!?…][\"'”’)\]])\s+|(?<=[.!?…])\s+|(?<=[。！？；])(?![”’」』）])|\n\s*\n")
+# A sentence ends after its marks and closing quotes: before white space, in Chinese and Japanese anywhere.
+_SENTENCE_END = re.compile(
+    r"(?<=[.!?…][\"'”’)\]])\s+|(?<=[.!?…])\s+|(?<=[。！？；])(?![。！？；”’」』）])|(?<=[。！？；][”’」』）])|\n\s*\n"
+)
 _CLAUSE_END = re.compile(r"(?<=[,;:—])\s+|(?<=[，、；：])")
 _SPACE = re.compile(r"\s+")
 

@@ -42,10 +42,6 @@ class KVCache:
         self.k = torch.zeros(shape, device=device, dtype=dtype)
         self.v = torch.zeros(shape, device=device, dtype=dtype)
 
-    @property
-    def positions(self) -> int:
-        return self.k.shape[2]
-
 
 class Transformer:
     """One stack: pre-norm attention (GQA, per-head QK norm, RoPE, causal) and SwiGLU, then a final norm.

@@ -29,23 +29,27 @@ class Vocoder:
 
     Attributes:
         slots: how many streams it holds.
-        samples_per_frame: PCM samples of one frame of codes.
     """
 
-    def __init__(self, config: VocoderConfig, tensors: Mapping[str, Tensor], *, slots: int):
+    def __init__(
+        self, config: VocoderConfig, tensors: Mapping[str, Tensor], *, slots: int, dtype: torch.dtype | None = None
+    ):
         """
         Args:
             tensors: every `decoder.*` tensor of the speech tokenizer, one device, one dtype.
+            dtype: to compute in; None is the tensors' own. Codebooks and SnakeBeta's factors are derived
+                before they are rounded to it.
         """
-        self.slots, self.samples_per_frame = slots, config.samples_per_frame
+        self.slots = slots
         self._config = config
         self._w = {name.removeprefix("decoder."): tensor for name, tensor in tensors.items()}
         some = self._w["pre_conv.conv.weight"]
-        self._device, self._dtype = some.device, some.dtype
+        self._device, self._dtype = some.device, dtype or some.dtype
+        self._codebook = self._make_codebook().to(self._dtype)
+        self._snake = self._make_snakes()
+        self._w = {name: tensor.to(self._dtype) for name, tensor in self._w.items()}
         self._layers = [self._below(f"pre_transformer.layers.{i}") for i in range(config.num_layers)]
         self._convnext = [self._below(f"upsample.{i}.1") for i in range(len(config.upsampling_ratios))]
-        self._snake = self._make_snakes()
-        self._codebook = self._make_codebook()
         half = config.head_dim // 2
         self._inv_freq = 1.0 / config.rope_theta ** (torch.arange(half, dtype=torch.float32) / half)
         self._inv_freq = self._inv_freq.to(self._device)
@@ -68,14 +72,17 @@ class Vocoder:
             codes: int64 [len(slots), frames, groups]; frames >= 1, the same count for every slot of a call.
 
         Returns:
-            PCM, [len(slots), frames * samples_per_frame], -1..1, in the vocoder's dtype on its device.
+            PCM, [len(slots), frames * 1920], -1..1, in the vocoder's dtype on its device.
         """
         if codes.ndim != 3 or codes.shape[0] != len(slots) or codes.shape[2] != self._config.num_quantizers:
             raise ValueError(
                 f"codes must be [{len(slots)}, frames, {self._config.num_quantizers}], got {list(codes.shape)}"
             )
-        if codes.shape[1] < 1 or len(set(slots)) != len(slots):
-            raise ValueError(f"a push needs at least one frame and distinct slots, got {codes.shape[1]}, {slots}")
+        if codes.shape[1] < 1 or len(set(slots)) != len(slots) or not all(0 <= s < self.slots for s in slots):
+            raise ValueError(
+                f"a push needs at least one frame and distinct slots in 0..{self.slots - 1}, "
+                f"got {codes.shape[1]} frames for {list(slots)}"
+            )
         step = _Push(self, slots)
         # cuDNN would convolve in TF32 by default, and choose kernels that do not repeat themselves.
         with torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False):
@@ -104,10 +111,12 @@ class Vocoder:
 
     def _make_snakes(self) -> dict[str, tuple[Tensor, Tensor]]:
         """SnakeBeta's factors: name -> (e^alpha, 1 / (e^beta + 1e-9)), each [channels, 1]."""
-        names = [name.removesuffix(".alpha") for name in self._w if name.endswith(".alpha")]
-        return {
-            n: (self._w[f"{n}.alpha"].exp()[:, None], 1.0 / (self._w[f"{n}.beta"].exp()[:, None] + 1e-9)) for n in names
-        }
+        snakes = {}
+        for name in (n.removesuffix(".alpha") for n in self._w if n.endswith(".alpha")):
+            frequency = self._w[f"{name}.alpha"].exp()[:, None]
+            scale = 1.0 / (self._w[f"{name}.beta"].exp()[:, None] + 1e-9)
+            snakes[name] = (frequency.to(self._dtype), scale.to(self._dtype))
+        return snakes
 
     def _make_state(self, slots: int) -> dict[str, Tensor]:
         """What every layer that looks back keeps of the past, by layer name; all zeros at first.

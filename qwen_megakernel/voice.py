@@ -27,7 +27,7 @@ from qwen_megakernel.config import CodecConfig, SpeakerEncoderConfig
 from qwen_megakernel.errors import AudioError, CheckpointError, RequestError
 
 MIN_SECONDS, MAX_SECONDS = 0.5, 60.0
-"""Length of reference audio: below, the speaker vector means nothing; above, the prompt outgrows a slot."""
+"""Length of reference audio. Below, the speaker vector rests on a word or less; 60 s is 750 prompt rows of 2,048."""
 
 _FORMAT = "qwen_megakernel.voice.1"
 _MAX_VOICE_BYTES = 4 << 20
@@ -38,7 +38,7 @@ _SILENCE = 1e-4  # peak; -80 dBFS
 RefAudio = str | Path | tuple[np.ndarray, int]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Voice:
     """What a Base checkpoint needs to speak like a reference; made by `TTSEngine.create_voice`.
 

@@ -1,5 +1,7 @@
 """Shared fixtures: tiny checkpoints are written once per run, engines are closed at the end."""
 
+import os
+import secrets
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,14 @@ def pytest_terminal_summary(terminalreporter, config: pytest.Config) -> None:
     compared = config.stash[FRAMES_COMPARED]
     if compared:
         terminalreporter.write_line(f"oracle: {sum(compared.values())} frames compared over {len(compared)} cases")
+
+
+@pytest.fixture(autouse=True)
+def fresh_seed():
+    """Every test draws anew; what it drew from is printed with a failure, and REPEAT_SEED repeats it."""
+    seed = int(os.environ.get("REPEAT_SEED", secrets.randbits(31)))
+    torch.manual_seed(seed)
+    print(f"REPEAT_SEED={seed}")
 
 
 @pytest.fixture

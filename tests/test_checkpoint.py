@@ -176,6 +176,7 @@ def rope(**values):
         (rope(mrope_section=[16]), "mrope_section"),
         (rope(rope_type="yarn"), "rope_type must be 'default', found 'yarn'"),
         (rope(factor=4.0), "'factor' is not supported"),
+        (rope(rope_theta=5.0), "rope_theta must be 1000000.0, found 5.0"),
         (talker(num_hidden_layers=4), "layers.3.*is missing"),
     ],
 )
@@ -184,6 +185,37 @@ def test_a_tampered_config_is_refused(copy, change, message):
     edit(folder / "config.json", change)
     with pytest.raises(CheckpointError, match=message):
         Checkpoint.open(folder)
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (lambda js: js["speaker_encoder_config"].update(sample_rate=16000), "sample_rate must be .*24000, found 16000"),
+        (lambda js: js["speaker_encoder_config"].update(enc_res2net_scale=0), "enc_res2net_scale"),
+        (lambda js: js["speaker_encoder_config"].update(enc_dim=32), "enc_dim"),
+    ],
+)
+def test_a_tampered_speaker_encoder_is_refused(copy, change, message):
+    folder = copy("base")
+    edit(folder / "config.json", change)
+    with pytest.raises(CheckpointError, match=message):
+        Checkpoint.open(folder)
+
+
+@pytest.mark.parametrize("key, value", [("compress", 0), ("num_filters", None), ("upsampling_ratios", 3)])
+def test_a_tampered_codec_encoder_is_refused(copy, key, value):
+    folder = copy()
+    edit(folder / "speech_tokenizer" / "config.json", lambda js: js["encoder_config"].update({key: value}))
+    with pytest.raises(CheckpointError, match="encoder_config"):
+        Checkpoint.open(folder)
+
+
+def test_a_header_with_broken_offsets_is_refused(copy):
+    file = copy() / "model.safetensors"
+    header = json.dumps({"x": {"dtype": "F32", "shape": [1], "data_offsets": [0, "x"]}}).encode()
+    file.write_bytes(struct.pack("<Q", len(header)) + header + bytes(4))
+    with pytest.raises(CheckpointError, match="broken safetensors header"):
+        Checkpoint.open(file.parent)
 
 
 def test_broken_files_are_named(copy):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import soundfile
 
+from qwen_megakernel import TTSEngine
 from qwen_megakernel.checkpoint import DEMO_NOTICE
 from qwen_megakernel.cli import main
 
@@ -47,9 +48,13 @@ def test_text_comes_from_a_file_or_standard_input(tmp_path, monkeypatch):
         assert (tmp_path / "a.wav").read_bytes() == (tmp_path / "b.wav").read_bytes()
 
 
-def test_long_text_is_spoken_piece_by_piece(tmp_path, capsys):
-    text = "This is one sentence of a longer text. " * 12
+def test_long_text_is_spoken_piece_by_piece(tmp_path, monkeypatch):
+    text, spoken, stream = "This is one sentence of a longer text. " * 12, [], TTSEngine.stream
+    monkeypatch.setattr(
+        TTSEngine, "stream", lambda self, piece, **kw: (spoken.append(piece), stream(self, piece, **kw))[1]
+    )
     assert speak("--text", text, "--output", tmp_path / "long.wav", "--seed", 1) == 0
+    assert len(spoken) > 1 and max(map(len, spoken)) <= 300 and " ".join(spoken) == text.strip()
     assert soundfile.info(tmp_path / "long.wav").frames > 0
 
 
@@ -74,6 +79,15 @@ def test_lists_speakers_and_languages(tiny, capsys):
     assert "--ref-audio" in capsys.readouterr().out
 
 
+def test_passes_on_how_to_say_it(tiny, tmp_path):
+    model = ["--model", tiny("custom_voice", size="tiny-adapter", eos_gain=4.0), "--text", "Hello.", "--seed", 1]
+    said = []
+    for extra in ([], ["--instruct", "Slowly."], ["--language", "german"], ["--speaker", "ryan"]):
+        assert speak(*model, "--output", tmp_path / "x.wav", *extra) == 0
+        said.append((tmp_path / "x.wav").read_bytes())
+    assert len(set(said)) == len(said)
+
+
 def test_clones_a_voice(tiny, tmp_path):
     sys.path.append(str(ROOT / "tests" / "oracle"))
     from cases import reference_audio
@@ -89,6 +103,9 @@ def test_clones_a_voice(tiny, tmp_path):
     [
         (["--text", " "], "blank"),
         (["--text", "x", "--speaker", "bob"], "known: ada"),
+        (["--text", "x", "--speaker", "bob", "--stream"], "known: ada"),
+        (["--text", "x", "--language", "klingon"], "known: auto"),
+        (["--text", "x", "--output", "."], "is a folder or cannot be written"),
         (["--text", "x", "--model", "./nowhere"], "no folder"),
         (["--text", "x", "--output", "no/such/folder/x.wav"], "--output: no folder"),
         (["--text", "x", "--ref-text", "y"], "give both"),
@@ -102,7 +119,8 @@ def test_errors_are_one_readable_line(args, message, capsys, tmp_path, monkeypat
     monkeypatch.chdir(tmp_path)
     assert speak(*args) == 1
     error = capsys.readouterr().err
-    assert f"error: {error.split('error: ')[-1]}" in error and message in error and "Traceback" not in error
+    last = error.rstrip().splitlines()[-1]
+    assert last.startswith("error: ") and message in last and "Traceback" not in error
     assert not list(tmp_path.iterdir()), "a failed command leaves no file"
 
 

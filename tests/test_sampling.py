@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+import transformers.generation.logits_process as hf
 
 from qwen_megakernel.config import SamplingParams, TalkerConfig
 from qwen_megakernel.sampling import Code0Rules, Draw, gumbel_from_bits, gumbel_noise, philox
@@ -94,7 +95,6 @@ def talker(tiny) -> TalkerConfig:
 @pytest.mark.parametrize("trial", range(8))
 def test_processors_equal_those_of_transformers(talker, trial):
     """The list that `generate` builds for the reference, in its order, on fresh logits with ties."""
-    hf = pytest.importorskip("transformers.generation.logits_process")
     params = SamplingParams(
         do_sample=True,
         temperature=float(torch.empty(()).uniform_(0.3, 1.8)),

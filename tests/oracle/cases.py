@@ -3,7 +3,7 @@
 Shared by oracle.py, which runs in the oracle's environment, and tests/test_oracle.py, which does not need it.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -37,7 +37,7 @@ class Case:
     clone: str = ""
     frames: int = 200
     eos_gain: float = NO_EOS
-    seed: int = field(default=0)
+    seed: int = 0
 
     @property
     def name(self) -> str:

@@ -29,7 +29,7 @@ import cases as shared  # noqa: E402
 from qwen_tts import Qwen3TTSModel  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
 
-from qwen_megakernel import SamplingParams, TTSEngine  # noqa: E402
+from qwen_megakernel import TTSEngine  # noqa: E402
 from qwen_megakernel.checkpoint import DEMO_FOLDER, Checkpoint  # noqa: E402
 from qwen_megakernel.config import GREEDY  # noqa: E402
 from qwen_megakernel.synthetic import write_checkpoint  # noqa: E402
@@ -45,7 +45,7 @@ class Oracle:
     def __init__(self, folder: Path):
         self.api = Qwen3TTSModel.from_pretrained(str(folder), dtype=torch.float32)
         self.model = self.api.model
-        self.gaps: list[float] = []
+        self.logits: list[torch.Tensor] = []  # raw, of every draw of the last request: 16 to a frame
         talker_generate, generate = self.model.talker.generate, self.model.generate
 
         def spy_talker(**kwargs):
@@ -58,16 +58,12 @@ class Oracle:
             return codes, hidden
 
         self.model.talker.generate, self.model.generate = spy_talker, spy
-        codes = self.model.config.talker_config.vocab_size - 1024
         for head in (self.model.talker.codec_head, *self.model.talker.code_predictor.lm_head):
-            head.register_forward_hook(
-                lambda _module, _input, out: self.gaps.append(-float(out[0, -1, :codes].topk(2).values.diff()))
-            )
+            head.register_forward_hook(lambda _module, _input, out: self.logits.append(out[0, -1].clone()))
 
     def speak(self, case: shared.Case) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, np.ndarray]:
-        """(prompt rows, trailing rows, codes [frames, 16], PCM) of a case; `gaps` then holds the distance
-        between the two best codes of every draw, 16 to a frame."""
-        self.gaps.clear()
+        """(prompt rows, trailing rows, codes [frames, 16], PCM) of a case."""
+        self.logits.clear()
         request = {
             "text": shared.TEXTS[case.text],
             "language": case.language,
@@ -90,6 +86,20 @@ class Oracle:
                 )
         return self.rows.clone(), self.trailing.clone(), self.codes.clone(), wavs[0]
 
+    def gap(self, frame: int, group: int, history: list[int]) -> float:
+        """Distance between the two best candidates of one greedy draw of the last request, as it was decided:
+        for code 0 behind repetition penalty, minimum length and suppressed ids."""
+        logits = self.logits[16 * frame + group].clone()
+        if group == 0:
+            talker, penalty = self.model.config.talker_config, self.api.generate_defaults["repetition_penalty"]
+            for code in set(history):
+                logits[code] = logits[code] * penalty if logits[code] < 0 else logits[code] / penalty
+            eos = logits[talker.codec_eos_token_id].clone()
+            logits[talker.vocab_size - 1024 :] = -torch.inf
+            if frame >= 2:
+                logits[talker.codec_eos_token_id] = eos
+        return -float(logits.topk(2).values.diff())
+
     def voice(self, samples: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
         """(speaker vector, reference codes [frames, 16])."""
         item = self.api.create_voice_clone_prompt((samples, RATE), ref_text="x")[0]
@@ -106,8 +116,9 @@ def collect(root: Path, seed: int = 0) -> dict[str, torch.Tensor]:
     oracles: dict[Path, Oracle] = {}
     for case in shared.cases(seed):
         folder = case.checkpoint(root)
-        oracle = oracles.setdefault(folder, None) or Oracle(folder)
-        oracles[folder] = oracle
+        if folder not in oracles:
+            oracles[folder] = Oracle(folder)
+        oracle = oracles[folder]
         rows, trailing, codes, _ = oracle.speak(case)
         vectors |= {
             f"{case.name}/rows": rows,
@@ -194,9 +205,9 @@ def compare_live(root: Path, seed: int) -> None:
 def listed_as_tie(oracle: Oracle, case: shared.Case, ours: np.ndarray, theirs: np.ndarray) -> bool:
     """Print where the codes part; True if the oracle itself was undecided there."""
     n = min(len(ours), len(theirs))
-    at = next((i for i in range(n) if not np.array_equal(ours[i], theirs[i])), n)
-    gap = min(oracle.gaps[16 * at : 16 * at + 16])
-    print(f"  DIFFERS {case.name}: {len(ours)} and {len(theirs)} frames, first at {at}, top-2 gap {gap:.1e}")
+    frame, group = next(((f, g) for f in range(n) for g in range(16) if ours[f, g] != theirs[f, g]), (n, 0))
+    gap = oracle.gap(frame, group, theirs[:frame, 0].tolist())
+    print(f"  DIFFERS {case.name}: {len(ours)} and {len(theirs)} frames, at frame {frame} group {group}, gap {gap:.1e}")
     return gap < TIE
 
 
@@ -243,7 +254,7 @@ def compare_demo(frames: int = 200) -> None:
                     speaker=speaker,
                     language="english",
                     non_streaming_mode=whole,
-                    sampling=SamplingParams(do_sample=False, subtalker_dosample=False),
+                    sampling=GREEDY,
                     max_frames=frames,
                     runaway_guard=False,
                 )
