@@ -8,7 +8,8 @@
     │   ├── TextTooLongError       the text needs more positions than a slot has
     │   └── AudioError             reference audio that cannot be used
     ├── EngineBusyError            every slot is taken
-    └── EngineClosedError          the engine was closed, or its owner thread died
+    ├── EngineClosedError          the engine was closed, or its owner thread died
+    └── KernelFault                a wait inside the kernel outlasted its limit; the context lives, `recover()`
 
 Messages say what was expected, what came, and what to do.
 """
@@ -48,3 +49,7 @@ class EngineBusyError(TTSError):
 
 class EngineClosedError(TTSError):
     """The engine is closed."""
+
+
+class KernelFault(TTSError):
+    """A wait inside the kernel gave up; the launch ended normally and its results mean nothing."""

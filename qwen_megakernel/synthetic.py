@@ -13,13 +13,14 @@ import argparse
 import hashlib
 import json
 import math
+import tempfile
 from pathlib import Path
 
 import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from qwen_megakernel.checkpoint import Shapes, expected_tensors
+from qwen_megakernel.checkpoint import Shapes, expected_tensors, talker_tensors
 from qwen_megakernel.config import VARIANTS, ModelConfig
 
 SIZES = ("tiny", "tiny-adapter", "0.6b", "1.7b")
@@ -84,6 +85,27 @@ def write_checkpoint(
     if size not in SIZES or variant not in VARIANTS or codec not in (None, "tiny", "real"):
         raise ValueError(f"unknown size, variant or codec: {size!r}, {variant!r}, {codec!r}")
     folder = Path(folder)
+    _write_configs(folder, size, variant, codec)
+    config = ModelConfig.from_folder(folder)
+    main, codec_shapes = expected_tensors(config)
+    eos_row = config.talker.codec_eos_id
+
+    def main_tensor(name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        values = _normal(name, shape, seed, *main_spread(name, shape, config))
+        if name == "talker.codec_head.weight":
+            values[eos_row] *= eos_gain
+        return torch.from_numpy(values).to(torch.bfloat16)
+
+    # The published Base and speech tokenizer files carry no metadata, the other two do.
+    metadata = None if variant == "base" else {"format": "pt"}
+    _write_shards(folder, main, main_tensor, shards, metadata)
+    codec_tensors = {n: torch.from_numpy(_codec_values(n, s, seed)) for n, s in codec_shapes.items()}
+    save_file(codec_tensors, folder / "speech_tokenizer" / "model.safetensors")
+    return folder
+
+
+def _write_configs(folder: Path, size: str, variant: str, codec: str | None) -> None:
+    """Everything but the weights."""
     tokenizer = folder / "speech_tokenizer"
     tokenizer.mkdir(parents=True, exist_ok=True)
     real = size in ("0.6b", "1.7b")
@@ -95,23 +117,6 @@ def write_checkpoint(
     _dump(tokenizer / "preprocessor_config.json", _CODEC_PREPROCESSOR)
     _dump(tokenizer / "configuration.json", {"framework": "pytorch", "task": "feature-extraction"})
     _write_tokenizer(folder, main_config["im_start_token_id"] - 1)
-
-    config = ModelConfig.from_folder(folder)
-    main, codec_shapes = expected_tensors(config)
-    eos_row = config.talker.codec_eos_id
-
-    def main_tensor(name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        values = _main_values(name, shape, seed, config)
-        if name == "talker.codec_head.weight":
-            values[eos_row] *= eos_gain
-        return torch.from_numpy(values).to(torch.bfloat16)
-
-    # The published Base and speech tokenizer files carry no metadata, the other two do.
-    metadata = None if variant == "base" else {"format": "pt"}
-    _write_shards(folder, main, main_tensor, shards, metadata)
-    codec_tensors = {n: torch.from_numpy(_codec_values(n, s, seed)) for n, s in codec_shapes.items()}
-    save_file(codec_tensors, tokenizer / "model.safetensors")
-    return folder
 
 
 def _dump(path: Path, value: dict) -> None:
@@ -419,27 +424,47 @@ def _normal(name: str, shape: tuple[int, ...], seed: int, std: float = 1.0, mean
     return values
 
 
-def _main_values(name: str, shape: tuple[int, ...], seed: int, config: ModelConfig) -> np.ndarray:
-    """Gains that keep residuals near 1 through 28 layers and give logits a deviation of about 3."""
+def main_spread(name: str, shape: tuple[int, ...], config: ModelConfig) -> tuple[float, float]:
+    """(standard deviation, mean) of a main tensor: gains that keep residuals near 1 through 28 layers and give
+    logits a deviation of about 3."""
     if name.endswith("norm.weight"):
         mean = 1.2 if "q_norm" in name or "k_norm" in name else 1.0
-        return _normal(name, shape, seed, 0.1 * mean, mean)
+        return 0.1 * mean, mean
     if name.endswith(".bias"):
-        return _normal(name, shape, seed, 0.02)
+        return 0.02, 0.0
     if name.startswith("speaker_encoder."):
         gain = 0.2 if name in ("speaker_encoder.fc.weight", "speaker_encoder.blocks.0.conv.weight") else 1.3
-        return _normal(name, shape, seed, gain / math.sqrt(shape[1] * shape[2]))
+        return gain / math.sqrt(shape[1] * shape[2]), 0.0
     if "text_embedding" in name:
-        return _normal(name, shape, seed)
+        return 1.0, 0.0
     if "codec_embedding" in name:
-        return _normal(name, shape, seed, 0.25)
+        return 0.25, 0.0
     gain = 1.0
     if "codec_head" in name or "lm_head" in name:
         gain = 3.0
     elif "o_proj" in name or "down_proj" in name:
         stack = config.talker.code_predictor.stack if "code_predictor" in name else config.talker.stack
         gain = (3.0 if "down_proj" in name else 1.5) / math.sqrt(2 * stack.num_layers)
-    return _normal(name, shape, seed, gain / math.sqrt(shape[1]))
+    return gain / math.sqrt(shape[1]), 0.0
+
+
+def synthetic_config(size: str, variant: str = "custom_voice") -> ModelConfig:
+    """The config that `write_checkpoint` would write, without any weights."""
+    with tempfile.TemporaryDirectory() as name:
+        _write_configs(Path(name), size, variant, None)
+        return ModelConfig.from_folder(Path(name))
+
+
+def random_talker(config: ModelConfig, device: torch.device, seed: int, eos_gain: float = NO_EOS) -> dict:
+    """Every `talker.*` tensor, bf16, drawn on `device`: real dims in a second instead of half a minute. Other
+    values than `write_checkpoint` gives for the same seed."""
+    generator = torch.Generator(device).manual_seed(seed)
+    tensors = {}
+    for name, shape in talker_tensors(config.talker).items():
+        std, mean = main_spread(name, shape, config)
+        tensors[name] = (torch.randn(shape, generator=generator, device=device) * std + mean).to(torch.bfloat16)
+    tensors["talker.codec_head.weight"][config.talker.codec_eos_id] *= eos_gain
+    return tensors
 
 
 def _codec_values(name: str, shape: tuple[int, ...], seed: int) -> np.ndarray:

@@ -16,11 +16,11 @@ PACKAGE = ROOT / "qwen_megakernel"
 # Arrows point down only: a module imports from lower layers.
 LAYERS = [
     {"errors"},
-    {"config"},
+    {"config", "build"},
     {"checkpoint", "transformer", "sampling", "text"},
     {"voice", "vocoder", "synthetic"},
     {"prompt"},
-    {"frame_decoder"},
+    {"frame_decoder", "megakernel"},
     {"engine"},
     {"__init__"},
     {"cli"},

@@ -1,0 +1,53 @@
+// The weight ring: how a block's weights reach its tensor cores without ever waiting for the data.
+//
+// A block reads the same weights in the same order in every frame, so they lie in memory in that order (its ribbon)
+// and one producer warp copies them, stage after stage, into a ring in shared memory; only a full ring stops it.
+// The compute warps wait for a stage, each takes its own 16 bytes per lane and unit, and hands the stage back.
+#pragma once
+#include "dims.cuh"
+#include "patience.cuh"
+#include "ptx.cuh"
+
+namespace qmk {
+
+struct Ring {
+  uint32_t data, full, empty;  // shared addresses: stages, "stage is filled", "stage is free"
+  int stages;
+  int stage = 0;
+  uint32_t round = 0;          // how often the ring has gone round
+
+  __device__ void init() const {
+    for (int i = 0; i < stages; i++) {
+      mbarrier_init(full + i * 8, 1);
+      mbarrier_init(empty + i * 8, kWarps);
+    }
+    mbarrier_init_fence();
+  }
+  __device__ __forceinline__ void next() {
+    if (++stage == stages) stage = 0, round++;
+  }
+
+  // Producer: copy n stages that lie one after the other. Of every 15 stages `pinned` ask to stay in L2.
+  __device__ void stream(const uint8_t* src, int n, int pinned, Patience& patience) {
+    const uint64_t last = policy_evict_last(), first = policy_evict_first();
+    for (int i = 0; i < n; i++, next()) {
+      if (round) patience.wait_barrier(empty + stage * 8, (round - 1) & 1);
+      mbarrier_expect(full + stage * 8, kStageBytes);
+      bulk_copy(data + stage * kStageBytes, src + static_cast<size_t>(i) * kStageBytes, kStageBytes, full + stage * 8,
+                i % 15 < pinned ? last : first);
+    }
+  }
+
+  // Consumer: this lane's fragments of the next stage.
+  __device__ __forceinline__ void take(uint4 (&unit)[kStageUnits], int warp, int lane, Patience& patience) {
+    patience.wait_barrier(full + stage * 8, round & 1);
+#pragma unroll
+    for (int j = 0; j < kStageUnits; j++)
+      unit[j] = load_shared16(data + stage * kStageBytes + j * kUnitBytes + (warp * 32 + lane) * 16);
+    __syncwarp();
+    if (lane == 0) mbarrier_arrive(empty + stage * 8);
+    next();
+  }
+};
+
+}  // namespace qmk
