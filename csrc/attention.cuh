@@ -1,155 +1,202 @@
 // One query head over one split of its context; the splits are weighed together by whoever reads them.
 //
-// A warp looks at 4 positions at a time: 8 lanes to a position, 16 of the 128 dims to a lane. The current position's
-// key and value come straight from the exchange, are rounded to bf16 as the cache holds them, and stored.
+// Two layouts of a head's 128 dims over a warp. In the exchange a lane has 4 dims, so that q, k and v of the current
+// position arrive in one round trip. Against the context 8 lanes share a position, 16 dims each, 4 positions at a time.
+// Everything that does not depend on the current position (norms, angles, old keys) is loaded before the wait.
 #pragma once
 #include "exchange.cuh"
 
 namespace qmk {
 
 constexpr int kLaneDims = 16;
-__device__ constexpr float kScoreScale = 0.08838834764831845f;  // head_dim ^ -1/2
+constexpr float kScoreScale = 0.08838834764831845f;  // head_dim ^ -1/2
 
 // Splits that hold anything at a position: split s has positions 256 s .. 256 s + 255, then every 2,048 on.
 __host__ __device__ constexpr int active_splits(int position) {
   return position / kSplitPositions + 1 < kSplits ? position / kSplitPositions + 1 : kSplits;
 }
 
-__device__ __forceinline__ float group_sum(float x) {  // over the 8 lanes of a position
-  x += __shfl_xor_sync(~0u, x, 1);
-  x += __shfl_xor_sync(~0u, x, 2);
-  return x + __shfl_xor_sync(~0u, x, 4);
+// 16 dims as bf16.
+struct Row {
+  uint4 low, high;
+};
+__device__ __forceinline__ Row load_shared_row(const bf16* p) {
+  const uint4* q = reinterpret_cast<const uint4*>(p);
+  return {q[0], q[1]};
 }
-
-__device__ __forceinline__ void to_floats(uint4 a, float* f) {
-  const uint32_t w[4] = {a.x, a.y, a.z, a.w};
+__device__ __forceinline__ Row load_global_row(const bf16* p) {
+  const uint4* q = reinterpret_cast<const uint4*>(p);
+  return {__ldcg(q), __ldcg(q + 1)};
+}
+__device__ __forceinline__ void to_floats(const Row& row, float (&f)[kLaneDims]) {
+  const uint32_t w[8] = {row.low.x, row.low.y, row.low.z, row.low.w, row.high.x, row.high.y, row.high.z, row.high.w};
 #pragma unroll
-  for (int i = 0; i < 4; i++) f[2 * i] = __uint_as_float(w[i] << 16), f[2 * i + 1] = __uint_as_float(w[i] & 0xffff0000u);
+  for (int i = 0; i < 8; i++) f[2 * i] = __uint_as_float(w[i] << 16), f[2 * i + 1] = __uint_as_float(w[i] & 0xffff0000u);
 }
 
-// This lane's 16 dims of a head's q, k or v, from the exchange.
-__device__ __forceinline__ void await_head(float (&x)[kLaneDims], const Tagged* head, uint32_t epoch, int t, const Patience& patience) {
-  float2 pair[kLaneDims / 2];
-  await_pairs(pair, [&](int i) { return head + t * kLaneDims + 2 * i; }, epoch, patience);
-#pragma unroll
-  for (int i = 0; i < kLaneDims / 2; i++) x[2 * i] = pair[i].x, x[2 * i + 1] = pair[i].y;
+struct Four {  // a lane's 4 dims in the exchange's layout
+  float v[4];
+};
+__device__ __forceinline__ Four load_norm(const bf16* p, int lane) {
+  const __nv_bfloat162* q = reinterpret_cast<const __nv_bfloat162*>(p + lane * 4);
+  const float2 a = __bfloat1622float2(q[0]), b = __bfloat1622float2(q[1]);
+  return {{a.x, a.y, b.x, b.y}};
+}
+__device__ __forceinline__ Four load_angles(const float* p, int lane) {  // dims i and i + 64 turn by the same angle
+  const float4 a = *reinterpret_cast<const float4*>(p + lane % 16 * 4);
+  return {{a.x, a.y, a.z, a.w}};
+}
+__device__ __forceinline__ Four await_four(const Tagged* head, int lane, uint32_t epoch, const Patience& patience) {
+  float2 pair[2];
+  await_pairs(pair, [&](int i) { return head + lane * 4 + 2 * i; }, epoch, patience);
+  return {{pair[0].x, pair[0].y, pair[1].x, pair[1].y}};
 }
 
-// Head norm, then rotate-half: dims i and i + 64 are 4 lanes apart. Positions are the same on all three M-RoPE axes of
-// this model, so one angle per pair is all there is.
-__device__ __forceinline__ void norm_and_rope(float (&x)[kLaneDims], const bf16* weight, const float* cos, const float* sin, int t) {
+// Head norm, then rotate-half. Positions are the same on all three M-RoPE axes of this model, so one angle per pair of
+// dims is all there is.
+__device__ __forceinline__ void norm_and_rope(Four& x, const Four& weight, const Four& cos, const Four& sin, int lane) {
   float square = 0.f;
 #pragma unroll
-  for (int i = 0; i < kLaneDims; i++) square = fmaf(x[i], x[i], square);
-  const float inv = rsqrtf(group_sum(square) * (1.f / kHeadDim) + 1e-6f);
+  for (int i = 0; i < 4; i++) square = fmaf(x.v[i], x.v[i], square);
 #pragma unroll
-  for (int i = 0; i < kLaneDims; i++) {
-    const float y = x[i] * inv * __bfloat162float(weight[t * kLaneDims + i]);
-    const float other = __shfl_xor_sync(~0u, y, 4);
-    const int pair = (t & 3) * kLaneDims + i;
-    x[i] = y * cos[pair] + (t < 4 ? -other : other) * sin[pair];
+  for (int o = 16; o; o >>= 1) square += __shfl_xor_sync(~0u, square, o);
+  const float inv = rsqrtf(square * (1.f / kHeadDim) + 1e-6f);
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    const float y = x.v[i] * inv * weight.v[i], other = __shfl_xor_sync(~0u, y, 16);
+    x.v[i] = y * cos.v[i] + (lane < 16 ? -other : other) * sin.v[i];
   }
+}
+__device__ __forceinline__ uint2 rounded(const Four& x) {
+  const __nv_bfloat162 a = __floats2bfloat162_rn(x.v[0], x.v[1]), b = __floats2bfloat162_rn(x.v[2], x.v[3]);
+  return make_uint2(*reinterpret_cast<const uint32_t*>(&a), *reinterpret_cast<const uint32_t*>(&b));
 }
 
 struct Head {  // where one head reads and writes
   const Tagged *q, *k, *v;          // exchange, [head_dim] each
   const bf16 *q_norm, *k_norm;      // [head_dim]
   const float *cos, *sin;           // [head_dim / 2] of this position
-  bool store;                       // of the two query heads that share a KV head one writes the cache
   Tagged* out;                      // [head_dim]
   Tagged* split;                    // [2] maximum and sum, or null where one split is all
 };
 
-// 16 dims as bf16.
-struct Row {
-  uint4 low, high;
+struct AttentionScratch {
+  alignas(16) float row[kWarps][kHeadDim];  // a warp's query, then its share of the output
+  float2 stat[kWarps];
 };
-__device__ __forceinline__ Row round_row(const float (&x)[kLaneDims]) {
-  uint32_t w[kLaneDims / 2];
-#pragma unroll
-  for (int i = 0; i < kLaneDims / 2; i++) {
-    const __nv_bfloat162 pair = __floats2bfloat162_rn(x[2 * i], x[2 * i + 1]);
-    w[i] = *reinterpret_cast<const uint32_t*>(&pair);
-  }
-  return {make_uint4(w[0], w[1], w[2], w[3]), make_uint4(w[4], w[5], w[6], w[7])};
-}
-__device__ __forceinline__ Row load_row(const bf16* p) {
-  const uint4* q = reinterpret_cast<const uint4*>(p);
-  return {__ldcg(q), __ldcg(q + 1)};
-}
-__device__ __forceinline__ Row load_shared_row(const bf16* p) {
-  const uint4* q = reinterpret_cast<const uint4*>(p);
-  return {q[0], q[1]};
-}
-__device__ __forceinline__ void store_row(bf16* p, const Row& r) {
-  uint4* q = reinterpret_cast<uint4*>(p);
-  q[0] = r.low, q[1] = r.high;
-}
 
-// Warps: 1 looks at 16 positions by itself; 16 look at 256 and combine through shared memory.
-// cache(p): pointer to the key row of position p; the value row lies `value_offset` elements on.
-template <int Warps, class Cache>
-__device__ __forceinline__ void attend(const Head& head, Cache cache, size_t value_offset, int split, int position, uint32_t epoch,
-                                       float (*s_out)[kHeadDim], float2* s_stat, bf16 (*s_fresh)[kHeadDim], int warp, int lane,
-                                       const Patience& patience) {
-  constexpr int kStride = kSplitPositions * kSplits;
+// Keys and values of the talker: pages in global memory, the current position in shared memory (and stored by one of the
+// query heads that share them).
+struct PagedCache {
+  static constexpr int kWarpsUsed = kWarps, kRows = 2;  // rows of 4 positions that a warp looks at at a time
+  static constexpr bool kEager = true;
+  const bf16* kv;         // of this layer and KV head, page 0
+  const int* pages;
+  size_t page_stride, value_offset;
+  bf16 (*fresh)[kHeadDim];  // shared [2]
+  bool store;
+
+  __device__ __forceinline__ const bf16* at(int p) const {
+    return kv + pages[p / kPagePositions] * page_stride + p % kPagePositions * kHeadDim;
+  }
+  __device__ __forceinline__ void put(int p, uint2 key, uint2 value, int lane) const {
+    reinterpret_cast<uint2*>(fresh[0])[lane] = key, reinterpret_cast<uint2*>(fresh[1])[lane] = value;
+    if (!store) return;
+    bf16* row = const_cast<bf16*>(at(p));
+    reinterpret_cast<uint2*>(row)[lane] = key, reinterpret_cast<uint2*>(row + value_offset)[lane] = value;
+  }
+  __device__ __forceinline__ Row old_row(int p, int t, bool value) const {
+    return load_global_row(at(p) + (value ? value_offset : 0) + t * kLaneDims);
+  }
+  __device__ __forceinline__ Row fresh_row(int, int t, bool value) const { return load_shared_row(fresh[value] + t * kLaneDims); }
+};
+
+// Keys and values of the code predictor: at most 16 positions of one frame, in the shared memory of the head's block.
+struct FrameCache {
+  static constexpr int kWarpsUsed = 1, kRows = 4;
+  static constexpr bool kEager = false;
+  bf16 (*rows)[16][kHeadDim];  // shared [2][positions]
+
+  __device__ __forceinline__ void put(int p, uint2 key, uint2 value, int lane) const {
+    reinterpret_cast<uint2*>(rows[0][p])[lane] = key, reinterpret_cast<uint2*>(rows[1][p])[lane] = value;
+  }
+  __device__ __forceinline__ Row old_row(int p, int t, bool value) const { return load_shared_row(rows[value][p] + t * kLaneDims); }
+  __device__ __forceinline__ Row fresh_row(int p, int t, bool value) const { return old_row(p, t, value); }
+};
+
+template <class Cache>
+__device__ __forceinline__ void attend(const Head& head, const Cache& cache, int split, int position, uint32_t epoch,
+                                       AttentionScratch& s, int warp, int lane, const Patience& patience) {
+  constexpr int kUsed = Cache::kWarpsUsed, kRows = Cache::kRows, kSpan = kUsed * kRows * 4;
+  constexpr bool kEager = Cache::kEager;  // rows are far away: ask for them before they are needed
   const int group = lane / 8, t = lane % 8;
-  float q[kLaneDims];
-  await_head(q, head.q, epoch, t, patience);
-  norm_and_rope(q, head.q_norm, head.cos, head.sin, t);
-
-  // The warp that the current position falls to makes its key and value, and alone reads them below.
-  if (position / kSplitPositions % kSplits == split && position % kSplitPositions / 4 % Warps == warp) {
-    float x[kLaneDims];
-    await_head(x, head.k, epoch, t, patience);
-    norm_and_rope(x, head.k_norm, head.cos, head.sin, t);
-    const Row key = round_row(x);
-    await_head(x, head.v, epoch, t, patience);
-    const Row value = round_row(x);
-    if (group == 0) {
-      store_row(s_fresh[0] + t * kLaneDims, key), store_row(s_fresh[1] + t * kLaneDims, value);
-      if (head.store) {
-        bf16* row = cache(position) + t * kLaneDims;
-        store_row(row, key), store_row(row + value_offset, value);
-      }
+  // Positions of this warp from `base` on: row j, group g.
+  auto position_of = [&](int base, int j) { return base + (j * kUsed + warp) * 4 + group; };
+  auto next_base = [&](int base) {
+    return (base + kSpan) % kSplitPositions ? base + kSpan : base + kSpan + kSplitPositions * (kSplits - 1);
+  };
+  auto old_rows = [&](Row (&row)[kRows], int base, bool value) {
+#pragma unroll
+    for (int j = 0; j < kRows; j++) {
+      const int p = position_of(base, j);
+      row[j] = p < position ? cache.old_row(p, t, value) : Row{};
     }
-    __syncwarp();
+  };
+  auto row_at = [&](const Row& eager, int p, bool value) {
+    if (p == position) return cache.fresh_row(p, t, value);
+    return kEager || p > position ? eager : cache.old_row(p, t, value);
+  };
+  int base = split * kSplitPositions;
+  Row key[kRows]{}, value[kRows]{};
+  if constexpr (kEager) old_rows(key, base, false);
+
+  const Four cos = load_angles(head.cos, lane), sin = load_angles(head.sin, lane), q_norm = load_norm(head.q_norm, lane);
+  if (position / kSplitPositions % kSplits == split && position / 4 % kUsed == warp) {  // the current position falls to this warp
+    const Four k_norm = load_norm(head.k_norm, lane);
+    Four k = await_four(head.k, lane, epoch, patience);
+    const Four v = await_four(head.v, lane, epoch, patience);
+    norm_and_rope(k, k_norm, cos, sin, lane);
+    cache.put(position, rounded(k), rounded(v), lane);
   }
+  Four query = await_four(head.q, lane, epoch, patience);
+  norm_and_rope(query, q_norm, cos, sin, lane);
+  reinterpret_cast<float4*>(s.row[warp])[lane] = make_float4(query.v[0], query.v[1], query.v[2], query.v[3]);
+  __syncwarp();
+  float q[kLaneDims];
+#pragma unroll
+  for (int i = 0; i < kLaneDims; i++) q[i] = s.row[warp][t * kLaneDims + i];
+  __syncwarp();
 
   float top = -INFINITY, total = 0.f, out[kLaneDims] = {};
-  for (int base = split * kSplitPositions; base <= position; base += kStride) {
-    float score[4];
-    Row value[4];
+  while (base <= position) {
+    if constexpr (kEager) old_rows(value, base, true);
+    const int here = base;
+    float score[kRows], now = top;
 #pragma unroll
-    for (int j = 0; j < 4; j++) {
-      const int p = base + (j * Warps + warp) * 4 + group;
-      Row key{};
-      value[j] = {};
-      if (p < position) {
-        const bf16* row = cache(p) + t * kLaneDims;
-        key = load_row(row), value[j] = load_row(row + value_offset);
-      } else if (p == position) {
-        key = load_shared_row(s_fresh[0] + t * kLaneDims), value[j] = load_shared_row(s_fresh[1] + t * kLaneDims);
-      }
+    for (int j = 0; j < kRows; j++) {
       float k[kLaneDims], dot = 0.f;
-      to_floats(key.low, k), to_floats(key.high, k + 8);
+      to_floats(row_at(key[j], position_of(here, j), false), k);
 #pragma unroll
       for (int i = 0; i < kLaneDims; i++) dot = fmaf(q[i], k[i], dot);
-      dot = group_sum(dot);
-      score[j] = p <= position ? dot * kScoreScale : -INFINITY;
+      dot += __shfl_xor_sync(~0u, dot, 1);
+      dot += __shfl_xor_sync(~0u, dot, 2);
+      dot += __shfl_xor_sync(~0u, dot, 4);
+      score[j] = position_of(here, j) <= position ? dot * kScoreScale : -INFINITY;
+      now = fmaxf(now, score[j]);
     }
-    float now = fmaxf(fmaxf(score[0], score[1]), fmaxf(score[2], score[3]));
     now = fmaxf(now, __shfl_xor_sync(~0u, now, 8));
-    now = fmaxf(fmaxf(now, __shfl_xor_sync(~0u, now, 16)), top);
+    now = fmaxf(now, __shfl_xor_sync(~0u, now, 16));
+    base = next_base(base);
+    if (kEager && base <= position) old_rows(key, base, false);
     if (now == -INFINITY) continue;  // this warp has nothing here
     const float keep = __expf(top - now);
     total *= keep;
 #pragma unroll
     for (int i = 0; i < kLaneDims; i++) out[i] *= keep;
 #pragma unroll
-    for (int j = 0; j < 4; j++) {
+    for (int j = 0; j < kRows; j++) {
       float v[kLaneDims];
-      to_floats(value[j].low, v), to_floats(value[j].high, v + 8);
+      to_floats(row_at(value[j], position_of(here, j), true), v);
       const float weight = __expf(score[j] - now);  // 0 where there is no position
       total += weight;
 #pragma unroll
@@ -168,20 +215,22 @@ __device__ __forceinline__ void attend(const Head& head, Cache cache, size_t val
   for (int i = 0; i < 4; i++) quarter[i] = (odd ? half[4 + i] : half[i]) + __shfl_xor_sync(~0u, odd ? half[i] : half[4 + i], 8);
   const int mine = t * kLaneDims + (high ? 8 : 0) + (odd ? 4 : 0);
 
-  if constexpr (Warps == 1) {
+  if constexpr (kUsed == 1) {
 #pragma unroll
     for (int i = 0; i < 4; i++) publish(head.out + mine + i, quarter[i] / total, epoch);
   } else {
-    *reinterpret_cast<float4*>(&s_out[warp][mine]) = make_float4(quarter[0], quarter[1], quarter[2], quarter[3]);
-    if (lane == 0) s_stat[warp] = make_float2(top, total);
+    *reinterpret_cast<float4*>(&s.row[warp][mine]) = make_float4(quarter[0], quarter[1], quarter[2], quarter[3]);
+    if (lane == 0) s.stat[warp] = make_float2(top, total);
     sync_compute<kComputeThreads>();
     const int dim = warp * 32 + lane;
     if (dim < kHeadDim) {
       float best = -INFINITY, sum = 0.f, value = 0.f;
-      for (int w = 0; w < Warps; w++) best = fmaxf(best, s_stat[w].x);
-      for (int w = 0; w < Warps; w++) {
-        const float weight = __expf(s_stat[w].x - best);
-        sum = fmaf(weight, s_stat[w].y, sum), value = fmaf(weight, s_out[w][dim], value);
+#pragma unroll
+      for (int w = 0; w < kUsed; w++) best = fmaxf(best, s.stat[w].x);
+#pragma unroll
+      for (int w = 0; w < kUsed; w++) {
+        const float weight = __expf(s.stat[w].x - best);
+        sum = fmaf(weight, s.stat[w].y, sum), value = fmaf(weight, s.row[w][dim], value);
       }
       publish(head.out + dim, value / sum, epoch);
       if (head.split && dim < 2) publish(head.split + dim, dim ? sum : best, epoch);

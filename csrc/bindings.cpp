@@ -41,7 +41,6 @@ class Launcher {
             exchange("x.mlp"), exchange("x.h_mlp"), exchange("x.adapted"), exchange("x.logits")};
     p_.fault = data<uint32_t>("fault", torch::kInt32);
     p_.kv = data<qmk::bf16>("kv", torch::kBFloat16);
-    p_.predictor_kv = data<qmk::bf16>("predictor_kv", torch::kBFloat16);
     p_.codes = data<int>("codes", torch::kInt32);
     p_.eos_id = static_cast<int>(settings.at("eos_id"));
     p_.first_suppressed_id = static_cast<int>(settings.at("first_suppressed_id"));

@@ -16,9 +16,9 @@ struct Frame {
   using T = typename Dims::Talker;
   using P = typename Dims::Predictor;
   static constexpr int kHeadRows = Dims::kCodecVocab / kBlocks, kCodeRows = Dims::kCodes / kBlocks;
-  static constexpr int kAdapterRows = P::kHidden / kBlocks;
+  [[maybe_unused]] static constexpr int kAdapterRows = P::kHidden / kBlocks;
   using Shared = Scratch<max_of(T::kIntermediate, P::kIntermediate), max_of(T::kHidden, P::kHidden),
-                         max_of(T::kGateUpRows, P::kGateUpRows)>;
+                         max_of(T::kGateUpRows, P::kGateUpRows), P::kLayers>;
   using Thread = Block<Shared>;
   static constexpr int kRingStages = (227 * 1024 - 512 - static_cast<int>(sizeof(Shared))) / kStageBytes;
   static constexpr int kSharedBytes = kRingStages * (kStageBytes + 16) + static_cast<int>(sizeof(Shared)) + 128;
@@ -62,16 +62,15 @@ struct Frame {
     Slice<T::kHidden> h;
 #pragma unroll
     for (int i = 0; i < h.kPairs; i++) h.v[i] = *reinterpret_cast<const float2*>(p.row + h.index(i, b.tid));
-    const int kv_head = b.block / kSplits / T::kGroup;
+    const int head = b.block / kSplits, kv_head = head / T::kGroup;
+    constexpr size_t kHeadRows = kPagePositions * kHeadDim, kLayerRows = 2 * T::kKvHeads * kHeadRows;
     for (int index = 0; index < T::kLayers; index++) {
       const auto norm = load_slice<T::kHidden>(p.talker.input_norm + index * T::kHidden, b.tid);
       if (index) h = await<T::kHidden>(b.x.h_mlp, b.epoch, b.tid, b.patience);
       b.epoch++;
-      auto cache = [&](int position) {
-        const size_t page = static_cast<size_t>(p.pages[position / kPagePositions]) * T::kLayers + index;
-        return p.kv + ((page * 2 * T::kKvHeads + kv_head) * kPagePositions + position % kPagePositions) * kHeadDim;
-      };
-      layer<T, kWarps>(b, p.talker, index, p.position, h, norm, cache, static_cast<size_t>(T::kKvHeads) * kPagePositions * kHeadDim);
+      const PagedCache cache{p.kv + index * kLayerRows + kv_head * kHeadRows, p.pages, T::kLayers * kLayerRows,
+                             T::kKvHeads * kHeadRows, b.s.fresh, head % T::kGroup == 0};
+      layer<T>(b, p.talker, index, p.position, h, norm, cache);
     }
     return await<T::kHidden>(b.x.h_mlp, b.epoch, b.tid, b.patience);
   }
@@ -89,16 +88,11 @@ struct Frame {
     } else {
       h = row;
     }
-    const int head = b.block / kSplits;
     for (int index = 0; index < P::kLayers; index++) {
       const auto norm = load_slice<P::kHidden>(p.predictor.input_norm + index * P::kHidden, b.tid);
       if (index) h = await<P::kHidden>(b.x.h_mlp, b.epoch, b.tid, b.patience);
       b.epoch++;
-      constexpr int kPositions = Dims::kGroups;
-      auto cache = [&](int at) {
-        return p.predictor_kv + ((static_cast<size_t>(head) * P::kLayers + index) * 2 * kPositions + at) * kHeadDim;
-      };
-      layer<P, 1>(b, p.predictor, index, position, h, norm, cache, static_cast<size_t>(kPositions) * kHeadDim);
+      layer<P>(b, p.predictor, index, position, h, norm, FrameCache{b.s.frame_kv[index]});
     }
     return await<P::kHidden>(b.x.h_mlp, b.epoch, b.tid, b.patience);
   }

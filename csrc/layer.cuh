@@ -10,15 +10,15 @@
 namespace qmk {
 
 // This block's shared memory besides the ring.
-template <int MaxK, int MaxHidden, int MaxRows>
+template <int MaxK, int MaxHidden, int MaxRows, int PredictorLayers>
 struct Scratch {
   alignas(16) bf16 x[MaxK];                 // input of the matrix at hand
   float h[MaxHidden];                       // residual stream, fp32
   float partial[kWarps * MaxRows];          // see Matvec
   float square[kWarps];                     // sums of squares of h
-  alignas(16) float attention[kWarps][kHeadDim];
-  float2 attention_stat[kWarps];
-  alignas(16) bf16 fresh[2][kHeadDim];      // key and value of the current position
+  AttentionScratch attention;
+  alignas(16) bf16 fresh[2][kHeadDim];      // the talker's key and value of the current position
+  alignas(16) bf16 frame_kv[PredictorLayers][2][16][kHeadDim];  // the code predictor's, where a head lives here
   unsigned long long best[kWarps];          // see draw.cuh
   uint32_t quit;
 };
@@ -83,12 +83,11 @@ __device__ __forceinline__ void matvec(B& b, Finish finish) {
   if (b.tid < Rows) finish(b.tid, Matvec<Rows, K>::sum(b.s.partial, b.tid));
 }
 
-// cache(p): key row of position p of this block's head; values lie `value_offset` elements on.
-// Warps: how many attend (see attention.cuh). h: residual in. Publishes the residual out as x.h_mlp.
-template <class S, int Warps, class B, class Cache>
+// cache: of this block's head (see attention.cuh). h: residual in. Publishes the residual out as x.h_mlp.
+template <class S, class B, class Cache>
 __device__ __forceinline__ void layer(B& b, const StackWeights& w, int index, int position, const Slice<S::kHidden>& h,
-                                      const Slice<S::kHidden>& input_norm, Cache cache, size_t value_offset) {
-  const int splits = Warps == 1 ? 1 : active_splits(position);
+                                      const Slice<S::kHidden>& input_norm, const Cache& cache) {
+  const int splits = Cache::kWarpsUsed == 1 ? 1 : active_splits(position);
   const int head = b.block / kSplits, split = b.block % kSplits;
 
   stage_normed(b, h, input_norm);
@@ -96,7 +95,7 @@ __device__ __forceinline__ void layer(B& b, const StackWeights& w, int index, in
     publish(b.x.qkv + b.block * S::kQkvRows + row, sum * inverse_rms<S::kHidden>(b), b.epoch);
   });
 
-  if (split < splits && b.warp < Warps) {
+  if (split < splits && b.warp < Cache::kWarpsUsed) {
     const int kv_head = head / S::kGroup;
     const Head at{.q = b.x.qkv + head * kHeadDim,
                   .k = b.x.qkv + S::kQ + kv_head * kHeadDim,
@@ -105,10 +104,9 @@ __device__ __forceinline__ void layer(B& b, const StackWeights& w, int index, in
                   .k_norm = w.k_norm + index * kHeadDim,
                   .cos = w.rope_cos + position * (kHeadDim / 2),
                   .sin = w.rope_sin + position * (kHeadDim / 2),
-                  .store = Warps == 1 || head % S::kGroup == 0,
                   .out = b.x.attn + split * S::kQ + head * kHeadDim,
                   .split = splits > 1 ? b.x.split + (head * kSplits + split) * 2 : nullptr};
-    attend<Warps>(at, cache, value_offset, split, position, b.epoch, b.s.attention, b.s.attention_stat, b.s.fresh, b.warp, b.lane, b.patience);
+    attend(at, cache, split, position, b.epoch, b.s.attention, b.warp, b.lane, b.patience);
   }
 
   const auto post_norm = load_slice<S::kHidden>(w.post_norm + index * S::kHidden, b.tid);

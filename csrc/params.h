@@ -56,7 +56,6 @@ struct FrameParams {
   float* next_row;                // [hidden] the next position's input
   bf16* kv;                       // [pages][layers][2][kv heads][64][head_dim], the talker's pool
   const int* pages;               // this slot's page table
-  bf16* predictor_kv;             // [heads][layers][2][16][head_dim]; each head's block keeps its own
   int position;                   // of `row`
   int frame;                      // of the stream, from 0
   int prefill;                    // 1: only the talker's layers run, for their keys and values

@@ -127,7 +127,6 @@ class MegakernelFrameDecoder:
             "x.logits": exchange(talker.vocab_size),
             "fault": torch.zeros(1, dtype=torch.int32, device=device),
             "kv": torch.zeros(slots * pages, 28, 2, 8, PAGE, 128, dtype=torch.bfloat16, device=device),
-            "predictor_kv": torch.zeros(16, 5, 2, 16, 128, dtype=torch.bfloat16, device=device),
             "codes": torch.zeros(groups, dtype=torch.int32, device=device),
         }
         if hidden != 1024:
