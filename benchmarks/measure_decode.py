@@ -1,6 +1,6 @@
 """How long does one frame of 16 codes take, and how far is that from the hardware's floor?
 
-    python benchmarks/measure_decode.py [--size 0.6b|1.7b] [--positions 200 2000] [--frames 200]
+    python benchmarks/measure_decode.py [--size 0.6b|1.7b] [--positions 200 2000] [--frames 200] [--stages]
 
 Random weights at the published dims, greedy, one stream. The floor is the bytes of a frame (talker once, code
 predictor 15 times, heads) over the card's measured read bandwidth, 4.67 TB/s on an H200.
@@ -14,7 +14,7 @@ import torch
 
 from qwen_megakernel.config import GREEDY
 from qwen_megakernel.frame_decoder import TorchFrameDecoder
-from qwen_megakernel.megakernel import MegakernelFrameDecoder
+from qwen_megakernel.megakernel import STAGES, MegakernelFrameDecoder
 from qwen_megakernel.prompt import Prompt
 from qwen_megakernel.synthetic import random_talker, synthetic_config
 from qwen_megakernel.transformer import Embeddings
@@ -55,6 +55,7 @@ def main() -> None:
     parser.add_argument("--size", choices=("0.6b", "1.7b"), default="0.6b")
     parser.add_argument("--positions", type=int, nargs="+", default=[50, 200, 1000, 2000])
     parser.add_argument("--frames", type=int, default=200)
+    parser.add_argument("--stages", action="store_true", help="also the kernel's own clock, stage by stage")
     args = parser.parse_args()
     device = torch.device("cuda")
     config = synthetic_config(args.size)
@@ -83,6 +84,14 @@ def main() -> None:
         slot.position, slot.frame = position, 5
         report(f"kernel, position {position}", times_ms(lambda: kernel._launch(slot, slot.row), args.frames))
         assert int(kernel._fault) == 0 and 0 <= int(kernel._codes.min()) and int(kernel._codes.max()) < 3072
+    if args.stages:
+        stage_ns = torch.zeros(len(STAGES), dtype=torch.int64, device=device)
+        for _ in range(args.frames):
+            kernel._launch(slot, slot.row, stage_ns=stage_ns)
+        stages = (stage_ns / args.frames / 1000).tolist()
+        for name, us in zip(STAGES, stages, strict=True):
+            print(f"  {name:26}  {us:9.1f} us  {us / sum(stages):6.1%}")
+        results["stages_us"] = dict(zip(STAGES, stages, strict=True))
     report("kernel, prefill of one row", times_ms(lambda: kernel._launch(slot, slot.row, prefill=True), args.frames))
     eager = TorchFrameDecoder(config, tensors, Embeddings(config.talker, tensors), slots=1, max_positions=limit)
     eager.start(0, prompt, sampling)

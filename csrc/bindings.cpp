@@ -51,7 +51,8 @@ class Launcher {
   // One prompt row (prefill) or one frame. Tensors belong to the slot; text_row is not read in a prefill.
   void launch(const torch::Tensor& row, const torch::Tensor& next_row, const torch::Tensor& text_row, const torch::Tensor& pages,
               const torch::Tensor& seen, int64_t position, int64_t frame, bool prefill, double repetition_penalty, int64_t epoch,
-              const c10::optional<torch::Tensor>& hidden_out, const c10::optional<torch::Tensor>& logits_out) {
+              const c10::optional<torch::Tensor>& hidden_out, const c10::optional<torch::Tensor>& logits_out,
+              const c10::optional<torch::Tensor>& stage_ns) {
     qmk::FrameParams p = p_;
     p.row = check<float>(row, "row", torch::kFloat32, hidden_);
     p.next_row = check<float>(next_row, "next_row", torch::kFloat32, hidden_);
@@ -67,6 +68,7 @@ class Launcher {
     p.epoch = static_cast<uint32_t>(epoch);
     p.hidden_out = hidden_out ? check<float>(*hidden_out, "hidden_out", torch::kFloat32, hidden_) : nullptr;
     p.logits_out = logits_out ? check<float>(*logits_out, "logits_out", torch::kFloat32, 16) : nullptr;
+    p.stage_ns = stage_ns ? check<unsigned long long>(*stage_ns, "stage_ns", torch::kInt64, 2 * qmk::kStages) : nullptr;
     const cudaError_t error = qmk::launch_frame(static_cast<int>(hidden_), p, c10::cuda::getCurrentCUDAStream());
     TORCH_CHECK(error == cudaSuccess, "frame kernel: ", cudaGetErrorString(error));
   }

@@ -115,7 +115,10 @@ struct Frame {
       const int id = logits.index(i, b.tid);
       logits.v[i] = make_float2(code0_rule(p, id, logits.v[i].x), code0_rule(p, id + 1, logits.v[i].y));
     }
+    b.mark(kHead);
     int code = argmax(b, logits);
+    b.mark(kDraw);
+    if (b.stage_ns) b.stage_ns += kStages;
     if (b.block == 0 && b.tid == 0) p.codes[0] = code;
     const int code0 = code;
 
@@ -126,7 +129,9 @@ struct Frame {
       const auto last = predict(p, b, group, row);
       const auto code_logits = head<kCodeRows, P::kHidden, Dims::kCodes>(b, last, load_slice<P::kHidden>(p.predictor.norm, b.tid));
       keep_logits(p, b, group, code_logits);
+      b.mark(kHead);
       code = argmax(b, code_logits);
+      b.mark(kDraw);
       if (b.block == 0 && b.tid == 0) p.codes[group] = code;
       row = load_slice<T::kHidden>(p.code_embedding + (static_cast<size_t>(group - 1) * Dims::kCodes + code) * T::kHidden, b.tid);
 #pragma unroll
@@ -161,7 +166,9 @@ __global__ void __launch_bounds__(kThreads, 1) frame_kernel(const __grid_constan
     if (tid == kComputeThreads) F::produce(p, ring, patience, blockIdx.x);
     return;
   }
-  typename F::Thread b{s, ring, patience, p.x, p.epoch, tid, tid / 32, tid % 32, static_cast<int>(blockIdx.x)};
+  const bool timed = p.stage_ns && blockIdx.x == 0 && tid == 0;
+  typename F::Thread b{s, ring, patience, p.x, p.epoch, tid, tid / 32, tid % 32, static_cast<int>(blockIdx.x),
+                       timed ? p.stage_ns : nullptr, timed ? global_timer() : 0};
   F::compute(p, b);
 }
 

@@ -31,6 +31,15 @@ struct Block {  // what a compute thread carries through the frame
   Exchange x;
   uint32_t epoch;
   int tid, warp, lane, block;
+  unsigned long long* stage_ns;  // null except in one thread of a timed launch
+  unsigned long long since;
+
+  __device__ __forceinline__ void mark(int stage) {
+    if (stage_ns == nullptr) return;
+    const unsigned long long now = global_timer();
+    stage_ns[stage] += now - since;
+    since = now;
+  }
 };
 
 // Norm weights of this thread's slice; loaded ahead of the wait that comes before their use.
@@ -95,6 +104,7 @@ __device__ __forceinline__ void layer(B& b, const StackWeights& w, int index, in
     publish(b.x.qkv + b.block * S::kQkvRows + row, sum * inverse_rms<S::kHidden>(b), b.epoch);
   });
 
+  b.mark(kQkv);
   if (split < splits && b.warp < Cache::kWarpsUsed) {
     const int kv_head = head / S::kGroup;
     const Head at{.q = b.x.qkv + head * kHeadDim,
@@ -109,6 +119,7 @@ __device__ __forceinline__ void layer(B& b, const StackWeights& w, int index, in
     attend(at, cache, split, position, b.epoch, b.s.attention, b.warp, b.lane, b.patience);
   }
 
+  b.mark(kAttention);
   const auto post_norm = load_slice<S::kHidden>(w.post_norm + index * S::kHidden, b.tid);
   stage_input(b, await_attention<S::kQ>(b.x, splits, b.epoch, b.tid, b.patience));
   matvec<S::kORows, S::kQ>(b, [&](int row, float sum) {
@@ -116,6 +127,7 @@ __device__ __forceinline__ void layer(B& b, const StackWeights& w, int index, in
     publish(b.x.h_attn + i, b.s.h[i] + sum, b.epoch);
   });
 
+  b.mark(kOut);
   stage_normed(b, await<S::kHidden>(b.x.h_attn, b.epoch, b.tid, b.patience), post_norm);
   Matvec<S::kGateUpRows, S::kHidden>::run(b.ring, b.s.x, b.s.partial, b.warp, b.lane, b.patience);
   sync_compute<kComputeThreads>();
@@ -126,11 +138,13 @@ __device__ __forceinline__ void layer(B& b, const StackWeights& w, int index, in
     publish(b.x.mlp + b.block * (S::kGateUpRows / 2) + b.tid, gate / (1.f + __expf(-gate)) * up, b.epoch);
   }
 
+  b.mark(kGateUp);
   stage_input(b, await<S::kIntermediate>(b.x.mlp, b.epoch, b.tid, b.patience));
   matvec<S::kDownRows, S::kIntermediate>(b, [&](int row, float sum) {
     const int i = b.block * S::kDownRows + row;
     publish(b.x.h_mlp + i, b.s.h[i] + sum, b.epoch);
   });
+  b.mark(kDown);
 }
 
 }  // namespace qmk

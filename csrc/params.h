@@ -66,9 +66,12 @@ struct FrameParams {
 
   float* hidden_out;              // [hidden] or null: after the talker's final norm
   float* logits_out;              // [16][codec vocabulary] or null: as the sampler reads them
-  unsigned long long* stage_ns;   // [stages] or null
+  unsigned long long* stage_ns;   // [2 * kStages] or null: nanoseconds of block 0 in each stage, added up
 };
 
 constexpr int kPagePositions = 64;
+
+// A stage ends when its result is published; the wait for its input belongs to it. Talker first, then code predictor.
+enum Stage { kQkv, kAttention, kOut, kGateUp, kDown, kHead, kDraw, kStages };
 
 }  // namespace qmk

@@ -352,6 +352,18 @@ class Checkpoint:
             CheckpointError: what is there does not hold together; the first offending name is given.
         """
         folder = find_checkpoint(model)
+        try:
+            return cls._open_folder(folder)
+        except CheckpointError as error:
+            if str(model) == DEMO or Path(model).expanduser().is_dir():
+                raise
+            raise CheckpointError(
+                f"{error}. This is the hub cache's copy of {model}; "
+                f"if its download was interrupted: hf download {model}"
+            ) from error
+
+    @classmethod
+    def _open_folder(cls, folder: Path) -> "Checkpoint":
         config = ModelConfig.from_folder(folder)
         main, codec = expected_tensors(config)
         main_files = _check_tensors(folder, main)
@@ -393,6 +405,8 @@ def find_checkpoint(model: str | Path) -> Path:
     Raises:
         CheckpointNotFoundError: says what was looked for, where, and which command gets it.
     """
+    if not isinstance(model, (str, Path)) or not str(model).strip():
+        raise CheckpointNotFoundError(f"model must be a folder, a hub id or {DEMO!r}, got {model!r}")
     if str(model) == DEMO:
         return DEMO_FOLDER
     path = Path(model).expanduser()

@@ -19,7 +19,7 @@ from tqdm import tqdm
 from qwen_megakernel import SamplingParams, TTSEngine, TTSError, __version__
 from qwen_megakernel.checkpoint import DEMO, DEMO_NOTICE, PUBLISHED, Checkpoint
 from qwen_megakernel.engine import BACKENDS, Audio, Chunk, select_backend, select_device
-from qwen_megakernel.errors import RequestError
+from qwen_megakernel.errors import RequestError, TextTooLongError
 from qwen_megakernel.text import split_sentences
 
 MAX_PIECE_CHARS = 300
@@ -92,17 +92,24 @@ def _speak(args: argparse.Namespace) -> int:
         with _Output(args.output, engine.sample_rate, args.stream) as output:
             audios = []
             with tqdm(desc="speaking", unit=" frames", disable=args.stream, leave=False) as bar:
-                for number, piece in enumerate(pieces, start=1):
-                    if len(pieces) > 1:
-                        bar.set_postfix_str(f"piece {number}/{len(pieces)}")
-                    stream = engine.stream(
-                        piece,
-                        speaker=args.speaker,
-                        language=args.language,
-                        instruct=args.instruct,
-                        voice=voice,
-                        sampling=sampling,
-                    )
+                while pieces:
+                    try:
+                        stream = engine.stream(
+                            pieces[0],
+                            speaker=args.speaker,
+                            language=args.language,
+                            instruct=args.instruct,
+                            voice=voice,
+                            sampling=sampling,
+                        )
+                    except TextTooLongError:  # few characters can be many tokens
+                        halves = split_sentences(pieces[0], max(1, len(pieces[0]) // 2))
+                        if len(halves) < 2:
+                            raise
+                        pieces[:1] = halves
+                        continue
+                    pieces.pop(0)
+                    bar.set_postfix_str(f"{len(pieces)} pieces to go" if pieces else "")
                     for chunk in stream:
                         output.write(chunk)
                         bar.update(len(chunk.codes))
@@ -129,8 +136,8 @@ def _read_text(args: argparse.Namespace) -> str:
         if args.file in (None, "-"):
             if args.file is None and sys.stdin.isatty():
                 raise RequestError("no text: give --text, --file or standard input")
-            return sys.stdin.buffer.read().decode("utf-8")
-        return Path(args.file).read_text(encoding="utf-8")
+            return sys.stdin.buffer.read().decode("utf-8-sig")  # a byte order mark is not text
+        return Path(args.file).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise RequestError(f"the text cannot be read: {error}") from None
 

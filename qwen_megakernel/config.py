@@ -7,7 +7,8 @@ speech_tokenizer/config.json. The reference's class defaults describe none of th
 
 import json
 import math
-from collections.abc import Mapping
+import numbers
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -89,7 +90,7 @@ def read_json(path: Path) -> _Json:
         raise CheckpointError(f"{path}: cannot be read: {error}") from None
     try:
         return _Json(json.loads(text), str(path))
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, RecursionError) as error:
         raise CheckpointError(f"{path}: not valid JSON: {error}") from None
 
 
@@ -127,28 +128,29 @@ class StackConfig:
                 f"{js.where}: num_attention_heads must be a multiple of num_key_value_heads and head_dim even, "
                 f"found {config.num_heads}, {config.num_kv_heads}, {config.head_dim}"
             )
-        _check_rope(js, config.head_dim)
+        if set(js.get("layer_types", list, [])) - {"full_attention"}:
+            raise CheckpointError(f"{js.where}: layer_types must all be 'full_attention'")
+        for key in ("rope_scaling", "rope_parameters"):
+            if js.get(key, dict, None) is not None:
+                _check_rope(js.child(key), js.get("rope_theta", float), config.head_dim)
         return config
 
 
-def _check_rope(js: _Json, head_dim: int) -> None:
+def _check_rope(rope: _Json, theta: float, head_dim: int) -> None:
     """Accept only rotary settings under which all M-RoPE axes hold the same position.
 
     The model gives every row one position on all three axes, so sections that cover the head exactly
     are plain one-axis RoPE, bit for bit, interleaved or not. Anything that would make the axes differ
     or rescale the angles is refused here, because the transformer takes one position per row.
     """
-    scaling = js.get("rope_scaling", dict, None)
-    if scaling is None:
-        return
-    rope = _Json(scaling, f"{js.where}: rope_scaling")
-    known = {"interleaved", "mrope_interleaved", "mrope_section", "rope_type", "type", "rope_theta"}
-    for key in scaling:
+    known = {"interleaved", "mrope_interleaved", "mrope_section", "rope_type", "type", "rope_theta", "factor"}
+    for key in rope.raw:
         if key not in known:
             raise CheckpointError(f"{rope.where}: key {key!r} is not supported (known: {', '.join(sorted(known))})")
     rope.only("rope_type", "default")
     rope.only("type", "default")
-    rope.only("rope_theta", js.get("rope_theta", float))
+    rope.only("rope_theta", theta)
+    rope.only("factor", None, 1.0)
     if "mrope_section" in rope:
         sections = rope.sizes("mrope_section")
         if len(sections) != 3 or sum(sections) != head_dim // 2:
@@ -195,7 +197,10 @@ class TalkerConfig:
 
     @classmethod
     def from_json(cls, js: _Json) -> "TalkerConfig":
+        js.only("model_type", "qwen3_tts_talker")
+        js.child("rope_scaling").sizes("mrope_section")  # the reference does not run without it
         predictor = js.child("code_predictor_config")
+        predictor.only("model_type", "qwen3_tts_talker_code_predictor")
         groups = js.size("num_code_groups")
         predictor.only("num_code_groups", groups)
         ids = {
@@ -396,25 +401,25 @@ class SamplingParams:
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        def check(name: str, ok: bool, wanted: str) -> None:
-            if not ok:
-                raise RequestError(f"{name} must be {wanted}, got {getattr(self, name)!r}")
-
-        def number(value: Any) -> bool:
-            return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+        def check(name: str, kind: type, ok: Callable[[Any], bool], wanted: str) -> None:
+            value = getattr(self, name)
+            if value is None:
+                return
+            if isinstance(value, bool) or not isinstance(value, kind) or not ok(value):
+                raise RequestError(f"{name} must be {wanted}, got {value!r}")
+            object.__setattr__(self, name, int(value) if kind is numbers.Integral else float(value))
 
         for name in ("do_sample", "subtalker_dosample"):
-            check(name, getattr(self, name) in (None, True, False), "True or False")
+            if getattr(self, name) not in (None, True, False):
+                raise RequestError(f"{name} must be True or False, got {getattr(self, name)!r}")
         for name in ("temperature", "subtalker_temperature", "repetition_penalty"):
-            value = getattr(self, name)
-            check(name, value is None or (number(value) and value > 0), "a number above 0 (do_sample=False is greedy)")
+            wanted = "a number above 0 (do_sample=False is greedy)"
+            check(name, numbers.Real, lambda v: 0 < v < math.inf, wanted)
         for name in ("top_p", "subtalker_top_p"):
-            value = getattr(self, name)
-            check(name, value is None or (number(value) and 0 < value <= 1), "in (0, 1]")
+            check(name, numbers.Real, lambda v: 0 < v <= 1, "in (0, 1]")
         for name in ("top_k", "subtalker_top_k"):
-            value = getattr(self, name)
-            check(name, value is None or (type(value) is int and value >= 0), "an integer, 0 (keep all) or more")
-        check("seed", self.seed is None or (type(self.seed) is int and 0 <= self.seed < 2**64), "in 0..2**64-1")
+            check(name, numbers.Integral, lambda v: v >= 0, "an integer, 0 (keep all) or more")
+        check("seed", numbers.Integral, lambda v: 0 <= v < 2**64, "an integer in 0..2**64-1")
 
     def over(self, defaults: "SamplingParams") -> "SamplingParams":
         """These settings, with every None taken from `defaults`."""

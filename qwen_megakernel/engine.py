@@ -6,11 +6,14 @@
 thread: commands go in through a queue, chunks come out through the utterance.
 """
 
+import atexit
 import logging
+import numbers
 import queue
 import secrets
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,6 +26,7 @@ from qwen_megakernel.checkpoint import DEMO, DEMO_NOTICE, Checkpoint
 from qwen_megakernel.config import SamplingParams
 from qwen_megakernel.errors import BackendError, EngineBusyError, EngineClosedError, RequestError
 from qwen_megakernel.frame_decoder import FrameDecoder, TorchFrameDecoder
+from qwen_megakernel.megakernel import MegakernelFrameDecoder
 from qwen_megakernel.prompt import Prompt, PromptBuilder
 from qwen_megakernel.text import TextTokenizer
 from qwen_megakernel.transformer import Embeddings
@@ -44,13 +48,13 @@ def select_backend(backend: str) -> tuple[str, str]:
     """(backend to use, reason) for a backend name.
 
     Raises:
-        BackendError: an unknown name, or one that cannot run here.
+        BackendError: an unknown name.
     """
     if backend not in BACKENDS:
         raise BackendError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
-    if backend == "megakernel":
-        raise BackendError("the megakernel backend is not part of this version yet; use backend='torch'")
-    return "torch", "asked for" if backend == "torch" else "the megakernel is not part of this version yet"
+    if backend == "auto":
+        return "torch", "the megakernel draws greedily only so far"
+    return backend, "asked for"
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,9 +178,11 @@ class Utterance:
         """Wait for the whole utterance.
 
         Raises:
+            RequestError: called from a callback, which would wait for its own thread.
             TimeoutError: not done within `timeout` seconds; the utterance goes on.
             TTSError: why it failed.
         """
+        self._engine._refuse_owner(self)
         if not self._done.wait(timeout):
             raise TimeoutError(f"the utterance was not done within {timeout} s")
         if self._error:
@@ -205,6 +211,7 @@ class ChunkStream:
     def __next__(self) -> Chunk:
         if self._ended:
             raise StopIteration
+        self.utterance._engine._refuse_owner(self.utterance)
         chunk = self.utterance._chunks.get()
         if chunk is not None:
             return chunk
@@ -255,13 +262,18 @@ class TTSEngine:
         self._voice_encoder: VoiceEncoder | None = None
         self._voice_lock = threading.Lock()
         self._lock = threading.Lock()
-        self._open: set[Utterance] = set()
+        # Weak: an utterance whose text never ended and that nobody holds any more gives its slot back.
+        self._open: weakref.WeakSet[Utterance] = weakref.WeakSet()
         self._closed = False
         self._fault: BaseException | None = None
         self._counts = {"utterances": 0, "frames": 0, "failed": 0, "cancelled": 0, "busy": 0}
         self._inbox: queue.SimpleQueue[_Active | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="qwen_megakernel owner", daemon=True)
+        # Idle, the owner thread holds the engine weakly, so that an engine that is dropped without close() ends too.
+        name = "qwen_megakernel owner"
+        self._thread = threading.Thread(target=_own, args=(weakref.ref(self), self._inbox), name=name, daemon=True)
         self._thread.start()
+        weakref.finalize(self, self._inbox.put, None).atexit = False
+        _ENGINES.add(self)
 
     @classmethod
     def load(
@@ -279,7 +291,7 @@ class TTSEngine:
 
         Args:
             model: a folder, a hub id (downloaded), or "demo" (bundled, a placeholder that babbles).
-            backend: "auto", "megakernel" or "torch".
+            backend: "torch", "megakernel" (Hopper GPUs; greedy sampling only so far) or "auto", which is torch.
             device: None takes a CUDA GPU if there is one, else the CPU.
             dtype: of talker and code predictor; None is bfloat16 on a GPU and float32 on a CPU.
             max_streams: utterances at once.
@@ -297,6 +309,8 @@ class TTSEngine:
             raise BackendError(f"dtype must be torch.float32 or torch.bfloat16, got {dtype}")
         if vocoder_dtype not in VOCODER_DTYPES:
             raise BackendError(f"vocoder_dtype must be one of {', '.join(VOCODER_DTYPES)}, got {vocoder_dtype!r}")
+        if name == "megakernel" and (device.type != "cuda" or dtype != torch.bfloat16):
+            raise BackendError(f"the megakernel runs in bfloat16 on a CUDA GPU, got {dtype} on {device}")
         if max_streams < 1 or max_positions < 16:
             raise BackendError(
                 f"max_streams must be at least 1 and max_positions at least 16, got {max_streams}, {max_positions}"
@@ -311,7 +325,11 @@ class TTSEngine:
             tensors = checkpoint.talker(device, dtype)
             embeddings = Embeddings(config.talker, tensors)
             prompts = PromptBuilder(config, tokenizer, embeddings)
-            decoder = TorchFrameDecoder(config, tensors, embeddings, slots=max_streams, max_positions=max_positions)
+            slots = {"slots": max_streams, "max_positions": max_positions}
+            if name == "torch":
+                decoder = TorchFrameDecoder(config, tensors, embeddings, **slots)
+            else:
+                decoder = MegakernelFrameDecoder(config, tensors, **slots)
             vocoder = Vocoder(
                 config.codec.vocoder,
                 checkpoint.vocoder(device, torch.float32),
@@ -325,7 +343,7 @@ class TTSEngine:
     def generate(self, text: str, **request) -> Audio:
         """Speak `text` and return the whole utterance. Takes what `submit` takes; the joined chunks of
         `stream` are the same samples."""
-        utterance = self.submit(text, **request)
+        utterance = self.submit(_whole(text), **request)
         try:
             return utterance.result()
         finally:
@@ -333,7 +351,7 @@ class TTSEngine:
 
     def stream(self, text: str, **request) -> ChunkStream:
         """Speak `text` and iterate over its chunks as they are made. Takes what `submit` takes."""
-        return ChunkStream(self.submit(text, **request))
+        return ChunkStream(self.submit(_whole(text), **request))
 
     def submit(
         self,
@@ -380,6 +398,8 @@ class TTSEngine:
             raise RequestError(f"text must be a string, got {type(text).__name__}")
         if non_streaming_mode and not whole:
             raise RequestError("text in pieces needs the streaming layout: leave non_streaming_mode out with text=None")
+        if on_chunk is not None and not callable(on_chunk):
+            raise RequestError(f"on_chunk must be callable, got {type(on_chunk).__name__}")
         if not isinstance(sampling, SamplingParams):
             raise RequestError(f"sampling must be a SamplingParams, got {type(sampling).__name__}")
         config = self._checkpoint.config
@@ -465,6 +485,10 @@ class TTSEngine:
 
     # ------------------------------------------------------------ the border
 
+    def _refuse_owner(self, utterance: Utterance) -> None:
+        if threading.current_thread() is self._thread and not utterance.done:
+            raise RequestError("a callback cannot wait for an utterance: it would wait for its own thread")
+
     def _check_open(self) -> None:
         if self._fault:
             raise EngineClosedError(f"the engine's owner thread died: {self._fault!r}; load a new engine")
@@ -495,7 +519,10 @@ class TTSEngine:
         config = self._checkpoint.config
         if voice is None:
             if config.variant == "base":
-                raise RequestError("a Base checkpoint speaks with a voice: pass voice=engine.create_voice(ref_audio)")
+                raise RequestError(
+                    "a Base checkpoint speaks with a voice: pass voice=engine.create_voice(ref_audio), "
+                    "on the command line --ref-audio"
+                )
             return None
         if config.variant != "base":
             raise RequestError(f"voice= needs a Base checkpoint; this one is {config.variant}")
@@ -555,34 +582,14 @@ class TTSEngine:
 
     # ------------------------------------------------------------ the owner thread
 
-    @torch.inference_mode()
-    def _run(self) -> None:
-        free, running = list(range(self._decoder.slots)), []
-        try:
-            while True:
-                while not running or not self._inbox.empty():
-                    active = self._inbox.get()
-                    if active is None:  # close() has cancelled every utterance by now
-                        for active in running:
-                            self._turn(active)
-                        return
-                    active.slot = free.pop()
-                    running.append(active)
-                for active in list(running):
-                    if self._turn(active):
-                        running.remove(active)
-                        free.append(active.slot)
-        except BaseException as error:
-            log.exception("the engine's owner thread died")
-            with self._lock:
-                self._fault = error
-        finally:
-            with self._lock:
-                self._closed = True
-                left = list(self._open)
-            why = f"the engine's owner thread died: {self._fault!r}" if self._fault else "the engine was closed"
-            for utterance in left:
-                self._finish(utterance, error=EngineClosedError(f"{why} before this utterance ended"))
+    def _abandon(self) -> None:
+        """The owner thread has ended: whoever still waits is told why."""
+        with self._lock:
+            self._closed = True
+            left = list(self._open)
+        why = f"the engine's owner thread died: {self._fault!r}" if self._fault else "the engine was closed"
+        for utterance in left:
+            self._finish(utterance, error=EngineClosedError(f"{why} before this utterance ended"))
 
     def _turn(self, active: _Active) -> bool:
         """One frame of one utterance; True when it has ended. Its errors are its own."""
@@ -591,7 +598,7 @@ class TTSEngine:
             if reason is None:
                 return False
             self._finish(active.utterance, audio=self._assemble(active, reason))
-        except Exception as error:
+        except BaseException as error:  # whatever a callback raises, sys.exit() too, ends its utterance alone
             log.exception("an utterance failed")
             self._finish(active.utterance, error=error)
         return True
@@ -642,6 +649,54 @@ class TTSEngine:
             active.utterance._on_chunk(chunk)
 
 
+@torch.inference_mode()
+def _own(ref: "weakref.ref[TTSEngine]", inbox: "queue.SimpleQueue[_Active | None]") -> None:
+    """The owner thread: admits what comes, gives every running utterance its turn, ends on None."""
+    engine, free, running = ref(), list(range(ref()._decoder.slots)), []
+    try:
+        while True:
+            while not running or not inbox.empty():
+                if not running:
+                    engine = None
+                active = inbox.get()
+                engine = ref()
+                if active is None or engine is None:  # close() has cancelled every utterance by now
+                    for left in running:
+                        engine._turn(left)
+                    return
+                active.slot = free.pop()
+                running.append(active)
+            active = None
+            for active in list(running):
+                if engine._turn(active):
+                    running.remove(active)
+                    free.append(active.slot)
+            active = None
+    except BaseException as error:
+        log.exception("the engine's owner thread died")
+        if engine:
+            engine._fault = error
+    finally:
+        if engine:
+            engine._abandon()
+
+
+_ENGINES: "weakref.WeakSet[TTSEngine]" = weakref.WeakSet()
+
+
+@atexit.register
+def _close_engines() -> None:
+    """An owner thread inside torch while the interpreter goes away would abort the process."""
+    for engine in list(_ENGINES):
+        engine.close()
+
+
+def _whole(text: str) -> str:
+    if text is None:
+        raise RequestError("text must be a string; text that comes in pieces needs submit()")
+    return text
+
+
 def _is_loop(active: _Active) -> bool:
     """The text is used up, and the last second repeats itself exactly."""
     codes = active.codes
@@ -656,9 +711,11 @@ def _with_seed(sampling: SamplingParams) -> SamplingParams:
 
 
 def _check_count(value: int | None, name: str) -> int | None:
-    if value is not None and (type(value) is not int or value < 1):
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1:
         raise RequestError(f"{name} must be an integer of at least 1, got {value!r}")
-    return value
+    return int(value)
 
 
 def _check_schedule(chunk_frames: int | Sequence[int] | None) -> tuple[int, ...]:

@@ -20,6 +20,13 @@ BLOCKS, WARPS, PAGE = 128, 16, 64
 SPIN_LIMIT = 20_000_000
 """Polls before a wait inside the kernel gives up: seconds on a healthy card."""
 
+STAGES = tuple(
+    f"{stack} {stage}"
+    for stack in ("talker", "predictor")
+    for stage in ("qkv", "attention", "o", "gate_up", "down", "head", "draw")
+)
+"""What the kernel's stage clock adds up in block 0 (csrc/params.h, `Stage`); a wait belongs to the stage behind it."""
+
 
 def pack(matrix: Tensor) -> Tensor:
     """One matrix as the blocks read it: bf16 [N, K] -> uint8 [128, N * K * 2 / 128].
@@ -188,11 +195,12 @@ class MegakernelFrameDecoder:
         prefill: bool = False,
         hidden_out: Tensor | None = None,
         logits_out: Tensor | None = None,
+        stage_ns: Tensor | None = None,
     ) -> None:
         trailing = s.prompt.trailing
         text = trailing[s.frame] if s.frame < len(trailing) else s.prompt.pad
         self._launcher.launch(
             row, s.row, text, s.pages, s.seen, s.position, s.frame, prefill, s.sampling.repetition_penalty,
-            self._epoch, hidden_out, logits_out,
+            self._epoch, hidden_out, logits_out, stage_ns,
         )  # fmt: skip
         self._epoch = (self._epoch + (self._layers if prefill else self._frame_epochs)) & 0xFFFFFFFF

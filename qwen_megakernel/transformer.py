@@ -39,8 +39,8 @@ class KVCache:
 
     def __init__(self, config: StackConfig, positions: int, device: torch.device, dtype: torch.dtype):
         shape = (config.num_layers, config.num_kv_heads, positions, config.head_dim)
-        self.k = torch.zeros(shape, device=device, dtype=dtype)
-        self.v = torch.zeros(shape, device=device, dtype=dtype)
+        self.k = torch.empty(shape, device=device, dtype=dtype)
+        self.v = torch.empty(shape, device=device, dtype=dtype)
 
 
 class Transformer:

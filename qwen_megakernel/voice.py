@@ -9,6 +9,7 @@ decoded; voices are safetensors; nothing is ever unpickled.
 """
 
 import math
+import numbers
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,13 +56,20 @@ class Voice:
     fingerprint: str
 
     def save(self, path: str | Path) -> None:
-        """Write one safetensors file."""
+        """Write one safetensors file.
+
+        Raises:
+            RequestError: it cannot be written there.
+        """
         tensors = {"speaker_embedding": self.speaker_embedding.contiguous()}
         metadata = {"format": _FORMAT, "fingerprint": self.fingerprint}
         if self.ref_codes is not None:
             tensors["ref_codes"] = self.ref_codes.contiguous()
             metadata["ref_text"] = self.ref_text
-        save_file(tensors, path, metadata)
+        try:
+            save_file(tensors, path, metadata)
+        except (SafetensorError, OSError) as error:
+            raise RequestError(f"{path}: the voice cannot be written: {error}") from None
 
     @classmethod
     def load(cls, path: str | Path) -> "Voice":
@@ -120,7 +128,12 @@ class VoiceEncoder:
             if self._codec_encoder is None:
                 self._codec_encoder = CodecEncoder(self._checkpoint.config.codec, self._checkpoint.codec_encoder())
             codes = self._codec_encoder(samples)
-        return Voice(self._speaker_encoder(samples), codes, ref_text, self._checkpoint.fingerprint)
+        vector = self._speaker_encoder(samples)
+        if not vector.isfinite().all():
+            raise AudioError(
+                f"ref_audio is out of range: its largest sample is {np.abs(samples).max():.3g}, not near 1"
+            )
+        return Voice(vector, codes, ref_text, self._checkpoint.fingerprint)
 
 
 # ---------------------------------------------------------------- audio
@@ -142,10 +155,11 @@ def load_audio(ref_audio: RefAudio, sample_rate: int) -> np.ndarray:
         samples, rate = np.asarray(ref_audio[0]), ref_audio[1]
     else:
         raise AudioError(f"ref_audio must be a path or (samples, rate), got {type(ref_audio).__name__}")
-    if not isinstance(rate, (int, np.integer)) or rate not in _RATES:
+    if isinstance(rate, bool) or not isinstance(rate, numbers.Real) or rate not in _RATES:
         raise AudioError(f"sample rate must be an integer in {_RATES.start}..{_RATES.stop - 1} Hz, got {rate!r}")
     if samples.ndim not in (1, 2) or samples.ndim == 2 and not 1 <= samples.shape[1] <= _MAX_CHANNELS:
         raise AudioError(f"samples must be [n] or [n, channels], got {list(samples.shape)}")
+    rate = int(rate)
     _check_length(len(samples) / rate, "ref_audio")
     if np.issubdtype(samples.dtype, np.signedinteger):
         samples = samples / -float(np.iinfo(samples.dtype).min)
@@ -282,6 +296,8 @@ class CodecEncoder:
             self._mimi, report = MimiModel.from_pretrained(
                 None, config=mimi, state_dict=dict(tensors), output_loading_info=True
             )
+        except (KeyError, ValueError, TypeError, AttributeError, RuntimeError) as error:
+            raise CheckpointError(f"speech_tokenizer/config.json: encoder_config: {error!r}") from error
         finally:
             logging.set_verbosity(verbosity)
             if bars:

@@ -175,7 +175,19 @@ def rope(**values):
         (rope(mrope_section=[6, 5, 4]), "mrope_section must be 3 sizes that add up to head_dim/2 = 16"),
         (rope(mrope_section=[16]), "mrope_section"),
         (rope(rope_type="yarn"), "rope_type must be 'default', found 'yarn'"),
-        (rope(factor=4.0), "'factor' is not supported"),
+        (rope(factor=4.0), "factor must be None or 1.0, found 4.0"),
+        (rope(beta_fast=32), "'beta_fast' is not supported"),
+        (talker(rope_scaling=None), "rope_scaling"),
+        (talker(rope_parameters={"rope_type": "yarn"}), "rope_parameters: rope_type"),
+        (talker(model_type="qwen2"), "model_type must be 'qwen3_tts_talker'"),
+        (
+            lambda js: js["talker_config"]["code_predictor_config"].update(model_type="x"),
+            "code_predictor_config: model_type",
+        ),
+        (
+            lambda js: js["talker_config"]["code_predictor_config"].update(layer_types=["sliding_attention"] * 2),
+            "layer_types",
+        ),
         (rope(rope_theta=5.0), "rope_theta must be 1000000.0, found 5.0"),
         (talker(num_hidden_layers=4), "layers.3.*is missing"),
     ],
@@ -223,6 +235,9 @@ def test_broken_files_are_named(copy):
     (folder / "generation_config.json").write_text("{")
     with pytest.raises(CheckpointError, match=r"generation_config\.json: not valid JSON"):
         Checkpoint.open(folder)
+    (folder / "generation_config.json").write_text("[" * 100_000)
+    with pytest.raises(CheckpointError, match=r"generation_config\.json: not valid JSON"):
+        Checkpoint.open(folder)
     (folder / "generation_config.json").unlink()
     with pytest.raises(CheckpointError, match=r"generation_config\.json: file is missing"):
         Checkpoint.open(folder)
@@ -261,15 +276,13 @@ def test_demo_and_folders_are_found(tiny):
     assert find_checkpoint(str(tiny("base"))) == tiny("base")
 
 
-@pytest.mark.parametrize("name", ["./nowhere", "/nowhere/at/all", "just-a-name", Path("org/name"), "a b/c", ""])
+@pytest.mark.parametrize(
+    "name", ["./nowhere", "/nowhere/at/all", "just-a-name", Path("org/name"), "a b/c", "", None, 7]
+)
 def test_what_is_neither_folder_nor_hub_id_is_said_to_be(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    if name == "":  # an empty path is the current folder, which holds no checkpoint
-        with pytest.raises(CheckpointError, match=r"config\.json: file is missing"):
-            Checkpoint.open(name)
-    else:
-        with pytest.raises(CheckpointNotFoundError, match="no folder"):
-            find_checkpoint(name)
+    with pytest.raises(CheckpointNotFoundError, match="no folder|model must be"):
+        find_checkpoint(name)
 
 
 @pytest.fixture
@@ -290,6 +303,15 @@ def test_a_hub_id_is_taken_from_the_cache_without_a_network(tiny, hub_cache):
     checkpoint = Checkpoint.open("Qwen/Qwen3-TTS-12Hz-0.6B-CustomVoice")
     assert checkpoint.folder == repo / "snapshots" / "0123abc"
     assert checkpoint.fingerprint == Checkpoint.open(tiny("custom_voice")).fingerprint
+
+
+def test_an_interrupted_download_names_the_command(tiny, hub_cache):
+    repo = hub_cache / "models--Qwen--Qwen3-TTS-12Hz-0.6B-Base"
+    (repo / "refs").mkdir(parents=True)
+    (repo / "refs" / "main").write_text("0123abc")
+    shutil.copytree(tiny("base"), repo / "snapshots" / "0123abc", ignore=shutil.ignore_patterns("model.safetensors"))
+    with pytest.raises(CheckpointError, match=r"model\.safetensors.*hf download Qwen/Qwen3-TTS-12Hz-0.6B-Base"):
+        Checkpoint.open("Qwen/Qwen3-TTS-12Hz-0.6B-Base")
 
 
 def test_a_missing_hub_id_says_what_where_and_which_command(hub_cache):

@@ -58,6 +58,26 @@ def test_long_text_is_spoken_piece_by_piece(tmp_path, monkeypatch):
     assert soundfile.info(tmp_path / "long.wav").frames > 0
 
 
+def test_few_characters_that_are_many_tokens_are_split_again(tmp_path, monkeypatch):
+    spoken, stream = [], TTSEngine.stream
+
+    def say_little(self, piece, **kwargs):
+        utterance = stream(self, piece, max_frames=2, **kwargs)
+        spoken.append(piece)
+        return utterance
+
+    monkeypatch.setattr(TTSEngine, "stream", say_little)
+    assert speak("--text", "\U0001f600" * 300, "--output", tmp_path / "x.wav") == 0
+    assert len(spoken) > 1 and "".join(spoken) == "\U0001f600" * 300
+
+
+def test_a_byte_order_mark_is_not_text(tmp_path):
+    (tmp_path / "bom.txt").write_bytes(b"\xef\xbb\xbfHello.")
+    for name, text in (("a", ["--file", tmp_path / "bom.txt"]), ("b", ["--text", "Hello."])):
+        assert speak(*text, "--output", tmp_path / f"{name}.wav", "--seed", 1) == 0
+    assert (tmp_path / "a.wav").read_bytes() == (tmp_path / "b.wav").read_bytes()
+
+
 def test_pcm_on_standard_output_is_the_wav(tmp_path):
     command = [sys.executable, str(ROOT / "demo_pipeline.py"), "--text", "Hello.", "--seed", "4", "--device", "cpu"]
     piped = subprocess.run([*command, "--output", "-"], capture_output=True, cwd=tmp_path, timeout=120)
@@ -106,6 +126,7 @@ def test_clones_a_voice(tiny, tmp_path):
         (["--text", "x", "--speaker", "bob", "--stream"], "known: ada"),
         (["--text", "x", "--language", "klingon"], "known: auto"),
         (["--text", "x", "--output", "."], "is a folder or cannot be written"),
+        (["--text", "x", "--output", ""], "is a folder or cannot be written"),
         (["--text", "x", "--model", "./nowhere"], "no folder"),
         (["--text", "x", "--output", "no/such/folder/x.wav"], "--output: no folder"),
         (["--text", "x", "--ref-text", "y"], "give both"),

@@ -1,6 +1,8 @@
 """The engine's surface: what is said, in what company, and what happens to those who ask wrongly."""
 
 import gc
+import subprocess
+import sys
 import threading
 import time
 
@@ -178,6 +180,7 @@ def test_instruct_is_honoured_by_the_larger_model_and_warned_about_by_the_smalle
         (TEXT, {"chunk_frames": 0}, "chunk_frames"),
         (TEXT, {"chunk_frames": ()}, "chunk_frames"),
         (TEXT, {"chunk_frames": 2.5}, "chunk_frames"),
+        (TEXT, {"on_chunk": 3}, "on_chunk must be callable"),
         (TEXT, {"chunk_frames": "12"}, "chunk_frames"),
         (TEXT, {"sampling": None}, "sampling must be a SamplingParams"),
         (None, {"speaker": "bob"}, "unknown speaker 'bob'"),
@@ -362,6 +365,61 @@ def test_an_interrupted_caller_leaves_nothing_running(own_engine, monkeypatch):
         with pytest.raises(KeyboardInterrupt):
             own_engine.generate(TEXT, max_frames=2000)
     wait_idle(own_engine)
+
+
+def test_text_is_not_optional_where_nobody_could_push_it(engine):
+    for call in (engine.generate, engine.stream):
+        with pytest.raises(RequestError, match="submit"):
+            call(None)
+    assert engine.health()["streams"] == 0
+
+
+def test_a_callback_that_waits_for_its_own_thread_is_refused(own_engine):
+    for wait in (lambda: own_engine.generate(TEXT), lambda: list(own_engine.stream(TEXT))):
+        with pytest.raises(RequestError, match="callback cannot wait"):
+            own_engine.submit(TEXT, on_chunk=lambda _chunk, wait=wait: wait(), max_frames=5).result(timeout=20)
+    wait_idle(own_engine)
+
+
+def test_a_callback_that_exits_ends_its_own_utterance(own_engine):
+    with pytest.raises(SystemExit):
+        own_engine.submit(TEXT, on_chunk=lambda _chunk: sys.exit(3), max_frames=5).result(timeout=20)
+    assert own_engine.health()["status"] == "ok"
+    assert len(own_engine.generate(TEXT, max_frames=3).codes) == 3
+
+
+def test_a_dropped_utterance_without_its_text_gives_its_slot_back(own_engine):
+    for _ in range(7):
+        utterance = own_engine.submit()
+        utterance.push_text("Hel")
+        del utterance
+    gc.collect()
+    assert own_engine.health()["streams"] == 0
+
+
+def test_a_dropped_engine_ends_its_thread(folder):
+    engine = TTSEngine.load(folder, device="cpu", max_streams=1)
+    engine.generate(TEXT, max_frames=2)
+    thread = engine._thread
+    del engine
+    gc.collect()
+    thread.join(timeout=10)
+    assert not thread.is_alive()
+
+
+@pytest.mark.parametrize(
+    "use", ["u = e.submit(T)", "s = e.stream(T); next(s)", "e.submit(T, on_chunk=lambda c: None)", "e.submit()"]
+)
+def test_the_interpreter_may_exit_while_an_engine_speaks(use):
+    code = f"from qwen_megakernel import TTSEngine; T = 'Hello my friend. ' * 9; e = TTSEngine.load('demo'); {use}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+def test_numpy_numbers_are_numbers(engine):
+    sampling = SamplingParams(seed=np.int64(4), top_k=np.int32(5), temperature=np.float32(0.5))
+    audio = engine.generate(TEXT, sampling=sampling, max_frames=np.int64(3), chunk_frames=np.int64(2))
+    assert audio.seed == 4 and len(audio.codes) == 3
 
 
 def test_what_a_listener_does_to_its_chunk_stays_there(own_engine):

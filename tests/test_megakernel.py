@@ -146,6 +146,18 @@ def test_a_wait_that_gives_up_is_a_fault_and_can_be_recovered_from(model):
     assert kernel.decode(0) is not None
 
 
+def test_the_engine_speaks_through_it(tmp_path):
+    from qwen_megakernel import RequestError, TTSEngine
+    from qwen_megakernel.synthetic import write_checkpoint
+
+    folder = write_checkpoint(tmp_path, size="0.6b", codec="real", eos_gain=0.0)
+    with TTSEngine.load(folder, backend="megakernel", max_streams=2, max_positions=128) as engine:
+        said = [engine.generate("Hello there.", sampling=GREEDY, max_frames=20, runaway_guard=False) for _ in range(2)]
+        assert (said[0].codes == said[1].codes).all() and len(said[0].samples) == 20 * 1920
+        with pytest.raises(RequestError, match="draws greedily"):
+            engine.generate("Hello there.")
+
+
 def test_greedy_frames_equal_the_torch_backends_mostly(model, capsys):
     """Free-running, so the first near-tie ends the agreement: printed, and never none."""
     config, tensors, kernel = model

@@ -60,7 +60,7 @@ def sound(seconds: float, rate: int = RATE) -> np.ndarray:
         ((np.zeros(RATE, np.float32), RATE), "silent"),
         ((np.full(RATE, np.nan, np.float32), RATE), "NaN"),
         ((sound(1), 0), "sample rate"),
-        ((sound(1), 24000.0), "sample rate"),
+        ((sound(1), 24000.5), "sample rate"),
         ((sound(1).reshape(10, 10, -1), RATE), r"\[n\] or \[n, channels\]"),
         ((sound(1)[None], RATE), r"\[n\] or \[n, channels\]"),
         ((np.array(["a"] * RATE), RATE), "floating or signed"),
@@ -182,6 +182,13 @@ def test_pickles_and_huge_files_are_refused(tmp_path):
 def test_only_base_checkpoints_make_voices(tiny, engine_for):
     with pytest.raises(RequestError, match="Base checkpoint; this one is custom_voice"):
         engine_for(tiny("custom_voice")).create_voice((reference_audio(), RATE))
+
+
+def test_a_voice_that_cannot_be_written_or_made_is_an_error_of_ours(voices, base, tmp_path, tiny, engine_for):
+    with pytest.raises(RequestError, match="cannot be written"):
+        voices["icl"].save(tmp_path / "nowhere" / "v.safetensors")
+    with pytest.raises(AudioError, match="out of range"):
+        base.create_voice((reference_audio() * np.float32(1e30), RATE))
 
 
 def test_a_blank_transcript_is_refused(base):
