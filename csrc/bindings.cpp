@@ -38,7 +38,7 @@ class Launcher {
     p_.code_embedding = data<qmk::bf16>("code_embedding", torch::kBFloat16);
     auto exchange = [&](const char* name) { return data<qmk::Tagged>(name, torch::kInt64); };
     p_.x = {exchange("x.qkv"), exchange("x.attn"), exchange("x.split"), exchange("x.h_attn"),
-            exchange("x.mlp"), exchange("x.h_mlp"), exchange("x.adapted"), exchange("x.logits")};
+            exchange("x.mlp"), exchange("x.h_mlp"), exchange("x.adapted"), exchange("x.logits"), exchange("x.noisy")};
     p_.fault = data<uint32_t>("fault", torch::kInt32);
     p_.kv = data<qmk::bf16>("kv", torch::kBFloat16);
     p_.codes = data<int>("codes", torch::kInt32);
@@ -50,7 +50,8 @@ class Launcher {
 
   // One prompt row (prefill) or one frame. Tensors belong to the slot; text_row is not read in a prefill.
   void launch(const torch::Tensor& row, const torch::Tensor& next_row, const torch::Tensor& text_row, const torch::Tensor& pages,
-              const torch::Tensor& seen, int64_t position, int64_t frame, bool prefill, double repetition_penalty, int64_t epoch,
+              const torch::Tensor& seen, int64_t position, int64_t frame, bool prefill, int64_t epoch,
+              const std::map<std::string, double>& sampling, uint64_t seed,
               const c10::optional<torch::Tensor>& hidden_out, const c10::optional<torch::Tensor>& logits_out,
               const c10::optional<torch::Tensor>& stage_ns) {
     qmk::FrameParams p = p_;
@@ -64,7 +65,16 @@ class Launcher {
     p.position = static_cast<int>(position);
     p.frame = static_cast<int>(frame);
     p.prefill = prefill;
-    p.repetition_penalty = static_cast<float>(repetition_penalty);
+    p.repetition_penalty = static_cast<float>(sampling.at("repetition_penalty"));
+    p.inverse_penalty = static_cast<float>(1.0 / sampling.at("repetition_penalty"));
+    auto draw = [&](const std::string& prefix) {
+      return qmk::DrawParams{static_cast<int>(sampling.at(prefix + "sample")),
+                             static_cast<float>(1.0 / sampling.at(prefix + "temperature")),
+                             static_cast<int>(sampling.at(prefix + "top_k")), static_cast<float>(sampling.at(prefix + "top_p"))};
+    };
+    p.draw0 = draw("code0_");
+    p.draw = draw("predictor_");
+    p.seed = seed;
     p.epoch = static_cast<uint32_t>(epoch);
     p.hidden_out = hidden_out ? check<float>(*hidden_out, "hidden_out", torch::kFloat32, hidden_) : nullptr;
     p.logits_out = logits_out ? check<float>(*logits_out, "logits_out", torch::kFloat32, 16) : nullptr;

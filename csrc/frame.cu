@@ -40,25 +40,36 @@ struct Frame {
     }
   }
 
-  // Normed residual times the head: logits of all blocks, in every thread's slice.
-  template <int Rows, int K, int N>
-  static __device__ Slice<N> head(Thread& b, const Slice<K>& h, const Slice<K>& norm) {
+  // Normed residual times the head, then a draw. `noise` is this thread's row's, made while the residual was awaited.
+  template <int Rows, int K, int N, class Rule>
+  static __device__ int head(const FrameParams& p, Thread& b, const Slice<K>& h, const Slice<K>& norm, int group,
+                             const DrawParams& d, float noise, Rule rule) {
     stage_normed(b, h, norm);
     matvec<Rows, K>(b, [&](int row, float sum) {
-      publish(b.x.logits + b.block * Rows + row, sum * inverse_rms<K>(b), b.epoch);
+      const int id = b.block * Rows + row;
+      const float raw = sum * inverse_rms<K>(b);
+      if (p.logits_out) p.logits_out[group * Dims::kCodecVocab + id] = raw;
+      const float logit = d.sample ? __fmul_rn(rule(id, raw), d.inverse_temperature) : rule(id, raw);
+      publish(b.x.logits + id, logit, b.epoch);
+      publish(b.x.noisy + id, d.sample ? __fadd_rn(logit, noise) : logit, b.epoch);
     });
-    return await<N>(b.x.logits, b.epoch, b.tid, b.patience);
+    const Candidates<N> candidates{await<N>(b.x.logits, b.epoch, b.tid, b.patience),
+                                   await<N>(b.x.noisy, b.epoch, b.tid, b.patience)};
+    b.mark(kHead);
+    const int code = draw(b, candidates, d);
+    if (b.block == 0 && b.tid == 0) p.codes[group] = code;
+    b.mark(kDraw);
+    return code;
   }
 
-  template <int N>
-  static __device__ void keep_logits(const FrameParams& p, const Thread& b, int group, const Slice<N>& logits) {
-    if (p.logits_out == nullptr || b.block != group) return;
-#pragma unroll
-    for (int i = 0; i < Slice<N>::kPairs; i++)
-      *reinterpret_cast<float2*>(p.logits_out + group * Dims::kCodecVocab + Slice<N>::index(i, b.tid)) = logits.v[i];
+  // Of the row that this thread finishes in the head of a group.
+  template <int Rows>
+  static __device__ float noise_of(const FrameParams& p, const Thread& b, int group, const DrawParams& d) {
+    return d.sample && b.tid < Rows ? gumbel(p.seed, p.frame, group, b.block * Rows + b.tid) : 0.f;
   }
 
-  static __device__ Slice<T::kHidden> talk(const FrameParams& p, Thread& b) {
+  // Leaves the residual behind the last layer in x.h_mlp.
+  static __device__ void talk(const FrameParams& p, Thread& b) {
     Slice<T::kHidden> h;
 #pragma unroll
     for (int i = 0; i < h.kPairs; i++) h.v[i] = *reinterpret_cast<const float2*>(p.row + h.index(i, b.tid));
@@ -72,11 +83,10 @@ struct Frame {
                              T::kKvHeads * kHeadRows, b.s.fresh, head % T::kGroup == 0};
       layer<T>(b, p.talker, index, p.position, h, norm, cache);
     }
-    return await<T::kHidden>(b.x.h_mlp, b.epoch, b.tid, b.patience);
   }
 
-  // One row through the code predictor.
-  static __device__ Slice<P::kHidden> predict(const FrameParams& p, Thread& b, int position, const Slice<T::kHidden>& row) {
+  // One row through the code predictor; leaves the residual behind its last layer in x.h_mlp.
+  static __device__ void predict(const FrameParams& p, Thread& b, int position, const Slice<T::kHidden>& row) {
     Slice<P::kHidden> h;
     if constexpr (Dims::kAdapter) {
       stage_input(b, row);
@@ -94,45 +104,36 @@ struct Frame {
       b.epoch++;
       layer<P>(b, p.predictor, index, position, h, norm, FrameCache{b.s.frame_kv[index]});
     }
-    return await<P::kHidden>(b.x.h_mlp, b.epoch, b.tid, b.patience);
   }
 
   static __device__ void compute(const FrameParams& p, Thread& b) {
     const auto norm = load_slice<T::kHidden>(p.talker.norm, b.tid);
-    auto h = talk(p, b);
+    talk(p, b);
     if (p.prefill) return;
+    float noise = noise_of<kHeadRows>(p, b, 0, p.draw0);
+    auto h = await<T::kHidden>(b.x.h_mlp, b.epoch, b.tid, b.patience);
+    const int code0 = head<kHeadRows, T::kHidden, Dims::kCodecVocab>(
+        p, b, h, norm, 0, p.draw0, noise, [&](int id, float logit) { return code0_rule(p, id, logit); });
+    if (b.stage_ns) b.stage_ns += kStages;
 
-    auto logits = head<kHeadRows, T::kHidden, Dims::kCodecVocab>(b, h, norm);
-    keep_logits(p, b, 0, logits);
     const float inv = inverse_rms<T::kHidden>(b);  // of the row that the head has just read
 #pragma unroll
     for (int i = 0; i < h.kPairs; i++) {
       h.v[i] = make_float2(h.v[i].x * inv * norm.v[i].x, h.v[i].y * inv * norm.v[i].y);
       if (p.hidden_out && b.block == 0) *reinterpret_cast<float2*>(p.hidden_out + h.index(i, b.tid)) = h.v[i];
     }
-#pragma unroll
-    for (int i = 0; i < logits.kPairs; i++) {
-      const int id = logits.index(i, b.tid);
-      logits.v[i] = make_float2(code0_rule(p, id, logits.v[i].x), code0_rule(p, id + 1, logits.v[i].y));
-    }
-    b.mark(kHead);
-    int code = argmax(b, logits);
-    b.mark(kDraw);
-    if (b.stage_ns) b.stage_ns += kStages;
-    if (b.block == 0 && b.tid == 0) p.codes[0] = code;
-    const int code0 = code;
-
-    auto row = load_slice<T::kHidden>(p.code0_embedding + static_cast<size_t>(code) * T::kHidden, b.tid);
+    sync_compute<kComputeThreads>();  // all have read the sums of squares
+    auto row = load_slice<T::kHidden>(p.code0_embedding + static_cast<size_t>(code0) * T::kHidden, b.tid);
     auto sum = row;
     predict(p, b, 0, h);
+    await<P::kHidden>(b.x.h_mlp, b.epoch, b.tid, b.patience);  // nobody is still reading when the next row begins
+    const auto predictor_norm = load_slice<P::kHidden>(p.predictor.norm, b.tid);
     for (int group = 1; group < Dims::kGroups; group++) {
-      const auto last = predict(p, b, group, row);
-      const auto code_logits = head<kCodeRows, P::kHidden, Dims::kCodes>(b, last, load_slice<P::kHidden>(p.predictor.norm, b.tid));
-      keep_logits(p, b, group, code_logits);
-      b.mark(kHead);
-      code = argmax(b, code_logits);
-      b.mark(kDraw);
-      if (b.block == 0 && b.tid == 0) p.codes[group] = code;
+      predict(p, b, group, row);
+      noise = noise_of<kCodeRows>(p, b, group, p.draw);
+      const auto last = await<P::kHidden>(b.x.h_mlp, b.epoch, b.tid, b.patience);
+      const int code = head<kCodeRows, P::kHidden, Dims::kCodes>(p, b, last, predictor_norm, group, p.draw, noise,
+                                                                 [](int, float logit) { return logit; });
       row = load_slice<T::kHidden>(p.code_embedding + (static_cast<size_t>(group - 1) * Dims::kCodes + code) * T::kHidden, b.tid);
 #pragma unroll
       for (int i = 0; i < sum.kPairs; i++) sum.v[i].x += row.v[i].x, sum.v[i].y += row.v[i].y;

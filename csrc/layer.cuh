@@ -20,6 +20,8 @@ struct Scratch {
   alignas(16) bf16 fresh[2][kHeadDim];      // the talker's key and value of the current position
   alignas(16) bf16 frame_kv[PredictorLayers][2][16][kHeadDim];  // the code predictor's, where a head lives here
   unsigned long long best[kWarps];          // see draw.cuh
+  int count[2][kWarps];
+  float sum[2][kWarps], chosen;
   uint32_t quit;
 };
 

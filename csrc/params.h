@@ -34,7 +34,15 @@ struct Exchange {
   Tagged* mlp;     // [intermediate]
   Tagged* h_mlp;   // [hidden], residual after the MLP
   Tagged* adapted; // [predictor hidden], the adapter's output (1.7B)
-  Tagged* logits;  // [codec vocabulary]
+  Tagged* logits;  // [codec vocabulary], behind rules and temperature
+  Tagged* noisy;   // [codec vocabulary], plus noise
+};
+
+struct DrawParams {
+  int sample;                // 0: the largest logit
+  float inverse_temperature;
+  int top_k;                 // 0: all
+  float top_p;               // 1: all
 };
 
 struct FrameParams {
@@ -60,12 +68,14 @@ struct FrameParams {
   int frame;                      // of the stream, from 0
   int prefill;                    // 1: only the talker's layers run, for their keys and values
   int eos_id, first_suppressed_id, min_frames;
-  float repetition_penalty;
+  float repetition_penalty, inverse_penalty;
+  DrawParams draw0, draw;         // of code 0, of codes 1..15
+  uint64_t seed;
   uint8_t* seen;                  // [codec vocabulary] code 0 ids spoken so far
   int* codes;                     // [16] out; codes[0] == eos_id: speech has ended
 
   float* hidden_out;              // [hidden] or null: after the talker's final norm
-  float* logits_out;              // [16][codec vocabulary] or null: as the sampler reads them
+  float* logits_out;              // [16][codec vocabulary] or null: before any rule
   unsigned long long* stage_ns;   // [2 * kStages] or null: nanoseconds of block 0 in each stage, added up
 };
 

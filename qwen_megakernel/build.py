@@ -27,24 +27,32 @@ def source_folder() -> Path:
     raise BackendError(f"the kernel's sources are missing: no csrc/{SOURCES[0]} in or beside {package}")
 
 
+def why_no_build(device: torch.device) -> str | None:
+    """What keeps the kernel from being compiled for a CUDA device; None if nothing does."""
+    from torch.utils import cpp_extension
+
+    major, minor = torch.cuda.get_device_capability(device)
+    if major != 9:
+        return f"it is written for Hopper (compute capability 9.0), this GPU has {major}.{minor}"
+    if cpp_extension.CUDA_HOME is None:
+        return "nvcc was not found; install the CUDA toolkit or set CUDA_HOME"
+    return None
+
+
 @functools.cache
 def load_extension() -> ModuleType:
     """Compile (about a minute, once) and load the kernel for this machine's GPU.
 
     Raises:
-        BackendError: no CUDA GPU, no compiler, or the compiler's own words.
+        BackendError: another GPU, no compiler, or the compiler's own words.
     """
     from torch.utils import cpp_extension
 
-    if not torch.cuda.is_available():
-        raise BackendError("the megakernel needs an NVIDIA GPU; torch sees none")
-    major, minor = torch.cuda.get_device_capability()
-    if major < 9:
-        raise BackendError(
-            f"the megakernel needs compute capability 9.0 (Hopper) or newer, this GPU has {major}.{minor}"
-        )
-    if cpp_extension.CUDA_HOME is None:
-        raise BackendError("nvcc was not found; install the CUDA toolkit or set CUDA_HOME")
+    device = torch.device("cuda")
+    obstacle = why_no_build(device)
+    if obstacle:
+        raise BackendError(f"the kernel cannot be compiled here: {obstacle}")
+    major, minor = torch.cuda.get_device_capability(device)
     folder = source_folder()
     files = sorted(p for p in folder.iterdir() if p.suffix in {".cu", ".cuh", ".h", ".cpp"})
     digest = hashlib.sha256(b"".join(p.name.encode() + p.read_bytes() for p in files) + " ".join(FLAGS).encode())

@@ -219,8 +219,8 @@ def _list_speakers(model: str) -> int:
 
 
 def _doctor(_args: argparse.Namespace) -> int:
-    backend, reason = select_backend("auto")
     device = select_device(None)
+    backend, reason = select_backend("auto", device)
     rows = [
         ("qwen-megakernel", f"{__version__}, Python {platform.python_version()}, {platform.platform()}"),
         ("torch", f"{torch.__version__}, built for CUDA {torch.version.cuda or '- (CPU build)'}"),

@@ -23,10 +23,10 @@ import torch
 from torch import Tensor
 
 from qwen_megakernel.checkpoint import DEMO, DEMO_NOTICE, Checkpoint
-from qwen_megakernel.config import SamplingParams
+from qwen_megakernel.config import ModelConfig, SamplingParams
 from qwen_megakernel.errors import BackendError, EngineBusyError, EngineClosedError, RequestError
 from qwen_megakernel.frame_decoder import FrameDecoder, TorchFrameDecoder
-from qwen_megakernel.megakernel import MegakernelFrameDecoder
+from qwen_megakernel.megakernel import MegakernelFrameDecoder, why_no_megakernel
 from qwen_megakernel.prompt import Prompt, PromptBuilder
 from qwen_megakernel.text import TextTokenizer
 from qwen_megakernel.transformer import Embeddings
@@ -44,17 +44,24 @@ _LOOP_PERIODS, _LOOP_FRAMES = range(1, 5), 12
 _CONTEXT_FRAMES = 25  # of a reference that the vocoder hears in one turn, so that others get theirs
 
 
-def select_backend(backend: str) -> tuple[str, str]:
-    """(backend to use, reason) for a backend name.
+def select_backend(
+    backend: str, device: torch.device, dtype: torch.dtype | None = None, config: ModelConfig | None = None
+) -> tuple[str, str]:
+    """(backend to use, reason) for a backend name; "auto" takes the megakernel wherever it can run.
 
     Raises:
-        BackendError: an unknown name.
+        BackendError: an unknown name, or a megakernel that cannot run like this.
     """
     if backend not in BACKENDS:
         raise BackendError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
-    if backend == "auto":
-        return "torch", "the megakernel draws greedily only so far"
-    return backend, "asked for"
+    if backend == "torch":
+        return "torch", "asked for"
+    obstacle = why_no_megakernel(device, dtype, config)
+    if obstacle is None:
+        return "megakernel", "asked for" if backend == "megakernel" else "this GPU and checkpoint can run it"
+    if backend == "megakernel":
+        raise BackendError(f"the megakernel cannot run here: {obstacle}; use backend='torch'")
+    return "torch", f"no megakernel: {obstacle}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -291,7 +298,8 @@ class TTSEngine:
 
         Args:
             model: a folder, a hub id (downloaded), or "demo" (bundled, a placeholder that babbles).
-            backend: "torch", "megakernel" (Hopper GPUs; greedy sampling only so far) or "auto", which is torch.
+            backend: "torch", "megakernel" (published dims on a Hopper GPU, bfloat16) or "auto", which takes the
+                megakernel wherever it can run; a log line says what was taken and why.
             device: None takes a CUDA GPU if there is one, else the CPU.
             dtype: of talker and code predictor; None is bfloat16 on a GPU and float32 on a CPU.
             max_streams: utterances at once.
@@ -302,24 +310,23 @@ class TTSEngine:
             CheckpointError: see `Checkpoint.open`.
             BackendError: backend, device or dtype cannot be had here.
         """
-        name, reason = select_backend(backend)
         device = select_device(device)
         dtype = dtype or (torch.bfloat16 if device.type == "cuda" else torch.float32)
         if dtype not in (torch.float32, torch.bfloat16):
             raise BackendError(f"dtype must be torch.float32 or torch.bfloat16, got {dtype}")
         if vocoder_dtype not in VOCODER_DTYPES:
             raise BackendError(f"vocoder_dtype must be one of {', '.join(VOCODER_DTYPES)}, got {vocoder_dtype!r}")
-        if name == "megakernel" and (device.type != "cuda" or dtype != torch.bfloat16):
-            raise BackendError(f"the megakernel runs in bfloat16 on a CUDA GPU, got {dtype} on {device}")
         if max_streams < 1 or max_positions < 16:
             raise BackendError(
                 f"max_streams must be at least 1 and max_positions at least 16, got {max_streams}, {max_positions}"
             )
+        select_backend(backend, device, dtype)  # what cannot run is refused before a checkpoint is looked for
         checkpoint = Checkpoint.open(model)
+        config = checkpoint.config
+        name, reason = select_backend(backend, device, dtype, config)
         log.info("backend %s on %s, %s (%s)", name, device, str(dtype).removeprefix("torch."), reason)
         if str(model) == DEMO:
             log.warning("the demo voice is %s", DEMO_NOTICE)
-        config = checkpoint.config
         tokenizer = TextTokenizer(checkpoint.folder, config.talker.text_vocab_size)
         with torch.inference_mode():
             tensors = checkpoint.talker(device, dtype)

@@ -1,19 +1,20 @@
 """MegakernelFrameDecoder: packs weights into ribbons, owns the device buffers, launches one kernel per frame.
 
-The kernel itself is csrc/ (start with layer.cuh). This is its first stage: one stream a launch and greedy
-codes; prompts are prefilled row by row.
+The kernel itself is csrc/ (start with layer.cuh). So far one stream runs a launch and prompts are prefilled
+row by row.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from qwen_megakernel.build import load_extension
+from qwen_megakernel.build import load_extension, why_no_build
 from qwen_megakernel.config import MIN_FRAMES, ModelConfig, SamplingParams, StackConfig
-from qwen_megakernel.errors import BackendError, KernelFault, RequestError
+from qwen_megakernel.errors import BackendError, KernelFault
 from qwen_megakernel.prompt import Prompt
+from qwen_megakernel.sampling import Draw
 from qwen_megakernel.transformer import rope_tables
 
 BLOCKS, WARPS, PAGE = 128, 16, 64
@@ -26,6 +27,26 @@ STAGES = tuple(
     for stage in ("qkv", "attention", "o", "gate_up", "down", "head", "draw")
 )
 """What the kernel's stage clock adds up in block 0 (csrc/params.h, `Stage`); a wait belongs to the stage behind it."""
+
+
+def why_no_megakernel(device: torch.device, dtype: torch.dtype | None, config: ModelConfig | None) -> str | None:
+    """What keeps the kernel from running like this; None if nothing does. A `dtype` or `config` of None always fits."""
+    if device.type != "cuda":
+        return f"it needs an NVIDIA GPU, the device is {device}"
+    if dtype not in (None, torch.bfloat16):
+        return f"it computes in bfloat16, asked for {dtype}"
+    obstacle = why_no_build(device)
+    if obstacle or config is None:
+        return obstacle
+    talker, predictor = config.talker, config.talker.code_predictor
+    dims = (talker.stack.hidden_size, talker.stack.intermediate_size, talker.stack.num_layers)
+    fits = dims in ((1024, 3072, 28), (2048, 6144, 28)) and (talker.vocab_size, predictor.vocab_size) == (3072, 2048)
+    small = (predictor.stack.hidden_size, predictor.stack.intermediate_size, predictor.stack.num_layers)
+    fits = fits and small == (1024, 3072, 5) and talker.num_code_groups == 16
+    for stack in (talker.stack, predictor.stack):
+        fits = fits and (stack.num_heads, stack.num_kv_heads, stack.head_dim) == (16, 8, 128)
+        fits = fits and stack.rms_norm_eps == 1e-6
+    return None if fits else "it is compiled for the published 0.6B and 1.7B dims, and this checkpoint has others"
 
 
 def pack(matrix: Tensor) -> Tensor:
@@ -80,7 +101,8 @@ class _Slot:
     seen: Tensor  # uint8 [codec vocabulary]
     pages: Tensor  # int32 [pages]
     prompt: Prompt | None = None
-    sampling: SamplingParams | None = None
+    sampling: dict[str, float] = field(default_factory=dict)
+    seed: int = 0
     position: int = 0
     frame: int = 0
 
@@ -97,14 +119,9 @@ class MegakernelFrameDecoder:
             BackendError: dims the kernel was not written for, or it cannot be compiled here.
         """
         talker, predictor = config.talker, config.talker.code_predictor
-        known = [(1024, 3072, 28), (2048, 6144, 28)]
-        found = (talker.stack.hidden_size, talker.stack.intermediate_size, talker.stack.num_layers)
-        fits = found in known and (talker.vocab_size, predictor.vocab_size) == (3072, 2048)
-        for stack in (talker.stack, predictor.stack):
-            fits = fits and (stack.num_heads, stack.num_kv_heads, stack.head_dim) == (16, 8, 128)
-            fits = fits and stack.rms_norm_eps == 1e-6
-        if not fits:
-            raise BackendError(f"the megakernel knows the published 0.6B and 1.7B dims, not {talker.stack}")
+        obstacle = why_no_megakernel(tensors["talker.model.norm.weight"].device, torch.bfloat16, config)
+        if obstacle:
+            raise BackendError(obstacle)
         self.slots, self.max_positions = slots, max_positions
         self._eos_id = talker.codec_eos_id
         device = tensors["talker.model.norm.weight"].device
@@ -132,6 +149,7 @@ class MegakernelFrameDecoder:
             "x.h_mlp": exchange(hidden),
             "x.adapted": exchange(1024),
             "x.logits": exchange(talker.vocab_size),
+            "x.noisy": exchange(talker.vocab_size),
             "fault": torch.zeros(1, dtype=torch.int32, device=device),
             "kv": torch.zeros(slots * pages, 28, 2, 8, PAGE, 128, dtype=torch.bfloat16, device=device),
             "codes": torch.zeros(groups, dtype=torch.int32, device=device),
@@ -161,10 +179,12 @@ class MegakernelFrameDecoder:
 
     @torch.inference_mode()
     def start(self, slot: int, prompt: Prompt, sampling: SamplingParams) -> None:
-        if sampling.do_sample or sampling.subtalker_dosample:
-            raise RequestError("the megakernel draws greedily so far: use backend='torch', or greedy sampling")
         s = self._slots[slot]
-        s.prompt, s.sampling, s.position, s.frame = prompt, sampling, 0, 0
+        s.prompt, s.position, s.frame, s.seed = prompt, 0, 0, sampling.seed or 0
+        s.sampling = {"repetition_penalty": sampling.repetition_penalty}
+        for kind, draw in (("code0", Draw.code0(sampling)), ("predictor", Draw.predictor(sampling))):
+            s.sampling |= {f"{kind}_sample": draw.do_sample, f"{kind}_temperature": draw.temperature}
+            s.sampling |= {f"{kind}_top_k": draw.top_k, f"{kind}_top_p": draw.top_p}
         s.seen.zero_()
         rows = prompt.rows.float()
         for row in rows[:-1]:
@@ -200,7 +220,7 @@ class MegakernelFrameDecoder:
         trailing = s.prompt.trailing
         text = trailing[s.frame] if s.frame < len(trailing) else s.prompt.pad
         self._launcher.launch(
-            row, s.row, text, s.pages, s.seen, s.position, s.frame, prefill, s.sampling.repetition_penalty,
-            self._epoch, hidden_out, logits_out, stage_ns,
+            row, s.row, text, s.pages, s.seen, s.position, s.frame, prefill, self._epoch,
+            s.sampling, s.seed, hidden_out, logits_out, stage_ns,
         )  # fmt: skip
         self._epoch = (self._epoch + (self._layers if prefill else self._frame_epochs)) & 0xFFFFFFFF

@@ -107,7 +107,8 @@ class Draw:
 
     def filtered(self, logits: Tensor) -> Tensor:
         """Temperature, top-k and top-p: fp32 [vocab] -> fp32 [vocab] with -inf where an id is out."""
-        logits = logits / self.temperature
+        # Times the reciprocal, because torch divides so on a GPU and otherwise on a CPU; the kernel does the same.
+        logits = logits * (1.0 / self.temperature)
         if 0 < self.top_k < logits.shape[-1]:
             kth = logits.topk(self.top_k).values[-1]
             logits = logits.masked_fill(logits < kth, -math.inf)
@@ -137,7 +138,7 @@ class Code0Rules:
     def __call__(self, logits: Tensor, frame: int) -> Tensor:
         """fp32 [vocab] -> fp32 [vocab]: penalty once per id spoken so far, no end before `MIN_FRAMES`
         frames, tags and speakers never."""
-        penalised = torch.where(logits < 0, logits * self._penalty, logits / self._penalty)
+        penalised = torch.where(logits < 0, logits * self._penalty, logits * (1.0 / self._penalty))
         logits = torch.where(self._seen, penalised, logits).masked_fill(self._suppressed, -math.inf)
         if frame < MIN_FRAMES:
             logits[self._eos] = -math.inf

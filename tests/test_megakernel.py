@@ -4,10 +4,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from qwen_megakernel.config import GREEDY
+from qwen_megakernel.config import GREEDY, SamplingParams
 from qwen_megakernel.frame_decoder import TorchFrameDecoder
 from qwen_megakernel.megakernel import MegakernelFrameDecoder
 from qwen_megakernel.prompt import Prompt
+from qwen_megakernel.sampling import Code0Rules, Draw, gumbel_noise
 from qwen_megakernel.synthetic import random_talker, synthetic_config
 from qwen_megakernel.transformer import Embeddings, KVCache, Transformer
 
@@ -75,7 +76,6 @@ def run(model, prompt_rows: int, frames: int, slot: int = 0):
     rows = (torch.randn(prompt_rows, hidden_size, device=GPU) * 0.5).to(torch.bfloat16)
     text = (torch.randn(frames + 1, hidden_size, device=GPU) * 0.5).to(torch.bfloat16)
     kernel.start(slot, Prompt(rows, text[:-1], text[-1]), GREEDY.over(config.sampling))
-    kernel._slots[slot].sampling = GREEDY.over(config.sampling)
     errors = {"hidden": [], "code 0": [], "codes": []}
     hits = {"kernel": 0, "bf16": 0, "of": 0}
     inputs = [rows, rows]
@@ -113,6 +113,44 @@ def test_the_kernel_is_as_close_to_fp32_as_pytorch_bf16(model, prompt_rows, fram
         assert ours <= theirs, name
 
 
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        SamplingParams(),  # as published: temperature 0.9, top-k 50, penalty 1.05
+        SamplingParams(temperature=1.3, top_k=0, subtalker_temperature=1.1, subtalker_top_k=0, repetition_penalty=1.0),
+        SamplingParams(temperature=2.0, top_k=3, subtalker_temperature=1.5, subtalker_top_k=1),
+        SamplingParams(top_p=0.8, subtalker_top_p=0.5),
+        SamplingParams(top_k=0, top_p=0.9, subtalker_top_k=0, subtalker_top_p=0.95, subtalker_temperature=0.7),
+        SamplingParams(do_sample=False),
+    ],
+    ids=lambda s: f"T{s.temperature}-k{s.top_k}-p{s.top_p}",
+)
+@torch.inference_mode()
+def test_draws_equal_the_python_sampler_on_the_same_logits(model, sampling):
+    """Every code of 100 frames: sampling.py on the kernel's own logits, on the CPU."""
+    config, _, kernel = model
+    sampling = SamplingParams(seed=int(torch.randint(2**62, ()))).over(sampling).over(config.sampling)
+    rows = torch.randn(9, config.talker.stack.hidden_size, device=GPU).to(torch.bfloat16)
+    kernel.start(0, Prompt(rows, rows[:3], rows[3]), sampling)
+    cpu = torch.device("cpu")
+    rules = Code0Rules(config.talker, sampling.repetition_penalty, cpu)
+    draw0, draw = Draw.code0(sampling), Draw.predictor(sampling)
+    s = kernel._slots[0]
+    for frame in range(100):
+        logits_out = torch.zeros(16, 3072, device=GPU)
+        kernel._launch(s, s.row, logits_out=logits_out)
+        s.position, s.frame = s.position + 1, s.frame + 1
+        codes, logits = kernel._codes.cpu().long(), logits_out.cpu()
+        noise = gumbel_noise(sampling.seed, frame, range(1), 3072, cpu)[0]
+        expected = [draw0(rules(logits[0].clone(), frame), noise)]
+        noise = gumbel_noise(sampling.seed, frame, range(1, 16), 2048, cpu)
+        expected += [draw(logits[g, :2048], noise[g - 1]) for g in range(1, 16)]
+        assert codes.tolist() == [int(e) for e in expected], frame
+        if codes[0] == config.talker.codec_eos_id:
+            break
+        rules.remember(codes[0])
+
+
 @torch.inference_mode()
 def test_a_slot_says_the_same_whatever_the_other_did(model):
     config, _, kernel = model
@@ -147,15 +185,16 @@ def test_a_wait_that_gives_up_is_a_fault_and_can_be_recovered_from(model):
 
 
 def test_the_engine_speaks_through_it(tmp_path):
-    from qwen_megakernel import RequestError, TTSEngine
+    from qwen_megakernel import TTSEngine
     from qwen_megakernel.synthetic import write_checkpoint
 
     folder = write_checkpoint(tmp_path, size="0.6b", codec="real", eos_gain=0.0)
     with TTSEngine.load(folder, backend="megakernel", max_streams=2, max_positions=128) as engine:
-        said = [engine.generate("Hello there.", sampling=GREEDY, max_frames=20, runaway_guard=False) for _ in range(2)]
-        assert (said[0].codes == said[1].codes).all() and len(said[0].samples) == 20 * 1920
-        with pytest.raises(RequestError, match="draws greedily"):
-            engine.generate("Hello there.")
+        said = [engine.generate("Hello there.", sampling=SamplingParams(seed=s), max_frames=20) for s in (1, 1, 2)]
+        assert (said[0].codes == said[1].codes).all() and (said[0].codes != said[2].codes).any()
+        assert len(said[0].samples) == 20 * 1920
+    with TTSEngine.load(folder, max_streams=1, max_positions=64) as engine:
+        assert engine.backend == "megakernel", "auto takes it where it can run"
 
 
 def test_greedy_frames_equal_the_torch_backends_mostly(model, capsys):
