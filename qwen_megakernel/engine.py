@@ -24,7 +24,7 @@ from torch import Tensor
 
 from qwen_megakernel.checkpoint import DEMO, DEMO_NOTICE, Checkpoint
 from qwen_megakernel.config import ModelConfig, SamplingParams
-from qwen_megakernel.errors import BackendError, EngineBusyError, EngineClosedError, RequestError
+from qwen_megakernel.errors import BackendError, EngineBusyError, EngineClosedError, KernelFault, RequestError
 from qwen_megakernel.frame_decoder import FrameDecoder, TorchFrameDecoder
 from qwen_megakernel.megakernel import MegakernelFrameDecoder, why_no_megakernel
 from qwen_megakernel.prompt import Prompt, PromptBuilder
@@ -605,6 +605,9 @@ class TTSEngine:
             if reason is None:
                 return False
             self._finish(active.utterance, audio=self._assemble(active, reason))
+        except KernelFault as error:  # every slot's state is suspect: the engine says that it is dead
+            self._finish(active.utterance, error=error)
+            raise
         except BaseException as error:  # whatever a callback raises, sys.exit() too, ends its utterance alone
             log.exception("an utterance failed")
             self._finish(active.utterance, error=error)

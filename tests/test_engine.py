@@ -14,6 +14,7 @@ from qwen_megakernel import (
     BackendError,
     EngineBusyError,
     EngineClosedError,
+    KernelFault,
     RequestError,
     SamplingParams,
     TextTooLongError,
@@ -347,6 +348,17 @@ def test_a_dead_owner_is_reported_by_name(own_engine, monkeypatch):
     assert own_engine.health()["status"] == "dead" and "owner broke" in own_engine.health()["error"]
     with pytest.raises(EngineClosedError, match="owner broke"):
         own_engine.generate(TEXT)
+
+
+def test_a_kernel_fault_is_told_to_its_caller_and_ends_the_engine(own_engine, monkeypatch):
+    def faulty(slot):
+        raise KernelFault("a wait gave up")
+
+    monkeypatch.setattr(own_engine._decoder, "decode", faulty)
+    with pytest.raises(KernelFault):
+        own_engine.generate(TEXT)
+    own_engine._thread.join(timeout=10)
+    assert own_engine.health()["status"] == "dead"
 
 
 def test_an_interrupted_caller_leaves_nothing_running(own_engine, monkeypatch):
