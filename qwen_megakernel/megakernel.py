@@ -33,6 +33,8 @@ def why_no_megakernel(device: torch.device, dtype: torch.dtype | None, config: M
     """What keeps the kernel from running like this; None if nothing does. A `dtype` or `config` of None always fits."""
     if device.type != "cuda":
         return f"it needs an NVIDIA GPU, the device is {device}"
+    if device.index:
+        return f"it runs on the first GPU only so far, the device is {device}"
     if dtype not in (None, torch.bfloat16):
         return f"it computes in bfloat16, asked for {dtype}"
     obstacle = why_no_build(device)
