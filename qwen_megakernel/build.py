@@ -34,6 +34,9 @@ def why_no_build(device: torch.device) -> str | None:
     major, minor = torch.cuda.get_device_capability(device)
     if major != 9:
         return f"it is written for Hopper (compute capability 9.0), this GPU has {major}.{minor}"
+    multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
+    if multiprocessors < 128:
+        return f"its 128 blocks must be resident at once, this GPU has {multiprocessors} multiprocessors"
     if cpp_extension.CUDA_HOME is None:
         return "nvcc was not found; install the CUDA toolkit or set CUDA_HOME"
     return None

@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 DEMO = "demo"
 DEMO_FOLDER = Path(__file__).parent / "demo_voice"
-DEMO_NOTICE = "a placeholder that babbles; use --model for a real voice"
+DEMO_NOTICE = "a tiny English voice for trying things out; use --model for a full-size one"
 
 PUBLISHED = (
     "Qwen/Qwen3-TTS-12Hz-0.6B-Base",

@@ -297,7 +297,7 @@ class TTSEngine:
         """Load a checkpoint and start the owner thread.
 
         Args:
-            model: a folder, a hub id (downloaded), or "demo" (bundled, a placeholder that babbles).
+            model: a folder, a hub id (downloaded), or "demo" (bundled, a tiny English voice).
             backend: "torch", "megakernel" (published dims on a Hopper GPU, bfloat16) or "auto", which takes the
                 megakernel wherever it can run; a log line says what was taken and why.
             device: None takes a CUDA GPU if there is one, else the CPU.
@@ -326,7 +326,7 @@ class TTSEngine:
         name, reason = select_backend(backend, device, dtype, config)
         log.info("backend %s on %s, %s (%s)", name, device, str(dtype).removeprefix("torch."), reason)
         if str(model) == DEMO:
-            log.warning("the demo voice is %s", DEMO_NOTICE)
+            log.info("the demo voice is %s", DEMO_NOTICE)
         tokenizer = TextTokenizer(checkpoint.folder, config.talker.text_vocab_size)
         with torch.inference_mode():
             tensors = checkpoint.talker(device, dtype)
