@@ -13,7 +13,6 @@ import torch
 from safetensors.torch import load_file
 
 from qwen_megakernel.checkpoint import Checkpoint
-from qwen_megakernel.config import GREEDY
 from qwen_megakernel.vocoder import Vocoder
 
 sys.path.append(str(Path(__file__).parent / "oracle"))
@@ -48,21 +47,7 @@ def test_prompt_rows_and_greedy_codes_equal_the_oracle(
 ):
     engine = engine_for(case.checkpoint(checkpoint_root))
     prompts = spy_on_start(engine)
-    voice = None
-    if case.clone:
-        reference = (shared.reference_audio(), RATE)
-        voice = engine.create_voice(reference, shared.REF_TEXT if case.clone == "icl" else None)
-    audio = engine.generate(
-        shared.TEXTS[case.text],
-        speaker=case.speaker,
-        language=case.language,
-        instruct=case.instruct,
-        voice=voice,
-        non_streaming_mode=case.non_streaming_mode,
-        sampling=GREEDY,
-        max_frames=case.frames,
-        runaway_guard=False,
-    )
+    audio = shared.ask(engine, case)
     for what in ("rows", "trailing"):
         expected, ours = vectors[f"{case.name}/{what}"], getattr(prompts[0], what)
         assert ours.shape == expected.shape

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from qwen_megakernel.config import GREEDY
 from qwen_megakernel.synthetic import NO_EOS, write_checkpoint
 
 VECTORS = Path(__file__).parent / "vectors.safetensors"
@@ -81,6 +82,25 @@ def cases(seed: int = 0, frames: int = 200) -> list[Case]:
             for text, whole in (("english", True), ("english", False), ("short", False)):
                 out.append(Case(size, "custom_voice", text, whole, "ryan", eos_gain=gain, frames=frames, seed=seed + 1))
     return out
+
+
+def ask(engine, case: Case):
+    """The case, said by one of our engines: greedy, with the guard against loops off."""
+    voice = None
+    if case.clone:
+        reference = (reference_audio(seed=case.seed), 24000)
+        voice = engine.create_voice(reference, REF_TEXT if case.clone == "icl" else None)
+    return engine.generate(
+        TEXTS[case.text],
+        speaker=case.speaker,
+        language=case.language,
+        instruct=case.instruct,
+        voice=voice,
+        non_streaming_mode=case.non_streaming_mode,
+        sampling=GREEDY,
+        max_frames=case.frames,
+        runaway_guard=False,
+    )
 
 
 def reference_audio(seconds: float = 1.7, rate: int = 24000, seed: int = 0) -> np.ndarray:
