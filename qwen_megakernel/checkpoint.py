@@ -432,9 +432,10 @@ def _download(repo_id: str) -> Path:
         raise CheckpointNotFoundError(f"{repo_id!r} is neither a folder nor a valid hub id: {error}") from None
     except LocalEntryNotFoundError as error:
         offline = " (HF_HUB_OFFLINE is set)" if constants.HF_HUB_OFFLINE else ""
+        reason = str(error).partition("\n")[0]
         raise CheckpointNotFoundError(
             f"{repo_id!r} is not a folder here, and not in the hub cache {constants.HF_HUB_CACHE}, and could not be "
-            f"downloaded{offline}: {str(error).splitlines()[0]}. On a machine with a network: hf download {repo_id}"
+            f"downloaded{offline}: {reason}. On a machine with a network: hf download {repo_id}"
         ) from error
     except (HfHubHTTPError, OSError) as error:  # no such repository, no access, no space
         raise CheckpointNotFoundError(

@@ -662,12 +662,13 @@ class TTSEngine:
 @torch.inference_mode()
 def _own(ref: "weakref.ref[TTSEngine]", inbox: "queue.SimpleQueue[_Active | None]") -> None:
     """The owner thread: admits what comes, gives every running utterance its turn, ends on None."""
-    engine, free, running = ref(), list(range(ref()._decoder.slots)), []
+    engine, active, running = ref(), None, []
+    free = list(range(engine._decoder.slots))
     try:
         while True:
             while not running or not inbox.empty():
                 if not running:
-                    engine = None
+                    engine = active = None  # idle: hold nothing that would keep engine or utterance alive
                 active = inbox.get()
                 engine = ref()
                 if active is None or engine is None:  # close() has cancelled every utterance by now
@@ -676,12 +677,10 @@ def _own(ref: "weakref.ref[TTSEngine]", inbox: "queue.SimpleQueue[_Active | None
                     return
                 active.slot = free.pop()
                 running.append(active)
-            active = None
             for active in list(running):
                 if engine._turn(active):
                     running.remove(active)
                     free.append(active.slot)
-            active = None
     except BaseException as error:
         log.exception("the engine's owner thread died")
         if engine:

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import soundfile
+from cases import reference_audio
 
 from qwen_megakernel import TTSEngine
 from qwen_megakernel.checkpoint import DEMO_NOTICE
@@ -109,9 +110,6 @@ def test_passes_on_how_to_say_it(tiny, tmp_path):
 
 
 def test_clones_a_voice(tiny, tmp_path):
-    sys.path.append(str(ROOT / "tests" / "oracle"))
-    from cases import reference_audio
-
     soundfile.write(tmp_path / "ref.wav", reference_audio(), 24000)
     model = ["--model", tiny("base", eos_gain=4.0), "--text", "Hello.", "--output", tmp_path / "c.wav"]
     assert speak(*model, "--ref-audio", tmp_path / "ref.wav", "--ref-text", "this is it") == 0

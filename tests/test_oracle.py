@@ -4,9 +4,7 @@ The checkpoints are synthetic and rewritten here from their seeds. `make oracle`
 live, with fresh weights.
 """
 
-import sys
-from pathlib import Path
-
+import cases as shared
 import numpy as np
 import pytest
 import torch
@@ -14,9 +12,6 @@ from safetensors.torch import load_file
 
 from qwen_megakernel.checkpoint import Checkpoint
 from qwen_megakernel.vocoder import Vocoder
-
-sys.path.append(str(Path(__file__).parent / "oracle"))
-import cases as shared
 
 CASES = shared.cases()
 RATE = 24000

@@ -2,21 +2,17 @@
 
 import dataclasses
 import pickle
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import soundfile
 import torch
+from cases import reference_audio
 from safetensors.torch import save_file
 
 from qwen_megakernel import AudioError, RequestError, Voice
 from qwen_megakernel.config import GREEDY
 from qwen_megakernel.voice import load_audio, log_mel
-
-sys.path.append(str(Path(__file__).parent / "oracle"))
-from cases import reference_audio
 
 RATE = 24000
 
