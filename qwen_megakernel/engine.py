@@ -625,7 +625,8 @@ class TTSEngine:
             # The reference is context for the vocoder too; its own audio is dropped, exactly as many frames.
             self._vocoder.push([active.slot], active.context.pop(0)[None])
             return None
-        codes = self._decoder.decode(active.slot)
+        self._decoder.launch([active.slot])
+        (codes,) = self._decoder.collect()
         reason = None
         if codes is None:
             reason = "eos"

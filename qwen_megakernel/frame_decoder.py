@@ -8,7 +8,8 @@ One frame of one stream:
     next input row = sum of the 16 embeddings + next text row, or pad when the text is used up
 """
 
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -20,6 +21,11 @@ from qwen_megakernel.config import ModelConfig, SamplingParams
 from qwen_megakernel.prompt import Prompt
 from qwen_megakernel.sampling import Code0Rules, Draw, gumbel_noise
 from qwen_megakernel.transformer import Embeddings, KVCache, Transformer
+
+AHEAD = 4
+"""Launches that may be uncollected."""
+LAUNCH_SLOTS = 8
+"""Slots of one launch, at most."""
 
 
 class FrameDecoder(Protocol):
@@ -38,14 +44,32 @@ class FrameDecoder(Protocol):
             sampling: every field set, the seed too.
         """
 
-    def decode(self, slot: int) -> Tensor | None:
-        """The stream's next frame: codes int64 [groups] on the CPU, or None at end of speech.
+    def launch(self, slots: Sequence[int]) -> None:
+        """Queue the next frame of some streams, without waiting for it.
 
-        The caller stops before the slot is full: a frame needs one position more than the one before it.
+        The caller stops before a slot is full: a frame needs one position more than the one before it.
+
+        Args:
+            slots: 1 to `LAUNCH_SLOTS` different ones, each started.
+
+        Raises:
+            ValueError: other slots, or one that is full; nothing was queued.
+            RuntimeError: `AHEAD` launches are uncollected; nothing was queued.
+        """
+
+    def collect(self) -> list[Tensor | None]:
+        """What the oldest uncollected launch said, in the order of its slots; waits until it is there.
+
+        Returns:
+            Codes int64 [groups] on the CPU, or None at end of speech. Frames behind a stream's end, and frames of
+            a stream whose slot was started again, are None too.
+
+        Raises:
+            RuntimeError: nothing is launched.
         """
 
 
-@dataclass
+@dataclass(eq=False)
 class _Stream:
     cache: KVCache
     prompt: Prompt
@@ -53,11 +77,16 @@ class _Stream:
     rules: Code0Rules
     row: Tensor  # [1, hidden], the next input
     position: int  # of that row
+    room: int  # frames that may still be launched
     frame: int = 0
+    over: bool = False  # it ended, or its slot was started again
 
 
 class TorchFrameDecoder:
-    """The eager PyTorch backend (see `FrameDecoder`). Slots run singly, in the dtype of the tensors."""
+    """The eager PyTorch backend (see `FrameDecoder`). Slots run singly, in the dtype of the tensors.
+
+    A frame is computed when it is collected: one that nobody wants any more then costs nothing.
+    """
 
     def __init__(
         self,
@@ -87,6 +116,7 @@ class TorchFrameDecoder:
         self._caches = [KVCache(config.talker.stack, max_positions, self._device, dtype) for _ in range(slots)]
         self._predictor_cache = KVCache(config.talker.code_predictor.stack, groups, self._device, dtype)
         self._streams: dict[int, _Stream] = {}
+        self._launches: deque[list[_Stream]] = deque()
 
     @torch.inference_mode()
     def start(self, slot: int, prompt: Prompt, sampling: SamplingParams) -> None:
@@ -96,19 +126,43 @@ class TorchFrameDecoder:
                 f"slot must be in 0..{self.slots - 1} and the prompt of 1..{self.max_positions} rows, "
                 f"got slot {slot} and {last + 1} rows"
             )
+        if slot in self._streams:
+            self._streams[slot].over = True
         rules = Code0Rules(self._config, sampling.repetition_penalty, self._device)
-        self._streams[slot] = _Stream(self._caches[slot], prompt, sampling, rules, prompt.rows[last:], last)
+        self._streams[slot] = _Stream(
+            self._caches[slot], prompt, sampling, rules, prompt.rows[last:], last, room=self.max_positions - last
+        )
         if last:
             self._talker.forward(prompt.rows[:last], 0, self._caches[slot])
 
+    def launch(self, slots: Sequence[int]) -> None:
+        if not 1 <= len(slots) <= LAUNCH_SLOTS or len(set(slots)) < len(slots):
+            raise ValueError(f"a launch takes 1 to {LAUNCH_SLOTS} different slots, got {list(slots)}")
+        if len(self._launches) == AHEAD:
+            raise RuntimeError(f"{AHEAD} launches may be uncollected and are: collect() one first")
+        for slot in slots:
+            if slot not in self._streams:
+                raise ValueError(f"slot {slot} holds no stream: start() it first")
+            if self._streams[slot].room == 0:
+                raise ValueError(f"slot {slot} is full: its stream used all {self.max_positions} positions")
+        streams = [self._streams[slot] for slot in slots]
+        for stream in streams:
+            stream.room -= 1
+        self._launches.append(streams)
+
     @torch.inference_mode()
-    def decode(self, slot: int) -> Tensor | None:
-        s = self._streams[slot]
+    def collect(self) -> list[Tensor | None]:
+        if not self._launches:
+            raise RuntimeError("nothing is launched: launch() first, then collect() once for every launch")
+        return [None if stream.over else self._frame(stream) for stream in self._launches.popleft()]
+
+    def _frame(self, s: _Stream) -> Tensor | None:
         hidden = self._talker.forward(s.row, s.position, s.cache)
         logits = s.rules(F.linear(hidden, self._head)[0].float(), s.frame)
         draw = Draw.code0(s.sampling)
         code0 = draw(logits, self._noise(s, draw, range(1), self._config.vocab_size)[0])
         if code0 == self._config.codec_eos_id:
+            s.over = True
             return None
         s.rules.remember(code0)
         codes = self._predict(s, hidden, code0)

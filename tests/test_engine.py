@@ -351,10 +351,10 @@ def test_a_dead_owner_is_reported_by_name(own_engine, monkeypatch):
 
 
 def test_a_kernel_fault_is_told_to_its_caller_and_ends_the_engine(own_engine, monkeypatch):
-    def faulty(slot):
+    def faulty():
         raise KernelFault("a wait gave up")
 
-    monkeypatch.setattr(own_engine._decoder, "decode", faulty)
+    monkeypatch.setattr(own_engine._decoder, "collect", faulty)
     with pytest.raises(KernelFault):
         own_engine.generate(TEXT)
     own_engine._thread.join(timeout=10)
@@ -443,16 +443,17 @@ def test_what_a_listener_does_to_its_chunk_stays_there(own_engine):
 
 
 def test_a_frame_that_fails_fails_its_own_utterance(own_engine, monkeypatch):
-    decode = own_engine._decoder.decode
+    collect = own_engine._decoder.collect
     calls = {"n": 0}
 
-    def broken(slot):
+    def broken():
+        codes = collect()
         calls["n"] += 1
         if calls["n"] == 5:
             raise RuntimeError("frame broke")
-        return decode(slot)
+        return codes
 
-    monkeypatch.setattr(own_engine._decoder, "decode", broken)
+    monkeypatch.setattr(own_engine._decoder, "collect", broken)
     with pytest.raises(RuntimeError, match="frame broke"):
         own_engine.generate(TEXT, max_frames=20)
     assert len(own_engine.generate(TEXT, max_frames=20).codes) == 20
@@ -465,7 +466,8 @@ def force_codes(engine, monkeypatch, frames) -> None:
     """The decoder says exactly these frames."""
     said = iter(frames)
     monkeypatch.setattr(engine._decoder, "start", lambda slot, prompt, sampling: None)
-    monkeypatch.setattr(engine._decoder, "decode", lambda slot: next(said))
+    monkeypatch.setattr(engine._decoder, "launch", lambda slots: None)
+    monkeypatch.setattr(engine._decoder, "collect", lambda: [next(said)])
 
 
 @pytest.mark.parametrize("period", [1, 2, 3, 4])
