@@ -1,19 +1,21 @@
 """How long does one frame of 16 codes take, and how far is that from the hardware's floor?
 
-    python benchmarks/measure_decode.py [--size 0.6b|1.7b] [--positions 200 2000] [--frames 200] [--stages] [--greedy]
+    python benchmarks/measure_decode.py [--size 0.6b|1.7b|demo] [--positions 200 2000] [--columns 1 8] [--stages]
 
-Random weights at the published dims, sampling as published for both models (or --greedy), one stream. The floor is the
-bytes of a frame (talker once, code predictor 15 times, heads) over the card's measured read bandwidth, 4.67 TB/s on an
-H200.
+Random weights at the published dims, sampling as published for both models (or --greedy), a full penalty history,
+checked codes. The floor is the bytes of a frame (talker once, code predictor 15 times, heads) over the card's measured read
+bandwidth, 4.67 TB/s on an H200. A prefill's floor is one talker pass for every 8 rows.
 """
 
 import argparse
 import json
 import subprocess
+import time
 
 import torch
 
-from qwen_megakernel.config import GREEDY, SamplingParams
+from qwen_megakernel.checkpoint import DEMO_FOLDER
+from qwen_megakernel.config import GREEDY, ModelConfig, SamplingParams
 from qwen_megakernel.frame_decoder import TorchFrameDecoder
 from qwen_megakernel.megakernel import STAGES, MegakernelFrameDecoder
 from qwen_megakernel.prompt import Prompt
@@ -23,25 +25,25 @@ from qwen_megakernel.transformer import Embeddings
 READ_TB_S = 4.67  # bulk copies of 16 KB by 128 blocks
 
 
-def frame_bytes(tensors: dict) -> int:
-    talker = predictor = 0
+def weight_bytes(tensors: dict) -> tuple[int, int]:
+    """Of one talker pass without its head, of a whole frame."""
+    talker = frame = 0
     for name, tensor in tensors.items():
         size = tensor.numel() * tensor.element_size()
         if "embedding" in name or "text_projection" in name:
             continue
-        if "code_predictor" not in name:
-            talker += size
-        elif "lm_head" in name:
-            predictor += size
+        if "code_predictor" in name:
+            frame += size if "lm_head" in name else 15 * size
         else:
-            predictor += 15 * size
-    return talker + predictor
+            frame += size
+            talker += 0 if "codec_head" in name else size
+    return talker, frame
 
 
-def times_ms(step, frames: int) -> torch.Tensor:
+def times_ms(step, repeats: int) -> torch.Tensor:
     for _ in range(20):
         step()
-    events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(frames)]
+    events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(repeats)]
     for start, end in events:
         start.record()
         step()
@@ -53,56 +55,107 @@ def times_ms(step, frames: int) -> torch.Tensor:
 @torch.inference_mode()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--size", choices=("0.6b", "1.7b"), default="0.6b")
+    parser.add_argument("--size", choices=("0.6b", "1.7b", "demo"), default="0.6b")
     parser.add_argument("--positions", type=int, nargs="+", default=[50, 200, 1000, 2000])
+    parser.add_argument("--columns", type=int, nargs="+", default=[1, 2, 4, 8])
     parser.add_argument("--frames", type=int, default=200)
     parser.add_argument("--greedy", action="store_true")
     parser.add_argument("--stages", action="store_true", help="also the kernel's own clock, stage by stage")
+    parser.add_argument("--no-torch", action="store_true", help="leave out the PyTorch backend, which is slow to time")
     args = parser.parse_args()
     device = torch.device("cuda")
-    config = synthetic_config(args.size)
+    config = ModelConfig.from_folder(DEMO_FOLDER) if args.size == "demo" else synthetic_config(args.size)
     tensors = random_talker(config, device, seed=torch.seed() % 2**31)
     sampling = (GREEDY if args.greedy else SamplingParams(seed=1)).over(config.sampling)
-    limit = max(args.positions) + 64
-    kernel = MegakernelFrameDecoder(config, tensors, slots=1, max_positions=limit)
-    rows = torch.randn(2, config.talker.stack.hidden_size, device=device).to(torch.bfloat16)
+    limit = max(args.positions) + args.frames + 64
+    kernel = MegakernelFrameDecoder(config, tensors, slots=max(args.columns), max_positions=limit)
+    rows = torch.randn(10, config.talker.stack.hidden_size, device=device).to(torch.bfloat16)
     prompt = Prompt(rows, rows[:1], rows[0])
-    floor = frame_bytes(tensors) / READ_TB_S * 1e-9
+    talker_bytes, bytes_ = weight_bytes(tensors)
+    floor, pass_floor = bytes_ / READ_TB_S * 1e-9, talker_bytes / READ_TB_S * 1e-9
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
     how = "greedy" if args.greedy else "sampled"
     print(
         f"{torch.cuda.get_device_name()}, torch {torch.__version__}, commit {commit or 'unknown'}, {args.size}, {how}"
     )
-    print(f"floor {floor:.3f} ms\n{'':28}  median ms   p95 ms   x floor")
+    print(f"{'':36}  median ms   p95 ms  floor ms  x floor")
     results = {}
 
-    def report(label: str, t: torch.Tensor) -> None:
+    def report(label: str, t: torch.Tensor, floor: float = floor) -> None:
         median, p95 = float(t.median()), float(t.quantile(0.95))
-        results[label] = {"median_ms": median, "p95_ms": p95, "x_floor": median / floor}
-        print(f"{label:28}  {median:9.3f}  {p95:7.3f}  {median / floor:8.2f}")
+        results[label] = {"median_ms": median, "p95_ms": p95, "floor_ms": floor, "x_floor": median / floor}
+        print(f"{label:36}  {median:9.3f}  {p95:7.3f}  {floor:8.3f} {median / floor:8.2f}")
 
-    slot = kernel._slots[0]
-    for position in args.positions:
-        kernel.start(0, prompt, sampling)
-        slot.position, slot.frame = position, 5
-        slot.seen[: config.talker.first_suppressed_id] = 1  # a full history: every code is penalised
-        report(f"kernel, position {position}", times_ms(lambda: kernel._launch(slot, slot.row), args.frames))
-        assert int(kernel._fault) == 0 and 0 <= int(kernel._codes.min()) and int(kernel._codes.max()) < 3072
-    if args.stages:
-        stage_ns = torch.zeros(len(STAGES), dtype=torch.int64, device=device)
-        for _ in range(args.frames):
-            kernel._launch(slot, slot.row, stage_ns=stage_ns)
-        stages = (stage_ns / args.frames / 1000).tolist()
-        for name, us in zip(STAGES, stages, strict=True):
-            print(f"  {name:26}  {us:9.1f} us  {us / sum(stages):6.1%}")
-        results["stages_us"] = dict(zip(STAGES, stages, strict=True))
-    report("kernel, prefill of one row", times_ms(lambda: kernel._launch(slot, slot.row, prefill=True), args.frames))
-    eager = TorchFrameDecoder(config, tensors, Embeddings(config.talker, tensors), slots=1, max_positions=limit)
-    eager.start(0, prompt, SamplingParams(seed=1).over(sampling))
-    report("eager PyTorch bf16", times_ms(lambda: eager.decode(0), 15))
-    print(
-        json.dumps({"size": args.size, "floor_ms": floor, "commit": commit, "greedy": args.greedy, "results": results})
-    )
+    def begin(columns: int, position: int) -> list[int]:
+        for slot in range(columns):
+            kernel.start(slot, prompt, sampling)
+            kernel._launcher.seek(slot, position, 5)
+            kernel._seen[slot, : config.talker.first_suppressed_id] = 1  # a full history: every code is penalised
+        return list(range(columns))
+
+    def frame(slots: list[int]) -> None:
+        kernel.launch(slots)
+        if kernel._launcher.uncollected() == 4:
+            check(kernel.collect())
+
+    def check(frames: list) -> None:
+        for codes in frames:
+            assert codes is not None and 0 <= int(codes.min()) and int(codes.max()) < config.talker.first_suppressed_id
+
+    def drain() -> None:
+        while kernel._launcher.uncollected():
+            check(kernel.collect())
+
+    for columns in args.columns:
+        for position in args.positions if columns == 1 else args.positions[:2]:
+            slots = begin(columns, position)
+            # 20 + frames steps move on from here: the middle one is at `position`
+            for slot in slots:
+                kernel._launcher.seek(slot, max(position - args.frames // 2 - 20, 0), 5)
+            report(f"kernel, columns {columns}, position {position}", times_ms(lambda s=slots: frame(s), args.frames))
+            drain()
+        if args.stages:
+            stage_ns = torch.zeros(len(STAGES), dtype=torch.int64, device=device)
+            kernel._launcher.observe(None, None, stage_ns)
+            for _ in range(50):
+                frame(slots)
+            drain()
+            kernel._launcher.observe(None, None, None)
+            stages = (stage_ns / 50 / 1000).tolist()
+            for name, us in zip(STAGES, stages, strict=True):
+                print(f"  {name:26}  {us:9.1f} us  {us / sum(stages):6.1%}")
+            results[f"stages_us, columns {columns}"] = dict(zip(STAGES, stages, strict=True))
+
+    slots = begin(1, 200)
+    host = []
+    for _ in range(args.frames):
+        start = time.perf_counter()
+        kernel.launch(slots)
+        launched = time.perf_counter()
+        torch.cuda.synchronize()
+        there = time.perf_counter()
+        check(kernel.collect())
+        host.append((launched - start + time.perf_counter() - there) * 1e3)
+    report("host, launch and collect of a frame", torch.tensor(host), 0.03)
+
+    data = torch.randn(40, config.talker.stack.hidden_size, device=device)
+
+    def prefill(n: int) -> None:
+        kernel._launcher.seek(0, 0, 0)
+        kernel._launcher.prefill(0, data[:n], [])
+
+    for n in (1, 8, 9, 10, 40):
+        report(f"kernel, prefill of {n} rows", times_ms(lambda n=n: prefill(n), args.frames), -(-n // 8) * pass_floor)
+    if not args.no_torch:
+        backend = TorchFrameDecoder(config, tensors, Embeddings(config.talker, tensors), slots=1, max_positions=limit)
+        backend.start(0, prompt, sampling)
+
+        def torch_frame() -> None:
+            backend.launch([0])
+            backend.collect()
+
+        report("PyTorch bf16", times_ms(torch_frame, 15))
+    print(json.dumps({"size": args.size, "commit": commit, "greedy": args.greedy, "results": results}))
 
 
 if __name__ == "__main__":

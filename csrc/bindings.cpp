@@ -1,21 +1,39 @@
-// The border to Python: checks every tensor, fills FrameParams once, launches frames.
+// The border to Python: checks every tensor, keeps the slots' counters, fills FrameParams, launches.
+#include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 #include <torch/extension.h>
 
+#include <array>
 #include <map>
 #include <string>
+#include <vector>
 
 #include "frame.h"
 
 namespace {
 
 using Tensors = std::map<std::string, torch::Tensor>;
+using Settings = std::map<std::string, double>;
+constexpr int kAhead = 4;  // launches that may be uncollected
+constexpr int kGroups = 16;
+
+struct Slot {
+  qmk::Column column{};                 // of the next launch, but for its text row
+  torch::Tensor pages, seen, row;       // kept alive
+  torch::Tensor text, pad;              // bf16 [n][hidden], [hidden]
+};
 
 class Launcher {
  public:
-  Launcher(int64_t talker_hidden, Tensors tensors, const std::map<std::string, double>& settings)
-      : hidden_(talker_hidden), tensors_(std::move(tensors)) {
-    TORCH_CHECK(hidden_ == 1024 || hidden_ == 2048, "talker width must be 1024 or 2048, got ", hidden_);
+  Launcher(int64_t talker_hidden, int64_t slots, Tensors tensors, const Settings& settings)
+      : hidden_(talker_hidden), tensors_(std::move(tensors)), slots_(slots) {
+    const auto ribbon = tensors_.find("talker.ribbon");
+    TORCH_CHECK(ribbon != tensors_.end() && ribbon->second.is_cuda(), "talker.ribbon must be a CUDA tensor");
+    device_ = ribbon->second.device();
+    const c10::cuda::CUDAGuard guard(device_);
+    int resident = 0;
+    check_cuda(qmk::prepare_frame(static_cast<int>(hidden_), &resident));
+    TORCH_CHECK(resident >= qmk::kBlocks, "the kernel's ", qmk::kBlocks, " blocks must be resident at once, this GPU holds ", resident);
     auto stack = [&](const std::string& name, qmk::StackWeights& w) {
       w.ribbon = data<uint8_t>(name + ".ribbon", torch::kUInt8);
       w.input_norm = data<qmk::bf16>(name + ".input_norm", torch::kBFloat16);
@@ -25,65 +43,165 @@ class Launcher {
       w.norm = data<qmk::bf16>(name + ".norm", torch::kBFloat16);
       w.rope_cos = data<float>(name + ".rope_cos", torch::kFloat32);
       w.rope_sin = data<float>(name + ".rope_sin", torch::kFloat32);
+      w.layers = static_cast<int>(tensors_.at(name + ".input_norm").size(0));
     };
     stack("talker", p_.talker);
     stack("predictor", p_.predictor);
     p_.codec_head = data<uint8_t>("codec_head", torch::kUInt8);
     p_.lm_heads = data<uint8_t>("lm_heads", torch::kUInt8);
-    if (hidden_ != 1024) {
+    if (tensors_.count("adapter")) {
       p_.adapter = data<uint8_t>("adapter", torch::kUInt8);
       p_.adapter_bias = data<float>("adapter_bias", torch::kFloat32);
     }
     p_.code0_embedding = data<qmk::bf16>("code0_embedding", torch::kBFloat16);
     p_.code_embedding = data<qmk::bf16>("code_embedding", torch::kBFloat16);
-    auto exchange = [&](const char* name) { return data<qmk::Tagged>(name, torch::kInt64); };
-    p_.x = {exchange("x.qkv"), exchange("x.attn"), exchange("x.split"), exchange("x.h_attn"),
-            exchange("x.mlp"), exchange("x.h_mlp"), exchange("x.adapted"), exchange("x.logits"), exchange("x.noisy")};
-    p_.fault = data<uint32_t>("fault", torch::kInt32);
+    auto tagged = [&](const char* name) { return data<qmk::Tagged>(name, torch::kInt32); };
+    auto packets = [&](const char* name) { return data<qmk::Packet>(name, torch::kInt32); };
+    p_.x = {tagged("x.qkv"), packets("x.part"), packets("x.attn"), packets("x.h_attn"), packets("x.mlp"),
+            packets("x.h_mlp"), packets("x.adapted"), packets("x.logits"), tagged("x.drawn")};
     p_.kv = data<qmk::bf16>("kv", torch::kBFloat16);
-    p_.codes = data<int>("codes", torch::kInt32);
+    p_.frame_kv = data<qmk::bf16>("frame_kv", torch::kBFloat16);
     p_.eos_id = static_cast<int>(settings.at("eos_id"));
     p_.first_suppressed_id = static_cast<int>(settings.at("first_suppressed_id"));
     p_.min_frames = static_cast<int>(settings.at("min_frames"));
     p_.spin_limit = static_cast<uint32_t>(settings.at("spin_limit"));
+    // Pinned host memory that the kernel writes itself: no copy behind the launch.
+    const auto pinned = torch::TensorOptions().dtype(torch::kInt32).pinned_memory(true);
+    codes_ = torch::zeros({kAhead, qmk::kColumns, kGroups}, pinned);
+    fault_ = torch::zeros({1}, pinned);
+    p_.fault = reinterpret_cast<uint32_t*>(fault_.data_ptr());
+    for (auto& event : done_) check_cuda(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
   }
+  ~Launcher() {
+    for (auto& event : done_) cudaEventDestroy(event);
+  }
+  Launcher(const Launcher&) = delete;
+  Launcher& operator=(const Launcher&) = delete;
 
-  // One prompt row (prefill) or one frame. Tensors belong to the slot; text_row is not read in a prefill.
-  void launch(const torch::Tensor& row, const torch::Tensor& next_row, const torch::Tensor& text_row, const torch::Tensor& pages,
-              const torch::Tensor& seen, int64_t position, int64_t frame, bool prefill, int64_t epoch,
-              const std::map<std::string, double>& sampling, uint64_t seed,
-              const c10::optional<torch::Tensor>& hidden_out, const c10::optional<torch::Tensor>& logits_out,
-              const c10::optional<torch::Tensor>& stage_ns) {
-    qmk::FrameParams p = p_;
-    p.row = check<float>(row, "row", torch::kFloat32, hidden_);
-    p.next_row = check<float>(next_row, "next_row", torch::kFloat32, hidden_);
-    p.text_row = check<qmk::bf16>(text_row, "text_row", torch::kBFloat16, hidden_);
-    p.pages = check<int>(pages, "pages", torch::kInt32, 1);
-    TORCH_CHECK(position >= 0 && position < pages.numel() * qmk::kPagePositions, "position ", position, " is past the slot's ",
-                pages.numel(), " pages");
-    p.seen = check<uint8_t>(seen, "seen", torch::kUInt8, 1);
-    p.position = static_cast<int>(position);
-    p.frame = static_cast<int>(frame);
-    p.prefill = prefill;
-    p.repetition_penalty = static_cast<float>(sampling.at("repetition_penalty"));
-    p.inverse_penalty = static_cast<float>(1.0 / sampling.at("repetition_penalty"));
+  // A new stream in a slot, at position 0. Tensors belong to the slot; `row` is its next input.
+  void begin(int64_t slot, const torch::Tensor& pages, const torch::Tensor& seen, const torch::Tensor& row, const Settings& sampling,
+             uint64_t seed) {
+    Slot& s = at(slot);
+    s.pages = pages, s.seen = seen, s.row = row;
+    qmk::Column& c = s.column;
+    c = {};
+    c.row = c.next_row = check<float>(row, "row", torch::kFloat32, hidden_);
+    c.pages = check<int>(pages, "pages", torch::kInt32, 1);
+    c.seen = check<uint8_t>(seen, "seen", torch::kUInt8, 1);
+    c.seed = seed;
+    c.token = -1;
+    c.repetition_penalty = static_cast<float>(sampling.at("repetition_penalty"));
+    c.inverse_penalty = static_cast<float>(1.0 / sampling.at("repetition_penalty"));
     auto draw = [&](const std::string& prefix) {
-      return qmk::DrawParams{static_cast<int>(sampling.at(prefix + "sample")),
-                             static_cast<float>(1.0 / sampling.at(prefix + "temperature")),
+      return qmk::DrawParams{static_cast<int>(sampling.at(prefix + "sample")), static_cast<float>(1.0 / sampling.at(prefix + "temperature")),
                              static_cast<int>(sampling.at(prefix + "top_k")), static_cast<float>(sampling.at(prefix + "top_p"))};
     };
-    p.draw0 = draw("code0_");
-    p.draw = draw("predictor_");
-    p.seed = seed;
-    p.epoch = static_cast<uint32_t>(epoch);
-    p.hidden_out = hidden_out ? check<float>(*hidden_out, "hidden_out", torch::kFloat32, hidden_) : nullptr;
-    p.logits_out = logits_out ? check<float>(*logits_out, "logits_out", torch::kFloat32, 16) : nullptr;
-    p.stage_ns = stage_ns ? check<unsigned long long>(*stage_ns, "stage_ns", torch::kInt64, 2 * qmk::kStages) : nullptr;
-    const cudaError_t error = qmk::launch_frame(static_cast<int>(hidden_), p, c10::cuda::getCurrentCUDAStream());
-    TORCH_CHECK(error == cudaSuccess, "frame kernel: ", cudaGetErrorString(error));
+    c.draw0 = draw("code0_");
+    c.draw = draw("predictor_");
+  }
+  // Text rows bf16 [n][hidden] of a stream, one per frame, and what follows them.
+  void set_text(int64_t slot, const torch::Tensor& rows, const torch::Tensor& pad) {
+    if (rows.size(0)) check<qmk::bf16>(rows, "text rows", torch::kBFloat16, hidden_);
+    check<qmk::bf16>(pad, "pad", torch::kBFloat16, hidden_);
+    at(slot).text = rows, at(slot).pad = pad;
+  }
+  // Where a slot stands, for tests and benchmarks.
+  void seek(int64_t slot, int64_t position, int64_t frame) {
+    at(slot).column.position = static_cast<int>(position), at(slot).column.frame = static_cast<int>(frame);
   }
 
+  // Keys and values of consecutive prompt rows, as many at a time as there are columns.
+  // rows: fp32 [n][hidden]; tokens: empty, or n ids of code 0's embedding that stand for their row, -1 where none does.
+  void prefill(int64_t slot, const torch::Tensor& rows, const std::vector<int64_t>& tokens) {
+    Slot& s = at(slot);
+    const int64_t n = rows.size(0);
+    TORCH_CHECK(tokens.empty() || static_cast<int64_t>(tokens.size()) == n, "one token per row, got ", tokens.size(), " for ", n);
+    if (n == 0) return;
+    const float* data = check<float>(rows, "rows", torch::kFloat32, n * hidden_);
+    room(s, n);
+    for (int64_t from = 0; from < n; from += qmk::kColumns) {
+      qmk::FrameParams p = p_;
+      p.prefill = 1;
+      p.columns = static_cast<int>(std::min<int64_t>(qmk::kColumns, n - from));
+      const int first = s.column.position;
+      for (int i = 0; i < p.columns; i++) {
+        p.column[i] = s.column;
+        p.column[i].row = data + (from + i) * hidden_;
+        p.column[i].token = tokens.empty() ? -1 : static_cast<int>(tokens[from + i]);
+        p.column[i].position = first + i;
+        p.column[i].first_fresh = first;
+      }
+      s.column.position += p.columns;
+      launch(p, p.talker.layers);
+    }
+  }
+
+  // Queue one frame of each of these slots.
+  void decode(const std::vector<int64_t>& slots) {
+    TORCH_CHECK(!slots.empty() && slots.size() <= qmk::kColumns, "a launch takes 1 to ", qmk::kColumns, " slots, got ", slots.size());
+    TORCH_CHECK(launched_ - collected_ < kAhead, kAhead, " launches wait to be collected; collect() first");
+    for (auto slot : slots) room(at(slot), 1);
+    qmk::FrameParams p = p_;
+    p.columns = 0;
+    for (auto slot : slots) {
+      Slot& s = at(slot);
+      qmk::Column& c = p.column[p.columns++] = s.column;
+      c.first_fresh = c.position;
+      const bool text = s.text.defined() && c.frame < s.text.size(0);
+      c.text_row = reinterpret_cast<const qmk::bf16*>(text ? s.text.data_ptr() : s.pad.data_ptr()) + (text ? c.frame * hidden_ : 0);
+      s.column.position++, s.column.frame++;
+    }
+    const int i = launched_ % kAhead;
+    p.codes = codes_.data_ptr<int>() + i * qmk::kColumns * kGroups;
+    launch(p, p.talker.layers + kGroups * p.predictor.layers);
+    const c10::cuda::CUDAGuard guard(device_);
+    check_cuda(cudaEventRecord(done_[i], c10::cuda::getCurrentCUDAStream(device_.index())));
+    launched_++;
+  }
+
+  // Wait for the oldest uncollected launch: int32 [columns][16], a view that the fourth launch from now overwrites.
+  torch::Tensor collect() {
+    TORCH_CHECK(launched_ > collected_, "nothing was launched; decode() first");
+    const int i = collected_++ % kAhead;
+    check_cuda(cudaEventSynchronize(done_[i]));
+    return codes_[i];
+  }
+  int64_t uncollected() const { return launched_ - collected_; }
+
+  // Where the next launches leave what tests and benchmarks look at; see FrameParams.
+  void observe(const c10::optional<torch::Tensor>& hidden, const c10::optional<torch::Tensor>& logits, const c10::optional<torch::Tensor>& stage_ns) {
+    observed_ = {hidden.value_or(torch::Tensor()), logits.value_or(torch::Tensor()), stage_ns.value_or(torch::Tensor())};
+    p_.hidden_out = hidden ? check<float>(*hidden, "hidden", torch::kFloat32, qmk::kColumns * hidden_) : nullptr;
+    p_.logits_out = logits ? check<float>(*logits, "logits", torch::kFloat32, qmk::kColumns * kGroups) : nullptr;
+    p_.stage_ns = stage_ns ? check<unsigned long long>(*stage_ns, "stage_ns", torch::kInt64, 2 * qmk::kStages) : nullptr;
+  }
+
+  torch::Tensor fault() const { return fault_; }
+  int64_t epoch() const { return epoch_; }
+  void set_epoch(int64_t epoch) { epoch_ = epoch; }
+
  private:
+  static void check_cuda(cudaError_t error) { TORCH_CHECK(error == cudaSuccess, "frame kernel: ", cudaGetErrorString(error)); }
+  Slot& at(int64_t slot) {
+    TORCH_CHECK(slot >= 0 && slot < static_cast<int64_t>(slots_.size()), "slot must be in 0..", slots_.size() - 1, ", got ", slot);
+    return slots_[slot];
+  }
+  void room(const Slot& s, int64_t rows) const {
+    TORCH_CHECK(s.pages.defined(), "no stream was started in this slot");
+    TORCH_CHECK(s.column.position + rows <= s.pages.numel() * qmk::kPagePositions, "position ", s.column.position + rows - 1,
+                " is past the slot's ", s.pages.numel(), " pages");
+  }
+  void launch(qmk::FrameParams& p, int64_t epochs) {
+    const c10::cuda::CUDAGuard guard(device_);
+    if (epoch_ + epochs > 0xFFFFFFFF) {  // a slot that was last written 2^32 passes ago must not look new
+      for (auto& [name, tensor] : tensors_)
+        if (name.rfind("x.", 0) == 0) tensor.zero_();
+      epoch_ = 0;
+    }
+    p.epoch = static_cast<uint32_t>(epoch_);
+    check_cuda(qmk::launch_frame(static_cast<int>(hidden_), p, c10::cuda::getCurrentCUDAStream(device_.index())));
+    epoch_ += epochs;
+  }
   template <class T>
   static T* check(const torch::Tensor& t, const std::string& name, torch::ScalarType dtype, int64_t at_least) {
     TORCH_CHECK(t.is_cuda() && t.is_contiguous() && t.scalar_type() == dtype && t.numel() >= at_least, name, " must be a contiguous CUDA ",
@@ -99,13 +217,31 @@ class Launcher {
 
   int64_t hidden_;
   Tensors tensors_;  // kept alive as long as the pointers below
+  std::vector<Slot> slots_;
+  c10::Device device_{c10::kCPU};
+  torch::Tensor codes_, fault_;
+  std::array<torch::Tensor, 3> observed_;
+  std::array<cudaEvent_t, kAhead> done_{};
+  int64_t launched_ = 0, collected_ = 0, epoch_ = 0;
   qmk::FrameParams p_{};
 };
 
 }  // namespace
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
+  using Free = pybind11::call_guard<pybind11::gil_scoped_release>;
+  m.attr("COLUMNS") = qmk::kColumns;
+  m.attr("FRAME_KV_SHARED") = qmk::kFrameKvShared;
   pybind11::class_<Launcher>(m, "Launcher")
-      .def(pybind11::init<int64_t, Tensors, std::map<std::string, double>>())
-      .def("launch", &Launcher::launch, pybind11::call_guard<pybind11::gil_scoped_release>());
+      .def(pybind11::init<int64_t, int64_t, Tensors, Settings>())
+      .def("begin", &Launcher::begin)
+      .def("set_text", &Launcher::set_text)
+      .def("seek", &Launcher::seek)
+      .def("prefill", &Launcher::prefill, Free())
+      .def("decode", &Launcher::decode, Free())
+      .def("collect", &Launcher::collect, Free())
+      .def("uncollected", &Launcher::uncollected)
+      .def("observe", &Launcher::observe)
+      .def("fault", &Launcher::fault)
+      .def_property("epoch", &Launcher::epoch, &Launcher::set_epoch);
 }

@@ -2,46 +2,61 @@
 #pragma once
 #include <cstdint>
 
+// What one target allows; build.py's TARGETS hands these over.
+#ifndef QMK_COLUMNS
+#define QMK_COLUMNS 8
+#define QMK_BLOCKS_PER_SM 1
+#define QMK_SHARED_KB 227
+#endif
+
 namespace qmk {
 
 constexpr int kBlocks = 128;                        // resident for the whole frame
-constexpr int kComputeThreads = 512, kWarps = 16;   // plus one producer warp
-constexpr int kThreads = kComputeThreads + 32;
+constexpr int kComputeThreads = 512, kWarps = 16;
+constexpr int kThreads = kComputeThreads + 128;     // the first warp behind them is the producer; registers go by fours
+constexpr int kColumns = QMK_COLUMNS;               // at most 8, the width of an mma
+constexpr int kSharedBytes = QMK_SHARED_KB * 1024;  // that a block may have
+constexpr bool kFrameKvShared = kSharedBytes > 200 * 1024;  // room for the code predictor's keys and values
 constexpr int kHeadDim = 128;
-constexpr int kSplits = 8;                          // blocks that share a query head's context
+constexpr int kSplits = 8;                          // parts that a query head's context is cut into
 constexpr int kSplitPositions = 256;                // positions of one split before the next one begins
 
-// The weight stream. A unit is one 16-byte fragment per compute lane; a ring stage is two units.
-constexpr int kUnitBytes = kComputeThreads * 16, kStageUnits = 2, kStageBytes = kStageUnits * kUnitBytes;
+// The weight stream. A unit is one 16-byte fragment per compute lane; matrices fill pairs of units.
+constexpr int kUnitBytes = kComputeThreads * 16, kStageUnits = QMK_BLOCKS_PER_SM > 1 ? 1 : 2;
+constexpr int kStageBytes = kStageUnits * kUnitBytes;
 
-// One decoder stack. A block owns rows r, r + 1, ... of every matrix, so each row count is a multiple of 8 per block.
-template <int Hidden, int Intermediate, int Layers, int Heads, int KvHeads>
+// A packet carries values of one column to one lane: 4 of a residual or of an attention output, 6 of the MLP.
+constexpr int kPacket = 4, kMlpPacket = 6;
+
+constexpr int max_of(int a, int b) { return a > b ? a : b; }
+constexpr int round_up(int n, int multiple) { return (n + multiple - 1) / multiple * multiple; }
+// Rows of a matrix that one block owns; the blocks behind the last row own padding.
+constexpr int block_rows(int rows, int multiple = 8) { return round_up((rows + kBlocks - 1) / kBlocks, multiple); }
+
+// One decoder stack.
+template <int Hidden, int Intermediate, int MaxLayers, int Heads, int KvHeads>
 struct StackDims {
-  static constexpr int kHidden = Hidden, kIntermediate = Intermediate, kLayers = Layers, kHeads = Heads, kKvHeads = KvHeads;
-  static constexpr int kQ = Heads * kHeadDim, kKv = KvHeads * kHeadDim, kGroup = Heads / KvHeads;
-  static constexpr int kQkvRows = (kQ + 2 * kKv) / kBlocks, kORows = Hidden / kBlocks;
-  static constexpr int kGateUpRows = 2 * Intermediate / kBlocks, kDownRows = Hidden / kBlocks;
-  static_assert(kQkvRows % 8 == 0 && kORows % 8 == 0 && kGateUpRows % 16 == 0, "rows of a block come in eights");
-  static_assert(Hidden % 1024 == 0 && Intermediate % 1024 == 0 && kQ % 1024 == 0, "an exchange moves 1024 values at a time");
-  static_assert(Heads * kSplits <= kBlocks, "a block attends to one split of one head");
+  static constexpr int kHidden = Hidden, kIntermediate = Intermediate, kMaxLayers = MaxLayers, kHeads = Heads, kKvHeads = KvHeads;
+  static constexpr int kQ = Heads * kHeadDim, kKv = KvHeads * kHeadDim, kQkv = kQ + 2 * kKv, kGroup = Heads / KvHeads;
+  static constexpr int kQkvRows = block_rows(kQkv), kHiddenRows = block_rows(Hidden);
+  static constexpr int kMlpRows = block_rows(Intermediate, 24), kGateUpRows = 2 * kMlpRows;  // 24: packets of 6, tiles of 16
+  static_assert(Hidden % 256 == 0 && kQ % 256 == 0, "a step of the mma takes 16 columns of every warp's share");
+  static_assert(Intermediate % 768 == 0, "and so do packets of 6 (checkpoints of other widths are padded)");
+  static_assert(Heads * kSplits <= kBlocks, "a block attends for one head");
 };
 
-template <class TalkerStack, int CodecVocab, int CodeVocab>
+template <class TalkerStack, class PredictorStack, int CodecVocab, int CodeVocab>
 struct ModelDims {
   using Talker = TalkerStack;
-  using Predictor = StackDims<1024, 3072, 5, 16, 8>;
+  using Predictor = PredictorStack;
   static constexpr int kCodecVocab = CodecVocab, kCodes = CodeVocab, kGroups = 16;
   static constexpr bool kAdapter = Talker::kHidden != Predictor::kHidden;
+  static_assert(Predictor::kMaxLayers <= 5 && kAdapter <= (Talker::kHidden > Predictor::kHidden));
 };
 
-using Dims06 = ModelDims<StackDims<1024, 3072, 28, 16, 8>, 3072, 2048>;
-using Dims17 = ModelDims<StackDims<2048, 6144, 28, 16, 8>, 3072, 2048>;
-
-// Stages that one matrix takes in a block's ribbon.
-template <int Rows, int K>
-constexpr int kMatrixStages = Rows * K * 2 / kStageBytes;
-template <class S>
-constexpr int kLayerStages = kMatrixStages<S::kQkvRows, S::kHidden> + kMatrixStages<S::kORows, S::kQ> +
-                             kMatrixStages<S::kGateUpRows, S::kHidden> + kMatrixStages<S::kDownRows, S::kIntermediate>;
+using PublishedPredictor = StackDims<1024, 3072, 5, 16, 8>;
+using Dims06 = ModelDims<StackDims<1024, 3072, 28, 16, 8>, PublishedPredictor, 3072, 2048>;
+using Dims17 = ModelDims<StackDims<2048, 6144, 28, 16, 8>, PublishedPredictor, 3072, 2048>;
+using DimsDemo = ModelDims<StackDims<256, 768, 5, 4, 2>, StackDims<256, 768, 2, 2, 1>, 1152, 128>;  // MLP of 384, padded
 
 }  // namespace qmk

@@ -1,10 +1,14 @@
 // How blocks hand each other vectors: tagged values, no barrier.
 //
-// Every value is stored together with the epoch of its pass in one 8-byte store; readers poll the values themselves
-// until every one carries the epoch they want. There is no counter to reset and nothing to lose: a value is either
-// there or not yet. A slot is written again only in the next pass, and a block that got there has read values of all
-// blocks that come after this exchange, so nobody still polls for the old epoch (measured: 0.89 us for 1,024 values
-// against 1.48 us with a counter barrier).
+// Every store carries the epoch of its pass; readers poll the values themselves until each carries the epoch they want.
+// There is no counter to reset and nothing to lose: a value is either there or not yet. A slot is written again only in
+// the next layer pass, and a block that got there has read values of all blocks that come after this exchange, so nobody
+// still polls for the old epoch (measured: 0.89 us for 1,024 values against 1.48 us with a counter barrier).
+//
+// A packet is one 16-byte store of one column's neighbouring values, already rounded to what the tensor cores take, and
+// lands in the registers of the lane that feeds them to the mma: no pass through shared memory, no barrier before it.
+// The warps share K: lane (w, q) of a column reads the packets p with p / 4 = w * n + i, p % 4 = q, n packets per lane,
+// and megakernel.py permutes the columns of the weights accordingly.
 #pragma once
 #include "dims.cuh"
 #include "params.h"
@@ -15,19 +19,37 @@ namespace qmk {
 __device__ __forceinline__ void publish(Tagged* slot, float value, uint32_t epoch) {
   store_relaxed8(slot, __float_as_uint(value), epoch);
 }
+__device__ __forceinline__ void publish(Packet* slot, uint32_t a, uint32_t b, uint32_t c, uint32_t epoch) {
+  store_relaxed16(slot, make_uint4(a, b, c, epoch));
+}
+// Where packet p of a column lies in a vector of packets.
+__device__ __forceinline__ int packet_index(int p, int column) { return (p / 4 * kColumns + column) * 4 + p % 4; }
 
-// Thread t holds values 2t, 2t + 1 of every 1,024: the layout of every vector that all threads share.
-template <int N>
-struct Slice {
-  static_assert(N % 1024 == 0);
-  static constexpr int kPairs = N / 1024;
-  float2 v[kPairs];
-  static __device__ __forceinline__ int index(int pair, int tid) { return pair * 1024 + tid * 2; }
-};
+__device__ __forceinline__ uint32_t pack2(float a, float b) {
+  const __nv_bfloat162 v = __floats2bfloat162_rn(a, b);
+  return *reinterpret_cast<const uint32_t*>(&v);
+}
+__device__ __forceinline__ float low_bf16(uint32_t v) { return __uint_as_float(v << 16); }
+__device__ __forceinline__ float high_bf16(uint32_t v) { return __uint_as_float(v & 0xffff0000u); }
+
+// Wait until the packets of `missing` (a bit each) carry `epoch`; asks again only for those that do not.
+template <int N, class Address>
+__device__ __forceinline__ void await_packets(uint4 (&r)[N], uint32_t missing, Address address, uint32_t epoch, Patience& patience) {
+  uint32_t polls = 0;
+  while (missing) {
+#pragma unroll
+    for (int i = 0; i < N; i++)
+      if (missing >> i & 1) r[i] = load_relaxed16(address(i));
+#pragma unroll
+    for (int i = 0; i < N; i++)
+      if (r[i].w == epoch) missing &= ~(1u << i);
+    if (missing && patience.spent(polls)) break;
+  }
+}
 
 // Wait until `Pairs` addresses (16 bytes: two tagged values each) all carry `epoch`.
 template <int Pairs, class Address>
-__device__ __forceinline__ void await_pairs(float2 (&out)[Pairs], Address address, uint32_t epoch, const Patience& patience) {
+__device__ __forceinline__ void await_pairs(float2 (&out)[Pairs], Address address, uint32_t epoch, Patience& patience) {
   uint4 r[Pairs];
   uint32_t polls = 0;
   for (;;) {
@@ -40,13 +62,6 @@ __device__ __forceinline__ void await_pairs(float2 (&out)[Pairs], Address addres
   }
 #pragma unroll
   for (int i = 0; i < Pairs; i++) out[i] = make_float2(__uint_as_float(r[i].x), __uint_as_float(r[i].z));
-}
-
-template <int N>
-__device__ __forceinline__ Slice<N> await(const Tagged* slots, uint32_t epoch, int tid, const Patience& patience) {
-  Slice<N> s;
-  await_pairs(s.v, [&](int i) { return slots + Slice<N>::index(i, tid); }, epoch, patience);
-  return s;
 }
 
 }  // namespace qmk

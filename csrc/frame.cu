@@ -1,192 +1,363 @@
-// The persistent kernel: one launch is one frame of 16 codes.
+// The persistent kernel: one launch is one frame of 16 codes for up to 8 streams.
 //
 // input row -> talker (28 layers) -> head -> code 0 -> code predictor (16 rows, 5 layers each, 15 heads) -> codes 1..15
 // -> sum of the 16 embeddings + text row -> next input row. No host in between. The code predictor reads the talker's
-// hidden state at position 0 and code 0's embedding at position 1, then every code it drew.
+// hidden state at position 0 and code 0's embedding at position 1, as two columns of one pass where there is room (up to
+// 4 streams), then every code it drew.
 #include "draw.cuh"
 #include "frame.h"
 
 namespace qmk {
 namespace {
 
-constexpr int max_of(int a, int b) { return a > b ? a : b; }
+// This block's shared memory besides the ring.
+template <class Dims>
+struct Scratch {
+  using T = typename Dims::Talker;
+  using P = typename Dims::Predictor;
+  static constexpr int kWide = max_of(max_of(T::kGateUpRows, T::kQkvRows), max_of(P::kGateUpRows, P::kQkvRows));
+  static constexpr int kHeads = max_of(block_rows(Dims::kCodecVocab), block_rows(Dims::kCodes));
+  alignas(16) float wide[kWarps * (max_of(kWide, kHeads) + 1) * kColumns];                      // partial sums: qkv, gate and up, heads
+  alignas(16) float narrow[kWarps * (max_of(T::kHiddenRows, P::kHiddenRows) + 1) * kColumns];  // o, down, adapter
+  AttentionScratch attention;
+  DrawScratch draw;
+  float hidden[kColumns * T::kHiddenRows];  // of the talker, this block's rows
+  alignas(16) bf16 frame_kv[kFrameKvShared ? P::kMaxLayers : 0][2][16][kHeadDim];
+};
+
+// What a compute thread carries through the frame.
+template <class Dims>
+struct Block {
+  Scratch<Dims>& s;
+  Ring ring;
+  Patience patience;
+  const Exchange& x;
+  uint32_t epoch;
+  int tid, warp, lane, block;
+  unsigned long long* stage_ns;  // null except in one thread of a timed launch
+  unsigned long long since;
+  int columns, column;  // of the pass at hand; the one whose input this lane feeds to the mma, -1: none
+  float residual;       // see owned_row
+
+  // Who this thread is, anew: called where a phase begins (see thread_index).
+  __device__ __forceinline__ void refresh() {
+    tid = thread_index(), block = block_index(), warp = tid / 32, lane = tid % 32;
+    column = lane / 4 < columns ? lane / 4 : -1;
+  }
+  __device__ __forceinline__ void set_columns(int n) {
+    columns = n;
+    refresh();
+  }
+  __device__ __forceinline__ void mark(int stage) {
+    if (stage_ns == nullptr) return;
+    const unsigned long long now = global_timer();
+    stage_ns[stage] += now - since;
+    since = now;
+  }
+};
 
 template <class Dims>
 struct Frame {
   using T = typename Dims::Talker;
   using P = typename Dims::Predictor;
-  static constexpr int kHeadRows = Dims::kCodecVocab / kBlocks, kCodeRows = Dims::kCodes / kBlocks;
-  [[maybe_unused]] static constexpr int kAdapterRows = P::kHidden / kBlocks;
-  using Shared = Scratch<max_of(T::kIntermediate, P::kIntermediate), max_of(T::kHidden, P::kHidden),
-                         max_of(T::kGateUpRows, P::kGateUpRows), P::kLayers>;
-  using Thread = Block<Shared>;
-  static constexpr int kRingStages = (227 * 1024 - 512 - static_cast<int>(sizeof(Shared))) / kStageBytes;
-  static constexpr int kSharedBytes = kRingStages * (kStageBytes + 16) + static_cast<int>(sizeof(Shared)) + 128;
+  using Thread = Block<Dims>;
+  static constexpr int kHeadRows = block_rows(Dims::kCodecVocab), kCodeRows = block_rows(Dims::kCodes);
+  static constexpr int kRingStages = (kSharedBytes - 512 - static_cast<int>(sizeof(Scratch<Dims>))) / (kStageBytes + 16);
+  static constexpr int kBytes = round_up(kRingStages * (kStageBytes + 16), 128) + static_cast<int>(sizeof(Scratch<Dims>));
+  static_assert(kRingStages >= 2 && kBytes <= kSharedBytes);
+  static_assert(max_of(kHeadRows, kCodeRows) * kColumns <= kComputeThreads, "one thread finishes a row of a head");
   static constexpr int kPinned = 3;  // of 15 predictor stages: 31 MB stay in L2 between the passes of a frame
 
-  static __device__ void produce(const FrameParams& p, Ring& ring, Patience& patience, int block) {
+  // Rows of one stream that the pass at a position takes.
+  static __device__ __forceinline__ int rows_at(int position, int streams) { return position == 0 && 2 * streams <= kColumns ? 2 : 1; }
+
+  static __device__ void produce(const FrameParams& p, Ring& ring, Patience& patience, int block, int lane) {
     auto stream = [&](const uint8_t* ribbon, int stages, int pinned) {
-      ring.stream(ribbon + static_cast<size_t>(block) * stages * kStageBytes, stages, pinned, patience);
+      ring.stream(ribbon + static_cast<size_t>(block) * stages * kStageBytes, stages, pinned, patience, lane);
     };
-    constexpr int talker = T::kLayers * kLayerStages<T>, predictor = P::kLayers * kLayerStages<P>;
-    constexpr int head = kMatrixStages<kHeadRows, T::kHidden>, code = kMatrixStages<kCodeRows, P::kHidden>;
-    stream(p.talker.ribbon, talker, 0);
+    constexpr int head = Matvec<kHeadRows, T::kHidden>::stages(kSteps<T::kHidden>);
+    constexpr int code = Matvec<kCodeRows, P::kHidden>::stages(kSteps<P::kHidden>);
+    stream(p.talker.ribbon, p.talker.layers * kLayerStages<T>, 0);
     if (p.prefill) return;
     stream(p.codec_head, head, 0);
-    for (int row = 0; row < Dims::kGroups; row++) {
-      if constexpr (Dims::kAdapter) stream(p.adapter, kMatrixStages<kAdapterRows, T::kHidden>, 0);
-      stream(p.predictor.ribbon, predictor, kPinned);
-      if (row) stream(p.lm_heads + static_cast<size_t>(row - 1) * kBlocks * code * kStageBytes, code, 0);
+    for (int position = 0; position < Dims::kGroups;) {
+      if constexpr (Dims::kAdapter) stream(p.adapter, Matvec<P::kHiddenRows, T::kHidden>::stages(kSteps<T::kHidden>), 0);
+      stream(p.predictor.ribbon, p.predictor.layers * kLayerStages<P>, kPinned);
+      position += rows_at(position, p.columns);
+      if (position > 1) stream(p.lm_heads + static_cast<size_t>(position - 2) * kBlocks * code * kStageBytes, code, 0);
     }
   }
 
-  // Normed residual times the head, then a draw. `noise` is this thread's row's, made while the residual was awaited.
-  template <int Rows, int K, int N, class Rule>
-  static __device__ int head(const FrameParams& p, Thread& b, const Slice<K>& h, const Slice<K>& norm, int group,
-                             const DrawParams& d, float noise, Rule rule) {
-    stage_normed(b, h, norm);
-    matvec<Rows, K>(b, [&](int row, float sum) {
-      const int id = b.block * Rows + row;
-      const float raw = sum * inverse_rms<K>(b);
-      if (p.logits_out) p.logits_out[group * Dims::kCodecVocab + id] = raw;
-      const float logit = d.sample ? __fmul_rn(rule(id, raw), d.inverse_temperature) : rule(id, raw);
-      publish(b.x.logits + id, logit, b.epoch);
-      publish(b.x.noisy + id, d.sample ? __fadd_rn(logit, noise) : logit, b.epoch);
-    });
-    const Candidates<N> candidates{await<N>(b.x.logits, b.epoch, b.tid, b.patience),
-                                   await<N>(b.x.noisy, b.epoch, b.tid, b.patience)};
+  // Finish the rows of a head that stand in s.wide, one thread each, and draw every stream's code. Returns the code of the
+  // stream whose input this lane feeds to the mma. `noise`: of this thread's row.
+  template <int Rows, int K, int N>
+  static __device__ __forceinline__ int choose(const FrameParams& p, Thread& b, int group, float noise) {
+    using M = Matvec<Rows, K>;
+    b.refresh();
+    const int id = b.block * Rows + b.tid % Rows, mine = b.tid / Rows;
+    if (mine < b.columns && id < N) {
+      const Column& c = p.column[mine];
+      const DrawParams& d = group ? c.draw : c.draw0;
+      float logit = M::sum(b.s.wide, b.tid % Rows, mine) * M::inverse_rms(b.s.wide, mine, 1.f / K);
+      if (p.logits_out) p.logits_out[(mine * Dims::kGroups + group) * Dims::kCodecVocab + id] = logit;
+      if (group == 0) logit = code0_rule(p, c, id, logit);
+      if (d.sample) logit = __fmul_rn(logit, d.inverse_temperature);
+      publish(b.x.logits + mine * Dims::kCodecVocab + id, __float_as_uint(logit),
+              __float_as_uint(d.sample ? __fadd_rn(logit, noise) : logit), 0, b.epoch);
+    }
     b.mark(kHead);
-    const int code = draw(b, candidates, d);
-    if (b.block == 0 && b.tid == 0) p.codes[group] = code;
+    b.refresh();
+    const int chooser = b.block / (kBlocks / 8);
+    if (b.block % (kBlocks / 8) == 0 && chooser < b.columns) {
+      const Column& c = p.column[chooser];
+      Candidates<N> candidates;
+      candidates.await(b, b.x.logits + chooser * Dims::kCodecVocab);
+      const int code = draw(b, candidates, group ? c.draw : c.draw0);
+      if (b.tid < kBlocks) publish(b.x.drawn + b.tid * kColumns + chooser, __int_as_float(code), b.epoch);
+      if (b.tid == 0) {
+        p.codes[chooser * Dims::kGroups + group] = code;
+        if (group == 0 && code != p.eos_id) c.seen[code] = 1;
+      }
+    }
+    uint32_t code = 0, polls = 0;
+    if (b.column >= 0) {
+      const Tagged* slot = b.x.drawn + b.block * kColumns + b.column;
+      for (;;) {
+        const uint2 r = load_relaxed8(slot);
+        code = r.x;
+        if (r.y == b.epoch || b.patience.spent(polls)) break;
+      }
+    }
+    __syncwarp();
     b.mark(kDraw);
-    return code;
+    return min(code, static_cast<uint32_t>(N - 1));
   }
 
   // Of the row that this thread finishes in the head of a group.
   template <int Rows>
-  static __device__ float noise_of(const FrameParams& p, const Thread& b, int group, const DrawParams& d) {
-    return d.sample && b.tid < Rows ? gumbel(p.seed, p.frame, group, b.block * Rows + b.tid) : 0.f;
+  static __device__ __forceinline__ float noise_of(const FrameParams& p, const Thread& b, int group) {
+    const int mine = b.tid / Rows;
+    if (mine >= b.columns) return 0.f;
+    const Column& c = p.column[mine];
+    return (group ? c.draw : c.draw0).sample ? gumbel(c.seed, c.frame, group, b.block * Rows + b.tid % Rows) : 0.f;
   }
 
-  // Leaves the residual behind the last layer in x.h_mlp.
-  static __device__ void talk(const FrameParams& p, Thread& b) {
-    Slice<T::kHidden> h;
+  // First value of packet i of this lane's share of a vector of K values.
+  template <int K>
+  static __device__ __forceinline__ int value_index(const Thread& b, int i) {
+    return ((b.warp * kSteps<K> + i) * 4 + b.lane % 4) * 4;
+  }
+  // 4 values times the weights of a norm, as an mma step; adds their squares.
+  static __device__ __forceinline__ uint2 normed(const float4& f, const bf16* weight, float& square) {
+    const uint2 w = __ldg(reinterpret_cast<const uint2*>(weight));
+    square += f.x * f.x + f.y * f.y + f.z * f.z + f.w * f.w;
+    return make_uint2(pack2(f.x * low_bf16(w.x), f.y * high_bf16(w.x)), pack2(f.z * low_bf16(w.y), f.w * high_bf16(w.y)));
+  }
+  static __device__ __forceinline__ float4 widened(uint2 v, float scale) {
+    return make_float4(low_bf16(v.x) * scale, high_bf16(v.x) * scale, low_bf16(v.y) * scale, high_bf16(v.y) * scale);
+  }
+
+  static __device__ __forceinline__ const bf16* embedding(const FrameParams& p, int group, int code) {
+    return group ? p.code_embedding + (static_cast<size_t>(group - 1) * Dims::kCodes + code) * T::kHidden
+                 : p.code0_embedding + static_cast<size_t>(code) * T::kHidden;
+  }
+
+  // Leaves the residual behind the last layer, ready for the final norm's matrix, in x.h_mlp.
+  static __device__ __forceinline__ void talk(const FrameParams& p, Thread& b) {
+    auto first_input = [&] {
+      Input<T::kHidden> in{};
+      if (b.column < 0) return in;
+      const Column& c = p.column[b.column];
 #pragma unroll
-    for (int i = 0; i < h.kPairs; i++) h.v[i] = *reinterpret_cast<const float2*>(p.row + h.index(i, b.tid));
-    const int head = b.block / kSplits, kv_head = head / T::kGroup;
-    constexpr size_t kHeadRows = kPagePositions * kHeadDim, kLayerRows = 2 * T::kKvHeads * kHeadRows;
-    for (int index = 0; index < T::kLayers; index++) {
-      const auto norm = load_slice<T::kHidden>(p.talker.input_norm + index * T::kHidden, b.tid);
-      if (index) h = await<T::kHidden>(b.x.h_mlp, b.epoch, b.tid, b.patience);
-      b.epoch++;
-      const PagedCache cache{p.kv + index * kLayerRows + kv_head * kHeadRows, p.pages, T::kLayers * kLayerRows,
-                             T::kKvHeads * kHeadRows, b.s.fresh, head % T::kGroup == 0};
-      layer<T>(b, p.talker, index, p.position, h, norm, cache);
+      for (int i = 0; i < kSteps<T::kHidden>; i++) {
+        const int at = value_index<T::kHidden>(b, i);
+        const float4 f = c.token < 0 ? *reinterpret_cast<const float4*>(c.row + at)
+                                     : widened(*reinterpret_cast<const uint2*>(embedding(p, 0, c.token) + at), 1.f);
+        in.b[i] = normed(f, p.talker.input_norm + at, in.square);
+      }
+      return in;
+    };
+    if (owns<T>(b)) {
+      const Column& c = p.column[owned_column<T>(b)];
+      b.residual = c.token < 0 ? c.row[owned_row<T>(b)] : __bfloat162float(embedding(p, 0, c.token)[owned_row<T>(b)]);
     }
-  }
-
-  // One row through the code predictor; leaves the residual behind its last layer in x.h_mlp.
-  static __device__ void predict(const FrameParams& p, Thread& b, int position, const Slice<T::kHidden>& row) {
-    Slice<P::kHidden> h;
-    if constexpr (Dims::kAdapter) {
-      stage_input(b, row);
-      matvec<kAdapterRows, T::kHidden>(b, [&](int r, float sum) {
-        const int i = b.block * kAdapterRows + r;
-        publish(b.x.adapted + i, sum + p.adapter_bias[i], b.epoch);
+    const Assignment mine = assignment(b.block, b.columns);
+    constexpr size_t kHeadStride = kPagePositions * kHeadDim, kLayerStride = 2 * T::kKvHeads * kHeadStride;
+    for (int index = 0; index < p.talker.layers; index++) {
+      b.epoch++;
+      const bool last = index + 1 == p.talker.layers;
+      auto await = [&] { return index ? await_input<T::kHidden>(b, b.x.h_mlp, b.column, b.epoch - 1) : first_input(); };
+      layer<T>(b, p.talker, index, await, last ? p.talker.norm : p.talker.input_norm + (index + 1) * T::kHidden, [&] {
+        if (mine.column >= b.columns) return;
+        attend_pages<T>(b, p.talker, index, mine, p.column[mine.column], p.kv + index * kLayerStride + mine.head / T::kGroup * kHeadStride,
+                        p.talker.layers * kLayerStride, T::kKvHeads * kHeadStride);
       });
-      h = await<P::kHidden>(b.x.adapted, b.epoch, b.tid, b.patience);
-    } else {
-      h = row;
-    }
-    for (int index = 0; index < P::kLayers; index++) {
-      const auto norm = load_slice<P::kHidden>(p.predictor.input_norm + index * P::kHidden, b.tid);
-      if (index) h = await<P::kHidden>(b.x.h_mlp, b.epoch, b.tid, b.patience);
-      b.epoch++;
-      layer<P>(b, p.predictor, index, position, h, norm, FrameCache{b.s.frame_kv[index]});
     }
   }
 
-  static __device__ void compute(const FrameParams& p, Thread& b) {
-    const auto norm = load_slice<T::kHidden>(p.talker.norm, b.tid);
+  // Embeddings of the last codes, or at first the talker's hidden state, through the layers: up to two rows a stream.
+  // inverse: 1 / rms that the talker's x.h_mlp still lacks; code: the last one. Both of the stream whose input this lane
+  // feeds to the mma when every stream has one row.
+  static __device__ __forceinline__ void predict(const FrameParams& p, Thread& b, int position, int rows, float inverse, int code) {
+    const int streams = p.columns, quad = b.lane / 4, from = min(quad / rows, streams - 1) * 4 + b.lane % 4;
+    b.set_columns(streams * rows);
+    const bool first = position == 0 && quad % rows == 0;  // this lane's row is the hidden state
+    const int group = max(position - 1, 0);                // of the last code
+    const int row_code = __shfl_sync(~0u, code, from);
+    auto raw_input = [&] {
+      Input<T::kHidden> in{};
+      if (position == 0) in = await_input<T::kHidden>(b, b.x.h_mlp, first && b.column >= 0 ? quad / rows : -1, p.epoch + p.talker.layers);
+      if (first || b.column < 0) return in;
+      const bf16* row = embedding(p, group, row_code);
+#pragma unroll
+      for (int i = 0; i < kSteps<T::kHidden>; i++) in.b[i] = *reinterpret_cast<const uint2*>(row + value_index<T::kHidden>(b, i));
+      return in;
+    };
+    const int owned = min(owned_column<P>(b), b.columns - 1), stream = owned / rows;
+    const int its_code = __shfl_sync(~0u, code, stream * 4);
+    const float its_inverse = __shfl_sync(~0u, inverse, stream * 4), mine = __shfl_sync(~0u, inverse, from);
+    const bool owned_first = position == 0 && owned % rows == 0;
+
+    if constexpr (Dims::kAdapter) {
+      matvec<P::kHiddenRows, T::kHidden>(b, b.s.narrow, raw_input);
+      if (owns<P>(b)) {
+        const float y = Matvec<P::kHiddenRows, T::kHidden>::sum(b.s.narrow, b.tid % P::kHiddenRows, owned);
+        b.residual = fmaf(y, owned_first ? its_inverse : 1.f, p.adapter_bias[owned_row<P>(b)]);
+      }
+      publish_residual<P>(b, b.x.adapted, b.residual, owned_value<P>(b, p.predictor.input_norm));
+    } else if (owns<P>(b)) {
+      b.residual = owned_first ? b.s.hidden[stream * P::kHiddenRows + b.tid % P::kHiddenRows]
+                               : __bfloat162float(owned_value<P>(b, embedding(p, group, its_code)));
+    }
+    auto first_input = [&] {
+      if constexpr (Dims::kAdapter) {
+        return await_input<P::kHidden>(b, b.x.adapted, b.column, b.epoch - 1);
+      } else {
+        Input<P::kHidden> in = raw_input();
+        in.square = 0.f;
+        if (b.column < 0) return in;
+#pragma unroll
+        for (int i = 0; i < kSteps<P::kHidden>; i++)
+          in.b[i] = normed(widened(in.b[i], first ? mine : 1.f), p.predictor.input_norm + value_index<P::kHidden>(b, i), in.square);
+        return in;
+      }
+    };
+    const Assignment at = assignment(b.block, streams);
+    for (int index = 0; index < p.predictor.layers; index++) {
+      b.epoch++;
+      auto* kv = kFrameKvShared ? b.s.frame_kv[index]
+                                : reinterpret_cast<bf16(*)[16][kHeadDim]>(p.frame_kv) + (b.block * P::kMaxLayers + index) * 2;
+      const bool last = index + 1 == p.predictor.layers;
+      auto await = [&] { return index ? await_input<P::kHidden>(b, b.x.h_mlp, b.column, b.epoch - 1) : first_input(); };
+      layer<P>(b, p.predictor, index, await, last ? p.predictor.norm : p.predictor.input_norm + (index + 1) * P::kHidden,
+               [&] { attend_frame<P>(b, p.predictor, index, at, streams, rows, position, kv); });
+    }
+  }
+
+  static __device__ __forceinline__ void compute(const FrameParams& p, Thread& b) {
+    const int streams = p.columns, quad = b.lane / 4;
+    b.set_columns(streams);
     talk(p, b);
     if (p.prefill) return;
-    float noise = noise_of<kHeadRows>(p, b, 0, p.draw0);
-    auto h = await<T::kHidden>(b.x.h_mlp, b.epoch, b.tid, b.patience);
-    const int code0 = head<kHeadRows, T::kHidden, Dims::kCodecVocab>(
-        p, b, h, norm, 0, p.draw0, noise, [&](int id, float logit) { return code0_rule(p, id, logit); });
+
+    using Head = Matvec<kHeadRows, T::kHidden>;
+    float noise = noise_of<kHeadRows>(p, b, 0);
+    matvec<kHeadRows, T::kHidden>(b, b.s.wide, [&] { return await_input<T::kHidden>(b, b.x.h_mlp, b.column, b.epoch); });
+    const float inverse = Head::inverse_rms(b.s.wide, min(quad, streams - 1), 1.f / T::kHidden);
+    const int owned = min(owned_column<T>(b), streams - 1);
+    if (owns<T>(b)) {
+      const float h = b.residual * Head::inverse_rms(b.s.wide, owned, 1.f / T::kHidden) * __bfloat162float(owned_value<T>(b, p.talker.norm));
+      b.s.hidden[b.tid] = h;
+      if (p.hidden_out) p.hidden_out[owned * T::kHidden + owned_row<T>(b)] = h;
+    }
+    sync_compute<kComputeThreads>();  // s.hidden is there, and all have read the sums of squares
+    int code = choose<kHeadRows, T::kHidden, Dims::kCodecVocab>(p, b, 0, noise);
     if (b.stage_ns) b.stage_ns += kStages;
 
-    const float inv = inverse_rms<T::kHidden>(b);  // of the row that the head has just read
-#pragma unroll
-    for (int i = 0; i < h.kPairs; i++) {
-      h.v[i] = make_float2(h.v[i].x * inv * norm.v[i].x, h.v[i].y * inv * norm.v[i].y);
-      if (p.hidden_out && b.block == 0) *reinterpret_cast<float2*>(p.hidden_out + h.index(i, b.tid)) = h.v[i];
+    float sum = __bfloat162float(owned_value<T>(b, embedding(p, 0, __shfl_sync(~0u, code, owned * 4))));
+    for (int position = 0; position < Dims::kGroups;) {
+      const int rows = rows_at(position, streams);
+      predict(p, b, position, rows, inverse, code);
+      position += rows;
+      b.set_columns(streams);
+      if (position == 1) {  // nothing is drawn behind the hidden state alone
+        sync_compute<kComputeThreads>();  // all are done with s.narrow
+        continue;
+      }
+      const int group = position - 1;
+      noise = noise_of<kCodeRows>(p, b, group);
+      const int column = b.column < 0 ? -1 : quad * rows + rows - 1;  // the stream's last row
+      matvec<kCodeRows, P::kHidden>(b, b.s.wide, [&] { return await_input<P::kHidden>(b, b.x.h_mlp, column, b.epoch); });
+      code = choose<kCodeRows, P::kHidden, Dims::kCodes>(p, b, group, noise);
+      sum += __bfloat162float(owned_value<T>(b, embedding(p, group, __shfl_sync(~0u, code, owned * 4))));
     }
-    sync_compute<kComputeThreads>();  // all have read the sums of squares
-    auto row = load_slice<T::kHidden>(p.code0_embedding + static_cast<size_t>(code0) * T::kHidden, b.tid);
-    auto sum = row;
-    predict(p, b, 0, h);
-    await<P::kHidden>(b.x.h_mlp, b.epoch, b.tid, b.patience);  // nobody is still reading when the next row begins
-    const auto predictor_norm = load_slice<P::kHidden>(p.predictor.norm, b.tid);
-    for (int group = 1; group < Dims::kGroups; group++) {
-      predict(p, b, group, row);
-      noise = noise_of<kCodeRows>(p, b, group, p.draw);
-      const auto last = await<P::kHidden>(b.x.h_mlp, b.epoch, b.tid, b.patience);
-      const int code = head<kCodeRows, P::kHidden, Dims::kCodes>(p, b, last, predictor_norm, group, p.draw, noise,
-                                                                 [](int, float logit) { return logit; });
-      row = load_slice<T::kHidden>(p.code_embedding + (static_cast<size_t>(group - 1) * Dims::kCodes + code) * T::kHidden, b.tid);
-#pragma unroll
-      for (int i = 0; i < sum.kPairs; i++) sum.v[i].x += row.v[i].x, sum.v[i].y += row.v[i].y;
+    if (owns<T>(b)) {
+      const Column& c = p.column[owned];
+      c.next_row[owned_row<T>(b)] = sum + __bfloat162float(c.text_row[owned_row<T>(b)]);
     }
-
-    if (b.block != 0) return;  // one block writes what the next launch reads
-    const auto text = load_slice<T::kHidden>(p.text_row, b.tid);
-#pragma unroll
-    for (int i = 0; i < sum.kPairs; i++)
-      *reinterpret_cast<float2*>(p.next_row + sum.index(i, b.tid)) = make_float2(sum.v[i].x + text.v[i].x, sum.v[i].y + text.v[i].y);
-    if (b.tid == 0 && code0 != p.eos_id) p.seen[code0] = 1;
   }
 };
 
 template <class Dims>
-__global__ void __launch_bounds__(kThreads, 1) frame_kernel(const __grid_constant__ FrameParams p) {
+__global__ void __launch_bounds__(kThreads, QMK_BLOCKS_PER_SM) frame_kernel(const __grid_constant__ FrameParams p) {
   using F = Frame<Dims>;
   extern __shared__ __align__(1024) uint8_t memory[];
-  uint8_t* after = memory + F::kRingStages * kStageBytes;
-  uint64_t* barriers = reinterpret_cast<uint64_t*>(after);
-  auto& s = *reinterpret_cast<typename F::Shared*>(after + ((F::kRingStages * 16 + 127) & ~127));
+  uint64_t* barriers = reinterpret_cast<uint64_t*>(memory + F::kRingStages * kStageBytes);
+  auto& s = *reinterpret_cast<Scratch<Dims>*>(memory + round_up(F::kRingStages * (kStageBytes + 16), 128));
   const int tid = threadIdx.x;
   Ring ring{shared_address(memory), shared_address(barriers), shared_address(barriers + F::kRingStages), F::kRingStages};
-  if (tid == 0) {
-    s.quit = 0;
-    ring.init();
-  }
+  if (tid == 0) ring.init();
   __syncthreads();
-  Patience patience{p.spin_limit, p.fault, &s.quit};
+  Patience patience{p.spin_limit, p.fault};
   if (tid >= kComputeThreads) {
-    if (tid == kComputeThreads) F::produce(p, ring, patience, blockIdx.x);
+    set_registers<24, false>();
+    if (tid < kComputeThreads + 32) F::produce(p, ring, patience, blockIdx.x, tid - kComputeThreads);
     return;
   }
+  set_registers<112, true>();
   const bool timed = p.stage_ns && blockIdx.x == 0 && tid == 0;
-  typename F::Thread b{s, ring, patience, p.x, p.epoch, tid, tid / 32, tid % 32, static_cast<int>(blockIdx.x),
-                       timed ? p.stage_ns : nullptr, timed ? global_timer() : 0};
+  Block<Dims> b{s, ring, patience, p.x, p.epoch, tid, tid / 32, tid % 32, static_cast<int>(blockIdx.x),
+                timed ? p.stage_ns : nullptr, timed ? global_timer() : 0};
   F::compute(p, b);
 }
 
 template <class Dims>
-cudaError_t launch(const FrameParams& params, cudaStream_t stream) {
-  constexpr int bytes = Frame<Dims>::kSharedBytes;
-  static_assert(bytes <= 227 * 1024);
+cudaError_t prepare(int* resident_blocks) {
+  constexpr int bytes = Frame<Dims>::kBytes;
+  int device = 0, multiprocessors = 0, each = 0;
   cudaError_t error = cudaFuncSetAttribute(frame_kernel<Dims>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-  if (error != cudaSuccess) return error;
+  if (error == cudaSuccess) error = cudaGetDevice(&device);
+  if (error == cudaSuccess) error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
+  if (error == cudaSuccess) error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, frame_kernel<Dims>, kThreads, bytes);
+  *resident_blocks = each * multiprocessors;
+  return error;
+}
+
+template <class Dims>
+cudaError_t launch(const FrameParams& params, cudaStream_t stream) {
   void* args[] = {const_cast<FrameParams*>(&params)};
-  return cudaLaunchCooperativeKernel(reinterpret_cast<const void*>(frame_kernel<Dims>), dim3(kBlocks), dim3(kThreads), args, bytes, stream);
+  return cudaLaunchCooperativeKernel(reinterpret_cast<const void*>(frame_kernel<Dims>), dim3(kBlocks), dim3(kThreads), args,
+                                     Frame<Dims>::kBytes, stream);
+}
+
+// use(dims) for the dims of a talker of this width.
+template <class Use>
+cudaError_t with_dims(int talker_hidden, Use use) {
+  switch (talker_hidden) {
+    case DimsDemo::Talker::kHidden: return use(DimsDemo{});
+    case Dims06::Talker::kHidden: return use(Dims06{});
+    case Dims17::Talker::kHidden: return use(Dims17{});
+  }
+  return cudaErrorInvalidValue;
 }
 
 }  // namespace
 
+cudaError_t prepare_frame(int talker_hidden, int* resident_blocks) {
+  return with_dims(talker_hidden, [&](auto dims) { return prepare<decltype(dims)>(resident_blocks); });
+}
 cudaError_t launch_frame(int talker_hidden, const FrameParams& params, cudaStream_t stream) {
-  return talker_hidden == Dims06::Talker::kHidden ? launch<Dims06>(params, stream) : launch<Dims17>(params, stream);
+  return with_dims(talker_hidden, [&](auto dims) { return launch<decltype(dims)>(params, stream); });
 }
 
 }  // namespace qmk

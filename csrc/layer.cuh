@@ -1,151 +1,160 @@
-// One decoder layer for one row: the page to read first. Talker and code predictor run the same code.
+// One decoder layer for up to 8 columns: the page to read first. Talker and code predictor run the same code.
 //
-// Every block runs every line. A block owns a few rows of each matrix; what it computes it publishes, and what it needs
-// next it awaits, so a wait is at once the exchange and the barrier. Norms and residuals are computed by every block
-// alike, in fp32, because repeating them is cheaper than handing them round.
+// Every block runs every line. A block owns a few rows of each matrix and keeps its rows of the residual stream, fp32, in
+// registers; what it computes it publishes, and what it needs next it awaits, so a wait is at once the exchange and the
+// barrier. Two buffers of partial sums take turns, so that one barrier inside the block per matrix is enough.
 #pragma once
 #include "attention.cuh"
 #include "matvec.cuh"
 
 namespace qmk {
 
-// This block's shared memory besides the ring.
-template <int MaxK, int MaxHidden, int MaxRows, int PredictorLayers>
-struct Scratch {
-  alignas(16) bf16 x[MaxK];                 // input of the matrix at hand
-  float h[MaxHidden];                       // residual stream, fp32
-  float partial[kWarps * MaxRows];          // see Matvec
-  float square[kWarps];                     // sums of squares of h
-  AttentionScratch attention;
-  alignas(16) bf16 fresh[2][kHeadDim];      // the talker's key and value of the current position
-  alignas(16) bf16 frame_kv[PredictorLayers][2][16][kHeadDim];  // the code predictor's, where a head lives here
-  unsigned long long best[kWarps];          // see draw.cuh
-  int count[2][kWarps];
-  float sum[2][kWarps], chosen;
-  uint32_t quit;
+// A block's stages of one layer: qkv, o, gate and up, down.
+template <class S>
+constexpr int kLayerStages = Matvec<S::kQkvRows, S::kHidden>::stages(kSteps<S::kHidden>) +
+                             Matvec<S::kHiddenRows, S::kQ>::stages(kSteps<S::kQ>) +
+                             Matvec<S::kGateUpRows, S::kHidden>::stages(kSteps<S::kHidden>) +
+                             Matvec<S::kHiddenRows, S::kIntermediate>::stages(kSteps<S::kIntermediate>);
+
+// This lane's share of a matrix's input: mma's B operand of its column, and its sum of squares.
+template <int K>
+struct Input {
+  uint2 b[kSteps<K>];
+  float square;
 };
 
-template <class Scratch>
-struct Block {  // what a compute thread carries through the frame
-  Scratch& s;
-  Ring ring;
-  Patience patience;
-  Exchange x;
-  uint32_t epoch;
-  int tid, warp, lane, block;
-  unsigned long long* stage_ns;  // null except in one thread of a timed launch
-  unsigned long long since;
-
-  __device__ __forceinline__ void mark(int stage) {
-    if (stage_ns == nullptr) return;
-    const unsigned long long now = global_timer();
-    stage_ns[stage] += now - since;
-    since = now;
-  }
-};
-
-// Norm weights of this thread's slice; loaded ahead of the wait that comes before their use.
-template <int N>
-__device__ __forceinline__ Slice<N> load_slice(const bf16* p, int tid) {
-  Slice<N> s;
+template <int K, class B>
+__device__ __forceinline__ Input<K> await_input(B& b, const Packet* slots, int column, uint32_t epoch) {
+  constexpr int kCount = kSteps<K>;  // packets of 4 values: one a step
+  uint4 r[kCount] = {};
+  const Packet* first = slots + packet_index(b.warp * kCount * 4 + b.lane % 4, column);
+  await_packets(r, column < 0 ? 0 : (1u << kCount) - 1, [&](int i) { return first + i * kColumns * 4; }, epoch, b.patience);
+  Input<K> in{.square = 0.f};
 #pragma unroll
-  for (int i = 0; i < Slice<N>::kPairs; i++)
-    s.v[i] = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(p + Slice<N>::index(i, tid)));
-  return s;
+  for (int i = 0; i < kCount; i++) in.b[i] = make_uint2(r[i].x, r[i].y), in.square += __uint_as_float(r[i].z);
+  return in;
 }
 
-template <class B, int N>
-__device__ __forceinline__ void stage_input(B& b, const Slice<N>& in) {
+// The input that `await()` brings times the rows of this block; afterwards the block's partial sums are in `partial` for
+// everyone in it.
+template <int Rows, int K, class B, class Await>
+__device__ __forceinline__ void matvec(B& b, float* partial, Await await) {
+  b.refresh();
+  Matvec<Rows, K> m;
+  float square = 0.f;
+  m.template multiply<kSteps<K>>(b.ring, [&](uint2 (&x)[kSteps<K>]) {
+    const Input<K> in = await();
 #pragma unroll
-  for (int i = 0; i < Slice<N>::kPairs; i++)
-    *reinterpret_cast<__nv_bfloat162*>(b.s.x + Slice<N>::index(i, b.tid)) = __floats2bfloat162_rn(in.v[i].x, in.v[i].y);
+    for (int i = 0; i < kSteps<K>; i++) x[i] = in.b[i];
+    square = in.square;
+  }, 0, b.warp, b.lane, b.patience);
+  m.store(partial, b.columns, b.warp, b.lane);
+  square += __shfl_xor_sync(~0u, square, 1);
+  square += __shfl_xor_sync(~0u, square, 2);
+  if (b.lane % 4 == 0 && b.column >= 0) partial[(b.warp * (Rows + 1) + Rows) * kColumns + b.column] = square;
   sync_compute<kComputeThreads>();
 }
 
-// x = h * weight in bf16; the 1 / rms factor is the same for all rows and is applied to the sums (`inverse_rms`).
-template <class B, int N>
-__device__ __forceinline__ void stage_normed(B& b, const Slice<N>& h, const Slice<N>& weight) {
-  float square = 0.f;
-  Slice<N> scaled;
-#pragma unroll
-  for (int i = 0; i < Slice<N>::kPairs; i++) {
-    square = fmaf(h.v[i].x, h.v[i].x, fmaf(h.v[i].y, h.v[i].y, square));
-    scaled.v[i] = make_float2(h.v[i].x * weight.v[i].x, h.v[i].y * weight.v[i].y);
-    *reinterpret_cast<float2*>(b.s.h + Slice<N>::index(i, b.tid)) = h.v[i];
+// Thread t owns row t % S::kHiddenRows of this block's share of the residual stream, of column t / S::kHiddenRows.
+template <class S, class B>
+__device__ __forceinline__ int owned_row(const B& b) {
+  return b.block * S::kHiddenRows + b.tid % S::kHiddenRows;
+}
+template <class S, class B>
+__device__ __forceinline__ int owned_column(const B& b) {
+  return b.tid / S::kHiddenRows;
+}
+template <class S, class B>
+__device__ __forceinline__ bool owns(const B& b) {
+  return b.tid < S::kHiddenRows * b.columns && owned_row<S>(b) < S::kHidden;
+}
+// One of these rows' value of a vector [hidden]. Converted where it is used: the load must not stall what comes between.
+template <class S, class B>
+__device__ __forceinline__ bf16 owned_value(const B& b, const bf16* vector) {
+  return vector[min(owned_row<S>(b), S::kHidden - 1)];
+}
+
+// Hand round the residual h, times the weight of the norm that comes next. 1 / rms is the same factor for all rows, so it
+// is applied to the sums behind that norm's matrix and the input is rounded once only.
+template <class S, class B>
+__device__ __forceinline__ void publish_residual(const B& b, Packet* slots, float h, bf16 weight) {
+  if (b.warp * 32 >= S::kHiddenRows * b.columns) return;
+  float square = h * h;
+  square += __shfl_xor_sync(~0u, square, 1);
+  square += __shfl_xor_sync(~0u, square, 2);
+  const float x = h * __bfloat162float(weight);
+  const uint32_t pair = pack2(x, __shfl_down_sync(~0u, x, 1)), next = __shfl_down_sync(~0u, pair, 2);
+  if (b.tid % 4 == 0 && owns<S>(b))
+    publish(slots + packet_index(owned_row<S>(b) / 4, owned_column<S>(b)), pair, next, __float_as_uint(square), b.epoch);
+}
+
+// await(): waits for the residual before the layer, normed but for 1 / rms; b.residual: this thread's row of it. attend()
+// publishes x.attn. next_norm: [hidden], of whoever reads x.h_mlp.
+template <class S, class B, class Await, class Attend>
+__device__ __forceinline__ void layer(B& b, const StackWeights& w, int index, Await await, const bf16* next_norm, Attend attend) {
+  b.refresh();
+  const bf16 post_weight = owned_value<S>(b, w.post_norm + index * S::kHidden), next_weight = owned_value<S>(b, next_norm);
+  constexpr float kInverseWidth = 1.f / S::kHidden;
+
+  matvec<S::kQkvRows, S::kHidden>(b, b.s.wide, await);
+  for (int i = b.tid; i < S::kQkvRows * b.columns; i += kComputeThreads) {
+    using M = Matvec<S::kQkvRows, S::kHidden>;
+    const int row = b.block * S::kQkvRows + i % S::kQkvRows, column = i / S::kQkvRows;
+    const float y = M::sum(b.s.wide, i % S::kQkvRows, column) * M::inverse_rms(b.s.wide, column, kInverseWidth);
+    if (row < S::kQkv) publish(b.x.qkv + column * S::kQkv + row, y, b.epoch);
   }
-#pragma unroll
-  for (int o = 16; o; o >>= 1) square += __shfl_xor_sync(~0u, square, o);
-  if (b.lane == 0) b.s.square[b.warp] = square;
-  stage_input(b, scaled);
-}
-template <int N, class B>
-__device__ __forceinline__ float inverse_rms(const B& b) {
-  float square = 0.f;
-#pragma unroll
-  for (int w = 0; w < kWarps; w++) square += b.s.square[w];
-  return rsqrtf(square * (1.f / N) + 1e-6f);
-}
-
-// Rows of this block times the staged input; `finish(row, sum)` runs in one thread per row.
-template <int Rows, int K, class B, class Finish>
-__device__ __forceinline__ void matvec(B& b, Finish finish) {
-  Matvec<Rows, K>::run(b.ring, b.s.x, b.s.partial, b.warp, b.lane, b.patience);
-  sync_compute<kComputeThreads>();
-  if (b.tid < Rows) finish(b.tid, Matvec<Rows, K>::sum(b.s.partial, b.tid));
-}
-
-// cache: of this block's head (see attention.cuh). h: residual in. Publishes the residual out as x.h_mlp.
-template <class S, class B, class Cache>
-__device__ __forceinline__ void layer(B& b, const StackWeights& w, int index, int position, const Slice<S::kHidden>& h,
-                                      const Slice<S::kHidden>& input_norm, const Cache& cache) {
-  const int splits = Cache::kWarpsUsed == 1 ? 1 : active_splits(position);
-  const int head = b.block / kSplits, split = b.block % kSplits;
-
-  stage_normed(b, h, input_norm);
-  matvec<S::kQkvRows, S::kHidden>(b, [&](int row, float sum) {
-    publish(b.x.qkv + b.block * S::kQkvRows + row, sum * inverse_rms<S::kHidden>(b), b.epoch);
-  });
 
   b.mark(kQkv);
-  if (split < splits && b.warp < Cache::kWarpsUsed) {
-    const int kv_head = head / S::kGroup;
-    const Head at{.q = b.x.qkv + head * kHeadDim,
-                  .k = b.x.qkv + S::kQ + kv_head * kHeadDim,
-                  .v = b.x.qkv + S::kQ + S::kKv + kv_head * kHeadDim,
-                  .q_norm = w.q_norm + index * kHeadDim,
-                  .k_norm = w.k_norm + index * kHeadDim,
-                  .cos = w.rope_cos + position * (kHeadDim / 2),
-                  .sin = w.rope_sin + position * (kHeadDim / 2),
-                  .out = b.x.attn + split * S::kQ + head * kHeadDim,
-                  .split = splits > 1 ? b.x.split + (head * kSplits + split) * 2 : nullptr};
-    attend(at, cache, split, position, b.epoch, b.s.attention, b.warp, b.lane, b.patience);
-  }
+  b.refresh();
+  attend();
 
   b.mark(kAttention);
-  const auto post_norm = load_slice<S::kHidden>(w.post_norm + index * S::kHidden, b.tid);
-  stage_input(b, await_attention<S::kQ>(b.x, splits, b.epoch, b.tid, b.patience));
-  matvec<S::kORows, S::kQ>(b, [&](int row, float sum) {
-    const int i = b.block * S::kORows + row;
-    publish(b.x.h_attn + i, b.s.h[i] + sum, b.epoch);
-  });
+  matvec<S::kHiddenRows, S::kQ>(b, b.s.narrow, [&] { return await_input<S::kQ>(b, b.x.attn, b.column, b.epoch); });
+  if (owns<S>(b)) b.residual += Matvec<S::kHiddenRows, S::kQ>::sum(b.s.narrow, b.tid % S::kHiddenRows, owned_column<S>(b));
+  publish_residual<S>(b, b.x.h_attn, b.residual, post_weight);
 
   b.mark(kOut);
-  stage_normed(b, await<S::kHidden>(b.x.h_attn, b.epoch, b.tid, b.patience), post_norm);
-  Matvec<S::kGateUpRows, S::kHidden>::run(b.ring, b.s.x, b.s.partial, b.warp, b.lane, b.patience);
-  sync_compute<kComputeThreads>();
-  if (b.tid < S::kGateUpRows / 2) {  // rows alternate: gate, up
-    const float inv = inverse_rms<S::kHidden>(b);
-    const float gate = Matvec<S::kGateUpRows, S::kHidden>::sum(b.s.partial, 2 * b.tid) * inv;
-    const float up = Matvec<S::kGateUpRows, S::kHidden>::sum(b.s.partial, 2 * b.tid + 1) * inv;
-    publish(b.x.mlp + b.block * (S::kGateUpRows / 2) + b.tid, gate / (1.f + __expf(-gate)) * up, b.epoch);
+  matvec<S::kGateUpRows, S::kHidden>(b, b.s.wide, [&] { return await_input<S::kHidden>(b, b.x.h_attn, b.column, b.epoch); });
+  {  // rows alternate: gate, up; 8 threads make a packet of 6
+    using M = Matvec<S::kGateUpRows, S::kHidden>;
+    constexpr int kPackets = S::kMlpRows / kMlpPacket;
+    static_assert(kPackets * kColumns * 8 <= kComputeThreads);
+    const int column = b.tid / 8 / kPackets, packet = b.tid / 8 % kPackets, row = packet * kMlpPacket + min(b.tid % 8, kMlpPacket - 1);
+    if (b.warp * 4 < kPackets * b.columns) {
+      const int c = min(column, b.columns - 1);
+      const float inv = M::inverse_rms(b.s.wide, c, kInverseWidth);
+      const float gate = M::sum(b.s.wide, 2 * row, c) * inv, up = M::sum(b.s.wide, 2 * row + 1, c) * inv;
+      const float y = gate / (1.f + __expf(-gate)) * up;
+      const uint32_t pair = pack2(y, __shfl_down_sync(~0u, y, 1));
+      const uint32_t second = __shfl_down_sync(~0u, pair, 2), third = __shfl_down_sync(~0u, pair, 4);
+      const int p = b.block * kPackets + packet;
+      if (b.tid % 8 == 0 && column < b.columns && p * kMlpPacket < S::kIntermediate)
+        publish(b.x.mlp + packet_index(p, column), pair, second, third, b.epoch);
+    }
   }
 
   b.mark(kGateUp);
-  stage_input(b, await<S::kIntermediate>(b.x.mlp, b.epoch, b.tid, b.patience));
-  matvec<S::kDownRows, S::kIntermediate>(b, [&](int row, float sum) {
-    const int i = b.block * S::kDownRows + row;
-    publish(b.x.h_mlp + i, b.s.h[i] + sum, b.epoch);
-  });
+  {
+    b.refresh();
+    Matvec<S::kHiddenRows, S::kIntermediate> m;
+    constexpr int kPackets = S::kIntermediate / kWarps / 4 / kMlpPacket, kAtOnce = kPackets < 8 ? kPackets : 8;  // registers
+    const Packet* first = b.x.mlp + packet_index(b.warp * kPackets * 4 + b.lane % 4, b.column);
+#pragma unroll
+    for (int from = 0; from < kPackets; from += kAtOnce) {
+      constexpr int kCount = kAtOnce * kMlpPacket / 4;
+      m.template multiply<kCount>(b.ring, [&](uint2 (&x)[kCount]) {
+        uint4 r[kAtOnce] = {};
+        await_packets(r, b.column < 0 ? 0 : (1u << kAtOnce) - 1, [&](int i) { return first + (from + i) * kColumns * 4; }, b.epoch, b.patience);
+        auto word = [&](int n) { return n % 3 == 0 ? r[n / 3].x : n % 3 == 1 ? r[n / 3].y : r[n / 3].z; };
+#pragma unroll
+        for (int i = 0; i < kCount; i++) x[i] = make_uint2(word(2 * i), word(2 * i + 1));
+      }, from * kMlpPacket / 4, b.warp, b.lane, b.patience);
+    }
+    m.store(b.s.narrow, b.columns, b.warp, b.lane);
+    sync_compute<kComputeThreads>();
+    if (owns<S>(b)) b.residual += m.sum(b.s.narrow, b.tid % S::kHiddenRows, owned_column<S>(b));
+    publish_residual<S>(b, b.x.h_mlp, b.residual, next_weight);
+  }
   b.mark(kDown);
 }
 

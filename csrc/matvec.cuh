@@ -1,57 +1,90 @@
-// y = W x for the rows that this block owns, on the tensor cores.
+// y = W x for the rows that this block owns and up to 8 columns x, on the tensor cores.
 //
-// The 16 compute warps share K: each multiplies its slice of x with all rows of the block and leaves partial sums in
-// shared memory, which the first `Rows` threads add up in a fixed order. Weights come out of the ring as ready mma
-// fragments (megakernel.py packs them): 16 x 16 tiles where the block's rows come in sixteens; else 8 x 32 tiles, whose
-// upper half holds the same 8 rows 16 columns further on.
+// The 16 compute warps share K: each multiplies its share of x with all rows of the block and leaves partial sums in
+// shared memory, where they are added up in a fixed order. Weights come out of the ring as ready mma fragments
+// (megakernel.py packs them): tiles of 16 rows where a block's rows come in sixteens, else of 8 rows and two steps of K.
+// mma's columns do not touch each other, so a column's result does not depend on what runs beside it.
 #pragma once
 #include "ring.cuh"
 
 namespace qmk {
 
+constexpr int kEarlyStages = 4 * 2 / kStageUnits;  // of weights that are fetched before their input is there: 32 registers
+
+template <int K>
+constexpr int kSteps = K / (kWarps * 16);  // of the mma along a warp's share of K; a lane has 4 values of each
+
 template <int Rows, int K>
 struct Matvec {
   static constexpr bool kTall = Rows % 16 == 0;
-  static constexpr int kRowTiles = kTall ? Rows / 16 : Rows / 8;
-  static constexpr int kTileK = kTall ? 16 : 32, kSliceK = K / kWarps;
-  static constexpr int kUnits = kSliceK / kTileK * kRowTiles;
-  static_assert(kUnits % kStageUnits == 0 && kUnits * kUnitBytes == Rows * K * 2, "a matrix fills whole stages");
+  static constexpr int kTiles = Rows / (kTall ? 16 : 8);
+  static constexpr int kChains = kTiles == 1 ? 4 : kTiles == 2 ? 2 : 1;  // sums kept apart, so that an mma need not wait for the last
+  // Ring stages that `steps` of K take; pairs of units even where a stage is one.
+  static constexpr int stages(int steps) { return round_up(kTiles * (kTall ? steps : (steps + 1) / 2), 2) / kStageUnits; }
 
-  // x: bf16 [K] in shared memory. partial: fp32 [warps][Rows] in shared memory.
-  static __device__ __forceinline__ void run(Ring& ring, const bf16* x, float* partial, int warp, int lane, Patience& patience) {
-    float acc[kRowTiles][4] = {}, acc_upper[kTall ? 1 : kRowTiles][4] = {};
-    uint32_t b[kTall ? 2 : 4];
-#pragma unroll
-    for (int s = 0; s < kUnits / kStageUnits; s++) {
-      uint4 unit[kStageUnits];
-      ring.take(unit, warp, lane, patience);
-#pragma unroll
-      for (int j = 0; j < kStageUnits; j++) {
-        const int u = s * kStageUnits + j, tile = u % kRowTiles;
-        if (tile == 0) {  // x as column 0 of the mma's B: lanes 0..3 hold it, two values a register
-          const uint32_t* column = reinterpret_cast<const uint32_t*>(x + warp * kSliceK + u / kRowTiles * kTileK);
-#pragma unroll
-          for (int i = 0; i < (kTall ? 2 : 4); i++) b[i] = lane < 4 ? column[i * 4 + lane] : 0u;
-        }
-        mma_16x8x16(acc[tile], unit[j], b[0], b[1]);
-        if constexpr (!kTall) mma_16x8x16(acc_upper[tile], unit[j], b[2], b[3]);
-      }
-    }
-    if (lane % 4 == 0) {  // column 0 of the result: rows lane / 4 and lane / 4 + 8
-      float* p = partial + warp * Rows + lane / 4;
-#pragma unroll
-      for (int r = 0; r < kRowTiles; r++) {
-        if constexpr (kTall) p[r * 16] = acc[r][0], p[r * 16 + 8] = acc[r][2];
-        else p[r * 8] = acc[r][0] + acc_upper[r][2];
-      }
+  float acc[kTiles][kChains][4] = {};
+
+  // One unit of weights times the steps it covers, of which b[0] is `first`.
+  template <int Count>
+  __device__ __forceinline__ void multiply(const uint4& w, const uint2 (&b)[Count], int first, int u) {
+    const int tile = u % kTiles, i = u / kTiles * (kTall ? 1 : 2);
+    if constexpr (kTall) {
+      mma_16x8x16(acc[tile][(first + i) % kChains], w.x, w.y, w.z, w.w, b[i].x, b[i].y);
+    } else {
+      mma_16x8x16(acc[tile][(first + i) % kChains], w.x, 0, w.y, 0, b[i].x, b[i].y);
+      if (i + 1 < Count) mma_16x8x16(acc[tile][(first + i + 1) % kChains], w.z, 0, w.w, 0, b[i + 1].x, b[i + 1].y);
     }
   }
 
-  static __device__ __forceinline__ float sum(const float* partial, int row) {
-    float y = 0.f;
+  // `Count` steps of K from `first` on; `input()` waits for this lane's values of them, mma's B. What fits in registers of
+  // the weights is fetched before that wait.
+  template <int Count, class Input>
+  __device__ __forceinline__ void multiply(Ring& ring, Input input, int first, int warp, int lane, Patience& patience) {
+    constexpr int kUnits = kTiles * (kTall ? Count : (Count + 1) / 2), kEarly = stages(Count) < kEarlyStages ? stages(Count) : kEarlyStages;
+    uint4 early[kEarly][kStageUnits];
 #pragma unroll
-    for (int w = 0; w < kWarps; w++) y += partial[w * Rows + row];
-    return y;
+    for (int s = 0; s < kEarly; s++) ring.take(early[s], warp, lane, patience);
+    uint2 b[Count];
+    input(b);
+#pragma unroll
+    for (int s = 0; s < stages(Count); s++) {
+      uint4 unit[kStageUnits];
+      if (s >= kEarly) ring.take(unit, warp, lane, patience);
+#pragma unroll
+      for (int j = 0; j < kStageUnits; j++)
+        if (s * kStageUnits + j < kUnits) multiply(s < kEarly ? early[s][j] : unit[j], b, first, s * kStageUnits + j);
+    }
+  }
+
+  // partial: fp32 [warps][Rows + 1][kColumns]; the last row is for sums of squares.
+  __device__ __forceinline__ void store(float* partial, int columns, int warp, int lane) {
+    const int column = lane % 4 * 2;
+    if (column >= columns) return;
+    float* p = partial + (warp * (Rows + 1) + lane / 4) * kColumns + column;
+#pragma unroll
+    for (int t = 0; t < kTiles; t++) {
+#pragma unroll
+      for (int c = 1; c < kChains; c++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) acc[t][0][i] += acc[t][c][i];
+      *reinterpret_cast<float2*>(p + t * (kTall ? 16 : 8) * kColumns) = make_float2(acc[t][0][0], acc[t][0][1]);
+      if constexpr (kTall) *reinterpret_cast<float2*>(p + (t * 16 + 8) * kColumns) = make_float2(acc[t][0][2], acc[t][0][3]);
+    }
+  }
+
+  static __device__ __forceinline__ float sum(const float* partial, int row, int column) {
+    float y[kWarps];
+#pragma unroll
+    for (int w = 0; w < kWarps; w++) y[w] = partial[(w * (Rows + 1) + row) * kColumns + column];
+#pragma unroll
+    for (int level = 1; level < kWarps; level *= 2)  // in pairs: a canonical loop, so that y stays in registers
+#pragma unroll
+      for (int w = 0; w < kWarps; w += 2 * level) y[w] += y[w + level];
+    return y[0];
+  }
+  // 1 / rms of a column of K values whose squares each warp left behind its rows.
+  static __device__ __forceinline__ float inverse_rms(const float* partial, int column, float inverse_width) {
+    return rsqrtf(sum(partial, Rows, column) * inverse_width + 1e-6f);
   }
 };
 

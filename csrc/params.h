@@ -4,14 +4,19 @@
 
 #include <cstdint>
 
+#include "dims.cuh"
+
 namespace qmk {
 
 using bf16 = __nv_bfloat16;
 
-// A value that travels between blocks, with the epoch that says which pass it belongs to.
+// Values that travel between blocks carry the epoch that says which pass they belong to, in the same store.
 struct alignas(8) Tagged {
   float value;
   uint32_t epoch;
+};
+struct alignas(16) Packet {
+  uint32_t data[3], epoch;
 };
 
 struct StackWeights {
@@ -23,60 +28,71 @@ struct StackWeights {
   const bf16* norm;        // [hidden], after the last layer
   const float* rope_cos;   // [positions][head_dim / 2]
   const float* rope_sin;   // [positions][head_dim / 2]
+  int layers;
 };
 
-// Scratch through which blocks hand each other vectors; written and read within one layer pass.
+// Scratch through which blocks hand each other vectors; written and read within one layer pass. A vector of packets has
+// packet p of column c at [p / 4][c][p % 4].
 struct Exchange {
-  Tagged* qkv;     // [q + 2 kv]
-  Tagged* attn;    // [splits][q], each split's own weighted mean of values
-  Tagged* split;   // [heads][splits][2], maximum and sum of a split's softmax
-  Tagged* h_attn;  // [hidden], residual after attention
-  Tagged* mlp;     // [intermediate]
-  Tagged* h_mlp;   // [hidden], residual after the MLP
-  Tagged* adapted; // [predictor hidden], the adapter's output (1.7B)
-  Tagged* logits;  // [codec vocabulary], behind rules and temperature
-  Tagged* noisy;   // [codec vocabulary], plus noise
+  Tagged* qkv;      // [columns][q + 2 kv]
+  Packet* part;     // [columns][heads][splits][head_dim]: value, maximum, sum of one split
+  Packet* attn;     // attention output, 4 bf16 a packet
+  Packet* h_attn;   // residual after attention, 4 bf16 times the next norm's weight and their sum of squares
+  Packet* mlp;      // gated MLP, 6 bf16 a packet
+  Packet* h_mlp;    // residual after the MLP, like h_attn
+  Packet* adapted;  // the adapter's output, like h_attn (1.7B)
+  Packet* logits;   // [columns][codec vocabulary]: behind rules and temperature; plus noise
+  Tagged* drawn;    // [blocks][columns] the code, one copy per reading block
 };
 
 struct DrawParams {
-  int sample;                // 0: the largest logit
+  int sample;  // 0: the largest logit
   float inverse_temperature;
-  int top_k;                 // 0: all
-  float top_p;               // 1: all
+  int top_k;    // 0: all
+  float top_p;  // 1: all
+};
+
+// One token: a stream's next decode step, or one position of a prompt.
+struct Column {
+  const float* row;      // [hidden] the input, unless `token` names it
+  const bf16* text_row;  // [hidden] added to the sum of embeddings
+  float* next_row;       // [hidden] the next position's input
+  const int* pages;      // this slot's page table
+  uint8_t* seen;         // [codec vocabulary] code 0 ids spoken so far
+  uint64_t seed;
+  int token;             // >= 0: the input is this row of code 0's embedding
+  int position;
+  int first_fresh;       // positions first_fresh .. position are columns of this launch, this one the last
+  int frame;             // of the stream, from 0
+  float repetition_penalty, inverse_penalty;
+  DrawParams draw0, draw;  // of code 0, of codes 1..15
 };
 
 struct FrameParams {
   StackWeights talker, predictor;
-  const uint8_t* codec_head;      // ribbon of [codec vocabulary][hidden]
-  const uint8_t* lm_heads;        // ribbon of [15][codes][predictor hidden]
-  const uint8_t* adapter;         // ribbon of [predictor hidden][hidden], or null
-  const float* adapter_bias;      // [predictor hidden], or null
-  const bf16* code0_embedding;    // [codec vocabulary][hidden]
-  const bf16* code_embedding;     // [15][codes][hidden]
+  const uint8_t* codec_head;    // ribbon of [codec vocabulary][hidden]
+  const uint8_t* lm_heads;      // ribbons of [15][codes][predictor hidden]
+  const uint8_t* adapter;       // ribbon of [predictor hidden][hidden], or null
+  const float* adapter_bias;    // [predictor hidden], or null
+  const bf16* code0_embedding;  // [codec vocabulary][hidden]
+  const bf16* code_embedding;   // [15][codes][hidden]
 
   Exchange x;
-  uint32_t epoch;                 // of the last pass before this launch; grows for ever, wraps harmlessly
-  uint32_t spin_limit;            // polls before a wait gives up
-  uint32_t* fault;                // [1], not 0 after a wait gave up; the launch still ends normally
+  uint32_t epoch;       // of the last pass before this launch
+  uint32_t spin_limit;  // polls before a wait gives up
+  uint32_t* fault;      // [1] in host memory, not 0 after a wait gave up; the launch still ends normally
 
-  const float* row;               // [hidden] this position's input
-  const bf16* text_row;           // [hidden] added to the sum of embeddings
-  float* next_row;                // [hidden] the next position's input
-  bf16* kv;                       // [pages][layers][2][kv heads][64][head_dim], the talker's pool
-  const int* pages;               // this slot's page table
-  int position;                   // of `row`
-  int frame;                      // of the stream, from 0
-  int prefill;                    // 1: only the talker's layers run, for their keys and values
+  bf16* kv;            // [pages][layers][2][kv heads][64][head_dim], the talker's pool
+  bf16* frame_kv;      // [blocks][5][2][16][head_dim], the code predictor's where shared memory has no room for it
+  int columns;
+  int prefill;         // 1: only the talker's layers run, for their keys and values
   int eos_id, first_suppressed_id, min_frames;
-  float repetition_penalty, inverse_penalty;
-  DrawParams draw0, draw;         // of code 0, of codes 1..15
-  uint64_t seed;
-  uint8_t* seen;                  // [codec vocabulary] code 0 ids spoken so far
-  int* codes;                     // [16] out; codes[0] == eos_id: speech has ended
+  int* codes;          // [columns][16] out; code 0 == eos_id: speech has ended
+  Column column[kColumns];
 
-  float* hidden_out;              // [hidden] or null: after the talker's final norm
-  float* logits_out;              // [16][codec vocabulary] or null: before any rule
-  unsigned long long* stage_ns;   // [2 * kStages] or null: nanoseconds of block 0 in each stage, added up
+  float* hidden_out;             // [columns][hidden] or null: after the talker's final norm
+  float* logits_out;             // [columns][16][codec vocabulary] or null: before any rule
+  unsigned long long* stage_ns;  // [2 * kStages] or null: nanoseconds of block 0 in each stage, added up
 };
 
 constexpr int kPagePositions = 64;

@@ -18,7 +18,7 @@ struct Ring {
 
   __device__ void init() const {
     for (int i = 0; i < stages; i++) {
-      mbarrier_init(full + i * 8, 1);
+      mbarrier_init(full + i * 8, kBulkCopies ? 1 : 32);
       mbarrier_init(empty + i * 8, kWarps);
     }
     mbarrier_init_fence();
@@ -28,13 +28,21 @@ struct Ring {
   }
 
   // Producer: copy n stages that lie one after the other. Of every 15 stages `pinned` ask to stay in L2.
-  __device__ void stream(const uint8_t* src, int n, int pinned, Patience& patience) {
+  __device__ void stream(const uint8_t* src, int n, int pinned, Patience& patience, int lane) {
     const uint64_t last = policy_evict_last(), first = policy_evict_first();
-    for (int i = 0; i < n; i++, next()) {
+    for (int i = 0; i < n; i++, next(), src += kStageBytes) {
       if (round) patience.wait_barrier(empty + stage * 8, (round - 1) & 1);
-      mbarrier_expect(full + stage * 8, kStageBytes);
-      bulk_copy(data + stage * kStageBytes, src + static_cast<size_t>(i) * kStageBytes, kStageBytes, full + stage * 8,
-                i % 15 < pinned ? last : first);
+      const uint64_t policy = i % 15 < pinned ? last : first;
+      const uint32_t dst = data + stage * kStageBytes, bar = full + stage * 8;
+      if constexpr (kBulkCopies) {
+        if (lane) continue;
+        mbarrier_expect(bar, kStageBytes);
+        bulk_copy(dst, src, kStageBytes, bar, policy);
+      } else {
+#pragma unroll 8
+        for (int j = lane * 16; j < kStageBytes; j += 32 * 16) copy16(dst + j, src + j, policy);
+        mbarrier_arrive_after_copies(bar);
+      }
     }
   }
 

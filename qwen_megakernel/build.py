@@ -43,7 +43,7 @@ def why_no_build(device: torch.device) -> str | None:
 
 
 @functools.cache
-def load_extension() -> ModuleType:
+def load_extension(device: torch.device) -> ModuleType:
     """Compile (once; 17 s beside an H200) and load the kernel for this machine's GPU.
 
     Raises:
@@ -51,7 +51,6 @@ def load_extension() -> ModuleType:
     """
     from torch.utils import cpp_extension
 
-    device = torch.device("cuda")
     obstacle = why_no_build(device)
     if obstacle:
         raise BackendError(f"the kernel cannot be compiled here: {obstacle}")

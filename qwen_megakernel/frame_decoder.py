@@ -69,6 +69,19 @@ class FrameDecoder(Protocol):
         """
 
 
+def check_launch(slots: Sequence[int], room: Mapping[int, int], uncollected: int) -> None:
+    """Refuse what `FrameDecoder.launch` refuses; `room`: frames that the stream of each started slot may still have."""
+    if not 1 <= len(slots) <= LAUNCH_SLOTS or len(set(slots)) < len(slots):
+        raise ValueError(f"a launch takes 1 to {LAUNCH_SLOTS} different slots, got {list(slots)}")
+    if uncollected == AHEAD:
+        raise RuntimeError(f"{AHEAD} launches may be uncollected and are: collect() one first")
+    for slot in slots:
+        if slot not in room:
+            raise ValueError(f"slot {slot} holds no stream: start() it first")
+        if room[slot] == 0:
+            raise ValueError(f"slot {slot} is full: its stream used all of its positions")
+
+
 @dataclass(eq=False)
 class _Stream:
     cache: KVCache
@@ -136,15 +149,7 @@ class TorchFrameDecoder:
             self._talker.forward(prompt.rows[:last], 0, self._caches[slot])
 
     def launch(self, slots: Sequence[int]) -> None:
-        if not 1 <= len(slots) <= LAUNCH_SLOTS or len(set(slots)) < len(slots):
-            raise ValueError(f"a launch takes 1 to {LAUNCH_SLOTS} different slots, got {list(slots)}")
-        if len(self._launches) == AHEAD:
-            raise RuntimeError(f"{AHEAD} launches may be uncollected and are: collect() one first")
-        for slot in slots:
-            if slot not in self._streams:
-                raise ValueError(f"slot {slot} holds no stream: start() it first")
-            if self._streams[slot].room == 0:
-                raise ValueError(f"slot {slot} is full: its stream used all {self.max_positions} positions")
+        check_launch(slots, {slot: stream.room for slot, stream in self._streams.items()}, len(self._launches))
         streams = [self._streams[slot] for slot in slots]
         for stream in streams:
             stream.room -= 1

@@ -1,24 +1,38 @@
 """MegakernelFrameDecoder: packs weights into ribbons, owns the device buffers, launches one kernel per frame.
 
-The kernel itself is csrc/ (start with layer.cuh). So far one stream runs a launch and prompts are prefilled
-row by row.
+The kernel itself is csrc/ (start with layer.cuh). One launch is a frame of up to 8 streams, or up to 8
+rows of a prompt.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from qwen_megakernel.build import load_extension, why_no_build
 from qwen_megakernel.config import MIN_FRAMES, ModelConfig, SamplingParams, StackConfig
 from qwen_megakernel.errors import BackendError, KernelFault
+from qwen_megakernel.frame_decoder import check_launch
 from qwen_megakernel.prompt import Prompt
 from qwen_megakernel.sampling import Draw
 from qwen_megakernel.transformer import rope_tables
 
 BLOCKS, WARPS, PAGE = 128, 16, 64
-SPIN_LIMIT = 20_000_000
+PACKET, MLP_PACKET = 4, 6
+"""Values that travel together (csrc/exchange.cuh)."""
+
+DIMS = {
+    # talker: hidden, MLP, heads, KV heads, codec vocabulary; code predictor: the same, most layers, codes
+    1024: ((1024, 3072, 16, 8, 3072), (1024, 3072, 16, 8, 5, 2048)),
+    2048: ((2048, 6144, 16, 8, 3072), (1024, 3072, 16, 8, 5, 2048)),
+    256: ((256, 384, 4, 2, 1152), (256, 384, 2, 1, 2, 128)),
+}
+"""What csrc/dims.cuh has, by talker width: published 0.6B and 1.7B, the bundled demo voice."""
+
+SPIN_LIMIT = 4_000_000
 """Polls before a wait inside the kernel gives up: seconds on a healthy card."""
 
 STAGES = tuple(
@@ -33,41 +47,50 @@ def why_no_megakernel(device: torch.device, dtype: torch.dtype | None, config: M
     """What keeps the kernel from running like this; None if nothing does. A `dtype` or `config` of None always fits."""
     if device.type != "cuda":
         return f"it needs an NVIDIA GPU, the device is {device}"
-    if device.index:
-        return f"it runs on the first GPU only so far, the device is {device}"
     if dtype not in (None, torch.bfloat16):
         return f"it computes in bfloat16, asked for {dtype}"
     obstacle = why_no_build(device)
     if obstacle or config is None:
         return obstacle
     talker, predictor = config.talker, config.talker.code_predictor
-    dims = (talker.stack.hidden_size, talker.stack.intermediate_size, talker.stack.num_layers)
-    fits = dims in ((1024, 3072, 28), (2048, 6144, 28)) and (talker.vocab_size, predictor.vocab_size) == (3072, 2048)
-    small = (predictor.stack.hidden_size, predictor.stack.intermediate_size, predictor.stack.num_layers)
-    fits = fits and small == (1024, 3072, 5) and talker.num_code_groups == 16
+
+    def dims(s: StackConfig) -> tuple[int, ...]:
+        return s.hidden_size, s.intermediate_size, s.num_heads, s.num_kv_heads
+
+    large, small = DIMS.get(talker.stack.hidden_size, (None, None))
+    fits = large == (*dims(talker.stack), talker.vocab_size) and talker.num_code_groups == 16
+    fits = fits and small[:4] + small[5:] == (*dims(predictor.stack), predictor.vocab_size)
+    fits = fits and predictor.stack.num_layers <= small[4]
     for stack in (talker.stack, predictor.stack):
-        fits = fits and (stack.num_heads, stack.num_kv_heads, stack.head_dim) == (16, 8, 128)
-        fits = fits and stack.rms_norm_eps == 1e-6
-    return None if fits else "it is compiled for the published 0.6B and 1.7B dims, and this checkpoint has others"
+        fits = fits and stack.head_dim == 128 and stack.rms_norm_eps == 1e-6
+    return None if fits else "it is compiled for the published and the demo voice's dims, this checkpoint has others"
 
 
-def pack(matrix: Tensor) -> Tensor:
-    """One matrix as the blocks read it: bf16 [N, K] -> uint8 [128, N * K * 2 / 128].
+def block_rows(rows: int, multiple: int = 8) -> int:
+    """Rows of a matrix that one block owns (csrc/dims.cuh)."""
+    return -(-rows // (BLOCKS * multiple)) * multiple
 
-    Block b owns rows b * N/128 ... Its warps share K; every lane finds the 8 values of its mma fragment side by
-    side. Tiles are 16 rows x 16 columns, or 8 x 32 where a block's rows do not come in sixteens: then the
-    fragment's upper half holds the same rows 16 columns on (csrc/matvec.cuh).
+
+def pack(matrix: Tensor, packet: int = PACKET, rows: int | None = None) -> Tensor:
+    """One matrix as the blocks read it: bf16 [N, K] -> uint8 [128, bytes of a block].
+
+    Block b owns rows b * `rows` ..., padded with zeros. Its 16 warps share K as the exchange hands it out: lane q of
+    warp w gets every fourth packet of its share. Of these values, 4 at a time make a step of the mma, whose fragments
+    the lanes find ready: tiles of 16 rows, or of 8 rows and two steps where the rows do not come in sixteens.
     """
-    rows, k = matrix.shape[0] // BLOCKS, matrix.shape[1]
+    rows, k = rows or block_rows(len(matrix)), matrix.shape[1]
+    matrix = F.pad(matrix, (0, 0, 0, BLOCKS * rows - len(matrix)))
+    # column = (warp, packet of a lane, lane % 4, value) -> (warp, lane % 4, step, half, pair)
+    lanes = matrix.reshape(BLOCKS * rows, WARPS, -1, 4, packet).transpose(2, 3).reshape(-1, WARPS, 4, k // 256, 2, 2)
     if rows % 16 == 0:
-        # row = (tile, upper half, lane / 4), column = (warp, tile, half, lane % 4, pair)
-        tiles = matrix.reshape(BLOCKS, rows // 16, 2, 8, WARPS, k // WARPS // 16, 2, 4, 2)
-        tiles = tiles.permute(0, 5, 1, 4, 3, 7, 6, 2, 8)
+        # row = (block, tile, upper half, lane / 4) -> block, step, tile, warp, lane / 4, lane % 4, half, upper, pair
+        tiles = lanes.reshape(BLOCKS, rows // 16, 2, 8, WARPS, 4, -1, 2, 2).permute(0, 6, 1, 4, 3, 5, 7, 2, 8)
     else:
-        # row = (tile, lane / 4), column = (warp, tile, upper half, half, lane % 4, pair)
-        tiles = matrix.reshape(BLOCKS, rows // 8, 8, WARPS, k // WARPS // 32, 2, 2, 4, 2)
-        tiles = tiles.permute(0, 4, 1, 3, 2, 7, 6, 5, 8)
-    return tiles.reshape(BLOCKS, -1).contiguous().view(torch.uint8)
+        # row = (block, tile, lane / 4) -> block, pair of steps, tile, warp, lane / 4, lane % 4, step, half, pair
+        lanes = F.pad(lanes, (0, 0, 0, 0, 0, k // 256 % 2))
+        tiles = lanes.reshape(BLOCKS, rows // 8, 8, WARPS, 4, -1, 2, 2, 2).permute(0, 5, 1, 3, 2, 4, 6, 7, 8)
+    tiles = tiles.reshape(BLOCKS, -1).view(torch.uint8)
+    return F.pad(tiles, (0, -tiles.shape[1] % (2 * 512 * 16))).contiguous()  # pairs of 16 bytes a compute thread
 
 
 def pack_stack(config: StackConfig, tensors: Mapping[str, Tensor], prefix: str, positions: int) -> dict[str, Tensor]:
@@ -76,13 +99,14 @@ def pack_stack(config: StackConfig, tensors: Mapping[str, Tensor], prefix: str, 
     def stacked(name: str) -> Tensor:
         return torch.stack([tensors[f"{prefix}.layers.{i}.{name}.weight"] for i in range(config.num_layers)])
 
+    wider = padded_mlp(config) - config.intermediate_size
     parts = []
     for i in range(config.num_layers):
-        w = {n: tensors[f"{prefix}.layers.{i}.{n}_proj.weight"] for n in ("self_attn.q", "self_attn.k", "self_attn.v")}
-        gate, up = (tensors[f"{prefix}.layers.{i}.mlp.{n}_proj.weight"] for n in ("gate", "up"))
-        parts += [pack(torch.cat(list(w.values()))), pack(tensors[f"{prefix}.layers.{i}.self_attn.o_proj.weight"])]
-        parts += [pack(torch.stack([gate, up], dim=1).flatten(0, 1))]
-        parts += [pack(tensors[f"{prefix}.layers.{i}.mlp.down_proj.weight"])]
+        q, k, v, o = (tensors[f"{prefix}.layers.{i}.self_attn.{n}_proj.weight"] for n in "qkvo")
+        gate, up, down = (tensors[f"{prefix}.layers.{i}.mlp.{n}_proj.weight"] for n in ("gate", "up", "down"))
+        gate_up = F.pad(torch.stack([gate, up], dim=1).flatten(0, 1), (0, 0, 0, 2 * wider))
+        parts += [pack(torch.cat([q, k, v])), pack(o), pack(gate_up, rows=2 * block_rows(padded_mlp(config), 24))]
+        parts += [pack(F.pad(down, (0, wider)), MLP_PACKET)]
     norm = tensors[f"{prefix}.norm.weight"]
     cos, sin = rope_tables(positions, config.head_dim, config.rope_theta, norm.device, torch.float32)
     return {
@@ -97,16 +121,15 @@ def pack_stack(config: StackConfig, tensors: Mapping[str, Tensor], prefix: str, 
     }
 
 
-@dataclass
-class _Slot:
-    row: Tensor  # fp32 [hidden], the next input
-    seen: Tensor  # uint8 [codec vocabulary]
-    pages: Tensor  # int32 [pages]
-    prompt: Prompt | None = None
-    sampling: dict[str, float] = field(default_factory=dict)
-    seed: int = 0
-    position: int = 0
-    frame: int = 0
+def padded_mlp(config: StackConfig) -> int:
+    """The MLP's width in the kernel: whole packets for every lane."""
+    return -(-config.intermediate_size // 768) * 768
+
+
+@dataclass(eq=False)
+class _Stream:
+    room: int  # frames that may still be launched
+    over: bool = False  # it ended, or its slot was started again
 
 
 class MegakernelFrameDecoder:
@@ -121,108 +144,121 @@ class MegakernelFrameDecoder:
             BackendError: dims the kernel was not written for, or it cannot be compiled here.
         """
         talker, predictor = config.talker, config.talker.code_predictor
-        obstacle = why_no_megakernel(tensors["talker.model.norm.weight"].device, torch.bfloat16, config)
+        device = tensors["talker.model.norm.weight"].device
+        obstacle = why_no_megakernel(device, torch.bfloat16, config)
         if obstacle:
             raise BackendError(obstacle)
+        extension = load_extension(device)
         self.slots, self.max_positions = slots, max_positions
         self._eos_id = talker.codec_eos_id
-        device = tensors["talker.model.norm.weight"].device
-        hidden, groups = talker.stack.hidden_size, talker.num_code_groups
-        pages = -(-max_positions // PAGE)
+        self._pages = -(-max_positions // PAGE)
+        groups = talker.num_code_groups
+        large, small = talker.stack, predictor.stack
 
-        def exchange(n: int) -> Tensor:
-            return torch.zeros(n, dtype=torch.int64, device=device)
+        def exchange(words: int) -> Tensor:
+            return torch.zeros(extension.COLUMNS * words, dtype=torch.int32, device=device)
 
         name = "talker.code_predictor"
-        buffers = {
-            **{f"talker.{n}": t for n, t in pack_stack(talker.stack, tensors, "talker.model", max_positions).items()},
-            **{f"predictor.{n}": t for n, t in pack_stack(predictor.stack, tensors, f"{name}.model", groups).items()},
+        heads = max(large.num_heads, small.num_heads)
+        hidden, mlp = max(large.hidden_size, small.hidden_size), max(padded_mlp(large), padded_mlp(small))
+        frame_kv = 1 if extension.FRAME_KV_SHARED else BLOCKS * small.num_layers * 2 * 16 * 128
+        self.buffers = {
+            **{f"talker.{n}": t for n, t in pack_stack(large, tensors, "talker.model", self._pages * PAGE).items()},
+            **{f"predictor.{n}": t for n, t in pack_stack(small, tensors, f"{name}.model", groups).items()},
             "codec_head": pack(tensors["talker.codec_head.weight"]),
             "lm_heads": torch.stack([pack(tensors[f"{name}.lm_head.{g}.weight"]) for g in range(groups - 1)]),
-            "code0_embedding": tensors["talker.model.codec_embedding.weight"],
+            "code0_embedding": tensors["talker.model.codec_embedding.weight"].contiguous(),
             "code_embedding": torch.stack(
                 [tensors[f"{name}.model.codec_embedding.{g}.weight"] for g in range(groups - 1)]
             ),
-            "x.qkv": exchange(4096),
-            "x.attn": exchange(8 * 2048),
-            "x.split": exchange(16 * 8 * 2),
+            # csrc/params.h, `Exchange`: 2 words a tagged value, 4 a packet
+            "x.qkv": exchange(2 * 128 * max(s.num_heads + 2 * s.num_kv_heads for s in (large, small))),
+            "x.part": exchange(4 * heads * 8 * 128),
+            "x.attn": exchange(heads * 128),
             "x.h_attn": exchange(hidden),
-            "x.mlp": exchange(talker.stack.intermediate_size),
+            "x.mlp": exchange(4 * mlp // MLP_PACKET),
             "x.h_mlp": exchange(hidden),
-            "x.adapted": exchange(1024),
-            "x.logits": exchange(talker.vocab_size),
-            "x.noisy": exchange(talker.vocab_size),
-            "fault": torch.zeros(1, dtype=torch.int32, device=device),
-            "kv": torch.zeros(slots * pages, 28, 2, 8, PAGE, 128, dtype=torch.bfloat16, device=device),
-            "codes": torch.zeros(groups, dtype=torch.int32, device=device),
+            "x.adapted": exchange(hidden),
+            "x.logits": exchange(4 * talker.vocab_size),
+            "x.drawn": exchange(2 * BLOCKS),
+            "kv": torch.zeros(
+                slots * self._pages,
+                large.num_layers,
+                2,
+                large.num_kv_heads,
+                PAGE,
+                128,
+                dtype=torch.bfloat16,
+                device=device,
+            ),
+            "frame_kv": torch.zeros(frame_kv, dtype=torch.bfloat16, device=device),
         }
-        if hidden != 1024:
+        if large.hidden_size != small.hidden_size:
             adapter = f"{name}.small_to_mtp_projection"
-            buffers["adapter"] = pack(tensors[f"{adapter}.weight"])
-            buffers["adapter_bias"] = tensors[f"{adapter}.bias"].float()
-        self._codes, self._fault = buffers["codes"], buffers["fault"]
+            self.buffers["adapter"] = pack(tensors[f"{adapter}.weight"])
+            self.buffers["adapter_bias"] = tensors[f"{adapter}.bias"].float()
         settings = {
             "eos_id": talker.codec_eos_id,
             "first_suppressed_id": talker.first_suppressed_id,
             "min_frames": MIN_FRAMES,
             "spin_limit": SPIN_LIMIT,
         }
-        self._launcher = load_extension().Launcher(hidden, {n: t.contiguous() for n, t in buffers.items()}, settings)
-        self._layers, self._frame_epochs = talker.stack.num_layers, talker.stack.num_layers + groups * 5
-        self._epoch = 0
-        self._slots = [
-            _Slot(
-                row=torch.zeros(hidden, device=device),
-                seen=torch.zeros(talker.vocab_size, dtype=torch.uint8, device=device),
-                pages=torch.arange(s * pages, (s + 1) * pages, dtype=torch.int32, device=device),
-            )
-            for s in range(slots)
-        ]
+        self._launcher = extension.Launcher(large.hidden_size, slots, self.buffers, settings)
+        self._fault = self._launcher.fault()
+        self._streams: dict[int, _Stream] = {}
+        self._launches: deque[list[_Stream]] = deque()  # uncollected
+        pages = torch.arange(slots * self._pages, dtype=torch.int32, device=device)
+        self._page_tables = pages.view(slots, self._pages)
+        self._rows = torch.zeros(slots, large.hidden_size, device=device)  # next inputs
+        self._seen = torch.zeros(slots, talker.vocab_size, dtype=torch.uint8, device=device)
 
     @torch.inference_mode()
     def start(self, slot: int, prompt: Prompt, sampling: SamplingParams) -> None:
-        s = self._slots[slot]
-        s.prompt, s.position, s.frame, s.seed = prompt, 0, 0, sampling.seed or 0
-        s.sampling = {"repetition_penalty": sampling.repetition_penalty}
+        last = len(prompt.rows) - 1
+        if not 0 <= slot < self.slots or not 0 <= last < self.max_positions:
+            raise ValueError(
+                f"slot must be in 0..{self.slots - 1} and the prompt of 1..{self.max_positions} rows, "
+                f"got slot {slot} and {last + 1} rows"
+            )
+        settings = {"repetition_penalty": sampling.repetition_penalty}
         for kind, draw in (("code0", Draw.code0(sampling)), ("predictor", Draw.predictor(sampling))):
-            s.sampling |= {f"{kind}_sample": draw.do_sample, f"{kind}_temperature": draw.temperature}
-            s.sampling |= {f"{kind}_top_k": draw.top_k, f"{kind}_top_p": draw.top_p}
-        s.seen.zero_()
+            settings |= {f"{kind}_sample": draw.do_sample, f"{kind}_temperature": draw.temperature}
+            settings |= {f"{kind}_top_k": draw.top_k, f"{kind}_top_p": draw.top_p}
+        if slot in self._streams:
+            self._streams[slot].over = True
+        self._streams[slot] = _Stream(room=self.max_positions - last)
+        self._seen[slot].zero_()
         rows = prompt.rows.float()
-        for row in rows[:-1]:
-            self._launch(s, row, prefill=True)
-            s.position += 1
-        s.row.copy_(rows[-1])
+        self._launcher.begin(
+            slot, self._page_tables[slot], self._seen[slot], self._rows[slot], settings, sampling.seed or 0
+        )
+        self._launcher.set_text(slot, prompt.trailing.contiguous(), prompt.pad.contiguous())
+        self._launcher.prefill(slot, rows[:last].contiguous(), [])
+        self._rows[slot].copy_(rows[last])
 
-    @torch.inference_mode()
-    def decode(self, slot: int) -> Tensor | None:
-        s = self._slots[slot]
-        self._launch(s, s.row)
-        codes = self._codes.cpu().long()
+    def launch(self, slots: Sequence[int]) -> None:
+        check_launch(slots, {slot: stream.room for slot, stream in self._streams.items()}, len(self._launches))
+        self._launcher.decode(list(slots))
+        streams = [self._streams[slot] for slot in slots]
+        for stream in streams:
+            stream.room -= 1
+        self._launches.append(streams)
+
+    def collect(self) -> list[Tensor | None]:
+        if not self._launches:
+            raise RuntimeError("nothing is launched: launch() first, then collect() once for every launch")
+        streams = self._launches.popleft()
+        codes = self._launcher.collect()[: len(streams)].long()
         if int(self._fault):
             raise KernelFault("a wait inside the kernel outlasted its limit; call recover()")
-        s.position += 1
-        s.frame += 1
-        return None if codes[0] == self._eos_id else codes
+        for stream, frame in zip(streams, codes, strict=True):
+            stream.over |= int(frame[0]) == self._eos_id
+        return [None if stream.over else frame for stream, frame in zip(streams, codes, strict=True)]
 
     def recover(self) -> None:
-        """After a KernelFault: forget it. Epochs only grow, so nothing else needs a reset; streams must start anew."""
+        """After a KernelFault: forget it and every stream. Epochs only grow, so nothing else needs a reset."""
+        while self._launches:
+            self._launches.popleft()
+            self._launcher.collect()
+        self._streams.clear()
         self._fault.zero_()
-
-    def _launch(
-        self,
-        s: _Slot,
-        row: Tensor,
-        *,
-        prefill: bool = False,
-        hidden_out: Tensor | None = None,
-        logits_out: Tensor | None = None,
-        stage_ns: Tensor | None = None,
-    ) -> None:
-        trailing = s.prompt.trailing
-        text = trailing[s.frame] if s.frame < len(trailing) else s.prompt.pad
-        self._launcher.launch(
-            row, s.row, text, s.pages, s.seen, s.position, s.frame, prefill, self._epoch,
-            s.sampling, s.seed, hidden_out, logits_out, stage_ns,
-        )  # fmt: skip
-        self._epoch = (self._epoch + (self._layers if prefill else self._frame_epochs)) & 0xFFFFFFFF

@@ -1,16 +1,23 @@
-"""The kernel against its PyTorch twin in fp32: fresh random weights at real dims in every run. Needs a Hopper GPU."""
+"""The kernel against its PyTorch twin in fp32: fresh random weights at real dims in every run. Needs a Hopper GPU.
+
+The twin is also run in plain PyTorch bf16: the kernel may be no further from fp32 than that.
+"""
+
+import dataclasses
+import random
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from qwen_megakernel.config import GREEDY, SamplingParams
-from qwen_megakernel.frame_decoder import TorchFrameDecoder
-from qwen_megakernel.megakernel import MegakernelFrameDecoder
+from qwen_megakernel.checkpoint import DEMO_FOLDER
+from qwen_megakernel.config import GREEDY, ModelConfig, SamplingParams
+from qwen_megakernel.errors import KernelFault
+from qwen_megakernel.megakernel import PAGE, MegakernelFrameDecoder, padded_mlp
 from qwen_megakernel.prompt import Prompt
 from qwen_megakernel.sampling import Code0Rules, Draw, gumbel_noise
 from qwen_megakernel.synthetic import random_talker, synthetic_config
-from qwen_megakernel.transformer import Embeddings, KVCache, Transformer
+from qwen_megakernel.transformer import Embeddings, KVCache, Transformer, apply_rope, rms_norm
 
 pytestmark = [
     pytest.mark.gpu,
@@ -20,6 +27,19 @@ pytestmark = [
 ]
 GPU = torch.device("cuda")
 POSITIONS = 1100
+COLUMNS = 8
+
+
+def config_of(size):
+    return ModelConfig.from_folder(DEMO_FOLDER) if size == "demo" else synthetic_config(size)
+
+
+def outliers(tensors):
+    """A few input columns of every matrix 50 times as large, as trained models have them."""
+    for name, tensor in tensors.items():
+        if "_proj.weight" in name and "layers" in name:
+            tensor[:, torch.randperm(tensor.shape[1])[:3].tolist()] *= 50 if "o_proj" in name else 8
+    return tensors
 
 
 class Twin:
@@ -28,7 +48,7 @@ class Twin:
     def __init__(self, config, tensors, dtype):
         tensors = {n: t.to(dtype) for n, t in tensors.items()}
         c, predictor = config.talker, "talker.code_predictor"
-        self.dtype, self.config = dtype, c
+        self.dtype, self.config, self.tensors = dtype, c, tensors
         self.embed = Embeddings(c, tensors)
         self.talker = Transformer(c.stack, tensors, "talker.model", POSITIONS)
         self.predictor = Transformer(c.code_predictor.stack, tensors, f"{predictor}.model", 16)
@@ -56,132 +76,400 @@ class Twin:
 
 
 def relative(x, reference) -> float:
-    return float((x - reference).norm() / reference.norm())
+    return float((x.float() - reference.float()).norm() / reference.float().norm())
 
 
-@pytest.fixture(scope="module", params=["0.6b", "1.7b"])
+@pytest.fixture(scope="module", params=["0.6b", "1.7b", "demo"])
 def model(request):
-    config = synthetic_config(request.param)
-    seed = torch.seed() % 2**31
-    tensors = random_talker(config, GPU, seed)
-    return config, tensors, MegakernelFrameDecoder(config, tensors, slots=2, max_positions=POSITIONS)
+    config = config_of(request.param)
+    tensors = random_talker(config, GPU, torch.seed() % 2**31)
+    return config, tensors, MegakernelFrameDecoder(config, tensors, slots=10, max_positions=POSITIONS)
+
+
+def random_prompt(config, rows, text=3):
+    hidden = config.talker.stack.hidden_size
+    x = (torch.randn(rows + text + 1, hidden, device=GPU) * 0.5).to(torch.bfloat16)
+    return Prompt(x[:rows], x[rows:-1], x[-1])
+
+
+def observed(kernel, config):
+    hidden = torch.full((COLUMNS, config.talker.stack.hidden_size), torch.nan, device=GPU)
+    logits = torch.full((COLUMNS, 16, config.talker.vocab_size), torch.nan, device=GPU)
+    kernel._launcher.observe(hidden, logits, None)
+    return hidden, logits
+
+
+def text_row(prompt, frame):
+    return prompt.trailing[frame] if frame < len(prompt.trailing) else prompt.pad
+
+
+def step(kernel, slots):
+    kernel.launch(slots)
+    codes = kernel._launcher.collect().clone()
+    kernel._launches.clear()
+    assert int(kernel._fault) == 0
+    return codes[: len(slots)].long().to(GPU)
 
 
 @torch.inference_mode()
-def run(model, prompt_rows: int, frames: int, slot: int = 0):
-    """Error of the kernel and of PyTorch bf16 against fp32 over some frames, and the argmax agreement of each."""
+def errors_of(model, prompt_rows: list[int], frames: int):
+    """Errors of the kernel and of PyTorch bf16 against fp32, one column per entry of prompt_rows; argmax agreement."""
     config, tensors, kernel = model
-    hidden_size = config.talker.stack.hidden_size
-    exact, rounded = (Twin(config, tensors, dtype) for dtype in (torch.float32, torch.bfloat16))
-    rows = (torch.randn(prompt_rows, hidden_size, device=GPU) * 0.5).to(torch.bfloat16)
-    text = (torch.randn(frames + 1, hidden_size, device=GPU) * 0.5).to(torch.bfloat16)
-    kernel.start(slot, Prompt(rows, text[:-1], text[-1]), GREEDY.over(config.sampling))
+    vocab = config.talker.code_predictor.vocab_size
+    prompts = [random_prompt(config, n, frames) for n in prompt_rows]
+    twins = [[Twin(config, tensors, dtype) for dtype in (torch.float32, torch.bfloat16)] for _ in prompts]
+    hidden_out, logits_out = observed(kernel, config)
+    for slot, prompt in enumerate(prompts):
+        kernel.start(slot, prompt, GREEDY.over(config.sampling))
     errors = {"hidden": [], "code 0": [], "codes": []}
     hits = {"kernel": 0, "bf16": 0, "of": 0}
-    inputs = [rows, rows]
-    s = kernel._slots[slot]
+    inputs = [[p.rows, p.rows] for p in prompts]
     for frame in range(frames):
-        hidden_out = torch.full((hidden_size,), torch.nan, device=GPU)
-        logits_out = torch.full((16, 3072), torch.nan, device=GPU)
-        kernel._launch(s, s.row, hidden_out=hidden_out, logits_out=logits_out)
-        assert int(kernel._fault) == 0
-        codes = kernel._codes.long()
-        s.position += 1
-        s.frame += 1
-        hidden = [twin.rows(x) for twin, x in zip((exact, rounded), inputs, strict=True)]
-        logits = [twin.frame(h, codes) for twin, h in zip((exact, rounded), hidden, strict=True)]
-        ours = [logits_out[g, : len(logits[0][g])] for g in range(16)]
-        errors["hidden"].append((relative(hidden_out, hidden[0][0]), relative(hidden[1][0].float(), hidden[0][0])))
-        errors["code 0"].append((relative(ours[0], logits[0][0]), relative(logits[1][0], logits[0][0])))
-        for g in range(1, 16):
-            errors["codes"].append((relative(ours[g], logits[0][g]), relative(logits[1][g], logits[0][g])))
-            assert int(ours[g].argmax()) == int(codes[g]), "the kernel drew what its logits say"
-            hits["of"] += 1
-            hits["kernel"] += int(logits[0][g].argmax()) == int(codes[g])
-            hits["bf16"] += int(logits[0][g].argmax()) == int(logits[1][g].argmax())
-        inputs = [t.embed.frames(codes[None]) + text[frame].to(t.dtype) for t in (exact, rounded)]
-    return {n: torch.tensor(e).mean(0).tolist() for n, e in errors.items()}, hits
-
-
-@pytest.mark.parametrize("prompt_rows, frames", [(1, 4), (9, 40), (64, 4), (255, 4), (300, 6), (1000, 4)])
-def test_the_kernel_is_as_close_to_fp32_as_pytorch_bf16(model, prompt_rows, frames, capsys):
-    errors, hits = run(model, prompt_rows, frames)
-    with capsys.disabled():
-        ratios = ", ".join(f"{n} {a:.2e}/{b:.2e}={a / b:.2f}" for n, (a, b) in errors.items())
-        print(f"\n  H={model[0].talker.stack.hidden_size} prompt {prompt_rows}: {ratios}; argmax {hits}")
-    for name, (ours, theirs) in errors.items():
-        assert ours <= theirs, name
+        codes = step(kernel, list(range(len(prompts))))
+        for c, prompt in enumerate(prompts):
+            hidden = [twin.rows(x) for twin, x in zip(twins[c], inputs[c], strict=True)]
+            exact, rounded = [twin.frame(h, codes[c]) for twin, h in zip(twins[c], hidden, strict=True)]
+            ours = [logits_out[c, g, : len(exact[g])] for g in range(16)]
+            errors["hidden"].append((relative(hidden_out[c], hidden[0][0]), relative(hidden[1][0], hidden[0][0])))
+            errors["code 0"].append((relative(ours[0], exact[0]), relative(rounded[0], exact[0])))
+            for g in range(1, 16):
+                errors["codes"].append((relative(ours[g], exact[g]), relative(rounded[g], exact[g])))
+                assert int(ours[g][:vocab].argmax()) == int(codes[c, g]), "the kernel drew what its logits say"
+                hits["of"] += 1
+                hits["kernel"] += int(exact[g].argmax()) == int(codes[c, g])
+                hits["bf16"] += int(exact[g].argmax()) == int(rounded[g].argmax())
+            inputs[c] = [t.embed.frames(codes[c][None]) + text_row(prompt, frame).to(t.dtype) for t in twins[c]]
+    kernel._launcher.observe(None, None, None)
+    return {n: torch.tensor(e) for n, e in errors.items()}, hits
 
 
 @pytest.mark.parametrize(
-    "sampling",
+    "prompt_rows, frames",
     [
-        SamplingParams(),  # as published: temperature 0.9, top-k 50, penalty 1.05
-        SamplingParams(temperature=1.3, top_k=0, subtalker_temperature=1.1, subtalker_top_k=0, repetition_penalty=1.0),
-        SamplingParams(temperature=2.0, top_k=3, subtalker_temperature=1.5, subtalker_top_k=1),
-        SamplingParams(top_p=0.8, subtalker_top_p=0.5),
-        SamplingParams(top_k=0, top_p=0.9, subtalker_top_k=0, subtalker_top_p=0.95, subtalker_temperature=0.7),
-        SamplingParams(do_sample=False),
+        ([1], 4),
+        ([9], 30),
+        ([64], 4),
+        ([255], 4),
+        ([300], 6),
+        ([1000], 4),
+        ([7, 100, 257], 4),
+        ([1, 2, 9, 40, 9, 255, 600, 33], 3),
     ],
-    ids=lambda s: f"T{s.temperature}-k{s.top_k}-p{s.top_p}",
+    ids=lambda x: "-".join(map(str, x)) if isinstance(x, list) else str(x),
 )
+def test_the_kernel_is_as_close_to_fp32_as_pytorch_bf16(model, prompt_rows, frames, capsys):
+    errors, hits = errors_of(model, prompt_rows, frames)
+    with capsys.disabled():
+        means = {n: e.mean(0).tolist() for n, e in errors.items()}
+        ratios = ", ".join(f"{n} {a:.2e}/{b:.2e}={a / b:.2f}" for n, (a, b) in means.items())
+        print(f"\n  H={model[0].talker.stack.hidden_size} prompts {prompt_rows}: {ratios}; argmax {hits}")
+    for name, (ours, theirs) in means.items():
+        assert ours <= theirs, name
+
+
+MIXED = [
+    SamplingParams(),  # as published: temperature 0.9, top-k 50, penalty 1.05
+    SamplingParams(temperature=1.3, top_k=0, subtalker_temperature=1.1, subtalker_top_k=0, repetition_penalty=1.0),
+    SamplingParams(temperature=2.0, top_k=3, subtalker_temperature=1.5, subtalker_top_k=1),
+    SamplingParams(top_p=0.8, subtalker_top_p=0.5),
+    SamplingParams(top_k=0, top_p=0.9, subtalker_top_k=0, subtalker_top_p=0.95, subtalker_temperature=0.7),
+    SamplingParams(do_sample=False, repetition_penalty=1.3),
+    SamplingParams(top_k=100, subtalker_top_k=128, temperature=3.0),
+    SamplingParams(top_k=700, subtalker_top_k=1000, top_p=0.97),
+]
+
+
 @torch.inference_mode()
-def test_draws_equal_the_python_sampler_on_the_same_logits(model, sampling):
-    """Every code of 100 frames: sampling.py on the kernel's own logits, on the CPU."""
+def test_draws_equal_the_python_sampler_on_the_same_logits(model):
+    """Eight streams of eight settings side by side, every code of 60 frames: sampling.py on the kernel's logits."""
     config, _, kernel = model
-    sampling = SamplingParams(seed=int(torch.randint(2**62, ()))).over(sampling).over(config.sampling)
-    rows = torch.randn(9, config.talker.stack.hidden_size, device=GPU).to(torch.bfloat16)
-    kernel.start(0, Prompt(rows, rows[:3], rows[3]), sampling)
     cpu = torch.device("cpu")
-    rules = Code0Rules(config.talker, sampling.repetition_penalty, cpu)
-    draw0, draw = Draw.code0(sampling), Draw.predictor(sampling)
-    s = kernel._slots[0]
-    for frame in range(100):
-        logits_out = torch.zeros(16, 3072, device=GPU)
-        kernel._launch(s, s.row, logits_out=logits_out)
-        s.position, s.frame = s.position + 1, s.frame + 1
-        codes, logits = kernel._codes.cpu().long(), logits_out.cpu()
-        noise = gumbel_noise(sampling.seed, frame, range(1), 3072, cpu)[0]
-        expected = [draw0(rules(logits[0].clone(), frame), noise)]
-        noise = gumbel_noise(sampling.seed, frame, range(1, 16), 2048, cpu)
-        expected += [draw(logits[g, :2048], noise[g - 1]) for g in range(1, 16)]
-        assert codes.tolist() == [int(e) for e in expected], frame
-        if codes[0] == config.talker.codec_eos_id:
-            break
-        rules.remember(codes[0])
+    vocab, codes_vocab = config.talker.vocab_size, config.talker.code_predictor.vocab_size
+    settings = [SamplingParams(seed=int(torch.randint(2**62, ()))).over(s).over(config.sampling) for s in MIXED]
+    rules = [Code0Rules(config.talker, s.repetition_penalty, cpu) for s in settings]
+    for slot, s in enumerate(settings):
+        kernel.start(slot, random_prompt(config, 9), s)
+    _, logits_out = observed(kernel, config)
+    for frame in range(60):
+        drawn, logits = step(kernel, list(range(8))).cpu(), logits_out.cpu()
+        for c, s in enumerate(settings):
+            noise = gumbel_noise(s.seed, frame, range(1), vocab, cpu)[0]
+            expected = [Draw.code0(s)(rules[c](logits[c, 0].clone(), frame), noise)]
+            noise = gumbel_noise(s.seed, frame, range(1, 16), codes_vocab, cpu)
+            expected += [Draw.predictor(s)(logits[c, g, :codes_vocab], noise[g - 1]) for g in range(1, 16)]
+            assert drawn[c].tolist() == [int(e) for e in expected], (frame, c)
+            rules[c].remember(drawn[c, 0])
+    kernel._launcher.observe(None, None, None)
+
+
+def say(kernel, slot, prompt, sampling, frames):
+    kernel.start(slot, prompt, sampling)
+    return torch.stack([step(kernel, [slot])[0] for _ in range(frames)])
 
 
 @torch.inference_mode()
-def test_a_slot_says_the_same_whatever_the_other_did(model):
+def test_a_stream_says_the_same_in_any_company(model):
+    """Streams join, leave and are cancelled at random; each says what it says alone, byte for byte."""
     config, _, kernel = model
-    rows = torch.randn(12, config.talker.stack.hidden_size, device=GPU).to(torch.bfloat16)
-    sampling = GREEDY.over(config.sampling)
+    draw = random.Random(torch.seed())
+    requests = [
+        (
+            random_prompt(config, draw.choice((1, 2, 9, 12, 250))),
+            SamplingParams(seed=i).over(draw.choice(MIXED)).over(config.sampling),
+            draw.randint(3, 24),
+        )
+        for i in range(12)
+    ]
+    alone = [say(kernel, 0, *request).cpu() for request in requests]
+    waiting, running, free = [*range(12), *range(12)], {}, list(range(kernel.slots))
+    draw.shuffle(waiting)
+    while waiting or running:
+        while waiting and free and draw.random() < 0.5:
+            slot = free.pop(draw.randrange(len(free)))
+            running[slot] = (waiting.pop(), [])
+            kernel.start(slot, *requests[running[slot][0]][:2])
+        now = draw.sample(sorted(running), min(len(running), draw.randint(1, COLUMNS)))
+        if not now:
+            continue
+        for slot, codes in zip(now, step(kernel, now).cpu(), strict=True):
+            which, said = running[slot]
+            said.append(codes)
+            if len(said) == requests[which][2] or draw.random() < 0.02:
+                assert torch.equal(torch.stack(said), alone[which][: len(said)]), which
+                free.append(slot)
+                del running[slot]
 
-    def say(slot: int, n: int = 12):
-        kernel.start(slot, Prompt(rows, rows[:3], rows[3]), sampling)
-        return torch.stack([kernel.decode(slot) for _ in range(n)])
 
-    first = say(0)
-    kernel.start(1, Prompt(rows.flip(0), rows[:1], rows[0]), sampling)
-    kernel.decode(1)
-    assert torch.equal(say(0), first) and torch.equal(say(1), first)
-    kernel._epoch = 2**32 - 150  # the epoch wraps within a frame
-    assert torch.equal(say(0), first)
+@torch.inference_mode()
+def test_a_prompt_is_the_same_however_it_is_cut(model):
+    config, _, kernel = model
+    prompt = random_prompt(config, 275)
+    greedy = GREEDY.over(config.sampling)
+
+    def pages(slot):
+        return kernel.buffers["kv"].view(kernel.slots, -1, *kernel.buffers["kv"].shape[1:])[slot].clone()
+
+    kernel.buffers["kv"].zero_()
+    said = say(kernel, 0, prompt, greedy, 2)
+    kernel.start(1, Prompt(prompt.rows[:1], prompt.trailing, prompt.pad), greedy)
+    rows = prompt.rows.float().contiguous()
+    kernel._launcher.seek(1, 0, 0)
+    at = 0
+    while at < 274:
+        n = min(random.randint(1, 11), 274 - at)
+        kernel._launcher.prefill(1, rows[at : at + n].contiguous(), [])
+        at += n
+    kernel._rows[1].copy_(rows[-1])
+    again = torch.stack([step(kernel, [1])[0] for _ in range(2)])
+    assert torch.equal(said, again) and torch.equal(pages(0), pages(1))
+
+
+@torch.inference_mode()
+def test_a_column_may_name_a_token_instead_of_a_row(model):
+    config, tensors, kernel = model
+    ids = torch.randint(config.talker.vocab_size, (20,))
+    rows = tensors["talker.model.codec_embedding.weight"][ids.to(GPU)].float()
+    greedy = GREEDY.over(config.sampling)
+    last = random_prompt(config, 1)
+    for slot, tokens in ((0, []), (1, [i if n % 3 else -1 for n, i in enumerate(ids.tolist())])):
+        kernel.start(slot, last, greedy)
+        given = rows.clone()
+        if tokens:
+            given[torch.tensor([t >= 0 for t in tokens])] = torch.nan
+        kernel._launcher.prefill(slot, given, tokens)
+    a, b = step(kernel, [0, 1])
+    assert torch.equal(a, b)
+
+
+@torch.inference_mode()
+def test_frames_launched_ahead_are_the_same_frames(model):
+    config, _, kernel = model
+    sampling = SamplingParams(seed=5).over(config.sampling)
+    prompt = random_prompt(config, 9)
+    alone = say(kernel, 0, prompt, sampling, 12)
+    kernel.start(3, prompt, sampling)
+    said = []
+    for _ in range(3):
+        for _ in range(4):
+            kernel.launch([3])
+        with pytest.raises(RuntimeError, match="collect"):
+            kernel.launch([3])
+        said += [kernel.collect()[0] for _ in range(4)]
+    assert torch.equal(torch.stack(said).cpu(), alone.cpu())
+
+
+@torch.inference_mode()
+def test_neither_stale_scratch_nor_the_epochs_wrap_change_anything(model):
+    config, _, kernel = model
+    sampling = SamplingParams(seed=7).over(config.sampling)
+    prompt = random_prompt(config, 20)
+    first = say(kernel, 0, prompt, sampling, 6)
+    kernel.start(0, prompt, sampling)
+    said = []
+    for i in range(6):
+        for name, buffer in kernel.buffers.items():
+            if name.startswith("x."):
+                buffer.fill_(0x7FC00000 if i % 2 else -1)  # NaN, and bits that no epoch below has
+        if i == 3:
+            kernel._launcher.epoch = 2**32 - 1 - random.randint(1, 300)
+        said.append(step(kernel, [0])[0])
+    assert torch.equal(torch.stack(said), first)
+    kernel._launcher.epoch = 1000
 
 
 @torch.inference_mode()
 def test_a_wait_that_gives_up_is_a_fault_and_can_be_recovered_from(model):
-    from qwen_megakernel.errors import KernelFault
-
     config, _, kernel = model
-    rows = torch.randn(3, config.talker.stack.hidden_size, device=GPU).to(torch.bfloat16)
-    kernel.start(0, Prompt(rows, rows[:1], rows[0]), GREEDY.over(config.sampling))
+    prompt, greedy = random_prompt(config, 3), GREEDY.over(config.sampling)
+    first = say(kernel, 0, prompt, greedy, 3)
+    kernel.start(0, prompt, greedy)
     kernel._fault.fill_(1)  # as if another block had given up
+    kernel.launch([0])
+    kernel.launch([0])
     with pytest.raises(KernelFault):
-        kernel.decode(0)
+        kernel.collect()
     kernel.recover()
-    kernel.start(0, Prompt(rows, rows[:1], rows[0]), GREEDY.over(config.sampling))
-    assert kernel.decode(0) is not None
+    assert torch.equal(say(kernel, 0, prompt, greedy, 3), first)
+
+
+@torch.inference_mode()
+def last_layer(config, tensors, rows, position, cache):
+    """Run rows through a Twin's talker by hand; the last layer's vectors as the kernel hands them round."""
+    c, x, end = config.talker.stack, rows, position + len(rows)
+    talker = Transformer(c, tensors, "talker.model", end)
+    cos, sin = talker._cos[position:end], talker._sin[position:end]
+    mask = torch.ones(len(rows), end, dtype=torch.bool, device=GPU).tril(position)
+    for i, w in enumerate(talker._layers):
+        y = rms_norm(x, w["input_layernorm"], c.rms_norm_eps)
+        q, k, v = (F.linear(y, w[f"self_attn.{n}_proj"]) for n in "qkv")
+        qkv = torch.cat([q, k, v], dim=-1)
+        q, k = (talker._heads(a, w[f"self_attn.{n}_norm"]) for a, n in ((q, "q"), (k, "k")))
+        cache.k[i, :, position:end], cache.v[i, :, position:end] = apply_rope(k, cos, sin), talker._heads(v)
+        y = F.scaled_dot_product_attention(
+            apply_rope(q, cos, sin)[None],
+            cache.k[None, i, :, :end],
+            cache.v[None, i, :, :end],
+            attn_mask=mask,
+            enable_gqa=True,
+        )
+        attn = y[0].transpose(0, 1).flatten(1)
+        x = x + F.linear(attn, w["self_attn.o_proj"])
+        h_attn = x * w["post_attention_layernorm"]
+        y = rms_norm(x, w["post_attention_layernorm"], c.rms_norm_eps)
+        mlp = F.silu(F.linear(y, w["mlp.gate_proj"])) * F.linear(y, w["mlp.up_proj"])
+        x = x + F.linear(mlp, w["mlp.down_proj"])
+    return {
+        "x.qkv": qkv,
+        "x.attn": attn,
+        "x.h_attn": h_attn,
+        "x.mlp": mlp,
+        "x.h_mlp": x * tensors["talker.model.norm.weight"],
+    }
+
+
+def unpacked(kernel, name, width, columns):
+    """A scratch vector of the kernel by columns: fp32 [columns, width]."""
+    words = kernel.buffers[name]
+    if name == "x.qkv":
+        return words.view(torch.float32).view(-1, 2)[:, 0][: columns * width].view(columns, width)
+    values = 6 if name == "x.mlp" else 4
+    packets = words.view(-1, COLUMNS, 4, 4)[: width // values // 4].permute(1, 0, 2, 3).reshape(COLUMNS, -1, 4)
+    pairs = packets[..., : values // 2].contiguous().view(torch.bfloat16)
+    return pairs.reshape(COLUMNS, width)[:columns].float()
+
+
+@pytest.mark.parametrize("size", ["0.6b", "1.7b", "demo"])
+@torch.inference_mode()
+def test_every_scratch_vector_equals_the_twins(size, capsys):
+    config = config_of(size)
+    tensors = random_talker(config, GPU, torch.seed() % 2**31)
+    worst = {}
+    for layers in (1, 5, 28)[: 2 if size == "demo" else 3]:
+        stack = dataclasses.replace(config.talker.stack, num_layers=layers)
+        cut = dataclasses.replace(config, talker=dataclasses.replace(config.talker, stack=stack))
+        kernel = MegakernelFrameDecoder(cut, tensors, slots=1, max_positions=4100)
+        exact = {n: t.float() for n, t in tensors.items()}
+        for position in (0, 1, 7, 100, 1000, 4000):
+            for columns in (1, 3, 8):
+                rows = (torch.randn(columns, stack.hidden_size, device=GPU) * 0.5).to(torch.bfloat16)
+                old = torch.randn(2, layers, stack.num_kv_heads, position + columns, 128, device=GPU).to(torch.bfloat16)
+                kv = kernel.buffers["kv"]  # [pages, layers, 2, kv heads, page, head_dim]
+                whole = F.pad(old, (0, 0, 0, -old.shape[3] % PAGE)).unflatten(3, (-1, PAGE)).permute(3, 1, 0, 2, 4, 5)
+                kv[: len(whole)] = whole
+                kernel.start(0, Prompt(rows[:1], rows[:0], rows[0]), GREEDY.over(config.sampling))
+                kernel._launcher.seek(0, position, 0)
+                kernel._launcher.prefill(0, rows.float(), [])
+                got = {}
+                for dtype, weights in ((torch.float32, exact), (torch.bfloat16, tensors)):
+                    cache = KVCache(stack, position + columns, GPU, dtype)
+                    cache.k[:], cache.v[:] = old.to(dtype)
+                    got[dtype] = last_layer(cut, weights, rows.to(dtype), position, cache)
+                for name, reference in got[torch.float32].items():
+                    width = padded_mlp(stack) if name == "x.mlp" else reference.shape[1]
+                    ours = unpacked(kernel, name, width, columns)
+                    assert not ours[:, reference.shape[1] :].any(), "padding of the MLP"
+                    error = relative(ours[:, : reference.shape[1]], reference)
+                    theirs = relative(got[torch.bfloat16][name], reference)
+                    worst[name] = max(worst.get(name, (0, 0)), (error / theirs, error))
+                    assert error <= 1.0 * theirs or error < 2.5e-3, (name, layers, position, columns, error, theirs)
+                pages = kv[: len(whole)].permute(2, 1, 3, 0, 4, 5).flatten(3, 4)[..., : position + columns, :]
+                assert relative(pages[0], cache.k) < 2e-2 and relative(pages[1], cache.v) < 2e-2
+        del kernel
+    with capsys.disabled():
+        print(
+            f"\n  {size}: worst ratio (and error) to the fp32 twin: "
+            + ", ".join(f"{n} {r:.2f} ({e:.1e})" for n, (r, e) in worst.items())
+        )
+
+
+@pytest.mark.parametrize("size", ["0.6b", "1.7b"])
+def test_error_ratio_over_seeds(size, capsys):
+    """Median and worst over 20 seeds, half of them with outlier channels."""
+    config = config_of(size)
+    ratios = {}
+    for seed in range(20):
+        tensors = random_talker(config, GPU, torch.seed() % 2**31)
+        tensors = outliers(tensors) if seed % 2 else tensors
+        kernel = MegakernelFrameDecoder(config, tensors, slots=2, max_positions=128)
+        errors, _ = errors_of((config, tensors, kernel), [9, 40], 2)
+        for name, e in errors.items():
+            ratios.setdefault(name, []).append(float(e[:, 0].mean() / e[:, 1].mean()))
+    with capsys.disabled():
+        for name, r in ratios.items():
+            r = torch.tensor(r)
+            print(f"\n  {size} {name}: error ratio median {r.median():.2f}, worst {r.max():.2f}", end="")
+    assert max(max(r) for r in ratios.values()) <= 1.0
+
+
+@pytest.mark.parametrize("size", ["0.6b", "1.7b"])
+@torch.inference_mode()
+def test_free_running_frames_equal_the_twins_where_the_heads_are_peaked(size, capsys):
+    """Greedy, each side fed its own codes: 50 frames equal for at least 4 of 5 seeds. Heads are scaled up per draw by
+    aligning them with the embeddings of a few codes, so that most top-2 gaps lie above bf16's noise."""
+    config = config_of(size)
+    equal = []
+    for _ in range(5):
+        tensors = random_talker(config, GPU, torch.seed() % 2**31)
+        for name, tensor in tensors.items():
+            if "head" in name:  # a few rows are far larger than the others: the winner is rarely close
+                tensor *= torch.where(torch.rand(len(tensor), 1, device=GPU) < 0.004, 6.0, 0.5).to(tensor.dtype)
+        tensors["talker.codec_head.weight"][config.talker.first_suppressed_id :] = 0
+        kernel = MegakernelFrameDecoder(config, tensors, slots=1, max_positions=128)
+        twin, prompt = Twin(config, tensors, torch.float32), random_prompt(config, 9)
+        said = say(kernel, 0, prompt, GREEDY.over(SamplingParams(repetition_penalty=1.0)).over(config.sampling), 50)
+        row, n = prompt.rows, 0
+        for frame in range(50):
+            hidden = twin.rows(row)
+            codes = said[frame]
+            logits = twin.frame(hidden, codes)
+            logits[0][config.talker.first_suppressed_id :] = -torch.inf
+            if any(int(logits[g].argmax()) != int(codes[g]) for g in range(16)):
+                break
+            row, n = twin.embed.frames(codes[None]) + text_row(prompt, frame).float(), n + 1
+        equal.append(n)
+    with capsys.disabled():
+        print(f"\n  {size}: free-running frames equal to the fp32 twin's: {equal} of 50")
+    assert sum(n == 50 for n in equal) >= 4
 
 
 def test_the_engine_speaks_through_it(tmp_path):
@@ -195,23 +483,5 @@ def test_the_engine_speaks_through_it(tmp_path):
         assert len(said[0].samples) == 20 * 1920
     with TTSEngine.load(folder, max_streams=1, max_positions=64) as engine:
         assert engine.backend == "megakernel", "auto takes it where it can run"
-
-
-def test_greedy_frames_equal_the_torch_backends_mostly(model, capsys):
-    """Free-running, so the first near-tie ends the agreement: printed, and never none."""
-    config, tensors, kernel = model
-    embeddings = Embeddings(config.talker, {n: t.float() for n, t in tensors.items()})
-    torch_decoder = TorchFrameDecoder(
-        config, {n: t.float() for n, t in tensors.items()}, embeddings, slots=1, max_positions=64
-    )
-    rows = (torch.randn(9, config.talker.stack.hidden_size, device=GPU) * 0.5).to(torch.bfloat16)
-    sampling = GREEDY.over(config.sampling)
-    kernel.start(0, Prompt(rows, rows[:1], rows[0]), sampling)
-    torch_decoder.start(0, Prompt(rows.float(), rows[:1].float(), rows[0].float()), sampling)
-    equal = 0
-    for _ in range(20):
-        if not torch.equal(kernel.decode(0), torch_decoder.decode(0)):
-            break
-        equal += 1
-    with capsys.disabled():
-        print(f"\n  {equal} of 20 free-running greedy frames equal the fp32 twin's")
+    with TTSEngine.load("demo", backend="megakernel") as engine:
+        assert engine.generate("Hello there.").finish_reason == "eos"
