@@ -3,8 +3,8 @@
     python benchmarks/measure_decode.py [--size 0.6b|1.7b|demo] [--positions 200 2000] [--columns 1 8] [--stages]
 
 Random weights at the published dims, sampling as published for both models (or --greedy), a full penalty history,
-checked codes. The floor is the bytes of a frame (talker once, code predictor 15 times, heads) over the card's measured read
-bandwidth, 4.67 TB/s on an H200. A prefill's floor is one talker pass for every 8 rows.
+checked codes. The floor is the bytes of a frame (talker once, code predictor 15 times, heads) over the card's measured
+read bandwidth, 4.67 TB/s on an H200. A prefill's floor is one talker pass for every 8 rows.
 """
 
 import argparse

@@ -69,7 +69,7 @@ class FrameDecoder(Protocol):
         """
 
 
-def check_launch(slots: Sequence[int], room: Mapping[int, int], uncollected: int) -> None:
+def check_launch(slots: Sequence[int], room: Mapping[int, int], uncollected: int, positions: int) -> None:
     """Refuse what `FrameDecoder.launch` refuses; `room`: frames that the stream of each started slot may still have."""
     if not 1 <= len(slots) <= LAUNCH_SLOTS or len(set(slots)) < len(slots):
         raise ValueError(f"a launch takes 1 to {LAUNCH_SLOTS} different slots, got {list(slots)}")
@@ -79,7 +79,7 @@ def check_launch(slots: Sequence[int], room: Mapping[int, int], uncollected: int
         if slot not in room:
             raise ValueError(f"slot {slot} holds no stream: start() it first")
         if room[slot] == 0:
-            raise ValueError(f"slot {slot} is full: its stream used all of its positions")
+            raise ValueError(f"slot {slot} is full: its stream used all {positions} positions")
 
 
 @dataclass(eq=False)
@@ -149,7 +149,12 @@ class TorchFrameDecoder:
             self._talker.forward(prompt.rows[:last], 0, self._caches[slot])
 
     def launch(self, slots: Sequence[int]) -> None:
-        check_launch(slots, {slot: stream.room for slot, stream in self._streams.items()}, len(self._launches))
+        check_launch(
+            slots,
+            {slot: stream.room for slot, stream in self._streams.items()},
+            len(self._launches),
+            self.max_positions,
+        )
         streams = [self._streams[slot] for slot in slots]
         for stream in streams:
             stream.room -= 1

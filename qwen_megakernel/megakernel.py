@@ -237,7 +237,12 @@ class MegakernelFrameDecoder:
         self._rows[slot].copy_(rows[last])
 
     def launch(self, slots: Sequence[int]) -> None:
-        check_launch(slots, {slot: stream.room for slot, stream in self._streams.items()}, len(self._launches))
+        check_launch(
+            slots,
+            {slot: stream.room for slot, stream in self._streams.items()},
+            len(self._launches),
+            self.max_positions,
+        )
         self._launcher.decode(list(slots))
         streams = [self._streams[slot] for slot in slots]
         for stream in streams:
