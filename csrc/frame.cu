@@ -311,7 +311,7 @@ __global__ void __launch_bounds__(kThreads, QMK_BLOCKS_PER_SM) frame_kernel(cons
   Patience patience{p.spin_limit, p.fault};
   if (tid >= kComputeThreads) {
     set_registers<24, false>();
-    if (tid < kComputeThreads + 32) F::produce(p, ring, patience, blockIdx.x, tid - kComputeThreads);
+    if (tid < kComputeThreads + (kBulkCopies ? 1 : 32)) F::produce(p, ring, patience, blockIdx.x, tid - kComputeThreads);
     return;
   }
   set_registers<112, true>();

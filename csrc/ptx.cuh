@@ -76,8 +76,12 @@ constexpr bool kBulkCopies = false;
 __device__ __forceinline__ void mbarrier_init(uint32_t bar, uint32_t count) {
   asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(bar), "r"(count) : "memory");
 }
-__device__ __forceinline__ void mbarrier_arrive(uint32_t bar) {
-  asm volatile("{\n .reg .b64 state;\n mbarrier.arrive.shared.b64 state, [%0];\n}" ::"r"(bar) : "memory");
+// Arrive once `loaded`, made of what this warp has just loaded from shared memory, is there. Without it the arrival
+// overtakes the loads: the stage was refilled under them, and about every tenth launch of 8 columns was wrong. Adds 0 to
+// the address in a way that ptxas cannot fold.
+__device__ __forceinline__ void mbarrier_arrive_after_loads(uint32_t bar, uint32_t loaded) {
+  asm volatile("{\n .reg .b32 t;\n .reg .b64 state;\n popc.b32 t, %1;\n shr.u32 t, t, 6;\n add.u32 t, t, %0;\n mbarrier.arrive.shared.b64 state, [t];\n}"
+               ::"r"(bar), "r"(loaded) : "memory");
 }
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 __device__ __forceinline__ void mbarrier_init_fence() {

@@ -27,7 +27,7 @@ struct Ring {
     if (++stage == stages) stage = 0, round++;
   }
 
-  // Producer: copy n stages that lie one after the other. Of every 15 stages `pinned` ask to stay in L2.
+  // Producer, one thread where copies come in bulk, else a warp: copy n stages that lie one after the other. Of every 15 stages `pinned` ask to stay in L2.
   __device__ void stream(const uint8_t* src, int n, int pinned, Patience& patience, int lane) {
     const uint64_t last = policy_evict_last(), first = policy_evict_first();
     for (int i = 0; i < n; i++, next(), src += kStageBytes) {
@@ -35,7 +35,6 @@ struct Ring {
       const uint64_t policy = i % 15 < pinned ? last : first;
       const uint32_t dst = data + stage * kStageBytes, bar = full + stage * 8;
       if constexpr (kBulkCopies) {
-        if (lane) continue;
         mbarrier_expect(bar, kStageBytes);
         bulk_copy(dst, src, kStageBytes, bar, policy);
       } else {
@@ -52,8 +51,11 @@ struct Ring {
 #pragma unroll
     for (int j = 0; j < kStageUnits; j++)
       unit[j] = load_shared16(data + stage * kStageBytes + j * kUnitBytes + (warp * 32 + lane) * 16);
+    uint32_t loaded = 0;
+#pragma unroll
+    for (int j = 0; j < kStageUnits; j++) loaded |= unit[j].x;
     __syncwarp();
-    if (lane == 0) mbarrier_arrive(empty + stage * 8);
+    if (lane == 0) mbarrier_arrive_after_loads(empty + stage * 8, loaded);
     next();
   }
 };
