@@ -17,8 +17,8 @@ struct Scratch {
   using P = typename Dims::Predictor;
   static constexpr int kWide = max_of(max_of(T::kGateUpRows, T::kQkvRows), max_of(P::kGateUpRows, P::kQkvRows));
   static constexpr int kHeads = max_of(block_rows(Dims::kCodecVocab), block_rows(Dims::kCodes));
-  alignas(16) float wide[kWarps * (max_of(kWide, kHeads) + 1) * kColumns];                      // partial sums: qkv, gate and up, heads
-  alignas(16) float narrow[kWarps * (max_of(T::kHiddenRows, P::kHiddenRows) + 1) * kColumns];  // o, down, adapter
+  alignas(16) float wide[partial_size(max_of(kWide, kHeads))];                      // partial sums: qkv, gate and up, heads
+  alignas(16) float narrow[partial_size(max_of(T::kHiddenRows, P::kHiddenRows))];  // o, down, adapter
   AttentionScratch attention;
   DrawScratch draw;
   float hidden[kColumns * T::kHiddenRows];  // of the talker, this block's rows
@@ -98,7 +98,7 @@ struct Frame {
     if (mine < b.columns && id < N) {
       const Column& c = p.column[mine];
       const DrawParams& d = group ? c.draw : c.draw0;
-      float logit = M::sum(b.s.wide, b.tid % Rows, mine) * M::inverse_rms(b.s.wide, mine, 1.f / K);
+      float logit = M::sum(b.s.wide, b.tid % Rows, mine) * M::inverse_rms(b.s.wide, mine);
       if (p.logits_out) p.logits_out[(mine * Dims::kGroups + group) * Dims::kCodecVocab + id] = logit;
       if (group == 0) logit = code0_rule(p, c, id, logit);
       if (d.sample) logit = __fmul_rn(logit, d.inverse_temperature);
@@ -263,10 +263,10 @@ struct Frame {
     using Head = Matvec<kHeadRows, T::kHidden>;
     float noise = noise_of<kHeadRows>(p, b, 0);
     matvec<kHeadRows, T::kHidden>(b, b.s.wide, [&] { return await_input<T::kHidden>(b, b.x.h_mlp, b.column, b.epoch); });
-    const float inverse = Head::inverse_rms(b.s.wide, min(quad, streams - 1), 1.f / T::kHidden);
+    const float inverse = Head::inverse_rms(b.s.wide, min(quad, streams - 1));
     const int owned = min(owned_column<T>(b), streams - 1);
     if (owns<T>(b)) {
-      const float h = b.residual * Head::inverse_rms(b.s.wide, owned, 1.f / T::kHidden) * __bfloat162float(owned_value<T>(b, p.talker.norm));
+      const float h = b.residual * Head::inverse_rms(b.s.wide, owned) * __bfloat162float(owned_value<T>(b, p.talker.norm));
       b.s.hidden[b.tid] = h;
       if (p.hidden_out) p.hidden_out[owned * T::kHidden + owned_row<T>(b)] = h;
     }

@@ -48,10 +48,7 @@ __device__ __forceinline__ void matvec(B& b, float* partial, Await await) {
     for (int i = 0; i < kSteps<K>; i++) x[i] = in.b[i];
     square = in.square;
   }, 0, b.warp, b.lane, b.patience);
-  m.store(partial, b.columns, b.warp, b.lane);
-  square += __shfl_xor_sync(~0u, square, 1);
-  square += __shfl_xor_sync(~0u, square, 2);
-  if (b.lane % 4 == 0 && b.column >= 0) partial[(b.warp * (Rows + 1) + Rows) * kColumns + b.column] = square;
+  m.store(partial, square, b.columns, b.warp, b.lane);
   sync_compute<kComputeThreads>();
 }
 
@@ -94,13 +91,12 @@ template <class S, class B, class Await, class Attend>
 __device__ __forceinline__ void layer(B& b, const StackWeights& w, int index, Await await, const bf16* next_norm, Attend attend) {
   b.refresh();
   const bf16 post_weight = owned_value<S>(b, w.post_norm + index * S::kHidden), next_weight = owned_value<S>(b, next_norm);
-  constexpr float kInverseWidth = 1.f / S::kHidden;
 
   matvec<S::kQkvRows, S::kHidden>(b, b.s.wide, await);
   for (int i = b.tid; i < S::kQkvRows * b.columns; i += kComputeThreads) {
     using M = Matvec<S::kQkvRows, S::kHidden>;
     const int row = b.block * S::kQkvRows + i % S::kQkvRows, column = i / S::kQkvRows;
-    const float y = M::sum(b.s.wide, i % S::kQkvRows, column) * M::inverse_rms(b.s.wide, column, kInverseWidth);
+    const float y = M::sum(b.s.wide, i % S::kQkvRows, column) * M::inverse_rms(b.s.wide, column);
     if (row < S::kQkv) publish(b.x.qkv + column * S::kQkv + row, y, b.epoch);
   }
 
@@ -122,8 +118,9 @@ __device__ __forceinline__ void layer(B& b, const StackWeights& w, int index, Aw
     const int column = b.tid / 8 / kPackets, packet = b.tid / 8 % kPackets, row = packet * kMlpPacket + min(b.tid % 8, kMlpPacket - 1);
     if (b.warp * 4 < kPackets * b.columns) {
       const int c = min(column, b.columns - 1);
-      const float inv = M::inverse_rms(b.s.wide, c, kInverseWidth);
-      const float gate = M::sum(b.s.wide, 2 * row, c) * inv, up = M::sum(b.s.wide, 2 * row + 1, c) * inv;
+      const float inv = M::inverse_rms(b.s.wide, c);
+      const float2 sums = M::template sum_as<float2>(b.s.wide, 2 * row, c);
+      const float gate = sums.x * inv, up = sums.y * inv;
       const float y = gate / (1.f + __expf(-gate)) * up;
       const uint32_t pair = pack2(y, __shfl_down_sync(~0u, y, 1));
       const uint32_t second = __shfl_down_sync(~0u, pair, 2), third = __shfl_down_sync(~0u, pair, 4);
@@ -150,7 +147,7 @@ __device__ __forceinline__ void layer(B& b, const StackWeights& w, int index, Aw
         for (int i = 0; i < kCount; i++) x[i] = make_uint2(word(2 * i), word(2 * i + 1));
       }, from * kMlpPacket / 4, b.warp, b.lane, b.patience);
     }
-    m.store(b.s.narrow, b.columns, b.warp, b.lane);
+    m.store(b.s.narrow, 0.f, b.columns, b.warp, b.lane);
     sync_compute<kComputeThreads>();
     if (owns<S>(b)) b.residual += m.sum(b.s.narrow, b.tid % S::kHiddenRows, owned_column<S>(b));
     publish_residual<S>(b, b.x.h_mlp, b.residual, next_weight);

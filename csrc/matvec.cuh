@@ -14,6 +14,12 @@ constexpr int kEarlyStages = 4 * 2 / kStageUnits;  // of weights that are fetche
 template <int K>
 constexpr int kSteps = K / (kWarps * 16);  // of the mma along a warp's share of K; a lane has 4 values of each
 
+constexpr int partial_stride(int rows) { return round_up(rows - 3, 8) + 4; }
+constexpr int partial_size(int rows) { return kWarps * kColumns * partial_stride(rows); }  // floats
+
+__device__ __forceinline__ float plus(float a, float b) { return a + b; }
+__device__ __forceinline__ float2 plus(float2 a, float2 b) { return make_float2(a.x + b.x, a.y + b.y); }
+
 template <int Rows, int K>
 struct Matvec {
   static constexpr bool kTall = Rows % 16 == 0;
@@ -21,6 +27,8 @@ struct Matvec {
   static constexpr int kChains = kTiles == 1 ? 4 : kTiles == 2 ? 2 : 1;  // sums kept apart, so that an mma need not wait for the last
   // Ring stages that `steps` of K take; pairs of units even where a stage is one.
   static constexpr int stages(int steps) { return round_up(kTiles * (kTall ? steps : (steps + 1) / 2), 2) / kStageUnits; }
+
+  static constexpr int kStride = partial_stride(Rows);
 
   float acc[kTiles][kChains][4] = {};
 
@@ -56,35 +64,43 @@ struct Matvec {
     }
   }
 
-  // partial: fp32 [warps][Rows + 1][kColumns]; the last row is for sums of squares.
-  __device__ __forceinline__ void store(float* partial, int columns, int warp, int lane) {
+  // partial: fp32 [warps][kColumns][kStride], the rows, then the sum of squares. The stride is 4 modulo 8, so that no two
+  // lanes of a store or of a sum meet in a bank.
+  __device__ __forceinline__ void store(float* partial, float square, int columns, int warp, int lane) {
+    float* p = partial + warp * kColumns * kStride;
+    square += __shfl_xor_sync(~0u, square, 1);
+    square += __shfl_xor_sync(~0u, square, 2);
+    if (lane % 4 == 0 && lane / 4 < columns) p[lane / 4 * kStride + Rows] = square;
     const int column = lane % 4 * 2;
     if (column >= columns) return;
-    float* p = partial + (warp * (Rows + 1) + lane / 4) * kColumns + column;
+    p += column * kStride + lane / 4;
 #pragma unroll
     for (int t = 0; t < kTiles; t++) {
 #pragma unroll
       for (int c = 1; c < kChains; c++)
 #pragma unroll
         for (int i = 0; i < 4; i++) acc[t][0][i] += acc[t][c][i];
-      *reinterpret_cast<float2*>(p + t * (kTall ? 16 : 8) * kColumns) = make_float2(acc[t][0][0], acc[t][0][1]);
-      if constexpr (kTall) *reinterpret_cast<float2*>(p + (t * 16 + 8) * kColumns) = make_float2(acc[t][0][2], acc[t][0][3]);
+      p[t * (kTall ? 16 : 8)] = acc[t][0][0], p[t * (kTall ? 16 : 8) + kStride] = acc[t][0][1];
+      if constexpr (kTall) p[t * 16 + 8] = acc[t][0][2], p[t * 16 + 8 + kStride] = acc[t][0][3];
     }
   }
 
-  static __device__ __forceinline__ float sum(const float* partial, int row, int column) {
-    float y[kWarps];
+  // The warps' sums of some neighbouring rows of a column, added in pairs; in canonical loops, so that they stay in registers.
+  template <class T>
+  static __device__ __forceinline__ T sum_as(const float* partial, int row, int column) {
+    T y[kWarps];
 #pragma unroll
-    for (int w = 0; w < kWarps; w++) y[w] = partial[(w * (Rows + 1) + row) * kColumns + column];
+    for (int w = 0; w < kWarps; w++) y[w] = *reinterpret_cast<const T*>(partial + (w * kColumns + column) * kStride + row);
 #pragma unroll
-    for (int level = 1; level < kWarps; level *= 2)  // in pairs: a canonical loop, so that y stays in registers
+    for (int level = 1; level < kWarps; level *= 2)
 #pragma unroll
-      for (int w = 0; w < kWarps; w += 2 * level) y[w] += y[w + level];
+      for (int w = 0; w < kWarps; w += 2 * level) y[w] = plus(y[w], y[w + level]);
     return y[0];
   }
-  // 1 / rms of a column of K values whose squares each warp left behind its rows.
-  static __device__ __forceinline__ float inverse_rms(const float* partial, int column, float inverse_width) {
-    return rsqrtf(sum(partial, Rows, column) * inverse_width + 1e-6f);
+  static __device__ __forceinline__ float sum(const float* partial, int row, int column) { return sum_as<float>(partial, row, column); }
+  // 1 / rms of a column of K values.
+  static __device__ __forceinline__ float inverse_rms(const float* partial, int column) {
+    return rsqrtf(sum(partial, Rows, column) * (1.f / K) + 1e-6f);
   }
 };
 
