@@ -1,26 +1,22 @@
 """FrameDecoder: what an engine needs of a backend, and the plain PyTorch backend.
 
-One frame of one stream:
-
-    hidden = talker(input row)                    after the final norm
-    code 0 = draw(codec head(hidden))             end of speech ends the stream, without a frame
-    codes 1..15: the code predictor reads hidden and code 0's embedding, then each code it drew
-    next input row = sum of the 16 embeddings + next text row, or pad when the text is used up
+A frame is frame.py's; code 0 may be end of speech, which ends the stream without a frame.
 """
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from qwen_megakernel.config import ModelConfig, SamplingParams
+from qwen_megakernel.frame import Draws, Frame, SlotState, draws_of
+from qwen_megakernel.frame_graphs import FrameGraphs, Job
 from qwen_megakernel.prompt import Prompt
-from qwen_megakernel.sampling import Code0Rules, Draw, gumbel_noise
-from qwen_megakernel.transformer import Embeddings, KVCache, Transformer
+from qwen_megakernel.transformer import Embeddings
 
 AHEAD = 4
 """Launches that may be uncollected."""
@@ -41,7 +37,7 @@ class FrameDecoder(Protocol):
         Args:
             slot: 0..slots-1; what was in it before is gone.
             prompt: at most `max_positions` - 1 rows.
-            sampling: every field set, the seed too.
+            sampling: every field set; the seed too where anything is drawn.
         """
 
     def launch(self, slots: Sequence[int]) -> None:
@@ -84,21 +80,28 @@ def check_launch(slots: Sequence[int], room: Mapping[int, int], uncollected: int
 
 @dataclass(eq=False)
 class _Stream:
-    cache: KVCache
+    state: SlotState
+    draws: Draws
     prompt: Prompt
-    sampling: SamplingParams
-    rules: Code0Rules
-    row: Tensor  # [1, hidden], the next input
-    position: int  # of that row
+    position: int  # of the next frame's input row
     room: int  # frames that may still be launched
     frame: int = 0
     over: bool = False  # it ended, or its slot was started again
 
+    def enter_frame(self) -> int:
+        """Put the next frame's text row in place; the position of its input row."""
+        trailing = self.prompt.trailing
+        self.state.text.copy_(trailing[self.frame] if self.frame < len(trailing) else self.prompt.pad)
+        self.frame += 1
+        self.position += 1
+        return self.position - 1
+
 
 class TorchFrameDecoder:
-    """The eager PyTorch backend (see `FrameDecoder`). Slots run singly, in the dtype of the tensors.
+    """The PyTorch backend (see `FrameDecoder`). Slots run singly, in the dtype of the tensors.
 
-    A frame is computed when it is collected: one that nobody wants any more then costs nothing.
+    On a CUDA device a launch queues CUDA graphs. On a CPU a frame is computed when it is collected: one that nobody
+    wants any more then costs nothing.
     """
 
     def __init__(
@@ -116,20 +119,15 @@ class TorchFrameDecoder:
             embeddings: over the same tensors.
         """
         self.slots, self.max_positions = slots, max_positions
-        self._config, self._embed = config.talker, embeddings
-        predictor = "talker.code_predictor"
-        self._talker = Transformer(config.talker.stack, tensors, "talker.model", max_positions)
-        self._head = tensors["talker.codec_head.weight"]
-        groups = config.talker.num_code_groups
-        self._predictor = Transformer(config.talker.code_predictor.stack, tensors, f"{predictor}.model", groups)
-        self._heads = [tensors[f"{predictor}.lm_head.{group}.weight"] for group in range(groups - 1)]
-        adapter = [f"{predictor}.small_to_mtp_projection.{n}" for n in ("weight", "bias")]
-        self._adapter = [tensors[n] for n in adapter if n in tensors]  # empty where both stacks have one width
-        self._device, dtype = self._head.device, self._head.dtype
-        self._caches = [KVCache(config.talker.stack, max_positions, self._device, dtype) for _ in range(slots)]
-        self._predictor_cache = KVCache(config.talker.code_predictor.stack, groups, self._device, dtype)
+        self._eos_id = config.talker.codec_eos_id
+        self._frame = Frame(config.talker, tensors, embeddings, max_positions)
+        head = tensors["talker.codec_head.weight"]
+        self._states = [SlotState(config.talker, max_positions, head.device, head.dtype) for _ in range(slots)]
+        self._graphs: FrameGraphs | None = None
+        if head.is_cuda:
+            self._graphs = FrameGraphs(self._frame, self._states, max_positions, ahead=AHEAD, width=LAUNCH_SLOTS)
         self._streams: dict[int, _Stream] = {}
-        self._launches: deque[list[_Stream]] = deque()
+        self._launches: deque[tuple[list[_Stream], Callable[[int], Tensor]]] = deque()
 
     @torch.inference_mode()
     def start(self, slot: int, prompt: Prompt, sampling: SamplingParams) -> None:
@@ -141,13 +139,13 @@ class TorchFrameDecoder:
             )
         if slot in self._streams:
             self._streams[slot].over = True
-        rules = Code0Rules(self._config, sampling.repetition_penalty, self._device)
-        self._streams[slot] = _Stream(
-            self._caches[slot], prompt, sampling, rules, prompt.rows[last:], last, room=self.max_positions - last
-        )
+        state = self._states[slot]
+        self._streams[slot] = _Stream(state, draws_of(sampling), prompt, last, room=self.max_positions - last)
+        state.start(prompt.rows[last:], last, sampling)
         if last:
-            self._talker.forward(prompt.rows[:last], 0, self._caches[slot])
+            self._frame.prefill(prompt.rows[:last], state)
 
+    @torch.inference_mode()
     def launch(self, slots: Sequence[int]) -> None:
         check_launch(
             slots,
@@ -158,50 +156,25 @@ class TorchFrameDecoder:
         streams = [self._streams[slot] for slot in slots]
         for stream in streams:
             stream.room -= 1
-        self._launches.append(streams)
+        if self._graphs:
+            fetch = self._graphs.launch([Job(s.state, s.draws, s.enter_frame() + 1) for s in streams])
+        else:
+            fetch = partial(self._compute, streams)
+        self._launches.append((streams, fetch))
 
     @torch.inference_mode()
     def collect(self) -> list[Tensor | None]:
         if not self._launches:
             raise RuntimeError("nothing is launched: launch() first, then collect() once for every launch")
-        return [None if stream.over else self._frame(stream) for stream in self._launches.popleft()]
+        streams, fetch = self._launches.popleft()
+        return [None if stream.over else self._said(stream, fetch(i)) for i, stream in enumerate(streams)]
 
-    def _frame(self, s: _Stream) -> Tensor | None:
-        hidden = self._talker.forward(s.row, s.position, s.cache)
-        logits = s.rules(F.linear(hidden, self._head)[0].float(), s.frame)
-        draw = Draw.code0(s.sampling)
-        code0 = draw(logits, self._noise(s, draw, range(1), self._config.vocab_size)[0])
-        if code0 == self._config.codec_eos_id:
-            s.over = True
-            return None
-        s.rules.remember(code0)
-        codes = self._predict(s, hidden, code0)
-        text = s.prompt.trailing[s.frame] if s.frame < len(s.prompt.trailing) else s.prompt.pad
-        s.row = self._embed.frames(codes[None]) + text
-        s.position += 1
-        s.frame += 1
-        return codes.cpu()
+    def _compute(self, streams: list[_Stream], i: int) -> Tensor:
+        """The next frame of one of them, without a graph."""
+        stream = streams[i]
+        self._frame.step(stream.state, stream.draws, stream.enter_frame())
+        return stream.state.codes.to("cpu", copy=True)
 
-    def _predict(self, s: _Stream, hidden: Tensor, code0: Tensor) -> Tensor:
-        """Codes 1..15 behind code 0: int64 [groups]."""
-        draw = Draw.predictor(s.sampling)
-        groups = range(1, len(self._heads) + 1)
-        noise = self._noise(s, draw, groups, self._heads[0].shape[0])
-        codes = [code0]
-        rows, position = torch.cat([hidden, self._embed.code(0, code0)[None]]), 0
-        for group in groups:
-            if self._adapter:
-                rows = F.linear(rows, *self._adapter)
-            out = self._predictor.forward(rows, position, self._predictor_cache)
-            logits = F.linear(out[-1], self._heads[group - 1]).float()
-            codes.append(draw(logits, noise[group - 1]))
-            position += len(rows)
-            if group < groups.stop - 1:
-                rows = self._embed.code(group, codes[-1])[None]
-        return torch.stack(codes)
-
-    def _noise(self, s: _Stream, draw: Draw, groups: range, vocab_size: int) -> Tensor | list[None]:
-        """One row of noise per group; a greedy draw needs none."""
-        if not draw.do_sample:
-            return [None] * len(groups)
-        return gumbel_noise(s.sampling.seed, s.frame, groups, vocab_size, self._device)
+    def _said(self, stream: _Stream, codes: Tensor) -> Tensor | None:
+        stream.over = bool(codes[0] == self._eos_id)
+        return None if stream.over else codes

@@ -5,6 +5,7 @@ but its own request. Tensor names are the checkpoint's. Rounding follows the ref
 the model's dtype before its weight is applied, RoPE's cosines are computed in fp32 and then rounded.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -35,7 +36,7 @@ def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 class KVCache:
     """Keys and values of one slot: [layers, kv_heads, positions, head_dim] each. Rows past the caller's
-    position are stale and never read."""
+    position are stale; only a `length` makes `Transformer.forward` read them, with a weight of 0."""
 
     def __init__(self, config: StackConfig, positions: int, device: torch.device, dtype: torch.dtype):
         shape = (config.num_layers, config.num_kv_heads, positions, config.head_dim)
@@ -65,43 +66,53 @@ class Transformer:
             max_positions, config.head_dim, config.rope_theta, self._norm.device, self._norm.dtype
         )
 
-    def forward(self, rows: Tensor, position: int, cache: KVCache) -> Tensor:
+    def forward(self, rows: Tensor, position: int | Tensor, cache: KVCache, length: int | None = None) -> Tensor:
         """Run consecutive rows of one slot and append their keys and values to its cache.
 
         Args:
             rows: [T, hidden] in the model's dtype.
-            position: of the first row; rows 0..position-1 must be in the cache.
+            position: of the first row; rows 0..position-1 must be in the cache. Or int64 [T] on the device, the
+                position of every row: nothing then depends on its value but the arithmetic, as a graph needs it.
             cache: read and written.
+            length: with a tensor of positions, how much of the cache attention reads: more than any position, and
+                all of it finite.
 
         Returns:
             [T, hidden], after the final norm.
         """
         c, x = self.config, rows
-        end = position + len(rows)
-        cos, sin = self._cos[position:end], self._sin[position:end]
-        # One row sees the whole cache; a prompt that starts at 0 is plainly causal; anything else needs the mask.
         mask = None
-        if position and len(rows) > 1:
-            mask = torch.ones(len(rows), end, dtype=torch.bool, device=x.device).tril(position)
+        if isinstance(position, Tensor):
+            at = position
+            ahead = torch.arange(length, device=x.device) > at[:, None]
+            mask = torch.zeros(ahead.shape, device=x.device, dtype=x.dtype).masked_fill(ahead, -math.inf)
+        else:
+            length = position + len(rows)
+            at = slice(position, length)
+            # One row sees the whole cache; a prompt that starts at 0 is plainly causal; anything else needs the mask.
+            if position and len(rows) > 1:
+                mask = torch.ones(len(rows), length, dtype=torch.bool, device=x.device).tril(position)
+        cos, sin = self._cos[at], self._sin[at]
         for i, w in enumerate(self._layers):
             y = rms_norm(x, w["input_layernorm"], c.rms_norm_eps)
-            q = self._heads(F.linear(y, w["self_attn.q_proj"]), w["self_attn.q_norm"])
-            k = self._heads(F.linear(y, w["self_attn.k_proj"]), w["self_attn.k_norm"])
-            cache.k[i, :, position:end] = apply_rope(k, cos, sin)
-            cache.v[i, :, position:end] = self._heads(F.linear(y, w["self_attn.v_proj"]))
-            y = F.scaled_dot_product_attention(
-                apply_rope(q, cos, sin)[None],
-                cache.k[None, i, :, :end],
-                cache.v[None, i, :, :end],
-                attn_mask=mask,
-                is_causal=mask is None and len(rows) > 1,
-                enable_gqa=True,
-            )
-            x = x + F.linear(y[0].transpose(0, 1).flatten(1), w["self_attn.o_proj"])
+            q = apply_rope(self._heads(F.linear(y, w["self_attn.q_proj"]), w["self_attn.q_norm"]), cos, sin)
+            k = apply_rope(self._heads(F.linear(y, w["self_attn.k_proj"]), w["self_attn.k_norm"]), cos, sin)
+            cache.k[i, :, at] = k
+            cache.v[i, :, at] = self._heads(F.linear(y, w["self_attn.v_proj"]))
+            y = self._attend(q, cache.k[None, i, :, :length], cache.v[None, i, :, :length], mask)
+            x = x + F.linear(y, w["self_attn.o_proj"])
             y = rms_norm(x, w["post_attention_layernorm"], c.rms_norm_eps)
             y = F.silu(F.linear(y, w["mlp.gate_proj"])) * F.linear(y, w["mlp.up_proj"])
             x = x + F.linear(y, w["mlp.down_proj"])
         return rms_norm(x, self._norm, c.rms_norm_eps)
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        """q [heads, T, head_dim] over k and v [1, kv_heads, length, head_dim] -> [T, heads * head_dim]."""
+        if q.shape[1] == 1:  # heads that share a key become rows of one query: no kernel then repeats the cache
+            q = q.view(1, self.config.num_kv_heads, -1, self.config.head_dim)
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=mask).reshape(1, -1)
+        y = F.scaled_dot_product_attention(q[None], k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=True)
+        return y[0].transpose(0, 1).flatten(1)
 
     def _heads(self, x: Tensor, norm: Tensor | None = None) -> Tensor:
         """[T, heads * head_dim] -> [heads, T, head_dim], each head normed if a weight is given."""

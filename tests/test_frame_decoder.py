@@ -2,17 +2,17 @@
 
 import pytest
 import torch
+from streams import PUBLISHED, SETTINGS, decoder_over, interleaved, same, say, start
 
-from qwen_megakernel import SamplingParams
 from qwen_megakernel.checkpoint import Checkpoint
-from qwen_megakernel.config import GREEDY
-from qwen_megakernel.frame_decoder import AHEAD, TorchFrameDecoder
-from qwen_megakernel.prompt import Prompt
+from qwen_megakernel.frame import Frame, SlotState, draws_of
+from qwen_megakernel.frame_decoder import AHEAD
+from qwen_megakernel.frame_graphs import attended, clear
+from qwen_megakernel.sampling import gumbel_noise
 from qwen_megakernel.transformer import Embeddings
 
 POSITIONS = 100
 EAGER_TO_END, NEVER_ENDING = 4.0, 0.0  # eos_gain of a checkpoint
-PUBLISHED = SamplingParams(True, 0.9, 50, 1.0, 1.05, True, 0.9, 50, 1.0, seed=0)
 
 
 @pytest.fixture(scope="module")
@@ -22,10 +22,7 @@ def decoder_for(tiny):
 
     def get(eos_gain: float):
         if eos_gain not in made:
-            checkpoint = Checkpoint.open(tiny("custom_voice", eos_gain=eos_gain))
-            tensors = checkpoint.talker(torch.device("cpu"), torch.float32)
-            embeddings = Embeddings(checkpoint.config.talker, tensors)
-            made[eos_gain] = TorchFrameDecoder(checkpoint.config, tensors, embeddings, slots=3, max_positions=POSITIONS)
+            made[eos_gain] = decoder_over(tiny("custom_voice", eos_gain=eos_gain), max_positions=POSITIONS)
         return made[eos_gain]
 
     return get
@@ -39,33 +36,10 @@ def decoder(decoder_for):
         decoder.collect()
 
 
-def start(decoder, slot: int, *, stream: int = 0, sampling: SamplingParams = GREEDY, rows: int = 9) -> None:
-    """Every `stream` is another prompt, with three rows of trailing text."""
-    generator = torch.Generator().manual_seed(stream)
-    hidden = decoder._config.stack.hidden_size
-    rows = torch.randn(rows, hidden, generator=generator)
-    prompt = Prompt(rows, torch.randn(3, hidden, generator=generator), torch.zeros(hidden))
-    decoder.start(slot, prompt, sampling.over(PUBLISHED))
-
-
-def say(decoder, slot: int, frames: int) -> list[torch.Tensor | None]:
-    """One frame after the other."""
-    said = []
-    for _ in range(frames):
-        decoder.launch([slot])
-        said += decoder.collect()
-    return said
-
-
-def same(ours, theirs) -> bool:
-    pairs = zip(ours, theirs, strict=True)
-    return all((a is None and b is None) or (a is not None and b is not None and torch.equal(a, b)) for a, b in pairs)
-
-
 def test_frames_launched_ahead_are_the_frames_one_by_one(decoder):
-    start(decoder, 0, sampling=SamplingParams(seed=3))
+    start(decoder, 0, sampling=PUBLISHED, seed=3)
     expected = say(decoder, 0, 12)
-    start(decoder, 1, sampling=SamplingParams(seed=3))
+    start(decoder, 1, sampling=PUBLISHED, seed=3)
     said = []
     for _ in range(12 // AHEAD):
         for _ in range(AHEAD):
@@ -79,9 +53,9 @@ def test_frames_launched_ahead_are_the_frames_one_by_one(decoder):
 def test_a_launch_of_several_slots_gives_each_its_own_in_order(decoder):
     expected = {}
     for slot in (0, 1, 2):
-        start(decoder, slot, stream=slot, sampling=SamplingParams(seed=slot))
+        start(decoder, slot, stream=slot, sampling=PUBLISHED, seed=slot)
         expected[slot] = say(decoder, slot, 3)
-        start(decoder, slot, stream=slot, sampling=SamplingParams(seed=slot))
+        start(decoder, slot, stream=slot, sampling=PUBLISHED, seed=slot)
     said = {slot: [] for slot in expected}
     launches = [[2, 0], [1], [0, 1, 2], [2, 1, 0]]
     for slots in launches:
@@ -163,3 +137,78 @@ def test_only_so_many_launches_may_wait(decoder):
 def test_a_start_that_cannot_be_is_refused(decoder, slot, rows):
     with pytest.raises(ValueError, match="slot must be in 0..2 and the prompt of 1..100 rows"):
         start(decoder, slot, rows=rows)
+
+
+# ---------------------------------------------------------------- what a CUDA graph captures
+
+
+class Uncaptured:
+    """In the place of `FrameGraphs`: the step that it captures, run on a CPU. As in a graph, the first request of a
+    shape leaves its draws behind for every later one."""
+
+    def __init__(self, decoder):
+        self.frame, self.positions, self.draws = decoder._frame, decoder.max_positions, {}
+        clear(decoder._states)
+
+    @torch.inference_mode()
+    def launch(self, jobs):
+        said = []
+        for state, draws, positions in jobs:
+            draws = self.draws.setdefault(tuple(draw.shape for draw in draws), draws)
+            self.frame.step(state, draws, state.position, attended(positions, self.positions))
+            said.append(state.codes.clone())
+        return said.__getitem__
+
+
+@pytest.fixture(scope="module", params=["tiny", "tiny-adapter"])
+def pair(request, tiny):
+    """The eager decoder, and one that runs the step as a graph would."""
+    eager, static = (decoder_over(tiny("custom_voice", size=request.param, eos_gain=0.0)) for _ in range(2))
+    static._graphs = Uncaptured(static)
+    return eager, static
+
+
+def test_what_a_graph_captures_says_what_the_eager_frame_says(pair):
+    """60 frames of three slots in turn, from inside one length of attention into the next, for every setting; the
+    settings come one behind the other, so that each finds what another left behind."""
+    eager, static = pair
+    for name, sampling in SETTINGS.items():
+        expected = {}
+        for slot, rows in enumerate((230, 480, 9)):
+            for decoder in pair:
+                start(decoder, slot, stream=slot, rows=rows, sampling=sampling, seed=2**63 + slot)
+            expected[slot] = say(eager, slot, 60)
+        said = interleaved(static, [0, 1, 2], 60, ahead=AHEAD)
+        assert all(same(said[slot], expected[slot]) for slot in expected), name
+    assert len(static._graphs.draws) == len(SETTINGS) - 1, "two settings have one shape"
+
+
+@torch.inference_mode()
+def test_a_frames_noise_is_that_of_its_seed_and_number(decoder):
+    seed = int(torch.randint(2**62, ())) * 4 + 3
+    start(decoder, 0, sampling=PUBLISHED, seed=seed)
+    say(decoder, 0, 2)
+    frame, cpu = decoder._frame, torch.device("cpu")
+    noise = frame._noise(decoder._states[0])
+    assert torch.equal(noise[0], gumbel_noise(seed, 2, range(1), len(noise[0]), cpu)[0])
+    assert torch.equal(torch.stack(noise[1:]), gumbel_noise(seed, 2, range(1, 16), len(noise[1]), cpu))
+
+
+@torch.inference_mode()
+def test_a_frame_never_asks_the_device_for_a_value(tiny):
+    """Which a capture would refuse. On the device "meta" tensors have none, and asking for one raises."""
+    checkpoint, meta = Checkpoint.open(tiny("custom_voice", eos_gain=0.0)), torch.device("meta")
+    config = checkpoint.config.talker
+    tensors = {n: t.to(meta) for n, t in checkpoint.talker(torch.device("cpu"), torch.float32).items()}
+    frame = Frame(config, tensors, Embeddings(config, tensors), 600)
+    state = SlotState(config, 600, meta, torch.float32)
+    for sampling in SETTINGS.values():
+        frame.step(state, draws_of(sampling.over(PUBLISHED)), state.position, 256)
+    with pytest.raises(RuntimeError, match="meta"):
+        int(state.frame)
+
+
+def test_attention_grows_by_doubling_up_to_the_whole_cache():
+    lengths = [attended(n, 2000) for n in (1, 256, 257, 512, 513, 1025, 2000)]
+    assert lengths == [256, 256, 512, 512, 1024, 2000, 2000]
+    assert attended(1, 100) == 100

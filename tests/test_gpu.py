@@ -1,12 +1,17 @@
 """The PyTorch backend on an NVIDIA GPU (`make test-gpu`); fp32 without TF32 unless said."""
 
+import threading
+
 import numpy as np
 import pytest
 import torch
+from streams import PUBLISHED, SETTINGS, decoder_over, interleaved, same, say, start
 
 from qwen_megakernel import SamplingParams, TTSEngine
 from qwen_megakernel.checkpoint import Checkpoint
 from qwen_megakernel.config import GREEDY
+from qwen_megakernel.frame_decoder import AHEAD
+from qwen_megakernel.frame_graphs import KEPT
 from qwen_megakernel.sampling import gumbel_noise
 from qwen_megakernel.vocoder import Vocoder
 
@@ -56,3 +61,128 @@ def test_voices_are_made_beside_a_gpu_engine(tiny):
     with TTSEngine.load(tiny("base", eos_gain=0.0), max_streams=1) as engine:
         voice = engine.create_voice((sound, 24000), "a tone")
         assert len(engine.generate(TEXT, voice=voice, max_frames=5).codes) == 5
+
+
+# ---------------------------------------------------------------- CUDA graphs
+
+
+@pytest.fixture(scope="module")
+def pair(tiny):
+    """A decoder that replays graphs, and an eager one."""
+    folder = tiny("custom_voice", size="tiny-adapter", eos_gain=0.0)
+    graphs, eager = (decoder_over(folder, device="cuda") for _ in range(2))
+    eager._graphs = None
+    return graphs, eager
+
+
+def captured(graphs, slot: int) -> int:
+    return len(graphs._graphs._graphs[graphs._states[slot]])
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_graphs_say_what_the_eager_frame_says(pair, name):
+    """From one length of attention into the next, three slots in turn, ahead of what was collected."""
+    graphs, eager = pair
+    expected = {}
+    for slot, rows in enumerate((230, 480, 9)):
+        for decoder in pair:
+            start(decoder, slot, stream=slot, rows=rows, sampling=SETTINGS[name], seed=2**63 + slot)
+        expected[slot] = say(eager, slot, 60)
+    said = interleaved(graphs, [0, 1, 2], 60, ahead=AHEAD)
+    assert all(same(said[slot], expected[slot]) for slot in expected)
+
+
+@pytest.mark.parametrize("name", ["greedy", "as published", "top-p"])
+def test_frames_launched_ahead_are_the_frames_one_by_one(pair, name):
+    graphs, _ = pair
+    start(graphs, 0, sampling=SETTINGS[name])
+    expected = say(graphs, 0, 40)
+    start(graphs, 0, sampling=SETTINGS[name])
+    assert same(interleaved(graphs, [0], 40, ahead=AHEAD)[0], expected)
+
+
+def test_two_slots_in_turn_say_what_each_says_alone(pair):
+    graphs, _ = pair
+    expected = {}
+    for slot in (0, 1):
+        start(graphs, slot, stream=slot, sampling=PUBLISHED, seed=slot)
+        expected[slot] = say(graphs, slot, 30)
+    for slot in (0, 1):
+        start(graphs, slot, stream=slot, sampling=PUBLISHED, seed=slot)
+    said = interleaved(graphs, [0, 1], 30, ahead=1)
+    assert all(same(said[slot], expected[slot]) for slot in (0, 1))
+
+
+def test_a_graph_serves_every_request_of_its_shape_and_few_are_kept(tiny):
+    graphs = decoder_over(tiny("custom_voice", eos_gain=0.0), device="cuda", slots=1)
+    for seed, name in enumerate(("as published", "other numbers", "as published")):
+        start(graphs, 0, stream=seed, sampling=SETTINGS[name], seed=seed)
+        say(graphs, 0, 3)
+    assert captured(graphs, 0) == 1
+    start(graphs, 0, sampling=PUBLISHED)
+    expected = say(graphs, 0, 5)
+    for top_k in range(1, KEPT + 3):
+        start(graphs, 0, sampling=SamplingParams(top_k=top_k))
+        say(graphs, 0, 2)
+    assert captured(graphs, 0) == KEPT
+    start(graphs, 0, sampling=PUBLISHED)
+    assert same(say(graphs, 0, 5), expected), "captured anew"
+
+
+def test_frames_behind_the_end_are_none(tiny):
+    graphs = decoder_over(tiny("custom_voice", eos_gain=4.0), device="cuda", slots=1)
+    start(graphs, 0)
+    said = interleaved(graphs, [0], 80, ahead=AHEAD)[0]
+    end = next(i for i, codes in enumerate(said) if codes is None)
+    assert 2 <= end < 70 and all(codes is None for codes in said[end:])
+    start(graphs, 0)
+    assert same(say(graphs, 0, 80), said), "what ran behind the end is forgotten"
+
+
+def test_a_restarted_slot_forgets_what_was_launched_before(pair):
+    graphs, _ = pair
+    start(graphs, 0, sampling=PUBLISHED)
+    expected = say(graphs, 0, 2)
+    start(graphs, 0, stream=1, sampling=PUBLISHED)
+    graphs.launch([0])
+    graphs.launch([0])
+    start(graphs, 0, sampling=PUBLISHED)
+    graphs.launch([0])
+    graphs.launch([0])
+    assert same([codes for _ in range(4) for codes in graphs.collect()], [None, None, *expected])
+
+
+def test_the_last_position_of_a_slot_is_used(tiny):
+    """And a length of attention that is no round number."""
+    folder = tiny("custom_voice", eos_gain=0.0)
+    graphs, eager = (decoder_over(folder, device="cuda", slots=1, max_positions=301) for _ in range(2))
+    eager._graphs = None
+    for decoder in (graphs, eager):
+        start(decoder, 0, rows=290)
+    assert same(say(graphs, 0, 12), say(eager, 0, 12))
+    with pytest.raises(ValueError, match="slot 0 is full"):
+        graphs.launch([0])
+
+
+def test_graphs_are_captured_while_other_threads_and_engines_use_the_gpu(tiny):
+    """Prompts are built on the GPU in their callers' threads, and every engine captures in a thread of its own."""
+    folder = tiny("custom_voice", eos_gain=0.0)
+    requests = {k: SamplingParams(top_k=k, seed=k) for k in range(2, 8)}
+    said = {}
+
+    def speak(engine, k: int) -> None:
+        said[engine, k] = engine.generate(TEXT, sampling=requests[k], max_frames=12).codes
+
+    with (
+        TTSEngine.load(folder, device="cuda", dtype=torch.float32, max_streams=6) as first,
+        TTSEngine.load(folder, device="cuda", dtype=torch.float32, max_streams=6) as second,
+    ):
+        threads = [threading.Thread(target=speak, args=(e, k)) for k in requests for e in (first, second)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(timeout=120)
+        assert all(np.array_equal(said[first, k], said[second, k]) for k in requests)
+        for k in requests:
+            again = first.generate(TEXT, sampling=requests[k], max_frames=12)
+            assert np.array_equal(again.codes, said[first, k])

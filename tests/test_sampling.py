@@ -7,7 +7,7 @@ import torch
 import transformers.generation.logits_process as hf
 
 from qwen_megakernel.config import SamplingParams, TalkerConfig
-from qwen_megakernel.sampling import Code0Rules, Draw, gumbel_from_bits, gumbel_noise, philox
+from qwen_megakernel.sampling import Code0Rules, Draw, gumbel_from_bits, gumbel_noise, key_schedule, philox
 
 
 def words(*values: int) -> tuple[torch.Tensor, ...]:
@@ -23,7 +23,7 @@ def words(*values: int) -> tuple[torch.Tensor, ...]:
     ],
 )
 def test_philox_gives_the_published_answers(counter, key, expected):
-    assert int(philox(words(*counter), key)) == expected
+    assert int(philox(words(*counter), key_schedule(key))) == expected
 
 
 def test_gumbel_noise_equals_the_formula_in_double_precision():
@@ -77,7 +77,7 @@ def test_draws_follow_torchs_softmax(draw):
     logits = torch.randn(vocab) * 3
     candidate, frame = torch.arange(vocab)[None], torch.arange(frames)[:, None]
     seed = int(torch.randint(2**62, ()))
-    noise = gumbel_from_bits(philox((candidate, torch.tensor(0), frame, torch.tensor(0)), seed))
+    noise = gumbel_from_bits(philox((candidate, torch.tensor(0), frame, torch.tensor(0)), key_schedule(seed)))
     assert torch.equal(noise[5], gumbel_noise(seed, 5, range(1), vocab, torch.device("cpu"))[0])
     ids = (draw.filtered(logits) + noise).argmax(-1)
     assert int(draw(logits, noise[11])) == int(ids[11])
@@ -136,6 +136,30 @@ def test_greedy_takes_the_lowest_id_of_a_tie_and_no_noise():
 def test_top_k_keeps_every_tie_with_the_kth():
     kept = Draw(True, 1.0, 2, 1.0).filtered(torch.tensor([3.0, 1.0, 2.0, 2.0, 2.0])) > -math.inf
     assert kept.tolist() == [True, False, True, True, True]
+
+
+def test_numbers_on_the_device_give_the_same_bits(talker):
+    """Seed, frame, penalty, temperature and top-p as tensors, which is how a captured graph reads them."""
+    cpu = torch.device("cpu")
+    for frame in range(4):
+        seed = int(torch.randint(2**62, ())) * 4 + frame
+        counter = (torch.arange(500)[None], torch.arange(16)[:, None], torch.tensor(frame), torch.tensor(0))
+        ours = gumbel_from_bits(philox(counter, torch.tensor(key_schedule(seed))))
+        assert torch.equal(ours, gumbel_noise(seed, frame, range(16), 500, cpu))
+        p, penalty = float(torch.empty(()).uniform_(0.05, 1)), float(torch.empty(()).uniform_(0.8, 1.6))
+        logits = torch.randn(talker.vocab_size) * 3
+        rules, restarted = Code0Rules(talker, penalty, cpu), Code0Rules(talker, 1.0, cpu)
+        restarted.remember(torch.tensor(3))
+        restarted.restart(penalty)
+        for known in (rules, restarted):
+            known.remember(torch.tensor(5))
+        assert torch.equal(rules(logits, frame), restarted(logits, torch.tensor(frame)))
+        for top_p in (1.0, p):
+            draw = Draw(True, float(torch.empty(()).uniform_(0.3, 1.8)), 50, top_p)
+            captured = Draw(True, 1.0, 50, 0.5 if top_p < 1 else 1.0)
+            assert captured.shape == draw.shape
+            numbers = torch.tensor(draw.numbers).unbind()
+            assert torch.equal(captured.filtered(logits, numbers), draw.filtered(logits))
 
 
 @pytest.mark.parametrize(
