@@ -86,6 +86,13 @@ def model(request):
     return config, tensors, MegakernelFrameDecoder(config, tensors, slots=10, max_positions=POSITIONS)
 
 
+@pytest.fixture(scope="module")
+def small_model():
+    config = config_of("0.6b")
+    tensors = random_talker(config, GPU, torch.seed() % 2**31)
+    return config, tensors, MegakernelFrameDecoder(config, tensors, slots=8, max_positions=POSITIONS)
+
+
 def random_prompt(config, rows, text=3):
     hidden = config.talker.stack.hidden_size
     x = (torch.randn(rows + text + 1, hidden, device=GPU) * 0.5).to(torch.bfloat16)
@@ -202,39 +209,58 @@ def test_draws_equal_the_python_sampler_on_the_same_logits(model):
     kernel._launcher.observe(None, None, None)
 
 
+@pytest.mark.parametrize("sampling", MIXED, ids=lambda s: f"T{s.temperature}-k{s.top_k}-p{s.top_p}")
+@torch.inference_mode()
+def test_100_000_draws_equal_the_python_samplers(small_model, sampling):
+    """The same, 782 frames of 8 streams for every setting, sampling.py batched on the GPU."""
+    config, _, kernel = small_model
+    vocab, codes_vocab = config.talker.vocab_size, config.talker.code_predictor.vocab_size
+    s = SamplingParams(seed=int(torch.randint(2**62, ()))).over(sampling).over(config.sampling)
+    rules = [Code0Rules(config.talker, s.repetition_penalty, GPU) for _ in range(8)]
+    for slot in range(8):
+        kernel.start(slot, random_prompt(config, 9), s)
+    _, logits_out = observed(kernel, config)
+    draw0, draw, wrong = torch.vmap(Draw.code0(s)), torch.vmap(Draw.predictor(s)), 0
+    for frame in range(782):
+        drawn = step(kernel, list(range(8)))
+        noise = gumbel_noise(s.seed, frame, range(1), vocab, GPU).expand(8, vocab)
+        wrong += (draw0(torch.stack([rules[c](logits_out[c, 0], frame) for c in range(8)]), noise) != drawn[:, 0]).sum()
+        noise = gumbel_noise(s.seed, frame, range(1, 16), codes_vocab, GPU).repeat(8, 1)
+        expected = draw(logits_out[:, 1:, :codes_vocab].flatten(0, 1), noise).view(8, 15)
+        wrong += (expected != drawn[:, 1:]).sum()
+        for c in range(8):
+            rules[c].remember(drawn[c, 0])
+    kernel._launcher.observe(None, None, None)
+    assert int(wrong) == 0
+
+
 def say(kernel, slot, prompt, sampling, frames):
     kernel.start(slot, prompt, sampling)
     return torch.stack([step(kernel, [slot])[0] for _ in range(frames)])
 
 
 @torch.inference_mode()
-def test_a_stream_says_the_same_in_any_company(model):
+def test_10_000_frames_are_the_same_in_any_company(model):
     """Streams join, leave and are cancelled at random; each says what it says alone, byte for byte."""
     config, _, kernel = model
     draw = random.Random(torch.seed())
-    requests = [
-        (
-            random_prompt(config, draw.choice((1, 2, 9, 12, 250))),
-            SamplingParams(seed=i).over(draw.choice(MIXED)).over(config.sampling),
-            draw.randint(3, 24),
-        )
-        for i in range(12)
-    ]
+    requests = []
+    for seed in range(12):
+        sampling = SamplingParams(seed=seed).over(draw.choice(MIXED)).over(config.sampling)
+        requests.append((random_prompt(config, draw.choice((1, 2, 9, 12, 250))), sampling, draw.randint(3, 60)))
     alone = [say(kernel, 0, *request).cpu() for request in requests]
-    waiting, running, free = [*range(12), *range(12)], {}, list(range(kernel.slots))
-    draw.shuffle(waiting)
-    while waiting or running:
-        while waiting and free and draw.random() < 0.5:
-            slot = free.pop(draw.randrange(len(free)))
-            running[slot] = (waiting.pop(), [])
-            kernel.start(slot, *requests[running[slot][0]][:2])
+    running, free, frames = {}, list(range(kernel.slots)), 0
+    while frames < 10_000:
+        while free and draw.random() < 0.5:
+            slot, which = free.pop(draw.randrange(len(free))), draw.randrange(len(requests))
+            running[slot] = (which, [])
+            kernel.start(slot, *requests[which][:2])
         now = draw.sample(sorted(running), min(len(running), draw.randint(1, COLUMNS)))
-        if not now:
-            continue
-        for slot, codes in zip(now, step(kernel, now).cpu(), strict=True):
+        for slot, codes in zip(now, step(kernel, now).cpu() if now else (), strict=True):
             which, said = running[slot]
             said.append(codes)
-            if len(said) == requests[which][2] or draw.random() < 0.02:
+            frames += 1
+            if len(said) == requests[which][2] or draw.random() < 0.02:  # at its end, or cancelled
                 assert torch.equal(torch.stack(said), alone[which][: len(said)]), which
                 free.append(slot)
                 del running[slot]
@@ -443,33 +469,85 @@ def test_error_ratio_over_seeds(size, capsys):
 
 @pytest.mark.parametrize("size", ["0.6b", "1.7b"])
 @torch.inference_mode()
-def test_free_running_frames_equal_the_twins_where_the_heads_are_peaked(size, capsys):
-    """Greedy, each side fed its own codes: 50 frames equal for at least 4 of 5 seeds. Heads are scaled up per draw by
-    aligning them with the embeddings of a few codes, so that most top-2 gaps lie above bf16's noise."""
-    config = config_of(size)
-    equal = []
-    for _ in range(5):
-        tensors = random_talker(config, GPU, torch.seed() % 2**31)
-        for name, tensor in tensors.items():
-            if "head" in name:  # a few rows are far larger than the others: the winner is rarely close
-                tensor *= torch.where(torch.rand(len(tensor), 1, device=GPU) < 0.004, 6.0, 0.5).to(tensor.dtype)
-        tensors["talker.codec_head.weight"][config.talker.first_suppressed_id :] = 0
-        kernel = MegakernelFrameDecoder(config, tensors, slots=1, max_positions=128)
-        twin, prompt = Twin(config, tensors, torch.float32), random_prompt(config, 9)
-        said = say(kernel, 0, prompt, GREEDY.over(SamplingParams(repetition_penalty=1.0)).over(config.sampling), 50)
-        row, n = prompt.rows, 0
-        for frame in range(50):
-            hidden = twin.rows(row)
-            codes = said[frame]
-            logits = twin.frame(hidden, codes)
-            logits[0][config.talker.first_suppressed_id :] = -torch.inf
-            if any(int(logits[g].argmax()) != int(codes[g]) for g in range(16)):
-                break
-            row, n = twin.embed.frames(codes[None]) + text_row(prompt, frame).float(), n + 1
-        equal.append(n)
+def test_teacher_forced_argmax_agrees_at_least_as_often_as_bf16s(size, capsys):
+    """2,000 greedy frames of the kernel; fp32 and bf16 twins read the same codes."""
+    config, frames = config_of(size), 250
+    tensors = random_talker(config, GPU, torch.seed() % 2**31)
+    kernel = MegakernelFrameDecoder(config, tensors, slots=COLUMNS, max_positions=frames + 16)
+    prompts = [random_prompt(config, 9, frames) for _ in range(COLUMNS)]
+    greedy = GREEDY.over(SamplingParams(repetition_penalty=1.0)).over(config.sampling)
+    for slot, prompt in enumerate(prompts):
+        kernel.start(slot, prompt, greedy)
+    said = torch.stack([step(kernel, list(range(COLUMNS))) for _ in range(frames)])
+    choices = []
+    for dtype in (torch.float32, torch.bfloat16):
+        per_stream = []
+        for c, prompt in enumerate(prompts):
+            twin = Twin(config, tensors, dtype)
+            later = twin.embed.frames(said[:-1, c]) + prompt.trailing[: frames - 1].to(dtype)
+            hidden = twin.talker.forward(torch.cat([prompt.rows.to(dtype), later]), 0, twin.cache)[8:]
+            logits = [twin.frame(hidden[t : t + 1], said[t, c]) for t in range(frames)]
+            first = torch.stack([x[0] for x in logits])
+            first[:, config.talker.first_suppressed_id :] = -torch.inf
+            rest = torch.stack([torch.stack(x[1:]) for x in logits]).argmax(-1)
+            per_stream.append(torch.cat([first.argmax(-1)[:, None], rest], dim=1))
+        choices.append(torch.stack(per_stream, dim=1))
+    exact, rounded = choices
+    ours, theirs = (float((x == exact).float().mean()) for x in (said, rounded))
     with capsys.disabled():
-        print(f"\n  {size}: free-running frames equal to the fp32 twin's: {equal} of 50")
-    assert sum(n == 50 for n in equal) >= 4
+        print(
+            f"\n  {size}: argmax agreement with fp32 over {said.numel()} codes: {ours:.4f}, PyTorch bf16 {theirs:.4f}"
+        )
+    assert ours >= theirs
+
+
+def peaked(config, tensors):
+    """Heads that answer the last code with another one, far ahead of all the rest: each head's row is the embedding
+    that it answers, and the layers add little to it."""
+    predictor, codes = "talker.code_predictor", config.talker.code_predictor.vocab_size
+    for name, tensor in tensors.items():
+        if "o_proj" in name or "down_proj" in name:
+            tensor *= 0.1
+    tensors["talker.model.codec_embedding.weight"] *= 4.0
+    adapter = [tensors.get(f"{predictor}.small_to_mtp_projection.{n}") for n in ("weight", "bias")]
+    before = tensors["talker.model.codec_embedding.weight"]
+    tensors["talker.codec_head.weight"].zero_()
+    tensors["talker.codec_head.weight"][torch.randperm(codes, device=GPU)] = before[:codes]
+    for g in range(15):
+        rows = before[:codes] if adapter[0] is None else F.linear(before[:codes], *adapter)
+        tensors[f"{predictor}.lm_head.{g}.weight"][torch.randperm(codes, device=GPU)] = rows
+        before = tensors[f"{predictor}.model.codec_embedding.{g}.weight"]
+    return tensors
+
+
+@pytest.mark.parametrize("size", ["0.6b", "1.7b"])
+@torch.inference_mode()
+def test_free_running_frames_equal_the_twins_where_the_heads_are_peaked(size, capsys):
+    """Greedy, each side fed its own codes: 50 frames equal for at least 4 of 5 seeds, where most top-2 gaps lie above
+    bf16's noise."""
+    config, equal, clear = config_of(size), [], []
+    for _ in range(5):
+        tensors = peaked(config, random_talker(config, GPU, torch.seed() % 2**31))
+        kernel = MegakernelFrameDecoder(config, tensors, slots=1, max_positions=128)
+        twin, rounded = (Twin(config, tensors, dtype) for dtype in (torch.float32, torch.bfloat16))
+        prompt = random_prompt(config, 9)
+        said = say(kernel, 0, prompt, GREEDY.over(SamplingParams(repetition_penalty=1.0)).over(config.sampling), 50)
+        rows, n = [prompt.rows, prompt.rows], 0
+        for frame in range(50):
+            hidden = [t.rows(x) for t, x in zip((twin, rounded), rows, strict=True)]
+            logits, noisy = (t.frame(h, said[frame]) for t, h in zip((twin, rounded), hidden, strict=True))
+            for exact, other in zip(logits, noisy, strict=True):
+                exact, other = (x[: config.talker.first_suppressed_id] for x in (exact, other))
+                top = exact.topk(2).values
+                clear.append(float(top[0] - top[1]) > 2 * float((exact - other).abs().max()))
+            n += n == frame and all(int(x.argmax()) == int(said[frame, g]) for g, x in enumerate(logits))
+            text = text_row(prompt, frame)
+            rows = [t.embed.frames(said[frame][None]) + text.to(t.dtype) for t in (twin, rounded)]
+        equal.append(n)
+    share = sum(clear) / len(clear)
+    with capsys.disabled():
+        print(f"\n  {size}: free-running frames equal to the fp32 twin's {equal} of 50; clear top-2 gaps {share:.1%}")
+    assert share >= 0.8 and sum(n == 50 for n in equal) >= 4
 
 
 def test_the_engine_speaks_through_it(tmp_path):
