@@ -19,7 +19,7 @@ struct Ring {
   __device__ void init() const {
     for (int i = 0; i < stages; i++) {
       mbarrier_init(full + i * 8, kBulkCopies ? 1 : 32);
-      mbarrier_init(empty + i * 8, kWarps);
+      mbarrier_init(empty + i * 8, kComputeThreads);
     }
     mbarrier_init_fence();
   }
@@ -54,8 +54,7 @@ struct Ring {
     uint32_t loaded = 0;
 #pragma unroll
     for (int j = 0; j < kStageUnits; j++) loaded |= unit[j].x;
-    __syncwarp();
-    if (lane == 0) mbarrier_arrive_after_loads(empty + stage * 8, loaded);
+    mbarrier_arrive_after_loads(empty + stage * 8, loaded);
     next();
   }
 };

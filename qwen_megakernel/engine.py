@@ -598,35 +598,63 @@ class TTSEngine:
         for utterance in left:
             self._finish(utterance, error=EngineClosedError(f"{why} before this utterance ended"))
 
-    def _turn(self, active: _Active) -> bool:
-        """One frame of one utterance; True when it has ended. Its errors are its own."""
+    def _round(self, running: list[_Active]) -> list[_Active]:
+        """One frame of every utterance, as many in a launch as the backend computes together; those that have ended."""
+        ended = [active for active in running if self._settle(active, lambda a=active: self._before_frame(a))]
+        ready = [active for active in running if active not in ended and not active.context]
+        for first in range(0, len(ready), self._decoder.width):
+            together = ready[first : first + self._decoder.width]
+            try:
+                self._decoder.launch([active.slot for active in together])
+                frames = self._decoder.collect()
+            except KernelFault as error:  # every slot's state is suspect
+                log.exception("the kernel gave up; all %d running utterances end, the engine goes on", len(running))
+                self._decoder.recover()
+                for active in running:
+                    self._finish(active.utterance, error=error)
+                return running
+            except Exception as error:
+                if torch.cuda.is_initialized():
+                    torch.cuda.synchronize()  # a device that is lost raises here as well, and ends the engine
+                log.exception("a frame failed")
+                for active in together:
+                    self._finish(active.utterance, error=error)
+                ended += together
+                continue
+            for active, codes in zip(together, frames, strict=True):
+                if self._settle(active, lambda a=active, c=codes: self._after_frame(a, c)):
+                    ended.append(active)
+        return ended
+
+    def _settle(self, active: _Active, step: Callable[[], str | None]) -> bool:
+        """One step of an utterance; True when it has ended. What it raises, sys.exit() from a callback too, ends it
+        alone."""
         try:
-            reason = "cancelled" if active.utterance._cancelled.is_set() else self._frame(active)
+            reason = step()
             if reason is None:
                 return False
             self._finish(active.utterance, audio=self._assemble(active, reason))
-        except KernelFault as error:  # every slot's state is suspect: the engine says that it is dead
-            self._finish(active.utterance, error=error)
-            raise
-        except BaseException as error:  # whatever a callback raises, sys.exit() too, ends its utterance alone
+        except BaseException as error:
             log.exception("an utterance failed")
             self._finish(active.utterance, error=error)
         return True
 
-    def _frame(self, active: _Active) -> str | None:
-        """Prefill first; then one frame a turn; hand out a chunk when one is due."""
+    def _before_frame(self, active: _Active) -> str | None:
+        """What comes before a frame: prefill first, then the reference as context for the vocoder."""
+        if active.utterance._cancelled.is_set():
+            return "cancelled"
         request = active.utterance._request
         if active.context is None:
             self._vocoder.reset(active.slot)
             self._decoder.start(active.slot, active.prompt, request.sampling)
             codes = None if request.voice is None else request.voice.ref_codes
             active.context = [] if codes is None else list(codes.split(_CONTEXT_FRAMES))
-        if active.context:
-            # The reference is context for the vocoder too; its own audio is dropped, exactly as many frames.
+        elif active.context:  # its own audio is dropped, exactly as many frames
             self._vocoder.push([active.slot], active.context.pop(0)[None])
-            return None
-        self._decoder.launch([active.slot])
-        (codes,) = self._decoder.collect()
+        return None
+
+    def _after_frame(self, active: _Active, codes: torch.Tensor | None) -> str | None:
+        """One more frame, or the end of speech; hand out a chunk when one is due."""
         reason = None
         if codes is None:
             reason = "eos"
@@ -635,7 +663,7 @@ class TTSEngine:
             self._counts["frames"] += 1
             if len(active.codes) == active.max_frames:
                 reason = "length"
-            elif request.runaway_guard and _is_loop(active):
+            elif active.utterance._request.runaway_guard and _is_loop(active):
                 reason = "runaway"
         due = len(active.codes) - active.spoken
         if due and (reason or due >= self._chunk_size(active)):
@@ -662,7 +690,7 @@ class TTSEngine:
 
 @torch.inference_mode()
 def _own(ref: "weakref.ref[TTSEngine]", inbox: "queue.SimpleQueue[_Active | None]") -> None:
-    """The owner thread: admits what comes, gives every running utterance its turn, ends on None."""
+    """The owner thread: admits what comes, gives every running utterance a frame a round, ends on None."""
     engine, active, running = ref(), None, []
     free = list(range(engine._decoder.slots))
     try:
@@ -673,15 +701,13 @@ def _own(ref: "weakref.ref[TTSEngine]", inbox: "queue.SimpleQueue[_Active | None
                 active = inbox.get()
                 engine = ref()
                 if active is None or engine is None:  # close() has cancelled every utterance by now
-                    for left in running:
-                        engine._turn(left)
+                    engine._round(running)
                     return
                 active.slot = free.pop()
                 running.append(active)
-            for active in list(running):
-                if engine._turn(active):
-                    running.remove(active)
-                    free.append(active.slot)
+            for active in engine._round(running):
+                running.remove(active)
+                free.append(active.slot)
     except BaseException as error:
         log.exception("the engine's owner thread died")
         if engine:

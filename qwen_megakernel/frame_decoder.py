@@ -30,6 +30,8 @@ class FrameDecoder(Protocol):
 
     slots: int
     max_positions: int
+    width: int
+    """Slots that a launch computes together: cheaper than one by one, but an error is then all of theirs."""
 
     def start(self, slot: int, prompt: Prompt, sampling: SamplingParams) -> None:
         """Begin a stream in a slot: everything of the prompt but its last row is prefilled.
@@ -62,7 +64,11 @@ class FrameDecoder(Protocol):
 
         Raises:
             RuntimeError: nothing is launched.
+            KernelFault: the GPU gave up; every stream is lost, `recover()` makes the decoder usable again.
         """
+
+    def recover(self) -> None:
+        """After a KernelFault: forget every stream and every launch."""
 
 
 def check_launch(slots: Sequence[int], room: Mapping[int, int], uncollected: int, positions: int) -> None:
@@ -118,7 +124,7 @@ class TorchFrameDecoder:
             tensors: every `talker.*` tensor, all on one device and of one dtype.
             embeddings: over the same tensors.
         """
-        self.slots, self.max_positions = slots, max_positions
+        self.slots, self.max_positions, self.width = slots, max_positions, 1
         self._eos_id = config.talker.codec_eos_id
         self._frame = Frame(config.talker, tensors, embeddings, max_positions)
         head = tensors["talker.codec_head.weight"]
@@ -178,3 +184,7 @@ class TorchFrameDecoder:
     def _said(self, stream: _Stream, codes: Tensor) -> Tensor | None:
         stream.over = bool(codes[0] == self._eos_id)
         return None if stream.over else codes
+
+    def recover(self) -> None:
+        self._launches.clear()
+        self._streams.clear()

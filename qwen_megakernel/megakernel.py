@@ -149,7 +149,7 @@ class MegakernelFrameDecoder:
         if obstacle:
             raise BackendError(obstacle)
         extension = load_extension(device)
-        self.slots, self.max_positions = slots, max_positions
+        self.slots, self.max_positions, self.width = slots, max_positions, extension.COLUMNS
         self._eos_id = talker.codec_eos_id
         self._pages = -(-max_positions // PAGE)
         groups = talker.num_code_groups
@@ -255,7 +255,7 @@ class MegakernelFrameDecoder:
         streams = self._launches.popleft()
         codes = self._launcher.collect()[: len(streams)].long()
         if int(self._fault):
-            raise KernelFault("a wait inside the kernel outlasted its limit; call recover()")
+            raise KernelFault("a wait inside the kernel outlasted its limit")
         for stream, frame in zip(streams, codes, strict=True):
             stream.over |= int(frame[0]) == self._eos_id
         return [None if stream.over else frame for stream, frame in zip(streams, codes, strict=True)]

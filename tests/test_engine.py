@@ -339,10 +339,10 @@ def test_close_keeps_what_was_said_and_refuses_what_comes(folder):
 
 
 def test_a_dead_owner_is_reported_by_name(own_engine, monkeypatch):
-    def broken(active):
+    def broken(running):
         raise SystemError("owner broke")
 
-    monkeypatch.setattr(own_engine, "_turn", broken)
+    monkeypatch.setattr(own_engine, "_round", broken)
     with pytest.raises(EngineClosedError, match="owner broke"):
         own_engine.generate(TEXT)
     assert own_engine.health()["status"] == "dead" and "owner broke" in own_engine.health()["error"]
@@ -350,15 +350,26 @@ def test_a_dead_owner_is_reported_by_name(own_engine, monkeypatch):
         own_engine.generate(TEXT)
 
 
-def test_a_kernel_fault_is_told_to_its_caller_and_ends_the_engine(own_engine, monkeypatch):
+def test_a_kernel_fault_ends_what_runs_and_the_engine_goes_on(own_engine, monkeypatch):
+    before = own_engine.generate(TEXT, max_frames=5, sampling=seeded(1))
+    collect, calls, recovered = own_engine._decoder.collect, [], []
+
     def faulty():
-        raise KernelFault("a wait gave up")
+        codes = collect()
+        calls.append(1)
+        if len(calls) == 5:
+            raise KernelFault("a wait gave up")
+        return codes
 
     monkeypatch.setattr(own_engine._decoder, "collect", faulty)
-    with pytest.raises(KernelFault):
-        own_engine.generate(TEXT)
-    own_engine._thread.join(timeout=10)
-    assert own_engine.health()["status"] == "dead"
+    recover = own_engine._decoder.recover
+    monkeypatch.setattr(own_engine._decoder, "recover", lambda: recovered.append(recover()))
+    utterances = [own_engine.submit(TEXT, max_frames=200) for _ in range(2)]
+    for utterance in utterances:
+        with pytest.raises(KernelFault):
+            utterance.result()
+    assert recovered and own_engine.health()["status"] == "ok"
+    assert np.array_equal(own_engine.generate(TEXT, max_frames=5, sampling=seeded(1)).codes, before.codes)
 
 
 def test_an_interrupted_caller_leaves_nothing_running(own_engine, monkeypatch):
