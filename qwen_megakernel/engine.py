@@ -27,8 +27,8 @@ from qwen_megakernel.config import ModelConfig, SamplingParams
 from qwen_megakernel.errors import BackendError, EngineBusyError, EngineClosedError, KernelFault, RequestError
 from qwen_megakernel.frame_decoder import FrameDecoder, TorchFrameDecoder
 from qwen_megakernel.megakernel import MegakernelFrameDecoder, why_no_megakernel
-from qwen_megakernel.prompt import Prompt, PromptBuilder
-from qwen_megakernel.text import TextTokenizer
+from qwen_megakernel.prompt import Prompt, PromptBuilder, PromptPieces
+from qwen_megakernel.text import TextTokenizer, check_unicode
 from qwen_megakernel.transformer import Embeddings
 from qwen_megakernel.vocoder import Vocoder
 from qwen_megakernel.voice import RefAudio, Voice, VoiceEncoder
@@ -132,7 +132,8 @@ class Utterance:
 
     def __init__(self, engine: "TTSEngine", request: _Request, on_chunk: Callable[[Chunk], None] | None):
         self._engine, self._request, self._on_chunk = engine, request, on_chunk
-        self._pieces: list[str] = []
+        self._pieces: PromptPieces | None = None  # where the text does not come whole
+        self._active: _Active | None = None  # of such a text, once its first frame can be made
         self._text_open = True
         self._lock = threading.Lock()
         self._cancelled = threading.Event()
@@ -143,18 +144,29 @@ class Utterance:
         self.seed = request.sampling.seed
 
     def push_text(self, text: str) -> None:
-        """Append a piece of the text. Speech starts when `end_text` says that the text is whole.
+        """Append a piece of the text, cut anywhere. Speech starts as soon as a first word is whole, and waits, silent,
+        where the text has run out and was not ended.
 
         Raises:
-            RequestError: the text was ended or the utterance cancelled, or `text` is not a string.
+            RequestError: the text was ended or the utterance cancelled, or `text` is not a string of valid Unicode.
+            TextTooLongError: the text no longer fits a slot; the utterance has then failed.
         """
         if not isinstance(text, str):
             raise RequestError(f"text must be a string, got {type(text).__name__}")
+        check_unicode(text)
         with self._lock:
-            if not self._text_open:
-                why = "the utterance was cancelled" if self._cancelled.is_set() else "its text is complete"
-                raise RequestError(f"push_text after the end: {why}")
-            self._pieces.append(text)
+            self._refuse_closed_text("push_text")
+            self._engine._advance(self, lambda pieces: pieces.push(text))
+
+    def flush(self) -> None:
+        """That is all for now: also speak what `push_text` holds back because the next character could change it.
+
+        Raises:
+            RequestError: the text was ended or the utterance cancelled.
+        """
+        with self._lock:
+            self._refuse_closed_text("flush")
+            self._engine._advance(self, lambda pieces: pieces.flush())
 
     def end_text(self) -> None:
         """The text is complete; calling it again changes nothing.
@@ -163,23 +175,24 @@ class Utterance:
             RequestError: the whole text cannot be spoken (blank, too long); the utterance has then failed.
         """
         with self._lock:
-            if not self._text_open:
-                return
-            self._text_open = False
-        try:
-            active = self._engine._prepare(self, "".join(self._pieces))
-        except BaseException as error:  # also an interrupt: nobody else would free the slot
-            self._engine._finish(self, error=error)
-            raise
-        self._engine._inbox.put(active)
+            if self._text_open:
+                self._text_open = False
+                self._engine._advance(self, lambda pieces: pieces.end())
+
+    def _refuse_closed_text(self, call: str) -> None:
+        if not self._text_open:
+            why = "the utterance was cancelled" if self._cancelled.is_set() else "its text is complete"
+            raise RequestError(f"{call} after the end: {why}")
 
     def cancel(self) -> None:
         """Stop before the next frame; what was made so far stays. Safe at any time, from any thread."""
         self._cancelled.set()
         with self._lock:
-            text_never_ended, self._text_open = self._text_open, False
-        if text_never_ended:
+            never_began = self._text_open and self._active is None
+            self._text_open = False
+        if never_began:
             self._engine._finish(self, audio=self._engine._assemble(_Active(self), "cancelled"))
+        self._engine._inbox.put(_NEWS)  # it may be waiting for text
 
     def result(self, timeout: float | None = None) -> Audio:
         """Wait for the whole utterance.
@@ -239,6 +252,11 @@ class _Active:
 
     utterance: Utterance
     prompt: Prompt | None = None
+    text_rows: int = 0  # trailing ones that the decoder has
+    text_open: bool = False
+    incoming: "queue.SimpleQueue[tuple[Tensor, bool]]" = field(
+        default_factory=queue.SimpleQueue
+    )  # rows; text is complete
     max_frames: int = 0
     slot: int = -1
     context: list[Tensor] | None = None  # reference codes the vocoder has yet to hear; None before prefill
@@ -247,6 +265,20 @@ class _Active:
     codes: list[Tensor] = field(default_factory=list)  # int64 [groups] each
     spoken: int = 0  # frames that went through the vocoder
     samples: list[np.ndarray] = field(default_factory=list)
+
+    @property
+    def starved(self) -> bool:
+        """Its next frame needs a text row that has not come: nothing is spoken in its place."""
+        prefilled = self.context is not None and not self.context
+        return prefilled and self.text_open and len(self.codes) >= self.text_rows
+
+    @property
+    def idle(self) -> bool:
+        return self.starved and self.incoming.empty() and not self.utterance._cancelled.is_set()
+
+
+_NEWS = object()
+"""In the owner's inbox: look again at those that wait for text."""
 
 
 class TTSEngine:
@@ -426,6 +458,8 @@ class TTSEngine:
         if whole:
             active = self._prepare(utterance, text)
             utterance._text_open = False
+        else:
+            utterance._pieces = self._begin(request)
         with self._lock:
             self._check_open()
             if len(self._open) >= self._decoder.slots:
@@ -546,21 +580,50 @@ class TTSEngine:
     @torch.inference_mode()
     def _prepare(self, utterance: Utterance, text: str) -> _Active:
         """Build the prompt, in the caller's thread: a text that cannot be spoken fails there."""
-        active = _Active(utterance)
         r = utterance._request
-        prompt = self._prompts.build(
-            text,
+        voice = {"language": r.language, "speaker": r.speaker, "instruct": r.instruct, "voice": r.voice}
+        whole = {"non_streaming_mode": r.non_streaming_mode, "max_positions": self._decoder.max_positions}
+        return self._activate(utterance, self._prompts.build(text, **voice, **whole))
+
+    @torch.inference_mode()
+    def _begin(self, r: _Request) -> PromptPieces:
+        return self._prompts.begin(
             language=r.language,
             speaker=r.speaker,
             instruct=r.instruct,
             voice=r.voice,
-            non_streaming_mode=r.non_streaming_mode,
             max_positions=self._decoder.max_positions,
         )
-        limit = self._checkpoint.config.max_frames if r.max_frames is None else r.max_frames
-        active.prompt = prompt
-        active.max_frames = min(limit, self._decoder.max_positions - len(prompt.rows) + 1)
-        return active
+
+    def _activate(self, utterance: Utterance, prompt: Prompt, text_open: bool = False) -> _Active:
+        asked = utterance._request.max_frames
+        limit = self._checkpoint.config.max_frames if asked is None else asked
+        return _Active(
+            utterance,
+            prompt=prompt,
+            text_rows=len(prompt.trailing),
+            text_open=text_open,
+            max_frames=min(limit, self._decoder.max_positions - len(prompt.rows) + 1),
+        )
+
+    @torch.inference_mode()
+    def _advance(self, utterance: Utterance, step: Callable[[PromptPieces], Tensor]) -> None:
+        """A piece of text, in the caller's thread and under the utterance's lock: hand on the rows that it settles."""
+        pieces = utterance._pieces
+        try:
+            rows = step(pieces)
+            if utterance._active is None and pieces.prompt is not None:
+                utterance._active = self._activate(utterance, pieces.prompt, text_open=not pieces.ended)
+                self._inbox.put(utterance._active)
+            elif utterance._active is not None and (len(rows) or pieces.ended):
+                utterance._active.incoming.put((rows, pieces.ended))
+                self._inbox.put(_NEWS)
+        except BaseException as error:  # also an interrupt: nobody else would free the slot
+            utterance._text_open = False
+            utterance._cancelled.set()
+            self._finish(utterance, error=error)
+            self._inbox.put(_NEWS)
+            raise
 
     def _finish(self, utterance: Utterance, audio: Audio | None = None, error: BaseException | None = None) -> None:
         """Settle an utterance once: whoever waits on it wakes up."""
@@ -601,7 +664,7 @@ class TTSEngine:
     def _round(self, running: list[_Active]) -> list[_Active]:
         """One frame of every utterance, as many in a launch as the backend computes together; those that have ended."""
         ended = [active for active in running if self._settle(active, lambda a=active: self._before_frame(a))]
-        ready = [active for active in running if active not in ended and not active.context]
+        ready = [active for active in running if active not in ended and not active.context and not active.starved]
         for first in range(0, len(ready), self._decoder.width):
             together = ready[first : first + self._decoder.width]
             try:
@@ -651,6 +714,11 @@ class TTSEngine:
             active.context = [] if codes is None else list(codes.split(_CONTEXT_FRAMES))
         elif active.context:  # its own audio is dropped, exactly as many frames
             self._vocoder.push([active.slot], active.context.pop(0)[None])
+        while not active.incoming.empty():
+            rows, complete = active.incoming.get()
+            self._decoder.extend(active.slot, rows)
+            active.text_rows += len(rows)
+            active.text_open = not complete
         return None
 
     def _after_frame(self, active: _Active, codes: torch.Tensor | None) -> str | None:
@@ -689,16 +757,18 @@ class TTSEngine:
 
 
 @torch.inference_mode()
-def _own(ref: "weakref.ref[TTSEngine]", inbox: "queue.SimpleQueue[_Active | None]") -> None:
+def _own(ref: "weakref.ref[TTSEngine]", inbox: "queue.SimpleQueue[_Active | object | None]") -> None:
     """The owner thread: admits what comes, gives every running utterance a frame a round, ends on None."""
     engine, active, running = ref(), None, []
     free = list(range(engine._decoder.slots))
     try:
         while True:
-            while not running or not inbox.empty():
+            while not inbox.empty() or all(waiting.idle for waiting in running):
                 if not running:
                     engine = active = None  # idle: hold nothing that would keep engine or utterance alive
                 active = inbox.get()
+                if active is _NEWS:
+                    continue
                 engine = ref()
                 if active is None or engine is None:  # close() has cancelled every utterance by now
                     engine._round(running)
@@ -736,7 +806,7 @@ def _whole(text: str) -> str:
 def _is_loop(active: _Active) -> bool:
     """The text is used up, and the last second repeats itself exactly."""
     codes = active.codes
-    if len(codes) < max(_LOOP_FRAMES + _LOOP_PERIODS[-1], len(active.prompt.trailing)):
+    if active.text_open or len(codes) < max(_LOOP_FRAMES + _LOOP_PERIODS[-1], active.text_rows):
         return False
     last = torch.stack(codes[-_LOOP_FRAMES - _LOOP_PERIODS[-1] :])
     return any(torch.equal(last[-_LOOP_FRAMES:], last[-_LOOP_FRAMES - p : -p]) for p in _LOOP_PERIODS)

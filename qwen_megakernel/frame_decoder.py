@@ -5,7 +5,7 @@ A frame is frame.py's; code 0 may be end of speech, which ends the stream withou
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
@@ -41,6 +41,9 @@ class FrameDecoder(Protocol):
             prompt: at most `max_positions` - 1 rows.
             sampling: every field set; the seed too where anything is drawn.
         """
+
+    def extend(self, slot: int, rows: Tensor) -> None:
+        """More text rows [n, hidden] behind the trailing ones of the slot's prompt: its text came in pieces."""
 
     def launch(self, slots: Sequence[int]) -> None:
         """Queue the next frame of some streams, without waiting for it.
@@ -150,6 +153,11 @@ class TorchFrameDecoder:
         state.start(prompt.rows[last:], last, sampling)
         if last:
             self._frame.prefill(prompt.rows[:last], state)
+
+    @torch.inference_mode()
+    def extend(self, slot: int, rows: Tensor) -> None:
+        prompt = self._streams[slot].prompt
+        self._streams[slot].prompt = replace(prompt, trailing=torch.cat([prompt.trailing, rows]))
 
     @torch.inference_mode()
     def launch(self, slots: Sequence[int]) -> None:

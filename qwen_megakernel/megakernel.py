@@ -128,6 +128,8 @@ def padded_mlp(config: StackConfig) -> int:
 
 @dataclass(eq=False)
 class _Stream:
+    trailing: Tensor  # [n, hidden], text rows
+    pad: Tensor  # [hidden], what follows them
     room: int  # frames that may still be launched
     over: bool = False  # it ended, or its slot was started again
 
@@ -226,15 +228,21 @@ class MegakernelFrameDecoder:
             settings |= {f"{kind}_top_k": draw.top_k, f"{kind}_top_p": draw.top_p}
         if slot in self._streams:
             self._streams[slot].over = True
-        self._streams[slot] = _Stream(room=self.max_positions - last)
+        self._streams[slot] = _Stream(prompt.trailing.contiguous(), prompt.pad.contiguous(), self.max_positions - last)
         self._seen[slot].zero_()
         rows = prompt.rows.float()
         self._launcher.begin(
             slot, self._page_tables[slot], self._seen[slot], self._rows[slot], settings, sampling.seed or 0
         )
-        self._launcher.set_text(slot, prompt.trailing.contiguous(), prompt.pad.contiguous())
+        self._launcher.set_text(slot, self._streams[slot].trailing, self._streams[slot].pad)
         self._launcher.prefill(slot, rows[:last].contiguous(), [])
         self._rows[slot].copy_(rows[last])
+
+    @torch.inference_mode()
+    def extend(self, slot: int, rows: Tensor) -> None:
+        stream = self._streams[slot]
+        stream.trailing = torch.cat([stream.trailing, rows])
+        self._launcher.set_text(slot, stream.trailing, stream.pad)
 
     def launch(self, slots: Sequence[int]) -> None:
         check_launch(

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from qwen_megakernel.config import ModelConfig
 from qwen_megakernel.errors import RequestError, TextTooLongError
-from qwen_megakernel.text import TextTokenizer
+from qwen_megakernel.text import PieceEncoder, TextTokenizer
 from qwen_megakernel.transformer import Embeddings
 from qwen_megakernel.voice import Voice
 
@@ -112,6 +112,18 @@ class PromptBuilder:
             block, trailing = self._icl_block(reference + ids, codes, non_streaming_mode)
         return Prompt(torch.cat([*rows, block]), trailing, self._pad)
 
+    def begin(
+        self,
+        *,
+        language: str | None = None,
+        speaker: str | None = None,
+        instruct: str | None = None,
+        voice: Voice | None = None,
+        max_positions: int = sys.maxsize,
+    ) -> "PromptPieces":
+        """The same in the streaming layout, for text that comes in pieces."""
+        return PromptPieces(self, language, speaker, instruct, voice, max_positions)
+
     def known_speaker(self, speaker: str) -> str:
         """The speaker's name as the checkpoint spells it.
 
@@ -193,3 +205,100 @@ class PromptBuilder:
             return text[: len(frames)] + frames, text[len(frames) :]
         padding = self._pad.expand(len(frames) - len(text), -1)
         return torch.cat([text, padding]) + frames, self._pad[None]
+
+
+class PromptPieces:
+    """A prompt in the streaming layout whose text arrives in pieces: the prompt as soon as the first frame could be
+    made, then the text rows that trail it, equal to those that `PromptBuilder.build` makes of the whole text (see
+    `text.PieceEncoder` for the one exception).
+
+    Attributes:
+        prompt: None until the text so far is enough for it. Its `trailing` is what was known then.
+        ended: no more text will come.
+    """
+
+    def __init__(
+        self,
+        builder: PromptBuilder,
+        language: str | None,
+        speaker: str | None,
+        instruct: str | None,
+        voice: Voice | None,
+        max_positions: int,
+    ):
+        self._builder, self._voice, self._max_positions = builder, voice, max_positions
+        self._head = [builder._tag_rows(language, speaker, voice)]
+        instruct_ids = builder._turn_ids("user", instruct) if instruct else []
+        self._instruct = [builder._embed.text(instruct_ids)] if instruct_ids else []
+        codes = None if voice is None else voice.ref_codes
+        self._reference = [] if codes is None else builder._role_and_text(voice.ref_text, "ref_text")[1]
+        self._frames = 0 if codes is None else len(codes)
+        self._fixed = len(instruct_ids) + 3 + len(self._head[0]) + self._frames + 2
+        self._text = PieceEncoder(builder._tokenizer.encode, "assistant\n")
+        self._ids = [builder._config.im_start_id]  # with the role's, then the text's
+        self._blank = True
+        self._given = 0  # text rows, the reference's and the closing one counted, that went into prompt or trailing
+        self.prompt: Prompt | None = None
+        self.ended = False
+
+    @property
+    def held(self) -> int:
+        """Characters that wait for what comes next."""
+        return self._text.held
+
+    def push(self, piece: str) -> Tensor:
+        """Take a piece of the text.
+
+        Returns:
+            [n, hidden], text rows that trail what was there before; none while there is no prompt yet.
+
+        Raises:
+            RequestError: not valid Unicode; nothing was taken.
+            TextTooLongError: the text no longer fits a slot.
+        """
+        ids = self._text.push(piece)
+        self._blank &= not piece.strip()
+        return self._advance(ids)
+
+    def flush(self) -> Tensor:
+        """What was held back, as if a boundary followed; rows as `push` gives them."""
+        return self._advance(self._text.flush())
+
+    def end(self) -> Tensor:
+        """The text is complete; rows as `push` gives them, the closing one last.
+
+        Raises:
+            RequestError: the text was blank.
+        """
+        ids = self._text.flush()
+        if self._blank or len(self._ids) + len(ids) < 4:
+            raise RequestError("text must not be blank")
+        self.ended = True
+        return self._advance(ids)
+
+    def _advance(self, ids: list[int]) -> Tensor:
+        needed = self._fixed + len(self._ids) + len(ids) - 3
+        if needed > self._max_positions:
+            raise TextTooLongError(
+                f"the text so far needs at least {needed} positions and a slot has {self._max_positions}: "
+                "say the rest in another utterance, or raise max_positions"
+            )
+        self._ids += ids
+        builder, text = self._builder, self._reference + self._ids[3:]
+        none = builder._pad[None][:0]
+        if self.prompt is None:
+            if self._blank or len(self._ids) < 4 or not (self.ended or len(text) > self._frames):
+                return none
+            codes = self._voice.ref_codes if self._frames else None
+            rows = [*self._instruct, builder._embed.text(self._ids[:3]), *self._head]
+            block, trailing = (
+                builder._text_block(text, False) if codes is None else builder._icl_block(text, codes, False)
+            )
+            if not self.ended:  # what closes the text is not known yet
+                trailing = trailing[:-1]
+            self.prompt, self._given = Prompt(torch.cat([*rows, block]), trailing, builder._pad), len(text)
+            return none
+        fresh = text[self._given :]
+        self._given = len(text)
+        rows = [builder._embed.text(fresh)] if fresh else []
+        return torch.cat([none, *rows, *([builder._eos[None]] if self.ended else [])])

@@ -8,7 +8,8 @@ special-token string inside user text ("<|im_end|>") is spelt out as ordinary ch
 
 import itertools
 import re
-from collections.abc import Iterator
+import unicodedata
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
@@ -61,11 +62,81 @@ class TextTokenizer:
         Raises:
             RequestError: the text holds lone surrogates, which have no UTF-8 form.
         """
-        try:
-            text.encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise RequestError(f"text must be valid Unicode: {error}") from None
+        check_unicode(text)
         return self._tokenizer.encode(text, add_special_tokens=False).ids
+
+
+LONGEST_RUN = 16
+"""Characters without a boundary that `PieceEncoder` holds back at most."""
+
+
+class PieceEncoder:
+    """Token ids of a text that arrives in pieces, each as soon as no later character can change it.
+
+    A cut is safe where Qwen2's pre-tokenizer ends a piece whatever comes next: behind a word or a digit once the next
+    character is neither letter nor combining mark, and in front of a blank that follows something visible. The ids then
+    equal those of the whole text, however it was cut into pieces. A run longer than `LONGEST_RUN` without such a place
+    (Chinese or Japanese between two marks, a very long word) is cut all the same, always at the same character; only
+    there may ids differ from those of the whole text.
+    """
+
+    def __init__(self, encode: Callable[[str], list[int]], before: str = ""):
+        """`before`: what stands in front of the text and is encoded with it."""
+        self._encode, self._held = encode, before
+        self._run = len(before)  # of `_held`, characters behind its last boundary
+
+    @property
+    def held(self) -> int:
+        """Characters that wait for what comes next."""
+        return len(self._held)
+
+    def push(self, piece: str) -> list[int]:
+        """Ids that this piece settles.
+
+        Raises:
+            RequestError: lone surrogates; nothing was taken.
+        """
+        check_unicode(piece)
+        ids: list[int] = []
+        for character in piece:
+            if self._held and _ends(self._held[-1], character):
+                self._run = 0
+            elif self._run >= LONGEST_RUN and not _joins(character):
+                ids += self.flush()
+            self._held += character
+            self._run += 1
+        settled = len(self._held) - self._run
+        if settled > 0:
+            ids += self._encode(self._held[:settled])
+            self._held = self._held[settled:]
+        return ids
+
+    def flush(self) -> list[int]:
+        """Ids of everything that was held back."""
+        ids = self._encode(self._held) if self._held else []
+        self._held, self._run = "", 0
+        return ids
+
+
+def _ends(last: str, following: str) -> bool:
+    """A pre-token that ends with `last` ends for good in front of `following`."""
+    kind, then = unicodedata.category(last)[0], unicodedata.category(following)[0]
+    if kind in "LN":
+        return then != "M" and (kind == "N" or then != "L")
+    return following in " \t\u3000" and not last.isspace()
+
+
+def _joins(character: str) -> bool:
+    """NFC may melt it into what stands before it: a combining mark, or the later part of a Hangul syllable."""
+    return unicodedata.category(character)[0] == "M" or "\u1160" <= character <= "\u11ff"
+
+
+def check_unicode(text: str) -> None:
+    """Raises RequestError for lone surrogates, which have no UTF-8 form."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise RequestError(f"text must be valid Unicode: {error}") from None
 
 
 # A sentence ends after its marks and closing quotes: before white space, in Chinese and Japanese anywhere.

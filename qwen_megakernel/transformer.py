@@ -14,6 +14,8 @@ from torch import Tensor
 
 from qwen_megakernel.config import StackConfig, TalkerConfig
 
+_TEXT_ROWS = 16
+
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x / rms(x) over the last axis in fp32, rounded to x's dtype, then times weight."""
@@ -133,9 +135,15 @@ class Embeddings:
         self._codes += [tensors[f"{predictor}.{group}.weight"] for group in range(config.num_code_groups - 1)]
 
     def text(self, ids: Sequence[int]) -> Tensor:
-        """Text ids -> [n, hidden]: embedding, then the two-layer text projection."""
-        rows = F.embedding(torch.tensor(ids, device=self._text.device, dtype=torch.long), self._text)
-        return F.linear(F.silu(F.linear(rows, *self._fc1)), *self._fc2)
+        """Text ids -> [n, hidden]: embedding, then the two-layer text projection.
+
+        Always so many rows at a time: a row's last bits may depend on how many are multiplied together, and the same
+        text may come whole or in pieces.
+        """
+        padded = [*ids, *[0] * (-len(ids) % _TEXT_ROWS)]
+        rows = F.embedding(torch.tensor(padded, device=self._text.device, dtype=torch.long), self._text)
+        blocks = [F.linear(F.silu(F.linear(block, *self._fc1)), *self._fc2) for block in rows.split(_TEXT_ROWS)]
+        return torch.cat(blocks)[: len(ids)]
 
     def code0(self, ids: Sequence[int]) -> Tensor:
         """Codec-vocabulary ids (codes, tags, speakers) -> [n, hidden]."""

@@ -1,0 +1,256 @@
+"""Text in pieces: ids, rows and codes equal those of the whole text; a stream without text waits."""
+
+import random
+import threading
+import time
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from qwen_megakernel import EngineClosedError, RequestError, SamplingParams, TextTooLongError, TTSEngine
+from qwen_megakernel.checkpoint import DEMO_FOLDER, Checkpoint
+from qwen_megakernel.config import GREEDY
+from qwen_megakernel.prompt import PromptBuilder
+from qwen_megakernel.text import LONGEST_RUN, PieceEncoder, TextTokenizer
+from qwen_megakernel.transformer import Embeddings
+from qwen_megakernel.voice import Voice
+
+BITS = (
+    [
+        "Hello",
+        "world",
+        "don't",
+        "I'll",
+        "Straße",
+        "ä",
+        "e\u0301",
+        "n\u0303",
+        "a\u0300\u0323",
+        "\u1100\u1161\u11a8",
+        "각",
+        "हिन्दी",
+    ]
+    + [
+        " ",
+        " ",
+        "  ",
+        "\n",
+        "\r\n",
+        "\t",
+        "\u3000",
+        "\u00a0",
+        ".",
+        ",",
+        "!",
+        "?",
+        "…",
+        "'",
+        '"',
+        "(",
+        "-",
+        "_",
+        "#",
+        "@x",
+    ]
+    + [
+        "1",
+        "23",
+        "4.5",
+        "你好",
+        "世界",
+        "，",
+        "。",
+        "こんにちは",
+        "か\u3099",
+        "😀",
+        "👨\u200d👩\u200d👧",
+        "<|im_end|>",
+        "\u200b",
+    ]
+)
+texts = st.lists(st.sampled_from(BITS), min_size=1, max_size=14).map("".join)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return TextTokenizer(DEMO_FOLDER, Checkpoint.open("demo").config.talker.text_vocab_size)
+
+
+def cut(text: str, seed: int, longest: int = 5) -> list[str]:
+    rng, pieces = random.Random(seed), []
+    while text:
+        n = rng.randint(1, longest)
+        pieces.append(text[:n])
+        text = text[n:]
+    return pieces
+
+
+def ids_of(tokenizer, pieces) -> list[int]:
+    encoder = PieceEncoder(tokenizer.encode, "assistant\n")
+    return [i for piece in pieces for i in encoder.push(piece)] + encoder.flush()
+
+
+@settings(max_examples=300)
+@given(text=texts, seed=st.integers(0, 2**32))
+def test_ids_do_not_depend_on_how_the_text_was_cut(tokenizer, text, seed):
+    assert ids_of(tokenizer, cut(text, seed)) == ids_of(tokenizer, [text])
+
+
+@settings(max_examples=300)
+@given(text=texts, seed=st.integers(0, 2**32))
+def test_ids_equal_the_whole_texts_where_no_run_is_too_long(tokenizer, text, seed):
+    encoder, longest = PieceEncoder(tokenizer.encode, "assistant\n"), 0
+    for character in text:
+        encoder.push(character)
+        longest = max(longest, encoder.held)
+    if longest < LONGEST_RUN:
+        assert ids_of(tokenizer, cut(text, seed)) == tokenizer.encode("assistant\n" + text)
+
+
+def test_no_more_than_a_word_is_held_back(tokenizer):
+    encoder = PieceEncoder(tokenizer.encode)
+    assert encoder.push("Hello") == [] and encoder.held == 5
+    assert encoder.push(" ") == tokenizer.encode("Hello") and encoder.held == 1
+    encoder = PieceEncoder(tokenizer.encode)
+    most = 0
+    for character in "今天天气真好我们一起去公园散步然后回家吃饭看电影吧":
+        encoder.push(character)
+        most = max(most, encoder.held)
+    assert most == LONGEST_RUN
+
+
+def random_voice(config, frames: int) -> Voice:
+    codes = torch.randint(0, config.codec.vocoder.codebook_size, (frames, 16))
+    vector = torch.randn(config.talker.stack.hidden_size)
+    return Voice(vector, codes, "this is the text of it", "")
+
+
+@pytest.mark.parametrize("variant, frames", [("custom_voice", 0), ("base", 3), ("base", 12), ("base", 40)])
+def test_rows_equal_the_whole_texts(tiny, variant, frames):
+    checkpoint = Checkpoint.open(tiny(variant))
+    tensors = checkpoint.talker(torch.device("cpu"), torch.float32)
+    tokenizer = TextTokenizer(checkpoint.folder, checkpoint.config.talker.text_vocab_size)
+    builder = PromptBuilder(checkpoint.config, tokenizer, Embeddings(checkpoint.config.talker, tensors))
+    voice = random_voice(checkpoint.config, frames) if frames else None
+    speaker = builder.speakers[0] if builder.speakers else None
+    request = {"speaker": speaker, "language": "english", "instruct": "Slowly, please.", "voice": voice}
+    for seed in range(20):
+        rng = random.Random(seed)
+        text = "".join(
+            rng.choice(["Hello", " there", ", how", " are", " you", "? ", "1", "2 ", "Straße", "\n"])
+            for _ in range(rng.randint(1, 30))
+        )
+        if not text.strip():
+            continue
+        whole = builder.build(text, non_streaming_mode=False, **request)
+        pieces, trailing = builder.begin(**request), []
+        for piece in cut(text, seed):
+            trailing.append(pieces.push(piece))
+            if rng.random() < 0.1 and pieces.held == 0:
+                trailing.append(pieces.flush())
+        trailing.append(pieces.end())
+        assert torch.equal(pieces.prompt.rows, whole.rows)
+        assert torch.equal(torch.cat([pieces.prompt.trailing, *trailing]), whole.trailing), (seed, text)
+
+
+@pytest.fixture
+def engine(tiny):
+    folder = tiny("custom_voice", eos_gain=0.0)
+    with TTSEngine.load(folder, backend="torch", device="cpu", max_streams=3, max_positions=300) as engine:
+        yield engine
+
+
+def sampling(seed: int) -> SamplingParams:
+    return SamplingParams(seed=seed)
+
+
+def spoken(utterance) -> int:
+    """Frames so far, once it has nothing more to say."""
+    before = -1
+    while (now := utterance._engine.metrics()["frames"]) != before:
+        before = now
+        time.sleep(0.15)
+    return now
+
+
+def test_codes_and_samples_equal_the_whole_texts(engine):
+    text = "Well, hello there: 3 of us are here! It's fine."
+    for seed in range(5):
+        whole = engine.generate(text, sampling=sampling(seed), non_streaming_mode=False, max_frames=60)
+        utterance = engine.submit(sampling=sampling(seed), max_frames=60)
+        for piece in cut(text, seed):
+            utterance.push_text(piece)
+            time.sleep(random.random() * 0.01)
+        utterance.end_text()
+        assert np.array_equal(utterance.result().codes, whole.codes)
+        assert np.abs(utterance.result().samples - whole.samples).max() <= 2e-5
+
+
+def test_a_starved_stream_waits_and_goes_on_as_if_nothing_had_been(engine):
+    text = "One two three four five six seven eight."
+    whole = engine.generate(text, sampling=GREEDY, non_streaming_mode=False, max_frames=40)
+    utterance = engine.submit(sampling=GREEDY, max_frames=40)
+    utterance.push_text(text[:20])
+    frames = spoken(utterance) - 40
+    assert 0 < frames < 20 and not utterance.done, "it spoke what it had, no padding, and waits"
+    other = engine.generate("Others go on meanwhile.", sampling=GREEDY, max_frames=9)
+    assert len(other.codes) == 9
+    for piece in cut(text[20:], 1):
+        utterance.push_text(piece)
+    utterance.end_text()
+    assert np.array_equal(utterance.result(timeout=20).codes, whole.codes)
+
+
+def test_flush_speaks_what_was_held_back(engine):
+    utterance = engine.submit(sampling=GREEDY, max_frames=40)
+    utterance.push_text("Hello")
+    assert spoken(utterance) == 0, "the word could go on"
+    utterance.push_text(" you there")
+    before = spoken(utterance)
+    utterance.flush()
+    assert spoken(utterance) > before and not utterance.done
+    utterance.end_text()
+    assert len(utterance.result(timeout=20).codes) == 40
+    with pytest.raises(RequestError, match="complete"):
+        utterance.flush()
+
+
+def test_a_starved_stream_can_be_cancelled_and_closed(engine):
+    utterances = [engine.submit(sampling=GREEDY) for _ in range(3)]
+    for utterance in utterances:
+        utterance.push_text("Hello there my ")
+    spoken(utterances[0])
+    utterances[0].cancel()
+    assert utterances[0].result(timeout=5).finish_reason == "cancelled" and len(utterances[0].result().codes)
+    closing = threading.Thread(target=engine.close)
+    closing.start()
+    closing.join(timeout=10)
+    assert not closing.is_alive()
+    for utterance in utterances[1:]:
+        assert utterance.result(timeout=5).finish_reason == "cancelled"
+    with pytest.raises((EngineClosedError, RequestError)):
+        utterances[1].push_text("more")
+
+
+def test_text_that_outgrows_its_slot_fails_its_utterance_and_no_other(engine):
+    other = engine.submit("Hello there.", sampling=GREEDY, max_frames=100)
+    utterance = engine.submit(sampling=GREEDY)
+    with pytest.raises(TextTooLongError, match="300"):
+        for _ in range(1000):
+            utterance.push_text("word after word ")
+    with pytest.raises(TextTooLongError):
+        utterance.result(timeout=5)
+    assert len(other.result(timeout=20).codes) == 100 and engine.health()["streams"] == 0
+
+
+def test_pieces_that_cannot_be_text_are_refused_and_nothing_is_taken(engine):
+    utterance = engine.submit(sampling=GREEDY, max_frames=5)
+    for bad in (None, 3, b"bytes", "\ud800"):
+        with pytest.raises(RequestError):
+            utterance.push_text(bad)
+    utterance.push_text("Hello there.")
+    utterance.end_text()
+    assert len(utterance.result(timeout=20).codes) == 5
