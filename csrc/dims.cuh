@@ -13,8 +13,9 @@ namespace qmk {
 
 constexpr int kBlocks = 128;                        // resident for the whole frame
 constexpr int kComputeThreads = 512, kWarps = 16;
-constexpr int kThreads = kComputeThreads + 128;     // the first warp behind them is the producer; registers go by fours
-constexpr int kColumns = QMK_COLUMNS;               // at most 8, the width of an mma
+constexpr int kThreads = kComputeThreads + (QMK_BLOCKS_PER_SM > 1 ? 32 : 128);  // behind them the producer; registers change hands by four warps
+constexpr int kColumns = QMK_COLUMNS;               // at most 8, the width of an mma; even, a lane stores two at a time
+static_assert(kColumns % 2 == 0 && kColumns >= 2 && kColumns <= 8);
 constexpr int kSharedBytes = QMK_SHARED_KB * 1024;  // that a block may have
 constexpr bool kFrameKvShared = kSharedBytes > 200 * 1024;  // room for the code predictor's keys and values
 constexpr int kHeadDim = 128;

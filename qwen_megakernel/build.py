@@ -1,10 +1,16 @@
-"""JIT of the kernel through torch.utils.cpp_extension: compiled once per source and architecture, then cached."""
+"""JIT of the kernel through torch.utils.cpp_extension: once per source, architecture and flags, then cached."""
 
+import ctypes
 import functools
 import hashlib
 import logging
 import os
+import re
+import shutil
+import subprocess
+import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
@@ -14,8 +20,50 @@ from qwen_megakernel.errors import BackendError
 
 log = logging.getLogger(__name__)
 
+BLOCKS = 128
+"""Of a launch (csrc/dims.cuh). They wait for each other, so all must be resident at once."""
+
 SOURCES = ("frame.cu", "bindings.cpp")
 FLAGS = ("-O3", "-std=c++20", "--expt-relaxed-constexpr")
+
+
+@dataclass(frozen=True)
+class Target:
+    """An architecture that the kernel is compiled for, and the smallest card named for it."""
+
+    card: str
+    multiprocessors: int
+    shared_kb: int  # of a multiprocessor
+    threads: int  # that a multiprocessor can hold
+    columns: int  # streams, or prompt rows, of a launch
+    blocks: int  # resident per multiprocessor
+
+    @property
+    def defines(self) -> tuple[str, ...]:
+        """What csrc/dims.cuh wants to know. CUDA keeps 1 KB of a block's shared memory for itself."""
+        sizes = {"COLUMNS": self.columns, "BLOCKS_PER_SM": self.blocks, "SHARED_KB": self.shared_kb // self.blocks - 1}
+        return tuple(f"-DQMK_{name}={size}" for name, size in sizes.items())
+
+
+TARGETS = {
+    #               card, multiprocessors, KB, threads, columns, blocks
+    "80": Target("A100", 108, 164, 2048, 4, 2),
+    "86": Target("RTX 3090", 82, 100, 1536, 2, 2),
+    "89": Target("RTX 4090", 128, 100, 1536, 4, 1),
+    "90a": Target("H200", 132, 228, 2048, 8, 1),
+    "100a": Target("B200", 148, 228, 2048, 8, 1),
+    "120a": Target("RTX 5070 Ti", 70, 100, 1536, 2, 2),
+}
+"""By architecture. Columns: partial sums of a column take 8 KB at 1.7B, and the weight ring needs what is left."""
+
+RUN_ON = ("90a",)
+"""Architectures on which the kernel was ever run; elsewhere `backend="auto"` leaves it alone."""
+
+
+def architecture(device: torch.device) -> str | None:
+    """The key of TARGETS that fits a CUDA device."""
+    major, minor = torch.cuda.get_device_capability(device)
+    return next((arch for arch in TARGETS if arch.rstrip("a") == f"{major}{minor}"), None)
 
 
 def source_folder() -> Path:
@@ -27,52 +75,160 @@ def source_folder() -> Path:
     raise BackendError(f"the kernel's sources are missing: no csrc/{SOURCES[0]} in or beside {package}")
 
 
+# ---------------------------------------------------------------- what keeps it from being built
+
+
 def why_no_build(device: torch.device) -> str | None:
-    """What keeps the kernel from being compiled for a CUDA device; None if nothing does."""
+    """What keeps the kernel from being compiled for a CUDA device, and what to do; None if nothing does."""
+    properties = torch.cuda.get_device_properties(device)
+    arch = architecture(device)
+    if arch is None:
+        return f"it is compiled for sm_{', sm_'.join(TARGETS)}; this {properties.name} is sm_{_capability(device)}"
+    resident = properties.multi_processor_count * TARGETS[arch].blocks
+    if resident < BLOCKS:
+        return (
+            f"its {BLOCKS} blocks must be resident at once, and this {properties.name} holds {resident} "
+            f"({properties.multi_processor_count} multiprocessors, {TARGETS[arch].blocks} each); use a larger GPU"
+        )
+    nvcc = find_nvcc()
+    if nvcc is None:
+        return NO_NVCC
+    version = nvcc_version(nvcc)
+    if version is None:
+        return f"`{nvcc} --version` names no release; set CUDA_HOME to a CUDA toolkit"
+    return why_driver_too_old(version, "nvcc", "or set CUDA_HOME to an older toolkit")
+
+
+def why_untried(device: torch.device) -> str | None:
+    """Why `backend="auto"` leaves a device alone that the kernel can be compiled for."""
+    if architecture(device) in RUN_ON:
+        return None
+    return f"it has only been run on Hopper, this GPU is sm_{_capability(device)}; backend='megakernel' tries it"
+
+
+def why_no_gpu() -> str:
+    """Why torch sees no CUDA GPU, and what to do."""
+    if torch.version.cuda is None:
+        return f"torch {torch.__version__} is built without CUDA; install a build with it"
+    if driver_version() is None:
+        return "there is no NVIDIA driver; install one"
+    too_old = why_driver_too_old(
+        _version(torch.version.cuda), f"torch {torch.__version__}", "or install an older torch"
+    )
+    return too_old or "the driver shows it none; look at nvidia-smi and CUDA_VISIBLE_DEVICES"
+
+
+def why_driver_too_old(needed: tuple[int, int], by: str, instead: str) -> str | None:
+    """A driver runs what toolkits up to its own major version have built."""
+    driver = driver_version()
+    if driver is None or driver[0] >= needed[0]:
+        return None
+    return (
+        f"the NVIDIA driver is too old: it runs CUDA {driver[0]}.{driver[1]}, {by} is of CUDA {needed[0]}.{needed[1]}; "
+        f"update the driver {instead}"
+    )
+
+
+def driver_version() -> tuple[int, int] | None:
+    """The newest CUDA that the installed driver runs; asked of the driver, torch does not tell before it has failed."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+    version = ctypes.c_int()
+    if driver.cuDriverGetVersion(ctypes.byref(version)):
+        return None
+    return version.value // 1000, version.value % 1000 // 10
+
+
+NO_NVCC = "nvcc was not found in CUDA_HOME, on PATH or in /usr/local/cuda; install the CUDA toolkit or set CUDA_HOME"
+
+
+def find_nvcc() -> str | None:
+    """Where torch.utils.cpp_extension looks for it, which a CPU build of torch would not tell."""
+    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
+    if home:
+        return shutil.which("nvcc", path=Path(home) / "bin")
+    return shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
+
+
+@functools.cache
+def nvcc_version(nvcc: str) -> tuple[int, int] | None:
+    said = subprocess.run([nvcc, "--version"], capture_output=True, text=True)
+    release = re.search(r"release (\d+\.\d+)", said.stdout)
+    return _version(release[1]) if release else None
+
+
+def _version(text: str) -> tuple[int, int]:
+    major, minor = text.split(".")[:2]
+    return int(major), int(minor)
+
+
+def _capability(device: torch.device) -> str:
+    return "{}{}".format(*torch.cuda.get_device_capability(device))
+
+
+# ---------------------------------------------------------------- building it
+
+
+def cache_folder(arch: str) -> Path:
+    """Of a build for an architecture. Builds whose sources, flags, torch or Python differ have folders of their own."""
     from torch.utils import cpp_extension
 
-    major, minor = torch.cuda.get_device_capability(device)
-    if major != 9:
-        return f"it is written for Hopper (compute capability 9.0), this GPU has {major}.{minor}"
-    multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
-    if multiprocessors < 128:
-        return f"its 128 blocks must be resident at once, this GPU has {multiprocessors} multiprocessors"
-    if cpp_extension.CUDA_HOME is None:
-        return "nvcc was not found; install the CUDA toolkit or set CUDA_HOME"
-    return None
+    digest = hashlib.sha256(" ".join((*_cuda_flags(arch), torch.__version__, sys.version)).encode())
+    for path in sorted(source_folder().iterdir()):
+        if path.suffix in {".cu", ".cuh", ".h", ".cpp"}:
+            digest.update(path.name.encode() + path.read_bytes())
+    root = os.environ.get("TORCH_EXTENSIONS_DIR") or cpp_extension.get_default_build_root()
+    return Path(root) / f"qwen_megakernel_sm{arch}_{digest.hexdigest()[:12]}"
+
+
+def _cuda_flags(arch: str) -> tuple[str, ...]:
+    return FLAGS + TARGETS[arch].defines
 
 
 @functools.cache
 def load_extension(device: torch.device) -> ModuleType:
-    """Compile (once; 17 s beside an H200) and load the kernel for this machine's GPU.
+    """Compile (once; 17 s beside an H200) and load the kernel for a GPU of this machine.
 
     Raises:
-        BackendError: another GPU, no compiler, or the compiler's own words.
+        BackendError: what keeps it from being compiled, or the compiler's own words.
     """
     from torch.utils import cpp_extension
 
     obstacle = why_no_build(device)
     if obstacle:
         raise BackendError(f"the kernel cannot be compiled here: {obstacle}")
-    major, minor = torch.cuda.get_device_capability(device)
-    folder = source_folder()
-    files = sorted(p for p in folder.iterdir() if p.suffix in {".cu", ".cuh", ".h", ".cpp"})
-    digest = hashlib.sha256(b"".join(p.name.encode() + p.read_bytes() for p in files) + " ".join(FLAGS).encode())
-    name = f"qwen_megakernel_{major}{minor}_{digest.hexdigest()[:12]}"
-    arch = os.environ.get("TORCH_CUDA_ARCH_LIST")
-    os.environ["TORCH_CUDA_ARCH_LIST"] = f"{major}.{minor}a"
+    arch = architecture(device)
+    folder = cache_folder(arch)
+    if (folder / "lock").exists():  # left behind by a build that was killed, it would be waited for without end
+        log.info("waiting for another build in %s; if there is none, delete %s", folder, folder / "lock")
+    elif not (folder / f"{folder.name}.so").exists():
+        log.info("building the kernel for sm_%s in %s (once, under a minute)", arch, folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        return _load(cpp_extension, folder, arch)
+    except (RuntimeError, OSError) as error:
+        raise BackendError(f"the kernel could not be compiled in {folder}: {error}") from error
+
+
+def _load(cpp_extension: ModuleType, folder: Path, arch: str) -> ModuleType:
     start = time.monotonic()
-    log.info("compiling the kernel (once, under a minute) as %s", name)
+    others = os.environ.get("TORCH_CUDA_ARCH_LIST")
+    number, suffix = arch.rstrip("a"), "a" if arch.endswith("a") else ""
+    os.environ["TORCH_CUDA_ARCH_LIST"] = f"{number[:-1]}.{number[-1]}{suffix}"  # "90a" -> "9.0a"
     try:
         module = cpp_extension.load(
-            name, [str(folder / s) for s in SOURCES], extra_cflags=["-O2", "-std=c++20"], extra_cuda_cflags=list(FLAGS)
+            folder.name,
+            [str(source_folder() / s) for s in SOURCES],
+            extra_cflags=["-O2", "-std=c++20", *TARGETS[arch].defines],
+            extra_cuda_cflags=list(_cuda_flags(arch)),
+            build_directory=str(folder),
         )
-    except (RuntimeError, OSError) as error:
-        raise BackendError(f"the kernel could not be compiled: {error}") from error
     finally:
-        if arch is None:
+        if others is None:
             del os.environ["TORCH_CUDA_ARCH_LIST"]
         else:
-            os.environ["TORCH_CUDA_ARCH_LIST"] = arch
+            os.environ["TORCH_CUDA_ARCH_LIST"] = others
     log.info("kernel ready after %.1f s", time.monotonic() - start)
     return module

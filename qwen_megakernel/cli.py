@@ -1,4 +1,4 @@
-"""The command line: `qwen-megakernel speak` and `qwen-megakernel doctor`."""
+"""The command line: `qwen-megakernel speak`, `build` and `doctor`."""
 
 import argparse
 import logging
@@ -17,6 +17,7 @@ import torch
 from tqdm import tqdm
 
 from qwen_megakernel import SamplingParams, TTSEngine, TTSError, __version__
+from qwen_megakernel.build import load_extension
 from qwen_megakernel.checkpoint import DEMO, DEMO_NOTICE, PUBLISHED, Checkpoint
 from qwen_megakernel.engine import BACKENDS, Audio, Chunk, select_backend, select_device
 from qwen_megakernel.errors import RequestError, TextTooLongError
@@ -66,6 +67,10 @@ def _parser() -> argparse.ArgumentParser:
     speak.add_argument("--device", help="cpu, cuda, cuda:1; default: a GPU if there is one")
     speak.add_argument("--stream", action="store_true", help="write every chunk at once and tell when it came")
     speak.add_argument("--list-speakers", action="store_true", help="print the model's speakers and languages")
+
+    about = "compile the kernel for this machine's GPU, so that no first use has to wait for it"
+    build = commands.add_parser("build", help=about, description=about[0].upper() + about[1:] + ".")
+    build.set_defaults(run=_build)
 
     doctor = commands.add_parser("doctor", help="what this machine can do", description="What this machine can do.")
     doctor.set_defaults(run=_doctor)
@@ -212,6 +217,16 @@ def _list_speakers(model: str) -> int:
     print("languages: auto, " + ", ".join(sorted(n for n in talker.languages if "dialect" not in n)))
     if model == DEMO:
         print(f"note: {DEMO_NOTICE}")
+    return 0
+
+
+# ---------------------------------------------------------------- build
+
+
+def _build(_args: argparse.Namespace) -> int:
+    device, start = select_device("cuda"), time.monotonic()
+    folder = Path(load_extension(device).__file__).parent
+    print(f"ready   in {time.monotonic() - start:.1f} s\ncached  in {folder}")
     return 0
 
 

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from qwen_megakernel.build import why_no_gpu, why_untried
 from qwen_megakernel.checkpoint import DEMO, DEMO_NOTICE, Checkpoint
 from qwen_megakernel.config import ModelConfig, SamplingParams
 from qwen_megakernel.errors import BackendError, EngineBusyError, EngineClosedError, KernelFault, RequestError
@@ -47,7 +48,7 @@ _CONTEXT_FRAMES = 25  # of a reference that the vocoder hears in one turn, so th
 def select_backend(
     backend: str, device: torch.device, dtype: torch.dtype | None = None, config: ModelConfig | None = None
 ) -> tuple[str, str]:
-    """(backend to use, reason) for a backend name; "auto" takes the megakernel wherever it can run.
+    """(backend to use, reason) for a backend name; "auto" takes the megakernel where it can run and has been run.
 
     Raises:
         BackendError: an unknown name, or a megakernel that cannot run like this.
@@ -57,6 +58,8 @@ def select_backend(
     if backend == "torch":
         return "torch", "asked for"
     obstacle = why_no_megakernel(device, dtype, config)
+    if obstacle is None and backend == "auto":
+        obstacle = why_untried(device)
     if obstacle is None:
         return "megakernel", "asked for" if backend == "megakernel" else "this GPU and checkpoint can run it"
     if backend == "megakernel":
@@ -330,8 +333,8 @@ class TTSEngine:
 
         Args:
             model: a folder, a hub id (downloaded), or "demo" (bundled, a tiny English voice).
-            backend: "torch", "megakernel" (published dims on a Hopper GPU, bfloat16) or "auto", which takes the
-                megakernel wherever it can run; a log line says what was taken and why.
+            backend: "torch", "megakernel" (published dims, bfloat16, a GPU of build.py's TARGETS) or "auto", which
+                takes the megakernel on Hopper, where it has been run; a log line says what was taken and why.
             device: None takes a CUDA GPU if there is one, else the CPU.
             dtype: of talker and code predictor; None is bfloat16 on a GPU and float32 on a CPU.
             max_streams: utterances at once.
@@ -855,8 +858,8 @@ def select_device(device: str | torch.device | None) -> torch.device:
         raise BackendError(f"device {device!r}: {error}") from None
     if device.type not in ("cpu", "cuda"):
         raise BackendError(f"device must be 'cpu' or 'cuda[:n]', got {str(device)!r}")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise BackendError(f"device {device} was asked for, but torch can use no CUDA GPU: {why_no_gpu()}")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise BackendError(
-            f"device {device} was asked for, but torch {torch.__version__} sees {torch.cuda.device_count()} CUDA GPUs"
-        )
+        raise BackendError(f"device {device} was asked for, but torch sees {torch.cuda.device_count()} CUDA GPUs")
     return device

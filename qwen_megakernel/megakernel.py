@@ -1,7 +1,7 @@
 """MegakernelFrameDecoder: packs weights into ribbons, owns the device buffers, launches one kernel per frame.
 
 The kernel itself is csrc/ (start with layer.cuh). One launch is a frame of up to 8 streams, or up to 8
-rows of a prompt.
+rows of a prompt; fewer on cards with less shared memory (build.py, TARGETS).
 """
 
 from collections import deque
@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from qwen_megakernel.build import load_extension, why_no_build
+from qwen_megakernel.build import BLOCKS, load_extension, why_no_build, why_no_gpu
 from qwen_megakernel.config import MIN_FRAMES, ModelConfig, SamplingParams, StackConfig
 from qwen_megakernel.errors import BackendError, KernelFault
 from qwen_megakernel.frame_decoder import check_launch
@@ -20,7 +20,7 @@ from qwen_megakernel.prompt import Prompt
 from qwen_megakernel.sampling import Draw
 from qwen_megakernel.transformer import rope_tables
 
-BLOCKS, WARPS, PAGE = 128, 16, 64
+WARPS, PAGE = 16, 64
 PACKET, MLP_PACKET = 4, 6
 """Values that travel together (csrc/exchange.cuh)."""
 
@@ -46,7 +46,8 @@ STAGES = tuple(
 def why_no_megakernel(device: torch.device, dtype: torch.dtype | None, config: ModelConfig | None) -> str | None:
     """What keeps the kernel from running like this; None if nothing does. A `dtype` or `config` of None always fits."""
     if device.type != "cuda":
-        return f"it needs an NVIDIA GPU, the device is {device}"
+        needed = f"it needs an NVIDIA GPU, the device is {device}"
+        return needed if torch.cuda.is_available() else f"{needed}: {why_no_gpu()}"
     if dtype not in (None, torch.bfloat16):
         return f"it computes in bfloat16, asked for {dtype}"
     obstacle = why_no_build(device)
@@ -163,7 +164,7 @@ class MegakernelFrameDecoder:
         name = "talker.code_predictor"
         heads = max(large.num_heads, small.num_heads)
         hidden, mlp = max(large.hidden_size, small.hidden_size), max(padded_mlp(large), padded_mlp(small))
-        frame_kv = 1 if extension.FRAME_KV_SHARED else BLOCKS * small.num_layers * 2 * 16 * 128
+        frame_kv = 1 if extension.FRAME_KV_SHARED else BLOCKS * DIMS[large.hidden_size][1][4] * 2 * 16 * 128
         self.buffers = {
             **{f"talker.{n}": t for n, t in pack_stack(large, tensors, "talker.model", self._pages * PAGE).items()},
             **{f"predictor.{n}": t for n, t in pack_stack(small, tensors, f"{name}.model", groups).items()},
@@ -245,6 +246,8 @@ class MegakernelFrameDecoder:
         self._launcher.set_text(slot, stream.trailing, stream.pad)
 
     def launch(self, slots: Sequence[int]) -> None:
+        if len(slots) > self.width:
+            raise ValueError(f"a launch of this GPU's build takes 1 to {self.width} slots, got {list(slots)}")
         check_launch(
             slots,
             {slot: stream.room for slot, stream in self._streams.items()},

@@ -232,7 +232,7 @@ def test_what_cannot_be_loaded_says_why(folder, options, message):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_a_gpu_that_is_not_there_is_refused(folder):
-    with pytest.raises(BackendError, match="sees 0 CUDA GPUs"):
+    with pytest.raises(BackendError, match="torch can use no CUDA GPU: "):
         TTSEngine.load(folder, device="cuda")
 
 

@@ -17,7 +17,7 @@ PACKAGE = ROOT / "qwen_megakernel"
 LAYERS = [
     {"errors"},
     {"config", "build"},
-    {"checkpoint", "transformer", "sampling", "text"},
+    {"checkpoint", "transformer", "sampling", "text", "kernels"},
     {"voice", "vocoder", "synthetic", "frame"},
     {"prompt", "frame_graphs"},
     {"frame_decoder"},

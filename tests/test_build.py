@@ -1,0 +1,267 @@
+"""Building the kernel: targets and their flags, what keeps it from being built, `make kernels`."""
+
+import logging
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch.utils import cpp_extension
+
+from qwen_megakernel import build, cli, kernels
+from qwen_megakernel.build import BLOCKS, TARGETS
+from qwen_megakernel.engine import select_backend, select_device
+from qwen_megakernel.errors import BackendError
+from qwen_megakernel.kernels import MODELS, Compiled, Launch
+from qwen_megakernel.megakernel import MegakernelFrameDecoder
+
+GPU = torch.device("cuda")
+H200 = ((9, 0), 132, "H200")
+
+
+def of(width: int) -> str:
+    """A kernel's mangled name, but for its ends."""
+    return f"frame_kernelINS_9ModelDimsINS_9StackDimsILi{width}ELi3072EEENS3_ILi1024ELi3072EEEEEv"
+
+
+PTXAS = f"""ptxas info    : 0 bytes gmem
+ptxas info    : Compiling entry function '{of(2048)}' for 'sm_90a'
+ptxas info    : Function properties for {of(2048)}
+    16 bytes stack frame, 20 bytes spill stores, 36 bytes spill loads
+ptxas info    : Used 96 registers, used 2 barriers, 16 bytes cumulative stack size, 1120 bytes cmem[0]
+ptxas info    : Compiling entry function '{of(256)}' for 'sm_90a'
+ptxas info    : Function properties for {of(256)}
+    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 56 registers, used 2 barriers, 640 bytes smem
+ptxas info    : Compile time = 510.435 ms
+"""
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """machine(capability, multiprocessors, name, nvcc, driver): what the one GPU's machine says of itself."""
+
+    def pretend(capability, multiprocessors, name, nvcc=(13, 0), driver=(13, 0)):
+        properties = SimpleNamespace(name=name, multi_processor_count=multiprocessors)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: capability)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _device: properties)
+        monkeypatch.setattr(build, "find_nvcc", lambda: "nvcc" if nvcc else None)
+        monkeypatch.setattr(build, "nvcc_version", lambda _nvcc: nvcc)
+        monkeypatch.setattr(build, "driver_version", lambda: driver)
+
+    return pretend
+
+
+# ---------------------------------------------------------------- targets
+
+
+def test_two_blocks_a_multiprocessor_share_its_memory():
+    assert TARGETS["80"].defines == ("-DQMK_COLUMNS=4", "-DQMK_BLOCKS_PER_SM=2", "-DQMK_SHARED_KB=81")
+    assert TARGETS["90a"].defines == ("-DQMK_COLUMNS=8", "-DQMK_BLOCKS_PER_SM=1", "-DQMK_SHARED_KB=227")
+
+
+def test_what_the_table_hands_over_is_what_the_sources_read():
+    dims = (build.source_folder() / "dims.cuh").read_text(encoding="utf-8")
+    for target in TARGETS.values():
+        for define in target.defines:
+            name = define.removeprefix("-D").split("=")[0]
+            assert len(re.findall(rf"\b{name}\b", dims)) > 1, name
+    assert f"kBlocks = {BLOCKS};" in dims
+
+
+@pytest.mark.parametrize("arch", TARGETS)
+def test_the_smallest_card_of_a_target_is_accepted(arch, machine):
+    target, number = TARGETS[arch], arch.rstrip("a")
+    machine((int(number[:-1]), int(number[-1])), target.multiprocessors, target.card)
+    assert build.why_no_build(GPU) is None
+
+
+# ---------------------------------------------------------------- what keeps it from being built
+
+
+@pytest.mark.parametrize(
+    "said, sentence",
+    [
+        (((7, 5), 72, "Quadro RTX 8000"), "sm_120a; this Quadro RTX 8000 is sm_75"),
+        (((9, 0), 114, "H100 PCIe"), "this H100 PCIe holds 114 (114 multiprocessors, 1 each); use a larger GPU"),
+        (((8, 6), 30, "RTX A2000"), "this RTX A2000 holds 60 (30 multiprocessors, 2 each)"),
+        ((*H200, None), "install the CUDA toolkit or set CUDA_HOME"),
+        (
+            (*H200, (13, 0), (12, 8)),
+            "too old: it runs CUDA 12.8, nvcc is of CUDA 13.0; update the driver or set CUDA_HOME",
+        ),
+    ],
+)
+def test_says_what_is_in_the_way_and_auto_takes_torch(said, sentence, machine):
+    machine(*said)
+    assert sentence in build.why_no_build(GPU)
+    with pytest.raises(BackendError, match=re.escape(sentence)):
+        build.load_extension.__wrapped__(GPU)
+    with pytest.raises(BackendError, match=re.escape(sentence)):
+        select_backend("megakernel", GPU)
+    backend, reason = select_backend("auto", GPU)
+    assert backend == "torch" and sentence in reason
+
+
+def test_a_driver_of_the_same_major_version_will_do(machine):
+    machine(*H200, nvcc=(12, 9), driver=(12, 4))
+    assert build.why_no_build(GPU) is None
+
+
+def test_auto_leaves_cards_alone_that_nobody_has_tried(machine):
+    machine((8, 0), 108, "A100")
+    assert select_backend("megakernel", GPU) == ("megakernel", "asked for")
+    backend, reason = select_backend("auto", GPU)
+    assert backend == "torch" and "only been run on Hopper, this GPU is sm_80; backend='megakernel' tries it" in reason
+    machine(*H200)
+    assert select_backend("auto", GPU)[0] == "megakernel"
+
+
+@pytest.mark.parametrize(
+    "cuda, driver, sentence",
+    [
+        (None, None, "is built without CUDA; install a build with it"),
+        ("13.0", None, "there is no NVIDIA driver; install one"),
+        ("13.0", (12, 4), "the NVIDIA driver is too old: it runs CUDA 12.4, torch"),
+        ("13.0", (13, 0), "look at nvidia-smi and CUDA_VISIBLE_DEVICES"),
+    ],
+)
+def test_says_why_torch_sees_no_gpu(cuda, driver, sentence, monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    monkeypatch.setattr(build, "driver_version", lambda: driver)
+    with pytest.raises(BackendError, match=sentence):
+        select_device("cuda")
+    with pytest.raises(BackendError, match=sentence):
+        select_backend("megakernel", select_device(None))
+    assert cli.main(["build"]) == 1
+    assert re.match(f"error: .*{sentence}", capsys.readouterr().err)
+
+
+# ---------------------------------------------------------------- building it
+
+
+@pytest.mark.parametrize("arch, torchs", [("80", "8.0"), ("90a", "9.0a"), ("120a", "12.0a")])
+def test_both_compilers_get_the_targets_flags_and_the_log_says_where(
+    arch, torchs, machine, monkeypatch, tmp_path, caplog, capsys
+):
+    given = {}
+
+    def load(name, sources, **settings):
+        given.update(settings, name=name, arch=os.environ["TORCH_CUDA_ARCH_LIST"])
+        return SimpleNamespace(__file__=str(Path(settings["build_directory"]) / f"{name}.so"))
+
+    number, target = arch.rstrip("a"), TARGETS[arch]
+    machine((int(number[:-1]), int(number[-1])), target.multiprocessors, target.card)
+    monkeypatch.setattr(cpp_extension, "load", load)
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "7.0")
+    monkeypatch.setattr(cli, "load_extension", build.load_extension.__wrapped__)
+    with caplog.at_level(logging.INFO, "qwen_megakernel"):
+        assert cli.main(["build"]) == 0
+    folder = tmp_path / given["name"]
+    assert given["arch"] == torchs and os.environ["TORCH_CUDA_ARCH_LIST"] == "7.0"
+    for flags in (given["extra_cflags"], given["extra_cuda_cflags"]):
+        assert set(target.defines) <= set(flags)
+    assert f"building the kernel for sm_{arch} in {folder}" in caplog.text and folder.is_dir()
+    assert f"cached  in {folder}" in capsys.readouterr().out
+
+    caplog.clear()
+    (folder / f"{folder.name}.so").touch()
+    (folder / "lock").touch()
+    with caplog.at_level(logging.INFO, "qwen_megakernel"):
+        build.load_extension.__wrapped__(GPU)
+    assert f"delete {folder / 'lock'}" in caplog.text and "building" not in caplog.text
+
+
+def test_builds_with_other_flags_have_other_folders(monkeypatch):
+    folders = {build.cache_folder(arch) for arch in TARGETS}
+    monkeypatch.setattr(build, "FLAGS", (*build.FLAGS, "-lineinfo"))
+    assert len(folders | {build.cache_folder(arch) for arch in TARGETS}) == 2 * len(TARGETS)
+
+
+def test_a_launch_of_more_streams_than_the_build_has_columns_is_refused():
+    decoder = MegakernelFrameDecoder.__new__(MegakernelFrameDecoder)
+    decoder.width = 4
+    with pytest.raises(ValueError, match="takes 1 to 4 slots, got .*4"):
+        decoder.launch(range(5))
+
+
+# ---------------------------------------------------------------- make kernels
+
+
+def test_reads_ptxas():
+    assert kernels.parse_ptxas(PTXAS) == {2048: Compiled(96, 20, 36, 0), 256: Compiled(56, 0, 0, 640)}
+
+
+def test_a_report_that_cannot_be_read_is_shown():
+    with pytest.raises(BackendError, match="it says: .*sm_90a"):
+        kernels.parse_ptxas(PTXAS.replace("Used", "Took"))
+
+
+@pytest.mark.parametrize(
+    "arch, registers, threads, shared_kb, expected",
+    [
+        ("80", 56, 544, 81, (2, "registers")),
+        ("80", 64, 544, 81, (1, "registers")),  # 34 warps of 2,048 registers: a partition would need to hold 9
+        ("80", 32, 544, 82, (1, "shared memory")),  # 1 KB of the block's is CUDA's
+        ("86", 32, 800, 20, (1, "threads")),
+        ("90a", 96, 640, 227, (1, "registers")),
+        ("90a", 128, 640, 227, (0, "registers")),
+    ],
+)
+def test_resident_blocks(arch, registers, threads, shared_kb, expected):
+    assert kernels.blocks_per_multiprocessor(TARGETS[arch], registers, threads, shared_kb * 1024) == expected
+
+
+def test_a_grid_that_is_not_resident_on_the_smallest_card_fails():
+    launches = {width: Launch(544, 80 * 1024, 32768) for width in MODELS}
+    fits, fat = Compiled(56, 0, 0, 0), Compiled(96, 0, 0, 0)
+    rows, failures = kernels.judge("80", {256: fits, 1024: fits, 2048: fat}, launches)
+    assert len(rows) == 3 and rows[2][-1] == "108 on 108"
+    assert failures == [
+        "sm_80, 1.7B: 128 blocks must be resident at once, A100 holds 108 (108 multiprocessors, 1 each); "
+        "what is short: registers"
+    ]
+    assert kernels.judge("80", dict.fromkeys(MODELS, fits), launches)[1] == []
+
+
+def test_a_kernel_that_was_not_compiled_fails():
+    fits = Compiled(56, 0, 0, 0)
+    assert "sm_90a: expected kernels for talkers of width 256" in kernels.judge("90a", {1024: fits}, {})[1][0]
+
+
+def test_make_kernels_without_nvcc_says_so(tmp_path):
+    env = {k: v for k, v in os.environ.items() if k != "CUDA_PATH"} | {"CUDA_HOME": str(tmp_path)}
+    command = [sys.executable, "-m", "qwen_megakernel.kernels"]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, cwd=Path(__file__).parents[1])
+    assert done.returncode == 1 and done.stderr == f"error: {build.NO_NVCC}\n"
+
+
+def test_nvcc_is_looked_for_where_torch_looks(tmp_path, monkeypatch):
+    (tmp_path / "bin").mkdir()
+    nvcc = tmp_path / "bin" / "nvcc"
+    nvcc.write_text("#!/bin/sh\necho 'Cuda compilation tools, release 12.8, V12.8.93'\n")
+    nvcc.chmod(0o755)
+    monkeypatch.delenv("CUDA_HOME", raising=False)
+    monkeypatch.delenv("CUDA_PATH", raising=False)
+    monkeypatch.setenv("PATH", f"{nvcc.parent}{os.pathsep}{os.environ['PATH']}")
+    assert build.find_nvcc() == str(nvcc) and build.nvcc_version(str(nvcc)) == (12, 8)
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "elsewhere"))
+    assert build.find_nvcc() is None
+
+
+def test_a_compilers_failure_is_told_in_its_words(tmp_path, monkeypatch, capsys):
+    (tmp_path / "bin").mkdir()
+    nvcc = tmp_path / "bin" / "nvcc"
+    nvcc.write_text("#!/bin/sh\necho 'nvcc fatal: no such architecture' >&2\nexit 1\n")
+    nvcc.chmod(0o755)
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    assert kernels.main() == 1
+    assert "sm_80: " in (said := capsys.readouterr().err) and "nvcc fatal: no such architecture" in said
