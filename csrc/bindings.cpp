@@ -105,7 +105,7 @@ class Launcher {
     check<qmk::bf16>(pad, "pad", torch::kBFloat16, hidden_);
     at(slot).text = rows, at(slot).pad = pad;
   }
-  // Where a slot stands, for tests and benchmarks.
+  // Where a slot stands, once its pages were filled by another hand (kept prefixes, tests, benchmarks).
   void seek(int64_t slot, int64_t position, int64_t frame) {
     at(slot).column.position = static_cast<int>(position), at(slot).column.frame = static_cast<int>(frame);
   }

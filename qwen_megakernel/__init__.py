@@ -4,19 +4,28 @@ Importing this package touches no GPU and compiles nothing.
 """
 
 from qwen_megakernel.config import SamplingParams
-from qwen_megakernel.engine import Audio, Chunk, TTSEngine, Utterance
+from qwen_megakernel.engine import TTSEngine
 from qwen_megakernel.errors import (
     AudioError,
     BackendError,
     CheckpointError,
     CheckpointNotFoundError,
-    EngineBusyError,
-    EngineClosedError,
+    EngineBusy,
+    EngineClosed,
     KernelFault,
+    LanguageError,
+    OutOfMemoryError,
     RequestError,
+    SamplingError,
+    SpeakerError,
+    TextEndedError,
+    TextError,
     TextTooLongError,
     TTSError,
+    VoiceError,
 )
+from qwen_megakernel.stream import Audio, Chunk, Timings
+from qwen_megakernel.utterance import ChunkStream, Utterance
 from qwen_megakernel.voice import Voice
 
 __version__ = "0.1.0"
@@ -28,14 +37,23 @@ __all__ = [
     "CheckpointError",
     "CheckpointNotFoundError",
     "Chunk",
-    "EngineBusyError",
-    "EngineClosedError",
+    "ChunkStream",
+    "EngineBusy",
+    "EngineClosed",
     "KernelFault",
+    "LanguageError",
+    "OutOfMemoryError",
     "RequestError",
+    "SamplingError",
     "SamplingParams",
+    "SpeakerError",
     "TTSEngine",
     "TTSError",
+    "TextEndedError",
+    "TextError",
     "TextTooLongError",
+    "Timings",
     "Utterance",
     "Voice",
+    "VoiceError",
 ]

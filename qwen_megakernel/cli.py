@@ -17,10 +17,11 @@ import torch
 from tqdm import tqdm
 
 from qwen_megakernel import SamplingParams, TTSEngine, TTSError, __version__
+from qwen_megakernel.backend import BACKENDS, select_backend, select_device
 from qwen_megakernel.build import load_extension
 from qwen_megakernel.checkpoint import DEMO, DEMO_NOTICE, PUBLISHED, Checkpoint
-from qwen_megakernel.engine import BACKENDS, Audio, Chunk, select_backend, select_device
 from qwen_megakernel.errors import RequestError, TextTooLongError
+from qwen_megakernel.stream import Audio, Chunk
 from qwen_megakernel.text import split_sentences
 
 MAX_PIECE_CHARS = 300

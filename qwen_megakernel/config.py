@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from qwen_megakernel.errors import CheckpointError, RequestError
+from qwen_megakernel.errors import CheckpointError, SamplingError
 
 MODEL_TYPE = "qwen3_tts"
 CODEC_TYPE = "qwen3_tts_tokenizer_12hz"
@@ -386,7 +386,7 @@ class SamplingParams:
             None draws a fresh one, which the result reports.
 
     Raises:
-        RequestError: a value outside its range.
+        SamplingError: a value outside its range.
     """
 
     do_sample: bool | None = None
@@ -406,12 +406,12 @@ class SamplingParams:
             if value is None:
                 return
             if isinstance(value, bool) or not isinstance(value, kind) or not ok(value):
-                raise RequestError(f"{name} must be {wanted}, got {value!r}")
+                raise SamplingError(f"{name} must be {wanted}, got {value!r}")
             object.__setattr__(self, name, int(value) if kind is numbers.Integral else float(value))
 
         for name in ("do_sample", "subtalker_dosample"):
             if getattr(self, name) not in (None, True, False):
-                raise RequestError(f"{name} must be True or False, got {getattr(self, name)!r}")
+                raise SamplingError(f"{name} must be True or False, got {getattr(self, name)!r}")
         for name in ("temperature", "subtalker_temperature", "repetition_penalty"):
             wanted = "a number above 0 (do_sample=False is greedy)"
             check(name, numbers.Real, lambda v: 0 < v < math.inf, wanted)
@@ -555,7 +555,7 @@ def _read_generation(path: Path) -> tuple[SamplingParams, int]:
     values = {name: value for name, value in js.raw.items() if name in known}
     try:
         sampling = SamplingParams(**values).over(_FALLBACK_SAMPLING)
-    except RequestError as error:
+    except SamplingError as error:
         raise CheckpointError(f"{path}: {error}") from None
     tokens = js.get("max_new_tokens", int, 2048)
     if tokens < 2:

@@ -4,11 +4,18 @@
     ├── CheckpointError            a checkpoint folder that cannot be trusted: name, shape, value, layout
     │   └── CheckpointNotFoundError   nothing under that name: no folder, not in the hub cache, no network
     ├── BackendError               the backend asked for cannot run on this machine
+    │   └── OutOfMemoryError       model and slots do not fit; names the setting to lower
     ├── RequestError (ValueError)  what the caller asked for is refused, nothing running is harmed
-    │   ├── TextTooLongError       the text needs more positions than a slot has
-    │   └── AudioError             reference audio that cannot be used
-    ├── EngineBusyError            every slot is taken
-    ├── EngineClosedError          the engine was closed, or its owner thread died
+    │   ├── TextError              not a string, not valid Unicode, blank
+    │   │   ├── TextTooLongError   the text needs more positions than a slot has
+    │   │   └── TextEndedError     more text behind its end
+    │   ├── SpeakerError           unknown, or the checkpoint has no named speakers
+    │   ├── LanguageError          unknown
+    │   ├── VoiceError             a voice that is missing, broken, or of another checkpoint
+    │   ├── AudioError             reference audio that cannot be used
+    │   └── SamplingError          a sampling value out of its range
+    ├── EngineBusy                 every slot is taken and the queue is full, or the wait in it was too long
+    ├── EngineClosed               the engine was closed, or its owner thread died
     └── KernelFault                a wait inside the kernel outlasted its limit; the context lives, `recover()`
 
 Messages say what was expected, what came, and what to do.
@@ -31,23 +38,51 @@ class BackendError(TTSError):
     """The requested backend cannot run here."""
 
 
+class OutOfMemoryError(BackendError):
+    """The model and its slots do not fit into the device's memory."""
+
+
 class RequestError(TTSError, ValueError):
     """A request the engine refuses; it takes nothing and harms nobody."""
 
 
-class TextTooLongError(RequestError):
+class TextError(RequestError):
+    """Text that cannot be spoken."""
+
+
+class TextTooLongError(TextError):
     """The text cannot fit into one slot."""
+
+
+class TextEndedError(TextError):
+    """A piece of text behind the end of its utterance's text."""
+
+
+class SpeakerError(RequestError):
+    """A speaker the checkpoint does not have."""
+
+
+class LanguageError(RequestError):
+    """A language the checkpoint does not have."""
+
+
+class VoiceError(RequestError):
+    """A voice this checkpoint cannot speak with."""
 
 
 class AudioError(RequestError):
     """Reference audio that is missing, unreadable, silent, too short or too long."""
 
 
-class EngineBusyError(TTSError):
-    """All slots are taken; try again when one is free."""
+class SamplingError(RequestError):
+    """A sampling value out of its range."""
 
 
-class EngineClosedError(TTSError):
+class EngineBusy(TTSError):
+    """All slots are taken and so is the queue; try again later."""
+
+
+class EngineClosed(TTSError):
     """The engine is closed."""
 
 

@@ -92,9 +92,9 @@ class Frame:
         self._group = torch.cat([torch.full((size,), group, device=device) for group, size in enumerate(self._sizes)])
         self._zero = torch.zeros((), dtype=torch.int64, device=device)
 
-    def prefill(self, rows: Tensor, state: SlotState) -> None:
-        """Fill a slot's cache with rows [T, hidden], from position 0 on."""
-        self._talker.forward(rows, 0, state.cache)
+    def prefill(self, rows: Tensor, state: SlotState, position: int = 0) -> None:
+        """Fill a slot's cache with rows [T, hidden], from `position` on."""
+        self._talker.forward(rows, position, state.cache)
 
     def step(self, s: SlotState, draws: Draws, position: int | Tensor, length: int | None = None) -> None:
         """Compute one frame and make the state ready for the next one.

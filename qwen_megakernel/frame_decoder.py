@@ -5,9 +5,10 @@ A frame is frame.py's; code 0 may be end of speech, which ends the stream withou
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -15,7 +16,7 @@ from torch import Tensor
 from qwen_megakernel.config import ModelConfig, SamplingParams
 from qwen_megakernel.frame import Draws, Frame, SlotState, draws_of
 from qwen_megakernel.frame_graphs import FrameGraphs, Job
-from qwen_megakernel.prompt import Prompt
+from qwen_megakernel.prompt import Prefix, Prompt
 from qwen_megakernel.transformer import Embeddings
 
 AHEAD = 4
@@ -34,7 +35,8 @@ class FrameDecoder(Protocol):
     """Slots that a launch computes together: cheaper than one by one, but an error is then all of theirs."""
 
     def start(self, slot: int, prompt: Prompt, sampling: SamplingParams) -> None:
-        """Begin a stream in a slot: everything of the prompt but its last row is prefilled.
+        """Begin a stream in a slot: everything of the prompt but its last row is prefilled. A prompt's prefix is
+        computed by itself; what comes of it is kept as long as the `Prefix` lives, and other prompts with it copy it.
 
         Args:
             slot: 0..slots-1; what was in it before is gone.
@@ -71,7 +73,7 @@ class FrameDecoder(Protocol):
         """
 
     def recover(self) -> None:
-        """After a KernelFault: forget every stream and every launch."""
+        """After a KernelFault: forget every stream, every launch and every kept prefix."""
 
 
 def check_launch(slots: Sequence[int], room: Mapping[int, int], uncollected: int, positions: int) -> None:
@@ -91,7 +93,8 @@ def check_launch(slots: Sequence[int], room: Mapping[int, int], uncollected: int
 class _Stream:
     state: SlotState
     draws: Draws
-    prompt: Prompt
+    trailing: Tensor  # [n, hidden], text rows
+    pad: Tensor  # [hidden], what follows them
     position: int  # of the next frame's input row
     room: int  # frames that may still be launched
     frame: int = 0
@@ -99,8 +102,7 @@ class _Stream:
 
     def enter_frame(self) -> int:
         """Put the next frame's text row in place; the position of its input row."""
-        trailing = self.prompt.trailing
-        self.state.text.copy_(trailing[self.frame] if self.frame < len(trailing) else self.prompt.pad)
+        self.state.text.copy_(self.trailing[self.frame] if self.frame < len(self.trailing) else self.pad)
         self.frame += 1
         self.position += 1
         return self.position - 1
@@ -136,6 +138,7 @@ class TorchFrameDecoder:
         if head.is_cuda:
             self._graphs = FrameGraphs(self._frame, self._states, max_positions, ahead=AHEAD, width=LAUNCH_SLOTS)
         self._streams: dict[int, _Stream] = {}
+        self._prefixes: WeakKeyDictionary[Prefix, tuple[Tensor, Tensor]] = WeakKeyDictionary()
         self._launches: deque[tuple[list[_Stream], Callable[[int], Tensor]]] = deque()
 
     @torch.inference_mode()
@@ -149,15 +152,29 @@ class TorchFrameDecoder:
         if slot in self._streams:
             self._streams[slot].over = True
         state = self._states[slot]
-        self._streams[slot] = _Stream(state, draws_of(sampling), prompt, last, room=self.max_positions - last)
+        text = (prompt.trailing, prompt.pad)
+        self._streams[slot] = _Stream(state, draws_of(sampling), *text, last, room=self.max_positions - last)
         state.start(prompt.rows[last:], last, sampling)
-        if last:
-            self._frame.prefill(prompt.rows[:last], state)
+        done = self._enter_prefix(prompt, state) if prompt.prefix else 0
+        if last > done:
+            self._frame.prefill(prompt.rows[done:last], state, done)
+
+    def _enter_prefix(self, prompt: Prompt, state: SlotState) -> int:
+        """Keys and values of the prompt's prefix, kept or computed; its length."""
+        rows, kept = prompt.prefix.rows, self._prefixes.get(prompt.prefix)
+        keys, values = state.cache.k[:, :, :rows], state.cache.v[:, :, :rows]
+        if kept:
+            keys.copy_(kept[0])
+            values.copy_(kept[1])
+        else:
+            self._frame.prefill(prompt.rows[:rows], state)
+            self._prefixes[prompt.prefix] = keys.clone(), values.clone()
+        return rows
 
     @torch.inference_mode()
     def extend(self, slot: int, rows: Tensor) -> None:
-        prompt = self._streams[slot].prompt
-        self._streams[slot].prompt = replace(prompt, trailing=torch.cat([prompt.trailing, rows]))
+        stream = self._streams[slot]
+        stream.trailing = torch.cat([stream.trailing, rows])
 
     @torch.inference_mode()
     def launch(self, slots: Sequence[int]) -> None:
@@ -196,3 +213,4 @@ class TorchFrameDecoder:
     def recover(self) -> None:
         self._launches.clear()
         self._streams.clear()
+        self._prefixes.clear()

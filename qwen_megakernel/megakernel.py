@@ -7,6 +7,7 @@ rows of a prompt; fewer on cards with less shared memory (build.py, TARGETS).
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +17,7 @@ from qwen_megakernel.build import BLOCKS, load_extension, why_no_build, why_no_g
 from qwen_megakernel.config import MIN_FRAMES, ModelConfig, SamplingParams, StackConfig
 from qwen_megakernel.errors import BackendError, KernelFault
 from qwen_megakernel.frame_decoder import check_launch
-from qwen_megakernel.prompt import Prompt
+from qwen_megakernel.prompt import Prefix, Prompt
 from qwen_megakernel.sampling import Draw
 from qwen_megakernel.transformer import rope_tables
 
@@ -210,6 +211,7 @@ class MegakernelFrameDecoder:
         self._fault = self._launcher.fault()
         self._streams: dict[int, _Stream] = {}
         self._launches: deque[list[_Stream]] = deque()  # uncollected
+        self._prefixes: WeakKeyDictionary[Prefix, Tensor] = WeakKeyDictionary()
         pages = torch.arange(slots * self._pages, dtype=torch.int32, device=device)
         self._page_tables = pages.view(slots, self._pages)
         self._rows = torch.zeros(slots, large.hidden_size, device=device)  # next inputs
@@ -236,8 +238,22 @@ class MegakernelFrameDecoder:
             slot, self._page_tables[slot], self._seen[slot], self._rows[slot], settings, sampling.seed or 0
         )
         self._launcher.set_text(slot, self._streams[slot].trailing, self._streams[slot].pad)
-        self._launcher.prefill(slot, rows[:last].contiguous(), [])
+        done = self._enter_prefix(slot, prompt) if prompt.prefix else 0
+        self._launcher.prefill(slot, rows[done:last].contiguous(), [])
         self._rows[slot].copy_(rows[last])
+
+    def _enter_prefix(self, slot: int, prompt: Prompt) -> int:
+        """Keys and values of the prompt's prefix, kept or computed, a copy of whole pages; its length."""
+        rows, kept = prompt.prefix.rows, self._prefixes.get(prompt.prefix)
+        first = slot * self._pages
+        pages = self.buffers["kv"][first : first + -(-rows // PAGE)]
+        if kept is not None:
+            pages.copy_(kept)
+            self._launcher.seek(slot, rows, 0)
+        else:
+            self._launcher.prefill(slot, prompt.rows[:rows].float().contiguous(), [])
+            self._prefixes[prompt.prefix] = pages.clone()
+        return rows
 
     @torch.inference_mode()
     def extend(self, slot: int, rows: Tensor) -> None:
@@ -272,9 +288,10 @@ class MegakernelFrameDecoder:
         return [None if stream.over else frame for stream, frame in zip(streams, codes, strict=True)]
 
     def recover(self) -> None:
-        """After a KernelFault: forget it and every stream. Epochs only grow, so nothing else needs a reset."""
+        """After a KernelFault: forget it, every stream and every kept prefix. Epochs only grow, they need no reset."""
         while self._launches:
             self._launches.popleft()
             self._launcher.collect()
         self._streams.clear()
+        self._prefixes.clear()
         self._fault.zero_()

@@ -11,22 +11,49 @@ one row per frame. Layout of a prompt, after `qwen_tts` 0.1.1 (Qwen3TTSForCondit
     speaker      0 or 1  pad              speaker id, or the voice's vector
     bridge       1       tts_bos          codec_pad
     text ...             see `PromptBuilder._text_block` and `_icl_block`
+
+What stands before the first row that the text touches is an opening: computed once per voice, language and instruct.
 """
 
 import sys
+import threading
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from qwen_megakernel.config import ModelConfig
-from qwen_megakernel.errors import RequestError, TextTooLongError
+from qwen_megakernel.errors import LanguageError, RequestError, SpeakerError, TextError, TextTooLongError
 from qwen_megakernel.text import PieceEncoder, TextTokenizer
 from qwen_megakernel.transformer import Embeddings
 from qwen_megakernel.voice import Voice
 
 AUTO = "auto"
+KEPT_VOICES = 16
+"""Openings that a `PromptBuilder` keeps, the latest used."""
+
+
+@dataclass(frozen=True, eq=False)
+class Prefix:
+    """The first rows of a prompt, which its text does not touch. Prompts that share them share this object, so that
+    whoever computes something from them can keep it beside the object and find it again.
+
+    Attributes:
+        rows: how many; fewer than the prompt has.
+    """
+
+    rows: int
+
+
+class Tokens(NamedTuple):
+    """Ids of a text: of the role in front of it, which a line break that opens the text may touch, and its own."""
+
+    role: list[int]
+    text: list[int]
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,33 +64,48 @@ class Prompt:
         rows: [T, hidden], prefilled at positions 0..T-1.
         trailing: [R, hidden]; frame k (from 0) adds row k to the sum of its code embeddings.
         pad: [hidden]; what later frames add.
+        prefix: rows that other prompts begin with too.
     """
 
     rows: Tensor
     trailing: Tensor
     pad: Tensor
+    prefix: Prefix | None = None
 
 
 class PromptBuilder:
-    """Builds prompts for one checkpoint; constant rows are made once.
+    """Builds prompts for one checkpoint; constant rows are made once. Thread-safe.
 
     Attributes:
         speakers: names that `speaker` may take, in the checkpoint's order (empty unless CustomVoice).
         languages: names that `language` may take, "auto" first.
     """
 
-    def __init__(self, config: ModelConfig, tokenizer: TextTokenizer, embeddings: Embeddings):
+    def __init__(
+        self, config: ModelConfig, tokenizer: TextTokenizer, embeddings: Embeddings, *, kept_voices: int = KEPT_VOICES
+    ):
         self._config, self._tokenizer, self._embed = config, tokenizer, embeddings
         self.speakers: tuple[str, ...] = tuple(config.talker.speakers)
         # Dialects are chosen through their speakers; the reference hides them from its list too.
         self.languages: tuple[str, ...] = (AUTO, *sorted(n for n in config.talker.languages if "dialect" not in n))
         self._newline = tokenizer.encode("\n")
+        self._role = [config.im_start_id, *tokenizer.encode("assistant\n")]
         self._bos, self._eos, self._pad = embeddings.text([config.tts_bos_id, config.tts_eos_id, config.tts_pad_id])
         self._codec_pad, self._codec_bos = embeddings.code0([config.talker.codec_pad_id, config.talker.codec_bos_id])
+        self._openings: dict[tuple, _Opening] = {}  # the latest used last
+        self._kept, self._lock = kept_voices, threading.Lock()
+
+    def tokens(self, text: str) -> Tokens:
+        """Ids of a text that is to be spoken.
+
+        Raises:
+            TextError: not a string, not valid Unicode, or blank.
+        """
+        return self._tokens(text, "text")
 
     def build(
         self,
-        text: str,
+        text: str | Tokens,
         *,
         language: str | None = None,
         speaker: str | None = None,
@@ -75,7 +117,7 @@ class PromptBuilder:
         """Rows of one request.
 
         Args:
-            text: what to say; not blank.
+            text: what to say, or its `tokens`.
             language: a name of `languages`, any case; None is "auto".
             speaker: a name of `speakers`, any case; None or "" leaves the speaker row out.
             instruct: how to say it; None or "" leaves the block out.
@@ -84,33 +126,24 @@ class PromptBuilder:
             max_positions: of a slot.
 
         Raises:
-            RequestError: unknown speaker or language (the known ones are listed), blank text.
+            SpeakerError, LanguageError: unknown; the known ones are listed.
+            TextError: see `tokens`.
             TextTooLongError: prompt and one frame per text row need more than `max_positions`; speech takes
                 several frames for a row, so such a text is hopeless. Found before anything is computed.
         """
-        role, ids = self._role_and_text(text, "text")
-        instruct_ids = self._turn_ids("user", instruct) if instruct else []
-        codes = None if voice is None else voice.ref_codes
-        reference = [] if codes is None else self._role_and_text(voice.ref_text, "ref_text")[1]
-        frames = 0 if codes is None else len(codes)
-        tags = self._tag_rows(language, speaker, voice)
-        needed = len(instruct_ids) + len(role) + len(tags) + 1 + frames + len(ids) + 1
+        role, ids = text if isinstance(text, Tokens) else self.tokens(text)
+        opening = self._opening(role, language, speaker, instruct, voice)
+        needed = opening.length + opening.frame_count + len(ids) + 1
         if non_streaming_mode:
-            needed += len(reference) + len(ids) + 1
+            needed += len(opening.reference_ids) + len(ids) + 1
         if needed > max_positions:
             raise TextTooLongError(
-                f"the request needs at least {needed} positions and a slot has {max_positions} (tokens: "
-                f"text {len(ids)}, instruct {len(instruct_ids)}, reference {len(reference)} and {frames} frames): "
-                "split the text at sentences (text.split_sentences), shorten the others, or raise max_positions"
+                f"the request needs at least {needed} positions and a slot has {max_positions} (tokens: text "
+                f"{len(ids)}, instruct {len(opening.instruct_ids)}, reference {len(opening.reference_ids)} and "
+                f"{opening.frame_count} frames): split the text at sentences (text.split_sentences), shorten the "
+                "others, or raise max_positions"
             )
-        rows = [self._embed.text(role), tags]
-        if instruct:
-            rows.insert(0, self._embed.text(instruct_ids))
-        if codes is None:
-            block, trailing = self._text_block(ids, non_streaming_mode)
-        else:
-            block, trailing = self._icl_block(reference + ids, codes, non_streaming_mode)
-        return Prompt(torch.cat([*rows, block]), trailing, self._pad)
+        return self._prompt(opening, ids, non_streaming_mode)
 
     def begin(
         self,
@@ -128,17 +161,17 @@ class PromptBuilder:
         """The speaker's name as the checkpoint spells it.
 
         Raises:
-            RequestError: unknown; the known ones are listed.
+            SpeakerError: unknown; the known ones are listed.
         """
-        return self._known(speaker, self.speakers, "speaker")
+        return self._known(speaker, self.speakers, "speaker", SpeakerError)
 
     def known_language(self, language: str | None) -> str:
         """The language's name as the checkpoint spells it; None is "auto".
 
         Raises:
-            RequestError: unknown; the known ones are listed.
+            LanguageError: unknown; the known ones are listed.
         """
-        return AUTO if language is None else self._known(language, self.languages, "language")
+        return AUTO if language is None else self._known(language, self.languages, "language", LanguageError)
 
     # ------------------------------------------------------------ ids
 
@@ -148,16 +181,15 @@ class PromptBuilder:
         inside = self._tokenizer.encode(f"{role}\n{text}")
         return [self._config.im_start_id, *inside, self._config.im_end_id, *self._newline]
 
-    def _role_and_text(self, text: str, name: str) -> tuple[list[int], list[int]]:
-        """The three ids of the role rows, and the ids of the text itself."""
+    def _tokens(self, text: str, name: str) -> Tokens:
         if not isinstance(text, str):
-            raise RequestError(f"{name} must be a string, got {type(text).__name__}")
+            raise TextError(f"{name} must be a string, got {type(text).__name__}")
         if not text.strip():
-            raise RequestError(f"{name} must not be blank")
+            raise TextError(f"{name} must not be blank")
         ids = self._turn_ids("assistant", text)[: -1 - len(self._newline)]
         if len(ids) < 4:
-            raise RequestError(f"{name} {text!r} has no token to speak")
-        return ids[:3], ids[3:]
+            raise TextError(f"{name} {text!r} has no token to speak")
+        return Tokens(ids[:3], ids[3:])
 
     def _tag_ids(self, language: str | None, speaker: str | None) -> list[int]:
         talker = self._config.talker
@@ -170,23 +202,36 @@ class PromptBuilder:
         return [talker.codec_think_id, talker.codec_think_bos_id, language_id, talker.codec_think_eos_id]
 
     @staticmethod
-    def _known(name: str, known: Sequence[str], what: str) -> str:
+    def _known(name: str, known: Sequence[str], what: str, error: type[RequestError]) -> str:
         if not isinstance(name, str) or name.lower() not in known:
             listed = ", ".join(known) if known else f"none, this checkpoint has no {what}s"
-            raise RequestError(f"unknown {what} {name!r}; known: {listed}")
+            raise error(f"unknown {what} {name!r}; known: {listed}")
         return name.lower()
 
     # ------------------------------------------------------------ rows
 
-    def _tag_rows(self, language: str | None, speaker: str | None, voice: Voice | None) -> Tensor:
-        """Tags, speaker and bridge: pad + tag, pad + speaker, tts_bos + codec_pad."""
+    def _opening(
+        self, role: list[int], language: str | None, speaker: str | None, instruct: str | None, voice: Voice | None
+    ) -> "_Opening":
+        """The one that was kept, or a new one, which then is."""
         name = self.known_speaker(speaker) if speaker else None
-        rows = [self._pad + self._embed.code0(self._tag_ids(language, name))]
-        if name:
-            rows.append(self._pad + self._embed.code0([self._config.talker.speakers[name]]))
-        if voice is not None:
-            rows.append((self._pad + voice.speaker_embedding.to(self._pad))[None])
-        return torch.cat([*rows, (self._bos + self._codec_pad)[None]])
+        tags = self._tag_ids(language, name)
+        key = (*role, *tags, name, instruct or "", None if voice is None else voice.digest)
+        with self._lock:
+            opening = self._openings.pop(key, None)
+            if opening is None:
+                opening = _Opening(self, role, tags, name, instruct, voice)
+            self._openings[key] = opening
+            if len(self._openings) > self._kept:
+                del self._openings[next(iter(self._openings))]
+        return opening
+
+    def _prompt(self, opening: "_Opening", ids: list[int], non_streaming_mode: bool) -> Prompt:
+        if opening.frames is None:
+            block, trailing = self._text_block(ids, non_streaming_mode)
+        else:
+            block, trailing = self._icl_block(opening, ids, non_streaming_mode)
+        return Prompt(torch.cat([opening.rows, block]), trailing, self._pad, opening.prefixes[non_streaming_mode])
 
     def _text_block(self, ids: list[int], non_streaming_mode: bool) -> tuple[Tensor, Tensor]:
         text = torch.cat([self._embed.text(ids), self._eos[None]])
@@ -195,16 +240,70 @@ class PromptBuilder:
             return torch.cat([text + self._codec_pad, start]), self._pad[None]
         return text[:1] + self._codec_bos, text[1:]
 
-    def _icl_block(self, ids: list[int], codes: Tensor, non_streaming_mode: bool) -> tuple[Tensor, Tensor]:
+    def _icl_block(self, opening: "_Opening", ids: list[int], non_streaming_mode: bool) -> tuple[Tensor, Tensor]:
         """Reference text and text share one track, codec_bos and the reference frames the other."""
-        text = torch.cat([self._embed.text(ids), self._eos[None]])
-        frames = torch.cat([self._codec_bos[None], self._embed.frames(codes.to(text.device))])
+        text, frames = torch.cat([opening.reference, self._embed.text(ids), self._eos[None]]), opening.frames
         if non_streaming_mode:
             return torch.cat([text + self._codec_pad, frames + self._pad]), self._pad[None]
         if len(text) > len(frames):
             return text[: len(frames)] + frames, text[len(frames) :]
         padding = self._pad.expand(len(frames) - len(text), -1)
         return torch.cat([text, padding]) + frames, self._pad[None]
+
+
+class _Opening:
+    """What prompts of one voice, language and instruct have in common. Rows are made when they are first needed.
+
+    Attributes:
+        length: of `rows`.
+        frame_count: frames of the reference.
+        prefixes: of a prompt in the streaming layout and in the non-streaming one.
+    """
+
+    def __init__(
+        self,
+        builder: PromptBuilder,
+        role: list[int],
+        tags: list[int],
+        speaker: str | None,
+        instruct: str | None,
+        voice: Voice | None,
+    ):
+        self._builder, self._role, self._tags, self._speaker, self._voice = builder, role, tags, speaker, voice
+        self._codes = None if voice is None else voice.ref_codes
+        self.instruct_ids = builder._turn_ids("user", instruct) if instruct else []
+        self.reference_ids = [] if self._codes is None else builder._tokens(voice.ref_text, "ref_text").text
+        self.frame_count = 0 if self._codes is None else len(self._codes)
+        self.length = len(self.instruct_ids) + len(role) + len(tags) + bool(speaker) + (voice is not None) + 1
+        # In-context, the reference's text leads the text track, over its frames or, non-streaming, before them. The
+        # prompt's last row is never part of a prefix.
+        streaming = min(len(self.reference_ids), self.frame_count)
+        self.prefixes = (Prefix(self.length + streaming), Prefix(self.length + len(self.reference_ids)))
+
+    @cached_property
+    def rows(self) -> Tensor:
+        """[length, hidden]: instruct, role, pad + tag, pad + speaker, tts_bos + codec_pad."""
+        b = self._builder
+        rows = [b._embed.text(self.instruct_ids)] if self.instruct_ids else []
+        rows += [b._embed.text(self._role), b._pad + b._embed.code0(self._tags)]
+        if self._speaker:
+            rows.append(b._pad + b._embed.code0([b._config.talker.speakers[self._speaker]]))
+        if self._voice is not None:
+            rows.append((b._pad + self._voice.speaker_embedding.to(b._pad))[None])
+        return torch.cat([*rows, (b._bos + b._codec_pad)[None]])
+
+    @cached_property
+    def reference(self) -> Tensor:
+        """[tokens, hidden], the reference's text."""
+        return self._builder._embed.text(self.reference_ids)
+
+    @cached_property
+    def frames(self) -> Tensor | None:
+        """[1 + frames, hidden], codec_bos and the reference's frames; None without any."""
+        b = self._builder
+        if self._codes is None:
+            return None
+        return torch.cat([b._codec_bos[None], b._embed.frames(self._codes.to(b._pad.device))])
 
 
 class PromptPieces:
@@ -215,6 +314,7 @@ class PromptPieces:
     Attributes:
         prompt: None until the text so far is enough for it. Its `trailing` is what was known then.
         ended: no more text will come.
+        tokenise_s: seconds that tokenising took until now.
     """
 
     def __init__(
@@ -226,20 +326,18 @@ class PromptPieces:
         voice: Voice | None,
         max_positions: int,
     ):
-        self._builder, self._voice, self._max_positions = builder, voice, max_positions
-        self._head = [builder._tag_rows(language, speaker, voice)]
-        instruct_ids = builder._turn_ids("user", instruct) if instruct else []
-        self._instruct = [builder._embed.text(instruct_ids)] if instruct_ids else []
-        codes = None if voice is None else voice.ref_codes
-        self._reference = [] if codes is None else builder._role_and_text(voice.ref_text, "ref_text")[1]
-        self._frames = 0 if codes is None else len(codes)
-        self._fixed = len(instruct_ids) + 3 + len(self._head[0]) + self._frames + 2
+        self._builder, self._max_positions = builder, max_positions
+        self._voice = (language, speaker, instruct, voice)
+        self._opening = builder._opening(builder._role, *self._voice)
+        self._reference = self._opening.reference_ids
+        self._fixed = self._opening.length + self._opening.frame_count + 1
         self._text = PieceEncoder(builder._tokenizer.encode, "assistant\n")
         self._ids = [builder._config.im_start_id]  # with the role's, then the text's
         self._blank = True
         self._given = 0  # text rows, the reference's and the closing one counted, that went into prompt or trailing
         self.prompt: Prompt | None = None
         self.ended = False
+        self.tokenise_s = 0.0
 
     @property
     def held(self) -> int:
@@ -253,10 +351,12 @@ class PromptPieces:
             [n, hidden], text rows that trail what was there before; none while there is no prompt yet.
 
         Raises:
-            RequestError: not valid Unicode; nothing was taken.
+            TextError: not valid Unicode; nothing was taken.
             TextTooLongError: the text no longer fits a slot.
         """
+        start = time.perf_counter()
         ids = self._text.push(piece)
+        self.tokenise_s += time.perf_counter() - start
         self._blank &= not piece.strip()
         return self._advance(ids)
 
@@ -268,11 +368,11 @@ class PromptPieces:
         """The text is complete; rows as `push` gives them, the closing one last.
 
         Raises:
-            RequestError: the text was blank.
+            TextError: the text was blank.
         """
         ids = self._text.flush()
         if self._blank or len(self._ids) + len(ids) < 4:
-            raise RequestError("text must not be blank")
+            raise TextError("text must not be blank")
         self.ended = True
         return self._advance(ids)
 
@@ -287,16 +387,13 @@ class PromptPieces:
         builder, text = self._builder, self._reference + self._ids[3:]
         none = builder._pad[None][:0]
         if self.prompt is None:
-            if self._blank or len(self._ids) < 4 or not (self.ended or len(text) > self._frames):
+            if self._blank or len(self._ids) < 4 or not (self.ended or len(text) > self._opening.frame_count):
                 return none
-            codes = self._voice.ref_codes if self._frames else None
-            rows = [*self._instruct, builder._embed.text(self._ids[:3]), *self._head]
-            block, trailing = (
-                builder._text_block(text, False) if codes is None else builder._icl_block(text, codes, False)
-            )
+            opening = builder._opening(self._ids[:3], *self._voice)
+            prompt = builder._prompt(opening, self._ids[3:], False)
             if not self.ended:  # what closes the text is not known yet
-                trailing = trailing[:-1]
-            self.prompt, self._given = Prompt(torch.cat([*rows, block]), trailing, builder._pad), len(text)
+                prompt = replace(prompt, trailing=prompt.trailing[:-1])
+            self.prompt, self._given = prompt, len(text)
             return none
         fresh = text[self._given :]
         self._given = len(text)

@@ -23,7 +23,7 @@ from safetensors.torch import save_file
 from qwen_megakernel.checkpoint import Shapes, expected_tensors, talker_tensors
 from qwen_megakernel.config import VARIANTS, ModelConfig
 
-SIZES = ("tiny", "tiny-adapter", "0.6b", "1.7b")
+SIZES = ("tiny", "tiny-adapter", "demo", "0.6b", "1.7b")
 NO_EOS = 0.0
 """`eos_gain` that keeps end of speech away: its logit is then 0, far below the top-k of a random row."""
 
@@ -74,7 +74,8 @@ def write_checkpoint(
     """Write a whole checkpoint folder and return it.
 
     Args:
-        size: one of `SIZES`; "tiny-adapter" has 1.7B's topology (adapter in front of the code predictor).
+        size: one of `SIZES`; "tiny-adapter" has 1.7B's topology (adapter in front of the code predictor), "demo"
+            the demo voice's dims, for which the kernel is compiled too.
         variant: "base", "custom_voice" or "voice_design".
         seed: of every tensor.
         codec: "tiny" or "real" speech tokenizer; None goes with the size.
@@ -111,7 +112,8 @@ def _write_configs(folder: Path, size: str, variant: str, codec: str | None) -> 
     real = size in ("0.6b", "1.7b")
     main_config = _main_config(size, variant)
     _dump(folder / "config.json", main_config)
-    _dump(tokenizer / "config.json", _codec_config(codec == "real" or (real and codec is None), real))
+    codes = main_config["talker_config"]["code_predictor_config"]["vocab_size"]
+    _dump(tokenizer / "config.json", _codec_config(codec == "real" or (real and codec is None), codes))
     _dump(folder / "generation_config.json", _GENERATION)
     _dump(folder / "preprocessor_config.json", _PREPROCESSOR)
     _dump(tokenizer / "preprocessor_config.json", _CODEC_PREPROCESSOR)
@@ -148,6 +150,13 @@ def _main_config(size: str, variant: str) -> dict:
         heads = {"num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128}
         sections, text_hidden, codes, special = [24, 20, 20], 2048, 2048, _PUBLISHED_VOCAB
         text_vocab = 151936
+    elif size == "demo":
+        hidden = 256
+        talker = {"hidden_size": hidden, "intermediate_size": 384, "num_hidden_layers": 3}
+        predictor = talker | {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
+        heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 128}
+        sections, text_hidden, codes, special = [24, 20, 20], 48, 128, 700
+        text_vocab = special + 50
     else:
         hidden = 96 if size == "tiny-adapter" else 64
         talker = {"hidden_size": hidden, "intermediate_size": 160, "num_hidden_layers": 3}
@@ -181,7 +190,7 @@ def _main_config(size: str, variant: str) -> dict:
         "model_type": "qwen3_tts",
         "tokenizer_type": "qwen3_tts_tokenizer_12hz",
         # The size label decides whether CustomVoice honours `instruct`.
-        "tts_model_size": "0b6" if size in ("tiny", "0.6b") else "1b7",
+        "tts_model_size": "1b7" if size in ("tiny-adapter", "1.7b") else "0b6",
         "tts_model_type": variant,
         "talker_config": shared
         | talker
@@ -234,9 +243,8 @@ def _main_config(size: str, variant: str) -> dict:
     return config
 
 
-def _codec_config(real_dims: bool, real_codes: bool) -> dict:
-    """Published dims or toy ones; the codebook follows the talker's vocabulary."""
-    codes = 2048 if real_codes else 256
+def _codec_config(real_dims: bool, codes: int) -> dict:
+    """Published dims or toy ones; the codebooks have as many entries as the talker has codes."""
     decoder = {
         "attention_bias": False,
         "attention_dropout": 0.0,

@@ -15,7 +15,7 @@ from pathlib import Path
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 
 from qwen_megakernel.config import read_json
-from qwen_megakernel.errors import CheckpointError, RequestError
+from qwen_megakernel.errors import CheckpointError, RequestError, TextError
 
 _QWEN2_PIECES = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"  # English contractions
@@ -60,7 +60,7 @@ class TextTokenizer:
         """Token ids of `text`.
 
         Raises:
-            RequestError: the text holds lone surrogates, which have no UTF-8 form.
+            TextError: the text holds lone surrogates, which have no UTF-8 form.
         """
         check_unicode(text)
         return self._tokenizer.encode(text, add_special_tokens=False).ids
@@ -94,7 +94,7 @@ class PieceEncoder:
         """Ids that this piece settles.
 
         Raises:
-            RequestError: lone surrogates; nothing was taken.
+            TextError: lone surrogates; nothing was taken.
         """
         check_unicode(piece)
         ids: list[int] = []
@@ -132,11 +132,11 @@ def _joins(character: str) -> bool:
 
 
 def check_unicode(text: str) -> None:
-    """Raises RequestError for lone surrogates, which have no UTF-8 form."""
+    """Raises TextError for lone surrogates, which have no UTF-8 form."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
-        raise RequestError(f"text must be valid Unicode: {error}") from None
+        raise TextError(f"text must be valid Unicode: {error}") from None
 
 
 # A sentence ends after its marks and closing quotes: before white space, in Chinese and Japanese anywhere.

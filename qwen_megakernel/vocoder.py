@@ -13,6 +13,7 @@ All-zero state is the reference's zero padding. At the published dims a stream's
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -24,11 +25,20 @@ from qwen_megakernel.transformer import apply_rope, rms_norm
 _DILATIONS = (1, 3, 9)
 
 
+@dataclass(frozen=True, eq=False)
+class VocoderState:
+    """What one stream left behind after some frames; only its vocoder understands it."""
+
+    position: int
+    tensors: dict[str, Tensor]
+
+
 class Vocoder:
     """Decodes several streams, each in its own slot. Not thread-safe: one thread owns it.
 
     Attributes:
         slots: how many streams it holds.
+        groups: codes of a frame.
     """
 
     def __init__(
@@ -40,7 +50,7 @@ class Vocoder:
             dtype: to compute in; None is the tensors' own. Codebooks and SnakeBeta's factors are derived
                 before they are rounded to it.
         """
-        self.slots = slots
+        self.slots, self.groups = slots, config.num_quantizers
         self._config = config
         self._w = {name.removeprefix("decoder."): tensor for name, tensor in tensors.items()}
         some = self._w["pre_conv.conv.weight"]
@@ -62,6 +72,23 @@ class Vocoder:
         self._position[slot] = 0
         for tensor in self._state.values():
             tensor[slot].zero_()
+
+    @torch.inference_mode()
+    def save(self, slot: int) -> "VocoderState":
+        """A copy of what a stream left behind, 5 MB at the published dims; see `restore`."""
+        return VocoderState(int(self._position[slot]), {name: t[slot].clone() for name, t in self._state.items()})
+
+    @torch.inference_mode()
+    def restore(self, slot: int, state: "VocoderState") -> None:
+        """Go on in a slot where `state` was saved, bit for bit."""
+        self._position[slot] = state.position
+        for name, tensor in self._state.items():
+            tensor[slot] = state.tensors[name]
+
+    @property
+    def slot_bytes(self) -> int:
+        """Memory of one stream's state."""
+        return sum(t[0].nbytes for t in self._state.values())
 
     @torch.inference_mode()
     def push(self, slots: Sequence[int], codes: Tensor) -> Tensor:

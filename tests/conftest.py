@@ -1,7 +1,9 @@
 """Shared fixtures: tiny checkpoints are written once per run, engines are closed at the end."""
 
 import os
+import random
 import secrets
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -28,7 +30,9 @@ def fresh_seed():
     """Every test draws anew; what it drew from is printed with a failure, and REPEAT_SEED repeats it."""
     seed = int(os.environ.get("REPEAT_SEED", secrets.randbits(31)))
     torch.manual_seed(seed)
+    random.seed(seed)
     print(f"REPEAT_SEED={seed}")
+    return seed
 
 
 @pytest.fixture
@@ -64,9 +68,42 @@ def engine_for():
     def get(model, **options) -> TTSEngine:
         key = (str(model), *sorted(options.items()))
         if key not in engines:
-            engines[key] = TTSEngine.load(model, backend="torch", device="cpu", dtype=torch.float32, **options)
+            options = {"backend": "torch", "device": "cpu", "dtype": torch.float32} | options
+            engines[key] = TTSEngine.load(model, **options)
         return engines[key]
 
     yield get
     for engine in engines.values():
         engine.close()
+
+
+class Backend:
+    """Where the engine's tests run: the PyTorch backend on a CPU, or the megakernel on a GPU."""
+
+    def __init__(self, name: str, tiny: Callable[..., Path], engine_for: Callable[..., TTSEngine]):
+        self.name, self._tiny, self._engine_for = name, tiny, engine_for
+        kernel = name == "megakernel"
+        self._options = {"backend": name, "device": "cuda" if kernel else "cpu"}
+        self._options["dtype"] = torch.bfloat16 if kernel else torch.float32
+        self._size = "demo" if kernel else "tiny"
+
+    def folder(self, variant: str = "custom_voice", eos_gain: float = 0.0, size: str | None = None) -> Path:
+        """A checkpoint that it can run; end of speech stays away unless asked for."""
+        return self._tiny(variant, size=size or self._size, eos_gain=eos_gain)
+
+    def load(self, folder: Path | str | None = None, **options) -> TTSEngine:
+        """An engine that a test may break."""
+        return TTSEngine.load(folder or self.folder(), **(self._options | options))
+
+    def engine(self, *args, **options) -> TTSEngine:
+        """An engine over `folder(...)` that the whole run shares."""
+        return self._engine_for(self.folder(*args, **options), **self._options)
+
+
+@pytest.fixture(scope="session", params=["torch", pytest.param("megakernel", marks=pytest.mark.gpu)])
+def backend(request, tiny, engine_for) -> Backend:
+    if request.param == "megakernel" and (
+        not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0)
+    ):
+        pytest.skip("needs a Hopper GPU")
+    return Backend(request.param, tiny, engine_for)

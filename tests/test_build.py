@@ -13,8 +13,8 @@ import torch
 from torch.utils import cpp_extension
 
 from qwen_megakernel import build, cli, kernels
+from qwen_megakernel.backend import select_backend, select_device
 from qwen_megakernel.build import BLOCKS, TARGETS
-from qwen_megakernel.engine import select_backend, select_device
 from qwen_megakernel.errors import BackendError
 from qwen_megakernel.kernels import MODELS, Compiled, Launch
 from qwen_megakernel.megakernel import MegakernelFrameDecoder

@@ -59,7 +59,7 @@ def test_the_published_files_hold_exactly_these_names_and_shapes(tmp_path, size,
     (tmp_path / "speech_tokenizer").mkdir()
     (tmp_path / "config.json").write_text(json.dumps(_main_config(size, variant)))
     (tmp_path / "generation_config.json").write_text(json.dumps(_GENERATION))
-    (tmp_path / "speech_tokenizer" / "config.json").write_text(json.dumps(_codec_config(True, True)))
+    (tmp_path / "speech_tokenizer" / "config.json").write_text(json.dumps(_codec_config(True, 2048)))
     main, codec = expected_tensors(ModelConfig.from_folder(tmp_path))
     assert len(main) == tensors
     assert safetensors_bytes(main, 2, "BF16", None if variant == "base" else {"format": "pt"}) == published
@@ -263,7 +263,7 @@ def test_ids_come_from_the_checkpoint():
 
 
 def test_codec_rates_must_agree():
-    codec = _codec_config(False, False) | {"decode_upsample_rate": 960}
+    codec = _codec_config(False, 256) | {"decode_upsample_rate": 960}
     with pytest.raises(CheckpointError, match="decode_upsample_rate must be 1920"):
         CodecConfig.from_json(_Json(codec, "x"))
 

@@ -1,5 +1,6 @@
 """Text in pieces: ids, rows and codes equal those of the whole text; a stream without text waits."""
 
+import dataclasses
 import random
 import threading
 import time
@@ -10,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qwen_megakernel import EngineClosedError, RequestError, SamplingParams, TextTooLongError, TTSEngine
+from qwen_megakernel import EngineClosed, RequestError, SamplingParams, TextEndedError, TextTooLongError
 from qwen_megakernel.checkpoint import DEMO_FOLDER, Checkpoint
 from qwen_megakernel.config import GREEDY
 from qwen_megakernel.prompt import PromptBuilder
@@ -157,9 +158,8 @@ def test_rows_equal_the_whole_texts(tiny, variant, frames):
 
 
 @pytest.fixture
-def engine(tiny):
-    folder = tiny("custom_voice", eos_gain=0.0)
-    with TTSEngine.load(folder, backend="torch", device="cpu", max_streams=3, max_positions=300) as engine:
+def engine(backend):
+    with backend.load(max_streams=3, max_positions=300) as engine:
         yield engine
 
 
@@ -170,7 +170,7 @@ def sampling(seed: int) -> SamplingParams:
 def spoken(utterance) -> int:
     """Frames so far, once it has nothing more to say."""
     before = -1
-    while (now := utterance._engine.metrics()["frames"]) != before:
+    while (now := utterance._owner.counts["frames"]) != before:
         before = now
         time.sleep(0.15)
     return now
@@ -204,6 +204,52 @@ def test_a_starved_stream_waits_and_goes_on_as_if_nothing_had_been(engine):
     assert np.array_equal(utterance.result(timeout=20).codes, whole.codes)
 
 
+def test_a_pause_of_four_seconds_in_mid_sentence_is_no_end(engine):
+    text = "One two three four five six seven eight."
+    whole = engine.generate(text, sampling=sampling(3), non_streaming_mode=False, max_frames=40)
+    utterance = engine.submit(sampling=sampling(3), max_frames=40)
+    utterance.push_text(text[:17])
+    spoken(utterance)
+    before = engine.metrics()["frames"]
+    time.sleep(4)
+    assert engine.metrics()["frames"] == before and not utterance.done, "nothing is spoken in place of text"
+    utterance.push_text(text[17:])
+    utterance.end_text()
+    assert np.array_equal(utterance.result(timeout=20).codes, whole.codes)
+    assert np.abs(utterance.result().samples - whole.samples).max() <= 2e-5
+
+
+@pytest.mark.parametrize("frames", [3, 30])
+def test_a_clone_in_pieces_says_what_the_whole_text_would(backend, frames):
+    """In-context, the prompt itself takes as many text rows as the reference has frames, its own text's among them."""
+    text = "Well, hello there: 3 of us are here! It's fine, isn't it? One, two, three four five, six and seven."
+    with backend.load(backend.folder("base"), max_streams=2) as engine:
+        voice = random_voice(engine._checkpoint.config, frames)
+        voice = dataclasses.replace(voice, fingerprint=engine._checkpoint.fingerprint)
+        request = {"voice": voice, "sampling": sampling(frames), "max_frames": 60}
+        whole = engine.generate(text, **request)
+        utterance = engine.submit(**request)
+        utterance.push_text("Well, hel")
+        assert (spoken(utterance) > 60) == (frames == 3), "it waits for the rows that its layout needs"
+        for piece in cut(text[9:], frames):
+            utterance.push_text(piece)
+        utterance.end_text()
+        assert np.array_equal(utterance.result(timeout=30).codes, whole.codes)
+        assert np.abs(utterance.result().samples - whole.samples).max() <= 2e-5
+
+
+def test_a_dropped_utterance_that_had_begun_gives_its_slot_back(engine):
+    for _ in range(7):
+        utterance = engine.submit(sampling=GREEDY)
+        utterance.push_text("Hello there my ")
+        spoken(utterance)
+        del utterance
+    deadline = time.monotonic() + 5
+    while engine.health()["streams"] and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert engine.health()["streams"] == 0 and engine.metrics()["cancelled"] == 7
+
+
 def test_flush_speaks_what_was_held_back(engine):
     utterance = engine.submit(sampling=GREEDY, max_frames=40)
     utterance.push_text("Hello")
@@ -214,8 +260,9 @@ def test_flush_speaks_what_was_held_back(engine):
     assert spoken(utterance) > before and not utterance.done
     utterance.end_text()
     assert len(utterance.result(timeout=20).codes) == 40
-    with pytest.raises(RequestError, match="complete"):
-        utterance.flush()
+    for call in (utterance.flush, lambda: utterance.push_text("more")):
+        with pytest.raises(TextEndedError, match="complete"):
+            call()
 
 
 def test_a_starved_stream_can_be_cancelled_and_closed(engine):
@@ -231,7 +278,7 @@ def test_a_starved_stream_can_be_cancelled_and_closed(engine):
     assert not closing.is_alive()
     for utterance in utterances[1:]:
         assert utterance.result(timeout=5).finish_reason == "cancelled"
-    with pytest.raises((EngineClosedError, RequestError)):
+    with pytest.raises((EngineClosed, RequestError)):
         utterances[1].push_text("more")
 
 

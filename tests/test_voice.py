@@ -121,10 +121,12 @@ def test_reference_audio_is_context_and_is_cut_by_exact_count(voices, base):
     audio = base.generate("Hello there.", voice=voices["icl"], sampling=GREEDY, max_frames=9)
     assert audio.codes.shape == (9, 16) and len(audio.samples) == 9 * 1920
     with torch.inference_mode():
-        base._vocoder.reset(0)
-        whole = base._vocoder.push([0], torch.cat([voices["icl"].ref_codes, torch.from_numpy(audio.codes)])[None])[0]
-        base._vocoder.reset(0)
-        cold = base._vocoder.push([0], torch.from_numpy(audio.codes)[None])[0]
+        base._owner._vocoder.reset(0)
+        whole = base._owner._vocoder.push(
+            [0], torch.cat([voices["icl"].ref_codes, torch.from_numpy(audio.codes)])[None]
+        )[0]
+        base._owner._vocoder.reset(0)
+        cold = base._owner._vocoder.push([0], torch.from_numpy(audio.codes)[None])[0]
     assert np.abs(audio.samples - whole[-9 * 1920 :].numpy()).max() <= 2e-5
     assert np.abs(audio.samples - cold.numpy()).max() > 1e-3
 

@@ -1,0 +1,71 @@
+"""Where a model runs: which device, which backend, and a frame decoder for it."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from qwen_megakernel.build import why_no_gpu, why_untried
+from qwen_megakernel.config import ModelConfig
+from qwen_megakernel.errors import BackendError
+from qwen_megakernel.frame_decoder import FrameDecoder, TorchFrameDecoder
+from qwen_megakernel.megakernel import MegakernelFrameDecoder, why_no_megakernel
+from qwen_megakernel.transformer import Embeddings
+
+BACKENDS = ("auto", "megakernel", "torch")
+
+
+def select_backend(
+    backend: str, device: torch.device, dtype: torch.dtype | None = None, config: ModelConfig | None = None
+) -> tuple[str, str]:
+    """(backend to use, reason) for a backend name; "auto" takes the megakernel where it can run and has been run.
+
+    Raises:
+        BackendError: an unknown name, or a megakernel that cannot run like this.
+    """
+    if backend not in BACKENDS:
+        raise BackendError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
+    if backend == "torch":
+        return "torch", "asked for"
+    obstacle = why_no_megakernel(device, dtype, config)
+    if obstacle is None and backend == "auto":
+        obstacle = why_untried(device)
+    if obstacle is None:
+        return "megakernel", "asked for" if backend == "megakernel" else "this GPU and checkpoint can run it"
+    if backend == "megakernel":
+        raise BackendError(f"the megakernel cannot run here: {obstacle}; use backend='torch'")
+    return "torch", f"no megakernel: {obstacle}"
+
+
+def select_device(device: str | torch.device | None) -> torch.device:
+    """The device to run on; None takes a CUDA GPU if there is one.
+
+    Raises:
+        BackendError: no such device here.
+    """
+    try:
+        device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    except RuntimeError as error:
+        raise BackendError(f"device {device!r}: {error}") from None
+    if device.type not in ("cpu", "cuda"):
+        raise BackendError(f"device must be 'cpu' or 'cuda[:n]', got {str(device)!r}")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise BackendError(f"device {device} was asked for, but torch can use no CUDA GPU: {why_no_gpu()}")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise BackendError(f"device {device} was asked for, but torch sees {torch.cuda.device_count()} CUDA GPUs")
+    return device
+
+
+def make_decoder(
+    backend: str,
+    config: ModelConfig,
+    tensors: Mapping[str, Tensor],
+    embeddings: Embeddings,
+    *,
+    slots: int,
+    max_positions: int,
+) -> FrameDecoder:
+    """The frame decoder of a backend that `select_backend` chose, over every `talker.*` tensor."""
+    if backend == "torch":
+        return TorchFrameDecoder(config, tensors, embeddings, slots=slots, max_positions=max_positions)
+    return MegakernelFrameDecoder(config, tensors, slots=slots, max_positions=max_positions)

@@ -1,0 +1,172 @@
+"""Stream: one utterance as the engine sees it; what comes out of it: chunks, and in the end its audio.
+
+Callers never touch tensors of the owner thread: text rows go in through a queue, chunks come out through another.
+"""
+
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+
+from qwen_megakernel.prompt import Prompt, PromptPieces
+from qwen_megakernel.request import Request
+from qwen_megakernel.runaway import RunawayGuard
+
+
+@dataclass(frozen=True, eq=False)
+class Chunk:
+    """PCM handed out at once.
+
+    Attributes:
+        samples: fp32 [frames * 1920], -1..1.
+        codes: int64 [frames, 16].
+        sample_rate: in Hz.
+    """
+
+    samples: np.ndarray
+    codes: np.ndarray
+    sample_rate: int
+
+
+@dataclass(frozen=True)
+class Timings:
+    """Where an utterance's time went, in seconds; one stage after the other up to the first chunk. A stage that was not
+    reached is None. On a GPU work is queued, so that what prompt and prefill leave undone is waited for by the first
+    frame.
+
+    Attributes:
+        tokenise: text to ids.
+        prompt: ids to rows.
+        queue: rows in hand until a slot was free.
+        prefill: keys and values of the prompt; with a cloned voice its reference through the vocoder too.
+        first_frame: prefilled to the first 16 codes on the host.
+        first_chunk: those codes to the first chunk handed out: the frames that fill it, and the vocoder.
+    """
+
+    tokenise: float | None = None
+    prompt: float | None = None
+    queue: float | None = None
+    prefill: float | None = None
+    first_frame: float | None = None
+    first_chunk: float | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Audio:
+    """A whole utterance.
+
+    Attributes:
+        samples: fp32 [n], -1..1; equals the joined chunks.
+        codes: int64 [frames, 16].
+        finish_reason: "eos" (the model ended), "length" (frame limit), "runaway" (the model fell into a
+            loop) or "cancelled".
+        seed: that was used; the same request with it gives the same codes.
+        sample_rate: in Hz.
+        ttfc_s: seconds from the text's arrival (its first piece's) to the first chunk; None if there was no chunk.
+        compute_s: seconds from the text's arrival to the last chunk; waiting for more text counts too.
+        lead_s: the least audio, in seconds, that a listener who began with the first chunk still had to hear when
+            another came; below 0 they heard a gap. None with fewer than two chunks.
+        timings: of the stages up to the first chunk.
+    """
+
+    samples: np.ndarray
+    codes: np.ndarray
+    finish_reason: str
+    seed: int
+    sample_rate: int
+    ttfc_s: float | None
+    compute_s: float
+    lead_s: float | None
+    timings: Timings
+
+    @property
+    def frames(self) -> int:
+        return len(self.codes)
+
+    @property
+    def duration_s(self) -> float:
+        return len(self.samples) / self.sample_rate
+
+    @property
+    def rtf(self) -> float:
+        """Compute time / audio time; lower is better."""
+        return self.compute_s / self.duration_s if len(self.samples) else float("inf")
+
+
+class Stream:
+    """Callers' threads fill in the text; everything below the line belongs to the owner thread once it was handed the
+    prompt."""
+
+    def __init__(self, request: Request, on_chunk: Callable[[Chunk], None] | None):
+        self.request, self.on_chunk = request, on_chunk
+        self.seed = request.sampling.seed
+        self.lock = threading.Lock()  # of the text
+        self.text_open = True  # more may be pushed
+        self.pieces: PromptPieces | None = None  # where the text does not come whole
+        self.incoming: queue.SimpleQueue[tuple[Tensor, bool]] = queue.SimpleQueue()  # rows; the text is complete
+        self.cancelled, self.done = threading.Event(), threading.Event()
+        self.chunks: queue.SimpleQueue[Chunk | None] = queue.SimpleQueue()
+        self.audio: Audio | None = None
+        self.error: BaseException | None = None
+        self.arrived: float | None = None  # when its text did
+        self.timings: dict[str, float] = {}
+        # ------------------------------------------------ the owner's
+        self.prompt: Prompt | None = None
+        self.text_rows = 0  # trailing ones that the decoder has
+        self.text_complete = False  # and no more will come
+        self.max_frames = 0
+        self.deadline = 0.0  # of waiting for a slot
+        self.slot: int | None = None
+        self.context: list[Tensor] | None = None  # reference codes the vocoder has yet to hear; None before prefill
+        self.stage_began = 0.0
+        self.guard = RunawayGuard() if request.runaway_guard else None
+        self.codes: list[Tensor] = []  # int64 [groups] each
+        self.pushed = 0  # frames that went through the vocoder, in `pushes` turns
+        self.pushes = 0
+        self.held: deque[Chunk] = deque()  # made, but not yet handed out
+        self.handed: list[Chunk] = []
+        self.handed_frames = 0
+        self.first_chunk: float | None = None
+        self.lead: float | None = None
+
+    @property
+    def starved(self) -> bool:
+        """Its next frame needs a text row that has not come: nothing is spoken in its place."""
+        prefilled = self.context is not None and not self.context
+        return prefilled and not self.text_complete and len(self.codes) >= self.text_rows
+
+    @property
+    def idle(self) -> bool:
+        return self.starved and self.incoming.empty() and not self.cancelled.is_set()
+
+    @property
+    def text_used_up(self) -> bool:
+        return self.text_complete and len(self.codes) >= self.text_rows
+
+    def mark(self, stage: str) -> None:
+        """A stage is over: the time since the one before it is its own."""
+        now = time.monotonic()
+        self.timings[stage] = now - self.stage_began
+        self.stage_began = now
+
+    def assemble(self, reason: str, sample_rate: int, groups: int) -> Audio:
+        now = time.monotonic()
+        arrived = now if self.arrived is None else self.arrived
+        samples = [chunk.samples for chunk in self.handed]
+        codes = [chunk.codes for chunk in self.handed]
+        return Audio(
+            samples=np.concatenate(samples) if samples else np.zeros(0, np.float32),
+            codes=np.concatenate(codes) if codes else np.zeros((0, groups), np.int64),
+            finish_reason=reason,
+            seed=self.seed,
+            sample_rate=sample_rate,
+            ttfc_s=None if self.first_chunk is None else self.first_chunk - arrived,
+            compute_s=now - arrived,
+            lead_s=self.lead,
+            timings=Timings(**self.timings),
+        )

@@ -1,0 +1,131 @@
+"""More callers than slots: some wait, within bounds; memory that is not there is named."""
+
+import logging
+import threading
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from qwen_megakernel import BackendError, EngineBusy, OutOfMemoryError, SamplingParams
+
+TEXT = "Hello there, how are you today?"
+
+
+def seeded(seed: int) -> SamplingParams:
+    return SamplingParams(seed=seed)
+
+
+def hold(engine, count: int) -> list:
+    """Utterances that keep a slot until they are ended: their text has begun and goes on."""
+    held = []
+    for _ in range(count):
+        utterance = engine.submit()
+        utterance.push_text("Hello there my ")
+        held.append(utterance)
+    while engine.health()["running"] < count:
+        time.sleep(0.002)
+    return held
+
+
+def test_one_more_than_slots_and_queue_is_refused_at_once(backend):
+    with backend.load(max_streams=2, max_queue=3, queue_timeout=60) as engine:
+        held = hold(engine, 2)
+        waiting = [engine.submit(TEXT, sampling=seeded(i), max_frames=8) for i in range(3)]
+        for _ in range(3):
+            with pytest.raises(EngineBusy, match="all 2 streams are taken and 3 more wait"):
+                engine.submit(TEXT)
+        assert engine.metrics()["busy"] == 3 and engine.health()["streams"] == 5
+        held[0].cancel()
+        said = [utterance.result(timeout=30) for utterance in waiting]
+        alone = [engine.generate(TEXT, sampling=seeded(i), max_frames=8) for i in range(3)]
+        assert all(np.array_equal(a.codes, b.codes) for a, b in zip(said, alone, strict=True))
+        assert said[2].timings.queue > said[0].timings.queue
+
+
+def test_without_a_queue_a_full_engine_refuses_at_once(backend):
+    with backend.load(max_streams=1, max_queue=0) as engine:
+        held = hold(engine, 1)
+        with pytest.raises(EngineBusy, match="all 1 streams are taken"):
+            engine.generate(TEXT)
+        held[0].cancel()
+        held[0].result(timeout=10)
+        assert engine.generate(TEXT, max_frames=2).frames == 2
+
+
+def test_who_waits_too_long_is_told_and_the_others_go_on(backend):
+    with backend.load(max_streams=1, max_queue=4, queue_timeout=0.3) as engine:
+        held = hold(engine, 1)
+        waiting = [engine.submit(TEXT) for _ in range(3)]
+        for utterance in waiting:
+            with pytest.raises(EngineBusy, match=r"no stream became free within 0.3 s"):
+                utterance.result(timeout=10)
+        assert engine.metrics()["timed_out"] == 3 and engine.health()["queued"] == 0
+        held[0].push_text("friend and more.")
+        held[0].end_text()
+        assert engine.submit(TEXT, max_frames=3).cancel() is None
+        held[0].cancel()
+        assert held[0].result(timeout=30).frames > 0
+        assert engine.generate(TEXT, max_frames=3).frames == 3
+
+
+def test_a_busy_slot_does_not_stretch_the_time_limit(backend):
+    """The one in the slot speaks all the time, so that the owner never rests."""
+    with backend.load(max_streams=1, queue_timeout=0.2) as engine:
+        speaking = engine.submit(TEXT, max_frames=2000)
+        with pytest.raises(EngineBusy):
+            engine.generate(TEXT)
+        assert not speaking.done
+        speaking.cancel()
+
+
+def test_waiting_can_be_cancelled_and_closed(backend):
+    with backend.load(max_streams=1, queue_timeout=60) as engine:
+        held = hold(engine, 1)
+        waiting = [engine.submit(TEXT) for _ in range(3)]
+        waiting[1].cancel()
+        assert waiting[1].result(timeout=5).finish_reason == "cancelled" and not waiting[0].done
+        closing = threading.Thread(target=engine.close)
+        closing.start()
+        closing.join(timeout=10)
+        assert not closing.is_alive()
+        for utterance in (held[0], waiting[0], waiting[2]):
+            assert utterance.result(timeout=1).finish_reason == "cancelled"
+
+
+def test_an_utterance_without_text_takes_a_place_but_no_slot(backend):
+    with backend.load(max_streams=1, max_queue=2) as engine:
+        silent = [engine.submit() for _ in range(2)]
+        assert engine.generate(TEXT, max_frames=3).frames == 3
+        assert engine.health()["streams"] == 2 and engine.health()["running"] == 0
+        spoken = engine.submit()
+        with pytest.raises(EngineBusy):
+            engine.submit()
+        for utterance in (*silent, spoken):
+            utterance.cancel()
+
+
+def test_the_memory_of_the_slots_is_printed_at_load(backend, caplog):
+    caplog.set_level(logging.INFO, "qwen_megakernel")
+    with backend.load(max_streams=3, max_positions=640) as engine:
+        stack = engine._checkpoint.config.talker.stack
+        size = 3 * 640 * 2 * stack.num_layers * stack.num_kv_heads * stack.head_dim
+        size *= 2 if backend.name == "megakernel" else 4
+    assert f"3 slots of 640 positions: {size / 2**20:.1f} MiB for keys and values" in caplog.text
+
+
+def test_memory_that_is_not_there_names_the_setting_to_lower(backend):
+    with pytest.raises(OutOfMemoryError, match=r"8 slots \(max_streams\) of 10{12} positions .* lower max_streams"):
+        backend.load(max_positions=10**12)
+    assert issubclass(OutOfMemoryError, BackendError)
+
+
+def test_other_failures_at_load_are_not_called_memory(backend, monkeypatch):
+    def broken(*_args, **_kwargs):
+        raise RuntimeError("something else")
+
+    monkeypatch.setattr("qwen_megakernel.engine.Vocoder", broken)
+    with pytest.raises(RuntimeError, match="something else"):
+        backend.load()
+    assert torch.zeros(1).sum() == 0

@@ -1,0 +1,148 @@
+"""What does not depend on the text is computed once per voice, and changes nothing."""
+
+import dataclasses
+import gc
+
+import numpy as np
+import pytest
+import torch
+
+from qwen_megakernel import SamplingParams, Voice
+
+TEXT = "Hello there, how are you today?"
+REFERENCE = "this is the text of it"
+
+
+@pytest.fixture
+def base(backend):
+    with backend.load(backend.folder("base"), max_streams=3, kept_voices=4) as engine:
+        yield engine
+
+
+def voice_of(engine, frames: int, text: str = REFERENCE) -> Voice:
+    config = engine._checkpoint.config
+    vector = torch.randn(config.talker.stack.hidden_size)
+    codes = torch.randint(0, config.codec.vocoder.codebook_size, (frames, 16)) if frames else None
+    return Voice(vector, codes, text if frames else None, engine._checkpoint.fingerprint)
+
+
+def forget(engine) -> None:
+    engine._prompts._openings.clear()
+    gc.collect()
+
+
+def work(engine, monkeypatch) -> dict[str, int]:
+    """Counts frames that the vocoder decodes."""
+    done = {"frames": 0}
+    push = engine._owner._vocoder.push
+
+    def counted(slots, codes):
+        done["frames"] += codes.shape[1]
+        return push(slots, codes)
+
+    monkeypatch.setattr(engine._owner._vocoder, "push", counted)
+    return done
+
+
+@pytest.mark.parametrize("frames", [0, 3, 20, 60])
+@pytest.mark.parametrize("non_streaming_mode", [False, True])
+def test_the_kept_path_says_what_the_first_one_said(base, frames, non_streaming_mode):
+    """More and less reference than text; byte for byte."""
+    voice = voice_of(base, frames)
+    request = {"voice": voice, "non_streaming_mode": non_streaming_mode, "max_frames": 30}
+    first = base.generate(TEXT, sampling=SamplingParams(seed=1), **request)
+    base.generate("Another text in between.", sampling=SamplingParams(seed=2), **request)
+    kept = base.generate(TEXT, sampling=SamplingParams(seed=1), **request)
+    assert len(base._owner._decoder._prefixes) == 1
+    forget(base)
+    assert len(base._owner._decoder._prefixes) == len(base._owner._heard) == 0
+    again = base.generate(TEXT, sampling=SamplingParams(seed=1), **request)
+    for audio in (kept, again):
+        assert np.array_equal(audio.codes, first.codes) and np.array_equal(audio.samples, first.samples)
+
+
+def test_the_reference_goes_through_the_vocoder_once(base, monkeypatch):
+    voice, done = voice_of(base, 60), work(base, monkeypatch)
+    for expected in (60 + 5, 5, 5):
+        before = done["frames"]
+        base.generate(TEXT, voice=voice, max_frames=5)
+        assert done["frames"] - before == expected
+    copy = dataclasses.replace(voice, ref_codes=voice.ref_codes.clone())
+    before = done["frames"]
+    base.generate(TEXT, voice=copy, max_frames=5)
+    assert done["frames"] - before == 5, "a voice is what it sounds like, wherever it was loaded from"
+
+
+def test_pieces_and_whole_texts_share_what_is_kept(base, monkeypatch):
+    voice, done = voice_of(base, 60), work(base, monkeypatch)
+    whole = base.generate(TEXT, voice=voice, max_frames=5, sampling=SamplingParams(seed=1))
+    utterance = base.submit(voice=voice, max_frames=5, sampling=SamplingParams(seed=1))
+    utterance.push_text(TEXT)
+    utterance.end_text()
+    assert np.array_equal(utterance.result().codes, whole.codes) and done["frames"] == 60 + 5 + 5
+
+
+def test_other_voices_languages_and_texts_are_not_mixed_up(base):
+    one = voice_of(base, 20)
+    vector, codes = torch.randn_like(one.speaker_embedding), one.ref_codes.clone()
+    codes[3, 7] += 1 if codes[3, 7] == 0 else -1
+    others = [
+        {"voice": dataclasses.replace(one, speaker_embedding=vector)},
+        {"voice": dataclasses.replace(one, ref_codes=codes)},
+        {"voice": dataclasses.replace(one, ref_text="another text of it")},
+        {"voice": dataclasses.replace(one, ref_codes=None, ref_text=None)},
+        {"voice": one, "language": "german"},
+    ]
+    request = {"sampling": SamplingParams(seed=1), "max_frames": 12}
+    expected = []
+    for other in others:
+        forget(base)
+        expected.append(base.generate(TEXT, **other, **request))
+    assert len({audio.samples.tobytes() for audio in expected}) == len(others)
+    base.generate(TEXT, voice=one, **request)
+    for _ in range(2):
+        for other, before in zip(others, expected, strict=True):
+            assert np.array_equal(base.generate(TEXT, **other, **request).samples, before.samples)
+
+
+def test_a_voice_that_was_written_to_is_another_voice(base):
+    voice = voice_of(base, 20)
+    request = {"voice": voice, "sampling": SamplingParams(seed=1), "max_frames": 12}
+    before = base.generate(TEXT, **request)
+    voice.speaker_embedding.neg_()
+    after = base.generate(TEXT, **request)
+    forget(base)
+    assert not np.array_equal(before.codes, after.codes)
+    assert np.array_equal(base.generate(TEXT, **request).codes, after.codes)
+
+
+def test_few_voices_are_kept(base):
+    voices = [voice_of(base, 10) for _ in range(7)]
+    for voice in voices:
+        base.generate(TEXT, voice=voice, max_frames=2)
+    gc.collect()
+    assert len(base._prompts._openings) == len(base._owner._decoder._prefixes) == len(base._owner._heard) == 4
+
+
+def test_one_voice_speaks_on_several_engines_at_once(backend):
+    with backend.load(backend.folder("base")) as first, backend.load(backend.folder("base")) as second:
+        voice = voice_of(first, 20)
+        request = {"voice": voice, "sampling": SamplingParams(seed=5), "max_frames": 20}
+        said = [engine.submit(TEXT, **request) for engine in (first, second) for _ in range(4)]
+        said = [utterance.result(timeout=60) for utterance in said]
+    assert all(np.array_equal(audio.samples, said[0].samples) for audio in said)
+
+
+def test_after_a_fault_nothing_kept_is_trusted(base):
+    base.generate(TEXT, voice=voice_of(base, 10), max_frames=2)
+    assert len(base._owner._decoder._prefixes) == 1
+    base._owner._decoder.recover()
+    assert len(base._owner._decoder._prefixes) == 0
+
+
+def test_named_speakers_share_their_opening_too(backend):
+    engine = backend.engine()
+    request = {"speaker": "ryan", "language": "english", "sampling": SamplingParams(seed=8), "max_frames": 20}
+    kept = [engine.generate(TEXT, **request) for _ in range(2)][1]
+    forget(engine)
+    assert np.array_equal(engine.generate(TEXT, **request).samples, kept.samples)

@@ -1,0 +1,170 @@
+"""Loops that the model falls into, with forced codes: they end, the listener hears a second of them, and speech goes on
+however slow it is and however long it rests."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from qwen_megakernel import SamplingParams, TTSEngine
+from qwen_megakernel.runaway import HANDED_OUT, VERDICT, RunawayGuard
+
+TEXT = "Hello there, how are you today?"
+Frames = list[torch.Tensor]
+
+
+@pytest.fixture
+def engine(backend):
+    with backend.load(max_streams=1) as engine:
+        yield engine
+
+
+def force(engine, monkeypatch, frames: Frames) -> None:
+    """The decoder says exactly these frames; None is end of speech."""
+    said = iter(frames)
+    monkeypatch.setattr(engine._owner._decoder, "start", lambda slot, prompt, sampling: None)
+    monkeypatch.setattr(engine._owner._decoder, "launch", lambda slots: None)
+    monkeypatch.setattr(engine._owner._decoder, "collect", lambda: [next(said)])
+
+
+def noise(count: int) -> Frames:
+    return [torch.randint(0, 128, (16,)) for _ in range(count)]
+
+
+@pytest.mark.parametrize("period", [1, 2, 3, 4])
+@pytest.mark.parametrize("chunk_frames", [None, 1, 5, 50])
+def test_a_loop_ends_and_a_second_of_it_is_heard(engine, monkeypatch, period, chunk_frames):
+    speech, loop = noise(random.randint(5, 60)), noise(period) * 100
+    force(engine, monkeypatch, speech + loop)
+    stream = engine.stream(TEXT, max_frames=200, chunk_frames=chunk_frames)
+    heard = np.concatenate([chunk.codes for chunk in stream])
+    audio = stream.utterance.result()
+    assert audio.finish_reason == "runaway" and np.array_equal(audio.codes, heard)
+    assert audio.frames == len(speech) + HANDED_OUT and len(audio.samples) == audio.frames * 1920
+    assert np.array_equal(heard, torch.stack(speech + loop)[: audio.frames].numpy())
+
+
+def test_the_guard_can_be_turned_off(engine, monkeypatch):
+    force(engine, monkeypatch, noise(9) + noise(1) * 100)
+    audio = engine.generate(TEXT, max_frames=90, runaway_guard=False)
+    assert audio.finish_reason == "length" and audio.frames == 90
+
+
+def test_the_guard_waits_for_the_text_to_be_used_up(engine, monkeypatch):
+    """In the streaming layout the text comes beside the frames: what repeats before it has ended may go on."""
+    force(engine, monkeypatch, noise(1) * 300)
+    rows = len(engine._prompts.tokens(TEXT * 3).text)
+    audio = engine.generate(TEXT * 3, non_streaming_mode=False, max_frames=250)
+    assert audio.finish_reason == "runaway" and rows <= audio.frames <= rows + HANDED_OUT
+    force(engine, monkeypatch, noise(1) * 300)
+    utterance = engine.submit(max_frames=120)
+    utterance.push_text(TEXT * 15)
+    assert utterance.result(timeout=60).finish_reason == "length", "its text was never ended"
+
+
+def test_a_pause_of_two_seconds_is_heard_as_it_is(engine, monkeypatch):
+    pause = noise(1) * 25
+    speech = noise(20) + pause + noise(20) + pause + noise(20)
+    force(engine, monkeypatch, [*speech, None])
+    stream = engine.stream(TEXT)
+    heard = [chunk.codes for chunk in stream]
+    audio = stream.utterance.result()
+    assert audio.finish_reason == "eos" and np.array_equal(audio.codes, torch.stack(speech).numpy())
+    assert np.array_equal(np.concatenate(heard), audio.codes), "nothing is lost, nothing out of order"
+
+
+def test_very_slow_speech_is_heard_as_it_is(engine, monkeypatch):
+    """Every frame for a second, ten times as slow as anybody speaks."""
+    speech = [frame for frame in noise(30) for _ in range(12)]
+    force(engine, monkeypatch, [*speech, None])
+    audio = engine.generate(TEXT)
+    assert audio.finish_reason == "eos" and np.array_equal(audio.codes, torch.stack(speech).numpy())
+
+
+def test_a_loop_that_the_model_ends_itself_is_no_runaway(engine, monkeypatch):
+    force(engine, monkeypatch, [*noise(10), *noise(1) * (VERDICT - 2), None])
+    audio = engine.generate(TEXT)
+    assert audio.finish_reason == "eos" and audio.frames == 10 + VERDICT - 2
+
+
+@pytest.mark.parametrize("frames", [1, 2, 5])
+def test_an_end_at_the_first_step_it_is_allowed(engine, monkeypatch, frames):
+    force(engine, monkeypatch, [*noise(frames), None])
+    audio = engine.generate(TEXT)
+    assert audio.finish_reason == "eos" and audio.frames == frames and len(audio.samples) == frames * 1920
+
+
+def test_no_end_ever_is_the_frame_limits_affair(engine, monkeypatch):
+    force(engine, monkeypatch, noise(2100))
+    audio = engine.generate(TEXT)
+    limit = min(engine._checkpoint.config.max_frames, 2048 - len(engine._prompts.build(TEXT).rows))
+    assert audio.finish_reason == "length" and audio.frames == pytest.approx(limit, abs=3)
+
+
+def test_cancelling_in_a_loop_keeps_what_was_heard(engine, monkeypatch):
+    heard = []
+    utterance = None
+
+    def listen(chunk):
+        heard.append(chunk.codes)
+        if sum(map(len, heard)) >= 13:
+            utterance.cancel()
+
+    force(engine, monkeypatch, noise(10) + noise(1) * 30 + noise(200))
+    utterance = engine.submit(TEXT, on_chunk=listen, chunk_frames=1)
+    audio = utterance.result()
+    assert audio.finish_reason == "cancelled" and np.array_equal(audio.codes, np.concatenate(heard))
+
+
+# ---------------------------------------------------------------- near silence
+
+
+def sound(level: float, frames: int = 1) -> np.ndarray:
+    return (level * torch.randn(frames * 1920)).numpy()
+
+
+def run_of(guard: RunawayGuard, level: float, frames: int) -> None:
+    for _ in range(frames):
+        guard.see(torch.randint(0, 2048, (16,)), True)
+        guard.hear(sound(level), 1)
+
+
+@pytest.mark.parametrize("loud, quiet", [(0.1, 5e-4), (0.05, 0.0), (0.01, 4e-4)])
+def test_stationary_silence_of_changing_codes_is_a_loop(loud, quiet):
+    guard = RunawayGuard()
+    run_of(guard, loud, 30)
+    run_of(guard, quiet, VERDICT - 1)
+    assert not guard.is_runaway and guard.presentable == 30 + HANDED_OUT
+    run_of(guard, quiet, 1)
+    assert guard.is_runaway and guard.presentable == 30 + HANDED_OUT
+
+
+def test_silence_from_the_first_frame_is_a_loop():
+    guard = RunawayGuard()
+    run_of(guard, 0.0, VERDICT)
+    assert guard.is_runaway and guard.presentable == HANDED_OUT
+
+
+@pytest.mark.parametrize("loud, soft", [(0.1, 0.003), (0.02, 0.0008), (0.3, 0.006)])
+def test_soft_speech_is_not_silence(loud, soft):
+    guard = RunawayGuard()
+    run_of(guard, loud, 20)
+    run_of(guard, soft, 100)
+    assert not guard.is_runaway and guard.presentable == 120
+
+
+def test_the_demo_voices_silence_is_recognised(monkeypatch):
+    """Its own quietest frames, in an order that never repeats."""
+    with TTSEngine.load("demo", device="cpu", max_streams=1) as engine:
+        spoken = engine.generate("One. Two. Three. Four.", sampling=SamplingParams(seed=3))
+        levels = np.sqrt(np.square(spoken.samples.reshape(-1, 1920)).mean(axis=1))
+        quiet = [torch.from_numpy(spoken.codes[i]) for i in np.argsort(levels)[:4]]
+        speech = [torch.from_numpy(codes) for codes in spoken.codes]
+        endless = [random.choice(quiet) for _ in range(200)]
+        force(engine, monkeypatch, speech + endless)
+        audio = engine.generate(TEXT, max_frames=len(speech) + 150)
+        assert audio.finish_reason == "runaway" and audio.frames <= len(speech) + HANDED_OUT + 2
+        pause = [random.choice(quiet) for _ in range(25)]
+        force(engine, monkeypatch, [*speech, *pause, *speech, None])
+        assert engine.generate(TEXT).frames == 2 * len(speech) + 25
