@@ -9,7 +9,7 @@ DEMO_OUTPUT ?= demo.wav
 # No NVIDIA GPU: pin the torch release that has a CPU build, so that no CUDA packages are fetched.
 CONSTRAINTS := $(shell nvidia-smi -L >/dev/null 2>&1 || echo "-c constraints-cpu.txt")
 
-.PHONY: demo test test-gpu kernels lint format oracle wheel clean
+.PHONY: demo test test-gpu soak kernels lint format oracle wheel clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python demo_pipeline.py --text "$(DEMO_TEXT)" --output "$(DEMO_OUTPUT)"
@@ -19,6 +19,10 @@ test: $(VENV)/.installed lint
 
 test-gpu: $(VENV)/.installed
 	$(BIN)/python -m pytest -m gpu
+
+# Random callers for five minutes; what they leave behind fails it.
+soak: $(VENV)/.installed
+	SOAK_SECONDS=300 $(BIN)/python -m pytest -m "not gpu" -k soak
 
 # Compile the kernel for every target, with nvcc and without a GPU: does it fit the cards?
 kernels: $(VENV)/.installed

@@ -220,7 +220,7 @@ class TTSEngine:
             EngineClosed: the engine was closed.
         """
         arrived = time.monotonic()
-        self._owner.check_open()
+        self._owner.check()  # before work is done that a full engine cannot use
         whole = text is not None
         if whole and not isinstance(text, str):
             raise TextError(f"text must be a string, got {type(text).__name__}")

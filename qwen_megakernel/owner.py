@@ -65,6 +65,25 @@ class Owner:
     def start(self) -> None:
         self._thread.start()
 
+    def check(self) -> None:
+        """Is there a place for one more?
+
+        Raises:
+            EngineClosed, EngineBusy: no.
+        """
+        with self._lock:
+            self._check()
+
+    def _check(self) -> None:
+        self.check_open()
+        slots = self._decoder.slots
+        if len(self._open) >= slots + self._max_queue:
+            self.counts["busy"] += 1
+            raise EngineBusy(
+                f"all {slots} streams are taken and {self._max_queue} more wait; try later or raise max_streams or "
+                "max_queue"
+            )
+
     def check_open(self) -> None:
         """Raises EngineClosed."""
         if self.fault:
@@ -73,20 +92,13 @@ class Owner:
             raise EngineClosed("the engine is closed; load a new one")
 
     def admit(self, stream: Stream) -> None:
-        """Give an utterance its place, before its prompt is there.
+        """Give an utterance its place, before it is handed over with `speak` or `advance`.
 
         Raises:
             EngineClosed, EngineBusy: nothing was taken.
         """
-        slots = self._decoder.slots
         with self._lock:
-            self.check_open()
-            if len(self._open) >= slots + self._max_queue:
-                self.counts["busy"] += 1
-                raise EngineBusy(
-                    f"all {slots} streams are taken and {self._max_queue} more wait; try later or raise max_streams "
-                    "or max_queue"
-                )
+            self._check()
             self._open.add(stream)
             self.counts["utterances"] += 1
 

@@ -30,7 +30,7 @@ class Utterance:
         where the text has run out and was not ended.
 
         Raises:
-            TextEndedError: the text was ended or the utterance cancelled.
+            TextEndedError: the text was ended, or the utterance has: it was cancelled, it failed, or reached its limit.
             TextError: `text` is not a string of valid Unicode; nothing was taken.
             TextTooLongError: the text no longer fits a slot; the utterance has then failed.
         """
@@ -45,7 +45,7 @@ class Utterance:
         """That is all for now: also speak what `push_text` holds back because the next character could change it.
 
         Raises:
-            TextEndedError: the text was ended or the utterance cancelled.
+            TextEndedError: see `push_text`.
         """
         with self._stream.lock:
             self._refuse_closed_text("flush")
@@ -63,8 +63,10 @@ class Utterance:
                 self._owner.advance(self._stream, lambda pieces: pieces.end())
 
     def _refuse_closed_text(self, call: str) -> None:
-        if not self._stream.text_open or self._stream.cancelled.is_set():
-            why = "the utterance was cancelled" if self._stream.cancelled.is_set() else "its text is complete"
+        stream = self._stream
+        if not stream.text_open or stream.cancelled.is_set():
+            why = "the utterance was cancelled" if stream.cancelled.is_set() else "its text is complete"
+            why = f"the utterance failed: {stream.error!r}" if stream.error else why
             raise TextEndedError(f"{call} after the end: {why}")
 
     def cancel(self) -> None:

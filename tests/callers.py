@@ -1,0 +1,130 @@
+"""Callers of an engine who do everything that callers do, and know what must come of it."""
+
+import random
+import time
+
+import numpy as np
+
+from qwen_megakernel import EngineBusy, EngineClosed, RequestError, SamplingParams, TextEndedError, TTSEngine
+
+TEXTS = ("Yes.", "Hello there, how are you today?", "Well: 3 of us are here! It's fine, isn't it? So be it.")
+ACTIONS = ("whole", "pieces", "cancel", "abandon", "silent", "half", "raise", "wrong", "unread")
+
+
+class Broke(Exception):
+    """A caller's own callback."""
+
+
+class Model:
+    """What every request says when it is alone: `said` holds codes by (text, seed, whole)."""
+
+    def __init__(self, engine: TTSEngine, frames: int = 20):
+        self.engine, self.frames = engine, frames
+        self.said: dict[tuple[int, int, bool], np.ndarray] = {}
+
+    def request(self, seed: int) -> dict:
+        return {"sampling": SamplingParams(seed=seed), "max_frames": self.frames}
+
+    def learn(self, seeds: int) -> None:
+        for text in range(len(TEXTS)):
+            for seed in range(seeds):
+                for whole in (True, False):
+                    audio = self.engine.generate(TEXTS[text], non_streaming_mode=whole, **self.request(seed))
+                    self.said[text, seed, whole] = audio.codes
+
+
+def act(model: Model, engine: TTSEngine, action: str, text: int, seed: int, rng: random.Random) -> str:
+    """Do it; raise AssertionError if anything but what must come has come. How it ended, in a word."""
+    expected, request = model.said[text, seed, action in ("whole", "cancel", "abandon")], model.request(seed)
+    try:
+        if action == "wrong":
+            wrong = rng.choice([{"text": " "}, {"text": "x" * 99_999}, {"text": "Yes.", "speaker": "nobody"}])
+            try:
+                engine.submit(**wrong)
+            except RequestError:
+                return "refused"
+            raise AssertionError("a wrong request was taken")
+        if action in ("whole", "cancel", "abandon"):
+            stream = engine.stream(TEXTS[text], chunk_frames=rng.choice([None, 1, 3, 50]), **request)
+            chunks = []
+            stop = len(expected) + 1 if action == "whole" else rng.randint(0, 12)
+            while sum(len(c.codes) for c in chunks) < stop:
+                chunk = next(stream, None)
+                if chunk is None:
+                    break
+                chunks.append(chunk)
+            codes = np.concatenate([c.codes for c in chunks]) if chunks else expected[:0]
+            assert np.array_equal(codes, expected[: len(codes)])
+            if action == "abandon":
+                del stream
+                return "abandoned"
+            if action == "cancel":
+                stream.utterance.cancel()
+            return check(stream.utterance.result(timeout=60), expected, action == "whole" and not engine_closed(engine))
+        if action == "unread":  # nobody reads the chunks, nobody waits
+            engine.submit(TEXTS[text], **request)
+            return "unread"
+
+        def listen(_chunk) -> None:
+            if action == "raise":
+                raise Broke
+
+        utterance = engine.submit(on_chunk=listen, **request)
+        if action == "silent":
+            if rng.random() < 0.5:
+                utterance.cancel()
+                return check(utterance.result(timeout=60), expected, False)
+            return "dropped"
+        try:
+            at = 0
+            while at < len(TEXTS[text]):
+                size = rng.randint(1, 9)
+                utterance.push_text(TEXTS[text][at : at + size])
+                at += size
+                if rng.random() < 0.2:
+                    time.sleep(rng.random() * 0.01)
+                if action == "half" and at > len(TEXTS[text]) // 2:
+                    return "dropped"
+            utterance.end_text()
+        except TextEndedError:  # it was over before its text was
+            assert utterance._stream.done.wait(10)
+        audio = utterance.result(timeout=60)
+        assert action != "raise" or engine_closed(engine) or not audio.frames, "its callback raised"
+        return check(audio, expected, not engine_closed(engine) and action == "pieces")
+    except Broke:
+        assert action == "raise"
+        return "raised"
+    except EngineBusy:
+        time.sleep(0.02)
+        return "busy"
+    except EngineClosed:
+        assert engine_closed(engine)
+        return "closed"
+
+
+def engine_closed(engine: TTSEngine) -> bool:
+    return engine.health()["status"] == "closed"
+
+
+def check(audio, expected: np.ndarray, complete: bool) -> str:
+    assert np.array_equal(audio.codes, expected[: audio.frames])
+    assert len(audio.samples) == audio.frames * 1920 and np.isfinite(audio.samples).all()
+    if audio.finish_reason == "cancelled":
+        assert not complete
+    else:
+        assert audio.frames == len(expected)
+    return audio.finish_reason
+
+
+def assert_at_rest(engine: TTSEngine) -> None:
+    """No slot taken, nobody waiting, every utterance counted once."""
+    deadline = time.monotonic() + 60
+    while engine.health()["streams"] and time.monotonic() < deadline:
+        time.sleep(0.005)
+    owner, counts = engine._owner, engine.metrics()
+    assert engine.health()["streams"] == 0
+    while owner._running and time.monotonic() < deadline:
+        time.sleep(0.005)
+    assert sorted(owner._free) == list(range(owner._decoder.slots)) and not owner._waiting
+    ends = ("eos", "length", "runaway", "cancelled", "failed")
+    assert counts["utterances"] == sum(counts[end] for end in ends)

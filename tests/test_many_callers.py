@@ -1,0 +1,117 @@
+"""Random callers from several threads against a model of what must come out; a soak that leaves nothing behind."""
+
+import gc
+import logging
+import os
+import random
+import threading
+import time
+from collections import Counter
+from functools import partial
+
+import pytest
+import torch
+from callers import ACTIONS, TEXTS, Model, act, assert_at_rest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+SEEDS = 3
+SOAK_SECONDS = float(os.environ.get("SOAK_SECONDS", "10"))
+OPTIONS = {"max_streams": 3, "max_queue": 3, "max_positions": 256}
+
+steps = st.tuples(
+    st.sampled_from(ACTIONS), st.integers(0, len(TEXTS) - 1), st.integers(0, SEEDS - 1), st.integers(0, 2**32)
+)
+scripts = st.lists(st.lists(steps, min_size=1, max_size=6), min_size=1, max_size=4)
+
+
+@pytest.fixture(scope="module")
+def model(backend) -> Model:
+    model = Model(backend.engine(eos_gain=6.0))
+    model.learn(SEEDS)
+    return model
+
+
+def run_all(targets) -> None:
+    """Each in a thread of its own; the first thing that goes wrong is raised."""
+    wrong = []
+
+    def guarded(target) -> None:
+        try:
+            target()
+        except BaseException as error:
+            wrong.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(target,)) for target in targets]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=300)
+        assert not thread.is_alive(), "a caller hangs"
+    if wrong:
+        raise wrong[0]
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(scripts=scripts, close_after=st.none() | st.floats(0, 0.5), timeout=st.sampled_from([0.02, 30.0]))
+def test_whatever_callers_do_everybody_gets_what_is_theirs(backend, model, scripts, close_after, timeout):
+    with backend.load(backend.folder(eos_gain=6.0), queue_timeout=timeout, **OPTIONS) as engine:
+
+        def caller(script) -> None:
+            for action, text, seed, luck in script:
+                act(model, engine, action, text, seed, random.Random(luck))
+
+        def close() -> None:
+            time.sleep(close_after)
+            engine.close()
+
+        targets = [partial(caller, script) for script in scripts]
+        run_all(targets if close_after is None else [*targets, close])
+        if close_after is None:
+            gc.collect()
+            assert_at_rest(engine)
+            assert act(model, engine, "whole", 1, 0, random.Random(0)) in ("eos", "length")
+    assert engine.health()["streams"] == 0 and not engine._owner._thread.is_alive()
+
+
+def left_over() -> dict[str, int]:
+    """What a soak must not leave behind."""
+    for _ in range(3):
+        gc.collect()
+    with_gpu = torch.cuda.is_available() and torch.cuda.is_initialized()
+    return {
+        "threads": threading.active_count(),
+        "files": len(os.listdir("/proc/self/fd")),
+        "tensors": sum(issubclass(type(thing), torch.Tensor) for thing in gc.get_objects()),
+        "GPU memory": torch.cuda.memory_allocated() if with_gpu else 0,
+    }
+
+
+def test_a_soak_leaves_nothing_behind(backend, model, capsys, caplog):
+    """Random callers for SOAK_SECONDS (`make soak`: 5 minutes)."""
+    caplog.set_level(logging.CRITICAL, "qwen_megakernel")  # kept log records keep engines, by their tracebacks
+    ended = Counter()
+
+    def soak(seconds: float) -> None:
+        with backend.load(backend.folder(eos_gain=6.0), **OPTIONS) as engine:
+            stop = time.monotonic() + seconds
+
+            def caller(luck: int) -> None:
+                rng = random.Random(luck)
+                while time.monotonic() < stop:
+                    how = act(model, engine, rng.choice(ACTIONS), rng.randrange(3), rng.randrange(SEEDS), rng)
+                    ended[how] += 1
+
+            run_all([partial(caller, random.random()) for _ in range(6)])
+            gc.collect()
+            assert_at_rest(engine)
+            ended["frames"] += engine.metrics()["frames"]
+
+    soak(1)
+    before = left_over()
+    ended.clear()
+    soak(SOAK_SECONDS)
+    assert left_over() == before
+    assert len(ended) >= 7, ended
+    with capsys.disabled():
+        print(f" [{SOAK_SECONDS:g} s: {dict(ended)}] ", end="")
