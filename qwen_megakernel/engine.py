@@ -7,6 +7,7 @@
 
 import atexit
 import logging
+import os
 import threading
 import time
 import weakref
@@ -131,6 +132,12 @@ class TTSEngine:
         stack = config.talker.stack
         row_bytes = 2 * stack.num_layers * stack.num_kv_heads * stack.head_dim * dtype.itemsize
         kv = max_streams * max_positions * row_bytes
+        wanted = (
+            f"{max_streams} slots (max_streams) of {max_positions} positions (max_positions) take {_size(kv)} for keys "
+            "and values alone; lower max_streams or max_positions"
+        )
+        if kv > _memory(device):  # a CPU would promise it, and the process be killed later
+            raise OutOfMemoryError(f"{device} has {_size(_memory(device))} of memory: {wanted}")
         try:
             with torch.inference_mode():
                 tensors = checkpoint.talker(device, dtype)
@@ -148,9 +155,7 @@ class TTSEngine:
             if not _is_out_of_memory(error):
                 raise
             raise OutOfMemoryError(
-                f"{device} has no room for {model}: {max_streams} slots (max_streams) of {max_positions} positions "
-                f"(max_positions) take {_size(kv)} for keys and values alone; lower max_streams or max_positions, or "
-                f"take a smaller model ({error})"
+                f"no room for {model} on {device}: {wanted}, or take a smaller model ({error})"
             ) from None
         log.info(
             "%d slots of %d positions: %s for keys and values, %s for the vocoder's state",
@@ -323,6 +328,13 @@ def _is_out_of_memory(error: BaseException) -> bool:
     """torch has a type for the GPU's memory alone."""
     told = str(error).lower()
     return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "memory" in told and "alloc" in told
+
+
+def _memory(device: torch.device) -> int:
+    """Bytes that the device has in all."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _size(count: int) -> str:

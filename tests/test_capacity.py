@@ -115,10 +115,21 @@ def test_the_memory_of_the_slots_is_printed_at_load(backend, caplog):
     assert f"3 slots of 640 positions: {size / 2**20:.1f} MiB for keys and values" in caplog.text
 
 
-def test_memory_that_is_not_there_names_the_setting_to_lower(backend):
+def test_memory_that_the_machine_has_not_names_the_setting_to_lower(backend):
     with pytest.raises(OutOfMemoryError, match=r"8 slots \(max_streams\) of 10{12} positions .* lower max_streams"):
         backend.load(max_positions=10**12)
     assert issubclass(OutOfMemoryError, BackendError)
+
+
+def test_memory_that_others_have_taken_names_it_too(backend, monkeypatch):
+    def full(*_args, **_kwargs):
+        if backend.name == "torch":
+            raise RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory")
+        return torch.empty(2**50, device="cuda")
+
+    monkeypatch.setattr("qwen_megakernel.engine.Vocoder", full)
+    with pytest.raises(OutOfMemoryError, match=r"no room for .* 5 slots \(max_streams\) .* lower max_streams"):
+        backend.load(max_streams=5)
 
 
 def test_other_failures_at_load_are_not_called_memory(backend, monkeypatch):
