@@ -287,6 +287,7 @@ class MegakernelFrameDecoder:
             stream.over |= int(frame[0]) == self._eos_id
         return [None if stream.over else frame for stream, frame in zip(streams, codes, strict=True)]
 
+    @torch.inference_mode()
     def recover(self) -> None:
         """After a KernelFault: forget it, every stream and every kept prefix. Epochs only grow, they need no reset."""
         while self._launches:

@@ -12,6 +12,7 @@ Layer by layer after the decoder half of qwen_tts 0.1.1's tokenizer_12hz; tensor
 All-zero state is the reference's zero padding. At the published dims a stream's state is 1,298,496 values.
 """
 
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -23,6 +24,7 @@ from qwen_megakernel.config import VocoderConfig
 from qwen_megakernel.transformer import apply_rope, rms_norm
 
 _DILATIONS = (1, 3, 9)
+_CUDNN_FLAGS = threading.Lock()  # they are the process's: another engine's push would end ours in TF32
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,7 +114,7 @@ class Vocoder:
             )
         step = _Push(self, slots)
         # cuDNN would convolve in TF32 by default, and choose kernels that do not repeat themselves.
-        with torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False):
+        with _CUDNN_FLAGS, torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False):
             pcm = step.run(codes.to(self._device))
         for name, tensor in step.state.items():
             self._state[name][list(slots)] = tensor

@@ -130,6 +130,7 @@ def test_one_voice_speaks_on_several_engines_at_once(backend):
         request = {"voice": voice, "sampling": SamplingParams(seed=5), "max_frames": 20}
         said = [engine.submit(TEXT, **request) for engine in (first, second) for _ in range(4)]
         said = [utterance.result(timeout=60) for utterance in said]
+    assert all(np.array_equal(audio.codes, said[0].codes) for audio in said)
     assert all(np.array_equal(audio.samples, said[0].samples) for audio in said)
 
 
