@@ -46,7 +46,7 @@ def run_all(targets) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=300)
+        thread.join(timeout=SOAK_SECONDS + 240)
         assert not thread.is_alive(), "a caller hangs"
     if wrong:
         raise wrong[0]
