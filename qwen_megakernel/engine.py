@@ -41,6 +41,7 @@ class TTSEngine:
     """Speaks with one checkpoint. Make it with `TTSEngine.load`; a context manager; thread-safe.
 
     Attributes:
+        model: what it was loaded from: a folder, a hub id, or "demo".
         speakers: what `speaker` may be (CustomVoice), in the checkpoint's order.
         languages: what `language` may be, "auto" first.
         sample_rate: of everything it returns, in Hz.
@@ -49,6 +50,7 @@ class TTSEngine:
 
     def __init__(
         self,
+        model: str,
         checkpoint: Checkpoint,
         prompts: PromptBuilder,
         decoder: FrameDecoder,
@@ -60,7 +62,7 @@ class TTSEngine:
     ):
         self._checkpoint, self._prompts, self._decoder = checkpoint, prompts, decoder
         self._border = RequestChecker(checkpoint, prompts)
-        self.backend = backend
+        self.model, self.backend = model, backend
         self.speakers, self.languages = prompts.speakers, prompts.languages
         self.sample_rate = checkpoint.config.codec.sample_rate
         self._voice_encoder: VoiceEncoder | None = None
@@ -164,7 +166,8 @@ class TTSEngine:
             _size(kv),
             _size(max_streams * vocoder.slot_bytes),
         )
-        return cls(checkpoint, prompts, decoder, vocoder, name, max_queue=max_queue, queue_timeout=queue_timeout)
+        waiting = {"max_queue": max_queue, "queue_timeout": queue_timeout}
+        return cls(str(model), checkpoint, prompts, decoder, vocoder, name, **waiting)
 
     # ------------------------------------------------------------ what callers use
 
@@ -188,6 +191,7 @@ class TTSEngine:
         on_chunk: Callable[[Chunk], None] | None = None,
         chunk_frames: int | Sequence[int] | None = None,
         *,
+        on_end: Callable[[], None] | None = None,
         speaker: str | None = None,
         language: str | None = None,
         instruct: str | None = None,
@@ -204,6 +208,8 @@ class TTSEngine:
             text: what to say; None: it comes through `Utterance.push_text` and `end_text`.
             on_chunk: called from the owner thread with every chunk; should return quickly. If it raises, its
                 utterance fails with that error and no other is touched.
+            on_end: called once, behind the last chunk, when `result()` has its answer; from the thread that ended the
+                utterance, usually the owner thread. If it raises, that is logged.
             chunk_frames: frames per chunk, one number or a schedule whose last number repeats; None is
                 1, 2, 4, 8, 8, ...
             speaker: CustomVoice: a name of `speakers`; None takes the first, "" none at all.
@@ -229,8 +235,9 @@ class TTSEngine:
         whole = text is not None
         if whole and not isinstance(text, str):
             raise TextError(f"text must be a string, got {type(text).__name__}")
-        if on_chunk is not None and not callable(on_chunk):
-            raise RequestError(f"on_chunk must be callable, got {type(on_chunk).__name__}")
+        for name, callback in (("on_chunk", on_chunk), ("on_end", on_end)):
+            if callback is not None and not callable(callback):
+                raise RequestError(f"{name} must be callable, got {type(callback).__name__}")
         request = self._border.check(
             whole=whole,
             speaker=speaker,
@@ -243,7 +250,7 @@ class TTSEngine:
             runaway_guard=runaway_guard,
             chunk_frames=chunk_frames,
         )
-        stream = Stream(request, on_chunk)
+        stream = Stream(request, on_chunk, on_end)
         utterance = Utterance(stream, self._owner, self)
         voicing = {"speaker": request.speaker, "language": request.language, "instruct": request.instruct}
         voicing |= {"voice": request.voice, "max_positions": self._decoder.max_positions}

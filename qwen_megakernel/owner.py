@@ -155,6 +155,11 @@ class Owner:
         stream.text_open = False
         stream.chunks.put(None)
         stream.done.set()
+        if stream.on_end:
+            try:
+                stream.on_end()
+            except Exception:
+                log.exception("on_end raised; its utterance had ended")
 
     def load(self) -> dict[str, int]:
         """Utterances that have a slot, wait for one, or wait for their text."""

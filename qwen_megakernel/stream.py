@@ -102,8 +102,10 @@ class Stream:
     """Callers' threads fill in the text; everything below the line belongs to the owner thread once it was handed the
     prompt."""
 
-    def __init__(self, request: Request, on_chunk: Callable[[Chunk], None] | None):
-        self.request, self.on_chunk = request, on_chunk
+    def __init__(
+        self, request: Request, on_chunk: Callable[[Chunk], None] | None, on_end: Callable[[], None] | None = None
+    ):
+        self.request, self.on_chunk, self.on_end = request, on_chunk, on_end
         self.seed = request.sampling.seed
         self.lock = threading.Lock()  # of the text
         self.text_open = True  # more may be pushed

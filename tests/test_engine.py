@@ -236,6 +236,7 @@ def test_instruct_is_honoured_by_some_and_warned_about_by_others(engine, backend
         (TEXT, {"chunk_frames": 2.5}, RequestError, "chunk_frames"),
         (TEXT, {"chunk_frames": "12"}, RequestError, "chunk_frames"),
         (TEXT, {"on_chunk": 3}, RequestError, "on_chunk must be callable"),
+        (TEXT, {"on_end": 3}, RequestError, "on_end must be callable"),
         (TEXT, {"runaway_guard": "yes"}, RequestError, "runaway_guard"),
         (TEXT, {"non_streaming_mode": 1}, RequestError, "non_streaming_mode"),
         (TEXT, {"sampling": None}, SamplingError, "sampling must be a SamplingParams"),
@@ -355,6 +356,36 @@ def test_callbacks_get_every_chunk_in_order(own_engine):
     chunks = []
     audio = own_engine.submit(TEXT, on_chunk=chunks.append, max_frames=20).result()
     assert np.array_equal(np.concatenate([c.samples for c in chunks]), audio.samples)
+
+
+@pytest.mark.parametrize("how", ["whole", "cancel", "blank", "raise", "close"])
+def test_the_end_is_called_once_and_comes_last(own_engine, how):
+    said, ended = [], threading.Event()
+
+    def hear(chunk):
+        said.append(chunk)
+        if how == "raise":
+            raise RuntimeError("callback broke")
+
+    def end():
+        assert not ended.is_set()
+        said.append("end")
+        ended.set()
+        raise RuntimeError("the end broke too")
+
+    utterance = own_engine.submit(on_chunk=hear, on_end=end, max_frames=2000 if how in ("cancel", "close") else 9)
+    utterance.push_text(" " if how == "blank" else TEXT)
+    if how == "blank":
+        with pytest.raises(TextError):
+            utterance.end_text()
+    else:
+        utterance.end_text()
+    if how == "cancel":
+        utterance.cancel()
+    if how == "close":
+        own_engine.close()
+    assert ended.wait(20) and utterance.done and said[-1] == "end" and said.count("end") == 1
+    own_engine.close()
 
 
 def test_a_blank_text_in_pieces_fails_its_utterance(own_engine):
