@@ -260,7 +260,7 @@ def _safetensors_files(folder: Path) -> list[Path]:
         raise CheckpointError(f"{folder}: neither model.safetensors nor {index.name} is there{hint}")
     try:
         names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OSError, RecursionError) as error:
         raise CheckpointError(f"{index}: not a valid index: {error!r}") from None
     for name in names:
         if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
@@ -283,7 +283,7 @@ def _read_header(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
             header.pop("__metadata__", None)
             tensors = {name: (t["dtype"], tuple(t["shape"])) for name, t in header.items()}
             end = 8 + length + max((t["data_offsets"][1] for t in header.values()), default=0)
-        except (ValueError, KeyError, TypeError, AttributeError, IndexError):
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
             raise CheckpointError(f"{path}: broken safetensors header") from None
     if size != end:
         raise CheckpointError(f"{path}: cut off or padded: {end} bytes expected, found {size}")
@@ -370,8 +370,11 @@ class Checkpoint:
         codec_files = _check_tensors(folder / "speech_tokenizer", codec)
         digest = hashlib.sha256((folder / "config.json").read_bytes())
         for name in ("talker.model.norm.weight", "talker.model.codec_embedding.weight"):
-            with safe_open(main_files[name], framework="pt") as file:
-                digest.update(file.get_slice(name)[:8].float().numpy().tobytes())
+            try:
+                with safe_open(main_files[name], framework="pt") as file:
+                    digest.update(file.get_slice(name)[:8].float().numpy().tobytes())
+            except (SafetensorError, OSError) as error:
+                raise CheckpointError(f"{main_files[name]}: {error}") from None
         return cls(folder, config, digest.hexdigest()[:16], main_files, codec_files)
 
     def talker(self, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
@@ -405,20 +408,44 @@ def find_checkpoint(model: str | Path) -> Path:
     Raises:
         CheckpointNotFoundError: says what was looked for, where, and which command gets it.
     """
+    return _local(model) or _download(model)
+
+
+def find_cached(model: str | Path) -> Path | None:
+    """The folder of `model` if it is on this machine, without asking the network.
+
+    Raises:
+        CheckpointNotFoundError: it is neither a folder nor a hub id.
+    """
+    from huggingface_hub import try_to_load_from_cache
+
+    folder = _local(model)
+    if folder is None:
+        config = try_to_load_from_cache(model, "config.json")
+        folder = Path(config).parent if isinstance(config, str) else None
+    return folder
+
+
+def _local(model: str | Path) -> Path | None:
+    """A folder or the bundled voice; None for what looks like a hub id."""
     if not isinstance(model, (str, Path)) or not str(model).strip():
         raise CheckpointNotFoundError(f"model must be a folder, a hub id or {DEMO!r}, got {model!r}")
     if str(model) == DEMO:
         return DEMO_FOLDER
-    path = Path(model).expanduser()
-    if path.is_dir():
+    try:
+        path = Path(model).expanduser()
+        found, is_folder = path.exists(), path.is_dir()
+    except (OSError, ValueError, RuntimeError) as error:  # too long, with a NUL, of an unknown user
+        raise CheckpointNotFoundError(f"model {str(model)[:99]!r} cannot be a folder: {error}") from None
+    if is_folder:
         return path
-    if path.exists():
+    if found:
         raise CheckpointNotFoundError(f"{path} is a file; a checkpoint is a folder that holds config.json")
     if isinstance(model, Path) or not _HUB_ID.fullmatch(model):
         raise CheckpointNotFoundError(
             f"no folder {str(model)!r}. Give a checkpoint folder, {DEMO!r}, or a hub id such as {PUBLISHED[1]!r}"
         )
-    return _download(model)
+    return None
 
 
 def _download(repo_id: str) -> Path:

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from qwen_megakernel.errors import CheckpointError, SamplingError
 
 MODEL_TYPE = "qwen3_tts"
@@ -21,6 +23,9 @@ VARIANTS = ("base", "custom_voice", "voice_design")
 
 MIN_FRAMES = 2
 """End of speech is not allowed as the first or second code 0 (the reference's min_new_tokens)."""
+
+_MOST, _MOST_LAYERS = 2**24, 1024
+"""No dim or count of a checkpoint is larger: nothing is allocated by a number that a file made up."""
 
 
 class _Json:
@@ -45,7 +50,7 @@ class _Json:
         number = kind in (int, float)
         if isinstance(value, bool) and number:
             raise CheckpointError(f"{self.where}: {key} must be a number, found {value}")
-        if kind is float and isinstance(value, int):
+        if kind is float and isinstance(value, int) and abs(value) < 2**63:
             value = float(value)
         if not isinstance(value, kind):
             raise CheckpointError(f"{self.where}: {key} must be {kind.__name__}, found {value!r}")
@@ -53,17 +58,23 @@ class _Json:
             raise CheckpointError(f"{self.where}: {key} must be finite, found {value!r}")
         return value
 
-    def size(self, key: str, default: Any = ...) -> int:
+    def size(self, key: str, default: Any = ..., least: int = 1, most: int = _MOST) -> int:
         value = self.get(key, int, default)
-        if value < 1:
-            raise CheckpointError(f"{self.where}: {key} must be at least 1, found {value}")
+        if not least <= value <= most:
+            raise CheckpointError(f"{self.where}: {key} must be in {least}..{most}, found {value}")
         return value
 
     def sizes(self, key: str, default: Any = ...) -> tuple[int, ...]:
         value = self.get(key, list, default)
-        if not value or not all(type(v) is int and v > 0 for v in value):
-            raise CheckpointError(f"{self.where}: {key} must list positive integers, found {value!r}")
+        if not value or len(value) > _MOST_LAYERS or not all(type(v) is int and 0 < v <= _MOST for v in value):
+            raise CheckpointError(f"{self.where}: {key} must list integers in 1..{_MOST}, found {value!r}")
         return tuple(value)
+
+    def positive(self, key: str) -> float:
+        value = self.get(key, float)
+        if not value > 0:
+            raise CheckpointError(f"{self.where}: {key} must be above 0, found {value}")
+        return value
 
     def child(self, key: str) -> "_Json":
         return _Json(self.get(key, dict), f"{self.where}: {key}")
@@ -90,7 +101,7 @@ def read_json(path: Path) -> _Json:
         raise CheckpointError(f"{path}: cannot be read: {error}") from None
     try:
         return _Json(json.loads(text), str(path))
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # also integers of thousands of digits
         raise CheckpointError(f"{path}: not valid JSON: {error}") from None
 
 
@@ -116,12 +127,12 @@ class StackConfig:
         config = cls(
             hidden_size=js.size("hidden_size"),
             intermediate_size=js.size("intermediate_size"),
-            num_layers=js.size("num_hidden_layers"),
+            num_layers=js.size("num_hidden_layers", most=_MOST_LAYERS),
             num_heads=js.size("num_attention_heads"),
             num_kv_heads=js.size("num_key_value_heads"),
             head_dim=js.size("head_dim"),
-            rms_norm_eps=js.get("rms_norm_eps", float),
-            rope_theta=js.get("rope_theta", float),
+            rms_norm_eps=js.positive("rms_norm_eps"),
+            rope_theta=js.positive("rope_theta"),
         )
         if config.num_heads % config.num_kv_heads or config.head_dim % 2:
             raise CheckpointError(
@@ -333,12 +344,12 @@ class VocoderConfig:
             latent_dim=js.size("latent_dim"),
             hidden_size=js.size("hidden_size"),
             intermediate_size=js.size("intermediate_size"),
-            num_layers=js.size("num_hidden_layers"),
+            num_layers=js.size("num_hidden_layers", most=_MOST_LAYERS),
             num_heads=js.size("num_attention_heads"),
             head_dim=js.size("head_dim"),
-            rms_norm_eps=js.get("rms_norm_eps", float),
-            rope_theta=js.get("rope_theta", float),
-            sliding_window=js.size("sliding_window"),
+            rms_norm_eps=js.positive("rms_norm_eps"),
+            rope_theta=js.positive("rope_theta"),
+            sliding_window=js.size("sliding_window", least=2, most=65536),
             decoder_dim=js.size("decoder_dim"),
             upsample_rates=js.sizes("upsample_rates"),
             upsampling_ratios=js.sizes("upsampling_ratios"),
@@ -364,7 +375,7 @@ class CodecConfig:
                     f"{js.where}: {key} must be {vocoder.samples_per_frame}, the product of the decoder's rates, "
                     f"found {js.size(key)}"
                 )
-        rate = js.size("output_sample_rate")
+        rate = js.size("output_sample_rate", least=8000, most=192_000)
         js.only("input_sample_rate", rate)
         js.only("encoder_valid_num_quantizers", vocoder.num_quantizers)
         return cls(sample_rate=rate, vocoder=vocoder, encoder=js.child("encoder_config").raw)
@@ -378,10 +389,10 @@ class SamplingParams:
 
     Args:
         do_sample: False takes the most likely code 0 (set `subtalker_dosample=False` too for greedy speech).
-        temperature: above 0.
-        top_k: keep the k most likely ids and every tie with the k-th; 0 keeps all.
+        temperature: 0.001 to 1000; its reciprocal multiplies the logits in fp32.
+        top_k: keep the k most likely ids and every tie with the k-th, at most 2**31 - 1; 0 keeps all.
         top_p: in (0, 1]; keep the smallest set of ids that holds this probability.
-        repetition_penalty: above 0; applied once to every distinct code 0 spoken so far.
+        repetition_penalty: 0.001 to 1000; applied once to every distinct code 0 spoken so far.
         seed: 0 <= seed < 2**64; the same request with the same seed gives the same codes.
             None draws a fresh one, which the result reports.
 
@@ -405,20 +416,21 @@ class SamplingParams:
             value = getattr(self, name)
             if value is None:
                 return
-            if isinstance(value, bool) or not isinstance(value, kind) or not ok(value):
+            if isinstance(value, (bool, np.bool_)) or not isinstance(value, kind) or not ok(value):
                 raise SamplingError(f"{name} must be {wanted}, got {value!r}")
             object.__setattr__(self, name, int(value) if kind is numbers.Integral else float(value))
 
         for name in ("do_sample", "subtalker_dosample"):
-            if getattr(self, name) not in (None, True, False):
-                raise SamplingError(f"{name} must be True or False, got {getattr(self, name)!r}")
+            flag = getattr(self, name)
+            if flag is not None and not isinstance(flag, (bool, np.bool_)):
+                raise SamplingError(f"{name} must be True or False, got {flag!r}")
         for name in ("temperature", "subtalker_temperature", "repetition_penalty"):
-            wanted = "a number above 0 (do_sample=False is greedy)"
-            check(name, numbers.Real, lambda v: 0 < v < math.inf, wanted)
+            wanted = "a number in 0.001..1000 (do_sample=False is greedy)"
+            check(name, numbers.Real, lambda v: 0.001 <= v <= 1000, wanted)
         for name in ("top_p", "subtalker_top_p"):
             check(name, numbers.Real, lambda v: 0 < v <= 1, "in (0, 1]")
         for name in ("top_k", "subtalker_top_k"):
-            check(name, numbers.Integral, lambda v: v >= 0, "an integer, 0 (keep all) or more")
+            check(name, numbers.Integral, lambda v: 0 <= v < 2**31, "an integer in 0 (keep all)..2**31-1")
         check("seed", numbers.Integral, lambda v: 0 <= v < 2**64, "an integer in 0..2**64-1")
 
     def over(self, defaults: "SamplingParams") -> "SamplingParams":

@@ -7,6 +7,7 @@
 
 import atexit
 import logging
+import numbers
 import os
 import threading
 import time
@@ -34,6 +35,7 @@ from qwen_megakernel.voice import RefAudio, Voice, VoiceEncoder
 
 log = logging.getLogger(__name__)
 
+DAY = 86_400
 VOCODER_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -42,6 +44,7 @@ class TTSEngine:
 
     Attributes:
         model: what it was loaded from: a folder, a hub id, or "demo".
+        variant: "base", "custom_voice" or "voice_design".
         speakers: what `speaker` may be (CustomVoice), in the checkpoint's order.
         languages: what `language` may be, "auto" first.
         sample_rate: of everything it returns, in Hz.
@@ -59,17 +62,17 @@ class TTSEngine:
         *,
         max_queue: int,
         queue_timeout: float,
+        kept_voices: int,
     ):
         self._checkpoint, self._prompts, self._decoder = checkpoint, prompts, decoder
         self._border = RequestChecker(checkpoint, prompts)
-        self.model, self.backend = model, backend
+        self.model, self.backend, self.variant = model, backend, checkpoint.config.variant
         self.speakers, self.languages = prompts.speakers, prompts.languages
         self.sample_rate = checkpoint.config.codec.sample_rate
         self._voice_encoder: VoiceEncoder | None = None
         self._voice_lock = threading.Lock()
-        self._owner = Owner(
-            decoder, vocoder, sample_rate=self.sample_rate, max_queue=max_queue, queue_timeout=queue_timeout
-        )
+        limits = {"max_queue": max_queue, "queue_timeout": queue_timeout, "kept_voices": kept_voices}
+        self._owner = Owner(decoder, vocoder, sample_rate=self.sample_rate, **limits)
         self._owner.start()
         weakref.finalize(self, self._owner.stop).atexit = False  # dropped without close(): the thread ends too
         _ENGINES.add(self)
@@ -103,7 +106,7 @@ class TTSEngine:
             queue_timeout: seconds that one of them waits before it fails with `EngineBusy`.
             kept_voices: voices (with their language and instruct) for which keys and values of the prompt's opening
                 and the vocoder's state after the reference are kept, the latest used; for 0.6B about 8 MB each, with
-                a transcribed reference of 10 s about 30.
+                a transcribed reference of 10 s about 30 for each text layout.
             vocoder_dtype: "float32" or "bfloat16".
 
         Raises:
@@ -119,10 +122,14 @@ class TTSEngine:
             raise BackendError(f"vocoder_dtype must be one of {', '.join(VOCODER_DTYPES)}, got {vocoder_dtype!r}")
         least = {"max_streams": 1, "max_positions": 16, "max_queue": 0, "kept_voices": 1}
         for (name, low), count in zip(least.items(), (max_streams, max_positions, max_queue, kept_voices), strict=True):
-            if isinstance(count, bool) or not isinstance(count, int) or count < low:
+            if isinstance(count, bool) or not isinstance(count, numbers.Integral) or count < low:
                 raise BackendError(f"{name} must be an integer of at least {low}, got {count!r}")
-        if not isinstance(queue_timeout, (int, float)) or not queue_timeout >= 0:
-            raise BackendError(f"queue_timeout must be seconds, 0 or more, got {queue_timeout!r}")
+        if (
+            isinstance(queue_timeout, bool)
+            or not isinstance(queue_timeout, numbers.Real)
+            or not 0 <= queue_timeout <= DAY
+        ):
+            raise BackendError(f"queue_timeout must be 0 to {DAY} seconds, got {queue_timeout!r}")
         select_backend(backend, device, dtype)  # what cannot run is refused before a checkpoint is looked for
         checkpoint = Checkpoint.open(model)
         config = checkpoint.config
@@ -166,8 +173,8 @@ class TTSEngine:
             _size(kv),
             _size(max_streams * vocoder.slot_bytes),
         )
-        waiting = {"max_queue": max_queue, "queue_timeout": queue_timeout}
-        return cls(str(model), checkpoint, prompts, decoder, vocoder, name, **waiting)
+        limits = {"max_queue": max_queue, "queue_timeout": float(queue_timeout), "kept_voices": kept_voices}
+        return cls(str(model), checkpoint, prompts, decoder, vocoder, name, **limits)
 
     # ------------------------------------------------------------ what callers use
 
@@ -301,7 +308,7 @@ class TTSEngine:
     def metrics(self) -> dict[str, int]:
         """Counters since load: utterances and frames; utterances by their end (eos, length, runaway, cancelled,
         failed); refused because the engine was full (busy); failed in the queue (timed_out); kernel_faults."""
-        return dict(self._owner.counts)
+        return self._owner.counts
 
     def close(self) -> None:
         """Cancel what runs, stop the owner thread, wait for it. Safe to call twice."""

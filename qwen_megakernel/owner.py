@@ -12,54 +12,65 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable
-from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from qwen_megakernel.errors import EngineBusy, EngineClosed, KernelFault, RequestError
+from qwen_megakernel.errors import EngineBusy, EngineClosed, KernelFault, RequestError, TextEndedError
 from qwen_megakernel.frame_decoder import FrameDecoder
-from qwen_megakernel.prompt import Prefix, Prompt, PromptPieces
+from qwen_megakernel.prompt import Prompt, PromptPieces
 from qwen_megakernel.stream import Chunk, Stream
 from qwen_megakernel.vocoder import Vocoder, VocoderState
 
 log = logging.getLogger(__name__)
 
-COUNTED = (
-    *("utterances", "frames", "eos", "length", "runaway", "cancelled"),
-    *("failed", "busy", "timed_out", "kernel_faults"),
-)
+ENDS = ("eos", "length", "runaway", "cancelled", "failed")
+COUNTED = ("utterances", "frames", *ENDS, "busy", "timed_out", "kernel_faults")
 """Work, ends by their reason, and what went wrong (`timed_out`, in the queue, is part of `failed`)."""
 
 _CONTEXT_FRAMES = 25  # of a reference that the vocoder hears in one turn, so that others get theirs
+_PUSHED_FRAMES = 8  # through the vocoder in one turn, whatever the chunks: so often the runaway guard listens
 
 
 class Owner:
     """Methods without an underscore may be called from any thread."""
 
     def __init__(
-        self, decoder: FrameDecoder, vocoder: Vocoder, *, sample_rate: int, max_queue: int, queue_timeout: float
+        self,
+        decoder: FrameDecoder,
+        vocoder: Vocoder,
+        *,
+        sample_rate: int,
+        max_queue: int,
+        queue_timeout: float,
+        kept_voices: int,
     ):
         """
         Args:
             sample_rate: of the vocoder, in Hz.
             max_queue: utterances beyond the slots that may wait for one.
             queue_timeout: seconds that one of them waits at most.
+            kept_voices: voices for which the vocoder's state after their reference is kept, the latest used.
         """
         self._decoder, self._vocoder, self._sample_rate = decoder, vocoder, sample_rate
         self._max_queue, self._queue_timeout = max_queue, queue_timeout
         self.fault: BaseException | None = None
         self.closed = False
-        self.counts = Counter(dict.fromkeys(COUNTED, 0))
-        self._lock = threading.Lock()  # of `closed`, `_open` and `counts`
+        # Callers share these with the owner thread without a lock, one atomic operation at a time: a finalizer or a
+        # signal handler may come in anywhere, and must not wait for the thread that it interrupted.
+        self._places = deque(range(decoder.slots + max_queue))  # free ones
         self._open: set[Stream] = set()
+        self._tally: queue.SimpleQueue[str] = queue.SimpleQueue()  # what was not yet counted
+        self._counts = Counter(dict.fromkeys(COUNTED, 0))
+        self._counting = threading.RLock()
         # A stream whose prompt is ready, or None: look again at what waits or was cancelled.
         self._inbox: queue.SimpleQueue[Stream | None] = queue.SimpleQueue()
         self._waiting: deque[Stream] = deque()
         self._running: list[Stream] = []
         self._free = list(range(decoder.slots))
-        # What the vocoder knows after a voice's reference; as long-lived as the prefix of its prompts.
-        self._heard: WeakKeyDictionary[Prefix, VocoderState] = WeakKeyDictionary()
+        self._heard: dict[bytes, VocoderState] = {}  # by a voice's digest; the latest used last
+        self._kept_voices = kept_voices
         self._thread = threading.Thread(target=self._run, name="qwen_megakernel owner", daemon=True)
 
     def start(self) -> None:
@@ -71,17 +82,12 @@ class Owner:
         Raises:
             EngineClosed, EngineBusy: no.
         """
-        with self._lock:
-            self._check()
-
-    def _check(self) -> None:
         self.check_open()
-        slots = self._decoder.slots
-        if len(self._open) >= slots + self._max_queue:
-            self.counts["busy"] += 1
+        if not self._places:
+            self._tally.put("busy")
             raise EngineBusy(
-                f"all {slots} streams are taken and {self._max_queue} more wait; try later or raise max_streams or "
-                "max_queue"
+                f"all {self._decoder.slots} streams are taken and {self._max_queue} more wait, for a slot or for their "
+                "text; try later or raise max_streams or max_queue"
             )
 
     def check_open(self) -> None:
@@ -97,10 +103,14 @@ class Owner:
         Raises:
             EngineClosed, EngineBusy: nothing was taken.
         """
-        with self._lock:
-            self._check()
-            self._open.add(stream)
-            self.counts["utterances"] += 1
+        try:
+            stream.place = self._places.pop()
+        except IndexError:
+            return self.check() or self.admit(stream)
+        self._open.add(stream)
+        if self.closed:  # since `check`: the owner may have missed it
+            self._settle_closed(stream)
+            self.check_open()
 
     def speak(self, stream: Stream, prompt: Prompt, text_complete: bool) -> None:
         """The prompt of an admitted utterance is there."""
@@ -116,6 +126,8 @@ class Owner:
         """A piece of text, under the stream's lock: build the rows that it settles in the caller's thread, and hand
         them on."""
         pieces, began = stream.pieces, time.monotonic()
+        if pieces is None:
+            raise TextEndedError("the utterance has ended")
         stream.arrived = stream.arrived or began
         try:
             rows = step(pieces)
@@ -127,15 +139,16 @@ class Owner:
                 stream.timings |= {"tokenise": pieces.tokenise_s, "prompt": time.monotonic() - began}
                 self.speak(stream, pieces.prompt, text_complete=pieces.ended)
         except BaseException as error:  # also an interrupt: nobody else would free the slot
-            stream.cancelled.set()
+            stream.cancelled = True
             self.settle(stream, error=error)
             self._look()
             raise
 
     def cancel(self, stream: Stream) -> None:
-        """Takes no lock: a finalizer may call it."""
-        stream.cancelled.set()
-        self._look()
+        """Takes no lock: a finalizer or a signal handler may call it."""
+        if not stream.cancelled:
+            stream.cancelled = True
+            self._look()
 
     def refuse_own_thread(self, stream: Stream) -> None:
         """Raises RequestError where waiting for the stream would never end."""
@@ -144,15 +157,20 @@ class Owner:
 
     def settle(self, stream: Stream, reason: str = "", error: BaseException | None = None) -> None:
         """End an utterance, once, with a finish reason or an error; whoever waits on it wakes up."""
-        with self._lock:
-            if stream not in self._open:
-                return
-            self._open.discard(stream)
-            self.counts["failed" if error else reason] += 1
-        if error is None:
-            stream.audio = stream.assemble(reason, self._sample_rate, self._vocoder.groups)
+        try:
+            self._open.remove(stream)
+        except KeyError:
+            return
+        try:
+            if error is None:
+                stream.audio = stream.assemble(reason, self._sample_rate, self._vocoder.groups)
+        except BaseException as failure:
+            error = failure
         stream.error = error
-        stream.text_open = False
+        self._tally.put("failed" if error else reason)
+        self._places.append(stream.place)
+        if stream.slot is None:
+            stream.forget()
         stream.chunks.put(None)
         stream.done.set()
         if stream.on_end:
@@ -161,11 +179,23 @@ class Owner:
             except Exception:
                 log.exception("on_end raised; its utterance had ended")
 
+    @property
+    def counts(self) -> dict[str, int]:
+        """By the names of `COUNTED`, up to now."""
+        with self._counting:
+            self._count()
+            return {**self._counts, "utterances": len(self._open) + sum(self._counts[end] for end in ENDS)}
+
+    def _count(self) -> None:
+        for _ in range(self._tally.qsize()):
+            try:
+                self._counts[self._tally.get_nowait()] += 1
+            except queue.Empty:
+                return
+
     def load(self) -> dict[str, int]:
-        """Utterances that have a slot, wait for one, or wait for their text."""
-        with self._lock:
-            open_, running, waiting = len(self._open), len(self._running), len(self._waiting)
-        return {"streams": open_, "running": running, "queued": waiting}
+        """Utterances that are open, of these with a slot, and waiting for one."""
+        return {"streams": len(self._open), "running": len(self._running), "queued": len(self._waiting)}
 
     def stop(self) -> None:
         """Let the thread end before its next round; what is open is cancelled. Takes no lock: see `cancel`."""
@@ -189,39 +219,54 @@ class Owner:
             while not self.closed:
                 self._turn()
         except BaseException as error:
-            log.exception("the engine's owner thread died")
             self.fault = error
+            log.exception("the engine's owner thread died")
         finally:
-            with self._lock:
-                self.closed = True
-                left = list(self._open)
-            for stream in left:
-                if self.fault:
-                    self.settle(stream, error=EngineClosed(f"the engine's owner thread died: {self.fault!r}"))
-                else:
-                    self.settle(stream, "cancelled")
+            self.closed = True
+            self._waiting.clear()
+            self._running.clear()
+            for stream in list(self._open):
+                self._settle_closed(stream)
+                stream.forget()
+
+    def _settle_closed(self, stream: Stream) -> None:
+        if self.fault:
+            self.settle(stream, error=EngineClosed(f"the engine's owner thread died: {self.fault!r}"))
+        else:
+            self.settle(stream, "cancelled")
 
     def _turn(self) -> None:
         """Take what came; one round of frames."""
-        while not self._inbox.empty() or self._at_rest():
+        while self._at_rest():
             try:
-                stream = self._inbox.get(timeout=self._until_deadline())
+                self._take(self._inbox.get(timeout=self._until_deadline()))
             except queue.Empty:
                 break  # somebody has waited too long
-            if self.closed:
-                return
-            if stream is None:
-                self._settle_cancelled()
-            elif not stream.done.is_set():
-                self._waiting.append(stream)
-            stream = None  # hold nothing while waiting: an engine's last reference may be its callback's
+        for _ in range(self._inbox.qsize()):  # and no more: who calls in a loop must not keep others from their frames
+            self._take(self._inbox.get())
+        if self.closed:
+            return
         self._seat()
         for stream in self._round():
             self._running.remove(stream)
             self._free.append(stream.slot)
+            stream.forget()
+        if self._counting.acquire(blocking=False):  # whoever reads the counts does it otherwise
+            try:
+                self._count()
+            finally:
+                self._counting.release()
+
+    def _take(self, stream: Stream | None) -> None:
+        if stream is None:
+            self._settle_cancelled()
+        elif not stream.done.is_set():
+            self._waiting.append(stream)
 
     def _at_rest(self) -> bool:
         """Nothing to do before something comes or a wait is over."""
+        if self.closed:
+            return False
         seats = bool(self._waiting) and bool(self._free)
         late = bool(self._waiting) and self._waiting[0].deadline <= time.monotonic()
         return not seats and not late and all(stream.idle for stream in self._running)
@@ -231,10 +276,9 @@ class Owner:
 
     def _settle_cancelled(self) -> None:
         """Those that have no slot; the others end with their round."""
-        with self._lock:
-            cancelled = [s for s in self._open if s.slot is None and s.cancelled.is_set()]
-        for stream in cancelled:
+        for stream in [s for s in self._open.copy() if s.slot is None and s.cancelled]:
             self.settle(stream, "cancelled")
+        self._waiting = deque(stream for stream in self._waiting if not stream.done.is_set())
 
     def _seat(self) -> None:
         """Slots for those that wait, first come first served; those that waited too long are told."""
@@ -247,7 +291,7 @@ class Owner:
                 stream.mark("queue")
                 self._running.append(stream)
             else:
-                self.counts["timed_out"] += 1
+                self._tally.put("timed_out")
                 why = f"no stream became free within {self._queue_timeout:g} s; try later or raise max_streams"
                 self.settle(stream, error=EngineBusy(why))
 
@@ -262,19 +306,18 @@ class Owner:
                 self._decoder.launch([stream.slot for stream in together])
                 frames = self._decoder.collect()
             except KernelFault as error:  # every slot's state is suspect
-                log.exception("the kernel gave up; all %d running utterances end, the engine goes on", len(running))
-                self.counts["kernel_faults"] += 1
+                self._tally.put("kernel_faults")
                 self._decoder.recover()
-                self._heard.clear()
                 for stream in running:
                     self.settle(stream, error=error)
+                log.exception("the kernel gave up; all %d running utterances ended, the engine goes on", len(running))
                 return list(running)
             except Exception as error:
                 if torch.cuda.is_initialized():
                     torch.cuda.synchronize()  # a device that is lost raises here as well, and ends the engine
-                log.exception("a frame failed")
                 for stream in together:
                     self.settle(stream, error=error)
+                log.exception("a frame failed")
                 ended += together
                 continue
             for stream, codes in zip(together, frames, strict=True):
@@ -291,21 +334,18 @@ class Owner:
                 return False
             self.settle(stream, reason)
         except BaseException as error:
-            log.exception("an utterance failed")
             self.settle(stream, error=error)
+            log.exception("an utterance failed")
         return True
 
     def _before_frame(self, stream: Stream) -> str | None:
         """What comes before a frame: prefill first, then the reference as context for the vocoder, then new text."""
-        if stream.cancelled.is_set():
+        if stream.cancelled:
             return "cancelled"
         if stream.context is None:
             self._prefill(stream)
-        elif stream.context:  # its own audio is dropped, exactly as many frames
-            self._vocoder.push([stream.slot], stream.context.pop(0)[None])
-            if not stream.context:
-                self._heard[stream.prompt.prefix] = self._vocoder.save(stream.slot)
-                stream.mark("prefill")
+        elif stream.context:
+            self._hear_reference(stream)
         while not stream.incoming.empty():
             rows, stream.text_complete = stream.incoming.get()
             self._decoder.extend(stream.slot, rows)
@@ -315,16 +355,34 @@ class Owner:
     def _prefill(self, stream: Stream) -> None:
         self._decoder.start(stream.slot, stream.prompt, stream.request.sampling)
         self._vocoder.reset(stream.slot)
+        voice = stream.request.voice
         stream.context = []
-        codes = None if stream.request.voice is None else stream.request.voice.ref_codes
-        if codes is not None:
-            heard = self._heard.get(stream.prompt.prefix)
-            if heard:
-                self._vocoder.restore(stream.slot, heard)
-            else:
-                stream.context = list(codes.split(_CONTEXT_FRAMES))
-        if not stream.context:
+        if voice is not None and voice.ref_codes is not None:
+            stream.voice_digest, stream.context = voice.digest, list(voice.ref_codes.split(_CONTEXT_FRAMES))
+            self._hear_reference(stream)
+        else:
             stream.mark("prefill")
+
+    def _hear_reference(self, stream: Stream) -> None:
+        """The reference is what the vocoder hears before an utterance: decoded once per voice, by the first that speaks
+        with it, 25 frames a round; its own audio is dropped, exactly as many frames."""
+        digest = stream.voice_digest
+        state = self._heard.pop(digest, None)
+        if state is not None:
+            self._vocoder.restore(stream.slot, state)
+            stream.context = []
+        else:
+            leader = next(s for s in self._running if s.context and s.voice_digest == digest)
+            if leader is not stream:
+                return  # it waits for what the leader is decoding
+            self._vocoder.push([stream.slot], stream.context.pop(0)[None])
+            if stream.context:
+                return
+            state = self._vocoder.save(stream.slot)
+        self._heard[digest] = state
+        if len(self._heard) > self._kept_voices:
+            del self._heard[next(iter(self._heard))]
+        stream.mark("prefill")
 
     def _after_frame(self, stream: Stream, codes: Tensor | None) -> str | None:
         """One more frame, or the end of speech; hand out what is due. The reason if the utterance has ended."""
@@ -335,46 +393,41 @@ class Owner:
             if not stream.codes:
                 stream.mark("first_frame")
             stream.codes.append(codes)
-            self.counts["frames"] += 1
+            self._tally.put("frames")
             if guard:
                 guard.see(codes, stream.text_used_up)
             if len(stream.codes) == stream.max_frames:
                 reason = "length"
-        due = len(stream.codes) - stream.pushed
-        schedule = stream.request.chunk_frames
-        if due and (reason or due >= schedule[min(stream.pushes, len(schedule) - 1)]):
+        unheard = len(stream.codes) - len(stream.sound)
+        if unheard and (reason or stream.idle or unheard >= min(stream.chunk_size, _PUSHED_FRAMES)):
             self._decode(stream)
-        if reason is None and guard and guard.is_runaway:
-            if len(stream.codes) > stream.pushed:
+        presentable = len(stream.codes)
+        if guard and reason != "eos":
+            if guard.is_runaway or reason == "length" and guard.presentable < len(stream.codes):
+                reason = "runaway"
                 self._decode(stream)
-            reason = "runaway"
-        self._hand_out(stream, guard.presentable if guard and reason in (None, "runaway") else len(stream.codes))
-        if reason == "runaway":
-            self._hand_out_part(stream, guard.presentable)
+            presentable = guard.presentable
+        self._hand_out(stream, min(presentable, len(stream.sound)), all_of_it=bool(reason) or stream.idle)
         return reason
 
     def _decode(self, stream: Stream) -> None:
         """The frames that are due, through the vocoder."""
-        codes = torch.stack(stream.codes[stream.pushed :])
+        due = stream.codes[len(stream.sound) :]
+        if not due:
+            return
+        codes = torch.stack(due)
         samples = self._vocoder.push([stream.slot], codes[None])[0].float().cpu().numpy()
-        stream.pushed += len(codes)
-        stream.pushes += 1
         if stream.guard:
             stream.guard.hear(samples, len(codes))
-        stream.held.append(Chunk(samples, codes.numpy(), self._sample_rate))
+        stream.sound += list(samples.reshape(len(codes), -1))
 
-    def _hand_out(self, stream: Stream, frames: int) -> None:
-        """Chunks that lie within the utterance's first `frames`."""
-        while stream.held and stream.handed_frames + len(stream.held[0].codes) <= frames:
-            self._give(stream, stream.held.popleft())
-
-    def _hand_out_part(self, stream: Stream, frames: int) -> None:
-        """Of the chunk that reaches beyond the first `frames`, what lies within them."""
-        left = frames - stream.handed_frames
-        if stream.held and left > 0:
-            chunk = stream.held[0]
-            samples = chunk.samples[: left * (len(chunk.samples) // len(chunk.codes))]
-            self._give(stream, Chunk(samples, chunk.codes[:left], self._sample_rate))
+    def _hand_out(self, stream: Stream, frames: int, all_of_it: bool) -> None:
+        """Of the utterance's first `frames` those that nobody has yet: whole chunks, or `all_of_it`."""
+        while (left := frames - stream.handed_frames) > 0 and (all_of_it or left >= stream.chunk_size):
+            first, count = stream.handed_frames, min(left, stream.chunk_size)
+            samples = np.concatenate(stream.sound[first : first + count])
+            codes = torch.stack(stream.codes[first : first + count]).numpy()
+            self._give(stream, Chunk(samples, codes, self._sample_rate))
 
     def _give(self, stream: Stream, chunk: Chunk) -> None:
         now = time.monotonic()
@@ -385,9 +438,8 @@ class Owner:
             made = stream.handed_frames * len(chunk.samples) / len(chunk.codes) / self._sample_rate
             lead = made - (now - stream.first_chunk)
             stream.lead = lead if stream.lead is None else min(stream.lead, lead)
-        stream.handed.append(chunk)
+        stream.chunks_given += 1
         stream.handed_frames += len(chunk.codes)
-        given = Chunk(chunk.samples.copy(), chunk.codes.copy(), chunk.sample_rate)  # what is done to it stays there
-        stream.chunks.put(given)
+        stream.chunks.put(chunk)
         if stream.on_chunk:
-            stream.on_chunk(given)
+            stream.on_chunk(chunk)

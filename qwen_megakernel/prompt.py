@@ -269,8 +269,10 @@ class _Opening:
         instruct: str | None,
         voice: Voice | None,
     ):
-        self._builder, self._role, self._tags, self._speaker, self._voice = builder, role, tags, speaker, voice
-        self._codes = None if voice is None else voice.ref_codes
+        self._builder, self._role, self._tags, self._speaker = builder, role, tags, speaker
+        # Copies: what is made of them later must be what they were when they were looked up.
+        self._vector = None if voice is None else voice.speaker_embedding.clone()
+        self._codes = None if voice is None or voice.ref_codes is None else voice.ref_codes.clone()
         self.instruct_ids = builder._turn_ids("user", instruct) if instruct else []
         self.reference_ids = [] if self._codes is None else builder._tokens(voice.ref_text, "ref_text").text
         self.frame_count = 0 if self._codes is None else len(self._codes)
@@ -288,8 +290,8 @@ class _Opening:
         rows += [b._embed.text(self._role), b._pad + b._embed.code0(self._tags)]
         if self._speaker:
             rows.append(b._pad + b._embed.code0([b._config.talker.speakers[self._speaker]]))
-        if self._voice is not None:
-            rows.append((b._pad + self._voice.speaker_embedding.to(b._pad))[None])
+        if self._vector is not None:
+            rows.append((b._pad + self._vector.to(b._pad))[None])
         return torch.cat([*rows, (b._bos + b._codec_pad)[None]])
 
     @cached_property
@@ -331,6 +333,11 @@ class PromptPieces:
         self._opening = builder._opening(builder._role, *self._voice)
         self._reference = self._opening.reference_ids
         self._fixed = self._opening.length + self._opening.frame_count + 1
+        if self._fixed >= max_positions:
+            raise TextTooLongError(
+                f"instruct and reference alone need {self._fixed} positions and a slot has {max_positions}: shorten "
+                "them, or raise max_positions"
+            )
         self._text = PieceEncoder(builder._tokenizer.encode, "assistant\n")
         self._ids = [builder._config.im_start_id]  # with the role's, then the text's
         self._blank = True

@@ -11,6 +11,7 @@ from qwen_megakernel.checkpoint import Checkpoint
 from qwen_megakernel.config import SamplingParams
 from qwen_megakernel.errors import RequestError, SamplingError, SpeakerError, VoiceError
 from qwen_megakernel.prompt import PromptBuilder
+from qwen_megakernel.text import check_unicode
 from qwen_megakernel.voice import Voice
 
 log = logging.getLogger(__name__)
@@ -94,6 +95,8 @@ class RequestChecker:
         )
 
     def _speaker(self, speaker: str | None) -> str | None:
+        if speaker is not None and not isinstance(speaker, str):
+            raise SpeakerError(f"unknown speaker {speaker!r}: a speaker is a string")
         if self._config.variant != "custom_voice":
             if speaker:
                 raise SpeakerError(f"this checkpoint ({self._config.variant}) has no named speakers, got {speaker!r}")
@@ -105,6 +108,7 @@ class RequestChecker:
     def _instruct(self, instruct: str | None) -> str | None:
         if instruct is not None and not isinstance(instruct, str):
             raise RequestError(f"instruct must be a string, got {type(instruct).__name__}")
+        check_unicode(instruct or "", "instruct")
         if instruct and not self._config.honours_instruct:
             log.warning(
                 "instruct is ignored: this checkpoint (%s, %s) does not take it",
@@ -126,6 +130,7 @@ class RequestChecker:
             raise VoiceError(f"voice= needs a Base checkpoint; this one is {self._config.variant}")
         if not isinstance(voice, Voice):
             raise VoiceError(f"voice must be a Voice (create_voice or Voice.load), got {type(voice).__name__}")
+        voice.check()
         if voice.fingerprint != self._fingerprint:
             raise VoiceError(
                 f"this voice was made by another checkpoint ({voice.fingerprint or 'unknown'}, "
@@ -151,7 +156,8 @@ def _count(value: int, name: str) -> int:
 def _schedule(chunk_frames: int | Sequence[int] | None) -> tuple[int, ...]:
     if chunk_frames is None:
         return CHUNK_SCHEDULE
-    schedule = tuple(chunk_frames) if isinstance(chunk_frames, (list, tuple)) else (chunk_frames,)
+    several = isinstance(chunk_frames, Sequence) and not isinstance(chunk_frames, (str, bytes))
+    schedule = tuple(chunk_frames) if several else (chunk_frames,)
     if not schedule:
         raise RequestError("chunk_frames must name at least one size")
     return tuple(_count(n, "chunk_frames") for n in schedule)

@@ -6,11 +6,11 @@ Callers never touch tensors of the owner thread: text rows go in through a queue
 import queue
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from qwen_megakernel.prompt import Prompt, PromptPieces
@@ -35,9 +35,9 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Timings:
-    """Where an utterance's time went, in seconds; one stage after the other up to the first chunk. A stage that was not
-    reached is None. On a GPU work is queued, so that what prompt and prefill leave undone is waited for by the first
-    frame.
+    """Where an utterance's time went, in seconds; one stage after the other up to the first chunk, apart from waiting
+    for a whole first word where the text comes in pieces. A stage that was not reached is None. On a GPU work is
+    queued, so that what prompt and prefill leave undone is waited for by the first frame.
 
     Attributes:
         tokenise: text to ids.
@@ -68,7 +68,7 @@ class Audio:
         seed: that was used; the same request with it gives the same codes.
         sample_rate: in Hz.
         ttfc_s: seconds from the text's arrival (its first piece's) to the first chunk; None if there was no chunk.
-        compute_s: seconds from the text's arrival to the last chunk; waiting for more text counts too.
+        compute_s: seconds from the text's arrival to the utterance's end; waiting for more text counts too.
         lead_s: the least audio, in seconds, that a listener who began with the first chunk still had to hear when
             another came; below 0 they heard a gap. None with fewer than two chunks.
         timings: of the stages up to the first chunk.
@@ -111,12 +111,14 @@ class Stream:
         self.text_open = True  # more may be pushed
         self.pieces: PromptPieces | None = None  # where the text does not come whole
         self.incoming: queue.SimpleQueue[tuple[Tensor, bool]] = queue.SimpleQueue()  # rows; the text is complete
-        self.cancelled, self.done = threading.Event(), threading.Event()
+        self.cancelled = False
+        self.done = threading.Event()
         self.chunks: queue.SimpleQueue[Chunk | None] = queue.SimpleQueue()
         self.audio: Audio | None = None
         self.error: BaseException | None = None
         self.arrived: float | None = None  # when its text did
         self.timings: dict[str, float] = {}
+        self.place: int | None = None
         # ------------------------------------------------ the owner's
         self.prompt: Prompt | None = None
         self.text_rows = 0  # trailing ones that the decoder has
@@ -125,16 +127,26 @@ class Stream:
         self.deadline = 0.0  # of waiting for a slot
         self.slot: int | None = None
         self.context: list[Tensor] | None = None  # reference codes the vocoder has yet to hear; None before prefill
+        self.voice_digest = b""
         self.stage_began = 0.0
         self.guard = RunawayGuard() if request.runaway_guard else None
         self.codes: list[Tensor] = []  # int64 [groups] each
-        self.pushed = 0  # frames that went through the vocoder, in `pushes` turns
-        self.pushes = 0
-        self.held: deque[Chunk] = deque()  # made, but not yet handed out
-        self.handed: list[Chunk] = []
-        self.handed_frames = 0
+        self.sound: list[np.ndarray] = []  # fp32 [1920] each, of the first of these frames
+        self.handed_frames = self.chunks_given = 0
         self.first_chunk: float | None = None
         self.lead: float | None = None
+
+    @property
+    def chunk_size(self) -> int:
+        """Frames of the chunk that is being gathered."""
+        schedule = self.request.chunk_frames
+        return schedule[min(self.chunks_given, len(schedule) - 1)]
+
+    def forget(self) -> None:
+        """It has ended: whoever goes on holding its utterance keeps its audio, not what making it took."""
+        self.prompt = self.pieces = self.context = None
+        self.incoming = queue.SimpleQueue()
+        self.codes, self.sound = [], []
 
     @property
     def starved(self) -> bool:
@@ -144,7 +156,7 @@ class Stream:
 
     @property
     def idle(self) -> bool:
-        return self.starved and self.incoming.empty() and not self.cancelled.is_set()
+        return self.starved and self.incoming.empty() and not self.cancelled
 
     @property
     def text_used_up(self) -> bool:
@@ -159,11 +171,10 @@ class Stream:
     def assemble(self, reason: str, sample_rate: int, groups: int) -> Audio:
         now = time.monotonic()
         arrived = now if self.arrived is None else self.arrived
-        samples = [chunk.samples for chunk in self.handed]
-        codes = [chunk.codes for chunk in self.handed]
+        spoken = self.handed_frames
         return Audio(
-            samples=np.concatenate(samples) if samples else np.zeros(0, np.float32),
-            codes=np.concatenate(codes) if codes else np.zeros((0, groups), np.int64),
+            samples=np.concatenate(self.sound[:spoken]) if spoken else np.zeros(0, np.float32),
+            codes=torch.stack(self.codes[:spoken]).numpy() if spoken else np.zeros((0, groups), np.int64),
             finish_reason=reason,
             seed=self.seed,
             sample_rate=sample_rate,

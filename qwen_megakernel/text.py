@@ -68,6 +68,7 @@ class TextTokenizer:
 
 LONGEST_RUN = 16
 """Characters without a boundary that `PieceEncoder` holds back at most."""
+_LONGEST_HELD = 1000  # a piece of any size is encoded in time that grows with it, not with its square
 
 
 class PieceEncoder:
@@ -84,11 +85,12 @@ class PieceEncoder:
         """`before`: what stands in front of the text and is encoded with it."""
         self._encode, self._held = encode, before
         self._run = len(before)  # of `_held`, characters behind its last boundary
+        self._foreign = len(before)  # of `_run`, characters that are not the text's
 
     @property
     def held(self) -> int:
-        """Characters that wait for what comes next."""
-        return len(self._held)
+        """Characters of the text that wait for what comes next."""
+        return len(self._held) - self._foreign
 
     def push(self, piece: str) -> list[int]:
         """Ids that this piece settles.
@@ -100,8 +102,10 @@ class PieceEncoder:
         ids: list[int] = []
         for character in piece:
             if self._held and _ends(self._held[-1], character):
-                self._run = 0
-            elif self._run >= LONGEST_RUN and not _joins(character):
+                self._run = self._foreign = 0
+                if len(self._held) > _LONGEST_HELD:
+                    ids += self.flush()
+            elif self._run - self._foreign >= LONGEST_RUN and not _joins(character):
                 ids += self.flush()
             self._held += character
             self._run += 1
@@ -114,7 +118,7 @@ class PieceEncoder:
     def flush(self) -> list[int]:
         """Ids of everything that was held back."""
         ids = self._encode(self._held) if self._held else []
-        self._held, self._run = "", 0
+        self._held, self._run, self._foreign = "", 0, 0
         return ids
 
 
@@ -131,12 +135,12 @@ def _joins(character: str) -> bool:
     return unicodedata.category(character)[0] == "M" or "\u1160" <= character <= "\u11ff"
 
 
-def check_unicode(text: str) -> None:
+def check_unicode(text: str, name: str = "text") -> None:
     """Raises TextError for lone surrogates, which have no UTF-8 form."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
-        raise TextError(f"text must be valid Unicode: {error}") from None
+        raise TextError(f"{name} must be valid Unicode: {error}") from None
 
 
 # A sentence ends after its marks and closing quotes: before white space, in Chinese and Japanese anywhere.

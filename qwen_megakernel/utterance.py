@@ -58,19 +58,26 @@ class Utterance:
             TextError: the whole text cannot be spoken (blank, too long); the utterance has then failed.
         """
         with self._stream.lock:
-            if self._stream.text_open:
+            if self._stream.text_open and not self._stream.done.is_set() and not self._stream.cancelled:
                 self._stream.text_open = False
                 self._owner.advance(self._stream, lambda pieces: pieces.end())
 
     def _refuse_closed_text(self, call: str) -> None:
-        stream = self._stream
-        if not stream.text_open or stream.cancelled.is_set():
-            why = "the utterance was cancelled" if stream.cancelled.is_set() else "its text is complete"
-            why = f"the utterance failed: {stream.error!r}" if stream.error else why
+        stream, why = self._stream, None
+        if stream.cancelled or stream.audio and stream.audio.finish_reason == "cancelled":
+            why = "the utterance was cancelled"
+        elif stream.error:
+            why = f"the utterance failed: {stream.error!r}"
+        elif not stream.text_open:
+            why = "its text is complete"
+        elif stream.done.is_set():
+            why = "the utterance has reached its limit"
+        if why:
             raise TextEndedError(f"{call} after the end: {why}")
 
     def cancel(self) -> None:
-        """Stop before the next frame; what was made so far stays. Safe at any time, from any thread."""
+        """Stop before the next frame; what was handed out so far stays. Safe at any time, from any thread, also from
+        finalizers and signal handlers."""
         self._owner.cancel(self._stream)
 
     def result(self, timeout: float | None = None) -> Audio:
@@ -89,7 +96,7 @@ class Utterance:
         return self._stream.audio
 
     def __del__(self) -> None:
-        if self._stream.text_open:
+        if self._stream.text_open and not self._stream.done.is_set():
             self.cancel()
 
 
@@ -115,6 +122,7 @@ class ChunkStream:
         if chunk is not None:
             return chunk
         self._ended = True
+        self.utterance._stream.chunks.put(None)  # for others who iterate too
         self.utterance.result()  # raises what went wrong, if anything did
         raise StopIteration
 

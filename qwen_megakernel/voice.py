@@ -26,13 +26,15 @@ from torch import Tensor
 
 from qwen_megakernel.checkpoint import Checkpoint
 from qwen_megakernel.config import CodecConfig, SpeakerEncoderConfig
-from qwen_megakernel.errors import AudioError, CheckpointError, VoiceError
+from qwen_megakernel.errors import AudioError, CheckpointError, RequestError, VoiceError
+from qwen_megakernel.text import check_unicode
 
 MIN_SECONDS, MAX_SECONDS = 0.5, 60.0
 """Length of reference audio. Below, the speaker vector rests on a word or less; 60 s is 750 prompt rows of 2,048."""
 
 _FORMAT = "qwen_megakernel.voice.1"
 _MAX_VOICE_BYTES = 4 << 20
+_MAX_REF_TEXT = 10_000  # characters; a minute of speech has a thousand
 _MAX_CHANNELS = 16
 _RATES = range(4_000, 384_001)
 _SILENCE = 1e-4  # peak; -80 dBFS
@@ -66,12 +68,35 @@ class Voice:
             digest.update(part.contiguous().numpy().tobytes())
         return digest.digest()
 
+    def check(self) -> None:
+        """Is this a voice, of whatever checkpoint?
+
+        Raises:
+            VoiceError: a tensor of another kind, with values that are no numbers, or a text without codes.
+        """
+        vector, codes, text = self.speaker_embedding, self.ref_codes, self.ref_text
+        ok = isinstance(vector, Tensor) and vector.dtype == torch.float32 and vector.ndim == 1
+        ok = ok and vector.device.type == "cpu" and bool(vector.isfinite().all()) and isinstance(self.fingerprint, str)
+        ok = ok and (codes is None) == (text is None)
+        if codes is not None:
+            ok = ok and isinstance(codes, Tensor) and codes.dtype == torch.int64 and codes.device.type == "cpu"
+            ok = ok and codes.ndim == 2 and codes.numel() > 0 and isinstance(text, str) and bool(text.strip())
+            ok = ok and len(text) <= _MAX_REF_TEXT
+        if not ok:
+            raise VoiceError(
+                "broken voice: expected an fp32 vector, and either int64 codes [frames, groups] with the text that "
+                "they say, or neither, all on the CPU"
+            )
+        if text is not None:
+            check_unicode(text)
+
     def save(self, path: str | Path) -> None:
         """Write one safetensors file.
 
         Raises:
             VoiceError: it cannot be written there.
         """
+        self.check()
         tensors = {"speaker_embedding": self.speaker_embedding.contiguous()}
         metadata = {"format": _FORMAT, "fingerprint": self.fingerprint}
         if self.ref_codes is not None:
@@ -79,7 +104,7 @@ class Voice:
             metadata["ref_text"] = self.ref_text
         try:
             save_file(tensors, path, metadata)
-        except (SafetensorError, OSError) as error:
+        except (SafetensorError, OSError, TypeError, ValueError) as error:
             raise VoiceError(f"{path}: the voice cannot be written: {error}") from None
 
     @classmethod
@@ -89,8 +114,8 @@ class Voice:
         Raises:
             VoiceError: missing, too large, not a voice, or with tensors of the wrong kind.
         """
-        path = Path(path)
         try:
+            path = Path(path)
             if path.stat().st_size > _MAX_VOICE_BYTES:
                 raise VoiceError(f"{path}: a voice file has at most {_MAX_VOICE_BYTES} bytes")
             with safe_open(path, framework="pt") as file:
@@ -98,16 +123,23 @@ class Voice:
                 if metadata.get("format") != _FORMAT:
                     raise VoiceError(f"{path}: not a voice file (format {metadata.get('format')!r})")
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except (SafetensorError, OSError) as error:
+        except VoiceError:
+            raise
+        except (SafetensorError, OSError, TypeError, ValueError) as error:
             raise VoiceError(f"{path}: cannot be read as a voice: {error}") from None
-        vector, codes = tensors.get("speaker_embedding"), tensors.get("ref_codes")
-        ok = vector is not None and vector.dtype == torch.float32 and vector.ndim == 1
-        ok = ok and bool(vector.isfinite().all()) and (codes is None) == ("ref_text" not in metadata)
-        if codes is not None:
-            ok = ok and codes.dtype == torch.int64 and codes.ndim == 2 and len(codes) > 0
-        if not ok or not set(tensors) <= {"speaker_embedding", "ref_codes"}:
+        if not {"speaker_embedding"} <= set(tensors) <= {"speaker_embedding", "ref_codes"}:
             raise VoiceError(f"{path}: broken voice file")
-        return cls(vector, codes, metadata.get("ref_text"), metadata.get("fingerprint", ""))
+        voice = cls(
+            tensors["speaker_embedding"],
+            tensors.get("ref_codes"),
+            metadata.get("ref_text"),
+            metadata.get("fingerprint", ""),
+        )
+        try:
+            voice.check()
+        except RequestError as error:
+            raise VoiceError(f"{path}: broken voice file: {error}") from None
+        return voice
 
 
 class VoiceEncoder:
@@ -131,8 +163,15 @@ class VoiceEncoder:
 
     def encode(self, ref_audio: RefAudio, ref_text: str | None = None) -> Voice:
         """See `TTSEngine.create_voice`."""
-        if ref_text is not None and (not isinstance(ref_text, str) or not ref_text.strip()):
-            raise VoiceError("ref_text must say what the reference audio says, or be None; got a blank one")
+        if ref_text is not None:
+            if not isinstance(ref_text, str):
+                raise VoiceError(f"ref_text must be a string or None, got {type(ref_text).__name__}")
+            if not ref_text.strip() or len(ref_text) > _MAX_REF_TEXT:
+                raise VoiceError(
+                    f"ref_text must say what the reference audio says, in at most {_MAX_REF_TEXT} characters, or be "
+                    f"None; got {len(ref_text)}, " + ("blank" if not ref_text.strip() else "too many")
+                )
+            check_unicode(ref_text)
         samples = load_audio(ref_audio, self._rate)
         codes = None
         if ref_text is not None:
@@ -163,7 +202,10 @@ def load_audio(ref_audio: RefAudio, sample_rate: int) -> np.ndarray:
     if isinstance(ref_audio, (str, Path)):
         samples, rate = _read_file(Path(ref_audio))
     elif isinstance(ref_audio, tuple) and len(ref_audio) == 2:
-        samples, rate = np.asarray(ref_audio[0]), ref_audio[1]
+        try:
+            samples, rate = np.asarray(ref_audio[0]), ref_audio[1]
+        except (ValueError, TypeError, RuntimeError) as error:
+            raise AudioError(f"samples cannot be read as an array: {error}") from None
     else:
         raise AudioError(f"ref_audio must be a path or (samples, rate), got {type(ref_audio).__name__}")
     if isinstance(rate, bool) or not isinstance(rate, numbers.Real) or rate not in _RATES:

@@ -1,5 +1,6 @@
 """More callers than slots: some wait, within bounds; memory that is not there is named."""
 
+import contextlib
 import logging
 import threading
 import time
@@ -92,6 +93,21 @@ def test_waiting_can_be_cancelled_and_closed(backend):
         assert not closing.is_alive()
         for utterance in (held[0], waiting[0], waiting[2]):
             assert utterance.result(timeout=1).finish_reason == "cancelled"
+
+
+def test_who_comes_and_goes_does_not_lengthen_the_queue(backend):
+    with backend.load(max_streams=1, max_queue=2, queue_timeout=60) as engine:
+        held = hold(engine, 1)
+        for _ in range(50):
+            with contextlib.suppress(EngineBusy):
+                engine.submit(TEXT).cancel()
+            time.sleep(0.002)
+        deadline = time.monotonic() + 10
+        while engine.health()["streams"] > 1 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert engine.health()["queued"] == 0 and engine.health()["streams"] == 1
+        held[0].cancel()
+    assert engine.health()["running"] == engine.health()["queued"] == 0
 
 
 def test_an_utterance_without_text_takes_a_place_but_no_slot(backend):

@@ -162,7 +162,7 @@ def rope(**values):
         (lambda js: js.update(tts_pad_token_id=10**9), "tts_pad_id must be in"),
         (lambda js: js.pop("talker_config"), "'talker_config' is missing"),
         (talker(head_dim="32"), "head_dim must be int, found '32'"),
-        (talker(num_hidden_layers=0), "num_hidden_layers must be at least 1"),
+        (talker(num_hidden_layers=0), "num_hidden_layers must be in 1..1024"),
         (talker(num_key_value_heads=3), "multiple of num_key_value_heads"),
         (talker(hidden_act="gelu"), "hidden_act must be 'silu', found 'gelu'"),
         (talker(attention_bias=True), "attention_bias"),

@@ -1,6 +1,7 @@
 """The engine's surface: what is said, in what company, and what happens to those who ask wrongly; on the PyTorch
 backend and, where there is a GPU for it, on the megakernel."""
 
+import contextlib
 import gc
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import torch
 
 from qwen_megakernel import (
     BackendError,
+    EngineBusy,
     EngineClosed,
     KernelFault,
     LanguageError,
@@ -293,6 +295,7 @@ def test_text_that_cannot_fit_is_refused_with_the_number(backend):
         ({"max_queue": -1}, "max_queue"),
         ({"queue_timeout": -1}, "queue_timeout"),
         ({"queue_timeout": float("nan")}, "queue_timeout"),
+        ({"queue_timeout": float("inf")}, "queue_timeout"),
         ({"kept_voices": 0}, "kept_voices"),
     ],
 )
@@ -461,6 +464,70 @@ def test_a_kernel_fault_ends_what_runs_and_the_engine_goes_on(own_engine, monkey
             utterance.result()
     assert recovered and own_engine.health()["status"] == "ok"
     assert np.array_equal(own_engine.generate(TEXT, max_frames=5, sampling=seeded(1)).codes, before.codes)
+
+
+def test_whoever_cancels_in_a_loop_keeps_nobody_from_speaking(own_engine):
+    old, stop = own_engine.submit(TEXT, max_frames=1), threading.Event()
+    old.result()
+
+    def nag():
+        while not stop.is_set():
+            old.cancel()
+            with contextlib.suppress(EngineBusy):
+                own_engine.submit().cancel()
+
+    speaking, nagging = own_engine.submit(TEXT, max_frames=30), threading.Thread(target=nag)
+    nagging.start()
+    try:
+        assert speaking.result(timeout=60).frames == 30
+    finally:
+        stop.set()
+        nagging.join()
+
+
+def test_finalizers_may_use_the_engine(own_engine):
+    """They run wherever the garbage collector does, in the middle of the engine's own calls too."""
+
+    class Session:
+        def __init__(self):
+            self.me = self
+
+        def __del__(self):
+            own_engine.health()
+            own_engine.metrics()
+
+    threshold, held = gc.get_threshold(), [own_engine.submit() for _ in range(11)]
+    gc.set_threshold(3)
+    try:
+        for _ in range(300):
+            Session()
+            with pytest.raises(EngineBusy):
+                own_engine.submit("x")
+    finally:
+        gc.set_threshold(*threshold)
+    for utterance in held:
+        utterance.cancel()
+    wait_idle(own_engine)
+
+
+def test_an_end_that_cannot_be_assembled_is_an_error_and_not_a_hang(own_engine, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr("qwen_megakernel.stream.np.concatenate", lambda _parts: (_ for _ in ()).throw(MemoryError()))
+        for _ in range(2):
+            with pytest.raises(MemoryError):
+                own_engine.generate(TEXT, max_frames=2)
+    assert own_engine.generate(TEXT, max_frames=2).frames == 2
+
+
+def test_two_may_read_one_stream(own_engine):
+    stream, got = own_engine.stream(TEXT, max_frames=20), []
+    threads = [threading.Thread(target=lambda: got.extend(stream)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=20)
+        assert not thread.is_alive()
+    assert sum(len(chunk.codes) for chunk in got) == 20
 
 
 def test_an_interrupted_caller_leaves_nothing_running(own_engine, monkeypatch):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import gc
+import time
 
 import numpy as np
 import pytest
@@ -28,6 +29,7 @@ def voice_of(engine, frames: int, text: str = REFERENCE) -> Voice:
 
 def forget(engine) -> None:
     engine._prompts._openings.clear()
+    engine._owner._heard.clear()
     gc.collect()
 
 
@@ -71,6 +73,37 @@ def test_the_reference_goes_through_the_vocoder_once(base, monkeypatch):
     before = done["frames"]
     base.generate(TEXT, voice=copy, max_frames=5)
     assert done["frames"] - before == 5, "a voice is what it sounds like, wherever it was loaded from"
+
+
+def test_eight_at_once_and_other_languages_decode_the_reference_once(backend, monkeypatch):
+    with backend.load(backend.folder("base"), max_streams=8) as engine:
+        voice, done = voice_of(engine, 60), work(engine, monkeypatch)
+        languages = ["auto", "german", "english", "auto"] * 2
+        said = [engine.submit(TEXT, voice=voice, language=language, max_frames=5) for language in languages]
+        assert all(utterance.result(timeout=60).frames == 5 for utterance in said)
+        assert done["frames"] == 60 + 8 * 5
+
+
+def test_who_waits_for_the_decode_of_another_goes_on_when_that_is_cancelled(base, monkeypatch):
+    voice, push = voice_of(base, 200), base._owner._vocoder.push
+    monkeypatch.setattr(base._owner._vocoder, "push", lambda *args: (time.sleep(0.02), push(*args))[1])
+    first, second = (base.submit(TEXT, voice=voice, max_frames=5, sampling=SamplingParams(seed=1)) for _ in range(2))
+    time.sleep(0.05)
+    first.cancel()
+    said = second.result(timeout=60)
+    again = base.generate(TEXT, voice=voice, max_frames=5, sampling=SamplingParams(seed=1))
+    assert first.result().finish_reason == "cancelled" and np.array_equal(said.samples, again.samples)
+
+
+def test_who_holds_finished_utterances_holds_no_voices(base):
+    held = []
+    for _ in range(7):
+        held.append(base.submit(TEXT, voice=voice_of(base, 10), max_frames=2))
+        held[-1].result()
+    time.sleep(0.05)
+    gc.collect()
+    assert len(base._owner._decoder._prefixes) == len(base._owner._heard) == 4
+    assert all(utterance.result().frames == 2 for utterance in held)
 
 
 def test_pieces_and_whole_texts_share_what_is_kept(base, monkeypatch):

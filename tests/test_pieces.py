@@ -111,6 +111,23 @@ def test_ids_equal_the_whole_texts_where_no_run_is_too_long(tokenizer, text, see
         assert ids_of(tokenizer, cut(text, seed)) == tokenizer.encode("assistant\n" + text)
 
 
+def test_the_first_word_may_be_as_long_as_any_other(tokenizer):
+    """What stands in front of the text is encoded with it, and does not count."""
+    for text in (
+        "Tomorrow we go home.",
+        "Unfortunately, not.",
+        "今天天气真好我们一起去公园散步吧",
+        "Sixteen_letters_!",
+    ):
+        assert ids_of(tokenizer, list(text)) == tokenizer.encode("assistant\n" + text), text
+
+
+def test_a_piece_of_any_size_is_taken_in_time_that_grows_with_it(tokenizer):
+    encoder, long = PieceEncoder(tokenizer.encode), "word after word, " * 30_000
+    ids = encoder.push(long) + encoder.flush()
+    assert ids == tokenizer.encode(long)
+
+
 def test_no_more_than_a_word_is_held_back(tokenizer):
     encoder = PieceEncoder(tokenizer.encode)
     assert encoder.push("Hello") == [] and encoder.held == 5
@@ -248,6 +265,16 @@ def test_a_dropped_utterance_that_had_begun_gives_its_slot_back(engine):
     while engine.health()["streams"] and time.monotonic() < deadline:
         time.sleep(0.01)
     assert engine.health()["streams"] == 0 and engine.metrics()["cancelled"] == 7
+
+
+@pytest.mark.parametrize("chunk_frames", [None, 50])
+def test_a_stream_without_text_hands_out_all_it_has(engine, chunk_frames):
+    heard = []
+    utterance = engine.submit(on_chunk=lambda c: heard.append(len(c.codes)), chunk_frames=chunk_frames)
+    utterance.push_text("Hello there my friend how are you today my dear ")
+    utterance.flush()
+    assert spoken(utterance) == sum(heard) > 8
+    utterance.cancel()
 
 
 def test_flush_speaks_what_was_held_back(engine):

@@ -95,6 +95,13 @@ def test_an_end_at_the_first_step_it_is_allowed(engine, monkeypatch, frames):
     assert audio.finish_reason == "eos" and audio.frames == frames and len(audio.samples) == frames * 1920
 
 
+@pytest.mark.parametrize("frames", [14, 30, 37, 38])
+def test_a_limit_within_a_loop_lets_no_more_of_it_through(engine, monkeypatch, frames):
+    force(engine, monkeypatch, noise(20) + noise(1) * 100)
+    audio = engine.generate(TEXT, max_frames=20 + frames)
+    assert audio.finish_reason == "runaway" and audio.frames == 20 + HANDED_OUT
+
+
 def test_no_end_ever_is_the_frame_limits_affair(engine, monkeypatch):
     force(engine, monkeypatch, noise(2100))
     audio = engine.generate(TEXT)
@@ -154,7 +161,8 @@ def test_soft_speech_is_not_silence(loud, soft):
     assert not guard.is_runaway and guard.presentable == 120
 
 
-def test_the_demo_voices_silence_is_recognised(monkeypatch):
+@pytest.mark.parametrize("chunk_frames", [None, 100])
+def test_the_demo_voices_silence_is_recognised(monkeypatch, chunk_frames):
     """Its own quietest frames, in an order that never repeats."""
     with TTSEngine.load("demo", device="cpu", max_streams=1) as engine:
         spoken = engine.generate("One. Two. Three. Four.", sampling=SamplingParams(seed=3))
@@ -163,7 +171,7 @@ def test_the_demo_voices_silence_is_recognised(monkeypatch):
         speech = [torch.from_numpy(codes) for codes in spoken.codes]
         endless = [random.choice(quiet) for _ in range(200)]
         force(engine, monkeypatch, speech + endless)
-        audio = engine.generate(TEXT, max_frames=len(speech) + 150)
+        audio = engine.generate(TEXT, max_frames=len(speech) + 150, chunk_frames=chunk_frames)
         assert audio.finish_reason == "runaway" and audio.frames <= len(speech) + HANDED_OUT + 2
         pause = [random.choice(quiet) for _ in range(25)]
         force(engine, monkeypatch, [*speech, *pause, *speech, None])

@@ -1,0 +1,85 @@
+"""WordTimes: when, by estimate, each word of an utterance begins.
+
+The model does not tell. Words are spread over the audio by their length, at the rate at which this voice has spoken so
+far; once the audio is all there, what is left is spread over what is left of it. A word is given out when the audio in
+which it begins has been made, never before.
+"""
+
+import re
+
+_CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uff66-\uff9f"
+# A word with what clings to it, or one Chinese or Japanese character with its marks.
+_WORD = re.compile(rf"[{_CJK}][^\w\s]*|[^\s{_CJK}]+")
+_UNSPACED = re.compile(rf"[{_CJK}]")
+_PAUSE = {",": 3, ";": 3, ":": 3, ".": 6, "!": 6, "?": 6, "，": 3, "、": 3, "。": 6, "！": 6, "？": 6}
+
+
+def words_of(text: str) -> list[str]:
+    """The words of a text; of Chinese and Japanese, its characters."""
+    return _WORD.findall(text)
+
+
+def is_unspaced(text: str) -> bool:
+    """Written without spaces between words?"""
+    return bool(_UNSPACED.search(text))
+
+
+def weight(word: str) -> float:
+    """How long a word takes, in Latin letters."""
+    spoken = sum(2.5 if _UNSPACED.match(c) else 3 if c.isdigit() else 1 for c in word if c.isalnum())
+    return max(1.0, spoken) + 1 + _PAUSE.get(word[-1], 0)  # one for the gap behind it
+
+
+class SpeechRate:
+    """Seconds for a unit of `weight`: a guess at first, then what this voice took."""
+
+    def __init__(self):
+        self.seconds = 0.07
+
+    def learn(self, weight: float, seconds: float) -> None:
+        self.seconds += 0.5 * (seconds / weight - self.seconds)
+
+
+class WordTimes:
+    """The words of one utterance, whose text may come in pieces."""
+
+    def __init__(self, rate: SpeechRate):
+        self._rate = rate
+        self._open = ""  # text behind the last whole word
+        self._words: list[str] = []  # not given out
+        self._at = 0.0  # where the next of them begins, in seconds
+        self._given = 0.0  # weight of those given out
+
+    def add(self, text: str) -> None:
+        self._open += text
+        words = words_of(self._open)
+        if words and not self._open[-1].isspace():
+            last = words.pop()
+            self._open = self._open[self._open.rindex(last) :]
+        else:
+            self._open = ""
+        self._words += words
+
+    def due(self, made: float) -> list[tuple[str, float]]:
+        """Words that begin within the first `made` seconds of audio, and when."""
+        due = []
+        while self._words and self._at < made:
+            due.append(self._give(self._rate.seconds))
+        return due
+
+    def finish(self, made: float) -> list[tuple[str, float]]:
+        """The text and its `made` seconds of audio are complete: the words that are left, and when they begin."""
+        self._words += words_of(self._open)
+        self._open = ""
+        left = sum(weight(word) for word in self._words)
+        if made > 0 and self._given + left > 0:
+            self._rate.learn(self._given + left, made)
+        self._at = min(self._at, made)
+        pace = (made - self._at) / left if left else 0.0
+        return [self._give(pace) for _ in range(len(self._words))]
+
+    def _give(self, pace: float) -> tuple[str, float]:
+        word, at = self._words.pop(0), self._at
+        self._at += weight(word) * pace
+        self._given += weight(word)
+        return word, at
