@@ -44,8 +44,8 @@ def select_device(device: str | torch.device | None) -> torch.device:
         BackendError: no such device here.
     """
     try:
-        device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    except RuntimeError as error:
+        device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device is None else device)
+    except (RuntimeError, TypeError) as error:
         raise BackendError(f"device {device!r}: {error}") from None
     if device.type not in ("cpu", "cuda"):
         raise BackendError(f"device must be 'cpu' or 'cuda[:n]', got {str(device)!r}")

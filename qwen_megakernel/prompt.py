@@ -27,7 +27,14 @@ import torch
 from torch import Tensor
 
 from qwen_megakernel.config import ModelConfig
-from qwen_megakernel.errors import LanguageError, RequestError, SpeakerError, TextError, TextTooLongError
+from qwen_megakernel.errors import (
+    CheckpointError,
+    LanguageError,
+    RequestError,
+    SpeakerError,
+    TextError,
+    TextTooLongError,
+)
 from qwen_megakernel.text import PieceEncoder, TextTokenizer
 from qwen_megakernel.transformer import Embeddings
 from qwen_megakernel.voice import Voice
@@ -90,6 +97,10 @@ class PromptBuilder:
         self.languages: tuple[str, ...] = (AUTO, *sorted(n for n in config.talker.languages if "dialect" not in n))
         self._newline = tokenizer.encode("\n")
         self._role = [config.im_start_id, *tokenizer.encode("assistant\n")]
+        if len(self._role) != 3:
+            raise CheckpointError(
+                f"vocab.json, merges.txt: 'assistant\\n' must be two tokens, is {len(self._role) - 1}"
+            )
         self._bos, self._eos, self._pad = embeddings.text([config.tts_bos_id, config.tts_eos_id, config.tts_pad_id])
         self._codec_pad, self._codec_bos = embeddings.code0([config.talker.codec_pad_id, config.talker.codec_bos_id])
         self._openings: dict[tuple, _Opening] = {}  # the latest used last

@@ -1,5 +1,6 @@
 """Utterance and ChunkStream: what callers hold of an utterance."""
 
+import threading
 from collections.abc import Iterator
 
 from qwen_megakernel.errors import TextEndedError, TextError
@@ -89,7 +90,7 @@ class Utterance:
             TTSError: why it failed.
         """
         self._owner.refuse_own_thread(self._stream)
-        if not self._stream.done.wait(timeout):
+        if not self._stream.done.wait(None if timeout is None else min(timeout, threading.TIMEOUT_MAX)):
             raise TimeoutError(f"the utterance was not done within {timeout} s")
         if self._stream.error:
             raise self._stream.error

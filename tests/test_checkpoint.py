@@ -190,6 +190,11 @@ def rope(**values):
         ),
         (rope(rope_theta=5.0), "rope_theta must be 1000000.0, found 5.0"),
         (talker(num_hidden_layers=4), "layers.3.*is missing"),
+        (talker(num_hidden_layers=3_000_000), "num_hidden_layers must be in"),
+        (talker(intermediate_size=10**12), "intermediate_size must be in"),
+        (talker(rms_norm_eps=10**400), "rms_norm_eps must be float"),
+        (talker(rms_norm_eps=-1e-6), "rms_norm_eps must be above 0"),
+        (talker(rope_theta=0), "rope_theta must be above 0"),
     ],
 )
 def test_a_tampered_config_is_refused(copy, change, message):
@@ -220,6 +225,47 @@ def test_a_tampered_codec_encoder_is_refused(copy, key, value):
     edit(folder / "speech_tokenizer" / "config.json", lambda js: js["encoder_config"].update({key: value}))
     with pytest.raises(CheckpointError, match="encoder_config"):
         Checkpoint.open(folder)
+
+
+@pytest.mark.parametrize(
+    "key, value",
+    [("sliding_window", 1), ("sliding_window", 10**12), ("rms_norm_eps", 0), ("upsample_rates", [8] * 5000)],
+)
+def test_a_tampered_vocoder_is_refused(copy, key, value):
+    folder = copy()
+    edit(folder / "speech_tokenizer" / "config.json", lambda js: js["decoder_config"].update({key: value}))
+    with pytest.raises(CheckpointError, match=key):
+        Checkpoint.open(folder)
+
+
+@pytest.mark.parametrize("dtype, offsets", [("I64", [0, 4]), ("F32", [-4, 0]), ("F32", [4, 8])])
+def test_a_header_that_contradicts_itself_is_refused(copy, dtype, offsets):
+    """Of a tensor that is read to tell one checkpoint from another."""
+    file = copy() / "model.safetensors"
+    data = file.read_bytes()
+    length = struct.unpack("<Q", data[:8])[0]
+    header = json.loads(data[8 : 8 + length])
+    entry = header["talker.model.norm.weight"]
+    entry["data_offsets"] = [entry["data_offsets"][0] + offsets[0], entry["data_offsets"][1] + offsets[1]]
+    entry["dtype"] = dtype
+    fresh = json.dumps(header).encode().ljust(length)
+    file.write_bytes(struct.pack("<Q", len(fresh)) + fresh + data[8 + length :])
+    with pytest.raises(CheckpointError, match=r"model\.safetensors"):
+        Checkpoint.open(file.parent)
+
+
+def test_numbers_of_thousands_of_digits_are_refused(copy):
+    folder = copy()
+    text = (folder / "config.json").read_text()
+    (folder / "config.json").write_text(text.replace('"model_type"', f'"x": {"9" * 5000}, "model_type"', 1))
+    with pytest.raises(CheckpointError, match=r"config\.json: not valid JSON"):
+        Checkpoint.open(folder)
+
+
+@pytest.mark.parametrize("model", ["a" * 5000, "a/" + "b" * 5000, "~nobody_here/x", "a\0b"])
+def test_names_that_no_file_can_have_are_no_checkpoints(model):
+    with pytest.raises(CheckpointNotFoundError):
+        Checkpoint.open(model)
 
 
 def test_a_header_with_broken_offsets_is_refused(copy):

@@ -287,6 +287,8 @@ def test_text_that_cannot_fit_is_refused_with_the_number(backend):
         ({"backend": "fast"}, "backend must be one of"),
         ({"backend": "megakernel", "device": "cpu"}, "the megakernel cannot run here: it needs an NVIDIA GPU"),
         ({"device": "tpu9"}, "device"),
+        ({"device": ""}, "device"),
+        ({"device": object()}, "device"),
         ({"dtype": torch.float16}, "dtype"),
         ({"vocoder_dtype": "int8"}, "vocoder_dtype"),
         ({"max_streams": 0}, "max_streams"),
@@ -353,6 +355,7 @@ def test_a_callback_that_raises_fails_its_own_utterance(own_engine):
         own_engine.submit(TEXT, on_chunk=bad, max_frames=20).result(timeout=20)
     assert len(other.result(timeout=20).codes) == 20
     assert own_engine.health()["status"] == "ok" and own_engine.metrics()["failed"] == 1
+    assert len(other.result(timeout=float("inf")).codes) == 20
 
 
 def test_callbacks_get_every_chunk_in_order(own_engine):
@@ -508,6 +511,42 @@ def test_finalizers_may_use_the_engine(own_engine):
     for utterance in held:
         utterance.cancel()
     wait_idle(own_engine)
+
+
+SIGNALS = """
+import signal, threading, time
+from qwen_megakernel import EngineBusy, EngineClosed, TTSEngine
+
+engine = TTSEngine.load("demo", backend={backend!r}, max_streams=1, max_queue=2)
+utterance = engine.submit("Hello my friend. " * 9)
+seen = []
+
+def look(*_):
+    seen.append(engine.health()["streams"] + engine.metrics()["busy"])
+    utterance.cancel()
+
+def close(*_):
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    engine.close()
+    raise SystemExit(0 if len(seen) > 20 and utterance.result().finish_reason == "cancelled" else 3)
+
+signal.signal(signal.SIGALRM, look)
+signal.signal(signal.SIGTERM, close)
+signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
+threading.Timer(1.0, signal.pthread_kill, (threading.main_thread().ident, signal.SIGTERM)).start()
+while True:
+    try:
+        engine.submit("Yes.").cancel()
+    except (EngineBusy, EngineClosed):
+        pass
+"""
+
+
+def test_signal_handlers_may_use_and_close_the_engine(backend):
+    """They interrupt the main thread anywhere, in the middle of the engine's own calls too."""
+    code = SIGNALS.format(backend=backend.name)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
 
 
 def test_an_end_that_cannot_be_assembled_is_an_error_and_not_a_hang(own_engine, monkeypatch):

@@ -2,11 +2,13 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 import transformers.generation.logits_process as hf
 
 from qwen_megakernel.config import SamplingParams, TalkerConfig
+from qwen_megakernel.errors import SamplingError
 from qwen_megakernel.sampling import Code0Rules, Draw, gumbel_from_bits, gumbel_noise, key_schedule, philox
 
 
@@ -176,9 +178,30 @@ def test_numbers_on_the_device_give_the_same_bits(talker):
         {"seed": -1},
         {"seed": 2**64},
         {"do_sample": "yes"},
+        {"do_sample": 1.0},
+        {"subtalker_dosample": np.array([1, 2])},
+        {"temperature": 1e46},  # its reciprocal is 0 in fp32, and 0 times a barred id's -inf no number
+        {"temperature": 1e-39},
+        {"temperature": 10**400},
+        {"temperature": True},
+        {"repetition_penalty": 1e39},
+        {"repetition_penalty": 1e-39},
+        {"top_k": 2**31},
     ],
-    ids=str,
+    ids=lambda wrong: f"{next(iter(wrong))}",
 )
 def test_values_out_of_range_are_refused_by_name(wrong):
-    with pytest.raises(ValueError, match=next(iter(wrong))):
+    with pytest.raises(SamplingError, match=next(iter(wrong))):
         SamplingParams(**wrong)
+
+
+@pytest.mark.parametrize("value", [0.001, 1000])
+def test_the_most_extreme_values_still_draw_what_may_be_drawn(tiny, engine_for, value):
+    """With top-k and top-p, so that the finest differences matter."""
+    engine = engine_for(tiny("custom_voice", eos_gain=0.0))
+    for sampling in (
+        SamplingParams(temperature=value, subtalker_temperature=value, seed=1),
+        SamplingParams(repetition_penalty=value, top_p=1e-9, seed=1),
+    ):
+        codes = engine.generate("Hello there.", sampling=sampling, max_frames=20).codes
+        assert codes.min() >= 0 and codes.max() < 256

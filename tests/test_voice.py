@@ -10,7 +10,7 @@ import torch
 from cases import reference_audio
 from safetensors.torch import save_file
 
-from qwen_megakernel import AudioError, RequestError, Voice
+from qwen_megakernel import AudioError, RequestError, Voice, VoiceError
 from qwen_megakernel.config import GREEDY
 from qwen_megakernel.voice import load_audio, log_mel
 
@@ -189,6 +189,41 @@ def test_a_voice_that_cannot_be_written_or_made_is_an_error_of_ours(voices, base
         base.create_voice((reference_audio() * np.float32(1e30), RATE))
 
 
-def test_a_blank_transcript_is_refused(base):
-    with pytest.raises(RequestError, match="ref_text"):
-        base.create_voice((reference_audio(), RATE), "  ")
+@pytest.mark.parametrize("text", ["  ", b"hi", "\ud800", "x" * 20_000])
+def test_a_transcript_that_cannot_be_one_is_refused(base, text):
+    with pytest.raises(RequestError, match="ref_text|Unicode"):
+        base.create_voice((reference_audio(), RATE), text)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"speaker_embedding": None},
+        {"speaker_embedding": np.zeros(64, np.float32)},
+        {"speaker_embedding": torch.zeros(64, dtype=torch.bfloat16)},
+        {"speaker_embedding": torch.full((64,), torch.nan)},
+        {"speaker_embedding": torch.zeros(64, device="meta")},
+        {"ref_codes": torch.zeros(3, 16)},
+        {"ref_codes": torch.zeros(0, 16, dtype=torch.int64)},
+        {"ref_codes": [[1] * 16]},
+        {"ref_codes": None},
+        {"ref_text": None},
+        {"ref_text": 5},
+        {"ref_text": "\ud800"},
+    ],
+    ids=str,
+)
+def test_a_broken_voice_is_refused_by_name_and_not_saved(voices, base, change, tmp_path):
+    broken = dataclasses.replace(voices["icl"], **change)
+    for use in (lambda: base.generate("Hello.", voice=broken), lambda: broken.save(tmp_path / "v.safetensors")):
+        with pytest.raises(RequestError, match="broken voice|Unicode"):
+            use()
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("path", [5, None, b"x", "/tmp/\0"])
+def test_what_is_no_path_is_no_voice(path, voices):
+    with pytest.raises(VoiceError):
+        Voice.load(path)
+    with pytest.raises(VoiceError):
+        voices["icl"].save(path)
