@@ -1,8 +1,348 @@
-"""Text in, WAV out: `python demo_pipeline.py --text "..." --output out.wav`, the same as `qwen-megakernel speak`."""
+"""Qwen3-TTS in a Pipecat pipeline.
 
+    python demo_pipeline.py --text "Hello there." --output hello.wav    text in, WAV out
+    python demo_pipeline.py --bot                                       a voice bot on a web page
+    python demo_pipeline.py --bot --local-audio                         the same at this machine's microphone
+
+The bot answers by rules unless --llm-url names an OpenAI-compatible server. It is typed to unless --stt names a Pipecat
+speech-to-text service: --stt pipecat.services.deepgram.stt:DeepgramSTTService --stt-options '{"api_key": "..."}'.
+"""
+
+import argparse
+import asyncio
+import importlib
+import json
+import logging
+import os
 import sys
+import threading
+import time
+from contextlib import asynccontextmanager
+from pathlib import Path
 
-from qwen_megakernel.cli import main
+import numpy as np
+import soundfile
+from loguru import logger
+from pipecat.audio.vad.silero import SileroVADAnalyzer
+from pipecat.frames.frames import (
+    EndFrame,
+    InterruptionFrame,
+    LLMFullResponseEndFrame,
+    LLMFullResponseStartFrame,
+    LLMMessagesAppendFrame,
+    LLMRunFrame,
+    LLMTextFrame,
+    OutputAudioRawFrame,
+    StartFrame,
+)
+from pipecat.pipeline.pipeline import Pipeline
+from pipecat.pipeline.worker import PipelineParams, PipelineWorker
+from pipecat.processors.aggregators.llm_context import LLMContext
+from pipecat.processors.aggregators.llm_response_universal import LLMContextAggregatorPair, LLMUserAggregatorParams
+from pipecat.processors.frame_processor import FrameProcessor
+from pipecat.services.tts_service import TextAggregationMode
+from pipecat.transports.base_output import BaseOutputTransport
+from pipecat.transports.base_transport import TransportParams
+from pipecat.workers.runner import WorkerRunner
+
+import qwen_megakernel
+from qwen_megakernel import TTSEngine, TTSError
+from qwen_megakernel.backend import BACKENDS
+from qwen_megakernel.checkpoint import DEMO, DEMO_NOTICE, PUBLISHED
+from qwen_megakernel.errors import RequestError
+from qwen_megakernel.offline_llm import OfflineLLM
+from qwen_megakernel.pipecat_tts import MegakernelTTSService
+
+PAGE = Path(qwen_megakernel.__file__).with_name("bot_page.html")
+INSTRUCTION = "You speak with a user by voice. Answer in one or two short sentences, without markup, lists or emoji."
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = make_parser()
+    args, others = parser.parse_known_args(argv)
+    logger.remove()
+    logger.add(sys.stderr, level="INFO" if args.bot else "WARNING")
+    logging.basicConfig(format="%(message)s", stream=sys.stderr)
+    logging.getLogger("qwen_megakernel").setLevel(logging.INFO)
+    if others and (not args.bot or args.local_audio):
+        parser.error(f"unknown arguments: {' '.join(others)}")
+    try:
+        if not args.bot:
+            asyncio.run(speak(args))
+        elif args.local_audio:
+            asyncio.run(talk_here(args))
+        else:
+            serve(args, parser)
+    except TTSError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    return 0
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    voice = parser.add_argument_group("voice")
+    voice.add_argument("--model", default=DEMO, help=f"folder, hub id such as {PUBLISHED[1]}, or {DEMO!r} (default)")
+    voice.add_argument("--speaker", help="a named speaker; default: the checkpoint's first")
+    voice.add_argument("--language", help="default: auto")
+    voice.add_argument("--instruct", help="how to say it (VoiceDesign, 1.7B CustomVoice)")
+    voice.add_argument("--ref-audio", metavar="PATH", help="whose voice to clone (Base)")
+    voice.add_argument("--ref-text", help="what the reference audio says: closer cloning")
+    voice.add_argument("--seed", type=int, help="same text and seed, same speech; default: a fresh one")
+    voice.add_argument("--backend", choices=BACKENDS, default="auto")
+    voice.add_argument("--device", help="cpu, cuda, cuda:1; default: a GPU if there is one")
+    voice.add_argument("--tokens", action="store_true", help="speak while the text comes, not sentence by sentence")
+    voice.add_argument("--rate", type=int, choices=(8000, 16000, 24000, 48000), default=24000, help="of the output, Hz")
+    text = parser.add_argument_group("text in, WAV out")
+    text.add_argument("--text", help="what to say; default: standard input")
+    text.add_argument("--output", default="out.wav", metavar="PATH", help="WAV to write, or - for raw PCM16 on stdout")
+    bot = parser.add_argument_group("bot")
+    bot.add_argument(
+        "--bot", action="store_true", help="serve a voice bot; further options are those of Pipecat's runner"
+    )
+    bot.add_argument("--local-audio", action="store_true", help="this machine's microphone and loudspeaker (PyAudio)")
+    bot.add_argument("--llm-url", help="base URL of an OpenAI-compatible server; its key is taken from OPENAI_API_KEY")
+    bot.add_argument("--llm-model", default="gpt-4.1-mini", help="default: %(default)s")
+    bot.add_argument("--stt", metavar="MODULE:CLASS", help="a Pipecat speech-to-text service")
+    bot.add_argument("--stt-options", metavar="JSON", default="{}", help="its constructor's arguments")
+    return parser
+
+
+@asynccontextmanager
+async def loaded_engine(args: argparse.Namespace):
+    """The process's engine, loaded and warmed; of several users the last one closes it."""
+    options = {"backend": args.backend, "device": args.device}
+    engine = await MegakernelTTSService.warmup(args.model, **options)
+    try:
+        yield engine
+    finally:
+        await MegakernelTTSService.shutdown(engine)
+
+
+async def make_tts(args: argparse.Namespace, engine: TTSEngine) -> MegakernelTTSService:
+    voice = args.speaker
+    if args.ref_audio:
+        voice = await asyncio.to_thread(engine.create_voice, args.ref_audio, args.ref_text)
+    elif args.ref_text is not None:
+        raise RequestError("--ref-text says what --ref-audio says; give both")
+    return MegakernelTTSService(
+        engine=engine,
+        settings=MegakernelTTSService.Settings(
+            voice=voice, language=args.language, instruct=args.instruct, seed=args.seed
+        ),
+        text_aggregation_mode=TextAggregationMode.TOKEN if args.tokens else TextAggregationMode.SENTENCE,
+    )
+
+
+# ---------------------------------------------------------------- text in, WAV out
+
+
+class WavOutput(BaseOutputTransport):
+    """An output transport that takes audio as fast as it comes: into a WAV file, or as PCM16 to standard output."""
+
+    def __init__(self, path: str):
+        # A transport fills its last piece up with silence; with pieces of 10 ms that is next to none.
+        params = TransportParams(audio_out_enabled=True, audio_out_10ms_chunks=1, audio_out_end_silence_secs=0)
+        super().__init__(params)
+        self._path, self._pcm = path, bytearray()
+        self.first_audio: float | None = None  # time.monotonic()
+        self.last_audio = 0.0
+
+    async def start(self, frame: StartFrame):
+        await super().start(frame)
+        await self.set_transport_ready(frame)
+
+    async def write_audio_frame(self, frame: OutputAudioRawFrame) -> bool:
+        self.last_audio = time.monotonic()
+        self.first_audio = self.first_audio or self.last_audio
+        if self._path == "-":
+            sys.stdout.buffer.write(frame.audio)
+            sys.stdout.buffer.flush()
+        self._pcm += frame.audio
+        return True
+
+    @property
+    def seconds(self) -> float:
+        return len(self._pcm) / 2 / self.sample_rate
+
+    def save(self) -> str:
+        if self._path == "-":
+            return "PCM16 on standard output"
+        try:
+            soundfile.write(self._path, np.frombuffer(self._pcm, "<i2"), self.sample_rate, "PCM_16", format="WAV")
+        except (OSError, soundfile.SoundFileError) as error:
+            raise RequestError(f"--output {self._path}: {error}") from None
+        return str(Path(self._path).resolve())
+
+
+async def speak(args: argparse.Namespace) -> None:
+    text = args.text if args.text is not None else sys.stdin.read()
+    if not text.strip():
+        raise RequestError("the text is blank; give it with --text or on standard input")
+    if args.output != "-" and not Path(args.output).parent.is_dir():
+        raise RequestError(f"--output: no folder {str(Path(args.output).parent)!r}")
+    async with loaded_engine(args) as engine:
+        output = WavOutput(args.output)
+        pipeline = Pipeline([await make_tts(args, engine), output])
+        worker = PipelineWorker(pipeline, params=PipelineParams(audio_out_sample_rate=args.rate), enable_rtvi=False)
+        errors, began = [], 0.0
+
+        @worker.event_handler("on_pipeline_started")
+        async def on_pipeline_started(worker, frame):
+            nonlocal began
+            began = time.monotonic()
+            turn = [LLMFullResponseStartFrame(), LLMTextFrame(text), LLMFullResponseEndFrame(), EndFrame()]
+            await worker.queue_frames(turn)
+
+        @worker.event_handler("on_pipeline_error")
+        async def on_pipeline_error(worker, frame):
+            errors.append(frame.error)
+
+        runner = WorkerRunner()
+        await runner.add_workers(worker)
+        await runner.run()
+        if errors or output.first_audio is None:
+            raise RequestError(errors[0] if errors else "interrupted before the first sound")
+        lines = [
+            f"wrote   {output.save()}",
+            f"speech  {output.seconds:.2f} s at {output.sample_rate} Hz",
+            f"speed   TTFC {1000 * (output.first_audio - began):.1f} ms from the text to the output transport, "
+            f"RTF {(output.last_audio - began) / output.seconds:.3f} ({engine.backend} backend)",
+        ]
+        if args.model == DEMO:
+            lines.append(f"voice   {DEMO_NOTICE}")
+        print("\n".join(lines), file=sys.stderr if args.output == "-" else sys.stdout)
+
+
+# ---------------------------------------------------------------- bot
+
+
+def serve(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+    """Load the model, then serve the page and the telephony routes of Pipecat's runner; every caller gets a `bot`."""
+    from fastapi.responses import FileResponse
+    from pipecat.runner.run import app
+    from pipecat.runner.run import main as run
+
+    @app.get("/")  # before the runner's own, whose page loads scripts from the internet
+    async def page():
+        return FileResponse(PAGE)
+
+    async def load():
+        return await MegakernelTTSService.warmup(args.model, backend=args.backend, device=args.device)
+
+    engine = asyncio.run(load())  # kept until the server stops, so that no caller waits for it
+    try:
+        run(parser)
+    finally:
+        asyncio.run(MegakernelTTSService.shutdown(engine))
+
+
+async def bot(runner_args) -> None:
+    """One call: what Pipecat's runner asks a bot file for."""
+    from pipecat.runner.types import WebSocketRunnerArguments
+    from pipecat.runner.utils import create_transport
+    from pipecat.transports.websocket.fastapi import FastAPIWebsocketParams
+
+    sound = {"audio_in_enabled": True, "audio_out_enabled": True}
+    kinds = {name: lambda: FastAPIWebsocketParams(**sound) for name in ("twilio", "telnyx", "plivo", "exotel")}
+    transport = await create_transport(runner_args, {"webrtc": lambda: TransportParams(**sound), **kinds})
+    telephone = isinstance(runner_args, WebSocketRunnerArguments)
+    await run_bot(transport, runner_args.cli_args, rate=8000 if telephone else runner_args.cli_args.rate)
+
+
+async def run_bot(transport, args: argparse.Namespace, *, rate: int, lines: asyncio.Queue | None = None) -> None:
+    """Until the caller hangs up. `lines`: what is typed, where there is no page to type into; None in it is the end."""
+    async with loaded_engine(args) as engine:
+        context = LLMContext()
+        user, assistant = LLMContextAggregatorPair(
+            context, user_params=LLMUserAggregatorParams(vad_analyzer=SileroVADAnalyzer())
+        )
+        stt, tts = make_stt(args), await make_tts(args, engine)
+        processors = [transport.input(), stt, user, make_llm(args), tts, transport.output(), assistant]
+        worker = PipelineWorker(
+            Pipeline([p for p in processors if p]),
+            params=PipelineParams(
+                audio_in_sample_rate=8000 if rate == 8000 else 16000,
+                audio_out_sample_rate=rate,
+                enable_metrics=True,
+                enable_usage_metrics=True,
+            ),
+        )
+
+        @transport.event_handler("on_client_connected")
+        async def on_client_connected(transport, client):
+            await worker.queue_frame(LLMRunFrame())  # with nothing said yet: a greeting
+
+        @transport.event_handler("on_client_disconnected")
+        async def on_client_disconnected(transport, client):
+            await worker.cancel()
+
+        async def read_lines():
+            await worker.queue_frame(LLMRunFrame())
+            while (line := await lines.get()) is not None:
+                message = {"role": "user", "content": line}
+                await worker.queue_frames([InterruptionFrame(), LLMMessagesAppendFrame([message], run_llm=True)])
+            await worker.queue_frame(EndFrame())
+
+        runner = WorkerRunner(handle_sigint=lines is not None)
+        await runner.add_workers(worker)
+        reader = asyncio.create_task(read_lines()) if lines else None
+        try:
+            await runner.run()
+        finally:
+            if reader:
+                reader.cancel()
+
+
+async def talk_here(args: argparse.Namespace) -> None:
+    """At this machine's microphone and loudspeaker, or its keyboard where there is no speech-to-text."""
+    from pipecat.transports.local.audio import LocalAudioTransport, LocalAudioTransportParams
+
+    transport = LocalAudioTransport(
+        LocalAudioTransportParams(audio_in_enabled=args.stt is not None, audio_out_enabled=True)
+    )
+    await run_bot(transport, args, rate=args.rate, lines=None if args.stt else typed_lines())
+
+
+def typed_lines() -> asyncio.Queue:
+    """Lines of standard input; None behind the last."""
+    loop, lines = asyncio.get_running_loop(), asyncio.Queue()
+
+    def read() -> None:
+        for line in sys.stdin:
+            if line.strip():
+                loop.call_soon_threadsafe(lines.put_nowait, line.strip())
+        loop.call_soon_threadsafe(lines.put_nowait, None)
+
+    threading.Thread(target=read, daemon=True).start()  # blocked in a read, it must not keep the process
+    print("type something and press Enter; Ctrl-D ends", file=sys.stderr)
+    return lines
+
+
+def make_llm(args: argparse.Namespace) -> FrameProcessor:
+    if not args.llm_url:
+        return OfflineLLM()
+    from pipecat.services.openai.llm import OpenAILLMService
+
+    return OpenAILLMService(
+        base_url=args.llm_url,
+        api_key=os.environ.get("OPENAI_API_KEY", "none"),
+        settings=OpenAILLMService.Settings(model=args.llm_model, system_instruction=INSTRUCTION),
+    )
+
+
+def make_stt(args: argparse.Namespace) -> FrameProcessor | None:
+    if not args.stt:
+        return None
+    module, _, name = args.stt.partition(":")
+    try:
+        return getattr(importlib.import_module(module), name)(**json.loads(args.stt_options))
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
+        raise RequestError(f"--stt {args.stt}: {error}") from error
+
 
 if __name__ == "__main__":
-    sys.exit(main(["speak", *sys.argv[1:]]))
+    sys.exit(main())
