@@ -45,7 +45,6 @@ from pipecat.transports.base_output import BaseOutputTransport
 from pipecat.transports.base_transport import TransportParams
 from pipecat.workers.runner import WorkerRunner
 
-import qwen_megakernel
 from qwen_megakernel import TTSEngine, TTSError
 from qwen_megakernel.backend import BACKENDS
 from qwen_megakernel.checkpoint import DEMO, DEMO_NOTICE, PUBLISHED
@@ -53,7 +52,6 @@ from qwen_megakernel.errors import RequestError
 from qwen_megakernel.offline_llm import OfflineLLM
 from qwen_megakernel.pipecat_tts import MegakernelTTSService
 
-PAGE = Path(qwen_megakernel.__file__).with_name("bot_page.html")
 INSTRUCTION = "You speak with a user by voice. Answer in one or two short sentences, without markup, lists or emoji."
 
 
@@ -222,20 +220,14 @@ async def speak(args: argparse.Namespace) -> None:
 
 def serve(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     """Load the model, then serve the page and the telephony routes of Pipecat's runner; every caller gets a `bot`."""
-    from fastapi.responses import FileResponse
-    from pipecat.runner.run import app
-    from pipecat.runner.run import main as run
-
-    @app.get("/")  # before the runner's own, whose page loads scripts from the internet
-    async def page():
-        return FileResponse(PAGE)
+    from qwen_megakernel import bot_page
 
     async def load():
         return await MegakernelTTSService.warmup(args.model, backend=args.backend, device=args.device)
 
     engine = asyncio.run(load())  # kept until the server stops, so that no caller waits for it
     try:
-        run(parser)
+        bot_page.run(parser)
     finally:
         asyncio.run(MegakernelTTSService.shutdown(engine))
 

@@ -1,0 +1,457 @@
+"""MegakernelTTSService where its listener is: a paced output, a websocket, a telephone's mu-law, a WebRTC call."""
+
+import asyncio
+import base64
+import importlib.util
+import io
+import json
+import socket
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+import websockets
+from listener import PacedOutput
+from pipecat.frames.frames import (
+    BotStartedSpeakingFrame,
+    BotStoppedSpeakingFrame,
+    EndFrame,
+    Frame,
+    InterruptionFrame,
+    LLMFullResponseEndFrame,
+    LLMFullResponseStartFrame,
+    LLMTextFrame,
+    OutputAudioRawFrame,
+    TTSSpeakFrame,
+    TTSTextFrame,
+)
+from pipecat.observers.base_observer import BaseObserver, FramePushed
+from pipecat.pipeline.pipeline import Pipeline
+from pipecat.pipeline.worker import PipelineParams, PipelineWorker
+from pipecat.processors.aggregators.llm_context import LLMContext
+from pipecat.processors.aggregators.llm_response_universal import LLMContextAggregatorPair
+from pipecat.processors.frame_processor import FrameDirection
+from pipecat.serializers.base_serializer import FrameSerializer
+from pipecat.serializers.twilio import TwilioFrameSerializer
+from pipecat.services.tts_service import TextAggregationMode
+from pipecat.transports.websocket.server import (
+    SingleClientWebsocketServerParams,
+    SingleClientWebsocketServerTransport,
+)
+from pipecat.workers.runner import WorkerRunner
+
+from qwen_megakernel import SamplingParams, TTSEngine
+from qwen_megakernel.pipecat_tts import MegakernelTTSService
+
+TOKEN, SENTENCE = TextAggregationMode.TOKEN, TextAggregationMode.SENTENCE
+ROOT = Path(__file__).parent.parent
+LONG = "One two three four five six seven eight nine ten eleven twelve thirteen fourteen."
+
+
+@pytest.fixture(scope="module")
+def engine():
+    with TTSEngine.load("demo", backend="torch", device="cpu", max_streams=4) as engine:
+        yield engine
+
+
+def service_of(engine, mode=SENTENCE) -> MegakernelTTSService:
+    settings = MegakernelTTSService.Settings(voice="ada", seed=3)
+    return MegakernelTTSService(
+        engine=engine, settings=settings, text_aggregation_mode=mode, trim_leading_silence=False
+    )
+
+
+def said(engine, text: str, mode=SENTENCE) -> np.ndarray:
+    """What the engine makes of it, int16."""
+    request = {"speaker": "ada", "sampling": SamplingParams(seed=3), "non_streaming_mode": mode is SENTENCE}
+    return np.rint(np.clip(engine.generate(text, **request).samples, -1, 1) * 32767).astype(np.int16)
+
+
+@asynccontextmanager
+async def running(worker: PipelineWorker):
+    """A worker in a runner of its own, ended by what it is told, cancelled by a failing test."""
+    runner = WorkerRunner(handle_sigint=False)
+    await runner.add_workers(worker)
+    task = asyncio.create_task(runner.run())
+    try:
+        yield
+        await asyncio.wait_for(task, 60)
+    finally:
+        if not task.done():
+            await worker.cancel()
+            await task
+
+
+def turn(text: str) -> list[Frame]:
+    return [LLMFullResponseStartFrame(), LLMTextFrame(text), LLMFullResponseEndFrame()]
+
+
+class Watched(BaseObserver):
+    """Frames of some kinds, each once, as a processor pushed them."""
+
+    def __init__(self, processor, *kinds: type[Frame]):
+        super().__init__()
+        self._processor, self._kinds, self.frames = processor, kinds, []
+
+    async def on_push_frame(self, data: FramePushed):
+        downstream = data.direction is FrameDirection.DOWNSTREAM
+        if data.source is self._processor and downstream and isinstance(data.frame, self._kinds):
+            self.frames.append((data.timestamp, data.frame))
+
+
+# ---------------------------------------------------------------- a paced output
+
+
+@pytest.mark.parametrize("mode", [SENTENCE, TOKEN])
+def test_at_playing_speed_a_turn_is_whole_and_the_bot_speaks_once(engine, mode):
+    async def play():
+        output = PacedOutput()
+        watched = Watched(output, BotStartedSpeakingFrame, BotStoppedSpeakingFrame)
+        worker = PipelineWorker(
+            Pipeline([service_of(engine, mode), output]),
+            params=PipelineParams(audio_out_sample_rate=24000),
+            observers=[watched],
+            enable_rtvi=False,
+        )
+        async with running(worker):
+            await worker.queue_frames([*turn("Hello there, how are you?"), EndFrame()])
+        return output.samples, [type(frame) for _, frame in watched.frames]
+
+    heard, kinds = asyncio.run(play())
+    expected = said(engine, "Hello there, how are you?", mode)
+    assert np.abs(heard[: len(expected)].astype(int) - expected).max() <= 1
+    assert not heard[len(expected) :].any() and len(heard) - len(expected) < 960, "the last piece is filled up"
+    assert kinds == [BotStartedSpeakingFrame, BotStoppedSpeakingFrame]
+
+
+@pytest.mark.parametrize("mode", [SENTENCE, TOKEN])
+def test_after_an_interruption_the_context_holds_the_words_that_were_heard(engine, mode):
+    """And nothing more is heard, until the next turn, which is heard whole."""
+
+    async def play():
+        output, context = PacedOutput(), LLMContext()
+        _, assistant = LLMContextAggregatorPair(context)
+        words = Watched(output, TTSTextFrame)
+        worker = PipelineWorker(
+            Pipeline([service_of(engine, mode), output, assistant]),
+            params=PipelineParams(audio_out_sample_rate=24000),
+            observers=[words],
+            enable_rtvi=False,
+        )
+        async with running(worker):
+            await worker.queue_frames(turn(LONG))
+            await asyncio.wait_for(output.first.wait(), 30)
+            await asyncio.sleep(1.2)
+            await worker.queue_frame(InterruptionFrame())
+            await asyncio.sleep(0.2)
+            before, told = output.samples, list(words.frames)
+            await asyncio.sleep(0.5)
+            assert len(output.samples) == len(before), "nothing stale"
+            messages = list(context.get_messages())
+            await worker.queue_frames([*turn("Hello there."), EndFrame()])
+        return before, told, messages, output.samples[len(before) :]
+
+    before, told, messages, after = asyncio.run(play())
+    assert [m["role"] for m in messages] == ["assistant"]
+    kept = messages[0]["content"].split()
+    assert 1 <= len(kept) < len(LONG.split()) and kept == LONG.split()[: len(kept)]
+    assert kept == [frame.text for _, frame in told]
+    assert all(at >= frame.pts for at, frame in told), "no word before its time"
+    assert all(frame.metadata["time_is_estimated"] for _, frame in told)
+    assert len(before) < len(said(engine, LONG, mode))
+    expected = said(engine, "Hello there.", mode)
+    assert np.abs(after[: len(expected)].astype(int) - expected).max() <= 1
+
+
+def test_four_pipelines_at_once_hear_what_each_would_hear_alone(engine):
+    texts = ["Hello there.", "How are you?", "One two three.", "It is a fine day."]
+
+    async def play():
+        outputs = [PacedOutput() for _ in texts]
+        workers = [
+            PipelineWorker(
+                Pipeline([service_of(engine), output]),
+                params=PipelineParams(audio_out_sample_rate=24000),
+                enable_rtvi=False,
+            )
+            for output in outputs
+        ]
+
+        async def one(worker, text):
+            async with running(worker):
+                await worker.queue_frames([TTSSpeakFrame(text), EndFrame()])
+
+        await asyncio.gather(*(one(worker, text) for worker, text in zip(workers, texts, strict=True)))
+        return [output.samples for output in outputs]
+
+    for text, heard in zip(texts, asyncio.run(play()), strict=True):
+        expected = said(engine, text)
+        assert np.array_equal(heard[: len(expected)], expected)
+
+
+# ---------------------------------------------------------------- a websocket
+
+
+class RawPcm(FrameSerializer):
+    """PCM to the client; from it, a text to speak, or "stop"."""
+
+    async def serialize(self, frame: Frame) -> str | bytes | None:
+        if isinstance(frame, InterruptionFrame):
+            return "interrupted"
+        return bytes(frame.audio) if isinstance(frame, OutputAudioRawFrame) else None
+
+    async def deserialize(self, data: str | bytes) -> Frame | None:
+        return InterruptionFrame() if data == "stop" else TTSSpeakFrame(data)
+
+
+@asynccontextmanager
+async def websocket_call(engine, serializer: FrameSerializer, rate: int):
+    """A pipeline behind a websocket server on loopback, and a client connected to it."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    params = SingleClientWebsocketServerParams(
+        serializer=serializer, audio_out_enabled=True, audio_in_enabled=False, audio_out_end_silence_secs=0
+    )
+    transport = SingleClientWebsocketServerTransport(params=params, host="127.0.0.1", port=port)
+    worker = PipelineWorker(
+        Pipeline([transport.input(), service_of(engine), transport.output()]),
+        params=PipelineParams(audio_out_sample_rate=rate),
+        enable_rtvi=False,
+    )
+    ready = asyncio.Event()
+
+    @transport.event_handler("on_websocket_ready")
+    async def on_websocket_ready(transport):
+        ready.set()
+
+    async with running(worker):
+        await asyncio.wait_for(ready.wait(), 20)
+        async with websockets.connect(f"ws://127.0.0.1:{port}") as client:
+            yield worker, client
+
+
+def test_a_websocket_client_hears_it_and_nothing_after_it_says_stop(engine):
+    async def play():
+        heard, after = [], []
+        async with websocket_call(engine, RawPcm(), 16000) as (worker, client):
+            await client.send("Hello there.")
+            expected = len(said(engine, "Hello there.")) * 2 / 3
+            while sum(map(len, heard)) / 2 < expected:
+                heard.append(await asyncio.wait_for(client.recv(), 30))
+            await client.send(LONG * 3)
+            for _ in range(12):
+                assert isinstance(await asyncio.wait_for(client.recv(), 30), bytes)
+            await client.send("stop")
+            while await asyncio.wait_for(client.recv(), 30) != "interrupted":
+                pass
+            await worker.queue_frame(EndFrame())
+            async for message in client:
+                after.append(message)
+        return b"".join(heard), after
+
+    heard, after = asyncio.run(play())
+    import soxr
+
+    whole = soxr.resample(said(engine, "Hello there.") / 32767, 24000, 16000, "HQ")
+    samples = np.frombuffer(heard, "<i2") / 32767
+    assert np.abs(samples[: len(whole)] - whole[: len(samples)]).max() < 1e-3
+    assert after == []
+
+
+def test_a_telephone_hears_it_in_mu_law(engine):
+    """Twilio's media stream: base64 of 8 kHz mu-law in JSON."""
+    serializer = TwilioFrameSerializer("stream", params=TwilioFrameSerializer.InputParams(auto_hang_up=False))
+
+    async def play():
+        mu_law = b""
+        async with websocket_call(engine, serializer, 8000) as (worker, client):
+            await worker.queue_frames([TTSSpeakFrame("Hello there."), EndFrame()])
+            async for message in client:
+                event = json.loads(message)
+                assert event["event"] == "media" and event["streamSid"] == "stream"
+                mu_law += base64.b64decode(event["media"]["payload"])
+        return mu_law
+
+    raw = {"samplerate": 8000, "channels": 1, "format": "RAW", "subtype": "ULAW"}
+    heard = soundfile.read(io.BytesIO(asyncio.run(play())), **raw)[0]
+    import soxr
+
+    whole = soxr.resample(said(engine, "Hello there.") / 32767, 24000, 8000, "HQ")
+    n = min(len(heard), len(whole))
+    assert abs(len(heard) - len(whole)) <= 0.04 * 8000
+    signal, noise = np.square(whole[:n]).sum(), np.square(whole[:n] - heard[:n]).sum()
+    assert 10 * np.log10(signal / noise) > 28, "the noise of mu-law, no more"
+
+
+# ---------------------------------------------------------------- WebRTC: the demo and the examples
+
+
+class Caller:
+    """A browser's side of a call, without the browser: hears audio at 48 kHz, sends and gets RTVI messages."""
+
+    def __init__(self):
+        from aiortc import RTCConfiguration, RTCPeerConnection
+
+        self._peer = RTCPeerConnection(RTCConfiguration(iceServers=[]))
+        self._channel = self._peer.createDataChannel("rtvi")
+        self.heard: list[np.ndarray] = []
+        self.messages: list[dict] = []
+        self._channel.on("message", lambda message: self.messages.append(json.loads(message)))
+        self._peer.on("track", lambda track: setattr(self, "_listening", asyncio.ensure_future(self._listen(track))))
+
+    async def call(self, bot, arguments: list[str] | None = None) -> asyncio.Task:
+        """`bot(runner_args)` as Pipecat's runner would start it."""
+        from aiortc import RTCSessionDescription
+        from aiortc.mediastreams import AudioStreamTrack
+        from pipecat.runner.types import SmallWebRTCRunnerArguments
+        from pipecat.transports.smallwebrtc.connection import SmallWebRTCConnection
+
+        self._peer.addTrack(AudioStreamTrack())  # a microphone in a silent room
+        await self._peer.setLocalDescription(await self._peer.createOffer())
+        connection = SmallWebRTCConnection()
+        await connection.initialize(self._peer.localDescription.sdp, self._peer.localDescription.type)
+        answer = connection.get_answer()
+        runner_args = SmallWebRTCRunnerArguments(webrtc_connection=connection)
+        runner_args.cli_args = arguments
+        running = asyncio.create_task(bot(runner_args))
+        await self._peer.setRemoteDescription(RTCSessionDescription(sdp=answer["sdp"], type=answer["type"]))
+        while self._channel.readyState != "open":
+            await asyncio.sleep(0.01)
+        self._send("client-ready", {"version": "2.0.0", "about": {"library": "test"}})
+        return running
+
+    def _send(self, kind: str, data: dict) -> None:
+        self._channel.send(json.dumps({"label": "rtvi-ai", "type": kind, "id": "1", "data": data}))
+
+    def type(self, text: str) -> None:
+        self._send("send-text", {"content": text})
+
+    async def _listen(self, track) -> None:
+        from aiortc.mediastreams import MediaStreamError
+
+        try:
+            while True:
+                frame = await track.recv()
+                self.heard.append(frame.to_ndarray().reshape(-1, len(frame.layout.channels))[:, 0] / 32768)
+        except MediaStreamError:
+            pass
+
+    @property
+    def words(self) -> str:
+        return " ".join(m["data"]["text"].strip() for m in self.messages if m.get("type") == "bot-tts-text")
+
+    async def until(self, text: str, seconds: float = 40) -> None:
+        """Its words, as they are told at their times, contain `text`."""
+        async with asyncio.timeout(seconds):
+            while text not in self.words:
+                await asyncio.sleep(0.05)
+
+    async def hang_up(self) -> None:
+        await self._peer.close()
+
+
+def load_script(path: str):
+    spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def envelope(samples: np.ndarray, rate: int) -> np.ndarray:
+    """Loudness in windows of 20 ms."""
+    step = rate // 50
+    return np.sqrt(np.square(samples[: len(samples) // step * step].reshape(-1, step)).mean(1))
+
+
+def test_the_demos_bot_over_webrtc(engine):
+    """The greeting's sound is the engine's (Opus in between), typed words interrupt it, hanging up ends the bot."""
+    demo = load_script("demo_pipeline.py")
+    arguments = demo.make_parser().parse_args(["--bot", "--device", "cpu", "--speaker", "ada", "--seed", "3"])
+
+    async def play():
+        caller = Caller()
+        bot = await caller.call(demo.bot, arguments)
+        await caller.until("What would you like to hear?")
+        greeting = np.concatenate(caller.heard)
+        caller.type("Count to three.")
+        await caller.until("One, two, three.")
+        await caller.hang_up()
+        await asyncio.wait_for(bot, 20)
+        return greeting, caller
+
+    greeting, caller = asyncio.run(play())
+    assert "story" not in caller.words, "the greeting was interrupted"
+    kinds = [m.get("type") for m in caller.messages]
+    assert kinds.index("bot-ready") < kinds.index("bot-started-speaking") < kinds.index("bot-interrupted")
+    expected = said(engine, "Hello!") / 32767
+    heard, wanted = envelope(greeting, 48000), envelope(expected, 24000)
+    best = max(
+        np.corrcoef(heard[at : at + len(wanted)], wanted)[0, 1]
+        for at in range(len(heard) - len(wanted))
+        if heard[at : at + len(wanted)].any()
+    )
+    assert best > 0.9
+
+
+@pytest.mark.parametrize("name", ["minimal_bot", "token_mode"])
+def test_examples_that_talk(name):
+    example = load_script(f"examples/{name}.py")
+
+    async def play():
+        caller = Caller()
+        bot = await caller.call(example.bot)
+        await caller.until("Hello! What")
+        caller.type("Count to three.")
+        await caller.until("One, two, three.")
+        await caller.hang_up()
+        await asyncio.wait_for(bot, 20)
+        return caller
+
+    caller = asyncio.run(play())
+    assert np.abs(np.concatenate(caller.heard)).max() > 0.05
+
+
+def test_the_example_that_changes_its_voice(monkeypatch):
+    example = load_script("examples/change_voice.py")
+    voices = []
+    request = MegakernelTTSService._request
+    monkeypatch.setattr(
+        MegakernelTTSService, "_request", lambda self: voices.append(self.settings.voice) or request(self)
+    )
+
+    async def play():
+        caller = Caller()
+        bot = await caller.call(example.bot)
+        await caller.until("Hello!")
+        caller.type("Please speak as Max.")
+        await caller.until("You said: Please speak as Max.")
+        await caller.hang_up()
+        await asyncio.wait_for(bot, 20)
+
+    asyncio.run(play())
+    assert voices[0] == "ada" and voices[-1] == "max"
+
+
+def test_the_example_of_two_bots_on_one_engine(monkeypatch):
+    example = load_script("examples/two_bots.py")
+    used = []
+    request = MegakernelTTSService._request
+    monkeypatch.setattr(
+        MegakernelTTSService,
+        "_request",
+        lambda self: used.append((id(self._engine), self.settings.voice)) or request(self),
+    )
+
+    async def play():
+        callers = [Caller(), Caller()]
+        bots = [await caller.call(example.bot) for caller in callers]
+        await asyncio.gather(*(caller.until("Hello! What would") for caller in callers))
+        for caller in callers:
+            await caller.hang_up()
+        await asyncio.wait_for(asyncio.gather(*bots), 20)
+
+    asyncio.run(play())
+    assert {voice for _, voice in used} == {"ada", "max"} and len({engine for engine, _ in used}) == 1
