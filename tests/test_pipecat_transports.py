@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import soundfile
-import websockets
 from listener import PacedOutput
 from pipecat.frames.frames import (
     BotStartedSpeakingFrame,
@@ -41,6 +40,7 @@ from pipecat.transports.websocket.server import (
     SingleClientWebsocketServerTransport,
 )
 from pipecat.workers.runner import WorkerRunner
+from websockets.asyncio.client import connect
 
 from qwen_megakernel import SamplingParams, TTSEngine
 from qwen_megakernel.pipecat_tts import MegakernelTTSService
@@ -86,6 +86,12 @@ async def running(worker: PipelineWorker):
 
 def turn(text: str) -> list[Frame]:
     return [LLMFullResponseStartFrame(), LLMTextFrame(text), LLMFullResponseEndFrame()]
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
 
 
 class Watched(BaseObserver):
@@ -209,13 +215,10 @@ class RawPcm(FrameSerializer):
 @asynccontextmanager
 async def websocket_call(engine, serializer: FrameSerializer, rate: int):
     """A pipeline behind a websocket server on loopback, and a client connected to it."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     params = SingleClientWebsocketServerParams(
         serializer=serializer, audio_out_enabled=True, audio_in_enabled=False, audio_out_end_silence_secs=0
     )
-    transport = SingleClientWebsocketServerTransport(params=params, host="127.0.0.1", port=port)
+    transport = SingleClientWebsocketServerTransport(params=params, host="127.0.0.1", port=(port := free_port()))
     worker = PipelineWorker(
         Pipeline([transport.input(), service_of(engine), transport.output()]),
         params=PipelineParams(audio_out_sample_rate=rate),
@@ -229,7 +232,7 @@ async def websocket_call(engine, serializer: FrameSerializer, rate: int):
 
     async with running(worker):
         await asyncio.wait_for(ready.wait(), 20)
-        async with websockets.connect(f"ws://127.0.0.1:{port}") as client:
+        async with connect(f"ws://127.0.0.1:{port}") as client:
             yield worker, client
 
 
