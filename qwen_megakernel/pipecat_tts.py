@@ -18,6 +18,7 @@ import soxr
 from loguru import logger
 from pipecat.frames.frames import (
     CancelFrame,
+    ControlFrame,
     EndFrame,
     ErrorFrame,
     Frame,
@@ -45,7 +46,9 @@ from qwen_megakernel.errors import (
     RequestError,
     SpeakerError,
     TextEndedError,
+    VoiceError,
 )
+from qwen_megakernel.request import chunk_schedule
 from qwen_megakernel.stream import Chunk
 from qwen_megakernel.text import split_sentences
 from qwen_megakernel.utterance import Utterance
@@ -98,6 +101,10 @@ class MegakernelTTSSettings(TTSSettings):
     seed: int | None | NotGiven = field(default_factory=lambda: NOT_GIVEN)
 
 
+class _FlushFrame(ControlFrame):
+    """To the service from itself: stays in order with the text, which a system frame overtakes."""
+
+
 class MegakernelTTSService(TTSService):
     """Streams Qwen3-TTS, on a GPU through the megakernel, anywhere through PyTorch.
 
@@ -132,8 +139,8 @@ class MegakernelTTSService(TTSService):
             **kwargs: For `TTSService`.
 
         Raises:
-            RequestError: a voice or language that the model does not have, or a sampling value out of range; the
-                known ones are listed. Where the model is not on this machine yet, `setup` finds out.
+            RequestError: a voice or language that the model does not have (the known ones are listed), a sampling
+                value or chunk size out of range. Where the model is not on this machine yet, `setup` finds out.
         """
         store = self.Settings(
             model=engine.model if engine else str(model),
@@ -155,7 +162,7 @@ class MegakernelTTSService(TTSService):
         super().__init__(push_start_frame=True, push_stop_frames=True, push_text_frames=False, settings=store, **kwargs)
         self._engine, self._own_engine = engine, engine is None
         self._model, self._engine_options = str(model), dict(engine_options or {})
-        self._chunk_frames, self._trim = chunk_frames, trim_leading_silence
+        self._chunk_frames, self._trim = chunk_schedule(chunk_frames), trim_leading_silence
         self._rate = SpeechRate()
         self._speeches: dict[str, _Speech] = {}  # by context
         # One thread, so that the pieces of a text stay in order.
@@ -283,9 +290,12 @@ class MegakernelTTSService(TTSService):
             frame: Any.
             direction: Its way.
         """
-        if isinstance(frame, FunctionCallsStartedFrame):
+        if isinstance(frame, _FlushFrame):
             for speech in self._speeches.values():
                 speech.flush()
+            return
+        if isinstance(frame, FunctionCallsStartedFrame):
+            await self.queue_frame(_FlushFrame(), FrameDirection.DOWNSTREAM)
         await super().process_frame(frame, direction)
 
     async def push_frame(self, frame: Frame, direction: FrameDirection = FrameDirection.DOWNSTREAM):
@@ -348,8 +358,10 @@ class MegakernelTTSService(TTSService):
                 self._check_settings(wanted, self._engine.variant, self._engine.speakers, self._engine.languages)
             self._sampling(wanted)
         except RequestError as error:
-            # The settings in force go on working: the service is not lost by a change that was refused.
-            await self.push_error(f"settings not changed: {error}", exception=error, category=ErrorCategory.APPLICATION)
+            await self.push_error(f"settings not changed: {error}", exception=error)
+            await self.set_usable(
+                True
+            )  # for Pipecat an invalid request is the service's end; the old settings still hold
             return {}
         changed = await super()._update_settings(delta)
         if changed and self._is_streaming_tokens and self._turn_context_id:
@@ -365,7 +377,13 @@ class MegakernelTTSService(TTSService):
     def _check_settings(
         settings: Settings, variant: str, speakers: tuple[str, ...], languages: tuple[str, ...]
     ) -> None:
-        voice, language = settings.voice, settings.language
+        voice, language, instruct = settings.voice, settings.language, settings.instruct
+        if isinstance(voice, Voice) and variant != "base":
+            raise VoiceError(f"a saved voice needs a Base checkpoint; this one is {variant}")
+        if voice is not None and not isinstance(voice, (str, Voice)):
+            raise SpeakerError(f"voice must be a speaker's name or a Voice, got {type(voice).__name__}")
+        if instruct is not None and not isinstance(instruct, str):
+            raise RequestError(f"instruct must be a string, got {type(instruct).__name__}")
         if isinstance(voice, str) and (not voice.strip() or voice.lower() not in speakers):
             listed = ", ".join(speakers) or f"none, a {variant} checkpoint has no named speakers"
             raise SpeakerError(f"unknown voice {voice!r}; known: {listed}")

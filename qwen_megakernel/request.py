@@ -91,7 +91,7 @@ class RequestChecker:
             sampling=sampling if sampling.seed is not None else replace(sampling, seed=secrets.randbits(63)),
             max_frames=self._config.max_frames if max_frames is None else _count(max_frames, "max_frames"),
             runaway_guard=runaway_guard,
-            chunk_frames=_schedule(chunk_frames),
+            chunk_frames=chunk_schedule(chunk_frames),
         )
 
     def _speaker(self, speaker: str | None) -> str | None:
@@ -153,7 +153,12 @@ def _count(value: int, name: str) -> int:
     return int(value)
 
 
-def _schedule(chunk_frames: int | Sequence[int] | None) -> tuple[int, ...]:
+def chunk_schedule(chunk_frames: int | Sequence[int] | None) -> tuple[int, ...]:
+    """Frames per chunk, checked; the last number repeats.
+
+    Raises:
+        RequestError: none, or not integers of at least 1.
+    """
     if chunk_frames is None:
         return CHUNK_SCHEDULE
     several = isinstance(chunk_frames, Sequence) and not isinstance(chunk_frames, (str, bytes))

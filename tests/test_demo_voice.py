@@ -10,6 +10,7 @@ import soundfile
 import soxr
 
 from qwen_megakernel import SamplingParams
+from qwen_megakernel.word_times import SpeechRate, WordTimes
 
 pytestmark = pytest.mark.skipif(not shutil.which("pocketsphinx_continuous"), reason="needs pocketsphinx")
 
@@ -50,3 +51,48 @@ def test_another_text_is_not_heard_as_numbers(heard, speaker):
     words = re.findall("[a-z]+", NUMBERS.lower())
     said = heard(OTHER, 1, speaker=speaker)
     assert sum(word in said for word in words) <= 1, said
+
+
+def aligned(samples: np.ndarray, rate: int, words: list[str], folder) -> list[float] | None:
+    """Seconds at which each word begins: pocketsphinx, which is told the words. None where it cannot follow."""
+    soundfile.write(folder / "speech.wav", soxr.resample(samples, rate, 16000), 16000)
+    (folder / "words.gram").write_text(f"#JSGF V1.0;\ngrammar words;\npublic <words> = {' '.join(words)};\n")
+    command = ["pocketsphinx_continuous", "-infile", str(folder / "speech.wav"), "-jsgf", str(folder / "words.gram")]
+    command += ["-time", "yes", "-remove_silence", "no", "-logfn", "/dev/null"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    found = [
+        line.split() for line in done.stdout.splitlines() if re.match(r"[a-z'()0-9]+ [0-9.]+ [0-9.]+ [0-9.]+$", line)
+    ]
+    return [float(start) for _, start, _, _ in found] if len(found) == len(words) else None
+
+
+def test_estimated_word_times_against_forced_alignment(engine_for, tmp_path, capsys):
+    """Printed; the bounds are those that a caption needs, a tenth and a quarter of a second."""
+    texts = [
+        "The quick brown fox jumps over the lazy dog.",
+        "Please call me back tomorrow morning, before nine.",
+        "There was once a man who counted all the ships.",
+        "I think that we should go home now, it is late.",
+    ]
+    engine, known, live = engine_for("demo"), [], []
+    for speaker in engine.speakers:
+        rate = SpeechRate()
+        for seed, text in enumerate(texts):
+            stream = engine.stream(text, speaker=speaker, sampling=SamplingParams(seed=seed))
+            running, made, told = WordTimes(rate), 0.0, []
+            running.add(text)
+            for chunk in stream:
+                made += len(chunk.samples) / chunk.sample_rate
+                told += running.due(made)
+            told += running.finish(made)
+            after = WordTimes(SpeechRate())
+            after.add(text)
+            audio = stream.utterance.result()
+            starts = aligned(audio.samples, audio.sample_rate, re.findall("[a-z]+", text.lower()), tmp_path)
+            assert starts is not None, (speaker, text)
+            live += [abs(a - b) for (_, a), b in zip(told, starts, strict=True)]
+            known += [abs(a - b) for (_, a), b in zip(after.finish(made), starts, strict=True)]
+    with capsys.disabled():
+        for name, errors in (("while speaking", live), ("its end known", known)):
+            print(f"\n[word times, {name}: mean error {1000 * np.mean(errors):.0f} ms, worst {1000 * max(errors):.0f}]")
+    assert np.mean(known) < 0.15 and np.mean(live) < 0.25

@@ -6,13 +6,16 @@ import time
 
 import numpy as np
 import pytest
+import torch
 from pipecat.frames.frames import (
     ErrorFrame,
     Frame,
+    FunctionCallsStartedFrame,
     InterruptionFrame,
     LLMFullResponseEndFrame,
     LLMFullResponseStartFrame,
     LLMTextFrame,
+    MetricsFrame,
     TTSAudioRawFrame,
     TTSSpeakFrame,
     TTSStartedFrame,
@@ -20,6 +23,7 @@ from pipecat.frames.frames import (
     TTSTextFrame,
     TTSUpdateSettingsFrame,
 )
+from pipecat.metrics.metrics import ProcessingMetricsData, TTFAMetricsData, TTFBMetricsData, TTSUsageMetricsData
 from pipecat.pipeline.worker import PipelineParams
 from pipecat.services.tts_service import TextAggregationMode
 from pipecat.tests.utils import SleepFrame, run_test
@@ -35,11 +39,15 @@ from qwen_megakernel import (
     SamplingParams,
     SpeakerError,
     TTSEngine,
+    Voice,
+    VoiceError,
 )
 from qwen_megakernel.pipecat_tts import MegakernelTTSService
+from qwen_megakernel.utterance import Utterance
 from qwen_megakernel.word_times import SpeechRate, WordTimes, words_of
 
 Settings = MegakernelTTSService.Settings
+SAVED_VOICE = Voice(torch.zeros(8), None, None, "0")
 TOKEN = TextAggregationMode.TOKEN
 
 
@@ -173,6 +181,49 @@ def test_leading_silence_is_cut_where_asked_for(engine):
     assert len(plain) - len(cut) == max(0, first - 240) and np.array_equal(cut, plain[len(plain) - len(cut) :])
 
 
+def test_before_a_function_call_all_that_was_written_is_given_to_the_utterance(engine, monkeypatch):
+    """The call's frame overtakes tokens that still wait in the service's queue."""
+    calls = []
+    push, flush = Utterance.push_text, Utterance.flush
+    monkeypatch.setattr(Utterance, "push_text", lambda self, text: calls.append(text) or push(self, text))
+    monkeypatch.setattr(Utterance, "flush", lambda self: calls.append("flush") or flush(self))
+    tokens = ["Let ", "me ", "lo", "ok"]
+    call = FunctionCallsStartedFrame(function_calls=[])
+    frames = [*turn(*tokens)[:-1], call, SleepFrame(0.3), LLMTextFrame(" it up."), LLMFullResponseEndFrame()]
+    down, up = run(service_of(engine, text_aggregation_mode=TOKEN), frames)
+    assert calls == [*tokens, "flush", " it up."] and not of(up, ErrorFrame)
+    assert len(of(down, TTSStartedFrame)) == len(of(down, TTSStoppedFrame)) == 1
+
+
+def test_a_saved_voice_speaks(engine_for, tiny, tmp_path):
+    engine = engine_for(tiny("base", eos_gain=4.0))
+    samples = np.random.default_rng(1).normal(0, 0.1, 24000).astype(np.float32)
+    engine.create_voice((samples, 24000)).save(tmp_path / "me.safetensors")
+    voice = Voice.load(tmp_path / "me.safetensors")
+    down, up = run(service_of(engine, settings=Settings(voice=voice, seed=5)), [TTSSpeakFrame("Hello there.")])
+    expected = engine.generate("Hello there.", voice=voice, sampling=SamplingParams(seed=5))
+    assert np.array_equal(pcm(down), samples_of(expected)) and not of(up, ErrorFrame)
+    with pytest.raises(SpeakerError, match="needs a voice"):
+        MegakernelTTSService(engine=engine)
+
+
+# ---------------------------------------------------------------- metrics
+
+
+@pytest.mark.parametrize("mode", [TextAggregationMode.SENTENCE, TOKEN])
+def test_metrics_are_pipecats_own(engine, mode):
+    """Time to the first byte and to the first sound once a turn, letters once each, processing by the sentence."""
+    down, up = run(service_of(engine, text_aggregation_mode=mode), turn("Hello there. ", "How are you?"))
+    data = [entry for frame in of([*down, *up], MetricsFrame) for entry in frame.data]
+    first = [e for e in data if isinstance(e, TTFBMetricsData) and e.value]
+    sound = [e for e in data if isinstance(e, TTFAMetricsData)]
+    letters = sum(e.value for e in data if isinstance(e, TTSUsageMetricsData))
+    assert len(first) == len(sound) == 1 and sound[0].ttfa >= sound[0].ttfb == first[0].value > 0
+    assert letters in (len("Hello there.") + len("How are you?"), len("Hello there. How are you?"))
+    assert len([e for e in data if isinstance(e, ProcessingMetricsData) and e.value]) == (2 if mode is not TOKEN else 0)
+    assert first[0].model == "demo" and first[0].processor.startswith("MegakernelTTSService")
+
+
 # ---------------------------------------------------------------- interruptions
 
 
@@ -277,7 +328,8 @@ def test_in_token_mode_a_change_of_voice_opens_a_new_utterance(engine):
 def test_a_change_that_cannot_be_is_refused_and_nothing_changes(engine, change, message):
     service = service_of(engine)
     down, up = run(service, [update(**change), TTSSpeakFrame("Hello there.")])
-    assert message in of(up, ErrorFrame)[0].error and service.is_usable
+    error = of(up, ErrorFrame)[0]
+    assert message in error.error and error.category is ErrorCategory.INVALID_REQUEST and service.is_usable
     expected = engine.generate("Hello there.", speaker="ada", sampling=SamplingParams(seed=3))
     assert np.array_equal(pcm(down), samples_of(expected))
 
@@ -291,6 +343,9 @@ def test_a_change_that_cannot_be_is_refused_and_nothing_changes(engine, change, 
         ({"language": Language.SV}, LanguageError, "known: auto, english"),
         ({"top_p": 1.5}, SamplingError, "top_p"),
         ({"model": "another"}, RequestError, "another"),
+        ({"voice": 7}, SpeakerError, "a speaker's name or a Voice, got int"),
+        ({"instruct": 7}, RequestError, "instruct must be a string"),
+        ({"voice": SAVED_VOICE}, VoiceError, "needs a Base checkpoint"),
     ],
 )
 @pytest.mark.parametrize("given", ["engine", "model"])
