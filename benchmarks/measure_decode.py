@@ -9,10 +9,10 @@ read bandwidth, 4.67 TB/s on an H200. A prefill's floor is one talker pass for e
 
 import argparse
 import json
-import subprocess
 import time
 
 import torch
+from common import commit, machine
 
 from qwen_megakernel.checkpoint import DEMO_FOLDER
 from qwen_megakernel.config import GREEDY, ModelConfig, SamplingParams
@@ -73,11 +73,8 @@ def main() -> None:
     prompt = Prompt(rows, rows[:1], rows[0])
     talker_bytes, bytes_ = weight_bytes(tensors)
     floor, pass_floor = bytes_ / READ_TB_S * 1e-9, talker_bytes / READ_TB_S * 1e-9
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
     how = "greedy" if args.greedy else "sampled"
-    print(
-        f"{torch.cuda.get_device_name()}, torch {torch.__version__}, commit {commit or 'unknown'}, {args.size}, {how}"
-    )
+    print(f"{machine()}, commit {commit()}, {args.size}, {how}")
     print(f"{'':36}  median ms   p95 ms  floor ms  x floor")
     results = {}
 
@@ -155,7 +152,7 @@ def main() -> None:
             backend.collect()
 
         report("PyTorch bf16, CUDA graphs", times_ms(torch_frame, 50))
-    print(json.dumps({"size": args.size, "commit": commit, "greedy": args.greedy, "results": results}))
+    print(json.dumps({"size": args.size, "commit": commit(), "greedy": args.greedy, "results": results}))
 
 
 if __name__ == "__main__":

@@ -52,8 +52,8 @@ TOKEN = TextAggregationMode.TOKEN
 
 
 @pytest.fixture(scope="module")
-def engine():
-    with TTSEngine.load("demo", backend="torch", device="cpu", max_streams=4) as engine:
+def engine(backend):
+    with backend.load("demo", max_streams=4) as engine:
         yield engine
 
 

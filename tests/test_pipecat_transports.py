@@ -42,7 +42,7 @@ from pipecat.transports.websocket.server import (
 from pipecat.workers.runner import WorkerRunner
 from websockets.asyncio.client import connect
 
-from qwen_megakernel import SamplingParams, TTSEngine
+from qwen_megakernel import SamplingParams
 from qwen_megakernel.pipecat_tts import MegakernelTTSService
 
 TOKEN, SENTENCE = TextAggregationMode.TOKEN, TextAggregationMode.SENTENCE
@@ -51,8 +51,8 @@ LONG = "One two three four five six seven eight nine ten eleven twelve thirteen 
 
 
 @pytest.fixture(scope="module")
-def engine():
-    with TTSEngine.load("demo", backend="torch", device="cpu", max_streams=4) as engine:
+def engine(backend):
+    with backend.load("demo", max_streams=4) as engine:
         yield engine
 
 
