@@ -4,12 +4,14 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 ORACLE := .venv-oracle
+COMPAT := .venv-compat
+OLDEST_PIPECAT := 1.13.0
 DEMO_TEXT ?= Hello there. This is the bundled demo voice.
 DEMO_OUTPUT ?= demo.wav
 # No NVIDIA GPU: pin the torch release that has a CPU build, so that no CUDA packages are fetched.
 CONSTRAINTS := $(shell nvidia-smi -L >/dev/null 2>&1 || echo "-c constraints-cpu.txt")
 
-.PHONY: demo test test-gpu soak kernels lint format oracle wheel clean
+.PHONY: demo test test-gpu test-compat soak kernels lint format oracle wheel clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python demo_pipeline.py --text "$(DEMO_TEXT)" --output "$(DEMO_OUTPUT)"
@@ -19,6 +21,11 @@ test: $(VENV)/.installed lint
 
 test-gpu: $(VENV)/.installed
 	$(BIN)/python -m pytest -m gpu
+
+# The Pipecat service with the oldest Pipecat that pyproject.toml admits.
+test-compat: $(COMPAT)/.installed
+	$(COMPAT)/bin/python -m pytest -m "not gpu" tests/test_pipecat.py tests/test_pipecat_transports.py \
+		tests/test_conversation.py tests/test_bot_page.py
 
 # Random callers for five minutes; what they leave behind fails it.
 soak: $(VENV)/.installed
@@ -49,6 +56,12 @@ $(VENV)/.installed: pyproject.toml constraints-cpu.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(CONSTRAINTS) -e ".[dev]"
 	@touch $@
 
+$(COMPAT)/.installed: pyproject.toml constraints-cpu.txt Makefile
+	$(PYTHON) -m venv $(COMPAT)
+	$(COMPAT)/bin/python -m pip install --quiet --disable-pip-version-check $(CONSTRAINTS) \
+		"pipecat-ai==$(OLDEST_PIPECAT)" -e ".[dev]"
+	@touch $@
+
 $(ORACLE)/.installed: Makefile
 	$(PYTHON) -m venv $(ORACLE)
 	$(ORACLE)/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0 transformers==5.15.1 \
@@ -57,4 +70,4 @@ $(ORACLE)/.installed: Makefile
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(ORACLE) dist demo.wav .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(ORACLE) $(COMPAT) dist demo.wav .pytest_cache .ruff_cache

@@ -236,7 +236,7 @@ def wait_free(engine) -> None:
 
 @pytest.mark.parametrize("mode", [TextAggregationMode.SENTENCE, TOKEN])
 def test_an_interruption_ends_this_speech_and_the_next_turn_is_clean(engine, mode):
-    long = "One two three four five six seven eight nine ten, and so on and on for a very long time. " * 3
+    long = "One two three four five six seven eight nine ten, and so on and on for a very long time. " * 12
     before = engine.metrics()["cancelled"]
     frames = [
         *turn(long)[:-1],
@@ -501,4 +501,4 @@ def test_the_event_loop_is_not_blocked(engine):
         await ticking
 
     asyncio.run(play())
-    assert len(lags) > 50
+    assert len(lags) > 20
