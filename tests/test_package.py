@@ -26,8 +26,9 @@ LAYERS = [
     {"utterance"},
     {"engine"},
     {"__init__", "shared_engine"},
-    {"cli", "pipecat_tts"},
+    {"cli", "pipecat_tts", "bot_page", "offline_llm"},
 ]
+PIPECAT = {"pipecat_tts", "bot_page", "offline_llm"}
 LEVEL = {name: level for level, layer in enumerate(LAYERS) for name in layer}
 
 
@@ -52,8 +53,8 @@ def test_imports_point_down(name):
             below = imported.removeprefix("qwen_megakernel").strip(".") or "__init__"
             assert LEVEL[below] < LEVEL[name], imported
         assert imported != "pickle", imported
-        assert not imported.startswith("pipecat") or name == "pipecat_tts", imported
-        assert imported != "asyncio" or name in ("pipecat_tts", "shared_engine"), imported
+        assert not imported.startswith("pipecat") or name in PIPECAT, imported
+        assert imported != "asyncio" or name in PIPECAT | {"shared_engine"}, imported
 
 
 def test_the_public_names_are_what_can_be_imported():
@@ -125,7 +126,14 @@ def test_the_readmes_python_runs(tmp_path, monkeypatch):
 
 def test_the_readmes_file_tree_is_the_tree():
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    for path in [*PACKAGE.glob("*.py"), ROOT / "csrc", ROOT / "tests", ROOT / "docs", ROOT / "demo_pipeline.py"]:
+    for path in [
+        *PACKAGE.glob("*.py"),
+        ROOT / "csrc",
+        ROOT / "tests",
+        ROOT / "docs",
+        ROOT / "demo_pipeline.py",
+        ROOT / "examples",
+    ]:
         assert path.name in readme, path.name
 
 
