@@ -46,8 +46,8 @@ from pipecat.transports.base_transport import TransportParams
 from pipecat.workers.runner import WorkerRunner
 
 from qwen_megakernel import TTSEngine, TTSError
-from qwen_megakernel.backend import BACKENDS
-from qwen_megakernel.checkpoint import DEMO, DEMO_NOTICE, PUBLISHED
+from qwen_megakernel.checkpoint import DEMO, DEMO_NOTICE
+from qwen_megakernel.cli import add_voice_options
 from qwen_megakernel.errors import RequestError
 from qwen_megakernel.offline_llm import OfflineLLM
 from qwen_megakernel.pipecat_tts import MegakernelTTSService
@@ -65,13 +65,14 @@ def main(argv: list[str] | None = None) -> int:
     if others and (not args.bot or args.local_audio):
         parser.error(f"unknown arguments: {' '.join(others)}")
     try:
+        make_stt(args)  # wrong options are told now, not to the first caller
         if not args.bot:
             asyncio.run(speak(args))
         elif args.local_audio:
             asyncio.run(talk_here(args))
         else:
             serve(args, parser)
-    except TTSError as error:
+    except (TTSError, ImportError) as error:  # a part of Pipecat may be missing; it says which extra has it
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -83,15 +84,7 @@ def main(argv: list[str] | None = None) -> int:
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     voice = parser.add_argument_group("voice")
-    voice.add_argument("--model", default=DEMO, help=f"folder, hub id such as {PUBLISHED[1]}, or {DEMO!r} (default)")
-    voice.add_argument("--speaker", help="a named speaker; default: the checkpoint's first")
-    voice.add_argument("--language", help="default: auto")
-    voice.add_argument("--instruct", help="how to say it (VoiceDesign, 1.7B CustomVoice)")
-    voice.add_argument("--ref-audio", metavar="PATH", help="whose voice to clone (Base)")
-    voice.add_argument("--ref-text", help="what the reference audio says: closer cloning")
-    voice.add_argument("--seed", type=int, help="same text and seed, same speech; default: a fresh one")
-    voice.add_argument("--backend", choices=BACKENDS, default="auto")
-    voice.add_argument("--device", help="cpu, cuda, cuda:1; default: a GPU if there is one")
+    add_voice_options(voice)
     voice.add_argument("--tokens", action="store_true", help="speak while the text comes, not sentence by sentence")
     voice.add_argument("--rate", type=int, choices=(8000, 16000, 24000, 48000), default=24000, help="of the output, Hz")
     text = parser.add_argument_group("text in, WAV out")
@@ -245,8 +238,11 @@ async def bot(runner_args) -> None:
     await run_bot(transport, runner_args.cli_args, rate=8000 if telephone else runner_args.cli_args.rate)
 
 
-async def run_bot(transport, args: argparse.Namespace, *, rate: int, lines: asyncio.Queue | None = None) -> None:
-    """Until the caller hangs up. `lines`: what is typed, where there is no page to type into; None in it is the end."""
+async def run_bot(
+    transport, args: argparse.Namespace, *, rate: int, here: bool = False, lines: asyncio.Queue | None = None
+) -> None:
+    """Until the caller hangs up. `here`: there is none to wait for. `lines`: what is typed, where there is no page to
+    type into; None in it is the end."""
     async with loaded_engine(args) as engine:
         context = LLMContext()
         user, assistant = LLMContextAggregatorPair(
@@ -264,22 +260,24 @@ async def run_bot(transport, args: argparse.Namespace, *, rate: int, lines: asyn
             ),
         )
 
-        @transport.event_handler("on_client_connected")
-        async def on_client_connected(transport, client):
+        async def greet(*_):
             await worker.queue_frame(LLMRunFrame())  # with nothing said yet: a greeting
 
-        @transport.event_handler("on_client_disconnected")
-        async def on_client_disconnected(transport, client):
+        async def hang_up(*_):
             await worker.cancel()
 
         async def read_lines():
-            await worker.queue_frame(LLMRunFrame())
             while (line := await lines.get()) is not None:
                 message = {"role": "user", "content": line}
                 await worker.queue_frames([InterruptionFrame(), LLMMessagesAppendFrame([message], run_llm=True)])
             await worker.queue_frame(EndFrame())
 
-        runner = WorkerRunner(handle_sigint=lines is not None)
+        if here:
+            worker.add_event_handler("on_pipeline_started", greet)
+        else:
+            transport.add_event_handler("on_client_connected", greet)
+            transport.add_event_handler("on_client_disconnected", hang_up)
+        runner = WorkerRunner(handle_sigint=here)
         await runner.add_workers(worker)
         reader = asyncio.create_task(read_lines()) if lines else None
         try:
@@ -296,7 +294,7 @@ async def talk_here(args: argparse.Namespace) -> None:
     transport = LocalAudioTransport(
         LocalAudioTransportParams(audio_in_enabled=args.stt is not None, audio_out_enabled=True)
     )
-    await run_bot(transport, args, rate=args.rate, lines=None if args.stt else typed_lines())
+    await run_bot(transport, args, rate=args.rate, here=True, lines=None if args.stt else typed_lines())
 
 
 def typed_lines() -> asyncio.Queue:

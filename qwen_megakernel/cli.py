@@ -55,17 +55,7 @@ def _parser() -> argparse.ArgumentParser:
     text.add_argument("--text", help="what to say")
     text.add_argument("--file", metavar="PATH", help="read the text from a UTF-8 file, or - for standard input")
     speak.add_argument("--output", default="out.wav", metavar="PATH", help="WAV to write, or - for raw PCM16 on stdout")
-    speak.add_argument(
-        "--model", default=DEMO, help=f"folder, hub id such as {PUBLISHED[1]}, or {DEMO!r} (default: {DEMO_NOTICE})"
-    )
-    speak.add_argument("--speaker", help="a named speaker (CustomVoice); default: the checkpoint's first")
-    speak.add_argument("--language", help="default: auto")
-    speak.add_argument("--instruct", help="how to say it (VoiceDesign, 1.7B CustomVoice)")
-    speak.add_argument("--ref-audio", metavar="PATH", help="whose voice to clone (Base)")
-    speak.add_argument("--ref-text", help="what the reference audio says: closer cloning")
-    speak.add_argument("--seed", type=int, help="same text and seed, same speech; default: a fresh one")
-    speak.add_argument("--backend", choices=BACKENDS, default="auto")
-    speak.add_argument("--device", help="cpu, cuda, cuda:1; default: a GPU if there is one")
+    add_voice_options(speak)
     speak.add_argument("--stream", action="store_true", help="write every chunk at once and tell when it came")
     speak.add_argument("--list-speakers", action="store_true", help="print the model's speakers and languages")
 
@@ -76,6 +66,21 @@ def _parser() -> argparse.ArgumentParser:
     doctor = commands.add_parser("doctor", help="what this machine can do", description="What this machine can do.")
     doctor.set_defaults(run=_doctor)
     return parser
+
+
+def add_voice_options(parser: argparse._ActionsContainer) -> None:
+    """Who speaks, how, and on what."""
+    parser.add_argument(
+        "--model", default=DEMO, help=f"folder, hub id such as {PUBLISHED[1]}, or {DEMO!r} (default: {DEMO_NOTICE})"
+    )
+    parser.add_argument("--speaker", help="a named speaker (CustomVoice); default: the checkpoint's first")
+    parser.add_argument("--language", help="default: auto")
+    parser.add_argument("--instruct", help="how to say it (VoiceDesign, 1.7B CustomVoice)")
+    parser.add_argument("--ref-audio", metavar="PATH", help="whose voice to clone (Base)")
+    parser.add_argument("--ref-text", help="what the reference audio says: closer cloning")
+    parser.add_argument("--seed", type=int, help="same text and seed, same speech; default: a fresh one")
+    parser.add_argument("--backend", choices=BACKENDS, default="auto")
+    parser.add_argument("--device", help="cpu, cuda, cuda:1; default: a GPU if there is one")
 
 
 # ---------------------------------------------------------------- speak

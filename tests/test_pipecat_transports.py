@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import gc
 import importlib.util
 import io
 import json
@@ -407,6 +408,81 @@ def test_the_demos_bot_over_webrtc(engine):
         if heard[at : at + len(wanted)].any()
     )
     assert best > 0.9
+
+
+class Loudspeaker:
+    """A transport of this machine's own: nobody connects."""
+
+    def __init__(self):
+        self.sound = PacedOutput()
+
+    def input(self):
+        return None
+
+    def output(self):
+        return self.sound
+
+
+async def typed_chat(demo, line: str, *options: str) -> np.ndarray:
+    """What the demo's bot says: a greeting, which the line interrupts, and the answer to its end."""
+    arguments = demo.make_parser().parse_args(["--bot", "--device", "cpu", "--speaker", "ada", "--seed", "3", *options])
+    transport, lines = Loudspeaker(), asyncio.Queue()
+    bot = asyncio.create_task(demo.run_bot(transport, arguments, rate=24000, here=True, lines=lines))
+    await asyncio.wait_for(transport.sound.first.wait(), 40)
+    lines.put_nowait(line)
+    await asyncio.sleep(1)
+    lines.put_nowait(None)
+    await asyncio.wait_for(bot, 40)
+    return transport.sound.samples / 32767
+
+
+def is_heard(heard: np.ndarray, expected: np.ndarray) -> bool:
+    """Sample by sample, at some place; a piece of 0.4 s is looked for."""
+    piece = expected[2400:12000] / 32767
+    return np.correlate(heard, piece, "valid").max() > 0.99 * np.square(piece).sum()
+
+
+def test_the_demos_bot_is_typed_to_in_the_terminal(engine):
+    heard = asyncio.run(typed_chat(load_script("demo_pipeline.py"), "Count to three."))
+    assert is_heard(heard, said(engine, "One, two, three."))
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Pipecat leaves its client open
+def test_the_demos_bot_asks_an_openai_compatible_server(engine, monkeypatch):
+    """A server on loopback that streams two tokens and keeps what it was asked."""
+    from aiohttp import web
+
+    asked = []
+
+    async def complete(request: web.Request) -> web.StreamResponse:
+        asked.append((request.headers["Authorization"], await request.json()))
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        for token in ("It is ", "a fine day."):
+            choice = {"index": 0, "delta": {"content": token}, "finish_reason": None}
+            chunk = {"id": "1", "object": "chat.completion.chunk", "created": 0, "model": "m", "choices": [choice]}
+            await response.write(f"data: {json.dumps(chunk)}\n\n".encode())
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+    async def play():
+        app = web.Application()
+        app.router.add_post("/v1/chat/completions", complete)
+        server = web.AppRunner(app)
+        await server.setup()
+        await web.TCPSite(server, "127.0.0.1", port := free_port()).start()
+        options = ("--llm-url", f"http://127.0.0.1:{port}/v1", "--llm-model", "m")
+        heard = await typed_chat(load_script("demo_pipeline.py"), "How is the weather?", *options)
+        await server.cleanup()
+        return heard
+
+    monkeypatch.setenv("OPENAI_API_KEY", "sesame")
+    heard = asyncio.run(play())
+    gc.collect()  # here, where the warning is expected
+    assert is_heard(heard, said(engine, "It is a fine day."))
+    key, body = asked[-1]
+    assert key == "Bearer sesame" and body["model"] == "m" and body["stream"]
+    assert body["messages"][-1] == {"role": "user", "content": "How is the weather?"}
 
 
 @webrtc
