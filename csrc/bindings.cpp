@@ -228,7 +228,10 @@ class Launcher {
 
 }  // namespace
 
+void bind_vocoder(pybind11::module_& m);  // vocoder_bindings.cpp
+
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
+  bind_vocoder(m);
   using Free = pybind11::call_guard<pybind11::gil_scoped_release>;
   m.attr("COLUMNS") = qmk::kColumns;
   m.attr("FRAME_KV_SHARED") = qmk::kFrameKvShared;

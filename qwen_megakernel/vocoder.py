@@ -23,8 +23,38 @@ from torch import Tensor
 from qwen_megakernel.config import VocoderConfig
 from qwen_megakernel.transformer import apply_rope, rms_norm
 
-_DILATIONS = (1, 3, 9)
+DILATIONS = (1, 3, 9)
 _CUDNN_FLAGS = threading.Lock()  # they are the process's: another engine's push would end ours in TF32
+
+
+def make_codebook(config: VocoderConfig, w: Mapping[str, Tensor]) -> Tensor:
+    """[groups, codebook_size, codebook_dim]: centroids, each times its quantizer's output projection, so that the RVQ
+    is one gather and one sum."""
+    tables = []
+    for quantizer, layers in (("rvq_first", 1), ("rvq_rest", config.num_quantizers - 1)):
+        project = w[f"quantizer.{quantizer}.output_proj.weight"][..., 0]
+        for i in range(layers):
+            book = f"quantizer.{quantizer}.vq.layers.{i}._codebook"
+            usage = w[f"{book}.cluster_usage"].clamp(min=1e-5)
+            tables.append(F.linear(w[f"{book}.embedding_sum"] / usage[:, None], project))
+    return torch.stack(tables)
+
+
+def make_snakes(w: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
+    """SnakeBeta's factors: name -> (e^alpha, 1 / (e^beta + 1e-9)), each [channels]."""
+    names = (n.removesuffix(".alpha") for n in w if n.endswith(".alpha"))
+    return {n: (w[f"{n}.alpha"].exp(), 1.0 / (w[f"{n}.beta"].exp() + 1e-9)) for n in names}
+
+
+def check_push(vocoder, slots: Sequence[int], codes: Tensor) -> None:
+    """Raises ValueError for what `push` of a vocoder cannot take."""
+    if codes.ndim != 3 or codes.shape[0] != len(slots) or codes.shape[2] != vocoder.groups:
+        raise ValueError(f"codes must be [{len(slots)}, frames, {vocoder.groups}], got {list(codes.shape)}")
+    if codes.shape[1] < 1 or len(set(slots)) != len(slots) or not all(0 <= s < vocoder.slots for s in slots):
+        raise ValueError(
+            f"a push needs at least one frame and distinct slots in 0..{vocoder.slots - 1}, "
+            f"got {codes.shape[1]} frames for {list(slots)}"
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,8 +87,9 @@ class Vocoder:
         self._w = {name.removeprefix("decoder."): tensor for name, tensor in tensors.items()}
         some = self._w["pre_conv.conv.weight"]
         self._device, self._dtype = some.device, dtype or some.dtype
-        self._codebook = self._make_codebook().to(self._dtype)
-        self._snake = self._make_snakes()
+        self._codebook = make_codebook(config, self._w).to(self._dtype)
+        # SnakeBeta's factors, each [channels, 1]
+        self._snake = {n: tuple(f[:, None].to(self._dtype) for f in fs) for n, fs in make_snakes(self._w).items()}
         self._w = {name: tensor.to(self._dtype) for name, tensor in self._w.items()}
         self._layers = [self._below(f"pre_transformer.layers.{i}") for i in range(config.num_layers)]
         self._convnext = [self._below(f"upsample.{i}.1") for i in range(len(config.upsampling_ratios))]
@@ -103,15 +134,7 @@ class Vocoder:
         Returns:
             PCM, [len(slots), frames * 1920], -1..1, in the vocoder's dtype on its device.
         """
-        if codes.ndim != 3 or codes.shape[0] != len(slots) or codes.shape[2] != self._config.num_quantizers:
-            raise ValueError(
-                f"codes must be [{len(slots)}, frames, {self._config.num_quantizers}], got {list(codes.shape)}"
-            )
-        if codes.shape[1] < 1 or len(set(slots)) != len(slots) or not all(0 <= s < self.slots for s in slots):
-            raise ValueError(
-                f"a push needs at least one frame and distinct slots in 0..{self.slots - 1}, "
-                f"got {codes.shape[1]} frames for {list(slots)}"
-            )
+        check_push(self, slots, codes)
         step = _Push(self, slots)
         # cuDNN would convolve in TF32 by default, and choose kernels that do not repeat themselves.
         with _CUDNN_FLAGS, torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False):
@@ -125,27 +148,6 @@ class Vocoder:
 
     def _below(self, prefix: str) -> dict[str, Tensor]:
         return {n.removeprefix(f"{prefix}."): t for n, t in self._w.items() if n.startswith(f"{prefix}.")}
-
-    def _make_codebook(self) -> Tensor:
-        """[groups, codebook_size, codebook_dim]: centroids, each times its quantizer's output projection, so
-        that the RVQ is one gather and one sum."""
-        tables = []
-        for quantizer, layers in (("rvq_first", 1), ("rvq_rest", self._config.num_quantizers - 1)):
-            project = self._w[f"quantizer.{quantizer}.output_proj.weight"][..., 0]
-            for i in range(layers):
-                book = f"quantizer.{quantizer}.vq.layers.{i}._codebook"
-                usage = self._w[f"{book}.cluster_usage"].clamp(min=1e-5)
-                tables.append(F.linear(self._w[f"{book}.embedding_sum"] / usage[:, None], project))
-        return torch.stack(tables)
-
-    def _make_snakes(self) -> dict[str, tuple[Tensor, Tensor]]:
-        """SnakeBeta's factors: name -> (e^alpha, 1 / (e^beta + 1e-9)), each [channels, 1]."""
-        snakes = {}
-        for name in (n.removesuffix(".alpha") for n in self._w if n.endswith(".alpha")):
-            frequency = self._w[f"{name}.alpha"].exp()[:, None]
-            scale = 1.0 / (self._w[f"{name}.beta"].exp()[:, None] + 1e-9)
-            snakes[name] = (frequency.to(self._dtype), scale.to(self._dtype))
-        return snakes
 
     def _make_state(self, slots: int) -> dict[str, Tensor]:
         """What every layer that looks back keeps of the past, by layer name; all zeros at first.
@@ -167,7 +169,7 @@ class Vocoder:
         for i in range(1, len(c.upsample_rates) + 1):
             shapes[f"decoder.{i}.up"] = (channels, 1)
             channels //= 2
-            for unit, dilation in enumerate(_DILATIONS, start=2):
+            for unit, dilation in enumerate(DILATIONS, start=2):
                 shapes[f"decoder.{i}.{unit}"] = (channels, 6 * dilation)
         shapes[f"decoder.{len(c.upsample_rates) + 2}"] = (channels, 6)
         return {n: torch.zeros((slots, *s), device=self._device, dtype=self._dtype) for n, s in shapes.items()}
@@ -234,7 +236,7 @@ class _Push:
         # An output block needs its own input column and the one before it: the first block belongs to the
         # kept column and the last to the next push.
         x = F.conv_transpose1d(x, weight, bias, stride=rate)[..., rate:-rate]
-        for unit, dilation in enumerate(_DILATIONS, start=2):
+        for unit, dilation in enumerate(DILATIONS, start=2):
             y = self._snake(x, f"{block}.{unit}.act1")
             y = self._causal_conv(y, f"{block}.{unit}.conv1.conv", f"{name}.{unit}", dilation)
             y = self._snake(y, f"{block}.{unit}.act2")

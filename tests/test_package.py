@@ -19,7 +19,7 @@ LAYERS = [
     {"config", "build"},
     {"checkpoint", "transformer", "sampling", "text", "kernels"},
     {"voice", "vocoder", "synthetic", "frame", "runaway", "word_times"},
-    {"prompt", "frame_graphs"},
+    {"prompt", "frame_graphs", "vocoder_graphs"},
     {"frame_decoder", "request"},
     {"megakernel", "stream"},
     {"backend", "owner"},

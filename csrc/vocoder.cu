@@ -1,0 +1,498 @@
+// The vocoder: small matrix products with everything around them fused, so that a frame is about a hundred launches of one
+// CUDA graph. A layer's activation is computed by the kernel that makes its input, once per element; the past is read where
+// it lies. Order of every sum is fixed: the same push gives the same bits.
+#include "vocoder.h"
+
+#include <algorithm>
+
+#include "ptx.cuh"
+
+namespace qmk {
+namespace {
+
+__device__ __forceinline__ void copy16(uint32_t shared, const void* global, bool there) {
+  const int size = there ? 16 : 0;
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(size) : "memory");
+}
+
+// x = high + low: high is x rounded to TF32's 11 bits, low the exact rest, of which the tensor core takes the first 11.
+__device__ __forceinline__ void split(float x, uint32_t& high, uint32_t& low) {
+  high = (__float_as_uint(x) + 0x1000u) & 0xffffe000u;
+  low = __float_as_uint(x - __uint_as_float(high));
+}
+
+// sin(x)^2, within 2e-7: reduced by multiples of pi, then a polynomial. sinf's own reduction of large angles, put in line
+// for every element, is more code than the instruction cache holds.
+__device__ __forceinline__ float sine_squared(float x) {
+  const float k = rintf(x * 0.318309886f);
+  float r = fmaf(k, -3.140625f, x);
+  r = fmaf(k, -9.67502594e-4f, r);
+  r = fmaf(k, -1.509957991e-7f, r);
+  const float q = r * r;
+  float p = fmaf(q, -2.3889859e-8f, 2.7525562e-6f);
+  p = fmaf(p, q, -1.98408740e-4f);
+  p = fmaf(p, q, 8.3333310e-3f);
+  p = fmaf(p, q, -1.66666667e-1f);
+  const float sine = fmaf(p * q, r, r);
+  return sine * sine;
+}
+
+__device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+constexpr int kDepth = 32;   // of a step along the sum
+constexpr int kStages = 3;   // in flight
+
+template <int M, int N>
+struct Shape {
+  static constexpr int kPitchA = kDepth + 4, kPitchB = N + 8;  // no two of a fragment's words in one bank
+  static constexpr int kStageFloats = M * kPitchA + kDepth * kPitchB;
+  static constexpr int kBytes = kStages * kStageFloats * 4;
+};
+
+// One tile [M rows][N columns] of a convolution, or a part of its sum (blockIdx.z of gridDim.z): the last block to finish
+// adds the parts up in their order. Warps lie WM x WN.
+template <int M, int N, int WM, int WN, bool Exact>
+__global__ void __launch_bounds__(32 * (M / WM) * (N / WN)) convolve_kernel(const Convolution p) {
+  using S = Shape<M, N>;
+  constexpr int kThreads = 32 * (M / WM) * (N / WN);
+  constexpr int kTilesM = WM / 16, kTilesN = WN / 8;
+  constexpr int kChunksA = M * (kDepth / 4), kChunksB = kDepth * (N / 4);
+  constexpr int kMineA = (kChunksA + kThreads - 1) / kThreads, kMineB = (kChunksB + kThreads - 1) / kThreads;
+  extern __shared__ __align__(16) float shared[];
+  const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
+  const int total = p.in.streams * p.in.rows, first_row = blockIdx.y * M, first_column = blockIdx.x * N;
+  const int blocks_per_tap = p.in.channels / kDepth, steps = p.taps * blocks_per_tap;
+  const int begin = static_cast<int>(static_cast<int64_t>(steps) * blockIdx.z / gridDim.z);
+  const int end = static_cast<int>(static_cast<int64_t>(steps) * (blockIdx.z + 1) / gridDim.z);
+
+  // What this thread copies of A: its rows stay the same all along.
+  const float* fresh[kMineA];
+  const float* past[kMineA];
+  int time[kMineA];
+#pragma unroll
+  for (int i = 0; i < kMineA; ++i) {
+    const int chunk = thread + i * kThreads, row = first_row + chunk / (kDepth / 4);
+    const bool there = chunk < kChunksA && row < total;
+    const int stream = there ? row / p.in.rows : 0;
+    time[i] = there ? row - stream * p.in.rows : -(1 << 28);
+    const int column = chunk % (kDepth / 4) * 4;
+    fresh[i] = p.in.fresh + static_cast<int64_t>(stream) * p.in.rows * p.in.channels + column;
+    past[i] = p.in.kept ? p.in.past + static_cast<int64_t>(p.in.slots[stream]) * p.in.kept * p.in.channels + column : p.in.fresh;
+  }
+  auto load = [&](int step, int stage) {
+    float* a = shared + stage * S::kStageFloats;
+    float* b = a + M * S::kPitchA;
+    const int tap = step / blocks_per_tap, channel = (step - tap * blocks_per_tap) * kDepth;
+    const int shift = tap * p.dilation - p.in.kept;
+#pragma unroll
+    for (int i = 0; i < kMineA; ++i) {
+      const int chunk = thread + i * kThreads;
+      if (kChunksA % kThreads == 0 || chunk < kChunksA) {
+        const int t = time[i] + shift;
+        const bool there = time[i] >= 0;
+        const float* from = t >= 0 ? fresh[i] + static_cast<int64_t>(t) * p.in.channels
+                                   : past[i] + static_cast<int64_t>(there ? t + p.in.kept : 0) * p.in.channels;
+        copy16(shared_address(a + chunk / (kDepth / 4) * S::kPitchA + chunk % (kDepth / 4) * 4), from + channel, there);
+      }
+    }
+    const float* weight = p.weight + static_cast<int64_t>(step) * kDepth * p.columns + first_column;
+#pragma unroll
+    for (int i = 0; i < kMineB; ++i) {
+      const int chunk = thread + i * kThreads;
+      if (kChunksB % kThreads == 0 || chunk < kChunksB) {
+        const int row = chunk / (N / 4), column = chunk % (N / 4) * 4;
+        copy16(shared_address(b + row * S::kPitchB + column), weight + static_cast<int64_t>(row) * p.columns + column, true);
+      }
+    }
+  };
+
+  float sum[kTilesM][kTilesN][4] = {};
+  const int warp_row = warp / (N / WN) * WM, warp_column = warp % (N / WN) * WN;
+  const int g = lane / 4, q = lane % 4;
+#pragma unroll
+  for (int s = 0; s < kStages - 1; ++s) {
+    if (begin + s < end) load(begin + s, s);
+    asm volatile("cp.async.commit_group;" ::: "memory");
+  }
+  for (int step = begin; step < end; ++step) {
+    asm volatile("cp.async.wait_group %0;" ::"n"(kStages - 2) : "memory");
+    __syncthreads();
+    if (step + kStages - 1 < end) load(step + kStages - 1, (step - begin + kStages - 1) % kStages);
+    asm volatile("cp.async.commit_group;" ::: "memory");
+    const float* a = shared + (step - begin) % kStages * S::kStageFloats + warp_row * S::kPitchA;
+    const float* b = shared + (step - begin) % kStages * S::kStageFloats + M * S::kPitchA + warp_column;
+    // Tensor cores cut off what they add up; so only a step's sum is theirs, the sum over steps is rounded.
+    float part[kTilesM][kTilesN][4] = {};
+#pragma unroll
+    for (int k = 0; k < kDepth; k += 8) {
+      uint32_t high_b[kTilesN][2], low_b[kTilesN][2];
+#pragma unroll
+      for (int n = 0; n < kTilesN; ++n)
+#pragma unroll
+        for (int i = 0; i < 2; ++i) split(b[(k + q + 4 * i) * S::kPitchB + n * 8 + g], high_b[n][i], low_b[n][i]);
+#pragma unroll
+      for (int m = 0; m < kTilesM; ++m) {
+        uint32_t high[4], low[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) split(a[(m * 16 + g + 8 * (i % 2)) * S::kPitchA + k + q + 4 * (i / 2)], high[i], low[i]);
+#pragma unroll
+        for (int n = 0; n < kTilesN; ++n) {
+          if constexpr (Exact) {
+            mma(part[m][n], low, high_b[n]);
+            mma(part[m][n], high, low_b[n]);
+          }
+          mma(part[m][n], high, high_b[n]);
+        }
+      }
+    }
+#pragma unroll
+    for (int m = 0; m < kTilesM; ++m)
+#pragma unroll
+      for (int n = 0; n < kTilesN; ++n)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) sum[m][n][i] += part[m][n][i];
+  }
+
+  if (gridDim.z > 1) {
+    constexpr int kMine = kTilesM * kTilesN * 4;
+    const int64_t tile = blockIdx.y * static_cast<int64_t>(gridDim.x) + blockIdx.x;
+    float* part = p.partial + (tile * gridDim.z) * kMine * kThreads;
+    float* mine = part + static_cast<int64_t>(blockIdx.z) * kMine * kThreads;
+#pragma unroll
+    for (int i = 0; i < kMine; ++i) mine[i * kThreads + thread] = sum[i / 4 / kTilesN][i / 4 % kTilesN][i % 4];
+    __threadfence();
+    __syncthreads();
+    __shared__ bool last;
+    if (thread == 0) {
+      last = atomicAdd(p.counters + tile, 1) == static_cast<int>(gridDim.z) - 1;
+      if (last) p.counters[tile] = 0;
+    }
+    __syncthreads();
+    if (!last) return;
+    __threadfence();
+#pragma unroll
+    for (int i = 0; i < kMine; ++i) sum[i / 4 / kTilesN][i / 4 % kTilesN][i % 4] = 0.0f;
+    for (int z = 0; z < static_cast<int>(gridDim.z); ++z)
+#pragma unroll
+      for (int i = 0; i < kMine; ++i)
+        sum[i / 4 / kTilesN][i / 4 % kTilesN][i % 4] += __ldcg(part + (static_cast<int64_t>(z) * kMine + i) * kThreads + thread);
+  }
+
+  // Through shared memory: rows in one piece, and little code.
+  constexpr int kPitch = N + 8;
+  static_assert(M * kPitch <= kStages * S::kStageFloats);
+  asm volatile("cp.async.wait_group 0;" ::: "memory");
+  __syncthreads();
+#pragma unroll
+  for (int m = 0; m < kTilesM; ++m)
+#pragma unroll
+    for (int n = 0; n < kTilesN; ++n)
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+        *reinterpret_cast<float2*>(shared + (warp_row + m * 16 + g + 8 * half) * kPitch + warp_column + n * 8 + 2 * q) =
+            make_float2(sum[m][n][2 * half], sum[m][n][2 * half + 1]);
+  __syncthreads();
+  const int rows = min(M, total - first_row);
+#pragma unroll 1
+  for (int i = thread; i < rows * (N / 4); i += kThreads) {
+    const int row = i / (N / 4), in_tile = i % (N / 4) * 4, column = first_column + in_tile;
+    const int64_t at = static_cast<int64_t>(first_row + row) * p.columns + column;
+    const float4 x = *reinterpret_cast<const float4*>(shared + row * kPitch + in_tile);
+    const float4 bias = *reinterpret_cast<const float4*>(p.bias + column);
+    float v[4] = {x.x + bias.x, x.y + bias.y, x.z + bias.z, x.w + bias.w};
+    if (p.residual) {
+      const float4 r = *reinterpret_cast<const float4*>(p.residual + at);
+      v[0] += r.x, v[1] += r.y, v[2] += r.z, v[3] += r.w;
+    }
+    if (p.out) *reinterpret_cast<float4*>(p.out + at) = make_float4(v[0], v[1], v[2], v[3]);
+    if (!p.activated) continue;
+    if (p.activation == Activation::kGate) {
+      const float2 gated = make_float2(v[0] / (1.0f + expf(-v[0])) * v[1], v[2] / (1.0f + expf(-v[2])) * v[3]);
+      *reinterpret_cast<float2*>(p.activated + at / 2) = gated;
+      continue;
+    }
+    if (p.activation == Activation::kSnake) {
+      const int channel = column % p.channels_out;
+      const float4 f = *reinterpret_cast<const float4*>(p.frequency + channel), s = *reinterpret_cast<const float4*>(p.scale + channel);
+      v[0] += s.x * sine_squared(v[0] * f.x);
+      v[1] += s.y * sine_squared(v[1] * f.y);
+      v[2] += s.z * sine_squared(v[2] * f.z);
+      v[3] += s.w * sine_squared(v[3] * f.w);
+    } else if (p.activation == Activation::kGelu) {
+#pragma unroll
+      for (float& y : v) y = 0.5f * y * (1.0f + erff(y * 0.70710678118654752f));
+    }
+    *reinterpret_cast<float4*>(p.activated + at) = make_float4(v[0], v[1], v[2], v[3]);
+  }
+}
+
+template <int M, int N, int WM, int WN, bool Exact>
+cudaError_t launch(const Convolution& p, cudaStream_t stream) {
+  constexpr int kThreads = 32 * (M / WM) * (N / WN);
+  const auto kernel = convolve_kernel<M, N, WM, WN, Exact>;
+  constexpr int kBytes = Shape<M, N>::kBytes;
+  if (kBytes > 48 * 1024) {
+    const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
+    if (error != cudaSuccess) return error;
+  }
+  int device = 0, processors = 0;
+  cudaGetDevice(&device);
+  cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
+  const int rows = p.in.streams * p.in.rows, tiles_m = (rows + M - 1) / M, tiles_n = p.columns / N;
+  const int64_t tiles = static_cast<int64_t>(tiles_m) * tiles_n;
+  const int steps = p.taps * (p.in.channels / kDepth);
+  // Enough blocks to fill the card twice, parts of at least four steps, room for what they leave.
+  int64_t parts = std::max<int64_t>(1, std::min<int64_t>(2 * processors / tiles, steps / 4));
+  parts = std::min(parts, p.partial_floats / (tiles * M * N));
+  if (tiles > p.counter_count) parts = 1;
+  kernel<<<dim3(tiles_n, tiles_m, std::max<int64_t>(parts, 1)), kThreads, kBytes, stream>>>(p);
+  return cudaGetLastError();
+}
+
+template <bool Exact>
+cudaError_t choose(const Convolution& p, cudaStream_t stream) {
+  const int rows = p.in.streams * p.in.rows;
+  if (p.columns % 64 == 0) {
+    if (rows <= 16) return launch<16, 64, 16, 16, Exact>(p, stream);
+    if (rows <= 32) return launch<32, 64, 16, 32, Exact>(p, stream);
+    return launch<64, 64, 32, 32, Exact>(p, stream);
+  }
+  if (p.columns % 96 == 0) return launch<64, 96, 32, 48, Exact>(p, stream);
+  return launch<64, 32, 32, 16, Exact>(p, stream);
+}
+
+// ---------------------------------------------------------------- the rest
+
+__device__ __forceinline__ const float* history_row(const History& h, int stream, int t) {
+  return t >= 0 ? h.fresh + (static_cast<int64_t>(stream) * h.rows + t) * h.channels
+                : h.past + (static_cast<int64_t>(h.slots[stream]) * h.kept + h.kept + t) * h.channels;
+}
+
+__global__ void sum_codebooks_kernel(const int* codes, const float* table, int groups, int size, int channels, float* out) {
+  const int row = blockIdx.x;
+  for (int c = threadIdx.x; c < channels; c += blockDim.x) {
+    float sum = 0.0f;
+    for (int group = 0; group < groups; ++group)
+      sum += table[(static_cast<int64_t>(group) * size + codes[row * groups + group]) * channels + c];
+    out[static_cast<int64_t>(row) * channels + c] = sum;
+  }
+}
+
+__device__ __forceinline__ float warp_sum(float x) {
+#pragma unroll
+  for (int d = 16; d; d /= 2) x += __shfl_xor_sync(0xffffffffu, x, d);
+  return x;
+}
+
+__device__ __forceinline__ float block_sum(float x, float* room) {  // 256 threads
+  x = warp_sum(x);
+  __syncthreads();
+  if (threadIdx.x % 32 == 0) room[threadIdx.x / 32] = x;
+  __syncthreads();
+  float sum = 0.0f;
+#pragma unroll
+  for (int w = 0; w < 8; ++w) sum += room[w];
+  return sum;
+}
+
+__global__ void __launch_bounds__(256) normalise_rms_kernel(const float* x, int channels, float eps, float* out) {
+  __shared__ float room[8];
+  x += static_cast<int64_t>(blockIdx.x) * channels;
+  out += static_cast<int64_t>(blockIdx.x) * channels;
+  float sum = 0.0f;
+  for (int c = threadIdx.x; c < channels; c += 256) sum += x[c] * x[c];
+  const float factor = rsqrtf(block_sum(sum, room) / channels + eps);
+  for (int c = threadIdx.x; c < channels; c += 256) out[c] = x[c] * factor;
+}
+
+constexpr int kWidestNorm = 1024;
+
+__global__ void __launch_bounds__(256) depthwise_norm_kernel(const History in, const float* weight, const float* bias, const float* gain, const float* shift, float eps, float* out) {
+  __shared__ float room[8];
+  constexpr int kMine = kWidestNorm / 256;
+  const int stream = blockIdx.x / in.rows, t = blockIdx.x % in.rows, channels = in.channels;
+  float y[kMine], sum = 0.0f;
+#pragma unroll
+  for (int i = 0; i < kMine; ++i) {
+    const int c = threadIdx.x + i * 256;
+    y[i] = 0.0f;
+    if (c < channels) {
+      y[i] = bias[c];
+#pragma unroll
+      for (int tap = 0; tap < 7; ++tap) y[i] += weight[tap * channels + c] * history_row(in, stream, t + tap - 6)[c];
+      sum += y[i];
+    }
+  }
+  const float mean = block_sum(sum, room) / channels;
+  sum = 0.0f;
+#pragma unroll
+  for (int i = 0; i < kMine; ++i)
+    if (threadIdx.x + i * 256 < channels) sum += (y[i] - mean) * (y[i] - mean);
+  const float factor = rsqrtf(block_sum(sum, room) / channels + eps);
+#pragma unroll
+  for (int i = 0; i < kMine; ++i) {
+    const int c = threadIdx.x + i * 256;
+    if (c < channels) out[static_cast<int64_t>(blockIdx.x) * channels + c] = (y[i] - mean) * factor * gain[c] + shift[c];
+  }
+}
+
+constexpr int kMostRows = 8, kMostRing = 80;
+
+// A block per head and stream, a warp per query in turn.
+template <int D>
+__global__ void __launch_bounds__(128) attend_kernel(const Attention p) {
+  __shared__ __align__(16) float values[kMostRing][D];
+  __shared__ float keys[kMostRing][D + 1], queries[kMostRows][D], weights[kMostRows][kMostRing];
+  const int head = blockIdx.x, stream = blockIdx.y, slot = p.slots[stream], width = p.heads * D;
+  const int64_t position = p.position[slot];
+  float* ring_keys = p.keys + (static_cast<int64_t>(slot) * p.heads + head) * p.ring * D;
+  float* ring_values = p.values + (static_cast<int64_t>(slot) * p.heads + head) * p.ring * D;
+  const int64_t oldest = position > p.window - 1 ? position - (p.window - 1) : 0;
+  const int before = static_cast<int>(position - oldest);  // local index j is position oldest + j
+  const int start = static_cast<int>(oldest % p.ring);
+#pragma unroll 8
+  for (int i = threadIdx.x; i < before * (D / 4); i += 128) {
+    const int j = i / (D / 4), d = i % (D / 4) * 4, at = (start + j < p.ring ? start + j : start + j - p.ring) * D + d;
+    const float4 k = *reinterpret_cast<const float4*>(ring_keys + at), v = *reinterpret_cast<const float4*>(ring_values + at);
+    keys[j][d] = k.x, keys[j][d + 1] = k.y, keys[j][d + 2] = k.z, keys[j][d + 3] = k.w;
+    *reinterpret_cast<float4*>(&values[j][d]) = v;
+  }
+  for (int i = threadIdx.x; i < p.rows * D; i += 128) {
+    const int t = i / D, d = i % D, half = d % (D / 2);
+    const float* row = p.qkv + (static_cast<int64_t>(stream) * p.rows + t) * 3 * width + head * D;
+    float sine, cosine;
+    sincosf(static_cast<float>(position + t) * p.inv_freq[half], &sine, &cosine);
+    const float sign = d < D / 2 ? -1.0f : 1.0f;
+    const int other = d < D / 2 ? d + D / 2 : d - D / 2, at = (start + before + t) % p.ring * D + d;
+    queries[t][d] = row[d] * cosine + sign * row[other] * sine;
+    const float k = row[width + d] * cosine + sign * row[width + other] * sine, v = row[2 * width + d];
+    keys[before + t][d] = k;
+    values[before + t][d] = v;
+    ring_keys[at] = k;
+    ring_values[at] = v;
+  }
+  __syncthreads();
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const float scale = rsqrtf(static_cast<float>(D));
+  for (int t = warp; t < p.rows; t += 4) {
+    const int last = before + t, first = last - (p.window - 1) > 0 ? last - (p.window - 1) : 0;
+    float score[(kMostRing + 31) / 32], most = -INFINITY, sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < (kMostRing + 31) / 32; ++i) {
+      const int j = lane + 32 * i;
+      score[i] = -INFINITY;
+      if (j >= first && j <= last) {
+        float dot = 0.0f;
+#pragma unroll
+        for (int d = 0; d < D; ++d) dot += queries[t][d] * keys[j][d];
+        score[i] = dot * scale;
+      }
+      most = fmaxf(most, score[i]);
+    }
+#pragma unroll
+    for (int d = 16; d; d /= 2) most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, d));
+#pragma unroll
+    for (int i = 0; i < (kMostRing + 31) / 32; ++i) {
+      const float w = expf(score[i] - most);
+      sum += w;
+      if (lane + 32 * i < kMostRing) weights[t][lane + 32 * i] = w;
+    }
+    sum = warp_sum(sum);
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < D / 32; ++i) {
+      const int d = lane + 32 * i;
+      float x = 0.0f;
+      for (int j = first; j <= last; ++j) x += weights[t][j] * values[j][d];
+      p.out[(static_cast<int64_t>(stream) * p.rows + t) * width + head * D + d] = x / sum;
+    }
+  }
+}
+
+// Eight lanes an output sample.
+__global__ void __launch_bounds__(256) convolve_to_sound_kernel(const History in, const float* weight, const float* bias, float* out) {
+  const int sample = (blockIdx.x * 256 + threadIdx.x) / 8, lane = threadIdx.x % 8;
+  const bool there = sample < in.streams * in.rows;
+  const int stream = there ? sample / in.rows : 0, t = there ? sample % in.rows : 0;
+  float sum = 0.0f;
+#pragma unroll
+  for (int tap = 0; tap < 7; ++tap) {
+    const float* row = history_row(in, stream, t + tap - 6);
+    for (int c = lane * 4; c < in.channels; c += 32) {
+      const float4 x = *reinterpret_cast<const float4*>(row + c), w = *reinterpret_cast<const float4*>(weight + tap * in.channels + c);
+      sum += x.x * w.x + x.y * w.y + x.z * w.z + x.w * w.w;
+    }
+  }
+#pragma unroll
+  for (int d = 4; d; d /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, d);
+  if (there && lane == 0) out[sample] = fminf(1.0f, fmaxf(-1.0f, sum + bias[0]));
+}
+
+__global__ void __launch_bounds__(128) keep_histories_kernel(const Kept* histories, const int* slots, int64_t* position, int frames) {
+  const Kept h = histories[blockIdx.x];
+  const int stream = blockIdx.z, slot = slots[stream], c = blockIdx.y * 128 + threadIdx.x;
+  if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) position[slot] += frames;
+  if (c >= h.channels) return;
+  float* past = h.past + static_cast<int64_t>(slot) * h.kept * h.channels + c;
+  const float* fresh = h.fresh + static_cast<int64_t>(stream) * h.rows * h.channels + c;
+  constexpr int kTogether = 6;  // read before they are written: what is read lies behind what is written
+  for (int first = 0; first < h.kept; first += kTogether) {
+    float x[kTogether];
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i) {
+      const int from = first + i + h.rows;
+      if (first + i < h.kept)
+        x[i] = from < h.kept ? past[static_cast<int64_t>(from) * h.channels] : fresh[static_cast<int64_t>(from - h.kept) * h.channels];
+    }
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i)
+      if (first + i < h.kept) past[static_cast<int64_t>(first + i) * h.channels] = x[i];
+  }
+}
+
+}  // namespace
+
+cudaError_t convolve(const Convolution& p, cudaStream_t stream) { return p.exact ? choose<true>(p, stream) : choose<false>(p, stream); }
+
+cudaError_t sum_codebooks(const int* codes, const float* table, int rows, int groups, int size, int channels, float* out, cudaStream_t stream) {
+  sum_codebooks_kernel<<<rows, 256, 0, stream>>>(codes, table, groups, size, channels, out);
+  return cudaGetLastError();
+}
+
+cudaError_t normalise_rms(const float* x, int rows, int channels, float eps, float* out, cudaStream_t stream) {
+  normalise_rms_kernel<<<rows, 256, 0, stream>>>(x, channels, eps, out);
+  return cudaGetLastError();
+}
+
+cudaError_t depthwise_norm(const History& in, const float* weight, const float* bias, const float* gain, const float* shift, float eps, float* out, cudaStream_t stream) {
+  if (in.channels > kWidestNorm || in.kept != 6) return cudaErrorInvalidValue;
+  depthwise_norm_kernel<<<in.streams * in.rows, 256, 0, stream>>>(in, weight, bias, gain, shift, eps, out);
+  return cudaGetLastError();
+}
+
+cudaError_t attend(const Attention& p, cudaStream_t stream) {
+  if (p.rows > kMostRows || p.window - 1 + p.rows > kMostRing || p.ring < p.window - 1 + p.rows) return cudaErrorInvalidValue;
+  const dim3 grid(p.heads, p.streams);
+  if (p.head_dim == 64) attend_kernel<64><<<grid, 128, 0, stream>>>(p);
+  else if (p.head_dim == 32) attend_kernel<32><<<grid, 128, 0, stream>>>(p);
+  else return cudaErrorInvalidValue;
+  return cudaGetLastError();
+}
+
+cudaError_t convolve_to_sound(const History& in, const float* weight, const float* bias, float* out, cudaStream_t stream) {
+  if (in.kept != 6) return cudaErrorInvalidValue;
+  convolve_to_sound_kernel<<<(in.streams * in.rows * 8 + 255) / 256, 256, 0, stream>>>(in, weight, bias, out);
+  return cudaGetLastError();
+}
+
+cudaError_t keep_histories(const Kept* histories, int count, int widest, const int* slots, int64_t* position, int streams, int frames, cudaStream_t stream) {
+  keep_histories_kernel<<<dim3(count, (widest + 127) / 128, streams), 128, 0, stream>>>(histories, slots, position, frames);
+  return cudaGetLastError();
+}
+
+}  // namespace qmk
