@@ -3,7 +3,10 @@
 // it lies. Order of every sum is fixed: the same push gives the same bits.
 #include "vocoder.h"
 
+#include <cooperative_groups.h>
+
 #include <algorithm>
+#include <utility>
 
 #include "ptx.cuh"
 
@@ -44,21 +47,58 @@ __device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4], const
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-constexpr int kDepth = 32;   // of a step along the sum
-constexpr int kStages = 3;   // in flight
+// A kernel may begin while the one before it ends: it fetches weights, then waits here for everything that was computed.
+__device__ __forceinline__ void wait_for_previous() {
+#if __CUDA_ARCH__ >= 900
+  // The next one may begin only now: a chain of kernels that wait would take the room of the one that works.
+  asm volatile("griddepcontrol.wait;\n griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+// Are the blocks of a cluster beside each other, and the next kernel's launch allowed to overlap?
+bool has_clusters() {
+  int device = 0, major = 0;
+  cudaGetDevice(&device);
+  cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+  return major >= 9;
+}
+
+template <class... Parameters, class... Arguments>
+cudaError_t launch_after(void (*kernel)(Parameters...), dim3 grid, int threads, int shared, cudaStream_t stream, int cluster, Arguments&&... arguments) {
+  cudaLaunchAttribute attributes[2] = {};
+  cudaLaunchConfig_t config = {};
+  config.gridDim = grid;
+  config.blockDim = threads;
+  config.dynamicSmemBytes = shared;
+  config.stream = stream;
+  config.attrs = attributes;
+  if (has_clusters()) {
+    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[0].val.programmaticStreamSerializationAllowed = 1;
+    attributes[1].id = cudaLaunchAttributeClusterDimension;
+    attributes[1].val.clusterDim = {1, 1, static_cast<unsigned>(cluster)};
+    config.numAttrs = cluster > 1 ? 2 : 1;
+  }
+  return cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...);
+}
+
+constexpr int kDepth = 32;  // of a step along the sum
+constexpr int kParts = 8;   // of a sum, at most: what a cluster may hold anywhere
 
 template <int M, int N>
 struct Shape {
+  static constexpr int kStages = M <= 32 ? 4 : 3;  // in flight
   static constexpr int kPitchA = kDepth + 4, kPitchB = N + 8;  // no two of a fragment's words in one bank
   static constexpr int kStageFloats = M * kPitchA + kDepth * kPitchB;
   static constexpr int kBytes = kStages * kStageFloats * 4;
 };
 
-// One tile [M rows][N columns] of a convolution, or a part of its sum (blockIdx.z of gridDim.z): the last block to finish
-// adds the parts up in their order. Warps lie WM x WN.
+// One tile [M rows][N columns] of a convolution. Its sum may be cut into gridDim.z parts for the blocks of a cluster, each
+// of which then adds up its share of the tile, always in the same order. Warps lie WM x WN.
 template <int M, int N, int WM, int WN, bool Exact>
 __global__ void __launch_bounds__(32 * (M / WM) * (N / WN)) convolve_kernel(const Convolution p) {
   using S = Shape<M, N>;
+  constexpr int kStages = S::kStages;
   constexpr int kThreads = 32 * (M / WM) * (N / WN);
   constexpr int kTilesM = WM / 16, kTilesN = WN / 8;
   constexpr int kChunksA = M * (kDepth / 4), kChunksB = kDepth * (N / 4);
@@ -69,6 +109,23 @@ __global__ void __launch_bounds__(32 * (M / WM) * (N / WN)) convolve_kernel(cons
   const int blocks_per_tap = p.in.channels / kDepth, steps = p.taps * blocks_per_tap;
   const int begin = static_cast<int>(static_cast<int64_t>(steps) * blockIdx.z / gridDim.z);
   const int end = static_cast<int>(static_cast<int64_t>(steps) * (blockIdx.z + 1) / gridDim.z);
+
+  auto load_weights = [&](int step, int stage) {
+    float* b = shared + stage * S::kStageFloats + M * S::kPitchA;
+    const float* weight = p.weight + static_cast<int64_t>(step) * kDepth * p.columns + first_column;
+#pragma unroll
+    for (int i = 0; i < kMineB; ++i) {
+      const int chunk = thread + i * kThreads;
+      if (kChunksB % kThreads == 0 || chunk < kChunksB) {
+        const int row = chunk / (N / 4), column = chunk % (N / 4) * 4;
+        copy16(shared_address(b + row * S::kPitchB + column), weight + static_cast<int64_t>(row) * p.columns + column, true);
+      }
+    }
+  };
+#pragma unroll
+  for (int s = 0; s < kStages - 1; ++s)
+    if (begin + s < end) load_weights(begin + s, s);
+  wait_for_previous();
 
   // What this thread copies of A: its rows stay the same all along.
   const float* fresh[kMineA];
@@ -84,9 +141,8 @@ __global__ void __launch_bounds__(32 * (M / WM) * (N / WN)) convolve_kernel(cons
     fresh[i] = p.in.fresh + static_cast<int64_t>(stream) * p.in.rows * p.in.channels + column;
     past[i] = p.in.kept ? p.in.past + static_cast<int64_t>(p.in.slots[stream]) * p.in.kept * p.in.channels + column : p.in.fresh;
   }
-  auto load = [&](int step, int stage) {
+  auto load_history = [&](int step, int stage) {
     float* a = shared + stage * S::kStageFloats;
-    float* b = a + M * S::kPitchA;
     const int tap = step / blocks_per_tap, channel = (step - tap * blocks_per_tap) * kDepth;
     const int shift = tap * p.dilation - p.in.kept;
 #pragma unroll
@@ -100,15 +156,6 @@ __global__ void __launch_bounds__(32 * (M / WM) * (N / WN)) convolve_kernel(cons
         copy16(shared_address(a + chunk / (kDepth / 4) * S::kPitchA + chunk % (kDepth / 4) * 4), from + channel, there);
       }
     }
-    const float* weight = p.weight + static_cast<int64_t>(step) * kDepth * p.columns + first_column;
-#pragma unroll
-    for (int i = 0; i < kMineB; ++i) {
-      const int chunk = thread + i * kThreads;
-      if (kChunksB % kThreads == 0 || chunk < kChunksB) {
-        const int row = chunk / (N / 4), column = chunk % (N / 4) * 4;
-        copy16(shared_address(b + row * S::kPitchB + column), weight + static_cast<int64_t>(row) * p.columns + column, true);
-      }
-    }
   };
 
   float sum[kTilesM][kTilesN][4] = {};
@@ -116,13 +163,16 @@ __global__ void __launch_bounds__(32 * (M / WM) * (N / WN)) convolve_kernel(cons
   const int g = lane / 4, q = lane % 4;
 #pragma unroll
   for (int s = 0; s < kStages - 1; ++s) {
-    if (begin + s < end) load(begin + s, s);
-    asm volatile("cp.async.commit_group;" ::: "memory");
+    if (begin + s < end) load_history(begin + s, s);
+    asm volatile("cp.async.commit_group;" ::: "memory");  // the first one holds all the weights fetched so far
   }
   for (int step = begin; step < end; ++step) {
     asm volatile("cp.async.wait_group %0;" ::"n"(kStages - 2) : "memory");
     __syncthreads();
-    if (step + kStages - 1 < end) load(step + kStages - 1, (step - begin + kStages - 1) % kStages);
+    if (const int ahead = step + kStages - 1; ahead < end) {
+      load_weights(ahead, (ahead - begin) % kStages);
+      load_history(ahead, (ahead - begin) % kStages);
+    }
     asm volatile("cp.async.commit_group;" ::: "memory");
     const float* a = shared + (step - begin) % kStages * S::kStageFloats + warp_row * S::kPitchA;
     const float* b = shared + (step - begin) % kStages * S::kStageFloats + M * S::kPitchA + warp_column;
@@ -158,31 +208,6 @@ __global__ void __launch_bounds__(32 * (M / WM) * (N / WN)) convolve_kernel(cons
         for (int i = 0; i < 4; ++i) sum[m][n][i] += part[m][n][i];
   }
 
-  if (gridDim.z > 1) {
-    constexpr int kMine = kTilesM * kTilesN * 4;
-    const int64_t tile = blockIdx.y * static_cast<int64_t>(gridDim.x) + blockIdx.x;
-    float* part = p.partial + (tile * gridDim.z) * kMine * kThreads;
-    float* mine = part + static_cast<int64_t>(blockIdx.z) * kMine * kThreads;
-#pragma unroll
-    for (int i = 0; i < kMine; ++i) mine[i * kThreads + thread] = sum[i / 4 / kTilesN][i / 4 % kTilesN][i % 4];
-    __threadfence();
-    __syncthreads();
-    __shared__ bool last;
-    if (thread == 0) {
-      last = atomicAdd(p.counters + tile, 1) == static_cast<int>(gridDim.z) - 1;
-      if (last) p.counters[tile] = 0;
-    }
-    __syncthreads();
-    if (!last) return;
-    __threadfence();
-#pragma unroll
-    for (int i = 0; i < kMine; ++i) sum[i / 4 / kTilesN][i / 4 % kTilesN][i % 4] = 0.0f;
-    for (int z = 0; z < static_cast<int>(gridDim.z); ++z)
-#pragma unroll
-      for (int i = 0; i < kMine; ++i)
-        sum[i / 4 / kTilesN][i / 4 % kTilesN][i % 4] += __ldcg(part + (static_cast<int64_t>(z) * kMine + i) * kThreads + thread);
-  }
-
   // Through shared memory: rows in one piece, and little code.
   constexpr int kPitch = N + 8;
   static_assert(M * kPitch <= kStages * S::kStageFloats);
@@ -196,74 +221,120 @@ __global__ void __launch_bounds__(32 * (M / WM) * (N / WN)) convolve_kernel(cons
       for (int half = 0; half < 2; ++half)
         *reinterpret_cast<float2*>(shared + (warp_row + m * 16 + g + 8 * half) * kPitch + warp_column + n * 8 + 2 * q) =
             make_float2(sum[m][n][2 * half], sum[m][n][2 * half + 1]);
-  __syncthreads();
-  const int rows = min(M, total - first_row);
-#pragma unroll 1
-  for (int i = thread; i < rows * (N / 4); i += kThreads) {
-    const int row = i / (N / 4), in_tile = i % (N / 4) * 4, column = first_column + in_tile;
-    const int64_t at = static_cast<int64_t>(first_row + row) * p.columns + column;
-    const float4 x = *reinterpret_cast<const float4*>(shared + row * kPitch + in_tile);
-    const float4 bias = *reinterpret_cast<const float4*>(p.bias + column);
-    float v[4] = {x.x + bias.x, x.y + bias.y, x.z + bias.z, x.w + bias.w};
-    if (p.residual) {
-      const float4 r = *reinterpret_cast<const float4*>(p.residual + at);
-      v[0] += r.x, v[1] += r.y, v[2] += r.z, v[3] += r.w;
-    }
-    if (p.out) *reinterpret_cast<float4*>(p.out + at) = make_float4(v[0], v[1], v[2], v[3]);
-    if (!p.activated) continue;
-    if (p.activation == Activation::kGate) {
-      const float2 gated = make_float2(v[0] / (1.0f + expf(-v[0])) * v[1], v[2] / (1.0f + expf(-v[2])) * v[3]);
-      *reinterpret_cast<float2*>(p.activated + at / 2) = gated;
-      continue;
-    }
-    if (p.activation == Activation::kSnake) {
-      const int channel = column % p.channels_out;
-      const float4 f = *reinterpret_cast<const float4*>(p.frequency + channel), s = *reinterpret_cast<const float4*>(p.scale + channel);
-      v[0] += s.x * sine_squared(v[0] * f.x);
-      v[1] += s.y * sine_squared(v[1] * f.y);
-      v[2] += s.z * sine_squared(v[2] * f.z);
-      v[3] += s.w * sine_squared(v[3] * f.w);
-    } else if (p.activation == Activation::kGelu) {
+  const int parts = gridDim.z, part = blockIdx.z;
+  const float* others[kParts];
+#if __CUDA_ARCH__ >= 900
+  const auto cluster = cooperative_groups::this_cluster();
+  if (parts > 1) cluster.sync();
+  else __syncthreads();
 #pragma unroll
-      for (float& y : v) y = 0.5f * y * (1.0f + erff(y * 0.70710678118654752f));
+  for (int z = 0; z < kParts; ++z) others[z] = parts > 1 && z < parts ? cluster.map_shared_rank(shared, z) : shared;
+#else
+  __syncthreads();
+  others[0] = shared;
+#endif
+  const int items = min(M, total - first_row) * (N / 4), stride = kThreads * parts;
+  constexpr int kTogether = 4;  // everything is read before anything is written: the compiler must assume that they overlap
+#pragma unroll 1
+  for (int first = thread + part * kThreads; first < items; first += kTogether * stride) {
+    float4 v[kTogether], r[kTogether];
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i) {
+      const int item = min(first + i * stride, items - 1), row = item / (N / 4), in_tile = item % (N / 4) * 4;
+      const int at = row * kPitch + in_tile, column = first_column + in_tile;
+      v[i] = __ldg(reinterpret_cast<const float4*>(p.bias + column));
+      r[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+      if (p.residual) r[i] = *reinterpret_cast<const float4*>(p.residual + static_cast<int64_t>(first_row + row) * p.columns + column);
+      float4 sum = *reinterpret_cast<const float4*>(others[0] + at);
+#if __CUDA_ARCH__ >= 900
+#pragma unroll
+      for (int z = 1; z < kParts; ++z)
+        if (z < parts) {
+          const float4 x = *reinterpret_cast<const float4*>(others[z] + at);
+          sum.x += x.x, sum.y += x.y, sum.z += x.z, sum.w += x.w;
+        }
+#endif
+      v[i].x += sum.x, v[i].y += sum.y, v[i].z += sum.z, v[i].w += sum.w;
     }
-    *reinterpret_cast<float4*>(p.activated + at) = make_float4(v[0], v[1], v[2], v[3]);
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i) {
+      const int item = first + i * stride;
+      if (item >= items) break;
+      const int column = first_column + item % (N / 4) * 4;
+      const int64_t at = static_cast<int64_t>(first_row + item / (N / 4)) * p.columns + column;
+      v[i].x += r[i].x, v[i].y += r[i].y, v[i].z += r[i].z, v[i].w += r[i].w;
+      if (p.out) *reinterpret_cast<float4*>(p.out + at) = v[i];
+      if (!p.activated) continue;
+      if (p.activation == Activation::kGate) {
+        const float2 gated = make_float2(v[i].x / (1.0f + expf(-v[i].x)) * v[i].y, v[i].z / (1.0f + expf(-v[i].z)) * v[i].w);
+        *reinterpret_cast<float2*>(p.activated + at / 2) = gated;
+        continue;
+      }
+      if (p.activation == Activation::kSnake) {
+        const int channel = column % p.channels_out;
+        const float4 f = __ldg(reinterpret_cast<const float4*>(p.frequency + channel)), s = __ldg(reinterpret_cast<const float4*>(p.scale + channel));
+        v[i].x += s.x * sine_squared(v[i].x * f.x);
+        v[i].y += s.y * sine_squared(v[i].y * f.y);
+        v[i].z += s.z * sine_squared(v[i].z * f.z);
+        v[i].w += s.w * sine_squared(v[i].w * f.w);
+      } else if (p.activation == Activation::kGelu) {
+        v[i].x *= 0.5f * (1.0f + erff(v[i].x * 0.70710678118654752f));
+        v[i].y *= 0.5f * (1.0f + erff(v[i].y * 0.70710678118654752f));
+        v[i].z *= 0.5f * (1.0f + erff(v[i].z * 0.70710678118654752f));
+        v[i].w *= 0.5f * (1.0f + erff(v[i].w * 0.70710678118654752f));
+      }
+      *reinterpret_cast<float4*>(p.activated + at) = v[i];
+    }
   }
+#if __CUDA_ARCH__ >= 900
+  if (parts > 1) cluster.sync();  // nobody leaves while others read its shared memory
+#endif
 }
 
+int processors() {
+  int device = 0, count = 0;
+  cudaGetDevice(&device);
+  cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
+  return count;
+}
+
+// Tiles [m][n] of a result, and into how many parts their sums are cut: as long as that fills the card, of two steps at least.
+struct Cut {
+  int tiles_m, tiles_n, parts;
+  Cut(const Convolution& p, int m, int n, bool clusters, int wanted)
+      : tiles_m((p.in.streams * p.in.rows + m - 1) / m), tiles_n(p.columns / n), parts(1) {
+    const int steps = p.taps * (p.in.channels / kDepth);
+    while (clusters && 2 * parts <= kParts && blocks() < wanted && steps / (2 * parts) >= 2) parts *= 2;
+  }
+  int blocks() const { return tiles_m * tiles_n * parts; }
+};
+
 template <int M, int N, int WM, int WN, bool Exact>
-cudaError_t launch(const Convolution& p, cudaStream_t stream) {
-  constexpr int kThreads = 32 * (M / WM) * (N / WN);
+cudaError_t launch(const Convolution& p, const Cut& cut, cudaStream_t stream) {
   const auto kernel = convolve_kernel<M, N, WM, WN, Exact>;
   constexpr int kBytes = Shape<M, N>::kBytes;
   if (kBytes > 48 * 1024) {
     const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
     if (error != cudaSuccess) return error;
   }
-  int device = 0, processors = 0;
-  cudaGetDevice(&device);
-  cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
-  const int rows = p.in.streams * p.in.rows, tiles_m = (rows + M - 1) / M, tiles_n = p.columns / N;
-  const int64_t tiles = static_cast<int64_t>(tiles_m) * tiles_n;
-  const int steps = p.taps * (p.in.channels / kDepth);
-  // Enough blocks to fill the card twice, parts of at least four steps, room for what they leave.
-  int64_t parts = std::max<int64_t>(1, std::min<int64_t>(2 * processors / tiles, steps / 4));
-  parts = std::min(parts, p.partial_floats / (tiles * M * N));
-  if (tiles > p.counter_count) parts = 1;
-  kernel<<<dim3(tiles_n, tiles_m, std::max<int64_t>(parts, 1)), kThreads, kBytes, stream>>>(p);
-  return cudaGetLastError();
+  return launch_after(kernel, dim3(cut.tiles_n, cut.tiles_m, cut.parts), 32 * (M / WM) * (N / WN), kBytes, stream, cut.parts, p);
 }
 
+// The largest tiles of which there are enough to keep the card busy: a multiprocessor wants two or three blocks.
 template <bool Exact>
 cudaError_t choose(const Convolution& p, cudaStream_t stream) {
-  const int rows = p.in.streams * p.in.rows;
+  const int rows = p.in.streams * p.in.rows, wanted = 2 * processors();
+  const bool clusters = has_clusters();
+  auto cut = [&](int m, int n) { return Cut(p, m, n, clusters, wanted); };
   if (p.columns % 64 == 0) {
-    if (rows <= 16) return launch<16, 64, 16, 16, Exact>(p, stream);
-    if (rows <= 32) return launch<32, 64, 16, 32, Exact>(p, stream);
-    return launch<64, 64, 32, 32, Exact>(p, stream);
+    if (rows <= 16) return launch<16, 64, 16, 16, Exact>(p, cut(16, 64), stream);
+    if (const Cut c = cut(64, 64); rows > 32 && c.blocks() >= wanted) return launch<64, 64, 32, 32, Exact>(p, c, stream);
+    if (const Cut c = cut(32, 64); c.blocks() >= wanted) return launch<32, 64, 16, 32, Exact>(p, c, stream);
+  } else {
+    if (const Cut c = cut(64, 96); p.columns % 96 == 0 && c.blocks() >= wanted) return launch<64, 96, 32, 48, Exact>(p, c, stream);
+    if (const Cut c = cut(64, 32); c.blocks() >= wanted) return launch<64, 32, 32, 16, Exact>(p, c, stream);
   }
-  if (p.columns % 96 == 0) return launch<64, 96, 32, 48, Exact>(p, stream);
-  return launch<64, 32, 32, 16, Exact>(p, stream);
+  return launch<32, 32, 16, 16, Exact>(p, cut(32, 32), stream);
 }
 
 // ---------------------------------------------------------------- the rest
@@ -274,6 +345,7 @@ __device__ __forceinline__ const float* history_row(const History& h, int stream
 }
 
 __global__ void sum_codebooks_kernel(const int* codes, const float* table, int groups, int size, int channels, float* out) {
+  wait_for_previous();
   const int row = blockIdx.x;
   for (int c = threadIdx.x; c < channels; c += blockDim.x) {
     float sum = 0.0f;
@@ -301,6 +373,7 @@ __device__ __forceinline__ float block_sum(float x, float* room) {  // 256 threa
 }
 
 __global__ void __launch_bounds__(256) normalise_rms_kernel(const float* x, int channels, float eps, float* out) {
+  wait_for_previous();
   __shared__ float room[8];
   x += static_cast<int64_t>(blockIdx.x) * channels;
   out += static_cast<int64_t>(blockIdx.x) * channels;
@@ -313,6 +386,7 @@ __global__ void __launch_bounds__(256) normalise_rms_kernel(const float* x, int 
 constexpr int kWidestNorm = 1024;
 
 __global__ void __launch_bounds__(256) depthwise_norm_kernel(const History in, const float* weight, const float* bias, const float* gain, const float* shift, float eps, float* out) {
+  wait_for_previous();
   __shared__ float room[8];
   constexpr int kMine = kWidestNorm / 256;
   const int stream = blockIdx.x / in.rows, t = blockIdx.x % in.rows, channels = in.channels;
@@ -346,6 +420,7 @@ constexpr int kMostRows = 8, kMostRing = 80;
 // A block per head and stream, a warp per query in turn.
 template <int D>
 __global__ void __launch_bounds__(128) attend_kernel(const Attention p) {
+  wait_for_previous();
   __shared__ __align__(16) float values[kMostRing][D];
   __shared__ float keys[kMostRing][D + 1], queries[kMostRows][D], weights[kMostRows][kMostRing];
   const int head = blockIdx.x, stream = blockIdx.y, slot = p.slots[stream], width = p.heads * D;
@@ -416,6 +491,7 @@ __global__ void __launch_bounds__(128) attend_kernel(const Attention p) {
 
 // Eight lanes an output sample.
 __global__ void __launch_bounds__(256) convolve_to_sound_kernel(const History in, const float* weight, const float* bias, float* out) {
+  wait_for_previous();
   const int sample = (blockIdx.x * 256 + threadIdx.x) / 8, lane = threadIdx.x % 8;
   const bool there = sample < in.streams * in.rows;
   const int stream = there ? sample / in.rows : 0, t = there ? sample % in.rows : 0;
@@ -434,6 +510,7 @@ __global__ void __launch_bounds__(256) convolve_to_sound_kernel(const History in
 }
 
 __global__ void __launch_bounds__(128) keep_histories_kernel(const Kept* histories, const int* slots, int64_t* position, int frames) {
+  wait_for_previous();
   const Kept h = histories[blockIdx.x];
   const int stream = blockIdx.z, slot = slots[stream], c = blockIdx.y * 128 + threadIdx.x;
   if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) position[slot] += frames;
@@ -460,39 +537,33 @@ __global__ void __launch_bounds__(128) keep_histories_kernel(const Kept* histori
 cudaError_t convolve(const Convolution& p, cudaStream_t stream) { return p.exact ? choose<true>(p, stream) : choose<false>(p, stream); }
 
 cudaError_t sum_codebooks(const int* codes, const float* table, int rows, int groups, int size, int channels, float* out, cudaStream_t stream) {
-  sum_codebooks_kernel<<<rows, 256, 0, stream>>>(codes, table, groups, size, channels, out);
-  return cudaGetLastError();
+  return launch_after(sum_codebooks_kernel, dim3(rows), 256, 0, stream, 1, codes, table, groups, size, channels, out);
 }
 
 cudaError_t normalise_rms(const float* x, int rows, int channels, float eps, float* out, cudaStream_t stream) {
-  normalise_rms_kernel<<<rows, 256, 0, stream>>>(x, channels, eps, out);
-  return cudaGetLastError();
+  return launch_after(normalise_rms_kernel, dim3(rows), 256, 0, stream, 1, x, channels, eps, out);
 }
 
 cudaError_t depthwise_norm(const History& in, const float* weight, const float* bias, const float* gain, const float* shift, float eps, float* out, cudaStream_t stream) {
   if (in.channels > kWidestNorm || in.kept != 6) return cudaErrorInvalidValue;
-  depthwise_norm_kernel<<<in.streams * in.rows, 256, 0, stream>>>(in, weight, bias, gain, shift, eps, out);
-  return cudaGetLastError();
+  return launch_after(depthwise_norm_kernel, dim3(in.streams * in.rows), 256, 0, stream, 1, in, weight, bias, gain, shift, eps, out);
 }
 
 cudaError_t attend(const Attention& p, cudaStream_t stream) {
   if (p.rows > kMostRows || p.window - 1 + p.rows > kMostRing || p.ring < p.window - 1 + p.rows) return cudaErrorInvalidValue;
   const dim3 grid(p.heads, p.streams);
-  if (p.head_dim == 64) attend_kernel<64><<<grid, 128, 0, stream>>>(p);
-  else if (p.head_dim == 32) attend_kernel<32><<<grid, 128, 0, stream>>>(p);
-  else return cudaErrorInvalidValue;
-  return cudaGetLastError();
+  if (p.head_dim == 64) return launch_after(attend_kernel<64>, grid, 128, 0, stream, 1, p);
+  if (p.head_dim == 32) return launch_after(attend_kernel<32>, grid, 128, 0, stream, 1, p);
+  return cudaErrorInvalidValue;
 }
 
 cudaError_t convolve_to_sound(const History& in, const float* weight, const float* bias, float* out, cudaStream_t stream) {
   if (in.kept != 6) return cudaErrorInvalidValue;
-  convolve_to_sound_kernel<<<(in.streams * in.rows * 8 + 255) / 256, 256, 0, stream>>>(in, weight, bias, out);
-  return cudaGetLastError();
+  return launch_after(convolve_to_sound_kernel, dim3((in.streams * in.rows * 8 + 255) / 256), 256, 0, stream, 1, in, weight, bias, out);
 }
 
 cudaError_t keep_histories(const Kept* histories, int count, int widest, const int* slots, int64_t* position, int streams, int frames, cudaStream_t stream) {
-  keep_histories_kernel<<<dim3(count, (widest + 127) / 128, streams), 128, 0, stream>>>(histories, slots, position, frames);
-  return cudaGetLastError();
+  return launch_after(keep_histories_kernel, dim3(dim3(count, (widest + 127) / 128, streams)), 128, 0, stream, 1, histories, slots, position, frames);
 }
 
 }  // namespace qmk

@@ -31,10 +31,6 @@ struct Convolution {
   const float *frequency, *scale;  // SnakeBeta's, [channels_out], column modulo channels_out
   int channels_out;
   bool exact;             // three TF32 products for one of fp32, or a single one
-  float* partial;         // room for unfinished sums
-  int64_t partial_floats;
-  int* counters;          // zeros, and left as zeros; one per tile
-  int64_t counter_count;
 };
 cudaError_t convolve(const Convolution&, cudaStream_t);
 

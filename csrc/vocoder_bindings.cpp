@@ -32,7 +32,7 @@ qmk::History history(const Tensor& fresh, const Maybe& past, const Tensor& slots
 
 void convolve(const Tensor& fresh, const Maybe& past, const Tensor& slots, int64_t streams, int64_t rows, int64_t dilation,
               const Tensor& weight, const Tensor& bias, const Maybe& residual, const Maybe& out, const Maybe& activated,
-              int64_t activation, const Maybe& frequency, const Maybe& scale, bool exact, const Tensor& partial, const Tensor& counters) {
+              int64_t activation, const Maybe& frequency, const Maybe& scale, bool exact) {
   TORCH_CHECK(weight.dim() == 3, "weight must be [taps, channels, columns]");
   const int64_t taps = weight.size(0), channels = weight.size(1), columns = weight.size(2), values = streams * rows * columns;
   qmk::Convolution c{};
@@ -55,10 +55,6 @@ void convolve(const Tensor& fresh, const Maybe& past, const Tensor& slots, int64
     c.scale = data(*scale, c.channels_out, "scale");
   }
   c.exact = exact;
-  c.partial = data(partial, 0, "partial");
-  c.partial_floats = partial.numel();
-  c.counters = data<int>(counters, 0, "counters");
-  c.counter_count = counters.numel();
   check(qmk::convolve(c, current()));
 }
 

@@ -22,7 +22,6 @@ _NONE, _SNAKE, _GELU, _GATE = range(4)  # Activation in csrc/vocoder.h
 _FRAMES = (8, 4, 2, 1)  # of a graph
 _MOST = 16  # streams x frames of a graph: more fill the card no better, and their buffers grow
 _MOST_STREAMS = 8
-_PARTIAL_FLOATS, _COUNTERS = 16 << 20, 4096
 
 
 def _padded(channels: int) -> int:
@@ -67,8 +66,6 @@ class GraphVocoder:
         self._position = torch.zeros(slots, dtype=torch.int64, device=self._device)
         self._heard = [0] * slots  # the same on the host
         self._slots = torch.zeros(_MOST_STREAMS, dtype=torch.int32, device=self._device)
-        self._partial = torch.empty(_PARTIAL_FLOATS, device=self._device)
-        self._counters = torch.zeros(_COUNTERS, dtype=torch.int32, device=self._device)
         self._room: dict[str, Tensor] = {}  # the graphs run one after the other and share it
         self._graphs: dict[tuple[int, int], _Graph] = {}
         for frames in _FRAMES:
@@ -249,7 +246,7 @@ class _Graph:
         frequency, scale = v._w.snakes[snake] if snake else (None, None)
         v._extension.convolve(
             x, self._past(keep, x, rows) if keep else None, v._slots, self._streams, rows, dilation, weight, bias,
-            residual, out, after, _SNAKE if snake else activation, frequency, scale, v._exact, v._partial, v._counters,
+            residual, out, after, _SNAKE if snake else activation, frequency, scale, v._exact,
         )  # fmt: skip
         return out if after is None else after
 
