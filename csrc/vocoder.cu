@@ -87,7 +87,7 @@ constexpr int kParts = 8;   // of a sum, at most: what a cluster may hold anywhe
 
 template <int M, int N>
 struct Shape {
-  static constexpr int kStages = M <= 32 ? 4 : 3;  // in flight
+  static constexpr int kStages = M * N <= 1024 ? 6 : M * N <= 2048 ? 4 : 3;  // in flight: small tiles wait longest
   static constexpr int kPitchA = kDepth + 4, kPitchB = N + 8;  // no two of a fragment's words in one bank
   static constexpr int kStageFloats = M * kPitchA + kDepth * kPitchB;
   static constexpr int kBytes = kStages * kStageFloats * 4;
@@ -110,21 +110,25 @@ __global__ void __launch_bounds__(32 * (M / WM) * (N / WN)) convolve_kernel(cons
   const int begin = static_cast<int>(static_cast<int64_t>(steps) * blockIdx.z / gridDim.z);
   const int end = static_cast<int>(static_cast<int64_t>(steps) * (blockIdx.z + 1) / gridDim.z);
 
-  auto load_weights = [&](int step, int stage) {
-    float* b = shared + stage * S::kStageFloats + M * S::kPitchA;
-    const float* weight = p.weight + static_cast<int64_t>(step) * kDepth * p.columns + first_column;
+  // What this thread copies of B, and where the next step of it lies.
+  int to_b[kMineB], from_b[kMineB];
 #pragma unroll
-    for (int i = 0; i < kMineB; ++i) {
-      const int chunk = thread + i * kThreads;
-      if (kChunksB % kThreads == 0 || chunk < kChunksB) {
-        const int row = chunk / (N / 4), column = chunk % (N / 4) * 4;
-        copy16(shared_address(b + row * S::kPitchB + column), weight + static_cast<int64_t>(row) * p.columns + column, true);
-      }
-    }
+  for (int i = 0; i < kMineB; ++i) {
+    const int chunk = thread + i * kThreads, row = chunk / (N / 4), column = chunk % (N / 4) * 4;
+    to_b[i] = M * S::kPitchA + row * S::kPitchB + column;
+    from_b[i] = row * p.columns + column;
+  }
+  const float* weight = p.weight + static_cast<int64_t>(begin) * kDepth * p.columns + first_column;
+  auto load_weights = [&](int stage) {
+#pragma unroll
+    for (int i = 0; i < kMineB; ++i)
+      if (kChunksB % kThreads == 0 || thread + i * kThreads < kChunksB)
+        copy16(shared_address(shared + stage * S::kStageFloats + to_b[i]), weight + from_b[i], true);
+    weight += static_cast<int64_t>(kDepth) * p.columns;
   };
 #pragma unroll
   for (int s = 0; s < kStages - 1; ++s)
-    if (begin + s < end) load_weights(begin + s, s);
+    if (begin + s < end) load_weights(s);
   wait_for_previous();
 
   // What this thread copies of A: its rows stay the same all along.
@@ -141,21 +145,19 @@ __global__ void __launch_bounds__(32 * (M / WM) * (N / WN)) convolve_kernel(cons
     fresh[i] = p.in.fresh + static_cast<int64_t>(stream) * p.in.rows * p.in.channels + column;
     past[i] = p.in.kept ? p.in.past + static_cast<int64_t>(p.in.slots[stream]) * p.in.kept * p.in.channels + column : p.in.fresh;
   }
-  auto load_history = [&](int step, int stage) {
-    float* a = shared + stage * S::kStageFloats;
-    const int tap = step / blocks_per_tap, channel = (step - tap * blocks_per_tap) * kDepth;
-    const int shift = tap * p.dilation - p.in.kept;
+  int channel = begin % blocks_per_tap * kDepth, shift = begin / blocks_per_tap * p.dilation - p.in.kept;
+  auto load_history = [&](int stage) {
 #pragma unroll
     for (int i = 0; i < kMineA; ++i) {
       const int chunk = thread + i * kThreads;
       if (kChunksA % kThreads == 0 || chunk < kChunksA) {
         const int t = time[i] + shift;
         const bool there = time[i] >= 0;
-        const float* from = t >= 0 ? fresh[i] + static_cast<int64_t>(t) * p.in.channels
-                                   : past[i] + static_cast<int64_t>(there ? t + p.in.kept : 0) * p.in.channels;
-        copy16(shared_address(a + chunk / (kDepth / 4) * S::kPitchA + chunk % (kDepth / 4) * 4), from + channel, there);
+        const float* from = t >= 0 ? fresh[i] + t * p.in.channels : past[i] + (there ? t + p.in.kept : 0) * p.in.channels;
+        copy16(shared_address(shared + stage * S::kStageFloats + chunk / (kDepth / 4) * S::kPitchA + chunk % (kDepth / 4) * 4), from + channel, there);
       }
     }
+    if (channel += kDepth; channel == p.in.channels) channel = 0, shift += p.dilation;
   };
 
   float sum[kTilesM][kTilesN][4] = {};
@@ -163,21 +165,26 @@ __global__ void __launch_bounds__(32 * (M / WM) * (N / WN)) convolve_kernel(cons
   const int g = lane / 4, q = lane % 4;
 #pragma unroll
   for (int s = 0; s < kStages - 1; ++s) {
-    if (begin + s < end) load_history(begin + s, s);
+    if (begin + s < end) load_history(s);
     asm volatile("cp.async.commit_group;" ::: "memory");  // the first one holds all the weights fetched so far
   }
+  // Tensor cores cut off what they add up; so only a step's sums are theirs, the sum over steps is rounded. Where a warp has
+  // few tiles, the three products of each have sums of their own, so that none waits for another.
+  constexpr int kSums = Exact && kTilesM * kTilesN <= 4 ? 3 : 1;
+  int stage = 0, ahead = kStages - 1;
   for (int step = begin; step < end; ++step) {
     asm volatile("cp.async.wait_group %0;" ::"n"(kStages - 2) : "memory");
     __syncthreads();
-    if (const int ahead = step + kStages - 1; ahead < end) {
-      load_weights(ahead, (ahead - begin) % kStages);
-      load_history(ahead, (ahead - begin) % kStages);
+    if (step + kStages - 1 < end) {
+      load_weights(ahead);
+      load_history(ahead);
     }
     asm volatile("cp.async.commit_group;" ::: "memory");
-    const float* a = shared + (step - begin) % kStages * S::kStageFloats + warp_row * S::kPitchA;
-    const float* b = shared + (step - begin) % kStages * S::kStageFloats + M * S::kPitchA + warp_column;
-    // Tensor cores cut off what they add up; so only a step's sum is theirs, the sum over steps is rounded.
-    float part[kTilesM][kTilesN][4] = {};
+    const float* a = shared + stage * S::kStageFloats + warp_row * S::kPitchA;
+    const float* b = shared + stage * S::kStageFloats + M * S::kPitchA + warp_column;
+    stage = stage + 1 == kStages ? 0 : stage + 1;
+    ahead = ahead + 1 == kStages ? 0 : ahead + 1;
+    float part[kSums][kTilesM][kTilesN][4] = {};
 #pragma unroll
     for (int k = 0; k < kDepth; k += 8) {
       uint32_t high_b[kTilesN][2], low_b[kTilesN][2];
@@ -193,10 +200,10 @@ __global__ void __launch_bounds__(32 * (M / WM) * (N / WN)) convolve_kernel(cons
 #pragma unroll
         for (int n = 0; n < kTilesN; ++n) {
           if constexpr (Exact) {
-            mma(part[m][n], low, high_b[n]);
-            mma(part[m][n], high, low_b[n]);
+            mma(part[kSums - 1][m][n], low, high_b[n]);
+            mma(part[kSums / 2][m][n], high, low_b[n]);
           }
-          mma(part[m][n], high, high_b[n]);
+          mma(part[0][m][n], high, high_b[n]);
         }
       }
     }
@@ -205,7 +212,10 @@ __global__ void __launch_bounds__(32 * (M / WM) * (N / WN)) convolve_kernel(cons
 #pragma unroll
       for (int n = 0; n < kTilesN; ++n)
 #pragma unroll
-        for (int i = 0; i < 4; ++i) sum[m][n][i] += part[m][n][i];
+        for (int i = 0; i < 4; ++i) {
+          if constexpr (kSums == 3) part[0][m][n][i] += part[1][m][n][i] + part[2][m][n][i];
+          sum[m][n][i] += part[0][m][n][i];
+        }
   }
 
   // Through shared memory: rows in one piece, and little code.
@@ -291,50 +301,56 @@ __global__ void __launch_bounds__(32 * (M / WM) * (N / WN)) convolve_kernel(cons
 #endif
 }
 
-int processors() {
-  int device = 0, count = 0;
-  cudaGetDevice(&device);
-  cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
-  return count;
-}
-
-// Tiles [m][n] of a result, and into how many parts their sums are cut: as long as that fills the card, of two steps at least.
+// A way to cut a result into tiles [m][n] and their sums into parts, and what it takes by a model fitted to an H200.
 struct Cut {
-  int tiles_m, tiles_n, parts;
-  Cut(const Convolution& p, int m, int n, bool clusters, int wanted)
-      : tiles_m((p.in.streams * p.in.rows + m - 1) / m), tiles_n(p.columns / n), parts(1) {
-    const int steps = p.taps * (p.in.channels / kDepth);
-    while (clusters && 2 * parts <= kParts && blocks() < wanted && steps / (2 * parts) >= 2) parts *= 2;
-  }
-  int blocks() const { return tiles_m * tiles_n * parts; }
+  int m, n;
+  float step_us;  // of one block that has its multiprocessor for itself
+  int tiles = 0, parts = 1;
+  float us = INFINITY;
 };
 
+Cut best_of(Cut cut, const Convolution& p, int processors, bool clusters) {
+  const int steps = p.taps * (p.in.channels / kDepth);
+  cut.tiles = (p.in.streams * p.in.rows + cut.m - 1) / cut.m * (p.columns / cut.n);
+  if (p.columns % cut.n) return cut;
+  for (int parts = 1; parts <= (clusters ? kParts : 1) && 2 * parts <= std::max(steps, 2); parts *= 2) {
+    const int waves = (cut.tiles * parts + processors - 1) / processors, per_part = (steps + parts - 1) / parts;
+    const float sharing = parts > 1 ? 0.8f + 0.1f * parts : 0.0f, end = 0.9f * ((cut.m * cut.n + 2048 * parts - 1) / (2048 * parts));
+    const float us = (per_part * cut.step_us + end) * (1.0f + 0.75f * (waves - 1)) + sharing;
+    if (us < cut.us) cut.us = us, cut.parts = parts;
+  }
+  return cut;
+}
+
 template <int M, int N, int WM, int WN, bool Exact>
-cudaError_t launch(const Convolution& p, const Cut& cut, cudaStream_t stream) {
+cudaError_t launch(const Convolution& p, int parts, cudaStream_t stream) {
   const auto kernel = convolve_kernel<M, N, WM, WN, Exact>;
   constexpr int kBytes = Shape<M, N>::kBytes;
   if (kBytes > 48 * 1024) {
     const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
     if (error != cudaSuccess) return error;
   }
-  return launch_after(kernel, dim3(cut.tiles_n, cut.tiles_m, cut.parts), 32 * (M / WM) * (N / WN), kBytes, stream, cut.parts, p);
+  const dim3 grid(p.columns / N, (p.in.streams * p.in.rows + M - 1) / M, parts);
+  return launch_after(kernel, grid, 32 * (M / WM) * (N / WN), kBytes, stream, parts, p);
 }
 
-// The largest tiles of which there are enough to keep the card busy: a multiprocessor wants two or three blocks.
 template <bool Exact>
 cudaError_t choose(const Convolution& p, cudaStream_t stream) {
-  const int rows = p.in.streams * p.in.rows, wanted = 2 * processors();
+  int device = 0, processors = 0;
+  cudaGetDevice(&device);
+  cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
   const bool clusters = has_clusters();
-  auto cut = [&](int m, int n) { return Cut(p, m, n, clusters, wanted); };
-  if (p.columns % 64 == 0) {
-    if (rows <= 16) return launch<16, 64, 16, 16, Exact>(p, cut(16, 64), stream);
-    if (const Cut c = cut(64, 64); rows > 32 && c.blocks() >= wanted) return launch<64, 64, 32, 32, Exact>(p, c, stream);
-    if (const Cut c = cut(32, 64); c.blocks() >= wanted) return launch<32, 64, 16, 32, Exact>(p, c, stream);
-  } else {
-    if (const Cut c = cut(64, 96); p.columns % 96 == 0 && c.blocks() >= wanted) return launch<64, 96, 32, 48, Exact>(p, c, stream);
-    if (const Cut c = cut(64, 32); c.blocks() >= wanted) return launch<64, 32, 32, 16, Exact>(p, c, stream);
+  Cut best{32, 32, 0.41f};
+  for (const Cut& cut : {Cut{16, 64, 0.42f}, Cut{32, 32, 0.41f}, Cut{32, 64, 0.60f}, Cut{64, 32, 0.74f}, Cut{64, 64, 0.90f}, Cut{64, 96, 1.30f}})
+    if (const Cut fitted = best_of(cut, p, processors, clusters); fitted.us < best.us) best = fitted;
+  switch (best.m * 1000 + best.n) {
+    case 16064: return launch<16, 64, 16, 16, Exact>(p, best.parts, stream);
+    case 32064: return launch<32, 64, 16, 32, Exact>(p, best.parts, stream);
+    case 64032: return launch<64, 32, 32, 16, Exact>(p, best.parts, stream);
+    case 64064: return launch<64, 64, 32, 32, Exact>(p, best.parts, stream);
+    case 64096: return launch<64, 96, 32, 48, Exact>(p, best.parts, stream);
+    default: return launch<32, 32, 16, 16, Exact>(p, best.parts, stream);
   }
-  return launch<32, 32, 16, 16, Exact>(p, cut(32, 32), stream);
 }
 
 // ---------------------------------------------------------------- the rest
@@ -349,6 +365,7 @@ __global__ void sum_codebooks_kernel(const int* codes, const float* table, int g
   const int row = blockIdx.x;
   for (int c = threadIdx.x; c < channels; c += blockDim.x) {
     float sum = 0.0f;
+#pragma unroll 8
     for (int group = 0; group < groups; ++group)
       sum += table[(static_cast<int64_t>(group) * size + codes[row * groups + group]) * channels + c];
     out[static_cast<int64_t>(row) * channels + c] = sum;
@@ -361,20 +378,17 @@ __device__ __forceinline__ float warp_sum(float x) {
   return x;
 }
 
-__device__ __forceinline__ float block_sum(float x, float* room) {  // 256 threads
+__device__ __forceinline__ float block_sum(float x, float (&room)[32]) {
   x = warp_sum(x);
   __syncthreads();
   if (threadIdx.x % 32 == 0) room[threadIdx.x / 32] = x;
   __syncthreads();
-  float sum = 0.0f;
-#pragma unroll
-  for (int w = 0; w < 8; ++w) sum += room[w];
-  return sum;
+  return warp_sum(threadIdx.x % 32 < blockDim.x / 32 ? room[threadIdx.x % 32] : 0.0f);
 }
 
 __global__ void __launch_bounds__(256) normalise_rms_kernel(const float* x, int channels, float eps, float* out) {
   wait_for_previous();
-  __shared__ float room[8];
+  __shared__ float room[32];
   x += static_cast<int64_t>(blockIdx.x) * channels;
   out += static_cast<int64_t>(blockIdx.x) * channels;
   float sum = 0.0f;
@@ -383,43 +397,30 @@ __global__ void __launch_bounds__(256) normalise_rms_kernel(const float* x, int 
   for (int c = threadIdx.x; c < channels; c += 256) out[c] = x[c] * factor;
 }
 
-constexpr int kWidestNorm = 1024;
-
-__global__ void __launch_bounds__(256) depthwise_norm_kernel(const History in, const float* weight, const float* bias, const float* gain, const float* shift, float eps, float* out) {
+// A block a row, a thread a channel.
+__global__ void __launch_bounds__(1024) depthwise_norm_kernel(const History in, const float* weight, const float* bias, const float* gain, const float* shift, float eps, float* out) {
+  __shared__ float room[32];
+  const int stream = blockIdx.x / in.rows, t = blockIdx.x % in.rows, channels = in.channels, c = threadIdx.x;
+  const bool there = c < channels;
+  float w[7], y = 0.0f;
+#pragma unroll
+  for (int tap = 0; tap < 7; ++tap) w[tap] = there ? weight[tap * channels + c] : 0.0f;
   wait_for_previous();
-  __shared__ float room[8];
-  constexpr int kMine = kWidestNorm / 256;
-  const int stream = blockIdx.x / in.rows, t = blockIdx.x % in.rows, channels = in.channels;
-  float y[kMine], sum = 0.0f;
+  if (there) {
+    y = bias[c];
 #pragma unroll
-  for (int i = 0; i < kMine; ++i) {
-    const int c = threadIdx.x + i * 256;
-    y[i] = 0.0f;
-    if (c < channels) {
-      y[i] = bias[c];
-#pragma unroll
-      for (int tap = 0; tap < 7; ++tap) y[i] += weight[tap * channels + c] * history_row(in, stream, t + tap - 6)[c];
-      sum += y[i];
-    }
+    for (int tap = 0; tap < 7; ++tap) y += w[tap] * history_row(in, stream, t + tap - 6)[c];
   }
-  const float mean = block_sum(sum, room) / channels;
-  sum = 0.0f;
-#pragma unroll
-  for (int i = 0; i < kMine; ++i)
-    if (threadIdx.x + i * 256 < channels) sum += (y[i] - mean) * (y[i] - mean);
-  const float factor = rsqrtf(block_sum(sum, room) / channels + eps);
-#pragma unroll
-  for (int i = 0; i < kMine; ++i) {
-    const int c = threadIdx.x + i * 256;
-    if (c < channels) out[static_cast<int64_t>(blockIdx.x) * channels + c] = (y[i] - mean) * factor * gain[c] + shift[c];
-  }
+  const float mean = block_sum(there ? y : 0.0f, room) / channels, off = there ? y - mean : 0.0f;
+  const float factor = rsqrtf(block_sum(off * off, room) / channels + eps);
+  if (there) out[static_cast<int64_t>(blockIdx.x) * channels + c] = off * factor * gain[c] + shift[c];
 }
 
 constexpr int kMostRows = 8, kMostRing = 80;
 
 // A block per head and stream, a warp per query in turn.
 template <int D>
-__global__ void __launch_bounds__(128) attend_kernel(const Attention p) {
+__global__ void __launch_bounds__(256) attend_kernel(const Attention p) {
   wait_for_previous();
   __shared__ __align__(16) float values[kMostRing][D];
   __shared__ float keys[kMostRing][D + 1], queries[kMostRows][D], weights[kMostRows][kMostRing];
@@ -431,13 +432,13 @@ __global__ void __launch_bounds__(128) attend_kernel(const Attention p) {
   const int before = static_cast<int>(position - oldest);  // local index j is position oldest + j
   const int start = static_cast<int>(oldest % p.ring);
 #pragma unroll 8
-  for (int i = threadIdx.x; i < before * (D / 4); i += 128) {
+  for (int i = threadIdx.x; i < before * (D / 4); i += 256) {
     const int j = i / (D / 4), d = i % (D / 4) * 4, at = (start + j < p.ring ? start + j : start + j - p.ring) * D + d;
     const float4 k = *reinterpret_cast<const float4*>(ring_keys + at), v = *reinterpret_cast<const float4*>(ring_values + at);
     keys[j][d] = k.x, keys[j][d + 1] = k.y, keys[j][d + 2] = k.z, keys[j][d + 3] = k.w;
     *reinterpret_cast<float4*>(&values[j][d]) = v;
   }
-  for (int i = threadIdx.x; i < p.rows * D; i += 128) {
+  for (int i = threadIdx.x; i < p.rows * D; i += 256) {
     const int t = i / D, d = i % D, half = d % (D / 2);
     const float* row = p.qkv + (static_cast<int64_t>(stream) * p.rows + t) * 3 * width + head * D;
     float sine, cosine;
@@ -454,7 +455,7 @@ __global__ void __launch_bounds__(128) attend_kernel(const Attention p) {
   __syncthreads();
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const float scale = rsqrtf(static_cast<float>(D));
-  for (int t = warp; t < p.rows; t += 4) {
+  for (int t = warp; t < p.rows; t += 8) {
     const int last = before + t, first = last - (p.window - 1) > 0 ? last - (p.window - 1) : 0;
     float score[(kMostRing + 31) / 32], most = -INFINITY, sum = 0.0f;
 #pragma unroll
@@ -483,6 +484,7 @@ __global__ void __launch_bounds__(128) attend_kernel(const Attention p) {
     for (int i = 0; i < D / 32; ++i) {
       const int d = lane + 32 * i;
       float x = 0.0f;
+#pragma unroll 8
       for (int j = first; j <= last; ++j) x += weights[t][j] * values[j][d];
       p.out[(static_cast<int64_t>(stream) * p.rows + t) * width + head * D + d] = x / sum;
     }
@@ -537,7 +539,7 @@ __global__ void __launch_bounds__(128) keep_histories_kernel(const Kept* histori
 cudaError_t convolve(const Convolution& p, cudaStream_t stream) { return p.exact ? choose<true>(p, stream) : choose<false>(p, stream); }
 
 cudaError_t sum_codebooks(const int* codes, const float* table, int rows, int groups, int size, int channels, float* out, cudaStream_t stream) {
-  return launch_after(sum_codebooks_kernel, dim3(rows), 256, 0, stream, 1, codes, table, groups, size, channels, out);
+  return launch_after(sum_codebooks_kernel, dim3(rows), 512, 0, stream, 1, codes, table, groups, size, channels, out);
 }
 
 cudaError_t normalise_rms(const float* x, int rows, int channels, float eps, float* out, cudaStream_t stream) {
@@ -545,15 +547,15 @@ cudaError_t normalise_rms(const float* x, int rows, int channels, float eps, flo
 }
 
 cudaError_t depthwise_norm(const History& in, const float* weight, const float* bias, const float* gain, const float* shift, float eps, float* out, cudaStream_t stream) {
-  if (in.channels > kWidestNorm || in.kept != 6) return cudaErrorInvalidValue;
-  return launch_after(depthwise_norm_kernel, dim3(in.streams * in.rows), 256, 0, stream, 1, in, weight, bias, gain, shift, eps, out);
+  if (in.channels > 1024 || in.kept != 6) return cudaErrorInvalidValue;
+  return launch_after(depthwise_norm_kernel, dim3(in.streams * in.rows), (in.channels + 31) / 32 * 32, 0, stream, 1, in, weight, bias, gain, shift, eps, out);
 }
 
 cudaError_t attend(const Attention& p, cudaStream_t stream) {
   if (p.rows > kMostRows || p.window - 1 + p.rows > kMostRing || p.ring < p.window - 1 + p.rows) return cudaErrorInvalidValue;
   const dim3 grid(p.heads, p.streams);
-  if (p.head_dim == 64) return launch_after(attend_kernel<64>, grid, 128, 0, stream, 1, p);
-  if (p.head_dim == 32) return launch_after(attend_kernel<32>, grid, 128, 0, stream, 1, p);
+  if (p.head_dim == 64) return launch_after(attend_kernel<64>, grid, 256, 0, stream, 1, p);
+  if (p.head_dim == 32) return launch_after(attend_kernel<32>, grid, 256, 0, stream, 1, p);
   return cudaErrorInvalidValue;
 }
 
@@ -563,7 +565,7 @@ cudaError_t convolve_to_sound(const History& in, const float* weight, const floa
 }
 
 cudaError_t keep_histories(const Kept* histories, int count, int widest, const int* slots, int64_t* position, int streams, int frames, cudaStream_t stream) {
-  return launch_after(keep_histories_kernel, dim3(dim3(count, (widest + 127) / 128, streams)), 128, 0, stream, 1, histories, slots, position, frames);
+  return launch_after(keep_histories_kernel, dim3(count, (widest + 127) / 128, streams), 128, 0, stream, 1, histories, slots, position, frames);
 }
 
 }  // namespace qmk

@@ -1,18 +1,24 @@
 """Where a model runs: which device, which backend, and a frame decoder for it."""
 
+import logging
 from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
-from qwen_megakernel.build import why_no_gpu, why_untried
-from qwen_megakernel.config import ModelConfig
+from qwen_megakernel.build import load_extension, why_no_build, why_no_gpu, why_untried
+from qwen_megakernel.config import ModelConfig, VocoderConfig
 from qwen_megakernel.errors import BackendError
 from qwen_megakernel.frame_decoder import FrameDecoder, TorchFrameDecoder
 from qwen_megakernel.megakernel import MegakernelFrameDecoder, why_no_megakernel
 from qwen_megakernel.transformer import Embeddings
+from qwen_megakernel.vocoder import Vocoder
+from qwen_megakernel.vocoder_graphs import GraphVocoder, why_no_graphs
+
+log = logging.getLogger(__name__)
 
 BACKENDS = ("auto", "megakernel", "torch")
+VOCODER_DTYPES = ("float32", "tf32", "bfloat16")
 
 
 def select_backend(
@@ -69,3 +75,30 @@ def make_decoder(
     if backend == "torch":
         return TorchFrameDecoder(config, tensors, embeddings, slots=slots, max_positions=max_positions)
     return MegakernelFrameDecoder(config, tensors, slots=slots, max_positions=max_positions)
+
+
+def make_vocoder(
+    config: VocoderConfig, tensors: Mapping[str, Tensor], device: torch.device, dtype: str, *, slots: int
+) -> Vocoder | GraphVocoder:
+    """The vocoder over every fp32 `decoder.*` tensor: CUDA graphs of our kernels where they have been run, else eager
+    PyTorch.
+
+    Args:
+        dtype: one of `VOCODER_DTYPES`.
+
+    Raises:
+        BackendError: "tf32" where our kernels cannot run.
+    """
+    if dtype == "bfloat16":
+        return Vocoder(config, tensors, slots=slots, dtype=torch.bfloat16)
+    if device.type == "cpu":
+        obstacle = "the device is a CPU"
+    else:
+        obstacle = why_no_build(device) or why_untried(device) or why_no_graphs(config)
+    if obstacle is None:
+        return GraphVocoder(load_extension(device), config, tensors, slots=slots, exact=dtype == "float32")
+    if dtype == "tf32":
+        raise BackendError(f"vocoder_dtype='tf32' needs the vocoder's kernels, and {obstacle}; use 'float32'")
+    if device.type == "cuda":
+        log.info("the vocoder runs on PyTorch, which takes several times as long: %s", obstacle)
+    return Vocoder(config, tensors, slots=slots)

@@ -18,7 +18,7 @@ from typing import Unpack
 
 import torch
 
-from qwen_megakernel.backend import make_decoder, select_backend, select_device
+from qwen_megakernel.backend import VOCODER_DTYPES, make_decoder, make_vocoder, select_backend, select_device
 from qwen_megakernel.checkpoint import DEMO, DEMO_NOTICE, Checkpoint
 from qwen_megakernel.config import SamplingParams
 from qwen_megakernel.errors import BackendError, OutOfMemoryError, RequestError, TextError
@@ -31,12 +31,12 @@ from qwen_megakernel.text import TextTokenizer
 from qwen_megakernel.transformer import Embeddings
 from qwen_megakernel.utterance import ChunkStream, Utterance
 from qwen_megakernel.vocoder import Vocoder
+from qwen_megakernel.vocoder_graphs import GraphVocoder
 from qwen_megakernel.voice import RefAudio, Voice, VoiceEncoder
 
 log = logging.getLogger(__name__)
 
 DAY = 86_400
-VOCODER_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 class TTSEngine:
@@ -57,7 +57,7 @@ class TTSEngine:
         checkpoint: Checkpoint,
         prompts: PromptBuilder,
         decoder: FrameDecoder,
-        vocoder: Vocoder,
+        vocoder: Vocoder | GraphVocoder,
         backend: str,
         *,
         max_queue: int,
@@ -107,7 +107,7 @@ class TTSEngine:
             kept_voices: voices (with their language and instruct) for which keys and values of the prompt's opening
                 and the vocoder's state after the reference are kept, the latest used; for 0.6B about 8 MB each, with
                 a transcribed reference of 10 s about 30 for each text layout.
-            vocoder_dtype: "float32" or "bfloat16".
+            vocoder_dtype: "float32", "tf32" (GPU only) or "bfloat16" (slow: not through our kernels).
 
         Raises:
             CheckpointError: see `Checkpoint.open`.
@@ -154,12 +154,8 @@ class TTSEngine:
                 prompts = PromptBuilder(config, tokenizer, embeddings, kept_voices=kept_voices)
                 slots = {"slots": max_streams, "max_positions": max_positions}
                 decoder = make_decoder(name, config, tensors, embeddings, **slots)
-                vocoder = Vocoder(
-                    config.codec.vocoder,
-                    checkpoint.vocoder(device, torch.float32),
-                    slots=max_streams,
-                    dtype=VOCODER_DTYPES[vocoder_dtype],
-                )
+                tensors = checkpoint.vocoder(device, torch.float32)
+                vocoder = make_vocoder(config.codec.vocoder, tensors, device, vocoder_dtype, slots=max_streams)
         except (RuntimeError, MemoryError) as error:
             if not _is_out_of_memory(error):
                 raise

@@ -30,7 +30,6 @@ COUNTED = ("utterances", "frames", *ENDS, "busy", "timed_out", "kernel_faults")
 """Work, ends by their reason, and what went wrong (`timed_out`, in the queue, is part of `failed`)."""
 
 _CONTEXT_FRAMES = 25  # of a reference that the vocoder hears in one turn, so that others get theirs
-_PUSHED_FRAMES = 8  # through the vocoder in one turn, whatever the chunks: so often the runaway guard listens
 
 
 class Owner:
@@ -321,8 +320,10 @@ class Owner:
                 ended += together
                 continue
             for stream, codes in zip(together, frames, strict=True):
-                if self._ends(stream, self._after_frame, codes):
+                if self._ends(stream, self._see_frame, codes):
                     ended.append(stream)
+            ended += self._decode([stream for stream in together if stream not in ended and stream.due])
+            ended += [s for s in together if s not in ended and self._ends(s, self._present)]
         return ended
 
     def _ends(self, stream: Stream, step: Callable[..., str | None], *args) -> bool:
@@ -384,42 +385,59 @@ class Owner:
             del self._heard[next(iter(self._heard))]
         stream.mark("prefill")
 
-    def _after_frame(self, stream: Stream, codes: Tensor | None) -> str | None:
-        """One more frame, or the end of speech; hand out what is due. The reason if the utterance has ended."""
-        guard, reason = stream.guard, None
+    def _see_frame(self, stream: Stream, codes: Tensor | None) -> None:
+        """One more frame, or the end of speech."""
         if codes is None:
-            reason = "eos"
-        else:
-            if not stream.codes:
-                stream.mark("first_frame")
-            stream.codes.append(codes)
-            self._tally.put("frames")
-            if guard:
-                guard.see(codes, stream.text_used_up)
-            if len(stream.codes) == stream.max_frames:
-                reason = "length"
-        unheard = len(stream.codes) - len(stream.sound)
-        if unheard and (reason or stream.idle or unheard >= min(stream.chunk_size, _PUSHED_FRAMES)):
-            self._decode(stream)
-        presentable = len(stream.codes)
-        if guard and reason != "eos":
-            if guard.is_runaway or reason == "length" and guard.presentable < len(stream.codes):
-                reason = "runaway"
-                self._decode(stream)
-            presentable = guard.presentable
-        self._hand_out(stream, min(presentable, len(stream.sound)), all_of_it=bool(reason) or stream.idle)
-        return reason
-
-    def _decode(self, stream: Stream) -> None:
-        """The frames that are due, through the vocoder."""
-        due = stream.codes[len(stream.sound) :]
-        if not due:
+            stream.reason = "eos"
             return
-        codes = torch.stack(due)
-        samples = self._vocoder.push([stream.slot], codes[None])[0].float().cpu().numpy()
+        if not stream.codes:
+            stream.mark("first_frame")
+        stream.codes.append(codes)
+        self._tally.put("frames")
         if stream.guard:
-            stream.guard.hear(samples, len(codes))
-        stream.sound += list(samples.reshape(len(codes), -1))
+            stream.guard.see(codes, stream.text_used_up)
+        if len(stream.codes) == stream.max_frames:
+            stream.reason = "length"
+
+    def _decode(self, streams: list[Stream]) -> list[Stream]:
+        """What they have not heard of their frames, through the vocoder, those with equally many together; the streams
+        that failed."""
+        failed: list[Stream] = []
+        by_count: dict[int, list[Stream]] = {}
+        for stream in streams:
+            by_count.setdefault(stream.unheard, []).append(stream)
+        for count, group in by_count.items():
+            for first in range(0, len(group), self._vocoder.together):
+                some = group[first : first + self._vocoder.together]
+                try:
+                    self._push(some, count)
+                except Exception as error:
+                    for stream in some:
+                        self.settle(stream, error=error)
+                    log.exception("the vocoder failed")
+                    failed += some
+        return failed
+
+    def _push(self, streams: list[Stream], frames: int) -> None:
+        codes = torch.stack([torch.stack(stream.codes[-frames:]) for stream in streams])
+        samples = self._vocoder.push([stream.slot for stream in streams], codes).float().cpu().numpy()
+        for stream, sound in zip(streams, samples, strict=True):
+            if stream.guard:
+                stream.guard.hear(sound, frames)
+            stream.sound += list(sound.reshape(frames, -1))
+
+    def _present(self, stream: Stream) -> str | None:
+        """Hand out what is due. The reason if the utterance has ended."""
+        guard, presentable = stream.guard, len(stream.codes)
+        if guard and stream.reason != "eos":
+            if guard.is_runaway or stream.reason == "length" and guard.presentable < len(stream.codes):
+                stream.reason = "runaway"
+                if stream.unheard:
+                    self._push([stream], stream.unheard)
+            presentable = guard.presentable
+        presentable = min(presentable, len(stream.sound))
+        self._hand_out(stream, presentable, all_of_it=bool(stream.reason) or stream.idle)
+        return stream.reason
 
     def _hand_out(self, stream: Stream, frames: int, all_of_it: bool) -> None:
         """Of the utterance's first `frames` those that nobody has yet: whole chunks, or `all_of_it`."""

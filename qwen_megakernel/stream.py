@@ -98,6 +98,9 @@ class Audio:
         return self.compute_s / self.duration_s if len(self.samples) else float("inf")
 
 
+_MOST_UNHEARD = 8
+
+
 class Stream:
     """Callers' threads fill in the text; everything below the line belongs to the owner thread once it was handed the
     prompt."""
@@ -132,6 +135,7 @@ class Stream:
         self.guard = RunawayGuard() if request.runaway_guard else None
         self.codes: list[Tensor] = []  # int64 [groups] each
         self.sound: list[np.ndarray] = []  # fp32 [1920] each, of the first of these frames
+        self.reason: str | None = None  # why it ends with the frames it has
         self.handed_frames = self.chunks_given = 0
         self.first_chunk: float | None = None
         self.lead: float | None = None
@@ -141,6 +145,17 @@ class Stream:
         """Frames of the chunk that is being gathered."""
         schedule = self.request.chunk_frames
         return schedule[min(self.chunks_given, len(schedule) - 1)]
+
+    @property
+    def unheard(self) -> int:
+        """Frames that the vocoder has yet to decode."""
+        return len(self.codes) - len(self.sound)
+
+    @property
+    def due(self) -> bool:
+        """Must the vocoder decode them now? At the latest after 8, whatever the chunks: so often the guard listens."""
+        unheard = self.unheard
+        return unheard > 0 and (bool(self.reason) or self.idle or unheard >= min(self.chunk_size, _MOST_UNHEARD))
 
     def forget(self) -> None:
         """It has ended: whoever goes on holding its utterance keeps its audio, not what making it took."""

@@ -71,7 +71,11 @@ class Vocoder:
     Attributes:
         slots: how many streams it holds.
         groups: codes of a frame.
+        together: streams that are worth a push of their own; one by one, a stream's samples are the same bits in any
+            company.
     """
+
+    together = 1
 
     def __init__(
         self, config: VocoderConfig, tensors: Mapping[str, Tensor], *, slots: int, dtype: torch.dtype | None = None

@@ -15,18 +15,26 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from qwen_megakernel.config import VocoderConfig
-from qwen_megakernel.errors import BackendError
 from qwen_megakernel.vocoder import DILATIONS, VocoderState, check_push, make_codebook, make_snakes
 
 _NONE, _SNAKE, _GELU, _GATE = range(4)  # Activation in csrc/vocoder.h
 _FRAMES = (8, 4, 2, 1)  # of a graph
 _MOST = 16  # streams x frames of a graph: more fill the card no better, and their buffers grow
-_MOST_STREAMS = 8
 
 
 def _padded(channels: int) -> int:
     """The kernels take channels by 32; the demo voice has 12."""
     return -(-channels // 32) * 32
+
+
+def why_no_graphs(config: VocoderConfig) -> str | None:
+    """What keeps these dims from the kernels."""
+    widths = (config.codebook_dim, config.latent_dim, config.hidden_size, config.num_heads * config.head_dim)
+    if any(width % 32 for width in (*widths, config.intermediate_size)) or config.head_dim not in (32, 64):
+        return "the vocoder's kernels take widths by 32 and heads of 32 or 64"
+    if config.sliding_window - 1 + max(_FRAMES) > 80:
+        return f"the vocoder's kernels take a window of at most {81 - max(_FRAMES)} frames"
+    return None
 
 
 class GraphVocoder:
@@ -35,7 +43,10 @@ class GraphVocoder:
     Attributes:
         slots: how many streams it holds.
         groups: codes of a frame.
+        together: streams that are worth a push of their own.
     """
+
+    together = 8
 
     def __init__(
         self,
@@ -51,13 +62,7 @@ class GraphVocoder:
             extension: `build.load_extension`'s.
             tensors: every `decoder.*` tensor of the speech tokenizer, fp32, on one CUDA device.
             exact: fp32; False: TF32.
-
-        Raises:
-            BackendError: dims that the kernels do not take.
         """
-        widths = (config.codebook_dim, config.latent_dim, config.hidden_size, config.num_heads * config.head_dim)
-        if any(width % 32 for width in (*widths, config.intermediate_size)) or config.head_dim not in (32, 64):
-            raise BackendError(f"the vocoder's kernels take widths by 32 and heads of 32 or 64, not {config}")
         self.slots, self.groups = slots, config.num_quantizers
         self._extension, self._config, self._exact = extension, config, exact
         self._w = _Weights(config, {name.removeprefix("decoder."): tensor for name, tensor in tensors.items()})
@@ -65,19 +70,19 @@ class GraphVocoder:
         self._state = self._make_state()
         self._position = torch.zeros(slots, dtype=torch.int64, device=self._device)
         self._heard = [0] * slots  # the same on the host
-        self._slots = torch.zeros(_MOST_STREAMS, dtype=torch.int32, device=self._device)
+        self._slots = torch.zeros(self.together, dtype=torch.int32, device=self._device)
         self._room: dict[str, Tensor] = {}  # the graphs run one after the other and share it
         self._graphs: dict[tuple[int, int], _Graph] = {}
         for frames in _FRAMES:
-            for streams in range(min(slots, _MOST_STREAMS, _MOST // frames), 0, -1):  # the largest first: it makes room
+            for streams in range(min(slots, self.together, _MOST // frames), 0, -1):  # the largest first: it makes room
                 self._graphs[streams, frames] = _Graph(self, streams, frames)
 
     @torch.inference_mode()
     def reset(self, slot: int) -> None:
         """Forget a stream: its slot starts from silence again."""
         self._position[slot], self._heard[slot] = 0, 0
-        for tensor in self._state.values():
-            tensor[slot].zero_()
+        # Together: 20 launches would cost more than a frame. What a ring holds beyond the position is not read.
+        torch._foreach_zero_([t[slot] for name, t in self._state.items() if not name.startswith(("keys.", "values."))])
 
     @torch.inference_mode()
     def save(self, slot: int) -> VocoderState:
@@ -111,7 +116,7 @@ class GraphVocoder:
         pieces, first = [], 0
         while first < codes.shape[1]:
             frames = next(f for f in _FRAMES if f <= codes.shape[1] - first)
-            together = min(_MOST_STREAMS, _MOST // frames)
+            together = min(self.together, _MOST // frames)
             part = codes[:, first : first + frames]
             runs = [
                 self._graphs[len(some), frames].run(some, part[i : i + together])

@@ -8,15 +8,20 @@ import torch
 from streams import PUBLISHED, SETTINGS, decoder_over, interleaved, same, say, start
 
 from qwen_megakernel import SamplingParams, TTSEngine
+from qwen_megakernel.build import load_extension
 from qwen_megakernel.checkpoint import Checkpoint
 from qwen_megakernel.config import GREEDY
 from qwen_megakernel.frame_decoder import AHEAD
 from qwen_megakernel.frame_graphs import KEPT
 from qwen_megakernel.sampling import gumbel_noise
 from qwen_megakernel.vocoder import Vocoder
+from qwen_megakernel.vocoder_graphs import GraphVocoder
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
+hopper = pytest.mark.skipif(
+    not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0), reason="needs a Hopper GPU"
+)
 TEXT = "Hello there, how are you today?"
 
 
@@ -54,6 +59,85 @@ def test_streaming_equals_one_shot(tiny, model):
     sizes = [1, 1, 2, 4, 8, 8, 16, 60]
     parts = torch.cat([vocoder.push([1], part)[0] for part in codes.split(sizes, dim=1)])
     assert (parts - whole).abs().max() <= 2e-5
+
+
+@pytest.fixture(scope="module")
+def codec(tiny):
+    """codec(name) -> (config, fp32 tensors on the GPU): the demo voice's, or random ones at the published dims."""
+    made = {}
+
+    def get(name: str):
+        if name not in made:
+            checkpoint = Checkpoint.open("demo" if name == "demo" else tiny("custom_voice", codec="real"))
+            made[name] = checkpoint.config.codec.vocoder, checkpoint.vocoder(GPU, torch.float32)
+        return made[name]
+
+    return get
+
+
+@hopper
+@pytest.mark.parametrize("model", ["demo", "published"])
+@pytest.mark.parametrize("trial", range(3))
+def test_graphs_equal_the_eager_vocoder_for_any_schedule_and_mix(codec, model, trial):
+    """Streams that come, pause and go, slots that change hands, pushes of every size."""
+    config, tensors = codec(model)
+    graphs = GraphVocoder(load_extension(GPU), config, tensors, slots=8)
+    eager = Vocoder(config, tensors, slots=1)
+    rng = np.random.default_rng(torch.randint(2**31, ()).item())
+    for _ in range(2):
+        codes = torch.randint(0, config.codebook_size, (8, 100, 16))
+        at, parts = [0] * 8, [[] for _ in range(8)]
+        for slot in range(8):
+            graphs.reset(slot)
+        while min(at) < 100:
+            frames = int(rng.choice([1, 1, 1, 2, 3, 4, 8, 25]))
+            waiting = [slot for slot in range(8) if at[slot] < 100]
+            frames = min(frames, *(100 - at[slot] for slot in waiting))
+            some = [int(s) for s in rng.permutation(waiting)[: rng.integers(1, len(waiting) + 1)]]
+            pushed = graphs.push(some, torch.stack([codes[s, at[s] : at[s] + frames] for s in some]))
+            for slot, sound in zip(some, pushed, strict=True):
+                parts[slot].append(sound)
+                at[slot] += frames
+        for slot in range(8):
+            eager.reset(0)
+            whole = eager.push([0], codes[slot][None])[0].cpu()
+            assert (torch.cat(parts[slot]) - whole).abs().max() <= 2e-5 and whole.std() > 0.01
+
+
+@hopper
+def test_graphs_repeat_themselves_and_go_on_from_a_saved_state(codec):
+    config, tensors = codec("published")
+    graphs = GraphVocoder(load_extension(GPU), config, tensors, slots=3)
+    codes = torch.randint(0, config.codebook_size, (1, 40, 16))
+    graphs.push([1], codes[:, :20])
+    state = graphs.save(1)
+    rest = graphs.push([1], codes[:, 20:])
+    graphs.push([2], codes.flip(1))
+    graphs.restore(2, state)
+    assert torch.equal(graphs.push([2], codes[:, 20:]), rest)
+    for bad in (([0, 0], codes.expand(2, -1, -1)), ([3], codes), ([0], codes[:, :0]), ([0], codes[..., :8])):
+        with pytest.raises(ValueError):
+            graphs.push(*bad)
+
+
+@hopper
+def test_tf32_is_close_and_fp32_closer(codec, capsys):
+    """Signal to noise against fp64."""
+    config, tensors = codec("published")
+    codes = torch.randint(0, config.codebook_size, (1, 60, 16))
+    exact = Vocoder(config, {n: t.double() for n, t in tensors.items()}, slots=1).push([0], codes)[0].cpu()
+    ratios = {}
+    for name, vocoder in {
+        "fp32": GraphVocoder(load_extension(GPU), config, tensors, slots=1),
+        "eager fp32": Vocoder(config, tensors, slots=1),
+        "tf32": GraphVocoder(load_extension(GPU), config, tensors, slots=1, exact=False),
+        "bfloat16": Vocoder(config, tensors, slots=1, dtype=torch.bfloat16),
+    }.items():
+        noise = vocoder.push([0], codes)[0].cpu().double() - exact
+        ratios[name] = float(10 * torch.log10(exact.square().sum() / noise.square().sum()))
+    with capsys.disabled():
+        print("\n[vocoder against fp64: " + ", ".join(f"{n} {db:.1f} dB" for n, db in ratios.items()) + "]")
+    assert ratios["fp32"] > 100 and ratios["fp32"] > ratios["eager fp32"] - 3 and ratios["fp32"] > ratios["tf32"] > 40
 
 
 def test_voices_are_made_beside_a_gpu_engine(tiny):
