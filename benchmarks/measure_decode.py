@@ -12,7 +12,7 @@ import json
 import time
 
 import torch
-from common import commit, machine
+from common import READ_TB_S, commit, machine, weight_bytes
 
 from qwen_megakernel.checkpoint import DEMO_FOLDER
 from qwen_megakernel.config import GREEDY, ModelConfig, SamplingParams
@@ -21,23 +21,6 @@ from qwen_megakernel.megakernel import STAGES, MegakernelFrameDecoder
 from qwen_megakernel.prompt import Prompt
 from qwen_megakernel.synthetic import random_talker, synthetic_config
 from qwen_megakernel.transformer import Embeddings
-
-READ_TB_S = 4.67  # bulk copies of 16 KB by 128 blocks
-
-
-def weight_bytes(tensors: dict) -> tuple[int, int]:
-    """Of one talker pass without its head, of a whole frame."""
-    talker = frame = 0
-    for name, tensor in tensors.items():
-        size = tensor.numel() * tensor.element_size()
-        if "embedding" in name or "text_projection" in name:
-            continue
-        if "code_predictor" in name:
-            frame += size if "lm_head" in name else 15 * size
-        else:
-            frame += size
-            talker += 0 if "codec_head" in name else size
-    return talker, frame
 
 
 def times_ms(step, repeats: int) -> torch.Tensor:
@@ -71,7 +54,7 @@ def main() -> None:
     kernel = MegakernelFrameDecoder(config, tensors, slots=max(args.columns), max_positions=limit)
     rows = torch.randn(10, config.talker.stack.hidden_size, device=device).to(torch.bfloat16)
     prompt = Prompt(rows, rows[:1], rows[0])
-    talker_bytes, bytes_ = weight_bytes(tensors)
+    talker_bytes, bytes_ = weight_bytes({name: t.nbytes for name, t in tensors.items()})
     floor, pass_floor = bytes_ / READ_TB_S * 1e-9, talker_bytes / READ_TB_S * 1e-9
     how = "greedy" if args.greedy else "sampled"
     print(f"{machine()}, commit {commit()}, {args.size}, {how}")

@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 
-from common import commit, machine
+from common import commit, machine, quantile, sentence
 from listener import PacedOutput
 from loguru import logger
 from pipecat.frames.frames import EndFrame, InterruptionFrame, TTSSpeakFrame
@@ -31,16 +31,6 @@ from qwen_megakernel import TTSEngine
 from qwen_megakernel.checkpoint import DEMO
 from qwen_megakernel.pipecat_tts import MegakernelTTSService
 from qwen_megakernel.synthetic import NO_EOS, write_checkpoint
-
-WORDS = "the quick brown fox jumps over a lazy dog while speech is made of text and light of day".split()
-
-
-def sentence() -> str:
-    return " ".join(random.choices(WORDS, k=10)).capitalize() + "."
-
-
-def quantile(values: list[float], share: float) -> float:
-    return sorted(values)[min(len(values) - 1, int(share * len(values)))]
 
 
 class Figures:

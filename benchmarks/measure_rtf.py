@@ -1,0 +1,56 @@
+"""How much of a stream's time does it take? Compute time over audio time of a 10 s utterance, vocoder included.
+
+    python benchmarks/measure_rtf.py [--size 0.6b|1.7b|demo] [--streams 1 4 8] [--chunks 1 8]
+
+Random weights at the published dims, end of speech held off, sampling as published. With several streams at once the
+figure is each stream's own: below 1 it keeps up with its listener. The floor is reading the weights of a frame and of
+the vocoder from memory, for all streams together.
+"""
+
+import argparse
+import json
+import statistics
+import tempfile
+
+from common import commit, floors_ms, machine, sentence
+
+from qwen_megakernel import TTSEngine
+from qwen_megakernel.synthetic import NO_EOS, write_checkpoint
+
+SECONDS, FRAME_S = 10, 0.08
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", choices=("0.6b", "1.7b", "demo"), default="0.6b")
+    parser.add_argument("--streams", type=int, nargs="+", default=[1, 4, 8])
+    parser.add_argument("--chunks", type=int, nargs="+", default=[1, 8], help="frames of a chunk")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--device", help="default: a GPU if there is one")
+    args = parser.parse_args()
+    results = {}
+    with tempfile.TemporaryDirectory() as folder:
+        write_checkpoint(folder, size=args.size, codec="real" if args.size != "demo" else None, eos_gain=NO_EOS)
+        with TTSEngine.load(folder, device=args.device, max_streams=max(args.streams)) as engine:
+            print(f"{machine()}, commit {commit()}, {args.size}, {engine.backend} backend")
+            floors = floors_ms(engine._checkpoint.config)
+            floor = (floors["frame"] + floors["vocoder"]) / (1000 * FRAME_S)
+            print(f"{'':32} {'RTF':>8} {'x floor':>8} {'ms a frame':>11} {'least lead ms':>14}")
+            engine.generate(sentence(), max_frames=20)
+            for streams in args.streams:
+                for chunk in args.chunks:
+                    rtfs, leads = [], []
+                    for _ in range(args.repeats):
+                        request = {"chunk_frames": chunk, "max_frames": int(SECONDS / FRAME_S), "runaway_guard": False}
+                        for utterance in [engine.submit(sentence(), **request) for _ in range(streams)]:
+                            audio = utterance.result()
+                            rtfs.append(audio.rtf)
+                            leads.append(1000 * (audio.lead_s or 0.0))
+                    rtf, name = statistics.median(rtfs), f"{streams} streams, chunks of {chunk}"
+                    results[name] = {"rtf": rtf, "worst": max(rtfs), "least_lead_ms": min(leads)}
+                    print(f"{name:32} {rtf:8.4f} {rtf / floor:8.2f} {1000 * FRAME_S * rtf:11.2f} {min(leads):14.1f}")
+    print(json.dumps({"size": args.size, "commit": commit(), "floor": floor, "results": results}))
+
+
+if __name__ == "__main__":
+    main()

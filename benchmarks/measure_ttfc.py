@@ -1,0 +1,196 @@
+"""How soon is the first sound there? From submit(text) to the first chunk of one frame, PCM on the host.
+
+    python benchmarks/measure_ttfc.py [--size 0.6b|1.7b|demo] [--only idle busy ...] [--utterances 100]
+
+Random weights at the published dims, sampling as published, a fresh text of 10 words and another speaker every time,
+one process. The floor is reading the weights from memory: the talker's twice for a prompt of up to 16 rows, a frame's
+and the vocoder's once. Cases:
+
+    plain     one after the other, 0 to 30 ms apart
+    idle      after 5 s of doing nothing (cold clocks)
+    busy      while the process's event loop computes in pure Python for 8 of every 10 ms
+    eight     eight at once
+    tokens    text in pieces, one token every 20 ms; from the piece that settles the first text row
+    clone     in-context clone of a 5 s reference (Base): the first sentence in a voice, and later ones
+    vocoder   a push of 1 frame, of 1 and of 8 streams, codes in, PCM out
+"""
+
+import argparse
+import asyncio
+import dataclasses
+import json
+import random
+import statistics
+import tempfile
+import threading
+import time
+
+import numpy as np
+import torch
+from common import commit, floors_ms, machine, quantile, sentence
+
+from qwen_megakernel import TTSEngine
+from qwen_megakernel.synthetic import NO_EOS, write_checkpoint
+
+CASES = ("plain", "idle", "busy", "eight", "tokens", "clone", "vocoder")
+FRAMES = 4  # of an utterance: the first chunk is what counts
+
+
+class Report:
+    def __init__(self, floor_ms: float):
+        self._floor, self.results = floor_ms, {}
+        print(f"{'':44} {'p50 ms':>8} {'p99 ms':>8} {'max ms':>8} {'x floor':>8} {'n':>5}")
+
+    def add(self, name: str, ms: list[float], floor: bool = True) -> None:
+        row = {"p50": statistics.median(ms), "p99": quantile(ms, 0.99), "max": max(ms), "n": len(ms)}
+        self.results[name] = row
+        ratio = f"{row['p50'] / self._floor:8.1f}" if floor else f"{'':8}"
+        print(f"{name:44} {row['p50']:8.2f} {row['p99']:8.2f} {row['max']:8.2f} {ratio} {row['n']:5}", flush=True)
+
+
+def ask(engine: TTSEngine, **request) -> dict:
+    speaker = random.choice(engine.speakers) if engine.speakers else None
+    return {"speaker": speaker, "max_frames": FRAMES, "runaway_guard": False, **request}
+
+
+def first_chunk_ms(engine: TTSEngine, **request) -> float:
+    """As the caller sees it."""
+    there = []
+    start = time.perf_counter()
+    utterance = engine.submit(sentence(), lambda chunk: there.append(time.perf_counter()), **ask(engine, **request))
+    utterance.result()
+    return 1000 * (there[0] - start)
+
+
+def plain(engine: TTSEngine, count: int, report: Report) -> None:
+    stages: dict[str, list[float]] = {}
+    total = []
+    for _ in range(count):
+        time.sleep(random.uniform(0.0, 0.03))
+        audio = engine.generate(sentence(), **ask(engine))
+        total.append(1000 * audio.ttfc_s)
+        for field in dataclasses.fields(audio.timings):
+            stages.setdefault(field.name, []).append(1000 * (getattr(audio.timings, field.name) or 0.0))
+    report.add("plain", total)
+    print("    of which " + ", ".join(f"{name} {statistics.median(ms):.2f}" for name, ms in stages.items()))
+    together = statistics.median(map(sum, zip(*stages.values(), strict=True)))
+    print(f"    together {together:.2f} ({together / statistics.median(total):.1%} of the whole)")
+
+
+def idle(engine: TTSEngine, count: int, report: Report) -> None:
+    ms = []
+    for _ in range(max(5, count // 10)):
+        time.sleep(5)
+        ms.append(first_chunk_ms(engine))
+    report.add("after 5 s idle", ms)
+
+
+def busy(engine: TTSEngine, count: int, report: Report) -> None:
+    stop, ms = threading.Event(), []
+
+    async def load() -> None:
+        while not stop.is_set():
+            until = time.perf_counter() + 0.008
+            while time.perf_counter() < until:
+                pass
+            await asyncio.sleep(0.002)
+
+    def callers() -> None:
+        for _ in range(count):
+            time.sleep(random.uniform(0.0, 0.03))
+            ms.append(first_chunk_ms(engine))
+        stop.set()
+
+    thread = threading.Thread(target=callers)
+    thread.start()
+    asyncio.run(load())
+    thread.join()
+    report.add("event loop at 80 % load", ms)
+
+
+def eight(engine: TTSEngine, count: int, report: Report) -> None:
+    ms = []
+    for _ in range(max(3, count // 8)):
+        utterances = [engine.submit(sentence(), **ask(engine)) for _ in range(8)]
+        ms += [1000 * utterance.result().ttfc_s for utterance in utterances]
+    report.add("eight at once", ms)
+
+
+def tokens(engine: TTSEngine, count: int, report: Report) -> None:
+    ms = []
+    for _ in range(count):
+        there: list[float] = []
+        request = ask(engine, max_frames=None)
+        utterance = engine.submit(None, lambda chunk, t=there: t.append(time.perf_counter()), **request)
+        settled = None
+        for piece in sentence().split(" ")[:6]:
+            utterance.push_text(piece + " ")
+            if settled is None and utterance._stream.prompt is not None:
+                settled = time.perf_counter()
+            time.sleep(0.02)
+        utterance.cancel()
+        ms.append(1000 * (there[0] - settled))
+    report.add("text by tokens, after the first row settled", ms)
+
+
+def clone(size: str, count: int, report: Report, **options) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        write_checkpoint(folder, size=size, variant="base", codec="real", eos_gain=NO_EOS)
+        with TTSEngine.load(folder, **options) as engine:
+            engine.generate("Hello.", voice=reference(engine), max_frames=FRAMES)  # what is made at first use
+            first, later = [], []
+            for _ in range(max(3, count // 10)):
+                voice = reference(engine)
+                first.append(first_chunk_ms(engine, voice=voice))
+                later += [first_chunk_ms(engine, voice=voice) for _ in range(5)]
+    report.add("clone of 5 s, first sentence in that voice", first)
+    report.add("clone of 5 s, later sentences", later)
+
+
+def reference(engine: TTSEngine):
+    noise = np.random.default_rng().normal(0, 0.1, 5 * 24000).astype(np.float32)
+    return engine.create_voice((noise, 24000), "the quick brown fox jumps over the lazy dog while it rains")
+
+
+def vocoder(engine: TTSEngine, count: int, report: Report) -> None:
+    """Nothing else runs: the owner thread waits for callers."""
+    push, groups = engine._owner._vocoder.push, engine._owner._vocoder.groups
+    for streams in (1, 8):
+        codes, ms = torch.randint(0, 100, (streams, 1, groups)), []
+        for _ in range(count + 10):
+            start = time.perf_counter()
+            push(list(range(streams)), codes)
+            ms.append(1000 * (time.perf_counter() - start))
+        report.add(f"vocoder, 1 frame of {streams} streams", ms[10:], floor=False)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", choices=("0.6b", "1.7b", "demo"), default="0.6b")
+    parser.add_argument("--only", nargs="+", choices=CASES, default=CASES)
+    parser.add_argument("--utterances", type=int, default=100)
+    parser.add_argument("--device", help="default: a GPU if there is one")
+    args = parser.parse_args()
+    options = {"device": args.device}
+    with tempfile.TemporaryDirectory() as folder:
+        write_checkpoint(folder, size=args.size, codec="real" if args.size != "demo" else None, eos_gain=NO_EOS)
+        start = time.monotonic()
+        with TTSEngine.load(folder, **options) as engine:
+            loaded = time.monotonic() - start
+            print(f"{machine()}, commit {commit()}, {args.size}, {engine.backend} backend, loaded in {loaded:.1f} s")
+            first = first_chunk_ms(engine)
+            floors = floors_ms(engine._checkpoint.config)
+            report = Report(2 * floors["pass"] + floors["frame"] + floors["vocoder"])
+            report.add("the first utterance after load", [first])
+            for _ in range(20):
+                first_chunk_ms(engine)
+            for name in CASES:
+                if name in args.only and name != "clone":
+                    globals()[name](engine, args.utterances, report)
+    if "clone" in args.only:
+        clone(args.size, args.utterances, report, **options)
+    print(json.dumps({"size": args.size, "commit": commit(), "load_s": loaded, "results": report.results}))
+
+
+if __name__ == "__main__":
+    main()
