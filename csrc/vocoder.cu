@@ -47,6 +47,12 @@ __device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4], const
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
+__device__ __forceinline__ float warp_sum(float x) {
+#pragma unroll
+  for (int d = 16; d; d /= 2) x += __shfl_xor_sync(0xffffffffu, x, d);
+  return x;
+}
+
 // A kernel may begin while the one before it ends: it fetches weights, then waits here for everything that was computed.
 __device__ __forceinline__ void wait_for_previous() {
 #if __CUDA_ARCH__ >= 900
@@ -168,6 +174,19 @@ __global__ void __launch_bounds__(32 * (M / WM) * (N / WN)) convolve_kernel(cons
     if (begin + s < end) load_history(s);
     asm volatile("cp.async.commit_group;" ::: "memory");  // the first one holds all the weights fetched so far
   }
+  // While the first pieces come: what every row is to be divided by.
+  __shared__ float factor[M];
+  if (p.rms_eps > 0.0f) {
+    for (int row = warp; row < M; row += kThreads / 32) {
+      float squares = 0.0f;
+      if (first_row + row < total) {
+        const float4* x = reinterpret_cast<const float4*>(p.in.fresh + static_cast<int64_t>(first_row + row) * p.in.channels);
+        for (int i = lane; i < p.in.channels / 4; i += 32) squares += x[i].x * x[i].x + x[i].y * x[i].y + x[i].z * x[i].z + x[i].w * x[i].w;
+      }
+      squares = warp_sum(squares);
+      if (lane == 0) factor[row] = rsqrtf(squares / p.in.channels + p.rms_eps);
+    }
+  }
   // Tensor cores cut off what they add up; so only a step's sums are theirs, the sum over steps is rounded. Where a warp has
   // few tiles, the three products of each have sums of their own, so that none waits for another.
   constexpr int kSums = Exact && kTilesM * kTilesN <= 4 ? 3 : 1;
@@ -264,7 +283,8 @@ __global__ void __launch_bounds__(32 * (M / WM) * (N / WN)) convolve_kernel(cons
           sum.x += x.x, sum.y += x.y, sum.z += x.z, sum.w += x.w;
         }
 #endif
-      v[i].x += sum.x, v[i].y += sum.y, v[i].z += sum.z, v[i].w += sum.w;
+      const float scale = p.rms_eps > 0.0f ? factor[row] : 1.0f;
+      v[i].x += scale * sum.x, v[i].y += scale * sum.y, v[i].z += scale * sum.z, v[i].w += scale * sum.w;
     }
 #pragma unroll
     for (int i = 0; i < kTogether; ++i) {
@@ -372,29 +392,12 @@ __global__ void sum_codebooks_kernel(const int* codes, const float* table, int g
   }
 }
 
-__device__ __forceinline__ float warp_sum(float x) {
-#pragma unroll
-  for (int d = 16; d; d /= 2) x += __shfl_xor_sync(0xffffffffu, x, d);
-  return x;
-}
-
 __device__ __forceinline__ float block_sum(float x, float (&room)[32]) {
   x = warp_sum(x);
   __syncthreads();
   if (threadIdx.x % 32 == 0) room[threadIdx.x / 32] = x;
   __syncthreads();
   return warp_sum(threadIdx.x % 32 < blockDim.x / 32 ? room[threadIdx.x % 32] : 0.0f);
-}
-
-__global__ void __launch_bounds__(256) normalise_rms_kernel(const float* x, int channels, float eps, float* out) {
-  wait_for_previous();
-  __shared__ float room[32];
-  x += static_cast<int64_t>(blockIdx.x) * channels;
-  out += static_cast<int64_t>(blockIdx.x) * channels;
-  float sum = 0.0f;
-  for (int c = threadIdx.x; c < channels; c += 256) sum += x[c] * x[c];
-  const float factor = rsqrtf(block_sum(sum, room) / channels + eps);
-  for (int c = threadIdx.x; c < channels; c += 256) out[c] = x[c] * factor;
 }
 
 // A block a row, a thread a channel.
@@ -540,10 +543,6 @@ cudaError_t convolve(const Convolution& p, cudaStream_t stream) { return p.exact
 
 cudaError_t sum_codebooks(const int* codes, const float* table, int rows, int groups, int size, int channels, float* out, cudaStream_t stream) {
   return launch_after(sum_codebooks_kernel, dim3(rows), 512, 0, stream, 1, codes, table, groups, size, channels, out);
-}
-
-cudaError_t normalise_rms(const float* x, int rows, int channels, float eps, float* out, cudaStream_t stream) {
-  return launch_after(normalise_rms_kernel, dim3(rows), 256, 0, stream, 1, x, channels, eps, out);
 }
 
 cudaError_t depthwise_norm(const History& in, const float* weight, const float* bias, const float* gain, const float* shift, float eps, float* out, cudaStream_t stream) {

@@ -31,14 +31,12 @@ struct Convolution {
   const float *frequency, *scale;  // SnakeBeta's, [channels_out], column modulo channels_out
   int channels_out;
   bool exact;             // three TF32 products for one of fp32, or a single one
+  float rms_eps;          // above 0: of every row over its root mean square (the norm's weight is in the matrix)
 };
 cudaError_t convolve(const Convolution&, cudaStream_t);
 
 // out[stream * rows + t] = sum over groups of table[group][codes[stream, t, group]]
 cudaError_t sum_codebooks(const int* codes, const float* table, int rows, int groups, int size, int channels, float* out, cudaStream_t);
-
-// out = x / rms(x), every row; the weight belongs to the next matrix.
-cudaError_t normalise_rms(const float* x, int rows, int channels, float eps, float* out, cudaStream_t);
 
 // A depthwise causal convolution of 7 taps, then LayerNorm.
 cudaError_t depthwise_norm(const History& in, const float* weight /*[7][channels]*/, const float* bias, const float* gain, const float* shift, float eps, float* out, cudaStream_t);

@@ -32,7 +32,7 @@ qmk::History history(const Tensor& fresh, const Maybe& past, const Tensor& slots
 
 void convolve(const Tensor& fresh, const Maybe& past, const Tensor& slots, int64_t streams, int64_t rows, int64_t dilation,
               const Tensor& weight, const Tensor& bias, const Maybe& residual, const Maybe& out, const Maybe& activated,
-              int64_t activation, const Maybe& frequency, const Maybe& scale, bool exact) {
+              int64_t activation, const Maybe& frequency, const Maybe& scale, bool exact, double rms_eps) {
   TORCH_CHECK(weight.dim() == 3, "weight must be [taps, channels, columns]");
   const int64_t taps = weight.size(0), channels = weight.size(1), columns = weight.size(2), values = streams * rows * columns;
   qmk::Convolution c{};
@@ -55,6 +55,8 @@ void convolve(const Tensor& fresh, const Maybe& past, const Tensor& slots, int64
     c.scale = data(*scale, c.channels_out, "scale");
   }
   c.exact = exact;
+  c.rms_eps = static_cast<float>(rms_eps);
+  TORCH_CHECK(!c.rms_eps || (taps == 1 && !past), "only single rows are normalised");
   check(qmk::convolve(c, current()));
 }
 
@@ -62,11 +64,6 @@ void sum_codebooks(const Tensor& codes, const Tensor& table, int64_t rows, const
   check(qmk::sum_codebooks(data<int>(codes, rows * table.size(0), "codes"), data(table, 1, "table"), static_cast<int>(rows),
                            static_cast<int>(table.size(0)), static_cast<int>(table.size(1)), static_cast<int>(table.size(2)),
                            data(out, rows * table.size(2), "out"), current()));
-}
-
-void normalise_rms(const Tensor& x, int64_t rows, int64_t channels, double eps, const Tensor& out) {
-  check(qmk::normalise_rms(data(x, rows * channels, "x"), static_cast<int>(rows), static_cast<int>(channels), static_cast<float>(eps),
-                           data(out, rows * channels, "out"), current()));
 }
 
 void depthwise_norm(const Tensor& fresh, const Tensor& past, const Tensor& slots, int64_t streams, int64_t rows, const Tensor& weight,
@@ -114,7 +111,6 @@ void keep_histories(const Tensor& list, int64_t widest, const Tensor& slots, con
 void bind_vocoder(pybind11::module_& m) {
   m.def("convolve", &convolve);
   m.def("sum_codebooks", &sum_codebooks);
-  m.def("normalise_rms", &normalise_rms);
   m.def("depthwise_norm", &depthwise_norm);
   m.def("attend", &attend);
   m.def("convolve_to_sound", &convolve_to_sound);

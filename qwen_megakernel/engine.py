@@ -156,6 +156,8 @@ class TTSEngine:
                 decoder = make_decoder(name, config, tensors, embeddings, **slots)
                 tensors = checkpoint.vocoder(device, torch.float32)
                 vocoder = make_vocoder(config.codec.vocoder, tensors, device, vocoder_dtype, slots=max_streams)
+                if device.type == "cuda":
+                    _warm_up(checkpoint, prompts, decoder, vocoder)
         except (RuntimeError, MemoryError) as error:
             if not _is_out_of_memory(error):
                 raise
@@ -326,6 +328,23 @@ def _close_engines() -> None:
     """An owner thread inside torch while the interpreter goes away would abort the process."""
     for engine in list(_ENGINES):
         engine.close()
+
+
+def _warm_up(
+    checkpoint: Checkpoint, prompts: PromptBuilder, decoder: FrameDecoder, vocoder: Vocoder | GraphVocoder
+) -> None:
+    """Three frames in slot 0, so that the first caller does not pay for what is made at first use."""
+    config, voice = checkpoint.config, None
+    if config.variant == "base":
+        voice = Voice(torch.zeros(config.talker.stack.hidden_size), None, None, checkpoint.fingerprint)
+    prompt = prompts.build(prompts.tokens("Hello there."), non_streaming_mode=voice is None, voice=voice)
+    decoder.start(0, prompt, SamplingParams(seed=0).over(config.sampling))
+    for _ in range(3):
+        decoder.launch([0])
+        codes = decoder.collect()[0]
+        if codes is None:  # end of speech
+            break
+        vocoder.push([0], codes[None, None])
 
 
 def _whole(text: str) -> str:

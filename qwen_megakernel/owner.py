@@ -8,6 +8,7 @@ holds no engine: an engine that is dropped ends its owner.
 
 import logging
 import queue
+import sys
 import threading
 import time
 from collections import Counter, deque
@@ -29,6 +30,7 @@ ENDS = ("eos", "length", "runaway", "cancelled", "failed")
 COUNTED = ("utterances", "frames", *ENDS, "busy", "timed_out", "kernel_faults")
 """Work, ends by their reason, and what went wrong (`timed_out`, in the queue, is part of `failed`)."""
 
+_SWITCH_S = 0.0005  # of the interpreter from thread to thread
 _CONTEXT_FRAMES = 25  # of a reference that the vocoder hears in one turn, so that others get theirs
 
 
@@ -73,6 +75,9 @@ class Owner:
         self._thread = threading.Thread(target=self._run, name="qwen_megakernel owner", daemon=True)
 
     def start(self) -> None:
+        # Coming back from the GPU, the thread waits for the interpreter as long as others compute in Python, at most
+        # this interval each time; Python's 5 ms would be more than a frame. It holds for the whole process.
+        sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_S))
         self._thread.start()
 
     def check(self) -> None:

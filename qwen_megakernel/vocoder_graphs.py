@@ -241,8 +241,10 @@ class _Graph:
         activated: str | None = None,
         activation: int = _NONE,
         snake: str | None = None,
+        rms: bool = False,
     ) -> Tensor:
-        """Weight and bias of `name` over x; the result lies in a buffer named `activated`, or else `out`."""
+        """Weight and bias of `name` over x, with `rms` over its rows' root mean squares; the result lies in a buffer
+        named `activated`, or else `out`."""
         v, (weight, bias) = self._v, self._v._w.matrices[name]
         values = self._streams * rows * weight.shape[2]
         if isinstance(out, str):
@@ -252,28 +254,25 @@ class _Graph:
         v._extension.convolve(
             x, self._past(keep, x, rows) if keep else None, v._slots, self._streams, rows, dilation, weight, bias,
             residual, out, after, _SNAKE if snake else activation, frequency, scale, v._exact,
+            v._config.rms_norm_eps if rms else 0.0,
         )  # fmt: skip
         return out if after is None else after
 
     def _transformer(self, x: Tensor, rows: int) -> Tensor:
         v, c = self._v, self._v._config
-        name, state, count = "pre_transformer", v._state, self._streams * rows
-        normed = self._buffer("normed", rows, c.hidden_size)
+        name, state = "pre_transformer", v._state
         attended = self._buffer("attended", rows, c.num_heads * c.head_dim)
         x = self._convolve(x, rows, f"{name}.input_proj", out="hidden")
         for i in range(c.num_layers):
-            v._extension.normalise_rms(x, count, c.hidden_size, c.rms_norm_eps, normed)
-            qkv = self._convolve(normed, rows, f"{name}.{i}.qkv", out="wide")
+            qkv = self._convolve(x, rows, f"{name}.{i}.qkv", out="wide", rms=True)
             v._extension.attend(
                 qkv, state[f"keys.{i}"], state[f"values.{i}"], v._slots, v._position, v._w.inv_freq,
                 self._streams, rows, c.sliding_window, attended,
             )  # fmt: skip
             self._convolve(attended, rows, f"{name}.{i}.o", residual=x, out=x)
-            v._extension.normalise_rms(x, count, c.hidden_size, c.rms_norm_eps, normed)
-            y = self._convolve(normed, rows, f"{name}.{i}.gate_up", activated="wide", activation=_GATE)
+            y = self._convolve(x, rows, f"{name}.{i}.gate_up", activated="wide", activation=_GATE, rms=True)
             self._convolve(y, rows, f"{name}.{i}.down", residual=x, out=x)
-        v._extension.normalise_rms(x, count, c.hidden_size, c.rms_norm_eps, normed)
-        return self._convolve(normed, rows, f"{name}.output_proj", out="transformer out")
+        return self._convolve(x, rows, f"{name}.output_proj", out="transformer out", rms=True)
 
     def _block(self, x: Tensor, rows: int, i: int, rate: int, after: str) -> Tensor:
         """Transposed convolution and three residual units; `after`: the SnakeBeta behind them."""
