@@ -30,7 +30,7 @@ ENDS = ("eos", "length", "runaway", "cancelled", "failed")
 COUNTED = ("utterances", "frames", *ENDS, "busy", "timed_out", "kernel_faults")
 """Work, ends by their reason, and what went wrong (`timed_out`, in the queue, is part of `failed`)."""
 
-_SWITCH_S = 0.0005  # of the interpreter from thread to thread
+_SWITCH_S = 0.0001  # of the interpreter from thread to thread
 _CONTEXT_FRAMES = 25  # of a reference that the vocoder hears in one turn, so that others get theirs
 
 
