@@ -128,8 +128,13 @@ def main() -> None:
         model = DEMO
         if args.size != "demo":
             model = write_checkpoint(folder, size=args.size, codec="real", eos_gain=NO_EOS)
-        with TTSEngine.load(model, device=args.device, max_streams=max(args.pipelines)) as engine:
+        engine = asyncio.run(
+            MegakernelTTSService.warmup(str(model), device=args.device, max_streams=max(args.pipelines))
+        )
+        try:
             run(engine, args)
+        finally:
+            asyncio.run(MegakernelTTSService.shutdown(engine))
 
 
 def run(engine: TTSEngine, args: argparse.Namespace) -> None:

@@ -334,6 +334,7 @@ class _Weights:
                     self._convolution(f"decoder.{i}.{unit}.{conv}", f"decoder.{i}.block.{unit}.{conv}.conv")
         last = f"decoder.{len(c.upsample_rates) + 2}.conv"
         self.sound = (_pad(w[f"{last}.weight"][0].T, 1), w[f"{last}.bias"])
+        del self._w  # the checkpoint's own tensors, 460 MB at the published dims
 
     def _transformer(self, c: VocoderConfig) -> None:
         w, name = self._w, "pre_transformer"

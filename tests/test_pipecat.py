@@ -2,6 +2,7 @@
 rates, words, errors."""
 
 import asyncio
+import gc
 import time
 
 import numpy as np
@@ -422,6 +423,7 @@ def test_services_of_one_model_share_an_engine_and_the_last_one_closes_it():
         second = await MegakernelTTSService.warmup("demo", device="cpu")
         other = await MegakernelTTSService.warmup("demo", device="cpu", max_streams=2)
         assert first is second and other is not first
+        assert gc.get_freeze_count() > 10_000, "a full collection no longer looks at what is loaded"
         service = MegakernelTTSService(model="demo", engine_options={"device": "cpu"}, settings=Settings(seed=1))
         await MegakernelTTSService.shutdown(first)
         down, _ = await run_test(service, frames_to_send=[TTSSpeakFrame("Yes.")], start_timeout=60)
@@ -429,6 +431,7 @@ def test_services_of_one_model_share_an_engine_and_the_last_one_closes_it():
         await MegakernelTTSService.shutdown(second)
         await MegakernelTTSService.shutdown(other)
         assert first.health()["status"] == other.health()["status"] == "closed"
+        assert gc.get_freeze_count() == 0
 
     asyncio.run(play())
 
