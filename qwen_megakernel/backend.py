@@ -96,9 +96,14 @@ def make_vocoder(
     else:
         obstacle = why_no_build(device) or why_untried(device) or why_no_graphs(config)
     if obstacle is None:
-        return GraphVocoder(load_extension(device), config, tensors, slots=slots, exact=dtype == "float32")
+        try:
+            extension = load_extension(device)
+        except BackendError as error:  # PyTorch goes on where nothing can be compiled
+            obstacle = str(error)
+        else:
+            return GraphVocoder(extension, config, tensors, slots=slots, exact=dtype == "float32")
     if dtype == "tf32":
         raise BackendError(f"vocoder_dtype='tf32' needs the vocoder's kernels, and {obstacle}; use 'float32'")
     if device.type == "cuda":
-        log.info("the vocoder runs on PyTorch, which takes several times as long: %s", obstacle)
+        log.warning("the vocoder runs on PyTorch, which takes several times as long: %s", obstacle)
     return Vocoder(config, tensors, slots=slots)

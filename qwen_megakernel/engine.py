@@ -120,6 +120,8 @@ class TTSEngine:
             raise BackendError(f"dtype must be torch.float32 or torch.bfloat16, got {dtype}")
         if vocoder_dtype not in VOCODER_DTYPES:
             raise BackendError(f"vocoder_dtype must be one of {', '.join(VOCODER_DTYPES)}, got {vocoder_dtype!r}")
+        if vocoder_dtype == "tf32" and device.type == "cpu":
+            raise BackendError("vocoder_dtype='tf32' needs an NVIDIA GPU, the device is a CPU; use 'float32'")
         least = {"max_streams": 1, "max_positions": 16, "max_queue": 0, "kept_voices": 1}
         for (name, low), count in zip(least.items(), (max_streams, max_positions, max_queue, kept_voices), strict=True):
             if isinstance(count, bool) or not isinstance(count, numbers.Integral) or count < low:
@@ -338,8 +340,11 @@ def _warm_up(
     if config.variant == "base":
         voice = Voice(torch.zeros(config.talker.stack.hidden_size), None, None, checkpoint.fingerprint)
     prompt = prompts.build(prompts.tokens("Hello there."), non_streaming_mode=voice is None, voice=voice)
+    room = decoder.max_positions - len(prompt.rows) + 1
+    if room < 1:  # slots too small for the prompt
+        return
     decoder.start(0, prompt, SamplingParams(seed=0).over(config.sampling))
-    for _ in range(3):
+    for _ in range(min(3, room)):
         decoder.launch([0])
         codes = decoder.collect()[0]
         if codes is None:  # end of speech

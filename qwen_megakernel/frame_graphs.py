@@ -18,7 +18,7 @@ KEPT = 8
 """Graphs that one slot keeps, the latest used: a stream at up to 2,048 positions needs at most 4 in its life."""
 
 _SHORTEST = 256
-_CAPTURING = threading.Lock()  # torch captures one graph at a time in a process, and every engine has a thread
+CAPTURING = threading.Lock()  # torch captures one graph at a time in a process, and every engine has a thread
 
 
 def attended(positions: int, max_positions: int) -> int:
@@ -102,7 +102,7 @@ class FrameGraphs:
         current.wait_stream(self._capture_stream)
         # Other threads go on using the GPU meanwhile: only this one's calls may spoil the capture.
         how = {"pool": self._pool, "stream": self._capture_stream, "capture_error_mode": "thread_local"}
-        with _CAPTURING, torch.cuda.graph(graph, **how):
+        with CAPTURING, torch.cuda.graph(graph, **how):
             step()
         return graph
 

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from qwen_megakernel.errors import EngineBusy, EngineClosed, KernelFault, RequestError, TextEndedError
 from qwen_megakernel.frame_decoder import FrameDecoder
+from qwen_megakernel.frame_graphs import CAPTURING
 from qwen_megakernel.prompt import Prompt, PromptPieces
 from qwen_megakernel.stream import Chunk, Stream
 from qwen_megakernel.vocoder import Vocoder, VocoderState
@@ -317,8 +318,7 @@ class Owner:
                 log.exception("the kernel gave up; all %d running utterances ended, the engine goes on", len(running))
                 return list(running)
             except Exception as error:
-                if torch.cuda.is_initialized():
-                    torch.cuda.synchronize()  # a device that is lost raises here as well, and ends the engine
+                self._check_device()
                 for stream in together:
                     self.settle(stream, error=error)
                 log.exception("a frame failed")
@@ -330,6 +330,13 @@ class Owner:
             ended += self._decode([stream for stream in together if stream not in ended and stream.due])
             ended += [s for s in together if s not in ended and self._ends(s, self._present)]
         return ended
+
+    @staticmethod
+    def _check_device() -> None:
+        """A device that is lost raises here as well, and ends the engine."""
+        if torch.cuda.is_initialized():
+            with CAPTURING:  # another engine's capture would fail of it
+                torch.cuda.synchronize()
 
     def _ends(self, stream: Stream, step: Callable[..., str | None], *args) -> bool:
         """One step of an utterance; True when it has ended. What it raises, sys.exit() from a callback too, ends it
@@ -417,6 +424,7 @@ class Owner:
                 try:
                     self._push(some, count)
                 except Exception as error:
+                    self._check_device()
                     for stream in some:
                         self.settle(stream, error=error)
                     log.exception("the vocoder failed")
@@ -429,6 +437,8 @@ class Owner:
         for stream, sound in zip(streams, samples, strict=True):
             if stream.guard:
                 stream.guard.hear(sound, frames)
+            if len(streams) > 1:
+                sound = sound.copy()  # a view would keep its neighbours' samples as long as its own
             stream.sound += list(sound.reshape(frames, -1))
 
     def _present(self, stream: Stream) -> str | None:

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from qwen_megakernel.config import VocoderConfig
+from qwen_megakernel.frame_graphs import CAPTURING
 from qwen_megakernel.vocoder import DILATIONS, VocoderState, check_push, make_codebook, make_snakes
 
 _NONE, _SNAKE, _GELU, _GATE = range(4)  # Activation in csrc/vocoder.h
@@ -32,13 +33,16 @@ def why_no_graphs(config: VocoderConfig) -> str | None:
     widths = (config.codebook_dim, config.latent_dim, config.hidden_size, config.num_heads * config.head_dim)
     if any(width % 32 for width in (*widths, config.intermediate_size)) or config.head_dim not in (32, 64):
         return "the vocoder's kernels take widths by 32 and heads of 32 or 64"
+    if config.latent_dim > 1024:
+        return "the vocoder's kernels take a latent width of at most 1,024"
     if config.sliding_window - 1 + max(_FRAMES) > 80:
         return f"the vocoder's kernels take a window of at most {81 - max(_FRAMES)} frames"
     return None
 
 
 class GraphVocoder:
-    """Takes what `Vocoder` takes and gives its samples within 2e-5. Not thread-safe: one thread owns it.
+    """Takes what `Vocoder` takes and gives its samples within 2e-5, which is also how far a stream's samples may differ
+    with the company it is pushed in: how a sum is cut depends on the rows of all. Not thread-safe: one thread owns it.
 
     Attributes:
         slots: how many streams it holds.
@@ -73,9 +77,11 @@ class GraphVocoder:
         self._slots = torch.zeros(self.together, dtype=torch.int32, device=self._device)
         self._room: dict[str, Tensor] = {}  # the graphs run one after the other and share it
         self._graphs: dict[tuple[int, int], _Graph] = {}
-        for frames in _FRAMES:
-            for streams in range(min(slots, self.together, _MOST // frames), 0, -1):  # the largest first: it makes room
-                self._graphs[streams, frames] = _Graph(self, streams, frames)
+        with torch.cuda.device(self._device):
+            self._capture_stream = torch.cuda.Stream()
+            for frames in _FRAMES:
+                for streams in range(min(slots, self.together, _MOST // frames), 0, -1):  # the largest makes room first
+                    self._graphs[streams, frames] = _Graph(self, streams, frames)
 
     @torch.inference_mode()
     def reset(self, slot: int) -> None:
@@ -114,19 +120,20 @@ class GraphVocoder:
         """
         check_push(self, slots, codes)
         pieces, first = [], 0
-        while first < codes.shape[1]:
-            frames = next(f for f in _FRAMES if f <= codes.shape[1] - first)
-            together = min(self.together, _MOST // frames)
-            part = codes[:, first : first + frames]
-            runs = [
-                self._graphs[len(some), frames].run(some, part[i : i + together])
-                for i in range(0, len(slots), together)
-                if (some := slots[i : i + together])
-            ]
-            pieces.append(torch.cat(runs))
-            first += frames
-        for slot in slots:
-            self._heard[slot] += codes.shape[1]
+        with torch.cuda.device(self._device):
+            while first < codes.shape[1]:
+                frames = next(f for f in _FRAMES if f <= codes.shape[1] - first)
+                together = min(self.together, _MOST // frames)
+                part = codes[:, first : first + frames]
+                runs = [
+                    self._graphs[len(some), frames].run(some, part[i : i + together])
+                    for i in range(0, len(slots), together)
+                    if (some := slots[i : i + together])
+                ]
+                pieces.append(torch.cat(runs))
+                first += frames
+                for slot in slots:
+                    self._heard[slot] += frames
         return torch.cat(pieces, dim=1)
 
     def _make_state(self) -> dict[str, Tensor]:
@@ -167,16 +174,20 @@ class _Graph:
         self._slots = torch.arange(streams, dtype=torch.int32).pin_memory()
         self._pcm = torch.empty(streams, self._samples).pin_memory()
         self._histories: list[tuple[Tensor, Tensor, int]] = []
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
+        current, stream = torch.cuda.current_stream(), vocoder._capture_stream
+        stream.wait_stream(current)
         with torch.cuda.stream(stream):
             self._run()  # outside of a graph first: buffers are made, kernels loaded
         stream.synchronize()
         self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph, stream=stream):
+        # Other engines go on using the GPU meanwhile: only this thread's calls may spoil the capture.
+        with CAPTURING, torch.cuda.graph(self._graph, stream=stream, capture_error_mode="thread_local"):
             self._run()
+        current.wait_stream(stream)
         for slot in range(streams):
             vocoder.reset(slot)
+        # What only the recording needed: a cycle would keep a dropped engine's memory until the next full collection.
+        del self._v, self._histories
 
     def run(self, slots: Sequence[int], codes: Tensor) -> Tensor:
         self._codes.copy_(codes)
