@@ -275,6 +275,16 @@ class TTSEngine:
         stream.text_open = False  # an interrupt before this drops an utterance with open text: its place is free again
         return utterance
 
+    def check(self, **request: Unpack[RequestOptions]) -> None:
+        """Could a text be spoken like this?
+
+        Raises:
+            RequestError: as `submit` would.
+        """
+        options = {"speaker": None, "language": None, "instruct": None, "voice": None, "non_streaming_mode": None}
+        options |= {"sampling": SamplingParams(), "max_frames": None, "runaway_guard": True, "chunk_frames": None}
+        self._border.check(whole=True, **(options | request))
+
     def create_voice(self, ref_audio: RefAudio, ref_text: str | None = None) -> Voice:
         """Make a voice from reference audio; needs a Base checkpoint. Runs in the caller's thread.
 

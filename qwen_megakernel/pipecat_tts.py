@@ -8,7 +8,6 @@ into one utterance per context, which speaks while they come (TOKEN mode).
 """
 
 import asyncio
-import gc
 from collections.abc import AsyncGenerator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -41,12 +40,14 @@ from qwen_megakernel.checkpoint import find_cached
 from qwen_megakernel.config import ModelConfig, SamplingParams
 from qwen_megakernel.engine import TTSEngine
 from qwen_megakernel.errors import (
+    CheckpointError,
     EngineBusy,
     EngineClosed,
     LanguageError,
     RequestError,
     SpeakerError,
     TextEndedError,
+    TextTooLongError,
     VoiceError,
 )
 from qwen_megakernel.request import chunk_schedule
@@ -71,7 +72,8 @@ LANGUAGES = {
     Language.RU: "russian",
 }
 
-_KEEPALIVE = 1.0  # seconds; an audio context without an item for 3 is taken for finished
+_KEEPALIVE = 1.0  # seconds at most; an audio context without an item for 3 is taken for finished
+_LEAST_GAP = 0.05  # seconds of waiting that words must know of
 _QUALITY = "HQ"  # of soxr: of a first chunk of 80 ms it yields 61 at 8 and 16 kHz, where VHQ yields 0 and 69
 _SILENCE, _KEPT_SILENCE, _MOST_TRIMMED = 0.003, 0.01, 0.6  # amplitude (-50 dBFS); seconds left in front; seconds
 
@@ -155,11 +157,14 @@ class MegakernelTTSService(TTSService):
             seed=None,
         )
         if settings is not None:
-            if is_given(settings.model) and settings.model not in (None, store.model):
+            named = settings.model if is_given(settings.model) else None
+            if named is not None and not _same_model(named, store.model):
                 if engine or model != DEFAULT_MODEL:
-                    raise RequestError(f"settings name the model {settings.model!r}, the service {store.model!r}")
-                store.model = model = settings.model
+                    raise RequestError(f"settings name the model {named!r}, the service {store.model!r}")
+                store.model = model = str(named)
+            resolved = store.model
             store.apply_update(settings)
+            store.model = resolved
         super().__init__(push_start_frame=True, push_stop_frames=True, push_text_frames=False, settings=store, **kwargs)
         self._engine, self._own_engine = engine, engine is None
         self._model, self._engine_options = str(model), dict(engine_options or {})
@@ -169,31 +174,25 @@ class MegakernelTTSService(TTSService):
         # One thread, so that the pieces of a text stay in order.
         self._submitter = ThreadPoolExecutor(1, thread_name_prefix="qwen_megakernel submit")
         known = (engine.variant, engine.speakers, engine.languages) if engine else _known_of(self._model)
-        if known:
-            self._check_settings(self._settings, *known)
+        self._check_settings(self._settings, *(known or (None, None, None)))
         self._sampling()
+        if engine:
+            engine.check(**self._request())
 
     @classmethod
     async def warmup(cls, model: str = DEFAULT_MODEL, **engine_options) -> TTSEngine:
         """Load the process's engine for `model` and speak a word with it, before any pipeline starts: a pipeline's
         set-up may take 20 seconds at most. It stays loaded until `shutdown(engine)`.
 
-        Also takes what is loaded by now out of the garbage collector's sight (`gc.freeze`): with torch, transformers
-        and Pipecat in memory a full collection stops every call for about 60 ms.
-
         Args:
             model: As for the service.
             **engine_options: As the service's `engine_options`.
         """
-        engine = await shared_engine.acquire(model, **engine_options)
-        gc.collect()
-        gc.freeze()
-        return engine
+        return await shared_engine.acquire(model, **engine_options)
 
     @classmethod
     async def shutdown(cls, engine: TTSEngine) -> None:
         """Let go of what `warmup` returned; the engine closes when no service uses it any more."""
-        gc.unfreeze()
         await shared_engine.release(engine)
 
     def can_generate_metrics(self) -> bool:
@@ -218,9 +217,13 @@ class MegakernelTTSService(TTSService):
             logger.info(f"{self}: attaching to the engine of {self._model}")
             self._engine = await shared_engine.acquire(self._model, **self._engine_options)
             self._check_settings(self._settings, self._engine.variant, self._engine.speakers, self._engine.languages)
+            self._engine.check(**self._request())
 
     async def stop(self, frame: EndFrame):
-        """Everything that was asked for is spoken first."""
+        """Everything that was asked for is spoken first; text that was not ended is complete now."""
+        if self._is_streaming_tokens:
+            for speech in list(self._speeches.values()):
+                await speech.end_text()
         await super().stop(frame)
         await self._teardown()
 
@@ -266,6 +269,7 @@ class MegakernelTTSService(TTSService):
             await speech.push(text)
             yield None
             return
+        speech.keep_open()
         await self.start_tts_usage_metrics(text)
         for piece in await self._pieces(text):
             async for frame in speech.say(piece):
@@ -284,9 +288,9 @@ class MegakernelTTSService(TTSService):
         """
         context_id = context_id or self.get_active_audio_context_id()
         speech = self._speeches.get(context_id)
-        if speech is None:
-            return
-        if self._is_streaming_tokens:
+        if speech is None:  # nothing was asked of us: the service is not usable
+            await self._close(context_id)
+        elif self._is_streaming_tokens:
             await speech.end_text()
         elif not self._is_yielding_frames_synchronously:  # its last sentence failed: nobody else would close it
             await self._close(context_id)
@@ -339,8 +343,14 @@ class MegakernelTTSService(TTSService):
             speech.cancel()
         await super().on_audio_context_completed(context_id)
 
-    async def _close(self, context_id: str) -> None:
-        if self.audio_context_available(context_id):
+    async def _record_context_audio_outcome(self, context_id: str, received_audio: bool):
+        """A context whose error was told is not silent without a reason: it does not count against the service."""
+        speech = self._speeches.get(context_id)
+        if received_audio or speech is None or not speech.failed:
+            await super()._record_context_audio_outcome(context_id, received_audio)
+
+    async def _close(self, context_id: str | None) -> None:
+        if context_id and self.audio_context_available(context_id):
             await self.append_to_audio_context(context_id, TTSStoppedFrame(context_id=context_id))
             await self.remove_audio_context(context_id)
 
@@ -350,10 +360,13 @@ class MegakernelTTSService(TTSService):
         """Check a change as a whole, then apply it; in TOKEN mode it opens a new utterance."""
         wanted = self._settings.copy()
         language = delta.language
-        if is_given(language) and isinstance(language, str):
-            wanted.language = self._service_language(language)
+        if is_given(language):
+            wanted.language = self._service_language(language) if isinstance(language, str) else language
+        if is_given(delta.model) and (delta.model is None or _same_model(delta.model, self._settings.model)):
+            delta.model = NOT_GIVEN
+        usable = self.is_usable
         try:
-            if is_given(delta.model) and delta.model not in (None, self._settings.model):
+            if is_given(delta.model):
                 raise RequestError(
                     f"the model is {self._settings.model!r} and stays so: a service of another checkpoint is another "
                     f"service; got {delta.model!r}"
@@ -364,15 +377,16 @@ class MegakernelTTSService(TTSService):
                     setattr(wanted, name, given)
             if self._engine:
                 self._check_settings(wanted, self._engine.variant, self._engine.speakers, self._engine.languages)
+                self._engine.check(**self._request(wanted))
             self._sampling(wanted)
         except RequestError as error:
             await self.push_error(f"settings not changed: {error}", exception=error)
-            await self.set_usable(
-                True
-            )  # for Pipecat an invalid request is the service's end; the old settings still hold
+            await self.set_usable(usable)  # an invalid request would be its end; but the old settings hold
             return {}
         changed = await super()._update_settings(delta)
-        if changed and self._is_streaming_tokens and self._turn_context_id:
+        unknown = changed.keys() - vars(self._settings).keys()
+        self._warn_unhandled_updated_settings(unknown)
+        if changed.keys() - unknown and self._is_streaming_tokens and self._turn_context_id:
             turn = self._turn_context_id
             await self._push_sequencer_frames(await self._aggregated_frame_sequencer.finalize(turn), turn)
             if self.audio_context_available(turn):
@@ -383,22 +397,31 @@ class MegakernelTTSService(TTSService):
 
     @staticmethod
     def _check_settings(
-        settings: Settings, variant: str, speakers: tuple[str, ...], languages: tuple[str, ...]
+        settings: Settings,
+        variant: str | None,
+        speakers: tuple[str, ...] | None,
+        languages: tuple[str, ...] | None,
     ) -> None:
+        """None: of a model that is not on this machine yet, so that only what can never be is refused."""
         voice, language, instruct = settings.voice, settings.language, settings.instruct
-        if isinstance(voice, Voice) and variant != "base":
+        if isinstance(voice, Voice) and variant not in (None, "base"):
             raise VoiceError(f"a saved voice needs a Base checkpoint; this one is {variant}")
         if voice is not None and not isinstance(voice, (str, Voice)):
             raise SpeakerError(f"voice must be a speaker's name or a Voice, got {type(voice).__name__}")
+        if language is not None and not isinstance(language, str):
+            raise LanguageError(f"language must be a string or a Language, got {type(language).__name__}")
         if instruct is not None and not isinstance(instruct, str):
             raise RequestError(f"instruct must be a string, got {type(instruct).__name__}")
-        if isinstance(voice, str) and (not voice.strip() or voice.lower() not in speakers):
-            listed = ", ".join(speakers) or f"none, a {variant} checkpoint has no named speakers"
-            raise SpeakerError(f"unknown voice {voice!r}; known: {listed}")
+        unseen = "what the model has, which is not on this machine yet"
+        if isinstance(voice, str) and (not voice.strip() or speakers is not None and voice.lower() not in speakers):
+            none = f"none, a {variant} checkpoint has no named speakers" if variant else unseen
+            raise SpeakerError(f"unknown voice {voice!r}; known: {', '.join(speakers or ()) or none}")
         if voice is None and variant == "base":
             raise SpeakerError("a Base checkpoint needs a voice: settings=Settings(voice=engine.create_voice(...))")
-        if language is not None and str(language).lower() not in languages:
-            raise LanguageError(f"unknown language {str(language)!r}; known: {', '.join(languages)}")
+        if language is not None and (
+            not language.strip() or languages is not None and language.lower() not in languages
+        ):
+            raise LanguageError(f"unknown language {str(language)!r}; known: {', '.join(languages or ()) or unseen}")
 
     def _sampling(self, settings: Settings | None = None) -> SamplingParams:
         s = settings or self._settings
@@ -413,15 +436,15 @@ class MegakernelTTSService(TTSService):
             seed=s.seed,
         )
 
-    def _request(self) -> dict[str, Any]:
+    def _request(self, settings: Settings | None = None) -> dict[str, Any]:
         """How the next utterance is to be said."""
-        voice = self._settings.voice
+        settings = settings or self._settings
         return {
-            "speaker": None if isinstance(voice, Voice) else voice,
-            "voice": voice if isinstance(voice, Voice) else None,
-            "language": self._settings.language,
-            "instruct": self._settings.instruct,
-            "sampling": self._sampling(),
+            "speaker": None if isinstance(settings.voice, Voice) else settings.voice,
+            "voice": settings.voice if isinstance(settings.voice, Voice) else None,
+            "language": settings.language,
+            "instruct": settings.instruct,
+            "sampling": self._sampling(settings),
             "chunk_frames": self._chunk_frames,
         }
 
@@ -449,7 +472,24 @@ class _Speech:
         self._reader: asyncio.Task | None = None
         self._ended = asyncio.Event()  # the text is
         self._cancelled = False
-        self._failed = False
+        self.failed = False
+        self._keeper: asyncio.Task | None = None
+        self._started: float | None = None  # loop time of the context's first audio
+        self._gaps: list[tuple[float, float]] = [(0.0, 0.0)]  # from this second of audio on, so long a wait before it
+
+    @property
+    def _keepalive(self) -> float:
+        return min(_KEEPALIVE, self._service._stop_frame_timeout_s / 3)
+
+    def keep_open(self) -> None:
+        """As long as the LLM writes this turn, a pause between sentences ends nothing."""
+        if self._keeper is None and self._service._turn_context_id == self._context_id:
+            self._keeper = self._service.create_task(self._keep_open())
+
+    async def _keep_open(self) -> None:
+        while self._service._turn_context_id == self._context_id:
+            self._service._refresh_audio_context(self._context_id)
+            await asyncio.sleep(self._keepalive)
 
     # ------------------------------------------------------------ a sentence
 
@@ -470,7 +510,7 @@ class _Speech:
     # ------------------------------------------------------------ tokens
 
     async def push(self, text: str) -> None:
-        if self._failed:
+        if self.failed:
             return
         self._words.add(text)
         try:
@@ -482,14 +522,19 @@ class _Speech:
             pass  # the reader tells why it ended
         except Exception as error:
             await self._fail(error)
+            if self._reader is None:
+                self._reader = self._service.create_task(self._close_with_text())
 
     def flush(self) -> None:
         if self._utterance and not self._utterance.done and not self._ended.is_set():
-            self._service._submitter.submit(_quietly, self._utterance.flush)
+            try:
+                self._service._submitter.submit(_quietly, self._utterance.flush)
+            except RuntimeError as error:  # the service was cleaned up
+                logger.debug(f"flush came too late: {error}")
 
     async def end_text(self) -> None:
         self._ended.set()
-        if self._utterance is None or self._failed:
+        if self._utterance is None or self.failed:
             await self._service._close(self._context_id)
             return
         try:
@@ -506,17 +551,21 @@ class _Speech:
             raise
         except Exception as error:
             await self._fail(error)
-        while not self._ended.is_set():  # it ended before its text: more tokens of this turn must not open it again
+        await self._close_with_text()
+
+    async def _close_with_text(self) -> None:
+        """Nothing more will be heard; but more tokens of this turn must not open it again."""
+        while not self._ended.is_set():
             self._service._refresh_audio_context(self._context_id)
             try:
-                await asyncio.wait_for(self._ended.wait(), _KEEPALIVE)
+                await asyncio.wait_for(self._ended.wait(), self._keepalive)
             except TimeoutError:
                 continue
         await self._service._close(self._context_id)
 
     async def _fail(self, error: Exception) -> None:
-        if not self._failed and not self._cancelled:
-            self._failed = True
+        if not self.failed and not self._cancelled:
+            self.failed = True
             await self._service.append_to_audio_context(self._context_id, self._error(error))
 
     # ------------------------------------------------------------ both
@@ -525,8 +574,9 @@ class _Speech:
         """Takes no time and never fails."""
         self._cancelled = True
         self._drop()
-        if self._reader and not self._reader.done() and self._reader is not asyncio.current_task():
-            self._reader.cancel()
+        for task in (self._reader, self._keeper):
+            if task and not task.done() and task is not asyncio.current_task():
+                task.cancel()
 
     def _drop(self) -> None:
         if self._utterance and not self._utterance.done:
@@ -562,8 +612,8 @@ class _Speech:
             self._drop()
             raise
 
-    async def _audio(self) -> AsyncGenerator[TTSAudioRawFrame, None]:
-        """The utterance's audio at the pipeline's rate, its words in between."""
+    async def _audio(self) -> AsyncGenerator[TTSAudioRawFrame | ErrorFrame, None]:
+        """The utterance's audio at the pipeline's rate, its words in between; behind it, an error if it was cut."""
         service, utterance = self._service, self._utterance
         rate, resample = service.sample_rate, None
         if rate != service._engine.sample_rate:
@@ -582,7 +632,10 @@ class _Speech:
         tail = resample.resample_chunk(np.zeros(0, np.float32), last=True) if resample else ()
         if len(tail):
             yield self._frame(tail, rate)
-        await self._tell_words(self._words.finish(self._made - self._begun))
+        if audio.finish_reason == "length":  # what is left of the text was not spoken: it is no part of the context
+            yield self._error(TextTooLongError(f"speech was cut after {audio.duration_s:.1f} s: its slot is full"))
+        else:
+            await self._tell_words(self._words.finish(self._made - self._begun))
         queue = audio.timings.queue
         logger.info(
             f"{service}: {audio.duration_s:.2f} s, {audio.finish_reason}, seed {audio.seed}; "
@@ -593,7 +646,7 @@ class _Speech:
         """The next chunk, None behind the last. The context is kept open meanwhile, however long it takes."""
         while True:
             try:
-                return await asyncio.wait_for(self._chunks.get(), _KEEPALIVE)
+                return await asyncio.wait_for(self._chunks.get(), self._keepalive)
             except TimeoutError:
                 self._service._refresh_audio_context(self._context_id)
 
@@ -609,21 +662,30 @@ class _Speech:
         return samples[first:]
 
     def _frame(self, samples: np.ndarray, rate: int) -> TTSAudioRawFrame:
+        now = self._loop.time()
+        if self._started is None:
+            self._started = now
+        # Whoever listens has heard all there was and waits: what comes now, and its words, are so much later.
+        gap = now - self._started - self._made
+        if gap > self._gaps[-1][1] + _LEAST_GAP:
+            self._gaps.append((self._made, gap))
         self._made += len(samples) / rate
         pcm = np.rint(np.clip(samples, -1.0, 1.0) * 32767.0).astype("<i2").tobytes()
         return TTSAudioRawFrame(pcm, rate, 1, context_id=self._context_id)
 
     async def _tell_words(self, words: list[tuple[str, float]]) -> None:
         for word, at in words:
+            at += self._begun
+            at += next(gap for begin, gap in reversed(self._gaps) if begin <= at + 1e-9)
             unspaced = True if is_unspaced(word) else None
             await self._service.add_word_timestamps(
-                [(word, self._begun + at)], self._context_id, includes_inter_frame_spaces=unspaced
+                [(word, at)], self._context_id, includes_inter_frame_spaces=unspaced
             )
 
     def _error(self, error: Exception) -> ErrorFrame:
-        self._failed = True
+        self.failed = True
         category = self._service._classify_error(error)
-        if isinstance(error, RequestError) and not isinstance(error, (SpeakerError, LanguageError)):
+        if isinstance(error, RequestError) and not isinstance(error, (SpeakerError, LanguageError, VoiceError)):
             category = ErrorCategory.APPLICATION  # of this text; the next one may be spoken
         return ErrorFrame(error=f"{type(error).__name__}: {error}", exception=error, category=category)
 
@@ -636,6 +698,16 @@ def _known_of(model: str) -> tuple[str, tuple[str, ...], tuple[str, ...]] | None
     config = ModelConfig.from_folder(folder)
     languages = ("auto", *sorted(n for n in config.talker.languages if "dialect" not in n))
     return config.variant, tuple(config.talker.speakers), languages
+
+
+def _same_model(one: str, other: str) -> bool:
+    if str(one) == str(other):
+        return True
+    try:
+        folder = find_cached(str(one))
+        return folder is not None and folder == find_cached(str(other))
+    except CheckpointError:  # no model at all
+        return False
 
 
 def _quietly(job: Callable[[], Any]) -> None:

@@ -1,68 +1,92 @@
 """Engines that several users in one process share: loaded once for the first, closed behind the last."""
 
 import asyncio
+import gc
 import threading
 from concurrent.futures import Future
 from dataclasses import dataclass
 
+from qwen_megakernel.backend import select_device
+from qwen_megakernel.checkpoint import find_cached
 from qwen_megakernel.engine import TTSEngine
 
 _WARM_UP_TEXT = "Hello there."
 
 
-@dataclass
+@dataclass(eq=False)
 class _Shared:
     engine: "Future[TTSEngine]"
     users: int = 0
 
+    @property
+    def usable(self) -> bool:
+        """Loading, or alive."""
+        if not self.engine.done():
+            return True
+        return not self.engine.exception() and self.engine.result().health()["status"] == "ok"
 
-_shared: dict[tuple, _Shared] = {}
+
+_shared: dict[tuple, _Shared] = {}  # for whoever asks next
+_used: set[_Shared] = set()
 _lock = threading.Lock()
 
 
 async def acquire(model: str, **options) -> TTSEngine:
     """The process's engine for these arguments of `TTSEngine.load`; loaded, and warmed with a real utterance, in a
-    thread of its own if nobody has it yet. Every `acquire` needs a `release`.
+    thread of its own if nobody has it yet, or if it died. Every `acquire` needs a `release`.
+
+    Loading also takes what is in memory by then out of the garbage collector's sight (`gc.freeze`), until the last
+    engine is released: with torch, transformers and Pipecat a full collection stops every call for 60 ms.
 
     Raises:
         TTSError: it cannot be loaded; the next `acquire` tries again.
     """
-    key = (str(model), *sorted((name, str(value)) for name, value in options.items()))
+    options = {n: v for n, v in options.items() if v is not None and (n, v) != ("backend", "auto")}
+    options["device"] = str(select_device(options.get("device")))
+    key = (str(find_cached(model) or model), *sorted((name, str(value)) for name, value in options.items()))
     with _lock:
         shared = _shared.get(key)
-        first = shared is None
+        first = shared is None or not shared.usable
         if first:
             shared = _shared[key] = _Shared(Future())
+            _used.add(shared)
         shared.users += 1
     if first:
         threading.Thread(target=_load, args=(key, shared, model, options), name="qwen_megakernel load").start()
     try:
         return await asyncio.shield(asyncio.wrap_future(shared.engine))
     except BaseException:
-        _leave(key, shared)
+        _leave(shared)
         raise
 
 
 async def release(engine: TTSEngine) -> None:
     """One user less; the last one closes the engine, in a thread."""
     with _lock:
-        found = [(k, s) for k, s in _shared.items() if s.engine.done() and not s.engine.exception()]
-    for key, shared in found:
-        if shared.engine.result() is engine and _leave(key, shared):
-            await asyncio.to_thread(engine.close)
+        found = [s for s in _used if s.engine.done() and not s.engine.exception() and s.engine.result() is engine]
+    if found and (closing := _leave(found[0])):
+        await asyncio.to_thread(closing.join)
 
 
-def _leave(key: tuple, shared: _Shared) -> bool:
-    """True for the last one."""
+def _leave(shared: _Shared) -> threading.Thread | None:
+    """Behind the last user the engine closes, once it is loaded, in the thread that is returned."""
     with _lock:
         shared.users -= 1
-        last = shared.users <= 0 and _shared.get(key) is shared
-        if last:
+        if shared.users > 0:
+            return None
+        _used.discard(shared)
+        for key in [k for k, s in _shared.items() if s is shared]:
             del _shared[key]
-    if last and not shared.engine.done():  # its only user was cancelled while it loaded
-        shared.engine.add_done_callback(lambda loaded: None if loaded.exception() else loaded.result().close())
-        return False
-    return last
+        if not _used:
+            gc.unfreeze()
+    closing = threading.Thread(target=_close, args=(shared,), name="qwen_megakernel close")
+    closing.start()
+    return closing
+
+
+def _close(shared: _Shared) -> None:
+    if not shared.engine.exception():  # waits for a load that is under way
+        shared.engine.result().close()
 
 
 def _load(key: tuple, shared: _Shared, model: str, options: dict) -> None:
@@ -75,6 +99,10 @@ def _load(key: tuple, shared: _Shared, model: str, options: dict) -> None:
                 del _shared[key]
         shared.engine.set_exception(error)
     else:
+        gc.collect()
+        with _lock:
+            if shared in _used:
+                gc.freeze()
         shared.engine.set_result(engine)
 
 

@@ -7,10 +7,11 @@ which it begins has been made, never before.
 
 import re
 
-_CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uff66-\uff9f"
+_CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uff66-\uff9f"
 # A word with what clings to it, or one Chinese or Japanese character with its marks.
 _WORD = re.compile(rf"[{_CJK}][^\w\s]*|[^\s{_CJK}]+")
 _UNSPACED = re.compile(rf"[{_CJK}]")
+_SYLLABLE = re.compile(rf"[{_CJK}\uac00-\ud7af]")  # Korean too, which sets its words apart
 _PAUSE = {",": 3, ";": 3, ":": 3, ".": 6, "!": 6, "?": 6, "，": 3, "、": 3, "。": 6, "！": 6, "？": 6}
 
 
@@ -26,7 +27,7 @@ def is_unspaced(text: str) -> bool:
 
 def weight(word: str) -> float:
     """How long a word takes, in Latin letters."""
-    spoken = sum(2.5 if _UNSPACED.match(c) else 3 if c.isdigit() else 1 for c in word if c.isalnum())
+    spoken = sum(2.5 if _SYLLABLE.match(c) else 3 if c.isdigit() else 1 for c in word if c.isalnum())
     return max(1.0, spoken) + 1 + _PAUSE.get(word[-1], 0)  # one for the gap behind it
 
 

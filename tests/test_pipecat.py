@@ -3,6 +3,7 @@ rates, words, errors."""
 
 import asyncio
 import gc
+import threading
 import time
 
 import numpy as np
@@ -43,9 +44,10 @@ from qwen_megakernel import (
     Voice,
     VoiceError,
 )
+from qwen_megakernel.checkpoint import DEMO_FOLDER
 from qwen_megakernel.pipecat_tts import MegakernelTTSService
 from qwen_megakernel.utterance import Utterance
-from qwen_megakernel.word_times import SpeechRate, WordTimes, words_of
+from qwen_megakernel.word_times import SpeechRate, WordTimes, is_unspaced, words_of
 
 Settings = MegakernelTTSService.Settings
 SAVED_VOICE = Voice(torch.zeros(8), None, None, "0")
@@ -323,6 +325,9 @@ def test_in_token_mode_a_change_of_voice_opens_a_new_utterance(engine):
         ({"voice": " "}, "unknown voice ' '"),
         ({"language": "klingon"}, "unknown language 'klingon'; known: auto, english"),
         ({"temperature": -1.0}, "temperature"),
+        ({"language": 7}, "language must be a string"),
+        ({"instruct": "\ud800"}, "instruct"),
+        ({"voice": SAVED_VOICE}, "needs a Base checkpoint"),
         ({"model": "Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice"}, "a service of another checkpoint is another service"),
     ],
 )
@@ -353,6 +358,18 @@ def test_a_change_that_cannot_be_is_refused_and_nothing_changes(engine, change, 
 def test_wrong_settings_are_refused_by_the_constructor(engine, options, kind, message, given):
     with pytest.raises(kind, match=message):
         MegakernelTTSService(**{given: engine if given == "engine" else "demo"}, settings=Settings(**options))
+
+
+@pytest.mark.parametrize("options", [{"voice": " "}, {"voice": 7}, {"language": ""}, {"instruct": 7}, {"top_p": 2.0}])
+def test_what_no_model_has_is_refused_before_the_model_is_here(options):
+    with pytest.raises(RequestError):
+        MegakernelTTSService(settings=Settings(**options))
+
+
+def test_the_same_model_by_another_name_is_no_change(engine):
+    service = service_of(engine)
+    down, up = run(service, [update(model=str(DEMO_FOLDER)), update(model=None), TTSSpeakFrame("Yes.")])
+    assert not of(up, ErrorFrame) and service.settings.model == "demo" and len(pcm(down))
 
 
 @pytest.mark.parametrize("language", [Language.EN_US, "en-GB", "english", "English", None, "auto"])
@@ -414,11 +431,55 @@ def test_a_kernel_fault_is_a_server_error_and_the_next_utterance_works(monkeypat
         assert np.abs(pcm(down)[-len(expected.samples) :].astype(int) - samples_of(expected)).max() <= 1
 
 
+def test_three_busy_turns_are_three_rate_limits_and_nothing_else():
+    """However slowly the LLM writes: its tokens open nothing again."""
+    with TTSEngine.load("demo", device="cpu", max_streams=1, max_queue=0) as engine:
+        taken = engine.submit()
+        service = service_of(engine, text_aggregation_mode=TOKEN, stop_frame_timeout_s=0.4)
+        down, up = run(service, 3 * [*turn("Hello ", "there, ", "you.", pause=0.6), SleepFrame(0.2)])
+        assert [e.category for e in of(up, ErrorFrame)] == 3 * [ErrorCategory.RATE_LIMIT] and service.is_usable
+        assert len(of(down, TTSStartedFrame)) == len(of(down, TTSStoppedFrame)) == 3
+        taken.cancel()
+
+
+@pytest.mark.parametrize("mode", [TextAggregationMode.SENTENCE, TOKEN])
+def test_a_service_that_is_not_usable_keeps_nobody_waiting(engine, mode):
+    service = service_of(engine, text_aggregation_mode=mode)
+
+    async def play():
+        await service.set_usable(False)
+        start = time.monotonic()
+        down, _ = await run_test(service, frames_to_send=turn("Hello there."), start_timeout=60)
+        return list(down), time.monotonic() - start
+
+    down, took = asyncio.run(play())
+    assert len(of(down, TTSStartedFrame)) == len(of(down, TTSStoppedFrame)) and took < 2.5
+
+
+def test_speech_that_its_slot_cuts_is_an_error_and_the_rest_no_part_of_the_context():
+    text = "One two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen."
+    with TTSEngine.load("demo", device="cpu", max_streams=1, max_positions=64) as engine:
+        down, up = run(service_of(engine, text_aggregation_mode=TOKEN), turn(*[f"{w} " for w in text.split()]))
+        assert [e.category for e in of(up, ErrorFrame)] == [ErrorCategory.APPLICATION]
+        assert len(of(down, TTSStartedFrame)) == len(of(down, TTSStoppedFrame)) == 1
+        whole, _ = run(service_of(engine), turn(text))  # by sentences it is cut into pieces that fit
+        assert " ".join(w.text.strip() for w in of(whole, TTSTextFrame)) == text
+
+
+def test_text_that_only_the_end_of_the_pipeline_ends_is_spoken(engine):
+    down, up = run(service_of(engine, text_aggregation_mode=TOKEN), turn("Hello there, ", "how are you?")[:-1])
+    whole = engine.generate(
+        "Hello there, how are you?", speaker="ada", sampling=SamplingParams(seed=3), non_streaming_mode=False
+    )
+    assert len(pcm(down)) == len(whole.samples) and not of(up, ErrorFrame)
+
+
 # ---------------------------------------------------------------- shared engines
 
 
 def test_services_of_one_model_share_an_engine_and_the_last_one_closes_it():
     async def play():
+        before = threading.active_count()
         first = await MegakernelTTSService.warmup("demo", device="cpu")
         second = await MegakernelTTSService.warmup("demo", device="cpu")
         other = await MegakernelTTSService.warmup("demo", device="cpu", max_streams=2)
@@ -431,7 +492,7 @@ def test_services_of_one_model_share_an_engine_and_the_last_one_closes_it():
         await MegakernelTTSService.shutdown(second)
         await MegakernelTTSService.shutdown(other)
         assert first.health()["status"] == other.health()["status"] == "closed"
-        assert gc.get_freeze_count() == 0
+        assert gc.get_freeze_count() == 0 and threading.active_count() <= before + 1
 
     asyncio.run(play())
 
@@ -440,6 +501,20 @@ def test_without_a_warm_up_the_pipeline_loads_and_lets_go():
     service = MegakernelTTSService(model="demo", settings=Settings(voice="max", seed=1))
     down, up = run(service, [TTSSpeakFrame("Yes.")])
     assert len(pcm(down)) and not of(up, ErrorFrame) and service._engine is None
+
+
+def test_an_engine_that_died_is_not_handed_out_again():
+    async def play():
+        dead = await MegakernelTTSService.warmup("demo", device="cpu")
+        dead.close()
+        fresh = await MegakernelTTSService.warmup("demo", device=None if not torch.cuda.is_available() else "cpu")
+        assert fresh is not dead and fresh.health()["status"] == "ok"
+        await MegakernelTTSService.shutdown(dead)
+        assert fresh.health()["status"] == "ok"
+        await MegakernelTTSService.shutdown(fresh)
+        assert fresh.health()["status"] == "closed"
+
+    asyncio.run(play())
 
 
 # ---------------------------------------------------------------- words
@@ -462,6 +537,23 @@ def test_words_come_in_order_and_never_ahead_of_their_audio(engine):
                 assert (frame.pts - first) / 1e9 <= made + 1e-6
 
 
+def test_words_wait_as_long_as_their_audio_did(engine):
+    """The LLM pauses for 2 s: what follows is heard after the pause, and its words have times behind it."""
+    frames = [*turn("One two three four. ")[:-1], SleepFrame(3.5), LLMTextFrame("Five six seven."), *turn()[-1:]]
+    down, _ = run(service_of(engine, text_aggregation_mode=TOKEN), frames)
+    words = {w.text.strip(): w.pts / 1e9 for w in of(down, TTSTextFrame)}
+    spoken = len(pcm(down)) / 24000
+    assert words["Six" if "Six" in words else "six"] - words["One"] > 3.0
+    assert words["seven."] - words["One"] < 3.5 + spoken
+
+
+def test_a_pause_between_sentences_is_one_turn(engine):
+    service = service_of(engine, stop_frame_timeout_s=0.6)
+    frames = [*turn("Hello there. ")[:-1], SleepFrame(2.5), *turn("How are you?")[1:]]
+    down, up = run(service, frames)
+    assert len(of(down, TTSStartedFrame)) == len(of(down, TTSStoppedFrame)) == 1 and not of(up, ErrorFrame)
+
+
 def test_word_times_are_spread_over_the_audio():
     rate = SpeechRate()
     times = WordTimes(rate)
@@ -481,6 +573,7 @@ def test_word_times_are_spread_over_the_audio():
 def test_words_of_many_scripts():
     assert words_of("Well, 3 of us!") == ["Well,", "3", "of", "us!"]
     assert words_of("今天，天气好。Hello 世界") == ["今", "天，", "天", "气", "好。", "Hello", "世", "界"]
+    assert words_of("안녕하세요 친구") == ["안녕하세요", "친구"] and not is_unspaced("안녕")
 
 
 def test_the_event_loop_is_not_blocked(engine):
