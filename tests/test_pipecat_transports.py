@@ -510,7 +510,9 @@ def test_the_example_that_changes_its_voice(monkeypatch):
     voices = []
     request = MegakernelTTSService._request
     monkeypatch.setattr(
-        MegakernelTTSService, "_request", lambda self: voices.append(self.settings.voice) or request(self)
+        MegakernelTTSService,
+        "_request",
+        lambda self, *changed: voices.append(self.settings.voice) or request(self, *changed),
     )
 
     async def play():
@@ -534,7 +536,7 @@ def test_the_example_of_two_bots_on_one_engine(monkeypatch):
     monkeypatch.setattr(
         MegakernelTTSService,
         "_request",
-        lambda self: used.append((id(self._engine), self.settings.voice)) or request(self),
+        lambda self, *changed: used.append((id(self._engine), self.settings.voice)) or request(self, *changed),
     )
 
     async def play():
