@@ -78,14 +78,16 @@ async def caller(engine: TTSEngine, rate: int, utterances: int, alone: bool, fig
         if turn:  # the first one finds everything cold
             figures.add("first audio", output.heard[0][0] - asked)
         await asyncio.sleep(random.uniform(0.3, 0.7))
+        speaking = [speech._utterance for speech in tts._speeches.values() if speech._utterance]
         frames, at = engine.metrics()["frames"], time.monotonic()
-        generating = engine.health()["streams"] > 0
+        generating = [utterance for utterance in speaking if not utterance.done]
         await worker.queue_frame(InterruptionFrame())
-        if alone and generating:
-            while engine.health()["streams"]:
-                await asyncio.sleep(0)
+        if generating:
+            while not generating[0].done:  # its slot is free within the same round of frames
+                await asyncio.sleep(0.0005)
             figures.add("interruption to free slot", time.monotonic() - at)
-            figures.values.setdefault("frames after interruption", []).append(engine.metrics()["frames"] - frames)
+            if alone:  # others' frames are counted too
+                figures.values.setdefault("frames after interruption", []).append(engine.metrics()["frames"] - frames)
         await asyncio.sleep(0.2)
         late = [when - at for when, _ in output.heard if when > at]
         figures.add("interruption to last piece", max(late, default=0.0))
