@@ -19,7 +19,7 @@ constexpr int kGroups = 16;
 
 struct Slot {
   qmk::Column column{};                 // of the next launch, but for its text row
-  torch::Tensor pages, seen, row;       // kept alive
+  torch::Tensor pages, seen, row, recent;  // kept alive
   torch::Tensor text, pad;              // bf16 [n][hidden], [hidden]
 };
 
@@ -79,15 +79,16 @@ class Launcher {
   Launcher& operator=(const Launcher&) = delete;
 
   // A new stream in a slot, at position 0. Tensors belong to the slot; `row` is its next input.
-  void begin(int64_t slot, const torch::Tensor& pages, const torch::Tensor& seen, const torch::Tensor& row, const Settings& sampling,
-             uint64_t seed) {
+  void begin(int64_t slot, const torch::Tensor& pages, const torch::Tensor& seen, const torch::Tensor& row, const torch::Tensor& recent,
+             const Settings& sampling, uint64_t seed) {
     Slot& s = at(slot);
-    s.pages = pages, s.seen = seen, s.row = row;
+    s.pages = pages, s.seen = seen, s.row = row, s.recent = recent;
     qmk::Column& c = s.column;
     c = {};
     c.row = c.next_row = check<float>(row, "row", torch::kFloat32, hidden_);
     c.pages = check<int>(pages, "pages", torch::kInt32, 1);
     c.seen = check<uint8_t>(seen, "seen", torch::kUInt8, 1);
+    c.recent = check<int>(recent, "recent", torch::kInt32, 8 * kGroups);
     c.seed = seed;
     c.token = -1;
     c.repetition_penalty = static_cast<float>(sampling.at("repetition_penalty"));
@@ -176,7 +177,7 @@ class Launcher {
     p_.stage_ns = stage_ns ? check<unsigned long long>(*stage_ns, "stage_ns", torch::kInt64, 2 * qmk::kStages) : nullptr;
   }
 
-  torch::Tensor fault() const { return fault_; }
+  torch::Tensor fault() const { return fault_; }  // [1], not 0 after a wait inside the kernel gave up
   int64_t epoch() const { return epoch_; }
   void set_epoch(int64_t epoch) { epoch_ = epoch; }
 
@@ -241,7 +242,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       .def("set_text", &Launcher::set_text)
       .def("seek", &Launcher::seek)
       .def("prefill", &Launcher::prefill, Free())
-      .def("decode", &Launcher::decode, Free())
+      .def("decode", &Launcher::decode)
       .def("collect", &Launcher::collect, Free())
       .def("uncollected", &Launcher::uncollected)
       .def("observe", &Launcher::observe)

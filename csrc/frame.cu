@@ -116,6 +116,7 @@ struct Frame {
       if (b.tid < kBlocks) publish(b.x.drawn + b.tid * kColumns + chooser, __int_as_float(code), b.epoch);
       if (b.tid == 0) {
         p.codes[chooser * Dims::kGroups + group] = code;
+        c.recent[c.frame % 8 * Dims::kGroups + group] = code;
         if (group == 0 && code != p.eos_id) c.seen[code] = 1;
       }
     }

@@ -59,6 +59,7 @@ struct Column {
   float* next_row;       // [hidden] the next position's input
   const int* pages;      // this slot's page table
   uint8_t* seen;         // [codec vocabulary] code 0 ids spoken so far
+  int* recent;           // [8][16] the codes of frame f at f % 8, for the vocoder
   uint64_t seed;
   int token;             // >= 0: the input is this row of code 0's embedding
   int position;

@@ -149,7 +149,7 @@ __global__ void __launch_bounds__(32 * (M / WM) * (N / WN)) convolve_kernel(cons
     time[i] = there ? row - stream * p.in.rows : -(1 << 28);
     const int column = chunk % (kDepth / 4) * 4;
     fresh[i] = p.in.fresh + static_cast<int64_t>(stream) * p.in.rows * p.in.channels + column;
-    past[i] = p.in.kept ? p.in.past + static_cast<int64_t>(p.in.slots[stream]) * p.in.kept * p.in.channels + column : p.in.fresh;
+    past[i] = p.in.kept ? p.in.past + p.in.slots[stream] * p.in.stride + column : p.in.fresh;
   }
   int channel = begin % blocks_per_tap * kDepth, shift = begin / blocks_per_tap * p.dilation - p.in.kept;
   auto load_history = [&](int stage) {
@@ -173,19 +173,6 @@ __global__ void __launch_bounds__(32 * (M / WM) * (N / WN)) convolve_kernel(cons
   for (int s = 0; s < kStages - 1; ++s) {
     if (begin + s < end) load_history(s);
     asm volatile("cp.async.commit_group;" ::: "memory");  // the first one holds all the weights fetched so far
-  }
-  // While the first pieces come: what every row is to be divided by.
-  __shared__ float factor[M];
-  if (p.rms_eps > 0.0f) {
-    for (int row = warp; row < M; row += kThreads / 32) {
-      float squares = 0.0f;
-      if (first_row + row < total) {
-        const float4* x = reinterpret_cast<const float4*>(p.in.fresh + static_cast<int64_t>(first_row + row) * p.in.channels);
-        for (int i = lane; i < p.in.channels / 4; i += 32) squares += x[i].x * x[i].x + x[i].y * x[i].y + x[i].z * x[i].z + x[i].w * x[i].w;
-      }
-      squares = warp_sum(squares);
-      if (lane == 0) factor[row] = rsqrtf(squares / p.in.channels + p.rms_eps);
-    }
   }
   // Tensor cores cut off what they add up; so only a step's sums are theirs, the sum over steps is rounded. Where a warp has
   // few tiles, the three products of each have sums of their own, so that none waits for another.
@@ -283,8 +270,7 @@ __global__ void __launch_bounds__(32 * (M / WM) * (N / WN)) convolve_kernel(cons
           sum.x += x.x, sum.y += x.y, sum.z += x.z, sum.w += x.w;
         }
 #endif
-      const float scale = p.rms_eps > 0.0f ? factor[row] : 1.0f;
-      v[i].x += scale * sum.x, v[i].y += scale * sum.y, v[i].z += scale * sum.z, v[i].w += scale * sum.w;
+      v[i].x += sum.x, v[i].y += sum.y, v[i].z += sum.z, v[i].w += sum.w;
     }
 #pragma unroll
     for (int i = 0; i < kTogether; ++i) {
@@ -295,11 +281,6 @@ __global__ void __launch_bounds__(32 * (M / WM) * (N / WN)) convolve_kernel(cons
       v[i].x += r[i].x, v[i].y += r[i].y, v[i].z += r[i].z, v[i].w += r[i].w;
       if (p.out) *reinterpret_cast<float4*>(p.out + at) = v[i];
       if (!p.activated) continue;
-      if (p.activation == Activation::kGate) {
-        const float2 gated = make_float2(v[i].x / (1.0f + expf(-v[i].x)) * v[i].y, v[i].z / (1.0f + expf(-v[i].z)) * v[i].w);
-        *reinterpret_cast<float2*>(p.activated + at / 2) = gated;
-        continue;
-      }
       if (p.activation == Activation::kSnake) {
         const int channel = column % p.channels_out;
         const float4 f = __ldg(reinterpret_cast<const float4*>(p.frequency + channel)), s = __ldg(reinterpret_cast<const float4*>(p.scale + channel));
@@ -377,7 +358,7 @@ cudaError_t choose(const Convolution& p, cudaStream_t stream) {
 
 __device__ __forceinline__ const float* history_row(const History& h, int stream, int t) {
   return t >= 0 ? h.fresh + (static_cast<int64_t>(stream) * h.rows + t) * h.channels
-                : h.past + (static_cast<int64_t>(h.slots[stream]) * h.kept + h.kept + t) * h.channels;
+                : h.past + h.slots[stream] * h.stride + static_cast<int64_t>(h.kept + t) * h.channels;
 }
 
 __global__ void sum_codebooks_kernel(const int* codes, const float* table, int groups, int size, int channels, float* out) {
@@ -419,81 +400,6 @@ __global__ void __launch_bounds__(1024) depthwise_norm_kernel(const History in, 
   if (there) out[static_cast<int64_t>(blockIdx.x) * channels + c] = off * factor * gain[c] + shift[c];
 }
 
-constexpr int kMostRows = 8, kMostRing = 80;
-
-// A block per head and stream, a warp per query in turn.
-template <int D>
-__global__ void __launch_bounds__(256) attend_kernel(const Attention p) {
-  wait_for_previous();
-  __shared__ __align__(16) float values[kMostRing][D];
-  __shared__ float keys[kMostRing][D + 1], queries[kMostRows][D], weights[kMostRows][kMostRing];
-  const int head = blockIdx.x, stream = blockIdx.y, slot = p.slots[stream], width = p.heads * D;
-  const int64_t position = p.position[slot];
-  float* ring_keys = p.keys + (static_cast<int64_t>(slot) * p.heads + head) * p.ring * D;
-  float* ring_values = p.values + (static_cast<int64_t>(slot) * p.heads + head) * p.ring * D;
-  const int64_t oldest = position > p.window - 1 ? position - (p.window - 1) : 0;
-  const int before = static_cast<int>(position - oldest);  // local index j is position oldest + j
-  const int start = static_cast<int>(oldest % p.ring);
-#pragma unroll 8
-  for (int i = threadIdx.x; i < before * (D / 4); i += 256) {
-    const int j = i / (D / 4), d = i % (D / 4) * 4, at = (start + j < p.ring ? start + j : start + j - p.ring) * D + d;
-    const float4 k = *reinterpret_cast<const float4*>(ring_keys + at), v = *reinterpret_cast<const float4*>(ring_values + at);
-    keys[j][d] = k.x, keys[j][d + 1] = k.y, keys[j][d + 2] = k.z, keys[j][d + 3] = k.w;
-    *reinterpret_cast<float4*>(&values[j][d]) = v;
-  }
-  for (int i = threadIdx.x; i < p.rows * D; i += 256) {
-    const int t = i / D, d = i % D, half = d % (D / 2);
-    const float* row = p.qkv + (static_cast<int64_t>(stream) * p.rows + t) * 3 * width + head * D;
-    float sine, cosine;
-    sincosf(static_cast<float>(position + t) * p.inv_freq[half], &sine, &cosine);
-    const float sign = d < D / 2 ? -1.0f : 1.0f;
-    const int other = d < D / 2 ? d + D / 2 : d - D / 2, at = (start + before + t) % p.ring * D + d;
-    queries[t][d] = row[d] * cosine + sign * row[other] * sine;
-    const float k = row[width + d] * cosine + sign * row[width + other] * sine, v = row[2 * width + d];
-    keys[before + t][d] = k;
-    values[before + t][d] = v;
-    ring_keys[at] = k;
-    ring_values[at] = v;
-  }
-  __syncthreads();
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const float scale = rsqrtf(static_cast<float>(D));
-  for (int t = warp; t < p.rows; t += 8) {
-    const int last = before + t, first = last - (p.window - 1) > 0 ? last - (p.window - 1) : 0;
-    float score[(kMostRing + 31) / 32], most = -INFINITY, sum = 0.0f;
-#pragma unroll
-    for (int i = 0; i < (kMostRing + 31) / 32; ++i) {
-      const int j = lane + 32 * i;
-      score[i] = -INFINITY;
-      if (j >= first && j <= last) {
-        float dot = 0.0f;
-#pragma unroll
-        for (int d = 0; d < D; ++d) dot += queries[t][d] * keys[j][d];
-        score[i] = dot * scale;
-      }
-      most = fmaxf(most, score[i]);
-    }
-#pragma unroll
-    for (int d = 16; d; d /= 2) most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, d));
-#pragma unroll
-    for (int i = 0; i < (kMostRing + 31) / 32; ++i) {
-      const float w = expf(score[i] - most);
-      sum += w;
-      if (lane + 32 * i < kMostRing) weights[t][lane + 32 * i] = w;
-    }
-    sum = warp_sum(sum);
-    __syncwarp();
-#pragma unroll
-    for (int i = 0; i < D / 32; ++i) {
-      const int d = lane + 32 * i;
-      float x = 0.0f;
-#pragma unroll 8
-      for (int j = first; j <= last; ++j) x += weights[t][j] * values[j][d];
-      p.out[(static_cast<int64_t>(stream) * p.rows + t) * width + head * D + d] = x / sum;
-    }
-  }
-}
-
 // Eight lanes an output sample.
 __global__ void __launch_bounds__(256) convolve_to_sound_kernel(const History in, const float* weight, const float* bias, float* out) {
   wait_for_previous();
@@ -520,7 +426,7 @@ __global__ void __launch_bounds__(128) keep_histories_kernel(const Kept* histori
   const int stream = blockIdx.z, slot = slots[stream], c = blockIdx.y * 128 + threadIdx.x;
   if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) position[slot] += frames;
   if (c >= h.channels) return;
-  float* past = h.past + static_cast<int64_t>(slot) * h.kept * h.channels + c;
+  float* past = h.past + static_cast<int64_t>(slot) * h.stride + c;
   const float* fresh = h.fresh + static_cast<int64_t>(stream) * h.rows * h.channels + c;
   constexpr int kTogether = 6;  // read before they are written: what is read lies behind what is written
   for (int first = 0; first < h.kept; first += kTogether) {
@@ -537,7 +443,21 @@ __global__ void __launch_bounds__(128) keep_histories_kernel(const Kept* histori
   }
 }
 
+__global__ void __launch_bounds__(kMostPushed * kGroups) tell_kernel(const __grid_constant__ Told p, int size, int* slots, int* codes) {
+  const int i = threadIdx.x, each = p.frames * kGroups, stream = i / each, frame = i % each / kGroups;
+  if (i < p.streams) slots[i] = p.slot[i];
+  if (stream >= p.streams) return;
+  const int at = (p.slot[stream] * kRecentFrames + (p.first[stream] + frame) % kRecentFrames) * kGroups + i % kGroups;
+  codes[i] = max(0, min(size - 1, p.recent ? p.recent[at] : p.codes[i]));
+}
+
 }  // namespace
+
+cudaError_t tell(const Told& p, int size, int* slots, int* codes, cudaStream_t stream) {
+  if (p.streams > kMostStreams || p.streams * p.frames > kMostPushed) return cudaErrorInvalidValue;
+  tell_kernel<<<1, kMostPushed * kGroups, 0, stream>>>(p, size, slots, codes);
+  return cudaGetLastError();
+}
 
 cudaError_t convolve(const Convolution& p, cudaStream_t stream) { return p.exact ? choose<true>(p, stream) : choose<false>(p, stream); }
 
@@ -548,14 +468,6 @@ cudaError_t sum_codebooks(const int* codes, const float* table, int rows, int gr
 cudaError_t depthwise_norm(const History& in, const float* weight, const float* bias, const float* gain, const float* shift, float eps, float* out, cudaStream_t stream) {
   if (in.channels > 1024 || in.kept != 6) return cudaErrorInvalidValue;
   return launch_after(depthwise_norm_kernel, dim3(in.streams * in.rows), (in.channels + 31) / 32 * 32, 0, stream, 1, in, weight, bias, gain, shift, eps, out);
-}
-
-cudaError_t attend(const Attention& p, cudaStream_t stream) {
-  if (p.rows > kMostRows || p.window - 1 + p.rows > kMostRing || p.ring < p.window - 1 + p.rows) return cudaErrorInvalidValue;
-  const dim3 grid(p.heads, p.streams);
-  if (p.head_dim == 64) return launch_after(attend_kernel<64>, grid, 256, 0, stream, 1, p);
-  if (p.head_dim == 32) return launch_after(attend_kernel<32>, grid, 256, 0, stream, 1, p);
-  return cudaErrorInvalidValue;
 }
 
 cudaError_t convolve_to_sound(const History& in, const float* weight, const float* bias, float* out, cudaStream_t stream) {

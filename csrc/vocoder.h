@@ -6,15 +6,29 @@
 
 namespace qmk {
 
-enum class Activation : int { kNone = 0, kSnake = 1, kGelu = 2, kGate = 3 };
+enum class Activation : int { kNone = 0, kSnake = 1, kGelu = 2 };
 
 // What a causal layer looks at: of every stream `kept` rows of the past, then the `rows` new ones.
 struct History {
   const float* fresh;   // [streams][rows][channels]
-  const float* past;    // [slots][kept][channels]; unused where kept is 0
+  const float* past;    // [kept][channels] of the first slot; unused where kept is 0
+  int64_t stride;       // values from a slot's past to the next one's
   const int* slots;     // [streams]
   int streams, rows, kept, channels;
 };
+
+// What a push is told on its way: which slots, and their codes, from the host or from where the frame kernel left them.
+constexpr int kMostStreams = 8, kMostPushed = 16, kGroups = 16, kRecentFrames = 8;  // kMostPushed: streams x frames
+struct Told {
+  int streams, frames;
+  int slot[kMostStreams];
+  int first[kMostStreams];      // frame of the slot's stream, where the codes are on the device
+  const int* recent;            // [slots][kRecentFrames][kGroups], frame f at f % kRecentFrames; or null
+  int codes[kMostPushed * kGroups];
+};
+// slots[streams] and codes[streams * frames][kGroups] for the graph behind it; codes outside of 0..size-1 (an end of
+// speech that the host has not seen yet) become the nearest within.
+cudaError_t tell(const Told&, int size, int* slots, int* codes, cudaStream_t);
 
 // A causal convolution as a matrix product: out[stream, t] = bias + sum over taps of history[t + tap * dilation] * weight[tap].
 // A transposed convolution is one too: its blocks of output rows are columns side by side.
@@ -26,12 +40,11 @@ struct Convolution {
   int columns;
   const float* residual;  // [streams * rows][columns], added; or null
   float* out;             // the sum; or null
-  float* activated;       // activation(sum), kGate: of half the columns; or null
+  float* activated;       // activation(sum); or null
   Activation activation;
   const float *frequency, *scale;  // SnakeBeta's, [channels_out], column modulo channels_out
   int channels_out;
   bool exact;             // three TF32 products for one of fp32, or a single one
-  float rms_eps;          // above 0: of every row over its root mean square (the norm's weight is in the matrix)
 };
 cudaError_t convolve(const Convolution&, cudaStream_t);
 
@@ -41,17 +54,30 @@ cudaError_t sum_codebooks(const int* codes, const float* table, int rows, int gr
 // A depthwise causal convolution of 7 taps, then LayerNorm.
 cudaError_t depthwise_norm(const History& in, const float* weight /*[7][channels]*/, const float* bias, const float* gain, const float* shift, float eps, float* out, cudaStream_t);
 
-// Attention of `rows` new positions a stream over a window; rotates queries and keys, keeps keys and values in rings.
-struct Attention {
-  const float* qkv;       // [streams * rows][3 * heads * head_dim]
-  float *keys, *values;   // [slots][heads][ring][head_dim]
-  const int* slots;
-  const int64_t* position;  // [slots], of the first new row
+// The transformer between two linear layers: `frames` new positions of every stream, attention over a window, SwiGLU.
+// RMSNorm's weights and layer scales are in the matrices.
+struct Layers {
+  const float* in;        // [streams * frames][latent]
+  float* out;             // [streams * frames][latent]
+  // Of one product after the other (input, then qkv, o, gate and up, down of every layer, output), of one block after the
+  // other: its columns, each [K]. Block b owns columns b * ceil(columns / blocks) ...; gate and up alternate, and stay together.
+  const float* weights;
+  const float *bias_in, *bias_out;
   const float* inv_freq;  // [head_dim / 2]
-  int streams, rows, heads, head_dim, ring, window;
-  float* out;             // [streams * rows][heads * head_dim]
+  float* rings;           // [layers][2][heads][ring][head_dim] of the first slot: rotated keys, and values
+  int64_t stride;         // values from a slot's rings to the next one's
+  const int* slots;       // [streams]
+  const int64_t* position;  // [slots], of the first new row
+  // What blocks hand each other, a value and its epoch each: [rows][hidden], [rows][3 * heads * head_dim], [rows][heads *
+  // head_dim], [rows][intermediate], where rows is at most kMostPushed.
+  uint2 *h, *qkv, *attended, *gated;
+  uint32_t* epoch;        // [1] of the last value published
+  uint32_t spin_limit;    // polls before a wait gives up
+  uint32_t* fault;        // [1] in host memory, not 0 after a wait gave up
+  int blocks, streams, frames, layers, latent, hidden, intermediate, heads, head_dim, ring, window;
+  float eps;
 };
-cudaError_t attend(const Attention&, cudaStream_t);
+cudaError_t transform(const Layers&, cudaStream_t);
 
 // The last convolution: 7 taps, one channel out, clamped to -1..1.
 cudaError_t convolve_to_sound(const History& in, const float* weight /*[7][channels]*/, const float* bias, float* out, cudaStream_t);
@@ -60,7 +86,7 @@ cudaError_t convolve_to_sound(const History& in, const float* weight /*[7][chann
 struct Kept {
   const float* fresh;
   float* past;
-  int32_t rows, kept, channels, unused;
+  int32_t rows, kept, channels, stride;
 };
 cudaError_t keep_histories(const Kept* histories, int count, int widest, const int* slots, int64_t* position, int streams, int frames, cudaStream_t);
 

@@ -3,7 +3,13 @@
 #include <c10/cuda/CUDAStream.h>
 #include <torch/extension.h>
 
+#include <algorithm>
+#include <array>
+#include <map>
+#include <memory>
 #include <optional>
+#include <string>
+#include <vector>
 
 #include "vocoder.h"
 
@@ -20,6 +26,12 @@ T* data(const Tensor& t, int64_t least, const char* name) {
 }
 float* maybe(const Maybe& t, int64_t least, const char* name) { return t ? data(*t, least, name) : nullptr; }
 
+// [slots][...]: every slot's part in one piece, the slots at any distance.
+float* of_slots(const Tensor& t, const char* name) {
+  TORCH_CHECK(t.numel(), name, ": empty");
+  return data(t[0], 1, name);
+}
+
 void check(cudaError_t error) {
   TORCH_CHECK(error == cudaSuccess, "CUDA: ", cudaGetErrorString(error), " (", cudaGetErrorName(error), ")");
 }
@@ -29,13 +41,14 @@ cudaStream_t stream_of(const Tensor& t) { return c10::cuda::getCurrentCUDAStream
 qmk::History history(const Tensor& fresh, const Maybe& past, const Tensor& slots, int64_t streams, int64_t rows, int64_t channels) {
   const int64_t kept = past ? past->size(1) : 0;
   if (past) TORCH_CHECK(past->dim() == 3 && past->size(2) == channels, "past must be [slots, kept, ", channels, "]");
-  return {data(fresh, streams * rows * channels, "fresh"), past ? data(*past, 1, "past") : nullptr, data<int>(slots, streams, "slots"),
-          static_cast<int>(streams), static_cast<int>(rows), static_cast<int>(kept), static_cast<int>(channels)};
+  return {data(fresh, streams * rows * channels, "fresh"), past ? of_slots(*past, "past") : nullptr, past ? past->stride(0) : 0,
+          data<int>(slots, streams, "slots"), static_cast<int>(streams), static_cast<int>(rows), static_cast<int>(kept),
+          static_cast<int>(channels)};
 }
 
 void convolve(const Tensor& fresh, const Maybe& past, const Tensor& slots, int64_t streams, int64_t rows, int64_t dilation,
               const Tensor& weight, const Tensor& bias, const Maybe& residual, const Maybe& out, const Maybe& activated,
-              int64_t activation, const Maybe& frequency, const Maybe& scale, bool exact, double rms_eps) {
+              int64_t activation, const Maybe& frequency, const Maybe& scale, bool exact) {
   const c10::cuda::CUDAGuard guard(fresh.device());
   TORCH_CHECK(weight.dim() == 3, "weight must be [taps, channels, columns]");
   const int64_t taps = weight.size(0), channels = weight.size(1), columns = weight.size(2), values = streams * rows * columns;
@@ -51,7 +64,7 @@ void convolve(const Tensor& fresh, const Maybe& past, const Tensor& slots, int64
   c.residual = maybe(residual, values, "residual");
   c.out = maybe(out, values, "out");
   c.activation = static_cast<qmk::Activation>(activation);
-  c.activated = maybe(activated, c.activation == qmk::Activation::kGate ? values / 2 : values, "activated");
+  c.activated = maybe(activated, values, "activated");
   if (c.activation == qmk::Activation::kSnake) {
     TORCH_CHECK(frequency && scale, "SnakeBeta needs its factors");
     c.channels_out = static_cast<int>(frequency->numel());
@@ -59,8 +72,6 @@ void convolve(const Tensor& fresh, const Maybe& past, const Tensor& slots, int64
     c.scale = data(*scale, c.channels_out, "scale");
   }
   c.exact = exact;
-  c.rms_eps = static_cast<float>(rms_eps);
-  TORCH_CHECK(!c.rms_eps || (taps == 1 && !past), "only single rows are normalised");
   check(qmk::convolve(c, stream_of(fresh)));
 }
 
@@ -80,15 +91,39 @@ void depthwise_norm(const Tensor& fresh, const Tensor& past, const Tensor& slots
                             static_cast<float>(eps), data(out, streams * rows * channels, "out"), stream_of(fresh)));
 }
 
-void attend(const Tensor& qkv, const Tensor& keys, const Tensor& values, const Tensor& slots, const Tensor& position, const Tensor& inv_freq,
-            int64_t streams, int64_t rows, int64_t window, const Tensor& out) {
-  const c10::cuda::CUDAGuard guard(qkv.device());
-  const int64_t heads = keys.size(1), ring = keys.size(2), dim = keys.size(3), width = heads * dim;
-  check(qmk::attend({data(qkv, streams * rows * 3 * width, "qkv"), data(keys, 1, "keys"), data(values, keys.numel(), "values"),
-                     data<int>(slots, streams, "slots"), data<int64_t>(position, keys.size(0), "position"), data(inv_freq, dim / 2, "inv_freq"),
-                     static_cast<int>(streams), static_cast<int>(rows), static_cast<int>(heads), static_cast<int>(dim), static_cast<int>(ring),
-                     static_cast<int>(window), data(out, streams * rows * width, "out")},
-                    stream_of(qkv)));
+// tensors: weights, bias_in, bias_out, inv_freq, rings [slots][layers][2][heads][ring][head_dim], slots, position, epoch, fault,
+// and what blocks hand each other (h, qkv, attended, gated), int32 [2 * values]; sizes: of the rest of qmk::Layers.
+void transform(const Tensor& in, const Tensor& out, const std::map<std::string, Tensor>& tensors, const std::map<std::string, int64_t>& sizes,
+               int64_t streams, int64_t frames, double eps) {
+  const c10::cuda::CUDAGuard guard(in.device());
+  auto size = [&](const char* name) { return static_cast<int>(sizes.at(name)); };
+  const Tensor& rings = tensors.at("rings");
+  TORCH_CHECK(rings.dim() == 6 && rings.size(2) == 2, "rings must be [slots, layers, 2, heads, ring, head_dim]");
+  qmk::Layers p{};
+  p.streams = static_cast<int>(streams), p.frames = static_cast<int>(frames), p.eps = static_cast<float>(eps);
+  p.layers = static_cast<int>(rings.size(1)), p.heads = static_cast<int>(rings.size(3)), p.ring = static_cast<int>(rings.size(4));
+  p.head_dim = static_cast<int>(rings.size(5)), p.blocks = size("blocks"), p.latent = size("latent"), p.hidden = size("hidden");
+  p.intermediate = size("intermediate"), p.window = size("window"), p.spin_limit = static_cast<uint32_t>(sizes.at("spin_limit"));
+  const int64_t rows = qmk::kMostPushed, width = p.heads * p.head_dim;
+  auto share = [&](int64_t columns) { return (columns + p.blocks - 1) / p.blocks * p.blocks; };
+  const int64_t layer = share(3 * width) * p.hidden + share(p.hidden) * (width + p.intermediate) + 2 * share(p.intermediate) * p.hidden;
+  p.weights = data(tensors.at("weights"), share(p.hidden) * p.latent + p.layers * layer + share(p.latent) * p.hidden, "weights");
+  p.bias_in = data(tensors.at("bias_in"), p.hidden, "bias_in");
+  p.bias_out = data(tensors.at("bias_out"), p.latent, "bias_out");
+  p.inv_freq = data(tensors.at("inv_freq"), p.head_dim / 2, "inv_freq");
+  p.rings = of_slots(rings, "rings"), p.stride = rings.stride(0);
+  p.slots = data<int>(tensors.at("slots"), streams, "slots");
+  p.position = data<int64_t>(tensors.at("position"), rings.size(0), "position");
+  p.epoch = reinterpret_cast<uint32_t*>(data<int>(tensors.at("epoch"), 1, "epoch"));
+  const Tensor& fault = tensors.at("fault");
+  TORCH_CHECK(fault.is_pinned() && fault.scalar_type() == torch::kInt32, "fault must be a pinned int32");
+  p.fault = reinterpret_cast<uint32_t*>(fault.data_ptr<int>());
+  auto exchange = [&](const char* name, int64_t values) { return reinterpret_cast<uint2*>(data<int>(tensors.at(name), 2 * rows * values, name)); };
+  p.h = exchange("h", p.hidden), p.qkv = exchange("qkv", 3 * width);
+  p.attended = exchange("attended", width), p.gated = exchange("gated", p.intermediate);
+  p.in = data(in, streams * frames * p.latent, "in");
+  p.out = data(out, streams * frames * p.latent, "out");
+  check(qmk::transform(p, stream_of(in)));
 }
 
 void convolve_to_sound(const Tensor& fresh, const Tensor& past, const Tensor& slots, int64_t streams, int64_t rows, const Tensor& weight,
@@ -103,8 +138,8 @@ Tensor list_histories(const std::vector<std::tuple<Tensor, Tensor, int64_t>>& hi
   Tensor list = torch::empty({static_cast<int64_t>(histories.size() * sizeof(qmk::Kept))}, torch::kUInt8);
   auto* kept = reinterpret_cast<qmk::Kept*>(list.data_ptr<uint8_t>());
   for (const auto& [fresh, past, rows] : histories)
-    *kept++ = {data(fresh, 1, "fresh"), data(past, 1, "past"), static_cast<int32_t>(rows), static_cast<int32_t>(past.size(1)),
-               static_cast<int32_t>(past.size(2)), 0};
+    *kept++ = {data(fresh, 1, "fresh"), of_slots(past, "past"), static_cast<int32_t>(rows), static_cast<int32_t>(past.size(1)),
+               static_cast<int32_t>(past.size(2)), static_cast<int32_t>(past.stride(0))};
   return list.to(std::get<0>(histories.at(0)).device());
 }
 
@@ -115,14 +150,133 @@ void keep_histories(const Tensor& list, int64_t widest, const Tensor& slots, con
                             data<int64_t>(position, 1, "position"), static_cast<int>(streams), static_cast<int>(frames), stream_of(list)));
 }
 
+// A push of some streams and frames, recorded from the current stream.
+class Recording {
+ public:
+  explicit Recording(const c10::Device& device) : device_(device) {
+    const c10::cuda::CUDAGuard guard(device_);
+    // Other engines go on using the GPU meanwhile: only this thread's calls may spoil it.
+    check(cudaStreamBeginCapture(c10::cuda::getCurrentCUDAStream(device_.index()), cudaStreamCaptureModeThreadLocal));
+  }
+  ~Recording() {
+    if (graph_) cudaGraphExecDestroy(graph_);
+  }
+  Recording(const Recording&) = delete;
+  Recording& operator=(const Recording&) = delete;
+
+  void end() {
+    const c10::cuda::CUDAGuard guard(device_);
+    const cudaStream_t stream = c10::cuda::getCurrentCUDAStream(device_.index());
+    cudaGraph_t recorded = nullptr;
+    check(cudaStreamEndCapture(stream, &recorded));
+    const cudaError_t error = cudaGraphInstantiate(&graph_, recorded, 0);
+    cudaGraphDestroy(recorded);
+    check(error);
+    check(cudaGraphUpload(graph_, stream));
+  }
+  // What the recorded kernels read lives as long as they.
+  void keep(const Tensor& read) { kept_ = read; }
+  void launch(cudaStream_t stream) const { check(cudaGraphLaunch(graph_, stream)); }
+
+ private:
+  c10::Device device_;
+  cudaGraphExec_t graph_ = nullptr;
+  Tensor kept_;
+};
+
+// Pushes on their way: what they are told goes with a launch, PCM comes back through pinned memory, so that several may be
+// queued. Nothing here waits but `collect`.
+class Pushes {
+ public:
+  // slots [streams] and codes [rows * groups]: where recorded pushes read; pcm: where they write, `samples` a frame.
+  Pushes(const Tensor& slots, const Tensor& codes, const Tensor& pcm, int64_t samples, int64_t codebook_size)
+      : slots_(slots), codes_(codes), pcm_(pcm), samples_(samples), size_(static_cast<int>(codebook_size)) {
+    data<int>(slots, qmk::kMostStreams, "slots"), data<int>(codes, qmk::kMostPushed * qmk::kGroups, "codes");
+    data(pcm, qmk::kMostPushed * samples, "pcm");
+    sound_ = torch::empty({kAhead, qmk::kMostPushed * samples}, torch::TensorOptions().dtype(torch::kFloat32).pinned_memory(true));
+    const c10::cuda::CUDAGuard guard(pcm.device());
+    for (auto& event : done_) check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+  }
+  ~Pushes() {
+    for (auto& event : done_) cudaEventDestroy(event);
+  }
+  Pushes(const Pushes&) = delete;
+  Pushes& operator=(const Pushes&) = delete;
+
+  // Queue a push of host codes int64 [streams][frames][groups]; its ticket for `collect`, -1 where nobody wants the PCM.
+  int64_t launch(const Recording& push, const std::vector<int64_t>& slots, const Tensor& codes, bool wanted) {
+    TORCH_CHECK(codes.is_cpu() && codes.is_contiguous() && codes.scalar_type() == torch::kInt64 && codes.dim() == 3 &&
+                    codes.size(0) == static_cast<int64_t>(slots.size()) && codes.size(2) == qmk::kGroups &&
+                    codes.numel() <= qmk::kMostPushed * qmk::kGroups, "codes: wrong device, layout, dtype or shape");
+    qmk::Told told = about(slots, codes.size(1));
+    std::copy_n(codes.data_ptr<int64_t>(), codes.numel(), told.codes);
+    return launch(push, told, wanted);
+  }
+  // Queue a push of the codes that the frame kernel left in `recent` [slots][8][groups], frames first[i] ... of slot i.
+  int64_t follow(const Recording& push, const std::vector<int64_t>& slots, int64_t frames, const Tensor& recent, const std::vector<int64_t>& first) {
+    TORCH_CHECK(first.size() == slots.size() && frames <= qmk::kRecentFrames, "one first frame a slot, and at most ", qmk::kRecentFrames, " frames");
+    qmk::Told told = about(slots, frames);
+    told.recent = data<int>(recent, 1, "recent");
+    std::copy(first.begin(), first.end(), told.first);
+    return launch(push, told, true);
+  }
+  // Wait for a push: its PCM, fp32 [streams][samples].
+  Tensor collect(int64_t ticket, int64_t streams, int64_t frames) const {
+    TORCH_CHECK(ticket < launched_ && launched_ - ticket <= kAhead, "push ", ticket, " of ", launched_, " is not at hand");
+    check(cudaEventSynchronize(done_[ticket % kAhead]));
+    return sound_[ticket % kAhead].slice(0, 0, streams * frames * samples_).view({streams, frames * samples_}).clone();
+  }
+
+ private:
+  static constexpr int kAhead = 64;
+
+  static qmk::Told about(const std::vector<int64_t>& slots, int64_t frames) {
+    TORCH_CHECK(!slots.empty() && slots.size() <= qmk::kMostStreams && frames > 0 && static_cast<int64_t>(slots.size()) * frames <= qmk::kMostPushed,
+                "a push takes up to ", qmk::kMostStreams, " streams and ", qmk::kMostPushed, " frames in all, got ", slots.size(), " x ", frames);
+    qmk::Told told{};
+    told.streams = static_cast<int>(slots.size());
+    told.frames = static_cast<int>(frames);
+    std::copy(slots.begin(), slots.end(), told.slot);
+    return told;
+  }
+  int64_t launch(const Recording& push, const qmk::Told& told, bool wanted) {
+    const c10::cuda::CUDAGuard guard(pcm_.device());
+    const cudaStream_t stream = stream_of(pcm_);
+    const int64_t i = launched_ % kAhead;
+    check(qmk::tell(told, size_, slots_.data_ptr<int>(), codes_.data_ptr<int>(), stream));
+    push.launch(stream);
+    if (!wanted) return -1;
+    check(cudaMemcpyAsync(sound_[i].data_ptr<float>(), pcm_.data_ptr<float>(), told.streams * told.frames * samples_ * sizeof(float),
+                          cudaMemcpyDeviceToHost, stream));
+    check(cudaEventRecord(done_[i], stream));
+    return launched_++;
+  }
+
+  Tensor slots_, codes_, pcm_, sound_;
+  int64_t samples_;
+  int size_;
+  std::array<cudaEvent_t, kAhead> done_{};
+  int64_t launched_ = 0;
+};
+
 }  // namespace
 
 void bind_vocoder(pybind11::module_& m) {
   m.def("convolve", &convolve);
   m.def("sum_codebooks", &sum_codebooks);
   m.def("depthwise_norm", &depthwise_norm);
-  m.def("attend", &attend);
+  m.def("transform", &transform);
   m.def("convolve_to_sound", &convolve_to_sound);
   m.def("list_histories", &list_histories);
   m.def("keep_histories", &keep_histories);
+  pybind11::class_<Recording>(m, "Recording")
+      .def(pybind11::init([](const Tensor& on) { return std::make_unique<Recording>(on.device()); }))
+      .def("end", &Recording::end)
+      .def("keep", &Recording::keep);
+  pybind11::class_<Pushes>(m, "Pushes")
+      .def(pybind11::init<const Tensor&, const Tensor&, const Tensor&, int64_t, int64_t>())
+      .def("launch", pybind11::overload_cast<const Recording&, const std::vector<int64_t>&, const Tensor&, bool>(&Pushes::launch))
+      .def("follow", &Pushes::follow)
+      .def("collect", &Pushes::collect, pybind11::call_guard<pybind11::gil_scoped_release>())
+;
 }

@@ -78,13 +78,20 @@ def make_decoder(
 
 
 def make_vocoder(
-    config: VocoderConfig, tensors: Mapping[str, Tensor], device: torch.device, dtype: str, *, slots: int
+    config: VocoderConfig,
+    tensors: Mapping[str, Tensor],
+    device: torch.device,
+    dtype: str,
+    *,
+    slots: int,
+    recent_codes: Tensor | None = None,
 ) -> Vocoder | GraphVocoder:
     """The vocoder over every fp32 `decoder.*` tensor: CUDA graphs of our kernels where they have been run, else eager
     PyTorch.
 
     Args:
         dtype: one of `VOCODER_DTYPES`.
+        recent_codes: the frame decoder's (`FrameDecoder.recent_codes`).
 
     Raises:
         BackendError: "tf32" where our kernels cannot run.
@@ -94,14 +101,15 @@ def make_vocoder(
     if device.type == "cpu":
         obstacle = "the device is a CPU"
     else:
-        obstacle = why_no_build(device) or why_untried(device) or why_no_graphs(config)
+        obstacle = why_no_build(device) or why_untried(device) or why_no_graphs(config, device)
     if obstacle is None:
         try:
             extension = load_extension(device)
         except BackendError as error:  # PyTorch goes on where nothing can be compiled
             obstacle = str(error)
         else:
-            return GraphVocoder(extension, config, tensors, slots=slots, exact=dtype == "float32")
+            options = {"slots": slots, "exact": dtype == "float32", "recent_codes": recent_codes}
+            return GraphVocoder(extension, config, tensors, **options)
     if dtype == "tf32":
         raise BackendError(f"vocoder_dtype='tf32' needs the vocoder's kernels, and {obstacle}; use 'float32'")
     if device.type == "cuda":

@@ -378,8 +378,12 @@ class Checkpoint:
         return cls(folder, config, digest.hexdigest()[:16], main_files, codec_files)
 
     def talker(self, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
-        """Every `talker.*` tensor."""
-        return _load(self._main, (n for n in self._main if n.startswith("talker.")), device, dtype)
+        """Every `talker.*` tensor. The text's embeddings, a third of all bytes of which a text needs a few rows, stay
+        on the CPU; copied there, because rows of a mapped file would be read when they are first spoken."""
+        table, cpu = "talker.model.text_embedding.weight", torch.device("cpu")
+        tensors = _load(self._main, (n for n in self._main if n.startswith("talker.") and n != table), device, dtype)
+        text = _load(self._main, [table], cpu, dtype)[table]
+        return tensors | {table: text if device.type == "cpu" else text.clone()}
 
     def speaker_encoder(self, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
         """Every `speaker_encoder.*` tensor (Base checkpoints; empty for the others)."""

@@ -157,7 +157,8 @@ class TTSEngine:
                 slots = {"slots": max_streams, "max_positions": max_positions}
                 decoder = make_decoder(name, config, tensors, embeddings, **slots)
                 tensors = checkpoint.vocoder(device, torch.float32)
-                vocoder = make_vocoder(config.codec.vocoder, tensors, device, vocoder_dtype, slots=max_streams)
+                slots = {"slots": max_streams, "recent_codes": decoder.recent_codes}
+                vocoder = make_vocoder(config.codec.vocoder, tensors, device, vocoder_dtype, **slots)
                 if device.type == "cuda":
                     _warm_up(checkpoint, prompts, decoder, vocoder)
         except (RuntimeError, MemoryError) as error:

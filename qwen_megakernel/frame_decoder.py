@@ -23,6 +23,8 @@ AHEAD = 4
 """Launches that may be uncollected."""
 LAUNCH_SLOTS = 8
 """Slots of one launch, at most."""
+RECENT_FRAMES = 8
+"""Frames of every slot that `FrameDecoder.recent_codes` holds."""
 
 
 class FrameDecoder(Protocol):
@@ -33,6 +35,9 @@ class FrameDecoder(Protocol):
     max_positions: int
     width: int
     """Slots that a launch computes together: cheaper than one by one, but an error is then all of theirs."""
+    recent_codes: Tensor | None
+    """int32 [slots, RECENT_FRAMES, groups] on the device, or None: behind a launch, in its stream's order, frame f of a
+    slot stands at row f % RECENT_FRAMES, end of speech as the code 0 it is."""
 
     def start(self, slot: int, prompt: Prompt, sampling: SamplingParams) -> None:
         """Begin a stream in a slot: everything of the prompt but its last row is prefilled. A prompt's prefix is
@@ -130,6 +135,7 @@ class TorchFrameDecoder:
             embeddings: over the same tensors.
         """
         self.slots, self.max_positions, self.width = slots, max_positions, 1
+        self.recent_codes = None
         self._eos_id = config.talker.codec_eos_id
         self._frame = Frame(config.talker, tensors, embeddings, max_positions)
         head = tensors["talker.codec_head.weight"]

@@ -16,7 +16,7 @@ from torch import Tensor
 from qwen_megakernel.build import BLOCKS, load_extension, why_no_build, why_no_gpu
 from qwen_megakernel.config import MIN_FRAMES, ModelConfig, SamplingParams, StackConfig
 from qwen_megakernel.errors import BackendError, KernelFault
-from qwen_megakernel.frame_decoder import check_launch
+from qwen_megakernel.frame_decoder import RECENT_FRAMES, check_launch
 from qwen_megakernel.prompt import Prefix, Prompt
 from qwen_megakernel.sampling import Draw
 from qwen_megakernel.transformer import rope_tables
@@ -216,6 +216,8 @@ class MegakernelFrameDecoder:
         self._page_tables = pages.view(slots, self._pages)
         self._rows = torch.zeros(slots, large.hidden_size, device=device)  # next inputs
         self._seen = torch.zeros(slots, talker.vocab_size, dtype=torch.uint8, device=device)
+        self.recent_codes = torch.zeros(slots, RECENT_FRAMES, groups, dtype=torch.int32, device=device)
+        self._of_slot = list(zip(self._page_tables, self._seen, self._rows, self.recent_codes, strict=True))
 
     @torch.inference_mode()
     def start(self, slot: int, prompt: Prompt, sampling: SamplingParams) -> None:
@@ -232,15 +234,14 @@ class MegakernelFrameDecoder:
         if slot in self._streams:
             self._streams[slot].over = True
         self._streams[slot] = _Stream(prompt.trailing.contiguous(), prompt.pad.contiguous(), self.max_positions - last)
-        self._seen[slot].zero_()
+        pages, seen, row, recent = self._of_slot[slot]
+        self._launcher.begin(slot, pages, seen, row, recent, settings, sampling.seed or 0)
         rows = prompt.rows.float()
-        self._launcher.begin(
-            slot, self._page_tables[slot], self._seen[slot], self._rows[slot], settings, sampling.seed or 0
-        )
-        self._launcher.set_text(slot, self._streams[slot].trailing, self._streams[slot].pad)
         done = self._enter_prefix(slot, prompt) if prompt.prefix else 0
-        self._launcher.prefill(slot, rows[done:last].contiguous(), [])
-        self._rows[slot].copy_(rows[last])
+        self._launcher.prefill(slot, rows[done:last], [])
+        row.copy_(rows[last])
+        seen.zero_()
+        self._launcher.set_text(slot, self._streams[slot].trailing, self._streams[slot].pad)
 
     def _enter_prefix(self, slot: int, prompt: Prompt) -> int:
         """Keys and values of the prompt's prefix, kept or computed, a copy of whole pages; its length."""
@@ -251,7 +252,7 @@ class MegakernelFrameDecoder:
             pages.copy_(kept)
             self._launcher.seek(slot, rows, 0)
         else:
-            self._launcher.prefill(slot, prompt.rows[:rows].float().contiguous(), [])
+            self._launcher.prefill(slot, prompt.rows[:rows].float(), [])
             self._prefixes[prompt.prefix] = pages.clone()
         return rows
 
@@ -281,10 +282,10 @@ class MegakernelFrameDecoder:
             raise RuntimeError("nothing is launched: launch() first, then collect() once for every launch")
         streams = self._launches.popleft()
         codes = self._launcher.collect()[: len(streams)].long()
-        if int(self._fault):
+        if self._fault.item():
             raise KernelFault("a wait inside the kernel outlasted its limit")
-        for stream, frame in zip(streams, codes, strict=True):
-            stream.over |= int(frame[0]) == self._eos_id
+        for stream, code0 in zip(streams, codes[:, 0].tolist(), strict=True):
+            stream.over |= code0 == self._eos_id
         return [None if stream.over else frame for stream, frame in zip(streams, codes, strict=True)]
 
     @torch.inference_mode()

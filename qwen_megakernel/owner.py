@@ -2,8 +2,11 @@
 
     inbox -> queue -> [slot] -> prefill -> (frame -> vocoder -> chunk)* -> settled
 
-Each round it gives every running utterance one frame. It knows nothing of checkpoints, prompts or callers' options, and
-holds no engine: an engine that is dropped ends its owner.
+Each round it gives every running utterance one frame. Where frame decoder and vocoder share a GPU, a round is queued
+there as a whole, codes going from one to the other on the device; and it is queued as soon as the codes of the last one
+are seen, while the vocoder still works on them: the GPU does not wait for this thread, which may have to wait for the
+interpreter. The owner knows nothing of checkpoints, prompts or callers' options, and holds no engine: an engine that is
+dropped ends its owner.
 """
 
 import logging
@@ -13,6 +16,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -32,7 +36,16 @@ COUNTED = ("utterances", "frames", *ENDS, "busy", "timed_out", "kernel_faults")
 """Work, ends by their reason, and what went wrong (`timed_out`, in the queue, is part of `failed`)."""
 
 _SWITCH_S = 0.0001  # of the interpreter from thread to thread
-_CONTEXT_FRAMES = 25  # of a reference that the vocoder hears in one turn, so that others get theirs
+
+
+@dataclass(frozen=True, eq=False)
+class _Push:
+    """Frames on their way through the vocoder, the same count for each of these utterances."""
+
+    streams: list[Stream]
+    frames: int
+    short: list[Stream]  # whose chunk ends with them, full or not: their text has run out
+    collect: Callable[[], Tensor]  # waits for their PCM, [streams, samples]
 
 
 class Owner:
@@ -70,6 +83,7 @@ class Owner:
         self._inbox: queue.SimpleQueue[Stream | None] = queue.SimpleQueue()
         self._waiting: deque[Stream] = deque()
         self._running: list[Stream] = []
+        self._sounding: list[_Push] = []
         self._free = list(range(decoder.slots))
         self._heard: dict[bytes, VocoderState] = {}  # by a voice's digest; the latest used last
         self._kept_voices = kept_voices
@@ -252,7 +266,11 @@ class Owner:
         if self.closed:
             return
         self._seat()
-        for stream in self._round():
+        try:
+            self._round()
+        except KernelFault as error:
+            self._give_up(error)
+        for stream in [stream for stream in self._running if stream.done.is_set()]:
             self._running.remove(stream)
             self._free.append(stream.slot)
             stream.forget()
@@ -274,7 +292,7 @@ class Owner:
             return False
         seats = bool(self._waiting) and bool(self._free)
         late = bool(self._waiting) and self._waiting[0].deadline <= time.monotonic()
-        return not seats and not late and all(stream.idle for stream in self._running)
+        return not seats and not late and not self._sounding and all(stream.idle for stream in self._running)
 
     def _until_deadline(self) -> float | None:
         return max(0.0, self._waiting[0].deadline - time.monotonic()) if self._waiting else None
@@ -300,36 +318,78 @@ class Owner:
                 why = f"no stream became free within {self._queue_timeout:g} s; try later or raise max_streams"
                 self.settle(stream, error=EngineBusy(why))
 
-    def _round(self) -> list[Stream]:
-        """One frame of every utterance, as many in a launch as the backend computes together; those that have ended."""
-        running = self._running
-        ended = [stream for stream in running if self._ends(stream, self._before_frame)]
-        ready = [stream for stream in running if stream not in ended and not stream.context and not stream.starved]
+    def _round(self) -> None:
+        """One frame of every utterance that is ready, as many in a launch as the backend computes together."""
+        for stream in self._running:
+            self._step(stream, self._before_frame)
+        ready = [stream for stream in self._running if stream.ready]
         for first in range(0, len(ready), self._decoder.width):
-            together = ready[first : first + self._decoder.width]
-            try:
-                self._decoder.launch([stream.slot for stream in together])
-                frames = self._decoder.collect()
-            except KernelFault as error:  # every slot's state is suspect
-                self._tally.put("kernel_faults")
-                self._decoder.recover()
-                for stream in running:
-                    self.settle(stream, error=error)
-                log.exception("the kernel gave up; all %d running utterances ended, the engine goes on", len(running))
-                return list(running)
-            except Exception as error:
-                self._check_device()
-                for stream in together:
-                    self.settle(stream, error=error)
-                log.exception("a frame failed")
-                ended += together
-                continue
-            for stream, codes in zip(together, frames, strict=True):
-                if self._ends(stream, self._see_frame, codes):
-                    ended.append(stream)
-            ended += self._decode([stream for stream in together if stream not in ended and stream.due])
-            ended += [s for s in together if s not in ended and self._ends(s, self._present)]
-        return ended
+            self._frame(ready[first : first + self._decoder.width])
+        if not ready:
+            self._present(self._take_sounding())
+
+    def _frame(self, streams: list[Stream]) -> None:
+        """One frame of each; while the device computes them, what was made before goes to its listeners."""
+        before = self._take_sounding()
+        launched = self._try(streams, "a frame", lambda: self._decoder.launch([stream.slot for stream in streams]))
+        if launched:
+            for stream in streams:
+                stream.launched += 1
+            if self._vocoder.follows:
+                self._speak(streams)
+        self._present(before)
+        if not launched:
+            return
+        try:
+            frames = self._decoder.collect()
+        except KernelFault:
+            raise
+        except Exception as error:
+            self._fail(streams, "a frame", error)
+            return
+        for stream, codes in zip(streams, frames, strict=True):
+            self._step(stream, self._see_frame, codes)
+        if not self._vocoder.follows:
+            self._speak(streams)
+            self._present(self._take_sounding())
+        pending = {stream for push in self._sounding for stream in push.streams}
+        for stream in streams:
+            if stream.reason and stream not in pending:
+                self._step(stream, self._hand_on)
+
+    def _take_sounding(self) -> list[_Push]:
+        taken, self._sounding = self._sounding, []
+        return taken
+
+    def _try(self, streams: list[Stream], what: str, work: Callable[[], object]) -> bool:
+        """Work for several utterances at once; True if it was done. What it raises ends them all."""
+        try:
+            work()
+        except KernelFault:
+            raise
+        except Exception as error:
+            self._fail(streams, what, error)
+            return False
+        return True
+
+    def _give_up(self, error: KernelFault) -> None:
+        """Every slot's state is suspect, and what was kept of any."""
+        self._tally.put("kernel_faults")
+        self._take_sounding()
+        self._heard.clear()
+        self._decoder.recover()
+        self._vocoder.recover()
+        for stream in self._running:
+            self.settle(stream, error=error)
+        log.error(
+            "a kernel gave up; all %d running utterances ended, the engine goes on", len(self._running), exc_info=error
+        )
+
+    def _fail(self, streams: list[Stream], what: str, error: Exception) -> None:
+        self._check_device()
+        for stream in streams:
+            self.settle(stream, error=error)
+        log.error("%s failed", what, exc_info=error)
 
     @staticmethod
     def _check_device() -> None:
@@ -338,18 +398,20 @@ class Owner:
             with CAPTURING:  # another engine's capture would fail of it
                 torch.cuda.synchronize()
 
-    def _ends(self, stream: Stream, step: Callable[..., str | None], *args) -> bool:
-        """One step of an utterance; True when it has ended. What it raises, sys.exit() from a callback too, ends it
-        alone."""
+    def _step(self, stream: Stream, step: Callable[..., str | None], *args) -> None:
+        """One step of an utterance, which ends it if it gives a reason. What it raises, sys.exit() from a callback too,
+        ends it alone."""
+        if stream.done.is_set():
+            return
         try:
             reason = step(stream, *args)
-            if reason is None:
-                return False
-            self.settle(stream, reason)
+            if reason is not None:
+                self.settle(stream, reason)
+        except KernelFault:
+            raise
         except BaseException as error:
             self.settle(stream, error=error)
             log.exception("an utterance failed")
-        return True
 
     def _before_frame(self, stream: Stream) -> str | None:
         """What comes before a frame: prefill first, then the reference as context for the vocoder, then new text."""
@@ -371,14 +433,14 @@ class Owner:
         voice = stream.request.voice
         stream.context = []
         if voice is not None and voice.ref_codes is not None:
-            stream.voice_digest, stream.context = voice.digest, list(voice.ref_codes.split(_CONTEXT_FRAMES))
+            stream.voice_digest, stream.context = voice.digest, self._vocoder.portions(voice.ref_codes)
             self._hear_reference(stream)
         else:
             stream.mark("prefill")
 
     def _hear_reference(self, stream: Stream) -> None:
-        """The reference is what the vocoder hears before an utterance: decoded once per voice, by the first that speaks
-        with it, 25 frames a round; its own audio is dropped, exactly as many frames."""
+        """The reference is what the vocoder hears before an utterance: once per voice, by the first that speaks with
+        it, a portion a round, so that others get their frames."""
         digest = stream.voice_digest
         state = self._heard.pop(digest, None)
         if state is not None:
@@ -388,7 +450,7 @@ class Owner:
             leader = next(s for s in self._running if s.context and s.voice_digest == digest)
             if leader is not stream:
                 return  # it waits for what the leader is decoding
-            self._vocoder.push([stream.slot], stream.context.pop(0)[None])
+            self._vocoder.listen(stream.slot, stream.context.pop(0))
             if stream.context:
                 return
             state = self._vocoder.save(stream.slot)
@@ -401,6 +463,7 @@ class Owner:
         """One more frame, or the end of speech."""
         if codes is None:
             stream.reason = "eos"
+            stream.launched = len(stream.codes)
             return
         if not stream.codes:
             stream.mark("first_frame")
@@ -408,56 +471,74 @@ class Owner:
         self._tally.put("frames")
         if stream.guard:
             stream.guard.see(codes, stream.text_used_up)
+            if stream.guard.is_runaway:
+                stream.reason = "runaway"
         if len(stream.codes) == stream.max_frames:
-            stream.reason = "length"
+            stream.reason = stream.reason or "length"
 
-    def _decode(self, streams: list[Stream]) -> list[Stream]:
-        """What they have not heard of their frames, through the vocoder, those with equally many together; the streams
-        that failed."""
-        failed: list[Stream] = []
+    def _speak(self, streams: list[Stream]) -> None:
+        """What the vocoder lacks of their frames goes to it where it is due, those with equally many together."""
         by_count: dict[int, list[Stream]] = {}
         for stream in streams:
-            by_count.setdefault(stream.unheard, []).append(stream)
+            if stream.due and not stream.done.is_set():
+                by_count.setdefault(stream.launched - stream.given, []).append(stream)
         for count, group in by_count.items():
             for first in range(0, len(group), self._vocoder.together):
                 some = group[first : first + self._vocoder.together]
-                try:
-                    self._push(some, count)
-                except Exception as error:
-                    self._check_device()
-                    for stream in some:
-                        self.settle(stream, error=error)
-                    log.exception("the vocoder failed")
-                    failed += some
-        return failed
+                self._try(some, "the vocoder", lambda some=some, count=count: self._push(some, count))
 
     def _push(self, streams: list[Stream], frames: int) -> None:
-        codes = torch.stack([torch.stack(stream.codes[-frames:]) for stream in streams])
-        samples = self._vocoder.push([stream.slot for stream in streams], codes).float().cpu().numpy()
-        for stream, sound in zip(streams, samples, strict=True):
-            if stream.guard:
-                stream.guard.hear(sound, frames)
-            if len(streams) > 1:
-                sound = sound.copy()  # a view would keep its neighbours' samples as long as its own
-            stream.sound += list(sound.reshape(frames, -1))
+        slots, first = [stream.slot for stream in streams], [stream.given for stream in streams]
+        if self._vocoder.follows:
+            collect = self._vocoder.follow(slots, first, frames)
+        else:
+            codes = torch.stack([torch.stack(stream.codes[-frames:]) for stream in streams])
+            sound = self._vocoder.push(slots, codes)
+            collect = lambda: sound  # noqa: E731
+        for stream in streams:
+            stream.give()
+        self._sounding.append(_Push(streams, frames, [stream for stream in streams if stream.idle], collect))
 
-    def _present(self, stream: Stream) -> str | None:
-        """Hand out what is due. The reason if the utterance has ended."""
-        guard, presentable = stream.guard, len(stream.codes)
+    def _present(self, pushes: list[_Push]) -> None:
+        """Wait for these pushes; what they made is handed out, chunk by chunk."""
+        for push in pushes:
+            made: list[np.ndarray] = []
+            if not self._try(push.streams, "the vocoder", lambda: made.extend(push.collect().float().cpu().numpy())):  # noqa: B023
+                continue
+            for stream, sound in zip(push.streams, made, strict=True):
+                if len(made) > 1:
+                    sound = sound.copy()  # a view would keep its neighbours' samples as long as its own
+                self._step(stream, self._hear, sound.reshape(push.frames, -1))
+                self._step(stream, self._hand_on, stream in push.short)
+
+    @staticmethod
+    def _hear(stream: Stream, sound: np.ndarray) -> None:
+        """[frames, 1920]; what stands for end of speech and behind it is noise."""
+        sound = sound[: stream.unheard]
+        if stream.guard and len(sound):
+            stream.guard.hear(sound, len(sound))
+        stream.sound += list(sound)
+
+    def _hand_on(self, stream: Stream, short: bool = False) -> str | None:
+        """Hand out what is due, everything where the utterance ends: then the reason."""
+        if stream.reason and stream.unheard:
+            rest = torch.stack(stream.codes[len(stream.sound) :])
+            sound = self._vocoder.push([stream.slot], rest[None])[0].float().cpu().numpy()
+            self._hear(stream, sound.reshape(len(rest), -1))
+        presentable, guard = len(stream.sound), stream.guard
         if guard and stream.reason != "eos":
             if guard.is_runaway or stream.reason == "length" and guard.presentable < len(stream.codes):
                 stream.reason = "runaway"
-                if stream.unheard:
-                    self._push([stream], stream.unheard)
-            presentable = guard.presentable
-        presentable = min(presentable, len(stream.sound))
-        self._hand_out(stream, presentable, all_of_it=bool(stream.reason) or stream.idle)
+            presentable = min(presentable, guard.presentable)
+        self._hand_out(stream, presentable, all_of_it=bool(stream.reason) or short)
         return stream.reason
 
     def _hand_out(self, stream: Stream, frames: int, all_of_it: bool) -> None:
         """Of the utterance's first `frames` those that nobody has yet: whole chunks, or `all_of_it`."""
-        while (left := frames - stream.handed_frames) > 0 and (all_of_it or left >= stream.chunk_size):
-            first, count = stream.handed_frames, min(left, stream.chunk_size)
+        while (left := frames - stream.handed_frames) > 0 and (
+            all_of_it or left >= stream.chunk_size(stream.chunks_given)
+        ):
+            first, count = stream.handed_frames, min(left, stream.chunk_size(stream.chunks_given))
             samples = np.concatenate(stream.sound[first : first + count])
             codes = torch.stack(stream.codes[first : first + count]).numpy()
             self._give(stream, Chunk(samples, codes, self._sample_rate))

@@ -103,6 +103,12 @@ class PromptBuilder:
             )
         self._bos, self._eos, self._pad = embeddings.text([config.tts_bos_id, config.tts_eos_id, config.tts_pad_id])
         self._codec_pad, self._codec_bos = embeddings.code0([config.talker.codec_pad_id, config.talker.codec_bos_id])
+        self._bridge, self._start = (self._bos + self._codec_pad)[None], (self._pad + self._codec_bos)[None]
+        self._leads: dict[tuple, Tensor] = {}  # role, tags and speaker of every language with every speaker
+        for speaker in (None, *self.speakers):
+            for language in self.languages:
+                lead = self._role, self._tag_ids(language, speaker), speaker
+                self._leads.setdefault(self._lead_key(*lead), self._lead(*lead))
         self._openings: dict[tuple, _Opening] = {}  # the latest used last
         self._kept, self._lock = kept_voices, threading.Lock()
 
@@ -221,6 +227,18 @@ class PromptBuilder:
 
     # ------------------------------------------------------------ rows
 
+    @staticmethod
+    def _lead_key(role: list[int], tags: list[int], speaker: str | None) -> tuple:
+        return (*role, *tags, speaker)
+
+    def _lead(self, role: list[int], tags: list[int], speaker: str | None) -> Tensor:
+        """Role, pad + tags, pad + speaker."""
+        kept = self._leads.get(self._lead_key(role, tags, speaker))
+        if kept is not None:
+            return kept
+        ids = [*tags, *([self._config.talker.speakers[speaker]] if speaker else [])]
+        return torch.cat([self._embed.text(role), self._pad + self._embed.code0(ids)])
+
     def _opening(
         self, role: list[int], language: str | None, speaker: str | None, instruct: str | None, voice: Voice | None
     ) -> "_Opening":
@@ -247,8 +265,7 @@ class PromptBuilder:
     def _text_block(self, ids: list[int], non_streaming_mode: bool) -> tuple[Tensor, Tensor]:
         text = torch.cat([self._embed.text(ids), self._eos[None]])
         if non_streaming_mode:  # text and its end over codec_pad, then pad + codec_bos; nothing trails
-            start = (self._pad + self._codec_bos)[None]
-            return torch.cat([text + self._codec_pad, start]), self._pad[None]
+            return torch.cat([text + self._codec_pad, self._start]), self._pad[None]
         return text[:1] + self._codec_bos, text[1:]
 
     def _icl_block(self, opening: "_Opening", ids: list[int], non_streaming_mode: bool) -> tuple[Tensor, Tensor]:
@@ -298,12 +315,10 @@ class _Opening:
         """[length, hidden]: instruct, role, pad + tag, pad + speaker, tts_bos + codec_pad."""
         b = self._builder
         rows = [b._embed.text(self.instruct_ids)] if self.instruct_ids else []
-        rows += [b._embed.text(self._role), b._pad + b._embed.code0(self._tags)]
-        if self._speaker:
-            rows.append(b._pad + b._embed.code0([b._config.talker.speakers[self._speaker]]))
+        rows.append(b._lead(self._role, self._tags, self._speaker))
         if self._vector is not None:
             rows.append((b._pad + self._vector.to(b._pad))[None])
-        return torch.cat([*rows, (b._bos + b._codec_pad)[None]])
+        return torch.cat([*rows, b._bridge])
 
     @cached_property
     def reference(self) -> Tensor:

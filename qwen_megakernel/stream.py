@@ -16,6 +16,7 @@ from torch import Tensor
 from qwen_megakernel.prompt import Prompt, PromptPieces
 from qwen_megakernel.request import Request
 from qwen_megakernel.runaway import RunawayGuard
+from qwen_megakernel.vocoder import Portion
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,33 +130,49 @@ class Stream:
         self.max_frames = 0
         self.deadline = 0.0  # of waiting for a slot
         self.slot: int | None = None
-        self.context: list[Tensor] | None = None  # reference codes the vocoder has yet to hear; None before prefill
+        self.context: list[Portion] | None = None  # of the reference, yet to be heard; None before prefill
         self.voice_digest = b""
         self.stage_began = 0.0
         self.guard = RunawayGuard() if request.runaway_guard else None
-        self.codes: list[Tensor] = []  # int64 [groups] each
+        self.launched = 0  # frames
+        self.given = 0  # frames that went to the vocoder, or, launched and not yet seen, are on their way to it
+        self.codes: list[Tensor] = []  # int64 [groups] each, of the frames seen
         self.sound: list[np.ndarray] = []  # fp32 [1920] each, of the first of these frames
         self.reason: str | None = None  # why it ends with the frames it has
+        self._planned = self._chunks_planned = 0  # chunks that are whole with what was given, and their frames
         self.handed_frames = self.chunks_given = 0
         self.first_chunk: float | None = None
         self.lead: float | None = None
 
     @property
-    def chunk_size(self) -> int:
-        """Frames of the chunk that is being gathered."""
-        schedule = self.request.chunk_frames
-        return schedule[min(self.chunks_given, len(schedule) - 1)]
-
-    @property
     def unheard(self) -> int:
-        """Frames that the vocoder has yet to decode."""
+        """Frames seen whose sound is not there."""
         return len(self.codes) - len(self.sound)
+
+    def chunk_size(self, index: int) -> int:
+        """Frames of a chunk."""
+        schedule = self.request.chunk_frames
+        return schedule[min(index, len(schedule) - 1)]
 
     @property
     def due(self) -> bool:
-        """Must the vocoder decode them now? At the latest after 8, whatever the chunks: so often the guard listens."""
-        unheard = self.unheard
-        return unheard > 0 and (bool(self.reason) or self.idle or unheard >= min(self.chunk_size, _MOST_UNHEARD))
+        """Must the vocoder have the frames launched so far? At the latest after 8, whatever the chunks: so often the
+        guard listens."""
+        missing = self.launched - self.given
+        if missing <= 0:
+            return False
+        full = self.launched - self._planned >= self.chunk_size(self._chunks_planned)
+        return full or missing >= _MOST_UNHEARD or self.idle or self.launched == self.max_frames
+
+    def give(self) -> None:
+        """The vocoder gets them."""
+        self.given = self.launched
+        while (size := self.chunk_size(self._chunks_planned)) <= self.given - self._planned:
+            self._planned += size
+            self._chunks_planned += 1
+        if self.idle and self._planned < self.given:  # a short chunk
+            self._planned = self.given
+            self._chunks_planned += 1
 
     def forget(self) -> None:
         """It has ended: whoever goes on holding its utterance keeps its audio, not what making it took."""
@@ -164,10 +181,19 @@ class Stream:
         self.codes, self.sound = [], []
 
     @property
+    def prefilled(self) -> bool:
+        return self.context is not None and not self.context
+
+    @property
+    def ready(self) -> bool:
+        """Can its next frame be launched?"""
+        over = self.reason or self.done.is_set() or self.launched >= self.max_frames
+        return self.prefilled and not over and not self.starved
+
+    @property
     def starved(self) -> bool:
         """Its next frame needs a text row that has not come: nothing is spoken in its place."""
-        prefilled = self.context is not None and not self.context
-        return prefilled and not self.text_complete and len(self.codes) >= self.text_rows
+        return self.prefilled and not self.text_complete and self.launched >= self.text_rows
 
     @property
     def idle(self) -> bool:

@@ -8,6 +8,7 @@ the model's dtype before its weight is applied, RoPE's cosines are computed in f
 import math
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -124,10 +125,13 @@ class Transformer:
 
 class Embeddings:
     """What turns ids into talker rows. Every row has the talker's width, also codes 1..15 (in 1.7B the
-    code predictor is narrower and has an adapter of its own)."""
+    code predictor is narrower and has an adapter of its own). Nothing here waits for the device."""
 
     def __init__(self, config: TalkerConfig, tensors: Mapping[str, Tensor]):
-        self._text = tensors["talker.model.text_embedding.weight"]
+        """`tensors`: `Checkpoint.talker`'s; the text's table is on the CPU."""
+        self._table = tensors["talker.model.text_embedding.weight"]
+        self._device = tensors["talker.model.norm.weight"].device
+        self._pinned = self._device.type == "cuda"  # what a copy must come from, to be queued and not waited for
         self._fc1 = [tensors[f"talker.text_projection.linear_fc1.{n}"] for n in ("weight", "bias")]
         self._fc2 = [tensors[f"talker.text_projection.linear_fc2.{n}"] for n in ("weight", "bias")]
         predictor = "talker.code_predictor.model.codec_embedding"
@@ -141,13 +145,17 @@ class Embeddings:
         text may come whole or in pieces.
         """
         padded = [*ids, *[0] * (-len(ids) % _TEXT_ROWS)]
-        rows = F.embedding(torch.tensor(padded, device=self._text.device, dtype=torch.long), self._text)
+        rows = torch.empty(len(padded), self._table.shape[1], dtype=self._table.dtype, pin_memory=self._pinned)
+        # By numpy, as bytes: torch would wake a thread on every core for it.
+        np.take(self._table.view(torch.uint8).numpy(), padded, axis=0, out=rows.view(torch.uint8).numpy(), mode="clip")
+        rows = rows.to(self._device, non_blocking=True)
         blocks = [F.linear(F.silu(F.linear(block, *self._fc1)), *self._fc2) for block in rows.split(_TEXT_ROWS)]
         return torch.cat(blocks)[: len(ids)]
 
     def code0(self, ids: Sequence[int]) -> Tensor:
         """Codec-vocabulary ids (codes, tags, speakers) -> [n, hidden]."""
-        return self.code(0, torch.tensor(ids, device=self._text.device, dtype=torch.long))
+        ids = torch.tensor(ids, dtype=torch.long, pin_memory=self._pinned)
+        return self.code(0, ids.to(self._device, non_blocking=True))
 
     def code(self, group: int, codes: Tensor) -> Tensor:
         """Codes of one group, any shape [...] -> [..., hidden]."""

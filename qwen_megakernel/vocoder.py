@@ -15,6 +15,7 @@ All-zero state is the reference's zero padding. At the published dims a stream's
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -65,6 +66,18 @@ class VocoderState:
     tensors: dict[str, Tensor]
 
 
+class Portion(NamedTuple):
+    """Frames of a reference that are heard in one go.
+
+    Attributes:
+        codes: int64 [frames, groups].
+        whole: through every layer; else only as far as their frames leave a trace in what comes after the reference.
+    """
+
+    codes: Tensor
+    whole: bool
+
+
 class Vocoder:
     """Decodes several streams, each in its own slot. Not thread-safe: one thread owns it.
 
@@ -73,9 +86,11 @@ class Vocoder:
         groups: codes of a frame.
         together: streams that are worth a push of their own; one by one, a stream's samples are the same bits in any
             company.
+        follows: can it read codes on the device (`GraphVocoder.follow`)?
     """
 
     together = 1
+    follows = False
 
     def __init__(
         self, config: VocoderConfig, tensors: Mapping[str, Tensor], *, slots: int, dtype: torch.dtype | None = None
@@ -122,10 +137,22 @@ class Vocoder:
         for name, tensor in self._state.items():
             tensor[slot] = state.tensors[name]
 
+    def recover(self) -> None:
+        """After a KernelFault. Nothing here outlives the slots' state."""
+
     @property
     def slot_bytes(self) -> int:
         """Memory of one stream's state."""
         return sum(t[0].nbytes for t in self._state.values())
+
+    @staticmethod
+    def portions(codes: Tensor) -> list[Portion]:
+        """A reference, int64 [frames, groups], for `listen`, one after the other."""
+        return [Portion(some, True) for some in codes.split(25)]
+
+    def listen(self, slot: int, portion: Portion) -> None:
+        """Go on from frames whose sound nobody wants: what a stream's own frames follow on."""
+        self.push([slot], portion.codes[None])
 
     @torch.inference_mode()
     def push(self, slots: Sequence[int], codes: Tensor) -> Tensor:

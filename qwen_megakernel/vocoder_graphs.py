@@ -4,10 +4,11 @@ The arithmetic is vocoder.py's, arranged for few and small launches: rows of cha
 convolution and transposed convolution is a matrix product whose activation, bias and residual are part of its kernel;
 layer scales and norms' weights folded into the matrices behind them; keys and values in rings. fp32 products are made
 of three TF32 ones on the tensor cores (hi x hi + hi x lo + lo x hi), which keeps fp32's precision; "tf32" makes one.
-Codes and PCM cross to and from the device within the graph, through pinned memory.
+Codes come with the launch, or from where the frame kernel left them on the device; PCM leaves through pinned memory.
 """
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 
 import torch
@@ -15,12 +16,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from qwen_megakernel.config import VocoderConfig
+from qwen_megakernel.errors import KernelFault
 from qwen_megakernel.frame_graphs import CAPTURING
-from qwen_megakernel.vocoder import DILATIONS, VocoderState, check_push, make_codebook, make_snakes
+from qwen_megakernel.vocoder import DILATIONS, Portion, VocoderState, check_push, make_codebook, make_snakes
 
-_NONE, _SNAKE, _GELU, _GATE = range(4)  # Activation in csrc/vocoder.h
+_NONE, _SNAKE, _GELU = range(3)  # Activation in csrc/vocoder.h
+SPIN_LIMIT = 4_000_000
+"""Polls before a wait inside the transformer's kernel gives up: seconds on a healthy card."""
+
 _FRAMES = (8, 4, 2, 1)  # of a graph
-_MOST = 16  # streams x frames of a graph: more fill the card no better, and their buffers grow
+_MOST = 16  # streams x frames of a graph (kMostPushed): more fill the card no better, and their buffers grow
 
 
 def _padded(channels: int) -> int:
@@ -28,8 +33,14 @@ def _padded(channels: int) -> int:
     return -(-channels // 32) * 32
 
 
-def why_no_graphs(config: VocoderConfig) -> str | None:
-    """What keeps these dims from the kernels."""
+def transformer_blocks(config: VocoderConfig, device: torch.device) -> int:
+    """Blocks of the transformer's kernel: all run at once, and each owns some of the hidden columns."""
+    most = min(128, torch.cuda.get_device_properties(device).multi_processor_count)
+    return -(-config.hidden_size // -(-config.hidden_size // most))
+
+
+def why_no_graphs(config: VocoderConfig, device: torch.device) -> str | None:
+    """What keeps these dims on this GPU from the kernels."""
     widths = (config.codebook_dim, config.latent_dim, config.hidden_size, config.num_heads * config.head_dim)
     if any(width % 32 for width in (*widths, config.intermediate_size)) or config.head_dim not in (32, 64):
         return "the vocoder's kernels take widths by 32 and heads of 32 or 64"
@@ -37,6 +48,9 @@ def why_no_graphs(config: VocoderConfig) -> str | None:
         return "the vocoder's kernels take a latent width of at most 1,024"
     if config.sliding_window - 1 + max(_FRAMES) > 80:
         return f"the vocoder's kernels take a window of at most {81 - max(_FRAMES)} frames"
+    widest = max(3 * config.num_heads * config.head_dim, 2 * config.intermediate_size, config.latent_dim)
+    if widest > 32 * transformer_blocks(config, device):
+        return "the vocoder's transformer of this width needs a GPU of more multiprocessors"
     return None
 
 
@@ -60,52 +74,74 @@ class GraphVocoder:
         *,
         slots: int,
         exact: bool = True,
+        recent_codes: Tensor | None = None,
     ):
         """
         Args:
             extension: `build.load_extension`'s.
             tensors: every `decoder.*` tensor of the speech tokenizer, fp32, on one CUDA device.
             exact: fp32; False: TF32.
+            recent_codes: the frame decoder's (`FrameDecoder.recent_codes`), for `follow`.
         """
         self.slots, self.groups = slots, config.num_quantizers
         self._extension, self._config, self._exact = extension, config, exact
         self._w = _Weights(config, {name.removeprefix("decoder."): tensor for name, tensor in tensors.items()})
         self._device = self._w.codebook.device
-        self._state = self._make_state()
+        self._recent_codes = recent_codes
+        shapes = self._state_shapes()
+        sizes = [math.prod(shape) for shape in shapes.values()]
+        state = torch.zeros(
+            slots, sum(sizes), device=self._device
+        )  # one piece a slot: reset, saved and restored at once
+        parts = zip(shapes.items(), state.split(sizes, dim=1), strict=True)
+        self._state = {name: part.unflatten(1, shape) for (name, shape), part in parts}
         self._position = torch.zeros(slots, dtype=torch.int64, device=self._device)
-        self._heard = [0] * slots  # the same on the host
+        self._of_slot = list(zip(state, self._position, strict=True))
+        self._heard = [0] * slots  # `_position` on the host
         self._slots = torch.zeros(self.together, dtype=torch.int32, device=self._device)
+        self._codes = torch.zeros(_MOST * self.groups, dtype=torch.int32, device=self._device)
+        self._pcm = torch.zeros(_MOST * config.samples_per_frame, device=self._device)
+        self._fault = torch.zeros(1, dtype=torch.int32, pin_memory=True)
+        self._layers, self._layer_sizes = self._make_layers()
         self._room: dict[str, Tensor] = {}  # the graphs run one after the other and share it
-        self._graphs: dict[tuple[int, int], _Graph] = {}
+        self._graphs = {}  # (streams, frames) -> recording
+        self._skims = {}  # frames -> recording of a push of one stream that ends behind the transformer
         with torch.cuda.device(self._device):
-            self._capture_stream = torch.cuda.Stream()
+            self._pushes = extension.Pushes(
+                self._slots, self._codes, self._pcm, config.samples_per_frame, config.codebook_size
+            )
+            capture_stream = torch.cuda.Stream()
             for frames in _FRAMES:
                 for streams in range(min(slots, self.together, _MOST // frames), 0, -1):  # the largest makes room first
-                    self._graphs[streams, frames] = _Graph(self, streams, frames)
+                    self._graphs[streams, frames] = _Recorder(self, streams, frames).record(capture_stream)
+                self._skims[frames] = _Recorder(self, 1, frames, skim=True).record(capture_stream)
+        for slot in range(slots):
+            self.reset(slot)
 
     @torch.inference_mode()
     def reset(self, slot: int) -> None:
         """Forget a stream: its slot starts from silence again."""
-        self._position[slot], self._heard[slot] = 0, 0
-        # Together: 20 launches would cost more than a frame. What a ring holds beyond the position is not read.
-        torch._foreach_zero_([t[slot] for name, t in self._state.items() if not name.startswith(("keys.", "values."))])
+        for tensor in self._of_slot[slot]:
+            tensor.zero_()
+        self._heard[slot] = 0
 
     @torch.inference_mode()
     def save(self, slot: int) -> VocoderState:
         """A copy of what a stream left behind; see `restore`."""
-        return VocoderState(self._heard[slot], {name: t[slot].clone() for name, t in self._state.items()})
+        return VocoderState(self._heard[slot], {"all": self._of_slot[slot][0].clone()})
 
     @torch.inference_mode()
     def restore(self, slot: int, state: VocoderState) -> None:
         """Go on in a slot where `state` was saved, bit for bit."""
-        self._position[slot] = self._heard[slot] = state.position
-        for name, tensor in self._state.items():
-            tensor[slot] = state.tensors[name]
+        everything, position = self._of_slot[slot]
+        everything.copy_(state.tensors["all"])
+        position.fill_(state.position)
+        self._heard[slot] = state.position
 
     @property
     def slot_bytes(self) -> int:
         """Memory of one stream's state."""
-        return sum(t[0].nbytes for t in self._state.values())
+        return self._of_slot[0][0].nbytes
 
     @torch.inference_mode()
     def push(self, slots: Sequence[int], codes: Tensor) -> Tensor:
@@ -119,26 +155,95 @@ class GraphVocoder:
             fp32 PCM, [len(slots), frames * 1920], -1..1, on the host.
         """
         check_push(self, slots, codes)
-        pieces, first = [], 0
-        with torch.cuda.device(self._device):
-            while first < codes.shape[1]:
-                frames = next(f for f in _FRAMES if f <= codes.shape[1] - first)
-                together = min(self.together, _MOST // frames)
-                part = codes[:, first : first + frames]
-                runs = [
-                    self._graphs[len(some), frames].run(some, part[i : i + together])
-                    for i in range(0, len(slots), together)
-                    if (some := slots[i : i + together])
-                ]
-                pieces.append(torch.cat(runs))
-                first += frames
-                for slot in slots:
-                    self._heard[slot] += frames
-        return torch.cat(pieces, dim=1)
+        codes = codes.contiguous()
 
-    def _make_state(self) -> dict[str, Tensor]:
-        """What every layer that looks back keeps of the past, by layer name: [slots, rows, channels], and keys and
-        values as rings [slots, heads, ring, head_dim]."""
+        def launch(some: Sequence[int], at: int, first: int, frames: int) -> int:
+            part = codes[at : at + len(some), first : first + frames].contiguous()
+            return self._pushes.launch(self._graphs[len(some), frames], some, part, True)
+
+        return self._queue(slots, codes.shape[1], launch)()
+
+    def portions(self, codes: Tensor) -> list[Portion]:
+        """A reference, int64 [frames, groups], for `listen`: one after the other. The transformer looks back for good,
+        the convolutions behind it for 10 frames: only so many go through them, 6 times as fast."""
+        skimmed = max(0, len(codes) - self._reach)
+        return [Portion(some, False) for some in codes[:skimmed].split(64)] + [Portion(codes[skimmed:], True)]
+
+    def listen(self, slot: int, portion: Portion) -> None:
+        """Go on from frames whose sound nobody wants: what a stream's own frames follow on. Queued, not waited for."""
+        codes = portion.codes[None].contiguous()
+        check_push(self, [slot], codes)
+
+        def launch(some: Sequence[int], _: int, first: int, frames: int) -> int:
+            recording = self._graphs[1, frames] if portion.whole else self._skims[frames]
+            return self._pushes.launch(recording, some, codes[:, first : first + frames].contiguous(), False)
+
+        self._queue([slot], codes.shape[1], launch)
+
+    @property
+    def _reach(self) -> int:
+        """Frames that the convolutions behind the transformer look back for, all together."""
+        c = self._config
+        rows, reach = 1, 0.0
+        for ratio in c.upsampling_ratios:
+            rows *= ratio
+            reach += 6 / rows
+        reach += 6 / rows
+        for rate in c.upsample_rates:
+            reach += 1 / rows
+            rows *= rate
+            reach += 6 * sum(DILATIONS) / rows
+        return math.ceil(reach + 6 / rows)
+
+    @property
+    def follows(self) -> bool:
+        """Can it read codes on the device?"""
+        return self._recent_codes is not None
+
+    def follow(self, slots: Sequence[int], first: Sequence[int], frames: int) -> Callable[[], Tensor]:
+        """Queue a push behind what the frame decoder has launched, of codes that nobody has seen yet: of slot i the
+        `frames` (at most 8) from `first[i]`. What comes of a frame at or behind end of speech is noise, in its samples
+        and in the slot until that is reset.
+
+        Returns:
+            What waits for it, and is then its PCM as `push` returns it; call it before 64 more graphs are queued.
+        """
+
+        def launch(some: Sequence[int], at: int, offset: int, frames: int) -> int:
+            begins = [f + offset for f in first[at : at + len(some)]]
+            return self._pushes.follow(self._graphs[len(some), frames], some, frames, self._recent_codes, begins)
+
+        return self._queue(slots, frames, launch)
+
+    def _queue(self, slots: Sequence[int], frames: int, launch: Callable[..., int]) -> Callable[[], Tensor]:
+        """Launch a push in graphs of the sizes there are."""
+        slots, runs, first = list(slots), [], 0  # runs: portions of frames, each of portions of slots
+        while first < frames:
+            size = next(f for f in _FRAMES if f <= frames - first)
+            together = min(self.together, _MOST // size)
+            portions = [(at, slots[at : at + together]) for at in range(0, len(slots), together)]
+            runs.append([(launch(some, at, first, size), len(some), size) for at, some in portions])
+            first += size
+        for slot in slots:
+            self._heard[slot] += frames
+
+        def collect() -> Tensor:
+            portions = [[self._pushes.collect(*run) for run in portion] for portion in runs]
+            if self._fault.item():
+                raise KernelFault("a wait inside the vocoder's kernel outlasted its limit")
+            parts = [part[0] if len(part) == 1 else torch.cat(part) for part in portions]
+            return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+
+        return collect
+
+    def recover(self) -> None:
+        """After a KernelFault: every stream's state is suspect, and to be reset or restored."""
+        torch.cuda.synchronize(self._device)
+        self._fault.zero_()
+
+    def _state_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of what every layer that looks back keeps of the past, by layer name: [rows, channels], and of the
+        transformer rings of keys and values [layers, 2, heads, ring, head_dim]."""
         c = self._config
         rows = {"pre_conv": (2, c.codebook_dim), "decoder.0": (6, c.latent_dim)}
         for i in range(len(c.upsampling_ratios)):
@@ -151,10 +256,25 @@ class GraphVocoder:
                 rows[f"decoder.{i}.{unit}"] = (6 * dilation, channels)
         rows[f"decoder.{len(c.upsample_rates) + 2}"] = (6, channels)
         shapes = {name: (count, _padded(channels)) for name, (count, channels) in rows.items()}
-        ring = c.sliding_window - 1 + max(_FRAMES)
-        for i in range(c.num_layers):
-            shapes[f"keys.{i}"] = shapes[f"values.{i}"] = (c.num_heads, ring, c.head_dim)
-        return {name: torch.zeros((self.slots, *shape), device=self._device) for name, shape in shapes.items()}
+        shapes["rings"] = (c.num_layers, 2, c.num_heads, c.sliding_window - 1 + max(_FRAMES), c.head_dim)
+        return shapes
+
+    def _make_layers(self) -> tuple[dict[str, Tensor], dict[str, int]]:
+        """What `extension.transform` takes: tensors, sizes."""
+        c, exchange = self._config, {}
+        width = c.num_heads * c.head_dim
+        for name, values in (
+            ("h", c.hidden_size),
+            ("qkv", 3 * width),
+            ("attended", width),
+            ("gated", c.intermediate_size),
+        ):
+            exchange[name] = torch.zeros(_MOST * values, 2, dtype=torch.int32, device=self._device)
+        tensors = exchange | self._w.layers | {"rings": self._state["rings"], "slots": self._slots}
+        tensors |= {"position": self._position, "fault": self._fault}
+        tensors["epoch"] = torch.zeros(1, dtype=torch.int32, device=self._device)
+        sizes = {"blocks": self._w.blocks, "latent": c.latent_dim, "hidden": c.hidden_size, "window": c.sliding_window}
+        return tensors, sizes | {"intermediate": c.intermediate_size, "spin_limit": SPIN_LIMIT}
 
     def room(self, name: str, values: int) -> Tensor:
         """A buffer of at least so many values, one for each name."""
@@ -163,51 +283,45 @@ class GraphVocoder:
         return self._room[name]
 
 
-class _Graph:
-    """A push of some streams and frames, recorded."""
+class _Recorder:
+    """Runs the kernels of a push of so many streams and frames, to be recorded; `skim`: up to the transformer."""
 
-    def __init__(self, vocoder: GraphVocoder, streams: int, frames: int):
-        self._v, self._streams, self._frames = vocoder, streams, frames
-        c = vocoder._config
-        self._samples = frames * c.samples_per_frame
-        self._codes = torch.zeros(streams, frames, c.num_quantizers, dtype=torch.int32).pin_memory()
-        self._slots = torch.arange(streams, dtype=torch.int32).pin_memory()
-        self._pcm = torch.empty(streams, self._samples).pin_memory()
+    def __init__(self, vocoder: GraphVocoder, streams: int, frames: int, *, skim: bool = False):
+        self._v, self._streams, self._frames, self._skim = vocoder, streams, frames, skim
         self._histories: list[tuple[Tensor, Tensor, int]] = []
-        current, stream = torch.cuda.current_stream(), vocoder._capture_stream
+        self._listed: Tensor | None = None
+
+    def record(self, stream: torch.cuda.Stream):
+        """The recording, for `Pushes`."""
+        current = torch.cuda.current_stream()
         stream.wait_stream(current)
         with torch.cuda.stream(stream):
-            self._run()  # outside of a graph first: buffers are made, kernels loaded
-        stream.synchronize()
-        self._graph = torch.cuda.CUDAGraph()
-        # Other engines go on using the GPU meanwhile: only this thread's calls may spoil the capture.
-        with CAPTURING, torch.cuda.graph(self._graph, stream=stream, capture_error_mode="thread_local"):
-            self._run()
+            self._run()  # outside of a recording first: buffers are made, kernels loaded
+            stream.synchronize()
+            with CAPTURING:
+                recording = self._v._extension.Recording(self._v._slots)
+                self._run()
+                recording.end()
         current.wait_stream(stream)
-        for slot in range(streams):
-            vocoder.reset(slot)
-        # What only the recording needed: a cycle would keep a dropped engine's memory until the next full collection.
-        del self._v, self._histories
-
-    def run(self, slots: Sequence[int], codes: Tensor) -> Tensor:
-        self._codes.copy_(codes)
-        self._slots.copy_(torch.tensor(slots, dtype=torch.int32))
-        self._graph.replay()
-        torch.cuda.current_stream().synchronize()
-        return self._pcm.clone()
-
-    # ------------------------------------------------------------ what is recorded
+        recording.keep(self._listed)
+        return recording
 
     def _run(self) -> None:
         v, c, w, rows = self._v, self._v._config, self._v._w, self._frames
         self._histories = []
-        v._slots[: self._streams].copy_(self._slots, non_blocking=True)
-        codes = v.room("codes", self._codes.numel()).view(torch.int32)[: self._codes.numel()]
-        codes.copy_(self._codes.view(-1), non_blocking=True)
         x = self._buffer("embedding", rows, c.codebook_dim)
-        v._extension.sum_codebooks(codes, w.codebook, self._streams * rows, x)
+        v._extension.sum_codebooks(v._codes, w.codebook, self._streams * rows, x)
         x = self._convolve(x, rows, "pre_conv", keep="pre_conv", out="pre_conv out")
         x = self._transformer(x, rows)
+        if not self._skim:
+            self._sound(x, rows)
+        if self._listed is None:
+            self._listed = v._extension.list_histories(self._histories)
+        widest = max(past.shape[2] for _, past, _ in self._histories)
+        v._extension.keep_histories(self._listed, widest, v._slots, v._position, self._streams, self._frames)
+
+    def _sound(self, x: Tensor, rows: int) -> None:
+        v, c, w = self._v, self._v._config, self._v._w
         for i, ratio in enumerate(c.upsampling_ratios):
             x = self._convolve(x, rows, f"upsample.{i}", out=f"upsample.{i} out")
             rows *= ratio
@@ -225,12 +339,7 @@ class _Graph:
             x = self._block(x, rows, i, rate, after=f"decoder.{i + 1}" + (".block.0" if i < blocks else ""))
             rows *= rate
         last = f"decoder.{blocks + 2}"
-        pcm = v.room("pcm", self._pcm.numel())[: self._pcm.numel()]
-        v._extension.convolve_to_sound(x, self._past(last, x, rows), v._slots, self._streams, rows, *w.sound, pcm)
-        listed = self._listed = v._extension.list_histories(self._histories) if not _recording() else self._listed
-        widest = max(past.shape[2] for _, past, _ in self._histories)
-        v._extension.keep_histories(listed, widest, v._slots, v._position, self._streams, self._frames)
-        self._pcm.view(-1).copy_(pcm, non_blocking=True)
+        v._extension.convolve_to_sound(x, self._past(last, x, rows), v._slots, self._streams, rows, *w.sound, v._pcm)
 
     def _buffer(self, name: str, rows: int, channels: int) -> Tensor:
         return self._v.room(name, self._streams * rows * _padded(channels))
@@ -252,10 +361,8 @@ class _Graph:
         activated: str | None = None,
         activation: int = _NONE,
         snake: str | None = None,
-        rms: bool = False,
     ) -> Tensor:
-        """Weight and bias of `name` over x, with `rms` over its rows' root mean squares; the result lies in a buffer
-        named `activated`, or else `out`."""
+        """Weight and bias of `name` over x; the result lies in a buffer named `activated`, or else `out`."""
         v, (weight, bias) = self._v, self._v._w.matrices[name]
         values = self._streams * rows * weight.shape[2]
         if isinstance(out, str):
@@ -265,25 +372,14 @@ class _Graph:
         v._extension.convolve(
             x, self._past(keep, x, rows) if keep else None, v._slots, self._streams, rows, dilation, weight, bias,
             residual, out, after, _SNAKE if snake else activation, frequency, scale, v._exact,
-            v._config.rms_norm_eps if rms else 0.0,
         )  # fmt: skip
         return out if after is None else after
 
     def _transformer(self, x: Tensor, rows: int) -> Tensor:
         v, c = self._v, self._v._config
-        name, state = "pre_transformer", v._state
-        attended = self._buffer("attended", rows, c.num_heads * c.head_dim)
-        x = self._convolve(x, rows, f"{name}.input_proj", out="hidden")
-        for i in range(c.num_layers):
-            qkv = self._convolve(x, rows, f"{name}.{i}.qkv", out="wide", rms=True)
-            v._extension.attend(
-                qkv, state[f"keys.{i}"], state[f"values.{i}"], v._slots, v._position, v._w.inv_freq,
-                self._streams, rows, c.sliding_window, attended,
-            )  # fmt: skip
-            self._convolve(attended, rows, f"{name}.{i}.o", residual=x, out=x)
-            y = self._convolve(x, rows, f"{name}.{i}.gate_up", activated="wide", activation=_GATE, rms=True)
-            self._convolve(y, rows, f"{name}.{i}.down", residual=x, out=x)
-        return self._convolve(x, rows, f"{name}.output_proj", out="transformer out", rms=True)
+        out = self._buffer("transformer out", rows, c.latent_dim)
+        v._extension.transform(x, out, v._layers, v._layer_sizes, self._streams, rows, c.rms_norm_eps)
+        return out
 
     def _block(self, x: Tensor, rows: int, i: int, rate: int, after: str) -> Tensor:
         """Transposed convolution and three residual units; `after`: the SnakeBeta behind them."""
@@ -307,10 +403,6 @@ class _Graph:
         return x
 
 
-def _recording() -> bool:
-    return torch.cuda.is_current_stream_capturing()
-
-
 class _Weights:
     """The checkpoint's tensors as the kernels want them; `matrices`: name -> ([taps, channels, columns], [columns])."""
 
@@ -319,13 +411,11 @@ class _Weights:
         self._w = w
         self.codebook = _pad(make_codebook(c, w), 2)
         self.snakes = {n: (_pad(f, 0), _pad(s, 0)) for n, (f, s) in make_snakes(w).items()}
-        half = c.head_dim // 2
-        self.inv_freq = 1.0 / c.rope_theta ** (torch.arange(half, dtype=torch.float32) / half)
-        self.inv_freq = self.inv_freq.to(self.codebook.device)
+        self.blocks = transformer_blocks(c, self.codebook.device)
         self.matrices: dict[str, tuple[Tensor, Tensor]] = {}
         self.depthwise: list[tuple[Tensor, ...]] = []
         self._convolution("pre_conv", "pre_conv.conv")
-        self._transformer(c)
+        self.layers = self._transformer(c)
         for i, ratio in enumerate(c.upsampling_ratios):
             self._transposed(f"upsample.{i}", f"upsample.{i}.0.conv", ratio)
             name = f"upsample.{i}.1"
@@ -347,23 +437,33 @@ class _Weights:
         self.sound = (_pad(w[f"{last}.weight"][0].T, 1), w[f"{last}.bias"])
         del self._w  # the checkpoint's own tensors, 460 MB at the published dims
 
-    def _transformer(self, c: VocoderConfig) -> None:
-        w, name = self._w, "pre_transformer"
-        self._linear(f"{name}.input_proj", w[f"{name}.input_proj.weight"], w[f"{name}.input_proj.bias"])
+    def _transformer(self, c: VocoderConfig) -> dict[str, Tensor]:
+        """`weights` as csrc/vocoder.h says (`Layers`), norms' weights and layer scales in them; other constants."""
+        w, name, stream = self._w, "pre_transformer", []
+
+        def add(matrix: Tensor, together: int = 1) -> None:
+            """[columns, K]; so many columns stay in one block."""
+            each = together * -(-len(matrix) // (together * self.blocks))
+            stream.append(F.pad(matrix, (0, 0, 0, each * self.blocks - len(matrix))).flatten())
+
+        add(w[f"{name}.input_proj.weight"])
         for i in range(c.num_layers):
             layer = f"{name}.layers.{i}"
             norm, post = (w[f"{layer}.{n}_layernorm.weight"] for n in ("input", "post_attention"))
-            qkv = torch.cat([w[f"{layer}.self_attn.{p}_proj.weight"] for p in "qkv"])
-            self._linear(f"{name}.{i}.qkv", qkv * norm)
-            scale = w[f"{layer}.self_attn_layer_scale.scale"][:, None]
-            self._linear(f"{name}.{i}.o", scale * w[f"{layer}.self_attn.o_proj.weight"])
-            # gate and up, column by column beside each other
+            add(torch.cat([w[f"{layer}.self_attn.{p}_proj.weight"] for p in "qkv"]) * norm)
+            add(w[f"{layer}.self_attn_layer_scale.scale"][:, None] * w[f"{layer}.self_attn.o_proj.weight"])
             both = torch.stack([w[f"{layer}.mlp.{p}_proj.weight"] for p in ("gate", "up")], dim=1).flatten(0, 1)
-            self._linear(f"{name}.{i}.gate_up", both * post)
-            scale = w[f"{layer}.mlp_layer_scale.scale"][:, None]
-            self._linear(f"{name}.{i}.down", scale * w[f"{layer}.mlp.down_proj.weight"])
-        weight, bias = w[f"{name}.output_proj.weight"], w[f"{name}.output_proj.bias"]
-        self._linear(f"{name}.output_proj", weight * w[f"{name}.norm.weight"], bias)
+            add(both * post, together=2)
+            add(w[f"{layer}.mlp_layer_scale.scale"][:, None] * w[f"{layer}.mlp.down_proj.weight"])
+        add(w[f"{name}.output_proj.weight"] * w[f"{name}.norm.weight"])
+        half = c.head_dim // 2
+        inv_freq = 1.0 / c.rope_theta ** (torch.arange(half, dtype=torch.float32) / half)
+        return {
+            "weights": torch.cat(stream),
+            "bias_in": w[f"{name}.input_proj.bias"],
+            "bias_out": w[f"{name}.output_proj.bias"],
+            "inv_freq": inv_freq.to(self.codebook.device),
+        }
 
     def _linear(self, name: str, weight: Tensor, bias: Tensor | None = None) -> None:
         """weight: [columns, channels]."""

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from qwen_megakernel import SamplingParams, Voice
+from qwen_megakernel.vocoder import Vocoder
 
 TEXT = "Hello there, how are you today?"
 REFERENCE = "this is the text of it"
@@ -35,14 +36,20 @@ def forget(engine) -> None:
 
 def work(engine, monkeypatch) -> dict[str, int]:
     """Counts frames that the vocoder decodes."""
-    done = {"frames": 0}
-    push = engine._owner._vocoder.push
+    vocoder, done = engine._owner._vocoder, {"frames": 0}
+    listen, speak = vocoder.listen, "follow" if vocoder.follows else "push"
+    inner = getattr(vocoder, speak)
 
-    def counted(slots, codes):
-        done["frames"] += codes.shape[1]
-        return push(slots, codes)
+    def listened(slot, portion):
+        done["frames"] += 0 if isinstance(vocoder, Vocoder) else len(portion.codes)  # whose listen() pushes
+        listen(slot, portion)
 
-    monkeypatch.setattr(engine._owner._vocoder, "push", counted)
+    def spoken(slots, *args):
+        done["frames"] += args[1] * len(slots) if speak == "follow" else args[0].shape[0] * args[0].shape[1]
+        return inner(slots, *args)
+
+    monkeypatch.setattr(vocoder, "listen", listened)
+    monkeypatch.setattr(vocoder, speak, spoken)
     return done
 
 
@@ -85,8 +92,8 @@ def test_eight_at_once_and_other_languages_decode_the_reference_once(backend, mo
 
 
 def test_who_waits_for_the_decode_of_another_goes_on_when_that_is_cancelled(base, monkeypatch):
-    voice, push = voice_of(base, 200), base._owner._vocoder.push
-    monkeypatch.setattr(base._owner._vocoder, "push", lambda *args: (time.sleep(0.02), push(*args))[1])
+    voice, listen = voice_of(base, 200), base._owner._vocoder.listen
+    monkeypatch.setattr(base._owner._vocoder, "listen", lambda *args: (time.sleep(0.02), listen(*args))[1])
     first, second = (base.submit(TEXT, voice=voice, max_frames=5, sampling=SamplingParams(seed=1)) for _ in range(2))
     time.sleep(0.05)
     first.cancel()

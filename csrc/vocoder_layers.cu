@@ -1,0 +1,356 @@
+// The vocoder's transformer, from the first convolution's output to the first upsampling's input, as one kernel: 41 small
+// products one behind the other, which as launches of their own took 34 us a layer where their weights take 3.
+//
+// Every block owns some columns of every matrix, so that its weights come in one stream that is always four products ahead;
+// what a product makes travels with its epoch, as in the frame kernel, and is polled by whoever needs it. Launched
+// cooperatively: all blocks run at once. The order of every sum is fixed and does not depend on the other rows.
+#include <algorithm>
+
+#include "patience.cuh"
+#include "ptx.cuh"
+#include "vocoder.h"
+
+namespace qmk {
+namespace {
+
+constexpr int kThreads = 256, kWarps = kThreads / 32;
+constexpr int kMostFrames = 8, kMostRing = 80, kMostColumns = 32;
+
+__device__ __forceinline__ void fetch16(uint32_t shared, const void* global) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(global) : "memory");
+}
+
+__device__ __forceinline__ float sum_of_warp(float x) {
+#pragma unroll
+  for (int d = 16; d; d /= 2) x += __shfl_xor_sync(~0u, x, d);
+  return x;
+}
+
+__host__ __device__ constexpr int share(int all, int blocks) { return (all + blocks - 1) / blocks; }
+
+// Floats of shared memory, in this order.
+struct Room {
+  int weights[4];  // the buffer of product i is i % 4: input and down; qkv and output; o; gate and up
+  int x;           // the rows that a product takes, or an attention head's keys and values
+  __host__ __device__ int all() const { return weights[0] + weights[1] + weights[2] + weights[3] + x; }
+};
+__host__ __device__ inline Room room_of(const Layers& p, int rows) {
+  const int hidden = share(p.hidden, p.blocks), width = p.heads * p.head_dim;
+  Room r{};
+  r.weights[0] = hidden * max(p.latent, p.intermediate);
+  r.weights[1] = max(share(3 * width, p.blocks), share(p.latent, p.blocks)) * p.hidden;
+  r.weights[2] = hidden * width;
+  r.weights[3] = 2 * share(p.intermediate, p.blocks) * p.hidden;
+  const int attention = kMostRing * (2 * p.head_dim + 1) + kMostFrames * (4 * p.head_dim + kMostRing);
+  r.x = max(rows * max(max(p.latent, p.intermediate), max(p.hidden, width)), attention);
+  return r;
+}
+
+template <int R>
+struct Scratch {
+  float sums[kMostColumns * R];      // [parts][columns][R]
+  float residual[kMostColumns * R];  // [columns][R], of the columns that this block owns
+  float factor[R];                   // 1 / rms
+};
+
+// D: head_dim; R: rows, at least as many as there are.
+template <int D, int R>
+struct Transformer {
+  const Layers& p;
+  Scratch<R>& s;
+  float* memory;
+  Room room;
+  Patience patience;
+  uint32_t epoch;           // of what was published last
+  const float* to_fetch;    // all blocks' weights of the product that is fetched next
+  int rows = p.streams * p.frames, width = p.heads * D, product = 0;  // the next one
+  int tid = threadIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32, block = blockIdx.x;
+
+  __device__ __forceinline__ float* weights(int i) const {
+    float* w = memory;
+    for (int j = 0; j < i % 4; ++j) w += room.weights[j];
+    return w;
+  }
+  __device__ __forceinline__ float* x() const { return memory + room.all() - room.x; }
+
+  // Columns of a block and values of a row of product i.
+  __device__ __forceinline__ int2 shape(int i) const {
+    if (i == 0) return {share(p.hidden, p.blocks), p.latent};
+    if (i == 1 + 4 * p.layers) return {share(p.latent, p.blocks), p.hidden};
+    switch (i % 4) {
+      case 1: return {share(3 * width, p.blocks), p.hidden};
+      case 2: return {share(p.hidden, p.blocks), width};
+      case 3: return {2 * share(p.intermediate, p.blocks), p.hidden};
+      default: return {share(p.hidden, p.blocks), p.intermediate};
+    }
+  }
+  // Begin to copy the weights of product i; a group of its own, though it may be empty.
+  __device__ __forceinline__ void fetch(int i) {
+    if (i < 2 + 4 * p.layers) {
+      const int2 s = shape(i);
+      const int size = s.x * s.y;
+      const uint32_t to = shared_address(weights(i));
+      const float* from = to_fetch + static_cast<int64_t>(block) * size;
+      for (int at = tid * 4; at < size; at += kThreads * 4) fetch16(to + at * 4, from + at);
+      to_fetch += static_cast<int64_t>(p.blocks) * size;
+    }
+    asm volatile("cp.async.commit_group;" ::: "memory");
+  }
+
+  __device__ __forceinline__ void publish(uint2* at, float value) const { store_relaxed8(at, __float_as_uint(value), epoch); }
+
+  // Pairs of values that carry the epoch, into shared memory: pair i from `from(i)` to `to(i)`.
+  template <class From, class To>
+  __device__ __forceinline__ void receive(int pairs, From from, To to) {
+    constexpr int kTogether = 4;
+    for (int first = tid; first < pairs; first += kTogether * kThreads) {
+      uint4 v[kTogether];
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i)
+        if (first + i * kThreads < pairs) v[i] = load_relaxed16(from(first + i * kThreads));
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) {
+        const int at = first + i * kThreads;
+        if (at >= pairs) break;
+        uint32_t polls = 0;
+        while (v[i].y != epoch || v[i].w != epoch) {
+          if (patience.spent(polls)) break;
+          v[i] = load_relaxed16(from(at));
+        }
+        *reinterpret_cast<float2*>(to(at)) = make_float2(__uint_as_float(v[i].x), __uint_as_float(v[i].z));
+      }
+    }
+  }
+  __device__ __forceinline__ void receive_rows(const uint2* from, int values) {
+    receive(rows * values / 2, [&](int i) { return from + 2 * i; }, [&](int i) { return x() + 2 * i; });
+  }
+
+  // Columns column, column + distance, ... of this warp, all rows, over its part of K.
+  template <int Columns>
+  __device__ __forceinline__ void dots(const float* w, int column, int distance, int k, int begin, int end, float* out) {
+    float sum[Columns][R] = {};
+    for (int at = begin + lane; at < end; at += 32) {
+      float4 f[Columns];
+#pragma unroll
+      for (int c = 0; c < Columns; ++c) f[c] = *reinterpret_cast<const float4*>(w + (column + c * distance) * k + at * 4);
+#pragma unroll
+      for (int r = 0; r < R; ++r) {
+        const float4 v = *reinterpret_cast<const float4*>(x() + r * k + at * 4);
+#pragma unroll
+        for (int c = 0; c < Columns; ++c) sum[c][r] += f[c].x * v.x + f[c].y * v.y + f[c].z * v.z + f[c].w * v.w;
+      }
+    }
+#pragma unroll
+    for (int c = 0; c < Columns; ++c)
+#pragma unroll
+      for (int r = 0; r < R; ++r) {
+        const float all = sum_of_warp(sum[c][r]);
+        if (lane == (c * R + r) % 32) out[(column + c * distance) * R + r] = all;
+      }
+  }
+  // The next product over the rows in x. finish(c, r, sum) for every column of this block and every row, `sum(c, r)` being
+  // what came out there.
+  template <class Finish>
+  __device__ __forceinline__ void multiply(bool normed, Finish finish) {
+    const int2 size = shape(product);
+    const int columns = size.x, k = size.y;
+    const float* w = weights(product);
+    asm volatile("cp.async.wait_group 3;" ::: "memory");
+    __syncthreads();
+    const int parts = columns >= 5 ? 1 : columns >= 3 ? 2 : columns == 2 ? 4 : 8, distance = kWarps / parts;  // of K: work for all
+    const int part = warp % parts, begin = k / 4 * part / parts, end = k / 4 * (part + 1) / parts;
+    for (int c = warp / parts; c < columns; c += 3 * distance) {
+      const int left = (columns - c + distance - 1) / distance;
+      float* out = s.sums + part * columns * R;
+      if (left >= 3) dots<3>(w, c, distance, k, begin, end, out);
+      else if (left == 2) dots<2>(w, c, distance, k, begin, end, out);
+      else dots<1>(w, c, distance, k, begin, end, out);
+    }
+    if (normed)
+      for (int r = warp; r < rows; r += kWarps) {
+        float squares = 0.0f;
+        for (int i = lane; i < k; i += 32) squares += x()[r * k + i] * x()[r * k + i];
+        squares = sum_of_warp(squares);
+        if (lane == 0) s.factor[r] = rsqrtf(squares / k + p.eps);
+      }
+    __syncthreads();
+    fetch(product + 4);
+    ++product, ++epoch;
+    auto sum = [&](int c, int r) {
+      float all = s.sums[c * R + r];
+      for (int i = 1; i < parts; ++i) all += s.sums[(i * columns + c) * R + r];
+      return normed ? all * s.factor[r] : all;
+    };
+    for (int i = tid; i < columns * rows; i += kThreads) finish(i % columns, i / columns, sum);
+  }
+
+  // A block per head and stream, a warp per frame of it.
+  __device__ __forceinline__ void attend(int layer) {
+    float* keys = x();                                     // [ring][D + 1]
+    float* values = keys + kMostRing * (D + 1);            // [ring][D]
+    float* fresh = values + kMostRing * D;                 // q, k, v [3][frames][D]
+    float* queries = fresh + 3 * kMostFrames * D;          // [frames][D]
+    float* chances = queries + kMostFrames * D;            // [frames][ring]
+    for (int task = block; task < p.heads * p.streams; task += p.blocks) {
+      const int head = task % p.heads, stream_index = task / p.heads, slot = p.slots[stream_index];
+      const int64_t position = p.position[slot];
+      float* ring_keys = p.rings + slot * p.stride + static_cast<int64_t>(2 * layer * p.heads + head) * p.ring * D;
+      float* ring_values = ring_keys + static_cast<int64_t>(p.heads) * p.ring * D;
+      const int64_t oldest = position > p.window - 1 ? position - (p.window - 1) : 0;
+      const int before = static_cast<int>(position - oldest);  // local index j is position oldest + j
+      const int start = static_cast<int>(oldest % p.ring);
+#pragma unroll 4
+      for (int i = tid; i < before * (D / 4); i += kThreads) {
+        const int j = i / (D / 4), d = i % (D / 4) * 4, at = (start + j < p.ring ? start + j : start + j - p.ring) * D + d;
+        const float4 k = __ldcg(reinterpret_cast<const float4*>(ring_keys + at)), v = __ldcg(reinterpret_cast<const float4*>(ring_values + at));
+        float* to = keys + j * (D + 1) + d;
+        to[0] = k.x, to[1] = k.y, to[2] = k.z, to[3] = k.w;
+        *reinterpret_cast<float4*>(values + j * D + d) = v;
+      }
+      receive(3 * p.frames * (D / 2),
+              [&](int i) {
+                const int which = i / (p.frames * (D / 2)), t = i / (D / 2) % p.frames, d = i % (D / 2) * 2;
+                return p.qkv + static_cast<int64_t>(stream_index * p.frames + t) * 3 * width + which * width + head * D + d;
+              },
+              [&](int i) { return fresh + 2 * i; });
+      __syncthreads();
+      for (int i = tid; i < p.frames * D; i += kThreads) {
+        const int t = i / D, d = i % D, other = d < D / 2 ? d + D / 2 : d - D / 2;
+        const float *q = fresh + t * D, *k = q + p.frames * D, *v = k + p.frames * D;
+        float sine, cosine;
+        sincosf(static_cast<float>(position + t) * p.inv_freq[d % (D / 2)], &sine, &cosine);
+        if (d < D / 2) sine = -sine;
+        queries[t * D + d] = q[d] * cosine + q[other] * sine;
+        const float turned = k[d] * cosine + k[other] * sine;
+        keys[(before + t) * (D + 1) + d] = turned;
+        values[(before + t) * D + d] = v[d];
+        const int at = (start + before + t) % p.ring * D + d;
+        ring_keys[at] = turned;
+        ring_values[at] = v[d];
+      }
+      __syncthreads();
+      if (warp < p.frames) {
+        const int t = warp, last = before + t, first = max(0, last - (p.window - 1));
+        constexpr int kEach = (kMostRing + 31) / 32;
+        float score[kEach], most = -INFINITY, sum = 0.0f;
+#pragma unroll
+        for (int i = 0; i < kEach; ++i) {
+          const int j = lane + 32 * i;
+          score[i] = -INFINITY;
+          if (j >= first && j <= last) {
+            float dot = 0.0f;
+#pragma unroll 16
+            for (int d = 0; d < D; ++d) dot += queries[t * D + d] * keys[j * (D + 1) + d];
+            score[i] = dot * rsqrtf(static_cast<float>(D));
+          }
+          most = fmaxf(most, score[i]);
+        }
+#pragma unroll
+        for (int d = 16; d; d /= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, d));
+#pragma unroll
+        for (int i = 0; i < kEach; ++i) {
+          const float chance = expf(score[i] - most);
+          sum += chance;
+          if (lane + 32 * i < kMostRing) chances[t * kMostRing + lane + 32 * i] = chance;
+        }
+        sum = sum_of_warp(sum);
+        __syncwarp();
+#pragma unroll
+        for (int i = 0; i < D / 32; ++i) {
+          const int d = lane + 32 * i;
+          float mixed = 0.0f;
+#pragma unroll 8
+          for (int j = first; j <= last; ++j) mixed += chances[t * kMostRing + j] * values[j * D + d];
+          uint2* to = p.attended + static_cast<int64_t>(stream_index * p.frames + t) * width + head * D + d;
+          store_relaxed8(to, __float_as_uint(mixed / sum), epoch + 1);
+        }
+      }
+      __syncthreads();
+    }
+    ++epoch;
+  }
+
+  __device__ void run() {
+    for (int i = 0; i < 4; ++i) fetch(i);
+    const int hidden = share(p.hidden, p.blocks), inner = share(p.intermediate, p.blocks);
+    auto add = [&](int c, int r, auto sum) {
+      const float h = s.residual[c * R + r] += sum(c, r);
+      if (block * hidden + c < p.hidden) publish(p.h + r * p.hidden + block * hidden + c, h);
+    };
+    for (int i = tid * 4; i < rows * p.latent; i += kThreads * 4)
+      *reinterpret_cast<float4*>(x() + i) = *reinterpret_cast<const float4*>(p.in + i);
+    multiply(false, [&](int c, int r, auto sum) {
+      s.residual[c * R + r] = block * hidden + c < p.hidden ? p.bias_in[block * hidden + c] : 0.0f;
+      add(c, r, sum);
+    });
+    for (int layer = 0; layer < p.layers; ++layer) {
+      receive_rows(p.h, p.hidden);
+      multiply(true, [&](int c, int r, auto sum) {
+        const int column = block * share(3 * width, p.blocks) + c;
+        if (column < 3 * width) publish(p.qkv + r * 3 * width + column, sum(c, r));
+      });
+      attend(layer);
+      receive_rows(p.attended, width);
+      multiply(false, add);
+      receive_rows(p.h, p.hidden);
+      multiply(true, [&](int c, int r, auto sum) {  // gate and up stand beside each other
+        const int column = block * inner + c / 2;
+        if (c % 2 || column >= p.intermediate) return;
+        const float gate = sum(c, r);
+        publish(p.gated + r * p.intermediate + column, gate / (1.0f + expf(-gate)) * sum(c + 1, r));
+      });
+      receive_rows(p.gated, p.intermediate);
+      multiply(false, add);
+    }
+    receive_rows(p.h, p.hidden);
+    multiply(true, [&](int c, int r, auto sum) {
+      const int column = block * share(p.latent, p.blocks) + c;
+      if (column < p.latent) p.out[r * p.latent + column] = sum(c, r) + p.bias_out[column];
+    });
+  }
+};
+
+template <int D, int R>
+__global__ void __launch_bounds__(kThreads, 1) layers_kernel(const __grid_constant__ Layers p) {
+  extern __shared__ __align__(16) float memory[];
+  __shared__ Scratch<R> scratch;
+  Transformer<D, R> t{p, scratch, memory, room_of(p, R), Patience{p.spin_limit, p.fault}, load_relaxed4(p.epoch), p.weights};
+  t.run();
+  // By now every block has read it: block 0 took something of each of them.
+  if (blockIdx.x == 0 && threadIdx.x == 0) *p.epoch = t.epoch;
+}
+
+template <int D, int R>
+cudaError_t launch(const Layers& p, cudaStream_t stream) {
+  const int bytes = room_of(p, R).all() * static_cast<int>(sizeof(float));
+  const cudaError_t error = cudaFuncSetAttribute(layers_kernel<D, R>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  if (error != cudaSuccess) return error;
+  Layers copy = p;
+  void* arguments[] = {&copy};
+  return cudaLaunchCooperativeKernel(reinterpret_cast<const void*>(layers_kernel<D, R>), dim3(p.blocks), dim3(kThreads), arguments, bytes, stream);
+}
+
+template <int D>
+cudaError_t choose(const Layers& p, cudaStream_t stream) {
+  const int rows = p.streams * p.frames;
+  if (rows <= 1) return launch<D, 1>(p, stream);
+  if (rows <= 2) return launch<D, 2>(p, stream);
+  if (rows <= 4) return launch<D, 4>(p, stream);
+  if (rows <= 8) return launch<D, 8>(p, stream);
+  return launch<D, 16>(p, stream);
+}
+
+}  // namespace
+
+cudaError_t transform(const Layers& p, cudaStream_t stream) {
+  const int width = p.heads * p.head_dim;
+  const int widest = std::max({share(3 * width, p.blocks), share(p.latent, p.blocks), 2 * share(p.intermediate, p.blocks)});
+  if (p.frames > kMostFrames || p.streams * p.frames > kMostPushed || widest > kMostColumns) return cudaErrorInvalidValue;
+  if (p.ring > kMostRing || p.ring < p.window - 1 + p.frames) return cudaErrorInvalidValue;
+  if (p.hidden % 4 || p.latent % 4 || p.intermediate % 4) return cudaErrorInvalidValue;
+  if (p.head_dim == 64) return choose<64>(p, stream);
+  if (p.head_dim == 32) return choose<32>(p, stream);
+  return cudaErrorInvalidValue;
+}
+
+}  // namespace qmk
