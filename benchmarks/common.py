@@ -26,11 +26,12 @@ def commit() -> str:
     return told or "unknown"
 
 
-_WORDS = "the quick brown fox jumps over a lazy dog while speech is made of text and light of day".split()
+# Of one token each in synthetic checkpoints, as common words are in published ones.
+_WORDS = "of text a test how are today I am fine it bonjour tout le monde wie geht".split()
 
 
 def sentence() -> str:
-    """Ten random words."""
+    """Ten random words, 11 to 13 tokens."""
     return " ".join(random.choices(_WORDS, k=10)).capitalize() + "."
 
 

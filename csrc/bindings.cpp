@@ -4,11 +4,13 @@
 #include <torch/extension.h>
 
 #include <array>
+#include <cstring>
 #include <map>
 #include <string>
 #include <vector>
 
 #include "frame.h"
+#include "text.h"
 
 namespace {
 
@@ -227,12 +229,40 @@ class Launcher {
   qmk::FrameParams p_{};
 };
 
+// Rows of talker width for text ids, bf16 [n][hidden] on the device of the weights; queued, not waited for.
+// table: bf16 [ids][inner] on the host; weights as torch.nn.Linear has them.
+torch::Tensor project_text(const std::vector<int64_t>& ids, const torch::Tensor& table, const torch::Tensor& weight1, const torch::Tensor& bias1,
+                           const torch::Tensor& weight2, const torch::Tensor& bias2) {
+  const int64_t n = ids.size(), inner = weight1.size(0), hidden = weight2.size(0), row = inner * sizeof(qmk::bf16);
+  TORCH_CHECK(table.is_cpu() && table.is_contiguous() && table.scalar_type() == torch::kBFloat16 && table.dim() == 2 && table.size(1) == inner,
+              "the text's table must be bf16 [ids][", inner, "] on the CPU");
+  for (const auto* t : {&weight1, &bias1, &weight2, &bias2})
+    TORCH_CHECK(t->is_cuda() && t->is_contiguous() && t->scalar_type() == torch::kBFloat16, "the text projection must be bf16 on the GPU");
+  TORCH_CHECK(weight1.numel() == inner * inner && bias1.numel() == inner && weight2.numel() == hidden * inner && bias2.numel() == hidden,
+              "the text projection has other shapes");
+  // From pinned memory, which the allocator keeps until the copy is done.
+  const auto staged = torch::empty({n, inner}, torch::TensorOptions().dtype(torch::kBFloat16).pinned_memory(true));
+  for (int64_t i = 0; i < n; i++) {
+    TORCH_CHECK(ids[i] >= 0 && ids[i] < table.size(0), "text id ", ids[i], " is not in the table");
+    std::memcpy(static_cast<char*>(staged.data_ptr()) + i * row, static_cast<const char*>(table.data_ptr()) + ids[i] * row, row);
+  }
+  const c10::cuda::CUDAGuard guard(weight1.device());
+  const auto embedded = staged.to(weight1.device(), /*non_blocking=*/true);
+  const auto between = torch::empty_like(embedded), out = torch::empty({n, hidden}, embedded.options());
+  auto at = [](const torch::Tensor& t) { return reinterpret_cast<qmk::bf16*>(t.data_ptr()); };
+  const qmk::Projection p{at(embedded), at(weight1), at(bias1), at(weight2), at(bias2), at(between), at(out), static_cast<int>(inner), static_cast<int>(hidden)};
+  const cudaError_t error = n ? qmk::project_text(p, static_cast<int>(n), c10::cuda::getCurrentCUDAStream(weight1.device().index())) : cudaSuccess;
+  TORCH_CHECK(error == cudaSuccess, "text projection: ", cudaGetErrorString(error));
+  return out;
+}
+
 }  // namespace
 
 void bind_vocoder(pybind11::module_& m);  // vocoder_bindings.cpp
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   bind_vocoder(m);
+  m.def("project_text", &project_text);
   using Free = pybind11::call_guard<pybind11::gil_scoped_release>;
   m.attr("COLUMNS") = qmk::kColumns;
   m.attr("FRAME_KV_SHARED") = qmk::kFrameKvShared;

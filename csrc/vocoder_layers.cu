@@ -41,7 +41,7 @@ __host__ __device__ inline Room room_of(const Layers& p, int rows) {
   r.weights[1] = max(share(3 * width, p.blocks), share(p.latent, p.blocks)) * p.hidden;
   r.weights[2] = hidden * width;
   r.weights[3] = 2 * share(p.intermediate, p.blocks) * p.hidden;
-  const int attention = kMostRing * (2 * p.head_dim + 1) + kMostFrames * (4 * p.head_dim + kMostRing);
+  const int attention = kMostRing * (2 * p.head_dim + 9) + kMostFrames * (4 * p.head_dim + kMostRing);
   r.x = max(rows * max(max(p.latent, p.intermediate), max(p.hidden, width)), attention);
   return r;
 }
@@ -169,7 +169,10 @@ struct Transformer {
     if (normed)
       for (int r = warp; r < rows; r += kWarps) {
         float squares = 0.0f;
-        for (int i = lane; i < k; i += 32) squares += x()[r * k + i] * x()[r * k + i];
+        for (int i = lane * 4; i < k; i += 32 * 4) {
+          const float4 v = *reinterpret_cast<const float4*>(x() + r * k + i);
+          squares += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
+        }
         squares = sum_of_warp(squares);
         if (lane == 0) s.factor[r] = rsqrtf(squares / k + p.eps);
       }
@@ -184,11 +187,12 @@ struct Transformer {
     for (int i = tid; i < columns * rows; i += kThreads) finish(i % columns, i / columns, sum);
   }
 
-  // A block per head and stream, a warp per frame of it.
+  // A block per head and stream.
   __device__ __forceinline__ void attend(int layer) {
-    float* keys = x();                                     // [ring][D + 1]
-    float* values = keys + kMostRing * (D + 1);            // [ring][D]
-    float* fresh = values + kMostRing * D;                 // q, k, v [3][frames][D]
+    constexpr int kKey = D + 1, kValue = D + 8;            // between rows: the lanes of a warp read from different banks
+    float* keys = x();                                     // [ring][kKey]
+    float* values = keys + kMostRing * kKey;               // [ring][kValue]
+    float* fresh = values + kMostRing * kValue;            // q, k, v [3][frames][D]
     float* queries = fresh + 3 * kMostFrames * D;          // [frames][D]
     float* chances = queries + kMostFrames * D;            // [frames][ring]
     for (int task = block; task < p.heads * p.streams; task += p.blocks) {
@@ -203,9 +207,9 @@ struct Transformer {
       for (int i = tid; i < before * (D / 4); i += kThreads) {
         const int j = i / (D / 4), d = i % (D / 4) * 4, at = (start + j < p.ring ? start + j : start + j - p.ring) * D + d;
         const float4 k = __ldcg(reinterpret_cast<const float4*>(ring_keys + at)), v = __ldcg(reinterpret_cast<const float4*>(ring_values + at));
-        float* to = keys + j * (D + 1) + d;
+        float* to = keys + j * kKey + d;
         to[0] = k.x, to[1] = k.y, to[2] = k.z, to[3] = k.w;
-        *reinterpret_cast<float4*>(values + j * D + d) = v;
+        *reinterpret_cast<float4*>(values + j * kValue + d) = v;
       }
       receive(3 * p.frames * (D / 2),
               [&](int i) {
@@ -222,48 +226,55 @@ struct Transformer {
         if (d < D / 2) sine = -sine;
         queries[t * D + d] = q[d] * cosine + q[other] * sine;
         const float turned = k[d] * cosine + k[other] * sine;
-        keys[(before + t) * (D + 1) + d] = turned;
-        values[(before + t) * D + d] = v[d];
+        keys[(before + t) * kKey + d] = turned;
+        values[(before + t) * kValue + d] = v[d];
         const int at = (start + before + t) % p.ring * D + d;
         ring_keys[at] = turned;
         ring_values[at] = v[d];
       }
       __syncthreads();
-      if (warp < p.frames) {
-        const int t = warp, last = before + t, first = max(0, last - (p.window - 1));
+      // Four lanes a score, then a warp a frame, then a quarter of the positions for every output.
+      for (int i = tid / 4; i < p.frames * kMostRing; i += kThreads / 4) {
+        const int t = i / kMostRing, j = i % kMostRing, last = before + t;
+        float dot = 0.0f;
+        if (j <= last && j > last - p.window)
+#pragma unroll
+          for (int e = 0; e < D / 4; ++e) {
+            const int d = tid % 4 * (D / 4) + e;
+            dot += queries[t * D + d] * keys[j * kKey + d];
+          }
+        dot += __shfl_xor_sync(~0u, dot, 1);
+        dot += __shfl_xor_sync(~0u, dot, 2);
+        if (tid % 4 == 0) chances[i] = j <= last && j > last - p.window ? dot * rsqrtf(static_cast<float>(D)) : -INFINITY;
+      }
+      __syncthreads();
+      for (int t = warp; t < p.frames; t += kWarps) {
         constexpr int kEach = (kMostRing + 31) / 32;
         float score[kEach], most = -INFINITY, sum = 0.0f;
 #pragma unroll
         for (int i = 0; i < kEach; ++i) {
-          const int j = lane + 32 * i;
-          score[i] = -INFINITY;
-          if (j >= first && j <= last) {
-            float dot = 0.0f;
-#pragma unroll 16
-            for (int d = 0; d < D; ++d) dot += queries[t * D + d] * keys[j * (D + 1) + d];
-            score[i] = dot * rsqrtf(static_cast<float>(D));
-          }
+          score[i] = lane + 32 * i < kMostRing ? chances[t * kMostRing + lane + 32 * i] : -INFINITY;
           most = fmaxf(most, score[i]);
         }
 #pragma unroll
         for (int d = 16; d; d /= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, d));
 #pragma unroll
-        for (int i = 0; i < kEach; ++i) {
-          const float chance = expf(score[i] - most);
-          sum += chance;
-          if (lane + 32 * i < kMostRing) chances[t * kMostRing + lane + 32 * i] = chance;
-        }
-        sum = sum_of_warp(sum);
-        __syncwarp();
+        for (int i = 0; i < kEach; ++i) sum += score[i] = expf(score[i] - most);
+        sum = 1.0f / sum_of_warp(sum);
 #pragma unroll
-        for (int i = 0; i < D / 32; ++i) {
-          const int d = lane + 32 * i;
-          float mixed = 0.0f;
-#pragma unroll 8
-          for (int j = first; j <= last; ++j) mixed += chances[t * kMostRing + j] * values[j * D + d];
-          uint2* to = p.attended + static_cast<int64_t>(stream_index * p.frames + t) * width + head * D + d;
-          store_relaxed8(to, __float_as_uint(mixed / sum), epoch + 1);
-        }
+        for (int i = 0; i < kEach; ++i)
+          if (lane + 32 * i < kMostRing) chances[t * kMostRing + lane + 32 * i] = score[i] * sum;
+      }
+      __syncthreads();
+      for (int i = tid / 4; i < p.frames * D; i += kThreads / 4) {
+        const int t = i / D, d = i % D, last = before + t, first = max(0, last - (p.window - 1));
+        float mixed = 0.0f;
+#pragma unroll 4
+        for (int j = first + tid % 4; j <= last; j += 4) mixed += chances[t * kMostRing + j] * values[j * kValue + d];
+        mixed += __shfl_xor_sync(~0u, mixed, 1);
+        mixed += __shfl_xor_sync(~0u, mixed, 2);
+        uint2* to = p.attended + static_cast<int64_t>(stream_index * p.frames + t) * width + head * D + d;
+        if (tid % 4 == 0) store_relaxed8(to, __float_as_uint(mixed), epoch + 1);
       }
       __syncthreads();
     }

@@ -62,6 +62,12 @@ def select_device(device: str | torch.device | None) -> torch.device:
     return device
 
 
+def make_embeddings(backend: str, config: ModelConfig, tensors: Mapping[str, Tensor]) -> Embeddings:
+    """What makes the rows for a backend that `select_backend` chose, over every `talker.*` tensor."""
+    device = tensors["talker.model.norm.weight"].device
+    return Embeddings(config.talker, tensors, load_extension(device) if backend == "megakernel" else None)
+
+
 def make_decoder(
     backend: str,
     config: ModelConfig,

@@ -18,17 +18,23 @@ from typing import Unpack
 
 import torch
 
-from qwen_megakernel.backend import VOCODER_DTYPES, make_decoder, make_vocoder, select_backend, select_device
+from qwen_megakernel.backend import (
+    VOCODER_DTYPES,
+    make_decoder,
+    make_embeddings,
+    make_vocoder,
+    select_backend,
+    select_device,
+)
 from qwen_megakernel.checkpoint import DEMO, DEMO_NOTICE, Checkpoint
 from qwen_megakernel.config import SamplingParams
-from qwen_megakernel.errors import BackendError, OutOfMemoryError, RequestError, TextError
+from qwen_megakernel.errors import BackendError, OutOfMemoryError, RequestError, TextError, TextTooLongError
 from qwen_megakernel.frame_decoder import FrameDecoder
 from qwen_megakernel.owner import Owner
 from qwen_megakernel.prompt import KEPT_VOICES, PromptBuilder
 from qwen_megakernel.request import RequestChecker, RequestOptions
 from qwen_megakernel.stream import Audio, Chunk, Stream
 from qwen_megakernel.text import TextTokenizer
-from qwen_megakernel.transformer import Embeddings
 from qwen_megakernel.utterance import ChunkStream, Utterance
 from qwen_megakernel.vocoder import Vocoder
 from qwen_megakernel.vocoder_graphs import GraphVocoder
@@ -49,6 +55,7 @@ class TTSEngine:
         languages: what `language` may be, "auto" first.
         sample_rate: of everything it returns, in Hz.
         backend: "torch" or "megakernel".
+        memory: bytes on the device by part; the text's embeddings are on the host.
     """
 
     def __init__(
@@ -69,6 +76,7 @@ class TTSEngine:
         self.model, self.backend, self.variant = model, backend, checkpoint.config.variant
         self.speakers, self.languages = prompts.speakers, prompts.languages
         self.sample_rate = checkpoint.config.codec.sample_rate
+        self.memory: dict[str, int] = {}
         self._voice_encoder: VoiceEncoder | None = None
         self._voice_lock = threading.Lock()
         limits = {"max_queue": max_queue, "queue_timeout": queue_timeout, "kept_voices": kept_voices}
@@ -152,30 +160,49 @@ class TTSEngine:
         try:
             with torch.inference_mode():
                 tensors = checkpoint.talker(device, dtype)
-                embeddings = Embeddings(config.talker, tensors)
+                embeddings = make_embeddings(name, config, tensors)
                 prompts = PromptBuilder(config, tokenizer, embeddings, kept_voices=kept_voices)
                 slots = {"slots": max_streams, "max_positions": max_positions}
                 decoder = make_decoder(name, config, tensors, embeddings, **slots)
                 tensors = checkpoint.vocoder(device, torch.float32)
                 slots = {"slots": max_streams, "recent_codes": decoder.recent_codes}
                 vocoder = make_vocoder(config.codec.vocoder, tensors, device, vocoder_dtype, **slots)
-                if device.type == "cuda":
-                    _warm_up(checkpoint, prompts, decoder, vocoder)
+            limits = {"max_queue": max_queue, "queue_timeout": float(queue_timeout), "kept_voices": kept_voices}
+            engine = cls(str(model), checkpoint, prompts, decoder, vocoder, name, **limits)
+            if device.type == "cuda":
+                del tensors
+                engine._warm_up()
+                torch.cuda.empty_cache()  # what only loading needed
         except (RuntimeError, MemoryError) as error:
             if not _is_out_of_memory(error):
                 raise
             raise OutOfMemoryError(
                 f"no room for {model} on {device}: {wanted}, or take a smaller model ({error})"
             ) from None
+        engine.memory = {"talker and code predictor": decoder.weight_bytes, "keys and values": kv}
+        engine.memory |= {"vocoder": vocoder.weight_bytes, "vocoder's streams": max_streams * vocoder.slot_bytes}
         log.info(
-            "%d slots of %d positions: %s for keys and values, %s for the vocoder's state",
+            "%d slots of %d positions: %s",
             max_streams,
             max_positions,
-            _size(kv),
-            _size(max_streams * vocoder.slot_bytes),
+            ", ".join(f"{_size(count)} for {part}" for part, count in engine.memory.items()),
         )
-        limits = {"max_queue": max_queue, "queue_timeout": float(queue_timeout), "kept_voices": kept_voices}
-        return cls(str(model), checkpoint, prompts, decoder, vocoder, name, **limits)
+        return engine
+
+    def _warm_up(self) -> None:
+        """A short utterance: the first caller does not pay for what is made at first use. Nothing of it stays."""
+        config, voice = self._checkpoint.config, None
+        if self.variant == "base":
+            voice = Voice(torch.zeros(config.talker.stack.hidden_size), None, None, self._checkpoint.fingerprint)
+        try:
+            self.generate("Hello there.", voice=voice, max_frames=4, runaway_guard=False)
+        except TextTooLongError:  # for slots as small as these
+            return
+        except BaseException:
+            self.close()
+            raise
+        self._prompts.forget()
+        self._owner.forget()
 
     # ------------------------------------------------------------ what callers use
 
@@ -341,26 +368,6 @@ def _close_engines() -> None:
     """An owner thread inside torch while the interpreter goes away would abort the process."""
     for engine in list(_ENGINES):
         engine.close()
-
-
-def _warm_up(
-    checkpoint: Checkpoint, prompts: PromptBuilder, decoder: FrameDecoder, vocoder: Vocoder | GraphVocoder
-) -> None:
-    """Three frames in slot 0, so that the first caller does not pay for what is made at first use."""
-    config, voice = checkpoint.config, None
-    if config.variant == "base":
-        voice = Voice(torch.zeros(config.talker.stack.hidden_size), None, None, checkpoint.fingerprint)
-    prompt = prompts.build(prompts.tokens("Hello there."), non_streaming_mode=voice is None, voice=voice)
-    room = decoder.max_positions - len(prompt.rows) + 1
-    if room < 1:  # slots too small for the prompt
-        return
-    decoder.start(0, prompt, SamplingParams(seed=0).over(config.sampling))
-    for _ in range(min(3, room)):
-        decoder.launch([0])
-        codes = decoder.collect()[0]
-        if codes is None:  # end of speech
-            break
-        vocoder.push([0], codes[None, None])
 
 
 def _whole(text: str) -> str:

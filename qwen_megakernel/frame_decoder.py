@@ -39,6 +39,9 @@ class FrameDecoder(Protocol):
     """int32 [slots, RECENT_FRAMES, groups] on the device, or None: behind a launch, in its stream's order, frame f of a
     slot stands at row f % RECENT_FRAMES, end of speech as the code 0 it is."""
 
+    weight_bytes: int
+    """Memory of the weights."""
+
     def start(self, slot: int, prompt: Prompt, sampling: SamplingParams) -> None:
         """Begin a stream in a slot: everything of the prompt but its last row is prefilled. A prompt's prefix is
         computed by itself; what comes of it is kept as long as the `Prefix` lives, and other prompts with it copy it.
@@ -136,6 +139,7 @@ class TorchFrameDecoder:
         """
         self.slots, self.max_positions, self.width = slots, max_positions, 1
         self.recent_codes = None
+        self.weight_bytes = sum(t.nbytes for name, t in tensors.items() if "text_embedding" not in name)
         self._eos_id = config.talker.codec_eos_id
         self._frame = Frame(config.talker, tensors, embeddings, max_positions)
         head = tensors["talker.codec_head.weight"]

@@ -94,9 +94,13 @@ def compile_for(nvcc: str, arch: str) -> tuple[dict[int, Compiled], dict[int, La
         source = source_folder() / "footprint.cu"
         command = [nvcc, *FLAGS, *TARGETS[arch].defines, f"-arch=sm_{arch}", "-Xptxas", "-v", "-o", program, source]
         compiled = _compile(command, arch)
-        # The vocoder's kernels fit anywhere; that they compile is all there is to know.
-        vocoder = source_folder() / "vocoder.cu"
-        _compile([nvcc, *FLAGS, f"-arch=sm_{arch}", "-c", "-o", Path(folder) / "vocoder.o", vocoder], arch)
+        for name in (
+            "text",
+            "vocoder",
+            "vocoder_layers",
+        ):  # these fit anywhere; that they compile is all there is to know
+            source = source_folder() / f"{name}.cu"
+            _compile([nvcc, *FLAGS, f"-arch=sm_{arch}", "-c", "-o", Path(folder) / f"{name}.o", source], arch)
         printed = subprocess.run([program], capture_output=True, text=True, check=True)
     return parse_ptxas(compiled.stdout + compiled.stderr), parse_footprint(printed.stdout)
 

@@ -219,6 +219,11 @@ class MegakernelFrameDecoder:
         self.recent_codes = torch.zeros(slots, RECENT_FRAMES, groups, dtype=torch.int32, device=device)
         self._of_slot = list(zip(self._page_tables, self._seen, self._rows, self.recent_codes, strict=True))
 
+    @property
+    def weight_bytes(self) -> int:
+        """Memory of everything but keys and values."""
+        return sum(t.nbytes for name, t in self.buffers.items() if name != "kv")
+
     @torch.inference_mode()
     def start(self, slot: int, prompt: Prompt, sampling: SamplingParams) -> None:
         last = len(prompt.rows) - 1

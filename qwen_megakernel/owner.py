@@ -205,6 +205,13 @@ class Owner:
             self._count()
             return {**self._counts, "utterances": len(self._open) + sum(self._counts[end] for end in ENDS)}
 
+    def forget(self) -> None:
+        """What was said so far, none of which is open, counts for nothing and leaves nothing."""
+        self._heard.clear()
+        with self._counting:
+            self._count()
+            self._counts = Counter(dict.fromkeys(COUNTED, 0))
+
     def _count(self) -> None:
         for _ in range(self._tally.qsize()):
             try:
@@ -271,8 +278,8 @@ class Owner:
         except KernelFault as error:
             self._give_up(error)
         for stream in [stream for stream in self._running if stream.done.is_set()]:
-            self._running.remove(stream)
             self._free.append(stream.slot)
+            self._running.remove(stream)
             stream.forget()
         if self._counting.acquire(blocking=False):  # whoever reads the counts does it otherwise
             try:

@@ -162,6 +162,11 @@ class PromptBuilder:
             )
         return self._prompt(opening, ids, non_streaming_mode)
 
+    def forget(self) -> None:
+        """Every opening that was kept."""
+        with self._lock:
+            self._openings.clear()
+
     def begin(
         self,
         *,

@@ -7,6 +7,7 @@ the model's dtype before its weight is applied, RoPE's cosines are computed in f
 
 import math
 from collections.abc import Mapping, Sequence
+from types import ModuleType
 
 import numpy as np
 import torch
@@ -127,8 +128,13 @@ class Embeddings:
     """What turns ids into talker rows. Every row has the talker's width, also codes 1..15 (in 1.7B the
     code predictor is narrower and has an adapter of its own). Nothing here waits for the device."""
 
-    def __init__(self, config: TalkerConfig, tensors: Mapping[str, Tensor]):
-        """`tensors`: `Checkpoint.talker`'s; the text's table is on the CPU."""
+    def __init__(self, config: TalkerConfig, tensors: Mapping[str, Tensor], extension: ModuleType | None = None):
+        """
+        Args:
+            tensors: `Checkpoint.talker`'s; the text's table is on the CPU.
+            extension: `build.load_extension`'s, where the rest is bf16 on a GPU: the text projection is then one call.
+        """
+        self._extension = extension
         self._table = tensors["talker.model.text_embedding.weight"]
         self._device = tensors["talker.model.norm.weight"].device
         self._pinned = self._device.type == "cuda"  # what a copy must come from, to be queued and not waited for
@@ -141,9 +147,11 @@ class Embeddings:
     def text(self, ids: Sequence[int]) -> Tensor:
         """Text ids -> [n, hidden]: embedding, then the two-layer text projection.
 
-        Always so many rows at a time: a row's last bits may depend on how many are multiplied together, and the same
-        text may come whole or in pieces.
+        Without our kernel, always so many rows at a time: a row's last bits may depend on how many are multiplied
+        together, and the same text may come whole or in pieces.
         """
+        if self._extension is not None:
+            return self._extension.project_text(ids, self._table, *self._fc1, *self._fc2)
         padded = [*ids, *[0] * (-len(ids) % _TEXT_ROWS)]
         rows = torch.empty(len(padded), self._table.shape[1], dtype=self._table.dtype, pin_memory=self._pinned)
         # By numpy, as bytes: torch would wake a thread on every core for it.

@@ -141,6 +141,11 @@ class Vocoder:
         """After a KernelFault. Nothing here outlives the slots' state."""
 
     @property
+    def weight_bytes(self) -> int:
+        """Memory of the weights."""
+        return self._codebook.nbytes + sum(t.nbytes for t in self._w.values())
+
+    @property
     def slot_bytes(self) -> int:
         """Memory of one stream's state."""
         return sum(t[0].nbytes for t in self._state.values())

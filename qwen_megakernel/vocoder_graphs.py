@@ -139,6 +139,13 @@ class GraphVocoder:
         self._heard[slot] = state.position
 
     @property
+    def weight_bytes(self) -> int:
+        """Memory of the weights, and of what lies between the layers of a push."""
+        w = self._w
+        tensors = [w.codebook, w.layers["weights"], *self._room.values(), *(m for m, _ in w.matrices.values())]
+        return sum(t.nbytes for t in tensors)
+
+    @property
     def slot_bytes(self) -> int:
         """Memory of one stream's state."""
         return self._of_slot[0][0].nbytes
@@ -167,7 +174,8 @@ class GraphVocoder:
         """A reference, int64 [frames, groups], for `listen`: one after the other. The transformer looks back for good,
         the convolutions behind it for 10 frames: only so many go through them, 6 times as fast."""
         skimmed = max(0, len(codes) - self._reach)
-        return [Portion(some, False) for some in codes[:skimmed].split(64)] + [Portion(codes[skimmed:], True)]
+        skims = [Portion(some, False) for some in codes[:skimmed].split(64)] if skimmed else []
+        return [*skims, Portion(codes[skimmed:], True)]
 
     def listen(self, slot: int, portion: Portion) -> None:
         """Go on from frames whose sound nobody wants: what a stream's own frames follow on. Queued, not waited for."""

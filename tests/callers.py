@@ -123,7 +123,7 @@ def assert_at_rest(engine: TTSEngine) -> None:
         time.sleep(0.005)
     owner, counts = engine._owner, engine.metrics()
     assert engine.health()["streams"] == 0
-    while owner._running and time.monotonic() < deadline:
+    while (owner._running or len(owner._free) < owner._decoder.slots) and time.monotonic() < deadline:
         time.sleep(0.005)
     assert sorted(owner._free) == list(range(owner._decoder.slots)) and not owner._waiting
     ends = ("eos", "length", "runaway", "cancelled", "failed")

@@ -1,5 +1,8 @@
 """The PyTorch backend on an NVIDIA GPU (`make test-gpu`); fp32 without TF32 unless said."""
 
+import hashlib
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -11,9 +14,10 @@ from qwen_megakernel import SamplingParams, TTSEngine
 from qwen_megakernel.build import load_extension
 from qwen_megakernel.checkpoint import Checkpoint
 from qwen_megakernel.config import GREEDY
-from qwen_megakernel.frame_decoder import AHEAD
+from qwen_megakernel.frame_decoder import AHEAD, RECENT_FRAMES
 from qwen_megakernel.frame_graphs import KEPT
 from qwen_megakernel.sampling import gumbel_noise
+from qwen_megakernel.transformer import Embeddings
 from qwen_megakernel.vocoder import Vocoder
 from qwen_megakernel.vocoder_graphs import GraphVocoder
 
@@ -121,6 +125,68 @@ def test_graphs_repeat_themselves_and_go_on_from_a_saved_state(codec):
 
 
 @hopper
+@pytest.mark.parametrize("model", ["demo", "published"])
+@pytest.mark.parametrize("frames", [1, 9, 10, 11, 63, 150])
+def test_a_reference_is_skimmed_and_leaves_what_decoding_it_leaves(codec, model, frames):
+    config, tensors = codec(model)
+    graphs = GraphVocoder(load_extension(GPU), config, tensors, slots=2)
+    codes = torch.randint(0, config.codebook_size, (1, frames + 20, 16))
+    whole = Vocoder(config, tensors, slots=1).push([0], codes)[0, frames * 1920 :].cpu()
+    graphs.push([1], codes[:, :5])  # somebody else's
+    graphs.reset(1)
+    portions = graphs.portions(codes[0, :frames])
+    assert torch.equal(torch.cat([portion.codes for portion in portions]), codes[0, :frames])
+    assert sum(len(portion.codes) for portion in portions if portion.whole) <= 10
+    for portion in portions:
+        graphs.listen(1, portion)
+    after = torch.cat([graphs.push([1], codes[:, [frames + i]])[0] for i in range(20)])
+    assert (after - whole).abs().max() <= 2e-5 and whole.std() > 0.01
+
+
+@hopper
+def test_codes_that_never_leave_the_gpu_sound_the_same(codec):
+    """Frames of a ring of 8, some of them one behind the end of speech."""
+    config, tensors = codec("published")
+    recent = torch.zeros(3, RECENT_FRAMES, 16, dtype=torch.int32, device=GPU)
+    graphs = GraphVocoder(load_extension(GPU), config, tensors, slots=3, recent_codes=recent)
+    codes = torch.randint(0, config.codebook_size, (3, 30, 16))
+    expected = graphs.push([0, 1, 2], codes)
+    for slot in range(3):
+        graphs.reset(slot)
+    parts, at = [], 0
+    for frames in (1, 2, 4, 8, 3, 7, 5):
+        for frame in range(at, at + frames):
+            recent[:, frame % RECENT_FRAMES] = codes[:, frame].to(GPU, torch.int32)
+        parts.append(graphs.follow([0, 1, 2], [at] * 3, frames))
+        at += frames
+    heard = torch.cat([collect() for collect in parts], dim=1)
+    assert (heard - expected).abs().max() <= 2e-5
+    graphs.reset(0)
+    recent[0, 0], recent[0, 1] = codes[0, 0].to(GPU, torch.int32), 2150
+    last = graphs.follow([0], [0], 2)()
+    assert (last[0, :1920] - expected[0, :1920]).abs().max() <= 2e-5, "noise comes after the sound"
+
+
+@hopper
+def test_the_text_projection_equals_pytorchs(tiny):
+    """In bf16 both; as far from fp32 as PyTorch is, and the same for a text that comes in pieces."""
+    for size in ("tiny", "demo"):
+        checkpoint = Checkpoint.open("demo" if size == "demo" else tiny("custom_voice"))
+        tensors = checkpoint.talker(GPU, torch.bfloat16)
+        ours = Embeddings(checkpoint.config.talker, tensors, load_extension(GPU))
+        theirs = Embeddings(checkpoint.config.talker, tensors)
+        exact = {n: t.float() for n, t in tensors.items()}
+        exact = Embeddings(checkpoint.config.talker, exact)
+        ids = torch.randint(0, checkpoint.config.talker.text_vocab_size, (37,)).tolist()
+        rows, truth = ours.text(ids), exact.text(ids)
+        error, usual = ((r.float() - truth).norm() for r in (rows, theirs.text(ids)))
+        assert error <= 1.05 * usual
+        assert torch.equal(rows, torch.cat([ours.text(ids[:1]), ours.text(ids[1:20]), ours.text(ids[20:])]))
+        with pytest.raises(RuntimeError, match="not in the table"):
+            ours.text([checkpoint.config.talker.text_vocab_size])
+
+
+@hopper
 def test_tf32_is_close_and_fp32_closer(codec, capsys):
     """Signal to noise against fp64."""
     config, tensors = codec("published")
@@ -145,6 +211,25 @@ def test_voices_are_made_beside_a_gpu_engine(tiny):
     with TTSEngine.load(tiny("base", eos_gain=0.0), max_streams=1) as engine:
         voice = engine.create_voice((sound, 24000), "a tone")
         assert len(engine.generate(TEXT, voice=voice, max_frames=5).codes) == 5
+
+
+SPEAK = """
+import hashlib
+from qwen_megakernel import SamplingParams, TTSEngine
+with TTSEngine.load("demo") as engine:
+    request = {"speaker": "max", "sampling": SamplingParams(seed=5), "max_frames": 60}
+    audio = engine.generate("Hello there, how are you today?", **request)
+    print(engine.backend, hashlib.sha256(audio.codes.tobytes() + audio.samples.tobytes()).hexdigest())
+"""
+
+
+def test_a_request_says_the_same_after_a_restart():
+    runs = [subprocess.run([sys.executable, "-c", SPEAK], capture_output=True, text=True, check=True) for _ in range(2)]
+    with TTSEngine.load("demo") as engine:
+        engine.generate("Something else before.", max_frames=20)
+        audio = engine.generate(TEXT, speaker="max", sampling=SamplingParams(seed=5), max_frames=60)
+    said = hashlib.sha256(audio.codes.tobytes() + audio.samples.tobytes()).hexdigest()
+    assert [run.stdout.split()[-1] for run in runs] == [said, said]
 
 
 # ---------------------------------------------------------------- CUDA graphs
