@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "frame.h"
-#include "text.h"
+#include "prompt.h"
 
 namespace {
 
@@ -256,6 +256,18 @@ torch::Tensor project_text(const std::vector<int64_t>& ids, const torch::Tensor&
   return out;
 }
 
+// The matrix that `pack` put at `offset` bytes of every block's part of a ribbon uint8 [128][bytes], into out, bf16 [rows][k].
+void unpack(const torch::Tensor& ribbon, int64_t offset, int64_t block_rows, int64_t packet, const torch::Tensor& out) {
+  TORCH_CHECK(ribbon.is_cuda() && ribbon.is_contiguous() && ribbon.dim() == 2 && ribbon.scalar_type() == torch::kUInt8, "the ribbon must be uint8 [128][bytes]");
+  TORCH_CHECK(out.is_cuda() && out.is_contiguous() && out.dim() == 2 && out.scalar_type() == torch::kBFloat16, "out must be bf16 [rows][k]");
+  TORCH_CHECK(offset % 16 == 0 && offset + block_rows * out.size(1) * 2 <= ribbon.size(1), "the matrix does not lie in the ribbon");
+  const c10::cuda::CUDAGuard guard(ribbon.device());
+  const qmk::Ribbon r{ribbon.data_ptr<uint8_t>() + offset, ribbon.size(1), static_cast<int>(out.size(0)), static_cast<int>(out.size(1)),
+                      static_cast<int>(block_rows), static_cast<int>(packet)};
+  const cudaError_t error = qmk::unpack(r, reinterpret_cast<uint32_t*>(out.data_ptr()), c10::cuda::getCurrentCUDAStream(ribbon.device().index()));
+  TORCH_CHECK(error == cudaSuccess, "unpack: ", cudaGetErrorString(error));
+}
+
 }  // namespace
 
 void bind_vocoder(pybind11::module_& m);  // vocoder_bindings.cpp
@@ -263,6 +275,7 @@ void bind_vocoder(pybind11::module_& m);  // vocoder_bindings.cpp
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   bind_vocoder(m);
   m.def("project_text", &project_text);
+  m.def("unpack", &unpack);
   using Free = pybind11::call_guard<pybind11::gil_scoped_release>;
   m.attr("COLUMNS") = qmk::kColumns;
   m.attr("FRAME_KV_SHARED") = qmk::kFrameKvShared;

@@ -80,7 +80,9 @@ def make_decoder(
     """The frame decoder of a backend that `select_backend` chose, over every `talker.*` tensor."""
     if backend == "torch":
         return TorchFrameDecoder(config, tensors, embeddings, slots=slots, max_positions=max_positions)
-    return MegakernelFrameDecoder(config, tensors, slots=slots, max_positions=max_positions)
+    decoder = MegakernelFrameDecoder(config, tensors, slots=slots, max_positions=max_positions)
+    embeddings.share([decoder.buffers["code0_embedding"], *decoder.buffers["code_embedding"]])
+    return decoder
 
 
 def make_vocoder(

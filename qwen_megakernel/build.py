@@ -23,7 +23,15 @@ log = logging.getLogger(__name__)
 BLOCKS = 128
 """Of a launch (csrc/dims.cuh). They wait for each other, so all must be resident at once."""
 
-SOURCES = ("frame.cu", "text.cu", "vocoder.cu", "vocoder_layers.cu", "bindings.cpp", "vocoder_bindings.cpp")
+SOURCES = (
+    "frame.cu",
+    "text.cu",
+    "unpack.cu",
+    "vocoder.cu",
+    "vocoder_layers.cu",
+    "bindings.cpp",
+    "vocoder_bindings.cpp",
+)
 FLAGS = ("-O3", "-std=c++20", "--expt-relaxed-constexpr")
 
 

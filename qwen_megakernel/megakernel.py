@@ -17,11 +17,13 @@ from qwen_megakernel.build import BLOCKS, load_extension, why_no_build, why_no_g
 from qwen_megakernel.config import MIN_FRAMES, ModelConfig, SamplingParams, StackConfig
 from qwen_megakernel.errors import BackendError, KernelFault
 from qwen_megakernel.frame_decoder import RECENT_FRAMES, check_launch
+from qwen_megakernel.prefill import LEAST, MOST, PagedPrefill
 from qwen_megakernel.prompt import Prefix, Prompt
 from qwen_megakernel.sampling import Draw
 from qwen_megakernel.transformer import rope_tables
 
 WARPS, PAGE = 16, 64
+STAGE_PAIR = 2 * 512 * 16  # bytes, by which a block's part of a matrix is padded: pairs of 16 bytes a compute thread
 PACKET, MLP_PACKET = 4, 6
 """Values that travel together (csrc/exchange.cuh)."""
 
@@ -92,7 +94,7 @@ def pack(matrix: Tensor, packet: int = PACKET, rows: int | None = None) -> Tenso
         lanes = F.pad(lanes, (0, 0, 0, 0, 0, k // 256 % 2))
         tiles = lanes.reshape(BLOCKS, rows // 8, 8, WARPS, 4, -1, 2, 2, 2).permute(0, 5, 1, 3, 2, 4, 6, 7, 8)
     tiles = tiles.reshape(BLOCKS, -1).view(torch.uint8)
-    return F.pad(tiles, (0, -tiles.shape[1] % (2 * 512 * 16))).contiguous()  # pairs of 16 bytes a compute thread
+    return F.pad(tiles, (0, -tiles.shape[1] % STAGE_PAIR)).contiguous()
 
 
 def pack_stack(config: StackConfig, tensors: Mapping[str, Tensor], prefix: str, positions: int) -> dict[str, Tensor]:
@@ -121,6 +123,22 @@ def pack_stack(config: StackConfig, tensors: Mapping[str, Tensor], prefix: str, 
         "rope_cos": cos[:, : config.head_dim // 2].contiguous(),
         "rope_sin": sin[:, : config.head_dim // 2].contiguous(),
     }
+
+
+def places(config: StackConfig) -> list[tuple[str, tuple[int, int], int, int, int]]:
+    """Where a layer's matrices lie in a ribbon, for `PagedPrefill`."""
+    hidden, mlp, width = config.hidden_size, padded_mlp(config), config.num_heads * config.head_dim
+    listed = []
+    for name, rows, k, block, packet in (
+        ("qkv", width + 2 * config.num_kv_heads * config.head_dim, hidden, None, PACKET),
+        ("o", hidden, width, None, PACKET),
+        ("gate_up", 2 * mlp, hidden, 2 * block_rows(mlp, 24), PACKET),
+        ("down", hidden, mlp, None, MLP_PACKET),
+    ):
+        block = block or block_rows(rows)
+        steps = k // 256 if block % 16 == 0 else -(-(k // 256) // 2) * 2
+        listed.append((name, (rows, k), block, packet, -(-block * steps * 256 * 2 // STAGE_PAIR) * STAGE_PAIR))
+    return listed
 
 
 def padded_mlp(config: StackConfig) -> int:
@@ -217,6 +235,8 @@ class MegakernelFrameDecoder:
         self._rows = torch.zeros(slots, large.hidden_size, device=device)  # next inputs
         self._seen = torch.zeros(slots, talker.vocab_size, dtype=torch.uint8, device=device)
         self.recent_codes = torch.zeros(slots, RECENT_FRAMES, groups, dtype=torch.int32, device=device)
+        where = {"page": PAGE, "pages": self._pages}
+        self._long = PagedPrefill(extension, large, self.buffers, places(large), **where)
         self._of_slot = list(zip(self._page_tables, self._seen, self._rows, self.recent_codes, strict=True))
 
     @property
@@ -243,7 +263,7 @@ class MegakernelFrameDecoder:
         self._launcher.begin(slot, pages, seen, row, recent, settings, sampling.seed or 0)
         rows = prompt.rows.float()
         done = self._enter_prefix(slot, prompt) if prompt.prefix else 0
-        self._launcher.prefill(slot, rows[done:last], [])
+        self._prefill(slot, rows[done:last], done)
         row.copy_(rows[last])
         seen.zero_()
         self._launcher.set_text(slot, self._streams[slot].trailing, self._streams[slot].pad)
@@ -257,9 +277,18 @@ class MegakernelFrameDecoder:
             pages.copy_(kept)
             self._launcher.seek(slot, rows, 0)
         else:
-            self._launcher.prefill(slot, prompt.rows[:rows].float(), [])
+            self._prefill(slot, prompt.rows[:rows].float(), 0)
             self._prefixes[prompt.prefix] = pages.clone()
         return rows
+
+    def _prefill(self, slot: int, rows: Tensor, position: int) -> None:
+        """Many rows at a time as long as there are many, then by columns."""
+        rest = len(rows) % MOST
+        many = len(rows) - rest if rest < LEAST else len(rows)
+        if many:
+            self._long.run(slot * self._pages, rows[:many], position)
+            self._launcher.seek(slot, position + many, 0)
+        self._launcher.prefill(slot, rows[many:], [])
 
     @torch.inference_mode()
     def extend(self, slot: int, rows: Tensor) -> None:

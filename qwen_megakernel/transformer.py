@@ -144,6 +144,10 @@ class Embeddings:
         self._codes = [tensors["talker.model.codec_embedding.weight"]]
         self._codes += [tensors[f"{predictor}.{group}.weight"] for group in range(config.num_code_groups - 1)]
 
+    def share(self, tables: Sequence[Tensor]) -> None:
+        """Take a frame decoder's copies of the codes' embeddings, of code 0 and on, for one's own."""
+        self._codes = list(tables)
+
     def text(self, ids: Sequence[int]) -> Tensor:
         """Text ids -> [n, hidden]: embedding, then the two-layer text projection.
 

@@ -24,6 +24,7 @@ _NONE, _SNAKE, _GELU = range(3)  # Activation in csrc/vocoder.h
 SPIN_LIMIT = 4_000_000
 """Polls before a wait inside the transformer's kernel gives up: seconds on a healthy card."""
 
+_EPOCHS_LAST = 2**18  # pushes: of some hundred graphs at most, with 42 epochs each
 _FRAMES = (8, 4, 2, 1)  # of a graph
 _MOST = 16  # streams x frames of a graph (kMostPushed): more fill the card no better, and their buffers grow
 
@@ -103,6 +104,7 @@ class GraphVocoder:
         self._pcm = torch.zeros(_MOST * config.samples_per_frame, device=self._device)
         self._fault = torch.zeros(1, dtype=torch.int32, pin_memory=True)
         self._layers, self._layer_sizes = self._make_layers()
+        self._queued = 0
         self._room: dict[str, Tensor] = {}  # the graphs run one after the other and share it
         self._graphs = {}  # (streams, frames) -> recording
         self._skims = {}  # frames -> recording of a push of one stream that ends behind the transformer
@@ -226,6 +228,10 @@ class GraphVocoder:
     def _queue(self, slots: Sequence[int], frames: int, launch: Callable[..., int]) -> Callable[[], Tensor]:
         """Launch a push in graphs of the sizes there are."""
         slots, runs, first = list(slots), [], 0  # runs: portions of frames, each of portions of slots
+        self._queued += 1
+        if self._queued % _EPOCHS_LAST == 0:  # a value published 2^32 values ago must not look new
+            for name in ("h", "qkv", "attended", "gated", "epoch"):
+                self._layers[name].zero_()
         while first < frames:
             size = next(f for f in _FRAMES if f <= frames - first)
             together = min(self.together, _MOST // size)

@@ -182,8 +182,6 @@ def test_the_text_projection_equals_pytorchs(tiny):
         error, usual = ((r.float() - truth).norm() for r in (rows, theirs.text(ids)))
         assert error <= 1.05 * usual
         assert torch.equal(rows, torch.cat([ours.text(ids[:1]), ours.text(ids[1:20]), ours.text(ids[20:])]))
-        with pytest.raises(RuntimeError, match="not in the table"):
-            ours.text([checkpoint.config.talker.text_vocab_size])
 
 
 @hopper

@@ -10,10 +10,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from qwen_megakernel.build import load_extension
 from qwen_megakernel.checkpoint import DEMO_FOLDER
 from qwen_megakernel.config import GREEDY, ModelConfig, SamplingParams
 from qwen_megakernel.errors import KernelFault
-from qwen_megakernel.megakernel import PAGE, MegakernelFrameDecoder, padded_mlp
+from qwen_megakernel.megakernel import PAGE, MegakernelFrameDecoder, padded_mlp, places
 from qwen_megakernel.prompt import Prompt
 from qwen_megakernel.sampling import Code0Rules, Draw, gumbel_noise
 from qwen_megakernel.synthetic import random_talker, synthetic_config
@@ -275,19 +276,77 @@ def test_a_prompt_is_the_same_however_it_is_cut(model):
     def pages(slot):
         return kernel.buffers["kv"].view(kernel.slots, -1, *kernel.buffers["kv"].shape[1:])[slot].clone()
 
-    kernel.buffers["kv"].zero_()
-    said = say(kernel, 0, prompt, greedy, 2)
-    kernel.start(1, Prompt(prompt.rows[:1], prompt.trailing, prompt.pad), greedy)
     rows = prompt.rows.float().contiguous()
-    kernel._launcher.seek(1, 0, 0)
-    at = 0
-    while at < 274:
-        n = min(random.randint(1, 11), 274 - at)
-        kernel._launcher.prefill(1, rows[at : at + n].contiguous(), [])
-        at += n
-    kernel._rows[1].copy_(rows[-1])
-    again = torch.stack([step(kernel, [1])[0] for _ in range(2)])
+
+    def say_in_cuts(slot, most):
+        kernel.start(slot, Prompt(prompt.rows[:1], prompt.trailing, prompt.pad), greedy)
+        kernel._launcher.seek(slot, 0, 0)
+        at = 0
+        while at < 274:
+            n = min(random.randint(1, most), 274 - at)
+            kernel._launcher.prefill(slot, rows[at : at + n].contiguous(), [])
+            at += n
+        kernel._rows[slot].copy_(rows[-1])
+        return torch.stack([step(kernel, [slot])[0] for _ in range(2)])
+
+    kernel.buffers["kv"].zero_()
+    said, again = say_in_cuts(0, 274), say_in_cuts(1, 11)
     assert torch.equal(said, again) and torch.equal(pages(0), pages(1))
+
+
+@torch.inference_mode()
+def test_matrices_come_out_of_a_ribbon_as_they_went_in(model):
+    config, tensors, kernel = model
+    stack, ribbon = config.talker.stack, kernel.buffers["talker.ribbon"]
+    listed, layer = places(stack), f"talker.model.layers.{stack.num_layers - 1}"
+    start = ribbon.shape[1] - sum(size for *_, size in listed)
+    assert ribbon.shape[1] == stack.num_layers * sum(size for *_, size in listed)
+    for name, shape, rows, packet, size in listed:
+        out = torch.full(shape, torch.nan, dtype=torch.bfloat16, device=GPU)
+        load_extension(GPU).unpack(ribbon, start, rows, packet, out)
+        start += size
+        if name == "qkv":
+            expected = torch.cat([tensors[f"{layer}.self_attn.{n}_proj.weight"] for n in "qkv"])
+        elif name == "gate_up":
+            both = torch.stack([tensors[f"{layer}.mlp.{n}_proj.weight"] for n in ("gate", "up")], dim=1).flatten(0, 1)
+            expected = F.pad(both, (0, 0, 0, shape[0] - len(both)))
+        else:
+            matrix = tensors[f"{layer}.{'self_attn' if name == 'o' else 'mlp'}.{name}_proj.weight"]
+            expected = F.pad(matrix, (0, shape[1] - matrix.shape[1]))
+        assert torch.equal(out, expected), name
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("rows", [96, 129, 256, 300, 400])
+@pytest.mark.parametrize("position", [0, 9, 130])
+def test_many_rows_at_a_time_leave_what_columns_leave(model, rows, position):
+    """In a slot where somebody left no numbers; and the same twice."""
+    config, _, kernel = model
+    greedy = GREEDY.over(config.sampling)
+    prompt = random_prompt(config, position + rows + 1)
+    inputs = prompt.rows.float().contiguous()
+    pages = kernel.buffers["kv"].view(kernel.slots, -1, *kernel.buffers["kv"].shape[1:])
+
+    def kept(slot):
+        return pages[slot].permute(1, 2, 3, 0, 4, 5).flatten(3, 4)[..., : position + rows, :].float().clone()
+
+    kept_by = []
+    for slot, many in ((0, False), (1, True), (2, True)):
+        pages[slot].fill_(torch.nan if many else 0)
+        kernel.start(slot, Prompt(prompt.rows[:1], prompt.trailing, prompt.pad), greedy)
+        kernel._launcher.seek(slot, 0, 0)
+        kernel._launcher.prefill(slot, inputs[:position], [])
+        if many:
+            kernel._prefill(slot, inputs[position:-1], position)
+        else:
+            kernel._launcher.prefill(slot, inputs[position:-1], [])
+        kept_by.append(kept(slot))
+        assert kept_by[-1].isfinite().all()
+    columns, first, second = kept_by
+    assert torch.equal(first, second)
+    assert torch.equal(first[..., :position, :], columns[..., :position, :])
+    assert relative(first[0], columns[0]) < 0.01 and relative(first, columns) < 0.05
+    pages.zero_()
 
 
 @torch.inference_mode()

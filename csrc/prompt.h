@@ -1,7 +1,9 @@
-// The text projection as the host calls it.
+// What a prompt needs besides the persistent kernel, as the host calls it.
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
+
+#include <cstdint>
 
 namespace qmk {
 
@@ -13,5 +15,14 @@ struct Projection {
   int inner, hidden;
 };
 cudaError_t project_text(const Projection&, int rows, cudaStream_t);
+
+// A matrix [rows][k] within a ribbon.
+struct Ribbon {
+  const uint8_t* data;    // of its first block
+  int64_t block_bytes;    // from one block's part to the next one's
+  int rows, k, block_rows, packet;
+};
+// out: [rows][k / 2] pairs of bf16.
+cudaError_t unpack(const Ribbon&, uint32_t* out, cudaStream_t);
 
 }  // namespace qmk
