@@ -16,18 +16,16 @@ and the vocoder's once. Cases:
 """
 
 import argparse
-import asyncio
 import dataclasses
 import json
 import random
 import statistics
 import tempfile
-import threading
 import time
 
 import numpy as np
 import torch
-from common import commit, floors_ms, machine, quantile, sentence
+from common import CLAIMED, busy_loop, commit, floors_ms, machine, quantile, sentence
 
 from qwen_megakernel import TTSEngine
 from qwen_megakernel.synthetic import NO_EOS, write_checkpoint
@@ -86,25 +84,11 @@ def idle(engine: TTSEngine, count: int, report: Report) -> None:
 
 
 def busy(engine: TTSEngine, count: int, report: Report) -> None:
-    stop, ms = threading.Event(), []
-
-    async def load() -> None:
-        while not stop.is_set():
-            until = time.perf_counter() + 0.008
-            while time.perf_counter() < until:
-                pass
-            await asyncio.sleep(0.002)
-
-    def callers() -> None:
+    ms = []
+    with busy_loop():
         for _ in range(count):
             time.sleep(random.uniform(0.0, 0.03))
             ms.append(first_chunk_ms(engine))
-        stop.set()
-
-    thread = threading.Thread(target=callers)
-    thread.start()
-    asyncio.run(load())
-    thread.join()
     report.add("event loop at 80 % load", ms)
 
 
@@ -178,6 +162,10 @@ def main() -> None:
         with TTSEngine.load(folder, **options) as engine:
             loaded = time.monotonic() - start
             print(f"{machine()}, commit {commit()}, {args.size}, {engine.backend} backend, loaded in {loaded:.1f} s")
+            parts = ", ".join(f"{part} {size / 1e9:.2f}" for part, size in engine.memory.items())
+            print(f"GB on the device: {parts}; together {sum(engine.memory.values()) / 1e9:.2f}")
+            if engine.memory and torch.cuda.is_initialized():
+                print(f"allocated by PyTorch in all: {torch.cuda.memory_allocated() / 1e9:.2f}")
             first = first_chunk_ms(engine)
             floors = floors_ms(engine._checkpoint.config)
             report = Report(2 * floors["pass"] + floors["frame"] + floors["vocoder"])
@@ -189,6 +177,7 @@ def main() -> None:
                     globals()[name](engine, args.utterances, report)
     if "clone" in args.only:
         clone(args.size, args.utterances, report, **options)
+    print(CLAIMED)
     print(json.dumps({"size": args.size, "commit": commit(), "load_s": loaded, "results": report.results}))
 
 
