@@ -16,8 +16,8 @@ from qwen_megakernel.checkpoint import expected_tensors
 from qwen_megakernel.config import ModelConfig
 
 CLAIMED = (
-    "beside it, not measured here: a published single-kernel port of the same model claims TTFC 50.5 to 81.6 ms and RTF "
-    "0.177 to 0.234 on an RTX 5090"
+    "beside it, not measured here: a published single-kernel port of the same model claims TTFC 50.5 to 81.6 ms and "
+    "RTF 0.177 to 0.234 on an RTX 5090"
 )
 
 READ_TB_S = 4.67  # of an H200, measured: bulk copies of 16 KB by 128 blocks
