@@ -52,19 +52,21 @@ class FrameDecoder(Protocol):
             sampling: every field set; the seed too where anything is drawn.
         """
 
-    def extend(self, slot: int, rows: Tensor) -> None:
-        """More text rows [n, hidden] behind the trailing ones of the slot's prompt: its text came in pieces."""
+    def extend(self, slot: int, rows: Tensor, ended: bool) -> None:
+        """More text rows [n, hidden] behind the trailing ones of the slot's prompt: its text comes in pieces. With
+        `ended` they are the last."""
 
     def launch(self, slots: Sequence[int]) -> None:
         """Queue the next frame of some streams, without waiting for it.
 
-        The caller stops before a slot is full: a frame needs one position more than the one before it.
+        The caller stops before a slot is full: a frame needs one position more than the one before it. A frame whose
+        own text row has not come may be launched, because only the next one hears of it; that one has to wait.
 
         Args:
             slots: 1 to `LAUNCH_SLOTS` different ones, each started.
 
         Raises:
-            ValueError: other slots, or one that is full; nothing was queued.
+            ValueError: other slots, one that is full, or whose text rows have not come; nothing was queued.
             RuntimeError: `AHEAD` launches are uncollected; nothing was queued.
         """
 
@@ -84,17 +86,29 @@ class FrameDecoder(Protocol):
         """After a KernelFault: forget every stream, every launch and every kept prefix."""
 
 
-def check_launch(slots: Sequence[int], room: Mapping[int, int], uncollected: int, positions: int) -> None:
-    """Refuse what `FrameDecoder.launch` refuses; `room`: frames that the stream of each started slot may still have."""
+class Launchable(Protocol):
+    """What `check_launch` needs of a stream."""
+
+    trailing: Tensor  # [n, hidden], text rows
+    text_open: bool  # more of them will come
+    room: int  # frames that may still be launched
+    launched: int  # frames
+
+
+def check_launch(slots: Sequence[int], streams: Mapping[int, Launchable], uncollected: int, positions: int) -> None:
+    """Refuse what `FrameDecoder.launch` refuses; `streams`: of every started slot."""
     if not 1 <= len(slots) <= LAUNCH_SLOTS or len(set(slots)) < len(slots):
         raise ValueError(f"a launch takes 1 to {LAUNCH_SLOTS} different slots, got {list(slots)}")
     if uncollected == AHEAD:
         raise RuntimeError(f"{AHEAD} launches may be uncollected and are: collect() one first")
     for slot in slots:
-        if slot not in room:
+        if slot not in streams:
             raise ValueError(f"slot {slot} holds no stream: start() it first")
-        if room[slot] == 0:
+        stream = streams[slot]
+        if stream.room == 0:
             raise ValueError(f"slot {slot} is full: its stream used all {positions} positions")
+        if stream.text_open and stream.launched > len(stream.trailing):
+            raise ValueError(f"slot {slot} waits for text: extend() it first")
 
 
 @dataclass(eq=False)
@@ -103,17 +117,29 @@ class _Stream:
     draws: Draws
     trailing: Tensor  # [n, hidden], text rows
     pad: Tensor  # [hidden], what follows them
+    text_open: bool  # more of them will come
     position: int  # of the next frame's input row
     room: int  # frames that may still be launched
+    launched: int = 0
     frame: int = 0
     over: bool = False  # it ended, or its slot was started again
 
     def enter_frame(self) -> int:
-        """Put the next frame's text row in place; the position of its input row."""
-        self.state.text.copy_(self.trailing[self.frame] if self.frame < len(self.trailing) else self.pad)
+        """Put the next frame's text row in place, nothing where it has yet to come; the position of its input row."""
+        if self.frame < len(self.trailing):
+            self.state.text.copy_(self.trailing[self.frame])
+        elif self.text_open:
+            self.state.text.zero_()
+        else:
+            self.state.text.copy_(self.pad)
         self.frame += 1
         self.position += 1
         return self.position - 1
+
+    def extend(self, rows: Tensor, ended: bool) -> None:
+        if self.frame > len(self.trailing) and len(rows):  # the last frame went without
+            self.state.row.add_(rows[0])
+        self.trailing, self.text_open = torch.cat([self.trailing, rows]), not ended
 
 
 class TorchFrameDecoder:
@@ -162,7 +188,7 @@ class TorchFrameDecoder:
         if slot in self._streams:
             self._streams[slot].over = True
         state = self._states[slot]
-        text = (prompt.trailing, prompt.pad)
+        text = (prompt.trailing, prompt.pad, prompt.text_open)
         self._streams[slot] = _Stream(state, draws_of(sampling), *text, last, room=self.max_positions - last)
         state.start(prompt.rows[last:], last, sampling)
         done = self._enter_prefix(prompt, state) if prompt.prefix else 0
@@ -182,21 +208,16 @@ class TorchFrameDecoder:
         return rows
 
     @torch.inference_mode()
-    def extend(self, slot: int, rows: Tensor) -> None:
-        stream = self._streams[slot]
-        stream.trailing = torch.cat([stream.trailing, rows])
+    def extend(self, slot: int, rows: Tensor, ended: bool) -> None:
+        self._streams[slot].extend(rows, ended)
 
     @torch.inference_mode()
     def launch(self, slots: Sequence[int]) -> None:
-        check_launch(
-            slots,
-            {slot: stream.room for slot, stream in self._streams.items()},
-            len(self._launches),
-            self.max_positions,
-        )
+        check_launch(slots, self._streams, len(self._launches), self.max_positions)
         streams = [self._streams[slot] for slot in slots]
         for stream in streams:
             stream.room -= 1
+            stream.launched += 1
         if self._graphs:
             fetch = self._graphs.launch([Job(s.state, s.draws, s.enter_frame() + 1) for s in streams])
         else:

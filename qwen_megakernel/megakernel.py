@@ -150,7 +150,9 @@ def padded_mlp(config: StackConfig) -> int:
 class _Stream:
     trailing: Tensor  # [n, hidden], text rows
     pad: Tensor  # [hidden], what follows them
+    text_open: bool  # more of them will come
     room: int  # frames that may still be launched
+    launched: int = 0
     over: bool = False  # it ended, or its slot was started again
 
 
@@ -235,6 +237,7 @@ class MegakernelFrameDecoder:
         self._rows = torch.zeros(slots, large.hidden_size, device=device)  # next inputs
         self._seen = torch.zeros(slots, talker.vocab_size, dtype=torch.uint8, device=device)
         self.recent_codes = torch.zeros(slots, RECENT_FRAMES, groups, dtype=torch.int32, device=device)
+        self._nothing = torch.zeros(large.hidden_size, dtype=torch.bfloat16, device=device)
         where = {"page": PAGE, "pages": self._pages}
         self._long = PagedPrefill(extension, large, self.buffers, places(large), **where)
         self._of_slot = list(zip(self._page_tables, self._seen, self._rows, self.recent_codes, strict=True))
@@ -258,7 +261,8 @@ class MegakernelFrameDecoder:
             settings |= {f"{kind}_top_k": draw.top_k, f"{kind}_top_p": draw.top_p}
         if slot in self._streams:
             self._streams[slot].over = True
-        self._streams[slot] = _Stream(prompt.trailing.contiguous(), prompt.pad.contiguous(), self.max_positions - last)
+        text = (prompt.trailing.contiguous(), prompt.pad.contiguous(), prompt.text_open)
+        self._streams[slot] = _Stream(*text, self.max_positions - last)
         pages, seen, row, recent = self._of_slot[slot]
         self._launcher.begin(slot, pages, seen, row, recent, settings, sampling.seed or 0)
         rows = prompt.rows.float()
@@ -266,7 +270,7 @@ class MegakernelFrameDecoder:
         self._prefill(slot, rows[done:last], done)
         row.copy_(rows[last])
         seen.zero_()
-        self._launcher.set_text(slot, self._streams[slot].trailing, self._streams[slot].pad)
+        self._set_text(slot)
 
     def _enter_prefix(self, slot: int, prompt: Prompt) -> int:
         """Keys and values of the prompt's prefix, kept or computed, a copy of whole pages; its length."""
@@ -291,24 +295,27 @@ class MegakernelFrameDecoder:
         self._launcher.prefill(slot, rows[many:], [])
 
     @torch.inference_mode()
-    def extend(self, slot: int, rows: Tensor) -> None:
+    def extend(self, slot: int, rows: Tensor, ended: bool) -> None:
         stream = self._streams[slot]
-        stream.trailing = torch.cat([stream.trailing, rows])
-        self._launcher.set_text(slot, stream.trailing, stream.pad)
+        if stream.launched > len(stream.trailing) and len(rows):  # the last frame went without: what it left lacks it
+            self._rows[slot].add_(rows[0])
+        stream.trailing, stream.text_open = torch.cat([stream.trailing, rows]), not ended
+        self._set_text(slot)
+
+    def _set_text(self, slot: int) -> None:
+        """Behind rows that have yet to come there is nothing, else the pad."""
+        stream = self._streams[slot]
+        self._launcher.set_text(slot, stream.trailing, self._nothing if stream.text_open else stream.pad)
 
     def launch(self, slots: Sequence[int]) -> None:
         if len(slots) > self.width:
             raise ValueError(f"a launch of this GPU's build takes 1 to {self.width} slots, got {list(slots)}")
-        check_launch(
-            slots,
-            {slot: stream.room for slot, stream in self._streams.items()},
-            len(self._launches),
-            self.max_positions,
-        )
+        check_launch(slots, self._streams, len(self._launches), self.max_positions)
         self._launcher.decode(list(slots))
         streams = [self._streams[slot] for slot in slots]
         for stream in streams:
             stream.room -= 1
+            stream.launched += 1
         self._launches.append(streams)
 
     def collect(self) -> list[Tensor | None]:

@@ -430,7 +430,7 @@ class Owner:
             self._hear_reference(stream)
         while not stream.incoming.empty():
             rows, stream.text_complete = stream.incoming.get()
-            self._decoder.extend(stream.slot, rows)
+            self._decoder.extend(stream.slot, rows, stream.text_complete)
             stream.text_rows += len(rows)
         return None
 

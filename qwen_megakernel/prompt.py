@@ -72,12 +72,14 @@ class Prompt:
         trailing: [R, hidden]; frame k (from 0) adds row k to the sum of its code embeddings.
         pad: [hidden]; what later frames add.
         prefix: rows that other prompts begin with too.
+        text_open: more trailing rows will come (`FrameDecoder.extend`).
     """
 
     rows: Tensor
     trailing: Tensor
     pad: Tensor
     prefix: Prefix | None = None
+    text_open: bool = False
 
 
 class PromptBuilder:
@@ -430,7 +432,7 @@ class PromptPieces:
             opening = builder._opening(self._ids[:3], *self._voice)
             prompt = builder._prompt(opening, self._ids[3:], False)
             if not self.ended:  # what closes the text is not known yet
-                prompt = replace(prompt, trailing=prompt.trailing[:-1])
+                prompt = replace(prompt, trailing=prompt.trailing[:-1], text_open=True)
             self.prompt, self._given = prompt, len(text)
             return none
         fresh = text[self._given :]

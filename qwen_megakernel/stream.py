@@ -192,8 +192,9 @@ class Stream:
 
     @property
     def starved(self) -> bool:
-        """Its next frame needs a text row that has not come: nothing is spoken in its place."""
-        return self.prefilled and not self.text_complete and self.launched >= self.text_rows
+        """Its next frame needs a text row that has not come: nothing is spoken in its place. A frame hears of the text
+        row of the one before."""
+        return self.prefilled and not self.text_complete and self.launched > self.text_rows
 
     @property
     def idle(self) -> bool:

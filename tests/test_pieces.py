@@ -221,6 +221,17 @@ def test_a_starved_stream_waits_and_goes_on_as_if_nothing_had_been(engine):
     assert np.array_equal(utterance.result(timeout=20).codes, whole.codes)
 
 
+def test_speech_is_one_frame_ahead_of_the_text(engine):
+    """A frame hears of the text row of the one before: the first sound does not wait for a second row."""
+    utterance = engine.submit(sampling=GREEDY, max_frames=40, chunk_frames=1)
+    for piece in cut("One two three four five six", 3):
+        utterance.push_text(piece)
+        frames = spoken(utterance)
+        assert frames == (utterance._stream.text_rows + 1 if utterance._stream.prompt else 0)
+    assert frames > 3
+    utterance.cancel()
+
+
 def test_a_pause_of_four_seconds_in_mid_sentence_is_no_end(engine):
     text = "One two three four five six seven eight."
     whole = engine.generate(text, sampling=sampling(3), non_streaming_mode=False, max_frames=40)
