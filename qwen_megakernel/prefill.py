@@ -85,12 +85,13 @@ class PagedPrefill:
     def _capture(self, rows: int, length: int, pool, stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph:
         current, graph = torch.cuda.current_stream(self._kv.device), torch.cuda.CUDAGraph()
         stream.wait_stream(current)
-        with torch.cuda.stream(stream):
+        with torch.cuda.stream(stream), CAPTURING:
             self._layers(rows, length)  # loads all that a capture must find loaded
-        current.wait_stream(stream)
-        how = {"pool": pool, "stream": stream, "capture_error_mode": "thread_local"}
-        with CAPTURING, torch.cuda.graph(graph, **how):
+            # Not torch.cuda.graph: it collects all garbage and waits for the GPU, where other engines may be speaking.
+            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
             self._layers(rows, length)
+            graph.capture_end()
+        current.wait_stream(stream)
         return graph
 
     def _layers(self, rows: int, length: int) -> None:
@@ -117,12 +118,8 @@ class PagedPrefill:
             q = self._turned(q, w["q_norm"][i], *turn).bfloat16().transpose(0, 1)
             y = F.scaled_dot_product_attention(q[None], k[None], v[None], attn_mask=mask, enable_gqa=True)
             x = x + F.linear(y[0].transpose(0, 1).flatten(1), self._plain["o"])
-            gate, up = (
-                F.linear(self._normed(x, w["post_norm"][i]), self._plain["gate_up"])
-                .float()
-                .unflatten(1, (-1, 2))
-                .unbind(2)
-            )
+            both = F.linear(self._normed(x, w["post_norm"][i]), self._plain["gate_up"])
+            gate, up = both.float().unflatten(1, (-1, 2)).unbind(2)
             x = x + F.linear((F.silu(gate) * up).bfloat16(), self._plain["down"])
 
     def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
