@@ -174,6 +174,12 @@ class Recording {
     check(error);
     check(cudaGraphUpload(graph_, stream));
   }
+  // Nothing shall come of it; else the stream would go on recording.
+  void abandon() {
+    const c10::cuda::CUDAGuard guard(device_);
+    cudaGraph_t recorded = nullptr;
+    if (cudaStreamEndCapture(c10::cuda::getCurrentCUDAStream(device_.index()), &recorded) == cudaSuccess) cudaGraphDestroy(recorded);
+  }
   // What the recorded kernels read lives as long as they.
   void keep(const Tensor& read) { kept_ = read; }
   void launch(cudaStream_t stream) const { check(cudaGraphLaunch(graph_, stream)); }
@@ -216,6 +222,7 @@ class Pushes {
   int64_t follow(const Recording& push, const std::vector<int64_t>& slots, int64_t frames, const Tensor& recent, const std::vector<int64_t>& first) {
     TORCH_CHECK(first.size() == slots.size() && frames <= qmk::kRecentFrames, "one first frame a slot, and at most ", qmk::kRecentFrames, " frames");
     qmk::Told told = about(slots, frames);
+    for (const int64_t slot : slots) TORCH_CHECK(slot >= 0 && slot < recent.size(0), "slot ", slot, " has no recent codes");
     told.recent = data<int>(recent, 1, "recent");
     std::copy(first.begin(), first.end(), told.first);
     return launch(push, told, true);
@@ -272,6 +279,7 @@ void bind_vocoder(pybind11::module_& m) {
   pybind11::class_<Recording>(m, "Recording")
       .def(pybind11::init([](const Tensor& on) { return std::make_unique<Recording>(on.device()); }))
       .def("end", &Recording::end)
+      .def("abandon", &Recording::abandon)
       .def("keep", &Recording::keep);
   pybind11::class_<Pushes>(m, "Pushes")
       .def(pybind11::init<const Tensor&, const Tensor&, const Tensor&, int64_t, int64_t>())

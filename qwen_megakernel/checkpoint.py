@@ -383,7 +383,8 @@ class Checkpoint:
         table, cpu = "talker.model.text_embedding.weight", torch.device("cpu")
         tensors = _load(self._main, (n for n in self._main if n.startswith("talker.") and n != table), device, dtype)
         text = _load(self._main, [table], cpu, dtype)[table]
-        return tensors | {table: text if device.type == "cpu" else text.clone()}
+        mapped = device.type != "cpu" and dtype == torch.bfloat16  # else the conversion has copied it
+        return tensors | {table: text.clone() if mapped else text}
 
     def speaker_encoder(self, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
         """Every `speaker_encoder.*` tensor (Base checkpoints; empty for the others)."""

@@ -70,6 +70,7 @@ class TTSEngine:
         max_queue: int,
         queue_timeout: float,
         kept_voices: int,
+        device: torch.device,
     ):
         self._checkpoint, self._prompts, self._decoder = checkpoint, prompts, decoder
         self._border = RequestChecker(checkpoint, prompts)
@@ -80,7 +81,7 @@ class TTSEngine:
         self._voice_encoder: VoiceEncoder | None = None
         self._voice_lock = threading.Lock()
         limits = {"max_queue": max_queue, "queue_timeout": queue_timeout, "kept_voices": kept_voices}
-        self._owner = Owner(decoder, vocoder, sample_rate=self.sample_rate, **limits)
+        self._owner = Owner(decoder, vocoder, sample_rate=self.sample_rate, device=device, **limits)
         self._owner.start()
         weakref.finalize(self, self._owner.stop).atexit = False  # dropped without close(): the thread ends too
         _ENGINES.add(self)
@@ -168,7 +169,7 @@ class TTSEngine:
                 slots = {"slots": max_streams, "recent_codes": decoder.recent_codes}
                 vocoder = make_vocoder(config.codec.vocoder, tensors, device, vocoder_dtype, **slots)
             limits = {"max_queue": max_queue, "queue_timeout": float(queue_timeout), "kept_voices": kept_voices}
-            engine = cls(str(model), checkpoint, prompts, decoder, vocoder, name, **limits)
+            engine = cls(str(model), checkpoint, prompts, decoder, vocoder, name, device=device, **limits)
             if device.type == "cuda":
                 del tensors
                 engine._warm_up()
@@ -290,13 +291,15 @@ class TTSEngine:
         voicing = {"speaker": request.speaker, "language": request.language, "instruct": request.instruct}
         voicing |= {"voice": request.voice, "max_positions": self._decoder.max_positions}
         if not whole:
-            stream.pieces = self._prompts.begin(**voicing)
+            with self._owner.in_order():
+                stream.pieces = self._prompts.begin(**voicing)
             self._owner.admit(stream)
             return utterance
         stream.arrived = stream.stage_began = arrived
         tokens = self._prompts.tokens(text)
         stream.mark("tokenise")
-        prompt = self._prompts.build(tokens, non_streaming_mode=request.non_streaming_mode, **voicing)
+        with self._owner.in_order():
+            prompt = self._prompts.build(tokens, non_streaming_mode=request.non_streaming_mode, **voicing)
         stream.mark("prompt")
         self._owner.admit(stream)
         self._owner.speak(stream, prompt, text_complete=True)

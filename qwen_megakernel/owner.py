@@ -9,6 +9,7 @@ interpreter. The owner knows nothing of checkpoints, prompts or callers' options
 dropped ends its owner.
 """
 
+import contextlib
 import logging
 import queue
 import sys
@@ -17,6 +18,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -60,6 +62,7 @@ class Owner:
         max_queue: int,
         queue_timeout: float,
         kept_voices: int,
+        device: torch.device,
     ):
         """
         Args:
@@ -67,7 +70,9 @@ class Owner:
             max_queue: utterances beyond the slots that may wait for one.
             queue_timeout: seconds that one of them waits at most.
             kept_voices: voices for which the vocoder's state after their reference is kept, the latest used.
+            device: of decoder and vocoder.
         """
+        self._cuda = torch.cuda.default_stream(device) if device.type == "cuda" else None
         self._decoder, self._vocoder, self._sample_rate = decoder, vocoder, sample_rate
         self._max_queue, self._queue_timeout = max_queue, queue_timeout
         self.fault: BaseException | None = None
@@ -149,7 +154,8 @@ class Owner:
             raise TextEndedError("the utterance has ended")
         stream.arrived = stream.arrived or began
         try:
-            rows = step(pieces)
+            with self.in_order():
+                rows = step(pieces)
             if stream.prompt is not None:
                 if len(rows) or pieces.ended:
                     stream.incoming.put((rows, pieces.ended))
@@ -168,6 +174,10 @@ class Owner:
         if not stream.cancelled:
             stream.cancelled = True
             self._look()
+
+    def in_order(self) -> contextlib.AbstractContextManager:
+        """For callers that make prompts: before what this thread computes, whatever stream is theirs."""
+        return torch.cuda.stream(self._cuda) if self._cuda else contextlib.nullcontext()
 
     def refuse_own_thread(self, stream: Stream) -> None:
         """Raises RequestError where waiting for the stream would never end."""
@@ -249,6 +259,9 @@ class Owner:
             log.exception("the engine's owner thread died")
         finally:
             self.closed = True
+            for push in self._take_sounding():  # what the device still writes must not be given away
+                with contextlib.suppress(Exception):
+                    push.collect()
             self._waiting.clear()
             self._running.clear()
             for stream in list(self._open):
@@ -384,8 +397,8 @@ class Owner:
         self._tally.put("kernel_faults")
         self._take_sounding()
         self._heard.clear()
-        self._decoder.recover()
         self._vocoder.recover()
+        self._decoder.recover()
         for stream in self._running:
             self.settle(stream, error=error)
         log.error(
@@ -485,16 +498,18 @@ class Owner:
 
     def _speak(self, streams: list[Stream]) -> None:
         """What the vocoder lacks of their frames goes to it where it is due, those with equally many together."""
+        short = [stream for stream in streams if stream.idle]  # once: text may come at any moment
         by_count: dict[int, list[Stream]] = {}
         for stream in streams:
-            if stream.due and not stream.done.is_set():
+            if stream.due(stream in short) and not stream.done.is_set():
                 by_count.setdefault(stream.launched - stream.given, []).append(stream)
         for count, group in by_count.items():
             for first in range(0, len(group), self._vocoder.together):
                 some = group[first : first + self._vocoder.together]
-                self._try(some, "the vocoder", lambda some=some, count=count: self._push(some, count))
+                work = partial(self._push, some, count, [stream for stream in some if stream in short])
+                self._try(some, "the vocoder", work)
 
-    def _push(self, streams: list[Stream], frames: int) -> None:
+    def _push(self, streams: list[Stream], frames: int, short: list[Stream]) -> None:
         slots, first = [stream.slot for stream in streams], [stream.given for stream in streams]
         if self._vocoder.follows:
             collect = self._vocoder.follow(slots, first, frames)
@@ -503,8 +518,8 @@ class Owner:
             sound = self._vocoder.push(slots, codes)
             collect = lambda: sound  # noqa: E731
         for stream in streams:
-            stream.give()
-        self._sounding.append(_Push(streams, frames, [stream for stream in streams if stream.idle], collect))
+            stream.give(stream in short)
+        self._sounding.append(_Push(streams, frames, short, collect))
 
     def _present(self, pushes: list[_Push]) -> None:
         """Wait for these pushes; what they made is handed out, chunk by chunk."""
@@ -542,8 +557,10 @@ class Owner:
 
     def _hand_out(self, stream: Stream, frames: int, all_of_it: bool) -> None:
         """Of the utterance's first `frames` those that nobody has yet: whole chunks, or `all_of_it`."""
-        while (left := frames - stream.handed_frames) > 0 and (
-            all_of_it or left >= stream.chunk_size(stream.chunks_given)
+        while (
+            not stream.done.is_set()
+            and (left := frames - stream.handed_frames) > 0
+            and (all_of_it or left >= stream.chunk_size(stream.chunks_given))
         ):
             first, count = stream.handed_frames, min(left, stream.chunk_size(stream.chunks_given))
             samples = np.concatenate(stream.sound[first : first + count])
@@ -563,4 +580,7 @@ class Owner:
         stream.handed_frames += len(chunk.codes)
         stream.chunks.put(chunk)
         if stream.on_chunk:
-            stream.on_chunk(chunk)
+            try:
+                stream.on_chunk(chunk)
+            except KernelFault as error:  # of another engine, of which it told: nothing of ours is suspect
+                self.settle(stream, error=error)

@@ -89,8 +89,10 @@ class PagedPrefill:
             self._layers(rows, length)  # loads all that a capture must find loaded
             # Not torch.cuda.graph: it collects all garbage and waits for the GPU, where other engines may be speaking.
             graph.capture_begin(pool=pool, capture_error_mode="thread_local")
-            self._layers(rows, length)
-            graph.capture_end()
+            try:
+                self._layers(rows, length)
+            finally:
+                graph.capture_end()
         current.wait_stream(stream)
         return graph
 

@@ -106,11 +106,13 @@ class PromptBuilder:
         self._bos, self._eos, self._pad = embeddings.text([config.tts_bos_id, config.tts_eos_id, config.tts_pad_id])
         self._codec_pad, self._codec_bos = embeddings.code0([config.talker.codec_pad_id, config.talker.codec_bos_id])
         self._bridge, self._start = (self._bos + self._codec_pad)[None], (self._pad + self._codec_bos)[None]
+        role = embeddings.text(self._role)
         self._leads: dict[tuple, Tensor] = {}  # role, tags and speaker of every language with every speaker
         for speaker in (None, *self.speakers):
             for language in self.languages:
-                lead = self._role, self._tag_ids(language, speaker), speaker
-                self._leads.setdefault(self._lead_key(*lead), self._lead(*lead))
+                tags = self._tag_ids(language, speaker)
+                lead = torch.cat([role, self._pad + embeddings.code0(self._codec_ids(tags, speaker))])
+                self._leads[self._lead_key(self._role, tags, speaker)] = lead
         self._openings: dict[tuple, _Opening] = {}  # the latest used last
         self._kept, self._lock = kept_voices, threading.Lock()
 
@@ -243,8 +245,10 @@ class PromptBuilder:
         kept = self._leads.get(self._lead_key(role, tags, speaker))
         if kept is not None:
             return kept
-        ids = [*tags, *([self._config.talker.speakers[speaker]] if speaker else [])]
-        return torch.cat([self._embed.text(role), self._pad + self._embed.code0(ids)])
+        return torch.cat([self._embed.text(role), self._pad + self._embed.code0(self._codec_ids(tags, speaker))])
+
+    def _codec_ids(self, tags: list[int], speaker: str | None) -> list[int]:
+        return [*tags, *([self._config.talker.speakers[speaker]] if speaker else [])]
 
     def _opening(
         self, role: list[int], language: str | None, speaker: str | None, instruct: str | None, voice: Voice | None

@@ -154,23 +154,22 @@ class Stream:
         schedule = self.request.chunk_frames
         return schedule[min(index, len(schedule) - 1)]
 
-    @property
-    def due(self) -> bool:
+    def due(self, short: bool) -> bool:
         """Must the vocoder have the frames launched so far? At the latest after 8, whatever the chunks: so often the
-        guard listens."""
+        guard listens. `short`: its chunk ends with them, full or not."""
         missing = self.launched - self.given
         if missing <= 0:
             return False
         full = self.launched - self._planned >= self.chunk_size(self._chunks_planned)
-        return full or missing >= _MOST_UNHEARD or self.idle or self.launched == self.max_frames
+        return full or short or missing >= _MOST_UNHEARD or self.launched == self.max_frames
 
-    def give(self) -> None:
+    def give(self, short: bool) -> None:
         """The vocoder gets them."""
         self.given = self.launched
         while (size := self.chunk_size(self._chunks_planned)) <= self.given - self._planned:
             self._planned += size
             self._chunks_planned += 1
-        if self.idle and self._planned < self.given:  # a short chunk
+        if short and self._planned < self.given:
             self._planned = self.given
             self._chunks_planned += 1
 

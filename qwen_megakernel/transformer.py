@@ -143,6 +143,9 @@ class Embeddings:
         predictor = "talker.code_predictor.model.codec_embedding"
         self._codes = [tensors["talker.model.codec_embedding.weight"]]
         self._codes += [tensors[f"{predictor}.{group}.weight"] for group in range(config.num_code_groups - 1)]
+        if extension is not None:
+            for power in range(10):  # pinned memory is kept by powers of two, and costs a millisecond when it is new
+                self.text([0] * 2**power)
 
     def share(self, tables: Sequence[Tensor]) -> None:
         """Take a frame decoder's copies of the codes' embeddings, of code 0 and on, for one's own."""
@@ -154,6 +157,8 @@ class Embeddings:
         Without our kernel, always so many rows at a time: a row's last bits may depend on how many are multiplied
         together, and the same text may come whole or in pieces.
         """
+        if ids and not 0 <= min(ids) <= max(ids) < len(self._table):
+            raise IndexError(f"text ids must be in 0..{len(self._table) - 1}, got {min(ids)} to {max(ids)}")
         if self._extension is not None:
             return self._extension.project_text(ids, self._table, *self._fc1, *self._fc2)
         padded = [*ids, *[0] * (-len(ids) % _TEXT_ROWS)]

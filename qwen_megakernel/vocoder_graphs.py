@@ -49,9 +49,21 @@ def why_no_graphs(config: VocoderConfig, device: torch.device) -> str | None:
         return "the vocoder's kernels take a latent width of at most 1,024"
     if config.sliding_window - 1 + max(_FRAMES) > 80:
         return f"the vocoder's kernels take a window of at most {81 - max(_FRAMES)} frames"
-    widest = max(3 * config.num_heads * config.head_dim, 2 * config.intermediate_size, config.latent_dim)
-    if widest > 32 * transformer_blocks(config, device):
+    if config.num_quantizers != 16:
+        return "the vocoder's kernels take 16 codes a frame"
+    # As csrc/vocoder_layers.cu has them: columns of a block, of every product, and what it keeps in shared memory.
+    blocks, width = transformer_blocks(config, device), config.num_heads * config.head_dim
+    all_columns = (config.hidden_size, 3 * width, config.intermediate_size, config.latent_dim)
+    hidden, qkv, inner, latent = (-(-columns // blocks) for columns in all_columns)
+    if max(hidden, qkv, 2 * inner, latent) > 32:
         return "the vocoder's transformer of this width needs a GPU of more multiprocessors"
+    if any((blocks - 1) * -(-columns // blocks) >= columns for columns in all_columns[:3]):
+        return "the vocoder's transformer needs columns for every block"
+    floats = hidden * max(config.latent_dim, config.intermediate_size) + max(qkv, latent) * config.hidden_size
+    floats += hidden * width + 2 * inner * config.hidden_size
+    floats += _MOST * max(config.latent_dim, config.intermediate_size, config.hidden_size, width)
+    if 4 * floats > 220 * 1024:
+        return "the vocoder's transformer of this width does not fit the GPU's shared memory"
     return None
 
 
@@ -230,8 +242,7 @@ class GraphVocoder:
         slots, runs, first = list(slots), [], 0  # runs: portions of frames, each of portions of slots
         self._queued += 1
         if self._queued % _EPOCHS_LAST == 0:  # a value published 2^32 values ago must not look new
-            for name in ("h", "qkv", "attended", "gated", "epoch"):
-                self._layers[name].zero_()
+            self._forget_epochs()
         while first < frames:
             size = next(f for f in _FRAMES if f <= frames - first)
             together = min(self.together, _MOST // size)
@@ -252,8 +263,14 @@ class GraphVocoder:
 
     def recover(self) -> None:
         """After a KernelFault: every stream's state is suspect, and to be reset or restored."""
-        torch.cuda.synchronize(self._device)
+        with CAPTURING:  # another engine's capture would fail of it
+            torch.cuda.synchronize(self._device)
+        self._forget_epochs()
         self._fault.zero_()
+
+    def _forget_epochs(self) -> None:
+        for name in ("h", "qkv", "attended", "gated", "epoch"):
+            self._layers[name].zero_()
 
     def _state_shapes(self) -> dict[str, tuple[int, ...]]:
         """Of what every layer that looks back keeps of the past, by layer name: [rows, channels], and of the
@@ -314,7 +331,11 @@ class _Recorder:
             stream.synchronize()
             with CAPTURING:
                 recording = self._v._extension.Recording(self._v._slots)
-                self._run()
+                try:
+                    self._run()
+                except BaseException:
+                    recording.abandon()
+                    raise
                 recording.end()
         current.wait_stream(stream)
         recording.keep(self._listed)

@@ -1,0 +1,346 @@
+"""Rounds that are queued ahead say what rounds one by one say: a vocoder that follows the codes on a pretended device,
+whose work is done in order, when somebody waits for it or by chance earlier; on a CPU."""
+
+import contextlib
+import hashlib
+import random
+import struct
+import threading
+import time
+from collections import deque
+
+import numpy as np
+import pytest
+import torch
+
+from qwen_megakernel import SamplingParams, TTSEngine
+from qwen_megakernel.errors import KernelFault, TextEndedError
+from qwen_megakernel.frame_decoder import RECENT_FRAMES
+from qwen_megakernel.vocoder import Portion, VocoderState
+
+GROUPS, SAMPLES = 16, 1920
+WORDS = "hello world the quick brown fox jumps over lazy dog of text and this how are you today I am fine".split()
+SCHEDULES = (None, 1, 2, 3, 5, 8, 9, 50, [1, 3], [3], [2, 9, 1], [1, 2, 4, 8], [7, 2], [4, 1, 16])
+
+
+class Broke(Exception):
+    """A listener's own."""
+
+
+class Device:
+    def __init__(self, rng: random.Random | None):
+        self.rng, self.queue, self.queued, self.done = rng, deque(), 0, 0
+
+    def put(self, work) -> int:
+        self.queue.append(work)
+        self.queued += 1
+        for _ in range(self.rng.choice((0, 0, 1, 3)) if self.rng else 0):
+            self.step()
+        return self.queued
+
+    def step(self):
+        if self.queue:
+            self.queue.popleft()()
+            self.done += 1
+
+    def wait(self, ticket: int):
+        while self.done < ticket:
+            self.step()
+
+
+class QueuedDecoder:
+    """A TorchFrameDecoder whose frames are computed in the queue's order and leave their codes in a ring; end of speech
+    and what follows it is junk there."""
+
+    def __init__(self, inner, device: Device, width: int):
+        self.inner, self.device, self.width = inner, device, width
+        self.slots, self.max_positions, self.weight_bytes = inner.slots, inner.max_positions, inner.weight_bytes
+        self.recent_codes = torch.full((inner.slots, RECENT_FRAMES, GROUPS), -7, dtype=torch.int32)
+        self.frames, self.results, self.fault = [0] * inner.slots, deque(), False
+
+    def start(self, slot, prompt, sampling):
+        self.frames[slot] = 0
+        self.inner.start(slot, prompt, sampling)  # frames of it that are still queued become None
+
+    def extend(self, slot, rows, ended):
+        self.device.wait(self.device.queued)  # on a CPU a frame reads its text row when it is computed
+        self.inner.extend(slot, rows, ended)
+
+    def launch(self, slots):
+        slots, said = list(slots), []
+        assert 1 <= len(slots) <= self.width
+        self.inner.launch(slots)
+        at = [self.frames[slot] for slot in slots]
+        for slot in slots:
+            self.frames[slot] += 1
+
+        def work():
+            for slot, frame, codes in zip(slots, at, self.inner.collect(), strict=True):
+                junk = torch.randint(-5, 3000, (GROUPS,), dtype=torch.int32)
+                self.recent_codes[slot, frame % RECENT_FRAMES] = junk if codes is None else codes.to(torch.int32)
+                said.append(None if codes is None else codes.clone())
+
+        self.results.append((self.device.put(work), said))
+
+    def collect(self):
+        ticket, said = self.results.popleft()
+        self.device.wait(ticket)
+        if self.fault:
+            raise KernelFault("pretended")
+        return said
+
+    def recover(self):
+        self.device.wait(self.device.queued)
+        self.results.clear()
+        self.fault = False
+        self.inner.recover()
+
+
+class HashVocoder:
+    """A frame's samples are a function of its codes and of all before; loud, or silent for a while at a time."""
+
+    weight_bytes = slot_bytes = 0
+
+    def __init__(self, slots, recent, device: Device, *, follows: bool, together: int):
+        self.slots, self.groups, self.follows, self.together = slots, GROUPS, follows, together
+        self.recent, self.device, self.fault = recent, device, False
+        self.state = [(0, b"", 0)] * slots  # frames, digest of the past, kind of stream
+
+    def _frame(self, slot, codes):
+        n, past, kind = self.state[slot]
+        digest = hashlib.sha256(past + struct.pack(f"{GROUPS}q", *codes)).digest()
+        kind = kind if n else digest[0]
+        self.state[slot] = (n + 1, digest, kind)
+        silent = kind % 5 and n // (60, 20, 14, 45)[kind % 5 - 1] % 2 == kind // 5 % 2
+        x = np.frombuffer(digest * 240, dtype=np.uint32).astype(np.float64) / 2**33
+        return (x * (1e-6 if silent else 1.0)).astype(np.float32)
+
+    def _decode(self, slots, codes):
+        pairs = zip(slots, codes, strict=True)
+        return torch.from_numpy(np.stack([np.concatenate([self._frame(slot, c) for c in cs]) for slot, cs in pairs]))
+
+    def reset(self, slot):
+        self.device.put(lambda: self.state.__setitem__(slot, (0, b"", 0)))
+
+    def save(self, slot):
+        saved = VocoderState(0, {})
+        self.device.put(lambda: saved.tensors.update(all=self.state[slot]))
+        return saved
+
+    def restore(self, slot, state):
+        self.device.put(lambda: self.state.__setitem__(slot, state.tensors["all"]))
+
+    def push(self, slots, codes):
+        assert codes.shape[1] >= 1 and len(set(slots)) == len(slots)
+        codes, out = codes.tolist(), []
+        self.device.wait(self.device.put(lambda: out.append(self._decode(slots, codes))))
+        return out[0]
+
+    def follow(self, slots, first, frames):
+        assert 1 <= frames <= RECENT_FRAMES and len(set(slots)) == len(slots) <= self.together
+        slots, first, out = list(slots), list(first), []
+
+        def codes(slot, begin):
+            return [self.recent[slot, (begin + i) % RECENT_FRAMES].tolist() for i in range(frames)]
+
+        ticket = self.device.put(lambda: out.append(self._decode(slots, list(map(codes, slots, first)))))
+
+        def collect():
+            self.device.wait(ticket)
+            if self.fault:
+                raise KernelFault("pretended")
+            return out[0]
+
+        return collect
+
+    def portions(self, codes):
+        return [Portion(some, True) for some in codes.split(25)]
+
+    def listen(self, slot, portion):
+        codes = [portion.codes.tolist()]
+        self.device.put(lambda: self._decode([slot], codes))
+
+    def recover(self):
+        self.device.wait(self.device.queued)
+        self.fault = False
+
+
+@pytest.fixture
+def load(monkeypatch):
+    """load(folder, follows, seed, width, together, slots) -> an engine on a pretended device."""
+    import qwen_megakernel.engine as module
+
+    make_decoder = module.make_decoder
+    with contextlib.ExitStack() as stack:
+
+        def load(folder, follows: bool, seed: int = 0, width: int = 1, together: int = 1, slots: int = 1) -> TTSEngine:
+            device, made = Device(random.Random(seed) if follows else None), {}
+
+            def decoder(*args, **options):
+                made["decoder"] = QueuedDecoder(make_decoder(*args, **options), device, width)
+                return made["decoder"]
+
+            def vocoder(config, tensors, where, dtype, *, slots, recent_codes):
+                return HashVocoder(slots, recent_codes, device, follows=follows, together=together)
+
+            monkeypatch.setattr(module, "make_decoder", decoder)
+            monkeypatch.setattr(module, "make_vocoder", vocoder)
+            options = {"queue_timeout": 60.0, "max_queue": 64, "max_streams": slots}
+            return stack.enter_context(TTSEngine.load(folder, backend="torch", device="cpu", **options))
+
+        yield load
+
+
+def draw(rng: random.Random) -> dict:
+    text = " ".join(rng.choices(WORDS, k=rng.randint(1, 12))).capitalize() + "."
+    pieces, at = [], 0
+    while at < len(text):
+        size = rng.choice((3, 9, 20, 40))
+        pieces.append(text[at : at + size])
+        at += size
+    in_pieces = rng.random() < 0.4
+    return {
+        "text": text,
+        "pieces": pieces if in_pieces else None,
+        "non_streaming_mode": None if in_pieces else rng.random() < 0.5,
+        "chunk_frames": rng.choice(SCHEDULES),
+        "max_frames": rng.choice((1, 2, 3, 7, 20, 60, 150, 150)),
+        "runaway_guard": rng.random() < 0.6,
+        "sampling": SamplingParams(seed=rng.randrange(2**31), do_sample=rng.random() < 0.8),
+    }
+
+
+def quiet(engine: TTSEngine, stream) -> None:
+    """Until it has handed out all it can, in a short chunk if need be, or has ended."""
+    end, calm = time.monotonic() + 20, 0
+    while not stream.done.is_set() and calm < 2:
+        assert time.monotonic() < end, vars(stream)
+        silent = stream.prompt is None and stream.pieces is not None
+        rest = silent or stream.idle and stream.handed_frames == len(stream.codes) == stream.launched
+        calm = calm + 1 if rest else 0
+        time.sleep(0.001)
+
+
+def speak(engine: TTSEngine, request: dict, pause: bool, on_chunk=None):
+    """(audio, frames of its chunks); with `pause` every piece comes once the last one is spoken."""
+    options = {name: value for name, value in request.items() if name not in ("text", "pieces")}
+    chunks = []
+    utterance = engine.submit(None if request["pieces"] else request["text"], on_chunk or chunks.append, **options)
+    try:
+        for piece in request["pieces"] or ():
+            utterance.push_text(piece)
+            if pause:
+                quiet(engine, utterance._stream)
+            elif random.random() < 0.3:
+                time.sleep(random.random() * 0.01)
+        utterance.end_text()
+    except TextEndedError:  # it was over before its text was
+        pass
+    audio = utterance.result(timeout=60)
+    check(audio, chunks, request)
+    return audio, [len(chunk.codes) for chunk in chunks]
+
+
+def check(audio, chunks, request) -> None:
+    assert len(audio.samples) == audio.frames * SAMPLES
+    if chunks:
+        assert np.array_equal(np.concatenate([chunk.samples for chunk in chunks]), audio.samples)
+        assert np.array_equal(np.concatenate([chunk.codes for chunk in chunks]), audio.codes)
+    schedule = request["chunk_frames"] or (1, 2, 4, 8)
+    schedule = (schedule,) if isinstance(schedule, int) else schedule
+    for i, chunk in enumerate(chunks):
+        size, last = schedule[min(i, len(schedule) - 1)], i == len(chunks) - 1
+        assert len(chunk.codes) == size or len(chunk.codes) < size and (request["pieces"] or last), (i, request)
+
+
+def at_rest(engine: TTSEngine) -> None:
+    owner, end = engine._owner, time.monotonic() + 20
+    while (owner._open or len(owner._free) < owner._decoder.slots or owner._sounding) and time.monotonic() < end:
+        time.sleep(0.001)
+    assert not owner._open and not owner._running and not owner._sounding and not owner._waiting and not owner.fault
+    assert sorted(owner._free) == list(range(owner._decoder.slots))
+
+
+def act(engine: TTSEngine, request: dict, expected, how: str, rest: float) -> None:
+    truth, sizes = expected
+    if how in ("pause", "rush"):
+        audio, got = speak(engine, request, how == "pause")
+        assert audio.finish_reason == truth.finish_reason, request
+        assert np.array_equal(audio.codes, truth.codes) and np.array_equal(audio.samples, truth.samples), request
+        assert how == "rush" and request["pieces"] or got == sizes, (request, got, sizes)
+        return
+    request = request | {"pieces": None, "non_streaming_mode": request["non_streaming_mode"] or False}
+    options = {name: value for name, value in request.items() if name not in ("text", "pieces")}
+    if how == "cancel":
+        chunks = []
+        utterance = engine.submit(request["text"], chunks.append, **options)
+        time.sleep(rest)
+        utterance.cancel()
+        audio = utterance.result(timeout=60)
+        check(audio, chunks, request)
+        assert np.array_equal(audio.codes, truth.codes[: audio.frames]) or truth.codes[: audio.frames].size == 0
+    elif how == "raise":
+        left = [int(rest * 60)]
+
+        def broken(_chunk):
+            left[0] -= 1
+            if left[0] < 0:
+                raise Broke
+
+        with contextlib.suppress(Broke):
+            engine.submit(request["text"], broken, **options).result(timeout=60)
+    else:  # its text can never be ended
+        utterance = engine.submit(**(options | {"non_streaming_mode": None}))
+        utterance.push_text(request["text"][: len(request["text"]) // 2])
+        time.sleep(rest)
+
+
+@pytest.mark.parametrize(
+    "gain, width, together, slots", [(4.0, 8, 8, 3), (2.0, 2, 2, 5), (0.0, 8, 8, 4), (6.0, 1, 8, 3)]
+)
+def test_what_is_queued_ahead_says_what_is_said_one_by_one(tiny, load, fresh_seed, gain, width, together, slots):
+    folder, rng = tiny("custom_voice", eos_gain=gain), random.Random(fresh_seed)
+    plain, follow = load(folder, False), load(folder, True, fresh_seed, width, together, slots)
+    failures = []
+    for turn in range(6):
+        faulty = turn == 4
+        requests = [draw(rng) for _ in range(rng.randint(1, 2 * slots))]
+        expected = [speak(plain, request, pause=True) for request in requests]
+
+        def one(*args, faulty=faulty) -> None:
+            try:
+                act(follow, *args)
+            except KernelFault as error:
+                if not faulty:
+                    failures.append(error)
+            except BaseException as error:
+                failures.append(error)
+
+        ways = ("pause", "pause", "pause", "rush", "cancel", "raise", "half")
+        scripts = [(r, e, rng.choice(ways), rng.random() * 0.05) for r, e in zip(requests, expected, strict=True)]
+        threads = [threading.Thread(target=one, args=script) for script in scripts]
+        for thread in threads:
+            thread.start()
+        if faulty:
+            time.sleep(rng.random() * 0.05)
+            rng.choice((follow._owner._decoder, follow._owner._vocoder)).fault = True
+        for thread in threads:
+            thread.join()
+        at_rest(follow)
+        follow._owner._decoder.fault = follow._owner._vocoder.fault = False
+        if failures:
+            raise failures[0]
+
+
+@pytest.mark.parametrize("follows", [False, True])
+def test_another_engines_fault_in_a_listener_harms_its_own_utterance_alone(tiny, load, follows):
+    engine = load(tiny("custom_voice", eos_gain=0.0), follows, 1, 8, 8, 3)
+    other = engine.submit("Hello there.", max_frames=40, runaway_guard=False)
+
+    def tell(_chunk) -> None:
+        raise KernelFault("of another engine")
+
+    with pytest.raises(KernelFault, match="another"):
+        engine.submit("Hello there.", tell, max_frames=10).result(timeout=20)
+    assert len(other.result(timeout=20).codes) == 40 and engine.metrics()["kernel_faults"] == 0
+    at_rest(engine)
