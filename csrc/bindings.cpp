@@ -11,9 +11,11 @@
 
 #include "frame.h"
 #include "prompt.h"
+#include "say.h"
 
 namespace {
 
+using qmk::say;
 using Tensors = std::map<std::string, torch::Tensor>;
 using Settings = std::map<std::string, double>;
 constexpr int kAhead = 4;  // launches that may be uncollected
@@ -35,7 +37,7 @@ class Launcher {
     const c10::cuda::CUDAGuard guard(device_);
     int resident = 0;
     check_cuda(qmk::prepare_frame(static_cast<int>(hidden_), &resident));
-    TORCH_CHECK(resident >= qmk::kBlocks, "the kernel's ", qmk::kBlocks, " blocks must be resident at once, this GPU holds ", resident);
+    TORCH_CHECK(resident >= qmk::kBlocks, say("the kernel's ", qmk::kBlocks, " blocks must be resident at once, this GPU holds ", resident));
     auto stack = [&](const std::string& name, qmk::StackWeights& w) {
       w.ribbon = data<uint8_t>(name + ".ribbon", torch::kUInt8);
       w.input_norm = data<qmk::bf16>(name + ".input_norm", torch::kBFloat16);
@@ -118,7 +120,7 @@ class Launcher {
   void prefill(int64_t slot, const torch::Tensor& rows, const std::vector<int64_t>& tokens) {
     Slot& s = at(slot);
     const int64_t n = rows.size(0);
-    TORCH_CHECK(tokens.empty() || static_cast<int64_t>(tokens.size()) == n, "one token per row, got ", tokens.size(), " for ", n);
+    TORCH_CHECK(tokens.empty() || static_cast<int64_t>(tokens.size()) == n, say("one token per row, got ", tokens.size(), " for ", n));
     if (n == 0) return;
     const float* data = check<float>(rows, "rows", torch::kFloat32, n * hidden_);
     room(s, n);
@@ -141,8 +143,8 @@ class Launcher {
 
   // Queue one frame of each of these slots.
   void decode(const std::vector<int64_t>& slots) {
-    TORCH_CHECK(!slots.empty() && slots.size() <= qmk::kColumns, "a launch takes 1 to ", qmk::kColumns, " slots, got ", slots.size());
-    TORCH_CHECK(launched_ - collected_ < kAhead, kAhead, " launches wait to be collected; collect() first");
+    TORCH_CHECK(!slots.empty() && slots.size() <= qmk::kColumns, say("a launch takes 1 to ", qmk::kColumns, " slots, got ", slots.size()));
+    TORCH_CHECK(launched_ - collected_ < kAhead, say(kAhead, " launches wait to be collected; collect() first"));
     for (auto slot : slots) room(at(slot), 1);
     qmk::FrameParams p = p_;
     p.columns = 0;
@@ -184,15 +186,15 @@ class Launcher {
   void set_epoch(int64_t epoch) { epoch_ = epoch; }
 
  private:
-  static void check_cuda(cudaError_t error) { TORCH_CHECK(error == cudaSuccess, "frame kernel: ", cudaGetErrorString(error)); }
+  static void check_cuda(cudaError_t error) { TORCH_CHECK(error == cudaSuccess, say("frame kernel: ", cudaGetErrorString(error))); }
   Slot& at(int64_t slot) {
-    TORCH_CHECK(slot >= 0 && slot < static_cast<int64_t>(slots_.size()), "slot must be in 0..", slots_.size() - 1, ", got ", slot);
+    TORCH_CHECK(slot >= 0 && slot < static_cast<int64_t>(slots_.size()), say("slot must be in 0..", slots_.size() - 1, ", got ", slot));
     return slots_[slot];
   }
   void room(const Slot& s, int64_t rows) const {
     TORCH_CHECK(s.pages.defined(), "no stream was started in this slot");
-    TORCH_CHECK(s.column.position + rows <= s.pages.numel() * qmk::kPagePositions, "position ", s.column.position + rows - 1,
-                " is past the slot's ", s.pages.numel(), " pages");
+    TORCH_CHECK(s.column.position + rows <= s.pages.numel() * qmk::kPagePositions, say("position ", s.column.position + rows - 1,
+                " is past the slot's ", s.pages.numel(), " pages"));
   }
   void launch(qmk::FrameParams& p, int64_t epochs) {
     const c10::cuda::CUDAGuard guard(device_);
@@ -207,14 +209,14 @@ class Launcher {
   }
   template <class T>
   static T* check(const torch::Tensor& t, const std::string& name, torch::ScalarType dtype, int64_t at_least) {
-    TORCH_CHECK(t.is_cuda() && t.is_contiguous() && t.scalar_type() == dtype && t.numel() >= at_least, name, " must be a contiguous CUDA ",
-                dtype, " tensor of at least ", at_least, " values, got ", t.toString(), " of ", t.numel());
+    TORCH_CHECK(t.is_cuda() && t.is_contiguous() && t.scalar_type() == dtype && t.numel() >= at_least, say(name, " must be a contiguous CUDA ",
+                c10::toString(dtype), " tensor of at least ", at_least, " values, got ", t.toString(), " of ", t.numel()));
     return reinterpret_cast<T*>(t.data_ptr());
   }
   template <class T>
   T* data(const std::string& name, torch::ScalarType dtype) {
     const auto it = tensors_.find(name);
-    TORCH_CHECK(it != tensors_.end(), "tensor ", name, " is missing");
+    TORCH_CHECK(it != tensors_.end(), say("tensor ", name, " is missing"));
     return check<T>(it->second, name, dtype, 1);
   }
 
@@ -235,7 +237,7 @@ torch::Tensor project_text(const std::vector<int64_t>& ids, const torch::Tensor&
                            const torch::Tensor& weight2, const torch::Tensor& bias2) {
   const int64_t n = ids.size(), inner = weight1.size(0), hidden = weight2.size(0), row = inner * sizeof(qmk::bf16);
   TORCH_CHECK(table.is_cpu() && table.is_contiguous() && table.scalar_type() == torch::kBFloat16 && table.dim() == 2 && table.size(1) == inner,
-              "the text's table must be bf16 [ids][", inner, "] on the CPU");
+              say("the text's table must be bf16 [ids][", inner, "] on the CPU"));
   for (const auto* t : {&weight1, &bias1, &weight2, &bias2})
     TORCH_CHECK(t->is_cuda() && t->is_contiguous() && t->scalar_type() == torch::kBFloat16, "the text projection must be bf16 on the GPU");
   TORCH_CHECK(weight1.numel() == inner * inner && bias1.numel() == inner && weight2.numel() == hidden * inner && bias2.numel() == hidden,
@@ -243,7 +245,7 @@ torch::Tensor project_text(const std::vector<int64_t>& ids, const torch::Tensor&
   // From pinned memory, which the allocator keeps until the copy is done.
   const auto staged = torch::empty({n, inner}, torch::TensorOptions().dtype(torch::kBFloat16).pinned_memory(true));
   for (int64_t i = 0; i < n; i++) {
-    TORCH_CHECK(ids[i] >= 0 && ids[i] < table.size(0), "text id ", ids[i], " is not in the table");
+    TORCH_CHECK(ids[i] >= 0 && ids[i] < table.size(0), say("text id ", ids[i], " is not in the table"));
     std::memcpy(static_cast<char*>(staged.data_ptr()) + i * row, static_cast<const char*>(table.data_ptr()) + ids[i] * row, row);
   }
   const c10::cuda::CUDAGuard guard(weight1.device());
@@ -252,7 +254,7 @@ torch::Tensor project_text(const std::vector<int64_t>& ids, const torch::Tensor&
   auto at = [](const torch::Tensor& t) { return reinterpret_cast<qmk::bf16*>(t.data_ptr()); };
   const qmk::Projection p{at(embedded), at(weight1), at(bias1), at(weight2), at(bias2), at(between), at(out), static_cast<int>(inner), static_cast<int>(hidden)};
   const cudaError_t error = n ? qmk::project_text(p, static_cast<int>(n), c10::cuda::getCurrentCUDAStream(weight1.device().index())) : cudaSuccess;
-  TORCH_CHECK(error == cudaSuccess, "text projection: ", cudaGetErrorString(error));
+  TORCH_CHECK(error == cudaSuccess, say("text projection: ", cudaGetErrorString(error)));
   return out;
 }
 
@@ -265,7 +267,7 @@ void unpack(const torch::Tensor& ribbon, int64_t offset, int64_t block_rows, int
   const qmk::Ribbon r{ribbon.data_ptr<uint8_t>() + offset, ribbon.size(1), static_cast<int>(out.size(0)), static_cast<int>(out.size(1)),
                       static_cast<int>(block_rows), static_cast<int>(packet)};
   const cudaError_t error = qmk::unpack(r, reinterpret_cast<uint32_t*>(out.data_ptr()), c10::cuda::getCurrentCUDAStream(ribbon.device().index()));
-  TORCH_CHECK(error == cudaSuccess, "unpack: ", cudaGetErrorString(error));
+  TORCH_CHECK(error == cudaSuccess, say("unpack: ", cudaGetErrorString(error)));
 }
 
 }  // namespace

@@ -11,36 +11,38 @@
 #include <string>
 #include <vector>
 
+#include "say.h"
 #include "vocoder.h"
 
 namespace {
 
+using qmk::say;
 using torch::Tensor;
 using Maybe = std::optional<Tensor>;
 
 template <class T = float>
 T* data(const Tensor& t, int64_t least, const char* name) {
-  TORCH_CHECK(t.is_cuda() && t.is_contiguous() && t.scalar_type() == c10::CppTypeToScalarType<T>::value, name, ": wrong device, layout or dtype");
-  TORCH_CHECK(t.numel() >= least, name, ": expected at least ", least, " values, got ", t.numel());
+  TORCH_CHECK(t.is_cuda() && t.is_contiguous() && t.scalar_type() == c10::CppTypeToScalarType<T>::value, say(name, ": wrong device, layout or dtype"));
+  TORCH_CHECK(t.numel() >= least, say(name, ": expected at least ", least, " values, got ", t.numel()));
   return t.data_ptr<T>();
 }
 float* maybe(const Maybe& t, int64_t least, const char* name) { return t ? data(*t, least, name) : nullptr; }
 
 // [slots][...]: every slot's part in one piece, the slots at any distance.
 float* of_slots(const Tensor& t, const char* name) {
-  TORCH_CHECK(t.numel(), name, ": empty");
+  TORCH_CHECK(t.numel(), say(name, ": empty"));
   return data(t[0], 1, name);
 }
 
 void check(cudaError_t error) {
-  TORCH_CHECK(error == cudaSuccess, "CUDA: ", cudaGetErrorString(error), " (", cudaGetErrorName(error), ")");
+  TORCH_CHECK(error == cudaSuccess, say("CUDA: ", cudaGetErrorString(error), " (", cudaGetErrorName(error), ")"));
 }
 // The current stream of a tensor's device.
 cudaStream_t stream_of(const Tensor& t) { return c10::cuda::getCurrentCUDAStream(t.device().index()); }
 
 qmk::History history(const Tensor& fresh, const Maybe& past, const Tensor& slots, int64_t streams, int64_t rows, int64_t channels) {
   const int64_t kept = past ? past->size(1) : 0;
-  if (past) TORCH_CHECK(past->dim() == 3 && past->size(2) == channels, "past must be [slots, kept, ", channels, "]");
+  if (past) TORCH_CHECK(past->dim() == 3 && past->size(2) == channels, say("past must be [slots, kept, ", channels, "]"));
   return {data(fresh, streams * rows * channels, "fresh"), past ? of_slots(*past, "past") : nullptr, past ? past->stride(0) : 0,
           data<int>(slots, streams, "slots"), static_cast<int>(streams), static_cast<int>(rows), static_cast<int>(kept),
           static_cast<int>(channels)};
@@ -54,8 +56,8 @@ void convolve(const Tensor& fresh, const Maybe& past, const Tensor& slots, int64
   const int64_t taps = weight.size(0), channels = weight.size(1), columns = weight.size(2), values = streams * rows * columns;
   qmk::Convolution c{};
   c.in = history(fresh, past, slots, streams, rows, channels);
-  TORCH_CHECK(c.in.kept == (taps - 1) * dilation, "the past must be ", (taps - 1) * dilation, " rows, got ", c.in.kept);
-  TORCH_CHECK(channels % 32 == 0 && columns % 32 == 0, "channels and columns must be multiples of 32, got ", channels, " and ", columns);
+  TORCH_CHECK(c.in.kept == (taps - 1) * dilation, say("the past must be ", (taps - 1) * dilation, " rows, got ", c.in.kept));
+  TORCH_CHECK(channels % 32 == 0 && columns % 32 == 0, say("channels and columns must be multiples of 32, got ", channels, " and ", columns));
   c.taps = static_cast<int>(taps);
   c.dilation = static_cast<int>(dilation);
   c.weight = data(weight, 1, "weight");
@@ -220,16 +222,16 @@ class Pushes {
   }
   // Queue a push of the codes that the frame kernel left in `recent` [slots][8][groups], frames first[i] ... of slot i.
   int64_t follow(const Recording& push, const std::vector<int64_t>& slots, int64_t frames, const Tensor& recent, const std::vector<int64_t>& first) {
-    TORCH_CHECK(first.size() == slots.size() && frames <= qmk::kRecentFrames, "one first frame a slot, and at most ", qmk::kRecentFrames, " frames");
+    TORCH_CHECK(first.size() == slots.size() && frames <= qmk::kRecentFrames, say("one first frame a slot, and at most ", qmk::kRecentFrames, " frames"));
     qmk::Told told = about(slots, frames);
-    for (const int64_t slot : slots) TORCH_CHECK(slot >= 0 && slot < recent.size(0), "slot ", slot, " has no recent codes");
+    for (const int64_t slot : slots) TORCH_CHECK(slot >= 0 && slot < recent.size(0), say("slot ", slot, " has no recent codes"));
     told.recent = data<int>(recent, 1, "recent");
     std::copy(first.begin(), first.end(), told.first);
     return launch(push, told, true);
   }
   // Wait for a push: its PCM, fp32 [streams][samples].
   Tensor collect(int64_t ticket, int64_t streams, int64_t frames) const {
-    TORCH_CHECK(ticket < launched_ && launched_ - ticket <= kAhead, "push ", ticket, " of ", launched_, " is not at hand");
+    TORCH_CHECK(ticket < launched_ && launched_ - ticket <= kAhead, say("push ", ticket, " of ", launched_, " is not at hand"));
     check(cudaEventSynchronize(done_[ticket % kAhead]));
     return sound_[ticket % kAhead].slice(0, 0, streams * frames * samples_).view({streams, frames * samples_}).clone();
   }
@@ -239,7 +241,7 @@ class Pushes {
 
   static qmk::Told about(const std::vector<int64_t>& slots, int64_t frames) {
     TORCH_CHECK(!slots.empty() && slots.size() <= qmk::kMostStreams && frames > 0 && static_cast<int64_t>(slots.size()) * frames <= qmk::kMostPushed,
-                "a push takes up to ", qmk::kMostStreams, " streams and ", qmk::kMostPushed, " frames in all, got ", slots.size(), " x ", frames);
+                say("a push takes up to ", qmk::kMostStreams, " streams and ", qmk::kMostPushed, " frames in all, got ", slots.size(), " x ", frames));
     qmk::Told told{};
     told.streams = static_cast<int>(slots.size());
     told.frames = static_cast<int>(frames);
