@@ -5,8 +5,9 @@ A graph belongs to one slot, one length of attention and one shape of the draws;
 frame to frame or from request to request it reads from the slot's tensors.
 """
 
+import contextlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -19,6 +20,37 @@ KEPT = 8
 
 _SHORTEST = 256
 CAPTURING = threading.Lock()  # torch captures one graph at a time in a process, and every engine has a thread
+_STREAMS: dict[torch.device, torch.cuda.Stream] = {}
+
+
+@contextlib.contextmanager
+def capturing(device: torch.device) -> Iterator[None]:
+    """For one thread at a time, the stream on which a device's graphs are captured, behind what the current stream was
+    given and before what it is given next. It is always the same: cuBLAS keeps 32 MB for every stream it has seen.
+    """
+    with CAPTURING:
+        stream = _STREAMS.get(device)
+        if stream is None:
+            stream = _STREAMS[device] = torch.cuda.Stream(device)
+        current = torch.cuda.current_stream(device)
+        stream.wait_stream(current)
+        with torch.cuda.stream(stream):
+            yield
+        current.wait_stream(stream)
+
+
+def capture(step: Callable[[], None], pool) -> torch.cuda.CUDAGraph:
+    """Run `step`, which loads all that a capture must find loaded, then capture it; within `capturing`. Not with
+    torch.cuda.graph, which collects all garbage and waits for the GPU, where other engines may be speaking."""
+    step()
+    graph = torch.cuda.CUDAGraph()
+    # Other threads go on using the GPU meanwhile: only this one's calls may spoil the capture.
+    graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+    try:
+        step()
+    finally:
+        graph.capture_end()
+    return graph
 
 
 def attended(positions: int, max_positions: int) -> int:
@@ -50,7 +82,6 @@ class FrameGraphs:
         clear(states)
         self._device, groups = states[0].codes.device, len(states[0].codes)
         self._pool = torch.cuda.graph_pool_handle()
-        self._capture_stream = torch.cuda.Stream(self._device)
         self._ring = [
             (torch.empty(width, groups, dtype=torch.int64, pin_memory=True), torch.cuda.Event()) for _ in range(ahead)
         ]
@@ -95,16 +126,8 @@ class FrameGraphs:
         def step() -> None:
             self._frame.step(job.state, job.draws, job.state.position, length)
 
-        current, graph = torch.cuda.current_stream(self._device), torch.cuda.CUDAGraph()
-        self._capture_stream.wait_stream(current)
-        with torch.cuda.stream(self._capture_stream):
-            step()
-        current.wait_stream(self._capture_stream)
-        # Other threads go on using the GPU meanwhile: only this one's calls may spoil the capture.
-        how = {"pool": self._pool, "stream": self._capture_stream, "capture_error_mode": "thread_local"}
-        with CAPTURING, torch.cuda.graph(graph, **how):
-            step()
-        return graph
+        with capturing(self._device):
+            return capture(step, self._pool)
 
 
 def clear(states: Sequence[SlotState]) -> None:

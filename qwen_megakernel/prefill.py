@@ -6,6 +6,7 @@ rows. Arithmetic as the kernel's: bf16 products, everything between them and the
 """
 
 from collections.abc import Mapping
+from functools import partial
 from types import ModuleType
 
 import torch
@@ -13,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from qwen_megakernel.config import StackConfig
-from qwen_megakernel.frame_graphs import CAPTURING, attended
+from qwen_megakernel.frame_graphs import attended, capture, capturing
 
 LEAST = 96
 """Rows from which this is faster than the kernel's columns: 5.2 ms for up to 128 on an H200, whose layers are 50 small
@@ -56,11 +57,13 @@ class PagedPrefill:
         self._at = torch.zeros(MOST, dtype=torch.int64, device=device)
         self._pages = torch.arange(pages, device=device)
         self._limit = pages * page
-        pool, stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream(device)
+        pool = torch.cuda.graph_pool_handle()
         lengths = sorted({attended(positions, self._limit) for positions in range(1, self._limit + 1)})
-        self._graphs = {
-            (rows, length): self._capture(rows, length, pool, stream) for length in reversed(lengths) for rows in _ROWS
-        }
+        self._graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
+        for length in reversed(lengths):
+            for rows in _ROWS:
+                with capturing(device):
+                    self._graphs[rows, length] = capture(partial(self._layers, rows, length), pool)
 
     def run(self, first_page: int, rows: Tensor, position: int) -> None:
         """Keys and values of consecutive rows.
@@ -81,20 +84,6 @@ class PagedPrefill:
             torch.arange(first_page, first_page + len(self._pages), out=self._pages)
             self._graphs[size, attended(position + n, self._limit)].replay()
             position += n
-
-    def _capture(self, rows: int, length: int, pool, stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph:
-        current, graph = torch.cuda.current_stream(self._kv.device), torch.cuda.CUDAGraph()
-        stream.wait_stream(current)
-        with torch.cuda.stream(stream), CAPTURING:
-            self._layers(rows, length)  # loads all that a capture must find loaded
-            # Not torch.cuda.graph: it collects all garbage and waits for the GPU, where other engines may be speaking.
-            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
-            try:
-                self._layers(rows, length)
-            finally:
-                graph.capture_end()
-        current.wait_stream(stream)
-        return graph
 
     def _layers(self, rows: int, length: int) -> None:
         c, w, x, at = self._config, self._w, self._rows[:rows], self._at[:rows]

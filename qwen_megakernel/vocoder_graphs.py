@@ -17,7 +17,7 @@ from torch import Tensor
 
 from qwen_megakernel.config import VocoderConfig
 from qwen_megakernel.errors import KernelFault
-from qwen_megakernel.frame_graphs import CAPTURING
+from qwen_megakernel.frame_graphs import CAPTURING, capturing
 from qwen_megakernel.vocoder import DILATIONS, Portion, VocoderState, check_push, make_codebook, make_snakes
 
 _NONE, _SNAKE, _GELU = range(3)  # Activation in csrc/vocoder.h
@@ -124,11 +124,10 @@ class GraphVocoder:
             self._pushes = extension.Pushes(
                 self._slots, self._codes, self._pcm, config.samples_per_frame, config.codebook_size
             )
-            capture_stream = torch.cuda.Stream()
             for frames in _FRAMES:
                 for streams in range(min(slots, self.together, _MOST // frames), 0, -1):  # the largest makes room first
-                    self._graphs[streams, frames] = _Recorder(self, streams, frames).record(capture_stream)
-                self._skims[frames] = _Recorder(self, 1, frames, skim=True).record(capture_stream)
+                    self._graphs[streams, frames] = _Recorder(self, streams, frames).record()
+                self._skims[frames] = _Recorder(self, 1, frames, skim=True).record()
         for slot in range(slots):
             self.reset(slot)
 
@@ -322,22 +321,18 @@ class _Recorder:
         self._histories: list[tuple[Tensor, Tensor, int]] = []
         self._listed: Tensor | None = None
 
-    def record(self, stream: torch.cuda.Stream):
+    def record(self):
         """The recording, for `Pushes`."""
-        current = torch.cuda.current_stream()
-        stream.wait_stream(current)
-        with torch.cuda.stream(stream):
+        with capturing(self._v._device):
             self._run()  # outside of a recording first: buffers are made, kernels loaded
-            stream.synchronize()
-            with CAPTURING:
-                recording = self._v._extension.Recording(self._v._slots)
-                try:
-                    self._run()
-                except BaseException:
-                    recording.abandon()
-                    raise
-                recording.end()
-        current.wait_stream(stream)
+            torch.cuda.current_stream().synchronize()
+            recording = self._v._extension.Recording(self._v._slots)
+            try:
+                self._run()
+            except BaseException:
+                recording.abandon()
+                raise
+            recording.end()
         recording.keep(self._listed)
         return recording
 

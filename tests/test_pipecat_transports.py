@@ -195,7 +195,10 @@ def test_four_pipelines_at_once_hear_what_each_would_hear_alone(engine):
 
     for text, heard in zip(texts, asyncio.run(play()), strict=True):
         expected = said(engine, text)
-        assert np.array_equal(heard[: len(expected)], expected)
+        # On a GPU the company that a stream is decoded in may change its samples' last bits (GraphVocoder).
+        assert np.abs(heard[: len(expected)].astype(int) - expected).max() <= (
+            1 if engine.backend == "megakernel" else 0
+        )
 
 
 # ---------------------------------------------------------------- a websocket
