@@ -109,6 +109,17 @@ def test_graphs_equal_the_eager_vocoder_for_any_schedule_and_mix(codec, model, t
 
 
 @hopper
+def test_graphs_equal_the_cpus_decode(codec):
+    config, tensors = codec("published")
+    graphs = GraphVocoder(load_extension(GPU), config, tensors, slots=1)
+    codes = torch.randint(0, config.codebook_size, (1, 40, 16))
+    whole = Vocoder(config, {n: t.cpu() for n, t in tensors.items()}, slots=1).push([0], codes)[0]
+    sizes = [1, 1, 2, 4, 8, 1, 3, 8, 8, 4]
+    parts = torch.cat([graphs.push([0], part)[0] for part in codes.split(sizes, dim=1)])
+    assert (parts - whole).abs().max() <= 2e-5 and whole.std() > 0.01
+
+
+@hopper
 def test_graphs_repeat_themselves_and_go_on_from_a_saved_state(codec):
     config, tensors = codec("published")
     graphs = GraphVocoder(load_extension(GPU), config, tensors, slots=3)

@@ -1,0 +1,71 @@
+"""Long prompts many rows at a time, without a GPU: the layers as they are recorded, against the plain transformer."""
+
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from qwen_megakernel import prefill
+from qwen_megakernel.checkpoint import Checkpoint
+from qwen_megakernel.megakernel import PAGE, pack_stack, padded_mlp, places
+from qwen_megakernel.transformer import KVCache, Transformer
+
+PAGES = 10
+
+
+@pytest.fixture(scope="module")
+def talker():
+    checkpoint = Checkpoint.open("demo")
+    return checkpoint.config.talker.stack, checkpoint.talker(torch.device("cpu"), torch.bfloat16)
+
+
+@pytest.fixture
+def paged(talker, monkeypatch):
+    """Its matrices come from the checkpoint; that a ribbon gives them back is a test of its own, on a GPU."""
+    stack, tensors = talker
+    plain, at, wider = {}, 0, padded_mlp(stack) - stack.intermediate_size
+    for i in range(stack.num_layers):
+        w = {name.split(f"layers.{i}.")[-1]: t for name, t in tensors.items() if f"talker.model.layers.{i}." in name}
+        matrices = {
+            "qkv": torch.cat([w[f"self_attn.{n}_proj.weight"] for n in "qkv"]),
+            "o": w["self_attn.o_proj.weight"],
+            "gate_up": torch.stack([w[f"mlp.{n}_proj.weight"] for n in ("gate", "up")], dim=1).flatten(0, 1),
+            "down": F.pad(w["mlp.down_proj.weight"], (0, wider)),
+        }
+        matrices["gate_up"] = F.pad(matrices["gate_up"], (0, 0, 0, 2 * wider))
+        for name, shape, *_, size in places(stack):
+            assert matrices[name].shape == shape
+            plain[at] = matrices[name]
+            at += size
+    packed = pack_stack(stack, tensors, "talker.model", PAGES * PAGE)
+    assert packed["ribbon"].shape[1] == at
+    monkeypatch.setattr(prefill, "capture", lambda step, pool: SimpleNamespace(replay=step))
+    monkeypatch.setattr(prefill, "capturing", lambda device: nullcontext())
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    extension = SimpleNamespace(unpack=lambda ribbon, start, rows, packet, out: out.copy_(plain[start]))
+    kv = torch.zeros(3 * PAGES, stack.num_layers, 2, stack.num_kv_heads, PAGE, stack.head_dim, dtype=torch.bfloat16)
+    buffers = {f"talker.{name}": tensor for name, tensor in packed.items()} | {"kv": kv}
+    return prefill.PagedPrefill(extension, stack, buffers, places(stack), page=PAGE, pages=PAGES), kv
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("position, rows", [(0, 96), (0, 300), (9, 129), (130, 256), (0, PAGES * PAGE)])
+def test_pages_hold_the_keys_and_values_of_the_plain_transformer(talker, paged, position, rows):
+    """Within bf16, in a slot where somebody left no numbers, whose neighbours keep what they have."""
+    (stack, tensors), (many, kv) = talker, paged
+    x, end = torch.randn(position + rows, stack.hidden_size) * 0.5, position + rows
+    cache = KVCache(stack, PAGES * PAGE, torch.device("cpu"), torch.float32)
+    plain = Transformer(stack, {n: t.float() for n, t in tensors.items()}, "talker.model", PAGES * PAGE)
+    plain.forward(x, 0, cache)
+    expected = torch.stack([cache.k, cache.v], dim=1)[..., :end, :]
+    kv[PAGES : 2 * PAGES] = torch.nan
+    slot = kv[PAGES : 2 * PAGES].permute(1, 2, 3, 0, 4, 5)  # [layers, 2, heads, pages, page, head_dim]
+    for at in range(position):
+        slot[:, :, :, at // PAGE, at % PAGE] = expected[..., at, :].bfloat16()
+    many.run(PAGES, x[position:], position)
+    got = slot.flatten(3, 4)[..., :end, :].float()
+    assert (got - expected).norm() <= 0.03 * expected.norm()
+    assert (got[0] - expected[0]).norm() <= 0.01 * expected[0].norm(), "the first layer rounds little"
+    assert not kv[:PAGES].any() and not kv[2 * PAGES :].any()
