@@ -86,16 +86,26 @@ class FrameDecoder(Protocol):
         """After a KernelFault: forget every stream, every launch and every kept prefix."""
 
 
-class Launchable(Protocol):
-    """What `check_launch` needs of a stream."""
+@dataclass(eq=False, kw_only=True)
+class SlotStream:
+    """What a frame decoder knows of the stream in a slot, whatever it computes with."""
 
     trailing: Tensor  # [n, hidden], text rows
+    pad: Tensor  # [hidden], what follows them
     text_open: bool  # more of them will come
-    room: int  # frames that may still be launched
-    launched: int  # frames
+    frames: int  # that may be launched at most
+    launched: int = 0
+    over: bool = False  # it ended, or its slot was started again
+
+    def extend(self, row: Tensor, made: int, rows: Tensor, ended: bool) -> None:
+        """More text rows. Where the last of the `made` frames went without, `row`, which it left as the next input,
+        gets its own now."""
+        if made > len(self.trailing) and len(rows):
+            row.add_(rows[0])
+        self.trailing, self.text_open = torch.cat([self.trailing, rows]), not ended
 
 
-def check_launch(slots: Sequence[int], streams: Mapping[int, Launchable], uncollected: int, positions: int) -> None:
+def check_launch(slots: Sequence[int], streams: Mapping[int, SlotStream], uncollected: int, positions: int) -> None:
     """Refuse what `FrameDecoder.launch` refuses; `streams`: of every started slot."""
     if not 1 <= len(slots) <= LAUNCH_SLOTS or len(set(slots)) < len(slots):
         raise ValueError(f"a launch takes 1 to {LAUNCH_SLOTS} different slots, got {list(slots)}")
@@ -105,24 +115,18 @@ def check_launch(slots: Sequence[int], streams: Mapping[int, Launchable], uncoll
         if slot not in streams:
             raise ValueError(f"slot {slot} holds no stream: start() it first")
         stream = streams[slot]
-        if stream.room == 0:
+        if stream.launched == stream.frames:
             raise ValueError(f"slot {slot} is full: its stream used all {positions} positions")
         if stream.text_open and stream.launched > len(stream.trailing):
             raise ValueError(f"slot {slot} waits for text: extend() it first")
 
 
-@dataclass(eq=False)
-class _Stream:
+@dataclass(eq=False, kw_only=True)
+class _Stream(SlotStream):
     state: SlotState
     draws: Draws
-    trailing: Tensor  # [n, hidden], text rows
-    pad: Tensor  # [hidden], what follows them
-    text_open: bool  # more of them will come
     position: int  # of the next frame's input row
-    room: int  # frames that may still be launched
-    launched: int = 0
-    frame: int = 0
-    over: bool = False  # it ended, or its slot was started again
+    frame: int = 0  # the next to be computed
 
     def enter_frame(self) -> int:
         """Put the next frame's text row in place, nothing where it has yet to come; the position of its input row."""
@@ -135,11 +139,6 @@ class _Stream:
         self.frame += 1
         self.position += 1
         return self.position - 1
-
-    def extend(self, rows: Tensor, ended: bool) -> None:
-        if self.frame > len(self.trailing) and len(rows):  # the last frame went without
-            self.state.row.add_(rows[0])
-        self.trailing, self.text_open = torch.cat([self.trailing, rows]), not ended
 
 
 class TorchFrameDecoder:
@@ -188,8 +187,15 @@ class TorchFrameDecoder:
         if slot in self._streams:
             self._streams[slot].over = True
         state = self._states[slot]
-        text = (prompt.trailing, prompt.pad, prompt.text_open)
-        self._streams[slot] = _Stream(state, draws_of(sampling), *text, last, room=self.max_positions - last)
+        self._streams[slot] = _Stream(
+            state=state,
+            draws=draws_of(sampling),
+            trailing=prompt.trailing,
+            pad=prompt.pad,
+            text_open=prompt.text_open,
+            position=last,
+            frames=self.max_positions - last,
+        )
         state.start(prompt.rows[last:], last, sampling)
         done = self._enter_prefix(prompt, state) if prompt.prefix else 0
         if last > done:
@@ -209,14 +215,14 @@ class TorchFrameDecoder:
 
     @torch.inference_mode()
     def extend(self, slot: int, rows: Tensor, ended: bool) -> None:
-        self._streams[slot].extend(rows, ended)
+        stream = self._streams[slot]
+        stream.extend(stream.state.row, stream.frame, rows, ended)
 
     @torch.inference_mode()
     def launch(self, slots: Sequence[int]) -> None:
         check_launch(slots, self._streams, len(self._launches), self.max_positions)
         streams = [self._streams[slot] for slot in slots]
         for stream in streams:
-            stream.room -= 1
             stream.launched += 1
         if self._graphs:
             fetch = self._graphs.launch([Job(s.state, s.draws, s.enter_frame() + 1) for s in streams])

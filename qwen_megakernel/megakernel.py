@@ -6,7 +6,6 @@ rows of a prompt; fewer on cards with less shared memory (build.py, TARGETS).
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 import torch
@@ -16,14 +15,13 @@ from torch import Tensor
 from qwen_megakernel.build import BLOCKS, load_extension, why_no_build, why_no_gpu
 from qwen_megakernel.config import MIN_FRAMES, ModelConfig, SamplingParams, StackConfig
 from qwen_megakernel.errors import BackendError, KernelFault
-from qwen_megakernel.frame_decoder import RECENT_FRAMES, check_launch
+from qwen_megakernel.frame_decoder import RECENT_FRAMES, SlotStream, check_launch
 from qwen_megakernel.prefill import LEAST, MOST, PagedPrefill
 from qwen_megakernel.prompt import Prefix, Prompt
 from qwen_megakernel.sampling import Draw
 from qwen_megakernel.transformer import rope_tables
 
 WARPS, PAGE = 16, 64
-STAGE_PAIR = 2 * 512 * 16  # bytes, by which a block's part of a matrix is padded: pairs of 16 bytes a compute thread
 PACKET, MLP_PACKET = 4, 6
 """Values that travel together (csrc/exchange.cuh)."""
 
@@ -94,7 +92,7 @@ def pack(matrix: Tensor, packet: int = PACKET, rows: int | None = None) -> Tenso
         lanes = F.pad(lanes, (0, 0, 0, 0, 0, k // 256 % 2))
         tiles = lanes.reshape(BLOCKS, rows // 8, 8, WARPS, 4, -1, 2, 2, 2).permute(0, 5, 1, 3, 2, 4, 6, 7, 8)
     tiles = tiles.reshape(BLOCKS, -1).view(torch.uint8)
-    return F.pad(tiles, (0, -tiles.shape[1] % STAGE_PAIR)).contiguous()
+    return F.pad(tiles, (0, -tiles.shape[1] % (2 * 512 * 16))).contiguous()  # pairs of 16 bytes a compute thread
 
 
 def pack_stack(config: StackConfig, tensors: Mapping[str, Tensor], prefix: str, positions: int) -> dict[str, Tensor]:
@@ -103,14 +101,13 @@ def pack_stack(config: StackConfig, tensors: Mapping[str, Tensor], prefix: str, 
     def stacked(name: str) -> Tensor:
         return torch.stack([tensors[f"{prefix}.layers.{i}.{name}.weight"] for i in range(config.num_layers)])
 
-    wider = padded_mlp(config) - config.intermediate_size
     parts = []
     for i in range(config.num_layers):
         q, k, v, o = (tensors[f"{prefix}.layers.{i}.self_attn.{n}_proj.weight"] for n in "qkvo")
         gate, up, down = (tensors[f"{prefix}.layers.{i}.mlp.{n}_proj.weight"] for n in ("gate", "up", "down"))
-        gate_up = F.pad(torch.stack([gate, up], dim=1).flatten(0, 1), (0, 0, 0, 2 * wider))
-        parts += [pack(torch.cat([q, k, v])), pack(o), pack(gate_up, rows=2 * block_rows(padded_mlp(config), 24))]
-        parts += [pack(F.pad(down, (0, wider)), MLP_PACKET)]
+        matrices = (torch.cat([q, k, v]), o, torch.stack([gate, up], dim=1).flatten(0, 1), down)
+        for matrix, (_, shape, block, packet) in zip(matrices, layer_matrices(config), strict=True):
+            parts.append(pack(F.pad(matrix, (0, shape[1] - matrix.shape[1], 0, shape[0] - len(matrix))), packet, block))
     norm = tensors[f"{prefix}.norm.weight"]
     cos, sin = rope_tables(positions, config.head_dim, config.rope_theta, norm.device, torch.float32)
     return {
@@ -125,35 +122,28 @@ def pack_stack(config: StackConfig, tensors: Mapping[str, Tensor], prefix: str, 
     }
 
 
-def places(config: StackConfig) -> list[tuple[str, tuple[int, int], int, int, int]]:
-    """Where a layer's matrices lie in a ribbon, for `PagedPrefill`."""
+def layer_matrices(config: StackConfig) -> list[tuple[str, tuple[int, int], int, int]]:
+    """A layer's matrices in the ribbon's order: name, (rows, k) as the kernel has them, rows of a block, packet."""
     hidden, mlp, width = config.hidden_size, padded_mlp(config), config.num_heads * config.head_dim
-    listed = []
-    for name, rows, k, block, packet in (
-        ("qkv", width + 2 * config.num_kv_heads * config.head_dim, hidden, None, PACKET),
-        ("o", hidden, width, None, PACKET),
-        ("gate_up", 2 * mlp, hidden, 2 * block_rows(mlp, 24), PACKET),
-        ("down", hidden, mlp, None, MLP_PACKET),
-    ):
-        block = block or block_rows(rows)
-        steps = k // 256 if block % 16 == 0 else -(-(k // 256) // 2) * 2
-        listed.append((name, (rows, k), block, packet, -(-block * steps * 256 * 2 // STAGE_PAIR) * STAGE_PAIR))
-    return listed
+    qkv = width + 2 * config.num_kv_heads * config.head_dim
+    return [
+        ("qkv", (qkv, hidden), block_rows(qkv), PACKET),
+        ("o", (hidden, width), block_rows(hidden), PACKET),
+        ("gate_up", (2 * mlp, hidden), 2 * block_rows(mlp, 24), PACKET),
+        ("down", (hidden, mlp), block_rows(hidden), MLP_PACKET),
+    ]
+
+
+def places(config: StackConfig) -> list[tuple[str, tuple[int, int], int, int, int]]:
+    """Where they lie, for `PagedPrefill`: the same, and bytes of a block."""
+    like = {"dtype": torch.bfloat16, "device": "meta"}
+    listed = layer_matrices(config)
+    return [(n, shape, rows, p, pack(torch.empty(shape, **like), p, rows).shape[1]) for n, shape, rows, p in listed]
 
 
 def padded_mlp(config: StackConfig) -> int:
     """The MLP's width in the kernel: whole packets for every lane."""
     return -(-config.intermediate_size // 768) * 768
-
-
-@dataclass(eq=False)
-class _Stream:
-    trailing: Tensor  # [n, hidden], text rows
-    pad: Tensor  # [hidden], what follows them
-    text_open: bool  # more of them will come
-    room: int  # frames that may still be launched
-    launched: int = 0
-    over: bool = False  # it ended, or its slot was started again
 
 
 class MegakernelFrameDecoder:
@@ -229,8 +219,8 @@ class MegakernelFrameDecoder:
         }
         self._launcher = extension.Launcher(large.hidden_size, slots, self.buffers, settings)
         self._fault = self._launcher.fault()
-        self._streams: dict[int, _Stream] = {}
-        self._launches: deque[list[_Stream]] = deque()  # uncollected
+        self._streams: dict[int, SlotStream] = {}
+        self._launches: deque[list[SlotStream]] = deque()  # uncollected
         self._prefixes: WeakKeyDictionary[Prefix, Tensor] = WeakKeyDictionary()
         pages = torch.arange(slots * self._pages, dtype=torch.int32, device=device)
         self._page_tables = pages.view(slots, self._pages)
@@ -261,8 +251,12 @@ class MegakernelFrameDecoder:
             settings |= {f"{kind}_top_k": draw.top_k, f"{kind}_top_p": draw.top_p}
         if slot in self._streams:
             self._streams[slot].over = True
-        text = (prompt.trailing.contiguous(), prompt.pad.contiguous(), prompt.text_open)
-        self._streams[slot] = _Stream(*text, self.max_positions - last)
+        self._streams[slot] = SlotStream(
+            trailing=prompt.trailing.contiguous(),
+            pad=prompt.pad.contiguous(),
+            text_open=prompt.text_open,
+            frames=self.max_positions - last,
+        )
         pages, seen, row, recent = self._of_slot[slot]
         self._launcher.begin(slot, pages, seen, row, recent, settings, sampling.seed or 0)
         rows = prompt.rows.float()
@@ -297,9 +291,7 @@ class MegakernelFrameDecoder:
     @torch.inference_mode()
     def extend(self, slot: int, rows: Tensor, ended: bool) -> None:
         stream = self._streams[slot]
-        if stream.launched > len(stream.trailing) and len(rows):  # the last frame went without: what it left lacks it
-            self._rows[slot].add_(rows[0])
-        stream.trailing, stream.text_open = torch.cat([stream.trailing, rows]), not ended
+        stream.extend(self._rows[slot], stream.launched, rows, ended)
         self._set_text(slot)
 
     def _set_text(self, slot: int) -> None:
@@ -314,7 +306,6 @@ class MegakernelFrameDecoder:
         self._launcher.decode(list(slots))
         streams = [self._streams[slot] for slot in slots]
         for stream in streams:
-            stream.room -= 1
             stream.launched += 1
         self._launches.append(streams)
 
