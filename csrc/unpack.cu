@@ -1,12 +1,10 @@
 // A matrix of a ribbon laid out plainly again, for prompts that are long enough for cuBLAS: its weights are not kept twice.
 // The inverse of megakernel.py's `pack`; a thread takes the 16 bytes that a lane feeds to one mma, or to two.
-#include "ptx.cuh"
+#include "dims.cuh"
 #include "prompt.h"
 
 namespace qmk {
 namespace {
-
-constexpr int kBlocks = 128, kWarps = 16;
 
 __global__ void unpack_kernel(const Ribbon r, uint32_t* out) {
   const int pairs = r.k / 2, lane_pairs = r.k / (kWarps * 4 * 2), steps = lane_pairs / 2;  // of a lane's share

@@ -9,14 +9,10 @@
 #include <utility>
 
 #include "ptx.cuh"
+#include "vocoder.cuh"
 
 namespace qmk {
 namespace {
-
-__device__ __forceinline__ void copy16(uint32_t shared, const void* global, bool there) {
-  const int size = there ? 16 : 0;
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(size) : "memory");
-}
 
 // x = high + low: high is x rounded to TF32's 11 bits, low the exact rest, of which the tensor core takes the first 11.
 __device__ __forceinline__ void split(float x, uint32_t& high, uint32_t& low) {
@@ -45,12 +41,6 @@ __device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4], const
       "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}
-
-__device__ __forceinline__ float warp_sum(float x) {
-#pragma unroll
-  for (int d = 16; d; d /= 2) x += __shfl_xor_sync(0xffffffffu, x, d);
-  return x;
 }
 
 // A kernel may begin while the one before it ends: it fetches weights, then waits here for everything that was computed.

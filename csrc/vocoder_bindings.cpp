@@ -287,6 +287,5 @@ void bind_vocoder(pybind11::module_& m) {
       .def(pybind11::init<const Tensor&, const Tensor&, const Tensor&, int64_t, int64_t>())
       .def("launch", pybind11::overload_cast<const Recording&, const std::vector<int64_t>&, const Tensor&, bool>(&Pushes::launch))
       .def("follow", &Pushes::follow)
-      .def("collect", &Pushes::collect, pybind11::call_guard<pybind11::gil_scoped_release>())
-;
+      .def("collect", &Pushes::collect, pybind11::call_guard<pybind11::gil_scoped_release>());
 }

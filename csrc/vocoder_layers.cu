@@ -8,6 +8,7 @@
 
 #include "patience.cuh"
 #include "ptx.cuh"
+#include "vocoder.cuh"
 #include "vocoder.h"
 
 namespace qmk {
@@ -15,16 +16,6 @@ namespace {
 
 constexpr int kThreads = 256, kWarps = kThreads / 32;
 constexpr int kMostFrames = 8, kMostRing = 80, kMostColumns = 32;
-
-__device__ __forceinline__ void fetch16(uint32_t shared, const void* global) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(global) : "memory");
-}
-
-__device__ __forceinline__ float sum_of_warp(float x) {
-#pragma unroll
-  for (int d = 16; d; d /= 2) x += __shfl_xor_sync(~0u, x, d);
-  return x;
-}
 
 __host__ __device__ constexpr int share(int all, int blocks) { return (all + blocks - 1) / blocks; }
 
@@ -91,7 +82,7 @@ struct Transformer {
       const int size = s.x * s.y;
       const uint32_t to = shared_address(weights(i));
       const float* from = to_fetch + static_cast<int64_t>(block) * size;
-      for (int at = tid * 4; at < size; at += kThreads * 4) fetch16(to + at * 4, from + at);
+      for (int at = tid * 4; at < size; at += kThreads * 4) copy16(to + at * 4, from + at, true);
       to_fetch += static_cast<int64_t>(p.blocks) * size;
     }
     asm volatile("cp.async.commit_group;" ::: "memory");
@@ -144,7 +135,7 @@ struct Transformer {
     for (int c = 0; c < Columns; ++c)
 #pragma unroll
       for (int r = 0; r < R; ++r) {
-        const float all = sum_of_warp(sum[c][r]);
+        const float all = warp_sum(sum[c][r]);
         if (lane == (c * R + r) % 32) out[(column + c * distance) * R + r] = all;
       }
   }
@@ -173,7 +164,7 @@ struct Transformer {
           const float4 v = *reinterpret_cast<const float4*>(x() + r * k + i);
           squares += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
         }
-        squares = sum_of_warp(squares);
+        squares = warp_sum(squares);
         if (lane == 0) s.factor[r] = rsqrtf(squares / k + p.eps);
       }
     __syncthreads();
@@ -260,7 +251,7 @@ struct Transformer {
         for (int d = 16; d; d /= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, d));
 #pragma unroll
         for (int i = 0; i < kEach; ++i) sum += score[i] = expf(score[i] - most);
-        sum = 1.0f / sum_of_warp(sum);
+        sum = 1.0f / warp_sum(sum);
 #pragma unroll
         for (int i = 0; i < kEach; ++i)
           if (lane + 32 * i < kMostRing) chances[t * kMostRing + lane + 32 * i] = score[i] * sum;
