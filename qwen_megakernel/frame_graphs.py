@@ -19,7 +19,7 @@ KEPT = 8
 """Graphs that one slot keeps, the latest used: a stream at up to 2,048 positions needs at most 4 in its life."""
 
 _SHORTEST = 256
-CAPTURING = threading.Lock()  # torch captures one graph at a time in a process, and every engine has a thread
+_CAPTURING = threading.Lock()  # torch captures one graph at a time in a process, and every engine has a thread
 _STREAMS: dict[torch.device, torch.cuda.Stream] = {}
 
 
@@ -28,7 +28,7 @@ def capturing(device: torch.device) -> Iterator[None]:
     """For one thread at a time, the stream on which a device's graphs are captured, behind what the current stream was
     given and before what it is given next. It is always the same: cuBLAS keeps 32 MB for every stream it has seen.
     """
-    with CAPTURING:
+    with _CAPTURING:
         stream = _STREAMS.get(device)
         if stream is None:
             stream = _STREAMS[device] = torch.cuda.Stream(device)
@@ -37,6 +37,12 @@ def capturing(device: torch.device) -> Iterator[None]:
         with torch.cuda.stream(stream):
             yield
         current.wait_stream(stream)
+
+
+def synchronize(device: torch.device | None = None) -> None:
+    """Wait for everything that was queued on a device, but not into a capture: that would fail of it."""
+    with _CAPTURING:
+        torch.cuda.synchronize(device)
 
 
 def capture(step: Callable[[], None], pool) -> torch.cuda.CUDAGraph:

@@ -16,9 +16,8 @@ import sys
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import torch
@@ -26,7 +25,7 @@ from torch import Tensor
 
 from qwen_megakernel.errors import EngineBusy, EngineClosed, KernelFault, RequestError, TextEndedError
 from qwen_megakernel.frame_decoder import FrameDecoder
-from qwen_megakernel.frame_graphs import CAPTURING
+from qwen_megakernel.frame_graphs import synchronize
 from qwen_megakernel.prompt import Prompt, PromptPieces
 from qwen_megakernel.stream import Chunk, Stream
 from qwen_megakernel.vocoder import Vocoder, VocoderState
@@ -350,8 +349,10 @@ class Owner:
 
     def _frame(self, streams: list[Stream]) -> None:
         """One frame of each; while the device computes them, what was made before goes to its listeners."""
-        before = self._take_sounding()
-        launched = self._try(streams, "a frame", lambda: self._decoder.launch([stream.slot for stream in streams]))
+        before, launched, frames = self._take_sounding(), False, None
+        with self._together(streams, "a frame"):
+            self._decoder.launch([stream.slot for stream in streams])
+            launched = True
         if launched:
             for stream in streams:
                 stream.launched += 1
@@ -360,12 +361,9 @@ class Owner:
         self._present(before)
         if not launched:
             return
-        try:
+        with self._together(streams, "a frame"):
             frames = self._decoder.collect()
-        except KernelFault:
-            raise
-        except Exception as error:
-            self._fail(streams, "a frame", error)
+        if frames is None:
             return
         for stream, codes in zip(streams, frames, strict=True):
             self._step(stream, self._see_frame, codes)
@@ -381,16 +379,19 @@ class Owner:
         taken, self._sounding = self._sounding, []
         return taken
 
-    def _try(self, streams: list[Stream], what: str, work: Callable[[], object]) -> bool:
-        """Work for several utterances at once; True if it was done. What it raises ends them all."""
+    @contextlib.contextmanager
+    def _together(self, streams: list[Stream], what: str) -> Iterator[None]:
+        """Work for several utterances at once: what it raises ends them all and goes no further, unless it is a
+        KernelFault, which ends more."""
         try:
-            work()
+            yield
         except KernelFault:
             raise
         except Exception as error:
-            self._fail(streams, what, error)
-            return False
-        return True
+            self._check_device()
+            for stream in streams:
+                self.settle(stream, error=error)
+            log.exception("%s failed", what)
 
     def _give_up(self, error: KernelFault) -> None:
         """Every slot's state is suspect, and what was kept of any."""
@@ -405,18 +406,11 @@ class Owner:
             "a kernel gave up; all %d running utterances ended, the engine goes on", len(self._running), exc_info=error
         )
 
-    def _fail(self, streams: list[Stream], what: str, error: Exception) -> None:
-        self._check_device()
-        for stream in streams:
-            self.settle(stream, error=error)
-        log.error("%s failed", what, exc_info=error)
-
     @staticmethod
     def _check_device() -> None:
         """A device that is lost raises here as well, and ends the engine."""
         if torch.cuda.is_initialized():
-            with CAPTURING:  # another engine's capture would fail of it
-                torch.cuda.synchronize()
+            synchronize()
 
     def _step(self, stream: Stream, step: Callable[..., str | None], *args) -> None:
         """One step of an utterance, which ends it if it gives a reason. What it raises, sys.exit() from a callback too,
@@ -506,8 +500,8 @@ class Owner:
         for count, group in by_count.items():
             for first in range(0, len(group), self._vocoder.together):
                 some = group[first : first + self._vocoder.together]
-                work = partial(self._push, some, count, [stream for stream in some if stream in short])
-                self._try(some, "the vocoder", work)
+                with self._together(some, "the vocoder"):
+                    self._push(some, count, [stream for stream in some if stream in short])
 
     def _push(self, streams: list[Stream], frames: int, short: list[Stream]) -> None:
         slots, first = [stream.slot for stream in streams], [stream.given for stream in streams]
@@ -524,10 +518,10 @@ class Owner:
     def _present(self, pushes: list[_Push]) -> None:
         """Wait for these pushes; what they made is handed out, chunk by chunk."""
         for push in pushes:
-            made: list[np.ndarray] = []
-            if not self._try(push.streams, "the vocoder", lambda: made.extend(push.collect().float().cpu().numpy())):  # noqa: B023
-                continue
-            for stream, sound in zip(push.streams, made, strict=True):
+            made = None
+            with self._together(push.streams, "the vocoder"):
+                made = push.collect().float().cpu().numpy()
+            for stream, sound in zip(push.streams, made, strict=True) if made is not None else ():
                 if len(made) > 1:
                     sound = sound.copy()  # a view would keep its neighbours' samples as long as its own
                 self._step(stream, self._hear, sound.reshape(push.frames, -1))

@@ -111,8 +111,7 @@ class PromptBuilder:
         for speaker in (None, *self.speakers):
             for language in self.languages:
                 tags = self._tag_ids(language, speaker)
-                lead = torch.cat([role, self._pad + embeddings.code0(self._codec_ids(tags, speaker))])
-                self._leads[self._lead_key(self._role, tags, speaker)] = lead
+                self._leads[(*self._role, *tags, speaker)] = self._make_lead(role, tags, speaker)
         self._openings: dict[tuple, _Opening] = {}  # the latest used last
         self._kept, self._lock = kept_voices, threading.Lock()
 
@@ -236,19 +235,14 @@ class PromptBuilder:
 
     # ------------------------------------------------------------ rows
 
-    @staticmethod
-    def _lead_key(role: list[int], tags: list[int], speaker: str | None) -> tuple:
-        return (*role, *tags, speaker)
-
     def _lead(self, role: list[int], tags: list[int], speaker: str | None) -> Tensor:
-        """Role, pad + tags, pad + speaker."""
-        kept = self._leads.get(self._lead_key(role, tags, speaker))
-        if kept is not None:
-            return kept
-        return torch.cat([self._embed.text(role), self._pad + self._embed.code0(self._codec_ids(tags, speaker))])
+        """Role, pad + tags, pad + speaker; made before, or now for a role that the text touched."""
+        kept = self._leads.get((*role, *tags, speaker))
+        return self._make_lead(self._embed.text(role), tags, speaker) if kept is None else kept
 
-    def _codec_ids(self, tags: list[int], speaker: str | None) -> list[int]:
-        return [*tags, *([self._config.talker.speakers[speaker]] if speaker else [])]
+    def _make_lead(self, role: Tensor, tags: list[int], speaker: str | None) -> Tensor:
+        ids = [*tags, *([self._config.talker.speakers[speaker]] if speaker else [])]
+        return torch.cat([role, self._pad + self._embed.code0(ids)])
 
     def _opening(
         self, role: list[int], language: str | None, speaker: str | None, instruct: str | None, voice: Voice | None

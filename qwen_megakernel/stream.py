@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from qwen_megakernel.frame_decoder import RECENT_FRAMES
 from qwen_megakernel.prompt import Prompt, PromptPieces
 from qwen_megakernel.request import Request
 from qwen_megakernel.runaway import RunawayGuard
@@ -99,7 +100,7 @@ class Audio:
         return self.compute_s / self.duration_s if len(self.samples) else float("inf")
 
 
-_MOST_UNHEARD = 8
+_MOST_UNHEARD = RECENT_FRAMES  # more of them a vocoder that follows would not find on the device
 
 
 class Stream:

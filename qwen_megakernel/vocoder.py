@@ -62,7 +62,6 @@ def check_push(vocoder, slots: Sequence[int], codes: Tensor) -> None:
 class VocoderState:
     """What one stream left behind after some frames; only its vocoder understands it."""
 
-    position: int
     tensors: dict[str, Tensor]
 
 
@@ -128,13 +127,13 @@ class Vocoder:
     @torch.inference_mode()
     def save(self, slot: int) -> "VocoderState":
         """A copy of what a stream left behind, 5 MB at the published dims; see `restore`."""
-        return VocoderState(int(self._position[slot]), {name: t[slot].clone() for name, t in self._state.items()})
+        tensors = self._state | {"position": self._position}
+        return VocoderState({name: tensor[slot].clone() for name, tensor in tensors.items()})
 
     @torch.inference_mode()
     def restore(self, slot: int, state: "VocoderState") -> None:
         """Go on in a slot where `state` was saved, bit for bit."""
-        self._position[slot] = state.position
-        for name, tensor in self._state.items():
+        for name, tensor in (self._state | {"position": self._position}).items():
             tensor[slot] = state.tensors[name]
 
     def recover(self) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from qwen_megakernel.config import VocoderConfig
 from qwen_megakernel.errors import KernelFault
-from qwen_megakernel.frame_graphs import CAPTURING, capturing
+from qwen_megakernel.frame_graphs import capturing, synchronize
 from qwen_megakernel.vocoder import DILATIONS, Portion, VocoderState, check_push, make_codebook, make_snakes
 
 _NONE, _SNAKE, _GELU = range(3)  # Activation in csrc/vocoder.h
@@ -110,7 +110,6 @@ class GraphVocoder:
         self._state = {name: part.unflatten(1, shape) for (name, shape), part in parts}
         self._position = torch.zeros(slots, dtype=torch.int64, device=self._device)
         self._of_slot = list(zip(state, self._position, strict=True))
-        self._heard = [0] * slots  # `_position` on the host
         self._slots = torch.zeros(self.together, dtype=torch.int32, device=self._device)
         self._codes = torch.zeros(_MOST * self.groups, dtype=torch.int32, device=self._device)
         self._pcm = torch.zeros(_MOST * config.samples_per_frame, device=self._device)
@@ -136,20 +135,19 @@ class GraphVocoder:
         """Forget a stream: its slot starts from silence again."""
         for tensor in self._of_slot[slot]:
             tensor.zero_()
-        self._heard[slot] = 0
 
     @torch.inference_mode()
     def save(self, slot: int) -> VocoderState:
         """A copy of what a stream left behind; see `restore`."""
-        return VocoderState(self._heard[slot], {"all": self._of_slot[slot][0].clone()})
+        everything, position = self._of_slot[slot]
+        return VocoderState({"all": everything.clone(), "position": position.clone()})
 
     @torch.inference_mode()
     def restore(self, slot: int, state: VocoderState) -> None:
         """Go on in a slot where `state` was saved, bit for bit."""
         everything, position = self._of_slot[slot]
         everything.copy_(state.tensors["all"])
-        position.fill_(state.position)
-        self._heard[slot] = state.position
+        position.copy_(state.tensors["position"])
 
     @property
     def weight_bytes(self) -> int:
@@ -248,8 +246,6 @@ class GraphVocoder:
             portions = [(at, slots[at : at + together]) for at in range(0, len(slots), together)]
             runs.append([(launch(some, at, first, size), len(some), size) for at, some in portions])
             first += size
-        for slot in slots:
-            self._heard[slot] += frames
 
         def collect() -> Tensor:
             portions = [[self._pushes.collect(*run) for run in portion] for portion in runs]
@@ -262,8 +258,7 @@ class GraphVocoder:
 
     def recover(self) -> None:
         """After a KernelFault: every stream's state is suspect, and to be reset or restored."""
-        with CAPTURING:  # another engine's capture would fail of it
-            torch.cuda.synchronize(self._device)
+        synchronize(self._device)
         self._forget_epochs()
         self._fault.zero_()
 
@@ -318,7 +313,6 @@ class _Recorder:
 
     def __init__(self, vocoder: GraphVocoder, streams: int, frames: int, *, skim: bool = False):
         self._v, self._streams, self._frames, self._skim = vocoder, streams, frames, skim
-        self._histories: list[tuple[Tensor, Tensor, int]] = []
         self._listed: Tensor | None = None
 
     def record(self):
@@ -338,7 +332,7 @@ class _Recorder:
 
     def _run(self) -> None:
         v, c, w, rows = self._v, self._v._config, self._v._w, self._frames
-        self._histories = []
+        self._histories: list[tuple[Tensor, Tensor, int]] = []
         x = self._buffer("embedding", rows, c.codebook_dim)
         v._extension.sum_codebooks(v._codes, w.codebook, self._streams * rows, x)
         x = self._convolve(x, rows, "pre_conv", keep="pre_conv", out="pre_conv out")

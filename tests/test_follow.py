@@ -123,7 +123,7 @@ class HashVocoder:
         self.device.put(lambda: self.state.__setitem__(slot, (0, b"", 0)))
 
     def save(self, slot):
-        saved = VocoderState(0, {})
+        saved = VocoderState({})
         self.device.put(lambda: saved.tensors.update(all=self.state[slot]))
         return saved
 
