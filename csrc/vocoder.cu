@@ -351,18 +351,6 @@ __device__ __forceinline__ const float* history_row(const History& h, int stream
                 : h.past + h.slots[stream] * h.stride + static_cast<int64_t>(h.kept + t) * h.channels;
 }
 
-__global__ void sum_codebooks_kernel(const int* codes, const float* table, int groups, int size, int channels, float* out) {
-  wait_for_previous();
-  const int row = blockIdx.x;
-  for (int c = threadIdx.x; c < channels; c += blockDim.x) {
-    float sum = 0.0f;
-#pragma unroll 8
-    for (int group = 0; group < groups; ++group)
-      sum += table[(static_cast<int64_t>(group) * size + codes[row * groups + group]) * channels + c];
-    out[static_cast<int64_t>(row) * channels + c] = sum;
-  }
-}
-
 __device__ __forceinline__ float block_sum(float x, float (&room)[32]) {
   x = warp_sum(x);
   __syncthreads();
@@ -390,9 +378,11 @@ __global__ void __launch_bounds__(1024) depthwise_norm_kernel(const History in, 
   if (there) out[static_cast<int64_t>(blockIdx.x) * channels + c] = off * factor * gain[c] + shift[c];
 }
 
-// Eight lanes an output sample.
-__global__ void __launch_bounds__(256) convolve_to_sound_kernel(const History in, const float* weight, const float* bias, float* out) {
+// Eight lanes an output sample, 32 samples a block, which leave it in one piece: they may go to the host.
+__global__ void __launch_bounds__(256) convolve_to_sound_kernel(const History in, const float* weight, const float* bias, float* const* out) {
   wait_for_previous();
+  __shared__ float sound[32];
+  float* const to = *out;
   const int sample = (blockIdx.x * 256 + threadIdx.x) / 8, lane = threadIdx.x % 8;
   const bool there = sample < in.streams * in.rows;
   const int stream = there ? sample / in.rows : 0, t = there ? sample % in.rows : 0;
@@ -407,7 +397,10 @@ __global__ void __launch_bounds__(256) convolve_to_sound_kernel(const History in
   }
 #pragma unroll
   for (int d = 4; d; d /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, d);
-  if (there && lane == 0) out[sample] = fminf(1.0f, fmaxf(-1.0f, sum + bias[0]));
+  if (lane == 0) sound[threadIdx.x / 8] = fminf(1.0f, fmaxf(-1.0f, sum + bias[0]));
+  __syncthreads();
+  const int mine = blockIdx.x * 32 + threadIdx.x;
+  if (threadIdx.x < 32 && mine < in.streams * in.rows) to[mine] = sound[threadIdx.x];
 }
 
 __global__ void __launch_bounds__(128) keep_histories_kernel(const Kept* histories, const int* slots, int64_t* position, int frames) {
@@ -433,34 +426,39 @@ __global__ void __launch_bounds__(128) keep_histories_kernel(const Kept* histori
   }
 }
 
-__global__ void __launch_bounds__(kMostPushed * kGroups) tell_kernel(const __grid_constant__ Told p, int size, int* slots, int* codes) {
-  const int i = threadIdx.x, each = p.frames * kGroups, stream = i / each, frame = i % each / kGroups;
-  if (i < p.streams) slots[i] = p.slot[i];
-  if (stream >= p.streams) return;
-  const int at = (p.slot[stream] * kRecentFrames + (p.first[stream] + frame) % kRecentFrames) * kGroups + i % kGroups;
-  codes[i] = max(0, min(size - 1, p.recent ? p.recent[at] : p.codes[i]));
+// A block a frame: the sum of its codes' vectors.
+__global__ void __launch_bounds__(512) tell_kernel(const __grid_constant__ Told p, const Desk desk) {
+  const int row = blockIdx.x, stream = row / p.frames, frame = row % p.frames;
+  if (row == 0 && threadIdx.x < p.streams) desk.slots[threadIdx.x] = p.slot[threadIdx.x];
+  if (row == 0 && threadIdx.x == 0) *desk.sound = p.sound;
+  const int* codes = p.recent ? p.recent + (p.slot[stream] * kRecentFrames + (p.first[stream] + frame) % kRecentFrames) * kGroups : p.codes + row * kGroups;
+  for (int c = threadIdx.x; c < desk.channels; c += blockDim.x) {
+    float sum = 0.0f;
+#pragma unroll
+    for (int group = 0; group < kGroups; ++group) {
+      const int code = max(0, min(desk.size - 1, codes[group]));
+      sum += desk.table[(static_cast<int64_t>(group) * desk.size + code) * desk.channels + c];
+    }
+    desk.embedding[static_cast<int64_t>(row) * desk.channels + c] = sum;
+  }
 }
 
 }  // namespace
 
-cudaError_t tell(const Told& p, int size, int* slots, int* codes, cudaStream_t stream) {
+cudaError_t tell(const Told& p, const Desk& desk, cudaStream_t stream) {
   if (p.streams > kMostStreams || p.streams * p.frames > kMostPushed) return cudaErrorInvalidValue;
-  tell_kernel<<<1, kMostPushed * kGroups, 0, stream>>>(p, size, slots, codes);
+  tell_kernel<<<p.streams * p.frames, 512, 0, stream>>>(p, desk);
   return cudaGetLastError();
 }
 
 cudaError_t convolve(const Convolution& p, cudaStream_t stream) { return p.exact ? choose<true>(p, stream) : choose<false>(p, stream); }
-
-cudaError_t sum_codebooks(const int* codes, const float* table, int rows, int groups, int size, int channels, float* out, cudaStream_t stream) {
-  return launch_after(sum_codebooks_kernel, dim3(rows), 512, 0, stream, 1, codes, table, groups, size, channels, out);
-}
 
 cudaError_t depthwise_norm(const History& in, const float* weight, const float* bias, const float* gain, const float* shift, float eps, float* out, cudaStream_t stream) {
   if (in.channels > 1024 || in.kept != 6) return cudaErrorInvalidValue;
   return launch_after(depthwise_norm_kernel, dim3(in.streams * in.rows), (in.channels + 31) / 32 * 32, 0, stream, 1, in, weight, bias, gain, shift, eps, out);
 }
 
-cudaError_t convolve_to_sound(const History& in, const float* weight, const float* bias, float* out, cudaStream_t stream) {
+cudaError_t convolve_to_sound(const History& in, const float* weight, const float* bias, float* const* out, cudaStream_t stream) {
   if (in.kept != 6) return cudaErrorInvalidValue;
   return launch_after(convolve_to_sound_kernel, dim3((in.streams * in.rows * 8 + 255) / 256), 256, 0, stream, 1, in, weight, bias, out);
 }

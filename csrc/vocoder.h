@@ -24,11 +24,19 @@ struct Told {
   int slot[kMostStreams];
   int first[kMostStreams];      // frame of the slot's stream, where the codes are on the device
   const int* recent;            // [slots][kRecentFrames][kGroups], frame f at f % kRecentFrames; or null
+  float* sound;                 // [streams * frames * 1920] where the PCM goes: pinned host memory, or on the device
   int codes[kMostPushed * kGroups];
 };
-// slots[streams] and codes[streams * frames][kGroups] for the graph behind it; codes outside of 0..size-1 (an end of
-// speech that the host has not seen yet) become the nearest within.
-cudaError_t tell(const Told&, int size, int* slots, int* codes, cudaStream_t);
+// What the graph behind it reads: slots, the sums of the codes' vectors, where its PCM goes. Codes outside of 0..size-1 (an
+// end of speech that the host has not seen yet) become the nearest within.
+struct Desk {
+  const float* table;           // [kGroups][size][channels]
+  int size, channels;
+  int* slots;                   // [kMostStreams]
+  float* embedding;             // [kMostPushed][channels]
+  float** sound;                // [1]
+};
+cudaError_t tell(const Told&, const Desk&, cudaStream_t);
 
 // A causal convolution as a matrix product: out[stream, t] = bias + sum over taps of history[t + tap * dilation] * weight[tap].
 // A transposed convolution is one too: its blocks of output rows are columns side by side.
@@ -48,25 +56,23 @@ struct Convolution {
 };
 cudaError_t convolve(const Convolution&, cudaStream_t);
 
-// out[stream * rows + t] = sum over groups of table[group][codes[stream, t, group]]
-cudaError_t sum_codebooks(const int* codes, const float* table, int rows, int groups, int size, int channels, float* out, cudaStream_t);
-
 // A depthwise causal convolution of 7 taps, then LayerNorm.
 cudaError_t depthwise_norm(const History& in, const float* weight /*[7][channels]*/, const float* bias, const float* gain, const float* shift, float eps, float* out, cudaStream_t);
 
-// The transformer between two linear layers: `frames` new positions of every stream, attention over a window, SwiGLU.
-// RMSNorm's weights and layer scales are in the matrices.
+// The transformer between two linear layers: `in.rows` new positions of every stream, attention over a window, SwiGLU.
+// RMSNorm's weights and layer scales are in the matrices; so are the convolution before the first layer and the transposed
+// one behind the last, between which and the linear layers there is nothing.
 struct Layers {
-  const float* in;        // [streams * frames][latent]
-  float* out;             // [streams * frames][latent]
-  // Of one product after the other (input, then qkv, o, gate and up, down of every layer, output), of one block after the
-  // other: its columns, each [K]. Block b owns columns b * ceil(columns / blocks) ...; gate and up alternate, and stay together.
+  History in;             // kTaps - 1 rows of the past
+  float* out;             // [in.streams * in.rows][columns_out]
+  // Of one product after the other (kTaps of the input, then qkv, o, gate and up, down of every layer, output), of one block
+  // after the other: its columns, each [K]. Block b owns columns b * ceil(columns / blocks) ...; gate and up alternate, and
+  // stay together.
   const float* weights;
   const float *bias_in, *bias_out;
   const float* inv_freq;  // [head_dim / 2]
   float* rings;           // [layers][2][heads][ring][head_dim] of the first slot: rotated keys, and values
   int64_t stride;         // values from a slot's rings to the next one's
-  const int* slots;       // [streams]
   const int64_t* position;  // [slots], of the first new row
   // What blocks hand each other, a value and its epoch each: [rows][hidden], [rows][3 * heads * head_dim], [rows][heads *
   // head_dim], [rows][intermediate], where rows is at most kMostPushed.
@@ -74,13 +80,14 @@ struct Layers {
   uint32_t* epoch;        // [1] of the last value published
   uint32_t spin_limit;    // polls before a wait gives up
   uint32_t* fault;        // [1] in host memory, not 0 after a wait gave up
-  int blocks, streams, frames, layers, latent, hidden, intermediate, heads, head_dim, ring, window;
+  int blocks, layers, hidden, intermediate, heads, head_dim, ring, window, columns_out;
   float eps;
 };
+constexpr int kTaps = 3;
 cudaError_t transform(const Layers&, cudaStream_t);
 
-// The last convolution: 7 taps, one channel out, clamped to -1..1.
-cudaError_t convolve_to_sound(const History& in, const float* weight /*[7][channels]*/, const float* bias, float* out, cudaStream_t);
+// The last convolution: 7 taps, one channel out, clamped to -1..1; *out: where the PCM goes.
+cudaError_t convolve_to_sound(const History& in, const float* weight /*[7][channels]*/, const float* bias, float* const* out, cudaStream_t);
 
 // Every history's newest rows become its past; positions go on by `rows`.
 struct Kept {

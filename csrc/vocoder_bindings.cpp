@@ -77,13 +77,6 @@ void convolve(const Tensor& fresh, const Maybe& past, const Tensor& slots, int64
   check(qmk::convolve(c, stream_of(fresh)));
 }
 
-void sum_codebooks(const Tensor& codes, const Tensor& table, int64_t rows, const Tensor& out) {
-  const c10::cuda::CUDAGuard guard(codes.device());
-  check(qmk::sum_codebooks(data<int>(codes, rows * table.size(0), "codes"), data(table, 1, "table"), static_cast<int>(rows),
-                           static_cast<int>(table.size(0)), static_cast<int>(table.size(1)), static_cast<int>(table.size(2)),
-                           data(out, rows * table.size(2), "out"), stream_of(codes)));
-}
-
 void depthwise_norm(const Tensor& fresh, const Tensor& past, const Tensor& slots, int64_t streams, int64_t rows, const Tensor& weight,
                     const Tensor& bias, const Tensor& gain, const Tensor& shift, double eps, const Tensor& out) {
   const c10::cuda::CUDAGuard guard(fresh.device());
@@ -93,28 +86,29 @@ void depthwise_norm(const Tensor& fresh, const Tensor& past, const Tensor& slots
                             static_cast<float>(eps), data(out, streams * rows * channels, "out"), stream_of(fresh)));
 }
 
-// tensors: weights, bias_in, bias_out, inv_freq, rings [slots][layers][2][heads][ring][head_dim], slots, position, epoch, fault,
-// and what blocks hand each other (h, qkv, attended, gated), int32 [2 * values]; sizes: of the rest of qmk::Layers.
-void transform(const Tensor& in, const Tensor& out, const std::map<std::string, Tensor>& tensors, const std::map<std::string, int64_t>& sizes,
-               int64_t streams, int64_t frames, double eps) {
-  const c10::cuda::CUDAGuard guard(in.device());
+// past: of the embeddings, as `history` takes it. tensors: weights, bias_in, bias_out, inv_freq, rings [slots][layers][2][heads]
+// [ring][head_dim], position, epoch, fault, and what blocks hand each other (h, qkv, attended, gated), int32 [2 * values]; sizes:
+// of the rest of qmk::Layers.
+void transform(const Tensor& embedding, const Tensor& past, const Tensor& slots, int64_t streams, int64_t frames, const Tensor& out,
+               const std::map<std::string, Tensor>& tensors, const std::map<std::string, int64_t>& sizes, double eps) {
+  const c10::cuda::CUDAGuard guard(embedding.device());
   auto size = [&](const char* name) { return static_cast<int>(sizes.at(name)); };
   const Tensor& rings = tensors.at("rings");
   TORCH_CHECK(rings.dim() == 6 && rings.size(2) == 2, "rings must be [slots, layers, 2, heads, ring, head_dim]");
   qmk::Layers p{};
-  p.streams = static_cast<int>(streams), p.frames = static_cast<int>(frames), p.eps = static_cast<float>(eps);
+  p.in = history(embedding, past, slots, streams, frames, past.size(2));
+  p.eps = static_cast<float>(eps);
   p.layers = static_cast<int>(rings.size(1)), p.heads = static_cast<int>(rings.size(3)), p.ring = static_cast<int>(rings.size(4));
-  p.head_dim = static_cast<int>(rings.size(5)), p.blocks = size("blocks"), p.latent = size("latent"), p.hidden = size("hidden");
+  p.head_dim = static_cast<int>(rings.size(5)), p.blocks = size("blocks"), p.hidden = size("hidden"), p.columns_out = size("columns_out");
   p.intermediate = size("intermediate"), p.window = size("window"), p.spin_limit = static_cast<uint32_t>(sizes.at("spin_limit"));
   const int64_t rows = qmk::kMostPushed, width = p.heads * p.head_dim;
   auto share = [&](int64_t columns) { return (columns + p.blocks - 1) / p.blocks * p.blocks; };
   const int64_t layer = share(3 * width) * p.hidden + share(p.hidden) * (width + p.intermediate) + 2 * share(p.intermediate) * p.hidden;
-  p.weights = data(tensors.at("weights"), share(p.hidden) * p.latent + p.layers * layer + share(p.latent) * p.hidden, "weights");
+  p.weights = data(tensors.at("weights"), qmk::kTaps * share(p.hidden) * p.in.channels + p.layers * layer + share(p.columns_out) * p.hidden, "weights");
   p.bias_in = data(tensors.at("bias_in"), p.hidden, "bias_in");
-  p.bias_out = data(tensors.at("bias_out"), p.latent, "bias_out");
+  p.bias_out = data(tensors.at("bias_out"), p.columns_out, "bias_out");
   p.inv_freq = data(tensors.at("inv_freq"), p.head_dim / 2, "inv_freq");
   p.rings = of_slots(rings, "rings"), p.stride = rings.stride(0);
-  p.slots = data<int>(tensors.at("slots"), streams, "slots");
   p.position = data<int64_t>(tensors.at("position"), rings.size(0), "position");
   p.epoch = reinterpret_cast<uint32_t*>(data<int>(tensors.at("epoch"), 1, "epoch"));
   const Tensor& fault = tensors.at("fault");
@@ -123,16 +117,17 @@ void transform(const Tensor& in, const Tensor& out, const std::map<std::string, 
   auto exchange = [&](const char* name, int64_t values) { return reinterpret_cast<uint2*>(data<int>(tensors.at(name), 2 * rows * values, name)); };
   p.h = exchange("h", p.hidden), p.qkv = exchange("qkv", 3 * width);
   p.attended = exchange("attended", width), p.gated = exchange("gated", p.intermediate);
-  p.in = data(in, streams * frames * p.latent, "in");
-  p.out = data(out, streams * frames * p.latent, "out");
-  check(qmk::transform(p, stream_of(in)));
+  p.out = data(out, streams * frames * p.columns_out, "out");
+  check(qmk::transform(p, stream_of(embedding)));
 }
 
+float** cell(const Tensor& t) { return reinterpret_cast<float**>(data<int64_t>(t, 1, "the PCM's place")); }
+
 void convolve_to_sound(const Tensor& fresh, const Tensor& past, const Tensor& slots, int64_t streams, int64_t rows, const Tensor& weight,
-                       const Tensor& bias, const Tensor& out) {
+                       const Tensor& bias, const Tensor& place) {
   const c10::cuda::CUDAGuard guard(fresh.device());
   check(qmk::convolve_to_sound(history(fresh, past, slots, streams, rows, weight.size(1)), data(weight, 7 * weight.size(1), "weight"),
-                               data(bias, 1, "bias"), data(out, streams * rows, "out"), stream_of(fresh)));
+                               data(bias, 1, "bias"), cell(place), stream_of(fresh)));
 }
 
 // (fresh, past, rows) of every history, as bytes on the device for keep_histories.
@@ -192,21 +187,27 @@ class Recording {
   Tensor kept_;
 };
 
-// Pushes on their way: what they are told goes with a launch, PCM comes back through pinned memory, so that several may be
+// Pushes on their way: what they are told goes with a launch, PCM comes back into pinned memory, so that several may be
 // queued. Nothing here waits but `collect`.
 class Pushes {
  public:
-  // slots [streams] and codes [rows * groups]: where recorded pushes read; pcm: where they write, `samples` a frame.
-  Pushes(const Tensor& slots, const Tensor& codes, const Tensor& pcm, int64_t samples, int64_t codebook_size)
-      : slots_(slots), codes_(codes), pcm_(pcm), samples_(samples), size_(static_cast<int>(codebook_size)) {
-    data<int>(slots, qmk::kMostStreams, "slots"), data<int>(codes, qmk::kMostPushed * qmk::kGroups, "codes");
-    data(pcm, qmk::kMostPushed * samples, "pcm");
+  // table: [groups][size][channels]. What recorded pushes read: slots [8], embedding [16][channels], place int64 [1].
+  // unwanted: [16 * samples], where the PCM goes that nobody wants; samples: of a frame.
+  Pushes(const Tensor& table, const Tensor& slots, const Tensor& embedding, const Tensor& place, const Tensor& unwanted, int64_t samples)
+      : kept_{table, slots, embedding, place, unwanted}, samples_(samples) {
+    TORCH_CHECK(table.dim() == 3 && table.size(0) == qmk::kGroups, "table must be [16, size, channels]");
+    desk_ = {data(table, 1, "table"), static_cast<int>(table.size(1)), static_cast<int>(table.size(2)), data<int>(slots, qmk::kMostStreams, "slots"),
+             data(embedding, qmk::kMostPushed * table.size(2), "embedding"), cell(place)};
+    unwanted_ = data(unwanted, qmk::kMostPushed * samples, "unwanted");
     sound_ = torch::empty({kAhead, qmk::kMostPushed * samples}, torch::TensorOptions().dtype(torch::kFloat32).pinned_memory(true));
-    const c10::cuda::CUDAGuard guard(pcm.device());
+    const c10::cuda::CUDAGuard guard(table.device());
     for (auto& event : done_) check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
   }
   ~Pushes() {
-    for (auto& event : done_) cudaEventDestroy(event);
+    for (auto& event : done_) {
+      cudaEventSynchronize(event);  // the pinned memory must not be given away while somebody writes there
+      cudaEventDestroy(event);
+    }
   }
   Pushes(const Pushes&) = delete;
   Pushes& operator=(const Pushes&) = delete;
@@ -248,22 +249,23 @@ class Pushes {
     std::copy(slots.begin(), slots.end(), told.slot);
     return told;
   }
-  int64_t launch(const Recording& push, const qmk::Told& told, bool wanted) {
-    const c10::cuda::CUDAGuard guard(pcm_.device());
-    const cudaStream_t stream = stream_of(pcm_);
+  int64_t launch(const Recording& push, qmk::Told& told, bool wanted) {
+    const c10::cuda::CUDAGuard guard(kept_[0].device());
+    const cudaStream_t stream = stream_of(kept_[0]);
     const int64_t i = launched_ % kAhead;
-    check(qmk::tell(told, size_, slots_.data_ptr<int>(), codes_.data_ptr<int>(), stream));
+    told.sound = wanted ? sound_[i].data_ptr<float>() : unwanted_;
+    check(qmk::tell(told, desk_, stream));
     push.launch(stream);
     if (!wanted) return -1;
-    check(cudaMemcpyAsync(sound_[i].data_ptr<float>(), pcm_.data_ptr<float>(), told.streams * told.frames * samples_ * sizeof(float),
-                          cudaMemcpyDeviceToHost, stream));
     check(cudaEventRecord(done_[i], stream));
     return launched_++;
   }
 
-  Tensor slots_, codes_, pcm_, sound_;
+  std::array<Tensor, 5> kept_;  // as long as the pointers below
+  qmk::Desk desk_{};
+  float* unwanted_ = nullptr;
+  Tensor sound_;
   int64_t samples_;
-  int size_;
   std::array<cudaEvent_t, kAhead> done_{};
   int64_t launched_ = 0;
 };
@@ -272,7 +274,6 @@ class Pushes {
 
 void bind_vocoder(pybind11::module_& m) {
   m.def("convolve", &convolve);
-  m.def("sum_codebooks", &sum_codebooks);
   m.def("depthwise_norm", &depthwise_norm);
   m.def("transform", &transform);
   m.def("convolve_to_sound", &convolve_to_sound);
@@ -284,7 +285,7 @@ void bind_vocoder(pybind11::module_& m) {
       .def("abandon", &Recording::abandon)
       .def("keep", &Recording::keep);
   pybind11::class_<Pushes>(m, "Pushes")
-      .def(pybind11::init<const Tensor&, const Tensor&, const Tensor&, int64_t, int64_t>())
+      .def(pybind11::init<const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, int64_t>())
       .def("launch", pybind11::overload_cast<const Recording&, const std::vector<int64_t>&, const Tensor&, bool>(&Pushes::launch))
       .def("follow", &Pushes::follow)
       .def("collect", &Pushes::collect, pybind11::call_guard<pybind11::gil_scoped_release>());

@@ -1,4 +1,4 @@
-// The vocoder's transformer, from the first convolution's output to the first upsampling's input, as one kernel: 41 small
+// The vocoder's transformer, with the convolution before it and the first upsampling behind it, as one kernel: 36 small
 // products one behind the other, which as launches of their own took 34 us a layer where their weights take 3.
 //
 // Every block owns some columns of every matrix, so that its weights come in one stream that is always four products ahead;
@@ -19,21 +19,35 @@ constexpr int kMostFrames = 8, kMostRing = 80, kMostColumns = 32;
 
 __host__ __device__ constexpr int share(int all, int blocks) { return (all + blocks - 1) / blocks; }
 
+// Columns of a block and values of a row of product i.
+__host__ __device__ inline int2 shape_of(const Layers& p, int i) {
+  const int hidden = share(p.hidden, p.blocks), width = p.heads * p.head_dim;
+  if (i < kTaps) return {hidden, p.in.channels};
+  if (i == kTaps + 4 * p.layers) return {share(p.columns_out, p.blocks), p.hidden};
+  switch ((i - kTaps) % 4) {
+    case 0: return {share(3 * width, p.blocks), p.hidden};
+    case 1: return {hidden, width};
+    case 2: return {2 * share(p.intermediate, p.blocks), p.hidden};
+    default: return {hidden, p.intermediate};
+  }
+}
+
 // Floats of shared memory, in this order.
 struct Room {
-  int weights[4];  // the buffer of product i is i % 4: input and down; qkv and output; o; gate and up
-  int x;           // the rows that a product takes, or an attention head's keys and values
+  int weights[4] = {};  // the buffer of product i is i % 4
+  int x = 0;            // the rows that a product takes, or an attention head's keys and values
   __host__ __device__ int all() const { return weights[0] + weights[1] + weights[2] + weights[3] + x; }
 };
 __host__ __device__ inline Room room_of(const Layers& p, int rows) {
-  const int hidden = share(p.hidden, p.blocks), width = p.heads * p.head_dim;
-  Room r{};
-  r.weights[0] = hidden * max(p.latent, p.intermediate);
-  r.weights[1] = max(share(3 * width, p.blocks), share(p.latent, p.blocks)) * p.hidden;
-  r.weights[2] = hidden * width;
-  r.weights[3] = 2 * share(p.intermediate, p.blocks) * p.hidden;
-  const int attention = kMostRing * (2 * p.head_dim + 9) + kMostFrames * (4 * p.head_dim + kMostRing);
-  r.x = max(rows * max(max(p.latent, p.intermediate), max(p.hidden, width)), attention);
+  Room r;
+  r.x = kMostRing * (2 * p.head_dim + 9) + kMostFrames * (4 * p.head_dim + kMostRing);
+  auto take = [&](int i) {
+    const int2 s = shape_of(p, i);
+    r.weights[i % 4] = max(r.weights[i % 4], s.x * s.y);
+    r.x = max(r.x, rows * s.y);
+  };
+  for (int i = 0; i < kTaps + 4; ++i) take(i);  // every kind
+  take(kTaps + 4 * p.layers);
   return r;
 }
 
@@ -54,7 +68,7 @@ struct Transformer {
   Patience patience;
   uint32_t epoch;           // of what was published last
   const float* to_fetch;    // all blocks' weights of the product that is fetched next
-  int rows = p.streams * p.frames, width = p.heads * D, product = 0;  // the next one
+  int frames = p.in.rows, rows = p.in.streams * frames, width = p.heads * D, product = 0;  // the next one
   int tid = threadIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32, block = blockIdx.x;
 
   __device__ __forceinline__ float* weights(int i) const {
@@ -64,21 +78,10 @@ struct Transformer {
   }
   __device__ __forceinline__ float* x() const { return memory + room.all() - room.x; }
 
-  // Columns of a block and values of a row of product i.
-  __device__ __forceinline__ int2 shape(int i) const {
-    if (i == 0) return {share(p.hidden, p.blocks), p.latent};
-    if (i == 1 + 4 * p.layers) return {share(p.latent, p.blocks), p.hidden};
-    switch (i % 4) {
-      case 1: return {share(3 * width, p.blocks), p.hidden};
-      case 2: return {share(p.hidden, p.blocks), width};
-      case 3: return {2 * share(p.intermediate, p.blocks), p.hidden};
-      default: return {share(p.hidden, p.blocks), p.intermediate};
-    }
-  }
   // Begin to copy the weights of product i; a group of its own, though it may be empty.
   __device__ __forceinline__ void fetch(int i) {
-    if (i < 2 + 4 * p.layers) {
-      const int2 s = shape(i);
+    if (i <= kTaps + 4 * p.layers) {
+      const int2 s = shape_of(p, i);
       const int size = s.x * s.y;
       const uint32_t to = shared_address(weights(i));
       const float* from = to_fetch + static_cast<int64_t>(block) * size;
@@ -143,7 +146,7 @@ struct Transformer {
   // what came out there.
   template <class Finish>
   __device__ __forceinline__ void multiply(bool normed, Finish finish) {
-    const int2 size = shape(product);
+    const int2 size = shape_of(p, product);
     const int columns = size.x, k = size.y;
     const float* w = weights(product);
     asm volatile("cp.async.wait_group 3;" ::: "memory");
@@ -186,8 +189,8 @@ struct Transformer {
     float* fresh = values + kMostRing * kValue;            // q, k, v [3][frames][D]
     float* queries = fresh + 3 * kMostFrames * D;          // [frames][D]
     float* chances = queries + kMostFrames * D;            // [frames][ring]
-    for (int task = block; task < p.heads * p.streams; task += p.blocks) {
-      const int head = task % p.heads, stream_index = task / p.heads, slot = p.slots[stream_index];
+    for (int task = block; task < p.heads * p.in.streams; task += p.blocks) {
+      const int head = task % p.heads, stream_index = task / p.heads, slot = p.in.slots[stream_index];
       const int64_t position = p.position[slot];
       float* ring_keys = p.rings + slot * p.stride + static_cast<int64_t>(2 * layer * p.heads + head) * p.ring * D;
       float* ring_values = ring_keys + static_cast<int64_t>(p.heads) * p.ring * D;
@@ -202,16 +205,16 @@ struct Transformer {
         to[0] = k.x, to[1] = k.y, to[2] = k.z, to[3] = k.w;
         *reinterpret_cast<float4*>(values + j * kValue + d) = v;
       }
-      receive(3 * p.frames * (D / 2),
+      receive(3 * frames * (D / 2),
               [&](int i) {
-                const int which = i / (p.frames * (D / 2)), t = i / (D / 2) % p.frames, d = i % (D / 2) * 2;
-                return p.qkv + static_cast<int64_t>(stream_index * p.frames + t) * 3 * width + which * width + head * D + d;
+                const int which = i / (frames * (D / 2)), t = i / (D / 2) % frames, d = i % (D / 2) * 2;
+                return p.qkv + static_cast<int64_t>(stream_index * frames + t) * 3 * width + which * width + head * D + d;
               },
               [&](int i) { return fresh + 2 * i; });
       __syncthreads();
-      for (int i = tid; i < p.frames * D; i += kThreads) {
+      for (int i = tid; i < frames * D; i += kThreads) {
         const int t = i / D, d = i % D, other = d < D / 2 ? d + D / 2 : d - D / 2;
-        const float *q = fresh + t * D, *k = q + p.frames * D, *v = k + p.frames * D;
+        const float *q = fresh + t * D, *k = q + frames * D, *v = k + frames * D;
         float sine, cosine;
         sincosf(static_cast<float>(position + t) * p.inv_freq[d % (D / 2)], &sine, &cosine);
         if (d < D / 2) sine = -sine;
@@ -225,7 +228,7 @@ struct Transformer {
       }
       __syncthreads();
       // Four lanes a score, then a warp a frame, then a quarter of the positions for every output.
-      for (int i = tid / 4; i < p.frames * kMostRing; i += kThreads / 4) {
+      for (int i = tid / 4; i < frames * kMostRing; i += kThreads / 4) {
         const int t = i / kMostRing, j = i % kMostRing, last = before + t;
         float dot = 0.0f;
         if (j <= last && j > last - p.window)
@@ -239,7 +242,7 @@ struct Transformer {
         if (tid % 4 == 0) chances[i] = j <= last && j > last - p.window ? dot * rsqrtf(static_cast<float>(D)) : -INFINITY;
       }
       __syncthreads();
-      for (int t = warp; t < p.frames; t += kWarps) {
+      for (int t = warp; t < frames; t += kWarps) {
         constexpr int kEach = (kMostRing + 31) / 32;
         float score[kEach], most = -INFINITY, sum = 0.0f;
 #pragma unroll
@@ -257,14 +260,14 @@ struct Transformer {
           if (lane + 32 * i < kMostRing) chances[t * kMostRing + lane + 32 * i] = score[i] * sum;
       }
       __syncthreads();
-      for (int i = tid / 4; i < p.frames * D; i += kThreads / 4) {
+      for (int i = tid / 4; i < frames * D; i += kThreads / 4) {
         const int t = i / D, d = i % D, last = before + t, first = max(0, last - (p.window - 1));
         float mixed = 0.0f;
 #pragma unroll 4
         for (int j = first + tid % 4; j <= last; j += 4) mixed += chances[t * kMostRing + j] * values[j * kValue + d];
         mixed += __shfl_xor_sync(~0u, mixed, 1);
         mixed += __shfl_xor_sync(~0u, mixed, 2);
-        uint2* to = p.attended + static_cast<int64_t>(stream_index * p.frames + t) * width + head * D + d;
+        uint2* to = p.attended + static_cast<int64_t>(stream_index * frames + t) * width + head * D + d;
         if (tid % 4 == 0) store_relaxed8(to, __float_as_uint(mixed), epoch + 1);
       }
       __syncthreads();
@@ -272,43 +275,48 @@ struct Transformer {
     ++epoch;
   }
 
+  // Rows of the embeddings, and of their past, so many frames back.
+  __device__ __forceinline__ void take_input(int back) {
+    for (int i = tid * 4; i < rows * p.in.channels; i += kThreads * 4) {
+      const int r = i / p.in.channels, stream = r / frames, t = r % frames - back;
+      const float* from = t >= 0 ? p.in.fresh + static_cast<int64_t>(stream * frames + t) * p.in.channels
+                                 : p.in.past + p.in.slots[stream] * p.in.stride + static_cast<int64_t>(p.in.kept + t) * p.in.channels;
+      *reinterpret_cast<float4*>(x() + i) = *reinterpret_cast<const float4*>(from + i % p.in.channels);
+    }
+  }
+
+  enum Kind { kQkv, kO, kGateUp, kDown, kInput, kOutput };
+
   __device__ void run() {
     for (int i = 0; i < 4; ++i) fetch(i);
-    const int hidden = share(p.hidden, p.blocks), inner = share(p.intermediate, p.blocks);
-    auto add = [&](int c, int r, auto sum) {
-      const float h = s.residual[c * R + r] += sum(c, r);
-      if (block * hidden + c < p.hidden) publish(p.h + r * p.hidden + block * hidden + c, h);
-    };
-    for (int i = tid * 4; i < rows * p.latent; i += kThreads * 4)
-      *reinterpret_cast<float4*>(x() + i) = *reinterpret_cast<const float4*>(p.in + i);
-    multiply(false, [&](int c, int r, auto sum) {
-      s.residual[c * R + r] = block * hidden + c < p.hidden ? p.bias_in[block * hidden + c] : 0.0f;
-      add(c, r, sum);
-    });
-    for (int layer = 0; layer < p.layers; ++layer) {
-      receive_rows(p.h, p.hidden);
-      multiply(true, [&](int c, int r, auto sum) {
-        const int column = block * share(3 * width, p.blocks) + c;
-        if (column < 3 * width) publish(p.qkv + r * 3 * width + column, sum(c, r));
+    const int hidden = share(p.hidden, p.blocks), count = kTaps + 4 * p.layers + 1;
+#pragma unroll 1  // every kind of product is the same code: seven copies of it took a minute to compile
+    for (int i = 0; i < count; ++i) {
+      const Kind kind = i < kTaps ? kInput : i + 1 == count ? kOutput : static_cast<Kind>((i - kTaps) % 4);
+      if (kind == kO) attend((i - kTaps) / 4);
+      if (kind == kInput) take_input(kTaps - 1 - i);
+      else receive_rows(kind == kO ? p.attended : kind == kDown ? p.gated : p.h, shape_of(p, i).y);
+      const bool normed = kind == kQkv || kind == kGateUp || kind == kOutput;
+      multiply(normed, [&](int c, int r, auto sum) {
+        const float value = sum(c, r);
+        if (kind == kQkv) {
+          const int column = block * share(3 * width, p.blocks) + c;
+          if (column < 3 * width) publish(p.qkv + r * 3 * width + column, value);
+        } else if (kind == kGateUp) {  // gate and up stand beside each other
+          const int column = block * share(p.intermediate, p.blocks) + c / 2;
+          if (c % 2 == 0 && column < p.intermediate)
+            publish(p.gated + r * p.intermediate + column, value / (1.0f + expf(-value)) * sum(c + 1, r));
+        } else if (kind == kOutput) {
+          const int column = block * share(p.columns_out, p.blocks) + c;
+          if (column < p.columns_out) p.out[r * p.columns_out + column] = value + p.bias_out[column];
+        } else {
+          const int column = block * hidden + c;
+          const float before = i ? s.residual[c * R + r] : column < p.hidden ? p.bias_in[column] : 0.0f;
+          const float h = s.residual[c * R + r] = before + value;
+          if (i + 1 >= kTaps && column < p.hidden) publish(p.h + r * p.hidden + column, h);
+        }
       });
-      attend(layer);
-      receive_rows(p.attended, width);
-      multiply(false, add);
-      receive_rows(p.h, p.hidden);
-      multiply(true, [&](int c, int r, auto sum) {  // gate and up stand beside each other
-        const int column = block * inner + c / 2;
-        if (c % 2 || column >= p.intermediate) return;
-        const float gate = sum(c, r);
-        publish(p.gated + r * p.intermediate + column, gate / (1.0f + expf(-gate)) * sum(c + 1, r));
-      });
-      receive_rows(p.gated, p.intermediate);
-      multiply(false, add);
     }
-    receive_rows(p.h, p.hidden);
-    multiply(true, [&](int c, int r, auto sum) {
-      const int column = block * share(p.latent, p.blocks) + c;
-      if (column < p.latent) p.out[r * p.latent + column] = sum(c, r) + p.bias_out[column];
-    });
   }
 };
 
@@ -334,7 +342,7 @@ cudaError_t launch(const Layers& p, cudaStream_t stream) {
 
 template <int D>
 cudaError_t choose(const Layers& p, cudaStream_t stream) {
-  const int rows = p.streams * p.frames;
+  const int rows = p.in.streams * p.in.rows;
   if (rows <= 1) return launch<D, 1>(p, stream);
   if (rows <= 2) return launch<D, 2>(p, stream);
   if (rows <= 4) return launch<D, 4>(p, stream);
@@ -346,10 +354,10 @@ cudaError_t choose(const Layers& p, cudaStream_t stream) {
 
 cudaError_t transform(const Layers& p, cudaStream_t stream) {
   const int width = p.heads * p.head_dim;
-  const int widest = std::max({share(3 * width, p.blocks), share(p.latent, p.blocks), 2 * share(p.intermediate, p.blocks)});
-  if (p.frames > kMostFrames || p.streams * p.frames > kMostPushed || widest > kMostColumns) return cudaErrorInvalidValue;
-  if (p.ring > kMostRing || p.ring < p.window - 1 + p.frames) return cudaErrorInvalidValue;
-  if (p.hidden % 4 || p.latent % 4 || p.intermediate % 4) return cudaErrorInvalidValue;
+  const int widest = std::max({share(3 * width, p.blocks), share(p.columns_out, p.blocks), 2 * share(p.intermediate, p.blocks)});
+  if (p.in.rows > kMostFrames || p.in.streams * p.in.rows > kMostPushed || p.in.kept != kTaps - 1 || widest > kMostColumns) return cudaErrorInvalidValue;
+  if (p.ring > kMostRing || p.ring < p.window - 1 + p.in.rows) return cudaErrorInvalidValue;
+  if (p.hidden % 4 || p.in.channels % 4 || p.intermediate % 4) return cudaErrorInvalidValue;
   if (p.head_dim == 64) return choose<64>(p, stream);
   if (p.head_dim == 32) return choose<32>(p, stream);
   return cudaErrorInvalidValue;

@@ -24,7 +24,7 @@ _NONE, _SNAKE, _GELU = range(3)  # Activation in csrc/vocoder.h
 SPIN_LIMIT = 4_000_000
 """Polls before a wait inside the transformer's kernel gives up: seconds on a healthy card."""
 
-_EPOCHS_LAST = 2**18  # pushes: of some hundred graphs at most, with 42 epochs each
+_EPOCHS_LAST = 2**18  # pushes: of some hundred graphs at most, with 44 epochs each
 _FRAMES = (8, 4, 2, 1)  # of a graph
 _MOST = 16  # streams x frames of a graph (kMostPushed): more fill the card no better, and their buffers grow
 
@@ -53,16 +53,20 @@ def why_no_graphs(config: VocoderConfig, device: torch.device) -> str | None:
         return "the vocoder's kernels take 16 codes a frame"
     # As csrc/vocoder_layers.cu has them: columns of a block, of every product, and what it keeps in shared memory.
     blocks, width = transformer_blocks(config, device), config.num_heads * config.head_dim
-    all_columns = (config.hidden_size, 3 * width, config.intermediate_size, config.latent_dim)
-    hidden, qkv, inner, latent = (-(-columns // blocks) for columns in all_columns)
-    if max(hidden, qkv, 2 * inner, latent) > 32:
+    columns_out = config.upsampling_ratios[0] * config.latent_dim
+    all_columns = (config.hidden_size, 3 * width, config.intermediate_size, columns_out)
+    hidden, qkv, inner, out = (-(-columns // blocks) for columns in all_columns)
+    if max(hidden, qkv, 2 * inner, out) > 32:
         return "the vocoder's transformer of this width needs a GPU of more multiprocessors"
     if any((blocks - 1) * -(-columns // blocks) >= columns for columns in all_columns[:3]):
         return "the vocoder's transformer needs columns for every block"
-    floats = hidden * max(config.latent_dim, config.intermediate_size) + max(qkv, latent) * config.hidden_size
-    floats += hidden * width + 2 * inner * config.hidden_size
-    floats += _MOST * max(config.latent_dim, config.intermediate_size, config.hidden_size, width)
-    if 4 * floats > 220 * 1024:
+    first = hidden * config.codebook_dim
+    floats = max(first, hidden * width) + max(first, 2 * inner * config.hidden_size)
+    floats += max(first, hidden * config.intermediate_size) + max(qkv, out) * config.hidden_size
+    rows = _MOST * max(config.codebook_dim, config.intermediate_size, config.hidden_size, width)
+    floats += max(rows, 80 * (2 * config.head_dim + 9) + 8 * (4 * config.head_dim + 80))  # or a head's attention
+    room = getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 48 * 1024)
+    if 4 * floats + 5 * 1024 > room:
         return "the vocoder's transformer of this width does not fit the GPU's shared memory"
     return None
 
@@ -111,8 +115,8 @@ class GraphVocoder:
         self._position = torch.zeros(slots, dtype=torch.int64, device=self._device)
         self._of_slot = list(zip(state, self._position, strict=True))
         self._slots = torch.zeros(self.together, dtype=torch.int32, device=self._device)
-        self._codes = torch.zeros(_MOST * self.groups, dtype=torch.int32, device=self._device)
-        self._pcm = torch.zeros(_MOST * config.samples_per_frame, device=self._device)
+        self._embedding = torch.zeros(_MOST * config.codebook_dim, device=self._device)
+        self._place = torch.zeros(1, dtype=torch.int64, device=self._device)  # an address: where a push's PCM goes
         self._fault = torch.zeros(1, dtype=torch.int32, pin_memory=True)
         self._layers, self._layer_sizes = self._make_layers()
         self._queued = 0
@@ -120,9 +124,10 @@ class GraphVocoder:
         self._graphs = {}  # (streams, frames) -> recording
         self._skims = {}  # frames -> recording of a push of one stream that ends behind the transformer
         with torch.cuda.device(self._device):
-            self._pushes = extension.Pushes(
-                self._slots, self._codes, self._pcm, config.samples_per_frame, config.codebook_size
-            )
+            unwanted = torch.zeros(_MOST * config.samples_per_frame, device=self._device)
+            read = (self._w.codebook, self._slots, self._embedding, self._place)
+            self._pushes = extension.Pushes(*read, unwanted, config.samples_per_frame)
+            self._place.fill_(unwanted.data_ptr())
             for frames in _FRAMES:
                 for streams in range(min(slots, self.together, _MOST // frames), 0, -1):  # the largest makes room first
                     self._graphs[streams, frames] = _Recorder(self, streams, frames).record()
@@ -295,10 +300,11 @@ class GraphVocoder:
             ("gated", c.intermediate_size),
         ):
             exchange[name] = torch.zeros(_MOST * values, 2, dtype=torch.int32, device=self._device)
-        tensors = exchange | self._w.layers | {"rings": self._state["rings"], "slots": self._slots}
+        tensors = exchange | self._w.layers | {"rings": self._state["rings"]}
         tensors |= {"position": self._position, "fault": self._fault}
         tensors["epoch"] = torch.zeros(1, dtype=torch.int32, device=self._device)
-        sizes = {"blocks": self._w.blocks, "latent": c.latent_dim, "hidden": c.hidden_size, "window": c.sliding_window}
+        sizes = {"blocks": self._w.blocks, "columns_out": len(self._w.layers["bias_out"])}
+        sizes |= {"hidden": c.hidden_size, "window": c.sliding_window}
         return tensors, sizes | {"intermediate": c.intermediate_size, "spin_limit": SPIN_LIMIT}
 
     def room(self, name: str, values: int) -> Tensor:
@@ -331,12 +337,14 @@ class _Recorder:
         return recording
 
     def _run(self) -> None:
-        v, c, w, rows = self._v, self._v._config, self._v._w, self._frames
+        v, c, rows = self._v, self._v._config, self._frames
         self._histories: list[tuple[Tensor, Tensor, int]] = []
-        x = self._buffer("embedding", rows, c.codebook_dim)
-        v._extension.sum_codebooks(v._codes, w.codebook, self._streams * rows, x)
-        x = self._convolve(x, rows, "pre_conv", keep="pre_conv", out="pre_conv out")
-        x = self._transformer(x, rows)
+        # Through the first convolution, the transformer and the first upsampling.
+        x = self._buffer("upsample.0 out", rows * c.upsampling_ratios[0], c.latent_dim)
+        past = self._past("pre_conv", v._embedding, rows)
+        v._extension.transform(
+            v._embedding, past, v._slots, self._streams, rows, x, v._layers, v._layer_sizes, c.rms_norm_eps
+        )
         if not self._skim:
             self._sound(x, rows)
         if self._listed is None:
@@ -347,7 +355,8 @@ class _Recorder:
     def _sound(self, x: Tensor, rows: int) -> None:
         v, c, w = self._v, self._v._config, self._v._w
         for i, ratio in enumerate(c.upsampling_ratios):
-            x = self._convolve(x, rows, f"upsample.{i}", out=f"upsample.{i} out")
+            if i:
+                x = self._convolve(x, rows, f"upsample.{i}", out=f"upsample.{i} out")
             rows *= ratio
             y = self._buffer("normed", rows, c.latent_dim)
             v._extension.depthwise_norm(
@@ -363,7 +372,7 @@ class _Recorder:
             x = self._block(x, rows, i, rate, after=f"decoder.{i + 1}" + (".block.0" if i < blocks else ""))
             rows *= rate
         last = f"decoder.{blocks + 2}"
-        v._extension.convolve_to_sound(x, self._past(last, x, rows), v._slots, self._streams, rows, *w.sound, v._pcm)
+        v._extension.convolve_to_sound(x, self._past(last, x, rows), v._slots, self._streams, rows, *w.sound, v._place)
 
     def _buffer(self, name: str, rows: int, channels: int) -> Tensor:
         return self._v.room(name, self._streams * rows * _padded(channels))
@@ -399,12 +408,6 @@ class _Recorder:
         )  # fmt: skip
         return out if after is None else after
 
-    def _transformer(self, x: Tensor, rows: int) -> Tensor:
-        v, c = self._v, self._v._config
-        out = self._buffer("transformer out", rows, c.latent_dim)
-        v._extension.transform(x, out, v._layers, v._layer_sizes, self._streams, rows, c.rms_norm_eps)
-        return out
-
     def _block(self, x: Tensor, rows: int, i: int, rate: int, after: str) -> Tensor:
         """Transposed convolution and three residual units; `after`: the SnakeBeta behind them."""
         name = f"decoder.{i}"
@@ -438,10 +441,10 @@ class _Weights:
         self.blocks = transformer_blocks(c, self.codebook.device)
         self.matrices: dict[str, tuple[Tensor, Tensor]] = {}
         self.depthwise: list[tuple[Tensor, ...]] = []
-        self._convolution("pre_conv", "pre_conv.conv")
         self.layers = self._transformer(c)
         for i, ratio in enumerate(c.upsampling_ratios):
-            self._transposed(f"upsample.{i}", f"upsample.{i}.0.conv", ratio)
+            if i:  # the first is part of the transformer's last matrix
+                self._transposed(f"upsample.{i}", f"upsample.{i}.0.conv", ratio)
             name = f"upsample.{i}.1"
             kernel = w[f"{name}.dwconv.conv.weight"][:, 0].T
             parts = (kernel, w[f"{name}.dwconv.conv.bias"], w[f"{name}.norm.weight"], w[f"{name}.norm.bias"])
@@ -470,7 +473,13 @@ class _Weights:
             each = together * -(-len(matrix) // (together * self.blocks))
             stream.append(F.pad(matrix, (0, 0, 0, each * self.blocks - len(matrix))).flatten())
 
-        add(w[f"{name}.input_proj.weight"])
+        # Nothing but sums stands between the first convolution and the input's projection, nor between the output's and
+        # the first upsampling: each pair is one matrix, multiplied in fp64.
+        inner, bias = (w[f"{name}.input_proj.{n}"].double() for n in ("weight", "bias"))
+        taps = w["pre_conv.conv.weight"].double().permute(2, 0, 1)  # [3, latent, codebook_dim]
+        for tap in taps:
+            add((inner @ tap).float())
+        bias_in = (inner @ w["pre_conv.conv.bias"].double() + bias).float()
         for i in range(c.num_layers):
             layer = f"{name}.layers.{i}"
             norm, post = (w[f"{layer}.{n}_layernorm.weight"] for n in ("input", "post_attention"))
@@ -479,13 +488,16 @@ class _Weights:
             both = torch.stack([w[f"{layer}.mlp.{p}_proj.weight"] for p in ("gate", "up")], dim=1).flatten(0, 1)
             add(both * post, together=2)
             add(w[f"{layer}.mlp_layer_scale.scale"][:, None] * w[f"{layer}.mlp.down_proj.weight"])
-        add(w[f"{name}.output_proj.weight"] * w[f"{name}.norm.weight"])
+        up = w["upsample.0.0.conv.weight"].double().permute(2, 1, 0).flatten(0, 1)  # [ratio * latent, latent]
+        up_bias = w["upsample.0.0.conv.bias"].double().repeat(c.upsampling_ratios[0])
+        outer, bias = (w[f"{name}.output_proj.{n}"].double() for n in ("weight", "bias"))
+        add((up @ outer * w[f"{name}.norm.weight"]).float())
         half = c.head_dim // 2
         inv_freq = 1.0 / c.rope_theta ** (torch.arange(half, dtype=torch.float32) / half)
         return {
             "weights": torch.cat(stream),
-            "bias_in": w[f"{name}.input_proj.bias"],
-            "bias_out": w[f"{name}.output_proj.bias"],
+            "bias_in": bias_in,
+            "bias_out": (up @ bias + up_bias).float(),
             "inv_freq": inv_freq.to(self.codebook.device),
         }
 
