@@ -258,16 +258,80 @@ torch::Tensor project_text(const std::vector<int64_t>& ids, const torch::Tensor&
   return out;
 }
 
-// The matrix that `pack` put at `offset` bytes of every block's part of a ribbon uint8 [128][bytes], into out, bf16 [rows][k].
-void unpack(const torch::Tensor& ribbon, int64_t offset, int64_t block_rows, int64_t packet, const torch::Tensor& out) {
-  TORCH_CHECK(ribbon.is_cuda() && ribbon.is_contiguous() && ribbon.dim() == 2 && ribbon.scalar_type() == torch::kUInt8, "the ribbon must be uint8 [128][bytes]");
-  TORCH_CHECK(out.is_cuda() && out.is_contiguous() && out.dim() == 2 && out.scalar_type() == torch::kBFloat16, "out must be bf16 [rows][k]");
-  TORCH_CHECK(offset % 16 == 0 && offset + block_rows * out.size(1) * 2 <= ribbon.size(1), "the matrix does not lie in the ribbon");
+// ---- long prompts (prefill.py): every tensor contiguous on one GPU unless said
+template <class T>
+T* on_gpu(const torch::Tensor& t, torch::ScalarType dtype, int64_t at_least, const char* name) {
+  TORCH_CHECK(t.is_cuda() && t.is_contiguous() && t.scalar_type() == dtype && t.numel() >= at_least,
+              say(name, " must be a contiguous CUDA ", c10::toString(dtype), " tensor of at least ", at_least, " values, got ", t.toString(), " of ", t.numel()));
+  return reinterpret_cast<T*>(t.data_ptr());
+}
+qmk::bf16* halves(const torch::Tensor& t, int64_t at_least, const char* name) { return on_gpu<qmk::bf16>(t, torch::kBFloat16, at_least, name); }
+void check_launched(cudaError_t error, const char* what) { TORCH_CHECK(error == cudaSuccess, say(what, ": ", cudaGetErrorString(error))); }
+cudaStream_t stream_of(const torch::Tensor& t) { return c10::cuda::getCurrentCUDAStream(t.device().index()); }
+
+// The four matrices that `pack` put one behind the other at `start` bytes of every block's part of a ribbon uint8 [128][bytes],
+// each of sizes[i] bytes a block, into outs[i], bf16 [rows][k].
+void unpack(const torch::Tensor& ribbon, int64_t start, const std::vector<int64_t>& block_rows, const std::vector<int64_t>& packets,
+            const std::vector<int64_t>& sizes, const std::vector<torch::Tensor>& outs) {
+  TORCH_CHECK(ribbon.dim() == 2 && ribbon.size(0) == qmk::kBlocks, "the ribbon must be uint8 [128][bytes]");
+  TORCH_CHECK(outs.size() == qmk::kMatrices && block_rows.size() == outs.size() && packets.size() == outs.size() && sizes.size() == outs.size(), "four matrices");
   const c10::cuda::CUDAGuard guard(ribbon.device());
-  const qmk::Ribbon r{ribbon.data_ptr<uint8_t>() + offset, ribbon.size(1), static_cast<int>(out.size(0)), static_cast<int>(out.size(1)),
-                      static_cast<int>(block_rows), static_cast<int>(packet)};
-  const cudaError_t error = qmk::unpack(r, reinterpret_cast<uint32_t*>(out.data_ptr()), c10::cuda::getCurrentCUDAStream(ribbon.device().index()));
-  TORCH_CHECK(error == cudaSuccess, say("unpack: ", cudaGetErrorString(error)));
+  qmk::Ribbons all{};
+  all.block_bytes = ribbon.size(1);
+  const uint8_t* data = on_gpu<uint8_t>(ribbon, torch::kUInt8, 1, "the ribbon");
+  for (size_t i = 0; i < outs.size(); start += sizes[i], i++) {
+    const auto& out = outs[i];
+    TORCH_CHECK(out.dim() == 2 && start % 16 == 0 && block_rows[i] * out.size(1) * 2 <= sizes[i] && start + sizes[i] <= ribbon.size(1), "the matrix does not lie in the ribbon");
+    all.matrix[i] = {data + start, static_cast<int>(out.size(0)), static_cast<int>(out.size(1)), static_cast<int>(block_rows[i]),
+                     static_cast<int>(packets[i]), reinterpret_cast<uint32_t*>(halves(out, 1, "out"))};
+  }
+  check_launched(qmk::unpack(all, stream_of(ribbon)), "unpack");
+}
+
+void add_norm(const torch::Tensor& x, const c10::optional<torch::Tensor>& delta, const torch::Tensor& weight, double eps, const torch::Tensor& y) {
+  const c10::cuda::CUDAGuard guard(x.device());
+  const int64_t rows = x.size(0), hidden = x.size(1);
+  TORCH_CHECK(x.dim() == 2 && hidden % 2 == 0, "x must be [rows][hidden]");
+  check_launched(qmk::add_norm(on_gpu<float>(x, torch::kFloat32, 1, "x"), delta ? halves(*delta, rows * hidden, "delta") : nullptr, halves(weight, hidden, "weight"),
+                               static_cast<float>(eps), static_cast<int>(rows), static_cast<int>(hidden), halves(y, rows * hidden, "y"), stream_of(x)),
+                 "add_norm");
+}
+
+// kv: one layer's, a view [pages][2][kv_heads][page][128] whose pages lie apart.
+qmk::Heads heads(const torch::Tensor& kv, const torch::Tensor& at, const torch::Tensor& pages) {
+  TORCH_CHECK(kv.dim() == 5 && kv.size(1) == 2 && kv.size(4) == 128 && kv.is_cuda() && kv.scalar_type() == torch::kBFloat16 && kv[0].is_contiguous(),
+              "kv must be bf16 [pages][2][kv_heads][page][128]");
+  qmk::Heads p{};
+  p.rows = static_cast<int>(at.numel());
+  p.at = on_gpu<int64_t>(at, torch::kInt64, 1, "at"), p.pages = on_gpu<int64_t>(pages, torch::kInt64, 1, "pages");
+  p.kv = reinterpret_cast<qmk::bf16*>(kv.data_ptr()), p.page_stride = kv.stride(0);
+  p.kv_heads = static_cast<int>(kv.size(2)), p.page = static_cast<int>(kv.size(3));
+  return p;
+}
+void place_heads(const torch::Tensor& qkv, const torch::Tensor& q_norm, const torch::Tensor& k_norm, const torch::Tensor& cos, const torch::Tensor& sin,
+                 const torch::Tensor& kv, const torch::Tensor& at, const torch::Tensor& pages, double eps, const torch::Tensor& q) {
+  const c10::cuda::CUDAGuard guard(qkv.device());
+  qmk::Heads p = heads(kv, at, pages);
+  TORCH_CHECK(q.dim() == 3 && q.size(1) == p.rows && q.size(2) == 128, "q must be [heads][rows][128]");
+  p.heads = static_cast<int>(q.size(0)), p.eps = static_cast<float>(eps);
+  p.qkv = halves(qkv, static_cast<int64_t>(p.rows) * (p.heads + 2 * p.kv_heads) * 128, "qkv"), p.q = halves(q, 1, "q");
+  p.q_norm = halves(q_norm, 128, "q_norm"), p.k_norm = halves(k_norm, 128, "k_norm");
+  p.cos = on_gpu<float>(cos, torch::kFloat32, 64, "cos"), p.sin = on_gpu<float>(sin, torch::kFloat32, 64, "sin");
+  check_launched(qmk::place_heads(p, stream_of(qkv)), "place_heads");
+}
+// keys, values: [heads][length][128].
+void gather(const torch::Tensor& kv, const torch::Tensor& at, const torch::Tensor& pages, const torch::Tensor& keys, const torch::Tensor& values) {
+  const c10::cuda::CUDAGuard guard(kv.device());
+  qmk::Heads p = heads(kv, at, pages);
+  TORCH_CHECK(keys.dim() == 3 && keys.size(2) == 128 && keys.size(0) % p.kv_heads == 0 && keys.sizes() == values.sizes(), "keys and values must be [heads][length][128]");
+  TORCH_CHECK(keys.size(1) <= pages.numel() * p.page, "the slot has fewer positions");
+  p.heads = static_cast<int>(keys.size(0));
+  check_launched(qmk::gather(p, static_cast<int>(keys.size(1)), halves(keys, 1, "keys"), halves(values, 1, "values"), stream_of(kv)), "gather");
+}
+// both: (gate, up), alternating.
+void gate(const torch::Tensor& both, const torch::Tensor& out) {
+  const c10::cuda::CUDAGuard guard(both.device());
+  check_launched(qmk::gate(halves(both, 2 * out.numel(), "both"), out.numel(), halves(out, 1, "out"), stream_of(both)), "gate");
 }
 
 }  // namespace
@@ -278,6 +342,10 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   bind_vocoder(m);
   m.def("project_text", &project_text);
   m.def("unpack", &unpack);
+  m.def("add_norm", &add_norm);
+  m.def("place_heads", &place_heads);
+  m.def("gather", &gather);
+  m.def("gate", &gate);
   using Free = pybind11::call_guard<pybind11::gil_scoped_release>;
   m.attr("COLUMNS") = qmk::kColumns;
   m.attr("FRAME_KV_SHARED") = qmk::kFrameKvShared;

@@ -26,7 +26,7 @@ BLOCKS = 128
 SOURCES = (
     "frame.cu",
     "text.cu",
-    "unpack.cu",
+    "prefill.cu",
     "vocoder.cu",
     "vocoder_layers.cu",
     "bindings.cpp",

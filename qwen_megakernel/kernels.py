@@ -97,7 +97,7 @@ def compile_for(nvcc: str, arch: str) -> tuple[dict[int, Compiled], dict[int, La
         # These fit anywhere; that they compile is all there is to know. The last takes a minute: where it is run, and
         # for the oldest target.
         slow = ["vocoder_layers"] if arch in (*RUN_ON, next(iter(TARGETS))) else []
-        for name in ["text", "unpack", "vocoder", *slow]:
+        for name in ["prefill", "text", "vocoder", *slow]:
             source = source_folder() / f"{name}.cu"
             _compile([nvcc, *FLAGS, f"-arch=sm_{arch}", "-c", "-o", Path(folder) / f"{name}.o", source], arch)
         printed = subprocess.run([program], capture_output=True, text=True, check=True)

@@ -1,7 +1,7 @@
 """PagedPrefill: keys and values of long prompts, many rows at a time, through cuBLAS under CUDA graphs.
 
 The persistent kernel takes 8 rows of a prompt in 0.48 ms and is the fastest there is for a few sentences. Then it pays
-to lay its weights out plainly again, layer by layer (csrc/unpack.cu: they are not kept twice), for products of many
+to lay its weights out plainly again, layer by layer (csrc/prefill.cu: they are not kept twice), for products of many
 rows. Arithmetic as the kernel's: bf16 products, everything between them and the residual in fp32.
 """
 
@@ -47,10 +47,10 @@ class PagedPrefill:
             page: positions of a page.
             pages: of a slot, which lie one after the other.
         """
-        self._extension, self._config, self._page = extension, config, page
+        self._extension, self._config = extension, config
         self._w = {name.removeprefix("talker."): t for name, t in buffers.items() if name.startswith("talker.")}
-        self._kv, self._places = buffers["kv"], places
-        self._layer_bytes = sum(size for *_, size in places)
+        self._kv = buffers["kv"]
+        self._block_rows, self._packets, self._sizes = (list(column) for column in list(zip(*places, strict=True))[2:])
         device = self._kv.device
         self._plain = {name: torch.empty(shape, dtype=torch.bfloat16, device=device) for name, shape, *_ in places}
         self._rows = torch.zeros(MOST, config.hidden_size, device=device)
@@ -86,37 +86,35 @@ class PagedPrefill:
             position += n
 
     def _layers(self, rows: int, length: int) -> None:
-        c, w, x, at = self._config, self._w, self._rows[:rows], self._at[:rows]
-        page, offset, seen = self._pages[at // self._page], at % self._page, self._pages[: -(-length // self._page)]
-        keys_at = torch.arange(len(seen) * self._page, device=x.device)
-        mask = torch.zeros(rows, len(keys_at), dtype=torch.bfloat16, device=x.device)
-        mask.masked_fill_(keys_at > at[:, None], float("-inf"))
-        stale = (keys_at > at[-1])[:, None]  # what another stream left there may be no number
-        turn = [w[f"rope_{name}"][at][:, None] for name in ("cos", "sin")]
+        c, w, e, x, at = self._config, self._w, self._extension, self._rows[:rows], self._at[:rows]
+
+        def halves(*shape: int) -> Tensor:
+            return torch.empty(shape, dtype=torch.bfloat16, device=x.device)
+
+        y, q = halves(rows, c.hidden_size), halves(c.num_heads, rows, c.head_dim)
+        keys, values = (halves(c.num_heads, length, c.head_dim) for _ in range(2))
+        gated = halves(rows, self._plain["down"].shape[1])
+        mask = torch.zeros(rows, length, dtype=torch.bfloat16, device=x.device)
+        mask.masked_fill_(torch.arange(length, device=x.device) > at[:, None], float("-inf"))
+        delta = None
         for i in range(c.num_layers):
-            start = i * self._layer_bytes
-            for name, _, block_rows, packet, size in self._places:
-                self._extension.unpack(w["ribbon"], start, block_rows, packet, self._plain[name])
-                start += size
-            qkv = F.linear(self._normed(x, w["input_norm"][i]), self._plain["qkv"]).float()
-            q, k, v = qkv.unflatten(1, (-1, c.head_dim)).split([c.num_heads, c.num_kv_heads, c.num_kv_heads], dim=1)
-            kv = self._kv[:, i]
-            kv[:, 0][page, :, offset] = self._turned(k, w["k_norm"][i], *turn).bfloat16()
-            kv[:, 1][page, :, offset] = v.bfloat16()
+            e.unpack(
+                w["ribbon"],
+                i * sum(self._sizes),
+                self._block_rows,
+                self._packets,
+                self._sizes,
+                list(self._plain.values()),
+            )
+            e.add_norm(x, delta, w["input_norm"][i], c.rms_norm_eps, y)
+            qkv, kv = F.linear(y, self._plain["qkv"]), self._kv[:, i]
+            turn = (w["rope_cos"], w["rope_sin"])
+            e.place_heads(qkv, w["q_norm"][i], w["k_norm"][i], *turn, kv, at, self._pages, c.rms_norm_eps, q)
             if i + 1 == c.num_layers:
                 return
-            k, v = kv[seen].permute(1, 2, 0, 3, 4).flatten(2, 3).masked_fill_(stale, 0)  # [kv heads, length, head_dim]
-            q = self._turned(q, w["q_norm"][i], *turn).bfloat16().transpose(0, 1)
-            y = F.scaled_dot_product_attention(q[None], k[None], v[None], attn_mask=mask, enable_gqa=True)
-            x = x + F.linear(y[0].transpose(0, 1).flatten(1), self._plain["o"])
-            both = F.linear(self._normed(x, w["post_norm"][i]), self._plain["gate_up"])
-            gate, up = both.float().unflatten(1, (-1, 2)).unbind(2)
-            x = x + F.linear((F.silu(gate) * up).bfloat16(), self._plain["down"])
-
-    def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
-        return (F.rms_norm(x, x.shape[-1:], None, self._config.rms_norm_eps) * weight).bfloat16()
-
-    def _turned(self, x: Tensor, norm: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """[rows, heads, head_dim], each head normed and rotated, in fp32."""
-        left, right = (F.rms_norm(x, x.shape[-1:], None, self._config.rms_norm_eps) * norm).chunk(2, dim=-1)
-        return torch.cat([left * cos - right * sin, right * cos + left * sin], dim=-1)
+            e.gather(kv, at, self._pages, keys, values)
+            mixed = F.scaled_dot_product_attention(q[None], keys[None], values[None], attn_mask=mask)
+            delta = F.linear(mixed[0].transpose(0, 1).flatten(1), self._plain["o"])
+            e.add_norm(x, delta, w["post_norm"][i], c.rms_norm_eps, y)
+            e.gate(F.linear(y, self._plain["gate_up"]), gated)
+            delta = F.linear(gated, self._plain["down"])

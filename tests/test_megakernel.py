@@ -301,10 +301,9 @@ def test_matrices_come_out_of_a_ribbon_as_they_went_in(model):
     listed, layer = places(stack), f"talker.model.layers.{stack.num_layers - 1}"
     start = ribbon.shape[1] - sum(size for *_, size in listed)
     assert ribbon.shape[1] == stack.num_layers * sum(size for *_, size in listed)
-    for name, shape, rows, packet, size in listed:
-        out = torch.full(shape, torch.nan, dtype=torch.bfloat16, device=GPU)
-        load_extension(GPU).unpack(ribbon, start, rows, packet, out)
-        start += size
+    outs = [torch.full(shape, torch.nan, dtype=torch.bfloat16, device=GPU) for _, shape, *_ in listed]
+    load_extension(GPU).unpack(ribbon, start, *([place[i] for place in listed] for i in (2, 3, 4)), outs)
+    for (name, shape, *_), out in zip(listed, outs, strict=True):
         if name == "qkv":
             expected = torch.cat([tensors[f"{layer}.self_attn.{n}_proj.weight"] for n in "qkv"])
         elif name == "gate_up":

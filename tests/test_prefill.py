@@ -15,6 +15,48 @@ from qwen_megakernel.transformer import KVCache, Transformer
 PAGES = 10
 
 
+class Extension:
+    """What csrc/prefill.cu computes, in PyTorch. Its matrices come from the checkpoint."""
+
+    def __init__(self, plain: dict[int, torch.Tensor]):
+        self.plain = plain  # by their place in the ribbon
+
+    def unpack(self, ribbon, start, block_rows, packets, sizes, outs):
+        for size, out in zip(sizes, outs, strict=True):
+            out.copy_(self.plain[start])
+            start += size
+
+    @staticmethod
+    def add_norm(x, delta, weight, eps, y):
+        x += 0 if delta is None else delta
+        y.copy_(F.rms_norm(x, x.shape[-1:], None, eps) * weight)
+
+    @staticmethod
+    def place_heads(qkv, q_norm, k_norm, cos, sin, kv, at, pages, eps, q):
+        def turned(x, norm):
+            left, right = (F.rms_norm(x.float(), x.shape[-1:], None, eps) * norm).chunk(2, dim=-1)
+            c, s = cos[at][:, None], sin[at][:, None]
+            return torch.cat([left * c - right * s, right * c + left * s], dim=-1).bfloat16()
+
+        parts = qkv.unflatten(1, (-1, q.shape[2])).split([len(q), kv.shape[2], kv.shape[2]], dim=1)
+        q.copy_(turned(parts[0], q_norm).transpose(0, 1))
+        page, offset = pages[at // kv.shape[3]], at % kv.shape[3]
+        kv[:, 0][page, :, offset], kv[:, 1][page, :, offset] = turned(parts[1], k_norm), parts[2]
+
+    @staticmethod
+    def gather(kv, at, pages, keys, values):
+        count = keys.shape[1] // kv.shape[3]
+        for to, which in ((keys, 0), (values, 1)):
+            heads = kv[pages[:count], which].transpose(0, 1).flatten(1, 2)
+            to.copy_(heads.repeat_interleave(len(to) // len(heads), dim=0))
+            to[:, int(at[-1]) + 1 :] = 0
+
+    @staticmethod
+    def gate(both, out):
+        gate, up = both.float().unflatten(1, (-1, 2)).unbind(2)
+        out.copy_(F.silu(gate) * up)
+
+
 @pytest.fixture(scope="module")
 def talker():
     checkpoint = Checkpoint.open("demo")
@@ -23,7 +65,7 @@ def talker():
 
 @pytest.fixture
 def paged(talker, monkeypatch):
-    """Its matrices come from the checkpoint; that a ribbon gives them back is a test of its own, on a GPU."""
+    """That the kernels compute what stands in for them is shown on a GPU (test_megakernel.py)."""
     stack, tensors = talker
     plain, at, wider = {}, 0, padded_mlp(stack) - stack.intermediate_size
     for i in range(stack.num_layers):
@@ -44,7 +86,7 @@ def paged(talker, monkeypatch):
     monkeypatch.setattr(prefill, "capture", lambda step, pool: SimpleNamespace(replay=step))
     monkeypatch.setattr(prefill, "capturing", lambda device: nullcontext())
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
-    extension = SimpleNamespace(unpack=lambda ribbon, start, rows, packet, out: out.copy_(plain[start]))
+    extension = Extension(plain)
     kv = torch.zeros(3 * PAGES, stack.num_layers, 2, stack.num_kv_heads, PAGE, stack.head_dim, dtype=torch.bfloat16)
     buffers = {f"talker.{name}": tensor for name, tensor in packed.items()} | {"kv": kv}
     return prefill.PagedPrefill(extension, stack, buffers, places(stack), page=PAGE, pages=PAGES), kv
