@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from qwen_megakernel.build import BLOCKS, FLAGS, NO_NVCC, RUN_ON, TARGETS, Target, find_nvcc, source_folder
+from qwen_megakernel.build import BLOCKS, FLAGS, NO_NVCC, TARGETS, Target, find_nvcc, source_folder
 from qwen_megakernel.errors import BackendError
 
 MODELS = {256: "demo", 1024: "0.6B", 2048: "1.7B"}
@@ -94,10 +94,8 @@ def compile_for(nvcc: str, arch: str) -> tuple[dict[int, Compiled], dict[int, La
         source = source_folder() / "footprint.cu"
         command = [nvcc, *FLAGS, *TARGETS[arch].defines, f"-arch=sm_{arch}", "-Xptxas", "-v", "-o", program, source]
         compiled = _compile(command, arch)
-        # These fit anywhere; that they compile is all there is to know. The last takes a minute: where it is run, and
-        # for the oldest target.
-        slow = ["vocoder_layers"] if arch in (*RUN_ON, next(iter(TARGETS))) else []
-        for name in ["prefill", "text", "vocoder", *slow]:
+        # These fit anywhere; that they compile is all there is to know.
+        for name in ["prefill", "text", "vocoder", "vocoder_layers"]:
             source = source_folder() / f"{name}.cu"
             _compile([nvcc, *FLAGS, f"-arch=sm_{arch}", "-c", "-o", Path(folder) / f"{name}.o", source], arch)
         printed = subprocess.run([program], capture_output=True, text=True, check=True)

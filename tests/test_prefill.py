@@ -93,7 +93,7 @@ def paged(talker, monkeypatch):
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("position, rows", [(0, 96), (0, 300), (9, 129), (130, 256), (0, PAGES * PAGE)])
+@pytest.mark.parametrize("position, rows", [(0, 48), (0, 300), (9, 129), (130, 256), (0, PAGES * PAGE)])
 def test_pages_hold_the_keys_and_values_of_the_plain_transformer(talker, paged, position, rows):
     """Within bf16, in a slot where somebody left no numbers, whose neighbours keep what they have."""
     (stack, tensors), (many, kv) = talker, paged
