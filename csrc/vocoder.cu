@@ -403,11 +403,11 @@ __global__ void __launch_bounds__(256) convolve_to_sound_kernel(const History in
   if (threadIdx.x < 32 && mine < in.streams * in.rows) to[mine] = sound[threadIdx.x];
 }
 
-__global__ void __launch_bounds__(128) keep_histories_kernel(const Kept* histories, const int* slots, int64_t* position, int frames) {
+__global__ void __launch_bounds__(128) keep_histories_kernel(const __grid_constant__ Kept p) {
   wait_for_previous();
-  const Kept h = histories[blockIdx.x];
-  const int stream = blockIdx.z, slot = slots[stream], c = blockIdx.y * 128 + threadIdx.x;
-  if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) position[slot] += frames;
+  const auto& h = p.of[blockIdx.x];
+  const int stream = blockIdx.z, slot = p.slots[stream], c = blockIdx.y * 128 + threadIdx.x;
+  if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) p.position[slot] += p.positions;
   if (c >= h.channels) return;
   float* past = h.past + static_cast<int64_t>(slot) * h.stride + c;
   const float* fresh = h.fresh + static_cast<int64_t>(stream) * h.rows * h.channels + c;
@@ -463,8 +463,8 @@ cudaError_t convolve_to_sound(const History& in, const float* weight, const floa
   return launch_after(convolve_to_sound_kernel, dim3((in.streams * in.rows * 8 + 255) / 256), 256, 0, stream, 1, in, weight, bias, out);
 }
 
-cudaError_t keep_histories(const Kept* histories, int count, int widest, const int* slots, int64_t* position, int streams, int frames, cudaStream_t stream) {
-  return launch_after(keep_histories_kernel, dim3(count, (widest + 127) / 128, streams), 128, 0, stream, 1, histories, slots, position, frames);
+cudaError_t keep_histories(const Kept& p, cudaStream_t stream) {
+  return launch_after(keep_histories_kernel, dim3(p.count, (p.widest + 127) / 128, p.streams), 128, 0, stream, 1, p);
 }
 
 }  // namespace qmk

@@ -89,12 +89,17 @@ cudaError_t transform(const Layers&, cudaStream_t);
 // The last convolution: 7 taps, one channel out, clamped to -1..1; *out: where the PCM goes.
 cudaError_t convolve_to_sound(const History& in, const float* weight /*[7][channels]*/, const float* bias, float* const* out, cudaStream_t);
 
-// Every history's newest rows become its past; positions go on by `rows`.
+// The newest rows of some histories become their past; positions go on by `positions`.
 struct Kept {
-  const float* fresh;
-  float* past;
-  int32_t rows, kept, channels, stride;
+  struct {
+    const float* fresh;
+    float* past;
+    int32_t rows, kept, channels, stride;
+  } of[8];
+  int count, widest, streams, positions;
+  const int* slots;
+  int64_t* position;
 };
-cudaError_t keep_histories(const Kept* histories, int count, int widest, const int* slots, int64_t* position, int streams, int frames, cudaStream_t);
+cudaError_t keep_histories(const Kept&, cudaStream_t);
 
 }  // namespace qmk

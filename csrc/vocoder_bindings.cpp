@@ -130,21 +130,20 @@ void convolve_to_sound(const Tensor& fresh, const Tensor& past, const Tensor& sl
                                data(bias, 1, "bias"), cell(place), stream_of(fresh)));
 }
 
-// (fresh, past, rows) of every history, as bytes on the device for keep_histories.
-Tensor list_histories(const std::vector<std::tuple<Tensor, Tensor, int64_t>>& histories) {
-  Tensor list = torch::empty({static_cast<int64_t>(histories.size() * sizeof(qmk::Kept))}, torch::kUInt8);
-  auto* kept = reinterpret_cast<qmk::Kept*>(list.data_ptr<uint8_t>());
-  for (const auto& [fresh, past, rows] : histories)
-    *kept++ = {data(fresh, 1, "fresh"), of_slots(past, "past"), static_cast<int32_t>(rows), static_cast<int32_t>(past.size(1)),
-               static_cast<int32_t>(past.size(2)), static_cast<int32_t>(past.stride(0))};
-  return list.to(std::get<0>(histories.at(0)).device());
-}
-
-void keep_histories(const Tensor& list, int64_t widest, const Tensor& slots, const Tensor& position, int64_t streams, int64_t frames) {
-  const c10::cuda::CUDAGuard guard(list.device());
-  check(qmk::keep_histories(reinterpret_cast<const qmk::Kept*>(data<uint8_t>(list, 1, "list")),
-                            static_cast<int>(list.numel() / sizeof(qmk::Kept)), static_cast<int>(widest), data<int>(slots, streams, "slots"),
-                            data<int64_t>(position, 1, "position"), static_cast<int>(streams), static_cast<int>(frames), stream_of(list)));
+// histories: (fresh, past, rows).
+void keep_histories(const std::vector<std::tuple<Tensor, Tensor, int64_t>>& histories, const Tensor& slots, const Tensor& position,
+                    int64_t streams, int64_t positions) {
+  const c10::cuda::CUDAGuard guard(slots.device());
+  qmk::Kept p{};
+  TORCH_CHECK(!histories.empty() && histories.size() <= std::size(p.of), say("1 to ", std::size(p.of), " histories, got ", histories.size()));
+  for (const auto& [fresh, past, rows] : histories) {
+    p.of[p.count++] = {data(fresh, 1, "fresh"), of_slots(past, "past"), static_cast<int32_t>(rows), static_cast<int32_t>(past.size(1)),
+                       static_cast<int32_t>(past.size(2)), static_cast<int32_t>(past.stride(0))};
+    p.widest = std::max(p.widest, static_cast<int>(past.size(2)));
+  }
+  p.streams = static_cast<int>(streams), p.positions = static_cast<int>(positions);
+  p.slots = data<int>(slots, streams, "slots"), p.position = data<int64_t>(position, 1, "position");
+  check(qmk::keep_histories(p, stream_of(slots)));
 }
 
 // A push of some streams and frames, recorded from the current stream.
@@ -177,14 +176,11 @@ class Recording {
     cudaGraph_t recorded = nullptr;
     if (cudaStreamEndCapture(c10::cuda::getCurrentCUDAStream(device_.index()), &recorded) == cudaSuccess) cudaGraphDestroy(recorded);
   }
-  // What the recorded kernels read lives as long as they.
-  void keep(const Tensor& read) { kept_ = read; }
   void launch(cudaStream_t stream) const { check(cudaGraphLaunch(graph_, stream)); }
 
  private:
   c10::Device device_;
   cudaGraphExec_t graph_ = nullptr;
-  Tensor kept_;
 };
 
 // Pushes on their way: what they are told goes with a launch, PCM comes back into pinned memory, so that several may be
@@ -277,13 +273,11 @@ void bind_vocoder(pybind11::module_& m) {
   m.def("depthwise_norm", &depthwise_norm);
   m.def("transform", &transform);
   m.def("convolve_to_sound", &convolve_to_sound);
-  m.def("list_histories", &list_histories);
   m.def("keep_histories", &keep_histories);
   pybind11::class_<Recording>(m, "Recording")
       .def(pybind11::init([](const Tensor& on) { return std::make_unique<Recording>(on.device()); }))
       .def("end", &Recording::end)
-      .def("abandon", &Recording::abandon)
-      .def("keep", &Recording::keep);
+      .def("abandon", &Recording::abandon);
   pybind11::class_<Pushes>(m, "Pushes")
       .def(pybind11::init<const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, int64_t>())
       .def("launch", pybind11::overload_cast<const Recording&, const std::vector<int64_t>&, const Tensor&, bool>(&Pushes::launch))

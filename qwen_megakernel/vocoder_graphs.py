@@ -102,8 +102,9 @@ class GraphVocoder:
         """
         self.slots, self.groups = slots, config.num_quantizers
         self._extension, self._config, self._exact = extension, config, exact
-        self._w = _Weights(config, {name.removeprefix("decoder."): tensor for name, tensor in tensors.items()})
-        self._device = self._w.codebook.device
+        self._device = next(iter(tensors.values())).device
+        with capturing(self._device):  # cuBLAS, which this needs, keeps 32 MB for every stream it has seen
+            self._w = _Weights(config, {name.removeprefix("decoder."): tensor for name, tensor in tensors.items()})
         self._recent_codes = recent_codes
         shapes = self._state_shapes()
         sizes = [math.prod(shape) for shape in shapes.values()]
@@ -319,7 +320,6 @@ class _Recorder:
 
     def __init__(self, vocoder: GraphVocoder, streams: int, frames: int, *, skim: bool = False):
         self._v, self._streams, self._frames, self._skim = vocoder, streams, frames, skim
-        self._listed: Tensor | None = None
 
     def record(self):
         """The recording, for `Pushes`."""
@@ -333,7 +333,6 @@ class _Recorder:
                 recording.abandon()
                 raise
             recording.end()
-        recording.keep(self._listed)
         return recording
 
     def _run(self) -> None:
@@ -347,10 +346,7 @@ class _Recorder:
         )
         if not self._skim:
             self._sound(x, rows)
-        if self._listed is None:
-            self._listed = v._extension.list_histories(self._histories)
-        widest = max(past.shape[2] for _, past, _ in self._histories)
-        v._extension.keep_histories(self._listed, widest, v._slots, v._position, self._streams, self._frames)
+        self._keep(self._frames)
 
     def _sound(self, x: Tensor, rows: int) -> None:
         v, c, w = self._v, self._v._config, self._v._w
@@ -365,14 +361,21 @@ class _Recorder:
             y = self._convolve(y, rows, f"upsample.{i}.pwconv1", activated="wide", activation=_GELU)
             x = self._convolve(y, rows, f"upsample.{i}.pwconv2", residual=x, out=f"decoder.{i} in")
         x = self._convolve(
-            x, rows, "decoder.0", keep="decoder.0", activated="decoder.1.up in", snake="decoder.1.block.0"
+            x, rows, "decoder.0", keep="decoder.0", activated="between.0", snake="decoder.1.block.0"
         )
         blocks = len(c.upsample_rates)
         for i, rate in enumerate(c.upsample_rates, start=1):
             x = self._block(x, rows, i, rate, after=f"decoder.{i + 1}" + (".block.0" if i < blocks else ""))
             rows *= rate
+            self._keep()
         last = f"decoder.{blocks + 2}"
         v._extension.convolve_to_sound(x, self._past(last, x, rows), v._slots, self._streams, rows, *w.sound, v._place)
+
+    def _keep(self, positions: int = 0) -> None:
+        """The newest rows of the histories since the last call become their past, so that buffers can be used again."""
+        v = self._v
+        v._extension.keep_histories(self._histories, v._slots, v._position, self._streams, positions)
+        self._histories = []
 
     def _buffer(self, name: str, rows: int, channels: int) -> Tensor:
         return self._v.room(name, self._streams * rows * _padded(channels))
@@ -414,7 +417,7 @@ class _Recorder:
         out_values = self._streams * rows * self._v._w.matrices[f"{name}.up"][0].shape[2]
         stream = self._v.room("stream", out_values)
         x = self._convolve(
-            x, rows, f"{name}.up", keep=f"{name}.up", out=stream, activated=f"{name}.2 in", snake=f"{name}.block.2.act1"
+            x, rows, f"{name}.up", keep=f"{name}.up", out=stream, activated="unit.2 in", snake=f"{name}.block.2.act1"
         )
         rows *= rate
         for unit, dilation in enumerate(DILATIONS, start=2):
@@ -423,9 +426,10 @@ class _Recorder:
                 snake=f"{name}.block.{unit}.act2",
             )  # fmt: skip
             last = unit == len(DILATIONS) + 1
+            following = f"between.{i % 2}" if last else f"unit.{unit + 1} in"
             x = self._convolve(
                 y, rows, f"{name}.{unit}.conv2", residual=stream, out=None if last else stream,
-                activated=f"{name}.{unit + 1} in", snake=after if last else f"{name}.block.{unit + 1}.act1",
+                activated=following, snake=after if last else f"{name}.block.{unit + 1}.act1",
             )  # fmt: skip
         return x
 

@@ -282,7 +282,7 @@ def test_a_call_does_not_notice_another_calls_interruption(engine):
         return await asyncio.gather(one, other)
 
     _, (down, _) = asyncio.run(both())
-    assert np.array_equal(pcm(down), samples_of(alone))
+    assert np.abs(pcm(down).astype(int) - samples_of(alone)).max() <= 1
     wait_free(engine)
 
 
