@@ -12,6 +12,7 @@ from types import ModuleType
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from qwen_megakernel.config import StackConfig
 from qwen_megakernel.frame_graphs import attended, capture, capturing
@@ -23,6 +24,10 @@ MOST = 256
 """Rows of a graph, at most."""
 
 _ROWS = (128, MOST)
+_ATTENTION = [
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.MATH,
+]  # the first where it is, on GPUs: nothing is built at load
 
 
 class PagedPrefill:
@@ -112,7 +117,8 @@ class PagedPrefill:
             if i + 1 == c.num_layers:
                 return
             e.gather(kv, at, self._pages, keys, values)
-            mixed = F.scaled_dot_product_attention(q[None], keys[None], values[None], attn_mask=mask)
+            with sdpa_kernel(_ATTENTION):
+                mixed = F.scaled_dot_product_attention(q[None], keys[None], values[None], attn_mask=mask)
             delta = F.linear(mixed[0].transpose(0, 1).flatten(1), self._plain["o"])
             e.add_norm(x, delta, w["post_norm"][i], c.rms_norm_eps, y)
             e.gate(F.linear(y, self._plain["gate_up"]), gated)

@@ -121,7 +121,7 @@ class GraphVocoder:
         self._fault = torch.zeros(1, dtype=torch.int32, pin_memory=True)
         self._layers, self._layer_sizes = self._make_layers()
         self._queued = 0
-        self._room: dict[str, Tensor] = {}  # the graphs run one after the other and share it
+        self._rooms: list[Tensor] = []  # the last of them is the largest
         self._graphs = {}  # (streams, frames) -> recording
         self._skims = {}  # frames -> recording of a push of one stream that ends behind the transformer
         with torch.cuda.device(self._device):
@@ -159,7 +159,7 @@ class GraphVocoder:
     def weight_bytes(self) -> int:
         """Memory of the weights, and of what lies between the layers of a push."""
         w = self._w
-        tensors = [w.codebook, w.layers["weights"], *self._room.values(), *(m for m, _ in w.matrices.values())]
+        tensors = [w.codebook, w.layers["weights"], *self._rooms, *(m for m, _ in w.matrices.values())]
         return sum(t.nbytes for t in tensors)
 
     @property
@@ -308,11 +308,12 @@ class GraphVocoder:
         sizes |= {"hidden": c.hidden_size, "window": c.sliding_window}
         return tensors, sizes | {"intermediate": c.intermediate_size, "spin_limit": SPIN_LIMIT}
 
-    def room(self, name: str, values: int) -> Tensor:
-        """A buffer of at least so many values, one for each name."""
-        if name not in self._room or self._room[name].numel() < values:
-            self._room[name] = torch.empty(values, device=self._device)
-        return self._room[name]
+    def make_room(self, sizes: Mapping[str, int]) -> dict[str, Tensor]:
+        """Buffers of so many values. The graphs share them, because they run one after the other."""
+        each = [-(-size // 64) * 64 for size in sizes.values()]  # 256 bytes: as torch aligns its own
+        if not self._rooms or self._rooms[-1].numel() < sum(each):
+            self._rooms.append(torch.empty(sum(each), device=self._device))
+        return dict(zip(sizes, self._rooms[-1][: sum(each)].split(each), strict=True))
 
 
 class _Recorder:
@@ -320,12 +321,17 @@ class _Recorder:
 
     def __init__(self, vocoder: GraphVocoder, streams: int, frames: int, *, skim: bool = False):
         self._v, self._streams, self._frames, self._skim = vocoder, streams, frames, skim
+        # Buffers of all blocks at once are 6 MB a frame, with histories kept once, at the end. To keep them after every
+        # block, so that the next has the same buffers, takes 6 us each: too much for a frame alone, little for many.
+        self._sparing = streams * frames > _MOST // 2
+        self._buffers: dict[str, Tensor] = {}
 
     def record(self):
         """The recording, for `Pushes`."""
         with capturing(self._v._device):
-            self._run()  # outside of a recording first: buffers are made, kernels loaded
+            self._run()  # outside of a recording first: kernels are loaded, and it is seen which buffers it takes
             torch.cuda.current_stream().synchronize()
+            self._buffers = self._v.make_room({name: buffer.numel() for name, buffer in self._buffers.items()})
             recording = self._v._extension.Recording(self._v._slots)
             try:
                 self._run()
@@ -339,7 +345,7 @@ class _Recorder:
         v, c, rows = self._v, self._v._config, self._frames
         self._histories: list[tuple[Tensor, Tensor, int]] = []
         # Through the first convolution, the transformer and the first upsampling.
-        x = self._buffer("upsample.0 out", rows * c.upsampling_ratios[0], c.latent_dim)
+        x = self._buffer("upsample.0 out", self._streams * rows * c.upsampling_ratios[0] * _padded(c.latent_dim))
         past = self._past("pre_conv", v._embedding, rows)
         v._extension.transform(
             v._embedding, past, v._slots, self._streams, rows, x, v._layers, v._layer_sizes, c.rms_norm_eps
@@ -354,20 +360,19 @@ class _Recorder:
             if i:
                 x = self._convolve(x, rows, f"upsample.{i}", out=f"upsample.{i} out")
             rows *= ratio
-            y = self._buffer("normed", rows, c.latent_dim)
+            y = self._buffer("normed", self._streams * rows * _padded(c.latent_dim))
             v._extension.depthwise_norm(
                 x, self._past(f"upsample.{i}", x, rows), v._slots, self._streams, rows, *w.depthwise[i], 1e-6, y
             )
             y = self._convolve(y, rows, f"upsample.{i}.pwconv1", activated="wide", activation=_GELU)
             x = self._convolve(y, rows, f"upsample.{i}.pwconv2", residual=x, out=f"decoder.{i} in")
-        x = self._convolve(
-            x, rows, "decoder.0", keep="decoder.0", activated="between.0", snake="decoder.1.block.0"
-        )
+        x = self._convolve(x, rows, "decoder.0", keep="decoder.0", activated="between.0", snake="decoder.1.block.0")
         blocks = len(c.upsample_rates)
         for i, rate in enumerate(c.upsample_rates, start=1):
             x = self._block(x, rows, i, rate, after=f"decoder.{i + 1}" + (".block.0" if i < blocks else ""))
             rows *= rate
-            self._keep()
+            if self._sparing:
+                self._keep()
         last = f"decoder.{blocks + 2}"
         v._extension.convolve_to_sound(x, self._past(last, x, rows), v._slots, self._streams, rows, *w.sound, v._place)
 
@@ -377,8 +382,11 @@ class _Recorder:
         v._extension.keep_histories(self._histories, v._slots, v._position, self._streams, positions)
         self._histories = []
 
-    def _buffer(self, name: str, rows: int, channels: int) -> Tensor:
-        return self._v.room(name, self._streams * rows * _padded(channels))
+    def _buffer(self, name: str, values: int) -> Tensor:
+        """Of at least so many values, one for each name."""
+        if name not in self._buffers or self._buffers[name].numel() < values:
+            self._buffers[name] = torch.empty(values, device=self._v._device)
+        return self._buffers[name]
 
     def _past(self, name: str, fresh: Tensor, rows: int) -> Tensor:
         self._histories.append((fresh, self._v._state[name], rows))
@@ -402,8 +410,8 @@ class _Recorder:
         v, (weight, bias) = self._v, self._v._w.matrices[name]
         values = self._streams * rows * weight.shape[2]
         if isinstance(out, str):
-            out = v.room(out, values)
-        after = v.room(activated, values) if activated else None
+            out = self._buffer(out, values)
+        after = self._buffer(activated, values) if activated else None
         frequency, scale = v._w.snakes[snake] if snake else (None, None)
         v._extension.convolve(
             x, self._past(keep, x, rows) if keep else None, v._slots, self._streams, rows, dilation, weight, bias,
@@ -415,9 +423,9 @@ class _Recorder:
         """Transposed convolution and three residual units; `after`: the SnakeBeta behind them."""
         name = f"decoder.{i}"
         out_values = self._streams * rows * self._v._w.matrices[f"{name}.up"][0].shape[2]
-        stream = self._v.room("stream", out_values)
+        stream, mine = self._buffer("stream", out_values), "block" if self._sparing else name
         x = self._convolve(
-            x, rows, f"{name}.up", keep=f"{name}.up", out=stream, activated="unit.2 in", snake=f"{name}.block.2.act1"
+            x, rows, f"{name}.up", keep=f"{name}.up", out=stream, activated=f"{mine}.2 in", snake=f"{name}.block.2.act1"
         )
         rows *= rate
         for unit, dilation in enumerate(DILATIONS, start=2):
@@ -426,7 +434,7 @@ class _Recorder:
                 snake=f"{name}.block.{unit}.act2",
             )  # fmt: skip
             last = unit == len(DILATIONS) + 1
-            following = f"between.{i % 2}" if last else f"unit.{unit + 1} in"
+            following = f"between.{i % 2 if self._sparing else i}" if last else f"{mine}.{unit + 1} in"
             x = self._convolve(
                 y, rows, f"{name}.{unit}.conv2", residual=stream, out=None if last else stream,
                 activated=following, snake=after if last else f"{name}.block.{unit + 1}.act1",
