@@ -126,7 +126,10 @@ def clone(size: str, count: int, report: Report, **options) -> None:
             first, later = [], []
             for _ in range(max(3, count // 10)):
                 voice = reference(engine)
-                said = [engine.generate(sentence(), **ask(engine, voice=voice)) for _ in range(6)]
+                said = []
+                for _ in range(6):
+                    time.sleep(random.uniform(0.0, 0.03))
+                    said.append(engine.generate(sentence(), **ask(engine, voice=voice)))
                 first.append(said[0])
                 later += said[1:]
     report.add_stages("clone of 5 s, first sentence in that voice", first)

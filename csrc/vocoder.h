@@ -95,7 +95,7 @@ struct Kept {
     const float* fresh;
     float* past;
     int32_t rows, kept, channels, stride;
-  } of[8];
+  } of[24];
   int count, widest, streams, positions;
   const int* slots;
   int64_t* position;
