@@ -2,11 +2,11 @@
 
     inbox -> queue -> [slot] -> prefill -> (frame -> vocoder -> chunk)* -> settled
 
-Each round it gives every running utterance one frame. Where frame decoder and vocoder share a GPU, a round is queued
-there as a whole, codes going from one to the other on the device; and it is queued as soon as the codes of the last one
-are seen, while the vocoder still works on them: the GPU does not wait for this thread, which may have to wait for the
-interpreter. The owner knows nothing of checkpoints, prompts or callers' options, and holds no engine: an engine that is
-dropped ends its owner.
+Each launch gives a frame to the utterances that need it most: those of which nobody has heard yet, then those whose
+listeners run out first. Where frame decoder and vocoder share a GPU, a launch is queued there with what the vocoder is
+due, codes going from one to the other on the device, and the next while the GPU still works: it does not wait for this
+thread, which may have to wait for the interpreter. The owner knows nothing of checkpoints, prompts or callers' options,
+and holds no engine: an engine that is dropped ends its owner.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from qwen_megakernel.errors import EngineBusy, EngineClosed, KernelFault, RequestError, TextEndedError
-from qwen_megakernel.frame_decoder import FrameDecoder
+from qwen_megakernel.frame_decoder import RECENT_FRAMES, FrameDecoder
 from qwen_megakernel.frame_graphs import synchronize
 from qwen_megakernel.prompt import Prompt, PromptPieces
 from qwen_megakernel.stream import Chunk, Stream
@@ -37,6 +37,15 @@ COUNTED = ("utterances", "frames", *ENDS, "busy", "timed_out", "kernel_faults")
 """Work, ends by their reason, and what went wrong (`timed_out`, in the queue, is part of `failed`)."""
 
 _SWITCH_S = 0.0001  # of the interpreter from thread to thread
+_HURRY_S = 0.05  # to a listener's last sample: who is so near waits for nobody's company
+
+
+@dataclass(frozen=True, eq=False)
+class _Launch:
+    """A frame of each of these utterances, whose codes nobody has seen."""
+
+    streams: list[Stream]
+    began: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,7 +96,11 @@ class Owner:
         self._inbox: queue.SimpleQueue[Stream | None] = queue.SimpleQueue()
         self._waiting: deque[Stream] = deque()
         self._running: list[Stream] = []
-        self._sounding: list[_Push] = []
+        self._flying: deque[_Launch | _Push] = deque()  # in the order in which the device comes to them
+        self._unseen = 0  # launches among them
+        self._held: list[Stream] = []
+        self._news = False  # text came, or a cancel
+        self._frame_s = 0.005  # from a launch to its codes, averaged
         self._free = list(range(decoder.slots))
         self._heard: dict[bytes, VocoderState] = {}  # by a voice's digest; the latest used last
         self._kept_voices = kept_voices
@@ -252,15 +265,16 @@ class Owner:
     def _run(self) -> None:
         try:
             while not self.closed:
-                self._turn()
+                if not self._turn():
+                    self._rest()
         except BaseException as error:
             self.fault = error
             log.exception("the engine's owner thread died")
         finally:
             self.closed = True
-            for push in self._take_sounding():  # what the device still writes must not be given away
+            for flying in self._flying:  # what the device still writes must not be given away
                 with contextlib.suppress(Exception):
-                    push.collect()
+                    self._decoder.collect() if isinstance(flying, _Launch) else flying.collect()
             self._waiting.clear()
             self._running.clear()
             for stream in list(self._open):
@@ -273,45 +287,42 @@ class Owner:
         else:
             self.settle(stream, "cancelled")
 
-    def _turn(self) -> None:
-        """Take what came; one round of frames."""
-        while self._at_rest():
-            try:
-                self._take(self._inbox.get(timeout=self._until_deadline()))
-            except queue.Empty:
-                break  # somebody has waited too long
+    def _turn(self) -> bool:
+        """Take what came, then one step: launch frames, or see what came of earlier ones. False: there is nothing to
+        do before something comes."""
         for _ in range(self._inbox.qsize()):  # and no more: who calls in a loop must not keep others from their frames
             self._take(self._inbox.get())
         if self.closed:
-            return
+            return True
         self._seat()
         try:
-            self._round()
+            busy = self._go_on()
         except KernelFault as error:
             self._give_up(error)
+            busy = True
         for stream in [stream for stream in self._running if stream.done.is_set()]:
             self._free.append(stream.slot)
             self._running.remove(stream)
             stream.forget()
+            busy = True
         if self._counting.acquire(blocking=False):  # whoever reads the counts does it otherwise
             try:
                 self._count()
             finally:
                 self._counting.release()
+        return busy
+
+    def _rest(self) -> None:
+        """Until something comes, or somebody has waited too long."""
+        with contextlib.suppress(queue.Empty):
+            self._take(self._inbox.get(timeout=self._until_deadline()))
 
     def _take(self, stream: Stream | None) -> None:
         if stream is None:
+            self._news = True
             self._settle_cancelled()
         elif not stream.done.is_set():
             self._waiting.append(stream)
-
-    def _at_rest(self) -> bool:
-        """Nothing to do before something comes or a wait is over."""
-        if self.closed:
-            return False
-        seats = bool(self._waiting) and bool(self._free)
-        late = bool(self._waiting) and self._waiting[0].deadline <= time.monotonic()
-        return not seats and not late and not self._sounding and all(stream.idle for stream in self._running)
 
     def _until_deadline(self) -> float | None:
         return max(0.0, self._waiting[0].deadline - time.monotonic()) if self._waiting else None
@@ -337,47 +348,74 @@ class Owner:
                 why = f"no stream became free within {self._queue_timeout:g} s; try later or raise max_streams"
                 self.settle(stream, error=EngineBusy(why))
 
-    def _round(self) -> None:
-        """One frame of every utterance that is ready, as many in a launch as the backend computes together."""
-        for stream in self._running:
-            self._step(stream, self._before_frame)
-        ready = [stream for stream in self._running if stream.ready]
-        for first in range(0, len(ready), self._decoder.width):
-            self._frame(ready[first : first + self._decoder.width])
-        if not ready:
-            self._present(self._take_sounding())
+    def _go_on(self) -> bool:
+        """One step of those that have a slot: the most urgent frames are launched while others are computed; codes and
+        sound are seen in the order in which the device makes them."""
+        if self._news:
+            self._news = False
+            for stream in self._running:
+                self._step(stream, self._hear_news)
+        busy = self._bring_in()
+        if self._unseen < 2 if self._vocoder.follows else not self._flying:
+            ready = [stream for stream in self._running if stream.ready]
+            if len(ready) > self._decoder.width:
+                ready.sort(key=lambda stream: stream.due_at(self._frame_s))
+            if ready:
+                self._launch(ready[: self._decoder.width])
+                return True
+            if self._held:  # no company will come
+                self._speak([])
+                return True
+        if self._flying:
+            self._see(self._flying.popleft())
+            return True
+        return busy
 
-    def _frame(self, streams: list[Stream]) -> None:
-        """One frame of each; while the device computes them, what was made before goes to its listeners."""
-        before, launched, frames = self._take_sounding(), False, None
+    def _bring_in(self) -> bool:
+        """Prefill those that are new, first come first served, as many as a launch takes; while somebody's listener is
+        about to run out, one between two launches."""
+        new = [stream for stream in self._running if not (stream.prefilled or stream.done.is_set())]
+        if new:
+            soon = time.monotonic() + _HURRY_S
+            hurry = any(stream.runs_out is not None and stream.runs_out < soon for stream in self._running)
+            for stream in new[: 1 if hurry else self._decoder.width]:
+                self._step(stream, self._enter)
+        return bool(new)
+
+    def _launch(self, streams: list[Stream]) -> None:
+        """A frame of each."""
         with self._together(streams, "a frame"):
             self._decoder.launch([stream.slot for stream in streams])
-            launched = True
-        if launched:
             for stream in streams:
                 stream.launched += 1
+                stream.in_flight = True
+            self._flying.append(_Launch(streams, time.monotonic()))
+            self._unseen += 1
             if self._vocoder.follows:
                 self._speak(streams)
-        self._present(before)
-        if not launched:
+
+    def _see(self, flying: "_Launch | _Push") -> None:
+        """Wait for the oldest of what was queued."""
+        if isinstance(flying, _Push):
+            self._present(flying)
             return
-        with self._together(streams, "a frame"):
+        self._unseen -= 1
+        for stream in flying.streams:
+            stream.in_flight = False
+        frames = None
+        with self._together(flying.streams, "a frame"):
             frames = self._decoder.collect()
         if frames is None:
             return
-        for stream, codes in zip(streams, frames, strict=True):
+        self._frame_s += 0.1 * (time.monotonic() - flying.began - self._frame_s)
+        for stream, codes in zip(flying.streams, frames, strict=True):
             self._step(stream, self._see_frame, codes)
-        if not self._vocoder.follows:
-            self._speak(streams)
-            self._present(self._take_sounding())
-        pending = {stream for push in self._sounding for stream in push.streams}
-        for stream in streams:
-            if stream.reason and stream not in pending:
+        ended = [stream for stream in flying.streams if stream.reason and not stream.done.is_set()]
+        if ended or not self._vocoder.follows:
+            self._speak(ended if self._vocoder.follows else flying.streams)
+        for stream in ended:
+            if not stream.pushes:
                 self._step(stream, self._hand_on)
-
-    def _take_sounding(self) -> list[_Push]:
-        taken, self._sounding = self._sounding, []
-        return taken
 
     @contextlib.contextmanager
     def _together(self, streams: list[Stream], what: str) -> Iterator[None]:
@@ -396,7 +434,9 @@ class Owner:
     def _give_up(self, error: KernelFault) -> None:
         """Every slot's state is suspect, and what was kept of any."""
         self._tally.put("kernel_faults")
-        self._take_sounding()
+        self._flying.clear()
+        self._held.clear()
+        self._unseen = 0
         self._heard.clear()
         self._vocoder.recover()
         self._decoder.recover()
@@ -427,15 +467,18 @@ class Owner:
             self.settle(stream, error=error)
             log.exception("an utterance failed")
 
-    def _before_frame(self, stream: Stream) -> str | None:
-        """What comes before a frame: prefill first, then the reference as context for the vocoder, then new text."""
-        if stream.cancelled:
-            return "cancelled"
+    def _enter(self, stream: Stream) -> str | None:
+        """What comes before its first frame: prefill, then the reference as context for the vocoder."""
         if stream.context is None:
             self._prefill(stream)
         elif stream.context:
             self._hear_reference(stream)
-        while not stream.incoming.empty():
+        return self._hear_news(stream)
+
+    def _hear_news(self, stream: Stream) -> str | None:
+        if stream.cancelled:
+            return "cancelled"
+        while stream.context is not None and not stream.incoming.empty():
             rows, stream.text_complete = stream.incoming.get()
             self._decoder.extend(stream.slot, rows, stream.text_complete)
             stream.text_rows += len(rows)
@@ -491,17 +534,33 @@ class Owner:
             stream.reason = stream.reason or "length"
 
     def _speak(self, streams: list[Stream]) -> None:
-        """What the vocoder lacks of their frames goes to it where it is due, those with equally many together."""
+        """What the vocoder lacks of their frames goes to it where it is due, those with equally many together, first
+        those whose listeners have heard nothing. Several at once are cheaper: who can wait does, while frames of others
+        are launched."""
         short = [stream for stream in streams if stream.idle]  # once: text may come at any moment
         by_count: dict[int, list[Stream]] = {}
-        for stream in streams:
+        for stream in [*self._held, *(s for s in streams if not s.held)]:
+            stream.held = False
             if stream.due(stream in short) and not stream.done.is_set():
                 by_count.setdefault(stream.launched - stream.given, []).append(stream)
-        for count, group in by_count.items():
+        self._held, soon = [], time.monotonic() + _HURRY_S + self._frame_s
+        for count, group in sorted(by_count.items(), key=lambda item: all(s.chunks_given for s in item[1])):
             for first in range(0, len(group), self._vocoder.together):
                 some = group[first : first + self._vocoder.together]
+                if streams and self._can_wait(some, count, soon):
+                    self._held += some
+                    for stream in some:
+                        stream.held = True
+                    continue
                 with self._together(some, "the vocoder"):
                     self._push(some, count, [stream for stream in some if stream in short])
+
+    def _can_wait(self, streams: list[Stream], count: int, soon: float) -> bool:
+        """Frames as many as a slot's ring holds are pushed in pairs, when there are others to launch meanwhile."""
+        if not self._vocoder.follows or count < RECENT_FRAMES or len(streams) > 1:
+            return False
+        calm = all(s.reason is None and s.runs_out is not None and s.runs_out > soon for s in streams)
+        return calm and any(stream.ready for stream in self._running)
 
     def _push(self, streams: list[Stream], frames: int, short: list[Stream]) -> None:
         slots, first = [stream.slot for stream in streams], [stream.given for stream in streams]
@@ -513,19 +572,21 @@ class Owner:
             collect = lambda: sound  # noqa: E731
         for stream in streams:
             stream.give(stream in short)
-        self._sounding.append(_Push(streams, frames, short, collect))
+            stream.pushes += 1
+        self._flying.append(_Push(streams, frames, short, collect))
 
-    def _present(self, pushes: list[_Push]) -> None:
-        """Wait for these pushes; what they made is handed out, chunk by chunk."""
-        for push in pushes:
-            made = None
-            with self._together(push.streams, "the vocoder"):
-                made = push.collect().float().cpu().numpy()
-            for stream, sound in zip(push.streams, made, strict=True) if made is not None else ():
-                if len(made) > 1:
-                    sound = sound.copy()  # a view would keep its neighbours' samples as long as its own
-                self._step(stream, self._hear, sound.reshape(push.frames, -1))
-                self._step(stream, self._hand_on, stream in push.short)
+    def _present(self, push: _Push) -> None:
+        """Wait for a push; what it made is handed out, chunk by chunk."""
+        made = None
+        for stream in push.streams:
+            stream.pushes -= 1
+        with self._together(push.streams, "the vocoder"):
+            made = push.collect().float().cpu().numpy()
+        for stream, sound in zip(push.streams, made, strict=True) if made is not None else ():
+            if len(made) > 1:
+                sound = sound.copy()  # a view would keep its neighbours' samples as long as its own
+            self._step(stream, self._hear, sound.reshape(push.frames, -1))
+            self._step(stream, self._hand_on, stream in push.short)
 
     @staticmethod
     def _hear(stream: Stream, sound: np.ndarray) -> None:
@@ -537,10 +598,8 @@ class Owner:
 
     def _hand_on(self, stream: Stream, short: bool = False) -> str | None:
         """Hand out what is due, everything where the utterance ends: then the reason."""
-        if stream.reason and stream.unheard:
-            rest = torch.stack(stream.codes[len(stream.sound) :])
-            sound = self._vocoder.push([stream.slot], rest[None])[0].float().cpu().numpy()
-            self._hear(stream, sound.reshape(len(rest), -1))
+        if stream.reason and stream.pushes:
+            return None  # the last one will
         presentable, guard = len(stream.sound), stream.guard
         if guard and stream.reason != "eos":
             if guard.is_runaway or stream.reason == "length" and guard.presentable < len(stream.codes):
@@ -570,6 +629,8 @@ class Owner:
             made = stream.handed_frames * len(chunk.samples) / len(chunk.codes) / self._sample_rate
             lead = made - (now - stream.first_chunk)
             stream.lead = lead if stream.lead is None else min(stream.lead, lead)
+        heard = (stream.handed_frames + len(chunk.codes)) * len(chunk.samples) / len(chunk.codes) / self._sample_rate
+        stream.runs_out = stream.first_chunk + heard
         stream.chunks_given += 1
         stream.handed_frames += len(chunk.codes)
         stream.chunks.put(chunk)

@@ -131,6 +131,9 @@ class Stream:
         self.max_frames = 0
         self.deadline = 0.0  # of waiting for a slot
         self.slot: int | None = None
+        self.in_flight = False  # a frame of it was launched whose codes nobody has seen
+        self.held = False  # what the vocoder lacks waits for company
+        self.pushes = 0  # on their way through the vocoder
         self.context: list[Portion] | None = None  # of the reference, yet to be heard; None before prefill
         self.voice_digest = b""
         self.stage_began = 0.0
@@ -143,6 +146,7 @@ class Stream:
         self._planned = self._chunks_planned = 0  # chunks that are whole with what was given, and their frames
         self.handed_frames = self.chunks_given = 0
         self.first_chunk: float | None = None
+        self.runs_out: float | None = None  # when its listener has heard all that was handed out
         self.lead: float | None = None
 
     @property
@@ -161,8 +165,20 @@ class Stream:
         missing = self.launched - self.given
         if missing <= 0:
             return False
-        full = self.launched - self._planned >= self.chunk_size(self._chunks_planned)
-        return full or short or missing >= _MOST_UNHEARD or self.launched == self.max_frames
+        last = self.reason is not None or self.launched == self.max_frames
+        return last or short or missing >= _MOST_UNHEARD or self._to_chunk <= 0
+
+    @property
+    def _to_chunk(self) -> int:
+        """Frames that its next chunk lacks."""
+        return self.chunk_size(self._chunks_planned) - (self.launched - self._planned)
+
+    def due_at(self, frame_s: float) -> float:
+        """When its next frame must begin, so that its listener hears no gap, where frames take `frame_s`; before its
+        first chunk somebody has been waiting since its text came."""
+        if self.runs_out is None:
+            return self.arrived or 0.0
+        return self.runs_out - frame_s * max(1, self._to_chunk)
 
     def give(self, short: bool) -> None:
         """The vocoder gets them."""
@@ -188,7 +204,7 @@ class Stream:
     def ready(self) -> bool:
         """Can its next frame be launched?"""
         over = self.reason or self.done.is_set() or self.launched >= self.max_frames
-        return self.prefilled and not over and not self.starved
+        return self.prefilled and not (over or self.in_flight or self.held or self.starved)
 
     @property
     def starved(self) -> bool:

@@ -439,7 +439,7 @@ def test_a_dead_owner_is_reported_by_name(own_engine, monkeypatch):
     def broken():
         raise SystemError("owner broke")
 
-    monkeypatch.setattr(own_engine._owner, "_round", broken)
+    monkeypatch.setattr(own_engine._owner, "_go_on", broken)
     with pytest.raises(EngineClosed, match="owner broke"):
         own_engine.generate(TEXT)
     assert own_engine.health()["status"] == "dead" and "owner broke" in own_engine.health()["error"]
