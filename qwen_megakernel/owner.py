@@ -37,7 +37,8 @@ COUNTED = ("utterances", "frames", *ENDS, "busy", "timed_out", "kernel_faults")
 """Work, ends by their reason, and what went wrong (`timed_out`, in the queue, is part of `failed`)."""
 
 _SWITCH_S = 0.0001  # of the interpreter from thread to thread
-_HURRY_S = 0.05  # to a listener's last sample: who is so near waits for nobody's company
+_AHEAD_S = 0.25  # of other listeners: who is so far ahead is not launched while they are
+_HURRY_S = 0.07  # to a listener's last sample: who is so near waits for nobody, and few are let in before
 
 
 @dataclass(frozen=True, eq=False)
@@ -355,15 +356,16 @@ class Owner:
             self._news = False
             for stream in self._running:
                 self._step(stream, self._hear_news)
-        busy = self._bring_in()
+        busy = False
         if self._unseen < 2 if self._vocoder.follows else not self._flying:
+            busy = self._bring_in()
             ready = [stream for stream in self._running if stream.ready]
             if len(ready) > self._decoder.width:
                 ready.sort(key=lambda stream: stream.due_at(self._frame_s))
-            if ready:
+            if ready and not self._better_wait(ready[0]):
                 self._launch(ready[: self._decoder.width])
                 return True
-            if self._held:  # no company will come
+            if self._held and not ready:  # no company will come
                 self._speak([])
                 return True
         if self._flying:
@@ -381,6 +383,14 @@ class Owner:
             for stream in new[: 1 if hurry else self._decoder.width]:
                 self._step(stream, self._enter)
         return bool(new)
+
+    def _better_wait(self, first: Stream) -> bool:
+        """Would a launch that begins with this one delay those that are computed, whose listeners run out much
+        sooner?"""
+        due = [
+            s.due_at(self._frame_s) for flying in self._flying if isinstance(flying, _Launch) for s in flying.streams
+        ]
+        return bool(due) and first.due_at(self._frame_s) > min(due) + _AHEAD_S
 
     def _launch(self, streams: list[Stream]) -> None:
         """A frame of each."""
