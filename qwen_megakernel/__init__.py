@@ -8,6 +8,7 @@ from qwen_megakernel.engine import TTSEngine
 from qwen_megakernel.errors import (
     AudioError,
     BackendError,
+    CallbackError,
     CheckpointError,
     CheckpointNotFoundError,
     EngineBusy,
@@ -34,6 +35,7 @@ __all__ = [
     "Audio",
     "AudioError",
     "BackendError",
+    "CallbackError",
     "CheckpointError",
     "CheckpointNotFoundError",
     "Chunk",

@@ -195,8 +195,11 @@ class TTSEngine:
         config, voice = self._checkpoint.config, None
         if self.variant == "base":
             voice = Voice(torch.zeros(config.talker.stack.hidden_size), None, None, self._checkpoint.fingerprint)
+        request = {"voice": voice, "runaway_guard": False}
         try:
-            self.generate("Hello there.", voice=voice, max_frames=4, runaway_guard=False)
+            self.generate("Hello there.", max_frames=4, **request)
+            if self._decoder.width > 1:
+                self._measure(request)
         except TextTooLongError:  # for slots as small as these
             return
         except BaseException:
@@ -204,6 +207,13 @@ class TTSEngine:
             raise
         self._prompts.forget()
         self._owner.forget()
+
+    def _measure(self, request: dict) -> None:
+        """How many live listeners the device sustains: full launches, as fast as they go."""
+        began, count = time.monotonic(), min(self._decoder.slots, self._decoder.width)
+        said = [self.submit("Hello there.", max_frames=24, chunk_frames=8, **request) for _ in range(count)]
+        audio_s = sum(utterance.result().duration_s for utterance in said)
+        self._owner.sustain(audio_s / (time.monotonic() - began))
 
     # ------------------------------------------------------------ what callers use
 
@@ -242,10 +252,10 @@ class TTSEngine:
 
         Args:
             text: what to say; None: it comes through `Utterance.push_text` and `end_text`.
-            on_chunk: called from the owner thread with every chunk; should return quickly. If it raises, its
-                utterance fails with that error and no other is touched.
-            on_end: called once, behind the last chunk, when `result()` has its answer; from the thread that ended the
-                utterance, usually the owner thread. If it raises, that is logged.
+            on_chunk: called with every chunk, from a thread of this utterance's own: who is slow hears it late, and
+                nobody else does. If it raises, or has not returned after 30 s, its utterance fails with that error and
+                no other is touched.
+            on_end: called once, behind the last chunk, when `result()` has its answer. If it raises, that is logged.
             chunk_frames: frames per chunk, one number or a schedule whose last number repeats; None is
                 1, 2, 4, 8, 8, ...
             speaker: CustomVoice: a name of `speakers`; None takes the first, "" none at all.
@@ -287,6 +297,8 @@ class TTSEngine:
             chunk_frames=chunk_frames,
         )
         stream = Stream(request, on_chunk, on_end)
+        if on_chunk or on_end:
+            stream.listener = self._owner.listen(stream)
         utterance = Utterance(stream, self._owner, self)
         voicing = {"speaker": request.speaker, "language": request.language, "instruct": request.instruct}
         voicing |= {"voice": request.voice, "max_positions": self._decoder.max_positions}
@@ -294,6 +306,8 @@ class TTSEngine:
             with self._owner.in_order():
                 stream.pieces = self._prompts.begin(**voicing)
             self._owner.admit(stream)
+            if stream.listener:
+                stream.listener.start()
             return utterance
         stream.arrived = stream.stage_began = arrived
         tokens = self._prompts.tokens(text)
@@ -303,6 +317,8 @@ class TTSEngine:
         stream.mark("prompt")
         self._owner.admit(stream)
         self._owner.speak(stream, prompt, text_complete=True)
+        if stream.listener:  # a thread is not made on the way to the first chunk
+            stream.listener.start()
         stream.text_open = False  # an interrupt before this drops an utterance with open text: its place is free again
         return utterance
 
@@ -335,14 +351,16 @@ class TTSEngine:
             return self._voice_encoder.encode(ref_audio, ref_text)
 
     def health(self) -> dict:
-        """`status` ("ok", "closed" or "dead", then with `error`), backend, `max_streams`, and how many utterances are
-        open (`streams`), of these `running` in a slot and `queued` for one."""
+        """`status` ("ok", "draining", "closed" or "dead", then with `error`), backend, `max_streams`, how many of them
+        run at once for live listeners (`sustained`), and how many utterances are open (`streams`), of these `running`
+        in a slot and `queued` for one."""
         fault, closed = self._owner.fault, self._owner.closed
         health = {
-            "status": "dead" if fault else "closed" if closed else "ok",
+            "status": "dead" if fault else "closed" if closed else "draining" if self._owner.draining else "ok",
             "backend": self.backend,
             **self._owner.load(),
             "max_streams": self._decoder.slots,
+            "sustained": self._owner.seats,
         }
         return health | ({"error": repr(fault)} if fault else {})
 
@@ -351,8 +369,11 @@ class TTSEngine:
         failed); refused because the engine was full (busy); failed in the queue (timed_out); kernel_faults."""
         return self._owner.counts
 
-    def close(self) -> None:
-        """Cancel what runs, stop the owner thread, wait for it. Safe to call twice."""
+    def close(self, drain_s: float = 0.0) -> None:
+        """Take no more utterances; wait up to `drain_s` seconds for those that are open; cancel what is left, stop the
+        owner thread, wait for it. Safe to call twice, and from a handler of SIGTERM."""
+        if drain_s > 0:
+            self._owner.drain(drain_s)
         self._owner.stop()
         self._owner.join()
 

@@ -16,6 +16,7 @@
     │   └── SamplingError          a sampling value out of its range
     ├── EngineBusy                 every slot is taken and the queue is full, or the wait in it was too long
     ├── EngineClosed               the engine was closed, or its owner thread died
+    ├── CallbackError              a callback that did not return; its utterance has failed
     └── KernelFault                a wait inside the kernel outlasted its limit; the context lives, `recover()`
 
 Messages say what was expected, what came, and what to do.
@@ -84,6 +85,10 @@ class EngineBusy(TTSError):
 
 class EngineClosed(TTSError):
     """The engine is closed."""
+
+
+class CallbackError(TTSError):
+    """An utterance's `on_chunk` did not return in time."""
 
 
 class KernelFault(TTSError):

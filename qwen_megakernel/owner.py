@@ -18,14 +18,24 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from qwen_megakernel.errors import EngineBusy, EngineClosed, KernelFault, RequestError, TextEndedError
+from qwen_megakernel.errors import (
+    CallbackError,
+    EngineBusy,
+    EngineClosed,
+    KernelFault,
+    RequestError,
+    TextEndedError,
+    TTSError,
+)
 from qwen_megakernel.frame_decoder import RECENT_FRAMES, FrameDecoder
 from qwen_megakernel.frame_graphs import synchronize
+from qwen_megakernel.listener import Listener
 from qwen_megakernel.prompt import Prompt, PromptPieces
 from qwen_megakernel.stream import Chunk, Stream
 from qwen_megakernel.vocoder import Vocoder, VocoderState
@@ -33,8 +43,16 @@ from qwen_megakernel.vocoder import Vocoder, VocoderState
 log = logging.getLogger(__name__)
 
 ENDS = ("eos", "length", "runaway", "cancelled", "failed")
-COUNTED = ("utterances", "frames", *ENDS, "busy", "timed_out", "kernel_faults")
-"""Work, ends by their reason, and what went wrong (`timed_out`, in the queue, is part of `failed`)."""
+COUNTED = ("utterances", "frames", *ENDS, "busy", "timed_out", "stuck", "kernel_faults")
+"""Work, ends by their reason, and what went wrong (`timed_out`, in the queue, and `stuck`, in a callback, are part of
+`failed`)."""
+
+_SUSTAINED = 0.9
+"""Of the listeners for whom frames can just be made in time, those that are let in."""
+_PATIENCE_S = {"cuda": 30.0, "cpu": 300.0}
+"""That a turn of the owner thread may take: a GPU that does not answer is lost, and everybody is told."""
+_LISTENER_PATIENCE_S = 30.0
+_WATCH_S = 0.5
 
 _SWITCH_S = 0.0001  # of the interpreter from thread to thread
 _AHEAD_S = 0.25  # of other listeners: who is so far ahead is not launched while they are
@@ -85,11 +103,16 @@ class Owner:
         self._decoder, self._vocoder, self._sample_rate = decoder, vocoder, sample_rate
         self._max_queue, self._queue_timeout = max_queue, queue_timeout
         self.fault: BaseException | None = None
-        self.closed = False
+        self.closed = self.draining = False
+        self.seats = decoder.slots  # utterances in slots at once, at most
+        self._patience = _PATIENCE_S[device.type]
+        self._turn_began: float | None = None
+        self._watching: queue.SimpleQueue[None] = queue.SimpleQueue()
         # Callers share these with the owner thread without a lock, one atomic operation at a time: a finalizer or a
         # signal handler may come in anywhere, and must not wait for the thread that it interrupted.
         self._places = deque(range(decoder.slots + max_queue))  # free ones
         self._open: set[Stream] = set()
+        self._unsettled: set[Stream] = set()  # those of which it is not known how they end
         self._tally: queue.SimpleQueue[str] = queue.SimpleQueue()  # what was not yet counted
         self._counts = Counter(dict.fromkeys(COUNTED, 0))
         self._counting = threading.RLock()
@@ -106,12 +129,21 @@ class Owner:
         self._heard: dict[bytes, VocoderState] = {}  # by a voice's digest; the latest used last
         self._kept_voices = kept_voices
         self._thread = threading.Thread(target=self._run, name="qwen_megakernel owner", daemon=True)
+        self._watchdog = threading.Thread(target=self._watch, name="qwen_megakernel watchdog", daemon=True)
 
     def start(self) -> None:
         # Coming back from the GPU, the thread waits for the interpreter as long as others compute in Python, at most
         # this interval each time; Python's 5 ms would be more than a frame. It holds for the whole process.
         sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_S))
         self._thread.start()
+        self._watchdog.start()
+
+    def sustain(self, audio_s_per_s: float) -> None:
+        """Callers beyond what the device sustains wait in the queue, though there were slots. To be called before
+        anybody else knows the engine."""
+        self.seats = max(1, min(self._decoder.slots, int(_SUSTAINED * audio_s_per_s)))
+        for _ in range(self._decoder.slots - self.seats):
+            self._places.pop()
 
     def check(self) -> None:
         """Is there a place for one more?
@@ -123,16 +155,18 @@ class Owner:
         if not self._places:
             self._tally.put("busy")
             raise EngineBusy(
-                f"all {self._decoder.slots} streams are taken and {self._max_queue} more wait, for a slot or for their "
+                f"all {self.seats} streams are taken and {self._max_queue} more wait, for a slot or for their "
                 "text; try later or raise max_streams or max_queue"
             )
 
     def check_open(self) -> None:
         """Raises EngineClosed."""
         if self.fault:
-            raise EngineClosed(f"the engine's owner thread died: {self.fault!r}; load a new engine")
+            raise self._death()
         if self.closed:
             raise EngineClosed("the engine is closed; load a new one")
+        if self.draining:
+            raise EngineClosed("the engine is closing and takes no more utterances; load a new one")
 
     def admit(self, stream: Stream) -> None:
         """Give an utterance its place, before it is handed over with `speak` or `advance`.
@@ -145,6 +179,7 @@ class Owner:
         except IndexError:
             return self.check() or self.admit(stream)
         self._open.add(stream)
+        self._unsettled.add(stream)
         if self.closed:  # since `check`: the owner may have missed it
             self._settle_closed(stream)
             self.check_open()
@@ -194,13 +229,15 @@ class Owner:
 
     def refuse_own_thread(self, stream: Stream) -> None:
         """Raises RequestError where waiting for the stream would never end."""
-        if threading.current_thread() is self._thread and not stream.done.is_set():
-            raise RequestError("a callback cannot wait for an utterance: it would wait for its own thread")
+        own = (self._thread, stream.listener and stream.listener.thread)
+        if threading.current_thread() in own and not stream.done.is_set():
+            raise RequestError("a callback cannot wait for its own utterance: it would wait for its own thread")
 
     def settle(self, stream: Stream, reason: str = "", error: BaseException | None = None) -> None:
-        """End an utterance, once, with a finish reason or an error; whoever waits on it wakes up."""
+        """End an utterance, once, with a finish reason or an error. Whoever waits on it wakes up once its listener has
+        heard all of it."""
         try:
-            self._open.remove(stream)
+            self._unsettled.remove(stream)
         except KeyError:
             return
         try:
@@ -209,7 +246,18 @@ class Owner:
         except BaseException as failure:
             error = failure
         stream.error = error
-        self._tally.put("failed" if error else reason)
+        stream.over = True
+        if stream.listener:
+            stream.listener.tell(partial(self._announce, stream), last=True)
+        else:
+            self._announce(stream)
+
+    def _announce(self, stream: Stream) -> None:
+        try:
+            self._open.remove(stream)
+        except KeyError:
+            return
+        self._tally.put("failed" if stream.error else stream.audio.finish_reason)
         self._places.append(stream.place)
         if stream.slot is None:
             stream.forget()
@@ -220,6 +268,17 @@ class Owner:
                 stream.on_end()
             except Exception:
                 log.exception("on_end raised; its utterance had ended")
+
+    def listen(self, stream: Stream) -> Listener:
+        """What calls the stream's callbacks; to be started once it was admitted."""
+
+        def failed(error: BaseException) -> None:
+            if stream.over:  # all was said, and then this
+                stream.error = error
+            self.settle(stream, error=error)
+            self._look()
+
+        return Listener(failed)
 
     @property
     def counts(self) -> dict[str, int]:
@@ -246,15 +305,24 @@ class Owner:
         """Utterances that are open, of these with a slot, and waiting for one."""
         return {"streams": len(self._open), "running": len(self._running), "queued": len(self._waiting)}
 
+    def drain(self, seconds: float) -> None:
+        """Take no more; wait for those that are open, so long at most. Takes no lock: see `cancel`."""
+        self.draining, end = True, time.monotonic() + seconds
+        while self._open and not self.closed and time.monotonic() < end:
+            time.sleep(0.01)
+
     def stop(self) -> None:
-        """Let the thread end before its next round; what is open is cancelled. Takes no lock: see `cancel`."""
+        """Let the thread end before its next turn; what is open is cancelled. Takes no lock: see `cancel`."""
         self.closed = True
         self._look()
+        self._watching.put(None)
 
     def join(self) -> None:
-        """Wait for the thread, unless from within it."""
-        if threading.current_thread() is not self._thread:
-            self._thread.join()
+        """Wait for the thread, unless from within it, or it hangs."""
+        while threading.current_thread() is not self._thread and self._thread.is_alive() and not self.fault:
+            self._thread.join(timeout=_WATCH_S)
+        if threading.current_thread() not in (self._thread, self._watchdog):
+            self._watchdog.join(timeout=_WATCH_S)
 
     def _look(self) -> None:
         """Text came, or an utterance was cancelled."""
@@ -266,13 +334,16 @@ class Owner:
     def _run(self) -> None:
         try:
             while not self.closed:
+                self._turn_began = time.monotonic()
                 if not self._turn():
+                    self._turn_began = None
                     self._rest()
         except BaseException as error:
             self.fault = error
             log.exception("the engine's owner thread died")
         finally:
-            self.closed = True
+            self.closed, self._turn_began = True, None
+            self._watching.put(None)
             for flying in self._flying:  # what the device still writes must not be given away
                 with contextlib.suppress(Exception):
                     self._decoder.collect() if isinstance(flying, _Launch) else flying.collect()
@@ -282,9 +353,38 @@ class Owner:
                 self._settle_closed(stream)
                 stream.forget()
 
+    def _watch(self) -> None:
+        """In a thread of its own: nobody waits for ever, neither for a GPU that does not answer nor for a callback that
+        does not return."""
+        while not self.closed:
+            with contextlib.suppress(queue.Empty):
+                self._watching.get(timeout=_WATCH_S)
+            now, began = time.monotonic(), self._turn_began
+            for stream in self._open.copy():
+                since = stream.listener and stream.listener.since
+                if since and now - since > _LISTENER_PATIENCE_S:
+                    self._tally.put("stuck")
+                    self._leave_behind(stream, CallbackError(f"on_chunk did not return in {_LISTENER_PATIENCE_S:g} s"))
+            if began and now - began > self._patience:
+                self.fault = TimeoutError(f"the device did not answer for {self._patience:g} s")
+                self.closed = True
+                log.error("the engine is dead: %s", self.fault)
+                for stream in self._open.copy():
+                    self._leave_behind(stream, self._death())
+
+    def _leave_behind(self, stream: Stream, error: TTSError) -> None:
+        """Whoever waits is told, whatever its listener does."""
+        self.settle(stream, error=error)
+        stream.error = stream.error or error
+        self._announce(stream)
+        self._look()
+
+    def _death(self) -> EngineClosed:
+        return EngineClosed(f"the engine's owner thread died: {self.fault!r}; load a new engine")
+
     def _settle_closed(self, stream: Stream) -> None:
         if self.fault:
-            self.settle(stream, error=EngineClosed(f"the engine's owner thread died: {self.fault!r}"))
+            self.settle(stream, error=self._death())
         else:
             self.settle(stream, "cancelled")
 
@@ -301,7 +401,7 @@ class Owner:
         except KernelFault as error:
             self._give_up(error)
             busy = True
-        for stream in [stream for stream in self._running if stream.done.is_set()]:
+        for stream in [stream for stream in self._running if stream.over]:
             self._free.append(stream.slot)
             self._running.remove(stream)
             stream.forget()
@@ -322,7 +422,7 @@ class Owner:
         if stream is None:
             self._news = True
             self._settle_cancelled()
-        elif not stream.done.is_set():
+        elif not stream.over:
             self._waiting.append(stream)
 
     def _until_deadline(self) -> float | None:
@@ -332,15 +432,15 @@ class Owner:
         """Those that have no slot; the others end with their round."""
         for stream in [s for s in self._open.copy() if s.slot is None and s.cancelled]:
             self.settle(stream, "cancelled")
-        self._waiting = deque(stream for stream in self._waiting if not stream.done.is_set())
+        self._waiting = deque(stream for stream in self._waiting if not stream.over)
 
     def _seat(self) -> None:
         """Slots for those that wait, first come first served; those that waited too long are told."""
-        while self._waiting and (self._free or self._waiting[0].deadline <= time.monotonic()):
+        while self._waiting and (self._has_seat or self._waiting[0].deadline <= time.monotonic()):
             stream = self._waiting.popleft()
-            if stream.done.is_set():
+            if stream.over:
                 continue
-            if self._free:
+            if self._has_seat:
                 stream.slot = self._free.pop()
                 stream.mark("queue")
                 self._running.append(stream)
@@ -348,6 +448,10 @@ class Owner:
                 self._tally.put("timed_out")
                 why = f"no stream became free within {self._queue_timeout:g} s; try later or raise max_streams"
                 self.settle(stream, error=EngineBusy(why))
+
+    @property
+    def _has_seat(self) -> bool:
+        return len(self._running) < self.seats and bool(self._free)
 
     def _go_on(self) -> bool:
         """One step of those that have a slot: the most urgent frames are launched while others are computed; codes and
@@ -376,7 +480,7 @@ class Owner:
     def _bring_in(self) -> bool:
         """Prefill those that are new, first come first served, as many as a launch takes; while somebody's listener is
         about to run out, one between two launches."""
-        new = [stream for stream in self._running if not (stream.prefilled or stream.done.is_set())]
+        new = [stream for stream in self._running if not (stream.prefilled or stream.over)]
         if new:
             soon = time.monotonic() + _HURRY_S
             hurry = any(stream.runs_out is not None and stream.runs_out < soon for stream in self._running)
@@ -420,7 +524,7 @@ class Owner:
         self._frame_s += 0.1 * (time.monotonic() - flying.began - self._frame_s)
         for stream, codes in zip(flying.streams, frames, strict=True):
             self._step(stream, self._see_frame, codes)
-        ended = [stream for stream in flying.streams if stream.reason and not stream.done.is_set()]
+        ended = [stream for stream in flying.streams if stream.reason and not stream.over]
         if ended or not self._vocoder.follows:
             self._speak(ended if self._vocoder.follows else flying.streams)
         for stream in ended:
@@ -465,7 +569,7 @@ class Owner:
     def _step(self, stream: Stream, step: Callable[..., str | None], *args) -> None:
         """One step of an utterance, which ends it if it gives a reason. What it raises, sys.exit() from a callback too,
         ends it alone."""
-        if stream.done.is_set():
+        if stream.over:
             return
         try:
             reason = step(stream, *args)
@@ -551,7 +655,7 @@ class Owner:
         by_count: dict[int, list[Stream]] = {}
         for stream in [*self._held, *(s for s in streams if not s.held)]:
             stream.held = False
-            if stream.due(stream in short) and not stream.done.is_set():
+            if stream.due(stream in short) and not stream.over:
                 by_count.setdefault(stream.launched - stream.given, []).append(stream)
         self._held, soon = [], time.monotonic() + _HURRY_S + self._frame_s
         for count, group in sorted(by_count.items(), key=lambda item: all(s.chunks_given for s in item[1])):
@@ -621,7 +725,7 @@ class Owner:
     def _hand_out(self, stream: Stream, frames: int, all_of_it: bool) -> None:
         """Of the utterance's first `frames` those that nobody has yet: whole chunks, or `all_of_it`."""
         while (
-            not stream.done.is_set()
+            not stream.over
             and (left := frames - stream.handed_frames) > 0
             and (all_of_it or left >= stream.chunk_size(stream.chunks_given))
         ):
@@ -645,7 +749,4 @@ class Owner:
         stream.handed_frames += len(chunk.codes)
         stream.chunks.put(chunk)
         if stream.on_chunk:
-            try:
-                stream.on_chunk(chunk)
-            except KernelFault as error:  # of another engine, of which it told: nothing of ours is suspect
-                self.settle(stream, error=error)
+            stream.listener.tell(partial(stream.on_chunk, chunk))

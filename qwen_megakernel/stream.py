@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from qwen_megakernel.frame_decoder import RECENT_FRAMES
+from qwen_megakernel.listener import Listener
 from qwen_megakernel.prompt import Prompt, PromptPieces
 from qwen_megakernel.request import Request
 from qwen_megakernel.runaway import RunawayGuard
@@ -117,6 +118,8 @@ class Stream:
         self.pieces: PromptPieces | None = None  # where the text does not come whole
         self.incoming: queue.SimpleQueue[tuple[Tensor, bool]] = queue.SimpleQueue()  # rows; the text is complete
         self.cancelled = False
+        self.listener: Listener | None = None
+        self.over = False  # it has its audio or its error, of which its listener may have yet to hear
         self.done = threading.Event()
         self.chunks: queue.SimpleQueue[Chunk | None] = queue.SimpleQueue()
         self.audio: Audio | None = None
@@ -203,7 +206,7 @@ class Stream:
     @property
     def ready(self) -> bool:
         """Can its next frame be launched?"""
-        over = self.reason or self.done.is_set() or self.launched >= self.max_frames
+        over = self.reason or self.over or self.launched >= self.max_frames
         return self.prefilled and not (over or self.in_flight or self.held or self.starved)
 
     @property

@@ -14,6 +14,7 @@ import torch
 
 from qwen_megakernel import (
     BackendError,
+    ChunkStream,
     EngineBusy,
     EngineClosed,
     KernelFault,
@@ -591,11 +592,27 @@ def test_text_is_not_optional_where_nobody_could_push_it(engine):
     assert engine.health()["streams"] == 0
 
 
-def test_a_callback_that_waits_for_its_own_thread_is_refused(own_engine):
-    for wait in (own_engine.generate, lambda *a, **kw: list(own_engine.stream(*a, **kw))):
+def test_a_callback_that_waits_for_its_own_utterance_is_refused(own_engine):
+    for wait in (lambda u: u.result(), lambda u: list(ChunkStream(u))):
+        held = []
+
+        def tell(_chunk, wait=wait, held=held):
+            while not held:
+                time.sleep(0.001)
+            wait(held[0])
+
+        held.append(own_engine.submit(TEXT, on_chunk=tell, max_frames=5))
         with pytest.raises(RequestError, match="callback cannot wait"):
-            own_engine.submit(TEXT, on_chunk=lambda _c, wait=wait: wait(TEXT, max_frames=9), max_frames=5).result()
+            held[0].result(timeout=20)
     wait_idle(own_engine)
+
+
+def test_a_callback_may_wait_for_another_utterance(own_engine):
+    said = []
+    own_engine.submit(
+        TEXT, on_chunk=lambda _c: said.append(own_engine.generate(TEXT, max_frames=3)), max_frames=3
+    ).result()
+    assert [audio.frames for audio in said] == [3, 3]
 
 
 def test_a_callback_that_exits_ends_its_own_utterance(own_engine):
