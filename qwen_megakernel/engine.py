@@ -13,6 +13,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Unpack
 
@@ -67,21 +68,22 @@ class TTSEngine:
         vocoder: Vocoder | GraphVocoder,
         backend: str,
         *,
+        spare: Callable[[], tuple[FrameDecoder, Vocoder]] | None,
         max_queue: int,
         queue_timeout: float,
         kept_voices: int,
         device: torch.device,
     ):
-        self._checkpoint, self._prompts, self._decoder = checkpoint, prompts, decoder
+        self._checkpoint, self._prompts = checkpoint, prompts
         self._border = RequestChecker(checkpoint, prompts)
-        self.model, self.backend, self.variant = model, backend, checkpoint.config.variant
+        self.model, self._backend, self.variant = model, backend, checkpoint.config.variant
         self.speakers, self.languages = prompts.speakers, prompts.languages
         self.sample_rate = checkpoint.config.codec.sample_rate
         self.memory: dict[str, int] = {}
         self._voice_encoder: VoiceEncoder | None = None
         self._voice_lock = threading.Lock()
         limits = {"max_queue": max_queue, "queue_timeout": queue_timeout, "kept_voices": kept_voices}
-        self._owner = Owner(decoder, vocoder, sample_rate=self.sample_rate, device=device, **limits)
+        self._owner = Owner(decoder, vocoder, sample_rate=self.sample_rate, device=device, spare=spare, **limits)
         self._owner.start()
         weakref.finalize(self, self._owner.stop).atexit = False  # dropped without close(): the thread ends too
         _ENGINES.add(self)
@@ -100,6 +102,7 @@ class TTSEngine:
         queue_timeout: float = 5.0,
         kept_voices: int = KEPT_VOICES,
         vocoder_dtype: str = "float32",
+        fallback: str | None = None,
     ) -> "TTSEngine":
         """Load a checkpoint and start the owner thread.
 
@@ -109,13 +112,16 @@ class TTSEngine:
                 takes the megakernel on Hopper, where it has been run; a log line says what was taken and why.
             device: None takes a CUDA GPU if there is one, else the CPU.
             dtype: of talker and code predictor; None is bfloat16 on a GPU and float32 on a CPU.
-            max_streams: utterances at once, each in a slot of its own.
+            max_streams: utterances at once, each in a slot of its own; with our kernels fewer run where that is more
+                than the device sustains for live listeners, which is measured (`health()["sustained"]`).
             max_positions: rows of one slot: the prompt's and one per frame.
             max_queue: utterances beyond them that wait for a slot; `EngineBusy` at once for more.
             queue_timeout: seconds that one of them waits before it fails with `EngineBusy`.
             kept_voices: voices (with their language and instruct) for which keys and values of the prompt's opening
                 and the vocoder's state after the reference are kept, the latest used; for 0.6B about 8 MB each, with
                 a transcribed reference of 10 s about 30 for each text layout.
+            fallback: "torch": after three faults of our kernels in a row PyTorch takes over, many times slower; None:
+                the engine is then dead.
             vocoder_dtype: "float32", "tf32" (GPU only) or "bfloat16" (slow: not through our kernels).
 
         Raises:
@@ -123,6 +129,8 @@ class TTSEngine:
             BackendError: backend, device, dtype or sizes cannot be had here.
             OutOfMemoryError: model and slots do not fit; the message names the setting to lower.
         """
+        if fallback not in (None, "torch"):
+            raise BackendError(f"fallback must be None or 'torch', got {fallback!r}")
         device = select_device(device)
         dtype = dtype or (torch.bfloat16 if device.type == "cuda" else torch.float32)
         if dtype not in (torch.float32, torch.bfloat16):
@@ -169,7 +177,10 @@ class TTSEngine:
                 slots = {"slots": max_streams, "recent_codes": decoder.recent_codes}
                 vocoder = make_vocoder(config.codec.vocoder, tensors, device, vocoder_dtype, **slots)
             limits = {"max_queue": max_queue, "queue_timeout": float(queue_timeout), "kept_voices": kept_voices}
-            engine = cls(str(model), checkpoint, prompts, decoder, vocoder, name, device=device, **limits)
+            spare = None
+            if fallback == "torch" and name != "torch":
+                spare = partial(_make_spare, checkpoint, device, dtype, max_streams, max_positions)
+            engine = cls(str(model), checkpoint, prompts, decoder, vocoder, name, device=device, spare=spare, **limits)
             if device.type == "cuda":
                 del tensors
                 engine._warm_up()
@@ -214,6 +225,15 @@ class TTSEngine:
         said = [self.submit("Hello there.", max_frames=24, chunk_frames=8, **request) for _ in range(count)]
         audio_s = sum(utterance.result().duration_s for utterance in said)
         self._owner.sustain(audio_s / (time.monotonic() - began))
+
+    @property
+    def backend(self) -> str:
+        """ "megakernel" or "torch"."""
+        return "torch" if self._owner.fell_back else self._backend
+
+    @property
+    def _decoder(self) -> FrameDecoder:
+        return self._owner._decoder
 
     # ------------------------------------------------------------ what callers use
 
@@ -392,6 +412,17 @@ def _close_engines() -> None:
     """An owner thread inside torch while the interpreter goes away would abort the process."""
     for engine in list(_ENGINES):
         engine.close()
+
+
+def _make_spare(
+    checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype, slots: int, max_positions: int
+) -> tuple[FrameDecoder, Vocoder]:
+    """None of our own kernels."""
+    tensors, config = checkpoint.talker(device, dtype), checkpoint.config
+    embeddings = make_embeddings("torch", config, tensors)
+    decoder = make_decoder("torch", config, tensors, embeddings, slots=slots, max_positions=max_positions)
+    vocoder = Vocoder(config.codec.vocoder, checkpoint.vocoder(device, torch.float32), slots=slots)
+    return decoder, vocoder
 
 
 def _whole(text: str) -> str:

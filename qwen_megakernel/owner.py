@@ -29,7 +29,9 @@ from qwen_megakernel.errors import (
     EngineBusy,
     EngineClosed,
     KernelFault,
+    OutOfMemoryError,
     RequestError,
+    SpeechError,
     TextEndedError,
     TTSError,
 )
@@ -49,6 +51,8 @@ COUNTED = ("utterances", "frames", *ENDS, "busy", "timed_out", "stuck", "kernel_
 
 _SUSTAINED = 0.9
 """Of the listeners for whom frames can just be made in time, those that are let in."""
+_MOST_FAULTS = 3
+"""Kernel faults in a row, no frame between them, of a kernel that is worth another try."""
 _PATIENCE_S = {"cuda": 30.0, "cpu": 300.0}
 """That a turn of the owner thread may take: a GPU that does not answer is lost, and everybody is told."""
 _LISTENER_PATIENCE_S = 30.0
@@ -90,6 +94,7 @@ class Owner:
         queue_timeout: float,
         kept_voices: int,
         device: torch.device,
+        spare: Callable[[], tuple[FrameDecoder, Vocoder]] | None = None,
     ):
         """
         Args:
@@ -98,12 +103,14 @@ class Owner:
             queue_timeout: seconds that one of them waits at most.
             kept_voices: voices for which the vocoder's state after their reference is kept, the latest used.
             device: of decoder and vocoder.
+            spare: makes what takes over after `_MOST_FAULTS` kernel faults in a row; else they end the engine.
         """
         self._cuda = torch.cuda.default_stream(device) if device.type == "cuda" else None
         self._decoder, self._vocoder, self._sample_rate = decoder, vocoder, sample_rate
         self._max_queue, self._queue_timeout = max_queue, queue_timeout
         self.fault: BaseException | None = None
-        self.closed = self.draining = False
+        self.closed = self.draining = self.fell_back = False
+        self._spare, self._faults = spare, 0  # in a row
         self.seats = decoder.slots  # utterances in slots at once, at most
         self._patience = _PATIENCE_S[device.type]
         self._turn_began: float | None = None
@@ -240,6 +247,8 @@ class Owner:
             self._unsettled.remove(stream)
         except KeyError:
             return
+        if isinstance(error, torch.OutOfMemoryError):
+            error = OutOfMemoryError(f"no memory was left for this utterance ({error}); lower max_streams")
         try:
             if error is None:
                 stream.audio = stream.assemble(reason, self._sample_rate, self._vocoder.groups)
@@ -521,6 +530,7 @@ class Owner:
             frames = self._decoder.collect()
         if frames is None:
             return
+        self._faults = 0
         self._frame_s += 0.1 * (time.monotonic() - flying.began - self._frame_s)
         for stream, codes in zip(flying.streams, frames, strict=True):
             self._step(stream, self._see_frame, codes)
@@ -552,10 +562,18 @@ class Owner:
         self._held.clear()
         self._unseen = 0
         self._heard.clear()
-        self._vocoder.recover()
-        self._decoder.recover()
         for stream in self._running:
             self.settle(stream, error=error)
+        self._faults += 1
+        if self._faults < _MOST_FAULTS:
+            self._vocoder.recover()
+            self._decoder.recover()
+        elif self._spare and not self.fell_back:
+            log.error("%d kernel faults in a row: PyTorch takes over, as fallback='torch' asks", self._faults)
+            self._decoder, self._vocoder = self._spare()
+            self.fell_back = True
+        else:
+            raise error
         log.error(
             "a kernel gave up; all %d running utterances ended, the engine goes on", len(self._running), exc_info=error
         )
@@ -706,6 +724,8 @@ class Owner:
     def _hear(stream: Stream, sound: np.ndarray) -> None:
         """[frames, 1920]; what stands for end of speech and behind it is noise."""
         sound = sound[: stream.unheard]
+        if not np.isfinite(sound).all():
+            raise SpeechError("the model's samples are no numbers: its weights or this utterance's prompt are broken")
         if stream.guard and len(sound):
             stream.guard.hear(sound, len(sound))
         stream.sound += list(sound)
