@@ -71,7 +71,7 @@ class Launcher {
     p_.spin_limit = static_cast<uint32_t>(settings.at("spin_limit"));
     // Pinned host memory that the kernel writes itself: no copy behind the launch.
     const auto pinned = torch::TensorOptions().dtype(torch::kInt32).pinned_memory(true);
-    codes_ = torch::zeros({kAhead, qmk::kColumns, kGroups}, pinned);
+    codes_ = torch::zeros({kAhead, qmk::kColumns, qmk::kSaid}, pinned);
     fault_ = torch::zeros({1}, pinned);
     p_.fault = reinterpret_cast<uint32_t*>(fault_.data_ptr());
     for (auto& event : done_) check_cuda(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
@@ -157,14 +157,15 @@ class Launcher {
       s.column.position++, s.column.frame++;
     }
     const int i = launched_ % kAhead;
-    p.codes = codes_.data_ptr<int>() + i * qmk::kColumns * kGroups;
+    p.codes = codes_.data_ptr<int>() + i * qmk::kColumns * qmk::kSaid;
+    for (int column = 0; column < p.columns; column++) p.codes[column * qmk::kSaid + kGroups] = 0;
     launch(p, p.talker.layers + kGroups * p.predictor.layers);
     const c10::cuda::CUDAGuard guard(device_);
     check_cuda(cudaEventRecord(done_[i], c10::cuda::getCurrentCUDAStream(device_.index())));
     launched_++;
   }
 
-  // Wait for the oldest uncollected launch: int32 [columns][16], a view that the fourth launch from now overwrites.
+  // Wait for the oldest uncollected launch: int32 [columns][17], codes and whether a logit was no number, a view that the fourth launch from now overwrites.
   torch::Tensor collect() {
     TORCH_CHECK(launched_ > collected_, "nothing was launched; decode() first");
     const int i = collected_++ % kAhead;

@@ -100,6 +100,7 @@ struct Frame {
       const DrawParams& d = group ? c.draw : c.draw0;
       float logit = M::sum(b.s.wide, b.tid % Rows, mine) * M::inverse_rms(b.s.wide, mine);
       if (p.logits_out) p.logits_out[(mine * Dims::kGroups + group) * Dims::kCodecVocab + id] = logit;
+      if (!(fabsf(logit) < INFINITY)) p.codes[mine * kSaid + Dims::kGroups] = 1;
       if (group == 0) logit = code0_rule(p, c, id, logit);
       if (d.sample) logit = __fmul_rn(logit, d.inverse_temperature);
       publish(b.x.logits + mine * Dims::kCodecVocab + id, __float_as_uint(logit),
@@ -115,7 +116,7 @@ struct Frame {
       const int code = draw(b, candidates, group ? c.draw : c.draw0);
       if (b.tid < kBlocks) publish(b.x.drawn + b.tid * kColumns + chooser, __int_as_float(code), b.epoch);
       if (b.tid == 0) {
-        p.codes[chooser * Dims::kGroups + group] = code;
+        p.codes[chooser * kSaid + group] = code;
         c.recent[c.frame % 8 * Dims::kGroups + group] = code;
         if (group == 0 && code != p.eos_id) c.seen[code] = 1;
       }

@@ -88,7 +88,7 @@ struct FrameParams {
   int columns;
   int prefill;         // 1: only the talker's layers run, for their keys and values
   int eos_id, first_suppressed_id, min_frames;
-  int* codes;          // [columns][16] out; code 0 == eos_id: speech has ended
+  int* codes;          // [columns][kSaid] out: 16 codes, code 0 == eos_id: speech has ended; 1 where a logit was no number
   Column column[kColumns];
 
   float* hidden_out;             // [columns][hidden] or null: after the talker's final norm
@@ -97,6 +97,8 @@ struct FrameParams {
 };
 
 constexpr int kPagePositions = 64;
+
+constexpr int kSaid = 17;  // of a column
 
 // A stage ends when its result is published; the wait for its input belongs to it. Talker first, then code predictor.
 enum Stage { kQkv, kAttention, kOut, kGateUp, kDown, kHead, kDraw, kStages };

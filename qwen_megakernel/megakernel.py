@@ -14,7 +14,7 @@ from torch import Tensor
 
 from qwen_megakernel.build import BLOCKS, load_extension, why_no_build, why_no_gpu
 from qwen_megakernel.config import MIN_FRAMES, ModelConfig, SamplingParams, StackConfig
-from qwen_megakernel.errors import BackendError, KernelFault
+from qwen_megakernel.errors import BackendError, KernelFault, SpeechError
 from qwen_megakernel.frame_decoder import RECENT_FRAMES, SlotStream, check_launch
 from qwen_megakernel.prefill import LEAST, MOST, PagedPrefill
 from qwen_megakernel.prompt import Prefix, Prompt
@@ -309,16 +309,15 @@ class MegakernelFrameDecoder:
             stream.launched += 1
         self._launches.append(streams)
 
-    def collect(self) -> list[Tensor | None]:
+    def collect(self) -> list[Tensor | SpeechError | None]:
         if not self._launches:
             raise RuntimeError("nothing is launched: launch() first, then collect() once for every launch")
         streams = self._launches.popleft()
-        codes = self._launcher.collect()[: len(streams)].long()
+        said = self._launcher.collect()[: len(streams)].long()
+        codes, broken = said[:, :-1], said[:, -1].tolist()
         if self._fault.item():
             raise KernelFault("a wait inside the kernel outlasted its limit")
-        for stream, code0 in zip(streams, codes[:, 0].tolist(), strict=True):
-            stream.over |= code0 == self._eos_id
-        return [None if stream.over else frame for stream, frame in zip(streams, codes, strict=True)]
+        return [stream.say(frame, self._eos_id, *of) for stream, frame, *of in zip(streams, codes, broken, strict=True)]
 
     @torch.inference_mode()
     def recover(self) -> None:

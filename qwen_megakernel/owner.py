@@ -648,8 +648,10 @@ class Owner:
             del self._heard[next(iter(self._heard))]
         stream.mark("prefill")
 
-    def _see_frame(self, stream: Stream, codes: Tensor | None) -> None:
+    def _see_frame(self, stream: Stream, codes: Tensor | SpeechError | None) -> None:
         """One more frame, or the end of speech."""
+        if isinstance(codes, SpeechError):
+            raise codes
         if codes is None:
             stream.reason = "eos"
             stream.launched = len(stream.codes)

@@ -1,5 +1,6 @@
 """What callers, listeners and hardware do to an engine, one by one: docs/reliability.md, row by row."""
 
+import dataclasses
 import signal
 import subprocess
 import sys
@@ -253,6 +254,27 @@ def test_samples_that_are_no_numbers_are_an_error_and_no_sound(engine, monkeypat
         with pytest.raises(SpeechError, match="no numbers"):
             alone(engine)
     assert np.array_equal(alone(engine).samples, whole.samples), "nothing of it stays"
+
+
+def test_a_prompt_of_no_numbers_is_an_error_and_harms_nobody_else(engine, monkeypatch):
+    """In company and in every slot; who speaks there next hears nothing of it."""
+    whole, build = alone(engine), engine._prompts.build
+
+    def broken(tokens, **options):
+        prompt = build(tokens, **options)
+        return dataclasses.replace(prompt, rows=prompt.rows * torch.nan, prefix=None)
+
+    for _ in range(3):
+        others = [engine.submit(TEXT, sampling=SEEDED, max_frames=20) for _ in range(2)]
+        with monkeypatch.context() as patch:
+            patch.setattr(engine._prompts, "build", broken)
+            failing = engine.submit(TEXT)
+        with pytest.raises(SpeechError, match="no numbers"):
+            failing.result(timeout=60)
+        assert all(np.array_equal(other.result(timeout=60).codes, whole.codes) for other in others)
+    again = [engine.submit(TEXT, sampling=SEEDED, max_frames=20) for _ in range(3)]
+    assert all(np.array_equal(utterance.result(timeout=60).codes, whole.codes) for utterance in again)
+    assert engine.health()["status"] == "ok" and engine.metrics()["failed"] == 3
 
 
 # ---------------------------------------------------------------- the end
