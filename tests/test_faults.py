@@ -326,3 +326,31 @@ def test_sigterm_with_streams_open_drains_and_ends(backend):
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=90)
     assert process.returncode == 0, errors.decode()
+
+
+BESIDE = """
+from qwen_megakernel import TTSEngine
+
+engine = TTSEngine.load("demo", backend="megakernel")
+print("speaking", flush=True)
+while True:
+    for utterance in [engine.submit("Hello my friend, how are you?") for _ in range(8)]:
+        utterance.result()
+"""
+
+
+@pytest.mark.gpu
+def test_a_process_beside_us_on_the_gpu_may_be_killed(engine):
+    if engine.backend != "megakernel":
+        pytest.skip("needs the kernel")
+    whole = alone(engine)
+    for _ in range(2):
+        beside = subprocess.Popen([sys.executable, "-c", BESIDE], stdout=subprocess.PIPE)
+        try:
+            assert beside.stdout.readline() == b"speaking\n"
+            assert all(np.array_equal(alone(engine).codes, whole.codes) for _ in range(20))
+        finally:
+            beside.kill()
+            beside.wait(timeout=60)
+        assert all(np.array_equal(alone(engine).samples, whole.samples) for _ in range(20))
+    assert engine.health()["status"] == "ok"
