@@ -317,8 +317,7 @@ class TTSEngine:
             chunk_frames=chunk_frames,
         )
         stream = Stream(request, on_chunk, on_end)
-        if on_chunk or on_end:
-            stream.listener = self._owner.listen(stream)
+        listener = stream.listener = self._owner.listen(stream) if on_chunk or on_end else None
         utterance = Utterance(stream, self._owner, self)
         voicing = {"speaker": request.speaker, "language": request.language, "instruct": request.instruct}
         voicing |= {"voice": request.voice, "max_positions": self._decoder.max_positions}
@@ -326,8 +325,8 @@ class TTSEngine:
             with self._owner.in_order():
                 stream.pieces = self._prompts.begin(**voicing)
             self._owner.admit(stream)
-            if stream.listener:
-                stream.listener.start()
+            if listener:
+                listener.start()
             return utterance
         stream.arrived = stream.stage_began = arrived
         tokens = self._prompts.tokens(text)
@@ -337,8 +336,8 @@ class TTSEngine:
         stream.mark("prompt")
         self._owner.admit(stream)
         self._owner.speak(stream, prompt, text_complete=True)
-        if stream.listener:  # a thread is not made on the way to the first chunk
-            stream.listener.start()
+        if listener:  # a thread is not made on the way to the first chunk
+            listener.start()
         stream.text_open = False  # an interrupt before this drops an utterance with open text: its place is free again
         return utterance
 

@@ -236,8 +236,8 @@ class Owner:
 
     def refuse_own_thread(self, stream: Stream) -> None:
         """Raises RequestError where waiting for the stream would never end."""
-        own = (self._thread, stream.listener and stream.listener.thread)
-        if threading.current_thread() in own and not stream.done.is_set():
+        listener = stream.listener
+        if threading.current_thread() in (self._thread, listener and listener.thread) and not stream.done.is_set():
             raise RequestError("a callback cannot wait for its own utterance: it would wait for its own thread")
 
     def settle(self, stream: Stream, reason: str = "", error: BaseException | None = None) -> None:
@@ -256,8 +256,8 @@ class Owner:
             error = failure
         stream.error = error
         stream.over = True
-        if stream.listener:
-            stream.listener.tell(partial(self._announce, stream), last=True)
+        if listener := stream.listener:
+            listener.tell(partial(self._announce, stream), last=True)
         else:
             self._announce(stream)
 
@@ -272,6 +272,7 @@ class Owner:
             stream.forget()
         stream.chunks.put(None)
         stream.done.set()
+        stream.listener = None  # which knows the stream: together they would wait for the garbage collector
         if stream.on_end:
             try:
                 stream.on_end()
@@ -370,7 +371,8 @@ class Owner:
                 self._watching.get(timeout=_WATCH_S)
             now, began = time.monotonic(), self._turn_began
             for stream in self._open.copy():
-                since = stream.listener and stream.listener.since
+                listener = stream.listener
+                since = listener and listener.since
                 if since and now - since > _LISTENER_PATIENCE_S:
                     self._tally.put("stuck")
                     self._leave_behind(stream, CallbackError(f"on_chunk did not return in {_LISTENER_PATIENCE_S:g} s"))
@@ -770,5 +772,6 @@ class Owner:
         stream.chunks_given += 1
         stream.handed_frames += len(chunk.codes)
         stream.chunks.put(chunk)
-        if stream.on_chunk:
-            stream.listener.tell(partial(stream.on_chunk, chunk))
+        listener = stream.listener
+        if listener and stream.on_chunk:
+            listener.tell(partial(stream.on_chunk, chunk))
