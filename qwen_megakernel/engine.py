@@ -6,6 +6,7 @@
 """
 
 import atexit
+import contextlib
 import logging
 import numbers
 import os
@@ -31,6 +32,7 @@ from qwen_megakernel.checkpoint import DEMO, DEMO_NOTICE, Checkpoint
 from qwen_megakernel.config import SamplingParams
 from qwen_megakernel.errors import BackendError, OutOfMemoryError, RequestError, TextError, TextTooLongError
 from qwen_megakernel.frame_decoder import FrameDecoder
+from qwen_megakernel.listener import Listener
 from qwen_megakernel.owner import Owner
 from qwen_megakernel.prompt import KEPT_VOICES, PromptBuilder
 from qwen_megakernel.request import RequestChecker, RequestOptions
@@ -208,11 +210,10 @@ class TTSEngine:
             voice = Voice(torch.zeros(config.talker.stack.hidden_size), None, None, self._checkpoint.fingerprint)
         request = {"voice": voice, "runaway_guard": False}
         try:
-            self.generate("Hello there.", max_frames=4, **request)
-            if self._decoder.width > 1:
-                self._measure(request)
-        except TextTooLongError:  # for slots as small as these
-            return
+            with contextlib.suppress(TextTooLongError):  # for slots as small as these
+                self.generate("Hello there.", max_frames=4, **request)
+                if self._decoder.width > 1:
+                    self._measure(request)
         except BaseException:
             self.close()
             raise
@@ -220,11 +221,15 @@ class TTSEngine:
         self._owner.forget()
 
     def _measure(self, request: dict) -> None:
-        """How many live listeners the device sustains: full launches, as fast as they go."""
-        began, count = time.monotonic(), min(self._decoder.slots, self._decoder.width)
-        said = [self.submit("Hello there.", max_frames=24, chunk_frames=8, **request) for _ in range(count)]
-        audio_s = sum(utterance.result().duration_s for utterance in said)
-        self._owner.sustain(audio_s / (time.monotonic() - began))
+        """How many live listeners the device sustains: full launches, as fast as they go, the better of two rounds."""
+        best = 0.0
+        for _ in range(2):
+            began, text = time.monotonic(), "How are you today, my friend? " * 4
+            request |= {"max_frames": 32, "chunk_frames": 8}
+            said = [self.submit(text, **request) for _ in range(min(self._owner.slots, self._decoder.width))]
+            audio_s = sum(utterance.result().duration_s for utterance in said)
+            best = max(best, audio_s / (time.monotonic() - began))
+        self._owner.sustain(best)
 
     @property
     def backend(self) -> str:
@@ -320,13 +325,13 @@ class TTSEngine:
         listener = stream.listener = self._owner.listen(stream) if on_chunk or on_end else None
         utterance = Utterance(stream, self._owner, self)
         voicing = {"speaker": request.speaker, "language": request.language, "instruct": request.instruct}
-        voicing |= {"voice": request.voice, "max_positions": self._decoder.max_positions}
+        voicing |= {"voice": request.voice, "max_positions": self._owner.max_positions}
         if not whole:
             with self._owner.in_order():
                 stream.pieces = self._prompts.begin(**voicing)
             self._owner.admit(stream)
             if listener:
-                listener.start()
+                self._start(listener, stream)
             return utterance
         stream.arrived = stream.stage_began = arrived
         tokens = self._prompts.tokens(text)
@@ -337,9 +342,17 @@ class TTSEngine:
         self._owner.admit(stream)
         self._owner.speak(stream, prompt, text_complete=True)
         if listener:  # a thread is not made on the way to the first chunk
-            listener.start()
+            self._start(listener, stream)
         stream.text_open = False  # an interrupt before this drops an utterance with open text: its place is free again
         return utterance
+
+    def _start(self, listener: Listener, stream: Stream) -> None:
+        try:
+            listener.start()
+        except RuntimeError as error:  # no more threads
+            self._owner.settle(stream, error=error)
+            self._owner.cancel(stream)
+            raise
 
     def check(self, **request: Unpack[RequestOptions]) -> None:
         """Could a text be spoken like this?
@@ -378,7 +391,7 @@ class TTSEngine:
             "status": "dead" if fault else "closed" if closed else "draining" if self._owner.draining else "ok",
             "backend": self.backend,
             **self._owner.load(),
-            "max_streams": self._decoder.slots,
+            "max_streams": self._owner.slots,
             "sustained": self._owner.seats,
         }
         return health | ({"error": repr(fault)} if fault else {})

@@ -110,6 +110,8 @@ class Owner:
         self._max_queue, self._queue_timeout = max_queue, queue_timeout
         self.fault: BaseException | None = None
         self.closed = self.draining = self.fell_back = False
+        self.slots, self.max_positions = decoder.slots, decoder.max_positions
+        self._ended = self._hangs = False  # the owner thread: it has told everybody; it never will
         self._spare, self._faults = spare, 0  # in a row
         self.seats = decoder.slots  # utterances in slots at once, at most
         self._patience = _PATIENCE_S[device.type]
@@ -148,8 +150,8 @@ class Owner:
     def sustain(self, audio_s_per_s: float) -> None:
         """Callers beyond what the device sustains wait in the queue, though there were slots. To be called before
         anybody else knows the engine."""
-        self.seats = max(1, min(self._decoder.slots, int(_SUSTAINED * audio_s_per_s)))
-        for _ in range(self._decoder.slots - self.seats):
+        self.seats = max(1, min(self.slots, int(_SUSTAINED * audio_s_per_s)))
+        for _ in range(self.slots - self.seats):
             self._places.pop()
 
     def check(self) -> None:
@@ -185,8 +187,8 @@ class Owner:
             stream.place = self._places.pop()
         except IndexError:
             return self.check() or self.admit(stream)
-        self._open.add(stream)
         self._unsettled.add(stream)
+        self._open.add(stream)
         if self.closed:  # since `check`: the owner may have missed it
             self._settle_closed(stream)
             self.check_open()
@@ -194,7 +196,7 @@ class Owner:
     def speak(self, stream: Stream, prompt: Prompt, text_complete: bool) -> None:
         """The prompt of an admitted utterance is there."""
         stream.prompt, stream.text_rows, stream.text_complete = prompt, len(prompt.trailing), text_complete
-        room = self._decoder.max_positions - len(prompt.rows) + 1
+        room = self.max_positions - len(prompt.rows) + 1
         stream.max_frames = min(stream.request.max_frames, room)
         stream.stage_began = time.monotonic()
         stream.deadline = stream.stage_began + self._queue_timeout
@@ -254,25 +256,40 @@ class Owner:
                 stream.audio = stream.assemble(reason, self._sample_rate, self._vocoder.groups)
         except BaseException as failure:
             error = failure
-        stream.error = error
+        if error is not None:
+            stream.error = error
         stream.over = True
-        if listener := stream.listener:
-            listener.tell(partial(self._announce, stream), last=True)
-        else:
-            self._announce(stream)
+        try:
+            if listener := stream.listener:
+                listener.tell(partial(self._announce, stream), last=True)
+                return
+        except RuntimeError:  # no more threads
+            log.exception("a listener was never told anything")
+        self._announce(stream)
 
     def _announce(self, stream: Stream) -> None:
+        if self._claim(stream):
+            self._tell_end(stream)
+
+    def _claim(self, stream: Stream) -> bool:
+        """Whoever waits for it wakes up, once."""
         try:
             self._open.remove(stream)
         except KeyError:
-            return
+            return False
         self._tally.put("failed" if stream.error else stream.audio.finish_reason)
         self._places.append(stream.place)
         if stream.slot is None:
             stream.forget()
         stream.chunks.put(None)
         stream.done.set()
+        if self._ended:
+            self._watching.put(None)
         stream.listener = None  # which knows the stream: together they would wait for the garbage collector
+        return True
+
+    @staticmethod
+    def _tell_end(stream: Stream) -> None:
         if stream.on_end:
             try:
                 stream.on_end()
@@ -283,9 +300,8 @@ class Owner:
         """What calls the stream's callbacks; to be started once it was admitted."""
 
         def failed(error: BaseException) -> None:
-            if stream.over:  # all was said, and then this
-                stream.error = error
             self.settle(stream, error=error)
+            stream.error = stream.error or error  # where all was said, and then this
             self._look()
 
         return Listener(failed)
@@ -329,9 +345,17 @@ class Owner:
 
     def join(self) -> None:
         """Wait for the thread, unless from within it, or it hangs."""
-        while threading.current_thread() is not self._thread and self._thread.is_alive() and not self.fault:
+        me = threading.current_thread()
+        while me is not self._thread and self._thread.is_alive() and not self._hangs:
             self._thread.join(timeout=_WATCH_S)
-        if threading.current_thread() not in (self._thread, self._watchdog):
+        end = time.monotonic() + 2 * _WATCH_S
+        for stream in self._open.copy():  # what listeners have yet to hear
+            listener = stream.listener
+            while listener and me not in (self._thread, listener.thread) and time.monotonic() < end:
+                if stream.done.is_set():
+                    break
+                time.sleep(0.002)
+        if me not in (self._thread, self._watchdog):
             self._watchdog.join(timeout=_WATCH_S)
 
     def _look(self) -> None:
@@ -349,11 +373,10 @@ class Owner:
                     self._turn_began = None
                     self._rest()
         except BaseException as error:
-            self.fault = error
+            self.fault = self.fault or error
             log.exception("the engine's owner thread died")
         finally:
-            self.closed, self._turn_began = True, None
-            self._watching.put(None)
+            self.closed, self._turn_began = True, time.monotonic()
             for flying in self._flying:  # what the device still writes must not be given away
                 with contextlib.suppress(Exception):
                     self._decoder.collect() if isinstance(flying, _Launch) else flying.collect()
@@ -362,32 +385,45 @@ class Owner:
             for stream in list(self._open):
                 self._settle_closed(stream)
                 stream.forget()
+            self._turn_began, self._ended = None, True
+            self._watching.put(None)
 
     def _watch(self) -> None:
         """In a thread of its own: nobody waits for ever, neither for a GPU that does not answer nor for a callback that
-        does not return."""
-        while not self.closed:
+        does not return. It counts looks and not hours, as the process may be stopped and go on."""
+        turn, turn_s = None, 0.0
+        while not self._ended or self._open:
+            before = time.monotonic()
             with contextlib.suppress(queue.Empty):
                 self._watching.get(timeout=_WATCH_S)
-            now, began = time.monotonic(), self._turn_began
+            passed, began = min(time.monotonic() - before, 2 * _WATCH_S), self._turn_began
             for stream in self._open.copy():
                 listener = stream.listener
-                since = listener and listener.since
-                if since and now - since > _LISTENER_PATIENCE_S:
-                    self._tally.put("stuck")
-                    self._leave_behind(stream, CallbackError(f"on_chunk did not return in {_LISTENER_PATIENCE_S:g} s"))
-            if began and now - began > self._patience:
+                if listener:
+                    listener.watch(passed)
+                    if listener.stuck_s > _LISTENER_PATIENCE_S:
+                        why = f"on_chunk did not return in {_LISTENER_PATIENCE_S:g} s"
+                        self._leave_behind(stream, CallbackError(why), "stuck")
+            turn, turn_s = began, turn_s + passed if began is not None and began == turn else 0.0
+            if turn_s > self._patience:
                 self.fault = TimeoutError(f"the device did not answer for {self._patience:g} s")
-                self.closed = True
+                self.closed = self._hangs = self._ended = True
                 log.error("the engine is dead: %s", self.fault)
                 for stream in self._open.copy():
                     self._leave_behind(stream, self._death())
 
-    def _leave_behind(self, stream: Stream, error: TTSError) -> None:
+    def _leave_behind(self, stream: Stream, error: TTSError, counted: str | None = None) -> None:
         """Whoever waits is told, whatever its listener does."""
+        listener, stream.error = stream.listener, stream.error or error
+        if not self._claim(stream):
+            return
+        if counted:
+            self._tally.put(counted)
+        if listener:
+            listener.broken = True
+            listener.tell(lambda: None, last=True)
         self.settle(stream, error=error)
-        stream.error = stream.error or error
-        self._announce(stream)
+        threading.Thread(target=self._tell_end, args=(stream,), daemon=True).start()
         self._look()
 
     def _death(self) -> EngineClosed:
@@ -494,7 +530,8 @@ class Owner:
         new = [stream for stream in self._running if not (stream.prefilled or stream.over)]
         if new:
             soon = time.monotonic() + _HURRY_S
-            hurry = any(stream.runs_out is not None and stream.runs_out < soon for stream in self._running)
+            speaking = [s for s in self._running if s.runs_out is not None and not (s.starved or s.reason)]
+            hurry = any(stream.runs_out < soon for stream in speaking)
             for stream in new[: 1 if hurry else self._decoder.width]:
                 self._step(stream, self._enter)
         return bool(new)
@@ -532,7 +569,6 @@ class Owner:
             frames = self._decoder.collect()
         if frames is None:
             return
-        self._faults = 0
         self._frame_s += 0.1 * (time.monotonic() - flying.began - self._frame_s)
         for stream, codes in zip(flying.streams, frames, strict=True):
             self._step(stream, self._see_frame, codes)
@@ -572,6 +608,7 @@ class Owner:
             self._decoder.recover()
         elif self._spare and not self.fell_back:
             log.error("%d kernel faults in a row: PyTorch takes over, as fallback='torch' asks", self._faults)
+            self._decoder = self._vocoder = self._turn_began = None  # their memory is needed, and time
             self._decoder, self._vocoder = self._spare()
             self.fell_back = True
         else:
@@ -600,6 +637,8 @@ class Owner:
         except BaseException as error:
             self.settle(stream, error=error)
             log.exception("an utterance failed")
+            if not isinstance(error, SpeechError):
+                self._check_device()
 
     def _enter(self, stream: Stream) -> str | None:
         """What comes before its first frame: prefill, then the reference as context for the vocoder."""
@@ -673,7 +712,7 @@ class Owner:
         """What the vocoder lacks of their frames goes to it where it is due, those with equally many together, first
         those whose listeners have heard nothing. Several at once are cheaper: who can wait does, while frames of others
         are launched."""
-        short = [stream for stream in streams if stream.idle]  # once: text may come at any moment
+        short = [stream for stream in [*self._held, *streams] if stream.idle]  # once: text may come at any moment
         by_count: dict[int, list[Stream]] = {}
         for stream in [*self._held, *(s for s in streams if not s.held)]:
             stream.held = False
@@ -683,7 +722,7 @@ class Owner:
         for count, group in sorted(by_count.items(), key=lambda item: all(s.chunks_given for s in item[1])):
             for first in range(0, len(group), self._vocoder.together):
                 some = group[first : first + self._vocoder.together]
-                if streams and self._can_wait(some, count, soon):
+                if streams and some[0] not in short and self._can_wait(some, count, soon):
                     self._held += some
                     for stream in some:
                         stream.held = True
@@ -718,6 +757,7 @@ class Owner:
             stream.pushes -= 1
         with self._together(push.streams, "the vocoder"):
             made = push.collect().float().cpu().numpy()
+            self._faults = 0
         for stream, sound in zip(push.streams, made, strict=True) if made is not None else ():
             if len(made) > 1:
                 sound = sound.copy()  # a view would keep its neighbours' samples as long as its own
@@ -767,8 +807,8 @@ class Owner:
             made = stream.handed_frames * len(chunk.samples) / len(chunk.codes) / self._sample_rate
             lead = made - (now - stream.first_chunk)
             stream.lead = lead if stream.lead is None else min(stream.lead, lead)
-        heard = (stream.handed_frames + len(chunk.codes)) * len(chunk.samples) / len(chunk.codes) / self._sample_rate
-        stream.runs_out = stream.first_chunk + heard
+        seconds = len(chunk.samples) / self._sample_rate
+        stream.runs_out = max(stream.runs_out or now, now) + seconds
         stream.chunks_given += 1
         stream.handed_frames += len(chunk.codes)
         stream.chunks.put(chunk)

@@ -101,6 +101,7 @@ class Audio:
         return self.compute_s / self.duration_s if len(self.samples) else float("inf")
 
 
+_FRAME_S = 0.08
 _MOST_UNHEARD = RECENT_FRAMES  # more of them a vocoder that follows would not find on the device
 
 
@@ -177,10 +178,11 @@ class Stream:
         return self.chunk_size(self._chunks_planned) - (self.launched - self._planned)
 
     def due_at(self, frame_s: float) -> float:
-        """When its next frame must begin, so that its listener hears no gap, where frames take `frame_s`; before its
-        first chunk somebody has been waiting since its text came."""
+        """When its next frame must begin, so that its listener hears no gap, where frames take `frame_s`. Before its
+        first chunk somebody has been waiting since its text came; where that chunk is long, as patiently as others
+        listen."""
         if self.runs_out is None:
-            return self.arrived or 0.0
+            return (self.arrived or 0.0) + _FRAME_S * self.launched
         return self.runs_out - frame_s * max(1, self._to_chunk)
 
     def give(self, short: bool) -> None:
