@@ -21,6 +21,7 @@ from qwen_megakernel import (
     SpeechError,
 )
 from qwen_megakernel import owner as owner_module
+from qwen_megakernel import stream as stream_module
 from qwen_megakernel.engine import _make_spare
 
 TEXT = "Hello there, how are you today?"
@@ -65,6 +66,69 @@ def test_a_stuck_listener_fails_its_own_utterance_and_takes_no_slot(engine, impa
     until(lambda: engine.health()["streams"] == 0)
     release.set()
     assert engine.health()["status"] == "ok" and alone(engine).frames == 20
+
+
+@pytest.mark.parametrize("how", ["close", "the owner dies"])
+def test_a_stuck_listener_is_left_behind_after_the_end_too(engine, impatient, monkeypatch, how):
+    entered, release, ended = threading.Event(), threading.Event(), threading.Event()
+    stuck = lambda _chunk: (entered.set(), release.wait(60))  # noqa: E731
+    said = engine.submit(TEXT, stuck, on_end=ended.set, max_frames=3)
+    assert entered.wait(20)
+    if how == "close":
+        engine.close()
+    else:
+        monkeypatch.setattr(engine._owner, "_go_on", lambda: 1 / 0)
+        with pytest.raises(EngineClosed):
+            alone(engine)
+    with pytest.raises(CallbackError):
+        said.result(timeout=20)
+    assert ended.wait(20) and engine.health()["streams"] == 0
+    release.set()
+
+
+def test_a_stuck_listeners_end_does_not_stop_the_watchdog(engine, impatient):
+    lock = threading.Lock()
+    lock.acquire()
+
+    def take(*_) -> None:
+        with lock:
+            pass
+
+    for _ in range(2):
+        stuck = engine.submit(TEXT, take, on_end=take, max_frames=3)
+        with pytest.raises(CallbackError):
+            stuck.result(timeout=20)
+    lock.release()
+
+
+def test_what_a_callback_raises_while_its_utterance_is_put_together_is_not_lost(engine, monkeypatch):
+    assemble = stream_module.Stream.assemble
+
+    def slowly(*args):
+        time.sleep(0.2)
+        return assemble(*args)
+
+    def broken(chunk) -> None:
+        time.sleep(0.05)
+        raise ValueError("the last chunk's listener")
+
+    monkeypatch.setattr(stream_module.Stream, "assemble", slowly)
+    with pytest.raises(ValueError, match="last chunk's"):
+        engine.submit(TEXT, broken, max_frames=1).result(timeout=20)
+    assert engine.metrics()["failed"] == 1
+
+
+def test_without_threads_a_request_with_callbacks_is_refused_and_takes_nothing(engine, monkeypatch):
+    def none(_self):
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", none)
+        for _ in range(12):
+            with pytest.raises(RuntimeError, match="new thread"):
+                engine.submit(TEXT, lambda _chunk: None, max_frames=3)
+    until(lambda: engine.health()["streams"] == 0)
+    assert alone(engine).frames == 20
 
 
 def test_a_slow_listener_keeps_nobody_waiting(engine):
@@ -155,6 +219,19 @@ def test_three_in_a_row_are_the_end(engine, monkeypatch):
         alone(engine)
 
 
+def test_a_vocoder_that_always_faults_is_the_end_too(engine, monkeypatch):
+    def fault(*_):
+        raise KernelFault("the vocoder gave up")
+
+    vocoder = engine._owner._vocoder
+    monkeypatch.setattr(vocoder, "recover", lambda: None, raising=False)
+    monkeypatch.setattr(vocoder, "follow" if vocoder.follows else "push", fault)
+    for _ in range(3):
+        with pytest.raises(KernelFault):
+            alone(engine)
+    until(lambda: engine.health()["status"] == "dead")
+
+
 def test_three_in_a_row_make_pytorch_take_over_where_that_was_asked_for(engine, monkeypatch):
     owner, checkpoint = engine._owner, engine._checkpoint
     device = torch.device("cuda" if engine.backend == "megakernel" else "cpu")
@@ -187,26 +264,29 @@ def test_a_launch_that_fails_fails_those_in_it(engine, monkeypatch):
     assert np.array_equal(alone(engine).samples, whole.samples) and engine.health()["status"] == "ok"
 
 
-def test_a_lost_device_is_reported_to_all_and_ends_the_engine(engine, monkeypatch):
+@pytest.mark.parametrize("where", ["start", "launch"])
+def test_a_lost_device_is_reported_to_all_and_ends_the_engine(engine, monkeypatch, where):
     def lost(*_):
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-    monkeypatch.setattr(engine._owner._decoder, "launch", lost)
+    monkeypatch.setattr(engine._owner._decoder, where, lost)
     monkeypatch.setattr(engine._owner, "_check_device", lost)
-    said = [engine.submit(TEXT) for _ in range(5)]
-    for utterance in said:
-        with pytest.raises(EngineClosed, match="illegal memory access"):
+    for utterance in [engine.submit(TEXT) for _ in range(5)]:
+        with pytest.raises((EngineClosed, RuntimeError), match="illegal memory access"):
             utterance.result(timeout=20)
     assert engine.health()["status"] == "dead"
     with pytest.raises(EngineClosed, match="illegal memory access"):
         engine.submit(TEXT)
 
 
-def test_a_device_that_does_not_answer_ends_the_engine_and_nobody_hangs(engine, impatient, monkeypatch):
+@pytest.mark.parametrize("closing", [False, True])
+def test_a_device_that_does_not_answer_ends_the_engine_and_nobody_hangs(engine, impatient, monkeypatch, closing):
     release, collect = threading.Event(), engine._owner._decoder.collect
     monkeypatch.setattr(engine._owner, "_patience", 0.3)
     monkeypatch.setattr(engine._owner._decoder, "collect", lambda: (release.wait(60), collect())[1])
     said = [engine.submit(TEXT, lambda _chunk: None) for _ in range(4)]
+    if closing:
+        engine.close()
     try:
         for utterance in said:
             with pytest.raises(EngineClosed, match=r"did not answer for 0\.3 s"):
