@@ -268,15 +268,20 @@ class Owner:
         self._announce(stream)
 
     def _announce(self, stream: Stream) -> None:
-        if self._claim(stream):
+        if self._close(stream):
+            self._wake(stream)
             self._tell_end(stream)
 
-    def _claim(self, stream: Stream) -> bool:
-        """Whoever waits for it wakes up, once."""
+    def _close(self, stream: Stream) -> bool:
+        """Once, whoever does it."""
         try:
             self._open.remove(stream)
         except KeyError:
             return False
+        return True
+
+    def _wake(self, stream: Stream) -> None:
+        """Whoever waits for it."""
         self._tally.put("failed" if stream.error else stream.audio.finish_reason)
         self._places.append(stream.place)
         if stream.slot is None:
@@ -286,7 +291,6 @@ class Owner:
         if self._ended:
             self._watching.put(None)
         stream.listener = None  # which knows the stream: together they would wait for the garbage collector
-        return True
 
     @staticmethod
     def _tell_end(stream: Stream) -> None:
@@ -414,9 +418,11 @@ class Owner:
 
     def _leave_behind(self, stream: Stream, error: TTSError, counted: str | None = None) -> None:
         """Whoever waits is told, whatever its listener does."""
-        listener, stream.error = stream.listener, stream.error or error
-        if not self._claim(stream):
+        listener = stream.listener
+        if not self._close(stream):
             return
+        stream.error = stream.error or error
+        self._wake(stream)
         if counted:
             self._tally.put(counted)
         if listener:
