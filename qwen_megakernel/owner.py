@@ -517,8 +517,7 @@ class Owner:
         if self._unseen < 2 if self._vocoder.follows else not self._flying:
             busy = self._bring_in()
             ready = [stream for stream in self._running if stream.ready]
-            if len(ready) > self._decoder.width:
-                ready.sort(key=lambda stream: stream.due_at(self._frame_s))
+            ready.sort(key=lambda stream: stream.due_at(self._frame_s))
             if ready and not self._better_wait(ready[0]):
                 self._launch(ready[: self._decoder.width])
                 return True
