@@ -68,12 +68,16 @@ def first_chunk_ms(engine: TTSEngine, **request) -> float:
     return 1000 * (there[0] - start)
 
 
-def plain(engine: TTSEngine, count: int, report: Report) -> None:
+def one_after_the_other(engine: TTSEngine, count: int, **request) -> list[Audio]:
     said = []
     for _ in range(count):
         time.sleep(random.uniform(0.0, 0.03))
-        said.append(engine.generate(sentence(), **ask(engine)))
-    report.add_stages("plain", said)
+        said.append(engine.generate(sentence(), **ask(engine, **request)))
+    return said
+
+
+def plain(engine: TTSEngine, count: int, report: Report) -> None:
+    report.add_stages("plain", one_after_the_other(engine, count))
 
 
 def idle(engine: TTSEngine, count: int, report: Report) -> None:
@@ -125,11 +129,7 @@ def clone(size: str, count: int, report: Report, **options) -> None:
             engine.generate("Hello.", voice=reference(engine), max_frames=FRAMES)  # what is made at first use
             first, later = [], []
             for _ in range(max(3, count // 10)):
-                voice = reference(engine)
-                said = []
-                for _ in range(6):
-                    time.sleep(random.uniform(0.0, 0.03))
-                    said.append(engine.generate(sentence(), **ask(engine, voice=voice)))
+                said = one_after_the_other(engine, 6, voice=reference(engine))
                 first.append(said[0])
                 later += said[1:]
     report.add_stages("clone of 5 s, first sentence in that voice", first)

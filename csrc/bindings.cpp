@@ -21,6 +21,15 @@ using Settings = std::map<std::string, double>;
 constexpr int kAhead = 4;  // launches that may be uncollected
 constexpr int kGroups = 16;
 
+template <class T>
+T* check(const torch::Tensor& t, const std::string& name, torch::ScalarType dtype, int64_t at_least) {
+  TORCH_CHECK(t.is_cuda() && t.is_contiguous() && t.scalar_type() == dtype && t.numel() >= at_least, say(name, " must be a contiguous CUDA ",
+              c10::toString(dtype), " tensor of at least ", at_least, " values, got ", t.toString(), " of ", t.numel()));
+  return reinterpret_cast<T*>(t.data_ptr());
+}
+void check_launched(cudaError_t error, const char* what) { TORCH_CHECK(error == cudaSuccess, say(what, ": ", cudaGetErrorString(error))); }
+cudaStream_t stream_of(const torch::Tensor& t) { return c10::cuda::getCurrentCUDAStream(t.device().index()); }
+
 struct Slot {
   qmk::Column column{};                 // of the next launch, but for its text row
   torch::Tensor pages, seen, row, recent;  // kept alive
@@ -187,7 +196,7 @@ class Launcher {
   void set_epoch(int64_t epoch) { epoch_ = epoch; }
 
  private:
-  static void check_cuda(cudaError_t error) { TORCH_CHECK(error == cudaSuccess, say("frame kernel: ", cudaGetErrorString(error))); }
+  static void check_cuda(cudaError_t error) { check_launched(error, "frame kernel"); }
   Slot& at(int64_t slot) {
     TORCH_CHECK(slot >= 0 && slot < static_cast<int64_t>(slots_.size()), say("slot must be in 0..", slots_.size() - 1, ", got ", slot));
     return slots_[slot];
@@ -207,12 +216,6 @@ class Launcher {
     p.epoch = static_cast<uint32_t>(epoch_);
     check_cuda(qmk::launch_frame(static_cast<int>(hidden_), p, c10::cuda::getCurrentCUDAStream(device_.index())));
     epoch_ += epochs;
-  }
-  template <class T>
-  static T* check(const torch::Tensor& t, const std::string& name, torch::ScalarType dtype, int64_t at_least) {
-    TORCH_CHECK(t.is_cuda() && t.is_contiguous() && t.scalar_type() == dtype && t.numel() >= at_least, say(name, " must be a contiguous CUDA ",
-                c10::toString(dtype), " tensor of at least ", at_least, " values, got ", t.toString(), " of ", t.numel()));
-    return reinterpret_cast<T*>(t.data_ptr());
   }
   template <class T>
   T* data(const std::string& name, torch::ScalarType dtype) {
@@ -254,21 +257,12 @@ torch::Tensor project_text(const std::vector<int64_t>& ids, const torch::Tensor&
   const auto between = torch::empty_like(embedded), out = torch::empty({n, hidden}, embedded.options());
   auto at = [](const torch::Tensor& t) { return reinterpret_cast<qmk::bf16*>(t.data_ptr()); };
   const qmk::Projection p{at(embedded), at(weight1), at(bias1), at(weight2), at(bias2), at(between), at(out), static_cast<int>(inner), static_cast<int>(hidden)};
-  const cudaError_t error = n ? qmk::project_text(p, static_cast<int>(n), c10::cuda::getCurrentCUDAStream(weight1.device().index())) : cudaSuccess;
-  TORCH_CHECK(error == cudaSuccess, say("text projection: ", cudaGetErrorString(error)));
+  if (n) check_launched(qmk::project_text(p, static_cast<int>(n), stream_of(weight1)), "text projection");
   return out;
 }
 
 // ---- long prompts (prefill.py): every tensor contiguous on one GPU unless said
-template <class T>
-T* on_gpu(const torch::Tensor& t, torch::ScalarType dtype, int64_t at_least, const char* name) {
-  TORCH_CHECK(t.is_cuda() && t.is_contiguous() && t.scalar_type() == dtype && t.numel() >= at_least,
-              say(name, " must be a contiguous CUDA ", c10::toString(dtype), " tensor of at least ", at_least, " values, got ", t.toString(), " of ", t.numel()));
-  return reinterpret_cast<T*>(t.data_ptr());
-}
-qmk::bf16* halves(const torch::Tensor& t, int64_t at_least, const char* name) { return on_gpu<qmk::bf16>(t, torch::kBFloat16, at_least, name); }
-void check_launched(cudaError_t error, const char* what) { TORCH_CHECK(error == cudaSuccess, say(what, ": ", cudaGetErrorString(error))); }
-cudaStream_t stream_of(const torch::Tensor& t) { return c10::cuda::getCurrentCUDAStream(t.device().index()); }
+qmk::bf16* halves(const torch::Tensor& t, int64_t at_least, const char* name) { return check<qmk::bf16>(t, name, torch::kBFloat16, at_least); }
 
 // The four matrices that `pack` put one behind the other at `start` bytes of every block's part of a ribbon uint8 [128][bytes],
 // each of sizes[i] bytes a block, into outs[i], bf16 [rows][k].
@@ -279,7 +273,7 @@ void unpack(const torch::Tensor& ribbon, int64_t start, const std::vector<int64_
   const c10::cuda::CUDAGuard guard(ribbon.device());
   qmk::Ribbons all{};
   all.block_bytes = ribbon.size(1);
-  const uint8_t* data = on_gpu<uint8_t>(ribbon, torch::kUInt8, 1, "the ribbon");
+  const uint8_t* data = check<uint8_t>(ribbon, "the ribbon", torch::kUInt8, 1);
   for (size_t i = 0; i < outs.size(); start += sizes[i], i++) {
     const auto& out = outs[i];
     TORCH_CHECK(out.dim() == 2 && start % 16 == 0 && block_rows[i] * out.size(1) * 2 <= sizes[i] && start + sizes[i] <= ribbon.size(1), "the matrix does not lie in the ribbon");
@@ -293,7 +287,7 @@ void add_norm(const torch::Tensor& x, const c10::optional<torch::Tensor>& delta,
   const c10::cuda::CUDAGuard guard(x.device());
   const int64_t rows = x.size(0), hidden = x.size(1);
   TORCH_CHECK(x.dim() == 2 && hidden % 2 == 0, "x must be [rows][hidden]");
-  check_launched(qmk::add_norm(on_gpu<float>(x, torch::kFloat32, 1, "x"), delta ? halves(*delta, rows * hidden, "delta") : nullptr, halves(weight, hidden, "weight"),
+  check_launched(qmk::add_norm(check<float>(x, "x", torch::kFloat32, 1), delta ? halves(*delta, rows * hidden, "delta") : nullptr, halves(weight, hidden, "weight"),
                                static_cast<float>(eps), static_cast<int>(rows), static_cast<int>(hidden), halves(y, rows * hidden, "y"), stream_of(x)),
                  "add_norm");
 }
@@ -304,7 +298,7 @@ qmk::Heads heads(const torch::Tensor& kv, const torch::Tensor& at, const torch::
               "kv must be bf16 [pages][2][kv_heads][page][128]");
   qmk::Heads p{};
   p.rows = static_cast<int>(at.numel());
-  p.at = on_gpu<int64_t>(at, torch::kInt64, 1, "at"), p.pages = on_gpu<int64_t>(pages, torch::kInt64, 1, "pages");
+  p.at = check<int64_t>(at, "at", torch::kInt64, 1), p.pages = check<int64_t>(pages, "pages", torch::kInt64, 1);
   p.kv = reinterpret_cast<qmk::bf16*>(kv.data_ptr()), p.page_stride = kv.stride(0);
   p.kv_heads = static_cast<int>(kv.size(2)), p.page = static_cast<int>(kv.size(3));
   return p;
@@ -317,7 +311,7 @@ void place_heads(const torch::Tensor& qkv, const torch::Tensor& q_norm, const to
   p.heads = static_cast<int>(q.size(0)), p.eps = static_cast<float>(eps);
   p.qkv = halves(qkv, static_cast<int64_t>(p.rows) * (p.heads + 2 * p.kv_heads) * 128, "qkv"), p.q = halves(q, 1, "q");
   p.q_norm = halves(q_norm, 128, "q_norm"), p.k_norm = halves(k_norm, 128, "k_norm");
-  p.cos = on_gpu<float>(cos, torch::kFloat32, 64, "cos"), p.sin = on_gpu<float>(sin, torch::kFloat32, 64, "sin");
+  p.cos = check<float>(cos, "cos", torch::kFloat32, 64), p.sin = check<float>(sin, "sin", torch::kFloat32, 64);
   check_launched(qmk::place_heads(p, stream_of(qkv)), "place_heads");
 }
 // keys, values: [heads][length][128].

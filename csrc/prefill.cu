@@ -2,14 +2,13 @@
 // persistent kernel's own ribbons, keys and values go into its own pages.
 #include <algorithm>
 
+#include "dims.cuh"
 #include "prompt.h"
 #include "ptx.cuh"
 
 namespace qmk {
 namespace {
 
-constexpr int kBlocks = 128, kWarps = 16;  // of the persistent kernel
-constexpr int kHeadDim = 128;
 using bf16 = __nv_bfloat16;
 
 // The inverse of megakernel.py's `pack`: a thread takes the 16 bytes that a lane feeds to one mma, or to two.
@@ -33,12 +32,6 @@ __global__ void unpack_kernel(const __grid_constant__ Ribbons all) {
   }
 }
 
-__device__ __forceinline__ float sum_of_warp(float x) {
-#pragma unroll
-  for (int d = 16; d; d /= 2) x += __shfl_xor_sync(~0u, x, d);
-  return x;
-}
-
 // x += delta; y = x / rms(x) * weight. A block a row.
 __global__ void __launch_bounds__(256) add_norm_kernel(float* x, const bf16* delta, const bf16* weight, float eps, int hidden, bf16* y) {
   __shared__ float room[8];
@@ -54,7 +47,7 @@ __global__ void __launch_bounds__(256) add_norm_kernel(float* x, const bf16* del
     }
     squares += v.x * v.x + v.y * v.y;
   }
-  squares = sum_of_warp(squares);
+  squares = warp_sum(squares);
   if (threadIdx.x % 32 == 0) room[threadIdx.x / 32] = squares;
   __syncthreads();
   float all = 0.0f;
@@ -79,7 +72,7 @@ __global__ void __launch_bounds__(128) place_heads_kernel(const __grid_constant_
   float2 right = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(from + 64 + 2 * lane));
   if (head < p.heads + p.kv_heads) {
     const bf16* norm = head < p.heads ? p.q_norm : p.k_norm;
-    const float scale = rsqrtf(sum_of_warp(left.x * left.x + left.y * left.y + right.x * right.x + right.y * right.y) / kHeadDim + p.eps);
+    const float scale = rsqrtf(warp_sum(left.x * left.x + left.y * left.y + right.x * right.x + right.y * right.y) / kHeadDim + p.eps);
     const float2 wl = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(norm + 2 * lane));
     const float2 wr = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(norm + 64 + 2 * lane));
     left.x *= scale * wl.x, left.y *= scale * wl.y, right.x *= scale * wr.x, right.y *= scale * wr.y;

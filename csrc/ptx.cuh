@@ -36,6 +36,18 @@ __device__ __forceinline__ void set_registers() {
 #endif
 }
 
+// Through L2 into shared memory, 16 bytes; zeros where there is nothing.
+__device__ __forceinline__ void copy16(uint32_t shared, const void* global, bool there) {
+  const int size = there ? 16 : 0;
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(size) : "memory");
+}
+
+__device__ __forceinline__ float warp_sum(float x) {
+#pragma unroll
+  for (int d = 16; d; d /= 2) x += __shfl_xor_sync(~0u, x, d);
+  return x;
+}
+
 // ---- global memory between blocks: relaxed, straight to L2
 // 16 bytes as one access: .b128 is never torn, where .v4 makes no promise.
 __device__ __forceinline__ uint4 load_relaxed16(const void* p) {

@@ -9,7 +9,6 @@
 #include <utility>
 
 #include "ptx.cuh"
-#include "vocoder.cuh"
 
 namespace qmk {
 namespace {

@@ -8,7 +8,6 @@
 
 #include "patience.cuh"
 #include "ptx.cuh"
-#include "vocoder.cuh"
 #include "vocoder.h"
 
 namespace qmk {

@@ -24,10 +24,8 @@ MOST = 256
 """Rows of a graph, at most."""
 
 _ROWS = (128, MOST)
-_ATTENTION = [
-    SDPBackend.EFFICIENT_ATTENTION,
-    SDPBackend.MATH,
-]  # the first where it is, on GPUs: nothing is built at load
+# The first where it is, on GPUs: nothing is built at load.
+_ATTENTION = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 class PagedPrefill:

@@ -282,7 +282,9 @@ def test_a_call_does_not_notice_another_calls_interruption(engine):
         return await asyncio.gather(one, other)
 
     _, (down, _) = asyncio.run(both())
-    assert np.abs(pcm(down).astype(int) - samples_of(alone)).max() <= 1
+    # On a GPU the company that a stream is decoded in may change its samples' last bits (GraphVocoder).
+    most = 1 if engine.backend == "megakernel" else 0
+    assert np.abs(pcm(down).astype(int) - samples_of(alone)).max() <= most
     wait_free(engine)
 
 
