@@ -221,12 +221,12 @@ class TTSEngine:
         self._owner.forget()
 
     def _measure(self, request: dict) -> None:
-        """How many live listeners the device sustains: full launches, as fast as they go, the better of two rounds."""
+        """How many live listeners the device sustains: utterances enough for full launches, the better of two rounds."""
         best = 0.0
         for _ in range(2):
             began, text = time.monotonic(), "How are you today, my friend? " * 4
             request |= {"max_frames": 32, "chunk_frames": 8}
-            said = [self.submit(text, **request) for _ in range(min(self._owner.slots, self._decoder.width))]
+            said = [self.submit(text, **request) for _ in range(min(self._owner.slots, 3 * self._decoder.width))]
             audio_s = sum(utterance.result().duration_s for utterance in said)
             best = max(best, audio_s / (time.monotonic() - began))
         self._owner.sustain(best)

@@ -22,7 +22,7 @@ from qwen_megakernel.transformer import Embeddings
 
 AHEAD = 4
 """Launches that may be uncollected."""
-LAUNCH_SLOTS = 8
+LAUNCH_SLOTS = 16
 """Slots of one launch, at most."""
 RECENT_FRAMES = 8
 """Frames of every slot that `FrameDecoder.recent_codes` holds."""

@@ -1,7 +1,7 @@
 """MegakernelFrameDecoder: packs weights into ribbons, owns the device buffers, launches one kernel per frame.
 
-The kernel itself is csrc/ (start with layer.cuh). One launch is a frame of up to 8 streams, or up to 8
-rows of a prompt; fewer on cards with less shared memory (build.py, TARGETS).
+The kernel itself is csrc/ (start with layer.cuh). One launch is a frame of up to 8 streams, by a kernel of its own up to
+16, or up to 8 rows of a prompt; fewer on cards with less shared memory (build.py, TARGETS).
 """
 
 from collections import deque
@@ -163,19 +163,23 @@ class MegakernelFrameDecoder:
         if obstacle:
             raise BackendError(obstacle)
         extension = load_extension(device)
-        self.slots, self.max_positions, self.width = slots, max_positions, extension.COLUMNS
+        self.slots, self.max_positions = slots, max_positions
+        wide = slots > extension.COLUMNS
+        self.width = columns = extension.MOST_COLUMNS if wide else extension.COLUMNS
         self._eos_id = talker.codec_eos_id
         self._pages = -(-max_positions // PAGE)
         groups = talker.num_code_groups
         large, small = talker.stack, predictor.stack
 
         def exchange(words: int) -> Tensor:
-            return torch.zeros(extension.COLUMNS * words, dtype=torch.int32, device=device)
+            return torch.zeros(columns * words, dtype=torch.int32, device=device)
 
         name = "talker.code_predictor"
         heads = max(large.num_heads, small.num_heads)
         hidden, mlp = max(large.hidden_size, small.hidden_size), max(padded_mlp(large), padded_mlp(small))
-        frame_kv = 1 if extension.FRAME_KV_SHARED else BLOCKS * DIMS[large.hidden_size][1][4] * 2 * 16 * 128
+        frame_kv = BLOCKS * -(-columns // 8) * DIMS[large.hidden_size][1][4] * 2 * 16 * 128
+        if extension.FRAME_KV_SHARED and columns <= 8:
+            frame_kv = 1
         self.buffers = {
             **{f"talker.{n}": t for n, t in pack_stack(large, tensors, "talker.model", self._pages * PAGE).items()},
             **{f"predictor.{n}": t for n, t in pack_stack(small, tensors, f"{name}.model", groups).items()},
@@ -216,6 +220,7 @@ class MegakernelFrameDecoder:
             "first_suppressed_id": talker.first_suppressed_id,
             "min_frames": MIN_FRAMES,
             "spin_limit": SPIN_LIMIT,
+            "columns": columns,
         }
         self._launcher = extension.Launcher(large.hidden_size, slots, self.buffers, settings)
         self._fault = self._launcher.fault()

@@ -59,6 +59,7 @@ _LISTENER_PATIENCE_S = 30.0
 _WATCH_S = 0.5
 
 _SWITCH_S = 0.0001  # of the interpreter from thread to thread
+_NEW_AT_ONCE = 8  # that get their prompt between two launches
 _AHEAD_S = 0.25  # of other listeners: who is so far ahead is not launched while they are
 _HURRY_S = 0.07  # to a listener's last sample: who is so near waits for nobody, and few are let in before
 
@@ -530,14 +531,14 @@ class Owner:
         return busy
 
     def _bring_in(self) -> bool:
-        """Prefill those that are new, first come first served, as many as a launch takes; while somebody's listener is
-        about to run out, one between two launches."""
+        """Prefill those that are new, first come first served, some between two launches; while somebody's listener is
+        about to run out, one."""
         new = [stream for stream in self._running if not (stream.prefilled or stream.over)]
         if new:
             soon = time.monotonic() + _HURRY_S
             speaking = [s for s in self._running if s.runs_out is not None and not (s.starved or s.reason)]
             hurry = any(stream.runs_out < soon for stream in speaking)
-            for stream in new[: 1 if hurry else self._decoder.width]:
+            for stream in new[: 1 if hurry else _NEW_AT_ONCE]:
                 self._step(stream, self._enter)
         return bool(new)
 

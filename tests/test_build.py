@@ -62,8 +62,8 @@ def machine(monkeypatch):
 
 
 def test_two_blocks_a_multiprocessor_share_its_memory():
-    assert TARGETS["80"].defines == ("-DQMK_COLUMNS=4", "-DQMK_BLOCKS_PER_SM=2", "-DQMK_SHARED_KB=81")
-    assert TARGETS["90a"].defines == ("-DQMK_COLUMNS=8", "-DQMK_BLOCKS_PER_SM=1", "-DQMK_SHARED_KB=227")
+    assert TARGETS["80"].defines == ("-DQMK_COLUMNS=4", "-DQMK_WIDE_COLUMNS=0", "-DQMK_BLOCKS_PER_SM=2", "-DQMK_SHARED_KB=81")
+    assert TARGETS["90a"].defines == ("-DQMK_COLUMNS=8", "-DQMK_WIDE_COLUMNS=16", "-DQMK_BLOCKS_PER_SM=1", "-DQMK_SHARED_KB=227")
 
 
 def test_what_the_table_hands_over_is_what_the_sources_read():
