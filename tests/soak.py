@@ -2,8 +2,9 @@
 
 python tests/soak.py [--frames 1000000] [--slots 64] [--requests 200] [--size demo|0.6b|1.7b] [--callers 96]
 
-So many seeded requests (text, speaker, language, layout, seed, length) are spoken alone first and their codes hashed.
-Then callers draw from them, at random times, whole or with the text in pieces, cancel some, abandon some, read slowly,
+So many seeded requests (text, voice, language, layout, seed, length) are spoken alone first and their codes hashed: the
+demo voice's with its speakers, the other sizes', random weights, with 24 cloned voices, more than the engine keeps. Then
+callers draw from them, at random times, whole or with the text in pieces, cancel some, abandon some, read slowly,
 raise in callbacks. It fails at the first hang, wrong code, or growth of memory.
 """
 
@@ -20,7 +21,7 @@ from collections import Counter
 import numpy as np
 import torch
 
-from qwen_megakernel import EngineBusy, SamplingParams, TextEndedError, TTSEngine
+from qwen_megakernel import EngineBusy, SamplingParams, TextEndedError, TTSEngine, Voice
 from qwen_megakernel.synthetic import write_checkpoint
 
 WORDS = "of text a test how are today I am fine it hello there my friend well three of us are here so be it".split()
@@ -31,11 +32,19 @@ class Broke(Exception):
     """A caller's own callback."""
 
 
-def draw(rng: random.Random, engine: TTSEngine) -> dict:
+def clone(rng: random.Random, engine: TTSEngine) -> Voice:
+    """A voice out of the air, with a reference of up to 60 frames or without."""
+    config, frames = engine._checkpoint.config, rng.choice((0, 5, 30, 60))
+    vector = torch.randn(config.talker.stack.hidden_size)
+    codes = torch.randint(0, config.codec.vocoder.codebook_size, (frames, 16)) if frames else None
+    return Voice(vector, codes, "this is the text of it" if frames else None, engine._checkpoint.fingerprint)
+
+
+def draw(rng: random.Random, engine: TTSEngine, voices: list[Voice]) -> dict:
     text = " ".join(rng.choices(WORDS, k=rng.randint(1, 20))).capitalize() + rng.choice(".!?")
     return {
         "text": text,
-        "speaker": rng.choice(engine.speakers),
+        **({"voice": rng.choice(voices)} if voices else {"speaker": rng.choice(engine.speakers)}),
         "language": rng.choice(engine.languages),
         "non_streaming_mode": rng.random() < 0.5,
         "sampling": SamplingParams(seed=rng.randrange(2**63), do_sample=rng.random() < 0.9),
@@ -160,10 +169,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         model = "demo"
         if args.size != "demo":
-            model = write_checkpoint(folder, size=args.size, codec="real", eos_gain=2.0)
+            model = write_checkpoint(folder, size=args.size, variant="base", codec="real", eos_gain=2.0)
         options = {"max_streams": args.slots, "max_positions": 512, "max_queue": args.slots // 2}
         with TTSEngine.load(model, **options) as engine:
-            Soak(engine, [draw(rng, engine) for _ in range(args.requests)], args.frames).run(args.callers)
+            voices = [clone(rng, engine) for _ in range(24 if args.size != "demo" else 0)]
+            requests = [draw(rng, engine, voices) for _ in range(args.requests)]
+            Soak(engine, requests, args.frames).run(args.callers)
 
 
 if __name__ == "__main__":
