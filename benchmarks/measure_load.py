@@ -15,6 +15,7 @@ next one comes late: an underrun.
 """
 
 import argparse
+import gc
 import json
 import random
 import tempfile
@@ -115,6 +116,21 @@ def summary(clients: list[Client]) -> dict:
     return row | counts | {"underruns": underruns, "gaps": len(gaps), "worst_gap_ms": 1000 * max(gaps, default=0.0)}
 
 
+def time_collections() -> list[float]:
+    """Milliseconds of every garbage collection from now on: all threads of the process stand still meanwhile."""
+    times, began = [], 0.0
+
+    def hear(phase: str, _info: dict) -> None:
+        nonlocal began
+        if phase == "start":
+            began = time.perf_counter()
+        else:
+            times.append(1000 * (time.perf_counter() - began))
+
+    gc.callbacks.append(hear)
+    return times
+
+
 def draw(target: str, files: list[str]) -> None:
     import matplotlib
 
@@ -171,6 +187,7 @@ def main() -> None:
                 shown += [f"{row[count]:11}" for count in ("n", "refused", "underruns")]
                 print(f"{name:24}{''.join(shown)}{row['worst_gap_ms']:11.1f}{spoken_s:11.1f}", flush=True)
 
+            collections = time_collections()
             cases = [("rate", rate, poisson) for rate in args.rates] + [("live", n, live) for n in args.live]
             for kind, count, run in cases:
                 began = time.perf_counter()
@@ -181,6 +198,7 @@ def main() -> None:
             for streams in args.throughput:
                 clients, spoken_s = throughput(engine, streams, args.seconds / 2)
                 add(f"{streams} always open", clients, spoken_s, throughput=streams)
+            print(f"longest garbage collection: {max(collections, default=0.0):.1f} ms")
     told = {"machine": machine(), "size": args.size, "commit": commit(), "vocoder": args.vocoder}
     told |= {"slots": args.slots, "sustained": sustained, "results": results}
     if args.json:
