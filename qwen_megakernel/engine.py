@@ -221,7 +221,7 @@ class TTSEngine:
         self._owner.forget()
 
     def _measure(self, request: dict) -> None:
-        """How many live listeners the device sustains: utterances enough for full launches, the better of two rounds."""
+        """How many live listeners the device sustains: enough at once for full launches, the better of two rounds."""
         best = 0.0
         for _ in range(2):
             began, text = time.monotonic(), "How are you today, my friend? " * 4

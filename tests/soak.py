@@ -2,9 +2,9 @@
 
 python tests/soak.py [--frames 1000000] [--slots 64] [--requests 200] [--size demo|0.6b|1.7b] [--callers 96]
 
-So many seeded requests (text, voice, language, layout, seed, length) are spoken alone first and their codes hashed: the
-demo voice's with its speakers, the other sizes', random weights, with 24 cloned voices, more than the engine keeps. Then
-callers draw from them, at random times, whole or with the text in pieces, cancel some, abandon some, read slowly,
+So many seeded requests (text, voice, language, layout, seed, length) are spoken alone first and their codes hashed; the
+demo voice's with its speakers, the other sizes' (random weights) with 24 cloned voices, more than the engine keeps.
+Then callers draw from them, at random times, whole or with the text in pieces, cancel some, abandon some, read slowly,
 raise in callbacks. It fails at the first hang, wrong code, or growth of memory.
 """
 
