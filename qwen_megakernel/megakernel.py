@@ -1,7 +1,7 @@
 """MegakernelFrameDecoder: packs weights into ribbons, owns the device buffers, launches one kernel per frame.
 
-The kernel itself is csrc/ (start with layer.cuh). One launch is a frame of up to 8 streams, of up to 16 by a kernel of its
-own, or up to 8 rows of a prompt; fewer on cards with less shared memory (build.py, TARGETS).
+The kernel itself is csrc/ (start with layer.cuh). One launch is a frame of up to 8 streams, of up to 16 by a kernel of
+its own, or up to 8 rows of a prompt; fewer on cards with less shared memory (build.py, TARGETS).
 """
 
 from collections import deque
