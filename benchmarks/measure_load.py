@@ -17,6 +17,7 @@ next one comes late: an underrun.
 import argparse
 import gc
 import json
+import math
 import random
 import tempfile
 import threading
@@ -83,7 +84,7 @@ def poisson(engine: TTSEngine, rate: float, seconds: float) -> list[Client]:
 
 
 def live(engine: TTSEngine, listeners: int, seconds: float) -> list[Client]:
-    turns = max(1, int(seconds / (FRAMES * FRAME_S)))
+    turns = 1 + math.ceil(seconds / (FRAMES * FRAME_S))  # with the first one they come, one by one
     starts = [random.uniform(0, FRAMES * FRAME_S) for _ in range(listeners)]
     return at(engine, sorted(start + turn * FRAMES * FRAME_S for start in starts for turn in range(turns)))
 
@@ -138,15 +139,16 @@ def draw(target: str, files: list[str]) -> None:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(7, 4))
-    for file in files:
+    for number, file in enumerate(files):
         told = json.loads(Path(file).read_text())
         rates = sorted((row["rate"], row) for row in told["results"] if "rate" in row)
-        for share, style in (("p50", "--"), ("p95", "-")):
-            label = f"{told['size']}, {told['vocoder']} vocoder, {share}"
-            axes.plot([rate for rate, _ in rates], [row[share] for _, row in rates], style, marker="o", label=label)
-    axes.set(xlabel="requests a second, 5 s of speech each", ylabel="first audio, ms", yscale="log")
-    axes.set_title(f"{told['machine']}, open-loop Poisson arrivals", fontsize=9)
-    axes.grid(alpha=0.3, which="both")
+        for share, style in (("p95", "-"), ("p50", ":")):
+            label = f"{told['size'].upper()}, {told['vocoder']} vocoder, {share}"
+            points = [rate for rate, _ in rates], [row[share] for _, row in rates]
+            axes.plot(*points, style, marker="o", color=f"C{number}", label=label)
+    axes.set(xlabel="requests a second, 5 s of speech each", ylabel="time to first audio, ms", xlim=0, ylim=0)
+    axes.set_title(f"One {told['machine'].split(',')[0]}, random weights, open-loop Poisson arrivals", fontsize=10)
+    axes.grid(alpha=0.3)
     axes.legend(fontsize=8)
     figure.tight_layout()
     figure.savefig(target, dpi=120)

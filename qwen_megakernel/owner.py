@@ -659,8 +659,8 @@ class Owner:
             return "cancelled"
         while stream.context is not None and not stream.incoming.empty():
             rows, stream.text_complete = stream.incoming.get()
-            self._decoder.extend(stream.slot, rows, stream.text_complete)
             stream.text_rows += len(rows)
+            self._decoder.extend(stream.slot, rows, stream.text_complete)
         return None
 
     def _prefill(self, stream: Stream) -> None:
