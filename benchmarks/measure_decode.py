@@ -40,7 +40,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=("0.6b", "1.7b", "demo"), default="0.6b")
     parser.add_argument("--positions", type=int, nargs="+", default=[50, 200, 1000, 2000])
-    parser.add_argument("--columns", type=int, nargs="+", default=[1, 2, 4, 8])
+    parser.add_argument("--columns", type=int, nargs="+", default=[1, 2, 4, 8, 16])
     parser.add_argument("--frames", type=int, default=200)
     parser.add_argument("--greedy", action="store_true")
     parser.add_argument("--stages", action="store_true", help="also the kernel's own clock, stage by stage")

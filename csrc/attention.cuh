@@ -18,7 +18,7 @@ constexpr float kScoreScale = 0.08838834764831845f;  // head_dim ^ -1/2
 // Splits that hold anything at a position.
 __device__ __forceinline__ int active_splits(int position) { return min(position / kSplitPositions + 1, kSplits); }
 
-// What this block attends to: splits sub, sub + sharers, ... of one head of one column.
+// What this block attends to: splits sub, sub + sharers, ... of one head of one column, and of the 8th behind it.
 struct Assignment {
   int head, column, sub, sharers;
 };
@@ -294,14 +294,14 @@ __device__ __forceinline__ void attend_pages(B& b, const StackWeights& w, int in
   if (lane % 4 == 0) publish(b.x.attn + packet_index((mine.head * kHeadDim + dim) / 4, mine.column), pair, next, 0, b.epoch);
 }
 
-// Code predictor: at most 16 positions of one frame, kept by the block of their head and stream. One warp per row; a
-// stream's rows are neighbouring columns. kv: [2][16][head_dim] of this layer, this block's own.
+// Code predictor: at most 16 positions of one frame, kept by the block of their head and stream. One warp per row,
+// this one's is `row` of its stream's; they are neighbouring columns. kv: [2][16][head_dim] of this layer, this block's own.
 template <class S, class B>
 __device__ __forceinline__ void attend_frame(B& b, const StackWeights& w, int index, const Assignment& mine, int streams, int rows,
-                                             int position, bf16 (*kv)[16][kHeadDim]) {
+                                             int row, int position, bf16 (*kv)[16][kHeadDim]) {
   constexpr int kRows = 4;  // of 4 positions each
-  if (mine.head >= S::kHeads || mine.column >= streams || mine.sub || b.warp >= rows) return;
-  const int lane = b.lane, group = lane / 8, t = lane % 8, kv_head = mine.head / S::kGroup, last = position + b.warp;
+  if (mine.head >= S::kHeads || mine.column >= streams || mine.sub || row >= rows) return;
+  const int lane = b.lane, group = lane / 8, t = lane % 8, kv_head = mine.head / S::kGroup, last = position + row;
   const uint2 q_norm = load_norm(w.q_norm + index * kHeadDim, lane), k_norm = load_norm(w.k_norm + index * kHeadDim, lane);
   Four x[3];
   for (int p = position; p <= last; p++) {  // the second row's warp makes the first row's key and value as well
@@ -313,19 +313,19 @@ __device__ __forceinline__ void attend_frame(B& b, const StackWeights& w, int in
   }
   float q[kLaneDims], score[kRows], four[4];
   spread_query(x[0], b.s.attention.row[b.warp], q, lane);
-  Row row[kRows];
+  Row old[kRows];
   auto rows_of = [&](int which) {
 #pragma unroll
-    for (int j = 0; j < kRows; j++) row[j] = j * 4 + group <= last ? load_row(kv[which][j * 4 + group] + t * kLaneDims) : Row{};
+    for (int j = 0; j < kRows; j++) old[j] = j * 4 + group <= last ? load_row(kv[which][j * 4 + group] + t * kLaneDims) : Row{};
   };
   Softmax softmax;
   rows_of(0);
-  softmax.scores(q, row, [&](int j) { return j * 4 + group <= last; }, score);
+  softmax.scores(q, old, [&](int j) { return j * 4 + group <= last; }, score);
   rows_of(1);
-  softmax.add(score, row);
+  softmax.add(score, old);
   const int first = softmax.join(four, lane);
   const float inv = 1.f / softmax.total;
-  publish(b.x.attn + packet_index((mine.head * kHeadDim + first) / 4, mine.column * rows + b.warp), pack2(four[0] * inv, four[1] * inv),
+  publish(b.x.attn + packet_index((mine.head * kHeadDim + first) / 4, mine.column * rows + row), pack2(four[0] * inv, four[1] * inv),
           pack2(four[2] * inv, four[3] * inv), 0, b.epoch);
 }
 

@@ -44,8 +44,14 @@ class Launcher {
     TORCH_CHECK(ribbon != tensors_.end() && ribbon->second.is_cuda(), "talker.ribbon must be a CUDA tensor");
     device_ = ribbon->second.device();
     const c10::cuda::CUDAGuard guard(device_);
+    columns_ = static_cast<int>(settings.at("columns"));
     int resident = 0;
-    check_cuda(qmk::prepare_frame(static_cast<int>(hidden_), &resident));
+    check_cuda(qmk::prepare_frame<false>(static_cast<int>(hidden_), &resident));
+    if constexpr (qmk::kWideColumns > 0) {
+      int wide = resident;
+      if (columns_ > qmk::kNarrowColumns) check_cuda(qmk::prepare_frame<true>(static_cast<int>(hidden_), &wide));
+      resident = std::min(resident, wide);
+    }
     TORCH_CHECK(resident >= qmk::kBlocks, say("the kernel's ", qmk::kBlocks, " blocks must be resident at once, this GPU holds ", resident));
     auto stack = [&](const std::string& name, qmk::StackWeights& w) {
       w.ribbon = data<uint8_t>(name + ".ribbon", torch::kUInt8);
@@ -80,7 +86,7 @@ class Launcher {
     p_.spin_limit = static_cast<uint32_t>(settings.at("spin_limit"));
     // Pinned host memory that the kernel writes itself: no copy behind the launch.
     const auto pinned = torch::TensorOptions().dtype(torch::kInt32).pinned_memory(true);
-    codes_ = torch::zeros({kAhead, qmk::kColumns, kGroups}, pinned);
+    codes_ = torch::zeros({kAhead, columns_, qmk::kSaid}, pinned);
     fault_ = torch::zeros({1}, pinned);
     p_.fault = reinterpret_cast<uint32_t*>(fault_.data_ptr());
     for (auto& event : done_) check_cuda(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
@@ -133,10 +139,10 @@ class Launcher {
     if (n == 0) return;
     const float* data = check<float>(rows, "rows", torch::kFloat32, n * hidden_);
     room(s, n);
-    for (int64_t from = 0; from < n; from += qmk::kColumns) {
+    for (int64_t from = 0; from < n; from += qmk::kNarrowColumns) {
       qmk::FrameParams p = p_;
       p.prefill = 1;
-      p.columns = static_cast<int>(std::min<int64_t>(qmk::kColumns, n - from));
+      p.columns = static_cast<int>(std::min<int64_t>(qmk::kNarrowColumns, n - from));
       const int first = s.column.position;
       for (int i = 0; i < p.columns; i++) {
         p.column[i] = s.column;
@@ -152,7 +158,7 @@ class Launcher {
 
   // Queue one frame of each of these slots.
   void decode(const std::vector<int64_t>& slots) {
-    TORCH_CHECK(!slots.empty() && slots.size() <= qmk::kColumns, say("a launch takes 1 to ", qmk::kColumns, " slots, got ", slots.size()));
+    TORCH_CHECK(!slots.empty() && static_cast<int>(slots.size()) <= columns_, say("a launch takes 1 to ", columns_, " slots, got ", slots.size()));
     TORCH_CHECK(launched_ - collected_ < kAhead, say(kAhead, " launches wait to be collected; collect() first"));
     for (auto slot : slots) room(at(slot), 1);
     qmk::FrameParams p = p_;
@@ -166,14 +172,15 @@ class Launcher {
       s.column.position++, s.column.frame++;
     }
     const int i = launched_ % kAhead;
-    p.codes = codes_.data_ptr<int>() + i * qmk::kColumns * kGroups;
+    p.codes = codes_.data_ptr<int>() + i * columns_ * qmk::kSaid;
+    for (int column = 0; column < p.columns; column++) p.codes[column * qmk::kSaid + kGroups] = 0;
     launch(p, p.talker.layers + kGroups * p.predictor.layers);
     const c10::cuda::CUDAGuard guard(device_);
     check_cuda(cudaEventRecord(done_[i], c10::cuda::getCurrentCUDAStream(device_.index())));
     launched_++;
   }
 
-  // Wait for the oldest uncollected launch: int32 [columns][16], a view that the fourth launch from now overwrites.
+  // Wait for the oldest uncollected launch: int32 [columns][17], codes and whether a logit was no number, a view that the fourth launch from now overwrites.
   torch::Tensor collect() {
     TORCH_CHECK(launched_ > collected_, "nothing was launched; decode() first");
     const int i = collected_++ % kAhead;
@@ -185,8 +192,8 @@ class Launcher {
   // Where the next launches leave what tests and benchmarks look at; see FrameParams.
   void observe(const c10::optional<torch::Tensor>& hidden, const c10::optional<torch::Tensor>& logits, const c10::optional<torch::Tensor>& stage_ns) {
     observed_ = {hidden.value_or(torch::Tensor()), logits.value_or(torch::Tensor()), stage_ns.value_or(torch::Tensor())};
-    p_.hidden_out = hidden ? check<float>(*hidden, "hidden", torch::kFloat32, qmk::kColumns * hidden_) : nullptr;
-    p_.logits_out = logits ? check<float>(*logits, "logits", torch::kFloat32, qmk::kColumns * kGroups) : nullptr;
+    p_.hidden_out = hidden ? check<float>(*hidden, "hidden", torch::kFloat32, columns_ * hidden_) : nullptr;
+    p_.logits_out = logits ? check<float>(*logits, "logits", torch::kFloat32, columns_ * kGroups) : nullptr;
     p_.stage_ns = stage_ns ? check<unsigned long long>(*stage_ns, "stage_ns", torch::kInt64, 2 * qmk::kStages) : nullptr;
   }
 
@@ -213,8 +220,15 @@ class Launcher {
       epoch_ = 0;
     }
     p.epoch = static_cast<uint32_t>(epoch_);
-    check_cuda(qmk::launch_frame(static_cast<int>(hidden_), p, c10::cuda::getCurrentCUDAStream(device_.index())));
+    check_cuda(launch(p, c10::cuda::getCurrentCUDAStream(device_.index())));
     epoch_ += epochs;
+  }
+  cudaError_t launch(const qmk::FrameParams& p, cudaStream_t stream) const {
+    const int talker_hidden = static_cast<int>(hidden_);
+    if constexpr (qmk::kWideColumns > 0) {
+      if (p.columns > qmk::kNarrowColumns) return qmk::launch_frame<true>(talker_hidden, p, stream);
+    }
+    return qmk::launch_frame<false>(talker_hidden, p, stream);
   }
   template <class T>
   T* data(const std::string& name, torch::ScalarType dtype) {
@@ -224,6 +238,7 @@ class Launcher {
   }
 
   int64_t hidden_;
+  int columns_ = 0;  // of a launch, at most
   Tensors tensors_;  // kept alive as long as the pointers below
   std::vector<Slot> slots_;
   c10::Device device_{c10::kCPU};
@@ -341,7 +356,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("gather", &gather);
   m.def("gate", &gate);
   using Free = pybind11::call_guard<pybind11::gil_scoped_release>;
-  m.attr("COLUMNS") = qmk::kColumns;
+  m.attr("COLUMNS") = qmk::kNarrowColumns;
+  m.attr("MOST_COLUMNS") = qmk::kMostColumns;
   m.attr("FRAME_KV_SHARED") = qmk::kFrameKvShared;
   pybind11::class_<Launcher>(m, "Launcher")
       .def(pybind11::init<int64_t, int64_t, Tensors, Settings>())

@@ -5,6 +5,7 @@
 // What one target allows; build.py's TARGETS hands these over.
 #ifndef QMK_COLUMNS
 #define QMK_COLUMNS 8
+#define QMK_WIDE_COLUMNS 16
 #define QMK_BLOCKS_PER_SM 1
 #define QMK_SHARED_KB 227
 #endif
@@ -14,10 +15,18 @@ namespace qmk {
 constexpr int kBlocks = 128;                        // resident for the whole frame
 constexpr int kComputeThreads = 512, kWarps = 16;
 constexpr int kThreads = kComputeThreads + (QMK_BLOCKS_PER_SM > 1 ? 32 : 128);  // behind them the producer; registers change hands by four warps
-constexpr int kColumns = QMK_COLUMNS;               // at most 8, the width of an mma; even, a lane stores two at a time
-static_assert(kColumns % 2 == 0 && kColumns >= 2 && kColumns <= 8);
+#ifdef QMK_WIDE
+constexpr bool kWide = true;  // frame_wide.cu
+#else
+constexpr bool kWide = false;
+#endif
+constexpr int kNarrowColumns = QMK_COLUMNS, kWideColumns = QMK_WIDE_COLUMNS;  // 0: there is no wide kernel
+constexpr int kColumns = kWide ? kWideColumns : kNarrowColumns;  // of a launch, at most; even, a lane stores two at a time
+constexpr int kColumnTiles = (kColumns + 7) / 8;                 // an mma takes 8
+static_assert(kColumns % 2 == 0 && kColumns >= 2 && kColumnTiles == (kWide ? 2 : 1));
+constexpr int kMostColumns = kWideColumns ? kWideColumns : kNarrowColumns;  // of any launch
 constexpr int kSharedBytes = QMK_SHARED_KB * 1024;  // that a block may have
-constexpr bool kFrameKvShared = kSharedBytes > 200 * 1024;  // room for the code predictor's keys and values
+constexpr bool kFrameKvShared = kSharedBytes > 200 * 1024 && !kWide;  // room for the code predictor's keys and values
 constexpr int kHeadDim = 128;
 constexpr int kSplits = 8;                          // parts that a query head's context is cut into
 constexpr int kSplitPositions = 256;                // positions of one split before the next one begins

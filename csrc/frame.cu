@@ -1,4 +1,4 @@
-// The persistent kernel: one launch is one frame of 16 codes for up to 8 streams.
+// The persistent kernel: one launch is one frame of 16 codes for up to 8 streams, or to 16 (frame_wide.cu).
 //
 // input row -> talker (28 layers) -> head -> code 0 -> code predictor (16 rows, 5 layers each, 15 heads) -> codes 1..15
 // -> sum of the 16 embeddings + text row -> next input row. No host in between. The code predictor reads the talker's
@@ -36,13 +36,15 @@ struct Block {
   int tid, warp, lane, block;
   unsigned long long* stage_ns;  // null except in one thread of a timed launch
   unsigned long long since;
-  int columns, column;  // of the pass at hand; the one whose input this lane feeds to the mma, -1: none
-  float residual;       // see owned_row
+  int columns;               // of the pass at hand
+  int column[kColumnTiles];  // those whose input this lane feeds to the mma, -1: none
+  float residual;            // see owned_row
 
   // Who this thread is, anew: called where a phase begins (see thread_index).
   __device__ __forceinline__ void refresh() {
     tid = thread_index(), block = block_index(), warp = tid / 32, lane = tid % 32;
-    column = lane / 4 < columns ? lane / 4 : -1;
+#pragma unroll
+    for (int t = 0; t < kColumnTiles; t++) column[t] = lane / 4 + t * 8 < columns ? lane / 4 + t * 8 : -1;
   }
   __device__ __forceinline__ void set_columns(int n) {
     columns = n;
@@ -69,7 +71,7 @@ struct Frame {
   static constexpr int kPinned = 3;  // of 15 predictor stages: 31 MB stay in L2 between the passes of a frame
 
   // Rows of one stream that the pass at a position takes.
-  static __device__ __forceinline__ int rows_at(int position, int streams) { return position == 0 && 2 * streams <= kColumns ? 2 : 1; }
+  static __device__ __forceinline__ int rows_at(int position, int streams) { return !kWide && position == 0 && 2 * streams <= kColumns ? 2 : 1; }
 
   static __device__ void produce(const FrameParams& p, Ring& ring, Patience& patience, int block, int lane) {
     auto stream = [&](const uint8_t* ribbon, int stages, int pinned) {
@@ -88,10 +90,21 @@ struct Frame {
     }
   }
 
-  // Finish the rows of a head that stand in s.wide, one thread each, and draw every stream's code. Returns the code of the
-  // stream whose input this lane feeds to the mma. `noise`: of this thread's row.
+  // What the lanes that feed a column to the mma know of it.
+  template <class V>
+  static __device__ __forceinline__ V of_column(const V (&value)[kColumnTiles], int column) {
+    V v = __shfl_sync(~0u, value[0], column % 8 * 4);
+    if constexpr (kColumnTiles > 1) {
+      const V other = __shfl_sync(~0u, value[kColumnTiles - 1], column % 8 * 4);
+      v = column < 8 ? v : other;
+    }
+    return v;
+  }
+
+  // Finish the rows of a head that stand in s.wide, one thread each, and draw every stream's code: `code` of those whose
+  // input this lane feeds to the mma. `noise`: of this thread's row.
   template <int Rows, int K, int N>
-  static __device__ __forceinline__ int choose(const FrameParams& p, Thread& b, int group, float noise) {
+  static __device__ __forceinline__ void choose(const FrameParams& p, Thread& b, int group, float noise, int (&drawn)[kColumnTiles]) {
     using M = Matvec<Rows, K>;
     b.refresh();
     const int id = b.block * Rows + b.tid % Rows, mine = b.tid / Rows;
@@ -100,6 +113,7 @@ struct Frame {
       const DrawParams& d = group ? c.draw : c.draw0;
       float logit = M::sum(b.s.wide, b.tid % Rows, mine) * M::inverse_rms(b.s.wide, mine);
       if (p.logits_out) p.logits_out[(mine * Dims::kGroups + group) * Dims::kCodecVocab + id] = logit;
+      if (!(fabsf(logit) < INFINITY)) p.codes[mine * kSaid + Dims::kGroups] = 1;
       if (group == 0) logit = code0_rule(p, c, id, logit);
       if (d.sample) logit = __fmul_rn(logit, d.inverse_temperature);
       publish(b.x.logits + mine * Dims::kCodecVocab + id, __float_as_uint(logit),
@@ -107,31 +121,35 @@ struct Frame {
     }
     b.mark(kHead);
     b.refresh();
-    const int chooser = b.block / (kBlocks / 8);
-    if (b.block % (kBlocks / 8) == 0 && chooser < b.columns) {
+    constexpr int kApart = kBlocks / (8 * kColumnTiles);
+    const int chooser = b.block / kApart;
+    if (b.block % kApart == 0 && chooser < b.columns) {
       const Column& c = p.column[chooser];
       Candidates<N> candidates;
       candidates.await(b, b.x.logits + chooser * Dims::kCodecVocab);
       const int code = draw(b, candidates, group ? c.draw : c.draw0);
       if (b.tid < kBlocks) publish(b.x.drawn + b.tid * kColumns + chooser, __int_as_float(code), b.epoch);
       if (b.tid == 0) {
-        p.codes[chooser * Dims::kGroups + group] = code;
+        p.codes[chooser * kSaid + group] = code;
         c.recent[c.frame % 8 * Dims::kGroups + group] = code;
         if (group == 0 && code != p.eos_id) c.seen[code] = 1;
       }
     }
-    uint32_t code = 0, polls = 0;
-    if (b.column >= 0) {
-      const Tagged* slot = b.x.drawn + b.block * kColumns + b.column;
-      for (;;) {
-        const uint2 r = load_relaxed8(slot);
-        code = r.x;
-        if (r.y == b.epoch || b.patience.spent(polls)) break;
+#pragma unroll
+    for (int t = 0; t < kColumnTiles; t++) {
+      uint32_t code = 0, polls = 0;
+      if (b.column[t] >= 0) {
+        const Tagged* slot = b.x.drawn + b.block * kColumns + b.column[t];
+        for (;;) {
+          const uint2 r = load_relaxed8(slot);
+          code = r.x;
+          if (r.y == b.epoch || b.patience.spent(polls)) break;
+        }
       }
+      drawn[t] = min(code, static_cast<uint32_t>(N - 1));
     }
     __syncwarp();
     b.mark(kDraw);
-    return min(code, static_cast<uint32_t>(N - 1));
   }
 
   // Of the row that this thread finishes in the head of a group.
@@ -165,18 +183,19 @@ struct Frame {
 
   // Leaves the residual behind the last layer, ready for the final norm's matrix, in x.h_mlp.
   static __device__ __forceinline__ void talk(const FrameParams& p, Thread& b) {
-    auto first_input = [&] {
-      Input<T::kHidden> in{};
-      if (b.column < 0) return in;
-      const Column& c = p.column[b.column];
+    auto first_input = [&](int from, InputOf<T::kHidden>& in) {
 #pragma unroll
-      for (int i = 0; i < kSteps<T::kHidden>; i++) {
-        const int at = value_index<T::kHidden>(b, i);
-        const float4 f = c.token < 0 ? *reinterpret_cast<const float4*>(c.row + at)
-                                     : widened(*reinterpret_cast<const uint2*>(embedding(p, 0, c.token) + at), 1.f);
-        in.b[i] = normed(f, p.talker.input_norm + at, in.square);
+      for (int t = 0; t < kColumnTiles; t++) {
+        if (b.column[t] < 0) continue;
+        const Column& c = p.column[b.column[t]];
+#pragma unroll
+        for (int i = 0; i < kAtOnce<T::kHidden>; i++) {
+          const int at = value_index<T::kHidden>(b, from + i);
+          const float4 f = c.token < 0 ? *reinterpret_cast<const float4*>(c.row + at)
+                                       : widened(*reinterpret_cast<const uint2*>(embedding(p, 0, c.token) + at), 1.f);
+          in.b[t][i] = normed(f, p.talker.input_norm + at, in.square[t]);
+        }
       }
-      return in;
     };
     if (owns<T>(b)) {
       const Column& c = p.column[owned_column<T>(b)];
@@ -187,37 +206,55 @@ struct Frame {
     for (int index = 0; index < p.talker.layers; index++) {
       b.epoch++;
       const bool last = index + 1 == p.talker.layers;
-      auto await = [&] { return index ? await_input<T::kHidden>(b, b.x.h_mlp, b.column, b.epoch - 1) : first_input(); };
+      auto await = [&](int from, InputOf<T::kHidden>& in) {
+        if (index) await_input<T::kHidden>(b, b.x.h_mlp, b.column, b.epoch - 1, from, in);
+        else first_input(from, in);
+      };
       layer<T>(b, p.talker, index, await, last ? p.talker.norm : p.talker.input_norm + (index + 1) * T::kHidden, [&] {
-        if (mine.column >= b.columns) return;
-        attend_pages<T>(b, p.talker, index, mine, p.column[mine.column], p.kv + index * kLayerStride + mine.head / T::kGroup * kHeadStride,
-                        p.talker.layers * kLayerStride, T::kKvHeads * kHeadStride);
+        Assignment at = mine;
+#pragma unroll 1
+        for (int t = 0; t < kColumnTiles && at.column < b.columns; t++, at.column += 8) {
+          if (t) sync_compute<kComputeThreads>();  // its scratch is about to be written again
+          attend_pages<T>(b, p.talker, index, at, p.column[at.column], p.kv + index * kLayerStride + at.head / T::kGroup * kHeadStride,
+                          p.talker.layers * kLayerStride, T::kKvHeads * kHeadStride);
+        }
       });
     }
   }
 
   // Embeddings of the last codes, or at first the talker's hidden state, through the layers: up to two rows a stream.
-  // inverse: 1 / rms that the talker's x.h_mlp still lacks; code: the last one. Both of the stream whose input this lane
+  // inverse: 1 / rms that the talker's x.h_mlp still lacks; code: the last one. Both of the streams whose input this lane
   // feeds to the mma when every stream has one row.
-  static __device__ __forceinline__ void predict(const FrameParams& p, Thread& b, int position, int rows, float inverse, int code) {
-    const int streams = p.columns, quad = b.lane / 4, from = min(quad / rows, streams - 1) * 4 + b.lane % 4;
+  static __device__ __forceinline__ void predict(const FrameParams& p, Thread& b, int position, int rows, const float (&inverse)[kColumnTiles],
+                                                 const int (&code)[kColumnTiles]) {
+    const int streams = p.columns, quad = b.lane / 4;
     b.set_columns(streams * rows);
-    const bool first = position == 0 && quad % rows == 0;  // this lane's row is the hidden state
+    const int both = rows - 1;  // a shift by it divides by rows
+    const bool first = position == 0 && (quad & both) == 0;  // this lane's rows are hidden states
     const int group = max(position - 1, 0);                // of the last code
-    const int row_code = __shfl_sync(~0u, code, from);
-    auto raw_input = [&] {
-      Input<T::kHidden> in{};
-      if (position == 0) in = await_input<T::kHidden>(b, b.x.h_mlp, first && b.column >= 0 ? quad / rows : -1, p.epoch + p.talker.layers);
-      if (first || b.column < 0) return in;
-      const bf16* row = embedding(p, group, row_code);
+    int row_code[kColumnTiles], hidden[kColumnTiles];
+    float mine[kColumnTiles];
 #pragma unroll
-      for (int i = 0; i < kSteps<T::kHidden>; i++) in.b[i] = *reinterpret_cast<const uint2*>(row + value_index<T::kHidden>(b, i));
-      return in;
+    for (int t = 0; t < kColumnTiles; t++) {
+      const int from = min((quad + t * 8) >> both, streams - 1);
+      row_code[t] = of_column(code, from), mine[t] = of_column(inverse, from);
+      hidden[t] = first && b.column[t] >= 0 ? (quad + t * 8) >> both : -1;
+    }
+    auto raw_input = [&](int at, InputOf<T::kHidden>& in) {
+      if (position == 0) await_input<T::kHidden>(b, b.x.h_mlp, hidden, p.epoch + p.talker.layers, at, in);
+      if (first) return;
+#pragma unroll
+      for (int t = 0; t < kColumnTiles; t++) {
+        if (b.column[t] < 0) continue;
+        const bf16* row = embedding(p, group, row_code[t]);
+#pragma unroll
+        for (int i = 0; i < kAtOnce<T::kHidden>; i++) in.b[t][i] = *reinterpret_cast<const uint2*>(row + value_index<T::kHidden>(b, at + i));
+      }
     };
-    const int owned = min(owned_column<P>(b), b.columns - 1), stream = owned / rows;
-    const int its_code = __shfl_sync(~0u, code, stream * 4);
-    const float its_inverse = __shfl_sync(~0u, inverse, stream * 4), mine = __shfl_sync(~0u, inverse, from);
-    const bool owned_first = position == 0 && owned % rows == 0;
+    const int owned = min(owned_column<P>(b), b.columns - 1), stream = owned >> both;
+    const int its_code = of_column(code, stream);
+    const float its_inverse = of_column(inverse, stream);
+    const bool owned_first = position == 0 && (owned & both) == 0;
 
     if constexpr (Dims::kAdapter) {
       matvec<P::kHiddenRows, T::kHidden>(b, b.s.narrow, raw_input);
@@ -230,28 +267,37 @@ struct Frame {
       b.residual = owned_first ? b.s.hidden[stream * P::kHiddenRows + b.tid % P::kHiddenRows]
                                : __bfloat162float(owned_value<P>(b, embedding(p, group, its_code)));
     }
-    auto first_input = [&] {
+    auto first_input = [&](int from, InputOf<P::kHidden>& in) {
       if constexpr (Dims::kAdapter) {
-        return await_input<P::kHidden>(b, b.x.adapted, b.column, b.epoch - 1);
+        await_input<P::kHidden>(b, b.x.adapted, b.column, b.epoch - 1, from, in);
       } else {
-        Input<P::kHidden> in = raw_input();
-        in.square = 0.f;
-        if (b.column < 0) return in;
+        InputOf<P::kHidden> raw{};
+        raw_input(from, raw);
 #pragma unroll
-        for (int i = 0; i < kSteps<P::kHidden>; i++)
-          in.b[i] = normed(widened(in.b[i], first ? mine : 1.f), p.predictor.input_norm + value_index<P::kHidden>(b, i), in.square);
-        return in;
+        for (int t = 0; t < kColumnTiles; t++) {
+          if (b.column[t] < 0) continue;
+#pragma unroll
+          for (int i = 0; i < kAtOnce<P::kHidden>; i++)
+            in.b[t][i] = normed(widened(raw.b[t][i], first ? mine[t] : 1.f), p.predictor.input_norm + value_index<P::kHidden>(b, from + i), in.square[t]);
+        }
       }
     };
     const Assignment at = assignment(b.block, streams);
     for (int index = 0; index < p.predictor.layers; index++) {
       b.epoch++;
-      auto* kv = kFrameKvShared ? b.s.frame_kv[index]
-                                : reinterpret_cast<bf16(*)[16][kHeadDim]>(p.frame_kv) + (b.block * P::kMaxLayers + index) * 2;
       const bool last = index + 1 == p.predictor.layers;
-      auto await = [&] { return index ? await_input<P::kHidden>(b, b.x.h_mlp, b.column, b.epoch - 1) : first_input(); };
+      auto await = [&](int from, InputOf<P::kHidden>& in) {
+        if (index) await_input<P::kHidden>(b, b.x.h_mlp, b.column, b.epoch - 1, from, in);
+        else first_input(from, in);
+      };
       layer<P>(b, p.predictor, index, await, last ? p.predictor.norm : p.predictor.input_norm + (index + 1) * P::kHidden,
-               [&] { attend_frame<P>(b, p.predictor, index, at, streams, rows, position, kv); });
+               [&] {
+                 const int tile = kColumnTiles > 1 ? b.warp >> both : 0;  // more warps for more streams
+                 auto* kv = kFrameKvShared ? b.s.frame_kv[index]
+                                           : reinterpret_cast<bf16(*)[16][kHeadDim]>(p.frame_kv) + ((b.block * kColumnTiles + tile) * P::kMaxLayers + index) * 2;
+                 if (tile < kColumnTiles)
+                   attend_frame<P>(b, p.predictor, index, {at.head, at.column + tile * 8, at.sub, at.sharers}, streams, rows, b.warp - tile * rows, position, kv);
+               });
     }
   }
 
@@ -263,8 +309,10 @@ struct Frame {
 
     using Head = Matvec<kHeadRows, T::kHidden>;
     float noise = noise_of<kHeadRows>(p, b, 0);
-    matvec<kHeadRows, T::kHidden>(b, b.s.wide, [&] { return await_input<T::kHidden>(b, b.x.h_mlp, b.column, b.epoch); });
-    const float inverse = Head::inverse_rms(b.s.wide, min(quad, streams - 1));
+    matvec<kHeadRows, T::kHidden>(b, b.s.wide, [&](int from, auto& in) { await_input<T::kHidden>(b, b.x.h_mlp, b.column, b.epoch, from, in); });
+    float inverse[kColumnTiles];
+#pragma unroll
+    for (int t = 0; t < kColumnTiles; t++) inverse[t] = Head::inverse_rms(b.s.wide, min(quad + t * 8, streams - 1));
     const int owned = min(owned_column<T>(b), streams - 1);
     if (owns<T>(b)) {
       const float h = b.residual * Head::inverse_rms(b.s.wide, owned) * __bfloat162float(owned_value<T>(b, p.talker.norm));
@@ -272,10 +320,11 @@ struct Frame {
       if (p.hidden_out) p.hidden_out[owned * T::kHidden + owned_row<T>(b)] = h;
     }
     sync_compute<kComputeThreads>();  // s.hidden is there, and all have read the sums of squares
-    int code = choose<kHeadRows, T::kHidden, Dims::kCodecVocab>(p, b, 0, noise);
+    int code[kColumnTiles];
+    choose<kHeadRows, T::kHidden, Dims::kCodecVocab>(p, b, 0, noise, code);
     if (b.stage_ns) b.stage_ns += kStages;
 
-    float sum = __bfloat162float(owned_value<T>(b, embedding(p, 0, __shfl_sync(~0u, code, owned * 4))));
+    float sum = __bfloat162float(owned_value<T>(b, embedding(p, 0, of_column(code, owned))));
     for (int position = 0; position < Dims::kGroups;) {
       const int rows = rows_at(position, streams);
       predict(p, b, position, rows, inverse, code);
@@ -287,10 +336,12 @@ struct Frame {
       }
       const int group = position - 1;
       noise = noise_of<kCodeRows>(p, b, group);
-      const int column = b.column < 0 ? -1 : quad * rows + rows - 1;  // the stream's last row
-      matvec<kCodeRows, P::kHidden>(b, b.s.wide, [&] { return await_input<P::kHidden>(b, b.x.h_mlp, column, b.epoch); });
-      code = choose<kCodeRows, P::kHidden, Dims::kCodes>(p, b, group, noise);
-      sum += __bfloat162float(owned_value<T>(b, embedding(p, group, __shfl_sync(~0u, code, owned * 4))));
+      int last[kColumnTiles];  // rows of these streams
+#pragma unroll
+      for (int t = 0; t < kColumnTiles; t++) last[t] = b.column[t] < 0 ? -1 : b.column[t] * rows + rows - 1;
+      matvec<kCodeRows, P::kHidden>(b, b.s.wide, [&](int from, auto& in) { await_input<P::kHidden>(b, b.x.h_mlp, last, b.epoch, from, in); });
+      choose<kCodeRows, P::kHidden, Dims::kCodes>(p, b, group, noise, code);
+      sum += __bfloat162float(owned_value<T>(b, embedding(p, group, of_column(code, owned))));
     }
     if (owns<T>(b)) {
       const Column& c = p.column[owned];
@@ -354,10 +405,12 @@ cudaError_t with_dims(int talker_hidden, Use use) {
 
 }  // namespace
 
-cudaError_t prepare_frame(int talker_hidden, int* resident_blocks) {
+template <>
+cudaError_t prepare_frame<kWide>(int talker_hidden, int* resident_blocks) {
   return with_dims(talker_hidden, [&](auto dims) { return prepare<decltype(dims)>(resident_blocks); });
 }
-cudaError_t launch_frame(int talker_hidden, const FrameParams& params, cudaStream_t stream) {
+template <>
+cudaError_t launch_frame<kWide>(int talker_hidden, const FrameParams& params, cudaStream_t stream) {
   return with_dims(talker_hidden, [&](auto dims) { return launch<decltype(dims)>(params, stream); });
 }
 

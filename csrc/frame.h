@@ -6,11 +6,24 @@
 
 namespace qmk {
 
+// Each of frame.cu for up to kNarrowColumns and, where kWideColumns is not 0, of frame_wide.cu for so many.
+
 // Once per device and talker width: how many blocks the device can hold at once. The kernel needs kBlocks.
+template <bool Wide>
 cudaError_t prepare_frame(int talker_hidden, int* resident_blocks);
 
 // One frame of params.columns streams (or, with params.prefill, as many prompt rows) on `stream`; cooperative, so a grid
 // that does not fit is an error.
+template <bool Wide>
 cudaError_t launch_frame(int talker_hidden, const FrameParams& params, cudaStream_t stream);
+
+template <>
+cudaError_t prepare_frame<false>(int talker_hidden, int* resident_blocks);
+template <>
+cudaError_t prepare_frame<true>(int talker_hidden, int* resident_blocks);
+template <>
+cudaError_t launch_frame<false>(int talker_hidden, const FrameParams& params, cudaStream_t stream);
+template <>
+cudaError_t launch_frame<true>(int talker_hidden, const FrameParams& params, cudaStream_t stream);
 
 }  // namespace qmk

@@ -1,4 +1,4 @@
-// One decoder layer for up to 8 columns: the page to read first. Talker and code predictor run the same code.
+// One decoder layer for up to 8 or 16 columns: the page to read first. Talker and code predictor run the same code.
 //
 // Every block runs every line. A block owns a few rows of each matrix and keeps its rows of the residual stream, fp32, in
 // registers; what it computes it publishes, and what it needs next it awaits, so a wait is at once the exchange and the
@@ -16,39 +16,47 @@ constexpr int kLayerStages = Matvec<S::kQkvRows, S::kHidden>::stages(kSteps<S::k
                              Matvec<S::kGateUpRows, S::kHidden>::stages(kSteps<S::kHidden>) +
                              Matvec<S::kHiddenRows, S::kIntermediate>::stages(kSteps<S::kIntermediate>);
 
-// This lane's share of a matrix's input: mma's B operand of its column, and its sum of squares.
+// A share of a matrix's input.
 template <int K>
-struct Input {
-  uint2 b[kSteps<K>];
-  float square;
-};
+constexpr int kAtOnce = steps_at_once(kSteps<K>);
+template <int K>
+using InputOf = Input<kAtOnce<K>>;
 
-template <int K, class B>
-__device__ __forceinline__ Input<K> await_input(B& b, const Packet* slots, int column, uint32_t epoch) {
-  constexpr int kCount = kSteps<K>;  // packets of 4 values: one a step
-  uint4 r[kCount] = {};
-  const Packet* first = slots + packet_index(b.warp * kCount * 4 + b.lane % 4, column);
-  await_packets(r, column < 0 ? 0 : (1u << kCount) - 1, [&](int i) { return first + i * kColumns * 4; }, epoch, b.patience);
-  Input<K> in{.square = 0.f};
+// Packets of this lane's columns, `Count` a column one behind the other from packet `first` on.
+template <int Count, class B>
+__device__ __forceinline__ void await_columns(B& b, uint4 (&r)[kColumnTiles * Count], const Packet* slots, int first, const int (&column)[kColumnTiles], uint32_t epoch) {
+  const Packet* of[kColumnTiles];
+  uint32_t missing = 0;
 #pragma unroll
-  for (int i = 0; i < kCount; i++) in.b[i] = make_uint2(r[i].x, r[i].y), in.square += __uint_as_float(r[i].z);
-  return in;
+  for (int c = 0; c < kColumnTiles; c++) {
+    of[c] = slots + packet_index(first, column[c]);
+    missing |= column[c] < 0 ? 0 : ((1u << Count) - 1) << c * Count;
+  }
+  await_packets(r, missing, [&](int i) { return of[i / Count] + i % Count * kColumns * 4; }, epoch, b.patience);
 }
 
-// The input that `await()` brings times the rows of this block; afterwards the block's partial sums are in `partial` for
+template <int K, class B>
+__device__ __forceinline__ void await_input(B& b, const Packet* slots, const int (&column)[kColumnTiles], uint32_t epoch, int from, InputOf<K>& in) {
+  constexpr int kCount = kAtOnce<K>;  // packets of 4 values: one a step
+  uint4 r[kColumnTiles * kCount] = {};
+  await_columns<kCount>(b, r, slots, (b.warp * kSteps<K> + from) * 4 + b.lane % 4, column, epoch);
+#pragma unroll
+  for (int c = 0; c < kColumnTiles; c++)
+#pragma unroll
+    for (int i = 0; i < kCount; i++) {
+      const uint4& packet = r[c * kCount + i];
+      in.b[c][i] = make_uint2(packet.x, packet.y), in.square[c] += __uint_as_float(packet.z);
+    }
+}
+
+// The input that `await(from, in)` brings, from that step on, times the rows of this block; afterwards the block's partial sums are in `partial` for
 // everyone in it.
 template <int Rows, int K, class B, class Await>
 __device__ __forceinline__ void matvec(B& b, float* partial, Await await) {
   b.refresh();
   Matvec<Rows, K> m;
-  float square = 0.f;
-  m.template multiply<kSteps<K>>(b.ring, [&](uint2 (&x)[kSteps<K>]) {
-    const Input<K> in = await();
-#pragma unroll
-    for (int i = 0; i < kSteps<K>; i++) x[i] = in.b[i];
-    square = in.square;
-  }, 0, b.warp, b.lane, b.patience);
-  m.store(partial, square, b.columns, b.warp, b.lane);
+  m.template multiply<kSteps<K>>(b.ring, await, 0, b.warp, b.lane, b.patience);
+  m.store(partial, b.columns, b.warp, b.lane);
   sync_compute<kComputeThreads>();
 }
 
@@ -85,7 +93,7 @@ __device__ __forceinline__ void publish_residual(const B& b, Packet* slots, floa
     publish(slots + packet_index(owned_row<S>(b) / 4, owned_column<S>(b)), pair, next, __float_as_uint(square), b.epoch);
 }
 
-// await(): waits for the residual before the layer, normed but for 1 / rms; b.residual: this thread's row of it. attend()
+// await(from, in): waits for the residual before the layer, normed but for 1 / rms; b.residual: this thread's row of it. attend()
 // publishes x.attn. next_norm: [hidden], of whoever reads x.h_mlp.
 template <class S, class B, class Await, class Attend>
 __device__ __forceinline__ void layer(B& b, const StackWeights& w, int index, Await await, const bf16* next_norm, Attend attend) {
@@ -105,18 +113,21 @@ __device__ __forceinline__ void layer(B& b, const StackWeights& w, int index, Aw
   attend();
 
   b.mark(kAttention);
-  matvec<S::kHiddenRows, S::kQ>(b, b.s.narrow, [&] { return await_input<S::kQ>(b, b.x.attn, b.column, b.epoch); });
+  matvec<S::kHiddenRows, S::kQ>(b, b.s.narrow, [&](int from, auto& in) { await_input<S::kQ>(b, b.x.attn, b.column, b.epoch, from, in); });
   if (owns<S>(b)) b.residual += Matvec<S::kHiddenRows, S::kQ>::sum(b.s.narrow, b.tid % S::kHiddenRows, owned_column<S>(b));
   publish_residual<S>(b, b.x.h_attn, b.residual, post_weight);
 
   b.mark(kOut);
-  matvec<S::kGateUpRows, S::kHidden>(b, b.s.wide, [&] { return await_input<S::kHidden>(b, b.x.h_attn, b.column, b.epoch); });
+  matvec<S::kGateUpRows, S::kHidden>(b, b.s.wide, [&](int from, auto& in) { await_input<S::kHidden>(b, b.x.h_attn, b.column, b.epoch, from, in); });
   {  // rows alternate: gate, up; 8 threads make a packet of 6
     using M = Matvec<S::kGateUpRows, S::kHidden>;
     constexpr int kPackets = S::kMlpRows / kMlpPacket;
-    static_assert(kPackets * kColumns * 8 <= kComputeThreads);
-    const int column = b.tid / 8 / kPackets, packet = b.tid / 8 % kPackets, row = packet * kMlpPacket + min(b.tid % 8, kMlpPacket - 1);
-    if (b.warp * 4 < kPackets * b.columns) {
+    constexpr int kRounds = (kPackets * kColumns * 8 + kComputeThreads - 1) / kComputeThreads;
+#pragma unroll
+    for (int round = 0; round < kRounds; round++) {
+      const int at = b.tid / 8 + round * (kComputeThreads / 8), column = at / kPackets, packet = at % kPackets;
+      const int row = packet * kMlpPacket + min(b.tid % 8, kMlpPacket - 1);
+      if (b.warp * 4 + round * (kComputeThreads / 8) >= kPackets * b.columns) break;
       const int c = min(column, b.columns - 1);
       const float inv = M::inverse_rms(b.s.wide, c);
       const float2 sums = M::template sum_as<float2>(b.s.wide, 2 * row, c);
@@ -134,20 +145,22 @@ __device__ __forceinline__ void layer(B& b, const StackWeights& w, int index, Aw
   {
     b.refresh();
     Matvec<S::kHiddenRows, S::kIntermediate> m;
-    constexpr int kPackets = S::kIntermediate / kWarps / 4 / kMlpPacket, kAtOnce = kPackets < 8 ? kPackets : 8;  // registers
-    const Packet* first = b.x.mlp + packet_index(b.warp * kPackets * 4 + b.lane % 4, b.column);
+    constexpr int kPackets = S::kIntermediate / kWarps / 4 / kMlpPacket, kMany = kPackets < 8 ? kPackets : 8;  // registers
 #pragma unroll
-    for (int from = 0; from < kPackets; from += kAtOnce) {
-      constexpr int kCount = kAtOnce * kMlpPacket / 4;
-      m.template multiply<kCount>(b.ring, [&](uint2 (&x)[kCount]) {
-        uint4 r[kAtOnce] = {};
-        await_packets(r, b.column < 0 ? 0 : (1u << kAtOnce) - 1, [&](int i) { return first + (from + i) * kColumns * 4; }, b.epoch, b.patience);
-        auto word = [&](int n) { return n % 3 == 0 ? r[n / 3].x : n % 3 == 1 ? r[n / 3].y : r[n / 3].z; };
+    for (int from = 0; from < kPackets; from += kMany) {
+      constexpr int kCount = kMany * kMlpPacket / 4, kEach = steps_at_once(kCount), kFew = kEach * 4 / kMlpPacket;
+      m.template multiply<kCount>(b.ring, [&](int step, Input<kEach>& in) {
+        uint4 r[kColumnTiles * kFew] = {};
+        await_columns<kFew>(b, r, b.x.mlp, (b.warp * kPackets + from + step * 4 / kMlpPacket) * 4 + b.lane % 4, b.column, b.epoch);
 #pragma unroll
-        for (int i = 0; i < kCount; i++) x[i] = make_uint2(word(2 * i), word(2 * i + 1));
+        for (int c = 0; c < kColumnTiles; c++) {
+          auto word = [&](int n) { return n % 3 == 0 ? r[c * kFew + n / 3].x : n % 3 == 1 ? r[c * kFew + n / 3].y : r[c * kFew + n / 3].z; };
+#pragma unroll
+          for (int i = 0; i < kEach; i++) in.b[c][i] = make_uint2(word(2 * i), word(2 * i + 1));
+        }
       }, from * kMlpPacket / 4, b.warp, b.lane, b.patience);
     }
-    m.store(b.s.narrow, 0.f, b.columns, b.warp, b.lane);
+    m.store(b.s.narrow, b.columns, b.warp, b.lane);
     sync_compute<kComputeThreads>();
     if (owns<S>(b)) b.residual += m.sum(b.s.narrow, b.tid % S::kHiddenRows, owned_column<S>(b));
     publish_residual<S>(b, b.x.h_mlp, b.residual, next_weight);

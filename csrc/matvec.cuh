@@ -1,4 +1,4 @@
-// y = W x for the rows that this block owns and up to 8 columns x, on the tensor cores.
+// y = W x for the rows that this block owns and up to 8 columns x a tile, on the tensor cores.
 //
 // The 16 compute warps share K: each multiplies its share of x with all rows of the block and leaves partial sums in
 // shared memory, where they are added up in a fixed order. Weights come out of the ring as ready mma fragments
@@ -9,10 +9,20 @@
 
 namespace qmk {
 
-constexpr int kEarlyStages = 4 * 2 / kStageUnits;  // of weights that are fetched before their input is there: 32 registers
+constexpr int kEarlyStages = (kColumnTiles > 1 ? 2 : 4) * 2 / kStageUnits;  // of weights that are fetched before their input is there: 32 registers
 
 template <int K>
 constexpr int kSteps = K / (kWarps * 16);  // of the mma along a warp's share of K; a lane has 4 values of each
+
+// Steps whose input is awaited at once: with two tiles of columns, registers hold half of many.
+constexpr int steps_at_once(int steps) { return kColumnTiles > 1 && steps >= 8 ? steps / 2 : steps; }
+
+// This lane's values of some steps of a matrix's input: mma's B operand of its columns, and their sums of squares.
+template <int Steps>
+struct Input {
+  uint2 b[kColumnTiles][Steps];
+  float square[kColumnTiles];
+};
 
 constexpr int partial_stride(int rows) { return round_up(rows - 3, 8) + 4; }
 constexpr int partial_size(int rows) { return kWarps * kColumns * partial_stride(rows); }  // floats
@@ -30,44 +40,57 @@ struct Matvec {
 
   static constexpr int kStride = partial_stride(Rows);
 
-  float acc[kTiles][kChains][4] = {};
+  float acc[kColumnTiles][kTiles][kChains][4] = {}, square[kColumnTiles] = {};
 
-  // One unit of weights times the steps it covers, of which b[0] is `first`.
-  template <int Count>
-  __device__ __forceinline__ void multiply(const uint4& w, const uint2 (&b)[Count], int first, int u) {
-    const int tile = u % kTiles, i = u / kTiles * (kTall ? 1 : 2);
-    if constexpr (kTall) {
-      mma_16x8x16(acc[tile][(first + i) % kChains], w.x, w.y, w.z, w.w, b[i].x, b[i].y);
-    } else {
-      mma_16x8x16(acc[tile][(first + i) % kChains], w.x, 0, w.y, 0, b[i].x, b[i].y);
-      if (i + 1 < Count) mma_16x8x16(acc[tile][(first + i + 1) % kChains], w.z, 0, w.w, 0, b[i + 1].x, b[i + 1].y);
+  // One unit of weights times the steps it covers: step i of `first`'s chain on is b[at].
+  template <int Steps>
+  __device__ __forceinline__ void multiply(const uint4& w, const Input<Steps>& in, int tile, int i, int at) {
+#pragma unroll
+    for (int c = 0; c < kColumnTiles; c++) {
+      const auto& b = in.b[c];
+      if constexpr (kTall) {
+        mma_16x8x16(acc[c][tile][i % kChains], w.x, w.y, w.z, w.w, b[at].x, b[at].y);
+      } else {
+        mma_16x8x16(acc[c][tile][i % kChains], w.x, 0, w.y, 0, b[at].x, b[at].y);
+        if (at + 1 < Steps) mma_16x8x16(acc[c][tile][(i + 1) % kChains], w.z, 0, w.w, 0, b[at + 1].x, b[at + 1].y);
+      }
     }
   }
 
-  // `Count` steps of K from `first` on; `input()` waits for this lane's values of them, mma's B. What fits in registers of
-  // the weights is fetched before that wait.
-  template <int Count, class Input>
-  __device__ __forceinline__ void multiply(Ring& ring, Input input, int first, int warp, int lane, Patience& patience) {
+  // `Count` steps of K from `first` on; `await(i, in)` waits for this lane's values of steps_at_once(Count) from the i-th of
+  // them on and adds their squares. What fits in registers of the weights is fetched before that wait.
+  template <int Count, class Await>
+  __device__ __forceinline__ void multiply(Ring& ring, Await await, int first, int warp, int lane, Patience& patience) {
+    constexpr int kAtOnce = steps_at_once(Count);
+    static_assert(Count % kAtOnce == 0 && (kTall || kAtOnce == Count || kAtOnce % 2 == 0));
     constexpr int kUnits = kTiles * (kTall ? Count : (Count + 1) / 2), kEarly = stages(Count) < kEarlyStages ? stages(Count) : kEarlyStages;
     uint4 early[kEarly][kStageUnits];
 #pragma unroll
     for (int s = 0; s < kEarly; s++) ring.take(early[s], warp, lane, patience);
-    uint2 b[Count];
-    input(b);
+    Input<kAtOnce> in{};
 #pragma unroll
     for (int s = 0; s < stages(Count); s++) {
       uint4 unit[kStageUnits];
       if (s >= kEarly) ring.take(unit, warp, lane, patience);
 #pragma unroll
-      for (int j = 0; j < kStageUnits; j++)
-        if (s * kStageUnits + j < kUnits) multiply(s < kEarly ? early[s][j] : unit[j], b, first, s * kStageUnits + j);
+      for (int j = 0; j < kStageUnits; j++) {
+        const int u = s * kStageUnits + j, tile = u % kTiles, i = u / kTiles * (kTall ? 1 : 2);
+        if (u >= kUnits) continue;
+        if (tile == 0 && i % kAtOnce == 0) await(i, in);
+        multiply(s < kEarly ? early[s][j] : unit[j], in, tile, first + i, i % kAtOnce);
+      }
     }
+#pragma unroll
+    for (int c = 0; c < kColumnTiles; c++) square[c] += in.square[c];
   }
 
   // partial: fp32 [warps][kColumns][kStride], the rows, then the sum of squares. The stride is 4 modulo 8, so that no two
   // lanes of a store or of a sum meet in a bank.
-  __device__ __forceinline__ void store(float* partial, float square, int columns, int warp, int lane) {
-    float* p = partial + warp * kColumns * kStride;
+  __device__ __forceinline__ void store(float* partial, int columns, int warp, int lane) {
+#pragma unroll
+    for (int c = 0; c < kColumnTiles; c++) store(partial + (warp * kColumns + c * 8) * kStride, acc[c], square[c], columns - c * 8, lane);
+  }
+  __device__ __forceinline__ static void store(float* p, float (&acc)[kTiles][kChains][4], float square, int columns, int lane) {
     square += __shfl_xor_sync(~0u, square, 1);
     square += __shfl_xor_sync(~0u, square, 2);
     if (lane % 4 == 0 && lane / 4 < columns) p[lane / 4 * kStride + Rows] = square;

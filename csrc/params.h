@@ -84,12 +84,12 @@ struct FrameParams {
   uint32_t* fault;      // [1] in host memory, not 0 after a wait gave up; the launch still ends normally
 
   bf16* kv;            // [pages][layers][2][kv heads][64][head_dim], the talker's pool
-  bf16* frame_kv;      // [blocks][5][2][16][head_dim], the code predictor's where shared memory has no room for it
+  bf16* frame_kv;      // [blocks][column tiles][5][2][16][head_dim], the code predictor's where shared memory has no room for it
   int columns;
   int prefill;         // 1: only the talker's layers run, for their keys and values
   int eos_id, first_suppressed_id, min_frames;
-  int* codes;          // [columns][16] out; code 0 == eos_id: speech has ended
-  Column column[kColumns];
+  int* codes;          // [columns][kSaid] out: 16 codes, code 0 == eos_id: speech has ended; 1 where a logit was no number
+  Column column[kMostColumns];
 
   float* hidden_out;             // [columns][hidden] or null: after the talker's final norm
   float* logits_out;             // [columns][16][codec vocabulary] or null: before any rule
@@ -97,6 +97,8 @@ struct FrameParams {
 };
 
 constexpr int kPagePositions = 64;
+
+constexpr int kSaid = 17;  // of a column
 
 // A stage ends when its result is published; the wait for its input belongs to it. Talker first, then code predictor.
 enum Stage { kQkv, kAttention, kOut, kGateUp, kDown, kHead, kDraw, kStages };

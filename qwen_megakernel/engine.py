@@ -6,6 +6,7 @@
 """
 
 import atexit
+import contextlib
 import logging
 import numbers
 import os
@@ -13,6 +14,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Unpack
 
@@ -30,6 +32,7 @@ from qwen_megakernel.checkpoint import DEMO, DEMO_NOTICE, Checkpoint
 from qwen_megakernel.config import SamplingParams
 from qwen_megakernel.errors import BackendError, OutOfMemoryError, RequestError, TextError, TextTooLongError
 from qwen_megakernel.frame_decoder import FrameDecoder
+from qwen_megakernel.listener import Listener
 from qwen_megakernel.owner import Owner
 from qwen_megakernel.prompt import KEPT_VOICES, PromptBuilder
 from qwen_megakernel.request import RequestChecker, RequestOptions
@@ -67,21 +70,22 @@ class TTSEngine:
         vocoder: Vocoder | GraphVocoder,
         backend: str,
         *,
+        spare: Callable[[], tuple[FrameDecoder, Vocoder]] | None,
         max_queue: int,
         queue_timeout: float,
         kept_voices: int,
         device: torch.device,
     ):
-        self._checkpoint, self._prompts, self._decoder = checkpoint, prompts, decoder
+        self._checkpoint, self._prompts = checkpoint, prompts
         self._border = RequestChecker(checkpoint, prompts)
-        self.model, self.backend, self.variant = model, backend, checkpoint.config.variant
+        self.model, self._backend, self.variant = model, backend, checkpoint.config.variant
         self.speakers, self.languages = prompts.speakers, prompts.languages
         self.sample_rate = checkpoint.config.codec.sample_rate
         self.memory: dict[str, int] = {}
         self._voice_encoder: VoiceEncoder | None = None
         self._voice_lock = threading.Lock()
         limits = {"max_queue": max_queue, "queue_timeout": queue_timeout, "kept_voices": kept_voices}
-        self._owner = Owner(decoder, vocoder, sample_rate=self.sample_rate, device=device, **limits)
+        self._owner = Owner(decoder, vocoder, sample_rate=self.sample_rate, device=device, spare=spare, **limits)
         self._owner.start()
         weakref.finalize(self, self._owner.stop).atexit = False  # dropped without close(): the thread ends too
         _ENGINES.add(self)
@@ -100,6 +104,7 @@ class TTSEngine:
         queue_timeout: float = 5.0,
         kept_voices: int = KEPT_VOICES,
         vocoder_dtype: str = "float32",
+        fallback: str | None = None,
     ) -> "TTSEngine":
         """Load a checkpoint and start the owner thread.
 
@@ -109,13 +114,16 @@ class TTSEngine:
                 takes the megakernel on Hopper, where it has been run; a log line says what was taken and why.
             device: None takes a CUDA GPU if there is one, else the CPU.
             dtype: of talker and code predictor; None is bfloat16 on a GPU and float32 on a CPU.
-            max_streams: utterances at once, each in a slot of its own.
+            max_streams: utterances at once, each in a slot of its own; with our kernels fewer run where that is more
+                than the device sustains for live listeners, which is measured (`health()["sustained"]`).
             max_positions: rows of one slot: the prompt's and one per frame.
             max_queue: utterances beyond them that wait for a slot; `EngineBusy` at once for more.
             queue_timeout: seconds that one of them waits before it fails with `EngineBusy`.
             kept_voices: voices (with their language and instruct) for which keys and values of the prompt's opening
                 and the vocoder's state after the reference are kept, the latest used; for 0.6B about 8 MB each, with
                 a transcribed reference of 10 s about 30 for each text layout.
+            fallback: "torch": after three faults of our kernels in a row PyTorch takes over, many times slower; None:
+                the engine is then dead.
             vocoder_dtype: "float32", "tf32" (GPU only) or "bfloat16" (slow: not through our kernels).
 
         Raises:
@@ -123,6 +131,8 @@ class TTSEngine:
             BackendError: backend, device, dtype or sizes cannot be had here.
             OutOfMemoryError: model and slots do not fit; the message names the setting to lower.
         """
+        if fallback not in (None, "torch"):
+            raise BackendError(f"fallback must be None or 'torch', got {fallback!r}")
         device = select_device(device)
         dtype = dtype or (torch.bfloat16 if device.type == "cuda" else torch.float32)
         if dtype not in (torch.float32, torch.bfloat16):
@@ -169,7 +179,10 @@ class TTSEngine:
                 slots = {"slots": max_streams, "recent_codes": decoder.recent_codes}
                 vocoder = make_vocoder(config.codec.vocoder, tensors, device, vocoder_dtype, **slots)
             limits = {"max_queue": max_queue, "queue_timeout": float(queue_timeout), "kept_voices": kept_voices}
-            engine = cls(str(model), checkpoint, prompts, decoder, vocoder, name, device=device, **limits)
+            spare = None
+            if fallback == "torch" and name != "torch":
+                spare = partial(_make_spare, checkpoint, device, dtype, max_streams, max_positions)
+            engine = cls(str(model), checkpoint, prompts, decoder, vocoder, name, device=device, spare=spare, **limits)
             if device.type == "cuda":
                 del tensors
                 engine._warm_up()
@@ -195,15 +208,37 @@ class TTSEngine:
         config, voice = self._checkpoint.config, None
         if self.variant == "base":
             voice = Voice(torch.zeros(config.talker.stack.hidden_size), None, None, self._checkpoint.fingerprint)
+        request = {"voice": voice, "runaway_guard": False}
         try:
-            self.generate("Hello there.", voice=voice, max_frames=4, runaway_guard=False)
-        except TextTooLongError:  # for slots as small as these
-            return
+            with contextlib.suppress(TextTooLongError):  # for slots as small as these
+                self.generate("Hello there.", max_frames=4, **request)
+                if self._decoder.width > 1:
+                    self._measure(request)
         except BaseException:
             self.close()
             raise
         self._prompts.forget()
         self._owner.forget()
+
+    def _measure(self, request: dict) -> None:
+        """How many live listeners the device sustains: enough at once for full launches, the better of two rounds."""
+        best = 0.0
+        for _ in range(2):
+            began, text = time.monotonic(), "How are you today, my friend? " * 4
+            request |= {"max_frames": 32, "chunk_frames": 8}
+            said = [self.submit(text, **request) for _ in range(min(self._owner.slots, 3 * self._decoder.width))]
+            audio_s = sum(utterance.result().duration_s for utterance in said)
+            best = max(best, audio_s / (time.monotonic() - began))
+        self._owner.sustain(best)
+
+    @property
+    def backend(self) -> str:
+        """ "megakernel" or "torch"."""
+        return "torch" if self._owner.fell_back else self._backend
+
+    @property
+    def _decoder(self) -> FrameDecoder:
+        return self._owner._decoder
 
     # ------------------------------------------------------------ what callers use
 
@@ -242,10 +277,10 @@ class TTSEngine:
 
         Args:
             text: what to say; None: it comes through `Utterance.push_text` and `end_text`.
-            on_chunk: called from the owner thread with every chunk; should return quickly. If it raises, its
-                utterance fails with that error and no other is touched.
-            on_end: called once, behind the last chunk, when `result()` has its answer; from the thread that ended the
-                utterance, usually the owner thread. If it raises, that is logged.
+            on_chunk: called with every chunk, from a thread of this utterance's own: who is slow hears it late, and
+                nobody else does. If it raises, or has not returned after 30 s, its utterance fails with that error and
+                no other is touched.
+            on_end: called once, behind the last chunk, when `result()` has its answer. If it raises, that is logged.
             chunk_frames: frames per chunk, one number or a schedule whose last number repeats; None is
                 1, 2, 4, 8, 8, ...
             speaker: CustomVoice: a name of `speakers`; None takes the first, "" none at all.
@@ -287,13 +322,16 @@ class TTSEngine:
             chunk_frames=chunk_frames,
         )
         stream = Stream(request, on_chunk, on_end)
+        listener = stream.listener = self._owner.listen(stream) if on_chunk or on_end else None
         utterance = Utterance(stream, self._owner, self)
         voicing = {"speaker": request.speaker, "language": request.language, "instruct": request.instruct}
-        voicing |= {"voice": request.voice, "max_positions": self._decoder.max_positions}
+        voicing |= {"voice": request.voice, "max_positions": self._owner.max_positions}
         if not whole:
             with self._owner.in_order():
                 stream.pieces = self._prompts.begin(**voicing)
             self._owner.admit(stream)
+            if listener:
+                self._start(listener, stream)
             return utterance
         stream.arrived = stream.stage_began = arrived
         tokens = self._prompts.tokens(text)
@@ -303,8 +341,18 @@ class TTSEngine:
         stream.mark("prompt")
         self._owner.admit(stream)
         self._owner.speak(stream, prompt, text_complete=True)
+        if listener:  # a thread is not made on the way to the first chunk
+            self._start(listener, stream)
         stream.text_open = False  # an interrupt before this drops an utterance with open text: its place is free again
         return utterance
+
+    def _start(self, listener: Listener, stream: Stream) -> None:
+        try:
+            listener.start()
+        except RuntimeError as error:  # no more threads
+            self._owner.settle(stream, error=error)
+            self._owner.cancel(stream)
+            raise
 
     def check(self, **request: Unpack[RequestOptions]) -> None:
         """Could a text be spoken like this?
@@ -335,14 +383,16 @@ class TTSEngine:
             return self._voice_encoder.encode(ref_audio, ref_text)
 
     def health(self) -> dict:
-        """`status` ("ok", "closed" or "dead", then with `error`), backend, `max_streams`, and how many utterances are
-        open (`streams`), of these `running` in a slot and `queued` for one."""
+        """`status` ("ok", "draining", "closed" or "dead", then with `error`), backend, `max_streams`, how many of them
+        run at once for live listeners (`sustained`), and how many utterances are open (`streams`), of these `running`
+        in a slot and `queued` for one."""
         fault, closed = self._owner.fault, self._owner.closed
         health = {
-            "status": "dead" if fault else "closed" if closed else "ok",
+            "status": "dead" if fault else "closed" if closed else "draining" if self._owner.draining else "ok",
             "backend": self.backend,
             **self._owner.load(),
-            "max_streams": self._decoder.slots,
+            "max_streams": self._owner.slots,
+            "sustained": self._owner.seats,
         }
         return health | ({"error": repr(fault)} if fault else {})
 
@@ -351,8 +401,11 @@ class TTSEngine:
         failed); refused because the engine was full (busy); failed in the queue (timed_out); kernel_faults."""
         return self._owner.counts
 
-    def close(self) -> None:
-        """Cancel what runs, stop the owner thread, wait for it. Safe to call twice."""
+    def close(self, drain_s: float = 0.0) -> None:
+        """Take no more utterances; wait up to `drain_s` seconds for those that are open; cancel what is left, stop the
+        owner thread, wait for it. Safe to call twice, and from a handler of SIGTERM."""
+        if drain_s > 0:
+            self._owner.drain(drain_s)
         self._owner.stop()
         self._owner.join()
 
@@ -371,6 +424,17 @@ def _close_engines() -> None:
     """An owner thread inside torch while the interpreter goes away would abort the process."""
     for engine in list(_ENGINES):
         engine.close()
+
+
+def _make_spare(
+    checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype, slots: int, max_positions: int
+) -> tuple[FrameDecoder, Vocoder]:
+    """None of our own kernels."""
+    tensors, config = checkpoint.talker(device, dtype), checkpoint.config
+    embeddings = make_embeddings("torch", config, tensors)
+    decoder = make_decoder("torch", config, tensors, embeddings, slots=slots, max_positions=max_positions)
+    vocoder = Vocoder(config.codec.vocoder, checkpoint.vocoder(device, torch.float32), slots=slots)
+    return decoder, vocoder
 
 
 def _whole(text: str) -> str:

@@ -16,6 +16,8 @@
     │   └── SamplingError          a sampling value out of its range
     ├── EngineBusy                 every slot is taken and the queue is full, or the wait in it was too long
     ├── EngineClosed               the engine was closed, or its owner thread died
+    ├── SpeechError                samples that are no numbers; their utterance has failed
+    ├── CallbackError              a callback that did not return; its utterance has failed
     └── KernelFault                a wait inside the kernel outlasted its limit; the context lives, `recover()`
 
 Messages say what was expected, what came, and what to do.
@@ -84,6 +86,14 @@ class EngineBusy(TTSError):
 
 class EngineClosed(TTSError):
     """The engine is closed."""
+
+
+class SpeechError(TTSError):
+    """What the model made of an utterance are no numbers."""
+
+
+class CallbackError(TTSError):
+    """An utterance's `on_chunk` did not return in time."""
 
 
 class KernelFault(TTSError):

@@ -100,7 +100,8 @@ class Frame:
         """Compute one frame and make the state ready for the next one.
 
         Args:
-            s: read and written; the frame's codes are in `s.codes` afterwards.
+            s: read and written; the frame's codes are in `s.codes` afterwards, -1 first where the model's hidden state
+                is no numbers.
             draws: of the request's shape; their numbers come from `s`.
             position: of `s.row`; `s.position` itself where a graph is to read it.
             length: see `Transformer.forward`.
@@ -122,6 +123,7 @@ class Frame:
             rows = self._embed.code(group, codes[-1])[None]
         torch.stack(codes, out=s.codes)
         s.row.copy_(self._embed.frames(s.codes[None]) + s.text)
+        s.codes[0].masked_fill_(~hidden.isfinite().all(), -1)
         s.position.add_(1)
         s.frame.add_(1)
 

@@ -14,14 +14,15 @@ import torch
 from torch import Tensor
 
 from qwen_megakernel.config import ModelConfig, SamplingParams
+from qwen_megakernel.errors import SpeechError
 from qwen_megakernel.frame import Draws, Frame, SlotState, draws_of
-from qwen_megakernel.frame_graphs import FrameGraphs, Job
+from qwen_megakernel.frame_graphs import FrameGraphs, Job, clear
 from qwen_megakernel.prompt import Prefix, Prompt
 from qwen_megakernel.transformer import Embeddings
 
 AHEAD = 4
 """Launches that may be uncollected."""
-LAUNCH_SLOTS = 8
+LAUNCH_SLOTS = 16
 """Slots of one launch, at most."""
 RECENT_FRAMES = 8
 """Frames of every slot that `FrameDecoder.recent_codes` holds."""
@@ -70,12 +71,13 @@ class FrameDecoder(Protocol):
             RuntimeError: `AHEAD` launches are uncollected; nothing was queued.
         """
 
-    def collect(self) -> list[Tensor | None]:
+    def collect(self) -> list[Tensor | SpeechError | None]:
         """What the oldest uncollected launch said, in the order of its slots; waits until it is there.
 
         Returns:
             Codes int64 [groups] on the CPU, or None at end of speech. Frames behind a stream's end, and frames of
-            a stream whose slot was started again, are None too.
+            a stream whose slot was started again, are None too. A SpeechError where the model's logits are no numbers:
+            the stream is over.
 
         Raises:
             RuntimeError: nothing is launched.
@@ -96,6 +98,15 @@ class SlotStream:
     frames: int  # that may be launched at most
     launched: int = 0
     over: bool = False  # it ended, or its slot was started again
+
+    def say(self, codes: Tensor, eos_id: int, broken: bool) -> Tensor | SpeechError | None:
+        """What `FrameDecoder.collect` says of a frame; `broken`: its logits are no numbers."""
+        if self.over:
+            return None
+        self.over = broken or bool(codes[0] == eos_id)
+        if broken:
+            return SpeechError("the model's logits are no numbers: its weights or this utterance's prompt are broken")
+        return None if self.over else codes
 
     def extend(self, row: Tensor, made: int, rows: Tensor, ended: bool) -> None:
         """More text rows. Where the last of the `made` frames went without, `row`, which it left as the next input,
@@ -231,7 +242,7 @@ class TorchFrameDecoder:
         self._launches.append((streams, fetch))
 
     @torch.inference_mode()
-    def collect(self) -> list[Tensor | None]:
+    def collect(self) -> list[Tensor | SpeechError | None]:
         if not self._launches:
             raise RuntimeError("nothing is launched: launch() first, then collect() once for every launch")
         streams, fetch = self._launches.popleft()
@@ -243,9 +254,11 @@ class TorchFrameDecoder:
         self._frame.step(stream.state, stream.draws, stream.enter_frame())
         return stream.state.codes.to("cpu", copy=True)
 
-    def _said(self, stream: _Stream, codes: Tensor) -> Tensor | None:
-        stream.over = bool(codes[0] == self._eos_id)
-        return None if stream.over else codes
+    def _said(self, stream: _Stream, codes: Tensor) -> Tensor | SpeechError | None:
+        broken = bool(codes[0] < 0)
+        if broken:
+            clear([stream.state])
+        return stream.say(codes, self._eos_id, broken)
 
     def recover(self) -> None:
         self._launches.clear()

@@ -84,22 +84,26 @@ def blocks_per_multiprocessor(target: Target, registers: int, threads: int, shar
     return limits[least], least
 
 
-def compile_for(nvcc: str, arch: str) -> tuple[dict[int, Compiled], dict[int, Launch]]:
-    """
+def compile_for(nvcc: str, arch: str) -> list[tuple[int, dict[int, Compiled], dict[int, Launch]]]:
+    """Columns of a frame kernel, and what ptxas and footprint.cu tell of it; one or two kernels.
+
     Raises:
         BackendError: the compiler's own words.
     """
     with tempfile.TemporaryDirectory() as folder:
-        program = Path(folder) / "footprint"
-        source = source_folder() / "footprint.cu"
-        command = [nvcc, *FLAGS, *TARGETS[arch].defines, f"-arch=sm_{arch}", "-Xptxas", "-v", "-o", program, source]
-        compiled = _compile(command, arch)
+        program, source, found = Path(folder) / "footprint", source_folder() / "footprint.cu", []
+        for columns, *wide in [(TARGETS[arch].columns,), (TARGETS[arch].wide, "-DQMK_WIDE")]:
+            if not columns:
+                continue
+            flags = [*FLAGS, *TARGETS[arch].defines, *wide, f"-arch=sm_{arch}", "-Xptxas", "-v"]
+            compiled = _compile([nvcc, *flags, "-o", program, source], arch)
+            printed = subprocess.run([program], capture_output=True, text=True, check=True)
+            found.append((columns, parse_ptxas(compiled.stdout + compiled.stderr), parse_footprint(printed.stdout)))
         # These fit anywhere; that they compile is all there is to know.
         for name in ["prefill", "text", "vocoder", "vocoder_layers"]:
             source = source_folder() / f"{name}.cu"
             _compile([nvcc, *FLAGS, f"-arch=sm_{arch}", "-c", "-o", Path(folder) / f"{name}.o", source], arch)
-        printed = subprocess.run([program], capture_output=True, text=True, check=True)
-    return parse_ptxas(compiled.stdout + compiled.stderr), parse_footprint(printed.stdout)
+    return found
 
 
 def _compile(command: list, arch: str) -> subprocess.CompletedProcess:
@@ -109,7 +113,9 @@ def _compile(command: list, arch: str) -> subprocess.CompletedProcess:
     return done
 
 
-def judge(arch: str, kernels: Mapping[int, Compiled], launches: Mapping[int, Launch]) -> tuple[list[list], list[str]]:
+def judge(
+    arch: str, columns: int, kernels: Mapping[int, Compiled], launches: Mapping[int, Launch]
+) -> tuple[list[list], list[str]]:
     """Rows of the table, and a sentence for every kernel that does not fit the target's smallest card."""
     target, rows, failures = TARGETS[arch], [], []
     if not kernels.keys() == launches.keys() == MODELS.keys():
@@ -121,7 +127,7 @@ def judge(arch: str, kernels: Mapping[int, Compiled], launches: Mapping[int, Lau
         blocks, limit = blocks_per_multiprocessor(target, kernel.registers, launch.threads, shared)
         resident = blocks * target.multiprocessors
         rows.append(
-            [f"sm_{arch}", target.card, model, target.columns, launch.threads, kernel.registers]
+            [f"sm_{arch}", target.card, model, columns, launch.threads, kernel.registers]
             + [f"{kernel.spill_stores}/{kernel.spill_loads}", shared, launch.ring]
             + [f"{blocks} ({limit})", f"{resident} on {target.multiprocessors}"]
         )
@@ -149,10 +155,11 @@ def main() -> int:
         print(f"error: {error}", file=sys.stderr)
         return 1
     table, failures = [HEAD], []
-    for arch, (kernels, launches) in zip(TARGETS, results, strict=True):
-        rows, wrong = judge(arch, kernels, launches)
-        table += rows
-        failures += wrong
+    for arch, found in zip(TARGETS, results, strict=True):
+        for kernel in found:
+            rows, wrong = judge(arch, *kernel)
+            table += rows
+            failures += wrong
     widths = [max(len(str(row[i])) for row in table) for i in range(len(HEAD))]
     for row in table:
         print("  ".join(f"{cell!s:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())

@@ -1,7 +1,7 @@
 """MegakernelFrameDecoder: packs weights into ribbons, owns the device buffers, launches one kernel per frame.
 
-The kernel itself is csrc/ (start with layer.cuh). One launch is a frame of up to 8 streams, or up to 8
-rows of a prompt; fewer on cards with less shared memory (build.py, TARGETS).
+The kernel itself is csrc/ (start with layer.cuh). One launch is a frame of up to 8 streams, of up to 16 by a kernel of
+its own, or up to 8 rows of a prompt; fewer on cards with less shared memory (build.py, TARGETS).
 """
 
 from collections import deque
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from qwen_megakernel.build import BLOCKS, load_extension, why_no_build, why_no_gpu
 from qwen_megakernel.config import MIN_FRAMES, ModelConfig, SamplingParams, StackConfig
-from qwen_megakernel.errors import BackendError, KernelFault
+from qwen_megakernel.errors import BackendError, KernelFault, SpeechError
 from qwen_megakernel.frame_decoder import RECENT_FRAMES, SlotStream, check_launch
 from qwen_megakernel.prefill import LEAST, MOST, PagedPrefill
 from qwen_megakernel.prompt import Prefix, Prompt
@@ -163,19 +163,23 @@ class MegakernelFrameDecoder:
         if obstacle:
             raise BackendError(obstacle)
         extension = load_extension(device)
-        self.slots, self.max_positions, self.width = slots, max_positions, extension.COLUMNS
+        self.slots, self.max_positions = slots, max_positions
+        wide = slots > extension.COLUMNS
+        self.width = columns = extension.MOST_COLUMNS if wide else extension.COLUMNS
         self._eos_id = talker.codec_eos_id
         self._pages = -(-max_positions // PAGE)
         groups = talker.num_code_groups
         large, small = talker.stack, predictor.stack
 
         def exchange(words: int) -> Tensor:
-            return torch.zeros(extension.COLUMNS * words, dtype=torch.int32, device=device)
+            return torch.zeros(columns * words, dtype=torch.int32, device=device)
 
         name = "talker.code_predictor"
         heads = max(large.num_heads, small.num_heads)
         hidden, mlp = max(large.hidden_size, small.hidden_size), max(padded_mlp(large), padded_mlp(small))
-        frame_kv = 1 if extension.FRAME_KV_SHARED else BLOCKS * DIMS[large.hidden_size][1][4] * 2 * 16 * 128
+        frame_kv = BLOCKS * -(-columns // 8) * DIMS[large.hidden_size][1][4] * 2 * 16 * 128
+        if extension.FRAME_KV_SHARED and columns <= 8:
+            frame_kv = 1
         self.buffers = {
             **{f"talker.{n}": t for n, t in pack_stack(large, tensors, "talker.model", self._pages * PAGE).items()},
             **{f"predictor.{n}": t for n, t in pack_stack(small, tensors, f"{name}.model", groups).items()},
@@ -216,6 +220,7 @@ class MegakernelFrameDecoder:
             "first_suppressed_id": talker.first_suppressed_id,
             "min_frames": MIN_FRAMES,
             "spin_limit": SPIN_LIMIT,
+            "columns": columns,
         }
         self._launcher = extension.Launcher(large.hidden_size, slots, self.buffers, settings)
         self._fault = self._launcher.fault()
@@ -309,16 +314,15 @@ class MegakernelFrameDecoder:
             stream.launched += 1
         self._launches.append(streams)
 
-    def collect(self) -> list[Tensor | None]:
+    def collect(self) -> list[Tensor | SpeechError | None]:
         if not self._launches:
             raise RuntimeError("nothing is launched: launch() first, then collect() once for every launch")
         streams = self._launches.popleft()
-        codes = self._launcher.collect()[: len(streams)].long()
+        said = self._launcher.collect()[: len(streams)].long()
+        codes, broken = said[:, :-1], said[:, -1].tolist()
         if self._fault.item():
             raise KernelFault("a wait inside the kernel outlasted its limit")
-        for stream, code0 in zip(streams, codes[:, 0].tolist(), strict=True):
-            stream.over |= code0 == self._eos_id
-        return [None if stream.over else frame for stream, frame in zip(streams, codes, strict=True)]
+        return [stream.say(frame, self._eos_id, *of) for stream, frame, *of in zip(streams, codes, broken, strict=True)]
 
     @torch.inference_mode()
     def recover(self) -> None:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from qwen_megakernel.frame_decoder import RECENT_FRAMES
+from qwen_megakernel.listener import Listener
 from qwen_megakernel.prompt import Prompt, PromptPieces
 from qwen_megakernel.request import Request
 from qwen_megakernel.runaway import RunawayGuard
@@ -100,6 +101,7 @@ class Audio:
         return self.compute_s / self.duration_s if len(self.samples) else float("inf")
 
 
+_FRAME_S = 0.08
 _MOST_UNHEARD = RECENT_FRAMES  # more of them a vocoder that follows would not find on the device
 
 
@@ -117,6 +119,8 @@ class Stream:
         self.pieces: PromptPieces | None = None  # where the text does not come whole
         self.incoming: queue.SimpleQueue[tuple[Tensor, bool]] = queue.SimpleQueue()  # rows; the text is complete
         self.cancelled = False
+        self.listener: Listener | None = None
+        self.over = False  # it has its audio or its error, of which its listener may have yet to hear
         self.done = threading.Event()
         self.chunks: queue.SimpleQueue[Chunk | None] = queue.SimpleQueue()
         self.audio: Audio | None = None
@@ -131,6 +135,9 @@ class Stream:
         self.max_frames = 0
         self.deadline = 0.0  # of waiting for a slot
         self.slot: int | None = None
+        self.in_flight = False  # a frame of it was launched whose codes nobody has seen
+        self.held = False  # what the vocoder lacks waits for company
+        self.pushes = 0  # on their way through the vocoder
         self.context: list[Portion] | None = None  # of the reference, yet to be heard; None before prefill
         self.voice_digest = b""
         self.stage_began = 0.0
@@ -143,6 +150,7 @@ class Stream:
         self._planned = self._chunks_planned = 0  # chunks that are whole with what was given, and their frames
         self.handed_frames = self.chunks_given = 0
         self.first_chunk: float | None = None
+        self.runs_out: float | None = None  # when its listener has heard all that was handed out
         self.lead: float | None = None
 
     @property
@@ -161,8 +169,21 @@ class Stream:
         missing = self.launched - self.given
         if missing <= 0:
             return False
-        full = self.launched - self._planned >= self.chunk_size(self._chunks_planned)
-        return full or short or missing >= _MOST_UNHEARD or self.launched == self.max_frames
+        last = self.reason is not None or self.launched == self.max_frames
+        return last or short or missing >= _MOST_UNHEARD or self._to_chunk <= 0
+
+    @property
+    def _to_chunk(self) -> int:
+        """Frames that its next chunk lacks."""
+        return self.chunk_size(self._chunks_planned) - (self.launched - self._planned)
+
+    def due_at(self, frame_s: float) -> float:
+        """When its next frame must begin, so that its listener hears no gap, where frames take `frame_s`. Before its
+        first chunk somebody has been waiting since its text came; where that chunk is long, as patiently as others
+        listen."""
+        if self.runs_out is None:
+            return (self.arrived or 0.0) + _FRAME_S * self.launched
+        return self.runs_out - frame_s * max(1, self._to_chunk)
 
     def give(self, short: bool) -> None:
         """The vocoder gets them."""
@@ -187,8 +208,8 @@ class Stream:
     @property
     def ready(self) -> bool:
         """Can its next frame be launched?"""
-        over = self.reason or self.done.is_set() or self.launched >= self.max_frames
-        return self.prefilled and not over and not self.starved
+        over = self.reason or self.over or self.launched >= self.max_frames
+        return self.prefilled and not (over or self.in_flight or self.held or self.starved)
 
     @property
     def starved(self) -> bool:

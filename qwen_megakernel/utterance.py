@@ -59,7 +59,7 @@ class Utterance:
             TextError: the whole text cannot be spoken (blank, too long); the utterance has then failed.
         """
         with self._stream.lock:
-            if self._stream.text_open and not self._stream.done.is_set() and not self._stream.cancelled:
+            if self._stream.text_open and not self._stream.over and not self._stream.cancelled:
                 self._stream.text_open = False
                 self._owner.advance(self._stream, lambda pieces: pieces.end())
 
@@ -71,7 +71,7 @@ class Utterance:
             why = f"the utterance failed: {stream.error!r}"
         elif not stream.text_open:
             why = "its text is complete"
-        elif stream.done.is_set():
+        elif stream.over:
             why = "the utterance has reached its limit"
         if why:
             raise TextEndedError(f"{call} after the end: {why}")
@@ -85,7 +85,7 @@ class Utterance:
         """Wait for the whole utterance.
 
         Raises:
-            RequestError: called from a callback, which would wait for its own thread.
+            RequestError: called from its own callback, which would wait for its own thread.
             TimeoutError: not done within `timeout` seconds; the utterance goes on.
             TTSError: why it failed.
         """
@@ -97,7 +97,7 @@ class Utterance:
         return self._stream.audio
 
     def __del__(self) -> None:
-        if self._stream.text_open and not self._stream.done.is_set():
+        if self._stream.text_open and not self._stream.over:
             self.cancel()
 
 

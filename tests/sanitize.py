@@ -1,7 +1,7 @@
 """A short run for compute-sanitizer, which slows every wait down:
 
-compute-sanitizer --tool memcheck python tests/sanitize.py [demo|0.6b|1.7b]
-compute-sanitizer --tool racecheck python tests/sanitize.py
+compute-sanitizer --tool memcheck python tests/sanitize.py [demo|0.6b|1.7b|text|vocoder ...]
+compute-sanitizer --tool racecheck python tests/sanitize.py vocoder
 """
 
 import sys
@@ -17,27 +17,46 @@ from qwen_megakernel.synthetic import random_talker, synthetic_config
 from qwen_megakernel.transformer import Embeddings
 
 megakernel.SPIN_LIMIT = vocoder_graphs.SPIN_LIMIT = 2**31
-size = sys.argv[1] if len(sys.argv) > 1 else "demo"
-config = ModelConfig.from_folder(DEMO_FOLDER) if size == "demo" else synthetic_config(size)
-tensors = random_talker(config, torch.device("cuda"), seed=1)
-kernel = megakernel.MegakernelFrameDecoder(config, tensors, slots=8, max_positions=320)
-rows = torch.randn(300, config.talker.stack.hidden_size, device="cuda").to(torch.bfloat16)
-for slots, prompt in (([0], 280), ([0, 1, 2], 9), (list(range(8)), 4)):
-    for slot in slots:
-        sampling = SamplingParams(seed=slot, top_p=0.9 if slot == 1 else None).over(config.sampling)
-        kernel.start(slot, Prompt(rows[:prompt], rows[:1], rows[0]), sampling)
-    for _ in range(2):
-        kernel.launch(slots)
-        print(slots, [None if codes is None else codes.tolist()[:3] for codes in kernel.collect()])
-if size == "demo":
-    checkpoint, gpu = Checkpoint.open("demo"), torch.device("cuda")
-    talker, codec = checkpoint.talker(gpu, torch.bfloat16), checkpoint.vocoder(gpu, torch.float32)
-    print(Embeddings(checkpoint.config.talker, talker, load_extension(gpu)).text(list(range(40))).float().norm())
-    options = {"slots": 8, "recent_codes": kernel.recent_codes}
-    vocoder = vocoder_graphs.GraphVocoder(load_extension(gpu), checkpoint.config.codec.vocoder, codec, **options)
+GPU = torch.device("cuda")
+
+
+def decode(config: ModelConfig) -> None:
+    tensors = random_talker(config, GPU, seed=1)
+    kernel = megakernel.MegakernelFrameDecoder(config, tensors, slots=8, max_positions=320)
+    rows = torch.randn(300, config.talker.stack.hidden_size, device=GPU).to(torch.bfloat16)
+    for slots, prompt in (([0], 280), ([0, 1, 2], 9), (list(range(8)), 4)):
+        for slot in slots:
+            sampling = SamplingParams(seed=slot, top_p=0.9 if slot == 1 else None).over(config.sampling)
+            kernel.start(slot, Prompt(rows[:prompt], rows[:1], rows[0]), sampling)
+        for _ in range(2):
+            kernel.launch(slots)
+            print(slots, [None if codes is None else codes.tolist()[:3] for codes in kernel.collect()])
+
+
+def text() -> None:
+    checkpoint = Checkpoint.open("demo")
+    embeddings = Embeddings(checkpoint.config.talker, checkpoint.talker(GPU, torch.bfloat16), load_extension(GPU))
+    print(embeddings.text(list(range(40))).float().norm())
+
+
+def vocode() -> None:
+    checkpoint = Checkpoint.open("demo")
+    codec, recent = checkpoint.vocoder(GPU, torch.float32), torch.randint(0, 128, (8, 8, 16), device=GPU).int()
+    config, options = checkpoint.config.codec.vocoder, {"slots": 8, "recent_codes": recent}
+    vocoder = vocoder_graphs.GraphVocoder(load_extension(GPU), config, codec, **options)
     codes = torch.randint(0, 128, (8, 90, 16))
     for portion in vocoder.portions(codes[0]):
         vocoder.listen(0, portion)
     for slots, frames in (([0], 1), ([0, 1, 2], 2), ([3], 8), (list(range(8)), 1), (list(range(8)), 3)):
         print(slots, frames, vocoder.push(slots, codes[: len(slots), :frames]).norm())
     print(vocoder.follow([0, 1], [0, 0], 2)().norm())
+
+
+parts = sys.argv[1:] or ["demo", "text", "vocoder"]
+for part in parts:
+    if part == "text":
+        text()
+    elif part == "vocoder":
+        vocode()
+    else:
+        decode(ModelConfig.from_folder(DEMO_FOLDER) if part == "demo" else synthetic_config(part))

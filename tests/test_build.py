@@ -62,8 +62,18 @@ def machine(monkeypatch):
 
 
 def test_two_blocks_a_multiprocessor_share_its_memory():
-    assert TARGETS["80"].defines == ("-DQMK_COLUMNS=4", "-DQMK_BLOCKS_PER_SM=2", "-DQMK_SHARED_KB=81")
-    assert TARGETS["90a"].defines == ("-DQMK_COLUMNS=8", "-DQMK_BLOCKS_PER_SM=1", "-DQMK_SHARED_KB=227")
+    assert TARGETS["80"].defines == (
+        "-DQMK_COLUMNS=4",
+        "-DQMK_WIDE_COLUMNS=0",
+        "-DQMK_BLOCKS_PER_SM=2",
+        "-DQMK_SHARED_KB=81",
+    )
+    assert TARGETS["90a"].defines == (
+        "-DQMK_COLUMNS=8",
+        "-DQMK_WIDE_COLUMNS=16",
+        "-DQMK_BLOCKS_PER_SM=1",
+        "-DQMK_SHARED_KB=227",
+    )
 
 
 def test_what_the_table_hands_over_is_what_the_sources_read():
@@ -223,18 +233,18 @@ def test_resident_blocks(arch, registers, threads, shared_kb, expected):
 def test_a_grid_that_is_not_resident_on_the_smallest_card_fails():
     launches = {width: Launch(544, 80 * 1024, 32768) for width in MODELS}
     fits, fat = Compiled(56, 0, 0, 0), Compiled(96, 0, 0, 0)
-    rows, failures = kernels.judge("80", {256: fits, 1024: fits, 2048: fat}, launches)
+    rows, failures = kernels.judge("80", 4, {256: fits, 1024: fits, 2048: fat}, launches)
     assert len(rows) == 3 and rows[2][-1] == "108 on 108"
     assert failures == [
         "sm_80, 1.7B: 128 blocks must be resident at once, A100 holds 108 (108 multiprocessors, 1 each); "
         "what is short: registers"
     ]
-    assert kernels.judge("80", dict.fromkeys(MODELS, fits), launches)[1] == []
+    assert kernels.judge("80", 4, dict.fromkeys(MODELS, fits), launches)[1] == []
 
 
 def test_a_kernel_that_was_not_compiled_fails():
     fits = Compiled(56, 0, 0, 0)
-    assert "sm_90a: expected kernels for talkers of width 256" in kernels.judge("90a", {1024: fits}, {})[1][0]
+    assert "sm_90a: expected kernels for talkers of width 256" in kernels.judge("90a", 8, {1024: fits}, {})[1][0]
 
 
 def test_make_kernels_without_nvcc_says_so(tmp_path):

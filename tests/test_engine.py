@@ -14,6 +14,7 @@ import torch
 
 from qwen_megakernel import (
     BackendError,
+    ChunkStream,
     EngineBusy,
     EngineClosed,
     KernelFault,
@@ -104,6 +105,7 @@ def test_health_and_metrics_count(own_engine):
         "running": 0,
         "queued": 0,
         "max_streams": 3,
+        "sustained": 3,
     }
     own_engine.generate(TEXT, max_frames=7)
     stopped = own_engine.submit(TEXT)
@@ -439,7 +441,7 @@ def test_a_dead_owner_is_reported_by_name(own_engine, monkeypatch):
     def broken():
         raise SystemError("owner broke")
 
-    monkeypatch.setattr(own_engine._owner, "_round", broken)
+    monkeypatch.setattr(own_engine._owner, "_go_on", broken)
     with pytest.raises(EngineClosed, match="owner broke"):
         own_engine.generate(TEXT)
     assert own_engine.health()["status"] == "dead" and "owner broke" in own_engine.health()["error"]
@@ -465,8 +467,8 @@ def test_a_kernel_fault_ends_what_runs_and_the_engine_goes_on(own_engine, monkey
     for utterance in utterances:
         with pytest.raises(KernelFault):
             utterance.result()
-    assert recovered and own_engine.health()["status"] == "ok"
     assert np.array_equal(own_engine.generate(TEXT, max_frames=5, sampling=seeded(1)).codes, before.codes)
+    assert recovered and own_engine.health()["status"] == "ok"
 
 
 def test_cancelling_in_a_loop_keeps_nobody_from_speaking(own_engine):
@@ -591,11 +593,27 @@ def test_text_is_not_optional_where_nobody_could_push_it(engine):
     assert engine.health()["streams"] == 0
 
 
-def test_a_callback_that_waits_for_its_own_thread_is_refused(own_engine):
-    for wait in (own_engine.generate, lambda *a, **kw: list(own_engine.stream(*a, **kw))):
+def test_a_callback_that_waits_for_its_own_utterance_is_refused(own_engine):
+    for wait in (lambda u: u.result(), lambda u: list(ChunkStream(u))):
+        held = []
+
+        def tell(_chunk, wait=wait, held=held):
+            while not held:
+                time.sleep(0.001)
+            wait(held[0])
+
+        held.append(own_engine.submit(TEXT, on_chunk=tell, max_frames=5))
         with pytest.raises(RequestError, match="callback cannot wait"):
-            own_engine.submit(TEXT, on_chunk=lambda _c, wait=wait: wait(TEXT, max_frames=9), max_frames=5).result()
+            held[0].result(timeout=20)
     wait_idle(own_engine)
+
+
+def test_a_callback_may_wait_for_another_utterance(own_engine):
+    said = []
+    own_engine.submit(
+        TEXT, on_chunk=lambda _c: said.append(own_engine.generate(TEXT, max_frames=3)), max_frames=3
+    ).result()
+    assert [audio.frames for audio in said] == [3, 3]
 
 
 def test_a_callback_that_exits_ends_its_own_utterance(own_engine):
@@ -611,7 +629,7 @@ def test_a_dropped_utterance_without_its_text_gives_its_slot_back(own_engine):
         utterance.push_text("Hel")
         del utterance
     gc.collect()
-    assert own_engine.health()["streams"] == 0
+    wait_idle(own_engine)
 
 
 @pytest.mark.parametrize("busy", [False, True])

@@ -255,9 +255,9 @@ def check(audio, chunks, request) -> None:
 
 def at_rest(engine: TTSEngine) -> None:
     owner, end = engine._owner, time.monotonic() + 20
-    while (owner._open or len(owner._free) < owner._decoder.slots or owner._sounding) and time.monotonic() < end:
+    while (owner._open or len(owner._free) < owner._decoder.slots or owner._flying) and time.monotonic() < end:
         time.sleep(0.001)
-    assert not owner._open and not owner._running and not owner._sounding and not owner._waiting and not owner.fault
+    assert not owner._open and not owner._running and not owner._flying and not owner._waiting and not owner.fault
     assert sorted(owner._free) == list(range(owner._decoder.slots))
 
 

@@ -108,8 +108,8 @@ def test_a_slot_is_used_to_its_last_position_and_no_further(decoder):
 @pytest.mark.parametrize(
     "slots, message",
     [
-        ([], "1 to 8 different slots, got \\[\\]"),
-        (range(9), "1 to 8 different slots"),
+        ([], "1 to 16 different slots, got \\[\\]"),
+        (range(17), "1 to 16 different slots"),
         ([0, 0], "different slots, got \\[0, 0\\]"),
         ([0, 7], "slot 7 holds no stream: start"),
         ([-1], "slot -1 holds no stream"),

@@ -20,7 +20,7 @@ LAYERS = [
     {"checkpoint", "transformer", "sampling", "text", "kernels"},
     {"voice", "vocoder", "synthetic", "frame", "runaway", "word_times"},
     {"prompt", "frame_graphs"},
-    {"frame_decoder", "request", "vocoder_graphs", "prefill"},
+    {"frame_decoder", "request", "vocoder_graphs", "prefill", "listener"},
     {"megakernel", "stream"},
     {"backend", "owner"},
     {"utterance"},

@@ -1,0 +1,212 @@
+"""How many callers at once? Open-loop Poisson arrivals, live listeners, and throughput, from the clients' side.
+
+    python benchmarks/measure_load.py [--size 0.6b|1.7b|demo] [--rates 10 20 30] [--live 64 128 192] [--throughput 64]
+                                      [--vocoder float32|tf32] [--seconds 20] [--json FILE]
+    python benchmarks/measure_load.py --draw docs/load.png FILE ...      (draws what --json wrote; needs matplotlib)
+
+Random weights at the published dims, sampling as published, end of speech held off: every utterance is 5.04 s long (63
+frames), its text 10 words. TTFC runs from the moment a request was due, so that a client that lags behind counts
+against us, to its first chunk in the client's hands. A listener begins with the first chunk and hears a gap where the
+next one comes late: an underrun.
+
+    rates       requests a second, at random times, whoever still speaks
+    live        so many listeners, each with one utterance behind the other, beginning at random times
+    throughput  so many utterances always open, nobody listens: seconds of audio a second
+"""
+
+import argparse
+import gc
+import json
+import math
+import random
+import tempfile
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from common import commit, machine, quantile, sentence
+
+from qwen_megakernel import EngineBusy, TTSEngine
+from qwen_megakernel.synthetic import NO_EOS, write_checkpoint
+
+FRAMES, FRAME_S = 63, 0.08
+
+
+class Client:
+    """One request and what its listener gets."""
+
+    def __init__(self, engine: TTSEngine, due: float):
+        self.due, self.first, self.runs_out, self.gaps = due, None, 0.0, []
+        self.heard: list[tuple[float, float]] = []  # when, seconds of audio
+        self.refused, self.done = False, threading.Event()
+        try:
+            speaker = random.choice(engine.speakers)
+            request = {"speaker": speaker, "max_frames": FRAMES, "runaway_guard": False}
+            self.utterance = engine.submit(sentence(), self.hear, on_end=self.done.set, **request)
+        except EngineBusy:
+            self.refused = True
+            self.done.set()
+
+    def hear(self, chunk) -> None:
+        now = time.perf_counter()
+        if self.first is None:
+            self.first = self.runs_out = now
+        elif now > self.runs_out:
+            self.gaps.append(now - self.runs_out)
+            self.runs_out = now
+        seconds = len(chunk.samples) / chunk.sample_rate
+        self.runs_out += seconds
+        self.heard.append((now, seconds))
+
+
+def at(engine: TTSEngine, times: list[float]) -> list[Client]:
+    """A client at each of these times, in seconds from now."""
+    began, clients = time.perf_counter() + 0.1, []
+
+    def come(due: float) -> None:
+        clients.append(Client(engine, due))
+
+    with ThreadPoolExecutor(8) as pool:
+        for due in (began + t for t in times):
+            time.sleep(max(0.0, due - time.perf_counter()))
+            pool.submit(come, due)
+    for client in clients:
+        client.done.wait()
+    return clients
+
+
+def poisson(engine: TTSEngine, rate: float, seconds: float) -> list[Client]:
+    times, now = [], 0.0
+    while (now := now + random.expovariate(rate)) < seconds:
+        times.append(now)
+    return at(engine, times)
+
+
+def live(engine: TTSEngine, listeners: int, seconds: float) -> list[Client]:
+    turns = 1 + math.ceil(seconds / (FRAMES * FRAME_S))  # with the first one they come, one by one
+    starts = [random.uniform(0, FRAMES * FRAME_S) for _ in range(listeners)]
+    return at(engine, sorted(start + turn * FRAMES * FRAME_S for start in starts for turn in range(turns)))
+
+
+def throughput(engine: TTSEngine, streams: int, seconds: float) -> tuple[list[Client], float]:
+    """And seconds of audio a second, from the second second on, when they no longer go in step."""
+    began, clients = time.perf_counter(), []
+
+    def one_after_the_other() -> None:
+        while time.perf_counter() - began < seconds:
+            clients.append(Client(engine, time.perf_counter()))
+            clients[-1].done.wait()
+
+    threads = [threading.Thread(target=one_after_the_other) for _ in range(streams)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    heard = [audio_s for client in clients for when, audio_s in client.heard if 1 <= when - began < seconds]
+    return clients, sum(heard) / (seconds - 1)
+
+
+def summary(clients: list[Client]) -> dict:
+    heard = [client for client in clients if client.first is not None]
+    ttfc = [1000 * (client.first - client.due) for client in heard]
+    gaps = [gap for client in heard for gap in client.gaps]
+    row = {f"p{int(100 * share)}": quantile(ttfc, share) for share in (0.5, 0.95, 0.99)} if heard else {}
+    counts = {"n": len(clients), "refused": sum(client.refused for client in clients)}
+    underruns = sum(bool(client.gaps) for client in heard)
+    return row | counts | {"underruns": underruns, "gaps": len(gaps), "worst_gap_ms": 1000 * max(gaps, default=0.0)}
+
+
+def time_collections() -> list[float]:
+    """Milliseconds of every garbage collection from now on: all threads of the process stand still meanwhile."""
+    times, began = [], 0.0
+
+    def hear(phase: str, _info: dict) -> None:
+        nonlocal began
+        if phase == "start":
+            began = time.perf_counter()
+        else:
+            times.append(1000 * (time.perf_counter() - began))
+
+    gc.callbacks.append(hear)
+    return times
+
+
+def draw(target: str, files: list[str]) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(7, 4))
+    for number, file in enumerate(files):
+        told = json.loads(Path(file).read_text())
+        rates = sorted((row["rate"], row) for row in told["results"] if "rate" in row)
+        for share, style in (("p95", "-"), ("p50", ":")):
+            label = f"{told['size'].upper()}, {told['vocoder']} vocoder, {share}"
+            points = [rate for rate, _ in rates], [row[share] for _, row in rates]
+            axes.plot(*points, style, marker="o", color=f"C{number}", label=label)
+    axes.set(xlabel="requests a second, 5 s of speech each", ylabel="time to first audio, ms", xlim=0, ylim=0)
+    axes.set_title(f"One {told['machine'].split(',')[0]}, random weights, open-loop Poisson arrivals", fontsize=10)
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8)
+    figure.tight_layout()
+    figure.savefig(target, dpi=120)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", nargs="*", help="for --draw")
+    parser.add_argument("--draw", help="a PNG to make of what --json wrote")
+    parser.add_argument("--size", choices=("0.6b", "1.7b", "demo"), default="0.6b")
+    parser.add_argument("--rates", type=float, nargs="*", default=[10, 20, 30])
+    parser.add_argument("--live", type=int, nargs="*", default=[64, 128])
+    parser.add_argument("--throughput", type=int, nargs="*", default=[64])
+    parser.add_argument("--vocoder", choices=("float32", "tf32"), default="float32")
+    parser.add_argument("--slots", type=int, default=256)
+    parser.add_argument("--seconds", type=float, default=20)
+    parser.add_argument("--device", help="default: a GPU if there is one")
+    parser.add_argument("--json", help="where to write the results too")
+    args = parser.parse_args()
+    if args.draw:
+        draw(args.draw, args.files)
+        return
+    results = []
+    with tempfile.TemporaryDirectory() as folder:
+        write_checkpoint(folder, size=args.size, codec="real" if args.size != "demo" else None, eos_gain=NO_EOS)
+        options = {"max_streams": args.slots, "max_positions": 512, "max_queue": 64, "vocoder_dtype": args.vocoder}
+        with TTSEngine.load(folder, device=args.device, **options) as engine:
+            sustained = engine.health()["sustained"]
+            print(f"{machine()}, commit {commit()}, {args.size}, {engine.backend} backend, {args.vocoder} vocoder")
+            print(f"{args.slots} slots of 512 positions, {sustained} at once; utterances of {FRAMES} frames")
+            heads = ("p50 ms", "p95 ms", "p99 ms", "n", "refused", "underruns", "worst gap", "audio s/s")
+            print(f"{'':24}" + "".join(f"{head:>11}" for head in heads), flush=True)
+
+            def add(name: str, clients: list[Client], spoken_s: float, **key) -> None:
+                row = key | summary(clients) | {"audio_s_per_s": spoken_s}
+                results.append(row)
+                shown = [f"{row.get(share, float('nan')):11.1f}" for share in ("p50", "p95", "p99")]
+                shown += [f"{row[count]:11}" for count in ("n", "refused", "underruns")]
+                print(f"{name:24}{''.join(shown)}{row['worst_gap_ms']:11.1f}{spoken_s:11.1f}", flush=True)
+
+            collections = time_collections()
+            cases = [("rate", rate, poisson) for rate in args.rates] + [("live", n, live) for n in args.live]
+            for kind, count, run in cases:
+                began = time.perf_counter()
+                clients = run(engine, count, args.seconds)
+                spoken = sum(client.first is not None for client in clients) * FRAMES * FRAME_S
+                unit = "requests/s" if kind == "rate" else "live listeners"
+                add(f"{count:g} {unit}", clients, spoken / (time.perf_counter() - began), **{kind: count})
+            for streams in args.throughput:
+                clients, spoken_s = throughput(engine, streams, args.seconds / 2)
+                add(f"{streams} always open", clients, spoken_s, throughput=streams)
+            print(f"longest garbage collection: {max(collections, default=0.0):.1f} ms")
+    told = {"machine": machine(), "size": args.size, "commit": commit(), "vocoder": args.vocoder}
+    told |= {"slots": args.slots, "sustained": sustained, "results": results}
+    if args.json:
+        Path(args.json).write_text(json.dumps(told))
+    print(json.dumps(told))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,440 @@
+"""What callers, listeners and hardware do to an engine, one by one: docs/reliability.md, row by row."""
+
+import contextlib
+import dataclasses
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from qwen_megakernel import (
+    CallbackError,
+    EngineBusy,
+    EngineClosed,
+    KernelFault,
+    OutOfMemoryError,
+    SamplingParams,
+    SpeechError,
+)
+from qwen_megakernel import owner as owner_module
+from qwen_megakernel import stream as stream_module
+from qwen_megakernel.engine import _make_spare
+
+TEXT = "Hello there, how are you today?"
+SEEDED = SamplingParams(seed=5)
+
+
+@pytest.fixture
+def engine(backend):
+    with backend.load(max_streams=3) as engine:
+        yield engine
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    monkeypatch.setattr(owner_module, "_LISTENER_PATIENCE_S", 2.0)
+    monkeypatch.setattr(owner_module, "_WATCH_S", 0.05)
+
+
+def alone(engine, frames: int = 20):
+    return engine.generate(TEXT, sampling=SEEDED, max_frames=frames)
+
+
+def until(condition, seconds: float = 20.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not come"
+        time.sleep(0.002)
+
+
+# ---------------------------------------------------------------- listeners
+
+
+def test_a_stuck_listener_fails_its_own_utterance_and_takes_no_slot(engine, impatient):
+    before, release = alone(engine), threading.Event()
+    stuck = [engine.submit(TEXT, lambda _chunk: release.wait(60), max_frames=9) for _ in range(3)]
+    until(lambda: engine.health()["running"] == 0)
+    assert engine.health()["streams"] == 3 and np.array_equal(alone(engine).samples, before.samples)
+    for utterance in stuck:
+        with pytest.raises(CallbackError, match=r"did not return in 2 s"):
+            utterance.result(timeout=20)
+    assert engine.metrics()["stuck"] == 3 and engine.metrics()["failed"] == 3
+    until(lambda: engine.health()["streams"] == 0)
+    release.set()
+    assert engine.health()["status"] == "ok" and alone(engine).frames == 20
+
+
+@pytest.mark.parametrize("how", ["close", "the owner dies"])
+def test_a_stuck_listener_is_left_behind_after_the_end_too(engine, impatient, monkeypatch, how):
+    entered, release, ended = threading.Event(), threading.Event(), threading.Event()
+    stuck = lambda _chunk: (entered.set(), release.wait(60))  # noqa: E731
+    said = engine.submit(TEXT, stuck, on_end=ended.set, max_frames=3)
+    assert entered.wait(20)
+    if how == "close":
+        engine.close()
+    else:
+        monkeypatch.setattr(engine._owner, "_go_on", lambda: 1 / 0)
+        with pytest.raises(EngineClosed):
+            alone(engine)
+    with pytest.raises((CallbackError, EngineClosed)):
+        said.result(timeout=20)
+    assert ended.wait(20) and engine.health()["streams"] == 0
+    release.set()
+
+
+def test_a_stuck_listeners_end_does_not_stop_the_watchdog(engine, impatient):
+    lock = threading.Lock()
+    lock.acquire()
+
+    def take(*_) -> None:
+        with lock:
+            pass
+
+    for _ in range(2):
+        stuck = engine.submit(TEXT, take, on_end=take, max_frames=3)
+        with pytest.raises(CallbackError):
+            stuck.result(timeout=20)
+    lock.release()
+
+
+def test_what_a_callback_raises_while_its_utterance_is_put_together_is_not_lost(engine, monkeypatch):
+    assemble = stream_module.Stream.assemble
+
+    def slowly(*args):
+        time.sleep(0.2)
+        return assemble(*args)
+
+    def broken(chunk) -> None:
+        time.sleep(0.05)
+        raise ValueError("the last chunk's listener")
+
+    monkeypatch.setattr(stream_module.Stream, "assemble", slowly)
+    with pytest.raises(ValueError, match="last chunk's"):
+        engine.submit(TEXT, broken, max_frames=1).result(timeout=20)
+    assert engine.metrics()["failed"] == 1
+
+
+def test_without_threads_a_request_with_callbacks_is_refused_and_takes_nothing(engine, monkeypatch):
+    def none(_self):
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", none)
+        for _ in range(12):
+            with pytest.raises(RuntimeError, match="new thread"):
+                engine.submit(TEXT, lambda _chunk: None, max_frames=3)
+    until(lambda: engine.health()["streams"] == 0)
+    assert alone(engine).frames == 20
+
+
+def test_a_slow_listener_keeps_nobody_waiting(engine):
+    heard, others_done = [], threading.Event()
+
+    def slow(chunk) -> None:
+        others_done.wait(60)
+        heard.append(chunk)
+
+    slow_one = engine.submit(TEXT, slow, chunk_frames=1, max_frames=5)
+    for _ in range(3):
+        alone(engine, frames=2)
+    assert not slow_one.done and not heard
+    others_done.set()
+    audio = slow_one.result(timeout=20)
+    assert len(heard) == 5 and np.array_equal(np.concatenate([c.samples for c in heard]), audio.samples)
+
+
+def test_an_unread_iterator_holds_nobody_up_and_keeps_its_chunks(engine):
+    unread = [engine.stream(TEXT, sampling=SEEDED, max_frames=20) for _ in range(3)]
+    until(lambda: engine.health()["streams"] == 0)
+    whole = alone(engine)
+    for stream in unread:
+        assert np.array_equal(np.concatenate([chunk.samples for chunk in stream]), whole.samples)
+
+
+def test_a_storm_of_cancels_leaves_nothing(engine):
+    whole, failures = alone(engine), []
+
+    def storm() -> None:
+        for i in range(20):
+            try:
+                utterance = engine.submit(TEXT, sampling=SEEDED, max_frames=20)
+                if i % 3:
+                    utterance.cancel()
+                audio = utterance.result(timeout=60)
+                assert np.array_equal(audio.codes, whole.codes[: audio.frames])
+            except EngineBusy:
+                time.sleep(0.001)
+            except BaseException as error:
+                failures.append(error)
+
+    threads = [threading.Thread(target=storm) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=120)
+    assert not failures and not any(thread.is_alive() for thread in threads)
+    until(lambda: engine.health()["streams"] == 0)
+    assert sorted(engine._owner._free) == [0, 1, 2] and np.array_equal(alone(engine).samples, whole.samples)
+
+
+# ---------------------------------------------------------------- kernels and the device
+
+
+def faulty(engine, monkeypatch, times: int) -> None:
+    decoder, left = engine._owner._decoder, [times]
+    collect = decoder.collect
+
+    def fault():
+        said = collect()
+        if left[0]:
+            left[0] -= 1
+            raise KernelFault("a wait gave up")
+        return said
+
+    monkeypatch.setattr(decoder, "collect", fault)
+
+
+def test_two_kernel_faults_in_a_row_are_survived(engine, monkeypatch):
+    whole = alone(engine)
+    faulty(engine, monkeypatch, 2)
+    for _ in range(2):
+        with pytest.raises(KernelFault):
+            alone(engine)
+    assert np.array_equal(alone(engine).codes, whole.codes)
+    assert engine.health()["status"] == "ok" and engine.metrics()["kernel_faults"] == 2
+
+
+def test_three_in_a_row_are_the_end(engine, monkeypatch):
+    faulty(engine, monkeypatch, 9)
+    for _ in range(3):
+        with pytest.raises(KernelFault):
+            alone(engine)
+    until(lambda: engine.health()["status"] == "dead")
+    with pytest.raises(EngineClosed, match="a wait gave up"):
+        alone(engine)
+
+
+def test_a_vocoder_that_always_faults_is_the_end_too(engine, monkeypatch):
+    def fault(*_):
+        raise KernelFault("the vocoder gave up")
+
+    vocoder = engine._owner._vocoder
+    monkeypatch.setattr(vocoder, "recover", lambda: None, raising=False)
+    monkeypatch.setattr(vocoder, "follow" if vocoder.follows else "push", fault)
+    for _ in range(3):
+        with pytest.raises(KernelFault):
+            alone(engine)
+    until(lambda: engine.health()["status"] == "dead")
+
+
+def test_three_in_a_row_make_pytorch_take_over_where_that_was_asked_for(engine, monkeypatch):
+    owner, checkpoint = engine._owner, engine._checkpoint
+    device = torch.device("cuda" if engine.backend == "megakernel" else "cpu")
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    monkeypatch.setattr(owner, "_spare", lambda: _make_spare(checkpoint, device, dtype, 3, 2048))
+    whole = alone(engine)
+    faulty(engine, monkeypatch, 9)
+    for _ in range(3):
+        with pytest.raises(KernelFault):
+            alone(engine)
+    said = [engine.submit(TEXT, sampling=SEEDED, max_frames=20) for _ in range(4)]
+    assert all(utterance.result(timeout=60).frames == 20 for utterance in said)
+    if device.type == "cpu":
+        assert np.array_equal(said[0].result().codes, whole.codes)
+    assert engine.backend == engine.health()["backend"] == "torch" and engine.health()["status"] == "ok"
+
+
+def test_a_launch_that_fails_fails_those_in_it(engine, monkeypatch):
+    whole, launch, left = alone(engine), engine._owner._decoder.launch, [1]
+
+    def broken(slots):
+        if left[0]:
+            left[0] -= 1
+            raise RuntimeError("launch failed")
+        launch(slots)
+
+    monkeypatch.setattr(engine._owner._decoder, "launch", broken)
+    with pytest.raises(RuntimeError, match="launch failed"):
+        alone(engine)
+    assert np.array_equal(alone(engine).samples, whole.samples) and engine.health()["status"] == "ok"
+
+
+@pytest.mark.parametrize("where", ["start", "launch"])
+def test_a_lost_device_is_reported_to_all_and_ends_the_engine(engine, monkeypatch, where):
+    def lost(*_):
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(engine._owner._decoder, where, lost)
+    monkeypatch.setattr(engine._owner, "_check_device", lost)
+    said = []
+    with contextlib.suppress(EngineClosed):  # it may be dead before all have come
+        said += [engine.submit(TEXT)]
+        said += [engine.submit(TEXT)]
+    for utterance in said:
+        with pytest.raises((EngineClosed, RuntimeError), match="illegal memory access"):
+            utterance.result(timeout=20)
+    until(lambda: engine.health()["status"] == "dead")
+    assert engine.health()["status"] == "dead"
+    with pytest.raises(EngineClosed, match="illegal memory access"):
+        engine.submit(TEXT)
+
+
+@pytest.mark.parametrize("closing", [False, True])
+def test_a_device_that_does_not_answer_ends_the_engine_and_nobody_hangs(engine, impatient, monkeypatch, closing):
+    release, collect = threading.Event(), engine._owner._decoder.collect
+    monkeypatch.setattr(engine._owner, "_patience", 0.3)
+    monkeypatch.setattr(engine._owner._decoder, "collect", lambda: (release.wait(60), collect())[1])
+    said = [engine.submit(TEXT, lambda _chunk: None) for _ in range(4)]
+    if closing:
+        engine.close()
+    try:
+        for utterance in said:
+            with pytest.raises(EngineClosed, match=r"did not answer for 0\.3 s"):
+                utterance.result(timeout=20)
+        assert engine.health()["status"] == "dead" and "did not answer" in engine.health()["error"]
+        with pytest.raises(EngineClosed):
+            engine.submit(TEXT)
+        began = time.monotonic()
+        engine.close()
+        assert time.monotonic() - began < 5
+    finally:
+        release.set()
+        engine._owner._thread.join(timeout=20)
+
+
+def test_no_memory_for_one_utterance_fails_that_one(engine, monkeypatch):
+    whole, start, left = alone(engine), engine._owner._decoder.start, [1]
+
+    def full(*args):
+        if left[0]:
+            left[0] -= 1
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        start(*args)
+
+    monkeypatch.setattr(engine._owner._decoder, "start", full)
+    with pytest.raises(OutOfMemoryError, match="lower max_streams"):
+        alone(engine)
+    assert np.array_equal(alone(engine).samples, whole.samples)
+
+
+def test_samples_that_are_no_numbers_are_an_error_and_no_sound(engine, monkeypatch):
+    vocoder = engine._owner._vocoder
+    name = "follow" if vocoder.follows else "push"
+    speak, whole = getattr(vocoder, name), alone(engine)
+
+    def broken(slots, *args):
+        said = speak(slots, *args)
+        collect = said if callable(said) else lambda: said
+        pcm = collect().clone()
+        pcm[list(slots).index(0) if 0 in slots else 0] = torch.nan
+        return (lambda: pcm) if callable(said) else pcm
+
+    with monkeypatch.context() as patch:
+        patch.setattr(vocoder, name, broken)
+        with pytest.raises(SpeechError, match="no numbers"):
+            alone(engine)
+    assert np.array_equal(alone(engine).samples, whole.samples), "nothing of it stays"
+
+
+def test_a_prompt_of_no_numbers_is_an_error_and_harms_nobody_else(engine, monkeypatch):
+    """In company and in every slot; who speaks there next hears nothing of it."""
+    whole, build = alone(engine), engine._prompts.build
+
+    def broken(tokens, **options):
+        prompt = build(tokens, **options)
+        return dataclasses.replace(prompt, rows=prompt.rows * torch.nan, prefix=None)
+
+    for _ in range(3):
+        others = [engine.submit(TEXT, sampling=SEEDED, max_frames=20) for _ in range(2)]
+        with monkeypatch.context() as patch:
+            patch.setattr(engine._prompts, "build", broken)
+            failing = engine.submit(TEXT)
+        with pytest.raises(SpeechError, match="no numbers"):
+            failing.result(timeout=60)
+        assert all(np.array_equal(other.result(timeout=60).codes, whole.codes) for other in others)
+    again = [engine.submit(TEXT, sampling=SEEDED, max_frames=20) for _ in range(3)]
+    assert all(np.array_equal(utterance.result(timeout=60).codes, whole.codes) for utterance in again)
+    assert engine.health()["status"] == "ok" and engine.metrics()["failed"] == 3
+
+
+# ---------------------------------------------------------------- the end
+
+
+def test_draining_finishes_what_is_open_and_takes_no_more(engine):
+    whole = alone(engine, frames=40)
+    said = [engine.submit(TEXT, sampling=SEEDED, max_frames=40) for _ in range(4)]
+    closing = threading.Thread(target=engine.close, kwargs={"drain_s": 60})
+    closing.start()
+    until(lambda: engine.health()["status"] != "ok")
+    with pytest.raises(EngineClosed, match="closing"):
+        engine.submit(TEXT)
+    closing.join(timeout=60)
+    assert all(np.array_equal(utterance.result().samples, whole.samples) for utterance in said)
+    assert engine.health()["status"] == "closed"
+
+
+def test_draining_is_bounded(engine):
+    endless = engine.submit(TEXT, max_frames=2000, runaway_guard=False)
+    began = time.monotonic()
+    engine.close(drain_s=0.3)
+    assert time.monotonic() - began < 5 and endless.result().finish_reason == "cancelled"
+
+
+SIGTERM = """
+import signal, sys, threading
+from qwen_megakernel import SamplingParams, TTSEngine
+
+engine = TTSEngine.load("demo", backend={backend!r})
+
+def stop(*_):
+    engine.close(drain_s=30)
+    done = [utterance.result() for utterance in said]
+    sys.exit(0 if all(audio.finish_reason != "cancelled" and audio.frames for audio in done) else 3)
+
+signal.signal(signal.SIGTERM, stop)
+said = [engine.submit("Hello my friend, how are you?", sampling=SamplingParams(seed=i)) for i in range(4)]
+print("open", flush=True)
+threading.Event().wait()
+"""
+
+
+def test_sigterm_with_streams_open_drains_and_ends(backend):
+    process = subprocess.Popen(
+        [sys.executable, "-c", SIGTERM.format(backend=backend.name)], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdout.readline() == b"open\n"
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=90)
+    assert process.returncode == 0, errors.decode()
+
+
+BESIDE = """
+from qwen_megakernel import TTSEngine
+
+engine = TTSEngine.load("demo", backend="megakernel")
+print("speaking", flush=True)
+while True:
+    for utterance in [engine.submit("Hello my friend, how are you?") for _ in range(8)]:
+        utterance.result()
+"""
+
+
+@pytest.mark.gpu
+def test_a_process_beside_us_on_the_gpu_may_be_killed(engine):
+    if engine.backend != "megakernel":
+        pytest.skip("needs the kernel")
+    whole = alone(engine)
+    for _ in range(2):
+        with subprocess.Popen([sys.executable, "-c", BESIDE], stdout=subprocess.PIPE) as beside:
+            try:
+                assert beside.stdout.readline() == b"speaking\n"
+                assert all(np.array_equal(alone(engine).codes, whole.codes) for _ in range(20))
+            finally:
+                beside.kill()
+        assert all(np.array_equal(alone(engine).samples, whole.samples) for _ in range(20))
+    assert engine.health()["status"] == "ok"

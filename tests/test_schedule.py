@@ -1,0 +1,499 @@
+"""Whose frame comes next, on a pretended GPU and a pretended clock: what an H200 takes, without one."""
+
+import random
+from collections import deque
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from qwen_megakernel import owner as owner_module
+from qwen_megakernel import stream as stream_module
+from qwen_megakernel.config import SamplingParams
+from qwen_megakernel.errors import EngineBusy, KernelFault
+from qwen_megakernel.frame_decoder import RECENT_FRAMES
+from qwen_megakernel.owner import Owner
+from qwen_megakernel.stream import Stream
+from qwen_megakernel.vocoder import Portion, VocoderState
+
+GROUPS, SAMPLES, RATE = 16, 1920, 24000
+FRAME_S = SAMPLES / RATE
+
+
+class Gpu:
+    """Work in the order in which it was queued, and a clock that goes on when somebody waits or computes."""
+
+    def __init__(self):
+        self.now, self.free_at, self.worked = 100.0, 0.0, 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def compute(self, ms: float) -> None:
+        self.now += ms / 1000
+
+    def queue(self, ms: float) -> float:
+        self.free_at = max(self.now, self.free_at) + ms / 1000
+        self.worked += ms / 1000
+        return self.free_at
+
+    def wait(self, until: float) -> None:
+        self.now = max(self.now, until) + 1e-5
+
+
+class Decoder:
+    """0.6B on an H200: a frame of 1 to 8 streams in 1.46 to 1.79 ms, a prompt in 1 ms. A frame's code 0 is its number;
+    the ring holds which stream's frame lies where."""
+
+    max_positions = 2048
+
+    def __init__(self, gpu: Gpu, slots: int, width: int):
+        self.gpu, self.slots, self.width = gpu, slots, width
+        self.streams: dict[int, SimpleNamespace] = {}
+        self.ring = [[None] * RECENT_FRAMES for _ in range(slots)]
+        self.launches, self.order, self.failing = [], [], None
+
+    def fail(self, where: str, error: Exception) -> None:
+        if self.failing == where:
+            self.failing = None
+            raise error
+
+    def start(self, slot, prompt, sampling):
+        self.fail("start", RuntimeError("start"))
+        self.gpu.compute(0.3)
+        self.gpu.queue(1.0)
+        if slot in self.streams:
+            self.streams[slot].over = True
+        self.streams[slot] = SimpleNamespace(
+            left=prompt.frames, rows=len(prompt.trailing), text_open=prompt.text_open, launched=0, over=False
+        )
+
+    def extend(self, slot, rows, ended):
+        self.streams[slot].rows += len(rows)
+        self.streams[slot].text_open = not ended
+
+    def launch(self, slots):
+        assert len(self.launches) < 4 and 1 <= len(slots) <= self.width and len(set(slots)) == len(slots)
+        self.fail("launch", RuntimeError("launch"))
+        self.order.append(list(slots))
+        frames = []
+        for slot in slots:
+            stream = self.streams[slot]
+            assert not stream.text_open or stream.launched <= stream.rows, "its text row has not come"
+            self.ring[slot][stream.launched % RECENT_FRAMES] = stream, stream.launched
+            frames.append((stream, stream.launched))
+            stream.launched += 1
+        self.gpu.compute(0.05)
+        self.launches.append((self.gpu.queue(1.46 + 0.047 * (len(slots) - 1)), frames))
+
+    def collect(self):
+        until, frames = self.launches.pop(0)
+        self.gpu.wait(until)
+        self.gpu.compute(0.02 * len(frames))
+        self.fail("collect", RuntimeError("collect"))
+        self.fail("fault", KernelFault("pretended"))
+        return [self.say(*frame) for frame in frames]
+
+    @staticmethod
+    def say(stream, frame: int) -> torch.Tensor | None:
+        stream.over |= frame >= stream.left
+        return None if stream.over else torch.full((GROUPS,), frame)
+
+    def recover(self):
+        self.launches.clear()
+        self.streams.clear()
+
+
+class Vocoder:
+    """A frame's samples are its number; it reads them in the decoder's ring, where they must still lie."""
+
+    groups = GROUPS
+
+    def __init__(self, gpu: Gpu, decoder: Decoder, follows: bool, together: int):
+        self.gpu, self.decoder, self.follows, self.together = gpu, decoder, follows, together
+        self.pushed, self.given, self.failing = [], {}, None
+
+    fail = Decoder.fail
+
+    def reset(self, slot):
+        self.given[slot] = 0
+
+    def save(self, slot):
+        return VocoderState({})
+
+    def restore(self, slot, state):
+        pass
+
+    def recover(self):
+        pass
+
+    def portions(self, codes):
+        return [Portion(some, True) for some in codes.split(25)]
+
+    def listen(self, slot, portion):
+        self.gpu.queue(1.0)
+
+    def follow(self, slots, first, frames):
+        assert 1 <= frames <= RECENT_FRAMES and len(set(slots)) == len(slots) <= self.together
+        self.fail("launch", RuntimeError("follow"))
+        total, sound = len(slots) * frames, torch.zeros(len(slots), frames, SAMPLES)
+        for row, slot, begin in zip(sound, slots, first, strict=True):
+            assert self.given[slot] == begin, "every frame once, in order"
+            self.given[slot] += frames
+            for i in range(frames):
+                lies = self.decoder.ring[slot][(begin + i) % RECENT_FRAMES]
+                assert lies == (self.decoder.streams[slot], begin + i), "overwritten before it was read"
+                row[i] = (begin + i) / 4096
+        self.pushed.append((len(slots), frames))
+        self.gpu.compute(0.02)
+        done = self.gpu.queue(0.55 + 0.117 * total if total <= 16 else 0.15 * total)
+
+        def collect():
+            self.gpu.wait(done)
+            self.gpu.compute(0.02 * len(slots))
+            self.fail("collect", RuntimeError("collect"))
+            self.fail("fault", KernelFault("pretended"))
+            return sound.flatten(1)
+
+        return collect
+
+    def push(self, slots, codes):
+        self.gpu.compute(0.3 * codes.shape[0] * codes.shape[1])
+        return (codes[:, :, :1] / 4096).expand(-1, -1, SAMPLES).flatten(1)
+
+
+class Engine:
+    """An owner whose turns are taken here."""
+
+    def __init__(
+        self,
+        monkeypatch,
+        slots: int = 64,
+        max_queue: int = 64,
+        queue_timeout: float = 5.0,
+        *,
+        width: int = 8,
+        together: int = 8,
+        follows: bool = True,
+    ):
+        self.gpu = Gpu()
+        for module in (owner_module, stream_module):
+            monkeypatch.setattr(module, "time", self.gpu)
+        self.decoder = Decoder(self.gpu, slots, width)
+        self.vocoder = Vocoder(self.gpu, self.decoder, follows, together)
+        options = {"sample_rate": RATE, "max_queue": max_queue, "queue_timeout": queue_timeout, "kept_voices": 4}
+        self.owner = Owner(self.decoder, self.vocoder, device=torch.device("cpu"), **options)
+        self.streams: list[Stream] = []
+        self.refused = 0
+
+    def submit(
+        self, frames: int, schedule=(1, 2, 4, 8), rows: int | None = None, voice=None, max_frames: int = 4000
+    ) -> Stream | None:
+        """`rows`: of the text, of which more will come; None: it is whole."""
+        request = SimpleNamespace(
+            sampling=SamplingParams(seed=1),
+            max_frames=max_frames,
+            voice=voice,
+            chunk_frames=schedule,
+            runaway_guard=False,
+        )
+        stream = Stream(request, None)
+        stream.arrived = self.gpu.now
+        trailing = torch.zeros(1 if rows is None else rows, 1)
+        prompt = SimpleNamespace(rows=torch.zeros(20, 1), trailing=trailing, frames=frames, text_open=rows is not None)
+        try:
+            self.owner.admit(stream)
+        except EngineBusy:
+            self.refused += 1
+            return None
+        self.owner.speak(stream, prompt, text_complete=rows is None)
+        self.streams.append(stream)
+        return stream
+
+    def push_text(self, stream: Stream, rows: int, ended: bool = False) -> None:
+        stream.incoming.put((torch.zeros(rows, 1), ended))
+        self.owner._look()
+
+    def run(self, arrivals, until: float = 1e9) -> None:
+        """arrivals: (seconds from now, function), sorted."""
+        began, arrivals = self.gpu.now, list(arrivals)
+        while self.gpu.now - began < until:
+            while arrivals and began + arrivals[0][0] <= self.gpu.now:
+                arrivals.pop(0)[1]()
+            if self.owner._turn():
+                self.gpu.compute(0.03)
+            elif arrivals:
+                self.gpu.now = max(self.gpu.now, began + arrivals[0][0])
+            elif self.owner._waiting:
+                self.gpu.now = self.owner._waiting[0].deadline
+            else:
+                return
+
+    def ttfc_ms(self) -> list[float]:
+        return sorted(1000 * (s.first_chunk - s.arrived) for s in self.streams if s.first_chunk)
+
+    def underruns(self) -> int:
+        return sum(s.lead is not None and s.lead < 0 for s in self.streams)
+
+
+@pytest.fixture
+def make(monkeypatch):
+    return lambda **options: Engine(monkeypatch, **options)
+
+
+def poisson(rate: float, seconds: float, rng: random.Random) -> list[float]:
+    times, now = [], 0.0
+    while (now := now + rng.expovariate(rate)) < seconds:
+        times.append(now)
+    return times
+
+
+def quantile(values: list[float], share: float) -> float:
+    return values[min(len(values) - 1, int(share * len(values)))]
+
+
+@pytest.mark.parametrize("rate, p95_ms", [(10, 10), (20, 15), (30, 20), (36, 25)])
+def test_who_comes_by_chance_is_heard_soon_and_nobody_hears_a_gap(make, fresh_seed, rate, p95_ms):
+    engine = make(slots=256)
+    engine.run([(t, lambda: engine.submit(63)) for t in poisson(rate, 15, random.Random(fresh_seed))])
+    assert quantile(engine.ttfc_ms(), 0.95) < p95_ms and engine.underruns() == engine.refused == 0
+    assert all(s.audio.finish_reason == "eos" and s.audio.frames == 63 for s in engine.streams)
+
+
+def test_128_live_listeners_hear_no_gap(make, fresh_seed):
+    """Each hears 5 s after 5 s, for 20 s."""
+    engine, rng = make(slots=128), random.Random(fresh_seed)
+    starts = sorted(rng.random() * 5 + 5.04 * turn for turn in range(4) for _ in range(128))
+    engine.run([(t, lambda: engine.submit(63)) for t in starts])
+    assert engine.underruns() == engine.refused == 0 and quantile(engine.ttfc_ms(), 0.99) < 30
+
+
+def test_a_crowd_that_comes_at_once_gets_its_first_audio_in_turn_and_no_gap(make):
+    engine = make()
+    speaking = [engine.submit(200) for _ in range(8)]
+    engine.run([(1.0, lambda: [engine.submit(63) for _ in range(56)])])
+    assert engine.underruns() == 0
+    first = [s.first_chunk for s in engine.streams[8:]]
+    assert first == sorted(first) and first[-1] - engine.streams[8].arrived < 0.5
+    assert all(s.lead > 0 for s in speaking)
+
+
+def test_new_callers_come_before_the_lead_of_old_ones(make):
+    """64 that are far ahead of their listeners; the next is heard as if it were nearly alone."""
+    engine = make(slots=65)
+    for _ in range(64):
+        engine.submit(400)
+    engine.run([], until=3.0)
+    assert all(s.runs_out - engine.gpu.now > 1.0 for s in engine.streams)
+    engine.run([(0.0, lambda: engine.submit(63))], until=0.1)
+    new = engine.streams[-1]
+    assert new.first_chunk - new.arrived < 0.012
+
+
+def test_whose_listener_runs_out_first_is_served_first(make):
+    engine = make(slots=16)
+    long = [engine.submit(300) for _ in range(8)]
+    engine.run([], until=0.3)
+    late = [engine.submit(300) for _ in range(8)]
+    engine.run([], until=0.1)
+    lead = [s.runs_out - engine.gpu.now for s in engine.streams]
+    assert max(lead[8:]) < min(lead[:8]) and all(s.launched < 40 for s in late)
+    before = [s.launched for s in long]
+    engine.run([], until=0.02)
+    assert [s.launched for s in long] == before, "who is far ahead waits for who is not"
+
+
+def test_full_launches_and_pairs_of_pushes_under_load(make):
+    engine = make()
+    for _ in range(64):
+        engine.submit(630)
+    began, worked = engine.gpu.now, engine.gpu.worked
+    engine.run([])
+    assert 64 * 630 * FRAME_S / (engine.gpu.now - began) > 200, "seconds of audio a second"
+    assert (engine.gpu.worked - worked) / (engine.gpu.now - began) > 0.97, "the GPU does not wait"
+    assert sum(map(len, engine.decoder.order)) / len(engine.decoder.order) > 7.9
+    alone = sum(pushed == (1, 8) for pushed in engine.vocoder.pushed)
+    assert alone < 0.05 * len(engine.vocoder.pushed)
+
+
+def test_alone_nobody_waits_for_company(make):
+    engine = make()
+    stream = engine.submit(63)
+    engine.run([])
+    assert 1000 * (stream.first_chunk - stream.arrived) < 4 and stream.audio.frames == 63
+    assert stream.audio.compute_s < 63 * 0.0022
+    assert engine.vocoder.pushed == [(1, 1), (1, 2), (1, 4), *[(1, 8)] * 7]
+
+
+def test_a_cancelled_stream_costs_no_further_launch(make, fresh_seed):
+    engine, rng = make(slots=24), random.Random(fresh_seed)
+    for _ in range(24):
+        engine.submit(200)
+    engine.run([], until=0.2 + rng.random() * 0.1)
+    gone = rng.sample(engine.streams, 9)
+    for stream in gone:
+        engine.owner.cancel(stream)
+    slots, launches = {s.slot for s in gone}, len(engine.decoder.order)
+    engine.run([], until=0.05)
+    assert not slots & {slot for launch in engine.decoder.order[launches:] for slot in launch}
+    assert all(s.done.is_set() and s.audio.finish_reason == "cancelled" for s in gone)
+    engine.run([])
+    assert sorted(engine.owner._free) == list(range(24)) and not engine.owner._flying
+
+
+def test_beyond_its_bounds_it_refuses_and_who_waits_too_long_is_told(make):
+    engine = make(slots=8, max_queue=4, queue_timeout=0.5)
+    for _ in range(13):
+        engine.submit(1000)
+    assert engine.refused == 1
+    engine.run([], until=0.6)
+    told = [s for s in engine.streams if s.error]
+    assert told == engine.streams[8:] and all(isinstance(s.error, EngineBusy) for s in told)
+    assert engine.owner.counts["timed_out"] == 4 and engine.owner.counts["busy"] == 1
+
+
+# ---------------------------------------------------------------- who must not have more than is theirs
+
+
+def live_beside(make, disturb) -> tuple[float, float]:
+    """The least lead of 8 live listeners, and a new caller's TTFC in ms, while `disturb(engine)` has its way."""
+    engine = make(slots=40)
+    live = [engine.submit(800) for _ in range(8)]
+    engine.run([], until=0.5)
+    wake = disturb(engine)
+    came = engine.gpu.now
+    new = []
+    engine.run([(0.0, wake), (0.05, lambda: new.append(engine.submit(63)))], until=20)
+    assert engine.gpu.now - came < 20
+    return min(s.lead for s in live), 1000 * (new[0].first_chunk - new[0].arrived)
+
+
+def test_whose_text_paused_owes_nobody_the_time(make):
+    """16 streams whose text comes again after a minute."""
+
+    def disturb(engine):
+        paused = [engine.submit(900, rows=10) for _ in range(16)]
+        engine.run([], until=60)
+        return lambda: [engine.push_text(stream, 900, True) for stream in paused]
+
+    lead, ttfc = live_beside(make, disturb)
+    assert lead > 0 and ttfc < 80
+
+
+def test_who_wants_long_chunks_does_not_come_before_all_others(make):
+    lead, ttfc = live_beside(make, lambda engine: lambda: [engine.submit(900, schedule=(1000,)) for _ in range(16)])
+    assert lead > 0 and ttfc < 80
+
+
+def test_a_paused_stream_does_not_hurry_anybody(make):
+    medians = []
+    for paused in (0, 1):
+        engine = make()
+        for _ in range(paused):
+            engine.submit(900, rows=5)
+        engine.run([(5.0, lambda engine=engine: [engine.submit(63) for _ in range(56)])])
+        medians.append(quantile(engine.ttfc_ms(), 0.5))
+    assert medians[1] < 1.1 * medians[0]
+
+
+def test_what_was_held_for_company_is_handed_out_when_the_text_runs_out(make):
+    engine = make(slots=24)
+    for _ in range(16):
+        engine.submit(3000)
+    engine.run([], until=0.5)
+    stream = engine.submit(1000, schedule=(4, 16), rows=11)
+    engine.run([], until=1.0)
+    assert stream.idle and stream.handed_frames == 12
+
+
+# ---------------------------------------------------------------- anything at all
+
+
+@pytest.mark.parametrize("trial", range(60))
+def test_whatever_comes_slots_and_places_come_back_and_all_is_said(make, fresh_seed, trial):
+    """Callers, cancels, text in pieces, references, failures of every part, at random; no turn that spins, no rest
+    while there is something to do, no frame overwritten in the ring."""
+    rng = random.Random(fresh_seed + trial)
+    slots, follows = rng.choice((1, 2, 3, 8, 24)), rng.random() < 0.75
+    options = {"width": rng.choice((1, 2, 8)), "together": rng.choice((1, 2, 8)), "follows": follows}
+    engine = make(slots=slots, max_queue=rng.choice((0, 3, 20)), queue_timeout=rng.choice((0.0, 0.05, 5.0)), **options)
+    owner, open_text = engine.owner, []
+    if rng.random() < 0.3:
+        owner.sustain(rng.choice((0.1, 2, 5, 100)))
+    places = len(owner._places)
+    references = [torch.zeros(n, GROUPS, dtype=torch.int64) for n in (20, 60, 120)]
+    voices = [SimpleNamespace(ref_codes=codes, digest=bytes([i])) for i, codes in enumerate(references)]
+
+    def arrive() -> None:
+        schedule = rng.choice(((1, 2, 4, 8), (1,), (3,), (2, 9, 1), (16,), (50,), (4, 1, 16), (8,)))
+        stream = engine.submit(
+            rng.choice((0, 1, 5, 20, 63, 200)),
+            schedule,
+            rows=rng.choice((None, None, 0, 1, 5)),
+            voice=rng.choice((None, None, *voices)),
+            max_frames=rng.choice((1, 2, 7, 8, 9, 60, 4000)),
+        )
+        if stream and not stream.text_complete:
+            open_text.append(stream)
+
+    def one_of(streams: list[Stream]) -> Stream | None:
+        streams = [stream for stream in streams if not stream.over]
+        return rng.choice(streams) if streams else None
+
+    def cancel() -> None:
+        if stream := one_of(engine.streams):
+            owner.cancel(stream)
+
+    def text() -> None:
+        if stream := one_of(open_text):
+            ended = rng.random() < 0.3
+            engine.push_text(stream, rng.randint(0, 4), ended)
+            if ended:
+                open_text.remove(stream)
+
+    def fail_outside() -> None:
+        if stream := one_of(engine.streams):
+            owner.settle(stream, error=ValueError("its listener"))
+            owner._look()
+
+    def fail() -> None:
+        part = rng.choice((engine.decoder, engine.vocoder))
+        part.failing = rng.choice(("start", "launch", "collect", "fault"))
+        owner._faults = 0
+
+    coming, at = deque(), engine.gpu.now
+    for _ in range(rng.randint(5, 120)):
+        at += rng.expovariate(rng.choice((20, 200, 1000)))
+        coming.append((at, rng.choices((arrive, cancel, text, fail_outside, fail), (10, 2, 6, 1, 1))[0]))
+    spins, state = 0, None
+    while True:
+        while coming and coming[0][0] <= engine.gpu.now:
+            coming.popleft()[1]()
+        went_on = owner._turn()
+        used = [stream.slot for stream in owner._running]
+        assert sorted(used + owner._free) == list(range(slots)) and len(used) <= owner.seats and 0 <= owner._unseen <= 2
+        before, state = state, (engine.gpu.now, len(owner._flying), len(used), len(owner._waiting), len(owner._open))
+        spins = spins + 1 if went_on and state == before else 0
+        assert spins < 50
+        if went_on or owner._inbox.qsize():
+            continue
+        assert not owner._flying and not owner._held and not (owner._waiting and owner._has_seat)
+        for stream in owner._running:
+            assert stream.starved and stream.incoming.empty() and stream.handed_frames == len(stream.codes)
+        if coming:
+            engine.gpu.now = max(engine.gpu.now, coming[0][0])
+        elif owner._waiting:
+            engine.gpu.now = max(engine.gpu.now, owner._waiting[0].deadline)
+        elif not owner._open:
+            break
+        for stream in [] if coming or owner._waiting else list(owner._open):
+            owner.cancel(stream) if rng.random() < 0.5 else engine.push_text(stream, 0, True)
+    assert not owner._unsettled and sorted(owner._places) == list(range(places))
+    assert owner.counts["utterances"] == len(engine.streams) == sum(owner.counts[end] for end in owner_module.ENDS)
+    for stream in engine.streams:
+        assert stream.done.is_set() and (stream.error is None) == (stream.audio is not None)
+        if stream.audio:
+            numbers = np.arange(stream.audio.frames)
+            assert np.array_equal(stream.audio.codes[:, 0], numbers)
+            assert np.array_equal(stream.audio.samples.reshape(-1, SAMPLES)[:, 0] * 4096, numbers)
