@@ -1,0 +1,148 @@
+"""`qwen-megakernel serve`: one engine behind HTTP and a WebSocket, in a process that a supervisor looks after."""
+
+import asyncio
+import contextlib
+import gc
+import ipaddress
+import logging
+import signal
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import uvicorn
+from fastapi import FastAPI
+from starlette.middleware import Middleware
+
+from qwen_megakernel import __version__
+from qwen_megakernel.engine import TTSEngine
+from qwen_megakernel.errors import BackendError
+from qwen_megakernel.serve_guard import Guard
+from qwen_megakernel.serve_http import add_api
+from qwen_megakernel.serve_metrics import Metrics
+from qwen_megakernel.serve_socket import add_socket
+from qwen_megakernel.serve_speech import Limits, SpeechService
+
+log = logging.getLogger(__name__)
+
+ENGINE_GONE = 70
+"""Exit code (EX_SOFTWARE) of a server whose engine is dead or could not be loaded: start another."""
+
+
+def make_app(
+    load: Callable[[], TTSEngine],
+    *,
+    model: str,
+    token: str | None = None,
+    voices: Path | None = None,
+    upload: bool = False,
+    limits: Limits | None = None,
+) -> FastAPI:
+    """The whole API as an ASGI app, with its `SpeechService` in `app.state.service`.
+
+    Args:
+        load: makes the engine, once the app has started.
+        model: the name that clients call the model by.
+        token: that clients must bear; None: only whoever calls us localhost is served.
+        voices: a folder of saved voices.
+        upload: clients may make voices (Base checkpoints).
+    """
+    limits = limits or Limits()
+    service = SpeechService(load, model=model, voices=voices, limits=limits)
+    metrics = Metrics(service)
+
+    @contextlib.asynccontextmanager
+    async def life(_app: FastAPI) -> AsyncIterator[None]:
+        service.start()
+        try:
+            yield
+        finally:
+            await service.drain()
+            await service.close()
+
+    max_body = limits.max_upload * 4 // 3 + limits.max_body if upload else limits.max_body
+    guard = Middleware(Guard, token=token, limits=limits, max_body=max_body, metrics=metrics)
+    about = {"title": "qwen_megakernel", "version": __version__, "docs_url": None, "redoc_url": None}
+    app = FastAPI(**about, lifespan=life, middleware=[guard])
+    app.state.service = service
+    add_api(app, service, metrics, upload=upload)
+    add_socket(app, service, metrics)
+    return app
+
+
+def load_for_good(model: str, **options) -> TTSEngine:
+    """For a process that does nothing else: what is there by then stays, and no garbage collection has to walk through
+    it, with all of torch, while streams wait.
+
+    Args:
+        **options: `TTSEngine.load`'s.
+    """
+    engine = TTSEngine.load(model, **options)
+    gc.collect()
+    gc.freeze()
+    return engine
+
+
+class _Server(uvicorn.Server):
+    """Told to stop, it first lets what is being said be said."""
+
+    def __init__(self, config: uvicorn.Config, service: SpeechService):
+        super().__init__(config)
+        self._service, self._leaving = service, False
+
+    def handle_exit(self, sig: int, frame) -> None:
+        if self._leaving or sig == signal.SIGINT or not self.started:
+            super().handle_exit(sig, frame)
+        else:
+            self._leaving = True
+            self._loop.call_soon_threadsafe(lambda: self._loop.create_task(self._leave(sig, frame)))
+
+    async def startup(self, sockets=None) -> None:
+        self._loop = asyncio.get_running_loop()
+        await super().startup(sockets)
+
+    async def _leave(self, sig: int, frame) -> None:
+        log.info(
+            "told to stop: %d utterances may end within %g s", len(self._service.open), self._service.limits.drain_s
+        )
+        await self._service.drain()
+        super().handle_exit(sig, frame)
+
+    async def on_tick(self, counter: int) -> bool:
+        if self._service.gone.is_set():
+            log.error("the engine is %s: %s", self._service.state, self._service.error)
+            self.should_exit = True
+        return await super().on_tick(counter)
+
+
+def serve(app: FastAPI, host: str, port: int) -> int:
+    """Until it is told to stop, or its engine is gone; the process's exit code.
+
+    Raises:
+        BackendError: the port cannot be had.
+    """
+    service: SpeechService = app.state.service
+    config = uvicorn.Config(
+        app,
+        host=host,
+        port=port,
+        access_log=False,  # texts and voices are nobody's business; /metrics counts
+        log_level="warning",
+        ws="websockets-sansio",
+        ws_max_size=service.limits.max_body * 4,
+        limit_concurrency=service.limits.connections,
+        timeout_keep_alive=int(service.limits.idle_s),
+        timeout_graceful_shutdown=int(service.limits.drain_s) + 1,
+    )
+    server = _Server(config, service)
+    try:
+        server.run()
+    except SystemExit as error:  # uvicorn's way to say that it could not listen
+        raise BackendError(f"cannot listen on {host}:{port}; choose another --port ({error})") from None
+    return ENGINE_GONE if service.gone.is_set() else 0
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
