@@ -190,6 +190,8 @@ class _Context:
         self._characters = 0
         self._speech: Speech | None = None
         self._words: WordTimes | None = None
+        self._refused: RequestError | None = None  # a later message
+        self._running = self._cancelled = False
         self.task = asyncio.create_task(self._run())
 
     def text(self, message: dict[str, Any]) -> None:
@@ -197,17 +199,21 @@ class _Context:
 
     def command(self, kind: str) -> None:
         if kind == "cancel":  # overtakes what waits
+            self._cancelled = True
             if self._speech:
                 self._speech.cancel()
-            else:
+            elif self._running:
                 self.task.cancel()
             return
         self._inbox.put_nowait(kind)
 
     async def _run(self) -> None:
         socket = self._socket
+        self._running = True
         try:
             async with asyncio.timeout(socket.service.limits.total_s):
+                if self._cancelled:
+                    raise asyncio.CancelledError
                 await self._say()
         except TimeoutError:
             socket.fail(self._name, Problem(408, "failed", "the context took too long"))
@@ -294,8 +300,6 @@ class _Context:
             if not utterance.done:
                 self._refused = error
             self._speech.cancel()
-
-    _refused: RequestError | None = None
 
     async def _hear(self, rate: int) -> None:
         made = 0.0

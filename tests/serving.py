@@ -1,5 +1,6 @@
-"""A server of the HTTP and WebSocket API inside the test process, on a free port."""
+"""A server of the HTTP and WebSocket API inside the test process, on a free port or without one."""
 
+import asyncio
 import contextlib
 import socket
 import threading
@@ -49,3 +50,21 @@ def running(load: Callable[[], TTSEngine], **options) -> Iterator[Running]:
             server.should_exit = True
             thread.join(timeout=60)
             assert not thread.is_alive(), "the server does not end"
+
+
+def asgi(load: Callable[[], TTSEngine], scope: dict, receive: Callable, send: Callable, **options) -> None:
+    """One request to the app itself, by a client that is made of two functions; afterwards nothing of it is left."""
+    app = make_app(load, model="demo", **options)
+
+    async def main() -> None:
+        async with app.router.lifespan_context(app):
+            service = app.state.service
+            while service.state == "loading":
+                await asyncio.sleep(0.01)
+            try:
+                await asyncio.wait_for(app({"app": app} | scope, receive, send), 60)
+            finally:
+                assert not service.open
+                await asyncio.to_thread(until, lambda: service.engine.health()["streams"] == 0)
+
+    asyncio.run(main())

@@ -1,5 +1,7 @@
 """The HTTP API: what clients of OpenAI's shape get, and what nobody gets out of it."""
 
+import asyncio
+import base64
 import io
 import json
 import shutil
@@ -14,8 +16,10 @@ import httpx
 import numpy as np
 import openai
 import pytest
+import schemathesis
 import soundfile
-from serving import Running, running, until
+from hypothesis import HealthCheck, settings
+from serving import Running, asgi, running, until
 
 from qwen_megakernel import SamplingParams, TTSEngine, Voice
 from qwen_megakernel.pcm import pcm16
@@ -202,15 +206,25 @@ def test_who_hangs_up_frees_the_slot(server, response_format):
         assert server.service.engine.metrics()["cancelled"] == before + 1
 
 
-def test_who_does_not_read_is_let_go(server):
-    """8 MB would fit into nobody's buffers; 600 characters do, so the reader's are made small."""
-    text = " ".join([TEXT] * 18)
-    with socket.socket() as line:
-        line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
-        line.connect(("127.0.0.1", server.port))
-        line.sendall(request_bytes(text))
-        until(lambda: server.service.engine.health()["streams"] == 1)
-        server.at_rest(40)
+def test_who_does_not_read_is_let_go():
+    """A connection that takes a few chunks and then no more."""
+    taken, body = [], json.dumps({"model": "demo", "input": " ".join([TEXT] * 8), "response_format": "pcm"}).encode()
+
+    async def stall(message) -> None:
+        taken.append(message)
+        if len(taken) > 3:
+            await asyncio.Event().wait()
+
+    async def receive():
+        if taken:
+            await asyncio.Event().wait()
+        return {"type": "http.request", "body": body}
+
+    headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
+    scope = {"type": "http", "method": "POST", "path": SPEECH, "headers": headers, "query_string": b""}
+    with pytest.raises(ConnectionAbortedError):
+        asgi(demo, scope, receive, stall, limits=Limits(idle_s=0.5))
+    assert len(taken) == 4
 
 
 def test_500_connects_and_aborts_leave_nothing(server):
@@ -354,8 +368,6 @@ def test_saved_voices_are_served_by_their_names(tiny, tmp_path):
     with running(lambda: TTSEngine.load(folder, **options), voices=tmp_path, upload=True) as server:
         until(lambda: server.service.state == "ready", 60)
         assert post(server, voice="anna", response_format="pcm", seed=5).content == pcm16(truth)
-        import base64
-
         audio = base64.b64encode(file.getvalue()).decode()
         add = lambda **body: httpx.post(f"{server.url}/v1/voices", json=body, timeout=60)  # noqa: E731
         assert add(name="ben", audio=audio).status_code == 201
@@ -387,3 +399,20 @@ def test_hosts_that_others_reach_need_a_token(capsys, monkeypatch):
 def test_health_needs_no_library(server):
     with urllib.request.urlopen(f"{server.url}/health") as told:
         assert json.load(told)["status"] == "ready"
+
+
+@pytest.fixture(scope="module")
+def description(server):
+    return schemathesis.openapi.from_url(f"{server.url}/openapi.json")
+
+
+@schemathesis.pytest.from_fixture("description").parametrize()
+@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+def test_nothing_that_fits_or_breaks_the_description_is_an_error_of_ours(case):
+    answer = case.call(timeout=60)
+    assert answer.status_code < 500, answer.text
+    if answer.status_code >= 400:
+        error = answer.json()["error"]
+        assert (
+            error["message"] and error["code"] and "Traceback" not in answer.text and "site-packages" not in answer.text
+        )
