@@ -451,6 +451,8 @@ class Speech(ABC):
                 self._reader = self._service.create_task(self._close_with_text())
 
     async def end_text(self) -> None:
+        if self._ended.is_set():
+            return
         self._ended.set()
         if self._reader is None or self.failed:
             await self._service._close(self._context_id)

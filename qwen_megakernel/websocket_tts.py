@@ -3,9 +3,9 @@
     LLM text ─► run_tts ─► socket ─► server's engine ─► socket ─► receive loop ─► audio context ─► transport
 
 The same service as `MegakernelTTSService`, without torch: docs/serving.md is what the two ends say to each other. Every
-utterance is a context of its own on the wire, one sentence after the other (SENTENCE mode), or one for each audio context
-(TOKEN mode). The socket outlives interruptions; where it breaks, what was being said ends with an error and the receive
-loop makes a new one.
+utterance is a context of its own on the wire: a sentence, one after the other (SENTENCE mode), or all that an audio
+context says (TOKEN mode). The socket outlives interruptions. Where it breaks, what was being said ends with an error
+and the receive loop makes a new one.
 """
 
 import asyncio
@@ -23,9 +23,7 @@ from pipecat.services.tts_service import WebsocketTTSService
 from pipecat.services.websocket_service import WebsocketService
 from pipecat.utils.errors import ErrorCategory, classify_http_exception
 from pipecat.utils.tracing.service_decorators import traced_tts
-from pipecat.utils.types import is_given
 from websockets.exceptions import InvalidStatus, WebSocketException
-from websockets.protocol import State
 
 from qwen_megakernel.errors import (
     EngineBusy,
@@ -180,13 +178,12 @@ class MegakernelWebsocketTTSService(SpeechService, WebsocketTTSService):
         """The server's first message: what it has, against what is asked of it."""
         if message.get("type") == "error":
             raise _error_of(message)
-        if message.get("type") != "hello" or message.get("format") != _FORMAT:
+        missing = {"model", "sample_rate", "voices", "languages"} - message.keys()
+        if message.get("type") != "hello" or message.get("format") != _FORMAT or missing:
             raise TTSError(f"expected a hello with the format {_FORMAT!r} from {self._url}, got {message}")
         model, settings = message["model"], self._settings
         if settings.model not in (None, model):
-            raise RequestError(
-                f"the settings name the model {settings.model!r}, the server at {self._url} has {model!r}"
-            )
+            raise RequestError(f"the settings name the model {settings.model!r}, {self._url} has {model!r}")
         self._hello = _Hello(message["sample_rate"], tuple(message["voices"]), tuple(message["languages"]))
         self._check(settings)
         settings.model = model
@@ -237,7 +234,7 @@ class MegakernelWebsocketTTSService(SpeechService, WebsocketTTSService):
             return
         if kind == "error" and name is None:  # of the socket, which the server closes behind it, or of a message
             error = _error_of(message)
-            await self._report_error(ErrorFrame(str(error), exception=error))
+            await self._report_error(ErrorFrame(str(error), exception=error, category=ErrorCategory.CONNECTIVITY))
             return
         wire = self._wires.get(name)
         if wire is None:
@@ -309,16 +306,16 @@ class MegakernelWebsocketTTSService(SpeechService, WebsocketTTSService):
 
     def _request(self) -> dict[str, Any]:
         """How the next utterance is to be said: the first message's fields."""
-        s = self._settings
+        settings, sampling = self._settings, sampling_of(self._settings)
         asked = {
-            "voice": s.voice,
-            "language": s.language,
-            "instructions": s.instruct,
-            "seed": s.seed,
-            "temperature": s.temperature,
-            "top_k": s.top_k,
-            "top_p": s.top_p,
-            "repetition_penalty": s.repetition_penalty,
+            "voice": settings.voice,
+            "language": settings.language,
+            "instructions": settings.instruct,
+            "seed": sampling.seed,
+            "temperature": sampling.temperature,
+            "top_k": sampling.top_k,
+            "top_p": sampling.top_p,
+            "repetition_penalty": sampling.repetition_penalty,
             "chunk_frames": self._chunk_frames,
         }
         return {"words": True} | {name: value for name, value in asked.items() if value is not None}
@@ -354,7 +351,7 @@ class _Wire:
     number: int | None = None  # of its audio
     opened: bool = False  # by its first text
     over: bool = False
-    # PCM, words and, once, an _End or an exception; None: the socket broke, which the audio context knows
+    # PCM, words and, once, an _End or an exception; None: the socket broke, of which the audio context was told
     items: asyncio.Queue[bytes | list | _End | Exception | None] = field(default_factory=asyncio.Queue)
 
 
@@ -367,36 +364,43 @@ class _Speech(Speech):
         self._trimmed_before = 0.0  # seconds cut in front of earlier utterances
 
     async def _open(self, text: str | None) -> None:
+        self.keep_open()  # it may have to connect first
         await self._service._connected()
         self._wire = self._service._new_wire(self, self._context_id)
         self._begin(self._service._hello.sample_rate)
         self._trimmed_before = self._trimmed
         if text is not None:
-            await self._say(text, end=True)
+            await self._tell("text", text=text, end=True)
 
     async def _push(self, text: str) -> None:
         if self._wire.over:
             raise TextEndedError("the server has ended this utterance")
-        await self._say(text)
-
-    async def _say(self, text: str, **fields) -> None:
-        wire = self._wire
-        if not wire.opened:
-            wire.opened = True
-            self._service._wires[wire.name] = wire
-            fields |= self._service._request()
-        await self._service._send("text", context=wire.name, text=text, **fields)
+        await self._tell("text", text=text)
 
     async def _end(self) -> None:
         if not self._wire.over:
-            await self._service._send("end", context=self._wire.name)
+            await self._tell("end")
 
     async def flush(self) -> None:
         if self._wire and self._wire.opened and not self._wire.over and not self._ended.is_set():
             try:
-                await self._service._send("flush", context=self._wire.name)
-            except (OSError, WebSocketException) as error:  # the receive loop tells of it
-                logger.debug(f"flush came too late: {error}")
+                await self._tell("flush")
+            except (OSError, WebSocketException) as error:
+                await self._fail(error)
+
+    async def _tell(self, kind: str, **fields) -> None:
+        """The first that is told opens the context. One that cannot be told of more is over; the caller tells why."""
+        wire, service = self._wire, self._service
+        if not wire.opened:
+            wire.opened = True
+            service._wires[wire.name] = wire
+            fields |= service._request()
+        try:
+            await service._send(kind, context=wire.name, **fields)
+        except (OSError, WebSocketException):
+            service._forget(wire)
+            wire.items.put_nowait(None)
+            raise
 
     def _drop(self) -> None:
         if self._wire and self._wire.opened and not self._wire.over:
@@ -417,17 +421,17 @@ class _Speech(Speech):
                 await self._tell_words([(word, max(0.0, at - cut)) for word, at in item])
             elif frame := self._heard(np.frombuffer(item, "<i2").astype(np.float32) / 32767):
                 yield frame
-        if isinstance(item, Exception):
-            raise item
         if item is None:
             return
+        if self._reader and not self._ended.is_set():
+            # Text that was on its way when the server ended the utterance has opened another of this name there.
+            await self._service._cancel_wire(wire.name)
+        if isinstance(item, Exception):
+            raise item
         if tail := self._tail():
             yield tail
-        if item.finish_reason == "length":
+        if item.finish_reason == "length":  # what is left of the text was not spoken
             yield self._error(TextTooLongError(f"speech was cut after {item.seconds:.1f} s: its slot is full"))
-        if not self._ended.is_set() and self._reader:
-            # Text that was on its way when the server ended the utterance has begun another of this name there.
-            await self._service._cancel_wire(wire.name)
         logger.info(f"{self._service}: {item.seconds:.2f} s, {item.finish_reason}, seed {item.seed}")
 
 
