@@ -94,6 +94,7 @@ class MegakernelWebsocketTTSService(SpeechService, WebsocketTTSService):
             store.apply_update(settings)
         super().__init__(trim_leading_silence=trim_leading_silence, settings=store, **kwargs)
         self._url, self._token, self._chunk_frames = url, token, chunk_frames
+        self._named_model = store.model  # None: whatever the server has
         self._hello: _Hello | None = None  # the server's latest
         self._ready = asyncio.Event()  # the socket is open and the server has said what it speaks
         self._receive_task: asyncio.Task | None = None
@@ -141,6 +142,8 @@ class MegakernelWebsocketTTSService(SpeechService, WebsocketTTSService):
 
     async def _connect_websocket(self):
         """Raises where Pipecat's own services only tell: each attempt is told of once, by who wanted it."""
+        if self._ready.is_set():
+            return
         headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
         try:
             async with asyncio.timeout(_CONNECT):
@@ -148,14 +151,13 @@ class MegakernelWebsocketTTSService(SpeechService, WebsocketTTSService):
                 self._websocket = await self._websocket_connect(
                     self._url, additional_headers=headers, compression=None, open_timeout=None
                 )
-                hello = json.loads(await self._websocket.recv())
-            self._greet(hello)
-        except Exception as error:
-            await self._disconnect_websocket()
-            if isinstance(error, TimeoutError):
-                raise ConnectionError(f"{self._url} did not answer within {_CONNECT:.0f} s") from None
-            raise
-        self._ready.set()
+                self._greet(json.loads(await self._websocket.recv()))
+            self._ready.set()
+        except TimeoutError:
+            raise ConnectionError(f"{self._url} did not answer within {_CONNECT:.0f} s") from None
+        finally:
+            if not self._ready.is_set():  # refused, or an interruption came
+                await self._disconnect_websocket()
         await self._call_event_handler("on_connected")
 
     async def _disconnect_websocket(self):
@@ -181,12 +183,12 @@ class MegakernelWebsocketTTSService(SpeechService, WebsocketTTSService):
         missing = {"model", "sample_rate", "voices", "languages"} - message.keys()
         if message.get("type") != "hello" or message.get("format") != _FORMAT or missing:
             raise TTSError(f"expected a hello with the format {_FORMAT!r} from {self._url}, got {message}")
-        model, settings = message["model"], self._settings
-        if settings.model not in (None, model):
-            raise RequestError(f"the settings name the model {settings.model!r}, {self._url} has {model!r}")
+        model = message["model"]
+        if self._named_model not in (None, model):
+            raise RequestError(f"the settings name the model {self._named_model!r}, {self._url} has {model!r}")
         self._hello = _Hello(message["sample_rate"], tuple(message["voices"]), tuple(message["languages"]))
-        self._check(settings)
-        settings.model = model
+        self._check(self._settings)
+        self._settings.model = model
         self._sync_model_name_to_metrics()
 
     async def _connected(self) -> None:

@@ -1,5 +1,6 @@
-"""MegakernelWebsocketTTSService in real Pipecat pipelines, against a server that speaks docs/serving.md by a script; its
-voice is a ramp as long as the text."""
+"""MegakernelWebsocketTTSService in real Pipecat pipelines, against a server that speaks docs/serving.md by a script.
+
+Its voice is a ramp as long as the text."""
 
 import asyncio
 import contextlib
@@ -69,6 +70,7 @@ class Server:
         self.heard: list[dict] = []  # every message of every client
         self.sockets = 0
         self.pause = 0.0  # seconds between chunks
+        self.most = 0  # contexts that spoke at once
         self._texts: dict[str, str] = {}
         self._speaking: dict[str, asyncio.Task] = {}
         self._numbers = 0
@@ -110,6 +112,7 @@ class Server:
             self._speaking[name].cancel()
         if kind == "end" or message.get("end"):
             self._speaking[name] = asyncio.create_task(self._speak(name, self._texts.pop(name)))
+            self.most = max(self.most, len(self._speaking))
 
     async def _speak(self, name: str, text: str) -> None:
         try:
@@ -199,6 +202,16 @@ def test_tokens_become_one_context_that_ends_with_the_turn():
     assert [m["text"] for m in texts] == tokens and len({m["context"] for m in texts}) == 1
     assert "words" in texts[0] and not any("words" in m or "end" in m for m in texts[1:])
     assert [m["type"] for m in server.heard[-2:]] == ["text", "end"]
+
+
+def test_a_turn_may_begin_before_the_last_one_was_heard():
+    server = Server()
+    server.pause = 0.05
+    frames = [*turn("One two three four."), SleepFrame(0.1), *turn("Five six.")]
+    down, up, _ = run(frames, server, text_aggregation_mode=TOKEN)
+    assert np.array_equal(pcm(down), voices_of("One two three four.", "Five six."))
+    assert one_start_and_stop(down, 2) and not of(up, ErrorFrame) and not server.of("cancel")
+    assert server.most == 2, "both spoke at once"
 
 
 def test_text_that_only_the_end_of_the_pipeline_ends_is_spoken():
