@@ -25,7 +25,7 @@ test-gpu: $(VENV)/.installed
 # The Pipecat service with the oldest Pipecat that pyproject.toml admits.
 test-compat: $(COMPAT)/.installed
 	$(COMPAT)/bin/python -m pytest -m "not gpu" tests/test_pipecat.py tests/test_pipecat_transports.py \
-		tests/test_conversation.py tests/test_bot_page.py
+		tests/test_conversation.py tests/test_bot_page.py tests/test_websocket_tts.py
 
 # Random callers for five minutes; what they leave behind fails it.
 soak: $(VENV)/.installed
