@@ -16,7 +16,7 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 
-from qwen_megakernel.errors import RequestError, TextError, TTSError
+from qwen_megakernel.errors import RequestError, TTSError
 from qwen_megakernel.pcm import pcm16, wav_header
 from qwen_megakernel.serve_metrics import Metrics
 from qwen_megakernel.serve_speech import Problem, SpeechService
@@ -76,7 +76,7 @@ def add_api(app: FastAPI, service: SpeechService, metrics: Metrics, *, upload: b
 def answer(problem: Problem, param: str | None = None, headers: dict[str, str] | None = None) -> JSONResponse:
     """In OpenAI's shape."""
     kind = "invalid_request_error" if problem.status < 500 and not problem.retryable else "server_error"
-    error = {"message": problem.message, "type": kind, "param": param, "code": problem.code}
+    error = {"message": problem.message, "type": kind, "param": param or problem.field, "code": problem.code}
     headers = dict(headers or {}) | ({"Retry-After": "1"} if problem.retryable else {})
     return JSONResponse({"error": error | {"retryable": problem.retryable}}, problem.status, headers=headers)
 
@@ -114,8 +114,6 @@ def _routes(service: SpeechService, metrics: Metrics, upload: bool) -> APIRouter
             raise _Refused(Problem(400, "invalid", f"input has {len(body.input)} characters, at most "
                                    f"{service.limits.max_text} are taken"), "input")  # fmt: skip
         pieces = service.pieces(body.input)
-        if not pieces:
-            raise TextError("input must not be blank")
         request = service.request(body.voice, language=body.language, instruct=body.instructions, seed=body.seed)
         rate, media = service.engine.sample_rate, MEDIA[body.response_format]
         headers = {"X-Seed": str(request["sampling"].seed)}

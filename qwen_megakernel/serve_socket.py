@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+from collections import deque
 from contextlib import suppress
 from typing import Any
 
@@ -31,6 +32,7 @@ _SETTINGS = {
     "words": bool,
 }
 _MOST_NAME = 64
+_REMEMBERED = 1000  # contexts that are over: text that crossed their end must not open them again
 _POLICY, _AWAY, _LATER = 1008, 1001, 1013  # closing codes (RFC 6455 and its registry)
 
 
@@ -54,6 +56,7 @@ class _Socket:
     def __init__(self, websocket: WebSocket, service: SpeechService, metrics: Metrics):
         self._websocket, self.service, self.metrics = websocket, service, metrics
         self._contexts: dict[str, _Context] = {}
+        self._over: deque[str] = deque(maxlen=_REMEMBERED)
         self._numbers = 0
         self._outbox: asyncio.Queue[str | bytes] = asyncio.Queue()
         self.rates: dict[str | None, SpeechRate] = {}  # by voice
@@ -97,6 +100,7 @@ class _Socket:
         if service.state == "ready":
             engine = service.engine
             hello |= {"sample_rate": engine.sample_rate, "voices": service.voice_names()}
+            hello |= {"idle_seconds": service.limits.idle_s, "max_characters": service.limits.max_text}
             await self._websocket.send_text(json.dumps(hello | {"languages": list(engine.languages)}))
         else:
             raise _End(_LATER, Problem(503, "closing", f"the server is {service.state}; try again", True))
@@ -134,11 +138,10 @@ class _Socket:
             raise self._protocol(f"context must be a string of 1 to {_MOST_NAME} characters")
         context = self._contexts.get(name)
         if kind == "text":
-            if context is None:
+            if context is None and name not in self._over:
                 context = self._open(name)
-                if context is None:
-                    return
-            context.text(message)
+            if context:
+                context.text(message)
         elif message:
             raise self._protocol(f"{kind} takes a context and nothing else, got {sorted(message)[0][:40]!r}")
         elif context:  # else it is over: its end crossed this message
@@ -175,10 +178,12 @@ class _Socket:
 
     def forget(self, name: str) -> None:
         del self._contexts[name]
+        self._over.append(name)
 
 
 def _words_of(problem: Problem) -> dict[str, Any]:
-    return {"code": problem.code, "message": problem.message, "retryable": problem.retryable}
+    field = {"field": problem.field} if problem.field else {}
+    return {"code": problem.code, "message": problem.message, "retryable": problem.retryable} | field
 
 
 class _Context:
@@ -192,6 +197,7 @@ class _Context:
         self._words: WordTimes | None = None
         self._refused: RequestError | None = None  # a later message
         self._running = self._cancelled = False
+        self._made = 0.0  # seconds of audio
         self.task = asyncio.create_task(self._run())
 
     def text(self, message: dict[str, Any]) -> None:
@@ -239,21 +245,30 @@ class _Context:
             self._words.add(text)
         settings["instruct"] = settings.pop("instructions", None)
         request = service.request(**settings)
-        async with service.saying(text if ended else None, request) as self._speech:
-            begin = {"type": "begin", "context": self._name, "number": self._number, "seed": request["sampling"].seed}
-            self._socket.tell(begin)
-            feeder = None
-            if not ended:
-                feeder = asyncio.create_task(self._feed(text))
-            try:
-                await self._hear(service.engine.sample_rate)
-            finally:
-                if feeder:
-                    feeder.cancel()
-                    await asyncio.gather(feeder, return_exceptions=True)
-        audio = self._speech.audio
-        self._socket.metrics.heard(audio)
-        self._tell_end(audio.finish_reason, audio.duration_s, audio.seed)
+        seed, seconds = request["sampling"].seed, 0.0
+        begin = {"type": "begin", "context": self._name, "number": self._number, "seed": seed}
+        for piece in service.pieces(text) if ended else [None]:  # whole text longer than a slot is cut at sentences
+            async with service.saying(piece, request) as self._speech:
+                if begin:
+                    self._socket.tell(begin)
+                    begin = None
+                if self._cancelled:
+                    self._speech.cancel()
+                feeder = None if ended else asyncio.create_task(self._feed(text))
+                try:
+                    await self._hear(service.engine.sample_rate)
+                finally:
+                    if feeder:
+                        feeder.cancel()
+                        await asyncio.gather(feeder, return_exceptions=True)
+            audio = self._speech.audio
+            self._socket.metrics.heard(audio)
+            seconds += audio.duration_s
+            if audio.finish_reason == "cancelled":
+                break
+        if self._words and audio.finish_reason != "cancelled":
+            self._tell_words(self._words.finish(self._made))
+        self._tell_end(audio.finish_reason, seconds, seed)
 
     def _read(self, message: dict[str, Any], *, opens: bool) -> tuple[dict[str, Any], str, bool]:
         """Settings, text, whether the text is complete."""
@@ -302,16 +317,13 @@ class _Context:
             self._speech.cancel()
 
     async def _hear(self, rate: int) -> None:
-        made = 0.0
         async for chunk in self._speech:
             self._socket.tell_audio(self._number, pcm16(chunk.samples))
-            made += len(chunk.samples) / rate
+            self._made += len(chunk.samples) / rate
             if self._words:
-                self._tell_words(self._words.due(made))
+                self._tell_words(self._words.due(self._made))
         if self._refused:
             raise self._refused
-        if self._words and self._speech.audio.finish_reason != "cancelled":
-            self._tell_words(self._words.finish(made))
 
     def _tell_words(self, words: list[tuple[str, float]]) -> None:
         if words:

@@ -22,9 +22,11 @@ from qwen_megakernel.errors import (
     EngineBusy,
     EngineClosed,
     KernelFault,
+    LanguageError,
     OutOfMemoryError,
     RequestError,
     SpeakerError,
+    TextError,
     TTSError,
     VoiceError,
 )
@@ -69,6 +71,9 @@ class Limits:
     drain_s: float = 10.0
 
 
+_FIELDS = {SpeakerError: "voice", VoiceError: "voice", LanguageError: "language", TextError: "text"}
+
+
 @dataclass(frozen=True)
 class Problem:
     """An error in words for a client.
@@ -77,17 +82,20 @@ class Problem:
         status: of HTTP.
         code: what went wrong, see docs/serving.md.
         retryable: the same request may succeed elsewhere or later.
+        field: of the request, that it is about.
     """
 
     status: int
     code: str
     message: str
     retryable: bool = False
+    field: str | None = None
 
     @classmethod
     def of(cls, error: BaseException) -> "Problem":
         if isinstance(error, RequestError):
-            return cls(400, "invalid", str(error))
+            field = next((name for kind, name in _FIELDS.items() if isinstance(error, kind)), None)
+            return cls(400, "invalid", str(error), field=field)
         if isinstance(error, EngineBusy):
             return cls(429, "busy", str(error), True)
         if isinstance(error, EngineClosed):
@@ -309,8 +317,15 @@ class SpeechService:
         return options
 
     def pieces(self, text: str) -> list[str]:
-        """The text, cut at sentences where it is longer than a slot can hold at a guess (a frame a letter at most)."""
-        return split_sentences(text, self.engine.max_positions // 2)
+        """The text, cut at sentences where it is longer than a slot can hold at a guess (a frame a letter at most).
+
+        Raises:
+            TextError: it is blank.
+        """
+        pieces = split_sentences(text, self.engine.max_positions // 2)
+        if not pieces:
+            raise TextError("the text must not be blank")
+        return pieces
 
     def saying(self, text: str | None, request: dict[str, Any]) -> "_Saying":
         """`async with` what begins an utterance and cancels what is left of it. text: None where it comes in pieces."""

@@ -92,6 +92,8 @@ def test_it_introduces_itself(server, client):
         "sample_rate": 24000,
         "voices": list(engine.speakers),
         "languages": list(engine.languages),
+        "idle_seconds": LIMITS.idle_s,
+        "max_characters": LIMITS.max_text,
     }
     client.say("ping")
     assert client.until("pong") == {"type": "pong"}
@@ -130,11 +132,26 @@ def test_contexts_speak_side_by_side_each_as_if_alone(server, client):
         assert client.pcm[name] == pcm16(said(server, text, number).samples), name
 
 
-def test_a_name_is_free_again_behind_its_end(server, client):
-    for seed in (1, 2):
-        client.say("text", "a", text=TEXT, end=True, voice="ada", seed=seed)
-        client.until("end", "a")
-        assert client.pcm["a"] == pcm16(said(server, seed=seed).samples)
+def test_text_that_crosses_an_end_opens_nothing(server, client):
+    client.say("text", "a", text=TEXT, end=True, voice="ada", seed=5)
+    client.until("end", "a")
+    before = len(client.told)
+    for kind, more in (("text", {"text": TEXT, "end": True}), ("end", {}), ("flush", {}), ("cancel", {})):
+        client.say(kind, "a", **more)
+    client.say("ping")
+    client.until("pong")
+    assert len(client.told) == before + 1 and server.service.engine.health()["streams"] == 0
+
+
+def test_whole_text_longer_than_a_slot_is_cut_at_sentences(server, client):
+    text = " ".join([TEXT] * 10)
+    pieces = server.service.pieces(text)
+    assert len(pieces) > 1
+    client.say("text", "a", text=text, end=True, voice="ada", seed=5, words=True)
+    end = client.until("end", "a")
+    assert client.pcm["a"] == b"".join(pcm16(said(server, piece).samples) for piece in pieces)
+    words = [word for told in client.told if told["type"] == "words" for word in told["words"]]
+    assert [word for word, _ in words] == text.split() and end["seconds"] == len(client.pcm["a"]) / 48000
 
 
 def test_cancel_frees_the_slot_and_others_go_on(server, client):
