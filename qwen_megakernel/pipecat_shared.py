@@ -42,6 +42,7 @@ from qwen_megakernel.errors import (
     TextEndedError,
     VoiceError,
 )
+from qwen_megakernel.pcm import pcm16
 from qwen_megakernel.word_times import is_unspaced
 
 LANGUAGES = {
@@ -534,7 +535,7 @@ class Speech(ABC):
         if gap > self._gaps[-1][1] + _LEAST_GAP:
             self._gaps.append((self._made, gap))
         self._made += len(samples) / rate
-        pcm = np.rint(np.clip(samples, -1.0, 1.0) * 32767.0).astype("<i2").tobytes()
+        pcm = pcm16(samples)
         return TTSAudioRawFrame(pcm, rate, 1, context_id=self._context_id)
 
     async def _tell_words(self, words: list[tuple[str, float]]) -> None:
