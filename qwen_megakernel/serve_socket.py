@@ -266,7 +266,7 @@ class _Context:
             seconds += audio.duration_s
             if audio.finish_reason == "cancelled":
                 break
-        if self._words and audio.finish_reason != "cancelled":
+        if self._words and audio.finish_reason not in ("cancelled", "length"):  # else they were not said
             self._tell_words(self._words.finish(self._made))
         self._tell_end(audio.finish_reason, seconds, seed)
 
