@@ -27,7 +27,7 @@ from qwen_megakernel.serve_speech import Limits
 
 TEXT = "Hello there, how are you today?"
 SPEECH = "/v1/audio/speech"
-OPTIONS = {"device": "cpu", "max_streams": 4, "max_positions": 512, "max_queue": 4}
+OPTIONS = {"device": "cpu", "max_streams": 4, "max_positions": 160, "max_queue": 4}
 
 
 def demo() -> TTSEngine:
@@ -96,8 +96,7 @@ def test_a_fresh_seed_is_told_and_repeats(server):
 
 
 def test_long_text_is_said_sentence_by_sentence(server):
-    text = " ".join([TEXT] * 18)
-    assert server.service.engine.max_positions // 2 < len(text) <= 600
+    text = " ".join([TEXT] * 4)
     made = post(server, input=text, response_format="pcm", seed=1)
     pieces = server.service.pieces(text)
     assert len(pieces) > 1
@@ -341,7 +340,7 @@ def test_a_process_whose_engine_died_ends_for_its_supervisor(process):
 
 def test_sigterm_lets_what_is_being_said_be_said(process):
     server, url = process("lives")
-    text, seed = " ".join([TEXT] * 6), 3
+    text, seed = " ".join([TEXT] * 3), 3
     body = {"model": "demo", "input": text, "voice": "ada", "response_format": "pcm", "seed": seed}
     with httpx.stream("POST", url + SPEECH, json=body, timeout=60) as response:
         chunks = response.iter_raw()

@@ -27,7 +27,7 @@ LIMITS = Limits(max_text=600, max_body=8192, contexts=3, idle_s=5.0, total_s=60.
 
 
 def demo() -> TTSEngine:
-    return TTSEngine.load("demo", device="cpu", max_streams=4, max_positions=512, max_queue=4)
+    return TTSEngine.load("demo", device="cpu", max_streams=4, max_positions=160, max_queue=4)
 
 
 @pytest.fixture(scope="module")
@@ -144,7 +144,7 @@ def test_text_that_crosses_an_end_opens_nothing(server, client):
 
 
 def test_whole_text_longer_than_a_slot_is_cut_at_sentences(server, client):
-    text = " ".join([TEXT] * 10)
+    text = " ".join([TEXT] * 4)
     pieces = server.service.pieces(text)
     assert len(pieces) > 1
     client.say("text", "a", text=text, end=True, voice="ada", seed=5, words=True)
