@@ -25,7 +25,7 @@ from qwen_megakernel.cli import TOKEN
 from qwen_megakernel.serve import is_loopback, load_for_good, make_app
 from qwen_megakernel.serve_guard import OPEN
 from qwen_megakernel.serve_http import answer
-from qwen_megakernel.serve_speech import Problem, SpeechService
+from qwen_megakernel.serve_speech import Limits, Problem, SpeechService
 
 log = logging.getLogger(__name__)
 
@@ -94,7 +94,9 @@ def _options(args: Args) -> dict:
         # this many: so whoever is sent to a replica finds a slot there. A WebSocket is one ongoing request for as
         # long as it is open, whether it is silent or speaks several contexts.
         "max_ongoing_requests": args.max_streams + _BESIDES,
-        "max_queued_requests": args.max_streams,  # of one proxy; more are told to come later, with a 503
+        # Of one proxy; more are refused with a 503. Serve counts who has not been sent anywhere yet, also where there
+        # is room: a number as small as the slots would refuse the front of a burst.
+        "max_queued_requests": Limits().connections,
         "ray_actor_options": {"num_gpus": 1} if args.device == "cuda" else {"num_cpus": 1},
         "graceful_shutdown_timeout_s": args.drain_s,
         "graceful_shutdown_wait_loop_s": 0.2,
@@ -120,7 +122,7 @@ def _make_app(args: Args, token: str | None) -> FastAPI:
 
 
 def _until_ready(api: FastAPI):
-    """The app's life, which has not begun before its engine is ready: from then on Serve sends requests to a replica."""
+    """The app's life, begun when its engine is ready: from then on Serve sends requests to the replica."""
     life, service = api.router.lifespan_context, api.state.service
 
     @contextlib.asynccontextmanager

@@ -28,7 +28,7 @@ class LostReplica:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        begun = over = False
+        begun = accepted = over = False
 
         async def received() -> Message:
             nonlocal over
@@ -37,8 +37,9 @@ class LostReplica:
             return message
 
         async def sent(message: Message) -> None:
-            nonlocal begun, over
+            nonlocal begun, accepted, over
             begun = True
+            accepted |= message["type"] == "websocket.accept"
             over |= message["type"] == "websocket.close"
             await send(message)
 
@@ -47,7 +48,7 @@ class LostReplica:
             return
         if not begun:
             await _refuse(scope["type"], send)
-        elif scope["type"] == "websocket":
+        elif accepted:
             await send({"type": "websocket.send", "text": json.dumps({"type": "error"} | _LOST)})
             await send({"type": "websocket.close", "code": _LATER})
 
