@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import anyio
 import httpx
 import pytest
+import torch
 from serving import until
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
@@ -21,7 +22,7 @@ ray = pytest.importorskip("ray")
 pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning")]
 
 TEXT = "Hello there, how are you today?"
-LONG = " ".join([TEXT] * 12)
+LONG = " ".join([TEXT] * 8)
 OPTIONS = {"device": "cpu", "max_streams": 4, "max_positions": 512}
 PORT = 8137
 URL, SOCKET = f"http://127.0.0.1:{PORT}", f"ws://127.0.0.1:{PORT}/v1/audio/speech/socket"
@@ -51,8 +52,12 @@ def cluster():
 
 @pytest.fixture(scope="module")
 def engine():
+    """With as many threads as Ray gives a replica of one CPU: sums in another order round otherwise."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
     with TTSEngine.load("demo", **OPTIONS) as engine:
         yield engine
+    torch.set_num_threads(threads)
 
 
 def deploy(**options) -> None:
