@@ -1,10 +1,12 @@
 """Ray Serve with two replicas on the CPU: who is sent where, and what becomes of calls when a replica goes."""
 
+import contextlib
 import json
 import os
 import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
 
 import anyio
@@ -19,7 +21,10 @@ from qwen_megakernel import SamplingParams, TTSEngine
 from qwen_megakernel.pcm import pcm16
 
 ray = pytest.importorskip("ray")
-pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning")]
+pytestmark = [
+    pytest.mark.ray,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:ray.*"),  # it describes its settings in an older way
+]
 
 TEXT = "Hello there, how are you today?"
 LONG = " ".join([TEXT] * 8)
@@ -176,8 +181,8 @@ def test_a_killed_replica_fails_its_own_calls_only_and_is_replaced(cluster, engi
     while len({call.replica for call in calls}) < 2:  # the router draws
         calls.append(Long(len(calls)))
     victim = calls[0].replica
-    lines = [connect(SOCKET, open_timeout=20) for _ in range(2)]
-    with ThreadPoolExecutor(1) as pool:
+    with ThreadPoolExecutor(1) as pool, contextlib.ExitStack() as opened:
+        lines = [opened.enter_context(connect(SOCKET, open_timeout=20)) for _ in range(2)]
         pid = replicas()[victim]
         assert all(call.going_on for call in calls), "they ended before the kill: make LONG longer"
         os.kill(pid, signal.SIGKILL)
@@ -189,8 +194,7 @@ def test_a_killed_replica_fails_its_own_calls_only_and_is_replaced(cluster, engi
             else:
                 assert call.error is None and call.pcm == long_pcm(engine, call.seed)
         assert after.result().content == said(engine, 5)
-    for line in lines:
-        with line:
+        for line in lines:
             assert json.loads(line.recv())["type"] == "hello"
             if line.response.headers["X-Replica"] == victim:
                 told = json.loads(line.recv(timeout=20))
@@ -267,6 +271,20 @@ def test_without_a_token_the_proxy_s_own_machine_is_served(client, status):
             return (await http.get("/v1/models")).status_code
 
     assert anyio.run(main) == status
+
+
+@pytest.mark.parametrize("name", ["one_box", "cluster"])
+def test_the_examples_are_configurations(name):
+    import yaml
+    from ray.serve.schema import ServeDeploySchema
+
+    from qwen_megakernel.serve_ray import Args, app
+
+    path = Path(__file__).parent.parent / "examples" / "ray" / f"{name}.yaml"
+    (told,) = ServeDeploySchema(**yaml.safe_load(path.read_text())).applications
+    assert told.import_path == f"{app.__module__}:{app.__name__}" and told.route_prefix == "/"
+    Args(**told.args)
+    assert {deployment.name for deployment in told.deployments} <= {app(Args(**told.args))._bound_deployment.name}
 
 
 def test_arguments_are_checked():
