@@ -91,8 +91,8 @@ def _options(args: Args) -> dict:
         }
     return replicas | {
         # Of two replicas drawn at random, the router takes the one with fewer ongoing requests, and none that has
-        # this many: so whoever is sent to a replica finds a slot there. A WebSocket is one ongoing request for as
-        # long as it is open, whether it is silent or speaks several contexts.
+        # this many: so whoever is sent to a replica finds a slot there, or waits for the next to be free. A WebSocket
+        # is one ongoing request for as long as it is open, whether it is silent or speaks several contexts.
         "max_ongoing_requests": args.max_streams + _BESIDES,
         # Of one proxy; more are refused with a 503. Serve counts who has not been sent anywhere yet, also where there
         # is room: a number as small as the slots would refuse the front of a burst.

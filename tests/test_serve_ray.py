@@ -45,7 +45,7 @@ def cluster():
         patch.delenv("QWEN_MEGAKERNEL_TOKEN", raising=False)
         from ray import serve
 
-        ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
+        ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False)
         try:
             serve.start(http_options={"host": "127.0.0.1", "port": PORT})
             deploy()
@@ -182,7 +182,9 @@ def test_a_killed_replica_fails_its_own_calls_only_and_is_replaced(cluster, engi
         calls.append(Long(len(calls)))
     victim = calls[0].replica
     with ThreadPoolExecutor(1) as pool, contextlib.ExitStack() as opened:
-        lines = [opened.enter_context(connect(SOCKET, open_timeout=20)) for _ in range(2)]
+        lines = [opened.enter_context(connect(SOCKET, open_timeout=20))]
+        while len({line.response.headers["X-Replica"] for line in lines}) < 2:
+            lines.append(opened.enter_context(connect(SOCKET, open_timeout=20)))
         pid = replicas()[victim]
         assert all(call.going_on for call in calls), "they ended before the kill: make LONG longer"
         os.kill(pid, signal.SIGKILL)
@@ -202,13 +204,15 @@ def test_a_killed_replica_fails_its_own_calls_only_and_is_replaced(cluster, engi
                 with pytest.raises(ConnectionClosed) as closed:
                     line.recv(timeout=20)
                 assert closed.value.rcvd.code == 1013
+            else:
+                line.send('{"type": "ping"}')
+                assert json.loads(line.recv(timeout=20)) == {"type": "pong"}
     until(lambda: len(replicas()) == 2 and victim not in replicas(), 60)
     fresh = set()
     until(lambda: fresh.add(post(1).headers["X-Replica"]) or fresh == set(replicas()), 60)
 
 
 def test_a_call_that_was_not_answered_yet_is_told_to_try_again(cluster):
-    before = set(replicas())
     with ThreadPoolExecutor(4) as pool:
         answers = [pool.submit(post, seed, LONG, "mp3") for seed in range(4)]  # answered when they are whole
         streamed = Long(9)
@@ -216,7 +220,7 @@ def test_a_call_that_was_not_answered_yet_is_told_to_try_again(cluster):
         streamed.join()
         answers = [answer.result() for answer in answers]
     lost = [answer for answer in answers if answer.status_code != 200]
-    assert lost or {answer.headers["X-Replica"] for answer in answers} == before - {streamed.replica}
+    assert 0 < len(lost) < 4
     for answer in lost:
         assert answer.status_code == 503 and answer.headers["Retry-After"] == "1"
         error = answer.json()["error"]
