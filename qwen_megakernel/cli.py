@@ -21,11 +21,9 @@ from qwen_megakernel.backend import BACKENDS, select_backend, select_device
 from qwen_megakernel.build import load_extension
 from qwen_megakernel.checkpoint import DEMO, DEMO_NOTICE, PUBLISHED, Checkpoint
 from qwen_megakernel.errors import BackendError, RequestError, TextTooLongError
+from qwen_megakernel.serve_speech import TOKEN
 from qwen_megakernel.stream import Audio, Chunk
 from qwen_megakernel.text import split_sentences
-
-TOKEN = "QWEN_MEGAKERNEL_TOKEN"
-"""Environment variable with the token of `serve`: a command line can be read by every user of a machine."""
 
 MAX_PIECE_CHARS = 300
 """Longer text is spoken in pieces cut at sentence ends."""

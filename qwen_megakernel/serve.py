@@ -20,7 +20,7 @@ from qwen_megakernel.serve_guard import Guard
 from qwen_megakernel.serve_http import add_api
 from qwen_megakernel.serve_metrics import Metrics
 from qwen_megakernel.serve_socket import add_socket
-from qwen_megakernel.serve_speech import Limits, SpeechService
+from qwen_megakernel.serve_speech import EngineService, Limits
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ def make_app(
     upload: bool = False,
     limits: Limits | None = None,
 ) -> FastAPI:
-    """The whole API as an ASGI app, with its `SpeechService` in `app.state.service`.
+    """The whole API as an ASGI app, with its `EngineService` in `app.state.service`.
 
     Args:
         load: makes the engine, once the app has started.
@@ -47,7 +47,7 @@ def make_app(
         upload: clients may make voices (Base checkpoints).
     """
     limits = limits or Limits()
-    service = SpeechService(load, model=model, voices=voices, limits=limits)
+    service = EngineService(load, model=model, voices=voices, limits=limits)
     metrics = Metrics(service)
 
     @contextlib.asynccontextmanager
@@ -85,7 +85,7 @@ def load_for_good(model: str, **options) -> TTSEngine:
 class _Server(uvicorn.Server):
     """Told to stop, it first lets what is being said be said."""
 
-    def __init__(self, config: uvicorn.Config, service: SpeechService):
+    def __init__(self, config: uvicorn.Config, service: EngineService):
         super().__init__(config)
         self._service, self._leaving = service, False
 
@@ -120,7 +120,7 @@ def serve(app: FastAPI, host: str, port: int) -> int:
     Raises:
         BackendError: the port cannot be had.
     """
-    service: SpeechService = app.state.service
+    service: EngineService = app.state.service
     config = uvicorn.Config(
         app,
         host=host,

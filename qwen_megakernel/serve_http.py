@@ -19,7 +19,7 @@ from starlette.exceptions import HTTPException
 from qwen_megakernel.errors import RequestError, TTSError
 from qwen_megakernel.pcm import pcm16, wav_header
 from qwen_megakernel.serve_metrics import Metrics
-from qwen_megakernel.serve_speech import Problem, SpeechService
+from qwen_megakernel.serve_speech import EngineService, Problem
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ class _Refused(Exception):
         self.problem, self.param = problem, param
 
 
-def add_api(app: FastAPI, service: SpeechService, metrics: Metrics, *, upload: bool) -> None:
+def add_api(app: FastAPI, service: EngineService, metrics: Metrics, *, upload: bool) -> None:
     """`upload`: clients may make voices."""
     app.include_router(_routes(service, metrics, upload))
     app.add_exception_handler(_Refused, lambda _request, e: answer(e.problem, e.param))
@@ -91,7 +91,7 @@ def _of_http(error: HTTPException) -> Problem:
     return Problem(error.status_code, "invalid", str(error.detail))
 
 
-def _routes(service: SpeechService, metrics: Metrics, upload: bool) -> APIRouter:
+def _routes(service: EngineService, metrics: Metrics, upload: bool) -> APIRouter:
     routes = APIRouter()
     errors: dict[int | str, dict[str, Any]] = {
         code: {"description": words, "content": {"application/json": {}}}
@@ -177,7 +177,7 @@ def _routes(service: SpeechService, metrics: Metrics, upload: bool) -> APIRouter
 class _Sound:
     """A text's pieces said one after the other; the first chunk is there before the response begins."""
 
-    def __init__(self, service: SpeechService, metrics: Metrics, pieces: list[str], request: dict):
+    def __init__(self, service: EngineService, metrics: Metrics, pieces: list[str], request: dict):
         self._service, self._metrics, self._pieces, self._request = service, metrics, pieces, request
         self._said = self._say()
         self._first: np.ndarray | None = None

@@ -7,7 +7,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from qwen_megakernel.serve_speech import SpeechService
+from qwen_megakernel.serve_speech import EngineService
 from qwen_megakernel.stream import Audio
 
 _PREFIX = "qwen_megakernel"
@@ -20,7 +20,7 @@ class Metrics:
     sockets: WebSockets that are open.
     """
 
-    def __init__(self, service: SpeechService):
+    def __init__(self, service: EngineService):
         self._registry = CollectorRegistry()
         self._registry.register(_Engine(service))
         told = {"registry": self._registry}
@@ -44,7 +44,7 @@ class Metrics:
 class _Engine(Collector):
     """The engine's own counts, as they are when somebody asks."""
 
-    def __init__(self, service: SpeechService):
+    def __init__(self, service: EngineService):
         self._service = service
 
     def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:

@@ -21,11 +21,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from qwen_megakernel.backend import BACKENDS
 from qwen_megakernel.checkpoint import DEMO
-from qwen_megakernel.cli import TOKEN
 from qwen_megakernel.serve import is_loopback, load_for_good, make_app
 from qwen_megakernel.serve_guard import OPEN
 from qwen_megakernel.serve_http import answer
-from qwen_megakernel.serve_speech import Limits, Problem, SpeechService
+from qwen_megakernel.serve_speech import TOKEN, EngineService, Limits, Problem
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +68,7 @@ def app(args: Args) -> Application:
             Raises:
                 RuntimeError: the engine is gone; after three of these Serve starts another replica.
             """
-            service: SpeechService = self.app.state.service
+            service: EngineService = self.app.state.service
             if service.gone.is_set():
                 raise RuntimeError(f"the engine is {service.state}: {service.error}")
 

@@ -13,7 +13,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from qwen_megakernel.errors import RequestError, TextEndedError, TextTooLongError
 from qwen_megakernel.pcm import pcm16
 from qwen_megakernel.serve_metrics import Metrics
-from qwen_megakernel.serve_speech import Problem, Speech, SpeechService
+from qwen_megakernel.serve_speech import EngineService, Problem, Speech
 from qwen_megakernel.word_times import SpeechRate, WordTimes
 
 log = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ _REMEMBERED = 1000  # contexts that are over: text that crossed their end must n
 _POLICY, _AWAY, _LATER = 1008, 1001, 1013  # closing codes (RFC 6455 and its registry)
 
 
-def add_socket(app: FastAPI, service: SpeechService, metrics: Metrics) -> None:
+def add_socket(app: FastAPI, service: EngineService, metrics: Metrics) -> None:
     @app.websocket(PATH)
     async def speak(websocket: WebSocket) -> None:
         with metrics.sockets.track_inprogress():
@@ -53,7 +53,7 @@ class _End(Exception):
 class _Socket:
     """One client. Its messages are taken by one task, sent by another; every context has its own."""
 
-    def __init__(self, websocket: WebSocket, service: SpeechService, metrics: Metrics):
+    def __init__(self, websocket: WebSocket, service: EngineService, metrics: Metrics):
         self._websocket, self.service, self.metrics = websocket, service, metrics
         self._contexts: dict[str, _Context] = {}
         self._over: deque[str] = deque(maxlen=_REMEMBERED)

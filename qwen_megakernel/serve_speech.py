@@ -1,4 +1,4 @@
-"""SpeechService: what HTTP and WebSocket share. An engine, the voices of a folder, and utterances as an event loop sees
+"""EngineService: what HTTP and WebSocket share. An engine, the voices of a folder, and utterances as an event loop sees
 them: chunks come from the engine's threads through `call_soon_threadsafe`, prompts are built in threads of a pool.
 """
 
@@ -36,6 +36,9 @@ from qwen_megakernel.utterance import Utterance
 from qwen_megakernel.voice import Voice
 
 log = logging.getLogger(__name__)
+
+TOKEN = "QWEN_MEGAKERNEL_TOKEN"
+"""Environment variable with a server's token: a command line can be read by every user of a machine."""
 
 DEFAULT_VOICE = "default"
 """Whoever the checkpoint speaks with when nobody is named; of a Base checkpoint, the first saved voice."""
@@ -151,7 +154,7 @@ class Speech:
         log.info("%.2f s, %s, seed %d, first chunk %s", audio.duration_s, audio.finish_reason, audio.seed, ttfc)
 
 
-class SpeechService:
+class EngineService:
     """Loads its engine in the background; everything else runs in the event loop.
 
     Attributes:
@@ -357,7 +360,7 @@ async def _in_daemon(job: Callable[[], Any]) -> Any:
 
 
 class _Saying:
-    def __init__(self, service: SpeechService, text: str | None, request: dict[str, Any]):
+    def __init__(self, service: EngineService, text: str | None, request: dict[str, Any]):
         self._service, self._text, self._request, self._speech = service, text, request, Speech()
 
     async def __aenter__(self) -> Speech:

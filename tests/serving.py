@@ -11,7 +11,7 @@ import uvicorn
 
 from qwen_megakernel import TTSEngine
 from qwen_megakernel.serve import make_app
-from qwen_megakernel.serve_speech import SpeechService
+from qwen_megakernel.serve_speech import EngineService
 
 
 class Running:
@@ -19,7 +19,7 @@ class Running:
     url: http://127.0.0.1:port.
     """
 
-    def __init__(self, port: int, service: SpeechService):
+    def __init__(self, port: int, service: EngineService):
         self.port, self.service = port, service
         self.url, self.socket_url = f"http://127.0.0.1:{port}", f"ws://127.0.0.1:{port}/v1/audio/speech/socket"
 

@@ -32,7 +32,7 @@ LAYERS = [
     {"serve_http", "serve_socket"},
     {"serve_guard"},
     {"serve"},
-    {"cli", "pipecat_tts", "websocket_tts", "bot_page", "offline_llm"},
+    {"cli", "serve_ray", "serve_ray_proxy", "pipecat_tts", "websocket_tts", "bot_page", "offline_llm"},
 ]
 PIPECAT = {"pipecat_shared", "pipecat_tts", "websocket_tts", "bot_page", "offline_llm"}
 SERVE = {name for layer in LAYERS for name in layer if name.startswith("serve")}
