@@ -16,6 +16,7 @@ from qwen_megakernel.voice import Voice
 
 log = logging.getLogger(__name__)
 
+_MOST_SIZES, _MOST_CHUNK = 1000, 100_000
 CHUNK_SCHEDULE = (1, 2, 4, 8)
 """Frames per chunk: the first sound after one frame, then larger portions; the last size repeats."""
 
@@ -157,12 +158,15 @@ def chunk_schedule(chunk_frames: int | Sequence[int] | None) -> tuple[int, ...]:
     """Frames per chunk, checked; the last number repeats.
 
     Raises:
-        RequestError: none, or not integers of at least 1.
+        RequestError: none or too many, or not integers of 1 to 100,000.
     """
     if chunk_frames is None:
         return CHUNK_SCHEDULE
     several = isinstance(chunk_frames, Sequence) and not isinstance(chunk_frames, (str, bytes))
     schedule = tuple(chunk_frames) if several else (chunk_frames,)
-    if not schedule:
-        raise RequestError("chunk_frames must name at least one size")
-    return tuple(_count(n, "chunk_frames") for n in schedule)
+    if not 0 < len(schedule) <= _MOST_SIZES:
+        raise RequestError(f"chunk_frames must name 1 to {_MOST_SIZES} sizes, got {len(schedule)}")
+    checked = tuple(_count(n, "chunk_frames") for n in schedule)
+    if max(checked) > _MOST_CHUNK:
+        raise RequestError(f"chunk_frames must be 1 to {_MOST_CHUNK:,} frames each")
+    return checked

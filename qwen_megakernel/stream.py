@@ -102,6 +102,7 @@ class Audio:
 
 
 _FRAME_S = 0.08
+_LONG_CHUNK = 16  # frames: who asks for longer chunks waits for what is beyond, as others wait for theirs
 _MOST_UNHEARD = RECENT_FRAMES  # more of them a vocoder that follows would not find on the device
 
 
@@ -183,7 +184,8 @@ class Stream:
         listen."""
         if self.runs_out is None:
             return (self.arrived or 0.0) + _FRAME_S * self.launched
-        return self.runs_out - frame_s * max(1, self._to_chunk)
+        patience = _FRAME_S * max(0, self.launched - self.handed_frames - _LONG_CHUNK)
+        return self.runs_out + patience - frame_s * min(max(1, self._to_chunk), _LONG_CHUNK)
 
     def give(self, short: bool) -> None:
         """The vocoder gets them."""

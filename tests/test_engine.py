@@ -236,6 +236,8 @@ def test_instruct_is_honoured_by_some_and_warned_about_by_others(engine, backend
         (TEXT, {"max_frames": 0}, RequestError, "max_frames"),
         (TEXT, {"max_frames": 2.0}, RequestError, "max_frames"),
         (TEXT, {"chunk_frames": 0}, RequestError, "chunk_frames"),
+        (TEXT, {"chunk_frames": (1, 10**400)}, RequestError, "chunk_frames"),
+        (TEXT, {"chunk_frames": [1] * 1001}, RequestError, "chunk_frames"),
         (TEXT, {"chunk_frames": ()}, RequestError, "chunk_frames"),
         (TEXT, {"chunk_frames": 2.5}, RequestError, "chunk_frames"),
         (TEXT, {"chunk_frames": "12"}, RequestError, "chunk_frames"),

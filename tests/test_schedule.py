@@ -381,8 +381,9 @@ def test_whose_text_paused_owes_nobody_the_time(make):
     assert lead > 0 and ttfc < 80
 
 
-def test_who_wants_long_chunks_does_not_come_before_all_others(make):
-    lead, ttfc = live_beside(make, lambda engine: lambda: [engine.submit(900, schedule=(1000,)) for _ in range(16)])
+@pytest.mark.parametrize("schedule", [(1000,), (1, 1000), (1, 100_000)])
+def test_who_wants_long_chunks_does_not_come_before_all_others(make, schedule):
+    lead, ttfc = live_beside(make, lambda engine: lambda: [engine.submit(900, schedule=schedule) for _ in range(16)])
     assert lead > 0 and ttfc < 80
 
 
