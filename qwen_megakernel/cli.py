@@ -249,10 +249,11 @@ def _list_speakers(model: str) -> int:
 def _serve(args: argparse.Namespace) -> int:
     try:
         from qwen_megakernel import serve
+        from qwen_megakernel.serve_guard import is_loopback
     except ModuleNotFoundError as error:
         raise BackendError(f"serving needs {error.name}: pip install 'qwen-megakernel[serve]'") from None
-    token = args.token or os.environ.get(TOKEN) or None
-    if token is None and not serve.is_loopback(args.host):
+    token = (args.token or os.environ.get(TOKEN) or "").strip() or None
+    if token is None and not is_loopback(args.host):
         raise BackendError(f"--host {args.host} can be reached by others: set {TOKEN}, or listen on 127.0.0.1")
     if args.voices and not args.voices.is_dir():
         raise RequestError(f"--voices: no folder {str(args.voices)!r}")
@@ -267,7 +268,11 @@ def _serve(args: argparse.Namespace) -> int:
         upload=args.allow_upload,
     )
     print(f"serving {name} on http://{args.host}:{args.port}", file=sys.stderr)
-    return serve.serve(app, args.host, args.port)
+    code = serve.serve(app, args.host, args.port)
+    if code:  # a thread may wait for a device that does not answer, and the process for the thread
+        logging.shutdown()
+        os._exit(code)
+    return code
 
 
 # ---------------------------------------------------------------- build

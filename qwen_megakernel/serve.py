@@ -3,15 +3,17 @@
 import asyncio
 import contextlib
 import gc
-import ipaddress
 import logging
+import os
 import signal
+import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import uvicorn
 from fastapi import FastAPI
 from starlette.middleware import Middleware
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from qwen_megakernel import __version__
 from qwen_megakernel.engine import TTSEngine
@@ -45,7 +47,12 @@ def make_app(
         token: that clients must bear; None: only whoever calls us localhost is served.
         voices: a folder of saved voices.
         upload: clients may make voices (Base checkpoints).
+
+    Raises:
+        BackendError: a token that no client could send.
     """
+    if token is not None and not (token.isascii() and token.isprintable() and token.strip() == token != ""):
+        raise BackendError("the token must be printable ASCII without spaces around it: a header carries it")
     limits = limits or Limits()
     service = EngineService(load, model=model, voices=voices, limits=limits)
     metrics = Metrics(service)
@@ -59,8 +66,8 @@ def make_app(
             await service.drain()
             await service.close()
 
-    max_body = limits.max_upload * 4 // 3 + limits.max_body if upload else limits.max_body
-    guard = Middleware(Guard, token=token, limits=limits, max_body=max_body, metrics=metrics)
+    max_upload = limits.max_upload * 4 // 3 + limits.max_body if upload else 0
+    guard = Middleware(Guard, token=token, limits=limits, max_upload=max_upload, metrics=metrics)
     about = {"title": "qwen_megakernel", "version": __version__, "docs_url": None, "redoc_url": None}
     app = FastAPI(**about, lifespan=life, middleware=[guard])
     app.state.service = service
@@ -80,6 +87,42 @@ def load_for_good(model: str, **options) -> TTSEngine:
     gc.collect()
     gc.freeze()
     return engine
+
+
+def protocol_of(header_s: float) -> type[HttpToolsProtocol]:
+    """uvicorn's, which waits for the head of a request for ever: here it closes who does not send one within
+    `header_s` seconds."""
+
+    class Protocol(HttpToolsProtocol):
+        _timer: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport) -> None:
+            super().connection_made(transport)
+            self._wait()
+
+        def data_received(self, data: bytes) -> None:
+            if self.cycle is None or self.cycle.response_complete:
+                self._wait()
+            super().data_received(data)
+
+        def on_headers_complete(self) -> None:
+            self._wait_no_longer()
+            super().on_headers_complete()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._wait_no_longer()
+            super().connection_lost(exc)
+
+        def _wait(self) -> None:
+            if self._timer is None:
+                self._timer = self.loop.call_later(header_s, self.transport.close)
+
+        def _wait_no_longer(self) -> None:
+            if self._timer:
+                self._timer.cancel()
+                self._timer = None
+
+    return Protocol
 
 
 class _Server(uvicorn.Server):
@@ -109,7 +152,11 @@ class _Server(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         if self._service.gone.is_set():
-            log.error("the engine is %s: %s", self._service.state, self._service.error)
+            if not self.should_exit:
+                log.error("the engine is %s: %s", self._service.state, self._service.error)
+                last = threading.Timer(self._service.limits.drain_s + 5, os._exit, (ENGINE_GONE,))
+                last.daemon = True  # for a shutdown that waits for a device which does not answer
+                last.start()
             self.should_exit = True
         return await super().on_tick(counter)
 
@@ -127,6 +174,7 @@ def serve(app: FastAPI, host: str, port: int) -> int:
         port=port,
         access_log=False,  # texts and voices are nobody's business; /metrics counts
         log_level="warning",
+        http=protocol_of(service.limits.header_s),
         ws="websockets-sansio",
         ws_max_size=service.limits.max_body * 4,
         limit_concurrency=service.limits.connections,
@@ -139,10 +187,3 @@ def serve(app: FastAPI, host: str, port: int) -> int:
     except SystemExit as error:  # uvicorn's way to say that it could not listen
         raise BackendError(f"cannot listen on {host}:{port}; choose another --port ({error})") from None
     return ENGINE_GONE if service.gone.is_set() else 0
-
-
-def is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

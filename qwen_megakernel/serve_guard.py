@@ -2,6 +2,7 @@
 
 import asyncio
 import hmac
+import ipaddress
 import json
 import logging
 from urllib.parse import urlsplit
@@ -18,22 +19,21 @@ log = logging.getLogger(__name__)
 OPEN = ("/health", "/ready")
 """Asked by supervisors, which have no token; they tell nothing of anybody."""
 
-_LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _KNOWN = ("/v1/audio/speech", "/v1/models", "/v1/voices", "/health", "/ready", "/metrics", "/openapi.json")
 
 
 class Guard:
     """ASGI middleware."""
 
-    def __init__(self, app: ASGIApp, *, token: str | None, limits: Limits, max_body: int, metrics: Metrics):
+    def __init__(self, app: ASGIApp, *, token: str | None, limits: Limits, max_upload: int, metrics: Metrics):
         """
         Args:
             token: clients must bear it; None: whoever reaches the loopback interface is trusted, but pages of a
                 browser, which can reach it too, are not.
-            max_body: bytes.
+            max_upload: bytes of a body that brings a recording.
         """
-        self._app, self._token, self._limits, self._max_body = app, token, limits, max_body
-        self._metrics = metrics
+        self._app, self._token, self._limits, self._max_upload = app, token, limits, max_upload
+        self._metrics, self._sockets = metrics, 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
@@ -41,10 +41,16 @@ class Guard:
             return
         problem = self._refuses(scope)
         if scope["type"] == "websocket":
+            if not problem and self._sockets >= self._limits.connections:
+                problem = Problem(503, "busy", "too many sockets are open; try again", True)
             if problem:
                 await _deny_socket(problem, send)
-            else:
+                return
+            self._sockets += 1
+            try:
                 await self._app(scope, receive, send)
+            finally:
+                self._sockets -= 1
             return
         path = scope["path"] if scope["path"] in _KNOWN else "other"
         counted = self._counting(path, send)
@@ -58,15 +64,15 @@ class Guard:
         if scope["path"] in OPEN:
             return None
         if self._token is not None:
-            given = headers.get("authorization", "").encode()
+            given = headers.get("authorization", "").encode("latin-1")
             if hmac.compare_digest(given, f"Bearer {self._token}".encode()):
                 return None
             return Problem(401, "unauthorized", "send the server's token: Authorization: Bearer TOKEN")
         host = headers.get("host", "")
-        if _name_of(f"//{host}") not in _LOOPBACK:
+        if not is_loopback(_name_of(f"//{host}") or ""):
             return Problem(403, "forbidden", f"without a token only localhost is served, not {host[:80]!r}")
         origin = headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc != host:
+        if origin is not None and _place_of(origin) != host:
             return Problem(403, "forbidden", "pages of other sites are not served without a token")
         return None
 
@@ -83,7 +89,7 @@ class Guard:
             async with asyncio.timeout(self._limits.total_s):
                 body = await asyncio.wait_for(self._body(scope, receive), self._limits.idle_s)
                 if body is None:
-                    problem = Problem(413, "invalid", f"a body may have {self._max_body} bytes")
+                    problem = Problem(413, "invalid", f"a body may have {self._most(scope['path'])} bytes")
                     await answer(problem, headers={"Connection": "close"})(scope, receive, bounded_send)
                     return
                 await self._app(scope, _replay(body, receive), bounded_send)
@@ -95,16 +101,23 @@ class Guard:
 
     async def _body(self, scope: Scope, receive: Receive) -> bytes | None:
         """None: too long."""
+        most = self._most(scope["path"])
         declared = Headers(scope=scope).get("content-length", "0")
-        if not declared.isdecimal() or int(declared) > self._max_body:
+        if not declared.isdecimal() or len(declared) > 12 or int(declared) > most:
             return None
         body, more = b"", True
-        while more and len(body) <= self._max_body:
+        while more and len(body) <= most:
             message = await receive()
             if message["type"] == "http.disconnect":
                 return body
             body, more = body + message.get("body", b""), message.get("more_body", False)
-        return body if len(body) <= self._max_body else None
+        return body if len(body) <= most else None
+
+    def _most(self, path: str) -> int:
+        """Bytes of a body."""
+        if path in OPEN:
+            return 0
+        return max(self._max_upload, self._limits.max_body) if path == "/v1/voices" else self._limits.max_body
 
     def _counting(self, path: str, send: Send) -> Send:
         async def counted(message: Message) -> None:
@@ -134,6 +147,20 @@ def _name_of(url: str) -> str | None:
         return urlsplit(url).hostname
     except ValueError:
         return None
+
+
+def _place_of(url: str) -> str | None:
+    try:
+        return urlsplit(url).netloc
+    except ValueError:
+        return None
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _challenge(problem: Problem) -> dict[str, str]:

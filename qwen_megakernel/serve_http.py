@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 MEDIA = {"wav": "audio/wav", "pcm": "audio/pcm", "mp3": "audio/mpeg", "flac": "audio/flac", "opus": "audio/ogg"}
 _FILES = {"mp3": {"format": "MP3"}, "flac": {"format": "FLAC"}, "opus": {"format": "OGG", "subtype": "OPUS"}}
 MAX_SEED = 2**63 - 1
+_LOOK_S = 0.25  # between two looks whether a client that waits is still there
 
 
 class SpeechRequest(BaseModel):
@@ -118,7 +119,7 @@ def _routes(service: EngineService, metrics: Metrics, upload: bool) -> APIRouter
         rate, media = service.engine.sample_rate, MEDIA[body.response_format]
         headers = {"X-Seed": str(request["sampling"].seed)}
         sound = _Sound(service, metrics, pieces, request)
-        await sound.begin()  # what fails before the first sound has a status of its own
+        await sound.begin(of)  # what fails before the first sound has a status of its own
         if body.response_format not in _FILES:
             header = wav_header(rate) if body.response_format == "wav" else b""
             return _Streamed(sound, header, media_type=media, headers=headers)
@@ -182,12 +183,23 @@ class _Sound:
         self._said = self._say()
         self._first: np.ndarray | None = None
 
-    async def begin(self) -> None:
+    async def begin(self, request: Request) -> None:
         """
         Raises:
             TTSError: why nothing can be said.
+            _Refused: the client has gone while it waited for its turn.
         """
-        self._first = await anext(self._said, None)
+        first = asyncio.ensure_future(anext(self._said, None))
+        try:
+            while not (await asyncio.wait([first], timeout=_LOOK_S))[0]:
+                if await request.is_disconnected():
+                    raise _Refused(Problem(408, "idle", "the client has gone"))
+            self._first = first.result()
+        finally:
+            if not first.done():
+                first.cancel()
+                await asyncio.gather(first, return_exceptions=True)
+                await self.close()
 
     async def _say(self) -> AsyncIterator[np.ndarray]:
         for piece in self._pieces:

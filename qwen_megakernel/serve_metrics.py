@@ -37,7 +37,10 @@ class Metrics:
 
     def tell(self, accept: str) -> tuple[bytes, str]:
         """Text in a format that the reader accepts, and its media type."""
-        encode, media = choose_encoder(accept)
+        try:
+            encode, media = choose_encoder(accept)
+        except (TypeError, ValueError):  # a version that is no number
+            encode, media = choose_encoder("")
         return encode(self._registry), media
 
 

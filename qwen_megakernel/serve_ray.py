@@ -21,8 +21,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from qwen_megakernel.backend import BACKENDS
 from qwen_megakernel.checkpoint import DEMO
-from qwen_megakernel.serve import is_loopback, load_for_good, make_app
-from qwen_megakernel.serve_guard import OPEN
+from qwen_megakernel.serve import load_for_good, make_app
+from qwen_megakernel.serve_guard import OPEN, is_loopback
 from qwen_megakernel.serve_http import answer
 from qwen_megakernel.serve_speech import TOKEN, EngineService, Limits, Problem
 

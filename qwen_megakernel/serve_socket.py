@@ -32,6 +32,7 @@ _SETTINGS = {
     "words": bool,
 }
 _MOST_NAME = 64
+_MOST_UNSENT, _MOST_UNTAKEN = 1000, 1000  # messages to a client, and of it to one context
 _REMEMBERED = 1000  # contexts that are over: text that crossed their end must not open them again
 _POLICY, _AWAY, _LATER = 1008, 1001, 1013  # closing codes (RFC 6455 and its registry)
 
@@ -59,7 +60,7 @@ class _Socket:
         self._over: deque[str] = deque(maxlen=_REMEMBERED)
         self._numbers = 0
         self._outbox: asyncio.Queue[str | bytes] = asyncio.Queue()
-        self.rates: dict[str | None, SpeechRate] = {}  # by voice
+        self.rates: dict[str | None, SpeechRate] = {}  # by voice, of those that there are
 
     async def run(self) -> None:
         await self._websocket.accept()
@@ -76,6 +77,7 @@ class _Socket:
             for task in (*tasks, *(context.task for context in contexts)):
                 task.cancel()
             await asyncio.gather(*tasks, *(context.task for context in contexts), return_exceptions=True)
+            self.service.unsent.discard(self)
 
     async def _part(self, end: _End, tasks: list[asyncio.Task]) -> None:
         """Say why, as far as the client still listens."""
@@ -89,10 +91,14 @@ class _Socket:
                 await self._websocket.close(end.close)
 
     def tell(self, message: dict[str, Any]) -> None:
-        self._outbox.put_nowait(json.dumps(message))
+        self._post(json.dumps(message))
 
     def tell_audio(self, number: int, pcm: bytes) -> None:
-        self._outbox.put_nowait(number.to_bytes(4, "little") + pcm)
+        self._post(number.to_bytes(4, "little") + pcm)
+
+    def _post(self, message: str | bytes) -> None:
+        self._outbox.put_nowait(message)
+        self.service.unsent.add(self)
 
     async def _send(self) -> None:
         service = self.service
@@ -111,6 +117,10 @@ class _Socket:
                 await asyncio.wait_for(send(message), service.limits.idle_s)
             except TimeoutError:
                 raise _End(_POLICY, Problem(408, "slow", "the client does not read what it asked for")) from None
+            except RuntimeError:  # Starlette's word for a socket that closed meanwhile
+                raise WebSocketDisconnect(1006) from None
+            if self._outbox.empty():
+                self.service.unsent.discard(self)
 
     async def _receive(self) -> None:
         while True:
@@ -125,6 +135,9 @@ class _Socket:
             if message["type"] == "websocket.disconnect":
                 raise WebSocketDisconnect(message.get("code", 1000))
             self._take(message.get("text"))
+            await asyncio.sleep(0)  # a flood that is there already must not keep others waiting
+            while self._outbox.qsize() > _MOST_UNSENT:  # who does not read is not read
+                await asyncio.sleep(0.01)
 
     def _take(self, text: str | None) -> None:
         message = self._parse(text)
@@ -168,6 +181,7 @@ class _Socket:
         if len(self._contexts) >= self.service.limits.contexts:
             most = self.service.limits.contexts
             self.fail(name, Problem(429, "busy", f"a socket speaks {most} contexts at once", True))
+            self._over.append(name)
             return None
         self._numbers += 1
         context = self._contexts[name] = _Context(self, name, self._numbers)
@@ -196,11 +210,23 @@ class _Context:
         self._speech: Speech | None = None
         self._words: WordTimes | None = None
         self._refused: RequestError | None = None  # a later message
-        self._running = self._cancelled = False
+        self._running = self._cancelled = self._complete = False  # complete: its text
         self._made = 0.0  # seconds of audio
         self.task = asyncio.create_task(self._run())
 
     def text(self, message: dict[str, Any]) -> None:
+        if self._complete:
+            return
+        self._complete = message.get("end") is True
+        self._characters += len(message["text"]) if isinstance(message.get("text"), str) else 0
+        if self._characters > self._socket.service.limits.max_text:
+            message = {}  # what was too long is not kept
+            self._complete = True
+        self._put(message)
+
+    def _put(self, message: dict[str, Any] | str) -> None:
+        if self._inbox.qsize() >= _MOST_UNTAKEN:
+            raise _End(_POLICY, Problem(400, "protocol", f"more than {_MOST_UNTAKEN} messages wait in one context"))
         self._inbox.put_nowait(message)
 
     def command(self, kind: str) -> None:
@@ -211,7 +237,9 @@ class _Context:
             elif self._running:
                 self.task.cancel()
             return
-        self._inbox.put_nowait(kind)
+        if not self._complete:
+            self._complete = kind == "end"
+            self._put(kind)
 
     async def _run(self) -> None:
         socket = self._socket
@@ -238,13 +266,12 @@ class _Context:
         service.check_ready()
         first = await self._inbox.get()
         settings, text, ended = self._read(first, opens=True)
-        with_words = settings.pop("words", False)
-        voice = settings.get("voice")
-        if with_words:
-            self._words = WordTimes(self._socket.rates.setdefault(voice, SpeechRate()))
-            self._words.add(text)
+        with_words, voice = settings.pop("words", False), settings.get("voice")
         settings["instruct"] = settings.pop("instructions", None)
         request = service.request(**settings)
+        if with_words:
+            self._words = WordTimes(self._socket.rates.setdefault(voice and voice.lower(), SpeechRate()))
+            self._words.add(text)
         seed, seconds = request["sampling"].seed, 0.0
         begin = {"type": "begin", "context": self._name, "number": self._number, "seed": seed}
         for piece in service.pieces(text) if ended else [None]:  # whole text longer than a slot is cut at sentences
@@ -272,7 +299,9 @@ class _Context:
 
     def _read(self, message: dict[str, Any], *, opens: bool) -> tuple[dict[str, Any], str, bool]:
         """Settings, text, whether the text is complete."""
-        message = dict(message)
+        message, most = dict(message), self._socket.service.limits.max_text
+        if self._characters > most:
+            raise TextTooLongError(f"a context may have {most} characters")
         text, ended = message.pop("text", None), message.pop("end", False)
         if not isinstance(text, str) or not isinstance(ended, bool):
             raise RequestError("text must be a string, and end true or false")
@@ -283,15 +312,12 @@ class _Context:
                 raise RequestError(f"unknown setting {name[:40]!r}{where}; known: {', '.join(_SETTINGS)}")
             if value is not None and (not isinstance(value, kind) or isinstance(value, bool) is not (kind is bool)):
                 raise RequestError(f"{name} has a value of the wrong kind: {str(value)[:40]!r}")
-        self._characters += len(text)
-        most = self._socket.service.limits.max_text
-        if self._characters > most:
-            raise TextTooLongError(f"a context may have {most} characters")
         return {name: value for name, value in message.items() if value is not None}, text, ended
 
     async def _feed(self, text: str) -> None:
         """Text as it comes into the utterance. What it refuses ends it."""
-        utterance, run = self._speech.utterance, self._socket.service.run
+        service = self._socket.service
+        utterance, run = self._speech.utterance, service.run
         try:
             ended = False
             while True:
@@ -300,7 +326,8 @@ class _Context:
                 if ended:
                     await run(utterance.end_text)
                     return
-                message, text = await self._inbox.get(), ""
+                async with asyncio.timeout(service.limits.text_s):
+                    message, text = await self._inbox.get(), ""
                 if message == "flush":
                     await run(utterance.flush)
                 elif message == "end":
@@ -311,6 +338,11 @@ class _Context:
                         self._words.add(text)
         except TextEndedError:
             pass  # it was over before its text was: its end tells why
+        except TimeoutError:
+            self._refused = RequestError(
+                f"the text did not go on for {service.limits.text_s:g} s; end it, or go on sooner"
+            )
+            self._speech.cancel()
         except RequestError as error:  # of the message; the utterance cannot go on without it
             if not utterance.done:
                 self._refused = error
@@ -318,6 +350,8 @@ class _Context:
 
     async def _hear(self, rate: int) -> None:
         async for chunk in self._speech:
+            if self._cancelled:
+                continue  # it was made before the cancel came
             self._socket.tell_audio(self._number, pcm16(chunk.samples))
             self._made += len(chunk.samples) / rate
             if self._words:

@@ -18,6 +18,7 @@ from typing import Any
 from qwen_megakernel.config import SamplingParams
 from qwen_megakernel.engine import TTSEngine
 from qwen_megakernel.errors import (
+    AudioError,
     CheckpointError,
     EngineBusy,
     EngineClosed,
@@ -59,7 +60,9 @@ class Limits:
         max_upload: bytes of a reference recording.
         connections: at once, HTTP and WebSocket together.
         contexts: of one WebSocket at once.
+        header_s: a connection that has not sent the head of a request within so long is closed.
         idle_s: a client that sends or takes nothing for so long is let go.
+        text_s: a context whose text has not ended and does not go on for so long is ended.
         total_s: one request, or one context, from its first byte to its last.
         drain_s: what is being said when the server is told to stop may go on for so long.
     """
@@ -69,7 +72,9 @@ class Limits:
     max_upload: int = 8 << 20
     connections: int = 512
     contexts: int = 16
+    header_s: float = 20.0
     idle_s: float = 60.0
+    text_s: float = 120.0
     total_s: float = 600.0
     drain_s: float = 10.0
 
@@ -102,7 +107,8 @@ class Problem:
         if isinstance(error, EngineBusy):
             return cls(429, "busy", str(error), True)
         if isinstance(error, EngineClosed):
-            return cls(503, "dead" if "died" in str(error) else "closing", "the engine is gone; try again", True)
+            code = "dead" if "died" in str(error) or "is dead" in str(error) else "closing"
+            return cls(503, code, "nothing is served here now; try again, or elsewhere", True)
         if isinstance(error, (KernelFault, OutOfMemoryError)):
             return cls(503, "failed", f"{type(error).__name__}: {error}", True)
         if isinstance(error, TTSError):
@@ -163,6 +169,7 @@ class EngineService:
         state: "loading", "ready", "draining", "failed" (it could not be loaded) or "dead".
         error: why it is failed or dead.
         open: utterances that are being said.
+        unsent: sockets that have not been sent all of what was said.
     """
 
     def __init__(self, load: Callable[[], TTSEngine], *, model: str, voices: Path | None = None, limits: Limits):
@@ -176,7 +183,10 @@ class EngineService:
         self.voices: dict[str, Voice] = {}
         self.state, self.error = "loading", ""
         self.open: set[Speech] = set()
+        self.unsent: set[object] = set()
         self._pool = ThreadPoolExecutor(_SUBMITTERS, thread_name_prefix="qwen_megakernel submit")
+        self._uploads = ThreadPoolExecutor(1, thread_name_prefix="qwen_megakernel voice")
+        self._in_the_making: set[str] = set()
         self._tasks: list[asyncio.Task] = []
         self.gone = asyncio.Event()  # failed or dead
 
@@ -211,17 +221,18 @@ class EngineService:
 
     async def drain(self) -> None:
         """Take no more; what is being said is said, within `drain_s`."""
-        if self.state == "ready":
+        if self.state in ("loading", "ready"):
             self.state = "draining"
         end = asyncio.get_running_loop().time() + self.limits.drain_s
-        while self.open and asyncio.get_running_loop().time() < end:
+        while (self.open or self.unsent) and asyncio.get_running_loop().time() < end:
             await asyncio.sleep(0.02)
 
     async def close(self) -> None:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._pool.shutdown(wait=False)
+        for pool in (self._pool, self._uploads):
+            pool.shutdown(wait=False, cancel_futures=True)
         if self.engine:
             await asyncio.to_thread(self.engine.close)
 
@@ -257,19 +268,36 @@ class EngineService:
         """
         if not _VOICE_NAME.fullmatch(name) or name == DEFAULT_VOICE:
             raise VoiceError(f"a voice is named by 1 to 64 of a-z 0-9 _ -, got {name[:80]!r}")
-        if name in self.voice_names():
+        if name in self.voice_names() or name in self._in_the_making:
             raise VoiceError(f"there is a voice {name!r} already; choose another name")
 
-        def make() -> Voice:
-            with tempfile.NamedTemporaryFile() as file:
-                file.write(recording)
-                file.flush()
-                voice = self.engine.create_voice(file.name, text)
-            if self._folder:
-                voice.save(self._folder / f"{name}.safetensors")
-            return voice
+        def make() -> None:
+            try:
+                with tempfile.NamedTemporaryFile() as file:
+                    file.write(recording)
+                    file.flush()
+                    voice = self._made_of(file.name, text)
+                if self._folder:
+                    self._keep(voice, name)
+                self.voices[name] = voice
+            finally:
+                self._in_the_making.discard(name)
 
-        self.voices[name] = await asyncio.to_thread(make)
+        self._in_the_making.add(name)
+        await asyncio.get_running_loop().run_in_executor(self._uploads, make)
+
+    def _made_of(self, file: str, text: str | None) -> Voice:
+        try:
+            return self.engine.create_voice(file, text)
+        except RequestError as error:  # which names a file that the client does not know
+            raise AudioError(str(error).replace(file, "the recording")) from None
+
+    def _keep(self, voice: Voice, name: str) -> None:
+        try:
+            voice.save(self._folder / f"{name}.safetensors")
+        except VoiceError as error:  # ours, not the client's
+            log.error("a voice could not be kept: %s", error)
+            raise TTSError("the voice could not be kept; the server's log says why") from None
 
     # ------------------------------------------------------------ speaking
 

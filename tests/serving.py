@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import uvicorn
 
 from qwen_megakernel import TTSEngine
-from qwen_megakernel.serve import make_app
+from qwen_megakernel.serve import make_app, protocol_of
 from qwen_megakernel.serve_speech import EngineService
 
 
@@ -40,7 +40,8 @@ def running(load: Callable[[], TTSEngine], **options) -> Iterator[Running]:
     app = make_app(load, **({"model": "demo"} | options))
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
-        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", ws="websockets-sansio", access_log=False))
+        ways = {"ws": "websockets-sansio", "http": protocol_of(app.state.service.limits.header_s)}
+        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False, **ways))
         thread = threading.Thread(target=server.run, args=([listener],))
         thread.start()
         try:

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import urllib.request
 
 import httpx
@@ -21,8 +22,9 @@ import soundfile
 from hypothesis import HealthCheck, given, settings
 from serving import Running, asgi, running, until
 
-from qwen_megakernel import SamplingParams, TTSEngine, Voice
+from qwen_megakernel import BackendError, SamplingParams, TTSEngine, Voice
 from qwen_megakernel.pcm import pcm16
+from qwen_megakernel.serve import make_app
 from qwen_megakernel.serve_speech import Limits
 
 TEXT = "Hello there, how are you today?"
@@ -242,6 +244,50 @@ def test_a_body_that_never_comes_is_not_waited_for(server):
         assert b" 408 " in line.recv(4096).split(b"\r\n")[0]
 
 
+def test_a_connection_that_says_nothing_is_closed():
+    with running(demo, limits=Limits(header_s=0.5)) as server:
+        lines = [socket.create_connection(("127.0.0.1", server.port), timeout=20) for _ in range(20)]
+        for line in lines[::2]:
+            line.sendall(b"POST /v1/audio/speech HTTP/1.1\r\nHost: local")
+        assert [line.recv(100) for line in lines] == [b""] * 20
+        for line in lines:
+            line.close()
+        until(lambda: server.service.state == "ready", 60)
+        with httpx.Client() as client:  # and one that is used again is not
+            for _ in range(3):
+                assert client.get(f"{server.url}/ready").status_code == 200
+                time.sleep(0.3)
+
+
+def test_who_hangs_up_in_the_queue_leaves_it(server):
+    engine = server.service.engine
+    open_ones = [engine.submit(TEXT, max_frames=400, runaway_guard=False) for _ in range(7)]
+    try:
+        with socket.create_connection(("127.0.0.1", server.port)) as line:
+            line.sendall(request_bytes(TEXT))
+            until(lambda: len(server.service.open) == 1)
+        until(lambda: not server.service.open, 3)
+    finally:
+        for utterance in open_ones:
+            utterance.cancel()
+    server.at_rest()
+
+
+@pytest.mark.parametrize(
+    "headers, status",
+    [({"origin": "http://["}, 403), ({"host": "["}, 403), ({"accept": "application/openmetrics-text;version=x"}, 200)],
+    ids=str,
+)
+def test_broken_headers_are_no_errors_of_ours(server, headers, status):
+    assert httpx.get(f"{server.url}/metrics", headers=headers).status_code == status
+
+
+@pytest.mark.parametrize("token", ["", "two words\n", "g\u00e4ste", " x"])
+def test_a_token_that_no_client_can_send_is_refused(token):
+    with pytest.raises(BackendError, match="token"):
+        make_app(demo, model="demo", token=token)
+
+
 def test_more_than_slots_and_queue_are_busy_and_may_try_again(server):
     engine = server.service.engine
     open_ones = [engine.submit(TEXT, max_frames=400, runaway_guard=False) for _ in range(8)]
@@ -289,6 +335,7 @@ def test_a_dead_engine_is_told():
 SERVER = """
 import sys
 from qwen_megakernel import TTSEngine, serve
+from qwen_megakernel.serve import make_app
 from qwen_megakernel.serve_speech import Limits
 
 def load():

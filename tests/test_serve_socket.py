@@ -210,6 +210,7 @@ def test_flush_speaks_what_is_held_back(server, client):
         ({"seed": "5"}, "seed"),
         ({"temperature": 0}, "temperature"),
         ({"chunk_frames": [0]}, "chunk_frames"),
+        ({"chunk_frames": [1, 10**400]}, "chunk_frames"),
         ({"speed": 2}, "unknown setting 'speed'"),
         ({"ref_audio": "/etc/passwd"}, "unknown setting"),
     ],
@@ -242,6 +243,65 @@ def test_too_many_contexts_are_busy(server, client):
         client.say("cancel", name)
         client.until("end", name)
     server.at_rest()
+
+
+def test_a_refused_context_stays_refused(server, client):
+    for name in "abc":
+        client.say("text", name, text="Hello")
+    client.say("text", "d", text="Hello ", voice="max")
+    assert client.until("error", "d")["code"] == "busy"
+    client.say("cancel", "a")
+    client.until("end", "a")
+    client.say("text", "d", text="there.", end=True)
+    for name in "bc":
+        client.say("cancel", name)
+        client.until("end", name)
+    assert not [told for told in client.told if told.get("context") == "d" and told["type"] != "error"]
+    server.at_rest()
+
+
+def test_a_text_that_does_not_go_on_is_ended():
+    with running(demo, limits=dataclasses.replace(LIMITS, text_s=0.3)) as server:
+        until(lambda: server.service.state == "ready", 60)
+        with connect(server.socket_url) as line:
+            client = Client(line)
+            client.say("text", "a", text="Hel")
+            assert "did not go on" in client.until("error", "a")["message"]
+        server.at_rest()
+
+
+def test_sockets_are_counted():
+    with running(demo, limits=dataclasses.replace(LIMITS, connections=2)) as server:
+        until(lambda: server.service.state == "ready", 60)
+        with connect(server.socket_url), connect(server.socket_url):
+            with pytest.raises(InvalidStatus) as refused:
+                connect(server.socket_url)
+            assert refused.value.response.status_code == 503
+        until(lambda: connects(server))
+
+
+def connects(server: Running) -> bool:
+    with contextlib.suppress(InvalidStatus), connect(server.socket_url):
+        return True
+    return False
+
+
+def test_a_flood_that_nobody_reads_is_not_taken_in():
+    """A client that pings and does not read is itself not read any more: what waits for it stays small."""
+    sent = 0
+
+    async def receive():
+        nonlocal sent
+        sent += 1
+        return {"type": "websocket.receive", "text": '{"type": "ping"}'} if sent > 1 else {"type": "websocket.connect"}
+
+    async def stall(message) -> None:
+        if sent > 2 and message["type"] == "websocket.send":
+            await asyncio.Event().wait()
+
+    scope = {"type": "websocket", "path": PATH, "headers": [(b"host", b"localhost")], "query_string": b""}
+    asgi(demo, scope, receive, stall, limits=dataclasses.replace(LIMITS, idle_s=0.5))
+    assert 900 < sent < 1100
 
 
 @pytest.mark.parametrize(
