@@ -36,6 +36,7 @@ _FORMAT = "qwen_megakernel.voice.1"
 _MAX_VOICE_BYTES = 4 << 20
 _MAX_REF_TEXT = 10_000  # characters; a minute of speech has a thousand
 _MAX_CHANNELS = 16
+_BLOCK = 1 << 16  # samples a channel, decoded at once
 _RATES = range(4_000, 384_001)
 _SILENCE = 1e-4  # peak; -80 dBFS
 
@@ -218,7 +219,7 @@ def load_audio(ref_audio: RefAudio, sample_rate: int) -> np.ndarray:
         samples = samples / -float(np.iinfo(samples.dtype).min)
     elif not np.issubdtype(samples.dtype, np.floating):
         raise AudioError(f"samples must be floating or signed integers, got {samples.dtype}")
-    samples = samples.astype(np.float32)
+    samples = samples.astype(np.float32, copy=False)
     if samples.ndim == 2:
         samples = samples.mean(axis=1)
     if not np.isfinite(samples).all():
@@ -239,8 +240,11 @@ def _read_file(path: Path) -> tuple[np.ndarray, int]:
             if file.channels > _MAX_CHANNELS:
                 raise AudioError(f"{path}: at most {_MAX_CHANNELS} channels, found {file.channels}")
             _check_length(file.frames / file.samplerate, str(path))
-            # A header may understate the data: never decode past the bound.
-            return file.read(int(MAX_SECONDS * file.samplerate), dtype="float32"), file.samplerate
+            # A header may understate the data: never decode past the bound. By blocks, because a file of 200 KB may
+            # hold a minute of 16 channels, 1.5 GB of samples.
+            blocks = file.blocks(_BLOCK, frames=int(MAX_SECONDS * file.samplerate), dtype="float32", always_2d=True)
+            mono = [block.mean(axis=1) for block in blocks]
+            return np.concatenate(mono) if mono else np.zeros(0, np.float32), file.samplerate
     except (soundfile.SoundFileError, OSError, TypeError) as error:  # TypeError: headerless files (.raw)
         raise AudioError(f"{path}: cannot be read as audio: {error}") from None
 

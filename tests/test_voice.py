@@ -2,6 +2,7 @@
 
 import dataclasses
 import pickle
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -68,6 +69,19 @@ def sound(seconds: float, rate: int = RATE) -> np.ndarray:
 def test_audio_that_cannot_be_used_is_refused_with_the_reason(audio, message):
     with pytest.raises(AudioError, match=message):
         load_audio(audio, RATE)
+
+
+def test_a_small_file_of_many_channels_takes_no_more_than_its_sound(tmp_path):
+    path, tone = tmp_path / "wide.flac", 0.3 * np.sin(np.arange(48_000 * 30) / 50)
+    soundfile.write(path, np.repeat(tone[:, None], 8, axis=1), 48_000)
+    tracemalloc.start()
+    try:
+        samples = load_audio(path, 24_000)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(samples) == 24_000 * 30 and peak < 30e6  # decoded at once it is 46 MB, and as much again
+    assert np.array_equal(load_audio(path, 48_000), soundfile.read(path, dtype="float32")[0].mean(axis=1))
 
 
 def test_files_that_are_no_audio_are_refused(tmp_path):
