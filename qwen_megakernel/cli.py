@@ -72,6 +72,7 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument(
         "--voices", metavar="DIR", type=Path, help="saved voices (Voice.save), each known by its file's name"
     )
+    serve.add_argument("--log-texts", action="store_true", help="tell the log what is said; else nothing does")
     serve.add_argument("--allow-upload", action="store_true", help="clients may make voices of recordings (Base)")
     serve.add_argument("--backend", choices=BACKENDS, default="auto")
     serve.add_argument("--device", help="cpu, cuda, cuda:1; default: a GPU if there is one")
@@ -266,6 +267,7 @@ def _serve(args: argparse.Namespace) -> int:
         token=token,
         voices=args.voices,
         upload=args.allow_upload,
+        log_texts=args.log_texts,
     )
     print(f"serving {name} on http://{args.host}:{args.port}", file=sys.stderr)
     code = serve.serve(app, args.host, args.port)

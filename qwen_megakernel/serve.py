@@ -37,6 +37,7 @@ def make_app(
     token: str | None = None,
     voices: Path | None = None,
     upload: bool = False,
+    log_texts: bool = False,
     limits: Limits | None = None,
 ) -> FastAPI:
     """The whole API as an ASGI app, with its `EngineService` in `app.state.service`.
@@ -47,6 +48,7 @@ def make_app(
         token: that clients must bear; None: only whoever calls us localhost is served.
         voices: a folder of saved voices.
         upload: clients may make voices (Base checkpoints).
+        log_texts: what is said is told to the log.
 
     Raises:
         BackendError: a token that no client could send.
@@ -54,7 +56,7 @@ def make_app(
     if token is not None and not (token.isascii() and token.isprintable() and token.strip() == token != ""):
         raise BackendError("the token must be printable ASCII without spaces around it: a header carries it")
     limits = limits or Limits()
-    service = EngineService(load, model=model, voices=voices, limits=limits)
+    service = EngineService(load, model=model, voices=voices, limits=limits, upload=upload, log_texts=log_texts)
     metrics = Metrics(service)
 
     @contextlib.asynccontextmanager
@@ -176,10 +178,11 @@ def serve(app: FastAPI, host: str, port: int) -> int:
         log_level="warning",
         http=protocol_of(service.limits.header_s),
         ws="websockets-sansio",
+        ws_ping_timeout=service.limits.idle_s,  # who does not read is let go by us, with a word
         ws_max_size=service.limits.max_body * 4,
         limit_concurrency=service.limits.connections,
         timeout_keep_alive=int(service.limits.idle_s),
-        timeout_graceful_shutdown=int(service.limits.drain_s) + 1,
+        timeout_graceful_shutdown=3,  # behind the drain
     )
     server = _Server(config, service)
     try:

@@ -31,7 +31,7 @@ _SETTINGS = {
     "chunk_frames": (int, list),
     "words": bool,
 }
-_MOST_NAME = 64
+_MOST_NAME, _MOST_SAID = 64, 2000  # characters of a name; of any other setting
 _MOST_UNSENT, _MOST_UNTAKEN = 1000, 1000  # messages to a client, and of it to one context
 _REMEMBERED = 1000  # contexts that are over: text that crossed their end must not open them again
 _POLICY, _AWAY, _LATER = 1008, 1001, 1013  # closing codes (RFC 6455 and its registry)
@@ -312,6 +312,8 @@ class _Context:
                 raise RequestError(f"unknown setting {name[:40]!r}{where}; known: {', '.join(_SETTINGS)}")
             if value is not None and (not isinstance(value, kind) or isinstance(value, bool) is not (kind is bool)):
                 raise RequestError(f"{name} has a value of the wrong kind: {str(value)[:40]!r}")
+            if isinstance(value, str) and len(value) > _MOST_SAID:
+                raise RequestError(f"{name} may have {_MOST_SAID} characters")
         return {name: value for name, value in message.items() if value is not None}, text, ended
 
     async def _feed(self, text: str) -> None:
@@ -322,6 +324,7 @@ class _Context:
             ended = False
             while True:
                 if text:
+                    service.log_text(text)
                     await run(lambda text=text: utterance.push_text(text))
                 if ended:
                     await run(utterance.end_text)

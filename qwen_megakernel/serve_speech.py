@@ -45,6 +45,7 @@ DEFAULT_VOICE = "default"
 """Whoever the checkpoint speaks with when nobody is named; of a Base checkpoint, the first saved voice."""
 
 _VOICE_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
+_MOST_VOICES = 1000
 _SUBMITTERS = 4  # threads that build prompts: they compute, and hold up nobody else's loop
 _WATCH_S = 0.5
 _SEED_BITS = 53  # of fresh ones: JavaScript's numbers hold so many
@@ -172,13 +173,25 @@ class EngineService:
         unsent: sockets that have not been sent all of what was said.
     """
 
-    def __init__(self, load: Callable[[], TTSEngine], *, model: str, voices: Path | None = None, limits: Limits):
+    def __init__(
+        self,
+        load: Callable[[], TTSEngine],
+        *,
+        model: str,
+        voices: Path | None = None,
+        limits: Limits,
+        upload: bool = False,
+        log_texts: bool = False,
+    ):
         """
         Args:
             load: makes the engine; called in a thread.
             voices: a folder of saved voices (`Voice.save`), each known by its file's name.
+            upload: clients may make voices.
+            log_texts: what is said is told to the log.
         """
         self.model, self.limits, self._load, self._folder = model, limits, load, voices
+        self._upload, self._log_texts = upload, log_texts
         self.engine: TTSEngine | None = None
         self.voices: dict[str, Voice] = {}
         self.state, self.error = "loading", ""
@@ -244,7 +257,7 @@ class EngineService:
                 raise VoiceError(f"{path}: a voice's file is named by 1 to 64 of a-z 0-9 _ - and not as a speaker")
             found[name] = Voice.load(path)
             self.engine.check(voice=found[name])
-        if self.engine.variant == "base" and not found and self._folder is None:
+        if self.engine.variant == "base" and not found and self._folder is None and not self._upload:
             raise CheckpointError(
                 f"{self.model} is a Base checkpoint, which speaks with saved voices only: --voices names their folder"
             )
@@ -270,6 +283,8 @@ class EngineService:
             raise VoiceError(f"a voice is named by 1 to 64 of a-z 0-9 _ -, got {name[:80]!r}")
         if name in self.voice_names() or name in self._in_the_making:
             raise VoiceError(f"there is a voice {name!r} already; choose another name")
+        if len(self.voices) >= _MOST_VOICES:
+            raise VoiceError(f"there are {_MOST_VOICES} voices, which is all that are kept")
 
         def make() -> None:
             try:
@@ -362,6 +377,11 @@ class EngineService:
         """`async with` what begins an utterance and cancels what is left of it. text: None where it comes in pieces."""
         return _Saying(self, text, request)
 
+    def log_text(self, text: str) -> None:
+        """Texts are nobody's business unless the operator asks for them."""
+        if self._log_texts and text:
+            log.info("text %r", text)
+
     async def run(self, job: Callable[[], Any]) -> Any:
         """In a thread that may compute."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, job)
@@ -402,6 +422,7 @@ class _Saying:
             speech.began(engine.submit(self._text, speech.tell, on_end=lambda: speech.tell(None), **self._request))
 
         self._service.open.add(speech)
+        self._service.log_text(self._text or "")
         try:
             await self._service.run(submit)
         except BaseException:  # also cancelled: the thread goes on, and its utterance ends at once

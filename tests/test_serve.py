@@ -305,6 +305,15 @@ def test_more_than_slots_and_queue_are_busy_and_may_try_again(server):
 # ---------------------------------------------------------------- life
 
 
+@pytest.mark.parametrize("log_texts", [False, True])
+def test_texts_are_logged_only_where_that_was_asked_for(caplog, log_texts):
+    with caplog.at_level("DEBUG"), running(demo, log_texts=log_texts) as server:
+        until(lambda: server.service.state == "ready", 60)
+        assert post(server, input="A secret.", response_format="pcm").status_code == 200
+        post(server, input="A secret.", voice="nobody")
+    assert ("A secret." in caplog.text) == log_texts
+
+
 def test_before_it_is_ready_it_says_so():
     go = threading.Event()
 

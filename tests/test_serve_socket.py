@@ -212,6 +212,7 @@ def test_flush_speaks_what_is_held_back(server, client):
         ({"chunk_frames": [0]}, "chunk_frames"),
         ({"chunk_frames": [1, 10**400]}, "chunk_frames"),
         ({"speed": 2}, "unknown setting 'speed'"),
+        ({"instructions": "x" * 2001}, "2000 characters"),
         ({"ref_audio": "/etc/passwd"}, "unknown setting"),
     ],
     ids=str,
