@@ -139,7 +139,7 @@ def test_what_cannot_be_said_is_refused_in_openais_shape(server, wrong, status, 
     refused = httpx.post(server.url + SPEECH, content=body, headers={"content-type": "application/json"})
     error = refused.json()["error"]
     assert refused.status_code == status and words in error["message"] and error["type"] == "invalid_request_error"
-    assert error["retryable"] is False and "/work" not in refused.text and "Traceback" not in refused.text
+    assert error["retryable"] is False and "Traceback" not in refused.text
 
 
 def test_a_body_that_is_no_json_or_too_long_is_refused(server):
