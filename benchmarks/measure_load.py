@@ -168,6 +168,8 @@ def main() -> None:
     parser.add_argument("--device", help="default: a GPU if there is one")
     parser.add_argument("--json", help="where to write the results too")
     args = parser.parse_args()
+    if args.throughput and args.seconds <= 2:
+        parser.error("--throughput counts from its second second on and takes half of --seconds: give more than 2")
     if args.draw:
         draw(args.draw, args.files)
         return

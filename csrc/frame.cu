@@ -101,8 +101,8 @@ struct Frame {
     return v;
   }
 
-  // Finish the rows of a head that stand in s.wide, one thread each, and draw every stream's code: `code` of those whose
-  // input this lane feeds to the mma. `noise`: of this thread's row.
+  // Finish the rows of a head that stand in s.wide, one thread each, and draw every stream's code; `drawn`: those of
+  // the streams whose input this lane feeds to the mma. `noise`: of this thread's row.
   template <int Rows, int K, int N>
   static __device__ __forceinline__ void choose(const FrameParams& p, Thread& b, int group, float noise, int (&drawn)[kColumnTiles]) {
     using M = Matvec<Rows, K>;

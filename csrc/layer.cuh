@@ -49,8 +49,8 @@ __device__ __forceinline__ void await_input(B& b, const Packet* slots, const int
     }
 }
 
-// The input that `await(from, in)` brings, from that step on, times the rows of this block; afterwards the block's partial sums are in `partial` for
-// everyone in it.
+// The input that `await(from, in)` brings, from that step on, times the rows of this block; afterwards the block's partial
+// sums are in `partial` for everyone in it.
 template <int Rows, int K, class B, class Await>
 __device__ __forceinline__ void matvec(B& b, float* partial, Await await) {
   b.refresh();

@@ -9,7 +9,8 @@
 
 namespace qmk {
 
-constexpr int kEarlyStages = (kColumnTiles > 1 ? 2 : 4) * 2 / kStageUnits;  // of weights that are fetched before their input is there: 32 registers
+// Of weights that are fetched before their input is there: 32 registers, 16 where a second tile of columns needs the rest.
+constexpr int kEarlyStages = (kColumnTiles > 1 ? 2 : 4) * 2 / kStageUnits;
 
 template <int K>
 constexpr int kSteps = K / (kWarps * 16);  // of the mma along a warp's share of K; a lane has 4 values of each
@@ -42,7 +43,7 @@ struct Matvec {
 
   float acc[kColumnTiles][kTiles][kChains][4] = {}, square[kColumnTiles] = {};
 
-  // One unit of weights times the steps it covers: step i of `first`'s chain on is b[at].
+  // One unit of weights times the steps it covers, from step i on, whose input is in.b[][at].
   template <int Steps>
   __device__ __forceinline__ void multiply(const uint4& w, const Input<Steps>& in, int tile, int i, int at) {
 #pragma unroll

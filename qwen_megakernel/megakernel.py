@@ -164,8 +164,8 @@ class MegakernelFrameDecoder:
             raise BackendError(obstacle)
         extension = load_extension(device)
         self.slots, self.max_positions = slots, max_positions
-        wide = slots > extension.COLUMNS
-        self.width = columns = extension.MOST_COLUMNS if wide else extension.COLUMNS
+        self.width = columns = extension.MOST_COLUMNS if slots > extension.COLUMNS else extension.COLUMNS
+        wide = columns > extension.COLUMNS
         self._eos_id = talker.codec_eos_id
         self._pages = -(-max_positions // PAGE)
         groups = talker.num_code_groups
@@ -177,8 +177,8 @@ class MegakernelFrameDecoder:
         name = "talker.code_predictor"
         heads = max(large.num_heads, small.num_heads)
         hidden, mlp = max(large.hidden_size, small.hidden_size), max(padded_mlp(large), padded_mlp(small))
-        frame_kv = BLOCKS * -(-columns // 8) * DIMS[large.hidden_size][1][4] * 2 * 16 * 128
-        if extension.FRAME_KV_SHARED and columns <= 8:
+        frame_kv = BLOCKS * (2 if wide else 1) * DIMS[large.hidden_size][1][4] * 2 * 16 * 128
+        if extension.FRAME_KV_SHARED and not wide:
             frame_kv = 1
         self.buffers = {
             **{f"talker.{n}": t for n, t in pack_stack(large, tensors, "talker.model", self._pages * PAGE).items()},

@@ -4,15 +4,25 @@ import random
 import time
 
 import numpy as np
+import torch
 
-from qwen_megakernel import EngineBusy, EngineClosed, RequestError, SamplingParams, TextEndedError, TTSEngine
+from qwen_megakernel import EngineBusy, EngineClosed, RequestError, SamplingParams, TextEndedError, TTSEngine, Voice
 
 TEXTS = ("Yes.", "Hello there, how are you today?", "Well: 3 of us are here! It's fine, isn't it? So be it.")
+REFERENCE = "this is the text of it"
 ACTIONS = ("whole", "pieces", "cancel", "abandon", "silent", "half", "raise", "wrong", "unread")
 
 
 class Broke(Exception):
     """A caller's own callback."""
+
+
+def voice_of(engine: TTSEngine, frames: int, text: str = REFERENCE) -> Voice:
+    """A voice out of the air, with a reference of so many frames or without."""
+    config = engine._checkpoint.config
+    vector = torch.randn(config.talker.stack.hidden_size)
+    codes = torch.randint(0, config.codec.vocoder.codebook_size, (frames, 16)) if frames else None
+    return Voice(vector, codes, text if frames else None, engine._checkpoint.fingerprint)
 
 
 class Model:

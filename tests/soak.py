@@ -20,24 +20,13 @@ from collections import Counter
 
 import numpy as np
 import torch
+from callers import Broke, voice_of
 
 from qwen_megakernel import EngineBusy, SamplingParams, TextEndedError, TTSEngine, Voice
 from qwen_megakernel.synthetic import write_checkpoint
 
 WORDS = "of text a test how are today I am fine it hello there my friend well three of us are here so be it".split()
 WAYS = ("whole",) * 4 + ("pieces",) * 3 + ("cancel", "cancel", "abandon", "raise")
-
-
-class Broke(Exception):
-    """A caller's own callback."""
-
-
-def clone(rng: random.Random, engine: TTSEngine) -> Voice:
-    """A voice out of the air, with a reference of up to 60 frames or without."""
-    config, frames = engine._checkpoint.config, rng.choice((0, 5, 30, 60))
-    vector = torch.randn(config.talker.stack.hidden_size)
-    codes = torch.randint(0, config.codec.vocoder.codebook_size, (frames, 16)) if frames else None
-    return Voice(vector, codes, "this is the text of it" if frames else None, engine._checkpoint.fingerprint)
 
 
 def draw(rng: random.Random, engine: TTSEngine, voices: list[Voice]) -> dict:
@@ -172,7 +161,7 @@ def main() -> None:
             model = write_checkpoint(folder, size=args.size, variant="base", codec="real", eos_gain=2.0)
         options = {"max_streams": args.slots, "max_positions": 512, "max_queue": args.slots // 2}
         with TTSEngine.load(model, **options) as engine:
-            voices = [clone(rng, engine) for _ in range(24 if args.size != "demo" else 0)]
+            voices = [voice_of(engine, rng.choice((0, 5, 30, 60))) for _ in range(24 if args.size != "demo" else 0)]
             requests = [draw(rng, engine, voices) for _ in range(args.requests)]
             Soak(engine, requests, args.frames).run(args.callers)
 

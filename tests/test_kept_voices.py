@@ -7,25 +7,18 @@ import time
 import numpy as np
 import pytest
 import torch
+from callers import voice_of
 
-from qwen_megakernel import SamplingParams, Voice
+from qwen_megakernel import SamplingParams
 from qwen_megakernel.vocoder import Vocoder
 
 TEXT = "Hello there, how are you today?"
-REFERENCE = "this is the text of it"
 
 
 @pytest.fixture
 def base(backend):
     with backend.load(backend.folder("base"), max_streams=3, kept_voices=4) as engine:
         yield engine
-
-
-def voice_of(engine, frames: int, text: str = REFERENCE) -> Voice:
-    config = engine._checkpoint.config
-    vector = torch.randn(config.talker.stack.hidden_size)
-    codes = torch.randint(0, config.codec.vocoder.codebook_size, (frames, 16)) if frames else None
-    return Voice(vector, codes, text if frames else None, engine._checkpoint.fingerprint)
 
 
 def forget(engine) -> None:
