@@ -180,6 +180,7 @@ def serve(app: FastAPI, host: str, port: int) -> int:
         ws="websockets-sansio",
         ws_ping_timeout=service.limits.idle_s,  # who does not read is let go by us, with a word
         ws_max_size=service.limits.max_body * 4,
+        ws_per_message_deflate=False,  # PCM does not get smaller, and its first chunk would wait for it
         limit_concurrency=service.limits.connections,
         timeout_keep_alive=int(service.limits.idle_s),
         timeout_graceful_shutdown=3,  # behind the drain

@@ -114,7 +114,8 @@ class _Socket:
             message = await self._outbox.get()
             send = self._websocket.send_bytes if isinstance(message, bytes) else self._websocket.send_text
             try:
-                await asyncio.wait_for(send(message), service.limits.idle_s)
+                async with asyncio.timeout(service.limits.idle_s):
+                    await send(message)
             except TimeoutError:
                 raise _End(_POLICY, Problem(408, "slow", "the client does not read what it asked for")) from None
             except RuntimeError:  # Starlette's word for a socket that closed meanwhile
