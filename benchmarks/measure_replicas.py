@@ -2,11 +2,11 @@
 
     python benchmarks/measure_replicas.py [--size 0.6b|1.7b|demo] [--replicas 0 1 2] [--rates 10 20 30] [--seconds 10]
 
-Needs the extra [ray]. 0 replicas: `qwen-megakernel serve`, without Ray. N replicas are asked for 1.9 requests for every 2
-that one is asked for, N at a time: they carry it if the time to first audio stays what it was. Random weights at the
-published dims, end of speech held off: an utterance is as long as its slot, 5 s, its text six words; its listener begins
-with the first audio and hears a gap where more comes late. Clients are processes of their own; TTFC runs from the moment a request was
-due to its first audio in the client's hands.
+Needs the extra [ray]. 0 replicas: `qwen-megakernel serve`, without Ray. --rates are one replica's; N of them are asked
+for 0.95 N times as many: they carry it if the time to first audio stays what it was. Random weights at the published
+dims, end of speech held off: an utterance is as long as its slot, 5 s, its text six words; its listener begins with the
+first audio and hears a gap where more comes late. Clients are processes of their own; TTFC runs from the moment a
+request was due to its first audio in the client's hands.
 """
 
 import argparse

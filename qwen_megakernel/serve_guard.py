@@ -95,7 +95,8 @@ class Guard:
                 await self._app(scope, _replay(body, receive), bounded_send)
         except TimeoutError:
             if answered:
-                raise ConnectionAbortedError("a client was too slow") from None  # the server closes it
+                log.info("a client was too slow")
+                return  # an answer that is not complete: the server closes the connection
             problem = Problem(408, "idle", "the request took too long")
             await answer(problem, headers={"Connection": "close"})(scope, receive, send)
 
@@ -105,13 +106,14 @@ class Guard:
         declared = Headers(scope=scope).get("content-length", "0")
         if not declared.isdecimal() or len(declared) > 12 or int(declared) > most:
             return None
-        body, more = b"", True
+        body, more = bytearray(), True
         while more and len(body) <= most:
             message = await receive()
             if message["type"] == "http.disconnect":
-                return body
-            body, more = body + message.get("body", b""), message.get("more_body", False)
-        return body if len(body) <= most else None
+                break
+            body += message.get("body", b"")
+            more = message.get("more_body", False)
+        return bytes(body) if len(body) <= most else None
 
     def _most(self, path: str) -> int:
         """Bytes of a body."""

@@ -1,8 +1,6 @@
 """The HTTP API: speech in OpenAI's shape, voices, health, metrics."""
 
 import asyncio
-import base64
-import binascii
 import io
 import logging
 from collections.abc import AsyncIterator
@@ -145,11 +143,7 @@ def _routes(service: EngineService, metrics: Metrics, upload: bool) -> APIRouter
             service.check_ready()
             if len(body.audio) > service.limits.max_upload * 4 // 3 + 4:
                 raise RequestError(f"audio may have {service.limits.max_upload} bytes")
-            try:
-                recording = base64.b64decode(body.audio, validate=True)
-            except (binascii.Error, ValueError) as error:
-                raise RequestError(f"audio must be base64: {error}") from None
-            await service.add_voice(body.name, recording, body.text)
+            await service.add_voice(body.name, body.audio, body.text)
             return {"id": body.name, "object": "voice"}
 
     @routes.get("/health", responses={503: errors[503]})
