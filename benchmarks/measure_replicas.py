@@ -86,7 +86,7 @@ def load(pool, processes: int, url: str, model: str, rate: float, seconds: float
         replicas[one["replica"]] = replicas.get(one["replica"], 0) + 1
     said_s = quantile([one["end"] for one in good], 0.5)
     return row | {"heard_s": quantile([one["heard"] for one in good], 0.5), "said_s": said_s,
-                  "replicas": sorted(replicas.values())}  # fmt: skip
+                  "answered": sorted(replicas.values())}  # fmt: skip
 
 
 def wait_until_ready(url: str, seconds: float = 300) -> None:
@@ -169,7 +169,7 @@ def main() -> None:
                     shown = [f"{row[share]:11.1f}" for share in ("p50", "p95", "p99")]
                     shown += [f"{row[name]:11}" for name in ("n", "refused", "underruns")]
                     shown += [f"{row[name]:11.2f}" for name in ("heard_s", "said_s")]
-                    print(f"{name:28}{''.join(shown)}  {row['replicas']}", flush=True)
+                    print(f"{name:28}{''.join(shown)}  {row['answered']}", flush=True)
     print(json.dumps({"machine": machine(), "size": args.size, "commit": commit(), "results": results}))
 
 

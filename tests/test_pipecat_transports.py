@@ -433,7 +433,9 @@ async def typed_chat(demo, line: str, *options: str) -> np.ndarray:
     arguments = demo.make_parser().parse_args(["--bot", "--device", "cpu", "--speaker", "ada", "--seed", "3", *options])
     transport, lines = Loudspeaker(), asyncio.Queue()
     bot = asyncio.create_task(demo.run_bot(transport, arguments, rate=24000, here=True, lines=lines))
-    await asyncio.wait_for(transport.sound.first.wait(), 40)
+    spoke = asyncio.create_task(transport.sound.first.wait())
+    done, _ = await asyncio.wait({bot, spoke}, timeout=40, return_when=asyncio.FIRST_COMPLETED)
+    assert spoke in done, bot.exception() if bot.done() else "the bot said nothing"
     lines.put_nowait(line)
     await asyncio.sleep(1)
     lines.put_nowait(None)

@@ -37,6 +37,7 @@ URL, SOCKET = f"http://127.0.0.1:{PORT}", f"ws://127.0.0.1:{PORT}/v1/audio/speec
 def cluster():
     environment = {
         "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_SERVE_USE_GRPC_BY_DEFAULT": "1",  # as docs/serving.md has it
         "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "qwen_megakernel.serve_ray_proxy.middleware",
     }
     with pytest.MonkeyPatch.context() as patch:
