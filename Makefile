@@ -11,25 +11,29 @@ DEMO_OUTPUT ?= demo.wav
 # No NVIDIA GPU: pin the torch release that has a CPU build, so that no CUDA packages are fetched.
 CONSTRAINTS := $(shell nvidia-smi -L >/dev/null 2>&1 || echo "-c constraints-cpu.txt")
 
-.PHONY: demo test test-gpu test-compat soak kernels lint format oracle wheel clean
+.PHONY: demo test test-gpu test-ray test-compat soak kernels lint format oracle wheel clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python demo_pipeline.py --text "$(DEMO_TEXT)" --output "$(DEMO_OUTPUT)"
 
 test: $(VENV)/.installed lint
-	$(BIN)/python -m pytest -m "not gpu"
+	$(BIN)/python -m pytest -m "not gpu and not ray"
 
 test-gpu: $(VENV)/.installed
 	$(BIN)/python -m pytest -m gpu
 
+# Two replicas on the CPU behind Ray Serve.
+test-ray: $(VENV)/.installed-ray
+	$(BIN)/python -m pytest -m ray
+
 # The Pipecat service with the oldest Pipecat that pyproject.toml admits.
 test-compat: $(COMPAT)/.installed
 	$(COMPAT)/bin/python -m pytest -m "not gpu" tests/test_pipecat.py tests/test_pipecat_transports.py \
-		tests/test_conversation.py tests/test_bot_page.py
+		tests/test_conversation.py tests/test_bot_page.py tests/test_websocket_tts.py
 
 # Random callers for five minutes; what they leave behind fails it.
 soak: $(VENV)/.installed
-	SOAK_SECONDS=300 $(BIN)/python -m pytest -m "not gpu" -k soak
+	SOAK_SECONDS=300 $(BIN)/python -m pytest -m "not gpu and not ray" -k soak
 
 # Compile the kernel for every target, with nvcc and without a GPU: does it fit the cards?
 kernels: $(VENV)/.installed
@@ -54,6 +58,10 @@ $(VENV)/.installed: pyproject.toml constraints-cpu.txt
 	@$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11) and 'Python 3.11 or newer is needed, this is ' + sys.version)"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(CONSTRAINTS) -e ".[dev]"
+	@touch $@
+
+$(VENV)/.installed-ray: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(CONSTRAINTS) -e ".[ray]"
 	@touch $@
 
 $(COMPAT)/.installed: pyproject.toml constraints-cpu.txt Makefile

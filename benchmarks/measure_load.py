@@ -178,6 +178,8 @@ def main() -> None:
         write_checkpoint(folder, size=args.size, codec="real" if args.size != "demo" else None, eos_gain=NO_EOS)
         options = {"max_streams": args.slots, "max_positions": 512, "max_queue": 64, "vocoder_dtype": args.vocoder}
         with TTSEngine.load(folder, device=args.device, **options) as engine:
+            gc.collect()  # as the services do: a full collection walks through all of torch, some 100 ms
+            gc.freeze()
             sustained = engine.health()["sustained"]
             print(f"{machine()}, commit {commit()}, {args.size}, {engine.backend} backend, {args.vocoder} vocoder")
             print(f"{args.slots} slots of 512 positions, {sustained} at once; utterances of {FRAMES} frames")

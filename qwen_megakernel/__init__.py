@@ -1,36 +1,71 @@
 """Text to speech with Qwen3-TTS 12 Hz: an engine that streams PCM.
 
-Importing this package touches no GPU and compiles nothing.
+Importing this package touches no GPU and compiles nothing; each name is imported at its first use, so that who speaks
+through a server needs no torch.
 """
 
-from qwen_megakernel.config import SamplingParams
-from qwen_megakernel.engine import TTSEngine
-from qwen_megakernel.errors import (
-    AudioError,
-    BackendError,
-    CallbackError,
-    CheckpointError,
-    CheckpointNotFoundError,
-    EngineBusy,
-    EngineClosed,
-    KernelFault,
-    LanguageError,
-    OutOfMemoryError,
-    RequestError,
-    SamplingError,
-    SpeakerError,
-    SpeechError,
-    TextEndedError,
-    TextError,
-    TextTooLongError,
-    TTSError,
-    VoiceError,
-)
-from qwen_megakernel.stream import Audio, Chunk, Timings
-from qwen_megakernel.utterance import ChunkStream, Utterance
-from qwen_megakernel.voice import Voice
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from qwen_megakernel.config import SamplingParams
+    from qwen_megakernel.engine import TTSEngine
+    from qwen_megakernel.errors import (
+        AudioError,
+        BackendError,
+        CallbackError,
+        CheckpointError,
+        CheckpointNotFoundError,
+        EngineBusy,
+        EngineClosed,
+        KernelFault,
+        LanguageError,
+        OutOfMemoryError,
+        RequestError,
+        SamplingError,
+        SpeakerError,
+        SpeechError,
+        TextEndedError,
+        TextError,
+        TextTooLongError,
+        TTSError,
+        VoiceError,
+    )
+    from qwen_megakernel.stream import Audio, Chunk, Timings
+    from qwen_megakernel.utterance import ChunkStream, Utterance
+    from qwen_megakernel.voice import Voice
 
 __version__ = "0.1.0"
+
+_MODULES = {
+    "Audio": "stream",
+    "AudioError": "errors",
+    "BackendError": "errors",
+    "CallbackError": "errors",
+    "CheckpointError": "errors",
+    "CheckpointNotFoundError": "errors",
+    "Chunk": "stream",
+    "ChunkStream": "utterance",
+    "EngineBusy": "errors",
+    "EngineClosed": "errors",
+    "KernelFault": "errors",
+    "LanguageError": "errors",
+    "OutOfMemoryError": "errors",
+    "RequestError": "errors",
+    "SamplingError": "errors",
+    "SamplingParams": "config",
+    "SpeakerError": "errors",
+    "SpeechError": "errors",
+    "TTSEngine": "engine",
+    "TTSError": "errors",
+    "TextEndedError": "errors",
+    "TextError": "errors",
+    "TextTooLongError": "errors",
+    "Timings": "stream",
+    "Utterance": "utterance",
+    "Voice": "voice",
+    "VoiceError": "errors",
+}
 
 __all__ = [
     "Audio",
@@ -61,3 +96,15 @@ __all__ = [
     "Voice",
     "VoiceError",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    globals()[name] = value  # found without this function from now on
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

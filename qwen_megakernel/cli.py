@@ -1,4 +1,4 @@
-"""The command line: `qwen-megakernel speak`, `build` and `doctor`."""
+"""The command line: `qwen-megakernel speak`, `serve`, `build` and `doctor`."""
 
 import argparse
 import logging
@@ -20,7 +20,8 @@ from qwen_megakernel import SamplingParams, TTSEngine, TTSError, __version__
 from qwen_megakernel.backend import BACKENDS, select_backend, select_device
 from qwen_megakernel.build import load_extension
 from qwen_megakernel.checkpoint import DEMO, DEMO_NOTICE, PUBLISHED, Checkpoint
-from qwen_megakernel.errors import RequestError, TextTooLongError
+from qwen_megakernel.errors import BackendError, RequestError, TextTooLongError
+from qwen_megakernel.serve_speech import TOKEN
 from qwen_megakernel.stream import Audio, Chunk
 from qwen_megakernel.text import split_sentences
 
@@ -58,6 +59,23 @@ def _parser() -> argparse.ArgumentParser:
     add_voice_options(speak)
     speak.add_argument("--stream", action="store_true", help="write every chunk at once and tell when it came")
     speak.add_argument("--list-speakers", action="store_true", help="print the model's speakers and languages")
+
+    about = "speak for other processes: OpenAI's HTTP API and a WebSocket"
+    serve = commands.add_parser("serve", help=about, description=about + " (docs/serving.md).")
+    serve.set_defaults(run=_serve)
+    serve.add_argument("--model", default=DEMO, help=f"folder, hub id such as {PUBLISHED[1]}, or {DEMO!r}")
+    serve.add_argument("--host", default="127.0.0.1", help="where to listen; off loopback a token is needed")
+    serve.add_argument("--port", type=int, default=8000)
+    serve.add_argument("--token", help=f"that clients must bear; better in the environment, as {TOKEN}")
+    serve.add_argument("--max-streams", type=int, default=64, help="utterances at once")
+    serve.add_argument("--max-positions", type=int, default=1024, help="of one utterance: its prompt's and its frames")
+    serve.add_argument(
+        "--voices", metavar="DIR", type=Path, help="saved voices (Voice.save), each known by its file's name"
+    )
+    serve.add_argument("--log-texts", action="store_true", help="tell the log what is said; else nothing does")
+    serve.add_argument("--allow-upload", action="store_true", help="clients may make voices of recordings (Base)")
+    serve.add_argument("--backend", choices=BACKENDS, default="auto")
+    serve.add_argument("--device", help="cpu, cuda, cuda:1; default: a GPU if there is one")
 
     about = "compile the kernel for this machine's GPU, so that no first use has to wait for it"
     build = commands.add_parser("build", help=about, description=about[0].upper() + about[1:] + ".")
@@ -224,6 +242,39 @@ def _list_speakers(model: str) -> int:
     if model == DEMO:
         print(f"note: {DEMO_NOTICE}")
     return 0
+
+
+# ---------------------------------------------------------------- serve
+
+
+def _serve(args: argparse.Namespace) -> int:
+    try:
+        from qwen_megakernel import serve
+        from qwen_megakernel.serve_guard import is_loopback
+    except ModuleNotFoundError as error:
+        raise BackendError(f"serving needs {error.name}: pip install 'qwen-megakernel[serve]'") from None
+    token = (args.token or os.environ.get(TOKEN) or "").strip() or None
+    if token is None and not is_loopback(args.host):
+        raise BackendError(f"--host {args.host} can be reached by others: set {TOKEN}, or listen on 127.0.0.1")
+    if args.voices and not args.voices.is_dir():
+        raise RequestError(f"--voices: no folder {str(args.voices)!r}")
+    options = {"backend": args.backend, "device": args.device, "max_streams": args.max_streams}
+    options |= {"max_positions": args.max_positions, "max_queue": args.max_streams}
+    name = Path(args.model).name if Path(args.model).is_dir() else args.model
+    app = serve.make_app(
+        lambda: serve.load_for_good(args.model, **options),
+        model=name,
+        token=token,
+        voices=args.voices,
+        upload=args.allow_upload,
+        log_texts=args.log_texts,
+    )
+    print(f"serving {name} on http://{args.host}:{args.port}", file=sys.stderr)
+    code = serve.serve(app, args.host, args.port)
+    if code:  # a thread may wait for a device that does not answer, and the process for the thread
+        logging.shutdown()
+        os._exit(code)
+    return code
 
 
 # ---------------------------------------------------------------- build

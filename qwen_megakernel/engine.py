@@ -57,6 +57,7 @@ class TTSEngine:
         speakers: what `speaker` may be (CustomVoice), in the checkpoint's order.
         languages: what `language` may be, "auto" first.
         sample_rate: of everything it returns, in Hz.
+        max_positions: rows of one slot: the prompt's and one per frame.
         backend: "torch" or "megakernel".
         memory: bytes on the device by part; the text's embeddings are on the host.
     """
@@ -80,7 +81,7 @@ class TTSEngine:
         self._border = RequestChecker(checkpoint, prompts)
         self.model, self._backend, self.variant = model, backend, checkpoint.config.variant
         self.speakers, self.languages = prompts.speakers, prompts.languages
-        self.sample_rate = checkpoint.config.codec.sample_rate
+        self.sample_rate, self.max_positions = checkpoint.config.codec.sample_rate, decoder.max_positions
         self.memory: dict[str, int] = {}
         self._voice_encoder: VoiceEncoder | None = None
         self._voice_lock = threading.Lock()

@@ -159,6 +159,8 @@ def split_sentences(text: str, max_chars: int = 300) -> list[str]:
     """
     if max_chars < 1:
         raise RequestError(f"max_chars must be at least 1, got {max_chars}")
+    if len(whole := text.strip()) <= max_chars:
+        return [whole] if whole else []
     pieces: list[str] = []
     for fragment in _fragments(text, max_chars, (_SENTENCE_END, _CLAUSE_END, _SPACE)):
         if pieces and len((pieces[-1] + fragment).strip()) <= max_chars:

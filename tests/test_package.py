@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import zipfile
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "qwen_megakernel"
 # Arrows point down only: a module imports from lower layers.
 LAYERS = [
-    {"errors"},
+    {"errors", "pcm"},
     {"config", "build"},
     {"checkpoint", "transformer", "sampling", "text", "kernels"},
     {"voice", "vocoder", "synthetic", "frame", "runaway", "word_times"},
@@ -26,9 +27,15 @@ LAYERS = [
     {"utterance"},
     {"engine"},
     {"__init__", "shared_engine"},
-    {"cli", "pipecat_tts", "bot_page", "offline_llm"},
+    {"pipecat_shared", "serve_speech"},
+    {"serve_metrics"},
+    {"serve_http", "serve_socket"},
+    {"serve_guard"},
+    {"serve"},
+    {"cli", "serve_ray", "serve_ray_proxy", "pipecat_tts", "websocket_tts", "bot_page", "offline_llm"},
 ]
-PIPECAT = {"pipecat_tts", "bot_page", "offline_llm"}
+PIPECAT = {"pipecat_shared", "pipecat_tts", "websocket_tts", "bot_page", "offline_llm"}
+SERVE = {name for layer in LAYERS for name in layer if name.startswith("serve")}
 LEVEL = {name: level for level, layer in enumerate(LAYERS) for name in layer}
 
 
@@ -54,17 +61,29 @@ def test_imports_point_down(name):
             assert LEVEL[below] < LEVEL[name], imported
         assert imported != "pickle", imported
         assert not imported.startswith("pipecat") or name in PIPECAT, imported
-        assert imported != "asyncio" or name in PIPECAT | {"shared_engine"}, imported
+        assert imported != "asyncio" or name in PIPECAT | SERVE | {"shared_engine"}, imported
 
 
 def test_the_public_names_are_what_can_be_imported():
-    public = {n for n in vars(qwen_megakernel) if not n.startswith("_")}
-    modules = {p.stem for p in PACKAGE.glob("*.py")}
-    assert public - modules == set(qwen_megakernel.__all__)
+    assert set(qwen_megakernel._MODULES) == set(qwen_megakernel.__all__) <= set(dir(qwen_megakernel))
+    for name, module in qwen_megakernel._MODULES.items():
+        assert getattr(qwen_megakernel, name) is getattr(import_module(f"qwen_megakernel.{module}"), name)
+    with pytest.raises(AttributeError, match="Vioce"):
+        _ = qwen_megakernel.Vioce
+
+
+def test_type_checkers_see_the_names_where_they_are():
+    tree = ast.parse((PACKAGE / "__init__.py").read_text(encoding="utf-8"))
+    block = next(node for node in tree.body if isinstance(node, ast.If))
+    seen = {alias.name: node.module for node in block.body for alias in node.names}
+    assert seen == {name: f"qwen_megakernel.{module}" for name, module in qwen_megakernel._MODULES.items()}
 
 
 def test_importing_touches_no_gpu_and_no_transformers():
-    code = "import sys, qwen_megakernel, torch; print('transformers' in sys.modules, torch.cuda.is_initialized())"
+    code = (
+        "import sys, torch; from qwen_megakernel import *; "
+        "print('transformers' in sys.modules, torch.cuda.is_initialized())"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
     assert done.stdout.split() == ["False", "False"]
 

@@ -1,0 +1,177 @@
+"""What do more GPUs carry? Open-loop Poisson arrivals over HTTP, at one server and at Ray Serve's replicas, a GPU each.
+
+    python benchmarks/measure_replicas.py [--size 0.6b|1.7b|demo] [--replicas 0 1 2] [--rates 10 20 30] [--seconds 10]
+
+Needs the extra [ray]. 0 replicas: `qwen-megakernel serve`, without Ray. --rates are one replica's; N of them are asked
+for 0.95 N times as many: they carry it if the time to first audio stays what it was. Random weights at the published
+dims, end of speech held off: an utterance is as long as its slot, 5 s, its text six words; its listener begins with the
+first audio and hears a gap where more comes late. Clients are processes of their own; TTFC runs from the moment a
+request was due to its first audio in the client's hands.
+"""
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import os
+import random
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import aiohttp
+from common import commit, machine, quantile, sentence
+
+from qwen_megakernel.synthetic import NO_EOS, write_checkpoint
+
+POSITIONS = 80  # a slot: the prompt and 63 frames or so
+BYTES_A_SECOND = 2 * 24_000
+SHARE = 0.95  # of N times what one carries
+
+
+async def listen(session: aiohttp.ClientSession, url: str, model: str, due: float) -> dict:
+    """One request: seconds from `due` to its first audio, to its end, of audio, and the longest gap."""
+    text = " ".join(sentence().split()[:6])
+    body = {"model": model, "input": text, "response_format": "pcm", "seed": random.randrange(2**31)}
+    first = runs_out = gap = heard = 0.0
+    async with session.post(url, json=body) as response:
+        replica = response.headers.get("X-Replica", "")
+        if response.status != 200:
+            return {"status": response.status, "replica": replica}
+        async for data in response.content.iter_any():
+            now = time.perf_counter()
+            if not first:
+                first = runs_out = now
+            gap, runs_out = max(gap, now - runs_out), max(now, runs_out)
+            runs_out += len(data) / BYTES_A_SECOND
+            heard += len(data) / BYTES_A_SECOND
+    told = {"status": 200, "replica": replica, "ttfc": first - due, "end": time.perf_counter() - due}
+    return told | {"heard": heard, "gap": gap}
+
+
+async def visit(url: str, model: str, dues: list[float]) -> list[dict]:
+    async def come(due: float) -> dict:
+        await asyncio.sleep(due - time.perf_counter())
+        return await listen(session, url, model, due)
+
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+        return await asyncio.gather(*(come(due) for due in dues))
+
+
+def visitor(url: str, model: str, dues: list[float]) -> list[dict]:
+    random.seed()
+    return asyncio.run(visit(url, model, dues))
+
+
+def load(pool, processes: int, url: str, model: str, rate: float, seconds: float) -> dict:
+    dues, now = [[] for _ in range(processes)], 0.0
+    began = time.perf_counter() + 0.5
+    while (now := now + random.expovariate(rate)) < seconds:
+        random.choice(dues).append(began + now)
+    told = sum(pool.starmap(visitor, [(url, model, mine) for mine in dues]), [])
+    good = [one for one in told if one["status"] == 200]
+    if not good:
+        raise SystemExit(f"none of {len(told)} requests was answered with audio: {told[:3]}; give more --seconds")
+    row = {f"p{int(100 * share)}": 1000 * quantile([one["ttfc"] for one in good], share) for share in (0.5, 0.95, 0.99)}
+    row |= {"n": len(told), "refused": len(told) - len(good), "underruns": sum(one["gap"] > 0 for one in good)}
+    replicas = {}
+    for one in good:
+        replicas[one["replica"]] = replicas.get(one["replica"], 0) + 1
+    said_s = quantile([one["end"] for one in good], 0.5)
+    return row | {"heard_s": quantile([one["heard"] for one in good], 0.5), "said_s": said_s,
+                  "answered": sorted(replicas.values())}  # fmt: skip
+
+
+def wait_until_ready(url: str, seconds: float = 300) -> None:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        try:
+            with urllib.request.urlopen(url, timeout=5):
+                return
+        except (urllib.error.URLError, ConnectionError):
+            time.sleep(0.2)
+    raise TimeoutError(f"{url} is not ready after {seconds} s")
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+@contextmanager
+def server(folder: str, device: str, slots: int) -> Iterator[str]:
+    port = free_port()
+    command = [sys.executable, "-m", "qwen_megakernel.cli", "serve", "--model", folder, "--port", str(port)]
+    command += ["--max-streams", str(slots), "--max-positions", str(POSITIONS), "--device", device]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
+        try:
+            wait_until_ready(f"http://127.0.0.1:{port}/ready")
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            process.terminate()
+
+
+@contextmanager
+def replicas(folder: str, device: str, slots: int, count: int) -> Iterator[str]:
+    import ray
+    from ray import serve
+
+    from qwen_megakernel.serve_ray import Args, app
+
+    port = free_port()
+    args = Args(model=folder, device=device, max_streams=slots, max_positions=POSITIONS, min_replicas=count, drain_s=5)
+    ray.init("local", include_dashboard=False, log_to_driver=False)
+    try:
+        serve.start(http_options={"host": "127.0.0.1", "port": port})
+        serve.run(app(args))
+        wait_until_ready(f"http://127.0.0.1:{port}/ready")
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        serve.shutdown()
+        ray.shutdown()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", choices=("0.6b", "1.7b", "demo"), default="0.6b")
+    parser.add_argument("--replicas", type=int, nargs="*", default=[0, 1, 2])
+    parser.add_argument("--rates", type=float, nargs="*", default=[10, 20, 30], help="requests a second, of one")
+    parser.add_argument("--seconds", type=float, default=10)
+    parser.add_argument("--slots", type=int, default=64, help="of one replica")
+    parser.add_argument("--clients", type=int, default=4, help="client processes")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    args = parser.parse_args()
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    results = []
+    with tempfile.TemporaryDirectory() as folder, multiprocessing.get_context("spawn").Pool(args.clients) as pool:
+        write_checkpoint(folder, size=args.size, codec="real" if args.size != "demo" else None, eos_gain=NO_EOS)
+        print(f"{machine()}, {os.cpu_count()} CPUs, commit {commit()}, {args.size}, {args.slots} slots a replica")
+        heads = ("p50 ms", "p95 ms", "p99 ms", "n", "refused", "underruns", "heard s", "said in s")
+        print(f"{'':28}" + "".join(f"{head:>11}" for head in heads) + "  of each replica", flush=True)
+        for count in args.replicas:
+            up = replicas(folder, args.device, args.slots, count) if count else server(folder, args.device, args.slots)
+            with up as url:
+                speech, model = f"{url}/v1/audio/speech", Path(folder).name
+                load(pool, args.clients, speech, model, args.rates[0], 2)  # connections, and what is made once
+                for one in args.rates:
+                    rate = one if count < 2 else SHARE * count * one
+                    row = load(pool, args.clients, speech, model, rate, args.seconds)
+                    results.append({"replicas": count, "rate": rate, "rate_of_one": one} | row)
+                    name = f"{count} on Ray, {rate:g}/s" if count else f"serve, {rate:g}/s"
+                    shown = [f"{row[share]:11.1f}" for share in ("p50", "p95", "p99")]
+                    shown += [f"{row[name]:11}" for name in ("n", "refused", "underruns")]
+                    shown += [f"{row[name]:11.2f}" for name in ("heard_s", "said_s")]
+                    print(f"{name:28}{''.join(shown)}  {row['answered']}", flush=True)
+    print(json.dumps({"machine": machine(), "size": args.size, "commit": commit(), "results": results}))
+
+
+if __name__ == "__main__":
+    main()

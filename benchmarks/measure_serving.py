@@ -1,0 +1,152 @@
+"""What does it cost to have the engine elsewhere? Time to first PCM: in this process, over HTTP, over a WebSocket.
+
+    python benchmarks/measure_serving.py [--size 0.6b|1.7b|demo] [--requests 100] [--device cpu]
+
+`qwen-megakernel serve` runs in a process of its own, on loopback, with the same random weights; this process has an
+engine too. Every round asks all three for the same text, one after the other, so that the differences are paired. From
+the request to its first PCM in the client's hands; connections are kept open, as bots keep them.
+"""
+
+import argparse
+import http.client
+import json
+import random
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from common import commit, machine, quantile, sentence
+from websockets.sync.client import connect
+
+from qwen_megakernel import SamplingParams, TTSEngine
+from qwen_megakernel.synthetic import NO_EOS, write_checkpoint
+
+
+def in_process(engine: TTSEngine) -> Callable[[str, int], float]:
+    def ask(text: str, seed: int) -> float:
+        first, began = threading.Event(), time.perf_counter()
+        heard: list[float] = []
+
+        def hear(_chunk) -> None:
+            heard.append(time.perf_counter())
+            first.set()
+
+        utterance = engine.submit(text, hear, sampling=SamplingParams(seed=seed))
+        first.wait()
+        utterance.cancel()
+        return 1000 * (heard[0] - began)
+
+    return ask
+
+
+def over_http(port: int, model: str) -> Callable[[str, int], float]:
+    line = http.client.HTTPConnection("127.0.0.1", port)
+    line.connect()
+    line.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def ask(text: str, seed: int) -> float:
+        body = json.dumps({"model": model, "input": text, "response_format": "pcm", "seed": seed})
+        began = time.perf_counter()
+        line.request("POST", "/v1/audio/speech", body, {"Content-Type": "application/json"})
+        response = line.getresponse()
+        assert response.status == 200 and response.read(2)
+        took = 1000 * (time.perf_counter() - began)
+        line.close()  # what is left of it is cancelled
+        line.connect()
+        line.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return took
+
+    return ask
+
+
+def over_websocket(line) -> Callable[[str, int], float]:
+    line.recv()  # hello
+
+    def ask(text: str, seed: int) -> float:
+        name = str(random.random())
+        message = json.dumps({"type": "text", "context": name, "text": text, "end": True, "seed": seed})
+        began, took = time.perf_counter(), None
+        line.send(message)
+        while True:
+            told = line.recv()
+            if isinstance(told, bytes):
+                if took is None:
+                    took = 1000 * (time.perf_counter() - began)
+                    line.send(json.dumps({"type": "cancel", "context": name}))
+            elif json.loads(told)["type"] in ("end", "error"):
+                assert took is not None, told
+                return took
+
+    return ask
+
+
+def wait_until_ready(port: int) -> None:
+    while True:
+        line = http.client.HTTPConnection("127.0.0.1", port)
+        try:
+            line.request("GET", "/ready")
+            if line.getresponse().status == 200:
+                return
+        except ConnectionError:
+            pass
+        finally:
+            line.close()
+        time.sleep(0.2)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", choices=("0.6b", "1.7b", "demo"), default="0.6b")
+    parser.add_argument("--requests", type=int, default=100)
+    parser.add_argument("--device", help="default: a GPU if there is one")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder, socket.socket() as free:
+        write_checkpoint(folder, size=args.size, codec="real" if args.size != "demo" else None, eos_gain=NO_EOS)
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+        free.close()
+        command = [sys.executable, "-m", "qwen_megakernel.cli", "serve", "--model", folder, "--port", str(port)]
+        device = ["--device", args.device] if args.device else []
+        with subprocess.Popen([*command, "--max-streams", "8", *device], stderr=subprocess.DEVNULL) as server:
+            try:
+                with TTSEngine.load(folder, device=args.device) as engine:
+                    wait_until_ready(port)
+                    measure(engine, port, Path(folder).name, args)
+            finally:
+                server.terminate()
+
+
+def measure(engine: TTSEngine, port: int, model: str, args: argparse.Namespace) -> None:
+    with connect(f"ws://127.0.0.1:{port}/v1/audio/speech/socket") as line:
+        ways = {
+            "in this process": in_process(engine),
+            "HTTP": over_http(port, model),
+            "WebSocket": over_websocket(line),
+        }
+        times: dict[str, list[float]] = {way: [] for way in ways}
+        for turn in range(args.requests + 5):
+            text, seed = sentence(), random.randrange(2**31)
+            for way in random.sample(sorted(ways), len(ways)):
+                time.sleep(random.random() * 0.03)
+                took = ways[way](text, seed)
+                if turn >= 5:
+                    times[way].append(took)
+    print(f"{machine()}, commit {commit()}, {args.size}, {engine.backend} backend, {args.requests} requests each")
+    print(f"{'first PCM':20}  p50 ms  p95 ms  p99 ms  added, p50 of the pairs")
+    results = {}
+    base = times["in this process"]
+    for way, took in times.items():
+        added = quantile([mine - theirs for mine, theirs in zip(took, base, strict=True)], 0.5)
+        row = {f"p{int(100 * share)}": quantile(took, share) for share in (0.5, 0.95, 0.99)} | {"added_p50": added}
+        results[way] = row
+        print(f"{way:20}" + "".join(f"  {row[share]:6.2f}" for share in ("p50", "p95", "p99")) + f"  {added:6.2f}")
+    print(json.dumps({"size": args.size, "commit": commit(), "machine": machine(), "results": results}))
+
+
+if __name__ == "__main__":
+    main()

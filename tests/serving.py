@@ -1,0 +1,71 @@
+"""A server of the HTTP and WebSocket API inside the test process, on a free port or without one."""
+
+import asyncio
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import uvicorn
+
+from qwen_megakernel import TTSEngine
+from qwen_megakernel.serve import make_app, protocol_of
+from qwen_megakernel.serve_speech import EngineService
+
+
+class Running:
+    """Attributes:
+    url: http://127.0.0.1:port.
+    """
+
+    def __init__(self, port: int, service: EngineService):
+        self.port, self.service = port, service
+        self.url, self.socket_url = f"http://127.0.0.1:{port}", f"ws://127.0.0.1:{port}/v1/audio/speech/socket"
+
+    def at_rest(self, seconds: float = 20.0) -> None:
+        until(lambda: not self.service.open and self.service.engine.health()["streams"] == 0, seconds)
+
+
+def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not come"
+        time.sleep(0.005)
+
+
+@contextlib.contextmanager
+def running(load: Callable[[], TTSEngine], **options) -> Iterator[Running]:
+    """Until the block ends; `load`'s engine is closed then."""
+    app = make_app(load, **({"model": "demo"} | options))
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        ways = {"ws": "websockets-sansio", "http": protocol_of(app.state.service.limits.header_s)}
+        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False, **ways))
+        thread = threading.Thread(target=server.run, args=([listener],))
+        thread.start()
+        try:
+            until(lambda: server.started)
+            yield Running(listener.getsockname()[1], app.state.service)
+        finally:
+            server.should_exit = True
+            thread.join(timeout=60)
+            assert not thread.is_alive(), "the server does not end"
+
+
+def asgi(load: Callable[[], TTSEngine], scope: dict, receive: Callable, send: Callable, **options) -> None:
+    """One request to the app itself, by a client that is made of two functions; afterwards nothing of it is left."""
+    app = make_app(load, model="demo", **options)
+
+    async def main() -> None:
+        async with app.router.lifespan_context(app):
+            service = app.state.service
+            while service.state == "loading":
+                await asyncio.sleep(0.01)
+            try:
+                await asyncio.wait_for(app({"app": app} | scope, receive, send), 60)
+            finally:
+                assert not service.open
+                await asyncio.to_thread(until, lambda: service.engine.health()["streams"] == 0)
+
+    asyncio.run(main())

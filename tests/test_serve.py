@@ -1,0 +1,498 @@
+"""The HTTP API: what clients of OpenAI's shape get, and what nobody gets out of it."""
+
+import asyncio
+import base64
+import io
+import json
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+
+import httpx
+import numpy as np
+import openai
+import pytest
+import schemathesis
+import soundfile
+from hypothesis import HealthCheck, given, settings
+from serving import Running, asgi, running, until
+
+from qwen_megakernel import BackendError, SamplingParams, TTSEngine, Voice
+from qwen_megakernel.pcm import pcm16
+from qwen_megakernel.serve import make_app
+from qwen_megakernel.serve_speech import Limits
+
+TEXT = "Hello there, how are you today?"
+SPEECH = "/v1/audio/speech"
+OPTIONS = {"device": "cpu", "max_streams": 4, "max_positions": 160, "max_queue": 4}
+
+
+def demo() -> TTSEngine:
+    return TTSEngine.load("demo", **OPTIONS)
+
+
+@pytest.fixture(scope="module")
+def server():
+    with running(demo, limits=Limits(max_text=600, max_body=8192, idle_s=2.0)) as server:
+        until(lambda: server.service.state == "ready", 60)
+        yield server
+        server.at_rest()
+
+
+@pytest.fixture
+def client(server):
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def post(server: Running, timeout: float = 60, **body) -> httpx.Response:
+    body = {"model": "demo", "input": TEXT, "voice": "ada"} | body
+    return httpx.post(server.url + SPEECH, json=body, timeout=timeout)
+
+
+def said(server: Running, text: str = TEXT, seed: int = 5, **options) -> np.ndarray:
+    sampling = SamplingParams(seed=seed)
+    return server.service.engine.generate(text, sampling=sampling, **({"speaker": "ada"} | options)).samples
+
+
+def test_openais_client_gets_what_the_engine_says(server, client):
+    pcm = client.audio.speech.create(
+        model="demo", voice="ada", input=TEXT, response_format="pcm", extra_body={"seed": 5, "language": "english"}
+    )
+    assert pcm.response.headers["content-type"] == "audio/pcm" and pcm.response.headers["x-seed"] == "5"
+    assert pcm.content == pcm16(said(server, language="english"))
+
+
+@pytest.mark.parametrize("name", ["mp3", "flac", "opus", "wav"])
+def test_every_format_holds_the_same_speech(server, client, name):
+    options = {} if name == "mp3" else {"response_format": name}  # OpenAI's default
+    made = client.audio.speech.create(model="demo", voice="max", input=TEXT, extra_body={"seed": 5}, **options)
+    samples, rate = soundfile.read(io.BytesIO(made.content), dtype="float32")
+    truth = said(server, speaker="max")
+    assert rate == 24000 and abs(len(samples) - len(truth)) <= 2400
+    if name in ("wav", "flac"):
+        assert np.array_equal(np.rint(samples * 32767), np.rint(truth * 32767)) or np.abs(samples - truth).max() < 1e-4
+
+
+def test_pcm_comes_while_it_is_made(server):
+    text = " ".join([TEXT] * 8)
+    with httpx.stream(
+        "POST", server.url + SPEECH, json={"model": "demo", "input": text, "response_format": "pcm"}
+    ) as r:
+        chunks = r.iter_raw()
+        first = next(chunks)
+        assert 0 < len(first) <= 2 * 1920 * 4 and server.service.engine.health()["streams"] == 1
+        whole = first + b"".join(chunks)
+    assert len(whole) > 3 * 48000
+
+
+def test_a_fresh_seed_is_told_and_repeats(server):
+    first = post(server, response_format="pcm")
+    again = post(server, response_format="pcm", seed=int(first.headers["x-seed"]))
+    assert first.content == again.content and len(first.content)
+
+
+def test_long_text_is_said_sentence_by_sentence(server):
+    text = " ".join([TEXT] * 4)
+    made = post(server, input=text, response_format="pcm", seed=1)
+    pieces = server.service.pieces(text)
+    assert len(pieces) > 1
+    assert made.content == b"".join(pcm16(said(server, piece, seed=1)) for piece in pieces)
+
+
+@pytest.mark.skipif(not shutil.which("curl"), reason="needs curl")
+def test_curl(server):
+    body = json.dumps({"model": "demo", "input": TEXT, "voice": "ada", "response_format": "wav", "seed": 5})
+    command = ["curl", "-s", "-H", "Content-Type: application/json", "-d", body, server.url + SPEECH]
+    wav = subprocess.run(command, capture_output=True, timeout=60, check=True).stdout
+    assert wav[:4] == b"RIFF" and wav[44:] == pcm16(said(server))
+
+
+REFUSED = [
+    ({"input": ""}, 400, "input"),
+    ({"input": " \n"}, 400, "blank"),
+    ({"input": "x" * 601}, 400, "601 characters"),
+    ({"input": "\ud800"}, 400, ""),
+    ({"input": 3}, 400, "input"),
+    ({"model": "tts-1"}, 404, "'demo'"),
+    ({"voice": "alloy"}, 400, "known: ada"),
+    ({"voice": "../ada"}, 400, "unknown voice"),
+    ({"speed": 1.5}, 400, "speed"),
+    ({"response_format": "aac"}, 400, "response_format"),
+    ({"language": "klingon"}, 400, "klingon"),
+    ({"seed": -1}, 400, "seed"),
+    ({"seed": True}, 400, "seed"),
+    ({"seed": 2**63}, 400, "seed"),
+    ({"stream_format": "sse"}, 400, "stream_format"),
+    ({"ref_audio": "/etc/passwd"}, 400, "ref_audio"),
+]
+
+
+@pytest.mark.parametrize("wrong, status, words", REFUSED, ids=[str(wrong)[:40] for wrong, _, _ in REFUSED])
+def test_what_cannot_be_said_is_refused_in_openais_shape(server, wrong, status, words):
+    body = json.dumps({"model": "demo", "input": TEXT, "voice": "ada"} | wrong)
+    refused = httpx.post(server.url + SPEECH, content=body, headers={"content-type": "application/json"})
+    error = refused.json()["error"]
+    assert refused.status_code == status and words in error["message"] and error["type"] == "invalid_request_error"
+    assert error["retryable"] is False and "Traceback" not in refused.text
+
+
+def test_a_body_that_is_no_json_or_too_long_is_refused(server):
+    url, kind = server.url + SPEECH, {"content-type": "application/json"}
+    assert httpx.post(url, content=b"{", headers=kind).status_code == 400
+    assert httpx.post(url, content=b"[" * 8000, headers=kind).status_code == 400
+    assert httpx.post(url, content=b" " * 8193, headers=kind).status_code == 413
+    assert httpx.post(url, content=iter([b" " * 4096] * 3), headers=kind).status_code == 413
+
+
+def test_models_and_voices_are_listed(server, client):
+    assert [model.id for model in client.models.list()] == ["demo"]
+    listed = httpx.get(f"{server.url}/v1/voices").json()
+    assert [voice["id"] for voice in listed["data"]] == list(server.service.engine.speakers)
+    assert listed["languages"] == list(server.service.engine.languages)
+
+
+def test_metrics_count(server):
+    before = httpx.get(f"{server.url}/metrics").text
+    post(server, response_format="pcm")
+    after = httpx.get(f"{server.url}/metrics").text
+    count = lambda text, name: float(next(line.split()[-1] for line in text.splitlines() if line.startswith(name)))  # noqa: E731
+    for name in ("qwen_megakernel_utterances_total", "qwen_megakernel_ttfc_seconds_count"):
+        assert count(after, name) == count(before, name) + 1
+    assert count(after, "qwen_megakernel_ready") == 1 and TEXT not in after
+
+
+# ---------------------------------------------------------------- who may not, who goes away, who stalls
+
+
+@pytest.mark.parametrize("headers", [{"host": "evil.example"}, {"origin": "https://evil.example"}])
+def test_pages_of_others_are_not_served_without_a_token(server, headers):
+    assert httpx.get(f"{server.url}/v1/models", headers=headers).status_code == 403
+
+
+def test_with_a_token_nothing_is_told_without_it():
+    with running(demo, token="secret") as server:
+        until(lambda: server.service.state == "ready", 60)
+        for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "secret"}):
+            for path in ("/v1/models", "/v1/voices", "/metrics", "/openapi.json", "/nothing"):
+                refused = httpx.get(server.url + path, headers=headers)
+                assert refused.status_code == 401 and "secret" not in refused.text
+                assert refused.headers["www-authenticate"] == "Bearer"
+        flood = [httpx.post(server.url + SPEECH, content=b"x" * 5000).status_code for _ in range(200)]
+        assert set(flood) == {401} and server.service.engine.metrics()["utterances"] == 1  # its warm-up
+        assert httpx.get(f"{server.url}/health").status_code == httpx.get(f"{server.url}/ready").status_code == 200
+        bearing = {"authorization": "Bearer secret", "host": "bots.example"}
+        assert httpx.get(f"{server.url}/v1/models", headers=bearing).status_code == 200
+
+
+def request_bytes(text: str, response_format: str = "pcm") -> bytes:
+    body = json.dumps({"model": "demo", "input": text, "response_format": response_format}).encode()
+    head = f"POST {SPEECH} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+    return head.encode() + b"\r\n\r\n" + body
+
+
+@pytest.mark.parametrize("response_format", ["pcm", "mp3"])
+def test_who_hangs_up_frees_the_slot(server, response_format):
+    for _ in range(3):
+        before = server.service.engine.metrics()["cancelled"]
+        with socket.create_connection(("127.0.0.1", server.port)) as line:
+            line.sendall(request_bytes(" ".join([TEXT] * 8), response_format))
+            until(lambda: server.service.engine.health()["streams"] == 1)
+        server.at_rest()
+        assert server.service.engine.metrics()["cancelled"] == before + 1
+
+
+def test_who_does_not_read_is_let_go():
+    """A connection that takes a few chunks and then no more."""
+    taken, body = [], json.dumps({"model": "demo", "input": " ".join([TEXT] * 8), "response_format": "pcm"}).encode()
+
+    async def stall(message) -> None:
+        taken.append(message)
+        if len(taken) > 3:
+            await asyncio.Event().wait()
+
+    messages = [{"type": "http.request", "body": body}]
+
+    async def receive():
+        if not messages:
+            await asyncio.Event().wait()
+        return messages.pop()
+
+    headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
+    scope = {"type": "http", "method": "POST", "path": SPEECH, "headers": headers, "query_string": b""}
+    asgi(demo, scope, receive, stall, limits=Limits(idle_s=0.5))
+    assert len(taken) == 4 and taken[-1]["more_body"], "uvicorn closes the connection of an answer without an end"
+
+
+def test_500_connects_and_aborts_leave_nothing(server):
+    for i in range(500):
+        with socket.create_connection(("127.0.0.1", server.port)) as line:
+            line.sendall(request_bytes(TEXT)[: i % 200])
+    until(lambda: post(server, response_format="pcm").status_code == 200)  # some had asked for speech
+    server.at_rest()
+
+
+def test_a_body_that_never_comes_is_not_waited_for(server):
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as line:
+        line.sendall(request_bytes(TEXT)[:-5])
+        assert b" 408 " in line.recv(4096).split(b"\r\n")[0]
+
+
+def test_a_connection_that_says_nothing_is_closed():
+    with running(demo, limits=Limits(header_s=0.5)) as server:
+        lines = [socket.create_connection(("127.0.0.1", server.port), timeout=20) for _ in range(20)]
+        for line in lines[::2]:
+            line.sendall(b"POST /v1/audio/speech HTTP/1.1\r\nHost: local")
+        assert [line.recv(100) for line in lines] == [b""] * 20
+        for line in lines:
+            line.close()
+        until(lambda: server.service.state == "ready", 60)
+        with httpx.Client() as client:  # and one that is used again is not
+            for _ in range(3):
+                assert client.get(f"{server.url}/ready").status_code == 200
+                time.sleep(0.3)
+
+
+def test_who_hangs_up_in_the_queue_leaves_it(server):
+    engine = server.service.engine
+    open_ones = [engine.submit(TEXT, max_frames=400, runaway_guard=False) for _ in range(7)]
+    try:
+        with socket.create_connection(("127.0.0.1", server.port)) as line:
+            line.sendall(request_bytes(TEXT))
+            until(lambda: len(server.service.open) == 1)
+        until(lambda: not server.service.open, 3)
+    finally:
+        for utterance in open_ones:
+            utterance.cancel()
+    server.at_rest()
+
+
+@pytest.mark.parametrize(
+    "headers, status",
+    [({"origin": "http://["}, 403), ({"host": "["}, 403), ({"accept": "application/openmetrics-text;version=x"}, 200)],
+    ids=str,
+)
+def test_broken_headers_are_no_errors_of_ours(server, headers, status):
+    assert httpx.get(f"{server.url}/metrics", headers=headers).status_code == status
+
+
+@pytest.mark.parametrize("token", ["", "two words\n", "g\u00e4ste", " x"])
+def test_a_token_that_no_client_can_send_is_refused(token):
+    with pytest.raises(BackendError, match="token"):
+        make_app(demo, model="demo", token=token)
+
+
+def test_more_than_slots_and_queue_are_busy_and_may_try_again(server):
+    engine = server.service.engine
+    open_ones = [engine.submit(TEXT, max_frames=400, runaway_guard=False) for _ in range(8)]
+    try:
+        refused = post(server)
+        assert refused.status_code == 429 and refused.headers["retry-after"] == "1"
+        assert refused.json()["error"]["code"] == "busy" and refused.json()["error"]["retryable"] is True
+    finally:
+        for utterance in open_ones:
+            utterance.cancel()
+    server.at_rest()
+    assert post(server).status_code == 200
+
+
+# ---------------------------------------------------------------- life
+
+
+@pytest.mark.parametrize("log_texts", [False, True])
+def test_texts_are_logged_only_where_that_was_asked_for(caplog, log_texts):
+    with caplog.at_level("DEBUG"), running(demo, log_texts=log_texts) as server:
+        until(lambda: server.service.state == "ready", 60)
+        assert post(server, input="A secret.", response_format="pcm").status_code == 200
+        post(server, input="A secret.", voice="nobody")
+    assert ("A secret." in caplog.text) == log_texts
+
+
+def test_before_it_is_ready_it_says_so():
+    go = threading.Event()
+
+    def late() -> TTSEngine:
+        assert go.wait(60)
+        return demo()
+
+    with running(late) as server:
+        assert httpx.get(f"{server.url}/health").json() == {"status": "loading"}
+        assert httpx.get(f"{server.url}/ready").status_code == 503
+        refused = post(server)
+        assert refused.status_code == 503 and refused.json()["error"]["retryable"] is True
+        go.set()
+        until(lambda: httpx.get(f"{server.url}/ready").status_code == 200, 60)
+        assert server.service.engine.metrics()["utterances"] == 1, "a warm-up"
+
+
+def test_a_dead_engine_is_told():
+    with running(demo) as server:
+        until(lambda: server.service.state == "ready", 60)
+        server.service.engine._owner._go_on = lambda: 1 / 0
+        assert post(server, response_format="pcm").status_code == 503
+        until(lambda: httpx.get(f"{server.url}/health").status_code == 503)
+        assert httpx.get(f"{server.url}/health").json()["status"] == "dead"
+        assert server.service.gone.is_set()
+
+
+SERVER = """
+import sys
+from qwen_megakernel import TTSEngine, serve
+from qwen_megakernel.serve import make_app
+from qwen_megakernel.serve_speech import Limits
+
+def load():
+    engine = TTSEngine.load("demo", device="cpu", max_streams=2, max_positions=512)
+    if sys.argv[2] == "dies":
+        submit = engine.submit
+        def broken(text, *args, **options):
+            if text == "die":
+                engine._owner._go_on = lambda: 1 / 0
+            return submit(text, *args, **options)
+        engine.submit = broken
+    return engine
+
+sys.exit(serve.serve(serve.make_app(load, model="demo", limits=Limits(drain_s=30)), "127.0.0.1", int(sys.argv[1])))
+"""
+
+
+@pytest.fixture
+def process():
+    started = []
+
+    def start(how: str) -> tuple[subprocess.Popen, str]:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        started.append(subprocess.Popen([sys.executable, "-W", "ignore", "-c", SERVER, str(port), how]))
+        url = f"http://127.0.0.1:{port}"
+
+        def ready() -> bool:
+            try:
+                return httpx.get(f"{url}/ready").status_code == 200
+            except httpx.TransportError:
+                return False
+
+        until(ready, 90)
+        return started[-1], url
+
+    yield start
+    for each in started:
+        each.kill()
+        each.wait()
+
+
+def test_a_process_whose_engine_died_ends_for_its_supervisor(process):
+    server, url = process("dies")
+    httpx.post(url + SPEECH, json={"model": "demo", "input": "die"}, timeout=60)
+    assert server.wait(timeout=60) == 70
+
+
+def test_sigterm_lets_what_is_being_said_be_said(process):
+    server, url = process("lives")
+    text, seed = " ".join([TEXT] * 3), 3
+    body = {"model": "demo", "input": text, "voice": "ada", "response_format": "pcm", "seed": seed}
+    with httpx.stream("POST", url + SPEECH, json=body, timeout=60) as response:
+        chunks = response.iter_raw()
+        pcm = next(chunks)
+        server.send_signal(signal.SIGTERM)
+        pcm += b"".join(chunks)
+    with TTSEngine.load("demo", device="cpu", max_streams=1, max_positions=512) as engine:
+        whole = engine.generate(text, speaker="ada", sampling=SamplingParams(seed=seed)).samples
+    assert pcm == pcm16(whole)
+    assert server.wait(timeout=60) == -signal.SIGTERM
+
+
+# ---------------------------------------------------------------- voices
+
+
+def test_saved_voices_are_served_by_their_names(tiny, tmp_path):
+    folder = tiny("base", size="tiny", eos_gain=2.0)
+    options = {"device": "cpu", "max_streams": 2, "max_positions": 512}
+    samples = np.random.default_rng(1).uniform(-0.3, 0.3, 24000).astype(np.float32)
+    file = io.BytesIO()
+    soundfile.write(file, samples, 24000, format="WAV", subtype="FLOAT")
+    with TTSEngine.load(folder, **options) as engine:
+        engine.create_voice((samples, 24000)).save(tmp_path / "anna.safetensors")
+        voice = Voice.load(tmp_path / "anna.safetensors")
+        truth = engine.generate(TEXT, voice=voice, sampling=SamplingParams(seed=5), max_frames=None).samples
+    with running(lambda: TTSEngine.load(folder, **options), voices=tmp_path, upload=True) as server:
+        until(lambda: server.service.state == "ready", 60)
+        assert post(server, voice="anna", response_format="pcm", seed=5).content == pcm16(truth)
+        audio = base64.b64encode(file.getvalue()).decode()
+        add = lambda **body: httpx.post(f"{server.url}/v1/voices", json=body, timeout=60)  # noqa: E731
+        assert add(name="ben", audio=audio).status_code == 201
+        assert (tmp_path / "ben.safetensors").is_file()
+        assert post(server, voice="ben", response_format="pcm", seed=5).status_code == 200
+        for wrong in (
+            {"name": "ben", "audio": audio},
+            {"name": "../x", "audio": audio},
+            {"name": "carl", "audio": "?"},
+            {"name": "carl", "audio": base64.b64encode(b"no sound").decode()},
+            {"name": "carl", "audio": "/etc/passwd"},
+        ):
+            assert add(**wrong).status_code == 400, wrong
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["anna.safetensors", "ben.safetensors"]
+
+
+def test_an_upload_that_takes_too_long_leaves_no_voice(tiny, tmp_path, monkeypatch):
+    """And its name can be had by the next one."""
+    folder, wait = tiny("base", size="tiny", eos_gain=2.0), threading.Event()
+    file = io.BytesIO()
+    soundfile.write(file, np.random.default_rng(1).uniform(-0.3, 0.3, 24000), 24000, format="WAV")
+    body = {"name": "ben", "audio": base64.b64encode(file.getvalue()).decode()}
+    create = TTSEngine.create_voice
+    monkeypatch.setattr(TTSEngine, "create_voice", lambda *args: (wait.wait(30), create(*args))[1])
+    options = {"device": "cpu", "max_streams": 2, "max_positions": 512}
+    limits = Limits(total_s=1.0)
+    with running(lambda: TTSEngine.load(folder, **options), voices=tmp_path, upload=True, limits=limits) as server:
+        until(lambda: server.service.state == "ready", 60)
+        add = lambda: httpx.post(f"{server.url}/v1/voices", json=body, timeout=60).status_code  # noqa: E731
+        assert add() == 408
+        wait.set()
+        until(lambda: server.service._uploads._work_queue.empty())
+        assert not server.service.voice_names() and not list(tmp_path.iterdir())
+        until(lambda: add() == 201, 30)
+        assert server.service.voice_names() == ["ben"]
+
+
+def test_without_leave_nobody_makes_voices(server):
+    assert httpx.post(f"{server.url}/v1/voices", json={"name": "x", "audio": ""}).status_code == 405
+
+
+def test_hosts_that_others_reach_need_a_token(capsys, monkeypatch):
+    from qwen_megakernel import cli
+
+    monkeypatch.delenv(cli.TOKEN, raising=False)
+    assert cli.main(["serve", "--host", "0.0.0.0"]) == 1
+    assert f"set {cli.TOKEN}" in capsys.readouterr().err
+
+
+def test_health_needs_no_library(server):
+    with urllib.request.urlopen(f"{server.url}/health") as told:
+        assert json.load(told)["status"] == "ready"
+
+
+def test_nothing_that_fits_or_breaks_the_description_is_an_error_of_ours(server):
+    description = schemathesis.openapi.from_url(f"{server.url}/openapi.json")
+    operations = [result.ok() for result in description.get_all_operations()]
+    assert {operation.path for operation in operations} >= {SPEECH, "/v1/models", "/v1/voices", "/health", "/metrics"}
+    modes = [schemathesis.GenerationMode.POSITIVE, schemathesis.GenerationMode.NEGATIVE]
+    for operation in operations:
+        for mode in modes if operation.path == SPEECH else modes[:1]:
+
+            @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+            @given(operation.as_strategy(generation_mode=mode))
+            def check(case) -> None:
+                answer = case.call(timeout=60)
+                assert answer.status_code < 500, answer.text
+                if answer.status_code >= 400:
+                    error = answer.json()["error"]
+                    assert error["message"] and error["code"] and "site-packages" not in answer.text
+
+            check()

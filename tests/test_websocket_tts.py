@@ -1,0 +1,571 @@
+"""MegakernelWebsocketTTSService in real Pipecat pipelines, against a server that speaks docs/serving.md by a script.
+
+Its voice is a ramp as long as the text."""
+
+import asyncio
+import contextlib
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from http import HTTPStatus
+
+import numpy as np
+import pytest
+from pipecat.frames.frames import (
+    CancelFrame,
+    ErrorFrame,
+    Frame,
+    FunctionCallsStartedFrame,
+    InterruptionFrame,
+    LLMFullResponseEndFrame,
+    LLMTextFrame,
+    MetricsFrame,
+    TTSAudioRawFrame,
+    TTSSpeakFrame,
+    TTSStartedFrame,
+    TTSStoppedFrame,
+    TTSTextFrame,
+    TTSUpdateSettingsFrame,
+)
+from pipecat.metrics.metrics import ProcessingMetricsData, TTFBMetricsData, TTSUsageMetricsData
+from pipecat.pipeline.worker import PipelineParams
+from pipecat.services.tts_service import TextAggregationMode
+from pipecat.tests.utils import SleepFrame, run_test
+from pipecat.transcriptions.language import Language
+from pipecat.utils.errors import ErrorCategory
+from test_pipecat import of, pcm, turn
+from websockets.asyncio.server import ServerConnection, serve
+from websockets.exceptions import ConnectionClosed
+
+from qwen_megakernel import LanguageError, RequestError, SamplingError, SpeakerError, websocket_tts
+from qwen_megakernel.websocket_tts import MegakernelWebsocketTTSService
+
+Settings = MegakernelWebsocketTTSService.Settings
+SENTENCE, TOKEN = TextAggregationMode.SENTENCE, TextAggregationMode.TOKEN
+HELLO = {
+    "type": "hello",
+    "model": "demo",
+    "sample_rate": 24000,
+    "format": "pcm_s16le",
+    "voices": ["ada", "max"],
+    "languages": ["auto", "english", "german"],
+}
+A_LETTER = 480  # samples: 20 ms
+CHUNK = 1920
+
+
+def voice_of(text: str) -> np.ndarray:
+    """What the server makes of a text: loud from its first sample on, and of no other text the same."""
+    n = A_LETTER * len(text)
+    return (2000 + np.arange(n) % 997 + 100 * (sum(text.encode()) % 50)).astype("<i2")
+
+
+class Server:
+    """`script(server, context, text)` may do what it likes in front of the audio; True: it was all there is to do."""
+
+    def __init__(self, token: str | None = None, hello: dict | None = None, script: Callable | None = None):
+        self.token, self.hello, self.script = token, hello or HELLO, script
+        self.heard: list[dict] = []  # every message of every client
+        self.sockets = 0
+        self.pause = 0.0  # seconds between chunks
+        self.most = 0  # contexts that spoke at once
+        self._texts: dict[str, str] = {}
+        self._speaking: dict[str, asyncio.Task] = {}
+        self._numbers = 0
+
+    async def __aenter__(self) -> "Server":
+        self._server = await serve(self._talk, "127.0.0.1", 0, process_request=self._admit)
+        port = self._server.sockets[0].getsockname()[1]
+        self.url = f"ws://127.0.0.1:{port}/v1/audio/speech/socket"
+        return self
+
+    async def __aexit__(self, *_) -> None:
+        self._server.close()
+        await self._server.wait_closed()
+
+    def _admit(self, connection: ServerConnection, request):
+        if self.token and request.headers.get("Authorization") != f"Bearer {self.token}":
+            return connection.respond(HTTPStatus.UNAUTHORIZED, "wrong token\n")
+        return None
+
+    async def _talk(self, socket: ServerConnection) -> None:
+        self.socket = socket
+        self.sockets += 1
+        await self.send(self.hello)
+        with contextlib.suppress(ConnectionClosed):
+            async for message in socket:
+                await self._take(json.loads(message))
+        for task in self._speaking.values():
+            task.cancel()
+        self._texts.clear()
+
+    async def _take(self, message: dict) -> None:
+        self.heard.append(message)
+        kind, name = message["type"], message.get("context")
+        if kind == "ping":
+            await self.send({"type": "pong"})
+        elif kind == "text":
+            self._texts[name] = self._texts.get(name, "") + message["text"]
+        elif kind == "cancel" and name in self._speaking:
+            self._speaking[name].cancel()
+        if kind == "end" or message.get("end"):
+            self._speaking[name] = asyncio.create_task(self._speak(name, self._texts.pop(name)))
+            self.most = max(self.most, len(self._speaking))
+
+    async def _speak(self, name: str, text: str) -> None:
+        try:
+            if self.script is None or not await self.script(self, name, text):
+                await self.say(name, text)
+                await self.end(name, text)
+        except asyncio.CancelledError:
+            await self.end(name, "", "cancelled")
+        finally:
+            self._speaking.pop(name, None)
+
+    async def send(self, message: dict | bytes) -> None:
+        with contextlib.suppress(ConnectionClosed):
+            await self.socket.send(message if isinstance(message, bytes) else json.dumps(message))
+
+    async def say(self, name: str, text: str, samples: np.ndarray | None = None) -> None:
+        self._numbers += 1
+        number, samples = self._numbers, voice_of(text) if samples is None else samples
+        await self.send({"type": "begin", "context": name, "number": number, "seed": 7})
+        words, at = text.split(), 0
+        for i in range(0, len(samples), CHUNK):
+            await self.send(number.to_bytes(4, "little") + samples[i : i + CHUNK].tobytes())
+            due = []
+            while words and at < i + CHUNK:
+                due.append([words[0], at / 24000])
+                at += A_LETTER * (len(words.pop(0)) + 1)
+            if due:
+                await self.send({"type": "words", "context": name, "words": due})
+            await asyncio.sleep(self.pause)
+
+    async def end(self, name: str, text: str, reason: str = "eos") -> None:
+        seconds = A_LETTER * len(text) / 24000
+        await self.send({"type": "end", "context": name, "finish_reason": reason, "seconds": seconds, "seed": 7})
+
+    async def fail(self, name: str | None, code: str, message: str) -> None:
+        context = {"context": name} if name else {}
+        await self.send({"type": "error", **context, "code": code, "message": message, "retryable": code == "busy"})
+
+    def of(self, kind: str) -> list[dict]:
+        return [message for message in self.heard if message["type"] == kind]
+
+
+def run(frames: list[Frame], server: Server, rate: int = 24000, token: str | None = None, **options):
+    """Everything that came out, downstream and upstream, up to an EndFrame behind the last."""
+
+    async def play():
+        async with server:
+            service = MegakernelWebsocketTTSService(url=server.url, token=token, **options)
+            params = PipelineParams(audio_out_sample_rate=rate, enable_metrics=True, enable_usage_metrics=True)
+            down, up = await asyncio.wait_for(
+                run_test(service, frames_to_send=frames, start_timeout=10, pipeline_params=params), 30
+            )
+            return list(down), list(up), service
+
+    return asyncio.run(play())
+
+
+def voices_of(*texts: str) -> np.ndarray:
+    return np.concatenate([voice_of(text) for text in texts])
+
+
+def one_start_and_stop(down, times: int = 1) -> bool:
+    return len(of(down, TTSStartedFrame)) == len(of(down, TTSStoppedFrame)) == times
+
+
+# ---------------------------------------------------------------- what is heard
+
+
+def test_sentences_are_contexts_of_their_own_and_one_turn():
+    server = Server()
+    down, up, _ = run(turn("Hello there. ", "How are you? ", "Fine."), server)
+    assert np.array_equal(pcm(down), voices_of("Hello there.", "How are you?", "Fine."))
+    assert one_start_and_stop(down) and not of(up, ErrorFrame)
+    texts = server.of("text")
+    assert [m["text"] for m in texts] == ["Hello there.", "How are you?", "Fine."]
+    assert all(m["end"] and m["words"] for m in texts) and len({m["context"] for m in texts}) == 3
+    assert all(1 <= len(m["context"]) <= 64 for m in texts) and not server.of("cancel") and server.sockets == 1
+
+
+def test_tokens_become_one_context_that_ends_with_the_turn():
+    server = Server()
+    tokens = ["Hel", "lo the", "re, ", "how are y", "ou?"]
+    down, up, _ = run(turn(*tokens, pause=0.01), server, text_aggregation_mode=TOKEN)
+    assert np.array_equal(pcm(down), voice_of("".join(tokens)))
+    assert one_start_and_stop(down) and not of(up, ErrorFrame)
+    texts = server.of("text")
+    assert [m["text"] for m in texts] == tokens and len({m["context"] for m in texts}) == 1
+    assert "words" in texts[0] and not any("words" in m or "end" in m for m in texts[1:])
+    assert [m["type"] for m in server.heard[-2:]] == ["text", "end"]
+
+
+def test_a_turn_may_begin_before_the_last_one_was_heard():
+    server = Server()
+    server.pause = 0.05
+    frames = [*turn("One two three four."), SleepFrame(0.1), *turn("Five six.")]
+    down, up, _ = run(frames, server, text_aggregation_mode=TOKEN)
+    assert np.array_equal(pcm(down), voices_of("One two three four.", "Five six."))
+    assert one_start_and_stop(down, 2) and not of(up, ErrorFrame) and not server.of("cancel")
+    assert server.most == 2, "both spoke at once"
+
+
+def test_text_that_only_the_end_of_the_pipeline_ends_is_spoken():
+    server = Server()
+    server.pause = 0.05
+    down, up, _ = run(turn("Hello there, ", "how are you?")[:-1], server, text_aggregation_mode=TOKEN)
+    assert np.array_equal(pcm(down), voice_of("Hello there, how are you?")) and not of(up, ErrorFrame)
+
+
+def test_before_a_function_call_what_was_written_is_flushed():
+    server = Server()
+    call = FunctionCallsStartedFrame(function_calls=[])
+    frames = [*turn("Let ", "me look")[:-1], call, SleepFrame(0.2), LLMTextFrame(" it up."), LLMFullResponseEndFrame()]
+    down, up, _ = run(frames, server, text_aggregation_mode=TOKEN)
+    assert [m["type"] for m in server.heard] == ["text", "text", "flush", "text", "end"] and not of(up, ErrorFrame)
+    assert np.array_equal(pcm(down), voice_of("Let me look it up."))
+
+
+@pytest.mark.parametrize("rate", [8000, 16000, 48000])
+def test_other_rates_have_all_of_it(rate):
+    import soxr
+
+    down, _, _ = run(turn("Hello there, how are you?"), Server(), rate)
+    whole = soxr.resample(voice_of("Hello there, how are you?").astype(np.float32) / 32767, 24000, rate, "HQ")
+    heard = pcm(down) / 32767
+    assert len(heard) == pytest.approx(len(whole), abs=2)
+    both = min(len(whole), len(heard))
+    assert np.abs(heard[:both] - whole[:both]).max() < 1e-3, "no click at a chunk's edge, no tail lost"
+    assert all(f.sample_rate == rate and len(f.audio) for f in of(down, TTSAudioRawFrame))
+
+
+def test_leading_silence_is_cut_and_words_come_earlier_by_as_much():
+    async def after_silence(server, name, text):
+        await server.say(name, text, np.concatenate([np.zeros(7200, "<i2"), voice_of(text)]))
+        await server.end(name, text)
+        return True
+
+    for trim, left in ((True, 240), (False, 7200)):
+        server = Server(script=after_silence)
+        down, _, _ = run([TTSSpeakFrame("Hello there.")], server, trim_leading_silence=trim)
+        assert len(pcm(down)) == left + len(voice_of("Hello there."))
+        hello, there = of(down, TTSTextFrame)
+        assert (there.pts - hello.pts) / 1e9 == pytest.approx(0.0 if trim else 6 * A_LETTER / 24000, abs=1e-3)
+
+
+def test_metrics_are_pipecats_own():
+    down, up, _ = run(turn("Hello there. ", "How are you?"), Server())
+    data = [entry for frame in of([*down, *up], MetricsFrame) for entry in frame.data]
+    first = [e for e in data if isinstance(e, TTFBMetricsData) and e.value]
+    assert len(first) == 1 and first[0].model == "demo"
+    assert sum(e.value for e in data if isinstance(e, TTSUsageMetricsData)) == len("Hello there.How are you?")
+    assert len([e for e in data if isinstance(e, ProcessingMetricsData) and e.value]) == 2
+
+
+# ---------------------------------------------------------------- words
+
+
+@pytest.mark.parametrize("mode", [SENTENCE, TOKEN])
+def test_words_come_in_order_with_the_times_of_their_context(mode):
+    server = Server()
+    down, _, _ = run(turn("Hello there. ", "How are you?"), server, text_aggregation_mode=mode)
+    words = of(down, TTSTextFrame)
+    assert [w.text.strip() for w in words] == ["Hello", "there.", "How", "are", "you?"]
+    assert all(w.metadata["time_is_estimated"] for w in words)
+    starts = [(w.pts - words[0].pts) / 1e9 for w in words]
+    letters = [0, 6, 12, 16, 20] if mode is SENTENCE else [0, 6, 13, 17, 21]
+    assert starts == pytest.approx([n * A_LETTER / 24000 for n in letters], abs=1e-3)
+
+
+# ---------------------------------------------------------------- interruptions
+
+
+@pytest.mark.parametrize("mode", [SENTENCE, TOKEN])
+def test_an_interruption_cancels_its_context_and_keeps_the_socket(mode):
+    """The server speaks on for a while, as if the cancel were late: nothing of it is heard."""
+    long = "One two three four five six seven eight nine ten, and so on."
+
+    async def stubborn(server, name, text):
+        if text == long:
+            server.pause = 0.05
+            await asyncio.shield(asyncio.create_task(server.say(name, text)))
+
+    server = Server(script=stubborn)
+    frames = [*turn(long), SleepFrame(0.3), InterruptionFrame(), SleepFrame(0.1), *turn("Hello there.")]
+    down, up, _ = run(frames, server, text_aggregation_mode=mode)
+    at = next(i for i, f in enumerate(down) if isinstance(f, InterruptionFrame))
+    starts = [i for i, f in enumerate(down) if isinstance(f, TTSStartedFrame)]
+    assert len(starts) == 2 and starts[0] < at < starts[1] and not of(up, ErrorFrame)
+    assert of(down[:at], TTSAudioRawFrame) and not of(down[at : starts[1]], TTSAudioRawFrame)
+    assert np.array_equal(pcm(down[at:]), voice_of("Hello there."))
+    first, second = dict.fromkeys(m["context"] for m in server.of("text"))
+    assert [m["context"] for m in server.of("cancel")] == [first] and server.sockets == 1
+
+
+def test_speech_that_may_not_be_interrupted_is_not():
+    server = Server()
+    server.pause = 0.02
+    speak = TTSSpeakFrame("Please listen to this one to its end.")
+    speak.interruptible = False
+    down, up, _ = run([speak, SleepFrame(0.2), InterruptionFrame(), SleepFrame(0.1)], server)
+    assert np.array_equal(pcm(down), voice_of(speak.text)) and not server.of("cancel")
+
+
+def test_a_cancel_frame_stops_at_once():
+    server = Server()
+    server.pause = 0.5
+    frames = [*turn("One two three four five six seven eight nine ten, and so on."), SleepFrame(0.3), CancelFrame()]
+
+    async def play():
+        async with server:
+            service = MegakernelWebsocketTTSService(url=server.url)
+            await run_test(service, frames_to_send=frames, start_timeout=10, send_end_frame=False)
+            return service
+
+    start = time.monotonic()
+    service = asyncio.run(asyncio.wait_for(play(), 20))
+    assert time.monotonic() - start < 5 and service._websocket is None and not service._wires
+
+
+# ---------------------------------------------------------------- settings
+
+
+def update(**settings) -> TTSUpdateSettingsFrame:
+    return TTSUpdateSettingsFrame(delta=Settings(**settings))
+
+
+def test_settings_travel_with_the_first_text_and_change_with_the_next():
+    server = Server()
+    settings = Settings(
+        voice="ada", language=Language.EN_US, instruct="gently", seed=3, temperature=0.5, top_k=np.int64(9)
+    )
+    frames = [TTSSpeakFrame("One."), update(voice="Max", language="de", seed=None), TTSSpeakFrame("Two.")]
+    down, up, service = run(frames, server, settings=settings, chunk_frames=(1, 4))
+    first, second = server.of("text")
+    asked = {"language": "english", "instructions": "gently", "temperature": 0.5, "top_k": 9, "chunk_frames": [1, 4]}
+    assert first.items() >= (asked | {"voice": "ada", "seed": 3}).items() and "top_p" not in first
+    assert second.items() >= (asked | {"voice": "Max", "language": "german"}).items() and "seed" not in second
+    assert not of(up, ErrorFrame) and service.settings.model == "demo"
+
+
+def test_in_token_mode_a_change_opens_a_new_context():
+    server = Server()
+    frames = [*turn("Hello there. ")[:-1], update(voice="max"), LLMTextFrame("How are you?"), LLMFullResponseEndFrame()]
+    down, up, _ = run(frames, server, text_aggregation_mode=TOKEN)
+    assert np.array_equal(pcm(down), voices_of("Hello there. ", "How are you?")) and not of(up, ErrorFrame)
+    one, other = server.of("text")
+    assert one["context"] != other["context"] and "voice" not in one and other["voice"] == "max"
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"voice": "bob"}, "unknown voice 'bob'; known: ada, max"),
+        ({"voice": 7}, "voice must be a voice's name, got int"),
+        ({"language": "klingon"}, "unknown language 'klingon'; known: auto, english, german"),
+        ({"temperature": -1.0}, "temperature"),
+        ({"model": "another"}, "a service of another checkpoint is another service"),
+    ],
+)
+def test_a_change_that_cannot_be_is_refused_and_nothing_changes(change, message):
+    server = Server()
+    down, up, service = run([update(**change), TTSSpeakFrame("Hello there.")], server, settings=Settings(voice="ada"))
+    (error,) = of(up, ErrorFrame)
+    assert message in error.error and error.category is ErrorCategory.INVALID_REQUEST and service.is_usable
+    assert np.array_equal(pcm(down), voice_of("Hello there.")) and server.of("text")[0]["voice"] == "ada"
+
+
+@pytest.mark.parametrize(
+    "options, kind, message",
+    [
+        ({"url": "http://localhost"}, RequestError, "ws://"),
+        ({"settings": Settings(voice=" ")}, SpeakerError, "which has not answered yet"),
+        ({"settings": Settings(voice=7)}, SpeakerError, "got int"),
+        ({"settings": Settings(language=7)}, LanguageError, "got int"),
+        ({"settings": Settings(top_p=1.5)}, SamplingError, "top_p"),
+    ],
+)
+def test_what_no_server_has_is_refused_by_the_constructor(options, kind, message):
+    with pytest.raises(kind, match=message):
+        MegakernelWebsocketTTSService(**{"url": "ws://localhost"} | options)
+
+
+@pytest.mark.parametrize(
+    "settings, message", [(Settings(voice="bob"), "known: ada, max"), (Settings(model="another"), "has 'demo'")]
+)
+def test_what_the_server_does_not_have_is_an_error_of_the_set_up(settings, message):
+    """As with the other service where the model comes late: `setup` raises, of which Pipecat makes this."""
+    down, up, service = run(turn("Hello."), Server(), settings=settings)
+    (error,) = of(up, ErrorFrame)
+    assert message in error.error and error.category is ErrorCategory.INVALID_REQUEST and not service.is_usable
+    assert one_start_and_stop(down)
+
+
+# ---------------------------------------------------------------- errors
+
+
+@pytest.mark.parametrize("mode", [SENTENCE, TOKEN])
+@pytest.mark.parametrize(
+    "code, category",
+    [
+        ("busy", ErrorCategory.RATE_LIMIT),
+        ("invalid", ErrorCategory.APPLICATION),
+        ("closing", ErrorCategory.SERVER),
+        ("failed", ErrorCategory.SERVER),
+    ],
+)
+def test_what_the_server_refuses_is_one_error_and_the_next_turn_speaks(mode, code, category):
+    async def refuse(server, name, text):
+        if text == "Hello there.":
+            await server.fail(name, code, "all 4 streams are taken")
+            return True
+
+    server = Server(script=refuse)
+    frames = [*turn("Hello there."), SleepFrame(0.2), *turn("How are you?")]
+    start = time.monotonic()
+    down, up, service = run(frames, server, text_aggregation_mode=mode)
+    (error,) = of(up, ErrorFrame)
+    assert error.category is category and "all 4 streams are taken" in error.error and service.is_usable
+    assert one_start_and_stop(down, 2) and np.array_equal(pcm(down), voice_of("How are you?"))
+    assert time.monotonic() - start < 2.5, "no time-out of three seconds"
+
+
+def test_an_utterance_that_ends_before_its_text_takes_no_more_of_it():
+    """What was on its way opened another context of this name: it is cancelled."""
+
+    async def cut(server: Server, message: dict) -> None:
+        server.heard.append(message)
+        if message.get("text") == "One two ":
+            await server.say(message["context"], "One")
+            await server.end(message["context"], "One", "length")
+
+    server = Server()
+    server._take = lambda message: cut(server, message)
+    frames = turn("One two ", "three ", "four ", "five.", pause=0.15)
+    down, up, _ = run(frames, server, text_aggregation_mode=TOKEN)
+    assert [e.category for e in of(up, ErrorFrame)] == [ErrorCategory.APPLICATION] and one_start_and_stop(down)
+    assert [m["type"] for m in server.heard] == ["text", "cancel"] and np.array_equal(pcm(down), voice_of("One"))
+
+
+def test_an_error_of_the_socket_is_told_and_costs_nothing():
+    async def complain(server, name, text):
+        await server.fail(None, "idle", "no message for 60 s")
+
+    down, up, service = run([TTSSpeakFrame("Hello there.")], Server(script=complain))
+    assert [e.category for e in of(up, ErrorFrame)] == [ErrorCategory.CONNECTIVITY] and service.is_usable
+    assert np.array_equal(pcm(down), voice_of("Hello there."))
+
+
+# ---------------------------------------------------------------- the connection
+
+
+@pytest.mark.parametrize("mode", [SENTENCE, TOKEN])
+def test_a_socket_that_breaks_ends_what_was_said_and_the_next_turn_speaks_on_a_new_one(mode):
+    async def drop(server, name, text):
+        if server.sockets == 1:
+            await server.say(name, text)
+            await asyncio.sleep(0.1)  # what was sent is to arrive
+            server.socket.transport.abort()
+            return True
+
+    server = Server(script=drop)
+    frames = [*turn("Hello there."), SleepFrame(0.5), *turn("How are you?")]
+    down, up, service = run(frames, server, text_aggregation_mode=mode)
+    (error,) = of(up, ErrorFrame)
+    assert error.category is ErrorCategory.CONNECTIVITY and "may be said again" in error.error and service.is_usable
+    assert server.sockets == 2 and one_start_and_stop(down, 2)
+    assert np.array_equal(pcm(down), voices_of("Hello there.", "How are you?"))
+
+
+@pytest.mark.parametrize("mode", [SENTENCE, TOKEN])
+def test_a_turn_goes_on_in_a_new_context_behind_a_break(mode):
+    async def drop(server, name, text):
+        if server.sockets == 1:
+            server.socket.transport.abort()
+            return True
+
+    async def drop_at_text(server: Server, message: dict) -> None:
+        if server.sockets == 1:
+            server.socket.transport.abort()
+        else:
+            await Server._take(server, message)
+
+    server = Server(script=drop)
+    if mode is TOKEN:
+        server._take = lambda message: drop_at_text(server, message)
+    frames = [*turn("Hello there. ", "Fine, ")[:-1], SleepFrame(0.4), LLMTextFrame("how are you?"), *turn()[-1:]]
+    down, up, _ = run(frames, server, text_aggregation_mode=mode)
+    assert [e.category for e in of(up, ErrorFrame)] == [ErrorCategory.CONNECTIVITY]
+    assert np.array_equal(pcm(down), voice_of("Fine, how are you?" if mode is SENTENCE else "how are you?"))
+    assert server.sockets == 2 and one_start_and_stop(down, 2)
+
+
+def test_a_wrong_token_is_an_error_and_no_hang():
+    down, up, service = run(turn("Hello there."), Server(token="right"), token="wrong")
+    (error,) = of(up, ErrorFrame)
+    assert error.category is ErrorCategory.AUTHENTICATION and "401" in error.error and not service.is_usable
+    assert not of(down, TTSAudioRawFrame) and one_start_and_stop(down)
+
+
+def test_the_right_token_speaks():
+    down, up, _ = run(turn("Hello there."), Server(token="right"), token="right")
+    assert np.array_equal(pcm(down), voice_of("Hello there.")) and not of(up, ErrorFrame)
+
+
+def test_a_server_that_is_not_there_yet_is_tried_again_by_the_next_text(monkeypatch):
+    server, connect = Server(), MegakernelWebsocketTTSService._websocket_connect
+    tries = []
+
+    async def late(self, url, **options):
+        tries.append(url)
+        return await connect(self, "ws://127.0.0.1:1" if len(tries) == 1 else url, **options)
+
+    monkeypatch.setattr(MegakernelWebsocketTTSService, "_websocket_connect", late)
+    down, up, _ = run(turn("Hello there."), server)
+    assert [e.category for e in of(up, ErrorFrame)] == [ErrorCategory.CONNECTIVITY] and len(tries) == 2
+    assert np.array_equal(pcm(down), voice_of("Hello there."))
+
+
+@pytest.mark.parametrize(
+    "hello, category",
+    [
+        (HELLO | {"format": "opus"}, ErrorCategory.SERVER),
+        ({"type": "error", "code": "busy", "message": "full", "retryable": True}, ErrorCategory.RATE_LIMIT),
+    ],
+)
+def test_a_server_that_says_something_else_first_is_not_spoken_with(hello, category):
+    server = Server(hello=hello)
+    _, up, _ = run([SleepFrame(0.1)], server)
+    assert [e.category for e in of(up, ErrorFrame)] == [category]
+
+
+def test_a_server_that_says_nothing_is_given_up(monkeypatch):
+    monkeypatch.setattr(websocket_tts, "_CONNECT", 0.3)
+    server = Server()
+    server.send = lambda message: asyncio.sleep(0)
+    _, up, _ = run([SleepFrame(0.1)], server)
+    (error,) = of(up, ErrorFrame)
+    assert error.category is ErrorCategory.CONNECTIVITY and "did not answer" in error.error
+
+
+def test_an_idle_socket_is_kept_alive(monkeypatch):
+    monkeypatch.setattr(websocket_tts, "_PING", 0.1)
+    server = Server()
+    down, up, _ = run([SleepFrame(0.5), *turn("Hello.")], server)
+    assert 3 <= len(server.of("ping")) <= 8 and server.sockets == 1 and not of(up, ErrorFrame) and len(pcm(down))
+
+
+# ---------------------------------------------------------------- the package
+
+
+def test_the_client_needs_no_torch():
+    code = (
+        "import sys, qwen_megakernel.websocket_tts; "
+        "print([name for name in ('torch', 'transformers', 'qwen_megakernel.engine') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
