@@ -112,7 +112,7 @@ def test_says_what_is_in_the_way_and_auto_takes_torch(said, sentence, machine):
     machine(*said)
     assert sentence in build.why_no_build(GPU)
     with pytest.raises(BackendError, match=re.escape(sentence)):
-        build.load_extension.__wrapped__(GPU)
+        build._loaded.__wrapped__(GPU, frozenset())
     with pytest.raises(BackendError, match=re.escape(sentence)):
         select_backend("megakernel", GPU)
     backend, reason = select_backend("auto", GPU)
@@ -186,7 +186,7 @@ def test_both_compilers_get_the_targets_flags_and_the_log_says_where(
     (folder / f"{folder.name}.so").touch()
     (folder / "lock").touch()
     with caplog.at_level(logging.INFO, "qwen_megakernel"):
-        build.load_extension.__wrapped__(GPU)
+        build._loaded.__wrapped__(GPU, frozenset())
     assert f"delete {folder / 'lock'}" in caplog.text and "building" not in caplog.text
 
 

@@ -1,0 +1,108 @@
+"""FP8 weights: E4M3 with one scale per output channel. Activations and sums stay as they are.
+
+A quantised matrix W [N, K] is float8_e4m3fn values Q and fp32 scales s: W[n] is about Q[n] * s[n]. Our scales are
+powers of two, the smallest with which no value of the row is beyond E4M3's 448. E4M3 is a floating-point format, so a scale
+that used its range to the last bit would not round any finer; and Q * s is then exact in bf16, so that what the kernel
+says with E4M3 weights is, to the bit, what it says with `dequantize`d bf16 ones.
+"""
+
+import re
+from collections.abc import Collection, Mapping
+
+import torch
+from torch import Tensor
+
+from qwen_megakernel.errors import BackendError
+
+PARTS = ("talker", "predictor", "codec_head", "lm_heads")
+"""What can be quantised, each by itself: the layers' projections of both stacks, and their heads. In the order of the
+bits of csrc/dims.cuh's QMK_FP8."""
+
+_PREDICTOR = frozenset({"predictor", "lm_heads"})
+WEIGHTS = {"bf16": frozenset(), "fp8": frozenset(PARTS), "fp8-predictor": _PREDICTOR}
+"""Names of the usual choices of parts."""
+
+SCALE = "_scale"
+"""A quantised tensor's scales lie beside it, under its name and this."""
+
+LARGEST = 448.0
+"""Of E4M3's values."""
+
+_PATTERNS = {
+    "talker": r"talker\.model\.layers\.\d+\.(self_attn|mlp)\.\w+_proj\.weight",
+    "predictor": r"talker\.code_predictor\.model\.layers\.\d+\.(self_attn|mlp)\.\w+_proj\.weight",
+    "codec_head": r"talker\.codec_head\.weight",
+    "lm_heads": r"talker\.code_predictor\.lm_head\.\d+\.weight",
+}
+
+
+def parts_of(weights: str | Collection[str]) -> frozenset[str]:
+    """The parts that are to be FP8: of a name of `WEIGHTS`, or some of `PARTS`.
+
+    Raises:
+        BackendError: neither.
+    """
+    if isinstance(weights, str):
+        if weights in WEIGHTS:
+            return WEIGHTS[weights]
+        raise BackendError(f"weights must be one of {', '.join(WEIGHTS)}, or parts of {PARTS}, got {weights!r}")
+    parts = frozenset(weights)
+    if not parts <= set(PARTS):
+        raise BackendError(f"weights must name parts of {PARTS}, got {sorted(map(str, parts))}")
+    return parts
+
+
+def name_of(parts: frozenset[str]) -> str:
+    """As `parts_of` takes it, or the parts' names."""
+    return next((name for name, of in WEIGHTS.items() if of == parts), "fp8: " + ", ".join(sorted(parts)))
+
+
+def part_of(tensor: str) -> str | None:
+    """Which part a tensor of a checkpoint belongs to; None: it stays as it is."""
+    return next((part for part, pattern in _PATTERNS.items() if re.fullmatch(pattern, tensor)), None)
+
+
+def quantize(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """[N, K] of any float dtype -> float8_e4m3fn [N, K], rounded to nearest even, and scales, fp32 [N]."""
+    rows = matrix.float()
+    mantissa, exponent = torch.frexp(rows.abs().amax(dim=1) / LARGEST)  # mantissa in [0.5, 1), 0 of 0
+    scale = torch.ldexp(torch.ones_like(mantissa), torch.where(mantissa > 0.5, exponent, exponent - 1))
+    scale[mantissa == 0] = 1.0
+    return (rows / scale[:, None]).to(torch.float8_e4m3fn), scale
+
+
+def quantized(tensors: Mapping[str, Tensor], fp8: frozenset[str]) -> dict[str, Tensor]:
+    """Tensors by name with these parts E4M3 and their scales beside them."""
+    out = dict(tensors)
+    for name in tensors:
+        if part_of(name) in fp8 and name + SCALE not in tensors:
+            out[name], out[name + SCALE] = quantize(tensors[name])
+    return out
+
+
+def dequantize(matrix: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """The matrix that the kernel multiplies with, in `dtype`; exact where the scales are powers of two."""
+    return (matrix.float() * scale[:, None]).to(dtype)
+
+
+def parts_in(tensors: Mapping[str, Tensor]) -> frozenset[str]:
+    """Of which parts tensors by name are E4M3."""
+    return frozenset(part_of(name.removesuffix(SCALE)) for name in tensors if name.endswith(SCALE))
+
+
+def dequantized(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    """Tensors by name without any E4M3 among them, and without scales."""
+    plain = {name: tensor for name, tensor in tensors.items() if not name.endswith(SCALE)}
+    for name in plain:
+        if name + SCALE in tensors:
+            plain[name] = dequantize(plain[name], tensors[name + SCALE], dtype)
+    return plain
+
+
+def flaw(matrix: Tensor, scale: Tensor) -> str | None:
+    """What makes a stored pair unusable, or nothing."""
+    if not bool(torch.isfinite(scale).all()) or not bool((scale > 0).all()):
+        return "scales must be finite and above 0"
+    if bool(((matrix.view(torch.uint8) & 0x7F) == 0x7F).any()):
+        return "a weight is no number"
+    return None
