@@ -1,9 +1,9 @@
 """FP8 weights: E4M3 with one scale per output channel. Activations and sums stay as they are.
 
 A quantised matrix W [N, K] is float8_e4m3fn values Q and fp32 scales s: W[n] is about Q[n] * s[n]. Our scales are
-powers of two, the smallest with which no value of the row is beyond E4M3's 448. E4M3 is a floating-point format, so a scale
-that used its range to the last bit would not round any finer; and Q * s is then exact in bf16, so that what the kernel
-says with E4M3 weights is, to the bit, what it says with `dequantize`d bf16 ones.
+powers of two, the smallest with which no value of the row is beyond E4M3's 448. E4M3 is a floating-point format, so a
+scale that used its range to the last bit would not round any finer; and Q * s is then exact in bf16, so that what the
+kernel says with E4M3 weights is, to the bit, what it says with `dequantize`d bf16 ones.
 """
 
 import re
