@@ -250,9 +250,10 @@ def show_speech(model: str, speaker: str | None, count: int, device: torch.devic
     print(f"\n{model}: {count} sentences, each with the same seed for all weights")
     print(f"  {'':16}{'ended':>9}{'seconds':>9}{'longest / bf16':>16}{'shortest / bf16':>17}{'words heard':>13}")
     requests = [(SENTENCES[i % len(SENTENCES)], i) for i in range(count)]
+    options = {"max_positions": 1024, "max_queue": count, "queue_timeout": 3600}
     results, base = {}, None
     for weights in WEIGHTS:
-        with TTSEngine.load(model, device=device, weights=weights, max_positions=1024) as engine:
+        with TTSEngine.load(model, device=device, weights=weights, **options) as engine:
             said = [
                 engine.submit(t, sampling=SamplingParams(seed=s), speaker=speaker, max_frames=400) for t, s in requests
             ]
