@@ -2,7 +2,7 @@
 
     python benchmarks/measure_fp8.py [--size 0.6b 1.7b demo] [--model FOLDER] [--frames 40] [--sentences 24]
 
-speed     (GPU) a frame's time by columns, the decoder's memory, and what reading its weights alone would take
+speed     (GPU) a frame's time by columns, its floor, its weights alone (a build without exchanges), and memory
 error     an utterance drawn by the fp32 twin of the stored weights, its codes fed to twins with other weights: relative
           error of the weights, of the talker's hidden state layer by layer, of both kinds of logits; KL of the
           distributions that are drawn from, and what they leave out of the true one; how often the likeliest code, and
@@ -23,17 +23,20 @@ import math
 import random
 import re
 import statistics
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from common import READ_TB_S, commit, machine, weight_bytes
+from measure_decode import times_ms
 from recogniser import INSTALLED, heard_words
 from torch import Tensor
 
-from qwen_megakernel import SamplingParams, TTSEngine
+from qwen_megakernel import SamplingParams, TTSEngine, build
 from qwen_megakernel.checkpoint import Checkpoint
-from qwen_megakernel.config import ModelConfig
+from qwen_megakernel.config import GREEDY, ModelConfig
 from qwen_megakernel.fp8 import PARTS, WEIGHTS, dequantized, part_of, quantized
 from qwen_megakernel.frame import Frame, SlotState, draws_of
 from qwen_megakernel.megakernel import MegakernelFrameDecoder, why_no_megakernel
@@ -196,37 +199,60 @@ def show_errors(label: str, config: ModelConfig, tensors: Tensors, *utterance) -
 # ---------------------------------------------------------------- speed
 
 
-@torch.inference_mode()
-def show_speed(label: str, config: ModelConfig, tensors: Tensors, columns: list[int], device: torch.device) -> dict:
-    from measure_decode import times_ms
+@contextmanager
+def no_exchange() -> Iterator[None]:
+    """Builds whose blocks do not wait for each other: what they say is wrong, the weights are read and multiplied."""
+    flags = build.FLAGS
+    build.FLAGS = (*flags, "-DQMK_NO_EXCHANGE")
+    build._loaded.cache_clear()
+    try:
+        yield
+    finally:
+        build.FLAGS = flags
+        build._loaded.cache_clear()
 
-    print(f"\n{label}: a frame at position 200, sampled")
-    print(f"  {'':16}{'columns':>9}{'ms':>9}{'floor ms':>10}{'of floor':>10}{'GB a frame':>12}{'weights GB':>12}")
+
+def frame_ms(kernel: MegakernelFrameDecoder, width: int, columns: int, sampling: SamplingParams) -> float:
+    rows = torch.randn(10, width, device=kernel._rows.device).to(torch.bfloat16)
+    for slot in range(columns):
+        kernel.start(slot, Prompt(rows, rows[:1], rows[0]), sampling)
+        kernel._launcher.seek(slot, 100, 5)
+
+    def frame() -> None:
+        kernel.launch(range(columns))
+        if kernel._launcher.uncollected() == 4:
+            kernel.collect()
+
+    ms = float(times_ms(frame, 200).median())
+    while kernel._launcher.uncollected():
+        kernel.collect()
+    return ms
+
+
+@torch.inference_mode()
+def show_speed(label: str, config: ModelConfig, columns: list[int], device: torch.device) -> dict:
+    """With random weights, which never end their speech."""
+    tensors, width = random_talker(config, device, seed=torch.seed() % 2**31), config.talker.stack.hidden_size
+    print(f"\n{label}: a frame at position 200, sampled; and its weights alone, nobody waiting for anybody's results")
+    heads = [f"{count} stream{'s' * (count > 1)}" for count in columns]
+    heads += ["floor ms", "of floor", "weights alone", "GB a frame", "GB in memory"]
+    print(f"  {'':16}" + "".join(f"{head:>14}" for head in heads))
     results: dict = {}
-    rows = torch.randn(10, config.talker.stack.hidden_size, device=device).to(torch.bfloat16)
-    sampling = SamplingParams(seed=1).over(config.sampling)
     for weights, parts in (*WEIGHTS.items(), ("bf16 again", frozenset())):
         stored = quantized(tensors, parts)
+        sampling = SamplingParams(seed=1).over(config.sampling)
         kernel = MegakernelFrameDecoder(config, stored, slots=max(columns), max_positions=512)
+        ms = [frame_ms(kernel, width, count, sampling) for count in columns]
+        memory = kernel.weight_bytes
+        with no_exchange():
+            kernel = MegakernelFrameDecoder(config, stored, slots=1, max_positions=512)
+            alone = frame_ms(kernel, width, 1, GREEDY.over(config.sampling))
         _, read = weight_bytes({name: t.nbytes for name, t in stored.items()})
         floor = read / READ_TB_S * 1e-9
-        results[weights] = {"bytes": read, "weights": kernel.weight_bytes, "floor_ms": floor}
-        for count in columns:
-            for slot in range(count):
-                kernel.start(slot, Prompt(rows, rows[:1], rows[0]), sampling)
-                kernel._launcher.seek(slot, 100, 5)
-
-            def frame(slots=tuple(range(count)), kernel=kernel) -> None:
-                kernel.launch(slots)
-                if kernel._launcher.uncollected() == 4:
-                    kernel.collect()
-
-            ms = float(times_ms(frame, 200).median())
-            while kernel._launcher.uncollected():
-                kernel.collect()
-            results[weights][f"ms, {count}"] = ms
-            print(f"  {weights:16}{count:9}{ms:9.3f}{floor:10.3f}{floor / ms:10.0%}{read / 1e9:12.2f}"
-                  f"{kernel.weight_bytes / 1e9:12.2f}", flush=True)  # fmt: skip
+        results[weights] = {"ms": dict(zip(columns, ms, strict=True)), "alone_ms": alone, "floor_ms": floor}
+        results[weights] |= {"bytes": read, "memory": memory}
+        shown = "".join(f"{value:14.3f}" for value in (*ms, floor)) + f"{floor / ms[0]:14.0%}{alone:14.3f}"
+        print(f"  {weights:16}{shown}{read / 1e9:14.2f}{memory / 1e9:14.2f}", flush=True)
         del kernel
         torch.cuda.empty_cache()
     return results
@@ -300,7 +326,7 @@ def main() -> None:
             tensors = checkpoint.talker(device, torch.bfloat16)
         results[name] = told = {}
         if why_no_megakernel(device, torch.bfloat16, config) is None:
-            told["speed"] = show_speed(name, config, tensors, args.columns, device)
+            told["speed"] = show_speed(name, config, args.columns, device)
         utterance = (args.frames, folder, args.speaker)
         told["error"] = show_errors(name, config, tensors, *utterance)
         told["channels"] = show_errors(f"{name}, some channels large", config, with_channels(tensors), *utterance)

@@ -16,6 +16,13 @@
 
 namespace qmk {
 
+// Without it nobody waits for another block: what is said is wrong, and takes as long as its weights take to read and multiply.
+#ifdef QMK_NO_EXCHANGE
+constexpr bool kExchange = false;  // benchmarks/measure_fp8.py
+#else
+constexpr bool kExchange = true;
+#endif
+
 constexpr int kBlocks = 128;                        // resident for the whole frame
 constexpr int kComputeThreads = 512, kWarps = 16;
 constexpr int kThreads = kComputeThreads + (QMK_BLOCKS_PER_SM > 1 ? 32 : 128);  // behind them the producer; registers change hands by four warps

@@ -143,7 +143,7 @@ struct Frame {
         for (;;) {
           const uint2 r = load_relaxed8(slot);
           code = r.x;
-          if (r.y == b.epoch || b.patience.spent(polls)) break;
+          if (!kExchange || r.y == b.epoch || b.patience.spent(polls)) break;
         }
       }
       drawn[t] = min(code, static_cast<uint32_t>(N - 1));
