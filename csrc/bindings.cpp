@@ -368,7 +368,6 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.attr("COLUMNS") = qmk::kNarrowColumns;
   m.attr("MOST_COLUMNS") = qmk::kMostColumns;
   m.attr("FRAME_KV_SHARED") = qmk::kFrameKvShared;
-  m.attr("FP8") = QMK_FP8;
   pybind11::class_<Launcher>(m, "Launcher", pybind11::module_local())  // builds for other weights have one too
       .def(pybind11::init<int64_t, int64_t, Tensors, Settings>())
       .def("begin", &Launcher::begin)

@@ -24,8 +24,8 @@ __global__ void unpack_kernel(const __grid_constant__ Ribbons all) {
   uint4 unit;
   if (r.scales) {  // two units share a lane's 16 bytes
     const int of = i / kComputeThreads, lane = i % kComputeThreads;
-    const uint2 half = *reinterpret_cast<const uint2*>(data + static_cast<int64_t>(of / 2 * kComputeThreads + lane) * 16 + of % 2 * 8);
-    unit = widen_e4m3(half.x, half.y);
+    const uint2 raw = *reinterpret_cast<const uint2*>(data + static_cast<int64_t>(of / 2 * kComputeThreads + lane) * 16 + of % 2 * 8);
+    unit = widen_e4m3(raw.x, raw.y);
   } else {
     unit = *reinterpret_cast<const uint4*>(data + static_cast<int64_t>(i) * 16);
   }

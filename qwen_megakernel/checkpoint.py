@@ -25,7 +25,7 @@ from torch import Tensor
 
 from qwen_megakernel.config import CodecConfig, ModelConfig, SpeakerEncoderConfig, StackConfig, TalkerConfig
 from qwen_megakernel.errors import CheckpointError, CheckpointNotFoundError
-from qwen_megakernel.fp8 import SCALE, dequantize, flaw, part_of, quantized
+from qwen_megakernel.fp8 import SCALE, dequantize, flaw, part_of, quantize_parts
 
 log = logging.getLogger(__name__)
 
@@ -298,7 +298,7 @@ def _check_tensors(folder: Path, expected: Shapes) -> dict[str, Path]:
     headers = {path: _read_header(path) for path in _safetensors_files(folder)}
     dtypes = {name: dtype for header in headers.values() for name, (dtype, _) in header.items()}
     quantized = {name for name, dtype in dtypes.items() if dtype == _FP8 and part_of(name)}
-    _check_parts(folder, expected, quantized)
+    _check_parts(folder, expected, dtypes, quantized)
     expected = expected | {name + SCALE: expected[name][:1] for name in quantized & expected.keys()}
     for path, header in headers.items():
         for name, (dtype, shape) in sorted(header.items()):
@@ -320,13 +320,15 @@ def _check_tensors(folder: Path, expected: Shapes) -> dict[str, Path]:
     return where
 
 
-def _check_parts(folder: Path, expected: Shapes, quantized: set[str]) -> None:
+def _check_parts(folder: Path, expected: Shapes, dtypes: Mapping[str, str], quantized: set[str]) -> None:
     """A part (fp8.PARTS) is quantised as a whole or not at all."""
     parts = {part_of(name) for name in quantized}
     for name in expected:
-        if part_of(name) in parts and name not in quantized:
+        if part_of(name) in parts and name in dtypes and name not in quantized:
             other = next(n for n in sorted(quantized) if part_of(n) == part_of(name))
-            raise CheckpointError(f"{folder}: {other!r} is {_FP8} and {name!r} is not: quantise all of a part, or none")
+            raise CheckpointError(
+                f"{folder}: {other!r} is {_FP8} and {name!r} is {dtypes[name]}: quantise all of a part, or none"
+            )
 
 
 def _load(
@@ -414,7 +416,7 @@ class Checkpoint:
             fp8: parts (fp8.PARTS) that come as float8_e4m3fn with their scales, quantised unless they are stored so.
 
         Raises:
-            CheckpointError: a stored scale or FP8 weight is no number.
+            CheckpointError: a stored scale or FP8 weight is no number, or a weight cannot be quantised.
         """
         table, cpu = "talker.model.text_embedding.weight", torch.device("cpu")
         names = [name for name in self._main if name.startswith("talker.") and name != table]
@@ -427,10 +429,15 @@ class Checkpoint:
                 raise CheckpointError(f"{self._main[name]}: tensor {name!r}: {wrong}")
             if part_of(name) not in fp8:
                 tensors[name] = dequantize(tensors[name], tensors.pop(name + SCALE), dtype)
-        tensors = quantized(tensors, fp8)
+        quantize_parts(tensors, fp8)
         text = _load(self._main, [table], cpu, dtype)[table]
         mapped = device.type != "cpu" and dtype == torch.bfloat16  # else the conversion has copied it
         return tensors | {table: text.clone() if mapped else text}
+
+    @property
+    def files(self) -> tuple[list[Path], list[Path]]:
+        """With the tensors that were checked: of the main model, of the speech tokenizer."""
+        return sorted(set(self._main.values())), sorted(set(self._codec.values()))
 
     def speaker_encoder(self, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
         """Every `speaker_encoder.*` tensor (Base checkpoints; empty for the others)."""

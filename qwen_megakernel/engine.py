@@ -60,7 +60,7 @@ class TTSEngine:
         sample_rate: of everything it returns, in Hz.
         max_positions: rows of one slot: the prompt's and one per frame.
         backend: "torch" or "megakernel".
-        weights: of talker and code predictor, as `load` takes them.
+        weights: as `load` takes them; "bf16" where none is FP8, whatever their dtype.
         memory: bytes on the device by part; the text's embeddings are on the host.
     """
 
@@ -118,9 +118,9 @@ class TTSEngine:
                 takes the megakernel on Hopper, where it has been run; a log line says what was taken and why.
             device: None takes a CUDA GPU if there is one, else the CPU.
             dtype: of talker and code predictor; None is bfloat16 on a GPU and float32 on a CPU.
-            weights: "bf16", "fp8", "fp8-predictor", or some of fp8.PARTS: what is E4M3, quantised now if the checkpoint
-                does not have it so; the rest is of `dtype`. None: as the checkpoint has it. docs/fp8.md says what it
-                costs. PyTorch computes with the same weights, dequantised, and saves no memory.
+            weights: "bf16", "fp8", "fp8-predictor", or a list of some of fp8.PARTS: what is E4M3, quantised now if the
+                checkpoint does not have it so; the rest is of `dtype`. None: as the checkpoint has it. docs/fp8.md
+                says what it costs. PyTorch computes with the same weights, dequantised, and saves no memory.
             max_streams: utterances at once, each in a slot of its own; with our kernels fewer run where that is more
                 than the device sustains for live listeners, which is measured (`health()["sustained"]`).
             max_positions: rows of one slot: the prompt's and one per frame.
@@ -164,7 +164,7 @@ class TTSEngine:
         config = checkpoint.config
         name, reason = select_backend(backend, device, dtype, config)
         fp8 = checkpoint.fp8 if fp8 is None else fp8
-        kind = str(dtype).removeprefix("torch.") + (f", weights {name_of(fp8)}" if fp8 else "")
+        kind = str(dtype).removeprefix("torch.") + (f", FP8: {', '.join(sorted(fp8))}" if fp8 else "")
         log.info("backend %s on %s, %s (%s)", name, device, kind, reason)
         if str(model) == DEMO:
             log.info("the demo voice is %s", DEMO_NOTICE)
@@ -186,7 +186,8 @@ class TTSEngine:
                 slots = {"slots": max_streams, "max_positions": max_positions}
                 decoder = make_decoder(name, config, tensors, embeddings, **slots)
                 tensors = checkpoint.vocoder(device, torch.float32)
-                slots = {"slots": max_streams, "recent_codes": decoder.recent_codes, "fp8": fp8}
+                slots = {"slots": max_streams, "recent_codes": decoder.recent_codes}
+                slots["fp8"] = fp8 if name == "megakernel" else ()  # of the build that is there
                 vocoder = make_vocoder(config.codec.vocoder, tensors, device, vocoder_dtype, **slots)
             limits = {"max_queue": max_queue, "queue_timeout": float(queue_timeout), "kept_voices": kept_voices}
             spare = None

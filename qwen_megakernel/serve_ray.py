@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from qwen_megakernel.backend import BACKENDS
 from qwen_megakernel.checkpoint import DEMO
-from qwen_megakernel.fp8 import WEIGHTS
+from qwen_megakernel.fp8 import PARTS, WEIGHTS
 from qwen_megakernel.serve import load_for_good, make_app
 from qwen_megakernel.serve_guard import OPEN, is_loopback
 from qwen_megakernel.serve_http import answer
@@ -41,8 +41,8 @@ class Args(BaseModel):
     model: str = Field(DEMO, description="Folder, hub id or 'demo'; a folder must be on every machine.")
     device: Literal["cuda", "cpu"] = Field("cuda", description="cuda: one GPU a replica, which Ray chooses.")
     backend: Literal[BACKENDS] = "auto"
-    weights: Literal[tuple(WEIGHTS)] | None = Field(
-        None, description="fp8: half the memory; else as the model has them."
+    weights: Literal[tuple(WEIGHTS)] | list[Literal[PARTS]] | None = Field(
+        None, description="docs/fp8.md; else as stored."
     )
     max_streams: int = Field(64, ge=1, description="Utterances of one replica at once.")
     max_positions: int = Field(1024, ge=1, description="Of one utterance: its prompt's and its frames.")

@@ -10,10 +10,11 @@ import shutil
 
 import pytest
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
 from qwen_megakernel import BackendError, CheckpointError, SamplingParams, TTSEngine, cli
+from qwen_megakernel import quantize as quantize_module
 from qwen_megakernel.checkpoint import Checkpoint
 from qwen_megakernel.fp8 import (
     LARGEST,
@@ -27,7 +28,7 @@ from qwen_megakernel.fp8 import (
     parts_of,
     quantize,
 )
-from qwen_megakernel.megakernel import MLP_PACKET, PACKET, block_rows, pack
+from qwen_megakernel.megakernel import MLP_PACKET, PACKET, pack
 from qwen_megakernel.synthetic import random_talker, synthetic_config
 
 CPU = torch.device("cpu")
@@ -46,14 +47,15 @@ def test_every_weight_is_rounded_to_the_nearest_value_of_its_row():
     w = matrix(40, 300)
     w[3] = 0
     w[4] = 0
-    w[4, 7] = -(2.0**-100)
+    w[4, 7] = -(2.0**-105)  # so little that its scale is the least one
     w[5, 0] = LARGEST  # needs no scale
     w[5, 1:] = torch.randn(299).clamp(-3, 3).to(torch.bfloat16)
     q, scale = quantize(w)
     assert q.dtype == torch.float8_e4m3fn and q.shape == w.shape and scale.dtype == torch.float32
     assert scale.shape == (40,) and scale[3] == 1 and scale[5] == 1
     assert all(math.frexp(s)[0] == 0.5 for s in scale.tolist()), "a power of two"
-    top = (w.float().abs().amax(1) / scale)[[i for i in range(40) if i != 3]]
+    assert scale[4] == 2.0**-100
+    top = (w.float().abs().amax(1) / scale)[[i for i in range(40) if i not in (3, 4)]]
     assert top.max() <= LARGEST and top.min() > LARGEST / 2, "the smallest scale that holds the row"
     grid = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
     grid = grid[grid.isfinite()]
@@ -67,13 +69,24 @@ def test_every_weight_is_rounded_to_the_nearest_value_of_its_row():
     assert 0.015 < error < 0.04
 
 
+@pytest.mark.parametrize("wrong", [math.inf, -math.inf, math.nan, 2.0**127.5])
+def test_what_is_no_weight_is_not_quantised(wrong, bf16, tmp_path, capsys):
+    """At load and by the command, which leaves nothing behind."""
+    rewritten(bf16, lambda t: t[Q_PROJ][3, 5:6].fill_(wrong))
+    with pytest.raises(CheckpointError, match=f"{Q_PROJ}.*not finite, or too large"):
+        Checkpoint.open(bf16).talker(CPU, torch.float32, WEIGHTS["fp8"])
+    before = sorted(tmp_path.iterdir())
+    assert cli.main(["quantize", str(bf16), str(tmp_path / "out")]) == 1
+    assert "not finite" in capsys.readouterr().err and sorted(tmp_path.iterdir()) == before
+
+
 def test_parts_and_their_names():
     assert parts_of("fp8") == set(PARTS) and parts_of("bf16") == set() == parts_of([])
     assert parts_of(["talker", "lm_heads"]) == {"talker", "lm_heads"}
     assert [name_of(parts_of(name)) for name in WEIGHTS] == list(WEIGHTS)
-    assert name_of(frozenset({"talker"})) == "fp8: talker"
-    for wrong in ("fp4", "FP8", "talker", ["vocoder"], [3]):
-        with pytest.raises(BackendError, match="fp8-predictor|talker"):
+    assert name_of(parts_of(["talker", "lm_heads"])) == ("lm_heads", "talker")
+    for wrong in ("fp4", "FP8", "talker", ["vocoder"], [3], 3, True, torch.float8_e4m3fn, [["talker"]], object()):
+        with pytest.raises(BackendError, match="fp8-predictor, or a list of some of talker"):
             parts_of(wrong)
     tensors = random_talker(synthetic_config("tiny"), CPU, 1)
     found = {part: [name for name in tensors if part_of(name) == part] for part in PARTS}
@@ -81,6 +94,14 @@ def test_parts_and_their_names():
     left = [name for name in tensors if part_of(name) is None]
     kinds = ("norm", "embedding", "text_projection", "small_to_mtp")
     assert all(any(kind in name for kind in kinds) for name in left), left
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+def test_a_gpu_rounds_as_a_cpu_does():
+    w = torch.cat([matrix(3000, 512), torch.ldexp(torch.randn(200, 512), torch.arange(-140, 60)[:, None]).bfloat16()])
+    for a, b in zip(quantize(w), quantize(w.cuda()), strict=True):
+        assert torch.equal(a.view(torch.uint8), b.cpu().view(torch.uint8))
 
 
 # ---------------------------------------------------------------- the kernel's ribbon
@@ -116,7 +137,7 @@ def test_a_ribbon_holds_what_a_bf16_ribbon_holds(rows, k, packet, of_block):
     units = widened(words).transpose(2, 3).reshape(128, -1)
     assert torch.equal(units[:, : plain.shape[1]], plain)
     assert not units[:, plain.shape[1] :].to(torch.int32).any()
-    assert packed.shape[1] <= plain.shape[1] / 2 * 2 * 4 / 3 + 4 * 512 * 8 and of_block != block_rows
+    assert packed.shape[1] <= plain.shape[1] / 2 * 2 * 4 / 3 + 4 * 512 * 8
 
 
 def test_every_value_is_widened_exactly():
@@ -180,8 +201,25 @@ def test_what_is_not_quantised_stays_to_the_bit(bf16, fp8):
     with safe_open(bf16 / FILE, "pt") as a, safe_open(fp8 / FILE, "pt") as b:
         assert a.metadata() == b.metadata()
     for path in bf16.rglob("*"):
-        if path.is_file() and path.name != FILE or path.parent != bf16 and path.is_file():
+        if path.is_file() and path != bf16 / FILE:
             assert (fp8 / path.relative_to(bf16)).read_bytes() == path.read_bytes(), path.name
+
+
+def test_only_what_belongs_to_a_checkpoint_is_copied(bf16, tmp_path):
+    """Not what lies beside it or leads out of it; through links, as the hub's cache has them."""
+    (tmp_path / "secret").write_text("secret")
+    (bf16 / "notes.txt").symlink_to(tmp_path / "secret")
+    (bf16 / "pytorch_model.bin").write_bytes(b"pickle")
+    (bf16 / ".git").mkdir()
+    blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshot"
+    bf16.rename(blobs)
+    snapshot.mkdir()
+    for path in blobs.iterdir():
+        (snapshot / path.name).symlink_to(path)
+    assert cli.main(["quantize", str(snapshot), str(tmp_path / "out")]) == 0
+    extra = {"notes.txt", "pytorch_model.bin", ".git"}
+    assert {p.name for p in (tmp_path / "out").iterdir()} == {p.name for p in blobs.iterdir()} - extra
+    assert not [path for path in (tmp_path / "out").rglob("*") if path.is_symlink()]
 
 
 def test_shards_keep_their_index(bf16, tmp_path):
@@ -193,7 +231,9 @@ def test_shards_keep_their_index(bf16, tmp_path):
         save_file({n: tensors[n] for n in half}, bf16 / name)
     where = {n: name for name, half in zip(names, halves, strict=True) for n in half}
     (bf16 / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
+    save_file({n: torch.zeros_like(t) for n, t in tensors.items()}, bf16 / "old.safetensors")  # nobody names it
     assert cli.main(["quantize", str(bf16), str(tmp_path / "out")]) == 0
+    assert not (tmp_path / "out" / "old.safetensors").exists()
     index = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())
     assert index["weight_map"][Q_PROJ + SCALE] == index["weight_map"][Q_PROJ] == where[Q_PROJ]
     assert spoken(tmp_path / "out")[1] == spoken(bf16, weights="fp8")[1]
@@ -218,6 +258,7 @@ def rewritten(folder, change):
         (lambda t: t["talker.codec_head.weight" + SCALE][:1].fill_(math.inf), "finite"),
         (lambda t: t["talker.codec_head.weight" + SCALE][:1].fill_(0.0), "above 0"),
         (lambda t: t["talker.codec_head.weight" + SCALE][:1].fill_(-1.0), "above 0"),
+        (lambda t: t["talker.codec_head.weight" + SCALE][:1].fill_(1e38), "too large"),
         (lambda t: t[Q_PROJ].view(torch.uint8)[3, 5:6].fill_(0xFF), "no number"),
         (lambda t: t.update({"talker.model.norm.weight": t["talker.model.norm.weight"].to(torch.float8_e4m3fn)}), "F8"),
         (lambda t: t.update({"talker.model.norm.weight" + SCALE: torch.ones(1)}), "not expected"),
@@ -236,17 +277,49 @@ def test_other_scales_than_ours_are_taken_as_they_are(fp8):
     assert torch.equal(tensors[Q_PROJ], stored[Q_PROJ].float() * stored[Q_PROJ + SCALE][:, None])
 
 
-def test_quantize_overwrites_nothing(bf16, fp8, tmp_path, capsys):
+def test_quantize_overwrites_nothing(bf16, fp8, tmp_path, monkeypatch, capsys):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "dangling").symlink_to("nowhere")
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
     for source, out, word in (
-        (bf16, fp8, "there already"),
-        (fp8, tmp_path / "again", "already"),
-        (bf16, bf16, "there"),
+        (bf16, "fp8", "there already"),
+        (bf16, "bf16", "there already"),
+        (bf16, "file", "there already"),
+        (bf16, "dangling", "there already"),
+        (bf16, ".", "there already"),
+        (bf16, "..", "there already"),
+        (bf16, "file/out", "cannot be written"),
+        (bf16, "no/such/out", "cannot be written"),
+        (bf16, "n" * 300, "cannot be written"),
+        (fp8, "again", "already"),
     ):
-        assert cli.main(["quantize", str(source), str(out)]) == 1
-        assert word in capsys.readouterr().err
-    assert not (tmp_path / "again").exists() and not list(tmp_path.glob(".*"))
+        assert cli.main(["quantize", str(source), out]) == 1
+        assert word in capsys.readouterr().err, out
+    assert cli.main(["quantize", str(bf16), "out", "--weights", "bf16"]) == 1
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_full_disk_leaves_nothing(bf16, tmp_path, monkeypatch, capsys):
+    def full(*_args) -> None:
+        raise SafetensorError("no space left")
+
+    monkeypatch.setattr(quantize_module, "save_file", full)
+    before = sorted(tmp_path.iterdir())
+    assert cli.main(["quantize", str(bf16), str(tmp_path / "out")]) == 1
+    assert "no space left" in capsys.readouterr().err and sorted(tmp_path.iterdir()) == before
+
+
+def test_single_parts_by_the_command(bf16, tmp_path, capsys):
+    assert cli.main(["quantize", str(bf16), str(tmp_path / "out"), "--weights", "talker,lm_heads"]) == 0
+    assert Checkpoint.open(tmp_path / "out").fp8 == {"talker", "lm_heads"}
+    assert spoken(tmp_path / "out")[0] == ("lm_heads", "talker")
+    with pytest.raises(SystemExit):
+        cli.main(["quantize", str(bf16), str(tmp_path / "other"), "--weights", "talkr"])
+    assert "must be one of" in capsys.readouterr().err
 
 
 def test_wrong_weights_are_refused_before_a_checkpoint_is_looked_for():
-    with pytest.raises(BackendError, match="weights"):
-        TTSEngine.load("no/such-model", weights="int8")
+    for wrong in ("int8", 3):
+        with pytest.raises(BackendError, match="weights"):
+            TTSEngine.load("no/such-model", weights=wrong)
