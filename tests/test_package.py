@@ -17,9 +17,9 @@ PACKAGE = ROOT / "qwen_megakernel"
 # Arrows point down only: a module imports from lower layers.
 LAYERS = [
     {"errors", "pcm"},
-    {"config", "build"},
-    {"checkpoint", "transformer", "sampling", "text", "kernels"},
-    {"voice", "vocoder", "synthetic", "frame", "runaway", "word_times"},
+    {"config", "fp8"},
+    {"build", "checkpoint", "transformer", "sampling", "text"},
+    {"kernels", "quantize", "voice", "vocoder", "synthetic", "frame", "runaway", "word_times"},
     {"prompt", "frame_graphs"},
     {"frame_decoder", "request", "vocoder_graphs", "prefill", "listener"},
     {"megakernel", "stream"},
