@@ -16,8 +16,9 @@ CONSTRAINTS := $(shell nvidia-smi -L >/dev/null 2>&1 || echo "-c constraints-cpu
 demo: $(VENV)/.installed
 	$(BIN)/python demo_pipeline.py --text "$(DEMO_TEXT)" --output "$(DEMO_OUTPUT)"
 
+# Two processes, a file of tests in one of them: most tests wait, for real time or for one thread.
 test: $(VENV)/.installed lint
-	$(BIN)/python -m pytest -m "not gpu and not ray"
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not gpu and not ray"
 
 test-gpu: $(VENV)/.installed
 	$(BIN)/python -m pytest -m gpu

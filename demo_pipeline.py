@@ -17,6 +17,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Awaitable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -102,11 +103,15 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def warmup(args: argparse.Namespace) -> Awaitable[TTSEngine]:
+    options = {"backend": args.backend, "device": args.device, "weights": args.weights}
+    return MegakernelTTSService.warmup(args.model, **options)
+
+
 @asynccontextmanager
 async def loaded_engine(args: argparse.Namespace):
     """The process's engine, loaded and warmed; of several users the last one closes it."""
-    options = {"backend": args.backend, "device": args.device}
-    engine = await MegakernelTTSService.warmup(args.model, **options)
+    engine = await warmup(args)
     try:
         yield engine
     finally:
@@ -216,7 +221,7 @@ def serve(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     from qwen_megakernel import bot_page
 
     async def load():
-        return await MegakernelTTSService.warmup(args.model, backend=args.backend, device=args.device)
+        return await warmup(args)
 
     engine = asyncio.run(load())  # kept until the server stops, so that no caller waits for it
     try:

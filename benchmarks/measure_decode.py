@@ -16,6 +16,7 @@ from common import READ_TB_S, commit, machine, weight_bytes
 
 from qwen_megakernel.checkpoint import DEMO_FOLDER
 from qwen_megakernel.config import GREEDY, ModelConfig, SamplingParams
+from qwen_megakernel.fp8 import WEIGHTS, dequantized, quantized
 from qwen_megakernel.frame_decoder import TorchFrameDecoder
 from qwen_megakernel.megakernel import STAGES, MegakernelFrameDecoder
 from qwen_megakernel.prompt import Prompt
@@ -43,12 +44,13 @@ def main() -> None:
     parser.add_argument("--columns", type=int, nargs="+", default=[1, 2, 4, 8, 16])
     parser.add_argument("--frames", type=int, default=200)
     parser.add_argument("--greedy", action="store_true")
+    parser.add_argument("--weights", choices=WEIGHTS, default="bf16")
     parser.add_argument("--stages", action="store_true", help="also the kernel's own clock, stage by stage")
     parser.add_argument("--no-torch", action="store_true", help="leave out the PyTorch backend")
     args = parser.parse_args()
     device = torch.device("cuda")
     config = ModelConfig.from_folder(DEMO_FOLDER) if args.size == "demo" else synthetic_config(args.size)
-    tensors = random_talker(config, device, seed=torch.seed() % 2**31)
+    tensors = quantized(random_talker(config, device, seed=torch.seed() % 2**31), WEIGHTS[args.weights])
     sampling = (GREEDY if args.greedy else SamplingParams(seed=1)).over(config.sampling)
     limit = max(args.positions) + args.frames + 64
     kernel = MegakernelFrameDecoder(config, tensors, slots=max(args.columns), max_positions=limit)
@@ -57,7 +59,7 @@ def main() -> None:
     talker_bytes, bytes_ = weight_bytes({name: t.nbytes for name, t in tensors.items()})
     floor, pass_floor = bytes_ / READ_TB_S * 1e-9, talker_bytes / READ_TB_S * 1e-9
     how = "greedy" if args.greedy else "sampled"
-    print(f"{machine()}, commit {commit()}, {args.size}, {how}")
+    print(f"{machine()}, commit {commit()}, {args.size}, {how}, weights {args.weights}")
     print(f"{'':36}  median ms   p95 ms  floor ms  x floor")
     results = {}
 
@@ -127,7 +129,8 @@ def main() -> None:
     for n in (1, 8, 9, 10, 40):
         report(f"kernel, prefill of {n} rows", times_ms(lambda n=n: prefill(n), args.frames), -(-n // 8) * pass_floor)
     if not args.no_torch:
-        backend = TorchFrameDecoder(config, tensors, Embeddings(config.talker, tensors), slots=1, max_positions=limit)
+        plain = dequantized(tensors, torch.bfloat16)
+        backend = TorchFrameDecoder(config, plain, Embeddings(config.talker, plain), slots=1, max_positions=limit)
         backend.start(0, prompt, sampling)
 
         def torch_frame() -> None:
@@ -135,7 +138,11 @@ def main() -> None:
             backend.collect()
 
         report("PyTorch bf16, CUDA graphs", times_ms(torch_frame, 50))
-    print(json.dumps({"size": args.size, "commit": commit(), "greedy": args.greedy, "results": results}))
+    print(
+        json.dumps(
+            {"size": args.size, "commit": commit(), "greedy": args.greedy, "weights": args.weights, "results": results}
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -72,6 +72,11 @@ class Launcher {
       p_.adapter = data<uint8_t>("adapter", torch::kUInt8);
       p_.adapter_bias = data<float>("adapter_bias", torch::kFloat32);
     }
+    auto scales = [&](bool fp8, const char* name) { return fp8 ? data<float>(name, torch::kFloat32) : nullptr; };
+    p_.talker_scales = scales(qmk::kFp8Talker, "talker.scales");
+    p_.predictor_scales = scales(qmk::kFp8Predictor, "predictor.scales");
+    p_.codec_head_scales = scales(qmk::kFp8CodecHead, "codec_head_scales");
+    p_.lm_head_scales = scales(qmk::kFp8LmHeads, "lm_head_scales");
     p_.code0_embedding = data<qmk::bf16>("code0_embedding", torch::kBFloat16);
     p_.code_embedding = data<qmk::bf16>("code_embedding", torch::kBFloat16);
     auto tagged = [&](const char* name) { return data<qmk::Tagged>(name, torch::kInt32); };
@@ -279,8 +284,8 @@ torch::Tensor project_text(const std::vector<int64_t>& ids, const torch::Tensor&
 qmk::bf16* halves(const torch::Tensor& t, int64_t at_least, const char* name) { return check<qmk::bf16>(t, name, torch::kBFloat16, at_least); }
 
 // The four matrices that `pack` put one behind the other at `start` bytes of every block's part of a ribbon uint8 [128][bytes],
-// each of sizes[i] bytes a block, into outs[i], bf16 [rows][k].
-void unpack(const torch::Tensor& ribbon, int64_t start, const std::vector<int64_t>& block_rows, const std::vector<int64_t>& packets,
+// each of sizes[i] bytes a block, into outs[i], bf16 [rows][k]. scales: fp32, of all their rows, where they are E4M3.
+void unpack(const torch::Tensor& ribbon, int64_t start, const c10::optional<torch::Tensor>& scales, const std::vector<int64_t>& block_rows, const std::vector<int64_t>& packets,
             const std::vector<int64_t>& sizes, const std::vector<torch::Tensor>& outs) {
   TORCH_CHECK(ribbon.dim() == 2 && ribbon.size(0) == qmk::kBlocks, "the ribbon must be uint8 [128][bytes]");
   TORCH_CHECK(outs.size() == qmk::kMatrices && block_rows.size() == outs.size() && packets.size() == outs.size() && sizes.size() == outs.size(), "four matrices");
@@ -288,11 +293,15 @@ void unpack(const torch::Tensor& ribbon, int64_t start, const std::vector<int64_
   qmk::Ribbons all{};
   all.block_bytes = ribbon.size(1);
   const uint8_t* data = check<uint8_t>(ribbon, "the ribbon", torch::kUInt8, 1);
+  int64_t rows = 0;
+  for (const auto& out : outs) rows += out.size(0);
+  const float* scale = scales ? check<float>(*scales, "scales", torch::kFloat32, rows) : nullptr;
   for (size_t i = 0; i < outs.size(); start += sizes[i], i++) {
     const auto& out = outs[i];
-    TORCH_CHECK(out.dim() == 2 && start % 16 == 0 && block_rows[i] * out.size(1) * 2 <= sizes[i] && start + sizes[i] <= ribbon.size(1), "the matrix does not lie in the ribbon");
+    TORCH_CHECK(out.dim() == 2 && start % 16 == 0 && block_rows[i] * out.size(1) * (scale ? 1 : 2) <= sizes[i] && start + sizes[i] <= ribbon.size(1), "the matrix does not lie in the ribbon");
     all.matrix[i] = {data + start, static_cast<int>(out.size(0)), static_cast<int>(out.size(1)), static_cast<int>(block_rows[i]),
-                     static_cast<int>(packets[i]), reinterpret_cast<uint32_t*>(halves(out, 1, "out"))};
+                     static_cast<int>(packets[i]), reinterpret_cast<uint32_t*>(halves(out, 1, "out")), scale};
+    if (scale) scale += out.size(0);
   }
   check_launched(qmk::unpack(all, stream_of(ribbon)), "unpack");
 }
@@ -359,7 +368,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.attr("COLUMNS") = qmk::kNarrowColumns;
   m.attr("MOST_COLUMNS") = qmk::kMostColumns;
   m.attr("FRAME_KV_SHARED") = qmk::kFrameKvShared;
-  pybind11::class_<Launcher>(m, "Launcher")
+  pybind11::class_<Launcher>(m, "Launcher", pybind11::module_local())  // builds for other weights have one too
       .def(pybind11::init<int64_t, int64_t, Tensors, Settings>())
       .def("begin", &Launcher::begin)
       .def("set_text", &Launcher::set_text)

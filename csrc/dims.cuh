@@ -9,8 +9,19 @@
 #define QMK_BLOCKS_PER_SM 1
 #define QMK_SHARED_KB 227
 #endif
+// Which weights are E4M3 with a scale a row instead of bf16: bits, in the order of fp8.py's PARTS.
+#ifndef QMK_FP8
+#define QMK_FP8 0
+#endif
 
 namespace qmk {
+
+// Without it nobody waits for another block: what is said is wrong, and takes as long as its weights take to read and multiply.
+#ifdef QMK_NO_EXCHANGE
+constexpr bool kExchange = false;  // benchmarks/measure_fp8.py
+#else
+constexpr bool kExchange = true;
+#endif
 
 constexpr int kBlocks = 128;                        // resident for the whole frame
 constexpr int kComputeThreads = 512, kWarps = 16;
@@ -34,6 +45,8 @@ constexpr int kSplitPositions = 256;                // positions of one split be
 // The weight stream. A unit is one 16-byte fragment per compute lane; matrices fill pairs of units.
 constexpr int kUnitBytes = kComputeThreads * 16, kStageUnits = QMK_BLOCKS_PER_SM > 1 ? 1 : 2;
 constexpr int kStageBytes = kStageUnits * kUnitBytes;
+constexpr int stage_units(bool fp8) { return fp8 ? 2 * kStageUnits : kStageUnits; }  // E4M3 fragments take half the bytes
+constexpr bool kFp8Talker = QMK_FP8 & 1, kFp8Predictor = QMK_FP8 & 2, kFp8CodecHead = QMK_FP8 & 4, kFp8LmHeads = QMK_FP8 & 8;
 
 // A packet carries values of one column to one lane: 4 of a residual or of an attention output, 6 of the MLP.
 constexpr int kPacket = 4, kMlpPacket = 6;
@@ -44,11 +57,13 @@ constexpr int round_up(int n, int multiple) { return (n + multiple - 1) / multip
 constexpr int block_rows(int rows, int multiple = 8) { return round_up((rows + kBlocks - 1) / kBlocks, multiple); }
 
 // One decoder stack.
-template <int Hidden, int Intermediate, int MaxLayers, int Heads, int KvHeads>
+template <int Hidden, int Intermediate, int MaxLayers, int Heads, int KvHeads, bool Fp8>
 struct StackDims {
+  static constexpr bool kFp8 = Fp8;
   static constexpr int kHidden = Hidden, kIntermediate = Intermediate, kMaxLayers = MaxLayers, kHeads = Heads, kKvHeads = KvHeads;
   static constexpr int kQ = Heads * kHeadDim, kKv = KvHeads * kHeadDim, kQkv = kQ + 2 * kKv, kGroup = Heads / KvHeads;
   static constexpr int kQkvRows = block_rows(kQkv), kHiddenRows = block_rows(Hidden);
+  static constexpr int kScales = kQkv + 2 * Hidden + 2 * Intermediate;  // rows of a layer's matrices
   static constexpr int kMlpRows = block_rows(Intermediate, 24), kGateUpRows = 2 * kMlpRows;  // 24: packets of 6, tiles of 16
   static_assert(Hidden % 256 == 0 && kQ % 256 == 0, "a step of the mma takes 16 columns of every warp's share");
   static_assert(Intermediate % 768 == 0, "and so do packets of 6 (checkpoints of other widths are padded)");
@@ -64,9 +79,9 @@ struct ModelDims {
   static_assert(Predictor::kMaxLayers <= 5 && kAdapter <= (Talker::kHidden > Predictor::kHidden));
 };
 
-using PublishedPredictor = StackDims<1024, 3072, 5, 16, 8>;
-using Dims06 = ModelDims<StackDims<1024, 3072, 28, 16, 8>, PublishedPredictor, 3072, 2048>;
-using Dims17 = ModelDims<StackDims<2048, 6144, 28, 16, 8>, PublishedPredictor, 3072, 2048>;
-using DimsDemo = ModelDims<StackDims<256, 768, 5, 4, 2>, StackDims<256, 768, 2, 2, 1>, 1152, 128>;  // MLP of 384, padded
+using PublishedPredictor = StackDims<1024, 3072, 5, 16, 8, kFp8Predictor>;
+using Dims06 = ModelDims<StackDims<1024, 3072, 28, 16, 8, kFp8Talker>, PublishedPredictor, 3072, 2048>;
+using Dims17 = ModelDims<StackDims<2048, 6144, 28, 16, 8, kFp8Talker>, PublishedPredictor, 3072, 2048>;
+using DimsDemo = ModelDims<StackDims<256, 768, 5, 4, 2, kFp8Talker>, StackDims<256, 768, 2, 2, 1, kFp8Predictor>, 1152, 128>;  // MLP of 384, padded
 
 }  // namespace qmk

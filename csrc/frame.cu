@@ -68,7 +68,7 @@ struct Frame {
   static constexpr int kBytes = round_up(kRingStages * (kStageBytes + 16), 128) + static_cast<int>(sizeof(Scratch<Dims>));
   static_assert(kRingStages >= 2 && kBytes <= kSharedBytes);
   static_assert(max_of(kHeadRows, kCodeRows) * kColumns <= kComputeThreads, "one thread finishes a row of a head");
-  static constexpr int kPinned = 3;  // of 15 predictor stages: 31 MB stay in L2 between the passes of a frame
+  static constexpr int kPinned = P::kFp8 ? 6 : 3;  // of 15 predictor stages: 31 MB (of E4M3 34) stay in L2 between the passes of a frame
 
   // Rows of one stream that the pass at a position takes.
   static __device__ __forceinline__ int rows_at(int position, int streams) { return !kWide && position == 0 && 2 * streams <= kColumns ? 2 : 1; }
@@ -77,8 +77,8 @@ struct Frame {
     auto stream = [&](const uint8_t* ribbon, int stages, int pinned) {
       ring.stream(ribbon + static_cast<size_t>(block) * stages * kStageBytes, stages, pinned, patience, lane);
     };
-    constexpr int head = Matvec<kHeadRows, T::kHidden>::stages(kSteps<T::kHidden>);
-    constexpr int code = Matvec<kCodeRows, P::kHidden>::stages(kSteps<P::kHidden>);
+    constexpr int head = Matvec<kHeadRows, T::kHidden, kFp8CodecHead>::stages(kSteps<T::kHidden>);
+    constexpr int code = Matvec<kCodeRows, P::kHidden, kFp8LmHeads>::stages(kSteps<P::kHidden>);
     stream(p.talker.ribbon, p.talker.layers * kLayerStages<T>, 0);
     if (p.prefill) return;
     stream(p.codec_head, head, 0);
@@ -102,16 +102,16 @@ struct Frame {
   }
 
   // Finish the rows of a head that stand in s.wide, one thread each, and draw every stream's code; `drawn`: those of
-  // the streams whose input this lane feeds to the mma. `noise`: of this thread's row.
+  // the streams whose input this lane feeds to the mma. `noise`, `scale`: of this thread's row.
   template <int Rows, int K, int N>
-  static __device__ __forceinline__ void choose(const FrameParams& p, Thread& b, int group, float noise, int (&drawn)[kColumnTiles]) {
+  static __device__ __forceinline__ void choose(const FrameParams& p, Thread& b, int group, float noise, float scale, int (&drawn)[kColumnTiles]) {
     using M = Matvec<Rows, K>;
     b.refresh();
     const int id = b.block * Rows + b.tid % Rows, mine = b.tid / Rows;
     if (mine < b.columns && id < N) {
       const Column& c = p.column[mine];
       const DrawParams& d = group ? c.draw : c.draw0;
-      float logit = M::sum(b.s.wide, b.tid % Rows, mine) * M::inverse_rms(b.s.wide, mine);
+      float logit = M::sum(b.s.wide, b.tid % Rows, mine) * M::inverse_rms(b.s.wide, mine) * scale;
       if (p.logits_out) p.logits_out[(mine * Dims::kGroups + group) * Dims::kCodecVocab + id] = logit;
       if (!(fabsf(logit) < INFINITY)) p.codes[mine * kSaid + Dims::kGroups] = 1;
       if (group == 0) logit = code0_rule(p, c, id, logit);
@@ -143,7 +143,7 @@ struct Frame {
         for (;;) {
           const uint2 r = load_relaxed8(slot);
           code = r.x;
-          if (r.y == b.epoch || b.patience.spent(polls)) break;
+          if (!kExchange || r.y == b.epoch || b.patience.spent(polls)) break;
         }
       }
       drawn[t] = min(code, static_cast<uint32_t>(N - 1));
@@ -210,7 +210,7 @@ struct Frame {
         if (index) await_input<T::kHidden>(b, b.x.h_mlp, b.column, b.epoch - 1, from, in);
         else first_input(from, in);
       };
-      layer<T>(b, p.talker, index, await, last ? p.talker.norm : p.talker.input_norm + (index + 1) * T::kHidden, [&] {
+      layer<T>(b, p.talker, p.talker_scales, index, await, last ? p.talker.norm : p.talker.input_norm + (index + 1) * T::kHidden, [&] {
         Assignment at = mine;
 #pragma unroll 1
         for (int t = 0; t < kColumnTiles && at.column < b.columns; t++, at.column += 8) {
@@ -257,7 +257,7 @@ struct Frame {
     const bool owned_first = position == 0 && (owned & both) == 0;
 
     if constexpr (Dims::kAdapter) {
-      matvec<P::kHiddenRows, T::kHidden>(b, b.s.narrow, raw_input);
+      matvec<P::kHiddenRows, T::kHidden, false>(b, b.s.narrow, raw_input);
       if (owns<P>(b)) {
         const float y = Matvec<P::kHiddenRows, T::kHidden>::sum(b.s.narrow, b.tid % P::kHiddenRows, owned);
         b.residual = fmaf(y, owned_first ? its_inverse : 1.f, p.adapter_bias[owned_row<P>(b)]);
@@ -290,7 +290,7 @@ struct Frame {
         if (index) await_input<P::kHidden>(b, b.x.h_mlp, b.column, b.epoch - 1, from, in);
         else first_input(from, in);
       };
-      layer<P>(b, p.predictor, index, await, last ? p.predictor.norm : p.predictor.input_norm + (index + 1) * P::kHidden,
+      layer<P>(b, p.predictor, p.predictor_scales, index, await, last ? p.predictor.norm : p.predictor.input_norm + (index + 1) * P::kHidden,
                [&] {
                  const int tile = kColumnTiles > 1 ? b.warp >> both : 0;  // more warps for more streams
                  auto* kv = kFrameKvShared ? b.s.frame_kv[index]
@@ -309,7 +309,8 @@ struct Frame {
 
     using Head = Matvec<kHeadRows, T::kHidden>;
     float noise = noise_of<kHeadRows>(p, b, 0);
-    matvec<kHeadRows, T::kHidden>(b, b.s.wide, [&](int from, auto& in) { await_input<T::kHidden>(b, b.x.h_mlp, b.column, b.epoch, from, in); });
+    const float head_scale = scale_of<kFp8CodecHead>(p.codec_head_scales, b.block * kHeadRows + b.tid % kHeadRows, Dims::kCodecVocab);
+    matvec<kHeadRows, T::kHidden, kFp8CodecHead>(b, b.s.wide, [&](int from, auto& in) { await_input<T::kHidden>(b, b.x.h_mlp, b.column, b.epoch, from, in); });
     float inverse[kColumnTiles];
 #pragma unroll
     for (int t = 0; t < kColumnTiles; t++) inverse[t] = Head::inverse_rms(b.s.wide, min(quad + t * 8, streams - 1));
@@ -321,7 +322,7 @@ struct Frame {
     }
     sync_compute<kComputeThreads>();  // s.hidden is there, and all have read the sums of squares
     int code[kColumnTiles];
-    choose<kHeadRows, T::kHidden, Dims::kCodecVocab>(p, b, 0, noise, code);
+    choose<kHeadRows, T::kHidden, Dims::kCodecVocab>(p, b, 0, noise, head_scale, code);
     if (b.stage_ns) b.stage_ns += kStages;
 
     float sum = __bfloat162float(owned_value<T>(b, embedding(p, 0, of_column(code, owned))));
@@ -339,8 +340,9 @@ struct Frame {
       int last[kColumnTiles];  // rows of these streams
 #pragma unroll
       for (int t = 0; t < kColumnTiles; t++) last[t] = b.column[t] < 0 ? -1 : b.column[t] * rows + rows - 1;
-      matvec<kCodeRows, P::kHidden>(b, b.s.wide, [&](int from, auto& in) { await_input<P::kHidden>(b, b.x.h_mlp, last, b.epoch, from, in); });
-      choose<kCodeRows, P::kHidden, Dims::kCodes>(p, b, group, noise, code);
+      const float code_scale = scale_of<kFp8LmHeads>(p.lm_head_scales + (group - 1) * Dims::kCodes, b.block * kCodeRows + b.tid % kCodeRows, Dims::kCodes);
+      matvec<kCodeRows, P::kHidden, kFp8LmHeads>(b, b.s.wide, [&](int from, auto& in) { await_input<P::kHidden>(b, b.x.h_mlp, last, b.epoch, from, in); });
+      choose<kCodeRows, P::kHidden, Dims::kCodes>(p, b, group, noise, code_scale, code);
       sum += __bfloat162float(owned_value<T>(b, embedding(p, group, of_column(code, owned))));
     }
     if (owns<T>(b)) {

@@ -11,10 +11,10 @@ namespace qmk {
 
 // A block's stages of one layer: qkv, o, gate and up, down.
 template <class S>
-constexpr int kLayerStages = Matvec<S::kQkvRows, S::kHidden>::stages(kSteps<S::kHidden>) +
-                             Matvec<S::kHiddenRows, S::kQ>::stages(kSteps<S::kQ>) +
-                             Matvec<S::kGateUpRows, S::kHidden>::stages(kSteps<S::kHidden>) +
-                             Matvec<S::kHiddenRows, S::kIntermediate>::stages(kSteps<S::kIntermediate>);
+constexpr int kLayerStages = Matvec<S::kQkvRows, S::kHidden, S::kFp8>::stages(kSteps<S::kHidden>) +
+                             Matvec<S::kHiddenRows, S::kQ, S::kFp8>::stages(kSteps<S::kQ>) +
+                             Matvec<S::kGateUpRows, S::kHidden, S::kFp8>::stages(kSteps<S::kHidden>) +
+                             Matvec<S::kHiddenRows, S::kIntermediate, S::kFp8>::stages(kSteps<S::kIntermediate>);
 
 // A share of a matrix's input.
 template <int K>
@@ -51,10 +51,10 @@ __device__ __forceinline__ void await_input(B& b, const Packet* slots, const int
 
 // The input that `await(from, in)` brings, from that step on, times the rows of this block; afterwards the block's partial
 // sums are in `partial` for everyone in it.
-template <int Rows, int K, class B, class Await>
+template <int Rows, int K, bool Fp8, class B, class Await>
 __device__ __forceinline__ void matvec(B& b, float* partial, Await await) {
   b.refresh();
-  Matvec<Rows, K> m;
+  Matvec<Rows, K, Fp8> m;
   m.template multiply<kSteps<K>>(b.ring, await, 0, b.warp, b.lane, b.patience);
   m.store(partial, b.columns, b.warp, b.lane);
   sync_compute<kComputeThreads>();
@@ -79,6 +79,14 @@ __device__ __forceinline__ bf16 owned_value(const B& b, const bf16* vector) {
   return vector[min(owned_row<S>(b), S::kHidden - 1)];
 }
 
+// What E4M3 rows of a matrix lack, 1 for bf16; `row` is clamped, the rows behind the last one are nobody's. To be asked
+// for before the wait for the matrix's input.
+template <bool Fp8>
+__device__ __forceinline__ float scale_of(const float* scales, int row, int rows) {
+  if constexpr (Fp8) return scales[min(row, rows - 1)];
+  else return 1.f;
+}
+
 // Hand round the residual h, times the weight of the norm that comes next. 1 / rms is the same factor for all rows, so it
 // is applied to the sums behind that norm's matrix and the input is rounded once only.
 template <class S, class B>
@@ -94,17 +102,20 @@ __device__ __forceinline__ void publish_residual(const B& b, Packet* slots, floa
 }
 
 // await(from, in): waits for the residual before the layer, normed but for 1 / rms; b.residual: this thread's row of it. attend()
-// publishes x.attn. next_norm: [hidden], of whoever reads x.h_mlp.
+// publishes x.attn. next_norm: [hidden], of whoever reads x.h_mlp. scales: [layers][S::kScales], of E4M3 weights.
 template <class S, class B, class Await, class Attend>
-__device__ __forceinline__ void layer(B& b, const StackWeights& w, int index, Await await, const bf16* next_norm, Attend attend) {
+__device__ __forceinline__ void layer(B& b, const StackWeights& w, const float* scales, int index, Await await, const bf16* next_norm, Attend attend) {
   b.refresh();
+  scales += S::kFp8 ? index * S::kScales : 0;
   const bf16 post_weight = owned_value<S>(b, w.post_norm + index * S::kHidden), next_weight = owned_value<S>(b, next_norm);
 
-  matvec<S::kQkvRows, S::kHidden>(b, b.s.wide, await);
+  static_assert(kComputeThreads % S::kQkvRows == 0);
+  const float qkv_scale = scale_of<S::kFp8>(scales, b.block * S::kQkvRows + b.tid % S::kQkvRows, S::kQkv);
+  matvec<S::kQkvRows, S::kHidden, S::kFp8>(b, b.s.wide, await);
   for (int i = b.tid; i < S::kQkvRows * b.columns; i += kComputeThreads) {
     using M = Matvec<S::kQkvRows, S::kHidden>;
     const int row = b.block * S::kQkvRows + i % S::kQkvRows, column = i / S::kQkvRows;
-    const float y = M::sum(b.s.wide, i % S::kQkvRows, column) * M::inverse_rms(b.s.wide, column);
+    const float y = M::sum(b.s.wide, i % S::kQkvRows, column) * M::inverse_rms(b.s.wide, column) * qkv_scale;
     if (row < S::kQkv) publish(b.x.qkv + column * S::kQkv + row, y, b.epoch);
   }
 
@@ -113,15 +124,20 @@ __device__ __forceinline__ void layer(B& b, const StackWeights& w, int index, Aw
   attend();
 
   b.mark(kAttention);
-  matvec<S::kHiddenRows, S::kQ>(b, b.s.narrow, [&](int from, auto& in) { await_input<S::kQ>(b, b.x.attn, b.column, b.epoch, from, in); });
-  if (owns<S>(b)) b.residual += Matvec<S::kHiddenRows, S::kQ>::sum(b.s.narrow, b.tid % S::kHiddenRows, owned_column<S>(b));
+  const float out_scale = scale_of<S::kFp8>(scales + S::kQkv, owned_row<S>(b), S::kHidden);
+  matvec<S::kHiddenRows, S::kQ, S::kFp8>(b, b.s.narrow, [&](int from, auto& in) { await_input<S::kQ>(b, b.x.attn, b.column, b.epoch, from, in); });
+  if (owns<S>(b)) b.residual += Matvec<S::kHiddenRows, S::kQ>::sum(b.s.narrow, b.tid % S::kHiddenRows, owned_column<S>(b)) * out_scale;
   publish_residual<S>(b, b.x.h_attn, b.residual, post_weight);
 
   b.mark(kOut);
-  matvec<S::kGateUpRows, S::kHidden>(b, b.s.wide, [&](int from, auto& in) { await_input<S::kHidden>(b, b.x.h_attn, b.column, b.epoch, from, in); });
-  {  // rows alternate: gate, up; 8 threads make a packet of 6
+  constexpr int kPackets = S::kMlpRows / kMlpPacket;  // of a column; 8 threads make one
+  static_assert(kComputeThreads / 8 % kPackets == 0, "a thread's packet is the same one in every round");
+  const int mlp_row = b.tid / 8 % kPackets * kMlpPacket + min(b.tid % 8, kMlpPacket - 1), gate_up = 2 * (b.block * S::kMlpRows + mlp_row);
+  const float gate_scale = scale_of<S::kFp8>(scales + S::kQkv + S::kHidden, gate_up, 2 * S::kIntermediate);
+  const float up_scale = scale_of<S::kFp8>(scales + S::kQkv + S::kHidden, gate_up + 1, 2 * S::kIntermediate);
+  matvec<S::kGateUpRows, S::kHidden, S::kFp8>(b, b.s.wide, [&](int from, auto& in) { await_input<S::kHidden>(b, b.x.h_attn, b.column, b.epoch, from, in); });
+  {  // rows alternate: gate, up
     using M = Matvec<S::kGateUpRows, S::kHidden>;
-    constexpr int kPackets = S::kMlpRows / kMlpPacket;
     constexpr int kRounds = (kPackets * kColumns * 8 + kComputeThreads - 1) / kComputeThreads;
 #pragma unroll
     for (int round = 0; round < kRounds; round++) {
@@ -131,7 +147,7 @@ __device__ __forceinline__ void layer(B& b, const StackWeights& w, int index, Aw
       const int c = min(column, b.columns - 1);
       const float inv = M::inverse_rms(b.s.wide, c);
       const float2 sums = M::template sum_as<float2>(b.s.wide, 2 * row, c);
-      const float gate = sums.x * inv, up = sums.y * inv;
+      const float gate = sums.x * inv * gate_scale, up = sums.y * inv * up_scale;
       const float y = gate / (1.f + __expf(-gate)) * up;
       const uint32_t pair = pack2(y, __shfl_down_sync(~0u, y, 1));
       const uint32_t second = __shfl_down_sync(~0u, pair, 2), third = __shfl_down_sync(~0u, pair, 4);
@@ -144,7 +160,8 @@ __device__ __forceinline__ void layer(B& b, const StackWeights& w, int index, Aw
   b.mark(kGateUp);
   {
     b.refresh();
-    Matvec<S::kHiddenRows, S::kIntermediate> m;
+    const float down_scale = scale_of<S::kFp8>(scales + S::kQkv + S::kHidden + 2 * S::kIntermediate, owned_row<S>(b), S::kHidden);
+    Matvec<S::kHiddenRows, S::kIntermediate, S::kFp8> m;
     constexpr int kPackets = S::kIntermediate / kWarps / 4 / kMlpPacket, kMany = kPackets < 8 ? kPackets : 8;  // registers
 #pragma unroll
     for (int from = 0; from < kPackets; from += kMany) {
@@ -162,7 +179,7 @@ __device__ __forceinline__ void layer(B& b, const StackWeights& w, int index, Aw
     }
     m.store(b.s.narrow, b.columns, b.warp, b.lane);
     sync_compute<kComputeThreads>();
-    if (owns<S>(b)) b.residual += m.sum(b.s.narrow, b.tid % S::kHiddenRows, owned_column<S>(b));
+    if (owns<S>(b)) b.residual += m.sum(b.s.narrow, b.tid % S::kHiddenRows, owned_column<S>(b)) * down_scale;
     publish_residual<S>(b, b.x.h_mlp, b.residual, next_weight);
   }
   b.mark(kDown);

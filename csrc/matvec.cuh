@@ -9,8 +9,8 @@
 
 namespace qmk {
 
-// Of weights that are fetched before their input is there: 32 registers, 16 where a second tile of columns needs the rest.
-constexpr int kEarlyStages = (kColumnTiles > 1 ? 2 : 4) * 2 / kStageUnits;
+// Fragments of weights that are fetched before their input is there: 32 registers, 16 where a second tile of columns needs the rest.
+constexpr int kEarlyUnits = kColumnTiles > 1 ? 4 : 8;
 
 template <int K>
 constexpr int kSteps = K / (kWarps * 16);  // of the mma along a warp's share of K; a lane has 4 values of each
@@ -31,13 +31,14 @@ constexpr int partial_size(int rows) { return kWarps * kColumns * partial_stride
 __device__ __forceinline__ float plus(float a, float b) { return a + b; }
 __device__ __forceinline__ float2 plus(float2 a, float2 b) { return make_float2(a.x + b.x, a.y + b.y); }
 
-template <int Rows, int K>
+template <int Rows, int K, bool Fp8 = false>
 struct Matvec {
   static constexpr bool kTall = Rows % 16 == 0;
   static constexpr int kTiles = Rows / (kTall ? 16 : 8);
   static constexpr int kChains = kTiles == 1 ? 4 : kTiles == 2 ? 2 : 1;  // sums kept apart, so that an mma need not wait for the last
-  // Ring stages that `steps` of K take; pairs of units even where a stage is one.
-  static constexpr int stages(int steps) { return round_up(kTiles * (kTall ? steps : (steps + 1) / 2), 2) / kStageUnits; }
+  static constexpr int kStageUnits = stage_units(Fp8), kWhole = Fp8 ? 4 : 2;  // units that a matrix is filled up to
+  // Ring stages that `steps` of K take.
+  static constexpr int stages(int steps) { return round_up(kTiles * (kTall ? steps : (steps + 1) / 2), kWhole) / kStageUnits; }
 
   static constexpr int kStride = partial_stride(Rows);
 
@@ -64,7 +65,8 @@ struct Matvec {
   __device__ __forceinline__ void multiply(Ring& ring, Await await, int first, int warp, int lane, Patience& patience) {
     constexpr int kAtOnce = steps_at_once(Count);
     static_assert(Count % kAtOnce == 0 && (kTall || kAtOnce == Count || kAtOnce % 2 == 0));
-    constexpr int kUnits = kTiles * (kTall ? Count : (Count + 1) / 2), kEarly = stages(Count) < kEarlyStages ? stages(Count) : kEarlyStages;
+    constexpr int kUnits = kTiles * (kTall ? Count : (Count + 1) / 2), kEarly = stages(Count) < kEarlyUnits / kStageUnits ? stages(Count) : kEarlyUnits / kStageUnits;
+    static_assert(Count == kSteps<K> || kUnits % kWhole == 0, "a part of K ends with a stage");
     uint4 early[kEarly][kStageUnits];
 #pragma unroll
     for (int s = 0; s < kEarly; s++) ring.take(early[s], warp, lane, patience);

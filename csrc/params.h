@@ -20,7 +20,7 @@ struct alignas(16) Packet {
 };
 
 struct StackWeights {
-  const uint8_t* ribbon;   // [blocks][layers * stages of a layer][stage bytes], fragments in reading order
+  const uint8_t* ribbon;   // [blocks][layers * stages of a layer][stage bytes], fragments in reading order, bf16 or E4M3
   const bf16* input_norm;  // [layers][hidden]
   const bf16* post_norm;   // [layers][hidden]
   const bf16* q_norm;      // [layers][head_dim]
@@ -94,6 +94,12 @@ struct FrameParams {
   float* hidden_out;             // [columns][hidden] or null: after the talker's final norm
   float* logits_out;             // [columns][16][codec vocabulary] or null: before any rule
   unsigned long long* stage_ns;  // [2 * kStages] or null: nanoseconds of block 0 in each stage, added up
+
+  // Of E4M3 weights, a scale a row; null where weights are bf16.
+  const float* talker_scales;      // [layers][q, k, v; o; gate and up, alternating; down]
+  const float* predictor_scales;   // the same
+  const float* codec_head_scales;  // [codec vocabulary]
+  const float* lm_head_scales;     // [15][codes]
 };
 
 constexpr int kPagePositions = 64;

@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "dims.cuh"
+#include "fp8.cuh"
 #include "prompt.h"
-#include "ptx.cuh"
 
 namespace qmk {
 namespace {
@@ -20,7 +20,15 @@ __global__ void unpack_kernel(const __grid_constant__ Ribbons all) {
   const int i = blockIdx.x * blockDim.x + threadIdx.x, block = blockIdx.y;
   if (i >= units) return;
   const int q = i % 4, g = i / 4 % 8, warp = i / 32 % kWarps, tile = i / (32 * kWarps) % tiles, at = i / (32 * kWarps * tiles);
-  const uint4 unit = *reinterpret_cast<const uint4*>(r.data + static_cast<int64_t>(block) * all.block_bytes + static_cast<int64_t>(i) * 16);
+  const uint8_t* data = r.data + static_cast<int64_t>(block) * all.block_bytes;
+  uint4 unit;
+  if (r.scales) {  // two units share a lane's 16 bytes
+    const int of = i / kComputeThreads, lane = i % kComputeThreads;
+    const uint2 raw = *reinterpret_cast<const uint2*>(data + static_cast<int64_t>(of / 2 * kComputeThreads + lane) * 16 + of % 2 * 8);
+    unit = widen_e4m3(raw.x, raw.y);
+  } else {
+    unit = *reinterpret_cast<const uint4*>(data + static_cast<int64_t>(i) * 16);
+  }
   const uint32_t words[4] = {unit.x, unit.y, unit.z, unit.w};
 #pragma unroll
   for (int w = 0; w < 4; ++w) {
@@ -28,7 +36,9 @@ __global__ void unpack_kernel(const __grid_constant__ Ribbons all) {
     const int row = block * r.block_rows + (tall ? tile * 16 + w % 2 * 8 : tile * 8) + g;
     if (row >= r.rows || step >= steps) continue;
     const int value = step * 4 + half * 2, column = ((warp * (2 * lane_pairs / r.packet) + value / r.packet) * 4 + q) * r.packet + value % r.packet;
-    r.out[static_cast<int64_t>(row) * pairs + column / 2] = words[w];
+    __nv_bfloat162 pair = reinterpret_cast<const __nv_bfloat162&>(words[w]);
+    if (r.scales) pair = __floats2bfloat162_rn(__low2float(pair) * r.scales[row], __high2float(pair) * r.scales[row]);
+    r.out[static_cast<int64_t>(row) * pairs + column / 2] = reinterpret_cast<const uint32_t&>(pair);
   }
 }
 

@@ -21,6 +21,7 @@ struct Ribbon {
   const uint8_t* data;  // of its first block
   int rows, k, block_rows, packet;
   uint32_t* out;        // [rows][k / 2] pairs of bf16
+  const float* scales;  // [rows] of E4M3 weights, null: they are bf16
 };
 constexpr int kMatrices = 4;  // of a layer
 struct Ribbons {

@@ -150,6 +150,13 @@ __device__ __forceinline__ uint4 load_shared16(uint32_t address) {
   return v;
 }
 
+// ---- two bf16 times two bf16; as a fused multiply-add, which sm_80 has too
+__device__ __forceinline__ uint32_t multiply_bf16x2(uint32_t a, uint32_t b) {
+  uint32_t y;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(y) : "r"(a), "r"(b), "r"(0x80008000));
+  return y;
+}
+
 // ---- tensor cores: c[16][8] += a[16][16] b[16][8], bf16 in, fp32 out
 __device__ __forceinline__ void mma_16x8x16(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
   asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"

@@ -5,8 +5,8 @@
 // The compute warps wait for a stage, each takes its own 16 bytes per lane and unit, and hands the stage back.
 #pragma once
 #include "dims.cuh"
+#include "fp8.cuh"
 #include "patience.cuh"
-#include "ptx.cuh"
 
 namespace qmk {
 
@@ -45,17 +45,25 @@ struct Ring {
     }
   }
 
-  // Consumer: this lane's fragments of the next stage.
-  __device__ __forceinline__ void take(uint4 (&unit)[kStageUnits], int warp, int lane, Patience& patience) {
+  // Consumer: this lane's fragments of the next stage, twice as many where they are E4M3.
+  template <int Units>
+  __device__ __forceinline__ void take(uint4 (&unit)[Units], int warp, int lane, Patience& patience) {
+    static_assert(Units == stage_units(false) || Units == stage_units(true));
     patience.wait_barrier(full + stage * 8, round & 1);
+    uint4 raw[kStageUnits];
 #pragma unroll
     for (int j = 0; j < kStageUnits; j++)
-      unit[j] = load_shared16(data + stage * kStageBytes + j * kUnitBytes + (warp * 32 + lane) * 16);
+      raw[j] = load_shared16(data + stage * kStageBytes + j * kUnitBytes + (warp * 32 + lane) * 16);
     uint32_t loaded = 0;
 #pragma unroll
-    for (int j = 0; j < kStageUnits; j++) loaded |= unit[j].x;
+    for (int j = 0; j < kStageUnits; j++) loaded |= raw[j].x;
     mbarrier_arrive_after_loads(empty + stage * 8, loaded);
     next();
+#pragma unroll
+    for (int j = 0; j < kStageUnits; j++) {
+      if constexpr (Units == kStageUnits) unit[j] = raw[j];
+      else unit[2 * j] = widen_e4m3(raw[j].x, raw[j].y), unit[2 * j + 1] = widen_e4m3(raw[j].z, raw[j].w);
+    }
   }
 };
 

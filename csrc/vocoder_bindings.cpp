@@ -274,11 +274,11 @@ void bind_vocoder(pybind11::module_& m) {
   m.def("transform", &transform);
   m.def("convolve_to_sound", &convolve_to_sound);
   m.def("keep_histories", &keep_histories);
-  pybind11::class_<Recording>(m, "Recording")
+  pybind11::class_<Recording>(m, "Recording", pybind11::module_local())
       .def(pybind11::init([](const Tensor& on) { return std::make_unique<Recording>(on.device()); }))
       .def("end", &Recording::end)
       .def("abandon", &Recording::abandon);
-  pybind11::class_<Pushes>(m, "Pushes")
+  pybind11::class_<Pushes>(m, "Pushes", pybind11::module_local())
       .def(pybind11::init<const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, int64_t>())
       .def("launch", pybind11::overload_cast<const Recording&, const std::vector<int64_t>&, const Tensor&, bool>(&Pushes::launch))
       .def("follow", &Pushes::follow)

@@ -1,7 +1,7 @@
 """Where a model runs: which device, which backend, and a frame decoder for it."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import torch
 from torch import Tensor
@@ -9,6 +9,7 @@ from torch import Tensor
 from qwen_megakernel.build import load_extension, why_no_build, why_no_gpu, why_untried
 from qwen_megakernel.config import ModelConfig, VocoderConfig
 from qwen_megakernel.errors import BackendError
+from qwen_megakernel.fp8 import dequantized, parts_in
 from qwen_megakernel.frame_decoder import FrameDecoder, TorchFrameDecoder
 from qwen_megakernel.megakernel import MegakernelFrameDecoder, why_no_megakernel
 from qwen_megakernel.transformer import Embeddings
@@ -65,7 +66,9 @@ def select_device(device: str | torch.device | None) -> torch.device:
 def make_embeddings(backend: str, config: ModelConfig, tensors: Mapping[str, Tensor]) -> Embeddings:
     """What makes the rows for a backend that `select_backend` chose, over every `talker.*` tensor."""
     device = tensors["talker.model.norm.weight"].device
-    return Embeddings(config.talker, tensors, load_extension(device) if backend == "megakernel" else None)
+    return Embeddings(
+        config.talker, tensors, load_extension(device, parts_in(tensors)) if backend == "megakernel" else None
+    )
 
 
 def make_decoder(
@@ -77,8 +80,10 @@ def make_decoder(
     slots: int,
     max_positions: int,
 ) -> FrameDecoder:
-    """The frame decoder of a backend that `select_backend` chose, over every `talker.*` tensor."""
+    """The frame decoder of a backend that `select_backend` chose, over every `talker.*` tensor. PyTorch's has E4M3
+    weights dequantised."""
     if backend == "torch":
+        tensors = dequantized(tensors, tensors["talker.model.norm.weight"].dtype)
         return TorchFrameDecoder(config, tensors, embeddings, slots=slots, max_positions=max_positions)
     decoder = MegakernelFrameDecoder(config, tensors, slots=slots, max_positions=max_positions)
     embeddings.share([decoder.buffers["code0_embedding"], *decoder.buffers["code_embedding"]])
@@ -93,6 +98,7 @@ def make_vocoder(
     *,
     slots: int,
     recent_codes: Tensor | None = None,
+    fp8: Collection[str] = (),
 ) -> Vocoder | GraphVocoder:
     """The vocoder over every fp32 `decoder.*` tensor: CUDA graphs of our kernels where they have been run, else eager
     PyTorch.
@@ -100,6 +106,7 @@ def make_vocoder(
     Args:
         dtype: one of `VOCODER_DTYPES`.
         recent_codes: the frame decoder's (`FrameDecoder.recent_codes`).
+        fp8: of the frame decoder's weights: its build has the vocoder's kernels too.
 
     Raises:
         BackendError: "tf32" where our kernels cannot run.
@@ -112,7 +119,7 @@ def make_vocoder(
         obstacle = why_no_build(device) or why_untried(device) or why_no_graphs(config, device)
     if obstacle is None:
         try:
-            extension = load_extension(device)
+            extension = load_extension(device, fp8)
         except BackendError as error:  # PyTorch goes on where nothing can be compiled
             obstacle = str(error)
         else:

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -17,6 +18,7 @@ from types import ModuleType
 import torch
 
 from qwen_megakernel.errors import BackendError
+from qwen_megakernel.fp8 import PARTS
 
 log = logging.getLogger(__name__)
 
@@ -182,11 +184,11 @@ def _capability(device: torch.device) -> str:
 # ---------------------------------------------------------------- building it
 
 
-def cache_folder(arch: str) -> Path:
+def cache_folder(arch: str, fp8: Collection[str] = ()) -> Path:
     """Of a build for an architecture. Builds whose sources, flags, torch or Python differ have folders of their own."""
     from torch.utils import cpp_extension
 
-    digest = hashlib.sha256(" ".join((*_cuda_flags(arch), torch.__version__, sys.version)).encode())
+    digest = hashlib.sha256(" ".join((*FLAGS, *_defines(arch, fp8), torch.__version__, sys.version)).encode())
     for path in sorted(source_folder().iterdir()):
         if path.suffix in {".cu", ".cuh", ".h", ".cpp"}:
             digest.update(path.name.encode() + path.read_bytes())
@@ -194,36 +196,45 @@ def cache_folder(arch: str) -> Path:
     return Path(root) / f"qwen_megakernel_sm{arch}_{digest.hexdigest()[:12]}"
 
 
-def _cuda_flags(arch: str) -> tuple[str, ...]:
-    return FLAGS + TARGETS[arch].defines
+def _defines(arch: str, fp8: Collection[str]) -> tuple[str, ...]:
+    """What csrc/dims.cuh wants to know."""
+    bits = sum(1 << PARTS.index(part) for part in fp8)
+    return TARGETS[arch].defines + ((f"-DQMK_FP8={bits}",) if bits else ())
 
 
-@functools.cache
-def load_extension(device: torch.device) -> ModuleType:
-    """Compile (once; 17 s beside an H200) and load the kernel for a GPU of this machine.
+def load_extension(device: torch.device, fp8: Collection[str] = ()) -> ModuleType:
+    """Compile (once; under a minute beside an H200) and load the kernel for a GPU of this machine.
+
+    Args:
+        fp8: parts (fp8.PARTS) whose weights are E4M3. Every choice of them is a build of its own.
 
     Raises:
         BackendError: what keeps it from being compiled, or the compiler's own words.
     """
+    return _loaded(device, frozenset(fp8))
+
+
+@functools.cache
+def _loaded(device: torch.device, fp8: frozenset[str]) -> ModuleType:
     from torch.utils import cpp_extension
 
     obstacle = why_no_build(device)
     if obstacle:
         raise BackendError(f"the kernel cannot be compiled here: {obstacle}")
     arch = architecture(device)
-    folder = cache_folder(arch)
+    folder = cache_folder(arch, fp8)
     if (folder / "lock").exists():  # left behind by a build that was killed, it would be waited for without end
         log.info("waiting for another build in %s; if there is none, delete %s", folder, folder / "lock")
     elif not (folder / f"{folder.name}.so").exists():
         log.info("building the kernel for sm_%s in %s (once, under a minute)", arch, folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        return _load(cpp_extension, folder, arch)
+        return _load(cpp_extension, folder, arch, _defines(arch, fp8))
     except (RuntimeError, OSError) as error:
         raise BackendError(f"the kernel could not be compiled in {folder}: {error}") from error
 
 
-def _load(cpp_extension: ModuleType, folder: Path, arch: str) -> ModuleType:
+def _load(cpp_extension: ModuleType, folder: Path, arch: str, defines: tuple[str, ...]) -> ModuleType:
     start = time.monotonic()
     others = os.environ.get("TORCH_CUDA_ARCH_LIST")
     number, suffix = arch.rstrip("a"), "a" if arch.endswith("a") else ""
@@ -232,8 +243,8 @@ def _load(cpp_extension: ModuleType, folder: Path, arch: str) -> ModuleType:
         module = cpp_extension.load(
             folder.name,
             [str(source_folder() / s) for s in SOURCES],
-            extra_cflags=["-O2", "-std=c++20", *TARGETS[arch].defines],
-            extra_cuda_cflags=list(_cuda_flags(arch)),
+            extra_cflags=["-O2", "-std=c++20", *defines],
+            extra_cuda_cflags=[*FLAGS, *defines],
             build_directory=str(folder),
         )
     finally:

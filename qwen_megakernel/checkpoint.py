@@ -15,7 +15,7 @@ import json
 import logging
 import re
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from torch import Tensor
 
 from qwen_megakernel.config import CodecConfig, ModelConfig, SpeakerEncoderConfig, StackConfig, TalkerConfig
 from qwen_megakernel.errors import CheckpointError, CheckpointNotFoundError
+from qwen_megakernel.fp8 import SCALE, dequantize, flaw, part_of, quantize_parts
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +53,7 @@ HUB_FILES = (
 )
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _DTYPES = ("BF16", "F16", "F32")
+_FP8 = "F8_E4M3"
 _MAX_HEADER_BYTES = 100_000_000  # safetensors' own bound
 
 Shapes = dict[str, tuple[int, ...]]
@@ -291,10 +293,15 @@ def _read_header(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
 
 
 def _check_tensors(folder: Path, expected: Shapes) -> dict[str, Path]:
-    """Name -> file, after every name, shape and dtype was compared."""
+    """Name -> file, after every name, shape and dtype was compared; scales of quantised tensors are among them."""
     where: dict[str, Path] = {}
-    for path in _safetensors_files(folder):
-        for name, (dtype, shape) in sorted(_read_header(path).items()):
+    headers = {path: _read_header(path) for path in _safetensors_files(folder)}
+    dtypes = {name: dtype for header in headers.values() for name, (dtype, _) in header.items()}
+    quantized = {name for name, dtype in dtypes.items() if dtype == _FP8 and part_of(name)}
+    _check_parts(folder, expected, dtypes, quantized)
+    expected = expected | {name + SCALE: expected[name][:1] for name in quantized & expected.keys()}
+    for path, header in headers.items():
+        for name, (dtype, shape) in sorted(header.items()):
             if name in where:
                 raise CheckpointError(f"{path}: tensor {name!r} is also in {where[name].name}")
             if name not in expected:
@@ -303,8 +310,9 @@ def _check_tensors(folder: Path, expected: Shapes) -> dict[str, Path]:
                 raise CheckpointError(
                     f"{path}: tensor {name!r}: expected shape {list(expected[name])}, found {list(shape)}"
                 )
-            if dtype not in _DTYPES:
-                raise CheckpointError(f"{path}: tensor {name!r}: expected dtype {' or '.join(_DTYPES)}, found {dtype}")
+            allowed = (_FP8,) if name in quantized else ("F32",) if name.endswith(SCALE) else _DTYPES
+            if dtype not in allowed:
+                raise CheckpointError(f"{path}: tensor {name!r}: expected dtype {' or '.join(allowed)}, found {dtype}")
             where[name] = path
     for name, shape in expected.items():
         if name not in where:
@@ -312,7 +320,24 @@ def _check_tensors(folder: Path, expected: Shapes) -> dict[str, Path]:
     return where
 
 
-def _load(where: Mapping[str, Path], names: Iterable[str], device: torch.device, dtype: torch.dtype) -> dict:
+def _check_parts(folder: Path, expected: Shapes, dtypes: Mapping[str, str], quantized: set[str]) -> None:
+    """A part (fp8.PARTS) is quantised as a whole or not at all."""
+    parts = {part_of(name) for name in quantized}
+    for name in expected:
+        if part_of(name) in parts and name in dtypes and name not in quantized:
+            other = next(n for n in sorted(quantized) if part_of(n) == part_of(name))
+            raise CheckpointError(
+                f"{folder}: {other!r} is {_FP8} and {name!r} is {dtypes[name]}: quantise all of a part, or none"
+            )
+
+
+def _load(
+    where: Mapping[str, Path],
+    names: Iterable[str],
+    device: torch.device,
+    dtype: torch.dtype,
+    as_stored: Collection[str] = (),
+) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     by_file: dict[Path, list[str]] = {}
     for name in names:
@@ -320,7 +345,9 @@ def _load(where: Mapping[str, Path], names: Iterable[str], device: torch.device,
     for path, in_file in by_file.items():
         try:
             with safe_open(path, framework="pt", device=str(device)) as file:
-                tensors |= {name: file.get_tensor(name).to(dtype) for name in in_file}
+                for name in in_file:
+                    tensor = file.get_tensor(name)
+                    tensors[name] = tensor if name in as_stored else tensor.to(dtype)
         except (SafetensorError, OSError) as error:
             raise CheckpointError(f"{path}: {error}") from None
     return tensors
@@ -333,12 +360,14 @@ class Checkpoint:
     Attributes:
         folder: where it lies.
         config: what its JSON files say.
+        fp8: parts (fp8.PARTS) that it holds as E4M3.
         fingerprint: 16 hex digits over config.json, the talker's final norm and some embedding rows; a saved
             `Voice` carries it, so that a voice is not used with another model.
     """
 
     folder: Path
     config: ModelConfig
+    fp8: frozenset[str]
     fingerprint: str
     _main: Mapping[str, Path] = field(repr=False)
     _codec: Mapping[str, Path] = field(repr=False)
@@ -375,16 +404,40 @@ class Checkpoint:
                     digest.update(file.get_slice(name)[:8].float().numpy().tobytes())
             except (SafetensorError, OSError) as error:
                 raise CheckpointError(f"{main_files[name]}: {error}") from None
-        return cls(folder, config, digest.hexdigest()[:16], main_files, codec_files)
+        fp8 = frozenset(part_of(n.removesuffix(SCALE)) for n in main_files if n.endswith(SCALE))
+        return cls(folder, config, fp8, digest.hexdigest()[:16], main_files, codec_files)
 
-    def talker(self, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
+    def talker(self, device: torch.device, dtype: torch.dtype, fp8: frozenset[str] = frozenset()) -> dict[str, Tensor]:
         """Every `talker.*` tensor. The text's embeddings, a third of all bytes of which a text needs a few rows, stay
-        on the CPU; copied there, because rows of a mapped file would be read when they are first spoken."""
+        on the CPU; copied there, because rows of a mapped file would be read when they are first spoken.
+
+        Args:
+            dtype: of what is not FP8; stored FP8 tensors that are not in `fp8` are dequantised into it.
+            fp8: parts (fp8.PARTS) that come as float8_e4m3fn with their scales, quantised unless they are stored so.
+
+        Raises:
+            CheckpointError: a stored scale or FP8 weight is no number, or a weight cannot be quantised.
+        """
         table, cpu = "talker.model.text_embedding.weight", torch.device("cpu")
-        tensors = _load(self._main, (n for n in self._main if n.startswith("talker.") and n != table), device, dtype)
+        names = [name for name in self._main if name.startswith("talker.") and name != table]
+        parts = fp8 | self.fp8
+        as_stored = {name for name in names if part_of(name.removesuffix(SCALE)) in parts}
+        tensors = _load(self._main, names, device, dtype, as_stored)
+        for name in [name.removesuffix(SCALE) for name in names if name.endswith(SCALE)]:
+            wrong = flaw(tensors[name], tensors[name + SCALE])
+            if wrong:
+                raise CheckpointError(f"{self._main[name]}: tensor {name!r}: {wrong}")
+            if part_of(name) not in fp8:
+                tensors[name] = dequantize(tensors[name], tensors.pop(name + SCALE), dtype)
+        quantize_parts(tensors, fp8)
         text = _load(self._main, [table], cpu, dtype)[table]
         mapped = device.type != "cpu" and dtype == torch.bfloat16  # else the conversion has copied it
         return tensors | {table: text.clone() if mapped else text}
+
+    @property
+    def files(self) -> tuple[list[Path], list[Path]]:
+        """With the tensors that were checked: of the main model, of the speech tokenizer."""
+        return sorted(set(self._main.values())), sorted(set(self._codec.values()))
 
     def speaker_encoder(self, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
         """Every `speaker_encoder.*` tensor (Base checkpoints; empty for the others)."""

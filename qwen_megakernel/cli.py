@@ -1,4 +1,4 @@
-"""The command line: `qwen-megakernel speak`, `serve`, `build` and `doctor`."""
+"""The command line: `qwen-megakernel speak`, `serve`, `build`, `quantize` and `doctor`."""
 
 import argparse
 import logging
@@ -21,12 +21,26 @@ from qwen_megakernel.backend import BACKENDS, select_backend, select_device
 from qwen_megakernel.build import load_extension
 from qwen_megakernel.checkpoint import DEMO, DEMO_NOTICE, PUBLISHED, Checkpoint
 from qwen_megakernel.errors import BackendError, RequestError, TextTooLongError
+from qwen_megakernel.fp8 import WEIGHTS, parts_of
+from qwen_megakernel.quantize import quantize_checkpoint
 from qwen_megakernel.serve_speech import TOKEN
 from qwen_megakernel.stream import Audio, Chunk
 from qwen_megakernel.text import split_sentences
 
 MAX_PIECE_CHARS = 300
 """Longer text is spoken in pieces cut at sentence ends."""
+
+_KINDS = f"{', '.join(WEIGHTS)}, or parts of it such as talker,lm_heads"
+_WEIGHTS_HELP = f"{_KINDS} (docs/fp8.md); default: as the checkpoint has them"
+
+
+def _weights(text: str) -> str | list[str]:
+    weights = text if text in WEIGHTS else text.split(",")
+    try:
+        parts_of(weights)
+    except BackendError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return weights
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -75,11 +89,20 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("--log-texts", action="store_true", help="tell the log what is said; else nothing does")
     serve.add_argument("--allow-upload", action="store_true", help="clients may make voices of recordings (Base)")
     serve.add_argument("--backend", choices=BACKENDS, default="auto")
+    serve.add_argument("--weights", type=_weights, help=_WEIGHTS_HELP)
     serve.add_argument("--device", help="cpu, cuda, cuda:1; default: a GPU if there is one")
+
+    about = "make a checkpoint with FP8 weights of one in bf16 (docs/fp8.md)"
+    quantize = commands.add_parser("quantize", help=about, description=about[0].upper() + about[1:] + ".")
+    quantize.set_defaults(run=_quantize)
+    quantize.add_argument("model", help="folder or hub id")
+    quantize.add_argument("output", type=Path, help="folder to write, not there yet")
+    quantize.add_argument("--weights", type=_weights, default="fp8", help=f"{_KINDS}; default: %(default)s")
 
     about = "compile the kernel for this machine's GPU, so that no first use has to wait for it"
     build = commands.add_parser("build", help=about, description=about[0].upper() + about[1:] + ".")
     build.set_defaults(run=_build)
+    build.add_argument("--weights", type=_weights, default="bf16", help=f"{_KINDS}: each is a build of its own")
 
     doctor = commands.add_parser("doctor", help="what this machine can do", description="What this machine can do.")
     doctor.set_defaults(run=_doctor)
@@ -98,6 +121,7 @@ def add_voice_options(parser: argparse._ActionsContainer) -> None:
     parser.add_argument("--ref-text", help="what the reference audio says: closer cloning")
     parser.add_argument("--seed", type=int, help="same text and seed, same speech; default: a fresh one")
     parser.add_argument("--backend", choices=BACKENDS, default="auto")
+    parser.add_argument("--weights", type=_weights, help=_WEIGHTS_HELP)
     parser.add_argument("--device", help="cpu, cuda, cuda:1; default: a GPU if there is one")
 
 
@@ -116,7 +140,8 @@ def _speak(args: argparse.Namespace) -> int:
     # One seed for all pieces, so that the printed one says the whole text again.
     seed = secrets.randbits(31) if args.seed is None else args.seed
     sampling = SamplingParams(seed=seed)
-    with TTSEngine.load(args.model, backend=args.backend, device=args.device, max_streams=1) as engine:
+    options = {"backend": args.backend, "device": args.device, "weights": args.weights}
+    with TTSEngine.load(args.model, **options, max_streams=1) as engine:
         voice = engine.create_voice(args.ref_audio, args.ref_text) if args.ref_audio else None
         with _Output(args.output, engine.sample_rate, args.stream) as output:
             audios = []
@@ -258,7 +283,7 @@ def _serve(args: argparse.Namespace) -> int:
         raise BackendError(f"--host {args.host} can be reached by others: set {TOKEN}, or listen on 127.0.0.1")
     if args.voices and not args.voices.is_dir():
         raise RequestError(f"--voices: no folder {str(args.voices)!r}")
-    options = {"backend": args.backend, "device": args.device, "max_streams": args.max_streams}
+    options = {"backend": args.backend, "device": args.device, "weights": args.weights, "max_streams": args.max_streams}
     options |= {"max_positions": args.max_positions, "max_queue": args.max_streams}
     name = Path(args.model).name if Path(args.model).is_dir() else args.model
     app = serve.make_app(
@@ -280,10 +305,22 @@ def _serve(args: argparse.Namespace) -> int:
 # ---------------------------------------------------------------- build
 
 
-def _build(_args: argparse.Namespace) -> int:
+def _build(args: argparse.Namespace) -> int:
     device, start = select_device("cuda"), time.monotonic()
-    folder = Path(load_extension(device).__file__).parent
+    folder = Path(load_extension(device, parts_of(args.weights)).__file__).parent
     print(f"ready   in {time.monotonic() - start:.1f} s\ncached  in {folder}")
+    return 0
+
+
+# ---------------------------------------------------------------- quantize
+
+
+def _quantize(args: argparse.Namespace) -> int:
+    fp8 = parts_of(args.weights)
+    if not fp8:
+        raise BackendError("--weights bf16 quantises nothing")
+    quantize_checkpoint(args.model, args.output, fp8, print)
+    print(f"wrote   {args.output.resolve()}")
     return 0
 
 

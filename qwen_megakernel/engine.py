@@ -13,7 +13,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Unpack
@@ -31,6 +31,7 @@ from qwen_megakernel.backend import (
 from qwen_megakernel.checkpoint import DEMO, DEMO_NOTICE, Checkpoint
 from qwen_megakernel.config import SamplingParams
 from qwen_megakernel.errors import BackendError, OutOfMemoryError, RequestError, TextError, TextTooLongError
+from qwen_megakernel.fp8 import name_of, parts_of
 from qwen_megakernel.frame_decoder import FrameDecoder
 from qwen_megakernel.listener import Listener
 from qwen_megakernel.owner import Owner
@@ -59,6 +60,7 @@ class TTSEngine:
         sample_rate: of everything it returns, in Hz.
         max_positions: rows of one slot: the prompt's and one per frame.
         backend: "torch" or "megakernel".
+        weights: as `load` takes them; "bf16" where none is FP8, whatever their dtype.
         memory: bytes on the device by part; the text's embeddings are on the host.
     """
 
@@ -82,7 +84,7 @@ class TTSEngine:
         self.model, self._backend, self.variant = model, backend, checkpoint.config.variant
         self.speakers, self.languages = prompts.speakers, prompts.languages
         self.sample_rate, self.max_positions = checkpoint.config.codec.sample_rate, decoder.max_positions
-        self.memory: dict[str, int] = {}
+        self.weights, self.memory = "bf16", {}
         self._voice_encoder: VoiceEncoder | None = None
         self._voice_lock = threading.Lock()
         limits = {"max_queue": max_queue, "queue_timeout": queue_timeout, "kept_voices": kept_voices}
@@ -99,6 +101,7 @@ class TTSEngine:
         backend: str = "auto",
         device: str | torch.device | None = None,
         dtype: torch.dtype | None = None,
+        weights: str | Collection[str] | None = None,
         max_streams: int = 8,
         max_positions: int = 2048,
         max_queue: int = 8,
@@ -115,6 +118,9 @@ class TTSEngine:
                 takes the megakernel on Hopper, where it has been run; a log line says what was taken and why.
             device: None takes a CUDA GPU if there is one, else the CPU.
             dtype: of talker and code predictor; None is bfloat16 on a GPU and float32 on a CPU.
+            weights: "bf16", "fp8", "fp8-predictor", or a list of some of fp8.PARTS: what is E4M3, quantised now if the
+                checkpoint does not have it so; the rest is of `dtype`. None: as the checkpoint has it. docs/fp8.md
+                says what it costs. PyTorch computes with the same weights, dequantised, and saves no memory.
             max_streams: utterances at once, each in a slot of its own; with our kernels fewer run where that is more
                 than the device sustains for live listeners, which is measured (`health()["sustained"]`).
             max_positions: rows of one slot: the prompt's and one per frame.
@@ -152,11 +158,14 @@ class TTSEngine:
             or not 0 <= queue_timeout <= DAY
         ):
             raise BackendError(f"queue_timeout must be 0 to {DAY} seconds, got {queue_timeout!r}")
+        fp8 = None if weights is None else parts_of(weights)
         select_backend(backend, device, dtype)  # what cannot run is refused before a checkpoint is looked for
         checkpoint = Checkpoint.open(model)
         config = checkpoint.config
         name, reason = select_backend(backend, device, dtype, config)
-        log.info("backend %s on %s, %s (%s)", name, device, str(dtype).removeprefix("torch."), reason)
+        fp8 = checkpoint.fp8 if fp8 is None else fp8
+        kind = str(dtype).removeprefix("torch.") + (f", FP8: {', '.join(sorted(fp8))}" if fp8 else "")
+        log.info("backend %s on %s, %s (%s)", name, device, kind, reason)
         if str(model) == DEMO:
             log.info("the demo voice is %s", DEMO_NOTICE)
         tokenizer = TextTokenizer(checkpoint.folder, config.talker.text_vocab_size)
@@ -171,18 +180,19 @@ class TTSEngine:
             raise OutOfMemoryError(f"{device} has {_size(_memory(device))} of memory: {wanted}")
         try:
             with torch.inference_mode():
-                tensors = checkpoint.talker(device, dtype)
+                tensors = checkpoint.talker(device, dtype, fp8)
                 embeddings = make_embeddings(name, config, tensors)
                 prompts = PromptBuilder(config, tokenizer, embeddings, kept_voices=kept_voices)
                 slots = {"slots": max_streams, "max_positions": max_positions}
                 decoder = make_decoder(name, config, tensors, embeddings, **slots)
                 tensors = checkpoint.vocoder(device, torch.float32)
                 slots = {"slots": max_streams, "recent_codes": decoder.recent_codes}
+                slots["fp8"] = fp8 if name == "megakernel" else ()  # of the build that is there
                 vocoder = make_vocoder(config.codec.vocoder, tensors, device, vocoder_dtype, **slots)
             limits = {"max_queue": max_queue, "queue_timeout": float(queue_timeout), "kept_voices": kept_voices}
             spare = None
             if fallback == "torch" and name != "torch":
-                spare = partial(_make_spare, checkpoint, device, dtype, max_streams, max_positions)
+                spare = partial(_make_spare, checkpoint, device, dtype, fp8, max_streams, max_positions)
             engine = cls(str(model), checkpoint, prompts, decoder, vocoder, name, device=device, spare=spare, **limits)
             if device.type == "cuda":
                 del tensors
@@ -194,6 +204,7 @@ class TTSEngine:
             raise OutOfMemoryError(
                 f"no room for {model} on {device}: {wanted}, or take a smaller model ({error})"
             ) from None
+        engine.weights = name_of(fp8)
         engine.memory = {"talker and code predictor": decoder.weight_bytes, "keys and values": kv}
         engine.memory |= {"vocoder": vocoder.weight_bytes, "vocoder's streams": max_streams * vocoder.slot_bytes}
         log.info(
@@ -428,10 +439,15 @@ def _close_engines() -> None:
 
 
 def _make_spare(
-    checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype, slots: int, max_positions: int
+    checkpoint: Checkpoint,
+    device: torch.device,
+    dtype: torch.dtype,
+    fp8: frozenset[str],
+    slots: int,
+    max_positions: int,
 ) -> tuple[FrameDecoder, Vocoder]:
     """None of our own kernels."""
-    tensors, config = checkpoint.talker(device, dtype), checkpoint.config
+    tensors, config = checkpoint.talker(device, dtype, fp8), checkpoint.config
     embeddings = make_embeddings("torch", config, tensors)
     decoder = make_decoder("torch", config, tensors, embeddings, slots=slots, max_positions=max_positions)
     vocoder = Vocoder(config.codec.vocoder, checkpoint.vocoder(device, torch.float32), slots=slots)

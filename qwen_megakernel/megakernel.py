@@ -15,6 +15,7 @@ from torch import Tensor
 from qwen_megakernel.build import BLOCKS, load_extension, why_no_build, why_no_gpu
 from qwen_megakernel.config import MIN_FRAMES, ModelConfig, SamplingParams, StackConfig
 from qwen_megakernel.errors import BackendError, KernelFault, SpeechError
+from qwen_megakernel.fp8 import SCALE, parts_in
 from qwen_megakernel.frame_decoder import RECENT_FRAMES, SlotStream, check_launch
 from qwen_megakernel.prefill import LEAST, MOST, PagedPrefill
 from qwen_megakernel.prompt import Prefix, Prompt
@@ -74,13 +75,15 @@ def block_rows(rows: int, multiple: int = 8) -> int:
 
 
 def pack(matrix: Tensor, packet: int = PACKET, rows: int | None = None) -> Tensor:
-    """One matrix as the blocks read it: bf16 [N, K] -> uint8 [128, bytes of a block].
+    """One matrix as the blocks read it: bf16 or float8_e4m3fn [N, K] -> uint8 [128, bytes of a block].
 
     Block b owns rows b * `rows` ..., padded with zeros. Its 16 warps share K as the exchange hands it out: lane q of
     warp w gets every fourth packet of its share. Of these values, 4 at a time make a step of the mma, whose fragments
     the lanes find ready: tiles of 16 rows, or of 8 rows and two steps where the rows do not come in sixteens.
     """
     rows, k = rows or block_rows(len(matrix)), matrix.shape[1]
+    fp8 = matrix.dtype == torch.float8_e4m3fn
+    matrix = matrix.view(torch.uint8) if fp8 else matrix
     matrix = F.pad(matrix, (0, 0, 0, BLOCKS * rows - len(matrix)))
     # column = (warp, packet of a lane, lane % 4, value) -> (warp, lane % 4, step, half, pair)
     lanes = matrix.reshape(BLOCKS * rows, WARPS, -1, 4, packet).transpose(2, 3).reshape(-1, WARPS, 4, k // 256, 2, 2)
@@ -92,22 +95,37 @@ def pack(matrix: Tensor, packet: int = PACKET, rows: int | None = None) -> Tenso
         lanes = F.pad(lanes, (0, 0, 0, 0, 0, k // 256 % 2))
         tiles = lanes.reshape(BLOCKS, rows // 8, 8, WARPS, 4, -1, 2, 2, 2).permute(0, 5, 1, 3, 2, 4, 6, 7, 8)
     tiles = tiles.reshape(BLOCKS, -1).view(torch.uint8)
-    return F.pad(tiles, (0, -tiles.shape[1] % (2 * 512 * 16))).contiguous()  # pairs of 16 bytes a compute thread
+    tiles = F.pad(tiles, (0, -tiles.shape[1] % (2 * 512 * 16)))  # pairs of 16 bytes a compute thread
+    if fp8:
+        # block, two units, lane, two words of a unit, (first or second pair, value) -> a lane's 16 bytes, and in a word
+        # the second pair in bytes 0 and 2, the first one in 1 and 3: csrc/fp8.cuh
+        units = tiles.reshape(BLOCKS, -1, 2, WARPS * 32, 2, 2, 2).permute(0, 1, 3, 2, 4, 6, 5)
+        tiles = units.flip(-1).reshape(BLOCKS, -1)
+    return tiles.contiguous()
 
 
 def pack_stack(config: StackConfig, tensors: Mapping[str, Tensor], prefix: str, positions: int) -> dict[str, Tensor]:
-    """A stack's ribbon (layer after layer: qkv, o, gate and up alternating, down), norms and RoPE tables."""
+    """A stack's ribbon (layer after layer: qkv, o, gate and up alternating, down), norms and RoPE tables; of E4M3
+    weights the scales too, of the same rows."""
 
     def stacked(name: str) -> Tensor:
         return torch.stack([tensors[f"{prefix}.layers.{i}.{name}.weight"] for i in range(config.num_layers)])
 
-    parts = []
+    def joined(i: int, suffix: str = "") -> tuple[Tensor, ...]:
+        q, k, v, o = (tensors[f"{prefix}.layers.{i}.self_attn.{n}_proj.weight{suffix}"] for n in "qkvo")
+        gate, up, down = (tensors[f"{prefix}.layers.{i}.mlp.{n}_proj.weight{suffix}"] for n in ("gate", "up", "down"))
+        return torch.cat([q, k, v]), o, torch.stack([gate, up], dim=1).flatten(0, 1), down
+
+    fp8 = f"{prefix}.layers.0.self_attn.q_proj.weight{SCALE}" in tensors
+    parts, scales = [], []
     for i in range(config.num_layers):
-        q, k, v, o = (tensors[f"{prefix}.layers.{i}.self_attn.{n}_proj.weight"] for n in "qkvo")
-        gate, up, down = (tensors[f"{prefix}.layers.{i}.mlp.{n}_proj.weight"] for n in ("gate", "up", "down"))
-        matrices = (torch.cat([q, k, v]), o, torch.stack([gate, up], dim=1).flatten(0, 1), down)
-        for matrix, (_, shape, block, packet) in zip(matrices, layer_matrices(config), strict=True):
-            parts.append(pack(F.pad(matrix, (0, shape[1] - matrix.shape[1], 0, shape[0] - len(matrix))), packet, block))
+        for matrix, (_, shape, block, packet) in zip(joined(i), layer_matrices(config), strict=True):
+            padding = (0, shape[1] - matrix.shape[1], 0, shape[0] - len(matrix))
+            padded = F.pad(matrix.view(torch.uint8) if fp8 else matrix, padding)
+            parts.append(pack(padded.view(matrix.dtype), packet, block))
+        if fp8:
+            of_rows = zip(joined(i, SCALE), layer_matrices(config), strict=True)
+            scales += [F.pad(scale, (0, shape[0] - len(scale)), value=1.0) for scale, (_, shape, *_) in of_rows]
     norm = tensors[f"{prefix}.norm.weight"]
     cos, sin = rope_tables(positions, config.head_dim, config.rope_theta, norm.device, torch.float32)
     return {
@@ -119,7 +137,7 @@ def pack_stack(config: StackConfig, tensors: Mapping[str, Tensor], prefix: str, 
         "norm": norm,
         "rope_cos": cos[:, : config.head_dim // 2].contiguous(),
         "rope_sin": sin[:, : config.head_dim // 2].contiguous(),
-    }
+    } | ({"scales": torch.cat(scales).view(config.num_layers, -1)} if fp8 else {})
 
 
 def layer_matrices(config: StackConfig) -> list[tuple[str, tuple[int, int], int, int]]:
@@ -134,9 +152,11 @@ def layer_matrices(config: StackConfig) -> list[tuple[str, tuple[int, int], int,
     ]
 
 
-def places(config: StackConfig) -> list[tuple[str, tuple[int, int], int, int, int]]:
+def places(
+    config: StackConfig, dtype: torch.dtype = torch.bfloat16
+) -> list[tuple[str, tuple[int, int], int, int, int]]:
     """Where they lie, for `PagedPrefill`: the same, and bytes of a block."""
-    like = {"dtype": torch.bfloat16, "device": "meta"}
+    like = {"dtype": dtype, "device": "meta"}
     listed = layer_matrices(config)
     return [(n, shape, rows, p, pack(torch.empty(shape, **like), p, rows).shape[1]) for n, shape, rows, p in listed]
 
@@ -147,12 +167,13 @@ def padded_mlp(config: StackConfig) -> int:
 
 
 class MegakernelFrameDecoder:
-    """The CUDA backend (see `FrameDecoder`): bf16 weights, fp32 accumulation and residual."""
+    """The CUDA backend (see `FrameDecoder`): bf16 or E4M3 weights, fp32 accumulation and residual."""
 
     def __init__(self, config: ModelConfig, tensors: Mapping[str, Tensor], *, slots: int, max_positions: int):
         """
         Args:
-            tensors: every `talker.*` tensor, bf16 on one CUDA device.
+            tensors: every `talker.*` tensor, bf16 on one CUDA device; of parts that are FP8 (fp8.py) float8_e4m3fn, and
+                their scales.
 
         Raises:
             BackendError: dims the kernel was not written for, or it cannot be compiled here.
@@ -162,7 +183,8 @@ class MegakernelFrameDecoder:
         obstacle = why_no_megakernel(device, torch.bfloat16, config)
         if obstacle:
             raise BackendError(obstacle)
-        extension = load_extension(device)
+        fp8 = parts_in(tensors)
+        extension = load_extension(device, fp8)
         self.slots, self.max_positions = slots, max_positions
         self.width = columns = extension.MOST_COLUMNS if slots > extension.COLUMNS else extension.COLUMNS
         wide = columns > extension.COLUMNS
@@ -215,6 +237,11 @@ class MegakernelFrameDecoder:
             adapter = f"{name}.small_to_mtp_projection"
             self.buffers["adapter"] = pack(tensors[f"{adapter}.weight"])
             self.buffers["adapter_bias"] = tensors[f"{adapter}.bias"].float()
+        if "codec_head" in fp8:
+            self.buffers["codec_head_scales"] = tensors[f"talker.codec_head.weight{SCALE}"]
+        if "lm_heads" in fp8:
+            scales = [tensors[f"{name}.lm_head.{g}.weight{SCALE}"] for g in range(groups - 1)]
+            self.buffers["lm_head_scales"] = torch.stack(scales)
         settings = {
             "eos_id": talker.codec_eos_id,
             "first_suppressed_id": talker.first_suppressed_id,
@@ -234,7 +261,8 @@ class MegakernelFrameDecoder:
         self.recent_codes = torch.zeros(slots, RECENT_FRAMES, groups, dtype=torch.int32, device=device)
         self._nothing = torch.zeros(large.hidden_size, dtype=torch.bfloat16, device=device)
         where = {"page": PAGE, "pages": self._pages}
-        self._long = PagedPrefill(extension, large, self.buffers, places(large), **where)
+        stored = torch.float8_e4m3fn if "talker" in fp8 else torch.bfloat16
+        self._long = PagedPrefill(extension, large, self.buffers, places(large, stored), **where)
         self._of_slot = list(zip(self._page_tables, self._seen, self._rows, self.recent_codes, strict=True))
 
     @property

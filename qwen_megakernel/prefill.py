@@ -103,6 +103,7 @@ class PagedPrefill:
             e.unpack(
                 w["ribbon"],
                 i * sum(self._sizes),
+                w["scales"][i] if "scales" in w else None,
                 self._block_rows,
                 self._packets,
                 self._sizes,

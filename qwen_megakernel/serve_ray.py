@@ -21,6 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from qwen_megakernel.backend import BACKENDS
 from qwen_megakernel.checkpoint import DEMO
+from qwen_megakernel.fp8 import PARTS, WEIGHTS
 from qwen_megakernel.serve import load_for_good, make_app
 from qwen_megakernel.serve_guard import OPEN, is_loopback
 from qwen_megakernel.serve_http import answer
@@ -40,6 +41,9 @@ class Args(BaseModel):
     model: str = Field(DEMO, description="Folder, hub id or 'demo'; a folder must be on every machine.")
     device: Literal["cuda", "cpu"] = Field("cuda", description="cuda: one GPU a replica, which Ray chooses.")
     backend: Literal[BACKENDS] = "auto"
+    weights: Literal[tuple(WEIGHTS)] | list[Literal[PARTS]] | None = Field(
+        None, description="docs/fp8.md; else as stored."
+    )
     max_streams: int = Field(64, ge=1, description="Utterances of one replica at once.")
     max_positions: int = Field(1024, ge=1, description="Of one utterance: its prompt's and its frames.")
     voices: Path | None = Field(None, description="Folder of saved voices, the same on every machine.")
@@ -108,7 +112,7 @@ def _make_app(args: Args, token: str | None) -> FastAPI:
     """Inside a replica. No uploads: a voice would be known to one replica only."""
     logging.basicConfig(format="%(message)s")
     logging.getLogger("qwen_megakernel").setLevel(logging.INFO)
-    engine = {"backend": args.backend, "device": args.device}
+    engine = {"backend": args.backend, "device": args.device, "weights": args.weights}
     engine |= {"max_streams": args.max_streams, "max_positions": args.max_positions, "max_queue": args.max_streams}
     name = Path(args.model).name if Path(args.model).is_dir() else args.model
     api = make_app(lambda: load_for_good(args.model, **engine), model=name, token=token, voices=args.voices)

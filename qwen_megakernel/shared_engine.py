@@ -43,6 +43,8 @@ async def acquire(model: str, **options) -> TTSEngine:
     """
     options = {n: v for n, v in options.items() if v is not None and (n, v) != ("backend", "auto")}
     options["device"] = str(select_device(options.get("device")))
+    if not isinstance(options.get("weights", ""), str):
+        options["weights"] = tuple(sorted(options["weights"]))
     key = (str(find_cached(model) or model), *sorted((name, str(value)) for name, value in options.items()))
     with _lock:
         shared = _shared.get(key)

@@ -12,17 +12,15 @@ import torch
 from qwen_megakernel import TTSEngine
 from qwen_megakernel.synthetic import write_checkpoint
 
-FRAMES_COMPARED = pytest.StashKey[dict[str, int]]()
+FRAMES_COMPARED = "frames compared"
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    config.stash[FRAMES_COMPARED] = {}
-
-
-def pytest_terminal_summary(terminalreporter, config: pytest.Config) -> None:
-    compared = config.stash[FRAMES_COMPARED]
+def pytest_terminal_summary(terminalreporter) -> None:
+    """Of tests in other processes too: a report brings its properties along."""
+    properties = [pair for report in terminalreporter.stats.get("passed", []) for pair in report.user_properties]
+    compared = [frames for name, frames in properties if name == FRAMES_COMPARED]
     if compared:
-        terminalreporter.write_line(f"oracle: {sum(compared.values())} frames compared over {len(compared)} cases")
+        terminalreporter.write_line(f"oracle: {sum(compared)} frames compared over {len(compared)} cases")
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +36,7 @@ def fresh_seed():
 @pytest.fixture
 def count_frames(request):
     """Adds a case's frames to the total that the run prints."""
-    return lambda name, frames: request.config.stash[FRAMES_COMPARED].__setitem__(name, frames)
+    return lambda frames: request.node.user_properties.append((FRAMES_COMPARED, frames))
 
 
 @pytest.fixture(scope="session")

@@ -112,7 +112,7 @@ def test_says_what_is_in_the_way_and_auto_takes_torch(said, sentence, machine):
     machine(*said)
     assert sentence in build.why_no_build(GPU)
     with pytest.raises(BackendError, match=re.escape(sentence)):
-        build.load_extension.__wrapped__(GPU)
+        build._loaded.__wrapped__(GPU, frozenset())
     with pytest.raises(BackendError, match=re.escape(sentence)):
         select_backend("megakernel", GPU)
     backend, reason = select_backend("auto", GPU)
@@ -172,7 +172,7 @@ def test_both_compilers_get_the_targets_flags_and_the_log_says_where(
     monkeypatch.setattr(cpp_extension, "load", load)
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
     monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "7.0")
-    monkeypatch.setattr(cli, "load_extension", build.load_extension.__wrapped__)
+    monkeypatch.setattr(build, "_loaded", build._loaded.__wrapped__)  # nothing is kept
     with caplog.at_level(logging.INFO, "qwen_megakernel"):
         assert cli.main(["build"]) == 0
     folder = tmp_path / given["name"]
@@ -186,8 +186,28 @@ def test_both_compilers_get_the_targets_flags_and_the_log_says_where(
     (folder / f"{folder.name}.so").touch()
     (folder / "lock").touch()
     with caplog.at_level(logging.INFO, "qwen_megakernel"):
-        build.load_extension.__wrapped__(GPU)
+        build.load_extension(GPU)
     assert f"delete {folder / 'lock'}" in caplog.text and "building" not in caplog.text
+
+
+def test_builds_for_other_weights_have_their_own_flags(machine, monkeypatch, tmp_path):
+    flags = {}
+
+    def load(name, sources, **settings):
+        flags[name] = settings["extra_cuda_cflags"], settings["extra_cflags"]
+        return SimpleNamespace(__file__=str(Path(settings["build_directory"]) / f"{name}.so"))
+
+    machine((9, 0), 132, "NVIDIA H200")
+    monkeypatch.setattr(cpp_extension, "load", load)
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    monkeypatch.setattr(build, "_loaded", build._loaded.__wrapped__)
+    for weights in ("bf16", "fp8", "fp8-predictor"):
+        assert cli.main(["build", "--weights", weights]) == 0
+    told = [[flag for flag in both[0] if "FP8" in flag] for both in flags.values()]
+    assert told == [[], ["-DQMK_FP8=15"], ["-DQMK_FP8=10"]]
+    assert all(
+        [flag for flag in both[1] if "FP8" in flag] == fp8 for both, fp8 in zip(flags.values(), told, strict=True)
+    )
 
 
 def test_builds_with_other_flags_have_other_folders(monkeypatch):

@@ -236,7 +236,7 @@ def test_three_in_a_row_make_pytorch_take_over_where_that_was_asked_for(engine, 
     owner, checkpoint = engine._owner, engine._checkpoint
     device = torch.device("cuda" if engine.backend == "megakernel" else "cpu")
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    monkeypatch.setattr(owner, "_spare", lambda: _make_spare(checkpoint, device, dtype, 3, 2048))
+    monkeypatch.setattr(owner, "_spare", lambda: _make_spare(checkpoint, device, dtype, frozenset(), 3, 2048))
     whole = alone(engine)
     faulty(engine, monkeypatch, 9)
     for _ in range(3):

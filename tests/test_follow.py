@@ -180,7 +180,7 @@ def load(monkeypatch):
                 made["decoder"] = QueuedDecoder(make_decoder(*args, **options), device, width)
                 return made["decoder"]
 
-            def vocoder(config, tensors, where, dtype, *, slots, recent_codes):
+            def vocoder(config, tensors, where, dtype, *, slots, recent_codes, fp8):
                 return HashVocoder(slots, recent_codes, device, follows=follows, together=together)
 
             monkeypatch.setattr(module, "make_decoder", decoder)

@@ -169,7 +169,7 @@ def pair(request, tiny):
 
 
 def test_what_a_graph_captures_says_what_the_eager_frame_says(pair):
-    """60 frames of three slots in turn, from inside one length of attention into the next, for every setting; the
+    """40 frames of three slots in turn, from inside one length of attention into the next, for every setting; the
     settings come one behind the other, so that each finds what another left behind."""
     eager, static = pair
     for name, sampling in SETTINGS.items():
@@ -177,8 +177,8 @@ def test_what_a_graph_captures_says_what_the_eager_frame_says(pair):
         for slot, rows in enumerate((230, 480, 9)):
             for decoder in pair:
                 start(decoder, slot, stream=slot, rows=rows, sampling=sampling, seed=2**63 + slot)
-            expected[slot] = say(eager, slot, 60)
-        said = interleaved(static, [0, 1, 2], 60, ahead=AHEAD)
+            expected[slot] = say(eager, slot, 40)
+        said = interleaved(static, [0, 1, 2], 40, ahead=AHEAD)
         assert all(same(said[slot], expected[slot]) for slot in expected), name
     assert len(static._graphs.draws) == len(SETTINGS) - 1, "two settings have one shape"
 

@@ -14,6 +14,7 @@ from qwen_megakernel.build import load_extension
 from qwen_megakernel.checkpoint import DEMO_FOLDER
 from qwen_megakernel.config import GREEDY, ModelConfig, SamplingParams
 from qwen_megakernel.errors import KernelFault
+from qwen_megakernel.fp8 import WEIGHTS, dequantized, quantized
 from qwen_megakernel.megakernel import PAGE, MegakernelFrameDecoder, padded_mlp, places
 from qwen_megakernel.prompt import Prompt
 from qwen_megakernel.sampling import Code0Rules, Draw, gumbel_noise
@@ -80,11 +81,15 @@ def relative(x, reference) -> float:
     return float((x.float() - reference.float()).norm() / reference.float().norm())
 
 
-@pytest.fixture(scope="module", params=["0.6b", "1.7b", "demo"])
+@pytest.fixture(scope="module", params=["0.6b", "1.7b", "demo", "0.6b fp8", "1.7b fp8", "demo fp8"])
 def model(request):
-    config = config_of(request.param)
+    """Of FP8 weights the tensors are dequantised ones: what PyTorch computes with."""
+    size, *fp8 = request.param.split()
+    config = config_of(size)
     tensors = random_talker(config, GPU, torch.seed() % 2**31)
-    return config, tensors, MegakernelFrameDecoder(config, tensors, slots=20, max_positions=POSITIONS)
+    stored = quantized(tensors, WEIGHTS[fp8[0]]) if fp8 else tensors
+    kernel = MegakernelFrameDecoder(config, stored, slots=20, max_positions=POSITIONS)
+    return config, dequantized(stored, torch.bfloat16), kernel
 
 
 @pytest.fixture(scope="module")
@@ -295,14 +300,41 @@ def test_a_prompt_is_the_same_however_it_is_cut(model):
 
 
 @torch.inference_mode()
+@pytest.mark.parametrize("size", ["0.6b", "1.7b", "demo"])
+@pytest.mark.parametrize("weights", ["fp8", "fp8-predictor"])
+def test_fp8_weights_say_to_the_bit_what_they_say_dequantised(size, weights):
+    """Alone, in narrow and in wide launches, behind short and long prompts; with outlier channels."""
+    config = config_of(size)
+    stored = quantized(outliers(random_talker(config, GPU, torch.seed() % 2**31)), WEIGHTS[weights])
+    plain = dequantized(stored, torch.bfloat16)
+    prompts = [random_prompt(config, rows) for rows in (1, 2, 9, 300, 40, 47, 48, 130, 5, 6, 7, 8, 10, 11, 12, 13)]
+
+    def said(tensors):
+        kernel = MegakernelFrameDecoder(config, tensors, slots=16, max_positions=512)
+        hidden, logits = observed(kernel, config)
+        for slot, prompt in enumerate(prompts):
+            kernel.start(slot, prompt, SamplingParams(seed=slot).over(MIXED[slot % len(MIXED)]).over(config.sampling))
+        out = []
+        for slots in (range(16), range(8), [2], range(3), range(4), range(5, 16), range(16)):
+            codes = step(kernel, list(slots))
+            out += [codes, hidden[: len(codes)].clone(), logits[: len(codes)].nan_to_num(0).clone()]
+        return out
+
+    assert all(map(torch.equal, said(stored), said(plain)))
+
+
+@torch.inference_mode()
 def test_matrices_come_out_of_a_ribbon_as_they_went_in(model):
     config, tensors, kernel = model
     stack, ribbon = config.talker.stack, kernel.buffers["talker.ribbon"]
-    listed, layer = places(stack), f"talker.model.layers.{stack.num_layers - 1}"
+    scales = kernel.buffers.get("talker.scales")
+    listed = places(stack, torch.bfloat16 if scales is None else torch.float8_e4m3fn)
+    layer = f"talker.model.layers.{stack.num_layers - 1}"
     start = ribbon.shape[1] - sum(size for *_, size in listed)
     assert ribbon.shape[1] == stack.num_layers * sum(size for *_, size in listed)
     outs = [torch.full(shape, torch.nan, dtype=torch.bfloat16, device=GPU) for _, shape, *_ in listed]
-    load_extension(GPU).unpack(ribbon, start, *([place[i] for place in listed] for i in (2, 3, 4)), outs)
+    scales = None if scales is None else scales[-1]
+    load_extension(GPU).unpack(ribbon, start, scales, *([place[i] for place in listed] for i in (2, 3, 4)), outs)
     for (name, shape, *_), out in zip(listed, outs, strict=True):
         if name == "qkv":
             expected = torch.cat([tensors[f"{layer}.self_attn.{n}_proj.weight"] for n in "qkv"])

@@ -51,7 +51,7 @@ def test_prompt_rows_and_greedy_codes_equal_the_oracle(
     assert np.array_equal(audio.codes, codes)
     assert audio.finish_reason == ("length" if len(codes) == case.frames else "eos")
     assert len(audio.samples) == len(codes) * 1920
-    count_frames(case.name, len(codes))
+    count_frames(len(codes))
 
 
 def test_the_cases_end_early_late_and_not_at_all(vectors):

@@ -21,7 +21,7 @@ class Extension:
     def __init__(self, plain: dict[int, torch.Tensor]):
         self.plain = plain  # by their place in the ribbon
 
-    def unpack(self, ribbon, start, block_rows, packets, sizes, outs):
+    def unpack(self, ribbon, start, scales, block_rows, packets, sizes, outs):
         for size, out in zip(sizes, outs, strict=True):
             out.copy_(self.plain[start])
             start += size

@@ -1,0 +1,131 @@
+"""FP8 weights: E4M3 with one scale per output channel. Activations and sums stay as they are.
+
+A quantised matrix W [N, K] is float8_e4m3fn values Q and fp32 scales s: W[n] is about Q[n] * s[n]. Our scales are
+powers of two, the smallest with which no value of the row is beyond E4M3's 448, and at least 2^-100. E4M3 is a
+floating-point format, so a scale that used its range to the last bit would not round any finer; and Q * s is then exact
+in bf16, so that what the kernel says with E4M3 weights is, to the bit, what it says with `dequantize`d bf16 ones.
+"""
+
+import re
+from collections.abc import Collection, Mapping
+
+import torch
+from torch import Tensor
+
+from qwen_megakernel.errors import BackendError, CheckpointError
+
+PARTS = ("talker", "predictor", "codec_head", "lm_heads")
+"""What can be quantised, each by itself: the layers' projections of both stacks, and their heads. In the order of the
+bits of csrc/dims.cuh's QMK_FP8."""
+
+_PREDICTOR = frozenset({"predictor", "lm_heads"})
+WEIGHTS = {"bf16": frozenset(), "fp8": frozenset(PARTS), "fp8-predictor": _PREDICTOR}
+"""Names of the usual choices of parts."""
+
+SCALE = "_scale"
+"""A quantised tensor's scales lie beside it, under its name and this."""
+
+LARGEST = 448.0
+"""Of E4M3's values."""
+
+_LEAST = -100  # exponent of a scale: the smallest products are then far above what bf16 can hold
+
+_PATTERNS = {
+    "talker": r"talker\.model\.layers\.\d+\.(self_attn|mlp)\.\w+_proj\.weight",
+    "predictor": r"talker\.code_predictor\.model\.layers\.\d+\.(self_attn|mlp)\.\w+_proj\.weight",
+    "codec_head": r"talker\.codec_head\.weight",
+    "lm_heads": r"talker\.code_predictor\.lm_head\.\d+\.weight",
+}
+
+
+def parts_of(weights: str | Collection[str]) -> frozenset[str]:
+    """The parts that are to be FP8: of a name of `WEIGHTS`, or a list of some of `PARTS`.
+
+    Raises:
+        BackendError: neither.
+    """
+    if isinstance(weights, str) and weights in WEIGHTS:
+        return WEIGHTS[weights]
+    parts = weights if isinstance(weights, Collection) and not isinstance(weights, str) else [weights]
+    if isinstance(weights, str) or not all(isinstance(part, str) and part in PARTS for part in parts):
+        choices = f"one of {', '.join(WEIGHTS)}, or a list of some of {', '.join(PARTS)}"
+        raise BackendError(f"weights must be {choices}, got {weights!r}")
+    return frozenset(parts)
+
+
+def name_of(parts: frozenset[str]) -> str | tuple[str, ...]:
+    """As `parts_of` takes them: a name if they have one."""
+    return next((name for name, of in WEIGHTS.items() if of == parts), tuple(sorted(parts)))
+
+
+def part_of(tensor: str) -> str | None:
+    """Which part a tensor of a checkpoint belongs to; None: it stays as it is."""
+    return next((part for part, pattern in _PATTERNS.items() if re.fullmatch(pattern, tensor)), None)
+
+
+def quantize(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """[N, K] of any float dtype -> float8_e4m3fn [N, K], rounded to nearest even, and scales, fp32 [N].
+
+    Raises:
+        CheckpointError: a weight is no finite number, or beyond 2^127, which bf16 could not hold once it is rounded.
+    """
+    rows = matrix.float()
+    largest = rows.abs().amax(dim=1)
+    if not bool((largest <= 2.0**127).all()):  # nor if it is no number
+        raise CheckpointError("a weight is not finite, or too large for bf16; get the checkpoint again")
+    mantissa, exponent = torch.frexp(largest / LARGEST)  # mantissa in [0.5, 1), 0 of 0
+    exponent = torch.where(mantissa > 0.5, exponent, exponent - 1).clamp(min=_LEAST)
+    exponent = torch.where(mantissa == 0, 0, exponent)
+    scale = (exponent + 127 << 23).to(torch.int32).view(torch.float32)  # 2^exponent, whatever a device makes of pow
+    return (rows / scale[:, None]).to(torch.float8_e4m3fn), scale
+
+
+def quantize_parts(tensors: dict[str, Tensor], fp8: frozenset[str]) -> None:
+    """In place: of these parts every tensor becomes E4M3, its scales beside it, unless it is already.
+
+    Raises:
+        CheckpointError: a weight that cannot be quantised, and whose it is.
+    """
+    for name in [name for name in tensors if part_of(name) in fp8 and name + SCALE not in tensors]:
+        try:
+            tensors[name], tensors[name + SCALE] = quantize(tensors[name])
+        except CheckpointError as error:
+            raise CheckpointError(f"tensor {name!r}: {error}") from None
+
+
+def quantized(tensors: Mapping[str, Tensor], fp8: frozenset[str]) -> dict[str, Tensor]:
+    """The same tensors by name, of these parts as E4M3 with their scales."""
+    out = dict(tensors)
+    quantize_parts(out, fp8)
+    return out
+
+
+def dequantize(matrix: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """The matrix that the kernel multiplies with, in `dtype`; exact where the scales are powers of two."""
+    return (matrix.float() * scale[:, None]).to(dtype)
+
+
+def parts_in(tensors: Mapping[str, Tensor]) -> frozenset[str]:
+    """Of which parts tensors by name are E4M3."""
+    return frozenset(part_of(name.removesuffix(SCALE)) for name in tensors if name.endswith(SCALE))
+
+
+def dequantized(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    """Tensors by name without any E4M3 among them, and without scales."""
+    plain = {name: tensor for name, tensor in tensors.items() if not name.endswith(SCALE)}
+    for name in plain:
+        if name + SCALE in tensors:
+            plain[name] = dequantize(plain[name], tensors[name + SCALE], dtype)
+    return plain
+
+
+def flaw(matrix: Tensor, scale: Tensor) -> str | None:
+    """What makes a stored pair unusable, or nothing."""
+    again = "quantise the bf16 checkpoint again"
+    if not bool(torch.isfinite(scale).all()) or not bool((scale > 0).all()):
+        return f"its scales must be finite and above 0; {again}"
+    if bool(((matrix.view(torch.uint8) & 0x7F) == 0x7F).any()):
+        return f"a weight is no number; {again}"
+    if bool((matrix.float().abs().amax(dim=1) * scale > 2.0**127).any()):
+        return f"a weight times its scale is too large for bf16; {again}"
+    return None
