@@ -113,7 +113,8 @@ def _make_app(args: Args, token: str | None) -> FastAPI:
     logging.basicConfig(format="%(message)s")
     logging.getLogger("qwen_megakernel").setLevel(logging.INFO)
     engine = {"backend": args.backend, "device": args.device, "weights": args.weights}
-    engine |= {"max_streams": args.max_streams, "max_positions": args.max_positions, "max_queue": args.max_streams}
+    engine |= {"max_streams": args.max_streams, "max_positions": args.max_positions}
+    engine["max_queue"] = max(args.max_streams, _BESIDES)  # room for all that the router sends
     name = Path(args.model).name if Path(args.model).is_dir() else args.model
     api = make_app(lambda: load_for_good(args.model, **engine), model=name, token=token, voices=args.voices)
     api.router.lifespan_context = _until_ready(api)
