@@ -5,9 +5,13 @@ import contextlib
 import math
 import platform
 import random
+import socket
 import subprocess
+import sys
 import threading
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Iterator, Mapping
 
 import torch
@@ -63,6 +67,36 @@ def busy_loop() -> Iterator[None]:
     finally:
         stop.set()
         thread.join()
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+def wait_until_ready(url: str, seconds: float = 300) -> None:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        try:
+            with urllib.request.urlopen(url, timeout=5):
+                return
+        except (urllib.error.URLError, ConnectionError):
+            time.sleep(0.2)
+    raise TimeoutError(f"{url} is not ready after {seconds} s")
+
+
+@contextlib.contextmanager
+def server(model: str, *options: str) -> Iterator[str]:
+    """`qwen-megakernel serve` in a process of its own, ready; its URL."""
+    port = free_port()
+    command = [sys.executable, "-m", "qwen_megakernel.cli", "serve", "--model", model, "--port", str(port), *options]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
+        try:
+            wait_until_ready(f"http://127.0.0.1:{port}/ready")
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            process.terminate()
 
 
 def quantile(values: list[float], share: float) -> float:

@@ -15,19 +15,14 @@ import json
 import multiprocessing
 import os
 import random
-import socket
-import subprocess
-import sys
 import tempfile
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import aiohttp
-from common import commit, machine, quantile, sentence
+from common import commit, free_port, machine, quantile, sentence, server, wait_until_ready
 
 from qwen_megakernel.synthetic import NO_EOS, write_checkpoint
 
@@ -89,36 +84,6 @@ def load(pool, processes: int, url: str, model: str, rate: float, seconds: float
                   "answered": sorted(replicas.values())}  # fmt: skip
 
 
-def wait_until_ready(url: str, seconds: float = 300) -> None:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        try:
-            with urllib.request.urlopen(url, timeout=5):
-                return
-        except (urllib.error.URLError, ConnectionError):
-            time.sleep(0.2)
-    raise TimeoutError(f"{url} is not ready after {seconds} s")
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
-
-
-@contextmanager
-def server(folder: str, device: str, slots: int) -> Iterator[str]:
-    port = free_port()
-    command = [sys.executable, "-m", "qwen_megakernel.cli", "serve", "--model", folder, "--port", str(port)]
-    command += ["--max-streams", str(slots), "--max-positions", str(POSITIONS), "--device", device]
-    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
-        try:
-            wait_until_ready(f"http://127.0.0.1:{port}/ready")
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            process.terminate()
-
-
 @contextmanager
 def replicas(folder: str, device: str, slots: int, count: int) -> Iterator[str]:
     import ray
@@ -156,8 +121,9 @@ def main() -> None:
         print(f"{machine()}, {os.cpu_count()} CPUs, commit {commit()}, {args.size}, {args.slots} slots a replica")
         heads = ("p50 ms", "p95 ms", "p99 ms", "n", "refused", "underruns", "heard s", "said in s")
         print(f"{'':28}" + "".join(f"{head:>11}" for head in heads) + "  of each replica", flush=True)
+        options = ("--max-streams", str(args.slots), "--max-positions", str(POSITIONS), "--device", args.device)
         for count in args.replicas:
-            up = replicas(folder, args.device, args.slots, count) if count else server(folder, args.device, args.slots)
+            up = replicas(folder, args.device, args.slots, count) if count else server(folder, *options)
             with up as url:
                 speech, model = f"{url}/v1/audio/speech", Path(folder).name
                 load(pool, args.clients, speech, model, args.rates[0], 2)  # connections, and what is made once

@@ -12,15 +12,14 @@ import http.client
 import json
 import random
 import socket
-import subprocess
-import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import urlsplit
 
-from common import commit, machine, quantile, sentence
+from common import commit, machine, quantile, sentence, server
 from websockets.sync.client import connect
 
 from qwen_megakernel import SamplingParams, TTSEngine
@@ -85,40 +84,17 @@ def over_websocket(line) -> Callable[[str, int], float]:
     return ask
 
 
-def wait_until_ready(port: int) -> None:
-    while True:
-        line = http.client.HTTPConnection("127.0.0.1", port)
-        try:
-            line.request("GET", "/ready")
-            if line.getresponse().status == 200:
-                return
-        except ConnectionError:
-            pass
-        finally:
-            line.close()
-        time.sleep(0.2)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=("0.6b", "1.7b", "demo"), default="0.6b")
     parser.add_argument("--requests", type=int, default=100)
     parser.add_argument("--device", help="default: a GPU if there is one")
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder, socket.socket() as free:
+    with tempfile.TemporaryDirectory() as folder:
         write_checkpoint(folder, size=args.size, codec="real" if args.size != "demo" else None, eos_gain=NO_EOS)
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-        free.close()
-        command = [sys.executable, "-m", "qwen_megakernel.cli", "serve", "--model", folder, "--port", str(port)]
-        device = ["--device", args.device] if args.device else []
-        with subprocess.Popen([*command, "--max-streams", "8", *device], stderr=subprocess.DEVNULL) as server:
-            try:
-                with TTSEngine.load(folder, device=args.device) as engine:
-                    wait_until_ready(port)
-                    measure(engine, port, Path(folder).name, args)
-            finally:
-                server.terminate()
+        device = ("--device", args.device) if args.device else ()
+        with server(folder, "--max-streams", "8", *device) as url, TTSEngine.load(folder, device=args.device) as engine:
+            measure(engine, urlsplit(url).port, Path(folder).name, args)
 
 
 def measure(engine: TTSEngine, port: int, model: str, args: argparse.Namespace) -> None:

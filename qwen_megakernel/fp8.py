@@ -18,8 +18,7 @@ PARTS = ("talker", "predictor", "codec_head", "lm_heads")
 """What can be quantised, each by itself: the layers' projections of both stacks, and their heads. In the order of the
 bits of csrc/dims.cuh's QMK_FP8."""
 
-_PREDICTOR = frozenset({"predictor", "lm_heads"})
-WEIGHTS = {"bf16": frozenset(), "fp8": frozenset(PARTS), "fp8-predictor": _PREDICTOR}
+WEIGHTS = {"bf16": frozenset(), "fp8": frozenset(PARTS), "fp8-predictor": frozenset({"predictor", "lm_heads"})}
 """Names of the usual choices of parts."""
 
 SCALE = "_scale"
@@ -28,7 +27,7 @@ SCALE = "_scale"
 LARGEST = 448.0
 """Of E4M3's values."""
 
-_LEAST = -100  # exponent of a scale: the smallest products are then far above what bf16 can hold
+_LEAST = -100  # exponent of a scale: the smallest products are then far above the least that bf16 holds
 
 _PATTERNS = {
     "talker": r"talker\.model\.layers\.\d+\.(self_attn|mlp)\.\w+_proj\.weight",
@@ -46,11 +45,11 @@ def parts_of(weights: str | Collection[str]) -> frozenset[str]:
     """
     if isinstance(weights, str) and weights in WEIGHTS:
         return WEIGHTS[weights]
-    parts = weights if isinstance(weights, Collection) and not isinstance(weights, str) else [weights]
-    if isinstance(weights, str) or not all(isinstance(part, str) and part in PARTS for part in parts):
+    listed = isinstance(weights, Collection) and not isinstance(weights, str)
+    if not listed or not all(isinstance(part, str) and part in PARTS for part in weights):
         choices = f"one of {', '.join(WEIGHTS)}, or a list of some of {', '.join(PARTS)}"
         raise BackendError(f"weights must be {choices}, got {weights!r}")
-    return frozenset(parts)
+    return frozenset(weights)
 
 
 def name_of(parts: frozenset[str]) -> str | tuple[str, ...]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from qwen_megakernel.backend import select_device
 from qwen_megakernel.checkpoint import find_cached
 from qwen_megakernel.engine import TTSEngine
+from qwen_megakernel.fp8 import name_of, parts_of
 
 _WARM_UP_TEXT = "Hello there."
 
@@ -43,8 +44,8 @@ async def acquire(model: str, **options) -> TTSEngine:
     """
     options = {n: v for n, v in options.items() if v is not None and (n, v) != ("backend", "auto")}
     options["device"] = str(select_device(options.get("device")))
-    if not isinstance(options.get("weights", ""), str):
-        options["weights"] = tuple(sorted(options["weights"]))
+    if "weights" in options:  # the same parts may be named in several ways
+        options["weights"] = name_of(parts_of(options["weights"]))
     key = (str(find_cached(model) or model), *sorted((name, str(value)) for name, value in options.items()))
     with _lock:
         shared = _shared.get(key)
