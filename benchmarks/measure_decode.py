@@ -36,6 +36,46 @@ def times_ms(step, repeats: int) -> torch.Tensor:
     return torch.tensor([a.elapsed_time(b) for a, b in events])
 
 
+class Frames:
+    """Frames of some streams of a kernel, at a position, with a full penalty history; their codes are checked."""
+
+    def __init__(
+        self, kernel: MegakernelFrameDecoder, config: ModelConfig, sampling: SamplingParams, checked: bool = True
+    ):
+        device = kernel._rows.device
+        rows = torch.randn(10, config.talker.stack.hidden_size, device=device).to(torch.bfloat16)
+        self.kernel, self.prompt, self.sampling = kernel, Prompt(rows, rows[:1], rows[0]), sampling
+        self.codes, self.checked = config.talker.first_suppressed_id, checked
+
+    def begin(self, columns: int, position: int) -> list[int]:
+        for slot in range(columns):
+            self.kernel.start(slot, self.prompt, self.sampling)
+            self.kernel._launcher.seek(slot, position, 5)
+            self.kernel._seen[slot, : self.codes] = 1  # a full history: every code is penalised
+        return list(range(columns))
+
+    def launch(self, slots: list[int]) -> None:
+        self.kernel.launch(slots)
+        if self.kernel._launcher.uncollected() == 4:
+            self.collect()
+
+    def collect(self) -> None:
+        for codes in self.kernel.collect():
+            if self.checked:
+                assert codes is not None and 0 <= int(codes.min()) and int(codes.max()) < self.codes
+
+    def drain(self) -> None:
+        while self.kernel._launcher.uncollected():
+            self.collect()
+
+    def times_ms(self, columns: int, position: int, repeats: int) -> torch.Tensor:
+        """The middle one of them is at `position`."""
+        slots = self.begin(columns, max(position - repeats // 2 - 20, 0))
+        times = times_ms(lambda: self.launch(slots), repeats)
+        self.drain()
+        return times
+
+
 @torch.inference_mode()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -54,8 +94,7 @@ def main() -> None:
     sampling = (GREEDY if args.greedy else SamplingParams(seed=1)).over(config.sampling)
     limit = max(args.positions) + args.frames + 64
     kernel = MegakernelFrameDecoder(config, tensors, slots=max(args.columns), max_positions=limit)
-    rows = torch.randn(10, config.talker.stack.hidden_size, device=device).to(torch.bfloat16)
-    prompt = Prompt(rows, rows[:1], rows[0])
+    frames = Frames(kernel, config, sampling)
     talker_bytes, bytes_ = weight_bytes({name: t.nbytes for name, t in tensors.items()})
     floor, pass_floor = bytes_ / READ_TB_S * 1e-9, talker_bytes / READ_TB_S * 1e-9
     how = "greedy" if args.greedy else "sampled"
@@ -68,47 +107,24 @@ def main() -> None:
         results[label] = {"median_ms": median, "p95_ms": p95, "floor_ms": floor, "x_floor": median / floor}
         print(f"{label:36}  {median:9.3f}  {p95:7.3f}  {floor:8.3f} {median / floor:8.2f}")
 
-    def begin(columns: int, position: int) -> list[int]:
-        for slot in range(columns):
-            kernel.start(slot, prompt, sampling)
-            kernel._launcher.seek(slot, position, 5)
-            kernel._seen[slot, : config.talker.first_suppressed_id] = 1  # a full history: every code is penalised
-        return list(range(columns))
-
-    def frame(slots: list[int]) -> None:
-        kernel.launch(slots)
-        if kernel._launcher.uncollected() == 4:
-            check(kernel.collect())
-
-    def check(frames: list) -> None:
-        for codes in frames:
-            assert codes is not None and 0 <= int(codes.min()) and int(codes.max()) < config.talker.first_suppressed_id
-
-    def drain() -> None:
-        while kernel._launcher.uncollected():
-            check(kernel.collect())
-
     for columns in args.columns:
         for position in args.positions if columns == 1 else args.positions[:2]:
-            slots = begin(columns, position)
-            # 20 + frames steps move on from here: the middle one is at `position`
-            for slot in slots:
-                kernel._launcher.seek(slot, max(position - args.frames // 2 - 20, 0), 5)
-            report(f"kernel, columns {columns}, position {position}", times_ms(lambda s=slots: frame(s), args.frames))
-            drain()
+            times = frames.times_ms(columns, position, args.frames)
+            report(f"kernel, columns {columns}, position {position}", times)
         if args.stages:
+            slots = frames.begin(columns, args.positions[-1])
             stage_ns = torch.zeros(len(STAGES), dtype=torch.int64, device=device)
             kernel._launcher.observe(None, None, stage_ns)
             for _ in range(50):
-                frame(slots)
-            drain()
+                frames.launch(slots)
+            frames.drain()
             kernel._launcher.observe(None, None, None)
             stages = (stage_ns / 50 / 1000).tolist()
             for name, us in zip(STAGES, stages, strict=True):
                 print(f"  {name:26}  {us:9.1f} us  {us / sum(stages):6.1%}")
             results[f"stages_us, columns {columns}"] = dict(zip(STAGES, stages, strict=True))
 
-    slots = begin(1, 200)
+    slots = frames.begin(1, 200)
     host = []
     for _ in range(args.frames):
         start = time.perf_counter()
@@ -116,7 +132,7 @@ def main() -> None:
         launched = time.perf_counter()
         torch.cuda.synchronize()
         there = time.perf_counter()
-        check(kernel.collect())
+        frames.collect()
         host.append((launched - start + time.perf_counter() - there) * 1e3)
     report("host, launch and collect of a frame", torch.tensor(host), 0.03)
 
@@ -131,7 +147,7 @@ def main() -> None:
     if not args.no_torch:
         plain = dequantized(tensors, torch.bfloat16)
         backend = TorchFrameDecoder(config, plain, Embeddings(config.talker, plain), slots=1, max_positions=limit)
-        backend.start(0, prompt, sampling)
+        backend.start(0, frames.prompt, sampling)
 
         def torch_frame() -> None:
             backend.launch([0])

@@ -30,7 +30,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from common import READ_TB_S, commit, machine, weight_bytes
-from measure_decode import times_ms
+from measure_decode import Frames
 from recogniser import INSTALLED, heard_words
 from torch import Tensor
 
@@ -212,27 +212,10 @@ def no_exchange() -> Iterator[None]:
         build._loaded.cache_clear()
 
 
-def frame_ms(kernel: MegakernelFrameDecoder, width: int, columns: int, sampling: SamplingParams) -> float:
-    rows = torch.randn(10, width, device=kernel._rows.device).to(torch.bfloat16)
-    for slot in range(columns):
-        kernel.start(slot, Prompt(rows, rows[:1], rows[0]), sampling)
-        kernel._launcher.seek(slot, 100, 5)
-
-    def frame() -> None:
-        kernel.launch(range(columns))
-        if kernel._launcher.uncollected() == 4:
-            kernel.collect()
-
-    ms = float(times_ms(frame, 200).median())
-    while kernel._launcher.uncollected():
-        kernel.collect()
-    return ms
-
-
 @torch.inference_mode()
 def show_speed(label: str, config: ModelConfig, columns: list[int], device: torch.device) -> dict:
     """With random weights, which never end their speech."""
-    tensors, width = random_talker(config, device, seed=torch.seed() % 2**31), config.talker.stack.hidden_size
+    tensors = random_talker(config, device, seed=torch.seed() % 2**31)
     print(f"\n{label}: a frame at position 200, sampled; and its weights alone, nobody waiting for anybody's results")
     heads = [f"{count} stream{'s' * (count > 1)}" for count in columns]
     heads += ["floor ms", "of floor", "weights alone", "GB a frame", "GB in memory"]
@@ -242,18 +225,20 @@ def show_speed(label: str, config: ModelConfig, columns: list[int], device: torc
         stored = quantized(tensors, parts)
         sampling = SamplingParams(seed=1).over(config.sampling)
         kernel = MegakernelFrameDecoder(config, stored, slots=max(columns), max_positions=512)
-        ms = [frame_ms(kernel, width, count, sampling) for count in columns]
+        frames = Frames(kernel, config, sampling)
+        ms = [float(frames.times_ms(count, 200, 200).median()) for count in columns]
         memory = kernel.weight_bytes
         with no_exchange():
             kernel = MegakernelFrameDecoder(config, stored, slots=1, max_positions=512)
-            alone = frame_ms(kernel, width, 1, GREEDY.over(config.sampling))
+            frames = Frames(kernel, config, GREEDY.over(config.sampling), checked=False)
+            alone = float(frames.times_ms(1, 200, 200).median())
         _, read = weight_bytes({name: t.nbytes for name, t in stored.items()})
         floor = read / READ_TB_S * 1e-9
         results[weights] = {"ms": dict(zip(columns, ms, strict=True)), "alone_ms": alone, "floor_ms": floor}
         results[weights] |= {"bytes": read, "memory": memory}
         shown = "".join(f"{value:14.3f}" for value in (*ms, floor)) + f"{floor / ms[0]:14.0%}{alone:14.3f}"
         print(f"  {weights:16}{shown}{read / 1e9:14.2f}{memory / 1e9:14.2f}", flush=True)
-        del kernel
+        del kernel, frames
         torch.cuda.empty_cache()
     return results
 

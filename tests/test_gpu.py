@@ -10,7 +10,7 @@ import pytest
 import torch
 from streams import PUBLISHED, SETTINGS, decoder_over, interleaved, same, say, start
 
-from qwen_megakernel import SamplingParams, TTSEngine
+from qwen_megakernel import SamplingParams, TTSEngine, cli
 from qwen_megakernel.build import load_extension
 from qwen_megakernel.checkpoint import Checkpoint
 from qwen_megakernel.config import GREEDY
@@ -51,6 +51,30 @@ def test_bfloat16_is_the_default_and_repeats_itself():
         first, second = (engine.generate(TEXT, sampling=SamplingParams(seed=1)) for _ in range(2))
         assert np.array_equal(first.codes, second.codes) and np.array_equal(first.samples, second.samples)
         assert first.finish_reason == "eos" and np.isfinite(first.samples).all()
+
+
+@hopper
+@pytest.mark.parametrize("weights", ["fp8", "fp8-predictor"])
+def test_the_kernel_speaks_with_fp8_weights(tmp_path, weights):
+    """Quantised at load or before; alone and in company; other words than bf16's for the same seed."""
+    assert cli.main(["quantize", "demo", str(tmp_path / "stored"), "--weights", weights]) == 0
+
+    def said(model, **options):
+        with TTSEngine.load(model, backend="megakernel", max_streams=16, max_positions=512, **options) as engine:
+            one = engine.generate(TEXT, sampling=SamplingParams(seed=1))
+            company = [engine.submit(TEXT, sampling=SamplingParams(seed=seed % 3)) for seed in range(16)]
+            many = [utterance.result() for utterance in company]
+            assert engine.health()["status"] == "ok"
+        assert one.finish_reason == "eos"
+        assert all(np.array_equal(one.codes, many[i].codes) for i in range(1, 16, 3))
+        assert all(audio.finish_reason == "eos" for audio in many)
+        return engine.weights, one
+
+    name, at_load = said("demo", weights=weights)
+    stored_name, stored = said(tmp_path / "stored")
+    assert name == stored_name == weights
+    assert np.array_equal(at_load.codes, stored.codes) and np.array_equal(at_load.samples, stored.samples)
+    assert not np.array_equal(at_load.codes, said("demo")[1].codes)
 
 
 @pytest.mark.parametrize("model", ["tiny", "demo"])
@@ -224,7 +248,7 @@ def test_voices_are_made_beside_a_gpu_engine(tiny):
 
 SPEAK = """
 import hashlib
-from qwen_megakernel import SamplingParams, TTSEngine
+from qwen_megakernel import SamplingParams, TTSEngine, cli
 with TTSEngine.load("demo") as engine:
     request = {"speaker": "max", "sampling": SamplingParams(seed=5), "max_frames": 60}
     audio = engine.generate("Hello there, how are you today?", **request)
