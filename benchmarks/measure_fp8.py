@@ -2,7 +2,7 @@
 
     python benchmarks/measure_fp8.py [--size 0.6b 1.7b demo] [--model FOLDER] [--frames 40] [--sentences 24]
 
-speed     (GPU) a frame's time by columns, its floor, its weights alone (a build without exchanges), and memory
+speed     (GPU) a frame's time by columns, its floor, its weights alone (a build that reads and multiplies), and memory
 error     an utterance drawn by the fp32 twin of the stored weights, its codes fed to twins with other weights: relative
           error of the weights, of the talker's hidden state layer by layer, of both kinds of logits; KL of the
           distributions that are drawn from, and what they leave out of the true one; how often the likeliest code, and
@@ -200,10 +200,10 @@ def show_errors(label: str, config: ModelConfig, tensors: Tensors, *utterance) -
 
 
 @contextmanager
-def no_exchange() -> Iterator[None]:
-    """Builds whose blocks do not wait for each other: what they say is wrong, the weights are read and multiplied."""
+def weights_alone() -> Iterator[None]:
+    """Builds that only read the weights and multiply them, by nothing."""
     flags = build.FLAGS
-    build.FLAGS = (*flags, "-DQMK_NO_EXCHANGE")
+    build.FLAGS = (*flags, "-DQMK_WEIGHTS_ALONE")
     build._loaded.cache_clear()
     try:
         yield
@@ -216,7 +216,7 @@ def no_exchange() -> Iterator[None]:
 def show_speed(label: str, config: ModelConfig, columns: list[int], device: torch.device) -> dict:
     """With random weights, which never end their speech."""
     tensors = random_talker(config, device, seed=torch.seed() % 2**31)
-    print(f"\n{label}: a frame at position 200, sampled; and its weights alone, nobody waiting for anybody's results")
+    print(f"\n{label}: a frame at position 200, sampled; and its weights alone, read and multiplied")
     heads = [f"{count} stream{'s' * (count > 1)}" for count in columns]
     heads += ["floor ms", "of floor", "weights alone", "GB a frame", "GB in memory"]
     print(f"  {'':16}" + "".join(f"{head:>14}" for head in heads))
@@ -228,7 +228,7 @@ def show_speed(label: str, config: ModelConfig, columns: list[int], device: torc
         frames = Frames(kernel, config, sampling)
         ms = [float(frames.times_ms(count, 200, 200).median()) for count in columns]
         memory = kernel.weight_bytes
-        with no_exchange():
+        with weights_alone():
             kernel = MegakernelFrameDecoder(config, stored, slots=1, max_positions=512)
             frames = Frames(kernel, config, GREEDY.over(config.sampling), checked=False)
             alone = float(frames.times_ms(1, 200, 200).median())

@@ -16,11 +16,11 @@
 
 namespace qmk {
 
-// Without it nobody waits for another block: what is said is wrong, and takes as long as its weights take to read and multiply.
-#ifdef QMK_NO_EXCHANGE
-constexpr bool kExchange = false;  // benchmarks/measure_fp8.py
+// A frame that only reads its weights and multiplies them, by nothing: benchmarks/measure_fp8.py.
+#ifdef QMK_WEIGHTS_ALONE
+constexpr bool kWeightsAlone = true;
 #else
-constexpr bool kExchange = true;
+constexpr bool kWeightsAlone = false;
 #endif
 
 constexpr int kBlocks = 128;                        // resident for the whole frame

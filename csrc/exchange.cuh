@@ -35,7 +35,6 @@ __device__ __forceinline__ float high_bf16(uint32_t v) { return __uint_as_float(
 // Wait until the packets of `missing` (a bit each) carry `epoch`; asks again only for those that do not.
 template <int N, class Address>
 __device__ __forceinline__ void await_packets(uint4 (&r)[N], uint32_t missing, Address address, uint32_t epoch, Patience& patience) {
-  if constexpr (!kExchange) return;
   uint32_t polls = 0;
   while (missing) {
 #pragma unroll
@@ -59,7 +58,7 @@ __device__ __forceinline__ void await_pairs(float2 (&out)[Pairs], Address addres
     for (int i = 0; i < Pairs; i++) r[i] = load_relaxed16(address(i));
 #pragma unroll
     for (int i = 0; i < Pairs; i++) here &= r[i].y == epoch && r[i].w == epoch;
-    if (!kExchange || here || patience.spent(polls)) break;
+    if (here || patience.spent(polls)) break;
   }
 #pragma unroll
   for (int i = 0; i < Pairs; i++) out[i] = make_float2(__uint_as_float(r[i].x), __uint_as_float(r[i].z));

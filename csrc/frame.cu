@@ -68,7 +68,7 @@ struct Frame {
   static constexpr int kBytes = round_up(kRingStages * (kStageBytes + 16), 128) + static_cast<int>(sizeof(Scratch<Dims>));
   static_assert(kRingStages >= 2 && kBytes <= kSharedBytes);
   static_assert(max_of(kHeadRows, kCodeRows) * kColumns <= kComputeThreads, "one thread finishes a row of a head");
-  static constexpr int kPinned = P::kFp8 ? 6 : 3;  // of 15 predictor stages: 31 MB (of E4M3 34) stay in L2 between the passes of a frame
+  static constexpr int kPinned = 3;  // of 15 predictor stages: 31 MB (of E4M3 16) stay in L2 between the passes of a frame
 
   // Rows of one stream that the pass at a position takes.
   static __device__ __forceinline__ int rows_at(int position, int streams) { return !kWide && position == 0 && 2 * streams <= kColumns ? 2 : 1; }
@@ -106,6 +106,10 @@ struct Frame {
   template <int Rows, int K, int N>
   static __device__ __forceinline__ void choose(const FrameParams& p, Thread& b, int group, float noise, float scale, int (&drawn)[kColumnTiles]) {
     using M = Matvec<Rows, K>;
+    if constexpr (kWeightsAlone) {
+      for (int& code : drawn) code = 0;
+      return;
+    }
     b.refresh();
     const int id = b.block * Rows + b.tid % Rows, mine = b.tid / Rows;
     if (mine < b.columns && id < N) {
@@ -143,7 +147,7 @@ struct Frame {
         for (;;) {
           const uint2 r = load_relaxed8(slot);
           code = r.x;
-          if (!kExchange || r.y == b.epoch || b.patience.spent(polls)) break;
+          if (r.y == b.epoch || b.patience.spent(polls)) break;
         }
       }
       drawn[t] = min(code, static_cast<uint32_t>(N - 1));

@@ -55,7 +55,9 @@ template <int Rows, int K, bool Fp8, class B, class Await>
 __device__ __forceinline__ void matvec(B& b, float* partial, Await await) {
   b.refresh();
   Matvec<Rows, K, Fp8> m;
-  m.template multiply<kSteps<K>>(b.ring, await, 0, b.warp, b.lane, b.patience);
+  auto await_or_not = [&](int from, auto& in) { if constexpr (!kWeightsAlone) await(from, in); };
+  m.template multiply<kSteps<K>>(b.ring, await_or_not, 0, b.warp, b.lane, b.patience);
+  if constexpr (kWeightsAlone) return;
   m.store(partial, b.columns, b.warp, b.lane);
   sync_compute<kComputeThreads>();
 }
@@ -105,6 +107,13 @@ __device__ __forceinline__ void publish_residual(const B& b, Packet* slots, floa
 // publishes x.attn. next_norm: [hidden], of whoever reads x.h_mlp. scales: [layers][S::kScales], of E4M3 weights.
 template <class S, class B, class Await, class Attend>
 __device__ __forceinline__ void layer(B& b, const StackWeights& w, const float* scales, int index, Await await, const bf16* next_norm, Attend attend) {
+  if constexpr (kWeightsAlone) {
+    matvec<S::kQkvRows, S::kHidden, S::kFp8>(b, b.s.wide, await);
+    matvec<S::kHiddenRows, S::kQ, S::kFp8>(b, b.s.narrow, await);
+    matvec<S::kGateUpRows, S::kHidden, S::kFp8>(b, b.s.wide, await);
+    matvec<S::kHiddenRows, S::kIntermediate, S::kFp8>(b, b.s.narrow, await);
+    return;
+  }
   b.refresh();
   scales += S::kFp8 ? index * S::kScales : 0;
   const bf16 post_weight = owned_value<S>(b, w.post_norm + index * S::kHidden), next_weight = owned_value<S>(b, next_norm);
