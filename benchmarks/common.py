@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import math
 import platform
-import random
 import socket
 import subprocess
 import sys
@@ -12,10 +11,11 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import torch
 
+from qwen_megakernel.bench import weight_bytes
 from qwen_megakernel.checkpoint import expected_tensors
 from qwen_megakernel.config import ModelConfig
 
@@ -37,15 +37,6 @@ def machine() -> str:
 def commit() -> str:
     told = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
     return told or "unknown"
-
-
-# Of one token each in synthetic checkpoints, as common words are in published ones.
-_WORDS = "of text a test how are today I am fine it bonjour tout le monde wie geht".split()
-
-
-def sentence() -> str:
-    """Ten random words, 11 to 13 tokens."""
-    return " ".join(random.choices(_WORDS, k=10)).capitalize() + "."
 
 
 @contextlib.contextmanager
@@ -101,20 +92,6 @@ def server(model: str, *options: str) -> Iterator[str]:
 
 def quantile(values: list[float], share: float) -> float:
     return sorted(values)[min(len(values) - 1, int(share * len(values)))]
-
-
-def weight_bytes(sizes: Mapping[str, int]) -> tuple[int, int]:
-    """Of one talker pass without its head, of a whole frame; from the bytes of every tensor by its name."""
-    talker = frame = 0
-    for name, size in sizes.items():
-        if "embedding" in name or "text_projection" in name:
-            continue
-        if "code_predictor" in name:
-            frame += size if "lm_head" in name else 15 * size
-        else:
-            frame += size
-            talker += 0 if "codec_head" in name else size
-    return talker, frame
 
 
 def floors_ms(config: ModelConfig) -> dict[str, float]:

@@ -12,8 +12,9 @@ import json
 import time
 
 import torch
-from common import READ_TB_S, commit, machine, weight_bytes
+from common import READ_TB_S, commit, machine
 
+from qwen_megakernel.bench import weight_bytes
 from qwen_megakernel.checkpoint import DEMO_FOLDER
 from qwen_megakernel.config import GREEDY, ModelConfig, SamplingParams
 from qwen_megakernel.fp8 import WEIGHTS, dequantized, quantized

@@ -29,12 +29,13 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from common import READ_TB_S, commit, machine, weight_bytes
+from common import READ_TB_S, commit, machine
 from measure_decode import Frames
 from recogniser import INSTALLED, heard_words
 from torch import Tensor
 
 from qwen_megakernel import SamplingParams, TTSEngine, build
+from qwen_megakernel.bench import weight_bytes
 from qwen_megakernel.checkpoint import Checkpoint
 from qwen_megakernel.config import GREEDY, ModelConfig
 from qwen_megakernel.fp8 import PARTS, WEIGHTS, dequantized, part_of, quantized

@@ -25,9 +25,10 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from common import commit, machine, quantile, sentence
+from common import commit, machine, quantile
 
 from qwen_megakernel import EngineBusy, TTSEngine
+from qwen_megakernel.bench import sentence
 from qwen_megakernel.synthetic import NO_EOS, write_checkpoint
 
 FRAMES, FRAME_S = 63, 0.08

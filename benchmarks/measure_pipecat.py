@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 
-from common import commit, machine, quantile, sentence
+from common import commit, machine, quantile
 from listener import PacedOutput
 from loguru import logger
 from pipecat.frames.frames import EndFrame, InterruptionFrame, TTSSpeakFrame
@@ -28,6 +28,7 @@ from pipecat.pipeline.worker import PipelineParams, PipelineWorker
 from pipecat.workers.runner import WorkerRunner
 
 from qwen_megakernel import TTSEngine
+from qwen_megakernel.bench import sentence
 from qwen_megakernel.checkpoint import DEMO
 from qwen_megakernel.pipecat_tts import MegakernelTTSService
 from qwen_megakernel.synthetic import NO_EOS, write_checkpoint

@@ -22,8 +22,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import aiohttp
-from common import commit, free_port, machine, quantile, sentence, server, wait_until_ready
+from common import commit, free_port, machine, quantile, server, wait_until_ready
 
+from qwen_megakernel.bench import sentence
 from qwen_megakernel.synthetic import NO_EOS, write_checkpoint
 
 POSITIONS = 80  # a slot: the prompt and 63 frames or so

@@ -14,9 +14,10 @@ import json
 import statistics
 import tempfile
 
-from common import CLAIMED, busy_loop, commit, floors_ms, machine, sentence
+from common import CLAIMED, busy_loop, commit, floors_ms, machine
 
 from qwen_megakernel import TTSEngine
+from qwen_megakernel.bench import sentence
 from qwen_megakernel.synthetic import NO_EOS, write_checkpoint
 
 SECONDS, FRAME_S = 10, 0.08

@@ -19,10 +19,11 @@ from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from common import commit, machine, quantile, sentence, server
+from common import commit, machine, quantile, server
 from websockets.sync.client import connect
 
 from qwen_megakernel import SamplingParams, TTSEngine
+from qwen_megakernel.bench import sentence
 from qwen_megakernel.synthetic import NO_EOS, write_checkpoint
 
 

@@ -25,9 +25,10 @@ from dataclasses import fields
 
 import numpy as np
 import torch
-from common import CLAIMED, busy_loop, commit, floors_ms, machine, quantile, sentence
+from common import CLAIMED, busy_loop, commit, floors_ms, machine, quantile
 
 from qwen_megakernel import Audio, TTSEngine
+from qwen_megakernel.bench import sentence
 from qwen_megakernel.synthetic import NO_EOS, write_checkpoint
 
 CASES = ("plain", "idle", "busy", "eight", "tokens", "clone", "vocoder")

@@ -1,4 +1,4 @@
-"""The command line: `qwen-megakernel speak`, `serve`, `build`, `quantize` and `doctor`."""
+"""The command line: `qwen-megakernel speak`, `serve`, `build`, `quantize`, `bench` and `doctor`."""
 
 import argparse
 import logging
@@ -16,7 +16,7 @@ import soundfile
 import torch
 from tqdm import tqdm
 
-from qwen_megakernel import SamplingParams, TTSEngine, TTSError, __version__
+from qwen_megakernel import SamplingParams, TTSEngine, TTSError, __version__, bench
 from qwen_megakernel.backend import BACKENDS, select_backend, select_device
 from qwen_megakernel.build import load_extension
 from qwen_megakernel.checkpoint import DEMO, DEMO_NOTICE, PUBLISHED, Checkpoint
@@ -103,6 +103,15 @@ def _parser() -> argparse.ArgumentParser:
     build = commands.add_parser("build", help=about, description=about[0].upper() + about[1:] + ".")
     build.set_defaults(run=_build)
     build.add_argument("--weights", type=_weights, default="bf16", help=f"{_KINDS}: each is a build of its own")
+
+    about = "how fast it is on this machine, beside the floor of its memory; minutes"
+    measure = commands.add_parser("bench", help=about, description=about[0].upper() + about[1:] + ".")
+    measure.set_defaults(run=_bench)
+    measure.add_argument("--model", help="folder or hub id; default: random weights on a GPU, else the demo voice")
+    measure.add_argument("--size", choices=("0.6b", "1.7b"), default="0.6b", help="of the random weights")
+    measure.add_argument("--backend", choices=BACKENDS, default="auto")
+    measure.add_argument("--weights", type=_weights, help=_WEIGHTS_HELP)
+    measure.add_argument("--device", help="cpu, cuda, cuda:1; default: a GPU if there is one")
 
     doctor = commands.add_parser("doctor", help="what this machine can do", description="What this machine can do.")
     doctor.set_defaults(run=_doctor)
@@ -321,6 +330,14 @@ def _quantize(args: argparse.Namespace) -> int:
         raise BackendError("--weights bf16 quantises nothing")
     quantize_checkpoint(args.model, args.output, fp8, print)
     print(f"wrote   {args.output.resolve()}")
+    return 0
+
+
+# ---------------------------------------------------------------- bench
+
+
+def _bench(args: argparse.Namespace) -> int:
+    bench.run(args.model, size=args.size, backend=args.backend, device=args.device, weights=args.weights)
     return 0
 
 

@@ -91,7 +91,7 @@ class TTSEngine:
         self._owner = Owner(decoder, vocoder, sample_rate=self.sample_rate, device=device, spare=spare, **limits)
         self._owner.start()
         weakref.finalize(self, self._owner.stop).atexit = False  # dropped without close(): the thread ends too
-        _ENGINES.add(self)
+        _OWNERS.add(self._owner)
 
     @classmethod
     def load(
@@ -428,14 +428,16 @@ class TTSEngine:
         self.close()
 
 
-_ENGINES: "weakref.WeakSet[TTSEngine]" = weakref.WeakSet()
+_OWNERS: "weakref.WeakSet[Owner]" = weakref.WeakSet()
 
 
 @atexit.register
-def _close_engines() -> None:
-    """An owner thread inside torch while the interpreter goes away would abort the process."""
-    for engine in list(_ENGINES):
-        engine.close()
+def _stop_owners() -> None:
+    """An owner thread inside torch while the interpreter goes away would abort the process. Not by way of the engines:
+    of one that was dropped a moment ago the thread may still be there."""
+    for owner in list(_OWNERS):
+        owner.stop()
+        owner.join()
 
 
 def _make_spare(

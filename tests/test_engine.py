@@ -648,7 +648,14 @@ def test_a_dropped_engine_ends_its_thread(backend, busy):
 
 
 @pytest.mark.parametrize(
-    "use", ["u = e.submit(T)", "s = e.stream(T); next(s)", "e.submit(T, on_chunk=lambda c: None)", "e.submit()"]
+    "use",
+    [
+        "u = e.submit(T)",
+        "s = e.stream(T); next(s)",
+        "e.submit(T, on_chunk=lambda c: None)",
+        "e.submit()",
+        "e.submit(T); import time; time.sleep(0.3); del e",  # as a function's engine is dropped when it returns
+    ],
 )
 def test_the_interpreter_may_exit_while_an_engine_speaks(backend, use):
     load = f"e = TTSEngine.load('demo', backend={backend.name!r})"

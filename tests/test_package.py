@@ -31,7 +31,7 @@ LAYERS = [
     {"serve_metrics"},
     {"serve_http", "serve_socket"},
     {"serve_guard"},
-    {"serve"},
+    {"serve", "bench"},
     {"cli", "serve_ray", "serve_ray_proxy", "pipecat_tts", "websocket_tts", "bot_page", "offline_llm"},
 ]
 PIPECAT = {"pipecat_shared", "pipecat_tts", "websocket_tts", "bot_page", "offline_llm"}
