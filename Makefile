@@ -6,12 +6,13 @@ BIN := $(VENV)/bin
 ORACLE := .venv-oracle
 COMPAT := .venv-compat
 OLDEST_PIPECAT := 1.13.0
+PEERS := .venv-peers
 DEMO_TEXT ?= Hello there. This is the bundled demo voice.
 DEMO_OUTPUT ?= demo.wav
 # No NVIDIA GPU: pin the torch release that has a CPU build, so that no CUDA packages are fetched.
 CONSTRAINTS := $(shell nvidia-smi -L >/dev/null 2>&1 || echo "-c constraints-cpu.txt")
 
-.PHONY: demo test test-gpu test-ray test-compat soak kernels lint format oracle wheel clean
+.PHONY: demo test test-gpu test-ray test-compat soak bench peers kernels lint format oracle wheel clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python demo_pipeline.py --text "$(DEMO_TEXT)" --output "$(DEMO_OUTPUT)"
@@ -35,6 +36,13 @@ test-compat: $(COMPAT)/.installed
 # Random callers for five minutes; what they leave behind fails it.
 soak: $(VENV)/.installed
 	SOAK_SECONDS=300 $(BIN)/python -m pytest -m "not gpu and not ray" -k soak
+
+# Everything in benchmarks/ that this machine can run; with `make peers` before it, the peers too. An hour on a GPU.
+bench: $(VENV)/.installed
+	$(BIN)/python benchmarks/run_all.py
+
+# What measure_peers.py compares with, in an environment of its own; it speaks on a CUDA GPU only.
+peers: $(PEERS)/.installed
 
 # Compile the kernel for every target, with nvcc and without a GPU: does it fit the cards?
 kernels: $(VENV)/.installed
@@ -78,5 +86,11 @@ $(ORACLE)/.installed: Makefile
 	$(ORACLE)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps qwen-tts-hf==0.1.1.post1
 	@touch $@
 
+$(PEERS)/.installed: Makefile
+	$(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check faster-qwen3-tts==0.5.4 \
+		qwen-tts-hf==0.1.1.post1 transformers==5.15.1
+	@touch $@
+
 clean:
-	rm -rf $(VENV) $(ORACLE) $(COMPAT) dist demo.wav .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(PEERS) $(ORACLE) $(COMPAT) dist demo.wav .pytest_cache .ruff_cache

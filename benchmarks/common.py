@@ -3,27 +3,32 @@
 import asyncio
 import contextlib
 import math
+import os
 import platform
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 
 import torch
 
 from qwen_megakernel.bench import weight_bytes
 from qwen_megakernel.checkpoint import expected_tensors
 from qwen_megakernel.config import ModelConfig
+from qwen_megakernel.synthetic import NO_EOS, write_checkpoint
 
 CLAIMED = (
     "beside it, not measured here: a published single-kernel port of the same model claims TTFC 50.5 to 81.6 ms and "
     "RTF 0.177 to 0.234 on an RTX 5090"
 )
 
+MODELS = "BENCHMARK_MODELS"
 READ_TB_S = 4.67  # of an H200, measured: bulk copies of 16 KB by 128 blocks
 
 
@@ -37,6 +42,17 @@ def machine() -> str:
 def commit() -> str:
     told = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
     return told or "unknown"
+
+
+@contextlib.contextmanager
+def random_model(size: str, variant: str = "custom_voice") -> Iterator[str]:
+    """A checkpoint folder with random weights that never end their speech. run_all.py names a folder where the
+    benchmarks of a run find each other's."""
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(os.environ.get(MODELS, temporary)) / f"random-{size}-{variant}"
+        if not (folder / "speech_tokenizer" / "model.safetensors").is_file():  # written last
+            write_checkpoint(folder, size=size, variant=variant, eos_gain=NO_EOS)
+        yield str(folder)
 
 
 @contextlib.contextmanager

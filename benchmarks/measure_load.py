@@ -19,17 +19,15 @@ import gc
 import json
 import math
 import random
-import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from common import commit, machine, quantile
+from common import commit, machine, quantile, random_model
 
 from qwen_megakernel import EngineBusy, TTSEngine
 from qwen_megakernel.bench import sentence
-from qwen_megakernel.synthetic import NO_EOS, write_checkpoint
 
 FRAMES, FRAME_S = 63, 0.08
 
@@ -175,8 +173,7 @@ def main() -> None:
         draw(args.draw, args.files)
         return
     results = []
-    with tempfile.TemporaryDirectory() as folder:
-        write_checkpoint(folder, size=args.size, codec="real" if args.size != "demo" else None, eos_gain=NO_EOS)
+    with random_model(args.size) as folder:
         options = {"max_streams": args.slots, "max_positions": 512, "max_queue": 64, "vocoder_dtype": args.vocoder}
         with TTSEngine.load(folder, device=args.device, **options) as engine:
             gc.collect()  # as the services do: a full collection walks through all of torch, some 100 ms

@@ -18,15 +18,13 @@ import argparse
 import json
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import torch
-from common import READ_TB_S, commit, floors_ms, machine
+from common import READ_TB_S, commit, floors_ms, machine, random_model
 from peers import CHUNKS, ENGINES, FRAME_MS
 
 from qwen_megakernel.config import ModelConfig
-from qwen_megakernel.synthetic import NO_EOS, write_checkpoint
 
 OURS = ("qwen_megakernel", "qwen_megakernel, PyTorch")
 KEYS = (*map(str, CHUNKS), "whole")
@@ -104,8 +102,7 @@ def main() -> None:
     names = args.only or (OURS if torch.cuda.is_available() else OURS[1:])
     if not args.only and torch.cuda.is_available():
         names = [name for name in ENGINES if name != "server"]
-    with tempfile.TemporaryDirectory() as folder:
-        write_checkpoint(folder, size=args.size, codec="real" if args.size != "demo" else None, eos_gain=NO_EOS)
+    with random_model(args.size) as folder:
         floor = floors_ms(ModelConfig.from_folder(Path(folder)))["frame"]
         print(f"{machine()}, commit {commit()}, {args.size}; floor of a frame {floor:.2f} ms at {READ_TB_S} TB/s")
         print(f"{'':28}{'a frame':>15}{'TTFC, ms, chunks of':>32}{'RTF, chunks of':>32}{'GPU':>8}")

@@ -12,14 +12,14 @@ Random weights at the published dims (or the demo voice): no leading silence is 
 
 import argparse
 import asyncio
+import contextlib
 import json
 import random
 import statistics
 import sys
-import tempfile
 import time
 
-from common import commit, machine, quantile
+from common import commit, machine, quantile, random_model
 from listener import PacedOutput
 from loguru import logger
 from pipecat.frames.frames import EndFrame, InterruptionFrame, TTSSpeakFrame
@@ -31,7 +31,6 @@ from qwen_megakernel import TTSEngine
 from qwen_megakernel.bench import sentence
 from qwen_megakernel.checkpoint import DEMO
 from qwen_megakernel.pipecat_tts import MegakernelTTSService
-from qwen_megakernel.synthetic import NO_EOS, write_checkpoint
 
 
 class Figures:
@@ -127,13 +126,8 @@ def main() -> None:
     args = parser.parse_args()
     logger.remove()
     logger.add(sys.stderr, level="ERROR")
-    with tempfile.TemporaryDirectory() as folder:
-        model = DEMO
-        if args.size != "demo":
-            model = write_checkpoint(folder, size=args.size, codec="real", eos_gain=NO_EOS)
-        engine = asyncio.run(
-            MegakernelTTSService.warmup(str(model), device=args.device, max_streams=max(args.pipelines))
-        )
+    with random_model(args.size) if args.size != "demo" else contextlib.nullcontext(DEMO) as model:
+        engine = asyncio.run(MegakernelTTSService.warmup(model, device=args.device, max_streams=max(args.pipelines)))
         try:
             run(engine, args)
         finally:

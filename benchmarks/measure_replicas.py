@@ -15,17 +15,15 @@ import json
 import multiprocessing
 import os
 import random
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import aiohttp
-from common import commit, free_port, machine, quantile, server, wait_until_ready
+from common import commit, free_port, machine, quantile, random_model, server, wait_until_ready
 
 from qwen_megakernel.bench import sentence
-from qwen_megakernel.synthetic import NO_EOS, write_checkpoint
 
 POSITIONS = 80  # a slot: the prompt and 63 frames or so
 BYTES_A_SECOND = 2 * 24_000
@@ -117,8 +115,7 @@ def main() -> None:
     args = parser.parse_args()
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     results = []
-    with tempfile.TemporaryDirectory() as folder, multiprocessing.get_context("spawn").Pool(args.clients) as pool:
-        write_checkpoint(folder, size=args.size, codec="real" if args.size != "demo" else None, eos_gain=NO_EOS)
+    with random_model(args.size) as folder, multiprocessing.get_context("spawn").Pool(args.clients) as pool:
         print(f"{machine()}, {os.cpu_count()} CPUs, commit {commit()}, {args.size}, {args.slots} slots a replica")
         heads = ("p50 ms", "p95 ms", "p99 ms", "n", "refused", "underruns", "heard s", "said in s")
         print(f"{'':28}" + "".join(f"{head:>11}" for head in heads) + "  of each replica", flush=True)

@@ -12,13 +12,11 @@ import argparse
 import contextlib
 import json
 import statistics
-import tempfile
 
-from common import CLAIMED, busy_loop, commit, floors_ms, machine
+from common import CLAIMED, busy_loop, commit, floors_ms, machine, random_model
 
 from qwen_megakernel import TTSEngine
 from qwen_megakernel.bench import sentence
-from qwen_megakernel.synthetic import NO_EOS, write_checkpoint
 
 SECONDS, FRAME_S = 10, 0.08
 
@@ -32,8 +30,7 @@ def main() -> None:
     parser.add_argument("--device", help="default: a GPU if there is one")
     args = parser.parse_args()
     results = {}
-    with tempfile.TemporaryDirectory() as folder:
-        write_checkpoint(folder, size=args.size, codec="real" if args.size != "demo" else None, eos_gain=NO_EOS)
+    with random_model(args.size) as folder:
         with TTSEngine.load(folder, device=args.device, max_streams=max(args.streams)) as engine:
             print(f"{machine()}, commit {commit()}, {args.size}, {engine.backend} backend")
             floors = floors_ms(engine._checkpoint.config)

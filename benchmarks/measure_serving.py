@@ -12,19 +12,17 @@ import http.client
 import json
 import random
 import socket
-import tempfile
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from common import commit, machine, quantile, server
+from common import commit, machine, quantile, random_model, server
 from websockets.sync.client import connect
 
 from qwen_megakernel import SamplingParams, TTSEngine
 from qwen_megakernel.bench import sentence
-from qwen_megakernel.synthetic import NO_EOS, write_checkpoint
 
 
 def in_process(engine: TTSEngine) -> Callable[[str, int], float]:
@@ -91,8 +89,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=100)
     parser.add_argument("--device", help="default: a GPU if there is one")
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        write_checkpoint(folder, size=args.size, codec="real" if args.size != "demo" else None, eos_gain=NO_EOS)
+    with random_model(args.size) as folder:
         device = ("--device", args.device) if args.device else ()
         with server(folder, "--max-streams", "8", *device) as url, TTSEngine.load(folder, device=args.device) as engine:
             measure(engine, urlsplit(url).port, Path(folder).name, args)

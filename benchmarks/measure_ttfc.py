@@ -19,17 +19,15 @@ import argparse
 import json
 import random
 import statistics
-import tempfile
 import time
 from dataclasses import fields
 
 import numpy as np
 import torch
-from common import CLAIMED, busy_loop, commit, floors_ms, machine, quantile
+from common import CLAIMED, busy_loop, commit, floors_ms, machine, quantile, random_model
 
 from qwen_megakernel import Audio, TTSEngine
 from qwen_megakernel.bench import sentence
-from qwen_megakernel.synthetic import NO_EOS, write_checkpoint
 
 CASES = ("plain", "idle", "busy", "eight", "tokens", "clone", "vocoder")
 FRAMES = 4  # of an utterance: the first chunk is what counts
@@ -124,8 +122,7 @@ def tokens(engine: TTSEngine, count: int, report: Report) -> None:
 
 
 def clone(size: str, count: int, report: Report, **options) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        write_checkpoint(folder, size=size, variant="base", codec="real", eos_gain=NO_EOS)
+    with random_model(size, "base") as folder:
         with TTSEngine.load(folder, **options) as engine:
             engine.generate("Hello.", voice=reference(engine), max_frames=FRAMES)  # what is made at first use
             first, later = [], []
@@ -162,8 +159,7 @@ def main() -> None:
     parser.add_argument("--device", help="default: a GPU if there is one")
     args = parser.parse_args()
     options = {"device": args.device}
-    with tempfile.TemporaryDirectory() as folder:
-        write_checkpoint(folder, size=args.size, codec="real" if args.size != "demo" else None, eos_gain=NO_EOS)
+    with random_model(args.size) as folder:
         start = time.monotonic()
         with TTSEngine.load(folder, **options) as engine:
             loaded = time.monotonic() - start

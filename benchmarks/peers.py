@@ -78,17 +78,21 @@ class QwenTTS:
         import torch
         from qwen_tts import Qwen3TTSModel
 
-        self._cuda, self._speaker = torch.cuda, speaker_of(folder)
-        self._api = Qwen3TTSModel.from_pretrained(folder, dtype=torch.bfloat16, device_map="cuda")
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        self._wait = torch.cuda.synchronize if device == "cuda" else lambda: None
+        self._api, self._speaker = (
+            Qwen3TTSModel.from_pretrained(folder, dtype=torch.bfloat16, device_map=device),
+            speaker_of(folder),
+        )
         self._talk, self._took = self._api.model.talker.generate, 0.0
         self._api.model.talker.generate = self._timed
         self.versions = {name: version(name) for name in ("qwen-tts-hf", "transformers", "torch")}
 
     def _timed(self, **kwargs):
-        self._cuda.synchronize()
+        self._wait()
         began = time.perf_counter()
         out = self._talk(**kwargs)
-        self._cuda.synchronize()
+        self._wait()
         self._took = time.perf_counter() - began
         return out
 

@@ -1,0 +1,94 @@
+"""Every benchmark that this machine can run, one by one, into benchmarks/results/<machine>.json (`make bench`).
+
+    python benchmarks/run_all.py [--quick] [--only measure_ttfc ...] [--output FOLDER]
+
+On a GPU: 0.6B and 1.7B with random weights at the published dims, written once. Without one: the demo voice, to see
+that they run; its figures say little. What a benchmark prints goes to the terminal; its last line, JSON, into the file.
+One that fails is named there and at the end, and the exit code is 1.
+"""
+
+import argparse
+import datetime
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from common import MODELS, commit, machine
+
+HERE = Path(__file__).parent
+# By name: options, then those for a quick look. {size} is put in for every size.
+GPU = {
+    "measure_decode": ("--size {size} --positions 200 1000", "--size {size} --positions 200 --columns 1 8 --no-torch"),
+    "measure_ttfc": ("--size {size}", "--size {size} --utterances 30 --only plain busy eight tokens vocoder"),
+    "measure_rtf": ("--size {size}", "--size {size} --streams 1 8 --repeats 3"),
+    "measure_e2e": ("--size {size}", "--size {size} --turns 5"),
+    "measure_pipecat": ("--size {size}", "--size {size} --pipelines 1 8 --rates 24000 --utterances 10"),
+    "measure_serving": ("--size {size}", "--size {size} --requests 50"),
+    "measure_load": ("--size {size}", "--size {size} --rates 10 20 --live 128 --throughput 64 --seconds 8"),
+    "measure_fp8": ("--size {size}", "--size {size} --frames 16"),
+    "measure_peers": ("--size {size}", "--size {size} --utterances 10"),
+}
+CPU = {
+    "measure_ttfc": ("--size demo --utterances 5 --only plain tokens",) * 2,
+    "measure_rtf": ("--size demo --streams 1 --repeats 1",) * 2,
+    "measure_e2e": ("--size demo --turns 2",) * 2,
+    "measure_pipecat": ("--size demo --pipelines 1 --rates 24000 --utterances 3",) * 2,
+    "measure_serving": ("--size demo --requests 5",) * 2,
+    "measure_load": ("--size demo --rates 0.2 --live 1 --throughput 1 --slots 4 --seconds 4",) * 2,
+    "measure_peers": ("--size demo --utterances 3",) * 2,
+}
+
+
+def run(name: str, options: str) -> dict:
+    """A benchmark's last line; {"failed": its exit code} where there is none."""
+    command = [sys.executable, str(HERE / f"{name}.py"), *options.split()]
+    print(f"\n== {name} {options}", flush=True)
+    began, last = time.monotonic(), ""
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        for line in process.stdout:
+            if not line.startswith("{"):
+                print(line, end="", flush=True)
+            last = line
+    told = {"options": options, "seconds": round(time.monotonic() - began, 1)}
+    if process.returncode or not last.startswith("{"):
+        print(f"{name} failed with {process.returncode}", flush=True)
+        return told | {"failed": process.returncode}
+    return told | {"said": json.loads(last)}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="fewer repeats and cases")
+    parser.add_argument("--only", nargs="+", choices=GPU, help="default: all")
+    parser.add_argument("--sizes", nargs="+", choices=("0.6b", "1.7b"), default=["0.6b", "1.7b"])
+    parser.add_argument("--output", type=Path, default=HERE / "results")
+    args = parser.parse_args()
+    cuda = torch.cuda.is_available()
+    table, sizes = (GPU, args.sizes) if cuda else (CPU, ["demo"])
+    card = torch.cuda.get_device_name() if cuda else f"cpu-{os.cpu_count()}-cores"
+    path = args.output / f"{re.sub('[^a-z0-9]+', '-', card.lower()).strip('-')}.json"
+    args.output.mkdir(parents=True, exist_ok=True)
+    told = {"machine": machine(), "commit": commit(), "when": datetime.date.today().isoformat(), "benchmarks": {}}
+    with tempfile.TemporaryDirectory() as models:
+        os.environ.setdefault(MODELS, models)
+        for name in args.only or table:
+            if name not in table:
+                print(f"{name} needs a GPU")
+                continue
+            options = table[name][args.quick]
+            rows = {size: run(name, options.format(size=size)) for size in sizes}
+            told["benchmarks"][name] = rows
+            path.write_text(json.dumps(told, indent=1) + "\n")  # kept if the next one never ends
+    failed = [name for name, rows in told["benchmarks"].items() if any("failed" in row for row in rows.values())]
+    print(f"\nwrote {path}" + (f"; failed: {', '.join(failed)}" if failed else ""))
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
