@@ -5,7 +5,6 @@
 `generate` and `stream` are `submit` seen from the caller's side.
 """
 
-import atexit
 import contextlib
 import logging
 import numbers
@@ -91,7 +90,6 @@ class TTSEngine:
         self._owner = Owner(decoder, vocoder, sample_rate=self.sample_rate, device=device, spare=spare, **limits)
         self._owner.start()
         weakref.finalize(self, self._owner.stop).atexit = False  # dropped without close(): the thread ends too
-        _OWNERS.add(self._owner)
 
     @classmethod
     def load(
@@ -426,18 +424,6 @@ class TTSEngine:
 
     def __exit__(self, *exc_info) -> None:
         self.close()
-
-
-_OWNERS: "weakref.WeakSet[Owner]" = weakref.WeakSet()
-
-
-@atexit.register
-def _stop_owners() -> None:
-    """An owner thread inside torch while the interpreter goes away would abort the process. Not by way of the engines:
-    of one that was dropped a moment ago the thread may still be there."""
-    for owner in list(_OWNERS):
-        owner.stop()
-        owner.join()
 
 
 def _make_spare(

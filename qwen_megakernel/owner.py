@@ -9,12 +9,14 @@ thread, which may have to wait for the interpreter. The owner knows nothing of c
 and holds no engine: an engine that is dropped ends its owner.
 """
 
+import atexit
 import contextlib
 import logging
 import queue
 import sys
 import threading
 import time
+import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -57,6 +59,7 @@ _PATIENCE_S = {"cuda": 30.0, "cpu": 300.0}
 """That a turn of the owner thread may take: a GPU that does not answer is lost, and everybody is told."""
 _LISTENER_PATIENCE_S = 30.0
 _WATCH_S = 0.5
+_THREADS = ("qwen_megakernel owner", "qwen_megakernel watchdog")
 
 _SWITCH_S = 0.0001  # of the interpreter from thread to thread
 _NEW_AT_ONCE = 8  # that get their prompt between two launches
@@ -138,8 +141,9 @@ class Owner:
         self._free = list(range(decoder.slots))
         self._heard: dict[bytes, VocoderState] = {}  # by a voice's digest; the latest used last
         self._kept_voices = kept_voices
-        self._thread = threading.Thread(target=self._run, name="qwen_megakernel owner", daemon=True)
-        self._watchdog = threading.Thread(target=self._watch, name="qwen_megakernel watchdog", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=_THREADS[0], daemon=True)
+        self._watchdog = threading.Thread(target=self._watch, name=_THREADS[1], daemon=True)
+        _OWNERS.add(self)
 
     def start(self) -> None:
         # Coming back from the GPU, the thread waits for the interpreter as long as others compute in Python, at most
@@ -821,3 +825,20 @@ class Owner:
         listener = stream.listener
         if listener and stream.on_chunk:
             listener.tell(partial(stream.on_chunk, chunk))
+
+
+_OWNERS: "weakref.WeakSet[Owner]" = weakref.WeakSet()
+
+
+@atexit.register
+def _stop_owners() -> None:
+    """A thread that is inside torch while the interpreter goes away aborts the process. Not by way of the engines: one
+    that was dropped a moment ago leaves its threads to stop, and the last of them to free what the model took."""
+    owners = list(_OWNERS)
+    for owner in owners:
+        owner.stop()
+        owner.join()
+    hanging = {owner._thread for owner in owners}
+    for thread in threading.enumerate():
+        if thread.name in _THREADS and thread not in hanging:
+            thread.join(timeout=20 * _WATCH_S)

@@ -664,6 +664,25 @@ def test_the_interpreter_may_exit_while_an_engine_speaks(backend, use):
     assert done.returncode == 0, done.stderr
 
 
+def test_the_interpreter_waits_for_what_a_dropped_engine_frees(backend):
+    code = f"""
+import os, time
+from qwen_megakernel import TTSEngine
+class Slow:
+    def __del__(self, sleep=time.sleep, write=os.write):
+        sleep(1)
+        write(1, b"freed")
+def main():
+    engine = TTSEngine.load("demo", backend={backend.name!r})
+    engine.submit("Hello my friend. " * 9)
+    engine._owner._decoder.model = Slow()
+main()
+time.sleep(0.3)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and done.stdout == "freed", done.stderr
+
+
 def test_numpy_numbers_are_numbers(engine):
     sampling = SamplingParams(seed=np.int64(4), top_k=np.int32(5), temperature=np.float32(0.5))
     audio = engine.generate(TEXT, sampling=sampling, max_frames=np.int64(3), chunk_frames=np.int64(2))
