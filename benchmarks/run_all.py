@@ -3,8 +3,8 @@
     python benchmarks/run_all.py [--quick] [--only measure_ttfc ...] [--output FOLDER]
 
 On a GPU: 0.6B and 1.7B with random weights at the published dims, written once. Without one: the demo voice, to see
-that they run; its figures say little. What a benchmark prints goes to the terminal; its last line, JSON, into the file.
-One that fails is named there and at the end, and the exit code is 1.
+that they run; its figures say little. What a benchmark prints goes to the terminal; its last line, JSON, into the file,
+beside what the same machine and commit said before. One that fails is named there and at the end: the exit code is 1.
 """
 
 import argparse
@@ -75,6 +75,9 @@ def main() -> int:
     path = args.output / f"{re.sub('[^a-z0-9]+', '-', card.lower()).strip('-')}.json"
     args.output.mkdir(parents=True, exist_ok=True)
     told = {"machine": machine(), "commit": commit(), "when": datetime.date.today().isoformat(), "benchmarks": {}}
+    before = json.loads(path.read_text()) if path.exists() else {}
+    if before.get("commit") == told["commit"] and before.get("machine") == told["machine"]:
+        told["benchmarks"] = before["benchmarks"]
     with tempfile.TemporaryDirectory() as models:
         os.environ.setdefault(MODELS, models)
         for name in args.only or table:
@@ -82,8 +85,8 @@ def main() -> int:
                 print(f"{name} needs a GPU")
                 continue
             options = table[name][args.quick]
-            rows = {size: run(name, options.format(size=size)) for size in sizes}
-            told["benchmarks"][name] = rows
+            for size in sizes:
+                told["benchmarks"].setdefault(name, {})[size] = run(name, options.format(size=size))
             path.write_text(json.dumps(told, indent=1) + "\n")  # kept if the next one never ends
     failed = [name for name, rows in told["benchmarks"].items() if any("failed" in row for row in rows.values())]
     print(f"\nwrote {path}" + (f"; failed: {', '.join(failed)}" if failed else ""))
