@@ -13,7 +13,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -82,15 +82,15 @@ def free_port() -> int:
         return free.getsockname()[1]
 
 
-def wait_until_ready(url: str, seconds: float = 300) -> None:
+def wait_until_ready(url: str, alive: Callable[[], bool] = lambda: True, seconds: float = 300) -> None:
     end = time.monotonic() + seconds
-    while time.monotonic() < end:
+    while time.monotonic() < end and alive():
         try:
             with urllib.request.urlopen(url, timeout=5):
                 return
         except (urllib.error.URLError, ConnectionError):
             time.sleep(0.2)
-    raise TimeoutError(f"{url} is not ready after {seconds} s")
+    raise TimeoutError(f"{url} is not ready after {seconds} s" if alive() else f"the server of {url} has ended")
 
 
 @contextlib.contextmanager
@@ -98,10 +98,14 @@ def server(model: str, *options: str) -> Iterator[str]:
     """`qwen-megakernel serve` in a process of its own, ready; its URL."""
     port = free_port()
     command = [sys.executable, "-m", "qwen_megakernel.cli", "serve", "--model", model, "--port", str(port), *options]
-    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
+    with tempfile.TemporaryFile("w+") as log, subprocess.Popen(command, stderr=log) as process:
         try:
-            wait_until_ready(f"http://127.0.0.1:{port}/ready")
+            wait_until_ready(f"http://127.0.0.1:{port}/ready", lambda: process.poll() is None)
             yield f"http://127.0.0.1:{port}"
+        except TimeoutError:
+            log.seek(0)
+            print(log.read(), file=sys.stderr)
+            raise
         finally:
             process.terminate()
 
