@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import time
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -109,6 +110,8 @@ def why_no_build(device: torch.device) -> str | None:
     version = nvcc_version(nvcc)
     if version is None:
         return f"`{nvcc} --version` names no release; set CUDA_HOME to a CUDA toolkit"
+    if find_ninja() is None:
+        return "ninja was not found on PATH or beside this Python; pip install ninja"
     return why_driver_too_old(version, "nvcc", "or set CUDA_HOME to an older toolkit")
 
 
@@ -163,6 +166,12 @@ def find_nvcc() -> str | None:
     if home:
         return shutil.which("nvcc", path=Path(home) / "bin")
     return shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
+
+
+def find_ninja() -> str | None:
+    """On PATH, or beside Python: pip puts it there, and PATH does not lead there where nobody activated the
+    environment."""
+    return shutil.which("ninja") or shutil.which("ninja", path=sysconfig.get_path("scripts"))
 
 
 @functools.cache
@@ -236,9 +245,11 @@ def _loaded(device: torch.device, fp8: frozenset[str]) -> ModuleType:
 
 def _load(cpp_extension: ModuleType, folder: Path, arch: str, defines: tuple[str, ...]) -> ModuleType:
     start = time.monotonic()
-    others = os.environ.get("TORCH_CUDA_ARCH_LIST")
     number, suffix = arch.rstrip("a"), "a" if arch.endswith("a") else ""
-    os.environ["TORCH_CUDA_ARCH_LIST"] = f"{number[:-1]}.{number[-1]}{suffix}"  # "90a" -> "9.0a"
+    told = {"TORCH_CUDA_ARCH_LIST": f"{number[:-1]}.{number[-1]}{suffix}"}  # "90a" -> "9.0a"
+    told["PATH"] = os.pathsep.join([os.environ.get("PATH", os.defpath), str(Path(find_ninja()).parent)])
+    before = {name: os.environ.get(name) for name in told}
+    os.environ.update(told)
     try:
         module = cpp_extension.load(
             folder.name,
@@ -248,9 +259,10 @@ def _load(cpp_extension: ModuleType, folder: Path, arch: str, defines: tuple[str
             build_directory=str(folder),
         )
     finally:
-        if others is None:
-            del os.environ["TORCH_CUDA_ARCH_LIST"]
-        else:
-            os.environ["TORCH_CUDA_ARCH_LIST"] = others
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
     log.info("kernel ready after %.1f s", time.monotonic() - start)
     return module

@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from qwen_megakernel import SamplingParams, TTSEngine, TTSError, __version__, bench
 from qwen_megakernel.backend import BACKENDS, select_backend, select_device
-from qwen_megakernel.build import load_extension
+from qwen_megakernel.build import find_ninja, load_extension
 from qwen_megakernel.checkpoint import DEMO, DEMO_NOTICE, PUBLISHED, Checkpoint
 from qwen_megakernel.errors import BackendError, RequestError, TextTooLongError
 from qwen_megakernel.fp8 import WEIGHTS, parts_of
@@ -353,7 +353,7 @@ def _doctor(_args: argparse.Namespace) -> int:
         ("GPU", _gpu()),
         ("driver", _output_line(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"])),
         ("nvcc", _output_line(["nvcc", "--version"], -2)),
-        ("ninja", _output_line(["ninja", "--version"])),
+        ("ninja", _output_line([find_ninja() or "ninja", "--version"])),
         ("checkpoints", _cached_checkpoints()),
         ("backend", f"{backend} on {device}: {reason}"),
     ]

@@ -45,7 +45,7 @@ ptxas info    : Compile time = 510.435 ms
 def machine(monkeypatch):
     """machine(capability, multiprocessors, name, nvcc, driver): what the one GPU's machine says of itself."""
 
-    def pretend(capability, multiprocessors, name, nvcc=(13, 0), driver=(13, 0)):
+    def pretend(capability, multiprocessors, name, nvcc=(13, 0), driver=(13, 0), ninja=True):
         properties = SimpleNamespace(name=name, multi_processor_count=multiprocessors)
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
         monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
@@ -53,6 +53,7 @@ def machine(monkeypatch):
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _device: properties)
         monkeypatch.setattr(build, "find_nvcc", lambda: "nvcc" if nvcc else None)
         monkeypatch.setattr(build, "nvcc_version", lambda _nvcc: nvcc)
+        monkeypatch.setattr(build, "find_ninja", lambda: "/tools/ninja" if ninja else None)
         monkeypatch.setattr(build, "driver_version", lambda: driver)
 
     return pretend
@@ -102,6 +103,7 @@ def test_the_smallest_card_of_a_target_is_accepted(arch, machine):
         (((9, 0), 114, "H100 PCIe"), "this H100 PCIe holds 114 (114 multiprocessors, 1 each); use a larger GPU"),
         (((8, 6), 30, "RTX A2000"), "this RTX A2000 holds 60 (30 multiprocessors, 2 each)"),
         ((*H200, None), "install the CUDA toolkit or set CUDA_HOME"),
+        ((*H200, (13, 0), (13, 0), False), "ninja was not found on PATH or beside this Python; pip install ninja"),
         (
             (*H200, (13, 0), (12, 8)),
             "too old: it runs CUDA 12.8, nvcc is of CUDA 13.0; update the driver or set CUDA_HOME",
@@ -164,7 +166,7 @@ def test_both_compilers_get_the_targets_flags_and_the_log_says_where(
     given = {}
 
     def load(name, sources, **settings):
-        given.update(settings, name=name, arch=os.environ["TORCH_CUDA_ARCH_LIST"])
+        given.update(settings, name=name, arch=os.environ["TORCH_CUDA_ARCH_LIST"], path=os.environ["PATH"])
         return SimpleNamespace(__file__=str(Path(settings["build_directory"]) / f"{name}.so"))
 
     number, target = arch.rstrip("a"), TARGETS[arch]
@@ -177,6 +179,7 @@ def test_both_compilers_get_the_targets_flags_and_the_log_says_where(
         assert cli.main(["build"]) == 0
     folder = tmp_path / given["name"]
     assert given["arch"] == torchs and os.environ["TORCH_CUDA_ARCH_LIST"] == "7.0"
+    assert given["path"] == os.environ["PATH"] + os.pathsep + "/tools"
     for flags in (given["extra_cflags"], given["extra_cuda_cflags"]):
         assert set(target.defines) <= set(flags)
     assert f"building the kernel for sm_{arch} in {folder}" in caplog.text and folder.is_dir()
@@ -285,6 +288,14 @@ def test_nvcc_is_looked_for_where_torch_looks(tmp_path, monkeypatch):
     assert build.find_nvcc() == str(nvcc) and build.nvcc_version(str(nvcc)) == (12, 8)
     monkeypatch.setenv("CUDA_HOME", str(tmp_path / "elsewhere"))
     assert build.find_nvcc() is None
+
+
+def test_ninja_is_found_beside_python_where_path_does_not_lead(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path / "elsewhere"))
+    monkeypatch.setattr(build.sysconfig, "get_path", lambda _kind: str(tmp_path))
+    assert build.find_ninja() is None
+    (tmp_path / "ninja").touch(mode=0o755)
+    assert build.find_ninja() == str(tmp_path / "ninja")
 
 
 def test_a_compilers_failure_is_told_in_its_words(tmp_path, monkeypatch, capsys):

@@ -1,0 +1,408 @@
+"""What README.md and docs/ show is run: Python, command lines, examples. Links lead somewhere, quotes are said."""
+
+import ast
+import asyncio
+import importlib.util
+import json
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+from cases import reference_audio
+from listener import PacedOutput
+from pipecat.processors.frame_processor import FrameProcessor
+from serving import running, until
+
+from qwen_megakernel import TTSEngine, cli
+from qwen_megakernel.checkpoint import PUBLISHED
+from qwen_megakernel.synthetic import NO_EOS
+
+ROOT = Path(__file__).parents[1]
+DOCS = ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
+GUIDES = [name for name in DOCS if name != "docs/log.md"]  # which tells what was once run
+TEXTS = {name: (ROOT / name).read_text(encoding="utf-8") for name in DOCS}
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
+INDENTED = re.compile(r"^    ((?:python|qwen-megakernel|serve|make|pip|curl) .*)$", re.M)
+SPAN = re.compile(r"`([^`\n]+)`")
+PIPECAT_RUNNER = Path(importlib.util.find_spec("pipecat.runner").origin).with_name("run.py")
+
+NOT_RUN = {
+    "qwen-megakernel serve": "runs until it is told to stop; tests/test_serve.py starts it",
+    "qwen-megakernel build": "needs a GPU",
+    "python": "a bot runs until it is stopped (tests/test_bot_page.py, the examples below), a benchmark for minutes",
+    "make": "makes environments",
+    "pip": "needs a network",
+    "source": "is the shell's",
+    "aplay": "needs a sound card",
+    "serve": "needs Ray; tests/test_serve_ray.py deploys the same application",
+}
+"""Commands that are read and not run, by their first words, and why."""
+
+FOREIGN_OPTIONS = {"--gpus": "docker", "--metrics-export-port": "ray"}
+EXAMPLES_ELSEWHERE = {"one_box.yaml": "test_serve_ray.py", "cluster.yaml": "test_serve_ray.py"}
+
+
+# ---------------------------------------------------------------- what stands there
+
+
+def blocks(name: str, language: str) -> Iterator[tuple[int, str]]:
+    """First line and text of a document's fenced blocks."""
+    for found in FENCE.finditer(TEXTS[name]):
+        if found[1] == language:
+            yield TEXTS[name].count("\n", 0, found.start()) + 2, found[2]
+
+
+def commands(text: str) -> Iterator[list[str]]:
+    """Of a shell block, as words: without what is set in front of them, a pipe's one by one."""
+    for line in text.replace("\\\n", " ").splitlines():
+        words = shlex.shlex(line, posix=True, punctuation_chars="|&;")
+        words.whitespace_split = True
+        command: list[str] = []
+        for word in [*words, ";"]:
+            if not set(word) <= set("|&;"):
+                command.append(word)
+                continue
+            while command and re.match(r"[A-Z_]+=", command[0]):
+                del command[0]
+            if command:
+                yield [command[0].removeprefix(".venv/bin/"), *command[1:]]
+            command = []
+
+
+def shell_blocks(name: str) -> list[str]:
+    return [text for _, text in blocks(name, "sh")] + INDENTED.findall(FENCE.sub("", TEXTS[name]))
+
+
+def is_run(command: list[str]) -> bool:
+    return command[0] not in NOT_RUN and " ".join(command[:2]) not in NOT_RUN
+
+
+def options_of(script: Path) -> set[str]:
+    """As its source gives them to argparse."""
+    return set(re.findall(r'add_argument\(\s*(?:"-\w",\s*)?"(--[\w-]+)"', script.read_text(encoding="utf-8")))
+
+
+def options_of_commands() -> dict[str, set[str]]:
+    subparsers = next(a for a in cli._parser()._actions if hasattr(a, "choices") and isinstance(a.choices, dict))
+    return {name: set(parser._option_string_actions) for name, parser in subparsers.choices.items()}
+
+
+def fields_of(path: Path, name: str) -> set[str]:
+    """Of a class, without importing its module."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    node = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
+    return {field.target.id for field in node.body if isinstance(field, ast.AnnAssign)}
+
+
+def load_script(path: Path):
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+# ---------------------------------------------------------------- where it is run
+
+
+@pytest.fixture(scope="module")
+def hub(tiny, tmp_path_factory):
+    """A hub's cache, no network and no GPU: every published checkpoint is a tiny one, which speaks for 2.3 seconds."""
+    from huggingface_hub import constants
+
+    cache = tmp_path_factory.mktemp("hub")
+    for name in PUBLISHED:
+        *_, size, kind = name.split("-")
+        variant = {"Base": "base", "CustomVoice": "custom_voice", "VoiceDesign": "voice_design"}[kind]
+        repository = cache / f"models--{name.replace('/', '--')}"
+        snapshot = repository / "snapshots" / "0123abc"
+        size = "tiny" if size == "0.6B" else "tiny-adapter"
+        shutil.copytree(tiny(variant, size=size, eos_gain=NO_EOS), snapshot)
+        (repository / "refs").mkdir()
+        (repository / "refs" / "main").write_text("0123abc")
+        settings = json.loads((snapshot / "generation_config.json").read_text()) | {"max_new_tokens": 30}
+        (snapshot / "generation_config.json").write_text(json.dumps(settings))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(constants, "HF_HUB_CACHE", str(cache))
+        patch.setattr(constants, "HF_HUB_OFFLINE", True)
+        patch.setattr(torch.cuda, "is_available", lambda: False)
+        yield
+
+
+@pytest.fixture
+def workplace(hub, tmp_path, monkeypatch):
+    """A folder with the files that the documents speak of."""
+    monkeypatch.chdir(tmp_path)
+    soundfile.write("me.wav", reference_audio(), 24000)
+    Path("chapter.txt").write_text("Hello there. This is a chapter.", encoding="utf-8")
+    handler = signal.getsignal(signal.SIGTERM)
+    yield tmp_path
+    signal.signal(signal.SIGTERM, handler)
+
+
+@pytest.fixture(scope="module")
+def server(hub):
+    with running(lambda: TTSEngine.load("demo")) as server:
+        until(lambda: server.service.state == "ready", 60)
+        yield server
+
+
+def at_our_server(text: str, request) -> str:
+    """The documents' server stands at port 8000."""
+    if not re.search(r"(127\.0\.0\.1|localhost):8000", text):
+        return text
+    return re.sub(r"(127\.0\.0\.1|localhost):8000", f"127.0.0.1:{request.getfixturevalue('server').port}", text)
+
+
+# ---------------------------------------------------------------- blocks and commands
+
+
+@pytest.mark.parametrize("name", [name for name in DOCS if list(blocks(name, "python"))])
+def test_python_blocks_run_one_behind_the_other(name, workplace, request):
+    names = {"__name__": "docs"}
+    try:
+        for line, text in blocks(name, "python"):
+            exec(compile("\n" * (line - 1) + at_our_server(text, request), name, "exec"), names)
+    finally:
+        for value in names.values():
+            if isinstance(value, TTSEngine):
+                value.close()
+
+
+@pytest.mark.parametrize("name", [name for name in GUIDES if shell_blocks(name)])
+def test_command_lines_are_read_by_the_real_parsers_and_run_where_they_can(name, workplace, request, capsysbinary):
+    for block in shell_blocks(name):
+        for command in commands(at_our_server(block, request)):
+            check(command)
+            if is_run(command):
+                run(command)
+
+
+def check(command: list[str]) -> None:
+    """Is there such a command, with such options?"""
+    first, *rest = command
+    if first == "qwen-megakernel":
+        cli._parser().parse_args(rest)
+    elif first == "python":
+        given = {word for word in rest if word.startswith("--")}
+        known = options_of(ROOT / rest[0]) | options_of(Path(cli.__file__))
+        assert given <= known, command
+    elif first == "make":
+        assert re.search(rf"^{rest[0]}:", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M), command
+    elif first == "pip":
+        project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+        extras = [extra for word in rest for extra in re.findall(r"^qwen-megakernel\[(.*)\]$", word)]
+        assert set(extras) <= set(project["optional-dependencies"]), command
+    elif first == "serve":
+        module, _, _ = rest[1].partition(":")
+        args = fields_of(ROOT / (module.replace(".", "/") + ".py"), "Args")
+        assert {word.partition("=")[0] for word in rest[2:]} <= args, command
+    else:
+        assert first in ("curl", *NOT_RUN), f"what is to become of this command? {command}"
+
+
+def run(command: list[str]) -> None:
+    if command[0] == "qwen-megakernel":
+        assert cli.main(command[1:]) == 0, command
+    elif shutil.which(command[0]):
+        subprocess.run([*command, "--fail", "--silent", "--show-error"], check=True, timeout=60)
+    else:
+        return
+    for word, file in zip(command, command[1:], strict=False):
+        if word == "--output" and file != "-":
+            samples, rate = soundfile.read(file)
+            assert rate == 24000 and np.abs(samples).max() > 0.001, command
+
+
+def test_every_block_is_python_a_shells_or_a_picture():
+    for name in DOCS:
+        for language, text in FENCE.findall(TEXTS[name]):
+            assert language in ("python", "sh", ""), f"{name}: nothing runs {language}"
+            assert language or not INDENTED.search("    " + text.replace("\n", "\n    ")), f"{name}: {text}"
+
+
+def test_what_is_not_run_is_there():
+    everything = [command for name in GUIDES for block in shell_blocks(name) for command in commands(block)]
+    assert set(NOT_RUN) <= {words for command in everything for words in (command[0], " ".join(command[:2]))}
+
+
+def test_commands_and_options_within_sentences_exist():
+    by_command = options_of_commands()
+    known = set().union(*by_command.values(), FOREIGN_OPTIONS)
+    known |= options_of(PIPECAT_RUNNER).union(
+        *map(options_of, [ROOT / "demo_pipeline.py", *ROOT.glob("benchmarks/*.py")])
+    )
+    for name in GUIDES:
+        for span in SPAN.findall(FENCE.sub("", TEXTS[name])):
+            first, *rest = span.split() or [""]
+            given = {word.partition("=")[0] for word in (first, *rest) if re.match(r"--[a-z]", word)}
+            if first == "qwen-megakernel":
+                assert rest[0] in by_command and given <= by_command[rest[0]], f"{name}: {span}"
+            elif first == "make" and rest:
+                check([first, *rest])
+            elif first.startswith("--") or first == "python":
+                assert given <= known, f"{name}: {span}"
+
+
+def test_checkpoints_are_published_ones():
+    for name in GUIDES:
+        for found in re.findall(r"Qwen/Qwen3-TTS-[\w.-]*\w", TEXTS[name]):
+            assert found in PUBLISHED, f"{name}: {found}"
+
+
+# ---------------------------------------------------------------- examples
+
+
+class Room:
+    """A transport that hears the bot at the speed of speech."""
+
+    def __init__(self):
+        self.sound, self.handlers = PacedOutput(), {}
+
+    def input(self) -> FrameProcessor:
+        return _Silence()
+
+    def output(self) -> PacedOutput:
+        return self.sound
+
+    def event_handler(self, name: str):
+        return lambda handler: self.handlers.setdefault(name, handler)
+
+    async def happens(self, name: str) -> None:
+        await self.handlers[name](self, None)
+
+    @property
+    def is_loud(self) -> bool:
+        return np.abs(self.sound.samples, dtype=np.float32).max(initial=0) > 1000
+
+
+class _Silence(FrameProcessor):
+    async def process_frame(self, frame, direction):
+        await super().process_frame(frame, direction)
+        await self.push_frame(frame, direction)
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("examples/*.py")), ids=lambda path: path.stem)
+def test_an_example_greets_who_calls(path, hub):
+    example, room = load_script(path), Room()
+
+    async def create_transport(_runner_args, makers):
+        makers["webrtc"]()
+        return room
+
+    async def wait_until(condition, bot: asyncio.Task) -> None:
+        async with asyncio.timeout(30):
+            while not condition():
+                assert not bot.done(), bot.exception()
+                await asyncio.sleep(0.01)
+
+    async def call():
+        engine = await example.MegakernelTTSService.warmup(example.MODEL, **getattr(example, "OPTIONS", {}))
+        bot = asyncio.create_task(example.bot(None))
+        await wait_until(lambda: len(room.handlers) == 2, bot)
+        try:
+            await room.happens("on_client_connected")
+            await wait_until(lambda: room.is_loud, bot)
+        finally:
+            await room.happens("on_client_disconnected")
+            await asyncio.wait_for(bot, 20)
+            await example.MegakernelTTSService.shutdown(engine)
+
+    example.create_transport = create_transport
+    asyncio.run(call())
+
+
+def test_every_other_example_is_tested_elsewhere():
+    others = {path.name for path in ROOT.glob("examples/**/*") if path.is_file() and path.suffix not in (".py", ".pyc")}
+    assert others == set(EXAMPLES_ELSEWHERE)
+    for name, test in EXAMPLES_ELSEWHERE.items():
+        assert Path(name).stem in (ROOT / "tests" / test).read_text(encoding="utf-8")
+
+
+# ---------------------------------------------------------------- links and quotes
+
+
+def anchors(text: str) -> set[str]:
+    """As GitHub makes them of headings."""
+    found: set[str] = set()
+    for heading in re.findall(r"^#+ (.*)$", FENCE.sub("", text), re.M):
+        slug = (
+            re.sub(r"[^\w\s-]", "", re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)).strip().lower().replace(" ", "-")
+        )
+        count = sum(other == slug or re.fullmatch(rf"{re.escape(slug)}-\d+", other) is not None for other in found)
+        found.add(f"{slug}-{count}" if count else slug)
+    return found
+
+
+def links(name: str) -> list[tuple[Path, str]]:
+    """A document's own: file, anchor."""
+    folder, found = (ROOT / name).parent, []
+    for link in re.findall(r"\]\(([^)\s]+)\)", FENCE.sub("", TEXTS[name])):
+        if not re.match(r"[a-z]+:", link):
+            path, _, anchor = link.partition("#")
+            found.append(((folder / path).resolve() if path else ROOT / name, anchor))
+    return found
+
+
+def test_every_link_leads_somewhere():
+    for name in DOCS:
+        for path, anchor in links(name):
+            assert path.exists(), f"{name}: {path}"
+            assert not anchor or anchor in anchors(path.read_text(encoding="utf-8")), f"{name}: {path.name}#{anchor}"
+
+
+def test_every_document_is_found_from_the_readme():
+    seen, coming = set(), [ROOT / "README.md"]
+    while coming:
+        path = coming.pop()
+        if path not in seen:
+            seen.add(path)
+            name = path.relative_to(ROOT).as_posix()
+            coming += [linked for linked, _ in links(name)] if name in TEXTS else []
+    assert set((ROOT / "docs").iterdir()) <= seen
+
+
+def test_files_that_are_named_exist():
+    for name in GUIDES:
+        for path in re.findall(r"\b(?:benchmarks|tests|docs|examples|csrc|tools)/[\w./-]*\w", TEXTS[name]):
+            assert (ROOT / path).exists(), f"{name}: {path}"
+
+
+def words_of(*paths: Path) -> str:
+    """Every string of some modules, pieces of f-strings one by one."""
+    said = []
+    for path in paths:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        said += [n.value for n in ast.walk(tree) if isinstance(n, ast.Constant) and isinstance(n.value, str)]
+    return "\n".join(said)
+
+
+def is_code(words: str) -> bool:
+    try:
+        ast.parse(words)
+    except SyntaxError:
+        return words.startswith(("-", "@", "qwen-megakernel ", "hf ", "make ", "GET "))
+    return True
+
+
+def test_what_troubleshooting_quotes_is_said_somewhere():
+    """In `type`, with … for what differs; what is neither ours nor code is Pipecat's, uvicorn's or pydantic's."""
+    ours = words_of(*(ROOT / "qwen_megakernel").glob("*.py"))
+    others = ("pipecat.services.tts_service", "pipecat.pipeline.worker")
+    others += ("uvicorn.protocols.websockets.websockets_sansio_impl",)
+    theirs = words_of(*(Path(importlib.util.find_spec(module).origin) for module in others))
+    theirs += "Extra inputs are not permitted"  # pydantic's, which is compiled; tests/test_serve.py hears it
+    quotes = [span for span in SPAN.findall(FENCE.sub("", TEXTS["docs/troubleshooting.md"])) if " " in span]
+    quotes = [span for span in quotes if not is_code(span)]
+    assert len(quotes) > 50
+    for quote in quotes:
+        for piece in re.split("…|QWEN_MEGAKERNEL_TOKEN", quote):
+            assert piece.strip(" :") in ours or piece.strip(" :") in theirs, quote
