@@ -49,6 +49,10 @@ def row(name: str, told: dict, floor: float) -> str:
     return f"{name:28}{''.join(cells)}" + (f"{told['memory_gb']:8.1f}" if told["memory_gb"] is not None else "")
 
 
+def label(value: float | None) -> str:
+    return "" if value is None else f"{value:,.0f}" if value >= 100 else f"{value:.2g}" if value < 1 else f"{value:.3g}"
+
+
 def draw(target: str, file: str) -> None:
     import matplotlib
 
@@ -61,15 +65,15 @@ def draw(target: str, file: str) -> None:
     panels = {
         "a frame of 16 codes, ms": [peer["frame_ms"] for _, peer in peers],
         "text to first audio, ms": [min(peer["ttfc_ms"].values()) for _, peer in peers],
-        "real-time factor, first-audio chunks": [peer["rtf"].get("1", peer["rtf"].get("whole")) for _, peer in peers],
+        "real-time factor, vocoder included": [peer["rtf"].get("1", peer["rtf"].get("whole")) for _, peer in peers],
     }
     figure, axes = pyplot.subplots(1, 3, figsize=(10, 0.7 + 0.45 * len(peers)), sharey=True)
     for axis, (title, values) in zip(axes, panels.items(), strict=True):
         colours = ["#2563eb" if name == OURS[0] else "#9ca3af" for name, _ in peers]
         bars = axis.barh([name for name, _ in peers], [value or 0 for value in values], color=colours, height=0.62)
-        axis.bar_label(bars, [f"{value:.3g}" if value else "" for value in values], padding=3, fontsize=8)
+        axis.bar_label(bars, [label(value) for value in values], padding=3, fontsize=8)
         known = [value for value in values if value]
-        axis.set(xscale="log", xlim=(min(known) / 3, max(known) * 6))
+        axis.set(xscale="log", xlim=(min(known) / 3, max(known) * 8))
         axis.set_title(title, fontsize=9)
         axis.tick_params(labelsize=8, length=0)
         axis.xaxis.set_visible(False)
@@ -77,7 +81,7 @@ def draw(target: str, file: str) -> None:
     axes[0].axvline(told["floor_ms"], color="#dc2626", linewidth=1)
     card = told["machine"].split(",")[0]
     figure.suptitle(
-        f"{told['size'].upper()}, one stream, {card}, random weights. Shorter is better, logarithmic; red: the floor",
+        f"{told['size'].upper()}, one stream, {card}, random weights. Logarithmic, shorter is better; red: the floor",
         fontsize=9,
     )
     figure.tight_layout()

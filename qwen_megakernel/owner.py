@@ -143,7 +143,6 @@ class Owner:
         self._kept_voices = kept_voices
         self._thread = threading.Thread(target=self._run, name=_THREADS[0], daemon=True)
         self._watchdog = threading.Thread(target=self._watch, name=_THREADS[1], daemon=True)
-        _OWNERS.add(self)
 
     def start(self) -> None:
         # Coming back from the GPU, the thread waits for the interpreter as long as others compute in Python, at most
@@ -151,6 +150,7 @@ class Owner:
         sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_S))
         self._thread.start()
         self._watchdog.start()
+        _OWNERS.add(self)
 
     def sustain(self, audio_s_per_s: float) -> None:
         """Callers beyond what the device sustains wait in the queue, though there were slots. To be called before
@@ -523,7 +523,7 @@ class Owner:
             busy = self._bring_in()
             ready = [stream for stream in self._running if stream.ready]
             ready.sort(key=lambda stream: stream.due_at(self._frame_s))
-            if ready and not self._better_wait(ready[0]):
+            if ready and not self._better_wait(ready):
                 self._launch(ready[: self._decoder.width])
                 return True
             if self._held and not ready:  # no company will come
@@ -546,13 +546,17 @@ class Owner:
                 self._step(stream, self._enter)
         return bool(new)
 
-    def _better_wait(self, first: Stream) -> bool:
-        """Would a launch that begins with this one delay those that are computed, whose listeners run out much
-        sooner?"""
-        due = [
-            s.due_at(self._frame_s) for flying in self._flying if isinstance(flying, _Launch) for s in flying.streams
-        ]
-        return bool(due) and first.due_at(self._frame_s) > min(due) + _AHEAD_S
+    def _better_wait(self, ready: list[Stream]) -> bool:
+        """Would a launch of these, the most urgent first, delay those that are computed, whose listeners run out much
+        sooner? Or is there time to join them? Two halves by turns for ever take twice as long as one launch of all."""
+        computed = [s for flying in self._flying if isinstance(flying, _Launch) for s in flying.streams]
+        if not computed:
+            return False
+        first = ready[0].due_at(self._frame_s)
+        if first > min(s.due_at(self._frame_s) for s in computed) + _AHEAD_S:
+            return True
+        fit = len(computed) + len(ready) <= self._decoder.width
+        return fit and ready[0].runs_out is not None and first > time.monotonic() + _HURRY_S
 
     def _launch(self, streams: list[Stream]) -> None:
         """A frame of each."""

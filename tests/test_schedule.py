@@ -317,6 +317,16 @@ def test_full_launches_and_pairs_of_pushes_under_load(make):
     assert alone < 0.05 * len(engine.vocoder.pushed)
 
 
+@pytest.mark.parametrize("count", [2, 8, 16])
+def test_who_came_one_after_the_other_are_soon_launched_together(make, fresh_seed, count):
+    """Two halves by turns take twice as long."""
+    engine, rng = make(slots=17, width=16), random.Random(fresh_seed)
+    engine.run([(at, lambda: engine.submit(126)) for at in sorted(rng.random() * 0.02 for _ in range(count))])
+    launches = engine.decoder.order
+    assert sum(map(len, launches)) / len(launches) > 0.8 * count
+    assert all(s.lead > 0 for s in engine.streams)
+
+
 def test_alone_nobody_waits_for_company(make):
     engine = make()
     stream = engine.submit(63)
