@@ -1,0 +1,139 @@
+"""The benchmarks run, say what they say in one way, and tell when they cannot. What they measure is nobody's business
+here."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import measure_peers
+import peers
+import pytest
+import run_all
+import torch
+from common import wait_until_ready
+from serving import running
+
+from qwen_megakernel import SamplingParams, TTSEngine, bench, cli
+from qwen_megakernel.synthetic import random_talker, synthetic_config
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+
+
+def test_bench_tells_a_table_and_a_block_to_paste(capsys):
+    assert cli.main(["bench", "--device", "cpu"]) == 0
+    table, block = re.fullmatch(r"(.*)\nTo paste.*?```json\n(.*)\n```\n", capsys.readouterr().out, flags=re.S).groups()
+    told = json.loads(block)
+    for name in ("read_gb_s", "gb_a_frame", "floor_ms", "frame_ms_1", "ttfc_ms_p50", "ttfc_ms_p95", "rtf_1", "rtf_8"):
+        assert told[name] > 0, name
+    assert told["model"] == "demo" and told["backend"] == "torch" and told["weights"] == "bf16"
+    assert told["floor_ms"] == pytest.approx(1000 * told["gb_a_frame"] / told["read_gb_s"], rel=0.01)
+    assert f"{told['rtf_8']:.4f}" in table and "first audio (TTFC)" in table
+
+
+def test_bench_with_other_weights_reads_fewer_bytes(capsys):
+    told = bench.run("demo", device="cpu", weights="fp8", tell=lambda _line: None)
+    assert told["weights"] == "fp8" and told["backend"] == "torch"
+    assert cli.main(["bench", "--model", "/no/such/model"]) == 1
+    assert "no/such/model" in capsys.readouterr().err
+
+
+def test_a_frame_reads_the_talker_once_and_the_code_predictor_fifteen_times():
+    config = synthetic_config("tiny-adapter")
+    sizes = {name: t.nbytes for name, t in random_talker(config, torch.device("cpu"), 1).items()}
+    talker, frame = bench.weight_bytes(sizes)
+    stack = sum(size for name, size in sizes.items() if name.startswith("talker.model.") and "embedding" not in name)
+    heads = sum(size for name, size in sizes.items() if "lm_head" in name)
+    predictor = sum(
+        size for name, size in sizes.items() if "code_predictor" in name and not re.search("lm_head|embedding", name)
+    )
+    assert talker == stack and predictor > 0
+    assert frame == stack + sizes["talker.codec_head.weight"] + heads + 15 * predictor
+
+
+@pytest.mark.parametrize("columns", [1, 3])
+def test_frames_are_counted_behind_the_warm_up_and_all_are_collected(columns):
+    class Decoder:
+        flying = seen = 0
+
+        def start(self, slot, prompt, sampling):
+            assert len(prompt.rows) == 10
+
+        def launch(self, slots):
+            self.flying += 1
+            assert self.flying <= 4 and slots == list(range(columns))
+
+        def collect(self):
+            self.flying -= 1
+            self.seen += 1
+
+    decoder = Decoder()
+    assert bench.frame_ms(decoder, torch.zeros(8), None, columns, 20) > 0
+    assert decoder.flying == 0 and decoder.seen == 20 + 4 + 3
+
+
+def test_our_engine_is_measured_beside_its_peers(tmp_path):
+    """By the script, in its process; a peer that is not installed is named, not left out in silence."""
+    command = [sys.executable, str(BENCHMARKS / "measure_peers.py"), "--size", "demo", "--utterances", "1"]
+    command += ["--only", "qwen_megakernel, PyTorch", "faster-qwen3-tts", "--python", sys.executable]
+    done = subprocess.run([*command, "--json", str(tmp_path / "told.json")], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert told == json.loads((tmp_path / "told.json").read_text())
+    assert re.search(r"faster-qwen3-tts +not measured: .*No module named", done.stdout)
+    (ours,) = told["peers"].values()
+    assert set(ours["ttfc_ms"]) == set(ours["rtf"]) == {"1", "4", "8"} and ours["frame_ms"] > 0
+    assert ours["ttfc_ms"]["1"] < ours["ttfc_ms"]["8"], "eight frames come behind one"
+
+
+def test_a_server_is_measured_through_its_api(capsys, monkeypatch):
+    with running(lambda: TTSEngine.load("demo", device="cpu", max_streams=2), model="demo") as server:
+        wait_until_ready(f"{server.url}/ready")
+        fields = json.dumps({"model": "demo", "voice": "ada", "seed": 5})
+        url = f"{server.url}/v1/audio/speech"
+        monkeypatch.setattr(sys, "argv", ["peers.py", "server", "--url", url, "--fields", fields, "--repeats", "2"])
+        peers.main()
+        told = json.loads(capsys.readouterr().out.splitlines()[-1])
+        samples = sum(peers.Server(url, fields).speak("Hello there.", 0, None))
+        assert samples == len(
+            server.service.engine.generate("Hello there.", speaker="ada", sampling=SamplingParams(seed=5)).samples
+        )
+    assert told["rtf"]["whole"] > 0 and told["frame_ms"] is None
+
+
+def test_the_chart_is_drawn_of_what_was_said(tmp_path):
+    pytest.importorskip("matplotlib")
+    file = BENCHMARKS / "results" / "nvidia-h200-peers-0.6b.json"
+    command = [sys.executable, str(BENCHMARKS / "measure_peers.py"), "--draw", str(tmp_path / "chart"), str(file)]
+    subprocess.run(command, check=True)
+    assert (tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG")
+    chart = (tmp_path / "chart.svg").read_text()
+    for name, told in json.loads(file.read_text())["peers"].items():
+        assert name in chart and measure_peers.label(told["frame_ms"]) in chart
+
+
+def test_all_benchmarks_are_run_and_a_failed_one_is_named(tmp_path, monkeypatch, capsys):
+    (tmp_path / "measure_rtf.py").write_text("print('a table'); print('{\"said\": 1}')")
+    (tmp_path / "measure_e2e.py").write_text("raise SystemExit('broken')")
+    (tmp_path / "measure_load.py").write_text("print('no last line of JSON')")
+    monkeypatch.setattr(run_all, "HERE", tmp_path)
+    monkeypatch.setattr(run_all.torch.cuda, "is_available", lambda: False)
+    names = ["measure_rtf", "measure_e2e", "measure_load"]
+    monkeypatch.setattr(sys, "argv", ["run_all.py", "--only", *names, "--output", str(tmp_path)])
+    assert run_all.main() == 1
+    (file,) = tmp_path.glob("*.json")
+    told = json.loads(file.read_text())["benchmarks"]
+    assert told["measure_rtf"]["demo"]["said"] == {"said": 1}
+    assert told["measure_e2e"]["demo"]["failed"] == 1 and told["measure_load"]["demo"]["failed"] == 0
+    assert "a table" in capsys.readouterr().out.splitlines()
+    (tmp_path / "measure_load.py").write_text("print('{}')")
+    monkeypatch.setattr(sys, "argv", ["run_all.py", "--only", "measure_load", "--output", str(tmp_path)])
+    assert run_all.main() == 0 or "measure_e2e" in capsys.readouterr().out
+    assert json.loads(file.read_text())["benchmarks"]["measure_rtf"] == told["measure_rtf"], "of the same commit"
+
+
+def test_every_benchmark_is_in_the_list_of_all():
+    there = {path.stem for path in BENCHMARKS.glob("measure_*.py")}
+    assert there - set(run_all.GPU) == {"measure_replicas"}, "which needs Ray and several GPUs"
+    assert set(run_all.CPU) <= set(run_all.GPU)
