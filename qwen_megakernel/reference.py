@@ -193,9 +193,9 @@ class Reference:
         seen = {name: tensor.to("cpu", copy=True) for name, tensor in self._seen.items()}
         return Said(samples=wavs[0], seconds=seconds, **seen)
 
-    def gap(self, frame: int, group: int, history: list[int]) -> float:
-        """Distance between the two best candidates of one draw of the last greedy request, as it was decided: for code
-        0 behind repetition penalty (`history`: the codes 0 before it), minimum length and suppressed ids."""
+    def decided(self, frame: int, group: int, history: list[int]) -> Tensor:
+        """The logits that one draw of the last greedy request was decided by, fp32 [candidates]: for code 0 behind
+        repetition penalty (`history`: the codes 0 before it), minimum length and suppressed ids."""
         logits = self.logits[16 * frame + group].float().clone()
         if group == 0:
             talker, penalty = (
@@ -208,7 +208,7 @@ class Reference:
             logits[talker.vocab_size - 1024 :] = -torch.inf
             if frame >= 2:
                 logits[talker.codec_eos_token_id] = eos
-        return -float(logits.topk(2).values.diff())
+        return logits
 
     @torch.inference_mode()
     def decode(self, codes: Tensor) -> np.ndarray:
