@@ -28,7 +28,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 from common import READ_TB_S, commit, machine
 from measure_decode import Frames
 from recogniser import INSTALLED, heard_words
@@ -45,7 +44,8 @@ from qwen_megakernel.prompt import Prompt, PromptBuilder
 from qwen_megakernel.sampling import Draw, gumbel_noise
 from qwen_megakernel.synthetic import random_talker, synthetic_config
 from qwen_megakernel.text import TextTokenizer
-from qwen_megakernel.transformer import Embeddings, KVCache, Transformer
+from qwen_megakernel.transformer import Embeddings
+from qwen_megakernel.twin import forced_logits, forced_talker
 
 PROMPT_ROWS = 12
 Tensors = dict[str, Tensor]
@@ -84,19 +84,17 @@ class Utterance:
     def __init__(self, config: ModelConfig, tensors: Tensors, frames: int, folder: Path | None, speaker: str | None):
         self.config, exact = config, as_plain(tensors, torch.float32)
         self.sampling = SamplingParams(seed=random.randrange(2**31)).over(config.sampling)
-        prompt = prompt_of(config, exact, folder, speaker)
-        self.rows, positions = prompt.rows, len(prompt.rows) + frames
-        missing = prompt.pad.expand(max(0, frames - len(prompt.trailing)), -1)
-        self.text = torch.cat([prompt.trailing, missing])[:frames]
+        prompt = self.prompt = prompt_of(config, exact, folder, speaker)
+        positions, last = len(prompt.rows) + frames, len(prompt.rows) - 1
+        text = torch.cat([prompt.trailing, prompt.pad.expand(frames, -1)])
         frame = Frame(config.talker, exact, Embeddings(config.talker, exact), positions)
-        state = SlotState(config.talker, positions, self.rows.device, torch.float32)
-        last = len(self.rows) - 1
-        state.start(self.rows[-1:], last, self.sampling)
+        state = SlotState(config.talker, positions, text.device, torch.float32)
+        state.start(prompt.rows[-1:], last, self.sampling)
         if last:
-            frame.prefill(self.rows[:-1], state)
+            frame.prefill(prompt.rows[:-1], state)
         codes = []
         for k in range(frames):
-            state.text.copy_(self.text[k])
+            state.text.copy_(text[k])
             frame.step(state, draws_of(self.sampling), last + k)
             if int(state.codes[0]) == config.talker.codec_eos_id:
                 break
@@ -107,26 +105,12 @@ class Utterance:
     def force(self, tensors: Tensors, dtype: torch.dtype) -> Forced:
         """The same codes through other weights."""
         c, plain = self.config.talker, as_plain(tensors, dtype)
-        embed, name = Embeddings(c, plain), "talker.code_predictor"
-        before = embed.frames(self.codes[:-1]) + self.text[: len(self.codes) - 1].to(dtype)
-        rows = torch.cat([self.rows.to(dtype), before])
-
-        def talk(count: int) -> Tensor:
-            stack = dataclasses.replace(c.stack, num_layers=count)
-            cache = KVCache(stack, len(rows), rows.device, dtype)
-            return Transformer(stack, plain, "talker.model", len(rows)).forward(rows, 0, cache)[len(self.rows) - 1 :]
-
-        hidden = [talk(count) for count in range(1, c.stack.num_layers + 1)]
-        logits = [[F.linear(row, plain["talker.codec_head.weight"]).float()] for row in hidden[-1]]
-        stack = c.code_predictor.stack
-        predictor, cache = Transformer(stack, plain, f"{name}.model", 16), KVCache(stack, 16, rows.device, dtype)
-        adapter = [plain[n] for n in (f"{name}.small_to_mtp_projection.{w}" for w in ("weight", "bias")) if n in plain]
-        for frame, (row, codes) in enumerate(zip(hidden[-1], self.codes, strict=True)):
-            inputs = torch.cat([row[None], *(embed.code(g, codes[None, g]) for g in range(15))])
-            out = predictor.forward(F.linear(inputs, *adapter) if adapter else inputs, 0, cache)
-            heads = (plain[f"{name}.lm_head.{g}.weight"] for g in range(15))
-            logits[frame] += [F.linear(out[g + 1], head).float() for g, head in enumerate(heads)]
-        return Forced([h.float() for h in hidden], [torch.stack(group) for group in zip(*logits, strict=True)])
+        few = [
+            dataclasses.replace(c, stack=dataclasses.replace(c.stack, num_layers=n + 1))
+            for n in range(c.stack.num_layers)
+        ]
+        hidden = [forced_talker(config, plain, self.prompt, self.codes) for config in few]
+        return Forced([h.float() for h in hidden], forced_logits(c, plain, hidden[-1], self.codes))
 
     def compare(self, ours: Forced, exact: Forced) -> dict:
         """Averages over frames, and over codes 1..15."""

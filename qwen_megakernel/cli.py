@@ -1,4 +1,4 @@
-"""The command line: `qwen-megakernel speak`, `serve`, `build`, `quantize`, `bench` and `doctor`."""
+"""The command line: `qwen-megakernel speak`, `serve`, `verify`, `bench`, `build`, `quantize` and `doctor`."""
 
 import argparse
 import logging
@@ -26,6 +26,7 @@ from qwen_megakernel.quantize import quantize_checkpoint
 from qwen_megakernel.serve_speech import TOKEN
 from qwen_megakernel.stream import Audio, Chunk
 from qwen_megakernel.text import split_sentences
+from qwen_megakernel.verify import FRAMES, verify
 
 MAX_PIECE_CHARS = 300
 """Longer text is spoken in pieces cut at sentence ends."""
@@ -91,6 +92,23 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("--backend", choices=BACKENDS, default="auto")
     serve.add_argument("--weights", type=_weights, help=_WEIGHTS_HELP)
     serve.add_argument("--device", help="cpu, cuda, cuda:1; default: a GPU if there is one")
+
+    about = "does what we claim hold for a checkpoint? compare with the reference, and listen"
+    check = commands.add_parser(
+        "verify", help=about, description=about[0].upper() + about[1:] + " (docs/verification.md)."
+    )
+    check.set_defaults(run=_verify)
+    check.add_argument("--model", required=True, help=f"folder, hub id such as {PUBLISHED[1]}, or {DEMO!r}")
+    check.add_argument(
+        "--output", metavar="DIR", help="where to write: new or empty; default: verify-<name of the model>"
+    )
+    check.add_argument("--backend", choices=BACKENDS, default="auto")
+    check.add_argument("--device", help="cpu, cuda, cuda:1; default: a GPU if there is one")
+    check.add_argument("--weights", type=_weights, help=_WEIGHTS_HELP)
+    check.add_argument("--frames", type=int, default=FRAMES, help="of an utterance at most; default: %(default)s")
+    check.add_argument("--seed", type=int, default=0, help="of the takes to listen to; default: %(default)s")
+    check.add_argument("--ref-audio", metavar="PATH", help="whose voice to clone (Base); default: a synthetic sound")
+    check.add_argument("--ref-text", help="what the reference audio says: in-context cloning is compared too")
 
     about = "make a checkpoint with FP8 weights of one in bf16 (docs/fp8.md)"
     quantize = commands.add_parser("quantize", help=about, description=about[0].upper() + about[1:] + ".")
@@ -309,6 +327,15 @@ def _serve(args: argparse.Namespace) -> int:
         logging.shutdown()
         os._exit(code)
     return code
+
+
+# ---------------------------------------------------------------- verify
+
+
+def _verify(args: argparse.Namespace) -> int:
+    options = {"backend": args.backend, "device": args.device, "weights": args.weights, "output": args.output}
+    options |= {"frames": args.frames, "seed": args.seed, "ref_audio": args.ref_audio, "ref_text": args.ref_text}
+    return 0 if verify(args.model, **options) else 1
 
 
 # ---------------------------------------------------------------- build

@@ -352,6 +352,15 @@ class MegakernelFrameDecoder:
             raise KernelFault("a wait inside the kernel outlasted its limit")
         return [stream.say(frame, self._eos_id, *of) for stream, frame, *of in zip(streams, codes, broken, strict=True)]
 
+    def observe(self) -> tuple[Tensor, Tensor]:
+        """From now on every launch leaves in these tensors, by column, the talker's hidden state, fp32 [width, hidden],
+        and the raw logits, fp32 [width, groups, vocab]; what is beyond a group's candidates is not written."""
+        like = {"dtype": torch.float32, "device": self._rows.device}
+        hidden = torch.zeros(self.width, self._rows.shape[1], **like)
+        logits = torch.zeros(self.width, self.recent_codes.shape[2], self._seen.shape[1], **like)
+        self._launcher.observe(hidden, logits, None)
+        return hidden, logits
+
     @torch.inference_mode()
     def recover(self) -> None:
         """After a KernelFault: forget it, every stream and every kept prefix. Epochs only grow, they need no reset."""

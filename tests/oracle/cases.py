@@ -9,7 +9,9 @@ from pathlib import Path
 import numpy as np
 
 from qwen_megakernel.config import GREEDY
+from qwen_megakernel.reference import Request, reference_audio
 from qwen_megakernel.synthetic import NO_EOS, write_checkpoint
+from qwen_megakernel.verify import say
 
 VECTORS = Path(__file__).parent / "vectors.safetensors"
 
@@ -47,6 +49,11 @@ class Case:
         parts += ("instruct" if self.instruct else "", f"eos{self.eos_gain:g}" if self.eos_gain else "")
         parts += (self.seed or "",)
         return "/".join(str(p) for p in parts if p)
+
+    @property
+    def request(self) -> Request:
+        voicing = {"speaker": self.speaker, "language": self.language, "instruct": self.instruct, "clone": self.clone}
+        return Request(TEXTS[self.text], self.non_streaming_mode, **voicing)
 
     def checkpoint(self, root: Path) -> Path:
         """The case's synthetic checkpoint below `root`, written at first use."""
@@ -90,26 +97,7 @@ def ask(engine, case: Case):
     if case.clone:
         reference = (reference_audio(seed=case.seed), 24000)
         voice = engine.create_voice(reference, REF_TEXT if case.clone == "icl" else None)
-    return engine.generate(
-        TEXTS[case.text],
-        speaker=case.speaker,
-        language=case.language,
-        instruct=case.instruct,
-        voice=voice,
-        non_streaming_mode=case.non_streaming_mode,
-        sampling=GREEDY,
-        max_frames=case.frames,
-        runaway_guard=False,
-    )
-
-
-def reference_audio(seconds: float = 1.7, rate: int = 24000, seed: int = 0) -> np.ndarray:
-    """A voiced-like sound, fp32 [n]: harmonics with vibrato and some noise."""
-    t = np.arange(int(seconds * rate)) / rate
-    noise = np.random.Generator(np.random.PCG64(seed)).standard_normal(len(t))
-    phase = 2 * np.pi * (140 + 10 * seed) * t + 2 * np.sin(2 * np.pi * 5 * t)
-    tone = sum(np.sin(k * phase) / k for k in range(1, 12)) * (0.6 + 0.4 * np.sin(2 * np.pi * 2.3 * t))
-    return (0.15 * tone + 0.01 * noise).astype(np.float32)
+    return say(engine, case.request, voice, case.frames, sampling=GREEDY, runaway_guard=False)
 
 
 def vocoder_codes(codebook_size: int, frames: int = 110, seed: int = 0) -> np.ndarray:
