@@ -100,18 +100,23 @@ def main() -> None:
     floor, pass_floor = bytes_ / READ_TB_S * 1e-9, talker_bytes / READ_TB_S * 1e-9
     how = "greedy" if args.greedy else "sampled"
     print(f"{machine()}, commit {commit()}, {args.size}, {how}, weights {args.weights}")
-    print(f"{'':36}  median ms   p95 ms  floor ms  x floor")
+    print(f"{'':36}  median ms   p95 ms  floor ms  of floor  frames/s  codes/s")
     results = {}
 
-    def report(label: str, t: torch.Tensor, floor: float = floor) -> None:
+    def report(label: str, t: torch.Tensor, floor: float = floor, columns: int = 0) -> None:
+        """columns: how many streams' frames were timed, 0 for what makes none."""
         median, p95 = float(t.median()), float(t.quantile(0.95))
-        results[label] = {"median_ms": median, "p95_ms": p95, "floor_ms": floor, "x_floor": median / floor}
-        print(f"{label:36}  {median:9.3f}  {p95:7.3f}  {floor:8.3f} {median / floor:8.2f}")
+        results[label] = {"median_ms": median, "p95_ms": p95, "floor_ms": floor, "of_floor": floor / median}
+        told = f"{label:36}  {median:9.3f}  {p95:7.3f}  {floor:8.3f}  {floor / median:8.0%}"
+        if columns:
+            frames_s = results[label]["frames_s"] = columns * 1000 / median
+            told += f"  {frames_s:8,.0f} {16 * frames_s:8,.0f}"
+        print(told)
 
     for columns in args.columns:
         for position in args.positions if columns == 1 else args.positions[:2]:
             times = frames.times_ms(columns, position, args.frames)
-            report(f"kernel, columns {columns}, position {position}", times)
+            report(f"kernel, columns {columns}, position {position}", times, columns=columns)
         if args.stages:
             slots = frames.begin(columns, args.positions[-1])
             stage_ns = torch.zeros(len(STAGES), dtype=torch.int64, device=device)
@@ -154,7 +159,7 @@ def main() -> None:
             backend.launch([0])
             backend.collect()
 
-        report("PyTorch bf16, CUDA graphs", times_ms(torch_frame, 50))
+        report("PyTorch bf16, CUDA graphs", times_ms(torch_frame, 50), columns=1)
     print(
         json.dumps(
             {"size": args.size, "commit": commit(), "greedy": args.greedy, "weights": args.weights, "results": results}
