@@ -37,7 +37,8 @@ test-compat: $(COMPAT)/.installed
 soak: $(VENV)/.installed
 	SOAK_SECONDS=300 $(BIN)/python -m pytest -m "not gpu and not ray" -k soak
 
-# Everything in benchmarks/ that this machine can run; with `make peers` before it, the peers too. An hour on a GPU.
+# Everything in benchmarks/ that this machine can run, the peers too behind `make peers`. Long on a GPU;
+# `run_all.py --quick` is shorter.
 bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/run_all.py
 

@@ -1,6 +1,7 @@
 """How long does one frame of 16 codes take, and how far is that from the hardware's floor?
 
-    python benchmarks/measure_decode.py [--size 0.6b|1.7b|demo] [--positions 200 2000] [--columns 1 8] [--stages]
+    python benchmarks/measure_decode.py [--size 0.6b|1.7b|demo] [--positions 200 2000] [--columns 1 8]
+                                        [--weights bf16|fp8|fp8-predictor] [--frames 200] [--stages] [--no-torch]
 
 Random weights at the published dims, sampling as published for both models (or --greedy), a full penalty history,
 checked codes. The floor is the bytes of a frame (talker once, code predictor 15 times, heads) over the card's measured

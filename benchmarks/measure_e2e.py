@@ -1,11 +1,12 @@
-"""How long does a person wait for a bot's answer? From the end of the user's turn to the first sound, and to the last.
+"""How long does a bot's answer take? From the user's turn as text to the first sound: an LLM of known pace, and ours.
 
     python benchmarks/measure_e2e.py [--size 0.6b|1.7b|demo] [--turns 20] [--token-ms 20] [--llm-ms 150]
 
 A Pipecat pipeline: the user's words in a context, an LLM that takes --llm-ms to its first token and --token-ms for each
 more, the service by sentences and by tokens, and an output that takes audio at playing speed. What the LLM costs is
 known: `the LLM` runs to the token that speech can begin with, the first word or the one behind the first sentence;
-`ours` from there to the first sound, Pipecat's share included. Gaps: the audio ran dry while there was more to say.
+`ours` from there to the first sound, Pipecat's share included. Speech recognition and turn detection come on top.
+Gaps: the audio ran dry while there was more to say.
 """
 
 import argparse

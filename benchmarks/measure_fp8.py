@@ -1,6 +1,6 @@
 """What do FP8 weights cost, and what do they save? A ledger for bf16, fp8-predictor and fp8.
 
-    python benchmarks/measure_fp8.py [--size 0.6b 1.7b demo] [--model FOLDER] [--frames 40] [--sentences 24]
+    python benchmarks/measure_fp8.py [--size 0.6b 1.7b demo] [--model MODEL] [--frames 40] [--sentences 24]
 
 speed     (GPU) a frame's time by columns, its floor, its weights alone (a build that reads and multiplies), and memory
 error     an utterance drawn by the fp32 twin of the stored weights, its codes fed to twins with other weights: relative
@@ -13,7 +13,7 @@ speech    (a voice that can be recognised: the demo's, or --model) where it ends
           makes of it, beside the same requests with bf16 weights
 
 Random weights at the published dims tell about arithmetic, not about how a trained model sounds: with published
-weights, `--model FOLDER --speaker NAME` is the one command that does.
+weights, `--model MODEL --speaker NAME` is the one command that does.
 """
 
 import argparse
