@@ -86,7 +86,7 @@ class Guard:
         given = headers.get("authorization", "").encode("latin-1")
         if hmac.compare_digest(given, f"Bearer {self._token}".encode()):
             return True
-        if scope["type"] != "websocket" or _place_of(headers.get("origin", "")) != headers.get("host", ""):
+        if _place_of(headers.get("origin", "")) != headers.get("host", ""):
             return False
         wanted = b"bearer." + base64.urlsafe_b64encode(self._token.encode()).rstrip(b"=")
         offered = [name.encode("utf-8", "replace") for name in scope.get("subprotocols", ())]

@@ -476,6 +476,9 @@ def test_without_the_token_only_the_page_itself_is_served(locked):
         assert httpx.get(locked.url + path).status_code == 401, path
     assert httpx.post(locked.url, content=b"x" * 1000).status_code == 413
     assert httpx.post(locked.url).status_code == 405
+    with pytest.raises(InvalidStatus) as refused:
+        connect(f"ws://127.0.0.1:{locked.port}/", origin=locked.url)
+    assert refused.value.response.status_code == 401
 
 
 def test_without_a_token_the_page_is_for_localhost_alone(server):
