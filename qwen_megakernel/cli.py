@@ -89,6 +89,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     serve.add_argument("--log-texts", action="store_true", help="tell the log what is said; else nothing does")
     serve.add_argument("--allow-upload", action="store_true", help="clients may make voices of recordings (Base)")
+    serve.add_argument("--ui", action="store_true", help="a web page at / to try it with")
     serve.add_argument("--backend", choices=BACKENDS, default="auto")
     serve.add_argument("--weights", type=_weights, help=_WEIGHTS_HELP)
     serve.add_argument("--device", help="cpu, cuda, cuda:1; default: a GPU if there is one")
@@ -319,6 +320,7 @@ def _serve(args: argparse.Namespace) -> int:
         token=token,
         voices=args.voices,
         upload=args.allow_upload,
+        ui=args.ui,
         log_texts=args.log_texts,
     )
     print(f"serving {name} on http://{args.host}:{args.port}", file=sys.stderr)

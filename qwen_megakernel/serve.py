@@ -21,6 +21,7 @@ from qwen_megakernel.errors import BackendError
 from qwen_megakernel.serve_guard import Guard
 from qwen_megakernel.serve_http import add_api
 from qwen_megakernel.serve_metrics import Metrics
+from qwen_megakernel.serve_page import add_page
 from qwen_megakernel.serve_socket import add_socket
 from qwen_megakernel.serve_speech import EngineService, Limits
 
@@ -37,6 +38,7 @@ def make_app(
     token: str | None = None,
     voices: Path | None = None,
     upload: bool = False,
+    ui: bool = False,
     log_texts: bool = False,
     limits: Limits | None = None,
 ) -> FastAPI:
@@ -48,6 +50,7 @@ def make_app(
         token: that clients must bear; None: only whoever calls us localhost is served.
         voices: a folder of saved voices.
         upload: clients may make voices (Base checkpoints).
+        ui: there is a page at / to try it with.
         log_texts: what is said is told to the log.
 
     Raises:
@@ -69,12 +72,14 @@ def make_app(
             await service.close()
 
     max_upload = limits.max_upload * 4 // 3 + limits.max_body if upload else 0
-    guard = Middleware(Guard, token=token, limits=limits, max_upload=max_upload, metrics=metrics)
+    guard = Middleware(Guard, token=token, limits=limits, max_upload=max_upload, metrics=metrics, page=ui)
     about = {"title": "qwen_megakernel", "version": __version__, "docs_url": None, "redoc_url": None}
     app = FastAPI(**about, lifespan=life, middleware=[guard])
     app.state.service = service
     add_api(app, service, metrics, upload=upload)
     add_socket(app, service, metrics)
+    if ui:
+        add_page(app)
     return app
 
 

@@ -1,6 +1,7 @@
 """Guard: what every request passes before it is looked at: token, origin, size of its body, time."""
 
 import asyncio
+import base64
 import hmac
 import ipaddress
 import json
@@ -12,6 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from qwen_megakernel.serve_http import answer
 from qwen_megakernel.serve_metrics import Metrics
+from qwen_megakernel.serve_page import PATH as PAGE
 from qwen_megakernel.serve_speech import Limits, Problem
 
 log = logging.getLogger(__name__)
@@ -19,21 +21,24 @@ log = logging.getLogger(__name__)
 OPEN = ("/health", "/ready")
 """Asked by supervisors, which have no token; they tell nothing of anybody."""
 
-_KNOWN = ("/v1/audio/speech", "/v1/models", "/v1/voices", "/health", "/ready", "/metrics", "/openapi.json")
+_KNOWN = (PAGE, "/v1/audio/speech", "/v1/models", "/v1/voices", "/health", "/ready", "/metrics", "/openapi.json")
 
 
 class Guard:
     """ASGI middleware."""
 
-    def __init__(self, app: ASGIApp, *, token: str | None, limits: Limits, max_upload: int, metrics: Metrics):
+    def __init__(
+        self, app: ASGIApp, *, token: str | None, limits: Limits, max_upload: int, metrics: Metrics, page: bool
+    ):
         """
         Args:
             token: clients must bear it; None: whoever reaches the loopback interface is trusted, but pages of a
                 browser, which can reach it too, are not.
             max_upload: bytes of a body that brings a recording.
+            page: there is one at /, which may be read without the token, since it asks for it.
         """
         self._app, self._token, self._limits, self._max_upload = app, token, limits, max_upload
-        self._metrics, self._sockets = metrics, 0
+        self._metrics, self._page, self._sockets = metrics, page, 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
@@ -64,8 +69,7 @@ class Guard:
         if scope["path"] in OPEN:
             return None
         if self._token is not None:
-            given = headers.get("authorization", "").encode("latin-1")
-            if hmac.compare_digest(given, f"Bearer {self._token}".encode()):
+            if self._bears_token(scope, headers) or self._is_page(scope):
                 return None
             return Problem(401, "unauthorized", "send the server's token: Authorization: Bearer TOKEN")
         host = headers.get("host", "")
@@ -75,6 +79,21 @@ class Guard:
         if origin is not None and _place_of(origin) != host:
             return Problem(403, "forbidden", "pages of other sites are not served without a token")
         return None
+
+    def _bears_token(self, scope: Scope, headers: Headers) -> bool:
+        """A browser cannot set a WebSocket's headers: our page, and no other site's, offers the token as a subprotocol,
+        in letters that one may have."""
+        given = headers.get("authorization", "").encode("latin-1")
+        if hmac.compare_digest(given, f"Bearer {self._token}".encode()):
+            return True
+        if _place_of(headers.get("origin", "")) != headers.get("host", ""):
+            return False
+        wanted = b"bearer." + base64.urlsafe_b64encode(self._token.encode()).rstrip(b"=")
+        offered = [name.encode("utf-8", "replace") for name in scope.get("subprotocols", ())]
+        return any([hmac.compare_digest(name, wanted) for name in offered])
+
+    def _is_page(self, scope: Scope) -> bool:
+        return self._page and scope["type"] == "http" and scope["path"] == PAGE
 
     async def _bounded(self, scope: Scope, receive: Receive, send: Send) -> None:
         """A body of so many bytes, nobody who stalls, and an end."""
@@ -89,7 +108,7 @@ class Guard:
             async with asyncio.timeout(self._limits.total_s):
                 body = await asyncio.wait_for(self._body(scope, receive), self._limits.idle_s)
                 if body is None:
-                    problem = Problem(413, "invalid", f"a body may have {self._most(scope['path'])} bytes")
+                    problem = Problem(413, "invalid", f"a body may have {self._most(scope)} bytes")
                     await answer(problem, headers={"Connection": "close"})(scope, receive, bounded_send)
                     return
                 await self._app(scope, _replay(body, receive), bounded_send)
@@ -102,7 +121,7 @@ class Guard:
 
     async def _body(self, scope: Scope, receive: Receive) -> bytes | None:
         """None: too long."""
-        most = self._most(scope["path"])
+        most = self._most(scope)
         declared = Headers(scope=scope).get("content-length", "0")
         if not declared.isdecimal() or len(declared) > 12 or int(declared) > most:
             return None
@@ -115,11 +134,12 @@ class Guard:
             more = message.get("more_body", False)
         return bytes(body) if len(body) <= most else None
 
-    def _most(self, path: str) -> int:
+    def _most(self, scope: Scope) -> int:
         """Bytes of a body."""
-        if path in OPEN:
+        if scope["path"] in OPEN or self._is_page(scope):
             return 0
-        return max(self._max_upload, self._limits.max_body) if path == "/v1/voices" else self._limits.max_body
+        most = self._limits.max_body
+        return max(self._max_upload, most) if scope["path"] == "/v1/voices" else most
 
     def _counting(self, path: str, send: Send) -> Send:
         async def counted(message: Message) -> None:

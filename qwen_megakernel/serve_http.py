@@ -134,7 +134,8 @@ def _routes(service: EngineService, metrics: Metrics, upload: bool) -> APIRouter
     async def voices() -> dict:
         service.check_ready()
         listed = [{"id": name, "object": "voice"} for name in service.voice_names()]
-        return {"object": "list", "data": listed, "languages": list(service.engine.languages)}
+        more = {"languages": list(service.engine.languages), "cloning": service.can_clone}
+        return {"object": "list", "data": listed} | more
 
     if upload:
 

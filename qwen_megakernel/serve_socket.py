@@ -19,6 +19,9 @@ from qwen_megakernel.word_times import SpeechRate, WordTimes
 log = logging.getLogger(__name__)
 
 PATH = "/v1/audio/speech/socket"
+PROTOCOL = "speech"
+"""Subprotocol, taken where it is offered: a browser that offers its token as one wants one of them taken."""
+
 _SETTINGS = {
     "voice": str,
     "language": str,
@@ -63,7 +66,7 @@ class _Socket:
         self.rates: dict[str | None, SpeechRate] = {}  # by voice, of those that there are
 
     async def run(self) -> None:
-        await self._websocket.accept()
+        await self._websocket.accept(PROTOCOL if PROTOCOL in self._websocket.scope.get("subprotocols", ()) else None)
         tasks = [asyncio.create_task(self._send()), asyncio.create_task(self._receive())]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -253,7 +256,7 @@ class _Context:
         except TimeoutError:
             socket.fail(self._name, Problem(408, "failed", "the context took too long"))
         except asyncio.CancelledError:  # before its first word; or the socket is gone, and nobody hears it
-            self._tell_end("cancelled", 0.0, None)
+            self._tell_end("cancelled", 0.0, 0.0, None)
         except Exception as error:
             problem = Problem.of(error)
             if problem.status == 500:
@@ -273,7 +276,7 @@ class _Context:
         if with_words:
             self._words = WordTimes(self._socket.rates.setdefault(voice and voice.lower(), SpeechRate()))
             self._words.add(text)
-        seed, seconds = request["sampling"].seed, 0.0
+        seed, seconds, compute = request["sampling"].seed, 0.0, 0.0
         begin = {"type": "begin", "context": self._name, "number": self._number, "seed": seed}
         for piece in service.pieces(text) if ended else [None]:  # whole text longer than a slot is cut at sentences
             async with service.saying(piece, request) as self._speech:
@@ -292,11 +295,12 @@ class _Context:
             audio = self._speech.audio
             self._socket.metrics.heard(audio)
             seconds += audio.duration_s
+            compute += audio.compute_s
             if audio.finish_reason == "cancelled":
                 break
         if self._words and audio.finish_reason not in ("cancelled", "length"):  # else they were not said
             self._tell_words(self._words.finish(self._made))
-        self._tell_end(audio.finish_reason, seconds, seed)
+        self._tell_end(audio.finish_reason, seconds, compute, seed)
 
     def _read(self, message: dict[str, Any], *, opens: bool) -> tuple[dict[str, Any], str, bool]:
         """Settings, text, whether the text is complete."""
@@ -368,6 +372,6 @@ class _Context:
             listed = [[word, round(at, 3)] for word, at in words]
             self._socket.tell({"type": "words", "context": self._name, "words": listed})
 
-    def _tell_end(self, reason: str, seconds: float, seed: int | None) -> None:
+    def _tell_end(self, reason: str, seconds: float, compute: float, seed: int | None) -> None:
         end = {"type": "end", "context": self._name, "finish_reason": reason, "seconds": round(seconds, 3)}
-        self._socket.tell(end | {"seed": seed})
+        self._socket.tell(end | {"compute_seconds": round(compute, 4), "seed": seed})

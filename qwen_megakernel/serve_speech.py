@@ -275,6 +275,11 @@ class EngineService:
     def voice_names(self) -> list[str]:
         return [*(self.engine.speakers if self.engine else ()), *self.voices]
 
+    @property
+    def can_clone(self) -> bool:
+        """Clients may make voices, and the model can speak with them."""
+        return self._upload and self.engine is not None and self.engine.variant == "base"
+
     async def add_voice(self, name: str, recording: str, text: str | None) -> None:
         """Make a voice of a recording, known by `name` from now on, and kept where there is a folder. Cancelled, it
         leaves none.

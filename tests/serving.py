@@ -35,11 +35,12 @@ def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
 
 
 @contextlib.contextmanager
-def running(load: Callable[[], TTSEngine], **options) -> Iterator[Running]:
-    """Until the block ends; `load`'s engine is closed then."""
+def running(load: Callable[[], TTSEngine], port: int = 0, **options) -> Iterator[Running]:
+    """Until the block ends; `load`'s engine is closed then. port: of a server that has ended, to come back there."""
     app = make_app(load, **({"model": "demo"} | options))
     with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(("127.0.0.1", port))
         ways = {"ws": "websockets-sansio", "http": protocol_of(app.state.service.limits.header_s)}
         server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False, **ways))
         thread = threading.Thread(target=server.run, args=([listener],))

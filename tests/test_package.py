@@ -29,7 +29,7 @@ LAYERS = [
     {"__init__", "shared_engine"},
     {"pipecat_shared", "serve_speech", "verify"},
     {"serve_metrics"},
-    {"serve_http", "serve_socket"},
+    {"serve_http", "serve_page", "serve_socket"},
     {"serve_guard"},
     {"serve", "bench"},
     {"cli", "serve_ray", "serve_ray_proxy", "pipecat_tts", "websocket_tts", "bot_page", "offline_llm"},

@@ -1,0 +1,600 @@
+"""The page of `serve --ui` in a real browser: what it says is what the engine says, and nobody else gets in by it."""
+
+import base64
+import io
+import json
+import os
+import random
+import re
+import shutil
+import wave
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+import soundfile
+from serving import Running, running, until
+from websockets.exceptions import InvalidStatus
+from websockets.sync.client import connect
+
+from qwen_megakernel import SamplingParams, TTSEngine, Voice, cli, serve
+from qwen_megakernel.pcm import pcm16
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+FLAGS = (
+    "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking --disable-sync "
+    "--disable-component-update --use-fake-device-for-media-stream --use-fake-ui-for-media-stream"
+)
+TEXT = "Hello there, how are you?"
+LONG = " ".join([TEXT] * 8)
+TOKEN = "a secret/of ours?~"
+WATCH = """
+    Object.assign(window, { played: [], stopped: 0, violations: [] });
+    addEventListener("securitypolicyviolation", (event) => violations.push(event.violatedDirective));
+    const { start, stop } = AudioBufferSourceNode.prototype;
+    AudioBufferSourceNode.prototype.start = function (when) {
+      const samples = Array.from(this.buffer.getChannelData(0), (sample) => 32768 * sample);
+      played.push({ at: when * this.context.sampleRate, now: this.context.currentTime, samples });
+      return start.call(this, when);
+    };
+    AudioBufferSourceNode.prototype.stop = function () { stopped += 1; return stop.call(this); };
+"""
+
+
+def demo() -> TTSEngine:
+    return TTSEngine.load("demo", device="cpu", max_streams=4, max_positions=600, max_queue=4)
+
+
+@pytest.fixture(scope="module")
+def server():
+    with running(demo, ui=True) as server:
+        until(lambda: server.service.state == "ready", 60)
+        yield server
+        server.at_rest()
+
+
+@pytest.fixture(scope="module")
+def browser():
+    if CHROMIUM is None:
+        pytest.skip("no Chromium here")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS.split())
+        yield browser
+        browser.close()
+
+
+class Page:
+    """The page as its user sees it. Whatever it asks of others, breaks or is forbidden fails the test."""
+
+    def __init__(self, page):
+        self.page, self.asked_for, self.problems, self.sent = page, [], [], []
+        page.add_init_script(WATCH)
+        page.on("request", lambda request: self.asked_for.append(request.url))
+        page.on("pageerror", lambda error: self.problems.append(str(error)))
+        page.on("console", lambda message: message.type == "error" and self.problems.append(message.text))
+        page.on("websocket", self._listen)
+
+    def _listen(self, websocket) -> None:
+        self.asked_for.append(websocket.url.replace("ws", "http", 1))
+        websocket.on("framesent", lambda payload: self.sent.append(json.loads(payload)))
+
+    def button(self, name: str):
+        return self.page.get_by_role("button", name=name, exact=True)
+
+    def click(self, name: str) -> None:
+        self.button(name).click()
+
+    def text(self, name: str) -> str:
+        return self.page.inner_text(f"#{name}")
+
+    def expect(self, name: str, words: str, seconds: float = 20) -> None:
+        from playwright.sync_api import expect
+
+        expect(self.page.locator(f"#{name}")).to_have_text(re.compile(words), timeout=1000 * seconds)
+
+    def ready(self) -> None:
+        """Connected, and nothing is said or heard."""
+        self.expect("state", "^ready$")
+
+    def fill(self, **fields) -> None:
+        for name, value in fields.items():
+            self.page.fill(f"#{name}", str(value))
+
+    def send_it(self, way: str) -> None:
+        self.page.get_by_label(way).check()
+
+    def pcm(self) -> bytes:
+        """Of the WAV that it offers."""
+        with self.page.expect_download() as download:
+            self.click("Download WAV")
+        with wave.open(str(download.value.path())) as file:
+            assert (file.getframerate(), file.getnchannels(), file.getsampwidth()) == (24000, 1, 2)
+            return file.readframes(file.getnframes())
+
+    def texts(self) -> list[dict]:
+        return [message for message in self.sent if message["type"] == "text"]
+
+
+@pytest.fixture
+def visit(browser):
+    """visit(server) -> Page"""
+
+    @contextmanager
+    def visit(server: Running, **options):
+        seen = Page(browser.new_page(viewport={"width": 900, "height": 900}, **options))
+        seen.page.goto(server.url)
+        yield seen
+        assert not seen.problems and not seen.page.evaluate("violations")
+        assert seen.asked_for and all(url.startswith(server.url) for url in seen.asked_for)
+        seen.page.close()
+
+    return visit
+
+
+def said(server: Running, text: str = TEXT, seed: int = 5, **options) -> bytes:
+    options = {"speaker": "ada"} | options
+    return pcm16(server.service.engine.generate(text, sampling=SamplingParams(seed=seed), **options).samples)
+
+
+def same(made: bytes, truth: bytes) -> bool:
+    """But for the last bit: where speech waits for words, frames go through the vocoder in other company, and a CPU's
+    sums depend on it."""
+    made, truth = (np.frombuffer(pcm, "<i2").astype(int) for pcm in (made, truth))
+    return len(made) == len(truth) and np.abs(made - truth).max() <= 1
+
+
+# ---------------------------------------------------------------- what it says
+
+
+def test_it_says_and_plays_what_the_engine_says(server, visit, fresh_seed):
+    with visit(server) as seen:
+        seen.ready()
+        names = seen.page.locator("#voice option").all_inner_texts()
+        assert names == list(server.service.engine.speakers)
+        seen.page.select_option("#voice", "max")
+        seen.page.select_option("#language", "english")
+        seen.fill(text=TEXT, seed=fresh_seed)
+        seen.click("Speak")
+        seen.expect("state", "speaking")
+        seen.expect("rtf", r"^\d")
+        truth = said(server, seed=fresh_seed, speaker="max", language="english")
+        assert seen.pcm() == truth
+        seen.ready()
+        played = seen.page.evaluate("played")
+        heard = np.concatenate([chunk["samples"] for chunk in played])
+        assert np.abs(heard).max() > 1000 and heard.astype("<i2").tobytes() == truth
+        for one, following in zip(played, played[1:], strict=False):
+            late = following["now"] * 24000 >= one["at"] + len(one["samples"]) - 128
+            assert late or abs(following["at"] - one["at"] - len(one["samples"])) < 1e-3, "a gap"
+        assert float(seen.text("seconds")) == round(len(truth) / 48000, 2)
+        assert int(seen.text("frames")) == round(len(truth) / 2 / 1920) and int(seen.text("ttfc")) > 0
+        assert seen.text("seed-used") == str(fresh_seed) and seen.text("sent") == TEXT
+        assert len(seen.texts()) == 1
+
+
+def test_a_random_seed_is_shown_and_says_the_same_again(server, visit):
+    with visit(server) as seen:
+        seen.ready()
+        seen.fill(text="Hello.")
+        seen.click("Speak")
+        seen.expect("rtf", r"^\d")
+        seed, first = seen.text("seed-used"), seen.pcm()
+        seen.click("Keep the seed")
+        seen.click("Speak")  # while the first is still heard
+        seen.expect("rtf", r"^\d")
+        assert seen.text("seed-used") == seed and seen.pcm() == first == said(server, "Hello.", int(seed))
+
+
+def test_a_text_that_is_dripped_in_is_the_streaming_layout(server, visit):
+    with visit(server) as seen:
+        seen.ready()
+        seen.send_it("word by word")
+        seen.fill(text=f" {TEXT}\n", seed=5)
+        seen.click("Speak")
+        seen.expect("message", "^$")
+        seen.ready()
+        assert [message["text"] for message in seen.texts()] == ["Hello", " there,", " how", " are", " you?"]
+        assert same(seen.pcm(), said(server, non_streaming_mode=False))
+        assert seen.text("rtf") == "–", "it would count the waiting for words"
+
+
+def test_words_are_sent_while_they_are_typed(server, visit):
+    with visit(server) as seen:
+        seen.ready()
+        seen.send_it("while I type")
+        seen.fill(seed=5)
+        assert seen.button("Finish").is_disabled()
+        seen.page.focus("#text")
+        seen.page.evaluate("document.getElementById('text').select()")
+        seen.page.keyboard.type("Hello thr")
+        seen.page.keyboard.press("Backspace")
+        seen.page.keyboard.type("ere, how")
+        seen.page.keyboard.press("Home")
+        seen.page.keyboard.type("x")
+        seen.expect("message", "cannot be changed")
+        assert seen.page.input_value("#text") == "Hello there, "
+        seen.page.keyboard.type("how are you?")
+        seen.click("Finish")
+        seen.ready()
+        assert [message["text"] for message in seen.texts()] == ["Hello ", "there, ", "how ", "are ", "you?"]
+        assert same(seen.pcm(), said(server, non_streaming_mode=False))
+        assert seen.page.input_value("#text") == "" and seen.text("sent") == TEXT
+
+
+def test_chinese_goes_by_characters(server, visit):
+    with visit(server) as seen:
+        seen.ready()
+        seen.send_it("word by word")
+        seen.fill(text="你好 world。")
+        seen.click("Speak")
+        seen.ready()
+        assert [message["text"] for message in seen.texts()] == ["你", "好", " world", "。"]
+
+
+def test_stop_silences_at_once_and_the_next_one_is_whole(server, visit):
+    cancelled = server.service.engine.metrics()["cancelled"]
+    with visit(server) as seen:
+        seen.ready()
+        seen.fill(text=LONG, seed=5)
+        seen.click("Speak")
+        seen.expect("seconds", r"^[1-9]")
+        seen.click("Stop")
+        seen.ready()
+        assert seen.text("message") == "Stopped." and seen.page.evaluate("stopped") > 0
+        server.at_rest()
+        assert server.service.engine.metrics()["cancelled"] == cancelled + 1
+        made = seen.pcm()
+        assert said(server, LONG, max_frames=len(made) // 3840 + 16).startswith(made)
+        seen.click("Speak")
+        seen.expect("seconds", r"^[1-9]")
+        before = seen.page.evaluate("stopped")
+        seen.fill(text=TEXT)
+        seen.click("Speak")  # which interrupts
+        seen.expect("rtf", r"^\d")
+        assert seen.page.evaluate("stopped") > before and seen.pcm() == said(server)
+        seen.page.keyboard.press("Escape")
+        seen.ready()
+    server.at_rest()
+
+
+def test_what_cannot_be_said_is_told_in_words(server, visit):
+    engine = server.service.engine
+    with visit(server) as seen:
+        seen.ready()
+        seen.fill(text=" ")
+        seen.click("Speak")
+        seen.expect("message", "no text")
+        for seed in ("-1", "1.5", str(2**53), "x"):
+            seen.fill(text=TEXT, seed=seed)
+            seen.click("Speak")
+            seen.expect("message", "whole number")
+        assert not seen.sent
+        seen.page.evaluate("document.getElementById('voice').options[0].value = '<img src=x>'")
+        seen.fill(seed="")
+        seen.click("Speak")
+        seen.expect("message", "unknown voice '<img src=x>'")
+        open_ones = [engine.submit(TEXT, max_frames=400, runaway_guard=False) for _ in range(8)]
+        try:
+            seen.page.select_option("#voice", "max")
+            seen.click("Speak")
+            seen.expect("message", "busy")
+        finally:
+            for utterance in open_ones:
+                utterance.cancel()
+        server.at_rest()
+        seen.click("Speak")
+        seen.expect("rtf", r"^\d")
+        assert seen.text("message") == ""
+
+
+def test_it_comes_back_with_its_server(browser, fresh_seed):
+    """Which is away, loads its model, and is there."""
+    with running(demo, ui=True) as server:
+        until(lambda: server.service.state == "ready", 60)
+        page = browser.new_page()
+        page.add_init_script(WATCH)
+        page.goto(server.url)
+        seen = Page(page)
+        seen.ready()
+        seen.fill(text=LONG)
+        seen.click("Speak")
+        seen.expect("seconds", r"^\d")
+    seen.expect("state", "not connected")
+    assert seen.button("Speak").is_disabled()
+    seen.expect("message", "cannot be reached. Trying again")
+    with running(demo, port=server.port, ui=True) as server:
+        seen.expect("state", "ready|speaking", 60)
+        seen.fill(text=TEXT, seed=fresh_seed)
+        seen.click("Speak")
+        seen.expect("rtf", r"^\d")
+        assert seen.pcm() == said(server, seed=fresh_seed)
+    page.close()
+
+
+# ---------------------------------------------------------------- cloning
+
+
+def recording(seconds: float = 1.0, rate: int = 44100) -> bytes:
+    file, noise = io.BytesIO(), np.random.default_rng().uniform(-0.3, 0.3, (int(seconds * rate), 2))
+    soundfile.write(file, noise, rate, format="WAV")
+    return file.getvalue()
+
+
+def test_it_clones_what_is_chosen_or_recorded(tiny, tmp_path, visit):
+    folder, options = tiny("base", size="tiny", eos_gain=2.0), {"device": "cpu", "max_streams": 2, "max_positions": 512}
+    with (
+        running(lambda: TTSEngine.load(folder, **options), ui=True, upload=True, voices=tmp_path) as server,
+        visit(server) as seen,
+    ):
+        seen.expect("state", "ready", 60)
+        seen.page.get_by_text("Clone a voice").click()
+        assert seen.button("Make the voice").is_disabled()
+        seen.click("Speak")
+        seen.expect("message", "voice")  # there is none yet
+        choose = lambda name, data: seen.page.set_input_files(  # noqa: E731
+            "#file", {"name": name, "mimeType": "audio/wav", "buffer": data}
+        )
+        choose("<b>", b"no sound")
+        seen.expect("reference", "cannot read <b>")
+        choose("long.wav", recording(61, 8000))
+        seen.expect("reference", "more than 60")
+        assert seen.button("Make the voice").is_disabled()
+        choose("me.wav", recording())
+        seen.expect("reference", r"me\.wav: 1\.0 s")
+        seen.fill(name="ann", said="Hello.")
+        seen.click("Make the voice")
+        seen.expect("reference", "a voice ann")
+        assert seen.page.input_value("#voice") == "ann"
+        voice = Voice.load(tmp_path / "ann.safetensors")
+        seen.fill(text=TEXT, seed=5)
+        seen.click("Speak")
+        seen.expect("rtf", r"^\d")
+        assert seen.pcm() == said(server, speaker=None, voice=voice)
+        seen.click("Make the voice")
+        seen.expect("reference", "'ann' already")
+
+        seen.click("Record")
+        seen.expect("reference", "Recording")
+        seen.page.wait_for_timeout(1000)
+        seen.click("Stop recording")
+        seen.expect("reference", r"the recording: \d\.\d s")
+        seen.fill(name="ben", said="")
+        seen.click("Make the voice")
+        seen.expect("reference", "a voice ben")
+        assert (tmp_path / "ben.safetensors").is_file()
+        assert seen.page.locator("#voice option").all_inner_texts() == ["ann", "ben"]
+        seen.problems[:] = [problem for problem in seen.problems if "400" not in problem]  # the name that was taken
+
+
+def test_where_nobody_may_clone_it_says_so(server, visit):
+    with visit(server) as seen:
+        seen.ready()
+        seen.page.get_by_text("Clone a voice").click()
+        assert seen.page.is_visible("#no-clone") and not seen.page.is_visible("#cloner")
+    assert httpx.get(f"{server.url}/v1/voices").json()["cloning"] is False
+
+
+# ---------------------------------------------------------------- who gets in
+
+
+@pytest.fixture(scope="module")
+def locked():
+    with running(demo, ui=True, token=TOKEN) as server:
+        until(lambda: server.service.state == "ready", 60)
+        yield server
+
+
+def test_a_token_is_asked_for_and_kept_nowhere(locked, visit, caplog):
+    with caplog.at_level("DEBUG", "qwen_megakernel"), visit(locked) as seen:
+        seen.expect("state", "locked")
+        assert not seen.page.is_visible("#desk")
+        for wrong, words in (("a secret", "does not know"), ("gäste", "ASCII")):
+            seen.fill(token=wrong)
+            seen.click("Open")
+            seen.expect("door-message", words)
+        seen.fill(token=TOKEN)
+        seen.click("Open")
+        seen.ready()
+        seen.fill(text="Hello.", seed=5)
+        seen.click("Speak")
+        seen.expect("rtf", r"^\d")
+        assert seen.pcm() == said(locked, "Hello.")
+        kept = "[JSON.stringify(localStorage), JSON.stringify(sessionStorage), document.cookie, location.href]"
+        assert TOKEN not in "".join(seen.page.evaluate(kept)) + seen.page.content() + "".join(seen.asked_for)
+        seen.page.reload()
+        seen.expect("state", "locked")
+        seen.problems[:] = [problem for problem in seen.problems if "401" not in problem]
+    assert TOKEN not in caplog.text and bearer(TOKEN) not in caplog.text
+
+
+def bearer(token: str) -> str:
+    return "bearer." + base64.urlsafe_b64encode(token.encode()).decode().rstrip("=")
+
+
+def test_a_socket_takes_the_token_as_a_subprotocol_of_its_own_pages(locked):
+    with connect(locked.socket_url, origin=locked.url, subprotocols=["speech", bearer(TOKEN)]) as line:
+        assert line.subprotocol == "speech", "the token is not said back"
+        assert json.loads(line.recv())["type"] == "hello"
+    with connect(locked.socket_url, additional_headers={"Authorization": f"Bearer {TOKEN}"}) as line:
+        assert line.subprotocol is None and json.loads(line.recv())["type"] == "hello"
+
+
+HOSTILE = {
+    "nothing": [],
+    "the other one": ["speech"],
+    "wrong": ["speech", bearer("wrong")],
+    "empty": ["speech", "bearer."],
+    "a part": ["speech", bearer(TOKEN)[:-1]],
+    "more": ["speech", bearer(TOKEN) + "A"],
+    "in letters of another case": ["speech", bearer(TOKEN).swapcase()],
+    "without its word": ["speech", bearer(TOKEN).removeprefix("bearer.")],
+    "many": ["speech", *(bearer(str(i)) for i in range(100))],
+}
+
+
+@pytest.mark.parametrize("offered", HOSTILE.values(), ids=HOSTILE)
+def test_other_subprotocols_open_nothing(locked, offered):
+    with pytest.raises(InvalidStatus) as refused:
+        connect(locked.socket_url, origin=locked.url, subprotocols=offered or None)
+    assert refused.value.response.status_code == 401 and TOKEN not in str(refused.value.response.body)
+
+
+@pytest.mark.parametrize(
+    "headers", [{}, {"Origin": "https://evil.example"}, {"Origin": "null"}, {"Origin": "http://["}], ids=str
+)
+def test_the_subprotocol_lets_no_other_sites_page_try_tokens(locked, headers):
+    with pytest.raises(InvalidStatus) as refused:
+        connect(locked.socket_url, additional_headers=headers, subprotocols=["speech", bearer(TOKEN)])
+    assert refused.value.response.status_code == 401
+
+
+@pytest.mark.parametrize("value", [b"\xff\xfe", b"bearer.\xed\xa0\x80", b"speech, b\xe4r", b","])
+def test_broken_subprotocols_are_no_errors_of_ours(locked, value):
+    import socket
+
+    lines = [b"GET /v1/audio/speech/socket HTTP/1.1", f"Host: 127.0.0.1:{locked.port}".encode(), b"Upgrade: websocket"]
+    lines += [b"Connection: Upgrade", b"Sec-WebSocket-Version: 13", b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA=="]
+    lines += [f"Origin: {locked.url}".encode(), b"Sec-WebSocket-Protocol: " + value, b"", b""]
+    with socket.create_connection(("127.0.0.1", locked.port), timeout=20) as line:
+        line.sendall(b"\r\n".join(lines))
+        assert line.recv(4096).split()[1] in (b"400", b"401")
+
+
+def test_http_takes_no_subprotocol_for_a_token(locked):
+    headers = {"Sec-WebSocket-Protocol": f"speech, {bearer(TOKEN)}", "Origin": locked.url}
+    assert httpx.get(f"{locked.url}/v1/voices", headers=headers).status_code == 401
+
+
+def test_without_the_token_only_the_page_itself_is_served(locked):
+    page = httpx.get(locked.url)
+    assert page.status_code == 200 and TOKEN not in page.text
+    for path in ("//", "/index.html", "/%2e", "/serve_page.html", "/v1/voices", "/openapi.json"):
+        assert httpx.get(locked.url + path).status_code == 401, path
+    assert httpx.post(locked.url, content=b"x" * 1000).status_code == 413
+    assert httpx.post(locked.url).status_code == 405
+    with pytest.raises(InvalidStatus) as refused:
+        connect(f"ws://127.0.0.1:{locked.port}/", origin=locked.url)
+    assert refused.value.response.status_code == 401
+
+
+def test_without_a_token_the_page_is_for_localhost_alone(server):
+    for headers in ({"host": "evil.example"}, {"origin": "https://evil.example"}):
+        assert httpx.get(server.url, headers=headers).status_code == 403
+    with pytest.raises(InvalidStatus) as refused:
+        connect(server.socket_url, origin="https://evil.example", subprotocols=["speech"])
+    assert refused.value.response.status_code == 403
+
+
+def test_the_page_may_reach_its_own_server_and_nothing_else(server, browser):
+    headers = httpx.get(server.url).headers
+    policy = dict(rule.split(" ", 1) for rule in headers["content-security-policy"].split("; "))
+    assert policy["default-src"] == policy["frame-ancestors"] == "'none'" and "unsafe" not in str(policy)
+    assert headers["x-content-type-options"] == "nosniff" and headers["x-frame-options"] == "DENY"
+    page = browser.new_page()
+    page.add_init_script(WATCH)
+    page.goto(server.url)
+    page.evaluate("fetch('http://127.0.0.1:9/').catch(() => 0)")
+    page.evaluate("document.body.append(Object.assign(new Image(), { src: '/x.png' }))")
+    page.evaluate("import('data:text/javascript,played.push(1)').catch(() => 0)")
+    for way in ("body.innerHTML = '<b>x</b>'", "body.setAttribute('onclick', 'played.push(1)')"):
+        assert "Trusted" in page.evaluate(
+            f"(() => {{ try {{ document.{way} }} catch (error) {{ return `${{error}}` }} }})()"
+        )
+    page.wait_for_function("violations.length >= 5")
+    broken = set(page.evaluate("violations"))
+    assert broken == {"connect-src", "img-src", "script-src-elem", "require-trusted-types-for"}
+    assert page.evaluate("played") == []
+    page.close()
+
+
+def test_without_the_option_there_is_no_page():
+    with running(demo) as server:
+        assert httpx.get(server.url).status_code == 404
+    with running(demo, token=TOKEN) as server:
+        assert httpx.get(server.url).status_code == 401
+
+
+def test_the_option_reaches_the_server(monkeypatch):
+    asked = []
+    monkeypatch.setattr(serve, "make_app", lambda load, **options: asked.append(options["ui"]))
+    monkeypatch.setattr(serve, "serve", lambda app, host, port: 0)
+    assert cli.main(["serve", "--ui"]) == cli.main(["serve"]) == 0
+    assert asked == [True, False]
+
+
+# ---------------------------------------------------------------- how it looks
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_on_a_phone_all_of_it_can_be_reached_with_a_thumb(server, visit, scheme):
+    with visit(server, color_scheme=scheme, has_touch=True) as seen:
+        page = seen.page
+        page.set_viewport_size({"width": 390, "height": 844})
+        seen.ready()
+        seen.fill(text="Donaudampfschifffahrtselektrizitätenhauptbetriebswerkbauunterbeamtengesellschaft " * 3)
+        page.get_by_role("button", name="Speak").tap()
+        seen.expect("seed-used", r"^\d+$")
+        page.get_by_text("Clone a voice").tap()
+        page.evaluate("for (const id of ['cloner', 'door']) document.getElementById(id).hidden = false")
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
+        sizes = "button, select, textarea, summary, input:not([type=radio]), fieldset label"
+        measure = "all => all.filter(one => one.getBoundingClientRect().height < 44).map(one => one.outerHTML)"
+        low = page.locator(sizes).evaluate_all(measure)
+        assert not low
+        assert page.locator("input, select, textarea").evaluate_all("all => all.every(one => one.labels.length)")
+        light = page.evaluate("getComputedStyle(document.body).backgroundColor").startswith("rgb(2")
+        assert light == (scheme == "light")
+        seen.click("Stop")
+
+
+@pytest.mark.skipif("SERVE_PAGE_PICTURE" not in os.environ, reason="SERVE_PAGE_PICTURE names a file to draw")
+def test_a_picture_for_the_docs(server, visit, tmp_path):
+    from PIL import Image
+
+    looks = []
+    for name, width, height, scheme in (("desktop", 760, 848, "light"), ("phone", 390, 848, "dark")):
+        with visit(server, color_scheme=scheme) as seen:
+            seen.page.set_viewport_size({"width": width, "height": height})
+            seen.ready()
+            seen.click("Speak")
+            seen.expect("rtf", r"^\d")
+            seen.page.wait_for_timeout(1500)
+            seen.page.screenshot(path=tmp_path / f"{name}.png")
+            seen.click("Stop")
+        looks.append(Image.open(tmp_path / f"{name}.png").convert("RGB"))
+    both = Image.new("RGB", (760 + 24 + 390, 848), "white")
+    both.paste(looks[0], (0, 0))
+    both.paste(looks[1], (784, 0))
+    picture = Path(os.environ["SERVE_PAGE_PICTURE"])
+    both.save(picture, optimize=True)
+    assert picture.stat().st_size < 200_000
+
+
+def test_random_typing_loses_nothing(server, visit, fresh_seed):
+    """Of whatever is typed, with typos taken back, the joined pieces are what the box held."""
+    rng = random.Random(fresh_seed)
+    with visit(server) as seen:
+        seen.ready()
+        seen.send_it("while I type")
+        seen.page.focus("#text")
+        seen.page.evaluate("document.getElementById('text').select()")
+        text = ""
+        for _ in range(30):
+            key = rng.choice("ab  ,é好")
+            seen.page.keyboard.type(key)
+            text += key
+            if key in "ab" and rng.random() < 0.3:
+                seen.page.keyboard.press("Backspace")
+                text = text[:-1]
+        if not text.strip():
+            text += "a "
+            seen.page.keyboard.type("a ")
+        if seen.button("Finish").is_enabled():
+            seen.click("Finish")
+            assert "".join(message["text"] for message in seen.texts()) == text
+        seen.page.keyboard.press("Escape")
+        seen.ready()
