@@ -70,7 +70,12 @@ def _parser() -> argparse.ArgumentParser:
     text = speak.add_mutually_exclusive_group()
     text.add_argument("--text", help="what to say")
     text.add_argument("--file", metavar="PATH", help="read the text from a UTF-8 file, or - for standard input")
-    speak.add_argument("--output", default="out.wav", metavar="PATH", help="WAV to write, or - for raw PCM16 on stdout")
+    speak.add_argument(
+        "--output",
+        default="out.wav",
+        metavar="PATH",
+        help="WAV (default: %(default)s), or - for raw PCM16 on stdout",
+    )
     add_voice_options(speak)
     speak.add_argument("--stream", action="store_true", help="write every chunk at once and tell when it came")
     speak.add_argument("--list-speakers", action="store_true", help="print the model's speakers and languages")
@@ -79,15 +84,20 @@ def _parser() -> argparse.ArgumentParser:
     serve = commands.add_parser("serve", help=about, description=about + " (docs/serving.md).")
     serve.set_defaults(run=_serve)
     serve.add_argument("--model", default=DEMO, help=f"folder, hub id such as {PUBLISHED[1]}, or {DEMO!r}")
-    serve.add_argument("--host", default="127.0.0.1", help="where to listen; off loopback a token is needed")
-    serve.add_argument("--port", type=int, default=8000)
+    serve.add_argument("--host", default="127.0.0.1", help="default: %(default)s; off loopback a token is needed")
+    serve.add_argument("--port", type=int, default=8000, help="default: %(default)s")
     serve.add_argument("--token", help=f"that clients must bear; better in the environment, as {TOKEN}")
-    serve.add_argument("--max-streams", type=int, default=64, help="utterances at once")
-    serve.add_argument("--max-positions", type=int, default=1024, help="of one utterance: its prompt's and its frames")
+    serve.add_argument("--max-streams", type=int, default=64, help="utterances at once, default: %(default)s")
+    serve.add_argument(
+        "--max-positions",
+        type=int,
+        default=1024,
+        help="prompt and frames of one utterance, default: %(default)s",
+    )
     serve.add_argument(
         "--voices", metavar="DIR", type=Path, help="saved voices (Voice.save), each known by its file's name"
     )
-    serve.add_argument("--log-texts", action="store_true", help="tell the log what is said; else nothing does")
+    serve.add_argument("--log-texts", action="store_true", help="log what is said, not lengths and times alone")
     serve.add_argument("--allow-upload", action="store_true", help="clients may make voices of recordings (Base)")
     serve.add_argument("--ui", action="store_true", help="a web page at / to try it with")
     serve.add_argument("--backend", choices=BACKENDS, default="auto")
@@ -305,7 +315,7 @@ def _serve(args: argparse.Namespace) -> int:
         from qwen_megakernel import serve
         from qwen_megakernel.serve_guard import is_loopback
     except ModuleNotFoundError as error:
-        raise BackendError(f"serving needs {error.name}: pip install 'qwen-megakernel[serve]'") from None
+        raise BackendError(f"serving needs {error.name}: install the extra [serve]") from None
     token = (args.token or os.environ.get(TOKEN) or "").strip() or None
     if token is None and not is_loopback(args.host):
         raise BackendError(f"--host {args.host} can be reached by others: set {TOKEN}, or listen on 127.0.0.1")
