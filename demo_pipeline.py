@@ -120,7 +120,7 @@ async def loaded_engine(args: argparse.Namespace):
 
 async def make_tts(args: argparse.Namespace, engine: TTSEngine) -> MegakernelTTSService:
     voice = args.speaker
-    if args.ref_audio:
+    if args.ref_audio is not None:
         voice = await asyncio.to_thread(engine.create_voice, args.ref_audio, args.ref_text)
     elif args.ref_text is not None:
         raise RequestError("--ref-text says what --ref-audio says; give both")

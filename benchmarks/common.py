@@ -40,7 +40,12 @@ def machine() -> str:
 
 
 def commit() -> str:
-    told = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
+    """Of this file's repository; "-dirty": with changes that are in no commit."""
+    command = ["git", "describe", "--always", "--exclude=*", "--dirty"]
+    try:
+        told = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parent).stdout.strip()
+    except OSError:  # there is no git
+        told = ""
     return told or "unknown"
 
 

@@ -67,9 +67,12 @@ def at(engine: TTSEngine, times: list[float]) -> list[Client]:
         clients.append(Client(engine, due))
 
     with ThreadPoolExecutor(8) as pool:
+        coming = []
         for due in (began + t for t in times):
             time.sleep(max(0.0, due - time.perf_counter()))
-            pool.submit(come, due)
+            coming.append(pool.submit(come, due))
+    for one in coming:
+        one.result()  # what a client raised
     for client in clients:
         client.done.wait()
     return clients

@@ -33,7 +33,11 @@ KEYS = (*map(str, CHUNKS), "whole")
 def ask(python: str, name: str, *options: str) -> dict | None:
     """What an engine's process says of itself; None, with its last words, where it cannot run."""
     command = [python, str(Path(__file__).with_name("peers.py")), name, *options]
-    done = subprocess.run(command, capture_output=True, text=True)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True)
+    except OSError as error:
+        print(f"{name:28}not measured: {error.strerror}: {python} (make peers)", flush=True)
+        return None
     if done.returncode:
         words = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
         print(f"{name:28}not measured: {words}", flush=True)
@@ -72,7 +76,7 @@ def draw(target: str, file: str) -> None:
         colours = ["#2563eb" if name == OURS[0] else "#9ca3af" for name, _ in peers]
         bars = axis.barh([name for name, _ in peers], [value or 0 for value in values], color=colours, height=0.62)
         axis.bar_label(bars, [label(value) for value in values], padding=3, fontsize=8)
-        known = [value for value in values if value]
+        known = [value for value in values if value] or [1]
         axis.set(xscale="log", xlim=(min(known) / 3, max(known) * 8))
         axis.set_title(title, fontsize=9)
         axis.tick_params(labelsize=8, length=0)
@@ -101,6 +105,8 @@ def main() -> None:
     parser.add_argument("--json", help="where to write the results too")
     args = parser.parse_args()
     if args.draw:
+        if args.file is None:
+            parser.error("--draw needs a file that --json wrote")
         draw(args.draw, args.file)
         return
     names = args.only or (OURS if torch.cuda.is_available() else OURS[1:])

@@ -8,6 +8,7 @@ sampling as published. Imports nothing but the standard library and what the eng
 
 import argparse
 import json
+import os
 import random
 import statistics
 import subprocess
@@ -168,11 +169,12 @@ ENGINES = {
 
 
 def memory_used_gb() -> float | None:
-    """Of the first GPU, by whomever."""
-    command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "--id=0"]
+    """Of the first GPU that this process may use, by whomever; None where nvidia-smi does not tell."""
+    first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0] or "0"
+    command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", f"--id={first}"]
     try:
         return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout) * 2**20 / 1e9
-    except (OSError, subprocess.CalledProcessError):
+    except (OSError, subprocess.CalledProcessError, ValueError):
         return None
 
 
@@ -195,6 +197,8 @@ def main() -> None:
     parser.add_argument("--utterances", type=int, default=20)
     parser.add_argument("--repeats", type=int, default=3)
     args = parser.parse_args()
+    if args.name == "server" and not args.url:
+        parser.error("server needs --url")
     before = memory_used_gb()
     engine = ENGINES[args.name](args)
     told: dict = {"versions": engine.versions, "ttfc_ms": {}, "rtf": {}}

@@ -75,19 +75,24 @@ def main() -> int:
     path = args.output / f"{re.sub('[^a-z0-9]+', '-', card.lower()).strip('-')}.json"
     args.output.mkdir(parents=True, exist_ok=True)
     told = {"machine": machine(), "commit": commit(), "when": datetime.date.today().isoformat(), "benchmarks": {}}
-    before = json.loads(path.read_text()) if path.exists() else {}
+    try:
+        before = json.loads(path.read_text()) if path.exists() else {}
+    except json.JSONDecodeError as error:
+        parser.error(f"{path} is cut off or changed ({error}); delete it")
     if before.get("commit") == told["commit"] and before.get("machine") == told["machine"]:
         told["benchmarks"] = before["benchmarks"]
     with tempfile.TemporaryDirectory() as models:
         os.environ.setdefault(MODELS, models)
         for name in args.only or table:
             if name not in table:
-                print(f"{name} needs a GPU")
+                print(f"{name} is not for this machine")
                 continue
             options = table[name][args.quick]
             for size in sizes:
                 told["benchmarks"].setdefault(name, {})[size] = run(name, options.format(size=size))
-            path.write_text(json.dumps(told, indent=1) + "\n")  # kept if the next one never ends
+            whole = path.with_suffix(".new")  # what was measured is kept, if the next one never ends
+            whole.write_text(json.dumps(told, indent=1) + "\n")
+            whole.replace(path)
     failed = [name for name, rows in told["benchmarks"].items() if any("failed" in row for row in rows.values())]
     print(f"\nwrote {path}" + (f"; failed: {', '.join(failed)}" if failed else ""))
     return 1 if failed else 0

@@ -124,7 +124,7 @@ def _parser() -> argparse.ArgumentParser:
     about = "make a checkpoint with FP8 weights of one in bf16 (docs/fp8.md)"
     quantize = commands.add_parser("quantize", help=about, description=about[0].upper() + about[1:] + ".")
     quantize.set_defaults(run=_quantize)
-    quantize.add_argument("model", help="folder or hub id")
+    quantize.add_argument("model", help=f"folder, hub id, or {DEMO!r}")
     quantize.add_argument("output", type=Path, help="folder to write, not there yet")
     quantize.add_argument("--weights", type=_weights, default="fp8", help=f"{_KINDS}; default: %(default)s")
 
@@ -137,7 +137,7 @@ def _parser() -> argparse.ArgumentParser:
     measure = commands.add_parser("bench", help=about, description=about[0].upper() + about[1:] + ".")
     measure.set_defaults(run=_bench)
     measure.add_argument("--model", help="folder or hub id; default: random weights on a GPU, else the demo voice")
-    measure.add_argument("--size", choices=("0.6b", "1.7b"), default="0.6b", help="of the random weights")
+    measure.add_argument("--size", choices=("0.6b", "1.7b"), help="of random weights, on a GPU; default: 0.6b")
     measure.add_argument("--backend", choices=BACKENDS, default="auto")
     measure.add_argument("--weights", type=_weights, help=_WEIGHTS_HELP)
     measure.add_argument("--device", help="cpu, cuda, cuda:1; default: a GPU if there is one")
@@ -180,7 +180,7 @@ def _speak(args: argparse.Namespace) -> int:
     sampling = SamplingParams(seed=seed)
     options = {"backend": args.backend, "device": args.device, "weights": args.weights}
     with TTSEngine.load(args.model, **options, max_streams=1) as engine:
-        voice = engine.create_voice(args.ref_audio, args.ref_text) if args.ref_audio else None
+        voice = None if args.ref_audio is None else engine.create_voice(args.ref_audio, args.ref_text)
         with _Output(args.output, engine.sample_rate, args.stream) as output:
             audios = []
             with tqdm(desc="speaking", unit=" frames", disable=args.stream, leave=False) as bar:
@@ -323,7 +323,7 @@ def _serve(args: argparse.Namespace) -> int:
         raise RequestError(f"--voices: no folder {str(args.voices)!r}")
     options = {"backend": args.backend, "device": args.device, "weights": args.weights, "max_streams": args.max_streams}
     options |= {"max_positions": args.max_positions, "max_queue": args.max_streams}
-    name = Path(args.model).name if Path(args.model).is_dir() else args.model
+    name = serve.name_of_model(args.model)
     app = serve.make_app(
         lambda: serve.load_for_good(args.model, **options),
         model=name,

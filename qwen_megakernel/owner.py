@@ -111,6 +111,7 @@ class Owner:
         """
         self._cuda = torch.cuda.default_stream(device) if device.type == "cuda" else None
         self._decoder, self._vocoder, self._sample_rate = decoder, vocoder, sample_rate
+        self._groups = vocoder.groups
         self._max_queue, self._queue_timeout = max_queue, queue_timeout
         self.fault: BaseException | None = None
         self.closed = self.draining = self.fell_back = False
@@ -258,7 +259,7 @@ class Owner:
             error = OutOfMemoryError(f"no memory was left for this utterance ({error}); lower max_streams")
         try:
             if error is None:
-                stream.audio = stream.assemble(reason, self._sample_rate, self._vocoder.groups)
+                stream.audio = stream.assemble(reason, self._sample_rate, self._groups)
         except BaseException as failure:
             error = failure
         if error is not None:
@@ -842,7 +843,7 @@ def _stop_owners() -> None:
     for owner in owners:
         owner.stop()
         owner.join()
-    hanging = {owner._thread for owner in owners}
+    waited_for = {thread for owner in owners for thread in (owner._thread, owner._watchdog)}
     for thread in threading.enumerate():
-        if thread.name in _THREADS and thread not in hanging:
+        if thread.name in _THREADS and thread not in waited_for:
             thread.join(timeout=20 * _WATCH_S)

@@ -179,7 +179,7 @@ class MegakernelTTSService(SpeechService):
 
     def _pieces(self, text: str) -> list[str]:
         """The text, cut at sentences where it is longer than a slot can hold at a guess (a frame a letter at most)."""
-        room = self._engine._decoder.max_positions // 2 if self._engine else len(text)
+        room = self._engine.max_positions // 2 if self._engine else len(text)
         return [text] if len(text) <= room else split_sentences(text, room)
 
     # ------------------------------------------------------------ settings

@@ -83,6 +83,12 @@ def make_app(
     return app
 
 
+def name_of_model(model: str) -> str:
+    """What clients call it by: a folder's own name, else the hub id."""
+    folder = Path(model).expanduser()
+    return folder.resolve().name if folder.is_dir() else model
+
+
 def load_for_good(model: str, **options) -> TTSEngine:
     """For a process that does nothing else: what is there by then stays, and no garbage collection has to walk through
     it, with all of torch, while streams wait.
@@ -190,9 +196,9 @@ def serve(app: FastAPI, host: str, port: int) -> int:
         timeout_keep_alive=int(service.limits.idle_s),
         timeout_graceful_shutdown=3,  # behind the drain
     )
-    server = _Server(config, service)
     try:
-        server.run()
-    except SystemExit as error:  # uvicorn's way to say that it could not listen
-        raise BackendError(f"cannot listen on {host}:{port}; choose another --port ({error})") from None
+        listener = config.bind_socket()  # before anything is loaded, which a process that ends would not wait for
+    except (SystemExit, OverflowError):  # uvicorn has told why; no number of a port
+        raise BackendError(f"cannot listen on {host}:{port}; choose another --port") from None
+    _Server(config, service).run(sockets=[listener])
     return ENGINE_GONE if service.gone.is_set() else 0

@@ -22,7 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from qwen_megakernel.backend import BACKENDS
 from qwen_megakernel.checkpoint import DEMO
 from qwen_megakernel.fp8 import PARTS, WEIGHTS
-from qwen_megakernel.serve import load_for_good, make_app
+from qwen_megakernel.serve import load_for_good, make_app, name_of_model
 from qwen_megakernel.serve_guard import OPEN, is_loopback
 from qwen_megakernel.serve_http import answer
 from qwen_megakernel.serve_speech import TOKEN, EngineService, Limits, Problem
@@ -115,8 +115,9 @@ def _make_app(args: Args, token: str | None) -> FastAPI:
     engine = {"backend": args.backend, "device": args.device, "weights": args.weights}
     engine |= {"max_streams": args.max_streams, "max_positions": args.max_positions}
     engine["max_queue"] = max(args.max_streams, _BESIDES)  # room for all that the router sends
-    name = Path(args.model).name if Path(args.model).is_dir() else args.model
-    api = make_app(lambda: load_for_good(args.model, **engine), model=name, token=token, voices=args.voices)
+    api = make_app(
+        lambda: load_for_good(args.model, **engine), model=name_of_model(args.model), token=token, voices=args.voices
+    )
     api.router.lifespan_context = _until_ready(api)
     api.add_middleware(_Signed, replica=serve.get_replica_context().replica_tag)
     if token is None:

@@ -15,7 +15,7 @@ import torch
 from common import wait_until_ready
 from serving import running
 
-from qwen_megakernel import SamplingParams, TTSEngine, bench, cli
+from qwen_megakernel import RequestError, SamplingParams, TTSEngine, bench, cli
 from qwen_megakernel.synthetic import random_talker, synthetic_config
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
@@ -52,25 +52,49 @@ def test_a_frame_reads_the_talker_once_and_the_code_predictor_fifteen_times():
     assert frame == stack + sizes["talker.codec_head.weight"] + heads + 15 * predictor
 
 
+class Decoder:
+    """Says end of speech where `ends` says so, a run of frames for a run."""
+
+    def __init__(self, columns: int, ends=()):
+        self.columns, self.ends, self.flying, self.seen, self.runs = columns, list(ends), 0, 0, 0
+
+    def start(self, slot, prompt, sampling):
+        assert len(prompt.rows) == 10 and self.flying == 0
+        self.runs += slot == 0
+
+    def launch(self, slots):
+        self.flying += 1
+        assert self.flying <= 4 and slots == list(range(self.columns))
+
+    def collect(self):
+        self.flying -= 1
+        self.seen += 1
+        ended = self.ends[self.runs - 1] if self.runs <= len(self.ends) else self.ends == ["always"]
+        return [torch.zeros(16)] * (self.columns - 1) + [None if ended else torch.zeros(16)]
+
+
 @pytest.mark.parametrize("columns", [1, 3])
 def test_frames_are_counted_behind_the_warm_up_and_all_are_collected(columns):
-    class Decoder:
-        flying = seen = 0
+    decoder = Decoder(columns, [True, False, True, True, False])
+    assert bench.frame_ms(decoder, torch.zeros(8), SamplingParams(), columns, 40) > 0
+    assert decoder.runs == 5, "a run in which a stream ended does not count"
+    assert decoder.flying == 0 and decoder.seen == 5 * (20 + 4 + 3)
 
-        def start(self, slot, prompt, sampling):
-            assert len(prompt.rows) == 10
 
-        def launch(self, slots):
-            self.flying += 1
-            assert self.flying <= 4 and slots == list(range(columns))
+def test_a_model_that_always_ends_is_told():
+    with pytest.raises(RequestError, match="ended its speech"):
+        bench.frame_ms(Decoder(1, ["always"]), torch.zeros(8), SamplingParams(), 1, 20)
 
-        def collect(self):
-            self.flying -= 1
-            self.seen += 1
 
-    decoder = Decoder()
-    assert bench.frame_ms(decoder, torch.zeros(8), None, columns, 20) > 0
-    assert decoder.flying == 0 and decoder.seen == 20 + 4 + 3
+def test_a_size_is_of_random_weights_alone(capsys):
+    assert cli.main(["bench", "--device", "cpu", "--size", "1.7b"]) == 1
+    assert cli.main(["bench", "--model", "demo", "--size", "0.6b"]) == 1
+    assert capsys.readouterr().err.count("--size is of random weights") == 2
+
+
+def test_a_checkpoint_without_speakers_is_measured_too(tiny):
+    told = bench.run(str(tiny("base", eos_gain=0.0)), device="cpu", tell=lambda _line: None)
+    assert told["rtf_8"] > 0
 
 
 def test_our_engine_is_measured_beside_its_peers(tmp_path):
@@ -85,6 +109,13 @@ def test_our_engine_is_measured_beside_its_peers(tmp_path):
     (ours,) = told["peers"].values()
     assert set(ours["ttfc_ms"]) == set(ours["rtf"]) == {"1", "4", "8"} and ours["frame_ms"] > 0
     assert ours["ttfc_ms"]["1"] < ours["ttfc_ms"]["8"], "eight frames come behind one"
+
+
+def test_our_figures_are_told_where_no_peers_are_installed():
+    command = [sys.executable, str(BENCHMARKS / "measure_peers.py"), "--size", "demo", "--only", "qwen-tts-hf"]
+    done = subprocess.run([*command, "--python", "no/such/python"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "not measured: No such file or directory: no/such/python (make peers)" in done.stdout
 
 
 def test_a_server_is_measured_through_its_api(capsys, monkeypatch):

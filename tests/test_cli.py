@@ -1,6 +1,7 @@
 """The command line, in this process and as a stranger would call it."""
 
 import io
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -129,6 +130,7 @@ def test_clones_a_voice(tiny, tmp_path):
         (["--text", "x", "--output", "no/such/folder/x.wav"], "--output: no folder"),
         (["--text", "x", "--ref-text", "y"], "give both"),
         (["--text", "x", "--ref-audio", "y.wav"], "Base checkpoint"),
+        (["--text", "x", "--ref-audio", ""], "Base checkpoint"),
         (["--text", "x", "--seed", "-1"], "seed must be"),
         (["--text", "x", "--backend", "megakernel"], "megakernel"),
         (["--file", "nowhere.txt"], "cannot be read"),
@@ -148,3 +150,24 @@ def test_doctor_says_what_this_machine_can_do(capsys):
     printed = capsys.readouterr().out
     for part in ("torch", "GPU", "driver", "nvcc", "checkpoints", "backend", DEMO_NOTICE):
         assert part in printed
+
+
+@pytest.mark.parametrize("port", ["taken", "99999", "-5"])
+def test_a_port_that_cannot_be_had_ends_the_server_in_order(port):
+    """Before anything is loaded: a process that ends while a thread is inside torch aborts."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1]) if port == "taken" else port
+        command = [sys.executable, "-m", "qwen_megakernel.cli", "serve", "--port", port]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1 and f"cannot listen on 127.0.0.1:{port}" in done.stderr, done.stderr
+
+
+def test_a_served_folder_is_known_by_its_own_name(tmp_path, monkeypatch):
+    from qwen_megakernel.serve import name_of_model
+
+    (tmp_path / "my-voice").mkdir()
+    monkeypatch.chdir(tmp_path / "my-voice")
+    assert name_of_model(".") == name_of_model("../my-voice/") == "my-voice"
+    assert name_of_model("Qwen/Qwen3-TTS-12Hz-0.6B-Base") == "Qwen/Qwen3-TTS-12Hz-0.6B-Base"
