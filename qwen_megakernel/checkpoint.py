@@ -25,7 +25,7 @@ from torch import Tensor
 
 from qwen_megakernel.config import CodecConfig, ModelConfig, SpeakerEncoderConfig, StackConfig, TalkerConfig
 from qwen_megakernel.errors import CheckpointError, CheckpointNotFoundError
-from qwen_megakernel.fp8 import SCALE, dequantize, flaw, part_of, quantize_parts
+from qwen_megakernel.fp8 import SCALE, dequantize, flaw, part_of, parts_in, quantize_parts
 
 log = logging.getLogger(__name__)
 
@@ -404,8 +404,7 @@ class Checkpoint:
                     digest.update(file.get_slice(name)[:8].float().numpy().tobytes())
             except (SafetensorError, OSError) as error:
                 raise CheckpointError(f"{main_files[name]}: {error}") from None
-        fp8 = frozenset(part_of(n.removesuffix(SCALE)) for n in main_files if n.endswith(SCALE))
-        return cls(folder, config, fp8, digest.hexdigest()[:16], main_files, codec_files)
+        return cls(folder, config, parts_in(main_files), digest.hexdigest()[:16], main_files, codec_files)
 
     def talker(self, device: torch.device, dtype: torch.dtype, fp8: frozenset[str] = frozenset()) -> dict[str, Tensor]:
         """Every `talker.*` tensor. The text's embeddings, a third of all bytes of which a text needs a few rows, stay

@@ -7,7 +7,7 @@ in bf16, so that what the kernel says with E4M3 weights is, to the bit, what it 
 """
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -104,9 +104,9 @@ def dequantize(matrix: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
     return (matrix.float() * scale[:, None]).to(dtype)
 
 
-def parts_in(tensors: Mapping[str, Tensor]) -> frozenset[str]:
-    """Of which parts tensors by name are E4M3."""
-    return frozenset(part_of(name.removesuffix(SCALE)) for name in tensors if name.endswith(SCALE))
+def parts_in(names: Iterable[str]) -> frozenset[str]:
+    """Of which parts the tensors with these names are E4M3."""
+    return frozenset(part_of(name.removesuffix(SCALE)) for name in names if name.endswith(SCALE))
 
 
 def dequantized(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
