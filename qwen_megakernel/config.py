@@ -24,8 +24,28 @@ VARIANTS = ("base", "custom_voice", "voice_design")
 MIN_FRAMES = 2
 """End of speech is not allowed as the first or second code 0 (the reference's min_new_tokens)."""
 
-_MOST, _MOST_LAYERS = 2**24, 1024
-"""No dim or count of a checkpoint is larger: nothing is allocated by a number that a file made up."""
+_MOST, _MOST_LAYERS, _MOST_LISTED = 2**24, 1024, 16
+"""No dim of a checkpoint is larger, no count of layers or of their like, no list of sizes longer: nothing is allocated
+by a number that a file made up."""
+
+_ENCODER_COUNTS = ("num_hidden_layers", "num_quantizers", "num_residual_layers", "num_semantic_quantizers")
+_ENCODER_DIMS = (
+    "audio_channels",
+    "codebook_dim",
+    "codebook_size",
+    "compress",
+    "head_dim",
+    "hidden_size",
+    "intermediate_size",
+    "kernel_size",
+    "last_kernel_size",
+    "num_attention_heads",
+    "num_filters",
+    "num_key_value_heads",
+    "residual_kernel_size",
+    "vector_quantization_hidden_dimension",
+)
+"""Of `encoder_config`: what names and shapes of its tensors depend on."""
 
 
 class _Json:
@@ -66,8 +86,11 @@ class _Json:
 
     def sizes(self, key: str, default: Any = ...) -> tuple[int, ...]:
         value = self.get(key, list, default)
-        if not value or len(value) > _MOST_LAYERS or not all(type(v) is int and 0 < v <= _MOST for v in value):
-            raise CheckpointError(f"{self.where}: {key} must list integers in 1..{_MOST}, found {value!r}")
+        if not 1 <= len(value) <= _MOST_LISTED or not all(type(v) is int and 0 < v <= _MOST for v in value):
+            wanted = f"1 to {_MOST_LISTED} integers in 1..{_MOST}"
+            raise CheckpointError(
+                f"{self.where}: {key} must list {wanted}, found {len(value)}: {value[:_MOST_LISTED]!r}"
+            )
         return tuple(value)
 
     def positive(self, key: str) -> float:
@@ -212,7 +235,7 @@ class TalkerConfig:
         js.child("rope_scaling").sizes("mrope_section")  # the reference does not run without it
         predictor = js.child("code_predictor_config")
         predictor.only("model_type", "qwen3_tts_talker_code_predictor")
-        groups = js.size("num_code_groups")
+        groups = js.size("num_code_groups", most=_MOST_LAYERS)
         predictor.only("num_code_groups", groups)
         ids = {
             name: js.get(key, int)
@@ -294,7 +317,7 @@ class SpeakerEncoderConfig:
             kernel_sizes=js.sizes("enc_kernel_sizes", [5, 3, 3, 3, 1]),
             dilations=js.sizes("enc_dilations", [1, 2, 3, 4, 1]),
             attention_channels=js.size("enc_attention_channels", 128),
-            res2net_scale=js.size("enc_res2net_scale", 8),
+            res2net_scale=js.size("enc_res2net_scale", 8, most=_MOST_LAYERS),
             se_channels=js.size("enc_se_channels", 128),
         )
         blocks = len(config.channels)
@@ -340,7 +363,7 @@ class VocoderConfig:
         return cls(
             codebook_size=js.size("codebook_size"),
             codebook_dim=js.size("codebook_dim"),
-            num_quantizers=js.size("num_quantizers"),
+            num_quantizers=js.size("num_quantizers", most=_MOST_LAYERS),
             latent_dim=js.size("latent_dim"),
             hidden_size=js.size("hidden_size"),
             intermediate_size=js.size("intermediate_size"),
@@ -378,7 +401,21 @@ class CodecConfig:
         rate = js.size("output_sample_rate", least=8000, most=192_000)
         js.only("input_sample_rate", rate)
         js.only("encoder_valid_num_quantizers", vocoder.num_quantizers)
-        return cls(sample_rate=rate, vocoder=vocoder, encoder=js.child("encoder_config").raw)
+        return cls(sample_rate=rate, vocoder=vocoder, encoder=_encoder_config(js.child("encoder_config")))
+
+
+def _encoder_config(js: _Json) -> Mapping[str, Any]:
+    """As stored, once nothing in it can take memory: neither here nor in transformers, which knows more keys."""
+    for key in _ENCODER_COUNTS:
+        js.size(key, most=_MOST_LAYERS)
+    for key in _ENCODER_DIMS:
+        js.size(key)
+    js.sizes("upsampling_ratios")
+    js.size("num_labels", 2, most=_MOST_LAYERS)  # transformers makes a name for each
+    for key, value in js.raw.items():
+        if isinstance(value, int) and abs(value) > _MOST:
+            raise CheckpointError(f"{js.where}: {key} must be at most {_MOST}, found {value}")
+    return js.raw
 
 
 @dataclass(frozen=True)

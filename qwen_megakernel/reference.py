@@ -24,6 +24,9 @@ INSTALL = (
 """Without its own dependencies: gradio, torchaudio and sox are not needed for the 12 Hz models, and it takes any later
 transformers 5, of which some break it."""
 
+FILES = ("preprocessor_config.json", "tokenizer_config.json", "speech_tokenizer/preprocessor_config.json")
+"""Of a checkpoint folder: what the reference reads and this package does not, nor downloads."""
+
 _TEXTS = (
     "Good morning! The train to Cologne leaves at 9:45, doesn't it?",
     "I thought it was over. Then, quietly, somebody laughed.",

@@ -13,6 +13,7 @@ import gc
 import json
 import logging
 import platform
+import tempfile
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -30,9 +31,10 @@ from qwen_megakernel.backend import make_decoder, make_embeddings, select_backen
 from qwen_megakernel.checkpoint import DEMO, Checkpoint
 from qwen_megakernel.config import GREEDY, ModelConfig
 from qwen_megakernel.errors import RequestError, SpeechError
-from qwen_megakernel.fp8 import dequantized, parts_of
+from qwen_megakernel.fp8 import dequantized, name_of, parts_of
 from qwen_megakernel.prompt import Prompt, PromptBuilder
 from qwen_megakernel.reference import (
+    FILES,
     INSTALL,
     REF_TEXT,
     Reference,
@@ -88,14 +90,34 @@ def parting(ours: np.ndarray, theirs: np.ndarray) -> tuple[int, int] | None:
 
 def gap(logits: Tensor) -> float:
     """Between the two best candidates of a draw."""
-    return -float(logits.topk(2).values.diff())
+    return abs(float(logits.topk(2).values.diff()))
+
+
+def tie(logits: Tensor) -> tuple[float, float]:
+    """The gap, and below which gap the draw is a tie."""
+    return gap(logits), TIE * max(1.0, float(logits.nan_to_num(0.0, 0.0, 0.0).abs().max()))
 
 
 # ---------------------------------------------------------------- what comes of it
 
 
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Where the folder or a file in it cannot be made: RequestError."""
+    try:
+        yield
+    except (OSError, soundfile.SoundFileError) as error:
+        raise RequestError(
+            f"--output: cannot write in {str(folder)!r} ({error}); make room there, or name another folder"
+        ) from error
+
+
 class Report:
-    """What was compared and timed, printed as it comes, and the files."""
+    """What was compared and timed, printed as it comes, and the files.
+
+    Raises:
+        RequestError: the folder or a file in it cannot be written.
+    """
 
     def __init__(self, folder: Path, rate: int, asked: list[Request]):
         self._folder, self._rate = folder, rate
@@ -103,7 +125,10 @@ class Report:
         self.takes: list[dict] = []
         told = [{"request": r.name, "text": r.text, "instruct": r.instruct} for r in asked]
         self._pairs = [one | {"kind": kind, "files": {}} for kind in ("sampled", "greedy") for one in told]
-        folder.mkdir(parents=True, exist_ok=True)
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=folder):  # a folder that was there may be read-only
+                pass
 
     @property
     def failed(self) -> int:
@@ -125,18 +150,36 @@ class Report:
     def same_codes(
         self, what: str, ours: np.ndarray, theirs: np.ndarray, decided: Callable[[int, int], Tensor]
     ) -> None:
-        """`decided`: by which logits the draw of (frame, group) was decided."""
+        """Of two that each heard what they said themselves: behind the first parting they say different things.
+
+        `decided`: by which logits the draw of (frame, group) was decided.
+        """
         part = parting(ours, theirs)
         if part is None:
             self.check(what, f"{len(ours)} frames equal", "equal", True)
         else:
-            logits = decided(*part)
-            between, bound = gap(logits), TIE * max(1.0, float(logits.nan_to_num(0.0, 0.0, 0.0).abs().max()))
+            between, bound = tie(decided(*part))
             figure = f"part at frame {part[0]} of {len(ours)} and {len(theirs)}, group {part[1]}, gap {between:.1e}"
+            figure += " (what follows was not compared)"
             self.check(what, figure, f"equal, or a tie: a gap below {bound:.1e}", between < bound)
+
+    def forced_codes(self, what: str, ours: np.ndarray, logits: list[Tensor]) -> None:
+        """`logits`: of each group, [frames, candidates], drawn behind our codes: every code is compared."""
+        best = torch.stack([group.argmax(-1) for group in logits], dim=1).cpu().numpy()
+        parts = np.argwhere(ours != best).tolist()
+        if not parts:
+            self.check(what, f"{len(ours)} frames equal", "equal", True)
+            return
+        told = [(*part, *tie(logits[part[1]][part[0]])) for part in parts]
+        frame, group, between, bound = next((one for one in told if not one[2] < one[3]), told[0])
+        figure = f"{len(told)} of {ours.size} differ; at frame {frame}, group {group}: gap {between:.1e}"
+        self.check(what, figure, f"equal, or each a tie: a gap below {bound:.1e}", between < bound)
 
     def take(self, row: int, by: str, samples: np.ndarray, compute_s: float, ttfc_s: float | None = None) -> None:
         request, audio_s = self._pairs[row]["request"], len(samples) / self._rate
+        if not audio_s:
+            self.check(f"{request}: audio of {by}", "none", "some", False)
+            return
         rtf = compute_s / audio_s
         take = {"request": request, "by": by, "audio_s": audio_s, "compute_s": compute_s, "rtf": rtf, "ttfc_s": ttfc_s}
         self.takes.append(take)
@@ -147,16 +190,19 @@ class Report:
     def wav(self, row: int, by: str, samples: np.ndarray) -> None:
         """One side of a pair: requests as people make them come first, then the greedy ones."""
         name = f"{row + 1:02}-{by}.wav"
-        soundfile.write(self._folder / name, samples, self._rate, "PCM_16")
+        with writing(self._folder):
+            soundfile.write(self._folder / name, samples, self._rate, "PCM_16")
         self._pairs[row]["files"][by] = name
 
     def write(self, about: dict) -> None:
-        told = json.dumps(about | {"checks": self.checks, "takes": self.takes}, indent=1, ensure_ascii=False)
-        (self._folder / "report.json").write_text(told, encoding="utf-8")
+        told = about | {"checks": self.checks, "takes": self.takes}
+        told = json.dumps(told, indent=1, ensure_ascii=False, allow_nan=False)
         # Nothing without a "<" ends the script element that it stands in.
-        data = json.dumps({"model": about["model"], "pairs": self._pairs}).replace("<", "\\u003c")
+        data = json.dumps({"model": about["model"], "pairs": self._pairs}, allow_nan=False).replace("<", "\\u003c")
         page = Path(__file__).with_name("verify_page.html").read_text(encoding="utf-8")
-        (self._folder / "index.html").write_text(page.replace("{{data}}", data), encoding="utf-8")
+        with writing(self._folder):
+            (self._folder / "report.json").write_text(told, encoding="utf-8")
+            (self._folder / "index.html").write_text(page.replace("{{data}}", data), encoding="utf-8")
 
 
 # ---------------------------------------------------------------- the comparisons
@@ -260,13 +306,7 @@ def compare_with_twin(report: Report, config: ModelConfig, tensors: dict[str, Te
     for frame, code0 in enumerate(codes[:, 0]):
         logits[0][frame] = rules(logits[0][frame], frame)
         rules.remember(code0)
-    said = torch.stack([group.argmax(-1) for group in logits], dim=1).cpu().numpy()
-    report.same_codes(
-        f"{one.request.name}: codes, by frames and in one pass",
-        one.audio.codes,
-        said,
-        lambda frame, group: logits[group][frame],
-    )
+    report.forced_codes(f"{one.request.name}: codes, by frames and in one pass", one.audio.codes, logits)
 
 
 @torch.inference_mode()
@@ -378,14 +418,18 @@ def verify(
     if config.variant == "base" and ref_text is None:
         print("note   without --ref-text nothing is cloned in context")
 
+    report = Report(folder, config.codec.sample_rate, asked)  # refuses the folder before anything is computed
     log.info("ours in fp32, greedy")
     heard = speak_in_fp32(model, device, asked, sound, ref_text, frames)
-    report = Report(folder, config.codec.sample_rate, asked)
     for row, one in enumerate(heard, start=len(asked)):
         report.wav(row, "ours", one.audio.samples)
     _free()
     if module:
-        where = str(checkpoint.folder) if model == DEMO or Path(model).expanduser().is_dir() else model
+        local = model == DEMO or Path(model).expanduser().is_dir()
+        whole = all((checkpoint.folder / name).is_file() for name in FILES)
+        where = str(checkpoint.folder) if local or whole else model
+        if where == model and not local:
+            print(f"note   qwen_tts fetches {model} itself, its newest revision; ours: {checkpoint.folder.name}")
         ask_reference(report, partial(Reference, module, where, device), dtype, heard, sound, frames, seed)
     else:
         tensors = checkpoint.talker(device, torch.float32)
@@ -406,7 +450,7 @@ def verify(
             report.take(row, "ours", audio.samples, audio.compute_s, audio.ttfc_s)
 
     about = {"model": model, "fingerprint": checkpoint.fingerprint, "variant": config.variant, "size": config.size}
-    about |= {"device": str(device), "backend": chosen, "weights": weights, "frames": frames, "seed": seed}
+    about |= {"device": str(device), "backend": chosen, "weights": name_of(fp8), "frames": frames, "seed": seed}
     report.write(about | {"versions": versions, "reference": bool(module), "holds": not report.failed})
     print(f"wrote  {folder.resolve()}: report.json, and index.html to listen to")
     count, unasked = len(report.checks), "" if module else "; the reference was not asked"
@@ -417,7 +461,9 @@ def verify(
 def _new_folder(output: str | None, model: str) -> Path:
     """Where to write: there is nothing yet, and nothing is made yet."""
     folder = Path(output or f"verify-{Path(model).expanduser().resolve().name}")
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    with writing(folder):  # a name may be too long to look for
+        taken = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
+    if taken:
         raise RequestError(f"--output: {str(folder)!r} is there; nothing is overwritten, name an empty or a new folder")
     return folder
 

@@ -195,6 +195,7 @@ def rope(**values):
         (talker(rms_norm_eps=10**400), "rms_norm_eps must be float"),
         (talker(rms_norm_eps=-1e-6), "rms_norm_eps must be above 0"),
         (talker(rope_theta=0), "rope_theta must be above 0"),
+        (talker(num_code_groups=2000), "num_code_groups must be in 1..1024"),
     ],
 )
 def test_a_tampered_config_is_refused(copy, change, message):
@@ -209,6 +210,11 @@ def test_a_tampered_config_is_refused(copy, change, message):
     [
         (lambda js: js["speaker_encoder_config"].update(sample_rate=16000), "sample_rate must be .*24000, found 16000"),
         (lambda js: js["speaker_encoder_config"].update(enc_res2net_scale=0), "enc_res2net_scale"),
+        (
+            lambda js: js["speaker_encoder_config"].update(enc_res2net_scale=2000),
+            "enc_res2net_scale must be in 1..1024",
+        ),
+        (lambda js: js["speaker_encoder_config"].update(enc_channels=[4] * 17), "enc_channels must list 1 to 16"),
         (lambda js: js["speaker_encoder_config"].update(enc_dim=32), "enc_dim"),
     ],
 )
@@ -219,11 +225,35 @@ def test_a_tampered_speaker_encoder_is_refused(copy, change, message):
         Checkpoint.open(folder)
 
 
-@pytest.mark.parametrize("key, value", [("compress", 0), ("num_filters", None), ("upsampling_ratios", 3)])
+@pytest.mark.parametrize(
+    "key, value",
+    [
+        ("compress", 0),
+        ("num_filters", None),
+        ("upsampling_ratios", 3),
+        ("upsampling_ratios", [2] * 17),
+        ("num_hidden_layers", 2000),
+        ("num_quantizers", 2000),
+        ("num_residual_layers", 2000),
+        ("num_semantic_quantizers", 2000),
+        ("num_labels", 2000),
+        ("num_attention_heads", 2**24 + 1),
+        ("head_dim", "x" * 99),  # times a number it would be a long text
+        ("upsample_groups", 2**24 + 1),
+    ],
+)
 def test_a_tampered_codec_encoder_is_refused(copy, key, value):
+    """By the key that is wrong."""
     folder = copy()
     edit(folder / "speech_tokenizer" / "config.json", lambda js: js["encoder_config"].update({key: value}))
-    with pytest.raises(CheckpointError, match="encoder_config"):
+    with pytest.raises(CheckpointError, match=f"encoder_config: {key} must"):
+        Checkpoint.open(folder)
+
+
+def test_a_decoder_of_many_quantizers_is_refused(copy):
+    folder = copy()
+    edit(folder / "speech_tokenizer" / "config.json", lambda js: js["decoder_config"].update(num_quantizers=2000))
+    with pytest.raises(CheckpointError, match="decoder_config: num_quantizers must be in 1..1024"):
         Checkpoint.open(folder)
 
 

@@ -189,8 +189,50 @@ def test_a_twin_of_other_weights_says_so(tmp_path, tiny, monkeypatch, capsys):
     monkeypatch.setattr(Checkpoint, "talker", load)
     assert run(tiny("custom_voice", eos_gain=0.0), tmp_path / "out", "--frames", FRAMES) == 1
     printed = capsys.readouterr().out
-    assert "part at frame 0 of 6 and 6, group 5" in printed and printed.splitlines()[-1] == "FAILS: 3 of 3"
+    assert "at frame 0, group 5: gap" in printed and printed.splitlines()[-1] == "FAILS: 3 of 3"
     assert not json.loads((tmp_path / "out/report.json").read_text(encoding="utf-8"))["holds"]
+
+
+@pytest.mark.parametrize("later", [0.0, 3e-6, 1.0, float("nan")])
+def test_a_tie_hides_no_later_error_from_the_twin(later, tmp_path, capsys):
+    """All that differs must be a tie: at frame 0 it is one, at frame 7 a gap of `later`."""
+    report, rng = verify.Report(tmp_path, 24000, []), torch.Generator().manual_seed(np.random.randint(2**31))
+    logits = [torch.rand(9, 50, generator=rng) for _ in range(16)]
+    ours = torch.randint(50, (9, 16), generator=rng)
+    for group, row in enumerate(logits):
+        row[torch.arange(9), ours[:, group]] = 2.0
+    other = (ours + 1) % 50
+    logits[4][0, other[0, 4]] = 2.0 + 1e-6
+    logits[9][7, other[7, 9]] = 2.0 + later
+    logits[9][7, ours[7, 9]] = 2.0 - 1e-6 * (later == 0)
+    report.forced_codes("codes", ours.numpy(), logits)
+    (check,) = report.checks
+    assert check["holds"] == (later < 1e-5)
+    assert ("at frame 0, group 4" if check["holds"] else "at frame 7, group 9") in check["figure"]
+    assert "2 of 144 differ" in check["figure"]
+
+
+def test_two_equal_logits_have_no_gap():
+    assert f"{verify.gap(torch.tensor([3.0, 1.0, 3.0])):.1e}" == "0.0e+00"
+
+
+def test_weights_may_be_given_as_a_set(tmp_path):
+    parts = {"predictor", "lm_heads"}
+    verify.verify("demo", output=str(tmp_path / "a"), device="cpu", weights=parts, frames=2)
+    verify.verify("demo", output=str(tmp_path / "b"), device="cpu", weights={"talker"}, frames=2)
+    told = [json.loads((tmp_path / name / "report.json").read_text())["weights"] for name in "ab"]
+    assert told == ["fp8-predictor", ["talker"]]
+
+
+def test_a_take_without_audio_fails(tmp_path):
+    report = verify.Report(tmp_path, 24000, [Request("Hm.", True)])
+    report.take(0, "reference", np.zeros(0, np.float32), 1.0)
+    report.write({"model": "m"})
+    told = json.loads((tmp_path / "report.json").read_text())
+    assert report.failed == 1 and not told["takes"] and told["checks"][0]["figure"] == "none"
+    report.take(0, "ours", np.zeros(9, np.float32), float("nan"))
+    with pytest.raises(ValueError, match="JSON"):
+        report.write({"model": "m"})
 
 
 def test_codes_part_where_they_part():
@@ -259,6 +301,7 @@ def test_a_tie_is_listed_and_holds(fault, holds, tmp_path, tiny, stand_in, capsy
     lines = capsys.readouterr().out.splitlines()
     told = [line for line in lines if "part at frame 3 of 6 and 6, group 5, gap " in line]
     assert (rc == 0) == holds and len(told) == 2
+    assert all("what follows was not compared" in line for line in told)
     for line in told:
         between, bound = map(float, re.search(r"gap (\S+) .* below (\S+)$", line).groups())
         assert 0 < between < 1e-2 and (between < bound) == holds == line.startswith("ok")
@@ -365,6 +408,42 @@ def test_nothing_is_overwritten(tmp_path, capsys):
     (tmp_path / "empty").mkdir()
     assert run("demo", tmp_path / "empty", "--frames", 2) == 0
     assert run("demo", tmp_path / "empty", "--frames", 2) == 1
+
+
+@pytest.mark.parametrize("name", ["/proc/x", "file.py/x", "x" * 300])
+def test_a_folder_that_cannot_be_made_is_refused_before_anything_is_computed(name, tmp_path, monkeypatch, capsys):
+    (tmp_path / "file.py").write_text("mine")
+    monkeypatch.setattr(verify, "speak_in_fp32", lambda *_: pytest.fail("computed"))
+    assert run("demo", tmp_path / name, "--frames", 2) == 1
+    error = capsys.readouterr().err.rstrip().splitlines()[-1]
+    assert error.startswith("error: --output: cannot write in ") and "name another folder" in error
+
+
+@pytest.mark.parametrize("gone", ["wav", "report"])
+def test_a_folder_that_goes_away_is_told(gone, tmp_path, monkeypatch, capsys):
+    method = getattr(verify.Report, {"wav": "wav", "report": "write"}[gone])
+
+    def without_folder(report, *args):
+        shutil.rmtree(tmp_path / "out")
+        method(report, *args)
+
+    monkeypatch.setattr(verify.Report, method.__name__, without_folder)
+    assert run("demo", tmp_path / "out", "--frames", 2) == 1
+    assert "error: --output: cannot write in " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_the_reference_reads_the_snapshot_that_ours_read(whole, tmp_path, tiny, stand_in, monkeypatch, capsys):
+    """Where it holds what the reference needs; otherwise what else it fetches is told."""
+    folder = shutil.copytree(tiny("voice_design"), tmp_path / "snapshots/c0ffee")
+    if not whole:
+        (folder / "tokenizer_config.json").unlink()
+    open_, asked = Checkpoint.open, []
+    monkeypatch.setattr(Checkpoint, "open", lambda model: open_(folder if model == "some/voice" else model))
+    monkeypatch.setattr(stand_in, "from_pretrained", lambda model, dtype: (asked.append(model), StandIn(folder))[1])
+    assert run("some/voice", tmp_path / "out", "--frames", 2) == 0
+    assert asked == [str(folder) if whole else "some/voice"]
+    assert ("its newest revision; ours: c0ffee" in capsys.readouterr().out) == (not whole)
 
 
 def test_the_folder_is_named_after_the_model(tmp_path, tiny, monkeypatch):
