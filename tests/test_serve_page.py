@@ -121,10 +121,11 @@ class Page:
 
 @pytest.fixture
 def visit(browser):
-    """visit(server) -> Page"""
+    """visit(server) -> Page, of a server that is ready: the browser's console calls a 503 an error."""
 
     @contextmanager
     def visit(server: Running, **options):
+        until(lambda: server.service.state == "ready", 60)
         seen = Page(browser.new_page(viewport={"width": 900, "height": 900}, **options))
         seen.page.goto(server.url)
         yield seen
