@@ -7,7 +7,7 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -69,12 +69,12 @@ def read_bytes_s(device: torch.device) -> float:
     return best
 
 
-def frame_ms(decoder: FrameDecoder, row: Tensor, sampling: SamplingParams, streams: int, frames: int) -> float:
+def frame_ms(decoder: FrameDecoder, like: Tensor, sampling: SamplingParams, streams: int, frames: int) -> float:
     """Wall-clock milliseconds a frame of some streams, launched ahead as the engine does: the median of runs of 20
     frames from position 13 on in which nobody ended their speech. Behind an end a backend may compute nothing.
 
     Args:
-        row: [hidden], on the decoder's device and of its dtype: prompts and text rows are noise like it.
+        like: [hidden], on the decoder's device and of its dtype: prompts and text rows are noise of that kind.
 
     Raises:
         RequestError: hardly a run came to its end.
@@ -83,7 +83,7 @@ def frame_ms(decoder: FrameDecoder, row: Tensor, sampling: SamplingParams, strea
 
     def measure() -> float | None:
         """None: a stream ended."""
-        noise, ended = torch.randn_like(row), False
+        noise, ended = torch.randn_like(like), False
         prompt = Prompt(noise.expand(10, -1).contiguous(), noise[None], noise)
         for slot in slots:
             decoder.start(slot, prompt, dataclasses.replace(sampling, seed=random.getrandbits(31)))
@@ -111,12 +111,22 @@ def frame_ms(decoder: FrameDecoder, row: Tensor, sampling: SamplingParams, strea
     raise RequestError(f"no frames could be timed: {_TRIES * needed} times a stream ended its speech in {_RUN} frames")
 
 
-def first_audio_ms(engine: TTSEngine, utterances: int, chunk_frames: int = 1) -> list[float]:
-    """TTFC of utterances one after the other: milliseconds from the text to a first chunk of so many frames."""
+def frames_ms(
+    checkpoint: Checkpoint, tensors: dict[str, Tensor], backend: str, streams: Sequence[int], frames: int
+) -> list[float]:
+    """`frame_ms` of a backend that `select_backend` chose, over every `talker.*` tensor, for each number of streams."""
+    config, norm = checkpoint.config, tensors["talker.model.norm.weight"]
+    embeddings = make_embeddings(backend, config, tensors)
+    decoder = make_decoder(backend, config, tensors, embeddings, slots=max(streams), max_positions=MAX_POSITIONS)
+    return [frame_ms(decoder, norm, SamplingParams().over(config.sampling), count, frames) for count in streams]
+
+
+def first_audio_ms(engine: TTSEngine, utterances: int) -> list[float]:
+    """TTFC of utterances one after the other: milliseconds from the text to a first chunk of one frame."""
     times = []
     for _ in range(utterances):
         time.sleep(random.uniform(0.0, 0.03))
-        times.append(1000 * _speak(engine, chunk_frames + 3, chunk_frames).ttfc_s)
+        times.append(1000 * _speak(engine, 4, 1).ttfc_s)
     return times
 
 
@@ -191,17 +201,11 @@ def _measure(
     told["gb_a_frame"] = weight_bytes({n: t.nbytes for n, t in tensors.items()})[1] / 1e9
     floor = told["floor_ms"] = 1000 * told["gb_a_frame"] / bandwidth
     streams, frames, utterances, repeats = ((1, 8), 200, 50, 5) if cuda else ((1,), 20, 5, 1)
-    embeddings = make_embeddings(told["backend"], config, tensors)
-    decoder = make_decoder(
-        told["backend"], config, tensors, embeddings, slots=max(streams), max_positions=MAX_POSITIONS
-    )
-    row = torch.randn(config.talker.stack.hidden_size, device=device).to(dtype)
-    sampling = SamplingParams(seed=1).over(config.sampling)
-    for count in streams:
-        ms = told[f"frame_ms_{count}"] = frame_ms(decoder, row, sampling, count, frames)
+    for count, ms in zip(streams, frames_ms(checkpoint, tensors, told["backend"], streams, frames), strict=True):
+        told[f"frame_ms_{count}"] = ms
         label = f"a frame of 16 codes, {count} stream{'s' * (count > 1)}"
         tell(f"{label:36}{ms:9.3f} ms{floor:9.3f} ms{floor / ms:10.0%}")
-    del decoder, embeddings, tensors
+    del tensors
 
     if cuda:
         torch.cuda.empty_cache()
