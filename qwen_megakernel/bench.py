@@ -38,8 +38,9 @@ _WORDS = "of text a test how are today I am fine it bonjour tout le monde wie ge
 
 
 def sentence() -> str:
-    """Ten random words, 11 to 13 tokens."""
-    return " ".join(random.choices(_WORDS, k=10)).capitalize() + "."
+    """Ten random words, 11 to 13 tokens. The last is no single letter: sentence splitters take "I." for an initial."""
+    words = random.choices(_WORDS, k=9) + random.choices([word for word in _WORDS if len(word) > 1])
+    return " ".join(words).capitalize() + "."
 
 
 def weight_bytes(sizes: Mapping[str, int]) -> tuple[int, int]:

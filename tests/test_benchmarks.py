@@ -13,6 +13,7 @@ import pytest
 import run_all
 import torch
 from common import wait_until_ready
+from pipecat.utils.string import match_endofsentence
 from serving import running
 
 from qwen_megakernel import RequestError, SamplingParams, TTSEngine, bench, cli
@@ -50,6 +51,13 @@ def test_a_frame_reads_the_talker_once_and_the_code_predictor_fifteen_times():
     )
     assert talker == stack and predictor > 0
     assert frame == stack + sizes["talker.codec_head.weight"] + heads + 15 * predictor
+
+
+def test_a_sentence_ends_where_pipecat_ends_it():
+    """Behind "I." it waits for one sentence more: 0.2 s in measure_e2e.py, whose LLM says a word in 20 ms."""
+    for _ in range(200):
+        words = bench.sentence()
+        assert match_endofsentence(f"{words} And") == len(words), words
 
 
 class Decoder:
