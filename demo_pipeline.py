@@ -5,7 +5,9 @@
     python demo_pipeline.py --bot --local-audio                         the same at this machine's microphone
 
 The bot answers by rules unless --llm-url names an OpenAI-compatible server. It is typed to unless --stt names a Pipecat
-speech-to-text service: --stt pipecat.services.deepgram.stt:DeepgramSTTService --stt-options '{"api_key": "..."}'.
+speech-to-text service:
+
+    --stt pipecat.services.deepgram.stt:DeepgramSTTService --stt-options '{"api_key": "$DEEPGRAM_API_KEY"}'
 """
 
 import argparse
@@ -48,7 +50,7 @@ from pipecat.workers.runner import WorkerRunner
 
 from qwen_megakernel import TTSEngine, TTSError
 from qwen_megakernel.checkpoint import DEMO, DEMO_NOTICE
-from qwen_megakernel.cli import add_voice_options
+from qwen_megakernel.cli import add_voice_options, check_voice_options
 from qwen_megakernel.errors import RequestError
 from qwen_megakernel.offline_llm import OfflineLLM
 from qwen_megakernel.pipecat_tts import MegakernelTTSService
@@ -67,6 +69,7 @@ def main(argv: list[str] | None = None) -> int:
         parser.error(f"unknown arguments: {' '.join(others)}")
     try:
         make_stt(args)  # wrong options are told now, not to the first caller
+        check_voice_options(args)
         if not args.bot:
             asyncio.run(speak(args))
         elif args.local_audio:
@@ -99,7 +102,7 @@ def make_parser() -> argparse.ArgumentParser:
     bot.add_argument("--llm-url", help="base URL of an OpenAI-compatible server; its key is taken from OPENAI_API_KEY")
     bot.add_argument("--llm-model", default="gpt-4.1-mini", help="default: %(default)s")
     bot.add_argument("--stt", metavar="MODULE:CLASS", help="a Pipecat speech-to-text service")
-    bot.add_argument("--stt-options", metavar="JSON", default="{}", help="its constructor's arguments")
+    bot.add_argument("--stt-options", metavar="JSON", default="{}", help='its arguments; "$NAME": from the environment')
     return parser
 
 
@@ -119,11 +122,9 @@ async def loaded_engine(args: argparse.Namespace):
 
 
 async def make_tts(args: argparse.Namespace, engine: TTSEngine) -> MegakernelTTSService:
-    voice = args.speaker
+    voice = check_voice_options(args) or args.speaker
     if args.ref_audio is not None:
         voice = await asyncio.to_thread(engine.create_voice, args.ref_audio, args.ref_text)
-    elif args.ref_text is not None:
-        raise RequestError("--ref-text says what --ref-audio says; give both")
     return MegakernelTTSService(
         engine=engine,
         settings=MegakernelTTSService.Settings(
@@ -334,7 +335,13 @@ def make_stt(args: argparse.Namespace) -> FrameProcessor | None:
         return None
     module, _, name = args.stt.partition(":")
     try:
-        return getattr(importlib.import_module(module), name)(**json.loads(args.stt_options))
+        options = json.loads(args.stt_options)
+        for option, value in options.items():
+            if isinstance(value, str) and value.startswith("$"):  # a command line can be read by everybody here
+                if value[1:] not in os.environ:
+                    raise ValueError(f"{option}: the environment has no {value[1:]}")
+                options[option] = os.environ[value[1:]]
+        return getattr(importlib.import_module(module), name)(**options)
     except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise RequestError(f"--stt {args.stt}: {error}") from error
 

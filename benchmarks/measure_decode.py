@@ -147,7 +147,7 @@ def main() -> None:
 
     def prefill(n: int) -> None:
         kernel._launcher.seek(0, 0, 0)
-        kernel._launcher.prefill(0, data[:n], [])
+        kernel._launcher.prefill(0, data[:n])
 
     for n in (1, 8, 9, 10, 40):
         report(f"kernel, prefill of {n} rows", times_ms(lambda n=n: prefill(n), args.frames), -(-n // 8) * pass_floor)

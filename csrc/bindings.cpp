@@ -114,7 +114,6 @@ class Launcher {
     c.seen = check<uint8_t>(seen, "seen", torch::kUInt8, 1);
     c.recent = check<int>(recent, "recent", torch::kInt32, 8 * kGroups);
     c.seed = seed;
-    c.token = -1;
     c.repetition_penalty = static_cast<float>(sampling.at("repetition_penalty"));
     c.inverse_penalty = static_cast<float>(1.0 / sampling.at("repetition_penalty"));
     auto draw = [&](const std::string& prefix) {
@@ -136,11 +135,10 @@ class Launcher {
   }
 
   // Keys and values of consecutive prompt rows, as many at a time as there are columns.
-  // rows: fp32 [n][hidden]; tokens: empty, or n ids of code 0's embedding that stand for their row, -1 where none does.
-  void prefill(int64_t slot, const torch::Tensor& rows, const std::vector<int64_t>& tokens) {
+  // rows: fp32 [n][hidden].
+  void prefill(int64_t slot, const torch::Tensor& rows) {
     Slot& s = at(slot);
     const int64_t n = rows.size(0);
-    TORCH_CHECK(tokens.empty() || static_cast<int64_t>(tokens.size()) == n, say("one token per row, got ", tokens.size(), " for ", n));
     if (n == 0) return;
     const float* data = check<float>(rows, "rows", torch::kFloat32, n * hidden_);
     room(s, n);
@@ -152,7 +150,6 @@ class Launcher {
       for (int i = 0; i < p.columns; i++) {
         p.column[i] = s.column;
         p.column[i].row = data + (from + i) * hidden_;
-        p.column[i].token = tokens.empty() ? -1 : static_cast<int>(tokens[from + i]);
         p.column[i].position = first + i;
         p.column[i].first_fresh = first;
       }

@@ -195,16 +195,11 @@ struct Frame {
 #pragma unroll
         for (int i = 0; i < kAtOnce<T::kHidden>; i++) {
           const int at = value_index<T::kHidden>(b, from + i);
-          const float4 f = c.token < 0 ? *reinterpret_cast<const float4*>(c.row + at)
-                                       : widened(*reinterpret_cast<const uint2*>(embedding(p, 0, c.token) + at), 1.f);
-          in.b[t][i] = normed(f, p.talker.input_norm + at, in.square[t]);
+          in.b[t][i] = normed(*reinterpret_cast<const float4*>(c.row + at), p.talker.input_norm + at, in.square[t]);
         }
       }
     };
-    if (owns<T>(b)) {
-      const Column& c = p.column[owned_column<T>(b)];
-      b.residual = c.token < 0 ? c.row[owned_row<T>(b)] : __bfloat162float(embedding(p, 0, c.token)[owned_row<T>(b)]);
-    }
+    if (owns<T>(b)) b.residual = p.column[owned_column<T>(b)].row[owned_row<T>(b)];
     const Assignment mine = assignment(b.block, b.columns);
     constexpr size_t kHeadStride = kPagePositions * kHeadDim, kLayerStride = 2 * T::kKvHeads * kHeadStride;
     for (int index = 0; index < p.talker.layers; index++) {

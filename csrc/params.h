@@ -54,14 +54,13 @@ struct DrawParams {
 
 // One token: a stream's next decode step, or one position of a prompt.
 struct Column {
-  const float* row;      // [hidden] the input, unless `token` names it
+  const float* row;      // [hidden] the input
   const bf16* text_row;  // [hidden] added to the sum of embeddings
   float* next_row;       // [hidden] the next position's input
   const int* pages;      // this slot's page table
   uint8_t* seen;         // [codec vocabulary] code 0 ids spoken so far
   int* recent;           // [8][16] the codes of frame f at f % 8, for the vocoder
   uint64_t seed;
-  int token;             // >= 0: the input is this row of code 0's embedding
   int position;
   int first_fresh;       // positions first_fresh .. position are columns of this launch, this one the last
   int frame;             // of the stream, from 0

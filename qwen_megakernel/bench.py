@@ -26,7 +26,6 @@ from qwen_megakernel.frame_decoder import AHEAD, FrameDecoder
 from qwen_megakernel.prompt import Prompt
 from qwen_megakernel.stream import Audio
 from qwen_megakernel.synthetic import NO_EOS, write_checkpoint
-from qwen_megakernel.voice import Voice
 
 FRAME_MS = 80.0
 UTTERANCE_FRAMES = 63  # 5.04 s
@@ -133,10 +132,7 @@ def first_audio_ms(engine: TTSEngine, utterances: int) -> list[float]:
 
 def _speak(engine: TTSEngine, frames: int, chunk_frames: int) -> Audio:
     request = {"max_frames": frames, "chunk_frames": chunk_frames, "runaway_guard": False}
-    if engine.variant == "base":  # has no speakers; whose voice it is makes no difference
-        hidden = engine._checkpoint.config.talker.stack.hidden_size
-        request["voice"] = Voice(torch.zeros(hidden), None, None, engine._checkpoint.fingerprint)
-    return engine.submit(sentence(), **request).result()
+    return engine.submit(sentence(), voice=engine._any_voice(), **request).result()
 
 
 def real_time_factor(engine: TTSEngine, repeats: int, chunk_frames: int) -> float:

@@ -50,6 +50,10 @@ HUB_FILES = (
     "speech_tokenizer/config.json",
     "speech_tokenizer/*.safetensors",
     "speech_tokenizer/model.safetensors.index.json",
+    # Read by the reference alone, which `qwen-megakernel verify` gives the same folder.
+    "preprocessor_config.json",
+    "tokenizer_config.json",
+    "speech_tokenizer/preprocessor_config.json",
 )
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _DTYPES = ("BF16", "F16", "F32")

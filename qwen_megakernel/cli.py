@@ -22,11 +22,13 @@ from qwen_megakernel.build import find_ninja, load_extension
 from qwen_megakernel.checkpoint import DEMO, DEMO_NOTICE, PUBLISHED, Checkpoint
 from qwen_megakernel.errors import BackendError, RequestError, TextTooLongError
 from qwen_megakernel.fp8 import WEIGHTS, parts_of
+from qwen_megakernel.prompt import AUTO
 from qwen_megakernel.quantize import quantize_checkpoint
 from qwen_megakernel.serve_speech import TOKEN
 from qwen_megakernel.stream import Audio, Chunk
 from qwen_megakernel.text import split_sentences
 from qwen_megakernel.verify import FRAMES, verify
+from qwen_megakernel.voice import Voice
 
 MAX_PIECE_CHARS = 300
 """Longer text is spoken in pieces cut at sentence ends."""
@@ -77,6 +79,7 @@ def _parser() -> argparse.ArgumentParser:
         help="WAV (default: %(default)s), or - for raw PCM16 on stdout",
     )
     add_voice_options(speak)
+    speak.add_argument("--save-voice", metavar="PATH", help="keep the voice of --ref-audio, for --voice and `serve`")
     speak.add_argument("--stream", action="store_true", help="write every chunk at once and tell when it came")
     speak.add_argument("--list-speakers", action="store_true", help="print the model's speakers and languages")
 
@@ -155,12 +158,29 @@ def add_voice_options(parser: argparse._ActionsContainer) -> None:
     parser.add_argument("--speaker", help="a named speaker (CustomVoice); default: the checkpoint's first")
     parser.add_argument("--language", help="default: auto")
     parser.add_argument("--instruct", help="how to say it (VoiceDesign, 1.7B CustomVoice)")
-    parser.add_argument("--ref-audio", metavar="PATH", help="whose voice to clone (Base)")
+    whose = parser.add_mutually_exclusive_group()
+    whose.add_argument("--voice", metavar="PATH", help="a saved voice, of this checkpoint (Base)")
+    whose.add_argument("--ref-audio", metavar="PATH", help="whose voice to clone (Base)")
     parser.add_argument("--ref-text", help="what the reference audio says: closer cloning")
     parser.add_argument("--seed", type=int, help="same text and seed, same speech; default: a fresh one")
     parser.add_argument("--backend", choices=BACKENDS, default="auto")
     parser.add_argument("--weights", type=_weights, help=_WEIGHTS_HELP)
     parser.add_argument("--device", help="cpu, cuda, cuda:1; default: a GPU if there is one")
+
+
+def check_voice_options(args: argparse.Namespace) -> Voice | None:
+    """What needs no model: the saved voice, if one is named.
+
+    Raises:
+        RequestError: the options do not go together; VoiceError: the file is no voice.
+    """
+    if args.ref_text is not None and args.ref_audio is None:
+        raise RequestError("--ref-text says what --ref-audio says; give both")
+    if args.speaker is not None and (args.voice is not None or args.ref_audio is not None):
+        raise RequestError(
+            "--speaker is one of the checkpoint's; --voice and --ref-audio bring another: give one of them"
+        )
+    return None if args.voice is None else Voice.load(args.voice)
 
 
 # ---------------------------------------------------------------- speak
@@ -172,15 +192,21 @@ def _speak(args: argparse.Namespace) -> int:
     pieces = split_sentences(_read_text(args), MAX_PIECE_CHARS)
     if not pieces:
         raise RequestError("the text is blank; give it with --text, --file or on standard input")
-    if args.ref_text is not None and args.ref_audio is None:
-        raise RequestError("--ref-text says what --ref-audio says; give both")
-    _check_output(args.output)
+    voice = check_voice_options(args)
+    if args.save_voice is not None and args.ref_audio is None:
+        raise RequestError("--save-voice keeps the voice of --ref-audio; give both")
+    _check_output("--output", args.output)
+    if args.save_voice is not None:
+        _check_output("--save-voice", args.save_voice)
     # One seed for all pieces, so that the printed one says the whole text again.
     seed = secrets.randbits(31) if args.seed is None else args.seed
     sampling = SamplingParams(seed=seed)
     options = {"backend": args.backend, "device": args.device, "weights": args.weights}
     with TTSEngine.load(args.model, **options, max_streams=1) as engine:
-        voice = None if args.ref_audio is None else engine.create_voice(args.ref_audio, args.ref_text)
+        if args.ref_audio is not None:
+            voice = engine.create_voice(args.ref_audio, args.ref_text)
+            if args.save_voice is not None:
+                voice.save(args.save_voice)
         with _Output(args.output, engine.sample_rate, args.stream) as output:
             audios = []
             with tqdm(desc="speaking", unit=" frames", disable=args.stream, leave=False) as bar:
@@ -210,15 +236,15 @@ def _speak(args: argparse.Namespace) -> int:
     return 0
 
 
-def _check_output(output: str) -> None:
+def _check_output(option: str, output: str) -> None:
     """Before anything is loaded or spoken: can the file be written?"""
     path = Path(output)
     if output == "-":
         return
     if not path.parent.is_dir():
-        raise RequestError(f"--output: no folder {str(path.parent)!r}")
+        raise RequestError(f"{option}: no folder {str(path.parent)!r}")
     if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise RequestError(f"--output: {output!r} is a folder or cannot be written")
+        raise RequestError(f"{option}: {output!r} is a folder or cannot be written")
 
 
 def _read_text(args: argparse.Namespace) -> str:
@@ -301,7 +327,7 @@ def _list_speakers(model: str) -> int:
         print("  no named speakers: clone a voice with --ref-audio")
     if config.variant == "voice_design":
         print("  no named speakers: describe the voice with --instruct")
-    print("languages: auto, " + ", ".join(sorted(n for n in talker.languages if "dialect" not in n)))
+    print("languages: " + ", ".join((AUTO, *talker.named_languages)))
     if model == DEMO:
         print(f"note: {DEMO_NOTICE}")
     return 0

@@ -225,6 +225,11 @@ class TalkerConfig:
     """Speaker name -> the dialect that replaces Chinese and automatic language for that speaker."""
 
     @property
+    def named_languages(self) -> tuple[str, ...]:
+        """Which languages a request may name, sorted. A dialect belongs to its speaker and cannot be asked for."""
+        return tuple(sorted(name for name in self.languages if "dialect" not in name))
+
+    @property
     def first_suppressed_id(self) -> int:
         """Ids from here on are never sampled as code 0, except end of speech."""
         return self.vocab_size - 1024

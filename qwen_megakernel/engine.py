@@ -215,10 +215,7 @@ class TTSEngine:
 
     def _warm_up(self) -> None:
         """A short utterance: the first caller does not pay for what is made at first use. Nothing of it stays."""
-        config, voice = self._checkpoint.config, None
-        if self.variant == "base":
-            voice = Voice(torch.zeros(config.talker.stack.hidden_size), None, None, self._checkpoint.fingerprint)
-        request = {"voice": voice, "runaway_guard": False}
+        request = {"voice": self._any_voice(), "runaway_guard": False}
         try:
             with contextlib.suppress(TextTooLongError):  # for slots as small as these
                 self.generate("Hello there.", max_frames=4, **request)
@@ -229,6 +226,12 @@ class TTSEngine:
             raise
         self._prompts.forget()
         self._owner.forget()
+
+    def _any_voice(self) -> Voice | None:
+        """For speech that nobody hears: a Base checkpoint has no speakers."""
+        if self.variant != "base":
+            return None
+        return Voice.nobody(self._checkpoint.config.talker.stack.hidden_size, self._checkpoint.fingerprint)
 
     def _measure(self, request: dict) -> None:
         """How many live listeners the device sustains: enough at once for full launches, the better of two rounds."""

@@ -319,7 +319,7 @@ class MegakernelFrameDecoder:
         if many:
             self._long.run(slot * self._pages, rows[:many], position)
             self._launcher.seek(slot, position + many, 0)
-        self._launcher.prefill(slot, rows[many:], [])
+        self._launcher.prefill(slot, rows[many:])
 
     @torch.inference_mode()
     def extend(self, slot: int, rows: Tensor, ended: bool) -> None:

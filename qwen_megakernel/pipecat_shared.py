@@ -11,6 +11,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Collection
 from dataclasses import dataclass, field
+from inspect import signature
 from typing import Any, Self
 
 import numpy as np
@@ -153,6 +154,11 @@ class _FlushFrame(ControlFrame):
     """To the service from itself: stays in order with the text, which a system frame overtakes."""
 
 
+def _arguments_of(cls: type) -> set[str]:
+    """What it and its bases name in their constructors."""
+    return {name for one in cls.__mro__ if "__init__" in vars(one) for name in signature(one.__init__).parameters}
+
+
 class SpeechService(TTSService):
     """A text-to-speech service whose audio contexts each have a `Speech`."""
 
@@ -160,6 +166,12 @@ class SpeechService(TTSService):
     _settings: SpeechSettings
 
     def __init__(self, *, trim_leading_silence: bool, settings: SpeechSettings, **kwargs):
+        if unknown := kwargs.keys() - _arguments_of(type(self)):  # Pipecat 1.14 would drop them in silence
+            fields = ", ".join(name for name in vars(settings) if name != "extra")
+            raise TypeError(
+                f"{type(self).__name__} has no argument {', '.join(sorted(unknown))}; what may change while it runs "
+                f"goes into settings={type(self).__name__}.Settings(...): {fields}"
+            )
         super().__init__(
             push_start_frame=True, push_stop_frames=True, push_text_frames=False, settings=settings, **kwargs
         )

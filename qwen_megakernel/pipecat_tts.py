@@ -32,6 +32,7 @@ from qwen_megakernel.errors import (
     VoiceError,
 )
 from qwen_megakernel.pipecat_shared import Speech, SpeechService, SpeechSettings, check_names, sampling_of
+from qwen_megakernel.prompt import AUTO
 from qwen_megakernel.request import chunk_schedule
 from qwen_megakernel.stream import Chunk
 from qwen_megakernel.text import split_sentences
@@ -90,6 +91,7 @@ class MegakernelTTSService(SpeechService):
         Raises:
             RequestError: a voice or language that the model does not have (the known ones are listed), a sampling
                 value or chunk size out of range. Where the model is not on this machine yet, `setup` finds out.
+            TypeError: an argument that neither this service nor `TTSService` has.
         """
         store = self.Settings.unset(engine.model if engine else str(model))
         if settings is not None:
@@ -312,8 +314,7 @@ def _known_of(model: str) -> tuple[str, tuple[str, ...], tuple[str, ...]] | None
     if folder is None:
         return None
     config = ModelConfig.from_folder(folder)
-    languages = ("auto", *sorted(n for n in config.talker.languages if "dialect" not in n))
-    return config.variant, tuple(config.talker.speakers), languages
+    return config.variant, tuple(config.talker.speakers), (AUTO, *config.talker.named_languages)
 
 
 def _same_model(one: str, other: str) -> bool:

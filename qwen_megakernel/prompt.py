@@ -96,7 +96,7 @@ class PromptBuilder:
         self._config, self._tokenizer, self._embed = config, tokenizer, embeddings
         self.speakers: tuple[str, ...] = tuple(config.talker.speakers)
         # Dialects are chosen through their speakers; the reference hides them from its list too.
-        self.languages: tuple[str, ...] = (AUTO, *sorted(n for n in config.talker.languages if "dialect" not in n))
+        self.languages: tuple[str, ...] = (AUTO, *config.talker.named_languages)
         self._newline = tokenizer.encode("\n")
         self._role = [config.im_start_id, *tokenizer.encode("assistant\n")]
         if len(self._role) != 3:

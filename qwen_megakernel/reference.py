@@ -24,9 +24,6 @@ INSTALL = (
 """Without its own dependencies: gradio, torchaudio and sox are not needed for the 12 Hz models, and it takes any later
 transformers 5, of which some break it."""
 
-FILES = ("preprocessor_config.json", "tokenizer_config.json", "speech_tokenizer/preprocessor_config.json")
-"""Of a checkpoint folder: what the reference reads and this package does not, nor downloads."""
-
 _TEXTS = (
     "Good morning! The train to Cologne leaves at 9:45, doesn't it?",
     "I thought it was over. Then, quietly, somebody laughed.",
@@ -88,7 +85,7 @@ class Request:
 def requests_of(config: ModelConfig, in_context: bool) -> list[Request]:
     """A handful that suits the checkpoint. `in_context`: there is a text to a Base checkpoint's reference audio."""
     first, second, chinese = _TEXTS
-    languages = [name for name in config.talker.languages if "dialect" not in name]
+    languages = config.talker.named_languages
     named = "english" if "english" in languages else next(iter(languages), None)
     if config.variant == "voice_design":
         return [Request(first, True, None, None, _INSTRUCT), Request(second, False, None, named, _INSTRUCT)]
@@ -135,7 +132,7 @@ class Reference:
         """
         Args:
             module: `reference_module()`.
-            model: a folder or a hub id.
+            model: a folder.
 
         Raises:
             BackendError: it cannot load that.

@@ -28,13 +28,12 @@ from torch import Tensor
 
 from qwen_megakernel import Audio, SamplingParams, TTSEngine, Voice, __version__
 from qwen_megakernel.backend import make_decoder, make_embeddings, select_backend, select_device
-from qwen_megakernel.checkpoint import DEMO, Checkpoint
+from qwen_megakernel.checkpoint import Checkpoint
 from qwen_megakernel.config import GREEDY, ModelConfig
 from qwen_megakernel.errors import RequestError, SpeechError
 from qwen_megakernel.fp8 import dequantized, name_of, parts_of
 from qwen_megakernel.prompt import Prompt, PromptBuilder
 from qwen_megakernel.reference import (
-    FILES,
     INSTALL,
     REF_TEXT,
     Reference,
@@ -425,12 +424,8 @@ def verify(
         report.wav(row, "ours", one.audio.samples)
     _free()
     if module:
-        local = model == DEMO or Path(model).expanduser().is_dir()
-        whole = all((checkpoint.folder / name).is_file() for name in FILES)
-        where = str(checkpoint.folder) if local or whole else model
-        if where == model and not local:
-            print(f"note   qwen_tts fetches {model} itself, its newest revision; ours: {checkpoint.folder.name}")
-        ask_reference(report, partial(Reference, module, where, device), dtype, heard, sound, frames, seed)
+        load = partial(Reference, module, str(checkpoint.folder), device)
+        ask_reference(report, load, dtype, heard, sound, frames, seed)
     else:
         tensors = checkpoint.talker(device, torch.float32)
         for one in heard:

@@ -513,10 +513,9 @@ class _Weights:
             "inv_freq": inv_freq.to(self.codebook.device),
         }
 
-    def _linear(self, name: str, weight: Tensor, bias: Tensor | None = None) -> None:
+    def _linear(self, name: str, weight: Tensor, bias: Tensor) -> None:
         """weight: [columns, channels]."""
         matrix = _pad(_pad(weight.T, 0), 1)
-        bias = torch.zeros(weight.shape[0], device=weight.device) if bias is None else bias
         self.matrices[name] = (matrix[None].contiguous(), _pad(bias, 0))
 
     def _convolution(self, name: str, source: str) -> None:

@@ -59,6 +59,11 @@ class Voice:
     ref_text: str | None
     fingerprint: str
 
+    @classmethod
+    def nobody(cls, hidden_size: int, fingerprint: str) -> "Voice":
+        """A vector of zeros: to speak where it makes no difference whose voice it is."""
+        return cls(torch.zeros(hidden_size), None, None, fingerprint)
+
     @property
     def digest(self) -> bytes:
         """Equal for voices that sound the same, however they were come by; of 16 bytes, made anew at every call (a

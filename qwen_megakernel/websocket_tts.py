@@ -86,6 +86,7 @@ class MegakernelWebsocketTTSService(SpeechService, WebsocketTTSService):
         Raises:
             RequestError: a URL of another kind, a sampling value out of range, a setting of a wrong type. Whether the
                 server has the voice and the language `setup` finds out.
+            TypeError: an argument that neither this service nor `WebsocketTTSService` has.
         """
         if not url.startswith(("ws://", "wss://")):
             raise RequestError(f"url must begin with ws:// or wss://, got {url!r}")

@@ -3,6 +3,7 @@
 import json
 import shutil
 import struct
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -409,3 +410,6 @@ def test_only_data_files_are_asked_of_the_hub(monkeypatch, tiny):
     patterns = seen["allow_patterns"]
     assert seen["repo"] == "someone/a-finetune" and "*.safetensors" in patterns
     assert not any(p.endswith((".bin", ".pt", ".py")) or p == "*" for p in patterns)
+    there = {str(path.relative_to(tiny("base"))) for path in tiny("base").rglob("*") if path.is_file()}
+    unasked = {name for name in there if not any(fnmatch(name, pattern) for pattern in patterns)}
+    assert unasked == {"speech_tokenizer/configuration.json"}, "which nobody reads, the reference neither"

@@ -1,5 +1,6 @@
 """The command line, in this process and as a stranger would call it."""
 
+import importlib
 import io
 import socket
 import subprocess
@@ -117,6 +118,36 @@ def test_clones_a_voice(tiny, tmp_path):
     assert soundfile.info(tmp_path / "c.wav").frames > 0
 
 
+def test_a_voice_is_kept_and_speaks_again(tiny, tmp_path):
+    """By `speak` and by the demo, which say with the file what was said with the recording."""
+    soundfile.write(tmp_path / "ref.wav", reference_audio(), 24000)
+    model = ["--model", str(tiny("base", eos_gain=4.0)), "--text", "Hello.", "--seed", "3", "--device", "cpu"]
+    cloned = ["--ref-audio", tmp_path / "ref.wav", "--ref-text", "this is it"]
+    assert speak(*model, *cloned, "--output", tmp_path / "a.wav", "--save-voice", tmp_path / "me.safetensors") == 0
+    assert speak(*model, "--voice", tmp_path / "me.safetensors", "--output", tmp_path / "b.wav") == 0
+    assert (tmp_path / "a.wav").read_bytes() == (tmp_path / "b.wav").read_bytes()
+    demo = [sys.executable, str(ROOT / "demo_pipeline.py"), *model]
+    for name, whose in (("c", cloned), ("d", ["--voice", tmp_path / "me.safetensors"])):
+        done = subprocess.run([*demo, *map(str, whose), "--output", f"{name}.wav"], cwd=tmp_path, capture_output=True)
+        assert done.returncode == 0, done.stderr
+    assert (tmp_path / "c.wav").read_bytes() == (tmp_path / "d.wav").read_bytes()
+
+
+def test_the_demo_reads_what_is_secret_from_the_environment(monkeypatch, capsys):
+    sys.path.insert(0, str(ROOT))
+    demo_pipeline = importlib.import_module("demo_pipeline")
+    sys.path.remove(str(ROOT))
+    monkeypatch.setenv("THE_KEY", "secret")
+    stt = ["--stt", "types:SimpleNamespace", "--stt-options"]
+    made = demo_pipeline.make_stt(
+        demo_pipeline.make_parser().parse_args([*stt, '{"api_key": "$THE_KEY", "model": "x"}'])
+    )
+    assert vars(made) == {"api_key": "secret", "model": "x"}
+    assert demo_pipeline.main([*stt, '{"api_key": "$NO_SUCH_KEY"}']) == 1
+    assert "the environment has no NO_SUCH_KEY" in capsys.readouterr().err
+    assert demo_pipeline.main([*stt, '["secret"]']) == 1
+
+
 @pytest.mark.parametrize(
     "args, message",
     [
@@ -131,6 +162,11 @@ def test_clones_a_voice(tiny, tmp_path):
         (["--text", "x", "--ref-text", "y"], "give both"),
         (["--text", "x", "--ref-audio", "y.wav"], "Base checkpoint"),
         (["--text", "x", "--ref-audio", ""], "Base checkpoint"),
+        (["--text", "x", "--voice", "nowhere.safetensors"], "cannot be read as a voice"),
+        (["--text", "x", "--voice", __file__], "cannot be read as a voice"),
+        (["--text", "x", "--speaker", "ada", "--ref-audio", "y.wav"], "give one of them"),
+        (["--text", "x", "--save-voice", "v.safetensors"], "give both"),
+        (["--text", "x", "--ref-audio", "y.wav", "--save-voice", "no/such/v"], "--save-voice: no folder"),
         (["--text", "x", "--seed", "-1"], "seed must be"),
         (["--text", "x", "--backend", "megakernel"], "megakernel"),
         (["--file", "nowhere.txt"], "cannot be read"),

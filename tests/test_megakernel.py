@@ -289,7 +289,7 @@ def test_a_prompt_is_the_same_however_it_is_cut(model):
         at = 0
         while at < 274:
             n = min(random.randint(1, most), 274 - at)
-            kernel._launcher.prefill(slot, rows[at : at + n].contiguous(), [])
+            kernel._launcher.prefill(slot, rows[at : at + n].contiguous())
             at += n
         kernel._rows[slot].copy_(rows[-1])
         return torch.stack([step(kernel, [slot])[0] for _ in range(2)])
@@ -366,11 +366,11 @@ def test_many_rows_at_a_time_leave_what_columns_leave(model, rows, position):
         pages[slot].fill_(torch.nan if many else 0)
         kernel.start(slot, Prompt(prompt.rows[:1], prompt.trailing, prompt.pad), greedy)
         kernel._launcher.seek(slot, 0, 0)
-        kernel._launcher.prefill(slot, inputs[:position], [])
+        kernel._launcher.prefill(slot, inputs[:position])
         if many:
             kernel._prefill(slot, inputs[position:-1], position)
         else:
-            kernel._launcher.prefill(slot, inputs[position:-1], [])
+            kernel._launcher.prefill(slot, inputs[position:-1])
         kept_by.append(kept(slot))
         assert kept_by[-1].isfinite().all()
     columns, first, second = kept_by
@@ -378,23 +378,6 @@ def test_many_rows_at_a_time_leave_what_columns_leave(model, rows, position):
     assert torch.equal(first[..., :position, :], columns[..., :position, :])
     assert relative(first[0], columns[0]) < 0.01 and relative(first, columns) < 0.05
     pages.zero_()
-
-
-@torch.inference_mode()
-def test_a_column_may_name_a_token_instead_of_a_row(model):
-    config, tensors, kernel = model
-    ids = torch.randint(config.talker.vocab_size, (20,))
-    rows = tensors["talker.model.codec_embedding.weight"][ids.to(GPU)].float()
-    greedy = GREEDY.over(config.sampling)
-    last = random_prompt(config, 1)
-    for slot, tokens in ((0, []), (1, [i if n % 3 else -1 for n, i in enumerate(ids.tolist())])):
-        kernel.start(slot, last, greedy)
-        given = rows.clone()
-        if tokens:
-            given[torch.tensor([t >= 0 for t in tokens])] = torch.nan
-        kernel._launcher.prefill(slot, given, tokens)
-    a, b = step(kernel, [0, 1])
-    assert torch.equal(a, b)
 
 
 @torch.inference_mode()
@@ -514,7 +497,7 @@ def test_every_scratch_vector_equals_the_twins(size, capsys):
                 kv[: len(whole)] = whole
                 kernel.start(0, Prompt(rows[:1], rows[:0], rows[0]), GREEDY.over(config.sampling))
                 kernel._launcher.seek(0, position, 0)
-                kernel._launcher.prefill(0, rows.float(), [])
+                kernel._launcher.prefill(0, rows.float())
                 got = {}
                 for dtype, weights in ((torch.float32, exact), (torch.bfloat16, tensors)):
                     cache = KVCache(stack, position + columns, GPU, dtype)

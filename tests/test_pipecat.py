@@ -47,6 +47,7 @@ from qwen_megakernel import (
 from qwen_megakernel.checkpoint import DEMO_FOLDER
 from qwen_megakernel.pipecat_tts import MegakernelTTSService
 from qwen_megakernel.utterance import Utterance
+from qwen_megakernel.websocket_tts import MegakernelWebsocketTTSService
 from qwen_megakernel.word_times import SpeechRate, WordTimes, is_unspaced, words_of
 
 Settings = MegakernelTTSService.Settings
@@ -318,6 +319,34 @@ def test_in_token_mode_a_change_of_voice_opens_a_new_utterance(engine):
     ]
     heard = np.concatenate([samples_of(a) for a in expected]).astype(int)
     assert len(pcm(down)) == len(heard) and np.abs(pcm(down) - heard).max() <= 1 and not of(up, ErrorFrame)
+
+
+@pytest.mark.parametrize(
+    "service, options",
+    [(MegakernelTTSService, {"model": "demo"}), (MegakernelWebsocketTTSService, {"url": "ws://localhost:1"})],
+)
+def test_an_argument_that_nobody_takes_is_refused(service, options):
+    """Pipecat's own services speak with another voice then, and say nothing."""
+    with pytest.raises(
+        TypeError, match="has no argument language, voice; .*settings=.*: model, voice, language, instr"
+    ):
+        service(**options, voice="ada", language="en")
+    made = service(**options, sample_rate=16000, name="mine", text_aggregation_mode=TOKEN, settings=service.Settings())
+    assert made.name == "mine"
+
+
+class Patient(MegakernelTTSService):
+    """A subclass may have arguments of its own."""
+
+    def __init__(self, *, patience: float, **kwargs):
+        super().__init__(**kwargs)
+        self.patience = patience
+
+
+def test_a_subclass_may_take_more():
+    assert Patient(model="demo", patience=3.0).patience == 3.0
+    with pytest.raises(TypeError, match="Patient has no argument patient"):
+        Patient(model="demo", patience=3.0, patient=1)
 
 
 @pytest.mark.parametrize(

@@ -328,9 +328,6 @@ class RVQ(nn.Module):
             codes.append(i.view(B, T))
         return y + (q - y).detach(), commit / s.n, torch.stack(codes, -1)
 
-    def lookup(s, codes):
-        return sum(s.books[j][codes[..., j]] for j in range(s.n))
-
 
 class Spectral(nn.Module):
     def __init__(s, res=((512, 40), (1024, 80), (2048, 120))):
