@@ -126,3 +126,10 @@ def floors_ms(config: ModelConfig) -> dict[str, float]:
     talker, frame = weight_bytes({name: 2 * math.prod(shape) for name, shape in main.items()})
     vocoder = sum(4 * math.prod(s) for n, s in codec.items() if n.startswith("decoder.") and "quantizer" not in n)
     return {name: size / READ_TB_S * 1e-9 for name, size in (("pass", talker), ("frame", frame), ("vocoder", vocoder))}
+
+
+def first_audio_floor_ms(config: ModelConfig) -> float:
+    """What an H200 reads before the first chunk of one frame: the talker twice for a prompt of up to 16 rows, a frame's
+    weights, the vocoder's."""
+    floors = floors_ms(config)
+    return 2 * floors["pass"] + floors["frame"] + floors["vocoder"]

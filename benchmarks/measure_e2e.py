@@ -5,8 +5,8 @@
 A Pipecat pipeline: the user's words in a context, an LLM that takes --llm-ms to its first token and --token-ms for each
 more, the service by sentences and by tokens, and an output that takes audio at playing speed. What the LLM costs is
 known: `the LLM` runs to the token that speech can begin with, the first word or the one behind the first sentence;
-`ours` from there to the first sound, Pipecat's share included. Speech recognition and turn detection come on top.
-Gaps: the audio ran dry while there was more to say.
+`ours` from there to the first sound, Pipecat's share included; its floor is that of measure_ttfc.py. Speech recognition
+and turn detection come on top. Gaps: the audio ran dry while there was more to say.
 """
 
 import argparse
@@ -18,7 +18,7 @@ import statistics
 import sys
 import time
 
-from common import commit, machine, quantile, random_model
+from common import commit, first_audio_floor_ms, machine, quantile, random_model
 from listener import PacedOutput
 from loguru import logger
 from pipecat.frames.frames import (
@@ -125,19 +125,24 @@ def main() -> None:
         try:
             print(f"{machine()}, commit {commit()}, {args.size}, {engine.backend} backend")
             print(f"LLM: {args.llm_ms:g} ms to its first token, {args.token_ms:g} ms for each more")
-            print(f"{'':12}{'wait p50':>10}{'p95 ms':>10}{'the LLM':>10}{'ours p50':>10}{'p95 ms':>10}{'gaps':>6}")
+            floor = first_audio_floor_ms(engine._checkpoint.config)
+            heads = ("wait p50", "p95 ms", "the LLM", "ours p50", "p95 ms", "x floor")
+            print(f"{'':12}{''.join(f'{head:>10}' for head in heads)}{'gaps':>6}")
             for mode in (TextAggregationMode.SENTENCE, TextAggregationMode.TOKEN):
                 figures = asyncio.run(converse(engine, args, mode))
                 wait, llm, ours = figures["wait"], statistics.median(figures["llm"]), figures["ours"]
                 row = {"wait_p50": statistics.median(wait), "wait_p95": quantile(wait, 0.95), "llm_p50": llm}
                 row |= {"ours_p50": statistics.median(ours), "ours_p95": quantile(ours, 0.95)}
+                row["x_floor"] = row["ours_p50"] / floor
                 row["gaps"] = int(sum(figures["gaps"]))
                 results[mode.value] = row
                 cells = "".join(f"{row[key]:10.1f}" for key in row if key != "gaps")
                 print(f"{mode.value:12}{cells}{row['gaps']:6}", flush=True)
         finally:
             asyncio.run(MegakernelTTSService.shutdown(engine))
-    print(json.dumps({"machine": machine(), "size": args.size, "commit": commit(), "results": results}))
+    print(
+        json.dumps({"machine": machine(), "size": args.size, "commit": commit(), "floor_ms": floor, "results": results})
+    )
 
 
 if __name__ == "__main__":

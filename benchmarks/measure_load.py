@@ -24,7 +24,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from common import commit, machine, quantile, random_model
+from common import commit, first_audio_floor_ms, machine, quantile, random_model
 
 from qwen_megakernel import EngineBusy, TTSEngine
 from qwen_megakernel.bench import sentence
@@ -184,13 +184,15 @@ def main() -> None:
             sustained = engine.health()["sustained"]
             print(f"{machine()}, commit {commit()}, {args.size}, {engine.backend} backend, {args.vocoder} vocoder")
             print(f"{args.slots} slots of 512 positions, {sustained} at once; utterances of {FRAMES} frames")
-            heads = ("p50 ms", "p95 ms", "p99 ms", "n", "refused", "underruns", "worst gap", "audio s/s")
+            floor = first_audio_floor_ms(engine._checkpoint.config)
+            heads = ("p50 ms", "p95 ms", "p99 ms", "x floor", "n", "refused", "underruns", "worst gap", "audio s/s")
             print(f"{'':24}" + "".join(f"{head:>11}" for head in heads), flush=True)
 
             def add(name: str, clients: list[Client], spoken_s: float, **key) -> None:
                 row = key | summary(clients) | {"audio_s_per_s": spoken_s}
+                row |= {"x_floor": row["p50"] / floor} if "p50" in row else {}
                 results.append(row)
-                shown = [f"{row.get(share, float('nan')):11.1f}" for share in ("p50", "p95", "p99")]
+                shown = [f"{row.get(share, math.nan):11.1f}" for share in ("p50", "p95", "p99", "x_floor")]
                 shown += [f"{row[count]:11}" for count in ("n", "refused", "underruns")]
                 print(f"{name:24}{''.join(shown)}{row['worst_gap_ms']:11.1f}{spoken_s:11.1f}", flush=True)
 
@@ -207,7 +209,7 @@ def main() -> None:
                 add(f"{streams} always open", clients, spoken_s, throughput=streams)
             print(f"longest garbage collection: {max(collections, default=0.0):.1f} ms")
     told = {"machine": machine(), "size": args.size, "commit": commit(), "vocoder": args.vocoder}
-    told |= {"slots": args.slots, "sustained": sustained, "results": results}
+    told |= {"slots": args.slots, "sustained": sustained, "floor_ms": floor, "results": results}
     if args.json:
         Path(args.json).write_text(json.dumps(told))
     print(json.dumps(told))

@@ -21,9 +21,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import aiohttp
-from common import commit, free_port, machine, quantile, random_model, server, wait_until_ready
+from common import commit, first_audio_floor_ms, free_port, machine, quantile, random_model, server, wait_until_ready
 
 from qwen_megakernel.bench import sentence
+from qwen_megakernel.config import ModelConfig
 
 POSITIONS = 80  # a slot: the prompt and 63 frames or so
 BYTES_A_SECOND = 2 * 24_000
@@ -117,7 +118,8 @@ def main() -> None:
     results = []
     with random_model(args.size) as folder, multiprocessing.get_context("spawn").Pool(args.clients) as pool:
         print(f"{machine()}, {os.cpu_count()} CPUs, commit {commit()}, {args.size}, {args.slots} slots a replica")
-        heads = ("p50 ms", "p95 ms", "p99 ms", "n", "refused", "underruns", "heard s", "said in s")
+        floor = first_audio_floor_ms(ModelConfig.from_folder(Path(folder)))
+        heads = ("p50 ms", "p95 ms", "p99 ms", "x floor", "n", "refused", "underruns", "heard s", "said in s")
         print(f"{'':28}" + "".join(f"{head:>11}" for head in heads) + "  of each replica", flush=True)
         options = ("--max-streams", str(args.slots), "--max-positions", str(POSITIONS), "--device", args.device)
         for count in args.replicas:
@@ -128,13 +130,16 @@ def main() -> None:
                 for one in args.rates:
                     rate = one if count < 2 else SHARE * count * one
                     row = load(pool, args.clients, speech, model, rate, args.seconds)
+                    row["x_floor"] = row["p50"] / floor
                     results.append({"replicas": count, "rate": rate, "rate_of_one": one} | row)
                     name = f"{count} on Ray, {rate:g}/s" if count else f"serve, {rate:g}/s"
-                    shown = [f"{row[share]:11.1f}" for share in ("p50", "p95", "p99")]
+                    shown = [f"{row[share]:11.1f}" for share in ("p50", "p95", "p99", "x_floor")]
                     shown += [f"{row[name]:11}" for name in ("n", "refused", "underruns")]
                     shown += [f"{row[name]:11.2f}" for name in ("heard_s", "said_s")]
                     print(f"{name:28}{''.join(shown)}  {row['answered']}", flush=True)
-    print(json.dumps({"machine": machine(), "size": args.size, "commit": commit(), "results": results}))
+    print(
+        json.dumps({"machine": machine(), "size": args.size, "commit": commit(), "floor_ms": floor, "results": results})
+    )
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from common import commit, machine, quantile, random_model, server
+from common import commit, first_audio_floor_ms, machine, quantile, random_model, server
 from websockets.sync.client import connect
 
 from qwen_megakernel import SamplingParams, TTSEngine
@@ -111,15 +111,20 @@ def measure(engine: TTSEngine, port: int, model: str, args: argparse.Namespace) 
                 if turn >= 5:
                     times[way].append(took)
     print(f"{machine()}, commit {commit()}, {args.size}, {engine.backend} backend, {args.requests} requests each")
-    print(f"{'first PCM':20}  p50 ms  p95 ms  p99 ms  added, p50 of the pairs")
+    floor = first_audio_floor_ms(engine._checkpoint.config)
+    print(f"{'first PCM':20}  p50 ms  p95 ms  p99 ms  x floor  added, p50 of the pairs")
     results = {}
     base = times["in this process"]
     for way, took in times.items():
         added = quantile([mine - theirs for mine, theirs in zip(took, base, strict=True)], 0.5)
         row = {f"p{int(100 * share)}": quantile(took, share) for share in (0.5, 0.95, 0.99)} | {"added_p50": added}
+        row["x_floor"] = row["p50"] / floor
         results[way] = row
-        print(f"{way:20}" + "".join(f"  {row[share]:6.2f}" for share in ("p50", "p95", "p99")) + f"  {added:6.2f}")
-    print(json.dumps({"size": args.size, "commit": commit(), "machine": machine(), "results": results}))
+        print(f"{way:20}" + "".join(f"  {row[share]:6.2f}" for share in ("p50", "p95", "p99")), end="")
+        print(f"  {row['x_floor']:7.1f}  {added:6.2f}")
+    print(
+        json.dumps({"size": args.size, "commit": commit(), "machine": machine(), "floor_ms": floor, "results": results})
+    )
 
 
 if __name__ == "__main__":

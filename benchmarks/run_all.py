@@ -30,7 +30,7 @@ GPU = {
     "measure_e2e": ("--size {size}", "--size {size} --turns 5"),
     "measure_pipecat": ("--size {size}", "--size {size} --pipelines 1 8 --rates 24000 --utterances 10"),
     "measure_serving": ("--size {size}", "--size {size} --requests 50"),
-    "measure_load": ("--size {size}", "--size {size} --rates 10 20 --live 128 --throughput 64 --seconds 8"),
+    "measure_load": ("--size {size}", "--size {size} --rates 10 20 30 40 --live 128 --throughput 64 --seconds 10"),
     "measure_fp8": ("--size {size}", "--size {size} --frames 16"),
     "measure_peers": ("--size {size}", "--size {size} --utterances 10"),
 }
