@@ -1,7 +1,9 @@
 """What every benchmark says about itself."""
 
+import argparse
 import asyncio
 import contextlib
+import functools
 import math
 import os
 import platform
@@ -18,7 +20,7 @@ from pathlib import Path
 
 import torch
 
-from qwen_megakernel.bench import weight_bytes
+from qwen_megakernel.bench import read_bytes_s, weight_bytes
 from qwen_megakernel.checkpoint import expected_tensors
 from qwen_megakernel.config import ModelConfig
 from qwen_megakernel.synthetic import NO_EOS, write_checkpoint
@@ -29,7 +31,7 @@ CLAIMED = (
 )
 
 MODELS = "BENCHMARK_MODELS"
-READ_TB_S = 4.67  # of an H200, measured: bulk copies of 16 KB by 128 blocks
+H200_TB_S = 4.67  # measured: bulk copies of 16 KB by 128 blocks
 
 
 def machine() -> str:
@@ -40,13 +42,53 @@ def machine() -> str:
 
 
 def commit() -> str:
-    """Of this file's repository; "-dirty": with changes that are in no commit."""
-    command = ["git", "describe", "--always", "--exclude=*", "--dirty"]
+    """Of this file's repository; "-dirty": with changes that are in no commit, but for results of benchmarks."""
+
+    def git(*command: str) -> str:
+        return subprocess.run(("git", *command), capture_output=True, text=True, cwd=Path(__file__).parent).stdout
+
     try:
-        told = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parent).stdout.strip()
+        name = git("rev-parse", "--short", "HEAD").strip()
+        changed = git("status", "--porcelain", "--untracked-files=no", "--", ":/", ":(exclude)results")
     except OSError:  # there is no git
-        told = ""
-    return told or "unknown"
+        return "unknown"
+    return name + ("-dirty" if changed else "") if name else "unknown"
+
+
+def about(size: str) -> dict:
+    """What the last line of every benchmark begins with."""
+    return {"machine": machine(), "commit": commit(), "size": size}
+
+
+def positive(text: str) -> int:
+    """For argparse: a whole number from 1 on."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be 1 or more, got {number}")
+    return number
+
+
+def above_0(text: str) -> float:
+    """For argparse: a number above 0."""
+    number = float(text)
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"must be above 0, got {number:g}")
+    return number
+
+
+def new_file(text: str) -> Path:
+    """For argparse: a file that can be written, so that nothing is measured in vain."""
+    path = Path(text)
+    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise argparse.ArgumentTypeError(f"{text!r} cannot be written")
+    return path
+
+
+@functools.cache
+def read_tb_s() -> float:
+    """How fast this machine reads its memory: measured by bulk copies for an H200, else by PyTorch here and now."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return H200_TB_S if "H200" in machine() else read_bytes_s(device) / 1e12
 
 
 @contextlib.contextmanager
@@ -120,16 +162,19 @@ def quantile(values: list[float], share: float) -> float:
 
 
 def floors_ms(config: ModelConfig) -> dict[str, float]:
-    """What reading every weight once takes an H200: "pass", 8 rows of a prompt through the talker; "frame"; "vocoder",
-    a push of its matrices."""
+    """What reading every weight once takes this machine: "pass", 8 rows of a prompt through the talker; "frame";
+    "vocoder", a push of its matrices."""
     main, codec = expected_tensors(config)
-    talker, frame = weight_bytes({name: 2 * math.prod(shape) for name, shape in main.items()})
+    element = 2 if torch.cuda.is_available() else 4  # bf16, fp32
+    talker, frame = weight_bytes({name: element * math.prod(shape) for name, shape in main.items()})
     vocoder = sum(4 * math.prod(s) for n, s in codec.items() if n.startswith("decoder.") and "quantizer" not in n)
-    return {name: size / READ_TB_S * 1e-9 for name, size in (("pass", talker), ("frame", frame), ("vocoder", vocoder))}
+    return {
+        name: size / read_tb_s() * 1e-9 for name, size in (("pass", talker), ("frame", frame), ("vocoder", vocoder))
+    }
 
 
 def first_audio_floor_ms(config: ModelConfig) -> float:
-    """What an H200 reads before the first chunk of one frame: the talker twice for a prompt of up to 16 rows, a frame's
+    """What is read before the first chunk of one frame: the talker twice for a prompt of up to 16 rows, a frame's
     weights, the vocoder's."""
     floors = floors_ms(config)
     return 2 * floors["pass"] + floors["frame"] + floors["vocoder"]

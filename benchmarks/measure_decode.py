@@ -13,7 +13,7 @@ import json
 import time
 
 import torch
-from common import READ_TB_S, commit, machine
+from common import about, commit, machine, positive, read_tb_s
 
 from qwen_megakernel.bench import weight_bytes
 from qwen_megakernel.checkpoint import DEMO_FOLDER
@@ -82,14 +82,16 @@ class Frames:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=("0.6b", "1.7b", "demo"), default="0.6b")
-    parser.add_argument("--positions", type=int, nargs="+", default=[50, 200, 1000, 2000])
-    parser.add_argument("--columns", type=int, nargs="+", default=[1, 2, 4, 8, 16])
-    parser.add_argument("--frames", type=int, default=200)
+    parser.add_argument("--positions", type=positive, nargs="+", default=[50, 200, 1000, 2000])
+    parser.add_argument("--columns", type=positive, nargs="+", default=[1, 2, 4, 8, 16])
+    parser.add_argument("--frames", type=positive, default=200)
     parser.add_argument("--greedy", action="store_true")
     parser.add_argument("--weights", choices=WEIGHTS, default="bf16")
     parser.add_argument("--stages", action="store_true", help="also the kernel's own clock, stage by stage")
     parser.add_argument("--no-torch", action="store_true", help="leave out the PyTorch backend")
     args = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.error("it times the kernel: a CUDA GPU is needed")
     device = torch.device("cuda")
     config = ModelConfig.from_folder(DEMO_FOLDER) if args.size == "demo" else synthetic_config(args.size)
     tensors = quantized(random_talker(config, device, seed=torch.seed() % 2**31), WEIGHTS[args.weights])
@@ -98,7 +100,7 @@ def main() -> None:
     kernel = MegakernelFrameDecoder(config, tensors, slots=max(args.columns), max_positions=limit)
     frames = Frames(kernel, config, sampling)
     talker_bytes, bytes_ = weight_bytes({name: t.nbytes for name, t in tensors.items()})
-    floor, pass_floor = bytes_ / READ_TB_S * 1e-9, talker_bytes / READ_TB_S * 1e-9
+    floor, pass_floor = bytes_ / read_tb_s() * 1e-9, talker_bytes / read_tb_s() * 1e-9
     how = "greedy" if args.greedy else "sampled"
     print(f"{machine()}, commit {commit()}, {args.size}, {how}, weights {args.weights}")
     print(f"{'':36}  median ms   p95 ms  floor ms  of floor  frames/s  codes/s")
@@ -161,11 +163,7 @@ def main() -> None:
             backend.collect()
 
         report("PyTorch bf16, CUDA graphs", times_ms(torch_frame, 50), columns=1)
-    print(
-        json.dumps(
-            {"size": args.size, "commit": commit(), "greedy": args.greedy, "weights": args.weights, "results": results}
-        )
-    )
+    print(json.dumps(about(args.size) | {"greedy": args.greedy, "weights": args.weights, "results": results}))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ import statistics
 import sys
 import time
 
-from common import commit, first_audio_floor_ms, machine, quantile, random_model
+from common import about, above_0, commit, first_audio_floor_ms, machine, positive, quantile, random_model
 from listener import PacedOutput
 from loguru import logger
 from pipecat.frames.frames import (
@@ -112,9 +112,9 @@ async def converse(engine: TTSEngine, args: argparse.Namespace, mode: TextAggreg
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=("0.6b", "1.7b", "demo"), default="0.6b")
-    parser.add_argument("--turns", type=int, default=20)
-    parser.add_argument("--token-ms", type=float, default=20)
-    parser.add_argument("--llm-ms", type=float, default=150)
+    parser.add_argument("--turns", type=positive, default=20)
+    parser.add_argument("--token-ms", type=above_0, default=20)
+    parser.add_argument("--llm-ms", type=above_0, default=150)
     parser.add_argument("--device", help="default: a GPU if there is one")
     args = parser.parse_args()
     logger.remove()
@@ -140,9 +140,7 @@ def main() -> None:
                 print(f"{mode.value:12}{cells}{row['gaps']:6}", flush=True)
         finally:
             asyncio.run(MegakernelTTSService.shutdown(engine))
-    print(
-        json.dumps({"machine": machine(), "size": args.size, "commit": commit(), "floor_ms": floor, "results": results})
-    )
+    print(json.dumps(about(args.size) | {"floor_ms": floor, "results": results}))
 
 
 if __name__ == "__main__":

@@ -28,12 +28,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from common import READ_TB_S, commit, machine
+from common import commit, machine, positive, read_tb_s
 from measure_decode import Frames
 from recogniser import INSTALLED, heard_words
 from torch import Tensor
 
 from qwen_megakernel import SamplingParams, TTSEngine, build
+from qwen_megakernel.backend import select_device
 from qwen_megakernel.bench import weight_bytes
 from qwen_megakernel.checkpoint import Checkpoint
 from qwen_megakernel.config import GREEDY, ModelConfig
@@ -218,7 +219,7 @@ def show_speed(label: str, config: ModelConfig, columns: list[int], device: torc
             frames = Frames(kernel, config, GREEDY.over(config.sampling), checked=False)
             alone = float(frames.times_ms(1, 200, 200).median())
         _, read = weight_bytes({name: t.nbytes for name, t in stored.items()})
-        floor = read / READ_TB_S * 1e-9
+        floor = read / read_tb_s() * 1e-9
         results[weights] = {"ms": dict(zip(columns, ms, strict=True)), "alone_ms": alone, "floor_ms": floor}
         results[weights] |= {"bytes": read, "memory": memory}
         shown = "".join(f"{value:14.3f}" for value in (*ms, floor)) + f"{floor / ms[0]:14.0%}{alone:14.3f}"
@@ -276,12 +277,12 @@ def main() -> None:
     parser.add_argument("--size", choices=("0.6b", "1.7b", "demo"), nargs="*", default=["0.6b", "1.7b", "demo"])
     parser.add_argument("--model", help="a checkpoint with trained weights: its errors, and how it speaks")
     parser.add_argument("--speaker", help="who speaks there; default: its first")
-    parser.add_argument("--frames", type=int, default=40)
-    parser.add_argument("--sentences", type=int, default=24)
-    parser.add_argument("--columns", type=int, nargs="*", default=[1, 8])
+    parser.add_argument("--frames", type=positive, default=40)
+    parser.add_argument("--sentences", type=positive, default=24)
+    parser.add_argument("--columns", type=positive, nargs="*", default=[1, 8])
     parser.add_argument("--device", help="default: a GPU if there is one")
     args = parser.parse_args()
-    device = torch.device(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    device = select_device(args.device)
     torch.backends.cuda.matmul.allow_tf32 = False
     print(f"{machine()}, commit {commit()}, on {device.type}")
     results: dict = {}

@@ -24,7 +24,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from common import commit, first_audio_floor_ms, machine, quantile, random_model
+from common import about, above_0, commit, first_audio_floor_ms, machine, new_file, positive, quantile, random_model
 
 from qwen_megakernel import EngineBusy, TTSEngine
 from qwen_megakernel.bench import sentence
@@ -82,6 +82,8 @@ def poisson(engine: TTSEngine, rate: float, seconds: float) -> list[Client]:
     times, now = [], 0.0
     while (now := now + random.expovariate(rate)) < seconds:
         times.append(now)
+    if not times:
+        raise SystemExit(f"in {seconds:g} s nobody came, at {rate:g} requests a second: give more --seconds")
     return at(engine, times)
 
 
@@ -161,18 +163,20 @@ def main() -> None:
     parser.add_argument("files", nargs="*", help="for --draw")
     parser.add_argument("--draw", help="a PNG to make of what --json wrote")
     parser.add_argument("--size", choices=("0.6b", "1.7b", "demo"), default="0.6b")
-    parser.add_argument("--rates", type=float, nargs="*", default=[10, 20, 30])
-    parser.add_argument("--live", type=int, nargs="*", default=[64, 128])
-    parser.add_argument("--throughput", type=int, nargs="*", default=[64])
+    parser.add_argument("--rates", type=above_0, nargs="*", default=[10, 20, 30])
+    parser.add_argument("--live", type=positive, nargs="*", default=[64, 128])
+    parser.add_argument("--throughput", type=positive, nargs="*", default=[64])
     parser.add_argument("--vocoder", choices=("float32", "tf32"), default="float32")
-    parser.add_argument("--slots", type=int, default=256)
-    parser.add_argument("--seconds", type=float, default=20)
+    parser.add_argument("--slots", type=positive, default=256)
+    parser.add_argument("--seconds", type=above_0, default=20)
     parser.add_argument("--device", help="default: a GPU if there is one")
-    parser.add_argument("--json", help="where to write the results too")
+    parser.add_argument("--json", type=new_file, help="where to write the results too")
     args = parser.parse_args()
     if args.throughput and args.seconds <= 2:
         parser.error("--throughput counts from its second second on and takes half of --seconds: give more than 2")
     if args.draw:
+        if not args.files:
+            parser.error("--draw needs files that --json wrote")
         draw(args.draw, args.files)
         return
     results = []
@@ -208,10 +212,10 @@ def main() -> None:
                 clients, spoken_s = throughput(engine, streams, args.seconds / 2)
                 add(f"{streams} always open", clients, spoken_s, throughput=streams)
             print(f"longest garbage collection: {max(collections, default=0.0):.1f} ms")
-    told = {"machine": machine(), "size": args.size, "commit": commit(), "vocoder": args.vocoder}
-    told |= {"slots": args.slots, "sustained": sustained, "floor_ms": floor, "results": results}
+    told = about(args.size) | {"vocoder": args.vocoder, "slots": args.slots, "sustained": sustained}
+    told |= {"floor_ms": floor, "results": results}
     if args.json:
-        Path(args.json).write_text(json.dumps(told))
+        args.json.write_text(json.dumps(told))
     print(json.dumps(told))
 
 

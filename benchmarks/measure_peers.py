@@ -12,6 +12,9 @@ OpenAI's speech API, vllm-omni's for example, is measured with `--server vllm-om
 A frame: codes alone, without the vocoder. TTFC: from the text to the first chunk of so many frames, PCM on the host.
 RTF: of 5 s of speech, vocoder included. Texts of 10 words, sampling as published, end of speech held off; random
 weights are as fast as any. Memory: what the GPU has less while the engine is there.
+
+What could not be measured is told, in the JSON too ("not_measured"); the exit code is 1 where it was asked for by name,
+or nothing could be.
 """
 
 import argparse
@@ -21,7 +24,7 @@ import sys
 from pathlib import Path
 
 import torch
-from common import READ_TB_S, commit, floors_ms, machine, random_model
+from common import about, commit, floors_ms, machine, new_file, positive, random_model, read_tb_s
 from peers import CHUNKS, ENGINES, FRAME_MS
 
 from qwen_megakernel.config import ModelConfig
@@ -30,18 +33,15 @@ OURS = ("qwen_megakernel", "qwen_megakernel, PyTorch")
 KEYS = (*map(str, CHUNKS), "whole")
 
 
-def ask(python: str, name: str, *options: str) -> dict | None:
-    """What an engine's process says of itself; None, with its last words, where it cannot run."""
+def ask(python: str, name: str, *options: str) -> dict | str:
+    """What an engine's process says of itself; where it cannot run, its last words."""
     command = [python, str(Path(__file__).with_name("peers.py")), name, *options]
     try:
         done = subprocess.run(command, capture_output=True, text=True)
     except OSError as error:
-        print(f"{name:28}not measured: {error.strerror}: {python} (make peers)", flush=True)
-        return None
+        return f"{error.strerror}: {python} (make peers)"
     if done.returncode:
-        words = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
-        print(f"{name:28}not measured: {words}", flush=True)
-        return None
+        return (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
@@ -64,8 +64,13 @@ def draw(target: str, file: str) -> None:
     matplotlib.rcParams["svg.fonttype"] = "none"
     from matplotlib import pyplot
 
-    told = json.loads(Path(file).read_text())
-    peers = list(told["peers"].items())[::-1]
+    try:
+        told = json.loads(Path(file).read_text())
+        peers = list(told["peers"].items())[::-1]
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise SystemExit(f"{file} is not what --json wrote: {error!r}") from None
+    if not peers:
+        raise SystemExit(f"{file}: nothing was measured")
     panels = {
         "a frame of 16 codes, ms": [peer["frame_ms"] for _, peer in peers],
         "text to first audio, ms": [min(peer["ttfc_ms"].values()) for _, peer in peers],
@@ -93,7 +98,7 @@ def draw(target: str, file: str) -> None:
         figure.savefig(f"{target}.{suffix}", dpi=130)
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", nargs="?", help="for --draw")
     parser.add_argument("--draw", metavar="PATH", help="PNG and SVG to make of what --json wrote, without suffix")
@@ -101,40 +106,45 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=[name for name in ENGINES if name != "server"])
     parser.add_argument("--python", default=".venv-peers/bin/python", help="that has the peers installed")
     parser.add_argument("--server", nargs=3, action="append", default=[], metavar=("NAME", "URL", "FIELDS"))
-    parser.add_argument("--utterances", type=int, default=20)
-    parser.add_argument("--json", help="where to write the results too")
+    parser.add_argument("--utterances", type=positive, default=20)
+    parser.add_argument("--json", type=new_file, help="where to write the results too")
     args = parser.parse_args()
     if args.draw:
         if args.file is None:
             parser.error("--draw needs a file that --json wrote")
         draw(args.draw, args.file)
-        return
-    names = args.only or (OURS if torch.cuda.is_available() else OURS[1:])
-    if not args.only and torch.cuda.is_available():
-        names = [name for name in ENGINES if name != "server"]
+        return 0
+    names = [name for name in ENGINES if name != "server"] if torch.cuda.is_available() else OURS[1:]
     with random_model(args.size) as folder:
         floor = floors_ms(ModelConfig.from_folder(Path(folder)))["frame"]
-        print(f"{machine()}, commit {commit()}, {args.size}; floor of a frame {floor:.2f} ms at {READ_TB_S} TB/s")
+        print(f"{machine()}, commit {commit()}, {args.size}; floor of a frame {floor:.2f} ms at {read_tb_s():.3g} TB/s")
         print(f"{'':28}{'a frame':>15}{'TTFC, ms, chunks of':>32}{'RTF, chunks of':>32}{'GPU':>8}")
         heads = [f"{key:>8}" for key in KEYS]
         print(f"{'':28}{'ms':>9}{'floor':>6}{''.join(heads)}{''.join(heads)}{'GB':>8}", flush=True)
-        peers = {}
+        peers, not_measured = {}, {}
         counts = ("--utterances", str(args.utterances), "--repeats", "3" if torch.cuda.is_available() else "1")
-        asked = [(sys.executable if name in OURS else args.python, name, "--model", folder) for name in names]
-        for python, name, *options in asked:
-            if (told := ask(python, name, *options, *counts)) is not None:
-                peers[name] = told
-                print(row(name, told, floor), flush=True)
+        asked = {
+            name: (sys.executable if name in OURS else args.python, name, "--model", folder)
+            for name in args.only or names
+        }
         for name, url, fields in args.server:
-            if (told := ask(sys.executable, "server", "--url", url, "--fields", fields, *counts)) is not None:
+            asked[name] = (sys.executable, "server", "--url", url, "--fields", fields)
+        for name, command in asked.items():
+            told = ask(*command, *counts)
+            if isinstance(told, str):
+                not_measured[name] = told
+                print(f"{name:28}not measured: {told}", flush=True)
+            else:
                 peers[name] = told
                 print(row(name, told, floor), flush=True)
-    told = {"machine": machine(), "commit": commit(), "size": args.size, "floor_ms": floor, "frame_audio_ms": FRAME_MS}
-    told |= {"peers": peers}
+    told = about(args.size) | {"floor_ms": floor, "frame_audio_ms": FRAME_MS}
+    told |= {"peers": peers, "not_measured": not_measured}
     if args.json:
-        Path(args.json).write_text(json.dumps(told))
+        args.json.write_text(json.dumps(told))
     print(json.dumps(told))
+    by_name = {*(args.only or ()), *(name for name, *_ in args.server)}
+    return 1 if by_name & not_measured.keys() or not peers else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

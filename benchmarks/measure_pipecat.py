@@ -19,7 +19,7 @@ import statistics
 import sys
 import time
 
-from common import commit, machine, quantile, random_model
+from common import about, commit, machine, positive, quantile, random_model
 from listener import PacedOutput
 from loguru import logger
 from pipecat.frames.frames import EndFrame, InterruptionFrame, TTSSpeakFrame
@@ -119,9 +119,9 @@ def engine_alone(engine: TTSEngine, utterances: int) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=("0.6b", "1.7b", "demo"), default="0.6b")
-    parser.add_argument("--pipelines", type=int, nargs="+", default=[1, 4, 8])
+    parser.add_argument("--pipelines", type=positive, nargs="+", default=[1, 4, 8])
     parser.add_argument("--rates", type=int, nargs="+", default=[24000, 16000, 8000])
-    parser.add_argument("--utterances", type=int, default=25, help="of every pipeline")
+    parser.add_argument("--utterances", type=positive, default=25, help="of every pipeline")
     parser.add_argument("--device", help="default: a GPU if there is one")
     args = parser.parse_args()
     logger.remove()
@@ -159,7 +159,7 @@ def run(engine: TTSEngine, args: argparse.Namespace) -> None:
                 f" {max(frames) if frames else float('nan'):7.0f} {gaps:5}"
             )
             results.append({"pipelines": pipelines, "rate": rate, **s, "gaps": gaps})
-    print(json.dumps({"size": args.size, "commit": commit(), "engine_ttfc_ms": floor, "results": results}))
+    print(json.dumps(about(args.size) | {"engine_ttfc_ms": floor, "results": results}))
 
 
 if __name__ == "__main__":

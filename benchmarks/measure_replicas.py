@@ -21,7 +21,19 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import aiohttp
-from common import commit, first_audio_floor_ms, free_port, machine, quantile, random_model, server, wait_until_ready
+from common import (
+    about,
+    above_0,
+    commit,
+    first_audio_floor_ms,
+    free_port,
+    machine,
+    positive,
+    quantile,
+    random_model,
+    server,
+    wait_until_ready,
+)
 
 from qwen_megakernel.bench import sentence
 from qwen_megakernel.config import ModelConfig
@@ -108,10 +120,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=("0.6b", "1.7b", "demo"), default="0.6b")
     parser.add_argument("--replicas", type=int, nargs="*", default=[0, 1, 2])
-    parser.add_argument("--rates", type=float, nargs="*", default=[10, 20, 30], help="requests a second, of one")
-    parser.add_argument("--seconds", type=float, default=10)
-    parser.add_argument("--slots", type=int, default=64, help="of one replica")
-    parser.add_argument("--clients", type=int, default=4, help="client processes")
+    parser.add_argument("--rates", type=above_0, nargs="*", default=[10, 20, 30], help="requests a second, of one")
+    parser.add_argument("--seconds", type=above_0, default=10)
+    parser.add_argument("--slots", type=positive, default=64, help="of one replica")
+    parser.add_argument("--clients", type=positive, default=4, help="client processes")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     args = parser.parse_args()
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
@@ -137,9 +149,7 @@ def main() -> None:
                     shown += [f"{row[name]:11}" for name in ("n", "refused", "underruns")]
                     shown += [f"{row[name]:11.2f}" for name in ("heard_s", "said_s")]
                     print(f"{name:28}{''.join(shown)}  {row['answered']}", flush=True)
-    print(
-        json.dumps({"machine": machine(), "size": args.size, "commit": commit(), "floor_ms": floor, "results": results})
-    )
+    print(json.dumps(about(args.size) | {"floor_ms": floor, "results": results}))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import contextlib
 import json
 import statistics
 
-from common import CLAIMED, busy_loop, commit, floors_ms, machine, random_model
+from common import CLAIMED, about, busy_loop, commit, floors_ms, machine, positive, random_model
 
 from qwen_megakernel import TTSEngine
 from qwen_megakernel.bench import sentence
@@ -24,9 +24,9 @@ SECONDS, FRAME_S = 10, 0.08
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=("0.6b", "1.7b", "demo"), default="0.6b")
-    parser.add_argument("--streams", type=int, nargs="+", default=[1, 4, 8])
-    parser.add_argument("--chunks", type=int, nargs="+", default=[1, 8], help="frames of a chunk")
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--streams", type=positive, nargs="+", default=[1, 4, 8])
+    parser.add_argument("--chunks", type=positive, nargs="+", default=[1, 8], help="frames of a chunk")
+    parser.add_argument("--repeats", type=positive, default=5)
     parser.add_argument("--device", help="default: a GPU if there is one")
     args = parser.parse_args()
     results = {}
@@ -52,7 +52,7 @@ def main() -> None:
                 results[name] = {"rtf": rtf, "worst": max(rtfs), "least_lead_ms": min(leads)}
                 print(f"{name:44} {rtf:8.4f} {rtf / floor:8.2f} {1000 * FRAME_S * rtf:11.2f} {min(leads):14.1f}")
     print(CLAIMED)
-    print(json.dumps({"size": args.size, "commit": commit(), "floor": floor, "results": results}))
+    print(json.dumps(about(args.size) | {"floor": floor, "results": results}))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from common import commit, first_audio_floor_ms, machine, quantile, random_model, server
+from common import about, commit, first_audio_floor_ms, machine, positive, quantile, random_model, server
 from websockets.sync.client import connect
 
 from qwen_megakernel import SamplingParams, TTSEngine
@@ -86,7 +86,7 @@ def over_websocket(line) -> Callable[[str, int], float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=("0.6b", "1.7b", "demo"), default="0.6b")
-    parser.add_argument("--requests", type=int, default=100)
+    parser.add_argument("--requests", type=positive, default=100)
     parser.add_argument("--device", help="default: a GPU if there is one")
     args = parser.parse_args()
     with random_model(args.size) as folder:
@@ -122,9 +122,7 @@ def measure(engine: TTSEngine, port: int, model: str, args: argparse.Namespace) 
         results[way] = row
         print(f"{way:20}" + "".join(f"  {row[share]:6.2f}" for share in ("p50", "p95", "p99")), end="")
         print(f"  {row['x_floor']:7.1f}  {added:6.2f}")
-    print(
-        json.dumps({"size": args.size, "commit": commit(), "machine": machine(), "floor_ms": floor, "results": results})
-    )
+    print(json.dumps(about(args.size) | {"floor_ms": floor, "results": results}))
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from dataclasses import fields
 
 import numpy as np
 import torch
-from common import CLAIMED, busy_loop, commit, first_audio_floor_ms, machine, quantile, random_model
+from common import CLAIMED, about, busy_loop, commit, first_audio_floor_ms, machine, positive, quantile, random_model
 
 from qwen_megakernel import Audio, TTSEngine
 from qwen_megakernel.bench import sentence
@@ -35,13 +35,13 @@ FRAMES = 4  # of an utterance: the first chunk is what counts
 
 class Report:
     def __init__(self, floor_ms: float):
-        self._floor, self.results = floor_ms, {}
+        self.floor, self.results = floor_ms, {}
         print(f"{'':44} {'p50 ms':>8} {'p99 ms':>8} {'max ms':>8} {'x floor':>8} {'n':>5}")
 
     def add(self, name: str, ms: list[float], floor: bool = True) -> None:
         row = {"p50": statistics.median(ms), "p99": quantile(ms, 0.99), "max": max(ms), "n": len(ms)}
         self.results[name] = row
-        ratio = f"{row['p50'] / self._floor:8.1f}" if floor else f"{'':8}"
+        ratio = f"{row['p50'] / self.floor:8.1f}" if floor else f"{'':8}"
         print(f"{name:44} {row['p50']:8.2f} {row['p99']:8.2f} {row['max']:8.2f} {ratio} {row['n']:5}", flush=True)
 
     def add_stages(self, name: str, said: list[Audio]) -> None:
@@ -155,7 +155,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=("0.6b", "1.7b", "demo"), default="0.6b")
     parser.add_argument("--only", nargs="+", choices=CASES, default=CASES)
-    parser.add_argument("--utterances", type=int, default=100)
+    parser.add_argument("--utterances", type=positive, default=100)
     parser.add_argument("--device", help="default: a GPU if there is one")
     args = parser.parse_args()
     options = {"device": args.device}
@@ -179,7 +179,7 @@ def main() -> None:
     if "clone" in args.only:
         clone(args.size, args.utterances, report, **options)
     print(CLAIMED)
-    print(json.dumps({"size": args.size, "commit": commit(), "load_s": loaded, "results": report.results}))
+    print(json.dumps(about(args.size) | {"load_s": loaded, "floor_ms": report.floor, "results": report.results}))
 
 
 if __name__ == "__main__":

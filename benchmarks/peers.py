@@ -13,6 +13,7 @@ import random
 import statistics
 import subprocess
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from importlib.metadata import version
@@ -41,11 +42,13 @@ class Ours:
         import torch
 
         from qwen_megakernel import TTSEngine, bench
+        from qwen_megakernel.backend import select_backend, select_device
         from qwen_megakernel.checkpoint import Checkpoint
 
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        device = select_device(None)
         dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
         checkpoint = Checkpoint.open(folder)
+        select_backend(backend, device, dtype, checkpoint.config)  # it says why it cannot
         frames = 100 if device.type == "cuda" else 20
         (self._ms,) = bench.frames_ms(checkpoint, checkpoint.talker(device, dtype), backend, (1,), frames)
         if device.type == "cuda":
@@ -147,9 +150,13 @@ class Server:
     def speak(self, text: str, frames: int, chunk: None) -> Iterator[int]:
         body = json.dumps({"input": text, "response_format": "pcm", **self._fields}).encode()
         request = urllib.request.Request(self._url, body, {"Content-Type": "application/json"})
-        with urllib.request.urlopen(request, timeout=120) as response:
-            while piece := response.read1(1 << 16):
-                yield len(piece) / 2
+        try:
+            with urllib.request.urlopen(request, timeout=120) as response:
+                while piece := response.read1(1 << 16):
+                    yield len(piece) / 2
+        except urllib.error.HTTPError as error:
+            words = " ".join(error.read(300).decode(errors="replace").split())
+            raise SystemExit(f"HTTP {error.code}: {words}") from None
 
 
 ENGINES = {

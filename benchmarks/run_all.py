@@ -2,9 +2,10 @@
 
     python benchmarks/run_all.py [--quick] [--only measure_ttfc ...] [--output FOLDER]
 
-On a GPU: 0.6B and 1.7B with random weights at the published dims, written once. Without one: the demo voice, to see
-that they run; its figures say little. What a benchmark prints goes to the terminal; its last line, JSON, into the file,
-beside what the same machine and commit said before. One that fails is named there and at the end: the exit code is 1.
+On a GPU: 0.6B and 1.7B with random weights at the published dims, written once. Without one: models of the demo voice's
+size, to see that they run; their figures say little. What a benchmark prints goes to the terminal; its last line, JSON,
+into the file, beside what the same machine and commit said before; what another said is replaced. One that fails is
+named there and at the end: the exit code is 1.
 """
 
 import argparse
@@ -40,7 +41,7 @@ CPU = {
     "measure_e2e": ("--size demo --turns 2",) * 2,
     "measure_pipecat": ("--size demo --pipelines 1 --rates 24000 --utterances 3",) * 2,
     "measure_serving": ("--size demo --requests 5",) * 2,
-    "measure_load": ("--size demo --rates 0.2 --live 1 --throughput 1 --slots 4 --seconds 4",) * 2,
+    "measure_load": ("--size demo --rates 1 --live 1 --throughput 1 --slots 4 --seconds 8",) * 2,
     "measure_peers": ("--size demo --utterances 3",) * 2,
 }
 
@@ -73,20 +74,23 @@ def main() -> int:
     table, sizes = (GPU, args.sizes) if cuda else (CPU, ["demo"])
     card = torch.cuda.get_device_name() if cuda else f"cpu-{os.cpu_count()}-cores"
     path = args.output / f"{re.sub('[^a-z0-9]+', '-', card.lower()).strip('-')}.json"
+    if unfit := set(args.only or ()) - table.keys():
+        parser.error(f"{', '.join(sorted(unfit))}: not for this machine, which has no CUDA GPU")
+    if args.output.exists() and not args.output.is_dir():
+        parser.error(f"--output: {args.output} is no folder")
     args.output.mkdir(parents=True, exist_ok=True)
     told = {"machine": machine(), "commit": commit(), "when": datetime.date.today().isoformat(), "benchmarks": {}}
     try:
-        before = json.loads(path.read_text()) if path.exists() else {}
-    except json.JSONDecodeError as error:
-        parser.error(f"{path} is cut off or changed ({error}); delete it")
-    if before.get("commit") == told["commit"] and before.get("machine") == told["machine"]:
-        told["benchmarks"] = before["benchmarks"]
+        before = json.loads(path.read_text()) if path.exists() else told
+        if (before["commit"], before["machine"]) == (told["commit"], told["machine"]):
+            told["benchmarks"] = before["benchmarks"]
+        else:
+            print(f"replaces what {before['machine']} said at commit {before['commit']}")
+    except (ValueError, LookupError, TypeError) as error:
+        parser.error(f"{path} is cut off or changed ({error!r}); delete it")
     with tempfile.TemporaryDirectory() as models:
         os.environ.setdefault(MODELS, models)
         for name in args.only or table:
-            if name not in table:
-                print(f"{name} is not for this machine")
-                continue
             options = table[name][args.quick]
             for size in sizes:
                 told["benchmarks"].setdefault(name, {})[size] = run(name, options.format(size=size))

@@ -1,7 +1,9 @@
 """How fast is it on this machine? What `qwen-megakernel bench` measures, beside the floor of the card it runs on."""
 
 import dataclasses
+import datetime
 import json
+import os
 import platform
 import random
 import statistics
@@ -21,7 +23,7 @@ from qwen_megakernel.checkpoint import DEMO, Checkpoint
 from qwen_megakernel.config import SamplingParams
 from qwen_megakernel.engine import TTSEngine
 from qwen_megakernel.errors import RequestError
-from qwen_megakernel.fp8 import parts_of
+from qwen_megakernel.fp8 import dequantized, parts_of
 from qwen_megakernel.frame_decoder import AHEAD, FrameDecoder
 from qwen_megakernel.prompt import Prompt
 from qwen_megakernel.stream import Audio
@@ -164,13 +166,23 @@ def run(
         raise RequestError("--size is of random weights, which are made on a GPU, without --model")
     size = size or "0.6b"
     with tempfile.TemporaryDirectory() as folder:
-        name = model
+        name = model and (Path(model).expanduser().resolve().name if Path(model).expanduser().is_dir() else model)
         if model is None and where.type == "cuda":
             tell(f"writing a {size} checkpoint with random weights, as fast or slow as any")
             model, name = str(write_checkpoint(Path(folder), size=size, eos_gain=NO_EOS)), f"{size}, random weights"
         elif model is None:
             model, name = DEMO, DEMO
         return _measure(model, name, backend, where, weights, tell)
+
+
+def _cpu() -> str:
+    """How many of which."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:  # no Linux
+        lines = []
+    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"{os.cpu_count()} x {named[0] if named else platform.machine()}"
 
 
 def _measure(
@@ -180,14 +192,12 @@ def _measure(
     checkpoint = Checkpoint.open(model)
     config, dtype = checkpoint.config, torch.bfloat16 if cuda else torch.float32
     parts = checkpoint.fp8 if weights is None else parts_of(weights)
-    told: dict = {
-        "version": __version__,
-        "model": name,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-    }
-    told |= {"machine": torch.cuda.get_device_name(device) if cuda else f"CPU, {torch.get_num_threads()} threads"}
-    told |= {"driver_cuda": ".".join(map(str, driver_version() or ("none",)))}
+    card = torch.cuda.get_device_name(device) if cuda else f"CPU, {torch.get_num_threads()} threads"
+    told: dict = {"version": __version__, "when": datetime.date.today().isoformat(), "model": name, "machine": card}
+    told |= {"cpu": _cpu(), "system": platform.platform(), "python": platform.python_version()}
+    told |= {"torch": torch.__version__, "driver_cuda": ".".join(map(str, driver_version() or ("none",)))}
+    if cuda:
+        told["card_gb"] = torch.cuda.get_device_properties(device).total_memory / 1e9
     told["backend"], why = select_backend(backend, device, dtype, config)
     tell(f"{told['machine']}, {told['backend']} backend ({why}), {name}")
     bandwidth = told["read_gb_s"] = read_bytes_s(device) / 1e9
@@ -195,7 +205,10 @@ def _measure(
     tell(f"{'memory, read by PyTorch':36}{bandwidth:7.0f} GB/s")
 
     tensors = checkpoint.talker(device, dtype, parts)
-    told["gb_a_frame"] = weight_bytes({n: t.nbytes for n, t in tensors.items()})[1] / 1e9
+    # PyTorch's backend has no FP8 weights: it widens them when it loads.
+    read = tensors if told["backend"] == "megakernel" else dequantized(tensors, dtype)
+    told["gb_a_frame"] = weight_bytes({n: t.nbytes for n, t in read.items()})[1] / 1e9
+    del read
     floor = told["floor_ms"] = 1000 * told["gb_a_frame"] / bandwidth
     streams, frames, utterances, repeats = ((1, 8), 200, 50, 5) if cuda else ((1,), 20, 5, 1)
     for count, ms in zip(streams, frames_ms(checkpoint, tensors, told["backend"], streams, frames), strict=True):

@@ -1,12 +1,16 @@
 """The benchmarks run, say what they say in one way, and tell when they cannot. What they measure is nobody's business
 here."""
 
+import datetime
 import json
+import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import common
 import measure_peers
 import peers
 import pytest
@@ -17,6 +21,7 @@ from pipecat.utils.string import match_endofsentence
 from serving import running
 
 from qwen_megakernel import RequestError, SamplingParams, TTSEngine, bench, cli
+from qwen_megakernel.checkpoint import Checkpoint
 from qwen_megakernel.synthetic import random_talker, synthetic_config
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
@@ -29,13 +34,17 @@ def test_bench_tells_a_table_and_a_block_to_paste(capsys):
     for name in ("read_gb_s", "gb_a_frame", "floor_ms", "frame_ms_1", "ttfc_ms_p50", "ttfc_ms_p95", "rtf_1", "rtf_8"):
         assert told[name] > 0, name
     assert told["model"] == "demo" and told["backend"] == "torch" and told["weights"] == "bf16"
+    assert told["when"] == datetime.date.today().isoformat() and str(os.cpu_count()) in told["cpu"]
     assert told["floor_ms"] == pytest.approx(1000 * told["gb_a_frame"] / told["read_gb_s"], rel=0.01)
     assert f"{told['rtf_8']:.4f}" in table and "first audio (TTFC)" in table
 
 
 def test_bench_with_other_weights_reads_fewer_bytes(capsys):
+    """Where the kernel reads them: PyTorch's backend widens them at load."""
     told = bench.run("demo", device="cpu", weights="fp8", tell=lambda _line: None)
     assert told["weights"] == "fp8" and told["backend"] == "torch"
+    plain = sum(tensor.nbytes for tensor in Checkpoint.open("demo").talker(torch.device("cpu"), torch.float32).values())
+    assert told["gb_a_frame"] * 1e9 > plain, "fp32, and the code predictor fifteen times"
     assert cli.main(["bench", "--model", "/no/such/model"]) == 1
     assert "no/such/model" in capsys.readouterr().err
 
@@ -101,8 +110,10 @@ def test_a_size_is_of_random_weights_alone(capsys):
 
 
 def test_a_checkpoint_without_speakers_is_measured_too(tiny):
-    told = bench.run(str(tiny("base", eos_gain=0.0)), device="cpu", tell=lambda _line: None)
+    folder, lines = tiny("base", eos_gain=0.0), []
+    told = bench.run(str(folder), device="cpu", tell=lines.append)
     assert told["rtf_8"] > 0
+    assert told["model"] == folder.name and str(folder) not in "".join(lines), "it goes into an issue"
 
 
 def test_our_engine_is_measured_beside_its_peers(tmp_path):
@@ -110,20 +121,24 @@ def test_our_engine_is_measured_beside_its_peers(tmp_path):
     command = [sys.executable, str(BENCHMARKS / "measure_peers.py"), "--size", "demo", "--utterances", "1"]
     command += ["--only", "qwen_megakernel, PyTorch", "faster-qwen3-tts", "--python", sys.executable]
     done = subprocess.run([*command, "--json", str(tmp_path / "told.json")], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 1, "what was asked for by name is missing"
     told = json.loads(done.stdout.splitlines()[-1])
     assert told == json.loads((tmp_path / "told.json").read_text())
     assert re.search(r"faster-qwen3-tts +not measured: .*No module named", done.stdout)
+    assert "No module named" in told["not_measured"]["faster-qwen3-tts"]
     (ours,) = told["peers"].values()
     assert set(ours["ttfc_ms"]) == set(ours["rtf"]) == {"1", "4", "8"} and ours["frame_ms"] > 0
     assert ours["ttfc_ms"]["1"] < ours["ttfc_ms"]["8"], "eight frames come behind one"
 
 
-def test_our_figures_are_told_where_no_peers_are_installed():
+def test_a_run_that_measured_nothing_fails_and_says_why():
     command = [sys.executable, str(BENCHMARKS / "measure_peers.py"), "--size", "demo", "--only", "qwen-tts-hf"]
+    command += ["--server", "theirs", "http://127.0.0.1:9/v1/audio/speech", "{}"]
     done = subprocess.run([*command, "--python", "no/such/python"], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 1, done.stderr
     assert "not measured: No such file or directory: no/such/python (make peers)" in done.stdout
+    assert re.search("theirs +not measured: .*refused", done.stdout)
+    assert set(json.loads(done.stdout.splitlines()[-1])["not_measured"]) == {"qwen-tts-hf", "theirs"}
 
 
 def test_a_server_is_measured_through_its_api(capsys, monkeypatch):
@@ -139,6 +154,69 @@ def test_a_server_is_measured_through_its_api(capsys, monkeypatch):
             server.service.engine.generate("Hello there.", speaker="ada", sampling=SamplingParams(seed=5)).samples
         )
     assert told["rtf"]["whole"] > 0 and told["frame_ms"] is None
+
+
+def test_what_a_server_says_of_a_request_it_refuses_is_told(monkeypatch):
+    with running(lambda: TTSEngine.load("demo", device="cpu", max_streams=1), model="demo") as server:
+        wait_until_ready(f"{server.url}/ready")
+        peer = peers.Server(f"{server.url}/v1/audio/speech", '{"model": "demo", "voice": "nobody"}')
+        with pytest.raises(SystemExit, match="HTTP 400: .*nobody"):
+            list(peer.speak("Hello there.", 0, None))
+
+
+@pytest.mark.parametrize(
+    "command, why",
+    [
+        ("measure_peers --utterances 0", "must be 1 or more, got 0"),
+        ("measure_peers --json no/such/folder/x.json", "'no/such/folder/x.json' cannot be written"),
+        ("measure_peers --draw chart missing.json", "missing.json is not what --json wrote"),
+        ("measure_peers --draw chart half.json", "half.json is not what --json wrote"),
+        ("measure_peers --draw chart none.json", "nothing was measured"),
+        ("measure_load --rates -1", "must be above 0, got -1"),
+        ("measure_load --rates 0", "must be above 0, got 0"),
+        ("measure_load --draw chart.png", "--draw needs files"),
+        ("measure_rtf --repeats 0", "must be 1 or more"),
+        ("measure_e2e --llm-ms -100", "must be above 0"),
+        ("measure_pipecat --utterances 0", "must be 1 or more"),
+        ("measure_serving --requests x", "invalid positive value"),
+        ("measure_fp8 --device banana", "banana"),
+        ("run_all --output half.json", "is no folder"),
+    ],
+)
+def test_what_a_benchmark_cannot_do_is_told_before_it_measures(command, why, tmp_path):
+    pytest.importorskip("matplotlib")
+    (tmp_path / "half.json").write_text('{"peers": {')
+    (tmp_path / "none.json").write_text('{"peers": {}}')
+    name, *options = command.split()
+    done = subprocess.run(
+        [sys.executable, str(BENCHMARKS / f"{name}.py"), *options], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert done.returncode and why in done.stderr
+    if name != "measure_fp8":
+        assert "Traceback" not in done.stderr
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_what_needs_a_gpu_says_so():
+    for command in ("measure_decode.py", "run_all.py --only measure_decode"):
+        name, *options = command.split()
+        done = subprocess.run([sys.executable, str(BENCHMARKS / name), *options], capture_output=True, text=True)
+        assert done.returncode == 2 and "CUDA GPU" in done.stderr
+
+
+def test_results_are_no_change_of_what_is_measured(tmp_path, monkeypatch):
+    """run_all.py writes them one by one into a file that is committed."""
+    shutil.copytree(BENCHMARKS, tmp_path / "benchmarks")
+    monkeypatch.setattr(common, "__file__", str(tmp_path / "benchmarks/common.py"))
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b.c"]
+    assert common.commit() == "unknown"
+    for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "all"]):
+        subprocess.run([*git, *command], check=True)
+    name = common.commit()
+    (next((tmp_path / "benchmarks/results").glob("*.json"))).write_text("{}")
+    assert common.commit() == name and re.fullmatch("[0-9a-f]+", name)
+    (tmp_path / "benchmarks/common.py").write_text("")
+    assert common.commit() == f"{name}-dirty"
 
 
 def test_the_chart_is_drawn_of_what_was_said(tmp_path):
