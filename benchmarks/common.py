@@ -21,8 +21,8 @@ from pathlib import Path
 import torch
 
 from qwen_megakernel.bench import read_bytes_s, weight_bytes
-from qwen_megakernel.checkpoint import expected_tensors
 from qwen_megakernel.config import ModelConfig
+from qwen_megakernel.layout import expected_tensors
 from qwen_megakernel.synthetic import NO_EOS, write_checkpoint
 
 CLAIMED = (

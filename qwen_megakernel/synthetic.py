@@ -20,8 +20,8 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from qwen_megakernel.checkpoint import Shapes, expected_tensors, talker_tensors
 from qwen_megakernel.config import VARIANTS, ModelConfig
+from qwen_megakernel.layout import Shapes, expected_tensors, talker_tensors
 
 SIZES = ("tiny", "tiny-adapter", "demo", "0.6b", "1.7b")
 NO_EOS = 0.0

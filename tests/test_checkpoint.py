@@ -11,8 +11,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from qwen_megakernel import CheckpointError, CheckpointNotFoundError
-from qwen_megakernel.checkpoint import DEMO_FOLDER, Checkpoint, expected_tensors, find_checkpoint
+from qwen_megakernel.checkpoint import DEMO_FOLDER, Checkpoint, find_checkpoint
 from qwen_megakernel.config import CodecConfig, ModelConfig, TalkerConfig, _Json
+from qwen_megakernel.layout import expected_tensors
 from qwen_megakernel.synthetic import _GENERATION, _codec_config, _main_config
 
 CPU = torch.device("cpu")

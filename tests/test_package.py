@@ -18,6 +18,7 @@ PACKAGE = ROOT / "qwen_megakernel"
 LAYERS = [
     {"errors", "pcm"},
     {"config", "fp8"},
+    {"layout"},
     {"build", "checkpoint", "transformer", "sampling", "text", "reference"},
     {"kernels", "quantize", "voice", "vocoder", "synthetic", "frame", "runaway", "word_times"},
     {"prompt", "frame_graphs"},

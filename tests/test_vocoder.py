@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from qwen_megakernel.checkpoint import Checkpoint, vocoder_tensors
+from qwen_megakernel.checkpoint import Checkpoint
 from qwen_megakernel.config import CodecConfig, _Json
+from qwen_megakernel.layout import vocoder_tensors
 from qwen_megakernel.synthetic import _codec_config
 from qwen_megakernel.vocoder import Vocoder
 
