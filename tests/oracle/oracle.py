@@ -24,7 +24,7 @@ from qwen_megakernel import TTSEngine  # noqa: E402
 from qwen_megakernel.checkpoint import DEMO_FOLDER, Checkpoint  # noqa: E402
 from qwen_megakernel.reference import Reference, Said, reference_module  # noqa: E402
 from qwen_megakernel.synthetic import write_checkpoint  # noqa: E402
-from qwen_megakernel.verify import TIE, gap, parting, prompts_of  # noqa: E402
+from qwen_megakernel.verify import parting, prompts_of, tie  # noqa: E402
 from qwen_megakernel.vocoder import Vocoder  # noqa: E402
 
 RATE = 24000
@@ -120,10 +120,10 @@ def compare_live(root: Path, seed: int) -> None:
 def listed_as_tie(oracle: Oracle, case: shared.Case, ours: np.ndarray, theirs: np.ndarray) -> bool:
     """Print where the codes part; True if the oracle itself was undecided there."""
     frame, group = parting(ours, theirs)
-    between = gap(oracle.decided(frame, group, theirs[:frame, 0].tolist()))
+    between, bound = tie(oracle.decided(frame, group, theirs[:frame, 0].tolist()))
     where = f"{len(ours)} and {len(theirs)} frames, at frame {frame} group {group}"
     print(f"  DIFFERS {case.name}: {where}, gap {between:.1e}")
-    return between < TIE
+    return between < bound
 
 
 def compare_voice_and_vocoder(root: Path, seed: int) -> None:
