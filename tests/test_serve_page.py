@@ -316,6 +316,85 @@ def test_it_comes_back_with_its_server(browser, fresh_seed):
     page.close()
 
 
+# ---------------------------------------------------------------- where there is no sound
+
+
+@pytest.mark.parametrize(
+    "missing", ["delete window.AudioContext", "window.AudioContext = function () { throw Error() }"]
+)
+def test_without_sound_the_figures_and_the_download_remain(server, visit, fresh_seed, missing):
+    with visit(server) as seen:
+        seen.page.add_init_script(missing)
+        seen.page.reload()
+        seen.ready()
+        silent = waveform(seen)
+        seen.fill(text=TEXT, seed=fresh_seed)
+        seen.click("Speak")
+        seen.expect("rtf", r"^\d")
+        seen.ready()
+        seen.expect("note", "plays no sound")
+        assert seen.pcm() == (truth := said(server, seed=fresh_seed))
+        assert float(seen.text("seconds")) == round(len(truth) / 48000, 2) and int(seen.text("ttfc")) > 0
+        assert waveform(seen) != silent and seen.text("message") == "" and seen.page.evaluate("played") == []
+        seen.fill(text=LONG)
+        seen.click("Speak")
+        seen.expect("seconds", r"^[1-9]")
+        seen.click("Stop")
+        seen.ready()
+    server.at_rest()
+
+
+def waveform(seen: Page) -> str:
+    return seen.page.evaluate("document.getElementById('wave').toDataURL()")
+
+
+BLOCKED = """
+    window.AudioContext = class extends AudioContext {
+      constructor(options) { super(options); this.suspend(); }
+      resume() { return window.allowed ? super.resume() : %s; }
+    };
+"""
+REFUSALS = {
+    "refused": "Promise.reject(new DOMException('no', 'NotAllowedError'))",
+    "unanswered": "new Promise(() => {})",
+}
+
+
+@pytest.mark.parametrize("refusal", REFUSALS.values(), ids=REFUSALS)
+@pytest.mark.parametrize("tap", ["mouse", "finger", "key"])
+def test_blocked_sound_is_told_and_heard_from_its_beginning_after_a_tap(server, visit, fresh_seed, refusal, tap):
+    with visit(server, has_touch=True) as seen:
+        seen.page.add_init_script(BLOCKED % refusal)
+        seen.page.reload()
+        seen.ready()
+        assert seen.text("note") == ""
+        seen.fill(text=LONG)
+        seen.click("Speak")
+        seen.expect("note", "blocks the sound. Tap")
+        seen.expect("seconds", r"^[1-9]")
+        seen.click("Stop")
+        seen.ready()
+        server.at_rest()
+        before = seen.page.evaluate("played.length")
+        seen.fill(text="Hello.", seed=fresh_seed)
+        seen.click("Speak")
+        seen.expect("rtf", r"^\d")
+        seen.ready()  # all of it is here, though none was heard
+        seen.expect("note", "blocks the sound. Tap")
+        assert seen.pcm() == said(server, "Hello.", fresh_seed)
+        seen.page.evaluate("allowed = true")
+        {
+            "mouse": lambda: seen.page.mouse.click(2, 2),
+            "finger": lambda: seen.page.touchscreen.tap(2, 2),
+            "key": lambda: seen.page.keyboard.press("Shift"),
+        }[tap]()
+        seen.expect("state", "^speaking$")
+        seen.expect("note", "^$")
+        seen.ready()  # it was heard
+        chunks = seen.page.evaluate("played")[before:]
+        assert chunks[0]["at"] > 24000 * chunks[-1]["now"], "the clock was past its beginning before the tap"
+
+
 # ---------------------------------------------------------------- cloning
 
 
@@ -333,9 +412,7 @@ def test_it_clones_what_is_chosen_or_recorded(tiny, tmp_path, visit):
     ):
         seen.expect("state", "ready", 60)
         seen.page.get_by_text("Clone a voice").click()
-        assert seen.button("Make the voice").is_disabled()
-        seen.click("Speak")
-        seen.expect("message", "voice")  # there is none yet
+        assert seen.button("Make the voice").is_disabled() and seen.button("Speak").is_disabled()
         choose = lambda name, data: seen.page.set_input_files(  # noqa: E731
             "#file", {"name": name, "mimeType": "audio/wav", "buffer": data}
         )
@@ -369,6 +446,51 @@ def test_it_clones_what_is_chosen_or_recorded(tiny, tmp_path, visit):
         assert (tmp_path / "ben.safetensors").is_file()
         assert seen.page.locator("#voice option").all_inner_texts() == ["ann", "ben"]
         seen.problems[:] = [problem for problem in seen.problems if "400" not in problem]  # the name that was taken
+
+
+@pytest.mark.parametrize("where", ["here", "elsewhere"])
+def test_without_a_voice_nothing_can_be_said_until_one_was_made(tiny, tmp_path, visit, fresh_seed, where):
+    folder, options = tiny("base", size="tiny", eos_gain=2.0), {"device": "cpu", "max_streams": 2, "max_positions": 512}
+    with (
+        running(lambda: TTSEngine.load(folder, **options), ui=True, upload=True, voices=tmp_path) as server,
+        visit(server) as seen,
+    ):
+        seen.ready()
+        seen.expect("note", "no voice yet")
+        assert seen.page.locator("#voice option").count() == 0 and seen.page.locator("#voice").is_disabled()
+        assert seen.button("Speak").is_disabled()
+        seen.page.focus("#text")
+        seen.page.keyboard.press("Control+Enter")
+        seen.send_it("while I type")
+        seen.page.keyboard.type("Hello there, ")
+        seen.send_it("whole")
+        assert not seen.texts()
+        if where == "here":
+            seen.page.get_by_text("Clone a voice").click()
+            seen.page.set_input_files("#file", {"name": "a.wav", "mimeType": "audio/wav", "buffer": recording()})
+            seen.fill(name="ann")
+            seen.click("Make the voice")
+        else:
+            made = {"name": "ann", "audio": base64.b64encode(recording()).decode()}
+            assert httpx.post(f"{server.url}/v1/voices", json=made, timeout=60).status_code == 201
+            seen.page.evaluate("dispatchEvent(new Event('focus'))")  # as when its user comes back to the page
+        seen.expect("note", "^$")
+        assert seen.page.input_value("#voice") == "ann"
+        seen.fill(text=TEXT, seed=fresh_seed)
+        seen.click("Speak")
+        seen.expect("rtf", r"^\d")
+        assert seen.pcm() == said(server, seed=fresh_seed, speaker=None, voice=Voice.load(tmp_path / "ann.safetensors"))
+
+
+def test_a_model_that_needs_no_voice_offers_the_default_one(tiny, visit):
+    folder = tiny("voice_design", size="tiny", eos_gain=2.0)
+    options = {"device": "cpu", "max_streams": 2, "max_positions": 512}
+    with running(lambda: TTSEngine.load(folder, **options), ui=True, upload=True) as server, visit(server) as seen:
+        seen.ready()
+        assert seen.page.locator("#voice option").all_inner_texts() == ["default"] and seen.text("note") == ""
+        seen.fill(text="Hello.")
+        seen.click("Speak")
+        seen.expect("rtf", r"^\d")
 
 
 def test_where_nobody_may_clone_it_says_so(server, visit):
@@ -550,6 +672,25 @@ def test_on_a_phone_all_of_it_can_be_reached_with_a_thumb(server, visit, scheme)
         light = page.evaluate("getComputedStyle(document.body).backgroundColor").startswith("rgb(2")
         assert light == (scheme == "light")
         seen.click("Stop")
+
+
+def test_long_words_of_users_and_servers_fit_on_a_narrow_phone(server, visit):
+    word = "W" * 90
+    with visit(server) as seen:
+        page = seen.page
+        page.set_viewport_size({"width": 320, "height": 700})
+        seen.ready()
+        page.evaluate("for (const id of ['cloner', 'door']) document.getElementById(id).hidden = false")
+        page.get_by_text("Clone a voice").click()
+        page.evaluate(f"document.getElementById('voice').add(new Option('{word}', '{word}', true, true), 0)")
+        seen.fill(text=word)
+        seen.click("Speak")
+        seen.expect("message", "unknown voice 'WWW")
+        seen.expect("sent", word)
+        page.set_input_files("#file", {"name": f"{word}.wav", "mimeType": "audio/wav", "buffer": recording()})
+        seen.expect("reference", word)
+        page.evaluate(f"for (const id of ['model', 'door-message']) document.getElementById(id).textContent = '{word}'")
+        assert page.evaluate("document.documentElement.scrollWidth") <= 320
 
 
 @pytest.mark.skipif("SERVE_PAGE_PICTURE" not in os.environ, reason="SERVE_PAGE_PICTURE names a file to draw")
