@@ -50,7 +50,7 @@ from pipecat.workers.runner import WorkerRunner
 
 from qwen_megakernel import TTSEngine, TTSError
 from qwen_megakernel.checkpoint import DEMO, DEMO_NOTICE
-from qwen_megakernel.cli import add_voice_options, check_voice_options
+from qwen_megakernel.cli import add_voice_options, check_voice_options, check_wav
 from qwen_megakernel.errors import RequestError
 from qwen_megakernel.offline_llm import OfflineLLM
 from qwen_megakernel.pipecat_tts import MegakernelTTSService
@@ -179,8 +179,7 @@ async def speak(args: argparse.Namespace) -> None:
     text = args.text if args.text is not None else sys.stdin.read()
     if not text.strip():
         raise RequestError("the text is blank; give it with --text or on standard input")
-    if args.output != "-" and not Path(args.output).parent.is_dir():
-        raise RequestError(f"--output: no folder {str(Path(args.output).parent)!r}")
+    check_wav(args.output)
     async with loaded_engine(args) as engine:
         output = WavOutput(args.output)
         pipeline = Pipeline([await make_tts(args, engine), output])

@@ -50,12 +50,13 @@ def select_device(device: str | torch.device | None) -> torch.device:
     Raises:
         BackendError: no such device here.
     """
+    given = ("cuda" if torch.cuda.is_available() else "cpu") if device is None else device
     try:
-        device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device is None else device)
-    except (RuntimeError, TypeError) as error:
-        raise BackendError(f"device {device!r}: {error}") from None
-    if device.type not in ("cpu", "cuda"):
-        raise BackendError(f"device must be 'cpu' or 'cuda[:n]', got {str(device)!r}")
+        device = torch.device(given)
+    except (RuntimeError, TypeError):  # whose message lists devices that are not taken here
+        device = None
+    if device is None or device.type not in ("cpu", "cuda"):
+        raise BackendError(f"device must be 'cpu' or 'cuda[:n]', got {str(given)!r}")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise BackendError(f"device {device} was asked for, but torch can use no CUDA GPU: {why_no_gpu()}")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():

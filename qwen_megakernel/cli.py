@@ -20,7 +20,7 @@ from qwen_megakernel import SamplingParams, TTSEngine, TTSError, __version__, be
 from qwen_megakernel.backend import BACKENDS, select_backend, select_device
 from qwen_megakernel.build import find_ninja, load_extension
 from qwen_megakernel.checkpoint import DEMO, DEMO_NOTICE, PUBLISHED, Checkpoint
-from qwen_megakernel.errors import BackendError, RequestError, TextTooLongError
+from qwen_megakernel.errors import BackendError, RequestError
 from qwen_megakernel.fp8 import WEIGHTS, parts_of
 from qwen_megakernel.prompt import AUTO
 from qwen_megakernel.quantize import quantize_checkpoint
@@ -28,7 +28,7 @@ from qwen_megakernel.serve_speech import TOKEN
 from qwen_megakernel.stream import Audio, Chunk
 from qwen_megakernel.text import split_sentences
 from qwen_megakernel.verify import FRAMES, verify
-from qwen_megakernel.voice import Voice
+from qwen_megakernel.voice import Voice, check_ref_text
 
 MAX_PIECE_CHARS = 300
 """Longer text is spoken in pieces cut at sentence ends."""
@@ -172,10 +172,12 @@ def check_voice_options(args: argparse.Namespace) -> Voice | None:
     """What needs no model: the saved voice, if one is named.
 
     Raises:
-        RequestError: the options do not go together; VoiceError: the file is no voice.
+        RequestError: the options do not go together; VoiceError: the file is no voice, or the text blank.
     """
     if args.ref_text is not None and args.ref_audio is None:
         raise RequestError("--ref-text says what --ref-audio says; give both")
+    if args.ref_text is not None:
+        check_ref_text(args.ref_text)
     if args.speaker is not None and (args.voice is not None or args.ref_audio is not None):
         raise RequestError(
             "--speaker is one of the checkpoint's; --voice and --ref-audio bring another: give one of them"
@@ -189,15 +191,15 @@ def check_voice_options(args: argparse.Namespace) -> Voice | None:
 def _speak(args: argparse.Namespace) -> int:
     if args.list_speakers:
         return _list_speakers(args.model)
-    pieces = split_sentences(_read_text(args), MAX_PIECE_CHARS)
-    if not pieces:
+    parts = split_sentences(_read_text(args), MAX_PIECE_CHARS)
+    if not parts:
         raise RequestError("the text is blank; give it with --text, --file or on standard input")
     voice = check_voice_options(args)
     if args.save_voice is not None and args.ref_audio is None:
         raise RequestError("--save-voice keeps the voice of --ref-audio; give both")
-    _check_output("--output", args.output)
+    check_wav(args.output)
     if args.save_voice is not None:
-        _check_output("--save-voice", args.save_voice)
+        _check_writable("--save-voice", args.save_voice)
     # One seed for all pieces, so that the printed one says the whole text again.
     seed = secrets.randbits(31) if args.seed is None else args.seed
     sampling = SamplingParams(seed=seed)
@@ -207,27 +209,15 @@ def _speak(args: argparse.Namespace) -> int:
             voice = engine.create_voice(args.ref_audio, args.ref_text)
             if args.save_voice is not None:
                 voice.save(args.save_voice)
+        request = {"speaker": args.speaker, "language": args.language, "instruct": args.instruct, "voice": voice}
+        request["sampling"] = sampling
+        pieces = [piece for part in parts for piece in engine.pieces(part, **request)]
         with _Output(args.output, engine.sample_rate, args.stream) as output:
             audios = []
             with tqdm(desc="speaking", unit=" frames", disable=args.stream, leave=False) as bar:
-                while pieces:
-                    try:
-                        stream = engine.stream(
-                            pieces[0],
-                            speaker=args.speaker,
-                            language=args.language,
-                            instruct=args.instruct,
-                            voice=voice,
-                            sampling=sampling,
-                        )
-                    except TextTooLongError:  # few characters can be many tokens
-                        halves = split_sentences(pieces[0], max(1, len(pieces[0]) // 2))
-                        if len(halves) < 2:
-                            raise
-                        pieces[:1] = halves
-                        continue
-                    pieces.pop(0)
-                    bar.set_postfix_str(f"{len(pieces)} pieces to go" if pieces else "")
+                for number, piece in enumerate(pieces, start=1):
+                    stream = engine.stream(piece, **request)
+                    bar.set_postfix_str(f"{number} of {len(pieces)} pieces")
                     for chunk in stream:
                         output.write(chunk)
                         bar.update(len(chunk.codes))
@@ -236,11 +226,21 @@ def _speak(args: argparse.Namespace) -> int:
     return 0
 
 
-def _check_output(option: str, output: str) -> None:
-    """Before anything is loaded or spoken: can the file be written?"""
-    path = Path(output)
+def check_wav(output: str) -> None:
+    """Before anything is loaded or spoken: is --output "-", or could a WAV be written there?
+
+    Raises:
+        RequestError: it is the name of something else, or cannot be written.
+    """
     if output == "-":
         return
+    if Path(output).suffix.lower() not in ("", ".wav"):
+        raise RequestError(f"--output: {output!r} would be a WAV by another name: end it in .wav")
+    _check_writable("--output", output)
+
+
+def _check_writable(option: str, output: str) -> None:
+    path = Path(output)
     if not path.parent.is_dir():
         raise RequestError(f"{option}: no folder {str(path.parent)!r}")
     if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
@@ -280,14 +280,24 @@ class _Output:
         except soundfile.SoundFileError as error:
             raise RequestError(f"--output {self._path}: {error}") from None
 
+    @staticmethod
+    def _write_stdout(pcm: bytes) -> None:
+        try:
+            sys.stdout.buffer.write(pcm)
+            sys.stdout.buffer.flush()
+        except OSError as error:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # at its exit Python would try again
+            if isinstance(error, BrokenPipeError):
+                raise
+            raise RequestError(f"--output -: {error}") from None
+
     def write(self, chunk: Chunk) -> None:
         if self._stream:
             ms = 1000 * (time.monotonic() - self._start)
             print(f"{ms:8.1f} ms  {len(chunk.codes)} frames", file=sys.stderr)
         pcm = np.rint(chunk.samples * 32767.0).astype("<i2")
         if self._path == "-":
-            sys.stdout.buffer.write(pcm.tobytes())
-            sys.stdout.buffer.flush()
+            self._write_stdout(pcm.tobytes())
         elif self._stream:
             self._write_wav(pcm)
         else:
@@ -347,12 +357,13 @@ def _serve(args: argparse.Namespace) -> int:
         raise BackendError(f"--host {args.host} can be reached by others: set {TOKEN}, or listen on 127.0.0.1")
     if args.voices and not args.voices.is_dir():
         raise RequestError(f"--voices: no folder {str(args.voices)!r}")
-    options = {"backend": args.backend, "device": args.device, "weights": args.weights, "max_streams": args.max_streams}
-    options |= {"max_positions": args.max_positions, "max_queue": args.max_streams}
-    name = serve.name_of_model(args.model)
+    options = {"backend": args.backend, "device": args.device}
+    options |= {"max_streams": args.max_streams, "max_positions": args.max_positions}
+    name, variant = serve.name_of_model(args.model), serve.check_model(args.model, **options)
     app = serve.make_app(
-        lambda: serve.load_for_good(args.model, **options),
+        lambda: serve.load_for_good(args.model, weights=args.weights, max_queue=args.max_streams, **options),
         model=name,
+        variant=variant,
         token=token,
         voices=args.voices,
         upload=args.allow_upload,

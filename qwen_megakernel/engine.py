@@ -35,7 +35,7 @@ from qwen_megakernel.frame_decoder import FrameDecoder
 from qwen_megakernel.listener import Listener
 from qwen_megakernel.owner import Owner
 from qwen_megakernel.prompt import KEPT_VOICES, PromptBuilder
-from qwen_megakernel.request import RequestChecker, RequestOptions
+from qwen_megakernel.request import Request, RequestChecker, RequestOptions
 from qwen_megakernel.stream import Audio, Chunk, Stream
 from qwen_megakernel.text import TextTokenizer
 from qwen_megakernel.utterance import ChunkStream, Utterance
@@ -46,6 +46,20 @@ from qwen_megakernel.voice import RefAudio, Voice, VoiceEncoder
 log = logging.getLogger(__name__)
 
 DAY = 86_400
+
+
+_LEAST = {"max_streams": 1, "max_positions": 16, "max_queue": 0, "kept_voices": 1}
+
+
+def check_sizes(**sizes: int) -> None:
+    """Of `TTSEngine.load`'s arguments, those that are counts.
+
+    Raises:
+        BackendError: not an integer, or too small.
+    """
+    for name, count in sizes.items():
+        if isinstance(count, bool) or not isinstance(count, numbers.Integral) or count < _LEAST[name]:
+            raise BackendError(f"{name} must be an integer of at least {_LEAST[name]}, got {count!r}")
 
 
 class TTSEngine:
@@ -146,10 +160,7 @@ class TTSEngine:
             raise BackendError(f"vocoder_dtype must be one of {', '.join(VOCODER_DTYPES)}, got {vocoder_dtype!r}")
         if vocoder_dtype == "tf32" and device.type == "cpu":
             raise BackendError("vocoder_dtype='tf32' needs an NVIDIA GPU, the device is a CPU; use 'float32'")
-        least = {"max_streams": 1, "max_positions": 16, "max_queue": 0, "kept_voices": 1}
-        for (name, low), count in zip(least.items(), (max_streams, max_positions, max_queue, kept_voices), strict=True):
-            if isinstance(count, bool) or not isinstance(count, numbers.Integral) or count < low:
-                raise BackendError(f"{name} must be an integer of at least {low}, got {count!r}")
+        check_sizes(max_streams=max_streams, max_positions=max_positions, max_queue=max_queue, kept_voices=kept_voices)
         if (
             isinstance(queue_timeout, bool)
             or not isinstance(queue_timeout, numbers.Real)
@@ -310,7 +321,7 @@ class TTSEngine:
         Raises:
             RequestError: anything about the request that cannot be served, by kind (errors.py); nothing running is
                 harmed.
-            TextTooLongError: the text needs more rows than a slot has; the message says how many.
+            TextTooLongError: the text needs more rows than a slot has; the message says how many, `pieces` cuts it.
             EngineBusy: all slots and all places in the queue are taken.
             EngineClosed: the engine was closed.
         """
@@ -373,9 +384,31 @@ class TTSEngine:
         Raises:
             RequestError: as `submit` would.
         """
+        self._checked(request)
+
+    def _checked(self, request: RequestOptions) -> Request:
         options = {"speaker": None, "language": None, "instruct": None, "voice": None, "non_streaming_mode": None}
         options |= {"sampling": SamplingParams(), "max_frames": None, "runaway_guard": True, "chunk_frames": None}
-        self._border.check(whole=True, **(options | request))
+        return self._border.check(whole=True, **(options | request))
+
+    @torch.inference_mode()
+    def pieces(self, text: str, **request: Unpack[RequestOptions]) -> list[str]:
+        """Cut `text` at sentence ends into pieces that each fit a slot, with room for their speech: what fits comes
+        back whole, without the blanks around it. Takes what `submit` takes.
+
+        Raises:
+            RequestError: as `submit` would. TextTooLongError: instruct and reference leave no room for any text.
+        """
+        checked = self._checked(request)
+        return self._prompts.pieces(
+            text,
+            language=checked.language,
+            speaker=checked.speaker,
+            instruct=checked.instruct,
+            voice=checked.voice,
+            non_streaming_mode=checked.non_streaming_mode,
+            max_positions=self.max_positions,
+        )
 
     def create_voice(self, ref_audio: RefAudio, ref_text: str | None = None) -> Voice:
         """Make a voice from reference audio; needs a Base checkpoint. Runs in the caller's thread.

@@ -205,7 +205,7 @@ class SpeechService(TTSService):
         """Raises RequestError for settings that it cannot speak with."""
 
     def _pieces(self, text: str) -> list[str]:
-        """The utterances that a sentence is said in."""
+        """The utterances that a sentence is said in; RequestError for one that cannot be said."""
         return [text]
 
     # ------------------------------------------------------------ life
@@ -240,9 +240,8 @@ class SpeechService(TTSService):
             return
         speech.keep_open()
         await self.start_tts_usage_metrics(text)
-        for piece in self._pieces(text):
-            async for frame in speech.say(piece):
-                yield frame
+        async for frame in speech.say(text):
+            yield frame
 
     async def flush_audio(self, context_id: str | None = None):
         """The turn's text is complete.
@@ -438,9 +437,12 @@ class Speech(ABC):
 
     async def say(self, text: str) -> AsyncGenerator[Frame, None]:
         try:
-            await self._open(text)
-            async for frame in self._audio():
-                yield frame
+            for piece in self._service._pieces(text):
+                await self._open(piece)
+                async for frame in self._audio():
+                    yield frame
+                    if isinstance(frame, ErrorFrame):  # what would come next does not follow
+                        return
         except Exception as error:
             yield self._error(error)
         finally:

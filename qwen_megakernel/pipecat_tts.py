@@ -35,7 +35,6 @@ from qwen_megakernel.pipecat_shared import Speech, SpeechService, SpeechSettings
 from qwen_megakernel.prompt import AUTO
 from qwen_megakernel.request import chunk_schedule
 from qwen_megakernel.stream import Chunk
-from qwen_megakernel.text import split_sentences
 from qwen_megakernel.utterance import Utterance
 from qwen_megakernel.voice import Voice
 from qwen_megakernel.word_times import SpeechRate, WordTimes
@@ -180,9 +179,7 @@ class MegakernelTTSService(SpeechService):
         return _Speech(self, context_id)
 
     def _pieces(self, text: str) -> list[str]:
-        """The text, cut at sentences where it is longer than a slot can hold at a guess (a frame a letter at most)."""
-        room = self._engine.max_positions // 2 if self._engine else len(text)
-        return [text] if len(text) <= room else split_sentences(text, room)
+        return self._engine.pieces(text, **self._request()) if self._engine else [text]
 
     # ------------------------------------------------------------ settings
 

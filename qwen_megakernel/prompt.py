@@ -35,11 +35,13 @@ from qwen_megakernel.errors import (
     TextError,
     TextTooLongError,
 )
-from qwen_megakernel.text import PieceEncoder, TextTokenizer
+from qwen_megakernel.text import PieceEncoder, TextTokenizer, split_to_fit
 from qwen_megakernel.transformer import Embeddings
 from qwen_megakernel.voice import Voice
 
 AUTO = "auto"
+FRAMES_A_TOKEN = 5
+"""Room for speech that `PromptBuilder.pieces` leaves. The demo voice takes 2 to 4 in any language, 8 for digits."""
 KEPT_VOICES = 16
 """Openings that a `PromptBuilder` keeps, the latest used."""
 
@@ -153,17 +155,46 @@ class PromptBuilder:
         """
         role, ids = text if isinstance(text, Tokens) else self.tokens(text)
         opening = self._opening(role, language, speaker, instruct, voice)
-        needed = opening.length + opening.frame_count + len(ids) + 1
-        if non_streaming_mode:
-            needed += len(opening.reference_ids) + len(ids) + 1
+        needed = opening.needed(len(ids), non_streaming_mode)
         if needed > max_positions:
             raise TextTooLongError(
                 f"the request needs at least {needed} positions and a slot has {max_positions} (tokens: text "
                 f"{len(ids)}, instruct {len(opening.instruct_ids)}, reference {len(opening.reference_ids)} and "
-                f"{opening.frame_count} frames): split the text at sentences (text.split_sentences), shorten the "
-                "others, or raise max_positions"
+                f"{opening.frame_count} frames): cut the text (TTSEngine.pieces), shorten the others, or raise "
+                "max_positions"
             )
         return self._prompt(opening, ids, non_streaming_mode)
+
+    def pieces(
+        self,
+        text: str,
+        *,
+        language: str | None = None,
+        speaker: str | None = None,
+        instruct: str | None = None,
+        voice: Voice | None = None,
+        non_streaming_mode: bool = True,
+        max_positions: int,
+    ) -> list[str]:
+        """The text, cut at sentences into pieces of which `build` makes prompts that leave room for their speech, at
+        `FRAMES_A_TOKEN`.
+
+        Raises:
+            SpeakerError, LanguageError: unknown; the known ones are listed.
+            TextError: not a string, not valid Unicode, or blank.
+            TextTooLongError: instruct and reference leave no room for any text.
+        """
+        if not isinstance(text, str):
+            raise TextError(f"text must be a string, got {type(text).__name__}")
+        opening = self._opening(self._role, language, speaker, instruct, voice)
+        fixed = opening.needed(0, non_streaming_mode)
+        if opening.needed(1, non_streaming_mode) > max_positions:
+            raise _no_room(fixed, max_positions)
+        most = min((max_positions - fixed) // (1 + FRAMES_A_TOKEN), self._config.max_frames // FRAMES_A_TOKEN)
+        pieces = split_to_fit(text, lambda piece: len(self.tokens(piece).text), max(1, most))
+        if not pieces:
+            raise TextError("text must not be blank")
+        return pieces
 
     def forget(self) -> None:
         """Every opening that was kept."""
@@ -315,6 +346,11 @@ class _Opening:
         streaming = min(len(self.reference_ids), self.frame_count)
         self.prefixes = (Prefix(self.length + streaming), Prefix(self.length + len(self.reference_ids)))
 
+    def needed(self, tokens: int, non_streaming_mode: bool) -> int:
+        """Positions of a prompt of so many of the text's tokens, and of one frame for every text row."""
+        needed = self.length + self.frame_count + tokens + 1
+        return needed + len(self.reference_ids) + tokens + 1 if non_streaming_mode else needed
+
     @cached_property
     def rows(self) -> Tensor:
         """[length, hidden]: instruct, role, pad + tag, pad + speaker, tts_bos + codec_pad."""
@@ -337,6 +373,13 @@ class _Opening:
         if self._codes is None:
             return None
         return torch.cat([b._codec_bos[None], b._embed.frames(self._codes.to(b._pad.device))])
+
+
+def _no_room(fixed: int, max_positions: int) -> TextTooLongError:
+    return TextTooLongError(
+        f"instruct and reference alone need {fixed} positions and a slot has {max_positions}: shorten them, or raise "
+        "max_positions"
+    )
 
 
 class PromptPieces:
@@ -365,10 +408,7 @@ class PromptPieces:
         self._reference = self._opening.reference_ids
         self._fixed = self._opening.length + self._opening.frame_count + 1
         if self._fixed >= max_positions:
-            raise TextTooLongError(
-                f"instruct and reference alone need {self._fixed} positions and a slot has {max_positions}: shorten "
-                "them, or raise max_positions"
-            )
+            raise _no_room(self._fixed, max_positions)
         self._text = PieceEncoder(builder._tokenizer.encode, "assistant\n")
         self._ids = [builder._config.im_start_id]  # with the role's, then the text's
         self._blank = True

@@ -9,7 +9,7 @@ from typing import TypedDict
 
 from qwen_megakernel.checkpoint import Checkpoint
 from qwen_megakernel.config import SamplingParams
-from qwen_megakernel.errors import RequestError, SamplingError, SpeakerError, VoiceError
+from qwen_megakernel.errors import RequestError, SamplingError, SpeakerError, TextError, VoiceError
 from qwen_megakernel.prompt import PromptBuilder
 from qwen_megakernel.text import check_unicode
 from qwen_megakernel.voice import Voice
@@ -109,7 +109,10 @@ class RequestChecker:
     def _instruct(self, instruct: str | None) -> str | None:
         if instruct is not None and not isinstance(instruct, str):
             raise RequestError(f"instruct must be a string, got {type(instruct).__name__}")
-        check_unicode(instruct or "", "instruct")
+        try:
+            check_unicode(instruct or "", "instruct")
+        except TextError as error:  # which would be about the text
+            raise RequestError(str(error)) from None
         if instruct and not self._config.honours_instruct:
             log.warning(
                 "instruct is ignored: this checkpoint (%s, %s) does not take it",

@@ -16,8 +16,10 @@ from starlette.middleware import Middleware
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from qwen_megakernel import __version__
-from qwen_megakernel.engine import TTSEngine
-from qwen_megakernel.errors import BackendError
+from qwen_megakernel.backend import select_backend, select_device
+from qwen_megakernel.checkpoint import Checkpoint, find_cached
+from qwen_megakernel.engine import TTSEngine, check_sizes
+from qwen_megakernel.errors import BackendError, CheckpointError
 from qwen_megakernel.serve_guard import Guard
 from qwen_megakernel.serve_http import add_api
 from qwen_megakernel.serve_metrics import Metrics
@@ -35,6 +37,7 @@ def make_app(
     load: Callable[[], TTSEngine],
     *,
     model: str,
+    variant: str | None = None,
     token: str | None = None,
     voices: Path | None = None,
     upload: bool = False,
@@ -47,6 +50,7 @@ def make_app(
     Args:
         load: makes the engine, once the app has started.
         model: the name that clients call the model by.
+        variant: the checkpoint's, where it is known already (`check_model`).
         token: that clients must bear; None: only whoever calls us localhost is served.
         voices: a folder of saved voices.
         upload: clients may make voices (Base checkpoints).
@@ -55,11 +59,13 @@ def make_app(
 
     Raises:
         BackendError: a token that no client could send.
+        CheckpointError, VoiceError: `voices` that the checkpoint cannot speak with.
     """
     if token is not None and not (token.isascii() and token.isprintable() and token.strip() == token != ""):
         raise BackendError("the token must be printable ASCII without spaces around it: a header carries it")
     limits = limits or Limits()
-    service = EngineService(load, model=model, voices=voices, limits=limits, upload=upload, log_texts=log_texts)
+    options = {"variant": variant, "voices": voices, "limits": limits, "upload": upload, "log_texts": log_texts}
+    service = EngineService(load, model=model, **options)
     metrics = Metrics(service)
 
     @contextlib.asynccontextmanager
@@ -87,6 +93,32 @@ def name_of_model(model: str) -> str:
     """What clients call it by: a folder's own name, else the hub id."""
     folder = Path(model).expanduser()
     return folder.resolve().name if folder.is_dir() else model
+
+
+def check_model(model: str, *, backend: str, device: str | None, max_streams: int, max_positions: int) -> str | None:
+    """What can be known of `TTSEngine.load`'s arguments without loading, so that a server which can never be ready does
+    not begin to listen.
+
+    Returns:
+        The checkpoint's variant; None for a hub id that is not whole in the cache, which is left to the download.
+
+    Raises:
+        BackendError: sizes, device or backend cannot be had here.
+        CheckpointError: no such model, or a folder that is none.
+    """
+    check_sizes(max_streams=max_streams, max_positions=max_positions)
+    device = select_device(device)
+    select_backend(backend, device)
+    if (folder := find_cached(model)) is None:
+        return None
+    try:
+        config = Checkpoint.open(folder).config
+    except CheckpointError:
+        if folder == Path(model).expanduser():
+            raise
+        return None
+    select_backend(backend, device, config=config)
+    return config.variant
 
 
 def load_for_good(model: str, **options) -> TTSEngine:
@@ -166,7 +198,6 @@ class _Server(uvicorn.Server):
     async def on_tick(self, counter: int) -> bool:
         if self._service.gone.is_set():
             if not self.should_exit:
-                log.error("the engine is %s: %s", self._service.state, self._service.error)
                 last = threading.Timer(self._service.limits.drain_s + 5, os._exit, (ENGINE_GONE,))
                 last.daemon = True  # for a shutdown that waits for a device which does not answer
                 last.start()

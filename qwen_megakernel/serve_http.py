@@ -14,7 +14,7 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 
-from qwen_megakernel.errors import RequestError, TTSError
+from qwen_megakernel.errors import RequestError, TextTooLongError, TTSError
 from qwen_megakernel.pcm import pcm16, wav_header
 from qwen_megakernel.serve_metrics import Metrics
 from qwen_megakernel.serve_speech import EngineService, Problem
@@ -25,6 +25,8 @@ MEDIA = {"wav": "audio/wav", "pcm": "audio/pcm", "mp3": "audio/mpeg", "flac": "a
 _FILES = {"mp3": {"format": "MP3"}, "flac": {"format": "FLAC"}, "opus": {"format": "OGG", "subtype": "OPUS"}}
 MAX_SEED = 2**63 - 1
 _LOOK_S = 0.25  # between two looks whether a client that waits is still there
+_NAMES = {("/v1/audio/speech", "text"): "input", ("/v1/voices", "voice"): "name"}
+"""Of a request, where they are not called as everywhere else."""
 
 
 class SpeechRequest(BaseModel):
@@ -52,7 +54,7 @@ class VoiceRequest(BaseModel):
 
     name: str = Field(min_length=1, max_length=64, description="a-z 0-9 _ -")
     audio: str = Field(description="A recording of 0.5 to 60 seconds, base64.")
-    text: str | None = Field(None, max_length=10_000, description="What it says: closer cloning.")
+    text: str | None = Field(None, max_length=10_000, pattern=r"\S", description="What it says: closer cloning.")
 
 
 class _Refused(Exception):
@@ -66,7 +68,7 @@ def add_api(app: FastAPI, service: EngineService, metrics: Metrics, *, upload: b
     """`upload`: clients may make voices."""
     app.include_router(_routes(service, metrics, upload))
     app.add_exception_handler(_Refused, lambda _request, e: answer(e.problem, e.param))
-    app.add_exception_handler(TTSError, lambda _request, e: answer(Problem.of(e)))
+    app.add_exception_handler(TTSError, lambda request, e: _of_error(e, request.url.path))
     app.add_exception_handler(RequestValidationError, lambda _request, e: _invalid(e))
     app.add_exception_handler(HTTPException, lambda _request, e: answer(_of_http(e), headers=e.headers))
     app.add_exception_handler(Exception, lambda _request, e: answer(Problem.of(e)))
@@ -80,8 +82,15 @@ def answer(problem: Problem, param: str | None = None, headers: dict[str, str] |
     return JSONResponse({"error": error | {"retryable": problem.retryable}}, problem.status, headers=headers)
 
 
+def _of_error(error: TTSError, path: str) -> JSONResponse:
+    problem = Problem.of(error)
+    return answer(problem, _NAMES.get((path, problem.field)))
+
+
 def _invalid(error: RequestValidationError) -> JSONResponse:
     first = error.errors()[0]
+    if first["type"] == "json_invalid":  # whose place is a character's
+        return answer(Problem(400, "invalid", f"the body must be JSON: {first['ctx']['error']}"))
     where = ".".join(str(part) for part in first["loc"] if part != "body")
     return answer(Problem(400, "invalid", f"{where or 'the body'}: {first['msg']}"), where or None)
 
@@ -112,8 +121,8 @@ def _routes(service: EngineService, metrics: Metrics, upload: bool) -> APIRouter
         if len(body.input) > service.limits.max_text:
             raise _Refused(Problem(400, "invalid", f"input has {len(body.input)} characters, at most "
                                    f"{service.limits.max_text} are taken"), "input")  # fmt: skip
-        pieces = service.pieces(body.input)
         request = service.request(body.voice, language=body.language, instruct=body.instructions, seed=body.seed)
+        pieces = await service.pieces(body.input, request)
         rate, media = service.engine.sample_rate, MEDIA[body.response_format]
         headers = {"X-Seed": str(request["sampling"].seed)}
         sound = _Sound(service, metrics, pieces, request)
@@ -202,9 +211,18 @@ class _Sound:
                 async for chunk in speech:
                     yield chunk.samples
                 self._metrics.heard(speech.audio)
+            if speech.audio.finish_reason == "length":  # what is left of the text was not said
+                raise TextTooLongError(
+                    f"speech was cut after {speech.audio.duration_s:.1f} s, which is all that a slot and the "
+                    "checkpoint allow: send the text in shorter parts, or another seed"
+                )
 
     async def whole(self, request: Request) -> np.ndarray:
-        """All of it, unless the client has gone."""
+        """All of it, unless the client has gone.
+
+        Raises:
+            TTSError: it failed, or was cut.
+        """
         samples = [np.zeros(0, np.float32) if self._first is None else self._first]
         try:
             async for more in self._said:
@@ -226,7 +244,8 @@ class _Sound:
 
 
 class _Streamed(StreamingResponse):
-    """Closes its sound whatever becomes of the client: a generator that nobody asks any more would not."""
+    """Closes its sound whatever becomes of the client: a generator that nobody asks any more would not. Speech that
+    fails or is cut leaves the answer without its end: the server then closes the connection."""
 
     def __init__(self, sound: _Sound, header: bytes, **options):
         super().__init__(sound.stream(header), **options)
@@ -235,6 +254,8 @@ class _Streamed(StreamingResponse):
     async def __call__(self, scope, receive, send) -> None:
         try:
             await super().__call__(scope, receive, send)
+        except TTSError as error:
+            log.error("an answer ends early: %s", error)
         finally:
             await self._sound.close()
 

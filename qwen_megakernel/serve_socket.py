@@ -278,7 +278,8 @@ class _Context:
             self._words.add(text)
         seed, seconds, compute = request["sampling"].seed, 0.0, 0.0
         begin = {"type": "begin", "context": self._name, "number": self._number, "seed": seed}
-        for piece in service.pieces(text) if ended else [None]:  # whole text longer than a slot is cut at sentences
+        pieces = await service.pieces(text, request) if ended else [None]
+        for piece in pieces:
             async with service.saying(piece, request) as self._speech:
                 if begin:
                     self._socket.tell(begin)
@@ -296,7 +297,7 @@ class _Context:
             self._socket.metrics.heard(audio)
             seconds += audio.duration_s
             compute += audio.compute_s
-            if audio.finish_reason == "cancelled":
+            if audio.finish_reason in ("cancelled", "length"):  # what would come next does not follow
                 break
         if self._words and audio.finish_reason not in ("cancelled", "length"):  # else they were not said
             self._tell_words(self._words.finish(self._made))

@@ -33,7 +33,6 @@ from qwen_megakernel.errors import (
     VoiceError,
 )
 from qwen_megakernel.stream import Audio, Chunk
-from qwen_megakernel.text import split_sentences
 from qwen_megakernel.utterance import Utterance
 from qwen_megakernel.voice import Voice
 
@@ -48,6 +47,7 @@ DEFAULT_VOICE = "default"
 _VOICE_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 _MOST_VOICES = 1000
 _SUBMITTERS = 4  # threads that build prompts: they compute, and hold up nobody else's loop
+_SHORT = 500  # characters: cut into pieces in less than a millisecond, in which no thread is needed
 _WATCH_S = 0.5
 _BASE64_PIECE = 1 << 18  # characters, 0.4 ms
 _SEED_BITS = 53  # of fresh ones: JavaScript's numbers hold so many
@@ -82,7 +82,13 @@ class Limits:
     drain_s: float = 10.0
 
 
-_FIELDS = {SpeakerError: "voice", VoiceError: "voice", LanguageError: "language", TextError: "text"}
+_FIELDS = {
+    SpeakerError: "voice",
+    VoiceError: "voice",
+    LanguageError: "language",
+    TextError: "text",
+    AudioError: "audio",
+}
 
 
 @dataclass(frozen=True)
@@ -180,6 +186,7 @@ class EngineService:
         load: Callable[[], TTSEngine],
         *,
         model: str,
+        variant: str | None = None,
         voices: Path | None = None,
         limits: Limits,
         upload: bool = False,
@@ -188,14 +195,21 @@ class EngineService:
         """
         Args:
             load: makes the engine; called in a thread.
-            voices: a folder of saved voices (`Voice.save`), each known by its file's name.
+            variant: the checkpoint's, where it is known already.
+            voices: a folder of saved voices (`Voice.save`), each known by its file's name, which are read now.
             upload: clients may make voices.
             log_texts: what is said is told to the log.
+
+        Raises:
+            VoiceError: a file in `voices` that is none, or that such a checkpoint does not take.
+            CheckpointError: it needs voices, and there will be none.
         """
         self.model, self.limits, self._load, self._folder = model, limits, load, voices
         self._upload, self._log_texts = upload, log_texts
         self.engine: TTSEngine | None = None
-        self.voices: dict[str, Voice] = {}
+        self.voices = _read_voices(voices) if voices else {}
+        if variant:
+            self._check_voices(variant)
         self.state, self.error = "loading", ""
         self.open: set[Speech] = set()
         self.unsent: set[object] = set()
@@ -214,11 +228,10 @@ class EngineService:
         """Ready once a real utterance has been said: whoever is sent here then is heard at once."""
         try:
             self.engine = await _in_daemon(self._load)
-            self.voices = await _in_daemon(self._read_voices)
+            self._check_voices(self.engine.variant)
             await _in_daemon(self._warm_up)
         except Exception as error:
-            log.exception("the engine could not be made ready")
-            self._give_up("failed", error)
+            self._give_up("failed", error, None if isinstance(error, TTSError) else error)
             return
         if self.state == "loading":
             self.state = "ready"
@@ -230,8 +243,10 @@ class EngineService:
             await asyncio.sleep(_WATCH_S)
         self._give_up("dead", health.get("error", ""))
 
-    def _give_up(self, state: str, why: object) -> None:
+    def _give_up(self, state: str, why: object, bug: Exception | None = None) -> None:
+        """`bug`: what nobody foresaw, whose traceback is of use."""
         self.state, self.error = state, str(why)
+        log.error("the engine is %s: %s", state, why, exc_info=bug)
         self.gone.set()
 
     async def drain(self) -> None:
@@ -251,22 +266,24 @@ class EngineService:
         if self.engine:
             await asyncio.to_thread(self.engine.close)
 
-    def _read_voices(self) -> dict[str, Voice]:
-        found = {}
-        for path in sorted(self._folder.glob("*.safetensors")) if self._folder else ():
-            name = path.stem.lower()
-            if not _VOICE_NAME.fullmatch(name) or name in self.engine.speakers or name == DEFAULT_VOICE:
-                raise VoiceError(f"{path}: a voice's file is named by 1 to 64 of a-z 0-9 _ - and not as a speaker")
-            found[name] = Voice.load(path)
-            self.engine.check(voice=found[name])
-        if self.engine.variant == "base" and not found and self._folder is None and not self._upload:
+    def _check_voices(self, variant: str) -> None:
+        """Could such a checkpoint speak with them?"""
+        if variant == "base" and not self.voices and not self._upload:
             raise CheckpointError(
-                f"{self.model} is a Base checkpoint, which speaks with saved voices only: --voices names their folder"
+                f"{self.model} is a Base checkpoint, which speaks with saved voices only: --voices names a folder that "
+                "has some, or --allow-upload lets clients make them"
             )
-        return found
+        if variant != "base" and self.voices:
+            raise VoiceError(f"saved voices need a Base checkpoint; {self.model} is {variant}")
 
     def _warm_up(self) -> None:
-        """A Base checkpoint without voices has nobody to say it; its first one may be uploaded yet."""
+        """A Base checkpoint without voices has nobody to say it; its first one may be uploaded yet.
+
+        Raises:
+            VoiceError: a voice that another checkpoint made.
+        """
+        for voice in self.voices.values():
+            self.engine.check(voice=voice)
         if self.engine.variant != "base" or self.voices:
             self.engine.generate("Hello there.", **self.request(max_frames=4))
 
@@ -348,10 +365,10 @@ class EngineService:
         seed: int | None = None,
         **options: Any,
     ) -> dict[str, Any]:
-        """What `TTSEngine.submit` takes, from what a client says; `options` are submit's own.
+        """What `TTSEngine.submit` takes, from what a client says; `options` are submit's own, which checks them.
 
         Raises:
-            RequestError: it can never be served.
+            RequestError: a voice that is not there, or a sampling value out of its range.
         """
         options["sampling"] = SamplingParams(
             temperature=temperature,
@@ -363,6 +380,8 @@ class EngineService:
             subtalker_top_p=top_p,
             seed=secrets.randbits(_SEED_BITS) if seed is None else seed,
         )
+        if self.engine.variant == "base" and not self.voices:
+            raise SpeakerError("there are no voices yet: POST /v1/voices makes one of a recording")
         name = DEFAULT_VOICE if voice is None else voice.lower()
         if name in self.voices:
             options["voice"] = self.voices[name]
@@ -370,21 +389,21 @@ class EngineService:
             options["speaker"] = name
         elif name != DEFAULT_VOICE:
             raise SpeakerError(f"unknown voice {voice[:80]!r}; known: {', '.join(self.voice_names()) or DEFAULT_VOICE}")
-        elif self.voices and self.engine.variant == "base":
+        elif self.engine.variant == "base":
             options["voice"] = next(iter(self.voices.values()))
-        self.engine.check(**options)
         return options
 
-    def pieces(self, text: str) -> list[str]:
-        """The text, cut at sentences where it is longer than a slot can hold at a guess (a frame a letter at most).
+    async def pieces(self, text: str, request: dict[str, Any]) -> list[str]:
+        """Whole text as utterances that each fit a slot.
 
         Raises:
-            TextError: it is blank.
+            RequestError: it can never be served like this.
         """
-        pieces = split_sentences(text, self.engine.max_positions // 2)
-        if not pieces:
-            raise TextError("the text must not be blank")
-        return pieces
+
+        def cut() -> list[str]:
+            return self.engine.pieces(text, **request)
+
+        return cut() if len(text) <= _SHORT else await self.run(cut)
 
     def saying(self, text: str | None, request: dict[str, Any]) -> "_Saying":
         """`async with` what begins an utterance and cancels what is left of it. text: None where it comes in pieces."""
@@ -398,6 +417,16 @@ class EngineService:
     async def run(self, job: Callable[[], Any]) -> Any:
         """In a thread that may compute."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, job)
+
+
+def _read_voices(folder: Path) -> dict[str, Voice]:
+    found = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        name = path.stem.lower()
+        if not _VOICE_NAME.fullmatch(name) or name == DEFAULT_VOICE:
+            raise VoiceError(f"{path}: a voice's file is named by 1 to 64 of a-z 0-9 _ -, and not {DEFAULT_VOICE!r}")
+        found[name] = Voice.load(path)
+    return found
 
 
 def _decoded(recording: str) -> Iterator[bytes]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 
 from qwen_megakernel.config import read_json
-from qwen_megakernel.errors import CheckpointError, RequestError, TextError
+from qwen_megakernel.errors import CheckpointError, RequestError, TextError, TextTooLongError
 
 _QWEN2_PIECES = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"  # English contractions
@@ -168,6 +168,32 @@ def split_sentences(text: str, max_chars: int = 300) -> list[str]:
         else:
             pieces.append(fragment)
     return [piece.strip() for piece in pieces if piece.strip()]
+
+
+def split_to_fit(text: str, count: Callable[[str], int], most: int) -> list[str]:
+    """Cut text like `split_sentences` into pieces of at most `most` tokens: by characters, of so many as have that many
+    tokens on average, and again what has more. A text of no more bytes than `most` is not counted: a token stands for
+    one at least.
+
+    Args:
+        count: tokens of a text.
+
+    Raises:
+        TextTooLongError: a single character has more.
+        TextError: lone surrogates.
+    """
+    check_unicode(text)
+    pieces: list[str] = []
+    left = [whole] if (whole := text.strip()) else []
+    while left:
+        piece = left.pop(0)
+        if len(unicodedata.normalize("NFC", piece).encode()) <= most or (tokens := count(piece)) <= most:
+            pieces.append(piece)
+        elif len(piece) > 1:
+            left[:0] = split_sentences(piece, max(1, len(piece) * most // tokens))
+        else:
+            raise TextTooLongError(f"{piece!r} has {tokens} tokens, and a piece of the text may have {most}")
+    return pieces
 
 
 def _fragments(text: str, max_chars: int, ends: tuple[re.Pattern, ...]) -> Iterator[str]:

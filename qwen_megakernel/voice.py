@@ -148,6 +148,23 @@ class Voice:
         return voice
 
 
+def check_ref_text(ref_text: str) -> None:
+    """Could it be what a recording says?
+
+    Raises:
+        VoiceError: no string, blank, or too long.
+        TextError: not valid Unicode.
+    """
+    if not isinstance(ref_text, str):
+        raise VoiceError(f"ref_text must be a string or None, got {type(ref_text).__name__}")
+    if not ref_text.strip() or len(ref_text) > _MAX_REF_TEXT:
+        raise VoiceError(
+            f"ref_text must say what the reference audio says, in at most {_MAX_REF_TEXT} characters, or be left out; "
+            f"got {len(ref_text)}, " + ("blank" if not ref_text.strip() else "too many")
+        )
+    check_unicode(ref_text)
+
+
 class VoiceEncoder:
     """Makes voices with one Base checkpoint; runs on the CPU in fp32, once per voice."""
 
@@ -170,14 +187,7 @@ class VoiceEncoder:
     def encode(self, ref_audio: RefAudio, ref_text: str | None = None) -> Voice:
         """See `TTSEngine.create_voice`."""
         if ref_text is not None:
-            if not isinstance(ref_text, str):
-                raise VoiceError(f"ref_text must be a string or None, got {type(ref_text).__name__}")
-            if not ref_text.strip() or len(ref_text) > _MAX_REF_TEXT:
-                raise VoiceError(
-                    f"ref_text must say what the reference audio says, in at most {_MAX_REF_TEXT} characters, or be "
-                    f"None; got {len(ref_text)}, " + ("blank" if not ref_text.strip() else "too many")
-                )
-            check_unicode(ref_text)
+            check_ref_text(ref_text)
         samples = load_audio(ref_audio, self._rate)
         codes = None
         if ref_text is not None:

@@ -2,6 +2,8 @@
 
 import importlib
 import io
+import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -10,9 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import soundfile
+import torch
 from cases import reference_audio
 
-from qwen_megakernel import TTSEngine
+from qwen_megakernel import TTSEngine, Voice
 from qwen_megakernel.checkpoint import DEMO_NOTICE
 from qwen_megakernel.cli import main
 
@@ -159,7 +162,9 @@ def test_the_demo_reads_what_is_secret_from_the_environment(monkeypatch, capsys)
         (["--text", "x", "--output", ""], "is a folder or cannot be written"),
         (["--text", "x", "--model", "./nowhere"], "no folder"),
         (["--text", "x", "--output", "no/such/folder/x.wav"], "--output: no folder"),
+        (["--text", "x", "--output", "x.mp3"], "end it in .wav"),
         (["--text", "x", "--ref-text", "y"], "give both"),
+        (["--text", "x", "--ref-audio", "y.wav", "--ref-text", " "], "ref_text must say what"),
         (["--text", "x", "--ref-audio", "y.wav"], "Base checkpoint"),
         (["--text", "x", "--ref-audio", ""], "Base checkpoint"),
         (["--text", "x", "--voice", "nowhere.safetensors"], "cannot be read as a voice"),
@@ -179,6 +184,94 @@ def test_errors_are_one_readable_line(args, message, capsys, tmp_path, monkeypat
     last = error.rstrip().splitlines()[-1]
     assert last.startswith("error: ") and message in last and "Traceback" not in error
     assert not list(tmp_path.iterdir()), "a failed command leaves no file"
+
+
+def test_a_wav_may_be_named_in_capitals_or_without_an_ending(tmp_path):
+    for name in ("a.WAV", "b"):
+        assert speak("--text", "Hello.", "--output", tmp_path / name, "--seed", 1) == 0
+    assert (tmp_path / "a.WAV").read_bytes() == (tmp_path / "b").read_bytes()
+
+
+def test_the_demo_writes_nothing_but_wav(monkeypatch, capsys):
+    monkeypatch.syspath_prepend(ROOT)
+    demo_pipeline = importlib.import_module("demo_pipeline")
+    assert demo_pipeline.main(["--text", "Hello.", "--output", "x.mp3", "--model", "./nowhere"]) == 1
+    assert "end it in .wav" in capsys.readouterr().err
+
+
+def test_a_device_that_is_not_taken_is_told_which_are(capsys):
+    assert main(["speak", "--text", "x", "--device", "banana"]) == 1
+    assert capsys.readouterr().err == "error: device must be 'cpu' or 'cuda[:n]', got 'banana'\n"
+
+
+@pytest.mark.parametrize(
+    "stdout, told",
+    [
+        pytest.param(
+            "/dev/full", "error: --output -: ", marks=pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux")
+        ),
+        ("a closed pipe", ""),
+    ],
+)
+def test_standard_output_that_cannot_be_written_ends_it_in_order(stdout, told):
+    """Python itself would try once more at its exit, and complain."""
+    command = [sys.executable, "-m", "qwen_megakernel.cli", "speak", "--text", "Hello.", "--output", "-"]
+    if stdout == "/dev/full":
+        out = os.open(stdout, os.O_WRONLY)
+    else:
+        read, out = os.pipe()
+        os.close(read)
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    with os.fdopen(out, "wb") as file:
+        done = subprocess.run(
+            [*command, "--device", "cpu"], stdout=file, stderr=subprocess.PIPE, text=True, timeout=120, env=buffered
+        )
+    assert done.returncode == 1 and "Traceback" not in done.stderr and "ignored" not in done.stderr, done.stderr
+    assert told in done.stderr and ("error" in done.stderr) == bool(told)
+
+
+@pytest.mark.parametrize(
+    "args, message",
+    [
+        (["--max-streams", "0"], "max_streams must be an integer of at least 1"),
+        (["--max-positions", "3"], "max_positions must be an integer of at least 16"),
+        (["--device", "cuda"], "torch can use no CUDA GPU"),
+        (["--device", "banana"], "device must be 'cpu' or 'cuda[:n]'"),
+        (["--backend", "megakernel"], "the megakernel cannot run here"),
+        (["--voices", "junk"], "cannot be read as a voice"),
+        (["--voices", "empty", "--model", "BASE"], "speaks with saved voices only"),
+        (["--model", "BASE"], "speaks with saved voices only"),
+        (["--voices", "good"], "saved voices need a Base checkpoint; demo is custom_voice"),
+        (["--model", "./nowhere"], "no folder"),
+        (["--model", "empty"], "config.json: file is missing"),
+        (["--model", "BROKEN"], "neither model.safetensors nor"),
+    ],
+    ids=str,
+)
+def test_a_server_that_can_never_be_ready_does_not_listen(args, message, tiny, tmp_path, monkeypatch, capsys):
+    from qwen_megakernel import serve
+
+    monkeypatch.setattr(serve, "serve", lambda *args: pytest.fail("it listens"))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.chdir(tmp_path)
+    for name in ("junk", "empty", "good"):
+        Path(name).mkdir()
+    Path("junk/anna.safetensors").write_bytes(b"no voice")
+    Voice.nobody(8, "0123").save("good/anna.safetensors")
+    shutil.copytree(tiny("base"), "broken")
+    Path("broken/model.safetensors").unlink()
+    args = [{"BASE": str(tiny("base")), "BROKEN": "broken"}.get(arg, arg) for arg in args]
+    assert main(["serve", *args]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and message in error and error.count("\n") == 1
+
+
+def test_a_base_server_whose_voices_clients_make_listens(tiny, monkeypatch):
+    from qwen_megakernel import serve
+
+    listened = []
+    monkeypatch.setattr(serve, "serve", lambda *args: listened.append(args) or 0)
+    assert main(["serve", "--model", str(tiny("base")), "--allow-upload", "--device", "cpu"]) == 0 and listened
 
 
 def test_doctor_says_what_this_machine_can_do(capsys):

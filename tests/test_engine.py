@@ -277,6 +277,39 @@ def test_base_needs_a_voice_and_has_no_speakers(backend):
     assert base.speakers == ()
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Привет, как дела? Сегодня хорошая погода, и мы идём гулять в парк. " * 6,
+        "今天天气很好，我们去公园散步吧。" * 10,
+        "Hello there, how are you? " * 10 + "x" * 400,
+        "\U0001f600" * 100,
+    ],
+    ids=["russian", "chinese", "a word of 400", "emoji"],
+)
+def test_every_piece_of_a_long_text_fits_a_slot_and_leaves_room_for_speech(backend, text):
+    with backend.load(max_positions=160) as engine:
+        with pytest.raises(TextTooLongError):
+            engine.submit(text)
+        pieces = engine.pieces(text)
+        assert len(pieces) > 1 and "".join("".join(pieces).split()) == "".join(text.split())
+        for piece in pieces:
+            tokens = len(engine._prompts.tokens(piece).text)
+            assert len(engine.generate(piece, runaway_guard=False).codes) >= 4 * tokens
+
+
+def test_text_that_fits_is_one_piece_and_what_no_slot_can_hold_is_refused(backend):
+    with backend.load(backend.folder("voice_design"), max_positions=192) as engine:
+        assert engine.pieces(f" {TEXT}\n") == [TEXT]
+        with pytest.raises(TextTooLongError, match="instruct and reference alone need"):
+            engine.pieces(TEXT, instruct="Slowly, please. " * 40)
+        for wrong, kind in ((" ", TextError), (None, TextError), ("\ud800", TextError)):
+            with pytest.raises(kind):
+                engine.pieces(wrong)
+        with pytest.raises(LanguageError):
+            engine.pieces(TEXT, language="klingon")
+
+
 def test_text_that_cannot_fit_is_refused_with_the_number(backend):
     with backend.load(max_positions=64, max_streams=1) as engine:
         with pytest.raises(TextTooLongError, match=r"needs at least \d+ positions and a slot has 64"):

@@ -497,6 +497,15 @@ def test_speech_that_its_slot_cuts_is_an_error_and_the_rest_no_part_of_the_conte
         assert " ".join(w.text.strip() for w in of(whole, TTSTextFrame)) == text
 
 
+def test_a_sentence_of_few_characters_and_many_tokens_is_cut_into_pieces_that_fit(backend):
+    text = "今天天气很好，我们去公园散步吧，然后一起吃饭，再回家休息一会儿，最后看看书。" * 2
+    with backend.load(backend.folder(eos_gain=4.0), max_streams=1, max_positions=160) as engine:
+        assert len(text) <= 160 // 2 and len(engine.pieces(text)) > 1
+        down, up = run(service_of(engine, settings=Settings(seed=3)), [TTSSpeakFrame(text)])
+        expected = [samples_of(engine.generate(p, sampling=SamplingParams(seed=3))) for p in engine.pieces(text)]
+    assert not of(up, ErrorFrame) and np.array_equal(pcm(down), np.concatenate(expected))
+
+
 def test_text_that_only_the_end_of_the_pipeline_ends_is_spoken(engine):
     down, up = run(service_of(engine, text_aggregation_mode=TOKEN), turn("Hello there, ", "how are you?")[:-1])
     whole = engine.generate(

@@ -26,6 +26,7 @@ from qwen_megakernel import BackendError, SamplingParams, TTSEngine, Voice
 from qwen_megakernel.pcm import pcm16
 from qwen_megakernel.serve import make_app
 from qwen_megakernel.serve_speech import Limits
+from qwen_megakernel.synthetic import NO_EOS
 
 TEXT = "Hello there, how are you today?"
 SPEECH = "/v1/audio/speech"
@@ -100,9 +101,57 @@ def test_a_fresh_seed_is_told_and_repeats(server):
 def test_long_text_is_said_sentence_by_sentence(server):
     text = " ".join([TEXT] * 4)
     made = post(server, input=text, response_format="pcm", seed=1)
-    pieces = server.service.pieces(text)
+    pieces = server.service.engine.pieces(text)
     assert len(pieces) > 1
     assert made.content == b"".join(pcm16(said(server, piece, seed=1)) for piece in pieces)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Привет, как дела? Сегодня хорошая погода, и мы идём гулять в парк. " * 4,
+        "今天天气很好，我们去公园散步吧。" * 12,
+        "Hello there, how are you? " * 4 + "x" * 400,
+    ],
+    ids=["russian", "chinese", "a word of 400"],
+)
+def test_few_characters_that_are_many_tokens_are_said_whole(tiny, text):
+    folder = tiny("custom_voice", eos_gain=4.0)
+    with running(lambda: TTSEngine.load(folder, **OPTIONS), model="tiny") as server:
+        until(lambda: server.service.state == "ready", 60)
+        made = post(server, model="tiny", input=text, voice="default", response_format="pcm", seed=1)
+        engine = server.service.engine
+        pieces = [engine.generate(piece, sampling=SamplingParams(seed=1)) for piece in engine.pieces(text)]
+    assert made.status_code == 200 and made.content == b"".join(pcm16(piece.samples) for piece in pieces)
+
+
+@pytest.fixture
+def endless(tiny):
+    """Its speech fills every slot."""
+    folder = tiny("custom_voice", eos_gain=NO_EOS)
+    load = lambda: TTSEngine.load(folder, device="cpu", max_streams=1, max_positions=48)  # noqa: E731
+    with running(load, model="tiny") as server:
+        until(lambda: server.service.state == "ready", 60)
+        yield server
+
+
+def test_speech_that_its_slot_cuts_ends_the_connection_early(endless, caplog):
+    body, heard = {"model": "tiny", "input": "Hello.", "response_format": "pcm"}, b""
+    with httpx.stream("POST", endless.url + SPEECH, json=body, timeout=60) as response:
+        assert response.status_code == 200
+        with pytest.raises(httpx.RemoteProtocolError, match="incomplete"):
+            for data in response.iter_raw():
+                heard += data
+    assert len(heard) > 10 * 1920 * 2
+    endless.at_rest()
+    assert "an answer ends early: speech was cut after" in caplog.text and "Traceback" not in caplog.text
+
+
+@pytest.mark.parametrize("response_format", ["mp3", "flac", "opus"])
+def test_speech_that_its_slot_cuts_is_no_whole_file(endless, response_format):
+    refused = post(endless, model="tiny", input="Hello.", voice="default", response_format=response_format)
+    error = refused.json()["error"]
+    assert refused.status_code == 400 and error["param"] == "input" and "speech was cut after" in error["message"]
 
 
 @pytest.mark.skipif(not shutil.which("curl"), reason="needs curl")
@@ -140,11 +189,16 @@ def test_what_cannot_be_said_is_refused_in_openais_shape(server, wrong, status, 
     error = refused.json()["error"]
     assert refused.status_code == status and words in error["message"] and error["type"] == "invalid_request_error"
     assert error["retryable"] is False and "Traceback" not in refused.text
+    assert error["param"] in (*wrong, None), "a field that the request has"
 
 
 def test_a_body_that_is_no_json_or_too_long_is_refused(server):
     url, kind = server.url + SPEECH, {"content-type": "application/json"}
-    assert httpx.post(url, content=b"{", headers=kind).status_code == 400
+    for body in (b"{", b"notjson"):
+        refused = httpx.post(url, content=body, headers=kind)
+        error = refused.json()["error"]
+        assert refused.status_code == 400 and error["param"] is None
+        assert error["message"].startswith("the body must be JSON: ")
     assert httpx.post(url, content=b"[" * 8000, headers=kind).status_code == 400
     assert httpx.post(url, content=b" " * 8193, headers=kind).status_code == 413
     assert httpx.post(url, content=iter([b" " * 4096] * 3), headers=kind).status_code == 413
@@ -330,6 +384,17 @@ def test_before_it_is_ready_it_says_so():
         assert server.service.engine.metrics()["utterances"] == 1, "a warm-up"
 
 
+@pytest.mark.parametrize("error, traceback", [(BackendError("no room here"), False), (ValueError("a bug"), True)])
+def test_why_it_could_not_be_loaded_is_logged_with_a_traceback_only_of_a_bug(caplog, error, traceback):
+    def fails() -> TTSEngine:
+        raise error
+
+    with running(fails) as server:
+        until(lambda: server.service.state == "failed")
+        assert httpx.get(f"{server.url}/health").json() == {"status": "failed", "error": str(error)}
+    assert caplog.text.count(f"the engine is failed: {error}") == 1 and ("Traceback" in caplog.text) == traceback
+
+
 def test_a_dead_engine_is_told():
     with running(demo) as server:
         until(lambda: server.service.state == "ready", 60)
@@ -429,14 +494,16 @@ def test_saved_voices_are_served_by_their_names(tiny, tmp_path):
         assert add(name="ben", audio=audio).status_code == 201
         assert (tmp_path / "ben.safetensors").is_file()
         assert post(server, voice="ben", response_format="pcm", seed=5).status_code == 200
-        for wrong in (
-            {"name": "ben", "audio": audio},
-            {"name": "../x", "audio": audio},
-            {"name": "carl", "audio": "?"},
-            {"name": "carl", "audio": base64.b64encode(b"no sound").decode()},
-            {"name": "carl", "audio": "/etc/passwd"},
+        for wrong, field in (
+            ({"name": "ben", "audio": audio}, "name"),
+            ({"name": "../x", "audio": audio}, "name"),
+            ({"name": "carl", "audio": "?"}, "audio"),
+            ({"name": "carl", "audio": base64.b64encode(b"no sound").decode()}, "audio"),
+            ({"name": "carl", "audio": "/etc/passwd"}, "audio"),
+            ({"name": "carl", "audio": audio, "text": " "}, "text"),
         ):
-            assert add(**wrong).status_code == 400, wrong
+            refused = add(**wrong)
+            assert refused.status_code == 400 and refused.json()["error"]["param"] == field, wrong
         assert sorted(path.name for path in tmp_path.iterdir()) == ["anna.safetensors", "ben.safetensors"]
 
 
@@ -459,6 +526,17 @@ def test_an_upload_that_takes_too_long_leaves_no_voice(tiny, tmp_path, monkeypat
         assert not server.service.voice_names() and not list(tmp_path.iterdir())
         until(lambda: add() == 201, 30)
         assert server.service.voice_names() == ["ben"]
+
+
+def test_a_server_without_voices_yet_says_how_they_are_made(tiny):
+    folder = tiny("base", size="tiny", eos_gain=2.0)
+    with running(lambda: TTSEngine.load(folder, **OPTIONS), upload=True) as server:
+        until(lambda: server.service.state == "ready", 60)
+        for voice in ("default", "anna"):
+            refused = post(server, voice=voice)
+            error = refused.json()["error"]
+            assert refused.status_code == 400 and error["param"] == "voice"
+            assert error["message"].startswith("there are no voices yet: POST /v1/voices")
 
 
 def test_without_leave_nobody_makes_voices(server):

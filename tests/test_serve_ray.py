@@ -114,9 +114,7 @@ class Long:
 
 
 def long_pcm(engine: TTSEngine, seed: int) -> bytes:
-    from qwen_megakernel.text import split_sentences
-
-    return b"".join(said(engine, seed, piece) for piece in split_sentences(LONG, engine.max_positions // 2))
+    return b"".join(said(engine, seed, piece) for piece in engine.pieces(LONG))
 
 
 def replicas() -> dict[str, int]:

@@ -21,6 +21,7 @@ from qwen_megakernel import SamplingParams, TTSEngine
 from qwen_megakernel.pcm import pcm16
 from qwen_megakernel.serve_socket import PATH
 from qwen_megakernel.serve_speech import Limits
+from qwen_megakernel.synthetic import NO_EOS
 
 TEXT = "Hello there, how are you today?"
 LIMITS = Limits(max_text=600, max_body=8192, contexts=3, idle_s=5.0, total_s=60.0)
@@ -145,13 +146,28 @@ def test_text_that_crosses_an_end_opens_nothing(server, client):
 
 def test_whole_text_longer_than_a_slot_is_cut_at_sentences(server, client):
     text = " ".join([TEXT] * 4)
-    pieces = server.service.pieces(text)
+    pieces = server.service.engine.pieces(text)
     assert len(pieces) > 1
     client.say("text", "a", text=text, end=True, voice="ada", seed=5, words=True)
     end = client.until("end", "a")
     assert client.pcm["a"] == b"".join(pcm16(said(server, piece).samples) for piece in pieces)
     words = [word for told in client.told if told["type"] == "words" for word in told["words"]]
     assert [word for word, _ in words] == text.split() and end["seconds"] == len(client.pcm["a"]) / 48000
+
+
+def test_behind_a_piece_that_its_slot_cuts_nothing_is_said(tiny):
+    folder = tiny("custom_voice", eos_gain=NO_EOS)
+    load = lambda: TTSEngine.load(folder, device="cpu", max_streams=1, max_positions=48)  # noqa: E731
+    with running(load, model="tiny") as server:
+        until(lambda: server.service.state == "ready", 60)
+        assert len(server.service.engine.pieces(TEXT)) > 1
+        with connect(server.socket_url) as line:
+            client = Client(line)
+            client.say("text", "a", text=TEXT, end=True)
+            end = client.until("end", "a")
+        assert end["finish_reason"] == "length" and end["seconds"] < 48 * 0.08
+        assert len(client.pcm["a"]) == round(end["seconds"] * 48000)
+        server.at_rest()
 
 
 def test_cancel_frees_the_slot_and_others_go_on(server, client):

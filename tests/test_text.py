@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qwen_megakernel.checkpoint import DEMO_FOLDER, Checkpoint
-from qwen_megakernel.errors import CheckpointError, RequestError
-from qwen_megakernel.text import TextTokenizer, split_sentences
+from qwen_megakernel.errors import CheckpointError, RequestError, TextTooLongError
+from qwen_megakernel.text import TextTokenizer, split_sentences, split_to_fit
 
 ALPHABETS = (
     "abc XYZ theHelloWorld iPhone's don't WE'LL 'S\t\n\r\n  0123456789.,;:!?/-()\"“”…",
@@ -96,6 +96,33 @@ def test_splitting_loses_nothing_but_white_space(text, max_chars):
 )
 def test_splitting_prefers_sentences_then_clauses_then_spaces(text, max_chars, expected):
     assert split_sentences(text, max_chars) == expected
+
+
+def test_pieces_have_at_most_so_many_tokens_and_lose_nothing(tokenizer):
+    """Random text in many scripts, of which a character is up to a dozen tokens."""
+    rng, count = random.Random(torch.initial_seed()), lambda text: len(tokenizer.encode(text))
+    for _ in range(100):
+        text, most = " ".join(random_text(rng) for _ in range(rng.randint(1, 8))), rng.randint(24, 80)
+        pieces = split_to_fit(text, count, most)
+        assert max(map(count, pieces), default=0) <= most
+        assert "".join("".join(pieces).split()) == "".join(text.split())
+
+
+def test_pieces_end_with_sentences_where_they_can(tokenizer):
+    sentence = "Сегодня хорошая погода, и мы идём гулять в парк."
+    count = lambda text: len(tokenizer.encode(text))  # noqa: E731
+    assert split_to_fit(" ".join([sentence] * 5), count, count(sentence) + 4) == [sentence] * 5
+    assert split_to_fit(" ".join(["Да.", sentence] * 3), count, count(sentence) + 4) == ["Да.", sentence] * 3
+
+
+def test_short_text_is_not_counted():
+    assert split_to_fit(" Hello there. ", lambda piece: pytest.fail("counted"), 12) == ["Hello there."]
+    assert split_to_fit("\n ", lambda piece: pytest.fail("counted"), 12) == []
+
+
+def test_a_character_that_cannot_be_cut_is_refused():
+    with pytest.raises(TextTooLongError, match="has 4 tokens"):
+        split_to_fit("Hi \U0001f600", lambda piece: len(piece.encode()), 3)
 
 
 def test_text_is_normalised(tokenizer):
