@@ -32,6 +32,7 @@ from pipecat.services.settings import TTSSettings
 from pipecat.services.tts_service import TTSService
 from pipecat.transcriptions.language import Language, resolve_language
 from pipecat.utils.errors import ErrorCategory
+from pipecat.utils.tracing.service_decorators import traced_tts
 from pipecat.utils.types import NOT_GIVEN, NotGiven, is_given
 
 from qwen_megakernel.config import SamplingParams
@@ -229,8 +230,17 @@ class SpeechService(TTSService):
 
     # ------------------------------------------------------------ speaking
 
-    async def _speak(self, text: str, context_id: str) -> AsyncGenerator[Frame | None, None]:
-        """`run_tts`: the frames of a sentence; a token goes into the context's utterance, which is read elsewhere."""
+    @traced_tts
+    async def run_tts(self, text: str, context_id: str) -> AsyncGenerator[Frame | None, None]:
+        """Speak a sentence, or take a token into the context's utterance.
+
+        Args:
+            text: A sentence, in TOKEN mode a piece of text.
+            context_id: Of the turn.
+
+        Yields:
+            Audio frames at the pipeline's rate and, for what cannot be spoken, an error frame; in TOKEN mode nothing.
+        """
         speech = self._speeches.get(context_id)
         if speech is None:
             speech = self._speeches[context_id] = self._new_speech(context_id)

@@ -14,9 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from loguru import logger
-from pipecat.frames.frames import EndFrame, ErrorFrame, Frame, TTSAudioRawFrame
+from pipecat.frames.frames import EndFrame, ErrorFrame, TTSAudioRawFrame
 from pipecat.processors.frame_processor import FrameProcessorSetup
-from pipecat.utils.tracing.service_decorators import traced_tts
 from pipecat.utils.types import NOT_GIVEN, NotGiven, is_given
 
 from qwen_megakernel import shared_engine
@@ -160,20 +159,6 @@ class MegakernelTTSService(SpeechService):
             await shared_engine.release(engine)
 
     # ------------------------------------------------------------ speaking
-
-    @traced_tts
-    async def run_tts(self, text: str, context_id: str) -> AsyncGenerator[Frame | None, None]:
-        """Speak a sentence, or take a token into the context's utterance.
-
-        Args:
-            text: A sentence, in TOKEN mode a piece of text.
-            context_id: Of the turn.
-
-        Yields:
-            Audio frames at the pipeline's rate and, for what cannot be spoken, an error frame; in TOKEN mode nothing.
-        """
-        async for frame in self._speak(text, context_id):
-            yield frame
 
     def _new_speech(self, context_id: str) -> "_Speech":
         return _Speech(self, context_id)

@@ -17,12 +17,11 @@ from typing import Any
 
 import numpy as np
 from loguru import logger
-from pipecat.frames.frames import ErrorFrame, Frame, TTSAudioRawFrame
+from pipecat.frames.frames import ErrorFrame, TTSAudioRawFrame
 from pipecat.processors.frame_processor import FrameProcessorSetup
 from pipecat.services.tts_service import WebsocketTTSService
 from pipecat.services.websocket_service import WebsocketService
 from pipecat.utils.errors import ErrorCategory, classify_http_exception
-from pipecat.utils.tracing.service_decorators import traced_tts
 from websockets.exceptions import InvalidStatus, WebSocketException
 
 from qwen_megakernel.errors import (
@@ -272,20 +271,6 @@ class MegakernelWebsocketTTSService(SpeechService, WebsocketTTSService):
         await self._close_connection_contexts()
 
     # ------------------------------------------------------------ speaking
-
-    @traced_tts
-    async def run_tts(self, text: str, context_id: str) -> AsyncGenerator[Frame | None, None]:
-        """Speak a sentence, or take a token into the context's utterance.
-
-        Args:
-            text: A sentence, in TOKEN mode a piece of text.
-            context_id: Of the turn.
-
-        Yields:
-            Audio frames at the pipeline's rate and, for what cannot be spoken, an error frame; in TOKEN mode nothing.
-        """
-        async for frame in self._speak(text, context_id):
-            yield frame
 
     def _new_speech(self, context_id: str) -> "_Speech":
         return _Speech(self, context_id)
