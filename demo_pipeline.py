@@ -69,7 +69,7 @@ def main(argv: list[str] | None = None) -> int:
         parser.error(f"unknown arguments: {' '.join(others)}")
     try:
         make_stt(args)  # wrong options are told now, not to the first caller
-        check_voice_options(args)
+        args.voice = check_voice_options(args)
         if not args.bot:
             asyncio.run(speak(args))
         elif args.local_audio:
@@ -122,7 +122,7 @@ async def loaded_engine(args: argparse.Namespace):
 
 
 async def make_tts(args: argparse.Namespace, engine: TTSEngine) -> MegakernelTTSService:
-    voice = check_voice_options(args) or args.speaker
+    voice = args.voice or args.speaker
     if args.ref_audio is not None:
         voice = await asyncio.to_thread(engine.create_voice, args.ref_audio, args.ref_text)
     return MegakernelTTSService(

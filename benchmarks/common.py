@@ -91,6 +91,11 @@ def read_tb_s() -> float:
     return H200_TB_S if "H200" in machine() else read_bytes_s(device) / 1e12
 
 
+def read_ms(size: int) -> float:
+    """Milliseconds that this machine takes to read so many bytes."""
+    return size / read_tb_s() * 1e-9
+
+
 @contextlib.contextmanager
 def random_model(size: str, variant: str = "custom_voice") -> Iterator[str]:
     """A checkpoint folder with random weights that never end their speech. run_all.py names a folder where the
@@ -168,9 +173,7 @@ def floors_ms(config: ModelConfig) -> dict[str, float]:
     element = 2 if torch.cuda.is_available() else 4  # bf16, fp32
     talker, frame = weight_bytes({name: element * math.prod(shape) for name, shape in main.items()})
     vocoder = sum(4 * math.prod(s) for n, s in codec.items() if n.startswith("decoder.") and "quantizer" not in n)
-    return {
-        name: size / read_tb_s() * 1e-9 for name, size in (("pass", talker), ("frame", frame), ("vocoder", vocoder))
-    }
+    return {"pass": read_ms(talker), "frame": read_ms(frame), "vocoder": read_ms(vocoder)}
 
 
 def first_audio_floor_ms(config: ModelConfig) -> float:

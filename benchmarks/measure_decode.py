@@ -13,7 +13,7 @@ import json
 import time
 
 import torch
-from common import about, commit, machine, positive, read_tb_s
+from common import about, commit, machine, positive, read_ms
 
 from qwen_megakernel.bench import weight_bytes
 from qwen_megakernel.checkpoint import DEMO_FOLDER
@@ -100,7 +100,7 @@ def main() -> None:
     kernel = MegakernelFrameDecoder(config, tensors, slots=max(args.columns), max_positions=limit)
     frames = Frames(kernel, config, sampling)
     talker_bytes, bytes_ = weight_bytes({name: t.nbytes for name, t in tensors.items()})
-    floor, pass_floor = bytes_ / read_tb_s() * 1e-9, talker_bytes / read_tb_s() * 1e-9
+    floor, pass_floor = read_ms(bytes_), read_ms(talker_bytes)
     how = "greedy" if args.greedy else "sampled"
     print(f"{machine()}, commit {commit()}, {args.size}, {how}, weights {args.weights}")
     print(f"{'':36}  median ms   p95 ms  floor ms  of floor  frames/s  codes/s")

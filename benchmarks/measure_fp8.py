@@ -28,7 +28,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from common import commit, machine, positive, read_tb_s
+from common import commit, machine, positive, read_ms
 from measure_decode import Frames
 from recogniser import INSTALLED, heard_words
 from torch import Tensor
@@ -219,7 +219,7 @@ def show_speed(label: str, config: ModelConfig, columns: list[int], device: torc
             frames = Frames(kernel, config, GREEDY.over(config.sampling), checked=False)
             alone = float(frames.times_ms(1, 200, 200).median())
         _, read = weight_bytes({name: t.nbytes for name, t in stored.items()})
-        floor = read / read_tb_s() * 1e-9
+        floor = read_ms(read)
         results[weights] = {"ms": dict(zip(columns, ms, strict=True)), "alone_ms": alone, "floor_ms": floor}
         results[weights] |= {"bytes": read, "memory": memory}
         shown = "".join(f"{value:14.3f}" for value in (*ms, floor)) + f"{floor / ms[0]:14.0%}{alone:14.3f}"

@@ -19,7 +19,7 @@ from torch import Tensor
 from qwen_megakernel import __version__
 from qwen_megakernel.backend import make_decoder, make_embeddings, select_backend, select_device
 from qwen_megakernel.build import driver_version
-from qwen_megakernel.checkpoint import DEMO, Checkpoint
+from qwen_megakernel.checkpoint import DEMO, Checkpoint, name_of_model
 from qwen_megakernel.config import SamplingParams
 from qwen_megakernel.engine import TTSEngine
 from qwen_megakernel.errors import RequestError
@@ -166,7 +166,7 @@ def run(
         raise RequestError("--size is of random weights, which are made on a GPU, without --model")
     size = size or "0.6b"
     with tempfile.TemporaryDirectory() as folder:
-        name = model and (Path(model).expanduser().resolve().name if Path(model).expanduser().is_dir() else model)
+        name = model and name_of_model(model)
         if model is None and where.type == "cuda":
             tell(f"writing a {size} checkpoint with random weights, as fast or slow as any")
             model, name = str(write_checkpoint(Path(folder), size=size, eos_gain=NO_EOS)), f"{size}, random weights"
@@ -205,10 +205,9 @@ def _measure(
     tell(f"{'memory, read by PyTorch':36}{bandwidth:7.0f} GB/s")
 
     tensors = checkpoint.talker(device, dtype, parts)
-    # PyTorch's backend has no FP8 weights: it widens them when it loads.
-    read = tensors if told["backend"] == "megakernel" else dequantized(tensors, dtype)
-    told["gb_a_frame"] = weight_bytes({n: t.nbytes for n, t in read.items()})[1] / 1e9
-    del read
+    if told["backend"] == "torch":  # which has no FP8 weights, and would widen them itself
+        tensors = dequantized(tensors, dtype)
+    told["gb_a_frame"] = weight_bytes({n: t.nbytes for n, t in tensors.items()})[1] / 1e9
     floor = told["floor_ms"] = 1000 * told["gb_a_frame"] / bandwidth
     streams, frames, utterances, repeats = ((1, 8), 200, 50, 5) if cuda else ((1,), 20, 5, 1)
     for count, ms in zip(streams, frames_ms(checkpoint, tensors, told["backend"], streams, frames), strict=True):

@@ -300,6 +300,12 @@ def find_cached(model: str | Path) -> Path | None:
     return folder
 
 
+def name_of_model(model: str) -> str:
+    """What others call it by: a folder's own name, without its path, else the hub id."""
+    folder = Path(model).expanduser()
+    return folder.resolve().name if folder.is_dir() else model
+
+
 def _local(model: str | Path) -> Path | None:
     """A folder or the bundled voice; None for what looks like a hub id."""
     if not isinstance(model, (str, Path)) or not str(model).strip():

@@ -19,7 +19,7 @@ from tqdm import tqdm
 from qwen_megakernel import SamplingParams, TTSEngine, TTSError, __version__, bench
 from qwen_megakernel.backend import BACKENDS, select_backend, select_device
 from qwen_megakernel.build import find_ninja, load_extension
-from qwen_megakernel.checkpoint import DEMO, DEMO_NOTICE, PUBLISHED, Checkpoint
+from qwen_megakernel.checkpoint import DEMO, DEMO_NOTICE, PUBLISHED, Checkpoint, name_of_model
 from qwen_megakernel.errors import BackendError, RequestError
 from qwen_megakernel.fp8 import WEIGHTS, parts_of
 from qwen_megakernel.prompt import AUTO
@@ -28,7 +28,7 @@ from qwen_megakernel.serve_speech import TOKEN
 from qwen_megakernel.stream import Audio, Chunk
 from qwen_megakernel.text import split_sentences
 from qwen_megakernel.verify import FRAMES, verify
-from qwen_megakernel.voice import Voice, check_ref_text
+from qwen_megakernel.voice import Voice, check_reference
 
 MAX_PIECE_CHARS = 300
 """Longer text is spoken in pieces cut at sentence ends."""
@@ -174,10 +174,7 @@ def check_voice_options(args: argparse.Namespace) -> Voice | None:
     Raises:
         RequestError: the options do not go together; VoiceError: the file is no voice, or the text blank.
     """
-    if args.ref_text is not None and args.ref_audio is None:
-        raise RequestError("--ref-text says what --ref-audio says; give both")
-    if args.ref_text is not None:
-        check_ref_text(args.ref_text)
+    check_reference(args.ref_audio, args.ref_text)
     if args.speaker is not None and (args.voice is not None or args.ref_audio is not None):
         raise RequestError(
             "--speaker is one of the checkpoint's; --voice and --ref-audio bring another: give one of them"
@@ -359,7 +356,7 @@ def _serve(args: argparse.Namespace) -> int:
         raise RequestError(f"--voices: no folder {str(args.voices)!r}")
     options = {"backend": args.backend, "device": args.device}
     options |= {"max_streams": args.max_streams, "max_positions": args.max_positions}
-    name, variant = serve.name_of_model(args.model), serve.check_model(args.model, **options)
+    name, variant = name_of_model(args.model), serve.check_model(args.model, **options)
     app = serve.make_app(
         lambda: serve.load_for_good(args.model, weights=args.weights, max_queue=args.max_streams, **options),
         model=name,

@@ -406,7 +406,7 @@ class PromptPieces:
         self._voice = (language, speaker, instruct, voice)
         self._opening = builder._opening(builder._role, *self._voice)
         self._reference = self._opening.reference_ids
-        self._fixed = self._opening.length + self._opening.frame_count + 1
+        self._fixed = self._opening.needed(0, non_streaming_mode=False)
         if self._fixed >= max_positions:
             raise _no_room(self._fixed, max_positions)
         self._text = PieceEncoder(builder._tokenizer.encode, "assistant\n")

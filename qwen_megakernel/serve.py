@@ -89,12 +89,6 @@ def make_app(
     return app
 
 
-def name_of_model(model: str) -> str:
-    """What clients call it by: a folder's own name, else the hub id."""
-    folder = Path(model).expanduser()
-    return folder.resolve().name if folder.is_dir() else model
-
-
 def check_model(model: str, *, backend: str, device: str | None, max_streams: int, max_positions: int) -> str | None:
     """What can be known of `TTSEngine.load`'s arguments without loading, so that a server which can never be ready does
     not begin to listen.

@@ -20,9 +20,9 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from qwen_megakernel.backend import BACKENDS
-from qwen_megakernel.checkpoint import DEMO
+from qwen_megakernel.checkpoint import DEMO, name_of_model
 from qwen_megakernel.fp8 import PARTS, WEIGHTS
-from qwen_megakernel.serve import load_for_good, make_app, name_of_model
+from qwen_megakernel.serve import load_for_good, make_app
 from qwen_megakernel.serve_guard import OPEN, is_loopback
 from qwen_megakernel.serve_http import answer
 from qwen_megakernel.serve_speech import TOKEN, EngineService, Limits, Problem

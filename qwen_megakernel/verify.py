@@ -47,7 +47,7 @@ from qwen_megakernel.sampling import Code0Rules
 from qwen_megakernel.text import TextTokenizer
 from qwen_megakernel.transformer import Embeddings
 from qwen_megakernel.twin import forced_logits, forced_talker
-from qwen_megakernel.voice import check_ref_text, load_audio
+from qwen_megakernel.voice import check_reference, load_audio
 
 log = logging.getLogger(__name__)
 
@@ -386,10 +386,7 @@ def verify(
     Raises:
         TTSError: by kind (errors.py).
     """
-    if ref_text is not None and ref_audio is None:
-        raise RequestError("--ref-text says what --ref-audio says; give both")
-    if ref_text is not None:
-        check_ref_text(ref_text)
+    check_reference(ref_audio, ref_text)
     folder = _new_folder(output, model)
     device, module, sampling = select_device(device), reference_module(), SamplingParams(seed=seed)
     fp8 = frozenset() if weights is None else parts_of(weights)

@@ -148,6 +148,19 @@ class Voice:
         return voice
 
 
+def check_reference(ref_audio: object | None, ref_text: str | None) -> None:
+    """Of the command line's --ref-audio and --ref-text, what can be told before anything is loaded.
+
+    Raises:
+        RequestError: a text without its audio. VoiceError, TextError: as `check_ref_text`.
+    """
+    if ref_text is None:
+        return
+    if ref_audio is None:
+        raise RequestError("--ref-text says what --ref-audio says; give both")
+    check_ref_text(ref_text)
+
+
 def check_ref_text(ref_text: str) -> None:
     """Could it be what a recording says?
 

@@ -294,7 +294,7 @@ def test_a_port_that_cannot_be_had_ends_the_server_in_order(port):
 
 
 def test_a_served_folder_is_known_by_its_own_name(tmp_path, monkeypatch):
-    from qwen_megakernel.serve import name_of_model
+    from qwen_megakernel.checkpoint import name_of_model
 
     (tmp_path / "my-voice").mkdir()
     monkeypatch.chdir(tmp_path / "my-voice")
