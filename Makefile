@@ -47,7 +47,7 @@ peers: $(PEERS)/.installed
 
 # Compile the kernel for every target, with nvcc and without a GPU: does it fit the cards?
 kernels: $(VENV)/.installed
-	$(BIN)/python -m qwen_megakernel.kernels
+	$(BIN)/python -m qwen_megakernel.backend.compile_all
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .

@@ -49,7 +49,7 @@ from pipecat.transports.base_transport import TransportParams
 from pipecat.workers.runner import WorkerRunner
 
 from qwen_megakernel import TTSEngine, TTSError
-from qwen_megakernel.checkpoint import DEMO, DEMO_NOTICE
+from qwen_megakernel.checkpoint.load import DEMO, DEMO_NOTICE
 from qwen_megakernel.cli import add_voice_options, check_voice_options, check_wav
 from qwen_megakernel.errors import RequestError
 from qwen_megakernel.offline_llm import OfflineLLM

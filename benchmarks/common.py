@@ -20,10 +20,10 @@ from pathlib import Path
 
 import torch
 
-from qwen_megakernel.bench import read_bytes_s, weight_bytes
-from qwen_megakernel.config import ModelConfig
-from qwen_megakernel.layout import expected_tensors
-from qwen_megakernel.synthetic import NO_EOS, write_checkpoint
+from qwen_megakernel.check.bench import read_bytes_s, weight_bytes
+from qwen_megakernel.checkpoint.config import ModelConfig
+from qwen_megakernel.checkpoint.synthetic import NO_EOS, write_checkpoint
+from qwen_megakernel.checkpoint.tensors import expected_tensors
 
 CLAIMED = (
     "beside it, not measured here: a published single-kernel port of the same model claims TTFC 50.5 to 81.6 ms and "

@@ -15,15 +15,15 @@ import time
 import torch
 from common import about, commit, machine, positive, read_ms
 
-from qwen_megakernel.bench import weight_bytes
-from qwen_megakernel.checkpoint import DEMO_FOLDER
-from qwen_megakernel.config import GREEDY, ModelConfig, SamplingParams
-from qwen_megakernel.fp8 import WEIGHTS, dequantized, quantized
-from qwen_megakernel.frame_decoder import TorchFrameDecoder
-from qwen_megakernel.megakernel import STAGES, MegakernelFrameDecoder
-from qwen_megakernel.prompt import Prompt
-from qwen_megakernel.synthetic import random_talker, synthetic_config
-from qwen_megakernel.transformer import Embeddings
+from qwen_megakernel.backend.frame_decoder import TorchFrameDecoder
+from qwen_megakernel.backend.megakernel import STAGES, MegakernelFrameDecoder
+from qwen_megakernel.check.bench import weight_bytes
+from qwen_megakernel.checkpoint.config import GREEDY, ModelConfig, SamplingParams
+from qwen_megakernel.checkpoint.fp8 import WEIGHTS, dequantized, quantized
+from qwen_megakernel.checkpoint.load import DEMO_FOLDER
+from qwen_megakernel.checkpoint.synthetic import random_talker, synthetic_config
+from qwen_megakernel.model.prompt import Prompt
+from qwen_megakernel.model.transformer import Embeddings
 
 
 def times_ms(step, repeats: int) -> torch.Tensor:

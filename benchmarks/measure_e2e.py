@@ -38,8 +38,8 @@ from pipecat.services.tts_service import TextAggregationMode
 from pipecat.workers.runner import WorkerRunner
 
 from qwen_megakernel import TTSEngine
-from qwen_megakernel.bench import sentence
-from qwen_megakernel.checkpoint import DEMO
+from qwen_megakernel.check.bench import sentence
+from qwen_megakernel.checkpoint.load import DEMO
 from qwen_megakernel.pipecat_tts import MegakernelTTSService
 
 RATE = 24000

@@ -33,20 +33,21 @@ from measure_decode import Frames
 from recogniser import INSTALLED, heard_words
 from torch import Tensor
 
-from qwen_megakernel import SamplingParams, TTSEngine, build
-from qwen_megakernel.backend import select_device
-from qwen_megakernel.bench import weight_bytes
-from qwen_megakernel.checkpoint import Checkpoint
-from qwen_megakernel.config import GREEDY, ModelConfig
-from qwen_megakernel.fp8 import PARTS, WEIGHTS, dequantized, part_of, quantized
-from qwen_megakernel.frame import Frame, SlotState, draws_of
-from qwen_megakernel.megakernel import MegakernelFrameDecoder, why_no_megakernel
-from qwen_megakernel.prompt import Prompt, PromptBuilder
-from qwen_megakernel.sampling import Draw, gumbel_noise
-from qwen_megakernel.synthetic import random_talker, synthetic_config
-from qwen_megakernel.text import TextTokenizer
-from qwen_megakernel.transformer import Embeddings
-from qwen_megakernel.twin import forced_logits, forced_talker
+from qwen_megakernel import SamplingParams, TTSEngine
+from qwen_megakernel.backend import build
+from qwen_megakernel.backend.megakernel import MegakernelFrameDecoder, why_no_megakernel
+from qwen_megakernel.backend.select import select_device
+from qwen_megakernel.check.bench import weight_bytes
+from qwen_megakernel.check.twin import forced_logits, forced_talker
+from qwen_megakernel.checkpoint.config import GREEDY, ModelConfig
+from qwen_megakernel.checkpoint.fp8 import PARTS, WEIGHTS, dequantized, part_of, quantized
+from qwen_megakernel.checkpoint.load import Checkpoint
+from qwen_megakernel.checkpoint.synthetic import random_talker, synthetic_config
+from qwen_megakernel.model.frame import Frame, SlotState, draws_of
+from qwen_megakernel.model.prompt import Prompt, PromptBuilder
+from qwen_megakernel.model.sampling import Draw, gumbel_noise
+from qwen_megakernel.model.text import TextTokenizer
+from qwen_megakernel.model.transformer import Embeddings
 
 PROMPT_ROWS = 12
 Tensors = dict[str, Tensor]

@@ -27,7 +27,7 @@ from pathlib import Path
 from common import about, above_0, commit, first_audio_floor_ms, machine, new_file, positive, quantile, random_model
 
 from qwen_megakernel import EngineBusy, TTSEngine
-from qwen_megakernel.bench import sentence
+from qwen_megakernel.check.bench import sentence
 
 FRAMES, FRAME_S = 63, 0.08
 

@@ -27,7 +27,7 @@ import torch
 from common import about, commit, floors_ms, machine, new_file, positive, random_model, read_tb_s
 from peers import CHUNKS, ENGINES, FRAME_MS
 
-from qwen_megakernel.config import ModelConfig
+from qwen_megakernel.checkpoint.config import ModelConfig
 
 OURS = ("qwen_megakernel", "qwen_megakernel, PyTorch")
 KEYS = (*map(str, CHUNKS), "whole")

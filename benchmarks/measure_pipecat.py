@@ -28,8 +28,8 @@ from pipecat.pipeline.worker import PipelineParams, PipelineWorker
 from pipecat.workers.runner import WorkerRunner
 
 from qwen_megakernel import TTSEngine
-from qwen_megakernel.bench import sentence
-from qwen_megakernel.checkpoint import DEMO
+from qwen_megakernel.check.bench import sentence
+from qwen_megakernel.checkpoint.load import DEMO
 from qwen_megakernel.pipecat_tts import MegakernelTTSService
 
 

@@ -35,8 +35,8 @@ from common import (
     wait_until_ready,
 )
 
-from qwen_megakernel.bench import sentence
-from qwen_megakernel.config import ModelConfig
+from qwen_megakernel.check.bench import sentence
+from qwen_megakernel.checkpoint.config import ModelConfig
 
 POSITIONS = 80  # a slot: the prompt and 63 frames or so
 BYTES_A_SECOND = 2 * 24_000

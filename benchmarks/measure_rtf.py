@@ -16,7 +16,7 @@ import statistics
 from common import CLAIMED, about, busy_loop, commit, floors_ms, machine, positive, random_model
 
 from qwen_megakernel import TTSEngine
-from qwen_megakernel.bench import sentence
+from qwen_megakernel.check.bench import sentence
 
 SECONDS, FRAME_S = 10, 0.08
 

@@ -22,7 +22,7 @@ from common import about, commit, first_audio_floor_ms, machine, positive, quant
 from websockets.sync.client import connect
 
 from qwen_megakernel import SamplingParams, TTSEngine
-from qwen_megakernel.bench import sentence
+from qwen_megakernel.check.bench import sentence
 
 
 def in_process(engine: TTSEngine) -> Callable[[str, int], float]:

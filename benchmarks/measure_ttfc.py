@@ -27,7 +27,7 @@ import torch
 from common import CLAIMED, about, busy_loop, commit, first_audio_floor_ms, machine, positive, quantile, random_model
 
 from qwen_megakernel import Audio, TTSEngine
-from qwen_megakernel.bench import sentence
+from qwen_megakernel.check.bench import sentence
 
 CASES = ("plain", "idle", "busy", "eight", "tokens", "clone", "vocoder")
 FRAMES = 4  # of an utterance: the first chunk is what counts

@@ -41,9 +41,10 @@ class Ours:
     def __init__(self, folder: str, backend: str):
         import torch
 
-        from qwen_megakernel import TTSEngine, bench
-        from qwen_megakernel.backend import select_backend, select_device
-        from qwen_megakernel.checkpoint import Checkpoint
+        from qwen_megakernel import TTSEngine
+        from qwen_megakernel.backend.select import select_backend, select_device
+        from qwen_megakernel.check import bench
+        from qwen_megakernel.checkpoint.load import Checkpoint
 
         device = select_device(None)
         dtype = torch.bfloat16 if device.type == "cuda" else torch.float32

@@ -8,8 +8,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from qwen_megakernel.config import SamplingParams
-    from qwen_megakernel.engine import TTSEngine
+    from qwen_megakernel.checkpoint.config import SamplingParams
+    from qwen_megakernel.engine.engine import TTSEngine
+    from qwen_megakernel.engine.stream import Audio, Chunk, Timings
+    from qwen_megakernel.engine.utterance import ChunkStream, Utterance
     from qwen_megakernel.errors import (
         AudioError,
         BackendError,
@@ -31,21 +33,19 @@ if TYPE_CHECKING:
         TTSError,
         VoiceError,
     )
-    from qwen_megakernel.stream import Audio, Chunk, Timings
-    from qwen_megakernel.utterance import ChunkStream, Utterance
-    from qwen_megakernel.voice import Voice
+    from qwen_megakernel.model.voice import Voice
 
 __version__ = "0.1.0"
 
 _MODULES = {
-    "Audio": "stream",
+    "Audio": "engine.stream",
     "AudioError": "errors",
     "BackendError": "errors",
     "CallbackError": "errors",
     "CheckpointError": "errors",
     "CheckpointNotFoundError": "errors",
-    "Chunk": "stream",
-    "ChunkStream": "utterance",
+    "Chunk": "engine.stream",
+    "ChunkStream": "engine.utterance",
     "EngineBusy": "errors",
     "EngineClosed": "errors",
     "KernelFault": "errors",
@@ -53,17 +53,17 @@ _MODULES = {
     "OutOfMemoryError": "errors",
     "RequestError": "errors",
     "SamplingError": "errors",
-    "SamplingParams": "config",
+    "SamplingParams": "checkpoint.config",
     "SpeakerError": "errors",
     "SpeechError": "errors",
-    "TTSEngine": "engine",
+    "TTSEngine": "engine.engine",
     "TTSError": "errors",
     "TextEndedError": "errors",
     "TextError": "errors",
     "TextTooLongError": "errors",
-    "Timings": "stream",
-    "Utterance": "utterance",
-    "Voice": "voice",
+    "Timings": "engine.stream",
+    "Utterance": "engine.utterance",
+    "Voice": "model.voice",
     "VoiceError": "errors",
 }
 

@@ -16,19 +16,20 @@ import soundfile
 import torch
 from tqdm import tqdm
 
-from qwen_megakernel import SamplingParams, TTSEngine, TTSError, __version__, bench
-from qwen_megakernel.backend import BACKENDS, select_backend, select_device
-from qwen_megakernel.build import find_ninja, load_extension
-from qwen_megakernel.checkpoint import DEMO, DEMO_NOTICE, PUBLISHED, Checkpoint, name_of_model
+from qwen_megakernel import SamplingParams, TTSEngine, TTSError, __version__
+from qwen_megakernel.backend.build import find_ninja, load_extension
+from qwen_megakernel.backend.select import BACKENDS, select_backend, select_device
+from qwen_megakernel.check import bench
+from qwen_megakernel.check.verify import FRAMES, verify
+from qwen_megakernel.checkpoint.fp8 import WEIGHTS, parts_of
+from qwen_megakernel.checkpoint.load import DEMO, DEMO_NOTICE, PUBLISHED, Checkpoint, name_of_model
+from qwen_megakernel.checkpoint.quantize import quantize_checkpoint
+from qwen_megakernel.engine.stream import Audio, Chunk
 from qwen_megakernel.errors import BackendError, RequestError
-from qwen_megakernel.fp8 import WEIGHTS, parts_of
-from qwen_megakernel.prompt import AUTO
-from qwen_megakernel.quantize import quantize_checkpoint
-from qwen_megakernel.serve_speech import TOKEN
-from qwen_megakernel.stream import Audio, Chunk
-from qwen_megakernel.text import split_sentences
-from qwen_megakernel.verify import FRAMES, verify
-from qwen_megakernel.voice import Voice, check_reference
+from qwen_megakernel.model.prompt import AUTO
+from qwen_megakernel.model.text import split_sentences
+from qwen_megakernel.model.voice import Voice, check_reference
+from qwen_megakernel.server.service import TOKEN
 
 MAX_PIECE_CHARS = 300
 """Longer text is spoken in pieces cut at sentence ends."""
@@ -345,8 +346,8 @@ def _list_speakers(model: str) -> int:
 
 def _serve(args: argparse.Namespace) -> int:
     try:
-        from qwen_megakernel import serve
-        from qwen_megakernel.serve_guard import is_loopback
+        from qwen_megakernel.server import app as serve
+        from qwen_megakernel.server.guard import is_loopback
     except ModuleNotFoundError as error:
         raise BackendError(f"serving needs {error.name}: install the extra [serve]") from None
     token = (args.token or os.environ.get(TOKEN) or "").strip() or None

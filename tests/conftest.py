@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from qwen_megakernel import TTSEngine
-from qwen_megakernel.synthetic import write_checkpoint
+from qwen_megakernel.checkpoint.synthetic import write_checkpoint
 
 FRAMES_COMPARED = "frames compared"
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 import uvicorn
 
 from qwen_megakernel import TTSEngine
-from qwen_megakernel.serve import make_app, protocol_of
-from qwen_megakernel.serve_speech import EngineService
+from qwen_megakernel.server.app import make_app, protocol_of
+from qwen_megakernel.server.service import EngineService
 
 
 class Running:

@@ -23,7 +23,7 @@ import torch
 from callers import Broke, voice_of
 
 from qwen_megakernel import EngineBusy, SamplingParams, TextEndedError, TTSEngine, Voice
-from qwen_megakernel.synthetic import write_checkpoint
+from qwen_megakernel.checkpoint.synthetic import write_checkpoint
 
 WORDS = "of text a test how are today I am fine it hello there my friend well three of us are here so be it".split()
 WAYS = ("whole",) * 4 + ("pieces",) * 3 + ("cancel", "cancel", "abandon", "raise")

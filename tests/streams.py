@@ -3,11 +3,11 @@
 import torch
 
 from qwen_megakernel import SamplingParams
-from qwen_megakernel.checkpoint import Checkpoint
-from qwen_megakernel.config import GREEDY
-from qwen_megakernel.frame_decoder import TorchFrameDecoder
-from qwen_megakernel.prompt import Prompt
-from qwen_megakernel.transformer import Embeddings
+from qwen_megakernel.backend.frame_decoder import TorchFrameDecoder
+from qwen_megakernel.checkpoint.config import GREEDY
+from qwen_megakernel.checkpoint.load import Checkpoint
+from qwen_megakernel.model.prompt import Prompt
+from qwen_megakernel.model.transformer import Embeddings
 
 PUBLISHED = SamplingParams(True, 0.9, 50, 1.0, 1.05, True, 0.9, 50, 1.0)
 SETTINGS = {

@@ -20,9 +20,10 @@ from common import wait_until_ready
 from pipecat.utils.string import match_endofsentence
 from serving import running
 
-from qwen_megakernel import RequestError, SamplingParams, TTSEngine, bench, cli
-from qwen_megakernel.checkpoint import Checkpoint
-from qwen_megakernel.synthetic import random_talker, synthetic_config
+from qwen_megakernel import RequestError, SamplingParams, TTSEngine, cli
+from qwen_megakernel.check import bench
+from qwen_megakernel.checkpoint.load import Checkpoint
+from qwen_megakernel.checkpoint.synthetic import random_talker, synthetic_config
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 

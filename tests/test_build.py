@@ -12,12 +12,14 @@ import pytest
 import torch
 from torch.utils import cpp_extension
 
-from qwen_megakernel import build, cli, kernels
-from qwen_megakernel.backend import select_backend, select_device
-from qwen_megakernel.build import BLOCKS, TARGETS
+from qwen_megakernel import cli
+from qwen_megakernel.backend import build
+from qwen_megakernel.backend import compile_all as kernels
+from qwen_megakernel.backend.build import BLOCKS, TARGETS
+from qwen_megakernel.backend.compile_all import MODELS, Compiled, Launch
+from qwen_megakernel.backend.megakernel import MegakernelFrameDecoder
+from qwen_megakernel.backend.select import select_backend, select_device
 from qwen_megakernel.errors import BackendError
-from qwen_megakernel.kernels import MODELS, Compiled, Launch
-from qwen_megakernel.megakernel import MegakernelFrameDecoder
 
 GPU = torch.device("cuda")
 H200 = ((9, 0), 132, "H200")
@@ -272,7 +274,7 @@ def test_a_kernel_that_was_not_compiled_fails():
 
 def test_make_kernels_without_nvcc_says_so(tmp_path):
     env = {k: v for k, v in os.environ.items() if k != "CUDA_PATH"} | {"CUDA_HOME": str(tmp_path)}
-    command = [sys.executable, "-m", "qwen_megakernel.kernels"]
+    command = [sys.executable, "-m", "qwen_megakernel.backend.compile_all"]
     done = subprocess.run(command, env=env, capture_output=True, text=True, cwd=Path(__file__).parents[1])
     assert done.returncode == 1 and done.stderr == f"error: {build.NO_NVCC}\n"
 

@@ -11,10 +11,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from qwen_megakernel import CheckpointError, CheckpointNotFoundError
-from qwen_megakernel.checkpoint import DEMO_FOLDER, Checkpoint, find_checkpoint
-from qwen_megakernel.config import CodecConfig, ModelConfig, TalkerConfig, _Json
-from qwen_megakernel.layout import expected_tensors
-from qwen_megakernel.synthetic import _GENERATION, _codec_config, _main_config
+from qwen_megakernel.checkpoint.config import CodecConfig, ModelConfig, TalkerConfig, _Json
+from qwen_megakernel.checkpoint.load import DEMO_FOLDER, Checkpoint, find_checkpoint
+from qwen_megakernel.checkpoint.synthetic import _GENERATION, _codec_config, _main_config
+from qwen_megakernel.checkpoint.tensors import expected_tensors
 
 CPU = torch.device("cpu")
 

@@ -16,7 +16,7 @@ import torch
 from cases import reference_audio
 
 from qwen_megakernel import TTSEngine, Voice
-from qwen_megakernel.checkpoint import DEMO_NOTICE
+from qwen_megakernel.checkpoint.load import DEMO_NOTICE
 from qwen_megakernel.cli import main
 
 ROOT = Path(__file__).parents[1]
@@ -249,7 +249,7 @@ def test_standard_output_that_cannot_be_written_ends_it_in_order(stdout, told):
     ids=str,
 )
 def test_a_server_that_can_never_be_ready_does_not_listen(args, message, tiny, tmp_path, monkeypatch, capsys):
-    from qwen_megakernel import serve
+    from qwen_megakernel.server import app as serve
 
     monkeypatch.setattr(serve, "serve", lambda *args: pytest.fail("it listens"))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -267,7 +267,7 @@ def test_a_server_that_can_never_be_ready_does_not_listen(args, message, tiny, t
 
 
 def test_a_base_server_whose_voices_clients_make_listens(tiny, monkeypatch):
-    from qwen_megakernel import serve
+    from qwen_megakernel.server import app as serve
 
     listened = []
     monkeypatch.setattr(serve, "serve", lambda *args: listened.append(args) or 0)
@@ -294,7 +294,7 @@ def test_a_port_that_cannot_be_had_ends_the_server_in_order(port):
 
 
 def test_a_served_folder_is_known_by_its_own_name(tmp_path, monkeypatch):
-    from qwen_megakernel.checkpoint import name_of_model
+    from qwen_megakernel.checkpoint.load import name_of_model
 
     (tmp_path / "my-voice").mkdir()
     monkeypatch.chdir(tmp_path / "my-voice")

@@ -10,7 +10,7 @@ import soxr
 from recogniser import INSTALLED, heard_words
 
 from qwen_megakernel import SamplingParams
-from qwen_megakernel.word_times import SpeechRate, WordTimes
+from qwen_megakernel.engine.word_times import SpeechRate, WordTimes
 
 pytestmark = pytest.mark.skipif(not INSTALLED, reason="needs pocketsphinx")
 

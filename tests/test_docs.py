@@ -23,8 +23,8 @@ from pipecat.processors.frame_processor import FrameProcessor
 from serving import running, until
 
 from qwen_megakernel import TTSEngine, cli
-from qwen_megakernel.checkpoint import PUBLISHED
-from qwen_megakernel.synthetic import NO_EOS
+from qwen_megakernel.checkpoint.load import PUBLISHED
+from qwen_megakernel.checkpoint.synthetic import NO_EOS
 
 ROOT = Path(__file__).parents[1]
 DOCS = ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]

@@ -28,7 +28,7 @@ from qwen_megakernel import (
     TTSEngine,
     VoiceError,
 )
-from qwen_megakernel.config import GREEDY
+from qwen_megakernel.checkpoint.config import GREEDY
 
 TEXT = "Hello there, how are you today?"
 
@@ -584,7 +584,9 @@ def test_signal_handlers_may_use_and_close_the_engine(backend):
 
 def test_an_end_that_cannot_be_assembled_is_an_error_and_not_a_hang(own_engine, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr("qwen_megakernel.stream.np.concatenate", lambda _parts: (_ for _ in ()).throw(MemoryError()))
+        patch.setattr(
+            "qwen_megakernel.engine.stream.np.concatenate", lambda _parts: (_ for _ in ()).throw(MemoryError())
+        )
         for _ in range(2):
             with pytest.raises(MemoryError):
                 own_engine.generate(TEXT, max_frames=2)
@@ -610,12 +612,12 @@ def test_an_interrupted_caller_leaves_nothing_running(own_engine, monkeypatch):
     utterance.push_text(TEXT)
     with monkeypatch.context() as patch:
         patch.setattr(own_engine._prompts, "build", interrupted)
-        patch.setattr("qwen_megakernel.prompt.PromptPieces.end", interrupted)
+        patch.setattr("qwen_megakernel.model.prompt.PromptPieces.end", interrupted)
         for call in (utterance.end_text, lambda: own_engine.generate(TEXT)):
             with pytest.raises(KeyboardInterrupt):
                 call()
     with monkeypatch.context() as patch:
-        patch.setattr("qwen_megakernel.utterance.Utterance.result", interrupted)
+        patch.setattr("qwen_megakernel.engine.utterance.Utterance.result", interrupted)
         with pytest.raises(KeyboardInterrupt):
             own_engine.generate(TEXT, max_frames=2000)
     wait_idle(own_engine)

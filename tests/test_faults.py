@@ -21,9 +21,9 @@ from qwen_megakernel import (
     SamplingParams,
     SpeechError,
 )
-from qwen_megakernel import owner as owner_module
-from qwen_megakernel import stream as stream_module
-from qwen_megakernel.engine import _make_spare
+from qwen_megakernel.engine import owner as owner_module
+from qwen_megakernel.engine import stream as stream_module
+from qwen_megakernel.engine.engine import _make_spare
 
 TEXT = "Hello there, how are you today?"
 SEEDED = SamplingParams(seed=5)

@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from qwen_megakernel import SamplingParams, TTSEngine
+from qwen_megakernel.backend.frame_decoder import RECENT_FRAMES
 from qwen_megakernel.errors import KernelFault, TextEndedError
-from qwen_megakernel.frame_decoder import RECENT_FRAMES
-from qwen_megakernel.vocoder import Portion, VocoderState
+from qwen_megakernel.model.vocoder import Portion, VocoderState
 
 GROUPS, SAMPLES = 16, 1920
 WORDS = "hello world the quick brown fox jumps over lazy dog of text and this how are you today I am fine".split()
@@ -168,7 +168,7 @@ class HashVocoder:
 @pytest.fixture
 def load(monkeypatch):
     """load(folder, follows, seed, width, together, slots) -> an engine on a pretended device."""
-    import qwen_megakernel.engine as module
+    import qwen_megakernel.engine.engine as module
 
     make_decoder = module.make_decoder
     with contextlib.ExitStack() as stack:

@@ -14,9 +14,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
 from qwen_megakernel import BackendError, CheckpointError, SamplingParams, TTSEngine, cli
-from qwen_megakernel import quantize as quantize_module
-from qwen_megakernel.checkpoint import Checkpoint
-from qwen_megakernel.fp8 import (
+from qwen_megakernel.backend.megakernel import MLP_PACKET, PACKET, pack
+from qwen_megakernel.checkpoint import quantize as quantize_module
+from qwen_megakernel.checkpoint.fp8 import (
     LARGEST,
     PARTS,
     SCALE,
@@ -28,8 +28,8 @@ from qwen_megakernel.fp8 import (
     parts_of,
     quantize,
 )
-from qwen_megakernel.megakernel import MLP_PACKET, PACKET, pack
-from qwen_megakernel.synthetic import random_talker, synthetic_config
+from qwen_megakernel.checkpoint.load import Checkpoint
+from qwen_megakernel.checkpoint.synthetic import random_talker, synthetic_config
 
 CPU = torch.device("cpu")
 FILE = "model.safetensors"

@@ -4,12 +4,12 @@ import pytest
 import torch
 from streams import PUBLISHED, SETTINGS, decoder_over, interleaved, same, say, start
 
-from qwen_megakernel.checkpoint import Checkpoint
-from qwen_megakernel.frame import Frame, SlotState, draws_of
-from qwen_megakernel.frame_decoder import AHEAD
-from qwen_megakernel.frame_graphs import attended, clear
-from qwen_megakernel.sampling import gumbel_noise
-from qwen_megakernel.transformer import Embeddings
+from qwen_megakernel.backend.cuda_graphs import attended, clear
+from qwen_megakernel.backend.frame_decoder import AHEAD
+from qwen_megakernel.checkpoint.load import Checkpoint
+from qwen_megakernel.model.frame import Frame, SlotState, draws_of
+from qwen_megakernel.model.sampling import gumbel_noise
+from qwen_megakernel.model.transformer import Embeddings
 
 POSITIONS = 100
 EAGER_TO_END, NEVER_ENDING = 4.0, 0.0  # eos_gain of a checkpoint

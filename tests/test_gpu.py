@@ -11,15 +11,15 @@ import torch
 from streams import PUBLISHED, SETTINGS, decoder_over, interleaved, same, say, start
 
 from qwen_megakernel import SamplingParams, TTSEngine, cli
-from qwen_megakernel.build import load_extension
-from qwen_megakernel.checkpoint import Checkpoint
-from qwen_megakernel.config import GREEDY
-from qwen_megakernel.frame_decoder import AHEAD, RECENT_FRAMES
-from qwen_megakernel.frame_graphs import KEPT
-from qwen_megakernel.sampling import gumbel_noise
-from qwen_megakernel.transformer import Embeddings
-from qwen_megakernel.vocoder import Vocoder
-from qwen_megakernel.vocoder_graphs import GraphVocoder
+from qwen_megakernel.backend.build import load_extension
+from qwen_megakernel.backend.cuda_graphs import KEPT
+from qwen_megakernel.backend.frame_decoder import AHEAD, RECENT_FRAMES
+from qwen_megakernel.backend.vocoder_graphs import GraphVocoder
+from qwen_megakernel.checkpoint.config import GREEDY
+from qwen_megakernel.checkpoint.load import Checkpoint
+from qwen_megakernel.model.sampling import gumbel_noise
+from qwen_megakernel.model.transformer import Embeddings
+from qwen_megakernel.model.vocoder import Vocoder
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
 CPU, GPU = torch.device("cpu"), torch.device("cuda")

@@ -11,7 +11,7 @@ from callers import voice_of
 from serving import until
 
 from qwen_megakernel import SamplingParams
-from qwen_megakernel.vocoder import Vocoder
+from qwen_megakernel.model.vocoder import Vocoder
 
 TEXT = "Hello there, how are you today?"
 

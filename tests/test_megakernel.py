@@ -10,16 +10,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from qwen_megakernel.build import load_extension
-from qwen_megakernel.checkpoint import DEMO_FOLDER
-from qwen_megakernel.config import GREEDY, ModelConfig, SamplingParams
+from qwen_megakernel.backend.build import load_extension
+from qwen_megakernel.backend.megakernel import PAGE, MegakernelFrameDecoder, padded_mlp, places
+from qwen_megakernel.checkpoint.config import GREEDY, ModelConfig, SamplingParams
+from qwen_megakernel.checkpoint.fp8 import WEIGHTS, dequantized, quantized
+from qwen_megakernel.checkpoint.load import DEMO_FOLDER
+from qwen_megakernel.checkpoint.synthetic import random_talker, synthetic_config
 from qwen_megakernel.errors import KernelFault
-from qwen_megakernel.fp8 import WEIGHTS, dequantized, quantized
-from qwen_megakernel.megakernel import PAGE, MegakernelFrameDecoder, padded_mlp, places
-from qwen_megakernel.prompt import Prompt
-from qwen_megakernel.sampling import Code0Rules, Draw, gumbel_noise
-from qwen_megakernel.synthetic import random_talker, synthetic_config
-from qwen_megakernel.transformer import Embeddings, KVCache, Transformer, apply_rope, rms_norm
+from qwen_megakernel.model.prompt import Prompt
+from qwen_megakernel.model.sampling import Code0Rules, Draw, gumbel_noise
+from qwen_megakernel.model.transformer import Embeddings, KVCache, Transformer, apply_rope, rms_norm
 
 pytestmark = [
     pytest.mark.gpu,
@@ -625,7 +625,7 @@ def test_free_running_frames_equal_the_twins_where_the_heads_are_peaked(size, ca
 
 def test_the_engine_speaks_through_it(tmp_path):
     from qwen_megakernel import TTSEngine
-    from qwen_megakernel.synthetic import write_checkpoint
+    from qwen_megakernel.checkpoint.synthetic import write_checkpoint
 
     folder = write_checkpoint(tmp_path, size="0.6b", codec="real", eos_gain=0.0)
     with TTSEngine.load(folder, backend="megakernel", max_streams=2, max_positions=128) as engine:

@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from qwen_megakernel.checkpoint import Checkpoint
-from qwen_megakernel.vocoder import Vocoder
+from qwen_megakernel.checkpoint.load import Checkpoint
+from qwen_megakernel.model.vocoder import Vocoder
 
 CASES = shared.cases()
 RATE = 24000

@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qwen_megakernel import EngineClosed, RequestError, SamplingParams, TextEndedError, TextTooLongError
-from qwen_megakernel.checkpoint import DEMO_FOLDER, Checkpoint
-from qwen_megakernel.config import GREEDY
-from qwen_megakernel.prompt import PromptBuilder
-from qwen_megakernel.text import LONGEST_RUN, PieceEncoder, TextTokenizer
-from qwen_megakernel.transformer import Embeddings
-from qwen_megakernel.voice import Voice
+from qwen_megakernel.checkpoint.config import GREEDY
+from qwen_megakernel.checkpoint.load import DEMO_FOLDER, Checkpoint
+from qwen_megakernel.model.prompt import PromptBuilder
+from qwen_megakernel.model.text import LONGEST_RUN, PieceEncoder, TextTokenizer
+from qwen_megakernel.model.transformer import Embeddings
+from qwen_megakernel.model.voice import Voice
 
 BITS = (
     [

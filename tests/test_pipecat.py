@@ -44,11 +44,11 @@ from qwen_megakernel import (
     Voice,
     VoiceError,
 )
-from qwen_megakernel.checkpoint import DEMO_FOLDER
+from qwen_megakernel.checkpoint.load import DEMO_FOLDER
+from qwen_megakernel.engine.utterance import Utterance
+from qwen_megakernel.engine.word_times import SpeechRate, WordTimes, is_unspaced, words_of
 from qwen_megakernel.pipecat_tts import MegakernelTTSService
-from qwen_megakernel.utterance import Utterance
 from qwen_megakernel.websocket_tts import MegakernelWebsocketTTSService
-from qwen_megakernel.word_times import SpeechRate, WordTimes, is_unspaced, words_of
 
 Settings = MegakernelTTSService.Settings
 SAVED_VOICE = Voice(torch.zeros(8), None, None, "0")

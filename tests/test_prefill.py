@@ -7,10 +7,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from qwen_megakernel import prefill
-from qwen_megakernel.checkpoint import Checkpoint
-from qwen_megakernel.megakernel import PAGE, pack_stack, padded_mlp, places
-from qwen_megakernel.transformer import KVCache, Transformer
+from qwen_megakernel.backend import paged_prefill as prefill
+from qwen_megakernel.backend.megakernel import PAGE, pack_stack, padded_mlp, places
+from qwen_megakernel.checkpoint.load import Checkpoint
+from qwen_megakernel.model.transformer import KVCache, Transformer
 
 PAGES = 10
 

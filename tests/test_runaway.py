@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from qwen_megakernel import SamplingParams, TTSEngine
-from qwen_megakernel.runaway import HANDED_OUT, VERDICT, RunawayGuard
+from qwen_megakernel.engine.runaway import HANDED_OUT, VERDICT, RunawayGuard
 
 TEXT = "Hello there, how are you today?"
 Frames = list[torch.Tensor]

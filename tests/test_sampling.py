@@ -7,9 +7,9 @@ import pytest
 import torch
 import transformers.generation.logits_process as hf
 
-from qwen_megakernel.config import SamplingParams, TalkerConfig
+from qwen_megakernel.checkpoint.config import SamplingParams, TalkerConfig
 from qwen_megakernel.errors import SamplingError
-from qwen_megakernel.sampling import Code0Rules, Draw, gumbel_from_bits, gumbel_noise, key_schedule, philox
+from qwen_megakernel.model.sampling import Code0Rules, Draw, gumbel_from_bits, gumbel_noise, key_schedule, philox
 
 
 def words(*values: int) -> tuple[torch.Tensor, ...]:
@@ -89,7 +89,7 @@ def test_draws_follow_torchs_softmax(draw):
 
 @pytest.fixture
 def talker(tiny) -> TalkerConfig:
-    from qwen_megakernel.checkpoint import Checkpoint
+    from qwen_megakernel.checkpoint.load import Checkpoint
 
     return Checkpoint.open(tiny("custom_voice")).config.talker
 

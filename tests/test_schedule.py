@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from qwen_megakernel import owner as owner_module
-from qwen_megakernel import stream as stream_module
-from qwen_megakernel.config import SamplingParams
+from qwen_megakernel.backend.frame_decoder import RECENT_FRAMES
+from qwen_megakernel.checkpoint.config import SamplingParams
+from qwen_megakernel.engine import owner as owner_module
+from qwen_megakernel.engine import stream as stream_module
+from qwen_megakernel.engine.owner import Owner
+from qwen_megakernel.engine.stream import Stream
 from qwen_megakernel.errors import EngineBusy, KernelFault
-from qwen_megakernel.frame_decoder import RECENT_FRAMES
-from qwen_megakernel.owner import Owner
-from qwen_megakernel.stream import Stream
-from qwen_megakernel.vocoder import Portion, VocoderState
+from qwen_megakernel.model.vocoder import Portion, VocoderState
 
 GROUPS, SAMPLES, RATE = 16, 1920, 24000
 FRAME_S = SAMPLES / RATE

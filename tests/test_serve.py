@@ -23,10 +23,10 @@ from hypothesis import HealthCheck, given, settings
 from serving import Running, asgi, running, until
 
 from qwen_megakernel import BackendError, SamplingParams, TTSEngine, Voice
-from qwen_megakernel.pcm import pcm16
-from qwen_megakernel.serve import make_app
-from qwen_megakernel.serve_speech import Limits
-from qwen_megakernel.synthetic import NO_EOS
+from qwen_megakernel.checkpoint.synthetic import NO_EOS
+from qwen_megakernel.model.pcm import pcm16
+from qwen_megakernel.server.app import make_app
+from qwen_megakernel.server.service import Limits
 
 TEXT = "Hello there, how are you today?"
 SPEECH = "/v1/audio/speech"
@@ -407,9 +407,10 @@ def test_a_dead_engine_is_told():
 
 SERVER = """
 import sys
-from qwen_megakernel import TTSEngine, serve
-from qwen_megakernel.serve import make_app
-from qwen_megakernel.serve_speech import Limits
+from qwen_megakernel import TTSEngine
+from qwen_megakernel.server import app as serve
+from qwen_megakernel.server.app import make_app
+from qwen_megakernel.server.service import Limits
 
 def load():
     engine = TTSEngine.load("demo", device="cpu", max_streams=2, max_positions=512)

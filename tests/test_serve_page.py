@@ -19,8 +19,9 @@ from serving import Running, running, until
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
-from qwen_megakernel import SamplingParams, TTSEngine, Voice, cli, serve
-from qwen_megakernel.pcm import pcm16
+from qwen_megakernel import SamplingParams, TTSEngine, Voice, cli
+from qwen_megakernel.model.pcm import pcm16
+from qwen_megakernel.server import app as serve
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 FLAGS = (

@@ -11,7 +11,7 @@ from serving import running, until
 from test_pipecat import of, pcm, turn
 
 from qwen_megakernel import SamplingParams, TTSEngine
-from qwen_megakernel.pcm import pcm16
+from qwen_megakernel.model.pcm import pcm16
 from qwen_megakernel.websocket_tts import MegakernelWebsocketTTSService
 
 TEXT = "Hello there, how are you today?"

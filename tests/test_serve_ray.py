@@ -18,7 +18,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
 from qwen_megakernel import SamplingParams, TTSEngine
-from qwen_megakernel.pcm import pcm16
+from qwen_megakernel.model.pcm import pcm16
 
 ray = pytest.importorskip("ray")
 pytestmark = [
@@ -266,7 +266,7 @@ def test_an_engine_that_is_gone_is_not_healthy():
 def test_without_a_token_the_proxy_s_own_machine_is_served(client, status):
     from starlette.responses import PlainTextResponse
 
-    from qwen_megakernel.serve_ray import _OnlyLoopback
+    from qwen_megakernel.server.ray import _OnlyLoopback
 
     async def main() -> int:
         transport = httpx.ASGITransport(_OnlyLoopback(PlainTextResponse("served")), client=(client, 1))

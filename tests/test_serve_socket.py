@@ -18,10 +18,10 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
 from qwen_megakernel import SamplingParams, TTSEngine
-from qwen_megakernel.pcm import pcm16
-from qwen_megakernel.serve_socket import PATH
-from qwen_megakernel.serve_speech import Limits
-from qwen_megakernel.synthetic import NO_EOS
+from qwen_megakernel.checkpoint.synthetic import NO_EOS
+from qwen_megakernel.model.pcm import pcm16
+from qwen_megakernel.server.service import Limits
+from qwen_megakernel.server.websocket_api import PATH
 
 TEXT = "Hello there, how are you today?"
 LIMITS = Limits(max_text=600, max_body=8192, contexts=3, idle_s=5.0, total_s=60.0)

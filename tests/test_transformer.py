@@ -3,8 +3,8 @@
 import numpy as np
 import torch
 
-from qwen_megakernel.checkpoint import Checkpoint
-from qwen_megakernel.transformer import KVCache, Transformer, apply_rope, rope_tables
+from qwen_megakernel.checkpoint.load import Checkpoint
+from qwen_megakernel.model.transformer import KVCache, Transformer, apply_rope, rope_tables
 
 
 def test_prefill_in_any_cut_equals_row_by_row(tiny):

@@ -16,16 +16,17 @@ import torch
 from test_bot_page import CHROMIUM, FLAGS
 from torch import nn
 
-from qwen_megakernel import TTSEngine, verify
-from qwen_megakernel.checkpoint import Checkpoint
+from qwen_megakernel import TTSEngine
+from qwen_megakernel.backend.frame_decoder import TorchFrameDecoder
+from qwen_megakernel.check import verify
+from qwen_megakernel.check.reference import INSTALL, Request, reference_audio, reference_module
+from qwen_megakernel.check.twin import forced_logits, forced_talker
+from qwen_megakernel.checkpoint.config import GREEDY, SamplingParams
+from qwen_megakernel.checkpoint.load import Checkpoint
 from qwen_megakernel.cli import main
-from qwen_megakernel.config import GREEDY, SamplingParams
 from qwen_megakernel.errors import BackendError
-from qwen_megakernel.frame_decoder import TorchFrameDecoder
-from qwen_megakernel.reference import INSTALL, Request, reference_audio, reference_module
-from qwen_megakernel.transformer import Embeddings
-from qwen_megakernel.twin import forced_logits, forced_talker
-from qwen_megakernel.vocoder import Vocoder
+from qwen_megakernel.model.transformer import Embeddings
+from qwen_megakernel.model.vocoder import Vocoder
 
 FRAMES = 6
 CPU = torch.device("cpu")

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from qwen_megakernel.checkpoint import Checkpoint
-from qwen_megakernel.config import CodecConfig, _Json
-from qwen_megakernel.layout import vocoder_tensors
-from qwen_megakernel.synthetic import _codec_config
-from qwen_megakernel.vocoder import Vocoder
+from qwen_megakernel.checkpoint.config import CodecConfig, _Json
+from qwen_megakernel.checkpoint.load import Checkpoint
+from qwen_megakernel.checkpoint.synthetic import _codec_config
+from qwen_megakernel.checkpoint.tensors import vocoder_tensors
+from qwen_megakernel.model.vocoder import Vocoder
 
 FRAMES = 100  # more than the attention window of 72
 

@@ -12,8 +12,8 @@ from cases import reference_audio
 from safetensors.torch import save_file
 
 from qwen_megakernel import AudioError, RequestError, Voice, VoiceError
-from qwen_megakernel.config import GREEDY
-from qwen_megakernel.voice import load_audio, log_mel
+from qwen_megakernel.checkpoint.config import GREEDY
+from qwen_megakernel.model.voice import load_audio, log_mel
 
 RATE = 24000
 

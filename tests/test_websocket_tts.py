@@ -39,7 +39,8 @@ from test_pipecat import of, pcm, turn
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 
-from qwen_megakernel import LanguageError, RequestError, SamplingError, SpeakerError, websocket_tts
+from qwen_megakernel import LanguageError, RequestError, SamplingError, SpeakerError
+from qwen_megakernel.pipecat import remote as websocket_tts
 from qwen_megakernel.websocket_tts import MegakernelWebsocketTTSService
 
 Settings = MegakernelWebsocketTTSService.Settings
@@ -565,7 +566,7 @@ def test_an_idle_socket_is_kept_alive(monkeypatch):
 def test_the_client_needs_no_torch():
     code = (
         "import sys, qwen_megakernel.websocket_tts; "
-        "print([name for name in ('torch', 'transformers', 'qwen_megakernel.engine') if name in sys.modules])"
+        "print([name for name in ('torch', 'transformers', 'qwen_megakernel.engine.engine') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
-from qwen_megakernel.config import GREEDY
-from qwen_megakernel.reference import Request, reference_audio
-from qwen_megakernel.synthetic import NO_EOS, write_checkpoint
-from qwen_megakernel.verify import say
+from qwen_megakernel.check.reference import Request, reference_audio
+from qwen_megakernel.check.verify import say
+from qwen_megakernel.checkpoint.config import GREEDY
+from qwen_megakernel.checkpoint.synthetic import NO_EOS, write_checkpoint
 
 VECTORS = Path(__file__).parent / "vectors.safetensors"
 

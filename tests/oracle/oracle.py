@@ -21,11 +21,11 @@ import cases as shared  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
 
 from qwen_megakernel import TTSEngine  # noqa: E402
-from qwen_megakernel.checkpoint import DEMO_FOLDER, Checkpoint  # noqa: E402
-from qwen_megakernel.reference import Reference, Said, reference_module  # noqa: E402
-from qwen_megakernel.synthetic import write_checkpoint  # noqa: E402
-from qwen_megakernel.verify import parting, prompts_of, tie  # noqa: E402
-from qwen_megakernel.vocoder import Vocoder  # noqa: E402
+from qwen_megakernel.check.reference import Reference, Said, reference_module  # noqa: E402
+from qwen_megakernel.check.verify import parting, prompts_of, tie  # noqa: E402
+from qwen_megakernel.checkpoint.load import DEMO_FOLDER, Checkpoint  # noqa: E402
+from qwen_megakernel.checkpoint.synthetic import write_checkpoint  # noqa: E402
+from qwen_megakernel.model.vocoder import Vocoder  # noqa: E402
 
 RATE = 24000
 

@@ -1,0 +1,172 @@
+"""`make kernels`: compile the kernel for every target with nvcc alone, and tell whether its blocks fit the cards.
+
+A build that takes too many registers or too much shared memory would only be refused at its launch, on the smallest
+card of its target. ptxas's report, what csrc/footprint.cu prints and TARGETS tell that without a GPU.
+"""
+
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from qwen_megakernel.backend.build import BLOCKS, FLAGS, NO_NVCC, TARGETS, Target, find_nvcc, source_folder
+from qwen_megakernel.errors import BackendError
+
+MODELS = {256: "demo", 1024: "0.6B", 2048: "1.7B"}
+"""By the talker's width."""
+
+REGISTERS, PARTITIONS = 65536, 4
+"""Of a multiprocessor, on every target. A warp lies in one partition and takes registers by 256."""
+
+COMPILERS = 2
+"""At once: each takes a core and about 1 GB."""
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What ptxas says of one kernel."""
+
+    registers: int
+    spill_stores: int  # bytes a thread
+    spill_loads: int
+    static_shared: int  # bytes
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What csrc/footprint.cu prints of one kernel."""
+
+    threads: int
+    dynamic_shared: int  # bytes
+    ring: int  # of these
+
+
+def parse_ptxas(report: str) -> dict[int, Compiled]:
+    """What `nvcc -Xptxas -v` writes, by the talker's width in the kernel's mangled name.
+
+    Raises:
+        BackendError: a kernel of which it does not say what we look for.
+    """
+    found = {}
+    for part in report.split("Compiling entry function")[1:]:
+        width = re.search(r"StackDimsILi(\d+)E", part)
+        spills = re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", part)
+        registers = re.search(r"Used (\d+) registers", part)
+        shared = re.search(r"(\d+) bytes smem", part)  # absent where there is none
+        if not (width and spills and registers):
+            raise BackendError(f"expected a kernel's dims, registers and spills from ptxas, it says: {part.strip()}")
+        found[int(width[1])] = Compiled(
+            int(registers[1]), int(spills[1]), int(spills[2]), int(shared[1]) if shared else 0
+        )
+    return found
+
+
+def parse_footprint(printed: str) -> dict[int, Launch]:
+    rows = [[int(word) for word in line.split()] for line in printed.splitlines()]
+    return {width: Launch(*row) for width, *row in rows}
+
+
+def blocks_per_multiprocessor(target: Target, registers: int, threads: int, shared: int) -> tuple[int, str]:
+    """How many blocks are resident, and what keeps it from being more. shared: bytes of a block."""
+    warps = -(-threads // 32)
+    a_warp = -(-registers * 32 // 256) * 256
+    limits = {
+        "registers": REGISTERS // PARTITIONS // a_warp * PARTITIONS // warps,
+        "threads": target.threads // (warps * 32),
+        # CUDA keeps 1 KB for itself and hands it out by 128 bytes.
+        "shared memory": target.shared_kb * 1024 // (-(-shared // 128) * 128 + 1024),
+    }
+    least = min(limits, key=limits.__getitem__)
+    return limits[least], least
+
+
+def compile_for(nvcc: str, arch: str) -> list[tuple[int, dict[int, Compiled], dict[int, Launch]]]:
+    """Columns of a frame kernel, and what ptxas and footprint.cu tell of it; one or two kernels.
+
+    Raises:
+        BackendError: the compiler's own words.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        program, source, found = Path(folder) / "footprint", source_folder() / "footprint.cu", []
+        for columns, *wide in [(TARGETS[arch].columns,), (TARGETS[arch].wide, "-DQMK_WIDE")]:
+            if not columns:
+                continue
+            flags = [*FLAGS, *TARGETS[arch].defines, *wide, f"-arch=sm_{arch}", "-Xptxas", "-v"]
+            compiled = _compile([nvcc, *flags, "-o", program, source], arch)
+            printed = subprocess.run([program], capture_output=True, text=True, check=True)
+            found.append((columns, parse_ptxas(compiled.stdout + compiled.stderr), parse_footprint(printed.stdout)))
+        # These fit anywhere; that they compile is all there is to know.
+        for name in ["prefill", "text", "vocoder", "vocoder_layers"]:
+            source = source_folder() / f"{name}.cu"
+            _compile([nvcc, *FLAGS, f"-arch=sm_{arch}", "-c", "-o", Path(folder) / f"{name}.o", source], arch)
+    return found
+
+
+def _compile(command: list, arch: str) -> subprocess.CompletedProcess:
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise BackendError(f"sm_{arch}: {' '.join(map(str, command))} failed:\n{done.stdout}{done.stderr}")
+    return done
+
+
+def judge(
+    arch: str, columns: int, kernels: Mapping[int, Compiled], launches: Mapping[int, Launch]
+) -> tuple[list[list], list[str]]:
+    """Rows of the table, and a sentence for every kernel that does not fit the target's smallest card."""
+    target, rows, failures = TARGETS[arch], [], []
+    if not kernels.keys() == launches.keys() == MODELS.keys():
+        wanted = f"kernels for talkers of width {', '.join(map(str, MODELS))}"
+        return [], [f"sm_{arch}: expected {wanted}, got {sorted(kernels)} compiled and {sorted(launches)} launched"]
+    for width, model in MODELS.items():
+        kernel, launch = kernels[width], launches[width]
+        shared = kernel.static_shared + launch.dynamic_shared
+        blocks, limit = blocks_per_multiprocessor(target, kernel.registers, launch.threads, shared)
+        resident = blocks * target.multiprocessors
+        rows.append(
+            [f"sm_{arch}", target.card, model, columns, launch.threads, kernel.registers]
+            + [f"{kernel.spill_stores}/{kernel.spill_loads}", shared, launch.ring]
+            + [f"{blocks} ({limit})", f"{resident} on {target.multiprocessors}"]
+        )
+        if resident < BLOCKS:
+            failures.append(
+                f"sm_{arch}, {model}: {BLOCKS} blocks must be resident at once, {target.card} holds {resident} "
+                f"({target.multiprocessors} multiprocessors, {blocks} each); what is short: {limit}"
+            )
+    return rows, failures
+
+
+HEAD = ["target", "card", "model", "columns", "threads", "registers", "spilt B", "shared B", "ring B"]
+HEAD += ["blocks per SM (limit)", f"blocks (>= {BLOCKS}) on SMs"]
+
+
+def main() -> int:
+    nvcc = find_nvcc()
+    if nvcc is None:
+        print(f"error: {NO_NVCC}", file=sys.stderr)
+        return 1
+    try:
+        with ThreadPoolExecutor(COMPILERS) as pool:
+            results = list(pool.map(lambda arch: compile_for(nvcc, arch), TARGETS))
+    except BackendError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    table, failures = [HEAD], []
+    for arch, found in zip(TARGETS, results, strict=True):
+        for kernel in found:
+            rows, wrong = judge(arch, *kernel)
+            table += rows
+            failures += wrong
+    widths = [max(len(str(row[i])) for row in table) for i in range(len(HEAD))]
+    for row in table:
+        print("  ".join(f"{cell!s:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
+    for failure in failures:
+        print(f"error: {failure}", file=sys.stderr)
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

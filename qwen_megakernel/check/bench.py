@@ -1,0 +1,237 @@
+"""How fast is it on this machine? What `qwen-megakernel bench` measures, beside the floor of the card it runs on."""
+
+import dataclasses
+import datetime
+import json
+import os
+import platform
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from qwen_megakernel import __version__
+from qwen_megakernel.backend.build import driver_version
+from qwen_megakernel.backend.frame_decoder import AHEAD, FrameDecoder
+from qwen_megakernel.backend.select import make_decoder, make_embeddings, select_backend, select_device
+from qwen_megakernel.checkpoint.config import SamplingParams
+from qwen_megakernel.checkpoint.fp8 import dequantized, parts_of
+from qwen_megakernel.checkpoint.load import DEMO, Checkpoint, name_of_model
+from qwen_megakernel.checkpoint.synthetic import NO_EOS, write_checkpoint
+from qwen_megakernel.engine.engine import TTSEngine
+from qwen_megakernel.engine.stream import Audio
+from qwen_megakernel.errors import RequestError
+from qwen_megakernel.model.prompt import Prompt
+
+FRAME_MS = 80.0
+UTTERANCE_FRAMES = 63  # 5.04 s
+MAX_POSITIONS = 512
+_RUN, _TRIES = 20, 40  # frames; runs for each that counts: of the demo voice one stream in seven ends within one
+
+# Of one token each in synthetic checkpoints, as common words are in published ones.
+_WORDS = "of text a test how are today I am fine it bonjour tout le monde wie geht".split()
+
+
+def sentence() -> str:
+    """Ten random words, 11 to 13 tokens. The last is no single letter: sentence splitters take "I." for an initial."""
+    words = random.choices(_WORDS, k=9) + random.choices([word for word in _WORDS if len(word) > 1])
+    return " ".join(words).capitalize() + "."
+
+
+def weight_bytes(sizes: Mapping[str, int]) -> tuple[int, int]:
+    """What a talker pass without its head reads, and what a whole frame reads; from the bytes of every tensor by its
+    name. The code predictor's layers are read 15 times a frame, each of its heads once."""
+    talker = frame = 0
+    for name, size in sizes.items():
+        if "embedding" in name or "text_projection" in name:
+            continue
+        if "code_predictor" in name:
+            frame += size if "lm_head" in name else 15 * size
+        else:
+            frame += size
+            talker += 0 if "codec_head" in name else size
+    return talker, frame
+
+
+def read_bytes_s(device: torch.device) -> float:
+    """Bytes a second that PyTorch reads of a device's memory: the best of ten sums of up to 4 GB of fp32."""
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 2**31
+    x = torch.ones(min(2**30, free // 16), device=device)
+    best = 0.0
+    for _ in range(10):
+        began = time.perf_counter()
+        x.sum().item()
+        best = max(best, x.nbytes / (time.perf_counter() - began))
+    return best
+
+
+def frame_ms(decoder: FrameDecoder, like: Tensor, sampling: SamplingParams, streams: int, frames: int) -> float:
+    """Wall-clock milliseconds a frame of some streams, launched ahead as the engine does: the median of runs of 20
+    frames from position 13 on in which nobody ended their speech. Behind an end a backend may compute nothing.
+
+    Args:
+        like: [hidden], on the decoder's device and of its dtype: prompts and text rows are noise of that kind.
+
+    Raises:
+        RequestError: hardly a run came to its end.
+    """
+    slots = list(range(streams))
+
+    def measure() -> float | None:
+        """None: a stream ended."""
+        noise, ended = torch.randn_like(like), False
+        prompt = Prompt(noise.expand(10, -1).contiguous(), noise[None], noise)
+        for slot in slots:
+            decoder.start(slot, prompt, dataclasses.replace(sampling, seed=random.getrandbits(31)))
+        for _ in range(AHEAD - 1):
+            decoder.launch(slots)
+        for collected in range(AHEAD + _RUN):
+            if collected == AHEAD:
+                began = time.perf_counter()
+            decoder.launch(slots)
+            ended |= any(codes is None for codes in decoder.collect())
+        took = time.perf_counter() - began
+        for _ in range(AHEAD - 1):
+            decoder.collect()
+        return None if ended else 1000 * took / _RUN
+
+    # In a thread of its own, as the engine's is: beside another busy process on two cores PyTorch's CPU threads kept a
+    # main thread waiting, 31 to 400 ms a frame of the demo voice against 8.5.
+    needed, runs = max(1, frames // _RUN), []
+    with ThreadPoolExecutor(1) as pool:
+        for _ in range(_TRIES * needed):
+            if (ms := pool.submit(measure).result()) is not None:
+                runs.append(ms)
+            if len(runs) == needed:
+                return statistics.median(runs)
+    raise RequestError(f"no frames could be timed: {_TRIES * needed} times a stream ended its speech in {_RUN} frames")
+
+
+def frames_ms(
+    checkpoint: Checkpoint, tensors: dict[str, Tensor], backend: str, streams: Sequence[int], frames: int
+) -> list[float]:
+    """`frame_ms` of a backend that `select_backend` chose, over every `talker.*` tensor, for each number of streams."""
+    config, norm = checkpoint.config, tensors["talker.model.norm.weight"]
+    embeddings = make_embeddings(backend, config, tensors)
+    decoder = make_decoder(backend, config, tensors, embeddings, slots=max(streams), max_positions=MAX_POSITIONS)
+    return [frame_ms(decoder, norm, SamplingParams().over(config.sampling), count, frames) for count in streams]
+
+
+def first_audio_ms(engine: TTSEngine, utterances: int) -> list[float]:
+    """TTFC of utterances one after the other: milliseconds from the text to a first chunk of one frame."""
+    times = []
+    for _ in range(utterances):
+        time.sleep(random.uniform(0.0, 0.03))
+        times.append(1000 * _speak(engine, 4, 1).ttfc_s)
+    return times
+
+
+def _speak(engine: TTSEngine, frames: int, chunk_frames: int) -> Audio:
+    request = {"max_frames": frames, "chunk_frames": chunk_frames, "runaway_guard": False}
+    return engine.submit(sentence(), voice=engine._any_voice(), **request).result()
+
+
+def real_time_factor(engine: TTSEngine, repeats: int, chunk_frames: int) -> float:
+    """Compute time over audio time of utterances of up to 5 s, vocoder included: the median."""
+    return statistics.median(_speak(engine, UTTERANCE_FRAMES, chunk_frames).rtf for _ in range(repeats))
+
+
+def run(
+    model: str | None,
+    *,
+    size: str | None = None,
+    backend: str = "auto",
+    device: str | None = None,
+    weights: str | list[str] | None = None,
+    tell: Callable[[str], None] = print,
+) -> dict:
+    """Measure and tell, a line at a time; returns what was told as numbers.
+
+    Args:
+        model: a folder, a hub id or "demo"; None: random weights on a GPU, the demo voice elsewhere.
+        size: of the random weights, "0.6b" (None) or "1.7b".
+
+    Raises:
+        CheckpointError, BackendError: as `TTSEngine.load`.
+        RequestError: a size where no random weights are made.
+    """
+    where = select_device(device)
+    if size is not None and (model is not None or where.type == "cpu"):
+        raise RequestError("--size is of random weights, which are made on a GPU, without --model")
+    size = size or "0.6b"
+    with tempfile.TemporaryDirectory() as folder:
+        name = model and name_of_model(model)
+        if model is None and where.type == "cuda":
+            tell(f"writing a {size} checkpoint with random weights, as fast or slow as any")
+            model, name = str(write_checkpoint(Path(folder), size=size, eos_gain=NO_EOS)), f"{size}, random weights"
+        elif model is None:
+            model, name = DEMO, DEMO
+        return _measure(model, name, backend, where, weights, tell)
+
+
+def _cpu() -> str:
+    """How many of which."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:  # no Linux
+        lines = []
+    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"{os.cpu_count()} x {named[0] if named else platform.machine()}"
+
+
+def _measure(
+    model: str, name: str, backend: str, device: torch.device, weights: str | list[str] | None, tell: Callable
+) -> dict:
+    cuda = device.type == "cuda"
+    checkpoint = Checkpoint.open(model)
+    config, dtype = checkpoint.config, torch.bfloat16 if cuda else torch.float32
+    parts = checkpoint.fp8 if weights is None else parts_of(weights)
+    card = torch.cuda.get_device_name(device) if cuda else f"CPU, {torch.get_num_threads()} threads"
+    told: dict = {"version": __version__, "when": datetime.date.today().isoformat(), "model": name, "machine": card}
+    told |= {"cpu": _cpu(), "system": platform.platform(), "python": platform.python_version()}
+    told |= {"torch": torch.__version__, "driver_cuda": ".".join(map(str, driver_version() or ("none",)))}
+    if cuda:
+        told["card_gb"] = torch.cuda.get_device_properties(device).total_memory / 1e9
+    told["backend"], why = select_backend(backend, device, dtype, config)
+    tell(f"{told['machine']}, {told['backend']} backend ({why}), {name}")
+    bandwidth = told["read_gb_s"] = read_bytes_s(device) / 1e9
+    tell(f"{'':36}{'measured':>12}{'floor':>12}{'of floor':>10}")
+    tell(f"{'memory, read by PyTorch':36}{bandwidth:7.0f} GB/s")
+
+    tensors = checkpoint.talker(device, dtype, parts)
+    if told["backend"] == "torch":  # which has no FP8 weights, and would widen them itself
+        tensors = dequantized(tensors, dtype)
+    told["gb_a_frame"] = weight_bytes({n: t.nbytes for n, t in tensors.items()})[1] / 1e9
+    floor = told["floor_ms"] = 1000 * told["gb_a_frame"] / bandwidth
+    streams, frames, utterances, repeats = ((1, 8), 200, 50, 5) if cuda else ((1,), 20, 5, 1)
+    for count, ms in zip(streams, frames_ms(checkpoint, tensors, told["backend"], streams, frames), strict=True):
+        told[f"frame_ms_{count}"] = ms
+        label = f"a frame of 16 codes, {count} stream{'s' * (count > 1)}"
+        tell(f"{label:36}{ms:9.3f} ms{floor:9.3f} ms{floor / ms:10.0%}")
+    del tensors
+
+    if cuda:
+        torch.cuda.empty_cache()
+        free = torch.cuda.mem_get_info(device)[0]
+    with TTSEngine.load(model, backend=backend, device=device, weights=weights) as engine:
+        told["weights"] = engine.weights
+        first_audio_ms(engine, 3)
+        ms = sorted(first_audio_ms(engine, utterances))
+        p50, p95 = told["ttfc_ms_p50"], told["ttfc_ms_p95"] = statistics.median(ms), ms[int(0.95 * len(ms))]
+        tell(f"{f'first audio (TTFC), p50 of {utterances}':36}{p50:9.2f} ms{'':12}{'':10}  p95 {p95:.2f}")
+        for chunk in (1, 8):
+            rtf = told[f"rtf_{chunk}"] = real_time_factor(engine, repeats, chunk)
+            label = f"RTF with vocoder, chunks of {chunk}"
+            tell(f"{label:36}{rtf:12.4f}{floor / FRAME_MS:12.4f}{floor / FRAME_MS / rtf:10.0%}")
+        if cuda:
+            told["memory_gb"] = (free - torch.cuda.mem_get_info(device)[0]) / 1e9
+            tell(f"{'memory of an engine with 8 slots':36}{told['memory_gb']:9.2f} GB")
+    tell("\nTo paste into an issue:\n")
+    tell("```json\n" + json.dumps({k: round(v, 4) if isinstance(v, float) else v for k, v in told.items()}) + "\n```")
+    return told

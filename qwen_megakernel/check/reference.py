@@ -1,0 +1,217 @@
+"""The reference implementation, `qwen_tts`, asked where it is installed, with what it hands to its talker made visible.
+
+For `qwen-megakernel verify` and tests/oracle; nothing else of this package needs it.
+"""
+
+import importlib.machinery
+import importlib.util
+import sys
+import time
+from dataclasses import dataclass
+from types import ModuleType
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from qwen_megakernel.checkpoint.config import ModelConfig
+from qwen_megakernel.errors import BackendError
+
+INSTALL = (
+    'pip install "transformers==5.15.1" librosa einops accelerate onnxruntime && '
+    "pip install --no-deps qwen-tts-hf==0.1.1.post1"
+)
+"""Without its own dependencies: gradio, torchaudio and sox are not needed for the 12 Hz models, and it takes any later
+transformers 5, of which some break it."""
+
+_TEXTS = (
+    "Good morning! The train to Cologne leaves at 9:45, doesn't it?",
+    "I thought it was over. Then, quietly, somebody laughed.",
+    "早上好，请问去上海的火车几点开？",
+)
+_INSTRUCT = "A warm, low voice that takes its time."
+REF_TEXT = "This is what nobody said."
+"""Given for what is said in `reference_audio`."""
+
+
+def reference_module() -> ModuleType | None:
+    """`qwen_tts`, or None where it is not installed. Its 25 Hz half imports torchaudio and sox, of which the 12 Hz half
+    uses nothing: where they are missing, empty modules stand in.
+
+    Raises:
+        BackendError: it is installed and cannot be imported.
+    """
+    if importlib.util.find_spec("qwen_tts") is None:
+        return None
+    for names in (("sox",), ("torchaudio", "torchaudio.compliance", "torchaudio.compliance.kaldi")):
+        if importlib.util.find_spec(names[0]) is None:
+            for name in names:
+                sys.modules[name] = ModuleType(name)
+                sys.modules[name].__spec__ = importlib.machinery.ModuleSpec(name, None)
+            for name in names[1:]:  # `import a.b as c` reads a's attribute
+                parent, _, child = name.rpartition(".")
+                setattr(sys.modules[parent], child, sys.modules[name])
+    try:
+        return importlib.import_module("qwen_tts")
+    except (ImportError, OSError) as error:  # OSError: a torchaudio of another torch
+        raise BackendError(
+            f"qwen_tts is installed and cannot be imported ({error}); what works: {INSTALL} (torchaudio and sox are "
+            "not needed: uninstall what fails)"
+        ) from error
+
+
+@dataclass(frozen=True)
+class Request:
+    """What both implementations are asked.
+
+    Attributes:
+        whole: the non-streaming layout.
+        clone: "", or of a Base checkpoint "xvector" or "icl".
+    """
+
+    text: str
+    whole: bool
+    speaker: str | None = None
+    language: str | None = None
+    instruct: str | None = None
+    clone: str = ""
+
+    @property
+    def name(self) -> str:
+        parts = (self.speaker, self.clone, self.language or "auto", self.instruct and "instruct")
+        return ", ".join(filter(None, (*parts, "whole text" if self.whole else "text beside frames")))
+
+
+def requests_of(config: ModelConfig, in_context: bool) -> list[Request]:
+    """A handful that suits the checkpoint. `in_context`: there is a text to a Base checkpoint's reference audio."""
+    first, second, chinese = _TEXTS
+    languages = config.talker.named_languages
+    named = "english" if "english" in languages else next(iter(languages), None)
+    if config.variant == "voice_design":
+        return [Request(first, True, None, None, _INSTRUCT), Request(second, False, None, named, _INSTRUCT)]
+    if config.variant == "base":
+        icl = [Request(second, False, None, named, clone="icl"), Request(first, True, clone="icl")]
+        return [Request(first, True, clone="xvector"), *(icl if in_context else ())]
+    speakers = list(config.talker.speakers) or [""]
+    asked = [Request(first, True, speakers[0]), Request(second, False, speakers[-1], named)]
+    asked += [Request(first, True, speakers[0], None, _INSTRUCT)] if config.honours_instruct else []
+    return asked + [Request(chinese, False, name) for name in list(config.talker.dialects)[:1]]
+
+
+def reference_audio(seconds: float = 1.7, rate: int = 24000, seed: int = 0) -> np.ndarray:
+    """A voiced-like sound, fp32 [n]: harmonics with vibrato and some noise."""
+    t = np.arange(int(seconds * rate)) / rate
+    noise = np.random.Generator(np.random.PCG64(seed)).standard_normal(len(t))
+    phase = 2 * np.pi * (140 + 10 * seed) * t + 2 * np.sin(2 * np.pi * 5 * t)
+    tone = sum(np.sin(k * phase) / k for k in range(1, 12)) * (0.6 + 0.4 * np.sin(2 * np.pi * 2.3 * t))
+    return (0.15 * tone + 0.01 * noise).astype(np.float32)
+
+
+@dataclass(frozen=True, eq=False)
+class Said:
+    """An utterance of the reference, on the CPU.
+
+    Attributes:
+        rows, trailing: [n, hidden], of its prompt.
+        codes: int64 [frames, 16].
+        samples: fp32 [n].
+        seconds: that it took.
+    """
+
+    rows: Tensor
+    trailing: Tensor
+    codes: Tensor
+    samples: np.ndarray
+    seconds: float
+
+
+class Reference:
+    """The reference model of one checkpoint."""
+
+    def __init__(self, module: ModuleType, model: str, device: torch.device, dtype: torch.dtype):
+        """
+        Args:
+            module: `reference_module()`.
+            model: a folder.
+
+        Raises:
+            BackendError: it cannot load that.
+        """
+        where = {} if device.type == "cpu" else {"device_map": str(device)}
+        try:
+            self.api = module.Qwen3TTSModel.from_pretrained(model, dtype=dtype, **where)
+        except (AttributeError, ImportError, OSError, RuntimeError, TypeError, ValueError) as error:
+            raise BackendError(f"qwen_tts cannot load {model}: {error!r}; what works: {INSTALL}") from error
+        self.model = self.api.model
+        self.logits: list[Tensor] = []  # raw, of every draw of the last greedy request: 16 to a frame
+        self._seen: dict[str, Tensor] = {}
+        self._greedy = False
+        talker_generate, generate = self.model.talker.generate, self.model.generate
+
+        def spy_talker(**kwargs):
+            self._seen |= {"rows": kwargs["inputs_embeds"][0], "trailing": kwargs["trailing_text_hidden"][0]}
+            return talker_generate(**kwargs)
+
+        def spy(**kwargs):
+            codes, hidden = generate(**kwargs)
+            self._seen["codes"] = codes[0]
+            return codes, hidden
+
+        def spy_head(_module, _input, out: Tensor) -> None:
+            if self._greedy:
+                self.logits.append(out[0, -1].clone())
+
+        self.model.talker.generate, self.model.generate = spy_talker, spy
+        for head in (self.model.talker.codec_head, *self.model.talker.code_predictor.lm_head):
+            head.register_forward_hook(spy_head)
+
+    def voice(self, samples: np.ndarray, ref_text: str | None):
+        """Its own voice of 24 kHz samples: `ref_spk_embedding` and, with a text, `ref_code`."""
+        options = {"ref_text": ref_text, "x_vector_only_mode": ref_text is None}
+        return self.api.create_voice_clone_prompt((samples, 24000), **options)[0]
+
+    @torch.inference_mode()
+    def speak(self, request: Request, frames: int, voice=None, seed: int | None = None) -> Said:
+        """At most so many frames: as published with a seed, greedy without. `voice`: of a Base checkpoint."""
+        self._greedy = seed is None
+        self.logits.clear()
+        options = {"text": request.text, "language": request.language, "non_streaming_mode": request.whole}
+        options["max_new_tokens"] = frames + 1  # the last is never expanded into a frame
+        if seed is None:
+            options |= {"do_sample": False, "subtalker_dosample": False}
+        else:
+            torch.manual_seed(seed)
+        variant, began = self.model.tts_model_type, time.perf_counter()
+        if variant == "custom_voice":
+            options |= {"speaker": request.speaker, "instruct": request.instruct}
+            wavs, _ = self.api.generate_custom_voice(**options)
+        elif variant == "voice_design":
+            wavs, _ = self.api.generate_voice_design(instruct=request.instruct, **options)
+        else:
+            wavs, _ = self.api.generate_voice_clone(voice_clone_prompt=[voice], **options)
+        seconds = time.perf_counter() - began
+        seen = {name: tensor.to("cpu", copy=True) for name, tensor in self._seen.items()}
+        return Said(samples=wavs[0], seconds=seconds, **seen)
+
+    def decided(self, frame: int, group: int, history: list[int]) -> Tensor:
+        """The logits that one draw of the last greedy request was decided by, fp32 [candidates]: for code 0 behind
+        repetition penalty (`history`: the codes 0 before it), minimum length and suppressed ids."""
+        logits = self.logits[16 * frame + group].float().clone()
+        if group == 0:
+            talker, penalty = (
+                self.model.config.talker_config,
+                self.api.generate_defaults.get("repetition_penalty", 1.05),
+            )
+            for code in set(history):
+                logits[code] = logits[code] * penalty if logits[code] < 0 else logits[code] / penalty
+            eos = logits[talker.codec_eos_token_id].clone()
+            logits[talker.vocab_size - 1024 :] = -torch.inf
+            if frame >= 2:
+                logits[talker.codec_eos_token_id] = eos
+        return logits
+
+    @torch.inference_mode()
+    def decode(self, codes: Tensor) -> np.ndarray:
+        """PCM, fp32 [n], of codes [frames, 16], all at once: past 300 frames its own `decode` approximates."""
+        decoder = self.model.speech_tokenizer.model.decoder
+        return decoder(codes.T[None].to(self.api.device))[0, 0].float().cpu().numpy()

@@ -1,0 +1,51 @@
+"""An utterance whose codes are given, in plain PyTorch and in one pass: what errors are measured against."""
+
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from qwen_megakernel.checkpoint.config import TalkerConfig
+from qwen_megakernel.model.prompt import Prompt
+from qwen_megakernel.model.transformer import Embeddings, KVCache, Transformer
+
+
+@torch.inference_mode()
+def forced_talker(config: TalkerConfig, tensors: Mapping[str, Tensor], prompt: Prompt, codes: Tensor) -> Tensor:
+    """The talker.
+
+    Args:
+        tensors: every `talker.*` tensor, none of them E4M3, all of the dtype that is computed in.
+        prompt: its rows are rounded to that dtype.
+        codes: int64 [frames, 16], where the tensors are.
+
+    Returns:
+        [frames, hidden]: the hidden state that each frame's code 0 is drawn from.
+    """
+    norm, frames = tensors["talker.model.norm.weight"], len(codes)
+    text = torch.cat([prompt.trailing, prompt.pad.expand(frames, -1)])[: frames - 1].to(norm)
+    rows = torch.cat([prompt.rows.to(norm), Embeddings(config, tensors).frames(codes[:-1]) + text])
+    cache = KVCache(config.stack, len(rows), norm.device, norm.dtype)
+    return Transformer(config.stack, tensors, "talker.model", len(rows)).forward(rows, 0, cache)[-frames:]
+
+
+@torch.inference_mode()
+def forced_logits(config: TalkerConfig, tensors: Mapping[str, Tensor], hidden: Tensor, codes: Tensor) -> list[Tensor]:
+    """The codec head and the code predictor behind `forced_talker`.
+
+    Returns:
+        Raw logits of every group, fp32 [frames, candidates].
+    """
+    name, groups, stack = "talker.code_predictor", config.num_code_groups, config.code_predictor.stack
+    embed, predictor = Embeddings(config, tensors), Transformer(stack, tensors, f"{name}.model", groups)
+    cache = KVCache(stack, groups, hidden.device, hidden.dtype)
+    adapter = [tensors[n] for n in (f"{name}.small_to_mtp_projection.{w}" for w in ("weight", "bias")) if n in tensors]
+    behind = []
+    for row, frame in zip(hidden, codes, strict=True):
+        rows = torch.cat([row[None], *(embed.code(group, frame[None, group]) for group in range(groups - 1))])
+        behind.append(predictor.forward(F.linear(rows, *adapter) if adapter else rows, 0, cache))
+    outs = torch.stack(behind).unbind(1)[1:]  # of the rows that codes 1..15 are drawn from
+    heads = [tensors[f"{name}.lm_head.{group}.weight"] for group in range(groups - 1)]
+    logits = [F.linear(hidden, tensors["talker.codec_head.weight"])]
+    return [row.float() for row in logits + [F.linear(out, head) for out, head in zip(outs, heads, strict=True)]]

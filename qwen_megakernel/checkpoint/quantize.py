@@ -1,0 +1,86 @@
+"""`qwen-megakernel quantize`: a checkpoint with FP8 weights in the published layout.
+
+The same folder with the same files; the quantised tensors are F8_E4M3, and each has its scales [N] beside it, F32,
+under its own name and `_scale`. Voices saved for one of the two checkpoints fit the other.
+"""
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from qwen_megakernel.checkpoint.fp8 import quantize_parts
+from qwen_megakernel.checkpoint.load import Checkpoint
+from qwen_megakernel.errors import CheckpointError
+
+_INDEX = "model.safetensors.index.json"
+_COPIED = (
+    "config.json",
+    "configuration.json",
+    "generation_config.json",
+    "preprocessor_config.json",
+    "tokenizer_config.json",
+    "vocab.json",
+    "merges.txt",
+    "README.md",
+    "LICENSE",
+)
+"""What a published checkpoint and its speech tokenizer hold besides tensors; other files are not taken along."""
+
+
+def quantize_checkpoint(
+    model: str | Path, out: Path, fp8: frozenset[str], tell: Callable[[str], None] = lambda _: None
+) -> None:
+    """Write `out`, a folder that is not there yet in one that is, or nothing.
+
+    Args:
+        model: folder, hub id or "demo".
+        fp8: the parts that become E4M3 (`fp8.parts_of`).
+        tell: hears of every file.
+
+    Raises:
+        CheckpointError: the checkpoint is unusable or has FP8 weights already, or `out` is there or cannot be written.
+    """
+    checkpoint = Checkpoint.open(model)
+    if checkpoint.fp8:
+        parts = ", ".join(sorted(checkpoint.fp8))
+        raise CheckpointError(f"{model} has FP8 weights already ({parts}); quantise the checkpoint it was made of")
+    try:
+        if os.path.lexists(out):
+            raise CheckpointError(f"{out} is there already; name a folder that is not")
+        with tempfile.TemporaryDirectory(prefix=".quantize-", dir=out.parent) as unfinished:
+            made = Path(unfinished) / out.name
+            made.mkdir()
+            _write(checkpoint, made, fp8, tell)
+            Checkpoint.open(made)  # what was written holds together
+            made.rename(out)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{out} cannot be written: {error}") from None
+
+
+def _write(checkpoint: Checkpoint, out: Path, fp8: frozenset[str], tell: Callable[[str], None]) -> None:
+    (main, codec), tokenizer = checkpoint.files, Path("speech_tokenizer")
+    (out / tokenizer).mkdir()
+    copied = [tokenizer / path.name for path in codec] + [tokenizer / _INDEX]
+    copied += [folder / name for folder in (Path(), tokenizer) for name in _COPIED]
+    for path in copied:
+        if (checkpoint.folder / path).is_file():
+            shutil.copyfile(checkpoint.folder / path, out / path)
+    where: dict[str, str] = {}  # tensor -> file
+    size = 0
+    for path in main:
+        with safe_open(path, framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}
+            quantize_parts(tensors, fp8)
+            save_file(tensors, out / path.name, file.metadata())
+        where |= dict.fromkeys(tensors, path.name)
+        size += sum(tensor.nbytes for tensor in tensors.values())
+        tell(f"{path.name}  {path.stat().st_size / 1e9:.2f} -> {(out / path.name).stat().st_size / 1e9:.2f} GB")
+    if len(main) > 1 or main[0].name != "model.safetensors":
+        index = {"metadata": {"total_size": size}, "weight_map": dict(sorted(where.items()))}
+        (out / _INDEX).write_text(json.dumps(index, indent=2), encoding="utf-8")

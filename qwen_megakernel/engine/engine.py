@@ -1,0 +1,501 @@
+"""TTSEngine: text in, PCM out, many voices at once.
+
+    submit -> tokens -> prompt -> [owner thread: queue, slot, frames, vocoder] -> chunks -> result
+
+`generate` and `stream` are `submit` seen from the caller's side.
+"""
+
+import contextlib
+import logging
+import numbers
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Unpack
+
+import torch
+
+from qwen_megakernel.backend.frame_decoder import FrameDecoder
+from qwen_megakernel.backend.select import (
+    VOCODER_DTYPES,
+    make_decoder,
+    make_embeddings,
+    make_vocoder,
+    select_backend,
+    select_device,
+)
+from qwen_megakernel.backend.vocoder_graphs import GraphVocoder
+from qwen_megakernel.checkpoint.config import SamplingParams
+from qwen_megakernel.checkpoint.fp8 import name_of, parts_of
+from qwen_megakernel.checkpoint.load import DEMO, DEMO_NOTICE, Checkpoint
+from qwen_megakernel.engine.callbacks import Listener
+from qwen_megakernel.engine.owner import Owner
+from qwen_megakernel.engine.request import Request, RequestChecker, RequestOptions
+from qwen_megakernel.engine.stream import Audio, Chunk, Stream
+from qwen_megakernel.engine.utterance import ChunkStream, Utterance
+from qwen_megakernel.errors import BackendError, OutOfMemoryError, RequestError, TextError, TextTooLongError
+from qwen_megakernel.model.prompt import KEPT_VOICES, PromptBuilder
+from qwen_megakernel.model.text import TextTokenizer
+from qwen_megakernel.model.vocoder import Vocoder
+from qwen_megakernel.model.voice import RefAudio, Voice, VoiceEncoder
+
+log = logging.getLogger(__name__)
+
+DAY = 86_400
+
+
+_LEAST = {"max_streams": 1, "max_positions": 16, "max_queue": 0, "kept_voices": 1}
+
+
+def check_sizes(**sizes: int) -> None:
+    """Of `TTSEngine.load`'s arguments, those that are counts.
+
+    Raises:
+        BackendError: not an integer, or too small.
+    """
+    for name, count in sizes.items():
+        if isinstance(count, bool) or not isinstance(count, numbers.Integral) or count < _LEAST[name]:
+            raise BackendError(f"{name} must be an integer of at least {_LEAST[name]}, got {count!r}")
+
+
+class TTSEngine:
+    """Speaks with one checkpoint. Make it with `TTSEngine.load`; a context manager; thread-safe.
+
+    Attributes:
+        model: what it was loaded from: a folder, a hub id, or "demo".
+        variant: "base", "custom_voice" or "voice_design".
+        speakers: what `speaker` may be (CustomVoice), in the checkpoint's order.
+        languages: what `language` may be, "auto" first.
+        sample_rate: of everything it returns, in Hz.
+        max_positions: rows of one slot: the prompt's and one per frame.
+        backend: "torch" or "megakernel".
+        weights: as `load` takes them; "bf16" where none is FP8, whatever their dtype.
+        memory: bytes on the device by part; the text's embeddings are on the host.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        checkpoint: Checkpoint,
+        prompts: PromptBuilder,
+        decoder: FrameDecoder,
+        vocoder: Vocoder | GraphVocoder,
+        backend: str,
+        *,
+        spare: Callable[[], tuple[FrameDecoder, Vocoder]] | None,
+        max_queue: int,
+        queue_timeout: float,
+        kept_voices: int,
+        device: torch.device,
+    ):
+        self._checkpoint, self._prompts = checkpoint, prompts
+        self._border = RequestChecker(checkpoint, prompts)
+        self.model, self._backend, self.variant = model, backend, checkpoint.config.variant
+        self.speakers, self.languages = prompts.speakers, prompts.languages
+        self.sample_rate, self.max_positions = checkpoint.config.codec.sample_rate, decoder.max_positions
+        self.weights, self.memory = "bf16", {}
+        self._voice_encoder: VoiceEncoder | None = None
+        self._voice_lock = threading.Lock()
+        limits = {"max_queue": max_queue, "queue_timeout": queue_timeout, "kept_voices": kept_voices}
+        self._owner = Owner(decoder, vocoder, sample_rate=self.sample_rate, device=device, spare=spare, **limits)
+        self._owner.start()
+        weakref.finalize(self, self._owner.stop).atexit = False  # dropped without close(): the thread ends too
+
+    @classmethod
+    def load(
+        cls,
+        model: str | Path,
+        *,
+        backend: str = "auto",
+        device: str | torch.device | None = None,
+        dtype: torch.dtype | None = None,
+        weights: str | Collection[str] | None = None,
+        max_streams: int = 8,
+        max_positions: int = 2048,
+        max_queue: int = 8,
+        queue_timeout: float = 5.0,
+        kept_voices: int = KEPT_VOICES,
+        vocoder_dtype: str = "float32",
+        fallback: str | None = None,
+    ) -> "TTSEngine":
+        """Load a checkpoint and start the owner thread.
+
+        Args:
+            model: a folder, a hub id (downloaded), or "demo" (bundled, a tiny English voice).
+            backend: "torch", "megakernel" (published dims, bfloat16, a GPU of build.py's TARGETS) or "auto", which
+                takes the megakernel on Hopper, where it has been run; a log line says what was taken and why.
+            device: None takes a CUDA GPU if there is one, else the CPU.
+            dtype: of talker and code predictor; None is bfloat16 on a GPU and float32 on a CPU.
+            weights: "bf16", "fp8", "fp8-predictor", or a list of some of fp8.PARTS: what is E4M3, quantised now if the
+                checkpoint does not have it so; the rest is of `dtype`. None: as the checkpoint has it. docs/fp8.md
+                says what it costs. PyTorch computes with the same weights, dequantised, and saves no memory.
+            max_streams: utterances at once, each in a slot of its own; with our kernels fewer run where that is more
+                than the device sustains for live listeners, which is measured (`health()["sustained"]`).
+            max_positions: rows of one slot: the prompt's and one per frame.
+            max_queue: utterances beyond them that wait for a slot; `EngineBusy` at once for more.
+            queue_timeout: seconds that one of them waits before it fails with `EngineBusy`.
+            kept_voices: voices (with their language and instruct) for which keys and values of the prompt's opening
+                and the vocoder's state after the reference are kept, the latest used; for 0.6B about 8 MB each, with
+                a transcribed reference of 10 s about 30 for each text layout.
+            fallback: "torch": after three faults of our kernels in a row PyTorch takes over, many times slower; None:
+                the engine is then dead.
+            vocoder_dtype: "float32", "tf32" (GPU only) or "bfloat16" (slow: not through our kernels).
+
+        Raises:
+            CheckpointError: see `Checkpoint.open`.
+            BackendError: backend, device, dtype or sizes cannot be had here.
+            OutOfMemoryError: model and slots do not fit; the message names the setting to lower.
+        """
+        if fallback not in (None, "torch"):
+            raise BackendError(f"fallback must be None or 'torch', got {fallback!r}")
+        device = select_device(device)
+        dtype = dtype or (torch.bfloat16 if device.type == "cuda" else torch.float32)
+        if dtype not in (torch.float32, torch.bfloat16):
+            raise BackendError(f"dtype must be torch.float32 or torch.bfloat16, got {dtype}")
+        if vocoder_dtype not in VOCODER_DTYPES:
+            raise BackendError(f"vocoder_dtype must be one of {', '.join(VOCODER_DTYPES)}, got {vocoder_dtype!r}")
+        if vocoder_dtype == "tf32" and device.type == "cpu":
+            raise BackendError("vocoder_dtype='tf32' needs an NVIDIA GPU, the device is a CPU; use 'float32'")
+        check_sizes(max_streams=max_streams, max_positions=max_positions, max_queue=max_queue, kept_voices=kept_voices)
+        if (
+            isinstance(queue_timeout, bool)
+            or not isinstance(queue_timeout, numbers.Real)
+            or not 0 <= queue_timeout <= DAY
+        ):
+            raise BackendError(f"queue_timeout must be 0 to {DAY} seconds, got {queue_timeout!r}")
+        fp8 = None if weights is None else parts_of(weights)
+        select_backend(backend, device, dtype)  # what cannot run is refused before a checkpoint is looked for
+        checkpoint = Checkpoint.open(model)
+        config = checkpoint.config
+        name, reason = select_backend(backend, device, dtype, config)
+        fp8 = checkpoint.fp8 if fp8 is None else fp8
+        kind = str(dtype).removeprefix("torch.") + (f", FP8: {', '.join(sorted(fp8))}" if fp8 else "")
+        log.info("backend %s on %s, %s (%s)", name, device, kind, reason)
+        if str(model) == DEMO:
+            log.info("the demo voice is %s", DEMO_NOTICE)
+        tokenizer = TextTokenizer(checkpoint.folder, config.talker.text_vocab_size)
+        stack = config.talker.stack
+        row_bytes = 2 * stack.num_layers * stack.num_kv_heads * stack.head_dim * dtype.itemsize
+        kv = max_streams * max_positions * row_bytes
+        wanted = (
+            f"{max_streams} slots (max_streams) of {max_positions} positions (max_positions) take {_size(kv)} for keys "
+            "and values alone; lower max_streams or max_positions"
+        )
+        if kv > _memory(device):  # a CPU would promise it, and the process be killed later
+            raise OutOfMemoryError(f"{device} has {_size(_memory(device))} of memory: {wanted}")
+        try:
+            with torch.inference_mode():
+                tensors = checkpoint.talker(device, dtype, fp8)
+                embeddings = make_embeddings(name, config, tensors)
+                prompts = PromptBuilder(config, tokenizer, embeddings, kept_voices=kept_voices)
+                slots = {"slots": max_streams, "max_positions": max_positions}
+                decoder = make_decoder(name, config, tensors, embeddings, **slots)
+                tensors = checkpoint.vocoder(device, torch.float32)
+                slots = {"slots": max_streams, "recent_codes": decoder.recent_codes}
+                slots["fp8"] = fp8 if name == "megakernel" else ()  # of the build that is there
+                vocoder = make_vocoder(config.codec.vocoder, tensors, device, vocoder_dtype, **slots)
+            limits = {"max_queue": max_queue, "queue_timeout": float(queue_timeout), "kept_voices": kept_voices}
+            spare = None
+            if fallback == "torch" and name != "torch":
+                spare = partial(_make_spare, checkpoint, device, dtype, fp8, max_streams, max_positions)
+            engine = cls(str(model), checkpoint, prompts, decoder, vocoder, name, device=device, spare=spare, **limits)
+            if device.type == "cuda":
+                del tensors
+                engine._warm_up()
+                torch.cuda.empty_cache()  # what only loading needed
+        except (RuntimeError, MemoryError) as error:
+            if not _is_out_of_memory(error):
+                raise
+            raise OutOfMemoryError(
+                f"no room for {model} on {device}: {wanted}, or take a smaller model ({error})"
+            ) from None
+        engine.weights = name_of(fp8)
+        engine.memory = {"talker and code predictor": decoder.weight_bytes, "keys and values": kv}
+        engine.memory |= {"vocoder": vocoder.weight_bytes, "vocoder's streams": max_streams * vocoder.slot_bytes}
+        log.info(
+            "%d slots of %d positions: %s",
+            max_streams,
+            max_positions,
+            ", ".join(f"{_size(count)} for {part}" for part, count in engine.memory.items()),
+        )
+        return engine
+
+    def _warm_up(self) -> None:
+        """A short utterance: the first caller does not pay for what is made at first use. Nothing of it stays."""
+        request = {"voice": self._any_voice(), "runaway_guard": False}
+        try:
+            with contextlib.suppress(TextTooLongError):  # for slots as small as these
+                self.generate("Hello there.", max_frames=4, **request)
+                if self._decoder.width > 1:
+                    self._measure(request)
+        except BaseException:
+            self.close()
+            raise
+        self._prompts.forget()
+        self._owner.forget()
+
+    def _any_voice(self) -> Voice | None:
+        """For speech that nobody hears: a Base checkpoint has no speakers."""
+        if self.variant != "base":
+            return None
+        return Voice.nobody(self._checkpoint.config.talker.stack.hidden_size, self._checkpoint.fingerprint)
+
+    def _measure(self, request: dict) -> None:
+        """How many live listeners the device sustains: enough at once for full launches, the better of two rounds."""
+        best = 0.0
+        for _ in range(2):
+            began, text = time.monotonic(), "How are you today, my friend? " * 4
+            request |= {"max_frames": 32, "chunk_frames": 8}
+            said = [self.submit(text, **request) for _ in range(min(self._owner.slots, 3 * self._decoder.width))]
+            audio_s = sum(utterance.result().duration_s for utterance in said)
+            best = max(best, audio_s / (time.monotonic() - began))
+        self._owner.sustain(best)
+
+    @property
+    def backend(self) -> str:
+        """ "megakernel" or "torch"."""
+        return "torch" if self._owner.fell_back else self._backend
+
+    @property
+    def _decoder(self) -> FrameDecoder:
+        return self._owner._decoder
+
+    # ------------------------------------------------------------ what callers use
+
+    def generate(self, text: str, **request: Unpack[RequestOptions]) -> Audio:
+        """Speak `text` and return the whole utterance. Takes what `submit` takes; the joined chunks of
+        `stream` are the same samples."""
+        utterance = self.submit(_whole(text), **request)
+        try:
+            return utterance.result()
+        finally:
+            utterance.cancel()  # changes nothing once it has ended; an interrupted wait leaves nothing running
+
+    def stream(self, text: str, **request: Unpack[RequestOptions]) -> ChunkStream:
+        """Speak `text` and iterate over its chunks as they are made. Takes what `submit` takes."""
+        return ChunkStream(self.submit(_whole(text), **request))
+
+    @torch.inference_mode()
+    def submit(
+        self,
+        text: str | None = None,
+        on_chunk: Callable[[Chunk], None] | None = None,
+        chunk_frames: int | Sequence[int] | None = None,
+        *,
+        on_end: Callable[[], None] | None = None,
+        speaker: str | None = None,
+        language: str | None = None,
+        instruct: str | None = None,
+        voice: Voice | None = None,
+        non_streaming_mode: bool | None = None,
+        sampling: SamplingParams = SamplingParams(),  # noqa: B008 - frozen
+        max_frames: int | None = None,
+        runaway_guard: bool = True,
+    ) -> Utterance:
+        """Queue an utterance and return at once. Its prompt is built here, in the caller's thread, so that a text that
+        cannot be spoken is refused before it takes anything.
+
+        Args:
+            text: what to say; None: it comes through `Utterance.push_text` and `end_text`.
+            on_chunk: called with every chunk, from a thread of this utterance's own: who is slow hears it late, and
+                nobody else does. If it raises, or has not returned after 30 s, its utterance fails with that error and
+                no other is touched.
+            on_end: called once, behind the last chunk, when `result()` has its answer. If it raises, that is logged.
+            chunk_frames: frames per chunk, one number or a schedule whose last number repeats; None is
+                1, 2, 4, 8, 8, ...
+            speaker: CustomVoice: a name of `speakers`; None takes the first, "" none at all.
+            language: a name of `languages`; None is "auto".
+            instruct: how to say it. A checkpoint that ignores it (0.6B CustomVoice, Base) logs a warning.
+            voice: Base: whose voice, from `create_voice` or `Voice.load`.
+            non_streaming_mode: True puts the whole text before the first frame, False feeds it beside the
+                frames. None is the reference's default: True, but False with a voice or with pushed text.
+            sampling: None fields come from the checkpoint's generation_config.json.
+            max_frames: at most this many frames; None is what the checkpoint allows and the slot holds.
+            runaway_guard: end with "runaway" where, the text being used up, three seconds are near-silent or repeat
+                themselves with a period of 1 to 4 frames; only the first of them is handed out (runaway.py).
+
+        Raises:
+            RequestError: anything about the request that cannot be served, by kind (errors.py); nothing running is
+                harmed.
+            TextTooLongError: the text needs more rows than a slot has; the message says how many, `pieces` cuts it.
+            EngineBusy: all slots and all places in the queue are taken.
+            EngineClosed: the engine was closed.
+        """
+        arrived = time.monotonic()
+        self._owner.check()  # before work is done that a full engine cannot use
+        whole = text is not None
+        if whole and not isinstance(text, str):
+            raise TextError(f"text must be a string, got {type(text).__name__}")
+        for name, callback in (("on_chunk", on_chunk), ("on_end", on_end)):
+            if callback is not None and not callable(callback):
+                raise RequestError(f"{name} must be callable, got {type(callback).__name__}")
+        request = self._border.check(
+            whole=whole,
+            speaker=speaker,
+            language=language,
+            instruct=instruct,
+            voice=voice,
+            non_streaming_mode=non_streaming_mode,
+            sampling=sampling,
+            max_frames=max_frames,
+            runaway_guard=runaway_guard,
+            chunk_frames=chunk_frames,
+        )
+        stream = Stream(request, on_chunk, on_end)
+        listener = stream.listener = self._owner.listen(stream) if on_chunk or on_end else None
+        utterance = Utterance(stream, self._owner, self)
+        voicing = {"speaker": request.speaker, "language": request.language, "instruct": request.instruct}
+        voicing |= {"voice": request.voice, "max_positions": self._owner.max_positions}
+        if not whole:
+            with self._owner.in_order():
+                stream.pieces = self._prompts.begin(**voicing)
+            self._owner.admit(stream)
+            if listener:
+                self._start(listener, stream)
+            return utterance
+        stream.arrived = stream.stage_began = arrived
+        tokens = self._prompts.tokens(text)
+        stream.mark("tokenise")
+        with self._owner.in_order():
+            prompt = self._prompts.build(tokens, non_streaming_mode=request.non_streaming_mode, **voicing)
+        stream.mark("prompt")
+        self._owner.admit(stream)
+        self._owner.speak(stream, prompt, text_complete=True)
+        if listener:  # a thread is not made on the way to the first chunk
+            self._start(listener, stream)
+        stream.text_open = False  # an interrupt before this drops an utterance with open text: its place is free again
+        return utterance
+
+    def _start(self, listener: Listener, stream: Stream) -> None:
+        try:
+            listener.start()
+        except RuntimeError as error:  # no more threads
+            self._owner.settle(stream, error=error)
+            self._owner.cancel(stream)
+            raise
+
+    def check(self, **request: Unpack[RequestOptions]) -> None:
+        """Could a text be spoken like this?
+
+        Raises:
+            RequestError: as `submit` would.
+        """
+        self._checked(request)
+
+    def _checked(self, request: RequestOptions) -> Request:
+        options = {"speaker": None, "language": None, "instruct": None, "voice": None, "non_streaming_mode": None}
+        options |= {"sampling": SamplingParams(), "max_frames": None, "runaway_guard": True, "chunk_frames": None}
+        return self._border.check(whole=True, **(options | request))
+
+    @torch.inference_mode()
+    def pieces(self, text: str, **request: Unpack[RequestOptions]) -> list[str]:
+        """Cut `text` at sentence ends into pieces that each fit a slot, with room for their speech: what fits comes
+        back whole, without the blanks around it. Takes what `submit` takes.
+
+        Raises:
+            RequestError: as `submit` would. TextTooLongError: instruct and reference leave no room for any text.
+        """
+        checked = self._checked(request)
+        return self._prompts.pieces(
+            text,
+            language=checked.language,
+            speaker=checked.speaker,
+            instruct=checked.instruct,
+            voice=checked.voice,
+            non_streaming_mode=checked.non_streaming_mode,
+            max_positions=self.max_positions,
+        )
+
+    def create_voice(self, ref_audio: RefAudio, ref_text: str | None = None) -> Voice:
+        """Make a voice from reference audio; needs a Base checkpoint. Runs in the caller's thread.
+
+        Args:
+            ref_audio: path, or (samples [n] or [n, channels], rate in Hz); 0.5 to 60 seconds.
+            ref_text: what the audio says. With it the reference itself leads the prompt (in-context cloning:
+                closer, but longer prompts); without it the speaker vector alone is used.
+
+        Raises:
+            AudioError: the audio cannot be used; says why.
+            VoiceError: not a Base checkpoint, or a blank ref_text.
+        """
+        self._owner.check_open()
+        with self._voice_lock:
+            if self._voice_encoder is None:
+                self._voice_encoder = VoiceEncoder(self._checkpoint)
+            return self._voice_encoder.encode(ref_audio, ref_text)
+
+    def health(self) -> dict:
+        """`status` ("ok", "draining", "closed" or "dead", then with `error`), backend, `max_streams`, how many of them
+        run at once for live listeners (`sustained`), and how many utterances are open (`streams`), of these `running`
+        in a slot and `queued` for one."""
+        fault, closed = self._owner.fault, self._owner.closed
+        health = {
+            "status": "dead" if fault else "closed" if closed else "draining" if self._owner.draining else "ok",
+            "backend": self.backend,
+            **self._owner.load(),
+            "max_streams": self._owner.slots,
+            "sustained": self._owner.seats,
+        }
+        return health | ({"error": repr(fault)} if fault else {})
+
+    def metrics(self) -> dict[str, int]:
+        """Counters since load: utterances and frames; utterances by their end (eos, length, runaway, cancelled,
+        failed); refused because the engine was full (busy); failed in the queue (timed_out); kernel_faults."""
+        return self._owner.counts
+
+    def close(self, drain_s: float = 0.0) -> None:
+        """Take no more utterances; wait up to `drain_s` seconds for those that are open; cancel what is left, stop the
+        owner thread, wait for it. Safe to call twice, and from a handler of SIGTERM."""
+        if drain_s > 0:
+            self._owner.drain(drain_s)
+        self._owner.stop()
+        self._owner.join()
+
+    def __enter__(self) -> "TTSEngine":
+        return self
+
+    def __exit__(self, *exc_info) -> None:
+        self.close()
+
+
+def _make_spare(
+    checkpoint: Checkpoint,
+    device: torch.device,
+    dtype: torch.dtype,
+    fp8: frozenset[str],
+    slots: int,
+    max_positions: int,
+) -> tuple[FrameDecoder, Vocoder]:
+    """None of our own kernels."""
+    tensors, config = checkpoint.talker(device, dtype, fp8), checkpoint.config
+    embeddings = make_embeddings("torch", config, tensors)
+    decoder = make_decoder("torch", config, tensors, embeddings, slots=slots, max_positions=max_positions)
+    vocoder = Vocoder(config.codec.vocoder, checkpoint.vocoder(device, torch.float32), slots=slots)
+    return decoder, vocoder
+
+
+def _whole(text: str) -> str:
+    if text is None:
+        raise TextError("text must be a string; text that comes in pieces needs submit()")
+    return text
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    """torch has a type for the GPU's memory alone."""
+    told = str(error).lower()
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "memory" in told and "alloc" in told
+
+
+def _memory(device: torch.device) -> int:
+    """Bytes that the device has in all."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _size(count: int) -> str:
+    return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"

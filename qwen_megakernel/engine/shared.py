@@ -1,0 +1,116 @@
+"""Engines that several users in one process share: loaded once for the first, closed behind the last."""
+
+import asyncio
+import gc
+import threading
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from qwen_megakernel.backend.select import select_device
+from qwen_megakernel.checkpoint.fp8 import name_of, parts_of
+from qwen_megakernel.checkpoint.load import find_cached
+from qwen_megakernel.engine.engine import TTSEngine
+
+_WARM_UP_TEXT = "Hello there."
+
+
+@dataclass(eq=False)
+class _Shared:
+    engine: "Future[TTSEngine]"
+    users: int = 0
+
+    @property
+    def usable(self) -> bool:
+        """Loading, or alive."""
+        if not self.engine.done():
+            return True
+        return not self.engine.exception() and self.engine.result().health()["status"] == "ok"
+
+
+_shared: dict[tuple, _Shared] = {}  # for whoever asks next
+_used: set[_Shared] = set()
+_lock = threading.Lock()
+
+
+async def acquire(model: str, **options) -> TTSEngine:
+    """The process's engine for these arguments of `TTSEngine.load`; loaded, and warmed with a real utterance, in a
+    thread of its own if nobody has it yet, or if it died. Every `acquire` needs a `release`.
+
+    Loading also takes what is in memory by then out of the garbage collector's sight (`gc.freeze`), until the last
+    engine is released: with torch, transformers and Pipecat a full collection stops every call for 60 ms.
+
+    Raises:
+        TTSError: it cannot be loaded; the next `acquire` tries again.
+    """
+    options = {n: v for n, v in options.items() if v is not None and (n, v) != ("backend", "auto")}
+    options["device"] = str(select_device(options.get("device")))
+    if "weights" in options:  # the same parts may be named in several ways
+        options["weights"] = name_of(parts_of(options["weights"]))
+    key = (str(find_cached(model) or model), *sorted((name, str(value)) for name, value in options.items()))
+    with _lock:
+        shared = _shared.get(key)
+        first = shared is None or not shared.usable
+        if first:
+            shared = _shared[key] = _Shared(Future())
+            _used.add(shared)
+        shared.users += 1
+    if first:
+        threading.Thread(target=_load, args=(key, shared, model, options), name="qwen_megakernel load").start()
+    try:
+        return await asyncio.shield(asyncio.wrap_future(shared.engine))
+    except BaseException:
+        _leave(shared)
+        raise
+
+
+async def release(engine: TTSEngine) -> None:
+    """One user less; the last one closes the engine, in a thread."""
+    with _lock:
+        found = [s for s in _used if s.engine.done() and not s.engine.exception() and s.engine.result() is engine]
+    if found and (closing := _leave(found[0])):
+        await asyncio.to_thread(closing.join)
+
+
+def _leave(shared: _Shared) -> threading.Thread | None:
+    """Behind the last user the engine closes, once it is loaded, in the thread that is returned."""
+    with _lock:
+        shared.users -= 1
+        if shared.users > 0:
+            return None
+        _used.discard(shared)
+        for key in [k for k, s in _shared.items() if s is shared]:
+            del _shared[key]
+        if not _used:
+            gc.unfreeze()
+    closing = threading.Thread(target=_close, args=(shared,), name="qwen_megakernel close")
+    closing.start()
+    return closing
+
+
+def _close(shared: _Shared) -> None:
+    if not shared.engine.exception():  # waits for a load that is under way
+        shared.engine.result().close()
+
+
+def _load(key: tuple, shared: _Shared, model: str, options: dict) -> None:
+    try:
+        engine = TTSEngine.load(model, **options)
+        warm_up(engine)
+    except BaseException as error:
+        with _lock:
+            if _shared.get(key) is shared:
+                del _shared[key]
+        shared.engine.set_exception(error)
+    else:
+        gc.collect()
+        with _lock:
+            if shared in _used:
+                gc.freeze()
+        shared.engine.set_result(engine)
+
+
+def warm_up(engine: TTSEngine) -> None:
+    """One short utterance, so that the first caller does not pay for what is made at first use. A Base checkpoint is
+    warmed by its first voice."""
+    if engine.variant != "base":
+        engine.generate(_WARM_UP_TEXT, max_frames=4)

@@ -1,0 +1,133 @@
+"""One frame of one stream as arithmetic on tensors: run as it stands, or captured into a CUDA graph.
+
+    hidden = talker(input row)                    after the final norm
+    code 0 = draw(codec head(hidden))
+    codes 1..15: the code predictor reads hidden and code 0's embedding, then each code it drew
+    next input row = sum of the 16 embeddings + the frame's text row
+
+Nothing here waits for the device: whoever reads code 0 afterwards finds out whether speech ended.
+"""
+
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from qwen_megakernel.checkpoint.config import SamplingParams, TalkerConfig
+from qwen_megakernel.model.sampling import Code0Rules, Draw, gumbel_from_bits, key_schedule, philox
+from qwen_megakernel.model.transformer import Embeddings, KVCache, Transformer
+
+Draws = tuple[Draw, Draw]
+"""Code 0's draw and that of codes 1..15."""
+
+
+def draws_of(sampling: SamplingParams) -> Draws:
+    return Draw.code0(sampling), Draw.predictor(sampling)
+
+
+class SlotState:
+    """All that a frame of one slot reads and leaves behind, apart from weights. Tensors are written in place and never
+    replaced: a captured graph knows them by their address.
+
+    Attributes:
+        cache: of the talker.
+        row: [1, hidden], the talker's next input.
+        text: [hidden], what the frame adds to its embeddings; the caller puts it in place before every frame.
+        codes: int64 [groups], the last frame's.
+        position: int64 [1], of `row`.
+        frame: int64 [], the next frame's number, from 0.
+        keys: int64 [10, 2], `key_schedule` of the seed.
+        numbers: fp32 [2, 2], `Draw.numbers` of the two draws.
+        rules: code 0's, with the stream's history.
+    """
+
+    def __init__(self, config: TalkerConfig, max_positions: int, device: torch.device, dtype: torch.dtype):
+        def integers(*shape: int) -> Tensor:
+            return torch.zeros(shape, dtype=torch.int64, device=device)
+
+        self.cache = KVCache(config.stack, max_positions, device, dtype)
+        self.row = torch.zeros(1, config.stack.hidden_size, device=device, dtype=dtype)
+        self.text = torch.zeros_like(self.row[0])
+        self.codes, self.position, self.frame = integers(config.num_code_groups), integers(1), integers()
+        self.keys = integers(10, 2)
+        self.numbers = torch.zeros(2, 2, dtype=torch.float32, device=device)
+        self.rules = Code0Rules(config, 1.0, device)
+
+    def start(self, row: Tensor, position: int, sampling: SamplingParams) -> None:
+        """Begin a stream whose first frame reads `row` [1, hidden] at `position`."""
+        self.row.copy_(row)
+        self.position.fill_(position)
+        self.frame.zero_()
+        # CUDA stages pageable memory before such a copy returns, so that frames in flight need not be waited for.
+        self.keys.copy_(torch.tensor(key_schedule(sampling.seed or 0)), non_blocking=True)
+        numbers = [draw.numbers for draw in draws_of(sampling)]
+        self.numbers.copy_(torch.tensor(numbers, dtype=torch.float32), non_blocking=True)
+        self.rules.restart(sampling.repetition_penalty)
+
+
+class Frame:
+    """Talker, code predictor and draws of one frame."""
+
+    def __init__(self, config: TalkerConfig, tensors: Mapping[str, Tensor], embeddings: Embeddings, max_positions: int):
+        """
+        Args:
+            tensors: every `talker.*` tensor, all on one device and of one dtype.
+            embeddings: over the same tensors.
+        """
+        predictor, stack = "talker.code_predictor", config.code_predictor.stack
+        groups = config.num_code_groups
+        self._embed = embeddings
+        self._talker = Transformer(config.stack, tensors, "talker.model", max_positions)
+        self._predictor = Transformer(stack, tensors, f"{predictor}.model", groups)
+        self._heads = [tensors["talker.codec_head.weight"]]
+        self._heads += [tensors[f"{predictor}.lm_head.{group}.weight"] for group in range(groups - 1)]
+        adapter = [f"{predictor}.small_to_mtp_projection.{n}" for n in ("weight", "bias")]
+        self._adapter = [tensors[n] for n in adapter if n in tensors]  # empty where both stacks have one width
+        device = self._heads[0].device
+        self._predictor_cache = KVCache(stack, groups, device, self._heads[0].dtype)
+        # Philox counters of every candidate of every group, one behind the other.
+        self._sizes = [len(head) for head in self._heads]
+        self._candidate = torch.cat([torch.arange(size, device=device) for size in self._sizes])
+        self._group = torch.cat([torch.full((size,), group, device=device) for group, size in enumerate(self._sizes)])
+        self._zero = torch.zeros((), dtype=torch.int64, device=device)
+
+    def prefill(self, rows: Tensor, state: SlotState, position: int = 0) -> None:
+        """Fill a slot's cache with rows [T, hidden], from `position` on."""
+        self._talker.forward(rows, position, state.cache)
+
+    def step(self, s: SlotState, draws: Draws, position: int | Tensor, length: int | None = None) -> None:
+        """Compute one frame and make the state ready for the next one.
+
+        Args:
+            s: read and written; the frame's codes are in `s.codes` afterwards, -1 first where the model's hidden state
+                is no numbers.
+            draws: of the request's shape; their numbers come from `s`.
+            position: of `s.row`; `s.position` itself where a graph is to read it.
+            length: see `Transformer.forward`.
+        """
+        first, rest = draws
+        numbers = [pair.unbind() for pair in s.numbers]
+        noise = self._noise(s) if first.do_sample or rest.do_sample else [None] * len(self._heads)
+        hidden = self._talker.forward(s.row, position, s.cache, length)
+        logits = s.rules(F.linear(hidden, self._heads[0])[0].float(), s.frame)
+        codes = [first(logits, noise[0], numbers[0])]
+        s.rules.remember(codes[0])
+        rows, at = torch.cat([hidden, self._embed.code(0, codes[0])[None]]), 0
+        for group in range(1, len(self._heads)):
+            if self._adapter:
+                rows = F.linear(rows, *self._adapter)
+            out = self._predictor.forward(rows, at, self._predictor_cache)
+            at += len(rows)
+            codes.append(rest(F.linear(out[-1], self._heads[group]).float(), noise[group], numbers[1]))
+            rows = self._embed.code(group, codes[-1])[None]
+        torch.stack(codes, out=s.codes)
+        s.row.copy_(self._embed.frames(s.codes[None]) + s.text)
+        s.codes[0].masked_fill_(~hidden.isfinite().all(), -1)
+        s.position.add_(1)
+        s.frame.add_(1)
+
+    def _noise(self, s: SlotState) -> tuple[Tensor, ...]:
+        """fp32 [vocab] for every group."""
+        bits = philox((self._candidate, self._group, s.frame, self._zero), s.keys)
+        return gumbel_from_bits(bits).split(self._sizes)

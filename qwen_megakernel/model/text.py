@@ -1,0 +1,209 @@
+"""Text to token ids, and long text to pieces that fit a slot.
+
+The tokenizer is byte-level BPE with Qwen2's own pre-tokenizer, built here from vocab.json and merges.txt
+and nothing else. Two traps are closed that way: some loaders swap in another model's pre-tokenizer for a
+local folder (camel-case words then split differently), and none of the special tokens exists in it, so a
+special-token string inside user text ("<|im_end|>") is spelt out as ordinary characters, never injected.
+"""
+
+import itertools
+import re
+import unicodedata
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
+
+from qwen_megakernel.checkpoint.config import read_json
+from qwen_megakernel.errors import CheckpointError, RequestError, TextError, TextTooLongError
+
+_QWEN2_PIECES = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"  # English contractions
+    r"|[^\r\n\p{L}\p{N}]?\p{L}+"  # a run of letters with the one character before it
+    r"|\p{N}"  # digits one by one
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*"  # punctuation
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"  # white space
+)
+
+
+class TextTokenizer:
+    """NFC, Qwen2's pre-tokenizer, byte-level BPE; no special tokens, nothing added."""
+
+    def __init__(self, folder: Path, vocab_size: int):
+        """
+        Args:
+            folder: holds vocab.json and merges.txt.
+            vocab_size: rows of the text embedding; an id at or above it is refused.
+
+        Raises:
+            CheckpointError: a file is missing, broken, or does not fit the embedding.
+        """
+        vocab = read_json(folder / "vocab.json").raw
+        if not vocab or not all(type(i) is int and 0 <= i < vocab_size for i in vocab.values()):
+            raise CheckpointError(f"{folder / 'vocab.json'}: every id must be an integer in 0..{vocab_size - 1}")
+        try:
+            lines = (folder / "merges.txt").read_text(encoding="utf-8").split("\n")
+            merges = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
+            bpe = models.BPE(vocab=vocab, merges=merges)
+        except Exception as error:  # tokenizers raises plain Exception for a merge whose parts are unknown
+            raise CheckpointError(f"{folder / 'merges.txt'}: {error}") from None
+        self._tokenizer = Tokenizer(bpe)
+        self._tokenizer.normalizer = normalizers.NFC()
+        self._tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+            [
+                pre_tokenizers.Split(Regex(_QWEN2_PIECES), "isolated"),
+                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+            ]
+        )
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of `text`.
+
+        Raises:
+            TextError: the text holds lone surrogates, which have no UTF-8 form.
+        """
+        check_unicode(text)
+        return self._tokenizer.encode(text, add_special_tokens=False).ids
+
+
+LONGEST_RUN = 16
+"""Characters without a boundary that `PieceEncoder` holds back at most."""
+_LONGEST_HELD = 1000  # a piece of any size is encoded in time that grows with it, not with its square
+
+
+class PieceEncoder:
+    """Token ids of a text that arrives in pieces, each as soon as no later character can change it.
+
+    A cut is safe where Qwen2's pre-tokenizer ends a piece whatever comes next: behind a word or a digit once the next
+    character is neither letter nor combining mark, and in front of a blank that follows something visible. The ids then
+    equal those of the whole text, however it was cut into pieces. A run longer than `LONGEST_RUN` without such a place
+    (Chinese or Japanese between two marks, a very long word) is cut all the same, always at the same character; only
+    there may ids differ from those of the whole text.
+    """
+
+    def __init__(self, encode: Callable[[str], list[int]], before: str = ""):
+        """`before`: what stands in front of the text and is encoded with it."""
+        self._encode, self._held = encode, before
+        self._run = len(before)  # of `_held`, characters behind its last boundary
+        self._foreign = len(before)  # of `_run`, characters that are not the text's
+
+    @property
+    def held(self) -> int:
+        """Characters of the text that wait for what comes next."""
+        return len(self._held) - self._foreign
+
+    def push(self, piece: str) -> list[int]:
+        """Ids that this piece settles.
+
+        Raises:
+            TextError: lone surrogates; nothing was taken.
+        """
+        check_unicode(piece)
+        ids: list[int] = []
+        for character in piece:
+            if self._held and _ends(self._held[-1], character):
+                self._run = self._foreign = 0
+                if len(self._held) > _LONGEST_HELD:
+                    ids += self.flush()
+            elif self._run - self._foreign >= LONGEST_RUN and not _joins(character):
+                ids += self.flush()
+            self._held += character
+            self._run += 1
+        settled = len(self._held) - self._run
+        if settled > 0:
+            ids += self._encode(self._held[:settled])
+            self._held = self._held[settled:]
+        return ids
+
+    def flush(self) -> list[int]:
+        """Ids of everything that was held back."""
+        ids = self._encode(self._held) if self._held else []
+        self._held, self._run, self._foreign = "", 0, 0
+        return ids
+
+
+def _ends(last: str, following: str) -> bool:
+    """A pre-token that ends with `last` ends for good in front of `following`."""
+    kind, then = unicodedata.category(last)[0], unicodedata.category(following)[0]
+    if kind in "LN":
+        return then != "M" and (kind == "N" or then != "L")
+    return following in " \t\u3000" and not last.isspace()
+
+
+def _joins(character: str) -> bool:
+    """NFC may melt it into what stands before it: a combining mark, or the later part of a Hangul syllable."""
+    return unicodedata.category(character)[0] == "M" or "\u1160" <= character <= "\u11ff"
+
+
+def check_unicode(text: str, name: str = "text") -> None:
+    """Raises TextError for lone surrogates, which have no UTF-8 form."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise TextError(f"{name} must be valid Unicode: {error}") from None
+
+
+# A sentence ends after its marks and closing quotes: before white space, in Chinese and Japanese anywhere.
+_SENTENCE_END = re.compile(
+    r"(?<=[.!?…][\"'”’)\]])\s+|(?<=[.!?…])\s+|(?<=[。！？；])(?![。！？；”’」』）])|(?<=[。！？；][”’」』）])|\n\s*\n"
+)
+_CLAUSE_END = re.compile(r"(?<=[,;:—])\s+|(?<=[，、；：])")
+_SPACE = re.compile(r"\s+")
+
+
+def split_sentences(text: str, max_chars: int = 300) -> list[str]:
+    """Cut long text at sentence ends into pieces of at most `max_chars` characters.
+
+    Whole sentences are gathered while they fit. A sentence that is longer by itself is cut at clauses, then
+    at white space, then anywhere. Short text comes back whole; blank text gives an empty list.
+    """
+    if max_chars < 1:
+        raise RequestError(f"max_chars must be at least 1, got {max_chars}")
+    if len(whole := text.strip()) <= max_chars:
+        return [whole] if whole else []
+    pieces: list[str] = []
+    for fragment in _fragments(text, max_chars, (_SENTENCE_END, _CLAUSE_END, _SPACE)):
+        if pieces and len((pieces[-1] + fragment).strip()) <= max_chars:
+            pieces[-1] += fragment
+        else:
+            pieces.append(fragment)
+    return [piece.strip() for piece in pieces if piece.strip()]
+
+
+def split_to_fit(text: str, count: Callable[[str], int], most: int) -> list[str]:
+    """Cut text like `split_sentences` into pieces of at most `most` tokens: by characters, of so many as have that many
+    tokens on average, and again what has more. A text of no more bytes than `most` is not counted: a token stands for
+    one at least.
+
+    Args:
+        count: tokens of a text.
+
+    Raises:
+        TextTooLongError: a single character has more.
+        TextError: lone surrogates.
+    """
+    check_unicode(text)
+    pieces: list[str] = []
+    left = [whole] if (whole := text.strip()) else []
+    while left:
+        piece = left.pop(0)
+        if len(unicodedata.normalize("NFC", piece).encode()) <= most or (tokens := count(piece)) <= most:
+            pieces.append(piece)
+        elif len(piece) > 1:
+            left[:0] = split_sentences(piece, max(1, len(piece) * most // tokens))
+        else:
+            raise TextTooLongError(f"{piece!r} has {tokens} tokens, and a piece of the text may have {most}")
+    return pieces
+
+
+def _fragments(text: str, max_chars: int, ends: tuple[re.Pattern, ...]) -> Iterator[str]:
+    """Cut after every end of the first kind; cut what is still too long at the next kind. Joined, the
+    fragments are the text."""
+    cuts = [0, *(end.end() for end in ends[0].finditer(text)), len(text)]
+    for fragment in (text[start:end] for start, end in itertools.pairwise(cuts)):
+        if len(fragment.strip()) <= max_chars:
+            yield fragment
+        elif len(ends) > 1:
+            yield from _fragments(fragment, max_chars, ends[1:])
+        else:
+            yield from (fragment[start : start + max_chars] for start in range(0, len(fragment), max_chars))

@@ -1,0 +1,183 @@
+"""The Qwen3 decoder stack in plain PyTorch, and the embedding tables in front of it.
+
+One slot at a time: rows are [T, hidden], without a batch axis, so that a stream's codes depend on nothing
+but its own request. Tensor names are the checkpoint's. Rounding follows the reference: RMSNorm rounds to
+the model's dtype before its weight is applied, RoPE's cosines are computed in fp32 and then rounded.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from types import ModuleType
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from qwen_megakernel.checkpoint.config import StackConfig, TalkerConfig
+
+_TEXT_ROWS = 16
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x / rms(x) over the last axis in fp32, rounded to x's dtype, then times weight."""
+    return weight * F.rms_norm(x.float(), x.shape[-1:], None, eps).to(x.dtype)
+
+
+def rope_tables(positions: int, head_dim: int, theta: float, device: torch.device, dtype: torch.dtype):
+    """cos and sin, each [positions, head_dim]: pair (i, i + head_dim/2) turns by position * theta^(-2i/head_dim)."""
+    inv_freq = 1.0 / theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
+    angles = torch.arange(positions, dtype=torch.float32)[:, None] * inv_freq
+    angles = torch.cat((angles, angles), dim=-1).to(device)
+    return angles.cos().to(dtype), angles.sin().to(dtype)
+
+
+def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate x [..., T, head_dim] by cos and sin [..., T, head_dim] (rotate-half pairing)."""
+    left, right = x.chunk(2, dim=-1)
+    return x * cos + torch.cat((-right, left), dim=-1) * sin
+
+
+class KVCache:
+    """Keys and values of one slot: [layers, kv_heads, positions, head_dim] each. Rows past the caller's
+    position are stale; only a `length` makes `Transformer.forward` read them, with a weight of 0."""
+
+    def __init__(self, config: StackConfig, positions: int, device: torch.device, dtype: torch.dtype):
+        shape = (config.num_layers, config.num_kv_heads, positions, config.head_dim)
+        self.k = torch.empty(shape, device=device, dtype=dtype)
+        self.v = torch.empty(shape, device=device, dtype=dtype)
+
+
+class Transformer:
+    """One stack: pre-norm attention (GQA, per-head QK norm, RoPE, causal) and SwiGLU, then a final norm.
+
+    M-RoPE's three axes hold the same position for every row of this model, so one position per row is all
+    there is (config.py refuses a checkpoint that would need more).
+    """
+
+    def __init__(self, config: StackConfig, tensors: Mapping[str, Tensor], prefix: str, max_positions: int):
+        self.config = config
+        self._norm = tensors[f"{prefix}.norm.weight"]
+        self._layers = [
+            {
+                name.removeprefix(f"{prefix}.layers.{i}.").removesuffix(".weight"): tensor
+                for name, tensor in tensors.items()
+                if name.startswith(f"{prefix}.layers.{i}.")
+            }
+            for i in range(config.num_layers)
+        ]
+        self._cos, self._sin = rope_tables(
+            max_positions, config.head_dim, config.rope_theta, self._norm.device, self._norm.dtype
+        )
+
+    def forward(self, rows: Tensor, position: int | Tensor, cache: KVCache, length: int | None = None) -> Tensor:
+        """Run consecutive rows of one slot and append their keys and values to its cache.
+
+        Args:
+            rows: [T, hidden] in the model's dtype.
+            position: of the first row; rows 0..position-1 must be in the cache. Or int64 [T] on the device, the
+                position of every row: nothing then depends on its value but the arithmetic, as a graph needs it.
+            cache: read and written.
+            length: with a tensor of positions, how much of the cache attention reads: more than any position, and
+                all of it finite.
+
+        Returns:
+            [T, hidden], after the final norm.
+        """
+        c, x = self.config, rows
+        mask = None
+        if isinstance(position, Tensor):
+            at = position
+            ahead = torch.arange(length, device=x.device) > at[:, None]
+            mask = torch.zeros(ahead.shape, device=x.device, dtype=x.dtype).masked_fill(ahead, -math.inf)
+        else:
+            length = position + len(rows)
+            at = slice(position, length)
+            # One row sees the whole cache; a prompt that starts at 0 is plainly causal; anything else needs the mask.
+            if position and len(rows) > 1:
+                mask = torch.ones(len(rows), length, dtype=torch.bool, device=x.device).tril(position)
+        cos, sin = self._cos[at], self._sin[at]
+        for i, w in enumerate(self._layers):
+            y = rms_norm(x, w["input_layernorm"], c.rms_norm_eps)
+            q = apply_rope(self._heads(F.linear(y, w["self_attn.q_proj"]), w["self_attn.q_norm"]), cos, sin)
+            k = apply_rope(self._heads(F.linear(y, w["self_attn.k_proj"]), w["self_attn.k_norm"]), cos, sin)
+            cache.k[i, :, at] = k
+            cache.v[i, :, at] = self._heads(F.linear(y, w["self_attn.v_proj"]))
+            y = self._attend(q, cache.k[None, i, :, :length], cache.v[None, i, :, :length], mask)
+            x = x + F.linear(y, w["self_attn.o_proj"])
+            y = rms_norm(x, w["post_attention_layernorm"], c.rms_norm_eps)
+            y = F.silu(F.linear(y, w["mlp.gate_proj"])) * F.linear(y, w["mlp.up_proj"])
+            x = x + F.linear(y, w["mlp.down_proj"])
+        return rms_norm(x, self._norm, c.rms_norm_eps)
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        """q [heads, T, head_dim] over k and v [1, kv_heads, length, head_dim] -> [T, heads * head_dim]."""
+        if q.shape[1] == 1:  # heads that share a key become rows of one query: no kernel then repeats the cache
+            q = q.view(1, self.config.num_kv_heads, -1, self.config.head_dim)
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=mask).reshape(1, -1)
+        y = F.scaled_dot_product_attention(q[None], k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=True)
+        return y[0].transpose(0, 1).flatten(1)
+
+    def _heads(self, x: Tensor, norm: Tensor | None = None) -> Tensor:
+        """[T, heads * head_dim] -> [heads, T, head_dim], each head normed if a weight is given."""
+        x = x.unflatten(-1, (-1, self.config.head_dim))
+        return (x if norm is None else rms_norm(x, norm, self.config.rms_norm_eps)).transpose(0, 1)
+
+
+class Embeddings:
+    """What turns ids into talker rows. Every row has the talker's width, also codes 1..15 (in 1.7B the
+    code predictor is narrower and has an adapter of its own). Nothing here waits for the device."""
+
+    def __init__(self, config: TalkerConfig, tensors: Mapping[str, Tensor], extension: ModuleType | None = None):
+        """
+        Args:
+            tensors: `Checkpoint.talker`'s; the text's table is on the CPU.
+            extension: `build.load_extension`'s, where the rest is bf16 on a GPU: the text projection is then one call.
+        """
+        self._extension = extension
+        self._table = tensors["talker.model.text_embedding.weight"]
+        self._device = tensors["talker.model.norm.weight"].device
+        self._pinned = self._device.type == "cuda"  # what a copy must come from, to be queued and not waited for
+        self._fc1 = [tensors[f"talker.text_projection.linear_fc1.{n}"] for n in ("weight", "bias")]
+        self._fc2 = [tensors[f"talker.text_projection.linear_fc2.{n}"] for n in ("weight", "bias")]
+        predictor = "talker.code_predictor.model.codec_embedding"
+        self._codes = [tensors["talker.model.codec_embedding.weight"]]
+        self._codes += [tensors[f"{predictor}.{group}.weight"] for group in range(config.num_code_groups - 1)]
+        if extension is not None:
+            for power in range(10):  # pinned memory is kept by powers of two, and costs a millisecond when it is new
+                self.text([0] * 2**power)
+
+    def share(self, tables: Sequence[Tensor]) -> None:
+        """Take a frame decoder's copies of the codes' embeddings, of code 0 and on, for one's own."""
+        self._codes = list(tables)
+
+    def text(self, ids: Sequence[int]) -> Tensor:
+        """Text ids -> [n, hidden]: embedding, then the two-layer text projection.
+
+        Without our kernel, always so many rows at a time: a row's last bits may depend on how many are multiplied
+        together, and the same text may come whole or in pieces.
+        """
+        if ids and not 0 <= min(ids) <= max(ids) < len(self._table):
+            raise IndexError(f"text ids must be in 0..{len(self._table) - 1}, got {min(ids)} to {max(ids)}")
+        if self._extension is not None:
+            return self._extension.project_text(ids, self._table, *self._fc1, *self._fc2)
+        padded = [*ids, *[0] * (-len(ids) % _TEXT_ROWS)]
+        rows = torch.empty(len(padded), self._table.shape[1], dtype=self._table.dtype, pin_memory=self._pinned)
+        # By numpy, as bytes: torch would wake a thread on every core for it.
+        np.take(self._table.view(torch.uint8).numpy(), padded, axis=0, out=rows.view(torch.uint8).numpy(), mode="clip")
+        rows = rows.to(self._device, non_blocking=True)
+        blocks = [F.linear(F.silu(F.linear(block, *self._fc1)), *self._fc2) for block in rows.split(_TEXT_ROWS)]
+        return torch.cat(blocks)[: len(ids)]
+
+    def code0(self, ids: Sequence[int]) -> Tensor:
+        """Codec-vocabulary ids (codes, tags, speakers) -> [n, hidden]."""
+        ids = torch.tensor(ids, dtype=torch.long, pin_memory=self._pinned)
+        return self.code(0, ids.to(self._device, non_blocking=True))
+
+    def code(self, group: int, codes: Tensor) -> Tensor:
+        """Codes of one group, any shape [...] -> [..., hidden]."""
+        return F.embedding(codes, self._codes[group])
+
+    def frames(self, codes: Tensor) -> Tensor:
+        """Codes [F, groups] -> [F, hidden], the sum over groups (fp32 accumulation, rounded once)."""
+        return torch.stack([self.code(group, codes[:, group]) for group in range(len(self._codes))], dim=1).sum(1)

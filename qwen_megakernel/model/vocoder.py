@@ -1,0 +1,323 @@
+"""Vocoder: codes -> 24 kHz PCM, stateful and exact.
+
+The speech tokenizer's decoder is strictly causal: a frame's 1,920 samples depend on its codes and on the
+past, never on the future. So nothing has to be decoded twice and nothing has to be blended: every layer
+that looks back keeps the few columns it will look at again, and pushing frames one by one, or in any other
+portions, gives the samples that one decode of the whole gives (within fp32 rounding, 2e-5).
+
+    codes -> RVQ sum -> conv k3 -> 8-layer transformer (window 72) -> 2 x (upsample 2, ConvNeXt)
+          -> conv k7 -> 4 x (SnakeBeta, transposed conv, 3 residual units) -> SnakeBeta, conv k7 -> clamp
+
+Layer by layer after the decoder half of qwen_tts 0.1.1's tokenizer_12hz; tensor names are the checkpoint's.
+All-zero state is the reference's zero padding. At the published dims a stream's state is 1,298,496 values.
+"""
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from qwen_megakernel.checkpoint.config import VocoderConfig
+from qwen_megakernel.model.transformer import apply_rope, rms_norm
+
+DILATIONS = (1, 3, 9)
+_CUDNN_FLAGS = threading.Lock()  # they are the process's: another engine's push would end ours in TF32
+
+
+def make_codebook(config: VocoderConfig, w: Mapping[str, Tensor]) -> Tensor:
+    """[groups, codebook_size, codebook_dim]: centroids, each times its quantizer's output projection, so that the RVQ
+    is one gather and one sum."""
+    tables = []
+    for quantizer, layers in (("rvq_first", 1), ("rvq_rest", config.num_quantizers - 1)):
+        project = w[f"quantizer.{quantizer}.output_proj.weight"][..., 0]
+        for i in range(layers):
+            book = f"quantizer.{quantizer}.vq.layers.{i}._codebook"
+            usage = w[f"{book}.cluster_usage"].clamp(min=1e-5)
+            tables.append(F.linear(w[f"{book}.embedding_sum"] / usage[:, None], project))
+    return torch.stack(tables)
+
+
+def make_snakes(w: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
+    """SnakeBeta's factors: name -> (e^alpha, 1 / (e^beta + 1e-9)), each [channels]."""
+    names = (n.removesuffix(".alpha") for n in w if n.endswith(".alpha"))
+    return {n: (w[f"{n}.alpha"].exp(), 1.0 / (w[f"{n}.beta"].exp() + 1e-9)) for n in names}
+
+
+def check_push(vocoder, slots: Sequence[int], codes: Tensor) -> None:
+    """Raises ValueError for what `push` of a vocoder cannot take."""
+    if codes.ndim != 3 or codes.shape[0] != len(slots) or codes.shape[2] != vocoder.groups:
+        raise ValueError(f"codes must be [{len(slots)}, frames, {vocoder.groups}], got {list(codes.shape)}")
+    if codes.shape[1] < 1 or len(set(slots)) != len(slots) or not all(0 <= s < vocoder.slots for s in slots):
+        raise ValueError(
+            f"a push needs at least one frame and distinct slots in 0..{vocoder.slots - 1}, "
+            f"got {codes.shape[1]} frames for {list(slots)}"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class VocoderState:
+    """What one stream left behind after some frames; only its vocoder understands it."""
+
+    tensors: dict[str, Tensor]
+
+
+class Portion(NamedTuple):
+    """Frames of a reference that are heard in one go.
+
+    Attributes:
+        codes: int64 [frames, groups].
+        whole: through every layer; else only as far as their frames leave a trace in what comes after the reference.
+    """
+
+    codes: Tensor
+    whole: bool
+
+
+class Vocoder:
+    """Decodes several streams, each in its own slot. Not thread-safe: one thread owns it.
+
+    Attributes:
+        slots: how many streams it holds.
+        groups: codes of a frame.
+        together: streams that are worth a push of their own; one by one, a stream's samples are the same bits in any
+            company.
+        follows: can it read codes on the device (`GraphVocoder.follow`)?
+    """
+
+    together = 1
+    follows = False
+
+    def __init__(
+        self, config: VocoderConfig, tensors: Mapping[str, Tensor], *, slots: int, dtype: torch.dtype | None = None
+    ):
+        """
+        Args:
+            tensors: every `decoder.*` tensor of the speech tokenizer, one device, one dtype.
+            dtype: to compute in; None is the tensors' own. Codebooks and SnakeBeta's factors are derived
+                before they are rounded to it.
+        """
+        self.slots, self.groups = slots, config.num_quantizers
+        self._config = config
+        self._w = {name.removeprefix("decoder."): tensor for name, tensor in tensors.items()}
+        some = self._w["pre_conv.conv.weight"]
+        self._device, self._dtype = some.device, dtype or some.dtype
+        self._codebook = make_codebook(config, self._w).to(self._dtype)
+        # SnakeBeta's factors, each [channels, 1]
+        self._snake = {n: tuple(f[:, None].to(self._dtype) for f in fs) for n, fs in make_snakes(self._w).items()}
+        self._w = {name: tensor.to(self._dtype) for name, tensor in self._w.items()}
+        self._layers = [self._below(f"pre_transformer.layers.{i}") for i in range(config.num_layers)]
+        self._convnext = [self._below(f"upsample.{i}.1") for i in range(len(config.upsampling_ratios))]
+        half = config.head_dim // 2
+        self._inv_freq = 1.0 / config.rope_theta ** (torch.arange(half, dtype=torch.float32) / half)
+        self._inv_freq = self._inv_freq.to(self._device)
+        self._state = self._make_state(slots)
+        self._position = torch.zeros(slots, dtype=torch.int64)  # frames pushed so far, per slot
+
+    @torch.inference_mode()
+    def reset(self, slot: int) -> None:
+        """Forget a stream: its slot starts from silence again."""
+        self._position[slot] = 0
+        for tensor in self._state.values():
+            tensor[slot].zero_()
+
+    @torch.inference_mode()
+    def save(self, slot: int) -> "VocoderState":
+        """A copy of what a stream left behind, 5 MB at the published dims; see `restore`."""
+        tensors = self._state | {"position": self._position}
+        return VocoderState({name: tensor[slot].clone() for name, tensor in tensors.items()})
+
+    @torch.inference_mode()
+    def restore(self, slot: int, state: "VocoderState") -> None:
+        """Go on in a slot where `state` was saved, bit for bit."""
+        for name, tensor in (self._state | {"position": self._position}).items():
+            tensor[slot] = state.tensors[name]
+
+    def recover(self) -> None:
+        """After a KernelFault. Nothing here outlives the slots' state."""
+
+    @property
+    def weight_bytes(self) -> int:
+        """Memory of the weights."""
+        return self._codebook.nbytes + sum(t.nbytes for t in self._w.values())
+
+    @property
+    def slot_bytes(self) -> int:
+        """Memory of one stream's state."""
+        return sum(t[0].nbytes for t in self._state.values())
+
+    @staticmethod
+    def portions(codes: Tensor) -> list[Portion]:
+        """A reference, int64 [frames, groups], for `listen`, one after the other."""
+        return [Portion(some, True) for some in codes.split(25)]
+
+    def listen(self, slot: int, portion: Portion) -> None:
+        """Go on from frames whose sound nobody wants: what a stream's own frames follow on."""
+        self.push([slot], portion.codes[None])
+
+    @torch.inference_mode()
+    def push(self, slots: Sequence[int], codes: Tensor) -> Tensor:
+        """Decode the next frames of some streams.
+
+        Args:
+            slots: distinct slot numbers.
+            codes: int64 [len(slots), frames, groups]; frames >= 1, the same count for every slot of a call.
+
+        Returns:
+            PCM, [len(slots), frames * 1920], -1..1, in the vocoder's dtype on its device.
+        """
+        check_push(self, slots, codes)
+        step = _Push(self, slots)
+        # cuDNN would convolve in TF32 by default, and choose kernels that do not repeat themselves.
+        with _CUDNN_FLAGS, torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False):
+            pcm = step.run(codes.to(self._device))
+        for name, tensor in step.state.items():
+            self._state[name][list(slots)] = tensor
+        self._position[list(slots)] += codes.shape[1]
+        return pcm
+
+    # ------------------------------------------------------------ made once
+
+    def _below(self, prefix: str) -> dict[str, Tensor]:
+        return {n.removeprefix(f"{prefix}."): t for n, t in self._w.items() if n.startswith(f"{prefix}.")}
+
+    def _make_state(self, slots: int) -> dict[str, Tensor]:
+        """What every layer that looks back keeps of the past, by layer name; all zeros at first.
+
+        pre_conv                      [codebook_dim, 2]                       inputs of the k3 conv
+        keys.i, values.i              [heads, window - 1, head_dim]           keys after RoPE
+        upsample.i                    [latent_dim, 6]                         inputs of the depthwise k7
+        decoder.0, decoder.6          [channels, 6]                           inputs of the k7 convs
+        decoder.i.up                  [channels, 1]                           input of the transposed conv
+        decoder.i.unit                [channels, 6 * dilation]                inputs of a residual unit's k7
+        """
+        c = self._config
+        shapes = {"pre_conv": (c.codebook_dim, 2), "decoder.0": (c.latent_dim, 6)}
+        for i in range(c.num_layers):
+            shapes[f"keys.{i}"] = shapes[f"values.{i}"] = (c.num_heads, c.sliding_window - 1, c.head_dim)
+        for i in range(len(c.upsampling_ratios)):
+            shapes[f"upsample.{i}"] = (c.latent_dim, 6)
+        channels = c.decoder_dim
+        for i in range(1, len(c.upsample_rates) + 1):
+            shapes[f"decoder.{i}.up"] = (channels, 1)
+            channels //= 2
+            for unit, dilation in enumerate(DILATIONS, start=2):
+                shapes[f"decoder.{i}.{unit}"] = (channels, 6 * dilation)
+        shapes[f"decoder.{len(c.upsample_rates) + 2}"] = (channels, 6)
+        return {n: torch.zeros((slots, *s), device=self._device, dtype=self._dtype) for n, s in shapes.items()}
+
+
+class _Push:
+    """One forward pass: reads the vocoder's state of some slots, leaves the new state in `self.state`."""
+
+    def __init__(self, vocoder: Vocoder, slots: Sequence[int]):
+        self._v, self._c, self._w = vocoder, vocoder._config, vocoder._w
+        self._past = {name: tensor[list(slots)] for name, tensor in vocoder._state.items()}
+        self._position = vocoder._position[list(slots)].to(vocoder._device)
+        self.state: dict[str, Tensor] = {}
+
+    def run(self, codes: Tensor) -> Tensor:
+        c = self._c
+        groups = torch.arange(c.num_quantizers, device=codes.device)
+        x = self._v._codebook[groups, codes].sum(-2)  # [batch, frames, codebook_dim]
+        x = self._causal_conv(x.transpose(1, 2), "pre_conv.conv", "pre_conv")
+        x = self._transformer(x.transpose(1, 2)).transpose(1, 2)  # [batch, latent_dim, frames]
+        for i, ratio in enumerate(c.upsampling_ratios):
+            x = self._upsample(x, i, ratio)
+        x = self._causal_conv(x, "decoder.0.conv", "decoder.0")
+        for i, rate in enumerate(c.upsample_rates, start=1):
+            x = self._decoder_block(x, f"decoder.{i}", rate)
+        last = len(c.upsample_rates) + 1
+        x = self._causal_conv(self._snake(x, f"decoder.{last}"), f"decoder.{last + 1}.conv", f"decoder.{last + 1}")
+        return x[:, 0].clamp(-1.0, 1.0)
+
+    # ------------------------------------------------------------ layers
+
+    def _with_past(self, x: Tensor, state: str) -> Tensor:
+        """The kept columns, then x [batch, channels, time]; keeps as many of the newest for the next push."""
+        past = self._past[state]
+        x = torch.cat([past, x], dim=-1)
+        self.state[state] = x[..., -past.shape[-1] :]
+        return x
+
+    def _causal_conv(self, x: Tensor, name: str, state: str, dilation: int = 1, groups: int = 1) -> Tensor:
+        weight, bias = self._w[f"{name}.weight"], self._w[f"{name}.bias"]
+        return F.conv1d(self._with_past(x, state), weight, bias, dilation=dilation, groups=groups)
+
+    def _snake(self, x: Tensor, name: str) -> Tensor:
+        """SnakeBeta: x + sin(x * e^alpha)^2 / (e^beta + 1e-9)."""
+        frequency, scale = self._v._snake[name]
+        return x + scale * torch.sin(x * frequency).square()
+
+    def _upsample(self, x: Tensor, i: int, ratio: int) -> Tensor:
+        """Transposed conv whose kernel is its stride (columns do not overlap), then a ConvNeXt block."""
+        name = f"upsample.{i}"
+        x = F.conv_transpose1d(x, self._w[f"{name}.0.conv.weight"], self._w[f"{name}.0.conv.bias"], stride=ratio)
+        w = self._v._convnext[i]
+        y = self._causal_conv(x, f"{name}.1.dwconv.conv", name, groups=x.shape[1]).transpose(1, 2)
+        y = F.layer_norm(y, y.shape[-1:], w["norm.weight"], w["norm.bias"], 1e-6)
+        y = F.gelu(F.linear(y, w["pwconv1.weight"], w["pwconv1.bias"]))
+        y = w["gamma"] * F.linear(y, w["pwconv2.weight"], w["pwconv2.bias"])
+        return x + y.transpose(1, 2)
+
+    def _decoder_block(self, x: Tensor, name: str, rate: int) -> Tensor:
+        """SnakeBeta, transposed conv (kernel 2 * rate, stride rate, right end trimmed), residual units."""
+        block = f"{name}.block"
+        x = self._with_past(self._snake(x, f"{block}.0"), f"{name}.up")
+        weight, bias = self._w[f"{block}.1.conv.weight"], self._w[f"{block}.1.conv.bias"]
+        # An output block needs its own input column and the one before it: the first block belongs to the
+        # kept column and the last to the next push.
+        x = F.conv_transpose1d(x, weight, bias, stride=rate)[..., rate:-rate]
+        for unit, dilation in enumerate(DILATIONS, start=2):
+            y = self._snake(x, f"{block}.{unit}.act1")
+            y = self._causal_conv(y, f"{block}.{unit}.conv1.conv", f"{name}.{unit}", dilation)
+            y = self._snake(y, f"{block}.{unit}.act2")
+            pointwise = f"{block}.{unit}.conv2.conv"
+            x = x + F.conv1d(y, self._w[f"{pointwise}.weight"], self._w[f"{pointwise}.bias"])
+        return x
+
+    def _transformer(self, x: Tensor) -> Tensor:
+        """[batch, frames, latent_dim] -> the same; attention over this frame and the window before it."""
+        c, name = self._c, "pre_transformer"
+        x = F.linear(x, self._w[f"{name}.input_proj.weight"], self._w[f"{name}.input_proj.bias"])
+        positions = self._position[:, None] + torch.arange(x.shape[1], device=x.device)  # [batch, frames]
+        angles = positions[..., None].float() * self._v._inv_freq
+        angles = torch.cat((angles, angles), dim=-1)[:, None]
+        cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+        mask = self._window_mask(x.shape[1])
+        for i, w in enumerate(self._v._layers):
+            y = rms_norm(x, w["input_layernorm.weight"], c.rms_norm_eps)
+            q, k, v = (
+                F.linear(y, w[f"self_attn.{p}_proj.weight"]).unflatten(-1, (-1, c.head_dim)).transpose(1, 2)
+                for p in "qkv"
+            )
+            k = self._with_past_rows(apply_rope(k, cos, sin), f"keys.{i}")
+            v = self._with_past_rows(v, f"values.{i}")
+            y = F.scaled_dot_product_attention(apply_rope(q, cos, sin), k, v, attn_mask=mask)
+            y = F.linear(y.transpose(1, 2).flatten(2), w["self_attn.o_proj.weight"])
+            x = x + w["self_attn_layer_scale.scale"] * y
+            y = rms_norm(x, w["post_attention_layernorm.weight"], c.rms_norm_eps)
+            y = F.silu(F.linear(y, w["mlp.gate_proj.weight"])) * F.linear(y, w["mlp.up_proj.weight"])
+            x = x + w["mlp_layer_scale.scale"] * F.linear(y, w["mlp.down_proj.weight"])
+        x = rms_norm(x, self._w[f"{name}.norm.weight"], c.rms_norm_eps)
+        return F.linear(x, self._w[f"{name}.output_proj.weight"], self._w[f"{name}.output_proj.bias"])
+
+    def _with_past_rows(self, x: Tensor, state: str) -> Tensor:
+        past = self._past[state]
+        x = torch.cat([past, x], dim=-2)
+        self.state[state] = x[..., -past.shape[-2] :, :]
+        return x
+
+    def _window_mask(self, frames: int) -> Tensor:
+        """[batch, 1, frames, window - 1 + frames]: a frame sees itself and the window - 1 before it, as far
+        as its stream had begun."""
+        kept = self._c.sliding_window - 1
+        device = self._position.device
+        key = torch.arange(kept + frames, device=device)
+        age = torch.arange(kept, kept + frames, device=device)[:, None] - key  # 0 is the frame itself
+        visible = (age >= 0) & (age <= kept)
+        begun = key >= kept - self._position[:, None]  # [batch, keys]
+        return (visible & begun[:, None])[:, None]

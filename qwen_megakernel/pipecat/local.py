@@ -1,0 +1,321 @@
+"""MegakernelTTSService: Qwen3-TTS in a Pipecat pipeline.
+
+    LLM text ─► run_tts ─► engine (its own thread) ─► chunks ─► audio context ─► transport
+
+Nothing here touches the model. Prompts are built in a thread of the service, because they compute; chunks come from
+the engine's thread through `call_soon_threadsafe`. Sentences are generated one by one (SENTENCE mode); tokens all go
+into one utterance per context, which speaks while they come (TOKEN mode).
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+from loguru import logger
+from pipecat.frames.frames import EndFrame, ErrorFrame, TTSAudioRawFrame
+from pipecat.processors.frame_processor import FrameProcessorSetup
+from pipecat.utils.types import NOT_GIVEN, NotGiven, is_given
+
+from qwen_megakernel.checkpoint.config import ModelConfig
+from qwen_megakernel.checkpoint.load import find_cached
+from qwen_megakernel.engine import shared as shared_engine
+from qwen_megakernel.engine.engine import TTSEngine
+from qwen_megakernel.engine.request import chunk_schedule
+from qwen_megakernel.engine.stream import Chunk
+from qwen_megakernel.engine.utterance import Utterance
+from qwen_megakernel.engine.word_times import SpeechRate, WordTimes
+from qwen_megakernel.errors import (
+    CheckpointError,
+    EngineClosed,
+    RequestError,
+    SpeakerError,
+    TextTooLongError,
+    VoiceError,
+)
+from qwen_megakernel.model.prompt import AUTO
+from qwen_megakernel.model.voice import Voice
+from qwen_megakernel.pipecat.service import Speech, SpeechService, SpeechSettings, check_names, sampling_of
+
+DEFAULT_MODEL = "Qwen/Qwen3-TTS-12Hz-0.6B-CustomVoice"
+
+
+@dataclass
+class MegakernelTTSSettings(SpeechSettings):
+    """Settings that may change while a pipeline runs: those of `SpeechSettings`, with voices that are no names.
+
+    Parameters:
+        model: Folder, hub id or "demo". Fixed once the service is made.
+        voice: A speaker of the checkpoint (CustomVoice), or a `Voice` (Base). None: the first speaker.
+    """
+
+    voice: str | Voice | None | NotGiven = field(default_factory=lambda: NOT_GIVEN)
+
+
+class MegakernelTTSService(SpeechService):
+    """Streams Qwen3-TTS, on a GPU through the megakernel, anywhere through PyTorch.
+
+    Pipelines of one process that name the same model share one engine; every utterance has a slot of its own in it, and
+    an interruption cancels that utterance alone.
+    """
+
+    Settings = MegakernelTTSSettings
+    _settings: Settings
+
+    def __init__(
+        self,
+        *,
+        engine: TTSEngine | None = None,
+        model: str = DEFAULT_MODEL,
+        engine_options: Mapping[str, Any] | None = None,
+        chunk_frames: int | tuple[int, ...] | None = None,
+        trim_leading_silence: bool = True,
+        settings: Settings | None = None,
+        **kwargs,
+    ):
+        """Make the service. Nothing is loaded: `setup` attaches to the engine, which `warmup` should have loaded.
+
+        Args:
+            engine: One of the caller's own, which it also closes. None: the process's engine for `model`.
+            model: Folder in the published layout, hub id, or "demo".
+            engine_options: Further arguments of `TTSEngine.load`, such as device or max_streams. Services share an
+                engine where model and options are the same.
+            chunk_frames: Frames of 80 ms per chunk; None: 1, 2, 4, 8, 8, ...
+            trim_leading_silence: Cut silence in front of a turn's first word.
+            settings: What may change while the pipeline runs.
+            **kwargs: For `TTSService`.
+
+        Raises:
+            RequestError: a voice or language that the model does not have (the known ones are listed), a sampling
+                value or chunk size out of range. Where the model is not on this machine yet, `setup` finds out.
+            TypeError: an argument that neither this service nor `TTSService` has.
+        """
+        store = self.Settings.unset(engine.model if engine else str(model))
+        if settings is not None:
+            named = settings.model if is_given(settings.model) else None
+            if named is not None and not _same_model(named, store.model):
+                if engine or model != DEFAULT_MODEL:
+                    raise RequestError(f"settings name the model {named!r}, the service {store.model!r}")
+                store.model = model = str(named)
+            resolved = store.model
+            store.apply_update(settings)
+            store.model = resolved
+        super().__init__(trim_leading_silence=trim_leading_silence, settings=store, **kwargs)
+        self._engine, self._own_engine = engine, engine is None
+        self._model, self._engine_options = str(model), dict(engine_options or {})
+        self._chunk_frames = chunk_schedule(chunk_frames)
+        self._word_rate = SpeechRate()
+        # One thread, so that the pieces of a text stay in order.
+        self._submitter = ThreadPoolExecutor(1, thread_name_prefix="qwen_megakernel submit")
+        known = (engine.variant, engine.speakers, engine.languages) if engine else _known_of(self._model)
+        self._check_settings(self._settings, *(known or (None, None, None)))
+        sampling_of(self._settings)
+        if engine:
+            engine.check(**self._request())
+
+    @classmethod
+    async def warmup(cls, model: str = DEFAULT_MODEL, **engine_options) -> TTSEngine:
+        """Load the process's engine for `model` and speak a word with it, before any pipeline starts: a pipeline's
+        set-up may take 20 seconds at most. It stays loaded until `shutdown(engine)`.
+
+        Args:
+            model: As for the service.
+            **engine_options: As the service's `engine_options`.
+        """
+        return await shared_engine.acquire(model, **engine_options)
+
+    @classmethod
+    async def shutdown(cls, engine: TTSEngine) -> None:
+        """Let go of what `warmup` returned; the engine closes when no service uses it any more."""
+        await shared_engine.release(engine)
+
+    # ------------------------------------------------------------ life
+
+    async def setup(self, setup: FrameProcessorSetup):
+        """Attach to the engine; loads it, with a log line, if nobody has."""
+        await super().setup(setup)
+        if self._engine is None:
+            logger.info(f"{self}: attaching to the engine of {self._model}")
+            self._engine = await shared_engine.acquire(self._model, **self._engine_options)
+            self._check_settings(self._settings, self._engine.variant, self._engine.speakers, self._engine.languages)
+            self._engine.check(**self._request())
+
+    async def stop(self, frame: EndFrame):
+        """Everything that was asked for is spoken first; then the engine is let go of."""
+        await super().stop(frame)
+        await self._teardown()
+
+    async def cleanup(self):
+        """Let go of the engine."""
+        await super().cleanup()
+        await self._teardown()
+
+    async def _teardown(self) -> None:
+        self._cancel_all()
+        self._submitter.shutdown(wait=False)
+        engine, self._engine = self._engine, None
+        if engine and self._own_engine:
+            await shared_engine.release(engine)
+
+    # ------------------------------------------------------------ speaking
+
+    def _new_speech(self, context_id: str) -> "_Speech":
+        return _Speech(self, context_id)
+
+    def _pieces(self, text: str) -> list[str]:
+        return self._engine.pieces(text, **self._request()) if self._engine else [text]
+
+    # ------------------------------------------------------------ settings
+
+    def _is_model(self, model: str) -> bool:
+        return _same_model(model, self._settings.model)
+
+    def _check(self, settings: MegakernelTTSSettings) -> None:
+        if self._engine:
+            self._check_settings(settings, self._engine.variant, self._engine.speakers, self._engine.languages)
+            self._engine.check(**self._request(settings))
+        sampling_of(settings)
+
+    @staticmethod
+    def _check_settings(
+        settings: MegakernelTTSSettings,
+        variant: str | None,
+        speakers: tuple[str, ...] | None,
+        languages: tuple[str, ...] | None,
+    ) -> None:
+        """None: of a model that is not on this machine yet, so that only what can never be is refused."""
+        voice = settings.voice
+        if isinstance(voice, Voice) and variant not in (None, "base"):
+            raise VoiceError(f"a saved voice needs a Base checkpoint; this one is {variant}")
+        if voice is not None and not isinstance(voice, (str, Voice)):
+            raise SpeakerError(f"voice must be a speaker's name or a Voice, got {type(voice).__name__}")
+        unseen = "what the model has, which is not on this machine yet"
+        no_voices = f"none, a {variant} checkpoint has no named speakers" if variant else unseen
+        check_names(settings, speakers, languages, unseen=unseen, no_voices=no_voices)
+        if voice is None and variant == "base":
+            raise SpeakerError("a Base checkpoint needs a voice: settings=Settings(voice=engine.create_voice(...))")
+
+    def _request(self, settings: MegakernelTTSSettings | None = None) -> dict[str, Any]:
+        """How the next utterance is to be said."""
+        settings = settings or self._settings
+        return {
+            "speaker": None if isinstance(settings.voice, Voice) else settings.voice,
+            "voice": settings.voice if isinstance(settings.voice, Voice) else None,
+            "language": settings.language,
+            "instruct": settings.instruct,
+            "sampling": sampling_of(settings),
+            "chunk_frames": self._chunk_frames,
+        }
+
+
+class _Speech(Speech):
+    """Its utterances are the engine's."""
+
+    def __init__(self, service: MegakernelTTSService, context_id: str):
+        super().__init__(service, context_id)
+        self._utterance: Utterance | None = None
+        self._chunks: asyncio.Queue[Chunk | None] = asyncio.Queue()
+        self._words = WordTimes(service._word_rate)
+
+    async def _open(self, text: str | None) -> None:
+        """An utterance that is interrupted meanwhile is cancelled by whoever made it."""
+        engine, request = self._service._engine, self._service._request()
+        if engine is None:
+            raise EngineClosed("the service was cleaned up")
+        if text is not None:
+            self._words = WordTimes(self._service._word_rate)
+            self._words.add(text)
+        chunks: asyncio.Queue[Chunk | None] = asyncio.Queue()
+
+        def tell(chunk: Chunk | None) -> None:
+            try:
+                self._loop.call_soon_threadsafe(chunks.put_nowait, chunk)
+            except RuntimeError:  # the loop is closed: nobody listens any more
+                self.cancel()
+
+        def submit() -> None:
+            utterance = engine.submit(text, tell, on_end=lambda: tell(None), **request)
+            self._utterance = utterance
+            if self._cancelled:
+                utterance.cancel()
+
+        self._chunks = chunks
+        self._begin(engine.sample_rate)
+        try:
+            await self._run(submit)
+        except asyncio.CancelledError:
+            self._cancelled = True
+            self._drop()
+            raise
+
+    async def _push(self, text: str) -> None:
+        self._words.add(text)
+        await self._run(lambda: self._utterance.push_text(text))
+
+    async def _end(self) -> None:
+        await self._run(self._utterance.end_text)
+
+    async def flush(self) -> None:
+        if self._utterance and not self._utterance.done and not self._ended.is_set():
+            try:
+                self._service._submitter.submit(_quietly, self._utterance.flush)
+            except RuntimeError as error:  # the service was cleaned up
+                logger.debug(f"flush came too late: {error}")
+
+    def _drop(self) -> None:
+        if self._utterance and not self._utterance.done:
+            self._utterance.cancel()
+
+    async def _run(self, job: Callable[[], Any]) -> Any:
+        return await self._loop.run_in_executor(self._service._submitter, job)
+
+    async def _audio(self) -> AsyncGenerator[TTSAudioRawFrame | ErrorFrame, None]:
+        utterance = self._utterance
+        while (chunk := await self._next(self._chunks)) is not None:
+            if frame := self._heard(chunk.samples):
+                yield frame
+                await self._tell_words(self._words.due(self._made - self._begun))
+        audio = utterance.result()
+        if tail := self._tail():
+            yield tail
+        if audio.finish_reason == "length":  # what is left of the text was not spoken: it is no part of the context
+            yield self._error(TextTooLongError(f"speech was cut after {audio.duration_s:.1f} s: its slot is full"))
+        else:
+            await self._tell_words(self._words.finish(self._made - self._begun))
+        queue = audio.timings.queue
+        logger.info(
+            f"{self._service}: {audio.duration_s:.2f} s, {audio.finish_reason}, seed {audio.seed}; "
+            f"queue {_ms(queue)}, first chunk {_ms(audio.ttfc_s)}, RTF {audio.rtf:.3f}, least lead {_ms(audio.lead_s)}"
+        )
+
+
+def _known_of(model: str) -> tuple[str, tuple[str, ...], tuple[str, ...]] | None:
+    """Variant, speakers and languages of a model that is on this machine."""
+    folder = find_cached(model)
+    if folder is None:
+        return None
+    config = ModelConfig.from_folder(folder)
+    return config.variant, tuple(config.talker.speakers), (AUTO, *config.talker.named_languages)
+
+
+def _same_model(one: str, other: str) -> bool:
+    if str(one) == str(other):
+        return True
+    try:
+        folder = find_cached(str(one))
+        return folder is not None and folder == find_cached(str(other))
+    except CheckpointError:  # no model at all
+        return False
+
+
+def _quietly(job: Callable[[], Any]) -> None:
+    """For jobs nobody waits for: their utterance may have ended."""
+    try:
+        job()
+    except RequestError as error:
+        logger.debug(f"flush came too late: {error}")
+
+
+def _ms(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{1000 * seconds:.1f} ms"

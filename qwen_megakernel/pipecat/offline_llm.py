@@ -1,0 +1,83 @@
+"""OfflineLLM: answers by rules, token by token, so that a bot can be tried with no key and no network."""
+
+import asyncio
+import re
+from datetime import datetime
+
+from pipecat.frames.frames import (
+    Frame,
+    LLMContextFrame,
+    LLMFullResponseEndFrame,
+    LLMFullResponseStartFrame,
+    LLMTextFrame,
+)
+from pipecat.processors.aggregators.llm_context import LLMContext
+from pipecat.processors.frame_processor import FrameDirection, FrameProcessor
+
+_NUMBERS = (
+    "one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
+    "eighteen nineteen twenty"
+).split()
+_STORY = (
+    "There was once a lighthouse keeper who counted the ships. Every evening he wrote a number into a small blue book. "
+    "One night no ship came, and he wrote down the stars instead. In the morning the book was full, and he began a new "
+    "one."
+)
+_ASIDE = "I am only a few rules, so ask me to count, to tell the time, or to tell a story."
+
+
+def answer(text: str) -> str:
+    """What the rules say to a user's words; to an empty text, a greeting."""
+    said = text.lower().strip()
+    if not said or re.search(r"\b(hello|hi|hey)\b", said):
+        return "Hello! What would you like to hear? " + _ASIDE
+    if count := re.search(r"\bcount\b(?:.*?\bto (\w+))?", said):
+        last = count.group(1) or "ten"
+        upto = int(last) if last.isdigit() else _NUMBERS.index(last) + 1 if last in _NUMBERS else 10
+        return ", ".join(_NUMBERS[: max(1, min(upto, len(_NUMBERS)))]).capitalize() + "."
+    if re.search(r"\btime\b", said):
+        return datetime.now().strftime("It is %H:%M.")
+    if re.search(r"\bstory\b", said):
+        return _STORY
+    if re.search(r"\b(thanks|thank you|bye|goodbye)\b", said):
+        return "You are welcome. Goodbye!"
+    return f"You said: {text.strip()} {_ASIDE}"
+
+
+class OfflineLLM(FrameProcessor):
+    """Stands where an LLM service stands in a pipeline and pushes the same frames."""
+
+    def __init__(self, *, token_s: float = 0.03, **kwargs):
+        """Args:
+        token_s: Seconds between two tokens.
+        **kwargs: For `FrameProcessor`.
+        """
+        super().__init__(**kwargs)
+        self._token_s = token_s
+
+    async def process_frame(self, frame: Frame, direction: FrameDirection):
+        """Answer a context; an interruption ends the answer, as it cancels the task that runs this.
+
+        Args:
+            frame: Any.
+            direction: Its way.
+        """
+        await super().process_frame(frame, direction)
+        if not isinstance(frame, LLMContextFrame):
+            await self.push_frame(frame, direction)
+            return
+        await self.push_frame(LLMFullResponseStartFrame())
+        for token in re.findall(r"\s*\S+", answer(_last_user_text(frame.context))):
+            await self.push_frame(LLMTextFrame(token))
+            await asyncio.sleep(self._token_s)
+        await self.push_frame(LLMFullResponseEndFrame())
+
+
+def _last_user_text(context: LLMContext) -> str:
+    for message in reversed(context.get_messages()):
+        if isinstance(message, dict) and message.get("role") == "user":
+            content = message.get("content") or ""
+            if isinstance(content, list):
+                content = " ".join(part.get("text", "") for part in content)
+            return content
+    return ""

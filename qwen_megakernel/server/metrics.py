@@ -1,0 +1,62 @@
+"""Metrics: what /metrics tells Prometheus."""
+
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
+
+from qwen_megakernel.engine.stream import Audio
+from qwen_megakernel.server.service import EngineService
+
+_PREFIX = "qwen_megakernel"
+_TTFC_S = (0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+
+
+class Metrics:
+    """Attributes:
+    requests: HTTP requests, by path and status.
+    sockets: WebSockets that are open.
+    """
+
+    def __init__(self, service: EngineService):
+        self._registry = CollectorRegistry()
+        self._registry.register(_Engine(service))
+        told = {"registry": self._registry}
+        self.requests = Counter(f"{_PREFIX}_requests", "HTTP requests", ["path", "status"], **told)
+        self.sockets = Gauge(f"{_PREFIX}_sockets", "WebSockets that are open", **told)
+        self._audio = Counter(f"{_PREFIX}_audio_seconds", "Seconds of audio that were asked for to their end", **told)
+        words = "Text in to first chunk out, inside the engine"
+        self._ttfc = Histogram(f"{_PREFIX}_ttfc_seconds", words, buckets=_TTFC_S, **told)
+
+    def heard(self, audio: Audio) -> None:
+        self._audio.inc(audio.duration_s)
+        if audio.ttfc_s is not None:
+            self._ttfc.observe(audio.ttfc_s)
+
+    def tell(self, accept: str) -> tuple[bytes, str]:
+        """Text in a format that the reader accepts, and its media type."""
+        try:
+            encode, media = choose_encoder(accept)
+        except (TypeError, ValueError):  # a version that is no number
+            encode, media = choose_encoder("")
+        return encode(self._registry), media
+
+
+class _Engine(Collector):
+    """The engine's own counts, as they are when somebody asks."""
+
+    def __init__(self, service: EngineService):
+        self._service = service
+
+    def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
+        engine = self._service.engine
+        yield GaugeMetricFamily(f"{_PREFIX}_ready", "1: requests are served", float(self._service.state == "ready"))
+        if engine is None:
+            return
+        health = engine.health()
+        for name in ("streams", "running", "queued", "max_streams", "sustained"):
+            yield GaugeMetricFamily(f"{_PREFIX}_{name}", "See TTSEngine.health()", health[name])
+        for name, count in engine.metrics().items():
+            yield CounterMetricFamily(f"{_PREFIX}_{name}", "See TTSEngine.metrics()", count)

@@ -1,0 +1,176 @@
+"""The API on Ray Serve: a replica per GPU, each with an engine and the app of `make_app`, behind Serve's proxies.
+
+`serve run qwen_megakernel.serve_ray:app model=... max_replicas=4`, or one of examples/ray with `serve deploy`.
+"""
+
+import asyncio
+import contextlib
+import logging
+import math
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Literal
+
+from fastapi import FastAPI
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from ray import serve
+from ray.serve import Application
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from qwen_megakernel.backend.select import BACKENDS
+from qwen_megakernel.checkpoint.fp8 import PARTS, WEIGHTS
+from qwen_megakernel.checkpoint.load import DEMO, name_of_model
+from qwen_megakernel.server.app import load_for_good, make_app
+from qwen_megakernel.server.guard import OPEN, is_loopback
+from qwen_megakernel.server.openai_api import answer
+from qwen_megakernel.server.service import TOKEN, EngineService, Limits, Problem
+
+log = logging.getLogger(__name__)
+
+_BESIDES = 4  # requests of a replica that take no slot: health, voices, metrics, sockets that are silent
+_BUSY = 0.7  # of its slots, on average: more of them, and another replica is started
+
+
+class Args(BaseModel):
+    """What `serve run` takes as name=value, and a config file as `args`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    model: str = Field(DEMO, description="Folder, hub id or 'demo'; a folder must be on every machine.")
+    device: Literal["cuda", "cpu"] = Field("cuda", description="cuda: one GPU a replica, which Ray chooses.")
+    backend: Literal[BACKENDS] = "auto"
+    weights: Literal[tuple(WEIGHTS)] | list[Literal[PARTS]] | None = Field(
+        None, description="docs/fp8.md; else as stored."
+    )
+    max_streams: int = Field(64, ge=1, description="Utterances of one replica at once.")
+    max_positions: int = Field(1024, ge=1, description="Of one utterance: its prompt's and its frames.")
+    voices: Path | None = Field(None, description="Folder of saved voices, the same on every machine.")
+    min_replicas: int = Field(1, ge=1)
+    max_replicas: int | None = Field(None, ge=1, description="More than min_replicas: started as they are needed.")
+    drain_s: float = Field(60.0, gt=0, description="What a replica is saying when it is told to stop may take so long.")
+
+    @model_validator(mode="after")
+    def _replicas(self) -> "Args":
+        if self.max_replicas is not None and self.max_replicas < self.min_replicas:
+            raise ValueError(f"max_replicas is {self.max_replicas}, min_replicas {self.min_replicas}: swap them")
+        return self
+
+
+def app(args: Args) -> Application:
+    """The application; Serve calls this on any machine of the cluster, and `build` in every replica."""
+    token = os.environ.get(TOKEN) or None
+
+    def build() -> FastAPI:
+        return _make_app(args, token)
+
+    @serve.ingress(build)
+    class Replica:
+        def check_health(self) -> None:
+            """
+            Raises:
+                RuntimeError: the engine is gone; after three of these Serve starts another replica.
+            """
+            service: EngineService = self.app.state.service
+            if service.gone.is_set():
+                raise RuntimeError(f"the engine is {service.state}: {service.error}")
+
+    return serve.deployment(Replica, name="qwen_megakernel", **_options(args)).bind()
+
+
+def _options(args: Args) -> dict:
+    """Each of them can be overridden by a config file's `deployments`."""
+    most = args.max_replicas or args.min_replicas
+    if most == args.min_replicas:
+        replicas = {"num_replicas": most}
+    else:
+        replicas = {
+            "autoscaling_config": {
+                "min_replicas": args.min_replicas,
+                "max_replicas": most,
+                "target_ongoing_requests": math.ceil(_BUSY * args.max_streams),
+            }
+        }
+    return replicas | {
+        # Of two replicas drawn at random, the router takes the one with fewer ongoing requests, and none that has
+        # this many: so whoever is sent to a replica finds a slot there, or waits for the next to be free. A WebSocket
+        # is one ongoing request for as long as it is open, whether it is silent or speaks several contexts.
+        "max_ongoing_requests": args.max_streams + _BESIDES,
+        # Of one proxy; more are refused with a 503. Serve counts who has not been sent anywhere yet, also where there
+        # is room: a number as small as the slots would refuse the front of a burst.
+        "max_queued_requests": Limits().connections,
+        "ray_actor_options": {"num_gpus": 1} if args.device == "cuda" else {"num_cpus": 1},
+        "graceful_shutdown_timeout_s": args.drain_s,
+        "graceful_shutdown_wait_loop_s": 0.2,
+        "health_check_period_s": 2.0,
+        "health_check_timeout_s": 10.0,
+    }
+
+
+def _make_app(args: Args, token: str | None) -> FastAPI:
+    """Inside a replica. No uploads: a voice would be known to one replica only."""
+    logging.basicConfig(format="%(message)s")
+    logging.getLogger("qwen_megakernel").setLevel(logging.INFO)
+    engine = {"backend": args.backend, "device": args.device, "weights": args.weights}
+    engine |= {"max_streams": args.max_streams, "max_positions": args.max_positions}
+    engine["max_queue"] = max(args.max_streams, _BESIDES)  # room for all that the router sends
+    api = make_app(
+        lambda: load_for_good(args.model, **engine), model=name_of_model(args.model), token=token, voices=args.voices
+    )
+    api.router.lifespan_context = _until_ready(api)
+    api.add_middleware(_Signed, replica=serve.get_replica_context().replica_tag)
+    if token is None:
+        log.warning("%s is not set: only clients on the machine of their proxy are served", TOKEN)
+        api.add_middleware(_OnlyLoopback)
+    return api
+
+
+def _until_ready(api: FastAPI):
+    """The app's life, begun when its engine is ready: from then on Serve sends requests to the replica."""
+    life, service = api.router.lifespan_context, api.state.service
+
+    @contextlib.asynccontextmanager
+    async def ready(of: FastAPI) -> AsyncIterator[None]:
+        async with life(of):
+            while service.state == "loading":
+                await asyncio.sleep(0.05)
+            if service.gone.is_set():
+                raise RuntimeError(f"the engine could not be made ready: {service.error}")
+            yield
+
+    return ready
+
+
+class _Signed:
+    """Answers say which replica they are of: its log is found by that name."""
+
+    def __init__(self, app: ASGIApp, replica: str):
+        self._app, self._replica = app, replica
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def signed(message: Message) -> None:
+            if message["type"] in ("http.response.start", "websocket.accept"):
+                MutableHeaders(scope=message)["X-Replica"] = self._replica
+            await send(message)
+
+        await self._app(scope, receive, signed)
+
+
+class _OnlyLoopback:
+    """Without a token. The Guard looks at Host, which a client makes up; where the proxy listens is not known here, but
+    it tells who called it.
+    """
+
+    def __init__(self, app: ASGIApp):
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        host = (scope.get("client") or ("",))[0]
+        if scope["type"] == "lifespan" or scope["path"] in OPEN or is_loopback(host):
+            await self._app(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close"})  # before it is accepted: 403
+        else:
+            words = f"without a token only the proxy's own machine is served, not {host!r}; set {TOKEN}"
+            await answer(Problem(403, "forbidden", words))(scope, receive, send)

@@ -1,0 +1,61 @@
+"""What Ray Serve's proxies say to a client whose replica is lost: without this, a bare 500 or a WebSocket that is cut.
+
+For the environment of every Ray node, as Serve has it:
+`RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH=qwen_megakernel.serve_ray_proxy.middleware`.
+"""
+
+import json
+
+from starlette.middleware import Middleware
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+_LOST = {"code": "dead", "message": "the engine is gone; try again", "retryable": True}  # as Problem.of(EngineClosed)
+_HEADERS = [(b"content-type", b"application/json"), (b"retry-after", b"1")]
+_LATER = 1013  # closing code
+
+
+def middleware() -> list[Middleware]:
+    """Called by Serve, in each of its proxies."""
+    return [Middleware(LostReplica)]
+
+
+class LostReplica:
+    """ASGI middleware. Serve's proxy returns without an answer when the replica died before it gave one; audio that has
+    begun is cut, which HTTP tells by a last chunk that is missing.
+    """
+
+    def __init__(self, app: ASGIApp):
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        begun = accepted = over = False
+
+        async def received() -> Message:
+            nonlocal over
+            message = await receive()
+            over |= message["type"].endswith(".disconnect")
+            return message
+
+        async def sent(message: Message) -> None:
+            nonlocal begun, accepted, over
+            begun = True
+            accepted |= message["type"] == "websocket.accept"
+            over |= message["type"] == "websocket.close"
+            await send(message)
+
+        await self._app(scope, received, sent)
+        if over or scope["type"] not in ("http", "websocket"):
+            return
+        if not begun:
+            await _refuse(scope["type"], send)
+        elif accepted:
+            await send({"type": "websocket.send", "text": json.dumps({"type": "error"} | _LOST)})
+            await send({"type": "websocket.close", "code": _LATER})
+
+
+async def _refuse(kind: str, send: Send) -> None:
+    body = json.dumps({"error": {"type": "server_error", "param": None} | _LOST}).encode()
+    prefix = "http.response" if kind == "http" else "websocket.http.response"
+    headers = [*_HEADERS, (b"content-length", str(len(body)).encode())]
+    await send({"type": f"{prefix}.start", "status": 503, "headers": headers})
+    await send({"type": f"{prefix}.body", "body": body})
