@@ -15,8 +15,8 @@ import time
 import torch
 from common import about, commit, machine, positive, read_ms
 
-from qwen_megakernel.backend.frame_decoder import TorchFrameDecoder
 from qwen_megakernel.backend.megakernel import STAGES, MegakernelFrameDecoder
+from qwen_megakernel.backend.torch_decoder import TorchFrameDecoder
 from qwen_megakernel.check.bench import weight_bytes
 from qwen_megakernel.checkpoint.config import GREEDY, ModelConfig, SamplingParams
 from qwen_megakernel.checkpoint.fp8 import WEIGHTS, dequantized, quantized

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from qwen_megakernel.checkpoint.config import SamplingParams
+    from qwen_megakernel.engine.audio import Audio, Chunk, Timings
     from qwen_megakernel.engine.engine import TTSEngine
-    from qwen_megakernel.engine.stream import Audio, Chunk, Timings
     from qwen_megakernel.engine.utterance import ChunkStream, Utterance
     from qwen_megakernel.errors import (
         AudioError,
@@ -38,13 +38,13 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _MODULES = {
-    "Audio": "engine.stream",
+    "Audio": "engine.audio",
     "AudioError": "errors",
     "BackendError": "errors",
     "CallbackError": "errors",
     "CheckpointError": "errors",
     "CheckpointNotFoundError": "errors",
-    "Chunk": "engine.stream",
+    "Chunk": "engine.audio",
     "ChunkStream": "engine.utterance",
     "EngineBusy": "errors",
     "EngineClosed": "errors",
@@ -61,7 +61,7 @@ _MODULES = {
     "TextEndedError": "errors",
     "TextError": "errors",
     "TextTooLongError": "errors",
-    "Timings": "engine.stream",
+    "Timings": "engine.audio",
     "Utterance": "engine.utterance",
     "Voice": "model.voice",
     "VoiceError": "errors",

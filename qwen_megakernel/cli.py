@@ -24,7 +24,7 @@ from qwen_megakernel.check.verify import FRAMES, verify
 from qwen_megakernel.checkpoint.fp8 import WEIGHTS, parts_of
 from qwen_megakernel.checkpoint.load import DEMO, DEMO_NOTICE, PUBLISHED, Checkpoint, name_of_model
 from qwen_megakernel.checkpoint.quantize import quantize_checkpoint
-from qwen_megakernel.engine.stream import Audio, Chunk
+from qwen_megakernel.engine.audio import Audio, Chunk
 from qwen_megakernel.errors import BackendError, RequestError
 from qwen_megakernel.model.prompt import AUTO
 from qwen_megakernel.model.text import split_sentences

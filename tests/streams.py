@@ -3,7 +3,7 @@
 import torch
 
 from qwen_megakernel import SamplingParams
-from qwen_megakernel.backend.frame_decoder import TorchFrameDecoder
+from qwen_megakernel.backend.torch_decoder import TorchFrameDecoder
 from qwen_megakernel.checkpoint.config import GREEDY
 from qwen_megakernel.checkpoint.load import Checkpoint
 from qwen_megakernel.model.prompt import Prompt

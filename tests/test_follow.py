@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from qwen_megakernel import SamplingParams, TTSEngine
-from qwen_megakernel.backend.frame_decoder import RECENT_FRAMES
+from qwen_megakernel.backend.interfaces import RECENT_FRAMES
 from qwen_megakernel.errors import KernelFault, TextEndedError
 from qwen_megakernel.model.vocoder import Portion, VocoderState
 

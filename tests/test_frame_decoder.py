@@ -5,7 +5,7 @@ import torch
 from streams import PUBLISHED, SETTINGS, decoder_over, interleaved, same, say, start
 
 from qwen_megakernel.backend.cuda_graphs import attended, clear
-from qwen_megakernel.backend.frame_decoder import AHEAD
+from qwen_megakernel.backend.interfaces import AHEAD
 from qwen_megakernel.checkpoint.load import Checkpoint
 from qwen_megakernel.model.frame import Frame, SlotState, draws_of
 from qwen_megakernel.model.sampling import gumbel_noise

@@ -13,13 +13,13 @@ from streams import PUBLISHED, SETTINGS, decoder_over, interleaved, same, say, s
 from qwen_megakernel import SamplingParams, TTSEngine, cli
 from qwen_megakernel.backend.build import load_extension
 from qwen_megakernel.backend.cuda_graphs import KEPT
-from qwen_megakernel.backend.frame_decoder import AHEAD, RECENT_FRAMES
+from qwen_megakernel.backend.interfaces import AHEAD, RECENT_FRAMES
 from qwen_megakernel.backend.vocoder_graphs import GraphVocoder
 from qwen_megakernel.checkpoint.config import GREEDY
 from qwen_megakernel.checkpoint.load import Checkpoint
 from qwen_megakernel.model.sampling import gumbel_noise
 from qwen_megakernel.model.transformer import Embeddings
-from qwen_megakernel.model.vocoder import Vocoder
+from qwen_megakernel.model.vocoder import TorchVocoder
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
@@ -81,7 +81,7 @@ def test_the_kernel_speaks_with_fp8_weights(tmp_path, weights):
 def test_streaming_equals_one_shot(tiny, model):
     checkpoint = Checkpoint.open("demo" if model == "demo" else tiny("custom_voice"))
     config = checkpoint.config.codec.vocoder
-    vocoder = Vocoder(config, checkpoint.vocoder(GPU, torch.float32), slots=2)
+    vocoder = TorchVocoder(config, checkpoint.vocoder(GPU, torch.float32), slots=2)
     codes = torch.randint(0, config.codebook_size, (1, 100, 16), device=GPU)
     whole = vocoder.push([0], codes)[0]
     sizes = [1, 1, 2, 4, 8, 8, 16, 60]
@@ -110,7 +110,7 @@ def test_graphs_equal_the_eager_vocoder_for_any_schedule_and_mix(codec, model, t
     """Streams that come, pause and go, slots that change hands, pushes of every size."""
     config, tensors = codec(model)
     graphs = GraphVocoder(load_extension(GPU), config, tensors, slots=8)
-    eager = Vocoder(config, tensors, slots=1)
+    eager = TorchVocoder(config, tensors, slots=1)
     rng = np.random.default_rng(torch.randint(2**31, ()).item())
     for _ in range(2):
         codes = torch.randint(0, config.codebook_size, (8, 100, 16))
@@ -137,7 +137,7 @@ def test_graphs_equal_the_cpus_decode(codec):
     config, tensors = codec("published")
     graphs = GraphVocoder(load_extension(GPU), config, tensors, slots=1)
     codes = torch.randint(0, config.codebook_size, (1, 40, 16))
-    whole = Vocoder(config, {n: t.cpu() for n, t in tensors.items()}, slots=1).push([0], codes)[0]
+    whole = TorchVocoder(config, {n: t.cpu() for n, t in tensors.items()}, slots=1).push([0], codes)[0]
     sizes = [1, 1, 2, 4, 8, 1, 3, 8, 8, 4]
     parts = torch.cat([graphs.push([0], part)[0] for part in codes.split(sizes, dim=1)])
     assert (parts - whole).abs().max() <= 2e-5 and whole.std() > 0.01
@@ -166,7 +166,7 @@ def test_a_reference_is_skimmed_and_leaves_what_decoding_it_leaves(codec, model,
     config, tensors = codec(model)
     graphs = GraphVocoder(load_extension(GPU), config, tensors, slots=2)
     codes = torch.randint(0, config.codebook_size, (1, frames + 20, 16))
-    whole = Vocoder(config, tensors, slots=1).push([0], codes)[0, frames * 1920 :].cpu()
+    whole = TorchVocoder(config, tensors, slots=1).push([0], codes)[0, frames * 1920 :].cpu()
     graphs.push([1], codes[:, :5])  # somebody else's
     graphs.reset(1)
     portions = graphs.portions(codes[0, :frames])
@@ -224,13 +224,13 @@ def test_tf32_is_close_and_fp32_closer(codec, capsys):
     """Signal to noise against fp64."""
     config, tensors = codec("published")
     codes = torch.randint(0, config.codebook_size, (1, 60, 16))
-    exact = Vocoder(config, {n: t.double() for n, t in tensors.items()}, slots=1).push([0], codes)[0].cpu()
+    exact = TorchVocoder(config, {n: t.double() for n, t in tensors.items()}, slots=1).push([0], codes)[0].cpu()
     ratios = {}
     for name, vocoder in {
         "fp32": GraphVocoder(load_extension(GPU), config, tensors, slots=1),
-        "eager fp32": Vocoder(config, tensors, slots=1),
+        "eager fp32": TorchVocoder(config, tensors, slots=1),
         "tf32": GraphVocoder(load_extension(GPU), config, tensors, slots=1, exact=False),
-        "bfloat16": Vocoder(config, tensors, slots=1, dtype=torch.bfloat16),
+        "bfloat16": TorchVocoder(config, tensors, slots=1, dtype=torch.bfloat16),
     }.items():
         noise = vocoder.push([0], codes)[0].cpu().double() - exact
         ratios[name] = float(10 * torch.log10(exact.square().sum() / noise.square().sum()))

@@ -11,7 +11,7 @@ from callers import voice_of
 from serving import until
 
 from qwen_megakernel import SamplingParams
-from qwen_megakernel.model.vocoder import Vocoder
+from qwen_megakernel.model.vocoder import TorchVocoder
 
 TEXT = "Hello there, how are you today?"
 
@@ -35,7 +35,7 @@ def work(engine, monkeypatch) -> dict[str, int]:
     inner = getattr(vocoder, speak)
 
     def listened(slot, portion):
-        done["frames"] += 0 if isinstance(vocoder, Vocoder) else len(portion.codes)  # whose listen() pushes
+        done["frames"] += 0 if isinstance(vocoder, TorchVocoder) else len(portion.codes)  # whose listen() pushes
         listen(slot, portion)
 
     def spoken(slots, *args):

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from qwen_megakernel.checkpoint.load import Checkpoint
-from qwen_megakernel.model.vocoder import Vocoder
+from qwen_megakernel.model.vocoder import TorchVocoder
 
 CASES = shared.cases()
 RATE = 24000
@@ -75,7 +75,7 @@ def test_voice_equals_the_oracle(size, vectors, checkpoint_root, engine_for):
 def test_vocoder_equals_the_oracle(vectors, checkpoint_root):
     checkpoint = Checkpoint.open(CASES[0].checkpoint(checkpoint_root))
     config = checkpoint.config.codec.vocoder
-    vocoder = Vocoder(config, checkpoint.vocoder(torch.device("cpu"), torch.float32), slots=1)
+    vocoder = TorchVocoder(config, checkpoint.vocoder(torch.device("cpu"), torch.float32), slots=1)
     codes = torch.from_numpy(shared.vocoder_codes(config.codebook_size))
     pcm = vocoder.push([0], codes[None])[0]
     expected = vectors["vocoder/pcm"]

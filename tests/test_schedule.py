@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from qwen_megakernel.backend.frame_decoder import RECENT_FRAMES
+from qwen_megakernel.backend.interfaces import RECENT_FRAMES, LoadedModel
 from qwen_megakernel.checkpoint.config import SamplingParams
-from qwen_megakernel.engine import owner as owner_module
-from qwen_megakernel.engine import stream as stream_module
-from qwen_megakernel.engine.owner import Owner
-from qwen_megakernel.engine.stream import Stream
+from qwen_megakernel.engine.admission import ENDS
+from qwen_megakernel.engine.core import EngineCore
+from qwen_megakernel.engine.device_pipeline import Launch
+from qwen_megakernel.engine.options import Limits
+from qwen_megakernel.engine.sequence import Sequence
 from qwen_megakernel.errors import EngineBusy, KernelFault
 from qwen_megakernel.model.vocoder import Portion, VocoderState
 
@@ -164,11 +165,10 @@ class Vocoder:
 
 
 class Engine:
-    """An owner whose turns are taken here."""
+    """A core whose loop's turns are taken here."""
 
     def __init__(
         self,
-        monkeypatch,
         slots: int = 64,
         max_queue: int = 64,
         queue_timeout: float = 5.0,
@@ -178,18 +178,23 @@ class Engine:
         follows: bool = True,
     ):
         self.gpu = Gpu()
-        for module in (owner_module, stream_module):
-            monkeypatch.setattr(module, "time", self.gpu)
         self.decoder = Decoder(self.gpu, slots, width)
         self.vocoder = Vocoder(self.gpu, self.decoder, follows, together)
-        options = {"sample_rate": RATE, "max_queue": max_queue, "queue_timeout": queue_timeout, "kept_voices": 4}
-        self.owner = Owner(self.decoder, self.vocoder, device=torch.device("cpu"), **options)
-        self.streams: list[Stream] = []
+        limits = Limits(max_streams=slots, max_queue=max_queue, queue_timeout=queue_timeout, kept_voices=4)
+        self.core = EngineCore(
+            LoadedModel(None, self.decoder, self.vocoder, lambda: None),
+            sample_rate=RATE,
+            device=torch.device("cpu"),
+            limits=limits,
+            clock=self.gpu.monotonic,
+        )
+        self.admission, self.loop, self.slots = self.core.admission, self.core.loop, self.core.loop.slots
+        self.streams: list[Sequence] = []
         self.refused = 0
 
     def submit(
         self, frames: int, schedule=(1, 2, 4, 8), rows: int | None = None, voice=None, max_frames: int = 4000
-    ) -> Stream | None:
+    ) -> Sequence | None:
         """`rows`: of the text, of which more will come; None: it is whole."""
         request = SimpleNamespace(
             sampling=SamplingParams(seed=1),
@@ -198,22 +203,22 @@ class Engine:
             chunk_frames=schedule,
             runaway_guard=False,
         )
-        stream = Stream(request, None)
+        stream = self.core.new_sequence(request, None, None)
         stream.arrived = self.gpu.now
         trailing = torch.zeros(1 if rows is None else rows, 1)
         prompt = SimpleNamespace(rows=torch.zeros(20, 1), trailing=trailing, frames=frames, text_open=rows is not None)
         try:
-            self.owner.admit(stream)
+            self.admission.admit(stream)
         except EngineBusy:
             self.refused += 1
             return None
-        self.owner.speak(stream, prompt, text_complete=rows is None)
+        self.core.hand_over(stream, prompt, text_complete=rows is None)
         self.streams.append(stream)
         return stream
 
-    def push_text(self, stream: Stream, rows: int, ended: bool = False) -> None:
+    def push_text(self, stream: Sequence, rows: int, ended: bool = False) -> None:
         stream.incoming.put((torch.zeros(rows, 1), ended))
-        self.owner._look()
+        self.core.wake()
 
     def run(self, arrivals, until: float = 1e9) -> None:
         """arrivals: (seconds from now, function), sorted."""
@@ -221,12 +226,12 @@ class Engine:
         while self.gpu.now - began < until:
             while arrivals and began + arrivals[0][0] <= self.gpu.now:
                 arrivals.pop(0)[1]()
-            if self.owner._turn():
+            if self.loop.turn():
                 self.gpu.compute(0.03)
             elif arrivals:
                 self.gpu.now = max(self.gpu.now, began + arrivals[0][0])
-            elif self.owner._waiting:
-                self.gpu.now = self.owner._waiting[0].deadline
+            elif self.slots.waiting:
+                self.gpu.now = self.slots.waiting[0].deadline
             else:
                 return
 
@@ -238,8 +243,8 @@ class Engine:
 
 
 @pytest.fixture
-def make(monkeypatch):
-    return lambda **options: Engine(monkeypatch, **options)
+def make():
+    return Engine
 
 
 def poisson(rate: float, seconds: float, rng: random.Random) -> list[float]:
@@ -343,13 +348,13 @@ def test_a_cancelled_stream_costs_no_further_launch(make, fresh_seed):
     engine.run([], until=0.2 + rng.random() * 0.1)
     gone = rng.sample(engine.streams, 9)
     for stream in gone:
-        engine.owner.cancel(stream)
+        engine.core.cancel(stream)
     slots, launches = {s.slot for s in gone}, len(engine.decoder.order)
     engine.run([], until=0.05)
     assert not slots & {slot for launch in engine.decoder.order[launches:] for slot in launch}
     assert all(s.done.is_set() and s.audio.finish_reason == "cancelled" for s in gone)
     engine.run([])
-    assert sorted(engine.owner._free) == list(range(24)) and not engine.owner._flying
+    assert sorted(engine.slots.free) == list(range(24)) and not engine.loop.pipeline.in_flight
 
 
 def test_beyond_its_bounds_it_refuses_and_who_waits_too_long_is_told(make):
@@ -360,7 +365,7 @@ def test_beyond_its_bounds_it_refuses_and_who_waits_too_long_is_told(make):
     engine.run([], until=0.6)
     told = [s for s in engine.streams if s.error]
     assert told == engine.streams[8:] and all(isinstance(s.error, EngineBusy) for s in told)
-    assert engine.owner.counts["timed_out"] == 4 and engine.owner.counts["busy"] == 1
+    assert engine.admission.counts["timed_out"] == 4 and engine.admission.counts["busy"] == 1
 
 
 # ---------------------------------------------------------------- who must not have more than is theirs
@@ -421,6 +426,10 @@ def test_what_was_held_for_company_is_handed_out_when_the_text_runs_out(make):
 # ---------------------------------------------------------------- anything at all
 
 
+def launches_in_flight(loop) -> int:
+    return sum(isinstance(work, Launch) for work in loop.pipeline.in_flight)
+
+
 @pytest.mark.parametrize("trial", range(60))
 def test_whatever_comes_slots_and_places_come_back_and_all_is_said(make, fresh_seed, trial):
     """Callers, cancels, text in pieces, references, failures of every part, at random; no turn that spins, no rest
@@ -429,10 +438,10 @@ def test_whatever_comes_slots_and_places_come_back_and_all_is_said(make, fresh_s
     slots, follows = rng.choice((1, 2, 3, 8, 24)), rng.random() < 0.75
     options = {"width": rng.choice((1, 2, 8)), "together": rng.choice((1, 2, 8)), "follows": follows}
     engine = make(slots=slots, max_queue=rng.choice((0, 3, 20)), queue_timeout=rng.choice((0.0, 0.05, 5.0)), **options)
-    owner, open_text = engine.owner, []
+    core, admission, loop, open_text = engine.core, engine.admission, engine.loop, []
     if rng.random() < 0.3:
-        owner.sustain(rng.choice((0.1, 2, 5, 100)))
-    places = len(owner._places)
+        admission.sustain(rng.choice((0.1, 2, 5, 100)))
+    places = admission.free_places
     references = [torch.zeros(n, GROUPS, dtype=torch.int64) for n in (20, 60, 120)]
     voices = [SimpleNamespace(ref_codes=codes, digest=bytes([i])) for i, codes in enumerate(references)]
 
@@ -448,13 +457,13 @@ def test_whatever_comes_slots_and_places_come_back_and_all_is_said(make, fresh_s
         if stream and not stream.text_complete:
             open_text.append(stream)
 
-    def one_of(streams: list[Stream]) -> Stream | None:
-        streams = [stream for stream in streams if not stream.over]
+    def one_of(streams: list[Sequence]) -> Sequence | None:
+        streams = [stream for stream in streams if not stream.settled]
         return rng.choice(streams) if streams else None
 
     def cancel() -> None:
         if stream := one_of(engine.streams):
-            owner.cancel(stream)
+            core.cancel(stream)
 
     def text() -> None:
         if stream := one_of(open_text):
@@ -465,13 +474,13 @@ def test_whatever_comes_slots_and_places_come_back_and_all_is_said(make, fresh_s
 
     def fail_outside() -> None:
         if stream := one_of(engine.streams):
-            owner.settle(stream, error=ValueError("its listener"))
-            owner._look()
+            admission.settle(stream, error=ValueError("its listener"))
+            core.wake()
 
     def fail() -> None:
         part = rng.choice((engine.decoder, engine.vocoder))
         part.failing = rng.choice(("start", "launch", "collect", "fault"))
-        owner._faults = 0
+        loop.failures.in_a_row = 0
 
     coming, at = deque(), engine.gpu.now
     for _ in range(rng.randint(5, 120)):
@@ -481,27 +490,34 @@ def test_whatever_comes_slots_and_places_come_back_and_all_is_said(make, fresh_s
     while True:
         while coming and coming[0][0] <= engine.gpu.now:
             coming.popleft()[1]()
-        went_on = owner._turn()
-        used = [stream.slot for stream in owner._running]
-        assert sorted(used + owner._free) == list(range(slots)) and len(used) <= owner.seats and 0 <= owner._unseen <= 2
-        before, state = state, (engine.gpu.now, len(owner._flying), len(used), len(owner._waiting), len(owner._open))
+        went_on = loop.turn()
+        used = [stream.slot for stream in engine.slots.running]
+        assert (
+            sorted(used + engine.slots.free) == list(range(slots))
+            and len(used) <= admission.running_limit
+            and launches_in_flight(loop) <= 2
+        )
+        before, state = (
+            state,
+            (engine.gpu.now, len(loop.pipeline.in_flight), len(used), len(engine.slots.waiting), len(admission.open)),
+        )
         spins = spins + 1 if went_on and state == before else 0
         assert spins < 50
-        if went_on or owner._inbox.qsize():
+        if went_on or core.inbox_size:
             continue
-        assert not owner._flying and not owner._held and not (owner._waiting and owner._has_seat)
-        for stream in owner._running:
+        assert not loop.pipeline.in_flight and not loop.held and not (engine.slots.waiting and engine.slots.available)
+        for stream in engine.slots.running:
             assert stream.starved and stream.incoming.empty() and stream.handed_frames == len(stream.codes)
         if coming:
             engine.gpu.now = max(engine.gpu.now, coming[0][0])
-        elif owner._waiting:
-            engine.gpu.now = max(engine.gpu.now, owner._waiting[0].deadline)
-        elif not owner._open:
+        elif engine.slots.waiting:
+            engine.gpu.now = max(engine.gpu.now, engine.slots.waiting[0].deadline)
+        elif not admission.open:
             break
-        for stream in [] if coming or owner._waiting else list(owner._open):
-            owner.cancel(stream) if rng.random() < 0.5 else engine.push_text(stream, 0, True)
-    assert not owner._unsettled and sorted(owner._places) == list(range(places))
-    assert owner.counts["utterances"] == len(engine.streams) == sum(owner.counts[end] for end in owner_module.ENDS)
+        for stream in [] if coming or engine.slots.waiting else list(admission.open):
+            core.cancel(stream) if rng.random() < 0.5 else engine.push_text(stream, 0, True)
+    assert not admission.unsettled and admission.free_places == places
+    assert admission.counts["utterances"] == len(engine.streams) == sum(admission.counts[end] for end in ENDS)
     for stream in engine.streams:
         assert stream.done.is_set() and (stream.error is None) == (stream.audio is not None)
         if stream.audio:

@@ -17,7 +17,7 @@ from test_bot_page import CHROMIUM, FLAGS
 from torch import nn
 
 from qwen_megakernel import TTSEngine
-from qwen_megakernel.backend.frame_decoder import TorchFrameDecoder
+from qwen_megakernel.backend.torch_decoder import TorchFrameDecoder
 from qwen_megakernel.check import verify
 from qwen_megakernel.check.reference import INSTALL, Request, reference_audio, reference_module
 from qwen_megakernel.check.twin import forced_logits, forced_talker
@@ -26,7 +26,7 @@ from qwen_megakernel.checkpoint.load import Checkpoint
 from qwen_megakernel.cli import main
 from qwen_megakernel.errors import BackendError
 from qwen_megakernel.model.transformer import Embeddings
-from qwen_megakernel.model.vocoder import Vocoder
+from qwen_megakernel.model.vocoder import TorchVocoder
 
 FRAMES = 6
 CPU = torch.device("cpu")
@@ -126,7 +126,7 @@ class StandIn:
 
     def _decode(self, codes):
         config = self.checkpoint.config.codec.vocoder
-        vocoder = Vocoder(config, self.checkpoint.vocoder(CPU, torch.float32), slots=1)
+        vocoder = TorchVocoder(config, self.checkpoint.vocoder(CPU, torch.float32), slots=1)
         pcm = vocoder.push([0], codes.transpose(1, 2)).clone()
         pcm[0, -7] += (self.fault == "PCM") * 1e-3
         return pcm[:, None]

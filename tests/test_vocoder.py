@@ -8,7 +8,7 @@ from qwen_megakernel.checkpoint.config import CodecConfig, _Json
 from qwen_megakernel.checkpoint.load import Checkpoint
 from qwen_megakernel.checkpoint.synthetic import _codec_config
 from qwen_megakernel.checkpoint.tensors import vocoder_tensors
-from qwen_megakernel.model.vocoder import Vocoder
+from qwen_megakernel.model.vocoder import TorchVocoder
 
 FRAMES = 100  # more than the attention window of 72
 
@@ -17,8 +17,10 @@ FRAMES = 100  # more than the attention window of 72
 def make(tiny):
     checkpoint = Checkpoint.open(tiny("custom_voice"))
 
-    def make_vocoder(slots: int = 1, dtype: torch.dtype = torch.float32) -> Vocoder:
-        return Vocoder(checkpoint.config.codec.vocoder, checkpoint.vocoder(torch.device("cpu"), dtype), slots=slots)
+    def make_vocoder(slots: int = 1, dtype: torch.dtype = torch.float32) -> TorchVocoder:
+        return TorchVocoder(
+            checkpoint.config.codec.vocoder, checkpoint.vocoder(torch.device("cpu"), dtype), slots=slots
+        )
 
     return make_vocoder
 
@@ -34,7 +36,7 @@ def random_schedule(frames: int) -> list[int]:
     return sizes
 
 
-def push_all(vocoder: Vocoder, slot: int, codes: torch.Tensor, schedule: list[int]) -> torch.Tensor:
+def push_all(vocoder: TorchVocoder, slot: int, codes: torch.Tensor, schedule: list[int]) -> torch.Tensor:
     return torch.cat([vocoder.push([slot], part[None])[0] for part in codes.split(schedule)])
 
 
@@ -102,7 +104,7 @@ def test_a_frames_samples_never_change_with_what_follows(make):
 def test_published_dims_have_1298496_values_of_state_per_stream():
     config = CodecConfig.from_json(_Json(_codec_config(real_dims=True, codes=2048), "codec"))
     tensors = {n: torch.empty(s, device="meta") for n, s in vocoder_tensors(config).items()}
-    vocoder = Vocoder(config.vocoder, tensors, slots=3)
+    vocoder = TorchVocoder(config.vocoder, tensors, slots=3)
     assert sum(t[0].numel() for t in vocoder._state.values()) == 1_298_496
 
 

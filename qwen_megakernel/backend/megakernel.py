@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from qwen_megakernel.backend.build import BLOCKS, load_extension, why_no_build, why_no_gpu
-from qwen_megakernel.backend.frame_decoder import RECENT_FRAMES, SlotStream, check_launch
+from qwen_megakernel.backend.interfaces import RECENT_FRAMES, SlotSequence, check_launch
 from qwen_megakernel.backend.paged_prefill import LEAST, MOST, PagedPrefill
 from qwen_megakernel.checkpoint.config import MIN_FRAMES, ModelConfig, SamplingParams, StackConfig
 from qwen_megakernel.checkpoint.fp8 import SCALE, parts_in
@@ -251,8 +251,8 @@ class MegakernelFrameDecoder:
         }
         self._launcher = extension.Launcher(large.hidden_size, slots, self.buffers, settings)
         self._fault = self._launcher.fault()
-        self._streams: dict[int, SlotStream] = {}
-        self._launches: deque[list[SlotStream]] = deque()  # uncollected
+        self._streams: dict[int, SlotSequence] = {}
+        self._launches: deque[list[SlotSequence]] = deque()  # uncollected
         self._prefixes: WeakKeyDictionary[Prefix, Tensor] = WeakKeyDictionary()
         pages = torch.arange(slots * self._pages, dtype=torch.int32, device=device)
         self._page_tables = pages.view(slots, self._pages)
@@ -284,7 +284,7 @@ class MegakernelFrameDecoder:
             settings |= {f"{kind}_top_k": draw.top_k, f"{kind}_top_p": draw.top_p}
         if slot in self._streams:
             self._streams[slot].over = True
-        self._streams[slot] = SlotStream(
+        self._streams[slot] = SlotSequence(
             trailing=prompt.trailing.contiguous(),
             pad=prompt.pad.contiguous(),
             text_open=prompt.text_open,

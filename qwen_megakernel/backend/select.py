@@ -1,20 +1,24 @@
-"""Where a model runs: which device, which backend, and a frame decoder for it."""
+"""Where a model runs: which device, which backend, and a `Backend` that puts the model there."""
 
 import logging
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from qwen_megakernel.backend.build import load_extension, why_no_build, why_no_gpu, why_untried
-from qwen_megakernel.backend.frame_decoder import FrameDecoder, TorchFrameDecoder
+from qwen_megakernel.backend.cuda_graphs import synchronize
+from qwen_megakernel.backend.interfaces import FrameDecoder, LoadedModel, Vocoder
 from qwen_megakernel.backend.megakernel import MegakernelFrameDecoder, why_no_megakernel
+from qwen_megakernel.backend.torch_decoder import TorchFrameDecoder
 from qwen_megakernel.backend.vocoder_graphs import GraphVocoder, why_no_graphs
 from qwen_megakernel.checkpoint.config import ModelConfig, VocoderConfig
 from qwen_megakernel.checkpoint.fp8 import dequantized, parts_in
+from qwen_megakernel.checkpoint.load import Checkpoint
 from qwen_megakernel.errors import BackendError
 from qwen_megakernel.model.transformer import Embeddings
-from qwen_megakernel.model.vocoder import Vocoder
+from qwen_megakernel.model.vocoder import TorchVocoder
 
 log = logging.getLogger(__name__)
 
@@ -100,7 +104,7 @@ def make_vocoder(
     slots: int,
     recent_codes: Tensor | None = None,
     fp8: Collection[str] = (),
-) -> Vocoder | GraphVocoder:
+) -> Vocoder:
     """The vocoder over every fp32 `decoder.*` tensor: CUDA graphs of our kernels where they have been run, else eager
     PyTorch.
 
@@ -113,7 +117,7 @@ def make_vocoder(
         BackendError: "tf32" where our kernels cannot run.
     """
     if dtype == "bfloat16":
-        return Vocoder(config, tensors, slots=slots, dtype=torch.bfloat16)
+        return TorchVocoder(config, tensors, slots=slots, dtype=torch.bfloat16)
     if device.type == "cpu":
         obstacle = "the device is a CPU"
     else:
@@ -130,4 +134,56 @@ def make_vocoder(
         raise BackendError(f"vocoder_dtype='tf32' needs the vocoder's kernels, and {obstacle}; use 'float32'")
     if device.type == "cuda":
         log.warning("the vocoder runs on PyTorch, which takes several times as long: %s", obstacle)
-    return Vocoder(config, tensors, slots=slots)
+    return TorchVocoder(config, tensors, slots=slots)
+
+
+@dataclass(frozen=True)
+class Backend:
+    """How a checkpoint runs on a device.
+
+    Attributes:
+        name: "torch" or "megakernel", as `select_backend` chose.
+        dtype: of talker and code predictor.
+        fp8: parts (fp8.PARTS) whose weights are E4M3.
+        vocoder_dtype: one of `VOCODER_DTYPES`.
+        own_kernels: False: the vocoder is PyTorch's too.
+    """
+
+    name: str
+    checkpoint: Checkpoint
+    device: torch.device
+    dtype: torch.dtype
+    fp8: frozenset[str] = frozenset()
+    vocoder_dtype: str = "float32"
+    own_kernels: bool = True
+
+    @torch.inference_mode()
+    def load(self, slots: int, max_positions: int) -> LoadedModel:
+        """Put the model onto the device.
+
+        Raises:
+            CheckpointError, BackendError: it cannot be had here.
+        """
+        config, tensors = self.checkpoint.config, self.checkpoint.talker(self.device, self.dtype, self.fp8)
+        embeddings = make_embeddings(self.name, config, tensors)
+        decoder = make_decoder(self.name, config, tensors, embeddings, slots=slots, max_positions=max_positions)
+        del tensors  # the kernel has its own copy: room for the vocoder's
+        return LoadedModel(embeddings, decoder, self._vocoder(slots, decoder.recent_codes), check_device)
+
+    def _vocoder(self, slots: int, recent_codes: Tensor | None) -> Vocoder:
+        config, tensors = self.checkpoint.config.codec.vocoder, self.checkpoint.vocoder(self.device, torch.float32)
+        if not self.own_kernels:
+            return TorchVocoder(config, tensors, slots=slots)
+        fp8 = self.fp8 if self.name == "megakernel" else ()  # of the build that is there
+        options = {"slots": slots, "recent_codes": recent_codes, "fp8": fp8}
+        return make_vocoder(config, tensors, self.device, self.vocoder_dtype, **options)
+
+    def spare(self) -> "Backend | None":
+        """What takes over where our kernels fail: the same on PyTorch alone. None: this is it."""
+        return replace(self, name="torch", own_kernels=False) if self.name != "torch" else None
+
+
+def check_device() -> None:
+    """Raises what CUDA raises, if a device of this process is lost."""
+    if torch.cuda.is_initialized():
+        synchronize()

@@ -72,8 +72,9 @@ def why_no_graphs(config: VocoderConfig, device: torch.device) -> str | None:
 
 
 class GraphVocoder:
-    """Takes what `Vocoder` takes and gives its samples within 2e-5, which is also how far a stream's samples may differ
-    with the company it is pushed in: how a sum is cut depends on the rows of all. Not thread-safe: one thread owns it.
+    """Takes what `TorchVocoder` takes and gives its samples within 2e-5, which is also how far a stream's samples may
+    differ with the company it is pushed in: how a sum is cut depends on the rows of all. Not thread-safe: one thread
+    owns it.
 
     Attributes:
         slots: how many streams it holds.

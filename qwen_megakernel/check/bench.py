@@ -18,14 +18,14 @@ from torch import Tensor
 
 from qwen_megakernel import __version__
 from qwen_megakernel.backend.build import driver_version
-from qwen_megakernel.backend.frame_decoder import AHEAD, FrameDecoder
+from qwen_megakernel.backend.interfaces import AHEAD, FrameDecoder
 from qwen_megakernel.backend.select import make_decoder, make_embeddings, select_backend, select_device
 from qwen_megakernel.checkpoint.config import SamplingParams
 from qwen_megakernel.checkpoint.fp8 import dequantized, parts_of
 from qwen_megakernel.checkpoint.load import DEMO, Checkpoint, name_of_model
 from qwen_megakernel.checkpoint.synthetic import NO_EOS, write_checkpoint
+from qwen_megakernel.engine.audio import Audio
 from qwen_megakernel.engine.engine import TTSEngine
-from qwen_megakernel.engine.stream import Audio
 from qwen_megakernel.errors import RequestError
 from qwen_megakernel.model.prompt import Prompt
 

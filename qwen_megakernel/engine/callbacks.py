@@ -1,5 +1,7 @@
-"""Listener: one utterance's callbacks, in order, in a thread of their own. The owner thread runs no code of callers,
-and no caller waits for another's: who is slow hears its own utterance late."""
+"""CallbackRunner: one utterance's callbacks, in order, in a thread of their own.
+
+The engine's thread runs no code of callers. A slow callback delays its own utterance and no other.
+"""
 
 import contextlib
 import queue
@@ -7,25 +9,25 @@ import threading
 from collections.abc import Callable
 
 
-class Listener:
+class CallbackRunner:
     """Attributes:
-    stuck_s: seconds that the call that is running has taken, as far as `watch` has seen it.
-    broken: a call has raised, or nobody waits for it any more: those behind it are dropped, but for the last.
+    stuck_s: seconds that the running call has taken, as far as `watch` has seen it.
+    broken: a call has raised, or was given up. Calls behind it are dropped, except the last.
     """
 
     def __init__(self, failed: Callable[[BaseException], None]):
         """`failed`: called in the thread with what a call raised, sys.exit() too."""
         self._failed, self.broken, self.stuck_s = failed, False, 0.0
-        self._call = self._watched = 0  # the number of the call that is running, 0 between two; the one watched last
+        self._running = self._watched = 0  # the number of the running call, 0 between two; the one seen by `watch`
         self._calls: queue.SimpleQueue[tuple[Callable[[], None], bool]] = queue.SimpleQueue()
-        self.thread = threading.Thread(target=self._run, name="qwen_megakernel listener", daemon=True)
+        self.thread = threading.Thread(target=self._run, name="qwen_megakernel callbacks", daemon=True)
         self._unstarted = [self.thread]
 
     def start(self) -> None:
-        """Once, whoever calls it.
+        """Start the thread; once, whoever calls it.
 
         Raises:
-            RuntimeError: no more threads can be had.
+            RuntimeError: the process can have no more threads.
         """
         with contextlib.suppress(IndexError):
             thread = self._unstarted.pop()
@@ -36,30 +38,30 @@ class Listener:
                 raise
 
     def watch(self, seconds: float) -> None:
-        """So much time has passed since the last look."""
-        self.stuck_s = self.stuck_s + seconds if self._call and self._call == self._watched else 0.0
-        self._watched = self._call
+        """`seconds` have passed since the last look."""
+        self.stuck_s = self.stuck_s + seconds if self._running and self._running == self._watched else 0.0
+        self._watched = self._running
 
-    def tell(self, call: Callable[[], None], *, last: bool = False) -> None:
-        """From any thread. Behind the last call the thread ends."""
-        self._calls.put((call, last))
+    def call(self, callback: Callable[[], None], *, last: bool = False) -> None:
+        """Queue a call, from any thread. The thread ends behind the last one."""
+        self._calls.put((callback, last))
         if last:
             self.start()
 
     def _run(self) -> None:
         calls = 0
         while True:
-            call, last = self._calls.get()
+            callback, last = self._calls.get()
             if last:
-                call()
+                callback()
                 return
             if self.broken:
                 continue
             calls += 1
-            self._call = calls
+            self._running = calls
             try:
-                call()
+                callback()
             except BaseException as error:
                 self.broken = True
                 self._failed(error)
-            self._call = 0
+            self._running = 0

@@ -1,14 +1,12 @@
 """TTSEngine: text in, PCM out, many voices at once.
 
-    submit -> tokens -> prompt -> [owner thread: queue, slot, frames, vocoder] -> chunks -> result
+    submit -> tokens -> prompt -> [the engine's thread: queue, slot, frames, vocoder] -> chunks -> result
 
 `generate` and `stream` are `submit` seen from the caller's side.
 """
 
 import contextlib
 import logging
-import numbers
-import os
 import threading
 import time
 import weakref
@@ -19,47 +17,24 @@ from typing import Unpack
 
 import torch
 
-from qwen_megakernel.backend.frame_decoder import FrameDecoder
-from qwen_megakernel.backend.select import (
-    VOCODER_DTYPES,
-    make_decoder,
-    make_embeddings,
-    make_vocoder,
-    select_backend,
-    select_device,
-)
-from qwen_megakernel.backend.vocoder_graphs import GraphVocoder
+from qwen_megakernel.backend.interfaces import LoadedModel
+from qwen_megakernel.backend.select import Backend, select_backend, select_device
 from qwen_megakernel.checkpoint.config import SamplingParams
 from qwen_megakernel.checkpoint.fp8 import name_of, parts_of
 from qwen_megakernel.checkpoint.load import DEMO, DEMO_NOTICE, Checkpoint
-from qwen_megakernel.engine.callbacks import Listener
-from qwen_megakernel.engine.owner import Owner
+from qwen_megakernel.engine.audio import Audio, Chunk
+from qwen_megakernel.engine.core import EngineCore
+from qwen_megakernel.engine.options import Limits, check_dtypes, size, told_of_memory
 from qwen_megakernel.engine.request import Request, RequestChecker, RequestOptions
-from qwen_megakernel.engine.stream import Audio, Chunk, Stream
+from qwen_megakernel.engine.sequence import Sequence as EngineSequence
+from qwen_megakernel.engine.snapshot import Snapshot, snapshot_of
 from qwen_megakernel.engine.utterance import ChunkStream, Utterance
-from qwen_megakernel.errors import BackendError, OutOfMemoryError, RequestError, TextError, TextTooLongError
+from qwen_megakernel.errors import BackendError, RequestError, TextError, TextTooLongError
 from qwen_megakernel.model.prompt import KEPT_VOICES, PromptBuilder
 from qwen_megakernel.model.text import TextTokenizer
-from qwen_megakernel.model.vocoder import Vocoder
 from qwen_megakernel.model.voice import RefAudio, Voice, VoiceEncoder
 
 log = logging.getLogger(__name__)
-
-DAY = 86_400
-
-
-_LEAST = {"max_streams": 1, "max_positions": 16, "max_queue": 0, "kept_voices": 1}
-
-
-def check_sizes(**sizes: int) -> None:
-    """Of `TTSEngine.load`'s arguments, those that are counts.
-
-    Raises:
-        BackendError: not an integer, or too small.
-    """
-    for name, count in sizes.items():
-        if isinstance(count, bool) or not isinstance(count, numbers.Integral) or count < _LEAST[name]:
-            raise BackendError(f"{name} must be an integer of at least {_LEAST[name]}, got {count!r}")
 
 
 class TTSEngine:
@@ -81,29 +56,50 @@ class TTSEngine:
         self,
         model: str,
         checkpoint: Checkpoint,
-        prompts: PromptBuilder,
-        decoder: FrameDecoder,
-        vocoder: Vocoder | GraphVocoder,
-        backend: str,
+        backend: Backend,
+        limits: Limits | None = None,
         *,
-        spare: Callable[[], tuple[FrameDecoder, Vocoder]] | None,
-        max_queue: int,
-        queue_timeout: float,
-        kept_voices: int,
-        device: torch.device,
+        fallback: bool = False,
     ):
-        self._checkpoint, self._prompts = checkpoint, prompts
-        self._border = RequestChecker(checkpoint, prompts)
-        self.model, self._backend, self.variant = model, backend, checkpoint.config.variant
-        self.speakers, self.languages = prompts.speakers, prompts.languages
-        self.sample_rate, self.max_positions = checkpoint.config.codec.sample_rate, decoder.max_positions
-        self.weights, self.memory = "bf16", {}
+        """An engine over a checkpoint and a backend of one's own. `load` is the usual way.
+
+        Args:
+            model: its name, for messages.
+            backend: `load` and `spare` are called.
+            limits: None: `Limits()`.
+            fallback: `backend.spare()` takes over after three kernel faults in a row.
+        """
+        limits, config = limits or Limits(), checkpoint.config
+        tokenizer = TextTokenizer(checkpoint.folder, config.talker.text_vocab_size)
+        self._limits, self._checkpoint = limits, checkpoint
+        self.model, self._backend, self.variant = model, backend.name, config.variant
+        with told_of_memory(model, backend.device, limits.kv_bytes(config.talker.stack, backend.dtype), limits):
+            loaded = backend.load(limits.max_streams, limits.max_positions)
+            self._prompts = PromptBuilder(config, tokenizer, loaded.embeddings, kept_voices=limits.kept_voices)
+        self._requests = RequestChecker(checkpoint, self._prompts)
+        self.speakers, self.languages = self._prompts.speakers, self._prompts.languages
+        self.sample_rate, self.max_positions = config.codec.sample_rate, limits.max_positions
+        self.weights, self.memory = name_of(backend.fp8), self._memory_of(loaded, backend.dtype)
+        self._width = loaded.decoder.width
         self._voice_encoder: VoiceEncoder | None = None
         self._voice_lock = threading.Lock()
-        limits = {"max_queue": max_queue, "queue_timeout": queue_timeout, "kept_voices": kept_voices}
-        self._owner = Owner(decoder, vocoder, sample_rate=self.sample_rate, device=device, spare=spare, **limits)
-        self._owner.start()
-        weakref.finalize(self, self._owner.stop).atexit = False  # dropped without close(): the thread ends too
+        spare = backend.spare() if fallback else None
+        spare = spare and partial(spare.load, limits.max_streams, limits.max_positions)
+        self._core = EngineCore(loaded, sample_rate=self.sample_rate, device=backend.device, limits=limits, spare=spare)
+        self._core.start()
+        weakref.finalize(self, self._core.stop).atexit = False  # dropped without close(): the threads end too
+
+    def _memory_of(self, loaded: LoadedModel, dtype: torch.dtype) -> dict[str, int]:
+        streams = self._limits.max_streams
+        memory = {
+            "talker and code predictor": loaded.decoder.weight_bytes,
+            "keys and values": self._limits.kv_bytes(self._checkpoint.config.talker.stack, dtype),
+            "vocoder": loaded.vocoder.weight_bytes,
+            "vocoder's streams": streams * loaded.vocoder.slot_bytes,
+        }
+        parts = ", ".join(f"{size(count)} for {part}" for part, count in memory.items())
+        log.info("%d slots of %d positions: %s", streams, self.max_positions, parts)
+        return memory
 
     @classmethod
     def load(
@@ -122,7 +118,7 @@ class TTSEngine:
         vocoder_dtype: str = "float32",
         fallback: str | None = None,
     ) -> "TTSEngine":
-        """Load a checkpoint and start the owner thread.
+        """Load a checkpoint and start the engine's threads.
 
         Args:
             model: a folder, a hub id (downloaded), or "demo" (bundled, a tiny English voice).
@@ -154,89 +150,38 @@ class TTSEngine:
             raise BackendError(f"fallback must be None or 'torch', got {fallback!r}")
         device = select_device(device)
         dtype = dtype or (torch.bfloat16 if device.type == "cuda" else torch.float32)
-        if dtype not in (torch.float32, torch.bfloat16):
-            raise BackendError(f"dtype must be torch.float32 or torch.bfloat16, got {dtype}")
-        if vocoder_dtype not in VOCODER_DTYPES:
-            raise BackendError(f"vocoder_dtype must be one of {', '.join(VOCODER_DTYPES)}, got {vocoder_dtype!r}")
-        if vocoder_dtype == "tf32" and device.type == "cpu":
-            raise BackendError("vocoder_dtype='tf32' needs an NVIDIA GPU, the device is a CPU; use 'float32'")
-        check_sizes(max_streams=max_streams, max_positions=max_positions, max_queue=max_queue, kept_voices=kept_voices)
-        if (
-            isinstance(queue_timeout, bool)
-            or not isinstance(queue_timeout, numbers.Real)
-            or not 0 <= queue_timeout <= DAY
-        ):
-            raise BackendError(f"queue_timeout must be 0 to {DAY} seconds, got {queue_timeout!r}")
+        check_dtypes(device, dtype, vocoder_dtype)
+        limits = Limits(max_streams, max_positions, max_queue, queue_timeout, kept_voices)
         fp8 = None if weights is None else parts_of(weights)
         select_backend(backend, device, dtype)  # what cannot run is refused before a checkpoint is looked for
         checkpoint = Checkpoint.open(model)
-        config = checkpoint.config
-        name, reason = select_backend(backend, device, dtype, config)
+        name, reason = select_backend(backend, device, dtype, checkpoint.config)
         fp8 = checkpoint.fp8 if fp8 is None else fp8
         kind = str(dtype).removeprefix("torch.") + (f", FP8: {', '.join(sorted(fp8))}" if fp8 else "")
         log.info("backend %s on %s, %s (%s)", name, device, kind, reason)
         if str(model) == DEMO:
             log.info("the demo voice is %s", DEMO_NOTICE)
-        tokenizer = TextTokenizer(checkpoint.folder, config.talker.text_vocab_size)
-        stack = config.talker.stack
-        row_bytes = 2 * stack.num_layers * stack.num_kv_heads * stack.head_dim * dtype.itemsize
-        kv = max_streams * max_positions * row_bytes
-        wanted = (
-            f"{max_streams} slots (max_streams) of {max_positions} positions (max_positions) take {_size(kv)} for keys "
-            "and values alone; lower max_streams or max_positions"
-        )
-        if kv > _memory(device):  # a CPU would promise it, and the process be killed later
-            raise OutOfMemoryError(f"{device} has {_size(_memory(device))} of memory: {wanted}")
-        try:
-            with torch.inference_mode():
-                tensors = checkpoint.talker(device, dtype, fp8)
-                embeddings = make_embeddings(name, config, tensors)
-                prompts = PromptBuilder(config, tokenizer, embeddings, kept_voices=kept_voices)
-                slots = {"slots": max_streams, "max_positions": max_positions}
-                decoder = make_decoder(name, config, tensors, embeddings, **slots)
-                tensors = checkpoint.vocoder(device, torch.float32)
-                slots = {"slots": max_streams, "recent_codes": decoder.recent_codes}
-                slots["fp8"] = fp8 if name == "megakernel" else ()  # of the build that is there
-                vocoder = make_vocoder(config.codec.vocoder, tensors, device, vocoder_dtype, **slots)
-            limits = {"max_queue": max_queue, "queue_timeout": float(queue_timeout), "kept_voices": kept_voices}
-            spare = None
-            if fallback == "torch" and name != "torch":
-                spare = partial(_make_spare, checkpoint, device, dtype, fp8, max_streams, max_positions)
-            engine = cls(str(model), checkpoint, prompts, decoder, vocoder, name, device=device, spare=spare, **limits)
-            if device.type == "cuda":
-                del tensors
-                engine._warm_up()
-                torch.cuda.empty_cache()  # what only loading needed
-        except (RuntimeError, MemoryError) as error:
-            if not _is_out_of_memory(error):
-                raise
-            raise OutOfMemoryError(
-                f"no room for {model} on {device}: {wanted}, or take a smaller model ({error})"
-            ) from None
-        engine.weights = name_of(fp8)
-        engine.memory = {"talker and code predictor": decoder.weight_bytes, "keys and values": kv}
-        engine.memory |= {"vocoder": vocoder.weight_bytes, "vocoder's streams": max_streams * vocoder.slot_bytes}
-        log.info(
-            "%d slots of %d positions: %s",
-            max_streams,
-            max_positions,
-            ", ".join(f"{_size(count)} for {part}" for part, count in engine.memory.items()),
-        )
+        chosen = Backend(name, checkpoint, device, dtype, fp8, vocoder_dtype)
+        engine = cls(str(model), checkpoint, chosen, limits, fallback=fallback is not None)
+        if device.type == "cuda":
+            engine._warm_up(device)
         return engine
 
-    def _warm_up(self) -> None:
+    def _warm_up(self, device: torch.device) -> None:
         """A short utterance: the first caller does not pay for what is made at first use. Nothing of it stays."""
         request = {"voice": self._any_voice(), "runaway_guard": False}
+        kv_bytes = self.memory["keys and values"]
         try:
-            with contextlib.suppress(TextTooLongError):  # for slots as small as these
-                self.generate("Hello there.", max_frames=4, **request)
-                if self._decoder.width > 1:
+            with told_of_memory(self.model, device, kv_bytes, self._limits), contextlib.suppress(TextTooLongError):
+                self.generate("Hello there.", max_frames=4, **request)  # too long for the smallest slots
+                if self._width > 1:
                     self._measure(request)
         except BaseException:
             self.close()
             raise
         self._prompts.forget()
-        self._owner.forget()
+        self._core.forget()
+        torch.cuda.empty_cache()  # what only loading needed
 
     def _any_voice(self) -> Voice | None:
         """For speech that nobody hears: a Base checkpoint has no speakers."""
@@ -250,19 +195,15 @@ class TTSEngine:
         for _ in range(2):
             began, text = time.monotonic(), "How are you today, my friend? " * 4
             request |= {"max_frames": 32, "chunk_frames": 8}
-            said = [self.submit(text, **request) for _ in range(min(self._owner.slots, 3 * self._decoder.width))]
+            said = [self.submit(text, **request) for _ in range(min(self._core.slots, 3 * self._width))]
             audio_s = sum(utterance.result().duration_s for utterance in said)
             best = max(best, audio_s / (time.monotonic() - began))
-        self._owner.sustain(best)
+        self._core.admission.sustain(best)
 
     @property
     def backend(self) -> str:
         """ "megakernel" or "torch"."""
-        return "torch" if self._owner.fell_back else self._backend
-
-    @property
-    def _decoder(self) -> FrameDecoder:
-        return self._owner._decoder
+        return "torch" if self._core.fell_back else self._backend
 
     # ------------------------------------------------------------ what callers use
 
@@ -326,15 +267,10 @@ class TTSEngine:
             EngineClosed: the engine was closed.
         """
         arrived = time.monotonic()
-        self._owner.check()  # before work is done that a full engine cannot use
-        whole = text is not None
-        if whole and not isinstance(text, str):
-            raise TextError(f"text must be a string, got {type(text).__name__}")
-        for name, callback in (("on_chunk", on_chunk), ("on_end", on_end)):
-            if callback is not None and not callable(callback):
-                raise RequestError(f"{name} must be callable, got {type(callback).__name__}")
-        request = self._border.check(
-            whole=whole,
+        self._core.admission.check()  # before work is done that a full engine cannot use
+        _check_call(text, on_chunk, on_end)
+        request = self._requests.check(
+            whole=text is not None,
             speaker=speaker,
             language=language,
             instruct=instruct,
@@ -345,38 +281,38 @@ class TTSEngine:
             runaway_guard=runaway_guard,
             chunk_frames=chunk_frames,
         )
-        stream = Stream(request, on_chunk, on_end)
-        listener = stream.listener = self._owner.listen(stream) if on_chunk or on_end else None
-        utterance = Utterance(stream, self._owner, self)
-        voicing = {"speaker": request.speaker, "language": request.language, "instruct": request.instruct}
-        voicing |= {"voice": request.voice, "max_positions": self._owner.max_positions}
-        if not whole:
-            with self._owner.in_order():
-                stream.pieces = self._prompts.begin(**voicing)
-            self._owner.admit(stream)
-            if listener:
-                self._start(listener, stream)
-            return utterance
-        stream.arrived = stream.stage_began = arrived
-        tokens = self._prompts.tokens(text)
-        stream.mark("tokenise")
-        with self._owner.in_order():
-            prompt = self._prompts.build(tokens, non_streaming_mode=request.non_streaming_mode, **voicing)
-        stream.mark("prompt")
-        self._owner.admit(stream)
-        self._owner.speak(stream, prompt, text_complete=True)
-        if listener:  # a thread is not made on the way to the first chunk
-            self._start(listener, stream)
-        stream.text_open = False  # an interrupt before this drops an utterance with open text: its place is free again
+        sequence = self._core.new_sequence(request, on_chunk, on_end)
+        # Whatever interrupts this thread from here on drops an utterance with open text: its place is free again.
+        utterance = Utterance(sequence, self._core, self)
+        if text is None:
+            self._begin_pieces(sequence)
+        else:
+            self._begin_whole(sequence, text, arrived)
+        self._core.start_callbacks(sequence)
+        sequence.text_open = text is None
         return utterance
 
-    def _start(self, listener: Listener, stream: Stream) -> None:
-        try:
-            listener.start()
-        except RuntimeError as error:  # no more threads
-            self._owner.settle(stream, error=error)
-            self._owner.cancel(stream)
-            raise
+    def _begin_whole(self, sequence: EngineSequence, text: str, arrived: float) -> None:
+        sequence.arrived = sequence.stage_began = arrived
+        tokens = self._prompts.tokens(text)
+        sequence.mark("tokenise")
+        request = sequence.request
+        with self._core.in_order():
+            prompt = self._prompts.build(
+                tokens, non_streaming_mode=request.non_streaming_mode, **self._conditioning(request)
+            )
+        sequence.mark("prompt")
+        self._core.admission.admit(sequence)
+        self._core.hand_over(sequence, prompt, text_complete=True)
+
+    def _begin_pieces(self, sequence: EngineSequence) -> None:
+        with self._core.in_order():
+            sequence.pieces = self._prompts.begin(**self._conditioning(sequence.request))
+        self._core.admission.admit(sequence)
+
+    def _conditioning(self, request: Request) -> dict:
+        voicing = {"speaker": request.speaker, "language": request.language, "instruct": request.instruct}
+        return voicing | {"voice": request.voice, "max_positions": self.max_positions}
 
     def check(self, **request: Unpack[RequestOptions]) -> None:
         """Could a text be spoken like this?
@@ -389,7 +325,7 @@ class TTSEngine:
     def _checked(self, request: RequestOptions) -> Request:
         options = {"speaker": None, "language": None, "instruct": None, "voice": None, "non_streaming_mode": None}
         options |= {"sampling": SamplingParams(), "max_frames": None, "runaway_guard": True, "chunk_frames": None}
-        return self._border.check(whole=True, **(options | request))
+        return self._requests.check(whole=True, **(options | request))
 
     @torch.inference_mode()
     def pieces(self, text: str, **request: Unpack[RequestOptions]) -> list[str]:
@@ -422,7 +358,7 @@ class TTSEngine:
             AudioError: the audio cannot be used; says why.
             VoiceError: not a Base checkpoint, or a blank ref_text.
         """
-        self._owner.check_open()
+        self._core.admission.check_open()
         with self._voice_lock:
             if self._voice_encoder is None:
                 self._voice_encoder = VoiceEncoder(self._checkpoint)
@@ -432,28 +368,37 @@ class TTSEngine:
         """`status` ("ok", "draining", "closed" or "dead", then with `error`), backend, `max_streams`, how many of them
         run at once for live listeners (`sustained`), and how many utterances are open (`streams`), of these `running`
         in a slot and `queued` for one."""
-        fault, closed = self._owner.fault, self._owner.closed
+        admission, slots = self._core.admission, self._core.loop.slots
+        status = (
+            "dead" if admission.fault else "closed" if admission.closed else "draining" if admission.draining else "ok"
+        )
         health = {
-            "status": "dead" if fault else "closed" if closed else "draining" if self._owner.draining else "ok",
+            "status": status,
             "backend": self.backend,
-            **self._owner.load(),
-            "max_streams": self._owner.slots,
-            "sustained": self._owner.seats,
+            "streams": len(admission.open),
+            "running": len(slots.running),
+            "queued": len(slots.waiting),
+            "max_streams": self._core.slots,
+            "sustained": admission.running_limit,
         }
-        return health | ({"error": repr(fault)} if fault else {})
+        return health | ({"error": repr(admission.fault)} if admission.fault else {})
 
     def metrics(self) -> dict[str, int]:
         """Counters since load: utterances and frames; utterances by their end (eos, length, runaway, cancelled,
         failed); refused because the engine was full (busy); failed in the queue (timed_out); kernel_faults."""
-        return self._owner.counts
+        return self._core.admission.counts
+
+    def snapshot(self) -> Snapshot:
+        """What the engine holds at this moment, for tests and for whoever looks for a leak."""
+        return snapshot_of(self._core, self._prompts.kept_openings)
 
     def close(self, drain_s: float = 0.0) -> None:
         """Take no more utterances; wait up to `drain_s` seconds for those that are open; cancel what is left, stop the
-        owner thread, wait for it. Safe to call twice, and from a handler of SIGTERM."""
+        threads, wait for them. Safe to call twice, and from a handler of SIGTERM."""
         if drain_s > 0:
-            self._owner.drain(drain_s)
-        self._owner.stop()
-        self._owner.join()
+            self._core.drain(drain_s)
+        self._core.stop()
+        self._core.join()
 
     def __enter__(self) -> "TTSEngine":
         return self
@@ -462,40 +407,16 @@ class TTSEngine:
         self.close()
 
 
-def _make_spare(
-    checkpoint: Checkpoint,
-    device: torch.device,
-    dtype: torch.dtype,
-    fp8: frozenset[str],
-    slots: int,
-    max_positions: int,
-) -> tuple[FrameDecoder, Vocoder]:
-    """None of our own kernels."""
-    tensors, config = checkpoint.talker(device, dtype, fp8), checkpoint.config
-    embeddings = make_embeddings("torch", config, tensors)
-    decoder = make_decoder("torch", config, tensors, embeddings, slots=slots, max_positions=max_positions)
-    vocoder = Vocoder(config.codec.vocoder, checkpoint.vocoder(device, torch.float32), slots=slots)
-    return decoder, vocoder
+def _check_call(text: str | None, on_chunk: Callable | None, on_end: Callable | None) -> None:
+    """Raises RequestError for arguments of the wrong type."""
+    if text is not None and not isinstance(text, str):
+        raise TextError(f"text must be a string, got {type(text).__name__}")
+    for name, callback in (("on_chunk", on_chunk), ("on_end", on_end)):
+        if callback is not None and not callable(callback):
+            raise RequestError(f"{name} must be callable, got {type(callback).__name__}")
 
 
 def _whole(text: str) -> str:
     if text is None:
         raise TextError("text must be a string; text that comes in pieces needs submit()")
     return text
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    """torch has a type for the GPU's memory alone."""
-    told = str(error).lower()
-    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "memory" in told and "alloc" in told
-
-
-def _memory(device: torch.device) -> int:
-    """Bytes that the device has in all."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_properties(device).total_memory
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def _size(count: int) -> str:
-    return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"

@@ -196,6 +196,10 @@ class PromptBuilder:
             raise TextError("text must not be blank")
         return pieces
 
+    @property
+    def kept_openings(self) -> int:
+        return len(self._openings)
+
     def forget(self) -> None:
         """Every opening that was kept."""
         with self._lock:

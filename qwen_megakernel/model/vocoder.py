@@ -77,7 +77,7 @@ class Portion(NamedTuple):
     whole: bool
 
 
-class Vocoder:
+class TorchVocoder:
     """Decodes several streams, each in its own slot. Not thread-safe: one thread owns it.
 
     Attributes:
@@ -213,7 +213,7 @@ class Vocoder:
 class _Push:
     """One forward pass: reads the vocoder's state of some slots, leaves the new state in `self.state`."""
 
-    def __init__(self, vocoder: Vocoder, slots: Sequence[int]):
+    def __init__(self, vocoder: TorchVocoder, slots: Sequence[int]):
         self._v, self._c, self._w = vocoder, vocoder._config, vocoder._w
         self._past = {name: tensor[list(slots)] for name, tensor in vocoder._state.items()}
         self._position = vocoder._position[list(slots)].to(vocoder._device)

@@ -21,9 +21,9 @@ from pipecat.utils.types import NOT_GIVEN, NotGiven, is_given
 from qwen_megakernel.checkpoint.config import ModelConfig
 from qwen_megakernel.checkpoint.load import find_cached
 from qwen_megakernel.engine import shared as shared_engine
+from qwen_megakernel.engine.audio import Chunk
 from qwen_megakernel.engine.engine import TTSEngine
 from qwen_megakernel.engine.request import chunk_schedule
-from qwen_megakernel.engine.stream import Chunk
 from qwen_megakernel.engine.utterance import Utterance
 from qwen_megakernel.engine.word_times import SpeechRate, WordTimes
 from qwen_megakernel.errors import (

@@ -18,7 +18,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from qwen_megakernel import __version__
 from qwen_megakernel.backend.select import select_backend, select_device
 from qwen_megakernel.checkpoint.load import Checkpoint, find_cached
-from qwen_megakernel.engine.engine import TTSEngine, check_sizes
+from qwen_megakernel.engine.engine import TTSEngine
+from qwen_megakernel.engine.options import check_sizes
 from qwen_megakernel.errors import BackendError, CheckpointError
 from qwen_megakernel.server.guard import Guard
 from qwen_megakernel.server.metrics import Metrics

@@ -7,7 +7,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from qwen_megakernel.engine.stream import Audio
+from qwen_megakernel.engine.audio import Audio
 from qwen_megakernel.server.service import EngineService
 
 _PREFIX = "qwen_megakernel"

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from qwen_megakernel.checkpoint.config import SamplingParams
+from qwen_megakernel.engine.audio import Audio, Chunk
 from qwen_megakernel.engine.engine import TTSEngine
-from qwen_megakernel.engine.stream import Audio, Chunk
 from qwen_megakernel.engine.utterance import Utterance
 from qwen_megakernel.errors import (
     AudioError,

@@ -25,7 +25,6 @@ from qwen_megakernel.check.reference import Reference, Said, reference_module  #
 from qwen_megakernel.check.verify import parting, prompts_of, tie  # noqa: E402
 from qwen_megakernel.checkpoint.load import DEMO_FOLDER, Checkpoint  # noqa: E402
 from qwen_megakernel.checkpoint.synthetic import write_checkpoint  # noqa: E402
-from qwen_megakernel.model.vocoder import Vocoder  # noqa: E402
 
 RATE = 24000
 
@@ -144,7 +143,7 @@ def compare_voice_and_vocoder(root: Path, seed: int) -> None:
     ):
         checkpoint = Checkpoint.open(where)
         config = checkpoint.config.codec.vocoder
-        vocoder = Vocoder(config, checkpoint.vocoder(torch.device("cpu"), torch.float32), slots=1)
+        vocoder = TorchVocoder(config, checkpoint.vocoder(torch.device("cpu"), torch.float32), slots=1)
         codes = torch.from_numpy(shared.vocoder_codes(config.codebook_size, frames, seed))
         ours = vocoder.push([0], codes[None])[0].numpy()
         theirs = model.decode(codes)

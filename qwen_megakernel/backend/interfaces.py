@@ -1,0 +1,204 @@
+"""What an engine needs of a backend: a `FrameDecoder` for talker and code predictor, and a `Vocoder`.
+
+A frame is frame.py's; code 0 may be end of speech, which ends the sequence without a frame.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from qwen_megakernel.checkpoint.config import SamplingParams
+from qwen_megakernel.errors import SpeechError
+from qwen_megakernel.model.prompt import Prompt
+from qwen_megakernel.model.transformer import Embeddings
+from qwen_megakernel.model.vocoder import Portion, VocoderState
+
+AHEAD = 4
+"""Launches that may be uncollected."""
+LAUNCH_SLOTS = 16
+"""Slots of one launch, at most."""
+RECENT_FRAMES = 8
+"""Frames of every slot that `FrameDecoder.recent_codes` holds."""
+
+
+class FrameDecoder(Protocol):
+    """One backend's talker and code predictor over a fixed number of slots. Not thread-safe: one thread owns it."""
+
+    slots: int
+    max_positions: int
+    width: int
+    """Slots that a launch computes together: cheaper than one by one, but an error is then all of theirs."""
+    recent_codes: Tensor | None
+    """int32 [slots, RECENT_FRAMES, groups] on the device, or None. Behind a launch, in CUDA stream order, frame f of a
+    slot stands at row f % RECENT_FRAMES; end of speech stands there as a code 0."""
+
+    weight_bytes: int
+    """Memory of the weights."""
+
+    def start(self, slot: int, prompt: Prompt, sampling: SamplingParams) -> None:
+        """Begin a sequence in a slot: everything of the prompt but its last row is prefilled. A prompt's prefix is
+        computed by itself; what comes of it is kept as long as the `Prefix` lives, and other prompts with it copy it.
+
+        Args:
+            slot: 0..slots-1; what was in it before is gone.
+            prompt: at most `max_positions` - 1 rows.
+            sampling: every field set; the seed too where anything is drawn.
+        """
+
+    def extend(self, slot: int, rows: Tensor, ended: bool) -> None:
+        """More text rows [n, hidden] behind the trailing ones of the slot's prompt: its text comes in pieces. With
+        `ended` they are the last."""
+
+    def launch(self, slots: Sequence[int]) -> None:
+        """Queue the next frame of some sequences, without waiting for it.
+
+        The caller stops before a slot is full: a frame needs one position more than the one before it. A frame whose
+        own text row has not come may be launched, because only the next one hears of it; that one has to wait.
+
+        Args:
+            slots: 1 to `LAUNCH_SLOTS` different ones, each started.
+
+        Raises:
+            ValueError: other slots, one that is full, or whose text rows have not come; nothing was queued.
+            RuntimeError: `AHEAD` launches are uncollected; nothing was queued.
+        """
+
+    def collect(self) -> list[Tensor | SpeechError | None]:
+        """What the oldest uncollected launch said, in the order of its slots; waits until it is there.
+
+        Returns:
+            Codes int64 [groups] on the CPU, or None at end of speech. Frames behind a sequence's end, and frames of a
+            sequence whose slot was started again, are None too. A SpeechError where the model's logits are no numbers:
+            the sequence is over.
+
+        Raises:
+            RuntimeError: nothing is launched.
+            KernelFault: the GPU gave up; every sequence is lost, `recover()` makes the decoder usable again.
+        """
+
+    def recover(self) -> None:
+        """After a KernelFault: forget every sequence, every launch and every kept prefix."""
+
+    @property
+    def kept_prefixes(self) -> int:
+        """Prefixes whose keys and values are kept."""
+
+
+class Vocoder(Protocol):
+    """One backend's vocoder over a fixed number of slots. Not thread-safe: one thread owns it. A slot's samples depend
+    on its codes since `reset`, however they were cut into pushes (within 2e-5)."""
+
+    slots: int
+    groups: int
+    """Codes of a frame."""
+    together: int
+    """Slots that are worth a push of their own, together."""
+    follows: bool
+    """Can it read codes on the device, behind the launch that makes them? Then it has `follow`."""
+    weight_bytes: int
+    """Memory of the weights."""
+    slot_bytes: int
+    """Memory of one slot's state."""
+
+    def reset(self, slot: int) -> None:
+        """Forget what a slot heard: it starts from silence again."""
+
+    def save(self, slot: int) -> VocoderState:
+        """A copy of what a slot keeps of the past; see `restore`."""
+
+    def restore(self, slot: int, state: VocoderState) -> None:
+        """Go on in a slot where `state` was saved, bit for bit."""
+
+    def portions(self, codes: Tensor) -> list[Portion]:
+        """A reference recording's codes, int64 [frames, groups], for `listen`, one after the other."""
+
+    def listen(self, slot: int, portion: Portion) -> None:
+        """Go on from frames whose sound nobody wants: what a sequence's own frames follow on."""
+
+    def push(self, slots: Sequence[int], codes: Tensor) -> Tensor:
+        """Decode the next frames of some slots.
+
+        Args:
+            slots: distinct ones.
+            codes: int64 [len(slots), frames, groups] on the host; frames >= 1, the same count for every slot.
+
+        Returns:
+            PCM [len(slots), frames * 1920], -1..1, 24 kHz.
+        """
+
+    def follow(self, slots: Sequence[int], first: Sequence[int], frames: int) -> Callable[[], Tensor]:
+        """Queue a push behind what the frame decoder has launched, of codes that nobody has seen yet.
+
+        Args:
+            slots: distinct ones.
+            first: of each slot, the number of its first frame.
+            frames: 1 to `RECENT_FRAMES` of each, from the frame decoder's `recent_codes`.
+
+        Returns:
+            What waits for it and returns its PCM as `push` does. What stands for end of speech and behind it is noise.
+        """
+
+    def recover(self) -> None:
+        """After a KernelFault: every slot's state is lost, and to be reset or restored."""
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A checkpoint on a device, as a backend computes with it.
+
+    Attributes:
+        embeddings: makes prompt rows, in callers' threads.
+        check_device: raises what the device raises, if it is lost.
+    """
+
+    embeddings: Embeddings
+    decoder: FrameDecoder
+    vocoder: Vocoder
+    check_device: Callable[[], None]
+
+
+@dataclass(eq=False, kw_only=True)
+class SlotSequence:
+    """What a frame decoder knows of the sequence in a slot, whatever it computes with."""
+
+    trailing: Tensor  # [n, hidden], text rows
+    pad: Tensor  # [hidden], what follows them
+    text_open: bool  # more of them will come
+    frames: int  # that may be launched at most
+    launched: int = 0
+    over: bool = False  # it ended, or its slot was started again
+
+    def say(self, codes: Tensor, eos_id: int, broken: bool) -> Tensor | SpeechError | None:
+        """What `FrameDecoder.collect` says of a frame; `broken`: its logits are no numbers."""
+        if self.over:
+            return None
+        self.over = broken or bool(codes[0] == eos_id)
+        if broken:
+            return SpeechError("the model's logits are no numbers: its weights or this utterance's prompt are broken")
+        return None if self.over else codes
+
+    def extend(self, row: Tensor, made: int, rows: Tensor, ended: bool) -> None:
+        """More text rows. Where the last of the `made` frames went without, `row`, which it left as the next input,
+        gets its own now."""
+        if made > len(self.trailing) and len(rows):
+            row.add_(rows[0])
+        self.trailing, self.text_open = torch.cat([self.trailing, rows]), not ended
+
+
+def check_launch(slots: Sequence[int], sequences: Mapping[int, SlotSequence], uncollected: int, positions: int) -> None:
+    """Refuse what `FrameDecoder.launch` refuses; `sequences`: of every started slot."""
+    if not 1 <= len(slots) <= LAUNCH_SLOTS or len(set(slots)) < len(slots):
+        raise ValueError(f"a launch takes 1 to {LAUNCH_SLOTS} different slots, got {list(slots)}")
+    if uncollected == AHEAD:
+        raise RuntimeError(f"{AHEAD} launches may be uncollected and are: collect() one first")
+    for slot in slots:
+        if slot not in sequences:
+            raise ValueError(f"slot {slot} holds no sequence: start() it first")
+        sequence = sequences[slot]
+        if sequence.launched == sequence.frames:
+            raise ValueError(f"slot {slot} is full: its sequence used all {positions} positions")
+        if sequence.text_open and sequence.launched > len(sequence.trailing):
+            raise ValueError(f"slot {slot} waits for text: extend() it first")

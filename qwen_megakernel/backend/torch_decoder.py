@@ -1,0 +1,156 @@
+"""The PyTorch backend's frame decoder: a frame as a CUDA graph on a GPU, computed step by step on a CPU."""
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from qwen_megakernel.backend.cuda_graphs import FrameGraphs, Job, clear
+from qwen_megakernel.backend.interfaces import AHEAD, LAUNCH_SLOTS, SlotSequence, check_launch
+from qwen_megakernel.checkpoint.config import ModelConfig, SamplingParams
+from qwen_megakernel.errors import SpeechError
+from qwen_megakernel.model.frame import Draws, Frame, SlotState, draws_of
+from qwen_megakernel.model.prompt import Prefix, Prompt
+from qwen_megakernel.model.transformer import Embeddings
+
+
+@dataclass(eq=False, kw_only=True)
+class _Sequence(SlotSequence):
+    state: SlotState
+    draws: Draws
+    position: int  # of the next frame's input row
+    frame: int = 0  # the next to be computed
+
+    def enter_frame(self) -> int:
+        """Put the next frame's text row in place, nothing where it has yet to come; the position of its input row."""
+        if self.frame < len(self.trailing):
+            self.state.text.copy_(self.trailing[self.frame])
+        elif self.text_open:
+            self.state.text.zero_()
+        else:
+            self.state.text.copy_(self.pad)
+        self.frame += 1
+        self.position += 1
+        return self.position - 1
+
+
+class TorchFrameDecoder:
+    """The PyTorch backend (see `FrameDecoder`). Slots run singly, in the dtype of the tensors.
+
+    On a CUDA device a launch queues CUDA graphs. On a CPU a frame is computed when it is collected: one that nobody
+    wants any more then costs nothing.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        tensors: Mapping[str, Tensor],
+        embeddings: Embeddings,
+        *,
+        slots: int,
+        max_positions: int,
+    ):
+        """
+        Args:
+            tensors: every `talker.*` tensor, all on one device and of one dtype.
+            embeddings: over the same tensors.
+        """
+        self.slots, self.max_positions, self.width = slots, max_positions, 1
+        self.recent_codes = None
+        self.weight_bytes = sum(t.nbytes for name, t in tensors.items() if "text_embedding" not in name)
+        self._eos_id = config.talker.codec_eos_id
+        self._frame = Frame(config.talker, tensors, embeddings, max_positions)
+        head = tensors["talker.codec_head.weight"]
+        self._states = [SlotState(config.talker, max_positions, head.device, head.dtype) for _ in range(slots)]
+        self._graphs: FrameGraphs | None = None
+        if head.is_cuda:
+            self._graphs = FrameGraphs(self._frame, self._states, max_positions, ahead=AHEAD, width=LAUNCH_SLOTS)
+        self._sequences: dict[int, _Sequence] = {}
+        self._prefixes: WeakKeyDictionary[Prefix, tuple[Tensor, Tensor]] = WeakKeyDictionary()
+        self._launches: deque[tuple[list[_Sequence], Callable[[int], Tensor]]] = deque()
+
+    @torch.inference_mode()
+    def start(self, slot: int, prompt: Prompt, sampling: SamplingParams) -> None:
+        last = len(prompt.rows) - 1
+        if not 0 <= slot < self.slots or not 0 <= last < self.max_positions:
+            raise ValueError(
+                f"slot must be in 0..{self.slots - 1} and the prompt of 1..{self.max_positions} rows, "
+                f"got slot {slot} and {last + 1} rows"
+            )
+        if slot in self._sequences:
+            self._sequences[slot].over = True
+        state = self._states[slot]
+        self._sequences[slot] = _Sequence(
+            state=state,
+            draws=draws_of(sampling),
+            trailing=prompt.trailing,
+            pad=prompt.pad,
+            text_open=prompt.text_open,
+            position=last,
+            frames=self.max_positions - last,
+        )
+        state.start(prompt.rows[last:], last, sampling)
+        done = self._enter_prefix(prompt, state) if prompt.prefix else 0
+        if last > done:
+            self._frame.prefill(prompt.rows[done:last], state, done)
+
+    def _enter_prefix(self, prompt: Prompt, state: SlotState) -> int:
+        """Keys and values of the prompt's prefix, kept or computed; its length."""
+        rows, kept = prompt.prefix.rows, self._prefixes.get(prompt.prefix)
+        keys, values = state.cache.k[:, :, :rows], state.cache.v[:, :, :rows]
+        if kept:
+            keys.copy_(kept[0])
+            values.copy_(kept[1])
+        else:
+            self._frame.prefill(prompt.rows[:rows], state)
+            self._prefixes[prompt.prefix] = keys.clone(), values.clone()
+        return rows
+
+    @torch.inference_mode()
+    def extend(self, slot: int, rows: Tensor, ended: bool) -> None:
+        sequence = self._sequences[slot]
+        sequence.extend(sequence.state.row, sequence.frame, rows, ended)
+
+    @torch.inference_mode()
+    def launch(self, slots: Sequence[int]) -> None:
+        check_launch(slots, self._sequences, len(self._launches), self.max_positions)
+        sequences = [self._sequences[slot] for slot in slots]
+        for sequence in sequences:
+            sequence.launched += 1
+        if self._graphs:
+            fetch = self._graphs.launch([Job(s.state, s.draws, s.enter_frame() + 1) for s in sequences])
+        else:
+            fetch = partial(self._compute, sequences)
+        self._launches.append((sequences, fetch))
+
+    @torch.inference_mode()
+    def collect(self) -> list[Tensor | SpeechError | None]:
+        if not self._launches:
+            raise RuntimeError("nothing is launched: launch() first, then collect() once for every launch")
+        sequences, fetch = self._launches.popleft()
+        return [None if sequence.over else self._said(sequence, fetch(i)) for i, sequence in enumerate(sequences)]
+
+    def _compute(self, sequences: list[_Sequence], i: int) -> Tensor:
+        """The next frame of one of them, without a graph."""
+        sequence = sequences[i]
+        self._frame.step(sequence.state, sequence.draws, sequence.enter_frame())
+        return sequence.state.codes.to("cpu", copy=True)
+
+    def _said(self, sequence: _Sequence, codes: Tensor) -> Tensor | SpeechError | None:
+        broken = bool(codes[0] < 0)
+        if broken:
+            clear([sequence.state])
+        return sequence.say(codes, self._eos_id, broken)
+
+    def recover(self) -> None:
+        self._launches.clear()
+        self._sequences.clear()
+        self._prefixes.clear()
+
+    @property
+    def kept_prefixes(self) -> int:
+        return len(self._prefixes)

@@ -1,0 +1,249 @@
+"""Admission: who is here, and how each sequence ended.
+
+Every open sequence has a place, among the slots or in the queue behind them. Any thread may call these methods. They
+take no lock that a finalizer or a signal handler could wait for: it may have interrupted the thread that holds it. So
+what threads share changes by one atomic operation at a time.
+"""
+
+import logging
+import queue
+import threading
+from collections import Counter, deque
+from functools import partial
+
+import torch
+
+from qwen_megakernel.engine.callbacks import CallbackRunner
+from qwen_megakernel.engine.sequence import Sequence
+from qwen_megakernel.errors import EngineBusy, EngineClosed, OutOfMemoryError, TTSError
+
+log = logging.getLogger(__name__)
+
+ENDS = ("eos", "length", "runaway", "cancelled", "failed")
+COUNTED = ("utterances", "frames", *ENDS, "busy", "timed_out", "stuck", "kernel_faults")
+"""Work, ends by their reason, and what went wrong (`timed_out`, in the queue, and `stuck`, in a callback, are part of
+`failed`)."""
+
+_SUSTAINED = 0.9
+"""Share of the measured throughput that is given to live listeners. The rest covers prefill and bursts: measured 190 on
+an H200, where 200 at once on average heard no gap (docs/log.md, 2026-11-21)."""
+
+
+class Admission:
+    """Attributes:
+    open: sequences that somebody may still wait for.
+    running_limit: sequences with a slot at once, at most.
+    closed, draining: it takes no more sequences.
+    ended: the loop has told everybody, or never will.
+    fault: why the engine is dead.
+    """
+
+    def __init__(
+        self,
+        slots: int,
+        max_queue: int,
+        inbox: "queue.SimpleQueue[Sequence | None]",
+        bell: "queue.SimpleQueue[None]",
+    ):
+        """
+        Args:
+            max_queue: sequences beyond the slots that may wait for one.
+            inbox: of the loop; None makes it look again.
+            bell: of the watchdog; None makes it look now.
+        """
+        self.slots, self.running_limit, self._max_queue = slots, slots, max_queue
+        self._inbox, self._bell = inbox, bell
+        self.fault: BaseException | None = None
+        self.closed = self.draining = self.ended = False
+        self._places = deque(range(slots + max_queue))  # free ones
+        self.open: set[Sequence] = set()
+        self._unsettled: set[Sequence] = set()  # their end is not known yet
+        self._tally: queue.SimpleQueue[str] = queue.SimpleQueue()  # what was not yet counted
+        self._counts = Counter(dict.fromkeys(COUNTED, 0))
+        self._counting = threading.RLock()
+
+    # ------------------------------------------------------------ who comes in
+
+    def sustain(self, audio_s_per_s: float) -> None:
+        """Callers beyond what the device sustains wait in the queue, though there are slots. Call it before anybody
+        else knows the engine."""
+        self.running_limit = max(1, min(self.slots, int(_SUSTAINED * audio_s_per_s)))
+        for _ in range(self.slots - self.running_limit):
+            self._places.pop()
+
+    def check_open(self) -> None:
+        """Raises EngineClosed."""
+        if self.fault:
+            raise self.death()
+        if self.closed:
+            raise EngineClosed("the engine is closed; load a new one")
+        if self.draining:
+            raise EngineClosed("the engine is closing and takes no more utterances; load a new one")
+
+    def check(self) -> None:
+        """Is there a place for one more?
+
+        Raises:
+            EngineClosed, EngineBusy: no.
+        """
+        self.check_open()
+        if not self._places:
+            self.tally("busy")
+            raise EngineBusy(
+                f"all {self.running_limit} streams are taken and {self._max_queue} more wait, for a slot or for their "
+                "text; try later or raise max_streams or max_queue"
+            )
+
+    def admit(self, sequence: Sequence) -> None:
+        """Give a sequence its place.
+
+        Raises:
+            EngineClosed, EngineBusy: nothing was taken.
+        """
+        try:
+            sequence.place = self._places.pop()
+        except IndexError:
+            return self.check() or self.admit(sequence)
+        self._unsettled.add(sequence)
+        self.open.add(sequence)
+        if self.closed:  # since `check`: the loop may have missed this one
+            self.settle_closed(sequence)
+            self.check_open()
+
+    def make_callbacks(self, sequence: Sequence) -> CallbackRunner:
+        """What calls the sequence's callbacks. Start it once the sequence was admitted."""
+
+        def failed(error: BaseException) -> None:
+            self.settle(sequence, error=error)
+            sequence.error = sequence.error or error  # where the whole utterance was said, and a callback raised then
+            self._inbox.put(None)
+
+        return CallbackRunner(failed)
+
+    # ------------------------------------------------------------ how it ends
+
+    def settle(self, sequence: Sequence, reason: str = "", error: BaseException | None = None) -> None:
+        """End a sequence, once, with a finish reason or an error. Whoever waits for it wakes up behind its last
+        callback."""
+        try:
+            self._unsettled.remove(sequence)
+        except KeyError:
+            return
+        if isinstance(error, torch.OutOfMemoryError):
+            error = OutOfMemoryError(f"no memory was left for this utterance ({error}); lower max_streams")
+        try:
+            if error is None:
+                sequence.audio = sequence.assemble(reason)
+        except BaseException as failure:
+            error = failure
+        if error is not None:
+            sequence.error = error
+        sequence.settled = True
+        try:
+            if callbacks := sequence.callbacks:
+                callbacks.call(partial(self._announce, sequence), last=True)
+                return
+        except RuntimeError:  # no more threads
+            log.exception("a callback was never called")
+        self._announce(sequence)
+
+    def settle_closed(self, sequence: Sequence) -> None:
+        """The engine has ended."""
+        if self.fault:
+            self.settle(sequence, error=self.death())
+        else:
+            self.settle(sequence, "cancelled")
+
+    def abandon(self, sequence: Sequence, error: TTSError, counted: str | None = None) -> None:
+        """Wake whoever waits for a sequence, whatever its callback does."""
+        callbacks = sequence.callbacks
+        if not self._close(sequence):
+            return
+        sequence.error = sequence.error or error
+        self._wake_waiters(sequence)
+        if counted:
+            self.tally(counted)
+        if callbacks:
+            callbacks.broken = True
+            callbacks.call(lambda: None, last=True)
+        self.settle(sequence, error=error)
+        threading.Thread(target=_call_on_end, args=(sequence,), daemon=True).start()
+        self._inbox.put(None)
+
+    def death(self) -> EngineClosed:
+        return EngineClosed(f"the engine's thread died: {self.fault!r}; load a new engine")
+
+    def _announce(self, sequence: Sequence) -> None:
+        if self._close(sequence):
+            self._wake_waiters(sequence)
+            _call_on_end(sequence)
+
+    def _close(self, sequence: Sequence) -> bool:
+        """Once, whoever does it."""
+        try:
+            self.open.remove(sequence)
+        except KeyError:
+            return False
+        return True
+
+    def _wake_waiters(self, sequence: Sequence) -> None:
+        self.tally("failed" if sequence.error else sequence.audio.finish_reason)
+        self._places.append(sequence.place)
+        if sequence.slot is None:
+            sequence.forget()
+        sequence.chunks.put(None)
+        sequence.done.set()
+        if self.ended:
+            self._bell.put(None)  # the watchdog may wait for this one only
+        sequence.callbacks = None  # it knows the sequence: together they would wait for the garbage collector
+
+    # ------------------------------------------------------------ counts
+
+    @property
+    def free_places(self) -> int:
+        return len(self._places)
+
+    @property
+    def unsettled(self) -> int:
+        """Sequences whose end is not known yet."""
+        return len(self._unsettled)
+
+    def tally(self, event: str) -> None:
+        """Count one of `COUNTED`, later."""
+        self._tally.put(event)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """By the names of `COUNTED`, up to now."""
+        with self._counting:
+            self._count()
+            return {**self._counts, "utterances": len(self.open) + sum(self._counts[end] for end in ENDS)}
+
+    def count(self) -> None:
+        """Count what came, unless a reader of `counts` is doing it."""
+        if self._counting.acquire(blocking=False):
+            try:
+                self._count()
+            finally:
+                self._counting.release()
+
+    def forget(self) -> None:
+        """What was said so far, none of which is open, counts for nothing."""
+        with self._counting:
+            self._count()
+            self._counts = Counter(dict.fromkeys(COUNTED, 0))
+
+    def _count(self) -> None:
+        for _ in range(self._tally.qsize()):
+            try:
+                self._counts[self._tally.get_nowait()] += 1
+            except queue.Empty:
+                return
+
+
+def _call_on_end(sequence: Sequence) -> None:
+    if sequence.on_end:
+        try:
+            sequence.on_end()
+        except Exception:
+            log.exception("on_end raised; its utterance had ended")

@@ -1,0 +1,85 @@
+"""What comes out of an utterance: chunks of PCM, and in the end the whole audio."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True, eq=False)
+class Chunk:
+    """PCM handed out at once.
+
+    Attributes:
+        samples: fp32 [frames * 1920], -1..1.
+        codes: int64 [frames, 16].
+        sample_rate: in Hz.
+    """
+
+    samples: np.ndarray
+    codes: np.ndarray
+    sample_rate: int
+
+
+@dataclass(frozen=True)
+class Timings:
+    """Where an utterance's time went, in seconds; one stage after the other up to the first chunk, apart from waiting
+    for a whole first word where the text comes in pieces. A stage that was not reached is None. On a GPU work is
+    queued, so that what prompt and prefill leave undone is waited for by the first frame.
+
+    Attributes:
+        tokenise: text to ids.
+        prompt: ids to rows.
+        queue: rows in hand until a slot was free.
+        prefill: keys and values of the prompt; with a cloned voice its reference through the vocoder too.
+        first_frame: prefilled to the first 16 codes on the host.
+        first_chunk: those codes to the first chunk handed out: the frames that fill it, and the vocoder.
+    """
+
+    tokenise: float | None = None
+    prompt: float | None = None
+    queue: float | None = None
+    prefill: float | None = None
+    first_frame: float | None = None
+    first_chunk: float | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Audio:
+    """A whole utterance.
+
+    Attributes:
+        samples: fp32 [n], -1..1; equals the joined chunks.
+        codes: int64 [frames, 16].
+        finish_reason: "eos" (the model ended), "length" (frame limit), "runaway" (the model fell into a
+            loop) or "cancelled".
+        seed: that was used; the same request with it gives the same codes.
+        sample_rate: in Hz.
+        ttfc_s: seconds from the text's arrival (its first piece's) to the first chunk; None if there was no chunk.
+        compute_s: seconds from the text's arrival to the utterance's end; waiting for more text counts too.
+        lead_s: the least audio, in seconds, that a listener who began with the first chunk still had to hear when
+            another came; below 0 they heard a gap. None with fewer than two chunks.
+        timings: of the stages up to the first chunk.
+    """
+
+    samples: np.ndarray
+    codes: np.ndarray
+    finish_reason: str
+    seed: int
+    sample_rate: int
+    ttfc_s: float | None
+    compute_s: float
+    lead_s: float | None
+    timings: Timings
+
+    @property
+    def frames(self) -> int:
+        return len(self.codes)
+
+    @property
+    def duration_s(self) -> float:
+        return len(self.samples) / self.sample_rate
+
+    @property
+    def rtf(self) -> float:
+        """Compute time / audio time; lower is better."""
+        return self.compute_s / self.duration_s if len(self.samples) else float("inf")

@@ -1,0 +1,263 @@
+"""DevicePipeline: frame decoder and vocoder, one behind the other. It does what the scheduler decided.
+
+`QueuedPipeline` queues work on a GPU ahead of time. `DirectPipeline` computes one piece after the other. Their
+difference is when the vocoder may have a frame: as soon as the frame was launched, or once its codes were seen.
+"""
+
+import contextlib
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from qwen_megakernel.backend.interfaces import LoadedModel
+from qwen_megakernel.engine.scheduler import Push
+from qwen_megakernel.engine.sequence import Sequence
+from qwen_megakernel.errors import SpeechError
+from qwen_megakernel.model.vocoder import VocoderState
+
+
+@dataclass(frozen=True, eq=False)
+class Launch:
+    """One frame of each of these sequences.
+
+    Attributes:
+        began: by the pipeline's clock.
+    """
+
+    sequences: list[Sequence]
+    began: float
+
+
+@dataclass(frozen=True, eq=False)
+class Pushed:
+    """A push whose sound was not collected. `wait` returns it: [sequences, samples]."""
+
+    push: Push
+    wait: Callable[[], Tensor]
+
+    @property
+    def sequences(self) -> list[Sequence]:
+        return self.push.sequences
+
+
+class DevicePipeline(ABC):
+    """Not thread-safe: one thread owns it.
+
+    Attributes:
+        slots, max_positions: of the frame decoder.
+        width: sequences of a launch, at most.
+        together: sequences of a vocoder push, at most.
+        groups: codes of a frame.
+        in_flight: what was queued and not collected, in the order in which the device computes it.
+        kept_references: voices whose vocoder state is kept.
+    """
+
+    shares_pushes: bool
+    """Frames may wait on the device, so that two sequences share a push."""
+
+    def __init__(self, model: LoadedModel, *, kept_voices: int, clock: Callable[[], float] = time.monotonic):
+        """
+        Args:
+            kept_voices: voices for which the vocoder's state after their reference is kept, the latest used.
+        """
+        self._decoder, self._vocoder, self._check_device = model.decoder, model.vocoder, model.check_device
+        self.slots, self.max_positions = model.decoder.slots, model.decoder.max_positions
+        self.width, self.together, self.groups = model.decoder.width, model.vocoder.together, model.vocoder.groups
+        self._clock, self._kept_voices = clock, kept_voices
+        self.in_flight: deque[Launch | Pushed] = deque()
+        self._references: dict[bytes, VocoderState] = {}  # by a voice's digest; the latest used last
+
+    # ------------------------------------------------------------ a sequence begins
+
+    def start(self, sequence: Sequence) -> None:
+        """Compute a sequence's prompt."""
+        self._decoder.start(sequence.slot, sequence.prompt, sequence.request.sampling)
+        self._vocoder.reset(sequence.slot)
+        voice = sequence.request.voice
+        if voice is None or voice.ref_codes is None:
+            sequence.prefilled([])
+        else:
+            sequence.voice_digest = voice.digest
+            sequence.prefilled(self._vocoder.portions(voice.ref_codes))
+
+    def hear_reference(self, sequence: Sequence, reads: bool) -> None:
+        """The vocoder hears the reference before a cloned voice's utterance: once per voice, a portion a call, so that
+        others get their frames in between.
+
+        Args:
+            reads: this sequence takes it through the vocoder; else it waits until that was done.
+        """
+        state = self._references.pop(sequence.voice_digest, None)
+        if state is not None:
+            self._vocoder.restore(sequence.slot, state)
+        elif reads:
+            self._vocoder.listen(sequence.slot, sequence.reference.pop(0))
+            if sequence.reference:
+                return
+            state = self._vocoder.save(sequence.slot)
+        else:
+            return
+        self._references[sequence.voice_digest] = state
+        if len(self._references) > self._kept_voices:
+            del self._references[next(iter(self._references))]
+        sequence.reference_heard()
+
+    def read_text(self, sequence: Sequence) -> None:
+        """Give the frame decoder the text rows that came for a sequence since it was started."""
+        while not sequence.incoming.empty():
+            rows, sequence.text_complete = sequence.incoming.get()
+            sequence.text_rows += len(rows)
+            self._decoder.extend(sequence.slot, rows, sequence.text_complete)
+
+    # ------------------------------------------------------------ frames and sound
+
+    @property
+    @abstractmethod
+    def has_room(self) -> bool:
+        """May another frame be launched?"""
+
+    @property
+    def computed(self) -> list[Sequence]:
+        """Those with a launched frame whose codes nobody has seen."""
+        return [s for work in self.in_flight if isinstance(work, Launch) for s in work.sequences]
+
+    def launch(self, sequences: list[Sequence]) -> list[Sequence]:
+        """Launch a frame of each. Returns those whose new frame the vocoder may have already."""
+        self._decoder.launch([s.slot for s in sequences])
+        for sequence in sequences:
+            sequence.launched += 1
+            sequence.in_flight = True
+        self.in_flight.append(Launch(sequences, self._clock()))
+        return self._behind_launch(sequences)
+
+    @abstractmethod
+    def _behind_launch(self, sequences: list[Sequence]) -> list[Sequence]:
+        """Those whose new frame the vocoder may have, now that it was launched."""
+
+    @abstractmethod
+    def behind_codes(self, launched: list[Sequence], ended: list[Sequence]) -> list[Sequence]:
+        """Those whose frames the vocoder may have, now that their codes were seen. `ended`: no more frames follow."""
+
+    def push(self, push: Push) -> None:
+        """Give the vocoder its frames."""
+        wait = self._push(push)
+        for sequence in push.sequences:
+            sequence.give(sequence in push.short)
+        self.in_flight.append(Pushed(push, wait))
+
+    @abstractmethod
+    def _push(self, push: Push) -> Callable[[], Tensor]: ...
+
+    def pop(self) -> Launch | Pushed:
+        """The oldest work; `codes` or `sound` waits for it."""
+        work = self.in_flight.popleft()
+        for sequence in work.sequences:
+            if isinstance(work, Launch):
+                sequence.in_flight = False
+            else:
+                sequence.pushes -= 1
+        return work
+
+    def codes(self) -> list[Tensor | SpeechError | None]:
+        """Wait for the codes of the launch that was popped, one for each of its sequences: see
+        `FrameDecoder.collect`."""
+        return self._decoder.collect()
+
+    @staticmethod
+    def sound(pushed: Pushed) -> list[np.ndarray]:
+        """Wait for the sound of a push that was popped: fp32 [frames, 1920] for each of its sequences."""
+        sounds = pushed.wait().float().cpu().numpy()
+        # Copies, because a view would keep its neighbours' samples as long as its own.
+        alone = len(sounds) == 1
+        return [(sound if alone else sound.copy()).reshape(pushed.push.frames, -1) for sound in sounds]
+
+    # ------------------------------------------------------------ when something went wrong
+
+    def check_device(self) -> None:
+        """Raises what the device raises, if it is lost."""
+        self._check_device()
+
+    def forget(self) -> None:
+        """Behind a KernelFault no state of a slot is trusted, and nothing that was kept of one."""
+        self.in_flight.clear()
+        self._references.clear()
+
+    def recover(self) -> None:
+        """Make frame decoder and vocoder usable again behind a KernelFault."""
+        self._vocoder.recover()
+        self._decoder.recover()
+
+    def drain(self) -> None:
+        """Wait for all that is in flight: what the device still writes must not be given away."""
+        while self.in_flight:
+            work = self.in_flight.popleft()
+            with contextlib.suppress(Exception):  # the engine has ended, and everybody is told why
+                self.codes() if isinstance(work, Launch) else work.wait()
+
+    # ------------------------------------------------------------ what is kept
+
+    def forget_references(self) -> None:
+        self._references.clear()
+
+    @property
+    def kept_references(self) -> int:
+        return len(self._references)
+
+    @property
+    def kept_prefixes(self) -> int:
+        """Prompt openings whose keys and values the frame decoder keeps."""
+        return self._decoder.kept_prefixes
+
+
+class QueuedPipeline(DevicePipeline):
+    """The vocoder reads codes on the device, behind the launch that makes them. So a launch and what follows from it
+    are queued at once, and the next launch too: the GPU does not wait for the host."""
+
+    shares_pushes = True
+
+    @property
+    def has_room(self) -> bool:
+        # One launch is computed while another is queued. A third would only delay new callers.
+        return sum(isinstance(work, Launch) for work in self.in_flight) < 2
+
+    def _behind_launch(self, sequences: list[Sequence]) -> list[Sequence]:
+        return sequences
+
+    def behind_codes(self, launched: list[Sequence], ended: list[Sequence]) -> list[Sequence]:
+        return ended
+
+    def _push(self, push: Push) -> Callable[[], Tensor]:
+        slots, first = [s.slot for s in push.sequences], [s.given for s in push.sequences]
+        return self._vocoder.follow(slots, first, push.frames)
+
+
+class DirectPipeline(DevicePipeline):
+    """One thing after the other: a frame, its codes, the vocoder, its sound."""
+
+    shares_pushes = False
+
+    @property
+    def has_room(self) -> bool:
+        return not self.in_flight
+
+    def _behind_launch(self, sequences: list[Sequence]) -> list[Sequence]:
+        return []
+
+    def behind_codes(self, launched: list[Sequence], ended: list[Sequence]) -> list[Sequence]:
+        return launched
+
+    def _push(self, push: Push) -> Callable[[], Tensor]:
+        codes = torch.stack([torch.stack(s.codes[-push.frames :]) for s in push.sequences])
+        sound = self._vocoder.push([s.slot for s in push.sequences], codes)
+        return lambda: sound
+
+
+def make_pipeline(model: LoadedModel, **options) -> DevicePipeline:
+    """The pipeline for a model's vocoder; `options` are `DevicePipeline`'s."""
+    return (QueuedPipeline if model.vocoder.follows else DirectPipeline)(model, **options)

@@ -1,0 +1,68 @@
+"""Failures: what goes wrong ends those it concerns, and nobody else."""
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator
+
+from qwen_megakernel.engine.admission import Admission
+from qwen_megakernel.engine.sequence import Sequence
+from qwen_megakernel.errors import KernelFault, SpeechError
+
+log = logging.getLogger(__name__)
+
+MOST_FAULTS = 3
+"""Kernel faults in a row, with no sound between them, after which a kernel is given up. A guess: one may be chance, and
+a second its echo."""
+
+
+class Failures:
+    """`alone` and `together` let a KernelFault pass, which concerns every sequence (`all`). They let pass what
+    `check_device` raises, which ends the engine.
+
+    Attributes:
+        in_a_row: kernel faults since the last sound.
+    """
+
+    def __init__(self, admission: Admission, check_device: Callable[[], None]):
+        """
+        Args:
+            check_device: raises what the device raises, if it is lost.
+        """
+        self._admission, self._check_device = admission, check_device
+        self.in_a_row = 0
+
+    def alone(self, sequence: Sequence, step: Callable[..., str | None], *args) -> None:
+        """One step of a sequence, which ends it if it returns a finish reason. What it raises ends this one alone."""
+        if sequence.settled:
+            return
+        try:
+            reason = step(sequence, *args)
+            if reason is not None:
+                self._admission.settle(sequence, reason)
+        except KernelFault:
+            raise
+        except BaseException as error:
+            self._admission.settle(sequence, error=error)
+            log.exception("an utterance failed")
+            if not isinstance(error, SpeechError):
+                self._check_device()
+
+    @contextlib.contextmanager
+    def together(self, sequences: list[Sequence], what: str) -> Iterator[None]:
+        """Work for several sequences. What it raises ends them all."""
+        try:
+            yield
+        except KernelFault:
+            raise
+        except Exception as error:
+            self._check_device()
+            for sequence in sequences:
+                self._admission.settle(sequence, error=error)
+            log.exception("%s failed", what)
+
+    def all(self, running: list[Sequence], error: KernelFault) -> None:
+        """A kernel gave up: whatever runs ends."""
+        self._admission.tally("kernel_faults")
+        self.in_a_row += 1
+        for sequence in running:
+            self._admission.settle(sequence, error=error)

@@ -1,0 +1,200 @@
+"""Loop: the engine's thread. Take what came, ask the scheduler, tell the pipeline, hand out what came of it.
+
+inbox -> queued -> [slot] -> prefill -> (frame -> vocoder -> chunk)* -> settled
+"""
+
+import contextlib
+import logging
+import queue
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from qwen_megakernel.engine.admission import Admission
+from qwen_megakernel.engine.device_pipeline import DevicePipeline, Launch, Pushed
+from qwen_megakernel.engine.failures import MOST_FAULTS, Failures
+from qwen_megakernel.engine.scheduler import Scheduler
+from qwen_megakernel.engine.sequence import Sequence, State
+from qwen_megakernel.engine.slots import Slots
+from qwen_megakernel.errors import KernelFault, SpeechError
+
+log = logging.getLogger(__name__)
+
+
+class Loop:
+    """Attributes:
+    turn_began: when the thread began what it is doing, by the clock; None where it rests.
+    held: sequences that wait to share a vocoder push.
+    fell_back: the spare pipeline took over.
+    """
+
+    def __init__(
+        self,
+        pipeline: DevicePipeline,
+        admission: Admission,
+        slots: Slots,
+        inbox: "queue.SimpleQueue[Sequence | None]",
+        bell: "queue.SimpleQueue[None]",
+        spare: Callable[[], DevicePipeline] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        """
+        Args:
+            inbox: sequences whose prompt is built; None: look again at who got text or was cancelled.
+            bell: wakes the watchdog.
+            spare: makes what takes over after `MOST_FAULTS` kernel faults; None: they end the engine.
+        """
+        self._admission, self.slots, self._inbox, self._bell = admission, slots, inbox, bell
+        self._spare, self._clock = spare, clock
+        self.failures = Failures(admission, pipeline.check_device)
+        self._use(pipeline)
+        self.held: list[Sequence] = []
+        self._news = self.fell_back = False  # news: text came, or a cancel
+        self.turn_began: float | None = None
+
+    def _use(self, pipeline: DevicePipeline) -> None:
+        self.pipeline = pipeline
+        self._scheduler = Scheduler(pipeline.width, pipeline.together, pipeline.shares_pushes)
+
+    @torch.inference_mode()
+    def run(self) -> None:
+        """Until the engine is closed."""
+        try:
+            while not self._admission.closed:
+                self.turn_began = self._clock()
+                if not self.turn():
+                    self.turn_began = None
+                    with contextlib.suppress(queue.Empty):  # somebody has waited too long
+                        self._take(self._inbox.get(timeout=self.slots.seconds_to_deadline))
+        except BaseException as error:
+            self._admission.fault = self._admission.fault or error
+            log.exception("the engine's thread died")
+        finally:
+            self._end()
+
+    def turn(self) -> bool:
+        """Take what came, then one step. False: there is nothing to do until something comes."""
+        for _ in range(self._inbox.qsize()):  # and no more: a caller in a loop must not keep others from their frames
+            self._take(self._inbox.get())
+        if self._admission.closed:
+            return True
+        self.slots.assign()
+        try:
+            busy = self._step()
+        except KernelFault as error:
+            busy = self._recover(error)
+        busy |= self.slots.release()
+        self._admission.count()
+        return busy
+
+    def _take(self, sequence: Sequence | None) -> None:
+        if sequence:
+            self.slots.queue(sequence)
+        else:
+            self._news = True
+            self.slots.settle_cancelled()
+
+    def _step(self) -> bool:
+        """Prefill, and launch the most urgent frames. Where there is no room for more, see what the oldest work
+        made."""
+        for sequence in self.slots.running if self._news else ():
+            self.failures.alone(sequence, self._read_news)
+        self._news = busy = False
+        if self.pipeline.has_room:
+            for sequence in self._scheduler.to_prefill(self.slots.running, self._clock()):
+                self.failures.alone(sequence, self._prefill)
+                busy = True
+            ready = self._scheduler.ready(self.slots.running)
+            if chosen := self._scheduler.to_launch(ready, self.pipeline.computed, self._clock()):
+                with self.failures.together(chosen, "a frame"):
+                    self._push(self.pipeline.launch(chosen))
+                return True
+            if self.held and not ready:
+                self._push([], wait=False)  # nobody comes to share a push
+                return True
+        if self.pipeline.in_flight:
+            work = self.pipeline.pop()
+            self._see_codes(work) if isinstance(work, Launch) else self._see_sound(work)
+            return True
+        return busy
+
+    def _prefill(self, sequence: Sequence) -> str | None:
+        if sequence.state is State.PREFILLING:
+            self.pipeline.start(sequence)
+        if sequence.state is State.REFERENCE:
+            self.pipeline.hear_reference(sequence, self._scheduler.reads_reference(sequence, self.slots.running))
+        return self._read_news(sequence)
+
+    def _read_news(self, sequence: Sequence) -> str | None:
+        if sequence.state is not State.PREFILLING and not sequence.cancelled:
+            self.pipeline.read_text(sequence)
+        return "cancelled" if sequence.cancelled else None
+
+    def _see_codes(self, launch: Launch) -> None:
+        with self.failures.together(launch.sequences, "a frame"):
+            frames = self.pipeline.codes()
+            self._scheduler.frame_took(self._clock() - launch.began)
+            for sequence, codes in zip(launch.sequences, frames, strict=True):
+                self.failures.alone(sequence, self._add_frame, codes)
+        ended = [s for s in launch.sequences if s.reason and not s.settled]
+        self._push(self.pipeline.behind_codes(launch.sequences, ended))
+        for sequence in (s for s in ended if not s.pushes):
+            self.failures.alone(sequence, Sequence.hand_out)
+
+    def _add_frame(self, sequence: Sequence, codes: Tensor | SpeechError | None) -> None:
+        if sequence.add_frame(codes):
+            self._admission.tally("frames")
+
+    def _push(self, candidates: list[Sequence], wait: bool = True) -> None:
+        """What the vocoder lacks of their frames goes to it where it is due. `wait`: some may wait to share a push."""
+        if wait and not candidates:
+            return
+        for sequence in self.held:
+            sequence.held = False
+        candidates = list(dict.fromkeys([*self.held, *candidates]))
+        pushes, self.held = self._scheduler.to_push(candidates, self.slots.running, self._clock(), wait)
+        for sequence in self.held:
+            sequence.held = True
+        for push in pushes:
+            with self.failures.together(push.sequences, "the vocoder"):
+                self.pipeline.push(push)
+
+    def _see_sound(self, pushed: Pushed) -> None:
+        sounds = []  # of a push that failed
+        with self.failures.together(pushed.sequences, "the vocoder"):
+            sounds = self.pipeline.sound(pushed)
+            self.failures.in_a_row = 0
+        for sequence, sound in zip(pushed.sequences, sounds, strict=False):
+            self.failures.alone(sequence, Sequence.add_sound, sound)
+            self.failures.alone(sequence, Sequence.hand_out, sequence in pushed.push.short)
+
+    def _recover(self, error: KernelFault) -> bool:
+        """Every slot's state is suspect: all that run end."""
+        self.pipeline.forget()
+        self.held.clear()
+        self.failures.all(self.slots.running, error)
+        if self.failures.in_a_row < MOST_FAULTS:
+            self.pipeline.recover()
+        elif self._spare and not self.fell_back:
+            log.error("%d kernel faults in a row: PyTorch takes over, as fallback='torch' asks", MOST_FAULTS)
+            self.pipeline = self.turn_began = None  # the spare needs its memory, and takes its time
+            self._use(self._spare())
+            self.fell_back = True
+        else:
+            raise error
+        log.error("a kernel gave up; all running utterances ended, the engine goes on", exc_info=error)
+        return True
+
+    def _end(self) -> None:
+        """Everybody is told."""
+        self._admission.closed, self.turn_began = True, self._clock()
+        if self.pipeline:
+            self.pipeline.drain()
+        self.slots.clear()
+        for sequence in list(self._admission.open):
+            self._admission.settle_closed(sequence)
+            sequence.forget()
+        self.turn_began, self._admission.ended = None, True
+        self._bell.put(None)

@@ -1,0 +1,304 @@
+"""Sequence: one utterance as the engine computes it, frame by frame, and what of it was handed to its listener.
+
+Callers never touch tensors of the engine's thread: text rows go in through a queue, chunks come out through another.
+"""
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from enum import Enum
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from qwen_megakernel.backend.interfaces import RECENT_FRAMES
+from qwen_megakernel.engine.audio import Audio, Chunk, Timings
+from qwen_megakernel.engine.callbacks import CallbackRunner
+from qwen_megakernel.engine.request import Request
+from qwen_megakernel.engine.runaway import RunawayGuard
+from qwen_megakernel.errors import SpeechError
+from qwen_megakernel.model.prompt import Prompt, PromptPieces
+from qwen_megakernel.model.vocoder import Portion
+
+FRAME_S = 0.08
+"""Seconds of audio of a frame: the model's 12.5 frames a second."""
+
+LONG_CHUNK = 16
+"""Frames: a longer chunk gets no priority beyond its first 16. Two full chunks of the default schedule; a caller who
+asked for 10**7 frames once came before everybody (docs/log.md, 2026-11-21)."""
+
+
+class State(Enum):
+    """Where a sequence is on its way; each leads to the next, and any to DONE."""
+
+    WAITING_TEXT = "its first word is not whole yet"
+    QUEUED = "its prompt is built; it waits for a slot"
+    PREFILLING = "it has a slot; its prompt is computed next"
+    REFERENCE = "the vocoder hears the cloned voice's reference recording"
+    RUNNING = "frames are launched"
+    DRAINING = "its last frame was computed; some audio is on its way"
+    DONE = "it has its audio or its error"
+
+
+class Sequence:
+    """Callers' threads fill in the text. The engine's thread owns everything below the line once it has the prompt."""
+
+    def __init__(
+        self,
+        request: Request,
+        on_chunk: Callable[[Chunk], None] | None = None,
+        on_end: Callable[[], None] | None = None,
+        *,
+        sample_rate: int,
+        groups: int,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        """
+        Args:
+            sample_rate: of the vocoder, in Hz.
+            groups: codes of a frame.
+            clock: seconds.
+        """
+        self.request, self.on_chunk, self.on_end, self.clock = request, on_chunk, on_end, clock
+        self.seed, self._sample_rate, self._groups = request.sampling.seed, sample_rate, groups
+        self.lock = threading.Lock()  # of the text
+        self.text_open = True  # more may be pushed
+        self.pieces: PromptPieces | None = None  # where the text does not come whole
+        self.incoming: queue.SimpleQueue[tuple[Tensor, bool]] = queue.SimpleQueue()  # rows; is the text complete?
+        self.cancelled = False
+        self.callbacks: CallbackRunner | None = None
+        self.settled = False  # it has its audio or its error; its callbacks may still run
+        self.done = threading.Event()
+        self.chunks: queue.SimpleQueue[Chunk | None] = queue.SimpleQueue()
+        self.audio: Audio | None = None
+        self.error: BaseException | None = None
+        self.arrived: float | None = None  # when its text did
+        self.timings: dict[str, float] = {}
+        self.place: int | None = None
+        # ------------------------------------------------ the engine's thread
+        self._state = State.WAITING_TEXT
+        self.prompt: Prompt | None = None
+        self.text_rows = 0  # trailing rows that the frame decoder has
+        self.text_complete = False  # no more text rows will come
+        self.max_frames = 0
+        self.deadline = 0.0  # for getting a slot
+        self.slot: int | None = None
+        self.in_flight = False  # a launched frame whose codes nobody has seen
+        self.held = False  # its frames wait to share a vocoder push
+        self.pushes = 0  # uncollected ones
+        self.reference: list[Portion] = []  # what the vocoder has yet to hear of the reference recording
+        self.voice_digest = b""  # of a voice with a reference recording: Voice.digest
+        self.stage_began = 0.0
+        self.guard = RunawayGuard() if request.runaway_guard else None
+        self.launched = 0  # frames
+        self.given = 0  # frames that the vocoder was given; they may be computed later
+        self.codes: list[Tensor] = []  # int64 [groups] each, of the frames seen
+        self.sound: list[np.ndarray] = []  # fp32 [1920] each, of the first of these frames
+        self.reason: str | None = None  # why it ends with the frames it has
+        self._planned = self._chunks_planned = 0  # frames and chunks that are whole with what was given
+        self.handed_frames = self.chunks_given = 0
+        self.first_chunk: float | None = None  # when it was handed out
+        self.runs_out: float | None = None  # when its listener has heard all that was handed out
+        self.lead: float | None = None  # see Audio.lead_s
+
+    @property
+    def state(self) -> State:
+        """Any thread may settle a sequence; the other states are the engine thread's."""
+        return State.DONE if self.settled else self._state
+
+    # ------------------------------------------------------------ from state to state
+
+    def enqueue(self, prompt: Prompt, text_complete: bool, max_positions: int, queue_timeout: float) -> None:
+        """Its prompt is built."""
+        self.prompt, self.text_rows, self.text_complete = prompt, len(prompt.trailing), text_complete
+        self.max_frames = min(self.request.max_frames, max_positions - len(prompt.rows) + 1)
+        self.stage_began = self.clock()
+        self.deadline = self.stage_began + queue_timeout
+        self._state = State.QUEUED
+
+    def enter(self, slot: int) -> None:
+        """It has a slot."""
+        self.slot = slot
+        self.mark("queue")
+        self._state = State.PREFILLING
+
+    def prefilled(self, reference: list[Portion]) -> None:
+        """Its prompt is computed. `reference`: what the vocoder must hear before the first frame."""
+        self.reference, self._state = reference, State.REFERENCE
+        if not reference:
+            self.reference_heard()
+
+    def reference_heard(self) -> None:
+        self.reference, self._state = [], State.RUNNING
+        self.mark("prefill")
+
+    def end(self, reason: str) -> None:
+        """No frame behind those it has."""
+        self.reason, self._state = reason, State.DRAINING
+
+    def mark(self, stage: str) -> None:
+        """A stage is over: the time since the previous one belongs to it."""
+        now = self.clock()
+        self.timings[stage] = now - self.stage_began
+        self.stage_began = now
+
+    def forget(self) -> None:
+        """It has ended. Whoever still holds its utterance keeps the audio, not what making it took."""
+        self.prompt = self.pieces = None
+        self.reference, self.incoming = [], queue.SimpleQueue()
+        self.codes, self.sound = [], []
+
+    # ------------------------------------------------------------ what the scheduler asks
+
+    @property
+    def speaking(self) -> bool:
+        """Its first frame can be launched or was."""
+        return self._state in (State.RUNNING, State.DRAINING)
+
+    @property
+    def ready(self) -> bool:
+        """Can its next frame be launched?"""
+        busy = self.in_flight or self.held or self.launched >= self.max_frames
+        return self.state is State.RUNNING and not busy and not self.starved
+
+    @property
+    def starved(self) -> bool:
+        """Its next frame needs a text row that has not come: nothing is spoken in its place. A frame hears of the text
+        row of the frame before it."""
+        return self.speaking and not self.text_complete and self.launched > self.text_rows
+
+    @property
+    def idle(self) -> bool:
+        """Starved, and no row is on its way."""
+        return self.starved and self.incoming.empty() and not self.cancelled
+
+    @property
+    def missing(self) -> int:
+        """Frames launched that the vocoder was not given."""
+        return self.launched - self.given
+
+    def vocoder_due(self, short: bool) -> bool:
+        """Must the vocoder have the frames launched so far? After `RECENT_FRAMES` at the latest, whatever the chunks:
+        the device keeps no more codes, and the runaway guard listens that often.
+
+        Args:
+            short: its chunk ends with them, full or not.
+        """
+        if self.missing <= 0:
+            return False
+        last = self.reason is not None or self.launched == self.max_frames
+        return last or short or self.missing >= RECENT_FRAMES or self._to_chunk <= 0
+
+    @property
+    def _to_chunk(self) -> int:
+        """Frames that its next chunk lacks."""
+        return self.chunk_size(self._chunks_planned) - (self.launched - self._planned)
+
+    def chunk_size(self, index: int) -> int:
+        """Frames of a chunk."""
+        schedule = self.request.chunk_frames
+        return schedule[min(index, len(schedule) - 1)]
+
+    def due_at(self, frame_s: float) -> float:
+        """When its next frame must begin so that its listener hears no gap, where frames take `frame_s`. Before the
+        first chunk the listener has waited since the text came; for a long first chunk it is as patient as others."""
+        if self.runs_out is None:
+            return (self.arrived or 0.0) + FRAME_S * self.launched
+        patience = FRAME_S * max(0, self.launched - self.handed_frames - LONG_CHUNK)
+        return self.runs_out + patience - frame_s * min(max(1, self._to_chunk), LONG_CHUNK)
+
+    # ------------------------------------------------------------ frames in, sound in, chunks out
+
+    def add_frame(self, codes: Tensor | SpeechError | None) -> bool:
+        """One more frame, int64 [groups], or None at end of speech. Is it a frame of speech?"""
+        if isinstance(codes, SpeechError):
+            raise codes
+        if codes is None:
+            self.end("eos")
+            self.launched = len(self.codes)
+            return False
+        if not self.codes:
+            self.mark("first_frame")
+        self.codes.append(codes)
+        if self.guard:
+            self.guard.see(codes, self.text_complete and len(self.codes) >= self.text_rows)
+            if self.guard.is_runaway:
+                self.end("runaway")
+        if len(self.codes) == self.max_frames:
+            self.end(self.reason or "length")
+        return True
+
+    def give(self, short: bool) -> None:
+        """The vocoder was given every frame launched so far. `short`: they end a chunk, full or not."""
+        self.given = self.launched
+        self.pushes += 1
+        while (size := self.chunk_size(self._chunks_planned)) <= self.given - self._planned:
+            self._planned += size
+            self._chunks_planned += 1
+        if short and self._planned < self.given:
+            self._planned = self.given
+            self._chunks_planned += 1
+
+    def add_sound(self, sound: np.ndarray) -> None:
+        """What the vocoder made: fp32 [frames, 1920]; what stands for end of speech and behind it is noise."""
+        sound = sound[: len(self.codes) - len(self.sound)]
+        if not np.isfinite(sound).all():
+            raise SpeechError("the model's samples are no numbers: its weights or this utterance's prompt are broken")
+        if self.guard and len(sound):
+            self.guard.hear(sound, len(sound))
+        self.sound += list(sound)
+
+    def hand_out(self, short: bool = False) -> str | None:
+        """Hand out whole chunks, all there is if `short` or at the end. The finish reason once all was handed out."""
+        if self.reason and self.pushes:
+            return None  # the last push will
+        presentable = len(self.sound)
+        if self.guard and self.reason != "eos":
+            if self.guard.is_runaway or self.reason == "length" and self.guard.presentable < len(self.codes):
+                self.end("runaway")
+            presentable = min(presentable, self.guard.presentable)
+        while not self.settled and (left := presentable - self.handed_frames) > 0:
+            size = self.chunk_size(self.chunks_given)
+            if left < size and not (self.reason or short):
+                break
+            self._hand_out(min(left, size))
+        return self.reason
+
+    def _hand_out(self, frames: int) -> None:
+        """The next chunk."""
+        first, last = self.handed_frames, self.handed_frames + frames
+        samples = np.concatenate(self.sound[first:last])
+        chunk = Chunk(samples, torch.stack(self.codes[first:last]).numpy(), self._sample_rate)
+        now, seconds = self.clock(), len(samples) / self._sample_rate
+        if self.first_chunk is None:
+            self.first_chunk = now
+            self.mark("first_chunk")
+        else:
+            lead = first * (seconds / frames) - (now - self.first_chunk)
+            self.lead = lead if self.lead is None else min(self.lead, lead)
+        self.runs_out = max(self.runs_out or now, now) + seconds
+        self.chunks_given += 1
+        self.handed_frames = last
+        self.chunks.put(chunk)
+        callbacks = self.callbacks
+        if callbacks and self.on_chunk:
+            callbacks.call(partial(self.on_chunk, chunk))
+
+    def assemble(self, reason: str) -> Audio:
+        now = self.clock()
+        arrived = now if self.arrived is None else self.arrived
+        spoken = self.handed_frames
+        return Audio(
+            samples=np.concatenate(self.sound[:spoken]) if spoken else np.zeros(0, np.float32),
+            codes=torch.stack(self.codes[:spoken]).numpy() if spoken else np.zeros((0, self._groups), np.int64),
+            finish_reason=reason,
+            seed=self.seed,
+            sample_rate=self._sample_rate,
+            ttfc_s=None if self.first_chunk is None else self.first_chunk - arrived,
+            compute_s=now - arrived,
+            lead_s=self.lead,
+            timings=Timings(**self.timings),
+        )

@@ -1,0 +1,78 @@
+"""Slots: which sequence has which slot, and who waits for one."""
+
+import time
+from collections import deque
+from collections.abc import Callable
+
+from qwen_megakernel.engine.admission import Admission
+from qwen_megakernel.engine.sequence import Sequence
+from qwen_megakernel.errors import EngineBusy
+
+
+class Slots:
+    """The engine's thread owns it; others may look.
+
+    Attributes:
+        running: sequences with a slot.
+        waiting: sequences that are queued for one, first come, first served.
+        free: numbers of the slots that nobody has.
+    """
+
+    def __init__(self, admission: Admission, queue_timeout: float, clock: Callable[[], float] = time.monotonic):
+        """
+        Args:
+            queue_timeout: seconds that a sequence waits for a slot, at most.
+        """
+        self._admission, self._queue_timeout, self._clock = admission, queue_timeout, clock
+        self.running: list[Sequence] = []
+        self.waiting: deque[Sequence] = deque()
+        self.free = list(range(admission.slots))
+
+    @property
+    def available(self) -> bool:
+        """Can another sequence get a slot?"""
+        return len(self.running) < self._admission.running_limit and bool(self.free)
+
+    @property
+    def seconds_to_deadline(self) -> float | None:
+        """Until somebody has waited too long; None: nobody waits."""
+        return max(0.0, self.waiting[0].deadline - self._clock()) if self.waiting else None
+
+    def queue(self, sequence: Sequence) -> None:
+        """Its prompt is built."""
+        if not sequence.settled:
+            self.waiting.append(sequence)
+
+    def settle_cancelled(self) -> None:
+        """Those without a slot. The others end with their next step."""
+        for sequence in [s for s in self._admission.open.copy() if s.slot is None and s.cancelled]:
+            self._admission.settle(sequence, "cancelled")
+        self.waiting = deque(s for s in self.waiting if not s.settled)
+
+    def assign(self) -> None:
+        """Slots for those that wait. Those that waited too long are told."""
+        while self.waiting and (self.available or self.waiting[0].deadline <= self._clock()):
+            sequence = self.waiting.popleft()
+            if sequence.settled:
+                continue
+            if self.available:
+                sequence.enter(self.free.pop())
+                self.running.append(sequence)
+            else:
+                self._admission.tally("timed_out")
+                why = f"no stream became free within {self._queue_timeout:g} s; try later or raise max_streams"
+                self._admission.settle(sequence, error=EngineBusy(why))
+
+    def release(self) -> bool:
+        """Take the slots of those that have ended. Were there any?"""
+        ended = [s for s in self.running if s.settled]
+        for sequence in ended:
+            self.free.append(sequence.slot)
+            self.running.remove(sequence)
+            sequence.forget()
+        return bool(ended)
+
+    def clear(self) -> None:
+        """The engine ends."""
+        self.waiting.clear()
+        self.running.clear()

@@ -1,0 +1,78 @@
+"""Watchdog: nobody waits for ever, neither for a GPU that does not answer nor for a callback that does not return."""
+
+import contextlib
+import logging
+import queue
+import time
+from dataclasses import dataclass
+
+from qwen_megakernel.engine.admission import Admission
+from qwen_megakernel.engine.loop import Loop
+from qwen_megakernel.errors import CallbackError
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Patience:
+    """Seconds that things may take before the watchdog ends them. The defaults are choices, not measurements.
+
+    Attributes:
+        device_s: one turn of the engine's thread. Turns take milliseconds on a GPU, so 30 s is a thousand times more;
+            the driver itself gives up on a lost GPU after some seconds. None: 30 on a GPU, 300 on a CPU, where one long
+            prompt may take minutes.
+        callback_s: one call of `on_chunk`.
+        look_s: between two looks: far below the others, and too rarely to cost anything.
+    """
+
+    device_s: float | None = None
+    callback_s: float = 30.0
+    look_s: float = 0.5
+
+
+class Watchdog:
+    """Attributes:
+    hangs: the engine's thread does not come back.
+    """
+
+    def __init__(
+        self, admission: Admission, loop: Loop, bell: "queue.SimpleQueue[None]", patience: Patience, device_s: float
+    ):
+        """
+        Args:
+            bell: None makes it look now.
+            device_s: `patience.device_s`, or its default.
+        """
+        self._admission, self._loop, self._bell, self._patience = admission, loop, bell, patience
+        self._device_s, self.hangs = device_s, False
+
+    def run(self) -> None:
+        """Time is counted by looks, because the process may be stopped and go on hours later."""
+        turn, turn_s = None, 0.0
+        while not self._admission.ended or self._admission.open:
+            before = time.monotonic()
+            with contextlib.suppress(queue.Empty):
+                self._bell.get(timeout=self._patience.look_s)
+            passed = min(time.monotonic() - before, 2 * self._patience.look_s)
+            began = self._loop.turn_began
+            self._watch_callbacks(passed)
+            turn, turn_s = began, turn_s + passed if began is not None and began == turn else 0.0
+            if turn_s > self._device_s:
+                self._end()
+
+    def _watch_callbacks(self, passed: float) -> None:
+        for sequence in self._admission.open.copy():
+            callbacks = sequence.callbacks
+            if callbacks:
+                callbacks.watch(passed)
+                if callbacks.stuck_s > self._patience.callback_s:
+                    why = f"on_chunk did not return in {self._patience.callback_s:g} s"
+                    self._admission.abandon(sequence, CallbackError(why), "stuck")
+
+    def _end(self) -> None:
+        """The device does not answer."""
+        self._admission.fault = TimeoutError(f"the device did not answer for {self._device_s:g} s")
+        self._admission.closed = self._admission.ended = self.hangs = True
+        log.error("the engine is dead: %s", self._admission.fault)
+        for sequence in self._admission.open.copy():
+            self._admission.abandon(sequence, self._admission.death())
