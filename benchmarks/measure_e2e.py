@@ -125,7 +125,7 @@ def main() -> None:
         try:
             print(f"{machine()}, commit {commit()}, {args.size}, {engine.backend} backend")
             print(f"LLM: {args.llm_ms:g} ms to its first token, {args.token_ms:g} ms for each more")
-            floor = first_audio_floor_ms(engine._checkpoint.config)
+            floor = first_audio_floor_ms(engine.config)
             heads = ("wait p50", "p95 ms", "the LLM", "ours p50", "p95 ms", "x floor")
             print(f"{'':12}{''.join(f'{head:>10}' for head in heads)}{'gaps':>6}")
             for mode in (TextAggregationMode.SENTENCE, TextAggregationMode.TOKEN):

@@ -188,7 +188,7 @@ def main() -> None:
             sustained = engine.health()["sustained"]
             print(f"{machine()}, commit {commit()}, {args.size}, {engine.backend} backend, {args.vocoder} vocoder")
             print(f"{args.slots} slots of 512 positions, {sustained} at once; utterances of {FRAMES} frames")
-            floor = first_audio_floor_ms(engine._checkpoint.config)
+            floor = first_audio_floor_ms(engine.config)
             heads = ("p50 ms", "p95 ms", "p99 ms", "x floor", "n", "refused", "underruns", "worst gap", "audio s/s")
             print(f"{'':24}" + "".join(f"{head:>11}" for head in heads), flush=True)
 

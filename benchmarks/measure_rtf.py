@@ -33,7 +33,7 @@ def main() -> None:
     with random_model(args.size) as folder:
         with TTSEngine.load(folder, device=args.device, max_streams=max(args.streams)) as engine:
             print(f"{machine()}, commit {commit()}, {args.size}, {engine.backend} backend")
-            floors = floors_ms(engine._checkpoint.config)
+            floors = floors_ms(engine.config)
             floor = (floors["frame"] + floors["vocoder"]) / (1000 * FRAME_S)
             print(f"{'':44} {'RTF':>8} {'x floor':>8} {'ms a frame':>11} {'least lead ms':>14}")
             engine.generate(sentence(), max_frames=20)

@@ -111,7 +111,7 @@ def measure(engine: TTSEngine, port: int, model: str, args: argparse.Namespace) 
                 if turn >= 5:
                     times[way].append(took)
     print(f"{machine()}, commit {commit()}, {args.size}, {engine.backend} backend, {args.requests} requests each")
-    floor = first_audio_floor_ms(engine._checkpoint.config)
+    floor = first_audio_floor_ms(engine.config)
     print(f"{'first PCM':20}  p50 ms  p95 ms  p99 ms  x floor  added, p50 of the pairs")
     results = {}
     base = times["in this process"]

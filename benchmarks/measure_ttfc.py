@@ -26,8 +26,11 @@ import numpy as np
 import torch
 from common import CLAIMED, about, busy_loop, commit, first_audio_floor_ms, machine, positive, quantile, random_model
 
-from qwen_megakernel import Audio, TTSEngine
+from qwen_megakernel import Audio, TTSEngine, Utterance
+from qwen_megakernel.backend.select import make_vocoder
 from qwen_megakernel.check.bench import sentence
+from qwen_megakernel.checkpoint.load import Checkpoint
+from qwen_megakernel.engine.sequence import State
 
 CASES = ("plain", "idle", "busy", "eight", "tokens", "clone", "vocoder")
 FRAMES = 4  # of an utterance: the first chunk is what counts
@@ -113,12 +116,17 @@ def tokens(engine: TTSEngine, count: int, report: Report) -> None:
         settled = None
         for piece in sentence().split(" ")[:6]:
             utterance.push_text(piece + " ")
-            if settled is None and utterance._stream.prompt is not None:
+            if settled is None and state_of(engine, utterance) is not State.WAITING_TEXT:
                 settled = time.perf_counter()
             time.sleep(0.02)
         utterance.cancel()
         ms.append(1000 * (there[0] - settled))
     report.add("text by tokens, after the first row settled", ms)
+
+
+def state_of(engine: TTSEngine, utterance: Utterance) -> State:
+    sequence = engine.snapshot().sequence(utterance.seed)
+    return sequence.state if sequence else State.DONE
 
 
 def clone(size: str, count: int, report: Report, **options) -> None:
@@ -140,8 +148,11 @@ def reference(engine: TTSEngine):
 
 
 def vocoder(engine: TTSEngine, count: int, report: Report) -> None:
-    """Nothing else runs: the owner thread waits for callers."""
-    push, groups = engine._owner._vocoder.push, engine._owner._vocoder.groups
+    """Alone, and not the engine's own."""
+    checkpoint, device = Checkpoint.open(engine.model), torch.device("cuda" if torch.cuda.is_initialized() else "cpu")
+    tensors = checkpoint.vocoder(device, torch.float32)
+    apart = make_vocoder(engine.config.codec.vocoder, tensors, device, "float32", slots=8)
+    push, groups = apart.push, apart.groups
     for streams in (1, 8):
         codes, ms = torch.randint(0, 100, (streams, 1, groups)), []
         for _ in range(count + 10):
@@ -169,7 +180,7 @@ def main() -> None:
             if engine.memory and torch.cuda.is_initialized():
                 print(f"allocated by PyTorch in all: {torch.cuda.memory_allocated() / 1e9:.2f}")
             first = first_chunk_ms(engine)
-            report = Report(first_audio_floor_ms(engine._checkpoint.config))
+            report = Report(first_audio_floor_ms(engine.config))
             report.add("the first utterance after load", [first])
             for _ in range(20):
                 first_chunk_ms(engine)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from probes import probed
 
 from qwen_megakernel import TTSEngine
 from qwen_megakernel.checkpoint.synthetic import write_checkpoint
@@ -60,14 +61,14 @@ def tiny(checkpoint_root):
 
 @pytest.fixture(scope="session")
 def engine_for():
-    """engine_for(model, ...) -> a CPU engine that the whole run shares."""
+    """engine_for(model, ...) -> a CPU engine that the whole run shares; see `probes.probed`."""
     engines: dict = {}
 
     def get(model, **options) -> TTSEngine:
         key = (str(model), *sorted(options.items()))
         if key not in engines:
             options = {"backend": "torch", "device": "cpu", "dtype": torch.float32} | options
-            engines[key] = TTSEngine.load(model, **options)
+            engines[key] = probed(model, **options)
         return engines[key]
 
     yield get
@@ -81,7 +82,8 @@ class Backend:
     def __init__(self, name: str, tiny: Callable[..., Path], engine_for: Callable[..., TTSEngine]):
         self.name, self._tiny, self._engine_for = name, tiny, engine_for
         kernel = name == "megakernel"
-        self._options = {"backend": name, "device": "cuda" if kernel else "cpu"}
+        self.device = "cuda" if kernel else "cpu"
+        self._options = {"backend": name, "device": self.device}
         self._options["dtype"] = torch.bfloat16 if kernel else torch.float32
         self._size = "demo" if kernel else "tiny"
 
@@ -92,6 +94,10 @@ class Backend:
     def load(self, folder: Path | str | None = None, **options) -> TTSEngine:
         """An engine that a test may break."""
         return TTSEngine.load(folder or self.folder(), **(self._options | options))
+
+    def probed(self, folder: Path | str | None = None, **options) -> TTSEngine:
+        """The same with parts that a test may replace."""
+        return probed(folder or self.folder(), **(self._options | options))
 
     def engine(self, *args, **options) -> TTSEngine:
         """An engine over `folder(...)` that the whole run shares."""

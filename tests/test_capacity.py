@@ -128,7 +128,7 @@ def test_an_utterance_without_text_takes_a_place_but_no_slot(backend):
 def test_the_memory_of_the_slots_is_printed_at_load(backend, caplog):
     caplog.set_level(logging.INFO, "qwen_megakernel")
     with backend.load(max_streams=3, max_positions=640) as engine:
-        stack = engine._checkpoint.config.talker.stack
+        stack = engine.config.talker.stack
         size = 3 * 640 * 2 * stack.num_layers * stack.num_kv_heads * stack.head_dim
         size *= 2 if backend.name == "megakernel" else 4
     assert "3 slots of 640 positions" in caplog.text and f"{size / 2**20:.1f} MiB for keys and values" in caplog.text
@@ -146,7 +146,7 @@ def test_memory_that_others_have_taken_names_it_too(backend, monkeypatch):
             raise RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory")
         return torch.empty(2**50, device="cuda")
 
-    monkeypatch.setattr("qwen_megakernel.engine.engine.make_vocoder", full)
+    monkeypatch.setattr("qwen_megakernel.backend.select.make_vocoder", full)
     with pytest.raises(OutOfMemoryError, match=r"no room for .* 5 slots \(max_streams\) .* lower max_streams"):
         backend.load(max_streams=5)
 
@@ -155,7 +155,7 @@ def test_other_failures_at_load_are_not_called_memory(backend, monkeypatch):
     def broken(*_args, **_kwargs):
         raise RuntimeError("something else")
 
-    monkeypatch.setattr("qwen_megakernel.engine.engine.make_vocoder", broken)
+    monkeypatch.setattr("qwen_megakernel.backend.select.make_vocoder", broken)
     with pytest.raises(RuntimeError, match="something else"):
         backend.load()
     assert torch.zeros(1).sum() == 0

@@ -7,10 +7,12 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from probes import token_count
 
 from qwen_megakernel import (
     BackendError,
@@ -41,7 +43,7 @@ def engine(backend) -> TTSEngine:
 @pytest.fixture
 def own_engine(backend):
     """An engine that a test may break."""
-    with backend.load(max_streams=3) as engine:
+    with backend.probed(max_streams=3) as engine:
         yield engine
 
 
@@ -54,6 +56,13 @@ def wait_idle(engine: TTSEngine) -> None:
     while engine.health()["streams"] and time.monotonic() < deadline:
         time.sleep(0.005)
     assert engine.health()["streams"] == 0
+
+
+def wait_dead(engine: TTSEngine) -> None:
+    deadline = time.monotonic() + 20
+    while engine.health()["status"] != "dead" and time.monotonic() < deadline:
+        time.sleep(0.005)
+    assert engine.health()["status"] == "dead"
 
 
 # ---------------------------------------------------------------- what comes out
@@ -91,8 +100,8 @@ def test_every_stage_is_timed(engine):
 
 def test_the_lead_is_what_a_listener_has_left(own_engine, monkeypatch):
     """A frame a tenth of a second late each time: the listener falls behind by 20 ms of every 80 ms frame."""
-    collect = own_engine._owner._decoder.collect
-    monkeypatch.setattr(own_engine._owner._decoder, "collect", lambda: (time.sleep(0.12), collect())[1])
+    collect = own_engine.probes.decoder.collect
+    monkeypatch.setattr(own_engine.probes.decoder, "collect", lambda: (time.sleep(0.12), collect())[1])
     audio = own_engine.generate(TEXT, max_frames=8, chunk_frames=1)
     assert -0.8 < audio.lead_s < -0.2
 
@@ -294,7 +303,7 @@ def test_every_piece_of_a_long_text_fits_a_slot_and_leaves_room_for_speech(backe
         pieces = engine.pieces(text)
         assert len(pieces) > 1 and "".join("".join(pieces).split()) == "".join(text.split())
         for piece in pieces:
-            tokens = len(engine._prompts.tokens(piece).text)
+            tokens = token_count(engine.model, piece)
             assert len(engine.generate(piece, runaway_guard=False).codes) >= 4 * tokens
 
 
@@ -469,24 +478,22 @@ def test_close_keeps_what_was_said_and_refuses_what_comes(backend):
     for call in (lambda: engine.generate(TEXT), lambda: engine.create_voice("x.wav")):
         with pytest.raises(EngineClosed):
             call()
-    assert not engine._owner._thread.is_alive()
+    assert not engine.snapshot().alive
 
 
-def test_a_dead_owner_is_reported_by_name(own_engine, monkeypatch):
-    def broken():
-        raise SystemError("owner broke")
-
-    monkeypatch.setattr(own_engine._owner, "_go_on", broken)
-    with pytest.raises(EngineClosed, match="owner broke"):
+def test_a_dead_engine_is_reported_by_name(own_engine):
+    own_engine.probes.lose_device(SystemError("the device broke"))
+    with pytest.raises(SystemError, match="device broke"):
         own_engine.generate(TEXT)
-    assert own_engine.health()["status"] == "dead" and "owner broke" in own_engine.health()["error"]
-    with pytest.raises(EngineClosed, match="owner broke"):
+    wait_dead(own_engine)
+    assert "device broke" in own_engine.health()["error"]
+    with pytest.raises(EngineClosed, match="device broke"):
         own_engine.generate(TEXT)
 
 
 def test_a_kernel_fault_ends_what_runs_and_the_engine_goes_on(own_engine, monkeypatch):
     before = own_engine.generate(TEXT, max_frames=5, sampling=seeded(1))
-    collect, calls, recovered = own_engine._owner._decoder.collect, [], []
+    collect, calls, recovered = own_engine.probes.decoder.collect, [], []
 
     def faulty():
         codes = collect()
@@ -495,9 +502,9 @@ def test_a_kernel_fault_ends_what_runs_and_the_engine_goes_on(own_engine, monkey
             raise KernelFault("a wait gave up")
         return codes
 
-    monkeypatch.setattr(own_engine._owner._decoder, "collect", faulty)
-    recover = own_engine._owner._decoder.recover
-    monkeypatch.setattr(own_engine._owner._decoder, "recover", lambda: recovered.append(recover()))
+    monkeypatch.setattr(own_engine.probes.decoder, "collect", faulty)
+    recover = own_engine.probes.decoder.recover
+    monkeypatch.setattr(own_engine.probes.decoder, "recover", lambda: recovered.append(recover()))
     utterances = [own_engine.submit(TEXT, max_frames=200) for _ in range(2)]
     for utterance in utterances:
         with pytest.raises(KernelFault):
@@ -512,7 +519,7 @@ def test_cancelling_in_a_loop_keeps_nobody_from_speaking(own_engine):
     speaking, most = own_engine.submit(TEXT, max_frames=30), 0
     for _ in range(20_000):
         old.cancel()
-        most = max(most, own_engine._owner._inbox.qsize())
+        most = max(most, own_engine.snapshot().inbox)
     assert most < 5, "what changes nothing wakes nobody"
     for _ in range(20):
         with contextlib.suppress(EngineBusy):
@@ -585,7 +592,7 @@ def test_signal_handlers_may_use_and_close_the_engine(backend):
 def test_an_end_that_cannot_be_assembled_is_an_error_and_not_a_hang(own_engine, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(
-            "qwen_megakernel.engine.stream.np.concatenate", lambda _parts: (_ for _ in ()).throw(MemoryError())
+            "qwen_megakernel.engine.sequence.np.concatenate", lambda _parts: (_ for _ in ()).throw(MemoryError())
         )
         for _ in range(2):
             with pytest.raises(MemoryError):
@@ -611,7 +618,7 @@ def test_an_interrupted_caller_leaves_nothing_running(own_engine, monkeypatch):
     utterance = own_engine.submit()
     utterance.push_text(TEXT)
     with monkeypatch.context() as patch:
-        patch.setattr(own_engine._prompts, "build", interrupted)
+        patch.setattr("qwen_megakernel.model.prompt.PromptBuilder.build", interrupted)
         patch.setattr("qwen_megakernel.model.prompt.PromptPieces.end", interrupted)
         for call in (utterance.end_text, lambda: own_engine.generate(TEXT)):
             with pytest.raises(KeyboardInterrupt):
@@ -671,15 +678,18 @@ def test_a_dropped_utterance_without_its_text_gives_its_slot_back(own_engine):
 
 @pytest.mark.parametrize("busy", [False, True])
 def test_a_dropped_engine_ends_its_thread(backend, busy):
+    before = set(threading.enumerate())
     engine = backend.load(max_streams=1)
     engine.generate(TEXT, max_frames=2)
     if busy:
         engine.submit(TEXT)
-    thread = engine._owner._thread
+    mine = set(threading.enumerate()) - before
+    assert len(mine) >= 2, "the loop's thread and the watchdog's"
     del engine
     gc.collect()
-    thread.join(timeout=10)
-    assert not thread.is_alive()
+    for thread in mine:
+        thread.join(timeout=60)
+        assert not thread.is_alive()
 
 
 @pytest.mark.parametrize(
@@ -701,16 +711,18 @@ def test_the_interpreter_may_exit_while_an_engine_speaks(backend, use):
 
 def test_the_interpreter_waits_for_what_a_dropped_engine_frees(backend):
     code = f"""
-import os, time
-from qwen_megakernel import TTSEngine
+import os, sys, time
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from probes import probed
 class Slow:
     def __del__(self, sleep=time.sleep, write=os.write):
         sleep(1)
         write(1, b"freed")
 def main():
-    engine = TTSEngine.load("demo", backend={backend.name!r})
+    engine = probed("demo", backend={backend.name!r}, device={backend.device!r})
     engine.submit("Hello my friend. " * 9)
-    engine._owner._decoder.model = Slow()
+    engine.probes.decoder.model = Slow()
+    del engine.probes
 main()
 time.sleep(0.3)
 """
@@ -733,7 +745,7 @@ def test_what_a_listener_does_to_its_chunk_stays_there(own_engine):
 
 
 def test_a_frame_that_fails_fails_its_own_utterance(own_engine, monkeypatch):
-    collect = own_engine._owner._decoder.collect
+    collect = own_engine.probes.decoder.collect
     calls = {"n": 0}
 
     def broken():
@@ -743,7 +755,7 @@ def test_a_frame_that_fails_fails_its_own_utterance(own_engine, monkeypatch):
             raise RuntimeError("frame broke")
         return codes
 
-    monkeypatch.setattr(own_engine._owner._decoder, "collect", broken)
+    monkeypatch.setattr(own_engine.probes.decoder, "collect", broken)
     with pytest.raises(RuntimeError, match="frame broke"):
         own_engine.generate(TEXT, max_frames=20)
     assert len(own_engine.generate(TEXT, max_frames=20).codes) == 20

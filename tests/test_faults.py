@@ -11,6 +11,7 @@ import time
 import numpy as np
 import pytest
 import torch
+from probes import ProbedBackend, kill
 
 from qwen_megakernel import (
     CallbackError,
@@ -21,9 +22,8 @@ from qwen_megakernel import (
     SamplingParams,
     SpeechError,
 )
-from qwen_megakernel.engine import owner as owner_module
-from qwen_megakernel.engine import stream as stream_module
-from qwen_megakernel.engine.engine import _make_spare
+from qwen_megakernel.engine.sequence import Sequence
+from qwen_megakernel.engine.watchdog import Patience
 
 TEXT = "Hello there, how are you today?"
 SEEDED = SamplingParams(seed=5)
@@ -31,14 +31,15 @@ SEEDED = SamplingParams(seed=5)
 
 @pytest.fixture
 def engine(backend):
-    with backend.load(max_streams=3) as engine:
+    with backend.probed(max_streams=3) as engine:
         yield engine
 
 
 @pytest.fixture
-def impatient(monkeypatch):
-    monkeypatch.setattr(owner_module, "_LISTENER_PATIENCE_S", 2.0)
-    monkeypatch.setattr(owner_module, "_WATCH_S", 0.05)
+def impatient(backend):
+    """An engine whose watchdog waits 2 s for a callback, and 3 for the device."""
+    with backend.probed(max_streams=3, patience=Patience(device_s=3.0, callback_s=2.0, look_s=0.05)) as engine:
+        yield engine
 
 
 def alone(engine, frames: int = 20):
@@ -55,7 +56,8 @@ def until(condition, seconds: float = 20.0) -> None:
 # ---------------------------------------------------------------- listeners
 
 
-def test_a_stuck_listener_fails_its_own_utterance_and_takes_no_slot(engine, impatient):
+def test_a_stuck_listener_fails_its_own_utterance_and_takes_no_slot(impatient):
+    engine = impatient
     before, release = alone(engine), threading.Event()
     stuck = [engine.submit(TEXT, lambda _chunk: release.wait(60), max_frames=9) for _ in range(3)]
     until(lambda: engine.health()["running"] == 0)
@@ -70,7 +72,8 @@ def test_a_stuck_listener_fails_its_own_utterance_and_takes_no_slot(engine, impa
 
 
 @pytest.mark.parametrize("how", ["close", "the owner dies"])
-def test_a_stuck_listener_is_left_behind_after_the_end_too(engine, impatient, monkeypatch, how):
+def test_a_stuck_listener_is_left_behind_after_the_end_too(impatient, how):
+    engine = impatient
     entered, release, ended = threading.Event(), threading.Event(), threading.Event()
     stuck = lambda _chunk: (entered.set(), release.wait(60))  # noqa: E731
     said = engine.submit(TEXT, stuck, on_end=ended.set, max_frames=3)
@@ -78,7 +81,7 @@ def test_a_stuck_listener_is_left_behind_after_the_end_too(engine, impatient, mo
     if how == "close":
         engine.close()
     else:
-        monkeypatch.setattr(engine._owner, "_go_on", lambda: 1 / 0)
+        kill(engine)
         with pytest.raises(EngineClosed):
             alone(engine)
     with pytest.raises((CallbackError, EngineClosed)):
@@ -87,7 +90,8 @@ def test_a_stuck_listener_is_left_behind_after_the_end_too(engine, impatient, mo
     release.set()
 
 
-def test_a_stuck_listeners_end_does_not_stop_the_watchdog(engine, impatient):
+def test_a_stuck_listeners_end_does_not_stop_the_watchdog(impatient):
+    engine = impatient
     lock = threading.Lock()
     lock.acquire()
 
@@ -103,7 +107,7 @@ def test_a_stuck_listeners_end_does_not_stop_the_watchdog(engine, impatient):
 
 
 def test_what_a_callback_raises_while_its_utterance_is_put_together_is_not_lost(engine, monkeypatch):
-    assemble = stream_module.Stream.assemble
+    assemble = Sequence.assemble
 
     def slowly(*args):
         time.sleep(0.2)
@@ -113,7 +117,7 @@ def test_what_a_callback_raises_while_its_utterance_is_put_together_is_not_lost(
         time.sleep(0.05)
         raise ValueError("the last chunk's listener")
 
-    monkeypatch.setattr(stream_module.Stream, "assemble", slowly)
+    monkeypatch.setattr(Sequence, "assemble", slowly)
     with pytest.raises(ValueError, match="last chunk's"):
         engine.submit(TEXT, broken, max_frames=1).result(timeout=20)
     assert engine.metrics()["failed"] == 1
@@ -179,14 +183,14 @@ def test_a_storm_of_cancels_leaves_nothing(engine):
         thread.join(timeout=120)
     assert not failures and not any(thread.is_alive() for thread in threads)
     until(lambda: engine.health()["streams"] == 0)
-    assert sorted(engine._owner._free) == [0, 1, 2] and np.array_equal(alone(engine).samples, whole.samples)
+    assert engine.snapshot().free_slots == (0, 1, 2) and np.array_equal(alone(engine).samples, whole.samples)
 
 
 # ---------------------------------------------------------------- kernels and the device
 
 
 def faulty(engine, monkeypatch, times: int) -> None:
-    decoder, left = engine._owner._decoder, [times]
+    decoder, left = engine.probes.decoder, [times]
     collect = decoder.collect
 
     def fault():
@@ -223,7 +227,7 @@ def test_a_vocoder_that_always_faults_is_the_end_too(engine, monkeypatch):
     def fault(*_):
         raise KernelFault("the vocoder gave up")
 
-    vocoder = engine._owner._vocoder
+    vocoder = engine.probes.vocoder
     monkeypatch.setattr(vocoder, "recover", lambda: None, raising=False)
     monkeypatch.setattr(vocoder, "follow" if vocoder.follows else "push", fault)
     for _ in range(3):
@@ -232,11 +236,21 @@ def test_a_vocoder_that_always_faults_is_the_end_too(engine, monkeypatch):
     until(lambda: engine.health()["status"] == "dead")
 
 
-def test_three_in_a_row_make_pytorch_take_over_where_that_was_asked_for(engine, monkeypatch):
-    owner, checkpoint = engine._owner, engine._checkpoint
-    device = torch.device("cuda" if engine.backend == "megakernel" else "cpu")
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    monkeypatch.setattr(owner, "_spare", lambda: _make_spare(checkpoint, device, dtype, frozenset(), 3, 2048))
+class WithSpare(ProbedBackend):
+    """PyTorch has a spare here too: itself."""
+
+    def spare(self):
+        return dataclasses.replace(self.real, name="torch", own_kernels=False)
+
+
+@pytest.fixture
+def with_spare(backend):
+    with backend.probed(max_streams=3, fallback=True, wrap=WithSpare) as engine:
+        yield engine
+
+
+def test_three_in_a_row_make_pytorch_take_over_where_that_was_asked_for(with_spare, monkeypatch):
+    engine, device = with_spare, with_spare.probes.device
     whole = alone(engine)
     faulty(engine, monkeypatch, 9)
     for _ in range(3):
@@ -250,7 +264,7 @@ def test_three_in_a_row_make_pytorch_take_over_where_that_was_asked_for(engine, 
 
 
 def test_a_launch_that_fails_fails_those_in_it(engine, monkeypatch):
-    whole, launch, left = alone(engine), engine._owner._decoder.launch, [1]
+    whole, launch, left = alone(engine), engine.probes.decoder.launch, [1]
 
     def broken(slots):
         if left[0]:
@@ -258,7 +272,7 @@ def test_a_launch_that_fails_fails_those_in_it(engine, monkeypatch):
             raise RuntimeError("launch failed")
         launch(slots)
 
-    monkeypatch.setattr(engine._owner._decoder, "launch", broken)
+    monkeypatch.setattr(engine.probes.decoder, "launch", broken)
     with pytest.raises(RuntimeError, match="launch failed"):
         alone(engine)
     assert np.array_equal(alone(engine).samples, whole.samples) and engine.health()["status"] == "ok"
@@ -269,8 +283,8 @@ def test_a_lost_device_is_reported_to_all_and_ends_the_engine(engine, monkeypatc
     def lost(*_):
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-    monkeypatch.setattr(engine._owner._decoder, where, lost)
-    monkeypatch.setattr(engine._owner, "_check_device", lost)
+    monkeypatch.setattr(engine.probes.decoder, where, lost)
+    monkeypatch.setattr(engine.probes, "check_device", lost)
     said = []
     with contextlib.suppress(EngineClosed):  # it may be dead before all have come
         said += [engine.submit(TEXT)]
@@ -285,16 +299,16 @@ def test_a_lost_device_is_reported_to_all_and_ends_the_engine(engine, monkeypatc
 
 
 @pytest.mark.parametrize("closing", [False, True])
-def test_a_device_that_does_not_answer_ends_the_engine_and_nobody_hangs(engine, impatient, monkeypatch, closing):
-    release, collect = threading.Event(), engine._owner._decoder.collect
-    monkeypatch.setattr(engine._owner, "_patience", 0.3)
-    monkeypatch.setattr(engine._owner._decoder, "collect", lambda: (release.wait(60), collect())[1])
+def test_a_device_that_does_not_answer_ends_the_engine_and_nobody_hangs(impatient, monkeypatch, closing):
+    engine = impatient
+    release, collect = threading.Event(), engine.probes.decoder.collect
+    monkeypatch.setattr(engine.probes.decoder, "collect", lambda: (release.wait(60), collect())[1])
     said = [engine.submit(TEXT, lambda _chunk: None) for _ in range(4)]
     if closing:
         engine.close()
     try:
         for utterance in said:
-            with pytest.raises(EngineClosed, match=r"did not answer for 0\.3 s"):
+            with pytest.raises(EngineClosed, match=r"did not answer for 3 s"):
                 utterance.result(timeout=20)
         assert engine.health()["status"] == "dead" and "did not answer" in engine.health()["error"]
         with pytest.raises(EngineClosed):
@@ -304,11 +318,11 @@ def test_a_device_that_does_not_answer_ends_the_engine_and_nobody_hangs(engine, 
         assert time.monotonic() - began < 5
     finally:
         release.set()
-        engine._owner._thread.join(timeout=20)
+        until(lambda: not engine.snapshot().alive)
 
 
 def test_no_memory_for_one_utterance_fails_that_one(engine, monkeypatch):
-    whole, start, left = alone(engine), engine._owner._decoder.start, [1]
+    whole, start, left = alone(engine), engine.probes.decoder.start, [1]
 
     def full(*args):
         if left[0]:
@@ -316,14 +330,14 @@ def test_no_memory_for_one_utterance_fails_that_one(engine, monkeypatch):
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
         start(*args)
 
-    monkeypatch.setattr(engine._owner._decoder, "start", full)
+    monkeypatch.setattr(engine.probes.decoder, "start", full)
     with pytest.raises(OutOfMemoryError, match="lower max_streams"):
         alone(engine)
     assert np.array_equal(alone(engine).samples, whole.samples)
 
 
 def test_samples_that_are_no_numbers_are_an_error_and_no_sound(engine, monkeypatch):
-    vocoder = engine._owner._vocoder
+    vocoder = engine.probes.vocoder
     name = "follow" if vocoder.follows else "push"
     speak, whole = getattr(vocoder, name), alone(engine)
 
@@ -343,17 +357,17 @@ def test_samples_that_are_no_numbers_are_an_error_and_no_sound(engine, monkeypat
 
 def test_a_prompt_of_no_numbers_is_an_error_and_harms_nobody_else(engine, monkeypatch):
     """In company and in every slot; who speaks there next hears nothing of it."""
-    whole, build = alone(engine), engine._prompts.build
+    whole, start, broken = alone(engine), engine.probes.decoder.start, SamplingParams(seed=99)
 
-    def broken(tokens, **options):
-        prompt = build(tokens, **options)
-        return dataclasses.replace(prompt, rows=prompt.rows * torch.nan, prefix=None)
+    def breaks(slot, prompt, sampling) -> None:
+        if sampling.seed == broken.seed:
+            prompt = dataclasses.replace(prompt, rows=prompt.rows * torch.nan, prefix=None)
+        start(slot, prompt, sampling)
 
+    monkeypatch.setattr(engine.probes.decoder, "start", breaks)
     for _ in range(3):
         others = [engine.submit(TEXT, sampling=SEEDED, max_frames=20) for _ in range(2)]
-        with monkeypatch.context() as patch:
-            patch.setattr(engine._prompts, "build", broken)
-            failing = engine.submit(TEXT)
+        failing = engine.submit(TEXT, sampling=broken)
         with pytest.raises(SpeechError, match="no numbers"):
             failing.result(timeout=60)
         assert all(np.array_equal(other.result(timeout=60).codes, whole.codes) for other in others)

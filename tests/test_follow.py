@@ -12,9 +12,10 @@ from collections import deque
 import numpy as np
 import pytest
 import torch
+from probes import ProbedBackend, probed, quiet
 
 from qwen_megakernel import SamplingParams, TTSEngine
-from qwen_megakernel.backend.interfaces import RECENT_FRAMES
+from qwen_megakernel.backend.interfaces import RECENT_FRAMES, LoadedModel
 from qwen_megakernel.errors import KernelFault, TextEndedError
 from qwen_megakernel.model.vocoder import Portion, VocoderState
 
@@ -56,7 +57,7 @@ class QueuedDecoder:
         self.inner, self.device, self.width = inner, device, width
         self.slots, self.max_positions, self.weight_bytes = inner.slots, inner.max_positions, inner.weight_bytes
         self.recent_codes = torch.full((inner.slots, RECENT_FRAMES, GROUPS), -7, dtype=torch.int32)
-        self.frames, self.results, self.fault = [0] * inner.slots, deque(), False
+        self.frames, self.results, self.fault, self.kept_prefixes = [0] * inner.slots, deque(), False, 0
 
     def start(self, slot, prompt, sampling):
         self.frames[slot] = 0
@@ -166,27 +167,23 @@ class HashVocoder:
 
 
 @pytest.fixture
-def load(monkeypatch):
+def load():
     """load(folder, follows, seed, width, together, slots) -> an engine on a pretended device."""
-    import qwen_megakernel.engine.engine as module
-
-    make_decoder = module.make_decoder
     with contextlib.ExitStack() as stack:
 
         def load(folder, follows: bool, seed: int = 0, width: int = 1, together: int = 1, slots: int = 1) -> TTSEngine:
-            device, made = Device(random.Random(seed) if follows else None), {}
+            device = Device(random.Random(seed) if follows else None)
 
-            def decoder(*args, **options):
-                made["decoder"] = QueuedDecoder(make_decoder(*args, **options), device, width)
-                return made["decoder"]
+            class Pretended(ProbedBackend):
+                def load(self, slots: int, max_positions: int) -> LoadedModel:
+                    model = super().load(slots, max_positions)
+                    self.decoder = QueuedDecoder(model.decoder, device, width)
+                    recent = self.decoder.recent_codes
+                    self.vocoder = HashVocoder(slots, recent, device, follows=follows, together=together)
+                    return LoadedModel(model.embeddings, self.decoder, self.vocoder, model.check_device)
 
-            def vocoder(config, tensors, where, dtype, *, slots, recent_codes, fp8):
-                return HashVocoder(slots, recent_codes, device, follows=follows, together=together)
-
-            monkeypatch.setattr(module, "make_decoder", decoder)
-            monkeypatch.setattr(module, "make_vocoder", vocoder)
             options = {"queue_timeout": 60.0, "max_queue": 64, "max_streams": slots}
-            return stack.enter_context(TTSEngine.load(folder, backend="torch", device="cpu", **options))
+            return stack.enter_context(probed(folder, wrap=Pretended, **options))
 
         yield load
 
@@ -210,17 +207,6 @@ def draw(rng: random.Random) -> dict:
     }
 
 
-def quiet(engine: TTSEngine, stream) -> None:
-    """Until it has handed out all it can, in a short chunk if need be, or has ended."""
-    end, calm = time.monotonic() + 20, 0
-    while not stream.done.is_set() and calm < 2:
-        assert time.monotonic() < end, vars(stream)
-        silent = stream.prompt is None and stream.pieces is not None
-        rest = silent or stream.idle and stream.handed_frames == len(stream.codes) == stream.launched
-        calm = calm + 1 if rest else 0
-        time.sleep(0.001)
-
-
 def speak(engine: TTSEngine, request: dict, pause: bool, on_chunk=None):
     """(audio, frames of its chunks); with `pause` every piece comes once the last one is spoken."""
     options = {name: value for name, value in request.items() if name not in ("text", "pieces")}
@@ -230,7 +216,7 @@ def speak(engine: TTSEngine, request: dict, pause: bool, on_chunk=None):
         for piece in request["pieces"] or ():
             utterance.push_text(piece)
             if pause:
-                quiet(engine, utterance._stream)
+                quiet(engine, utterance)
             elif random.random() < 0.3:
                 time.sleep(random.random() * 0.01)
         utterance.end_text()
@@ -254,11 +240,10 @@ def check(audio, chunks, request) -> None:
 
 
 def at_rest(engine: TTSEngine) -> None:
-    owner, end = engine._owner, time.monotonic() + 20
-    while (owner._open or len(owner._free) < owner._decoder.slots or owner._flying) and time.monotonic() < end:
+    end = time.monotonic() + 60
+    while not engine.snapshot().at_rest and time.monotonic() < end:
         time.sleep(0.001)
-    assert not owner._open and not owner._running and not owner._flying and not owner._waiting and not owner.fault
-    assert sorted(owner._free) == list(range(owner._decoder.slots))
+    assert engine.snapshot().at_rest and engine.health()["status"] == "ok", engine.snapshot()
 
 
 def act(engine: TTSEngine, request: dict, expected, how: str, rest: float) -> None:
@@ -323,11 +308,11 @@ def test_what_is_queued_ahead_says_what_is_said_one_by_one(tiny, load, fresh_see
             thread.start()
         if faulty:
             time.sleep(rng.random() * 0.05)
-            rng.choice((follow._owner._decoder, follow._owner._vocoder)).fault = True
+            rng.choice((follow.probes.decoder, follow.probes.vocoder)).fault = True
         for thread in threads:
             thread.join()
         at_rest(follow)
-        follow._owner._decoder.fault = follow._owner._vocoder.fault = False
+        follow.probes.decoder.fault = follow.probes.vocoder.fault = False
         if failures:
             raise failures[0]
 

@@ -18,19 +18,19 @@ TEXT = "Hello there, how are you today?"
 
 @pytest.fixture
 def base(backend):
-    with backend.load(backend.folder("base"), max_streams=3, kept_voices=4) as engine:
+    with backend.probed(backend.folder("base"), max_streams=3, kept_voices=4) as engine:
         yield engine
 
 
 def forget(engine) -> None:
-    engine._prompts._openings.clear()
-    engine._owner._heard.clear()
-    gc.collect()
+    """Others take its place among the four that are kept."""
+    for _ in range(4):
+        engine.generate(TEXT, voice=voice_of(engine, 2), max_frames=1)
 
 
 def work(engine, monkeypatch) -> dict[str, int]:
     """Counts frames that the vocoder decodes."""
-    vocoder, done = engine._owner._vocoder, {"frames": 0}
+    vocoder, done = engine.probes.vocoder, {"frames": 0}
     listen, speak = vocoder.listen, "follow" if vocoder.follows else "push"
     inner = getattr(vocoder, speak)
 
@@ -56,10 +56,8 @@ def test_the_kept_path_says_what_the_first_one_said(base, frames, non_streaming_
     first = base.generate(TEXT, sampling=SamplingParams(seed=1), **request)
     base.generate("Another text in between.", sampling=SamplingParams(seed=2), **request)
     kept = base.generate(TEXT, sampling=SamplingParams(seed=1), **request)
-    assert len(base._owner._decoder._prefixes) == 1
+    assert base.snapshot().kept_prefixes == 1
     forget(base)
-    until(lambda: not base._owner._decoder._prefixes)  # the owner's thread lets go of an utterance in its own time
-    assert not base._owner._heard
     again = base.generate(TEXT, sampling=SamplingParams(seed=1), **request)
     for audio in (kept, again):
         assert np.array_equal(audio.codes, first.codes) and np.array_equal(audio.samples, first.samples)
@@ -78,7 +76,7 @@ def test_the_reference_goes_through_the_vocoder_once(base, monkeypatch):
 
 
 def test_eight_at_once_and_other_languages_decode_the_reference_once(backend, monkeypatch):
-    with backend.load(backend.folder("base"), max_streams=8) as engine:
+    with backend.probed(backend.folder("base"), max_streams=8) as engine:
         voice, done = voice_of(engine, 60), work(engine, monkeypatch)
         languages = ["auto", "german", "english", "auto"] * 2
         said = [engine.submit(TEXT, voice=voice, language=language, max_frames=5) for language in languages]
@@ -87,8 +85,8 @@ def test_eight_at_once_and_other_languages_decode_the_reference_once(backend, mo
 
 
 def test_who_waits_for_the_decode_of_another_goes_on_when_that_is_cancelled(base, monkeypatch):
-    voice, listen = voice_of(base, 200), base._owner._vocoder.listen
-    monkeypatch.setattr(base._owner._vocoder, "listen", lambda *args: (time.sleep(0.02), listen(*args))[1])
+    voice, listen = voice_of(base, 200), base.probes.vocoder.listen
+    monkeypatch.setattr(base.probes.vocoder, "listen", lambda *args: (time.sleep(0.02), listen(*args))[1])
     first, second = (base.submit(TEXT, voice=voice, max_frames=5, sampling=SamplingParams(seed=1)) for _ in range(2))
     time.sleep(0.05)
     first.cancel()
@@ -102,9 +100,8 @@ def test_who_holds_finished_utterances_holds_no_voices(base):
     for _ in range(7):
         held.append(base.submit(TEXT, voice=voice_of(base, 10), max_frames=2))
         held[-1].result()
-    time.sleep(0.05)
     gc.collect()
-    assert len(base._owner._decoder._prefixes) == len(base._owner._heard) == 4
+    until(lambda: base.snapshot().kept_prefixes == base.snapshot().kept_references == 4)
     assert all(utterance.result().frames == 2 for utterance in held)
 
 
@@ -156,11 +153,12 @@ def test_few_voices_are_kept(base):
     for voice in voices:
         base.generate(TEXT, voice=voice, max_frames=2)
     gc.collect()
-    assert len(base._prompts._openings) == len(base._owner._decoder._prefixes) == len(base._owner._heard) == 4
+    until(lambda: base.snapshot().kept_prefixes == 4)  # the engine's thread lets go of an utterance in its own time
+    assert base.snapshot().kept_openings == base.snapshot().kept_references == 4
 
 
 def test_one_voice_speaks_on_several_engines_at_once(backend):
-    with backend.load(backend.folder("base")) as first, backend.load(backend.folder("base")) as second:
+    with backend.probed(backend.folder("base")) as first, backend.load(backend.folder("base")) as second:
         voice = voice_of(first, 20)
         request = {"voice": voice, "sampling": SamplingParams(seed=5), "max_frames": 20}
         said = [engine.submit(TEXT, **request) for engine in (first, second) for _ in range(4)]
@@ -171,14 +169,14 @@ def test_one_voice_speaks_on_several_engines_at_once(backend):
 
 def test_after_a_fault_nothing_kept_is_trusted(base):
     base.generate(TEXT, voice=voice_of(base, 10), max_frames=2)
-    assert len(base._owner._decoder._prefixes) == 1
-    base._owner._decoder.recover()
-    assert len(base._owner._decoder._prefixes) == 0
+    assert base.snapshot().kept_prefixes == 1
+    base.probes.decoder.recover()
+    assert base.snapshot().kept_prefixes == 0
 
 
 def test_named_speakers_share_their_opening_too(backend):
-    engine = backend.engine()
-    request = {"speaker": "ryan", "language": "english", "sampling": SamplingParams(seed=8), "max_frames": 20}
-    kept = [engine.generate(TEXT, **request) for _ in range(2)][1]
-    forget(engine)
-    assert np.array_equal(engine.generate(TEXT, **request).samples, kept.samples)
+    with backend.load(kept_voices=1) as engine:
+        request = {"speaker": "ryan", "language": "english", "sampling": SamplingParams(seed=8), "max_frames": 20}
+        kept = [engine.generate(TEXT, **request) for _ in range(2)][1]
+        engine.generate(TEXT, speaker="ryan", language="german", max_frames=1)  # takes its place
+        assert np.array_equal(engine.generate(TEXT, **request).samples, kept.samples)

@@ -71,7 +71,7 @@ def test_whatever_callers_do_everybody_gets_what_is_theirs(backend, model, scrip
             gc.collect()
             assert_at_rest(engine)
             assert act(model, engine, "whole", 1, 0, random.Random(0)) in ("eos", "length")
-    assert engine.health()["streams"] == 0 and not engine._owner._thread.is_alive()
+    assert engine.health()["streams"] == 0 and not engine.snapshot().alive
 
 
 def left_over() -> dict[str, int]:

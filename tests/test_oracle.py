@@ -27,9 +27,9 @@ def spy_on_start(monkeypatch):
     """Collects every prompt that an engine hands to its frame decoder."""
 
     def attach(engine) -> list:
-        prompts, start = [], engine._decoder.start
+        prompts, start = [], engine.probes.decoder.start
         monkeypatch.setattr(
-            engine._decoder, "start", lambda slot, prompt, s: (prompts.append(prompt), start(slot, prompt, s))
+            engine.probes.decoder, "start", lambda slot, prompt, s: (prompts.append(prompt), start(slot, prompt, s))
         )
         return prompts
 

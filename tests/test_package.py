@@ -14,55 +14,100 @@ import qwen_megakernel
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "qwen_megakernel"
-# Arrows point down only: a module imports from lower layers.
-LAYERS = [
-    {"errors", "pcm"},
-    {"config", "fp8"},
-    {"layout"},
-    {"build", "checkpoint", "transformer", "sampling", "text", "reference"},
-    {"kernels", "quantize", "voice", "vocoder", "synthetic", "frame", "runaway", "word_times"},
-    {"prompt", "frame_graphs"},
-    {"frame_decoder", "request", "vocoder_graphs", "prefill", "listener", "twin"},
-    {"megakernel", "stream"},
-    {"backend", "owner"},
-    {"utterance"},
-    {"engine"},
-    {"__init__", "shared_engine"},
-    {"pipecat_shared", "serve_speech", "verify"},
-    {"serve_metrics"},
-    {"serve_http", "serve_page", "serve_socket"},
-    {"serve_guard"},
-    {"serve", "bench"},
-    {"cli", "serve_ray", "serve_ray_proxy", "pipecat_tts", "websocket_tts", "bot_page", "offline_llm"},
-]
-PIPECAT = {"pipecat_shared", "pipecat_tts", "websocket_tts", "bot_page", "offline_llm"}
-SERVE = {name for layer in LAYERS for name in layer if name.startswith("serve")}
-LEVEL = {name: level for level, layer in enumerate(LAYERS) for name in layer}
+DOORS = {
+    "bot_page": ["run"],
+    "offline_llm": ["OfflineLLM", "answer"],
+    "pipecat_tts": ["DEFAULT_MODEL", "MegakernelTTSService", "MegakernelTTSSettings"],
+    "serve_ray": ["Args", "app"],
+    "serve_ray_proxy": ["middleware"],
+    "websocket_tts": ["MegakernelWebsocketTTSService"],
+}
+"""Old import paths that keep working, and what is found there."""
+
+ASYNC = {"engine/shared", "engine/event_loop"}
+"""Modules outside pipecat/ and server/ that know asyncio."""
+
+
+def module_names() -> list[str]:
+    """Of the package, such as "engine/loop"; `__init__` files of sub-packages are empty."""
+    paths = (path.relative_to(PACKAGE).with_suffix("") for path in PACKAGE.rglob("*.py"))
+    return sorted(path.as_posix() for path in paths if path.name != "__init__" or len(path.parts) == 1)
+
+
+def printed_layers() -> dict[str, tuple[int, int]]:
+    """What docs/architecture.md prints under "What may import what": module -> (line from below, column from the
+    left)."""
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    block = text.split("## What may import what", 1)[1].split("```")[1]
+    rows, levels = [row.partition(":") for row in block.strip().splitlines()], {}
+    for height, (package, _, columns) in enumerate(reversed(rows)):
+        folder = "" if package.strip() == "qwen_megakernel" else f"{package.strip()}/"
+        for column, names in enumerate(columns.split("|")):
+            for name in names.split():
+                assert folder + name not in levels, f"{folder}{name} is printed twice"
+                levels[folder + name] = height, column
+    return levels
 
 
 def imports_of(path: Path) -> set[str]:
+    """Dotted names; of `from package import module` the module's."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             found.add(node.module)
+            inside = ROOT / node.module.replace(".", "/")
+            found |= {f"{node.module}.{a.name}" for a in node.names if (inside / f"{a.name}.py").is_file()}
     return found
 
 
-def test_every_module_has_a_layer():
-    assert {p.stem for p in PACKAGE.glob("*.py")} == set(LEVEL)
+def test_every_module_is_in_the_printed_list_and_no_other():
+    assert sorted(printed_layers()) == module_names()
 
 
-@pytest.mark.parametrize("name", sorted(LEVEL))
-def test_imports_point_down(name):
+@pytest.mark.parametrize("name", module_names())
+def test_imports_go_one_way(name):
+    levels = printed_layers()
     for imported in imports_of(PACKAGE / f"{name}.py"):
         if imported.split(".")[0] == "qwen_megakernel":
-            below = imported.removeprefix("qwen_megakernel").strip(".") or "__init__"
-            assert LEVEL[below] < LEVEL[name], imported
+            module = imported.removeprefix("qwen_megakernel").strip(".").replace(".", "/") or "__init__"
+            if not (PACKAGE / module).is_dir():
+                assert levels[module] < levels[name], imported
         assert imported != "pickle", imported
-        assert not imported.startswith("pipecat") or name in PIPECAT, imported
-        assert imported != "asyncio" or name in PIPECAT | SERVE | {"shared_engine"}, imported
+        folder = name.partition("/")[0] if "/" in name else ""
+        assert not imported.startswith("pipecat") or folder == "pipecat", imported
+        assert imported != "asyncio" or folder in ("pipecat", "server") or name in ASYNC, imported
+
+
+def test_sub_packages_are_folders_and_nothing_more():
+    folders = [path.parent for path in PACKAGE.glob("*/__init__.py")]
+    assert len(folders) == 7
+    for folder in folders:
+        assert not (folder / "__init__.py").read_text(encoding="utf-8").strip(), folder
+    assert len([path for path in PACKAGE.iterdir() if path.is_file()]) <= 14
+
+
+@pytest.mark.parametrize("name", module_names())
+def test_files_classes_and_functions_stay_small(name):
+    text = (PACKAGE / f"{name}.py").read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= (200 if name == "engine/loop" else 450)
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, functions):
+            assert node.end_lineno - node.lineno < 80, node.name
+        elif isinstance(node, ast.ClassDef):
+            assert sum(isinstance(part, functions) for part in node.body) <= 30, node.name
+
+
+@pytest.mark.parametrize("name", DOORS)
+def test_old_import_paths_lead_to_the_same_objects(name):
+    if name.startswith("serve_ray"):
+        pytest.importorskip("ray")
+    door, inside = import_module(f"qwen_megakernel.{name}"), imports_of(PACKAGE / f"{name}.py")
+    (home,) = (import_module(module) for module in inside)
+    assert sorted(door.__all__) == DOORS[name]
+    assert all(getattr(door, public) is getattr(home, public) for public in DOORS[name])
 
 
 def test_the_public_names_are_what_can_be_imported():
@@ -136,16 +181,27 @@ def test_the_wheel_holds_every_file_of_package_and_csrc(wheel):
 
 
 def test_the_readmes_file_tree_is_the_tree():
+    """Every row exists, and everything that git tracks at the depth of a row has one."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    for path in [
-        *PACKAGE.glob("*.py"),
-        ROOT / "csrc",
-        ROOT / "tests",
-        ROOT / "docs",
-        ROOT / "demo_pipeline.py",
-        ROOT / "examples",
-    ]:
-        assert path.name in readme, path.name
+    block = readme.split("## The tree", 1)[1].split("```")[1]
+    listed, folder = set(), ""
+    for row in block.strip("\n").splitlines():
+        if row.startswith(" " * 4):
+            continue  # a sentence goes on
+        names = row.strip().split("  ")[0].rstrip(",").split(", ")
+        if not row.startswith(" "):
+            folder = names[0] if names[0] == "qwen_megakernel/" else ""
+            listed |= set(names)
+        else:
+            listed |= {folder + name for name in names}
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    there = set()
+    for path in (Path(name) for name in tracked):
+        there.add(path.parts[0] + ("/" if len(path.parts) > 1 else ""))
+        if path.parts[0] == "qwen_megakernel":
+            there.add("/".join(path.parts[:2]) + ("/" if len(path.parts) > 2 else ""))
+    hidden = {name for name in there if name.startswith(".")}
+    assert listed == there - hidden
 
 
 def test_nothing_in_the_repository_names_this_machine():

@@ -10,10 +10,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from probes import quiet
 
 from qwen_megakernel import EngineClosed, RequestError, SamplingParams, TextEndedError, TextTooLongError
 from qwen_megakernel.checkpoint.config import GREEDY
 from qwen_megakernel.checkpoint.load import DEMO_FOLDER, Checkpoint
+from qwen_megakernel.engine.sequence import State
 from qwen_megakernel.model.prompt import PromptBuilder
 from qwen_megakernel.model.text import LONGEST_RUN, PieceEncoder, TextTokenizer
 from qwen_megakernel.model.transformer import Embeddings
@@ -184,13 +186,10 @@ def sampling(seed: int) -> SamplingParams:
     return SamplingParams(seed=seed)
 
 
-def spoken(utterance) -> int:
+def spoken(engine, utterance) -> int:
     """Frames so far, once it has nothing more to say."""
-    before = -1
-    while (now := utterance._owner.counts["frames"]) != before:
-        before = now
-        time.sleep(0.15)
-    return now
+    quiet(engine, utterance)
+    return engine.metrics()["frames"]
 
 
 def test_codes_and_samples_equal_the_whole_texts(engine):
@@ -211,7 +210,7 @@ def test_a_starved_stream_waits_and_goes_on_as_if_nothing_had_been(engine):
     whole = engine.generate(text, sampling=GREEDY, non_streaming_mode=False, max_frames=40)
     utterance = engine.submit(sampling=GREEDY, max_frames=40)
     utterance.push_text(text[:20])
-    frames = spoken(utterance) - 40
+    frames = spoken(engine, utterance) - 40
     assert 0 < frames < 20 and not utterance.done, "it spoke what it had, no padding, and waits"
     other = engine.generate("Others go on meanwhile.", sampling=GREEDY, max_frames=9)
     assert len(other.codes) == 9
@@ -226,8 +225,9 @@ def test_speech_is_one_frame_ahead_of_the_text(engine):
     utterance = engine.submit(sampling=GREEDY, max_frames=40, chunk_frames=1)
     for piece in cut("One two three four five six", 3):
         utterance.push_text(piece)
-        frames = spoken(utterance)
-        assert frames == (utterance._stream.text_rows + 1 if utterance._stream.prompt else 0)
+        frames = spoken(engine, utterance)
+        sequence = engine.snapshot().sequence(utterance.seed)
+        assert frames == (0 if sequence.state is State.WAITING_TEXT else sequence.text_rows + 1)
     assert frames > 3
     utterance.cancel()
 
@@ -237,7 +237,7 @@ def test_a_pause_of_four_seconds_in_mid_sentence_is_no_end(engine):
     whole = engine.generate(text, sampling=sampling(3), non_streaming_mode=False, max_frames=40)
     utterance = engine.submit(sampling=sampling(3), max_frames=40)
     utterance.push_text(text[:17])
-    spoken(utterance)
+    spoken(engine, utterance)
     before = engine.metrics()["frames"]
     time.sleep(4)
     assert engine.metrics()["frames"] == before and not utterance.done, "nothing is spoken in place of text"
@@ -252,13 +252,13 @@ def test_a_clone_in_pieces_says_what_the_whole_text_would(backend, frames):
     """In-context, the prompt itself takes as many text rows as the reference has frames, its own text's among them."""
     text = "Well, hello there: 3 of us are here! It's fine, isn't it? One, two, three four five, six and seven."
     with backend.load(backend.folder("base"), max_streams=2) as engine:
-        voice = random_voice(engine._checkpoint.config, frames)
-        voice = dataclasses.replace(voice, fingerprint=engine._checkpoint.fingerprint)
+        voice = random_voice(engine.config, frames)
+        voice = dataclasses.replace(voice, fingerprint=Checkpoint.open(engine.model).fingerprint)
         request = {"voice": voice, "sampling": sampling(frames), "max_frames": 60}
         whole = engine.generate(text, **request)
         utterance = engine.submit(**request)
         utterance.push_text("Well, hel")
-        assert (spoken(utterance) > 60) == (frames == 3), "it waits for the rows that its layout needs"
+        assert (spoken(engine, utterance) > 60) == (frames == 3), "it waits for the rows that its layout needs"
         for piece in cut(text[9:], frames):
             utterance.push_text(piece)
         utterance.end_text()
@@ -270,7 +270,7 @@ def test_a_dropped_utterance_that_had_begun_gives_its_slot_back(engine):
     for _ in range(7):
         utterance = engine.submit(sampling=GREEDY)
         utterance.push_text("Hello there my ")
-        spoken(utterance)
+        spoken(engine, utterance)
         del utterance
     deadline = time.monotonic() + 5
     while engine.health()["streams"] and time.monotonic() < deadline:
@@ -284,18 +284,18 @@ def test_a_stream_without_text_hands_out_all_it_has(engine, chunk_frames):
     utterance = engine.submit(on_chunk=lambda c: heard.append(len(c.codes)), chunk_frames=chunk_frames)
     utterance.push_text("Hello there my friend how are you today my dear ")
     utterance.flush()
-    assert spoken(utterance) == sum(heard) > 8
+    assert spoken(engine, utterance) == sum(heard) > 8
     utterance.cancel()
 
 
 def test_flush_speaks_what_was_held_back(engine):
     utterance = engine.submit(sampling=GREEDY, max_frames=40)
     utterance.push_text("Hello")
-    assert spoken(utterance) == 0, "the word could go on"
+    assert spoken(engine, utterance) == 0, "the word could go on"
     utterance.push_text(" you there")
-    before = spoken(utterance)
+    before = spoken(engine, utterance)
     utterance.flush()
-    assert spoken(utterance) > before and not utterance.done
+    assert spoken(engine, utterance) > before and not utterance.done
     utterance.end_text()
     assert len(utterance.result(timeout=20).codes) == 40
     for call in (utterance.flush, lambda: utterance.push_text("more")):
@@ -307,7 +307,7 @@ def test_a_starved_stream_can_be_cancelled_and_closed(engine):
     utterances = [engine.submit(sampling=GREEDY) for _ in range(3)]
     for utterance in utterances:
         utterance.push_text("Hello there my ")
-    spoken(utterances[0])
+    spoken(engine, utterances[0])
     utterances[0].cancel()
     assert utterances[0].result(timeout=5).finish_reason == "cancelled" and len(utterances[0].result().codes)
     closing = threading.Thread(target=engine.close)

@@ -31,6 +31,7 @@ from pipecat.services.tts_service import TextAggregationMode
 from pipecat.tests.utils import SleepFrame, run_test
 from pipecat.transcriptions.language import Language
 from pipecat.utils.errors import ErrorCategory
+from probes import probed
 
 from qwen_megakernel import (
     EngineBusy,
@@ -440,8 +441,8 @@ def test_a_busy_engine_is_a_rate_limit_at_once_and_the_next_turn_speaks(mode):
 
 @pytest.mark.parametrize("mode", [TextAggregationMode.SENTENCE, TOKEN])
 def test_a_kernel_fault_is_a_server_error_and_the_next_utterance_works(monkeypatch, mode):
-    with TTSEngine.load("demo", device="cpu", max_streams=1) as engine:
-        collect, calls = engine._owner._decoder.collect, []
+    with probed("demo", max_streams=1) as engine:
+        collect, calls = engine.probes.decoder.collect, []
 
         def faulty():
             codes = collect()
@@ -450,7 +451,7 @@ def test_a_kernel_fault_is_a_server_error_and_the_next_utterance_works(monkeypat
                 raise KernelFault("a wait gave up")
             return codes
 
-        monkeypatch.setattr(engine._owner._decoder, "collect", faulty)
+        monkeypatch.setattr(engine.probes.decoder, "collect", faulty)
         frames = [*turn("Hello there."), SleepFrame(0.5), *turn("How are you?")]
         down, up = run(service_of(engine, text_aggregation_mode=mode), frames)
         errors = of(up, ErrorFrame)

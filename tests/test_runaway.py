@@ -6,9 +6,11 @@ import random
 import numpy as np
 import pytest
 import torch
+from probes import token_count
 
 from qwen_megakernel import SamplingParams, TTSEngine
 from qwen_megakernel.engine.runaway import HANDED_OUT, VERDICT, RunawayGuard
+from qwen_megakernel.model.prompt import Prompt
 
 TEXT = "Hello there, how are you today?"
 Frames = list[torch.Tensor]
@@ -16,16 +18,17 @@ Frames = list[torch.Tensor]
 
 @pytest.fixture
 def engine(backend):
-    with backend.load(max_streams=1) as engine:
+    with backend.probed(max_streams=1) as engine:
         yield engine
 
 
-def force(engine, monkeypatch, frames: Frames) -> None:
-    """The decoder says exactly these frames; None is end of speech."""
-    said = iter(frames)
-    monkeypatch.setattr(engine._owner._decoder, "start", lambda slot, prompt, sampling: None)
-    monkeypatch.setattr(engine._owner._decoder, "launch", lambda slots: None)
-    monkeypatch.setattr(engine._owner._decoder, "collect", lambda: [next(said)])
+def force(engine, monkeypatch, frames: Frames) -> list[Prompt]:
+    """The decoder says exactly these frames; None is end of speech. Prompts that it is given."""
+    said, prompts = iter(frames), []
+    monkeypatch.setattr(engine.probes.decoder, "start", lambda slot, prompt, sampling: prompts.append(prompt))
+    monkeypatch.setattr(engine.probes.decoder, "launch", lambda slots: None)
+    monkeypatch.setattr(engine.probes.decoder, "collect", lambda: [next(said)])
+    return prompts
 
 
 def noise(count: int) -> Frames:
@@ -54,7 +57,7 @@ def test_the_guard_can_be_turned_off(engine, monkeypatch):
 def test_the_guard_waits_for_the_text_to_be_used_up(engine, monkeypatch):
     """In the streaming layout the text comes beside the frames: what repeats before it has ended may go on."""
     force(engine, monkeypatch, noise(1) * 300)
-    rows = len(engine._prompts.tokens(TEXT * 3).text)
+    rows = token_count(engine.model, TEXT * 3)
     audio = engine.generate(TEXT * 3, non_streaming_mode=False, max_frames=250)
     assert audio.finish_reason == "runaway" and rows <= audio.frames <= rows + HANDED_OUT
     force(engine, monkeypatch, noise(1) * 300)
@@ -103,9 +106,9 @@ def test_a_limit_within_a_loop_lets_no_more_of_it_through(engine, monkeypatch, f
 
 
 def test_no_end_ever_is_the_frame_limits_affair(engine, monkeypatch):
-    force(engine, monkeypatch, noise(2100))
+    prompts = force(engine, monkeypatch, noise(2100))
     audio = engine.generate(TEXT)
-    limit = min(engine._checkpoint.config.max_frames, 2048 - len(engine._prompts.build(TEXT).rows))
+    limit = min(engine.config.max_frames, 2048 - len(prompts[0].rows))
     assert audio.finish_reason == "length" and audio.frames == pytest.approx(limit, abs=3)
 
 

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 import urllib.request
+from pathlib import Path
 
 import httpx
 import numpy as np
@@ -20,6 +21,7 @@ import pytest
 import schemathesis
 import soundfile
 from hypothesis import HealthCheck, given, settings
+from probes import kill, probed
 from serving import Running, asgi, running, until
 
 from qwen_megakernel import BackendError, SamplingParams, TTSEngine, Voice
@@ -396,9 +398,9 @@ def test_why_it_could_not_be_loaded_is_logged_with_a_traceback_only_of_a_bug(cap
 
 
 def test_a_dead_engine_is_told():
-    with running(demo) as server:
+    with running(lambda: probed("demo", **OPTIONS)) as server:
         until(lambda: server.service.state == "ready", 60)
-        server.service.engine._owner._go_on = lambda: 1 / 0
+        kill(server.service.engine)
         assert post(server, response_format="pcm").status_code == 503
         until(lambda: httpx.get(f"{server.url}/health").status_code == 503)
         assert httpx.get(f"{server.url}/health").json()["status"] == "dead"
@@ -407,18 +409,19 @@ def test_a_dead_engine_is_told():
 
 SERVER = """
 import sys
-from qwen_megakernel import TTSEngine
+sys.path.insert(0, sys.argv[3])
+from probes import kill, probed
 from qwen_megakernel.server import app as serve
 from qwen_megakernel.server.app import make_app
 from qwen_megakernel.server.service import Limits
 
 def load():
-    engine = TTSEngine.load("demo", device="cpu", max_streams=2, max_positions=512)
+    engine = probed("demo", max_streams=2, max_positions=512)
     if sys.argv[2] == "dies":
         submit = engine.submit
         def broken(text, *args, **options):
             if text == "die":
-                engine._owner._go_on = lambda: 1 / 0
+                kill(engine)
             return submit(text, *args, **options)
         engine.submit = broken
     return engine
@@ -435,7 +438,8 @@ def process():
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        started.append(subprocess.Popen([sys.executable, "-W", "ignore", "-c", SERVER, str(port), how]))
+        command = [sys.executable, "-W", "ignore", "-c", SERVER, str(port), how, str(Path(__file__).parent)]
+        started.append(subprocess.Popen(command))
         url = f"http://127.0.0.1:{port}"
 
         def ready() -> bool:

@@ -42,6 +42,7 @@ class TTSEngine:
 
     Attributes:
         model: what it was loaded from: a folder, a hub id, or "demo".
+        config: the checkpoint's.
         variant: "base", "custom_voice" or "voice_design".
         speakers: what `speaker` may be (CustomVoice), in the checkpoint's order.
         languages: what `language` may be, "auto" first.
@@ -71,7 +72,7 @@ class TTSEngine:
         """
         limits, config = limits or Limits(), checkpoint.config
         tokenizer = TextTokenizer(checkpoint.folder, config.talker.text_vocab_size)
-        self._limits, self._checkpoint = limits, checkpoint
+        self._limits, self._checkpoint, self.config = limits, checkpoint, config
         self.model, self._backend, self.variant = model, backend.name, config.variant
         with told_of_memory(model, backend.device, limits.kv_bytes(config.talker.stack, backend.dtype), limits):
             loaded = backend.load(limits.max_streams, limits.max_positions)
@@ -93,7 +94,7 @@ class TTSEngine:
         streams = self._limits.max_streams
         memory = {
             "talker and code predictor": loaded.decoder.weight_bytes,
-            "keys and values": self._limits.kv_bytes(self._checkpoint.config.talker.stack, dtype),
+            "keys and values": self._limits.kv_bytes(self.config.talker.stack, dtype),
             "vocoder": loaded.vocoder.weight_bytes,
             "vocoder's streams": streams * loaded.vocoder.slot_bytes,
         }
@@ -187,7 +188,7 @@ class TTSEngine:
         """For speech that nobody hears: a Base checkpoint has no speakers."""
         if self.variant != "base":
             return None
-        return Voice.nobody(self._checkpoint.config.talker.stack.hidden_size, self._checkpoint.fingerprint)
+        return Voice.nobody(self.config.talker.stack.hidden_size, self._checkpoint.fingerprint)
 
     def _measure(self, request: dict) -> None:
         """How many live listeners the device sustains: enough at once for full launches, the better of two rounds."""

@@ -25,6 +25,7 @@ from qwen_megakernel.check.reference import Reference, Said, reference_module  #
 from qwen_megakernel.check.verify import parting, prompts_of, tie  # noqa: E402
 from qwen_megakernel.checkpoint.load import DEMO_FOLDER, Checkpoint  # noqa: E402
 from qwen_megakernel.checkpoint.synthetic import write_checkpoint  # noqa: E402
+from qwen_megakernel.model.vocoder import TorchVocoder  # noqa: E402
 
 RATE = 24000
 

@@ -1,0 +1,99 @@
+"""Engines whose parts a test may replace, made through the front door: over a backend of the test's own."""
+
+import time
+from pathlib import Path
+
+import torch
+
+from qwen_megakernel import TTSEngine
+from qwen_megakernel.backend.interfaces import LoadedModel
+from qwen_megakernel.backend.select import Backend, select_device
+from qwen_megakernel.checkpoint.load import Checkpoint
+from qwen_megakernel.engine.options import Limits
+from qwen_megakernel.engine.sequence import State
+from qwen_megakernel.model.text import TextTokenizer
+
+
+class Probe:
+    """A part of a backend. A test sets a method here; what it does not set goes to the real part."""
+
+    def __init__(self, real):
+        self.real = real
+
+    def __getattr__(self, name: str):
+        return getattr(self.real, name)
+
+
+class ProbedBackend:
+    """A backend that keeps hold of what it made.
+
+    Attributes:
+        decoder, vocoder: probes of the latest.
+        check_device: what an engine calls to find out whether its device is lost.
+    """
+
+    def __init__(self, real: Backend):
+        self.real = real
+
+    def __getattr__(self, name: str):
+        return getattr(self.real, name)
+
+    def load(self, slots: int, max_positions: int) -> LoadedModel:
+        model = self.real.load(slots, max_positions)
+        self.decoder, self.vocoder, self.check_device = Probe(model.decoder), Probe(model.vocoder), model.check_device
+        return LoadedModel(model.embeddings, self.decoder, self.vocoder, lambda: self.check_device())
+
+    def lose_device(self, error: BaseException) -> None:
+        """Whatever is launched from now on fails, and the device with it."""
+
+        def lost(*_args):
+            raise error
+
+        self.decoder.launch = self.decoder.start = self.check_device = lost
+
+
+def probed(
+    model: str | Path,
+    *,
+    backend: str = "torch",
+    device: str = "cpu",
+    dtype: torch.dtype | None = None,
+    fallback: bool = False,
+    wrap: type[ProbedBackend] = ProbedBackend,
+    **limits,
+) -> TTSEngine:
+    """An engine with its `ProbedBackend` as `engine.probes`. `limits` are `Limits`'."""
+    checkpoint, where = Checkpoint.open(model), select_device(device)
+    dtype = dtype or (torch.bfloat16 if where.type == "cuda" else torch.float32)
+    probes = wrap(Backend(backend, checkpoint, where, dtype))
+    engine = TTSEngine(str(model), checkpoint, probes, Limits(**({"queue_timeout": 60.0} | limits)), fallback=fallback)
+    engine.probes = probes
+    return engine
+
+
+def kill(engine: TTSEngine) -> None:
+    """End an engine of `probed` as a lost device does."""
+    engine.probes.lose_device(ZeroDivisionError("the device is lost"))
+    engine.submit("Hello.", max_frames=1)
+    end = time.monotonic() + 60
+    while engine.health()["status"] != "dead":
+        assert time.monotonic() < end, engine.health()
+        time.sleep(0.002)
+
+
+def quiet(engine: TTSEngine, utterance) -> None:
+    """Wait until an utterance has handed out all it can, in a short chunk if need be, or has ended."""
+    end = time.monotonic() + 60
+    while not utterance.done:
+        sequence = engine.snapshot().sequence(utterance.seed)
+        if sequence is None or sequence.state is State.WAITING_TEXT:
+            break
+        if sequence.idle and sequence.handed_out == sequence.seen == sequence.launched:
+            break
+        assert time.monotonic() < end, sequence
+        time.sleep(0.002)
+
+
+def token_count(model: str, text: str) -> int:
+    checkpoint = Checkpoint.open(model)
+    return len(TextTokenizer(checkpoint.folder, checkpoint.config.talker.text_vocab_size).encode(text))
