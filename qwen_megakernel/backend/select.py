@@ -10,7 +10,8 @@ from qwen_megakernel.backend.build import load_extension, why_no_build, why_no_g
 from qwen_megakernel.backend.frame_decoder import FrameDecoder, TorchFrameDecoder
 from qwen_megakernel.backend.megakernel import MegakernelFrameDecoder, why_no_megakernel
 from qwen_megakernel.backend.vocoder_graphs import GraphVocoder, why_no_graphs
-from qwen_megakernel.checkpoint.config import ModelConfig, VocoderConfig
+from qwen_megakernel.checkpoint.codec_config import VocoderConfig
+from qwen_megakernel.checkpoint.config import ModelConfig
 from qwen_megakernel.checkpoint.fp8 import dequantized, parts_in
 from qwen_megakernel.errors import BackendError
 from qwen_megakernel.model.transformer import Embeddings

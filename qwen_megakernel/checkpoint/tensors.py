@@ -4,7 +4,8 @@ So a tensor that is missing, extra or misshaped is refused by name (checkpoint.p
 The table adds up to the published sizes of all five checkpoints, to the byte (tests/test_checkpoint.py).
 """
 
-from qwen_megakernel.checkpoint.config import CodecConfig, ModelConfig, SpeakerEncoderConfig, StackConfig, TalkerConfig
+from qwen_megakernel.checkpoint.codec_config import CodecConfig
+from qwen_megakernel.checkpoint.config import ModelConfig, SpeakerEncoderConfig, StackConfig, TalkerConfig
 
 Shapes = dict[str, tuple[int, ...]]
 

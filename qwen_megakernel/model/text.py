@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 
-from qwen_megakernel.checkpoint.config import read_json
+from qwen_megakernel.checkpoint.json_object import read_json
 from qwen_megakernel.errors import CheckpointError, RequestError, TextError, TextTooLongError
 
 _QWEN2_PIECES = (

@@ -24,7 +24,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from qwen_megakernel.checkpoint.config import CodecConfig, SpeakerEncoderConfig
+from qwen_megakernel.checkpoint.codec_config import CodecConfig
+from qwen_megakernel.checkpoint.config import SpeakerEncoderConfig
 from qwen_megakernel.checkpoint.load import Checkpoint
 from qwen_megakernel.errors import AudioError, CheckpointError, RequestError, VoiceError
 from qwen_megakernel.model.text import check_unicode
