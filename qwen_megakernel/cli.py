@@ -26,9 +26,9 @@ from qwen_megakernel.checkpoint.load import DEMO, DEMO_NOTICE, PUBLISHED, Checkp
 from qwen_megakernel.checkpoint.quantize import quantize_checkpoint
 from qwen_megakernel.engine.stream import Audio, Chunk
 from qwen_megakernel.errors import BackendError, RequestError
-from qwen_megakernel.model.prompt import AUTO
+from qwen_megakernel.model.conditioning import AUTO
 from qwen_megakernel.model.text import split_sentences
-from qwen_megakernel.model.voice import Voice, check_reference
+from qwen_megakernel.model.voice import Voice, check_ref_options
 from qwen_megakernel.server.service import TOKEN
 
 MAX_PIECE_CHARS = 300
@@ -175,7 +175,7 @@ def check_voice_options(args: argparse.Namespace) -> Voice | None:
     Raises:
         RequestError: the options do not go together; VoiceError: the file is no voice, or the text blank.
     """
-    check_reference(args.ref_audio, args.ref_text)
+    check_ref_options(args.ref_audio, args.ref_text)
     if args.speaker is not None and (args.voice is not None or args.ref_audio is not None):
         raise RequestError(
             "--speaker is one of the checkpoint's; --voice and --ref-audio bring another: give one of them"

@@ -345,8 +345,8 @@ def test_a_prompt_of_no_numbers_is_an_error_and_harms_nobody_else(engine, monkey
     """In company and in every slot; who speaks there next hears nothing of it."""
     whole, build = alone(engine), engine._prompts.build
 
-    def broken(tokens, **options):
-        prompt = build(tokens, **options)
+    def broken(*request, **options):
+        prompt = build(*request, **options)
         return dataclasses.replace(prompt, rows=prompt.rows * torch.nan, prefix=None)
 
     for _ in range(3):

@@ -39,6 +39,7 @@ from qwen_megakernel.engine.stream import Audio, Chunk, Stream
 from qwen_megakernel.engine.utterance import ChunkStream, Utterance
 from qwen_megakernel.errors import BackendError, OutOfMemoryError, RequestError, TextError, TextTooLongError
 from qwen_megakernel.model.prompt import KEPT_VOICES, PromptBuilder
+from qwen_megakernel.model.prompt_pieces import PromptPieces
 from qwen_megakernel.model.text import TextTokenizer
 from qwen_megakernel.model.vocoder import Vocoder
 from qwen_megakernel.model.voice import RefAudio, Voice, VoiceEncoder
@@ -348,11 +349,9 @@ class TTSEngine:
         stream = Stream(request, on_chunk, on_end)
         listener = stream.listener = self._owner.listen(stream) if on_chunk or on_end else None
         utterance = Utterance(stream, self._owner, self)
-        voicing = {"speaker": request.speaker, "language": request.language, "instruct": request.instruct}
-        voicing |= {"voice": request.voice, "max_positions": self._owner.max_positions}
         if not whole:
             with self._owner.in_order():
-                stream.pieces = self._prompts.begin(**voicing)
+                stream.pieces = PromptPieces(self._prompts, request.conditioning, self._owner.max_positions)
             self._owner.admit(stream)
             if listener:
                 self._start(listener, stream)
@@ -361,7 +360,12 @@ class TTSEngine:
         tokens = self._prompts.tokens(text)
         stream.mark("tokenise")
         with self._owner.in_order():
-            prompt = self._prompts.build(tokens, non_streaming_mode=request.non_streaming_mode, **voicing)
+            prompt = self._prompts.build(
+                tokens,
+                request.conditioning,
+                non_streaming_mode=request.non_streaming_mode,
+                max_positions=self._owner.max_positions,
+            )
         stream.mark("prompt")
         self._owner.admit(stream)
         self._owner.speak(stream, prompt, text_complete=True)
@@ -402,10 +406,7 @@ class TTSEngine:
         checked = self._checked(request)
         return self._prompts.pieces(
             text,
-            language=checked.language,
-            speaker=checked.speaker,
-            instruct=checked.instruct,
-            voice=checked.voice,
+            checked.conditioning,
             non_streaming_mode=checked.non_streaming_mode,
             max_positions=self.max_positions,
         )

@@ -41,7 +41,8 @@ from qwen_megakernel.errors import (
     TextEndedError,
     TTSError,
 )
-from qwen_megakernel.model.prompt import Prompt, PromptPieces
+from qwen_megakernel.model.prompt import Prompt
+from qwen_megakernel.model.prompt_pieces import PromptPieces
 from qwen_megakernel.model.vocoder import Vocoder, VocoderState
 
 log = logging.getLogger(__name__)
@@ -675,7 +676,7 @@ class Owner:
     def _prefill(self, stream: Stream) -> None:
         self._decoder.start(stream.slot, stream.prompt, stream.request.sampling)
         self._vocoder.reset(stream.slot)
-        voice = stream.request.voice
+        voice = stream.request.conditioning.voice
         stream.context = []
         if voice is not None and voice.ref_codes is not None:
             stream.voice_digest, stream.context = voice.digest, self._vocoder.portions(voice.ref_codes)

@@ -17,7 +17,8 @@ from qwen_megakernel.backend.frame_decoder import RECENT_FRAMES
 from qwen_megakernel.engine.callbacks import Listener
 from qwen_megakernel.engine.request import Request
 from qwen_megakernel.engine.runaway import RunawayGuard
-from qwen_megakernel.model.prompt import Prompt, PromptPieces
+from qwen_megakernel.model.prompt import Prompt
+from qwen_megakernel.model.prompt_pieces import PromptPieces
 from qwen_megakernel.model.vocoder import Portion
 
 

@@ -149,8 +149,8 @@ class Voice:
         return voice
 
 
-def check_reference(ref_audio: object | None, ref_text: str | None) -> None:
-    """Of the command line's --ref-audio and --ref-text, what can be told before anything is loaded.
+def check_ref_options(ref_audio: object | None, ref_text: str | None) -> None:
+    """Check the command line's --ref-audio and --ref-text, as far as that needs no model.
 
     Raises:
         RequestError: a text without its audio. VoiceError, TextError: as `check_ref_text`.
