@@ -20,7 +20,6 @@ from qwen_megakernel.model.vocoder import Vocoder
 log = logging.getLogger(__name__)
 
 BACKENDS = ("auto", "megakernel", "torch")
-VOCODER_DTYPES = ("float32", "tf32", "bfloat16")
 
 
 def select_backend(
@@ -106,7 +105,7 @@ def make_vocoder(
     PyTorch.
 
     Args:
-        dtype: one of `VOCODER_DTYPES`.
+        dtype: as `dtypes.vocoder_dtype_of` returns it.
         recent_codes: the frame decoder's (`FrameDecoder.recent_codes`).
         fp8: of the frame decoder's weights: its build has the vocoder's kernels too.
 

@@ -21,7 +21,6 @@ import torch
 
 from qwen_megakernel.backend.frame_decoder import FrameDecoder
 from qwen_megakernel.backend.select import (
-    VOCODER_DTYPES,
     make_decoder,
     make_embeddings,
     make_vocoder,
@@ -30,6 +29,7 @@ from qwen_megakernel.backend.select import (
 )
 from qwen_megakernel.backend.vocoder_graphs import GraphVocoder
 from qwen_megakernel.checkpoint.config import SamplingParams
+from qwen_megakernel.checkpoint.dtypes import dtype_of, vocoder_dtype_of
 from qwen_megakernel.checkpoint.fp8 import name_of, parts_of
 from qwen_megakernel.checkpoint.load import DEMO, DEMO_NOTICE, Checkpoint
 from qwen_megakernel.engine.callbacks import Listener
@@ -113,14 +113,14 @@ class TTSEngine:
         *,
         backend: str = "auto",
         device: str | torch.device | None = None,
-        dtype: torch.dtype | None = None,
+        dtype: str | torch.dtype | None = None,
         weights: str | Collection[str] | None = None,
         max_streams: int = 8,
         max_positions: int = 2048,
         max_queue: int = 8,
         queue_timeout: float = 5.0,
         kept_voices: int = KEPT_VOICES,
-        vocoder_dtype: str = "float32",
+        vocoder_dtype: str | torch.dtype = "float32",
         fallback: str | None = None,
     ) -> "TTSEngine":
         """Load a checkpoint and start the owner thread.
@@ -130,7 +130,8 @@ class TTSEngine:
             backend: "torch", "megakernel" (published dims, bfloat16, a GPU of build.py's TARGETS) or "auto", which
                 takes the megakernel on Hopper, where it has been run; a log line says what was taken and why.
             device: None takes a CUDA GPU if there is one, else the CPU.
-            dtype: of talker and code predictor; None is bfloat16 on a GPU and float32 on a CPU.
+            dtype: of talker and code predictor: "float32", "bfloat16" or the torch.dtype of that name; None is bfloat16
+                on a GPU and float32 on a CPU.
             weights: "bf16", "fp8", "fp8-predictor", or a list of some of fp8.PARTS: what is E4M3, quantised now if the
                 checkpoint does not have it so; the rest is of `dtype`. None: as the checkpoint has it. docs/fp8.md
                 says what it costs. PyTorch computes with the same weights, dequantised, and saves no memory.
@@ -144,7 +145,8 @@ class TTSEngine:
                 a transcribed reference of 10 s about 30 for each text layout.
             fallback: "torch": after three faults of our kernels in a row PyTorch takes over, many times slower; None:
                 the engine is then dead.
-            vocoder_dtype: "float32", "tf32" (GPU only) or "bfloat16" (slow: not through our kernels).
+            vocoder_dtype: "float32", "tf32" (GPU only), "bfloat16" (slow: not through our kernels), or the
+                torch.dtype of such a name.
 
         Raises:
             CheckpointError: see `Checkpoint.open`.
@@ -154,11 +156,8 @@ class TTSEngine:
         if fallback not in (None, "torch"):
             raise BackendError(f"fallback must be None or 'torch', got {fallback!r}")
         device = select_device(device)
-        dtype = dtype or (torch.bfloat16 if device.type == "cuda" else torch.float32)
-        if dtype not in (torch.float32, torch.bfloat16):
-            raise BackendError(f"dtype must be torch.float32 or torch.bfloat16, got {dtype}")
-        if vocoder_dtype not in VOCODER_DTYPES:
-            raise BackendError(f"vocoder_dtype must be one of {', '.join(VOCODER_DTYPES)}, got {vocoder_dtype!r}")
+        dtype = dtype_of(("bfloat16" if device.type == "cuda" else "float32") if dtype is None else dtype)
+        vocoder_dtype = vocoder_dtype_of(vocoder_dtype)
         if vocoder_dtype == "tf32" and device.type == "cpu":
             raise BackendError("vocoder_dtype='tf32' needs an NVIDIA GPU, the device is a CPU; use 'float32'")
         check_sizes(max_streams=max_streams, max_positions=max_positions, max_queue=max_queue, kept_voices=kept_voices)
