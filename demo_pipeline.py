@@ -50,7 +50,8 @@ from pipecat.workers.runner import WorkerRunner
 
 from qwen_megakernel import TTSEngine, TTSError
 from qwen_megakernel.checkpoint.load import DEMO, DEMO_NOTICE
-from qwen_megakernel.cli import add_voice_options, check_voice_options, check_wav
+from qwen_megakernel.cli_options import add_voice_options, check_voice_options
+from qwen_megakernel.cli_speak import check_wav
 from qwen_megakernel.errors import RequestError
 from qwen_megakernel.offline_llm import OfflineLLM
 from qwen_megakernel.pipecat_tts import MegakernelTTSService

@@ -3,7 +3,7 @@
     python benchmarks/measure_fp8.py [--size 0.6b 1.7b demo] [--model MODEL] [--frames 40] [--sentences 24]
 
 speed     (GPU) a frame's time by columns, its floor, its weights alone (a build that reads and multiplies), and memory
-error     an utterance drawn by the fp32 twin of the stored weights, its codes fed to twins with other weights: relative
+error     an utterance drawn in fp32 with the stored weights, its codes fed to other weights (teacher forcing): relative
           error of the weights, of the talker's hidden state layer by layer, of both kinds of logits; KL of the
           distributions that are drawn from, and what they leave out of the true one; how often the likeliest code, and
           the code drawn with the same noise, is the same. The row "bf16" is the stored weights computed in bf16 by
@@ -38,11 +38,12 @@ from qwen_megakernel.backend import build
 from qwen_megakernel.backend.megakernel import MegakernelFrameDecoder, why_no_megakernel
 from qwen_megakernel.backend.select import select_device
 from qwen_megakernel.check.bench import weight_bytes
-from qwen_megakernel.check.twin import forced_logits, forced_talker
+from qwen_megakernel.check.teacher_forcing import teacher_forced_logits, teacher_forced_talker
 from qwen_megakernel.checkpoint.config import GREEDY, ModelConfig
 from qwen_megakernel.checkpoint.fp8 import PARTS, WEIGHTS, dequantized, part_of, quantized
 from qwen_megakernel.checkpoint.load import Checkpoint
 from qwen_megakernel.checkpoint.synthetic import random_talker, synthetic_config
+from qwen_megakernel.model.conditioning import Conditioning
 from qwen_megakernel.model.frame import Frame, SlotState, draws_of
 from qwen_megakernel.model.prompt import Prompt, PromptBuilder
 from qwen_megakernel.model.sampling import Draw, gumbel_noise
@@ -58,7 +59,7 @@ Tensors = dict[str, Tensor]
 
 @dataclasses.dataclass
 class Forced:
-    """What a twin makes of an utterance whose codes are given."""
+    """What a teacher-forced pass makes of an utterance."""
 
     layers: list[Tensor]  # behind every talker layer, with the last norm: [frames, hidden]
     logits: list[Tensor]  # of every group: [frames, codes]
@@ -76,11 +77,11 @@ def prompt_of(config: ModelConfig, exact: Tensors, folder: Path | None, speaker:
         return Prompt(rows[:-1], rows[-1:], rows[-1])
     tokenizer = TextTokenizer(folder, config.talker.text_vocab_size)
     builder = PromptBuilder(config, tokenizer, Embeddings(config.talker, exact))
-    return builder.build(SENTENCES[1], speaker=speaker or next(iter(builder.speakers), None))
+    return builder.build(SENTENCES[1], Conditioning(speaker or next(iter(builder.speakers), None)))
 
 
 class Utterance:
-    """Drawn by the fp32 twin of the stored weights."""
+    """An utterance drawn in fp32 with the stored weights."""
 
     @torch.inference_mode()
     def __init__(self, config: ModelConfig, tensors: Tensors, frames: int, folder: Path | None, speaker: str | None):
@@ -111,8 +112,8 @@ class Utterance:
             dataclasses.replace(c, stack=dataclasses.replace(c.stack, num_layers=n + 1))
             for n in range(c.stack.num_layers)
         ]
-        hidden = [forced_talker(config, plain, self.prompt, self.codes) for config in few]
-        return Forced([h.float() for h in hidden], forced_logits(c, plain, hidden[-1], self.codes))
+        hidden = [teacher_forced_talker(config, plain, self.prompt, self.codes) for config in few]
+        return Forced([h.float() for h in hidden], teacher_forced_logits(c, plain, hidden[-1], self.codes))
 
     def compare(self, ours: Forced, exact: Forced) -> dict:
         """Averages over frames, and over codes 1..15."""

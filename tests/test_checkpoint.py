@@ -11,9 +11,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from qwen_megakernel import CheckpointError, CheckpointNotFoundError
-from qwen_megakernel.checkpoint.config import CodecConfig, ModelConfig, TalkerConfig, _Json
+from qwen_megakernel.checkpoint.codec_config import CodecConfig
+from qwen_megakernel.checkpoint.config import ModelConfig, TalkerConfig
+from qwen_megakernel.checkpoint.json_object import JsonObject
 from qwen_megakernel.checkpoint.load import DEMO_FOLDER, Checkpoint, find_checkpoint
-from qwen_megakernel.checkpoint.synthetic import _GENERATION, _codec_config, _main_config
+from qwen_megakernel.checkpoint.synthetic_config import GENERATION, codec_config, main_config
 from qwen_megakernel.checkpoint.tensors import expected_tensors
 
 CPU = torch.device("cpu")
@@ -59,9 +61,9 @@ def safetensors_bytes(shapes: dict, item: int, dtype: str, metadata: dict | None
 def test_the_published_files_hold_exactly_these_names_and_shapes(tmp_path, size, variant, tensors, published):
     """The byte sizes of the published files follow from every name, shape and dtype."""
     (tmp_path / "speech_tokenizer").mkdir()
-    (tmp_path / "config.json").write_text(json.dumps(_main_config(size, variant)))
-    (tmp_path / "generation_config.json").write_text(json.dumps(_GENERATION))
-    (tmp_path / "speech_tokenizer" / "config.json").write_text(json.dumps(_codec_config(True, 2048)))
+    (tmp_path / "config.json").write_text(json.dumps(main_config(size, variant)))
+    (tmp_path / "generation_config.json").write_text(json.dumps(GENERATION))
+    (tmp_path / "speech_tokenizer" / "config.json").write_text(json.dumps(codec_config(True, 2048)))
     main, codec = expected_tensors(ModelConfig.from_folder(tmp_path))
     assert len(main) == tensors
     assert safetensors_bytes(main, 2, "BF16", None if variant == "base" else {"format": "pt"}) == published
@@ -332,7 +334,7 @@ def test_generation_config_gives_the_defaults(copy):
 
 
 def test_ids_come_from_the_checkpoint():
-    published = TalkerConfig.from_json(_Json(_main_config("1.7b", "custom_voice")["talker_config"], "x"))
+    published = TalkerConfig.from_json(JsonObject(main_config("1.7b", "custom_voice")["talker_config"], "x"))
     assert (published.codec_eos_id, published.codec_pad_id, published.first_suppressed_id) == (2150, 2148, 2048)
     assert published.speakers["vivian"] == 3065 and published.languages["german"] == 2053
     assert published.dialects == {"eric": "sichuan_dialect", "dylan": "beijing_dialect"}
@@ -341,9 +343,9 @@ def test_ids_come_from_the_checkpoint():
 
 
 def test_codec_rates_must_agree():
-    codec = _codec_config(False, 256) | {"decode_upsample_rate": 960}
+    codec = codec_config(False, 256) | {"decode_upsample_rate": 960}
     with pytest.raises(CheckpointError, match="decode_upsample_rate must be 1920"):
-        CodecConfig.from_json(_Json(codec, "x"))
+        CodecConfig.from_json(JsonObject(codec, "x"))
 
 
 # ---------------------------------------------------------------- names

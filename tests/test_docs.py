@@ -4,6 +4,7 @@ import ast
 import asyncio
 import importlib.util
 import json
+import os
 import re
 import shlex
 import shutil
@@ -22,7 +23,7 @@ from listener import PacedOutput
 from pipecat.processors.frame_processor import FrameProcessor
 from serving import running, until
 
-from qwen_megakernel import TTSEngine, cli
+from qwen_megakernel import TTSEngine, cli, cli_options
 from qwen_megakernel.checkpoint.load import PUBLISHED
 from qwen_megakernel.checkpoint.synthetic import NO_EOS
 
@@ -179,11 +180,19 @@ def test_python_blocks_run_one_behind_the_other(name, workplace, request):
 
 @pytest.mark.parametrize("name", [name for name in GUIDES if shell_blocks(name)])
 def test_command_lines_are_read_by_the_real_parsers_and_run_where_they_can(name, workplace, request, capsysbinary):
+    missing = set()
     for block in shell_blocks(name):
         for command in commands(at_our_server(block, request)):
             check(command)
-            if is_run(command):
+            if not is_run(command):
+                continue
+            if command[0] == "qwen-megakernel" or shutil.which(command[0]):
                 run(command)
+            else:
+                missing.add(command[0])
+    if missing:
+        told = f"not installed here, so its commands in {name} were not run: {', '.join(sorted(missing))}"
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(told)
 
 
 def check(command: list[str]) -> None:
@@ -193,7 +202,7 @@ def check(command: list[str]) -> None:
         cli._parser().parse_args(rest)
     elif first == "python":
         given = {word for word in rest if word.startswith("--")}
-        known = options_of(ROOT / rest[0]) | options_of(Path(cli.__file__))
+        known = options_of(ROOT / rest[0]) | options_of(Path(cli_options.__file__))
         assert given <= known, command
     elif first == "make":
         assert re.search(rf"^{rest[0]}:", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M), command
@@ -212,10 +221,8 @@ def check(command: list[str]) -> None:
 def run(command: list[str]) -> None:
     if command[0] == "qwen-megakernel":
         assert cli.main(command[1:]) == 0, command
-    elif shutil.which(command[0]):
-        subprocess.run([*command, "--fail", "--silent", "--show-error"], check=True, timeout=60)
     else:
-        return
+        subprocess.run([*command, "--fail", "--silent", "--show-error"], check=True, timeout=60)
     for word, file in zip(command, command[1:], strict=False):
         if word == "--output" and file != "-":
             samples, rate = soundfile.read(file)

@@ -619,7 +619,7 @@ def test_an_interrupted_caller_leaves_nothing_running(own_engine, monkeypatch):
     utterance.push_text(TEXT)
     with monkeypatch.context() as patch:
         patch.setattr("qwen_megakernel.model.prompt.PromptBuilder.build", interrupted)
-        patch.setattr("qwen_megakernel.model.prompt.PromptPieces.end", interrupted)
+        patch.setattr("qwen_megakernel.model.prompt_pieces.PromptPieces.end", interrupted)
         for call in (utterance.end_text, lambda: own_engine.generate(TEXT)):
             with pytest.raises(KeyboardInterrupt):
                 call()

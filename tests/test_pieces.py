@@ -16,7 +16,9 @@ from qwen_megakernel import EngineClosed, RequestError, SamplingParams, TextEnde
 from qwen_megakernel.checkpoint.config import GREEDY
 from qwen_megakernel.checkpoint.load import DEMO_FOLDER, Checkpoint
 from qwen_megakernel.engine.sequence import State
+from qwen_megakernel.model.conditioning import Conditioning
 from qwen_megakernel.model.prompt import PromptBuilder
+from qwen_megakernel.model.prompt_pieces import PromptPieces
 from qwen_megakernel.model.text import LONGEST_RUN, PieceEncoder, TextTokenizer
 from qwen_megakernel.model.transformer import Embeddings
 from qwen_megakernel.model.voice import Voice
@@ -156,7 +158,7 @@ def test_rows_equal_the_whole_texts(tiny, variant, frames):
     builder = PromptBuilder(checkpoint.config, tokenizer, Embeddings(checkpoint.config.talker, tensors))
     voice = random_voice(checkpoint.config, frames) if frames else None
     speaker = builder.speakers[0] if builder.speakers else None
-    request = {"speaker": speaker, "language": "english", "instruct": "Slowly, please.", "voice": voice}
+    conditioning = Conditioning(speaker, "english", "Slowly, please.", voice)
     for seed in range(20):
         rng = random.Random(seed)
         text = "".join(
@@ -165,8 +167,8 @@ def test_rows_equal_the_whole_texts(tiny, variant, frames):
         )
         if not text.strip():
             continue
-        whole = builder.build(text, non_streaming_mode=False, **request)
-        pieces, trailing = builder.begin(**request), []
+        whole = builder.build(text, conditioning, non_streaming_mode=False)
+        pieces, trailing = PromptPieces(builder, conditioning), []
         for piece in cut(text, seed):
             trailing.append(pieces.push(piece))
             if rng.random() < 0.1 and pieces.held == 0:

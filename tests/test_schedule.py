@@ -199,7 +199,7 @@ class Engine:
         request = SimpleNamespace(
             sampling=SamplingParams(seed=1),
             max_frames=max_frames,
-            voice=voice,
+            conditioning=SimpleNamespace(voice=voice),
             chunk_frames=schedule,
             runaway_guard=False,
         )

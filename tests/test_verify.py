@@ -16,15 +16,17 @@ import torch
 from test_bot_page import CHROMIUM, FLAGS
 from torch import nn
 
-from qwen_megakernel import TTSEngine
+from qwen_megakernel import TTSEngine, Voice
 from qwen_megakernel.backend.torch_decoder import TorchFrameDecoder
 from qwen_megakernel.check import verify
-from qwen_megakernel.check.reference import INSTALL, Request, reference_audio, reference_module
-from qwen_megakernel.check.twin import forced_logits, forced_talker
+from qwen_megakernel.check.reference import INSTALL, Case, reference_audio, reference_module
+from qwen_megakernel.check.report import Report, gap, parting
+from qwen_megakernel.check.teacher_forcing import teacher_forced_logits, teacher_forced_talker
 from qwen_megakernel.checkpoint.config import GREEDY, SamplingParams
 from qwen_megakernel.checkpoint.load import Checkpoint
 from qwen_megakernel.cli import main
 from qwen_megakernel.errors import BackendError
+from qwen_megakernel.model.conditioning import Conditioning
 from qwen_megakernel.model.transformer import Embeddings
 from qwen_megakernel.model.vocoder import TorchVocoder
 
@@ -33,7 +35,7 @@ CPU = torch.device("cpu")
 
 
 @dataclass
-class Voice:
+class TheirVoice:
     ref_spk_embedding: torch.Tensor
     ref_code: torch.Tensor | None
     ref_text: str | None
@@ -67,7 +69,7 @@ class StandIn:
         )
         self._heads = heads
 
-    def create_voice_clone_prompt(self, audio, ref_text, x_vector_only_mode) -> list[Voice]:
+    def create_voice_clone_prompt(self, audio, ref_text, x_vector_only_mode) -> list[TheirVoice]:
         assert x_vector_only_mode == (ref_text is None)
         voice = self.engine.create_voice(audio, ref_text)
         vector, codes = voice.speaker_embedding.clone(), voice.ref_codes
@@ -75,7 +77,7 @@ class StandIn:
         if codes is not None and self.fault == "reference codes":
             codes = codes.clone()
             codes[1, 2] ^= 1
-        return [Voice(vector, codes, ref_text)]
+        return [TheirVoice(vector, codes, ref_text)]
 
     def generate_custom_voice(self, speaker, instruct, **request):
         return self._speak(speaker=speaker, instruct=instruct, **request)
@@ -87,7 +89,7 @@ class StandIn:
         vector, codes, text = (
             getattr(voice_clone_prompt[0], f"ref_{part}") for part in ("spk_embedding", "code", "text")
         )
-        return self._speak(voice=verify.Voice(vector, codes, text, self.checkpoint.fingerprint), **request)
+        return self._speak(voice=Voice(vector, codes, text, self.checkpoint.fingerprint), **request)
 
     def _speak(
         self, text, language, non_streaming_mode, max_new_tokens, do_sample=True, subtalker_dosample=True, **who
@@ -110,7 +112,9 @@ class StandIn:
         self.model.talker.generate(inputs_embeds=rows, trailing_text_hidden=trailing)
         codes, config = torch.from_numpy(self.audio.codes), self.checkpoint.config.talker
         tensors = self.checkpoint.talker(CPU, torch.float32)
-        logits = forced_logits(config, tensors, forced_talker(config, tensors, self.prompt, codes), codes)
+        logits = teacher_forced_logits(
+            config, tensors, teacher_forced_talker(config, tensors, self.prompt, codes), codes
+        )
         if self.fault in ("codes", "tie", "almost a tie"):
             best, second = logits[5][3].topk(2).indices
             codes = codes.clone()
@@ -160,7 +164,7 @@ def failures(printed: str) -> list[str]:
 # ---------------------------------------------------------------- alone
 
 
-def test_alone_it_compares_with_a_twin_and_speaks(tmp_path, capsys):
+def test_alone_it_compares_with_teacher_forcing_and_speaks(tmp_path, capsys):
     assert run("demo", tmp_path / "out", "--frames", FRAMES) == 0
     printed = capsys.readouterr().out
     assert INSTALL in printed and "not installed" in printed and "no fast path" in printed
@@ -176,8 +180,8 @@ def test_alone_it_compares_with_a_twin_and_speaks(tmp_path, capsys):
         assert rate == 24000 and len(samples) == FRAMES * 1920
 
 
-def test_a_twin_of_other_weights_says_so(tmp_path, tiny, monkeypatch, capsys):
-    """Loaded for the engine first, for the twin then."""
+def test_a_teacher_forced_pass_with_other_weights_says_so(tmp_path, tiny, monkeypatch, capsys):
+    """Weights are loaded for the engine first, then for the teacher-forced pass."""
     talker, loads = Checkpoint.talker, []
 
     def load(self, *args):
@@ -195,9 +199,9 @@ def test_a_twin_of_other_weights_says_so(tmp_path, tiny, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("later", [0.0, 3e-6, 1.0, float("nan")])
-def test_a_tie_hides_no_later_error_from_the_twin(later, tmp_path, capsys):
+def test_a_tie_hides_no_later_error(later, tmp_path, capsys):
     """All that differs must be a tie: at frame 0 it is one, at frame 7 a gap of `later`."""
-    report, rng = verify.Report(tmp_path, 24000, []), torch.Generator().manual_seed(np.random.randint(2**31))
+    report, rng = Report(tmp_path, 24000, []), torch.Generator().manual_seed(np.random.randint(2**31))
     logits = [torch.rand(9, 50, generator=rng) for _ in range(16)]
     ours = torch.randint(50, (9, 16), generator=rng)
     for group, row in enumerate(logits):
@@ -206,7 +210,7 @@ def test_a_tie_hides_no_later_error_from_the_twin(later, tmp_path, capsys):
     logits[4][0, other[0, 4]] = 2.0 + 1e-6
     logits[9][7, other[7, 9]] = 2.0 + later
     logits[9][7, ours[7, 9]] = 2.0 - 1e-6 * (later == 0)
-    report.forced_codes("codes", ours.numpy(), logits)
+    report.teacher_forced_codes("codes", ours.numpy(), logits)
     (check,) = report.checks
     assert check["holds"] == (later < 1e-5)
     assert ("at frame 0, group 4" if check["holds"] else "at frame 7, group 9") in check["figure"]
@@ -214,7 +218,7 @@ def test_a_tie_hides_no_later_error_from_the_twin(later, tmp_path, capsys):
 
 
 def test_two_equal_logits_have_no_gap():
-    assert f"{verify.gap(torch.tensor([3.0, 1.0, 3.0])):.1e}" == "0.0e+00"
+    assert f"{gap(torch.tensor([3.0, 1.0, 3.0])):.1e}" == "0.0e+00"
 
 
 def test_weights_may_be_given_as_a_set(tmp_path):
@@ -226,7 +230,7 @@ def test_weights_may_be_given_as_a_set(tmp_path):
 
 
 def test_a_take_without_audio_fails(tmp_path):
-    report = verify.Report(tmp_path, 24000, [Request("Hm.", True)])
+    report = Report(tmp_path, 24000, [Case("Hm.", True)])
     report.take(0, "reference", np.zeros(0, np.float32), 1.0)
     report.write({"model": "m"})
     told = json.loads((tmp_path / "report.json").read_text())
@@ -242,11 +246,11 @@ def test_codes_part_where_they_part():
     other[4, 3] += 1
     other[4, 2:] += other[4, 2:] % 2
     other[5] += 1
-    frame, group = verify.parting(codes, other)
+    frame, group = parting(codes, other)
     assert frame == 4 and np.array_equal(codes[4, :group], other[4, :group]) and codes[4, group] != other[4, group]
-    assert verify.parting(codes, codes.copy()) is None
-    assert verify.parting(codes, codes[:7]) == verify.parting(codes[:7], codes) == (7, 0)
-    assert verify.parting(codes[:7], other) == (frame, group)
+    assert parting(codes, codes.copy()) is None
+    assert parting(codes, codes[:7]) == parting(codes[:7], codes) == (7, 0)
+    assert parting(codes[:7], other) == (frame, group)
 
 
 # ---------------------------------------------------------------- with a reference
@@ -358,8 +362,8 @@ class KernelStandIn(TorchFrameDecoder):
         if codes is not None:
             self.said.append(codes)
             forced = self.config, self.exact
-            hidden = forced_talker(*forced, self.prompt, torch.stack(self.said))[-1:]
-            logits = forced_logits(*forced, hidden, codes[None])
+            hidden = teacher_forced_talker(*forced, self.prompt, torch.stack(self.said))[-1:]
+            logits = teacher_forced_logits(*forced, hidden, codes[None])
             self.hidden.copy_(hidden * (1 + self.error * torch.randn(hidden.shape)))
             for group, row in enumerate(logits):
                 self.logits[0, group, : row.shape[1]] = row[0] * (1 + self.error * torch.randn(row[0].shape))
@@ -422,13 +426,13 @@ def test_a_folder_that_cannot_be_made_is_refused_before_anything_is_computed(nam
 
 @pytest.mark.parametrize("gone", ["wav", "report"])
 def test_a_folder_that_goes_away_is_told(gone, tmp_path, monkeypatch, capsys):
-    method = getattr(verify.Report, {"wav": "wav", "report": "write"}[gone])
+    method = getattr(Report, {"wav": "wav", "report": "write"}[gone])
 
     def without_folder(report, *args):
         shutil.rmtree(tmp_path / "out")
         method(report, *args)
 
-    monkeypatch.setattr(verify.Report, method.__name__, without_folder)
+    monkeypatch.setattr(Report, method.__name__, without_folder)
     assert run("demo", tmp_path / "out", "--frames", 2) == 1
     assert "error: --output: cannot write in " in capsys.readouterr().err
 
@@ -522,8 +526,11 @@ HOSTILE = (
 
 
 def write_page(folder, both=True):
-    asked = [Request(HOSTILE, True, speaker=HOSTILE, instruct=HOSTILE), Request("你好, again.", False, "ada")]
-    report = verify.Report(folder, 24000, asked)
+    cases = [
+        Case(HOSTILE, True, Conditioning(HOSTILE, instruct=HOSTILE)),
+        Case("你好, again.", False, Conditioning("ada")),
+    ]
+    report = Report(folder, 24000, cases)
     for pair in range(4):
         for by in ("reference", "ours")[not both :]:
             report.wav(pair, by, reference_audio(0.5, seed=pair))

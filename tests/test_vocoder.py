@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from qwen_megakernel.checkpoint.config import CodecConfig, _Json
+from qwen_megakernel.checkpoint.codec_config import CodecConfig
+from qwen_megakernel.checkpoint.json_object import JsonObject
 from qwen_megakernel.checkpoint.load import Checkpoint
-from qwen_megakernel.checkpoint.synthetic import _codec_config
+from qwen_megakernel.checkpoint.synthetic_config import codec_config
 from qwen_megakernel.checkpoint.tensors import vocoder_tensors
 from qwen_megakernel.model.vocoder import TorchVocoder
 
@@ -102,7 +103,7 @@ def test_a_frames_samples_never_change_with_what_follows(make):
 
 
 def test_published_dims_have_1298496_values_of_state_per_stream():
-    config = CodecConfig.from_json(_Json(_codec_config(real_dims=True, codes=2048), "codec"))
+    config = CodecConfig.from_json(JsonObject(codec_config(real_dims=True, codes=2048), "codec"))
     tensors = {n: torch.empty(s, device="meta") for n, s in vocoder_tensors(config).items()}
     vocoder = TorchVocoder(config.vocoder, tensors, slots=3)
     assert sum(t[0].numel() for t in vocoder._state.values()) == 1_298_496

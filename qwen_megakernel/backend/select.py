@@ -13,7 +13,8 @@ from qwen_megakernel.backend.interfaces import FrameDecoder, LoadedModel, Vocode
 from qwen_megakernel.backend.megakernel import MegakernelFrameDecoder, why_no_megakernel
 from qwen_megakernel.backend.torch_decoder import TorchFrameDecoder
 from qwen_megakernel.backend.vocoder_graphs import GraphVocoder, why_no_graphs
-from qwen_megakernel.checkpoint.config import ModelConfig, VocoderConfig
+from qwen_megakernel.checkpoint.codec_config import VocoderConfig
+from qwen_megakernel.checkpoint.config import ModelConfig
 from qwen_megakernel.checkpoint.fp8 import dequantized, parts_in
 from qwen_megakernel.checkpoint.load import Checkpoint
 from qwen_megakernel.errors import BackendError
@@ -23,7 +24,6 @@ from qwen_megakernel.model.vocoder import TorchVocoder
 log = logging.getLogger(__name__)
 
 BACKENDS = ("auto", "megakernel", "torch")
-VOCODER_DTYPES = ("float32", "tf32", "bfloat16")
 
 
 def select_backend(
@@ -109,7 +109,7 @@ def make_vocoder(
     PyTorch.
 
     Args:
-        dtype: one of `VOCODER_DTYPES`.
+        dtype: as `dtypes.vocoder_dtype_of` returns it.
         recent_codes: the frame decoder's (`FrameDecoder.recent_codes`).
         fp8: of the frame decoder's weights: its build has the vocoder's kernels too.
 
@@ -145,7 +145,7 @@ class Backend:
         name: "torch" or "megakernel", as `select_backend` chose.
         dtype: of talker and code predictor.
         fp8: parts (fp8.PARTS) whose weights are E4M3.
-        vocoder_dtype: one of `VOCODER_DTYPES`.
+        vocoder_dtype: see `dtypes.vocoder_dtype_of`.
         own_kernels: False: the vocoder is PyTorch's too.
     """
 

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from qwen_megakernel.backend.cuda_graphs import capturing, synchronize
-from qwen_megakernel.checkpoint.config import VocoderConfig
+from qwen_megakernel.checkpoint.codec_config import VocoderConfig
 from qwen_megakernel.errors import KernelFault
 from qwen_megakernel.model.vocoder import DILATIONS, Portion, VocoderState, check_push, make_codebook, make_snakes
 

@@ -1,4 +1,4 @@
-"""How fast is it on this machine? What `qwen-megakernel bench` measures, beside the floor of the card it runs on."""
+"""`qwen-megakernel bench`: how fast is it on this machine? Every figure stands beside the floor of the card."""
 
 import dataclasses
 import datetime
@@ -32,9 +32,9 @@ from qwen_megakernel.model.prompt import Prompt
 FRAME_MS = 80.0
 UTTERANCE_FRAMES = 63  # 5.04 s
 MAX_POSITIONS = 512
-_RUN, _TRIES = 20, 40  # frames; runs for each that counts: of the demo voice one stream in seven ends within one
+_RUN, _TRIES = 20, 40  # frames of a run; tries per run that counts: one in seven of the demo voice ends within a run
 
-# Of one token each in synthetic checkpoints, as common words are in published ones.
+# Each is one token in synthetic checkpoints, as common words are in published ones.
 _WORDS = "of text a test how are today I am fine it bonjour tout le monde wie geht".split()
 
 
@@ -45,8 +45,8 @@ def sentence() -> str:
 
 
 def weight_bytes(sizes: Mapping[str, int]) -> tuple[int, int]:
-    """What a talker pass without its head reads, and what a whole frame reads; from the bytes of every tensor by its
-    name. The code predictor's layers are read 15 times a frame, each of its heads once."""
+    """(bytes that a talker pass without its head reads, bytes that a whole frame reads), from the bytes of every tensor
+    by its name. A frame reads the code predictor's layers 15 times, and each of its heads once."""
     talker = frame = 0
     for name, size in sizes.items():
         if "embedding" in name or "text_projection" in name:
@@ -60,7 +60,7 @@ def weight_bytes(sizes: Mapping[str, int]) -> tuple[int, int]:
 
 
 def read_bytes_s(device: torch.device) -> float:
-    """Bytes a second that PyTorch reads of a device's memory: the best of ten sums of up to 4 GB of fp32."""
+    """How many bytes a second PyTorch reads of a device's memory: the best of ten sums of up to 4 GB of fp32."""
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 2**31
     x = torch.ones(min(2**30, free // 16), device=device)
     best = 0.0
@@ -72,19 +72,22 @@ def read_bytes_s(device: torch.device) -> float:
 
 
 def frame_ms(decoder: FrameDecoder, like: Tensor, sampling: SamplingParams, streams: int, frames: int) -> float:
-    """Wall-clock milliseconds a frame of some streams, launched ahead as the engine does: the median of runs of 20
-    frames from position 13 on in which nobody ended their speech. Behind an end a backend may compute nothing.
+    """Wall-clock milliseconds per frame of several sequences, launched ahead as the engine does. It is the median of
+    runs of 20 frames from position 13 on. A run in which a sequence ended its speech does not count, because a backend
+    may compute nothing behind an end.
 
     Args:
-        like: [hidden], on the decoder's device and of its dtype: prompts and text rows are noise of that kind.
+        like: [hidden], on the decoder's device and of its dtype; prompts and text rows are noise like it.
+        streams: how many sequences.
+        frames: how many frames to time in all.
 
     Raises:
-        RequestError: hardly a run came to its end.
+        RequestError: too few runs counted.
     """
     slots = list(range(streams))
 
     def measure() -> float | None:
-        """None: a stream ended."""
+        """Milliseconds per frame of one run; None: a sequence ended."""
         noise, ended = torch.randn_like(like), False
         prompt = Prompt(noise.expand(10, -1).contiguous(), noise[None], noise)
         for slot in slots:
@@ -101,8 +104,8 @@ def frame_ms(decoder: FrameDecoder, like: Tensor, sampling: SamplingParams, stre
             decoder.collect()
         return None if ended else 1000 * took / _RUN
 
-    # In a thread of its own, as the engine's is: beside another busy process on two cores PyTorch's CPU threads kept a
-    # main thread waiting, 31 to 400 ms a frame of the demo voice against 8.5.
+    # It runs in a thread of its own, as the engine does: beside another busy process on two cores, a frame of the demo
+    # voice took 31 to 400 ms in the main thread, which waited for PyTorch's CPU threads, against 8.5 ms.
     needed, runs = max(1, frames // _RUN), []
     with ThreadPoolExecutor(1) as pool:
         for _ in range(_TRIES * needed):
@@ -116,7 +119,7 @@ def frame_ms(decoder: FrameDecoder, like: Tensor, sampling: SamplingParams, stre
 def frames_ms(
     checkpoint: Checkpoint, tensors: dict[str, Tensor], backend: str, streams: Sequence[int], frames: int
 ) -> list[float]:
-    """`frame_ms` of a backend that `select_backend` chose, over every `talker.*` tensor, for each number of streams."""
+    """`frame_ms` for each number of streams. `backend`: as `select_backend` chose it. `tensors`: every `talker.*`."""
     config, norm = checkpoint.config, tensors["talker.model.norm.weight"]
     embeddings = make_embeddings(backend, config, tensors)
     decoder = make_decoder(backend, config, tensors, embeddings, slots=max(streams), max_positions=MAX_POSITIONS)
@@ -124,7 +127,8 @@ def frames_ms(
 
 
 def first_audio_ms(engine: TTSEngine, utterances: int) -> list[float]:
-    """TTFC of utterances one after the other: milliseconds from the text to a first chunk of one frame."""
+    """TTFC of utterances that are spoken one after the other: milliseconds from the text to a first chunk of one
+    frame."""
     times = []
     for _ in range(utterances):
         time.sleep(random.uniform(0.0, 0.03))
@@ -138,7 +142,7 @@ def _speak(engine: TTSEngine, frames: int, chunk_frames: int) -> Audio:
 
 
 def real_time_factor(engine: TTSEngine, repeats: int, chunk_frames: int) -> float:
-    """Compute time over audio time of utterances of up to 5 s, vocoder included: the median."""
+    """The median RTF of utterances of up to 5 s, vocoder included."""
     return statistics.median(_speak(engine, UTTERANCE_FRAMES, chunk_frames).rtf for _ in range(repeats))
 
 
@@ -151,15 +155,18 @@ def run(
     weights: str | list[str] | None = None,
     tell: Callable[[str], None] = print,
 ) -> dict:
-    """Measure and tell, a line at a time; returns what was told as numbers.
+    """Measure, and tell every figure as a line of text.
 
     Args:
         model: a folder, a hub id or "demo"; None: random weights on a GPU, the demo voice elsewhere.
         size: of the random weights, "0.6b" (None) or "1.7b".
 
+    Returns:
+        The figures by name, as they go into an issue.
+
     Raises:
         CheckpointError, BackendError: as `TTSEngine.load`.
-        RequestError: a size where no random weights are made.
+        RequestError: `size` is given where no random weights are made.
     """
     where = select_device(device)
     if size is not None and (model is not None or where.type == "cpu"):
@@ -176,7 +183,7 @@ def run(
 
 
 def _cpu() -> str:
-    """How many of which."""
+    """The number of CPU cores, and their model."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:  # no Linux

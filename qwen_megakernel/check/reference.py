@@ -1,13 +1,13 @@
-"""The reference implementation, `qwen_tts`, asked where it is installed, with what it hands to its talker made visible.
+"""The reference implementation, `qwen_tts`, where it is installed, with the rows that it hands to its talker.
 
-For `qwen-megakernel verify` and tests/oracle; nothing else of this package needs it.
+Used by `qwen-megakernel verify` and tests/oracle; the rest of this package does not need it.
 """
 
 import importlib.machinery
 import importlib.util
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 
 import numpy as np
@@ -16,13 +16,15 @@ from torch import Tensor
 
 from qwen_megakernel.checkpoint.config import ModelConfig
 from qwen_megakernel.errors import BackendError
+from qwen_megakernel.model.conditioning import AUTO, UNCONDITIONED, Conditioning
+from qwen_megakernel.model.voice import Voice
 
 INSTALL = (
     'pip install "transformers==5.15.1" librosa einops accelerate onnxruntime && '
     "pip install --no-deps qwen-tts-hf==0.1.1.post1"
 )
-"""Without its own dependencies: gradio, torchaudio and sox are not needed for the 12 Hz models, and it takes any later
-transformers 5, of which some break it."""
+"""Without its own dependencies: the 12 Hz models need neither gradio nor torchaudio nor sox, and it would allow later
+versions of transformers 5, some of which break it."""
 
 _TEXTS = (
     "Good morning! The train to Cologne leaves at 9:45, doesn't it?",
@@ -31,12 +33,12 @@ _TEXTS = (
 )
 _INSTRUCT = "A warm, low voice that takes its time."
 REF_TEXT = "This is what nobody said."
-"""Given for what is said in `reference_audio`."""
+"""The transcript that goes with `reference_audio`, which holds no words."""
 
 
 def reference_module() -> ModuleType | None:
-    """`qwen_tts`, or None where it is not installed. Its 25 Hz half imports torchaudio and sox, of which the 12 Hz half
-    uses nothing: where they are missing, empty modules stand in.
+    """`qwen_tts`, or None where it is not installed. Its 25 Hz half imports torchaudio and sox, which its 12 Hz half
+    does not use: empty modules take their place where they are missing.
 
     Raises:
         BackendError: it is installed and cannot be imported.
@@ -61,45 +63,54 @@ def reference_module() -> ModuleType | None:
 
 
 @dataclass(frozen=True)
-class Request:
-    """What both implementations are asked.
+class Case:
+    """A text that both implementations are asked to speak.
 
     Attributes:
-        whole: the non-streaming layout.
-        clone: "", or of a Base checkpoint "xvector" or "icl".
+        non_streaming_mode: True is the layout with the whole text in the prompt.
+        clone: the kind of voice, with a Base checkpoint: "xvector" or "icl"; else "".
     """
 
     text: str
-    whole: bool
-    speaker: str | None = None
-    language: str | None = None
-    instruct: str | None = None
+    non_streaming_mode: bool
+    conditioning: Conditioning = UNCONDITIONED
     clone: str = ""
 
     @property
     def name(self) -> str:
-        parts = (self.speaker, self.clone, self.language or "auto", self.instruct and "instruct")
-        return ", ".join(filter(None, (*parts, "whole text" if self.whole else "text beside frames")))
+        how = self.conditioning
+        parts = (how.speaker, self.clone, how.language, how.instruct and "instruct")
+        return ", ".join(filter(None, (*parts, "whole text" if self.non_streaming_mode else "text beside frames")))
+
+    def with_voice(self, voice: Voice | None) -> "Case":
+        """The same case, spoken with our voice of its kind."""
+        return replace(self, conditioning=replace(self.conditioning, voice=voice))
 
 
-def requests_of(config: ModelConfig, in_context: bool) -> list[Request]:
-    """A handful that suits the checkpoint. `in_context`: there is a text to a Base checkpoint's reference audio."""
+def cases_of(config: ModelConfig, in_context: bool) -> list[Case]:
+    """Two to four cases that suit the checkpoint.
+
+    Args:
+        in_context: there is a transcript of the reference audio, so a Base checkpoint can clone in context too.
+    """
     first, second, chinese = _TEXTS
     languages = config.talker.named_languages
-    named = "english" if "english" in languages else next(iter(languages), None)
+    named = "english" if "english" in languages else next(iter(languages), AUTO)
     if config.variant == "voice_design":
-        return [Request(first, True, None, None, _INSTRUCT), Request(second, False, None, named, _INSTRUCT)]
+        both = (Conditioning(instruct=_INSTRUCT), Conditioning(language=named, instruct=_INSTRUCT))
+        return [Case(first, True, both[0]), Case(second, False, both[1])]
     if config.variant == "base":
-        icl = [Request(second, False, None, named, clone="icl"), Request(first, True, clone="icl")]
-        return [Request(first, True, clone="xvector"), *(icl if in_context else ())]
+        icl = [Case(second, False, Conditioning(language=named), "icl"), Case(first, True, clone="icl")]
+        return [Case(first, True, clone="xvector"), *(icl if in_context else ())]
     speakers = list(config.talker.speakers) or [""]
-    asked = [Request(first, True, speakers[0]), Request(second, False, speakers[-1], named)]
-    asked += [Request(first, True, speakers[0], None, _INSTRUCT)] if config.honours_instruct else []
-    return asked + [Request(chinese, False, name) for name in list(config.talker.dialects)[:1]]
+    cases = [Case(first, True, Conditioning(speakers[0])), Case(second, False, Conditioning(speakers[-1], named))]
+    if config.honours_instruct:
+        cases.append(Case(first, True, Conditioning(speakers[0], instruct=_INSTRUCT)))
+    return cases + [Case(chinese, False, Conditioning(name)) for name in list(config.talker.dialects)[:1]]
 
 
 def reference_audio(seconds: float = 1.7, rate: int = 24000, seed: int = 0) -> np.ndarray:
-    """A voiced-like sound, fp32 [n]: harmonics with vibrato and some noise."""
+    """A sound to clone, made up, fp32 [n]: harmonics with vibrato, like a vowel, and some noise."""
     t = np.arange(int(seconds * rate)) / rate
     noise = np.random.Generator(np.random.PCG64(seed)).standard_normal(len(t))
     phase = 2 * np.pi * (140 + 10 * seed) * t + 2 * np.sin(2 * np.pi * 5 * t)
@@ -108,14 +119,14 @@ def reference_audio(seconds: float = 1.7, rate: int = 24000, seed: int = 0) -> n
 
 
 @dataclass(frozen=True, eq=False)
-class Said:
-    """An utterance of the reference, on the CPU.
+class ReferenceOutput:
+    """What the reference implementation made of a case. Tensors are on the CPU.
 
     Attributes:
-        rows, trailing: [n, hidden], of its prompt.
+        rows, trailing: [n, hidden], rows of its prompt and rows that trail it.
         codes: int64 [frames, 16].
         samples: fp32 [n].
-        seconds: that it took.
+        seconds: how long it took.
     """
 
     rows: Tensor
@@ -126,7 +137,7 @@ class Said:
 
 
 class Reference:
-    """The reference model of one checkpoint."""
+    """The reference implementation with one checkpoint."""
 
     def __init__(self, module: ModuleType, model: str, device: torch.device, dtype: torch.dtype):
         """
@@ -135,7 +146,7 @@ class Reference:
             model: a folder.
 
         Raises:
-            BackendError: it cannot load that.
+            BackendError: it cannot load the checkpoint.
         """
         where = {} if device.type == "cpu" else {"device_map": str(device)}
         try:
@@ -143,7 +154,7 @@ class Reference:
         except (AttributeError, ImportError, OSError, RuntimeError, TypeError, ValueError) as error:
             raise BackendError(f"qwen_tts cannot load {model}: {error!r}; what works: {INSTALL}") from error
         self.model = self.api.model
-        self.logits: list[Tensor] = []  # raw, of every draw of the last greedy request: 16 to a frame
+        self.logits: list[Tensor] = []  # raw, of every draw of the last greedy case: 16 per frame
         self._seen: dict[str, Tensor] = {}
         self._greedy = False
         talker_generate, generate = self.model.talker.generate, self.model.generate
@@ -166,16 +177,24 @@ class Reference:
             head.register_forward_hook(spy_head)
 
     def voice(self, samples: np.ndarray, ref_text: str | None):
-        """Its own voice of 24 kHz samples: `ref_spk_embedding` and, with a text, `ref_code`."""
+        """A voice in its own format, made of 24 kHz samples: `ref_spk_embedding` and, with a text, `ref_code`."""
         options = {"ref_text": ref_text, "x_vector_only_mode": ref_text is None}
         return self.api.create_voice_clone_prompt((samples, 24000), **options)[0]
 
     @torch.inference_mode()
-    def speak(self, request: Request, frames: int, voice=None, seed: int | None = None) -> Said:
-        """At most so many frames: as published with a seed, greedy without. `voice`: of a Base checkpoint."""
+    def speak(self, case: Case, frames: int, voice=None, seed: int | None = None) -> ReferenceOutput:
+        """Speak a case.
+
+        Args:
+            frames: at most so many.
+            voice: with a Base checkpoint: what `voice` made. The case's own voice is ours and is not read.
+            seed: sample as published; None: greedy.
+        """
+        how = case.conditioning
         self._greedy = seed is None
         self.logits.clear()
-        options = {"text": request.text, "language": request.language, "non_streaming_mode": request.whole}
+        options = {"text": case.text, "non_streaming_mode": case.non_streaming_mode}
+        options["language"] = None if how.language == AUTO else how.language
         options["max_new_tokens"] = frames + 1  # the last is never expanded into a frame
         if seed is None:
             options |= {"do_sample": False, "subtalker_dosample": False}
@@ -183,19 +202,19 @@ class Reference:
             torch.manual_seed(seed)
         variant, began = self.model.tts_model_type, time.perf_counter()
         if variant == "custom_voice":
-            options |= {"speaker": request.speaker, "instruct": request.instruct}
+            options |= {"speaker": how.speaker, "instruct": how.instruct}
             wavs, _ = self.api.generate_custom_voice(**options)
         elif variant == "voice_design":
-            wavs, _ = self.api.generate_voice_design(instruct=request.instruct, **options)
+            wavs, _ = self.api.generate_voice_design(instruct=how.instruct, **options)
         else:
             wavs, _ = self.api.generate_voice_clone(voice_clone_prompt=[voice], **options)
         seconds = time.perf_counter() - began
         seen = {name: tensor.to("cpu", copy=True) for name, tensor in self._seen.items()}
-        return Said(samples=wavs[0], seconds=seconds, **seen)
+        return ReferenceOutput(samples=wavs[0], seconds=seconds, **seen)
 
     def decided(self, frame: int, group: int, history: list[int]) -> Tensor:
-        """The logits that one draw of the last greedy request was decided by, fp32 [candidates]: for code 0 behind
-        repetition penalty (`history`: the codes 0 before it), minimum length and suppressed ids."""
+        """The logits that decided one draw of the last greedy case, fp32 [candidates]. Those of code 0 have repetition
+        penalty (`history`: the codes 0 before it), minimum length and suppressed ids applied."""
         logits = self.logits[16 * frame + group].float().clone()
         if group == 0:
             talker, penalty = (
@@ -212,6 +231,6 @@ class Reference:
 
     @torch.inference_mode()
     def decode(self, codes: Tensor) -> np.ndarray:
-        """PCM, fp32 [n], of codes [frames, 16], all at once: past 300 frames its own `decode` approximates."""
+        """Codes [frames, 16] -> PCM, fp32 [n], all at once: its own `decode` approximates beyond 300 frames."""
         decoder = self.model.speech_tokenizer.model.decoder
         return decoder(codes.T[None].to(self.api.device))[0, 0].float().cpu().numpy()

@@ -1,131 +1,27 @@
 """What a checkpoint says about itself, as frozen dataclasses, and `SamplingParams`.
 
-Everything comes from the checkpoint's own config.json, generation_config.json and
-speech_tokenizer/config.json. The reference's class defaults describe none of the published models
-(20 layers instead of 28, other ids), so a dim or an id that is missing is an error, never a default.
+Everything comes from the checkpoint's own config.json, generation_config.json and speech_tokenizer/config.json
+(codec_config.py). The class defaults of the reference implementation describe none of the published models (20 layers
+instead of 28, other ids). So a missing dim or id is an error; nothing is filled in.
 """
 
-import json
-import math
 import numbers
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from qwen_megakernel.checkpoint.codec_config import CODEC_TYPE, CodecConfig
+from qwen_megakernel.checkpoint.json_object import MOST_LAYERS, JsonObject, read_json
 from qwen_megakernel.errors import CheckpointError, SamplingError
 
 MODEL_TYPE = "qwen3_tts"
-CODEC_TYPE = "qwen3_tts_tokenizer_12hz"
 VARIANTS = ("base", "custom_voice", "voice_design")
 
 MIN_FRAMES = 2
-"""End of speech is not allowed as the first or second code 0 (the reference's min_new_tokens)."""
-
-_MOST, _MOST_LAYERS, _MOST_LISTED = 2**24, 1024, 16
-"""No dim of a checkpoint is larger, no count of layers or of their like, no list of sizes longer: nothing is allocated
-by a number that a file made up."""
-
-_ENCODER_COUNTS = ("num_hidden_layers", "num_quantizers", "num_residual_layers", "num_semantic_quantizers")
-_ENCODER_DIMS = (
-    "audio_channels",
-    "codebook_dim",
-    "codebook_size",
-    "compress",
-    "head_dim",
-    "hidden_size",
-    "intermediate_size",
-    "kernel_size",
-    "last_kernel_size",
-    "num_attention_heads",
-    "num_filters",
-    "num_key_value_heads",
-    "residual_kernel_size",
-    "vector_quantization_hidden_dimension",
-)
-"""Of `encoder_config`: what names and shapes of its tensors depend on."""
-
-
-class _Json:
-    """A JSON object that knows where it came from, so that a missing key can be named."""
-
-    def __init__(self, value: Any, where: str):
-        if not isinstance(value, dict):
-            raise CheckpointError(f"{where}: expected an object, found {type(value).__name__}")
-        self._value, self.where = value, where
-
-    def __contains__(self, key: str) -> bool:
-        return key in self._value
-
-    def get(self, key: str, kind: type, default: Any = ...) -> Any:
-        if key not in self._value:
-            if default is ...:
-                raise CheckpointError(f"{self.where}: key {key!r} is missing")
-            return default
-        value = self._value[key]
-        if value is None and default is None:
-            return None
-        number = kind in (int, float)
-        if isinstance(value, bool) and number:
-            raise CheckpointError(f"{self.where}: {key} must be a number, found {value}")
-        if kind is float and isinstance(value, int) and abs(value) < 2**63:
-            value = float(value)
-        if not isinstance(value, kind):
-            raise CheckpointError(f"{self.where}: {key} must be {kind.__name__}, found {value!r}")
-        if kind is float and not math.isfinite(value):
-            raise CheckpointError(f"{self.where}: {key} must be finite, found {value!r}")
-        return value
-
-    def size(self, key: str, default: Any = ..., least: int = 1, most: int = _MOST) -> int:
-        value = self.get(key, int, default)
-        if not least <= value <= most:
-            raise CheckpointError(f"{self.where}: {key} must be in {least}..{most}, found {value}")
-        return value
-
-    def sizes(self, key: str, default: Any = ...) -> tuple[int, ...]:
-        value = self.get(key, list, default)
-        if not 1 <= len(value) <= _MOST_LISTED or not all(type(v) is int and 0 < v <= _MOST for v in value):
-            wanted = f"1 to {_MOST_LISTED} integers in 1..{_MOST}"
-            raise CheckpointError(
-                f"{self.where}: {key} must list {wanted}, found {len(value)}: {value[:_MOST_LISTED]!r}"
-            )
-        return tuple(value)
-
-    def positive(self, key: str) -> float:
-        value = self.get(key, float)
-        if not value > 0:
-            raise CheckpointError(f"{self.where}: {key} must be above 0, found {value}")
-        return value
-
-    def child(self, key: str) -> "_Json":
-        return _Json(self.get(key, dict), f"{self.where}: {key}")
-
-    def only(self, key: str, *allowed: Any) -> None:
-        """Refuse a setting that this implementation would have to obey and does not."""
-        if key in self._value and self._value[key] not in allowed:
-            found = self._value[key]
-            wanted = " or ".join(map(repr, allowed))
-            raise CheckpointError(f"{self.where}: {key} must be {wanted}, found {found!r}")
-
-    @property
-    def raw(self) -> dict:
-        return self._value
-
-
-def read_json(path: Path) -> _Json:
-    """Read one JSON file of a checkpoint; every way it can be broken names the file."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise CheckpointError(f"{path}: file is missing") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"{path}: cannot be read: {error}") from None
-    try:
-        return _Json(json.loads(text), str(path))
-    except (ValueError, RecursionError) as error:  # also integers of thousands of digits
-        raise CheckpointError(f"{path}: not valid JSON: {error}") from None
+"""End of speech is not allowed as the first or second code 0 (min_new_tokens of the reference implementation)."""
 
 
 @dataclass(frozen=True)
@@ -142,7 +38,7 @@ class StackConfig:
     rope_theta: float
 
     @classmethod
-    def from_json(cls, js: _Json) -> "StackConfig":
+    def from_json(cls, js: JsonObject) -> "StackConfig":
         js.only("hidden_act", "silu")
         js.only("attention_bias", False)
         js.only("use_sliding_window", False)
@@ -150,7 +46,7 @@ class StackConfig:
         config = cls(
             hidden_size=js.size("hidden_size"),
             intermediate_size=js.size("intermediate_size"),
-            num_layers=js.size("num_hidden_layers", most=_MOST_LAYERS),
+            num_layers=js.size("num_hidden_layers", most=MOST_LAYERS),
             num_heads=js.size("num_attention_heads"),
             num_kv_heads=js.size("num_key_value_heads"),
             head_dim=js.size("head_dim"),
@@ -170,12 +66,12 @@ class StackConfig:
         return config
 
 
-def _check_rope(rope: _Json, theta: float, head_dim: int) -> None:
+def _check_rope(rope: JsonObject, theta: float, head_dim: int) -> None:
     """Accept only rotary settings under which all M-RoPE axes hold the same position.
 
-    The model gives every row one position on all three axes, so sections that cover the head exactly
-    are plain one-axis RoPE, bit for bit, interleaved or not. Anything that would make the axes differ
-    or rescale the angles is refused here, because the transformer takes one position per row.
+    The model gives every row one position on all three axes. Sections that cover the head exactly are therefore plain
+    one-axis RoPE, bit for bit, interleaved or not. Settings that would make the axes differ or rescale the angles are
+    refused, because the transformer takes one position per row.
     """
     known = {"interleaved", "mrope_interleaved", "mrope_section", "rope_type", "type", "rope_theta", "factor"}
     for key in rope.raw:
@@ -226,7 +122,7 @@ class TalkerConfig:
 
     @property
     def named_languages(self) -> tuple[str, ...]:
-        """Which languages a request may name, sorted. A dialect belongs to its speaker and cannot be asked for."""
+        """The languages that a request may name, sorted. A dialect belongs to its speaker and cannot be asked for."""
         return tuple(sorted(name for name in self.languages if "dialect" not in name))
 
     @property
@@ -235,12 +131,12 @@ class TalkerConfig:
         return self.vocab_size - 1024
 
     @classmethod
-    def from_json(cls, js: _Json) -> "TalkerConfig":
+    def from_json(cls, js: JsonObject) -> "TalkerConfig":
         js.only("model_type", "qwen3_tts_talker")
-        js.child("rope_scaling").sizes("mrope_section")  # the reference does not run without it
+        js.child("rope_scaling").sizes("mrope_section")  # the reference implementation does not run without it
         predictor = js.child("code_predictor_config")
         predictor.only("model_type", "qwen3_tts_talker_code_predictor")
-        groups = js.size("num_code_groups", most=_MOST_LAYERS)
+        groups = js.size("num_code_groups", most=MOST_LAYERS)
         predictor.only("num_code_groups", groups)
         ids = {
             name: js.get(key, int)
@@ -258,8 +154,8 @@ class TalkerConfig:
         if vocab <= 1024:
             raise CheckpointError(f"{js.where}: vocab_size must be above 1024, found {vocab}")
         speakers = _id_table(js, "spk_id", vocab)
-        # The reference lower-cases what the user asks for but not its own table, so mixed-case names of
-        # fine-tunes never match there; here both sides are lower case.
+        # The reference implementation lower-cases what the user asks for but not its own table, so mixed-case names
+        # of fine-tunes never match there. Here both sides are lower case.
         languages = _id_table(js, "codec_language_id", vocab)
         dialects = {
             name.lower(): value.lower()
@@ -288,7 +184,7 @@ class TalkerConfig:
         )
 
 
-def _id_table(js: _Json, key: str, vocab: int) -> dict[str, int]:
+def _id_table(js: JsonObject, key: str, vocab: int) -> dict[str, int]:
     table = {}
     for name, value in js.get(key, dict).items():
         if type(value) is not int or not 0 <= value < vocab:
@@ -299,8 +195,8 @@ def _id_table(js: _Json, key: str, vocab: int) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class SpeakerEncoderConfig:
-    """ECAPA-TDNN dims (Base checkpoints only). The published files write `enc_dim` alone; the other
-    values are the reference's class defaults, which here do describe the published tensors."""
+    """ECAPA-TDNN dims (Base checkpoints only). The published files name `enc_dim` alone. The other values are the class
+    defaults of the reference implementation, which do describe the published speaker encoders."""
 
     enc_dim: int
     sample_rate: int
@@ -313,7 +209,7 @@ class SpeakerEncoderConfig:
     se_channels: int
 
     @classmethod
-    def from_json(cls, js: _Json) -> "SpeakerEncoderConfig":
+    def from_json(cls, js: JsonObject) -> "SpeakerEncoderConfig":
         config = cls(
             enc_dim=js.size("enc_dim"),
             sample_rate=js.size("sample_rate", 24000),
@@ -322,7 +218,7 @@ class SpeakerEncoderConfig:
             kernel_sizes=js.sizes("enc_kernel_sizes", [5, 3, 3, 3, 1]),
             dilations=js.sizes("enc_dilations", [1, 2, 3, 4, 1]),
             attention_channels=js.size("enc_attention_channels", 128),
-            res2net_scale=js.size("enc_res2net_scale", 8, most=_MOST_LAYERS),
+            res2net_scale=js.size("enc_res2net_scale", 8, most=MOST_LAYERS),
             se_channels=js.size("enc_se_channels", 128),
         )
         blocks = len(config.channels)
@@ -333,94 +229,6 @@ class SpeakerEncoderConfig:
         if sum(config.channels[1:-1]) != config.channels[-1]:
             raise CheckpointError(f"{js.where}: the last of enc_channels must be the sum of those it aggregates")
         return config
-
-
-@dataclass(frozen=True)
-class VocoderConfig:
-    """The decoder half of the speech tokenizer: codes to 24 kHz PCM."""
-
-    codebook_size: int
-    codebook_dim: int
-    num_quantizers: int
-    latent_dim: int
-    hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    num_heads: int
-    head_dim: int
-    rms_norm_eps: float
-    rope_theta: float
-    sliding_window: int
-    decoder_dim: int
-    upsample_rates: tuple[int, ...]
-    upsampling_ratios: tuple[int, ...]
-
-    @property
-    def samples_per_frame(self) -> int:
-        return math.prod(self.upsample_rates) * math.prod(self.upsampling_ratios)
-
-    @classmethod
-    def from_json(cls, js: _Json) -> "VocoderConfig":
-        js.only("hidden_act", "silu")
-        js.only("attention_bias", False)
-        js.only("num_semantic_quantizers", 1)
-        js.only("num_key_value_heads", js.size("num_attention_heads"))
-        return cls(
-            codebook_size=js.size("codebook_size"),
-            codebook_dim=js.size("codebook_dim"),
-            num_quantizers=js.size("num_quantizers", most=_MOST_LAYERS),
-            latent_dim=js.size("latent_dim"),
-            hidden_size=js.size("hidden_size"),
-            intermediate_size=js.size("intermediate_size"),
-            num_layers=js.size("num_hidden_layers", most=_MOST_LAYERS),
-            num_heads=js.size("num_attention_heads"),
-            head_dim=js.size("head_dim"),
-            rms_norm_eps=js.positive("rms_norm_eps"),
-            rope_theta=js.positive("rope_theta"),
-            sliding_window=js.size("sliding_window", least=2, most=65536),
-            decoder_dim=js.size("decoder_dim"),
-            upsample_rates=js.sizes("upsample_rates"),
-            upsampling_ratios=js.sizes("upsampling_ratios"),
-        )
-
-
-@dataclass(frozen=True)
-class CodecConfig:
-    """The whole speech tokenizer. The encoder half is transformers' Mimi and keeps its own config."""
-
-    sample_rate: int
-    vocoder: VocoderConfig
-    encoder: Mapping[str, Any] = field(hash=False)
-    """The `encoder_config` object as stored: `transformers.MimiConfig` keywords."""
-
-    @classmethod
-    def from_json(cls, js: _Json) -> "CodecConfig":
-        _check_model_type(js, CODEC_TYPE)
-        vocoder = VocoderConfig.from_json(js.child("decoder_config"))
-        for key in ("decode_upsample_rate", "encode_downsample_rate"):
-            if js.size(key) != vocoder.samples_per_frame:
-                raise CheckpointError(
-                    f"{js.where}: {key} must be {vocoder.samples_per_frame}, the product of the decoder's rates, "
-                    f"found {js.size(key)}"
-                )
-        rate = js.size("output_sample_rate", least=8000, most=192_000)
-        js.only("input_sample_rate", rate)
-        js.only("encoder_valid_num_quantizers", vocoder.num_quantizers)
-        return cls(sample_rate=rate, vocoder=vocoder, encoder=_encoder_config(js.child("encoder_config")))
-
-
-def _encoder_config(js: _Json) -> Mapping[str, Any]:
-    """As stored, once nothing in it can take memory: neither here nor in transformers, which knows more keys."""
-    for key in _ENCODER_COUNTS:
-        js.size(key, most=_MOST_LAYERS)
-    for key in _ENCODER_DIMS:
-        js.size(key)
-    js.sizes("upsampling_ratios")
-    js.size("num_labels", 2, most=_MOST_LAYERS)  # transformers makes a name for each
-    for key, value in js.raw.items():
-        if isinstance(value, int) and abs(value) > _MOST:
-            raise CheckpointError(f"{js.where}: {key} must be at most {_MOST}, found {value}")
-    return js.raw
 
 
 @dataclass(frozen=True)
@@ -495,7 +303,7 @@ _FALLBACK_SAMPLING = SamplingParams(
     subtalker_top_k=50,
     subtalker_top_p=1.0,
 )
-"""The reference wrapper's own defaults, used for a key that generation_config.json does not have."""
+"""The defaults of the reference implementation, for a key that generation_config.json does not have."""
 
 
 @dataclass(frozen=True)
@@ -524,9 +332,10 @@ class ModelConfig:
 
     @property
     def honours_instruct(self) -> bool:
-        """VoiceDesign always; CustomVoice from 1.7B up (the reference drops `instruct` for 0.6B); Base never."""
+        """Does the model take `instruct`? VoiceDesign does, Base does not, CustomVoice does from 1.7B up: for 0.6B the
+        reference implementation drops it."""
         if self.variant == "custom_voice":
-            return self.size not in "0b6"  # "0b6" or any part of it, as the reference tests it
+            return self.size not in "0b6"  # "0b6" or any part of it, as the reference implementation tests it
         return self.variant == "voice_design"
 
     @classmethod
@@ -538,7 +347,7 @@ class ModelConfig:
                 checkpoint is of a model that this package does not implement.
         """
         js = read_json(folder / "config.json")
-        _check_model_type(js, MODEL_TYPE)
+        js.require_model_type(MODEL_TYPE)
         if js.get("tokenizer_type", str) != CODEC_TYPE:
             raise CheckpointError(
                 f"{js.where}: tokenizer_type must be {CODEC_TYPE!r} (the 12 Hz family), "
@@ -595,12 +404,6 @@ class ModelConfig:
             max_frames=max_frames,
             **special,
         )
-
-
-def _check_model_type(js: _Json, expected: str) -> None:
-    found = js.get("model_type", str)
-    if found != expected:
-        raise CheckpointError(f"{js.where}: model_type must be {expected!r}, found {found!r}")
 
 
 def _read_generation(path: Path) -> tuple[SamplingParams, int]:

@@ -1,9 +1,9 @@
 """FP8 weights: E4M3 with one scale per output channel. Activations and sums stay as they are.
 
 A quantised matrix W [N, K] is float8_e4m3fn values Q and fp32 scales s: W[n] is about Q[n] * s[n]. Our scales are
-powers of two, the smallest with which no value of the row is beyond E4M3's 448, and at least 2^-100. E4M3 is a
-floating-point format, so a scale that used its range to the last bit would not round any finer; and Q * s is then exact
-in bf16, so that what the kernel says with E4M3 weights is, to the bit, what it says with `dequantize`d bf16 ones.
+powers of two: the smallest with which no value of the row is beyond E4M3's 448, and at least 2^-100. E4M3 is a
+floating-point format, so a scale that used its range to the last bit would not round any finer. With powers of two,
+Q * s is exact in bf16. So the kernel makes the same codes, to the bit, of E4M3 weights and of `dequantize`d bf16 ones.
 """
 
 import re
@@ -15,19 +15,19 @@ from torch import Tensor
 from qwen_megakernel.errors import BackendError, CheckpointError
 
 PARTS = ("talker", "predictor", "codec_head", "lm_heads")
-"""What can be quantised, each by itself: the layers' projections of both stacks, and their heads. In the order of the
-bits of csrc/dims.cuh's QMK_FP8."""
+"""The parts that can be quantised, each by itself: the layers' projections of both stacks, and their heads. Their order
+is that of the bits of QMK_FP8 (csrc/dims.cuh)."""
 
 WEIGHTS = {"bf16": frozenset(), "fp8": frozenset(PARTS), "fp8-predictor": frozenset({"predictor", "lm_heads"})}
-"""Names of the usual choices of parts."""
+"""The usual choices of parts by name."""
 
 SCALE = "_scale"
-"""A quantised tensor's scales lie beside it, under its name and this."""
+"""The scales of a quantised tensor have its name with this behind it."""
 
 LARGEST = 448.0
-"""Of E4M3's values."""
+"""The largest value of E4M3."""
 
-_LEAST = -100  # exponent of a scale: the smallest products are then far above the least that bf16 holds
+_LEAST = -100  # smallest exponent of a scale: the smallest products are then far above the smallest value of bf16
 
 _PATTERNS = {
     "talker": r"talker\.model\.layers\.\d+\.(self_attn|mlp)\.\w+_proj\.weight",
@@ -38,10 +38,10 @@ _PATTERNS = {
 
 
 def parts_of(weights: str | Collection[str]) -> frozenset[str]:
-    """The parts that are to be FP8: of a name of `WEIGHTS`, or a list of some of `PARTS`.
+    """The parts to be FP8, from a name of `WEIGHTS` or a list of some of `PARTS`.
 
     Raises:
-        BackendError: neither.
+        BackendError: it is neither.
     """
     if isinstance(weights, str) and weights in WEIGHTS:
         return WEIGHTS[weights]
@@ -53,12 +53,12 @@ def parts_of(weights: str | Collection[str]) -> frozenset[str]:
 
 
 def name_of(parts: frozenset[str]) -> str | tuple[str, ...]:
-    """As `parts_of` takes them: a name if they have one."""
+    """Parts as `parts_of` takes them: their name, or a sorted tuple where they have none."""
     return next((name for name, of in WEIGHTS.items() if of == parts), tuple(sorted(parts)))
 
 
 def part_of(tensor: str) -> str | None:
-    """Which part a tensor of a checkpoint belongs to; None: it stays as it is."""
+    """The part that a tensor of a checkpoint belongs to; None: it is never quantised."""
     return next((part for part, pattern in _PATTERNS.items() if re.fullmatch(pattern, tensor)), None)
 
 
@@ -66,11 +66,11 @@ def quantize(matrix: Tensor) -> tuple[Tensor, Tensor]:
     """[N, K] of any float dtype -> float8_e4m3fn [N, K], rounded to nearest even, and scales, fp32 [N].
 
     Raises:
-        CheckpointError: a weight is no finite number, or beyond 2^127, which bf16 could not hold once it is rounded.
+        CheckpointError: a weight is not finite, or beyond 2^127: rounded up, bf16 could not hold it.
     """
     rows = matrix.float()
     largest = rows.abs().amax(dim=1)
-    if not bool((largest <= 2.0**127).all()):  # nor if it is no number
+    if not bool((largest <= 2.0**127).all()):  # False for NaN too
         raise CheckpointError("a weight is not finite, or too large for bf16; get the checkpoint again")
     mantissa, exponent = torch.frexp(largest / LARGEST)  # mantissa in [0.5, 1), 0 of 0
     exponent = torch.where(mantissa > 0.5, exponent, exponent - 1).clamp(min=_LEAST)
@@ -80,10 +80,10 @@ def quantize(matrix: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def quantize_parts(tensors: dict[str, Tensor], fp8: frozenset[str]) -> None:
-    """In place: of these parts every tensor becomes E4M3, its scales beside it, unless it is already.
+    """Quantise every tensor of these parts, in place, and add its scales. What is E4M3 already stays.
 
     Raises:
-        CheckpointError: a weight that cannot be quantised, and whose it is.
+        CheckpointError: a weight cannot be quantised; the message names its tensor.
     """
     for name in [name for name in tensors if part_of(name) in fp8 and name + SCALE not in tensors]:
         try:
@@ -93,24 +93,24 @@ def quantize_parts(tensors: dict[str, Tensor], fp8: frozenset[str]) -> None:
 
 
 def quantized(tensors: Mapping[str, Tensor], fp8: frozenset[str]) -> dict[str, Tensor]:
-    """The same tensors by name, of these parts as E4M3 with their scales."""
+    """A copy of the dict in which the tensors of these parts are E4M3, with their scales."""
     out = dict(tensors)
     quantize_parts(out, fp8)
     return out
 
 
 def dequantize(matrix: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
-    """The matrix that the kernel multiplies with, in `dtype`; exact where the scales are powers of two."""
+    """Q [N, K] and scales [N] -> the matrix in `dtype`, exact in bf16 where the scales are powers of two."""
     return (matrix.float() * scale[:, None]).to(dtype)
 
 
 def parts_in(names: Iterable[str]) -> frozenset[str]:
-    """Of which parts the tensors with these names are E4M3."""
+    """The parts that are E4M3, by the names of all tensors and scales."""
     return frozenset(part_of(name.removesuffix(SCALE)) for name in names if name.endswith(SCALE))
 
 
 def dequantized(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
-    """Tensors by name without any E4M3 among them, and without scales."""
+    """A copy of the dict in which E4M3 tensors are dequantised, without their scales."""
     plain = {name: tensor for name, tensor in tensors.items() if not name.endswith(SCALE)}
     for name in plain:
         if name + SCALE in tensors:
@@ -119,7 +119,7 @@ def dequantized(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, 
 
 
 def flaw(matrix: Tensor, scale: Tensor) -> str | None:
-    """What makes a stored pair unusable, or nothing."""
+    """Why a stored matrix with its scales cannot be used; None: it can."""
     again = "quantise the bf16 checkpoint again"
     if not bool(torch.isfinite(scale).all()) or not bool((scale > 0).all()):
         return f"its scales must be finite and above 0; {again}"

@@ -6,8 +6,8 @@ A checkpoint is a folder in the published Qwen3-TTS 12 Hz layout:
     model.safetensors            or model.safetensors.index.json with its shards
     speech_tokenizer/config.json  speech_tokenizer/model.safetensors
 
-layout.py derives the complete name table from config.json, so a tensor that is missing, extra or misshaped is refused
-by name before anything is computed with it.
+tensors.py derives the complete table of names and shapes from config.json. A tensor that is missing, extra or misshaped
+is refused by name before anything is computed with it.
 """
 
 import hashlib
@@ -25,10 +25,7 @@ from torch import Tensor
 
 from qwen_megakernel.checkpoint.config import ModelConfig
 from qwen_megakernel.checkpoint.fp8 import SCALE, dequantize, flaw, part_of, parts_in, quantize_parts
-from qwen_megakernel.checkpoint.tensors import (
-    Shapes,
-    expected_tensors,
-)
+from qwen_megakernel.checkpoint.tensors import Shapes, expected_tensors
 from qwen_megakernel.errors import CheckpointError, CheckpointNotFoundError
 
 log = logging.getLogger(__name__)
@@ -54,7 +51,7 @@ HUB_FILES = (
     "speech_tokenizer/config.json",
     "speech_tokenizer/*.safetensors",
     "speech_tokenizer/model.safetensors.index.json",
-    # Read by the reference alone, which `qwen-megakernel verify` gives the same folder.
+    # Only the reference implementation reads these; `qwen-megakernel verify` gives it the same folder.
     "preprocessor_config.json",
     "tokenizer_config.json",
     "speech_tokenizer/preprocessor_config.json",
@@ -69,7 +66,7 @@ _MAX_HEADER_BYTES = 100_000_000  # safetensors' own bound
 
 
 def _safetensors_files(folder: Path) -> list[Path]:
-    """The single file, or the shards that the index names (names only: no path may leave the folder)."""
+    """The single file, or the shards that the index names. A name must be plain, so that no path leaves the folder."""
     single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
     if single.is_file():
         return [single]
@@ -90,7 +87,7 @@ def _safetensors_files(folder: Path) -> list[Path]:
 
 
 def _read_header(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Name -> (dtype, shape) of one safetensors file; the file's length must agree with its header."""
+    """Name -> (dtype, shape) of one safetensors file, whose length must agree with its header."""
     size = path.stat().st_size
     with path.open("rb") as file:
         start = file.read(8)
@@ -110,7 +107,8 @@ def _read_header(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
 
 
 def _check_tensors(folder: Path, expected: Shapes) -> dict[str, Path]:
-    """Name -> file, after every name, shape and dtype was compared; scales of quantised tensors are among them."""
+    """Name -> file of every tensor and of the scales of quantised ones, once names, shapes and dtypes have been
+    compared."""
     where: dict[str, Path] = {}
     headers = {path: _read_header(path) for path in _safetensors_files(folder)}
     dtypes = {name: dtype for header in headers.values() for name, (dtype, _) in header.items()}
@@ -175,9 +173,9 @@ class Checkpoint:
     """A checkpoint folder whose names, shapes and dtypes were checked; tensors are read on demand.
 
     Attributes:
-        folder: where it lies.
+        folder: of its files.
         config: what its JSON files say.
-        fp8: parts (fp8.PARTS) that it holds as E4M3.
+        fp8: parts (fp8.PARTS) that are stored as E4M3.
         fingerprint: 16 hex digits over config.json, the talker's final norm and some embedding rows; a saved
             `Voice` carries it, so that a voice is not used with another model.
     """
@@ -191,11 +189,11 @@ class Checkpoint:
 
     @classmethod
     def open(cls, model: str | Path) -> "Checkpoint":
-        """Find `model` (folder, hub id or "demo") and check it; no tensor is read yet.
+        """Find `model` (folder, hub id or "demo") and check it. No tensor is read yet.
 
         Raises:
             CheckpointNotFoundError: nothing is there under that name.
-            CheckpointError: what is there does not hold together; the first offending name is given.
+            CheckpointError: its files do not fit together; the message names the first that does not.
         """
         folder = find_checkpoint(model)
         try:
@@ -224,15 +222,17 @@ class Checkpoint:
         return cls(folder, config, parts_in(main_files), digest.hexdigest()[:16], main_files, codec_files)
 
     def talker(self, device: torch.device, dtype: torch.dtype, fp8: frozenset[str] = frozenset()) -> dict[str, Tensor]:
-        """Every `talker.*` tensor. The text's embeddings, a third of all bytes of which a text needs a few rows, stay
-        on the CPU; copied there, because rows of a mapped file would be read when they are first spoken.
+        """Every `talker.*` tensor by name. The text embeddings stay on the CPU: they are a third of all bytes, and a
+        text needs a few rows. They are copied, because rows of a mapped file would be read from disk at their first
+        use.
 
         Args:
-            dtype: of what is not FP8; stored FP8 tensors that are not in `fp8` are dequantised into it.
-            fp8: parts (fp8.PARTS) that come as float8_e4m3fn with their scales, quantised unless they are stored so.
+            dtype: of everything that is not FP8. Stored FP8 tensors that are not in `fp8` are dequantised into it.
+            fp8: parts (fp8.PARTS) that come as float8_e4m3fn with their scales. They are quantised now, unless they are
+                stored so.
 
         Raises:
-            CheckpointError: a stored scale or FP8 weight is no number, or a weight cannot be quantised.
+            CheckpointError: a stored scale or FP8 weight is not finite, or a weight cannot be quantised.
         """
         table, cpu = "talker.model.text_embedding.weight", torch.device("cpu")
         names = [name for name in self._main if name.startswith("talker.") and name != table]
@@ -252,7 +252,7 @@ class Checkpoint:
 
     @property
     def files(self) -> tuple[list[Path], list[Path]]:
-        """With the tensors that were checked: of the main model, of the speech tokenizer."""
+        """The files with tensors: of the main model, and of the speech tokenizer."""
         return sorted(set(self._main.values())), sorted(set(self._codec.values()))
 
     def speaker_encoder(self, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
@@ -270,7 +270,7 @@ class Checkpoint:
         return {name.removeprefix("encoder."): tensor for name, tensor in tensors.items()}
 
 
-# ---------------------------------------------------------------- where a checkpoint lies
+# ---------------------------------------------------------------- finding a checkpoint
 
 
 def find_checkpoint(model: str | Path) -> Path:
@@ -286,7 +286,7 @@ def find_checkpoint(model: str | Path) -> Path:
 
 
 def find_cached(model: str | Path) -> Path | None:
-    """The folder of `model` if it is on this machine, without asking the network.
+    """The folder of `model` if it is on this machine, else None. The network is not asked.
 
     Raises:
         CheckpointNotFoundError: it is neither a folder nor a hub id.
@@ -301,13 +301,13 @@ def find_cached(model: str | Path) -> Path | None:
 
 
 def name_of_model(model: str) -> str:
-    """What others call it by: a folder's own name, without its path, else the hub id."""
+    """The name to show: of a folder its own name without the path, else the hub id or "demo"."""
     folder = Path(model).expanduser()
     return folder.resolve().name if folder.is_dir() else model
 
 
 def _local(model: str | Path) -> Path | None:
-    """A folder or the bundled voice; None for what looks like a hub id."""
+    """The folder of a path or of the bundled voice; None for a hub id."""
     if not isinstance(model, (str, Path)) or not str(model).strip():
         raise CheckpointNotFoundError(f"model must be a folder, a hub id or {DEMO!r}, got {model!r}")
     if str(model) == DEMO:

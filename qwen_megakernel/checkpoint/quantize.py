@@ -1,7 +1,7 @@
 """`qwen-megakernel quantize`: a checkpoint with FP8 weights in the published layout.
 
-The same folder with the same files; the quantised tensors are F8_E4M3, and each has its scales [N] beside it, F32,
-under its own name and `_scale`. Voices saved for one of the two checkpoints fit the other.
+The new folder has the same files. The quantised tensors are F8_E4M3; each has its scales, F32 [N], under its own name
+and `_scale`. A voice saved for one of the two checkpoints fits the other.
 """
 
 import json
@@ -30,18 +30,18 @@ _COPIED = (
     "README.md",
     "LICENSE",
 )
-"""What a published checkpoint and its speech tokenizer hold besides tensors; other files are not taken along."""
+"""The files of a published checkpoint and its speech tokenizer besides tensors. Other files are not copied."""
 
 
 def quantize_checkpoint(
     model: str | Path, out: Path, fp8: frozenset[str], tell: Callable[[str], None] = lambda _: None
 ) -> None:
-    """Write `out`, a folder that is not there yet in one that is, or nothing.
+    """Write the folder `out`, whole or not at all. It must not exist; its parent must.
 
     Args:
         model: folder, hub id or "demo".
         fp8: the parts that become E4M3 (`fp8.parts_of`).
-        tell: hears of every file.
+        tell: is called with a line about every file.
 
     Raises:
         CheckpointError: the checkpoint is unusable or has FP8 weights already, or `out` is there or cannot be written.

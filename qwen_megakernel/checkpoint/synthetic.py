@@ -1,12 +1,12 @@
 """Checkpoints with random weights in the published layout, for tests and benchmarks.
 
-Nothing published is read. The real sizes have the published dims, ids and tensor names exactly (a test
-adds up the file sizes to the byte); the tiny ones keep every structural feature (grouped queries, QK norm,
-16 code groups, M-RoPE sections, the 1.7B adapter) at toy widths and with other ids, so that an id typed
-into the code shows up as a wrong result. A tensor's values depend on the seed and its name alone.
+Nothing published is read. The real sizes have exactly the published dims, ids and tensor names: a test adds up the file
+sizes to the byte. The tiny ones keep every structural feature (grouped queries, QK norm, 16 code groups, M-RoPE
+sections, the 1.7B adapter) at toy widths. Their ids are others, so that an id typed into the code shows up as a wrong
+result. A tensor's values depend on the seed and its name alone.
 
-    python -m qwen_megakernel.synthetic FOLDER [--size tiny|tiny-adapter|0.6b|1.7b]
-                                               [--variant base|custom_voice|voice_design] [--eos GAIN] ...
+    python -m qwen_megakernel.checkpoint.synthetic FOLDER [--size tiny|tiny-adapter|0.6b|1.7b]
+        [--variant base|custom_voice|voice_design] [--eos GAIN] ...
 """
 
 import argparse
@@ -21,28 +21,22 @@ import torch
 from safetensors.torch import save_file
 
 from qwen_megakernel.checkpoint.config import VARIANTS, ModelConfig
+from qwen_megakernel.checkpoint.synthetic_config import (
+    CODEC_PREPROCESSOR,
+    GENERATION,
+    PREPROCESSOR,
+    PUBLISHED_IDS,
+    PUBLISHED_VOCAB,
+    REAL_SIZES,
+    codec_config,
+    main_config,
+)
 from qwen_megakernel.checkpoint.tensors import Shapes, expected_tensors, talker_tensors
 
 SIZES = ("tiny", "tiny-adapter", "demo", "0.6b", "1.7b")
 NO_EOS = 0.0
 """`eos_gain` that keeps end of speech away: its logit is then 0, far below the top-k of a random row."""
 
-_LANGUAGES = ("chinese", "english", "german", "italian", "portuguese", "spanish", "japanese", "korean", "french")
-_LANGUAGES += ("russian",)
-_LANGUAGE_OFFSETS = (7, 2, 5, 22, 23, 6, 10, 16, 13, 21)
-_DIALECT_OFFSETS = {"beijing_dialect": 26, "sichuan_dialect": 14}
-_SPEAKER_OFFSETS = {
-    "serena": 1018,
-    "vivian": 1017,
-    "uncle_fu": 962,
-    "ryan": 1013,
-    "aiden": 813,
-    "ono_anna": 825,
-    "sohee": 816,
-    "eric": 827,
-    "dylan": 830,
-}
-_SPEAKER_DIALECTS = {"eric": "sichuan_dialect", "dylan": "beijing_dialect"}
 _SPECIAL_TOKENS = (
     "<|endoftext|> <|im_start|> <|im_end|> <|object_ref_start|> <|object_ref_end|> <|box_start|> <|box_end|> "
     "<|quad_start|> <|quad_end|> <|vision_start|> <|vision_end|> <|vision_pad|> <|image_pad|> <|video_pad|> "
@@ -51,8 +45,6 @@ _SPECIAL_TOKENS = (
     "<tts_text_eod> <tts_text_bos_single> <|audio_pad|>"
 ).split()
 _NOT_SPECIAL = range(14, 26)  # of the list above: tokens, but not "special" ones
-_PUBLISHED_IDS = {"user": 872, "system": 8948, "assistant": 77091}
-_PUBLISHED_VOCAB = 151643
 _WORDS = (
     "assistant user system hello world the quick brown fox jumps over lazy dog speech is made of text and this "
     "sentence was written for a test how are you today I am fine thank it isn't don't we'll 12 345 guten morgen "
@@ -109,16 +101,16 @@ def _write_configs(folder: Path, size: str, variant: str, codec: str | None) -> 
     """Everything but the weights."""
     tokenizer = folder / "speech_tokenizer"
     tokenizer.mkdir(parents=True, exist_ok=True)
-    real = size in ("0.6b", "1.7b")
-    main_config = _main_config(size, variant)
-    _dump(folder / "config.json", main_config)
-    codes = main_config["talker_config"]["code_predictor_config"]["vocab_size"]
-    _dump(tokenizer / "config.json", _codec_config(codec == "real" or (real and codec is None), codes))
-    _dump(folder / "generation_config.json", _GENERATION)
-    _dump(folder / "preprocessor_config.json", _PREPROCESSOR)
-    _dump(tokenizer / "preprocessor_config.json", _CODEC_PREPROCESSOR)
+    real = size in REAL_SIZES
+    config = main_config(size, variant)
+    _dump(folder / "config.json", config)
+    codes = config["talker_config"]["code_predictor_config"]["vocab_size"]
+    _dump(tokenizer / "config.json", codec_config(codec == "real" or (real and codec is None), codes))
+    _dump(folder / "generation_config.json", GENERATION)
+    _dump(folder / "preprocessor_config.json", PREPROCESSOR)
+    _dump(tokenizer / "preprocessor_config.json", CODEC_PREPROCESSOR)
     _dump(tokenizer / "configuration.json", {"framework": "pytorch", "task": "feature-extraction"})
-    _write_tokenizer(folder, main_config["im_start_token_id"] - 1)
+    _write_tokenizer(folder, config["im_start_token_id"] - 1)
 
 
 def _dump(path: Path, value: dict) -> None:
@@ -138,224 +130,6 @@ def _write_shards(folder: Path, shapes: Shapes, make, shards: int, metadata: dic
     _dump(folder / "model.safetensors.index.json", {"metadata": {}, "weight_map": weight_map})
 
 
-# ---------------------------------------------------------------- configs
-
-
-def _main_config(size: str, variant: str) -> dict:
-    real = size in ("0.6b", "1.7b")
-    if real:
-        hidden = 1024 if size == "0.6b" else 2048
-        talker = {"hidden_size": hidden, "intermediate_size": 3 * hidden, "num_hidden_layers": 28}
-        predictor = {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 5}
-        heads = {"num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128}
-        sections, text_hidden, codes, special = [24, 20, 20], 2048, 2048, _PUBLISHED_VOCAB
-        text_vocab = 151936
-    elif size == "demo":
-        hidden = 256
-        talker = {"hidden_size": hidden, "intermediate_size": 384, "num_hidden_layers": 3}
-        predictor = talker | {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
-        heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 128}
-        sections, text_hidden, codes, special = [24, 20, 20], 48, 128, 700
-        text_vocab = special + 50
-    else:
-        hidden = 96 if size == "tiny-adapter" else 64
-        talker = {"hidden_size": hidden, "intermediate_size": 160, "num_hidden_layers": 3}
-        predictor = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
-        heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32}
-        sections, text_hidden, codes, special = [6, 5, 5], 48, 256, 700
-        text_vocab = special + 50
-    shared = heads | {
-        "attention_bias": False,
-        "attention_dropout": 0,
-        "hidden_act": "silu",
-        "initializer_range": 0.02,
-        "num_code_groups": 16,
-        "rms_norm_eps": 1e-06,
-        "rope_theta": 1000000,
-        "sliding_window": None,
-        "use_cache": True,
-        "use_sliding_window": False,
-    }
-    custom = variant == "custom_voice"
-    names = dict(zip(_LANGUAGES, _LANGUAGE_OFFSETS, strict=True)) | (_DIALECT_OFFSETS if custom else {})
-    speakers = _SPEAKER_OFFSETS if custom else {}
-    config = {
-        "architectures": ["Qwen3TTSForConditionalGeneration"],
-        "assistant_token_id": _PUBLISHED_IDS["assistant"],  # as published; nothing reads it
-        "im_start_token_id": special + 1,
-        "im_end_token_id": special + 2,
-        "tts_pad_token_id": special + 28,
-        "tts_bos_token_id": special + 29,
-        "tts_eos_token_id": special + 30,
-        "model_type": "qwen3_tts",
-        "tokenizer_type": "qwen3_tts_tokenizer_12hz",
-        # The size label decides whether CustomVoice honours `instruct`.
-        "tts_model_size": "1b7" if size in ("tiny-adapter", "1.7b") else "0b6",
-        "tts_model_type": variant,
-        "talker_config": shared
-        | talker
-        | {
-            "code_predictor_config": shared
-            | predictor
-            | {
-                "layer_types": ["full_attention"] * predictor["num_hidden_layers"],
-                "max_length": 20,
-                "max_position_embeddings": 65536,
-                "max_window_layers": 28,
-                "model_type": "qwen3_tts_talker_code_predictor",
-                "rope_scaling": None,
-                "tie_word_embeddings": False,
-                "vocab_size": codes,
-            },
-            "codec_pad_id": codes + 100,
-            "codec_bos_id": codes + 101,
-            "codec_eos_token_id": codes + 102,
-            "codec_think_id": codes + 106,
-            "codec_nothink_id": codes + 107,
-            "codec_think_bos_id": codes + 108,
-            "codec_think_eos_id": codes + 109,
-            "codec_language_id": {name: codes + offset for name, offset in names.items()},
-            "spk_id": {name: codes + offset for name, offset in speakers.items()},
-            "spk_is_dialect": {name: _SPEAKER_DIALECTS.get(name, False) for name in speakers},
-            "max_position_embeddings": 32768,
-            "model_type": "qwen3_tts_talker",
-            "position_id_per_seconds": 13,
-            "rope_scaling": {
-                "interleaved": True,
-                "mrope_section": sections,
-                "rope_type": "default",
-                "type": "default",
-            },
-            "text_hidden_size": text_hidden,
-            "text_vocab_size": text_vocab,
-            "vocab_size": codes + 1024,
-        },
-        "transformers_version": "4.57.3",
-    }
-    if variant == "base":
-        config["speaker_encoder_config"] = {"enc_dim": hidden, "sample_rate": 24000}
-        if not real:
-            config["speaker_encoder_config"] |= {
-                "enc_channels": [32, 32, 32, 32, 96],
-                "enc_attention_channels": 16,
-                "enc_se_channels": 16,
-            }
-    return config
-
-
-def _codec_config(real_dims: bool, codes: int) -> dict:
-    """Published dims or toy ones; the codebooks have as many entries as the talker has codes."""
-    decoder = {
-        "attention_bias": False,
-        "attention_dropout": 0.0,
-        "latent_dim": 1024 if real_dims else 32,
-        "codebook_dim": 512 if real_dims else 32,
-        "codebook_size": codes,
-        "decoder_dim": 1536 if real_dims else 64,
-        "hidden_act": "silu",
-        "hidden_size": 512 if real_dims else 24,
-        "intermediate_size": 1024 if real_dims else 48,
-        "layer_scale_initial_scale": 0.01,
-        "max_position_embeddings": 8000,
-        "head_dim": 64 if real_dims else 8,
-        "num_attention_heads": 16 if real_dims else 4,
-        "num_hidden_layers": 8 if real_dims else 2,
-        "num_key_value_heads": 16 if real_dims else 4,
-        "num_quantizers": 16,
-        "num_semantic_quantizers": 1,
-        "rms_norm_eps": 1e-05,
-        "rope_theta": 10000,
-        "semantic_codebook_size": 4096,
-        "sliding_window": 72,
-        "upsample_rates": [8, 5, 4, 3],
-        "upsampling_ratios": [2, 2],
-        "vector_quantization_hidden_dimension": 512 if real_dims else 32,
-    }
-    encoder = {
-        "_frame_rate": 12.5,
-        "attention_bias": False,
-        "attention_dropout": 0.0,
-        "audio_channels": 1,
-        "codebook_dim": 256 if real_dims else 16,
-        "codebook_size": codes,
-        "compress": 2,
-        "dilation_growth_rate": 2,
-        "head_dim": 64 if real_dims else 8,
-        "hidden_act": "gelu",
-        "hidden_size": 512 if real_dims else 32,
-        "initializer_range": 0.02,
-        "intermediate_size": 2048 if real_dims else 64,
-        "kernel_size": 7,
-        "last_kernel_size": 3,
-        "layer_scale_initial_scale": 0.01,
-        "max_position_embeddings": 8000,
-        "norm_eps": 1e-05,
-        "normalize": False,
-        "num_attention_heads": 8 if real_dims else 4,
-        "num_filters": 64 if real_dims else 4,
-        "num_hidden_layers": 8 if real_dims else 2,
-        "num_key_value_heads": 8 if real_dims else 4,
-        "num_quantizers": 32,
-        "num_residual_layers": 1,
-        "num_semantic_quantizers": 1,
-        "pad_mode": "constant",
-        "residual_kernel_size": 3,
-        "rope_theta": 10000.0,
-        "sampling_rate": 24000,
-        "sliding_window": 250,
-        "trim_right_ratio": 1.0,
-        "upsample_groups": 512 if real_dims else 32,
-        "upsampling_ratios": [8, 6, 5, 4],
-        "use_cache": False,
-        "use_causal_conv": True,
-        "use_conv_shortcut": False,
-        "use_streaming": False,
-        "vector_quantization_hidden_dimension": 256 if real_dims else 16,
-    }
-    return {
-        "architectures": ["Qwen3TTSTokenizerV2Model"],
-        "model_type": "qwen3_tts_tokenizer_12hz",
-        "encoder_valid_num_quantizers": 16,
-        "input_sample_rate": 24000,
-        "output_sample_rate": 24000,
-        "decode_upsample_rate": 1920,
-        "encode_downsample_rate": 1920,
-        "decoder_config": decoder,
-        "encoder_config": encoder,
-        "transformers_version": "4.57.3",
-    }
-
-
-_GENERATION = {
-    "do_sample": True,
-    "repetition_penalty": 1.05,
-    "temperature": 0.9,
-    "top_p": 1.0,
-    "top_k": 50,
-    "subtalker_dosample": True,
-    "subtalker_temperature": 0.9,
-    "subtalker_top_p": 1.0,
-    "subtalker_top_k": 50,
-    "max_new_tokens": 8192,
-}
-_PREPROCESSOR = {
-    "padding_side": "left",
-    "padding_value": 0.0,
-    "processor_class": "Qwen3TTSProcessor",
-    "return_attention_mask": True,
-}
-_CODEC_PREPROCESSOR = {
-    "chunk_length_s": None,
-    "feature_extractor_type": "EncodecFeatureExtractor",
-    "feature_size": 1,
-    "overlap": None,
-    "padding_side": "right",
-    "padding_value": 0.0,
-    "return_attention_mask": True,
-    "sampling_rate": 24000,
-}
-
-
 # ---------------------------------------------------------------- tokenizer
 
 
@@ -368,15 +142,15 @@ def _write_tokenizer(folder: Path, size: int) -> None:
     order = [alphabet[b] for b in printable] + [alphabet[b] for b in range(256) if b not in printable]
     merges: list[tuple[str, str]] = []
     for word in _WORDS:
-        for spelling in (word,) if word in _PUBLISHED_IDS else (word, " " + word):
+        for spelling in (word,) if word in PUBLISHED_IDS else (word, " " + word):
             letters = [alphabet[b] for b in spelling.encode()]
             for n in range(1, len(letters)):
                 pair = ("".join(letters[:n]), letters[n])
                 if pair not in merges:
                     merges.append(pair)
-    real = size == _PUBLISHED_VOCAB
+    real = size == PUBLISHED_VOCAB
     merges = merges[: size - len(order)]
-    pinned = _PUBLISHED_IDS if real else {}
+    pinned = PUBLISHED_IDS if real else {}
     vocab = {word: i for word, i in pinned.items()}
     free = (i for i in range(size) if i not in pinned.values())
     for token in [*order, *dict.fromkeys(a + b for a, b in merges)]:

@@ -1,10 +1,11 @@
-"""Which tensors a config.json promises: every name and shape of a checkpoint in the published layout.
+"""The tensors that a config.json implies: every name and shape of a checkpoint in the published layout.
 
-So a tensor that is missing, extra or misshaped is refused by name (checkpoint.py) before anything is computed with it.
-The table adds up to the published sizes of all five checkpoints, to the byte (tests/test_checkpoint.py).
+With this table load.py refuses by name a tensor that is missing, extra or misshaped, before anything is computed. The
+table adds up to the published sizes of all five checkpoints, to the byte (tests/test_checkpoint.py).
 """
 
-from qwen_megakernel.checkpoint.config import CodecConfig, ModelConfig, SpeakerEncoderConfig, StackConfig, TalkerConfig
+from qwen_megakernel.checkpoint.codec_config import CodecConfig
+from qwen_megakernel.checkpoint.config import ModelConfig, SpeakerEncoderConfig, StackConfig, TalkerConfig
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -61,6 +62,7 @@ def _conv(name: str, *shape: int, bias: bool = True, transposed: bool = False) -
 
 
 def speaker_encoder_tensors(c: SpeakerEncoderConfig) -> Shapes:
+    """The ECAPA-TDNN of a Base checkpoint."""
     p = "speaker_encoder"
     shapes = _conv(f"{p}.blocks.0.conv", c.channels[0], c.mel_dim, c.kernel_sizes[0])
     for b in range(1, len(c.channels) - 1):

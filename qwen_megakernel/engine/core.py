@@ -28,7 +28,8 @@ from qwen_megakernel.engine.sequence import Sequence
 from qwen_megakernel.engine.slots import Slots
 from qwen_megakernel.engine.watchdog import Watchdog
 from qwen_megakernel.errors import RequestError, TextEndedError
-from qwen_megakernel.model.prompt import Prompt, PromptPieces
+from qwen_megakernel.model.prompt import Prompt
+from qwen_megakernel.model.prompt_pieces import PromptPieces
 
 _THREADS = ("qwen_megakernel engine", "qwen_megakernel watchdog")
 

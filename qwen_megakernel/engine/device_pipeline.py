@@ -79,7 +79,7 @@ class DevicePipeline(ABC):
         """Compute a sequence's prompt."""
         self._decoder.start(sequence.slot, sequence.prompt, sequence.request.sampling)
         self._vocoder.reset(sequence.slot)
-        voice = sequence.request.voice
+        voice = sequence.request.conditioning.voice
         if voice is None or voice.ref_codes is None:
             sequence.prefilled([])
         else:

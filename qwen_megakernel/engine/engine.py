@@ -20,17 +20,19 @@ import torch
 from qwen_megakernel.backend.interfaces import LoadedModel
 from qwen_megakernel.backend.select import Backend, select_backend, select_device
 from qwen_megakernel.checkpoint.config import SamplingParams
+from qwen_megakernel.checkpoint.dtypes import dtype_of, vocoder_dtype_of
 from qwen_megakernel.checkpoint.fp8 import name_of, parts_of
 from qwen_megakernel.checkpoint.load import DEMO, DEMO_NOTICE, Checkpoint
 from qwen_megakernel.engine.audio import Audio, Chunk
 from qwen_megakernel.engine.core import EngineCore
-from qwen_megakernel.engine.options import Limits, check_dtypes, size, told_of_memory
+from qwen_megakernel.engine.options import Limits, size, told_of_memory
 from qwen_megakernel.engine.request import Request, RequestChecker, RequestOptions
 from qwen_megakernel.engine.sequence import Sequence as EngineSequence
 from qwen_megakernel.engine.snapshot import Snapshot, snapshot_of
 from qwen_megakernel.engine.utterance import ChunkStream, Utterance
 from qwen_megakernel.errors import BackendError, RequestError, TextError, TextTooLongError
 from qwen_megakernel.model.prompt import KEPT_VOICES, PromptBuilder
+from qwen_megakernel.model.prompt_pieces import PromptPieces
 from qwen_megakernel.model.text import TextTokenizer
 from qwen_megakernel.model.voice import RefAudio, Voice, VoiceEncoder
 
@@ -109,14 +111,14 @@ class TTSEngine:
         *,
         backend: str = "auto",
         device: str | torch.device | None = None,
-        dtype: torch.dtype | None = None,
+        dtype: str | torch.dtype | None = None,
         weights: str | Collection[str] | None = None,
         max_streams: int = 8,
         max_positions: int = 2048,
         max_queue: int = 8,
         queue_timeout: float = 5.0,
         kept_voices: int = KEPT_VOICES,
-        vocoder_dtype: str = "float32",
+        vocoder_dtype: str | torch.dtype = "float32",
         fallback: str | None = None,
     ) -> "TTSEngine":
         """Load a checkpoint and start the engine's threads.
@@ -126,7 +128,8 @@ class TTSEngine:
             backend: "torch", "megakernel" (published dims, bfloat16, a GPU of build.py's TARGETS) or "auto", which
                 takes the megakernel on Hopper, where it has been run; a log line says what was taken and why.
             device: None takes a CUDA GPU if there is one, else the CPU.
-            dtype: of talker and code predictor; None is bfloat16 on a GPU and float32 on a CPU.
+            dtype: of talker and code predictor: "float32", "bfloat16" or the torch.dtype of that name; None is bfloat16
+                on a GPU and float32 on a CPU.
             weights: "bf16", "fp8", "fp8-predictor", or a list of some of fp8.PARTS: what is E4M3, quantised now if the
                 checkpoint does not have it so; the rest is of `dtype`. None: as the checkpoint has it. docs/fp8.md
                 says what it costs. PyTorch computes with the same weights, dequantised, and saves no memory.
@@ -140,7 +143,8 @@ class TTSEngine:
                 a transcribed reference of 10 s about 30 for each text layout.
             fallback: "torch": after three faults of our kernels in a row PyTorch takes over, many times slower; None:
                 the engine is then dead.
-            vocoder_dtype: "float32", "tf32" (GPU only) or "bfloat16" (slow: not through our kernels).
+            vocoder_dtype: "float32", "tf32" (GPU only), "bfloat16" (slow: not through our kernels), or the
+                torch.dtype of such a name.
 
         Raises:
             CheckpointError: see `Checkpoint.open`.
@@ -150,8 +154,10 @@ class TTSEngine:
         if fallback not in (None, "torch"):
             raise BackendError(f"fallback must be None or 'torch', got {fallback!r}")
         device = select_device(device)
-        dtype = dtype or (torch.bfloat16 if device.type == "cuda" else torch.float32)
-        check_dtypes(device, dtype, vocoder_dtype)
+        dtype = dtype_of(("bfloat16" if device.type == "cuda" else "float32") if dtype is None else dtype)
+        vocoder_dtype = vocoder_dtype_of(vocoder_dtype)
+        if vocoder_dtype == "tf32" and device.type == "cpu":
+            raise BackendError("vocoder_dtype='tf32' needs an NVIDIA GPU, the device is a CPU; use 'float32'")
         limits = Limits(max_streams, max_positions, max_queue, queue_timeout, kept_voices)
         fp8 = None if weights is None else parts_of(weights)
         select_backend(backend, device, dtype)  # what cannot run is refused before a checkpoint is looked for
@@ -300,7 +306,10 @@ class TTSEngine:
         request = sequence.request
         with self._core.in_order():
             prompt = self._prompts.build(
-                tokens, non_streaming_mode=request.non_streaming_mode, **self._conditioning(request)
+                tokens,
+                request.conditioning,
+                non_streaming_mode=request.non_streaming_mode,
+                max_positions=self.max_positions,
             )
         sequence.mark("prompt")
         self._core.admission.admit(sequence)
@@ -308,12 +317,8 @@ class TTSEngine:
 
     def _begin_pieces(self, sequence: EngineSequence) -> None:
         with self._core.in_order():
-            sequence.pieces = self._prompts.begin(**self._conditioning(sequence.request))
+            sequence.pieces = PromptPieces(self._prompts, sequence.request.conditioning, self.max_positions)
         self._core.admission.admit(sequence)
-
-    def _conditioning(self, request: Request) -> dict:
-        voicing = {"speaker": request.speaker, "language": request.language, "instruct": request.instruct}
-        return voicing | {"voice": request.voice, "max_positions": self.max_positions}
 
     def check(self, **request: Unpack[RequestOptions]) -> None:
         """Could a text be spoken like this?
@@ -339,10 +344,7 @@ class TTSEngine:
         checked = self._checked(request)
         return self._prompts.pieces(
             text,
-            language=checked.language,
-            speaker=checked.speaker,
-            instruct=checked.instruct,
-            voice=checked.voice,
+            checked.conditioning,
             non_streaming_mode=checked.non_streaming_mode,
             max_positions=self.max_positions,
         )

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import torch
 
-from qwen_megakernel.backend.select import VOCODER_DTYPES
 from qwen_megakernel.checkpoint.config import StackConfig
 from qwen_megakernel.engine.watchdog import Patience
 from qwen_megakernel.errors import BackendError, OutOfMemoryError
@@ -28,16 +27,6 @@ def check_sizes(**sizes: int) -> None:
     for name, count in sizes.items():
         if isinstance(count, bool) or not isinstance(count, numbers.Integral) or count < _LEAST[name]:
             raise BackendError(f"{name} must be an integer of at least {_LEAST[name]}, got {count!r}")
-
-
-def check_dtypes(device: torch.device, dtype: torch.dtype, vocoder_dtype: str) -> None:
-    """Raises BackendError for dtypes that cannot be had on a device."""
-    if dtype not in (torch.float32, torch.bfloat16):
-        raise BackendError(f"dtype must be torch.float32 or torch.bfloat16, got {dtype}")
-    if vocoder_dtype not in VOCODER_DTYPES:
-        raise BackendError(f"vocoder_dtype must be one of {', '.join(VOCODER_DTYPES)}, got {vocoder_dtype!r}")
-    if vocoder_dtype == "tf32" and device.type == "cpu":
-        raise BackendError("vocoder_dtype='tf32' needs an NVIDIA GPU, the device is a CPU; use 'float32'")
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from typing import TypedDict
 from qwen_megakernel.checkpoint.config import SamplingParams
 from qwen_megakernel.checkpoint.load import Checkpoint
 from qwen_megakernel.errors import RequestError, SamplingError, SpeakerError, TextError, VoiceError
+from qwen_megakernel.model.conditioning import Conditioning
 from qwen_megakernel.model.prompt import PromptBuilder
 from qwen_megakernel.model.text import check_unicode
 from qwen_megakernel.model.voice import Voice
@@ -39,10 +40,7 @@ class RequestOptions(TypedDict, total=False):
 class Request:
     """A request that can be served if its text can; every default filled in."""
 
-    speaker: str | None
-    language: str
-    instruct: str | None
-    voice: Voice | None
+    conditioning: Conditioning
     non_streaming_mode: bool
     sampling: SamplingParams
     max_frames: int
@@ -84,10 +82,12 @@ class RequestChecker:
             raise SamplingError(f"sampling must be a SamplingParams, got {type(sampling).__name__}")
         sampling = sampling.over(self._config.sampling)
         return Request(
-            speaker=self._speaker(speaker),
-            language=self._prompts.known_language(language),
-            instruct=self._instruct(instruct),
-            voice=self._voice(voice),
+            conditioning=Conditioning(
+                speaker=self._speaker(speaker),
+                language=self._prompts.known_language(language),
+                instruct=self._instruct(instruct),
+                voice=self._voice(voice),
+            ),
             non_streaming_mode=whole and voice is None if non_streaming_mode is None else non_streaming_mode,
             sampling=sampling if sampling.seed is not None else replace(sampling, seed=secrets.randbits(63)),
             max_frames=self._config.max_frames if max_frames is None else _count(max_frames, "max_frames"),

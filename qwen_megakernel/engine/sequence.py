@@ -20,7 +20,8 @@ from qwen_megakernel.engine.callbacks import CallbackRunner
 from qwen_megakernel.engine.request import Request
 from qwen_megakernel.engine.runaway import RunawayGuard
 from qwen_megakernel.errors import SpeechError
-from qwen_megakernel.model.prompt import Prompt, PromptPieces
+from qwen_megakernel.model.prompt import Prompt
+from qwen_megakernel.model.prompt_pieces import PromptPieces
 from qwen_megakernel.model.vocoder import Portion
 
 FRAME_S = 0.08

@@ -7,6 +7,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 
 from qwen_megakernel.backend.select import select_device
+from qwen_megakernel.checkpoint.dtypes import dtype_of, vocoder_dtype_of
 from qwen_megakernel.checkpoint.fp8 import name_of, parts_of
 from qwen_megakernel.checkpoint.load import find_cached
 from qwen_megakernel.engine.engine import TTSEngine
@@ -46,6 +47,9 @@ async def acquire(model: str, **options) -> TTSEngine:
     options["device"] = str(select_device(options.get("device")))
     if "weights" in options:  # the same parts may be named in several ways
         options["weights"] = name_of(parts_of(options["weights"]))
+    for name, normalised in (("dtype", dtype_of), ("vocoder_dtype", vocoder_dtype_of)):
+        if name in options:
+            options[name] = normalised(options[name])
     key = (str(find_cached(model) or model), *sorted((name, str(value)) for name, value in options.items()))
     with _lock:
         shared = _shared.get(key)

@@ -1,11 +1,12 @@
-"""One frame of one stream as arithmetic on tensors: run as it stands, or captured into a CUDA graph.
+"""A row -> the 16 codes of a frame, and the next row: arithmetic on tensors, run as it stands or captured into a CUDA
+graph.
 
     hidden = talker(input row)                    after the final norm
     code 0 = draw(codec head(hidden))
     codes 1..15: the code predictor reads hidden and code 0's embedding, then each code it drew
     next input row = sum of the 16 embeddings + the frame's text row
 
-Nothing here waits for the device: whoever reads code 0 afterwards finds out whether speech ended.
+Nothing here waits for the device. Code 0 tells whether speech has ended, once the caller reads it.
 """
 
 from collections.abc import Mapping
@@ -19,27 +20,28 @@ from qwen_megakernel.model.sampling import Code0Rules, Draw, gumbel_from_bits, k
 from qwen_megakernel.model.transformer import Embeddings, KVCache, Transformer
 
 Draws = tuple[Draw, Draw]
-"""Code 0's draw and that of codes 1..15."""
+"""The draw of code 0, and the draw of codes 1..15."""
 
 
 def draws_of(sampling: SamplingParams) -> Draws:
+    """The draws of a request, whose settings have no None left (`SamplingParams.over`)."""
     return Draw.code0(sampling), Draw.predictor(sampling)
 
 
 class SlotState:
-    """All that a frame of one slot reads and leaves behind, apart from weights. Tensors are written in place and never
-    replaced: a captured graph knows them by their address.
+    """All that a frame of one slot reads and writes, apart from weights. Tensors are written in place and never
+    replaced, because a captured graph knows them by their address.
 
     Attributes:
         cache: of the talker.
         row: [1, hidden], the talker's next input.
-        text: [hidden], what the frame adds to its embeddings; the caller puts it in place before every frame.
-        codes: int64 [groups], the last frame's.
+        text: [hidden], the text row that the frame adds to its embeddings. The caller writes it before every frame.
+        codes: int64 [groups], those of the last frame.
         position: int64 [1], of `row`.
         frame: int64 [], the next frame's number, from 0.
         keys: int64 [10, 2], `key_schedule` of the seed.
         numbers: fp32 [2, 2], `Draw.numbers` of the two draws.
-        rules: code 0's, with the stream's history.
+        rules: code 0's, with the history of the sequence.
     """
 
     def __init__(self, config: TalkerConfig, max_positions: int, device: torch.device, dtype: torch.dtype):
@@ -55,11 +57,11 @@ class SlotState:
         self.rules = Code0Rules(config, 1.0, device)
 
     def start(self, row: Tensor, position: int, sampling: SamplingParams) -> None:
-        """Begin a stream whose first frame reads `row` [1, hidden] at `position`."""
+        """Begin a sequence whose first frame reads `row` [1, hidden] at `position`."""
         self.row.copy_(row)
         self.position.fill_(position)
         self.frame.zero_()
-        # CUDA stages pageable memory before such a copy returns, so that frames in flight need not be waited for.
+        # CUDA stages pageable memory before such a copy returns, so the copy need not wait for frames in flight.
         self.keys.copy_(torch.tensor(key_schedule(sampling.seed or 0)), non_blocking=True)
         numbers = [draw.numbers for draw in draws_of(sampling)]
         self.numbers.copy_(torch.tensor(numbers, dtype=torch.float32), non_blocking=True)
@@ -83,7 +85,7 @@ class Frame:
         self._heads = [tensors["talker.codec_head.weight"]]
         self._heads += [tensors[f"{predictor}.lm_head.{group}.weight"] for group in range(groups - 1)]
         adapter = [f"{predictor}.small_to_mtp_projection.{n}" for n in ("weight", "bias")]
-        self._adapter = [tensors[n] for n in adapter if n in tensors]  # empty where both stacks have one width
+        self._adapter = [tensors[n] for n in adapter if n in tensors]  # empty where both stacks have the same width
         device = self._heads[0].device
         self._predictor_cache = KVCache(stack, groups, device, self._heads[0].dtype)
         # Philox counters of every candidate of every group, one behind the other.
@@ -93,17 +95,17 @@ class Frame:
         self._zero = torch.zeros((), dtype=torch.int64, device=device)
 
     def prefill(self, rows: Tensor, state: SlotState, position: int = 0) -> None:
-        """Fill a slot's cache with rows [T, hidden], from `position` on."""
+        """Write keys and values of rows [T, hidden] to a slot's cache, from `position` on."""
         self._talker.forward(rows, position, state.cache)
 
     def step(self, s: SlotState, draws: Draws, position: int | Tensor, length: int | None = None) -> None:
         """Compute one frame and make the state ready for the next one.
 
         Args:
-            s: read and written; the frame's codes are in `s.codes` afterwards, -1 first where the model's hidden state
-                is no numbers.
-            draws: of the request's shape; their numbers come from `s`.
-            position: of `s.row`; `s.position` itself where a graph is to read it.
+            s: read and written. Afterwards `s.codes` holds the frame's codes; the first is -1 if the hidden state is
+                not finite.
+            draws: their shapes are used; their numbers come from `s`.
+            position: of `s.row`; for a captured graph `s.position` itself, which it reads in every replay.
             length: see `Transformer.forward`.
         """
         first, rest = draws

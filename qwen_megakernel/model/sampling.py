@@ -1,17 +1,16 @@
-"""The sampler: how a row of logits becomes a code.
+"""Logits -> a code: the sampler.
 
-The order of steps is the one that transformers' generate builds for `qwen_tts` 0.1.1 (checked against it
-in tests/test_sampling.py): for code 0 repetition penalty, minimum length, suppressed ids; then for every code
-temperature, top-k (ties with the k-th stay), top-p, and one draw.
+The order of steps is the one that transformers' generate builds for `qwen_tts` 0.1.1 (tests/test_sampling.py compares
+them): for code 0 repetition penalty, minimum length, suppressed ids; then for every code temperature, top-k (ties with
+the k-th stay), top-p, and one draw.
 
-Draws are counter-based: the noise of a candidate is a function of (seed, frame, code group, candidate id)
-and of nothing else, so a stream's codes do not depend on who runs beside it or on how often anything else
-drew. Noise is Gumbel's, so that argmax(logits + noise) is a draw from softmax(logits) (Maddison et al.,
-"A* Sampling", 2014). It is built from IEEE add, multiply and divide alone, each rounded once, which every
-device can repeat bit for bit.
+Draws are counter-based: the noise of a candidate depends on (seed, frame, code group, candidate id) alone. So a
+sequence's codes do not depend on what runs beside it, or on how often anything else drew. The noise is Gumbel's, so
+that argmax(logits + noise) is a draw from softmax(logits) (Maddison et al., "A* Sampling", 2014). It is built from IEEE
+add, multiply and divide alone, each rounded once, which every device can repeat bit for bit.
 
-What differs from request to request may be a Python number or a tensor of its value on the device: the bits are
-the same, and nothing here waits for a device, so that a captured CUDA graph can read it anew in every replay.
+Settings that differ from request to request may be Python numbers, or tensors with their values on the device. The bits
+are the same. Nothing here waits for a device, so a captured CUDA graph can read such tensors anew in every replay.
 """
 
 import math
@@ -40,7 +39,7 @@ def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], keys: Sequence[tuple[
     """First word of Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011).
 
     Args:
-        counter: four int64 tensors holding 32-bit words; they broadcast.
+        counter: four int64 tensors that hold 32-bit words; they broadcast.
         keys: `key_schedule` of the seed, or the same as int64 [10, 2] on the counter's device.
 
     Returns:
@@ -79,8 +78,8 @@ def _split(x: Tensor) -> tuple[Tensor, Tensor]:
 def gumbel_from_bits(bits: Tensor) -> Tensor:
     """32-bit words (int64) -> standard Gumbel noise, fp32.
 
-    With v = (bits + 1/2) / 2**32: -log(-log(1 - v)). The winners of a draw have small v, so the smallest
-    v's keep full resolution: log(1 - v) is taken from v itself where 1 - v would round.
+    The noise is -log(-log(1 - v)) with v = (bits + 1/2) / 2**32. The winners of a draw have a small v, so small v's
+    keep full resolution: log(1 - v) is computed from v itself where 1 - v would round.
     """
     v = ((bits.float() + 0.5) * 2.0**-32).clamp(max=1.0 - 2.0**-24)
     mantissa, exponent = _split(1.0 - v)
@@ -116,12 +115,13 @@ class Draw:
 
     @property
     def shape(self) -> tuple[bool, int, bool]:
-        """What decides which steps a draw takes, and with it all of a draw that a captured graph is bound to."""
+        """The settings that decide which steps a draw takes. A captured graph is bound to them, and to nothing else of
+        a draw."""
         return (True, self.top_k, self.top_p < 1.0) if self.do_sample else (False, 0, False)
 
     @property
     def numbers(self) -> tuple[float, float]:
-        """What those steps compute with: 1 / temperature, and the probability that top-p may leave out."""
+        """The numbers that those steps compute with: 1 / temperature, and the probability that top-p may leave out."""
         # The reciprocal, because torch divides by it on a GPU and otherwise on a CPU; the kernel does the same.
         return 1.0 / self.temperature, 1.0 - self.top_p
 
@@ -148,16 +148,25 @@ class Draw:
         return logits
 
     def __call__(self, logits: Tensor, noise: Tensor | None, numbers: Sequence[float | Tensor] | None = None) -> Tensor:
-        """One id, int64 []: the likeliest one (the lowest id of a tie), or a draw with the noise given and the
-        numbers that `filtered` takes."""
+        """Draw one id.
+
+        Args:
+            logits: fp32 [vocab].
+            noise: fp32 [vocab], Gumbel's; not read where `do_sample` is False.
+            numbers: as `filtered` takes them.
+
+        Returns:
+            int64 []. Without `do_sample` it is the likeliest id, the lowest one of a tie.
+        """
         if self.do_sample:
             logits = self.filtered(logits, numbers) + noise
         return logits.argmax(-1)
 
 
 class Code0Rules:
-    """What the reference does to code 0's logits before anything is drawn; holds one stream's history. Its
-    tensors are written in place: a captured graph knows them by their address."""
+    """The rules for code 0's logits, as in the reference implementation: repetition penalty, minimum length, suppressed
+    ids. Holds the history of one sequence. Its tensors are written in place, because a captured graph knows them by
+    their address."""
 
     def __init__(self, config: TalkerConfig, repetition_penalty: float, device: torch.device):
         ids = torch.arange(config.vocab_size, device=device)
@@ -168,18 +177,22 @@ class Code0Rules:
         self.restart(repetition_penalty)
 
     def restart(self, repetition_penalty: float) -> None:
-        """Begin a stream: nothing was spoken yet."""
+        """Begin a sequence: no code 0 has been drawn yet."""
         self._seen.zero_()
         self._penalty.fill_(repetition_penalty)
         self._reciprocal.fill_(1.0 / repetition_penalty)
 
     def __call__(self, logits: Tensor, frame: int | Tensor) -> Tensor:
-        """fp32 [vocab] -> fp32 [vocab]: penalty once per id spoken so far, no end before `MIN_FRAMES`
-        frames, tags and speakers never. `frame` counts from 0, an int or int64 []."""
+        """Logits fp32 [vocab] -> fp32 [vocab]. An id that was drawn before has the penalty applied once. End of speech
+        is barred before `MIN_FRAMES` frames; tags and speakers are barred always.
+
+        Args:
+            frame: counts from 0, an int or int64 [].
+        """
         penalised = torch.where(logits < 0, logits * self._penalty, logits * self._reciprocal)
         barred = self._suppressed | (self._eos & (frame < MIN_FRAMES))
         return torch.where(self._seen, penalised, logits).masked_fill(barred, -math.inf)
 
     def remember(self, code0: Tensor) -> None:
-        """`code0`: int64 []."""
+        """Add a code 0, int64 [], to the history."""
         self._seen.index_fill_(0, code0[None], True)

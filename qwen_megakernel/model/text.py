@@ -1,9 +1,9 @@
-"""Text to token ids, and long text to pieces that fit a slot.
+"""Text -> token ids, and long text -> pieces that fit a slot.
 
-The tokenizer is byte-level BPE with Qwen2's own pre-tokenizer, built here from vocab.json and merges.txt
-and nothing else. Two traps are closed that way: some loaders swap in another model's pre-tokenizer for a
-local folder (camel-case words then split differently), and none of the special tokens exists in it, so a
-special-token string inside user text ("<|im_end|>") is spelt out as ordinary characters, never injected.
+The tokenizer is byte-level BPE with Qwen2's own pre-tokenizer, built here from vocab.json and merges.txt and nothing
+else. That avoids two traps. Some loaders take another model's pre-tokenizer for a local folder, which splits camel-case
+words differently. And this tokenizer knows no special tokens: "<|im_end|>" inside user text becomes ordinary
+characters, so user text cannot end its turn.
 """
 
 import itertools
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 
-from qwen_megakernel.checkpoint.config import read_json
+from qwen_megakernel.checkpoint.json_object import read_json
 from qwen_megakernel.errors import CheckpointError, RequestError, TextError, TextTooLongError
 
 _QWEN2_PIECES = (
@@ -27,13 +27,13 @@ _QWEN2_PIECES = (
 
 
 class TextTokenizer:
-    """NFC, Qwen2's pre-tokenizer, byte-level BPE; no special tokens, nothing added."""
+    """NFC, Qwen2's pre-tokenizer, byte-level BPE. No special tokens; nothing is added to the text."""
 
     def __init__(self, folder: Path, vocab_size: int):
         """
         Args:
             folder: holds vocab.json and merges.txt.
-            vocab_size: rows of the text embedding; an id at or above it is refused.
+            vocab_size: rows of the text embedding. A vocabulary with an id beyond them is refused.
 
         Raises:
             CheckpointError: a file is missing, broken, or does not fit the embedding.
@@ -67,33 +67,38 @@ class TextTokenizer:
 
 
 LONGEST_RUN = 16
-"""Characters without a boundary that `PieceEncoder` holds back at most."""
-_LONGEST_HELD = 1000  # a piece of any size is encoded in time that grows with it, not with its square
+"""How many characters without a boundary `PieceEncoder` holds back at most."""
+_LONGEST_HELD = 1000  # characters; encoding then takes time linear in a piece's size, not quadratic
 
 
 class PieceEncoder:
-    """Token ids of a text that arrives in pieces, each as soon as no later character can change it.
+    """Token ids of a text that arrives in pieces. An id is given out as soon as no later character can change it.
 
-    A cut is safe where Qwen2's pre-tokenizer ends a piece whatever comes next: behind a word or a digit once the next
-    character is neither letter nor combining mark, and in front of a blank that follows something visible. The ids then
-    equal those of the whole text, however it was cut into pieces. A run longer than `LONGEST_RUN` without such a place
-    (Chinese or Japanese between two marks, a very long word) is cut all the same, always at the same character; only
-    there may ids differ from those of the whole text.
+    A cut is safe at a boundary: where Qwen2's pre-tokenizer ends a pre-token whatever comes next. That is behind a word
+    or a digit if the next character is neither letter nor combining mark, and in front of a blank that follows
+    something visible. Cut there, the ids equal those of the whole text, however the text was cut into pieces.
+
+    A run of more than `LONGEST_RUN` characters without a boundary (Chinese or Japanese between two marks, a very long
+    word) is cut all the same, always at the same character. Only there may ids differ from those of the whole text.
     """
 
     def __init__(self, encode: Callable[[str], list[int]], before: str = ""):
-        """`before`: what stands in front of the text and is encoded with it."""
+        """
+        Args:
+            encode: text -> ids (`TextTokenizer.encode`).
+            before: characters in front of the text, encoded with it.
+        """
         self._encode, self._held = encode, before
-        self._run = len(before)  # of `_held`, characters behind its last boundary
-        self._foreign = len(before)  # of `_run`, characters that are not the text's
+        self._run = len(before)  # characters of `_held` behind its last boundary
+        self._foreign = len(before)  # characters of `_run` that come from `before`
 
     @property
     def held(self) -> int:
-        """Characters of the text that wait for what comes next."""
+        """How many characters of the text wait, because the next one may change their ids."""
         return len(self._held) - self._foreign
 
     def push(self, piece: str) -> list[int]:
-        """Ids that this piece settles.
+        """Take a piece and return the ids that are now final.
 
         Raises:
             TextError: lone surrogates; nothing was taken.
@@ -116,14 +121,14 @@ class PieceEncoder:
         return ids
 
     def flush(self) -> list[int]:
-        """Ids of everything that was held back."""
+        """Ids of all characters that were held back."""
         ids = self._encode(self._held) if self._held else []
         self._held, self._run, self._foreign = "", 0, 0
         return ids
 
 
 def _ends(last: str, following: str) -> bool:
-    """A pre-token that ends with `last` ends for good in front of `following`."""
+    """Is there a boundary between these two characters?"""
     kind, then = unicodedata.category(last)[0], unicodedata.category(following)[0]
     if kind in "LN":
         return then != "M" and (kind == "N" or then != "L")
@@ -131,7 +136,8 @@ def _ends(last: str, following: str) -> bool:
 
 
 def _joins(character: str) -> bool:
-    """NFC may melt it into what stands before it: a combining mark, or the later part of a Hangul syllable."""
+    """May NFC merge the character with the one before it? It may with a combining mark or a later part of a Hangul
+    syllable."""
     return unicodedata.category(character)[0] == "M" or "\u1160" <= character <= "\u11ff"
 
 
@@ -154,8 +160,11 @@ _SPACE = re.compile(r"\s+")
 def split_sentences(text: str, max_chars: int = 300) -> list[str]:
     """Cut long text at sentence ends into pieces of at most `max_chars` characters.
 
-    Whole sentences are gathered while they fit. A sentence that is longer by itself is cut at clauses, then
-    at white space, then anywhere. Short text comes back whole; blank text gives an empty list.
+    A piece takes as many whole sentences as fit. A sentence that is longer by itself is cut at clauses, then at white
+    space, then anywhere. Short text comes back whole; blank text gives an empty list.
+
+    Raises:
+        RequestError: `max_chars` is below 1.
     """
     if max_chars < 1:
         raise RequestError(f"max_chars must be at least 1, got {max_chars}")
@@ -171,15 +180,16 @@ def split_sentences(text: str, max_chars: int = 300) -> list[str]:
 
 
 def split_to_fit(text: str, count: Callable[[str], int], most: int) -> list[str]:
-    """Cut text like `split_sentences` into pieces of at most `most` tokens: by characters, of so many as have that many
-    tokens on average, and again what has more. A text of no more bytes than `most` is not counted: a token stands for
-    one at least.
+    """Cut text like `split_sentences`, but into pieces of at most `most` tokens.
+
+    A piece that has more is cut again, into as many characters as have `most` tokens on average. A piece of at most
+    `most` bytes is not counted, because every token stands for one byte at least.
 
     Args:
-        count: tokens of a text.
+        count: gives the number of tokens of a text.
 
     Raises:
-        TextTooLongError: a single character has more.
+        TextTooLongError: a single character has more tokens.
         TextError: lone surrogates.
     """
     check_unicode(text)
@@ -197,8 +207,8 @@ def split_to_fit(text: str, count: Callable[[str], int], most: int) -> list[str]
 
 
 def _fragments(text: str, max_chars: int, ends: tuple[re.Pattern, ...]) -> Iterator[str]:
-    """Cut after every end of the first kind; cut what is still too long at the next kind. Joined, the
-    fragments are the text."""
+    """Cut after every end of the first kind. Cut what is still too long after every end of the next kind. The fragments
+    joined are the text."""
     cuts = [0, *(end.end() for end in ends[0].finditer(text)), len(text)]
     for fragment in (text[start:end] for start, end in itertools.pairwise(cuts)):
         if len(fragment.strip()) <= max_chars:

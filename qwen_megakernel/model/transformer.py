@@ -1,8 +1,8 @@
-"""The Qwen3 decoder stack in plain PyTorch, and the embedding tables in front of it.
+"""Ids -> rows -> hidden states: the embedding tables, and the Qwen3 decoder stack in plain PyTorch.
 
-One slot at a time: rows are [T, hidden], without a batch axis, so that a stream's codes depend on nothing
-but its own request. Tensor names are the checkpoint's. Rounding follows the reference: RMSNorm rounds to
-the model's dtype before its weight is applied, RoPE's cosines are computed in fp32 and then rounded.
+It computes one slot at a time: rows are [T, hidden], without a batch axis, so a sequence's codes depend on nothing but
+its own request. Tensor names are the checkpoint's. Rounding follows the reference implementation: RMSNorm rounds to the
+model's dtype before its weight is applied; RoPE's cosines are computed in fp32 and then rounded.
 """
 
 import math
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from qwen_megakernel.checkpoint.config import StackConfig, TalkerConfig
 
-_TEXT_ROWS = 16
+_TEXT_ROWS = 16  # rows that `Embeddings.text` projects at a time
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -39,8 +39,8 @@ def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class KVCache:
-    """Keys and values of one slot: [layers, kv_heads, positions, head_dim] each. Rows past the caller's
-    position are stale; only a `length` makes `Transformer.forward` read them, with a weight of 0."""
+    """Keys and values of one slot, each [layers, kv_heads, positions, head_dim]. Rows beyond the caller's position are
+    stale. `Transformer.forward` reads them only if it is given a `length`, and then with a weight of 0."""
 
     def __init__(self, config: StackConfig, positions: int, device: torch.device, dtype: torch.dtype):
         shape = (config.num_layers, config.num_kv_heads, positions, config.head_dim)
@@ -51,8 +51,8 @@ class KVCache:
 class Transformer:
     """One stack: pre-norm attention (GQA, per-head QK norm, RoPE, causal) and SwiGLU, then a final norm.
 
-    M-RoPE's three axes hold the same position for every row of this model, so one position per row is all
-    there is (config.py refuses a checkpoint that would need more).
+    M-RoPE's three axes hold the same position for every row of this model, so a row has one position here. config.py
+    refuses a checkpoint that would need more.
     """
 
     def __init__(self, config: StackConfig, tensors: Mapping[str, Tensor], prefix: str, max_positions: int):
@@ -76,10 +76,10 @@ class Transformer:
         Args:
             rows: [T, hidden] in the model's dtype.
             position: of the first row; rows 0..position-1 must be in the cache. Or int64 [T] on the device, the
-                position of every row: nothing then depends on its value but the arithmetic, as a graph needs it.
+                position of every row: a captured CUDA graph then reads it anew in every replay.
             cache: read and written.
-            length: with a tensor of positions, how much of the cache attention reads: more than any position, and
-                all of it finite.
+            length: with a tensor of positions, how many rows of the cache attention reads. It must be more than any
+                position, and all these rows must be finite.
 
         Returns:
             [T, hidden], after the final norm.
@@ -112,7 +112,7 @@ class Transformer:
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """q [heads, T, head_dim] over k and v [1, kv_heads, length, head_dim] -> [T, heads * head_dim]."""
-        if q.shape[1] == 1:  # heads that share a key become rows of one query: no kernel then repeats the cache
+        if q.shape[1] == 1:  # heads that share a key become rows of one query, so that no kernel repeats the cache
             q = q.view(1, self.config.num_kv_heads, -1, self.config.head_dim)
             return F.scaled_dot_product_attention(q, k, v, attn_mask=mask).reshape(1, -1)
         y = F.scaled_dot_product_attention(q[None], k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=True)
@@ -125,37 +125,41 @@ class Transformer:
 
 
 class Embeddings:
-    """What turns ids into talker rows. Every row has the talker's width, also codes 1..15 (in 1.7B the
-    code predictor is narrower and has an adapter of its own). Nothing here waits for the device."""
+    """Turns ids into rows of the talker. Every row has the talker's width, those of codes 1..15 too: in 1.7B the code
+    predictor is narrower and has an adapter of its own. No method waits for the device."""
 
     def __init__(self, config: TalkerConfig, tensors: Mapping[str, Tensor], extension: ModuleType | None = None):
         """
         Args:
             tensors: `Checkpoint.talker`'s; the text's table is on the CPU.
-            extension: `build.load_extension`'s, where the rest is bf16 on a GPU: the text projection is then one call.
+            extension: `build.load_extension`'s, where the other tensors are bf16 on a GPU. The text projection is then
+                one call.
         """
         self._extension = extension
         self._table = tensors["talker.model.text_embedding.weight"]
         self._device = tensors["talker.model.norm.weight"].device
-        self._pinned = self._device.type == "cuda"  # what a copy must come from, to be queued and not waited for
+        self._pinned = self._device.type == "cuda"  # only a copy from pinned memory is queued without a wait
         self._fc1 = [tensors[f"talker.text_projection.linear_fc1.{n}"] for n in ("weight", "bias")]
         self._fc2 = [tensors[f"talker.text_projection.linear_fc2.{n}"] for n in ("weight", "bias")]
         predictor = "talker.code_predictor.model.codec_embedding"
         self._codes = [tensors["talker.model.codec_embedding.weight"]]
         self._codes += [tensors[f"{predictor}.{group}.weight"] for group in range(config.num_code_groups - 1)]
         if extension is not None:
-            for power in range(10):  # pinned memory is kept by powers of two, and costs a millisecond when it is new
+            for power in range(10):  # torch keeps pinned memory by powers of two; new memory costs a millisecond
                 self.text([0] * 2**power)
 
     def share(self, tables: Sequence[Tensor]) -> None:
-        """Take a frame decoder's copies of the codes' embeddings, of code 0 and on, for one's own."""
+        """Use a frame decoder's copies of the codes' embeddings, one table per code group, in place of our own."""
         self._codes = list(tables)
 
     def text(self, ids: Sequence[int]) -> Tensor:
         """Text ids -> [n, hidden]: embedding, then the two-layer text projection.
 
-        Without our kernel, always so many rows at a time: a row's last bits may depend on how many are multiplied
-        together, and the same text may come whole or in pieces.
+        Without our kernel, rows are projected `_TEXT_ROWS` at a time: a row's last bits may depend on how many are
+        multiplied together, and the same text may come whole or in pieces.
+
+        Raises:
+            IndexError: an id beyond the table.
         """
         if ids and not 0 <= min(ids) <= max(ids) < len(self._table):
             raise IndexError(f"text ids must be in 0..{len(self._table) - 1}, got {min(ids)} to {max(ids)}")
@@ -163,7 +167,7 @@ class Embeddings:
             return self._extension.project_text(ids, self._table, *self._fc1, *self._fc2)
         padded = [*ids, *[0] * (-len(ids) % _TEXT_ROWS)]
         rows = torch.empty(len(padded), self._table.shape[1], dtype=self._table.dtype, pin_memory=self._pinned)
-        # By numpy, as bytes: torch would wake a thread on every core for it.
+        # numpy gathers the bytes, because torch would wake a thread on every core for it.
         np.take(self._table.view(torch.uint8).numpy(), padded, axis=0, out=rows.view(torch.uint8).numpy(), mode="clip")
         rows = rows.to(self._device, non_blocking=True)
         blocks = [F.linear(F.silu(F.linear(block, *self._fc1)), *self._fc2) for block in rows.split(_TEXT_ROWS)]

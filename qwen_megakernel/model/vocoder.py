@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from qwen_megakernel.checkpoint.config import VocoderConfig
+from qwen_megakernel.checkpoint.codec_config import VocoderConfig
 from qwen_megakernel.model.transformer import apply_rope, rms_norm
 
 DILATIONS = (1, 3, 9)

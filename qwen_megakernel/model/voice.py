@@ -1,11 +1,11 @@
-"""Reference audio -> Voice (speaker vector, and with a transcript the reference's own codes).
+"""Reference audio -> `Voice`: a speaker vector, and with a transcript the codes of the audio itself.
 
-Cloning needs a Base checkpoint. The speaker vector comes from the checkpoint's ECAPA-TDNN over a mel
-spectrogram (Desplanques et al., 2020; layer by layer after qwen_tts 0.1.1's Qwen3TTSSpeakerEncoder). The
-reference codes come from the speech tokenizer's encoder half, which is transformers' Mimi.
+Cloning needs a Base checkpoint. The speaker vector comes from the checkpoint's ECAPA-TDNN over a mel spectrogram
+(Desplanques et al., 2020; layer by layer after qwen_tts 0.1.1's Qwen3TTSSpeakerEncoder). The codes come from the speech
+tokenizer's encoder half, which is transformers' Mimi.
 
-Audio and voice files are data from outside: audio is decoded by libsndfile, bounded in length before it is
-decoded; voices are safetensors; nothing is ever unpickled.
+Audio and voice files are data from outside. libsndfile decodes audio, whose length is bounded before. Voices are
+safetensors; nothing is ever unpickled.
 """
 
 import hashlib
@@ -24,13 +24,14 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from qwen_megakernel.checkpoint.config import CodecConfig, SpeakerEncoderConfig
+from qwen_megakernel.checkpoint.codec_config import CodecConfig
+from qwen_megakernel.checkpoint.config import SpeakerEncoderConfig
 from qwen_megakernel.checkpoint.load import Checkpoint
 from qwen_megakernel.errors import AudioError, CheckpointError, RequestError, VoiceError
 from qwen_megakernel.model.text import check_unicode
 
 MIN_SECONDS, MAX_SECONDS = 0.5, 60.0
-"""Length of reference audio. Below, the speaker vector rests on a word or less; 60 s is 750 prompt rows of 2,048."""
+"""Length of reference audio. Less than that holds hardly a word for the speaker vector; 60 s are 750 of 2,048 rows."""
 
 _FORMAT = "qwen_megakernel.voice.1"
 _MAX_VOICE_BYTES = 4 << 20
@@ -45,13 +46,13 @@ RefAudio = str | Path | tuple[np.ndarray, int]
 
 @dataclass(frozen=True, eq=False)
 class Voice:
-    """What a Base checkpoint needs to speak like a reference; made by `TTSEngine.create_voice`.
+    """A cloned voice: what a Base checkpoint needs to speak like reference audio. Made by `TTSEngine.create_voice`.
 
     Attributes:
         speaker_embedding: fp32 [hidden], on the CPU.
-        ref_codes: int64 [frames, groups] on the CPU, or None: then the vector alone is used.
-        ref_text: what the reference says; present exactly if `ref_codes` is.
-        fingerprint: of the checkpoint that made it.
+        ref_codes: int64 [frames, groups], on the CPU; None: the vector alone is used.
+        ref_text: what the reference audio says; None exactly where `ref_codes` is.
+        fingerprint: of the checkpoint that made the voice.
     """
 
     speaker_embedding: Tensor
@@ -61,13 +62,13 @@ class Voice:
 
     @classmethod
     def nobody(cls, hidden_size: int, fingerprint: str) -> "Voice":
-        """A vector of zeros: to speak where it makes no difference whose voice it is."""
+        """A vector of zeros, for speech where the voice makes no difference."""
         return cls(torch.zeros(hidden_size), None, None, fingerprint)
 
     @property
     def digest(self) -> bytes:
-        """Equal for voices that sound the same, however they were come by; of 16 bytes, made anew at every call (a
-        tenth of a millisecond), because tensors can be written to."""
+        """16 bytes that are equal for voices with equal tensors and text. Every call computes them anew, in a tenth of
+        a millisecond, because tensors can be written to."""
         parts = [self.speaker_embedding] if self.ref_codes is None else [self.speaker_embedding, self.ref_codes]
         digest = hashlib.blake2b((self.ref_text or "").encode(), digest_size=16)
         for part in parts:
@@ -75,10 +76,12 @@ class Voice:
         return digest.digest()
 
     def check(self) -> None:
-        """Is this a voice, of whatever checkpoint?
+        """Check that this is a voice of some checkpoint.
 
         Raises:
-            VoiceError: a tensor of another kind, with values that are no numbers, or a text without codes.
+            VoiceError: a tensor has another dtype, shape or device or is not finite, or there are codes without text or
+                text without codes.
+            TextError: the text is not valid Unicode.
         """
         vector, codes, text = self.speaker_embedding, self.ref_codes, self.ref_text
         ok = isinstance(vector, Tensor) and vector.dtype == torch.float32 and vector.ndim == 1
@@ -97,10 +100,10 @@ class Voice:
             check_unicode(text)
 
     def save(self, path: str | Path) -> None:
-        """Write one safetensors file.
+        """Write the voice as one safetensors file.
 
         Raises:
-            VoiceError: it cannot be written there.
+            VoiceError: the voice is broken (`check`), or the file cannot be written.
         """
         self.check()
         tensors = {"speaker_embedding": self.speaker_embedding.contiguous()}
@@ -118,7 +121,7 @@ class Voice:
         """Read a file that `save` wrote.
 
         Raises:
-            VoiceError: missing, too large, not a voice, or with tensors of the wrong kind.
+            VoiceError: the file is missing, too large, not a voice, or holds tensors of the wrong kind.
         """
         try:
             path = Path(path)
@@ -148,8 +151,8 @@ class Voice:
         return voice
 
 
-def check_reference(ref_audio: object | None, ref_text: str | None) -> None:
-    """Of the command line's --ref-audio and --ref-text, what can be told before anything is loaded.
+def check_ref_options(ref_audio: object | None, ref_text: str | None) -> None:
+    """Check the command line's --ref-audio and --ref-text, as far as that needs no model.
 
     Raises:
         RequestError: a text without its audio. VoiceError, TextError: as `check_ref_text`.
@@ -162,10 +165,10 @@ def check_reference(ref_audio: object | None, ref_text: str | None) -> None:
 
 
 def check_ref_text(ref_text: str) -> None:
-    """Could it be what a recording says?
+    """Check the transcript of a reference audio.
 
     Raises:
-        VoiceError: no string, blank, or too long.
+        VoiceError: not a string, blank, or too long.
         TextError: not valid Unicode.
     """
     if not isinstance(ref_text, str):
@@ -179,7 +182,7 @@ def check_ref_text(ref_text: str) -> None:
 
 
 class VoiceEncoder:
-    """Makes voices with one Base checkpoint; runs on the CPU in fp32, once per voice."""
+    """Makes voices with one Base checkpoint, on the CPU in fp32."""
 
     def __init__(self, checkpoint: Checkpoint):
         """
@@ -255,7 +258,7 @@ def load_audio(ref_audio: RefAudio, sample_rate: int) -> np.ndarray:
     if np.abs(samples).max() < _SILENCE:
         raise AudioError("ref_audio is silent")
     if rate != sample_rate:
-        # librosa.resample, which the reference calls, is soxr HQ cut or padded to ceil(n * ratio).
+        # The reference implementation calls librosa.resample, which is soxr HQ cut or padded to ceil(n * ratio).
         length = math.ceil(len(samples) * sample_rate / rate)
         samples = soxr.resample(samples, rate, sample_rate, quality="HQ")[:length]
         samples = np.pad(samples, (0, length - len(samples)))
@@ -268,8 +271,8 @@ def _read_file(path: Path) -> tuple[np.ndarray, int]:
             if file.channels > _MAX_CHANNELS:
                 raise AudioError(f"{path}: at most {_MAX_CHANNELS} channels, found {file.channels}")
             _check_length(file.frames / file.samplerate, str(path))
-            # A header may understate the data: never decode past the bound. By blocks, because a file of 200 KB may
-            # hold a minute of 16 channels, 1.5 GB of samples.
+            # A header may understate the data, so decoding stops at the bound. It goes block by block, because a file
+            # of 200 KB may hold a minute of 16 channels, which are 1.5 GB of samples.
             blocks = file.blocks(_BLOCK, frames=int(MAX_SECONDS * file.samplerate), dtype="float32", always_2d=True)
             mono = [block.mean(axis=1) for block in blocks]
             return np.concatenate(mono) if mono else np.zeros(0, np.float32), file.samplerate
@@ -306,7 +309,7 @@ class SpeakerEncoder:
 
     @torch.inference_mode()
     def __call__(self, samples: np.ndarray) -> Tensor:
-        """fp32 [n] at the encoder's sample rate -> fp32 [enc_dim], not normalised."""
+        """Samples fp32 [n] at the encoder's rate -> speaker vector fp32 [enc_dim], not normalised."""
         c = self._config
         x = self._tdnn(log_mel(torch.from_numpy(samples), c.mel_dim, c.sample_rate)[None], "blocks.0", c.dilations[0])
         outputs = []
@@ -329,7 +332,7 @@ class SpeakerEncoder:
         return F.relu(self._conv(x, f"{name}.conv", dilation))
 
     def _se_res2net(self, x: Tensor, name: str, dilation: int) -> Tensor:
-        """1x1 TDNN, Res2Net (group i also hears group i - 1's output), 1x1 TDNN, squeeze and excitation."""
+        """1x1 TDNN, Res2Net (group i also takes group i - 1's output), 1x1 TDNN, squeeze and excitation."""
         first, *groups = self._tdnn(x, f"{name}.tdnn1").chunk(self._config.res2net_scale, dim=1)
         outputs = [first]
         for i, group in enumerate(groups):
@@ -370,8 +373,8 @@ class CodecEncoder:
         from transformers.utils import logging
 
         self._frame, self._groups = config.vocoder.samples_per_frame, config.vocoder.num_quantizers
-        # The reference's encoder attends to everything before, whatever window its config names; the window
-        # must lie past any reference (25 columns a second).
+        # The reference implementation's encoder attends to all earlier columns, whatever window its config names. So
+        # the window here is larger than any reference audio (25 columns a second).
         mimi = MimiConfig(**{**config.encoder, "sliding_window": int(MAX_SECONDS) * 100})
         verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
         logging.set_verbosity_error()
@@ -397,7 +400,7 @@ class CodecEncoder:
 
     @torch.inference_mode()
     def __call__(self, samples: np.ndarray) -> Tensor:
-        """fp32 [n] -> int64 [ceil(n / samples_per_frame), groups]."""
+        """Samples fp32 [n] -> codes int64 [ceil(n / samples_per_frame), groups]."""
         audio = torch.from_numpy(samples)[None, None]
         codes = self._mimi.encode(audio, num_quantizers=self._groups).audio_codes[0]
         return codes.T[: math.ceil(len(samples) / self._frame)].long().clone(memory_format=torch.contiguous_format)

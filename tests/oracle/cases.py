@@ -1,4 +1,4 @@
-"""The requests that the oracle (`qwen_tts`) and this package are both asked, and what was compared.
+"""The cases that the oracle (`qwen_tts`) and this package both speak.
 
 Shared by oracle.py, which runs in the oracle's environment, and tests/test_oracle.py, which does not need it.
 """
@@ -8,10 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
-from qwen_megakernel.check.reference import Request, reference_audio
+from qwen_megakernel.check.reference import Case, reference_audio
 from qwen_megakernel.check.verify import say
 from qwen_megakernel.checkpoint.config import GREEDY
 from qwen_megakernel.checkpoint.synthetic import NO_EOS, write_checkpoint
+from qwen_megakernel.model.conditioning import AUTO, Conditioning
 
 VECTORS = Path(__file__).parent / "vectors.safetensors"
 
@@ -27,8 +28,8 @@ REF_TEXT = "this is the text of the reference."
 
 
 @dataclass(frozen=True)
-class Case:
-    """One request. `clone` is "", "xvector" or "icl"; speaker "" is none at all."""
+class OracleCase:
+    """A case, and the synthetic checkpoint that speaks it. `clone` is "", "xvector" or "icl"; speaker "" is none."""
 
     size: str
     variant: str
@@ -51,9 +52,9 @@ class Case:
         return "/".join(str(p) for p in parts if p)
 
     @property
-    def request(self) -> Request:
-        voicing = {"speaker": self.speaker, "language": self.language, "instruct": self.instruct, "clone": self.clone}
-        return Request(TEXTS[self.text], self.non_streaming_mode, **voicing)
+    def case(self) -> Case:
+        conditioning = Conditioning(self.speaker, self.language or AUTO, self.instruct)
+        return Case(TEXTS[self.text], self.non_streaming_mode, conditioning, self.clone)
 
     def checkpoint(self, root: Path) -> Path:
         """The case's synthetic checkpoint below `root`, written at first use."""
@@ -63,14 +64,14 @@ class Case:
         return folder
 
 
-def cases(seed: int = 0, frames: int = 200) -> list[Case]:
+def cases(seed: int = 0, frames: int = 200) -> list[OracleCase]:
     """Every layout in both topologies with end of speech held off, then ends that come early and late."""
     out = []
     for size in ("tiny", "tiny-adapter"):
         for whole in (True, False):
 
             def add(variant: str, text: str, size=size, whole=whole, **request) -> None:
-                out.append(Case(size, variant, text, whole, frames=frames, seed=seed, **request))
+                out.append(OracleCase(size, variant, text, whole, frames=frames, seed=seed, **request))
 
             add("custom_voice", "english", speaker="Ryan", language="English")
             add("custom_voice", "mixed", speaker="vivian")
@@ -87,17 +88,18 @@ def cases(seed: int = 0, frames: int = 200) -> list[Case]:
     for size in ("tiny", "tiny-adapter"):
         for gain in (1.2, 4.0):
             for text, whole in (("english", True), ("english", False), ("short", False)):
-                out.append(Case(size, "custom_voice", text, whole, "ryan", eos_gain=gain, frames=frames, seed=seed + 1))
+                request = {"eos_gain": gain, "frames": frames, "seed": seed + 1}
+                out.append(OracleCase(size, "custom_voice", text, whole, "ryan", **request))
     return out
 
 
-def ask(engine, case: Case):
+def ask(engine, case: OracleCase):
     """The case, said by one of our engines: greedy, with the guard against loops off."""
     voice = None
     if case.clone:
         reference = (reference_audio(seed=case.seed), 24000)
         voice = engine.create_voice(reference, REF_TEXT if case.clone == "icl" else None)
-    return say(engine, case.request, voice, case.frames, sampling=GREEDY, runaway_guard=False)
+    return say(engine, case.case.with_voice(voice), case.frames, sampling=GREEDY, runaway_guard=False)
 
 
 def vocoder_codes(codebook_size: int, frames: int = 110, seed: int = 0) -> np.ndarray:

@@ -21,8 +21,9 @@ import cases as shared  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
 
 from qwen_megakernel import TTSEngine  # noqa: E402
-from qwen_megakernel.check.reference import Reference, Said, reference_module  # noqa: E402
-from qwen_megakernel.check.verify import parting, prompts_of, tie  # noqa: E402
+from qwen_megakernel.check.reference import Reference, ReferenceOutput, reference_module  # noqa: E402
+from qwen_megakernel.check.report import parting, tie  # noqa: E402
+from qwen_megakernel.check.verify import prompts_of  # noqa: E402
 from qwen_megakernel.checkpoint.load import DEMO_FOLDER, Checkpoint  # noqa: E402
 from qwen_megakernel.checkpoint.synthetic import write_checkpoint  # noqa: E402
 from qwen_megakernel.model.vocoder import TorchVocoder  # noqa: E402
@@ -36,12 +37,12 @@ class Oracle(Reference):
     def __init__(self, folder: Path):
         super().__init__(reference_module(), str(folder), torch.device("cpu"), torch.float32)
 
-    def ask(self, case: shared.Case) -> Said:
+    def ask(self, case: shared.OracleCase) -> ReferenceOutput:
         voice = None
         if case.clone:
             text = shared.REF_TEXT if case.clone == "icl" else None
             voice = self.voice(shared.reference_audio(seed=case.seed), text)
-        return self.speak(case.request, case.frames, voice)
+        return self.speak(case.case, case.frames, voice)
 
 
 def collect(root: Path, seed: int = 0) -> dict[str, torch.Tensor]:
@@ -117,7 +118,7 @@ def compare_live(root: Path, seed: int) -> None:
     assert worst["rows"] <= 1e-5 and worst["pcm"] <= 1e-5 and not differing
 
 
-def listed_as_tie(oracle: Oracle, case: shared.Case, ours: np.ndarray, theirs: np.ndarray) -> bool:
+def listed_as_tie(oracle: Oracle, case: shared.OracleCase, ours: np.ndarray, theirs: np.ndarray) -> bool:
     """Print where the codes part; True if the oracle itself was undecided there."""
     frame, group = parting(ours, theirs)
     between, bound = tie(oracle.decided(frame, group, theirs[:frame, 0].tolist()))
@@ -159,7 +160,7 @@ def compare_demo(frames: int = 200) -> None:
     with TTSEngine.load("demo", backend="torch", device="cpu", dtype=torch.float32) as engine:
         for speaker in engine.speakers:
             for whole in (True, False):
-                case = shared.Case("demo", "custom_voice", "english", whole, speaker, "english", frames=frames)
+                case = shared.OracleCase("demo", "custom_voice", "english", whole, speaker, "english", frames=frames)
                 codes = oracle.ask(case).codes
                 audio = shared.ask(engine, case)
                 assert np.array_equal(audio.codes, codes.numpy()), (speaker, whole)

@@ -1,4 +1,7 @@
-"""An utterance whose codes are given, in plain PyTorch and in one pass: what errors are measured against."""
+"""Teacher forcing: an utterance whose codes are given, computed in one pass in plain PyTorch.
+
+In fp32 it is what the errors of the kernel, of bf16 and of FP8 are measured against (verify.py, tests, benchmarks).
+"""
 
 from collections.abc import Mapping
 
@@ -12,16 +15,16 @@ from qwen_megakernel.model.transformer import Embeddings, KVCache, Transformer
 
 
 @torch.inference_mode()
-def forced_talker(config: TalkerConfig, tensors: Mapping[str, Tensor], prompt: Prompt, codes: Tensor) -> Tensor:
-    """The talker.
+def teacher_forced_talker(config: TalkerConfig, tensors: Mapping[str, Tensor], prompt: Prompt, codes: Tensor) -> Tensor:
+    """The talker's hidden states for given codes.
 
     Args:
-        tensors: every `talker.*` tensor, none of them E4M3, all of the dtype that is computed in.
+        tensors: every `talker.*` tensor, all of the dtype to compute in; none may be E4M3.
         prompt: its rows are rounded to that dtype.
         codes: int64 [frames, 16], where the tensors are.
 
     Returns:
-        [frames, hidden]: the hidden state that each frame's code 0 is drawn from.
+        [frames, hidden] of that dtype: for each frame the hidden state that its code 0 is drawn from.
     """
     norm, frames = tensors["talker.model.norm.weight"], len(codes)
     text = torch.cat([prompt.trailing, prompt.pad.expand(frames, -1)])[: frames - 1].to(norm)
@@ -31,11 +34,16 @@ def forced_talker(config: TalkerConfig, tensors: Mapping[str, Tensor], prompt: P
 
 
 @torch.inference_mode()
-def forced_logits(config: TalkerConfig, tensors: Mapping[str, Tensor], hidden: Tensor, codes: Tensor) -> list[Tensor]:
-    """The codec head and the code predictor behind `forced_talker`.
+def teacher_forced_logits(
+    config: TalkerConfig, tensors: Mapping[str, Tensor], hidden: Tensor, codes: Tensor
+) -> list[Tensor]:
+    """The logits of every code of every frame, from the codec head and the code predictor.
+
+    Args:
+        hidden: what `teacher_forced_talker` returned for these codes.
 
     Returns:
-        Raw logits of every group, fp32 [frames, candidates].
+        For each of the 16 code groups its raw logits, fp32 [frames, candidates].
     """
     name, groups, stack = "talker.code_predictor", config.num_code_groups, config.code_predictor.stack
     embed, predictor = Embeddings(config, tensors), Transformer(stack, tensors, f"{name}.model", groups)

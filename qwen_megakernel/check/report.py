@@ -1,0 +1,186 @@
+"""The report of `qwen-megakernel verify`: what was compared under which bound, what was timed, and the files."""
+
+import json
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import soundfile
+import torch
+from torch import Tensor
+
+from qwen_megakernel.check.reference import Case
+from qwen_megakernel.errors import RequestError
+
+TIE = 1e-5
+"""A draw is a tie if its two best logits are closer than this times the largest logit, or times 1. Two implementations
+sum in different orders, which moves logits by up to 2.5e-6 of that (docs/verification.md); a tie may go either way."""
+
+
+def parting(ours: np.ndarray, theirs: np.ndarray) -> tuple[int, int] | None:
+    """(frame, group) of the first difference between codes [frames, 16], or None. Where one ends after n equal
+    frames and the other goes on, it is (n, 0)."""
+    n = min(len(ours), len(theirs))
+    frames, groups = np.nonzero(ours[:n] != theirs[:n])
+    if len(frames):
+        return int(frames[0]), int(groups[0])
+    return None if len(ours) == len(theirs) else (n, 0)
+
+
+def gap(logits: Tensor) -> float:
+    """The difference between the two best logits [candidates] of a draw."""
+    return abs(float(logits.topk(2).values.diff()))
+
+
+def tie(logits: Tensor) -> tuple[float, float]:
+    """(gap, bound) of a draw by its logits [candidates]: below the bound the draw is a tie."""
+    return gap(logits), TIE * max(1.0, float(logits.nan_to_num(0.0, 0.0, 0.0).abs().max()))
+
+
+# ---------------------------------------------------------------- the files
+
+
+def new_folder(output: str | None, model: str) -> Path:
+    """The folder to write to. It is not made yet.
+
+    Args:
+        output: its path; None: "verify-" and the model's name.
+
+    Raises:
+        RequestError: something is there already.
+    """
+    folder = Path(output or f"verify-{Path(model).expanduser().resolve().name}")
+    with writing(folder):  # a name may be too long to ask for
+        taken = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
+    if taken:
+        raise RequestError(f"--output: {str(folder)!r} is there; nothing is overwritten, name an empty or a new folder")
+    return folder
+
+
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Raises RequestError if what runs inside cannot write in the folder."""
+    try:
+        yield
+    except (OSError, soundfile.SoundFileError) as error:
+        raise RequestError(
+            f"--output: cannot write in {str(folder)!r} ({error}); make room there, or name another folder"
+        ) from error
+
+
+class Report:
+    """Collects what was compared and timed, prints it as it comes, and writes the files.
+
+    Methods that write raise RequestError: the folder or a file in it cannot be written.
+
+    Attributes:
+        checks: one for every comparison, as report.json has it.
+        takes: one for every timed utterance, as report.json has it.
+    """
+
+    def __init__(self, folder: Path, rate: int, cases: list[Case]):
+        """
+        Args:
+            folder: made here, if it is not there.
+            rate: of all samples, in Hz.
+        """
+        self._folder, self._rate = folder, rate
+        self.checks: list[dict] = []
+        self.takes: list[dict] = []
+        told = [{"request": c.name, "text": c.text, "instruct": c.conditioning.instruct} for c in cases]
+        self._pairs = [one | {"kind": kind, "files": {}} for kind in ("sampled", "greedy") for one in told]
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=folder):  # a folder that was there may be read-only
+                pass
+
+    @property
+    def failed(self) -> int:
+        """How many comparisons do not hold."""
+        return sum(not check["holds"] for check in self.checks)
+
+    def check(self, what: str, figure: str, bound: str, holds: bool) -> None:
+        self.checks.append({"what": what, "figure": figure, "bound": bound, "holds": holds})
+        print(f"{'ok' if holds else 'FAILS':6} {what:60} {figure:24} {bound}", flush=True)
+
+    def near(self, what: str, ours, theirs, bound: float) -> None:
+        """Compare tensors of one shape by their largest difference, which a NaN fails."""
+        ours, theirs = torch.as_tensor(ours).cpu(), torch.as_tensor(theirs).cpu()
+        if ours.shape != theirs.shape:
+            self.check(what, f"{list(ours.shape)} and {list(theirs.shape)}", "the same shape", False)
+        else:
+            figure = float((ours - theirs).abs().max())
+            self.check(what, f"{figure:.1e}", f"at most {bound:.1e}", figure <= bound)
+
+    def same_codes(
+        self, what: str, ours: np.ndarray, theirs: np.ndarray, decided: Callable[[int, int], Tensor]
+    ) -> None:
+        """Compare codes [frames, 16] of two implementations that ran freely, up to the first difference: behind it each
+        goes on from its own codes.
+
+        Args:
+            decided: gives the logits [candidates] that decided the draw of (frame, group).
+        """
+        part = parting(ours, theirs)
+        if part is None:
+            self.check(what, f"{len(ours)} frames equal", "equal", True)
+        else:
+            between, bound = tie(decided(*part))
+            figure = f"part at frame {part[0]} of {len(ours)} and {len(theirs)}, group {part[1]}, gap {between:.1e}"
+            figure += " (what follows was not compared)"
+            self.check(what, figure, f"equal, or a tie: a gap below {bound:.1e}", between < bound)
+
+    def teacher_forced_codes(self, what: str, ours: np.ndarray, logits: list[Tensor]) -> None:
+        """Compare every one of our codes [frames, 16] with the best candidate of a teacher-forced pass.
+
+        Args:
+            logits: for each code group [frames, candidates], computed from our codes.
+        """
+        best = torch.stack([group.argmax(-1) for group in logits], dim=1).cpu().numpy()
+        parts = np.argwhere(ours != best).tolist()
+        if not parts:
+            self.check(what, f"{len(ours)} frames equal", "equal", True)
+            return
+        told = [(*part, *tie(logits[part[1]][part[0]])) for part in parts]
+        frame, group, between, bound = next((one for one in told if not one[2] < one[3]), told[0])
+        figure = f"{len(told)} of {ours.size} differ; at frame {frame}, group {group}: gap {between:.1e}"
+        self.check(what, figure, f"equal, or each a tie: a gap below {bound:.1e}", between < bound)
+
+    def take(self, row: int, by: str, samples: np.ndarray, compute_s: float, ttfc_s: float | None = None) -> None:
+        """Note how long an utterance took, and write it as a WAV.
+
+        Args:
+            row: of the pair it belongs to.
+            by: "ours" or "reference".
+            samples: fp32 [n].
+        """
+        request, audio_s = self._pairs[row]["request"], len(samples) / self._rate
+        if not audio_s:
+            self.check(f"{request}: audio of {by}", "none", "some", False)
+            return
+        rtf = compute_s / audio_s
+        take = {"request": request, "by": by, "audio_s": audio_s, "compute_s": compute_s, "rtf": rtf, "ttfc_s": ttfc_s}
+        self.takes.append(take)
+        ttfc = "" if ttfc_s is None else f", TTFC {1000 * ttfc_s:.1f} ms"
+        print(f"time   {request:48} {by:11} {audio_s:.2f} s of audio in {compute_s:.2f} s, RTF {rtf:.3f}{ttfc}")
+        self.wav(row, by, samples)
+
+    def wav(self, row: int, by: str, samples: np.ndarray) -> None:
+        """Write one side of a pair. Rows of the sampled utterances come first, those of the greedy ones follow."""
+        name = f"{row + 1:02}-{by}.wav"
+        with writing(self._folder):
+            soundfile.write(self._folder / name, samples, self._rate, "PCM_16")
+        self._pairs[row]["files"][by] = name
+
+    def write(self, about: dict) -> None:
+        """Write report.json and index.html. `about` goes into report.json and holds "model"."""
+        told = about | {"checks": self.checks, "takes": self.takes}
+        told = json.dumps(told, indent=1, ensure_ascii=False, allow_nan=False)
+        # The data stand in a script element, which only a "<" can end.
+        data = json.dumps({"model": about["model"], "pairs": self._pairs}, allow_nan=False).replace("<", "\\u003c")
+        page = Path(__file__).with_name("verify_page.html").read_text(encoding="utf-8")
+        with writing(self._folder):
+            (self._folder / "report.json").write_text(told, encoding="utf-8")
+            (self._folder / "index.html").write_text(page.replace("{{data}}", data), encoding="utf-8")

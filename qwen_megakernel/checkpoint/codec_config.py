@@ -1,0 +1,119 @@
+"""What speech_tokenizer/config.json says: the codec that turns codes into PCM and reference audio into codes."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from qwen_megakernel.checkpoint.json_object import MOST, MOST_LAYERS, JsonObject
+from qwen_megakernel.errors import CheckpointError
+
+CODEC_TYPE = "qwen3_tts_tokenizer_12hz"
+
+_ENCODER_COUNTS = ("num_hidden_layers", "num_quantizers", "num_residual_layers", "num_semantic_quantizers")
+_ENCODER_DIMS = (
+    "audio_channels",
+    "codebook_dim",
+    "codebook_size",
+    "compress",
+    "head_dim",
+    "hidden_size",
+    "intermediate_size",
+    "kernel_size",
+    "last_kernel_size",
+    "num_attention_heads",
+    "num_filters",
+    "num_key_value_heads",
+    "residual_kernel_size",
+    "vector_quantization_hidden_dimension",
+)
+"""The keys of `encoder_config` that decide the names and shapes of its tensors."""
+
+
+@dataclass(frozen=True)
+class VocoderConfig:
+    """Dims of the vocoder, the decoder half of the speech tokenizer: codes to 24 kHz PCM."""
+
+    codebook_size: int
+    codebook_dim: int
+    num_quantizers: int
+    latent_dim: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    rope_theta: float
+    sliding_window: int
+    decoder_dim: int
+    upsample_rates: tuple[int, ...]
+    upsampling_ratios: tuple[int, ...]
+
+    @property
+    def samples_per_frame(self) -> int:
+        return math.prod(self.upsample_rates) * math.prod(self.upsampling_ratios)
+
+    @classmethod
+    def from_json(cls, js: JsonObject) -> "VocoderConfig":
+        js.only("hidden_act", "silu")
+        js.only("attention_bias", False)
+        js.only("num_semantic_quantizers", 1)
+        js.only("num_key_value_heads", js.size("num_attention_heads"))
+        return cls(
+            codebook_size=js.size("codebook_size"),
+            codebook_dim=js.size("codebook_dim"),
+            num_quantizers=js.size("num_quantizers", most=MOST_LAYERS),
+            latent_dim=js.size("latent_dim"),
+            hidden_size=js.size("hidden_size"),
+            intermediate_size=js.size("intermediate_size"),
+            num_layers=js.size("num_hidden_layers", most=MOST_LAYERS),
+            num_heads=js.size("num_attention_heads"),
+            head_dim=js.size("head_dim"),
+            rms_norm_eps=js.positive("rms_norm_eps"),
+            rope_theta=js.positive("rope_theta"),
+            sliding_window=js.size("sliding_window", least=2, most=65536),
+            decoder_dim=js.size("decoder_dim"),
+            upsample_rates=js.sizes("upsample_rates"),
+            upsampling_ratios=js.sizes("upsampling_ratios"),
+        )
+
+
+@dataclass(frozen=True)
+class CodecConfig:
+    """The whole speech tokenizer. The encoder half is transformers' Mimi and keeps its own config."""
+
+    sample_rate: int
+    vocoder: VocoderConfig
+    encoder: Mapping[str, Any] = field(hash=False)
+    """The `encoder_config` object as stored: `transformers.MimiConfig` keywords."""
+
+    @classmethod
+    def from_json(cls, js: JsonObject) -> "CodecConfig":
+        js.require_model_type(CODEC_TYPE)
+        vocoder = VocoderConfig.from_json(js.child("decoder_config"))
+        for key in ("decode_upsample_rate", "encode_downsample_rate"):
+            if js.size(key) != vocoder.samples_per_frame:
+                raise CheckpointError(
+                    f"{js.where}: {key} must be {vocoder.samples_per_frame}, the product of the decoder's rates, "
+                    f"found {js.size(key)}"
+                )
+        rate = js.size("output_sample_rate", least=8000, most=192_000)
+        js.only("input_sample_rate", rate)
+        js.only("encoder_valid_num_quantizers", vocoder.num_quantizers)
+        return cls(sample_rate=rate, vocoder=vocoder, encoder=_encoder_config(js.child("encoder_config")))
+
+
+def _encoder_config(js: JsonObject) -> Mapping[str, Any]:
+    """The object as stored, after a check that no number in it is too large: transformers, which gets it whole, reads
+    more keys than we do and allocates by them."""
+    for key in _ENCODER_COUNTS:
+        js.size(key, most=MOST_LAYERS)
+    for key in _ENCODER_DIMS:
+        js.size(key)
+    js.sizes("upsampling_ratios")
+    js.size("num_labels", 2, most=MOST_LAYERS)  # transformers makes a name for each
+    for key, value in js.raw.items():
+        if isinstance(value, int) and abs(value) > MOST:
+            raise CheckpointError(f"{js.where}: {key} must be at most {MOST}, found {value}")
+    return js.raw

@@ -1,0 +1,106 @@
+"""The JSON files of a checkpoint, read so that every key that is missing or wrong is named."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from qwen_megakernel.errors import CheckpointError
+
+MOST, MOST_LAYERS, MOST_LISTED = 2**24, 1024, 16
+"""The largest dim, the largest count of layers or the like, and the longest list of sizes that a checkpoint may name.
+So no number that a file made up allocates memory."""
+
+
+class JsonObject:
+    """A JSON object that knows where it came from, so that an error can name the file and the key.
+
+    Methods that read a key raise CheckpointError: the key is missing and has no default, or its value is of the wrong
+    kind or out of range.
+    """
+
+    def __init__(self, value: Any, where: str):
+        if not isinstance(value, dict):
+            raise CheckpointError(f"{where}: expected an object, found {type(value).__name__}")
+        self._value, self.where = value, where
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._value
+
+    def get(self, key: str, kind: type, default: Any = ...) -> Any:
+        if key not in self._value:
+            if default is ...:
+                raise CheckpointError(f"{self.where}: key {key!r} is missing")
+            return default
+        value = self._value[key]
+        if value is None and default is None:
+            return None
+        number = kind in (int, float)
+        if isinstance(value, bool) and number:
+            raise CheckpointError(f"{self.where}: {key} must be a number, found {value}")
+        if kind is float and isinstance(value, int) and abs(value) < 2**63:
+            value = float(value)
+        if not isinstance(value, kind):
+            raise CheckpointError(f"{self.where}: {key} must be {kind.__name__}, found {value!r}")
+        if kind is float and not math.isfinite(value):
+            raise CheckpointError(f"{self.where}: {key} must be finite, found {value!r}")
+        return value
+
+    def size(self, key: str, default: Any = ..., least: int = 1, most: int = MOST) -> int:
+        value = self.get(key, int, default)
+        if not least <= value <= most:
+            raise CheckpointError(f"{self.where}: {key} must be in {least}..{most}, found {value}")
+        return value
+
+    def sizes(self, key: str, default: Any = ...) -> tuple[int, ...]:
+        value = self.get(key, list, default)
+        if not 1 <= len(value) <= MOST_LISTED or not all(type(v) is int and 0 < v <= MOST for v in value):
+            wanted = f"1 to {MOST_LISTED} integers in 1..{MOST}"
+            raise CheckpointError(
+                f"{self.where}: {key} must list {wanted}, found {len(value)}: {value[:MOST_LISTED]!r}"
+            )
+        return tuple(value)
+
+    def positive(self, key: str) -> float:
+        value = self.get(key, float)
+        if not value > 0:
+            raise CheckpointError(f"{self.where}: {key} must be above 0, found {value}")
+        return value
+
+    def child(self, key: str) -> "JsonObject":
+        return JsonObject(self.get(key, dict), f"{self.where}: {key}")
+
+    def require_model_type(self, expected: str) -> None:
+        """Refuse the config of another kind of model."""
+        found = self.get("model_type", str)
+        if found != expected:
+            raise CheckpointError(f"{self.where}: model_type must be {expected!r}, found {found!r}")
+
+    def only(self, key: str, *allowed: Any) -> None:
+        """Refuse a setting that this implementation does not follow. A key that is missing is fine."""
+        if key in self._value and self._value[key] not in allowed:
+            found = self._value[key]
+            wanted = " or ".join(map(repr, allowed))
+            raise CheckpointError(f"{self.where}: {key} must be {wanted}, found {found!r}")
+
+    @property
+    def raw(self) -> dict:
+        return self._value
+
+
+def read_json(path: Path) -> JsonObject:
+    """Read one JSON file of a checkpoint, which must hold an object.
+
+    Raises:
+        CheckpointError: the file is missing, cannot be read, is no valid JSON, or holds something else.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise CheckpointError(f"{path}: file is missing") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{path}: cannot be read: {error}") from None
+    try:
+        return JsonObject(json.loads(text), str(path))
+    except (ValueError, RecursionError) as error:  # also integers of thousands of digits
+        raise CheckpointError(f"{path}: not valid JSON: {error}") from None

@@ -1,0 +1,30 @@
+"""Who speaks and how: what a request is conditioned on, besides its text."""
+
+from dataclasses import dataclass
+
+from qwen_megakernel.model.voice import Voice
+
+AUTO = "auto"
+"""The language that leaves the choice to the model."""
+
+
+@dataclass(frozen=True, eq=False)
+class Conditioning:
+    """What the talker is conditioned on besides the text. `PromptBuilder` turns it into the rows that open a prompt.
+
+    Attributes:
+        speaker: a name of the checkpoint (CustomVoice), any case; None or "" leaves the speaker row out.
+        language: a name of the checkpoint, any case, or "auto".
+        instruct: how to say it (VoiceDesign, 1.7B CustomVoice); None or "" leaves the block out.
+        voice: a cloned voice (Base): the speaker vector, and with the reference's codes and text the in-context (ICL)
+            layout.
+    """
+
+    speaker: str | None = None
+    language: str = AUTO
+    instruct: str | None = None
+    voice: Voice | None = None
+
+
+UNCONDITIONED = Conditioning()
+"""No speaker, no instruct, no voice; the model chooses the language."""

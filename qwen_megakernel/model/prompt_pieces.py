@@ -1,0 +1,117 @@
+"""Text that arrives in pieces -> a prompt in the streaming layout, then the text rows that trail it."""
+
+import sys
+import time
+from dataclasses import replace
+
+from torch import Tensor
+
+from qwen_megakernel.errors import TextError, TextTooLongError
+from qwen_megakernel.model.conditioning import UNCONDITIONED, Conditioning
+from qwen_megakernel.model.prompt import Prompt, PromptBuilder, no_room
+from qwen_megakernel.model.text import PieceEncoder
+
+
+class PromptPieces:
+    """A prompt in the streaming layout whose text arrives in pieces. The prompt is there as soon as the first frame
+    can be made; the text rows that trail it follow. Together they equal what `PromptBuilder.build` makes of the whole
+    text (`text.PieceEncoder` tells the one exception). Not thread-safe: one thread at a time pushes text.
+
+    Attributes:
+        prompt: None until the text so far is enough for it. Its `trailing` is what was known then.
+        ended: no more text will come.
+        tokenise_s: seconds that `push` has spent on token ids so far.
+    """
+
+    def __init__(
+        self,
+        builder: PromptBuilder,
+        conditioning: Conditioning = UNCONDITIONED,
+        max_positions: int = sys.maxsize,
+    ):
+        """
+        Args:
+            max_positions: of a slot.
+
+        Raises:
+            SpeakerError, LanguageError: unknown; the known ones are listed.
+            TextTooLongError: instruct and reference leave no room for any text.
+        """
+        self._builder, self._conditioning, self._max_positions = builder, conditioning, max_positions
+        opening = builder.opening(conditioning)
+        self._reference, self._frame_count = opening.reference_ids, opening.frame_count
+        self._fixed = opening.needed(0, non_streaming_mode=False)
+        if self._fixed >= max_positions:
+            raise no_room(self._fixed, max_positions)
+        self._text = PieceEncoder(builder.tokenizer.encode, "assistant\n")
+        self._ids = [builder.config.im_start_id]  # the role's ids, three in all, then the text's
+        self._blank = True
+        self._given = 0  # how many ids of reference and text have their rows in the prompt or behind it
+        self.prompt: Prompt | None = None
+        self.ended = False
+        self.tokenise_s = 0.0
+
+    @property
+    def held(self) -> int:
+        """How many characters wait, because the next one may change their ids."""
+        return self._text.held
+
+    def push(self, piece: str) -> Tensor:
+        """Take a piece of the text.
+
+        Returns:
+            [n, hidden], text rows that trail the rows so far; n is 0 while there is no prompt yet.
+
+        Raises:
+            TextError: not valid Unicode; nothing was taken.
+            TextTooLongError: the text no longer fits a slot.
+        """
+        start = time.perf_counter()
+        ids = self._text.push(piece)
+        self.tokenise_s += time.perf_counter() - start
+        self._blank &= not piece.strip()
+        return self._advance(ids)
+
+    def flush(self) -> Tensor:
+        """Take the characters that were held back, as if a boundary followed. Returns rows as `push` does.
+
+        Raises:
+            TextTooLongError: the text no longer fits a slot.
+        """
+        return self._advance(self._text.flush())
+
+    def end(self) -> Tensor:
+        """The text is complete. Returns rows as `push` does; the last one closes the text.
+
+        Raises:
+            TextError: the text was blank.
+            TextTooLongError: the text does not fit a slot.
+        """
+        ids = self._text.flush()
+        if self._blank or len(self._ids) + len(ids) < 4:
+            raise TextError("text must not be blank")
+        self.ended = True
+        return self._advance(ids)
+
+    def _advance(self, ids: list[int]) -> Tensor:
+        needed = self._fixed + len(self._ids) + len(ids) - 3
+        if needed > self._max_positions:
+            raise TextTooLongError(
+                f"the text so far needs at least {needed} positions and a slot has {self._max_positions}: "
+                "say the rest in another utterance, or raise max_positions"
+            )
+        self._ids += ids
+        builder, ids = self._builder, self._reference + self._ids[3:]
+        if self.prompt is None:
+            if not self._blank and len(self._ids) > 3 and (self.ended or len(ids) > self._frame_count):
+                self.prompt, self._given = self._make_prompt(), len(ids)
+            return builder.text_rows([], closed=False)
+        fresh = ids[self._given :]
+        self._given = len(ids)
+        return builder.text_rows(fresh, closed=self.ended)
+
+    def _make_prompt(self) -> Prompt:
+        role, text = self._ids[:3], self._ids[3:]
+        prompt = self._builder.assemble(self._builder.opening(self._conditioning, role), text, False)
+        # `assemble` closes the text. While more may come, the closing row is left out.
+        return prompt if self.ended else replace(prompt, trailing=prompt.trailing[:-1], text_open=True)
