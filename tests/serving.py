@@ -24,7 +24,7 @@ class Running:
         self.url, self.socket_url = f"http://127.0.0.1:{port}", f"ws://127.0.0.1:{port}/v1/audio/speech/socket"
 
     def at_rest(self, seconds: float = 20.0) -> None:
-        until(lambda: not self.service.open and self.service.engine.health()["streams"] == 0, seconds)
+        until(lambda: not self.service.utterances and self.service.engine.health()["streams"] == 0, seconds)
 
 
 def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
@@ -66,7 +66,7 @@ def asgi(load: Callable[[], TTSEngine], scope: dict, receive: Callable, send: Ca
             try:
                 await asyncio.wait_for(app({"app": app} | scope, receive, send), 60)
             finally:
-                assert not service.open
+                assert not service.utterances
                 await asyncio.to_thread(until, lambda: service.engine.health()["streams"] == 0)
 
     asyncio.run(main())

@@ -26,7 +26,7 @@ from qwen_megakernel import BackendError, SamplingParams, TTSEngine, Voice
 from qwen_megakernel.checkpoint.synthetic import NO_EOS
 from qwen_megakernel.model.pcm import pcm16
 from qwen_megakernel.server.app import make_app
-from qwen_megakernel.server.service import Limits
+from qwen_megakernel.server.limits import Limits
 
 TEXT = "Hello there, how are you today?"
 SPEECH = "/v1/audio/speech"
@@ -318,8 +318,8 @@ def test_who_hangs_up_in_the_queue_leaves_it(server):
     try:
         with socket.create_connection(("127.0.0.1", server.port)) as line:
             line.sendall(request_bytes(TEXT))
-            until(lambda: len(server.service.open) == 1)
-        until(lambda: not server.service.open, 3)
+            until(lambda: len(server.service.utterances) == 1)
+        until(lambda: not server.service.utterances, 3)
     finally:
         for utterance in open_ones:
             utterance.cancel()
@@ -410,7 +410,7 @@ import sys
 from qwen_megakernel import TTSEngine
 from qwen_megakernel.server import app as serve
 from qwen_megakernel.server.app import make_app
-from qwen_megakernel.server.service import Limits
+from qwen_megakernel.server.limits import Limits
 
 def load():
     engine = TTSEngine.load("demo", device="cpu", max_streams=2, max_positions=512)
@@ -523,7 +523,7 @@ def test_an_upload_that_takes_too_long_leaves_no_voice(tiny, tmp_path, monkeypat
         add = lambda: httpx.post(f"{server.url}/v1/voices", json=body, timeout=60).status_code  # noqa: E731
         assert add() == 408
         wait.set()
-        until(lambda: server.service._uploads._work_queue.empty())
+        until(lambda: server.service.saved_voices._executor._work_queue.empty())
         assert not server.service.voice_names() and not list(tmp_path.iterdir())
         until(lambda: add() == 201, 30)
         assert server.service.voice_names() == ["ben"]

@@ -596,7 +596,7 @@ def test_http_takes_no_subprotocol_for_a_token(locked):
 def test_without_the_token_only_the_page_itself_is_served(locked):
     page = httpx.get(locked.url)
     assert page.status_code == 200 and TOKEN not in page.text
-    for path in ("//", "/index.html", "/%2e", "/serve_page.html", "/v1/voices", "/openapi.json"):
+    for path in ("//", "/index.html", "/%2e", "/page.html", "/v1/voices", "/openapi.json"):
         assert httpx.get(locked.url + path).status_code == 401, path
     assert httpx.post(locked.url, content=b"x" * 1000).status_code == 413
     assert httpx.post(locked.url).status_code == 405

@@ -20,7 +20,7 @@ from websockets.sync.client import ClientConnection, connect
 from qwen_megakernel import SamplingParams, TTSEngine
 from qwen_megakernel.checkpoint.synthetic import NO_EOS
 from qwen_megakernel.model.pcm import pcm16
-from qwen_megakernel.server.service import Limits
+from qwen_megakernel.server.limits import Limits
 from qwen_megakernel.server.websocket_api import PATH
 
 TEXT = "Hello there, how are you today?"

@@ -329,7 +329,7 @@ def test_a_cancel_frame_stops_at_once():
 
     start = time.monotonic()
     service = asyncio.run(asyncio.wait_for(play(), 20))
-    assert time.monotonic() - start < 5 and service._websocket is None and not service._wires
+    assert time.monotonic() - start < 5 and service._websocket is None and not service._utterances
 
 
 # ---------------------------------------------------------------- settings
@@ -545,7 +545,7 @@ def test_a_server_that_says_something_else_first_is_not_spoken_with(hello, categ
 
 
 def test_a_server_that_says_nothing_is_given_up(monkeypatch):
-    monkeypatch.setattr(websocket_tts, "_CONNECT", 0.3)
+    monkeypatch.setattr(websocket_tts, "_CONNECT_S", 0.3)
     server = Server()
     server.send = lambda message: asyncio.sleep(0)
     _, up, _ = run([SleepFrame(0.1)], server)
@@ -554,7 +554,7 @@ def test_a_server_that_says_nothing_is_given_up(monkeypatch):
 
 
 def test_an_idle_socket_is_kept_alive(monkeypatch):
-    monkeypatch.setattr(websocket_tts, "_PING", 0.1)
+    monkeypatch.setattr(websocket_tts, "_PING_S", 0.1)
     server = Server()
     down, up, _ = run([SleepFrame(0.5), *turn("Hello.")], server)
     assert 3 <= len(server.of("ping")) <= 8 and server.sockets == 1 and not of(up, ErrorFrame) and len(pcm(down))
