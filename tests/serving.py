@@ -13,6 +13,9 @@ from qwen_megakernel import TTSEngine
 from qwen_megakernel.server.app import make_app, protocol_of
 from qwen_megakernel.server.service import EngineService
 
+PATIENCE_S = 180.0
+"""How long a test waits for what must happen. Only a failing test waits so long, so it suits any machine."""
+
 
 class Running:
     """Attributes:
@@ -23,11 +26,11 @@ class Running:
         self.port, self.service = port, service
         self.url, self.socket_url = f"http://127.0.0.1:{port}", f"ws://127.0.0.1:{port}/v1/audio/speech/socket"
 
-    def at_rest(self, seconds: float = 20.0) -> None:
+    def at_rest(self, seconds: float = PATIENCE_S) -> None:
         until(lambda: not self.service.utterances and self.service.engine.health()["streams"] == 0, seconds)
 
 
-def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+def until(condition: Callable[[], bool], seconds: float = PATIENCE_S) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it did not come"
@@ -50,7 +53,7 @@ def running(load: Callable[[], TTSEngine], port: int = 0, **options) -> Iterator
             yield Running(listener.getsockname()[1], app.state.service)
         finally:
             server.should_exit = True
-            thread.join(timeout=60)
+            thread.join(timeout=PATIENCE_S)
             assert not thread.is_alive(), "the server does not end"
 
 
@@ -64,7 +67,7 @@ def asgi(load: Callable[[], TTSEngine], scope: dict, receive: Callable, send: Ca
             while service.state == "loading":
                 await asyncio.sleep(0.01)
             try:
-                await asyncio.wait_for(app({"app": app} | scope, receive, send), 60)
+                await asyncio.wait_for(app({"app": app} | scope, receive, send), PATIENCE_S)
             finally:
                 assert not service.utterances
                 await asyncio.to_thread(until, lambda: service.engine.health()["streams"] == 0)
