@@ -6,7 +6,9 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 
+import httpx
 import uvicorn
 
 from qwen_megakernel import TTSEngine
@@ -15,6 +17,9 @@ from qwen_megakernel.server.service import EngineService
 
 PATIENCE_S = 180.0
 """How long a test waits for what must happen. Only a failing test waits so long, so it suits any machine."""
+
+get, post, stream = (partial(send, timeout=PATIENCE_S) for send in (httpx.get, httpx.post, httpx.stream))
+"""As httpx has them, but for their 5 s of patience."""
 
 
 class Running:
@@ -35,6 +40,30 @@ def until(condition: Callable[[], bool], seconds: float = PATIENCE_S) -> None:
     while not condition():
         assert time.monotonic() < end, "it did not come"
         time.sleep(0.005)
+
+
+@contextlib.contextmanager
+def places_taken(engine: TTSEngine, count: int) -> Iterator[None]:
+    """`count` utterances are open until the end of the block: their text never comes."""
+    utterances = [engine.submit() for _ in range(count)]
+    try:
+        yield
+    finally:
+        for utterance in utterances:
+            utterance.cancel()
+
+
+@contextlib.contextmanager
+def slots_taken(engine: TTSEngine) -> Iterator[None]:
+    """Every slot is taken until the end of the block, by utterances whose text has begun and does not go on."""
+    slots = engine.health()["max_streams"]
+    with contextlib.ExitStack() as stack:
+        for _ in range(slots):
+            utterance = engine.submit()
+            stack.callback(utterance.cancel)
+            utterance.push_text("Hello there, ")
+        until(lambda: engine.health()["running"] == slots)
+        yield
 
 
 @contextlib.contextmanager
