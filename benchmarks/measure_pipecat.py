@@ -78,7 +78,7 @@ async def caller(engine: TTSEngine, rate: int, utterances: int, alone: bool, fig
         if turn:  # the first one finds everything cold
             figures.add("first audio", output.heard[0][0] - asked)
         await asyncio.sleep(random.uniform(0.3, 0.7))
-        speaking = [speech._utterance for speech in tts._speeches.values() if speech._utterance]
+        speaking = [context.utterance for context in tts._contexts.values() if context.utterance]
         frames, at = engine.metrics()["frames"], time.monotonic()
         generating = [utterance for utterance in speaking if not utterance.done]
         await worker.queue_frame(InterruptionFrame())

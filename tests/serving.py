@@ -6,12 +6,20 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 
+import httpx
 import uvicorn
 
 from qwen_megakernel import TTSEngine
 from qwen_megakernel.server.app import make_app, protocol_of
 from qwen_megakernel.server.service import EngineService
+
+PATIENCE_S = 180.0
+"""How long a test waits for what must happen. Only a failing test waits so long, so it suits any machine."""
+
+get, post, stream = (partial(send, timeout=PATIENCE_S) for send in (httpx.get, httpx.post, httpx.stream))
+"""As httpx has them, but for their 5 s of patience."""
 
 
 class Running:
@@ -23,15 +31,39 @@ class Running:
         self.port, self.service = port, service
         self.url, self.socket_url = f"http://127.0.0.1:{port}", f"ws://127.0.0.1:{port}/v1/audio/speech/socket"
 
-    def at_rest(self, seconds: float = 20.0) -> None:
-        until(lambda: not self.service.open and self.service.engine.health()["streams"] == 0, seconds)
+    def at_rest(self, seconds: float = PATIENCE_S) -> None:
+        until(lambda: not self.service.utterances and self.service.engine.health()["streams"] == 0, seconds)
 
 
-def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+def until(condition: Callable[[], bool], seconds: float = PATIENCE_S) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it did not come"
         time.sleep(0.005)
+
+
+@contextlib.contextmanager
+def places_taken(engine: TTSEngine, count: int) -> Iterator[None]:
+    """`count` utterances are open until the end of the block: their text never comes."""
+    utterances = [engine.submit() for _ in range(count)]
+    try:
+        yield
+    finally:
+        for utterance in utterances:
+            utterance.cancel()
+
+
+@contextlib.contextmanager
+def slots_taken(engine: TTSEngine) -> Iterator[None]:
+    """Every slot is taken until the end of the block, by utterances whose text has begun and does not go on."""
+    slots = engine.health()["max_streams"]
+    with contextlib.ExitStack() as stack:
+        for _ in range(slots):
+            utterance = engine.submit()
+            stack.callback(utterance.cancel)
+            utterance.push_text("Hello there, ")
+        until(lambda: engine.health()["running"] == slots)
+        yield
 
 
 @contextlib.contextmanager
@@ -50,7 +82,7 @@ def running(load: Callable[[], TTSEngine], port: int = 0, **options) -> Iterator
             yield Running(listener.getsockname()[1], app.state.service)
         finally:
             server.should_exit = True
-            thread.join(timeout=60)
+            thread.join(timeout=PATIENCE_S)
             assert not thread.is_alive(), "the server does not end"
 
 
@@ -64,9 +96,9 @@ def asgi(load: Callable[[], TTSEngine], scope: dict, receive: Callable, send: Ca
             while service.state == "loading":
                 await asyncio.sleep(0.01)
             try:
-                await asyncio.wait_for(app({"app": app} | scope, receive, send), 60)
+                await asyncio.wait_for(app({"app": app} | scope, receive, send), PATIENCE_S)
             finally:
-                assert not service.open
+                assert not service.utterances
                 await asyncio.to_thread(until, lambda: service.engine.health()["streams"] == 0)
 
     asyncio.run(main())

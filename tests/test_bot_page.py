@@ -11,6 +11,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from pipelines import PATIENCE_S
 from test_pipecat_transports import free_port
 
 ROOT = Path(__file__).parent.parent
@@ -28,11 +29,11 @@ def bot_url(tmp_path):
     command = [sys.executable, str(ROOT / "demo_pipeline.py"), "--bot", "--device", "cpu", "--port", str(port)]
     with open(tmp_path / "bot.log", "w") as log:
         server = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, cwd=tmp_path)
-    url, deadline = f"http://localhost:{port}", time.monotonic() + 60
+    url, deadline = f"http://localhost:{port}", time.monotonic() + PATIENCE_S
     try:
         while True:
             try:
-                urllib.request.urlopen(f"{url}/status", timeout=1).close()
+                urllib.request.urlopen(f"{url}/status", timeout=PATIENCE_S).close()
                 break
             except OSError:
                 told = (tmp_path / "bot.log").read_text()
@@ -40,7 +41,7 @@ def bot_url(tmp_path):
                 time.sleep(0.2)
         yield url
         server.send_signal(signal.SIGINT)
-        assert server.wait(20) in (0, 130), (tmp_path / "bot.log").read_text()
+        assert server.wait(PATIENCE_S) in (0, 130), (tmp_path / "bot.log").read_text()
         assert " ERROR " not in (tmp_path / "bot.log").read_text()
     finally:
         server.kill()
@@ -55,18 +56,21 @@ def test_the_page_talks(bot_url):
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS.split())
         page = browser.new_page(viewport={"width": 760, "height": 620})
+        page.set_default_timeout(1000 * PATIENCE_S)
         asked_for, problems = [], []
         page.on("request", lambda request: asked_for.append(request.url))
         page.on("pageerror", lambda error: problems.append(str(error)))
         page.goto(bot_url)
         page.get_by_role("button", name="Connect").click()
-        expect(page.locator("#talk .bot").first).to_contain_text("Hello! What would", timeout=30000)
+        expect(page.locator("#talk .bot").first).to_contain_text("Hello! What would", timeout=1000 * PATIENCE_S)
         box = page.get_by_role("textbox")
         box.fill("Count to seven.")
         box.press("Enter")
-        expect(page.locator("#talk .bot").last).to_have_text("One, two, three, four, five, six, seven.", timeout=30000)
+        expect(page.locator("#talk .bot").last).to_have_text(
+            "One, two, three, four, five, six, seven.", timeout=1000 * PATIENCE_S
+        )
         expect(page.locator("#talk .bot").first).not_to_contain_text("story")  # it was interrupted
-        expect(page.locator("#heard")).to_have_text(re.compile(r"^\d+$"))
+        expect(page.locator("#heard")).to_have_text(re.compile(r"^\d+$"), timeout=1000 * PATIENCE_S)
         assert float(page.inner_text("#ttfb")) > 0 and float(page.inner_text("#spoken")) > 0.5
         if picture := os.environ.get("BOT_PAGE_PICTURE"):
             box.fill("Tell me a story.")
@@ -74,7 +78,7 @@ def test_the_page_talks(bot_url):
             time.sleep(4)
             page.screenshot(path=picture)
         page.get_by_role("button", name="Hang up").click()
-        expect(page.get_by_role("status")).to_have_text("not connected")
+        expect(page.get_by_role("status")).to_have_text("not connected", timeout=1000 * PATIENCE_S)
         browser.close()
     assert not problems
     assert all(url.startswith(bot_url) for url in asked_for), "everything comes from the bot's own server"

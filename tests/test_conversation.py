@@ -37,6 +37,7 @@ from pipecat.transports.websocket.server import (
 from pipecat.turns.user_stop import SpeechTimeoutUserTurnStopStrategy
 from pipecat.turns.user_turn_strategies import UserTurnStrategies
 from pipecat.utils.time import time_now_iso8601
+from pipelines import until
 from test_pipecat_transports import Watched, free_port, running
 from websockets.asyncio.client import connect
 
@@ -140,13 +141,8 @@ async def converse(engine: TTSEngine, utterances: list[np.ndarray]):
         async for message in client:
             heard.append(message)
 
-    async def until(condition):
-        async with asyncio.timeout(40):
-            while not condition():
-                await asyncio.sleep(0.02)
-
     async with running(worker):
-        await asyncio.wait_for(ready.wait(), 20)
+        await until(ready.is_set)
         async with connect(f"ws://127.0.0.1:{port}") as client:
             tasks = [asyncio.create_task(microphone(client)), asyncio.create_task(listen(client))]
             queue.append(utterances[0])

@@ -41,6 +41,7 @@ from pipecat.transports.websocket.server import (
     SingleClientWebsocketServerTransport,
 )
 from pipecat.workers.runner import WorkerRunner
+from pipelines import PATIENCE_S, until
 from websockets.asyncio.client import connect
 
 from qwen_megakernel import SamplingParams
@@ -53,7 +54,7 @@ LONG = "One two three four five six seven eight nine ten eleven twelve thirteen 
 
 @pytest.fixture(scope="module")
 def engine(backend):
-    with backend.load("demo", max_streams=4) as engine:
+    with backend.load("demo", max_streams=4, queue_timeout=PATIENCE_S) as engine:
         yield engine
 
 
@@ -78,7 +79,7 @@ async def running(worker: PipelineWorker):
     task = asyncio.create_task(runner.run())
     try:
         yield
-        await asyncio.wait_for(task, 60)
+        await asyncio.wait_for(task, PATIENCE_S)
     finally:
         if not task.done():
             await worker.cancel()
@@ -140,19 +141,18 @@ def test_after_an_interruption_the_context_holds_the_words_that_were_heard(engin
     async def play():
         output, context = PacedOutput(), LLMContext()
         _, assistant = LLMContextAggregatorPair(context)
-        words = Watched(output, TTSTextFrame)
+        words, interrupted = Watched(output, TTSTextFrame), Watched(output, InterruptionFrame)
         worker = PipelineWorker(
             Pipeline([service_of(engine, mode), output, assistant]),
             params=PipelineParams(audio_out_sample_rate=24000),
-            observers=[words],
+            observers=[words, interrupted],
             enable_rtvi=False,
         )
         async with running(worker):
             await worker.queue_frames(turn(LONG))
-            await asyncio.wait_for(output.first.wait(), 30)
-            await asyncio.sleep(1.2)
+            await until(lambda: len(words.frames) == 3)
             await worker.queue_frame(InterruptionFrame())
-            await asyncio.sleep(0.2)
+            await until(lambda: interrupted.frames)
             before, told = output.samples, list(words.frames)
             await asyncio.sleep(0.5)
             assert len(output.samples) == len(before), "nothing stale"
@@ -235,7 +235,7 @@ async def websocket_call(engine, serializer: FrameSerializer, rate: int):
         ready.set()
 
     async with running(worker):
-        await asyncio.wait_for(ready.wait(), 20)
+        await until(ready.is_set)
         async with connect(f"ws://127.0.0.1:{port}") as client:
             yield worker, client
 
@@ -247,12 +247,12 @@ def test_a_websocket_client_hears_it_and_nothing_after_it_says_stop(engine):
             await client.send("Hello there.")
             expected = len(said(engine, "Hello there.")) * 2 / 3
             while sum(map(len, heard)) / 2 < expected:
-                heard.append(await asyncio.wait_for(client.recv(), 30))
+                heard.append(await asyncio.wait_for(client.recv(), PATIENCE_S))
             await client.send(LONG * 3)
             for _ in range(12):
-                assert isinstance(await asyncio.wait_for(client.recv(), 30), bytes)
+                assert isinstance(await asyncio.wait_for(client.recv(), PATIENCE_S), bytes)
             await client.send("stop")
-            while await asyncio.wait_for(client.recv(), 30) != "interrupted":
+            while await asyncio.wait_for(client.recv(), PATIENCE_S) != "interrupted":
                 pass
             await worker.queue_frame(EndFrame())
             async for message in client:
@@ -361,11 +361,9 @@ class Caller:
     def words(self) -> str:
         return " ".join(m["data"]["text"].strip() for m in self.messages if m.get("type") == "bot-tts-text")
 
-    async def until(self, text: str, seconds: float = 40) -> None:
+    async def until(self, text: str) -> None:
         """Its words, as they are told at their times, contain `text`."""
-        async with asyncio.timeout(seconds):
-            while text not in self.words:
-                await asyncio.sleep(0.05)
+        await until(lambda: text in self.words)
 
     async def hang_up(self) -> None:
         await self._peer.close()
@@ -398,7 +396,7 @@ def test_the_demos_bot_over_webrtc(engine):
         caller.type("Count to three.")
         await caller.until("One, two, three.")
         await caller.hang_up()
-        await asyncio.wait_for(bot, 20)
+        await asyncio.wait_for(bot, PATIENCE_S)
         return greeting, caller
 
     greeting, caller = asyncio.run(play())
@@ -436,12 +434,11 @@ async def typed_chat(demo, line: str, *options: str) -> np.ndarray:
     transport, lines = Loudspeaker(), asyncio.Queue()
     bot = asyncio.create_task(demo.run_bot(transport, arguments, rate=24000, here=True, lines=lines))
     spoke = asyncio.create_task(transport.sound.first.wait())
-    done, _ = await asyncio.wait({bot, spoke}, timeout=40, return_when=asyncio.FIRST_COMPLETED)
+    done, _ = await asyncio.wait({bot, spoke}, timeout=PATIENCE_S, return_when=asyncio.FIRST_COMPLETED)
     assert spoke in done, bot.exception() if bot.done() else "the bot said nothing"
     lines.put_nowait(line)
-    await asyncio.sleep(1)
     lines.put_nowait(None)
-    await asyncio.wait_for(bot, 40)
+    await asyncio.wait_for(bot, PATIENCE_S)
     return transport.sound.samples / 32767
 
 
@@ -506,7 +503,7 @@ def test_examples_that_talk(name):
         caller.type("Count to three.")
         await caller.until("One, two, three.")
         await caller.hang_up()
-        await asyncio.wait_for(bot, 20)
+        await asyncio.wait_for(bot, PATIENCE_S)
         return caller
 
     caller = asyncio.run(play())
@@ -531,7 +528,7 @@ def test_the_example_that_changes_its_voice(monkeypatch):
         caller.type("Please speak as Max.")
         await caller.until("You said: Please speak as Max.")
         await caller.hang_up()
-        await asyncio.wait_for(bot, 20)
+        await asyncio.wait_for(bot, PATIENCE_S)
 
     asyncio.run(play())
     assert voices[0] == "ada" and voices[-1] == "max"
@@ -554,7 +551,7 @@ def test_the_example_of_two_bots_on_one_engine(monkeypatch):
         await asyncio.gather(*(caller.until("Hello! What would") for caller in callers))
         for caller in callers:
             await caller.hang_up()
-        await asyncio.wait_for(asyncio.gather(*bots), 20)
+        await asyncio.wait_for(asyncio.gather(*bots), PATIENCE_S)
 
     asyncio.run(play())
     assert {voice for _, voice in used} == {"ada", "max"} and len({engine for engine, _ in used}) == 1

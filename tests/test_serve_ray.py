@@ -13,7 +13,7 @@ import anyio
 import httpx
 import pytest
 import torch
-from serving import until
+from serving import PATIENCE_S, until
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
@@ -80,7 +80,7 @@ def said(engine: TTSEngine, seed: int, text: str = TEXT) -> bytes:
 
 def post(seed: int, text: str = TEXT, form: str = "pcm") -> httpx.Response:
     body = {"model": "demo", "input": text, "voice": "ada", "seed": seed, "response_format": form}
-    return httpx.post(f"{URL}/v1/audio/speech", json=body, timeout=120)
+    return httpx.post(f"{URL}/v1/audio/speech", json=body, timeout=PATIENCE_S)
 
 
 class Long:
@@ -91,12 +91,12 @@ class Long:
         self.began = threading.Event()
         self._thread = threading.Thread(target=self._read)
         self._thread.start()
-        assert self.began.wait(60)
+        assert self.began.wait(PATIENCE_S)
 
     def _read(self) -> None:
         body = {"model": "demo", "input": LONG, "voice": "ada", "seed": self.seed, "response_format": "pcm"}
         try:
-            with httpx.stream("POST", f"{URL}/v1/audio/speech", json=body, timeout=120) as response:
+            with httpx.stream("POST", f"{URL}/v1/audio/speech", json=body, timeout=PATIENCE_S) as response:
                 self.replica = response.headers["X-Replica"]
                 for data in response.iter_raw():
                     self.pcm += data
@@ -109,7 +109,7 @@ class Long:
         return self._thread.is_alive()
 
     def join(self) -> None:
-        self._thread.join(timeout=120)
+        self._thread.join(timeout=PATIENCE_S)
         assert not self.going_on
 
 
@@ -142,14 +142,14 @@ def test_audio_is_streamed(cluster, engine):
 
 
 def test_a_websocket_speaks(cluster, engine):
-    with connect(SOCKET, open_timeout=20) as line:
+    with connect(SOCKET, open_timeout=PATIENCE_S) as line:
         assert line.response.headers["X-Replica"] in replicas()
         assert json.loads(line.recv())["type"] == "hello"
         opening = {"type": "text", "context": "a", "text": TEXT, "end": True, "voice": "ada", "seed": 5}
         line.send(json.dumps(opening))
         pcm, told = b"", {}
         while told.get("type") != "end":
-            message = line.recv(timeout=60)
+            message = line.recv(timeout=PATIENCE_S)
             if isinstance(message, bytes):
                 pcm += message[4:]
             else:
@@ -159,15 +159,15 @@ def test_a_websocket_speaks(cluster, engine):
 
 def test_a_client_that_leaves_frees_its_slot(cluster):
     body = {"model": "demo", "input": LONG, "voice": "ada", "response_format": "pcm"}
-    with httpx.stream("POST", f"{URL}/v1/audio/speech", json=body, timeout=60) as response:
+    with httpx.stream("POST", f"{URL}/v1/audio/speech", json=body, timeout=PATIENCE_S) as response:
         replica = response.headers["X-Replica"]
         next(response.iter_raw())
 
     def rests() -> bool:
-        answer = httpx.get(f"{URL}/health", timeout=10)
+        answer = httpx.get(f"{URL}/health", timeout=PATIENCE_S)
         return answer.headers["X-Replica"] == replica and answer.json()["engine"]["streams"] == 0
 
-    until(rests, 5)
+    until(rests)
 
 
 def test_errors_are_the_api_s_own(cluster):
@@ -181,9 +181,9 @@ def test_a_killed_replica_fails_its_own_calls_only_and_is_replaced(cluster, engi
         calls.append(Long(len(calls)))
     victim = calls[0].replica
     with ThreadPoolExecutor(1) as pool, contextlib.ExitStack() as opened:
-        lines = [opened.enter_context(connect(SOCKET, open_timeout=20))]
+        lines = [opened.enter_context(connect(SOCKET, open_timeout=PATIENCE_S))]
         while len({line.response.headers["X-Replica"] for line in lines}) < 2:
-            lines.append(opened.enter_context(connect(SOCKET, open_timeout=20)))
+            lines.append(opened.enter_context(connect(SOCKET, open_timeout=PATIENCE_S)))
         pid = replicas()[victim]
         assert all(call.going_on for call in calls), "they ended before the kill: make LONG longer"
         os.kill(pid, signal.SIGKILL)
@@ -198,17 +198,17 @@ def test_a_killed_replica_fails_its_own_calls_only_and_is_replaced(cluster, engi
         for line in lines:
             assert json.loads(line.recv())["type"] == "hello"
             if line.response.headers["X-Replica"] == victim:
-                told = json.loads(line.recv(timeout=20))
+                told = json.loads(line.recv(timeout=PATIENCE_S))
                 assert (told["type"], told["code"], told["retryable"]) == ("error", "dead", True)
                 with pytest.raises(ConnectionClosed) as closed:
-                    line.recv(timeout=20)
+                    line.recv(timeout=PATIENCE_S)
                 assert closed.value.rcvd.code == 1013
             else:
                 line.send('{"type": "ping"}')
-                assert json.loads(line.recv(timeout=20)) == {"type": "pong"}
-    until(lambda: len(replicas()) == 2 and victim not in replicas(), 60)
+                assert json.loads(line.recv(timeout=PATIENCE_S)) == {"type": "pong"}
+    until(lambda: len(replicas()) == 2 and victim not in replicas())
     fresh = set()
-    until(lambda: fresh.add(post(1).headers["X-Replica"]) or fresh == set(replicas()), 60)
+    until(lambda: fresh.add(post(1).headers["X-Replica"]) or fresh == set(replicas()))
 
 
 def test_a_call_that_was_not_answered_yet_is_told_to_try_again(cluster):
@@ -224,11 +224,11 @@ def test_a_call_that_was_not_answered_yet_is_told_to_try_again(cluster):
         assert answer.status_code == 503 and answer.headers["Retry-After"] == "1"
         error = answer.json()["error"]
         assert error["code"] == "dead" and error["retryable"] is True
-    until(lambda: len(replicas()) == 2, 60)
+    until(lambda: len(replicas()) == 2)
 
 
 def test_a_rolling_restart_ends_what_is_said_and_refuses_nobody(cluster, engine):
-    until(lambda: len(replicas()) == 2, 60)
+    until(lambda: len(replicas()) == 2)
     before = set(replicas())
     calls = [Long(seed) for seed in range(2)]
     statuses, ended = [], threading.Event()
@@ -246,7 +246,7 @@ def test_a_rolling_restart_ends_what_is_said_and_refuses_nobody(cluster, engine)
         call.join()
         assert call.error is None and call.pcm == long_pcm(engine, call.seed)
     assert len(statuses) > 3 and set(statuses) == {200}
-    until(lambda: len(replicas()) == 2 and not before & set(replicas()), 60)
+    until(lambda: len(replicas()) == 2 and not before & set(replicas()))
 
 
 def test_an_engine_that_is_gone_is_not_healthy():

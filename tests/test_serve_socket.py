@@ -7,34 +7,40 @@ import json
 import random
 import socket
 import threading
-import time
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from serving import Running, asgi, running, until
+from serving import PATIENCE_S, Running, asgi, running, until
+from starlette.websockets import WebSocketDisconnect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
-from websockets.sync.client import ClientConnection, connect
+from websockets.sync.client import ClientConnection
+from websockets.sync.client import connect as open_socket
 
 from qwen_megakernel import SamplingParams, TTSEngine
 from qwen_megakernel.checkpoint.synthetic import NO_EOS
 from qwen_megakernel.model.pcm import pcm16
-from qwen_megakernel.server.service import Limits
+from qwen_megakernel.server.limits import Limits
 from qwen_megakernel.server.websocket_api import PATH
 
 TEXT = "Hello there, how are you today?"
-LIMITS = Limits(max_text=600, max_body=8192, contexts=3, idle_s=5.0, total_s=60.0)
+LIMITS = Limits(max_text=600, max_body=8192, contexts=3, idle_s=10 * PATIENCE_S, total_s=10 * PATIENCE_S)
 
 
 def demo() -> TTSEngine:
-    return TTSEngine.load("demo", device="cpu", max_streams=4, max_positions=160, max_queue=4)
+    options = {"max_streams": 4, "max_positions": 160, "max_queue": 4, "queue_timeout": PATIENCE_S}
+    return TTSEngine.load("demo", device="cpu", **options)
+
+
+def connect(url: str, **options) -> ClientConnection:
+    return open_socket(url, open_timeout=PATIENCE_S, **options)
 
 
 @pytest.fixture(scope="module")
 def server():
     with running(demo, limits=LIMITS) as server:
-        until(lambda: server.service.state == "ready", 60)
+        until(lambda: server.service.state == "ready")
         yield server
         server.at_rest()
 
@@ -44,7 +50,7 @@ class Client:
 
     def __init__(self, line: ClientConnection):
         self.line = line
-        self.hello = json.loads(line.recv(timeout=20))
+        self.hello = json.loads(line.recv(timeout=PATIENCE_S))
         self.names: dict[int, str] = {}
         self.pcm: dict[str, bytes] = {}
         self.told: list[dict] = []
@@ -55,7 +61,7 @@ class Client:
 
     def take(self) -> dict | None:
         """The next message; None: it was audio."""
-        message = self.line.recv(timeout=30)
+        message = self.line.recv(timeout=PATIENCE_S)
         if isinstance(message, bytes):
             name = self.names[int.from_bytes(message[:4], "little")]
             self.pcm[name] += message[4:]
@@ -76,7 +82,7 @@ class Client:
 
 @pytest.fixture
 def client(server):
-    with connect(server.socket_url, open_timeout=20) as line:
+    with connect(server.socket_url) as line:
         yield Client(line)
 
 
@@ -159,7 +165,7 @@ def test_behind_a_piece_that_its_slot_cuts_nothing_is_said(tiny):
     folder = tiny("custom_voice", eos_gain=NO_EOS)
     load = lambda: TTSEngine.load(folder, device="cpu", max_streams=1, max_positions=48)  # noqa: E731
     with running(load, model="tiny") as server:
-        until(lambda: server.service.state == "ready", 60)
+        until(lambda: server.service.state == "ready")
         assert len(server.service.engine.pieces(TEXT)) > 1
         with connect(server.socket_url) as line:
             client = Client(line)
@@ -279,7 +285,7 @@ def test_a_refused_context_stays_refused(server, client):
 
 def test_a_text_that_does_not_go_on_is_ended():
     with running(demo, limits=dataclasses.replace(LIMITS, text_s=0.3)) as server:
-        until(lambda: server.service.state == "ready", 60)
+        until(lambda: server.service.state == "ready")
         with connect(server.socket_url) as line:
             client = Client(line)
             client.say("text", "a", text="Hel")
@@ -289,7 +295,7 @@ def test_a_text_that_does_not_go_on_is_ended():
 
 def test_sockets_are_counted():
     with running(demo, limits=dataclasses.replace(LIMITS, connections=2)) as server:
-        until(lambda: server.service.state == "ready", 60)
+        until(lambda: server.service.state == "ready")
         with connect(server.socket_url), connect(server.socket_url):
             with pytest.raises(InvalidStatus) as refused:
                 connect(server.socket_url)
@@ -313,11 +319,16 @@ def test_a_flood_that_nobody_reads_is_not_taken_in():
         return {"type": "websocket.receive", "text": '{"type": "ping"}'} if sent > 1 else {"type": "websocket.connect"}
 
     async def stall(message) -> None:
+        """Until no more is taken in; then the client is gone."""
         if sent > 2 and message["type"] == "websocket.send":
-            await asyncio.Event().wait()
+            before = 0
+            while before < sent:
+                before = sent
+                await asyncio.sleep(0.2)
+            raise WebSocketDisconnect(1006)
 
     scope = {"type": "websocket", "path": PATH, "headers": [(b"host", b"localhost")], "query_string": b""}
-    asgi(demo, scope, receive, stall, limits=dataclasses.replace(LIMITS, idle_s=0.5))
+    asgi(demo, scope, receive, stall, limits=LIMITS)
     assert 900 < sent < 1100
 
 
@@ -339,12 +350,18 @@ def test_what_is_no_message_ends_the_socket_and_its_contexts(server, client, mes
     server.at_rest()
 
 
-def test_who_asks_for_nothing_is_let_go(client):
-    began = time.monotonic()
-    with pytest.raises(ConnectionClosed):
-        while True:
-            client.take()
-    assert client.told[-1]["code"] == "idle" and time.monotonic() - began > 1
+def test_who_asks_for_nothing_is_let_go(server, client):
+    """After the server's own time: of two that are silent, the one whose server has more of it stays."""
+    with running(demo, limits=dataclasses.replace(LIMITS, idle_s=1.0)) as short:
+        until(lambda: short.service.state == "ready")
+        with connect(short.socket_url) as line:
+            idle = Client(line)
+            with pytest.raises(ConnectionClosed):
+                while True:
+                    idle.take()
+    assert idle.told[-1]["code"] == "idle" and line.close_code == 1001
+    client.say("ping")
+    assert client.until("pong") == {"type": "pong"}
 
 
 def test_who_hangs_up_frees_every_slot(server):
@@ -395,9 +412,9 @@ def test_500_sockets_come_and_go(server):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=120)
+        thread.join(timeout=PATIENCE_S)
     assert not any(thread.is_alive() for thread in threads)
-    server.at_rest(60)
+    server.at_rest()
     with connect(server.socket_url) as line:
         client = Client(line)
         client.say("text", "a", text=TEXT, end=True, voice="ada", seed=5)
@@ -412,7 +429,7 @@ def test_without_the_token_nobody_is_let_in(server):
             with pytest.raises(InvalidStatus) as refused:
                 connect(guarded.socket_url, additional_headers=headers)
             assert refused.value.response.status_code == 401
-        until(lambda: guarded.service.state == "ready", 60)
+        until(lambda: guarded.service.state == "ready")
         with connect(guarded.socket_url, additional_headers={"Authorization": "Bearer secret"}) as line:
             assert Client(line).hello["model"] == "demo"
 

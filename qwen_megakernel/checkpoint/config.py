@@ -283,6 +283,32 @@ class SamplingParams:
             check(name, numbers.Integral, lambda v: 0 <= v < 2**31, "an integer in 0 (keep all)..2**31-1")
         check("seed", numbers.Integral, lambda v: 0 <= v < 2**64, "an integer in 0..2**64-1")
 
+    @classmethod
+    def for_both(
+        cls,
+        *,
+        temperature: float | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        repetition_penalty: float | None = None,
+        seed: int | None = None,
+    ) -> "SamplingParams":
+        """The same temperature, top_k and top_p for code 0 and for codes 1..15. Only code 0 has a penalty.
+
+        Raises:
+            SamplingError: a value outside its range.
+        """
+        return cls(
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            repetition_penalty=repetition_penalty,
+            subtalker_temperature=temperature,
+            subtalker_top_k=top_k,
+            subtalker_top_p=top_p,
+            seed=seed,
+        )
+
     def over(self, defaults: "SamplingParams") -> "SamplingParams":
         """These settings, with every None taken from `defaults`."""
         missing = {f.name: getattr(defaults, f.name) for f in fields(self) if getattr(self, f.name) is None}

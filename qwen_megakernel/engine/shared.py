@@ -1,4 +1,4 @@
-"""Engines that several users in one process share: loaded once for the first, closed behind the last."""
+"""Engines that several users in one process share. The first user loads an engine, the last one closes it."""
 
 import asyncio
 import gc
@@ -11,34 +11,35 @@ from qwen_megakernel.checkpoint.dtypes import dtype_of, vocoder_dtype_of
 from qwen_megakernel.checkpoint.fp8 import name_of, parts_of
 from qwen_megakernel.checkpoint.load import find_cached
 from qwen_megakernel.engine.engine import TTSEngine
+from qwen_megakernel.model.voice import Voice
 
 _WARM_UP_TEXT = "Hello there."
 
 
 @dataclass(eq=False)
-class _Shared:
+class _SharedEngine:
     engine: "Future[TTSEngine]"
     users: int = 0
 
     @property
     def usable(self) -> bool:
-        """Loading, or alive."""
+        """It is being loaded, or it is alive."""
         if not self.engine.done():
             return True
         return not self.engine.exception() and self.engine.result().health()["status"] == "ok"
 
 
-_shared: dict[tuple, _Shared] = {}  # for whoever asks next
-_used: set[_Shared] = set()
+_shared: dict[tuple, _SharedEngine] = {}  # by model and options: what the next `acquire` finds
+_used: set[_SharedEngine] = set()  # with at least one user; a dead engine that was replaced too
 _lock = threading.Lock()
 
 
 async def acquire(model: str, **options) -> TTSEngine:
-    """The process's engine for these arguments of `TTSEngine.load`; loaded, and warmed with a real utterance, in a
-    thread of its own if nobody has it yet, or if it died. Every `acquire` needs a `release`.
+    """The process's engine for these arguments of `TTSEngine.load`. Every `acquire` needs a `release`.
 
-    Loading also takes what is in memory by then out of the garbage collector's sight (`gc.freeze`), until the last
-    engine is released: with torch, transformers and Pipecat a full collection stops every call for 60 ms.
+    If nobody has it yet, or if it died, a thread loads it and warms it up with a real utterance. Loading also hides
+    what is in memory by then from the garbage collector (`gc.freeze`), until the last engine is released: with torch,
+    transformers and Pipecat in memory a full collection stops every call for 60 ms.
 
     Raises:
         TTSError: it cannot be loaded; the next `acquire` tries again.
@@ -55,7 +56,7 @@ async def acquire(model: str, **options) -> TTSEngine:
         shared = _shared.get(key)
         first = shared is None or not shared.usable
         if first:
-            shared = _shared[key] = _Shared(Future())
+            shared = _shared[key] = _SharedEngine(Future())
             _used.add(shared)
         shared.users += 1
     if first:
@@ -63,20 +64,20 @@ async def acquire(model: str, **options) -> TTSEngine:
     try:
         return await asyncio.shield(asyncio.wrap_future(shared.engine))
     except BaseException:
-        _leave(shared)
+        _remove_user(shared)
         raise
 
 
 async def release(engine: TTSEngine) -> None:
-    """One user less; the last one closes the engine, in a thread."""
+    """The engine has one user less. With the last one it is closed, in a thread."""
     with _lock:
         found = [s for s in _used if s.engine.done() and not s.engine.exception() and s.engine.result() is engine]
-    if found and (closing := _leave(found[0])):
+    if found and (closing := _remove_user(found[0])):
         await asyncio.to_thread(closing.join)
 
 
-def _leave(shared: _Shared) -> threading.Thread | None:
-    """Behind the last user the engine closes, once it is loaded, in the thread that is returned."""
+def _remove_user(shared: _SharedEngine) -> threading.Thread | None:
+    """One user less. After the last one the engine is closed, once it is loaded, in the thread that is returned."""
     with _lock:
         shared.users -= 1
         if shared.users > 0:
@@ -91,12 +92,12 @@ def _leave(shared: _Shared) -> threading.Thread | None:
     return closing
 
 
-def _close(shared: _Shared) -> None:
+def _close(shared: _SharedEngine) -> None:
     if not shared.engine.exception():  # waits for a load that is under way
         shared.engine.result().close()
 
 
-def _load(key: tuple, shared: _Shared, model: str, options: dict) -> None:
+def _load(key: tuple, shared: _SharedEngine, model: str, options: dict) -> None:
     try:
         engine = TTSEngine.load(model, **options)
         warm_up(engine)
@@ -113,8 +114,11 @@ def _load(key: tuple, shared: _Shared, model: str, options: dict) -> None:
         shared.engine.set_result(engine)
 
 
-def warm_up(engine: TTSEngine) -> None:
-    """One short utterance, so that the first caller does not pay for what is made at first use. A Base checkpoint is
-    warmed by its first voice."""
-    if engine.variant != "base":
-        engine.generate(_WARM_UP_TEXT, max_frames=4)
+def warm_up(engine: TTSEngine, voice: Voice | None = None) -> None:
+    """Say one short utterance, so that the first caller does not pay for what is made at first use.
+
+    Args:
+        voice: speaks it, with a Base checkpoint. Without one nothing is said: such a checkpoint has no speaker.
+    """
+    if engine.variant != "base" or voice is not None:
+        engine.generate(_WARM_UP_TEXT, voice=voice, max_frames=4)

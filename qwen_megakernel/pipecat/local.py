@@ -1,14 +1,12 @@
-"""MegakernelTTSService: Qwen3-TTS in a Pipecat pipeline.
+"""MegakernelTTSService: Qwen3-TTS in a Pipecat pipeline, with the engine in the same process.
 
-    LLM text ─► run_tts ─► engine (its own thread) ─► chunks ─► audio context ─► transport
+    LLM text ─► run_tts ─► AsyncUtterance ─► engine (its own thread) ─► chunks ─► audio context ─► transport
 
-Nothing here touches the model. Prompts are built in a thread of the service, because they compute; chunks come from
-the engine's thread through `call_soon_threadsafe`. Sentences are generated one by one (SENTENCE mode); tokens all go
-into one utterance per context, which speaks while they come (TOKEN mode).
+Nothing here touches the model: prompts are built in a thread of the service, because that computes. Sentences are
+generated one by one (SENTENCE mode). In TOKEN mode a context is one utterance, which speaks while its tokens come.
 """
 
-import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,10 +19,9 @@ from pipecat.utils.types import NOT_GIVEN, NotGiven, is_given
 from qwen_megakernel.checkpoint.config import ModelConfig
 from qwen_megakernel.checkpoint.load import find_cached
 from qwen_megakernel.engine import shared as shared_engine
-from qwen_megakernel.engine.audio import Chunk
 from qwen_megakernel.engine.engine import TTSEngine
+from qwen_megakernel.engine.event_loop import AsyncUtterance
 from qwen_megakernel.engine.request import chunk_schedule
-from qwen_megakernel.engine.utterance import Utterance
 from qwen_megakernel.engine.word_times import SpeechRate, WordTimes
 from qwen_megakernel.errors import (
     CheckpointError,
@@ -32,18 +29,21 @@ from qwen_megakernel.errors import (
     RequestError,
     SpeakerError,
     TextTooLongError,
+    TTSError,
     VoiceError,
 )
 from qwen_megakernel.model.prompt import AUTO
 from qwen_megakernel.model.voice import Voice
-from qwen_megakernel.pipecat.service import Speech, SpeechService, SpeechSettings, check_names, sampling_of
+from qwen_megakernel.pipecat.audio_context import AudioContext
+from qwen_megakernel.pipecat.service import SpeechService
+from qwen_megakernel.pipecat.settings import SpeechSettings, check_names, sampling_of
 
 DEFAULT_MODEL = "Qwen/Qwen3-TTS-12Hz-0.6B-CustomVoice"
 
 
 @dataclass
 class MegakernelTTSSettings(SpeechSettings):
-    """Settings that may change while a pipeline runs: those of `SpeechSettings`, with voices that are no names.
+    """Settings that may change while a pipeline runs: those of `SpeechSettings`, and saved voices.
 
     Parameters:
         model: Folder, hub id or "demo". Fixed once the service is made.
@@ -56,8 +56,8 @@ class MegakernelTTSSettings(SpeechSettings):
 class MegakernelTTSService(SpeechService):
     """Streams Qwen3-TTS, on a GPU through the megakernel, anywhere through PyTorch.
 
-    Pipelines of one process that name the same model share one engine; every utterance has a slot of its own in it, and
-    an interruption cancels that utterance alone.
+    Pipelines of one process that name the same model share one engine. Every utterance has a slot of its own in it, and
+    an interruption cancels only its own utterance.
     """
 
     Settings = MegakernelTTSSettings
@@ -77,7 +77,7 @@ class MegakernelTTSService(SpeechService):
         """Make the service. Nothing is loaded: `setup` attaches to the engine, which `warmup` should have loaded.
 
         Args:
-            engine: One of the caller's own, which it also closes. None: the process's engine for `model`.
+            engine: The caller's own, which the caller closes. None: the process's engine for `model`.
             model: Folder in the published layout, hub id, or "demo".
             engine_options: Further arguments of `TTSEngine.load`, such as device or max_streams. Services share an
                 engine where model and options are the same.
@@ -107,7 +107,7 @@ class MegakernelTTSService(SpeechService):
         self._chunk_frames = chunk_schedule(chunk_frames)
         self._word_rate = SpeechRate()
         # One thread, so that the pieces of a text stay in order.
-        self._submitter = ThreadPoolExecutor(1, thread_name_prefix="qwen_megakernel submit")
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="qwen_megakernel submit")
         known = (engine.variant, engine.speakers, engine.languages) if engine else _known_of(self._model)
         self._check_settings(self._settings, *(known or (None, None, None)))
         sampling_of(self._settings)
@@ -127,13 +127,13 @@ class MegakernelTTSService(SpeechService):
 
     @classmethod
     async def shutdown(cls, engine: TTSEngine) -> None:
-        """Let go of what `warmup` returned; the engine closes when no service uses it any more."""
+        """Release what `warmup` returned. The engine is closed when no service uses it any more."""
         await shared_engine.release(engine)
 
     # ------------------------------------------------------------ life
 
     async def setup(self, setup: FrameProcessorSetup):
-        """Attach to the engine; loads it, with a log line, if nobody has."""
+        """Attach to the engine. If nobody has loaded it, it is loaded now, with a log line."""
         await super().setup(setup)
         if self._engine is None:
             logger.info(f"{self}: attaching to the engine of {self._model}")
@@ -142,26 +142,26 @@ class MegakernelTTSService(SpeechService):
             self._engine.check(**self._request())
 
     async def stop(self, frame: EndFrame):
-        """Everything that was asked for is spoken first; then the engine is let go of."""
+        """First everything that was asked for is spoken; then the engine is released."""
         await super().stop(frame)
-        await self._teardown()
+        await self._release_engine()
 
     async def cleanup(self):
-        """Let go of the engine."""
+        """Release the engine."""
         await super().cleanup()
-        await self._teardown()
+        await self._release_engine()
 
-    async def _teardown(self) -> None:
+    async def _release_engine(self) -> None:
         self._cancel_all()
-        self._submitter.shutdown(wait=False)
+        self._executor.shutdown(wait=False)
         engine, self._engine = self._engine, None
         if engine and self._own_engine:
             await shared_engine.release(engine)
 
     # ------------------------------------------------------------ speaking
 
-    def _new_speech(self, context_id: str) -> "_Speech":
-        return _Speech(self, context_id)
+    def _new_context(self, context_id: str) -> "_LocalAudioContext":
+        return _LocalAudioContext(self, context_id)
 
     def _pieces(self, text: str) -> list[str]:
         return self._engine.pieces(text, **self._request()) if self._engine else [text]
@@ -184,7 +184,8 @@ class MegakernelTTSService(SpeechService):
         speakers: tuple[str, ...] | None,
         languages: tuple[str, ...] | None,
     ) -> None:
-        """None: of a model that is not on this machine yet, so that only what can never be is refused."""
+        """Variant, speakers and languages are None if the model is not on this machine yet: then only settings that no
+        model takes are refused."""
         voice = settings.voice
         if isinstance(voice, Voice) and variant not in (None, "base"):
             raise VoiceError(f"a saved voice needs a Base checkpoint; this one is {variant}")
@@ -197,7 +198,7 @@ class MegakernelTTSService(SpeechService):
             raise SpeakerError("a Base checkpoint needs a voice: settings=Settings(voice=engine.create_voice(...))")
 
     def _request(self, settings: MegakernelTTSSettings | None = None) -> dict[str, Any]:
-        """How the next utterance is to be said."""
+        """Arguments of `TTSEngine.submit` for the next utterance."""
         settings = settings or self._settings
         return {
             "speaker": None if isinstance(settings.voice, Voice) else settings.voice,
@@ -209,80 +210,60 @@ class MegakernelTTSService(SpeechService):
         }
 
 
-class _Speech(Speech):
-    """Its utterances are the engine's."""
+class _LocalAudioContext(AudioContext):
+    """Its utterances come from the engine in this process."""
 
     def __init__(self, service: MegakernelTTSService, context_id: str):
         super().__init__(service, context_id)
-        self._utterance: Utterance | None = None
-        self._chunks: asyncio.Queue[Chunk | None] = asyncio.Queue()
+        self.utterance: AsyncUtterance | None = None  # the current one
         self._words = WordTimes(service._word_rate)
 
     async def _open(self, text: str | None) -> None:
-        """An utterance that is interrupted meanwhile is cancelled by whoever made it."""
-        engine, request = self._service._engine, self._service._request()
+        service = self._service
+        engine, request = service._engine, service._request()
         if engine is None:
             raise EngineClosed("the service was cleaned up")
         if text is not None:
-            self._words = WordTimes(self._service._word_rate)
+            self._words = WordTimes(service._word_rate)
             self._words.add(text)
-        chunks: asyncio.Queue[Chunk | None] = asyncio.Queue()
-
-        def tell(chunk: Chunk | None) -> None:
-            try:
-                self._loop.call_soon_threadsafe(chunks.put_nowait, chunk)
-            except RuntimeError:  # the loop is closed: nobody listens any more
-                self.cancel()
-
-        def submit() -> None:
-            utterance = engine.submit(text, tell, on_end=lambda: tell(None), **request)
-            self._utterance = utterance
-            if self._cancelled:
-                utterance.cancel()
-
-        self._chunks = chunks
         self._begin(engine.sample_rate)
-        try:
-            await self._run(submit)
-        except asyncio.CancelledError:
-            self._cancelled = True
-            self._drop()
-            raise
+        self.utterance = AsyncUtterance(engine, service._executor)
+        await self.utterance.submit(text, **request)
 
     async def _push(self, text: str) -> None:
         self._words.add(text)
-        await self._run(lambda: self._utterance.push_text(text))
+        await self.utterance.push_text(text)
 
     async def _end(self) -> None:
-        await self._run(self._utterance.end_text)
+        await self.utterance.end_text()
 
     async def flush(self) -> None:
-        if self._utterance and not self._utterance.done and not self._ended.is_set():
+        if self.utterance and self.utterance.begun and not self.utterance.done and not self._text_ended.is_set():
             try:
-                self._service._submitter.submit(_quietly, self._utterance.flush)
-            except RuntimeError as error:  # the service was cleaned up
+                await self.utterance.flush()
+            except (
+                TTSError,
+                RuntimeError,
+            ) as error:  # it has ended meanwhile, or the service was cleaned up
                 logger.debug(f"flush came too late: {error}")
 
     def _drop(self) -> None:
-        if self._utterance and not self._utterance.done:
-            self._utterance.cancel()
-
-    async def _run(self, job: Callable[[], Any]) -> Any:
-        return await self._loop.run_in_executor(self._service._submitter, job)
+        if self.utterance:
+            self.utterance.cancel()
 
     async def _audio(self) -> AsyncGenerator[TTSAudioRawFrame | ErrorFrame, None]:
-        utterance = self._utterance
-        while (chunk := await self._next(self._chunks)) is not None:
-            if frame := self._heard(chunk.samples):
+        utterance = self.utterance
+        while (chunk := await self._next(utterance.next_chunk)) is not None:
+            if frame := self._to_frame(chunk.samples):
                 yield frame
-                await self._tell_words(self._words.due(self._made - self._begun))
-        audio = utterance.result()
+                await self._send_words(self._words.due(self._made_s - self._begun_s))
+        audio = utterance.audio
         if tail := self._tail():
             yield tail
         if audio.finish_reason == "length":  # what is left of the text was not spoken: it is no part of the context
             yield self._error(TextTooLongError(f"speech was cut after {audio.duration_s:.1f} s: its slot is full"))
         else:
-            await self._tell_words(self._words.finish(self._made - self._begun))
+            await self._send_words(self._words.finish(self._made_s - self._begun_s))
         queue = audio.timings.queue
         logger.info(
             f"{self._service}: {audio.duration_s:.2f} s, {audio.finish_reason}, seed {audio.seed}; "
@@ -291,7 +272,7 @@ class _Speech(Speech):
 
 
 def _known_of(model: str) -> tuple[str, tuple[str, ...], tuple[str, ...]] | None:
-    """Variant, speakers and languages of a model that is on this machine."""
+    """Variant, speakers and languages of a model that is on this machine; None if it is not."""
     folder = find_cached(model)
     if folder is None:
         return None
@@ -307,14 +288,6 @@ def _same_model(one: str, other: str) -> bool:
         return folder is not None and folder == find_cached(str(other))
     except CheckpointError:  # no model at all
         return False
-
-
-def _quietly(job: Callable[[], Any]) -> None:
-    """For jobs nobody waits for: their utterance may have ended."""
-    try:
-        job()
-    except RequestError as error:
-        logger.debug(f"flush came too late: {error}")
 
 
 def _ms(seconds: float | None) -> str:

@@ -1,11 +1,11 @@
-"""MegakernelWebsocketTTSService: Qwen3-TTS in a Pipecat pipeline, from an engine that is elsewhere.
+"""MegakernelWebsocketTTSService: Qwen3-TTS in a Pipecat pipeline, with the engine behind a server's WebSocket.
 
     LLM text ─► run_tts ─► socket ─► server's engine ─► socket ─► receive loop ─► audio context ─► transport
 
-The same service as `MegakernelTTSService`, without torch: docs/serving.md is what the two ends say to each other. Every
-utterance is a context of its own on the wire: a sentence, one after the other (SENTENCE mode), or all that an audio
-context says (TOKEN mode). The socket outlives interruptions. Where it breaks, what was being said ends with an error
-and the receive loop makes a new one.
+The same service as `MegakernelTTSService`, without torch. docs/serving.md describes the messages. Every utterance is a
+context of its own on the socket: a sentence (SENTENCE mode), or all that an audio context says (TOKEN mode). An
+interruption keeps the socket. If the socket breaks, the utterances on it end with an error, and the receive loop
+connects again.
 """
 
 import asyncio
@@ -33,13 +33,15 @@ from qwen_megakernel.errors import (
     TextTooLongError,
     TTSError,
 )
-from qwen_megakernel.pipecat.service import Speech, SpeechService, SpeechSettings, check_names, sampling_of
+from qwen_megakernel.pipecat.audio_context import AudioContext
+from qwen_megakernel.pipecat.service import SpeechService
+from qwen_megakernel.pipecat.settings import SpeechSettings, check_names, sampling_of
 
 _FORMAT = "pcm_s16le"
-_CONNECT = 5.0  # seconds for the handshake and the server's first message; a pipeline's set-up has 20
-_PING = 20.0  # seconds between keep-alives
-_MOST_NAME = 64  # characters of a context's name
-# What the server may answer instead of audio; everything else it calls by a name that we do not need to know.
+_CONNECT_S = 5.0  # for the handshake and the server's first message; a pipeline's set-up may take 20 s in all
+_PING_S = 20.0  # between two pings
+_MAX_NAME = 64  # characters of a context's name
+# The exception for each of the server's error codes; for any other code it is TTSError.
 _ERRORS: dict[str, type[TTSError]] = {
     "invalid": RequestError,
     "busy": EngineBusy,
@@ -51,10 +53,10 @@ _ERRORS: dict[str, type[TTSError]] = {
 class MegakernelWebsocketTTSService(SpeechService, WebsocketTTSService):
     """Streams Qwen3-TTS from a server over one WebSocket per service.
 
-    An interruption cancels that utterance alone and keeps the socket.
+    An interruption cancels only its own utterance and keeps the socket.
 
     Event handlers:
-        on_connected: Connected, and the server has said what it speaks.
+        on_connected: Connected, and the server has told its voices and languages.
         on_disconnected: The socket is closed.
         on_connection_error: Called with the message.
     """
@@ -83,8 +85,8 @@ class MegakernelWebsocketTTSService(SpeechService, WebsocketTTSService):
             **kwargs: For `WebsocketTTSService`.
 
         Raises:
-            RequestError: a URL of another kind, a sampling value out of range, a setting of a wrong type. Whether the
-                server has the voice and the language `setup` finds out.
+            RequestError: a URL of another kind, a sampling value out of range, a setting of a wrong type. `setup`
+                checks whether the server has the voice and the language.
             TypeError: an argument that neither this service nor `WebsocketTTSService` has.
         """
         if not url.startswith(("ws://", "wss://")):
@@ -95,18 +97,18 @@ class MegakernelWebsocketTTSService(SpeechService, WebsocketTTSService):
         super().__init__(trim_leading_silence=trim_leading_silence, settings=store, **kwargs)
         self._url, self._token, self._chunk_frames = url, token, chunk_frames
         self._named_model = store.model  # None: whatever the server has
-        self._hello: _Hello | None = None  # the server's latest
-        self._ready = asyncio.Event()  # the socket is open and the server has said what it speaks
+        self._server: _Server | None = None  # of the latest connection
+        self._ready = asyncio.Event()  # the socket is open, and the server has told its voices and languages
         self._receive_task: asyncio.Task | None = None
-        self._wires: dict[str, _Wire] = {}  # by name, until the server's end or error
-        self._numbers: dict[int, _Wire] = {}
+        self._utterances: dict[str, _RemoteUtterance] = {}  # by name, until the server ends them
+        self._by_number: dict[int, _RemoteUtterance] = {}
         self._count = itertools.count(1)
         self._check(self._settings)
 
     # ------------------------------------------------------------ life
 
     async def setup(self, setup: FrameProcessorSetup):
-        """Connect. A server that cannot be reached is told of; the first text tries again.
+        """Connect. If the server cannot be reached, an error is reported, and the first text tries again.
 
         Raises:
             RequestError: the server does not have what the settings name.
@@ -130,7 +132,7 @@ class MegakernelWebsocketTTSService(SpeechService, WebsocketTTSService):
         await super()._connect()
         await self._connect_websocket()
         self._receive_task = self.create_task(self._receive_task_handler(self._report_error))
-        self._create_keepalive_task(_PING)
+        self._create_keepalive_task(_PING_S)
 
     async def _disconnect(self):
         await super()._disconnect()
@@ -141,20 +143,20 @@ class MegakernelWebsocketTTSService(SpeechService, WebsocketTTSService):
         await self._disconnect_websocket()
 
     async def _connect_websocket(self):
-        """Raises where Pipecat's own services only tell: each attempt is told of once, by who wanted it."""
+        """Raises where Pipecat's own services only report: the caller reports each attempt once."""
         if self._ready.is_set():
             return
         headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
         try:
-            async with asyncio.timeout(_CONNECT):
-                # PCM does not shrink; the timeout around this one covers the first message too.
+            async with asyncio.timeout(_CONNECT_S):
+                # PCM hardly shrinks. The timeout around it also covers the first message.
                 self._websocket = await self._websocket_connect(
                     self._url, additional_headers=headers, compression=None, open_timeout=None
                 )
-                self._greet(json.loads(await self._websocket.recv()))
+                self._check_hello(json.loads(await self._websocket.recv()))
             self._ready.set()
         except TimeoutError:
-            raise ConnectionError(f"{self._url} did not answer within {_CONNECT:.0f} s") from None
+            raise ConnectionError(f"{self._url} did not answer within {_CONNECT_S:.0f} s") from None
         finally:
             if not self._ready.is_set():  # refused, or an interruption came
                 await self._disconnect_websocket()
@@ -173,11 +175,11 @@ class MegakernelWebsocketTTSService(SpeechService, WebsocketTTSService):
         await self._call_event_handler("on_disconnected")
 
     async def _reconnect_websocket(self, attempt_number: int) -> bool:
-        # Contexts of the old socket were closed when it broke; those that are open by now wait for the new one.
+        # Contexts of the old socket were closed when it broke. Those that are open by now wait for the new one.
         return await WebsocketService._reconnect_websocket(self, attempt_number)
 
-    def _greet(self, message: dict[str, Any]) -> None:
-        """The server's first message: what it has, against what is asked of it."""
+    def _check_hello(self, message: dict[str, Any]) -> None:
+        """Check the settings against the server's first message, which says what it has."""
         if message.get("type") == "error":
             raise _error_of(message)
         missing = {"model", "sample_rate", "voices", "languages"} - message.keys()
@@ -186,17 +188,17 @@ class MegakernelWebsocketTTSService(SpeechService, WebsocketTTSService):
         model = message["model"]
         if self._named_model not in (None, model):
             raise RequestError(f"the settings name the model {self._named_model!r}, {self._url} has {model!r}")
-        self._hello = _Hello(message["sample_rate"], tuple(message["voices"]), tuple(message["languages"]))
+        self._server = _Server(message["sample_rate"], tuple(message["voices"]), tuple(message["languages"]))
         self._check(self._settings)
         self._settings.model = model
         self._sync_model_name_to_metrics()
 
-    async def _connected(self) -> None:
-        """Behind this there is a socket: connects if the first try failed, waits while the receive loop reconnects."""
+    async def _ensure_connected(self) -> None:
+        """Connect if the first attempt failed; wait while the receive loop connects again."""
         if self._receive_task is None or self._receive_task.done():
             await self._connect()
         try:
-            await asyncio.wait_for(self._ready.wait(), _CONNECT)
+            await asyncio.wait_for(self._ready.wait(), _CONNECT_S)
         except TimeoutError:
             raise ConnectionError(f"the connection to {self._url} is lost and not there again yet; try later") from None
 
@@ -208,76 +210,77 @@ class MegakernelWebsocketTTSService(SpeechService, WebsocketTTSService):
     async def _send_keepalive(self):
         await self._send("ping")
 
-    async def _cancel_wire(self, name: str) -> None:
+    async def _cancel_remote(self, name: str) -> None:
+        """Cancel a context on the server."""
         try:
             await self._send("cancel", context=name)
-        except (OSError, WebSocketException) as error:  # a socket that broke has cancelled all of its contexts
+        except (OSError, WebSocketException) as error:  # the socket broke, so the server has cancelled the context
             logger.debug(f"{self}: {error}")
 
     async def _receive_messages(self):
         try:
             async for message in self._websocket:
                 if isinstance(message, bytes):
-                    self._take_audio(message)
+                    self._handle_audio(message)
                 else:
-                    await self._take(json.loads(message))
+                    await self._handle(json.loads(message))
         finally:
             self._ready.clear()
             await self._lose_contexts()
 
-    def _take_audio(self, message: bytes) -> None:
-        wire = self._numbers.get(int.from_bytes(message[:4], "little"))
-        if wire:  # otherwise late audio of one that was cancelled
-            wire.items.put_nowait(message[4:])
+    def _handle_audio(self, message: bytes) -> None:
+        utterance = self._by_number.get(int.from_bytes(message[:4], "little"))
+        if utterance:  # otherwise it was cancelled, and this audio came late
+            utterance.items.put_nowait(message[4:])
 
-    async def _take(self, message: dict[str, Any]) -> None:
+    async def _handle(self, message: dict[str, Any]) -> None:
         kind, name = message["type"], message.get("context")
         if kind == "pong":
             return
-        if kind == "error" and name is None:  # of the socket, which the server closes behind it, or of a message
+        if kind == "error" and name is None:  # it concerns the socket, which the server closes now, or a message
             error = _error_of(message)
             await self._report_error(ErrorFrame(str(error), exception=error, category=ErrorCategory.CONNECTIVITY))
             return
-        wire = self._wires.get(name)
-        if wire is None:
-            logger.debug(f"{self}: {kind} of {name}, which is over")
+        utterance = self._utterances.get(name)
+        if utterance is None:
+            logger.debug(f"{self}: {kind} of {name}, which has ended")
         elif kind == "begin":
-            wire.number = message["number"]
-            self._numbers[wire.number] = wire
+            utterance.number = message["number"]
+            self._by_number[utterance.number] = utterance
         elif kind == "words":
-            wire.items.put_nowait(message["words"])
+            utterance.items.put_nowait(message["words"])
         elif kind == "end":
-            self._forget(wire)
-            wire.items.put_nowait(_End(message["finish_reason"], message["seconds"], message["seed"]))
+            self._forget(utterance)
+            utterance.items.put_nowait(_UtteranceEnd(message["finish_reason"], message["seconds"], message["seed"]))
         elif kind == "error":
-            self._forget(wire)
-            wire.items.put_nowait(_error_of(message))
+            self._forget(utterance)
+            utterance.items.put_nowait(_error_of(message))
         else:
             logger.debug(f"{self}: unknown message {kind!r}")
 
-    def _forget(self, wire: "_Wire") -> None:
-        """The wire context is over, or nobody listens to it any more."""
-        wire.over = True
-        self._wires.pop(wire.name, None)
-        self._numbers.pop(wire.number, None)
+    def _forget(self, utterance: "_RemoteUtterance") -> None:
+        """The utterance has ended, or nobody waits for it any more."""
+        utterance.ended = True
+        self._utterances.pop(utterance.name, None)
+        self._by_number.pop(utterance.number, None)
 
     async def _lose_contexts(self) -> None:
-        """The socket broke: what was being said over it ends here. The error must be in a context before its end is."""
+        """The socket broke, which ends its utterances. An audio context must get its error before it is closed."""
         error = ConnectionError(f"the connection to {self._url} was lost; what was being said may be said again")
-        for wire in list(self._wires.values()):
-            self._forget(wire)
-            await wire.speech.lose(error)
-            wire.items.put_nowait(None)
+        for utterance in list(self._utterances.values()):
+            self._forget(utterance)
+            await utterance.context.lose(error)
+            utterance.items.put_nowait(None)
         await self._close_connection_contexts()
 
     # ------------------------------------------------------------ speaking
 
-    def _new_speech(self, context_id: str) -> "_Speech":
-        return _Speech(self, context_id)
+    def _new_context(self, context_id: str) -> "_RemoteAudioContext":
+        return _RemoteAudioContext(self, context_id)
 
-    def _new_wire(self, speech: "_Speech", context_id: str) -> "_Wire":
+    def _new_utterance(self, context: "_RemoteAudioContext", context_id: str) -> "_RemoteUtterance":
         tail = f"/{next(self._count)}"
-        return _Wire(context_id[: _MOST_NAME - len(tail)] + tail, speech)
+        return _RemoteUtterance(context_id[: _MAX_NAME - len(tail)] + tail, context)
 
     # ------------------------------------------------------------ settings
 
@@ -288,12 +291,12 @@ class MegakernelWebsocketTTSService(SpeechService, WebsocketTTSService):
         if settings.voice is not None and not isinstance(settings.voice, str):
             raise SpeakerError(f"voice must be a voice's name, got {type(settings.voice).__name__}")
         unseen = f"what {self._url} has, which has not answered yet"
-        voices, languages = (self._hello.voices, self._hello.languages) if self._hello else (None, None)
-        check_names(settings, voices, languages, unseen=unseen, no_voices="none" if self._hello else unseen)
+        voices, languages = (self._server.voices, self._server.languages) if self._server else (None, None)
+        check_names(settings, voices, languages, unseen=unseen, no_voices="none" if self._server else unseen)
         sampling_of(settings)
 
     def _request(self) -> dict[str, Any]:
-        """How the next utterance is to be said: the first message's fields."""
+        """The settings of the next utterance, as fields of its first message."""
         settings, sampling = self._settings, sampling_of(self._settings)
         asked = {
             "voice": settings.voice,
@@ -317,103 +320,117 @@ class MegakernelWebsocketTTSService(SpeechService, WebsocketTTSService):
 
 
 @dataclass
-class _Hello:
+class _Server:
+    """What the server has, by its "hello" message."""
+
     sample_rate: int
     voices: tuple[str, ...]
     languages: tuple[str, ...]
 
 
 @dataclass
-class _End:
+class _UtteranceEnd:
+    """The server's "end" message."""
+
     finish_reason: str
     seconds: float
     seed: int
 
 
 @dataclass(eq=False)
-class _Wire:
-    """A context on the wire: one utterance."""
+class _RemoteUtterance:
+    """An utterance: one context on the socket.
+
+    Attributes:
+        name: of the context on the socket.
+        number: of its audio; None before the server's "begin".
+        opened: its first text was sent.
+        ended: the server has ended it, it was cancelled, or the socket broke.
+        items: PCM, words, and at the end one _UtteranceEnd or exception. None: the socket broke, which was reported.
+    """
 
     name: str
-    speech: "_Speech"
-    number: int | None = None  # of its audio
-    opened: bool = False  # by its first text
-    over: bool = False
-    # PCM, words and, once, an _End or an exception; None: the socket broke, of which the audio context was told
-    items: asyncio.Queue[bytes | list | _End | Exception | None] = field(default_factory=asyncio.Queue)
+    context: "_RemoteAudioContext"
+    number: int | None = None
+    opened: bool = False
+    ended: bool = False
+    items: asyncio.Queue[bytes | list | _UtteranceEnd | Exception | None] = field(default_factory=asyncio.Queue)
 
 
-class _Speech(Speech):
-    """Its utterances are contexts on the wire."""
+class _RemoteAudioContext(AudioContext):
+    """Its utterances come from a server."""
 
     def __init__(self, service: MegakernelWebsocketTTSService, context_id: str):
         super().__init__(service, context_id)
-        self._wire: _Wire | None = None
-        self._trimmed_before = 0.0  # seconds cut in front of earlier utterances
+        self._utterance: _RemoteUtterance | None = None  # the current one
+        self._trimmed_before_s = 0.0  # cut in front of earlier utterances
 
     async def _open(self, text: str | None) -> None:
         self.keep_open()  # it may have to connect first
-        await self._service._connected()
-        self._wire = self._service._new_wire(self, self._context_id)
-        self._begin(self._service._hello.sample_rate)
-        self._trimmed_before = self._trimmed
+        await self._service._ensure_connected()
+        self._utterance = self._service._new_utterance(self, self._context_id)
+        self._begin(self._service._server.sample_rate)
+        self._trimmed_before_s = self._trimmed_s
         if text is not None:
-            await self._tell("text", text=text, end=True)
+            await self._send("text", text=text, end=True)
 
     async def _push(self, text: str) -> None:
-        if self._wire.over:
+        if self._utterance.ended:
             raise TextEndedError("the server has ended this utterance")
-        await self._tell("text", text=text)
+        await self._send("text", text=text)
 
     async def _end(self) -> None:
-        if not self._wire.over:
-            await self._tell("end")
+        if not self._utterance.ended:
+            await self._send("end")
 
     async def flush(self) -> None:
-        if self._wire and self._wire.opened and not self._wire.over and not self._ended.is_set():
+        utterance = self._utterance
+        if utterance and utterance.opened and not utterance.ended and not self._text_ended.is_set():
             try:
-                await self._tell("flush")
+                await self._send("flush")
             except (OSError, WebSocketException) as error:
                 await self._fail(error)
 
-    async def _tell(self, kind: str, **fields) -> None:
-        """The first that is told opens the context. One that cannot be told of more is over; the caller tells why."""
-        wire, service = self._wire, self._service
-        if not wire.opened:
-            wire.opened = True
-            service._wires[wire.name] = wire
+    async def _send(self, kind: str, **fields) -> None:
+        """Send a message of the current utterance; its first one opens it. If that fails, the utterance has ended, and
+        the caller reports why."""
+        utterance, service = self._utterance, self._service
+        if not utterance.opened:
+            utterance.opened = True
+            service._utterances[utterance.name] = utterance
             fields |= service._request()
         try:
-            await service._send(kind, context=wire.name, **fields)
+            await service._send(kind, context=utterance.name, **fields)
         except (OSError, WebSocketException):
-            service._forget(wire)
-            wire.items.put_nowait(None)
+            service._forget(utterance)
+            utterance.items.put_nowait(None)
             raise
 
     def _drop(self) -> None:
-        if self._wire and self._wire.opened and not self._wire.over:
-            self._service._forget(self._wire)
-            self._service.create_task(self._service._cancel_wire(self._wire.name))
+        utterance, service = self._utterance, self._service
+        if utterance and utterance.opened and not utterance.ended:
+            service._forget(utterance)
+            service.create_task(service._cancel_remote(utterance.name))
 
     async def lose(self, error: Exception) -> None:
-        """The socket broke; the context is about to be closed, and a turn that goes on has a new one."""
+        """The socket broke. The context is about to be closed; if the turn goes on, it gets a new context."""
         if not self._cancelled:
             await self._service.append_to_audio_context(self._context_id, self._error(error))
-        self._ended.set()
+        self._text_ended.set()
 
     async def _audio(self) -> AsyncGenerator[TTSAudioRawFrame | ErrorFrame, None]:
-        wire = self._wire
-        while isinstance(item := await self._next(wire.items), (bytes, list)):
+        utterance = self._utterance
+        while isinstance(item := await self._next(utterance.items.get), (bytes, list)):
             if isinstance(item, list):
-                cut = self._trimmed - self._trimmed_before
-                await self._tell_words([(word, max(0.0, at - cut)) for word, at in item])
-            elif frame := self._heard(np.frombuffer(item, "<i2").astype(np.float32) / 32767):
+                cut = self._trimmed_s - self._trimmed_before_s
+                await self._send_words([(word, max(0.0, at - cut)) for word, at in item])
+            elif frame := self._to_frame(np.frombuffer(item, "<i2").astype(np.float32) / 32767):
                 yield frame
         if item is None:
             return
-        if self._reader and not self._ended.is_set():
-            # Text that was on its way when the server ended the utterance has opened another of this name there.
-            await self._service._cancel_wire(wire.name)
+        if self._reader and not self._text_ended.is_set():
+            # Text that was on its way when the server ended the utterance has opened a new context of this name there.
+            await self._service._cancel_remote(utterance.name)
         if isinstance(item, Exception):
             raise item
         if tail := self._tail():

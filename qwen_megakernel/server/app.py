@@ -1,4 +1,4 @@
-"""`qwen-megakernel serve`: one engine behind HTTP and a WebSocket, in a process that a supervisor looks after."""
+"""`qwen-megakernel serve`: one engine behind HTTP and a WebSocket, in a process that a supervisor restarts."""
 
 import asyncio
 import contextlib
@@ -22,16 +22,17 @@ from qwen_megakernel.engine.engine import TTSEngine
 from qwen_megakernel.engine.options import check_sizes
 from qwen_megakernel.errors import BackendError, CheckpointError
 from qwen_megakernel.server.guard import Guard
+from qwen_megakernel.server.limits import Limits
 from qwen_megakernel.server.metrics import Metrics
 from qwen_megakernel.server.openai_api import add_api
 from qwen_megakernel.server.page import add_page
-from qwen_megakernel.server.service import EngineService, Limits
+from qwen_megakernel.server.service import EngineService
 from qwen_megakernel.server.websocket_api import add_socket
 
 log = logging.getLogger(__name__)
 
 ENGINE_GONE = 70
-"""Exit code (EX_SOFTWARE) of a server whose engine is dead or could not be loaded: start another."""
+"""Exit code (EX_SOFTWARE) of a server whose engine is dead or could not be loaded: start it again."""
 
 
 def make_app(
@@ -50,13 +51,14 @@ def make_app(
 
     Args:
         load: makes the engine, once the app has started.
-        model: the name that clients call the model by.
-        variant: the checkpoint's, where it is known already (`check_model`).
-        token: that clients must bear; None: only whoever calls us localhost is served.
+        model: the name by which clients call the model.
+        variant: the checkpoint's, if it is known already (`check_model`).
+        token: clients must send it; None: only requests to localhost are served.
         voices: a folder of saved voices.
         upload: clients may make voices (Base checkpoints).
-        ui: there is a page at / to try it with.
-        log_texts: what is said is told to the log.
+        ui: there is a page at / to try the server with.
+        log_texts: the log shows the texts that are spoken.
+        limits: None: the defaults of `Limits`.
 
     Raises:
         BackendError: a token that no client could send.
@@ -91,15 +93,14 @@ def make_app(
 
 
 def check_model(model: str, *, backend: str, device: str | None, max_streams: int, max_positions: int) -> str | None:
-    """What can be known of `TTSEngine.load`'s arguments without loading, so that a server which can never be ready does
-    not begin to listen.
+    """Check `TTSEngine.load`'s arguments without loading, so that a server that can never be ready does not listen.
 
     Returns:
-        The checkpoint's variant; None for a hub id that is not whole in the cache, which is left to the download.
+        The checkpoint's variant; None for a hub id that is not complete in the cache, which will be downloaded.
 
     Raises:
-        BackendError: sizes, device or backend cannot be had here.
-        CheckpointError: no such model, or a folder that is none.
+        BackendError: the sizes, the device or the backend are not possible here.
+        CheckpointError: no such model, or a folder that is no checkpoint.
     """
     check_sizes(max_streams=max_streams, max_positions=max_positions)
     device = select_device(device)
@@ -117,8 +118,8 @@ def check_model(model: str, *, backend: str, device: str | None, max_streams: in
 
 
 def load_for_good(model: str, **options) -> TTSEngine:
-    """For a process that does nothing else: what is there by then stays, and no garbage collection has to walk through
-    it, with all of torch, while streams wait.
+    """Load an engine for a process that does nothing else. What is in memory afterwards is hidden from the garbage
+    collector (`gc.freeze`): with all of torch in memory a full collection would hold up every utterance.
 
     Args:
         **options: `TTSEngine.load`'s.
@@ -130,34 +131,34 @@ def load_for_good(model: str, **options) -> TTSEngine:
 
 
 def protocol_of(header_s: float) -> type[HttpToolsProtocol]:
-    """uvicorn's, which waits for the head of a request for ever: here it closes who does not send one within
-    `header_s` seconds."""
+    """uvicorn's HTTP protocol, with a time limit: it closes a connection that does not send the head of a request
+    within `header_s` seconds. uvicorn itself would wait for ever."""
 
     class Protocol(HttpToolsProtocol):
         _timer: asyncio.TimerHandle | None = None
 
         def connection_made(self, transport) -> None:
             super().connection_made(transport)
-            self._wait()
+            self._start_timer()
 
         def data_received(self, data: bytes) -> None:
             if self.cycle is None or self.cycle.response_complete:
-                self._wait()
+                self._start_timer()
             super().data_received(data)
 
         def on_headers_complete(self) -> None:
-            self._wait_no_longer()
+            self._stop_timer()
             super().on_headers_complete()
 
         def connection_lost(self, exc: Exception | None) -> None:
-            self._wait_no_longer()
+            self._stop_timer()
             super().connection_lost(exc)
 
-        def _wait(self) -> None:
+        def _start_timer(self) -> None:
             if self._timer is None:
                 self._timer = self.loop.call_later(header_s, self.transport.close)
 
-        def _wait_no_longer(self) -> None:
+        def _stop_timer(self) -> None:
             if self._timer:
                 self._timer.cancel()
                 self._timer = None
@@ -166,27 +167,26 @@ def protocol_of(header_s: float) -> type[HttpToolsProtocol]:
 
 
 class _Server(uvicorn.Server):
-    """Told to stop, it first lets what is being said be said."""
+    """At SIGTERM it first lets the utterances end that are being spoken."""
 
     def __init__(self, config: uvicorn.Config, service: EngineService):
         super().__init__(config)
-        self._service, self._leaving = service, False
+        self._service, self._stopping = service, False
 
     def handle_exit(self, sig: int, frame) -> None:
-        if self._leaving or sig == signal.SIGINT or not self.started:
+        if self._stopping or sig == signal.SIGINT or not self.started:
             super().handle_exit(sig, frame)
         else:
-            self._leaving = True
-            self._loop.call_soon_threadsafe(lambda: self._loop.create_task(self._leave(sig, frame)))
+            self._stopping = True
+            self._loop.call_soon_threadsafe(lambda: self._loop.create_task(self._drain_and_exit(sig, frame)))
 
     async def startup(self, sockets=None) -> None:
         self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
 
-    async def _leave(self, sig: int, frame) -> None:
-        log.info(
-            "told to stop: %d utterances may end within %g s", len(self._service.open), self._service.limits.drain_s
-        )
+    async def _drain_and_exit(self, sig: int, frame) -> None:
+        open_now, drain_s = len(self._service.utterances), self._service.limits.drain_s
+        log.info("told to stop: %d utterances may end within %g s", open_now, drain_s)
         await self._service.drain()
         super().handle_exit(sig, frame)
 
@@ -194,37 +194,40 @@ class _Server(uvicorn.Server):
         if self._service.gone.is_set():
             if not self.should_exit:
                 last = threading.Timer(self._service.limits.drain_s + 5, os._exit, (ENGINE_GONE,))
-                last.daemon = True  # for a shutdown that waits for a device which does not answer
+                last.daemon = True  # it ends a shutdown that waits for a device that does not answer
                 last.start()
             self.should_exit = True
         return await super().on_tick(counter)
 
 
 def serve(app: FastAPI, host: str, port: int) -> int:
-    """Until it is told to stop, or its engine is gone; the process's exit code.
+    """Serve until the process is told to stop or the engine is gone.
+
+    Returns:
+        The process's exit code.
 
     Raises:
-        BackendError: the port cannot be had.
+        BackendError: the port is taken, or may not be used.
     """
     service: EngineService = app.state.service
     config = uvicorn.Config(
         app,
         host=host,
         port=port,
-        access_log=False,  # texts and voices are nobody's business; /metrics counts
+        access_log=False,  # texts and voices are private; /metrics counts requests
         log_level="warning",
         http=protocol_of(service.limits.header_s),
         ws="websockets-sansio",
-        ws_ping_timeout=service.limits.idle_s,  # who does not read is let go by us, with a word
+        ws_ping_timeout=service.limits.idle_s,  # before that we disconnect a client that does not read, and say why
         ws_max_size=service.limits.max_body * 4,
-        ws_per_message_deflate=False,  # PCM does not get smaller, and its first chunk would wait for it
+        ws_per_message_deflate=False,  # PCM hardly shrinks, and compressing the first chunk would delay it
         limit_concurrency=service.limits.connections,
         timeout_keep_alive=int(service.limits.idle_s),
-        timeout_graceful_shutdown=3,  # behind the drain
+        timeout_graceful_shutdown=3,  # after the drain
     )
     try:
-        listener = config.bind_socket()  # before anything is loaded, which a process that ends would not wait for
-    except (SystemExit, OverflowError):  # uvicorn has told why; no number of a port
+        listener = config.bind_socket()  # before the model is loaded: a process that ends would not wait for that
+    except (SystemExit, OverflowError):  # uvicorn has logged why; or it is no port number
         raise BackendError(f"cannot listen on {host}:{port}; choose another --port") from None
     _Server(config, service).run(sockets=[listener])
     return ENGINE_GONE if service.gone.is_set() else 0

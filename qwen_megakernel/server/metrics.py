@@ -1,4 +1,4 @@
-"""Metrics: what /metrics tells Prometheus."""
+"""Metrics: what Prometheus reads at /metrics."""
 
 from collections.abc import Iterator
 
@@ -22,30 +22,31 @@ class Metrics:
 
     def __init__(self, service: EngineService):
         self._registry = CollectorRegistry()
-        self._registry.register(_Engine(service))
-        told = {"registry": self._registry}
-        self.requests = Counter(f"{_PREFIX}_requests", "HTTP requests", ["path", "status"], **told)
-        self.sockets = Gauge(f"{_PREFIX}_sockets", "WebSockets that are open", **told)
-        self._audio = Counter(f"{_PREFIX}_audio_seconds", "Seconds of audio that were asked for to their end", **told)
+        self._registry.register(_EngineCollector(service))
+        options = {"registry": self._registry}
+        self.requests = Counter(f"{_PREFIX}_requests", "HTTP requests", ["path", "status"], **options)
+        self.sockets = Gauge(f"{_PREFIX}_sockets", "WebSockets that are open", **options)
+        self._audio = Counter(f"{_PREFIX}_audio_seconds", "Seconds of audio of utterances that ended", **options)
         words = "Text in to first chunk out, inside the engine"
-        self._ttfc = Histogram(f"{_PREFIX}_ttfc_seconds", words, buckets=_TTFC_S, **told)
+        self._ttfc = Histogram(f"{_PREFIX}_ttfc_seconds", words, buckets=_TTFC_S, **options)
 
-    def heard(self, audio: Audio) -> None:
+    def record(self, audio: Audio) -> None:
+        """An utterance has ended."""
         self._audio.inc(audio.duration_s)
         if audio.ttfc_s is not None:
             self._ttfc.observe(audio.ttfc_s)
 
-    def tell(self, accept: str) -> tuple[bytes, str]:
-        """Text in a format that the reader accepts, and its media type."""
+    def render(self, accept: str) -> tuple[bytes, str]:
+        """All metrics in a text format that the `Accept` header names, and its media type."""
         try:
             encode, media = choose_encoder(accept)
-        except (TypeError, ValueError):  # a version that is no number
+        except (TypeError, ValueError):  # the header names a version that is no number
             encode, media = choose_encoder("")
         return encode(self._registry), media
 
 
-class _Engine(Collector):
-    """The engine's own counts, as they are when somebody asks."""
+class _EngineCollector(Collector):
+    """The engine's own counters and load, read at each scrape."""
 
     def __init__(self, service: EngineService):
         self._service = service

@@ -16,21 +16,22 @@ from starlette.exceptions import HTTPException
 
 from qwen_megakernel.errors import RequestError, TextTooLongError, TTSError
 from qwen_megakernel.model.pcm import pcm16, wav_header
+from qwen_megakernel.server.api_error import ApiError
 from qwen_megakernel.server.metrics import Metrics
-from qwen_megakernel.server.service import EngineService, Problem
+from qwen_megakernel.server.service import EngineService
 
 log = logging.getLogger(__name__)
 
 MEDIA = {"wav": "audio/wav", "pcm": "audio/pcm", "mp3": "audio/mpeg", "flac": "audio/flac", "opus": "audio/ogg"}
 _FILES = {"mp3": {"format": "MP3"}, "flac": {"format": "FLAC"}, "opus": {"format": "OGG", "subtype": "OPUS"}}
 MAX_SEED = 2**63 - 1
-_LOOK_S = 0.25  # between two looks whether a client that waits is still there
-_NAMES = {("/v1/audio/speech", "text"): "input", ("/v1/voices", "voice"): "name"}
-"""Of a request, where they are not called as everywhere else."""
+_DISCONNECT_POLL_S = 0.25  # how often it is checked that a waiting client is still connected
+_FIELD_NAMES = {("/v1/audio/speech", "text"): "input", ("/v1/voices", "voice"): "name"}
+"""Fields that these paths call by another name than the rest of the API."""
 
 
 class SpeechRequest(BaseModel):
-    """What OpenAI's `audio.speech.create` sends, with `language` and `seed` besides."""
+    """What OpenAI's `audio.speech.create` sends, and `language` and `seed`."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -48,7 +49,7 @@ class SpeechRequest(BaseModel):
 
 
 class VoiceRequest(BaseModel):
-    """A voice to be made of a recording."""
+    """A recording to make a voice of."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -58,45 +59,45 @@ class VoiceRequest(BaseModel):
 
 
 class _Refused(Exception):
-    """A request that is answered with a problem."""
+    """A request that is answered with an error. `param`: the field of the request that is wrong."""
 
-    def __init__(self, problem: Problem, param: str | None = None):
-        self.problem, self.param = problem, param
+    def __init__(self, error: ApiError, param: str | None = None):
+        self.error, self.param = error, param
 
 
 def add_api(app: FastAPI, service: EngineService, metrics: Metrics, *, upload: bool) -> None:
-    """`upload`: clients may make voices."""
+    """Add the routes. `upload`: clients may make voices."""
     app.include_router(_routes(service, metrics, upload))
-    app.add_exception_handler(_Refused, lambda _request, e: answer(e.problem, e.param))
-    app.add_exception_handler(TTSError, lambda request, e: _of_error(e, request.url.path))
-    app.add_exception_handler(RequestValidationError, lambda _request, e: _invalid(e))
-    app.add_exception_handler(HTTPException, lambda _request, e: answer(_of_http(e), headers=e.headers))
-    app.add_exception_handler(Exception, lambda _request, e: answer(Problem.of(e)))
+    app.add_exception_handler(_Refused, lambda _request, e: error_response(e.error, e.param))
+    app.add_exception_handler(TTSError, lambda request, e: _of_tts_error(e, request.url.path))
+    app.add_exception_handler(RequestValidationError, lambda _request, e: _of_validation_error(e))
+    app.add_exception_handler(HTTPException, lambda _request, e: error_response(_of_http(e), headers=e.headers))
+    app.add_exception_handler(Exception, lambda _request, e: error_response(ApiError.of(e)))
 
 
-def answer(problem: Problem, param: str | None = None, headers: dict[str, str] | None = None) -> JSONResponse:
-    """In OpenAI's shape."""
-    kind = "invalid_request_error" if problem.status < 500 and not problem.retryable else "server_error"
-    error = {"message": problem.message, "type": kind, "param": param or problem.field, "code": problem.code}
-    headers = dict(headers or {}) | ({"Retry-After": "1"} if problem.retryable else {})
-    return JSONResponse({"error": error | {"retryable": problem.retryable}}, problem.status, headers=headers)
+def error_response(error: ApiError, param: str | None = None, headers: dict[str, str] | None = None) -> JSONResponse:
+    """In OpenAI's shape. `param`: the field of the request that is wrong, where it is not called `error.field`."""
+    kind = "invalid_request_error" if error.status < 500 and not error.retryable else "server_error"
+    body = {"message": error.message, "type": kind, "param": param or error.field, "code": error.code}
+    headers = dict(headers or {}) | ({"Retry-After": "1"} if error.retryable else {})
+    return JSONResponse({"error": body | {"retryable": error.retryable}}, error.status, headers=headers)
 
 
-def _of_error(error: TTSError, path: str) -> JSONResponse:
-    problem = Problem.of(error)
-    return answer(problem, _NAMES.get((path, problem.field)))
+def _of_tts_error(error: TTSError, path: str) -> JSONResponse:
+    told = ApiError.of(error)
+    return error_response(told, _FIELD_NAMES.get((path, told.field)))
 
 
-def _invalid(error: RequestValidationError) -> JSONResponse:
+def _of_validation_error(error: RequestValidationError) -> JSONResponse:
     first = error.errors()[0]
-    if first["type"] == "json_invalid":  # whose place is a character's
-        return answer(Problem(400, "invalid", f"the body must be JSON: {first['ctx']['error']}"))
+    if first["type"] == "json_invalid":  # its place is a character's, not a field's
+        return error_response(ApiError(400, "invalid", f"the body must be JSON: {first['ctx']['error']}"))
     where = ".".join(str(part) for part in first["loc"] if part != "body")
-    return answer(Problem(400, "invalid", f"{where or 'the body'}: {first['msg']}"), where or None)
+    return error_response(ApiError(400, "invalid", f"{where or 'the body'}: {first['msg']}"), where or None)
 
 
-def _of_http(error: HTTPException) -> Problem:
-    return Problem(error.status_code, "invalid", str(error.detail))
+def _of_http(error: HTTPException) -> ApiError:
+    return ApiError(error.status_code, "invalid", str(error.detail))
 
 
 def _routes(service: EngineService, metrics: Metrics, upload: bool) -> APIRouter:
@@ -111,26 +112,25 @@ def _routes(service: EngineService, metrics: Metrics, upload: bool) -> APIRouter
             (503, "Not ready, or no longer."),
         )
     }
-    audio = {200: {"description": "The audio.", "content": {media: {} for media in MEDIA.values()}}}
+    success = {200: {"description": "The audio.", "content": {media: {} for media in MEDIA.values()}}}
 
-    @routes.post("/v1/audio/speech", responses=audio | errors, response_class=Response)
+    @routes.post("/v1/audio/speech", responses=success | errors, response_class=Response)
     async def speech(body: SpeechRequest, of: Request) -> Response:
         service.check_ready()
         if body.model != service.model:
-            raise _Refused(Problem(404, "model_not_found", f"this server speaks with {service.model!r}"), "model")
-        if len(body.input) > service.limits.max_text:
-            raise _Refused(Problem(400, "invalid", f"input has {len(body.input)} characters, at most "
-                                   f"{service.limits.max_text} are taken"), "input")  # fmt: skip
+            raise _Refused(ApiError(404, "model_not_found", f"this server speaks with {service.model!r}"), "model")
+        if (size := len(body.input)) > (most := service.limits.max_text):
+            raise _Refused(ApiError(400, "invalid", f"input has {size} characters, at most {most} are taken"), "input")
         request = service.request(body.voice, language=body.language, instruct=body.instructions, seed=body.seed)
         pieces = await service.pieces(body.input, request)
         rate, media = service.engine.sample_rate, MEDIA[body.response_format]
         headers = {"X-Seed": str(request["sampling"].seed)}
-        sound = _Sound(service, metrics, pieces, request)
-        await sound.begin(of)  # what fails before the first sound has a status of its own
+        audio = _RequestAudio(service, metrics, pieces, request)
+        await audio.begin(of)  # an error before the first chunk has an HTTP status of its own
         if body.response_format not in _FILES:
             header = wav_header(rate) if body.response_format == "wav" else b""
-            return _Streamed(sound, header, media_type=media, headers=headers)
-        samples = await sound.whole(of)
+            return _StreamedAudio(audio, header, media_type=media, headers=headers)
+        samples = await audio.whole(of)
         data = await asyncio.to_thread(_encode, samples, rate, body.response_format)
         return Response(data, media_type=media, headers=headers)
 
@@ -153,12 +153,12 @@ def _routes(service: EngineService, metrics: Metrics, upload: bool) -> APIRouter
             service.check_ready()
             if len(body.audio) > service.limits.max_upload * 4 // 3 + 4:
                 raise RequestError(f"audio may have {service.limits.max_upload} bytes")
-            await service.add_voice(body.name, body.audio, body.text)
+            await service.saved_voices.add(service.engine, body.name, body.audio, body.text)
             return {"id": body.name, "object": "voice"}
 
     @routes.get("/health", responses={503: errors[503]})
     async def health() -> JSONResponse:
-        """Is the process worth keeping? While it loads, too."""
+        """200 while the process is worth keeping, also while it loads."""
         alive = service.state not in ("dead", "failed")
         told = {"status": service.state} | ({"error": service.error} if service.error else {})
         if service.engine:
@@ -167,37 +167,38 @@ def _routes(service: EngineService, metrics: Metrics, upload: bool) -> APIRouter
 
     @routes.get("/ready", responses={503: errors[503]})
     async def ready() -> JSONResponse:
-        """May it be sent requests? Not before a first utterance has been said."""
+        """200 when requests are served: after a first utterance was spoken, until the server is told to stop."""
         return JSONResponse({"status": service.state}, 200 if service.state == "ready" else 503)
 
     @routes.get("/metrics", response_class=Response)
-    async def tell_metrics(request: Request) -> Response:
+    async def prometheus(request: Request) -> Response:
         """For Prometheus."""
-        text, media = metrics.tell(request.headers.get("accept", ""))
+        text, media = metrics.render(request.headers.get("accept", ""))
         return Response(text, media_type=media)
 
     return routes
 
 
-class _Sound:
-    """A text's pieces said one after the other; the first chunk is there before the response begins."""
+class _RequestAudio:
+    """The audio of one request: its pieces of text, spoken one after the other."""
 
     def __init__(self, service: EngineService, metrics: Metrics, pieces: list[str], request: dict):
         self._service, self._metrics, self._pieces, self._request = service, metrics, pieces, request
-        self._said = self._say()
+        self._samples = self._speak()
         self._first: np.ndarray | None = None
 
     async def begin(self, request: Request) -> None:
-        """
+        """Wait for the first chunk.
+
         Raises:
-            TTSError: why nothing can be said.
-            _Refused: the client has gone while it waited for its turn.
+            TTSError: why nothing can be spoken.
+            _Refused: the client has disconnected meanwhile.
         """
-        first = asyncio.ensure_future(anext(self._said, None))
+        first = asyncio.ensure_future(anext(self._samples, None))
         try:
-            while not (await asyncio.wait([first], timeout=_LOOK_S))[0]:
+            while not (await asyncio.wait([first], timeout=_DISCONNECT_POLL_S))[0]:
                 if await request.is_disconnected():
-                    raise _Refused(Problem(408, "idle", "the client has gone"))
+                    raise _Refused(ApiError(408, "idle", "the client has gone"))
             self._first = first.result()
         finally:
             if not first.done():
@@ -205,27 +206,28 @@ class _Sound:
                 await asyncio.gather(first, return_exceptions=True)
                 await self.close()
 
-    async def _say(self) -> AsyncIterator[np.ndarray]:
+    async def _speak(self) -> AsyncIterator[np.ndarray]:
         for piece in self._pieces:
-            async with self._service.saying(piece, self._request) as speech:
-                async for chunk in speech:
+            async with self._service.speak(piece, self._request) as utterance:
+                async for chunk in utterance:
                     yield chunk.samples
-                self._metrics.heard(speech.audio)
-            if speech.audio.finish_reason == "length":  # what is left of the text was not said
+                audio = utterance.audio
+                self._metrics.record(audio)
+            if audio.finish_reason == "length":  # what is left of the text was not spoken
                 raise TextTooLongError(
-                    f"speech was cut after {speech.audio.duration_s:.1f} s, which is all that a slot and the "
-                    "checkpoint allow: send the text in shorter parts, or another seed"
+                    f"speech was cut after {audio.duration_s:.1f} s, which is all that a slot and the checkpoint "
+                    "allow: send the text in shorter parts, or another seed"
                 )
 
     async def whole(self, request: Request) -> np.ndarray:
-        """All of it, unless the client has gone.
+        """All samples; fewer if the client has disconnected.
 
         Raises:
-            TTSError: it failed, or was cut.
+            TTSError: the utterance failed, or its speech was cut.
         """
         samples = [np.zeros(0, np.float32) if self._first is None else self._first]
         try:
-            async for more in self._said:
+            async for more in self._samples:
                 samples.append(more)
                 if await request.is_disconnected():
                     break
@@ -234,22 +236,24 @@ class _Sound:
         return np.concatenate(samples)
 
     async def stream(self, header: bytes) -> AsyncIterator[bytes]:
+        """`header`, then PCM."""
         yield header + (b"" if self._first is None else pcm16(self._first))
-        async for samples in self._said:
+        async for samples in self._samples:
             yield pcm16(samples)
 
     async def close(self) -> None:
-        """What is still being said is cancelled."""
-        await self._said.aclose()
+        """Cancel what is still being spoken."""
+        await self._samples.aclose()
 
 
-class _Streamed(StreamingResponse):
-    """Closes its sound whatever becomes of the client: a generator that nobody asks any more would not. Speech that
-    fails or is cut leaves the answer without its end: the server then closes the connection."""
+class _StreamedAudio(StreamingResponse):
+    """Closes its audio whatever the client does: a generator that nobody reads any more would not close itself.
 
-    def __init__(self, sound: _Sound, header: bytes, **options):
-        super().__init__(sound.stream(header), **options)
-        self._sound = sound
+    If the speech fails or is cut, the answer has no end, and the server closes the connection."""
+
+    def __init__(self, audio: _RequestAudio, header: bytes, **options):
+        super().__init__(audio.stream(header), **options)
+        self._audio = audio
 
     async def __call__(self, scope, receive, send) -> None:
         try:
@@ -257,7 +261,7 @@ class _Streamed(StreamingResponse):
         except TTSError as error:
             log.error("an answer ends early: %s", error)
         finally:
-            await self._sound.close()
+            await self._audio.close()
 
 
 def _encode(samples: np.ndarray, rate: int, name: str) -> bytes:

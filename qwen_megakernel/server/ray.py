@@ -1,6 +1,7 @@
-"""The API on Ray Serve: a replica per GPU, each with an engine and the app of `make_app`, behind Serve's proxies.
+"""The API on Ray Serve: one replica per GPU behind Serve's proxies, each with an engine and the app of `make_app`.
 
-`serve run qwen_megakernel.serve_ray:app model=... max_replicas=4`, or one of examples/ray with `serve deploy`.
+Start it with `serve run qwen_megakernel.serve_ray:app model=... max_replicas=4`, or with `serve deploy` and one of
+examples/ray.
 """
 
 import asyncio
@@ -22,19 +23,21 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from qwen_megakernel.backend.select import BACKENDS
 from qwen_megakernel.checkpoint.fp8 import PARTS, WEIGHTS
 from qwen_megakernel.checkpoint.load import DEMO, name_of_model
+from qwen_megakernel.server.api_error import ApiError
 from qwen_megakernel.server.app import load_for_good, make_app
 from qwen_megakernel.server.guard import OPEN, is_loopback
-from qwen_megakernel.server.openai_api import answer
-from qwen_megakernel.server.service import TOKEN, EngineService, Limits, Problem
+from qwen_megakernel.server.limits import Limits
+from qwen_megakernel.server.openai_api import error_response
+from qwen_megakernel.server.service import TOKEN, EngineService
 
 log = logging.getLogger(__name__)
 
-_BESIDES = 4  # requests of a replica that take no slot: health, voices, metrics, sockets that are silent
-_BUSY = 0.7  # of its slots, on average: more of them, and another replica is started
+_SPARE_REQUESTS = 4  # requests of a replica that take no slot: health, voices, metrics, silent sockets
+_TARGET_LOAD = 0.7  # of a replica's slots, on average; above it another replica is started
 
 
 class Args(BaseModel):
-    """What `serve run` takes as name=value, and a config file as `args`."""
+    """Arguments: name=value for `serve run`, `args` in a config file."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -48,8 +51,8 @@ class Args(BaseModel):
     max_positions: int = Field(1024, ge=1, description="Of one utterance: its prompt's and its frames.")
     voices: Path | None = Field(None, description="Folder of saved voices, the same on every machine.")
     min_replicas: int = Field(1, ge=1)
-    max_replicas: int | None = Field(None, ge=1, description="More than min_replicas: started as they are needed.")
-    drain_s: float = Field(60.0, gt=0, description="What a replica is saying when it is told to stop may take so long.")
+    max_replicas: int | None = Field(None, ge=1, description="Above min_replicas they are started as they are needed.")
+    drain_s: float = Field(60.0, gt=0, description="Seconds that utterances may go on once their replica is stopped.")
 
     @model_validator(mode="after")
     def _replicas(self) -> "Args":
@@ -59,7 +62,7 @@ class Args(BaseModel):
 
 
 def app(args: Args) -> Application:
-    """The application; Serve calls this on any machine of the cluster, and `build` in every replica."""
+    """The application. Serve calls this on any machine of the cluster, and `build` in every replica."""
     token = os.environ.get(TOKEN) or None
 
     def build() -> FastAPI:
@@ -70,7 +73,7 @@ def app(args: Args) -> Application:
         def check_health(self) -> None:
             """
             Raises:
-                RuntimeError: the engine is gone; after three of these Serve starts another replica.
+                RuntimeError: the engine is gone; after three such errors Serve starts another replica.
             """
             service: EngineService = self.app.state.service
             if service.gone.is_set():
@@ -80,7 +83,7 @@ def app(args: Args) -> Application:
 
 
 def _options(args: Args) -> dict:
-    """Each of them can be overridden by a config file's `deployments`."""
+    """Options of the deployment. A config file's `deployments` can override each of them."""
     most = args.max_replicas or args.min_replicas
     if most == args.min_replicas:
         replicas = {"num_replicas": most}
@@ -89,16 +92,16 @@ def _options(args: Args) -> dict:
             "autoscaling_config": {
                 "min_replicas": args.min_replicas,
                 "max_replicas": most,
-                "target_ongoing_requests": math.ceil(_BUSY * args.max_streams),
+                "target_ongoing_requests": math.ceil(_TARGET_LOAD * args.max_streams),
             }
         }
     return replicas | {
-        # Of two replicas drawn at random, the router takes the one with fewer ongoing requests, and none that has
-        # this many: so whoever is sent to a replica finds a slot there, or waits for the next to be free. A WebSocket
-        # is one ongoing request for as long as it is open, whether it is silent or speaks several contexts.
-        "max_ongoing_requests": args.max_streams + _BESIDES,
-        # Of one proxy; more are refused with a 503. Serve counts who has not been sent anywhere yet, also where there
-        # is room: a number as small as the slots would refuse the front of a burst.
+        # Serve's router draws two replicas at random and takes the one with fewer ongoing requests, but none that has
+        # this many. So every request finds a slot in its replica, or waits for the next one to be free. A WebSocket is
+        # one ongoing request as long as it is open, whether it is silent or speaks several contexts.
+        "max_ongoing_requests": args.max_streams + _SPARE_REQUESTS,
+        # Per proxy, which refuses more with a 503. Serve also counts requests that it has not sent to a replica yet,
+        # although there is room: with a number as small as the slots it would refuse the front of a burst.
         "max_queued_requests": Limits().connections,
         "ray_actor_options": {"num_gpus": 1} if args.device == "cuda" else {"num_cpus": 1},
         "graceful_shutdown_timeout_s": args.drain_s,
@@ -109,17 +112,17 @@ def _options(args: Args) -> dict:
 
 
 def _make_app(args: Args, token: str | None) -> FastAPI:
-    """Inside a replica. No uploads: a voice would be known to one replica only."""
+    """A replica's app. It takes no uploads: only this replica would know the voice."""
     logging.basicConfig(format="%(message)s")
     logging.getLogger("qwen_megakernel").setLevel(logging.INFO)
     engine = {"backend": args.backend, "device": args.device, "weights": args.weights}
     engine |= {"max_streams": args.max_streams, "max_positions": args.max_positions}
-    engine["max_queue"] = max(args.max_streams, _BESIDES)  # room for all that the router sends
+    engine["max_queue"] = max(args.max_streams, _SPARE_REQUESTS)  # room for every request that the router sends
     api = make_app(
         lambda: load_for_good(args.model, **engine), model=name_of_model(args.model), token=token, voices=args.voices
     )
     api.router.lifespan_context = _until_ready(api)
-    api.add_middleware(_Signed, replica=serve.get_replica_context().replica_tag)
+    api.add_middleware(_NameReplica, replica=serve.get_replica_context().replica_tag)
     if token is None:
         log.warning("%s is not set: only clients on the machine of their proxy are served", TOKEN)
         api.add_middleware(_OnlyLoopback)
@@ -127,7 +130,7 @@ def _make_app(args: Args, token: str | None) -> FastAPI:
 
 
 def _until_ready(api: FastAPI):
-    """The app's life, begun when its engine is ready: from then on Serve sends requests to the replica."""
+    """A lifespan that begins when the engine is ready: from then on Serve sends requests to the replica."""
     life, service = api.router.lifespan_context, api.state.service
 
     @contextlib.asynccontextmanager
@@ -142,25 +145,24 @@ def _until_ready(api: FastAPI):
     return ready
 
 
-class _Signed:
-    """Answers say which replica they are of: its log is found by that name."""
+class _NameReplica:
+    """Answers name their replica, by whose name Serve files its log."""
 
     def __init__(self, app: ASGIApp, replica: str):
         self._app, self._replica = app, replica
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def signed(message: Message) -> None:
+        async def send_named(message: Message) -> None:
             if message["type"] in ("http.response.start", "websocket.accept"):
                 MutableHeaders(scope=message)["X-Replica"] = self._replica
             await send(message)
 
-        await self._app(scope, receive, signed)
+        await self._app(scope, receive, send_named)
 
 
 class _OnlyLoopback:
-    """Without a token. The Guard looks at Host, which a client makes up; where the proxy listens is not known here, but
-    it tells who called it.
-    """
+    """Without a token only clients on their proxy's own machine are served. The Guard checks the Host header, which a
+    client can make up; the proxy tells the address of its client, which it cannot."""
 
     def __init__(self, app: ASGIApp):
         self._app = app
@@ -170,7 +172,7 @@ class _OnlyLoopback:
         if scope["type"] == "lifespan" or scope["path"] in OPEN or is_loopback(host):
             await self._app(scope, receive, send)
         elif scope["type"] == "websocket":
-            await send({"type": "websocket.close"})  # before it is accepted: 403
+            await send({"type": "websocket.close"})  # it was not accepted, so the client gets a 403
         else:
             words = f"without a token only the proxy's own machine is served, not {host!r}; set {TOKEN}"
-            await answer(Problem(403, "forbidden", words))(scope, receive, send)
+            await error_response(ApiError(403, "forbidden", words))(scope, receive, send)

@@ -1,6 +1,7 @@
-"""What Ray Serve's proxies say to a client whose replica is lost: without this, a bare 500 or a WebSocket that is cut.
+"""Middleware for Ray Serve's proxies: it tells a client that its replica is lost. Without it the client gets a bare
+500, or its WebSocket is cut.
 
-For the environment of every Ray node, as Serve has it:
+Every Ray node needs this in its environment:
 `RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH=qwen_megakernel.serve_ray_proxy.middleware`.
 """
 
@@ -9,7 +10,7 @@ import json
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-_LOST = {"code": "dead", "message": "the engine is gone; try again", "retryable": True}  # as Problem.of(EngineClosed)
+_LOST = {"code": "dead", "message": "the engine is gone; try again", "retryable": True}  # as ApiError.of(EngineClosed)
 _HEADERS = [(b"content-type", b"application/json"), (b"retry-after", b"1")]
 _LATER = 1013  # closing code
 
@@ -20,8 +21,8 @@ def middleware() -> list[Middleware]:
 
 
 class LostReplica:
-    """ASGI middleware. Serve's proxy returns without an answer when the replica died before it gave one; audio that has
-    begun is cut, which HTTP tells by a last chunk that is missing.
+    """ASGI middleware. If a replica dies before it has answered, Serve's proxy returns without an answer. If audio has
+    begun, it is cut, which an HTTP client sees because the last chunk is missing.
     """
 
     def __init__(self, app: ASGIApp):

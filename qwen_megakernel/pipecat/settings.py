@@ -1,0 +1,113 @@
+"""SpeechSettings: what may change while a pipeline runs, and what can be checked of it without the model."""
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Self
+
+from pipecat.services.settings import TTSSettings
+from pipecat.transcriptions.language import Language
+from pipecat.utils.types import NOT_GIVEN, NotGiven
+
+from qwen_megakernel.checkpoint.config import SamplingParams
+from qwen_megakernel.errors import LanguageError, RequestError, SpeakerError
+
+LANGUAGES = {
+    Language.ZH: "chinese",
+    Language.EN: "english",
+    Language.DE: "german",
+    Language.IT: "italian",
+    Language.PT: "portuguese",
+    Language.ES: "spanish",
+    Language.JA: "japanese",
+    Language.KO: "korean",
+    Language.FR: "french",
+    Language.RU: "russian",
+}
+
+
+@dataclass
+class SpeechSettings(TTSSettings):
+    """Settings that may change while a pipeline runs. A change applies to the next sentence (SENTENCE mode) or opens a
+    new utterance (TOKEN mode).
+
+    Parameters:
+        model: The checkpoint. Fixed once the service is made.
+        voice: A speaker of the checkpoint. None: the first speaker.
+        language: `Language`, a code such as "de-DE", or a name such as "german". None: auto.
+        instruct: How to say it, if the checkpoint takes it.
+        temperature: Of both kinds of codes; None: the checkpoint's.
+        top_k: The same.
+        top_p: The same.
+        repetition_penalty: None: the checkpoint's.
+        seed: None: a fresh one for every utterance.
+    """
+
+    instruct: str | None | NotGiven = field(default_factory=lambda: NOT_GIVEN)
+    temperature: float | None | NotGiven = field(default_factory=lambda: NOT_GIVEN)
+    top_k: int | None | NotGiven = field(default_factory=lambda: NOT_GIVEN)
+    top_p: float | None | NotGiven = field(default_factory=lambda: NOT_GIVEN)
+    repetition_penalty: float | None | NotGiven = field(default_factory=lambda: NOT_GIVEN)
+    seed: int | None | NotGiven = field(default_factory=lambda: NOT_GIVEN)
+
+    @classmethod
+    def unset(cls, model: str | None) -> Self:
+        """Everything but the model as the checkpoint has it."""
+        return cls(
+            model=model,
+            voice=None,
+            language=None,
+            instruct=None,
+            temperature=None,
+            top_k=None,
+            top_p=None,
+            repetition_penalty=None,
+            seed=None,
+        )
+
+
+def sampling_of(settings: SpeechSettings) -> SamplingParams:
+    """Raises:
+    SamplingError: a value out of its range.
+    """
+    return SamplingParams.for_both(
+        temperature=settings.temperature,
+        top_k=settings.top_k,
+        top_p=settings.top_p,
+        repetition_penalty=settings.repetition_penalty,
+        seed=settings.seed,
+    )
+
+
+def check_names(
+    settings: SpeechSettings,
+    voices: Collection[str] | None,
+    languages: Collection[str] | None,
+    *,
+    unseen: str,
+    no_voices: str,
+) -> None:
+    """Check voice, language and instruct.
+
+    Args:
+        voices: the known ones; None: not known yet, so that only a blank name is refused.
+        languages: the same.
+        unseen: names, in an error, what is not known yet.
+        no_voices: stands, in an error, where the list of known voices is empty.
+
+    Raises:
+        SpeakerError, LanguageError: unknown; the message lists the known ones.
+        RequestError: the instruct is no string.
+    """
+    voice, language, instruct = settings.voice, settings.language, settings.instruct
+    if language is not None and not isinstance(language, str):
+        raise LanguageError(f"language must be a string or a Language, got {type(language).__name__}")
+    if instruct is not None and not isinstance(instruct, str):
+        raise RequestError(f"instruct must be a string, got {type(instruct).__name__}")
+    if isinstance(voice, str) and not _is_among(voice, voices):
+        raise SpeakerError(f"unknown voice {voice!r}; known: {', '.join(voices or ()) or no_voices}")
+    if language is not None and not _is_among(language, languages):
+        raise LanguageError(f"unknown language {str(language)!r}; known: {', '.join(languages or ()) or unseen}")
+
+
+def _is_among(name: str, known: Collection[str] | None) -> bool:
+    return bool(name.strip()) and (known is None or name.lower() in {one.lower() for one in known})

@@ -1,0 +1,59 @@
+"""ApiError: what a client is told when something goes wrong, over HTTP and over the WebSocket."""
+
+from dataclasses import dataclass
+
+from qwen_megakernel.errors import (
+    AudioError,
+    EngineBusy,
+    EngineClosed,
+    KernelFault,
+    LanguageError,
+    OutOfMemoryError,
+    RequestError,
+    SpeakerError,
+    TextError,
+    TTSError,
+    VoiceError,
+)
+
+_FIELDS = {
+    SpeakerError: "voice",
+    VoiceError: "voice",
+    LanguageError: "language",
+    TextError: "text",
+    AudioError: "audio",
+}
+
+
+@dataclass(frozen=True)
+class ApiError:
+    """Attributes:
+    status: of HTTP.
+    code: what went wrong, as docs/serving.md lists it.
+    message: in words, for the client.
+    retryable: the same request may succeed later, or on another server.
+    field: the field of the request that is wrong; None if it is no single one.
+    """
+
+    status: int
+    code: str
+    message: str
+    retryable: bool = False
+    field: str | None = None
+
+    @classmethod
+    def of(cls, error: BaseException) -> "ApiError":
+        """What a client is told of an exception."""
+        if isinstance(error, RequestError):
+            field = next((name for kind, name in _FIELDS.items() if isinstance(error, kind)), None)
+            return cls(400, "invalid", str(error), field=field)
+        if isinstance(error, EngineBusy):
+            return cls(429, "busy", str(error), True)
+        if isinstance(error, EngineClosed):
+            code = "dead" if "died" in str(error) or "is dead" in str(error) else "closing"
+            return cls(503, code, "nothing is served here now; try again, or elsewhere", True)
+        if isinstance(error, (KernelFault, OutOfMemoryError)):
+            return cls(503, "failed", f"{type(error).__name__}: {error}", True)
+        if isinstance(error, TTSError):
+            return cls(500, "failed", f"{type(error).__name__}: {error}")
+        return cls(500, "failed", "an error inside the server; its log says which")

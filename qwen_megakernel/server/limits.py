@@ -1,0 +1,32 @@
+"""Limits: how much of a server one caller may use."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Times are in seconds, sizes in bytes, texts in characters.
+
+    Attributes:
+        max_text: characters of one request, or of one context.
+        max_body: bytes of a request's body, or of a WebSocket message.
+        max_upload: bytes of a reference recording.
+        connections: open at once, HTTP and WebSocket together.
+        contexts: open at once on one WebSocket.
+        header_s: a connection is closed if the head of a request takes longer.
+        idle_s: a client that sends or takes nothing for so long is disconnected.
+        text_s: a context is ended if its text has not ended and no more of it comes for so long.
+        total_s: one request, or one context, from its first byte to its last.
+        drain_s: utterances may go on for so long after the server was told to stop.
+    """
+
+    max_text: int = 4096
+    max_body: int = 64 << 10
+    max_upload: int = 8 << 20
+    connections: int = 512
+    contexts: int = 16
+    header_s: float = 20.0
+    idle_s: float = 60.0
+    text_s: float = 120.0
+    total_s: float = 600.0
+    drain_s: float = 10.0

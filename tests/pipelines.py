@@ -1,0 +1,94 @@
+"""A Pipecat pipeline around one processor. Frames go in, some of them not before a condition holds; what comes out is
+kept. Nothing here depends on how fast the machine is."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from pipecat.frames.frames import EndFrame, Frame, StartFrame
+from pipecat.pipeline.pipeline import Pipeline
+from pipecat.pipeline.worker import PipelineParams, PipelineWorker
+from pipecat.processors.frame_processor import FrameDirection, FrameProcessor
+from pipecat.tests.utils import SleepFrame
+from pipecat.workers.runner import WorkerRunner
+
+PATIENCE_S = 180.0
+"""How long a test waits for what must happen. Only a failing test waits so long, so it suits any machine."""
+
+
+@dataclass
+class Until:
+    """Stands between frames: those behind it are sent once the condition holds for what came out downstream."""
+
+    condition: Callable[[list[Frame]], object]
+
+
+def came(kind: type[Frame], times: int = 1) -> Until:
+    """Until so many frames of a kind came out downstream."""
+    return Until(lambda down: sum(isinstance(frame, kind) for frame in down) >= times)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """
+    Raises:
+        TimeoutError: it never became true.
+    """
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+class _Tap(FrameProcessor):
+    """Keeps the frames of one direction."""
+
+    def __init__(self, direction: FrameDirection):
+        super().__init__(enable_direct_mode=True)
+        self._direction, self.frames = direction, []
+
+    async def process_frame(self, frame: Frame, direction: FrameDirection):
+        await super().process_frame(frame, direction)
+        if direction == self._direction and not isinstance(frame, (StartFrame, EndFrame)):
+            self.frames.append(frame)
+        await self.push_frame(frame, direction)
+
+
+async def play(
+    processor: FrameProcessor, frames: Sequence[Frame | Until], *, rate: int = 24000, end: bool = True
+) -> tuple[list[Frame], list[Frame]]:
+    """Everything that came out, downstream and upstream.
+
+    Args:
+        frames: besides frames, `SleepFrame` and `Until`.
+        end: an EndFrame follows the last of them; otherwise one of them ends the pipeline.
+    """
+    down, up = _Tap(FrameDirection.DOWNSTREAM), _Tap(FrameDirection.UPSTREAM)
+    worker = PipelineWorker(
+        Pipeline([up, processor, down]),
+        params=PipelineParams(audio_out_sample_rate=rate, enable_metrics=True, enable_usage_metrics=True),
+        cancel_on_idle_timeout=False,
+        enable_rtvi=False,
+    )
+    started = asyncio.Event()
+
+    @worker.event_handler("on_pipeline_started")
+    async def on_pipeline_started(worker, frame):
+        started.set()
+
+    async def send() -> None:
+        await started.wait()
+        for frame in frames:
+            if isinstance(frame, SleepFrame):
+                await asyncio.sleep(frame.sleep)
+            elif isinstance(frame, Until):
+                await until(lambda condition=frame.condition: condition(down.frames))
+            else:
+                await worker.queue_frame(frame)
+        if end:
+            await worker.queue_frame(EndFrame())
+
+    runner = WorkerRunner(handle_sigint=False)
+    await runner.add_workers(worker)
+    async with asyncio.timeout(2 * PATIENCE_S), asyncio.TaskGroup() as tasks:
+        tasks.create_task(runner.run())
+        tasks.create_task(send())
+    return down.frames, up.frames
