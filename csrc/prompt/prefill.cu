@@ -2,8 +2,8 @@
 // persistent kernel's own ribbons, keys and values go into its own pages.
 #include <algorithm>
 
-#include "dims.cuh"
-#include "fp8.cuh"
+#include "../frame/dims.cuh"
+#include "../frame/fp8.cuh"
 #include "prompt.h"
 
 namespace qmk {
@@ -11,7 +11,7 @@ namespace {
 
 using bf16 = __nv_bfloat16;
 
-// The inverse of megakernel.py's `pack`: a thread takes the 16 bytes that a lane feeds to one mma, or to two.
+// The inverse of backend/pack.py's `pack`: a thread takes the 16 bytes that a lane feeds to one mma, or to two.
 __global__ void unpack_kernel(const __grid_constant__ Ribbons all) {
   const Ribbon& r = all.matrix[blockIdx.z];
   const int pairs = r.k / 2, lane_pairs = r.k / (kWarps * 4 * 2), steps = lane_pairs / 2;  // of a lane's share
@@ -104,7 +104,7 @@ __global__ void __launch_bounds__(128) place_heads_kernel(const __grid_constant_
 }
 
 // Keys and values of positions 0 .. length - 1 in one piece, for every query head; nothing behind the last row's position,
-// where another stream may have left what is no number. 16 lanes a position.
+// where another sequence may have left what is no number. 16 lanes a position.
 __global__ void __launch_bounds__(256) gather_kernel(const __grid_constant__ Heads p, int length, uint4* keys, uint4* values) {
   const int position = blockIdx.x * 16 + threadIdx.x / 16, lane = threadIdx.x % 16, head = blockIdx.y;
   if (position >= length) return;
@@ -136,7 +136,7 @@ cudaError_t unpack(const Ribbons& all, cudaStream_t stream) {
     if (r.block_rows % 8 || r.k % 256 || (r.k / 64) % r.packet || r.packet % 2) return cudaErrorInvalidValue;
     units = std::max(units, (r.k / 256 + 1) * ((r.block_rows + 7) / 8) * kWarps * 32);
   }
-  unpack_kernel<<<dim3((units + 255) / 256, kBlocks, kMatrices), 256, 0, stream>>>(all);
+  unpack_kernel<<<dim3((units + 255) / 256, kBlocks, kLayerMatrices), 256, 0, stream>>>(all);
   return cudaGetLastError();
 }
 cudaError_t add_norm(float* x, const bf16* delta, const bf16* weight, float eps, int rows, int hidden, bf16* y, cudaStream_t stream) {

@@ -2,7 +2,7 @@
 //
 // The 16 compute warps share K: each multiplies its share of x with all rows of the block and leaves partial sums in
 // shared memory, where they are added up in a fixed order. Weights come out of the ring as ready mma fragments
-// (megakernel.py packs them): tiles of 16 rows where a block's rows come in sixteens, else of 8 rows and two steps of K.
+// (backend/pack.py packs them): tiles of 16 rows where a block's rows come in sixteens, else of 8 rows and two steps of K.
 // mma's columns do not touch each other, so a column's result does not depend on what runs beside it.
 #pragma once
 #include "ring.cuh"

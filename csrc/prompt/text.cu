@@ -1,6 +1,6 @@
 // Text embeddings -> talker rows: two linear layers with SiLU between them, for the few rows of a text. A row's sum does not
 // depend on the rows beside it, so that a text says the same whole or in pieces.
-#include "ptx.cuh"
+#include "../ptx.cuh"
 #include "prompt.h"
 
 namespace qmk {

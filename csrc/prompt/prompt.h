@@ -5,6 +5,8 @@
 
 #include <cstdint>
 
+#include "../sizes.h"
+
 namespace qmk {
 
 struct Projection {
@@ -23,9 +25,8 @@ struct Ribbon {
   uint32_t* out;        // [rows][k / 2] pairs of bf16
   const float* scales;  // [rows] of E4M3 weights, null: they are bf16
 };
-constexpr int kMatrices = 4;  // of a layer
 struct Ribbons {
-  Ribbon matrix[kMatrices];
+  Ribbon matrix[kLayerMatrices];
   int64_t block_bytes;  // from one block's part to the next one's
 };
 cudaError_t unpack(const Ribbons&, cudaStream_t);

@@ -1,8 +1,10 @@
-// Launch geometry and model dims: every compile-time number of the kernel.
+// Launch geometry and model dims: the compile-time numbers of the kernel that follow from sizes.h and from the target.
 #pragma once
 #include <cstdint>
 
-// What one target allows; build.py's TARGETS hands these over.
+#include "../sizes.h"
+
+// What one target allows; backend/targets.py's TARGETS hands these over.
 #ifndef QMK_COLUMNS
 #define QMK_COLUMNS 8
 #define QMK_WIDE_COLUMNS 16
@@ -23,9 +25,9 @@ constexpr bool kWeightsAlone = true;
 constexpr bool kWeightsAlone = false;
 #endif
 
-constexpr int kBlocks = 128;                        // resident for the whole frame
-constexpr int kComputeThreads = 512, kWarps = 16;
-constexpr int kThreads = kComputeThreads + (QMK_BLOCKS_PER_SM > 1 ? 32 : 128);  // behind them the producer; registers change hands by four warps
+constexpr int kWarps = kComputeWarps, kComputeThreads = kWarps * 32;
+// Behind them the producer; registers change hands by four warps.
+constexpr int kThreads = kComputeThreads + (QMK_BLOCKS_PER_SM > 1 ? 32 : 128);
 #ifdef QMK_WIDE
 constexpr bool kWide = true;  // frame_wide.cu
 #else
@@ -38,8 +40,6 @@ static_assert(kColumns % 2 == 0 && kColumns >= 2 && kColumnTiles == (kWide ? 2 :
 constexpr int kMostColumns = kWideColumns ? kWideColumns : kNarrowColumns;  // of any launch
 constexpr int kSharedBytes = QMK_SHARED_KB * 1024;  // that a block may have
 constexpr bool kFrameKvShared = kSharedBytes > 200 * 1024 && !kWide;  // room for the code predictor's keys and values
-constexpr int kHeadDim = 128;
-constexpr int kSplits = 8;                          // parts that a query head's context is cut into
 constexpr int kSplitPositions = 256;                // positions of one split before the next one begins
 
 // The weight stream. A unit is one 16-byte fragment per compute lane; matrices fill pairs of units.
@@ -47,9 +47,6 @@ constexpr int kUnitBytes = kComputeThreads * 16, kStageUnits = QMK_BLOCKS_PER_SM
 constexpr int kStageBytes = kStageUnits * kUnitBytes;
 constexpr int stage_units(bool fp8) { return fp8 ? 2 * kStageUnits : kStageUnits; }  // E4M3 fragments take half the bytes
 constexpr bool kFp8Talker = QMK_FP8 & 1, kFp8Predictor = QMK_FP8 & 2, kFp8CodecHead = QMK_FP8 & 4, kFp8LmHeads = QMK_FP8 & 8;
-
-// A packet carries values of one column to one lane: 4 of a residual or of an attention output, 6 of the MLP.
-constexpr int kPacket = 4, kMlpPacket = 6;
 
 constexpr int max_of(int a, int b) { return a > b ? a : b; }
 constexpr int round_up(int n, int multiple) { return (n + multiple - 1) / multiple * multiple; }
@@ -74,7 +71,7 @@ template <class TalkerStack, class PredictorStack, int CodecVocab, int CodeVocab
 struct ModelDims {
   using Talker = TalkerStack;
   using Predictor = PredictorStack;
-  static constexpr int kCodecVocab = CodecVocab, kCodes = CodeVocab, kGroups = 16;
+  static constexpr int kCodecVocab = CodecVocab, kCodes = CodeVocab;
   static constexpr bool kAdapter = Talker::kHidden != Predictor::kHidden;
   static_assert(Predictor::kMaxLayers <= 5 && kAdapter <= (Talker::kHidden > Predictor::kHidden));
 };

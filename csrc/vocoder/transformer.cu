@@ -6,24 +6,23 @@
 // cooperatively: all blocks run at once. The order of every sum is fixed and does not depend on the other rows.
 #include <algorithm>
 
-#include "patience.cuh"
-#include "ptx.cuh"
+#include "../patience.cuh"
+#include "../ptx.cuh"
 #include "vocoder.h"
 
 namespace qmk {
 namespace {
 
 constexpr int kThreads = 256, kWarps = kThreads / 32;
-constexpr int kMostFrames = 8, kMostRing = 80, kMostColumns = 32;
 
 __host__ __device__ constexpr int share(int all, int blocks) { return (all + blocks - 1) / blocks; }
 
 // Columns of a block and values of a row of product i.
 __host__ __device__ inline int2 shape_of(const Layers& p, int i) {
   const int hidden = share(p.hidden, p.blocks), width = p.heads * p.head_dim;
-  if (i < kTaps) return {hidden, p.in.channels};
-  if (i == kTaps + 4 * p.layers) return {share(p.columns_out, p.blocks), p.hidden};
-  switch ((i - kTaps) % 4) {
+  if (i < kTransformerTaps) return {hidden, p.in.channels};
+  if (i == kTransformerTaps + 4 * p.layers) return {share(p.columns_out, p.blocks), p.hidden};
+  switch ((i - kTransformerTaps) % 4) {
     case 0: return {share(3 * width, p.blocks), p.hidden};
     case 1: return {hidden, width};
     case 2: return {2 * share(p.intermediate, p.blocks), p.hidden};
@@ -39,21 +38,21 @@ struct Room {
 };
 __host__ __device__ inline Room room_of(const Layers& p, int rows) {
   Room r;
-  r.x = kMostRing * (2 * p.head_dim + 9) + kMostFrames * (4 * p.head_dim + kMostRing);
+  r.x = kTransformerRing * (2 * p.head_dim + 9) + kPushFrames * (4 * p.head_dim + kTransformerRing);
   auto take = [&](int i) {
     const int2 s = shape_of(p, i);
     r.weights[i % 4] = max(r.weights[i % 4], s.x * s.y);
     r.x = max(r.x, rows * s.y);
   };
-  for (int i = 0; i < kTaps + 4; ++i) take(i);  // every kind
-  take(kTaps + 4 * p.layers);
+  for (int i = 0; i < kTransformerTaps + 4; ++i) take(i);  // every kind
+  take(kTransformerTaps + 4 * p.layers);
   return r;
 }
 
 template <int R>
 struct Scratch {
-  float sums[kMostColumns * R];      // [parts][columns][R]
-  float residual[kMostColumns * R];  // [columns][R], of the columns that this block owns
+  float sums[kTransformerColumns * R];      // [parts][columns][R]
+  float residual[kTransformerColumns * R];  // [columns][R], of the columns that this block owns
   float factor[R];                   // 1 / rms
 };
 
@@ -67,7 +66,7 @@ struct Transformer {
   Patience patience;
   uint32_t epoch;           // of what was published last
   const float* to_fetch;    // all blocks' weights of the product that is fetched next
-  int frames = p.in.rows, rows = p.in.streams * frames, width = p.heads * D, product = 0;  // the next one
+  int frames = p.in.rows, rows = p.in.sequences * frames, width = p.heads * D, product = 0;  // the next one
   int tid = threadIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32, block = blockIdx.x;
 
   __device__ __forceinline__ float* weights(int i) const {
@@ -79,7 +78,7 @@ struct Transformer {
 
   // Begin to copy the weights of product i; a group of its own, though it may be empty.
   __device__ __forceinline__ void fetch(int i) {
-    if (i <= kTaps + 4 * p.layers) {
+    if (i <= kTransformerTaps + 4 * p.layers) {
       const int2 s = shape_of(p, i);
       const int size = s.x * s.y;
       const uint32_t to = shared_address(weights(i));
@@ -180,16 +179,16 @@ struct Transformer {
     for (int i = tid; i < columns * rows; i += kThreads) finish(i % columns, i / columns, sum);
   }
 
-  // A block per head and stream.
+  // A block per head and sequence.
   __device__ __forceinline__ void attend(int layer) {
     constexpr int kKey = D + 1, kValue = D + 8;            // between rows: the lanes of a warp read from different banks
     float* keys = x();                                     // [ring][kKey]
-    float* values = keys + kMostRing * kKey;               // [ring][kValue]
-    float* fresh = values + kMostRing * kValue;            // q, k, v [3][frames][D]
-    float* queries = fresh + 3 * kMostFrames * D;          // [frames][D]
-    float* chances = queries + kMostFrames * D;            // [frames][ring]
-    for (int task = block; task < p.heads * p.in.streams; task += p.blocks) {
-      const int head = task % p.heads, stream_index = task / p.heads, slot = p.in.slots[stream_index];
+    float* values = keys + kTransformerRing * kKey;               // [ring][kValue]
+    float* fresh = values + kTransformerRing * kValue;            // q, k, v [3][frames][D]
+    float* queries = fresh + 3 * kPushFrames * D;          // [frames][D]
+    float* chances = queries + kPushFrames * D;            // [frames][ring]
+    for (int task = block; task < p.heads * p.in.sequences; task += p.blocks) {
+      const int head = task % p.heads, sequence = task / p.heads, slot = p.in.slots[sequence];
       const int64_t position = p.position[slot];
       float* ring_keys = p.rings + slot * p.stride + static_cast<int64_t>(2 * layer * p.heads + head) * p.ring * D;
       float* ring_values = ring_keys + static_cast<int64_t>(p.heads) * p.ring * D;
@@ -207,7 +206,7 @@ struct Transformer {
       receive(3 * frames * (D / 2),
               [&](int i) {
                 const int which = i / (frames * (D / 2)), t = i / (D / 2) % frames, d = i % (D / 2) * 2;
-                return p.qkv + static_cast<int64_t>(stream_index * frames + t) * 3 * width + which * width + head * D + d;
+                return p.qkv + static_cast<int64_t>(sequence * frames + t) * 3 * width + which * width + head * D + d;
               },
               [&](int i) { return fresh + 2 * i; });
       __syncthreads();
@@ -227,8 +226,8 @@ struct Transformer {
       }
       __syncthreads();
       // Four lanes a score, then a warp a frame, then a quarter of the positions for every output.
-      for (int i = tid / 4; i < frames * kMostRing; i += kThreads / 4) {
-        const int t = i / kMostRing, j = i % kMostRing, last = before + t;
+      for (int i = tid / 4; i < frames * kTransformerRing; i += kThreads / 4) {
+        const int t = i / kTransformerRing, j = i % kTransformerRing, last = before + t;
         float dot = 0.0f;
         if (j <= last && j > last - p.window)
 #pragma unroll
@@ -242,11 +241,11 @@ struct Transformer {
       }
       __syncthreads();
       for (int t = warp; t < frames; t += kWarps) {
-        constexpr int kEach = (kMostRing + 31) / 32;
+        constexpr int kEach = (kTransformerRing + 31) / 32;
         float score[kEach], most = -INFINITY, sum = 0.0f;
 #pragma unroll
         for (int i = 0; i < kEach; ++i) {
-          score[i] = lane + 32 * i < kMostRing ? chances[t * kMostRing + lane + 32 * i] : -INFINITY;
+          score[i] = lane + 32 * i < kTransformerRing ? chances[t * kTransformerRing + lane + 32 * i] : -INFINITY;
           most = fmaxf(most, score[i]);
         }
 #pragma unroll
@@ -256,17 +255,17 @@ struct Transformer {
         sum = 1.0f / warp_sum(sum);
 #pragma unroll
         for (int i = 0; i < kEach; ++i)
-          if (lane + 32 * i < kMostRing) chances[t * kMostRing + lane + 32 * i] = score[i] * sum;
+          if (lane + 32 * i < kTransformerRing) chances[t * kTransformerRing + lane + 32 * i] = score[i] * sum;
       }
       __syncthreads();
       for (int i = tid / 4; i < frames * D; i += kThreads / 4) {
         const int t = i / D, d = i % D, last = before + t, first = max(0, last - (p.window - 1));
         float mixed = 0.0f;
 #pragma unroll 4
-        for (int j = first + tid % 4; j <= last; j += 4) mixed += chances[t * kMostRing + j] * values[j * kValue + d];
+        for (int j = first + tid % 4; j <= last; j += 4) mixed += chances[t * kTransformerRing + j] * values[j * kValue + d];
         mixed += __shfl_xor_sync(~0u, mixed, 1);
         mixed += __shfl_xor_sync(~0u, mixed, 2);
-        uint2* to = p.attended + static_cast<int64_t>(stream_index * frames + t) * width + head * D + d;
+        uint2* to = p.attended + static_cast<int64_t>(sequence * frames + t) * width + head * D + d;
         if (tid % 4 == 0) store_relaxed8(to, __float_as_uint(mixed), epoch + 1);
       }
       __syncthreads();
@@ -277,9 +276,9 @@ struct Transformer {
   // Rows of the embeddings, and of their past, so many frames back.
   __device__ __forceinline__ void take_input(int back) {
     for (int i = tid * 4; i < rows * p.in.channels; i += kThreads * 4) {
-      const int r = i / p.in.channels, stream = r / frames, t = r % frames - back;
-      const float* from = t >= 0 ? p.in.fresh + static_cast<int64_t>(stream * frames + t) * p.in.channels
-                                 : p.in.past + p.in.slots[stream] * p.in.stride + static_cast<int64_t>(p.in.kept + t) * p.in.channels;
+      const int r = i / p.in.channels, sequence = r / frames, t = r % frames - back;
+      const float* from = t >= 0 ? p.in.fresh + static_cast<int64_t>(sequence * frames + t) * p.in.channels
+                                 : p.in.past + p.in.slots[sequence] * p.in.stride + static_cast<int64_t>(p.in.kept + t) * p.in.channels;
       *reinterpret_cast<float4*>(x() + i) = *reinterpret_cast<const float4*>(from + i % p.in.channels);
     }
   }
@@ -288,12 +287,12 @@ struct Transformer {
 
   __device__ void run() {
     for (int i = 0; i < 4; ++i) fetch(i);
-    const int hidden = share(p.hidden, p.blocks), count = kTaps + 4 * p.layers + 1;
+    const int hidden = share(p.hidden, p.blocks), count = kTransformerTaps + 4 * p.layers + 1;
 #pragma unroll 1  // every kind of product is the same code: seven copies of it took a minute to compile
     for (int i = 0; i < count; ++i) {
-      const Kind kind = i < kTaps ? kInput : i + 1 == count ? kOutput : static_cast<Kind>((i - kTaps) % 4);
-      if (kind == kO) attend((i - kTaps) / 4);
-      if (kind == kInput) take_input(kTaps - 1 - i);
+      const Kind kind = i < kTransformerTaps ? kInput : i + 1 == count ? kOutput : static_cast<Kind>((i - kTransformerTaps) % 4);
+      if (kind == kO) attend((i - kTransformerTaps) / 4);
+      if (kind == kInput) take_input(kTransformerTaps - 1 - i);
       else receive_rows(kind == kO ? p.attended : kind == kDown ? p.gated : p.h, shape_of(p, i).y);
       const bool normed = kind == kQkv || kind == kGateUp || kind == kOutput;
       multiply(normed, [&](int c, int r, auto sum) {
@@ -312,7 +311,7 @@ struct Transformer {
           const int column = block * hidden + c;
           const float before = i ? s.residual[c * R + r] : column < p.hidden ? p.bias_in[column] : 0.0f;
           const float h = s.residual[c * R + r] = before + value;
-          if (i + 1 >= kTaps && column < p.hidden) publish(p.h + r * p.hidden + column, h);
+          if (i + 1 >= kTransformerTaps && column < p.hidden) publish(p.h + r * p.hidden + column, h);
         }
       });
     }
@@ -341,7 +340,7 @@ cudaError_t launch(const Layers& p, cudaStream_t stream) {
 
 template <int D>
 cudaError_t choose(const Layers& p, cudaStream_t stream) {
-  const int rows = p.in.streams * p.in.rows;
+  const int rows = p.in.sequences * p.in.rows;
   if (rows <= 1) return launch<D, 1>(p, stream);
   if (rows <= 2) return launch<D, 2>(p, stream);
   if (rows <= 4) return launch<D, 4>(p, stream);
@@ -354,8 +353,8 @@ cudaError_t choose(const Layers& p, cudaStream_t stream) {
 cudaError_t transform(const Layers& p, cudaStream_t stream) {
   const int width = p.heads * p.head_dim;
   const int widest = std::max({share(3 * width, p.blocks), share(p.columns_out, p.blocks), 2 * share(p.intermediate, p.blocks)});
-  if (p.in.rows > kMostFrames || p.in.streams * p.in.rows > kMostPushed || p.in.kept != kTaps - 1 || widest > kMostColumns) return cudaErrorInvalidValue;
-  if (p.ring > kMostRing || p.ring < p.window - 1 + p.in.rows) return cudaErrorInvalidValue;
+  if (p.in.rows > kPushFrames || p.in.sequences * p.in.rows > kPushRows || p.in.kept != kTransformerTaps - 1 || widest > kTransformerColumns) return cudaErrorInvalidValue;
+  if (p.ring > kTransformerRing || p.ring < p.window - 1 + p.in.rows) return cudaErrorInvalidValue;
   if (p.hidden % 4 || p.in.channels % 4 || p.intermediate % 4) return cudaErrorInvalidValue;
   if (p.head_dim == 64) return choose<64>(p, stream);
   if (p.head_dim == 32) return choose<32>(p, stream);

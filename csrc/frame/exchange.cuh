@@ -8,11 +8,11 @@
 // A packet is one 16-byte store of one column's neighbouring values, already rounded to what the tensor cores take, and
 // lands in the registers of the lane that feeds them to the mma: no pass through shared memory, no barrier before it.
 // The warps share K: lane (w, q) of a column reads the packets p with p / 4 = w * n + i, p % 4 = q, n packets per lane,
-// and megakernel.py permutes the columns of the weights accordingly.
+// and backend/pack.py permutes the columns of the weights accordingly.
 #pragma once
 #include "dims.cuh"
 #include "params.h"
-#include "patience.cuh"
+#include "../patience.cuh"
 
 namespace qmk {
 

@@ -294,13 +294,13 @@ __device__ __forceinline__ void attend_pages(B& b, const StackWeights& w, int in
   if (lane % 4 == 0) publish(b.x.attn + packet_index((mine.head * kHeadDim + dim) / 4, mine.column), pair, next, 0, b.epoch);
 }
 
-// Code predictor: at most 16 positions of one frame, kept by the block of their head and stream. One warp per row,
-// this one's is `row` of its stream's; they are neighbouring columns. kv: [2][16][head_dim] of this layer, this block's own.
+// Code predictor: at most 16 positions of one frame, kept by the block of their head and sequence. One warp per row,
+// this one's is `row` of its sequence's; they are neighbouring columns. kv: [2][kGroups][head_dim] of this layer, this block's own.
 template <class S, class B>
-__device__ __forceinline__ void attend_frame(B& b, const StackWeights& w, int index, const Assignment& mine, int streams, int rows,
-                                             int row, int position, bf16 (*kv)[16][kHeadDim]) {
+__device__ __forceinline__ void attend_frame(B& b, const StackWeights& w, int index, const Assignment& mine, int sequences, int rows,
+                                             int row, int position, bf16 (*kv)[kGroups][kHeadDim]) {
   constexpr int kRows = 4;  // of 4 positions each
-  if (mine.head >= S::kHeads || mine.column >= streams || mine.sub || row >= rows) return;
+  if (mine.head >= S::kHeads || mine.column >= sequences || mine.sub || row >= rows) return;
   const int lane = b.lane, group = lane / 8, t = lane % 8, kv_head = mine.head / S::kGroup, last = position + row;
   const uint2 q_norm = load_norm(w.q_norm + index * kHeadDim, lane), k_norm = load_norm(w.k_norm + index * kHeadDim, lane);
   Four x[3];

@@ -1,9 +1,9 @@
-// The persistent kernel: one launch is one frame of 16 codes for up to 8 streams, or to 16 (frame_wide.cu).
+// The persistent kernel: one launch is one frame of 16 codes for up to 8 sequences, or to 16 (frame_wide.cu).
 //
 // input row -> talker (28 layers) -> head -> code 0 -> code predictor (16 rows, 5 layers each, 15 heads) -> codes 1..15
 // -> sum of the 16 embeddings + text row -> next input row. No host in between. The code predictor reads the talker's
 // hidden state at position 0 and code 0's embedding at position 1, as two columns of one pass where there is room (up to
-// 4 streams), then every code it drew.
+// 4 sequences), then every code it drew.
 #include "draw.cuh"
 #include "frame.h"
 
@@ -22,7 +22,7 @@ struct Scratch {
   AttentionScratch attention;
   DrawScratch draw;
   float hidden[kColumns * T::kHiddenRows];  // of the talker, this block's rows
-  alignas(16) bf16 frame_kv[kFrameKvShared ? P::kMaxLayers : 0][2][16][kHeadDim];
+  alignas(16) bf16 frame_kv[kFrameKvShared ? P::kMaxLayers : 0][2][kGroups][kHeadDim];
 };
 
 // What a compute thread carries through the frame.
@@ -70,23 +70,23 @@ struct Frame {
   static_assert(max_of(kHeadRows, kCodeRows) * kColumns <= kComputeThreads, "one thread finishes a row of a head");
   static constexpr int kPinned = 3;  // of 15 predictor stages: 31 MB (of E4M3 16) stay in L2 between the passes of a frame
 
-  // Rows of one stream that the pass at a position takes.
-  static __device__ __forceinline__ int rows_at(int position, int streams) { return !kWide && position == 0 && 2 * streams <= kColumns ? 2 : 1; }
+  // Rows of one sequence that the pass at a position takes.
+  static __device__ __forceinline__ int rows_at(int position, int sequences) { return !kWide && position == 0 && 2 * sequences <= kColumns ? 2 : 1; }
 
   static __device__ void produce(const FrameParams& p, Ring& ring, Patience& patience, int block, int lane) {
-    auto stream = [&](const uint8_t* ribbon, int stages, int pinned) {
-      ring.stream(ribbon + static_cast<size_t>(block) * stages * kStageBytes, stages, pinned, patience, lane);
+    auto copy = [&](const uint8_t* ribbon, int stages, int pinned) {
+      ring.copy(ribbon + static_cast<size_t>(block) * stages * kStageBytes, stages, pinned, patience, lane);
     };
     constexpr int head = Matvec<kHeadRows, T::kHidden, kFp8CodecHead>::stages(kSteps<T::kHidden>);
     constexpr int code = Matvec<kCodeRows, P::kHidden, kFp8LmHeads>::stages(kSteps<P::kHidden>);
-    stream(p.talker.ribbon, p.talker.layers * kLayerStages<T>, 0);
+    copy(p.talker.ribbon, p.talker.layers * kLayerStages<T>, 0);
     if (p.prefill) return;
-    stream(p.codec_head, head, 0);
-    for (int position = 0; position < Dims::kGroups;) {
-      if constexpr (Dims::kAdapter) stream(p.adapter, Matvec<P::kHiddenRows, T::kHidden>::stages(kSteps<T::kHidden>), 0);
-      stream(p.predictor.ribbon, p.predictor.layers * kLayerStages<P>, kPinned);
+    copy(p.codec_head, head, 0);
+    for (int position = 0; position < kGroups;) {
+      if constexpr (Dims::kAdapter) copy(p.adapter, Matvec<P::kHiddenRows, T::kHidden>::stages(kSteps<T::kHidden>), 0);
+      copy(p.predictor.ribbon, p.predictor.layers * kLayerStages<P>, kPinned);
       position += rows_at(position, p.columns);
-      if (position > 1) stream(p.lm_heads + static_cast<size_t>(position - 2) * kBlocks * code * kStageBytes, code, 0);
+      if (position > 1) copy(p.lm_heads + static_cast<size_t>(position - 2) * kBlocks * code * kStageBytes, code, 0);
     }
   }
 
@@ -101,8 +101,8 @@ struct Frame {
     return v;
   }
 
-  // Finish the rows of a head that stand in s.wide, one thread each, and draw every stream's code; `drawn`: those of
-  // the streams whose input this lane feeds to the mma. `noise`, `scale`: of this thread's row.
+  // Finish the rows of a head that stand in s.wide, one thread each, and draw every sequence's code; `drawn`: those of
+  // the sequences whose input this lane feeds to the mma. `noise`, `scale`: of this thread's row.
   template <int Rows, int K, int N>
   static __device__ __forceinline__ void choose(const FrameParams& p, Thread& b, int group, float noise, float scale, int (&drawn)[kColumnTiles]) {
     using M = Matvec<Rows, K>;
@@ -116,8 +116,8 @@ struct Frame {
       const Column& c = p.column[mine];
       const DrawParams& d = group ? c.draw : c.draw0;
       float logit = M::sum(b.s.wide, b.tid % Rows, mine) * M::inverse_rms(b.s.wide, mine) * scale;
-      if (p.logits_out) p.logits_out[(mine * Dims::kGroups + group) * Dims::kCodecVocab + id] = logit;
-      if (!(fabsf(logit) < INFINITY)) p.codes[mine * kSaid + Dims::kGroups] = 1;
+      if (p.logits_out) p.logits_out[(mine * kGroups + group) * Dims::kCodecVocab + id] = logit;
+      if (!(fabsf(logit) < INFINITY)) p.codes[mine * kResultWords + kGroups] = 1;
       if (group == 0) logit = code0_rule(p, c, id, logit);
       if (d.sample) logit = __fmul_rn(logit, d.inverse_temperature);
       publish(b.x.logits + mine * Dims::kCodecVocab + id, __float_as_uint(logit),
@@ -134,8 +134,8 @@ struct Frame {
       const int code = draw(b, candidates, group ? c.draw : c.draw0);
       if (b.tid < kBlocks) publish(b.x.drawn + b.tid * kColumns + chooser, __int_as_float(code), b.epoch);
       if (b.tid == 0) {
-        p.codes[chooser * kSaid + group] = code;
-        c.recent[c.frame % 8 * Dims::kGroups + group] = code;
+        p.codes[chooser * kResultWords + group] = code;
+        c.recent[c.frame % kRecentFrames * kGroups + group] = code;
         if (group == 0 && code != p.eos_id) c.seen[code] = 1;
       }
     }
@@ -221,13 +221,13 @@ struct Frame {
     }
   }
 
-  // Embeddings of the last codes, or at first the talker's hidden state, through the layers: up to two rows a stream.
-  // inverse: 1 / rms that the talker's x.h_mlp still lacks; code: the last one. Both of the streams whose input this lane
-  // feeds to the mma when every stream has one row.
+  // Embeddings of the last codes, or at first the talker's hidden state, through the layers: up to two rows a sequence.
+  // inverse: 1 / rms that the talker's x.h_mlp still lacks; code: the last one. Both of the sequences whose input this lane
+  // feeds to the mma when every sequence has one row.
   static __device__ __forceinline__ void predict(const FrameParams& p, Thread& b, int position, int rows, const float (&inverse)[kColumnTiles],
                                                  const int (&code)[kColumnTiles]) {
-    const int streams = p.columns, quad = b.lane / 4;
-    b.set_columns(streams * rows);
+    const int sequences = p.columns, quad = b.lane / 4;
+    b.set_columns(sequences * rows);
     const int both = rows - 1;  // a shift by it divides by rows
     const bool first = position == 0 && (quad & both) == 0;  // this lane's rows are hidden states
     const int group = max(position - 1, 0);                // of the last code
@@ -235,7 +235,7 @@ struct Frame {
     float mine[kColumnTiles];
 #pragma unroll
     for (int t = 0; t < kColumnTiles; t++) {
-      const int from = min((quad + t * 8) >> both, streams - 1);
+      const int from = min((quad + t * 8) >> both, sequences - 1);
       row_code[t] = of_column(code, from), mine[t] = of_column(inverse, from);
       hidden[t] = first && b.column[t] >= 0 ? (quad + t * 8) >> both : -1;
     }
@@ -250,9 +250,9 @@ struct Frame {
         for (int i = 0; i < kAtOnce<T::kHidden>; i++) in.b[t][i] = *reinterpret_cast<const uint2*>(row + value_index<T::kHidden>(b, at + i));
       }
     };
-    const int owned = min(owned_column<P>(b), b.columns - 1), stream = owned >> both;
-    const int its_code = of_column(code, stream);
-    const float its_inverse = of_column(inverse, stream);
+    const int owned = min(owned_column<P>(b), b.columns - 1), sequence = owned >> both;
+    const int its_code = of_column(code, sequence);
+    const float its_inverse = of_column(inverse, sequence);
     const bool owned_first = position == 0 && (owned & both) == 0;
 
     if constexpr (Dims::kAdapter) {
@@ -263,7 +263,7 @@ struct Frame {
       }
       publish_residual<P>(b, b.x.adapted, b.residual, owned_value<P>(b, p.predictor.input_norm));
     } else if (owns<P>(b)) {
-      b.residual = owned_first ? b.s.hidden[stream * P::kHiddenRows + b.tid % P::kHiddenRows]
+      b.residual = owned_first ? b.s.hidden[sequence * P::kHiddenRows + b.tid % P::kHiddenRows]
                                : __bfloat162float(owned_value<P>(b, embedding(p, group, its_code)));
     }
     auto first_input = [&](int from, InputOf<P::kHidden>& in) {
@@ -281,7 +281,7 @@ struct Frame {
         }
       }
     };
-    const Assignment at = assignment(b.block, streams);
+    const Assignment at = assignment(b.block, sequences);
     for (int index = 0; index < p.predictor.layers; index++) {
       b.epoch++;
       const bool last = index + 1 == p.predictor.layers;
@@ -291,18 +291,18 @@ struct Frame {
       };
       layer<P>(b, p.predictor, p.predictor_scales, index, await, last ? p.predictor.norm : p.predictor.input_norm + (index + 1) * P::kHidden,
                [&] {
-                 const int tile = kColumnTiles > 1 ? b.warp >> both : 0;  // more warps for more streams
+                 const int tile = kColumnTiles > 1 ? b.warp >> both : 0;  // more warps for more sequences
                  auto* kv = kFrameKvShared ? b.s.frame_kv[index]
-                                           : reinterpret_cast<bf16(*)[16][kHeadDim]>(p.frame_kv) + ((b.block * kColumnTiles + tile) * P::kMaxLayers + index) * 2;
+                                           : reinterpret_cast<bf16(*)[kGroups][kHeadDim]>(p.frame_kv) + ((b.block * kColumnTiles + tile) * P::kMaxLayers + index) * 2;
                  if (tile < kColumnTiles)
-                   attend_frame<P>(b, p.predictor, index, {at.head, at.column + tile * 8, at.sub, at.sharers}, streams, rows, b.warp - tile * rows, position, kv);
+                   attend_frame<P>(b, p.predictor, index, {at.head, at.column + tile * 8, at.sub, at.sharers}, sequences, rows, b.warp - tile * rows, position, kv);
                });
     }
   }
 
   static __device__ __forceinline__ void compute(const FrameParams& p, Thread& b) {
-    const int streams = p.columns, quad = b.lane / 4;
-    b.set_columns(streams);
+    const int sequences = p.columns, quad = b.lane / 4;
+    b.set_columns(sequences);
     talk(p, b);
     if (p.prefill) return;
 
@@ -312,8 +312,8 @@ struct Frame {
     matvec<kHeadRows, T::kHidden, kFp8CodecHead>(b, b.s.wide, [&](int from, auto& in) { await_input<T::kHidden>(b, b.x.h_mlp, b.column, b.epoch, from, in); });
     float inverse[kColumnTiles];
 #pragma unroll
-    for (int t = 0; t < kColumnTiles; t++) inverse[t] = Head::inverse_rms(b.s.wide, min(quad + t * 8, streams - 1));
-    const int owned = min(owned_column<T>(b), streams - 1);
+    for (int t = 0; t < kColumnTiles; t++) inverse[t] = Head::inverse_rms(b.s.wide, min(quad + t * 8, sequences - 1));
+    const int owned = min(owned_column<T>(b), sequences - 1);
     if (owns<T>(b)) {
       const float h = b.residual * Head::inverse_rms(b.s.wide, owned) * __bfloat162float(owned_value<T>(b, p.talker.norm));
       b.s.hidden[b.tid] = h;
@@ -325,18 +325,18 @@ struct Frame {
     if (b.stage_ns) b.stage_ns += kStages;
 
     float sum = __bfloat162float(owned_value<T>(b, embedding(p, 0, of_column(code, owned))));
-    for (int position = 0; position < Dims::kGroups;) {
-      const int rows = rows_at(position, streams);
+    for (int position = 0; position < kGroups;) {
+      const int rows = rows_at(position, sequences);
       predict(p, b, position, rows, inverse, code);
       position += rows;
-      b.set_columns(streams);
+      b.set_columns(sequences);
       if (position == 1) {  // nothing is drawn behind the hidden state alone
         sync_compute<kComputeThreads>();  // all are done with s.narrow
         continue;
       }
       const int group = position - 1;
       noise = noise_of<kCodeRows>(p, b, group);
-      int last[kColumnTiles];  // rows of these streams
+      int last[kColumnTiles];  // rows of these sequences
 #pragma unroll
       for (int t = 0; t < kColumnTiles; t++) last[t] = b.column[t] < 0 ? -1 : b.column[t] * rows + rows - 1;
       const float code_scale = scale_of<kFp8LmHeads>(p.lm_head_scales + (group - 1) * Dims::kCodes, b.block * kCodeRows + b.tid % kCodeRows, Dims::kCodes);

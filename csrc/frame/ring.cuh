@@ -6,7 +6,7 @@
 #pragma once
 #include "dims.cuh"
 #include "fp8.cuh"
-#include "patience.cuh"
+#include "../patience.cuh"
 
 namespace qmk {
 
@@ -28,7 +28,7 @@ struct Ring {
   }
 
   // Producer, one thread where copies come in bulk, else a warp: copy n stages that lie one after the other. Of every 15 stages `pinned` ask to stay in L2.
-  __device__ void stream(const uint8_t* src, int n, int pinned, Patience& patience, int lane) {
+  __device__ void copy(const uint8_t* src, int n, int pinned, Patience& patience, int lane) {
     const uint64_t last = policy_evict_last(), first = policy_evict_first();
     for (int i = 0; i < n; i++, next(), src += kStageBytes) {
       if (round) patience.wait_barrier(empty + stage * 8, (round - 1) & 1);
