@@ -1,5 +1,5 @@
-// The message of an error, put together without iostreams: where an extension finds another libstdc++ than torch was built
-// with, the first number written to one ended the process (seen on a machine with Python 3.12).
+// The message of an error, put together without iostreams: where an extension finds another libstdc++ than torch was
+// built with, the first number written to one ended the process (seen on a machine with Python 3.12).
 #pragma once
 #include <string>
 #include <type_traits>

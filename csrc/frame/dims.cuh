@@ -34,19 +34,22 @@ constexpr bool kWide = true;  // frame_wide.cu
 constexpr bool kWide = false;
 #endif
 constexpr int kNarrowColumns = QMK_COLUMNS, kWideColumns = QMK_WIDE_COLUMNS;  // 0: there is no wide kernel
-constexpr int kColumns = kWide ? kWideColumns : kNarrowColumns;  // of a launch, at most; even, a lane stores two at a time
-constexpr int kColumnTiles = (kColumns + 7) / 8;                 // an mma takes 8
+// Of a launch of this kernel, at most; even, because a lane stores two at a time.
+constexpr int kColumns = kWide ? kWideColumns : kNarrowColumns;
+constexpr int kColumnTiles = (kColumns + 7) / 8;  // an mma takes 8
 static_assert(kColumns % 2 == 0 && kColumns >= 2 && kColumnTiles == (kWide ? 2 : 1));
 constexpr int kMostColumns = kWideColumns ? kWideColumns : kNarrowColumns;  // of any launch
-constexpr int kSharedBytes = QMK_SHARED_KB * 1024;  // that a block may have
+constexpr int kSharedBytes = QMK_SHARED_KB * 1024;                          // that a block may have
 constexpr bool kFrameKvShared = kSharedBytes > 200 * 1024 && !kWide;  // room for the code predictor's keys and values
-constexpr int kSplitPositions = 256;                // positions of one split before the next one begins
+constexpr int kSplitPositions = 256;  // positions of one split before the next one begins
 
-// The weight stream. A unit is one 16-byte fragment per compute lane; matrices fill pairs of units.
+// The weights' ribbon. A unit is one 16-byte fragment per compute lane; matrices fill pairs of units.
 constexpr int kUnitBytes = kComputeThreads * 16, kStageUnits = QMK_BLOCKS_PER_SM > 1 ? 1 : 2;
 constexpr int kStageBytes = kStageUnits * kUnitBytes;
-constexpr int stage_units(bool fp8) { return fp8 ? 2 * kStageUnits : kStageUnits; }  // E4M3 fragments take half the bytes
-constexpr bool kFp8Talker = QMK_FP8 & 1, kFp8Predictor = QMK_FP8 & 2, kFp8CodecHead = QMK_FP8 & 4, kFp8LmHeads = QMK_FP8 & 8;
+// Fragments of a stage: those of E4M3 take half the bytes.
+constexpr int stage_units(bool fp8) { return fp8 ? 2 * kStageUnits : kStageUnits; }
+constexpr bool kFp8Talker = QMK_FP8 & 1, kFp8Predictor = QMK_FP8 & 2;
+constexpr bool kFp8CodecHead = QMK_FP8 & 4, kFp8LmHeads = QMK_FP8 & 8;
 
 constexpr int max_of(int a, int b) { return a > b ? a : b; }
 constexpr int round_up(int n, int multiple) { return (n + multiple - 1) / multiple * multiple; }
@@ -57,11 +60,13 @@ constexpr int block_rows(int rows, int multiple = 8) { return round_up((rows + k
 template <int Hidden, int Intermediate, int MaxLayers, int Heads, int KvHeads, bool Fp8>
 struct StackDims {
   static constexpr bool kFp8 = Fp8;
-  static constexpr int kHidden = Hidden, kIntermediate = Intermediate, kMaxLayers = MaxLayers, kHeads = Heads, kKvHeads = KvHeads;
+  static constexpr int kHidden = Hidden, kIntermediate = Intermediate, kMaxLayers = MaxLayers, kHeads = Heads,
+                       kKvHeads = KvHeads;
   static constexpr int kQ = Heads * kHeadDim, kKv = KvHeads * kHeadDim, kQkv = kQ + 2 * kKv, kGroup = Heads / KvHeads;
   static constexpr int kQkvRows = block_rows(kQkv), kHiddenRows = block_rows(Hidden);
   static constexpr int kScales = kQkv + 2 * Hidden + 2 * Intermediate;  // rows of a layer's matrices
-  static constexpr int kMlpRows = block_rows(Intermediate, 24), kGateUpRows = 2 * kMlpRows;  // 24: packets of 6, tiles of 16
+  // By 24: whole packets of 6, and with gate beside up tiles of 16.
+  static constexpr int kMlpRows = block_rows(Intermediate, 24), kGateUpRows = 2 * kMlpRows;
   static_assert(Hidden % 256 == 0 && kQ % 256 == 0, "a step of the mma takes 16 columns of every warp's share");
   static_assert(Intermediate % 768 == 0, "and so do packets of 6 (checkpoints of other widths are padded)");
   static_assert(Heads * kSplits <= kBlocks, "a block attends for one head");
@@ -79,6 +84,8 @@ struct ModelDims {
 using PublishedPredictor = StackDims<1024, 3072, 5, 16, 8, kFp8Predictor>;
 using Dims06 = ModelDims<StackDims<1024, 3072, 28, 16, 8, kFp8Talker>, PublishedPredictor, 3072, 2048>;
 using Dims17 = ModelDims<StackDims<2048, 6144, 28, 16, 8, kFp8Talker>, PublishedPredictor, 3072, 2048>;
-using DimsDemo = ModelDims<StackDims<256, 768, 5, 4, 2, kFp8Talker>, StackDims<256, 768, 2, 2, 1, kFp8Predictor>, 1152, 128>;  // MLP of 384, padded
+// The bundled demo voice; its MLP of 384 is padded.
+using DimsDemo =
+    ModelDims<StackDims<256, 768, 5, 4, 2, kFp8Talker>, StackDims<256, 768, 2, 2, 1, kFp8Predictor>, 1152, 128>;
 
 }  // namespace qmk

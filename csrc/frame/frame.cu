@@ -2,8 +2,8 @@
 //
 // input row -> talker (28 layers) -> head -> code 0 -> code predictor (16 rows, 5 layers each, 15 heads) -> codes 1..15
 // -> sum of the 16 embeddings + text row -> next input row. No host in between. The code predictor reads the talker's
-// hidden state at position 0 and code 0's embedding at position 1, as two columns of one pass where there is room (up to
-// 4 sequences), then every code it drew.
+// hidden state at position 0 and code 0's embedding at position 1, as two columns of one pass where there is room (up
+// to 4 sequences), then every code it drew.
 #include "draw.cuh"
 #include "frame.h"
 
@@ -17,7 +17,7 @@ struct Scratch {
   using P = typename Dims::Predictor;
   static constexpr int kWide = max_of(max_of(T::kGateUpRows, T::kQkvRows), max_of(P::kGateUpRows, P::kQkvRows));
   static constexpr int kHeads = max_of(block_rows(Dims::kCodecVocab), block_rows(Dims::kCodes));
-  alignas(16) float wide[partial_size(max_of(kWide, kHeads))];                      // partial sums: qkv, gate and up, heads
+  alignas(16) float wide[partial_size(max_of(kWide, kHeads))];  // partial sums: qkv, gate and up, heads
   alignas(16) float narrow[partial_size(max_of(T::kHiddenRows, P::kHiddenRows))];  // o, down, adapter
   AttentionScratch attention;
   DrawScratch draw;
@@ -64,14 +64,19 @@ struct Frame {
   using P = typename Dims::Predictor;
   using Thread = Block<Dims>;
   static constexpr int kHeadRows = block_rows(Dims::kCodecVocab), kCodeRows = block_rows(Dims::kCodes);
-  static constexpr int kRingStages = (kSharedBytes - 512 - static_cast<int>(sizeof(Scratch<Dims>))) / (kStageBytes + 16);
-  static constexpr int kBytes = round_up(kRingStages * (kStageBytes + 16), 128) + static_cast<int>(sizeof(Scratch<Dims>));
+  static constexpr int kRingStages =
+      (kSharedBytes - 512 - static_cast<int>(sizeof(Scratch<Dims>))) / (kStageBytes + 16);
+  static constexpr int kBytes =
+      round_up(kRingStages * (kStageBytes + 16), 128) + static_cast<int>(sizeof(Scratch<Dims>));
   static_assert(kRingStages >= 2 && kBytes <= kSharedBytes);
   static_assert(max_of(kHeadRows, kCodeRows) * kColumns <= kComputeThreads, "one thread finishes a row of a head");
-  static constexpr int kPinned = 3;  // of 15 predictor stages: 31 MB (of E4M3 16) stay in L2 between the passes of a frame
+  // Of 15 predictor stages: 31 MB (of E4M3 16) stay in L2 between the passes of a frame.
+  static constexpr int kPinned = 3;
 
   // Rows of one sequence that the pass at a position takes.
-  static __device__ __forceinline__ int rows_at(int position, int sequences) { return !kWide && position == 0 && 2 * sequences <= kColumns ? 2 : 1; }
+  static __device__ __forceinline__ int rows_at(int position, int sequences) {
+    return !kWide && position == 0 && 2 * sequences <= kColumns ? 2 : 1;
+  }
 
   static __device__ void produce(const FrameParams& p, Ring& ring, Patience& patience, int block, int lane) {
     auto copy = [&](const uint8_t* ribbon, int stages, int pinned) {
@@ -104,7 +109,8 @@ struct Frame {
   // Finish the rows of a head that stand in s.wide, one thread each, and draw every sequence's code; `drawn`: those of
   // the sequences whose input this lane feeds to the mma. `noise`, `scale`: of this thread's row.
   template <int Rows, int K, int N>
-  static __device__ __forceinline__ void choose(const FrameParams& p, Thread& b, int group, float noise, float scale, int (&drawn)[kColumnTiles]) {
+  static __device__ __forceinline__ void choose(const FrameParams& p, Thread& b, int group, float noise, float scale,
+                                                int (&drawn)[kColumnTiles]) {
     using M = Matvec<Rows, K>;
     if constexpr (kWeightsAlone) {
       for (int& code : drawn) code = 0;
@@ -174,7 +180,8 @@ struct Frame {
   static __device__ __forceinline__ uint2 normed(const float4& f, const bf16* weight, float& square) {
     const uint2 w = __ldg(reinterpret_cast<const uint2*>(weight));
     square += f.x * f.x + f.y * f.y + f.z * f.z + f.w * f.w;
-    return make_uint2(pack2(f.x * low_bf16(w.x), f.y * high_bf16(w.x)), pack2(f.z * low_bf16(w.y), f.w * high_bf16(w.y)));
+    return make_uint2(pack2(f.x * low_bf16(w.x), f.y * high_bf16(w.x)),
+                      pack2(f.z * low_bf16(w.y), f.w * high_bf16(w.y)));
   }
   static __device__ __forceinline__ float4 widened(uint2 v, float scale) {
     return make_float4(low_bf16(v.x) * scale, high_bf16(v.x) * scale, low_bf16(v.y) * scale, high_bf16(v.y) * scale);
@@ -209,28 +216,31 @@ struct Frame {
         if (index) await_input<T::kHidden>(b, b.x.h_mlp, b.column, b.epoch - 1, from, in);
         else first_input(from, in);
       };
-      layer<T>(b, p.talker, p.talker_scales, index, await, last ? p.talker.norm : p.talker.input_norm + (index + 1) * T::kHidden, [&] {
-        Assignment at = mine;
+      layer<T>(b, p.talker, p.talker_scales, index, await,
+               last ? p.talker.norm : p.talker.input_norm + (index + 1) * T::kHidden, [&] {
+                 Assignment at = mine;
 #pragma unroll 1
-        for (int t = 0; t < kColumnTiles && at.column < b.columns; t++, at.column += 8) {
-          if (t) sync_compute<kComputeThreads>();  // its scratch is about to be written again
-          attend_pages<T>(b, p.talker, index, at, p.column[at.column], p.kv + index * kLayerStride + at.head / T::kGroup * kHeadStride,
-                          p.talker.layers * kLayerStride, T::kKvHeads * kHeadStride);
-        }
-      });
+                 for (int t = 0; t < kColumnTiles && at.column < b.columns; t++, at.column += 8) {
+                   if (t) sync_compute<kComputeThreads>();  // its scratch is about to be written again
+                   attend_pages<T>(b, p.talker, index, at, p.column[at.column],
+                                   p.kv + index * kLayerStride + at.head / T::kGroup * kHeadStride,
+                                   p.talker.layers * kLayerStride, T::kKvHeads * kHeadStride);
+                 }
+               });
     }
   }
 
   // Embeddings of the last codes, or at first the talker's hidden state, through the layers: up to two rows a sequence.
-  // inverse: 1 / rms that the talker's x.h_mlp still lacks; code: the last one. Both of the sequences whose input this lane
-  // feeds to the mma when every sequence has one row.
-  static __device__ __forceinline__ void predict(const FrameParams& p, Thread& b, int position, int rows, const float (&inverse)[kColumnTiles],
+  // inverse: 1 / rms that the talker's x.h_mlp still lacks; code: the last one. Both of the sequences whose input this
+  // lane feeds to the mma when every sequence has one row.
+  static __device__ __forceinline__ void predict(const FrameParams& p, Thread& b, int position, int rows,
+                                                 const float (&inverse)[kColumnTiles],
                                                  const int (&code)[kColumnTiles]) {
     const int sequences = p.columns, quad = b.lane / 4;
     b.set_columns(sequences * rows);
-    const int both = rows - 1;  // a shift by it divides by rows
+    const int both = rows - 1;                               // a shift by it divides by rows
     const bool first = position == 0 && (quad & both) == 0;  // this lane's rows are hidden states
-    const int group = max(position - 1, 0);                // of the last code
+    const int group = max(position - 1, 0);                  // of the last code
     int row_code[kColumnTiles], hidden[kColumnTiles];
     float mine[kColumnTiles];
 #pragma unroll
@@ -247,7 +257,8 @@ struct Frame {
         if (b.column[t] < 0) continue;
         const bf16* row = embedding(p, group, row_code[t]);
 #pragma unroll
-        for (int i = 0; i < kAtOnce<T::kHidden>; i++) in.b[t][i] = *reinterpret_cast<const uint2*>(row + value_index<T::kHidden>(b, at + i));
+        for (int i = 0; i < kAtOnce<T::kHidden>; i++)
+          in.b[t][i] = *reinterpret_cast<const uint2*>(row + value_index<T::kHidden>(b, at + i));
       }
     };
     const int owned = min(owned_column<P>(b), b.columns - 1), sequence = owned >> both;
@@ -277,7 +288,8 @@ struct Frame {
           if (b.column[t] < 0) continue;
 #pragma unroll
           for (int i = 0; i < kAtOnce<P::kHidden>; i++)
-            in.b[t][i] = normed(widened(raw.b[t][i], first ? mine[t] : 1.f), p.predictor.input_norm + value_index<P::kHidden>(b, from + i), in.square[t]);
+            in.b[t][i] = normed(widened(raw.b[t][i], first ? mine[t] : 1.f),
+                                p.predictor.input_norm + value_index<P::kHidden>(b, from + i), in.square[t]);
         }
       }
     };
@@ -289,13 +301,15 @@ struct Frame {
         if (index) await_input<P::kHidden>(b, b.x.h_mlp, b.column, b.epoch - 1, from, in);
         else first_input(from, in);
       };
-      layer<P>(b, p.predictor, p.predictor_scales, index, await, last ? p.predictor.norm : p.predictor.input_norm + (index + 1) * P::kHidden,
-               [&] {
+      layer<P>(b, p.predictor, p.predictor_scales, index, await,
+               last ? p.predictor.norm : p.predictor.input_norm + (index + 1) * P::kHidden, [&] {
                  const int tile = kColumnTiles > 1 ? b.warp >> both : 0;  // more warps for more sequences
                  auto* kv = kFrameKvShared ? b.s.frame_kv[index]
-                                           : reinterpret_cast<bf16(*)[kGroups][kHeadDim]>(p.frame_kv) + ((b.block * kColumnTiles + tile) * P::kMaxLayers + index) * 2;
+                                           : reinterpret_cast<bf16(*)[kGroups][kHeadDim]>(p.frame_kv) +
+                                                 ((b.block * kColumnTiles + tile) * P::kMaxLayers + index) * 2;
                  if (tile < kColumnTiles)
-                   attend_frame<P>(b, p.predictor, index, {at.head, at.column + tile * 8, at.sub, at.sharers}, sequences, rows, b.warp - tile * rows, position, kv);
+                   attend_frame<P>(b, p.predictor, index, {at.head, at.column + tile * 8, at.sub, at.sharers},
+                                   sequences, rows, b.warp - tile * rows, position, kv);
                });
     }
   }
@@ -308,14 +322,17 @@ struct Frame {
 
     using Head = Matvec<kHeadRows, T::kHidden>;
     float noise = noise_of<kHeadRows>(p, b, 0);
-    const float head_scale = scale_of<kFp8CodecHead>(p.codec_head_scales, b.block * kHeadRows + b.tid % kHeadRows, Dims::kCodecVocab);
-    matvec<kHeadRows, T::kHidden, kFp8CodecHead>(b, b.s.wide, [&](int from, auto& in) { await_input<T::kHidden>(b, b.x.h_mlp, b.column, b.epoch, from, in); });
+    const float head_scale =
+        scale_of<kFp8CodecHead>(p.codec_head_scales, b.block * kHeadRows + b.tid % kHeadRows, Dims::kCodecVocab);
+    matvec<kHeadRows, T::kHidden, kFp8CodecHead>(
+        b, b.s.wide, [&](int from, auto& in) { await_input<T::kHidden>(b, b.x.h_mlp, b.column, b.epoch, from, in); });
     float inverse[kColumnTiles];
 #pragma unroll
     for (int t = 0; t < kColumnTiles; t++) inverse[t] = Head::inverse_rms(b.s.wide, min(quad + t * 8, sequences - 1));
     const int owned = min(owned_column<T>(b), sequences - 1);
     if (owns<T>(b)) {
-      const float h = b.residual * Head::inverse_rms(b.s.wide, owned) * __bfloat162float(owned_value<T>(b, p.talker.norm));
+      const float h =
+          b.residual * Head::inverse_rms(b.s.wide, owned) * __bfloat162float(owned_value<T>(b, p.talker.norm));
       b.s.hidden[b.tid] = h;
       if (p.hidden_out) p.hidden_out[owned * T::kHidden + owned_row<T>(b)] = h;
     }
@@ -330,7 +347,7 @@ struct Frame {
       predict(p, b, position, rows, inverse, code);
       position += rows;
       b.set_columns(sequences);
-      if (position == 1) {  // nothing is drawn behind the hidden state alone
+      if (position == 1) {                // nothing is drawn behind the hidden state alone
         sync_compute<kComputeThreads>();  // all are done with s.narrow
         continue;
       }
@@ -339,8 +356,10 @@ struct Frame {
       int last[kColumnTiles];  // rows of these sequences
 #pragma unroll
       for (int t = 0; t < kColumnTiles; t++) last[t] = b.column[t] < 0 ? -1 : b.column[t] * rows + rows - 1;
-      const float code_scale = scale_of<kFp8LmHeads>(p.lm_head_scales + (group - 1) * Dims::kCodes, b.block * kCodeRows + b.tid % kCodeRows, Dims::kCodes);
-      matvec<kCodeRows, P::kHidden, kFp8LmHeads>(b, b.s.wide, [&](int from, auto& in) { await_input<P::kHidden>(b, b.x.h_mlp, last, b.epoch, from, in); });
+      const float code_scale = scale_of<kFp8LmHeads>(p.lm_head_scales + (group - 1) * Dims::kCodes,
+                                                     b.block * kCodeRows + b.tid % kCodeRows, Dims::kCodes);
+      matvec<kCodeRows, P::kHidden, kFp8LmHeads>(
+          b, b.s.wide, [&](int from, auto& in) { await_input<P::kHidden>(b, b.x.h_mlp, last, b.epoch, from, in); });
       choose<kCodeRows, P::kHidden, Dims::kCodes>(p, b, group, noise, code_scale, code);
       sum += __bfloat162float(owned_value<T>(b, embedding(p, group, of_column(code, owned))));
     }
@@ -358,19 +377,30 @@ __global__ void __launch_bounds__(kThreads, QMK_BLOCKS_PER_SM) frame_kernel(cons
   uint64_t* barriers = reinterpret_cast<uint64_t*>(memory + F::kRingStages * kStageBytes);
   auto& s = *reinterpret_cast<Scratch<Dims>*>(memory + round_up(F::kRingStages * (kStageBytes + 16), 128));
   const int tid = threadIdx.x;
-  Ring ring{shared_address(memory), shared_address(barriers), shared_address(barriers + F::kRingStages), F::kRingStages};
+  Ring ring{shared_address(memory), shared_address(barriers), shared_address(barriers + F::kRingStages),
+            F::kRingStages};
   if (tid == 0) ring.init();
   __syncthreads();
   Patience patience{p.spin_limit, p.fault};
   if (tid >= kComputeThreads) {
     set_registers<24, false>();
-    if (tid < kComputeThreads + (kBulkCopies ? 1 : 32)) F::produce(p, ring, patience, blockIdx.x, tid - kComputeThreads);
+    if (tid < kComputeThreads + (kBulkCopies ? 1 : 32))
+      F::produce(p, ring, patience, blockIdx.x, tid - kComputeThreads);
     return;
   }
   set_registers<112, true>();
   const bool timed = p.stage_ns && blockIdx.x == 0 && tid == 0;
-  Block<Dims> b{s, ring, patience, p.x, p.epoch, tid, tid / 32, tid % 32, static_cast<int>(blockIdx.x),
-                timed ? p.stage_ns : nullptr, timed ? global_timer() : 0};
+  Block<Dims> b{s,
+                ring,
+                patience,
+                p.x,
+                p.epoch,
+                tid,
+                tid / 32,
+                tid % 32,
+                static_cast<int>(blockIdx.x),
+                timed ? p.stage_ns : nullptr,
+                timed ? global_timer() : 0};
   F::compute(p, b);
 }
 
@@ -381,7 +411,8 @@ cudaError_t prepare(int* resident_blocks) {
   cudaError_t error = cudaFuncSetAttribute(frame_kernel<Dims>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   if (error == cudaSuccess) error = cudaGetDevice(&device);
   if (error == cudaSuccess) error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
-  if (error == cudaSuccess) error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, frame_kernel<Dims>, kThreads, bytes);
+  if (error == cudaSuccess)
+    error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, frame_kernel<Dims>, kThreads, bytes);
   *resident_blocks = each * multiprocessors;
   return error;
 }
@@ -389,8 +420,8 @@ cudaError_t prepare(int* resident_blocks) {
 template <class Dims>
 cudaError_t launch(const FrameParams& params, cudaStream_t stream) {
   void* args[] = {const_cast<FrameParams*>(&params)};
-  return cudaLaunchCooperativeKernel(reinterpret_cast<const void*>(frame_kernel<Dims>), dim3(kBlocks), dim3(kThreads), args,
-                                     Frame<Dims>::kBytes, stream);
+  return cudaLaunchCooperativeKernel(reinterpret_cast<const void*>(frame_kernel<Dims>), dim3(kBlocks), dim3(kThreads),
+                                     args, Frame<Dims>::kBytes, stream);
 }
 
 // use(dims) for the dims of a talker of this width.

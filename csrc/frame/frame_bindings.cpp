@@ -15,9 +15,9 @@ using Tensors = std::map<std::string, torch::Tensor>;
 using Settings = std::map<std::string, double>;
 
 struct Slot {
-  qmk::Column column{};                 // of the next launch, but for its text row
+  qmk::Column column{};                    // of the next launch, but for its text row
   torch::Tensor pages, seen, row, recent;  // kept alive
-  torch::Tensor text, pad;              // bf16 [n][hidden], [hidden]
+  torch::Tensor text, pad;                 // bf16 [n][hidden], [hidden]
 };
 
 class Launcher {
@@ -36,7 +36,8 @@ class Launcher {
       if (columns_ > qmk::kNarrowColumns) check_cuda(qmk::prepare_frame<true>(static_cast<int>(hidden_), &wide));
       resident = std::min(resident, wide);
     }
-    TORCH_CHECK(resident >= qmk::kBlocks, message("the kernel's ", qmk::kBlocks, " blocks must be resident at once, this GPU holds ", resident));
+    TORCH_CHECK(resident >= qmk::kBlocks,
+                message("the kernel's ", qmk::kBlocks, " blocks must be resident at once, this GPU holds ", resident));
     auto stack = [&](const std::string& name, qmk::StackWeights& w) {
       w.ribbon = data<uint8_t>(name + ".ribbon", torch::kUInt8);
       w.input_norm = data<qmk::bf16>(name + ".input_norm", torch::kBFloat16);
@@ -65,7 +66,7 @@ class Launcher {
     p_.code_embedding = data<qmk::bf16>("code_embedding", torch::kBFloat16);
     auto tagged = [&](const char* name) { return data<qmk::Tagged>(name, torch::kInt32); };
     auto packets = [&](const char* name) { return data<qmk::Packet>(name, torch::kInt32); };
-    p_.x = {tagged("x.qkv"), packets("x.part"), packets("x.attn"), packets("x.h_attn"), packets("x.mlp"),
+    p_.x = {tagged("x.qkv"),    packets("x.part"),    packets("x.attn"),   packets("x.h_attn"), packets("x.mlp"),
             packets("x.h_mlp"), packets("x.adapted"), packets("x.logits"), tagged("x.drawn")};
     p_.kv = data<qmk::bf16>("kv", torch::kBFloat16);
     p_.frame_kv = data<qmk::bf16>("frame_kv", torch::kBFloat16);
@@ -87,8 +88,8 @@ class Launcher {
   Launcher& operator=(const Launcher&) = delete;
 
   // A new sequence in a slot, at position 0. Tensors belong to the slot; `row` is its next input.
-  void begin(int64_t slot, const torch::Tensor& pages, const torch::Tensor& seen, const torch::Tensor& row, const torch::Tensor& recent,
-             const Settings& sampling, uint64_t seed) {
+  void begin(int64_t slot, const torch::Tensor& pages, const torch::Tensor& seen, const torch::Tensor& row,
+             const torch::Tensor& recent, const Settings& sampling, uint64_t seed) {
     Slot& s = at(slot);
     s.pages = pages, s.seen = seen, s.row = row, s.recent = recent;
     qmk::Column& c = s.column;
@@ -101,8 +102,10 @@ class Launcher {
     c.repetition_penalty = static_cast<float>(sampling.at("repetition_penalty"));
     c.inverse_penalty = static_cast<float>(1.0 / sampling.at("repetition_penalty"));
     auto draw = [&](const std::string& prefix) {
-      return qmk::DrawParams{static_cast<int>(sampling.at(prefix + "sample")), static_cast<float>(1.0 / sampling.at(prefix + "temperature")),
-                             static_cast<int>(sampling.at(prefix + "top_k")), static_cast<float>(sampling.at(prefix + "top_p"))};
+      return qmk::DrawParams{static_cast<int>(sampling.at(prefix + "sample")),
+                             static_cast<float>(1.0 / sampling.at(prefix + "temperature")),
+                             static_cast<int>(sampling.at(prefix + "top_k")),
+                             static_cast<float>(sampling.at(prefix + "top_p"))};
     };
     c.draw0 = draw("code0_");
     c.draw = draw("predictor_");
@@ -144,8 +147,10 @@ class Launcher {
 
   // Queue one frame of each of these slots.
   void decode(const std::vector<int64_t>& slots) {
-    TORCH_CHECK(!slots.empty() && static_cast<int>(slots.size()) <= columns_, message("a launch takes 1 to ", columns_, " slots, got ", slots.size()));
-    TORCH_CHECK(launched_ - collected_ < qmk::kLaunchesAhead, message(qmk::kLaunchesAhead, " launches wait to be collected; collect() first"));
+    TORCH_CHECK(!slots.empty() && static_cast<int>(slots.size()) <= columns_,
+                message("a launch takes 1 to ", columns_, " slots, got ", slots.size()));
+    TORCH_CHECK(launched_ - collected_ < qmk::kLaunchesAhead,
+                message(qmk::kLaunchesAhead, " launches wait to be collected; collect() first"));
     for (auto slot : slots) room(at(slot), 1);
     qmk::FrameParams p = p_;
     p.columns = 0;
@@ -154,7 +159,8 @@ class Launcher {
       qmk::Column& c = p.column[p.columns++] = s.column;
       c.first_fresh = c.position;
       const bool text = s.text.defined() && c.frame < s.text.size(0);
-      c.text_row = reinterpret_cast<const qmk::bf16*>(text ? s.text.data_ptr() : s.pad.data_ptr()) + (text ? c.frame * hidden_ : 0);
+      c.text_row = reinterpret_cast<const qmk::bf16*>(text ? s.text.data_ptr() : s.pad.data_ptr()) +
+                   (text ? c.frame * hidden_ : 0);
       s.column.position++, s.column.frame++;
     }
     const int i = launched_ % qmk::kLaunchesAhead;
@@ -177,11 +183,14 @@ class Launcher {
   int64_t uncollected() const { return launched_ - collected_; }
 
   // Where the next launches leave what tests and benchmarks look at; see FrameParams.
-  void observe(const c10::optional<torch::Tensor>& hidden, const c10::optional<torch::Tensor>& logits, const c10::optional<torch::Tensor>& stage_ns) {
-    observed_ = {hidden.value_or(torch::Tensor()), logits.value_or(torch::Tensor()), stage_ns.value_or(torch::Tensor())};
+  void observe(const c10::optional<torch::Tensor>& hidden, const c10::optional<torch::Tensor>& logits,
+               const c10::optional<torch::Tensor>& stage_ns) {
+    observed_ = {hidden.value_or(torch::Tensor()), logits.value_or(torch::Tensor()),
+                 stage_ns.value_or(torch::Tensor())};
     p_.hidden_out = hidden ? data_of<float>(*hidden, "hidden", torch::kFloat32, columns_ * hidden_) : nullptr;
     p_.logits_out = logits ? data_of<float>(*logits, "logits", torch::kFloat32, columns_ * qmk::kGroups) : nullptr;
-    p_.stage_ns = stage_ns ? data_of<unsigned long long>(*stage_ns, "stage_ns", torch::kInt64, 2 * qmk::kStages) : nullptr;
+    p_.stage_ns =
+        stage_ns ? data_of<unsigned long long>(*stage_ns, "stage_ns", torch::kInt64, 2 * qmk::kStages) : nullptr;
   }
 
   torch::Tensor fault() const { return fault_; }  // [1], not 0 after a wait inside the kernel gave up
@@ -191,13 +200,14 @@ class Launcher {
  private:
   static void check_cuda(cudaError_t error) { qmk::check_cuda(error, "frame kernel"); }
   Slot& at(int64_t slot) {
-    TORCH_CHECK(slot >= 0 && slot < static_cast<int64_t>(slots_.size()), message("slot must be in 0..", slots_.size() - 1, ", got ", slot));
+    TORCH_CHECK(slot >= 0 && slot < static_cast<int64_t>(slots_.size()),
+                message("slot must be in 0..", slots_.size() - 1, ", got ", slot));
     return slots_[slot];
   }
   void room(const Slot& s, int64_t rows) const {
     TORCH_CHECK(s.pages.defined(), "no sequence was started in this slot");
-    TORCH_CHECK(s.column.position + rows <= s.pages.numel() * qmk::kPagePositions, message("position ", s.column.position + rows - 1,
-                " is past the slot's ", s.pages.numel(), " pages"));
+    TORCH_CHECK(s.column.position + rows <= s.pages.numel() * qmk::kPagePositions,
+                message("position ", s.column.position + rows - 1, " is past the slot's ", s.pages.numel(), " pages"));
   }
   void launch(qmk::FrameParams& p, int64_t epochs) {
     const c10::cuda::CUDAGuard guard(device_);

@@ -1,6 +1,6 @@
-// The vocoder: small matrix products with everything around them fused, so that a frame is about a hundred launches of one
-// CUDA graph. A layer's activation is computed by the kernel that makes its input, once per element; the past is read where
-// it lies. Order of every sum is fixed: the same push gives the same bits.
+// The vocoder: small matrix products with everything around them fused, so that a frame is about a hundred launches of
+// one CUDA graph. A layer's activation is computed by the kernel that makes its input, once per element; the past is
+// read where it lies. Order of every sum is fixed: the same push gives the same bits.
 #include "vocoder.h"
 
 #include <cooperative_groups.h>
@@ -19,8 +19,8 @@ __device__ __forceinline__ void split(float x, uint32_t& high, uint32_t& low) {
   low = __float_as_uint(x - __uint_as_float(high));
 }
 
-// sin(x)^2, within 2e-7: reduced by multiples of pi, then a polynomial. sinf's own reduction of large angles, put in line
-// for every element, is more code than the instruction cache holds.
+// sin(x)^2, within 2e-7: reduced by multiples of pi, then a polynomial. sinf's own reduction of large angles, put in
+// line for every element, is more code than the instruction cache holds.
 __device__ __forceinline__ float sine_squared(float x) {
   const float k = rintf(x * 0.318309886f);
   float r = fmaf(k, -3.140625f, x);
@@ -42,7 +42,8 @@ __device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4], const
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-// A kernel may begin while the one before it ends: it fetches weights, then waits here for everything that was computed.
+// A kernel may begin while the one before it ends: it fetches weights, then waits here for everything that was
+// computed.
 __device__ __forceinline__ void wait_for_previous() {
 #if __CUDA_ARCH__ >= 900
   // The next one may begin only now: a chain of kernels that wait would take the room of the one that works.
@@ -59,7 +60,8 @@ bool has_clusters() {
 }
 
 template <class... Parameters, class... Arguments>
-cudaError_t launch_after(void (*kernel)(Parameters...), dim3 grid, int threads, int shared, cudaStream_t stream, int cluster, Arguments&&... arguments) {
+cudaError_t launch_after(void (*kernel)(Parameters...), dim3 grid, int threads, int shared, cudaStream_t stream,
+                         int cluster, Arguments&&... arguments) {
   cudaLaunchAttribute attributes[2] = {};
   cudaLaunchConfig_t config = {};
   config.gridDim = grid;
@@ -78,18 +80,18 @@ cudaError_t launch_after(void (*kernel)(Parameters...), dim3 grid, int threads, 
 }
 
 constexpr int kDepth = kChannelTile;  // of a step along the sum
-constexpr int kParts = 8;   // of a sum, at most: what a cluster may hold anywhere
+constexpr int kParts = 8;             // of a sum, at most: what a cluster may hold anywhere
 
 template <int M, int N>
 struct Shape {
   static constexpr int kStages = M * N <= 1024 ? 6 : M * N <= 2048 ? 4 : 3;  // in flight: small tiles wait longest
-  static constexpr int kPitchA = kDepth + 4, kPitchB = N + 8;  // no two of a fragment's words in one bank
+  static constexpr int kPitchA = kDepth + 4, kPitchB = N + 8;                // no two of a fragment's words in one bank
   static constexpr int kStageFloats = M * kPitchA + kDepth * kPitchB;
   static constexpr int kBytes = kStages * kStageFloats * 4;
 };
 
-// One tile [M rows][N columns] of a convolution. Its sum may be cut into gridDim.z parts for the blocks of a cluster, each
-// of which then adds up its share of the tile, always in the same order. Warps lie WM x WN.
+// One tile [M rows][N columns] of a convolution. Its sum may be cut into gridDim.z parts for the blocks of a cluster,
+// each of which then adds up its share of the tile, always in the same order. Warps lie WM x WN.
 template <int M, int N, int WM, int WN, bool Exact>
 __global__ void __launch_bounds__(32 * (M / WM) * (N / WN)) convolve_kernel(const Convolution p) {
   using S = Shape<M, N>;
@@ -148,8 +150,11 @@ __global__ void __launch_bounds__(32 * (M / WM) * (N / WN)) convolve_kernel(cons
       if (kChunksA % kThreads == 0 || chunk < kChunksA) {
         const int t = time[i] + shift;
         const bool there = time[i] >= 0;
-        const float* from = t >= 0 ? fresh[i] + t * p.in.channels : past[i] + (there ? t + p.in.kept : 0) * p.in.channels;
-        copy16(shared_address(shared + stage * S::kStageFloats + chunk / (kDepth / 4) * S::kPitchA + chunk % (kDepth / 4) * 4), from + channel, there);
+        const float* from =
+            t >= 0 ? fresh[i] + t * p.in.channels : past[i] + (there ? t + p.in.kept : 0) * p.in.channels;
+        copy16(shared_address(shared + stage * S::kStageFloats + chunk / (kDepth / 4) * S::kPitchA +
+                              chunk % (kDepth / 4) * 4),
+               from + channel, there);
       }
     }
     if (channel += kDepth; channel == p.in.channels) channel = 0, shift += p.dilation;
@@ -163,8 +168,8 @@ __global__ void __launch_bounds__(32 * (M / WM) * (N / WN)) convolve_kernel(cons
     if (begin + s < end) load_history(s);
     asm volatile("cp.async.commit_group;" ::: "memory");  // the first one holds all the weights fetched so far
   }
-  // Tensor cores cut off what they add up; so only a step's sums are theirs, the sum over steps is rounded. Where a warp has
-  // few tiles, the three products of each have sums of their own, so that none waits for another.
+  // Tensor cores cut off what they add up; so only a step's sums are theirs, the sum over steps is rounded. Where a
+  // warp has few tiles, the three products of each have sums of their own, so that none waits for another.
   constexpr int kSums = Exact && kTilesM * kTilesN <= 4 ? 3 : 1;
   int stage = 0, ahead = kStages - 1;
   for (int step = begin; step < end; ++step) {
@@ -191,7 +196,8 @@ __global__ void __launch_bounds__(32 * (M / WM) * (N / WN)) convolve_kernel(cons
       for (int m = 0; m < kTilesM; ++m) {
         uint32_t high[4], low[4];
 #pragma unroll
-        for (int i = 0; i < 4; ++i) split(a[(m * 16 + g + 8 * (i % 2)) * S::kPitchA + k + q + 4 * (i / 2)], high[i], low[i]);
+        for (int i = 0; i < 4; ++i)
+          split(a[(m * 16 + g + 8 * (i % 2)) * S::kPitchA + k + q + 4 * (i / 2)], high[i], low[i]);
 #pragma unroll
         for (int n = 0; n < kTilesN; ++n) {
           if constexpr (Exact) {
@@ -239,7 +245,8 @@ __global__ void __launch_bounds__(32 * (M / WM) * (N / WN)) convolve_kernel(cons
   others[0] = shared;
 #endif
   const int items = min(M, total - first_row) * (N / 4), stride = kThreads * parts;
-  constexpr int kTogether = 4;  // everything is read before anything is written: the compiler must assume that they overlap
+  // Everything is read before anything is written: the compiler must assume that they overlap.
+  constexpr int kTogether = 4;
 #pragma unroll 1
   for (int first = thread + part * kThreads; first < items; first += kTogether * stride) {
     float4 v[kTogether], r[kTogether];
@@ -249,7 +256,9 @@ __global__ void __launch_bounds__(32 * (M / WM) * (N / WN)) convolve_kernel(cons
       const int at = row * kPitch + in_tile, column = first_column + in_tile;
       v[i] = __ldg(reinterpret_cast<const float4*>(p.bias + column));
       r[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-      if (p.residual) r[i] = *reinterpret_cast<const float4*>(p.residual + static_cast<int64_t>(first_row + row) * p.columns + column);
+      if (p.residual)
+        r[i] =
+            *reinterpret_cast<const float4*>(p.residual + static_cast<int64_t>(first_row + row) * p.columns + column);
       float4 sum = *reinterpret_cast<const float4*>(others[0] + at);
 #if __CUDA_ARCH__ >= 900
 #pragma unroll
@@ -272,7 +281,8 @@ __global__ void __launch_bounds__(32 * (M / WM) * (N / WN)) convolve_kernel(cons
       if (!p.activated) continue;
       if (p.activation == Activation::kSnake) {
         const int channel = column % p.channels_out;
-        const float4 f = __ldg(reinterpret_cast<const float4*>(p.frequency + channel)), s = __ldg(reinterpret_cast<const float4*>(p.scale + channel));
+        const float4 f = __ldg(reinterpret_cast<const float4*>(p.frequency + channel)),
+                     s = __ldg(reinterpret_cast<const float4*>(p.scale + channel));
         v[i].x += s.x * sine_squared(v[i].x * f.x);
         v[i].y += s.y * sine_squared(v[i].y * f.y);
         v[i].z += s.z * sine_squared(v[i].z * f.z);
@@ -305,7 +315,8 @@ Cut best_of(Cut cut, const Convolution& p, int processors, bool clusters) {
   if (p.columns % cut.n) return cut;
   for (int parts = 1; parts <= (clusters ? kParts : 1) && 2 * parts <= std::max(steps, 2); parts *= 2) {
     const int waves = (cut.tiles * parts + processors - 1) / processors, per_part = (steps + parts - 1) / parts;
-    const float sharing = parts > 1 ? 0.8f + 0.1f * parts : 0.0f, end = 0.9f * ((cut.m * cut.n + 2048 * parts - 1) / (2048 * parts));
+    const float sharing = parts > 1 ? 0.8f + 0.1f * parts : 0.0f,
+                end = 0.9f * ((cut.m * cut.n + 2048 * parts - 1) / (2048 * parts));
     const float us = (per_part * cut.step_us + end) * (1.0f + 0.75f * (waves - 1)) + sharing;
     if (us < cut.us) cut.us = us, cut.parts = parts;
   }
@@ -331,7 +342,8 @@ cudaError_t choose(const Convolution& p, cudaStream_t stream) {
   cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
   const bool clusters = has_clusters();
   Cut best{32, 32, 0.41f};
-  for (const Cut& cut : {Cut{16, 64, 0.42f}, Cut{32, 32, 0.41f}, Cut{32, 64, 0.60f}, Cut{64, 32, 0.74f}, Cut{64, 64, 0.90f}, Cut{64, 96, 1.30f}})
+  for (const Cut& cut : {Cut{16, 64, 0.42f}, Cut{32, 32, 0.41f}, Cut{32, 64, 0.60f}, Cut{64, 32, 0.74f},
+                         Cut{64, 64, 0.90f}, Cut{64, 96, 1.30f}})
     if (const Cut fitted = best_of(cut, p, processors, clusters); fitted.us < best.us) best = fitted;
   switch (best.m * 1000 + best.n) {
     case 16064: return launch<16, 64, 16, 16, Exact>(p, best.parts, stream);
@@ -359,7 +371,9 @@ __device__ __forceinline__ float block_sum(float x, float (&room)[32]) {
 }
 
 // A block a row, a thread a channel.
-__global__ void __launch_bounds__(kWidestNorm) depthwise_norm_kernel(const History in, const float* weight, const float* bias, const float* gain, const float* shift, float eps, float* out) {
+__global__ void __launch_bounds__(kWidestNorm)
+    depthwise_norm_kernel(const History in, const float* weight, const float* bias, const float* gain,
+                          const float* shift, float eps, float* out) {
   __shared__ float room[32];
   const int sequence = blockIdx.x / in.rows, t = blockIdx.x % in.rows, channels = in.channels, c = threadIdx.x;
   const bool there = c < channels;
@@ -378,7 +392,8 @@ __global__ void __launch_bounds__(kWidestNorm) depthwise_norm_kernel(const Histo
 }
 
 // Eight lanes an output sample, 32 samples a block, which leave it in one piece: they may go to the host.
-__global__ void __launch_bounds__(256) convolve_to_sound_kernel(const History in, const float* weight, const float* bias, float* const* out) {
+__global__ void __launch_bounds__(256)
+    convolve_to_sound_kernel(const History in, const float* weight, const float* bias, float* const* out) {
   wait_for_previous();
   __shared__ float sound[32];
   float* const to = *out;
@@ -390,7 +405,8 @@ __global__ void __launch_bounds__(256) convolve_to_sound_kernel(const History in
   for (int tap = 0; tap < 7; ++tap) {
     const float* row = history_row(in, sequence, t + tap - 6);
     for (int c = lane * 4; c < in.channels; c += 32) {
-      const float4 x = *reinterpret_cast<const float4*>(row + c), w = *reinterpret_cast<const float4*>(weight + tap * in.channels + c);
+      const float4 x = *reinterpret_cast<const float4*>(row + c),
+                   w = *reinterpret_cast<const float4*>(weight + tap * in.channels + c);
       sum += x.x * w.x + x.y * w.y + x.z * w.z + x.w * w.w;
     }
   }
@@ -417,7 +433,8 @@ __global__ void __launch_bounds__(128) keep_histories_kernel(const __grid_consta
     for (int i = 0; i < kTogether; ++i) {
       const int from = first + i + h.rows;
       if (first + i < h.kept)
-        x[i] = from < h.kept ? past[static_cast<int64_t>(from) * h.channels] : fresh[static_cast<int64_t>(from - h.kept) * h.channels];
+        x[i] = from < h.kept ? past[static_cast<int64_t>(from) * h.channels]
+                             : fresh[static_cast<int64_t>(from - h.kept) * h.channels];
     }
 #pragma unroll
     for (int i = 0; i < kTogether; ++i)
@@ -430,7 +447,9 @@ __global__ void __launch_bounds__(512) begin_push_kernel(const __grid_constant__
   const int row = blockIdx.x, sequence = row / p.frames, frame = row % p.frames;
   if (row == 0 && threadIdx.x < p.sequences) inputs.slots[threadIdx.x] = p.slot[threadIdx.x];
   if (row == 0 && threadIdx.x == 0) *inputs.sound = p.sound;
-  const int* codes = p.recent ? p.recent + (p.slot[sequence] * kRecentFrames + (p.first[sequence] + frame) % kRecentFrames) * kGroups : p.codes + row * kGroups;
+  const int* codes =
+      p.recent ? p.recent + (p.slot[sequence] * kRecentFrames + (p.first[sequence] + frame) % kRecentFrames) * kGroups
+               : p.codes + row * kGroups;
   for (int c = threadIdx.x; c < inputs.channels; c += blockDim.x) {
     float sum = 0.0f;
 #pragma unroll
@@ -450,16 +469,22 @@ cudaError_t begin_push(const Push& p, const PushInputs& inputs, cudaStream_t str
   return cudaGetLastError();
 }
 
-cudaError_t convolve(const Convolution& p, cudaStream_t stream) { return p.exact ? choose<true>(p, stream) : choose<false>(p, stream); }
-
-cudaError_t depthwise_norm(const History& in, const float* weight, const float* bias, const float* gain, const float* shift, float eps, float* out, cudaStream_t stream) {
-  if (in.channels > kWidestNorm || in.kept != 6) return cudaErrorInvalidValue;
-  return launch_after(depthwise_norm_kernel, dim3(in.sequences * in.rows), (in.channels + 31) / 32 * 32, 0, stream, 1, in, weight, bias, gain, shift, eps, out);
+cudaError_t convolve(const Convolution& p, cudaStream_t stream) {
+  return p.exact ? choose<true>(p, stream) : choose<false>(p, stream);
 }
 
-cudaError_t convolve_to_sound(const History& in, const float* weight, const float* bias, float* const* out, cudaStream_t stream) {
+cudaError_t depthwise_norm(const History& in, const float* weight, const float* bias, const float* gain,
+                           const float* shift, float eps, float* out, cudaStream_t stream) {
+  if (in.channels > kWidestNorm || in.kept != 6) return cudaErrorInvalidValue;
+  return launch_after(depthwise_norm_kernel, dim3(in.sequences * in.rows), (in.channels + 31) / 32 * 32, 0, stream, 1,
+                      in, weight, bias, gain, shift, eps, out);
+}
+
+cudaError_t convolve_to_sound(const History& in, const float* weight, const float* bias, float* const* out,
+                              cudaStream_t stream) {
   if (in.kept != 6) return cudaErrorInvalidValue;
-  return launch_after(convolve_to_sound_kernel, dim3((in.sequences * in.rows * 8 + 255) / 256), 256, 0, stream, 1, in, weight, bias, out);
+  return launch_after(convolve_to_sound_kernel, dim3((in.sequences * in.rows * 8 + 255) / 256), 256, 0, stream, 1, in,
+                      weight, bias, out);
 }
 
 cudaError_t keep_histories(const Kept& p, cudaStream_t stream) {
