@@ -6,9 +6,10 @@ from collections.abc import Collection, Mapping
 import torch
 from torch import Tensor
 
-from qwen_megakernel.backend.build import load_extension, why_no_build, why_no_gpu, why_untried
+from qwen_megakernel.backend.build import load_extension, why_no_build, why_no_gpu
 from qwen_megakernel.backend.frame_decoder import FrameDecoder, TorchFrameDecoder
 from qwen_megakernel.backend.megakernel import MegakernelFrameDecoder, why_no_megakernel
+from qwen_megakernel.backend.targets import why_untried
 from qwen_megakernel.backend.vocoder_graphs import GraphVocoder, why_no_graphs
 from qwen_megakernel.checkpoint.config import ModelConfig, VocoderConfig
 from qwen_megakernel.checkpoint.fp8 import dequantized, parts_in

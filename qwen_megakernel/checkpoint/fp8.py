@@ -16,7 +16,7 @@ from qwen_megakernel.errors import BackendError, CheckpointError
 
 PARTS = ("talker", "predictor", "codec_head", "lm_heads")
 """What can be quantised, each by itself: the layers' projections of both stacks, and their heads. In the order of the
-bits of csrc/dims.cuh's QMK_FP8."""
+bits of csrc/frame/dims.cuh's QMK_FP8."""
 
 WEIGHTS = {"bf16": frozenset(), "fp8": frozenset(PARTS), "fp8-predictor": frozenset({"predictor", "lm_heads"})}
 """Names of the usual choices of parts."""
