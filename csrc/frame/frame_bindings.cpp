@@ -246,7 +246,7 @@ class Launcher {
   qmk::FrameParams p_{};
 };
 
-// What DIMS of megakernel.py has for a model, with the MLP's padded width.
+// A model of DIMS (backend/sizes.py), with the padded width of its MLPs.
 template <class Dims>
 void add_dims(pybind11::dict& all) {
   using T = typename Dims::Talker;
