@@ -1,15 +1,15 @@
 // Bounded waiting: no loop of the kernel can spin for ever.
 //
-// A wait that outlasts its limit sets the fault word and makes every later wait of its thread short; the launch then runs
-// to its end over meaningless numbers and exits normally, so that the CUDA context survives and the host can say what
-// happened.
+// A wait that outlasts its limit sets the fault word and makes every later wait of its thread short; the launch then
+// runs to its end over meaningless numbers and exits normally, so that the CUDA context survives and the host can say
+// what happened.
 #pragma once
 #include "ptx.cuh"
 
 namespace qmk {
 
 struct Patience {
-  uint32_t limit;  // polls
+  uint32_t limit;            // polls
   volatile uint32_t* fault;  // in host memory, shared by all blocks
 
   // Called once per failed poll; true: stop waiting.

@@ -6,7 +6,9 @@
 
 namespace qmk {
 
-__device__ __forceinline__ uint32_t shared_address(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
+__device__ __forceinline__ uint32_t shared_address(const void* p) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
+}
 
 // Barrier 1 among the compute warps; the producer warp never joins.
 template <int Threads>
@@ -14,8 +16,8 @@ __device__ __forceinline__ void sync_compute() {
   asm volatile("bar.sync 1, %0;" ::"n"(Threads) : "memory");
 }
 
-// Volatile, so that what is computed from them is computed where it is needed: kept across the layers, a hundred addresses
-// would be spilled to local memory, of which too little fits in the cache beside 227 KB of shared memory.
+// Volatile, so that what is computed from them is computed where it is needed: kept across the layers, a hundred
+// addresses would be spilled to local memory, of which too little fits in the cache beside 227 KB of shared memory.
 __device__ __forceinline__ int thread_index() {
   int t;
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(t));
@@ -52,12 +54,18 @@ __device__ __forceinline__ float warp_sum(float x) {
 // 16 bytes as one access: .b128 is never torn, where .v4 makes no promise.
 __device__ __forceinline__ uint4 load_relaxed16(const void* p) {
   uint64_t a, b;
-  asm volatile("{\n .reg .b128 v;\n ld.relaxed.gpu.global.b128 v, [%2];\n mov.b128 {%0,%1}, v;\n}" : "=l"(a), "=l"(b) : "l"(p) : "memory");
-  return make_uint4(static_cast<uint32_t>(a), static_cast<uint32_t>(a >> 32), static_cast<uint32_t>(b), static_cast<uint32_t>(b >> 32));
+  asm volatile("{\n .reg .b128 v;\n ld.relaxed.gpu.global.b128 v, [%2];\n mov.b128 {%0,%1}, v;\n}"
+               : "=l"(a), "=l"(b)
+               : "l"(p)
+               : "memory");
+  return make_uint4(static_cast<uint32_t>(a), static_cast<uint32_t>(a >> 32), static_cast<uint32_t>(b),
+                    static_cast<uint32_t>(b >> 32));
 }
 __device__ __forceinline__ void store_relaxed16(void* p, uint4 v) {
   const uint64_t a = v.x | static_cast<uint64_t>(v.y) << 32, b = v.z | static_cast<uint64_t>(v.w) << 32;
-  asm volatile("{\n .reg .b128 v;\n mov.b128 v, {%1,%2};\n st.relaxed.gpu.global.b128 [%0], v;\n}" ::"l"(p), "l"(a), "l"(b) : "memory");
+  asm volatile("{\n .reg .b128 v;\n mov.b128 v, {%1,%2};\n st.relaxed.gpu.global.b128 [%0], v;\n}" ::"l"(p), "l"(a),
+               "l"(b)
+               : "memory");
 }
 __device__ __forceinline__ void store_relaxed8(void* p, uint32_t a, uint32_t b) {
   asm volatile("st.relaxed.gpu.global.v2.u32 [%0], {%1,%2};" ::"l"(p), "r"(a), "r"(b) : "memory");
@@ -89,11 +97,14 @@ __device__ __forceinline__ void mbarrier_init(uint32_t bar, uint32_t count) {
   asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(bar), "r"(count) : "memory");
 }
 // Arrive once `loaded`, made of what this warp has just loaded from shared memory, is there. Without it the arrival
-// overtakes the loads: the stage was refilled under them, and about every tenth launch of 8 columns was wrong. Adds 0 to
-// the address in a way that ptxas cannot fold.
+// overtakes the loads: the stage was refilled under them, and about every tenth launch of 8 columns was wrong. Adds 0
+// to the address in a way that ptxas cannot fold.
 __device__ __forceinline__ void mbarrier_arrive_after_loads(uint32_t bar, uint32_t loaded) {
-  asm volatile("{\n .reg .b32 t;\n .reg .b64 state;\n popc.b32 t, %1;\n shr.u32 t, t, 6;\n add.u32 t, t, %0;\n mbarrier.arrive.shared.b64 state, [t];\n}"
-               ::"r"(bar), "r"(loaded) : "memory");
+  asm volatile(
+      "{\n .reg .b32 t;\n .reg .b64 state;\n popc.b32 t, %1;\n shr.u32 t, t, 6;\n add.u32 t, t, %0;\n "
+      "mbarrier.arrive.shared.b64 state, [t];\n}" ::"r"(bar),
+      "r"(loaded)
+      : "memory");
 }
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 __device__ __forceinline__ void mbarrier_init_fence() {
@@ -106,12 +117,18 @@ __device__ __forceinline__ void mbarrier_expect(uint32_t bar, uint32_t bytes) {
 __device__ __forceinline__ bool mbarrier_try_wait(uint32_t bar, uint32_t parity) {
   uint32_t done;
   asm volatile("{\n .reg .pred p;\n mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n selp.u32 %0, 1, 0, p;\n}"
-               : "=r"(done) : "r"(bar), "r"(parity) : "memory");
+               : "=r"(done)
+               : "r"(bar), "r"(parity)
+               : "memory");
   return done;
 }
-__device__ __forceinline__ void bulk_copy(uint32_t dst, const void* src, uint32_t bytes, uint32_t bar, uint64_t policy) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;"
-               ::"r"(dst), "l"(src), "r"(bytes), "r"(bar), "l"(policy) : "memory");
+__device__ __forceinline__ void bulk_copy(uint32_t dst, const void* src, uint32_t bytes, uint32_t bar,
+                                          uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::
+          "r"(dst),
+      "l"(src), "r"(bytes), "r"(bar), "l"(policy)
+      : "memory");
 }
 __device__ __forceinline__ void copy16(uint32_t, const void*, uint64_t) {}
 __device__ __forceinline__ void mbarrier_arrive_after_copies(uint32_t) {}
@@ -121,12 +138,15 @@ __device__ __forceinline__ void mbarrier_expect(uint32_t, uint32_t) {}
 __device__ __forceinline__ bool mbarrier_try_wait(uint32_t bar, uint32_t parity) {
   uint32_t done;
   asm volatile("{\n .reg .pred p;\n mbarrier.test_wait.parity.shared.b64 p, [%1], %2;\n selp.u32 %0, 1, 0, p;\n}"
-               : "=r"(done) : "r"(bar), "r"(parity) : "memory");
+               : "=r"(done)
+               : "r"(bar), "r"(parity)
+               : "memory");
   return done;
 }
 __device__ __forceinline__ void bulk_copy(uint32_t, const void*, uint32_t, uint32_t, uint64_t) {}
 __device__ __forceinline__ void copy16(uint32_t dst, const void* src, uint64_t policy) {
-  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "l"(policy) : "memory");
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "l"(policy)
+               : "memory");
 }
 // This lane's arrival, once its copies so far have landed.
 __device__ __forceinline__ void mbarrier_arrive_after_copies(uint32_t bar) {
@@ -146,7 +166,10 @@ __device__ __forceinline__ uint64_t policy_evict_first() {
 }
 __device__ __forceinline__ uint4 load_shared16(uint32_t address) {
   uint4 v;
-  asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(address) : "memory");
+  asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "r"(address)
+               : "memory");
   return v;
 }
 
@@ -158,9 +181,12 @@ __device__ __forceinline__ uint32_t multiply_bf16x2(uint32_t a, uint32_t b) {
 }
 
 // ---- tensor cores: c[16][8] += a[16][16] b[16][8], bf16 in, fp32 out
-__device__ __forceinline__ void mma_16x8x16(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+__device__ __forceinline__ void mma_16x8x16(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
+                                            uint32_t b0, uint32_t b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
 }  // namespace qmk

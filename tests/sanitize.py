@@ -8,7 +8,7 @@ import sys
 
 import torch
 
-from qwen_megakernel.backend import megakernel, vocoder_graphs
+from qwen_megakernel.backend import megakernel, vocoder_graphs, vocoder_memory
 from qwen_megakernel.backend.build import load_extension
 from qwen_megakernel.checkpoint.config import ModelConfig, SamplingParams
 from qwen_megakernel.checkpoint.load import DEMO_FOLDER, Checkpoint
@@ -16,7 +16,7 @@ from qwen_megakernel.checkpoint.synthetic import random_talker, synthetic_config
 from qwen_megakernel.model.prompt import Prompt
 from qwen_megakernel.model.transformer import Embeddings
 
-megakernel.SPIN_LIMIT = vocoder_graphs.SPIN_LIMIT = 2**31
+megakernel.SPIN_LIMIT = vocoder_memory.SPIN_LIMIT = 2**31
 GPU = torch.device("cuda")
 
 

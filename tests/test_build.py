@@ -1,8 +1,9 @@
-"""Building the kernel: targets and their flags, what keeps it from being built, `make kernels`."""
+"""Building the kernel: targets and their flags, sizes, what keeps it from being built, `make kernels`."""
 
 import logging
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,19 +11,24 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from qwen_megakernel.backend.frame_decoder import LAUNCH_SLOTS
 from torch.utils import cpp_extension
 
 from qwen_megakernel import cli
 from qwen_megakernel.backend import build
 from qwen_megakernel.backend import compile_all as kernels
-from qwen_megakernel.backend.build import BLOCKS, TARGETS
 from qwen_megakernel.backend.compile_all import MODELS, Compiled, Launch
-from qwen_megakernel.backend.megakernel import MegakernelFrameDecoder
+from qwen_megakernel.backend.megakernel import STAGES, MegakernelFrameDecoder
 from qwen_megakernel.backend.select import select_backend, select_device
+from qwen_megakernel.backend.sizes import SIZES, built_for, check_sizes
+from qwen_megakernel.backend.targets import TARGETS
+from qwen_megakernel.backend.vocoder_recorder import GELU, NONE, SNAKE
+from qwen_megakernel.checkpoint.fp8 import PARTS
 from qwen_megakernel.errors import BackendError
 
 GPU = torch.device("cuda")
 H200 = ((9, 0), 132, "H200")
+CSRC = build.source_folder()
 
 
 def of(width: int) -> str:
@@ -80,12 +86,12 @@ def test_two_blocks_a_multiprocessor_share_its_memory():
 
 
 def test_what_the_table_hands_over_is_what_the_sources_read():
-    dims = (build.source_folder() / "dims.cuh").read_text(encoding="utf-8")
+    dims = source("frame/dims.cuh")
     for target in TARGETS.values():
         for define in target.defines:
             name = define.removeprefix("-D").split("=")[0]
             assert len(re.findall(rf"\b{name}\b", dims)) > 1, name
-    assert f"kBlocks = {BLOCKS};" in dims
+        assert max(target.columns, target.wide) <= LAUNCH_SLOTS
 
 
 @pytest.mark.parametrize("arch", TARGETS)
@@ -93,6 +99,101 @@ def test_the_smallest_card_of_a_target_is_accepted(arch, machine):
     target, number = TARGETS[arch], arch.rstrip("a")
     machine((int(number[:-1]), int(number[-1])), target.multiprocessors, target.card)
     assert build.why_no_build(GPU) is None
+
+
+# ---------------------------------------------------------------- sources and sizes
+
+
+def source(name: str) -> str:
+    return (CSRC / name).read_text(encoding="utf-8")
+
+
+def in_python(constant: str) -> str:
+    """kMlpPacket -> MLP_PACKET"""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", constant.removeprefix("k")).upper()
+
+
+def enumerators(header: str, name: str) -> list[str]:
+    return re.findall(r"\bk[A-Z]\w*", re.search(rf"enum (?:class )?{name}\b[^{{]*{{(.*?)}}", source(header), re.S)[1])
+
+
+def test_python_has_the_sizes_of_csrc():
+    found = re.findall(r"^constexpr int (k\w+) = (\d+);", source("sizes.h"), re.M)
+    assert len(found) == source("sizes.h").count("constexpr")
+    assert {in_python(name): int(size) for name, size in found} == SIZES
+
+
+def test_the_extension_exports_every_size():
+    exported = re.findall(r'sizes\["(\w+)"\] = qmk::(\w+);', source("bindings.cpp"))
+    assert all(name == in_python(constant) for name, constant in exported)
+    assert sorted(name for name, _ in exported) == sorted(SIZES)
+
+
+def test_python_has_the_dims_that_the_kernel_is_compiled_for():
+    text = re.sub(r"\s+", " ", source("frame/dims.cuh"))
+    published = re.search(r"using PublishedPredictor = (StackDims<.*?>);", text)[1]
+    stack = r"StackDims<(\d+), (\d+), (\d+), (\d+), (\d+), kFp8(?:Talker|Predictor)>"
+    models = re.findall(r"using Dims\w+ = ModelDims<(.*?)>;", text)
+    found = {}
+    for model in models:
+        numbers = re.fullmatch(rf"{stack}, {stack}, (\d+), (\d+)", model.replace("PublishedPredictor", published))
+        hidden, mlp, _, heads, kv, small, small_mlp, layers, small_heads, small_kv, vocab, codes = map(
+            int, numbers.groups()
+        )
+        found[hidden] = (hidden, mlp, heads, kv, vocab), (small, small_mlp, small_heads, small_kv, layers, codes)
+    assert len(models) == 3 and found == built_for(TARGETS["90a"], ())["DIMS"]
+
+
+def test_names_and_numbers_of_enumerators_are_the_same_in_python():
+    *stages, count = enumerators("frame/params.h", "Stage")
+    assert count == "kStages" and [in_python(stage).lower() for stage in stages] == [
+        name.removeprefix("talker ") for name in STAGES[: len(stages)]
+    ]
+    assert len(STAGES) == 2 * len(stages)
+    assert enumerators("vocoder/vocoder.h", "Activation") == ["kNone", "kSnake", "kGelu"]
+    assert (NONE, SNAKE, GELU) == (0, 1, 2)
+
+
+def test_the_bits_of_fp8_weights_are_in_pythons_order():
+    bits = {
+        in_python(name).lower(): int(bit)
+        for name, bit in re.findall(r"kFp8(\w+) = QMK_FP8 & (\d+)", source("frame/dims.cuh"))
+    }
+    assert bits == {part: 1 << PARTS.index(part) for part in PARTS}
+
+
+def test_a_build_of_other_sizes_is_refused():
+    told = built_for(TARGETS["90a"], {"lm_heads"})
+    check_sizes(SimpleNamespace(**told), TARGETS["90a"], {"lm_heads"})
+    other = SimpleNamespace(**told | {"SIZES": {**SIZES, "RECENT_FRAMES": 16, "NEW": 1}, "COLUMNS": 4})
+    with pytest.raises(BackendError) as refused:
+        check_sizes(other, TARGETS["90a"], set())
+    for sentence in (
+        "SIZES['RECENT_FRAMES']: expected 8, got 16;",
+        "SIZES['NEW']: expected nothing, got 1;",
+        "FP8['lm_heads']: expected False, got True;",
+        "COLUMNS: expected 8, got 4;",
+        "reinstall the package",
+    ):
+        assert sentence in str(refused.value)
+    assert str(refused.value).count("expected") == 4
+    del told["DIMS"]
+    with pytest.raises(BackendError, match=r"DIMS\[1024\]: expected .*, got nothing"):
+        check_sizes(SimpleNamespace(**told), TARGETS["90a"], {"lm_heads"})
+
+
+def test_every_source_is_compiled_under_a_name_of_its_own():
+    """torch names objects by stem alone."""
+    compiled = {path.relative_to(CSRC).as_posix() for suffix in ("cu", "cpp") for path in CSRC.rglob(f"*.{suffix}")}
+    assert compiled == {*build.SOURCES, "frame/footprint.cu"}
+    assert len({Path(name).stem for name in build.SOURCES}) == len(build.SOURCES)
+
+
+def test_every_include_is_beside_its_file_or_above_it():
+    """No flag says where to look: nvcc and torch find the same files."""
+    for path in CSRC.rglob("*.*"):
+        for name in re.findall(r'^#include "(.*)"', path.read_text(encoding="utf-8"), re.M):
+            assert (path.parent / name).is_file(), (path, name)
 
 
 # ---------------------------------------------------------------- what keeps it from being built
@@ -169,7 +270,9 @@ def test_both_compilers_get_the_targets_flags_and_the_log_says_where(
 
     def load(name, sources, **settings):
         given.update(settings, name=name, arch=os.environ["TORCH_CUDA_ARCH_LIST"], path=os.environ["PATH"])
-        return SimpleNamespace(__file__=str(Path(settings["build_directory"]) / f"{name}.so"))
+        assert all(Path(source).is_file() for source in sources)
+        file = Path(settings["build_directory"]) / f"{name}.so"
+        return SimpleNamespace(__file__=str(file), **built_for(TARGETS[arch], ()))
 
     number, target = arch.rstrip("a"), TARGETS[arch]
     machine((int(number[:-1]), int(number[-1])), target.multiprocessors, target.card)
@@ -200,7 +303,10 @@ def test_builds_for_other_weights_have_their_own_flags(machine, monkeypatch, tmp
 
     def load(name, sources, **settings):
         flags[name] = settings["extra_cuda_cflags"], settings["extra_cflags"]
-        return SimpleNamespace(__file__=str(Path(settings["build_directory"]) / f"{name}.so"))
+        bits = next((int(flag.partition("=")[2]) for flag in settings["extra_cflags"] if "QMK_FP8" in flag), 0)
+        fp8 = {part for i, part in enumerate(PARTS) if bits >> i & 1}
+        file = Path(settings["build_directory"]) / f"{name}.so"
+        return SimpleNamespace(__file__=str(file), **built_for(TARGETS["90a"], fp8))
 
     machine((9, 0), 132, "NVIDIA H200")
     monkeypatch.setattr(cpp_extension, "load", load)
@@ -221,7 +327,21 @@ def test_builds_with_other_flags_have_other_folders(monkeypatch):
     assert len(folders | {build.cache_folder(arch) for arch in TARGETS}) == 2 * len(TARGETS)
 
 
-def test_a_launch_of_more_streams_than_the_build_has_columns_is_refused():
+def test_builds_of_other_sources_have_other_folders(tmp_path, monkeypatch):
+    shutil.copytree(CSRC, tmp_path / "csrc")
+    before = build.cache_folder("90a")
+    monkeypatch.setattr(build, "source_folder", lambda: tmp_path / "csrc")
+    assert build.cache_folder("90a") == before
+    for name in ("ptx.cuh", "frame/layer.cuh", "vocoder/vocoder.h"):
+        with (tmp_path / "csrc" / name).open("a", encoding="utf-8") as file:
+            file.write("// more\n")
+        assert build.cache_folder("90a") != before
+        before = build.cache_folder("90a")
+    (tmp_path / "csrc" / "ptx.cuh").rename(tmp_path / "csrc" / "frame" / "ptx.cuh")
+    assert build.cache_folder("90a") != before
+
+
+def test_a_launch_of_more_sequences_than_the_build_has_columns_is_refused():
     decoder = MegakernelFrameDecoder.__new__(MegakernelFrameDecoder)
     decoder.width = 4
     with pytest.raises(ValueError, match="takes 1 to 4 slots, got .*4"):

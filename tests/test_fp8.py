@@ -14,7 +14,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
 from qwen_megakernel import BackendError, CheckpointError, SamplingParams, TTSEngine, cli
-from qwen_megakernel.backend.megakernel import MLP_PACKET, PACKET, pack
+from qwen_megakernel.backend.pack import pack
+from qwen_megakernel.backend.sizes import MLP_PACKET, PACKET
 from qwen_megakernel.checkpoint import quantize as quantize_module
 from qwen_megakernel.checkpoint.fp8 import (
     LARGEST,
@@ -108,7 +109,8 @@ def test_a_gpu_rounds_as_a_cpu_does():
 
 
 def widened(words: torch.Tensor) -> torch.Tensor:
-    """csrc/fp8.cuh's widen_e4m3 on the host: int64 words of four bytes -> [.., 2 registers, 2 halves] of bf16 bits."""
+    """widen_e4m3 of csrc/frame/fp8.cuh on the host: int64 words of four bytes -> [.., 2 registers, 2 halves] of bf16
+    bits."""
     signs, rest = 0x80008000, 0x07F007F0
     registers = torch.stack([(words & signs) | (words >> 4 & rest), (words << 8 & signs) | (words << 4 & rest)], dim=-1)
     halves = torch.stack([registers & 0xFFFF, registers >> 16 & 0xFFFF], dim=-1)

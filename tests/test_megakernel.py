@@ -11,7 +11,9 @@ import torch
 import torch.nn.functional as F
 
 from qwen_megakernel.backend.build import load_extension
-from qwen_megakernel.backend.megakernel import PAGE, MegakernelFrameDecoder, padded_mlp, places
+from qwen_megakernel.backend.megakernel import MegakernelFrameDecoder
+from qwen_megakernel.backend.pack import places
+from qwen_megakernel.backend.sizes import PAGE, padded_mlp
 from qwen_megakernel.checkpoint.config import GREEDY, ModelConfig, SamplingParams
 from qwen_megakernel.checkpoint.fp8 import WEIGHTS, dequantized, quantized
 from qwen_megakernel.checkpoint.load import DEMO_FOLDER
@@ -504,7 +506,7 @@ def test_every_scratch_vector_equals_the_twins(size, capsys):
                     cache.k[:], cache.v[:] = old.to(dtype)
                     got[dtype] = last_layer(cut, weights, rows.to(dtype), position, cache)
                 for name, reference in got[torch.float32].items():
-                    width = padded_mlp(stack) if name == "x.mlp" else reference.shape[1]
+                    width = padded_mlp(stack.intermediate_size) if name == "x.mlp" else reference.shape[1]
                     ours = unpacked(kernel, name, width, columns)
                     assert not ours[:, reference.shape[1] :].any(), "padding of the MLP"
                     error = relative(ours[:, : reference.shape[1]], reference)

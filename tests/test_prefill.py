@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 
 from qwen_megakernel.backend import paged_prefill as prefill
-from qwen_megakernel.backend.megakernel import PAGE, pack_stack, padded_mlp, places
+from qwen_megakernel.backend.pack import pack_stack, places
+from qwen_megakernel.backend.sizes import PAGE, padded_mlp
 from qwen_megakernel.checkpoint.load import Checkpoint
 from qwen_megakernel.model.transformer import KVCache, Transformer
 
@@ -16,7 +17,7 @@ PAGES = 10
 
 
 class Extension:
-    """What csrc/prefill.cu computes, in PyTorch. Its matrices come from the checkpoint."""
+    """What csrc/prompt/prefill.cu computes, in PyTorch. Its matrices come from the checkpoint."""
 
     def __init__(self, plain: dict[int, torch.Tensor]):
         self.plain = plain  # by their place in the ribbon
@@ -67,7 +68,7 @@ def talker():
 def paged(talker, monkeypatch):
     """That the kernels compute what stands in for them is shown on a GPU (test_megakernel.py)."""
     stack, tensors = talker
-    plain, at, wider = {}, 0, padded_mlp(stack) - stack.intermediate_size
+    plain, at, wider = {}, 0, padded_mlp(stack.intermediate_size) - stack.intermediate_size
     for i in range(stack.num_layers):
         w = {name.split(f"layers.{i}.")[-1]: t for name, t in tensors.items() if f"talker.model.layers.{i}." in name}
         matrices = {

@@ -12,72 +12,33 @@ import sys
 import sysconfig
 import time
 from collections.abc import Collection
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
 import torch
 
+from qwen_megakernel.backend.sizes import BLOCKS, check_sizes
+from qwen_megakernel.backend.targets import TARGETS, architecture, capability
 from qwen_megakernel.checkpoint.fp8 import PARTS
 from qwen_megakernel.errors import BackendError
 
 log = logging.getLogger(__name__)
 
-BLOCKS = 128
-"""Of a launch (csrc/dims.cuh). They wait for each other, so all must be resident at once."""
-
 SOURCES = (
-    "frame.cu",
-    "frame_wide.cu",
-    "text.cu",
-    "prefill.cu",
-    "vocoder.cu",
-    "vocoder_layers.cu",
+    "frame/frame.cu",
+    "frame/frame_wide.cu",
+    "prompt/text.cu",
+    "prompt/prefill.cu",
+    "vocoder/convolutions.cu",
+    "vocoder/transformer.cu",
+    "frame/frame_bindings.cpp",
+    "prompt/prompt_bindings.cpp",
+    "vocoder/vocoder_bindings.cpp",
     "bindings.cpp",
-    "vocoder_bindings.cpp",
 )
+"""Within csrc. torch names objects by stem, so no two may share one."""
+
 FLAGS = ("-O3", "-std=c++20", "--expt-relaxed-constexpr")
-
-
-@dataclass(frozen=True)
-class Target:
-    """An architecture that the kernel is compiled for, and the smallest card named for it."""
-
-    card: str
-    multiprocessors: int
-    shared_kb: int  # of a multiprocessor
-    threads: int  # that a multiprocessor can hold
-    columns: int  # streams, or prompt rows, of a launch
-    wide: int  # streams of a launch of the wide kernel; 0: there is none
-    blocks: int  # resident per multiprocessor
-
-    @property
-    def defines(self) -> tuple[str, ...]:
-        """What csrc/dims.cuh wants to know. CUDA keeps 1 KB of a block's shared memory for itself."""
-        sizes = {"COLUMNS": self.columns, "WIDE_COLUMNS": self.wide, "BLOCKS_PER_SM": self.blocks}
-        sizes["SHARED_KB"] = self.shared_kb // self.blocks - 1
-        return tuple(f"-DQMK_{name}={size}" for name, size in sizes.items())
-
-
-TARGETS = {
-    #               card, multiprocessors, KB, threads, columns, wide, blocks
-    "80": Target("A100", 108, 164, 2048, 4, 0, 2),
-    "86": Target("RTX 3090", 82, 100, 1536, 2, 0, 2),
-    "89": Target("RTX 4090", 128, 100, 1536, 4, 0, 1),
-    "90a": Target("H200", 132, 228, 2048, 8, 16, 1),
-    "100a": Target("B200", 148, 228, 2048, 8, 16, 1),
-    "120a": Target("RTX 5070 Ti", 70, 100, 1536, 2, 0, 2),
-}
-"""By architecture. Columns: partial sums of a column take 8 KB at 1.7B, and the weight ring needs what is left."""
-
-RUN_ON = ("90a",)
-"""Architectures on which the kernel was ever run; elsewhere `backend="auto"` leaves it alone."""
-
-
-def architecture(device: torch.device) -> str | None:
-    """The key of TARGETS that fits a CUDA device."""
-    major, minor = torch.cuda.get_device_capability(device)
-    return next((arch for arch in TARGETS if arch.rstrip("a") == f"{major}{minor}"), None)
 
 
 def source_folder() -> Path:
@@ -97,7 +58,7 @@ def why_no_build(device: torch.device) -> str | None:
     properties = torch.cuda.get_device_properties(device)
     arch = architecture(device)
     if arch is None:
-        return f"it is compiled for sm_{', sm_'.join(TARGETS)}; this {properties.name} is sm_{_capability(device)}"
+        return f"it is compiled for sm_{', sm_'.join(TARGETS)}; this {properties.name} is sm_{capability(device)}"
     resident = properties.multi_processor_count * TARGETS[arch].blocks
     if resident < BLOCKS:
         return (
@@ -113,13 +74,6 @@ def why_no_build(device: torch.device) -> str | None:
     if find_ninja() is None:
         return "ninja was not found on PATH or beside this Python; pip install ninja"
     return why_driver_too_old(version, "nvcc", "or set CUDA_HOME to an older toolkit")
-
-
-def why_untried(device: torch.device) -> str | None:
-    """Why `backend="auto"` leaves a device alone that the kernel can be compiled for."""
-    if architecture(device) in RUN_ON:
-        return None
-    return f"it has only been run on Hopper, this GPU is sm_{_capability(device)}; backend='megakernel' tries it"
 
 
 def why_no_gpu() -> str:
@@ -186,10 +140,6 @@ def _version(text: str) -> tuple[int, int]:
     return int(major), int(minor)
 
 
-def _capability(device: torch.device) -> str:
-    return "{}{}".format(*torch.cuda.get_device_capability(device))
-
-
 # ---------------------------------------------------------------- building it
 
 
@@ -198,15 +148,16 @@ def cache_folder(arch: str, fp8: Collection[str] = ()) -> Path:
     from torch.utils import cpp_extension
 
     digest = hashlib.sha256(" ".join((*FLAGS, *_defines(arch, fp8), torch.__version__, sys.version)).encode())
-    for path in sorted(source_folder().iterdir()):
+    sources = source_folder()
+    for path in sorted(sources.rglob("*")):
         if path.suffix in {".cu", ".cuh", ".h", ".cpp"}:
-            digest.update(path.name.encode() + path.read_bytes())
+            digest.update(path.relative_to(sources).as_posix().encode() + path.read_bytes())
     root = os.environ.get("TORCH_EXTENSIONS_DIR") or cpp_extension.get_default_build_root()
     return Path(root) / f"qwen_megakernel_sm{arch}_{digest.hexdigest()[:12]}"
 
 
 def _defines(arch: str, fp8: Collection[str]) -> tuple[str, ...]:
-    """What csrc/dims.cuh wants to know."""
+    """The compiler's flags for csrc/frame/dims.cuh."""
     bits = sum(1 << PARTS.index(part) for part in fp8)
     return TARGETS[arch].defines + ((f"-DQMK_FP8={bits}",) if bits else ())
 
@@ -218,7 +169,7 @@ def load_extension(device: torch.device, fp8: Collection[str] = ()) -> ModuleTyp
         fp8: parts (fp8.PARTS) whose weights are E4M3. Every choice of them is a build of its own.
 
     Raises:
-        BackendError: what keeps it from being compiled, or the compiler's own words.
+        BackendError: what keeps it from being compiled, the compiler's own words, or sizes that are not Python's.
     """
     return _loaded(device, frozenset(fp8))
 
@@ -238,9 +189,11 @@ def _loaded(device: torch.device, fp8: frozenset[str]) -> ModuleType:
         log.info("building the kernel for sm_%s in %s (once, under a minute)", arch, folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        return _load(cpp_extension, folder, arch, _defines(arch, fp8))
+        module = _load(cpp_extension, folder, arch, _defines(arch, fp8))
     except (RuntimeError, OSError) as error:
         raise BackendError(f"the kernel could not be compiled in {folder}: {error}") from error
+    check_sizes(module, TARGETS[arch], fp8)
+    return module
 
 
 def _load(cpp_extension: ModuleType, folder: Path, arch: str, defines: tuple[str, ...]) -> ModuleType:

@@ -1,7 +1,7 @@
 """`make kernels`: compile the kernel for every target with nvcc alone, and tell whether its blocks fit the cards.
 
 A build that takes too many registers or too much shared memory would only be refused at its launch, on the smallest
-card of its target. ptxas's report, what csrc/footprint.cu prints and TARGETS tell that without a GPU.
+card of its target. ptxas's report, what csrc/frame/footprint.cu prints and TARGETS tell that without a GPU.
 """
 
 import re
@@ -13,7 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from qwen_megakernel.backend.build import BLOCKS, FLAGS, NO_NVCC, TARGETS, Target, find_nvcc, source_folder
+from qwen_megakernel.backend.build import FLAGS, NO_NVCC, SOURCES, find_nvcc, source_folder
+from qwen_megakernel.backend.sizes import BLOCKS
+from qwen_megakernel.backend.targets import TARGETS, Target
 from qwen_megakernel.errors import BackendError
 
 MODELS = {256: "demo", 1024: "0.6B", 2048: "1.7B"}
@@ -21,6 +23,9 @@ MODELS = {256: "demo", 1024: "0.6B", 2048: "1.7B"}
 
 REGISTERS, PARTITIONS = 65536, 4
 """Of a multiprocessor, on every target. A warp lies in one partition and takes registers by 256."""
+
+OTHER_KERNELS = tuple(name for name in SOURCES if name.endswith(".cu") and not name.startswith("frame/"))
+"""Of the prompt and of the vocoder."""
 
 COMPILERS = 2
 """At once: each takes a core and about 1 GB."""
@@ -38,7 +43,7 @@ class Compiled:
 
 @dataclass(frozen=True)
 class Launch:
-    """What csrc/footprint.cu prints of one kernel."""
+    """What csrc/frame/footprint.cu prints of one kernel."""
 
     threads: int
     dynamic_shared: int  # bytes
@@ -91,7 +96,7 @@ def compile_for(nvcc: str, arch: str) -> list[tuple[int, dict[int, Compiled], di
         BackendError: the compiler's own words.
     """
     with tempfile.TemporaryDirectory() as folder:
-        program, source, found = Path(folder) / "footprint", source_folder() / "footprint.cu", []
+        program, source, found = Path(folder) / "footprint", source_folder() / "frame/footprint.cu", []
         for columns, *wide in [(TARGETS[arch].columns,), (TARGETS[arch].wide, "-DQMK_WIDE")]:
             if not columns:
                 continue
@@ -100,9 +105,9 @@ def compile_for(nvcc: str, arch: str) -> list[tuple[int, dict[int, Compiled], di
             printed = subprocess.run([program], capture_output=True, text=True, check=True)
             found.append((columns, parse_ptxas(compiled.stdout + compiled.stderr), parse_footprint(printed.stdout)))
         # These fit anywhere; that they compile is all there is to know.
-        for name in ["prefill", "text", "vocoder", "vocoder_layers"]:
-            source = source_folder() / f"{name}.cu"
-            _compile([nvcc, *FLAGS, f"-arch=sm_{arch}", "-c", "-o", Path(folder) / f"{name}.o", source], arch)
+        for name in OTHER_KERNELS:
+            source, compiled = source_folder() / name, Path(folder) / f"{Path(name).stem}.o"
+            _compile([nvcc, *FLAGS, f"-arch=sm_{arch}", "-c", "-o", compiled, source], arch)
     return found
 
 

@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from qwen_megakernel.backend.build import load_extension, why_no_build, why_no_gpu, why_untried
+from qwen_megakernel.backend.build import load_extension, why_no_build, why_no_gpu
 from qwen_megakernel.backend.cuda_graphs import synchronize
 from qwen_megakernel.backend.interfaces import FrameDecoder, LoadedModel, Vocoder
 from qwen_megakernel.backend.megakernel import MegakernelFrameDecoder, why_no_megakernel
+from qwen_megakernel.backend.targets import why_untried
 from qwen_megakernel.backend.torch_decoder import TorchFrameDecoder
 from qwen_megakernel.backend.vocoder_graphs import GraphVocoder, why_no_graphs
 from qwen_megakernel.checkpoint.codec_config import VocoderConfig

@@ -16,7 +16,7 @@ from qwen_megakernel.errors import BackendError, CheckpointError
 
 PARTS = ("talker", "predictor", "codec_head", "lm_heads")
 """The parts that can be quantised, each by itself: the layers' projections of both stacks, and their heads. Their order
-is that of the bits of QMK_FP8 (csrc/dims.cuh)."""
+is that of the bits of QMK_FP8 (csrc/frame/dims.cuh)."""
 
 WEIGHTS = {"bf16": frozenset(), "fp8": frozenset(PARTS), "fp8-predictor": frozenset({"predictor", "lm_heads"})}
 """The usual choices of parts by name."""

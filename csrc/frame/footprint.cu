@@ -1,4 +1,5 @@
-// What a launch takes, one line for each model dims: `make kernels` compiles this for every target and runs it on the host.
+// What a launch takes, one line for each model dims: `make kernels` compiles this for every target and runs it on the
+// host.
 #include <cstdio>
 
 #include "frame.cu"
@@ -9,6 +10,4 @@ void print() {
   std::printf("%d %d %d %d\n", Dims::Talker::kHidden, qmk::kThreads, F::kBytes, F::kRingStages * qmk::kStageBytes);
 }
 
-int main() {
-  print<qmk::DimsDemo>(), print<qmk::Dims06>(), print<qmk::Dims17>();
-}
+int main() { print<qmk::DimsDemo>(), print<qmk::Dims06>(), print<qmk::Dims17>(); }

@@ -12,8 +12,8 @@ namespace qmk {
 template <bool Wide>
 cudaError_t prepare_frame(int talker_hidden, int* resident_blocks);
 
-// One frame of params.columns streams (or, with params.prefill, as many prompt rows) on `stream`; cooperative, so a grid
-// that does not fit is an error.
+// One frame of params.columns sequences (or, with params.prefill, as many prompt rows) on `stream`; cooperative, so a
+// grid that does not fit is an error.
 template <bool Wide>
 cudaError_t launch_frame(int talker_hidden, const FrameParams& params, cudaStream_t stream);
 

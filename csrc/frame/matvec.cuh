@@ -2,14 +2,15 @@
 //
 // The 16 compute warps share K: each multiplies its share of x with all rows of the block and leaves partial sums in
 // shared memory, where they are added up in a fixed order. Weights come out of the ring as ready mma fragments
-// (megakernel.py packs them): tiles of 16 rows where a block's rows come in sixteens, else of 8 rows and two steps of K.
-// mma's columns do not touch each other, so a column's result does not depend on what runs beside it.
+// (backend/pack.py packs them): tiles of 16 rows where a block's rows come in sixteens, else of 8 rows and two steps of
+// K. mma's columns do not touch each other, so a column's result does not depend on what runs beside it.
 #pragma once
 #include "ring.cuh"
 
 namespace qmk {
 
-// Fragments of weights that are fetched before their input is there: 32 registers, 16 where a second tile of columns needs the rest.
+// Fragments of weights that are fetched before their input is there: 32 registers, or 16 where a second tile of columns
+// needs the rest.
 constexpr int kEarlyUnits = kColumnTiles > 1 ? 4 : 8;
 
 template <int K>
@@ -35,10 +36,13 @@ template <int Rows, int K, bool Fp8 = false>
 struct Matvec {
   static constexpr bool kTall = Rows % 16 == 0;
   static constexpr int kTiles = Rows / (kTall ? 16 : 8);
-  static constexpr int kChains = kTiles == 1 ? 4 : kTiles == 2 ? 2 : 1;  // sums kept apart, so that an mma need not wait for the last
+  // Sums kept apart, so that an mma need not wait for the last one.
+  static constexpr int kChains = kTiles == 1 ? 4 : kTiles == 2 ? 2 : 1;
   static constexpr int kStageUnits = stage_units(Fp8), kWhole = Fp8 ? 4 : 2;  // units that a matrix is filled up to
   // Ring stages that `steps` of K take.
-  static constexpr int stages(int steps) { return round_up(kTiles * (kTall ? steps : (steps + 1) / 2), kWhole) / kStageUnits; }
+  static constexpr int stages(int steps) {
+    return round_up(kTiles * (kTall ? steps : (steps + 1) / 2), kWhole) / kStageUnits;
+  }
 
   static constexpr int kStride = partial_stride(Rows);
 
@@ -59,13 +63,14 @@ struct Matvec {
     }
   }
 
-  // `Count` steps of K from `first` on; `await(i, in)` waits for this lane's values of steps_at_once(Count) from the i-th of
-  // them on and adds their squares. What fits in registers of the weights is fetched before that wait.
+  // `Count` steps of K from `first` on; `await(i, in)` waits for this lane's values of steps_at_once(Count) from the
+  // i-th of them on and adds their squares. What fits in registers of the weights is fetched before that wait.
   template <int Count, class Await>
   __device__ __forceinline__ void multiply(Ring& ring, Await await, int first, int warp, int lane, Patience& patience) {
     constexpr int kAtOnce = steps_at_once(Count);
     static_assert(Count % kAtOnce == 0 && (kTall || kAtOnce == Count || kAtOnce % 2 == 0));
-    constexpr int kUnits = kTiles * (kTall ? Count : (Count + 1) / 2), kEarly = stages(Count) < kEarlyUnits / kStageUnits ? stages(Count) : kEarlyUnits / kStageUnits;
+    constexpr int kUnits = kTiles * (kTall ? Count : (Count + 1) / 2),
+                  kEarly = stages(Count) < kEarlyUnits / kStageUnits ? stages(Count) : kEarlyUnits / kStageUnits;
     static_assert(Count == kSteps<K> || kUnits % kWhole == 0, "a part of K ends with a stage");
     uint4 early[kEarly][kStageUnits];
 #pragma unroll
@@ -87,13 +92,15 @@ struct Matvec {
     for (int c = 0; c < kColumnTiles; c++) square[c] += in.square[c];
   }
 
-  // partial: fp32 [warps][kColumns][kStride], the rows, then the sum of squares. The stride is 4 modulo 8, so that no two
-  // lanes of a store or of a sum meet in a bank.
+  // partial: fp32 [warps][kColumns][kStride], the rows, then the sum of squares. The stride is 4 modulo 8, so that no
+  // two lanes of a store or of a sum meet in a bank.
   __device__ __forceinline__ void store(float* partial, int columns, int warp, int lane) {
 #pragma unroll
-    for (int c = 0; c < kColumnTiles; c++) store(partial + (warp * kColumns + c * 8) * kStride, acc[c], square[c], columns - c * 8, lane);
+    for (int c = 0; c < kColumnTiles; c++)
+      store(partial + (warp * kColumns + c * 8) * kStride, acc[c], square[c], columns - c * 8, lane);
   }
-  __device__ __forceinline__ static void store(float* p, float (&acc)[kTiles][kChains][4], float square, int columns, int lane) {
+  __device__ __forceinline__ static void store(float* p, float (&acc)[kTiles][kChains][4], float square, int columns,
+                                               int lane) {
     square += __shfl_xor_sync(~0u, square, 1);
     square += __shfl_xor_sync(~0u, square, 2);
     if (lane % 4 == 0 && lane / 4 < columns) p[lane / 4 * kStride + Rows] = square;
@@ -111,19 +118,23 @@ struct Matvec {
     }
   }
 
-  // The warps' sums of some neighbouring rows of a column, added in pairs; in canonical loops, so that they stay in registers.
+  // The warps' sums of some neighbouring rows of a column, added in pairs; in canonical loops, so that they stay in
+  // registers.
   template <class T>
   static __device__ __forceinline__ T sum_as(const float* partial, int row, int column) {
     T y[kWarps];
 #pragma unroll
-    for (int w = 0; w < kWarps; w++) y[w] = *reinterpret_cast<const T*>(partial + (w * kColumns + column) * kStride + row);
+    for (int w = 0; w < kWarps; w++)
+      y[w] = *reinterpret_cast<const T*>(partial + (w * kColumns + column) * kStride + row);
 #pragma unroll
     for (int level = 1; level < kWarps; level *= 2)
 #pragma unroll
       for (int w = 0; w < kWarps; w += 2 * level) y[w] = plus(y[w], y[w + level]);
     return y[0];
   }
-  static __device__ __forceinline__ float sum(const float* partial, int row, int column) { return sum_as<float>(partial, row, column); }
+  static __device__ __forceinline__ float sum(const float* partial, int row, int column) {
+    return sum_as<float>(partial, row, column);
+  }
   // 1 / rms of a column of K values.
   static __device__ __forceinline__ float inverse_rms(const float* partial, int column) {
     return rsqrtf(sum(partial, Rows, column) * (1.f / K) + 1e-6f);

@@ -1,6 +1,6 @@
-// Text embeddings -> talker rows: two linear layers with SiLU between them, for the few rows of a text. A row's sum does not
-// depend on the rows beside it, so that a text says the same whole or in pieces.
-#include "ptx.cuh"
+// Text embeddings -> talker rows: two linear layers with SiLU between them, for the few rows of a text. A row's sum
+// does not depend on the rows beside it, so that a text says the same whole or in pieces.
+#include "../ptx.cuh"
 #include "prompt.h"
 
 namespace qmk {
@@ -12,13 +12,18 @@ __device__ __forceinline__ float rounded(float x) { return __bfloat162float(__fl
 
 // out[row][column] = bias + sum over k of in[row][k] * weight[column][k], rounded to bf16 wherever PyTorch rounds.
 template <bool Silu>
-__global__ void __launch_bounds__(kWarps * 32) linear_kernel(const __nv_bfloat16* in, const __nv_bfloat16* weight, const __nv_bfloat16* bias, int rows, int k, int columns, __nv_bfloat16* out) {
+__global__ void __launch_bounds__(kWarps * 32)
+    linear_kernel(const __nv_bfloat16* in, const __nv_bfloat16* weight, const __nv_bfloat16* bias, int rows, int k,
+                  int columns, __nv_bfloat16* out) {
   __shared__ float sums[kWarps][kRows][kColumns];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
   const int first_row = blockIdx.y * kRows, first_column = blockIdx.x * kColumns;
-  // A step is 32 values of k, 8 of them in each lane: which of these meet in an mma does not matter, if both sides agree.
+  // A step is 32 values of k, 8 of them in each lane: which of these meet in an mma does not matter, if both sides
+  // agree.
   auto eight = [&](const __nv_bfloat16* of, int at, int step, bool there) {
-    return there && step + q * 8 < k ? __ldg(reinterpret_cast<const uint4*>(of + static_cast<int64_t>(at) * k + step + q * 8)) : make_uint4(0, 0, 0, 0);
+    return there && step + q * 8 < k
+               ? __ldg(reinterpret_cast<const uint4*>(of + static_cast<int64_t>(at) * k + step + q * 8))
+               : make_uint4(0, 0, 0, 0);
   };
   float sum[2][4] = {};
 #pragma unroll 4
@@ -53,8 +58,10 @@ __global__ void __launch_bounds__(kWarps * 32) linear_kernel(const __nv_bfloat16
 cudaError_t project_text(const Projection& p, int rows, cudaStream_t stream) {
   if (p.inner % 8) return cudaErrorInvalidValue;
   const int tiles = (rows + kRows - 1) / kRows;
-  linear_kernel<true><<<dim3((p.inner + kColumns - 1) / kColumns, tiles), kWarps * 32, 0, stream>>>(p.embedded, p.weight1, p.bias1, rows, p.inner, p.inner, p.between);
-  linear_kernel<false><<<dim3((p.hidden + kColumns - 1) / kColumns, tiles), kWarps * 32, 0, stream>>>(p.between, p.weight2, p.bias2, rows, p.inner, p.hidden, p.out);
+  linear_kernel<true><<<dim3((p.inner + kColumns - 1) / kColumns, tiles), kWarps * 32, 0, stream>>>(
+      p.embedded, p.weight1, p.bias1, rows, p.inner, p.inner, p.between);
+  linear_kernel<false><<<dim3((p.hidden + kColumns - 1) / kColumns, tiles), kWarps * 32, 0, stream>>>(
+      p.between, p.weight2, p.bias2, rows, p.inner, p.hidden, p.out);
   return cudaGetLastError();
 }
 

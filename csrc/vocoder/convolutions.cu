@@ -1,6 +1,6 @@
-// The vocoder: small matrix products with everything around them fused, so that a frame is about a hundred launches of one
-// CUDA graph. A layer's activation is computed by the kernel that makes its input, once per element; the past is read where
-// it lies. Order of every sum is fixed: the same push gives the same bits.
+// The vocoder: small matrix products with everything around them fused, so that a frame is about a hundred launches of
+// one CUDA graph. A layer's activation is computed by the kernel that makes its input, once per element; the past is
+// read where it lies. Order of every sum is fixed: the same push gives the same bits.
 #include "vocoder.h"
 
 #include <cooperative_groups.h>
@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "ptx.cuh"
+#include "../ptx.cuh"
 
 namespace qmk {
 namespace {
@@ -19,8 +19,8 @@ __device__ __forceinline__ void split(float x, uint32_t& high, uint32_t& low) {
   low = __float_as_uint(x - __uint_as_float(high));
 }
 
-// sin(x)^2, within 2e-7: reduced by multiples of pi, then a polynomial. sinf's own reduction of large angles, put in line
-// for every element, is more code than the instruction cache holds.
+// sin(x)^2, within 2e-7: reduced by multiples of pi, then a polynomial. sinf's own reduction of large angles, put in
+// line for every element, is more code than the instruction cache holds.
 __device__ __forceinline__ float sine_squared(float x) {
   const float k = rintf(x * 0.318309886f);
   float r = fmaf(k, -3.140625f, x);
@@ -42,7 +42,8 @@ __device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4], const
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-// A kernel may begin while the one before it ends: it fetches weights, then waits here for everything that was computed.
+// A kernel may begin while the one before it ends: it fetches weights, then waits here for everything that was
+// computed.
 __device__ __forceinline__ void wait_for_previous() {
 #if __CUDA_ARCH__ >= 900
   // The next one may begin only now: a chain of kernels that wait would take the room of the one that works.
@@ -59,7 +60,8 @@ bool has_clusters() {
 }
 
 template <class... Parameters, class... Arguments>
-cudaError_t launch_after(void (*kernel)(Parameters...), dim3 grid, int threads, int shared, cudaStream_t stream, int cluster, Arguments&&... arguments) {
+cudaError_t launch_after(void (*kernel)(Parameters...), dim3 grid, int threads, int shared, cudaStream_t stream,
+                         int cluster, Arguments&&... arguments) {
   cudaLaunchAttribute attributes[2] = {};
   cudaLaunchConfig_t config = {};
   config.gridDim = grid;
@@ -77,19 +79,19 @@ cudaError_t launch_after(void (*kernel)(Parameters...), dim3 grid, int threads, 
   return cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...);
 }
 
-constexpr int kDepth = 32;  // of a step along the sum
-constexpr int kParts = 8;   // of a sum, at most: what a cluster may hold anywhere
+constexpr int kDepth = kChannelTile;  // of a step along the sum
+constexpr int kParts = 8;             // of a sum, at most: what a cluster may hold anywhere
 
 template <int M, int N>
 struct Shape {
   static constexpr int kStages = M * N <= 1024 ? 6 : M * N <= 2048 ? 4 : 3;  // in flight: small tiles wait longest
-  static constexpr int kPitchA = kDepth + 4, kPitchB = N + 8;  // no two of a fragment's words in one bank
+  static constexpr int kPitchA = kDepth + 4, kPitchB = N + 8;                // no two of a fragment's words in one bank
   static constexpr int kStageFloats = M * kPitchA + kDepth * kPitchB;
   static constexpr int kBytes = kStages * kStageFloats * 4;
 };
 
-// One tile [M rows][N columns] of a convolution. Its sum may be cut into gridDim.z parts for the blocks of a cluster, each
-// of which then adds up its share of the tile, always in the same order. Warps lie WM x WN.
+// One tile [M rows][N columns] of a convolution. Its sum may be cut into gridDim.z parts for the blocks of a cluster,
+// each of which then adds up its share of the tile, always in the same order. Warps lie WM x WN.
 template <int M, int N, int WM, int WN, bool Exact>
 __global__ void __launch_bounds__(32 * (M / WM) * (N / WN)) convolve_kernel(const Convolution p) {
   using S = Shape<M, N>;
@@ -100,7 +102,7 @@ __global__ void __launch_bounds__(32 * (M / WM) * (N / WN)) convolve_kernel(cons
   constexpr int kMineA = (kChunksA + kThreads - 1) / kThreads, kMineB = (kChunksB + kThreads - 1) / kThreads;
   extern __shared__ __align__(16) float shared[];
   const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
-  const int total = p.in.streams * p.in.rows, first_row = blockIdx.y * M, first_column = blockIdx.x * N;
+  const int total = p.in.sequences * p.in.rows, first_row = blockIdx.y * M, first_column = blockIdx.x * N;
   const int blocks_per_tap = p.in.channels / kDepth, steps = p.taps * blocks_per_tap;
   const int begin = static_cast<int>(static_cast<int64_t>(steps) * blockIdx.z / gridDim.z);
   const int end = static_cast<int>(static_cast<int64_t>(steps) * (blockIdx.z + 1) / gridDim.z);
@@ -134,11 +136,11 @@ __global__ void __launch_bounds__(32 * (M / WM) * (N / WN)) convolve_kernel(cons
   for (int i = 0; i < kMineA; ++i) {
     const int chunk = thread + i * kThreads, row = first_row + chunk / (kDepth / 4);
     const bool there = chunk < kChunksA && row < total;
-    const int stream = there ? row / p.in.rows : 0;
-    time[i] = there ? row - stream * p.in.rows : -(1 << 28);
+    const int sequence = there ? row / p.in.rows : 0;
+    time[i] = there ? row - sequence * p.in.rows : -(1 << 28);
     const int column = chunk % (kDepth / 4) * 4;
-    fresh[i] = p.in.fresh + static_cast<int64_t>(stream) * p.in.rows * p.in.channels + column;
-    past[i] = p.in.kept ? p.in.past + p.in.slots[stream] * p.in.stride + column : p.in.fresh;
+    fresh[i] = p.in.fresh + static_cast<int64_t>(sequence) * p.in.rows * p.in.channels + column;
+    past[i] = p.in.kept ? p.in.past + p.in.slots[sequence] * p.in.stride + column : p.in.fresh;
   }
   int channel = begin % blocks_per_tap * kDepth, shift = begin / blocks_per_tap * p.dilation - p.in.kept;
   auto load_history = [&](int stage) {
@@ -148,8 +150,11 @@ __global__ void __launch_bounds__(32 * (M / WM) * (N / WN)) convolve_kernel(cons
       if (kChunksA % kThreads == 0 || chunk < kChunksA) {
         const int t = time[i] + shift;
         const bool there = time[i] >= 0;
-        const float* from = t >= 0 ? fresh[i] + t * p.in.channels : past[i] + (there ? t + p.in.kept : 0) * p.in.channels;
-        copy16(shared_address(shared + stage * S::kStageFloats + chunk / (kDepth / 4) * S::kPitchA + chunk % (kDepth / 4) * 4), from + channel, there);
+        const float* from =
+            t >= 0 ? fresh[i] + t * p.in.channels : past[i] + (there ? t + p.in.kept : 0) * p.in.channels;
+        copy16(shared_address(shared + stage * S::kStageFloats + chunk / (kDepth / 4) * S::kPitchA +
+                              chunk % (kDepth / 4) * 4),
+               from + channel, there);
       }
     }
     if (channel += kDepth; channel == p.in.channels) channel = 0, shift += p.dilation;
@@ -163,8 +168,8 @@ __global__ void __launch_bounds__(32 * (M / WM) * (N / WN)) convolve_kernel(cons
     if (begin + s < end) load_history(s);
     asm volatile("cp.async.commit_group;" ::: "memory");  // the first one holds all the weights fetched so far
   }
-  // Tensor cores cut off what they add up; so only a step's sums are theirs, the sum over steps is rounded. Where a warp has
-  // few tiles, the three products of each have sums of their own, so that none waits for another.
+  // Tensor cores cut off what they add up; so only a step's sums are theirs, the sum over steps is rounded. Where a
+  // warp has few tiles, the three products of each have sums of their own, so that none waits for another.
   constexpr int kSums = Exact && kTilesM * kTilesN <= 4 ? 3 : 1;
   int stage = 0, ahead = kStages - 1;
   for (int step = begin; step < end; ++step) {
@@ -191,7 +196,8 @@ __global__ void __launch_bounds__(32 * (M / WM) * (N / WN)) convolve_kernel(cons
       for (int m = 0; m < kTilesM; ++m) {
         uint32_t high[4], low[4];
 #pragma unroll
-        for (int i = 0; i < 4; ++i) split(a[(m * 16 + g + 8 * (i % 2)) * S::kPitchA + k + q + 4 * (i / 2)], high[i], low[i]);
+        for (int i = 0; i < 4; ++i)
+          split(a[(m * 16 + g + 8 * (i % 2)) * S::kPitchA + k + q + 4 * (i / 2)], high[i], low[i]);
 #pragma unroll
         for (int n = 0; n < kTilesN; ++n) {
           if constexpr (Exact) {
@@ -239,7 +245,8 @@ __global__ void __launch_bounds__(32 * (M / WM) * (N / WN)) convolve_kernel(cons
   others[0] = shared;
 #endif
   const int items = min(M, total - first_row) * (N / 4), stride = kThreads * parts;
-  constexpr int kTogether = 4;  // everything is read before anything is written: the compiler must assume that they overlap
+  // Everything is read before anything is written: the compiler must assume that they overlap.
+  constexpr int kTogether = 4;
 #pragma unroll 1
   for (int first = thread + part * kThreads; first < items; first += kTogether * stride) {
     float4 v[kTogether], r[kTogether];
@@ -249,7 +256,9 @@ __global__ void __launch_bounds__(32 * (M / WM) * (N / WN)) convolve_kernel(cons
       const int at = row * kPitch + in_tile, column = first_column + in_tile;
       v[i] = __ldg(reinterpret_cast<const float4*>(p.bias + column));
       r[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-      if (p.residual) r[i] = *reinterpret_cast<const float4*>(p.residual + static_cast<int64_t>(first_row + row) * p.columns + column);
+      if (p.residual)
+        r[i] =
+            *reinterpret_cast<const float4*>(p.residual + static_cast<int64_t>(first_row + row) * p.columns + column);
       float4 sum = *reinterpret_cast<const float4*>(others[0] + at);
 #if __CUDA_ARCH__ >= 900
 #pragma unroll
@@ -272,7 +281,8 @@ __global__ void __launch_bounds__(32 * (M / WM) * (N / WN)) convolve_kernel(cons
       if (!p.activated) continue;
       if (p.activation == Activation::kSnake) {
         const int channel = column % p.channels_out;
-        const float4 f = __ldg(reinterpret_cast<const float4*>(p.frequency + channel)), s = __ldg(reinterpret_cast<const float4*>(p.scale + channel));
+        const float4 f = __ldg(reinterpret_cast<const float4*>(p.frequency + channel)),
+                     s = __ldg(reinterpret_cast<const float4*>(p.scale + channel));
         v[i].x += s.x * sine_squared(v[i].x * f.x);
         v[i].y += s.y * sine_squared(v[i].y * f.y);
         v[i].z += s.z * sine_squared(v[i].z * f.z);
@@ -301,11 +311,12 @@ struct Cut {
 
 Cut best_of(Cut cut, const Convolution& p, int processors, bool clusters) {
   const int steps = p.taps * (p.in.channels / kDepth);
-  cut.tiles = (p.in.streams * p.in.rows + cut.m - 1) / cut.m * (p.columns / cut.n);
+  cut.tiles = (p.in.sequences * p.in.rows + cut.m - 1) / cut.m * (p.columns / cut.n);
   if (p.columns % cut.n) return cut;
   for (int parts = 1; parts <= (clusters ? kParts : 1) && 2 * parts <= std::max(steps, 2); parts *= 2) {
     const int waves = (cut.tiles * parts + processors - 1) / processors, per_part = (steps + parts - 1) / parts;
-    const float sharing = parts > 1 ? 0.8f + 0.1f * parts : 0.0f, end = 0.9f * ((cut.m * cut.n + 2048 * parts - 1) / (2048 * parts));
+    const float sharing = parts > 1 ? 0.8f + 0.1f * parts : 0.0f,
+                end = 0.9f * ((cut.m * cut.n + 2048 * parts - 1) / (2048 * parts));
     const float us = (per_part * cut.step_us + end) * (1.0f + 0.75f * (waves - 1)) + sharing;
     if (us < cut.us) cut.us = us, cut.parts = parts;
   }
@@ -320,7 +331,7 @@ cudaError_t launch(const Convolution& p, int parts, cudaStream_t stream) {
     const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
     if (error != cudaSuccess) return error;
   }
-  const dim3 grid(p.columns / N, (p.in.streams * p.in.rows + M - 1) / M, parts);
+  const dim3 grid(p.columns / N, (p.in.sequences * p.in.rows + M - 1) / M, parts);
   return launch_after(kernel, grid, 32 * (M / WM) * (N / WN), kBytes, stream, parts, p);
 }
 
@@ -331,7 +342,8 @@ cudaError_t choose(const Convolution& p, cudaStream_t stream) {
   cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
   const bool clusters = has_clusters();
   Cut best{32, 32, 0.41f};
-  for (const Cut& cut : {Cut{16, 64, 0.42f}, Cut{32, 32, 0.41f}, Cut{32, 64, 0.60f}, Cut{64, 32, 0.74f}, Cut{64, 64, 0.90f}, Cut{64, 96, 1.30f}})
+  for (const Cut& cut : {Cut{16, 64, 0.42f}, Cut{32, 32, 0.41f}, Cut{32, 64, 0.60f}, Cut{64, 32, 0.74f},
+                         Cut{64, 64, 0.90f}, Cut{64, 96, 1.30f}})
     if (const Cut fitted = best_of(cut, p, processors, clusters); fitted.us < best.us) best = fitted;
   switch (best.m * 1000 + best.n) {
     case 16064: return launch<16, 64, 16, 16, Exact>(p, best.parts, stream);
@@ -345,9 +357,9 @@ cudaError_t choose(const Convolution& p, cudaStream_t stream) {
 
 // ---------------------------------------------------------------- the rest
 
-__device__ __forceinline__ const float* history_row(const History& h, int stream, int t) {
-  return t >= 0 ? h.fresh + (static_cast<int64_t>(stream) * h.rows + t) * h.channels
-                : h.past + h.slots[stream] * h.stride + static_cast<int64_t>(h.kept + t) * h.channels;
+__device__ __forceinline__ const float* history_row(const History& h, int sequence, int t) {
+  return t >= 0 ? h.fresh + (static_cast<int64_t>(sequence) * h.rows + t) * h.channels
+                : h.past + h.slots[sequence] * h.stride + static_cast<int64_t>(h.kept + t) * h.channels;
 }
 
 __device__ __forceinline__ float block_sum(float x, float (&room)[32]) {
@@ -359,9 +371,11 @@ __device__ __forceinline__ float block_sum(float x, float (&room)[32]) {
 }
 
 // A block a row, a thread a channel.
-__global__ void __launch_bounds__(1024) depthwise_norm_kernel(const History in, const float* weight, const float* bias, const float* gain, const float* shift, float eps, float* out) {
+__global__ void __launch_bounds__(kWidestNorm)
+    depthwise_norm_kernel(const History in, const float* weight, const float* bias, const float* gain,
+                          const float* shift, float eps, float* out) {
   __shared__ float room[32];
-  const int stream = blockIdx.x / in.rows, t = blockIdx.x % in.rows, channels = in.channels, c = threadIdx.x;
+  const int sequence = blockIdx.x / in.rows, t = blockIdx.x % in.rows, channels = in.channels, c = threadIdx.x;
   const bool there = c < channels;
   float w[7], y = 0.0f;
 #pragma unroll
@@ -370,7 +384,7 @@ __global__ void __launch_bounds__(1024) depthwise_norm_kernel(const History in, 
   if (there) {
     y = bias[c];
 #pragma unroll
-    for (int tap = 0; tap < 7; ++tap) y += w[tap] * history_row(in, stream, t + tap - 6)[c];
+    for (int tap = 0; tap < 7; ++tap) y += w[tap] * history_row(in, sequence, t + tap - 6)[c];
   }
   const float mean = block_sum(there ? y : 0.0f, room) / channels, off = there ? y - mean : 0.0f;
   const float factor = rsqrtf(block_sum(off * off, room) / channels + eps);
@@ -378,19 +392,21 @@ __global__ void __launch_bounds__(1024) depthwise_norm_kernel(const History in, 
 }
 
 // Eight lanes an output sample, 32 samples a block, which leave it in one piece: they may go to the host.
-__global__ void __launch_bounds__(256) convolve_to_sound_kernel(const History in, const float* weight, const float* bias, float* const* out) {
+__global__ void __launch_bounds__(256)
+    convolve_to_sound_kernel(const History in, const float* weight, const float* bias, float* const* out) {
   wait_for_previous();
   __shared__ float sound[32];
   float* const to = *out;
   const int sample = (blockIdx.x * 256 + threadIdx.x) / 8, lane = threadIdx.x % 8;
-  const bool there = sample < in.streams * in.rows;
-  const int stream = there ? sample / in.rows : 0, t = there ? sample % in.rows : 0;
+  const bool there = sample < in.sequences * in.rows;
+  const int sequence = there ? sample / in.rows : 0, t = there ? sample % in.rows : 0;
   float sum = 0.0f;
 #pragma unroll
   for (int tap = 0; tap < 7; ++tap) {
-    const float* row = history_row(in, stream, t + tap - 6);
+    const float* row = history_row(in, sequence, t + tap - 6);
     for (int c = lane * 4; c < in.channels; c += 32) {
-      const float4 x = *reinterpret_cast<const float4*>(row + c), w = *reinterpret_cast<const float4*>(weight + tap * in.channels + c);
+      const float4 x = *reinterpret_cast<const float4*>(row + c),
+                   w = *reinterpret_cast<const float4*>(weight + tap * in.channels + c);
       sum += x.x * w.x + x.y * w.y + x.z * w.z + x.w * w.w;
     }
   }
@@ -399,17 +415,17 @@ __global__ void __launch_bounds__(256) convolve_to_sound_kernel(const History in
   if (lane == 0) sound[threadIdx.x / 8] = fminf(1.0f, fmaxf(-1.0f, sum + bias[0]));
   __syncthreads();
   const int mine = blockIdx.x * 32 + threadIdx.x;
-  if (threadIdx.x < 32 && mine < in.streams * in.rows) to[mine] = sound[threadIdx.x];
+  if (threadIdx.x < 32 && mine < in.sequences * in.rows) to[mine] = sound[threadIdx.x];
 }
 
 __global__ void __launch_bounds__(128) keep_histories_kernel(const __grid_constant__ Kept p) {
   wait_for_previous();
   const auto& h = p.of[blockIdx.x];
-  const int stream = blockIdx.z, slot = p.slots[stream], c = blockIdx.y * 128 + threadIdx.x;
+  const int sequence = blockIdx.z, slot = p.slots[sequence], c = blockIdx.y * 128 + threadIdx.x;
   if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) p.position[slot] += p.positions;
   if (c >= h.channels) return;
   float* past = h.past + static_cast<int64_t>(slot) * h.stride + c;
-  const float* fresh = h.fresh + static_cast<int64_t>(stream) * h.rows * h.channels + c;
+  const float* fresh = h.fresh + static_cast<int64_t>(sequence) * h.rows * h.channels + c;
   constexpr int kTogether = 6;  // read before they are written: what is read lies behind what is written
   for (int first = 0; first < h.kept; first += kTogether) {
     float x[kTogether];
@@ -417,7 +433,8 @@ __global__ void __launch_bounds__(128) keep_histories_kernel(const __grid_consta
     for (int i = 0; i < kTogether; ++i) {
       const int from = first + i + h.rows;
       if (first + i < h.kept)
-        x[i] = from < h.kept ? past[static_cast<int64_t>(from) * h.channels] : fresh[static_cast<int64_t>(from - h.kept) * h.channels];
+        x[i] = from < h.kept ? past[static_cast<int64_t>(from) * h.channels]
+                             : fresh[static_cast<int64_t>(from - h.kept) * h.channels];
     }
 #pragma unroll
     for (int i = 0; i < kTogether; ++i)
@@ -426,44 +443,52 @@ __global__ void __launch_bounds__(128) keep_histories_kernel(const __grid_consta
 }
 
 // A block a frame: the sum of its codes' vectors.
-__global__ void __launch_bounds__(512) tell_kernel(const __grid_constant__ Told p, const Desk desk) {
-  const int row = blockIdx.x, stream = row / p.frames, frame = row % p.frames;
-  if (row == 0 && threadIdx.x < p.streams) desk.slots[threadIdx.x] = p.slot[threadIdx.x];
-  if (row == 0 && threadIdx.x == 0) *desk.sound = p.sound;
-  const int* codes = p.recent ? p.recent + (p.slot[stream] * kRecentFrames + (p.first[stream] + frame) % kRecentFrames) * kGroups : p.codes + row * kGroups;
-  for (int c = threadIdx.x; c < desk.channels; c += blockDim.x) {
+__global__ void __launch_bounds__(512) begin_push_kernel(const __grid_constant__ Push p, const PushInputs inputs) {
+  const int row = blockIdx.x, sequence = row / p.frames, frame = row % p.frames;
+  if (row == 0 && threadIdx.x < p.sequences) inputs.slots[threadIdx.x] = p.slot[threadIdx.x];
+  if (row == 0 && threadIdx.x == 0) *inputs.sound = p.sound;
+  const int* codes =
+      p.recent ? p.recent + (p.slot[sequence] * kRecentFrames + (p.first[sequence] + frame) % kRecentFrames) * kGroups
+               : p.codes + row * kGroups;
+  for (int c = threadIdx.x; c < inputs.channels; c += blockDim.x) {
     float sum = 0.0f;
 #pragma unroll
     for (int group = 0; group < kGroups; ++group) {
-      const int code = max(0, min(desk.size - 1, codes[group]));
-      sum += desk.table[(static_cast<int64_t>(group) * desk.size + code) * desk.channels + c];
+      const int code = max(0, min(inputs.size - 1, codes[group]));
+      sum += inputs.table[(static_cast<int64_t>(group) * inputs.size + code) * inputs.channels + c];
     }
-    desk.embedding[static_cast<int64_t>(row) * desk.channels + c] = sum;
+    inputs.embedding[static_cast<int64_t>(row) * inputs.channels + c] = sum;
   }
 }
 
 }  // namespace
 
-cudaError_t tell(const Told& p, const Desk& desk, cudaStream_t stream) {
-  if (p.streams > kMostStreams || p.streams * p.frames > kMostPushed) return cudaErrorInvalidValue;
-  tell_kernel<<<p.streams * p.frames, 512, 0, stream>>>(p, desk);
+cudaError_t begin_push(const Push& p, const PushInputs& inputs, cudaStream_t stream) {
+  if (p.sequences > kPushSequences || p.sequences * p.frames > kPushRows) return cudaErrorInvalidValue;
+  begin_push_kernel<<<p.sequences * p.frames, 512, 0, stream>>>(p, inputs);
   return cudaGetLastError();
 }
 
-cudaError_t convolve(const Convolution& p, cudaStream_t stream) { return p.exact ? choose<true>(p, stream) : choose<false>(p, stream); }
-
-cudaError_t depthwise_norm(const History& in, const float* weight, const float* bias, const float* gain, const float* shift, float eps, float* out, cudaStream_t stream) {
-  if (in.channels > 1024 || in.kept != 6) return cudaErrorInvalidValue;
-  return launch_after(depthwise_norm_kernel, dim3(in.streams * in.rows), (in.channels + 31) / 32 * 32, 0, stream, 1, in, weight, bias, gain, shift, eps, out);
+cudaError_t convolve(const Convolution& p, cudaStream_t stream) {
+  return p.exact ? choose<true>(p, stream) : choose<false>(p, stream);
 }
 
-cudaError_t convolve_to_sound(const History& in, const float* weight, const float* bias, float* const* out, cudaStream_t stream) {
+cudaError_t depthwise_norm(const History& in, const float* weight, const float* bias, const float* gain,
+                           const float* shift, float eps, float* out, cudaStream_t stream) {
+  if (in.channels > kWidestNorm || in.kept != 6) return cudaErrorInvalidValue;
+  return launch_after(depthwise_norm_kernel, dim3(in.sequences * in.rows), (in.channels + 31) / 32 * 32, 0, stream, 1,
+                      in, weight, bias, gain, shift, eps, out);
+}
+
+cudaError_t convolve_to_sound(const History& in, const float* weight, const float* bias, float* const* out,
+                              cudaStream_t stream) {
   if (in.kept != 6) return cudaErrorInvalidValue;
-  return launch_after(convolve_to_sound_kernel, dim3((in.streams * in.rows * 8 + 255) / 256), 256, 0, stream, 1, in, weight, bias, out);
+  return launch_after(convolve_to_sound_kernel, dim3((in.sequences * in.rows * 8 + 255) / 256), 256, 0, stream, 1, in,
+                      weight, bias, out);
 }
 
 cudaError_t keep_histories(const Kept& p, cudaStream_t stream) {
-  return launch_after(keep_histories_kernel, dim3(p.count, (p.widest + 127) / 128, p.streams), 128, 0, stream, 1, p);
+  return launch_after(keep_histories_kernel, dim3(p.count, (p.widest + 127) / 128, p.sequences), 128, 0, stream, 1, p);
 }
 
 }  // namespace qmk

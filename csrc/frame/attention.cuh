@@ -49,24 +49,28 @@ struct Four {  // a lane's 4 dims in the exchange's layout
   float v[4];
 };
 // Weights of a head's norm, as they lie in memory: widened where they are used, so that the load stalls nothing before.
-__device__ __forceinline__ uint2 load_norm(const bf16* p, int lane) { return *reinterpret_cast<const uint2*>(p + lane * 4); }
+__device__ __forceinline__ uint2 load_norm(const bf16* p, int lane) {
+  return *reinterpret_cast<const uint2*>(p + lane * 4);
+}
 __device__ __forceinline__ Four load_angles(const float* p, int lane) {  // dims i and i + 64 turn by the same angle
   const float4 a = *reinterpret_cast<const float4*>(p + lane % 16 * 4);
   return {{a.x, a.y, a.z, a.w}};
 }
 // Heads of the exchange, awaited together.
 template <int N>
-__device__ __forceinline__ void await_heads(Four (&x)[N], const Tagged* const (&head)[N], int lane, uint32_t epoch, Patience& patience) {
+__device__ __forceinline__ void await_heads(Four (&x)[N], const Tagged* const (&head)[N], int lane, uint32_t epoch,
+                                            Patience& patience) {
   float2 pair[2 * N];
   await_pairs(pair, [&](int i) { return head[i / 2] + lane * 4 + i % 2 * 2; }, epoch, patience);
 #pragma unroll
   for (int n = 0; n < N; n++) x[n] = {{pair[2 * n].x, pair[2 * n].y, pair[2 * n + 1].x, pair[2 * n + 1].y}};
 }
 
-// Head norm, then rotate-half, of N heads side by side. Positions are the same on all three M-RoPE axes of this model, so
-// one angle per pair of dims is all there is.
+// Head norm, then rotate-half, of N heads side by side. Positions are the same on all three M-RoPE axes of this model,
+// so one angle per pair of dims is all there is.
 template <int N>
-__device__ __forceinline__ void norm_and_rope(Four* x, const uint2 (&norm)[N], const Four& cos, const Four& sin, int lane) {
+__device__ __forceinline__ void norm_and_rope(Four* x, const uint2 (&norm)[N], const Four& cos, const Four& sin,
+                                              int lane) {
   float square[N] = {};
 #pragma unroll
   for (int n = 0; n < N; n++)
@@ -117,7 +121,8 @@ struct Softmax {
 
   // Scores of N positions per group; `seen(j)`: position j belongs to the context.
   template <int N, class Seen>
-  __device__ __forceinline__ void scores(const float (&q)[kLaneDims], const Row (&key)[N], Seen seen, float (&score)[N]) const {
+  __device__ __forceinline__ void scores(const float (&q)[kLaneDims], const Row (&key)[N], Seen seen,
+                                         float (&score)[N]) const {
 #pragma unroll
     for (int j = 0; j < N; j++) {
       float k[kLaneDims], dot = 0.f;
@@ -160,9 +165,11 @@ struct Softmax {
     const bool high = lane & 16, odd = lane & 8;
     float half[8];
 #pragma unroll
-    for (int i = 0; i < 8; i++) half[i] = (high ? out[8 + i] : out[i]) + __shfl_xor_sync(~0u, high ? out[i] : out[8 + i], 16);
+    for (int i = 0; i < 8; i++)
+      half[i] = (high ? out[8 + i] : out[i]) + __shfl_xor_sync(~0u, high ? out[i] : out[8 + i], 16);
 #pragma unroll
-    for (int i = 0; i < 4; i++) four[i] = (odd ? half[4 + i] : half[i]) + __shfl_xor_sync(~0u, odd ? half[i] : half[4 + i], 8);
+    for (int i = 0; i < 4; i++)
+      four[i] = (odd ? half[4 + i] : half[i]) + __shfl_xor_sync(~0u, odd ? half[i] : half[4 + i], 8);
     return lane % 8 * kLaneDims + (high ? 8 : 0) + (odd ? 4 : 0);
   }
 };
@@ -170,8 +177,8 @@ struct Softmax {
 // Talker. Keys and values lie in pages; this launch's own positions in shared memory too, because the pages are written
 // by other blocks. kv: of this layer and KV head, page 0.
 template <class S, class B>
-__device__ __forceinline__ void attend_pages(B& b, const StackWeights& w, int index, const Assignment& mine, const Column& c, bf16* kv,
-                                             size_t page_stride, size_t value_offset) {
+__device__ __forceinline__ void attend_pages(B& b, const StackWeights& w, int index, const Assignment& mine,
+                                             const Column& c, bf16* kv, size_t page_stride, size_t value_offset) {
   constexpr int kRows = 2, kSpan = kWarps * kRows * 4;  // positions that the block looks at at a time
   const int position = c.position, fresh = c.first_fresh, splits = active_splits(position);
   if (mine.head >= S::kHeads || mine.column >= b.columns || mine.sub >= splits) return;
@@ -179,14 +186,14 @@ __device__ __forceinline__ void attend_pages(B& b, const StackWeights& w, int in
   const int lane = b.lane, warp = b.warp, group = lane / 8, t = lane % 8, kv_head = mine.head / S::kGroup;
   auto at = [&](int p) { return kv + c.pages[p / kPagePositions] * page_stride + p % kPagePositions * kHeadDim; };
   auto position_of = [&](int base, int j) { return base + (j * kWarps + warp) * 4 + group; };
-  auto old_rows = [&](Row (&row)[kRows], int base, size_t offset) {
+  auto old_rows = [&](Row(&row)[kRows], int base, size_t offset) {
 #pragma unroll
     for (int j = 0; j < kRows; j++) {
       const int p = position_of(base, j);
       row[j] = p < fresh ? load_far_row(at(p) + offset + t * kLaneDims) : Row{};
     }
   };
-  auto with_fresh = [&](Row (&row)[kRows], int base, bool value) {
+  auto with_fresh = [&](Row(&row)[kRows], int base, bool value) {
 #pragma unroll
     for (int j = 0; j < kRows; j++) {
       const int p = position_of(base, j);
@@ -197,26 +204,35 @@ __device__ __forceinline__ void attend_pages(B& b, const StackWeights& w, int in
   int split = mine.sub, base = split * kSplitPositions;
   old_rows(key, base, 0);
 
-  const uint2 q_norm = load_norm(w.q_norm + index * kHeadDim, lane), k_norm = load_norm(w.k_norm + index * kHeadDim, lane);
-  Four cos = load_angles(w.rope_cos + position * (kHeadDim / 2), lane), sin = load_angles(w.rope_sin + position * (kHeadDim / 2), lane);
+  const uint2 q_norm = load_norm(w.q_norm + index * kHeadDim, lane),
+              k_norm = load_norm(w.k_norm + index * kHeadDim, lane);
+  Four cos = load_angles(w.rope_cos + position * (kHeadDim / 2), lane),
+       sin = load_angles(w.rope_sin + position * (kHeadDim / 2), lane);
   auto head_of = [&](int column, int head) { return b.x.qkv + column * S::kQkv + head * kHeadDim; };
-  auto mine_too = [&](int p) { return p / kSplitPositions % kSplits % mine.sharers == mine.sub && p / 4 % kWarps == warp; };
+  auto mine_too = [&](int p) {
+    return p / kSplitPositions % kSplits % mine.sharers == mine.sub && p / 4 % kWarps == warp;
+  };
   for (int p = fresh; p < position; p++) {  // a prompt's earlier columns
     if (!mine_too(p)) continue;
     const int column = mine.column - (position - p);
     Four kv_four[2];
-    await_heads(kv_four, {head_of(column, S::kHeads + kv_head), head_of(column, S::kHeads + S::kKvHeads + kv_head)}, lane, b.epoch, b.patience);
-    norm_and_rope<1>(kv_four, {k_norm}, load_angles(w.rope_cos + p * (kHeadDim / 2), lane), load_angles(w.rope_sin + p * (kHeadDim / 2), lane), lane);
+    await_heads(kv_four, {head_of(column, S::kHeads + kv_head), head_of(column, S::kHeads + S::kKvHeads + kv_head)},
+                lane, b.epoch, b.patience);
+    norm_and_rope<1>(kv_four, {k_norm}, load_angles(w.rope_cos + p * (kHeadDim / 2), lane),
+                     load_angles(w.rope_sin + p * (kHeadDim / 2), lane), lane);
     store_four(s.fresh[p - fresh][0], kv_four[0], lane), store_four(s.fresh[p - fresh][1], kv_four[1], lane);
   }
   float q[kLaneDims];
   if (mine_too(position)) {
     Four x[3];
-    await_heads(x, {head_of(mine.column, mine.head), head_of(mine.column, S::kHeads + kv_head), head_of(mine.column, S::kHeads + S::kKvHeads + kv_head)},
+    await_heads(x,
+                {head_of(mine.column, mine.head), head_of(mine.column, S::kHeads + kv_head),
+                 head_of(mine.column, S::kHeads + S::kKvHeads + kv_head)},
                 lane, b.epoch, b.patience);
     norm_and_rope<2>(x, {q_norm, k_norm}, cos, sin, lane);
     store_four(s.fresh[position - fresh][0], x[1], lane), store_four(s.fresh[position - fresh][1], x[2], lane);
-    if (mine.head % S::kGroup == 0) store_four(at(position), x[1], lane), store_four(at(position) + value_offset, x[2], lane);
+    if (mine.head % S::kGroup == 0)
+      store_four(at(position), x[1], lane), store_four(at(position) + value_offset, x[2], lane);
     spread_query(x[0], s.row[warp], q, lane);
   } else {
     Four x[1];
@@ -278,7 +294,9 @@ __device__ __forceinline__ void attend_pages(B& b, const StackWeights& w, int in
     part[n] = make_uint4(0, __float_as_uint(-INFINITY), 0, 0);
     if (n >= splits) continue;
     if (n % mine.sharers) theirs |= 1u << n;
-    else part[n] = make_uint4(__float_as_uint(s.part[n][dim]), __float_as_uint(s.part_stat[n][warp].x), __float_as_uint(s.part_stat[n][warp].y), 0);
+    else
+      part[n] = make_uint4(__float_as_uint(s.part[n][dim]), __float_as_uint(s.part_stat[n][warp].x),
+                           __float_as_uint(s.part_stat[n][warp].y), 0);
   }
   await_packets(part, theirs, [&](int n) { return slots + n * kHeadDim; }, b.epoch, b.patience);
   float best = -INFINITY, sum = 0.f, value = 0.f;
@@ -291,23 +309,30 @@ __device__ __forceinline__ void attend_pages(B& b, const StackWeights& w, int in
   }
   value /= sum;
   const uint32_t pair = pack2(value, __shfl_down_sync(~0u, value, 1)), next = __shfl_down_sync(~0u, pair, 2);
-  if (lane % 4 == 0) publish(b.x.attn + packet_index((mine.head * kHeadDim + dim) / 4, mine.column), pair, next, 0, b.epoch);
+  if (lane % 4 == 0)
+    publish(b.x.attn + packet_index((mine.head * kHeadDim + dim) / 4, mine.column), pair, next, 0, b.epoch);
 }
 
-// Code predictor: at most 16 positions of one frame, kept by the block of their head and stream. One warp per row,
-// this one's is `row` of its stream's; they are neighbouring columns. kv: [2][16][head_dim] of this layer, this block's own.
+// Code predictor: at most 16 positions of one frame, kept by the block of their head and sequence. One warp per row,
+// this one's is `row` of its sequence's; they are neighbouring columns. kv: [2][kGroups][head_dim] of this layer, this
+// block's own.
 template <class S, class B>
-__device__ __forceinline__ void attend_frame(B& b, const StackWeights& w, int index, const Assignment& mine, int streams, int rows,
-                                             int row, int position, bf16 (*kv)[16][kHeadDim]) {
+__device__ __forceinline__ void attend_frame(B& b, const StackWeights& w, int index, const Assignment& mine,
+                                             int sequences, int rows, int row, int position,
+                                             bf16 (*kv)[kGroups][kHeadDim]) {
   constexpr int kRows = 4;  // of 4 positions each
-  if (mine.head >= S::kHeads || mine.column >= streams || mine.sub || row >= rows) return;
+  if (mine.head >= S::kHeads || mine.column >= sequences || mine.sub || row >= rows) return;
   const int lane = b.lane, group = lane / 8, t = lane % 8, kv_head = mine.head / S::kGroup, last = position + row;
-  const uint2 q_norm = load_norm(w.q_norm + index * kHeadDim, lane), k_norm = load_norm(w.k_norm + index * kHeadDim, lane);
+  const uint2 q_norm = load_norm(w.q_norm + index * kHeadDim, lane),
+              k_norm = load_norm(w.k_norm + index * kHeadDim, lane);
   Four x[3];
   for (int p = position; p <= last; p++) {  // the second row's warp makes the first row's key and value as well
     const Tagged* qkv = b.x.qkv + (mine.column * rows + p - position) * S::kQkv;
-    const Four cos = load_angles(w.rope_cos + p * (kHeadDim / 2), lane), sin = load_angles(w.rope_sin + p * (kHeadDim / 2), lane);
-    await_heads(x, {qkv + mine.head * kHeadDim, qkv + S::kQ + kv_head * kHeadDim, qkv + S::kQ + S::kKv + kv_head * kHeadDim}, lane, b.epoch, b.patience);
+    const Four cos = load_angles(w.rope_cos + p * (kHeadDim / 2), lane),
+               sin = load_angles(w.rope_sin + p * (kHeadDim / 2), lane);
+    await_heads(
+        x, {qkv + mine.head * kHeadDim, qkv + S::kQ + kv_head * kHeadDim, qkv + S::kQ + S::kKv + kv_head * kHeadDim},
+        lane, b.epoch, b.patience);
     norm_and_rope<2>(x, {q_norm, k_norm}, cos, sin, lane);
     store_four(kv[0][p], x[1], lane), store_four(kv[1][p], x[2], lane);
   }
@@ -316,7 +341,8 @@ __device__ __forceinline__ void attend_frame(B& b, const StackWeights& w, int in
   Row old[kRows];
   auto rows_of = [&](int which) {
 #pragma unroll
-    for (int j = 0; j < kRows; j++) old[j] = j * 4 + group <= last ? load_row(kv[which][j * 4 + group] + t * kLaneDims) : Row{};
+    for (int j = 0; j < kRows; j++)
+      old[j] = j * 4 + group <= last ? load_row(kv[which][j * 4 + group] + t * kLaneDims) : Row{};
   };
   Softmax softmax;
   rows_of(0);
@@ -325,8 +351,8 @@ __device__ __forceinline__ void attend_frame(B& b, const StackWeights& w, int in
   softmax.add(score, old);
   const int first = softmax.join(four, lane);
   const float inv = 1.f / softmax.total;
-  publish(b.x.attn + packet_index((mine.head * kHeadDim + first) / 4, mine.column * rows + row), pack2(four[0] * inv, four[1] * inv),
-          pack2(four[2] * inv, four[3] * inv), 0, b.epoch);
+  publish(b.x.attn + packet_index((mine.head * kHeadDim + first) / 4, mine.column * rows + row),
+          pack2(four[0] * inv, four[1] * inv), pack2(four[2] * inv, four[3] * inv), 0, b.epoch);
 }
 
 }  // namespace qmk

@@ -77,8 +77,8 @@ __device__ __forceinline__ T over_warps(B& b, T value, T* scratch, Combine combi
   return value;
 }
 
-// The id with the largest noisy logit among those whose logit is at least `kept` and above `floor` (as keys); the lowest
-// id of a tie, 0 if there is none.
+// The id with the largest noisy logit among those whose logit is at least `kept` and above `floor` (as keys); the
+// lowest id of a tie, 0 if there is none.
 template <int N, class B>
 __device__ __forceinline__ int largest(B& b, const Candidates<N>& c, uint32_t kept, uint32_t floor) {
   uint32_t best = 0, who = ~0u;
@@ -173,8 +173,9 @@ template <int N, class B>
 __device__ __forceinline__ int draw(B& b, const Candidates<N>& c, const DrawParams& d) {
   const uint32_t kept = d.sample && d.top_k > 0 && d.top_k < N ? kth_largest(b, c, d.top_k) : 0;
   if (!d.sample || d.top_p >= 1.f) return largest(b, c, kept, 0);
-  // Top-p keeps the largest logits that together hold top_p of what top-k leaves. Tried in the order of the draw: whether
-  // a candidate stays depends on how much lies at or below it. The tries are bounded because a faulted launch may bring NaN.
+  // Top-p keeps the largest logits that together hold top_p of what top-k leaves. Tried in the order of the draw:
+  // whether a candidate stays depends on how much lies at or below it. The tries are bounded because a faulted launch
+  // may bring NaN.
   DrawScratch& s = b.s.draw;
   float top = -INFINITY, total = 0.f;
   c.each(b.tid, [&](int, int i) { top = fmaxf(top, c.logit[i]); });

@@ -20,7 +20,7 @@ struct alignas(16) Packet {
 };
 
 struct StackWeights {
-  const uint8_t* ribbon;   // [blocks][layers * stages of a layer][stage bytes], fragments in reading order, bf16 or E4M3
+  const uint8_t* ribbon;  // [blocks][layers * stages of a layer][stage bytes], fragments in reading order, bf16 or E4M3
   const bf16* input_norm;  // [layers][hidden]
   const bf16* post_norm;   // [layers][hidden]
   const bf16* q_norm;      // [layers][head_dim]
@@ -52,18 +52,18 @@ struct DrawParams {
   float top_p;  // 1: all
 };
 
-// One token: a stream's next decode step, or one position of a prompt.
+// One token: a sequence's next decode step, or one position of a prompt.
 struct Column {
   const float* row;      // [hidden] the input
   const bf16* text_row;  // [hidden] added to the sum of embeddings
   float* next_row;       // [hidden] the next position's input
   const int* pages;      // this slot's page table
   uint8_t* seen;         // [codec vocabulary] code 0 ids spoken so far
-  int* recent;           // [8][16] the codes of frame f at f % 8, for the vocoder
+  int* recent;           // [kRecentFrames][kGroups] the codes of frame f at f % kRecentFrames, for the vocoder
   uint64_t seed;
   int position;
-  int first_fresh;       // positions first_fresh .. position are columns of this launch, this one the last
-  int frame;             // of the stream, from 0
+  int first_fresh;  // positions first_fresh .. position are columns of this launch, this one the last
+  int frame;        // of the sequence, from 0
   float repetition_penalty, inverse_penalty;
   DrawParams draw0, draw;  // of code 0, of codes 1..15
 };
@@ -82,12 +82,13 @@ struct FrameParams {
   uint32_t spin_limit;  // polls before a wait gives up
   uint32_t* fault;      // [1] in host memory, not 0 after a wait gave up; the launch still ends normally
 
-  bf16* kv;            // [pages][layers][2][kv heads][64][head_dim], the talker's pool
-  bf16* frame_kv;      // [blocks][column tiles][5][2][16][head_dim], the code predictor's where shared memory has no room for it
+  bf16* kv;        // [pages][layers][2][kv heads][kPagePositions][head_dim], the talker's pool
+  bf16* frame_kv;  // [blocks][column tiles][layers][2][kGroups][head_dim], the code predictor's where shared memory has
+                   // no room for it
   int columns;
-  int prefill;         // 1: only the talker's layers run, for their keys and values
+  int prefill;  // 1: only the talker's layers run, for their keys and values
   int eos_id, first_suppressed_id, min_frames;
-  int* codes;          // [columns][kSaid] out: 16 codes, code 0 == eos_id: speech has ended; 1 where a logit was no number
+  int* codes;  // [columns][kResultWords] out; code 0 == eos_id: speech has ended
   Column column[kMostColumns];
 
   float* hidden_out;             // [columns][hidden] or null: after the talker's final norm
@@ -101,11 +102,9 @@ struct FrameParams {
   const float* lm_head_scales;     // [15][codes]
 };
 
-constexpr int kPagePositions = 64;
-
-constexpr int kSaid = 17;  // of a column
+constexpr int kResultWords = kGroups + 1;  // of a column: its codes, then 1 where a logit was no number
 
 // A stage ends when its result is published; the wait for its input belongs to it. Talker first, then code predictor.
-enum Stage { kQkv, kAttention, kOut, kGateUp, kDown, kHead, kDraw, kStages };
+enum Stage { kQkv, kAttention, kO, kGateUp, kDown, kHead, kDraw, kStages };
 
 }  // namespace qmk

@@ -1,9 +1,9 @@
-// The persistent kernel: one launch is one frame of 16 codes for up to 8 streams, or to 16 (frame_wide.cu).
+// The persistent kernel: one launch is one frame of 16 codes for up to 8 sequences, or to 16 (frame_wide.cu).
 //
 // input row -> talker (28 layers) -> head -> code 0 -> code predictor (16 rows, 5 layers each, 15 heads) -> codes 1..15
 // -> sum of the 16 embeddings + text row -> next input row. No host in between. The code predictor reads the talker's
-// hidden state at position 0 and code 0's embedding at position 1, as two columns of one pass where there is room (up to
-// 4 streams), then every code it drew.
+// hidden state at position 0 and code 0's embedding at position 1, as two columns of one pass where there is room (up
+// to 4 sequences), then every code it drew.
 #include "draw.cuh"
 #include "frame.h"
 
@@ -17,12 +17,12 @@ struct Scratch {
   using P = typename Dims::Predictor;
   static constexpr int kWide = max_of(max_of(T::kGateUpRows, T::kQkvRows), max_of(P::kGateUpRows, P::kQkvRows));
   static constexpr int kHeads = max_of(block_rows(Dims::kCodecVocab), block_rows(Dims::kCodes));
-  alignas(16) float wide[partial_size(max_of(kWide, kHeads))];                      // partial sums: qkv, gate and up, heads
+  alignas(16) float wide[partial_size(max_of(kWide, kHeads))];  // partial sums: qkv, gate and up, heads
   alignas(16) float narrow[partial_size(max_of(T::kHiddenRows, P::kHiddenRows))];  // o, down, adapter
   AttentionScratch attention;
   DrawScratch draw;
   float hidden[kColumns * T::kHiddenRows];  // of the talker, this block's rows
-  alignas(16) bf16 frame_kv[kFrameKvShared ? P::kMaxLayers : 0][2][16][kHeadDim];
+  alignas(16) bf16 frame_kv[kFrameKvShared ? P::kMaxLayers : 0][2][kGroups][kHeadDim];
 };
 
 // What a compute thread carries through the frame.
@@ -64,29 +64,34 @@ struct Frame {
   using P = typename Dims::Predictor;
   using Thread = Block<Dims>;
   static constexpr int kHeadRows = block_rows(Dims::kCodecVocab), kCodeRows = block_rows(Dims::kCodes);
-  static constexpr int kRingStages = (kSharedBytes - 512 - static_cast<int>(sizeof(Scratch<Dims>))) / (kStageBytes + 16);
-  static constexpr int kBytes = round_up(kRingStages * (kStageBytes + 16), 128) + static_cast<int>(sizeof(Scratch<Dims>));
+  static constexpr int kRingStages =
+      (kSharedBytes - 512 - static_cast<int>(sizeof(Scratch<Dims>))) / (kStageBytes + 16);
+  static constexpr int kBytes =
+      round_up(kRingStages * (kStageBytes + 16), 128) + static_cast<int>(sizeof(Scratch<Dims>));
   static_assert(kRingStages >= 2 && kBytes <= kSharedBytes);
   static_assert(max_of(kHeadRows, kCodeRows) * kColumns <= kComputeThreads, "one thread finishes a row of a head");
-  static constexpr int kPinned = 3;  // of 15 predictor stages: 31 MB (of E4M3 16) stay in L2 between the passes of a frame
+  // Of 15 predictor stages: 31 MB (of E4M3 16) stay in L2 between the passes of a frame.
+  static constexpr int kPinned = 3;
 
-  // Rows of one stream that the pass at a position takes.
-  static __device__ __forceinline__ int rows_at(int position, int streams) { return !kWide && position == 0 && 2 * streams <= kColumns ? 2 : 1; }
+  // Rows of one sequence that the pass at a position takes.
+  static __device__ __forceinline__ int rows_at(int position, int sequences) {
+    return !kWide && position == 0 && 2 * sequences <= kColumns ? 2 : 1;
+  }
 
   static __device__ void produce(const FrameParams& p, Ring& ring, Patience& patience, int block, int lane) {
-    auto stream = [&](const uint8_t* ribbon, int stages, int pinned) {
-      ring.stream(ribbon + static_cast<size_t>(block) * stages * kStageBytes, stages, pinned, patience, lane);
+    auto copy = [&](const uint8_t* ribbon, int stages, int pinned) {
+      ring.copy(ribbon + static_cast<size_t>(block) * stages * kStageBytes, stages, pinned, patience, lane);
     };
     constexpr int head = Matvec<kHeadRows, T::kHidden, kFp8CodecHead>::stages(kSteps<T::kHidden>);
     constexpr int code = Matvec<kCodeRows, P::kHidden, kFp8LmHeads>::stages(kSteps<P::kHidden>);
-    stream(p.talker.ribbon, p.talker.layers * kLayerStages<T>, 0);
+    copy(p.talker.ribbon, p.talker.layers * kLayerStages<T>, 0);
     if (p.prefill) return;
-    stream(p.codec_head, head, 0);
-    for (int position = 0; position < Dims::kGroups;) {
-      if constexpr (Dims::kAdapter) stream(p.adapter, Matvec<P::kHiddenRows, T::kHidden>::stages(kSteps<T::kHidden>), 0);
-      stream(p.predictor.ribbon, p.predictor.layers * kLayerStages<P>, kPinned);
+    copy(p.codec_head, head, 0);
+    for (int position = 0; position < kGroups;) {
+      if constexpr (Dims::kAdapter) copy(p.adapter, Matvec<P::kHiddenRows, T::kHidden>::stages(kSteps<T::kHidden>), 0);
+      copy(p.predictor.ribbon, p.predictor.layers * kLayerStages<P>, kPinned);
       position += rows_at(position, p.columns);
-      if (position > 1) stream(p.lm_heads + static_cast<size_t>(position - 2) * kBlocks * code * kStageBytes, code, 0);
+      if (position > 1) copy(p.lm_heads + static_cast<size_t>(position - 2) * kBlocks * code * kStageBytes, code, 0);
     }
   }
 
@@ -101,10 +106,11 @@ struct Frame {
     return v;
   }
 
-  // Finish the rows of a head that stand in s.wide, one thread each, and draw every stream's code; `drawn`: those of
-  // the streams whose input this lane feeds to the mma. `noise`, `scale`: of this thread's row.
+  // Finish the rows of a head that stand in s.wide, one thread each, and draw every sequence's code; `drawn`: those of
+  // the sequences whose input this lane feeds to the mma. `noise`, `scale`: of this thread's row.
   template <int Rows, int K, int N>
-  static __device__ __forceinline__ void choose(const FrameParams& p, Thread& b, int group, float noise, float scale, int (&drawn)[kColumnTiles]) {
+  static __device__ __forceinline__ void choose(const FrameParams& p, Thread& b, int group, float noise, float scale,
+                                                int (&drawn)[kColumnTiles]) {
     using M = Matvec<Rows, K>;
     if constexpr (kWeightsAlone) {
       for (int& code : drawn) code = 0;
@@ -116,8 +122,8 @@ struct Frame {
       const Column& c = p.column[mine];
       const DrawParams& d = group ? c.draw : c.draw0;
       float logit = M::sum(b.s.wide, b.tid % Rows, mine) * M::inverse_rms(b.s.wide, mine) * scale;
-      if (p.logits_out) p.logits_out[(mine * Dims::kGroups + group) * Dims::kCodecVocab + id] = logit;
-      if (!(fabsf(logit) < INFINITY)) p.codes[mine * kSaid + Dims::kGroups] = 1;
+      if (p.logits_out) p.logits_out[(mine * kGroups + group) * Dims::kCodecVocab + id] = logit;
+      if (!(fabsf(logit) < INFINITY)) p.codes[mine * kResultWords + kGroups] = 1;
       if (group == 0) logit = code0_rule(p, c, id, logit);
       if (d.sample) logit = __fmul_rn(logit, d.inverse_temperature);
       publish(b.x.logits + mine * Dims::kCodecVocab + id, __float_as_uint(logit),
@@ -134,8 +140,8 @@ struct Frame {
       const int code = draw(b, candidates, group ? c.draw : c.draw0);
       if (b.tid < kBlocks) publish(b.x.drawn + b.tid * kColumns + chooser, __int_as_float(code), b.epoch);
       if (b.tid == 0) {
-        p.codes[chooser * kSaid + group] = code;
-        c.recent[c.frame % 8 * Dims::kGroups + group] = code;
+        p.codes[chooser * kResultWords + group] = code;
+        c.recent[c.frame % kRecentFrames * kGroups + group] = code;
         if (group == 0 && code != p.eos_id) c.seen[code] = 1;
       }
     }
@@ -174,7 +180,8 @@ struct Frame {
   static __device__ __forceinline__ uint2 normed(const float4& f, const bf16* weight, float& square) {
     const uint2 w = __ldg(reinterpret_cast<const uint2*>(weight));
     square += f.x * f.x + f.y * f.y + f.z * f.z + f.w * f.w;
-    return make_uint2(pack2(f.x * low_bf16(w.x), f.y * high_bf16(w.x)), pack2(f.z * low_bf16(w.y), f.w * high_bf16(w.y)));
+    return make_uint2(pack2(f.x * low_bf16(w.x), f.y * high_bf16(w.x)),
+                      pack2(f.z * low_bf16(w.y), f.w * high_bf16(w.y)));
   }
   static __device__ __forceinline__ float4 widened(uint2 v, float scale) {
     return make_float4(low_bf16(v.x) * scale, high_bf16(v.x) * scale, low_bf16(v.y) * scale, high_bf16(v.y) * scale);
@@ -209,33 +216,36 @@ struct Frame {
         if (index) await_input<T::kHidden>(b, b.x.h_mlp, b.column, b.epoch - 1, from, in);
         else first_input(from, in);
       };
-      layer<T>(b, p.talker, p.talker_scales, index, await, last ? p.talker.norm : p.talker.input_norm + (index + 1) * T::kHidden, [&] {
-        Assignment at = mine;
+      layer<T>(b, p.talker, p.talker_scales, index, await,
+               last ? p.talker.norm : p.talker.input_norm + (index + 1) * T::kHidden, [&] {
+                 Assignment at = mine;
 #pragma unroll 1
-        for (int t = 0; t < kColumnTiles && at.column < b.columns; t++, at.column += 8) {
-          if (t) sync_compute<kComputeThreads>();  // its scratch is about to be written again
-          attend_pages<T>(b, p.talker, index, at, p.column[at.column], p.kv + index * kLayerStride + at.head / T::kGroup * kHeadStride,
-                          p.talker.layers * kLayerStride, T::kKvHeads * kHeadStride);
-        }
-      });
+                 for (int t = 0; t < kColumnTiles && at.column < b.columns; t++, at.column += 8) {
+                   if (t) sync_compute<kComputeThreads>();  // its scratch is about to be written again
+                   attend_pages<T>(b, p.talker, index, at, p.column[at.column],
+                                   p.kv + index * kLayerStride + at.head / T::kGroup * kHeadStride,
+                                   p.talker.layers * kLayerStride, T::kKvHeads * kHeadStride);
+                 }
+               });
     }
   }
 
-  // Embeddings of the last codes, or at first the talker's hidden state, through the layers: up to two rows a stream.
-  // inverse: 1 / rms that the talker's x.h_mlp still lacks; code: the last one. Both of the streams whose input this lane
-  // feeds to the mma when every stream has one row.
-  static __device__ __forceinline__ void predict(const FrameParams& p, Thread& b, int position, int rows, const float (&inverse)[kColumnTiles],
+  // Embeddings of the last codes, or at first the talker's hidden state, through the layers: up to two rows a sequence.
+  // inverse: 1 / rms that the talker's x.h_mlp still lacks; code: the last one. Both of the sequences whose input this
+  // lane feeds to the mma when every sequence has one row.
+  static __device__ __forceinline__ void predict(const FrameParams& p, Thread& b, int position, int rows,
+                                                 const float (&inverse)[kColumnTiles],
                                                  const int (&code)[kColumnTiles]) {
-    const int streams = p.columns, quad = b.lane / 4;
-    b.set_columns(streams * rows);
-    const int both = rows - 1;  // a shift by it divides by rows
+    const int sequences = p.columns, quad = b.lane / 4;
+    b.set_columns(sequences * rows);
+    const int both = rows - 1;                               // a shift by it divides by rows
     const bool first = position == 0 && (quad & both) == 0;  // this lane's rows are hidden states
-    const int group = max(position - 1, 0);                // of the last code
+    const int group = max(position - 1, 0);                  // of the last code
     int row_code[kColumnTiles], hidden[kColumnTiles];
     float mine[kColumnTiles];
 #pragma unroll
     for (int t = 0; t < kColumnTiles; t++) {
-      const int from = min((quad + t * 8) >> both, streams - 1);
+      const int from = min((quad + t * 8) >> both, sequences - 1);
       row_code[t] = of_column(code, from), mine[t] = of_column(inverse, from);
       hidden[t] = first && b.column[t] >= 0 ? (quad + t * 8) >> both : -1;
     }
@@ -247,12 +257,13 @@ struct Frame {
         if (b.column[t] < 0) continue;
         const bf16* row = embedding(p, group, row_code[t]);
 #pragma unroll
-        for (int i = 0; i < kAtOnce<T::kHidden>; i++) in.b[t][i] = *reinterpret_cast<const uint2*>(row + value_index<T::kHidden>(b, at + i));
+        for (int i = 0; i < kAtOnce<T::kHidden>; i++)
+          in.b[t][i] = *reinterpret_cast<const uint2*>(row + value_index<T::kHidden>(b, at + i));
       }
     };
-    const int owned = min(owned_column<P>(b), b.columns - 1), stream = owned >> both;
-    const int its_code = of_column(code, stream);
-    const float its_inverse = of_column(inverse, stream);
+    const int owned = min(owned_column<P>(b), b.columns - 1), sequence = owned >> both;
+    const int its_code = of_column(code, sequence);
+    const float its_inverse = of_column(inverse, sequence);
     const bool owned_first = position == 0 && (owned & both) == 0;
 
     if constexpr (Dims::kAdapter) {
@@ -263,7 +274,7 @@ struct Frame {
       }
       publish_residual<P>(b, b.x.adapted, b.residual, owned_value<P>(b, p.predictor.input_norm));
     } else if (owns<P>(b)) {
-      b.residual = owned_first ? b.s.hidden[stream * P::kHiddenRows + b.tid % P::kHiddenRows]
+      b.residual = owned_first ? b.s.hidden[sequence * P::kHiddenRows + b.tid % P::kHiddenRows]
                                : __bfloat162float(owned_value<P>(b, embedding(p, group, its_code)));
     }
     auto first_input = [&](int from, InputOf<P::kHidden>& in) {
@@ -277,11 +288,12 @@ struct Frame {
           if (b.column[t] < 0) continue;
 #pragma unroll
           for (int i = 0; i < kAtOnce<P::kHidden>; i++)
-            in.b[t][i] = normed(widened(raw.b[t][i], first ? mine[t] : 1.f), p.predictor.input_norm + value_index<P::kHidden>(b, from + i), in.square[t]);
+            in.b[t][i] = normed(widened(raw.b[t][i], first ? mine[t] : 1.f),
+                                p.predictor.input_norm + value_index<P::kHidden>(b, from + i), in.square[t]);
         }
       }
     };
-    const Assignment at = assignment(b.block, streams);
+    const Assignment at = assignment(b.block, sequences);
     for (int index = 0; index < p.predictor.layers; index++) {
       b.epoch++;
       const bool last = index + 1 == p.predictor.layers;
@@ -289,33 +301,38 @@ struct Frame {
         if (index) await_input<P::kHidden>(b, b.x.h_mlp, b.column, b.epoch - 1, from, in);
         else first_input(from, in);
       };
-      layer<P>(b, p.predictor, p.predictor_scales, index, await, last ? p.predictor.norm : p.predictor.input_norm + (index + 1) * P::kHidden,
-               [&] {
-                 const int tile = kColumnTiles > 1 ? b.warp >> both : 0;  // more warps for more streams
+      layer<P>(b, p.predictor, p.predictor_scales, index, await,
+               last ? p.predictor.norm : p.predictor.input_norm + (index + 1) * P::kHidden, [&] {
+                 const int tile = kColumnTiles > 1 ? b.warp >> both : 0;  // more warps for more sequences
                  auto* kv = kFrameKvShared ? b.s.frame_kv[index]
-                                           : reinterpret_cast<bf16(*)[16][kHeadDim]>(p.frame_kv) + ((b.block * kColumnTiles + tile) * P::kMaxLayers + index) * 2;
+                                           : reinterpret_cast<bf16(*)[kGroups][kHeadDim]>(p.frame_kv) +
+                                                 ((b.block * kColumnTiles + tile) * P::kMaxLayers + index) * 2;
                  if (tile < kColumnTiles)
-                   attend_frame<P>(b, p.predictor, index, {at.head, at.column + tile * 8, at.sub, at.sharers}, streams, rows, b.warp - tile * rows, position, kv);
+                   attend_frame<P>(b, p.predictor, index, {at.head, at.column + tile * 8, at.sub, at.sharers},
+                                   sequences, rows, b.warp - tile * rows, position, kv);
                });
     }
   }
 
   static __device__ __forceinline__ void compute(const FrameParams& p, Thread& b) {
-    const int streams = p.columns, quad = b.lane / 4;
-    b.set_columns(streams);
+    const int sequences = p.columns, quad = b.lane / 4;
+    b.set_columns(sequences);
     talk(p, b);
     if (p.prefill) return;
 
     using Head = Matvec<kHeadRows, T::kHidden>;
     float noise = noise_of<kHeadRows>(p, b, 0);
-    const float head_scale = scale_of<kFp8CodecHead>(p.codec_head_scales, b.block * kHeadRows + b.tid % kHeadRows, Dims::kCodecVocab);
-    matvec<kHeadRows, T::kHidden, kFp8CodecHead>(b, b.s.wide, [&](int from, auto& in) { await_input<T::kHidden>(b, b.x.h_mlp, b.column, b.epoch, from, in); });
+    const float head_scale =
+        scale_of<kFp8CodecHead>(p.codec_head_scales, b.block * kHeadRows + b.tid % kHeadRows, Dims::kCodecVocab);
+    matvec<kHeadRows, T::kHidden, kFp8CodecHead>(
+        b, b.s.wide, [&](int from, auto& in) { await_input<T::kHidden>(b, b.x.h_mlp, b.column, b.epoch, from, in); });
     float inverse[kColumnTiles];
 #pragma unroll
-    for (int t = 0; t < kColumnTiles; t++) inverse[t] = Head::inverse_rms(b.s.wide, min(quad + t * 8, streams - 1));
-    const int owned = min(owned_column<T>(b), streams - 1);
+    for (int t = 0; t < kColumnTiles; t++) inverse[t] = Head::inverse_rms(b.s.wide, min(quad + t * 8, sequences - 1));
+    const int owned = min(owned_column<T>(b), sequences - 1);
     if (owns<T>(b)) {
-      const float h = b.residual * Head::inverse_rms(b.s.wide, owned) * __bfloat162float(owned_value<T>(b, p.talker.norm));
+      const float h =
+          b.residual * Head::inverse_rms(b.s.wide, owned) * __bfloat162float(owned_value<T>(b, p.talker.norm));
       b.s.hidden[b.tid] = h;
       if (p.hidden_out) p.hidden_out[owned * T::kHidden + owned_row<T>(b)] = h;
     }
@@ -325,22 +342,24 @@ struct Frame {
     if (b.stage_ns) b.stage_ns += kStages;
 
     float sum = __bfloat162float(owned_value<T>(b, embedding(p, 0, of_column(code, owned))));
-    for (int position = 0; position < Dims::kGroups;) {
-      const int rows = rows_at(position, streams);
+    for (int position = 0; position < kGroups;) {
+      const int rows = rows_at(position, sequences);
       predict(p, b, position, rows, inverse, code);
       position += rows;
-      b.set_columns(streams);
-      if (position == 1) {  // nothing is drawn behind the hidden state alone
+      b.set_columns(sequences);
+      if (position == 1) {                // nothing is drawn behind the hidden state alone
         sync_compute<kComputeThreads>();  // all are done with s.narrow
         continue;
       }
       const int group = position - 1;
       noise = noise_of<kCodeRows>(p, b, group);
-      int last[kColumnTiles];  // rows of these streams
+      int last[kColumnTiles];  // rows of these sequences
 #pragma unroll
       for (int t = 0; t < kColumnTiles; t++) last[t] = b.column[t] < 0 ? -1 : b.column[t] * rows + rows - 1;
-      const float code_scale = scale_of<kFp8LmHeads>(p.lm_head_scales + (group - 1) * Dims::kCodes, b.block * kCodeRows + b.tid % kCodeRows, Dims::kCodes);
-      matvec<kCodeRows, P::kHidden, kFp8LmHeads>(b, b.s.wide, [&](int from, auto& in) { await_input<P::kHidden>(b, b.x.h_mlp, last, b.epoch, from, in); });
+      const float code_scale = scale_of<kFp8LmHeads>(p.lm_head_scales + (group - 1) * Dims::kCodes,
+                                                     b.block * kCodeRows + b.tid % kCodeRows, Dims::kCodes);
+      matvec<kCodeRows, P::kHidden, kFp8LmHeads>(
+          b, b.s.wide, [&](int from, auto& in) { await_input<P::kHidden>(b, b.x.h_mlp, last, b.epoch, from, in); });
       choose<kCodeRows, P::kHidden, Dims::kCodes>(p, b, group, noise, code_scale, code);
       sum += __bfloat162float(owned_value<T>(b, embedding(p, group, of_column(code, owned))));
     }
@@ -358,19 +377,30 @@ __global__ void __launch_bounds__(kThreads, QMK_BLOCKS_PER_SM) frame_kernel(cons
   uint64_t* barriers = reinterpret_cast<uint64_t*>(memory + F::kRingStages * kStageBytes);
   auto& s = *reinterpret_cast<Scratch<Dims>*>(memory + round_up(F::kRingStages * (kStageBytes + 16), 128));
   const int tid = threadIdx.x;
-  Ring ring{shared_address(memory), shared_address(barriers), shared_address(barriers + F::kRingStages), F::kRingStages};
+  Ring ring{shared_address(memory), shared_address(barriers), shared_address(barriers + F::kRingStages),
+            F::kRingStages};
   if (tid == 0) ring.init();
   __syncthreads();
   Patience patience{p.spin_limit, p.fault};
   if (tid >= kComputeThreads) {
     set_registers<24, false>();
-    if (tid < kComputeThreads + (kBulkCopies ? 1 : 32)) F::produce(p, ring, patience, blockIdx.x, tid - kComputeThreads);
+    if (tid < kComputeThreads + (kBulkCopies ? 1 : 32))
+      F::produce(p, ring, patience, blockIdx.x, tid - kComputeThreads);
     return;
   }
   set_registers<112, true>();
   const bool timed = p.stage_ns && blockIdx.x == 0 && tid == 0;
-  Block<Dims> b{s, ring, patience, p.x, p.epoch, tid, tid / 32, tid % 32, static_cast<int>(blockIdx.x),
-                timed ? p.stage_ns : nullptr, timed ? global_timer() : 0};
+  Block<Dims> b{s,
+                ring,
+                patience,
+                p.x,
+                p.epoch,
+                tid,
+                tid / 32,
+                tid % 32,
+                static_cast<int>(blockIdx.x),
+                timed ? p.stage_ns : nullptr,
+                timed ? global_timer() : 0};
   F::compute(p, b);
 }
 
@@ -381,7 +411,8 @@ cudaError_t prepare(int* resident_blocks) {
   cudaError_t error = cudaFuncSetAttribute(frame_kernel<Dims>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   if (error == cudaSuccess) error = cudaGetDevice(&device);
   if (error == cudaSuccess) error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
-  if (error == cudaSuccess) error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, frame_kernel<Dims>, kThreads, bytes);
+  if (error == cudaSuccess)
+    error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, frame_kernel<Dims>, kThreads, bytes);
   *resident_blocks = each * multiprocessors;
   return error;
 }
@@ -389,8 +420,8 @@ cudaError_t prepare(int* resident_blocks) {
 template <class Dims>
 cudaError_t launch(const FrameParams& params, cudaStream_t stream) {
   void* args[] = {const_cast<FrameParams*>(&params)};
-  return cudaLaunchCooperativeKernel(reinterpret_cast<const void*>(frame_kernel<Dims>), dim3(kBlocks), dim3(kThreads), args,
-                                     Frame<Dims>::kBytes, stream);
+  return cudaLaunchCooperativeKernel(reinterpret_cast<const void*>(frame_kernel<Dims>), dim3(kBlocks), dim3(kThreads),
+                                     args, Frame<Dims>::kBytes, stream);
 }
 
 // use(dims) for the dims of a talker of this width.

@@ -4,9 +4,9 @@
 // and one producer warp copies them, stage after stage, into a ring in shared memory; only a full ring stops it.
 // The compute warps wait for a stage, each takes its own 16 bytes per lane and unit, and hands the stage back.
 #pragma once
+#include "../patience.cuh"
 #include "dims.cuh"
 #include "fp8.cuh"
-#include "patience.cuh"
 
 namespace qmk {
 
@@ -14,7 +14,7 @@ struct Ring {
   uint32_t data, full, empty;  // shared addresses: stages, "stage is filled", "stage is free"
   int stages;
   int stage = 0;
-  uint32_t round = 0;          // how often the ring has gone round
+  uint32_t round = 0;  // how often the ring has gone round
 
   __device__ void init() const {
     for (int i = 0; i < stages; i++) {
@@ -27,8 +27,9 @@ struct Ring {
     if (++stage == stages) stage = 0, round++;
   }
 
-  // Producer, one thread where copies come in bulk, else a warp: copy n stages that lie one after the other. Of every 15 stages `pinned` ask to stay in L2.
-  __device__ void stream(const uint8_t* src, int n, int pinned, Patience& patience, int lane) {
+  // Producer, one thread where copies come in bulk, else a warp: copy n stages that lie one after the other. Of every
+  // 15 stages `pinned` ask to stay in L2.
+  __device__ void copy(const uint8_t* src, int n, int pinned, Patience& patience, int lane) {
     const uint64_t last = policy_evict_last(), first = policy_evict_first();
     for (int i = 0; i < n; i++, next(), src += kStageBytes) {
       if (round) patience.wait_barrier(empty + stage * 8, (round - 1) & 1);

@@ -1,29 +1,29 @@
 // The vocoder's transformer, with the convolution before it and the first upsampling behind it, as one kernel: 36 small
 // products one behind the other, which as launches of their own took 34 us a layer where their weights take 3.
 //
-// Every block owns some columns of every matrix, so that its weights come in one stream that is always four products ahead;
-// what a product makes travels with its epoch, as in the frame kernel, and is polled by whoever needs it. Launched
-// cooperatively: all blocks run at once. The order of every sum is fixed and does not depend on the other rows.
+// Every block owns some columns of every matrix, so that its weights come in one stream that is always four products
+// ahead; what a product makes travels with its epoch, as in the frame kernel, and is polled by whoever needs it.
+// Launched cooperatively: all blocks run at once. The order of every sum is fixed and does not depend on the other
+// rows.
 #include <algorithm>
 
-#include "patience.cuh"
-#include "ptx.cuh"
+#include "../patience.cuh"
+#include "../ptx.cuh"
 #include "vocoder.h"
 
 namespace qmk {
 namespace {
 
 constexpr int kThreads = 256, kWarps = kThreads / 32;
-constexpr int kMostFrames = 8, kMostRing = 80, kMostColumns = 32;
 
 __host__ __device__ constexpr int share(int all, int blocks) { return (all + blocks - 1) / blocks; }
 
 // Columns of a block and values of a row of product i.
 __host__ __device__ inline int2 shape_of(const Layers& p, int i) {
   const int hidden = share(p.hidden, p.blocks), width = p.heads * p.head_dim;
-  if (i < kTaps) return {hidden, p.in.channels};
-  if (i == kTaps + 4 * p.layers) return {share(p.columns_out, p.blocks), p.hidden};
-  switch ((i - kTaps) % 4) {
+  if (i < kTransformerTaps) return {hidden, p.in.channels};
+  if (i == kTransformerTaps + 4 * p.layers) return {share(p.columns_out, p.blocks), p.hidden};
+  switch ((i - kTransformerTaps) % 4) {
     case 0: return {share(3 * width, p.blocks), p.hidden};
     case 1: return {hidden, width};
     case 2: return {2 * share(p.intermediate, p.blocks), p.hidden};
@@ -39,22 +39,22 @@ struct Room {
 };
 __host__ __device__ inline Room room_of(const Layers& p, int rows) {
   Room r;
-  r.x = kMostRing * (2 * p.head_dim + 9) + kMostFrames * (4 * p.head_dim + kMostRing);
+  r.x = kTransformerRing * (2 * p.head_dim + 9) + kPushFrames * (4 * p.head_dim + kTransformerRing);
   auto take = [&](int i) {
     const int2 s = shape_of(p, i);
     r.weights[i % 4] = max(r.weights[i % 4], s.x * s.y);
     r.x = max(r.x, rows * s.y);
   };
-  for (int i = 0; i < kTaps + 4; ++i) take(i);  // every kind
-  take(kTaps + 4 * p.layers);
+  for (int i = 0; i < kTransformerTaps + 4; ++i) take(i);  // every kind
+  take(kTransformerTaps + 4 * p.layers);
   return r;
 }
 
 template <int R>
 struct Scratch {
-  float sums[kMostColumns * R];      // [parts][columns][R]
-  float residual[kMostColumns * R];  // [columns][R], of the columns that this block owns
-  float factor[R];                   // 1 / rms
+  float sums[kTransformerColumns * R];      // [parts][columns][R]
+  float residual[kTransformerColumns * R];  // [columns][R], of the columns that this block owns
+  float factor[R];                          // 1 / rms
 };
 
 // D: head_dim; R: rows, at least as many as there are.
@@ -65,9 +65,9 @@ struct Transformer {
   float* memory;
   Room room;
   Patience patience;
-  uint32_t epoch;           // of what was published last
-  const float* to_fetch;    // all blocks' weights of the product that is fetched next
-  int frames = p.in.rows, rows = p.in.streams * frames, width = p.heads * D, product = 0;  // the next one
+  uint32_t epoch;         // of what was published last
+  const float* to_fetch;  // all blocks' weights of the product that is fetched next
+  int frames = p.in.rows, rows = p.in.sequences * frames, width = p.heads * D, product = 0;  // the next one
   int tid = threadIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32, block = blockIdx.x;
 
   __device__ __forceinline__ float* weights(int i) const {
@@ -79,7 +79,7 @@ struct Transformer {
 
   // Begin to copy the weights of product i; a group of its own, though it may be empty.
   __device__ __forceinline__ void fetch(int i) {
-    if (i <= kTaps + 4 * p.layers) {
+    if (i <= kTransformerTaps + 4 * p.layers) {
       const int2 s = shape_of(p, i);
       const int size = s.x * s.y;
       const uint32_t to = shared_address(weights(i));
@@ -90,7 +90,9 @@ struct Transformer {
     asm volatile("cp.async.commit_group;" ::: "memory");
   }
 
-  __device__ __forceinline__ void publish(uint2* at, float value) const { store_relaxed8(at, __float_as_uint(value), epoch); }
+  __device__ __forceinline__ void publish(uint2* at, float value) const {
+    store_relaxed8(at, __float_as_uint(value), epoch);
+  }
 
   // Pairs of values that carry the epoch, into shared memory: pair i from `from(i)` to `to(i)`.
   template <class From, class To>
@@ -120,12 +122,14 @@ struct Transformer {
 
   // Columns column, column + distance, ... of this warp, all rows, over its part of K.
   template <int Columns>
-  __device__ __forceinline__ void dots(const float* w, int column, int distance, int k, int begin, int end, float* out) {
+  __device__ __forceinline__ void dots(const float* w, int column, int distance, int k, int begin, int end,
+                                       float* out) {
     float sum[Columns][R] = {};
     for (int at = begin + lane; at < end; at += 32) {
       float4 f[Columns];
 #pragma unroll
-      for (int c = 0; c < Columns; ++c) f[c] = *reinterpret_cast<const float4*>(w + (column + c * distance) * k + at * 4);
+      for (int c = 0; c < Columns; ++c)
+        f[c] = *reinterpret_cast<const float4*>(w + (column + c * distance) * k + at * 4);
 #pragma unroll
       for (int r = 0; r < R; ++r) {
         const float4 v = *reinterpret_cast<const float4*>(x() + r * k + at * 4);
@@ -141,8 +145,8 @@ struct Transformer {
         if (lane == (c * R + r) % 32) out[(column + c * distance) * R + r] = all;
       }
   }
-  // The next product over the rows in x. finish(c, r, sum) for every column of this block and every row, `sum(c, r)` being
-  // what came out there.
+  // The next product over the rows in x. finish(c, r, sum) for every column of this block and every row, `sum(c, r)`
+  // being what came out there.
   template <class Finish>
   __device__ __forceinline__ void multiply(bool normed, Finish finish) {
     const int2 size = shape_of(p, product);
@@ -150,7 +154,8 @@ struct Transformer {
     const float* w = weights(product);
     asm volatile("cp.async.wait_group 3;" ::: "memory");
     __syncthreads();
-    const int parts = columns >= 5 ? 1 : columns >= 3 ? 2 : columns == 2 ? 4 : 8, distance = kWarps / parts;  // of K: work for all
+    const int parts = columns >= 5 ? 1 : columns >= 3 ? 2 : columns == 2 ? 4 : 8;  // of K: work for every warp
+    const int distance = kWarps / parts;
     const int part = warp % parts, begin = k / 4 * part / parts, end = k / 4 * (part + 1) / parts;
     for (int c = warp / parts; c < columns; c += 3 * distance) {
       const int left = (columns - c + distance - 1) / distance;
@@ -180,16 +185,16 @@ struct Transformer {
     for (int i = tid; i < columns * rows; i += kThreads) finish(i % columns, i / columns, sum);
   }
 
-  // A block per head and stream.
+  // A block per head and sequence.
   __device__ __forceinline__ void attend(int layer) {
-    constexpr int kKey = D + 1, kValue = D + 8;            // between rows: the lanes of a warp read from different banks
-    float* keys = x();                                     // [ring][kKey]
-    float* values = keys + kMostRing * kKey;               // [ring][kValue]
-    float* fresh = values + kMostRing * kValue;            // q, k, v [3][frames][D]
-    float* queries = fresh + 3 * kMostFrames * D;          // [frames][D]
-    float* chances = queries + kMostFrames * D;            // [frames][ring]
-    for (int task = block; task < p.heads * p.in.streams; task += p.blocks) {
-      const int head = task % p.heads, stream_index = task / p.heads, slot = p.in.slots[stream_index];
+    constexpr int kKey = D + 1, kValue = D + 8;         // between rows: the lanes of a warp read from different banks
+    float* keys = x();                                  // [ring][kKey]
+    float* values = keys + kTransformerRing * kKey;     // [ring][kValue]
+    float* fresh = values + kTransformerRing * kValue;  // q, k, v [3][frames][D]
+    float* queries = fresh + 3 * kPushFrames * D;       // [frames][D]
+    float* chances = queries + kPushFrames * D;         // [frames][ring]
+    for (int task = block; task < p.heads * p.in.sequences; task += p.blocks) {
+      const int head = task % p.heads, sequence = task / p.heads, slot = p.in.slots[sequence];
       const int64_t position = p.position[slot];
       float* ring_keys = p.rings + slot * p.stride + static_cast<int64_t>(2 * layer * p.heads + head) * p.ring * D;
       float* ring_values = ring_keys + static_cast<int64_t>(p.heads) * p.ring * D;
@@ -198,18 +203,21 @@ struct Transformer {
       const int start = static_cast<int>(oldest % p.ring);
 #pragma unroll 4
       for (int i = tid; i < before * (D / 4); i += kThreads) {
-        const int j = i / (D / 4), d = i % (D / 4) * 4, at = (start + j < p.ring ? start + j : start + j - p.ring) * D + d;
-        const float4 k = __ldcg(reinterpret_cast<const float4*>(ring_keys + at)), v = __ldcg(reinterpret_cast<const float4*>(ring_values + at));
+        const int j = i / (D / 4), d = i % (D / 4) * 4,
+                  at = (start + j < p.ring ? start + j : start + j - p.ring) * D + d;
+        const float4 k = __ldcg(reinterpret_cast<const float4*>(ring_keys + at)),
+                     v = __ldcg(reinterpret_cast<const float4*>(ring_values + at));
         float* to = keys + j * kKey + d;
         to[0] = k.x, to[1] = k.y, to[2] = k.z, to[3] = k.w;
         *reinterpret_cast<float4*>(values + j * kValue + d) = v;
       }
-      receive(3 * frames * (D / 2),
-              [&](int i) {
-                const int which = i / (frames * (D / 2)), t = i / (D / 2) % frames, d = i % (D / 2) * 2;
-                return p.qkv + static_cast<int64_t>(stream_index * frames + t) * 3 * width + which * width + head * D + d;
-              },
-              [&](int i) { return fresh + 2 * i; });
+      receive(
+          3 * frames * (D / 2),
+          [&](int i) {
+            const int which = i / (frames * (D / 2)), t = i / (D / 2) % frames, d = i % (D / 2) * 2;
+            return p.qkv + static_cast<int64_t>(sequence * frames + t) * 3 * width + which * width + head * D + d;
+          },
+          [&](int i) { return fresh + 2 * i; });
       __syncthreads();
       for (int i = tid; i < frames * D; i += kThreads) {
         const int t = i / D, d = i % D, other = d < D / 2 ? d + D / 2 : d - D / 2;
@@ -227,8 +235,8 @@ struct Transformer {
       }
       __syncthreads();
       // Four lanes a score, then a warp a frame, then a quarter of the positions for every output.
-      for (int i = tid / 4; i < frames * kMostRing; i += kThreads / 4) {
-        const int t = i / kMostRing, j = i % kMostRing, last = before + t;
+      for (int i = tid / 4; i < frames * kTransformerRing; i += kThreads / 4) {
+        const int t = i / kTransformerRing, j = i % kTransformerRing, last = before + t;
         float dot = 0.0f;
         if (j <= last && j > last - p.window)
 #pragma unroll
@@ -238,15 +246,16 @@ struct Transformer {
           }
         dot += __shfl_xor_sync(~0u, dot, 1);
         dot += __shfl_xor_sync(~0u, dot, 2);
-        if (tid % 4 == 0) chances[i] = j <= last && j > last - p.window ? dot * rsqrtf(static_cast<float>(D)) : -INFINITY;
+        if (tid % 4 == 0)
+          chances[i] = j <= last && j > last - p.window ? dot * rsqrtf(static_cast<float>(D)) : -INFINITY;
       }
       __syncthreads();
       for (int t = warp; t < frames; t += kWarps) {
-        constexpr int kEach = (kMostRing + 31) / 32;
+        constexpr int kEach = (kTransformerRing + 31) / 32;
         float score[kEach], most = -INFINITY, sum = 0.0f;
 #pragma unroll
         for (int i = 0; i < kEach; ++i) {
-          score[i] = lane + 32 * i < kMostRing ? chances[t * kMostRing + lane + 32 * i] : -INFINITY;
+          score[i] = lane + 32 * i < kTransformerRing ? chances[t * kTransformerRing + lane + 32 * i] : -INFINITY;
           most = fmaxf(most, score[i]);
         }
 #pragma unroll
@@ -256,17 +265,18 @@ struct Transformer {
         sum = 1.0f / warp_sum(sum);
 #pragma unroll
         for (int i = 0; i < kEach; ++i)
-          if (lane + 32 * i < kMostRing) chances[t * kMostRing + lane + 32 * i] = score[i] * sum;
+          if (lane + 32 * i < kTransformerRing) chances[t * kTransformerRing + lane + 32 * i] = score[i] * sum;
       }
       __syncthreads();
       for (int i = tid / 4; i < frames * D; i += kThreads / 4) {
         const int t = i / D, d = i % D, last = before + t, first = max(0, last - (p.window - 1));
         float mixed = 0.0f;
 #pragma unroll 4
-        for (int j = first + tid % 4; j <= last; j += 4) mixed += chances[t * kMostRing + j] * values[j * kValue + d];
+        for (int j = first + tid % 4; j <= last; j += 4)
+          mixed += chances[t * kTransformerRing + j] * values[j * kValue + d];
         mixed += __shfl_xor_sync(~0u, mixed, 1);
         mixed += __shfl_xor_sync(~0u, mixed, 2);
-        uint2* to = p.attended + static_cast<int64_t>(stream_index * frames + t) * width + head * D + d;
+        uint2* to = p.attended + static_cast<int64_t>(sequence * frames + t) * width + head * D + d;
         if (tid % 4 == 0) store_relaxed8(to, __float_as_uint(mixed), epoch + 1);
       }
       __syncthreads();
@@ -277,9 +287,10 @@ struct Transformer {
   // Rows of the embeddings, and of their past, so many frames back.
   __device__ __forceinline__ void take_input(int back) {
     for (int i = tid * 4; i < rows * p.in.channels; i += kThreads * 4) {
-      const int r = i / p.in.channels, stream = r / frames, t = r % frames - back;
-      const float* from = t >= 0 ? p.in.fresh + static_cast<int64_t>(stream * frames + t) * p.in.channels
-                                 : p.in.past + p.in.slots[stream] * p.in.stride + static_cast<int64_t>(p.in.kept + t) * p.in.channels;
+      const int r = i / p.in.channels, sequence = r / frames, t = r % frames - back;
+      const float* from =
+          t >= 0 ? p.in.fresh + static_cast<int64_t>(sequence * frames + t) * p.in.channels
+                 : p.in.past + p.in.slots[sequence] * p.in.stride + static_cast<int64_t>(p.in.kept + t) * p.in.channels;
       *reinterpret_cast<float4*>(x() + i) = *reinterpret_cast<const float4*>(from + i % p.in.channels);
     }
   }
@@ -288,12 +299,14 @@ struct Transformer {
 
   __device__ void run() {
     for (int i = 0; i < 4; ++i) fetch(i);
-    const int hidden = share(p.hidden, p.blocks), count = kTaps + 4 * p.layers + 1;
+    const int hidden = share(p.hidden, p.blocks), count = kTransformerTaps + 4 * p.layers + 1;
 #pragma unroll 1  // every kind of product is the same code: seven copies of it took a minute to compile
     for (int i = 0; i < count; ++i) {
-      const Kind kind = i < kTaps ? kInput : i + 1 == count ? kOutput : static_cast<Kind>((i - kTaps) % 4);
-      if (kind == kO) attend((i - kTaps) / 4);
-      if (kind == kInput) take_input(kTaps - 1 - i);
+      const Kind kind = i < kTransformerTaps ? kInput
+                        : i + 1 == count     ? kOutput
+                                             : static_cast<Kind>((i - kTransformerTaps) % 4);
+      if (kind == kO) attend((i - kTransformerTaps) / 4);
+      if (kind == kInput) take_input(kTransformerTaps - 1 - i);
       else receive_rows(kind == kO ? p.attended : kind == kDown ? p.gated : p.h, shape_of(p, i).y);
       const bool normed = kind == kQkv || kind == kGateUp || kind == kOutput;
       multiply(normed, [&](int c, int r, auto sum) {
@@ -312,7 +325,7 @@ struct Transformer {
           const int column = block * hidden + c;
           const float before = i ? s.residual[c * R + r] : column < p.hidden ? p.bias_in[column] : 0.0f;
           const float h = s.residual[c * R + r] = before + value;
-          if (i + 1 >= kTaps && column < p.hidden) publish(p.h + r * p.hidden + column, h);
+          if (i + 1 >= kTransformerTaps && column < p.hidden) publish(p.h + r * p.hidden + column, h);
         }
       });
     }
@@ -323,7 +336,8 @@ template <int D, int R>
 __global__ void __launch_bounds__(kThreads, 1) layers_kernel(const __grid_constant__ Layers p) {
   extern __shared__ __align__(16) float memory[];
   __shared__ Scratch<R> scratch;
-  Transformer<D, R> t{p, scratch, memory, room_of(p, R), Patience{p.spin_limit, p.fault}, load_relaxed4(p.epoch), p.weights};
+  Transformer<D, R> t{p,        scratch, memory, room_of(p, R), Patience{p.spin_limit, p.fault}, load_relaxed4(p.epoch),
+                      p.weights};
   t.run();
   // By now every block has read it: block 0 took something of each of them.
   if (blockIdx.x == 0 && threadIdx.x == 0) *p.epoch = t.epoch;
@@ -332,16 +346,18 @@ __global__ void __launch_bounds__(kThreads, 1) layers_kernel(const __grid_consta
 template <int D, int R>
 cudaError_t launch(const Layers& p, cudaStream_t stream) {
   const int bytes = room_of(p, R).all() * static_cast<int>(sizeof(float));
-  const cudaError_t error = cudaFuncSetAttribute(layers_kernel<D, R>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  const cudaError_t error =
+      cudaFuncSetAttribute(layers_kernel<D, R>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   if (error != cudaSuccess) return error;
   Layers copy = p;
   void* arguments[] = {&copy};
-  return cudaLaunchCooperativeKernel(reinterpret_cast<const void*>(layers_kernel<D, R>), dim3(p.blocks), dim3(kThreads), arguments, bytes, stream);
+  return cudaLaunchCooperativeKernel(reinterpret_cast<const void*>(layers_kernel<D, R>), dim3(p.blocks), dim3(kThreads),
+                                     arguments, bytes, stream);
 }
 
 template <int D>
 cudaError_t choose(const Layers& p, cudaStream_t stream) {
-  const int rows = p.in.streams * p.in.rows;
+  const int rows = p.in.sequences * p.in.rows;
   if (rows <= 1) return launch<D, 1>(p, stream);
   if (rows <= 2) return launch<D, 2>(p, stream);
   if (rows <= 4) return launch<D, 4>(p, stream);
@@ -353,9 +369,12 @@ cudaError_t choose(const Layers& p, cudaStream_t stream) {
 
 cudaError_t transform(const Layers& p, cudaStream_t stream) {
   const int width = p.heads * p.head_dim;
-  const int widest = std::max({share(3 * width, p.blocks), share(p.columns_out, p.blocks), 2 * share(p.intermediate, p.blocks)});
-  if (p.in.rows > kMostFrames || p.in.streams * p.in.rows > kMostPushed || p.in.kept != kTaps - 1 || widest > kMostColumns) return cudaErrorInvalidValue;
-  if (p.ring > kMostRing || p.ring < p.window - 1 + p.in.rows) return cudaErrorInvalidValue;
+  const int widest =
+      std::max({share(3 * width, p.blocks), share(p.columns_out, p.blocks), 2 * share(p.intermediate, p.blocks)});
+  if (p.in.rows > kPushFrames || p.in.sequences * p.in.rows > kPushRows || p.in.kept != kTransformerTaps - 1 ||
+      widest > kTransformerColumns)
+    return cudaErrorInvalidValue;
+  if (p.ring > kTransformerRing || p.ring < p.window - 1 + p.in.rows) return cudaErrorInvalidValue;
   if (p.hidden % 4 || p.in.channels % 4 || p.intermediate % 4) return cudaErrorInvalidValue;
   if (p.head_dim == 64) return choose<64>(p, stream);
   if (p.head_dim == 32) return choose<32>(p, stream);

@@ -1,8 +1,10 @@
-// Launch geometry and model dims: every compile-time number of the kernel.
+// Launch geometry and model dims: the compile-time numbers of the kernel that follow from sizes.h and from the target.
 #pragma once
 #include <cstdint>
 
-// What one target allows; build.py's TARGETS hands these over.
+#include "../sizes.h"
+
+// What one target allows; backend/targets.py's TARGETS hands these over.
 #ifndef QMK_COLUMNS
 #define QMK_COLUMNS 8
 #define QMK_WIDE_COLUMNS 16
@@ -23,33 +25,31 @@ constexpr bool kWeightsAlone = true;
 constexpr bool kWeightsAlone = false;
 #endif
 
-constexpr int kBlocks = 128;                        // resident for the whole frame
-constexpr int kComputeThreads = 512, kWarps = 16;
-constexpr int kThreads = kComputeThreads + (QMK_BLOCKS_PER_SM > 1 ? 32 : 128);  // behind them the producer; registers change hands by four warps
+constexpr int kWarps = kComputeWarps, kComputeThreads = kWarps * 32;
+// Behind them the producer; registers change hands by four warps.
+constexpr int kThreads = kComputeThreads + (QMK_BLOCKS_PER_SM > 1 ? 32 : 128);
 #ifdef QMK_WIDE
 constexpr bool kWide = true;  // frame_wide.cu
 #else
 constexpr bool kWide = false;
 #endif
 constexpr int kNarrowColumns = QMK_COLUMNS, kWideColumns = QMK_WIDE_COLUMNS;  // 0: there is no wide kernel
-constexpr int kColumns = kWide ? kWideColumns : kNarrowColumns;  // of a launch, at most; even, a lane stores two at a time
-constexpr int kColumnTiles = (kColumns + 7) / 8;                 // an mma takes 8
+// Of a launch of this kernel, at most; even, because a lane stores two at a time.
+constexpr int kColumns = kWide ? kWideColumns : kNarrowColumns;
+constexpr int kColumnTiles = (kColumns + 7) / 8;  // an mma takes 8
 static_assert(kColumns % 2 == 0 && kColumns >= 2 && kColumnTiles == (kWide ? 2 : 1));
 constexpr int kMostColumns = kWideColumns ? kWideColumns : kNarrowColumns;  // of any launch
-constexpr int kSharedBytes = QMK_SHARED_KB * 1024;  // that a block may have
+constexpr int kSharedBytes = QMK_SHARED_KB * 1024;                          // that a block may have
 constexpr bool kFrameKvShared = kSharedBytes > 200 * 1024 && !kWide;  // room for the code predictor's keys and values
-constexpr int kHeadDim = 128;
-constexpr int kSplits = 8;                          // parts that a query head's context is cut into
-constexpr int kSplitPositions = 256;                // positions of one split before the next one begins
+constexpr int kSplitPositions = 256;  // positions of one split before the next one begins
 
-// The weight stream. A unit is one 16-byte fragment per compute lane; matrices fill pairs of units.
+// The weights' ribbon. A unit is one 16-byte fragment per compute lane; matrices fill pairs of units.
 constexpr int kUnitBytes = kComputeThreads * 16, kStageUnits = QMK_BLOCKS_PER_SM > 1 ? 1 : 2;
 constexpr int kStageBytes = kStageUnits * kUnitBytes;
-constexpr int stage_units(bool fp8) { return fp8 ? 2 * kStageUnits : kStageUnits; }  // E4M3 fragments take half the bytes
-constexpr bool kFp8Talker = QMK_FP8 & 1, kFp8Predictor = QMK_FP8 & 2, kFp8CodecHead = QMK_FP8 & 4, kFp8LmHeads = QMK_FP8 & 8;
-
-// A packet carries values of one column to one lane: 4 of a residual or of an attention output, 6 of the MLP.
-constexpr int kPacket = 4, kMlpPacket = 6;
+// Fragments of a stage: those of E4M3 take half the bytes.
+constexpr int stage_units(bool fp8) { return fp8 ? 2 * kStageUnits : kStageUnits; }
+constexpr bool kFp8Talker = QMK_FP8 & 1, kFp8Predictor = QMK_FP8 & 2;
+constexpr bool kFp8CodecHead = QMK_FP8 & 4, kFp8LmHeads = QMK_FP8 & 8;
 
 constexpr int max_of(int a, int b) { return a > b ? a : b; }
 constexpr int round_up(int n, int multiple) { return (n + multiple - 1) / multiple * multiple; }
@@ -60,11 +60,13 @@ constexpr int block_rows(int rows, int multiple = 8) { return round_up((rows + k
 template <int Hidden, int Intermediate, int MaxLayers, int Heads, int KvHeads, bool Fp8>
 struct StackDims {
   static constexpr bool kFp8 = Fp8;
-  static constexpr int kHidden = Hidden, kIntermediate = Intermediate, kMaxLayers = MaxLayers, kHeads = Heads, kKvHeads = KvHeads;
+  static constexpr int kHidden = Hidden, kIntermediate = Intermediate, kMaxLayers = MaxLayers, kHeads = Heads,
+                       kKvHeads = KvHeads;
   static constexpr int kQ = Heads * kHeadDim, kKv = KvHeads * kHeadDim, kQkv = kQ + 2 * kKv, kGroup = Heads / KvHeads;
   static constexpr int kQkvRows = block_rows(kQkv), kHiddenRows = block_rows(Hidden);
   static constexpr int kScales = kQkv + 2 * Hidden + 2 * Intermediate;  // rows of a layer's matrices
-  static constexpr int kMlpRows = block_rows(Intermediate, 24), kGateUpRows = 2 * kMlpRows;  // 24: packets of 6, tiles of 16
+  // By 24: whole packets of 6, and with gate beside up tiles of 16.
+  static constexpr int kMlpRows = block_rows(Intermediate, 24), kGateUpRows = 2 * kMlpRows;
   static_assert(Hidden % 256 == 0 && kQ % 256 == 0, "a step of the mma takes 16 columns of every warp's share");
   static_assert(Intermediate % 768 == 0, "and so do packets of 6 (checkpoints of other widths are padded)");
   static_assert(Heads * kSplits <= kBlocks, "a block attends for one head");
@@ -74,7 +76,7 @@ template <class TalkerStack, class PredictorStack, int CodecVocab, int CodeVocab
 struct ModelDims {
   using Talker = TalkerStack;
   using Predictor = PredictorStack;
-  static constexpr int kCodecVocab = CodecVocab, kCodes = CodeVocab, kGroups = 16;
+  static constexpr int kCodecVocab = CodecVocab, kCodes = CodeVocab;
   static constexpr bool kAdapter = Talker::kHidden != Predictor::kHidden;
   static_assert(Predictor::kMaxLayers <= 5 && kAdapter <= (Talker::kHidden > Predictor::kHidden));
 };
@@ -82,6 +84,8 @@ struct ModelDims {
 using PublishedPredictor = StackDims<1024, 3072, 5, 16, 8, kFp8Predictor>;
 using Dims06 = ModelDims<StackDims<1024, 3072, 28, 16, 8, kFp8Talker>, PublishedPredictor, 3072, 2048>;
 using Dims17 = ModelDims<StackDims<2048, 6144, 28, 16, 8, kFp8Talker>, PublishedPredictor, 3072, 2048>;
-using DimsDemo = ModelDims<StackDims<256, 768, 5, 4, 2, kFp8Talker>, StackDims<256, 768, 2, 2, 1, kFp8Predictor>, 1152, 128>;  // MLP of 384, padded
+// The bundled demo voice; its MLP of 384 is padded.
+using DimsDemo =
+    ModelDims<StackDims<256, 768, 5, 4, 2, kFp8Talker>, StackDims<256, 768, 2, 2, 1, kFp8Predictor>, 1152, 128>;
 
 }  // namespace qmk

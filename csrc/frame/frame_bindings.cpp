@@ -1,0 +1,284 @@
+// The frame kernel for Python: checks every tensor, keeps the slots' counters, fills FrameParams, launches.
+#include <array>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "../tensors.h"
+#include "frame.h"
+
+namespace {
+
+using qmk::data_of;
+using qmk::message;
+using Tensors = std::map<std::string, torch::Tensor>;
+using Settings = std::map<std::string, double>;
+
+struct Slot {
+  qmk::Column column{};                    // of the next launch, but for its text row
+  torch::Tensor pages, seen, row, recent;  // kept alive
+  torch::Tensor text, pad;                 // bf16 [n][hidden], [hidden]
+};
+
+class Launcher {
+ public:
+  Launcher(int64_t talker_hidden, int64_t slots, Tensors tensors, const Settings& settings)
+      : hidden_(talker_hidden), tensors_(std::move(tensors)), slots_(slots) {
+    const auto ribbon = tensors_.find("talker.ribbon");
+    TORCH_CHECK(ribbon != tensors_.end() && ribbon->second.is_cuda(), "talker.ribbon must be a CUDA tensor");
+    device_ = ribbon->second.device();
+    const c10::cuda::CUDAGuard guard(device_);
+    columns_ = static_cast<int>(settings.at("columns"));
+    int resident = 0;
+    check_cuda(qmk::prepare_frame<false>(static_cast<int>(hidden_), &resident));
+    if constexpr (qmk::kWideColumns > 0) {
+      int wide = resident;
+      if (columns_ > qmk::kNarrowColumns) check_cuda(qmk::prepare_frame<true>(static_cast<int>(hidden_), &wide));
+      resident = std::min(resident, wide);
+    }
+    TORCH_CHECK(resident >= qmk::kBlocks,
+                message("the kernel's ", qmk::kBlocks, " blocks must be resident at once, this GPU holds ", resident));
+    auto stack = [&](const std::string& name, qmk::StackWeights& w) {
+      w.ribbon = data<uint8_t>(name + ".ribbon", torch::kUInt8);
+      w.input_norm = data<qmk::bf16>(name + ".input_norm", torch::kBFloat16);
+      w.post_norm = data<qmk::bf16>(name + ".post_norm", torch::kBFloat16);
+      w.q_norm = data<qmk::bf16>(name + ".q_norm", torch::kBFloat16);
+      w.k_norm = data<qmk::bf16>(name + ".k_norm", torch::kBFloat16);
+      w.norm = data<qmk::bf16>(name + ".norm", torch::kBFloat16);
+      w.rope_cos = data<float>(name + ".rope_cos", torch::kFloat32);
+      w.rope_sin = data<float>(name + ".rope_sin", torch::kFloat32);
+      w.layers = static_cast<int>(tensors_.at(name + ".input_norm").size(0));
+    };
+    stack("talker", p_.talker);
+    stack("predictor", p_.predictor);
+    p_.codec_head = data<uint8_t>("codec_head", torch::kUInt8);
+    p_.lm_heads = data<uint8_t>("lm_heads", torch::kUInt8);
+    if (tensors_.count("adapter")) {
+      p_.adapter = data<uint8_t>("adapter", torch::kUInt8);
+      p_.adapter_bias = data<float>("adapter_bias", torch::kFloat32);
+    }
+    auto scales = [&](bool fp8, const char* name) { return fp8 ? data<float>(name, torch::kFloat32) : nullptr; };
+    p_.talker_scales = scales(qmk::kFp8Talker, "talker.scales");
+    p_.predictor_scales = scales(qmk::kFp8Predictor, "predictor.scales");
+    p_.codec_head_scales = scales(qmk::kFp8CodecHead, "codec_head_scales");
+    p_.lm_head_scales = scales(qmk::kFp8LmHeads, "lm_head_scales");
+    p_.code0_embedding = data<qmk::bf16>("code0_embedding", torch::kBFloat16);
+    p_.code_embedding = data<qmk::bf16>("code_embedding", torch::kBFloat16);
+    auto tagged = [&](const char* name) { return data<qmk::Tagged>(name, torch::kInt32); };
+    auto packets = [&](const char* name) { return data<qmk::Packet>(name, torch::kInt32); };
+    p_.x = {tagged("x.qkv"),    packets("x.part"),    packets("x.attn"),   packets("x.h_attn"), packets("x.mlp"),
+            packets("x.h_mlp"), packets("x.adapted"), packets("x.logits"), tagged("x.drawn")};
+    p_.kv = data<qmk::bf16>("kv", torch::kBFloat16);
+    p_.frame_kv = data<qmk::bf16>("frame_kv", torch::kBFloat16);
+    p_.eos_id = static_cast<int>(settings.at("eos_id"));
+    p_.first_suppressed_id = static_cast<int>(settings.at("first_suppressed_id"));
+    p_.min_frames = static_cast<int>(settings.at("min_frames"));
+    p_.spin_limit = static_cast<uint32_t>(settings.at("spin_limit"));
+    // Pinned host memory that the kernel writes itself: no copy behind the launch.
+    const auto pinned = torch::TensorOptions().dtype(torch::kInt32).pinned_memory(true);
+    codes_ = torch::zeros({qmk::kLaunchesAhead, columns_, qmk::kResultWords}, pinned);
+    fault_ = torch::zeros({1}, pinned);
+    p_.fault = reinterpret_cast<uint32_t*>(fault_.data_ptr());
+    for (auto& event : done_) check_cuda(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+  }
+  ~Launcher() {
+    for (auto& event : done_) cudaEventDestroy(event);
+  }
+  Launcher(const Launcher&) = delete;
+  Launcher& operator=(const Launcher&) = delete;
+
+  // A new sequence in a slot, at position 0. Tensors belong to the slot; `row` is its next input.
+  void begin(int64_t slot, const torch::Tensor& pages, const torch::Tensor& seen, const torch::Tensor& row,
+             const torch::Tensor& recent, const Settings& sampling, uint64_t seed) {
+    Slot& s = at(slot);
+    s.pages = pages, s.seen = seen, s.row = row, s.recent = recent;
+    qmk::Column& c = s.column;
+    c = {};
+    c.row = c.next_row = data_of<float>(row, "row", torch::kFloat32, hidden_);
+    c.pages = data_of<int>(pages, "pages", torch::kInt32, 1);
+    c.seen = data_of<uint8_t>(seen, "seen", torch::kUInt8, 1);
+    c.recent = data_of<int>(recent, "recent", torch::kInt32, qmk::kRecentFrames * qmk::kGroups);
+    c.seed = seed;
+    c.repetition_penalty = static_cast<float>(sampling.at("repetition_penalty"));
+    c.inverse_penalty = static_cast<float>(1.0 / sampling.at("repetition_penalty"));
+    auto draw = [&](const std::string& prefix) {
+      return qmk::DrawParams{static_cast<int>(sampling.at(prefix + "sample")),
+                             static_cast<float>(1.0 / sampling.at(prefix + "temperature")),
+                             static_cast<int>(sampling.at(prefix + "top_k")),
+                             static_cast<float>(sampling.at(prefix + "top_p"))};
+    };
+    c.draw0 = draw("code0_");
+    c.draw = draw("predictor_");
+  }
+  // Text rows bf16 [n][hidden] of a sequence, one per frame, and what follows them.
+  void set_text(int64_t slot, const torch::Tensor& rows, const torch::Tensor& pad) {
+    if (rows.size(0)) data_of<qmk::bf16>(rows, "text rows", torch::kBFloat16, hidden_);
+    data_of<qmk::bf16>(pad, "pad", torch::kBFloat16, hidden_);
+    at(slot).text = rows, at(slot).pad = pad;
+  }
+  // Where a slot stands, once its pages were filled by another hand (kept prefixes, tests, benchmarks).
+  void seek(int64_t slot, int64_t position, int64_t frame) {
+    at(slot).column.position = static_cast<int>(position), at(slot).column.frame = static_cast<int>(frame);
+  }
+
+  // Keys and values of consecutive prompt rows, as many at a time as there are columns.
+  // rows: fp32 [n][hidden].
+  void prefill(int64_t slot, const torch::Tensor& rows) {
+    Slot& s = at(slot);
+    const int64_t n = rows.size(0);
+    if (n == 0) return;
+    const float* data = data_of<float>(rows, "rows", torch::kFloat32, n * hidden_);
+    room(s, n);
+    for (int64_t from = 0; from < n; from += qmk::kNarrowColumns) {
+      qmk::FrameParams p = p_;
+      p.prefill = 1;
+      p.columns = static_cast<int>(std::min<int64_t>(qmk::kNarrowColumns, n - from));
+      const int first = s.column.position;
+      for (int i = 0; i < p.columns; i++) {
+        p.column[i] = s.column;
+        p.column[i].row = data + (from + i) * hidden_;
+        p.column[i].position = first + i;
+        p.column[i].first_fresh = first;
+      }
+      s.column.position += p.columns;
+      launch(p, p.talker.layers);
+    }
+  }
+
+  // Queue one frame of each of these slots.
+  void decode(const std::vector<int64_t>& slots) {
+    TORCH_CHECK(!slots.empty() && static_cast<int>(slots.size()) <= columns_,
+                message("a launch takes 1 to ", columns_, " slots, got ", slots.size()));
+    TORCH_CHECK(launched_ - collected_ < qmk::kLaunchesAhead,
+                message(qmk::kLaunchesAhead, " launches wait to be collected; collect() first"));
+    for (auto slot : slots) room(at(slot), 1);
+    qmk::FrameParams p = p_;
+    p.columns = 0;
+    for (auto slot : slots) {
+      Slot& s = at(slot);
+      qmk::Column& c = p.column[p.columns++] = s.column;
+      c.first_fresh = c.position;
+      const bool text = s.text.defined() && c.frame < s.text.size(0);
+      c.text_row = reinterpret_cast<const qmk::bf16*>(text ? s.text.data_ptr() : s.pad.data_ptr()) +
+                   (text ? c.frame * hidden_ : 0);
+      s.column.position++, s.column.frame++;
+    }
+    const int i = launched_ % qmk::kLaunchesAhead;
+    p.codes = codes_.data_ptr<int>() + i * columns_ * qmk::kResultWords;
+    for (int column = 0; column < p.columns; column++) p.codes[column * qmk::kResultWords + qmk::kGroups] = 0;
+    launch(p, p.talker.layers + qmk::kGroups * p.predictor.layers);
+    const c10::cuda::CUDAGuard guard(device_);
+    check_cuda(cudaEventRecord(done_[i], c10::cuda::getCurrentCUDAStream(device_.index())));
+    launched_++;
+  }
+
+  // Wait for the oldest uncollected launch: int32 [columns][kResultWords], a view that the fourth launch from now
+  // overwrites.
+  torch::Tensor collect() {
+    TORCH_CHECK(launched_ > collected_, "nothing was launched; decode() first");
+    const int i = collected_++ % qmk::kLaunchesAhead;
+    check_cuda(cudaEventSynchronize(done_[i]));
+    return codes_[i];
+  }
+  int64_t uncollected() const { return launched_ - collected_; }
+
+  // Where the next launches leave what tests and benchmarks look at; see FrameParams.
+  void observe(const c10::optional<torch::Tensor>& hidden, const c10::optional<torch::Tensor>& logits,
+               const c10::optional<torch::Tensor>& stage_ns) {
+    observed_ = {hidden.value_or(torch::Tensor()), logits.value_or(torch::Tensor()),
+                 stage_ns.value_or(torch::Tensor())};
+    p_.hidden_out = hidden ? data_of<float>(*hidden, "hidden", torch::kFloat32, columns_ * hidden_) : nullptr;
+    p_.logits_out = logits ? data_of<float>(*logits, "logits", torch::kFloat32, columns_ * qmk::kGroups) : nullptr;
+    p_.stage_ns =
+        stage_ns ? data_of<unsigned long long>(*stage_ns, "stage_ns", torch::kInt64, 2 * qmk::kStages) : nullptr;
+  }
+
+  torch::Tensor fault() const { return fault_; }  // [1], not 0 after a wait inside the kernel gave up
+  int64_t epoch() const { return epoch_; }
+  void set_epoch(int64_t epoch) { epoch_ = epoch; }
+
+ private:
+  static void check_cuda(cudaError_t error) { qmk::check_cuda(error, "frame kernel"); }
+  Slot& at(int64_t slot) {
+    TORCH_CHECK(slot >= 0 && slot < static_cast<int64_t>(slots_.size()),
+                message("slot must be in 0..", slots_.size() - 1, ", got ", slot));
+    return slots_[slot];
+  }
+  void room(const Slot& s, int64_t rows) const {
+    TORCH_CHECK(s.pages.defined(), "no sequence was started in this slot");
+    TORCH_CHECK(s.column.position + rows <= s.pages.numel() * qmk::kPagePositions,
+                message("position ", s.column.position + rows - 1, " is past the slot's ", s.pages.numel(), " pages"));
+  }
+  void launch(qmk::FrameParams& p, int64_t epochs) {
+    const c10::cuda::CUDAGuard guard(device_);
+    if (epoch_ + epochs > 0xFFFFFFFF) {  // a slot that was last written 2^32 passes ago must not look new
+      for (auto& [name, tensor] : tensors_)
+        if (name.rfind("x.", 0) == 0) tensor.zero_();
+      epoch_ = 0;
+    }
+    p.epoch = static_cast<uint32_t>(epoch_);
+    check_cuda(launch(p, c10::cuda::getCurrentCUDAStream(device_.index())));
+    epoch_ += epochs;
+  }
+  cudaError_t launch(const qmk::FrameParams& p, cudaStream_t stream) const {
+    const int talker_hidden = static_cast<int>(hidden_);
+    if constexpr (qmk::kWideColumns > 0) {
+      if (p.columns > qmk::kNarrowColumns) return qmk::launch_frame<true>(talker_hidden, p, stream);
+    }
+    return qmk::launch_frame<false>(talker_hidden, p, stream);
+  }
+  template <class T>
+  T* data(const std::string& name, torch::ScalarType dtype) {
+    const auto it = tensors_.find(name);
+    TORCH_CHECK(it != tensors_.end(), message("tensor ", name, " is missing"));
+    return data_of<T>(it->second, name, dtype, 1);
+  }
+
+  int64_t hidden_;
+  int columns_ = 0;  // of a launch, at most
+  Tensors tensors_;  // kept alive as long as the pointers below
+  std::vector<Slot> slots_;
+  c10::Device device_{c10::kCPU};
+  torch::Tensor codes_, fault_;
+  std::array<torch::Tensor, 3> observed_;
+  std::array<cudaEvent_t, qmk::kLaunchesAhead> done_{};
+  int64_t launched_ = 0, collected_ = 0, epoch_ = 0;
+  qmk::FrameParams p_{};
+};
+
+// A model of DIMS (backend/sizes.py), with the padded width of its MLPs.
+template <class Dims>
+void add_dims(pybind11::dict& all) {
+  using T = typename Dims::Talker;
+  using P = typename Dims::Predictor;
+  all[pybind11::int_(T::kHidden)] = pybind11::make_tuple(
+      pybind11::make_tuple(T::kHidden, T::kIntermediate, T::kHeads, T::kKvHeads, Dims::kCodecVocab),
+      pybind11::make_tuple(P::kHidden, P::kIntermediate, P::kHeads, P::kKvHeads, P::kMaxLayers, Dims::kCodes));
+}
+
+}  // namespace
+
+void bind_frame(pybind11::module_& m) {
+  m.attr("COLUMNS") = qmk::kNarrowColumns;
+  m.attr("MOST_COLUMNS") = qmk::kMostColumns;
+  m.attr("FRAME_KV_SHARED") = qmk::kFrameKvShared;
+  pybind11::dict dims, fp8;
+  add_dims<qmk::DimsDemo>(dims), add_dims<qmk::Dims06>(dims), add_dims<qmk::Dims17>(dims);
+  m.attr("DIMS") = dims;
+  fp8["talker"] = qmk::kFp8Talker, fp8["predictor"] = qmk::kFp8Predictor;
+  fp8["codec_head"] = qmk::kFp8CodecHead, fp8["lm_heads"] = qmk::kFp8LmHeads;
+  m.attr("FP8") = fp8;
+  using Free = pybind11::call_guard<pybind11::gil_scoped_release>;
+  pybind11::class_<Launcher>(m, "Launcher", pybind11::module_local())  // builds for other weights have one too
+      .def(pybind11::init<int64_t, int64_t, Tensors, Settings>())
+      .def("begin", &Launcher::begin)
+      .def("set_text", &Launcher::set_text)
+      .def("seek", &Launcher::seek)
+      .def("prefill", &Launcher::prefill, Free())
+      .def("decode", &Launcher::decode)
+      .def("collect", &Launcher::collect, Free())
+      .def("uncollected", &Launcher::uncollected)
+      .def("observe", &Launcher::observe)
+      .def("fault", &Launcher::fault)
+      .def_property("epoch", &Launcher::epoch, &Launcher::set_epoch);
+}

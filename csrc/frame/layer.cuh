@@ -1,0 +1,96 @@
+// One decoder layer for up to 8 or 16 columns, in five stages: the page to read first. Talker and code predictor run
+// the same code.
+//
+// Every block runs every line. A block owns a few rows of each matrix and keeps its rows of the residual, fp32, in
+// registers; what it computes it publishes, and what it needs next it awaits, so a wait is at once the exchange and the
+// barrier. Two buffers of partial sums (wide, narrow) take turns, so that one barrier inside the block per matrix is
+// enough.
+#pragma once
+#include "attention.cuh"
+#include "packets.cuh"
+
+namespace qmk {
+
+// What a thread takes of a layer's small tensors.
+template <class S>
+struct LayerWeights {
+  bf16 post_norm, next_norm;  // of its row: the norm before the MLP, and of whoever reads the layer's result
+  const float *qkv_scales, *o_scales, *gate_up_scales, *down_scales;  // of rows of E4M3 weights
+
+  template <class B>
+  __device__ __forceinline__ LayerWeights(const B& b, const StackWeights& w, const float* scales, int index,
+                                          const bf16* next)
+      : post_norm(owned_value<S>(b, w.post_norm + index * S::kHidden)),
+        next_norm(owned_value<S>(b, next)),
+        qkv_scales(scales + (S::kFp8 ? index * S::kScales : 0)),
+        o_scales(qkv_scales + S::kQkv),
+        gate_up_scales(o_scales + S::kHidden),
+        down_scales(gate_up_scales + 2 * S::kIntermediate) {}
+};
+
+// q, k, v = W * norm(residual)
+template <class S, class B, class Await>
+__device__ __forceinline__ void qkv(B& b, const LayerWeights<S>& w, Await await) {
+  const float scale = scale_of<S::kFp8>(w.qkv_scales, b.block * S::kQkvRows + b.tid % S::kQkvRows, S::kQkv);
+  matvec<S::kQkvRows, S::kHidden, S::kFp8>(b, b.s.wide, await);
+  publish_qkv<S>(b, b.s.wide, scale);
+  b.mark(kQkv);
+}
+
+// attention = softmax(q * K) * V, of the head that this block works on: attend_pages or attend_frame (attention.cuh)
+template <class B, class Attend>
+__device__ __forceinline__ void attention(B& b, Attend attend) {
+  b.refresh();
+  attend();
+  b.mark(kAttention);
+}
+
+// residual += W * attention
+template <class S, class B>
+__device__ __forceinline__ void o(B& b, const LayerWeights<S>& w) {
+  const float scale = scale_of<S::kFp8>(w.o_scales, owned_row<S>(b), S::kHidden);
+  matvec<S::kHiddenRows, S::kQ, S::kFp8>(b, b.s.narrow, awaiting<S::kQ, &Exchange::attn>(b));
+  add_to_residual<S, S::kQ>(b, b.s.narrow, scale);
+  publish_residual<S>(b, b.x.h_attn, b.residual, w.post_norm);
+  b.mark(kO);
+}
+
+// mlp = SiLU(gate) * up, where gate, up = W * norm(residual)
+template <class S, class B>
+__device__ __forceinline__ void gate_up(B& b, const LayerWeights<S>& w) {
+  const int gate = MlpPackets<S>::gate_row(b);
+  const float gate_scale = scale_of<S::kFp8>(w.gate_up_scales, gate, 2 * S::kIntermediate);
+  const float up_scale = scale_of<S::kFp8>(w.gate_up_scales, gate + 1, 2 * S::kIntermediate);
+  matvec<S::kGateUpRows, S::kHidden, S::kFp8>(b, b.s.wide, awaiting<S::kHidden, &Exchange::h_attn>(b));
+  MlpPackets<S>::publish_gated(b, b.s.wide, gate_scale, up_scale);
+  b.mark(kGateUp);
+}
+
+// residual += W * mlp
+template <class S, class B>
+__device__ __forceinline__ void down(B& b, const LayerWeights<S>& w) {
+  b.refresh();
+  const float scale = scale_of<S::kFp8>(w.down_scales, owned_row<S>(b), S::kHidden);
+  matvec_of_mlp<S::kHiddenRows, S::kIntermediate, S::kFp8>(b, b.s.narrow);
+  add_to_residual<S, S::kIntermediate>(b, b.s.narrow, scale);
+  publish_residual<S>(b, b.x.h_mlp, b.residual, w.next_norm);
+  b.mark(kDown);
+}
+
+// await(from, in): waits for the residual before the layer, normed but for 1 / rms; b.residual: this thread's row of
+// it. attend() publishes x.attn. next_norm: [hidden], of whoever reads x.h_mlp. scales: [layers][S::kScales], of E4M3
+// weights.
+template <class S, class B, class Await, class Attend>
+__device__ __forceinline__ void layer(B& b, const StackWeights& stack, const float* scales, int index, Await await,
+                                      const bf16* next_norm, Attend attend) {
+  if constexpr (kWeightsAlone) return multiply_alone<S>(b, await);
+  b.refresh();
+  const LayerWeights<S> w(b, stack, scales, index, next_norm);
+  qkv<S>(b, w, await);
+  attention(b, attend);
+  o<S>(b, w);
+  gate_up<S>(b, w);
+  down<S>(b, w);
+}
+
+}  // namespace qmk

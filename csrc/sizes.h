@@ -1,0 +1,34 @@
+// Every size that two files must agree on, or C++ and Python. qwen_megakernel/backend/sizes.py has them too: the
+// extension exports them (bindings.cpp), Python compares them when it loads the extension, and a test compares both
+// files.
+#pragma once
+
+namespace qmk {
+
+// ---- the frame kernel
+constexpr int kBlocks = 128;        // of a launch; they wait for each other, so all must be resident at once
+constexpr int kComputeWarps = 16;   // of a block; they share the inputs of every matrix
+constexpr int kHeadDim = 128;       // of an attention head
+constexpr int kSplits = 8;          // parts that a query head's context is cut into
+constexpr int kGroups = 16;         // codes of a frame, and positions of the code predictor
+constexpr int kPacket = 4;          // values of a column that travel together: of a residual or an attention output
+constexpr int kMlpPacket = 6;       // the same of the MLP
+constexpr int kPagePositions = 64;  // of a page of the talker's keys and values
+constexpr int kLaunchesAhead = 4;   // launches that may be uncollected
+constexpr int kRecentFrames = 8;    // of every slot, whose codes the frame kernel leaves for the vocoder
+
+// ---- the prompt's kernels
+constexpr int kLayerMatrices = 4;  // of a decoder layer: qkv, o, gate and up, down
+
+// ---- the vocoder's kernels; a push decodes some frames of some sequences
+constexpr int kPushSequences = 8;        // of a push, at most
+constexpr int kPushFrames = 8;           // of each sequence of a push, at most
+constexpr int kPushRows = 16;            // sequences x frames of a push, at most
+constexpr int kPushesAhead = 64;         // pushes that may be uncollected
+constexpr int kChannelTile = 32;         // channels and columns of a convolution are multiples of it
+constexpr int kWidestNorm = 1024;        // channels of a depthwise convolution, at most: a thread each
+constexpr int kTransformerTaps = 3;      // of the convolution in front of the transformer
+constexpr int kTransformerColumns = 32;  // of a block of the transformer's kernel, of every matrix, at most
+constexpr int kTransformerRing = 80;     // positions of its keys and values, at most
+
+}  // namespace qmk

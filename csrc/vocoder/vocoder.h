@@ -1,0 +1,109 @@
+// The vocoder's kernels as the host calls them. All tensors fp32, rows of channels ("time-major"), contiguous.
+#pragma once
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "../sizes.h"
+
+namespace qmk {
+
+// What `convolve` does behind the sum; vocoder_recorder.py has the same numbers.
+enum class Activation : int { kNone = 0, kSnake = 1, kGelu = 2 };
+
+// What a causal layer looks at: of every sequence `kept` rows of the past, then the `rows` new ones.
+struct History {
+  const float* fresh;  // [sequences][rows][channels]
+  const float* past;   // [kept][channels] of the first slot; unused where kept is 0
+  int64_t stride;      // values from a slot's past to the next one's
+  const int* slots;    // [sequences]
+  int sequences, rows, kept, channels;
+};
+
+// One push: which slots, and their codes, from the host or from where the frame kernel left them.
+struct Push {
+  int sequences, frames;
+  int slot[kPushSequences];
+  int first[kPushSequences];  // frame of the slot's sequence, where the codes are on the device
+  const int* recent;          // [slots][kRecentFrames][kGroups], frame f at f % kRecentFrames; or null
+  float* sound;               // [sequences * frames * 1920] where the PCM goes: pinned host memory, or on the device
+  int codes[kPushRows * kGroups];
+};
+// What the graph behind it reads: slots, the sums of the codes' vectors, where its PCM goes. Codes outside of 0..size-1
+// (an end of speech that the host has not seen yet) become the nearest within.
+struct PushInputs {
+  const float* table;  // [kGroups][size][channels]
+  int size, channels;
+  int* slots;        // [kPushSequences]
+  float* embedding;  // [kPushRows][channels]
+  float** sound;     // [1]
+};
+// Write a push's inputs, in front of its graph.
+cudaError_t begin_push(const Push&, const PushInputs&, cudaStream_t);
+
+// A causal convolution as a matrix product: out[sequence, t] = bias + sum over taps of history[t + tap * dilation] *
+// weight[tap]. A transposed convolution is one too: its blocks of output rows are columns side by side.
+struct Convolution {
+  History in;
+  int taps, dilation;   // in.kept == (taps - 1) * dilation
+  const float* weight;  // [taps][in.channels][columns]
+  const float* bias;    // [columns]
+  int columns;
+  const float* residual;  // [sequences * rows][columns], added; or null
+  float* out;             // the sum; or null
+  float* activated;       // activation(sum); or null
+  Activation activation;
+  const float *frequency, *scale;  // SnakeBeta's, [channels_out], column modulo channels_out
+  int channels_out;
+  bool exact;  // three TF32 products for one of fp32, or a single one
+};
+cudaError_t convolve(const Convolution&, cudaStream_t);
+
+// A depthwise causal convolution of 7 taps, then LayerNorm.
+cudaError_t depthwise_norm(const History& in, const float* weight /*[7][channels]*/, const float* bias,
+                           const float* gain, const float* shift, float eps, float* out, cudaStream_t);
+
+// The transformer between two linear layers: `in.rows` new positions of every sequence, attention over a window,
+// SwiGLU. RMSNorm's weights and layer scales are in the matrices; so are the convolution before the first layer and the
+// transposed one behind the last, between which and the linear layers there is nothing.
+struct Layers {
+  History in;  // kTransformerTaps - 1 rows of the past
+  float* out;  // [in.sequences * in.rows][columns_out]
+  // Of one product after the other (kTransformerTaps of the input, then qkv, o, gate and up, down of every layer,
+  // output), of one block after the other: its columns, each [K]. Block b owns columns b * ceil(columns / blocks) ...;
+  // gate and up alternate, and stay together.
+  const float* weights;
+  const float *bias_in, *bias_out;
+  const float* inv_freq;    // [head_dim / 2]
+  float* rings;             // [layers][2][heads][ring][head_dim] of the first slot: rotated keys, and values
+  int64_t stride;           // values from a slot's rings to the next one's
+  const int64_t* position;  // [slots], of the first new row
+  // What blocks hand each other, a value and its epoch each: [rows][hidden], [rows][3 * heads * head_dim], [rows][heads
+  // * head_dim], [rows][intermediate], where rows is at most kPushRows.
+  uint2 *h, *qkv, *attended, *gated;
+  uint32_t* epoch;      // [1] of the last value published
+  uint32_t spin_limit;  // polls before a wait gives up
+  uint32_t* fault;      // [1] in host memory, not 0 after a wait gave up
+  int blocks, layers, hidden, intermediate, heads, head_dim, ring, window, columns_out;
+  float eps;
+};
+cudaError_t transform(const Layers&, cudaStream_t);
+
+// The last convolution: 7 taps, one channel out, clamped to -1..1; *out: where the PCM goes.
+cudaError_t convolve_to_sound(const History& in, const float* weight /*[7][channels]*/, const float* bias,
+                              float* const* out, cudaStream_t);
+
+// The newest rows of some histories become their past; positions go on by `positions`.
+struct Kept {
+  struct {
+    const float* fresh;
+    float* past;
+    int32_t rows, kept, channels, stride;
+  } of[24];
+  int count, widest, sequences, positions;
+  const int* slots;
+  int64_t* position;
+};
+cudaError_t keep_histories(const Kept&, cudaStream_t);
+
+}  // namespace qmk

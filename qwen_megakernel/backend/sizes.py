@@ -1,0 +1,114 @@
+"""Sizes that Python and csrc/sizes.h must agree on, and the check that a build has the same.
+
+The extension exports what it was compiled with; `check_sizes` compares that when it is loaded. Without a GPU a test
+reads csrc/sizes.h and compares it with this file.
+"""
+
+from collections.abc import Collection, Mapping
+from types import ModuleType
+
+from qwen_megakernel.backend.interfaces import AHEAD, RECENT_FRAMES
+from qwen_megakernel.backend.targets import Target
+from qwen_megakernel.checkpoint.fp8 import PARTS
+from qwen_megakernel.errors import BackendError
+
+BLOCKS = 128
+"""Of a launch of the frame kernel. They wait for each other, so all must be resident at once."""
+WARPS = 16
+"""Of a block that compute."""
+HEAD_DIM, GROUPS = 128, 16
+SPLITS = 8
+"""Parts that a query head's context is cut into."""
+PAGE = 64
+"""Positions of a page of keys and values."""
+PACKET, MLP_PACKET = 4, 6
+"""Values that travel together (csrc/frame/exchange.cuh)."""
+LAYER_MATRICES = 4
+
+PUSH_SEQUENCES, PUSH_FRAMES, PUSH_ROWS = 8, 8, 16
+"""Of a push of the vocoder, at most: sequences, frames of each, and sequences x frames. More fill the card no better,
+and their buffers grow."""
+PUSHES_AHEAD = 64
+"""Pushes that may be uncollected."""
+CHANNEL_TILE = 32
+"""Channels of the vocoder's convolutions are multiples of it."""
+WIDEST_NORM = 1024
+TRANSFORMER_TAPS, TRANSFORMER_COLUMNS, TRANSFORMER_RING = 3, 32, 80
+"""Of the vocoder's transformer: taps of the convolution in front of it; columns of a block, of every matrix, and
+positions of its keys and values, at most."""
+
+SIZES = {
+    "BLOCKS": BLOCKS,
+    "COMPUTE_WARPS": WARPS,
+    "HEAD_DIM": HEAD_DIM,
+    "SPLITS": SPLITS,
+    "GROUPS": GROUPS,
+    "PACKET": PACKET,
+    "MLP_PACKET": MLP_PACKET,
+    "PAGE_POSITIONS": PAGE,
+    "LAUNCHES_AHEAD": AHEAD,
+    "RECENT_FRAMES": RECENT_FRAMES,
+    "LAYER_MATRICES": LAYER_MATRICES,
+    "PUSH_SEQUENCES": PUSH_SEQUENCES,
+    "PUSH_FRAMES": PUSH_FRAMES,
+    "PUSH_ROWS": PUSH_ROWS,
+    "PUSHES_AHEAD": PUSHES_AHEAD,
+    "CHANNEL_TILE": CHANNEL_TILE,
+    "WIDEST_NORM": WIDEST_NORM,
+    "TRANSFORMER_TAPS": TRANSFORMER_TAPS,
+    "TRANSFORMER_COLUMNS": TRANSFORMER_COLUMNS,
+    "TRANSFORMER_RING": TRANSFORMER_RING,
+}
+"""As csrc/sizes.h has them, where PAGE_POSITIONS is called kPagePositions."""
+
+DIMS = {
+    # talker: hidden, MLP, heads, KV heads, codec vocabulary; code predictor: the same, most layers, codes
+    1024: ((1024, 3072, 16, 8, 3072), (1024, 3072, 16, 8, 5, 2048)),
+    2048: ((2048, 6144, 16, 8, 3072), (1024, 3072, 16, 8, 5, 2048)),
+    256: ((256, 384, 4, 2, 1152), (256, 384, 2, 1, 2, 128)),
+}
+"""The models the kernel is compiled for (csrc/frame/dims.cuh), by talker width: published 0.6B and 1.7B, the bundled
+demo voice."""
+
+
+def padded_mlp(width: int) -> int:
+    """An MLP's width in the kernel: two whole packets for each of a warp's four lanes that share a column."""
+    step = WARPS * 4 * 2 * MLP_PACKET
+    return -(-width // step) * step
+
+
+def built_for(target: Target, fp8: Collection[str]) -> dict[str, Mapping[object, object] | int]:
+    """What the extension must say of itself, by attribute name, where the parts `fp8` (fp8.PARTS) are E4M3."""
+    dims = {
+        width: tuple((hidden, padded_mlp(mlp), *rest) for hidden, mlp, *rest in stacks)
+        for width, stacks in DIMS.items()
+    }
+    return {
+        "SIZES": SIZES,
+        "DIMS": dims,
+        "FP8": {part: part in fp8 for part in PARTS},
+        "COLUMNS": target.columns,
+        "MOST_COLUMNS": max(target.columns, target.wide),
+    }
+
+
+def check_sizes(extension: ModuleType, target: Target, fp8: Collection[str]) -> None:
+    """Compare a loaded extension with what Python packs for it.
+
+    Raises:
+        BackendError: they differ; it names every difference.
+    """
+    wrong = []
+    for name, expected in built_for(target, fp8).items():
+        got = getattr(extension, name, {} if isinstance(expected, Mapping) else "nothing")
+        if not isinstance(expected, Mapping):
+            expected, got = {name: expected}, {name: got}
+        for key in [*expected, *(key for key in got if key not in expected)]:
+            if expected.get(key, "nothing") != got.get(key, "nothing"):
+                told = f"{name}[{key!r}]" if key != name else name
+                wrong.append(f"{told}: expected {expected.get(key, 'nothing')}, got {got.get(key, 'nothing')}")
+    if wrong:
+        raise BackendError(
+            f"the kernel was built with other sizes than this Python code packs for: {'; '.join(wrong)}; reinstall "
+            "the package, or if you changed csrc/sizes.h or csrc/frame/dims.cuh, change backend/sizes.py with it"
+        )

@@ -1,0 +1,93 @@
+"""VocoderMemory: what the vocoder's kernels read and write on a GPU, besides their weights."""
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from qwen_megakernel.backend.sizes import PUSH_FRAMES, PUSH_ROWS, PUSH_SEQUENCES, TRANSFORMER_TAPS
+from qwen_megakernel.backend.vocoder_weights import VocoderWeights, padded
+from qwen_megakernel.checkpoint.codec_config import VocoderConfig
+from qwen_megakernel.model.vocoder import DILATIONS
+
+SPIN_LIMIT = 4_000_000
+"""Polls before a wait inside the transformer's kernel gives up: seconds on a healthy card."""
+
+
+class VocoderMemory:
+    """One vocoder's tensors on its device. Recorded pushes know their addresses, so none is ever replaced.
+
+    Attributes:
+        state: of every slot, what its layers look back to: [slots, ...] by layer name.
+        position: int64 [slots], frames that the transformer has heard.
+        of_slot: one slot's state in one piece, and its position: reset, saved and restored at once.
+        slots, embedding, place: a push's inputs (csrc/vocoder/vocoder.h, `PushInputs`); place: an address.
+        fault: int32 [1] in pinned memory, not 0 after a wait gave up.
+        layers, layer_sizes: what `extension.transform` takes: tensors, sizes.
+        rooms: memory for what lies between the layers; the last of them is the largest.
+    """
+
+    def __init__(self, config: VocoderConfig, weights: VocoderWeights, slots: int, device: torch.device):
+        self.device = device
+        shapes = _state_shapes(config)
+        sizes = [math.prod(shape) for shape in shapes.values()]
+        everything = torch.zeros(slots, sum(sizes), device=device)
+        parts = zip(shapes.items(), everything.split(sizes, dim=1), strict=True)
+        self.state = {name: part.unflatten(1, shape) for (name, shape), part in parts}
+        self.position = torch.zeros(slots, dtype=torch.int64, device=device)
+        self.of_slot = list(zip(everything, self.position, strict=True))
+        self.slots = torch.zeros(PUSH_SEQUENCES, dtype=torch.int32, device=device)
+        self.embedding = torch.zeros(PUSH_ROWS * config.codebook_dim, device=device)
+        self.place = torch.zeros(1, dtype=torch.int64, device=device)
+        self.fault = torch.zeros(1, dtype=torch.int32, pin_memory=True)
+        self.layers, self.layer_sizes = self._make_layers(config, weights)
+        self.rooms: list[Tensor] = []
+
+    def make_room(self, sizes: Mapping[str, int]) -> dict[str, Tensor]:
+        """Buffers of so many values. The graphs share them, because they run one after the other."""
+        each = [-(-size // 64) * 64 for size in sizes.values()]  # 256 bytes: as torch aligns its own
+        if not self.rooms or self.rooms[-1].numel() < sum(each):
+            self.rooms.append(torch.empty(sum(each), device=self.device))
+        return dict(zip(sizes, self.rooms[-1][: sum(each)].split(each), strict=True))
+
+    def forget_epochs(self) -> None:
+        """What the transformer's blocks told each other looks new to nobody any more."""
+        for name in ("h", "qkv", "attended", "gated", "epoch"):
+            self.layers[name].zero_()
+
+    def _make_layers(self, c: VocoderConfig, weights: VocoderWeights) -> tuple[dict[str, Tensor], dict[str, int]]:
+        """What `extension.transform` takes: tensors, sizes."""
+        exchange = {}
+        width = c.num_heads * c.head_dim
+        for name, values in (
+            ("h", c.hidden_size),
+            ("qkv", 3 * width),
+            ("attended", width),
+            ("gated", c.intermediate_size),
+        ):
+            exchange[name] = torch.zeros(PUSH_ROWS * values, 2, dtype=torch.int32, device=self.device)
+        tensors = exchange | weights.layers | {"rings": self.state["rings"]}
+        tensors |= {"position": self.position, "fault": self.fault}
+        tensors["epoch"] = torch.zeros(1, dtype=torch.int32, device=self.device)
+        sizes = {"blocks": weights.blocks, "columns_out": len(weights.layers["bias_out"])}
+        sizes |= {"hidden": c.hidden_size, "window": c.sliding_window}
+        return tensors, sizes | {"intermediate": c.intermediate_size, "spin_limit": SPIN_LIMIT}
+
+
+def _state_shapes(c: VocoderConfig) -> dict[str, tuple[int, ...]]:
+    """Shapes of what every layer that looks back keeps of a sequence's past, by layer name: [rows, channels], and of
+    the transformer rings of keys and values [layers, 2, heads, ring, head_dim]."""
+    rows = {"pre_conv": (TRANSFORMER_TAPS - 1, c.codebook_dim), "decoder.0": (6, c.latent_dim)}
+    for i in range(len(c.upsampling_ratios)):
+        rows[f"upsample.{i}"] = (6, c.latent_dim)
+    channels = c.decoder_dim
+    for i in range(1, len(c.upsample_rates) + 1):
+        rows[f"decoder.{i}.up"] = (1, channels)
+        channels //= 2
+        for unit, dilation in enumerate(DILATIONS, start=2):
+            rows[f"decoder.{i}.{unit}"] = (6 * dilation, channels)
+    rows[f"decoder.{len(c.upsample_rates) + 2}"] = (6, channels)
+    shapes = {name: (count, padded(channels)) for name, (count, channels) in rows.items()}
+    shapes["rings"] = (c.num_layers, 2, c.num_heads, c.sliding_window - 1 + PUSH_FRAMES, c.head_dim)
+    return shapes

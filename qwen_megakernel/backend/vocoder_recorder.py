@@ -1,0 +1,159 @@
+"""Recorder: the kernels of one push of the vocoder, in order, as one CUDA graph."""
+
+from dataclasses import dataclass
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from qwen_megakernel.backend.cuda_graphs import capturing
+from qwen_megakernel.backend.sizes import PUSH_ROWS
+from qwen_megakernel.backend.vocoder_memory import VocoderMemory
+from qwen_megakernel.backend.vocoder_weights import VocoderWeights, padded
+from qwen_megakernel.checkpoint.codec_config import VocoderConfig
+from qwen_megakernel.model.vocoder import DILATIONS
+
+NONE, SNAKE, GELU = range(3)  # `Activation` in csrc/vocoder/vocoder.h
+
+
+@dataclass(frozen=True, eq=False)
+class PushKernels:
+    """What every recording of a vocoder runs over."""
+
+    extension: ModuleType
+    config: VocoderConfig
+    weights: VocoderWeights
+    memory: VocoderMemory
+    exact: bool  # fp32 products, not TF32
+
+
+class Recorder:
+    """Runs the kernels of a push of so many sequences and frames, to be recorded."""
+
+    def __init__(self, kernels: PushKernels, sequences: int, frames: int, *, skim: bool = False):
+        """
+        Args:
+            skim: end behind the transformer: nobody wants the sound.
+        """
+        self._k, self._m, self._config = kernels, kernels.memory, kernels.config
+        self._sequences, self._frames, self._skim = sequences, frames, skim
+        # Buffers of all blocks at once are 6 MB a frame, with histories kept once, at the end. To keep them after every
+        # block, so that the next has the same buffers, takes 6 us each: too much for a frame alone, little for many.
+        self._sparing = sequences * frames > PUSH_ROWS // 2
+        self._buffers: dict[str, Tensor] = {}
+
+    def record(self):
+        """The recording, for `Pushes`."""
+        with capturing(self._m.device):
+            self._run()  # outside of a recording first: kernels are loaded, and it is seen which buffers it takes
+            torch.cuda.current_stream().synchronize()
+            self._buffers = self._m.make_room({name: buffer.numel() for name, buffer in self._buffers.items()})
+            recording = self._k.extension.Recording(self._m.slots)
+            try:
+                self._run()
+            except BaseException:
+                recording.abandon()
+                raise
+            recording.end()
+        return recording
+
+    def _run(self) -> None:
+        m, c, rows = self._m, self._config, self._frames
+        self._histories: list[tuple[Tensor, Tensor, int]] = []
+        # Through the first convolution, the transformer and the first upsampling.
+        x = self._buffer("upsample.0 out", self._sequences * rows * c.upsampling_ratios[0] * padded(c.latent_dim))
+        past = self._past("pre_conv", m.embedding, rows)
+        self._k.extension.transform(
+            m.embedding, past, m.slots, self._sequences, rows, x, m.layers, m.layer_sizes, c.rms_norm_eps
+        )
+        if not self._skim:
+            self._sound(x, rows)
+        self._keep(self._frames)
+
+    def _sound(self, x: Tensor, rows: int) -> None:
+        extension, slots, c, w = self._k.extension, self._m.slots, self._config, self._k.weights
+        for i, ratio in enumerate(c.upsampling_ratios):
+            if i:
+                x = self._convolve(x, rows, f"upsample.{i}", out=f"upsample.{i} out")
+            rows *= ratio
+            y = self._buffer("normed", self._sequences * rows * padded(c.latent_dim))
+            past = self._past(f"upsample.{i}", x, rows)
+            extension.depthwise_norm(x, past, slots, self._sequences, rows, *w.depthwise[i], 1e-6, y)
+            y = self._convolve(y, rows, f"upsample.{i}.pwconv1", activated="wide", activation=GELU)
+            x = self._convolve(y, rows, f"upsample.{i}.pwconv2", residual=x, out=f"decoder.{i} in")
+        x = self._convolve(x, rows, "decoder.0", keep="decoder.0", activated="between.0", snake="decoder.1.block.0")
+        blocks = len(c.upsample_rates)
+        for i, rate in enumerate(c.upsample_rates, start=1):
+            x = self._block(x, rows, i, rate, after=f"decoder.{i + 1}" + (".block.0" if i < blocks else ""))
+            rows *= rate
+            if self._sparing:
+                self._keep()
+        last = f"decoder.{blocks + 2}"
+        past = self._past(last, x, rows)
+        extension.convolve_to_sound(x, past, slots, self._sequences, rows, *w.sound, self._m.place)
+
+    def _keep(self, positions: int = 0) -> None:
+        """The newest rows of the histories since the last call become their past, so that buffers can be used again."""
+        m = self._m
+        self._k.extension.keep_histories(self._histories, m.slots, m.position, self._sequences, positions)
+        self._histories = []
+
+    def _buffer(self, name: str, values: int) -> Tensor:
+        """Of at least so many values, one for each name."""
+        if name not in self._buffers or self._buffers[name].numel() < values:
+            self._buffers[name] = torch.empty(values, device=self._m.device)
+        return self._buffers[name]
+
+    def _past(self, name: str, fresh: Tensor, rows: int) -> Tensor:
+        self._histories.append((fresh, self._m.state[name], rows))
+        return self._m.state[name]
+
+    def _convolve(
+        self,
+        x: Tensor,
+        rows: int,
+        name: str,
+        *,
+        keep: str | None = None,
+        dilation: int = 1,
+        residual: Tensor | None = None,
+        out: str | Tensor | None = None,
+        activated: str | None = None,
+        activation: int = NONE,
+        snake: str | None = None,
+    ) -> Tensor:
+        """Weight and bias of `name` over x; the result lies in a buffer named `activated`, or else `out`."""
+        k, (weight, bias) = self._k, self._k.weights.matrices[name]
+        values = self._sequences * rows * weight.shape[2]
+        if isinstance(out, str):
+            out = self._buffer(out, values)
+        after = self._buffer(activated, values) if activated else None
+        frequency, scale = k.weights.snakes[snake] if snake else (None, None)
+        k.extension.convolve(
+            x, self._past(keep, x, rows) if keep else None, self._m.slots, self._sequences, rows, dilation, weight,
+            bias, residual, out, after, SNAKE if snake else activation, frequency, scale, k.exact,
+        )  # fmt: skip
+        return out if after is None else after
+
+    def _block(self, x: Tensor, rows: int, i: int, rate: int, after: str) -> Tensor:
+        """Transposed convolution and three residual units; `after`: the SnakeBeta behind them."""
+        name = f"decoder.{i}"
+        out_values = self._sequences * rows * self._k.weights.matrices[f"{name}.up"][0].shape[2]
+        residual, mine = self._buffer("residual", out_values), "block" if self._sparing else name
+        x = self._convolve(
+            x, rows, f"{name}.up", keep=f"{name}.up", out=residual, activated=f"{mine}.2 in",
+            snake=f"{name}.block.2.act1",
+        )  # fmt: skip
+        rows *= rate
+        for unit, dilation in enumerate(DILATIONS, start=2):
+            y = self._convolve(
+                x, rows, f"{name}.{unit}.conv1", keep=f"{name}.{unit}", dilation=dilation, activated="unit",
+                snake=f"{name}.block.{unit}.act2",
+            )  # fmt: skip
+            last = unit == len(DILATIONS) + 1
+            following = f"between.{i % 2 if self._sparing else i}" if last else f"{mine}.{unit + 1} in"
+            x = self._convolve(
+                y, rows, f"{name}.{unit}.conv2", residual=residual, out=None if last else residual,
+                activated=following, snake=after if last else f"{name}.block.{unit + 1}.act1",
+            )  # fmt: skip
+        return x

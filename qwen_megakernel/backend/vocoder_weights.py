@@ -1,0 +1,127 @@
+"""The vocoder's weights as its kernels read them: convolutions as matrices, norms and layer scales folded into them."""
+
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from qwen_megakernel.backend.sizes import CHANNEL_TILE
+from qwen_megakernel.checkpoint.codec_config import VocoderConfig
+from qwen_megakernel.model.vocoder import DILATIONS, make_codebook, make_snakes
+
+
+def padded(channels: int) -> int:
+    """The kernels take channels by tiles; the demo voice has 12."""
+    return -(-channels // CHANNEL_TILE) * CHANNEL_TILE
+
+
+def pad(x: Tensor, dim: int) -> Tensor:
+    """With zeros along a dimension, up to what the kernels take."""
+    missing = padded(x.shape[dim]) - x.shape[dim]
+    return F.pad(x, [0, 0] * (x.ndim - 1 - dim) + [0, missing]).contiguous()
+
+
+def transformer_blocks(config: VocoderConfig, device: torch.device) -> int:
+    """Blocks of the transformer's kernel: all run at once, and each owns some of the hidden columns."""
+    most = min(128, torch.cuda.get_device_properties(device).multi_processor_count)
+    return -(-config.hidden_size // -(-config.hidden_size // most))
+
+
+class VocoderWeights:
+    """The checkpoint's fp32 tensors as the kernels read them.
+
+    Attributes:
+        codebook: [groups, size, channels].
+        snakes: SnakeBeta's factors: name -> ([channels], [channels]).
+        matrices: of convolutions: name -> ([taps, channels, columns], [columns]).
+        depthwise: of every upsampling: kernel [7, channels], bias, gain and shift of the norm.
+        layers: what the transformer's kernel takes; blocks: how many blocks it has.
+        sound: of the last convolution: [7, channels], [1].
+    """
+
+    def __init__(self, config: VocoderConfig, w: Mapping[str, Tensor]):
+        c = config
+        self._w = w
+        self.codebook = pad(make_codebook(c, w), 2)
+        self.snakes = {n: (pad(f, 0), pad(s, 0)) for n, (f, s) in make_snakes(w).items()}
+        self.blocks = transformer_blocks(c, self.codebook.device)
+        self.matrices: dict[str, tuple[Tensor, Tensor]] = {}
+        self.depthwise: list[tuple[Tensor, ...]] = []
+        self.layers = self._transformer(c)
+        for i, ratio in enumerate(c.upsampling_ratios):
+            if i:  # the first is part of the transformer's last matrix
+                self._transposed(f"upsample.{i}", f"upsample.{i}.0.conv", ratio)
+            name = f"upsample.{i}.1"
+            kernel = w[f"{name}.dwconv.conv.weight"][:, 0].T
+            parts = (kernel, w[f"{name}.dwconv.conv.bias"], w[f"{name}.norm.weight"], w[f"{name}.norm.bias"])
+            self.depthwise.append(tuple(p.contiguous() for p in parts))
+            self._linear(f"upsample.{i}.pwconv1", w[f"{name}.pwconv1.weight"], w[f"{name}.pwconv1.bias"])
+            gamma = w[f"{name}.gamma"]
+            self._linear(
+                f"upsample.{i}.pwconv2", gamma[:, None] * w[f"{name}.pwconv2.weight"], gamma * w[f"{name}.pwconv2.bias"]
+            )
+        self._convolution("decoder.0", "decoder.0.conv")
+        for i, rate in enumerate(c.upsample_rates, start=1):
+            self._transposed(f"decoder.{i}.up", f"decoder.{i}.block.1.conv", rate)
+            for unit in range(2, 2 + len(DILATIONS)):
+                for conv in ("conv1", "conv2"):
+                    self._convolution(f"decoder.{i}.{unit}.{conv}", f"decoder.{i}.block.{unit}.{conv}.conv")
+        last = f"decoder.{len(c.upsample_rates) + 2}.conv"
+        self.sound = (pad(w[f"{last}.weight"][0].T, 1), w[f"{last}.bias"])
+        del self._w  # the checkpoint's own tensors, 460 MB at the published dims
+
+    def _transformer(self, c: VocoderConfig) -> dict[str, Tensor]:
+        """What csrc/vocoder/vocoder.h asks for (`Layers`): `weights`, with norms' weights and layer scales in them,
+        biases and constants."""
+        w, name, ribbon = self._w, "pre_transformer", []
+
+        def add(matrix: Tensor, together: int = 1) -> None:
+            """[columns, K]; so many columns stay in one block."""
+            each = together * -(-len(matrix) // (together * self.blocks))
+            ribbon.append(F.pad(matrix, (0, 0, 0, each * self.blocks - len(matrix))).flatten())
+
+        # Nothing but sums stands between the first convolution and the input's projection, nor between the output's and
+        # the first upsampling: each pair is one matrix, multiplied in fp64.
+        inner, bias = (w[f"{name}.input_proj.{n}"].double() for n in ("weight", "bias"))
+        taps = w["pre_conv.conv.weight"].double().permute(2, 0, 1)  # [3, latent, codebook_dim]
+        for tap in taps:
+            add((inner @ tap).float())
+        bias_in = (inner @ w["pre_conv.conv.bias"].double() + bias).float()
+        for i in range(c.num_layers):
+            layer = f"{name}.layers.{i}"
+            norm, post = (w[f"{layer}.{n}_layernorm.weight"] for n in ("input", "post_attention"))
+            add(torch.cat([w[f"{layer}.self_attn.{p}_proj.weight"] for p in "qkv"]) * norm)
+            add(w[f"{layer}.self_attn_layer_scale.scale"][:, None] * w[f"{layer}.self_attn.o_proj.weight"])
+            both = torch.stack([w[f"{layer}.mlp.{p}_proj.weight"] for p in ("gate", "up")], dim=1).flatten(0, 1)
+            add(both * post, together=2)
+            add(w[f"{layer}.mlp_layer_scale.scale"][:, None] * w[f"{layer}.mlp.down_proj.weight"])
+        up = w["upsample.0.0.conv.weight"].double().permute(2, 1, 0).flatten(0, 1)  # [ratio * latent, latent]
+        up_bias = w["upsample.0.0.conv.bias"].double().repeat(c.upsampling_ratios[0])
+        outer, bias = (w[f"{name}.output_proj.{n}"].double() for n in ("weight", "bias"))
+        add((up @ outer * w[f"{name}.norm.weight"]).float())
+        half = c.head_dim // 2
+        inv_freq = 1.0 / c.rope_theta ** (torch.arange(half, dtype=torch.float32) / half)
+        return {
+            "weights": torch.cat(ribbon),
+            "bias_in": bias_in,
+            "bias_out": (up @ bias + up_bias).float(),
+            "inv_freq": inv_freq.to(self.codebook.device),
+        }
+
+    def _linear(self, name: str, weight: Tensor, bias: Tensor) -> None:
+        """weight: [columns, channels]."""
+        matrix = pad(pad(weight.T, 0), 1)
+        self.matrices[name] = (matrix[None].contiguous(), pad(bias, 0))
+
+    def _convolution(self, name: str, source: str) -> None:
+        """[out, in, taps] -> [taps, in, out]"""
+        weight = self._w[f"{source}.weight"].permute(2, 1, 0)
+        self.matrices[name] = (pad(pad(weight, 1), 2).contiguous(), pad(self._w[f"{source}.bias"], 0))
+
+    def _transposed(self, name: str, source: str, rate: int) -> None:
+        """[in, out, blocks * rate] -> [blocks, in, rate * out]: an output block of `rate` rows is a row of `rate * out`
+        columns, and belongs to its own input and the ones before it, the oldest first."""
+        weight = pad(pad(self._w[f"{source}.weight"], 0), 1).unflatten(2, (-1, rate))  # [in, out, blocks, rate]
+        weight = weight.flip(2).permute(2, 0, 3, 1).flatten(2)
+        self.matrices[name] = (weight.contiguous(), pad(self._w[f"{source}.bias"], 0).repeat(rate))
