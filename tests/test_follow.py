@@ -12,6 +12,7 @@ from collections import deque
 import numpy as np
 import pytest
 import torch
+from waiting import PATIENCE_S, until, until_spoken
 
 from qwen_megakernel import SamplingParams, TTSEngine
 from qwen_megakernel.backend.frame_decoder import RECENT_FRAMES
@@ -185,7 +186,7 @@ def load(monkeypatch):
 
             monkeypatch.setattr(module, "make_decoder", decoder)
             monkeypatch.setattr(module, "make_vocoder", vocoder)
-            options = {"queue_timeout": 60.0, "max_queue": 64, "max_streams": slots}
+            options = {"queue_timeout": PATIENCE_S, "max_queue": 64, "max_streams": slots}
             return stack.enter_context(TTSEngine.load(folder, backend="torch", device="cpu", **options))
 
         yield load
@@ -210,17 +211,6 @@ def draw(rng: random.Random) -> dict:
     }
 
 
-def quiet(engine: TTSEngine, stream) -> None:
-    """Until it has handed out all it can, in a short chunk if need be, or has ended."""
-    end, calm = time.monotonic() + 20, 0
-    while not stream.done.is_set() and calm < 2:
-        assert time.monotonic() < end, vars(stream)
-        silent = stream.prompt is None and stream.pieces is not None
-        rest = silent or stream.idle and stream.handed_frames == len(stream.codes) == stream.launched
-        calm = calm + 1 if rest else 0
-        time.sleep(0.001)
-
-
 def speak(engine: TTSEngine, request: dict, pause: bool, on_chunk=None):
     """(audio, frames of its chunks); with `pause` every piece comes once the last one is spoken."""
     options = {name: value for name, value in request.items() if name not in ("text", "pieces")}
@@ -230,13 +220,13 @@ def speak(engine: TTSEngine, request: dict, pause: bool, on_chunk=None):
         for piece in request["pieces"] or ():
             utterance.push_text(piece)
             if pause:
-                quiet(engine, utterance._stream)
+                until_spoken(utterance)
             elif random.random() < 0.3:
                 time.sleep(random.random() * 0.01)
         utterance.end_text()
     except TextEndedError:  # it was over before its text was
         pass
-    audio = utterance.result(timeout=60)
+    audio = utterance.result(timeout=PATIENCE_S)
     check(audio, chunks, request)
     return audio, [len(chunk.codes) for chunk in chunks]
 
@@ -254,9 +244,8 @@ def check(audio, chunks, request) -> None:
 
 
 def at_rest(engine: TTSEngine) -> None:
-    owner, end = engine._owner, time.monotonic() + 20
-    while (owner._open or len(owner._free) < owner._decoder.slots or owner._flying) and time.monotonic() < end:
-        time.sleep(0.001)
+    owner = engine._owner
+    until(lambda: not owner._open and len(owner._free) == owner._decoder.slots and not owner._flying)
     assert not owner._open and not owner._running and not owner._flying and not owner._waiting and not owner.fault
     assert sorted(owner._free) == list(range(owner._decoder.slots))
 
@@ -276,7 +265,7 @@ def act(engine: TTSEngine, request: dict, expected, how: str, rest: float) -> No
         utterance = engine.submit(request["text"], chunks.append, **options)
         time.sleep(rest)
         utterance.cancel()
-        audio = utterance.result(timeout=60)
+        audio = utterance.result(timeout=PATIENCE_S)
         check(audio, chunks, request)
         assert np.array_equal(audio.codes, truth.codes[: audio.frames]) or truth.codes[: audio.frames].size == 0
     elif how == "raise":
@@ -288,7 +277,7 @@ def act(engine: TTSEngine, request: dict, expected, how: str, rest: float) -> No
                 raise Broke
 
         with contextlib.suppress(Broke):
-            engine.submit(request["text"], broken, **options).result(timeout=60)
+            engine.submit(request["text"], broken, **options).result(timeout=PATIENCE_S)
     else:  # its text can never be ended
         utterance = engine.submit(**(options | {"non_streaming_mode": None}))
         utterance.push_text(request["text"][: len(request["text"]) // 2])
@@ -341,6 +330,6 @@ def test_another_engines_fault_in_a_listener_harms_its_own_utterance_alone(tiny,
         raise KernelFault("of another engine")
 
     with pytest.raises(KernelFault, match="another"):
-        engine.submit("Hello there.", tell, max_frames=10).result(timeout=20)
-    assert len(other.result(timeout=20).codes) == 40 and engine.metrics()["kernel_faults"] == 0
+        engine.submit("Hello there.", tell, max_frames=10).result(timeout=PATIENCE_S)
+    assert len(other.result(timeout=PATIENCE_S).codes) == 40 and engine.metrics()["kernel_faults"] == 0
     at_rest(engine)
