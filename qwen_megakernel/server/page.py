@@ -1,4 +1,4 @@
-"""The page at /, to try the server with: serve_page.html, and the headers that keep it to itself."""
+"""The page at /, to try the server with: page.html, and the headers that keep other sites out."""
 
 import base64
 import hashlib
@@ -12,8 +12,8 @@ PATH = "/"
 
 
 def add_page(app: FastAPI) -> None:
-    """One file that is the same for everybody: it holds no secrets, and does all that it does through the API."""
-    page = Path(__file__).with_name("serve_page.html").read_text(encoding="utf-8")
+    """Add the page: one file, the same for everybody. It holds no secrets and uses nothing but the API."""
+    page = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
     headers = {
         "Content-Security-Policy": _policy(page),
         "Permissions-Policy": "microphone=(self), camera=(), geolocation=()",
@@ -31,7 +31,7 @@ def add_page(app: FastAPI) -> None:
 
 
 def _policy(page: str) -> str:
-    """Its own script and style, by their hashes, its own server, and nothing else."""
+    """The page may use its own script and style, known by their hashes, and its own server; nothing else."""
 
     def hashes(tag: str) -> str:
         inside = re.findall(f"<{tag}>(.*?)</{tag}>", page, flags=re.S)
@@ -43,7 +43,7 @@ def _policy(page: str) -> str:
         "script-src": hashes("script"),
         "style-src": hashes("style"),
         "connect-src": "'self'",
-        "img-src": "data:",  # the icon, which is empty: without one a browser asks for /favicon.ico
+        "img-src": "data:",  # an empty icon: without one a browser asks for /favicon.ico
         "base-uri": "'none'",
         "form-action": "'none'",
         "frame-ancestors": "'none'",
