@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 from test_pipecat_transports import free_port
-from waiting import PATIENCE_S, until
 
 ROOT = Path(__file__).parent.parent
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -29,21 +28,19 @@ def bot_url(tmp_path):
     command = [sys.executable, str(ROOT / "demo_pipeline.py"), "--bot", "--device", "cpu", "--port", str(port)]
     with open(tmp_path / "bot.log", "w") as log:
         server = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, cwd=tmp_path)
-    url = f"http://localhost:{port}"
-
-    def answers() -> bool:
-        assert server.poll() is None, (tmp_path / "bot.log").read_text()
-        try:
-            urllib.request.urlopen(f"{url}/status", timeout=PATIENCE_S).close()
-        except OSError:
-            return False
-        return True
-
+    url, deadline = f"http://localhost:{port}", time.monotonic() + 60
     try:
-        until(answers)
+        while True:
+            try:
+                urllib.request.urlopen(f"{url}/status", timeout=1).close()
+                break
+            except OSError:
+                told = (tmp_path / "bot.log").read_text()
+                assert server.poll() is None and time.monotonic() < deadline, told
+                time.sleep(0.2)
         yield url
         server.send_signal(signal.SIGINT)
-        assert server.wait(PATIENCE_S) in (0, 130), (tmp_path / "bot.log").read_text()
+        assert server.wait(20) in (0, 130), (tmp_path / "bot.log").read_text()
         assert " ERROR " not in (tmp_path / "bot.log").read_text()
     finally:
         server.kill()
@@ -58,18 +55,16 @@ def test_the_page_talks(bot_url):
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS.split())
         page = browser.new_page(viewport={"width": 760, "height": 620})
-        page.set_default_timeout(1000 * PATIENCE_S)
-        expect.set_options(timeout=1000 * PATIENCE_S)
         asked_for, problems = [], []
         page.on("request", lambda request: asked_for.append(request.url))
         page.on("pageerror", lambda error: problems.append(str(error)))
         page.goto(bot_url)
         page.get_by_role("button", name="Connect").click()
-        expect(page.locator("#talk .bot").first).to_contain_text("Hello! What would")
+        expect(page.locator("#talk .bot").first).to_contain_text("Hello! What would", timeout=30000)
         box = page.get_by_role("textbox")
         box.fill("Count to seven.")
         box.press("Enter")
-        expect(page.locator("#talk .bot").last).to_have_text("One, two, three, four, five, six, seven.")
+        expect(page.locator("#talk .bot").last).to_have_text("One, two, three, four, five, six, seven.", timeout=30000)
         expect(page.locator("#talk .bot").first).not_to_contain_text("story")  # it was interrupted
         expect(page.locator("#heard")).to_have_text(re.compile(r"^\d+$"))
         assert float(page.inner_text("#ttfb")) > 0 and float(page.inner_text("#spoken")) > 0.5

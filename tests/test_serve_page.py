@@ -15,8 +15,7 @@ import httpx
 import numpy as np
 import pytest
 import soundfile
-from serving import Running, running
-from waiting import PATIENCE_S, until
+from serving import Running, running, until
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
@@ -33,13 +32,13 @@ TEXT = "Hello there, how are you?"
 LONG = " ".join([TEXT] * 8)
 TOKEN = "a secret/of ours?~"
 WATCH = """
-    Object.assign(window, { played: [], stopped: 0, violations: [], slow: false });
+    Object.assign(window, { played: [], stopped: 0, violations: [] });
     addEventListener("securitypolicyviolation", (event) => violations.push(event.violatedDirective));
     const { start, stop } = AudioBufferSourceNode.prototype;
     AudioBufferSourceNode.prototype.start = function (when) {
       const samples = Array.from(this.buffer.getChannelData(0), (sample) => 32768 * sample);
       played.push({ at: when * this.context.sampleRate, now: this.context.currentTime, samples });
-      if (slow) this.playbackRate.value = 0.01;  // it does not end by itself, however late the next chunk comes
+      if (window.slow) this.playbackRate.value = 0.01;  // it never ends by itself, however late the next chunk comes
       return start.call(this, when);
     };
     AudioBufferSourceNode.prototype.stop = function () { stopped += 1; return stop.call(this); };
@@ -47,13 +46,13 @@ WATCH = """
 
 
 def demo() -> TTSEngine:
-    return TTSEngine.load("demo", device="cpu", max_streams=4, max_positions=600, max_queue=4, queue_timeout=PATIENCE_S)
+    return TTSEngine.load("demo", device="cpu", max_streams=4, max_positions=600, max_queue=4)
 
 
 @pytest.fixture(scope="module")
 def server():
     with running(demo, ui=True) as server:
-        until(lambda: server.service.state == "ready")
+        until(lambda: server.service.state == "ready", 60)
         yield server
         server.at_rest()
 
@@ -94,7 +93,7 @@ class Page:
     def text(self, name: str) -> str:
         return self.page.inner_text(f"#{name}")
 
-    def expect(self, name: str, words: str, seconds: float = PATIENCE_S) -> None:
+    def expect(self, name: str, words: str, seconds: float = 20) -> None:
         from playwright.sync_api import expect
 
         expect(self.page.locator(f"#{name}")).to_have_text(re.compile(words), timeout=1000 * seconds)
@@ -128,9 +127,8 @@ def visit(browser):
 
     @contextmanager
     def visit(server: Running, **options):
-        until(lambda: server.service.state == "ready")
+        until(lambda: server.service.state == "ready", 60)
         seen = Page(browser.new_page(viewport={"width": 900, "height": 900}, **options))
-        seen.page.set_default_timeout(1000 * PATIENCE_S)
         seen.page.goto(server.url)
         yield seen
         assert not seen.problems and not seen.page.evaluate("violations")
@@ -300,7 +298,7 @@ def test_what_cannot_be_said_is_told_in_words(server, visit):
 def test_it_comes_back_with_its_server(browser, fresh_seed):
     """Which is away, loads its model, and is there."""
     with running(demo, ui=True) as server:
-        until(lambda: server.service.state == "ready")
+        until(lambda: server.service.state == "ready", 60)
         page = browser.new_page()
         page.add_init_script(WATCH)
         page.goto(server.url)
@@ -313,7 +311,7 @@ def test_it_comes_back_with_its_server(browser, fresh_seed):
     assert seen.button("Speak").is_disabled()
     seen.expect("message", "cannot be reached. Trying again")
     with running(demo, port=server.port, ui=True) as server:
-        seen.expect("state", "ready|speaking")
+        seen.expect("state", "ready|speaking", 60)
         seen.fill(text=TEXT, seed=fresh_seed)
         seen.click("Speak")
         seen.expect("rtf", r"^\d")
@@ -415,7 +413,7 @@ def test_it_clones_what_is_chosen_or_recorded(tiny, tmp_path, visit):
         running(lambda: TTSEngine.load(folder, **options), ui=True, upload=True, voices=tmp_path) as server,
         visit(server) as seen,
     ):
-        seen.expect("state", "ready")
+        seen.expect("state", "ready", 60)
         seen.page.get_by_text("Clone a voice").click()
         assert seen.button("Make the voice").is_disabled() and seen.button("Speak").is_disabled()
         choose = lambda name, data: seen.page.set_input_files(  # noqa: E731
@@ -477,7 +475,7 @@ def test_without_a_voice_nothing_can_be_said_until_one_was_made(tiny, tmp_path, 
             seen.click("Make the voice")
         else:
             made = {"name": "ann", "audio": base64.b64encode(recording()).decode()}
-            assert httpx.post(f"{server.url}/v1/voices", json=made, timeout=PATIENCE_S).status_code == 201
+            assert httpx.post(f"{server.url}/v1/voices", json=made, timeout=60).status_code == 201
             seen.page.evaluate("dispatchEvent(new Event('focus'))")  # as when its user comes back to the page
         seen.expect("note", "^$")
         assert seen.page.input_value("#voice") == "ann"
@@ -512,7 +510,7 @@ def test_where_nobody_may_clone_it_says_so(server, visit):
 @pytest.fixture(scope="module")
 def locked():
     with running(demo, ui=True, token=TOKEN) as server:
-        until(lambda: server.service.state == "ready")
+        until(lambda: server.service.state == "ready", 60)
         yield server
 
 
@@ -587,7 +585,7 @@ def test_broken_subprotocols_are_no_errors_of_ours(locked, value):
     lines = [b"GET /v1/audio/speech/socket HTTP/1.1", f"Host: 127.0.0.1:{locked.port}".encode(), b"Upgrade: websocket"]
     lines += [b"Connection: Upgrade", b"Sec-WebSocket-Version: 13", b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA=="]
     lines += [f"Origin: {locked.url}".encode(), b"Sec-WebSocket-Protocol: " + value, b"", b""]
-    with socket.create_connection(("127.0.0.1", locked.port), timeout=PATIENCE_S) as line:
+    with socket.create_connection(("127.0.0.1", locked.port), timeout=20) as line:
         line.sendall(b"\r\n".join(lines))
         assert line.recv(4096).split()[1] in (b"400", b"401")
 
