@@ -217,7 +217,7 @@ def run(command: list[str]) -> None:
     if command[0] == "qwen-megakernel":
         assert cli.main(command[1:]) == 0, command
     elif shutil.which(command[0]):
-        subprocess.run([*command, "--fail", "--silent", "--show-error"], check=True, timeout=PATIENCE_S)
+        subprocess.run([*command, "--fail", "--silent", "--show-error"], check=True, timeout=60)
     else:
         return
     for word, file in zip(command, command[1:], strict=False):
