@@ -1,4 +1,4 @@
-# Two commands do all the set-up they need: `make demo` and `make test`.
+# Every command does the set-up it needs. `make demo` and `make test` share .venv; the tests add what they need to it.
 
 PYTHON ?= python3
 VENV := .venv
@@ -10,12 +10,20 @@ PEERS := .venv-peers
 DEMO_TEXT ?= Hello there. This is the bundled demo voice.
 DEMO_OUTPUT ?= demo.wav
 # No NVIDIA GPU: pin the torch release that has a CPU build, so that no CUDA packages are fetched.
-CONSTRAINTS := $(shell nvidia-smi -L >/dev/null 2>&1 || echo "-c constraints-cpu.txt")
+CPU_TORCH := $(shell nvidia-smi -L >/dev/null 2>&1 || echo constraints-cpu.txt)
+# pip reads both names: what is installed keeps to the tested versions, and so does what builds it.
+PINNED = PIP_CONSTRAINT="constraints.txt $(CPU_TORCH)" PIP_BUILD_CONSTRAINT=constraints.txt
+INSTALL := -m pip install --quiet --disable-pip-version-check
+PYTHON_IS_NEW := "import sys; sys.exit(sys.version_info < (3, 11) and 'Python 3.11 or newer is needed, this is ' + sys.version)"
 
-.PHONY: demo test test-gpu test-ray test-compat soak bench peers kernels lint format oracle wheel clean
+.PHONY: demo bot test test-gpu test-ray test-compat soak bench peers kernels lint format oracle wheel clean
 
-demo: $(VENV)/.installed
+demo: $(VENV)/.installed-demo
 	$(BIN)/python demo_pipeline.py --text "$(DEMO_TEXT)" --output "$(DEMO_OUTPUT)"
+
+# A voice bot on http://localhost:7860.
+bot: $(VENV)/.installed-bot
+	$(BIN)/python demo_pipeline.py --bot
 
 # Two processes, a file of tests in one of them: most tests wait, for real time or for one thread.
 test: $(VENV)/.installed lint
@@ -66,32 +74,46 @@ wheel: $(VENV)/.installed
 oracle: $(ORACLE)/.installed
 	$(ORACLE)/bin/python -W ignore tests/oracle/oracle.py check
 
-$(VENV)/.installed: pyproject.toml constraints-cpu.txt
-	@$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11) and 'Python 3.11 or newer is needed, this is ' + sys.version)"
+$(VENV)/bin/python:
+	@$(PYTHON) -c $(PYTHON_IS_NEW)
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(CONSTRAINTS) -e ".[dev]"
+
+# What a stamp stands for: the demo, the demo as a voice bot, development (which covers both), Ray.
+$(VENV)/.installed-demo: pyproject.toml constraints.txt constraints-cpu.txt | $(VENV)/bin/python
+	$(PINNED) $(BIN)/python $(INSTALL) -e ".[pipecat]"
 	@touch $@
+
+$(VENV)/.installed-bot: pyproject.toml constraints.txt constraints-cpu.txt | $(VENV)/bin/python
+	$(PINNED) $(BIN)/python $(INSTALL) -e ".[bot]"
+	@touch $@ $(VENV)/.installed-demo
+
+$(VENV)/.installed: pyproject.toml constraints.txt constraints-cpu.txt | $(VENV)/bin/python
+	$(PINNED) $(BIN)/python $(INSTALL) -e ".[dev]"
+	@touch $@ $(VENV)/.installed-demo $(VENV)/.installed-bot
 
 $(VENV)/.installed-ray: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(CONSTRAINTS) -e ".[ray]"
+	$(PINNED) $(BIN)/python $(INSTALL) -e ".[ray]"
 	@touch $@
 
-$(COMPAT)/.installed: pyproject.toml constraints-cpu.txt Makefile
+# The oldest Pipecat asks for older versions of two packages than the tested ones.
+$(COMPAT)/.installed: pyproject.toml constraints.txt constraints-cpu.txt Makefile
 	$(PYTHON) -m venv $(COMPAT)
-	$(COMPAT)/bin/python -m pip install --quiet --disable-pip-version-check $(CONSTRAINTS) \
-		"pipecat-ai==$(OLDEST_PIPECAT)" -e ".[dev]"
+	grep -Ev "^(pipecat-ai|pillow|onnxruntime)==" constraints.txt > $(COMPAT)/constraints.txt
+	PIP_CONSTRAINT="$(COMPAT)/constraints.txt $(CPU_TORCH)" PIP_BUILD_CONSTRAINT=constraints.txt \
+		$(COMPAT)/bin/python $(INSTALL) "pipecat-ai==$(OLDEST_PIPECAT)" -e ".[dev]"
 	@touch $@
 
+# Environments of others' programs, with the versions that those were tested with.
 $(ORACLE)/.installed: Makefile
 	$(PYTHON) -m venv $(ORACLE)
-	$(ORACLE)/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0 transformers==5.15.1 \
+	$(ORACLE)/bin/python $(INSTALL) torch==2.13.0 transformers==5.15.1 \
 		librosa einops accelerate onnxruntime soundfile soxr safetensors tokenizers numpy tqdm
-	$(ORACLE)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps qwen-tts-hf==0.1.1.post1
+	$(ORACLE)/bin/python $(INSTALL) --no-deps qwen-tts-hf==0.1.1.post1
 	@touch $@
 
 $(PEERS)/.installed: Makefile
 	$(PYTHON) -m venv $(PEERS)
-	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check faster-qwen3-tts==0.5.4 \
+	$(PEERS)/bin/python $(INSTALL) faster-qwen3-tts==0.5.4 \
 		qwen-tts-hf==0.1.1.post1 transformers==5.15.1
 	@touch $@
 

@@ -5,6 +5,7 @@ import time
 
 import numpy as np
 import torch
+from waiting import PATIENCE_S, until
 
 from qwen_megakernel import EngineBusy, EngineClosed, RequestError, SamplingParams, TextEndedError, TTSEngine, Voice
 from qwen_megakernel.checkpoint.load import Checkpoint
@@ -71,7 +72,9 @@ def act(model: Model, engine: TTSEngine, action: str, text: int, seed: int, rng:
                 return "abandoned"
             if action == "cancel":
                 stream.utterance.cancel()
-            return check(stream.utterance.result(timeout=60), expected, action == "whole" and not engine_closed(engine))
+            return check(
+                stream.utterance.result(timeout=PATIENCE_S), expected, action == "whole" and not engine_closed(engine)
+            )
         if action == "unread":  # nobody reads the chunks, nobody waits
             engine.submit(TEXTS[text], **request)
             return "unread"
@@ -84,7 +87,7 @@ def act(model: Model, engine: TTSEngine, action: str, text: int, seed: int, rng:
         if action == "silent":
             if rng.random() < 0.5:
                 utterance.cancel()
-                return check(utterance.result(timeout=60), expected, False)
+                return check(utterance.result(timeout=PATIENCE_S), expected, False)
             return "dropped"
         try:
             at = 0
@@ -99,7 +102,7 @@ def act(model: Model, engine: TTSEngine, action: str, text: int, seed: int, rng:
             utterance.end_text()
         except TextEndedError:  # it was over before its text was
             pass
-        audio = utterance.result(timeout=60)
+        audio = utterance.result(timeout=PATIENCE_S)
         assert action != "raise" or engine_closed(engine) or not audio.frames, "its callback raised"
         return check(audio, expected, not engine_closed(engine) and action == "pieces")
     except Broke:
@@ -129,12 +132,7 @@ def check(audio, expected: np.ndarray, complete: bool) -> str:
 
 def assert_at_rest(engine: TTSEngine) -> None:
     """No slot taken, nobody waiting, every utterance counted once."""
-    deadline = time.monotonic() + 60
-    while engine.health()["streams"] and time.monotonic() < deadline:
-        time.sleep(0.005)
+    until(lambda: engine.snapshot().at_rest)
     counts = engine.metrics()
-    while not engine.snapshot().at_rest and time.monotonic() < deadline:
-        time.sleep(0.005)
-    assert engine.snapshot().at_rest, engine.snapshot()
     ends = ("eos", "length", "runaway", "cancelled", "failed")
     assert counts["utterances"] == sum(counts[end] for end in ends)

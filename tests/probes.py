@@ -1,16 +1,15 @@
 """Engines whose parts a test may replace, made through the front door: over a backend of the test's own."""
 
-import time
 from pathlib import Path
 
 import torch
+from waiting import PATIENCE_S, until
 
 from qwen_megakernel import TTSEngine
 from qwen_megakernel.backend.interfaces import LoadedModel
 from qwen_megakernel.backend.select import Backend, select_device
 from qwen_megakernel.checkpoint.load import Checkpoint
 from qwen_megakernel.engine.options import Limits
-from qwen_megakernel.engine.sequence import State
 from qwen_megakernel.model.text import TextTokenizer
 
 
@@ -66,7 +65,9 @@ def probed(
     checkpoint, where = Checkpoint.open(model), select_device(device)
     dtype = dtype or (torch.bfloat16 if where.type == "cuda" else torch.float32)
     probes = wrap(Backend(backend, checkpoint, where, dtype))
-    engine = TTSEngine(str(model), checkpoint, probes, Limits(**({"queue_timeout": 60.0} | limits)), fallback=fallback)
+    engine = TTSEngine(
+        str(model), checkpoint, probes, Limits(**({"queue_timeout": PATIENCE_S} | limits)), fallback=fallback
+    )
     engine.probes = probes
     return engine
 
@@ -75,23 +76,7 @@ def kill(engine: TTSEngine) -> None:
     """End an engine of `probed` as a lost device does."""
     engine.probes.lose_device(ZeroDivisionError("the device is lost"))
     engine.submit("Hello.", max_frames=1)
-    end = time.monotonic() + 60
-    while engine.health()["status"] != "dead":
-        assert time.monotonic() < end, engine.health()
-        time.sleep(0.002)
-
-
-def quiet(engine: TTSEngine, utterance) -> None:
-    """Wait until an utterance has handed out all it can, in a short chunk if need be, or has ended."""
-    end = time.monotonic() + 60
-    while not utterance.done:
-        sequence = engine.snapshot().sequence(utterance.seed)
-        if sequence is None or sequence.state is State.WAITING_TEXT:
-            break
-        if sequence.idle and sequence.handed_out == sequence.seen == sequence.launched:
-            break
-        assert time.monotonic() < end, sequence
-        time.sleep(0.002)
+    until(lambda: engine.health()["status"] == "dead")
 
 
 def token_count(model: str, text: str) -> int:

@@ -8,6 +8,7 @@ import time
 import numpy as np
 import pytest
 import torch
+from waiting import PATIENCE_S, until
 
 from qwen_megakernel import BackendError, EngineBusy, OutOfMemoryError, SamplingParams
 
@@ -25,8 +26,7 @@ def hold(engine, count: int) -> list:
         utterance = engine.submit()
         utterance.push_text("Hello there my ")
         held.append(utterance)
-    while engine.health()["running"] < count:
-        time.sleep(0.002)
+    until(lambda: engine.health()["running"] == count)
     return held
 
 
@@ -39,7 +39,7 @@ def test_one_more_than_slots_and_queue_is_refused_at_once(backend):
                 engine.submit(TEXT)
         assert engine.metrics()["busy"] == 3 and engine.health()["streams"] == 5
         held[0].cancel()
-        said = [utterance.result(timeout=30) for utterance in waiting]
+        said = [utterance.result(timeout=PATIENCE_S) for utterance in waiting]
         alone = [engine.generate(TEXT, sampling=seeded(i), max_frames=8) for i in range(3)]
         assert all(np.array_equal(a.codes, b.codes) for a, b in zip(said, alone, strict=True))
         assert said[2].timings.queue > said[0].timings.queue
@@ -51,7 +51,7 @@ def test_without_a_queue_a_full_engine_refuses_at_once(backend):
         with pytest.raises(EngineBusy, match="all 1 streams are taken"):
             engine.generate(TEXT)
         held[0].cancel()
-        held[0].result(timeout=10)
+        held[0].result(timeout=PATIENCE_S)
         assert engine.generate(TEXT, max_frames=2).frames == 2
 
 
@@ -61,13 +61,14 @@ def test_who_waits_too_long_is_told_and_the_others_go_on(backend):
         waiting = [engine.submit(TEXT) for _ in range(3)]
         for utterance in waiting:
             with pytest.raises(EngineBusy, match=r"no stream became free within 0.3 s"):
-                utterance.result(timeout=10)
+                utterance.result(timeout=PATIENCE_S)
         assert engine.metrics()["timed_out"] == 3 and engine.health()["queued"] == 0
         held[0].push_text("friend and more.")
         held[0].end_text()
         assert engine.submit(TEXT, max_frames=3).cancel() is None
         held[0].cancel()
-        assert held[0].result(timeout=30).frames > 0
+        assert held[0].result(timeout=PATIENCE_S).frames > 0
+        until(lambda: engine.health()["running"] == 0)  # its slot is given back behind its result
         assert engine.generate(TEXT, max_frames=3).frames == 3
 
 
@@ -86,13 +87,13 @@ def test_waiting_can_be_cancelled_and_closed(backend):
         held = hold(engine, 1)
         waiting = [engine.submit(TEXT) for _ in range(3)]
         waiting[1].cancel()
-        assert waiting[1].result(timeout=5).finish_reason == "cancelled" and not waiting[0].done
+        assert waiting[1].result(timeout=PATIENCE_S).finish_reason == "cancelled" and not waiting[0].done
         closing = threading.Thread(target=engine.close)
         closing.start()
-        closing.join(timeout=10)
+        closing.join(timeout=PATIENCE_S)
         assert not closing.is_alive()
         for utterance in (held[0], waiting[0], waiting[2]):
-            assert utterance.result(timeout=1).finish_reason == "cancelled"
+            assert utterance.done and utterance.result().finish_reason == "cancelled"
 
 
 def test_who_comes_and_goes_does_not_lengthen_the_queue(backend):
@@ -102,9 +103,7 @@ def test_who_comes_and_goes_does_not_lengthen_the_queue(backend):
             with contextlib.suppress(EngineBusy):
                 engine.submit(TEXT).cancel()
             time.sleep(0.002)
-        deadline = time.monotonic() + 10
-        while engine.health()["streams"] > 1 and time.monotonic() < deadline:
-            time.sleep(0.01)
+        until(lambda: engine.health()["streams"] <= 1)
         assert engine.health()["queued"] == 0 and engine.health()["streams"] == 1
         held[0].cancel()
     assert engine.health()["running"] == engine.health()["queued"] == 0
@@ -114,10 +113,8 @@ def test_an_utterance_without_text_takes_a_place_but_no_slot(backend):
     with backend.load(max_streams=1, max_queue=2) as engine:
         silent = [engine.submit() for _ in range(2)]
         assert engine.generate(TEXT, max_frames=3).frames == 3
-        deadline = time.monotonic() + 10  # its slot is given back behind its result
-        while engine.health()["running"] and time.monotonic() < deadline:
-            time.sleep(0.002)
-        assert engine.health()["streams"] == 2 and engine.health()["running"] == 0
+        until(lambda: engine.health()["running"] == 0)  # its slot is given back behind its result
+        assert engine.health()["streams"] == 2
         spoken = engine.submit()
         with pytest.raises(EngineBusy):
             engine.submit()

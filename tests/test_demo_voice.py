@@ -8,6 +8,7 @@ import pytest
 import soundfile
 import soxr
 from recogniser import INSTALLED, heard_words
+from waiting import PATIENCE_S
 
 from qwen_megakernel import SamplingParams
 from qwen_megakernel.engine.word_times import SpeechRate, WordTimes
@@ -52,7 +53,7 @@ def aligned(samples: np.ndarray, rate: int, words: list[str], folder) -> list[fl
     (folder / "words.gram").write_text(f"#JSGF V1.0;\ngrammar words;\npublic <words> = {' '.join(words)};\n")
     command = ["pocketsphinx_continuous", "-infile", str(folder / "speech.wav"), "-jsgf", str(folder / "words.gram")]
     command += ["-time", "yes", "-remove_silence", "no", "-logfn", "/dev/null"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
     found = [
         line.split() for line in done.stdout.splitlines() if re.match(r"[a-z'()0-9]+ [0-9.]+ [0-9.]+ [0-9.]+$", line)
     ]

@@ -21,7 +21,8 @@ import torch
 from cases import reference_audio
 from listener import PacedOutput
 from pipecat.processors.frame_processor import FrameProcessor
-from serving import running, until
+from serving import running
+from waiting import PATIENCE_S, until
 
 from qwen_megakernel import TTSEngine, cli, cli_options
 from qwen_megakernel.checkpoint.load import PUBLISHED
@@ -98,8 +99,11 @@ def options_of_commands() -> dict[str, set[str]]:
 
 
 def fields_of(path: Path, name: str) -> set[str]:
-    """Of a class, without importing its module."""
+    """Of a class, without importing its module, or the one that this imports it from."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom) and name in {alias.name for alias in node.names}:
+            return fields_of(ROOT / (node.module.replace(".", "/") + ".py"), name)
     node = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
     return {field.target.id for field in node.body if isinstance(field, ast.AnnAssign)}
 
@@ -152,7 +156,7 @@ def workplace(hub, tmp_path, monkeypatch):
 @pytest.fixture(scope="module")
 def server(hub):
     with running(lambda: TTSEngine.load("demo")) as server:
-        until(lambda: server.service.state == "ready", 60)
+        until(lambda: server.service.state == "ready")
         yield server
 
 
@@ -306,7 +310,7 @@ def test_an_example_greets_who_calls(path, hub):
         return room
 
     async def wait_until(condition, bot: asyncio.Task) -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             while not condition():
                 assert not bot.done(), bot.exception()
                 await asyncio.sleep(0.01)
@@ -320,7 +324,7 @@ def test_an_example_greets_who_calls(path, hub):
             await wait_until(lambda: room.is_loud, bot)
         finally:
             await room.happens("on_client_disconnected")
-            await asyncio.wait_for(bot, 20)
+            await asyncio.wait_for(bot, PATIENCE_S)
             await example.MegakernelTTSService.shutdown(engine)
 
     example.create_transport = create_transport
@@ -402,7 +406,7 @@ def is_code(words: str) -> bool:
 
 def test_what_troubleshooting_quotes_is_said_somewhere():
     """In `type`, with … for what differs; what is neither ours nor code is Pipecat's, uvicorn's or pydantic's."""
-    ours = words_of(*(ROOT / "qwen_megakernel").glob("*.py"))
+    ours = words_of(*(ROOT / "qwen_megakernel").rglob("*.py"))
     others = ("pipecat.services.tts_service", "pipecat.pipeline.worker")
     others += ("uvicorn.protocols.websockets.websockets_sansio_impl",)
     theirs = words_of(*(Path(importlib.util.find_spec(module).origin) for module in others))

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from probes import token_count
+from waiting import PATIENCE_S, until
 
 from qwen_megakernel import (
     BackendError,
@@ -52,17 +53,11 @@ def seeded(seed: int) -> SamplingParams:
 
 
 def wait_idle(engine: TTSEngine) -> None:
-    deadline = time.monotonic() + 20
-    while engine.health()["streams"] and time.monotonic() < deadline:
-        time.sleep(0.005)
-    assert engine.health()["streams"] == 0
+    until(lambda: engine.health()["streams"] == 0)
 
 
 def wait_dead(engine: TTSEngine) -> None:
-    deadline = time.monotonic() + 20
-    while engine.health()["status"] != "dead" and time.monotonic() < deadline:
-        time.sleep(0.005)
-    assert engine.health()["status"] == "dead"
+    until(lambda: engine.health()["status"] == "dead")
 
 
 # ---------------------------------------------------------------- what comes out
@@ -82,6 +77,11 @@ def test_joined_chunks_are_the_whole(engine):
     assert 0 < audio.ttfc_s <= audio.compute_s and audio.rtf == audio.compute_s / audio.duration_s
 
 
+def untimed_s(audio) -> float:
+    """Seconds before the first chunk that belong to no stage."""
+    return audio.ttfc_s - sum(vars(audio.timings).values())
+
+
 def test_every_stage_is_timed(engine):
     whole = engine.generate(TEXT, max_frames=20)
     pieces = engine.submit(max_frames=20)
@@ -90,20 +90,23 @@ def test_every_stage_is_timed(engine):
     for audio in (whole, pieces.result()):
         stages = vars(audio.timings).values()
         assert len(stages) == 6 and all(seconds >= 0 for seconds in stages)
-        assert sum(stages) == pytest.approx(audio.ttfc_s, abs=0.05)
+        assert untimed_s(audio) > -1e-6
         assert audio.frames == 20 and audio.lead_s is not None and audio.lead_s < audio.duration_s
     stopped = engine.submit(TEXT)
     stopped.cancel()
     assert stopped.result().timings.tokenise > 0
     assert engine.generate(TEXT, max_frames=1).lead_s is None
+    # Nothing is left out between two stages; a busy machine may stop a thread just there, but not every time.
+    until(lambda: untimed_s(engine.generate(TEXT, max_frames=1)) < 0.05)
 
 
 def test_the_lead_is_what_a_listener_has_left(own_engine, monkeypatch):
-    """A frame a tenth of a second late each time: the listener falls behind by 20 ms of every 80 ms frame."""
+    """A frame of 80 ms takes 120 ms or more each time: the listener falls behind by at least 40 ms with each."""
     collect = own_engine.probes.decoder.collect
     monkeypatch.setattr(own_engine.probes.decoder, "collect", lambda: (time.sleep(0.12), collect())[1])
     audio = own_engine.generate(TEXT, max_frames=8, chunk_frames=1)
-    assert -0.8 < audio.lead_s < -0.2
+    # The last chunk comes latest: by 7 delays at least, and not after the utterance's end.
+    assert 7 * 0.08 - (audio.compute_s - audio.ttfc_s) <= audio.lead_s < 7 * (0.08 - 0.12) + 1e-3
 
 
 def test_health_and_metrics_count(own_engine):
@@ -297,14 +300,18 @@ def test_base_needs_a_voice_and_has_no_speakers(backend):
     ids=["russian", "chinese", "a word of 400", "emoji"],
 )
 def test_every_piece_of_a_long_text_fits_a_slot_and_leaves_room_for_speech(backend, text):
-    with backend.load(max_positions=160) as engine:
+    with backend.probed(max_positions=160) as engine:
         with pytest.raises(TextTooLongError):
             engine.submit(text)
+        start, prompts = engine.probes.decoder.start, []
+        engine.probes.decoder.start = lambda slot, prompt, s: (prompts.append(prompt), start(slot, prompt, s))
         pieces = engine.pieces(text)
         assert len(pieces) > 1 and "".join("".join(pieces).split()) == "".join(text.split())
+        room = []
         for piece in pieces:
-            tokens = token_count(engine.model, piece)
-            assert len(engine.generate(piece, runaway_guard=False).codes) >= 4 * tokens
+            engine.generate(piece, max_frames=1)  # it is not refused
+            room.append(160 - len(prompts[-1].rows) + 1)
+            assert room[-1] >= 4 * token_count(engine.model, piece)
 
 
 def test_text_that_fits_is_one_piece_and_what_no_slot_can_hold_is_refused(backend):
@@ -365,7 +372,7 @@ def test_cancel_keeps_what_was_made(own_engine):
     stream = own_engine.stream(TEXT, max_frames=2000, chunk_frames=1)
     first = next(stream)
     stream.utterance.cancel()
-    audio = stream.utterance.result(timeout=20)
+    audio = stream.utterance.result(timeout=PATIENCE_S)
     assert audio.finish_reason == "cancelled" and 1 <= len(audio.codes) < 2000
     assert np.array_equal(audio.samples[:1920], first.samples) and len(audio.samples) == 1920 * len(audio.codes)
     wait_idle(own_engine)
@@ -386,7 +393,7 @@ def test_an_utterance_whose_text_never_came_can_be_cancelled(own_engine):
     utterance = own_engine.submit()
     utterance.push_text("Hel")
     utterance.cancel()
-    assert utterance.result(timeout=5).finish_reason == "cancelled" and len(utterance.result().codes) == 0
+    assert utterance.result(timeout=PATIENCE_S).finish_reason == "cancelled" and len(utterance.result().codes) == 0
     with pytest.raises(RequestError, match="the utterance was cancelled"):
         utterance.push_text("lo")
     assert own_engine.health()["streams"] == 0
@@ -398,8 +405,8 @@ def test_a_callback_that_raises_fails_its_own_utterance(own_engine):
 
     other = own_engine.submit(TEXT, sampling=seeded(3), max_frames=20)
     with pytest.raises(RuntimeError, match="callback broke"):
-        own_engine.submit(TEXT, on_chunk=bad, max_frames=20).result(timeout=20)
-    assert len(other.result(timeout=20).codes) == 20
+        own_engine.submit(TEXT, on_chunk=bad, max_frames=20).result(timeout=PATIENCE_S)
+    assert len(other.result(timeout=PATIENCE_S).codes) == 20
     assert own_engine.health()["status"] == "ok" and own_engine.metrics()["failed"] == 1
     assert len(other.result(timeout=float("inf")).codes) == 20
 
@@ -436,7 +443,7 @@ def test_the_end_is_called_once_and_comes_last(own_engine, how):
         utterance.cancel()
     if how == "close":
         own_engine.close()
-    assert ended.wait(20) and utterance.done and said[-1] == "end" and said.count("end") == 1
+    assert ended.wait(PATIENCE_S) and utterance.done and said[-1] == "end" and said.count("end") == 1
     own_engine.close()
 
 
@@ -446,7 +453,7 @@ def test_a_blank_text_in_pieces_fails_its_utterance(own_engine):
     with pytest.raises(RequestError, match="blank"):
         utterance.end_text()
     with pytest.raises(RequestError, match="blank"):
-        utterance.result(timeout=5)
+        utterance.result(timeout=PATIENCE_S)
     assert own_engine.health()["streams"] == 0
 
 
@@ -461,7 +468,7 @@ def test_many_threads_get_their_own_speech(own_engine):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=60)
+        thread.join(timeout=PATIENCE_S)
     assert all(np.array_equal(got[s], expected[s]) for s in range(3))
 
 
@@ -471,7 +478,8 @@ def test_close_keeps_what_was_said_and_refuses_what_comes(backend):
     heard = [next(stream) for _ in range(3)]
     engine.close()
     engine.close()
-    audio = stream.utterance.result(timeout=1)
+    assert stream.utterance.done
+    audio = stream.utterance.result()
     assert audio.finish_reason == "cancelled" and len(audio.codes) >= 3
     assert np.array_equal(audio.samples[: 3 * 1920], np.concatenate([c.samples for c in heard]))
     assert engine.health()["status"] == "closed"
@@ -525,7 +533,7 @@ def test_cancelling_in_a_loop_keeps_nobody_from_speaking(own_engine):
         with contextlib.suppress(EngineBusy):
             own_engine.submit().cancel()
         time.sleep(0.001)
-    assert speaking.result(timeout=60).frames == 30
+    assert speaking.result(timeout=PATIENCE_S).frames == 30
 
 
 def test_finalizers_may_use_the_engine(own_engine):
@@ -568,12 +576,18 @@ def look(*_):
 def close(*_):
     signal.setitimer(signal.ITIMER_REAL, 0)
     engine.close()
-    raise SystemExit(0 if len(seen) > 20 and utterance.result().finish_reason == "cancelled" else 3)
+    raise SystemExit(0 if utterance.result().finish_reason == "cancelled" else 3)
 
 signal.signal(signal.SIGALRM, look)
 signal.signal(signal.SIGTERM, close)
 signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
-threading.Timer(1.0, signal.pthread_kill, (threading.main_thread().ident, signal.SIGTERM)).start()
+
+def end():
+    while len(seen) <= 100:
+        time.sleep(0.01)
+    signal.pthread_kill(threading.main_thread().ident, signal.SIGTERM)
+
+threading.Thread(target=end).start()
 while True:
     try:
         engine.submit("Yes.").cancel()
@@ -585,7 +599,7 @@ while True:
 def test_signal_handlers_may_use_and_close_the_engine(backend):
     """They interrupt the main thread anywhere, in the middle of the engine's own calls too."""
     code = SIGNALS.format(backend=backend.name)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr
 
 
@@ -606,7 +620,7 @@ def test_two_may_read_one_stream(own_engine):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=20)
+        thread.join(timeout=PATIENCE_S)
         assert not thread.is_alive()
     assert sum(len(chunk.codes) for chunk in got) == 20
 
@@ -648,7 +662,7 @@ def test_a_callback_that_waits_for_its_own_utterance_is_refused(own_engine):
 
         held.append(own_engine.submit(TEXT, on_chunk=tell, max_frames=5))
         with pytest.raises(RequestError, match="callback cannot wait"):
-            held[0].result(timeout=20)
+            held[0].result(timeout=PATIENCE_S)
     wait_idle(own_engine)
 
 
@@ -662,7 +676,7 @@ def test_a_callback_may_wait_for_another_utterance(own_engine):
 
 def test_a_callback_that_exits_ends_its_own_utterance(own_engine):
     with pytest.raises(SystemExit):
-        own_engine.submit(TEXT, on_chunk=lambda _chunk: sys.exit(3), max_frames=5).result(timeout=20)
+        own_engine.submit(TEXT, on_chunk=lambda _chunk: sys.exit(3), max_frames=5).result(timeout=PATIENCE_S)
     assert own_engine.health()["status"] == "ok"
     assert len(own_engine.generate(TEXT, max_frames=3).codes) == 3
 
@@ -688,7 +702,7 @@ def test_a_dropped_engine_ends_its_thread(backend, busy):
     del engine
     gc.collect()
     for thread in mine:
-        thread.join(timeout=60)
+        thread.join(timeout=PATIENCE_S)
         assert not thread.is_alive()
 
 
@@ -705,7 +719,7 @@ def test_a_dropped_engine_ends_its_thread(backend, busy):
 def test_the_interpreter_may_exit_while_an_engine_speaks(backend, use):
     load = f"e = TTSEngine.load('demo', backend={backend.name!r})"
     code = f"from qwen_megakernel import TTSEngine; T = 'Hello my friend. ' * 9; {load}; {use}"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr
 
 
@@ -726,7 +740,7 @@ def main():
 main()
 time.sleep(0.3)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 0 and done.stdout == "freed", done.stderr
 
 

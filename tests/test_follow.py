@@ -12,7 +12,8 @@ from collections import deque
 import numpy as np
 import pytest
 import torch
-from probes import ProbedBackend, probed, quiet
+from probes import ProbedBackend, probed
+from waiting import PATIENCE_S, until, until_spoken
 
 from qwen_megakernel import SamplingParams, TTSEngine
 from qwen_megakernel.backend.interfaces import RECENT_FRAMES, LoadedModel
@@ -182,7 +183,7 @@ def load():
                     self.vocoder = HashVocoder(slots, recent, device, follows=follows, together=together)
                     return LoadedModel(model.embeddings, self.decoder, self.vocoder, model.check_device)
 
-            options = {"queue_timeout": 60.0, "max_queue": 64, "max_streams": slots}
+            options = {"queue_timeout": PATIENCE_S, "max_queue": 64, "max_streams": slots}
             return stack.enter_context(probed(folder, wrap=Pretended, **options))
 
         yield load
@@ -216,13 +217,13 @@ def speak(engine: TTSEngine, request: dict, pause: bool, on_chunk=None):
         for piece in request["pieces"] or ():
             utterance.push_text(piece)
             if pause:
-                quiet(engine, utterance)
+                until_spoken(engine, utterance)
             elif random.random() < 0.3:
                 time.sleep(random.random() * 0.01)
         utterance.end_text()
     except TextEndedError:  # it was over before its text was
         pass
-    audio = utterance.result(timeout=60)
+    audio = utterance.result(timeout=PATIENCE_S)
     check(audio, chunks, request)
     return audio, [len(chunk.codes) for chunk in chunks]
 
@@ -240,10 +241,8 @@ def check(audio, chunks, request) -> None:
 
 
 def at_rest(engine: TTSEngine) -> None:
-    end = time.monotonic() + 60
-    while not engine.snapshot().at_rest and time.monotonic() < end:
-        time.sleep(0.001)
-    assert engine.snapshot().at_rest and engine.health()["status"] == "ok", engine.snapshot()
+    until(lambda: engine.snapshot().at_rest)
+    assert engine.health()["status"] == "ok"
 
 
 def act(engine: TTSEngine, request: dict, expected, how: str, rest: float) -> None:
@@ -261,7 +260,7 @@ def act(engine: TTSEngine, request: dict, expected, how: str, rest: float) -> No
         utterance = engine.submit(request["text"], chunks.append, **options)
         time.sleep(rest)
         utterance.cancel()
-        audio = utterance.result(timeout=60)
+        audio = utterance.result(timeout=PATIENCE_S)
         check(audio, chunks, request)
         assert np.array_equal(audio.codes, truth.codes[: audio.frames]) or truth.codes[: audio.frames].size == 0
     elif how == "raise":
@@ -273,7 +272,7 @@ def act(engine: TTSEngine, request: dict, expected, how: str, rest: float) -> No
                 raise Broke
 
         with contextlib.suppress(Broke):
-            engine.submit(request["text"], broken, **options).result(timeout=60)
+            engine.submit(request["text"], broken, **options).result(timeout=PATIENCE_S)
     else:  # its text can never be ended
         utterance = engine.submit(**(options | {"non_streaming_mode": None}))
         utterance.push_text(request["text"][: len(request["text"]) // 2])
@@ -326,6 +325,6 @@ def test_another_engines_fault_in_a_listener_harms_its_own_utterance_alone(tiny,
         raise KernelFault("of another engine")
 
     with pytest.raises(KernelFault, match="another"):
-        engine.submit("Hello there.", tell, max_frames=10).result(timeout=20)
-    assert len(other.result(timeout=20).codes) == 40 and engine.metrics()["kernel_faults"] == 0
+        engine.submit("Hello there.", tell, max_frames=10).result(timeout=PATIENCE_S)
+    assert len(other.result(timeout=PATIENCE_S).codes) == 40 and engine.metrics()["kernel_faults"] == 0
     at_rest(engine)

@@ -2,13 +2,13 @@
 
 import dataclasses
 import gc
-import time
+import threading
 
 import numpy as np
 import pytest
 import torch
 from callers import voice_of
-from serving import until
+from waiting import PATIENCE_S, until
 
 from qwen_megakernel import SamplingParams
 from qwen_megakernel.model.vocoder import TorchVocoder
@@ -80,17 +80,25 @@ def test_eight_at_once_and_other_languages_decode_the_reference_once(backend, mo
         voice, done = voice_of(engine, 60), work(engine, monkeypatch)
         languages = ["auto", "german", "english", "auto"] * 2
         said = [engine.submit(TEXT, voice=voice, language=language, max_frames=5) for language in languages]
-        assert all(utterance.result(timeout=60).frames == 5 for utterance in said)
+        assert all(utterance.result(timeout=PATIENCE_S).frames == 5 for utterance in said)
         assert done["frames"] == 60 + 8 * 5
 
 
 def test_who_waits_for_the_decode_of_another_goes_on_when_that_is_cancelled(base, monkeypatch):
     voice, listen = voice_of(base, 200), base.probes.vocoder.listen
-    monkeypatch.setattr(base.probes.vocoder, "listen", lambda *args: (time.sleep(0.02), listen(*args))[1])
+    begun, cancelled = threading.Event(), threading.Event()
+
+    def listen_slowly(*args) -> None:
+        begun.set()
+        cancelled.wait(PATIENCE_S)
+        listen(*args)
+
+    monkeypatch.setattr(base.probes.vocoder, "listen", listen_slowly)
     first, second = (base.submit(TEXT, voice=voice, max_frames=5, sampling=SamplingParams(seed=1)) for _ in range(2))
-    time.sleep(0.05)
+    assert begun.wait(PATIENCE_S)
     first.cancel()
-    said = second.result(timeout=60)
+    cancelled.set()
+    said = second.result(timeout=PATIENCE_S)
     again = base.generate(TEXT, voice=voice, max_frames=5, sampling=SamplingParams(seed=1))
     assert first.result().finish_reason == "cancelled" and np.array_equal(said.samples, again.samples)
 
@@ -162,7 +170,7 @@ def test_one_voice_speaks_on_several_engines_at_once(backend):
         voice = voice_of(first, 20)
         request = {"voice": voice, "sampling": SamplingParams(seed=5), "max_frames": 20}
         said = [engine.submit(TEXT, **request) for engine in (first, second) for _ in range(4)]
-        said = [utterance.result(timeout=60) for utterance in said]
+        said = [utterance.result(timeout=PATIENCE_S) for utterance in said]
     assert all(np.array_equal(audio.codes, said[0].codes) for audio in said)
     assert all(np.array_equal(audio.samples, said[0].samples) for audio in said)
 

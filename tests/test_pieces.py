@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from probes import quiet
+from waiting import PATIENCE_S, until, until_spoken
 
 from qwen_megakernel import EngineClosed, RequestError, SamplingParams, TextEndedError, TextTooLongError
 from qwen_megakernel.checkpoint.config import GREEDY
@@ -190,7 +190,7 @@ def sampling(seed: int) -> SamplingParams:
 
 def spoken(engine, utterance) -> int:
     """Frames so far, once it has nothing more to say."""
-    quiet(engine, utterance)
+    until_spoken(engine, utterance)
     return engine.metrics()["frames"]
 
 
@@ -219,7 +219,7 @@ def test_a_starved_stream_waits_and_goes_on_as_if_nothing_had_been(engine):
     for piece in cut(text[20:], 1):
         utterance.push_text(piece)
     utterance.end_text()
-    assert np.array_equal(utterance.result(timeout=20).codes, whole.codes)
+    assert np.array_equal(utterance.result(timeout=PATIENCE_S).codes, whole.codes)
 
 
 def test_speech_is_one_frame_ahead_of_the_text(engine):
@@ -245,7 +245,7 @@ def test_a_pause_of_four_seconds_in_mid_sentence_is_no_end(engine):
     assert engine.metrics()["frames"] == before and not utterance.done, "nothing is spoken in place of text"
     utterance.push_text(text[17:])
     utterance.end_text()
-    assert np.array_equal(utterance.result(timeout=20).codes, whole.codes)
+    assert np.array_equal(utterance.result(timeout=PATIENCE_S).codes, whole.codes)
     assert np.abs(utterance.result().samples - whole.samples).max() <= 2e-5
 
 
@@ -264,7 +264,7 @@ def test_a_clone_in_pieces_says_what_the_whole_text_would(backend, frames):
         for piece in cut(text[9:], frames):
             utterance.push_text(piece)
         utterance.end_text()
-        assert np.array_equal(utterance.result(timeout=30).codes, whole.codes)
+        assert np.array_equal(utterance.result(timeout=PATIENCE_S).codes, whole.codes)
         assert np.abs(utterance.result().samples - whole.samples).max() <= 2e-5
 
 
@@ -274,10 +274,8 @@ def test_a_dropped_utterance_that_had_begun_gives_its_slot_back(engine):
         utterance.push_text("Hello there my ")
         spoken(engine, utterance)
         del utterance
-    deadline = time.monotonic() + 5
-    while engine.health()["streams"] and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert engine.health()["streams"] == 0 and engine.metrics()["cancelled"] == 7
+    until(lambda: engine.health()["streams"] == 0)
+    assert engine.metrics()["cancelled"] == 7
 
 
 @pytest.mark.parametrize("chunk_frames", [None, 50])
@@ -299,7 +297,7 @@ def test_flush_speaks_what_was_held_back(engine):
     utterance.flush()
     assert spoken(engine, utterance) > before and not utterance.done
     utterance.end_text()
-    assert len(utterance.result(timeout=20).codes) == 40
+    assert len(utterance.result(timeout=PATIENCE_S).codes) == 40
     for call in (utterance.flush, lambda: utterance.push_text("more")):
         with pytest.raises(TextEndedError, match="complete"):
             call()
@@ -311,13 +309,13 @@ def test_a_starved_stream_can_be_cancelled_and_closed(engine):
         utterance.push_text("Hello there my ")
     spoken(engine, utterances[0])
     utterances[0].cancel()
-    assert utterances[0].result(timeout=5).finish_reason == "cancelled" and len(utterances[0].result().codes)
+    assert utterances[0].result(timeout=PATIENCE_S).finish_reason == "cancelled" and len(utterances[0].result().codes)
     closing = threading.Thread(target=engine.close)
     closing.start()
-    closing.join(timeout=10)
+    closing.join(timeout=PATIENCE_S)
     assert not closing.is_alive()
     for utterance in utterances[1:]:
-        assert utterance.result(timeout=5).finish_reason == "cancelled"
+        assert utterance.result(timeout=PATIENCE_S).finish_reason == "cancelled"
     with pytest.raises((EngineClosed, RequestError)):
         utterances[1].push_text("more")
 
@@ -329,8 +327,8 @@ def test_text_that_outgrows_its_slot_fails_its_utterance_and_no_other(engine):
         for _ in range(1000):
             utterance.push_text("word after word ")
     with pytest.raises(TextTooLongError):
-        utterance.result(timeout=5)
-    assert len(other.result(timeout=20).codes) == 100 and engine.health()["streams"] == 0
+        utterance.result(timeout=PATIENCE_S)
+    assert len(other.result(timeout=PATIENCE_S).codes) == 100 and engine.health()["streams"] == 0
 
 
 def test_pieces_that_cannot_be_text_are_refused_and_nothing_is_taken(engine):
@@ -340,4 +338,4 @@ def test_pieces_that_cannot_be_text_are_refused_and_nothing_is_taken(engine):
             utterance.push_text(bad)
     utterance.push_text("Hello there.")
     utterance.end_text()
-    assert len(utterance.result(timeout=20).codes) == 5
+    assert len(utterance.result(timeout=PATIENCE_S).codes) == 5

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from probes import token_count
+from waiting import PATIENCE_S
 
 from qwen_megakernel import SamplingParams, TTSEngine
 from qwen_megakernel.engine.runaway import HANDED_OUT, VERDICT, RunawayGuard
@@ -63,7 +64,7 @@ def test_the_guard_waits_for_the_text_to_be_used_up(engine, monkeypatch):
     force(engine, monkeypatch, noise(1) * 300)
     utterance = engine.submit(max_frames=120)
     utterance.push_text(TEXT * 15)
-    assert utterance.result(timeout=60).finish_reason == "length", "its text was never ended"
+    assert utterance.result(timeout=PATIENCE_S).finish_reason == "length", "its text was never ended"
 
 
 def test_a_pause_of_two_seconds_is_heard_as_it_is(engine, monkeypatch):

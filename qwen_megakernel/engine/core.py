@@ -80,8 +80,7 @@ class EngineCore:
         slots = Slots(self.admission, limits.queue_timeout, clock)
         make_spare = (lambda: pipeline(spare())) if spare else None
         self.loop = Loop(pipeline(model), self.admission, slots, self._inbox, self._bell, make_spare, clock)
-        device_s = limits.patience.device_s or _DEVICE_S[device.type]
-        self.watchdog = Watchdog(self.admission, self.loop, self._bell, limits.patience, device_s)
+        self.watchdog = Watchdog(self.admission, self.loop, self._bell, limits.patience, _DEVICE_S[device.type])
         self.threads = tuple(
             threading.Thread(target=target, name=name, daemon=True)
             for target, name in zip((self.loop.run, self.watchdog.run), _THREADS, strict=True)

@@ -36,15 +36,15 @@ class Watchdog:
     """
 
     def __init__(
-        self, admission: Admission, loop: Loop, bell: "queue.SimpleQueue[None]", patience: Patience, device_s: float
+        self, admission: Admission, loop: Loop, bell: "queue.SimpleQueue[None]", patience: Patience, default_s: float
     ):
         """
         Args:
             bell: None makes it look now.
-            device_s: `patience.device_s`, or its default.
+            default_s: in place of `patience.device_s` where that is None.
         """
         self._admission, self._loop, self._bell, self._patience = admission, loop, bell, patience
-        self._device_s, self.hangs = device_s, False
+        self._default_s, self.hangs = default_s, False
 
     def run(self) -> None:
         """Time is counted by looks, because the process may be stopped and go on hours later."""
@@ -59,6 +59,10 @@ class Watchdog:
             turn, turn_s = began, turn_s + passed if began is not None and began == turn else 0.0
             if turn_s > self._device_s:
                 self._end()
+
+    @property
+    def _device_s(self) -> float:
+        return self._default_s if self._patience.device_s is None else self._patience.device_s
 
     def _watch_callbacks(self, passed: float) -> None:
         for sequence in self._admission.open.copy():

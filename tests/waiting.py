@@ -1,0 +1,34 @@
+"""Tests wait for conditions, never for a time."""
+
+import time
+from collections.abc import Callable
+
+from qwen_megakernel.engine.sequence import State
+
+PATIENCE_S = 180.0
+"""After this long a test fails instead of hanging. It is far more than anything takes, even on a machine that computes
+something else on every core."""
+
+
+def until(condition: Callable[[], object], seconds: float = PATIENCE_S) -> None:
+    """Return once `condition()` is true. Raises AssertionError if it is not after `seconds`."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, f"it did not come within {seconds:g} s"
+        time.sleep(0.002)
+
+
+def until_spoken(engine, utterance, seconds: float = PATIENCE_S) -> None:
+    """Return once an utterance has ended, or has spoken and handed out all that its text allows and waits for more."""
+    calm = 0
+
+    def rests() -> bool:
+        nonlocal calm
+        sequence = engine.snapshot().sequence(utterance.seed)
+        silent = sequence is None or sequence.state is State.WAITING_TEXT
+        # The engine's thread takes text out of a queue and counts it one moment later: one look may fall in between.
+        rests = silent or sequence.idle and sequence.handed_out == sequence.seen == sequence.launched
+        calm = calm + 1 if rests else 0
+        return utterance.done or calm > 4
+
+    until(rests, seconds)
