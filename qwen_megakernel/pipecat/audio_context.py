@@ -10,19 +10,17 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import soxr
 from pipecat.frames.frames import ErrorFrame, Frame, TTSAudioRawFrame
+from pipecat.services.tts_service import TTSService
 from pipecat.utils.errors import ErrorCategory
 
 from qwen_megakernel.engine.word_times import is_unspaced
 from qwen_megakernel.errors import LanguageError, RequestError, SpeakerError, TextEndedError, VoiceError
 from qwen_megakernel.model.pcm import pcm16
-
-if TYPE_CHECKING:
-    from qwen_megakernel.pipecat.service import SpeechService
 
 _KEEPALIVE_S = 1.0  # at most; Pipecat ends an audio context that gets no item for 3 s
 _LEAST_GAP_S = 0.05  # shorter waits of the listener do not move word times
@@ -36,7 +34,7 @@ class AudioContext(ABC):
     failed: its error was reported.
     """
 
-    def __init__(self, service: "SpeechService", context_id: str):
+    def __init__(self, service: TTSService, context_id: str):
         self._service, self._context_id = service, context_id
         self._made_s = 0.0  # seconds of audio in the context
         self._begun_s = 0.0  # where in the context the current utterance's audio begins
