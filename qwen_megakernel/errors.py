@@ -15,7 +15,7 @@
     │   ├── AudioError             reference audio that cannot be used
     │   └── SamplingError          a sampling value out of its range
     ├── EngineBusy                 every slot is taken and the queue is full, or the wait in it was too long
-    ├── EngineClosed               the engine was closed, or its owner thread died
+    ├── EngineClosed               the engine was closed, or its thread died
     ├── SpeechError                samples that are no numbers; their utterance has failed
     ├── CallbackError              a callback that did not return; its utterance has failed
     └── KernelFault                a wait inside the kernel outlasted its limit; the context lives, `recover()`

@@ -11,13 +11,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from qwen_megakernel.backend.frame_decoder import LAUNCH_SLOTS
 from torch.utils import cpp_extension
 
 from qwen_megakernel import cli
 from qwen_megakernel.backend import build
 from qwen_megakernel.backend import compile_all as kernels
 from qwen_megakernel.backend.compile_all import MODELS, Compiled, Launch
+from qwen_megakernel.backend.interfaces import LAUNCH_SLOTS
 from qwen_megakernel.backend.megakernel import STAGES, MegakernelFrameDecoder
 from qwen_megakernel.backend.select import select_backend, select_device
 from qwen_megakernel.backend.sizes import SIZES, built_for, check_sizes

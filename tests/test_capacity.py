@@ -73,7 +73,7 @@ def test_who_waits_too_long_is_told_and_the_others_go_on(backend):
 
 
 def test_a_busy_slot_does_not_stretch_the_time_limit(backend):
-    """The one in the slot speaks all the time, so that the owner never rests."""
+    """The one in the slot speaks all the time, so that the engine never rests."""
     with backend.load(max_streams=1, queue_timeout=0.2) as engine:
         speaking = engine.submit(TEXT, max_frames=2000)
         with pytest.raises(EngineBusy):

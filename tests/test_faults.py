@@ -64,7 +64,7 @@ def test_a_stuck_listener_fails_its_own_utterance_and_takes_no_slot(engine, pati
     assert engine.health()["status"] == "ok" and alone(engine).frames == 20
 
 
-@pytest.mark.parametrize("how", ["close", "the owner dies"])
+@pytest.mark.parametrize("how", ["close", "the engine dies"])
 def test_a_stuck_listener_is_left_behind_after_the_end_too(engine, patience, how):
     entered, release, ended = threading.Event(), threading.Event(), threading.Event()
     stuck = lambda _chunk: (entered.set(), release.wait(PATIENCE_S))  # noqa: E731

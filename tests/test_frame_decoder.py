@@ -101,7 +101,7 @@ def test_a_restarted_slot_forgets_what_was_launched_before(decoder):
 def test_a_slot_is_used_to_its_last_position_and_no_further(decoder):
     start(decoder, 0, rows=POSITIONS - 2)
     assert None not in say(decoder, 0, 3)
-    with pytest.raises(ValueError, match=f"slot 0 is full: its stream used all {POSITIONS} positions"):
+    with pytest.raises(ValueError, match=f"slot 0 is full: its sequence used all {POSITIONS} positions"):
         decoder.launch([0])
 
 
@@ -111,8 +111,8 @@ def test_a_slot_is_used_to_its_last_position_and_no_further(decoder):
         ([], "1 to 16 different slots, got \\[\\]"),
         (range(17), "1 to 16 different slots"),
         ([0, 0], "different slots, got \\[0, 0\\]"),
-        ([0, 7], "slot 7 holds no stream: start"),
-        ([-1], "slot -1 holds no stream"),
+        ([0, 7], "slot 7 holds no sequence: start"),
+        ([-1], "slot -1 holds no sequence"),
     ],
     ids=str,
 )

@@ -6,10 +6,10 @@ import random
 import numpy as np
 import pytest
 import torch
-from probes import token_count
+from probes import probed, token_count
 from waiting import PATIENCE_S
 
-from qwen_megakernel import SamplingParams, TTSEngine
+from qwen_megakernel import SamplingParams
 from qwen_megakernel.engine.runaway import HANDED_OUT, VERDICT, RunawayGuard
 from qwen_megakernel.model.prompt import Prompt
 
@@ -168,7 +168,7 @@ def test_soft_speech_is_not_silence(loud, soft):
 @pytest.mark.parametrize("chunk_frames", [None, 100])
 def test_the_demo_voices_silence_is_recognised(monkeypatch, chunk_frames):
     """Its own quietest frames, in an order that never repeats."""
-    with TTSEngine.load("demo", device="cpu", max_streams=1) as engine:
+    with probed("demo", max_streams=1) as engine:
         spoken = engine.generate("One. Two. Three. Four.", sampling=SamplingParams(seed=3))
         levels = np.sqrt(np.square(spoken.samples.reshape(-1, 1920)).mean(axis=1))
         quiet = [torch.from_numpy(spoken.codes[i]) for i in np.argsort(levels)[:4]]
