@@ -133,7 +133,7 @@ class EngineCore:
         pieces, began = sequence.pieces, time.monotonic()
         if pieces is None:
             raise TextEndedError("the utterance has ended")
-        sequence.arrived = sequence.arrived or began
+        sequence.arrived, tokenised_s = sequence.arrived or began, pieces.tokenise_s
         try:
             with self.in_order():
                 rows = step(pieces)
@@ -142,7 +142,8 @@ class EngineCore:
                     sequence.incoming.put((rows, pieces.ended))
                     self.wake()
             elif pieces.prompt is not None:
-                sequence.timings |= {"tokenise": pieces.tokenise_s, "prompt": time.monotonic() - began}
+                prompt_s = time.monotonic() - began - (pieces.tokenise_s - tokenised_s)
+                sequence.timings |= {"tokenise": pieces.tokenise_s, "prompt": prompt_s}
                 self.hand_over(sequence, pieces.prompt, text_complete=pieces.ended)
         except BaseException as error:  # also an interrupt: nobody else would free the slot
             sequence.cancelled = True
