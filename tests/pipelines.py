@@ -12,6 +12,8 @@ from pipecat.processors.frame_processor import FrameDirection, FrameProcessor
 from pipecat.tests.utils import SleepFrame
 from pipecat.workers.runner import WorkerRunner
 
+from qwen_megakernel import TTSEngine, Utterance
+
 PATIENCE_S = 180.0
 """How long a test waits for what must happen. Only a failing test waits so long, so it suits any machine."""
 
@@ -36,6 +38,27 @@ async def until(condition: Callable[[], object]) -> None:
     async with asyncio.timeout(PATIENCE_S):
         while not condition():
             await asyncio.sleep(0.005)
+
+
+class Prepared:
+    """An engine that hands out an utterance's chunks when it has made them all, so that it is never too slow for a
+    listener who hears them as they play."""
+
+    def __init__(self, engine: TTSEngine):
+        self._engine = engine
+
+    def __getattr__(self, name: str):
+        return getattr(self._engine, name)
+
+    def submit(self, text, on_chunk, *, on_end, **request) -> Utterance:
+        chunks = []
+
+        def hand_out() -> None:
+            for chunk in chunks:
+                on_chunk(chunk)
+            on_end()
+
+        return self._engine.submit(text, chunks.append, on_end=hand_out, **request)
 
 
 class _Tap(FrameProcessor):

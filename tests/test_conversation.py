@@ -37,7 +37,7 @@ from pipecat.transports.websocket.server import (
 from pipecat.turns.user_stop import SpeechTimeoutUserTurnStopStrategy
 from pipecat.turns.user_turn_strategies import UserTurnStrategies
 from pipecat.utils.time import time_now_iso8601
-from pipelines import until
+from pipelines import Prepared, until
 from test_pipecat_transports import Watched, free_port, running
 from websockets.asyncio.client import connect
 
@@ -101,7 +101,7 @@ async def converse(engine: TTSEngine, utterances: list[np.ndarray]):
         ),
     )
     tts = MegakernelTTSService(
-        engine=engine,
+        engine=Prepared(engine),
         settings=MegakernelTTSService.Settings(voice="ada", seed=3),
         text_aggregation_mode=TextAggregationMode.TOKEN,
     )

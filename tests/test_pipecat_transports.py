@@ -41,7 +41,7 @@ from pipecat.transports.websocket.server import (
     SingleClientWebsocketServerTransport,
 )
 from pipecat.workers.runner import WorkerRunner
-from pipelines import PATIENCE_S, until
+from pipelines import PATIENCE_S, Prepared, until
 from websockets.asyncio.client import connect
 
 from qwen_megakernel import SamplingParams
@@ -118,7 +118,7 @@ def test_at_playing_speed_a_turn_is_whole_and_the_bot_speaks_once(engine, mode):
         output = PacedOutput()
         watched = Watched(output, BotStartedSpeakingFrame, BotStoppedSpeakingFrame)
         worker = PipelineWorker(
-            Pipeline([service_of(engine, mode), output]),
+            Pipeline([service_of(Prepared(engine), mode), output]),
             params=PipelineParams(audio_out_sample_rate=24000),
             observers=[watched],
             enable_rtvi=False,

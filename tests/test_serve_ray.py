@@ -163,11 +163,12 @@ def test_a_client_that_leaves_frees_its_slot(cluster):
         replica = response.headers["X-Replica"]
         next(response.iter_raw())
 
-    def rests() -> bool:
-        answer = httpx.get(f"{URL}/health", timeout=PATIENCE_S)
-        return answer.headers["X-Replica"] == replica and answer.json()["engine"]["streams"] == 0
+    def freed() -> bool:
+        answer = httpx.get(f"{URL}/metrics", timeout=PATIENCE_S)
+        lines = ("qwen_megakernel_cancelled_total 1.0", "qwen_megakernel_streams 0.0")
+        return answer.headers["X-Replica"] == replica and all(line in answer.text.splitlines() for line in lines)
 
-    until(rests)
+    until(freed)
 
 
 def test_errors_are_the_api_s_own(cluster):

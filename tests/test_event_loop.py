@@ -1,0 +1,153 @@
+"""AsyncUtterance: how the server and the Pipecat service speak without holding up their event loop."""
+
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from qwen_megakernel import EngineBusy
+from qwen_megakernel.engine.event_loop import AsyncUtterance
+
+PATIENCE_S = 60.0
+
+
+class FakeUtterance:
+    """Says what the test tells it to."""
+
+    def __init__(self, on_chunk, on_end):
+        self.on_chunk, self.on_end = on_chunk, on_end
+        self.done, self.cancels, self.calls = False, 0, []
+
+    def push_text(self, text):
+        self.calls.append((text, threading.get_ident()))
+
+    def end_text(self):
+        self.calls.append((None, threading.get_ident()))
+
+    def cancel(self):
+        self.cancels += 1
+
+    def result(self):
+        return "the whole"
+
+
+class FakeEngine:
+    """`gate`: `submit` waits for it."""
+
+    def __init__(self, error: Exception | None = None):
+        self.error, self.gate, self.entered, self.made = error, threading.Event(), threading.Event(), []
+
+    def submit(self, text, on_chunk, *, on_end, **request):
+        self.entered.set()
+        assert self.gate.wait(PATIENCE_S)
+        if self.error:
+            raise self.error
+        self.made.append(FakeUtterance(on_chunk, on_end))
+        return self.made[0]
+
+
+@pytest.fixture
+def executor():
+    with ThreadPoolExecutor(1) as executor:
+        yield executor
+
+
+async def until(condition) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+def test_chunks_come_in_order_and_then_the_whole(executor):
+    engine = FakeEngine()
+    engine.gate.set()
+
+    async def main():
+        utterance = AsyncUtterance(engine, executor)
+        assert not utterance.begun and not utterance.done
+        await utterance.submit(None)
+        for text in "abc":
+            await utterance.push_text(text)
+        await utterance.end_text()
+        made = engine.made[0]
+
+        def speak():
+            for chunk in range(5):
+                made.on_chunk(chunk)
+            made.done = True
+            made.on_end()
+
+        threading.Thread(target=speak).start()
+        assert utterance.begun and utterance.audio is None
+        heard = [chunk async for chunk in utterance]
+        utterance.cancel()
+        return heard, utterance.audio, utterance.done
+
+    assert asyncio.run(main()) == ([0, 1, 2, 3, 4], "the whole", True)
+    made = engine.made[0]
+    assert [text for text, _ in made.calls] == ["a", "b", "c", None] and made.cancels == 0
+    assert threading.get_ident() not in {thread for _, thread in made.calls}, "nothing computes on the loop"
+
+
+def test_the_loop_goes_on_while_the_prompt_is_built(executor):
+    engine = FakeEngine()
+
+    async def main():
+        submitting = asyncio.create_task(AsyncUtterance(engine, executor).submit("Hello."))
+        await until(engine.entered.is_set)
+        assert not submitting.done()
+        engine.gate.set()
+        await submitting
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("how", ["cancel", "task"])
+def test_an_utterance_that_is_cancelled_before_it_exists_ends_at_once(executor, how):
+    engine = FakeEngine()
+
+    async def main():
+        utterance = AsyncUtterance(engine, executor)
+        submitting = asyncio.create_task(utterance.submit("Hello."))
+        await until(engine.entered.is_set)
+        if how == "cancel":
+            utterance.cancel()
+        else:
+            submitting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await submitting
+        engine.gate.set()
+        await until(lambda: engine.made and engine.made[0].cancels)
+        await asyncio.gather(submitting, return_exceptions=True)
+
+    asyncio.run(main())
+    assert engine.made[0].cancels == 1
+
+
+def test_why_it_cannot_be_said_is_raised(executor):
+    engine = FakeEngine(EngineBusy("full"))
+    engine.gate.set()
+
+    async def main():
+        utterance = AsyncUtterance(engine, executor)
+        with pytest.raises(EngineBusy, match="full"):
+            await utterance.submit("Hello.")
+        assert not utterance.begun
+        utterance.cancel()
+
+    asyncio.run(main())
+
+
+def test_an_utterance_whose_loop_is_closed_is_cancelled(executor):
+    engine = FakeEngine()
+    engine.gate.set()
+
+    async def main():
+        utterance = AsyncUtterance(engine, executor)
+        await utterance.submit("Hello.")
+        return utterance
+
+    utterance = asyncio.run(main())
+    engine.made[0].on_chunk(0)
+    assert engine.made[0].cancels == 1 and utterance.begun
