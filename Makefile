@@ -13,7 +13,8 @@ DEMO_OUTPUT ?= demo.wav
 CPU_TORCH := $(shell nvidia-smi -L >/dev/null 2>&1 || echo constraints-cpu.txt)
 # pip reads both names: what is installed keeps to the tested versions, and so does what builds it.
 PINNED = PIP_CONSTRAINT="constraints.txt $(CPU_TORCH)" PIP_BUILD_CONSTRAINT=constraints.txt
-INSTALL := -m pip install --quiet --disable-pip-version-check
+# Most of what is installed is never imported: Python compiles the rest when it is.
+INSTALL := -m pip install --quiet --disable-pip-version-check --no-compile
 PYTHON_IS_NEW := "import sys; sys.exit(sys.version_info < (3, 11) and 'Python 3.11 or newer is needed, this is ' + sys.version)"
 
 .PHONY: demo bot test test-gpu test-ray test-compat soak bench peers kernels lint format oracle wheel clean
@@ -89,6 +90,8 @@ $(VENV)/.installed-bot: pyproject.toml constraints.txt constraints-cpu.txt | $(V
 
 $(VENV)/.installed: pyproject.toml constraints.txt constraints-cpu.txt | $(VENV)/bin/python
 	$(PINNED) $(BIN)/python $(INSTALL) -e ".[dev]"
+	@# Tests start many processes. Some package holds a file for a newer Python, which does not compile.
+	@$(BIN)/python -m compileall -q -j 0 $(VENV)/lib >/dev/null || true
 	@touch $@ $(VENV)/.installed-demo $(VENV)/.installed-bot
 
 $(VENV)/.installed-ray: $(VENV)/.installed

@@ -221,6 +221,11 @@ def serve(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     """Load the model, then serve the page and the telephony routes of Pipecat's runner; every caller gets a `bot`."""
     from qwen_megakernel import bot_page
 
+    try:
+        import pipecat.runner.run  # noqa: F401
+    except ImportError as error:
+        raise RequestError(f"--bot needs the extra [bot] ({error}): `make bot`, or pip install -e '.[bot]'") from error
+
     async def load():
         return await warmup(args)
 

@@ -199,6 +199,14 @@ def test_the_demo_writes_nothing_but_wav(monkeypatch, capsys):
     assert "end it in .wav" in capsys.readouterr().err
 
 
+def test_a_bot_without_its_packages_says_how_to_get_them(monkeypatch, capsys):
+    monkeypatch.syspath_prepend(ROOT)
+    demo_pipeline = importlib.import_module("demo_pipeline")
+    monkeypatch.setitem(sys.modules, "pipecat.runner.run", None)
+    assert demo_pipeline.main(["--bot"]) == 1
+    assert "make bot" in capsys.readouterr().err
+
+
 def test_a_device_that_is_not_taken_is_told_which_are(capsys):
     assert main(["speak", "--text", "x", "--device", "banana"]) == 1
     assert capsys.readouterr().err == "error: device must be 'cpu' or 'cuda[:n]', got 'banana'\n"

@@ -29,7 +29,7 @@ from qwen_megakernel.checkpoint.load import PUBLISHED
 from qwen_megakernel.checkpoint.synthetic import NO_EOS
 
 ROOT = Path(__file__).parents[1]
-DOCS = ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
+DOCS = ["README.md", "CONTRIBUTING.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
 GUIDES = [name for name in DOCS if name != "docs/log.md"]  # which tells what was once run
 TEXTS = {name: (ROOT / name).read_text(encoding="utf-8") for name in DOCS}
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
@@ -212,7 +212,7 @@ def check(command: list[str]) -> None:
         assert re.search(rf"^{rest[0]}:", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M), command
     elif first == "pip":
         project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-        extras = [extra for word in rest for extra in re.findall(r"^qwen-megakernel\[(.*)\]$", word)]
+        extras = [extra for word in rest for extra in re.findall(r"^(?:qwen-megakernel|\.)\[(.*)\]$", word)]
         assert set(extras) <= set(project["optional-dependencies"]), command
     elif first == "serve":
         module, _, _ = rest[1].partition(":")
