@@ -11,11 +11,9 @@ from pipecat.pipeline.worker import PipelineParams, PipelineWorker
 from pipecat.processors.frame_processor import FrameDirection, FrameProcessor
 from pipecat.tests.utils import SleepFrame
 from pipecat.workers.runner import WorkerRunner
+from waiting import PATIENCE_S
 
 from qwen_megakernel import TTSEngine, Utterance
-
-PATIENCE_S = 180.0
-"""How long a test waits for what must happen. Only a failing test waits so long, so it suits any machine."""
 
 
 @dataclass

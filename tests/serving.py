@@ -4,19 +4,16 @@ import asyncio
 import contextlib
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 
 import httpx
 import uvicorn
+from waiting import PATIENCE_S, until
 
 from qwen_megakernel import TTSEngine
 from qwen_megakernel.server.app import make_app, protocol_of
 from qwen_megakernel.server.service import EngineService
-
-PATIENCE_S = 180.0
-"""How long a test waits for what must happen. Only a failing test waits so long, so it suits any machine."""
 
 get, post, stream = (partial(send, timeout=PATIENCE_S) for send in (httpx.get, httpx.post, httpx.stream))
 """As httpx has them, but for their 5 s of patience."""
@@ -33,13 +30,6 @@ class Running:
 
     def at_rest(self, seconds: float = PATIENCE_S) -> None:
         until(lambda: not self.service.utterances and self.service.engine.health()["streams"] == 0, seconds)
-
-
-def until(condition: Callable[[], bool], seconds: float = PATIENCE_S) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not come"
-        time.sleep(0.005)
 
 
 @contextlib.contextmanager

@@ -97,9 +97,9 @@ class StandIn:
         assert do_sample == subtalker_dosample
         sampling = SamplingParams(seed=torch.initial_seed()) if do_sample else GREEDY
         options = {"non_streaming_mode": non_streaming_mode, "max_frames": max_new_tokens - 1, "sampling": sampling}
-        with verify.prompts_of(self.engine) as prompts:
-            self.audio = self.engine.generate(text, language=language, runaway_guard=False, **options, **who)
-        self.prompt = prompts[0]
+        options |= {"language": language, "runaway_guard": False, **who}
+        self.prompt = self.engine.prompt(text, **options)
+        self.audio = self.engine.generate(text, **options)
         self.model.generate(input_ids=None)
         return [self.audio.samples], 24000
 

@@ -138,7 +138,7 @@ def first_audio_ms(engine: TTSEngine, utterances: int) -> list[float]:
 
 def _speak(engine: TTSEngine, frames: int, chunk_frames: int) -> Audio:
     request = {"max_frames": frames, "chunk_frames": chunk_frames, "runaway_guard": False}
-    return engine.submit(sentence(), voice=engine._any_voice(), **request).result()
+    return engine.submit(sentence(), voice=engine.placeholder_voice(), **request).result()
 
 
 def real_time_factor(engine: TTSEngine, repeats: int, chunk_frames: int) -> float:

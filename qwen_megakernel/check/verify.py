@@ -13,8 +13,7 @@ teacher-forced pass (teacher_forcing.py), which computes them in another way.
 import gc
 import logging
 import platform
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
@@ -41,6 +40,7 @@ from qwen_megakernel.check.teacher_forcing import teacher_forced_logits, teacher
 from qwen_megakernel.checkpoint.config import GREEDY, ModelConfig
 from qwen_megakernel.checkpoint.fp8 import dequantized, name_of, parts_of
 from qwen_megakernel.checkpoint.load import Checkpoint
+from qwen_megakernel.engine.request import RequestOptions
 from qwen_megakernel.errors import RequestError, SpeechError
 from qwen_megakernel.model.prompt import Prompt, PromptBuilder
 from qwen_megakernel.model.sampling import Code0Rules
@@ -56,23 +56,16 @@ ROWS, VECTOR, PCM, PCM_GPU = 1e-5, 1e-4, 1e-5, 2e-5
 """The largest difference of prompt rows (for values up to 1), of speaker vectors, and of PCM on a CPU and on a GPU."""
 
 
-@contextmanager
-def prompts_of(engine: TTSEngine) -> Iterator[list[Prompt]]:
-    """Collects every prompt that the engine hands to its frame decoder."""
-    decoder, prompts = engine._decoder, []
-    start = decoder.start
-    decoder.start = lambda slot, prompt, sampling: (prompts.append(prompt), start(slot, prompt, sampling))
-    try:
-        yield prompts
-    finally:
-        del decoder.start
+def request_of(case: Case) -> RequestOptions:
+    """A case, as our engines take it."""
+    how = case.conditioning
+    who = {"speaker": how.speaker, "language": how.language, "instruct": how.instruct, "voice": how.voice}
+    return {**who, "non_streaming_mode": case.non_streaming_mode}
 
 
 def say(engine: TTSEngine, case: Case, frames: int, **options) -> Audio:
     """A case, spoken by one of our engines in at most so many frames."""
-    how = case.conditioning
-    options |= {"speaker": how.speaker, "language": how.language, "instruct": how.instruct, "voice": how.voice}
-    return engine.generate(case.text, non_streaming_mode=case.non_streaming_mode, max_frames=frames, **options)
+    return engine.generate(case.text, max_frames=frames, **request_of(case), **options)
 
 
 # ---------------------------------------------------------------- the comparisons
@@ -102,9 +95,9 @@ def speak_in_fp32(
                 text = ref_text if case.clone == "icl" else None
                 voices[case.clone] = engine.create_voice((sound, engine.sample_rate), text)
             case = case.with_voice(voices[case.clone])
-            with prompts_of(engine) as prompts:
-                audio = say(engine, case, frames, sampling=GREEDY, runaway_guard=False)
-            outputs.append(EngineOutput(case, prompts[0], audio))
+            prompt = engine.prompt(case.text, **request_of(case))
+            audio = say(engine, case, frames, sampling=GREEDY, runaway_guard=False)
+            outputs.append(EngineOutput(case, prompt, audio))
     return outputs
 
 

@@ -31,7 +31,7 @@ from qwen_megakernel.engine.sequence import Sequence as EngineSequence
 from qwen_megakernel.engine.snapshot import Snapshot, snapshot_of
 from qwen_megakernel.engine.utterance import ChunkStream, Utterance
 from qwen_megakernel.errors import BackendError, RequestError, TextError, TextTooLongError
-from qwen_megakernel.model.prompt import KEPT_VOICES, PromptBuilder
+from qwen_megakernel.model.prompt import KEPT_VOICES, Prompt, PromptBuilder
 from qwen_megakernel.model.prompt_pieces import PromptPieces
 from qwen_megakernel.model.text import TextTokenizer
 from qwen_megakernel.model.voice import RefAudio, Voice, VoiceEncoder
@@ -176,7 +176,7 @@ class TTSEngine:
 
     def _warm_up(self, device: torch.device) -> None:
         """A short utterance: the first caller does not pay for what is made at first use. Nothing of it stays."""
-        request = {"voice": self._any_voice(), "runaway_guard": False}
+        request = {"voice": self.placeholder_voice(), "runaway_guard": False}
         kv_bytes = self.memory["keys and values"]
         try:
             with told_of_memory(self.model, device, kv_bytes, self._limits), contextlib.suppress(TextTooLongError):
@@ -190,8 +190,8 @@ class TTSEngine:
         self._core.forget()
         torch.cuda.empty_cache()  # what only loading needed
 
-    def _any_voice(self) -> Voice | None:
-        """For speech that nobody hears: a Base checkpoint has no speakers."""
+    def placeholder_voice(self) -> Voice | None:
+        """For speech that nobody hears, such as a warm-up: a Base checkpoint has no speakers. Others need no voice."""
         if self.variant != "base":
             return None
         return Voice.nobody(self.config.talker.stack.hidden_size, self._checkpoint.fingerprint)
@@ -348,6 +348,22 @@ class TTSEngine:
             non_streaming_mode=checked.non_streaming_mode,
             max_positions=self.max_positions,
         )
+
+    @torch.inference_mode()
+    def prompt(self, text: str, **request: Unpack[RequestOptions]) -> Prompt:
+        """The prompt that `text` would be spoken from, for comparisons; nothing is spoken. Takes what `submit` takes.
+
+        Raises:
+            RequestError: as `submit` would.
+        """
+        checked = self._checked(request)
+        with self._core.in_order():
+            return self._prompts.build(
+                text,
+                checked.conditioning,
+                non_streaming_mode=checked.non_streaming_mode,
+                max_positions=self.max_positions,
+            )
 
     def create_voice(self, ref_audio: RefAudio, ref_text: str | None = None) -> Voice:
         """Make a voice from reference audio; needs a Base checkpoint. Runs in the caller's thread.

@@ -93,13 +93,18 @@ def cases(seed: int = 0, frames: int = 200) -> list[OracleCase]:
     return out
 
 
-def ask(engine, case: OracleCase):
-    """The case, said by one of our engines: greedy, with the guard against loops off."""
+def with_voice(engine, case: OracleCase) -> Case:
+    """The case with its voice, which one of our engines clones."""
     voice = None
     if case.clone:
         reference = (reference_audio(seed=case.seed), 24000)
         voice = engine.create_voice(reference, REF_TEXT if case.clone == "icl" else None)
-    return say(engine, case.case.with_voice(voice), case.frames, sampling=GREEDY, runaway_guard=False)
+    return case.case.with_voice(voice)
+
+
+def ask(engine, case: OracleCase):
+    """The case, said by one of our engines: greedy, with the guard against loops off."""
+    return say(engine, with_voice(engine, case), case.frames, sampling=GREEDY, runaway_guard=False)
 
 
 def vocoder_codes(codebook_size: int, frames: int = 110, seed: int = 0) -> np.ndarray:

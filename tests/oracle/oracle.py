@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file  # noqa: E402
 from qwen_megakernel import TTSEngine  # noqa: E402
 from qwen_megakernel.check.reference import Reference, ReferenceOutput, reference_module  # noqa: E402
 from qwen_megakernel.check.report import parting, tie  # noqa: E402
-from qwen_megakernel.check.verify import prompts_of  # noqa: E402
+from qwen_megakernel.check.verify import request_of  # noqa: E402
 from qwen_megakernel.checkpoint.load import DEMO_FOLDER, Checkpoint  # noqa: E402
 from qwen_megakernel.checkpoint.synthetic import write_checkpoint  # noqa: E402
 from qwen_megakernel.model.vocoder import TorchVocoder  # noqa: E402
@@ -97,9 +97,9 @@ def compare_live(root: Path, seed: int) -> None:
         oracle, engine = engines[folder]
         said = oracle.ask(case)
         codes, pcm = said.codes, said.samples
-        with prompts_of(engine) as prompts:
-            audio = shared.ask(engine, case)
-        pairs = {"rows": (prompts[0].rows, said.rows), "trailing": (prompts[0].trailing, said.trailing)}
+        ours = shared.with_voice(engine, case)
+        prompt, audio = engine.prompt(ours.text, **request_of(ours)), shared.ask(engine, case)
+        pairs = {"rows": (prompt.rows, said.rows), "trailing": (prompt.trailing, said.trailing)}
         for name, (ours, theirs) in pairs.items():
             assert ours.shape == theirs.shape, (case.name, name, ours.shape, theirs.shape)
             worst["rows"] = max(worst["rows"], float((ours - theirs).abs().max()))
