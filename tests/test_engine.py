@@ -299,7 +299,9 @@ def test_every_piece_of_a_long_text_fits_a_slot_and_leaves_room_for_speech(backe
         pieces = engine.pieces(text)
         assert len(pieces) > 1 and "".join("".join(pieces).split()) == "".join(text.split())
         for piece in pieces:
-            engine.submit(piece).cancel()  # it is not refused
+            utterance = engine.submit(piece)  # it is not refused
+            utterance.cancel()
+            utterance.result(timeout=PATIENCE_S)
         # Rows grow with tokens: the piece with the most has the least room, and needs the most.
         tokens = [len(engine._prompts.tokens(piece).text) for piece in pieces]
         longest = engine.generate(pieces[tokens.index(max(tokens))], runaway_guard=False)
