@@ -298,14 +298,13 @@ def test_every_piece_of_a_long_text_fits_a_slot_and_leaves_room_for_speech(backe
             engine.submit(text)
         pieces = engine.pieces(text)
         assert len(pieces) > 1 and "".join("".join(pieces).split()) == "".join(text.split())
+        room = []
         for piece in pieces:
-            utterance = engine.submit(piece)  # it is not refused
-            utterance.cancel()
-            utterance.result(timeout=PATIENCE_S)
-        # Rows grow with tokens: the piece with the most has the least room, and needs the most.
-        tokens = [len(engine._prompts.tokens(piece).text) for piece in pieces]
-        longest = engine.generate(pieces[tokens.index(max(tokens))], runaway_guard=False)
-        assert longest.finish_reason == "length" and longest.frames >= 4 * max(tokens)
+            engine.submit(piece).cancel()  # it is not refused
+            room.append(160 - len(engine._prompts.build(piece).rows) + 1)
+            assert room[-1] >= 4 * len(engine._prompts.tokens(piece).text)
+        tightest = engine.generate(pieces[room.index(min(room))], runaway_guard=False)
+        assert tightest.frames == min(room) and tightest.finish_reason == "length"
 
 
 def test_text_that_fits_is_one_piece_and_what_no_slot_can_hold_is_refused(backend):
