@@ -613,25 +613,14 @@ def test_words_of_many_scripts():
     assert words_of("안녕하세요 친구") == ["안녕하세요", "친구"] and not is_unspaced("안녕")
 
 
-def test_the_event_loop_is_not_blocked(engine, monkeypatch):
-    """While two services speak; the bar of 5 ms is the benchmark's, here only that nothing computes on the loop."""
-    lags, threads = [], []
+def test_the_event_loop_computes_no_prompt(engine, monkeypatch):
+    """While two services speak. How long the loop stalls is the benchmark's question (measure_pipecat.py)."""
+    threads = []
     submit = TTSEngine.submit
     monkeypatch.setattr(TTSEngine, "submit", lambda *a, **k: threads.append(threading.get_ident()) or submit(*a, **k))
 
-    async def tick(stop: asyncio.Event) -> None:
-        while not stop.is_set():
-            before = time.monotonic()
-            await asyncio.sleep(0.005)
-            lags.append(time.monotonic() - before - 0.005)
-
     async def speak():
-        stop = asyncio.Event()
-        ticking = asyncio.create_task(tick(stop))
         await asyncio.gather(*(play(service_of(engine), [TTSSpeakFrame("How are you today?")]) for _ in range(2)))
-        stop.set()
-        await ticking
 
     asyncio.run(speak())
-    assert len(lags) > 20
     assert len(threads) == 2 and threading.get_ident() not in threads
