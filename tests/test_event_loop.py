@@ -5,11 +5,10 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from waiting import PATIENCE_S
 
 from qwen_megakernel import EngineBusy
 from qwen_megakernel.engine.event_loop import AsyncUtterance
-
-PATIENCE_S = 60.0
 
 
 class FakeUtterance:

@@ -125,7 +125,7 @@ class TTSEngine:
 
         Args:
             model: a folder, a hub id (downloaded), or "demo" (bundled, a tiny English voice).
-            backend: "torch", "megakernel" (published dims, bfloat16, a GPU of build.py's TARGETS) or "auto", which
+            backend: "torch", "megakernel" (published dims, bfloat16, a GPU of targets.py's TARGETS) or "auto", which
                 takes the megakernel on Hopper, where it has been run; a log line says what was taken and why.
             device: None takes a CUDA GPU if there is one, else the CPU.
             dtype: of talker and code predictor: "float32", "bfloat16" or the torch.dtype of that name; None is bfloat16
