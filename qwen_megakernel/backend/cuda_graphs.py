@@ -16,7 +16,7 @@ from torch import Tensor
 from qwen_megakernel.model.frame import Draws, Frame, SlotState
 
 KEPT = 8
-"""Graphs that one slot keeps, the latest used: a stream at up to 2,048 positions needs at most 4 in its life."""
+"""Graphs that one slot keeps, the latest used: a sequence at up to 2,048 positions needs at most 4 in its life."""
 
 _SHORTEST = 256
 _CAPTURING = threading.Lock()  # torch captures one graph at a time in a process, and every engine has a thread

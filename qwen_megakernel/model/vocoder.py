@@ -9,7 +9,7 @@ portions, gives the samples that one decode of the whole gives (within fp32 roun
           -> conv k7 -> 4 x (SnakeBeta, transposed conv, 3 residual units) -> SnakeBeta, conv k7 -> clamp
 
 Layer by layer after the decoder half of qwen_tts 0.1.1's tokenizer_12hz; tensor names are the checkpoint's.
-All-zero state is the reference's zero padding. At the published dims a stream's state is 1,298,496 values.
+All-zero state is the reference's zero padding. At the published dims a sequence's state is 1,298,496 values.
 """
 
 import threading
@@ -60,7 +60,7 @@ def check_push(vocoder, slots: Sequence[int], codes: Tensor) -> None:
 
 @dataclass(frozen=True, eq=False)
 class VocoderState:
-    """What one stream left behind after some frames; only its vocoder understands it."""
+    """What one sequence left behind after some frames; only its vocoder understands it."""
 
     tensors: dict[str, Tensor]
 
@@ -78,13 +78,13 @@ class Portion(NamedTuple):
 
 
 class TorchVocoder:
-    """Decodes several streams, each in its own slot. Not thread-safe: one thread owns it.
+    """Decodes several sequences, each in its own slot. Not thread-safe: one thread owns it.
 
     Attributes:
-        slots: how many streams it holds.
+        slots: how many sequences it holds.
         groups: codes of a frame.
-        together: streams that are worth a push of their own; one by one, a stream's samples are the same bits in any
-            company.
+        together: sequences that are worth a push of their own; one by one, a sequence's samples are the same bits in
+            any company.
         follows: can it read codes on the device (`GraphVocoder.follow`)?
     """
 
@@ -119,14 +119,14 @@ class TorchVocoder:
 
     @torch.inference_mode()
     def reset(self, slot: int) -> None:
-        """Forget a stream: its slot starts from silence again."""
+        """Forget a sequence: its slot starts from silence again."""
         self._position[slot] = 0
         for tensor in self._state.values():
             tensor[slot].zero_()
 
     @torch.inference_mode()
     def save(self, slot: int) -> "VocoderState":
-        """A copy of what a stream left behind, 5 MB at the published dims; see `restore`."""
+        """A copy of what a sequence left behind, 5 MB at the published dims; see `restore`."""
         tensors = self._state | {"position": self._position}
         return VocoderState({name: tensor[slot].clone() for name, tensor in tensors.items()})
 
@@ -146,7 +146,7 @@ class TorchVocoder:
 
     @property
     def slot_bytes(self) -> int:
-        """Memory of one stream's state."""
+        """Memory of one sequence's state."""
         return sum(t[0].nbytes for t in self._state.values())
 
     @staticmethod
@@ -155,12 +155,12 @@ class TorchVocoder:
         return [Portion(some, True) for some in codes.split(25)]
 
     def listen(self, slot: int, portion: Portion) -> None:
-        """Go on from frames whose sound nobody wants: what a stream's own frames follow on."""
+        """Go on from frames whose sound nobody wants: what a sequence's own frames follow on."""
         self.push([slot], portion.codes[None])
 
     @torch.inference_mode()
     def push(self, slots: Sequence[int], codes: Tensor) -> Tensor:
-        """Decode the next frames of some streams.
+        """Decode the next frames of some sequences.
 
         Args:
             slots: distinct slot numbers.
@@ -313,7 +313,7 @@ class _Push:
 
     def _window_mask(self, frames: int) -> Tensor:
         """[batch, 1, frames, window - 1 + frames]: a frame sees itself and the window - 1 before it, as far
-        as its stream had begun."""
+        as its sequence had begun."""
         kept = self._c.sliding_window - 1
         device = self._position.device
         key = torch.arange(kept + frames, device=device)
