@@ -14,24 +14,21 @@ namespace qmk {
 // What a thread takes of a layer's small tensors.
 template <class S>
 struct LayerWeights {
+  const float* scales;        // of rows of E4M3 weights: qkv, o, gate and up, down
   bf16 post_norm, next_norm;  // of its row: the norm before the MLP, and of whoever reads the layer's result
-  const float *qkv_scales, *o_scales, *gate_up_scales, *down_scales;  // of rows of E4M3 weights
 
   template <class B>
-  __device__ __forceinline__ LayerWeights(const B& b, const StackWeights& w, const float* scales, int index,
+  __device__ __forceinline__ LayerWeights(const B& b, const StackWeights& w, const float* all_scales, int index,
                                           const bf16* next)
-      : post_norm(owned_value<S>(b, w.post_norm + index * S::kHidden)),
-        next_norm(owned_value<S>(b, next)),
-        qkv_scales(scales + (S::kFp8 ? index * S::kScales : 0)),
-        o_scales(qkv_scales + S::kQkv),
-        gate_up_scales(o_scales + S::kHidden),
-        down_scales(gate_up_scales + 2 * S::kIntermediate) {}
+      : scales(all_scales + (S::kFp8 ? index * S::kScales : 0)),
+        post_norm(owned_value<S>(b, w.post_norm + index * S::kHidden)),
+        next_norm(owned_value<S>(b, next)) {}
 };
 
 // q, k, v = W * norm(residual)
 template <class S, class B, class Await>
 __device__ __forceinline__ void qkv(B& b, const LayerWeights<S>& w, Await await) {
-  const float scale = scale_of<S::kFp8>(w.qkv_scales, b.block * S::kQkvRows + b.tid % S::kQkvRows, S::kQkv);
+  const float scale = scale_of<S::kFp8>(w.scales, b.block * S::kQkvRows + b.tid % S::kQkvRows, S::kQkv);
   matvec<S::kQkvRows, S::kHidden, S::kFp8>(b, b.s.wide, await);
   publish_qkv<S>(b, b.s.wide, scale);
   b.mark(kQkv);
@@ -48,7 +45,7 @@ __device__ __forceinline__ void attention(B& b, Attend attend) {
 // residual += W * attention
 template <class S, class B>
 __device__ __forceinline__ void o(B& b, const LayerWeights<S>& w) {
-  const float scale = scale_of<S::kFp8>(w.o_scales, owned_row<S>(b), S::kHidden);
+  const float scale = scale_of<S::kFp8>(w.scales + S::kQkv, owned_row<S>(b), S::kHidden);
   matvec<S::kHiddenRows, S::kQ, S::kFp8>(b, b.s.narrow, awaiting<S::kQ, &Exchange::attn>(b));
   add_to_residual<S, S::kQ>(b, b.s.narrow, scale);
   publish_residual<S>(b, b.x.h_attn, b.residual, w.post_norm);
@@ -59,8 +56,8 @@ __device__ __forceinline__ void o(B& b, const LayerWeights<S>& w) {
 template <class S, class B>
 __device__ __forceinline__ void gate_up(B& b, const LayerWeights<S>& w) {
   const int gate = MlpPackets<S>::gate_row(b);
-  const float gate_scale = scale_of<S::kFp8>(w.gate_up_scales, gate, 2 * S::kIntermediate);
-  const float up_scale = scale_of<S::kFp8>(w.gate_up_scales, gate + 1, 2 * S::kIntermediate);
+  const float gate_scale = scale_of<S::kFp8>(w.scales + S::kQkv + S::kHidden, gate, 2 * S::kIntermediate);
+  const float up_scale = scale_of<S::kFp8>(w.scales + S::kQkv + S::kHidden, gate + 1, 2 * S::kIntermediate);
   matvec<S::kGateUpRows, S::kHidden, S::kFp8>(b, b.s.wide, awaiting<S::kHidden, &Exchange::h_attn>(b));
   MlpPackets<S>::publish_gated(b, b.s.wide, gate_scale, up_scale);
   b.mark(kGateUp);
@@ -70,8 +67,9 @@ __device__ __forceinline__ void gate_up(B& b, const LayerWeights<S>& w) {
 template <class S, class B>
 __device__ __forceinline__ void down(B& b, const LayerWeights<S>& w) {
   b.refresh();
-  const float scale = scale_of<S::kFp8>(w.down_scales, owned_row<S>(b), S::kHidden);
-  matvec_of_mlp<S::kHiddenRows, S::kIntermediate, S::kFp8>(b, b.s.narrow);
+  const float scale =
+      scale_of<S::kFp8>(w.scales + S::kQkv + S::kHidden + 2 * S::kIntermediate, owned_row<S>(b), S::kHidden);
+  matvec_of_mlp<S::kHiddenRows, S::kIntermediate, S::kFp8>(b, b.s.narrow, awaiting_mlp<S::kIntermediate>(b));
   add_to_residual<S, S::kIntermediate>(b, b.s.narrow, scale);
   publish_residual<S>(b, b.x.h_mlp, b.residual, w.next_norm);
   b.mark(kDown);

@@ -86,12 +86,16 @@ __device__ __forceinline__ auto awaiting(B& b) {
   return [&b](int from, auto& in) { await_input<K>(b, b.x.*Slots, b.column, b.epoch, from, in); };
 }
 
-// The same of the MLP's packets of 6 values: this lane's packets `first` ... as steps of 4.
-template <int Steps, class B>
+// Packets of the MLP's vector of K values that a lane takes.
+template <int K>
+constexpr int kMlpPackets = K / kWarps / 4 / kMlpPacket;
+
+// The same of the MLP's packets of 6 values: from packet `first` of this lane's `Packets` on, as steps of 4.
+template <int Packets, int Steps, class B>
 __device__ __forceinline__ void await_mlp(B& b, int first, Input<Steps>& in) {
   constexpr int kCount = Steps * 4 / kMlpPacket;
   uint4 r[kColumnTiles * kCount] = {};
-  await_columns<kCount>(b, r, b.x.mlp, first * 4 + b.lane % 4, b.column, b.epoch);
+  await_columns<kCount>(b, r, b.x.mlp, (b.warp * Packets + first) * 4 + b.lane % 4, b.column, b.epoch);
 #pragma unroll
   for (int c = 0; c < kColumnTiles; c++) {
     auto word = [&](int n) {
@@ -100,6 +104,12 @@ __device__ __forceinline__ void await_mlp(B& b, int first, Input<Steps>& in) {
 #pragma unroll
     for (int i = 0; i < Steps; i++) in.b[c][i] = make_uint2(word(2 * i), word(2 * i + 1));
   }
+}
+
+// For `matvec_of_mlp`: what awaits some packets of the MLP's vector of K values.
+template <int K, class B>
+__device__ __forceinline__ auto awaiting_mlp(B& b) {
+  return [&b](int first, auto& in) { await_mlp<kMlpPackets<K>>(b, first, in); };
 }
 
 // ---- a matrix
@@ -120,16 +130,16 @@ __device__ __forceinline__ void matvec(B& b, float* partial, Await await) {
 }
 
 // The same of the MLP's output, which arrives in packets of 6: as many of them at once as registers hold.
-template <int Rows, int K, bool Fp8, class B>
-__device__ __forceinline__ void matvec_of_mlp(B& b, float* partial) {
+template <int Rows, int K, bool Fp8, class B, class Await>
+__device__ __forceinline__ void matvec_of_mlp(B& b, float* partial, Await await) {
   Matvec<Rows, K, Fp8> m;
-  constexpr int kPackets = K / kWarps / 4 / kMlpPacket, kMany = kPackets < 8 ? kPackets : 8;  // of a lane; at once
+  constexpr int kPackets = kMlpPackets<K>, kMany = kPackets < 8 ? kPackets : 8;  // of a lane; at once
 #pragma unroll
   for (int from = 0; from < kPackets; from += kMany) {
     constexpr int kCount = kMany * kMlpPacket / 4, kEach = steps_at_once(kCount);
     m.template multiply<kCount>(
-        b.ring, [&](int step, Input<kEach>& in) { await_mlp(b, b.warp * kPackets + from + step * 4 / kMlpPacket, in); },
-        from * kMlpPacket / 4, b.warp, b.lane, b.patience);
+        b.ring, [&](int step, Input<kEach>& in) { await(from + step * 4 / kMlpPacket, in); }, from * kMlpPacket / 4,
+        b.warp, b.lane, b.patience);
   }
   m.store(partial, b.columns, b.warp, b.lane);
   sync_compute<kComputeThreads>();
