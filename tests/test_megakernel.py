@@ -484,7 +484,7 @@ def unpacked(kernel, name, width, columns):
 def test_every_scratch_vector_equals_the_twins(size, capsys):
     config = config_of(size)
     tensors = random_talker(config, GPU, torch.seed() % 2**31)
-    worst = {}
+    worst, squares = {}, {}
     for layers in (1, 5, 28)[: 2 if size == "demo" else 3]:
         stack = dataclasses.replace(config.talker.stack, num_layers=layers)
         cut = dataclasses.replace(config, talker=dataclasses.replace(config.talker, stack=stack))
@@ -512,10 +512,15 @@ def test_every_scratch_vector_equals_the_twins(size, capsys):
                     error = relative(ours[:, : reference.shape[1]], reference)
                     theirs = relative(got[torch.bfloat16][name], reference)
                     worst[name] = max(worst.get(name, (0, 0)), (error / theirs, error))
-                    assert error <= 1.0 * theirs or error < 2.5e-3, (name, layers, position, columns, error, theirs)
+                    squares.setdefault(name, []).append((error**2, theirs**2))
+                    # One draw of a few hundred values exceeds PyTorch's error by chance, in 1 of 6 runs of all of them.
+                    assert error <= 1.5 * theirs or error < 2.5e-3, (name, layers, position, columns, error, theirs)
                 pages = kv[: len(whole)].permute(2, 1, 3, 0, 4, 5).flatten(3, 4)[..., : position + columns, :]
                 assert relative(pages[0], cache.k) < 2e-2 and relative(pages[1], cache.v) < 2e-2
         del kernel
+    for name, pairs in squares.items():
+        ours, theirs = (sum(column) for column in zip(*pairs, strict=True))
+        assert ours <= theirs, (name, ours, theirs)
     with capsys.disabled():
         print(
             f"\n  {size}: worst ratio (and error) to the fp32 twin: "
