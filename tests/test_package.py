@@ -100,6 +100,7 @@ def test_files_classes_and_functions_stay_small(name):
             assert sum(isinstance(part, functions) for part in node.body) <= 30, node.name
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Ray's own
 @pytest.mark.parametrize("name", DOORS)
 def test_old_import_paths_lead_to_the_same_objects(name):
     if name.startswith("serve_ray"):
