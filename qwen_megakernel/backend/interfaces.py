@@ -188,6 +188,15 @@ class SlotSequence:
         self.trailing, self.text_open = torch.cat([self.trailing, rows]), not ended
 
 
+def check_start(decoder: FrameDecoder, slot: int, rows: int) -> None:
+    """Raises ValueError for a slot, or a prompt of so many rows, that `FrameDecoder.start` cannot take."""
+    if not 0 <= slot < decoder.slots or not 1 <= rows <= decoder.max_positions:
+        raise ValueError(
+            f"slot must be in 0..{decoder.slots - 1} and the prompt of 1..{decoder.max_positions} rows, "
+            f"got slot {slot} and {rows} rows"
+        )
+
+
 def check_launch(slots: Sequence[int], sequences: Mapping[int, SlotSequence], uncollected: int, positions: int) -> None:
     """Refuse what `FrameDecoder.launch` refuses; `sequences`: of every started slot."""
     if not 1 <= len(slots) <= LAUNCH_SLOTS or len(set(slots)) < len(slots):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from qwen_megakernel.backend.build import load_extension, why_no_build, why_no_gpu
-from qwen_megakernel.backend.interfaces import RECENT_FRAMES, SlotSequence, check_launch
+from qwen_megakernel.backend.interfaces import RECENT_FRAMES, SlotSequence, check_launch, check_start
 from qwen_megakernel.backend.pack import pack, pack_stack, places
 from qwen_megakernel.backend.paged_prefill import LEAST, MOST, PagedPrefill
 from qwen_megakernel.backend.sizes import (
@@ -196,11 +196,7 @@ class MegakernelFrameDecoder:
     @torch.inference_mode()
     def start(self, slot: int, prompt: Prompt, sampling: SamplingParams) -> None:
         last = len(prompt.rows) - 1
-        if not 0 <= slot < self.slots or not 0 <= last < self.max_positions:
-            raise ValueError(
-                f"slot must be in 0..{self.slots - 1} and the prompt of 1..{self.max_positions} rows, "
-                f"got slot {slot} and {last + 1} rows"
-            )
+        check_start(self, slot, len(prompt.rows))
         settings = {"repetition_penalty": sampling.repetition_penalty}
         for kind, draw in (("code0", Draw.code0(sampling)), ("predictor", Draw.predictor(sampling))):
             settings |= {f"{kind}_sample": draw.do_sample, f"{kind}_temperature": draw.temperature}

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from qwen_megakernel.backend.cuda_graphs import FrameGraphs, Job, clear
-from qwen_megakernel.backend.interfaces import AHEAD, LAUNCH_SLOTS, SlotSequence, check_launch
+from qwen_megakernel.backend.interfaces import AHEAD, LAUNCH_SLOTS, SlotSequence, check_launch, check_start
 from qwen_megakernel.checkpoint.config import ModelConfig, SamplingParams
 from qwen_megakernel.errors import SpeechError
 from qwen_megakernel.model.frame import Draws, Frame, SlotState, draws_of
@@ -76,11 +76,7 @@ class TorchFrameDecoder:
     @torch.inference_mode()
     def start(self, slot: int, prompt: Prompt, sampling: SamplingParams) -> None:
         last = len(prompt.rows) - 1
-        if not 0 <= slot < self.slots or not 0 <= last < self.max_positions:
-            raise ValueError(
-                f"slot must be in 0..{self.slots - 1} and the prompt of 1..{self.max_positions} rows, "
-                f"got slot {slot} and {last + 1} rows"
-            )
+        check_start(self, slot, len(prompt.rows))
         if slot in self._sequences:
             self._sequences[slot].over = True
         state = self._states[slot]

@@ -186,7 +186,7 @@ class DevicePipeline(ABC):
     def forget(self) -> None:
         """Behind a KernelFault no state of a slot is trusted, and nothing that was kept of one."""
         self.in_flight.clear()
-        self._references.clear()
+        self.forget_references()
 
     def recover(self) -> None:
         """Make frame decoder and vocoder usable again behind a KernelFault."""
