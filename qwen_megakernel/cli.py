@@ -14,13 +14,14 @@ import torch
 
 from qwen_megakernel import TTSError, __version__
 from qwen_megakernel.backend.build import find_ninja, load_extension
-from qwen_megakernel.backend.select import BACKENDS, select_backend, select_device
+from qwen_megakernel.backend.interfaces import CpuSpeed
+from qwen_megakernel.backend.select import BACKENDS, Backend, select_backend, select_device
 from qwen_megakernel.check import bench
 from qwen_megakernel.check.verify import FRAMES, verify
 from qwen_megakernel.checkpoint.fp8 import parts_of
-from qwen_megakernel.checkpoint.load import DEMO, DEMO_NOTICE, PUBLISHED, name_of_model
+from qwen_megakernel.checkpoint.load import DEMO, DEMO_NOTICE, PUBLISHED, Checkpoint, name_of_model
 from qwen_megakernel.checkpoint.quantize import quantize_checkpoint
-from qwen_megakernel.cli_options import WEIGHTS_CHOICES, WEIGHTS_HELP, weights_of
+from qwen_megakernel.cli_options import WEIGHTS_CHOICES, WEIGHTS_HELP, add_threads, weights_of
 from qwen_megakernel.cli_speak import add_speak
 from qwen_megakernel.errors import BackendError, RequestError
 from qwen_megakernel.server.service import TOKEN
@@ -78,6 +79,7 @@ def _add_serve(commands: argparse._SubParsersAction) -> None:
     serve.add_argument("--backend", choices=BACKENDS, default="auto")
     serve.add_argument("--weights", type=weights_of, help=WEIGHTS_HELP)
     serve.add_argument("--device", help="cpu, cuda, cuda:1; default: a GPU if there is one")
+    add_threads(serve)
 
 
 def _serve(args: argparse.Namespace) -> int:
@@ -95,7 +97,9 @@ def _serve(args: argparse.Namespace) -> int:
     options |= {"max_streams": args.max_streams, "max_positions": args.max_positions}
     name, variant = name_of_model(args.model), serve.check_model(args.model, **options)
     app = serve.make_app(
-        lambda: serve.load_for_good(args.model, weights=args.weights, max_queue=args.max_streams, **options),
+        lambda: serve.load_for_good(
+            args.model, weights=args.weights, max_queue=args.max_streams, threads=args.threads, **options
+        ),
         model=name,
         variant=variant,
         token=token,
@@ -220,10 +224,17 @@ def _doctor(_args: argparse.Namespace) -> int:
         ("checkpoints", _cached_checkpoints()),
         ("backend", f"{backend} on {device}: {reason}"),
     ]
+    if device.type == "cpu":
+        rows.append(("CPU", f"with the {DEMO} voice, {_cpu_speed()}"))
     width = max(len(name) for name, _ in rows)
     for name, value in rows:
         print(f"{name:<{width}}  {value}")
     return 0
+
+
+def _cpu_speed() -> CpuSpeed:
+    device = torch.device("cpu")
+    return Backend("torch", Checkpoint.open(DEMO), device, torch.float32).load(slots=1, max_positions=16).cpu
 
 
 def _gpu() -> str:

@@ -22,6 +22,10 @@ def weights_of(text: str) -> str | list[str]:
     return weights
 
 
+def add_threads(parser: argparse._ActionsContainer) -> None:
+    parser.add_argument("--threads", type=int, help="to compute with on a CPU; default: measured")
+
+
 def add_voice_options(parser: argparse._ActionsContainer) -> None:
     """Add the options that say who speaks, how, and on what."""
     parser.add_argument(
@@ -38,6 +42,7 @@ def add_voice_options(parser: argparse._ActionsContainer) -> None:
     parser.add_argument("--backend", choices=BACKENDS, default="auto")
     parser.add_argument("--weights", type=weights_of, help=WEIGHTS_HELP)
     parser.add_argument("--device", help="cpu, cuda, cuda:1; default: a GPU if there is one")
+    add_threads(parser)
 
 
 def check_voice_options(args: argparse.Namespace) -> Voice | None:

@@ -57,7 +57,7 @@ def _speak(args: argparse.Namespace) -> int:
     # One seed for all pieces, so that the printed one says the whole text again.
     seed = secrets.randbits(31) if args.seed is None else args.seed
     sampling = SamplingParams(seed=seed)
-    options = {"backend": args.backend, "device": args.device, "weights": args.weights}
+    options = {"backend": args.backend, "device": args.device, "weights": args.weights, "threads": args.threads}
     with TTSEngine.load(args.model, **options, max_streams=1) as engine:
         if args.ref_audio is not None:
             voice = engine.create_voice(args.ref_audio, args.ref_text)

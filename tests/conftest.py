@@ -12,6 +12,8 @@ from probes import probed
 from waiting import PATIENCE_S
 
 from qwen_megakernel import TTSEngine
+from qwen_megakernel.backend import select
+from qwen_megakernel.backend.interfaces import CpuSpeed
 from qwen_megakernel.checkpoint.synthetic import write_checkpoint
 
 FRAMES_COMPARED = "frames compared"
@@ -38,6 +40,18 @@ def fresh_seed():
     random.seed(seed)
     print(f"REPEAT_SEED={seed}")
     return seed
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cpu_speed():
+    """A CPU's speed is not measured: beside other work it would be low, and fewer utterances would run at once."""
+
+    def quick(model, sampling, threads=None) -> CpuSpeed:
+        return CpuSpeed(threads or 1, {threads or 1: 1e-4})
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(select, "measure", quick)
+        yield
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """Engines whose parts a test may replace, made through the front door: over a backend of the test's own."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -40,7 +41,7 @@ class ProbedBackend:
     def load(self, slots: int, max_positions: int) -> LoadedModel:
         model = self.real.load(slots, max_positions)
         self.decoder, self.vocoder, self.check_device = Probe(model.decoder), Probe(model.vocoder), model.check_device
-        return LoadedModel(model.embeddings, self.decoder, self.vocoder, lambda: self.check_device())
+        return replace(model, decoder=self.decoder, vocoder=self.vocoder, check_device=lambda: self.check_device())
 
     def lose_device(self, error: BaseException) -> None:
         """Whatever is launched from now on fails, and the device with it."""

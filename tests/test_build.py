@@ -396,7 +396,7 @@ def test_make_kernels_without_nvcc_says_so(tmp_path):
     env = {k: v for k, v in os.environ.items() if k != "CUDA_PATH"} | {"CUDA_HOME": str(tmp_path)}
     command = [sys.executable, "-m", "qwen_megakernel.backend.compile_all"]
     done = subprocess.run(command, env=env, capture_output=True, text=True, cwd=Path(__file__).parents[1])
-    assert done.returncode == 1 and done.stderr == f"error: {build.NO_NVCC}\n"
+    assert done.returncode == 1 and done.stderr == f"error: {build.no_nvcc()}\n"
 
 
 def test_nvcc_is_looked_for_where_torch_looks(tmp_path, monkeypatch):
@@ -410,6 +410,32 @@ def test_nvcc_is_looked_for_where_torch_looks(tmp_path, monkeypatch):
     assert build.find_nvcc() == str(nvcc) and build.nvcc_version(str(nvcc)) == (12, 8)
     monkeypatch.setenv("CUDA_HOME", str(tmp_path / "elsewhere"))
     assert build.find_nvcc() is None
+
+
+def test_nvcc_from_pip_is_found_last_and_can_be_linked_with(tmp_path, monkeypatch):
+    toolkit, own = tmp_path / "site" / "nvidia" / "cu13", tmp_path / "own"
+    for folder in (toolkit, own):
+        (folder / "bin").mkdir(parents=True)
+        (folder / "bin" / "nvcc").write_text("#!/bin/sh\n")
+        (folder / "bin" / "nvcc").chmod(0o755)
+    monkeypatch.delenv("CUDA_HOME", raising=False)
+    monkeypatch.delenv("CUDA_PATH", raising=False)
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    monkeypatch.setenv("PATH", str(own / "bin"))
+    assert build.find_nvcc() == str(own / "bin" / "nvcc")
+    which = shutil.which
+
+    def without_cuda(name, path=None):
+        return None if path in (None, "/usr/local/cuda/bin") else which(name, path=path)
+
+    monkeypatch.setattr(shutil, "which", without_cuda)
+    assert build.find_nvcc() == str(toolkit / "bin" / "nvcc")
+
+    (toolkit / "lib").mkdir()
+    (toolkit / "lib" / "libcudart.so.13").write_text("the runtime")
+    for _ in range(2):  # a build that was killed left it behind
+        folder = build._link_runtime(toolkit, tmp_path)
+        assert (folder / "libcudart.so").read_text() == "the runtime"
 
 
 def test_ninja_is_found_beside_python_where_path_does_not_lead(tmp_path, monkeypatch):

@@ -3,6 +3,7 @@
 import ctypes
 import functools
 import hashlib
+import importlib.util
 import logging
 import os
 import re
@@ -67,7 +68,7 @@ def why_no_build(device: torch.device) -> str | None:
         )
     nvcc = find_nvcc()
     if nvcc is None:
-        return NO_NVCC
+        return no_nvcc()
     version = nvcc_version(nvcc)
     if version is None:
         return f"`{nvcc} --version` names no release; set CUDA_HOME to a CUDA toolkit"
@@ -111,15 +112,36 @@ def driver_version() -> tuple[int, int] | None:
     return version.value // 1000, version.value % 1000 // 10
 
 
-NO_NVCC = "nvcc was not found in CUDA_HOME, on PATH or in /usr/local/cuda; install the CUDA toolkit or set CUDA_HOME"
+_PIP_COMPILER = ("nvidia-cuda-nvcc", "nvidia-nvvm", "nvidia-cuda-crt", "nvidia-cuda-cccl")
+"""nvcc, the code generator behind it, and headers. torch brings the runtime and its headers."""
+
+
+def no_nvcc() -> str:
+    """That nvcc is missing, and what to do."""
+    release = torch.version.cuda or "13.0"  # pip's compiler must be of the CUDA that torch was built for
+    packages = " ".join(f"{package}=={release}.*" for package in _PIP_COMPILER)
+    return (
+        "nvcc was not found in CUDA_HOME, on PATH, in /usr/local/cuda or among pip's packages; "
+        f"pip install {packages}, or install the CUDA toolkit and set CUDA_HOME"
+    )
 
 
 def find_nvcc() -> str | None:
-    """Where torch.utils.cpp_extension looks for it, which a CPU build of torch would not tell."""
+    """Where torch.utils.cpp_extension looks for it, which a CPU build of torch would not tell; then among pip's
+    packages."""
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
     if home:
         return shutil.which("nvcc", path=Path(home) / "bin")
-    return shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
+    toolkit = pip_toolkit()
+    found = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
+    return found or (toolkit and shutil.which("nvcc", path=toolkit / "bin"))
+
+
+def pip_toolkit() -> Path | None:
+    """The folder that holds CUDA's compiler where pip's packages brought one (`nvidia/cu13`)."""
+    nvidia = importlib.util.find_spec("nvidia")
+    folders = map(Path, nvidia.submodule_search_locations or ()) if nvidia else ()
+    return next((nvcc.parents[1] for folder in folders for nvcc in sorted(folder.glob("cu*/bin/nvcc"))), None)
 
 
 def find_ninja() -> str | None:
@@ -196,12 +218,23 @@ def _loaded(device: torch.device, fp8: frozenset[str]) -> ModuleType:
     return module
 
 
+def _link_runtime(toolkit: Path, folder: Path) -> Path:
+    """A folder with libcudart.so, the name that the linker looks for. pip's package has libcudart.so.13 alone."""
+    link = folder / "lib" / "libcudart.so"
+    link.parent.mkdir(exist_ok=True)
+    link.unlink(missing_ok=True)
+    link.symlink_to(next((toolkit / "lib").glob("libcudart.so.*")))
+    return link.parent
+
+
 def _load(cpp_extension: ModuleType, folder: Path, arch: str, defines: tuple[str, ...]) -> ModuleType:
     start = time.monotonic()
     number, suffix = arch.rstrip("a"), "a" if arch.endswith("a") else ""
     told = {"TORCH_CUDA_ARCH_LIST": f"{number[:-1]}.{number[-1]}{suffix}"}  # "90a" -> "9.0a"
     told["PATH"] = os.pathsep.join([os.environ.get("PATH", os.defpath), str(Path(find_ninja()).parent)])
-    before = {name: os.environ.get(name) for name in told}
+    before, linker = {name: os.environ.get(name) for name in told}, []
+    if (toolkit := pip_toolkit()) and Path(find_nvcc()).is_relative_to(toolkit):
+        cpp_extension.CUDA_HOME, linker = str(toolkit), [f"-L{_link_runtime(toolkit, folder)}"]
     os.environ.update(told)
     try:
         module = cpp_extension.load(
@@ -209,6 +242,7 @@ def _load(cpp_extension: ModuleType, folder: Path, arch: str, defines: tuple[str
             [str(source_folder() / s) for s in SOURCES],
             extra_cflags=["-O2", "-std=c++20", *defines],
             extra_cuda_cflags=[*FLAGS, *defines],
+            extra_ldflags=linker,
             build_directory=str(folder),
         )
     finally:

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from qwen_megakernel.backend.build import FLAGS, NO_NVCC, SOURCES, find_nvcc, source_folder
+from qwen_megakernel.backend.build import FLAGS, SOURCES, find_nvcc, no_nvcc, source_folder
 from qwen_megakernel.backend.sizes import BLOCKS
 from qwen_megakernel.backend.targets import TARGETS, Target
 from qwen_megakernel.errors import BackendError
@@ -151,7 +151,7 @@ HEAD += ["blocks per SM (limit)", f"blocks (>= {BLOCKS}) on SMs"]
 def main() -> int:
     nvcc = find_nvcc()
     if nvcc is None:
-        print(f"error: {NO_NVCC}", file=sys.stderr)
+        print(f"error: {no_nvcc()}", file=sys.stderr)
         return 1
     try:
         with ThreadPoolExecutor(COMPILERS) as pool:

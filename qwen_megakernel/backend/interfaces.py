@@ -146,18 +146,45 @@ class Vocoder(Protocol):
 
 
 @dataclass(frozen=True)
+class CpuSpeed:
+    """How fast a model is on a CPU.
+
+    Attributes:
+        threads: that PyTorch computes with.
+        seconds: that a frame and its sound take, by the number of threads, for those that were tried.
+    """
+
+    threads: int
+    seconds: Mapping[int, float]
+
+    @property
+    def frames_per_s(self) -> float:
+        """With the chosen number of threads."""
+        return 1.0 / self.seconds[self.threads]
+
+    def __str__(self) -> str:
+        def tell(count: int) -> str:
+            return f"{1000 * self.seconds[count]:.1f} ms with {count} CPU thread{'s' * (count > 1)}"
+
+        others = [tell(count) for count in self.seconds if count != self.threads]
+        return "a frame and its sound take " + tell(self.threads) + (f" ({', '.join(others)})" if others else "")
+
+
+@dataclass(frozen=True)
 class LoadedModel:
     """A checkpoint on a device, as a backend computes with it.
 
     Attributes:
         embeddings: makes prompt rows, in callers' threads.
         check_device: raises what the device raises, if it is lost.
+        cpu: how fast it is, where the device is a CPU. None: PyTorch's own number of threads is used.
     """
 
     embeddings: Embeddings
     decoder: FrameDecoder
     vocoder: Vocoder
     check_device: Callable[[], None]
+    cpu: CpuSpeed | None = None
 
 
 @dataclass(eq=False, kw_only=True)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from qwen_megakernel.backend.build import load_extension, why_no_build, why_no_gpu
+from qwen_megakernel.backend.cpu_threads import measure
 from qwen_megakernel.backend.cuda_graphs import synchronize
 from qwen_megakernel.backend.interfaces import FrameDecoder, LoadedModel, Vocoder
 from qwen_megakernel.backend.megakernel import MegakernelFrameDecoder, why_no_megakernel
@@ -15,7 +16,7 @@ from qwen_megakernel.backend.targets import why_untried
 from qwen_megakernel.backend.torch_decoder import TorchFrameDecoder
 from qwen_megakernel.backend.vocoder_graphs import GraphVocoder, why_no_graphs
 from qwen_megakernel.checkpoint.codec_config import VocoderConfig
-from qwen_megakernel.checkpoint.config import ModelConfig
+from qwen_megakernel.checkpoint.config import ModelConfig, SamplingParams
 from qwen_megakernel.checkpoint.fp8 import dequantized, parts_in
 from qwen_megakernel.checkpoint.load import Checkpoint
 from qwen_megakernel.errors import BackendError
@@ -23,6 +24,8 @@ from qwen_megakernel.model.transformer import Embeddings
 from qwen_megakernel.model.vocoder import TorchVocoder
 
 log = logging.getLogger(__name__)
+
+MAX_THREADS = 256
 
 BACKENDS = ("auto", "megakernel", "torch")
 
@@ -148,6 +151,10 @@ class Backend:
         fp8: parts (fp8.PARTS) whose weights are E4M3.
         vocoder_dtype: see `dtypes.vocoder_dtype_of`.
         own_kernels: False: the vocoder is PyTorch's too.
+        threads: that PyTorch computes with on a CPU; None: the best number is measured.
+
+    Raises:
+        BackendError: `threads` is no such number, or the device is no CPU.
     """
 
     name: str
@@ -157,6 +164,15 @@ class Backend:
     fp8: frozenset[str] = frozenset()
     vocoder_dtype: str = "float32"
     own_kernels: bool = True
+    threads: int | None = None
+
+    def __post_init__(self):
+        if self.threads is None:
+            return
+        if isinstance(self.threads, bool) or not isinstance(self.threads, int) or not 1 <= self.threads <= MAX_THREADS:
+            raise BackendError(f"threads must be an integer in 1..{MAX_THREADS}, got {self.threads!r}")
+        if self.device.type != "cpu":
+            raise BackendError(f"threads are a CPU's, and the device is {self.device}: leave threads out")
 
     @torch.inference_mode()
     def load(self, slots: int, max_positions: int) -> LoadedModel:
@@ -169,7 +185,10 @@ class Backend:
         embeddings = make_embeddings(self.name, config, tensors)
         decoder = make_decoder(self.name, config, tensors, embeddings, slots=slots, max_positions=max_positions)
         del tensors  # the kernel has its own copy: room for the vocoder's
-        return LoadedModel(embeddings, decoder, self._vocoder(slots, decoder.recent_codes), check_device)
+        model = LoadedModel(embeddings, decoder, self._vocoder(slots, decoder.recent_codes), check_device)
+        if self.device.type != "cpu":
+            return model
+        return replace(model, cpu=measure(model, SamplingParams(seed=0).over(config.sampling), self.threads))
 
     def _vocoder(self, slots: int, recent_codes: Tensor | None) -> Vocoder:
         config, tensors = self.checkpoint.config.codec.vocoder, self.checkpoint.vocoder(self.device, torch.float32)

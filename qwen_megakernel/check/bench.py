@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -18,8 +19,9 @@ from torch import Tensor
 
 from qwen_megakernel import __version__
 from qwen_megakernel.backend.build import driver_version
+from qwen_megakernel.backend.cpu_threads import use_threads
 from qwen_megakernel.backend.interfaces import AHEAD, FrameDecoder
-from qwen_megakernel.backend.select import make_decoder, make_embeddings, select_backend, select_device
+from qwen_megakernel.backend.select import Backend, make_decoder, make_embeddings, select_backend, select_device
 from qwen_megakernel.checkpoint.config import SamplingParams
 from qwen_megakernel.checkpoint.fp8 import dequantized, parts_of
 from qwen_megakernel.checkpoint.load import DEMO, Checkpoint, name_of_model
@@ -71,7 +73,14 @@ def read_bytes_s(device: torch.device) -> float:
     return best
 
 
-def frame_ms(decoder: FrameDecoder, like: Tensor, sampling: SamplingParams, streams: int, frames: int) -> float:
+def frame_ms(
+    decoder: FrameDecoder,
+    like: Tensor,
+    sampling: SamplingParams,
+    streams: int,
+    frames: int,
+    threads: int | None = None,
+) -> float:
     """Wall-clock milliseconds per frame of several sequences, launched ahead as the engine does. It is the median of
     runs of 20 frames from position 13 on. A run in which a sequence ended its speech does not count, because a backend
     may compute nothing behind an end.
@@ -80,6 +89,7 @@ def frame_ms(decoder: FrameDecoder, like: Tensor, sampling: SamplingParams, stre
         like: [hidden], on the decoder's device and of its dtype; prompts and text rows are noise like it.
         streams: how many sequences.
         frames: how many frames to time in all.
+        threads: that PyTorch computes with on a CPU; None: its own number.
 
     Raises:
         RequestError: too few runs counted.
@@ -104,10 +114,10 @@ def frame_ms(decoder: FrameDecoder, like: Tensor, sampling: SamplingParams, stre
             decoder.collect()
         return None if ended else 1000 * took / _RUN
 
-    # It runs in a thread of its own, as the engine does: beside another busy process on two cores, a frame of the demo
-    # voice took 31 to 400 ms in the main thread, which waited for PyTorch's CPU threads, against 8.5 ms.
+    # In a thread of its own, as the engine does: the number of threads is a thread's.
     needed, runs = max(1, frames // _RUN), []
-    with ThreadPoolExecutor(1) as pool:
+    initializer = partial(use_threads, threads) if threads else None
+    with ThreadPoolExecutor(1, initializer=initializer) as pool:
         for _ in range(_TRIES * needed):
             if (ms := pool.submit(measure).result()) is not None:
                 runs.append(ms)
@@ -117,13 +127,19 @@ def frame_ms(decoder: FrameDecoder, like: Tensor, sampling: SamplingParams, stre
 
 
 def frames_ms(
-    checkpoint: Checkpoint, tensors: dict[str, Tensor], backend: str, streams: Sequence[int], frames: int
+    checkpoint: Checkpoint,
+    tensors: dict[str, Tensor],
+    backend: str,
+    streams: Sequence[int],
+    frames: int,
+    threads: int | None = None,
 ) -> list[float]:
     """`frame_ms` for each number of streams. `backend`: as `select_backend` chose it. `tensors`: every `talker.*`."""
     config, norm = checkpoint.config, tensors["talker.model.norm.weight"]
     embeddings = make_embeddings(backend, config, tensors)
     decoder = make_decoder(backend, config, tensors, embeddings, slots=max(streams), max_positions=MAX_POSITIONS)
-    return [frame_ms(decoder, norm, SamplingParams().over(config.sampling), count, frames) for count in streams]
+    sampling = SamplingParams().over(config.sampling)
+    return [frame_ms(decoder, norm, sampling, count, frames, threads) for count in streams]
 
 
 def first_audio_ms(engine: TTSEngine, utterances: int) -> list[float]:
@@ -199,25 +215,28 @@ def _measure(
     checkpoint = Checkpoint.open(model)
     config, dtype = checkpoint.config, torch.bfloat16 if cuda else torch.float32
     parts = checkpoint.fp8 if weights is None else parts_of(weights)
-    card = torch.cuda.get_device_name(device) if cuda else f"CPU, {torch.get_num_threads()} threads"
+    backend, why = select_backend(backend, device, dtype, config)
+    # Of a CPU the number of threads is measured once, for all that follows.
+    threads = None if cuda else Backend(backend, checkpoint, device, dtype).load(1, MAX_POSITIONS).cpu.threads
+    card = torch.cuda.get_device_name(device) if cuda else f"CPU, {threads} of {torch.get_num_threads()} threads"
     told: dict = {"version": __version__, "when": datetime.date.today().isoformat(), "model": name, "machine": card}
     told |= {"cpu": _cpu(), "system": platform.platform(), "python": platform.python_version()}
     told |= {"torch": torch.__version__, "driver_cuda": ".".join(map(str, driver_version() or ("none",)))}
     if cuda:
         told["card_gb"] = torch.cuda.get_device_properties(device).total_memory / 1e9
-    told["backend"], why = select_backend(backend, device, dtype, config)
-    tell(f"{told['machine']}, {told['backend']} backend ({why}), {name}")
+    told["backend"] = backend
+    tell(f"{told['machine']}, {backend} backend ({why}), {name}")
     bandwidth = told["read_gb_s"] = read_bytes_s(device) / 1e9
     tell(f"{'':36}{'measured':>12}{'floor':>12}{'of floor':>10}")
     tell(f"{'memory, read by PyTorch':36}{bandwidth:7.0f} GB/s")
 
     tensors = checkpoint.talker(device, dtype, parts)
-    if told["backend"] == "torch":  # which has no FP8 weights, and would widen them itself
+    if backend == "torch":  # which has no FP8 weights, and would widen them itself
         tensors = dequantized(tensors, dtype)
     told["gb_a_frame"] = weight_bytes({n: t.nbytes for n, t in tensors.items()})[1] / 1e9
     floor = told["floor_ms"] = 1000 * told["gb_a_frame"] / bandwidth
     streams, frames, utterances, repeats = ((1, 8), 200, 50, 5) if cuda else ((1,), 20, 5, 1)
-    for count, ms in zip(streams, frames_ms(checkpoint, tensors, told["backend"], streams, frames), strict=True):
+    for count, ms in zip(streams, frames_ms(checkpoint, tensors, backend, streams, frames, threads), strict=True):
         told[f"frame_ms_{count}"] = ms
         label = f"a frame of 16 codes, {count} stream{'s' * (count > 1)}"
         tell(f"{label:36}{ms:9.3f} ms{floor:9.3f} ms{floor / ms:10.0%}")
@@ -226,7 +245,7 @@ def _measure(
     if cuda:
         torch.cuda.empty_cache()
         free = torch.cuda.mem_get_info(device)[0]
-    with TTSEngine.load(model, backend=backend, device=device, weights=weights) as engine:
+    with TTSEngine.load(model, backend=backend, device=device, weights=weights, threads=threads) as engine:
         told["weights"] = engine.weights
         first_audio_ms(engine, 3)
         ms = sorted(first_audio_ms(engine, utterances))

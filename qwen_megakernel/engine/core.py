@@ -7,29 +7,34 @@ It holds no engine. So an engine that is dropped without `close` ends its thread
 
 import atexit
 import contextlib
+import logging
 import queue
 import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from qwen_megakernel.backend.interfaces import LoadedModel
+from qwen_megakernel.backend.cpu_threads import use_threads
+from qwen_megakernel.backend.interfaces import CpuSpeed, LoadedModel
 from qwen_megakernel.engine.admission import Admission
 from qwen_megakernel.engine.audio import Chunk
 from qwen_megakernel.engine.device_pipeline import make_pipeline
 from qwen_megakernel.engine.loop import Loop
 from qwen_megakernel.engine.options import Limits
 from qwen_megakernel.engine.request import Request
-from qwen_megakernel.engine.sequence import Sequence
+from qwen_megakernel.engine.sequence import FRAME_S, Sequence
 from qwen_megakernel.engine.slots import Slots
 from qwen_megakernel.engine.watchdog import Watchdog
 from qwen_megakernel.errors import RequestError, TextEndedError
 from qwen_megakernel.model.prompt import Prompt
 from qwen_megakernel.model.prompt_pieces import PromptPieces
+
+log = logging.getLogger(__name__)
 
 _THREADS = ("qwen_megakernel engine", "qwen_megakernel watchdog")
 
@@ -81,11 +86,24 @@ class EngineCore:
         make_spare = (lambda: pipeline(spare())) if spare else None
         self.loop = Loop(pipeline(model), self.admission, slots, self._inbox, self._bell, make_spare, clock)
         self.watchdog = Watchdog(self.admission, self.loop, self._bell, limits.patience, _DEVICE_S[device.type])
+        run = partial(_run_with, model.cpu.threads, self.loop.run) if model.cpu else self.loop.run
         self.threads = tuple(
             threading.Thread(target=target, name=name, daemon=True)
-            for target, name in zip((self.loop.run, self.watchdog.run), _THREADS, strict=True)
+            for target, name in zip((run, self.watchdog.run), _THREADS, strict=True)
         )
         self._thread = self.threads[0]
+
+        if model.cpu:
+            self._heed(model.cpu)
+
+    def _heed(self, cpu: CpuSpeed) -> None:
+        """A CPU computes one frame after the other: what it sustains follows from one frame."""
+        audio_s_per_s = FRAME_S * cpu.frames_per_s
+        self.admission.sustain(audio_s_per_s)
+        log.debug("%s", cpu)
+        if audio_s_per_s < 1:
+            told = "this CPU makes %.2f s of speech a second: live listeners hear gaps; use a GPU or a smaller model"
+            log.warning(told, audio_s_per_s)
 
     def start(self) -> None:
         """The switch interval holds for the whole process."""
@@ -221,6 +239,12 @@ class EngineCore:
                 time.sleep(0.002)
         if me not in self.threads:
             self.threads[1].join(timeout=look_s)
+
+
+def _run_with(threads: int, run: Callable[[], None]) -> None:
+    """Run with so many of PyTorch's threads."""
+    use_threads(threads)
+    run()
 
 
 _CORES: "weakref.WeakSet[EngineCore]" = weakref.WeakSet()

@@ -22,7 +22,7 @@ from qwen_megakernel.backend.select import Backend, select_backend, select_devic
 from qwen_megakernel.checkpoint.config import SamplingParams
 from qwen_megakernel.checkpoint.dtypes import dtype_of, vocoder_dtype_of
 from qwen_megakernel.checkpoint.fp8 import name_of, parts_of
-from qwen_megakernel.checkpoint.load import DEMO, DEMO_NOTICE, Checkpoint
+from qwen_megakernel.checkpoint.load import Checkpoint
 from qwen_megakernel.engine.audio import Audio, Chunk
 from qwen_megakernel.engine.core import EngineCore
 from qwen_megakernel.engine.options import Limits, size, told_of_memory
@@ -53,6 +53,7 @@ class TTSEngine:
         backend: "torch" or "megakernel".
         weights: as `load` takes them; "bf16" where none is FP8, whatever their dtype.
         memory: bytes on the device by part; the text's embeddings are on the host.
+        threads: CPU threads that PyTorch computes with; None on a GPU.
     """
 
     def __init__(
@@ -83,7 +84,7 @@ class TTSEngine:
         self.speakers, self.languages = self._prompts.speakers, self._prompts.languages
         self.sample_rate, self.max_positions = config.codec.sample_rate, limits.max_positions
         self.weights, self.memory = name_of(backend.fp8), self._memory_of(loaded, backend.dtype)
-        self._width = loaded.decoder.width
+        self._width, self.threads = loaded.decoder.width, loaded.cpu.threads if loaded.cpu else None
         self._voice_encoder: VoiceEncoder | None = None
         self._voice_lock = threading.Lock()
         spare = backend.spare() if fallback else None
@@ -101,7 +102,7 @@ class TTSEngine:
             "vocoder's streams": streams * loaded.vocoder.slot_bytes,
         }
         parts = ", ".join(f"{size(count)} for {part}" for part, count in memory.items())
-        log.info("%d slots of %d positions: %s", streams, self.max_positions, parts)
+        log.debug("%d slots of %d positions: %s", streams, self.max_positions, parts)
         return memory
 
     @classmethod
@@ -119,6 +120,7 @@ class TTSEngine:
         queue_timeout: float = 5.0,
         kept_voices: int = KEPT_VOICES,
         vocoder_dtype: str | torch.dtype = "float32",
+        threads: int | None = None,
         fallback: str | None = None,
     ) -> "TTSEngine":
         """Load a checkpoint and start the engine's threads.
@@ -133,8 +135,8 @@ class TTSEngine:
             weights: "bf16", "fp8", "fp8-predictor", or a list of some of fp8.PARTS: what is E4M3, quantised now if the
                 checkpoint does not have it so; the rest is of `dtype`. None: as the checkpoint has it. docs/fp8.md
                 says what it costs. PyTorch computes with the same weights, dequantised, and saves no memory.
-            max_streams: utterances at once, each in a slot of its own; with our kernels fewer run where that is more
-                than the device sustains for live listeners, which is measured (`health()["sustained"]`).
+            max_streams: utterances at once, each in a slot of its own; fewer run where that is more than the device
+                sustains for live listeners, which is measured (`health()["sustained"]`).
             max_positions: rows of one slot: the prompt's and one per frame.
             max_queue: utterances beyond them that wait for a slot; `EngineBusy` at once for more.
             queue_timeout: seconds that one of them waits before it fails with `EngineBusy`.
@@ -145,6 +147,8 @@ class TTSEngine:
                 the engine is then dead.
             vocoder_dtype: "float32", "tf32" (GPU only), "bfloat16" (slow: not through our kernels), or the
                 torch.dtype of such a name.
+            threads: CPU threads to compute with; None: the fewest that are about as fast as any, measured now. The
+                process's own number (`torch.get_num_threads`) is the most that None tries, and stays as it is.
 
         Raises:
             CheckpointError: see `Checkpoint.open`.
@@ -165,10 +169,12 @@ class TTSEngine:
         name, reason = select_backend(backend, device, dtype, checkpoint.config)
         fp8 = checkpoint.fp8 if fp8 is None else fp8
         kind = str(dtype).removeprefix("torch.") + (f", FP8: {', '.join(sorted(fp8))}" if fp8 else "")
-        log.info("backend %s on %s, %s (%s)", name, device, kind, reason)
-        if str(model) == DEMO:
-            log.info("the demo voice is %s", DEMO_NOTICE)
-        chosen = Backend(name, checkpoint, device, dtype, fp8, vocoder_dtype)
+        if device.type == "cpu":
+            log.info("PyTorch speaks on the CPU%s", "" if torch.cuda.is_available() else ": no NVIDIA GPU was found")
+            log.debug("backend %s, %s (%s)", name, kind, reason)
+        else:
+            log.info("backend %s on %s, %s (%s)", name, device, kind, reason)
+        chosen = Backend(name, checkpoint, device, dtype, fp8, vocoder_dtype, threads=threads)
         engine = cls(str(model), checkpoint, chosen, limits, fallback=fallback is not None)
         if device.type == "cuda":
             engine._warm_up(device)

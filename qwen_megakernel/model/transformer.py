@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from qwen_megakernel.checkpoint.config import StackConfig, TalkerConfig
+from qwen_megakernel.model.one_row import OneRow
 
 _TEXT_ROWS = 16  # rows that `Embeddings.text` projects at a time
 
@@ -69,6 +70,8 @@ class Transformer:
         self._cos, self._sin = rope_tables(
             max_positions, config.head_dim, config.rope_theta, self._norm.device, self._norm.dtype
         )
+        exact = self._norm.device.type == "cpu" and self._norm.dtype == torch.float32
+        self._one_row = OneRow(config, self._layers, self._norm) if exact else None
 
     def forward(self, rows: Tensor, position: int | Tensor, cache: KVCache, length: int | None = None) -> Tensor:
         """Run consecutive rows of one slot and append their keys and values to its cache.
@@ -84,6 +87,8 @@ class Transformer:
         Returns:
             [T, hidden], after the final norm.
         """
+        if self._one_row and length is None and len(rows) <= 2:  # more are worth one matrix product
+            return torch.stack([self._forward_one(row, position + i, cache) for i, row in enumerate(rows)])
         c, x = self.config, rows
         mask = None
         if isinstance(position, Tensor):
@@ -109,6 +114,9 @@ class Transformer:
             y = F.silu(F.linear(y, w["mlp.gate_proj"])) * F.linear(y, w["mlp.up_proj"])
             x = x + F.linear(y, w["mlp.down_proj"])
         return rms_norm(x, self._norm, c.rms_norm_eps)
+
+    def _forward_one(self, row: Tensor, position: int, cache: KVCache) -> Tensor:
+        return self._one_row.forward(row, self._cos[position], self._sin[position], position, cache.k, cache.v)
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """q [heads, T, head_dim] over k and v [1, kv_heads, length, head_dim] -> [T, heads * head_dim]."""

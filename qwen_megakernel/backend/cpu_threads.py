@@ -1,0 +1,96 @@
+"""How many threads PyTorch computes with on a CPU: measured when a model is loaded.
+
+More threads help a large model. A small one they slow down, above all beside other busy processes, because every
+operator waits for the slowest thread. The demo voice on two cores: docs/log.md, 2026-11-22.
+"""
+
+import statistics
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+
+from qwen_megakernel.backend.interfaces import CpuSpeed, LoadedModel
+from qwen_megakernel.checkpoint.config import SamplingParams
+from qwen_megakernel.model.prompt import Prompt
+
+_ROUNDS = 3  # of which the median counts
+_FRAMES = 2  # of a round: end of speech is barred so long
+_PUSHED = 8  # frames of a vocoder push, as in the middle of an utterance
+_ENOUGH_S = 3.0  # a choice: a large model's first round alone takes longer
+_WORTH = 0.9  # more threads must save a tenth of the time, because on a busy machine they cost more than here
+
+
+def use_threads(count: int) -> None:
+    """Let PyTorch compute with so many threads in the calling thread, and leave other threads as they are.
+
+    Where PyTorch is built with OpenMP (Linux, Windows), the number belongs to a thread. `torch.set_num_threads` also
+    sets what threads begin with that have yet to call PyTorch: another thread puts that back. Other builds have one
+    number for the process, which then stays `count`.
+    """
+    before = torch.get_num_threads()
+    if count == before:
+        return
+    torch.set_num_threads(count)
+    putting_back = threading.Thread(target=torch.set_num_threads, args=(before,))
+    putting_back.start()
+    putting_back.join()
+    if torch.get_num_threads() != count:
+        torch.set_num_threads(count)
+
+
+def candidates(most: int) -> list[int]:
+    """The numbers of threads to try: 1, 2, 4 and `most`."""
+    return [count for count in (1, 2, 4) if count < most] + [most]
+
+
+def measure(
+    model: LoadedModel,
+    sampling: SamplingParams,
+    threads: int | None = None,
+    clock: Callable[[], float] = time.perf_counter,
+) -> CpuSpeed:
+    """How fast a model is on this CPU, with the best number of threads. No sequence may be in its slots.
+
+    Args:
+        sampling: the checkpoint's, complete.
+        threads: this number; None: the fewest that are about as fast as any. PyTorch's own number
+            (`torch.get_num_threads`, OMP_NUM_THREADS) is the most.
+    """
+    counts = candidates(torch.get_num_threads()) if threads is None else [threads]
+    with ThreadPoolExecutor(1) as pool:  # a thread of its own: whoever loads a model keeps their number
+        seconds = pool.submit(_seconds_a_frame, model, sampling, counts, clock).result()
+    fastest = min(seconds.values())
+    chosen = next(count for count in counts if seconds[count] * _WORTH <= fastest)
+    return CpuSpeed(chosen, seconds)
+
+
+@torch.inference_mode()
+def _seconds_a_frame(
+    model: LoadedModel, sampling: SamplingParams, counts: list[int], clock: Callable[[], float]
+) -> dict[int, float]:
+    """By the number of threads, measured by turns."""
+    row = model.embeddings.code0([0])
+    prompt = Prompt(row, row, row[0])
+    codes = torch.zeros(1, _PUSHED, model.vocoder.groups, dtype=torch.int64)
+    taken: dict[int, list[float]] = {count: [] for count in counts}
+    began = clock()
+    for number in range(_ROUNDS + 1):
+        for count in counts:
+            use_threads(count)
+            start = clock()
+            model.decoder.start(0, prompt, sampling)
+            for _ in range(_FRAMES):
+                model.decoder.launch([0])
+                model.decoder.collect()
+            middle = clock()
+            model.vocoder.push([0], codes)
+            if number:  # the first round pays for what is made at first use
+                taken[count].append((middle - start) / _FRAMES + (clock() - middle) / _PUSHED)
+        if number and clock() - began > _ENOUGH_S:
+            break
+    model.decoder.recover()
+    model.vocoder.reset(0)
+    return {count: statistics.median(times) for count, times in taken.items()}

@@ -1,0 +1,124 @@
+"""How many threads PyTorch computes with on a CPU."""
+
+import logging
+import threading
+from types import SimpleNamespace
+
+import pytest
+import torch
+from probes import probed
+
+from qwen_megakernel import SamplingParams, TTSEngine
+from qwen_megakernel.backend import cpu_threads, select
+from qwen_megakernel.backend.interfaces import CpuSpeed
+from qwen_megakernel.checkpoint.load import Checkpoint
+from qwen_megakernel.errors import BackendError
+
+
+class Pretended:
+    """A model whose frames take so many seconds with so many threads, by its own clock."""
+
+    def __init__(self, seconds: dict[int, float]):
+        self.seconds, self.now, self.tried = seconds, 0.0, []
+        self.embeddings = SimpleNamespace(code0=lambda ids: torch.zeros(len(ids), 4))
+        nothing = {"start": lambda *_: None, "launch": lambda *_: None, "recover": lambda: None}
+        self.decoder = SimpleNamespace(collect=self._compute, **nothing)
+        self.vocoder = SimpleNamespace(groups=16, push=lambda *_: None, reset=lambda _: None)
+
+    def _compute(self) -> None:
+        self.tried.append(torch.get_num_threads())
+        self.now += self.seconds[self.tried[-1]]
+
+    def measure(self, threads: int | None = None) -> CpuSpeed:
+        return cpu_threads.measure(self, SamplingParams(), threads, clock=lambda: self.now)
+
+
+def in_a_thread(call):
+    said = []
+    thread = threading.Thread(target=lambda: said.append(call()))
+    thread.start()
+    thread.join()
+    return said[0]
+
+
+@pytest.fixture
+def four_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(4)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "chosen"),
+    [
+        ({1: 0.020, 2: 0.019, 4: 0.045}, 1),  # a twentieth less is not worth a second core
+        ({1: 0.020, 2: 0.011, 4: 0.045}, 2),
+        ({1: 0.020, 2: 0.011, 4: 0.006}, 4),
+    ],
+)
+def test_the_fewest_threads_that_are_about_as_fast_as_any(four_threads, seconds, chosen):
+    model = Pretended(seconds)
+    speed = model.measure()
+    assert speed.threads == chosen and set(model.tried) == {1, 2, 4}
+    assert speed.seconds == pytest.approx(seconds) and speed.frames_per_s == pytest.approx(1 / seconds[chosen])
+    assert f"{1000 * seconds[chosen]:.1f} ms with {chosen} CPU thread" in str(speed)
+    assert torch.get_num_threads() == 4, "the caller's number stays"
+
+
+def test_a_number_that_was_asked_for_is_the_only_one_tried():
+    model = Pretended({3: 0.5})
+    assert model.measure(3).threads == 3 and set(model.tried) == {3}
+
+
+def test_a_slow_model_is_not_measured_for_long(four_threads):
+    model = Pretended({1: 9.0, 2: 8.0, 4: 7.0})
+    assert model.measure().threads == 4
+    assert len(model.tried) == 2 * 2 * 3, "two frames, in the warm-up and in one round"
+
+
+def test_a_number_of_threads_is_a_threads_own(four_threads):
+    def use_three() -> tuple[int, int]:
+        cpu_threads.use_threads(3)
+        return torch.get_num_threads(), in_a_thread(torch.get_num_threads)
+
+    assert in_a_thread(use_three) == (3, 4), "threads that begin later are left alone"
+    assert torch.get_num_threads() == 4 and in_a_thread(torch.get_num_threads) == 4
+
+
+def test_where_the_process_has_one_number_it_is_set(monkeypatch):
+    process = SimpleNamespace(threads=8)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: process.threads)
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: setattr(process, "threads", count))
+    cpu_threads.use_threads(2)
+    assert process.threads == 2
+
+
+def test_an_engine_computes_with_them_and_takes_as_many_listeners_as_the_cpu_sustains(monkeypatch, caplog):
+    monkeypatch.setattr(select, "measure", lambda model, sampling, threads: CpuSpeed(3, {3: 0.030}))
+    caplog.set_level(logging.DEBUG, "qwen_megakernel")
+    with probed("demo", max_streams=8) as engine:
+        seen, launch = [], engine.probes.decoder.real.launch
+        engine.probes.decoder.launch = lambda slots: (seen.append(torch.get_num_threads()), launch(slots))
+        engine.generate("Hello.", max_frames=2)
+        assert set(seen) == {engine.threads} == {3}
+        assert engine.health()["sustained"] == 2, "0.9 of 0.08 s / 0.030 s"
+    assert "30.0 ms with 3 CPU threads" in caplog.text and "gaps" not in caplog.text
+
+
+def test_a_cpu_that_is_too_slow_is_told(monkeypatch, caplog):
+    monkeypatch.setattr(select, "measure", lambda model, sampling, threads: CpuSpeed(1, {1: 0.8}))
+    with probed("demo") as engine:
+        assert engine.health()["sustained"] == 1
+    assert "this CPU makes 0.10 s of speech a second" in caplog.text
+
+
+@pytest.mark.parametrize("threads", [0, -1, True, 2.0, "2", 257])
+def test_no_such_number_of_threads(threads):
+    with pytest.raises(BackendError, match=r"threads must be an integer in 1\.\.256"):
+        TTSEngine.load("demo", device="cpu", threads=threads)
+
+
+def test_threads_are_a_cpus():
+    with pytest.raises(BackendError, match="leave threads out"):
+        select.Backend("torch", Checkpoint.open("demo"), torch.device("cuda"), torch.float32, threads=2)
