@@ -245,11 +245,7 @@ class _Push:
 
     def _causal_conv(self, x: Tensor, name: str, state: str, dilation: int = 1, groups: int = 1) -> Tensor:
         weight, bias = self._w[f"{name}.weight"], self._w[f"{name}.bias"]
-        x = self._with_past(x, state)
-        if dilation > 1 and not x.is_cuda:
-            cols = x.unfold(-1, x.shape[-1] - 6 * dilation, dilation).flatten(1, 2)
-            return torch.matmul(weight.flatten(1), cols) + bias[:, None]
-        return F.conv1d(x, weight, bias, dilation=dilation, groups=groups)
+        return F.conv1d(self._with_past(x, state), weight, bias, dilation=dilation, groups=groups)
 
     def _snake(self, x: Tensor, name: str) -> Tensor:
         """SnakeBeta: x + sin(x * e^alpha)^2 / (e^beta + 1e-9)."""
