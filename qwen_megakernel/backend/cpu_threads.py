@@ -16,11 +16,11 @@ from qwen_megakernel.backend.interfaces import CpuSpeed, LoadedModel
 from qwen_megakernel.checkpoint.config import SamplingParams
 from qwen_megakernel.model.prompt import Prompt
 
-_ROUNDS = 3  # of which the median counts
+_ROUNDS = 5  # of which the median counts
 _FRAMES = 2  # of a round: end of speech is barred so long
 _PUSHED = 8  # frames of a vocoder push, as in the middle of an utterance
 _ENOUGH_S = 3.0  # a choice: a large model's first round alone takes longer
-_WORTH = 0.9  # more threads must save a tenth of the time, because on a busy machine they cost more than here
+_WORTH = 0.75  # more threads must save a quarter of the time: beside other work they lose more than that
 
 
 def use_threads(count: int) -> None:
