@@ -66,7 +66,7 @@ def said(server: Running, text: str = TEXT, seed: int = 5, **options) -> np.ndar
 
 def test_openais_client_gets_what_the_engine_says(server, client):
     pcm = client.audio.speech.create(
-        model="demo", voice="ada", input=TEXT, response_format="pcm", extra_body={"seed": 5, "language": "english"}
+        model="demo", voice="ada", input=TEXT, response_format="pcm", extra_body={"seed": 5, "language": "en-US"}
     )
     assert pcm.response.headers["content-type"] == "audio/pcm" and pcm.response.headers["x-seed"] == "5"
     assert pcm.content == pcm16(said(server, language="english"))

@@ -107,7 +107,7 @@ def test_it_introduces_itself(server, client):
 
 
 def test_whole_text_is_what_the_engine_says(server, client):
-    client.say("text", "a", text=TEXT, end=True, voice="ada", language="english", seed=5)
+    client.say("text", "a", text=TEXT, end=True, voice="ada", language="EN", seed=5)
     end = client.until("end", "a")
     audio = said(server, language="english")
     assert client.pcm["a"] == pcm16(audio.samples)
