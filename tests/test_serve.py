@@ -183,7 +183,8 @@ REFUSED = [
     ({"voice": "../ada"}, 400, "unknown voice"),
     ({"speed": 1.5}, 400, "speed"),
     ({"response_format": "aac"}, 400, "response_format"),
-    ({"language": "klingon"}, 400, "klingon"),
+    ({"language": "klingon"}, 400, "unknown language 'klingon'; known: auto, english (en)"),
+    ({"instructions": "Slowly."}, 400, "demo would ignore instructions: leave them out. VoiceDesign and 1.7B Custom"),
     ({"seed": -1}, 400, "seed"),
     ({"seed": True}, 400, "seed"),
     ({"seed": 2**63}, 400, "seed"),
@@ -202,6 +203,18 @@ def test_what_cannot_be_said_is_refused_in_openais_shape(server, wrong, status, 
     assert error["param"] in (*wrong, None), "a field that the request has"
 
 
+@pytest.mark.parametrize("variant, size", [("custom_voice", "tiny-adapter"), ("voice_design", "tiny")])
+def test_instructions_change_the_speech_where_the_model_takes_them(tiny, variant, size):
+    folder = tiny(variant, size=size, eos_gain=4.0)
+    with running(lambda: TTSEngine.load(folder, **OPTIONS), model="tiny") as server:
+        until(lambda: server.service.state == "ready")
+        assert get(f"{server.url}/v1/voices").json()["instructions"] is True
+        same = {"model": "tiny", "voice": "default", "response_format": "pcm", "seed": 5}
+        made = post(server, **same, instructions="Slowly.")
+        assert made.content == pcm16(said(server, speaker=None, instruct="Slowly."))
+        assert made.content != post(server, **same).content
+
+
 def test_a_body_that_is_no_json_or_too_long_is_refused(server):
     url, kind = server.url + SPEECH, {"content-type": "application/json"}
     for body in (b"{", b"notjson"):
@@ -218,7 +231,7 @@ def test_models_and_voices_are_listed(server, client):
     assert [model.id for model in client.models.list()] == ["demo"]
     listed = get(f"{server.url}/v1/voices").json()
     assert [voice["id"] for voice in listed["data"]] == list(server.service.engine.speakers)
-    assert listed["languages"] == list(server.service.engine.languages)
+    assert listed["languages"] == list(server.service.engine.languages) and listed["instructions"] is False
 
 
 def test_metrics_count(server):

@@ -163,6 +163,7 @@ def test_it_says_and_plays_what_the_engine_says(server, visit, fresh_seed):
         seen.ready()
         names = seen.page.locator("#voice option").all_inner_texts()
         assert names == list(server.service.engine.speakers)
+        assert not seen.page.is_visible("#instructions"), "the demo takes none"
         seen.page.select_option("#voice", "max")
         seen.page.select_option("#language", "english")
         seen.fill(text=TEXT, seed=fresh_seed)
@@ -492,9 +493,10 @@ def test_a_model_that_needs_no_voice_offers_the_default_one(tiny, visit):
     with running(lambda: TTSEngine.load(folder, **options), ui=True, upload=True) as server, visit(server) as seen:
         seen.ready()
         assert seen.page.locator("#voice option").all_inner_texts() == ["default"] and seen.text("note") == ""
-        seen.fill(text="Hello.")
+        seen.fill(text="Hello.", instructions="A warm, low voice.")
         seen.click("Speak")
         seen.expect("rtf", r"^\d")
+        assert seen.texts()[0]["instructions"] == "A warm, low voice."
 
 
 def test_where_nobody_may_clone_it_says_so(server, visit):
@@ -666,7 +668,7 @@ def test_on_a_phone_all_of_it_can_be_reached_with_a_thumb(server, visit, scheme)
         page.get_by_role("button", name="Speak").tap()
         seen.expect("seed-used", r"^\d+$")
         page.get_by_text("Clone a voice").tap()
-        page.evaluate("for (const id of ['cloner', 'door']) document.getElementById(id).hidden = false")
+        page.evaluate("for (const id of ['cloner', 'door', 'how']) document.getElementById(id).hidden = false")
         assert page.evaluate("document.documentElement.scrollWidth") <= 390
         sizes = "button, select, textarea, summary, input:not([type=radio]), fieldset label"
         measure = "all => all.filter(one => one.getBoundingClientRect().height < 44).map(one => one.outerHTML)"

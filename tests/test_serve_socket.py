@@ -222,7 +222,8 @@ def test_flush_speaks_what_is_held_back(server, client):
     "wrong, words",
     [
         ({"voice": "alloy"}, "known: ada"),
-        ({"language": "klingon"}, "klingon"),
+        ({"language": "klingon"}, "unknown language 'klingon'; known: auto, english (en)"),
+        ({"instructions": "Slowly."}, "would ignore instructions: leave them out. VoiceDesign and 1.7B CustomVoice"),
         ({"text": " ", "end": True}, "blank"),
         ({"text": 3}, "text must be a string"),
         ({"end": "yes"}, "end true or false"),

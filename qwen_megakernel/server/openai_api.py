@@ -144,6 +144,7 @@ def _routes(service: EngineService, metrics: Metrics, upload: bool) -> APIRouter
         service.check_ready()
         listed = [{"id": name, "object": "voice"} for name in service.voice_names()]
         more = {"languages": list(service.engine.languages), "cloning": service.can_clone}
+        more["instructions"] = service.takes_instructions
         return {"object": "list", "data": listed} | more
 
     if upload:
