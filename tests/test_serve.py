@@ -308,7 +308,7 @@ def test_with_a_token_nothing_is_told_without_it():
     with running(demo, token="secret") as server:
         until(lambda: server.service.state == "ready")
         for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "secret"}):
-            for path in ("/v1/models", "/v1/voices", "/metrics", "/openapi.json", "/nothing"):
+            for path in ("/v1/models", "/v1/voices", "/metrics", "/openapi.json", "/docs", "/nothing"):
                 refused = get(server.url + path, headers=headers)
                 assert refused.status_code == 401 and "secret" not in refused.text
                 assert refused.headers["www-authenticate"] == "Bearer"
@@ -320,6 +320,7 @@ def test_with_a_token_nothing_is_told_without_it():
         assert get(f"{server.url}/health").status_code == get(f"{server.url}/ready").status_code == 200
         bearing = {"authorization": "Bearer secret", "host": "bots.example"}
         assert get(f"{server.url}/v1/models", headers=bearing).status_code == 200
+        assert get(f"{server.url}/docs", headers=bearing).status_code == 404, "a browser could not send the token"
 
 
 def request_bytes(text: str, response_format: str = "pcm") -> bytes:

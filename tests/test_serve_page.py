@@ -640,6 +640,41 @@ def test_the_page_may_reach_its_own_server_and_nothing_else(server, browser):
     page.close()
 
 
+SWAGGER = """
+    window.SwaggerUIBundle = async ({ url, dom_id }) => {
+      const told = await (await fetch(url)).json();
+      document.querySelector(dom_id).textContent = Object.keys(told.paths).join(" ");
+      fetch("http://127.0.0.1:9/").catch(() => 0);
+    };
+    SwaggerUIBundle.presets = {};
+"""
+
+
+@pytest.mark.parametrize("online", [True, False])
+def test_docs_shows_the_api_and_its_foreign_script_reaches_nobody_else(server, browser, online):
+    """With a script in Swagger UI's place: no test fetches the real one."""
+    page, asked_for = browser.new_page(), []
+    page.add_init_script(WATCH)
+    page.on("request", lambda request: asked_for.append(request.url))
+
+    def answer(route) -> None:
+        kind = "text/css" if route.request.url.endswith(".css") else "text/javascript"
+        route.fulfill(body=SWAGGER * (kind != "text/css"), content_type=kind) if online else route.abort()
+
+    page.route("https://cdn.jsdelivr.net/**", answer)
+    page.goto(f"{server.url}/docs")
+    if online:
+        page.wait_for_function("violations.length")
+        assert page.evaluate("violations") == ["connect-src"]
+        assert "/v1/audio/speech /v1/models" in page.inner_text("#swagger-ui")
+    else:
+        assert "which needs the internet. /openapi.json says the same" in page.inner_text("#swagger-ui")
+    page.close()
+    hosts = {url.split("/")[2] for url in asked_for}
+    assert hosts == {"cdn.jsdelivr.net", f"127.0.0.1:{server.port}"}
+    assert get(f"{server.url}/docs", headers={"host": "evil.example"}).status_code == 403
+
+
 def test_without_the_option_there_is_no_page():
     with running(demo) as server:
         assert get(server.url).status_code == 404

@@ -25,7 +25,7 @@ from qwen_megakernel.server.guard import Guard
 from qwen_megakernel.server.limits import Limits
 from qwen_megakernel.server.metrics import Metrics
 from qwen_megakernel.server.openai_api import add_api
-from qwen_megakernel.server.page import add_page
+from qwen_megakernel.server.page import add_docs, add_page
 from qwen_megakernel.server.service import EngineService
 from qwen_megakernel.server.websocket_api import add_socket
 
@@ -91,6 +91,8 @@ def make_app(
     add_socket(app, service, metrics)
     if ui:
         add_page(app)
+    if token is None:
+        add_docs(app)
     return app
 
 

@@ -15,6 +15,7 @@ from qwen_megakernel.server.api_error import ApiError
 from qwen_megakernel.server.limits import Limits
 from qwen_megakernel.server.metrics import Metrics
 from qwen_megakernel.server.openai_api import error_response
+from qwen_megakernel.server.page import DOCS
 from qwen_megakernel.server.page import PATH as PAGE
 from qwen_megakernel.server.websocket_api import PATH as SOCKET
 
@@ -23,7 +24,7 @@ log = logging.getLogger(__name__)
 OPEN = ("/health", "/ready")
 """Supervisors ask these paths without a token; the answers say nothing about any client."""
 
-_KNOWN = (PAGE, "/v1/audio/speech", "/v1/models", "/v1/voices", "/health", "/ready", "/metrics", "/openapi.json")
+_KNOWN = (PAGE, DOCS, "/openapi.json", "/v1/audio/speech", "/v1/models", "/v1/voices", *OPEN, "/metrics")
 
 
 class Guard:
