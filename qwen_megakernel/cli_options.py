@@ -32,7 +32,7 @@ def add_voice_options(parser: argparse._ActionsContainer) -> None:
         "--model", default=DEMO, help=f"folder, hub id such as {PUBLISHED[1]}, or {DEMO!r} (default: {DEMO_NOTICE})"
     )
     parser.add_argument("--speaker", help="a named speaker (CustomVoice); default: the checkpoint's first")
-    parser.add_argument("--language", help="default: auto")
+    parser.add_argument("--language", help="a name or code, such as english, en or en-US; default: auto")
     parser.add_argument("--instruct", help="how to say it (VoiceDesign, 1.7B CustomVoice)")
     whose = parser.add_mutually_exclusive_group()
     whose.add_argument("--voice", metavar="PATH", help="a saved voice, of this checkpoint (Base)")

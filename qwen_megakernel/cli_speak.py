@@ -12,6 +12,7 @@ import soundfile
 from tqdm import tqdm
 
 from qwen_megakernel import SamplingParams, TTSEngine
+from qwen_megakernel.checkpoint.languages import listed
 from qwen_megakernel.checkpoint.load import DEMO, DEMO_NOTICE, Checkpoint
 from qwen_megakernel.cli_options import add_voice_options, check_voice_options
 from qwen_megakernel.engine.audio import Audio, Chunk
@@ -192,7 +193,7 @@ def _list_speakers(model: str) -> int:
         print("  no named speakers: clone a voice with --ref-audio")
     if config.variant == "voice_design":
         print("  no named speakers: describe the voice with --instruct")
-    print("languages: " + ", ".join((AUTO, *talker.named_languages)))
+    print("languages: " + listed((AUTO, *talker.named_languages)))
     if model == DEMO:
         print(f"note: {DEMO_NOTICE}")
     return 0

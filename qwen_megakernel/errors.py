@@ -11,6 +11,7 @@
     │   │   └── TextEndedError     more text behind its end
     │   ├── SpeakerError           unknown, or the checkpoint has no named speakers
     │   ├── LanguageError          unknown
+    │   ├── InstructError          not a string, not valid Unicode; on a server, ignored by the checkpoint
     │   ├── VoiceError             a voice that is missing, broken, or of another checkpoint
     │   ├── AudioError             reference audio that cannot be used
     │   └── SamplingError          a sampling value out of its range
@@ -66,6 +67,10 @@ class SpeakerError(RequestError):
 
 class LanguageError(RequestError):
     """A language the checkpoint does not have."""
+
+
+class InstructError(RequestError):
+    """An instruct that cannot be followed."""
 
 
 class VoiceError(RequestError):

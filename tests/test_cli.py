@@ -100,7 +100,8 @@ def test_lists_speakers_and_languages(tiny, capsys):
     printed = capsys.readouterr().out
     assert "ada" in printed and "english" in printed and DEMO_NOTICE in printed
     assert speak("--list-speakers", "--model", tiny("custom_voice")) == 0
-    assert "eric (sichuan_dialect)" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "eric (sichuan_dialect)" in printed and "languages: auto, chinese (zh), english (en), french (fr)" in printed
     assert speak("--list-speakers", "--model", tiny("base")) == 0
     assert "--ref-audio" in capsys.readouterr().out
 
@@ -112,6 +113,8 @@ def test_passes_on_how_to_say_it(tiny, tmp_path):
         assert speak(*model, "--output", tmp_path / "x.wav", *extra) == 0
         said.append((tmp_path / "x.wav").read_bytes())
     assert len(set(said)) == len(said)
+    assert speak(*model, "--output", tmp_path / "x.wav", "--language", "de-AT") == 0
+    assert (tmp_path / "x.wav").read_bytes() == said[2]
 
 
 def test_clones_a_voice(tiny, tmp_path):

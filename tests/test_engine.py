@@ -20,6 +20,7 @@ from qwen_megakernel import (
     ChunkStream,
     EngineBusy,
     EngineClosed,
+    InstructError,
     KernelFault,
     LanguageError,
     RequestError,
@@ -205,6 +206,8 @@ def test_names_are_known_in_any_case_and_default_to_the_first_speaker(engine):
     assert codes_of(engine) != codes_of(engine, speaker="")
     assert codes_of(engine, speaker="ryan") != codes_of(engine)
     assert codes_of(engine, language="german") != codes_of(engine)
+    for code in ("de", "DE", "de-AT", "de_DE", "de-Latn-DE"):
+        assert codes_of(engine, language=code) == codes_of(engine, language="german")
 
 
 def test_whole_text_is_non_streaming_by_default_and_pushed_text_streams(engine):
@@ -243,7 +246,10 @@ def test_instruct_is_honoured_by_some_and_warned_about_by_others(engine, backend
         (TEXT, {"language": "klingon"}, LanguageError, "unknown language 'klingon'; known: auto, chinese"),
         (TEXT, {"language": ""}, LanguageError, "unknown language ''"),
         (TEXT, {"language": "sichuan_dialect"}, LanguageError, "unknown language"),
-        (TEXT, {"instruct": 5}, RequestError, "instruct must be a string"),
+        (TEXT, {"language": "sv-SE"}, LanguageError, r"unknown language 'sv-SE'; known: auto, chinese \(zh\), "),
+        (TEXT, {"language": "-en"}, LanguageError, "unknown language '-en'"),
+        (TEXT, {"language": 7}, LanguageError, "unknown language 7"),
+        (TEXT, {"instruct": 5}, InstructError, "instruct must be a string"),
         (TEXT, {"max_frames": 0}, RequestError, "max_frames"),
         (TEXT, {"max_frames": 2.0}, RequestError, "max_frames"),
         (TEXT, {"chunk_frames": 0}, RequestError, "chunk_frames"),

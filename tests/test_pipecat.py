@@ -371,7 +371,7 @@ def test_a_change_that_cannot_be_is_refused_and_nothing_changes(engine, change, 
         ({"voice": "bob"}, SpeakerError, "known: ada, max, oliver"),
         ({"voice": ""}, SpeakerError, "known: ada, max, oliver"),
         ({"language": "klingon"}, LanguageError, "known: auto, english"),
-        ({"language": Language.SV}, LanguageError, "known: auto, english"),
+        ({"language": Language.SV}, LanguageError, r"unknown language 'sv'; known: auto, english \(en\)"),
         ({"top_p": 1.5}, SamplingError, "top_p"),
         ({"model": "another"}, RequestError, "another"),
         ({"voice": 7}, SpeakerError, "a speaker's name or a Voice, got int"),
@@ -397,10 +397,10 @@ def test_the_same_model_by_another_name_is_no_change(engine):
     assert not of(up, ErrorFrame) and service.settings.model == "demo" and len(pcm(down))
 
 
-@pytest.mark.parametrize("language", [Language.EN_US, "en-GB", "english", "English", None, "auto"])
+@pytest.mark.parametrize("language", [Language.EN_US, "en-GB", "en_us", "english", "English", None, "auto"])
 def test_languages_are_understood_in_every_form(engine, language):
     service = MegakernelTTSService(engine=engine, settings=Settings(voice="ada", language=language))
-    assert service.settings.language in ("english", "English", None, "auto")
+    assert service.settings.language in ("english", "English", "en_us", None, "auto")
     assert engine.generate("Yes.", max_frames=1, **{"language": service.settings.language}).frames == 1
 
 

@@ -66,7 +66,7 @@ def said(server: Running, text: str = TEXT, seed: int = 5, **options) -> np.ndar
 
 def test_openais_client_gets_what_the_engine_says(server, client):
     pcm = client.audio.speech.create(
-        model="demo", voice="ada", input=TEXT, response_format="pcm", extra_body={"seed": 5, "language": "english"}
+        model="demo", voice="ada", input=TEXT, response_format="pcm", extra_body={"seed": 5, "language": "en-US"}
     )
     assert pcm.response.headers["content-type"] == "audio/pcm" and pcm.response.headers["x-seed"] == "5"
     assert pcm.content == pcm16(said(server, language="english"))
@@ -178,17 +178,22 @@ REFUSED = [
     ({"input": "x" * 601}, 400, "601 characters"),
     ({"input": "\ud800"}, 400, ""),
     ({"input": 3}, 400, "input"),
-    ({"model": "tts-1"}, 404, "'demo'"),
+    ({"model": "tts-1"}, 404, "this server's model is 'demo', got 'tts-1'"),
     ({"voice": "alloy"}, 400, "known: ada"),
     ({"voice": "../ada"}, 400, "unknown voice"),
-    ({"speed": 1.5}, 400, "speed"),
-    ({"response_format": "aac"}, 400, "response_format"),
-    ({"language": "klingon"}, 400, "klingon"),
+    ({"voice": {"id": "ada"}}, 400, "voice: Input should be a valid string, got {'id': 'ada'}"),
+    ({"speed": 1.5}, 400, "only speed 1.0 is supported, got 1.5: leave it out"),
+    ({"speed": True}, 400, "only speed 1.0 is supported, got True: leave it out"),
+    ({"speed": "fast"}, 400, "only speed 1.0 is supported, got 'fast': leave it out"),
+    ({"response_format": "aac"}, 400, "'mp3', 'opus', 'flac', 'wav' or 'pcm', got 'aac'"),
+    ({"language": "klingon"}, 400, "unknown language 'klingon'; known: auto, english (en)"),
+    ({"instructions": "Slowly."}, 400, "demo would ignore instructions: leave them out. VoiceDesign and 1.7B Custom"),
     ({"seed": -1}, 400, "seed"),
     ({"seed": True}, 400, "seed"),
     ({"seed": 2**63}, 400, "seed"),
     ({"stream_format": "sse"}, 400, "stream_format"),
-    ({"ref_audio": "/etc/passwd"}, 400, "ref_audio"),
+    ({"ref_audio": "/etc/passwd"}, 400, "unknown field 'ref_audio'; known: model, input, voice, instructions, "),
+    ({"temperature": 0.5}, 400, "unknown field 'temperature'; known: model"),
 ]
 
 
@@ -200,6 +205,18 @@ def test_what_cannot_be_said_is_refused_in_openais_shape(server, wrong, status, 
     assert refused.status_code == status and words in error["message"] and error["type"] == "invalid_request_error"
     assert error["retryable"] is False and "Traceback" not in refused.text
     assert error["param"] in (*wrong, None), "a field that the request has"
+
+
+@pytest.mark.parametrize("variant, size", [("custom_voice", "tiny-adapter"), ("voice_design", "tiny")])
+def test_instructions_change_the_speech_where_the_model_takes_them(tiny, variant, size):
+    folder = tiny(variant, size=size, eos_gain=4.0)
+    with running(lambda: TTSEngine.load(folder, **OPTIONS), model="tiny") as server:
+        until(lambda: server.service.state == "ready")
+        assert get(f"{server.url}/v1/voices").json()["instructions"] is True
+        same = {"model": "tiny", "voice": "default", "response_format": "pcm", "seed": 5}
+        made = post(server, **same, instructions="Slowly.")
+        assert made.content == pcm16(said(server, speaker=None, instruct="Slowly."))
+        assert made.content != post(server, **same).content
 
 
 def test_a_body_that_is_no_json_or_too_long_is_refused(server):
@@ -214,11 +231,57 @@ def test_a_body_that_is_no_json_or_too_long_is_refused(server):
     assert http_post(url, content=iter([b" " * 4096] * 3), headers=kind).status_code == 413
 
 
+@pytest.mark.parametrize(
+    "content, words",
+    [
+        (b"", "the body is missing: send a JSON object; its fields: model, input, voice"),
+        (b'{"model": "demo"}', "input is missing: send a JSON object; its fields: model, input, voice"),
+        (b"[1]", "the body must be a JSON object, got [1]"),
+        (b'{"input": "\xe4"}', "the body cannot be read as JSON: send UTF-8"),
+        (b'{"seed": ' + b"9" * 5000 + b"}", "without deep nesting or numbers of thousands of digits"),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_a_body_that_is_no_request_is_told_what_to_be(server, content, words):
+    refused = http_post(server.url + SPEECH, content=content, headers={"content-type": "application/json"})
+    assert refused.status_code == 400 and words in refused.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("kind", [None, "", "application/json; charset=utf-8", "application/vnd.a+json"])
+def test_json_is_taken_as_such_and_without_a_content_type(server, kind):
+    content = json.dumps({"model": "demo", "input": TEXT, "voice": "ada", "response_format": "pcm", "seed": 5})
+    headers = {} if kind is None else {"content-type": kind}
+    assert http_post(server.url + SPEECH, content=content, headers=headers).content == pcm16(said(server))
+
+
+@pytest.mark.parametrize("kind", ["application/x-www-form-urlencoded", "text/plain", "multipart/form-data", "json"])
+def test_another_content_type_is_told_the_right_one(server, kind):
+    """The first is what curl -d sends."""
+    content = json.dumps({"model": "demo", "input": TEXT})
+    refused = http_post(server.url + SPEECH, content=content, headers={"content-type": kind})
+    words = f"send JSON with the header Content-Type: application/json, got Content-Type {kind!r}"
+    assert refused.status_code == 415 and refused.json()["error"]["message"] == words
+
+
+def test_nothing_is_there_but_what_is_told(server):
+    def asked(method: str, path: str, status: int) -> str:
+        answer = httpx.request(method, server.url + path, timeout=PATIENCE_S)
+        assert answer.status_code == status
+        return answer.json()["error"]["message"]
+
+    for path in ("/audio/speech", f"{SPEECH}/socket", "/"):  # a base URL without /v1; no WebSocket; no page
+        told = asked("POST", path, 404)
+        ways = f"speech is POST {SPEECH}, or the WebSocket {SPEECH}/socket; GET /openapi.json lists the rest"
+        assert told == f"there is no POST {path!r}: {ways}"
+    assert asked("GET", SPEECH, 405) == f"there is no GET {SPEECH!r}, only POST"
+    assert "start it with --allow-upload" in asked("POST", "/v1/voices", 405)
+
+
 def test_models_and_voices_are_listed(server, client):
     assert [model.id for model in client.models.list()] == ["demo"]
     listed = get(f"{server.url}/v1/voices").json()
     assert [voice["id"] for voice in listed["data"]] == list(server.service.engine.speakers)
-    assert listed["languages"] == list(server.service.engine.languages)
+    assert listed["languages"] == list(server.service.engine.languages) and listed["instructions"] is False
 
 
 def test_metrics_count(server):
@@ -236,22 +299,28 @@ def test_metrics_count(server):
 
 @pytest.mark.parametrize("headers", [{"host": "evil.example"}, {"origin": "https://evil.example"}])
 def test_pages_of_others_are_not_served_without_a_token(server, headers):
-    assert get(f"{server.url}/v1/models", headers=headers).status_code == 403
+    refused = get(f"{server.url}/v1/models", headers=headers)
+    told = refused.json()["error"]["message"]
+    assert refused.status_code == 403 and "evil.example" in told and told.endswith(": start the server with a token")
 
 
 def test_with_a_token_nothing_is_told_without_it():
     with running(demo, token="secret") as server:
         until(lambda: server.service.state == "ready")
         for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "secret"}):
-            for path in ("/v1/models", "/v1/voices", "/metrics", "/openapi.json", "/nothing"):
+            for path in ("/v1/models", "/v1/voices", "/metrics", "/openapi.json", "/docs", "/nothing"):
                 refused = get(server.url + path, headers=headers)
                 assert refused.status_code == 401 and "secret" not in refused.text
                 assert refused.headers["www-authenticate"] == "Bearer"
+                words = "that is not this server's token" if headers else "this server has a token"
+                told = refused.json()["error"]["message"]
+                assert told == f"{words}: send the header Authorization: Bearer TOKEN"
         flood = [http_post(server.url + SPEECH, content=b"x" * 5000).status_code for _ in range(200)]
         assert set(flood) == {401} and server.service.engine.metrics()["utterances"] == 1  # its warm-up
         assert get(f"{server.url}/health").status_code == get(f"{server.url}/ready").status_code == 200
         bearing = {"authorization": "Bearer secret", "host": "bots.example"}
         assert get(f"{server.url}/v1/models", headers=bearing).status_code == 200
+        assert get(f"{server.url}/docs", headers=bearing).status_code == 404, "a browser could not send the token"
 
 
 def request_bytes(text: str, response_format: str = "pcm") -> bytes:

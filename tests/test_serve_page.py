@@ -163,6 +163,7 @@ def test_it_says_and_plays_what_the_engine_says(server, visit, fresh_seed):
         seen.ready()
         names = seen.page.locator("#voice option").all_inner_texts()
         assert names == list(server.service.engine.speakers)
+        assert not seen.page.is_visible("#instructions"), "the demo takes none"
         seen.page.select_option("#voice", "max")
         seen.page.select_option("#language", "english")
         seen.fill(text=TEXT, seed=fresh_seed)
@@ -492,9 +493,10 @@ def test_a_model_that_needs_no_voice_offers_the_default_one(tiny, visit):
     with running(lambda: TTSEngine.load(folder, **options), ui=True, upload=True) as server, visit(server) as seen:
         seen.ready()
         assert seen.page.locator("#voice option").all_inner_texts() == ["default"] and seen.text("note") == ""
-        seen.fill(text="Hello.")
+        seen.fill(text="Hello.", instructions="A warm, low voice.")
         seen.click("Speak")
         seen.expect("rtf", r"^\d")
+        assert seen.texts()[0]["instructions"] == "A warm, low voice."
 
 
 def test_where_nobody_may_clone_it_says_so(server, visit):
@@ -638,6 +640,41 @@ def test_the_page_may_reach_its_own_server_and_nothing_else(server, browser):
     page.close()
 
 
+SWAGGER = """
+    window.SwaggerUIBundle = async ({ url, dom_id }) => {
+      const told = await (await fetch(url)).json();
+      document.querySelector(dom_id).textContent = Object.keys(told.paths).join(" ");
+      fetch("http://127.0.0.1:9/").catch(() => 0);
+    };
+    SwaggerUIBundle.presets = {};
+"""
+
+
+@pytest.mark.parametrize("online", [True, False])
+def test_docs_shows_the_api_and_its_foreign_script_reaches_nobody_else(server, browser, online):
+    """With a script in Swagger UI's place: no test fetches the real one."""
+    page, asked_for = browser.new_page(), []
+    page.add_init_script(WATCH)
+    page.on("request", lambda request: asked_for.append(request.url))
+
+    def answer(route) -> None:
+        kind = "text/css" if route.request.url.endswith(".css") else "text/javascript"
+        route.fulfill(body=SWAGGER * (kind != "text/css"), content_type=kind) if online else route.abort()
+
+    page.route("https://cdn.jsdelivr.net/**", answer)
+    page.goto(f"{server.url}/docs")
+    if online:
+        page.wait_for_function("violations.length")
+        assert page.evaluate("violations") == ["connect-src"]
+        assert "/v1/audio/speech /v1/models" in page.inner_text("#swagger-ui")
+    else:
+        assert "which needs the internet. /openapi.json says the same" in page.inner_text("#swagger-ui")
+    page.close()
+    hosts = {url.split("/")[2] for url in asked_for}
+    assert hosts == {"cdn.jsdelivr.net", f"127.0.0.1:{server.port}"}
+    assert get(f"{server.url}/docs", headers={"host": "evil.example"}).status_code == 403
+
+
 def test_without_the_option_there_is_no_page():
     with running(demo) as server:
         assert get(server.url).status_code == 404
@@ -666,7 +703,7 @@ def test_on_a_phone_all_of_it_can_be_reached_with_a_thumb(server, visit, scheme)
         page.get_by_role("button", name="Speak").tap()
         seen.expect("seed-used", r"^\d+$")
         page.get_by_text("Clone a voice").tap()
-        page.evaluate("for (const id of ['cloner', 'door']) document.getElementById(id).hidden = false")
+        page.evaluate("for (const id of ['cloner', 'door', 'how']) document.getElementById(id).hidden = false")
         assert page.evaluate("document.documentElement.scrollWidth") <= 390
         sizes = "button, select, textarea, summary, input:not([type=radio]), fieldset label"
         measure = "all => all.filter(one => one.getBoundingClientRect().height < 44).map(one => one.outerHTML)"

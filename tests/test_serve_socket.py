@@ -107,7 +107,7 @@ def test_it_introduces_itself(server, client):
 
 
 def test_whole_text_is_what_the_engine_says(server, client):
-    client.say("text", "a", text=TEXT, end=True, voice="ada", language="english", seed=5)
+    client.say("text", "a", text=TEXT, end=True, voice="ada", language="EN", seed=5)
     end = client.until("end", "a")
     audio = said(server, language="english")
     assert client.pcm["a"] == pcm16(audio.samples)
@@ -222,19 +222,20 @@ def test_flush_speaks_what_is_held_back(server, client):
     "wrong, words",
     [
         ({"voice": "alloy"}, "known: ada"),
-        ({"language": "klingon"}, "klingon"),
+        ({"language": "klingon"}, "unknown language 'klingon'; known: auto, english (en)"),
+        ({"instructions": "Slowly."}, "would ignore instructions: leave them out. VoiceDesign and 1.7B CustomVoice"),
         ({"text": " ", "end": True}, "blank"),
-        ({"text": 3}, "text must be a string"),
-        ({"end": "yes"}, "end true or false"),
-        ({"text": "x" * 601}, "601|600"),
+        ({"text": 3}, "text must be a string, got 3"),
+        ({"end": "yes"}, "end must be true or false, got 'yes'"),
+        ({"text": "x" * 601}, "may have 600 characters, this one has 601"),
         ({"seed": -1}, "seed"),
-        ({"seed": True}, "seed"),
-        ({"seed": "5"}, "seed"),
+        ({"seed": True}, "seed must be an integer, got True"),
+        ({"seed": "5"}, "seed must be an integer, got '5'"),
         ({"temperature": 0}, "temperature"),
         ({"chunk_frames": [0]}, "chunk_frames"),
         ({"chunk_frames": [1, 10**400]}, "chunk_frames"),
         ({"speed": 2}, "unknown setting 'speed'"),
-        ({"instructions": "x" * 2001}, "2000 characters"),
+        ({"instructions": "x" * 2001}, "instructions has 2001 characters, at most 2000"),
         ({"ref_audio": "/etc/passwd"}, "unknown setting"),
     ],
     ids=str,
@@ -253,8 +254,29 @@ def test_a_wrong_context_fails_alone(server, client, wrong, words):
 def test_settings_come_first(server, client):
     client.say("text", "a", text="Hello ")
     client.say("text", "a", text="there.", voice="max")
-    assert "first message" in client.until("error", "a")["message"]
+    told = client.until("error", "a")["message"]
+    assert told == "voice comes too late: settings go with a context's first message"
     server.at_rest()
+
+
+@pytest.mark.parametrize("kind", ["flush", "end"])
+def test_a_context_that_nobody_opened_is_told_so(server, client, kind):
+    """Else its client would wait for an end that never comes. Its name can still be used."""
+    client.say(kind, "a")
+    error = client.until("error", "a")
+    assert error["message"] == "there is no context 'a': a text message opens it" and error["code"] == "invalid"
+    client.say("text", "a", text=TEXT, end=True, voice="ada", seed=5)
+    client.until("end", "a")
+    assert client.pcm["a"] == pcm16(said(server).samples)
+
+
+@pytest.mark.parametrize("path", ["/", "/v1/audio/speech", "/v1/realtime"])
+def test_a_socket_at_another_path_is_told_the_right_one(server, path):
+    with pytest.raises(InvalidStatus) as refused:
+        connect(f"ws://127.0.0.1:{server.port}{path}")
+    response = refused.value.response
+    told = json.loads(response.body)["error"]["message"]
+    assert response.status_code == 404 and told == f"there is no WebSocket at {path!r}, but at {PATH}"
 
 
 def test_too_many_contexts_are_busy(server, client):
@@ -333,13 +355,29 @@ def test_a_flood_that_nobody_reads_is_not_taken_in():
 
 
 @pytest.mark.parametrize(
-    "message",
-    ["", "{", "[]", "null", '"text"', '{"type": "dance"}', '{"type": "end"}', '{"type": "end", "context": ""}',
-     '{"type": "text", "context": 3, "text": "x"}', '{"type": "flush", "context": "a", "x": 1}', b"\0" * 8,
-     '{"type":' * 1000, "[" * 8000, "x" * 8193],
-    ids=lambda m: str(m)[:30],
-)  # fmt: skip
-def test_what_is_no_message_ends_the_socket_and_its_contexts(server, client, message):
+    "message, words",
+    [
+        ("", "must be JSON"),
+        ("{", "must be JSON"),
+        ("[]", "must be a JSON object, got []"),
+        ("null", "must be a JSON object, got None"),
+        ('"text"', "must be a JSON object, got 'text'"),
+        ('{"type": "dance"}', "type must be text, flush, end, cancel or ping, got 'dance'"),
+        ('{"context": "a"}', "type must be text, flush, end, cancel or ping, got 'None'"),
+        ('{"type": "end"}', "context must be a string of 1 to 64 characters, got None"),
+        ('{"type": "end", "context": ""}', "got ''"),
+        ('{"type": "text", "context": 3, "text": "x"}', "got 3"),
+        ('{"type": "flush", "context": "a", "x": 1}', "flush takes a context and nothing else, got 'x'"),
+        ('{"type": "ping", "context": "a"}', "ping takes nothing, got 'context'"),
+        ('{"type": "ping", "x": 1}', "ping takes nothing, got 'x'"),
+        (b"\0" * 8, "JSON in text frames, got a binary one"),
+        ('{"type":' * 1000, "must be JSON"),
+        ("[" * 8000, "must be JSON"),
+        ("x" * 8193, "has 8193 characters, at most 8192: send its text in pieces"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_what_is_no_message_ends_the_socket_and_its_contexts(server, client, message, words):
     client.say("text", "a", text=" ".join([TEXT] * 10), end=True)
     client.until("begin", "a")
     client.line.send(message)
@@ -347,6 +385,7 @@ def test_what_is_no_message_ends_the_socket_and_its_contexts(server, client, mes
         while True:
             client.take()
     assert client.told[-1]["type"] == "error" and client.told[-1]["code"] == "protocol"
+    assert words in client.told[-1]["message"]
     server.at_rest()
 
 

@@ -380,7 +380,7 @@ def test_in_token_mode_a_change_opens_a_new_context():
     [
         ({"voice": "bob"}, "unknown voice 'bob'; known: ada, max"),
         ({"voice": 7}, "voice must be a voice's name, got int"),
-        ({"language": "klingon"}, "unknown language 'klingon'; known: auto, english, german"),
+        ({"language": "klingon"}, "unknown language 'klingon'; known: auto, english (en), german (de)"),
         ({"temperature": -1.0}, "temperature"),
         ({"model": "another"}, "a service of another checkpoint is another service"),
     ],

@@ -47,7 +47,7 @@ class TTSEngine:
         config: the checkpoint's.
         variant: "base", "custom_voice" or "voice_design".
         speakers: what `speaker` may be (CustomVoice), in the checkpoint's order.
-        languages: what `language` may be, "auto" first.
+        languages: names that `language` may have, "auto" first.
         sample_rate: of everything it returns, in Hz.
         max_positions: rows of one slot: the prompt's and one per frame.
         backend: "torch" or "megakernel".
@@ -262,7 +262,7 @@ class TTSEngine:
             chunk_frames: frames per chunk, one number or a schedule whose last number repeats; None is
                 1, 2, 4, 8, 8, ...
             speaker: CustomVoice: a name of `speakers`; None takes the first, "" none at all.
-            language: a name of `languages`; None is "auto".
+            language: a name of `languages` or its code, such as "en" or "en-US"; None is "auto".
             instruct: how to say it. A checkpoint that ignores it (0.6B CustomVoice, Base) logs a warning.
             voice: Base: whose voice, from `create_voice` or `Voice.load`.
             non_streaming_mode: True puts the whole text before the first frame, False feeds it beside the

@@ -9,7 +9,7 @@ from typing import TypedDict
 
 from qwen_megakernel.checkpoint.config import SamplingParams
 from qwen_megakernel.checkpoint.load import Checkpoint
-from qwen_megakernel.errors import RequestError, SamplingError, SpeakerError, TextError, VoiceError
+from qwen_megakernel.errors import InstructError, RequestError, SamplingError, SpeakerError, TextError, VoiceError
 from qwen_megakernel.model.conditioning import Conditioning
 from qwen_megakernel.model.prompt import PromptBuilder
 from qwen_megakernel.model.text import check_unicode
@@ -108,11 +108,11 @@ class RequestChecker:
 
     def _instruct(self, instruct: str | None) -> str | None:
         if instruct is not None and not isinstance(instruct, str):
-            raise RequestError(f"instruct must be a string, got {type(instruct).__name__}")
+            raise InstructError(f"instruct must be a string, got {type(instruct).__name__}")
         try:
             check_unicode(instruct or "", "instruct")
         except TextError as error:  # which would be about the text
-            raise RequestError(str(error)) from None
+            raise InstructError(str(error)) from None
         if instruct and not self._config.honours_instruct:
             log.warning(
                 "instruct is ignored: this checkpoint (%s, %s) does not take it",

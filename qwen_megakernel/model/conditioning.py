@@ -14,7 +14,7 @@ class Conditioning:
 
     Attributes:
         speaker: a name of the checkpoint (CustomVoice), any case; None or "" leaves the speaker row out.
-        language: a name of the checkpoint, any case, or "auto".
+        language: a name of the checkpoint or its code, any case, or "auto".
         instruct: how to say it (VoiceDesign, 1.7B CustomVoice); None or "" leaves the block out.
         voice: a cloned voice (Base): the speaker vector, and with the reference's codes and text the in-context (ICL)
             layout.

@@ -18,7 +18,6 @@ conditioning alone, so it is computed once and kept.
 
 import sys
 import threading
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -27,10 +26,9 @@ import torch
 from torch import Tensor
 
 from qwen_megakernel.checkpoint.config import ModelConfig
+from qwen_megakernel.checkpoint.languages import find_language
 from qwen_megakernel.errors import (
     CheckpointError,
-    LanguageError,
-    RequestError,
     SpeakerError,
     TextError,
     TextTooLongError,
@@ -215,15 +213,18 @@ class PromptBuilder:
         Raises:
             SpeakerError: unknown; the known ones are listed.
         """
-        return self._known(speaker, self.speakers, "speaker", SpeakerError)
+        if not isinstance(speaker, str) or speaker.lower() not in self.speakers:
+            known = ", ".join(self.speakers) if self.speakers else "none, this checkpoint has no speakers"
+            raise SpeakerError(f"unknown speaker {speaker!r}; known: {known}")
+        return speaker.lower()
 
     def known_language(self, language: str | None) -> str:
-        """The language's name as the checkpoint spells it; None is "auto".
+        """The language's name as the checkpoint spells it, also of a code such as "en" or "en-US"; None is "auto".
 
         Raises:
             LanguageError: unknown; the known ones are listed.
         """
-        return AUTO if language is None else self._known(language, self.languages, "language", LanguageError)
+        return AUTO if language is None else find_language(language, self.languages)
 
     # ------------------------------------------------------------ ids
 
@@ -252,13 +253,6 @@ class PromptBuilder:
             return [talker.codec_nothink_id, talker.codec_think_bos_id, talker.codec_think_eos_id]
         language_id = talker.languages[name]
         return [talker.codec_think_id, talker.codec_think_bos_id, language_id, talker.codec_think_eos_id]
-
-    @staticmethod
-    def _known(name: str, known: Sequence[str], what: str, error: type[RequestError]) -> str:
-        if not isinstance(name, str) or name.lower() not in known:
-            listed = ", ".join(known) if known else f"none, this checkpoint has no {what}s"
-            raise error(f"unknown {what} {name!r}; known: {listed}")
-        return name.lower()
 
     # ------------------------------------------------------------ rows
 

@@ -22,14 +22,15 @@ from pipecat.frames.frames import (
 from pipecat.processors.frame_processor import FrameDirection
 from pipecat.services.settings import TTSSettings
 from pipecat.services.tts_service import TTSService
-from pipecat.transcriptions.language import Language, resolve_language
+from pipecat.transcriptions.language import Language
 from pipecat.utils.errors import ErrorCategory
 from pipecat.utils.tracing.service_decorators import traced_tts
 from pipecat.utils.types import NOT_GIVEN, is_given
 
+from qwen_megakernel.checkpoint.languages import NAMES, primary_subtag
 from qwen_megakernel.errors import EngineBusy, RequestError
 from qwen_megakernel.pipecat.audio_context import AudioContext
-from qwen_megakernel.pipecat.settings import LANGUAGES, SpeechSettings
+from qwen_megakernel.pipecat.settings import SpeechSettings
 
 
 class _FlushFrame(ControlFrame):
@@ -71,8 +72,9 @@ class SpeechService(TTSService):
         return not self._is_streaming_tokens
 
     def language_to_service_language(self, language: Language) -> str | None:
-        """The checkpoint's name of a language."""
-        return resolve_language(language, LANGUAGES, use_base_code=True)
+        """The published checkpoints' name of a language; its code where they do not have it."""
+        code = primary_subtag(language)
+        return NAMES.get(code, code)
 
     # ------------------------------------------------------------ what differs between services
 

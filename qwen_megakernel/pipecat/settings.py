@@ -1,28 +1,15 @@
 """SpeechSettings: what may change while a pipeline runs, and what can be checked of it without the model."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
 from pipecat.services.settings import TTSSettings
-from pipecat.transcriptions.language import Language
 from pipecat.utils.types import NOT_GIVEN, NotGiven
 
 from qwen_megakernel.checkpoint.config import SamplingParams
+from qwen_megakernel.checkpoint.languages import find_language
 from qwen_megakernel.errors import LanguageError, RequestError, SpeakerError
-
-LANGUAGES = {
-    Language.ZH: "chinese",
-    Language.EN: "english",
-    Language.DE: "german",
-    Language.IT: "italian",
-    Language.PT: "portuguese",
-    Language.ES: "spanish",
-    Language.JA: "japanese",
-    Language.KO: "korean",
-    Language.FR: "french",
-    Language.RU: "russian",
-}
 
 
 @dataclass
@@ -81,7 +68,7 @@ def sampling_of(settings: SpeechSettings) -> SamplingParams:
 def check_names(
     settings: SpeechSettings,
     voices: Collection[str] | None,
-    languages: Collection[str] | None,
+    languages: Sequence[str] | None,
     *,
     unseen: str,
     no_voices: str,
@@ -105,8 +92,10 @@ def check_names(
         raise RequestError(f"instruct must be a string, got {type(instruct).__name__}")
     if isinstance(voice, str) and not _is_among(voice, voices):
         raise SpeakerError(f"unknown voice {voice!r}; known: {', '.join(voices or ()) or no_voices}")
-    if language is not None and not _is_among(language, languages):
-        raise LanguageError(f"unknown language {str(language)!r}; known: {', '.join(languages or ()) or unseen}")
+    if language is not None and languages is not None:
+        find_language(language, languages)
+    elif language is not None and not language.strip():
+        raise LanguageError(f"unknown language {language!r}; known: {unseen}")
 
 
 def _is_among(name: str, known: Collection[str] | None) -> bool:

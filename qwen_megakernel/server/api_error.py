@@ -6,6 +6,7 @@ from qwen_megakernel.errors import (
     AudioError,
     EngineBusy,
     EngineClosed,
+    InstructError,
     KernelFault,
     LanguageError,
     OutOfMemoryError,
@@ -20,6 +21,7 @@ _FIELDS = {
     SpeakerError: "voice",
     VoiceError: "voice",
     LanguageError: "language",
+    InstructError: "instructions",
     TextError: "text",
     AudioError: "audio",
 }

@@ -25,7 +25,7 @@ from qwen_megakernel.server.guard import Guard
 from qwen_megakernel.server.limits import Limits
 from qwen_megakernel.server.metrics import Metrics
 from qwen_megakernel.server.openai_api import add_api
-from qwen_megakernel.server.page import add_page
+from qwen_megakernel.server.page import add_docs, add_page
 from qwen_megakernel.server.service import EngineService
 from qwen_megakernel.server.websocket_api import add_socket
 
@@ -83,12 +83,16 @@ def make_app(
     max_upload = limits.max_upload * 4 // 3 + limits.max_body if upload else 0
     guard = Middleware(Guard, token=token, limits=limits, max_upload=max_upload, metrics=metrics, page=ui)
     about = {"title": "qwen_megakernel", "version": __version__, "docs_url": None, "redoc_url": None}
-    app = FastAPI(**about, lifespan=life, middleware=[guard])
+    # A body without a Content-Type is read as JSON: simple clients send none. FastAPI would not read it, because a
+    # browser lets pages of other sites send it without asking us first. Here the guard refuses such pages.
+    app = FastAPI(**about, lifespan=life, middleware=[guard], strict_content_type=False)
     app.state.service = service
     add_api(app, service, metrics, upload=upload)
     add_socket(app, service, metrics)
     if ui:
         add_page(app)
+    if token is None:
+        add_docs(app)
     return app
 
 

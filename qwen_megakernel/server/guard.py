@@ -15,14 +15,16 @@ from qwen_megakernel.server.api_error import ApiError
 from qwen_megakernel.server.limits import Limits
 from qwen_megakernel.server.metrics import Metrics
 from qwen_megakernel.server.openai_api import error_response
+from qwen_megakernel.server.page import DOCS
 from qwen_megakernel.server.page import PATH as PAGE
+from qwen_megakernel.server.websocket_api import PATH as SOCKET
 
 log = logging.getLogger(__name__)
 
 OPEN = ("/health", "/ready")
 """Supervisors ask these paths without a token; the answers say nothing about any client."""
 
-_KNOWN = (PAGE, "/v1/audio/speech", "/v1/models", "/v1/voices", "/health", "/ready", "/metrics", "/openapi.json")
+_KNOWN = (PAGE, DOCS, "/openapi.json", "/v1/audio/speech", "/v1/models", "/v1/voices", *OPEN, "/metrics")
 
 
 class Guard:
@@ -49,6 +51,8 @@ class Guard:
         if scope["type"] == "websocket":
             if not error and self._open_sockets >= self._limits.connections:
                 error = ApiError(503, "busy", "too many sockets are open; try again", True)
+            elif not error and scope["path"] != SOCKET:
+                error = ApiError(404, "invalid", f"there is no WebSocket at {scope['path'][:80]!r}, but at {SOCKET}")
             if error:
                 await _deny_socket(error, send)
                 return
@@ -73,13 +77,16 @@ class Guard:
         if self._token is not None:
             if self._has_token(scope, headers) or self._is_page(scope):
                 return None
-            return ApiError(401, "unauthorized", "send the server's token: Authorization: Bearer TOKEN")
+            words = "that is not this server's token" if "authorization" in headers else "this server has a token"
+            return ApiError(401, "unauthorized", f"{words}: send the header Authorization: Bearer TOKEN")
         host = headers.get("host", "")
         if not is_loopback(_host_name(f"//{host}") or ""):
-            return ApiError(403, "forbidden", f"without a token only localhost is served, not {host[:80]!r}")
+            words = f"without a token only localhost is served, not {host[:80]!r}: start the server with a token"
+            return ApiError(403, "forbidden", words)
         origin = headers.get("origin")
         if origin is not None and _authority(origin) != host:
-            return ApiError(403, "forbidden", "pages of other sites are not served without a token")
+            words = f"without a token no other site's page is served, got Origin {origin[:80]!r}"
+            return ApiError(403, "forbidden", f"{words}: start the server with a token")
         return None
 
     def _has_token(self, scope: Scope, headers: Headers) -> bool:
@@ -110,7 +117,8 @@ class Guard:
             async with asyncio.timeout(self._limits.total_s):
                 body = await asyncio.wait_for(self._body(scope, receive), self._limits.idle_s)
                 if body is None:
-                    error = ApiError(413, "invalid", f"a body may have {self._max_body(scope)} bytes")
+                    words = f"the body is too long: send at most {self._max_body(scope)} bytes"
+                    error = ApiError(413, "invalid", words)
                     await error_response(error, headers={"Connection": "close"})(scope, receive, send_in_time)
                     return
                 await self._app(scope, _replay(body, receive), send_in_time)
@@ -118,7 +126,8 @@ class Guard:
             if answered:
                 log.info("a client was too slow")
                 return  # the answer is incomplete, so the server closes the connection
-            error = ApiError(408, "idle", "the request took too long")
+            most = f"{self._limits.idle_s:g} s for its body, or {self._limits.total_s:g} s in all"
+            error = ApiError(408, "idle", f"the request took more than {most}: send it at once, with less text")
             await error_response(error, headers={"Connection": "close"})(scope, receive, send)
 
     async def _body(self, scope: Scope, receive: Receive) -> bytes | None:

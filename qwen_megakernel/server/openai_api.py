@@ -3,6 +3,7 @@
 import asyncio
 import io
 import logging
+import reprlib
 from collections.abc import AsyncIterator
 from typing import Annotated, Any, Literal
 
@@ -11,10 +12,11 @@ import soundfile
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response, StreamingResponse
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic_core import PydanticCustomError
 from starlette.exceptions import HTTPException
 
-from qwen_megakernel.errors import RequestError, TextTooLongError, TTSError
+from qwen_megakernel.errors import AudioError, TextTooLongError, TTSError
 from qwen_megakernel.model.pcm import pcm16, wav_header
 from qwen_megakernel.server.api_error import ApiError
 from qwen_megakernel.server.metrics import Metrics
@@ -30,6 +32,13 @@ _FIELD_NAMES = {("/v1/audio/speech", "text"): "input", ("/v1/voices", "voice"): 
 """Fields that these paths call by another name than the rest of the API."""
 
 
+def _check_speed(speed: Any) -> Any:
+    if isinstance(speed, bool) or speed != 1:
+        words = "only speed 1.0 is supported, got {speed}: leave it out"
+        raise PydanticCustomError("speed", words, {"speed": reprlib.repr(speed)})
+    return speed
+
+
 class SpeechRequest(BaseModel):
     """What OpenAI's `audio.speech.create` sends, and `language` and `seed`."""
 
@@ -42,9 +51,11 @@ class SpeechRequest(BaseModel):
     response_format: Literal["mp3", "opus", "flac", "wav", "pcm"] = Field(
         "mp3", description="wav and pcm (16 bit, mono) are streamed while they are made."
     )
-    speed: Annotated[float, Field(ge=1, le=1, strict=False)] = Field(1.0, description="1.0: it cannot be changed.")
+    speed: Annotated[float, BeforeValidator(_check_speed)] = Field(
+        1.0, description="1.0: it cannot be changed.", json_schema_extra={"minimum": 1, "maximum": 1}
+    )
     stream_format: Literal["audio"] = "audio"
-    language: str | None = Field(None, max_length=64, description="A name of the model's languages; none: auto.")
+    language: str | None = Field(None, max_length=64, description='A name or code, as "english", "en"; none: auto.')
     seed: int | None = Field(None, ge=0, le=MAX_SEED, description="The same request and seed, the same speech.")
 
 
@@ -56,6 +67,10 @@ class VoiceRequest(BaseModel):
     name: str = Field(min_length=1, max_length=64, description="a-z 0-9 _ -")
     audio: str = Field(description="A recording of 0.5 to 60 seconds, base64.")
     text: str | None = Field(None, max_length=10_000, pattern=r"\S", description="What it says: closer cloning.")
+
+
+_BODIES: dict[str, type[BaseModel]] = {"/v1/audio/speech": SpeechRequest, "/v1/voices": VoiceRequest}
+"""What is sent to which path."""
 
 
 class _Refused(Exception):
@@ -70,8 +85,10 @@ def add_api(app: FastAPI, service: EngineService, metrics: Metrics, *, upload: b
     app.include_router(_routes(service, metrics, upload))
     app.add_exception_handler(_Refused, lambda _request, e: error_response(e.error, e.param))
     app.add_exception_handler(TTSError, lambda request, e: _of_tts_error(e, request.url.path))
-    app.add_exception_handler(RequestValidationError, lambda _request, e: _of_validation_error(e))
-    app.add_exception_handler(HTTPException, lambda _request, e: error_response(_of_http(e), headers=e.headers))
+    app.add_exception_handler(RequestValidationError, _of_validation_error)
+    app.add_exception_handler(
+        HTTPException, lambda request, e: error_response(_of_http(request, e, upload), headers=e.headers)
+    )
     app.add_exception_handler(Exception, lambda _request, e: error_response(ApiError.of(e)))
 
 
@@ -88,16 +105,45 @@ def _of_tts_error(error: TTSError, path: str) -> JSONResponse:
     return error_response(told, _FIELD_NAMES.get((path, told.field)))
 
 
-def _of_validation_error(error: RequestValidationError) -> JSONResponse:
+def _of_validation_error(request: Request, error: RequestValidationError) -> JSONResponse:
     first = error.errors()[0]
-    if first["type"] == "json_invalid":  # its place is a character's, not a field's
-        return error_response(ApiError(400, "invalid", f"the body must be JSON: {first['ctx']['error']}"))
+    kind, got = first["type"], first.get("input")
+    known = next(", ".join(body.model_fields) for path, body in _BODIES.items() if request.url.path.endswith(path))
     where = ".".join(str(part) for part in first["loc"] if part != "body")
-    return error_response(ApiError(400, "invalid", f"{where or 'the body'}: {first['msg']}"), where or None)
+    if kind == "json_invalid":  # its place is a character's, not a field's
+        return error_response(ApiError(400, "invalid", f"the body must be JSON: {first['ctx']['error']}"))
+    if isinstance(got, bytes):  # FastAPI parses a body of this Content-Type only
+        media = request.headers.get("content-type", "")[:80]
+        words = f"send JSON with the header Content-Type: application/json, got Content-Type {media!r}"
+        return error_response(ApiError(415, "invalid", words))
+    if kind == "missing":
+        words = f"{where or 'the body'} is missing: send a JSON object; its fields: {known}"
+    elif kind == "extra_forbidden":
+        words = f"unknown field {where[:80]!r}; known: {known}"
+    elif kind == "speed":
+        words = first["msg"]
+    elif not where:
+        words = f"the body must be a JSON object, got {reprlib.repr(got)}"
+    else:
+        words = f"{where}: {first['msg']}, got {reprlib.repr(got)}"
+    return error_response(ApiError(400, "invalid", words), where or None)
 
 
-def _of_http(error: HTTPException) -> ApiError:
-    return ApiError(error.status_code, "invalid", str(error.detail))
+def _of_http(request: Request, error: HTTPException, upload: bool) -> ApiError:
+    """What Starlette and FastAPI refuse by themselves."""
+    asked, words = f"{request.method[:20]} {request.url.path[:80]!r}", str(error.detail)
+    if error.status_code == 400:
+        words = "the body cannot be read as JSON: send UTF-8, without deep nesting or numbers of thousands of digits"
+    elif error.status_code == 405 and request.url.path == "/v1/voices" and request.method == "POST" and not upload:
+        words = "this server makes no voices of recordings: start it with --allow-upload"
+    elif error.status_code == 405:
+        words = f"there is no {asked}, only {(error.headers or {}).get('Allow', 'other methods')}"
+    elif error.status_code == 404:
+        words = (
+            f"there is no {asked}: speech is POST /v1/audio/speech, or the WebSocket /v1/audio/speech/socket; "
+            "GET /openapi.json lists the rest"
+        )
+    return ApiError(error.status_code, "invalid", words)
 
 
 def _routes(service: EngineService, metrics: Metrics, upload: bool) -> APIRouter:
@@ -118,7 +164,8 @@ def _routes(service: EngineService, metrics: Metrics, upload: bool) -> APIRouter
     async def speech(body: SpeechRequest, of: Request) -> Response:
         service.check_ready()
         if body.model != service.model:
-            raise _Refused(ApiError(404, "model_not_found", f"this server speaks with {service.model!r}"), "model")
+            words = f"this server's model is {service.model!r}, got {body.model[:80]!r}"
+            raise _Refused(ApiError(404, "model_not_found", words), "model")
         if (size := len(body.input)) > (most := service.limits.max_text):
             raise _Refused(ApiError(400, "invalid", f"input has {size} characters, at most {most} are taken"), "input")
         request = service.request(body.voice, language=body.language, instruct=body.instructions, seed=body.seed)
@@ -144,6 +191,7 @@ def _routes(service: EngineService, metrics: Metrics, upload: bool) -> APIRouter
         service.check_ready()
         listed = [{"id": name, "object": "voice"} for name in service.voice_names()]
         more = {"languages": list(service.engine.languages), "cloning": service.can_clone}
+        more["instructions"] = service.takes_instructions
         return {"object": "list", "data": listed} | more
 
     if upload:
@@ -152,7 +200,7 @@ def _routes(service: EngineService, metrics: Metrics, upload: bool) -> APIRouter
         async def add_voice(body: VoiceRequest) -> dict:
             service.check_ready()
             if len(body.audio) > service.limits.max_upload * 4 // 3 + 4:
-                raise RequestError(f"audio may have {service.limits.max_upload} bytes")
+                raise AudioError(f"the recording may have {service.limits.max_upload} bytes: send a shorter one")
             await service.saved_voices.add(service.engine, body.name, body.audio, body.text)
             return {"id": body.name, "object": "voice"}
 

@@ -14,7 +14,7 @@ from qwen_megakernel.checkpoint.config import SamplingParams
 from qwen_megakernel.engine.engine import TTSEngine
 from qwen_megakernel.engine.event_loop import AsyncUtterance
 from qwen_megakernel.engine.shared import warm_up
-from qwen_megakernel.errors import CheckpointError, EngineClosed, SpeakerError, TTSError, VoiceError
+from qwen_megakernel.errors import CheckpointError, EngineClosed, InstructError, SpeakerError, TTSError, VoiceError
 from qwen_megakernel.server.limits import Limits
 from qwen_megakernel.server.saved_voices import DEFAULT_VOICE, SavedVoices
 
@@ -161,6 +161,10 @@ class EngineService:
         """Clients may make voices, and the model can speak with them."""
         return self._upload and self.engine is not None and self.engine.variant == "base"
 
+    @property
+    def takes_instructions(self) -> bool:
+        return self.engine is not None and self.engine.config.honours_instruct
+
     # ------------------------------------------------------------ speaking
 
     def check_ready(self) -> None:
@@ -175,6 +179,7 @@ class EngineService:
         self,
         voice: str | None = None,
         *,
+        instruct: str | None = None,
         temperature: float | None = None,
         top_k: int | None = None,
         top_p: float | None = None,
@@ -186,11 +191,17 @@ class EngineService:
 
         Args:
             voice: one of `voice_names` in any case, or "default".
+            instruct: `submit`'s. Where the checkpoint ignores it, it is refused: a client does not see the log.
             **options: `submit`'s own, which checks them.
 
         Raises:
-            RequestError: an unknown voice, or a sampling value out of its range.
+            RequestError: an unknown voice, an instruct that would be ignored, or a sampling value out of its range.
         """
+        if instruct and not self.takes_instructions:
+            raise InstructError(
+                f"{self.model} would ignore instructions: leave them out. VoiceDesign and 1.7B CustomVoice take them"
+            )
+        options["instruct"] = instruct
         options["sampling"] = SamplingParams.for_both(
             temperature=temperature,
             top_k=top_k,

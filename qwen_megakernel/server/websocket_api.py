@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import reprlib
 from collections import deque
 from contextlib import suppress
 from typing import Any
@@ -12,7 +13,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from qwen_megakernel.engine.event_loop import AsyncUtterance
 from qwen_megakernel.engine.word_times import SpeechRate, WordTimes
-from qwen_megakernel.errors import RequestError, TextEndedError, TextTooLongError
+from qwen_megakernel.errors import RequestError, TextEndedError, TextError, TextTooLongError
 from qwen_megakernel.model.pcm import pcm16
 from qwen_megakernel.server.api_error import ApiError
 from qwen_megakernel.server.metrics import Metrics
@@ -24,17 +25,24 @@ PATH = "/v1/audio/speech/socket"
 PROTOCOL = "speech"
 """Subprotocol, accepted if the client offers it: a browser that offers its token as one needs one to be accepted."""
 
+_KINDS = {
+    "a string": str,
+    "an integer": int,
+    "a number": (int, float),
+    "an integer or a list": (int, list),
+    "true or false": bool,
+}
 _SETTINGS = {
-    "voice": str,
-    "language": str,
-    "instructions": str,
-    "seed": int,
-    "temperature": (int, float),
-    "top_k": int,
-    "top_p": (int, float),
-    "repetition_penalty": (int, float),
-    "chunk_frames": (int, list),
-    "words": bool,
+    "voice": "a string",
+    "language": "a string",
+    "instructions": "a string",
+    "seed": "an integer",
+    "temperature": "a number",
+    "top_k": "an integer",
+    "top_p": "a number",
+    "repetition_penalty": "a number",
+    "chunk_frames": "an integer or a list",
+    "words": "true or false",
 }
 _MAX_NAME, _MAX_SETTING = 64, 2000  # characters of a context's name; of any other setting
 _MAX_UNSENT = 1000  # messages that a client has not taken yet; above it the client is not read
@@ -168,13 +176,16 @@ class _Socket:
     def _handle(self, text: str | None) -> None:
         message = self._parse(text)
         kind, name = message.pop("type", None), message.pop("context", None)
-        if kind == "ping" and name is None and not message:
+        if kind == "ping":
+            if name is not None or message:
+                raise _protocol_error(f"ping takes nothing, got {(sorted(message) or ['context'])[0][:40]!r}")
             self.put({"type": "pong"})
             return
         if kind not in ("text", "flush", "end", "cancel"):
             raise _protocol_error(f"type must be text, flush, end, cancel or ping, got {str(kind)[:40]!r}")
         if not isinstance(name, str) or not 0 < len(name) <= _MAX_NAME:
-            raise _protocol_error(f"context must be a string of 1 to {_MAX_NAME} characters")
+            got = reprlib.repr(name)
+            raise _protocol_error(f"context must be a string of 1 to {_MAX_NAME} characters, got {got}")
         context = self._contexts.get(name)
         if kind == "text":
             if context is None and name not in self._ended:
@@ -183,20 +194,23 @@ class _Socket:
                 context.text(message)
         elif message:
             raise _protocol_error(f"{kind} takes a context and nothing else, got {sorted(message)[0][:40]!r}")
-        elif context:  # otherwise it ended while this message was on its way
+        elif context:
             context.command(kind)
+        elif kind != "cancel" and name not in self._ended:  # else it ended while this message was on its way
+            self.put_error(name, ApiError(400, "invalid", f"there is no context {name!r}: a text message opens it"))
 
     def _parse(self, text: str | None) -> dict[str, Any]:
         if text is None:
-            raise _protocol_error("messages are JSON in text frames")
+            raise _protocol_error("messages are JSON in text frames, got a binary one")
         if len(text) > self.service.limits.max_body:
-            raise _protocol_error(f"a message may have {self.service.limits.max_body} characters")
+            most = self.service.limits.max_body
+            raise _protocol_error(f"a message has {len(text)} characters, at most {most}: send its text in pieces")
         try:
             message = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise _protocol_error(f"a message must be JSON: {str(error)[:80]}") from None
         if not isinstance(message, dict):
-            raise _protocol_error("a message must be a JSON object")
+            raise _protocol_error(f"a message must be a JSON object, got {reprlib.repr(message)}")
         return message
 
     # ------------------------------------------------------------ contexts
@@ -337,19 +351,25 @@ class _Context:
         """
         message, most = dict(message), self._socket.service.limits.max_text
         if self._characters > most:
-            raise TextTooLongError(f"a context may have {most} characters")
+            raise TextTooLongError(
+                f"a context may have {most} characters, this one has {self._characters}: open another one for the rest"
+            )
         text, complete = message.pop("text", None), message.pop("end", False)
-        if not isinstance(text, str) or not isinstance(complete, bool):
-            raise RequestError("text must be a string, and end true or false")
+        if not isinstance(text, str):
+            raise TextError(f"text must be a string, got {reprlib.repr(text)}")
+        if not isinstance(complete, bool):
+            raise RequestError(f"end must be true or false, got {reprlib.repr(complete)}")
         for name, value in message.items():
-            kind = _SETTINGS.get(name)
-            if kind is None or not opens:
-                where = "" if opens else " behind a context's first message"
-                raise RequestError(f"unknown setting {name[:40]!r}{where}; known: {', '.join(_SETTINGS)}")
+            if name not in _SETTINGS:
+                raise RequestError(f"unknown setting {name[:40]!r}; known: {', '.join(_SETTINGS)}")
+            if not opens:
+                raise RequestError(f"{name} comes too late: settings go with a context's first message")
+            wanted = _SETTINGS[name]
+            kind = _KINDS[wanted]
             if value is not None and (not isinstance(value, kind) or isinstance(value, bool) is not (kind is bool)):
-                raise RequestError(f"{name} has a value of the wrong kind: {str(value)[:40]!r}")
+                raise RequestError(f"{name} must be {wanted}, got {reprlib.repr(value)}")
             if isinstance(value, str) and len(value) > _MAX_SETTING:
-                raise RequestError(f"{name} may have {_MAX_SETTING} characters")
+                raise RequestError(f"{name} has {len(value)} characters, at most {_MAX_SETTING} are taken")
         return {name: value for name, value in message.items() if value is not None}, text, complete
 
     async def _push_texts(self, text: str) -> None:

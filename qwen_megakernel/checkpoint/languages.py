@@ -1,0 +1,52 @@
+"""Languages by name and by code: the one table for Python, the command line, Pipecat, HTTP and the WebSocket."""
+
+import re
+from collections.abc import Sequence
+
+from qwen_megakernel.errors import LanguageError
+
+NAMES = {
+    "zh": "chinese",
+    "en": "english",
+    "fr": "french",
+    "de": "german",
+    "it": "italian",
+    "ja": "japanese",
+    "ko": "korean",
+    "pt": "portuguese",
+    "ru": "russian",
+    "es": "spanish",
+}
+"""ISO 639-1 codes of the languages of the published checkpoints -> how `codec_language_id` names them."""
+_CODES = {name: code for code, name in NAMES.items()}
+
+
+def primary_subtag(tag: str) -> str:
+    """The part of a BCP 47 tag that says the language, in lower case: "en" of "EN", "en-US" and "en_US"."""
+    return re.split("[-_]", tag.lower())[0]
+
+
+def find_language(asked: str, known: Sequence[str]) -> str:
+    """The language that a caller means.
+
+    Args:
+        asked: one of `known`, or the code of one, alone or with a region such as "en-US"; in any case.
+        known: names that the checkpoint has, in lower case.
+
+    Returns:
+        The one of `known`.
+
+    Raises:
+        LanguageError: it is none of them; the names and codes that work are listed.
+    """
+    if isinstance(asked, str):
+        asked = str(asked)  # Pipecat's `Language` is one with another repr
+        for name in (asked.lower(), NAMES.get(primary_subtag(asked))):
+            if name in known:
+                return name
+    raise LanguageError(f"unknown language {asked!r}; known: {listed(known)}")
+
+
+def listed(known: Sequence[str]) -> str:
+    """For people: the names with their codes, such as "auto, english (en)"."""
+    return ", ".join(f"{name} ({_CODES[name]})" if name in _CODES else name for name in known)
