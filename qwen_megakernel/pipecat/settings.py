@@ -9,7 +9,7 @@ from pipecat.utils.types import NOT_GIVEN, NotGiven
 
 from qwen_megakernel.checkpoint.config import SamplingParams
 from qwen_megakernel.checkpoint.languages import find_language
-from qwen_megakernel.errors import LanguageError, RequestError, SpeakerError
+from qwen_megakernel.errors import InstructError, LanguageError, SpeakerError
 
 
 @dataclass
@@ -83,13 +83,13 @@ def check_names(
 
     Raises:
         SpeakerError, LanguageError: unknown; the message lists the known ones.
-        RequestError: the instruct is no string.
+        InstructError: the instruct is no string.
     """
     voice, language, instruct = settings.voice, settings.language, settings.instruct
     if language is not None and not isinstance(language, str):
         raise LanguageError(f"language must be a string or a Language, got {type(language).__name__}")
     if instruct is not None and not isinstance(instruct, str):
-        raise RequestError(f"instruct must be a string, got {type(instruct).__name__}")
+        raise InstructError(f"instruct must be a string, got {type(instruct).__name__}")
     if isinstance(voice, str) and not _is_among(voice, voices):
         raise SpeakerError(f"unknown voice {voice!r}; known: {', '.join(voices or ()) or no_voices}")
     if language is not None and languages is not None:

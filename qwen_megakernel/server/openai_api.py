@@ -153,6 +153,7 @@ def _routes(service: EngineService, metrics: Metrics, upload: bool) -> APIRouter
         for code, words in (
             (400, "It can never be served."),
             (404, "Another model is served."),
+            (415, "The Content-Type is not JSON's."),
             (429, "Too many callers; try again."),
             (500, "This utterance failed."),
             (503, "Not ready, or no longer."),
