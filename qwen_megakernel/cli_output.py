@@ -91,13 +91,16 @@ def check_writable(option: str, output: str) -> None:
         RequestError: it cannot; the message names `option`.
     """
     path = Path(output)
-    if not path.parent.is_dir():
-        raise RequestError(f"{option}: no folder {str(path.parent)!r}")
-    needed = [path] if path.exists() else []
-    if path.is_file() or not needed:
-        needed.append(path.parent)  # a file is made beside its place
-    if path.is_dir() or not all(os.access(place, os.W_OK) for place in needed):
-        raise RequestError(f"{option}: {output!r} is a folder or cannot be written")
+    try:
+        if not path.parent.is_dir():
+            raise RequestError(f"{option}: no folder {str(path.parent)!r}")
+        needed = [path] if path.exists() else []
+        if path.is_file() or not needed:
+            needed.append(path.parent)  # a file is made beside its place
+        if path.is_dir() or not all(os.access(place, os.W_OK) for place in needed):
+            raise RequestError(f"{option}: {output!r} is a folder or cannot be written")
+    except OSError as error:  # a name that is too long
+        raise RequestError(f"{option}: {output!r} cannot be written: {error.strerror}") from None
 
 
 def _cannot_write(path: Path, folder: Path, error: OSError) -> RequestError:
@@ -181,9 +184,10 @@ class SpeechFile:
 
     def __exit__(self, kind: type[BaseException] | None, *_rest: object) -> None:
         try:
-            self.kept = kind is not None and self._keep_partial and self._samples > 0 and self._target.error is None
-            if kind is None or self.kept:
+            keep = kind is not None and self._keep_partial and self._samples > 0 and self._target.error is None
+            if kind is None or keep:
                 self._finish()
+            self.kept = keep
         finally:
             self._discard()
 

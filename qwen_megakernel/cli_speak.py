@@ -62,20 +62,20 @@ def _speak(args: argparse.Namespace) -> int:
     sampling = sampling_of(args, seed)
     options = {"backend": args.backend, "device": args.device, "weights": args.weights, "threads": args.threads}
     with ExitStack() as stack:
-        engine = stack.enter_context(TTSEngine.load(args.model, **options, max_streams=1))
-        if args.ref_audio is not None:
-            voice = engine.create_voice(args.ref_audio, args.ref_text)
-            if args.save_voice is not None:
-                voice.save(args.save_voice)
-        request = {"speaker": args.speaker, "language": args.language, "instruct": args.instruct, "voice": voice}
-        request["sampling"] = sampling
-        pieces = [piece for part in parts for piece in engine.pieces(part, **request)]
         path = output
         if output is None:
             path = str(Path(stack.enter_context(tempfile.TemporaryDirectory())) / OUT)
-        audios = []
-        with _sink(path, engine.sample_rate, args.keep_partial) as write:
-            with _ChunkTimes() if args.stream else _Progress(pieces) as progress:
+        with TTSEngine.load(args.model, **options, max_streams=1) as engine:
+            if args.ref_audio is not None:
+                voice = engine.create_voice(args.ref_audio, args.ref_text)
+                if args.save_voice is not None:
+                    voice.save(args.save_voice)
+            request = {"speaker": args.speaker, "language": args.language, "instruct": args.instruct, "voice": voice}
+            request["sampling"] = sampling
+            pieces = [piece for part in parts for piece in engine.pieces(part, **request)]
+            audios = []
+            progress = _ChunkTimes() if args.stream else _Progress(pieces)
+            with _sink(path, engine.sample_rate, args.keep_partial) as write, progress:
                 for piece in pieces:
                     stream = engine.stream(piece, **request)
                     for chunk in stream:
@@ -83,7 +83,7 @@ def _speak(args: argparse.Namespace) -> int:
                         write(pcm16(chunk.samples))
                     audios.append(stream.utterance.result())
                     progress.piece_ends()
-        _report(args, output, engine, audios, seed)
+            _report(args, output, engine, audios, seed)
         if args.play:
             play(Path(path))
     return 0

@@ -165,6 +165,7 @@ def test_the_demo_reads_what_is_secret_from_the_environment(monkeypatch, capsys)
         (["--text", "x", "--output", ""], "is a folder or cannot be written"),
         (["--text", "x", "--model", "./nowhere"], "no folder"),
         (["--text", "x", "--output", "no/such/folder/x.wav"], "--output: no folder"),
+        (["--text", "x", "--output", "x" * 300], "File name too long"),
         (["--text", "x", "--output", "x.txt"], "end it in .wav, .mp3, .flac, .ogg, .opus"),
         (["--text", "x", "--output", "-", "--play"], "give one of the two"),
         (["--text", "x", "--output", "-", "--keep-partial"], "name it with --output"),

@@ -136,6 +136,18 @@ def test_a_disk_that_is_full_at_the_very_end_leaves_what_was_there(here, monkeyp
     assert Path("x.wav").read_bytes() == b"before" and len(list(here.iterdir())) == 1
 
 
+def test_what_could_not_be_kept_is_not_told_to_be(here, monkeypatch):
+    def full(_descriptor):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    file = SpeechFile("x.wav", RATE, keep_partial=True)
+    with pytest.raises(RequestError, match="no space left on"), file:
+        file.write(pcm16(reference_audio(1.0)))
+        raise KeyboardInterrupt
+    assert not file.kept and not list(here.iterdir())
+
+
 @pytest.mark.parametrize("extra", [[], ["--stream"], ["--keep-partial"]], ids=str)
 def test_speak_on_a_full_disk_fails_in_order(extra, here, full_disk, capsys):
     Path("x.wav").write_bytes(b"before")
