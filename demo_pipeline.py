@@ -1,6 +1,6 @@
 """Qwen3-TTS in a Pipecat pipeline.
 
-    python demo_pipeline.py --text "Hello there." --output hello.wav    text in, WAV out
+    python demo_pipeline.py --text "Hello there." --output hello.wav    text in, sound out
     python demo_pipeline.py --bot                                       a voice bot on a web page
     python demo_pipeline.py --bot --local-audio                         the same at this machine's microphone
 
@@ -10,6 +10,11 @@ speech-to-text service:
     --stt pipecat.services.deepgram.stt:DeepgramSTTService --stt-options '{"api_key": "$DEEPGRAM_API_KEY"}'
 """
 
+from qwen_megakernel.__main__ import end_at_interrupt
+
+if __name__ == "__main__":
+    end_at_interrupt(True)  # the imports below take seconds
+
 import argparse
 import asyncio
 import importlib
@@ -17,17 +22,17 @@ import json
 import logging
 import os
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Awaitable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import numpy as np
-import soundfile
 from loguru import logger
 from pipecat.audio.vad.silero import SileroVADAnalyzer
 from pipecat.frames.frames import (
+    CancelWorkerFrame,
     EndFrame,
     InterruptionFrame,
     LLMFullResponseEndFrame,
@@ -42,7 +47,7 @@ from pipecat.pipeline.pipeline import Pipeline
 from pipecat.pipeline.worker import PipelineParams, PipelineWorker
 from pipecat.processors.aggregators.llm_context import LLMContext
 from pipecat.processors.aggregators.llm_response_universal import LLMContextAggregatorPair, LLMUserAggregatorParams
-from pipecat.processors.frame_processor import FrameProcessor
+from pipecat.processors.frame_processor import FrameDirection, FrameProcessor
 from pipecat.services.tts_service import TextAggregationMode
 from pipecat.transports.base_output import BaseOutputTransport
 from pipecat.transports.base_transport import TransportParams
@@ -50,8 +55,13 @@ from pipecat.workers.runner import WorkerRunner
 
 from qwen_megakernel import TTSEngine, TTSError
 from qwen_megakernel.checkpoint.load import DEMO, DEMO_NOTICE
-from qwen_megakernel.cli_options import add_voice_options, check_voice_options
-from qwen_megakernel.cli_speak import check_wav
+from qwen_megakernel.cli_options import (
+    add_output_options,
+    add_voice_options,
+    check_voice_options,
+    refuse_unknown_options,
+)
+from qwen_megakernel.cli_output import OUT, SpeechFile, checked_output, play, write_stdout
 from qwen_megakernel.errors import RequestError
 from qwen_megakernel.offline_llm import OfflineLLM
 from qwen_megakernel.pipecat_tts import MegakernelTTSService
@@ -60,6 +70,7 @@ INSTRUCTION = "You speak with a user by voice. Answer in one or two short senten
 
 
 def main(argv: list[str] | None = None) -> int:
+    end_at_interrupt(False)
     parser = make_parser()
     args, others = parser.parse_known_args(argv)
     logger.remove()
@@ -67,12 +78,13 @@ def main(argv: list[str] | None = None) -> int:
     logging.basicConfig(format="%(message)s", stream=sys.stderr)
     logging.getLogger("qwen_megakernel").setLevel(logging.INFO)
     if others and (not args.bot or args.local_audio):
+        refuse_unknown_options(parser, others)
         parser.error(f"unknown arguments: {' '.join(others)}")
     try:
         make_stt(args)  # wrong options are told now, not to the first caller
         args.voice = check_voice_options(args)
         if not args.bot:
-            asyncio.run(speak(args))
+            speak(args)
         elif args.local_audio:
             asyncio.run(talk_here(args))
         else:
@@ -83,6 +95,8 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
+    except BrokenPipeError:  # the process that read our PCM is gone
+        return 1
     return 0
 
 
@@ -92,9 +106,9 @@ def make_parser() -> argparse.ArgumentParser:
     add_voice_options(voice)
     voice.add_argument("--tokens", action="store_true", help="speak while the text comes, not sentence by sentence")
     voice.add_argument("--rate", type=int, choices=(8000, 16000, 24000, 48000), default=24000, help="of the output, Hz")
-    text = parser.add_argument_group("text in, WAV out")
+    text = parser.add_argument_group("text in, sound out")
     text.add_argument("--text", help="what to say; default: standard input")
-    text.add_argument("--output", default="out.wav", metavar="PATH", help="WAV to write, or - for raw PCM16 on stdout")
+    add_output_options(text)
     bot = parser.add_argument_group("bot")
     bot.add_argument(
         "--bot", action="store_true", help="serve a voice bot; further options are those of Pipecat's runner"
@@ -129,17 +143,24 @@ async def make_tts(args: argparse.Namespace, engine: TTSEngine) -> MegakernelTTS
     return MegakernelTTSService(
         engine=engine,
         settings=MegakernelTTSService.Settings(
-            voice=voice, language=args.language, instruct=args.instruct, seed=args.seed
+            voice=voice,
+            language=args.language,
+            instruct=args.instruct,
+            temperature=args.temperature,
+            top_k=args.top_k,
+            top_p=args.top_p,
+            repetition_penalty=args.repetition_penalty,
+            seed=args.seed,
         ),
         text_aggregation_mode=TextAggregationMode.TOKEN if args.tokens else TextAggregationMode.SENTENCE,
     )
 
 
-# ---------------------------------------------------------------- text in, WAV out
+# ---------------------------------------------------------------- text in, sound out
 
 
-class WavOutput(BaseOutputTransport):
-    """An output transport that takes audio as fast as it comes: into a WAV file, or as PCM16 to standard output."""
+class SoundOutput(BaseOutputTransport):
+    """An output transport that takes audio as fast as it comes: into a sound file, or as PCM16 to standard output."""
 
     def __init__(self, path: str):
         # A transport fills its last piece up with silence; with pieces of 10 ms that is next to none.
@@ -148,17 +169,24 @@ class WavOutput(BaseOutputTransport):
         self._path, self._pcm = path, bytearray()
         self.first_audio: float | None = None  # time.monotonic()
         self.last_audio = 0.0
+        self.error: RequestError | BrokenPipeError | None = None  # which ended it
 
     async def start(self, frame: StartFrame):
         await super().start(frame)
         await self.set_transport_ready(frame)
 
     async def write_audio_frame(self, frame: OutputAudioRawFrame) -> bool:
+        if self.error:
+            return False
         self.last_audio = time.monotonic()
         self.first_audio = self.first_audio or self.last_audio
         if self._path == "-":
-            sys.stdout.buffer.write(frame.audio)
-            sys.stdout.buffer.flush()
+            try:
+                write_stdout(frame.audio)
+            except (RequestError, BrokenPipeError) as error:
+                self.error = error
+                await self.push_frame(CancelWorkerFrame(), FrameDirection.UPSTREAM)
+                return False
         self._pcm += frame.audio
         return True
 
@@ -166,26 +194,35 @@ class WavOutput(BaseOutputTransport):
     def seconds(self) -> float:
         return len(self._pcm) / 2 / self.sample_rate
 
-    def save(self) -> str:
-        if self._path == "-":
-            return "PCM16 on standard output"
-        try:
-            soundfile.write(self._path, np.frombuffer(self._pcm, "<i2"), self.sample_rate, "PCM_16", format="WAV")
-        except (OSError, soundfile.SoundFileError) as error:
-            raise RequestError(f"--output {self._path}: {error}") from None
-        return str(Path(self._path).resolve())
+    def save(self) -> None:
+        if self._path != "-":
+            with SpeechFile(self._path, self.sample_rate) as file:
+                file.write(self._pcm)
 
 
-async def speak(args: argparse.Namespace) -> None:
+def speak(args: argparse.Namespace) -> None:
     text = args.text if args.text is not None else sys.stdin.read()
     if not text.strip():
         raise RequestError("the text is blank; give it with --text or on standard input")
-    check_wav(args.output)
+    output = checked_output(args)
+    with tempfile.TemporaryDirectory() as folder:
+        path = output or str(Path(folder) / OUT)
+        lines = asyncio.run(say(args, text, path))
+        if output:
+            where = "PCM16 on standard output" if output == "-" else Path(output).resolve()
+            lines.insert(0, f"wrote   {where}")
+        print("\n".join(lines), file=sys.stderr if output == "-" else sys.stdout)
+        if args.play:
+            play(Path(path))
+
+
+async def say(args: argparse.Namespace, text: str, path: str) -> list[str]:
+    """Speak into a file. Returns the lines that tell about it."""
     async with loaded_engine(args) as engine:
-        output = WavOutput(args.output)
+        output = SoundOutput(path)
         pipeline = Pipeline([await make_tts(args, engine), output])
         worker = PipelineWorker(pipeline, params=PipelineParams(audio_out_sample_rate=args.rate), enable_rtvi=False)
-        errors, began = [], 0.0
+        errors, began, end = [], 0.0, None
 
         @worker.event_handler("on_pipeline_started")
         async def on_pipeline_started(worker, frame):
@@ -198,20 +235,29 @@ async def speak(args: argparse.Namespace) -> None:
         async def on_pipeline_error(worker, frame):
             errors.append(frame.error)
 
-        runner = WorkerRunner()
+        @worker.event_handler("on_pipeline_finished")
+        async def on_pipeline_finished(worker, frame):
+            nonlocal end
+            end = frame
+
+        runner = WorkerRunner(handle_sigint=False)
         await runner.add_workers(worker)
         await runner.run()
-        if errors or output.first_audio is None:
-            raise RequestError(errors[0] if errors else "interrupted before the first sound")
+        if asyncio.current_task().cancelling():  # Ctrl-C: the runner ends as if all had been said
+            raise asyncio.CancelledError
+        if output.error:
+            raise output.error
+        if errors or not isinstance(end, EndFrame) or output.first_audio is None:
+            raise RequestError(errors[0] if errors else "the pipeline ended before all was said; nothing was written")
+        output.save()
         lines = [
-            f"wrote   {output.save()}",
             f"speech  {output.seconds:.2f} s at {output.sample_rate} Hz",
             f"speed   TTFC {1000 * (output.first_audio - began):.1f} ms from the text to the output transport, "
             f"RTF {(output.last_audio - began) / output.seconds:.3f} ({engine.backend} backend)",
         ]
         if args.model == DEMO:
             lines.append(f"voice   {DEMO_NOTICE}")
-        print("\n".join(lines), file=sys.stderr if args.output == "-" else sys.stdout)
+        return lines
 
 
 # ---------------------------------------------------------------- bot

@@ -21,17 +21,17 @@ from qwen_megakernel.check.verify import FRAMES, verify
 from qwen_megakernel.checkpoint.fp8 import parts_of
 from qwen_megakernel.checkpoint.load import DEMO, DEMO_NOTICE, PUBLISHED, Checkpoint, name_of_model
 from qwen_megakernel.checkpoint.quantize import quantize_checkpoint
-from qwen_megakernel.cli_options import WEIGHTS_CHOICES, WEIGHTS_HELP, add_threads, weights_of
+from qwen_megakernel.cli_options import WEIGHTS_CHOICES, WEIGHTS_HELP, CommandParser, add_threads, weights_of
 from qwen_megakernel.cli_speak import add_speak
 from qwen_megakernel.errors import BackendError, RequestError
 from qwen_megakernel.server.service import TOKEN
 
 
 def main(argv: list[str] | None = None) -> int:
-    args = _parser().parse_args(argv)
-    logging.basicConfig(format="%(message)s", stream=sys.stderr)
-    logging.getLogger("qwen_megakernel").setLevel(logging.INFO)
     try:
+        args = _parser().parse_args(argv)
+        logging.basicConfig(format="%(message)s", stream=sys.stderr)
+        logging.getLogger("qwen_megakernel").setLevel(logging.INFO)
         return args.run(args)
     except TTSError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -46,7 +46,7 @@ def main(argv: list[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="qwen-megakernel", description="Speak with Qwen3-TTS.")
     parser.add_argument("--version", action="version", version=f"qwen-megakernel {__version__}")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=CommandParser)
     for add in (add_speak, _add_serve, _add_verify, _add_quantize, _add_build, _add_bench, _add_doctor):
         add(commands)
     return parser

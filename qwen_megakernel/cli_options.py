@@ -1,15 +1,45 @@
-"""Command line options that several commands share: weights, and who speaks, how, and on what."""
+"""Command line options that several commands share: weights; who speaks, how, and on what; where it goes to."""
 
 import argparse
+from collections.abc import Sequence
+from difflib import get_close_matches
 
 from qwen_megakernel.backend.select import BACKENDS
+from qwen_megakernel.checkpoint.config import SamplingParams
 from qwen_megakernel.checkpoint.fp8 import WEIGHTS, parts_of
 from qwen_megakernel.checkpoint.load import DEMO, DEMO_NOTICE, PUBLISHED
+from qwen_megakernel.cli_output import FORMATS, OUT, PLAYERS
 from qwen_megakernel.errors import BackendError, RequestError
 from qwen_megakernel.model.voice import Voice, check_ref_options
 
 WEIGHTS_CHOICES = f"{', '.join(WEIGHTS)}, or parts of it such as talker,lm_heads"
 WEIGHTS_HELP = f"{WEIGHTS_CHOICES} (docs/fp8.md); default: as the checkpoint has them"
+
+
+def refuse_unknown_options(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
+    """End the process as argparse does, with the parser's usage, if a word is an option that it does not have. The
+    message names the nearest option that it has."""
+    known = list(parser._option_string_actions)
+    for word in words:
+        if word == "--":
+            return
+        name = word.partition("=")[0]
+        # As argparse does: what holds a space is a value, and an option may be cut short.
+        if name.startswith("--") and " " not in word and not any(option.startswith(name) for option in known):
+            near = get_close_matches(name, known, n=1)
+            parser.error(f"unknown option {name}" + (f"; did you mean {near[0]}?" if near else ""))
+
+
+class CommandParser(argparse.ArgumentParser):
+    """The parser of a command. It refuses unknown arguments itself, where argparse would print the usage of the whole
+    program."""
+
+    def parse_known_args(self, args=None, namespace=None):
+        refuse_unknown_options(self, args)
+        namespace, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return namespace, unknown
 
 
 def weights_of(text: str) -> str | list[str]:
@@ -39,10 +69,42 @@ def add_voice_options(parser: argparse._ActionsContainer) -> None:
     whose.add_argument("--ref-audio", metavar="PATH", help="whose voice to clone (Base)")
     parser.add_argument("--ref-text", help="what the reference audio says: closer cloning")
     parser.add_argument("--seed", type=int, help="same text and seed, same speech; default: a fresh one")
+    parser.add_argument("--temperature", type=float, help="how freely codes are drawn; default: the checkpoint's")
+    parser.add_argument("--top-k", type=int, help="draw among the k likeliest, 0: all; default: the checkpoint's")
+    parser.add_argument("--top-p", type=float, help="draw among the likeliest of this sum; default: the checkpoint's")
+    parser.add_argument("--repetition-penalty", type=float, help="of first codes; default: the checkpoint's")
     parser.add_argument("--backend", choices=BACKENDS, default="auto")
     parser.add_argument("--weights", type=weights_of, help=WEIGHTS_HELP)
     parser.add_argument("--device", help="cpu, cuda, cuda:1; default: a GPU if there is one")
     add_threads(parser)
+
+
+def add_output_options(parser: argparse._ActionsContainer) -> None:
+    """Add the options that say where speech goes."""
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="PATH",
+        help=f"sound file, by its ending {', '.join(FORMATS)}; - for raw PCM16 on stdout; default: {OUT}",
+    )
+    parser.add_argument(
+        "--play", action="store_true", help=f"play it with {', '.join(PLAYERS)}; without --output no file is kept"
+    )
+
+
+def sampling_of(args: argparse.Namespace, seed: int | None) -> SamplingParams:
+    """How codes are drawn, of both kinds.
+
+    Raises:
+        SamplingError: a value out of its range.
+    """
+    return SamplingParams.for_both(
+        temperature=args.temperature,
+        top_k=args.top_k,
+        top_p=args.top_p,
+        repetition_penalty=args.repetition_penalty,
+        seed=seed,
+    )
 
 
 def check_voice_options(args: argparse.Namespace) -> Voice | None:
@@ -50,8 +112,10 @@ def check_voice_options(args: argparse.Namespace) -> Voice | None:
 
     Raises:
         RequestError: the options do not go together.
+        SamplingError: a sampling value out of its range.
         VoiceError: the file is no voice, or --ref-text is blank.
     """
+    sampling_of(args, args.seed)
     check_ref_options(args.ref_audio, args.ref_text)
     if args.speaker is not None and (args.voice is not None or args.ref_audio is not None):
         raise RequestError(

@@ -1,23 +1,25 @@
-"""`qwen-megakernel speak`: text in, WAV out."""
+"""`qwen-megakernel speak`: text in, sound out."""
 
 import argparse
-import os
 import secrets
 import sys
+import tempfile
 import time
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-import numpy as np
-import soundfile
 from tqdm import tqdm
 
-from qwen_megakernel import SamplingParams, TTSEngine
+from qwen_megakernel import TTSEngine
 from qwen_megakernel.checkpoint.languages import listed
 from qwen_megakernel.checkpoint.load import DEMO, DEMO_NOTICE, Checkpoint
-from qwen_megakernel.cli_options import add_voice_options, check_voice_options
+from qwen_megakernel.cli_options import add_output_options, add_voice_options, check_voice_options, sampling_of
+from qwen_megakernel.cli_output import OUT, SpeechFile, check_writable, checked_output, play, write_stdout
 from qwen_megakernel.engine.audio import Audio, Chunk
+from qwen_megakernel.engine.word_times import SpeechRate, weight, words_of
 from qwen_megakernel.errors import RequestError
 from qwen_megakernel.model.conditioning import AUTO
+from qwen_megakernel.model.pcm import pcm16
 from qwen_megakernel.model.text import split_sentences
 
 MAX_PIECE_CHARS = 300
@@ -26,20 +28,18 @@ MAX_PIECE_CHARS = 300
 
 def add_speak(commands: argparse._SubParsersAction) -> None:
     """Add the command `speak`."""
-    speak = commands.add_parser("speak", help="text in, WAV out", description="Text in, WAV out.")
+    speak = commands.add_parser("speak", help="text in, sound out", description="Text in, sound out.")
     speak.set_defaults(run=_speak)
     text = speak.add_mutually_exclusive_group()
     text.add_argument("--text", help="what to say")
     text.add_argument("--file", metavar="PATH", help="read the text from a UTF-8 file, or - for standard input")
+    add_output_options(speak)
     speak.add_argument(
-        "--output",
-        default="out.wav",
-        metavar="PATH",
-        help="WAV (default: %(default)s), or - for raw PCM16 on stdout",
+        "--keep-partial", action="store_true", help="interrupted or failed, keep in the file what was said so far"
     )
     add_voice_options(speak)
     speak.add_argument("--save-voice", metavar="PATH", help="keep the voice of --ref-audio, for --voice and `serve`")
-    speak.add_argument("--stream", action="store_true", help="write every chunk at once and tell when it came")
+    speak.add_argument("--stream", action="store_true", help="tell when every chunk came")
     speak.add_argument("--list-speakers", action="store_true", help="print the model's speakers and languages")
 
 
@@ -52,54 +52,41 @@ def _speak(args: argparse.Namespace) -> int:
     voice = check_voice_options(args)
     if args.save_voice is not None and args.ref_audio is None:
         raise RequestError("--save-voice keeps the voice of --ref-audio; give both")
-    check_wav(args.output)
+    output = checked_output(args)
+    if args.keep_partial and output in ("-", None):
+        raise RequestError("--keep-partial keeps a file; name it with --output")
     if args.save_voice is not None:
-        _check_writable("--save-voice", args.save_voice)
+        check_writable("--save-voice", args.save_voice)
     # One seed for all pieces, so that the printed one says the whole text again.
     seed = secrets.randbits(31) if args.seed is None else args.seed
-    sampling = SamplingParams(seed=seed)
+    sampling = sampling_of(args, seed)
     options = {"backend": args.backend, "device": args.device, "weights": args.weights, "threads": args.threads}
-    with TTSEngine.load(args.model, **options, max_streams=1) as engine:
-        if args.ref_audio is not None:
-            voice = engine.create_voice(args.ref_audio, args.ref_text)
-            if args.save_voice is not None:
-                voice.save(args.save_voice)
-        request = {"speaker": args.speaker, "language": args.language, "instruct": args.instruct, "voice": voice}
-        request["sampling"] = sampling
-        pieces = [piece for part in parts for piece in engine.pieces(part, **request)]
-        with _Output(args.output, engine.sample_rate, args.stream) as output:
+    with ExitStack() as stack:
+        path = output
+        if output is None:
+            path = str(Path(stack.enter_context(tempfile.TemporaryDirectory())) / OUT)
+        with TTSEngine.load(args.model, **options, max_streams=1) as engine:
+            if args.ref_audio is not None:
+                voice = engine.create_voice(args.ref_audio, args.ref_text)
+                if args.save_voice is not None:
+                    voice.save(args.save_voice)
+            request = {"speaker": args.speaker, "language": args.language, "instruct": args.instruct, "voice": voice}
+            request["sampling"] = sampling
+            pieces = [piece for part in parts for piece in engine.pieces(part, **request)]
             audios = []
-            with tqdm(desc="speaking", unit=" frames", disable=args.stream, leave=False) as bar:
-                for number, piece in enumerate(pieces, start=1):
+            progress = _ChunkTimes() if args.stream else _Progress(pieces)
+            with _sink(path, engine.sample_rate, args.keep_partial) as write, progress:
+                for piece in pieces:
                     stream = engine.stream(piece, **request)
-                    bar.set_postfix_str(f"{number} of {len(pieces)} pieces")
                     for chunk in stream:
-                        output.write(chunk)
-                        bar.update(len(chunk.codes))
+                        progress.chunk(chunk)
+                        write(pcm16(chunk.samples))
                     audios.append(stream.utterance.result())
-        _report(args, engine, audios, seed)
+                    progress.piece_ends()
+            _report(args, output, engine, audios, seed)
+        if args.play:
+            play(Path(path))
     return 0
-
-
-def check_wav(output: str) -> None:
-    """Check, before anything is loaded or spoken, that --output is "-" or that a WAV can be written there.
-
-    Raises:
-        RequestError: it is the name of something else, or cannot be written.
-    """
-    if output == "-":
-        return
-    if Path(output).suffix.lower() not in ("", ".wav"):
-        raise RequestError(f"--output: {output!r} would be a WAV by another name: end it in .wav")
-    _check_writable("--output", output)
-
-
-def _check_writable(option: str, output: str) -> None:
-    path = Path(output)
-    if not path.parent.is_dir():
-        raise RequestError(f"{option}: no folder {str(path.parent)!r}")
-    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise RequestError(f"{option}: {output!r} is a folder or cannot be written")
 
 
 def _read_text(args: argparse.Namespace) -> str:
@@ -115,71 +102,90 @@ def _read_text(args: argparse.Namespace) -> str:
         raise RequestError(f"the text cannot be read: {error}") from None
 
 
-class _Output:
-    """Writes a WAV file (16 bit), or raw PCM16 to standard output. Without --stream the file is written at the end."""
+@contextmanager
+def _sink(path: str, rate: int, keep_partial: bool):
+    """A function that takes PCM16."""
+    if path == "-":
+        yield write_stdout
+        return
+    file = SpeechFile(path, rate, keep_partial=keep_partial)
+    try:
+        with file:
+            yield file.write
+    finally:
+        if file.kept:
+            print(f"kept    {file.path}: what was said so far", file=sys.stderr)
 
-    def __init__(self, path: str, rate: int, stream: bool):
-        self._path, self._rate, self._stream = path, rate, stream
-        self._held: list[np.ndarray] = []
+
+class _ChunkTimes:
+    """Tells when every chunk came."""
+
+    def __enter__(self) -> "_ChunkTimes":
         self._start = time.monotonic()
-        self._file: soundfile.SoundFile | None = None
-
-    def __enter__(self) -> "_Output":
         return self
 
-    def _write_wav(self, pcm: np.ndarray) -> None:
-        try:
-            if self._file is None:
-                self._file = soundfile.SoundFile(self._path, "w", self._rate, 1, "PCM_16", format="WAV")
-            self._file.write(pcm)
-        except soundfile.SoundFileError as error:
-            raise RequestError(f"--output {self._path}: {error}") from None
+    def chunk(self, chunk: Chunk) -> None:
+        ms = 1000 * (time.monotonic() - self._start)
+        print(f"{ms:8.1f} ms  {len(chunk.codes)} frames", file=sys.stderr)
 
-    @staticmethod
-    def _write_stdout(pcm: bytes) -> None:
-        try:
-            sys.stdout.buffer.write(pcm)
-            sys.stdout.buffer.flush()
-        except OSError as error:
-            # Python flushes standard output once more at its exit, where the error would be told again.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            if isinstance(error, BrokenPipeError):
-                raise
-            raise RequestError(f"--output -: {error}") from None
+    def piece_ends(self) -> None:
+        pass
 
-    def write(self, chunk: Chunk) -> None:
-        if self._stream:
-            ms = 1000 * (time.monotonic() - self._start)
-            print(f"{ms:8.1f} ms  {len(chunk.codes)} frames", file=sys.stderr)
-        pcm = np.rint(chunk.samples * 32767.0).astype("<i2")
-        if self._path == "-":
-            self._write_stdout(pcm.tobytes())
-        elif self._stream:
-            self._write_wav(pcm)
-        else:
-            self._held.append(pcm)
-
-    def __exit__(self, kind, *_rest) -> None:
-        if self._held and kind is None:
-            self._write_wav(np.concatenate(self._held))
-        if self._file:
-            self._file.close()
+    def __exit__(self, *_error: object) -> None:
+        pass
 
 
-def _report(args: argparse.Namespace, engine: TTSEngine, audios: list[Audio], seed: int) -> None:
+class _Progress:
+    """Shows percent and time left, by estimate: how long words take to say goes by their letters, and by how long the
+    pieces before took. Below 100 % to the end: a piece is not over before it is."""
+
+    MOST = 0.99
+
+    def __init__(self, pieces: list[str]):
+        self._weights = [sum(map(weight, words_of(piece))) for piece in pieces]
+        self._rate = SpeechRate()
+        self._number = 0  # of the piece that is spoken
+        self._seconds = 0.0  # of it so far
+
+    def __enter__(self) -> "_Progress":
+        shown = "speaking {percentage:3.0f} %|{bar}| about {remaining} left, by the text's length{postfix}"
+        self._bar = tqdm(total=sum(self._weights), bar_format=shown, smoothing=0, leave=False)
+        self._bar.set_postfix_str(f"piece 1 of {len(self._weights)}")
+        return self
+
+    def chunk(self, chunk: Chunk) -> None:
+        self._seconds += len(chunk.samples) / chunk.sample_rate
+        self._show()
+
+    def piece_ends(self) -> None:
+        self._rate.learn(self._weights[self._number], self._seconds)
+        self._number, self._seconds = self._number + 1, 0.0
+        if self._number < len(self._weights):
+            self._bar.set_postfix_str(f"piece {self._number + 1} of {len(self._weights)}", refresh=False)
+            self._show()
+
+    def _show(self) -> None:
+        said = min(self._seconds / self._rate.seconds, self._weights[self._number])
+        said = min(sum(self._weights[: self._number]) + said, self.MOST * self._bar.total)
+        self._bar.update(said - self._bar.n)
+
+    def __exit__(self, *_error: object) -> None:
+        self._bar.close()
+
+
+def _report(args: argparse.Namespace, output: str | None, engine: TTSEngine, audios: list[Audio], seed: int) -> None:
     frames = sum(len(a.codes) for a in audios)
     seconds = sum(a.duration_s for a in audios)
     compute = sum(a.compute_s for a in audios)
     reasons = ", ".join(dict.fromkeys(a.finish_reason for a in audios))
-    where = "PCM16 on standard output" if args.output == "-" else str(Path(args.output).resolve())
-    lines = [
-        f"wrote   {where}",
+    lines = [f"wrote   {'PCM16 on standard output' if output == '-' else Path(output).resolve()}"] if output else []
+    lines += [
         f"speech  {seconds:.2f} s, {frames} frames, ended by: {reasons}, seed {seed}",
         f"speed   TTFC {1000 * audios[0].ttfc_s:.1f} ms, RTF {compute / seconds:.3f} ({engine.backend} backend)",
     ]
     if args.model == DEMO:
         lines.append(f"voice   {DEMO_NOTICE}")
-    print("\n".join(lines), file=sys.stderr if args.output == "-" else sys.stdout)
+    print("\n".join(lines), file=sys.stderr if output == "-" else sys.stdout)
 
 
 def _list_speakers(model: str) -> int:

@@ -5,7 +5,9 @@ A scale is a power of two, so that everything here can be asked for to the bit.
 
 import json
 import math
+import os
 import random
+import re
 import shutil
 
 import pytest
@@ -192,6 +194,25 @@ def test_quantised_once_or_at_load_it_says_the_same(bf16, tmp_path, weights):
     assert plain.keys() == widened_again.keys() and all(torch.equal(plain[n], widened_again[n]) for n in plain)
     name, widened_codes = spoken(out, weights="bf16")
     assert name == "bf16" and widened_codes == stored
+
+
+@pytest.mark.parametrize("umask, mode", [(0o022, 0o644), (0o027, 0o640)])
+def test_every_file_of_a_quantised_checkpoint_obeys_the_umask(bf16, tmp_path, umask, mode):
+    before = os.umask(umask)
+    try:
+        assert cli.main(["quantize", str(bf16), str(tmp_path / "out")]) == 0
+    finally:
+        os.umask(before)
+    files = [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
+    assert tmp_path / "out" / FILE in files
+    assert {path.stat().st_mode & 0o777 for path in files} == {mode}
+
+
+def test_sizes_that_are_told_differ_where_files_do(tmp_path, capsys):
+    assert cli.main(["quantize", "demo", str(tmp_path / "out")]) == 0
+    told = re.search(r"model.safetensors  ([\d.]+) MB -> ([\d.]+) MB", capsys.readouterr().out)
+    assert float(told[2]) == pytest.approx((tmp_path / "out" / FILE).stat().st_size / 1e6, abs=0.05)
+    assert float(told[1]) > float(told[2])
 
 
 def test_what_is_not_quantised_stays_to_the_bit(bf16, fp8):

@@ -571,6 +571,7 @@ def test_the_page_plays_hides_and_reveals(tmp_path):
             sources = page.locator("audio").evaluate_all("all => all.map((audio) => audio.getAttribute('src'))")
             orders.add(tuple(source[3:-4] for source in sources))
         assert len(orders) > 1, "shuffled anew"
+        assert "Greedy, both in fp32" in page.inner_text("body")
         assert page.title() == "Which is better?" and page.locator("section").count() == 4
         assert page.locator("section p").first.inner_text() == HOSTILE
         assert not page.locator("section img").count()
@@ -603,6 +604,7 @@ def test_the_page_plays_hides_and_reveals(tmp_path):
         page.goto((tmp_path / "alone/index.html").as_uri())
         assert page.locator("audio").count() == 4 and not page.locator("section button").count()
         assert not page.get_by_role("button", name="Reveal").is_visible()
+        assert "both" not in page.inner_text("body") and "Greedy, in fp32" in page.inner_text("body")
         browser.close()
     assert not problems
     assert all(url.startswith(tmp_path.as_uri()) for url in asked_for)

@@ -3,11 +3,11 @@
     ours, fp32, greedy ───── prompt rows, codes, PCM ─┐
     qwen_tts, fp32, greedy ─ the same ────────────────┴─ compared, each under its bound of docs/verification.md
     the kernel's logits ──── no further from a teacher-forced pass in fp32 than those of PyTorch bf16
-    both as people use them ─ takes, timed
-    -> a table, report.json, and index.html to listen to both without knowing which is which
+    ours and qwen_tts as people use them ─ takes, timed
+    -> a table, report.json, and index.html to listen to: where both spoke, without knowing which is which
 
 `qwen_tts` is the reference implementation (reference.py). Where it is not installed, our codes are compared with a
-teacher-forced pass (teacher_forcing.py), which computes them in another way.
+teacher-forced pass (teacher_forcing.py), which computes them in another way, and ours alone are timed and heard.
 """
 
 import gc

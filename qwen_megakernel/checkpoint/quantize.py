@@ -78,9 +78,15 @@ def _write(checkpoint: Checkpoint, out: Path, fp8: frozenset[str], tell: Callabl
             tensors = {name: file.get_tensor(name) for name in file.keys()}
             quantize_parts(tensors, fp8)
             save_file(tensors, out / path.name, file.metadata())
+        shutil.copymode(out / "config.json", out / path.name)  # safetensors makes files for their owner alone
         where |= dict.fromkeys(tensors, path.name)
         size += sum(tensor.nbytes for tensor in tensors.values())
-        tell(f"{path.name}  {path.stat().st_size / 1e9:.2f} -> {(out / path.name).stat().st_size / 1e9:.2f} GB")
+        tell(f"{path.name}  {_size(path)} -> {_size(out / path.name)}")
     if len(main) > 1 or main[0].name != "model.safetensors":
         index = {"metadata": {"total_size": size}, "weight_map": dict(sorted(where.items()))}
         (out / _INDEX).write_text(json.dumps(index, indent=2), encoding="utf-8")
+
+
+def _size(path: Path) -> str:
+    size = path.stat().st_size
+    return f"{size / 1e9:.2f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"

@@ -1,0 +1,34 @@
+"""The script `qwen-megakernel`, and `python -m qwen_megakernel`: the command line, whose imports take a second."""
+
+import os
+import signal
+import sys
+
+
+def end_at_interrupt(at_once: bool) -> None:
+    """Let Ctrl-C end the process at once, with "interrupted" and status 130; or, again, raise KeyboardInterrupt.
+
+    At once is for imports: what they run, such as a finalizer, may swallow a KeyboardInterrupt. If interrupts are
+    ignored, as behind nohup, or handled by others, that stays so.
+    """
+    usual = signal.default_int_handler
+    before, after = (usual, _end) if at_once else (_end, usual)
+    if signal.getsignal(signal.SIGINT) is before:
+        signal.signal(signal.SIGINT, after)
+
+
+def _end(*_args: object) -> None:
+    os.write(2, b"interrupted\n")
+    os._exit(130)
+
+
+def main() -> int:
+    end_at_interrupt(True)
+    from qwen_megakernel.cli import main as command_line
+
+    end_at_interrupt(False)
+    return command_line()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

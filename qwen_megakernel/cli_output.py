@@ -1,0 +1,295 @@
+"""Where the command line's speech goes: a sound file, raw PCM on standard output, a player."""
+
+import argparse
+import errno
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import soundfile
+
+from qwen_megakernel.errors import RequestError
+
+OUT = "out.wav"
+"""Where speech goes if nobody says."""
+
+FORMATS = {
+    ".wav": ("WAV", "PCM_16"),
+    ".mp3": ("MP3", "MPEG_LAYER_III"),
+    ".flac": ("FLAC", "PCM_16"),
+    ".ogg": ("OGG", "VORBIS"),
+    ".opus": ("OGG", "OPUS"),
+}
+"""Ending of a file's name -> libsndfile's names of format and coding. A name without an ending is a WAV's."""
+
+PLAYERS = {
+    "aplay": (["-q"], {".wav"}),
+    "paplay": ([], {".wav", ".flac", ".ogg"}),
+    "ffplay": (["-nodisp", "-autoexit", "-loglevel", "error"], set(FORMATS)),
+    "afplay": ([], {".wav", ".mp3", ".flac"}),
+}
+"""Program -> its options in front of a file, and the formats that every version of it plays."""
+
+
+# ---------------------------------------------------------------- checks, before anything is loaded
+
+
+def checked_output(args: argparse.Namespace) -> str | None:
+    """Check --output and --play before anything is loaded or spoken.
+
+    Returns:
+        A path, "-" for standard output, or None: play it, write no file.
+
+    Raises:
+        RequestError: nothing can be written there, or nothing here plays it.
+    """
+    output = OUT if args.output is None and not args.play else args.output
+    if output == "-":
+        if args.play:
+            raise RequestError("--play plays a file, and --output - makes none: give one of the two")
+        if sys.stdout.isatty():
+            raise RequestError(
+                "--output - writes raw PCM16, and standard output is a terminal: "
+                "pipe it (| aplay -f S16_LE -r 24000) or redirect it (> speech.pcm)"
+            )
+        return output
+    if output is not None:
+        _check_format(output)
+        check_writable("--output", output)
+    if args.play:
+        player_for(_ending(output or OUT))
+    return output
+
+
+def _ending(output: str) -> str:
+    return Path(output).suffix.lower() or ".wav"
+
+
+def _check_format(output: str) -> None:
+    able = [ending for ending, (kind, coding) in FORMATS.items() if soundfile.check_format(kind, coding)]
+    ending = _ending(output)
+    if ending not in FORMATS:
+        raise RequestError(f"--output: {output!r} names no format that is written here: end it in {', '.join(able)}")
+    if ending not in able:
+        version = soundfile.__libsndfile_version__
+        raise RequestError(f"--output: libsndfile {version} cannot write {ending}; here it writes {', '.join(able)}")
+
+
+def check_writable(option: str, output: str) -> None:
+    """Check that a file can be made, or replaced, at the path `output`.
+
+    Raises:
+        RequestError: it cannot; the message names `option`.
+    """
+    path = Path(output)
+    try:
+        if not path.parent.is_dir():
+            raise RequestError(f"{option}: no folder {str(path.parent)!r}")
+        needed = [path] if path.exists() else []
+        if path.is_file() or not needed:
+            needed.append(path.parent)  # a file is made beside its place
+        if path.is_dir() or not all(os.access(place, os.W_OK) for place in needed):
+            raise RequestError(f"{option}: {output!r} is a folder or cannot be written")
+    except OSError as error:  # a name that is too long
+        raise RequestError(f"{option}: {output!r} cannot be written: {error.strerror}") from None
+
+
+def _cannot_write(path: Path, folder: Path, error: OSError) -> RequestError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return RequestError(f"--output {path}: no space left on {folder}; make room there, or name another place")
+    return RequestError(f"--output {path}: {error.strerror or error}; name another place")
+
+
+# ---------------------------------------------------------------- a sound file
+
+
+class _Target:
+    """A file as libsndfile writes it. libsndfile tells no reason when a write fails, so the first error is kept."""
+
+    def __init__(self, file: BinaryIO):
+        self._file = file
+        self.error: OSError | None = None
+
+    def write(self, data: bytes) -> int:
+        return self._attempt(self._file.write, data)
+
+    def seek(self, *where: int) -> int:
+        return self._attempt(self._file.seek, *where)
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def _attempt(self, call: Callable[..., int], *args: Any) -> int:
+        try:
+            return call(*args)
+        except OSError as error:
+            self.error = self.error or error
+            return 0
+
+
+class SpeechFile:
+    """A mono sound file that is at its place once it is whole, and not before.
+
+    It is made beside its place under a hidden name and renamed at the end; what was there before stays until then. If
+    the `with` block fails, nothing is left. A device or a pipe gets the whole file at the end.
+
+    Raises:
+        RequestError: it cannot be written; the message says why.
+    """
+
+    def __init__(self, path: str, rate: int, *, keep_partial: bool = False):
+        """
+        Args:
+            path: its ending names the format, one of `FORMATS`.
+            rate: in Hz.
+            keep_partial: a block that fails leaves what was written so far, as a whole file, unless writing failed.
+        """
+        self.path = Path(path).resolve()  # behind a link: the link stays
+        self._rate, self._keep_partial = rate, keep_partial
+        self._kind, self._coding = FORMATS[_ending(path)]
+        self._part: Path | None = None
+        if self.path.is_file() or not self.path.exists():
+            self._part = self.path.with_name(f".speech-{secrets.token_hex(4)}.part")
+        self._file: BinaryIO | None = None
+        self._sound: soundfile.SoundFile | None = None
+        self._samples = 0
+        # libsndfile calls `_Target` back, and a KeyboardInterrupt would be lost in there. Other threads get none.
+        self._thread = ThreadPoolExecutor(1)
+        self.kept = False
+        """Did the block fail, and was what it had written kept?"""
+
+    def __enter__(self) -> "SpeechFile":
+        try:
+            self._open()
+        except BaseException:
+            self._discard()
+            raise
+        return self
+
+    def write(self, pcm: bytes) -> None:
+        """Append PCM16, little-endian."""
+        samples = np.frombuffer(pcm, "<i2")
+        for start in range(0, len(samples), self._rate):  # libsndfile's Vorbis overflows its stack with minutes at once
+            self._call(self._sound.write, samples[start : start + self._rate])
+        self._samples += len(samples)
+
+    def __exit__(self, kind: type[BaseException] | None, *_rest: object) -> None:
+        try:
+            keep = kind is not None and self._keep_partial and self._samples > 0 and self._target.error is None
+            if kind is None or keep:
+                self._finish()
+            self.kept = keep
+        finally:
+            self._discard()
+
+    def _open(self) -> None:
+        try:
+            self._file = open(self._part, "xb") if self._part else tempfile.TemporaryFile()
+            if self._part and self.path.exists():
+                shutil.copymode(self.path, self._part)
+        except OSError as error:
+            raise _cannot_write(self.path, self._folder, error) from None
+        self._target = _Target(self._file)
+        options = {"samplerate": self._rate, "channels": 1, "subtype": self._coding, "format": self._kind}
+        self._sound = self._call(soundfile.SoundFile, self._target, "w", **options)
+
+    @property
+    def _folder(self) -> Path:
+        return self._part.parent if self._part else Path(tempfile.gettempdir())
+
+    def _call(self, call: Callable, *args: Any, **options: Any) -> Any:
+        done = self._thread.submit(call, *args, **options)
+        raised = done.exception()  # waits
+        error = self._target.error or raised
+        if isinstance(error, OSError):
+            raise _cannot_write(self.path, self._folder, error) from None
+        if isinstance(error, soundfile.SoundFileError):
+            raise RequestError(f"--output {self.path}: {error}") from None
+        return done.result()
+
+    def _finish(self) -> None:
+        self._call(self._sound.close)
+        folder = self._folder
+        try:
+            self._file.flush()
+            if self._part:
+                os.fsync(self._file.fileno())  # some file systems tell only now that they are full
+                self._part.replace(self.path)
+            else:
+                folder = self.path
+                self._file.seek(0)
+                with open(self.path, "wb") as device:
+                    shutil.copyfileobj(self._file, device)
+        except OSError as error:
+            raise _cannot_write(self.path, folder, error) from None
+
+    def _discard(self) -> None:
+        """Close what is open and delete the part, if it is there still."""
+        if self._sound:
+            self._thread.submit(self._sound.close).exception()
+        self._thread.shutdown()
+        if self._file:
+            with suppress(OSError):  # what could not be written is tried once more
+                self._file.close()
+        if self._part:
+            self._part.unlink(missing_ok=True)
+
+
+# ---------------------------------------------------------------- standard output, players
+
+
+def write_stdout(pcm: bytes) -> None:
+    """Write to standard output at once.
+
+    Raises:
+        BrokenPipeError: the process that read it is gone.
+        RequestError: it cannot be written.
+    """
+    try:
+        sys.stdout.buffer.write(pcm)
+        sys.stdout.buffer.flush()
+    except OSError as error:
+        # Python flushes standard output once more at its exit, where the error would be told again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(error, BrokenPipeError):
+            raise
+        raise RequestError(
+            f"--output -: standard output cannot be written: {error.strerror}; redirect it to another place"
+        ) from None
+
+
+def player_for(ending: str) -> str:
+    """The first of `PLAYERS` that is here and plays a format.
+
+    Raises:
+        RequestError: none is here.
+    """
+    able = [name for name, (_, endings) in PLAYERS.items() if ending in endings]
+    for name in able:
+        if shutil.which(name):
+            return name
+    raise RequestError(f"--play: no player of {ending} is here; install one of {', '.join(able)}")
+
+
+def play(path: Path) -> None:
+    """Play a sound file to its end.
+
+    Raises:
+        RequestError: there is no player for it, or it failed.
+    """
+    player = player_for(_ending(path.name))
+    try:
+        status = subprocess.run([player, *PLAYERS[player][0], str(path)], stdin=subprocess.DEVNULL).returncode
+    except OSError as error:
+        raise RequestError(f"--play: {player} cannot be started: {error}") from None
+    if status:
+        raise RequestError(f"--play: {player} could not play it (status {status}); it says why above")

@@ -1,0 +1,443 @@
+"""Where the command line's speech goes, and what becomes of it if that fails: files, players, interrupts."""
+
+import errno
+import io
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import tomllib
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+from cases import reference_audio
+from tqdm import tqdm
+from waiting import PATIENCE_S
+
+from qwen_megakernel import RequestError, SamplingParams, TTSEngine, cli_output, cli_speak
+from qwen_megakernel.cli import main
+from qwen_megakernel.cli_output import FORMATS, SpeechFile
+from qwen_megakernel.engine.audio import Chunk
+from qwen_megakernel.model.pcm import pcm16
+
+ROOT = Path(__file__).parents[1]
+DEMO = [sys.executable, str(ROOT / "demo_pipeline.py")]
+RATE = 24000
+TEXT = "Hello there, this is a sentence of some length."
+
+
+def speak(*args: object) -> int:
+    return main(["speak", "--text", TEXT, "--device", "cpu", "--seed", "3", *map(str, args)])
+
+
+@pytest.fixture
+def demo(monkeypatch):
+    """`demo_pipeline.main`, in this process."""
+    monkeypatch.syspath_prepend(ROOT)
+    import demo_pipeline
+
+    return lambda *args: demo_pipeline.main(["--text", TEXT, "--device", "cpu", "--seed", "3", *map(str, args)])
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    """An empty folder to work in, and a Ctrl-C that works, even where pytest runs in the background of a shell."""
+    folder = tmp_path / "here"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield folder
+    signal.signal(signal.SIGINT, before)
+
+
+def last_line(capsys) -> str:
+    error = capsys.readouterr().err
+    assert "Traceback" not in error
+    return error.rstrip().splitlines()[-1]
+
+
+# ---------------------------------------------------------------- formats
+
+
+@pytest.mark.parametrize("ending", FORMATS)
+def test_the_ending_says_the_format(ending, here):
+    with SpeechFile(f"x{ending.upper()}", RATE) as file:
+        for _ in range(3):
+            file.write(pcm16(reference_audio(1.0)))
+    info = soundfile.info(f"x{ending.upper()}")
+    assert (info.format, info.subtype) == FORMATS[ending] and info.samplerate == RATE
+    assert info.duration == pytest.approx(3.0, abs=0.1)
+    assert np.abs(soundfile.read(f"x{ending.upper()}")[0]).max() > 0.01 and len(list(here.iterdir())) == 1
+
+
+def test_speech_is_written_in_any_format(here, demo):
+    assert speak("-o", "a.opus") == 0 and speak("--stream", "-o", "b.mp3") == 0 and demo("-o", "c.flac") == 0
+    for name in ("a.opus", "b.mp3", "c.flac"):
+        assert soundfile.info(name).duration > 1.0 and np.abs(soundfile.read(name)[0]).max() > 0.01
+    assert len(list(here.iterdir())) == 3
+
+
+def test_a_format_that_this_libsndfile_cannot_write_is_refused(here, demo, monkeypatch, capsys):
+    monkeypatch.setattr(soundfile, "check_format", lambda kind, coding: kind != "MP3")
+    for program in (speak, demo):
+        assert program("-o", "x.mp3", "--model", "./nowhere") == 1
+        told = last_line(capsys)
+        assert soundfile.__libsndfile_version__ in told
+        assert told.endswith("cannot write .mp3; here it writes .wav, .flac, .ogg, .opus")
+        assert program("-o", "x.txt", "--model", "./nowhere") == 1
+        assert last_line(capsys).endswith("end it in .wav, .flac, .ogg, .opus")
+
+
+def test_minutes_at_once_are_written(here):
+    """libsndfile's Vorbis encoder ends the process if it gets them in one call."""
+    with SpeechFile("x.ogg", RATE) as file:
+        file.write(pcm16(reference_audio(300.0)))
+    assert soundfile.info("x.ogg").duration == pytest.approx(300.0, abs=0.1)
+
+
+# ---------------------------------------------------------------- whole or not at all
+
+
+class FullDisk(io.FileIO):
+    """A file on a disk that has room for little more."""
+
+    def write(self, data) -> int:
+        if self.tell() + len(data) > 1000:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return super().write(data)
+
+
+@pytest.fixture
+def full_disk(monkeypatch):
+    monkeypatch.setattr(cli_output, "open", FullDisk, raising=False)
+
+
+@pytest.mark.parametrize("ending", FORMATS)
+def test_a_full_disk_is_told_and_leaves_nothing(ending, here, full_disk):
+    with pytest.raises(RequestError, match=f"no space left on {re.escape(str(here))}; make room there"):
+        with SpeechFile(f"x{ending}", RATE, keep_partial=True) as file:
+            file.write(pcm16(reference_audio(3.0)))
+    assert not list(here.iterdir())
+
+
+def test_a_disk_that_is_full_at_the_very_end_leaves_what_was_there(here, monkeypatch):
+    def full(_descriptor):
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    Path("x.wav").write_bytes(b"before")
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(RequestError, match="no space left on"), SpeechFile("x.wav", RATE) as file:
+        file.write(pcm16(reference_audio(1.0)))
+    assert Path("x.wav").read_bytes() == b"before" and len(list(here.iterdir())) == 1
+
+
+def test_what_could_not_be_kept_is_not_told_to_be(here, monkeypatch):
+    def full(_descriptor):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    file = SpeechFile("x.wav", RATE, keep_partial=True)
+    with pytest.raises(RequestError, match="no space left on"), file:
+        file.write(pcm16(reference_audio(1.0)))
+        raise KeyboardInterrupt
+    assert not file.kept and not list(here.iterdir())
+
+
+@pytest.mark.parametrize("extra", [[], ["--stream"], ["--keep-partial"]], ids=str)
+def test_speak_on_a_full_disk_fails_in_order(extra, here, full_disk, capsys):
+    Path("x.wav").write_bytes(b"before")
+    assert speak("-o", "x.wav", *extra) == 1
+    assert last_line(capsys).startswith(f"error: --output {here / 'x.wav'}: no space left on {here}; make room")
+    assert Path("x.wav").read_bytes() == b"before" and len(list(here.iterdir())) == 1
+
+
+def test_the_demo_on_a_full_disk_fails_in_order(here, full_disk, demo, capsys):
+    assert demo("-o", "x.wav") == 1
+    assert last_line(capsys).startswith(f"error: --output {here / 'x.wav'}: no space left on {here}; make room")
+    assert not list(here.iterdir())
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux")
+def test_a_full_device_is_told():
+    with pytest.raises(RequestError, match="no space left on /dev/full"), SpeechFile("/dev/full", RATE) as file:
+        file.write(pcm16(reference_audio(1.0)))
+
+
+def test_a_pipe_gets_the_whole_file_and_stays_a_pipe(here):
+    os.mkfifo("pipe.wav")
+    got = []
+    reader = threading.Thread(target=lambda: got.append(Path("pipe.wav").read_bytes()))
+    reader.start()
+    with SpeechFile("pipe.wav", RATE) as file:
+        file.write(pcm16(reference_audio(1.0)))
+    reader.join()
+    assert Path("pipe.wav").is_fifo() and len(soundfile.read(io.BytesIO(got[0]))[0]) == RATE
+
+
+def test_a_file_keeps_its_link_and_its_mode_and_a_new_one_obeys_the_umask(here):
+    Path("private.wav").write_bytes(b"before")
+    Path("private.wav").chmod(0o600)
+    Path("link.wav").symlink_to("private.wav")
+    before = os.umask(0o027)
+    try:
+        for name in ("link.wav", "new.wav"):
+            with SpeechFile(name, RATE) as file:
+                file.write(pcm16(reference_audio(1.0)))
+                assert not Path("new.wav").exists(), "it is not whole yet"
+    finally:
+        os.umask(before)
+    assert Path("link.wav").is_symlink() and soundfile.info("private.wav").frames == RATE
+    assert [Path(name).stat().st_mode & 0o777 for name in ("private.wav", "new.wav")] == [0o600, 0o640]
+
+
+# ---------------------------------------------------------------- interrupted
+
+
+@pytest.fixture
+def interrupted(monkeypatch):
+    """The user stops the speech after some chunks, which this collects."""
+    heard, stream = [], TTSEngine.stream
+
+    def until_interrupted(self, piece, **request):
+        for chunk in stream(self, piece, **request):
+            heard.append(chunk.samples)
+            yield chunk
+            if len(heard) == 3:
+                raise KeyboardInterrupt
+
+    monkeypatch.setattr(TTSEngine, "stream", until_interrupted)
+    return heard
+
+
+@pytest.mark.parametrize("extra", [[], ["--stream"]], ids=str)
+def test_interrupted_it_leaves_nothing(extra, here, interrupted, capsys):
+    assert speak("-o", "x.wav", *extra) == 130
+    assert last_line(capsys) == "interrupted" and len(interrupted) == 3 and not list(here.iterdir())
+
+
+@pytest.mark.parametrize("extra", [[], ["--stream"]], ids=str)
+def test_interrupted_it_keeps_what_was_said_if_asked(extra, here, interrupted, capsys):
+    assert speak("-o", "x.flac", "--keep-partial", *extra) == 130
+    assert f"kept    {here / 'x.flac'}: what was said so far" in capsys.readouterr().err
+    samples = soundfile.read("x.flac", dtype="int16")[0]
+    assert samples.tobytes() == pcm16(np.concatenate(interrupted)) and len(list(here.iterdir())) == 1
+
+
+def test_an_interrupt_while_libsndfile_writes_is_not_lost(here, monkeypatch):
+    write = cli_output._Target.write
+
+    def interrupt(self, data):
+        monkeypatch.setattr(cli_output._Target, "write", write)
+        signal.raise_signal(signal.SIGINT)
+        return write(self, data)
+
+    with pytest.raises(KeyboardInterrupt), SpeechFile("x.wav", RATE) as file:
+        monkeypatch.setattr(cli_output._Target, "write", interrupt)
+        while True:
+            file.write(pcm16(reference_audio(1.0)))
+    assert not list(here.iterdir())
+
+
+def test_the_demo_interrupted_leaves_nothing(here, demo, monkeypatch, capsys):
+    import demo_pipeline
+
+    write = demo_pipeline.SoundOutput.write_audio_frame
+
+    async def interrupt(self, frame):
+        if self.first_audio is None:
+            signal.raise_signal(signal.SIGINT)
+        return await write(self, frame)
+
+    monkeypatch.setattr(demo_pipeline.SoundOutput, "write_audio_frame", interrupt)
+    assert demo("-o", "x.wav") == 130
+    assert last_line(capsys) == "interrupted" and not list(here.iterdir())
+
+
+@pytest.mark.parametrize(
+    "module, command",
+    [("torch", [sys.executable, "-m", "qwen_megakernel", "doctor"]), ("loguru", [*DEMO, "--text", "Hello."])],
+    ids=["command line", "demo"],
+)
+def test_interrupted_in_the_first_second_it_says_so(module, command, here):
+    """While it imports, even where somebody swallows the exception."""
+    import_it = ["import time", "print('importing', flush=True)", "try:", f"    time.sleep({PATIENCE_S})"]
+    import_it += ["except BaseException:", "    pass"]
+    (here / f"{module}.py").write_text("\n".join(import_it))
+    process = subprocess.Popen(
+        command,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(here), str(ROOT)])},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    assert process.stdout.readline() == "importing\n"
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 130 and error == "interrupted\n"
+
+
+def test_the_script_is_the_door_that_knows_of_early_interrupts():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert project["scripts"] == {"qwen-megakernel": "qwen_megakernel.__main__:main"}
+
+
+# ---------------------------------------------------------------- standard output
+
+
+def test_a_terminal_gets_no_pcm(demo, monkeypatch, capsys):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    for program in (speak, demo):
+        assert program("-o", "-", "--model", "./nowhere") == 1
+        assert "standard output is a terminal: pipe it" in last_line(capsys)
+
+
+# ---------------------------------------------------------------- players
+
+
+@pytest.fixture
+def player(tmp_path, monkeypatch):
+    """Puts a player on an otherwise empty PATH. It copies what it plays to the file "heard"."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", str(folder))
+
+    def install(name: str, status: int = 0) -> None:
+        script = folder / name
+        script.write_text(f'#!/bin/sh\nfor played; do :; done\n/bin/cp "$played" {tmp_path}/heard\nexit {status}\n')
+        script.chmod(0o755)
+
+    return install
+
+
+def test_it_plays_and_leaves_no_file(here, player, demo, tmp_path, capsys):
+    player("aplay")
+    for program in (speak, demo):
+        assert program("--play") == 0
+        assert soundfile.info(tmp_path / "heard").duration > 1.0 and not list(here.iterdir())
+        (tmp_path / "heard").unlink()
+        assert "wrote" not in capsys.readouterr().out
+
+
+def test_it_plays_what_it_wrote(here, player, tmp_path):
+    player("aplay")
+    player("ffplay")
+    assert speak("--play", "-o", "x.mp3") == 0, "aplay plays no MP3"
+    assert (tmp_path / "heard").read_bytes() == Path("x.mp3").read_bytes()
+
+
+def test_a_player_that_fails_is_told_and_the_file_stays(here, player, capsys):
+    player("aplay", status=3)
+    assert speak("--play", "-o", "x.wav") == 1
+    assert last_line(capsys) == "error: --play: aplay could not play it (status 3); it says why above"
+    assert soundfile.info("x.wav").duration > 1.0
+
+
+@pytest.mark.parametrize(
+    "args, told",
+    [
+        (["--play"], "no player of .wav is here; install one of aplay, paplay, ffplay, afplay"),
+        (["--play", "-o", "x.opus"], "no player of .opus is here; install one of ffplay"),
+    ],
+    ids=str,
+)
+def test_without_a_player_it_names_those_it_knows(args, told, here, player, demo, capsys):
+    for program in (speak, demo):
+        assert program(*args, "--model", "./nowhere") == 1
+        assert last_line(capsys).endswith(told) and not list(here.iterdir())
+
+
+def test_there_is_nothing_partial_to_keep_without_a_file(player, capsys):
+    player("aplay")
+    assert speak("--play", "--keep-partial", "--model", "./nowhere") == 1
+    assert "name it with --output" in last_line(capsys)
+
+
+# ---------------------------------------------------------------- sampling, progress, wrong options
+
+
+def test_sampling_options_reach_both_kinds_of_codes(here, monkeypatch):
+    asked, stream = [], TTSEngine.stream
+
+    def listen(self, piece, *, sampling, **request):
+        asked.append(sampling)
+        return stream(self, piece, sampling=sampling, **request)
+
+    monkeypatch.setattr(TTSEngine, "stream", listen)
+    options = ["--temperature", 0.8, "--top-k", 20, "--top-p", 0.95, "--repetition-penalty", 1.1, "--seed", 5]
+    assert speak(*options) == 0
+    assert asked == [SamplingParams.for_both(temperature=0.8, top_k=20, top_p=0.95, repetition_penalty=1.1, seed=5)]
+
+
+def test_the_demo_samples_as_it_is_told(here, demo):
+    """With one candidate the seed decides nothing."""
+    said = []
+    for options in (["--top-k", 1, "--seed", 1], ["--top-k", 1, "--seed", 2], ["--seed", 2]):
+        assert demo("-o", "x.wav", *options) == 0
+        said.append(Path("x.wav").read_bytes())
+    assert said[0] == said[1] != said[2]
+
+
+def test_progress_grows_with_the_text_and_is_whole_at_the_end_alone(monkeypatch):
+    """However much longer than their letters promise the pieces take."""
+
+    class Bar(tqdm):
+        def update(self, n=1):
+            super().update(n)
+            shown.append((self.format_dict["n"] / self.format_dict["total"], str(self)))
+
+    shown, second = [], Chunk(np.zeros(RATE, np.float32), np.zeros((12, 16), np.int64), RATE)
+    monkeypatch.setattr(cli_speak, "tqdm", Bar)
+    with cli_speak._Progress(["A first piece of text.", "And the second one."]) as progress:
+        for _ in range(2):
+            progress.chunk(second)
+            first = shown[-1][0]
+            for _ in range(20):
+                progress.chunk(second)
+            progress.piece_ends()
+    parts, texts = zip(*shown, strict=True)
+    assert list(parts) == sorted(parts) and 0 < parts[0] < 0.55 < first < 1.0 and parts[-1] == 0.99
+    percents = [int(re.search(r"(\d+) %", text)[1]) for text in texts]
+    assert max(percents) == 99 and "left, by the text's length, piece 1 of 2" in texts[0] and "2 of 2" in texts[-1]
+
+
+@contextmanager
+def refused(capsys):
+    with pytest.raises(SystemExit) as end:
+        yield
+    assert end.value.code == 2
+
+
+@pytest.mark.parametrize(
+    "args, told",
+    [
+        (["speak", "--txt", "x"], "unknown option --txt; did you mean --text?"),
+        (["speak", "--outptu=x.wav"], "unknown option --outptu; did you mean --output?"),
+        (["speak", "--qqqq"], "unknown option --qqqq\n"),
+        (["speak", "-q"], "unrecognized arguments: -q"),
+        (["verify", "--modell", "demo"], "unknown option --modell; did you mean --model?"),
+        (["serve", "--prot", "8000"], "unknown option --prot; did you mean --port?"),
+    ],
+    ids=str,
+)
+def test_a_mistyped_option_shows_the_usage_of_its_command(args, told, capsys):
+    with refused(capsys):
+        main(args)
+    error = capsys.readouterr().err
+    assert error.startswith(f"usage: qwen-megakernel {args[0]} ") and told in error
+
+
+def test_a_mistyped_option_of_the_demo_shows_its_neighbour(demo, capsys):
+    with refused(capsys):
+        demo("--sead", "1")
+    assert "unknown option --sead; did you mean --seed?" in capsys.readouterr().err
+
+
+def test_an_option_may_be_cut_short_and_a_text_may_begin_with_dashes(here):
+    assert main(["speak", "--out", "x.wav", "--text", "-- and so on", "--dev", "cpu"]) == 0
+    assert Path("x.wav").exists()
