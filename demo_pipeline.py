@@ -23,9 +23,10 @@ from collections.abc import Awaitable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+os.environ.setdefault("LOGURU_LEVEL", "WARNING")  # Pipecat greets with a log line while it is imported
+
 import numpy as np
 import soundfile
-from loguru import logger
 from pipecat.audio.vad.silero import SileroVADAnalyzer
 from pipecat.frames.frames import (
     EndFrame,
@@ -48,7 +49,7 @@ from pipecat.transports.base_output import BaseOutputTransport
 from pipecat.transports.base_transport import TransportParams
 from pipecat.workers.runner import WorkerRunner
 
-from qwen_megakernel import TTSEngine, TTSError
+from qwen_megakernel import TTSEngine, TTSError, bot_page
 from qwen_megakernel.checkpoint.load import DEMO, DEMO_NOTICE
 from qwen_megakernel.cli_options import add_voice_options, check_voice_options
 from qwen_megakernel.cli_speak import check_wav
@@ -62,10 +63,10 @@ INSTRUCTION = "You speak with a user by voice. Answer in one or two short senten
 def main(argv: list[str] | None = None) -> int:
     parser = make_parser()
     args, others = parser.parse_known_args(argv)
-    logger.remove()
-    logger.add(sys.stderr, level="INFO" if args.bot else "WARNING")
+    bot_page.log_to_console(args.verbose)
     logging.basicConfig(format="%(message)s", stream=sys.stderr)
-    logging.getLogger("qwen_megakernel").setLevel(logging.INFO)
+    logging.getLogger("qwen_megakernel").setLevel(logging.INFO if args.bot or args.verbose else logging.WARNING)
+    logging.getLogger("qwen_megakernel.backend").setLevel(logging.INFO)  # compiling the kernel takes a minute
     if others and (not args.bot or args.local_audio):
         parser.error(f"unknown arguments: {' '.join(others)}")
     try:
@@ -87,7 +88,12 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        conflict_handler="resolve",  # Pipecat's runner has -v too
+    )
+    parser.add_argument("-v", "--verbose", action="count", default=0, help="log everything")
     voice = parser.add_argument_group("voice")
     add_voice_options(voice)
     voice.add_argument("--tokens", action="store_true", help="speak while the text comes, not sentence by sentence")
@@ -219,12 +225,12 @@ async def speak(args: argparse.Namespace) -> None:
 
 def serve(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     """Load the model, then serve the page and the telephony routes of Pipecat's runner; every caller gets a `bot`."""
-    from qwen_megakernel import bot_page
-
     try:
         import pipecat.runner.run  # noqa: F401
     except ImportError as error:
         raise RequestError(f"--bot needs the extra [bot] ({error}): `make bot`, or pip install -e '.[bot]'") from error
+
+    bot_page.check_port()
 
     async def load():
         return await warmup(args)
@@ -269,6 +275,7 @@ async def run_bot(
                 enable_metrics=True,
                 enable_usage_metrics=True,
             ),
+            observers=[bot_page.TurnLog()],
         )
 
         async def greet(*_):
