@@ -16,6 +16,8 @@ import importlib
 import json
 import logging
 import os
+import shlex
+import shutil
 import sys
 import threading
 import time
@@ -50,7 +52,7 @@ from pipecat.transports.base_transport import TransportParams
 from pipecat.workers.runner import WorkerRunner
 
 from qwen_megakernel import TTSEngine, TTSError, bot_page
-from qwen_megakernel.checkpoint.load import DEMO, DEMO_NOTICE
+from qwen_megakernel.checkpoint.load import DEMO, DEMO_NOTICE, PUBLISHED
 from qwen_megakernel.cli_options import add_voice_options, check_voice_options
 from qwen_megakernel.cli_speak import check_wav
 from qwen_megakernel.errors import RequestError
@@ -217,7 +219,22 @@ async def speak(args: argparse.Namespace) -> None:
         ]
         if args.model == DEMO:
             lines.append(f"voice   {DEMO_NOTICE}")
+        if args.output != "-":
+            lines += next_steps(args)
         print("\n".join(lines), file=sys.stderr if args.output == "-" else sys.stdout)
+
+
+def next_steps(args: argparse.Namespace) -> list[str]:
+    """What to do with the file, and what else there is."""
+    player = next(filter(shutil.which, ("aplay", "paplay", "afplay", "ffplay")), "aplay")
+    here = shlex.join([os.path.relpath(sys.executable), os.path.relpath(__file__)])
+    lines = [
+        f"listen  {shlex.join([player, args.output])}, or any other player",
+        "talk    make bot, then open http://localhost:7860",
+    ]
+    if args.model == DEMO:
+        lines.append(f'model   {here} --model {PUBLISHED[1]} --text "Hello there."')
+    return lines
 
 
 # ---------------------------------------------------------------- bot
