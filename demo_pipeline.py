@@ -21,6 +21,8 @@ import importlib
 import json
 import logging
 import os
+import shlex
+import shutil
 import sys
 import tempfile
 import threading
@@ -29,7 +31,8 @@ from collections.abc import Awaitable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from loguru import logger
+os.environ.setdefault("LOGURU_LEVEL", "WARNING")  # Pipecat greets with a log line while it is imported
+
 from pipecat.audio.vad.silero import SileroVADAnalyzer
 from pipecat.frames.frames import (
     CancelWorkerFrame,
@@ -53,15 +56,15 @@ from pipecat.transports.base_output import BaseOutputTransport
 from pipecat.transports.base_transport import TransportParams
 from pipecat.workers.runner import WorkerRunner
 
-from qwen_megakernel import TTSEngine, TTSError
-from qwen_megakernel.checkpoint.load import DEMO, DEMO_NOTICE
+from qwen_megakernel import TTSEngine, TTSError, bot_page
+from qwen_megakernel.checkpoint.load import DEMO, DEMO_NOTICE, PUBLISHED
 from qwen_megakernel.cli_options import (
     add_output_options,
     add_voice_options,
     check_voice_options,
     refuse_unknown_options,
 )
-from qwen_megakernel.cli_output import OUT, SpeechFile, checked_output, play, write_stdout
+from qwen_megakernel.cli_output import OUT, SpeechFile, checked_output, play, players_of, write_stdout
 from qwen_megakernel.errors import RequestError
 from qwen_megakernel.offline_llm import OfflineLLM
 from qwen_megakernel.pipecat_tts import MegakernelTTSService
@@ -73,10 +76,9 @@ def main(argv: list[str] | None = None) -> int:
     end_at_interrupt(False)
     parser = make_parser()
     args, others = parser.parse_known_args(argv)
-    logger.remove()
-    logger.add(sys.stderr, level="INFO" if args.bot else "WARNING")
+    bot_page.log_to_console(args.verbose)
     logging.basicConfig(format="%(message)s", stream=sys.stderr)
-    logging.getLogger("qwen_megakernel").setLevel(logging.INFO)
+    logging.getLogger("qwen_megakernel").setLevel(logging.DEBUG if args.verbose else logging.INFO)
     if others and (not args.bot or args.local_audio):
         refuse_unknown_options(parser, others)
         parser.error(f"unknown arguments: {' '.join(others)}")
@@ -101,7 +103,12 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        conflict_handler="resolve",  # Pipecat's runner has -v too
+    )
+    parser.add_argument("-v", "--verbose", action="count", default=0, help="log everything")
     voice = parser.add_argument_group("voice")
     add_voice_options(voice)
     voice.add_argument("--tokens", action="store_true", help="speak while the text comes, not sentence by sentence")
@@ -211,6 +218,8 @@ def speak(args: argparse.Namespace) -> None:
         if output:
             where = "PCM16 on standard output" if output == "-" else Path(output).resolve()
             lines.insert(0, f"wrote   {where}")
+        if output not in (None, "-"):
+            lines += next_steps(output, args.model)
         print("\n".join(lines), file=sys.stderr if output == "-" else sys.stdout)
         if args.play:
             play(Path(path))
@@ -260,17 +269,31 @@ async def say(args: argparse.Namespace, text: str, path: str) -> list[str]:
         return lines
 
 
+def next_steps(output: str, model: str) -> list[str]:
+    """What to do with the file, and what else there is."""
+    players = players_of(Path(output).suffix.lower() or ".wav")
+    player = next(filter(shutil.which, players), players[0])
+    here = shlex.join([os.path.relpath(sys.executable), os.path.relpath(__file__)])
+    lines = [
+        f"listen  {shlex.join([player, output])}, or any other player",
+        "talk    make bot, then open http://localhost:7860",
+    ]
+    if model == DEMO:
+        lines.append(f'model   {here} --model {PUBLISHED[1]} --text "Hello there."')
+    return lines
+
+
 # ---------------------------------------------------------------- bot
 
 
 def serve(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     """Load the model, then serve the page and the telephony routes of Pipecat's runner; every caller gets a `bot`."""
-    from qwen_megakernel import bot_page
-
     try:
         import pipecat.runner.run  # noqa: F401
     except ImportError as error:
         raise RequestError(f"--bot needs the extra [bot] ({error}): `make bot`, or pip install -e '.[bot]'") from error
+
+    bot_page.check_port()
 
     async def load():
         return await warmup(args)
@@ -315,6 +338,7 @@ async def run_bot(
                 enable_metrics=True,
                 enable_usage_metrics=True,
             ),
+            observers=[bot_page.TurnLog()],
         )
 
         async def greet(*_):

@@ -43,7 +43,8 @@ async def bot(runner_args):
     tts = MegakernelTTSService(model=MODEL, settings=MegakernelTTSService.Settings(voice="ada"))
     user, assistant = LLMContextAggregatorPair(LLMContext())
     pipeline = Pipeline([transport.input(), user, VoiceSwitch(), OfflineLLM(), tts, transport.output(), assistant])
-    worker = PipelineWorker(pipeline, params=PipelineParams(audio_out_sample_rate=24000))
+    params = PipelineParams(audio_out_sample_rate=24000, enable_metrics=True)
+    worker = PipelineWorker(pipeline, params=params, observers=[bot_page.TurnLog()])
 
     @transport.event_handler("on_client_connected")
     async def greet(transport, client):
@@ -59,5 +60,6 @@ async def bot(runner_args):
 
 
 if __name__ == "__main__":
+    bot_page.check_port()  # before the model is loaded
     asyncio.run(MegakernelTTSService.warmup(MODEL))
     bot_page.run()

@@ -31,7 +31,8 @@ async def bot(runner_args):
         LLMContext(), user_params=LLMUserAggregatorParams(vad_analyzer=SileroVADAnalyzer())
     )
     pipeline = Pipeline([transport.input(), user, OfflineLLM(), tts, transport.output(), assistant])
-    worker = PipelineWorker(pipeline, params=PipelineParams(audio_out_sample_rate=24000, enable_metrics=True))
+    params = PipelineParams(audio_out_sample_rate=24000, enable_metrics=True)
+    worker = PipelineWorker(pipeline, params=params, observers=[bot_page.TurnLog()])
 
     @transport.event_handler("on_client_connected")
     async def greet(transport, client):
@@ -47,5 +48,6 @@ async def bot(runner_args):
 
 
 if __name__ == "__main__":
+    bot_page.check_port()  # before the model is loaded
     asyncio.run(MegakernelTTSService.warmup(MODEL))  # loaded once, before the first call, for all of them
     bot_page.run()

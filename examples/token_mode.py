@@ -7,7 +7,6 @@ where the LLM pauses, and keeps one melody over all sentences. Here the LLM writ
 import asyncio
 
 from pipecat.frames.frames import LLMRunFrame
-from pipecat.observers.loggers.metrics_log_observer import MetricsLogObserver
 from pipecat.pipeline.pipeline import Pipeline
 from pipecat.pipeline.worker import PipelineParams, PipelineWorker
 from pipecat.processors.aggregators.llm_context import LLMContext
@@ -35,7 +34,7 @@ async def bot(runner_args):
     user, assistant = LLMContextAggregatorPair(LLMContext())
     pipeline = Pipeline([transport.input(), user, OfflineLLM(token_s=0.2), tts, transport.output(), assistant])
     params = PipelineParams(audio_out_sample_rate=24000, enable_metrics=True, enable_usage_metrics=True)
-    worker = PipelineWorker(pipeline, params=params, observers=[MetricsLogObserver()])
+    worker = PipelineWorker(pipeline, params=params, observers=[bot_page.TurnLog()])
 
     @transport.event_handler("on_client_connected")
     async def greet(transport, client):
@@ -51,5 +50,6 @@ async def bot(runner_args):
 
 
 if __name__ == "__main__":
+    bot_page.check_port()  # before the model is loaded
     asyncio.run(MegakernelTTSService.warmup(MODEL))
     bot_page.run()

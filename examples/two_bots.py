@@ -32,7 +32,8 @@ async def bot(runner_args):
     tts = MegakernelTTSService(model=MODEL, engine_options=OPTIONS, settings=voice)
     user, assistant = LLMContextAggregatorPair(LLMContext())
     pipeline = Pipeline([transport.input(), user, OfflineLLM(), tts, transport.output(), assistant])
-    worker = PipelineWorker(pipeline, params=PipelineParams(audio_out_sample_rate=24000))
+    params = PipelineParams(audio_out_sample_rate=24000, enable_metrics=True)
+    worker = PipelineWorker(pipeline, params=params, observers=[bot_page.TurnLog()])
 
     @transport.event_handler("on_client_connected")
     async def greet(transport, client):
@@ -48,5 +49,6 @@ async def bot(runner_args):
 
 
 if __name__ == "__main__":
+    bot_page.check_port()  # before the model is loaded
     asyncio.run(MegakernelTTSService.warmup(MODEL, **OPTIONS))
     bot_page.run()

@@ -31,7 +31,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         args = _parser().parse_args(argv)
         logging.basicConfig(format="%(message)s", stream=sys.stderr)
-        logging.getLogger("qwen_megakernel").setLevel(logging.INFO)
+        logging.getLogger("qwen_megakernel").setLevel(logging.DEBUG if args.verbose else logging.INFO)
         return args.run(args)
     except TTSError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -49,6 +49,8 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=CommandParser)
     for add in (add_speak, _add_serve, _add_verify, _add_quantize, _add_build, _add_bench, _add_doctor):
         add(commands)
+    for command in commands.choices.values():
+        command.add_argument("-v", "--verbose", action="store_true", help="log more, such as what memory goes to")
     return parser
 
 

@@ -267,13 +267,18 @@ def write_stdout(pcm: bytes) -> None:
         ) from None
 
 
+def players_of(ending: str) -> list[str]:
+    """Those of `PLAYERS` that play a format."""
+    return [name for name, (_, endings) in PLAYERS.items() if ending in endings]
+
+
 def player_for(ending: str) -> str:
     """The first of `PLAYERS` that is here and plays a format.
 
     Raises:
         RequestError: none is here.
     """
-    able = [name for name, (_, endings) in PLAYERS.items() if ending in endings]
+    able = players_of(ending)
     for name in able:
         if shutil.which(name):
             return name

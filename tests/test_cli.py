@@ -3,10 +3,12 @@
 import importlib
 import io
 import os
+import re
 import shutil
 import socket
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +17,8 @@ import soundfile
 import torch
 from cases import reference_audio
 
-from qwen_megakernel import TTSEngine, Voice
-from qwen_megakernel.checkpoint.load import DEMO_NOTICE
+from qwen_megakernel import TTSEngine, Voice, bot_page
+from qwen_megakernel.checkpoint.load import DEMO_NOTICE, PUBLISHED
 from qwen_megakernel.cli import main
 
 ROOT = Path(__file__).parents[1]
@@ -200,6 +202,37 @@ def test_a_wav_may_be_named_in_capitals_or_without_an_ending(tmp_path):
     for name in ("a.WAV", "b"):
         assert speak("--text", "Hello.", "--output", tmp_path / name, "--seed", 1) == 0
     assert (tmp_path / "a.WAV").read_bytes() == (tmp_path / "b").read_bytes()
+
+
+def test_the_demo_says_what_to_do_next_and_nothing_that_reads_like_an_error(tmp_path):
+    command = [sys.executable, str(ROOT / "demo_pipeline.py"), "--text", "Hello.", "--output", "my demo.wav"]
+    command += ["--device", "cpu"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=120)
+    assert done.returncode == 0
+    assert "'my demo.wav'" in done.stdout and "make bot" in done.stdout and PUBLISHED[1] in done.stdout
+    assert not re.search(r"error|warn|need|missing|install|INFO|megakernel:", done.stdout + done.stderr, re.I)
+
+
+def test_a_bot_whose_port_is_taken_says_so_before_it_loads_the_model():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        for script in ("demo_pipeline.py --bot", "examples/two_bots.py"):
+            command = [sys.executable, *script.split(), "--port", port]
+            done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120)
+            assert done.returncode == 1 and f"error: cannot listen on localhost:{port}: " in done.stderr, done.stderr
+            assert "choose another --port" in done.stderr and "Traceback" not in done.stderr
+            assert "backend" not in done.stderr and "slots" not in done.stderr, "nothing was loaded"
+
+
+@pytest.mark.parametrize(
+    "options, refused", [("--port 99999", True), ("--port -5", True), ("--port 0", False), ("-d --port 99999", False)]
+)
+def test_a_port_that_is_none_is_refused_where_one_is_used(monkeypatch, options, refused):
+    monkeypatch.setattr(sys, "argv", ["bot.py", *options.split()])
+    with pytest.raises(SystemExit, match="cannot listen on localhost:") if refused else nullcontext():
+        bot_page.check_port()
 
 
 def test_a_bot_without_its_packages_says_how_to_get_them(monkeypatch, capsys):

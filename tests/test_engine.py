@@ -153,6 +153,8 @@ def test_a_slot_is_used_to_its_last_position(backend):
         audio = engine.generate("Yes.", non_streaming_mode=False, runaway_guard=False)
         # Prompt: role 3, tags 3, speaker 1, bridge 1, text 1; the frame that the last row yields needs no row.
         assert audio.finish_reason == "length" and len(audio.codes) == 64 - 9 + 1
+        assert "its slot is full: shorten the text, or raise max_positions" in audio.why_cut(engine.config.max_frames)
+        assert "the 56 frames that the checkpoint allows (max_new_tokens)" in audio.why_cut(56)
 
 
 # ---------------------------------------------------------------- determinism

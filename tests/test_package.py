@@ -15,7 +15,7 @@ import qwen_megakernel
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "qwen_megakernel"
 DOORS = {
-    "bot_page": ["run"],
+    "bot_page": ["TurnLog", "check_port", "log_to_console", "run"],
     "offline_llm": ["OfflineLLM", "answer"],
     "pipecat_tts": ["DEFAULT_MODEL", "MegakernelTTSService", "MegakernelTTSSettings"],
     "serve_ray": ["Args", "app"],

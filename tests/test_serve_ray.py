@@ -29,7 +29,7 @@ pytestmark = [
 ]
 
 TEXT = "Hello there, how are you today?"
-LONG = " ".join([TEXT] * 8)
+LONG = " ".join([TEXT] * 20)
 OPTIONS = {"device": "cpu", "max_streams": 4, "max_positions": 512}
 PORT = 8137
 URL, SOCKET = f"http://127.0.0.1:{PORT}", f"ws://127.0.0.1:{PORT}/v1/audio/speech/socket"

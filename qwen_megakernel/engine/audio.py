@@ -83,3 +83,15 @@ class Audio:
     def rtf(self) -> float:
         """Compute time / audio time; lower is better."""
         return self.compute_s / self.duration_s if len(self.samples) else float("inf")
+
+    def why_cut(self, most_frames: int) -> str:
+        """Of speech that ended by "length" where its caller set no limit: what to tell its listener.
+
+        Args:
+            most_frames: that the checkpoint allows (`ModelConfig.max_frames`).
+        """
+        if self.frames >= most_frames:
+            limit = f"which are the {most_frames} frames that the checkpoint allows (max_new_tokens): shorten the text"
+        else:
+            limit = "because its slot is full: shorten the text, or raise max_positions"
+        return f"speech was cut after {self.duration_s:.1f} s, {limit}"

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import soxr
 from pipecat.frames.frames import ErrorFrame, Frame, TTSAudioRawFrame
+from pipecat.metrics.metrics import MetricsData
 from pipecat.services.tts_service import TTSService
 from pipecat.utils.errors import ErrorCategory
 
@@ -27,6 +28,20 @@ _LEAST_GAP_S = 0.05  # shorter waits of the listener do not move word times
 _RESAMPLER = "HQ"  # of soxr: of a first chunk of 80 ms it yields 61 at 8 and 16 kHz, where VHQ yields 0 and 69
 _SILENCE = 0.003  # amplitude, -50 dBFS
 _KEPT_SILENCE_S, _MAX_TRIMMED_S = 0.01, 0.6  # left in front of the first sound; cut at most
+
+
+class SpeechMetricsData(MetricsData):
+    """What the engine took for an utterance that was not interrupted.
+
+    Parameters:
+        audio_s: Seconds of audio.
+        compute_s: Seconds from its text's arrival to its end. RTF is this over audio_s.
+        ttfc_s: Seconds from its text's arrival to its first chunk.
+    """
+
+    audio_s: float
+    compute_s: float
+    ttfc_s: float
 
 
 class AudioContext(ABC):

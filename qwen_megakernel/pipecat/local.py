@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from loguru import logger
-from pipecat.frames.frames import EndFrame, ErrorFrame, TTSAudioRawFrame
+from pipecat.frames.frames import EndFrame, ErrorFrame, MetricsFrame, TTSAudioRawFrame
 from pipecat.processors.frame_processor import FrameProcessorSetup
 from pipecat.utils.types import NOT_GIVEN, NotGiven, is_given
 
@@ -34,7 +34,7 @@ from qwen_megakernel.errors import (
 )
 from qwen_megakernel.model.prompt import AUTO
 from qwen_megakernel.model.voice import Voice
-from qwen_megakernel.pipecat.audio_context import AudioContext
+from qwen_megakernel.pipecat.audio_context import AudioContext, SpeechMetricsData
 from qwen_megakernel.pipecat.service import SpeechService
 from qwen_megakernel.pipecat.settings import SpeechSettings, check_names, sampling_of
 
@@ -261,7 +261,7 @@ class _LocalAudioContext(AudioContext):
         if tail := self._tail():
             yield tail
         if audio.finish_reason == "length":  # what is left of the text was not spoken: it is no part of the context
-            yield self._error(TextTooLongError(f"speech was cut after {audio.duration_s:.1f} s: its slot is full"))
+            yield self._error(TextTooLongError(audio.why_cut(self._service._engine.config.max_frames)))
         else:
             await self._send_words(self._words.finish(self._made_s - self._begun_s))
         queue = audio.timings.queue
@@ -269,6 +269,10 @@ class _LocalAudioContext(AudioContext):
             f"{self._service}: {audio.duration_s:.2f} s, {audio.finish_reason}, seed {audio.seed}; "
             f"queue {_ms(queue)}, first chunk {_ms(audio.ttfc_s)}, RTF {audio.rtf:.3f}, least lead {_ms(audio.lead_s)}"
         )
+        if audio.ttfc_s is not None and self._service.metrics_enabled:
+            taken = {"audio_s": audio.duration_s, "compute_s": audio.compute_s, "ttfc_s": audio.ttfc_s}
+            data = SpeechMetricsData(processor=self._service.name, model=self._service._settings.model, **taken)
+            await self._service.push_frame(MetricsFrame(data=[data]))
 
 
 def _known_of(model: str) -> tuple[str, tuple[str, ...], tuple[str, ...]] | None:

@@ -67,13 +67,14 @@ class OfflineLLM(FrameProcessor):
             await self.push_frame(frame, direction)
             return
         await self.push_frame(LLMFullResponseStartFrame())
-        for token in re.findall(r"\s*\S+", answer(_last_user_text(frame.context))):
+        for token in re.findall(r"\s*\S+", answer(last_user_text(frame.context))):
             await self.push_frame(LLMTextFrame(token))
             await asyncio.sleep(self._token_s)
         await self.push_frame(LLMFullResponseEndFrame())
 
 
-def _last_user_text(context: LLMContext) -> str:
+def last_user_text(context: LLMContext) -> str:
+    """What the user said last; empty if nothing was said yet."""
     for message in reversed(context.get_messages()):
         if isinstance(message, dict) and message.get("role") == "user":
             content = message.get("content") or ""

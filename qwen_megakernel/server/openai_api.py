@@ -263,10 +263,7 @@ class _RequestAudio:
                 audio = utterance.audio
                 self._metrics.record(audio)
             if audio.finish_reason == "length":  # what is left of the text was not spoken
-                raise TextTooLongError(
-                    f"speech was cut after {audio.duration_s:.1f} s, which is all that a slot and the checkpoint "
-                    "allow: send the text in shorter parts, or another seed"
-                )
+                raise TextTooLongError(audio.why_cut(self._service.engine.config.max_frames))
 
     async def whole(self, request: Request) -> np.ndarray:
         """All samples; fewer if the client has disconnected.

@@ -1,0 +1,130 @@
+"""TurnLog: one line in the log for each turn of a conversation.
+
+    "Count to seven." first audio 255 ms after the text (TTFC 53 ms), RTF 0.27, least lead 35 ms
+
+Lead is measured here, as the listener has it: with the event loop and the LLM's pauses. TTFC and RTF are the engine's.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from loguru import logger
+from pipecat.frames.frames import (
+    CancelFrame,
+    InterruptionFrame,
+    LLMContextFrame,
+    MetricsFrame,
+    TTSAudioRawFrame,
+    TTSStoppedFrame,
+)
+from pipecat.observers.base_observer import BaseObserver, FramePushed
+from pipecat.processors.aggregators.llm_context import LLMContext
+from pipecat.services.tts_service import TTSService
+
+from qwen_megakernel.pipecat.audio_context import SpeechMetricsData
+from qwen_megakernel.pipecat.offline_llm import last_user_text
+
+_MAX_TEXT = 60  # letters of the user's text in a line
+_PIECE_S = 0.04  # a transport plays pieces of this length, so it begins with the first whole one
+_KINDS = (LLMContextFrame, TTSAudioRawFrame, MetricsFrame, TTSStoppedFrame, InterruptionFrame, CancelFrame)
+
+
+class TurnLog(BaseObserver):
+    """Logs what the user said and how the answer came, when the answer is made or interrupted. A turn whose listener
+    heard a gap is a warning. RTF and TTFC need the worker's `PipelineParams(enable_metrics=True)`."""
+
+    def __init__(self):
+        super().__init__()
+        self._turn: _Turn | None = None  # None: nothing was asked since the last line
+        self._seen: deque[int] = deque(maxlen=100)  # an observer is told of every hop of a frame
+
+    async def on_push_frame(self, data: FramePushed):
+        """Follow the turn.
+
+        Args:
+            data: A frame, who pushed it, and when (ns).
+        """
+        frame = data.frame
+        if not isinstance(frame, _KINDS) or frame.id in self._seen:
+            return
+        self._seen.append(frame.id)
+        if isinstance(frame, LLMContextFrame):
+            if not _is_answered(frame.context):
+                self._tell()
+                self._turn = _Turn(last_user_text(frame.context), data.timestamp / 1e9)
+        elif isinstance(frame, TTSAudioRawFrame):
+            if isinstance(data.source, TTSService):  # a transport cuts it into frames of its own
+                self._turn = self._turn or _Turn("", data.timestamp / 1e9)
+                self._turn.hear(data.timestamp / 1e9, frame.num_frames / frame.sample_rate)
+        elif isinstance(frame, MetricsFrame):
+            if self._turn:
+                self._turn.utterances += [one for one in frame.data if isinstance(one, SpeechMetricsData)]
+        elif isinstance(frame, TTSStoppedFrame) or (self._turn and self._turn.first is not None):
+            self._tell(interrupted=not isinstance(frame, TTSStoppedFrame))
+
+    def _tell(self, interrupted: bool = False) -> None:
+        turn, self._turn = self._turn, None
+        if turn:
+            gap = turn.lead is not None and turn.lead < 0
+            logger.log("WARNING" if gap else "INFO", "{}", turn.line(interrupted))
+
+
+@dataclass
+class _Turn:
+    """Attributes:
+    text: what the user said; empty for a greeting.
+    asked: seconds, by the pipeline's clock.
+    first: of the first piece of audio, by the same clock.
+    lead: the least audio, in seconds, that the listener still had to hear when more came.
+    """
+
+    text: str
+    asked: float
+    first: float | None = None
+    lead: float | None = None
+    utterances: list[SpeechMetricsData] = field(default_factory=list)
+    _made: float = 0.0  # seconds of audio
+    _waited: float = 0.0  # seconds for which the listener heard nothing
+
+    def hear(self, now: float, seconds: float) -> None:
+        """Audio comes.
+
+        Args:
+            now: by the pipeline's clock, in seconds.
+            seconds: of it.
+        """
+        if self.first is not None:
+            lead = self._made + self._waited - (now - self.first)
+            self.lead = lead if self.lead is None else min(self.lead, lead)
+            self._waited += max(0.0, -lead)
+        self._made += seconds
+        if self.first is None and self._made >= _PIECE_S:
+            self.first = now
+
+    def line(self, interrupted: bool) -> str:
+        """What the log says of it."""
+        text = " ".join(self.text.split())
+        text = text if len(text) <= _MAX_TEXT else text[: _MAX_TEXT - 1] + "…"
+        said = f'"{text}"' if text else "(no text)"
+        if self.first is None:
+            return f"{said} no sound"
+        parts = [f"first audio {_ms(self.first - self.asked)} after the text"]
+        if self.utterances:
+            made, heard = (sum(getattr(u, name) for u in self.utterances) for name in ("compute_s", "audio_s"))
+            parts[0] += f" (TTFC {_ms(self.utterances[0].ttfc_s)})"
+            parts.append(f"RTF {made / heard:.2f}")
+        if self.lead is not None:
+            parts.append(f"least lead {_ms(self.lead)}")
+            if self.lead < 0:
+                parts.append(f"A GAP WAS HEARD ({_ms(self._waited)} of silence in all)")
+        return f"{said} {', '.join(parts)}{', interrupted' if interrupted else ''}"
+
+
+def _is_answered(context: LLMContext) -> bool:
+    """The assistant's aggregator sends the context too, once the answer is in it."""
+    messages = context.get_messages()
+    return bool(messages) and isinstance(messages[-1], dict) and messages[-1].get("role") == "assistant"
+
+
+def _ms(seconds: float) -> str:
+    return f"{1000 * seconds:.0f} ms"
