@@ -63,6 +63,7 @@ class AudioContext(ABC):
         self.failed = False
         self._keepalive_task: asyncio.Task | None = None
         self._first_audio_at: float | None = None  # by the clock
+        self._least_first_s, self._held = 0.0, np.zeros(0, np.float32)  # seconds to begin with; less is held
         # (position, wait): the listener has waited for `wait` seconds in all before the audio from `position` on.
         self._gaps: list[tuple[float, float]] = [(0.0, 0.0)]
 
@@ -208,11 +209,19 @@ class AudioContext(ABC):
         samples = self._trim(samples)
         if self._resample and len(samples):
             samples = self._resample.resample_chunk(samples)
+        if self._first_audio_at is None:
+            samples = self._held = np.concatenate([self._held, samples])
+            if len(samples) < self._least_first_s * self._service.sample_rate:
+                return None
         return self._frame(samples) if len(samples) else None
 
     def _tail(self) -> TTSAudioRawFrame | None:
-        """The samples that the resampler still holds after the utterance's last ones."""
-        tail = self._resample.resample_chunk(np.zeros(0, np.float32), last=True) if self._resample else ()
+        """What is still held after the utterance's last samples, by the resampler or as too little to begin with."""
+        tail = np.zeros(0, np.float32)
+        if self._resample:
+            tail = self._resample.resample_chunk(tail, last=True)
+        if self._first_audio_at is None:
+            tail = np.concatenate([self._held, tail])
         return self._frame(tail) if len(tail) else None
 
     def _trim(self, samples: np.ndarray) -> np.ndarray:

@@ -210,6 +210,11 @@ class MegakernelTTSService(SpeechService):
         }
 
 
+_CPU_FIRST_S = 0.1
+"""Sound to begin with where a CPU speaks. Trimming may leave 10 ms of the first chunk, and the next one, of two frames,
+takes some 40 ms: the listener would hear a gap."""
+
+
 class _LocalAudioContext(AudioContext):
     """Its utterances come from the engine in this process."""
 
@@ -227,6 +232,8 @@ class _LocalAudioContext(AudioContext):
             self._words = WordTimes(service._word_rate)
             self._words.add(text)
         self._begin(engine.sample_rate)
+        if engine.threads:
+            self._least_first_s = _CPU_FIRST_S
         self.utterance = AsyncUtterance(engine, service._executor)
         await self.utterance.submit(text, **request)
 

@@ -436,7 +436,7 @@ class _RemoteAudioContext(AudioContext):
         if tail := self._tail():
             yield tail
         if item.finish_reason == "length":  # what is left of the text was not spoken
-            told = f"the server cut the speech after {item.seconds:.1f} s: its slot was full, or its checkpoint allows no more"
+            told = f"speech was cut after {item.seconds:.1f} s: its slot is full, or the checkpoint allows no more"
             yield self._error(TextTooLongError(told))
         logger.info(f"{self._service}: {item.seconds:.2f} s, {item.finish_reason}, seed {item.seed}")
 
