@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from qwen_megakernel import TTSError, __version__
-from qwen_megakernel.backend.build import find_ninja, load_extension
+from qwen_megakernel.backend.build import find_ninja, find_nvcc, load_extension, no_nvcc
 from qwen_megakernel.backend.interfaces import CpuSpeed
 from qwen_megakernel.backend.select import BACKENDS, Backend, select_backend, select_device
 from qwen_megakernel.check import bench
@@ -221,7 +221,7 @@ def _doctor(_args: argparse.Namespace) -> int:
         ("torch", f"{torch.__version__}, built for CUDA {torch.version.cuda or '- (CPU build)'}"),
         ("GPU", _gpu()),
         ("driver", _output_line(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"])),
-        ("nvcc", _output_line(["nvcc", "--version"], -2)),
+        ("nvcc", f"{_output_line([nvcc, '--version'], -2)} ({nvcc})" if (nvcc := find_nvcc()) else no_nvcc()),
         ("ninja", _output_line([find_ninja() or "ninja", "--version"])),
         ("checkpoints", _cached_checkpoints()),
         ("backend", f"{backend} on {device}: {reason}"),
