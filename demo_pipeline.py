@@ -409,6 +409,8 @@ def make_stt(args: argparse.Namespace) -> FrameProcessor | None:
     if not args.stt:
         return None
     module, _, name = args.stt.partition(":")
+    if not module or not name:
+        raise RequestError(f"--stt must be MODULE:CLASS, as in --help, got {args.stt!r}")
     try:
         options = json.loads(args.stt_options)
         for option, value in options.items():

@@ -38,7 +38,10 @@ class CommandParser(argparse.ArgumentParser):
         refuse_unknown_options(self, args)
         namespace, unknown = super().parse_known_args(args, namespace)
         if unknown:
-            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+            if unknown[0].startswith("-"):
+                self.error(f"unknown option {unknown[0]}")
+            near = ", such as --text" if "--text" in self._option_string_actions else ""
+            self.error(f"unexpected: {' '.join(unknown)}; put it behind an option{near}")
         return namespace, unknown
 
 

@@ -60,7 +60,7 @@ def quantize_checkpoint(
             Checkpoint.open(made)  # what was written holds together
             made.rename(out)
     except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{out} cannot be written: {error}") from None
+        raise CheckpointError(f"{out} cannot be written: {getattr(error, 'strerror', None) or error}") from None
 
 
 def _write(checkpoint: Checkpoint, out: Path, fp8: frozenset[str], tell: Callable[[str], None]) -> None:

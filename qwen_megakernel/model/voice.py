@@ -135,7 +135,8 @@ class Voice:
         except VoiceError:
             raise
         except (SafetensorError, OSError, TypeError, ValueError) as error:
-            raise VoiceError(f"{path}: cannot be read as a voice: {error}") from None
+            made = "Voice.save and `speak --save-voice` make such files"
+            raise VoiceError(f"{path}: cannot be read as a voice: {error}; {made}") from None
         if not {"speaker_embedding"} <= set(tensors) <= {"speaker_embedding", "ref_codes"}:
             raise VoiceError(f"{path}: broken voice file")
         voice = cls(

@@ -232,6 +232,6 @@ def serve(app: FastAPI, host: str, port: int) -> int:
     try:
         listener = config.bind_socket()  # before the model is loaded: a process that ends would not wait for that
     except (SystemExit, OverflowError):  # uvicorn has logged why; or it is no port number
-        raise BackendError(f"cannot listen on {host}:{port}; choose another --port") from None
+        raise BackendError(f"cannot listen on {host}:{port}; choose another --port, 0 to 65535, or --host") from None
     _Server(config, service).run(sockets=[listener])
     return ENGINE_GONE if service.gone.is_set() else 0
