@@ -205,7 +205,7 @@ def test_every_include_is_beside_its_file_or_above_it():
         (((7, 5), 72, "Quadro RTX 8000"), "sm_120a; this Quadro RTX 8000 is sm_75"),
         (((9, 0), 114, "H100 PCIe"), "this H100 PCIe holds 114 (114 multiprocessors, 1 each); use a larger GPU"),
         (((8, 6), 30, "RTX A2000"), "this RTX A2000 holds 60 (30 multiprocessors, 2 each)"),
-        ((*H200, None), "install the CUDA toolkit or set CUDA_HOME"),
+        ((*H200, None), "install the CUDA toolkit and set CUDA_HOME"),
         ((*H200, (13, 0), (13, 0), False), "ninja was not found on PATH or beside this Python; pip install ninja"),
         (
             (*H200, (13, 0), (12, 8)),

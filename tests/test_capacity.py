@@ -123,7 +123,7 @@ def test_an_utterance_without_text_takes_a_place_but_no_slot(backend):
 
 
 def test_the_memory_of_the_slots_is_printed_at_load(backend, caplog):
-    caplog.set_level(logging.INFO, "qwen_megakernel")
+    caplog.set_level(logging.DEBUG, "qwen_megakernel")
     with backend.load(max_streams=3, max_positions=640) as engine:
         stack = engine.config.talker.stack
         size = 3 * 640 * 2 * stack.num_layers * stack.num_kv_heads * stack.head_dim

@@ -72,7 +72,7 @@ def test_a_number_that_was_asked_for_is_the_only_one_tried():
 
 
 def test_a_slow_model_is_not_measured_for_long(four_threads):
-    model = Pretended({1: 9.0, 2: 8.0, 4: 7.0})
+    model = Pretended({1: 9.0, 2: 8.0, 4: 5.0})
     assert model.measure().threads == 4
     assert len(model.tried) == 2 * 2 * 3, "two frames, in the warm-up and in one round"
 

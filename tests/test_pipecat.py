@@ -107,7 +107,8 @@ def test_a_sentence_is_what_the_engine_says(engine):
         and kinds[-1] is TTSStoppedFrame
         and len(kinds) == len(set(kinds)) + len(of(down, TTSAudioRawFrame)) - 1
     )
-    assert len(of(down, TTSAudioRawFrame)[0].audio) == 2 * 1920, "the first chunk is one frame"
+    frames = 3 if engine.threads else 1  # a CPU's first chunk, of one frame, is too little to begin with
+    assert len(of(down, TTSAudioRawFrame)[0].audio) == frames * 2 * 1920
     assert not of(up, ErrorFrame) and all(len(f.audio) for f in of(down, TTSAudioRawFrame))
 
 
