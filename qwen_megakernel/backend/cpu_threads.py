@@ -16,10 +16,10 @@ from qwen_megakernel.backend.interfaces import CpuSpeed, LoadedModel
 from qwen_megakernel.checkpoint.config import SamplingParams
 from qwen_megakernel.model.prompt import Prompt
 
-_ROUNDS = 5  # of which the median counts
+_ROUNDS = 5  # behind the first one, of which the median counts
 _FRAMES = 2  # of a round: end of speech is barred so long
 _PUSHED = 8  # frames of a vocoder push, as in the middle of an utterance
-_ENOUGH_S = 3.0  # a choice: a large model's first round alone takes longer
+_ENOUGH_S = 3.0  # then no other round begins: a choice. A large model's first round alone takes longer
 _WORTH = 0.75  # more threads must save a quarter of the time: beside other work they lose more than that
 
 
@@ -77,7 +77,7 @@ def _seconds_a_frame(
     codes = torch.zeros(1, _PUSHED, model.vocoder.groups, dtype=torch.int64)
     taken: dict[int, list[float]] = {count: [] for count in counts}
     began = clock()
-    for number in range(_ROUNDS + 1):
+    for _ in range(1 + _ROUNDS):
         for count in counts:
             use_threads(count)
             start = clock()
@@ -87,10 +87,10 @@ def _seconds_a_frame(
                 model.decoder.collect()
             middle = clock()
             model.vocoder.push([0], codes)
-            if number:  # the first round pays for what is made at first use
-                taken[count].append((middle - start) / _FRAMES + (clock() - middle) / _PUSHED)
-        if number and clock() - began > _ENOUGH_S:
+            taken[count].append((middle - start) / _FRAMES + (clock() - middle) / _PUSHED)
+        if clock() - began > _ENOUGH_S:
             break
     model.decoder.recover()
     model.vocoder.reset(0)
-    return {count: statistics.median(times) for count, times in taken.items()}
+    # The first round pays for what is made at first use.
+    return {count: statistics.median(times[1:] or times) for count, times in taken.items()}
