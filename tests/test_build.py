@@ -446,6 +446,16 @@ def test_ninja_is_found_beside_python_where_path_does_not_lead(tmp_path, monkeyp
     assert build.find_ninja() == str(tmp_path / "ninja")
 
 
+@pytest.mark.skipif(build.find_nvcc() is None, reason="needs nvcc")
+def test_a_binding_that_is_no_c_plus_plus_is_told(tmp_path, monkeypatch):
+    (tmp_path / "right.cpp").write_text("#include <cuda_runtime.h>\nint f(cudaError_t error) { return error; }\n")
+    (tmp_path / "wrong.cpp").write_text("int f() { return g(); }\n")
+    monkeypatch.setattr(kernels, "source_folder", lambda: tmp_path)
+    kernels.check_binding(build.find_nvcc(), "right.cpp")
+    with pytest.raises(BackendError, match=r"(?s)wrong\.cpp: .*g.{1,3} was not declared"):
+        kernels.check_binding(build.find_nvcc(), "wrong.cpp")
+
+
 def test_a_compilers_failure_is_told_in_its_words(tmp_path, monkeypatch, capsys):
     (tmp_path / "bin").mkdir()
     nvcc = tmp_path / "bin" / "nvcc"

@@ -1,4 +1,5 @@
-"""`make kernels`: compile the kernel for every target with nvcc alone, and tell whether its blocks fit the cards.
+"""`make kernels`: compile the kernel for every target with nvcc alone, and tell whether its blocks fit the cards. It
+checks the syntax of the bindings.
 
 A build that takes too many registers or too much shared memory would only be refused at its launch, on the smallest
 card of its target. ptxas's report, what csrc/frame/footprint.cu prints and TARGETS tell that without a GPU.
@@ -7,11 +8,14 @@ card of its target. ptxas's report, what csrc/frame/footprint.cu prints and TARG
 import re
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+
+from torch.utils import cpp_extension
 
 from qwen_megakernel.backend.build import FLAGS, SOURCES, find_nvcc, no_nvcc, source_folder
 from qwen_megakernel.backend.sizes import BLOCKS
@@ -26,6 +30,8 @@ REGISTERS, PARTITIONS = 65536, 4
 
 OTHER_KERNELS = tuple(name for name in SOURCES if name.endswith(".cu") and not name.startswith("frame/"))
 """Of the prompt and of the vocoder."""
+
+BINDINGS = tuple(name for name in SOURCES if name.endswith(".cpp"))
 
 COMPILERS = 2
 """At once: each takes a core and about 1 GB."""
@@ -101,20 +107,40 @@ def compile_for(nvcc: str, arch: str) -> list[tuple[int, dict[int, Compiled], di
             if not columns:
                 continue
             flags = [*FLAGS, *TARGETS[arch].defines, *wide, f"-arch=sm_{arch}", "-Xptxas", "-v"]
-            compiled = _compile([nvcc, *flags, "-o", program, source], arch)
+            compiled = _compile([nvcc, *flags, "-o", program, source], f"sm_{arch}")
             printed = subprocess.run([program], capture_output=True, text=True, check=True)
             found.append((columns, parse_ptxas(compiled.stdout + compiled.stderr), parse_footprint(printed.stdout)))
         # These fit anywhere; that they compile is all there is to know.
         for name in OTHER_KERNELS:
             source, compiled = source_folder() / name, Path(folder) / f"{Path(name).stem}.o"
-            _compile([nvcc, *FLAGS, f"-arch=sm_{arch}", "-c", "-o", compiled, source], arch)
+            _compile([nvcc, *FLAGS, f"-arch=sm_{arch}", "-c", "-o", compiled, source], f"sm_{arch}")
     return found
 
 
-def _compile(command: list, arch: str) -> subprocess.CompletedProcess:
+def check_binding(nvcc: str, name: str) -> None:
+    """Is one of `BINDINGS` C++, against torch's headers? A mistake there would else be found on a GPU's machine only.
+
+    Raises:
+        BackendError: the compiler's own words.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        # A torch without CUDA lacks this header, which holds nothing but choices of its build.
+        choices = Path(folder) / "c10/cuda/impl/cuda_cmake_macros.h"
+        choices.parent.mkdir(parents=True)
+        choices.touch()
+        includes = [*cpp_extension.include_paths("cpu"), sysconfig.get_path("include"), folder]
+        flags = ["-std=c++20", "-DTORCH_EXTENSION_NAME=checked", *(f"-isystem={path}" for path in includes)]
+        source = source_folder() / name
+        _compile(
+            [nvcc, "-x", "c++", "-c", *flags, "-Xcompiler", "-fsyntax-only", "-o", Path(folder) / "none.o", source],
+            name,
+        )
+
+
+def _compile(command: list, what: str) -> subprocess.CompletedProcess:
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
-        raise BackendError(f"sm_{arch}: {' '.join(map(str, command))} failed:\n{done.stdout}{done.stderr}")
+        raise BackendError(f"{what}: {' '.join(map(str, command))} failed:\n{done.stdout}{done.stderr}")
     return done
 
 
@@ -156,6 +182,7 @@ def main() -> int:
     try:
         with ThreadPoolExecutor(COMPILERS) as pool:
             results = list(pool.map(lambda arch: compile_for(nvcc, arch), TARGETS))
+            list(pool.map(lambda name: check_binding(nvcc, name), BINDINGS))
     except BackendError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
