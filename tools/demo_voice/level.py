@@ -116,7 +116,7 @@ def main() -> None:
             wanted = np.concatenate([x * factor[speaker] for _, x in utterances])
             error = 10 * math.log10(((np.concatenate(made) - wanted) ** 2).mean() / (wanted**2).mean())
             print(f"{speaker}: {level(np.concatenate(made)):.1f} dB, error {error:.1f} dB")
-    save_file(stored, out)
+    save_file(stored, out, {"format": "pt"})
 
 
 if __name__ == "__main__":
