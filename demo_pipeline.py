@@ -23,6 +23,7 @@ import logging
 import os
 import shlex
 import shutil
+import signal
 import sys
 import tempfile
 import threading
@@ -35,8 +36,10 @@ os.environ.setdefault("LOGURU_LEVEL", "WARNING")  # Pipecat greets with a log li
 
 from pipecat.audio.vad.silero import SileroVADAnalyzer
 from pipecat.frames.frames import (
+    CancelFrame,
     CancelWorkerFrame,
     EndFrame,
+    Frame,
     InterruptionFrame,
     LLMFullResponseEndFrame,
     LLMFullResponseStartFrame,
@@ -182,6 +185,10 @@ class SoundOutput(BaseOutputTransport):
         await super().start(frame)
         await self.set_transport_ready(frame)
 
+    async def process_frame(self, frame: Frame, direction: FrameDirection):
+        frame.pts = None  # words are held until they are heard, and the end behind them: here nobody listens
+        await super().process_frame(frame, direction)
+
     async def write_audio_frame(self, frame: OutputAudioRawFrame) -> bool:
         if self.error:
             return False
@@ -228,9 +235,10 @@ def speak(args: argparse.Namespace) -> None:
 async def say(args: argparse.Namespace, text: str, path: str) -> list[str]:
     """Speak into a file. Returns the lines that tell about it."""
     async with loaded_engine(args) as engine:
-        output = SoundOutput(path)
-        pipeline = Pipeline([await make_tts(args, engine), output])
-        worker = PipelineWorker(pipeline, params=PipelineParams(audio_out_sample_rate=args.rate), enable_rtvi=False)
+        tts, output = await make_tts(args, engine), SoundOutput(path)
+        worker = PipelineWorker(
+            Pipeline([tts, output]), params=PipelineParams(audio_out_sample_rate=args.rate), enable_rtvi=False
+        )
         errors, began, end = [], 0.0, None
 
         @worker.event_handler("on_pipeline_started")
@@ -251,9 +259,18 @@ async def say(args: argparse.Namespace, text: str, path: str) -> list[str]:
 
         runner = WorkerRunner(handle_sigint=False)
         await runner.add_workers(worker)
+        interrupted = asyncio.Event()
+
+        def interrupt() -> (
+            None
+        ):  # a worker that has its EndFrame takes no CancelFrame: it would go on until all is said
+            interrupted.set()
+            worker.create_task(tts.queue_frame(CancelFrame()), "interrupt")
+
+        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, interrupt)
         await runner.run()
-        if asyncio.current_task().cancelling():  # Ctrl-C: the runner ends as if all had been said
-            raise asyncio.CancelledError
+        if interrupted.is_set():
+            raise KeyboardInterrupt
         if output.error:
             raise output.error
         if errors or not isinstance(end, EndFrame) or output.first_audio is None:
@@ -276,7 +293,7 @@ def next_steps(output: str, model: str) -> list[str]:
     here = shlex.join([os.path.relpath(sys.executable), os.path.relpath(__file__)])
     lines = [
         f"listen  {shlex.join([player, output])}, or any other player",
-        "talk    make bot, then open http://localhost:7860",
+        f"talk    {'make bot' if Path('Makefile').exists() else f'{here} --bot'}, then open http://localhost:7860",
     ]
     if model == DEMO:
         lines.append(f'model   {here} --model {PUBLISHED[1]} --text "Hello there."')

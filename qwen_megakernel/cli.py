@@ -90,6 +90,8 @@ def _serve(args: argparse.Namespace) -> int:
         from qwen_megakernel.server.guard import is_loopback
     except ModuleNotFoundError as error:
         raise BackendError(f"serving needs {error.name}: install the extra [serve]") from None
+    if args.token is not None and not args.token.strip():
+        raise BackendError("--token is empty: give a token, or leave the option out")
     token = (args.token or os.environ.get(TOKEN) or "").strip() or None
     if token is None and not is_loopback(args.host):
         raise BackendError(f"--host {args.host} can be reached by others: set {TOKEN}, or listen on 127.0.0.1")

@@ -2,9 +2,12 @@
 
 import argparse
 import secrets
+import signal
 import sys
 import tempfile
+import threading
 import time
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -34,9 +37,7 @@ def add_speak(commands: argparse._SubParsersAction) -> None:
     text.add_argument("--text", help="what to say")
     text.add_argument("--file", metavar="PATH", help="read the text from a UTF-8 file, or - for standard input")
     add_output_options(speak)
-    speak.add_argument(
-        "--keep-partial", action="store_true", help="interrupted or failed, keep in the file what was said so far"
-    )
+    speak.add_argument("--keep-partial", action="store_true", help="interrupted, keep in the file what was said so far")
     add_voice_options(speak)
     speak.add_argument("--save-voice", metavar="PATH", help="keep the voice of --ref-audio, for --voice and `serve`")
     speak.add_argument("--stream", action="store_true", help="tell when every chunk came")
@@ -62,6 +63,7 @@ def _speak(args: argparse.Namespace) -> int:
     sampling = sampling_of(args, seed)
     options = {"backend": args.backend, "device": args.device, "weights": args.weights, "threads": args.threads}
     with ExitStack() as stack:
+        stack.enter_context(_ended_like_ctrl_c())
         path = output
         if output is None:
             path = str(Path(stack.enter_context(tempfile.TemporaryDirectory())) / OUT)
@@ -87,6 +89,20 @@ def _speak(args: argparse.Namespace) -> int:
         if args.play:
             play(Path(path))
     return 0
+
+
+@contextmanager
+def _ended_like_ctrl_c() -> Iterator[None]:
+    """Whoever ends this process, or closes its terminal, leaves no half file behind either."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only that thread hears signals
+        return
+    before = {number: signal.signal(number, signal.default_int_handler) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _read_text(args: argparse.Namespace) -> str:

@@ -209,7 +209,7 @@ def test_the_demo_says_what_to_do_next_and_nothing_that_reads_like_an_error(tmp_
     command += ["--device", "cpu"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=120)
     assert done.returncode == 0
-    assert "'my demo.wav'" in done.stdout and "make bot" in done.stdout and PUBLISHED[1] in done.stdout
+    assert "'my demo.wav'" in done.stdout and "demo_pipeline.py --bot" in done.stdout and PUBLISHED[1] in done.stdout
     assert not re.search(r"error|warn|need|missing|install|INFO|megakernel:", done.stdout + done.stderr, re.I)
 
 

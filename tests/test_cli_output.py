@@ -442,3 +442,31 @@ def test_a_mistyped_option_of_the_demo_shows_its_neighbour(demo, capsys):
 def test_an_option_may_be_cut_short_and_a_text_may_begin_with_dashes(here):
     assert main(["speak", "--out", "x.wav", "--text", "-- and so on", "--dev", "cpu"]) == 0
     assert Path("x.wav").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=str)
+def test_who_is_ended_leaves_nothing_half_written(number, tmp_path):
+    command = [sys.executable, "-m", "qwen_megakernel", "speak", "--text", "Hello there. " * 60, "--stream"]
+    process = subprocess.Popen([*command, "-o", "x.wav"], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    for line in process.stderr:
+        if " frames" in line:  # the first chunk
+            break
+    process.send_signal(number)
+    assert process.wait(PATIENCE_S) == 130 and "interrupted" in process.stderr.read()
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+    process.stderr.close()
+
+
+def test_an_interrupted_demo_ends_at_once_and_leaves_nothing(tmp_path):
+    """It does not say the rest first."""
+    script = Path(__file__).parents[1] / "demo_pipeline.py"
+    command = [sys.executable, str(script), "-v", "--text", "Hello there. " * 200, "-o", "x.wav"]
+    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    for line in process.stderr:
+        if "RTF" in line:  # a first sentence is said
+            break
+    process.send_signal(signal.SIGINT)
+    said = process.stderr.read()
+    assert process.wait(PATIENCE_S) == 130 and said.rstrip().endswith("interrupted")
+    assert said.count("RTF") < 100 and not [path for path in tmp_path.rglob("*") if path.is_file()]
+    process.stderr.close()

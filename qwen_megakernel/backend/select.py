@@ -63,7 +63,7 @@ def select_device(device: str | torch.device | None) -> torch.device:
         device = torch.device(given)
     except (RuntimeError, TypeError):  # whose message lists devices that are not taken here
         device = None
-    if device is None or device.type not in ("cpu", "cuda"):
+    if device is None or device.type not in ("cpu", "cuda") or (device.type == "cpu" and device.index):
         raise BackendError(f"device must be 'cpu' or 'cuda[:n]', got {str(given)!r}")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise BackendError(f"device {device} was asked for, but torch can use no CUDA GPU: {why_no_gpu()}")

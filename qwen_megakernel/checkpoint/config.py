@@ -275,7 +275,9 @@ class SamplingParams:
             if flag is not None and not isinstance(flag, (bool, np.bool_)):
                 raise SamplingError(f"{name} must be True or False, got {flag!r}")
         for name in ("temperature", "subtalker_temperature", "repetition_penalty"):
-            wanted = "a number in 0.001..1000 (do_sample=False is greedy)"
+            wanted = "a number in 0.001..1000"
+            if name != "repetition_penalty":
+                wanted += " (at 0.001 speech is all but greedy; do_sample=False is greedy)"
             check(name, numbers.Real, lambda v: 0.001 <= v <= 1000, wanted)
         for name in ("top_p", "subtalker_top_p"):
             check(name, numbers.Real, lambda v: 0 < v <= 1, "in (0, 1]")
