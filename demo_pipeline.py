@@ -261,9 +261,8 @@ async def say(args: argparse.Namespace, text: str, path: str) -> list[str]:
         await runner.add_workers(worker)
         interrupted = asyncio.Event()
 
-        def interrupt() -> (
-            None
-        ):  # a worker that has its EndFrame takes no CancelFrame: it would go on until all is said
+        def interrupt() -> None:
+            # By way of the pipeline: a worker that has its EndFrame takes no other, and goes on until all is said.
             interrupted.set()
             worker.create_task(tts.queue_frame(CancelFrame()), "interrupt")
 

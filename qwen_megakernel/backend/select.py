@@ -72,6 +72,16 @@ def select_device(device: str | torch.device | None) -> torch.device:
     return device
 
 
+def check_threads(threads: int | None, device: torch.device) -> None:
+    """Raises BackendError for a number of CPU threads that no engine on this device can have."""
+    if threads is None:
+        return
+    if isinstance(threads, bool) or not isinstance(threads, int) or not 1 <= threads <= MAX_THREADS:
+        raise BackendError(f"threads must be an integer in 1..{MAX_THREADS}, got {threads!r}")
+    if device.type != "cpu":
+        raise BackendError(f"threads are a CPU's, and the device is {device}: leave threads out")
+
+
 def make_embeddings(backend: str, config: ModelConfig, tensors: Mapping[str, Tensor]) -> Embeddings:
     """What makes the rows for a backend that `select_backend` chose, over every `talker.*` tensor."""
     device = tensors["talker.model.norm.weight"].device
@@ -167,12 +177,7 @@ class Backend:
     threads: int | None = None
 
     def __post_init__(self):
-        if self.threads is None:
-            return
-        if isinstance(self.threads, bool) or not isinstance(self.threads, int) or not 1 <= self.threads <= MAX_THREADS:
-            raise BackendError(f"threads must be an integer in 1..{MAX_THREADS}, got {self.threads!r}")
-        if self.device.type != "cpu":
-            raise BackendError(f"threads are a CPU's, and the device is {self.device}: leave threads out")
+        check_threads(self.threads, self.device)
 
     @torch.inference_mode()
     def load(self, slots: int, max_positions: int) -> LoadedModel:

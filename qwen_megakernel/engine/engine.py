@@ -18,7 +18,7 @@ from typing import Unpack
 import torch
 
 from qwen_megakernel.backend.interfaces import LoadedModel
-from qwen_megakernel.backend.select import Backend, select_backend, select_device
+from qwen_megakernel.backend.select import Backend, check_threads, select_backend, select_device
 from qwen_megakernel.checkpoint.config import SamplingParams
 from qwen_megakernel.checkpoint.dtypes import dtype_of, vocoder_dtype_of
 from qwen_megakernel.checkpoint.fp8 import name_of, parts_of
@@ -164,7 +164,9 @@ class TTSEngine:
             raise BackendError("vocoder_dtype='tf32' needs an NVIDIA GPU, the device is a CPU; use 'float32'")
         limits = Limits(max_streams, max_positions, max_queue, queue_timeout, kept_voices)
         fp8 = None if weights is None else parts_of(weights)
-        select_backend(backend, device, dtype)  # what cannot run is refused before a checkpoint is looked for
+        # What cannot run is refused before a checkpoint is looked for.
+        check_threads(threads, device)
+        select_backend(backend, device, dtype)
         checkpoint = Checkpoint.open(model)
         name, reason = select_backend(backend, device, dtype, checkpoint.config)
         fp8 = checkpoint.fp8 if fp8 is None else fp8
