@@ -20,6 +20,7 @@ from pathlib import Path
 
 import torch
 
+from qwen_megakernel.backend import build
 from qwen_megakernel.check.bench import read_bytes_s, weight_bytes
 from qwen_megakernel.checkpoint.config import ModelConfig
 from qwen_megakernel.checkpoint.synthetic import NO_EOS, write_checkpoint
@@ -53,6 +54,19 @@ def commit() -> str:
     except OSError:  # there is no git
         return "unknown"
     return name + ("-dirty" if changed else "") if name else "unknown"
+
+
+@contextlib.contextmanager
+def build_with(flag: str) -> Iterator[None]:
+    """Kernels made in here are builds with one more compiler flag, e.g. "-DQMK_STAGE_CLOCK"."""
+    flags = build.FLAGS
+    build.FLAGS = (*flags, flag)
+    build._loaded.cache_clear()
+    try:
+        yield
+    finally:
+        build.FLAGS = flags
+        build._loaded.cache_clear()
 
 
 def about(size: str) -> dict:

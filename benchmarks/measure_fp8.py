@@ -23,18 +23,15 @@ import math
 import random
 import re
 import statistics
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from common import commit, machine, positive, read_ms
+from common import build_with, commit, machine, positive, read_ms
 from measure_decode import Frames
 from recogniser import INSTALLED, heard_words
 from torch import Tensor
 
 from qwen_megakernel import SamplingParams, TTSEngine
-from qwen_megakernel.backend import build
 from qwen_megakernel.backend.megakernel import MegakernelFrameDecoder, why_no_megakernel
 from qwen_megakernel.backend.select import select_device
 from qwen_megakernel.check.bench import weight_bytes
@@ -187,19 +184,6 @@ def show_errors(label: str, config: ModelConfig, tensors: Tensors, *utterance) -
 # ---------------------------------------------------------------- speed
 
 
-@contextmanager
-def weights_alone() -> Iterator[None]:
-    """Builds that only read the weights and multiply them, by nothing."""
-    flags = build.FLAGS
-    build.FLAGS = (*flags, "-DQMK_WEIGHTS_ALONE")
-    build._loaded.cache_clear()
-    try:
-        yield
-    finally:
-        build.FLAGS = flags
-        build._loaded.cache_clear()
-
-
 @torch.inference_mode()
 def show_speed(label: str, config: ModelConfig, columns: list[int], device: torch.device) -> dict:
     """With random weights, which never end their speech."""
@@ -216,7 +200,7 @@ def show_speed(label: str, config: ModelConfig, columns: list[int], device: torc
         frames = Frames(kernel, config, sampling)
         ms = [float(frames.times_ms(count, 200, 200).median()) for count in columns]
         memory = kernel.weight_bytes
-        with weights_alone():
+        with build_with("-DQMK_WEIGHTS_ALONE"):
             kernel = MegakernelFrameDecoder(config, stored, slots=1, max_positions=512)
             frames = Frames(kernel, config, GREEDY.over(config.sampling), checked=False)
             alone = float(frames.times_ms(1, 200, 200).median())

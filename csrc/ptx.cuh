@@ -16,6 +16,12 @@ __device__ __forceinline__ void sync_compute() {
   asm volatile("bar.sync 1, %0;" ::"n"(Threads) : "memory");
 }
 
+// Barrier 2 among the first warps of a block.
+__device__ __forceinline__ void sync_some(int threads) { asm volatile("bar.sync 2, %0;" ::"r"(threads) : "memory"); }
+
+// Barriers 3 .. among two warps.
+__device__ __forceinline__ void sync_pair(int pair) { asm volatile("bar.sync %0, 64;" ::"r"(3 + pair) : "memory"); }
+
 // Volatile, so that what is computed from them is computed where it is needed: kept across the layers, a hundred
 // addresses would be spilled to local memory, of which too little fits in the cache beside 227 KB of shared memory.
 __device__ __forceinline__ int thread_index() {
@@ -50,6 +56,23 @@ __device__ __forceinline__ float warp_sum(float x) {
   return x;
 }
 
+// ---- to about the last bit, an instruction each
+__device__ __forceinline__ float exp2_of(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+__device__ __forceinline__ float log2_of(float x) {
+  float y;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+__device__ __forceinline__ float inverse_of(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 // ---- global memory between blocks: relaxed, straight to L2
 // 16 bytes as one access: .b128 is never torn, where .v4 makes no promise.
 __device__ __forceinline__ uint4 load_relaxed16(const void* p) {
@@ -79,6 +102,12 @@ __device__ __forceinline__ uint32_t load_relaxed4(const void* p) {
   uint32_t v;
   asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
   return v;
+}
+__device__ __forceinline__ void prefetch_l2(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
+__device__ __forceinline__ uint32_t clock_now() {
+  uint32_t t;
+  asm volatile("mov.u32 %0, %%clock;" : "=r"(t)::"memory");
+  return t;
 }
 __device__ __forceinline__ uint64_t global_timer() {
   uint64_t t;

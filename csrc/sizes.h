@@ -9,13 +9,13 @@ namespace qmk {
 constexpr int kBlocks = 128;        // of a launch; they wait for each other, so all must be resident at once
 constexpr int kComputeWarps = 16;   // of a block; they share the inputs of every matrix
 constexpr int kHeadDim = 128;       // of an attention head
-constexpr int kSplits = 8;          // parts that a query head's context is cut into
+constexpr int kSplits = 16;         // parts that a query head's context is cut into, at most
 constexpr int kGroups = 16;         // codes of a frame, and positions of the code predictor
 constexpr int kPacket = 4;          // values of a column that travel together: of a residual or an attention output
 constexpr int kMlpPacket = 6;       // the same of the MLP
 constexpr int kPagePositions = 64;  // of a page of the talker's keys and values
-constexpr int kLaunchesAhead = 4;   // launches that may be uncollected
-constexpr int kRecentFrames = 8;    // of every slot, whose codes the frame kernel leaves for the vocoder
+constexpr int kLaunchesAhead = 4;  // launches that may be uncollected
+constexpr int kRecentFrames = 8;   // of every slot, whose codes the frame kernel leaves for the vocoder
 
 // ---- the prompt's kernels
 constexpr int kLayerMatrices = 4;  // of a decoder layer: qkv, o, gate and up, down

@@ -1,51 +1,48 @@
-// One query head of one column over its context.
+// The query heads of one key-value head, of one column, over its context, on the tensor cores.
 //
-// Two layouts of a head's 128 dims over a warp. In the exchange a lane has 4 dims, so that q, k and v of the current
-// position arrive in one round trip. Against the context 8 lanes share a position, 16 dims each, 4 positions at a time.
-// Everything that does not depend on the current position (norms, angles, old keys) is loaded before the wait.
+// A warp takes the keys of 16 positions (a tile) for all queries at once, another one their values, into registers as
+// mma's A. A talker's come through the ring, between the weights of q k v and of o, so that they are there before the
+// heads of the current position. One warp awaits each of these, norms and turns it; the others sleep.
 //
-// A talker's context is cut into splits by position alone: split s has positions 256 s .. 256 s + 255, then every 2,048
-// on. The 8 blocks of a head share the columns of a launch, and those of one column its splits, so that the sums do not
-// depend on how many columns there are.
+// A talker's context is cut into at most 16 splits, of 64 positions or as many times two as that takes: by the position
+// alone. The 16 blocks of a key-value head share the columns of a launch, and those of one column its splits, so that
+// the sums do not depend on how many columns there are. What a block reads decides how long it takes (64 bytes a
+// cycle), so a short context is worth more blocks, and the exchange that weighs their splits together.
 #pragma once
+#include "../pages.cuh"
 #include "exchange.cuh"
+#include "ring.cuh"
 
 namespace qmk {
 
-constexpr int kLaneDims = 16;
-constexpr float kScoreScale = 0.08838834764831845f;  // head_dim ^ -1/2
+constexpr float kScoreScale = 0.08838834764831845f * 1.4426950408889634f;  // head_dim ^ -1/2, to the base of 2
+constexpr int kTileLog = 4, kTile = 1 << kTileLog;                         // positions of a warp at a time
+constexpr int kQueries = 4;                                                // at most: half of an mma's columns
+constexpr int kShare = 16;                                                 // blocks of a key-value head
+constexpr int kTilesLog = 3,
+              kTiles = 1 << kTilesLog;  // that a block works on at a time: a warp for keys, one for values
+constexpr int kStageRows = kStageBytes / (kHeadDim * 2), kStageTiles = kStageRows / kTile;  // of a stage of the ring
+constexpr int kTogether = 4;  // splits among them, at most
+static_assert(kStageRows <= kPagePositions && kPagePositions <= 1 << kSplitLog);
+static_assert(2 * kTiles == kWarps && kPagePositions % kTile == 0 && kGroups == kTile && kSplits <= kShare);
 
-// Splits that hold anything at a position.
-__device__ __forceinline__ int active_splits(int position) { return min(position / kSplitPositions + 1, kSplits); }
+// Positions of a split of the context of a position, as a power of two.
+__device__ __forceinline__ int split_log(int position) {
+  int log = kSplitLog;
+  while (position >> log >= kSplits) log++;
+  return log;
+}
 
-// What this block attends to: splits sub, sub + sharers, ... of one head of one column, and of the 8th behind it.
+// What this block attends to: splits sub, sub + sharers, ... of one column, for the queries of one key-value head.
 struct Assignment {
-  int head, column, sub, sharers;
+  int kv_head, column, sub, sharers;
 };
 __device__ __forceinline__ Assignment assignment(int block, int columns) {
-  const int sharers = kSplits >> (columns > 1) >> (columns > 2) >> (columns > 4);
-  return {block / kSplits, block % kSplits / sharers, block % sharers, sharers};
+  const int sharers = kShare >> (columns > 1) >> (columns > 2) >> (columns > 4) >> (columns > 8);
+  return {block / kShare, block % kShare / sharers, block % sharers, sharers};
 }
 
-// 16 dims as bf16.
-struct Row {
-  uint4 low, high;
-};
-__device__ __forceinline__ Row load_row(const bf16* p) {
-  const uint4* q = reinterpret_cast<const uint4*>(p);
-  return {q[0], q[1]};
-}
-__device__ __forceinline__ Row load_far_row(const bf16* p) {
-  const uint4* q = reinterpret_cast<const uint4*>(p);
-  return {__ldcg(q), __ldcg(q + 1)};
-}
-__device__ __forceinline__ void to_floats(const Row& row, float (&f)[kLaneDims]) {
-  const uint32_t w[8] = {row.low.x, row.low.y, row.low.z, row.low.w, row.high.x, row.high.y, row.high.z, row.high.w};
-#pragma unroll
-  for (int i = 0; i < 8; i++) f[2 * i] = low_bf16(w[i]), f[2 * i + 1] = high_bf16(w[i]);
-}
-
-struct Four {  // a lane's 4 dims in the exchange's layout
+struct Four {  // a lane's 4 dims of a head, in the exchange's layout
   float v[4];
 };
 // Weights of a head's norm, as they lie in memory: widened where they are used, so that the load stalls nothing before.
@@ -56,303 +53,468 @@ __device__ __forceinline__ Four load_angles(const float* p, int lane) {  // dims
   const float4 a = *reinterpret_cast<const float4*>(p + lane % 16 * 4);
   return {{a.x, a.y, a.z, a.w}};
 }
-// Heads of the exchange, awaited together.
-template <int N>
-__device__ __forceinline__ void await_heads(Four (&x)[N], const Tagged* const (&head)[N], int lane, uint32_t epoch,
-                                            Patience& patience) {
-  float2 pair[2 * N];
-  await_pairs(pair, [&](int i) { return head[i / 2] + lane * 4 + i % 2 * 2; }, epoch, patience);
-#pragma unroll
-  for (int n = 0; n < N; n++) x[n] = {{pair[2 * n].x, pair[2 * n].y, pair[2 * n + 1].x, pair[2 * n + 1].y}};
+__device__ __forceinline__ Four await_four(const Tagged* head, int lane, uint32_t epoch, Patience& patience) {
+  float2 pair[2];
+  await_pairs(pair, [&](int i) { return head + lane * 4 + i * 2; }, epoch, patience);
+  return {{pair[0].x, pair[0].y, pair[1].x, pair[1].y}};
 }
 
-// Head norm, then rotate-half, of N heads side by side. Positions are the same on all three M-RoPE axes of this model,
-// so one angle per pair of dims is all there is.
-template <int N>
-__device__ __forceinline__ void norm_and_rope(Four* x, const uint2 (&norm)[N], const Four& cos, const Four& sin,
-                                              int lane) {
-  float square[N] = {};
+// Head norm, then rotate-half. Positions are the same on all three M-RoPE axes of this model, so one angle per pair of
+// dims is all there is.
+__device__ __forceinline__ void norm_and_rope(Four& x, uint2 norm, const Four& cos, const Four& sin, int lane) {
+  float square = 0.f;
 #pragma unroll
-  for (int n = 0; n < N; n++)
+  for (int i = 0; i < 4; i++) square = fmaf(x.v[i], x.v[i], square);
 #pragma unroll
-    for (int i = 0; i < 4; i++) square[n] = fmaf(x[n].v[i], x[n].v[i], square[n]);
+  for (int o = 16; o; o >>= 1) square += __shfl_xor_sync(~0u, square, o);
+  const float inv = rsqrtf(square * (1.f / kHeadDim) + 1e-6f);
+  const float weight[4] = {low_bf16(norm.x), high_bf16(norm.x), low_bf16(norm.y), high_bf16(norm.y)};
 #pragma unroll
-  for (int o = 16; o; o >>= 1)
-#pragma unroll
-    for (int n = 0; n < N; n++) square[n] += __shfl_xor_sync(~0u, square[n], o);
-#pragma unroll
-  for (int n = 0; n < N; n++) {
-    const float inv = rsqrtf(square[n] * (1.f / kHeadDim) + 1e-6f);
-    const float weight[4] = {low_bf16(norm[n].x), high_bf16(norm[n].x), low_bf16(norm[n].y), high_bf16(norm[n].y)};
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-      const float y = x[n].v[i] * inv * weight[i], other = __shfl_xor_sync(~0u, y, 16);
-      x[n].v[i] = y * cos.v[i] + (lane < 16 ? -other : other) * sin.v[i];
-    }
+  for (int i = 0; i < 4; i++) {
+    const float y = x.v[i] * inv * weight[i], other = __shfl_xor_sync(~0u, y, 16);
+    x.v[i] = y * cos.v[i] + (lane < 16 ? -other : other) * sin.v[i];
   }
 }
-__device__ __forceinline__ void store_four(bf16* row, const Four& x, int lane) {
-  reinterpret_cast<uint2*>(row)[lane] = make_uint2(pack2(x.v[0], x.v[1]), pack2(x.v[2], x.v[3]));
+
+// 4 dims of every lane; unit: of 8 dims, where this lane's lie.
+__device__ __forceinline__ void store_four(bf16* row, const Four& x, int lane, int unit) {
+  reinterpret_cast<uint2*>(row)[unit * 2 + lane % 2] = make_uint2(pack2(x.v[0], x.v[1]), pack2(x.v[2], x.v[3]));
 }
 
 struct AttentionScratch {
-  alignas(16) float row[kWarps][kHeadDim];        // a warp's query, then its share of the output
-  float2 stat[kWarps];                            // maximum and sum of that share
-  alignas(16) bf16 fresh[kColumns][2][kHeadDim];  // keys and values of this launch's positions
-  float part[kSplits][kHeadDim];                  // splits that this block has worked off
-  float2 part_stat[kSplits][kHeadDim / 32];
+  static constexpr int kStride = kHeadDim + 32;   // no two lanes of a load of `query` meet in a bank
+  alignas(16) bf16 query[2 * kQueries][kStride];  // of each its value as bf16, then what that lacks
+  // Keys and values of this launch's positions, and zeros behind them.
+  alignas(16) bf16 fresh[kColumns + 1][2][kHeadDim];
+};
+// Shares of the tiles; they take the place of partial sums that have been added up. Two of them take turns, where
+// shared memory has room.
+constexpr int kShares = QMK_BLOCKS_PER_SM > 1 ? 1 : 2;
+template <int Group>
+struct AttentionShares {
+  alignas(16) float row[kTiles][Group][kHeadDim];
+  float2 stat[kTiles][Group];  // largest score and sum of weights
+  uint2 weights[kTiles][32];   // of a tile, as its warp of values takes them
 };
 
-// From the exchange's layout of a query to the context's.
-__device__ __forceinline__ void spread_query(const Four& query, float* row, float (&q)[kLaneDims], int lane) {
-  reinterpret_cast<float4*>(row)[lane] = make_float4(query.v[0], query.v[1], query.v[2], query.v[3]);
-  __syncwarp();
-#pragma unroll
-  for (int i = 0; i < kLaneDims; i += 4) {
-    const float4 f = *reinterpret_cast<const float4*>(row + lane % 8 * kLaneDims + i);
-    q[i] = f.x, q[i + 1] = f.y, q[i + 2] = f.z, q[i + 3] = f.w;
-  }
-  __syncwarp();
+// A head of the exchange, normed and turned where it is no value.
+template <class S, class B>
+__device__ __forceinline__ Four await_head(B& b, const StackWeights& w, int index, int head, int column, int position) {
+  const bf16* weights = (head < S::kHeads ? w.q_norm : w.k_norm) + index * kHeadDim;
+  const uint2 norm = load_norm(weights, b.lane);
+  const Four cos = load_angles(w.rope_cos + position * (kHeadDim / 2), b.lane),
+             sin = load_angles(w.rope_sin + position * (kHeadDim / 2), b.lane);
+  Four x = await_four(b.x.qkv + column * S::kQkv + head * kHeadDim, b.lane, b.epoch, b.patience);
+  if (head < S::kHeads + S::kKvHeads) norm_and_rope(x, norm, cos, sin, b.lane);
+  return x;
+}
+__device__ __forceinline__ void store_query(AttentionScratch& s, int query, const Four& x, int lane) {
+  const uint2 high = make_uint2(pack2(x.v[0], x.v[1]), pack2(x.v[2], x.v[3]));
+  const uint2 low = make_uint2(pack2(x.v[0] - low_bf16(high.x), x.v[1] - high_bf16(high.x)),
+                               pack2(x.v[2] - low_bf16(high.y), x.v[3] - high_bf16(high.y)));
+  reinterpret_cast<uint2*>(s.query[2 * query])[lane] = high;
+  reinterpret_cast<uint2*>(s.query[2 * query + 1])[lane] = low;
 }
 
-// A running softmax over the positions that one group of 8 lanes has seen.
-struct Softmax {
-  float top = -INFINITY, total = 0.f, out[kLaneDims] = {};
+// Lane (g, t) = (lane / 4, lane % 4) of a warp has, of 16 positions, in unit[2 c + n] of their keys that of position
+// g + 8 n, unit 4 c + t; in unit[2 j + n] of their values that of position value_row(j), unit g + 8 n; and of what
+// comes of them query t.
+__device__ __forceinline__ int value_row(int lane, int j) { return lane % 4 * 2 + j % 2 + j / 2 * 8; }
 
-  // Scores of N positions per group; `seen(j)`: position j belongs to the context.
-  template <int N, class Seen>
-  __device__ __forceinline__ void scores(const float (&q)[kLaneDims], const Row (&key)[N], Seen seen,
-                                         float (&score)[N]) const {
+struct Tile {
+  uint4 unit[8];
+
+  // Scores of positions g and g + 8 to the base of 2; queries: how many there are.
+  __device__ __forceinline__ float2 scores(const AttentionScratch& s, int queries, int lane) const {
+    float acc[2][4] = {};
 #pragma unroll
-    for (int j = 0; j < N; j++) {
-      float k[kLaneDims], dot = 0.f;
-      to_floats(key[j], k);
-#pragma unroll
-      for (int i = 0; i < kLaneDims; i++) dot = fmaf(q[i], k[i], dot);
-      dot += __shfl_xor_sync(~0u, dot, 1);
-      dot += __shfl_xor_sync(~0u, dot, 2);
-      dot += __shfl_xor_sync(~0u, dot, 4);
-      score[j] = seen(j) ? dot * kScoreScale : -INFINITY;
+    for (int c = 0; c < 4; c++) {
+      uint4 q{};
+      if (lane / 8 < queries) q = *reinterpret_cast<const uint4*>(&s.query[lane / 4][(4 * c + lane % 4) * 8]);
+      const uint4 &low = unit[2 * c], &high = unit[2 * c + 1];
+      mma_16x8x16(acc[0], low.x, high.x, low.y, high.y, q.x, q.y);
+      mma_16x8x16(acc[1], low.z, high.z, low.w, high.w, q.z, q.w);
     }
+    return make_float2((acc[0][0] + acc[1][0] + (acc[0][1] + acc[1][1])) * kScoreScale,
+                       (acc[0][2] + acc[1][2] + (acc[0][3] + acc[1][3])) * kScoreScale);
   }
-  template <int N>
-  __device__ __forceinline__ void add(const float (&score)[N], const Row (&value)[N]) {
-    float now = top;
+  // Sum of the values by these weights: dims 8 g .. and 64 + 8 g ..
+  __device__ __forceinline__ void weigh(uint2 weights, float (&out)[2][8]) const {
 #pragma unroll
-    for (int j = 0; j < N; j++) now = fmaxf(now, score[j]);
-    now = fmaxf(now, __shfl_xor_sync(~0u, now, 8));
-    now = fmaxf(now, __shfl_xor_sync(~0u, now, 16));
-    if (now == -INFINITY) return;  // this warp has nothing here
-    const float keep = __expf(top - now);
-    total *= keep;
-#pragma unroll
-    for (int i = 0; i < kLaneDims; i++) out[i] *= keep;
-#pragma unroll
-    for (int j = 0; j < N; j++) {
-      float v[kLaneDims];
-      to_floats(value[j], v);
-      const float weight = __expf(score[j] - now);  // 0 where there is no position
-      total += weight;
-#pragma unroll
-      for (int i = 0; i < kLaneDims; i++) out[i] = fmaf(weight, v[i], out[i]);
+    for (int i = 0; i < 8; i++) {
+      auto pair = [&](int j, int n) {  // dim i of two positions
+        auto word = [i](const uint4& v) { return i < 2 ? v.x : i < 4 ? v.y : i < 6 ? v.z : v.w; };
+        return __byte_perm(word(unit[2 * j + n]), word(unit[2 * j + 2 + n]), i % 2 ? 0x7632 : 0x5410);
+      };
+      float acc[4] = {};
+      mma_16x8x16(acc, pair(0, 0), pair(0, 1), pair(2, 0), pair(2, 1), weights.x, weights.y);
+      out[0][i] = acc[0] + acc[1], out[1][i] = acc[2] + acc[3];
     }
-    top = now;
-  }
-  // The warp's four groups together: 4 dims a lane, from the returned one on, and `total` of all.
-  __device__ __forceinline__ int join(float (&four)[4], int lane) {
-    total += __shfl_xor_sync(~0u, total, 8);
-    total += __shfl_xor_sync(~0u, total, 16);
-    const bool high = lane & 16, odd = lane & 8;
-    float half[8];
-#pragma unroll
-    for (int i = 0; i < 8; i++)
-      half[i] = (high ? out[8 + i] : out[i]) + __shfl_xor_sync(~0u, high ? out[i] : out[8 + i], 16);
-#pragma unroll
-    for (int i = 0; i < 4; i++)
-      four[i] = (odd ? half[4 + i] : half[i]) + __shfl_xor_sync(~0u, odd ? half[i] : half[4 + i], 8);
-    return lane % 8 * kLaneDims + (high ? 8 : 0) + (odd ? 4 : 0);
   }
 };
+
+// The softmax of a tile: its largest score, and its weights as mma's B: each query's as bf16 in one column, in the next
+// what that lacks.
+struct Softmax {
+  float top, sum;  // sum: of this lane's weights
+  uint2 weights;
+
+  // score: of positions g and g + 8, -infinity where there is none.
+  __device__ __forceinline__ Softmax(float2 score, int lane) : top(fmaxf(score.x, score.y)) {
+#pragma unroll
+    for (int o = 4; o < 32; o *= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, o));
+    const float2 weight = make_float2(exp2_of(score.x - top), exp2_of(score.y - top));
+    sum = weight.x + weight.y;
+    const int from = lane % 4 * 8 + lane / 8;
+    float w[4];
+    w[0] = __shfl_sync(~0u, weight.x, from), w[1] = __shfl_sync(~0u, weight.x, from + 4);
+    w[2] = __shfl_sync(~0u, weight.y, from), w[3] = __shfl_sync(~0u, weight.y, from + 4);
+    weights = make_uint2(pack2(w[0], w[1]), pack2(w[2], w[3]));
+    if (lane / 4 % 2)
+      weights = make_uint2(pack2(w[0] - low_bf16(weights.x), w[1] - high_bf16(weights.x)),
+                           pack2(w[2] - low_bf16(weights.y), w[3] - high_bf16(weights.y)));
+  }
+  // Of all weights.
+  __device__ __forceinline__ float total() const {
+    float all = sum;
+#pragma unroll
+    for (int o = 4; o < 32; o *= 2) all += __shfl_xor_sync(~0u, all, o);
+    return all;
+  }
+};
+
+// What a talker's block attends to at a position: the order in which its producer copies old keys and values and its
+// warps take them.
+template <class S>
+struct Context {
+  int position, fresh, size, splits, sub, sharers;  // size: positions of a split, as a power of two
+  bool any;                                         // this block attends
+
+  __device__ __forceinline__ Context(const Assignment& mine, const Column* columns, int count) {
+    any = mine.kv_head < S::kKvHeads && mine.column < count;
+    const Column& c = columns[any ? mine.column : 0];
+    position = c.position, fresh = c.first_fresh, size = split_log(position), splits = (position >> size) + 1;
+    sub = mine.sub, sharers = mine.sharers, any &= sub < splits;
+  }
+};
+
+// The producer's half: of each kStageRows positions of each split of this block the keys, then the values.
+// kv: of this layer and key-value head, page 0.
+template <class S>
+__device__ __forceinline__ void copy_context(Ring& ring, const Context<S>& x, const int* pages, const bf16* kv,
+                                             size_t page_stride, const Pace& pace, Patience& patience, int lane) {
+  if (kWeightsAlone || !x.any) return;
+  for (int split = x.sub; split < x.splits; split += x.sharers)
+    for (int start = split << x.size; start < min((split + 1) << x.size, x.fresh); start += kStageRows) {
+      const bf16* rows = kv + pages[start / kPagePositions] * page_stride + start % kPagePositions * kHeadDim;
+      const int bytes = min(kStageRows, x.fresh - start) * kHeadDim * 2;
+      ring.copy_stage(rows, bytes, false, pace, patience, lane);
+      ring.copy_stage(rows + S::kKvHeads * kPagePositions * kHeadDim, bytes, false, pace, patience, lane);
+    }
+}
 
 // Talker. Keys and values lie in pages; this launch's own positions in shared memory too, because the pages are written
-// by other blocks. kv: of this layer and KV head, page 0.
+// by other blocks.
+template <class S, class B>
+struct PagedAttention {
+  static constexpr int kPairs = kHeadDim / 2, kFinishers = S::kGroup * kPairs;  // threads that finish a split
+  static constexpr int kEach = 4;                                               // splits that a thread weighs together
+  static_assert(S::kGroup <= kQueries && S::kKvHeads * kShare <= kBlocks && kFinishers * kTogether <= kComputeThreads);
+
+  B& b;
+  const Assignment& mine;
+  const int position, fresh, size, splits;  // of Context
+  // Of a round: the block's first split and how far in it. Tiles of a split at a time, as a power of two; a split of
+  // more is looked at more than once.
+  const int tiles = min(size - kTileLog, kTilesLog), together = min(kTiles >> tiles, kTogether);
+  int split = mine.sub, base = 0;
+  const bool of_values = b.warp >= kTiles;
+  const int slot = b.warp % kTiles;  // this warp's among the block's tiles
+  Tile tile{};
+  int from = place_of(slot);  // the tile's first position
+  // Where this thread finishes two dims of a query: the warps of values come first, while those of keys go on.
+  const int finished = (b.tid + kComputeThreads / 2) % kComputeThreads / kFinishers,
+            member = b.tid % kFinishers / kPairs, dim = b.tid % kPairs * 2, head = mine.kv_head * S::kGroup + member;
+  float best = -INFINITY, sum = 0.f;  // of that split so far
+  float2 value{};
+
+  __device__ __forceinline__ PagedAttention(B& block, const Assignment& assigned, const Context<S>& x)
+      : b(block), mine(assigned), position(x.position), fresh(x.fresh), size(x.size), splits(x.splits) {}
+
+  // A tile's first position in this round, or one behind them all.
+  __device__ __forceinline__ int place_of(int which) const {
+    const int team = which >> tiles, its = split + team * mine.sharers;
+    const int first = (its << size) + base + (which - (team << tiles)) * kTile;
+    return team < together && its < splits && first <= position ? first : position + 1;
+  }
+  __device__ __forceinline__ bool next_round() {
+    base += kTile << tiles;
+    if (base >> size) base = 0, split += together * mine.sharers;
+    return split < splits;
+  }
+
+  // This warp's tile of a round, out of the ring's next stages: of its rows before this launch.
+  __device__ __forceinline__ void take_tile() {
+    from = place_of(slot);
+    // Each bit of a unit's index is worth so many bytes.
+    const int row = of_values ? lane() % 4 * 2 : lane() / 4;
+    const int unit = unit_place(row, of_values ? lane() / 4 : lane() % 4) * 16, turned = unit & 64 ? -64 : 64,
+              bit0 = of_values ? 128 : 2048, bit1 = of_values ? 256 + turned : turned, bit2 = of_values ? 2048 : 128;
+#pragma unroll 1
+    for (int stage = 0; stage < 2 * kTiles / kStageTiles; stage++) {
+      if (place_of(stage / 2 * kStageTiles) >= fresh) break;
+      b.ring.visit(b.patience, [&](uint32_t address) {
+        uint32_t loaded = 0;
+        if (stage != slot / kStageTiles * 2 + of_values) return loaded;
+        address += (slot % kStageTiles * kTile + row) * (kHeadDim * 2) + unit;
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+          tile.unit[i] = load_shared16(address + i % 2 * bit0 + i / 2 % 2 * bit1 + i / 4 * bit2);
+          loaded |= tile.unit[i].x;
+        }
+        return loaded;
+      });
+    }
+  }
+
+  // The queries, then key and value of each position of this launch that falls to this block, a warp each.
+  // pages: at(position), its key in the pages.
+  template <class Pages>
+  __device__ __forceinline__ void await_heads(const StackWeights& w, int index, Pages at) {
+    AttentionScratch& s = b.s.attention;
+    for (int n = kWarps - 1 - b.warp; n < S::kGroup + 2 * (position - fresh + 1); n += kWarps) {
+      const int p = n < S::kGroup ? position : fresh + (n - S::kGroup) / 2, which = (n - S::kGroup) % 2;
+      const int its = n < S::kGroup ? mine.kv_head * S::kGroup + n : S::kHeads + which * S::kKvHeads + mine.kv_head;
+      if (n >= S::kGroup && (p >> size & (mine.sharers - 1)) != mine.sub) continue;
+      const Four x = await_head<S>(b, w, index, its, mine.column - (position - p), p);
+      if (n < S::kGroup) {
+        store_query(s, n, x, lane());
+      } else {
+        store_four(s.fresh[p - fresh][which], x, lane(), lane() / 2);
+        if (p == position)
+          store_four(at(p) + which * S::kKvHeads * kPagePositions * kHeadDim, x, lane(), unit_place(p, lane() / 2));
+      }
+    }
+    sync_compute<kComputeThreads>();
+  }
+
+  // A row of this launch's positions, or the zeros behind them.
+  __device__ __forceinline__ const uint4* fresh_row(int p, int which) const {
+    return reinterpret_cast<const uint4*>(b.s.attention.fresh[min(p, position + 1) - fresh][which]);
+  }
+  __device__ __forceinline__ void score(AttentionShares<S::kGroup>& shares) {
+    if (from + kTile > fresh) {
+#pragma unroll
+      for (int n = 0; n < 2; n++) {
+        const int p = from + lane() / 4 + 8 * n;
+        if (p < fresh) continue;
+#pragma unroll
+        for (int c = 0; c < 4; c++) tile.unit[2 * c + n] = fresh_row(p, 0)[4 * c + lane() % 4];
+      }
+    }
+    float2 scores = tile.scores(b.s.attention, S::kGroup, lane());
+    if (from + lane() / 4 > position) scores.x = -INFINITY;
+    if (from + lane() / 4 + 8 > position) scores.y = -INFINITY;
+    const Softmax softmax(scores, lane());
+    shares.weights[slot][lane()] = softmax.weights;
+    sync_pair(slot);
+    const float total = softmax.total();
+    if (lane() < S::kGroup) shares.stat[slot][lane()] = make_float2(softmax.top, total);
+  }
+  __device__ __forceinline__ void weigh(AttentionShares<S::kGroup>& shares) {
+    if (from + kTile > fresh) {
+#pragma unroll
+      for (int j = 0; j < 4; j++) {
+        const int p = from + value_row(lane(), j);
+        if (p < fresh) continue;
+#pragma unroll
+        for (int n = 0; n < 2; n++) tile.unit[2 * j + n] = fresh_row(p, 1)[lane() / 4 + 8 * n];
+      }
+    }
+    float out[2][8];
+    sync_pair(slot);
+    tile.weigh(shares.weights[slot][lane()], out);
+    if (lane() % 4 >= S::kGroup) return;
+    float* row = shares.row[slot][lane() % 4] + lane() / 4 * 8;
+#pragma unroll
+    for (int n = 0; n < 2; n++)
+#pragma unroll
+      for (int i = 0; i < 8; i += 4)
+        *reinterpret_cast<float4*>(row + n * 64 + i) =
+            make_float4(out[n][i], out[n][i + 1], out[n][i + 2], out[n][i + 3]);
+  }
+
+  // Adds what some tiles, or splits, of one head say of this thread's dims: their largest scores, sums of weights and
+  // sums of values.
+  template <int Most>
+  __device__ __forceinline__ void add(const AttentionShares<S::kGroup>& shares, int first, int count) {
+    float2 stat[Most];
+    const float before = best;
+#pragma unroll
+    for (int i = 0; i < Most; i++) {
+      stat[i] = i < count ? shares.stat[first + i][member] : make_float2(-INFINITY, 0.f);
+      best = fmaxf(best, stat[i].x);
+    }
+    const float keep = exp2_of(before - best);
+    sum *= keep, value.x *= keep, value.y *= keep;
+#pragma unroll
+    for (int i = 0; i < Most; i++) {
+      if (i >= count) continue;
+      const float weight = exp2_of(stat[i].x - best);
+      const float2 x = *reinterpret_cast<const float2*>(&shares.row[first + i][member][dim]);
+      sum = fmaf(weight, stat[i].y, sum), value.x = fmaf(weight, x.x, value.x), value.y = fmaf(weight, x.y, value.y);
+    }
+  }
+
+  __device__ __forceinline__ Packet* parts() const {
+    return b.x.part + ((mine.column * S::kHeads + head) * kSplits * kHeadDim + dim) / 2;
+  }
+  __device__ __forceinline__ void hand_out() const {
+    const float inv = inverse_of(sum);
+    const uint32_t pair = pack2(value.x * inv, value.y * inv), next = __shfl_down_sync(~0u, pair, 1);
+    if (lane() % 2 == 0)
+      publish(b.x.attn + packet_index((head * kHeadDim + dim) / 4, mine.column), pair, next, 0, b.epoch);
+  }
+
+  // All splits of this block. True: there is no other one, and it was handed out.
+  __device__ __forceinline__ bool work_off() {
+    for (int round = 0; split < splits; round++) {
+      auto& shares = b.s.attention_shares[round % kShares];
+      const int its = split + finished * mine.sharers, rows = ((position - (its << size) - base) >> kTileLog) + 1;
+      const bool more = next_round();
+      if (from <= position) {
+        if (of_values) weigh(shares);
+        else score(shares);
+      }
+      if (more) take_tile();
+      sync_compute<kComputeThreads>();
+      if (finished < together && its < splits) {
+        add<kTiles>(shares, finished << tiles, min(rows, 1 << tiles));
+        if (base == 0) {
+          if (splits == 1) {
+            hand_out();
+            return true;
+          }
+          const float inv = inverse_of(sum);
+          publish(parts() + its * kPairs, __float_as_uint(value.x * inv), __float_as_uint(value.y * inv),
+                  __float_as_uint(best + log2_of(sum)), b.epoch);
+          best = -INFINITY, sum = 0.f, value = {};
+        }
+      }
+      if (kShares == 1 && more) sync_compute<kComputeThreads>();  // the shares are about to be written again
+    }
+    return splits == 1;
+  }
+
+  // The column's first block of a head weighs the splits together: a thread 4 of them, then one the four.
+  __device__ __forceinline__ void weigh_splits() {
+    if (mine.sub || finished * kEach >= splits) return;
+    uint4 part[kEach];
+    uint32_t theirs = 0;
+#pragma unroll
+    for (int n = 0; n < kEach; n++) {
+      part[n] = make_uint4(0, 0, __float_as_uint(-INFINITY), 0);
+      theirs |= (finished * kEach + n < splits) << n;
+    }
+    const Packet* slots = parts() + finished * kEach * kPairs;
+    await_packets(part, theirs, [&](int n) { return slots + n * kPairs; }, b.epoch, b.patience);
+#pragma unroll
+    for (int n = 0; n < kEach; n++) best = fmaxf(best, __uint_as_float(part[n].z));
+#pragma unroll
+    for (int n = 0; n < kEach; n++) {
+      const float weight = exp2_of(__uint_as_float(part[n].z) - best);
+      value.x = fmaf(weight, __uint_as_float(part[n].x), value.x);
+      value.y = fmaf(weight, __uint_as_float(part[n].y), value.y), sum += weight;
+    }
+    if (splits > kEach) {
+      const int teams = (splits + kEach - 1) / kEach;
+      auto& shares = b.s.attention_shares[0];
+      sync_some(teams * kFinishers);  // all have read the shares
+      *reinterpret_cast<float2*>(&shares.row[finished][member][dim]) = value;
+      if (dim == 0) shares.stat[finished][member] = make_float2(best, sum);
+      sync_some(teams * kFinishers);
+      if (finished) return;
+      best = -INFINITY, sum = 0.f, value = {};
+      add<kSplits / kEach>(shares, 0, teams);
+    }
+    hand_out();
+  }
+
+ private:
+  __device__ __forceinline__ int lane() const { return b.lane; }
+};
+
+// kv: of this layer and key-value head, page 0.
 template <class S, class B>
 __device__ __forceinline__ void attend_pages(B& b, const StackWeights& w, int index, const Assignment& mine,
-                                             const Column& c, bf16* kv, size_t page_stride, size_t value_offset) {
-  constexpr int kRows = 2, kSpan = kWarps * kRows * 4;  // positions that the block looks at at a time
-  const int position = c.position, fresh = c.first_fresh, splits = active_splits(position);
-  if (mine.head >= S::kHeads || mine.column >= b.columns || mine.sub >= splits) return;
-  AttentionScratch& s = b.s.attention;
-  const int lane = b.lane, warp = b.warp, group = lane / 8, t = lane % 8, kv_head = mine.head / S::kGroup;
-  auto at = [&](int p) { return kv + c.pages[p / kPagePositions] * page_stride + p % kPagePositions * kHeadDim; };
-  auto position_of = [&](int base, int j) { return base + (j * kWarps + warp) * 4 + group; };
-  auto old_rows = [&](Row(&row)[kRows], int base, size_t offset) {
-#pragma unroll
-    for (int j = 0; j < kRows; j++) {
-      const int p = position_of(base, j);
-      row[j] = p < fresh ? load_far_row(at(p) + offset + t * kLaneDims) : Row{};
-    }
-  };
-  auto with_fresh = [&](Row(&row)[kRows], int base, bool value) {
-#pragma unroll
-    for (int j = 0; j < kRows; j++) {
-      const int p = position_of(base, j);
-      if (p >= fresh && p <= position) row[j] = load_row(s.fresh[p - fresh][value] + t * kLaneDims);
-    }
-  };
-  Row key[kRows];
-  int split = mine.sub, base = split * kSplitPositions;
-  old_rows(key, base, 0);
-
-  const uint2 q_norm = load_norm(w.q_norm + index * kHeadDim, lane),
-              k_norm = load_norm(w.k_norm + index * kHeadDim, lane);
-  Four cos = load_angles(w.rope_cos + position * (kHeadDim / 2), lane),
-       sin = load_angles(w.rope_sin + position * (kHeadDim / 2), lane);
-  auto head_of = [&](int column, int head) { return b.x.qkv + column * S::kQkv + head * kHeadDim; };
-  auto mine_too = [&](int p) {
-    return p / kSplitPositions % kSplits % mine.sharers == mine.sub && p / 4 % kWarps == warp;
-  };
-  for (int p = fresh; p < position; p++) {  // a prompt's earlier columns
-    if (!mine_too(p)) continue;
-    const int column = mine.column - (position - p);
-    Four kv_four[2];
-    await_heads(kv_four, {head_of(column, S::kHeads + kv_head), head_of(column, S::kHeads + S::kKvHeads + kv_head)},
-                lane, b.epoch, b.patience);
-    norm_and_rope<1>(kv_four, {k_norm}, load_angles(w.rope_cos + p * (kHeadDim / 2), lane),
-                     load_angles(w.rope_sin + p * (kHeadDim / 2), lane), lane);
-    store_four(s.fresh[p - fresh][0], kv_four[0], lane), store_four(s.fresh[p - fresh][1], kv_four[1], lane);
-  }
-  float q[kLaneDims];
-  if (mine_too(position)) {
-    Four x[3];
-    await_heads(x,
-                {head_of(mine.column, mine.head), head_of(mine.column, S::kHeads + kv_head),
-                 head_of(mine.column, S::kHeads + S::kKvHeads + kv_head)},
-                lane, b.epoch, b.patience);
-    norm_and_rope<2>(x, {q_norm, k_norm}, cos, sin, lane);
-    store_four(s.fresh[position - fresh][0], x[1], lane), store_four(s.fresh[position - fresh][1], x[2], lane);
-    if (mine.head % S::kGroup == 0)
-      store_four(at(position), x[1], lane), store_four(at(position) + value_offset, x[2], lane);
-    spread_query(x[0], s.row[warp], q, lane);
-  } else {
-    Four x[1];
-    await_heads(x, {head_of(mine.column, mine.head)}, lane, b.epoch, b.patience);
-    norm_and_rope<1>(x, {q_norm}, cos, sin, lane);
-    spread_query(x[0], s.row[warp], q, lane);
-  }
-
-  const int dim = b.tid;
-  while (split < splits) {
-    const int current = split;
-    Softmax softmax;
-    while (split == current) {
-      const int here = base;
-      Row value[kRows];
-      old_rows(value, here, value_offset);
-      with_fresh(key, here, false), with_fresh(value, here, true);
-      float score[kRows];
-      softmax.scores(q, key, [&](int j) { return position_of(here, j) <= position; }, score);
-      base += kSpan;
-      if (base % kSplitPositions == 0) base += kSplitPositions * (kSplits - 1);
-      if (base > position) split += mine.sharers, base = split * kSplitPositions;
-      if (split < splits) old_rows(key, base, 0);
-      softmax.add(score, value);
-    }
-    float four[4];
-    const int first = softmax.join(four, lane);
-    *reinterpret_cast<float4*>(&s.row[warp][first]) = make_float4(four[0], four[1], four[2], four[3]);
-    if (lane == 0) s.stat[warp] = make_float2(softmax.top, softmax.total);
-    sync_compute<kComputeThreads>();
-    if (dim < kHeadDim) {
-      float best = -INFINITY, sum = 0.f, value = 0.f;
-#pragma unroll
-      for (int i = 0; i < kWarps; i++) best = fmaxf(best, s.stat[i].x);
-#pragma unroll
-      for (int i = 0; i < kWarps; i++) {
-        const float weight = __expf(s.stat[i].x - best);
-        sum = fmaf(weight, s.stat[i].y, sum), value = fmaf(weight, s.row[i][dim], value);
-      }
-      if (mine.sub) {
-        Packet* slot = b.x.part + ((mine.column * S::kHeads + mine.head) * kSplits + current) * kHeadDim + dim;
-        publish(slot, __float_as_uint(value), __float_as_uint(best), __float_as_uint(sum), b.epoch);
-      } else {
-        s.part[current][dim] = value;
-        if (lane == 0) s.part_stat[current][warp] = make_float2(best, sum);
-        __syncwarp();
-      }
-    }
-    if (split < splits) sync_compute<kComputeThreads>();  // s.row is about to be written again
-  }
-  if (mine.sub || dim >= kHeadDim) return;
-
-  // The column's first block of a head weighs the splits together.
-  uint4 part[kSplits];
-  const Packet* slots = b.x.part + (mine.column * S::kHeads + mine.head) * kSplits * kHeadDim + dim;
-  uint32_t theirs = 0;
-#pragma unroll
-  for (int n = 0; n < kSplits; n++) {
-    part[n] = make_uint4(0, __float_as_uint(-INFINITY), 0, 0);
-    if (n >= splits) continue;
-    if (n % mine.sharers) theirs |= 1u << n;
-    else
-      part[n] = make_uint4(__float_as_uint(s.part[n][dim]), __float_as_uint(s.part_stat[n][warp].x),
-                           __float_as_uint(s.part_stat[n][warp].y), 0);
-  }
-  await_packets(part, theirs, [&](int n) { return slots + n * kHeadDim; }, b.epoch, b.patience);
-  float best = -INFINITY, sum = 0.f, value = 0.f;
-#pragma unroll
-  for (int n = 0; n < kSplits; n++) best = fmaxf(best, __uint_as_float(part[n].y));
-#pragma unroll
-  for (int n = 0; n < kSplits; n++) {
-    const float weight = __expf(__uint_as_float(part[n].y) - best);
-    value = fmaf(weight, __uint_as_float(part[n].x), value), sum = fmaf(weight, __uint_as_float(part[n].z), sum);
-  }
-  value /= sum;
-  const uint32_t pair = pack2(value, __shfl_down_sync(~0u, value, 1)), next = __shfl_down_sync(~0u, pair, 2);
-  if (lane % 4 == 0)
-    publish(b.x.attn + packet_index((mine.head * kHeadDim + dim) / 4, mine.column), pair, next, 0, b.epoch);
+                                             const Column* columns, bf16* kv, size_t page_stride) {
+  const Context<S> x(mine, columns, b.columns);
+  if (!x.any) return;
+  const int* pages = columns[mine.column].pages;
+  PagedAttention<S, B> attention(b, mine, x);
+  attention.take_tile();
+  attention.await_heads(
+      w, index, [&](int p) { return kv + pages[p / kPagePositions] * page_stride + p % kPagePositions * kHeadDim; });
+  if (!attention.work_off()) attention.weigh_splits();
 }
 
-// Code predictor: at most 16 positions of one frame, kept by the block of their head and sequence. One warp per row,
-// this one's is `row` of its sequence's; they are neighbouring columns. kv: [2][kGroups][head_dim] of this layer, this
-// block's own.
+// Code predictor: at most 16 positions of one frame, a tile, kept by every block of their sequence.
+// rows: neighbouring columns from `position` on, with up to kQueries queries. kv: [2][kGroups][head_dim] of this layer,
+// this block's own. One warp awaits each head; then four warps do the softmax and a quarter of the dims each.
 template <class S, class B>
 __device__ __forceinline__ void attend_frame(B& b, const StackWeights& w, int index, const Assignment& mine,
-                                             int sequences, int rows, int row, int position,
-                                             bf16 (*kv)[kGroups][kHeadDim]) {
-  constexpr int kRows = 4;  // of 4 positions each
-  if (mine.head >= S::kHeads || mine.column >= sequences || mine.sub || row >= rows) return;
-  const int lane = b.lane, group = lane / 8, t = lane % 8, kv_head = mine.head / S::kGroup, last = position + row;
-  const uint2 q_norm = load_norm(w.q_norm + index * kHeadDim, lane),
-              k_norm = load_norm(w.k_norm + index * kHeadDim, lane);
-  Four x[3];
-  for (int p = position; p <= last; p++) {  // the second row's warp makes the first row's key and value as well
-    const Tagged* qkv = b.x.qkv + (mine.column * rows + p - position) * S::kQkv;
-    const Four cos = load_angles(w.rope_cos + p * (kHeadDim / 2), lane),
-               sin = load_angles(w.rope_sin + p * (kHeadDim / 2), lane);
-    await_heads(
-        x, {qkv + mine.head * kHeadDim, qkv + S::kQ + kv_head * kHeadDim, qkv + S::kQ + S::kKv + kv_head * kHeadDim},
-        lane, b.epoch, b.patience);
-    norm_and_rope<2>(x, {q_norm, k_norm}, cos, sin, lane);
-    store_four(kv[0][p], x[1], lane), store_four(kv[1][p], x[2], lane);
+                                             int sequences, int rows, int position, bf16 (*kv)[kGroups][kHeadDim]) {
+  constexpr int kHeads = S::kGroup + 2;  // of a row
+  static_assert(2 * S::kGroup <= kQueries && kHeads == 4);
+  const int row = b.warp / kHeads, n = b.warp % kHeads, lane = b.lane;
+  const bool apart = mine.sharers >= S::kGroup;  // there is a block for each query head
+  if (mine.kv_head >= S::kKvHeads || mine.column >= sequences || row >= rows) return;
+  if (mine.sub >= (apart ? S::kGroup : 1)) return;
+  const int value = n - S::kGroup, column = mine.column * rows;
+  const int head = value < 0 ? mine.kv_head * S::kGroup + n : S::kHeads + value * S::kKvHeads + mine.kv_head;
+  if (value >= 0 || !apart || n == mine.sub) {
+    const Four x = await_head<S>(b, w, index, head, column + row, position + row);
+    if (value < 0) store_query(b.s.attention, row * S::kGroup + n, x, lane);
+    else store_four(kv[value][position + row], x, lane, unit_place(position + row, lane / 2));
   }
-  float q[kLaneDims], score[kRows], four[4];
-  spread_query(x[0], b.s.attention.row[b.warp], q, lane);
-  Row old[kRows];
-  auto rows_of = [&](int which) {
+  sync_some(rows * kHeads * 32);
+  if (row) return;
+
+  const int query = lane % 4, its_row = min(query / S::kGroup, rows - 1), last = position + its_row;
+  Tile tile;
 #pragma unroll
-    for (int j = 0; j < kRows; j++)
-      old[j] = j * 4 + group <= last ? load_row(kv[which][j * 4 + group] + t * kLaneDims) : Row{};
-  };
-  Softmax softmax;
-  rows_of(0);
-  softmax.scores(q, old, [&](int j) { return j * 4 + group <= last; }, score);
-  rows_of(1);
-  softmax.add(score, old);
-  const int first = softmax.join(four, lane);
-  const float inv = 1.f / softmax.total;
-  publish(b.x.attn + packet_index((mine.head * kHeadDim + first) / 4, mine.column * rows + row),
-          pack2(four[0] * inv, four[1] * inv), pack2(four[2] * inv, four[3] * inv), 0, b.epoch);
+  for (int i = 0; i < 8; i++) {
+    const int p = lane / 4 + i % 2 * 8;
+    tile.unit[i] = reinterpret_cast<const uint4*>(kv[0][p])[unit_place(p, i / 2 * 4 + lane % 4)];
+  }
+  float2 score = tile.scores(b.s.attention, rows * S::kGroup, lane);
+  if (lane / 4 > last) score.x = -INFINITY;
+  if (lane / 4 + 8 > last) score.y = -INFINITY;
+  const Softmax softmax(score, lane);
+  // Of the values, this lane's 4 dims of positions 2 t, 2 t + 1, 2 t + 8, 2 t + 9.
+  uint2 part[4];
+  const int dims = n / 2 * 64 + lane / 4 * 8 + n % 2 * 4;
+#pragma unroll
+  for (int j = 0; j < 4; j++) {
+    const int p = value_row(lane, j);
+    part[j] = p < position + rows ? *reinterpret_cast<const uint2*>(&kv[1][p][unit_place(p, dims / 8) * 8 + dims % 8])
+                                  : uint2{};
+  }
+  float y[2][2];
+#pragma unroll
+  for (int i = 0; i < 2; i++) {
+    const uint32_t which = i ? 0x7632 : 0x5410;
+    float acc[4] = {};
+    mma_16x8x16(acc, __byte_perm(part[0].x, part[1].x, which), __byte_perm(part[0].y, part[1].y, which),
+                __byte_perm(part[2].x, part[3].x, which), __byte_perm(part[2].y, part[3].y, which), softmax.weights.x,
+                softmax.weights.y);
+    y[0][i] = acc[0] + acc[1], y[1][i] = acc[2] + acc[3];
+  }
+  const float inv = inverse_of(softmax.total());
+  if (query >= rows * S::kGroup || (apart && query % S::kGroup != mine.sub)) return;
+  publish(
+      b.x.attn + packet_index(((mine.kv_head * S::kGroup + query % S::kGroup) * kHeadDim + dims) / 4, column + its_row),
+      pack2(y[0][0] * inv, y[0][1] * inv), pack2(y[1][0] * inv, y[1][1] * inv), 0, b.epoch);
 }
 
 }  // namespace qmk

@@ -25,6 +25,13 @@ constexpr bool kWeightsAlone = true;
 constexpr bool kWeightsAlone = false;
 #endif
 
+// The kernel's own clock, stage by stage: benchmarks/measure_decode.py.
+#ifdef QMK_STAGE_CLOCK
+constexpr bool kStageClock = true;
+#else
+constexpr bool kStageClock = false;
+#endif
+
 constexpr int kWarps = kComputeWarps, kComputeThreads = kWarps * 32;
 // Behind them the producer; registers change hands by four warps.
 constexpr int kThreads = kComputeThreads + (QMK_BLOCKS_PER_SM > 1 ? 32 : 128);
@@ -41,11 +48,13 @@ static_assert(kColumns % 2 == 0 && kColumns >= 2 && kColumnTiles == (kWide ? 2 :
 constexpr int kMostColumns = kWideColumns ? kWideColumns : kNarrowColumns;  // of any launch
 constexpr int kSharedBytes = QMK_SHARED_KB * 1024;                          // that a block may have
 constexpr bool kFrameKvShared = kSharedBytes > 200 * 1024 && !kWide;  // room for the code predictor's keys and values
-constexpr int kSplitPositions = 256;  // positions of one split before the next one begins
+constexpr int kSplitLog = 6;  // of a talker's context: positions of a split, at least, as a power of two
 
 // The weights' ribbon. A unit is one 16-byte fragment per compute lane; matrices fill pairs of units.
 constexpr int kUnitBytes = kComputeThreads * 16, kStageUnits = QMK_BLOCKS_PER_SM > 1 ? 1 : 2;
 constexpr int kStageBytes = kStageUnits * kUnitBytes;
+// The producer asks for so much at a time: see Pace.
+constexpr int kCopyBytes = kStageBytes < 8192 ? kStageBytes : 8192;
 // Fragments of a stage: those of E4M3 take half the bytes.
 constexpr int stage_units(bool fp8) { return fp8 ? 2 * kStageUnits : kStageUnits; }
 constexpr bool kFp8Talker = QMK_FP8 & 1, kFp8Predictor = QMK_FP8 & 2;
@@ -69,7 +78,6 @@ struct StackDims {
   static constexpr int kMlpRows = block_rows(Intermediate, 24), kGateUpRows = 2 * kMlpRows;
   static_assert(Hidden % 256 == 0 && kQ % 256 == 0, "a step of the mma takes 16 columns of every warp's share");
   static_assert(Intermediate % 768 == 0, "and so do packets of 6 (checkpoints of other widths are padded)");
-  static_assert(Heads * kSplits <= kBlocks, "a block attends for one head");
 };
 
 template <class TalkerStack, class PredictorStack, int CodecVocab, int CodeVocab>

@@ -17,7 +17,10 @@ struct Scratch {
   using P = typename Dims::Predictor;
   static constexpr int kWide = max_of(max_of(T::kGateUpRows, T::kQkvRows), max_of(P::kGateUpRows, P::kQkvRows));
   static constexpr int kHeads = max_of(block_rows(Dims::kCodecVocab), block_rows(Dims::kCodes));
-  alignas(16) float wide[partial_size(max_of(kWide, kHeads))];  // partial sums: qkv, gate and up, heads
+  union {
+    alignas(16) float wide[partial_size(max_of(kWide, kHeads))];  // partial sums: qkv, gate and up, heads
+    AttentionShares<T::kGroup> attention_shares[kShares];
+  };
   alignas(16) float narrow[partial_size(max_of(T::kHiddenRows, P::kHiddenRows))];  // o, down, adapter
   AttentionScratch attention;
   DrawScratch draw;
@@ -51,7 +54,7 @@ struct Block {
     refresh();
   }
   __device__ __forceinline__ void mark(int stage) {
-    if (stage_ns == nullptr) return;
+    if (!kStageClock || stage_ns == nullptr) return;
     const unsigned long long now = global_timer();
     stage_ns[stage] += now - since;
     since = now;
@@ -78,20 +81,40 @@ struct Frame {
     return !kWide && position == 0 && 2 * sequences <= kColumns ? 2 : 1;
   }
 
+  // The talker's keys of a layer and a key-value head, page 0.
+  static __device__ __forceinline__ bf16* layer_kv(const FrameParams& p, int index, int kv_head) {
+    return p.kv + static_cast<size_t>(index * 2 * T::kKvHeads + kv_head) * kPagePositions * kHeadDim;
+  }
+  static __device__ __forceinline__ size_t page_stride(const FrameParams& p) {
+    return static_cast<size_t>(p.talker.layers) * 2 * T::kKvHeads * kPagePositions * kHeadDim;
+  }
+
   static __device__ void produce(const FrameParams& p, Ring& ring, Patience& patience, int block, int lane) {
-    auto copy = [&](const uint8_t* ribbon, int stages, int pinned) {
-      ring.copy(ribbon + static_cast<size_t>(block) * stages * kStageBytes, stages, pinned, patience, lane);
+    auto copy = [&](const uint8_t* ribbon, int stages, const Pace& pace, int pinned = 0) {
+      ring.copy(ribbon + static_cast<size_t>(block) * stages * kStageBytes, stages, pinned, pace, patience, lane);
     };
     constexpr int head = Matvec<kHeadRows, T::kHidden, kFp8CodecHead>::stages(kSteps<T::kHidden>);
     constexpr int code = Matvec<kCodeRows, P::kHidden, kFp8LmHeads>::stages(kSteps<P::kHidden>);
-    copy(p.talker.ribbon, p.talker.layers * kLayerStages<T>, 0);
+    constexpr int qkv = Matvec<T::kQkvRows, T::kHidden, T::kFp8>::stages(kSteps<T::kHidden>);
+    const Assignment mine = assignment(block, p.columns);
+    const Context<T> context(mine, p.column, p.columns);
+    const uint8_t* ribbon =
+        p.talker.ribbon + static_cast<size_t>(block) * p.talker.layers * kLayerStages<T> * kStageBytes;
+    for (int index = 0; index < p.talker.layers; index++) {
+      ribbon = ring.copy(ribbon, qkv, 0, p.talker_pace, patience, lane);
+      copy_context<T>(ring, context, p.column[mine.column].pages, layer_kv(p, index, mine.kv_head), page_stride(p),
+                      p.talker_pace, patience, lane);
+      ribbon = ring.copy(ribbon, kLayerStages<T> - qkv, 0, p.talker_pace, patience, lane);
+    }
     if (p.prefill) return;
-    copy(p.codec_head, head, 0);
+    copy(p.codec_head, head, p.predictor_pace);
     for (int position = 0; position < kGroups;) {
-      if constexpr (Dims::kAdapter) copy(p.adapter, Matvec<P::kHiddenRows, T::kHidden>::stages(kSteps<T::kHidden>), 0);
-      copy(p.predictor.ribbon, p.predictor.layers * kLayerStages<P>, kPinned);
+      if constexpr (Dims::kAdapter)
+        copy(p.adapter, Matvec<P::kHiddenRows, T::kHidden>::stages(kSteps<T::kHidden>), p.predictor_pace);
+      copy(p.predictor.ribbon, p.predictor.layers * kLayerStages<P>, p.predictor_pace, kPinned);
       position += rows_at(position, p.columns);
-      if (position > 1) copy(p.lm_heads + static_cast<size_t>(position - 2) * kBlocks * code * kStageBytes, code, 0);
+      if (position > 1)
+        copy(p.lm_heads + static_cast<size_t>(position - 2) * kBlocks * code * kStageBytes, code, p.predictor_pace);
     }
   }
 
@@ -138,6 +161,8 @@ struct Frame {
       Candidates<N> candidates;
       candidates.await(b, b.x.logits + chooser * Dims::kCodecVocab);
       const int code = draw(b, candidates, group ? c.draw : c.draw0);
+      // Every block is about to read the code's embedding: on its way to L2 while they hear of it.
+      if (b.tid < T::kHidden / 64) prefetch_l2(embedding(p, group, code) + b.tid * 64);
       if (b.tid < kBlocks) publish(b.x.drawn + b.tid * kColumns + chooser, __int_as_float(code), b.epoch);
       if (b.tid == 0) {
         p.codes[chooser * kResultWords + group] = code;
@@ -192,6 +217,28 @@ struct Frame {
                  : p.code0_embedding + static_cast<size_t>(code) * T::kHidden;
   }
 
+  // What comes into a layer of a stack: first(step, in), or what the layer before it left.
+  template <class S, class First>
+  struct LayerInput {
+    using Vector = VectorInput<S::kHidden, Thread>;
+    Vector left;
+    int index;
+    const First& first;
+
+    __device__ __forceinline__ typename Vector::Asked ask(int step) const {
+      if (__builtin_expect(index, 1)) return left.ask(step);
+      return typename Vector::Asked{};
+    }
+    __device__ __forceinline__ void receive(typename Vector::Asked& asked, int step, InputOf<S::kHidden>& in) const {
+      if (__builtin_expect(index, 1)) left.receive(asked, step, in);
+      else first(step, in);
+    }
+  };
+  template <class S, class First>
+  static __device__ __forceinline__ LayerInput<S, First> layer_input(Thread& b, int index, const First& first) {
+    return {vector_input<S::kHidden>(b, b.x.h_mlp, b.epoch - 1), index, first};
+  }
+
   // Leaves the residual behind the last layer, ready for the final norm's matrix, in x.h_mlp.
   static __device__ __forceinline__ void talk(const FrameParams& p, Thread& b) {
     auto first_input = [&](int from, InputOf<T::kHidden>& in) {
@@ -208,24 +255,16 @@ struct Frame {
     };
     if (owns<T>(b)) b.residual = p.column[owned_column<T>(b)].row[owned_row<T>(b)];
     const Assignment mine = assignment(b.block, b.columns);
-    constexpr size_t kHeadStride = kPagePositions * kHeadDim, kLayerStride = 2 * T::kKvHeads * kHeadStride;
+    if (mine.column < b.columns && b.tid < kHeadDim) {
+      const Column& c = p.column[mine.column];
+      reinterpret_cast<uint32_t*>(b.s.attention.fresh[c.position - c.first_fresh + 1])[b.tid] = 0;
+    }
     for (int index = 0; index < p.talker.layers; index++) {
       b.epoch++;
       const bool last = index + 1 == p.talker.layers;
-      auto await = [&](int from, InputOf<T::kHidden>& in) {
-        if (index) await_input<T::kHidden>(b, b.x.h_mlp, b.column, b.epoch - 1, from, in);
-        else first_input(from, in);
-      };
-      layer<T>(b, p.talker, p.talker_scales, index, await,
+      layer<T>(b, p.talker, p.talker_scales, index, layer_input<T>(b, index, first_input),
                last ? p.talker.norm : p.talker.input_norm + (index + 1) * T::kHidden, [&] {
-                 Assignment at = mine;
-#pragma unroll 1
-                 for (int t = 0; t < kColumnTiles && at.column < b.columns; t++, at.column += 8) {
-                   if (t) sync_compute<kComputeThreads>();  // its scratch is about to be written again
-                   attend_pages<T>(b, p.talker, index, at, p.column[at.column],
-                                   p.kv + index * kLayerStride + at.head / T::kGroup * kHeadStride,
-                                   p.talker.layers * kLayerStride, T::kKvHeads * kHeadStride);
-                 }
+                 attend_pages<T>(b, p.talker, index, mine, p.column, layer_kv(p, index, mine.kv_head), page_stride(p));
                });
     }
   }
@@ -250,7 +289,11 @@ struct Frame {
       hidden[t] = first && b.column[t] >= 0 ? (quad + t * 8) >> both : -1;
     }
     auto raw_input = [&](int at, InputOf<T::kHidden>& in) {
-      if (position == 0) await_input<T::kHidden>(b, b.x.h_mlp, hidden, p.epoch + p.talker.layers, at, in);
+      if (position == 0) {
+        const VectorInput<T::kHidden, Thread> source{b, b.x.h_mlp, hidden, p.epoch + p.talker.layers};
+        auto asked = source.ask(at);
+        source.receive(asked, at, in);
+      }
       if (first) return;
 #pragma unroll
       for (int t = 0; t < kColumnTiles; t++) {
@@ -267,19 +310,21 @@ struct Frame {
     const bool owned_first = position == 0 && (owned & both) == 0;
 
     if constexpr (Dims::kAdapter) {
-      matvec<P::kHiddenRows, T::kHidden, false>(b, b.s.narrow, raw_input);
+      matvec<P::kHiddenRows, T::kHidden, false>(b, b.s.narrow, LateInput{raw_input});
       if (owns<P>(b)) {
         const float y = Matvec<P::kHiddenRows, T::kHidden>::sum(b.s.narrow, b.tid % P::kHiddenRows, owned);
         b.residual = fmaf(y, owned_first ? its_inverse : 1.f, p.adapter_bias[owned_row<P>(b)]);
       }
-      publish_residual<P>(b, b.x.adapted, b.residual, owned_value<P>(b, p.predictor.input_norm));
+      publish_residual<P>(b, Place<P>(b), b.x.adapted, owned_value<P>(b, p.predictor.input_norm));
     } else if (owns<P>(b)) {
       b.residual = owned_first ? b.s.hidden[sequence * P::kHiddenRows + b.tid % P::kHiddenRows]
                                : __bfloat162float(owned_value<P>(b, embedding(p, group, its_code)));
     }
     auto first_input = [&](int from, InputOf<P::kHidden>& in) {
       if constexpr (Dims::kAdapter) {
-        await_input<P::kHidden>(b, b.x.adapted, b.column, b.epoch - 1, from, in);
+        const auto source = vector_input<P::kHidden>(b, b.x.adapted, b.epoch - 1);
+        auto asked = source.ask(from);
+        source.receive(asked, from, in);
       } else {
         InputOf<P::kHidden> raw{};
         raw_input(from, raw);
@@ -297,19 +342,12 @@ struct Frame {
     for (int index = 0; index < p.predictor.layers; index++) {
       b.epoch++;
       const bool last = index + 1 == p.predictor.layers;
-      auto await = [&](int from, InputOf<P::kHidden>& in) {
-        if (index) await_input<P::kHidden>(b, b.x.h_mlp, b.column, b.epoch - 1, from, in);
-        else first_input(from, in);
-      };
-      layer<P>(b, p.predictor, p.predictor_scales, index, await,
+      layer<P>(b, p.predictor, p.predictor_scales, index, layer_input<P>(b, index, first_input),
                last ? p.predictor.norm : p.predictor.input_norm + (index + 1) * P::kHidden, [&] {
-                 const int tile = kColumnTiles > 1 ? b.warp >> both : 0;  // more warps for more sequences
                  auto* kv = kFrameKvShared ? b.s.frame_kv[index]
                                            : reinterpret_cast<bf16(*)[kGroups][kHeadDim]>(p.frame_kv) +
-                                                 ((b.block * kColumnTiles + tile) * P::kMaxLayers + index) * 2;
-                 if (tile < kColumnTiles)
-                   attend_frame<P>(b, p.predictor, index, {at.head, at.column + tile * 8, at.sub, at.sharers},
-                                   sequences, rows, b.warp - tile * rows, position, kv);
+                                                 (b.block * P::kMaxLayers + index) * 2;
+                 attend_frame<P>(b, p.predictor, index, at, sequences, rows, position, kv);
                });
     }
   }
@@ -324,8 +362,7 @@ struct Frame {
     float noise = noise_of<kHeadRows>(p, b, 0);
     const float head_scale =
         scale_of<kFp8CodecHead>(p.codec_head_scales, b.block * kHeadRows + b.tid % kHeadRows, Dims::kCodecVocab);
-    matvec<kHeadRows, T::kHidden, kFp8CodecHead>(
-        b, b.s.wide, [&](int from, auto& in) { await_input<T::kHidden>(b, b.x.h_mlp, b.column, b.epoch, from, in); });
+    matvec<kHeadRows, T::kHidden, kFp8CodecHead>(b, b.s.wide, vector_input<T::kHidden>(b, b.x.h_mlp, b.epoch));
     float inverse[kColumnTiles];
 #pragma unroll
     for (int t = 0; t < kColumnTiles; t++) inverse[t] = Head::inverse_rms(b.s.wide, min(quad + t * 8, sequences - 1));
@@ -358,8 +395,8 @@ struct Frame {
       for (int t = 0; t < kColumnTiles; t++) last[t] = b.column[t] < 0 ? -1 : b.column[t] * rows + rows - 1;
       const float code_scale = scale_of<kFp8LmHeads>(p.lm_head_scales + (group - 1) * Dims::kCodes,
                                                      b.block * kCodeRows + b.tid % kCodeRows, Dims::kCodes);
-      matvec<kCodeRows, P::kHidden, kFp8LmHeads>(
-          b, b.s.wide, [&](int from, auto& in) { await_input<P::kHidden>(b, b.x.h_mlp, last, b.epoch, from, in); });
+      matvec<kCodeRows, P::kHidden, kFp8LmHeads>(b, b.s.wide,
+                                                 VectorInput<P::kHidden, Thread>{b, b.x.h_mlp, last, b.epoch});
       choose<kCodeRows, P::kHidden, Dims::kCodes>(p, b, group, noise, code_scale, code);
       sum += __bfloat162float(owned_value<T>(b, embedding(p, group, of_column(code, owned))));
     }
@@ -384,8 +421,10 @@ __global__ void __launch_bounds__(kThreads, QMK_BLOCKS_PER_SM) frame_kernel(cons
   Patience patience{p.spin_limit, p.fault};
   if (tid >= kComputeThreads) {
     set_registers<24, false>();
-    if (tid < kComputeThreads + (kBulkCopies ? 1 : 32))
+    if (tid < kComputeThreads + (kBulkCopies ? 1 : 32)) {
       F::produce(p, ring, patience, blockIdx.x, tid - kComputeThreads);
+      patience.report();
+    }
     return;
   }
   set_registers<112, true>();
@@ -402,6 +441,7 @@ __global__ void __launch_bounds__(kThreads, QMK_BLOCKS_PER_SM) frame_kernel(cons
                 timed ? p.stage_ns : nullptr,
                 timed ? global_timer() : 0};
   F::compute(p, b);
+  b.patience.report();
 }
 
 template <class Dims>

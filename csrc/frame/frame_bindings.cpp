@@ -32,8 +32,8 @@ class Launcher {
     int resident = 0;
     check_cuda(qmk::prepare_frame<false>(static_cast<int>(hidden_), &resident));
     if constexpr (qmk::kWideColumns > 0) {
-      int wide = resident;
-      if (columns_ > qmk::kNarrowColumns) check_cuda(qmk::prepare_frame<true>(static_cast<int>(hidden_), &wide));
+      int wide = 0;  // every engine may prefill with it
+      check_cuda(qmk::prepare_frame<true>(static_cast<int>(hidden_), &wide));
       resident = std::min(resident, wide);
     }
     TORCH_CHECK(resident >= qmk::kBlocks,
@@ -73,6 +73,11 @@ class Launcher {
     p_.eos_id = static_cast<int>(settings.at("eos_id"));
     p_.first_suppressed_id = static_cast<int>(settings.at("first_suppressed_id"));
     p_.min_frames = static_cast<int>(settings.at("min_frames"));
+    // Measured on an H200 (docs/log.md, 2026-11-22): wider matrices want more on the way; the predictor, of which a
+    // part stays in L2, may ask a little less often.
+    const int on_the_way = std::max<int>(2, static_cast<int>(hidden_) / 512);
+    p_.talker_pace = {on_the_way, cycles_between_copies(device_.index(), 1.4)};
+    p_.predictor_pace = {2, cycles_between_copies(device_.index(), 1.2)};
     p_.spin_limit = static_cast<uint32_t>(settings.at("spin_limit"));
     // Pinned host memory that the kernel writes itself: no copy behind the launch.
     const auto pinned = torch::TensorOptions().dtype(torch::kInt32).pinned_memory(true);
@@ -129,10 +134,10 @@ class Launcher {
     if (n == 0) return;
     const float* data = data_of<float>(rows, "rows", torch::kFloat32, n * hidden_);
     room(s, n);
-    for (int64_t from = 0; from < n; from += qmk::kNarrowColumns) {
+    for (int64_t from = 0; from < n;) {
       qmk::FrameParams p = p_;
       p.prefill = 1;
-      p.columns = static_cast<int>(std::min<int64_t>(qmk::kNarrowColumns, n - from));
+      p.columns = static_cast<int>(std::min<int64_t>(qmk::kMostColumns, n - from));
       const int first = s.column.position;
       for (int i = 0; i < p.columns; i++) {
         p.column[i] = s.column;
@@ -140,7 +145,7 @@ class Launcher {
         p.column[i].position = first + i;
         p.column[i].first_fresh = first;
       }
-      s.column.position += p.columns;
+      s.column.position += p.columns, from += p.columns;
       launch(p, p.talker.layers);
     }
   }
@@ -185,6 +190,7 @@ class Launcher {
   // Where the next launches leave what tests and benchmarks look at; see FrameParams.
   void observe(const c10::optional<torch::Tensor>& hidden, const c10::optional<torch::Tensor>& logits,
                const c10::optional<torch::Tensor>& stage_ns) {
+    TORCH_CHECK(!stage_ns || qmk::kStageClock, "this build has no stage clock: compile it with -DQMK_STAGE_CLOCK");
     observed_ = {hidden.value_or(torch::Tensor()), logits.value_or(torch::Tensor()),
                  stage_ns.value_or(torch::Tensor())};
     p_.hidden_out = hidden ? data_of<float>(*hidden, "hidden", torch::kFloat32, columns_ * hidden_) : nullptr;
@@ -199,6 +205,17 @@ class Launcher {
 
  private:
   static void check_cuda(cudaError_t error) { qmk::check_cuda(error, "frame kernel"); }
+  // Clock cycles between two copies of a block, at `rate` times the speed at which memory can serve all blocks. The
+  // rate is above 1, because a producer also stands still while its ring is full.
+  static uint32_t cycles_between_copies(int device, double rate) {
+    int clock_khz = 0, memory_khz = 0, bus_bits = 0;
+    check_cuda(cudaDeviceGetAttribute(&clock_khz, cudaDevAttrClockRate, device));
+    check_cuda(cudaDeviceGetAttribute(&memory_khz, cudaDevAttrMemoryClockRate, device));
+    check_cuda(cudaDeviceGetAttribute(&bus_bits, cudaDevAttrGlobalMemoryBusWidth, device));
+    const double bytes_a_cycle = 2.0 * memory_khz * bus_bits / 8 / clock_khz / qmk::kBlocks;  // of a block; two edges
+    if (!(bytes_a_cycle > 0)) return 0;  // a driver that does not tell: stages on the way are the only limit
+    return static_cast<uint32_t>(qmk::kCopyBytes / bytes_a_cycle / rate);
+  }
   Slot& at(int64_t slot) {
     TORCH_CHECK(slot >= 0 && slot < static_cast<int64_t>(slots_.size()),
                 message("slot must be in 0..", slots_.size() - 1, ", got ", slot));

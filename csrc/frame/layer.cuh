@@ -26,10 +26,10 @@ struct LayerWeights {
 };
 
 // q, k, v = W * norm(residual)
-template <class S, class B, class Await>
-__device__ __forceinline__ void qkv(B& b, const LayerWeights<S>& w, Await await) {
+template <class S, class B, class Source>
+__device__ __forceinline__ void qkv(B& b, const LayerWeights<S>& w, const Source& source) {
   const float scale = scale_of<S::kFp8>(w.scales, b.block * S::kQkvRows + b.tid % S::kQkvRows, S::kQkv);
-  matvec<S::kQkvRows, S::kHidden, S::kFp8>(b, b.s.wide, await);
+  matvec<S::kQkvRows, S::kHidden, S::kFp8>(b, b.s.wide, source);
   publish_qkv<S>(b, b.s.wide, scale);
   b.mark(kQkv);
 }
@@ -46,9 +46,17 @@ __device__ __forceinline__ void attention(B& b, Attend attend) {
 template <class S, class B>
 __device__ __forceinline__ void o(B& b, const LayerWeights<S>& w) {
   const float scale = scale_of<S::kFp8>(w.scales + S::kQkv, owned_row<S>(b), S::kHidden);
-  matvec<S::kHiddenRows, S::kQ, S::kFp8>(b, b.s.narrow, awaiting<S::kQ, &Exchange::attn>(b));
-  add_to_residual<S, S::kQ>(b, b.s.narrow, scale);
-  publish_residual<S>(b, b.x.h_attn, b.residual, w.post_norm);
+  const Place<S> place(b);
+  const auto source = vector_input<S::kQ>(b, b.x.attn, b.epoch);
+  const LateInput late{[&](int step, auto& in) {
+    // With several columns a warp of every block attends. The others sleep until it is done: 15 warps that poll would
+    // keep it from its loads.
+    if (step == 0 && b.columns > 1) sync_compute<kComputeThreads>();
+    auto asked = source.ask(step);
+    source.receive(asked, step, in);
+  }};
+  matvec<S::kHiddenRows, S::kQ, S::kFp8>(b, b.s.narrow, late);
+  add_and_publish<S>(b, place, b.s.narrow, scale, b.x.h_attn, w.post_norm);
   b.mark(kO);
 }
 
@@ -58,7 +66,7 @@ __device__ __forceinline__ void gate_up(B& b, const LayerWeights<S>& w) {
   const int gate = MlpPackets<S>::gate_row(b);
   const float gate_scale = scale_of<S::kFp8>(w.scales + S::kQkv + S::kHidden, gate, 2 * S::kIntermediate);
   const float up_scale = scale_of<S::kFp8>(w.scales + S::kQkv + S::kHidden, gate + 1, 2 * S::kIntermediate);
-  matvec<S::kGateUpRows, S::kHidden, S::kFp8>(b, b.s.wide, awaiting<S::kHidden, &Exchange::h_attn>(b));
+  matvec<S::kGateUpRows, S::kHidden, S::kFp8>(b, b.s.wide, vector_input<S::kHidden>(b, b.x.h_attn, b.epoch));
   MlpPackets<S>::publish_gated(b, b.s.wide, gate_scale, up_scale);
   b.mark(kGateUp);
 }
@@ -69,22 +77,22 @@ __device__ __forceinline__ void down(B& b, const LayerWeights<S>& w) {
   b.refresh();
   const float scale =
       scale_of<S::kFp8>(w.scales + S::kQkv + S::kHidden + 2 * S::kIntermediate, owned_row<S>(b), S::kHidden);
-  matvec_of_mlp<S::kHiddenRows, S::kIntermediate, S::kFp8>(b, b.s.narrow, awaiting_mlp<S::kIntermediate>(b));
-  add_to_residual<S, S::kIntermediate>(b, b.s.narrow, scale);
-  publish_residual<S>(b, b.x.h_mlp, b.residual, w.next_norm);
+  const Place<S> place(b);
+  matvec_of_mlp<S::kHiddenRows, S::kIntermediate, S::kFp8>(b, b.s.narrow);
+  add_and_publish<S>(b, place, b.s.narrow, scale, b.x.h_mlp, w.next_norm);
   b.mark(kDown);
 }
 
-// await(from, in): waits for the residual before the layer, normed but for 1 / rms; b.residual: this thread's row of
+// source: the residual before the layer, normed but for 1 / rms; b.residual: this thread's row of
 // it. attend() publishes x.attn. next_norm: [hidden], of whoever reads x.h_mlp. scales: [layers][S::kScales], of E4M3
 // weights.
-template <class S, class B, class Await, class Attend>
-__device__ __forceinline__ void layer(B& b, const StackWeights& stack, const float* scales, int index, Await await,
-                                      const bf16* next_norm, Attend attend) {
-  if constexpr (kWeightsAlone) return multiply_alone<S>(b, await);
+template <class S, class B, class Source, class Attend>
+__device__ __forceinline__ void layer(B& b, const StackWeights& stack, const float* scales, int index,
+                                      const Source& source, const bf16* next_norm, Attend attend) {
+  if constexpr (kWeightsAlone) return multiply_alone<S>(b, source);
   b.refresh();
   const LayerWeights<S> w(b, stack, scales, index, next_norm);
-  qkv<S>(b, w, await);
+  qkv<S>(b, w, source);
   attention(b, attend);
   o<S>(b, w);
   gate_up<S>(b, w);

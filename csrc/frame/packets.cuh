@@ -43,115 +43,164 @@ __device__ __forceinline__ float scale_of(const float* scales, int row, int rows
 }
 
 // ---- a matrix's input
+//
+// An input has two halves. ask(step): send for this lane's values of as many steps as are awaited at once.
+// receive(asked, step, in): wait for them. Between the two the lane fetches weights from the ring, so that the way to
+// L2 and back costs nothing where the values are there by then.
 
-// This lane's share of an input of K values, as many steps as are awaited at once.
 template <int K>
 constexpr int kAtOnce = steps_at_once(kSteps<K>);
 template <int K>
 using InputOf = Input<kAtOnce<K>>;
 
-// Packets of this lane's columns, `Count` a column one behind the other from packet `first` on.
-template <int Count, class B>
-__device__ __forceinline__ void await_columns(B& b, uint4 (&r)[kColumnTiles * Count], const Packet* slots, int first,
-                                              const int (&column)[kColumnTiles], uint32_t epoch) {
+// Packets of this lane's columns on their way, `Count` a column.
+template <int Count>
+struct Packets {
+  uint4 r[kColumnTiles * Count] = {};
   const Packet* of[kColumnTiles];
-  uint32_t missing = 0;
-#pragma unroll
-  for (int c = 0; c < kColumnTiles; c++) {
-    of[c] = slots + packet_index(first, column[c]);
-    missing |= column[c] < 0 ? 0 : ((1u << Count) - 1) << c * Count;
-  }
-  await_packets(r, missing, [&](int i) { return of[i / Count] + i % Count * kColumns * 4; }, epoch, b.patience);
-}
+  uint32_t missing, epoch;
 
-// Steps `from` ... of a vector in packets of 4 values, one a step, with the squares of a residual's values.
-template <int K, class B>
-__device__ __forceinline__ void await_input(B& b, const Packet* slots, const int (&column)[kColumnTiles],
-                                            uint32_t epoch, int from, InputOf<K>& in) {
-  constexpr int kCount = kAtOnce<K>;
-  uint4 r[kColumnTiles * kCount] = {};
-  await_columns<kCount>(b, r, slots, (b.warp * kSteps<K> + from) * 4 + b.lane % 4, column, epoch);
+  __device__ __forceinline__ void ask(const Packet* slots, int first, const int (&column)[kColumnTiles],
+                                      uint32_t of_epoch) {
+    missing = 0, epoch = of_epoch;
 #pragma unroll
-  for (int c = 0; c < kColumnTiles; c++)
+    for (int c = 0; c < kColumnTiles; c++) {
+      of[c] = slots + packet_index(first, column[c]);
+      if (column[c] < 0) continue;
+      missing |= ((1u << Count) - 1) << c * Count;
+      if constexpr (!kAskEarly) continue;
 #pragma unroll
-    for (int i = 0; i < kCount; i++) {
-      const uint4& packet = r[c * kCount + i];
-      in.b[c][i] = make_uint2(packet.x, packet.y), in.square[c] += __uint_as_float(packet.z);
+      for (int i = 0; i < Count; i++) r[c * Count + i] = load_relaxed16(of[c] + i * kColumns * 4);
     }
-}
-
-// For `matvec`: what awaits this pass's vector of K values in one of the exchange's slots.
-template <int K, Packet* Exchange::* Slots, class B>
-__device__ __forceinline__ auto awaiting(B& b) {
-  return [&b](int from, auto& in) { await_input<K>(b, b.x.*Slots, b.column, b.epoch, from, in); };
-}
-
-// Packets of the MLP's vector of K values that a lane takes.
-template <int K>
-constexpr int kMlpPackets = K / kWarps / 4 / kMlpPacket;
-
-// The same of the MLP's packets of 6 values: from packet `first` of this lane's `Packets` on, as steps of 4.
-template <int Packets, int Steps, class B>
-__device__ __forceinline__ void await_mlp(B& b, int first, Input<Steps>& in) {
-  constexpr int kCount = Steps * 4 / kMlpPacket;
-  uint4 r[kColumnTiles * kCount] = {};
-  await_columns<kCount>(b, r, b.x.mlp, (b.warp * Packets + first) * 4 + b.lane % 4, b.column, b.epoch);
-#pragma unroll
-  for (int c = 0; c < kColumnTiles; c++) {
-    auto word = [&](int n) {
-      return n % 3 == 0 ? r[c * kCount + n / 3].x : n % 3 == 1 ? r[c * kCount + n / 3].y : r[c * kCount + n / 3].z;
-    };
-#pragma unroll
-    for (int i = 0; i < Steps; i++) in.b[c][i] = make_uint2(word(2 * i), word(2 * i + 1));
   }
+  __device__ __forceinline__ void receive(Patience& patience) {
+    for (uint32_t polls = 0; missing;) {
+      if constexpr (!kAskEarly) load();
+#pragma unroll
+      for (int i = 0; i < kColumnTiles * Count; i++)
+        if (r[i].w == epoch) missing &= ~(1u << i);
+      if (!missing || patience.spent(polls)) return;
+      if constexpr (kAskEarly) load();
+    }
+  }
+
+ private:
+  __device__ __forceinline__ void load() {
+#pragma unroll
+    for (int i = 0; i < kColumnTiles * Count; i++)
+      if (missing >> i & 1) r[i] = load_relaxed16(of[i / Count] + i % Count * kColumns * 4);
+  }
+};
+
+// A vector of K values in packets of 4, one a step, with the squares of a residual's values.
+template <int K, class B>
+struct VectorInput {
+  using Asked = Packets<kAtOnce<K>>;
+  B& b;
+  const Packet* slots;
+  const int (&column)[kColumnTiles];
+  uint32_t epoch;
+
+  __device__ __forceinline__ Asked ask(int step) const {
+    Asked asked;
+    asked.ask(slots, (b.warp * kSteps<K> + step) * 4 + b.lane % 4, column, epoch);
+    return asked;
+  }
+  __device__ __forceinline__ void receive(Asked& asked, int, InputOf<K>& in) const {
+    asked.receive(b.patience);
+#pragma unroll
+    for (int c = 0; c < kColumnTiles; c++)
+#pragma unroll
+      for (int i = 0; i < kAtOnce<K>; i++) {
+        const uint4& packet = asked.r[c * kAtOnce<K> + i];
+        in.b[c][i] = make_uint2(packet.x, packet.y), in.square[c] += __uint_as_float(packet.z);
+      }
+  }
+};
+template <int K, class B>
+__device__ __forceinline__ VectorInput<K, B> vector_input(B& b, const Packet* slots, uint32_t epoch) {
+  return {b, slots, b.column, epoch};
 }
 
-// For `matvec_of_mlp`: what awaits some packets of the MLP's vector of K values.
-template <int K, class B>
-__device__ __forceinline__ auto awaiting_mlp(B& b) {
-  return [&b](int first, auto& in) { await_mlp<kMlpPackets<K>>(b, first, in); };
-}
+// The MLP's vector of K values in packets of 6; this lane's from packet `from` on, `Steps` of 4 values at once.
+template <int K, int Steps, class B>
+struct MlpInput {
+  static constexpr int kPackets = K / kWarps / 4 / kMlpPacket;  // of a lane
+  using Asked = Packets<Steps * 4 / kMlpPacket>;
+  B& b;
+  int from;
+
+  __device__ __forceinline__ Asked ask(int step) const {
+    Asked asked;
+    asked.ask(b.x.mlp, (b.warp * kPackets + from + step * 4 / kMlpPacket) * 4 + b.lane % 4, b.column, b.epoch);
+    return asked;
+  }
+  __device__ __forceinline__ void receive(Asked& asked, int, Input<Steps>& in) const {
+    asked.receive(b.patience);
+#pragma unroll
+    for (int c = 0; c < kColumnTiles; c++) {
+      auto word = [&](int n) {
+        const uint4& packet = asked.r[c * (Steps * 4 / kMlpPacket) + n / 3];
+        return n % 3 == 0 ? packet.x : n % 3 == 1 ? packet.y : packet.z;
+      };
+#pragma unroll
+      for (int i = 0; i < Steps; i++) in.b[c][i] = make_uint2(word(2 * i), word(2 * i + 1));
+    }
+  }
+};
+
+// What only await(step, in) knows.
+template <class Await>
+struct LateInput {
+  struct Asked {};
+  Await await;
+
+  __device__ __forceinline__ Asked ask(int) const { return {}; }
+  template <class In>
+  __device__ __forceinline__ void receive(Asked, int step, In& in) const {
+    await(step, in);
+  }
+};
+template <class Await>
+LateInput(Await) -> LateInput<Await>;
 
 // ---- a matrix
 
-// The input that `await(from, in)` brings, from that step on, times the rows of this block; afterwards the block's
-// partial sums are in `partial` for everyone in it.
-template <int Rows, int K, bool Fp8, class B, class Await>
-__device__ __forceinline__ void matvec(B& b, float* partial, Await await) {
+// An input times the rows of this block; afterwards the block's partial sums are in `partial` for everyone in it.
+template <int Rows, int K, bool Fp8, class B, class Source>
+__device__ __forceinline__ void matvec(B& b, float* partial, const Source& source) {
   b.refresh();
   Matvec<Rows, K, Fp8> m;
-  auto await_or_not = [&](int from, auto& in) {
-    if constexpr (!kWeightsAlone) await(from, in);
-  };
-  m.template multiply<kSteps<K>>(b.ring, await_or_not, 0, b.warp, b.lane, b.patience);
-  if constexpr (kWeightsAlone) return;
-  m.store(partial, b.columns, b.warp, b.lane);
-  sync_compute<kComputeThreads>();
+  if constexpr (kWeightsAlone) {
+    m.template multiply<kSteps<K>>(b.ring, LateInput{[](int, auto&) {}}, 0, b.warp, b.lane, b.patience);
+  } else {
+    m.template multiply<kSteps<K>>(b.ring, source, 0, b.warp, b.lane, b.patience);
+    m.store(partial, b.columns, b.warp, b.lane);
+    sync_compute<kComputeThreads>();
+  }
 }
 
 // The same of the MLP's output, which arrives in packets of 6: as many of them at once as registers hold.
-template <int Rows, int K, bool Fp8, class B, class Await>
-__device__ __forceinline__ void matvec_of_mlp(B& b, float* partial, Await await) {
+template <int Rows, int K, bool Fp8, class B>
+__device__ __forceinline__ void matvec_of_mlp(B& b, float* partial) {
   Matvec<Rows, K, Fp8> m;
-  constexpr int kPackets = kMlpPackets<K>, kMany = kPackets < 8 ? kPackets : 8;  // of a lane; at once
+  constexpr int kPackets = MlpInput<K, 1, B>::kPackets, kMany = kPackets < 8 ? kPackets : 8;  // of a lane; at once
+  constexpr int kCount = kMany * kMlpPacket / 4;
 #pragma unroll
-  for (int from = 0; from < kPackets; from += kMany) {
-    constexpr int kCount = kMany * kMlpPacket / 4, kEach = steps_at_once(kCount);
-    m.template multiply<kCount>(
-        b.ring, [&](int step, Input<kEach>& in) { await(from + step * 4 / kMlpPacket, in); }, from * kMlpPacket / 4,
-        b.warp, b.lane, b.patience);
-  }
+  for (int from = 0; from < kPackets; from += kMany)
+    m.template multiply<kCount>(b.ring, MlpInput<K, steps_at_once(kCount), B>{b, from}, from * kMlpPacket / 4, b.warp,
+                                b.lane, b.patience);
   m.store(partial, b.columns, b.warp, b.lane);
   sync_compute<kComputeThreads>();
 }
 
 // The matrices of a layer over nothing: benchmarks/measure_fp8.py times the weights alone.
-template <class S, class B, class Await>
-__device__ __forceinline__ void multiply_alone(B& b, Await await) {
-  matvec<S::kQkvRows, S::kHidden, S::kFp8>(b, b.s.wide, await);
-  matvec<S::kHiddenRows, S::kQ, S::kFp8>(b, b.s.narrow, await);
-  matvec<S::kGateUpRows, S::kHidden, S::kFp8>(b, b.s.wide, await);
-  matvec<S::kHiddenRows, S::kIntermediate, S::kFp8>(b, b.s.narrow, await);
+template <class S, class B, class Source>
+__device__ __forceinline__ void multiply_alone(B& b, const Source& source) {
+  matvec<S::kQkvRows, S::kHidden, S::kFp8>(b, b.s.wide, source);
+  matvec<S::kHiddenRows, S::kQ, S::kFp8>(b, b.s.narrow, source);
+  matvec<S::kGateUpRows, S::kHidden, S::kFp8>(b, b.s.wide, source);
+  matvec<S::kHiddenRows, S::kIntermediate, S::kFp8>(b, b.s.narrow, source);
 }
 
 // ---- what a block made
@@ -168,26 +217,41 @@ __device__ __forceinline__ void publish_qkv(B& b, const float* partial, float sc
   }
 }
 
-// This thread's row of a product of K values, out of partial sums, added to its row of the residual.
-template <class S, int K, class B>
-__device__ __forceinline__ void add_to_residual(B& b, const float* partial, float scale) {
-  using M = Matvec<S::kHiddenRows, K>;
-  if (owns<S>(b)) b.residual += M::sum(partial, b.tid % S::kHiddenRows, owned_column<S>(b)) * scale;
-}
+// Where this thread finds the sums of its row of a product [hidden], and where it publishes: worked out before the wait
+// for the product's input, because behind it every block waits for these instructions.
+template <class S>
+struct Place {
+  int sums = -1, packet = -1;  // -1: it has none
+
+  template <class B>
+  __device__ __forceinline__ explicit Place(const B& b) {
+    if (b.warp * 32 < S::kHiddenRows * b.columns && owns<S>(b)) {
+      sums = owned_column<S>(b) * partial_stride(S::kHiddenRows) + b.tid % S::kHiddenRows;
+      if (b.tid % 4 == 0) packet = packet_index(owned_row<S>(b) / 4, owned_column<S>(b));
+    }
+    asm volatile("" : "+r"(sums), "+r"(packet));  // here, and not where they are used
+  }
+};
 
 // Hand round the residual h, times the weight of the norm that comes next. 1 / rms is the same factor for all rows, so
 // it is applied to the sums behind that norm's matrix and the input is rounded once only.
 template <class S, class B>
-__device__ __forceinline__ void publish_residual(const B& b, Packet* slots, float h, bf16 weight) {
+__device__ __forceinline__ void publish_residual(const B& b, const Place<S>& place, Packet* slots, bf16 weight) {
   if (b.warp * 32 >= S::kHiddenRows * b.columns) return;
+  const float h = b.residual, x = h * __bfloat162float(weight);
   float square = h * h;
+  const uint32_t pair = pack2(x, __shfl_down_sync(~0u, x, 1));
   square += __shfl_xor_sync(~0u, square, 1);
+  const uint32_t next = __shfl_down_sync(~0u, pair, 2);
   square += __shfl_xor_sync(~0u, square, 2);
-  const float x = h * __bfloat162float(weight);
-  const uint32_t pair = pack2(x, __shfl_down_sync(~0u, x, 1)), next = __shfl_down_sync(~0u, pair, 2);
-  if (b.tid % 4 == 0 && owns<S>(b))
-    publish(slots + packet_index(owned_row<S>(b) / 4, owned_column<S>(b)), pair, next, __float_as_uint(square),
-            b.epoch);
+  if (place.packet >= 0) publish(slots + place.packet, pair, next, __float_as_uint(square), b.epoch);
+}
+// The same with this block's product added to the residual first.
+template <class S, class B>
+__device__ __forceinline__ void add_and_publish(B& b, const Place<S>& place, const float* partial, float scale,
+                                                Packet* slots, bf16 weight) {
+  if (place.sums >= 0) b.residual += Matvec<S::kHiddenRows, 256>::sum(partial + place.sums, 0, 0) * scale;
+  publish_residual<S>(b, place, slots, weight);
 }
 
 // The MLP's rows of this block, in packets of 6: 8 threads make one, the last two of them the same as the sixth.

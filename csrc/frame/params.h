@@ -68,6 +68,13 @@ struct Column {
   DrawParams draw0, draw;  // of code 0, of codes 1..15
 };
 
+// How fast a block asks memory for weights. What a phase frees at once would be megabytes on their way, and every
+// exchange would wait behind them.
+struct Pace {
+  int stages;       // of the ring that may be on their way
+  uint32_t cycles;  // between two copies of kCopyBytes
+};
+
 struct FrameParams {
   StackWeights talker, predictor;
   const uint8_t* codec_head;    // ribbon of [codec vocabulary][hidden]
@@ -80,11 +87,12 @@ struct FrameParams {
   Exchange x;
   uint32_t epoch;       // of the last pass before this launch
   uint32_t spin_limit;  // polls before a wait gives up
-  uint32_t* fault;      // [1] in host memory, not 0 after a wait gave up; the launch still ends normally
+  uint32_t* fault;      // [1] in host memory, not 0 behind a launch in which a wait gave up; it still ends normally
 
-  bf16* kv;        // [pages][layers][2][kv heads][kPagePositions][head_dim], the talker's pool
-  bf16* frame_kv;  // [blocks][column tiles][layers][2][kGroups][head_dim], the code predictor's where shared memory has
-                   // no room for it
+  bf16* kv;  // [pages][layers][2][kv heads][kPagePositions][head_dim], the talker's pool; see pages.cuh
+  bf16*
+      frame_kv;  // [blocks][layers][2][kGroups][head_dim], the code predictor's where shared memory has no room for it
+  Pace talker_pace, predictor_pace;  // heads and adapter go at the predictor's
   int columns;
   int prefill;  // 1: only the talker's layers run, for their keys and values
   int eos_id, first_suppressed_id, min_frames;
@@ -93,7 +101,8 @@ struct FrameParams {
 
   float* hidden_out;             // [columns][hidden] or null: after the talker's final norm
   float* logits_out;             // [columns][16][codec vocabulary] or null: before any rule
-  unsigned long long* stage_ns;  // [2 * kStages] or null: nanoseconds of block 0 in each stage, added up
+  unsigned long long* stage_ns;  // [2 * kStages] or null, of a build with QMK_STAGE_CLOCK: nanoseconds of block 0 in
+                                 // each stage, added up
 
   // Of E4M3 weights, a scale a row; null where weights are bf16.
   const float* talker_scales;      // [layers][q, k, v; o; gate and up, alternating; down]

@@ -1,12 +1,14 @@
 // The weight ring: how a block's weights reach its tensor cores without ever waiting for the data.
 //
 // A block reads the same weights in the same order in every frame, so they lie in memory in that order (its ribbon)
-// and one producer warp copies them, stage after stage, into a ring in shared memory; only a full ring stops it.
+// and one producer warp copies them, stage after stage, into a ring in shared memory. A full ring stops it, and so does
+// its pace (params.h): megabytes on their way would delay what blocks tell each other.
 // The compute warps wait for a stage, each takes its own 16 bytes per lane and unit, and hands the stage back.
 #pragma once
 #include "../patience.cuh"
 #include "dims.cuh"
 #include "fp8.cuh"
+#include "params.h"
 
 namespace qmk {
 
@@ -14,7 +16,8 @@ struct Ring {
   uint32_t data, full, empty;  // shared addresses: stages, "stage is filled", "stage is free"
   int stages;
   int stage = 0;
-  uint32_t round = 0;  // how often the ring has gone round
+  uint32_t round = 0;   // how often the ring has gone round
+  uint32_t copied = 0;  // producer: clock of its last copy
 
   __device__ void init() const {
     for (int i = 0; i < stages; i++) {
@@ -27,25 +30,50 @@ struct Ring {
     if (++stage == stages) stage = 0, round++;
   }
 
-  // Producer, one thread where copies come in bulk, else a warp: copy n stages that lie one after the other. Of every
-  // 15 stages `pinned` ask to stay in L2.
-  __device__ void copy(const uint8_t* src, int n, int pinned, Patience& patience, int lane) {
-    const uint64_t last = policy_evict_last(), first = policy_evict_first();
-    for (int i = 0; i < n; i++, next(), src += kStageBytes) {
-      if (round) patience.wait_barrier(empty + stage * 8, (round - 1) & 1);
-      const uint64_t policy = i % 15 < pinned ? last : first;
-      const uint32_t dst = data + stage * kStageBytes, bar = full + stage * 8;
-      if constexpr (kBulkCopies) {
-        mbarrier_expect(bar, kStageBytes);
-        bulk_copy(dst, src, kStageBytes, bar, policy);
-      } else {
-#pragma unroll 8
-        for (int j = lane * 16; j < kStageBytes; j += 32 * 16) copy16(dst + j, src + j, policy);
-        mbarrier_arrive_after_copies(bar);
+  // Producer, one thread where copies come in bulk, else a warp: fill the next stage with so many bytes. last: they ask
+  // to stay in L2, else they leave it first.
+  __device__ __forceinline__ void copy_stage(const void* from, int bytes, bool last, const Pace& pace,
+                                             Patience& patience, int lane) {
+    const uint8_t* src = static_cast<const uint8_t*>(from);
+    const uint64_t policy = last ? policy_evict_last() : policy_evict_first();
+    const uint32_t dst = data + stage * kStageBytes, bar = full + stage * 8;
+    const int ahead = min(pace.stages, stages);
+    if (round) patience.wait_barrier(empty + stage * 8, (round - 1) & 1);
+    if constexpr (kBulkCopies) {
+      if (round || stage >= ahead) {  // the stage so many before this one has arrived
+        const bool wraps = stage < ahead;
+        patience.wait_barrier(full + (stage - ahead + wraps * stages) * 8, (round - wraps) & 1);
       }
+      mbarrier_expect(bar, bytes);
+#pragma unroll 1
+      for (int o = 0; o < bytes; o += kCopyBytes) {
+        while (clock_now() - copied < pace.cycles) {
+        }
+        copied = clock_now();
+        bulk_copy(dst + o, src + o, min(bytes - o, kCopyBytes), bar, policy);
+      }
+    } else {
+#pragma unroll 8
+      for (int j = lane * 16; j < bytes; j += 32 * 16) copy16(dst + j, src + j, policy);
+      mbarrier_arrive_after_copies(bar);
     }
+    next();
+  }
+  // n stages that lie one after the other; of every 15 `pinned` ask to stay in L2. Returns what lies behind them.
+  __device__ const uint8_t* copy(const uint8_t* src, int n, int pinned, const Pace& pace, Patience& patience,
+                                 int lane) {
+    for (int i = 0; i < n; i++, src += kStageBytes) copy_stage(src, kStageBytes, i % 15 < pinned, pace, patience, lane);
+    return src;
   }
 
+  // Consumer: use(address) reads what it wants of the next stage, and returns something of every load of it.
+  template <class Use>
+  __device__ __forceinline__ void visit(Patience& patience, Use use) {
+    patience.wait_barrier(full + stage * 8, round & 1);
+    const uint32_t loaded = use(data + stage * kStageBytes);
+    mbarrier_arrive_after_loads(empty + stage * 8, loaded);
+    next();
+  }
   // Consumer: this lane's fragments of the next stage, twice as many where they are E4M3.
   template <int Units>
   __device__ __forceinline__ void take(uint4 (&unit)[Units], int warp, int lane, Patience& patience) {

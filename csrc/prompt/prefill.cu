@@ -4,6 +4,7 @@
 
 #include "../frame/dims.cuh"
 #include "../frame/fp8.cuh"
+#include "../pages.cuh"
 #include "prompt.h"
 
 namespace qmk {
@@ -101,15 +102,18 @@ __global__ void __launch_bounds__(128) place_heads_kernel(const __grid_constant_
   }
   if (head >= p.heads && row && p.at[row - 1] == at) return;  // what fills a graph up is its last row again
   bf16* to;
+  int unit = lane / 4;  // of 8 dims
   if (head < p.heads) {
     to = p.q + (static_cast<int64_t>(head) * p.rows + row) * kHeadDim;
   } else {
     const int kv = (head - p.heads) / p.kv_heads, which = (head - p.heads) % p.kv_heads;  // k or v, and its head
     to = p.kv + p.pages[at / p.page] * p.page_stride +
          ((static_cast<int64_t>(kv) * p.kv_heads + which) * p.page + at % p.page) * kHeadDim;
+    unit = unit_place(static_cast<int>(at % p.page), unit);
   }
-  *reinterpret_cast<__nv_bfloat162*>(to + 2 * lane) = __floats2bfloat162_rn(left.x, left.y);
-  *reinterpret_cast<__nv_bfloat162*>(to + 64 + 2 * lane) = __floats2bfloat162_rn(right.x, right.y);
+  to += unit * 8 + lane % 4 * 2;  // the order of units is the same in both halves
+  *reinterpret_cast<__nv_bfloat162*>(to) = __floats2bfloat162_rn(left.x, left.y);
+  *reinterpret_cast<__nv_bfloat162*>(to + 64) = __floats2bfloat162_rn(right.x, right.y);
 }
 
 // Keys and values of positions 0 .. length - 1 in one piece, for every query head; nothing behind the last row's
@@ -123,8 +127,9 @@ __global__ void __launch_bounds__(256)
   if (position <= p.at[p.rows - 1]) {
     const int64_t kv_head = head / (p.heads / p.kv_heads);
     const bf16* page = p.kv + p.pages[position / p.page] * p.page_stride;
-    k = reinterpret_cast<const uint4*>(page + (kv_head * p.page + position % p.page) * kHeadDim)[lane];
-    v = reinterpret_cast<const uint4*>(page + ((p.kv_heads + kv_head) * p.page + position % p.page) * kHeadDim)[lane];
+    const int unit = unit_place(position % p.page, lane);
+    k = reinterpret_cast<const uint4*>(page + (kv_head * p.page + position % p.page) * kHeadDim)[unit];
+    v = reinterpret_cast<const uint4*>(page + ((p.kv_heads + kv_head) * p.page + position % p.page) * kHeadDim)[unit];
   }
   keys[to] = k;
   values[to] = v;

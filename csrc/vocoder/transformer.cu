@@ -339,6 +339,7 @@ __global__ void __launch_bounds__(kThreads, 1) layers_kernel(const __grid_consta
   Transformer<D, R> t{p,        scratch, memory, room_of(p, R), Patience{p.spin_limit, p.fault}, load_relaxed4(p.epoch),
                       p.weights};
   t.run();
+  t.patience.report();
   // By now every block has read it: block 0 took something of each of them.
   if (blockIdx.x == 0 && threadIdx.x == 0) *p.epoch = t.epoch;
 }

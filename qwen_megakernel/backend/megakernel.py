@@ -1,7 +1,7 @@
 """MegakernelFrameDecoder: has the weights packed, owns the device buffers, launches one kernel per frame.
 
 The kernel itself is csrc/frame/ (start with layer.cuh). One launch is a frame of up to 8 sequences, of up to 16 by a
-kernel of its own, or up to 8 rows of a prompt; fewer on cards with less shared memory (targets.py, TARGETS).
+kernel of its own, or as many rows of a prompt; fewer on cards with less shared memory (targets.py, TARGETS).
 """
 
 from collections import deque
@@ -109,7 +109,7 @@ def _make_exchange(config: TalkerConfig, columns: int, device: torch.device) -> 
     mlp = max(padded_mlp(s.intermediate_size) for s in stacks)
     words = {  # of a column: 2 a tagged value, 4 a packet
         "x.qkv": 2 * HEAD_DIM * max(s.num_heads + 2 * s.num_kv_heads for s in stacks),
-        "x.part": 4 * heads * SPLITS * HEAD_DIM,
+        "x.part": 4 * heads * SPLITS * HEAD_DIM // 2,
         "x.attn": 4 * heads * HEAD_DIM // PACKET,
         "x.h_attn": 4 * hidden // PACKET,
         "x.mlp": 4 * mlp // MLP_PACKET,
@@ -128,7 +128,7 @@ def _make_key_values(
     stack, wide = config.stack, columns > extension.COLUMNS
     in_shared = extension.FRAME_KV_SHARED and not wide
     layers = DIMS[stack.hidden_size][1][4]
-    frame_kv = 1 if in_shared else BLOCKS * (2 if wide else 1) * layers * 2 * GROUPS * HEAD_DIM
+    frame_kv = 1 if in_shared else BLOCKS * layers * 2 * GROUPS * HEAD_DIM
     shape = (pages, stack.num_layers, 2, stack.num_kv_heads, PAGE, HEAD_DIM)
     return {
         "kv": torch.zeros(shape, dtype=torch.bfloat16, device=device),
@@ -161,7 +161,7 @@ class MegakernelFrameDecoder:
         self._pages = -(-max_positions // PAGE)
         self.buffers = {
             **_pack_weights(talker, tensors, fp8, self._pages * PAGE),
-            **_make_exchange(talker, columns, device),
+            **_make_exchange(talker, extension.MOST_COLUMNS, device),
             **_make_key_values(talker, slots * self._pages, columns, extension, device),
         }
         settings = {

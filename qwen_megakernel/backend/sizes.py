@@ -17,8 +17,8 @@ BLOCKS = 128
 WARPS = 16
 """Of a block that compute."""
 HEAD_DIM, GROUPS = 128, 16
-SPLITS = 8
-"""Parts that a query head's context is cut into."""
+SPLITS = 16
+"""Parts that a query head's context is cut into, at most."""
 PAGE = 64
 """Positions of a page of keys and values."""
 PACKET, MLP_PACKET = 4, 6
