@@ -22,9 +22,9 @@ GPU = torch.device("cuda")
 
 def decode(config: ModelConfig) -> None:
     tensors = random_talker(config, GPU, seed=1)
-    kernel = megakernel.MegakernelFrameDecoder(config, tensors, slots=8, max_positions=320)
+    kernel = megakernel.MegakernelFrameDecoder(config, tensors, slots=16, max_positions=320)
     rows = torch.randn(300, config.talker.stack.hidden_size, device=GPU).to(torch.bfloat16)
-    for slots, prompt in (([0], 280), ([0, 1, 2], 9), (list(range(8)), 4)):
+    for slots, prompt in (([0], 280), ([0, 1, 2], 9), (list(range(8)), 4), (list(range(16)), 14)):
         for slot in slots:
             sampling = SamplingParams(seed=slot, top_p=0.9 if slot == 1 else None).over(config.sampling)
             kernel.start(slot, Prompt(rows[:prompt], rows[:1], rows[0]), sampling)
