@@ -14,8 +14,8 @@ constexpr int kGroups = 16;         // codes of a frame, and positions of the co
 constexpr int kPacket = 4;          // values of a column that travel together: of a residual or an attention output
 constexpr int kMlpPacket = 6;       // the same of the MLP
 constexpr int kPagePositions = 64;  // of a page of the talker's keys and values
-constexpr int kLaunchesAhead = 4;  // launches that may be uncollected
-constexpr int kRecentFrames = 8;   // of every slot, whose codes the frame kernel leaves for the vocoder
+constexpr int kLaunchesAhead = 4;   // launches that may be uncollected
+constexpr int kRecentFrames = 8;    // of every slot, whose codes the frame kernel leaves for the vocoder
 
 // ---- the prompt's kernels
 constexpr int kLayerMatrices = 4;  // of a decoder layer: qkv, o, gate and up, down
