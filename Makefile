@@ -17,7 +17,7 @@ PINNED = PIP_CONSTRAINT="constraints.txt $(CPU_TORCH)" PIP_BUILD_CONSTRAINT=cons
 INSTALL := -m pip install --quiet --disable-pip-version-check --no-compile
 PYTHON_IS_NEW := "import sys; sys.exit(sys.version_info < (3, 11) and 'Python 3.11 or newer is needed, this is ' + sys.version)"
 
-.PHONY: demo bot test test-gpu test-ray test-compat soak bench peers kernels lint format oracle wheel clean
+.PHONY: demo bot test test-gpu test-ray test-compat soak bench peers kernels emulate lint format oracle wheel clean
 
 demo: $(VENV)/.installed-demo
 	$(BIN)/python demo_pipeline.py --text "$(DEMO_TEXT)" --output "$(DEMO_OUTPUT)"
@@ -57,6 +57,10 @@ peers: $(PEERS)/.installed
 # Compile the kernel for every target, with nvcc and without a GPU: does it fit the cards?
 kernels: $(VENV)/.installed
 	$(BIN)/python -m qwen_megakernel.backend.compile_all
+
+# Every target's path of the kernel on a Hopper GPU: are its codes the same?
+emulate: $(VENV)/.installed
+	$(BIN)/python tests/emulate.py
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .

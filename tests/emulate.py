@@ -1,0 +1,112 @@
+"""Every target's path of the frame kernel on a Hopper GPU: are its codes sm_90a's, and how long does a frame take?
+
+    python tests/emulate.py [--sizes 0.6b 1.7b demo] [--weights bf16 fp8] [--targets 80 86 89 120a]
+
+A target's defines and its PTX, compiled for sm_90: the same branches, ring, columns and blocks as on its cards. Their
+machine code, caches, memory and speed are not tried. Exit code 1 where codes differ or a target fails.
+"""
+
+import argparse
+import hashlib
+import json
+import subprocess
+import sys
+
+import torch
+
+from qwen_megakernel.backend import build
+from qwen_megakernel.backend.megakernel import MegakernelFrameDecoder
+from qwen_megakernel.checkpoint.config import ModelConfig, SamplingParams
+from qwen_megakernel.checkpoint.fp8 import WEIGHTS, quantized
+from qwen_megakernel.checkpoint.load import DEMO_FOLDER
+from qwen_megakernel.checkpoint.synthetic import random_talker, synthetic_config
+from qwen_megakernel.model.prompt import Prompt
+
+PTX = {"80": "compute_80", "86": "compute_86", "89": "compute_89", "90a": None, "120a": "compute_90"}
+"""What stands in for a target's own code. sm_100a has sm_90a's path."""
+FRAMES = 8
+
+
+def become(target: str) -> None:
+    """From now on this process builds that target's path."""
+    if PTX[target]:
+        build.FLAGS = (*build.FLAGS, f"-gencode=arch={PTX[target]},code=sm_90")
+        build.architecture = lambda _device: target
+
+
+def say(kernel: MegakernelFrameDecoder, config: ModelConfig, rows: torch.Tensor) -> list[list[int]]:
+    """Codes of short and long prompts, alone and two together."""
+    said = []
+    for prompt in (9, 300):
+        sampling = SamplingParams(seed=prompt).over(config.sampling)
+        for slots in ([0], [0, 1]):
+            for slot in slots:
+                kernel.start(slot, Prompt(rows[: prompt + slot], rows[:1], rows[0]), sampling)
+            for _ in range(FRAMES):
+                kernel.launch(slots)
+                said += [[-1] if codes is None else codes.tolist() for codes in kernel.collect()]
+    return said
+
+
+def frame_ms(kernel: MegakernelFrameDecoder, config: ModelConfig, rows: torch.Tensor) -> float:
+    """The median of 60 frames around position 190."""
+    kernel.start(0, Prompt(rows[:1], rows[:1], rows[0]), SamplingParams(seed=1).over(config.sampling))
+    kernel._launcher.seek(0, 160, 5)
+    events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(60)]
+    for start, end in events:
+        start.record()
+        kernel.launch([0])
+        end.record()
+        kernel.collect()
+    torch.cuda.synchronize()
+    return float(torch.tensor([start.elapsed_time(end) for start, end in events]).median())
+
+
+@torch.inference_mode()
+def run(target: str, size: str, weights: str) -> dict:
+    become(target)
+    device = torch.device("cuda")
+    config = ModelConfig.from_folder(DEMO_FOLDER) if size == "demo" else synthetic_config(size)
+    tensors = quantized(random_talker(config, device, seed=3), WEIGHTS[weights])
+    kernel = MegakernelFrameDecoder(config, tensors, slots=2, max_positions=512)
+    generator = torch.Generator().manual_seed(5)
+    rows = torch.randn(301, config.talker.stack.hidden_size, generator=generator).to(device).to(torch.bfloat16)
+    said = hashlib.sha1(json.dumps(say(kernel, config, rows)).encode()).hexdigest()
+    return {"codes": said, "ms": frame_ms(kernel, config, rows)}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", nargs="+", default=["0.6b", "1.7b", "demo"], choices=("0.6b", "1.7b", "demo"))
+    parser.add_argument("--weights", nargs="+", default=["bf16", "fp8"], choices=WEIGHTS)
+    parser.add_argument("--targets", nargs="+", default=[t for t in PTX if t != "90a"], choices=PTX)
+    parser.add_argument("--one", nargs=3, metavar=("TARGET", "SIZE", "WEIGHTS"), help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.one:
+        print(json.dumps(run(*args.one)))
+        return 0
+    if not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9:
+        parser.error("it needs a Hopper GPU")
+    print(f"{'target':8}{'model':8}{'weights':9}{'a frame':>10}  codes")
+    wrong = 0
+    for weights in args.weights:
+        for size in args.sizes:
+            expected = None
+            for target in ("90a", *(t for t in args.targets if t != "90a")):
+                child = subprocess.run(
+                    [sys.executable, __file__, "--one", target, size, weights], capture_output=True, text=True
+                )
+                if child.returncode:
+                    told, verdict = "", child.stderr.strip().splitlines()[-1]
+                else:
+                    result = json.loads(child.stdout.splitlines()[-1])
+                    expected = expected or result["codes"]
+                    verdict = "sm_90a's" if result["codes"] == expected else "DIFFERENT"
+                    told = f"{result['ms']:.3f} ms"
+                wrong += verdict != "sm_90a's"
+                print(f"sm_{target:5}{size:8}{weights:9}{told:>10}  {verdict}", flush=True)
+    return bool(wrong)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
