@@ -6,8 +6,8 @@
 //
 // A talker's context is cut into at most 16 splits, of 64 positions or as many times two as that takes: by the position
 // alone. The 16 blocks of a key-value head share the columns of a launch, and those of one column its splits, so that
-// the sums do not depend on how many columns there are. What a block reads decides how long it takes (64 bytes a
-// cycle), so a short context is worth more blocks, and the exchange that weighs their splits together.
+// the sums do not depend on how many columns there are. A multiprocessor reads 64 bytes a cycle. So even a short
+// context is given to several blocks, though one exchange more must weigh their splits together.
 #pragma once
 #include "../pages.cuh"
 #include "exchange.cuh"
