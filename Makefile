@@ -60,7 +60,7 @@ kernels: $(VENV)/.installed
 
 # Every target's path of the kernel on a Hopper GPU: are its codes the same?
 emulate: $(VENV)/.installed
-	$(BIN)/python tests/emulate.py
+	$(BIN)/python benchmarks/emulate.py
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .

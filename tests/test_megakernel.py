@@ -217,13 +217,6 @@ def test_draws_equal_the_python_sampler_on_the_same_logits(model):
     kernel._launcher.observe(None, None, None)
 
 
-def at_the_edge(draw, logits, code):
-    """Whether top-p's cut is so close to a code that the order of an fp32 sum decides (1 draw in a million)."""
-    kept = draw.filtered(logits, (1.0 / draw.temperature, 0.0)).double()  # temperature and top-k
-    below = kept.softmax(0)[kept <= kept[code]].sum()
-    return draw.top_p < 1 and abs(float(below) - (1 - draw.top_p)) < 1e-6
-
-
 @pytest.mark.parametrize("sampling", MIXED, ids=lambda s: f"T{s.temperature}-k{s.top_k}-p{s.top_p}")
 @torch.inference_mode()
 def test_100_000_draws_equal_the_python_samplers(small_model, sampling):
@@ -235,24 +228,18 @@ def test_100_000_draws_equal_the_python_samplers(small_model, sampling):
     for slot in range(8):
         kernel.start(slot, random_prompt(config, 9), s)
     _, logits_out = observed(kernel, config)
-    kinds, edges = (Draw.code0(s), Draw.predictor(s)), 0
-    draw0, draw = torch.vmap(kinds[0]), torch.vmap(kinds[1])
+    draw0, draw, wrong = torch.vmap(Draw.code0(s)), torch.vmap(Draw.predictor(s)), 0
     for frame in range(782):
         drawn = step(kernel, list(range(8)))
         noise = gumbel_noise(s.seed, frame, range(1), vocab, GPU).expand(8, vocab)
-        ruled = torch.stack([rules[c](logits_out[c, 0], frame) for c in range(8)])
-        noises = gumbel_noise(s.seed, frame, range(1, 16), codes_vocab, GPU).repeat(8, 1)
-        rest = draw(logits_out[:, 1:, :codes_vocab].flatten(0, 1), noises).view(8, 15)
-        expected = torch.cat([draw0(ruled, noise)[:, None], rest], dim=1)
-        for c, group in (expected != drawn).nonzero().tolist():
-            logits = logits_out[c, group, :codes_vocab] if group else ruled[c]
-            codes = int(drawn[c, group]), int(expected[c, group])
-            assert any(at_the_edge(kinds[group > 0], logits, code) for code in codes), (frame, c, group, codes)
-            edges += 1
+        wrong += (draw0(torch.stack([rules[c](logits_out[c, 0], frame) for c in range(8)]), noise) != drawn[:, 0]).sum()
+        noise = gumbel_noise(s.seed, frame, range(1, 16), codes_vocab, GPU).repeat(8, 1)
+        expected = draw(logits_out[:, 1:, :codes_vocab].flatten(0, 1), noise).view(8, 15)
+        wrong += (expected != drawn[:, 1:]).sum()
         for c in range(8):
             rules[c].remember(drawn[c, 0])
     kernel._launcher.observe(None, None, None)
-    assert edges <= 2
+    assert int(wrong) == 0
 
 
 def say(kernel, slot, prompt, sampling, frames):

@@ -255,7 +255,7 @@ struct Frame {
     };
     if (owns<T>(b)) b.residual = p.column[owned_column<T>(b)].row[owned_row<T>(b)];
     const Assignment mine = assignment(b.block, b.columns);
-    if (mine.column < b.columns && b.tid < kHeadDim) {
+    if (mine.column < b.columns && b.tid < kHeadDim) {  // the zeros behind this launch's keys and values
       const Column& c = p.column[mine.column];
       reinterpret_cast<uint32_t*>(b.s.attention.fresh[c.position - c.first_fresh + 1])[b.tid] = 0;
     }
@@ -289,11 +289,7 @@ struct Frame {
       hidden[t] = first && b.column[t] >= 0 ? (quad + t * 8) >> both : -1;
     }
     auto raw_input = [&](int at, InputOf<T::kHidden>& in) {
-      if (position == 0) {
-        const VectorInput<T::kHidden, Thread> source{b, b.x.h_mlp, hidden, p.epoch + p.talker.layers};
-        auto asked = source.ask(at);
-        source.receive(asked, at, in);
-      }
+      if (position == 0) VectorInput<T::kHidden, Thread>{b, b.x.h_mlp, hidden, p.epoch + p.talker.layers}.await(at, in);
       if (first) return;
 #pragma unroll
       for (int t = 0; t < kColumnTiles; t++) {
@@ -322,9 +318,7 @@ struct Frame {
     }
     auto first_input = [&](int from, InputOf<P::kHidden>& in) {
       if constexpr (Dims::kAdapter) {
-        const auto source = vector_input<P::kHidden>(b, b.x.adapted, b.epoch - 1);
-        auto asked = source.ask(from);
-        source.receive(asked, from, in);
+        vector_input<P::kHidden>(b, b.x.adapted, b.epoch - 1).await(from, in);
       } else {
         InputOf<P::kHidden> raw{};
         raw_input(from, raw);

@@ -49,11 +49,10 @@ __device__ __forceinline__ void o(B& b, const LayerWeights<S>& w) {
   const Place<S> place(b);
   const auto source = vector_input<S::kQ>(b, b.x.attn, b.epoch);
   const LateInput late{[&](int step, auto& in) {
-    // With several columns a warp of every block attends. The others sleep until it is done: 15 warps that poll would
-    // keep it from its loads.
+    // With several columns most blocks attend. Their other warps sleep until it is done: polls of theirs would keep
+    // those that attend from their loads.
     if (step == 0 && b.columns > 1) sync_compute<kComputeThreads>();
-    auto asked = source.ask(step);
-    source.receive(asked, step, in);
+    source.await(step, in);
   }};
   matvec<S::kHiddenRows, S::kQ, S::kFp8>(b, b.s.narrow, late);
   add_and_publish<S>(b, place, b.s.narrow, scale, b.x.h_attn, w.post_norm);

@@ -116,6 +116,10 @@ struct VectorInput {
         in.b[c][i] = make_uint2(packet.x, packet.y), in.square[c] += __uint_as_float(packet.z);
       }
   }
+  __device__ __forceinline__ void await(int step, InputOf<K>& in) const {
+    Asked asked = ask(step);
+    receive(asked, step, in);
+  }
 };
 template <int K, class B>
 __device__ __forceinline__ VectorInput<K, B> vector_input(B& b, const Packet* slots, uint32_t epoch) {

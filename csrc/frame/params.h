@@ -89,9 +89,8 @@ struct FrameParams {
   uint32_t spin_limit;  // polls before a wait gives up
   uint32_t* fault;      // [1] in host memory, not 0 behind a launch in which a wait gave up; it still ends normally
 
-  bf16* kv;  // [pages][layers][2][kv heads][kPagePositions][head_dim], the talker's pool; see pages.cuh
-  bf16*
-      frame_kv;  // [blocks][layers][2][kGroups][head_dim], the code predictor's where shared memory has no room for it
+  bf16* kv;        // [pages][layers][2][kv heads][kPagePositions][head_dim], the talker's pool; see pages.cuh
+  bf16* frame_kv;  // [blocks][layers][2][kGroups][head_dim], the code predictor's where shared memory has no room
   Pace talker_pace, predictor_pace;  // heads and adapter go at the predictor's
   int columns;
   int prefill;  // 1: only the talker's layers run, for their keys and values

@@ -1,6 +1,6 @@
 """Every target's path of the frame kernel on a Hopper GPU: are its codes sm_90a's, and how long does a frame take?
 
-    python tests/emulate.py [--sizes 0.6b 1.7b demo] [--weights bf16 fp8] [--targets 80 86 89 120a]
+    python benchmarks/emulate.py [--sizes 0.6b 1.7b demo] [--weights bf16 fp8] [--targets 80 86 89 120a]
 
 A target's defines and its PTX, compiled for sm_90: the same branches, ring, columns and blocks as on its cards. Their
 machine code, caches, memory and speed are not tried. Exit code 1 where codes differ or a target fails.
@@ -13,6 +13,8 @@ import subprocess
 import sys
 
 import torch
+from common import build_with, commit, machine
+from measure_decode import Frames
 
 from qwen_megakernel.backend import build
 from qwen_megakernel.backend.megakernel import MegakernelFrameDecoder
@@ -25,13 +27,6 @@ from qwen_megakernel.model.prompt import Prompt
 PTX = {"80": "compute_80", "86": "compute_86", "89": "compute_89", "90a": None, "120a": "compute_90"}
 """What stands in for a target's own code. sm_100a has sm_90a's path."""
 FRAMES = 8
-
-
-def become(target: str) -> None:
-    """From now on this process builds that target's path."""
-    if PTX[target]:
-        build.FLAGS = (*build.FLAGS, f"-gencode=arch={PTX[target]},code=sm_90")
-        build.architecture = lambda _device: target
 
 
 def say(kernel: MegakernelFrameDecoder, config: ModelConfig, rows: torch.Tensor) -> list[list[int]]:
@@ -48,23 +43,18 @@ def say(kernel: MegakernelFrameDecoder, config: ModelConfig, rows: torch.Tensor)
     return said
 
 
-def frame_ms(kernel: MegakernelFrameDecoder, config: ModelConfig, rows: torch.Tensor) -> float:
-    """The median of 60 frames around position 190."""
-    kernel.start(0, Prompt(rows[:1], rows[:1], rows[0]), SamplingParams(seed=1).over(config.sampling))
-    kernel._launcher.seek(0, 160, 5)
-    events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(60)]
-    for start, end in events:
-        start.record()
-        kernel.launch([0])
-        end.record()
-        kernel.collect()
-    torch.cuda.synchronize()
-    return float(torch.tensor([start.elapsed_time(end) for start, end in events]).median())
+def run(target: str, size: str, weights: str) -> dict:
+    """In a process of its own, which builds that target's path."""
+    if PTX[target] is None:
+        return measure(size, weights)
+    build.architecture = lambda _device: target
+    with build_with(f"-gencode=arch={PTX[target]},code=sm_90"):
+        return measure(size, weights)
 
 
 @torch.inference_mode()
-def run(target: str, size: str, weights: str) -> dict:
-    become(target)
+def measure(size: str, weights: str) -> dict:
+    """A hash of the codes, and the median of 60 frames around position 190."""
     device = torch.device("cuda")
     config = ModelConfig.from_folder(DEMO_FOLDER) if size == "demo" else synthetic_config(size)
     tensors = quantized(random_talker(config, device, seed=3), WEIGHTS[weights])
@@ -72,7 +62,8 @@ def run(target: str, size: str, weights: str) -> dict:
     generator = torch.Generator().manual_seed(5)
     rows = torch.randn(301, config.talker.stack.hidden_size, generator=generator).to(device).to(torch.bfloat16)
     said = hashlib.sha1(json.dumps(say(kernel, config, rows)).encode()).hexdigest()
-    return {"codes": said, "ms": frame_ms(kernel, config, rows)}
+    frames = Frames(kernel, config, SamplingParams(seed=1).over(config.sampling), checked=False)
+    return {"codes": said, "ms": float(frames.times_ms(1, 190, 60).median())}
 
 
 def main() -> int:
@@ -87,8 +78,9 @@ def main() -> int:
         return 0
     if not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9:
         parser.error("it needs a Hopper GPU")
+    print(f"{machine()}, commit {commit()}")
     print(f"{'target':8}{'model':8}{'weights':9}{'a frame':>10}  codes")
-    wrong = 0
+    wrong, results = 0, []
     for weights in args.weights:
         for size in args.sizes:
             expected = None
@@ -96,15 +88,18 @@ def main() -> int:
                 child = subprocess.run(
                     [sys.executable, __file__, "--one", target, size, weights], capture_output=True, text=True
                 )
+                result = {}
                 if child.returncode:
                     told, verdict = "", child.stderr.strip().splitlines()[-1]
                 else:
                     result = json.loads(child.stdout.splitlines()[-1])
-                    expected = expected or result["codes"]
+                    expected = result["codes"] if target == "90a" else expected
                     verdict = "sm_90a's" if result["codes"] == expected else "DIFFERENT"
                     told = f"{result['ms']:.3f} ms"
                 wrong += verdict != "sm_90a's"
+                results.append({"target": target, "size": size, "weights": weights, "verdict": verdict, **result})
                 print(f"sm_{target:5}{size:8}{weights:9}{told:>10}  {verdict}", flush=True)
+    print(json.dumps({"machine": machine(), "commit": commit(), "results": results}))
     return bool(wrong)
 
 
