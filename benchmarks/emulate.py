@@ -11,6 +11,7 @@ import hashlib
 import json
 import subprocess
 import sys
+from contextlib import nullcontext
 
 import torch
 from common import build_with, commit, machine
@@ -43,13 +44,21 @@ def say(kernel: MegakernelFrameDecoder, config: ModelConfig, rows: torch.Tensor)
     return said
 
 
-def run(target: str, size: str, weights: str) -> dict:
-    """In a process of its own, which builds that target's path."""
-    if PTX[target] is None:
-        return measure(size, weights)
+def child(target: str, cases: list[tuple[str, str]]) -> None:
+    """Builds that target's path, waits for a line of standard input, and prints a line of JSON for each case."""
     build.architecture = lambda _device: target
-    with build_with(f"-gencode=arch={PTX[target]},code=sm_90"):
-        return measure(size, weights)
+    with nullcontext() if PTX[target] is None else build_with(f"-gencode=arch={PTX[target]},code=sm_90"):
+        for weights in {weights for weights, _ in cases}:
+            build.load_extension(torch.device("cuda"), WEIGHTS[weights])
+        sys.stdin.readline()
+        for weights, size in cases:
+            print(json.dumps(measure(size, weights)), flush=True)
+
+
+def begin(target: str, cases: list[tuple[str, str]]) -> subprocess.Popen:
+    command = [sys.executable, __file__, "--child", target, json.dumps(cases)]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
 
 
 @torch.inference_mode()
@@ -71,34 +80,35 @@ def main() -> int:
     parser.add_argument("--sizes", nargs="+", default=["0.6b", "1.7b", "demo"], choices=("0.6b", "1.7b", "demo"))
     parser.add_argument("--weights", nargs="+", default=["bf16", "fp8"], choices=WEIGHTS)
     parser.add_argument("--targets", nargs="+", default=[t for t in PTX if t != "90a"], choices=PTX)
-    parser.add_argument("--one", nargs=3, metavar=("TARGET", "SIZE", "WEIGHTS"), help=argparse.SUPPRESS)
+    parser.add_argument("--child", nargs=2, metavar=("TARGET", "CASES"), help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.one:
-        print(json.dumps(run(*args.one)))
+    if args.child:
+        child(args.child[0], json.loads(args.child[1]))
         return 0
     if not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9:
         parser.error("it needs a Hopper GPU")
     print(f"{machine()}, commit {commit()}")
     print(f"{'target':8}{'model':8}{'weights':9}{'a frame':>10}  codes")
-    wrong, results = 0, []
-    for weights in args.weights:
-        for size in args.sizes:
-            expected = None
-            for target in ("90a", *(t for t in args.targets if t != "90a")):
-                child = subprocess.run(
-                    [sys.executable, __file__, "--one", target, size, weights], capture_output=True, text=True
-                )
-                result = {}
-                if child.returncode:
-                    told, verdict = "", child.stderr.strip().splitlines()[-1]
-                else:
-                    result = json.loads(child.stdout.splitlines()[-1])
-                    expected = result["codes"] if target == "90a" else expected
-                    verdict = "sm_90a's" if result["codes"] == expected else "DIFFERENT"
-                    told = f"{result['ms']:.3f} ms"
-                wrong += verdict != "sm_90a's"
-                results.append({"target": target, "size": size, "weights": weights, "verdict": verdict, **result})
-                print(f"sm_{target:5}{size:8}{weights:9}{told:>10}  {verdict}", flush=True)
+    cases = [(weights, size) for weights in args.weights for size in args.sizes]
+    targets = ["90a", *(t for t in args.targets if t != "90a")]
+    children = {target: begin(target, cases) for target in targets}  # they build at once and measure one by one
+    expected, wrong, results = {}, 0, []
+    for target, process in children.items():
+        printed, complaint = process.communicate("\n")
+        lines = printed.splitlines()
+        for i, (weights, size) in enumerate(cases):
+            result, told = {}, ""
+            if i < len(lines):
+                result = json.loads(lines[i])
+                if target == "90a":
+                    expected[weights, size] = result["codes"]
+                same = result["codes"] == expected.get((weights, size))
+                verdict, told = "sm_90a's" if same else "DIFFERENT", f"{result['ms']:.3f} ms"
+            else:
+                verdict = ([line for line in complaint.splitlines() if line] or [f"exit code {process.returncode}"])[-1]
+            wrong += verdict != "sm_90a's"
+            results.append({"target": target, "size": size, "weights": weights, "verdict": verdict, **result})
+            print(f"sm_{target:5}{size:8}{weights:9}{told:>10}  {verdict}", flush=True)
     print(json.dumps({"machine": machine(), "commit": commit(), "results": results}))
     return bool(wrong)
 

@@ -1,10 +1,12 @@
 """A short run for compute-sanitizer, which slows every wait down:
 
 compute-sanitizer --tool memcheck python tests/sanitize.py [demo|0.6b|1.7b|text|vocoder ...]
-compute-sanitizer --tool racecheck python tests/sanitize.py vocoder
+compute-sanitizer --tool racecheck python tests/sanitize.py demo --columns 16 --frames 1
+
+racecheck keeps what it saw in host memory: give it a launch of each width in a process of its own.
 """
 
-import sys
+import argparse
 
 import torch
 
@@ -20,15 +22,19 @@ megakernel.SPIN_LIMIT = vocoder_memory.SPIN_LIMIT = 2**31
 GPU = torch.device("cuda")
 
 
-def decode(config: ModelConfig) -> None:
+PROMPTS = {1: 280, 3: 9, 8: 4, 16: 14}  # rows before the first frame, by columns of a launch
+
+
+def decode(config: ModelConfig, widths: list[int], frames: int) -> None:
     tensors = random_talker(config, GPU, seed=1)
     kernel = megakernel.MegakernelFrameDecoder(config, tensors, slots=16, max_positions=320)
     rows = torch.randn(300, config.talker.stack.hidden_size, device=GPU).to(torch.bfloat16)
-    for slots, prompt in (([0], 280), ([0, 1, 2], 9), (list(range(8)), 4), (list(range(16)), 14)):
+    for columns in widths:
+        slots, prompt = list(range(columns)), PROMPTS[columns]
         for slot in slots:
             sampling = SamplingParams(seed=slot, top_p=0.9 if slot == 1 else None).over(config.sampling)
             kernel.start(slot, Prompt(rows[:prompt], rows[:1], rows[0]), sampling)
-        for _ in range(2):
+        for _ in range(frames):
             kernel.launch(slots)
             print(slots, [None if codes is None else codes.tolist()[:3] for codes in kernel.collect()])
 
@@ -52,11 +58,16 @@ def vocode() -> None:
     print(vocoder.follow([0, 1], [0, 0], 2)().norm())
 
 
-parts = sys.argv[1:] or ["demo", "text", "vocoder"]
-for part in parts:
+parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+parser.add_argument("parts", nargs="*", default=["demo", "text", "vocoder"])
+parser.add_argument("--columns", type=int, nargs="+", choices=PROMPTS, default=list(PROMPTS))
+parser.add_argument("--frames", type=int, default=2)
+args = parser.parse_args()
+for part in args.parts:
     if part == "text":
         text()
     elif part == "vocoder":
         vocode()
     else:
-        decode(ModelConfig.from_folder(DEMO_FOLDER) if part == "demo" else synthetic_config(part))
+        config = ModelConfig.from_folder(DEMO_FOLDER) if part == "demo" else synthetic_config(part)
+        decode(config, args.columns, args.frames)

@@ -22,7 +22,6 @@ constexpr int kShare = 16;                                                 // bl
 constexpr int kTilesLog = 3,
               kTiles = 1 << kTilesLog;  // that a block works on at a time: a warp for keys, one for values
 constexpr int kStageRows = kStageBytes / (kHeadDim * 2), kStageTiles = kStageRows / kTile;  // of a stage of the ring
-constexpr int kTogether = 4;  // splits among them, at most
 static_assert(kStageRows <= kPagePositions && kPagePositions <= 1 << kSplitLog);
 static_assert(2 * kTiles == kWarps && kPagePositions % kTile == 0 && kGroups == kTile && kSplits <= kShare);
 
@@ -219,14 +218,15 @@ template <class S, class B>
 struct PagedAttention {
   static constexpr int kPairs = kHeadDim / 2, kFinishers = S::kGroup * kPairs;  // threads that finish a split
   static constexpr int kEach = 4;                                               // splits that a thread weighs together
-  static_assert(S::kGroup <= kQueries && S::kKvHeads * kShare <= kBlocks && kFinishers * kTogether <= kComputeThreads);
+  static_assert(S::kGroup <= kQueries && S::kKvHeads * kShare <= kBlocks);
+  static_assert(kFinishers * (kTiles >> (kSplitLog - kTileLog)) <= kComputeThreads, "all splits of a round");
 
   B& b;
   const Assignment& mine;
   const int position, fresh, size, splits;  // of Context
   // Of a round: the block's first split and how far in it. Tiles of a split at a time, as a power of two; a split of
   // more is looked at more than once.
-  const int tiles = min(size - kTileLog, kTilesLog), together = min(kTiles >> tiles, kTogether);
+  const int tiles = min(size - kTileLog, kTilesLog), together = kTiles >> tiles;
   int split = mine.sub, base = 0;
   const bool of_values = b.warp >= kTiles;
   const int slot = b.warp % kTiles;  // this warp's among the block's tiles

@@ -32,19 +32,23 @@ __device__ __forceinline__ uint32_t pack2(float a, float b) {
 __device__ __forceinline__ float low_bf16(uint32_t v) { return __uint_as_float(v << 16); }
 __device__ __forceinline__ float high_bf16(uint32_t v) { return __uint_as_float(v & 0xffff0000u); }
 
-// Wait until the packets of `missing` (a bit each) carry `epoch`; asks again only for those that do not.
-template <int N, class Address>
+// Wait until the packets of `missing` (a bit each) carry `epoch`; asks again only for those that do not. Asked: their
+// first loads are on their way.
+template <bool Asked = false, int N, class Address>
 __device__ __forceinline__ void await_packets(uint4 (&r)[N], uint32_t missing, Address address, uint32_t epoch,
                                               Patience& patience) {
-  uint32_t polls = 0;
-  while (missing) {
+  auto load = [&] {
 #pragma unroll
     for (int i = 0; i < N; i++)
       if (missing >> i & 1) r[i] = load_relaxed16(address(i));
+  };
+  for (uint32_t polls = 0; missing;) {
+    if constexpr (!Asked) load();
 #pragma unroll
     for (int i = 0; i < N; i++)
       if (r[i].w == epoch) missing &= ~(1u << i);
-    if (missing && patience.spent(polls)) break;
+    if (!missing || patience.spent(polls)) return;
+    if constexpr (Asked) load();
   }
 }
 

@@ -226,11 +226,11 @@ struct Frame {
     const First& first;
 
     __device__ __forceinline__ typename Vector::Asked ask(int step) const {
-      if (__builtin_expect(index, 1)) return left.ask(step);
+      if (index) return left.ask(step);
       return typename Vector::Asked{};
     }
     __device__ __forceinline__ void receive(typename Vector::Asked& asked, int step, InputOf<S::kHidden>& in) const {
-      if (__builtin_expect(index, 1)) left.receive(asked, step, in);
+      if (index) left.receive(asked, step, in);
       else first(step, in);
     }
   };

@@ -74,21 +74,8 @@ struct Packets {
     }
   }
   __device__ __forceinline__ void receive(Patience& patience) {
-    for (uint32_t polls = 0; missing;) {
-      if constexpr (!kAskEarly) load();
-#pragma unroll
-      for (int i = 0; i < kColumnTiles * Count; i++)
-        if (r[i].w == epoch) missing &= ~(1u << i);
-      if (!missing || patience.spent(polls)) return;
-      if constexpr (kAskEarly) load();
-    }
-  }
-
- private:
-  __device__ __forceinline__ void load() {
-#pragma unroll
-    for (int i = 0; i < kColumnTiles * Count; i++)
-      if (missing >> i & 1) r[i] = load_relaxed16(of[i / Count] + i % Count * kColumns * 4);
+    auto address = [&](int i) { return of[i / Count] + i % Count * kColumns * 4; };
+    await_packets<kAskEarly>(r, missing, address, epoch, patience);
   }
 };
 
