@@ -1,5 +1,6 @@
 """Shared fixtures: tiny checkpoints are written once per run, engines are closed at the end."""
 
+import gc
 import os
 import random
 import secrets
@@ -52,6 +53,15 @@ def cpu_speed():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(select, "measure", quick)
         yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def gpu_memory_goes_back():
+    """PyTorch keeps what a file's tests freed; another process on the same GPU may need it."""
+    yield
+    if torch.cuda.is_initialized():
+        gc.collect()
+        torch.cuda.empty_cache()
 
 
 @pytest.fixture

@@ -86,6 +86,7 @@ def relative(x, reference) -> float:
 @pytest.fixture(scope="module", params=["0.6b", "1.7b", "demo", "0.6b fp8", "1.7b fp8", "demo fp8"])
 def model(request):
     """Of FP8 weights the tensors are dequantised ones: what PyTorch computes with."""
+    torch.cuda.empty_cache()  # of the model before, for tests in another process
     size, *fp8 = request.param.split()
     config = config_of(size)
     tensors = random_talker(config, GPU, torch.seed() % 2**31)
