@@ -13,7 +13,6 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   bind_vocoder(m);
   // All of sizes.h; backend/sizes.py compares them.
   pybind11::dict sizes;
-  sizes["BLOCKS"] = qmk::kBlocks;
   sizes["COMPUTE_WARPS"] = qmk::kComputeWarps;
   sizes["HEAD_DIM"] = qmk::kHeadDim;
   sizes["SPLITS"] = qmk::kSplits;

@@ -38,7 +38,7 @@ __device__ __forceinline__ int block_index() {
 // The producers hand registers over to the compute warps, where the architecture can.
 template <int Registers, bool More>
 __device__ __forceinline__ void set_registers() {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL) || defined(__CUDA_ARCH_FEAT_SM100_ALL)
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL) || defined(__CUDA_ARCH_FEAT_SM100_ALL) || defined(__CUDA_ARCH_FEAT_SM103_ALL)
   if constexpr (More) asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Registers));
   else asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Registers));
 #endif

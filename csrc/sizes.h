@@ -6,7 +6,6 @@
 namespace qmk {
 
 // ---- the frame kernel
-constexpr int kBlocks = 128;        // of a launch; they wait for each other, so all must be resident at once
 constexpr int kComputeWarps = 16;   // of a block; they share the inputs of every matrix
 constexpr int kHeadDim = 128;       // of an attention head
 constexpr int kSplits = 16;         // parts that a query head's context is cut into, at most

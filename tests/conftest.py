@@ -4,6 +4,7 @@ import gc
 import os
 import random
 import secrets
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,6 +24,13 @@ PATIENT = {"queue_timeout": PATIENCE_S}
 if "PYTEST_XDIST_WORKER" in os.environ:  # a process per core: with more threads than cores they take each other's time
     torch.set_num_threads(1)
     os.environ["OMP_NUM_THREADS"] = "1"  # of the processes that tests start
+
+
+if target := os.environ.get("EMULATE"):  # `make emulate`: another target's path of the kernel on a Hopper GPU
+    sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
+    from emulation import pretend
+
+    pretend(target)
 
 
 def pytest_terminal_summary(terminalreporter) -> None:

@@ -1,5 +1,6 @@
 """Building the kernel: targets and their flags, sizes, what keeps it from being built, `make kernels`."""
 
+import dataclasses
 import logging
 import os
 import re
@@ -21,13 +22,14 @@ from qwen_megakernel.backend.interfaces import LAUNCH_SLOTS
 from qwen_megakernel.backend.megakernel import STAGES, MegakernelFrameDecoder
 from qwen_megakernel.backend.select import select_backend, select_device
 from qwen_megakernel.backend.sizes import SIZES, built_for, check_sizes
-from qwen_megakernel.backend.targets import TARGETS
+from qwen_megakernel.backend.targets import TARGETS, target_of
 from qwen_megakernel.backend.vocoder_recorder import GELU, NONE, SNAKE
 from qwen_megakernel.checkpoint.fp8 import PARTS
 from qwen_megakernel.errors import BackendError
 
 GPU = torch.device("cuda")
 H200 = ((9, 0), 132, "H200")
+HOPPER = TARGETS["sm_90ax128"]
 CSRC = build.source_folder()
 
 
@@ -70,19 +72,56 @@ def machine(monkeypatch):
 # ---------------------------------------------------------------- targets
 
 
-def test_two_blocks_a_multiprocessor_share_its_memory():
-    assert TARGETS["80"].defines == (
+def test_a_targets_flags():
+    assert TARGETS["sm_86x64"].defines == (
+        "-DQMK_BLOCKS=64",
         "-DQMK_COLUMNS=4",
         "-DQMK_WIDE_COLUMNS=0",
-        "-DQMK_BLOCKS_PER_SM=2",
-        "-DQMK_SHARED_KB=81",
+        "-DQMK_SHARED_KB=99",
+        "-DQMK_PRODUCER_WARPS=1",
     )
-    assert TARGETS["90a"].defines == (
+    assert HOPPER.defines == (
+        "-DQMK_BLOCKS=128",
         "-DQMK_COLUMNS=8",
         "-DQMK_WIDE_COLUMNS=16",
-        "-DQMK_BLOCKS_PER_SM=1",
         "-DQMK_SHARED_KB=227",
+        "-DQMK_PRODUCER_WARPS=4",
     )
+
+
+@pytest.mark.parametrize(
+    "capability, multiprocessors, target",
+    [
+        ((8, 0), 108, "sm_80x64"),  # A100
+        ((8, 0), 56, "sm_80x32"),  # A30
+        ((8, 6), 82, "sm_86x64"),  # RTX 3090
+        ((8, 6), 80, "sm_86x64"),  # A10G
+        ((8, 6), 46, "sm_86x32"),  # RTX 3070
+        ((8, 6), 28, None),  # RTX 3060
+        ((8, 9), 128, "sm_89x128"),  # RTX 4090
+        ((8, 9), 142, "sm_89x128"),  # L40S
+        ((8, 9), 76, "sm_89x64"),  # RTX 4080
+        ((8, 9), 58, "sm_89x32"),  # L4
+        ((8, 9), 24, None),  # RTX 4060
+        ((9, 0), 132, "sm_90ax128"),  # H100, H200
+        ((9, 0), 114, "sm_90ax64"),  # H100 PCIe
+        ((9, 0), 78, "sm_90ax64"),  # H20
+        ((10, 0), 148, "sm_100ax128"),  # B200
+        ((10, 3), 148, "sm_103ax128"),  # B300
+        ((10, 0), 70, "sm_100ax64"),  # a slice of a B200
+        ((12, 0), 170, "sm_120ax128"),  # RTX 5090
+        ((12, 0), 84, "sm_120ax64"),  # RTX 5080
+        ((12, 0), 48, "sm_120ax32"),  # RTX 5070
+        ((12, 1), 48, "sm_121ax32"),  # GB10
+        ((7, 5), 40, None),  # T4
+        ((8, 7), 16, None),  # Orin
+    ],
+)
+def test_the_number_of_blocks_follows_the_card(capability, multiprocessors, target, machine):
+    machine(capability, multiprocessors, "a card")
+    chosen = target_of(GPU)
+    assert target == (chosen and chosen.name)
+    assert chosen is None or (chosen.blocks <= multiprocessors and chosen.columns >= 2)
 
 
 def test_what_the_table_hands_over_is_what_the_sources_read():
@@ -94,9 +133,9 @@ def test_what_the_table_hands_over_is_what_the_sources_read():
         assert max(target.columns, target.wide) <= LAUNCH_SLOTS
 
 
-@pytest.mark.parametrize("arch", TARGETS)
-def test_the_smallest_card_of_a_target_is_accepted(arch, machine):
-    target, number = TARGETS[arch], arch.rstrip("a")
+@pytest.mark.parametrize("name", TARGETS)
+def test_the_smallest_card_of_a_target_is_accepted(name, machine):
+    target, number = TARGETS[name], TARGETS[name].arch.rstrip("a")
     machine((int(number[:-1]), int(number[-1])), target.multiprocessors, target.card)
     assert build.why_no_build(GPU) is None
 
@@ -141,7 +180,7 @@ def test_python_has_the_dims_that_the_kernel_is_compiled_for():
             int, numbers.groups()
         )
         found[hidden] = (hidden, mlp, heads, kv, vocab), (small, small_mlp, small_heads, small_kv, layers, codes)
-    assert len(models) == 3 and found == built_for(TARGETS["90a"], ())["DIMS"]
+    assert len(models) == 3 and found == built_for(HOPPER, ())["DIMS"]
 
 
 def test_names_and_numbers_of_enumerators_are_the_same_in_python():
@@ -163,11 +202,11 @@ def test_the_bits_of_fp8_weights_are_in_pythons_order():
 
 
 def test_a_build_of_other_sizes_is_refused():
-    told = built_for(TARGETS["90a"], {"lm_heads"})
-    check_sizes(SimpleNamespace(**told), TARGETS["90a"], {"lm_heads"})
+    told = built_for(HOPPER, {"lm_heads"})
+    check_sizes(SimpleNamespace(**told), HOPPER, {"lm_heads"})
     other = SimpleNamespace(**told | {"SIZES": {**SIZES, "RECENT_FRAMES": 16, "NEW": 1}, "COLUMNS": 4})
     with pytest.raises(BackendError) as refused:
-        check_sizes(other, TARGETS["90a"], set())
+        check_sizes(other, HOPPER, set())
     for sentence in (
         "SIZES['RECENT_FRAMES']: expected 8, got 16;",
         "SIZES['NEW']: expected nothing, got 1;",
@@ -179,7 +218,7 @@ def test_a_build_of_other_sizes_is_refused():
     assert str(refused.value).count("expected") == 4
     del told["DIMS"]
     with pytest.raises(BackendError, match=r"DIMS\[1024\]: expected .*, got nothing"):
-        check_sizes(SimpleNamespace(**told), TARGETS["90a"], {"lm_heads"})
+        check_sizes(SimpleNamespace(**told), HOPPER, {"lm_heads"})
 
 
 def test_every_source_is_compiled_under_a_name_of_its_own():
@@ -202,9 +241,11 @@ def test_every_include_is_beside_its_file_or_above_it():
 @pytest.mark.parametrize(
     "said, sentence",
     [
-        (((7, 5), 72, "Quadro RTX 8000"), "sm_120a; this Quadro RTX 8000 is sm_75"),
-        (((9, 0), 114, "H100 PCIe"), "this H100 PCIe holds 114 (114 multiprocessors, 1 each); use a larger GPU"),
-        (((8, 6), 30, "RTX A2000"), "this RTX A2000 holds 60 (30 multiprocessors, 2 each)"),
+        (((7, 5), 72, "Quadro RTX 8000"), "sm_121a; this Quadro RTX 8000 is sm_75"),
+        (
+            ((8, 6), 28, "RTX 3060"),
+            "needs at least 32 multiprocessors, and this RTX 3060 has 28; use a larger GPU",
+        ),
         ((*H200, None), "install the CUDA toolkit and set CUDA_HOME"),
         ((*H200, (13, 0), (13, 0), False), "ninja was not found on PATH or beside this Python; pip install ninja"),
         (
@@ -262,19 +303,19 @@ def test_says_why_torch_sees_no_gpu(cuda, driver, sentence, monkeypatch, capsys)
 # ---------------------------------------------------------------- building it
 
 
-@pytest.mark.parametrize("arch, torchs", [("80", "8.0"), ("90a", "9.0a"), ("120a", "12.0a")])
+@pytest.mark.parametrize("name, torchs", [("sm_80x64", "8.0"), ("sm_90ax128", "9.0a"), ("sm_120ax32", "12.0a")])
 def test_both_compilers_get_the_targets_flags_and_the_log_says_where(
-    arch, torchs, machine, monkeypatch, tmp_path, caplog, capsys
+    name, torchs, machine, monkeypatch, tmp_path, caplog, capsys
 ):
-    given = {}
+    given, target = {}, TARGETS[name]
 
     def load(name, sources, **settings):
         given.update(settings, name=name, arch=os.environ["TORCH_CUDA_ARCH_LIST"], path=os.environ["PATH"])
         assert all(Path(source).is_file() for source in sources)
         file = Path(settings["build_directory"]) / f"{name}.so"
-        return SimpleNamespace(__file__=str(file), **built_for(TARGETS[arch], ()))
+        return SimpleNamespace(__file__=str(file), **built_for(target, ()))
 
-    number, target = arch.rstrip("a"), TARGETS[arch]
+    number = target.arch.rstrip("a")
     machine((int(number[:-1]), int(number[-1])), target.multiprocessors, target.card)
     monkeypatch.setattr(cpp_extension, "load", load)
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
@@ -287,7 +328,7 @@ def test_both_compilers_get_the_targets_flags_and_the_log_says_where(
     assert given["path"] == os.environ["PATH"] + os.pathsep + "/tools"
     for flags in (given["extra_cflags"], given["extra_cuda_cflags"]):
         assert set(target.defines) <= set(flags)
-    assert f"building the kernel for sm_{arch} in {folder}" in caplog.text and folder.is_dir()
+    assert f"building the kernel for {name} in {folder}" in caplog.text and folder.is_dir()
     assert f"cached  in {folder}" in capsys.readouterr().out
 
     caplog.clear()
@@ -306,7 +347,7 @@ def test_builds_for_other_weights_have_their_own_flags(machine, monkeypatch, tmp
         bits = next((int(flag.partition("=")[2]) for flag in settings["extra_cflags"] if "QMK_FP8" in flag), 0)
         fp8 = {part for i, part in enumerate(PARTS) if bits >> i & 1}
         file = Path(settings["build_directory"]) / f"{name}.so"
-        return SimpleNamespace(__file__=str(file), **built_for(TARGETS["90a"], fp8))
+        return SimpleNamespace(__file__=str(file), **built_for(HOPPER, fp8))
 
     machine((9, 0), 132, "NVIDIA H200")
     monkeypatch.setattr(cpp_extension, "load", load)
@@ -322,23 +363,23 @@ def test_builds_for_other_weights_have_their_own_flags(machine, monkeypatch, tmp
 
 
 def test_builds_with_other_flags_have_other_folders(monkeypatch):
-    folders = {build.cache_folder(arch) for arch in TARGETS}
+    folders = {build.cache_folder(target) for target in TARGETS.values()}
     monkeypatch.setattr(build, "FLAGS", (*build.FLAGS, "-lineinfo"))
-    assert len(folders | {build.cache_folder(arch) for arch in TARGETS}) == 2 * len(TARGETS)
+    assert len(folders | {build.cache_folder(target) for target in TARGETS.values()}) == 2 * len(TARGETS)
 
 
 def test_builds_of_other_sources_have_other_folders(tmp_path, monkeypatch):
     shutil.copytree(CSRC, tmp_path / "csrc")
-    before = build.cache_folder("90a")
+    before = build.cache_folder(HOPPER)
     monkeypatch.setattr(build, "source_folder", lambda: tmp_path / "csrc")
-    assert build.cache_folder("90a") == before
+    assert build.cache_folder(HOPPER) == before
     for name in ("ptx.cuh", "frame/layer.cuh", "vocoder/vocoder.h"):
         with (tmp_path / "csrc" / name).open("a", encoding="utf-8") as file:
             file.write("// more\n")
-        assert build.cache_folder("90a") != before
-        before = build.cache_folder("90a")
+        assert build.cache_folder(HOPPER) != before
+        before = build.cache_folder(HOPPER)
     (tmp_path / "csrc" / "ptx.cuh").rename(tmp_path / "csrc" / "frame" / "ptx.cuh")
-    assert build.cache_folder("90a") != before
+    assert build.cache_folder(HOPPER) != before
 
 
 def test_a_launch_of_more_sequences_than_the_build_has_columns_is_refused():
@@ -361,35 +402,33 @@ def test_a_report_that_cannot_be_read_is_shown():
 
 
 @pytest.mark.parametrize(
-    "arch, registers, threads, shared_kb, expected",
+    "name, registers, threads, shared_kb, expected",
     [
-        ("80", 56, 544, 81, (2, "registers")),
-        ("80", 64, 544, 81, (1, "registers")),  # 34 warps of 2,048 registers: a partition would need to hold 9
-        ("80", 32, 544, 82, (1, "shared memory")),  # 1 KB of the block's is CUDA's
-        ("86", 32, 800, 20, (1, "threads")),
-        ("90a", 96, 640, 227, (1, "registers")),
-        ("90a", 128, 640, 227, (0, "registers")),
+        ("sm_80x64", 56, 544, 81, (2, "registers")),
+        ("sm_80x64", 64, 544, 81, (1, "registers")),  # 34 warps of 2,048 registers: a partition would need to hold 9
+        ("sm_80x64", 32, 544, 82, (1, "shared memory")),  # 1 KB of the block's is CUDA's
+        ("sm_90ax128", 96, 640, 227, (1, "registers")),
+        ("sm_90ax128", 128, 640, 227, (0, "registers")),
     ],
 )
-def test_resident_blocks(arch, registers, threads, shared_kb, expected):
-    assert kernels.blocks_per_multiprocessor(TARGETS[arch], registers, threads, shared_kb * 1024) == expected
+def test_resident_blocks(name, registers, threads, shared_kb, expected):
+    assert kernels.blocks_per_multiprocessor(TARGETS[name], registers, threads, shared_kb * 1024) == expected
 
 
 def test_a_grid_that_is_not_resident_on_the_smallest_card_fails():
-    launches = {width: Launch(544, 80 * 1024, 32768) for width in MODELS}
-    fits, fat = Compiled(56, 0, 0, 0), Compiled(96, 0, 0, 0)
-    rows, failures = kernels.judge("80", 4, {256: fits, 1024: fits, 2048: fat}, launches)
-    assert len(rows) == 3 and rows[2][-1] == "108 on 108"
-    assert failures == [
-        "sm_80, 1.7B: 128 blocks must be resident at once, A100 holds 108 (108 multiprocessors, 1 each); "
-        "what is short: registers"
-    ]
-    assert kernels.judge("80", 4, dict.fromkeys(MODELS, fits), launches)[1] == []
+    target, launches = TARGETS["sm_86x64"], {width: Launch(544, 80 * 1024, 32768) for width in MODELS}
+    fits, fat = Compiled(96, 0, 0, 0), Compiled(128, 0, 0, 0)
+    rows, failures = kernels.judge(target, 4, {256: fits, 1024: fits, 2048: fat}, launches)
+    assert len(rows) == 3 and rows[2][:2] == ["sm_86x64", "RTX 3080 (68)"]
+    assert failures == ["sm_86x64, 1.7B: no block fits a multiprocessor; what is short: registers"]
+    assert kernels.judge(target, 4, dict.fromkeys(MODELS, fits), launches)[1] == []
+    small = dataclasses.replace(target, multiprocessors=40)
+    assert "RTX 3080 has 40 multiprocessors" in kernels.judge(small, 4, dict.fromkeys(MODELS, fits), launches)[1][0]
 
 
 def test_a_kernel_that_was_not_compiled_fails():
     fits = Compiled(56, 0, 0, 0)
-    assert "sm_90a: expected kernels for talkers of width 256" in kernels.judge("90a", 8, {1024: fits}, {})[1][0]
+    assert "sm_90ax128: expected kernels for talkers of width 256" in kernels.judge(HOPPER, 8, {1024: fits}, {})[1][0]
 
 
 def test_make_kernels_without_nvcc_says_so(tmp_path):
@@ -463,4 +502,4 @@ def test_a_compilers_failure_is_told_in_its_words(tmp_path, monkeypatch, capsys)
     nvcc.chmod(0o755)
     monkeypatch.setenv("CUDA_HOME", str(tmp_path))
     assert kernels.main() == 1
-    assert "sm_80: " in (said := capsys.readouterr().err) and "nvcc fatal: no such architecture" in said
+    assert "sm_80x64: " in (said := capsys.readouterr().err) and "nvcc fatal: no such architecture" in said

@@ -16,8 +16,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
 from qwen_megakernel import BackendError, CheckpointError, SamplingParams, TTSEngine, cli
-from qwen_megakernel.backend.pack import pack
+from qwen_megakernel.backend.pack import block_rows, pack, row_parts
 from qwen_megakernel.backend.sizes import MLP_PACKET, PACKET
+from qwen_megakernel.backend.targets import BLOCKS
 from qwen_megakernel.checkpoint import quantize as quantize_module
 from qwen_megakernel.checkpoint.fp8 import (
     LARGEST,
@@ -131,14 +132,17 @@ def widened(words: torch.Tensor) -> torch.Tensor:
         (1000, 768, MLP_PACKET, None),  # rows that are nobody's, an odd number of steps
     ],
 )
-def test_a_ribbon_holds_what_a_bf16_ribbon_holds(rows, k, packet, of_block):
+@pytest.mark.parametrize("blocks", BLOCKS)
+def test_a_ribbon_holds_what_a_bf16_ribbon_holds(rows, k, packet, of_block, blocks):
     q, _ = quantize(matrix(rows, k))
-    plain = pack(q.to(torch.bfloat16), packet, of_block).view(torch.uint16)
-    packed = pack(q, packet, of_block)
+    of_block = of_block * 128 // blocks if of_block else block_rows(rows, blocks)
+    parts = blocks * row_parts(of_block)  # each is filled up
+    plain = pack(q.to(torch.bfloat16), blocks, packet, of_block).reshape(parts, -1).view(torch.uint16)
+    packed = pack(q, blocks, packet, of_block).reshape(parts, -1)
     assert packed.shape[1] % (4 * 512 * 8) == 0
     # a lane's 16 bytes: two units of two words
-    words = packed.view(torch.uint32).to(torch.int64).reshape(128, -1, 512, 2, 2)
-    units = widened(words).transpose(2, 3).reshape(128, -1)
+    words = packed.view(torch.uint32).to(torch.int64).reshape(parts, -1, 512, 2, 2)
+    units = widened(words).transpose(2, 3).reshape(parts, -1)
     assert torch.equal(units[:, : plain.shape[1]], plain)
     assert not units[:, plain.shape[1] :].to(torch.int32).any()
     assert packed.shape[1] <= plain.shape[1] / 2 * 2 * 4 / 3 + 4 * 512 * 8

@@ -31,7 +31,6 @@ pytestmark = [
 ]
 GPU = torch.device("cuda")
 POSITIONS = 1100
-COLUMNS = 8
 
 
 def config_of(size):
@@ -119,12 +118,19 @@ def text_row(prompt, frame):
     return prompt.trailing[frame] if frame < len(prompt.trailing) else prompt.pad
 
 
-def step(kernel, slots):
-    kernel.launch(slots)
-    codes = kernel._launcher.collect().clone()
-    kernel._launches.clear()
-    assert int(kernel._fault) == 0
-    return codes[: len(slots), :16].long().to(GPU)
+def step(kernel, slots, *seen):
+    """Codes of a frame of these slots, int64 [slots, 16], as many at a time as a launch takes; and the rows of each
+    tensor that observes the kernel."""
+    launches = []
+    for first in range(0, len(slots), kernel.width):
+        some = list(slots[first : first + kernel.width])
+        kernel.launch(some)
+        codes = kernel._launcher.collect().clone()
+        kernel._launches.clear()
+        assert int(kernel._fault) == 0
+        launches.append([codes[: len(some), :16].long().to(GPU), *(rows[: len(some)].clone() for rows in seen)])
+    frame = [torch.cat(parts) for parts in zip(*launches, strict=True)]
+    return frame if seen else frame[0]
 
 
 @torch.inference_mode()
@@ -141,12 +147,12 @@ def errors_of(model, prompt_rows: list[int], frames: int):
     hits = {"kernel": 0, "bf16": 0, "of": 0}
     inputs = [[p.rows, p.rows] for p in prompts]
     for frame in range(frames):
-        codes = step(kernel, list(range(len(prompts))))
+        codes, hidden_rows, logits = step(kernel, range(len(prompts)), hidden_out, logits_out)
         for c, prompt in enumerate(prompts):
             hidden = [twin.rows(x) for twin, x in zip(twins[c], inputs[c], strict=True)]
             exact, rounded = [twin.frame(h, codes[c]) for twin, h in zip(twins[c], hidden, strict=True)]
-            ours = [logits_out[c, g, : len(exact[g])] for g in range(16)]
-            errors["hidden"].append((relative(hidden_out[c], hidden[0][0]), relative(hidden[1][0], hidden[0][0])))
+            ours = [logits[c, g, : len(exact[g])] for g in range(16)]
+            errors["hidden"].append((relative(hidden_rows[c], hidden[0][0]), relative(hidden[1][0], hidden[0][0])))
             errors["code 0"].append((relative(ours[0], exact[0]), relative(rounded[0], exact[0])))
             for g in range(1, 16):
                 errors["codes"].append((relative(ours[g], exact[g]), relative(rounded[g], exact[g])))
@@ -207,7 +213,7 @@ def test_draws_equal_the_python_sampler_on_the_same_logits(model):
         kernel.start(slot, random_prompt(config, 9), s)
     _, logits_out = observed(kernel, config)
     for frame in range(60):
-        drawn, logits = step(kernel, list(range(8))).cpu(), logits_out.cpu()
+        drawn, logits = (x.cpu() for x in step(kernel, range(8), logits_out))
         for c, s in enumerate(settings):
             noise = gumbel_noise(s.seed, frame, range(1), vocab, cpu)[0]
             expected = [Draw.code0(s)(rules[c](logits[c, 0].clone(), frame), noise)]
@@ -231,11 +237,11 @@ def test_100_000_draws_equal_the_python_samplers(small_model, sampling):
     _, logits_out = observed(kernel, config)
     draw0, draw, wrong = torch.vmap(Draw.code0(s)), torch.vmap(Draw.predictor(s)), 0
     for frame in range(782):
-        drawn = step(kernel, list(range(8)))
+        drawn, logits = step(kernel, range(8), logits_out)
         noise = gumbel_noise(s.seed, frame, range(1), vocab, GPU).expand(8, vocab)
-        wrong += (draw0(torch.stack([rules[c](logits_out[c, 0], frame) for c in range(8)]), noise) != drawn[:, 0]).sum()
+        wrong += (draw0(torch.stack([rules[c](logits[c, 0], frame) for c in range(8)]), noise) != drawn[:, 0]).sum()
         noise = gumbel_noise(s.seed, frame, range(1, 16), codes_vocab, GPU).repeat(8, 1)
-        expected = draw(logits_out[:, 1:, :codes_vocab].flatten(0, 1), noise).view(8, 15)
+        expected = draw(logits[:, 1:, :codes_vocab].flatten(0, 1), noise).view(8, 15)
         wrong += (expected != drawn[:, 1:]).sum()
         for c in range(8):
             rules[c].remember(drawn[c, 0])
@@ -319,8 +325,8 @@ def test_fp8_weights_say_to_the_bit_what_they_say_dequantised(size, weights):
             kernel.start(slot, prompt, SamplingParams(seed=slot).over(MIXED[slot % len(MIXED)]).over(config.sampling))
         out = []
         for slots in (range(16), range(8), [2], range(3), range(4), range(5, 16), range(16)):
-            codes = step(kernel, list(slots))
-            out += [codes, hidden[: len(codes)].clone(), logits[: len(codes)].nan_to_num(0).clone()]
+            codes, *rows = step(kernel, list(slots), hidden, logits)
+            out += [codes, *(x.nan_to_num(0) for x in rows)]
         return out
 
     assert all(map(torch.equal, said(stored), said(plain)))
@@ -331,7 +337,7 @@ def test_matrices_come_out_of_a_ribbon_as_they_went_in(model):
     config, tensors, kernel = model
     stack, ribbon = config.talker.stack, kernel.buffers["talker.ribbon"]
     scales = kernel.buffers.get("talker.scales")
-    listed = places(stack, torch.bfloat16 if scales is None else torch.float8_e4m3fn)
+    listed = places(stack, load_extension(GPU).BLOCKS, torch.bfloat16 if scales is None else torch.float8_e4m3fn)
     layer = f"talker.model.layers.{stack.num_layers - 1}"
     start = ribbon.shape[1] - sum(size for *_, size in listed)
     assert ribbon.shape[1] == stack.num_layers * sum(size for *_, size in listed)
@@ -475,9 +481,9 @@ def unpacked(kernel, name, width, columns):
     if name == "x.qkv":
         return words.view(torch.float32).view(-1, 2)[:, 0][: columns * width].view(columns, width)
     values = 6 if name == "x.mlp" else 4
-    packets = words.view(-1, COLUMNS, 4, 4)[: width // values // 4].permute(1, 0, 2, 3).reshape(COLUMNS, -1, 4)
+    packets = words.view(-1, kernel.width, 4, 4)[: width // values // 4].transpose(0, 1).reshape(kernel.width, -1, 4)
     pairs = packets[..., : values // 2].contiguous().view(torch.bfloat16)
-    return pairs.reshape(COLUMNS, width)[:columns].float()
+    return pairs.reshape(kernel.width, width)[:columns].float()
 
 
 def turned(rows):
@@ -500,7 +506,7 @@ def test_every_scratch_vector_equals_the_twins(size, capsys):
         kernel = MegakernelFrameDecoder(cut, tensors, slots=1, max_positions=4100)
         exact = {n: t.float() for n, t in tensors.items()}
         for position in (0, 1, 7, 100, 1000, 4000):
-            for columns in (1, 3, 8):
+            for columns in sorted({1, min(3, kernel.width), kernel.width}):
                 rows = (torch.randn(columns, stack.hidden_size, device=GPU) * 0.5).to(torch.bfloat16)
                 old = torch.randn(2, layers, stack.num_kv_heads, position + columns, 128, device=GPU).to(torch.bfloat16)
                 kv = kernel.buffers["kv"]  # [pages, layers, 2, kv heads, page, head_dim]
@@ -562,12 +568,12 @@ def test_teacher_forced_argmax_agrees_at_least_as_often_as_bf16s(size, capsys):
     """2,000 greedy frames of the kernel; fp32 and bf16 twins read the same codes."""
     config, frames = config_of(size), 250
     tensors = random_talker(config, GPU, torch.seed() % 2**31)
-    kernel = MegakernelFrameDecoder(config, tensors, slots=COLUMNS, max_positions=frames + 16)
-    prompts = [random_prompt(config, 9, frames) for _ in range(COLUMNS)]
+    kernel = MegakernelFrameDecoder(config, tensors, slots=8, max_positions=frames + 16)
+    prompts = [random_prompt(config, 9, frames) for _ in range(8)]
     greedy = GREEDY.over(SamplingParams(repetition_penalty=1.0)).over(config.sampling)
     for slot, prompt in enumerate(prompts):
         kernel.start(slot, prompt, greedy)
-    said = torch.stack([step(kernel, list(range(COLUMNS))) for _ in range(frames)])
+    said = torch.stack([step(kernel, range(8)) for _ in range(frames)])
     choices = []
     for dtype in (torch.float32, torch.bfloat16):
         per_stream = []

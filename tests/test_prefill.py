@@ -13,7 +13,7 @@ from qwen_megakernel.backend.sizes import PAGE, padded_mlp
 from qwen_megakernel.checkpoint.load import Checkpoint
 from qwen_megakernel.model.transformer import KVCache, Transformer
 
-PAGES = 10
+PAGES, BLOCKS = 10, 64
 
 
 class Extension:
@@ -78,11 +78,11 @@ def paged(talker, monkeypatch):
             "down": F.pad(w["mlp.down_proj.weight"], (0, wider)),
         }
         matrices["gate_up"] = F.pad(matrices["gate_up"], (0, 0, 0, 2 * wider))
-        for name, shape, *_, size in places(stack):
+        for name, shape, *_, size in places(stack, BLOCKS):
             assert matrices[name].shape == shape
             plain[at] = matrices[name]
             at += size
-    packed = pack_stack(stack, tensors, "talker.model", PAGES * PAGE)
+    packed = pack_stack(stack, tensors, "talker.model", PAGES * PAGE, BLOCKS)
     assert packed["ribbon"].shape[1] == at
     monkeypatch.setattr(prefill, "capture", lambda step, pool: SimpleNamespace(replay=step))
     monkeypatch.setattr(prefill, "capturing", lambda device: nullcontext())
@@ -90,7 +90,7 @@ def paged(talker, monkeypatch):
     extension = Extension(plain)
     kv = torch.zeros(3 * PAGES, stack.num_layers, 2, stack.num_kv_heads, PAGE, stack.head_dim, dtype=torch.bfloat16)
     buffers = {f"talker.{name}": tensor for name, tensor in packed.items()} | {"kv": kv}
-    return prefill.PagedPrefill(extension, stack, buffers, places(stack), page=PAGE, pages=PAGES), kv
+    return prefill.PagedPrefill(extension, stack, buffers, places(stack, BLOCKS), page=PAGE, pages=PAGES), kv
 
 
 @torch.inference_mode()

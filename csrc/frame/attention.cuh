@@ -5,9 +5,9 @@
 // heads of the current position. One warp awaits each of these, norms and turns it; the others sleep.
 //
 // A talker's context is cut into at most 16 splits, of 64 positions or as many times two as that takes: by the position
-// alone. The 16 blocks of a key-value head share the columns of a launch, and those of one column its splits, so that
-// the sums do not depend on how many columns there are. A multiprocessor reads 64 bytes a cycle. So even a short
-// context is given to several blocks, though one exchange more must weigh their splits together.
+// alone. The blocks of a key-value head (16 of 128) share the columns of a launch, and those of one column its splits,
+// so that the sums do not depend on how many columns there are. A multiprocessor reads 64 bytes a cycle. So even a
+// short context is given to several blocks, though one exchange more must weigh their splits together.
 #pragma once
 #include "../pages.cuh"
 #include "exchange.cuh"
@@ -18,12 +18,12 @@ namespace qmk {
 constexpr float kScoreScale = 0.08838834764831845f * 1.4426950408889634f;  // head_dim ^ -1/2, to the base of 2
 constexpr int kTileLog = 4, kTile = 1 << kTileLog;                         // positions of a warp at a time
 constexpr int kQueries = 4;                                                // at most: half of an mma's columns
-constexpr int kShare = 16;                                                 // blocks of a key-value head
+constexpr int kShare = kBlocks / 8;                                        // blocks of a key-value head
 constexpr int kTilesLog = 3,
               kTiles = 1 << kTilesLog;  // that a block works on at a time: a warp for keys, one for values
 constexpr int kStageRows = kStageBytes / (kHeadDim * 2), kStageTiles = kStageRows / kTile;  // of a stage of the ring
 static_assert(kStageRows <= kPagePositions && kPagePositions <= 1 << kSplitLog);
-static_assert(2 * kTiles == kWarps && kPagePositions % kTile == 0 && kGroups == kTile && kSplits <= kShare);
+static_assert(2 * kTiles == kWarps && kPagePositions % kTile == 0 && kGroups == kTile && kColumns <= kShare);
 
 // Positions of a split of the context of a position, as a power of two.
 __device__ __forceinline__ int split_log(int position) {
@@ -86,9 +86,8 @@ struct AttentionScratch {
   // Keys and values of this launch's positions, and zeros behind them.
   alignas(16) bf16 fresh[kColumns + 1][2][kHeadDim];
 };
-// Shares of the tiles; they take the place of partial sums that have been added up. Two of them take turns, where
-// shared memory has room.
-constexpr int kShares = QMK_BLOCKS_PER_SM > 1 ? 1 : 2;
+// Shares of the tiles; they take the place of partial sums that have been added up. Two of them take turns.
+constexpr int kShares = 2;
 template <int Group>
 struct AttentionShares {
   alignas(16) float row[kTiles][Group][kHeadDim];
@@ -401,7 +400,6 @@ struct PagedAttention {
           best = -INFINITY, sum = 0.f, value = {};
         }
       }
-      if (kShares == 1 && more) sync_compute<kComputeThreads>();  // the shares are about to be written again
     }
     return splits == 1;
   }

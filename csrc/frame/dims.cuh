@@ -6,10 +6,11 @@
 
 // What one target allows; backend/targets.py's TARGETS hands these over.
 #ifndef QMK_COLUMNS
+#define QMK_BLOCKS 128
 #define QMK_COLUMNS 8
 #define QMK_WIDE_COLUMNS 16
-#define QMK_BLOCKS_PER_SM 1
 #define QMK_SHARED_KB 227
+#define QMK_PRODUCER_WARPS 4
 #endif
 // Which weights are E4M3 with a scale a row instead of bf16: bits, in the order of fp8.py's PARTS.
 #ifndef QMK_FP8
@@ -32,9 +33,11 @@ constexpr bool kStageClock = true;
 constexpr bool kStageClock = false;
 #endif
 
+// Of a launch, one a multiprocessor; they wait for each other, so all must be resident at once.
+constexpr int kBlocks = QMK_BLOCKS;
 constexpr int kWarps = kComputeWarps, kComputeThreads = kWarps * 32;
-// Behind them the producer; registers change hands by four warps.
-constexpr int kThreads = kComputeThreads + (QMK_BLOCKS_PER_SM > 1 ? 32 : 128);
+// Behind them the producer; where registers change hands, they do so by four warps.
+constexpr int kThreads = kComputeThreads + QMK_PRODUCER_WARPS * 32;
 #ifdef QMK_WIDE
 constexpr bool kWide = true;  // frame_wide.cu
 #else
@@ -51,7 +54,8 @@ constexpr bool kFrameKvShared = kSharedBytes > 200 * 1024 && !kWide;  // room fo
 constexpr int kSplitLog = 6;  // of a talker's context: positions of a split, at least, as a power of two
 
 // The weights' ribbon. A unit is one 16-byte fragment per compute lane; matrices fill pairs of units.
-constexpr int kUnitBytes = kComputeThreads * 16, kStageUnits = QMK_BLOCKS_PER_SM > 1 ? 1 : 2;
+// Where partial sums leave the ring little, small stages still make a few.
+constexpr int kUnitBytes = kComputeThreads * 16, kStageUnits = kSharedBytes < 200 * 1024 ? 1 : 2;
 constexpr int kStageBytes = kStageUnits * kUnitBytes;
 // The producer asks for so much at a time: see Pace.
 constexpr int kCopyBytes = kStageBytes < 8192 ? kStageBytes : 8192;
@@ -64,6 +68,12 @@ constexpr int max_of(int a, int b) { return a > b ? a : b; }
 constexpr int round_up(int n, int multiple) { return (n + multiple - 1) / multiple * multiple; }
 // Rows of a matrix that one block owns; the blocks behind the last row own padding.
 constexpr int block_rows(int rows, int multiple = 8) { return round_up((rows + kBlocks - 1) / kBlocks, multiple); }
+// Parts in which a block multiplies its rows of a matrix, one after the other: registers hold the sums of 96 rows.
+constexpr int row_parts(int rows) {
+  int parts = 1;
+  while (rows / parts > 96) parts *= 2;
+  return parts;
+}
 
 // One decoder stack.
 template <int Hidden, int Intermediate, int MaxLayers, int Heads, int KvHeads, bool Fp8>

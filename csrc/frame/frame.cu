@@ -73,8 +73,6 @@ struct Frame {
       round_up(kRingStages * (kStageBytes + 16), 128) + static_cast<int>(sizeof(Scratch<Dims>));
   static_assert(kRingStages >= 2 && kBytes <= kSharedBytes);
   static_assert(max_of(kHeadRows, kCodeRows) * kColumns <= kComputeThreads, "one thread finishes a row of a head");
-  // Of 15 predictor stages: 31 MB (of E4M3 16) stay in L2 between the passes of a frame.
-  static constexpr int kPinned = 3;
 
   // Rows of one sequence that the pass at a position takes.
   static __device__ __forceinline__ int rows_at(int position, int sequences) {
@@ -111,7 +109,7 @@ struct Frame {
     for (int position = 0; position < kGroups;) {
       if constexpr (Dims::kAdapter)
         copy(p.adapter, Matvec<P::kHiddenRows, T::kHidden>::stages(kSteps<T::kHidden>), p.predictor_pace);
-      copy(p.predictor.ribbon, p.predictor.layers * kLayerStages<P>, p.predictor_pace, kPinned);
+      copy(p.predictor.ribbon, p.predictor.layers * kLayerStages<P>, p.predictor_pace, p.pinned);
       position += rows_at(position, p.columns);
       if (position > 1)
         copy(p.lm_heads + static_cast<size_t>(position - 2) * kBlocks * code * kStageBytes, code, p.predictor_pace);
@@ -402,7 +400,7 @@ struct Frame {
 };
 
 template <class Dims>
-__global__ void __launch_bounds__(kThreads, QMK_BLOCKS_PER_SM) frame_kernel(const __grid_constant__ FrameParams p) {
+__global__ void __launch_bounds__(kThreads, 1) frame_kernel(const __grid_constant__ FrameParams p) {
   using F = Frame<Dims>;
   extern __shared__ __align__(1024) uint8_t memory[];
   uint64_t* barriers = reinterpret_cast<uint64_t*>(memory + F::kRingStages * kStageBytes);

@@ -75,9 +75,12 @@ class Launcher {
     p_.min_frames = static_cast<int>(settings.at("min_frames"));
     // Measured on an H200 (docs/log.md, 2026-11-22): wider matrices want more on the way; the predictor, of which a
     // part stays in L2, may ask a little less often.
-    const int on_the_way = std::max<int>(2, static_cast<int>(hidden_) / 512);
-    p_.talker_pace = {on_the_way, cycles_between_copies(device_.index(), 1.4)};
-    p_.predictor_pace = {2, cycles_between_copies(device_.index(), 1.2)};
+    // Fewer blocks ask for as much together.
+    const int blocks = 128 / qmk::kBlocks * (2 / qmk::kStageUnits);
+    p_.talker_pace = {std::max<int>(2, static_cast<int>(hidden_) / 512) * blocks,
+                      cycles_between_copies(device_.index(), 1.4)};
+    p_.predictor_pace = {2 * blocks, cycles_between_copies(device_.index(), 1.2)};
+    p_.pinned = pinned_stages(device_.index(), static_cast<double>(tensors_.at("predictor.ribbon").nbytes()));
     p_.spin_limit = static_cast<uint32_t>(settings.at("spin_limit"));
     // Pinned host memory that the kernel writes itself: no copy behind the launch.
     const auto pinned = torch::TensorOptions().dtype(torch::kInt32).pinned_memory(true);
@@ -216,6 +219,15 @@ class Launcher {
     if (!(bytes_a_cycle > 0)) return 0;  // a driver that does not tell: stages on the way are the only limit
     return static_cast<uint32_t>(qmk::kCopyBytes / bytes_a_cycle / rate);
   }
+  // Of 15 stages of the predictor's weights, which every frame reads 15 times, those that stay in L2. All where they
+  // fit. Else a fifth at most: more slowed an H200's frame down, with 157 MB in bf16 as with 79 MB in E4M3
+  // (docs/log.md).
+  static int pinned_stages(int device, double bytes) {
+    int l2 = 0;
+    check_cuda(cudaDeviceGetAttribute(&l2, cudaDevAttrL2CacheSize, device));
+    if (bytes < 0.85 * l2) return 15;
+    return std::min(3, static_cast<int>(15 * 0.6 * l2 / bytes + 0.5));
+  }
   Slot& at(int64_t slot) {
     TORCH_CHECK(slot >= 0 && slot < static_cast<int64_t>(slots_.size()),
                 message("slot must be in 0..", slots_.size() - 1, ", got ", slot));
@@ -276,6 +288,7 @@ void add_dims(pybind11::dict& all) {
 }  // namespace
 
 void bind_frame(pybind11::module_& m) {
+  m.attr("BLOCKS") = qmk::kBlocks;
   m.attr("COLUMNS") = qmk::kNarrowColumns;
   m.attr("MOST_COLUMNS") = qmk::kMostColumns;
   m.attr("FRAME_KV_SHARED") = qmk::kFrameKvShared;

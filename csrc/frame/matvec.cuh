@@ -13,8 +13,8 @@ namespace qmk {
 // needs the rest.
 constexpr int kEarlyUnits = kColumnTiles > 1 ? 4 : 8;
 // An input is on its way while weights are fetched, where there are registers for both: not beside a second tile of
-// columns, nor where two blocks share a multiprocessor.
-constexpr bool kAskEarly = kColumnTiles == 1 && QMK_BLOCKS_PER_SM == 1;
+// columns.
+constexpr bool kAskEarly = kColumnTiles == 1;
 // Stages of weights that are fetched before. Measured on an H200 with 1 column: 1 of 4 1.110 ms, 2 1.094, 3 1.087, all
 // 1.101.
 constexpr int kStagesBeforeAsking = 3;
@@ -40,15 +40,18 @@ __device__ __forceinline__ float2 plus(float2 a, float2 b) { return make_float2(
 
 template <int Rows, int K, bool Fp8 = false>
 struct Matvec {
-  static constexpr bool kTall = Rows % 16 == 0;
-  static constexpr int kTiles = Rows / (kTall ? 16 : 8);
+  static constexpr int kParts = row_parts(Rows), kPartRows = Rows / kParts;
+  static constexpr bool kTall = kPartRows % 16 == 0;
+  static constexpr int kTiles = kPartRows / (kTall ? 16 : 8);  // of a part
   // Sums kept apart, so that an mma need not wait for the last one.
   static constexpr int kChains = kTiles == 1 ? 4 : kTiles == 2 ? 2 : 1;
   static constexpr int kStageUnits = stage_units(Fp8), kWhole = Fp8 ? 4 : 2;  // units that a matrix is filled up to
-  // Ring stages that `steps` of K take.
-  static constexpr int stages(int steps) {
+  static_assert(kPartRows * kParts == Rows && (kParts == 1 || (kTall && kColumnTiles == 1)));
+  // Ring stages that `steps` of K take, of a part of the rows and of all.
+  static constexpr int part_stages(int steps) {
     return round_up(kTiles * (kTall ? steps : (steps + 1) / 2), kWhole) / kStageUnits;
   }
+  static constexpr int stages(int steps) { return kParts * part_stages(steps); }
 
   static constexpr int kStride = partial_stride(Rows);
 
@@ -69,15 +72,15 @@ struct Matvec {
     }
   }
 
-  // `Count` steps of K from `first` on, of an input (packets.cuh) that brings steps_at_once(Count) at a time and adds
-  // their squares. What fits in registers of the weights is fetched before they are received.
+  // The first part times `Count` steps of K from `first` on, of an input (packets.cuh) that brings steps_at_once(Count)
+  // at a time and adds their squares. What fits in registers of the weights is fetched before they are received.
   template <int Count, class Source>
   __device__ __forceinline__ void multiply(Ring& ring, const Source& source, int first, int warp, int lane,
-                                           Patience& patience) {
+                                           Patience& patience, Input<steps_at_once(Count)>& in) {
     constexpr int kAtOnce = steps_at_once(Count);
     static_assert(Count % kAtOnce == 0 && (kTall || kAtOnce == Count || kAtOnce % 2 == 0));
-    constexpr int kUnits = kTiles * (kTall ? Count : (Count + 1) / 2),
-                  kEarly = stages(Count) < kEarlyUnits / kStageUnits ? stages(Count) : kEarlyUnits / kStageUnits,
+    constexpr int kUnits = kTiles * (kTall ? Count : (Count + 1) / 2), kStages = part_stages(Count),
+                  kMost = kEarlyUnits / kStageUnits, kEarly = kStages < kMost ? kStages : kMost,
                   kBefore = kAskEarly && kEarly > kStagesBeforeAsking ? kStagesBeforeAsking : kEarly;
     static_assert(Count == kSteps<K> || kUnits % kWhole == 0, "a part of K ends with a stage");
     uint4 early[kEarly][kStageUnits];
@@ -86,9 +89,8 @@ struct Matvec {
     auto asked = source.ask(0);
 #pragma unroll
     for (int s = kBefore; s < kEarly; s++) ring.take(early[s], warp, lane, patience);
-    Input<kAtOnce> in{};
 #pragma unroll
-    for (int s = 0; s < stages(Count); s++) {
+    for (int s = 0; s < kStages; s++) {
       uint4 unit[kStageUnits];
       if (s >= kEarly) ring.take(unit, warp, lane, patience);
 #pragma unroll
@@ -105,19 +107,44 @@ struct Matvec {
 #pragma unroll
     for (int c = 0; c < kColumnTiles; c++) square[c] += in.square[c];
   }
+  // The next part times an input that is there, all of it.
+  template <int Steps>
+  __device__ __forceinline__ void multiply_next(Ring& ring, int warp, int lane, Patience& patience,
+                                                const Input<Steps>& in) {
+    static_assert(Steps == kSteps<K>);
+#pragma unroll
+    for (auto& tile : acc[0])
+#pragma unroll
+      for (auto& chain : tile)
+#pragma unroll
+        for (float& sum : chain) sum = 0.f;
+#pragma unroll
+    for (int s = 0; s < part_stages(Steps); s++) {
+      uint4 unit[kStageUnits];
+      ring.take(unit, warp, lane, patience);
+#pragma unroll
+      for (int j = 0; j < kStageUnits; j++) {
+        const int u = s * kStageUnits + j, i = u / kTiles;
+        if (u < kTiles * Steps) multiply(unit[j], in, u % kTiles, i, i);
+      }
+    }
+  }
 
   // partial: fp32 [warps][kColumns][kStride], the rows, then the sum of squares. The stride is 4 modulo 8, so that no
   // two lanes of a store or of a sum meet in a bank.
-  __device__ __forceinline__ void store(float* partial, int columns, int warp, int lane) {
+  __device__ __forceinline__ void store(float* partial, int columns, int warp, int lane, int part = 0) {
 #pragma unroll
     for (int c = 0; c < kColumnTiles; c++)
-      store(partial + (warp * kColumns + c * 8) * kStride, acc[c], square[c], columns - c * 8, lane);
+      store(partial + (warp * kColumns + c * 8) * kStride, acc[c], square[c], columns - c * 8, lane, part);
   }
   __device__ __forceinline__ static void store(float* p, float (&acc)[kTiles][kChains][4], float square, int columns,
-                                               int lane) {
-    square += __shfl_xor_sync(~0u, square, 1);
-    square += __shfl_xor_sync(~0u, square, 2);
-    if (lane % 4 == 0 && lane / 4 < columns) p[lane / 4 * kStride + Rows] = square;
+                                               int lane, int part) {
+    if (part == 0) {
+      square += __shfl_xor_sync(~0u, square, 1);
+      square += __shfl_xor_sync(~0u, square, 2);
+      if (lane % 4 == 0 && lane / 4 < columns) p[lane / 4 * kStride + Rows] = square;
+    }
+    p += part * kPartRows;
     const int column = lane % 4 * 2;
     if (column >= columns) return;
     p += column * kStride + lane / 4;

@@ -162,13 +162,19 @@ template <int Rows, int K, bool Fp8, class B, class Source>
 __device__ __forceinline__ void matvec(B& b, float* partial, const Source& source) {
   b.refresh();
   Matvec<Rows, K, Fp8> m;
-  if constexpr (kWeightsAlone) {
-    m.template multiply<kSteps<K>>(b.ring, LateInput{[](int, auto&) {}}, 0, b.warp, b.lane, b.patience);
-  } else {
-    m.template multiply<kSteps<K>>(b.ring, source, 0, b.warp, b.lane, b.patience);
-    m.store(partial, b.columns, b.warp, b.lane);
-    sync_compute<kComputeThreads>();
+  InputOf<K> in{};
+  if constexpr (kWeightsAlone)
+    m.template multiply<kSteps<K>>(b.ring, LateInput{[](int, auto&) {}}, 0, b.warp, b.lane, b.patience, in);
+  else m.template multiply<kSteps<K>>(b.ring, source, 0, b.warp, b.lane, b.patience, in);
+  if constexpr (!kWeightsAlone) m.store(partial, b.columns, b.warp, b.lane);
+  if constexpr (m.kParts > 1) {
+#pragma unroll 1
+    for (int part = 1; part < m.kParts; part++) {
+      m.multiply_next(b.ring, b.warp, b.lane, b.patience, in);
+      if constexpr (!kWeightsAlone) m.store(partial, b.columns, b.warp, b.lane, part);
+    }
   }
+  if constexpr (!kWeightsAlone) sync_compute<kComputeThreads>();
 }
 
 // The same of the MLP's output, which arrives in packets of 6: as many of them at once as registers hold.
@@ -176,11 +182,14 @@ template <int Rows, int K, bool Fp8, class B>
 __device__ __forceinline__ void matvec_of_mlp(B& b, float* partial) {
   Matvec<Rows, K, Fp8> m;
   constexpr int kPackets = MlpInput<K, 1, B>::kPackets, kMany = kPackets < 8 ? kPackets : 8;  // of a lane; at once
-  constexpr int kCount = kMany * kMlpPacket / 4;
+  constexpr int kCount = kMany * kMlpPacket / 4, kAtOnceOf = steps_at_once(kCount);
+  static_assert(m.kParts == 1);
 #pragma unroll
-  for (int from = 0; from < kPackets; from += kMany)
-    m.template multiply<kCount>(b.ring, MlpInput<K, steps_at_once(kCount), B>{b, from}, from * kMlpPacket / 4, b.warp,
-                                b.lane, b.patience);
+  for (int from = 0; from < kPackets; from += kMany) {
+    Input<kAtOnceOf> in{};
+    m.template multiply<kCount>(b.ring, MlpInput<K, kAtOnceOf, B>{b, from}, from * kMlpPacket / 4, b.warp, b.lane,
+                                b.patience, in);
+  }
   m.store(partial, b.columns, b.warp, b.lane);
   sync_compute<kComputeThreads>();
 }

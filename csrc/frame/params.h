@@ -92,6 +92,7 @@ struct FrameParams {
   bf16* kv;        // [pages][layers][2][kv heads][kPagePositions][head_dim], the talker's pool; see pages.cuh
   bf16* frame_kv;  // [blocks][layers][2][kGroups][head_dim], the code predictor's where shared memory has no room
   Pace talker_pace, predictor_pace;  // heads and adapter go at the predictor's
+  int pinned;                        // of 15 stages of the predictor: they ask to stay in L2 from pass to pass
   int columns;
   int prefill;  // 1: only the talker's layers run, for their keys and values
   int eos_id, first_suppressed_id, min_frames;

@@ -16,13 +16,14 @@ using bf16 = __nv_bfloat16;
 __global__ void unpack_kernel(const __grid_constant__ Ribbons all) {
   const Ribbon& r = all.matrix[blockIdx.z];
   const int pairs = r.k / 2, lane_pairs = r.k / (kWarps * 4 * 2), steps = lane_pairs / 2;  // of a lane's share
-  const bool tall = r.block_rows % 16 == 0;  // tiles of 16 rows and one step, or of 8 and two
-  const int tiles = r.block_rows / (tall ? 16 : 8), units = (tall ? steps : (steps + 1) / 2) * tiles * kWarps * 32;
-  const int i = blockIdx.x * blockDim.x + threadIdx.x, block = blockIdx.y;
-  if (i >= units) return;
+  const int parts = row_parts(r.block_rows), rows = r.block_rows / parts;                  // of a part
+  const bool tall = rows % 16 == 0;  // tiles of 16 rows and one step, or of 8 and two
+  const int tiles = rows / (tall ? 16 : 8), units = (tall ? steps : (steps + 1) / 2) * tiles * kWarps * 32;
+  const int i = blockIdx.x * blockDim.x + threadIdx.x, block = blockIdx.y / parts, part = blockIdx.y % parts;
+  if (i >= units || block >= kBlocks) return;
   const int q = i % 4, g = i / 4 % 8, warp = i / 32 % kWarps, tile = i / (32 * kWarps) % tiles,
             at = i / (32 * kWarps * tiles);
-  const uint8_t* data = r.data + static_cast<int64_t>(block) * all.block_bytes;
+  const uint8_t* data = r.data + static_cast<int64_t>(block) * all.block_bytes + part * r.part_bytes;
   uint4 unit;
   if (r.scales) {  // two units share a lane's 16 bytes
     const int of = i / kComputeThreads, lane = i % kComputeThreads;
@@ -36,7 +37,7 @@ __global__ void unpack_kernel(const __grid_constant__ Ribbons all) {
 #pragma unroll
   for (int w = 0; w < 4; ++w) {
     const int step = tall ? at : 2 * at + w / 2, half = tall ? w / 2 : w % 2;
-    const int row = block * r.block_rows + (tall ? tile * 16 + w % 2 * 8 : tile * 8) + g;
+    const int row = block * r.block_rows + part * rows + (tall ? tile * 16 + w % 2 * 8 : tile * 8) + g;
     if (row >= r.rows || step >= steps) continue;
     const int value = step * 4 + half * 2,
               column = ((warp * (2 * lane_pairs / r.packet) + value / r.packet) * 4 + q) * r.packet + value % r.packet;
@@ -146,12 +147,13 @@ __global__ void __launch_bounds__(256) gate_kernel(const bf16* both, int64_t val
 }  // namespace
 
 cudaError_t unpack(const Ribbons& all, cudaStream_t stream) {
-  int units = 0;  // at most
+  int units = 0, parts = 1;  // at most
   for (const Ribbon& r : all.matrix) {
     if (r.block_rows % 8 || r.k % 256 || (r.k / 64) % r.packet || r.packet % 2) return cudaErrorInvalidValue;
     units = std::max(units, (r.k / 256 + 1) * ((r.block_rows + 7) / 8) * kWarps * 32);
+    parts = std::max(parts, row_parts(r.block_rows));
   }
-  unpack_kernel<<<dim3((units + 255) / 256, kBlocks, kLayerMatrices), 256, 0, stream>>>(all);
+  unpack_kernel<<<dim3((units + 255) / 256, kBlocks * parts, kLayerMatrices), 256, 0, stream>>>(all);
   return cudaGetLastError();
 }
 cudaError_t add_norm(float* x, const bf16* delta, const bf16* weight, float eps, int rows, int hidden, bf16* y,

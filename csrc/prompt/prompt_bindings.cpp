@@ -2,6 +2,7 @@
 #include <cstring>
 #include <vector>
 
+#include "../frame/dims.cuh"
 #include "../tensors.h"
 #include "prompt.h"
 
@@ -57,12 +58,13 @@ bf16* halves(const torch::Tensor& t, int64_t at_least, const char* name) {
 }
 
 // The four matrices that `pack` put one behind the other at `start` bytes of every block's part of a ribbon uint8
-// [128][bytes], each of sizes[i] bytes a block, into outs[i], bf16 [rows][k]. scales: fp32, of all their rows, where
+// [blocks][bytes], each of sizes[i] bytes a block, into outs[i], bf16 [rows][k]. scales: fp32, of all their rows, where
 // they are E4M3.
 void unpack(const torch::Tensor& ribbon, int64_t start, const c10::optional<torch::Tensor>& scales,
             const std::vector<int64_t>& block_rows, const std::vector<int64_t>& packets,
             const std::vector<int64_t>& sizes, const std::vector<torch::Tensor>& outs) {
-  TORCH_CHECK(ribbon.dim() == 2 && ribbon.size(0) == qmk::kBlocks, "the ribbon must be uint8 [128][bytes]");
+  TORCH_CHECK(ribbon.dim() == 2 && ribbon.size(0) == qmk::kBlocks,
+              message("the ribbon must be uint8 [", qmk::kBlocks, "][bytes]"));
   TORCH_CHECK(outs.size() == qmk::kLayerMatrices && block_rows.size() == outs.size() && packets.size() == outs.size() &&
                   sizes.size() == outs.size(),
               message("expected ", qmk::kLayerMatrices, " matrices with their sizes, got ", outs.size()));
@@ -83,6 +85,7 @@ void unpack(const torch::Tensor& ribbon, int64_t start, const c10::optional<torc
                      static_cast<int>(out.size(1)),
                      static_cast<int>(block_rows[i]),
                      static_cast<int>(packets[i]),
+                     static_cast<int>(sizes[i] / qmk::row_parts(static_cast<int>(block_rows[i]))),
                      reinterpret_cast<uint32_t*>(halves(out, 1, "out")),
                      scale};
     if (scale) scale += out.size(0);

@@ -18,8 +18,8 @@ from types import ModuleType
 
 import torch
 
-from qwen_megakernel.backend.sizes import BLOCKS, check_sizes
-from qwen_megakernel.backend.targets import TARGETS, architecture, capability
+from qwen_megakernel.backend.sizes import check_sizes
+from qwen_megakernel.backend.targets import ARCHITECTURES, BLOCKS, Target, architecture, capability, target_of
 from qwen_megakernel.checkpoint.fp8 import PARTS
 from qwen_megakernel.errors import BackendError
 
@@ -57,14 +57,12 @@ def source_folder() -> Path:
 def why_no_build(device: torch.device) -> str | None:
     """What keeps the kernel from being compiled for a CUDA device, and what to do; None if nothing does."""
     properties = torch.cuda.get_device_properties(device)
-    arch = architecture(device)
-    if arch is None:
-        return f"it is compiled for sm_{', sm_'.join(TARGETS)}; this {properties.name} is sm_{capability(device)}"
-    resident = properties.multi_processor_count * TARGETS[arch].blocks
-    if resident < BLOCKS:
+    if architecture(device) is None:
+        return f"it is compiled for sm_{', sm_'.join(ARCHITECTURES)}; this {properties.name} is sm_{capability(device)}"
+    if target_of(device) is None:
         return (
-            f"its {BLOCKS} blocks must be resident at once, and this {properties.name} holds {resident} "
-            f"({properties.multi_processor_count} multiprocessors, {TARGETS[arch].blocks} each); use a larger GPU"
+            f"it needs at least {min(BLOCKS)} multiprocessors, and this {properties.name} has "
+            f"{properties.multi_processor_count}; use a larger GPU"
         )
     nvcc = find_nvcc()
     if nvcc is None:
@@ -165,23 +163,23 @@ def _version(text: str) -> tuple[int, int]:
 # ---------------------------------------------------------------- building it
 
 
-def cache_folder(arch: str, fp8: Collection[str] = ()) -> Path:
-    """Of a build for an architecture. Builds whose sources, flags, torch or Python differ have folders of their own."""
+def cache_folder(target: Target, fp8: Collection[str] = ()) -> Path:
+    """Of a build for a target. Builds whose sources, flags, torch or Python differ have folders of their own."""
     from torch.utils import cpp_extension
 
-    digest = hashlib.sha256(" ".join((*FLAGS, *_defines(arch, fp8), torch.__version__, sys.version)).encode())
+    digest = hashlib.sha256(" ".join((*FLAGS, *_defines(target, fp8), torch.__version__, sys.version)).encode())
     sources = source_folder()
     for path in sorted(sources.rglob("*")):
         if path.suffix in {".cu", ".cuh", ".h", ".cpp"}:
             digest.update(path.relative_to(sources).as_posix().encode() + path.read_bytes())
     root = os.environ.get("TORCH_EXTENSIONS_DIR") or cpp_extension.get_default_build_root()
-    return Path(root) / f"qwen_megakernel_sm{arch}_{digest.hexdigest()[:12]}"
+    return Path(root) / f"qwen_megakernel_{target.name}_{digest.hexdigest()[:12]}"
 
 
-def _defines(arch: str, fp8: Collection[str]) -> tuple[str, ...]:
+def _defines(target: Target, fp8: Collection[str]) -> tuple[str, ...]:
     """The compiler's flags for csrc/frame/dims.cuh."""
     bits = sum(1 << PARTS.index(part) for part in fp8)
-    return TARGETS[arch].defines + ((f"-DQMK_FP8={bits}",) if bits else ())
+    return target.defines + ((f"-DQMK_FP8={bits}",) if bits else ())
 
 
 def load_extension(device: torch.device, fp8: Collection[str] = ()) -> ModuleType:
@@ -203,18 +201,18 @@ def _loaded(device: torch.device, fp8: frozenset[str]) -> ModuleType:
     obstacle = why_no_build(device)
     if obstacle:
         raise BackendError(f"the kernel cannot be compiled here: {obstacle}")
-    arch = architecture(device)
-    folder = cache_folder(arch, fp8)
+    target = target_of(device)
+    folder = cache_folder(target, fp8)
     if (folder / "lock").exists():  # left behind by a build that was killed, it would be waited for without end
         log.info("waiting for another build in %s; if there is none, delete %s", folder, folder / "lock")
     elif not (folder / f"{folder.name}.so").exists():
-        log.info("building the kernel for sm_%s in %s (once, under a minute)", arch, folder)
+        log.info("building the kernel for %s in %s (once, under a minute)", target.name, folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        module = _load(cpp_extension, folder, arch, _defines(arch, fp8))
+        module = _load(cpp_extension, folder, target.arch, _defines(target, fp8))
     except (RuntimeError, OSError) as error:
         raise BackendError(f"the kernel could not be compiled in {folder}: {error}") from error
-    check_sizes(module, TARGETS[arch], fp8)
+    check_sizes(module, target, fp8)
     return module
 
 

@@ -17,7 +17,6 @@ from qwen_megakernel.backend.interfaces import RECENT_FRAMES, SlotSequence, chec
 from qwen_megakernel.backend.pack import pack, pack_stack, places
 from qwen_megakernel.backend.paged_prefill import LEAST, MOST, PagedPrefill
 from qwen_megakernel.backend.sizes import (
-    BLOCKS,
     DIMS,
     GROUPS,
     HEAD_DIM,
@@ -70,7 +69,7 @@ def why_no_megakernel(device: torch.device, dtype: torch.dtype | None, config: M
 
 
 def _pack_weights(
-    config: TalkerConfig, tensors: Mapping[str, Tensor], fp8: Collection[str], positions: int
+    config: TalkerConfig, tensors: Mapping[str, Tensor], fp8: Collection[str], positions: int, blocks: int
 ) -> dict[str, Tensor]:
     """Everything of the checkpoint that the kernel reads, by the names that csrc/frame/frame_bindings.cpp asks for.
 
@@ -78,22 +77,23 @@ def _pack_weights(
         tensors: every `talker.*` tensor.
         fp8: the parts (fp8.PARTS) whose weights are E4M3.
         positions: of the RoPE tables.
+        blocks: of a launch.
     """
     name, groups = "talker.code_predictor", config.num_code_groups
     large, small = config.stack, config.code_predictor.stack
     heads = [f"{name}.lm_head.{g}.weight" for g in range(groups - 1)]
     embeddings = [f"{name}.model.codec_embedding.{g}.weight" for g in range(groups - 1)]
     packed = {
-        **{f"talker.{n}": t for n, t in pack_stack(large, tensors, "talker.model", positions).items()},
-        **{f"predictor.{n}": t for n, t in pack_stack(small, tensors, f"{name}.model", groups).items()},
-        "codec_head": pack(tensors["talker.codec_head.weight"]),
-        "lm_heads": torch.stack([pack(tensors[head]) for head in heads]),
+        **{f"talker.{n}": t for n, t in pack_stack(large, tensors, "talker.model", positions, blocks).items()},
+        **{f"predictor.{n}": t for n, t in pack_stack(small, tensors, f"{name}.model", groups, blocks).items()},
+        "codec_head": pack(tensors["talker.codec_head.weight"], blocks),
+        "lm_heads": torch.stack([pack(tensors[head], blocks) for head in heads]),
         "code0_embedding": tensors["talker.model.codec_embedding.weight"].contiguous(),
         "code_embedding": torch.stack([tensors[embedding] for embedding in embeddings]),
     }
     if large.hidden_size != small.hidden_size:
         adapter = f"{name}.small_to_mtp_projection"
-        packed["adapter"] = pack(tensors[f"{adapter}.weight"])
+        packed["adapter"] = pack(tensors[f"{adapter}.weight"], blocks)
         packed["adapter_bias"] = tensors[f"{adapter}.bias"].float()
     if "codec_head" in fp8:
         packed["codec_head_scales"] = tensors[f"talker.codec_head.weight{SCALE}"]
@@ -102,7 +102,7 @@ def _pack_weights(
     return packed
 
 
-def _make_exchange(config: TalkerConfig, columns: int, device: torch.device) -> dict[str, Tensor]:
+def _make_exchange(config: TalkerConfig, columns: int, blocks: int, device: torch.device) -> dict[str, Tensor]:
     """The memory through which a launch's blocks hand each other vectors (csrc/frame/params.h, `Exchange`)."""
     stacks = (config.stack, config.code_predictor.stack)
     heads, hidden = max(s.num_heads for s in stacks), max(s.hidden_size for s in stacks)
@@ -116,7 +116,7 @@ def _make_exchange(config: TalkerConfig, columns: int, device: torch.device) -> 
         "x.h_mlp": 4 * hidden // PACKET,
         "x.adapted": 4 * hidden // PACKET,
         "x.logits": 4 * config.vocab_size,
-        "x.drawn": 2 * BLOCKS,
+        "x.drawn": 2 * blocks,
     }
     return {name: torch.zeros(columns * n, dtype=torch.int32, device=device) for name, n in words.items()}
 
@@ -128,7 +128,7 @@ def _make_key_values(
     stack, wide = config.stack, columns > extension.COLUMNS
     in_shared = extension.FRAME_KV_SHARED and not wide
     layers = DIMS[stack.hidden_size][1][4]
-    frame_kv = 1 if in_shared else BLOCKS * layers * 2 * GROUPS * HEAD_DIM
+    frame_kv = 1 if in_shared else extension.BLOCKS * layers * 2 * GROUPS * HEAD_DIM
     shape = (pages, stack.num_layers, 2, stack.num_kv_heads, PAGE, HEAD_DIM)
     return {
         "kv": torch.zeros(shape, dtype=torch.bfloat16, device=device),
@@ -160,8 +160,8 @@ class MegakernelFrameDecoder:
         self._eos_id = talker.codec_eos_id
         self._pages = -(-max_positions // PAGE)
         self.buffers = {
-            **_pack_weights(talker, tensors, fp8, self._pages * PAGE),
-            **_make_exchange(talker, extension.MOST_COLUMNS, device),
+            **_pack_weights(talker, tensors, fp8, self._pages * PAGE, extension.BLOCKS),
+            **_make_exchange(talker, extension.MOST_COLUMNS, extension.BLOCKS, device),
             **_make_key_values(talker, slots * self._pages, columns, extension, device),
         }
         settings = {
@@ -185,7 +185,7 @@ class MegakernelFrameDecoder:
         self._nothing = torch.zeros(stack.hidden_size, dtype=torch.bfloat16, device=device)
         stored = torch.float8_e4m3fn if "talker" in fp8 else torch.bfloat16
         where = {"page": PAGE, "pages": self._pages}
-        self._long = PagedPrefill(extension, stack, self.buffers, places(stack, stored), **where)
+        self._long = PagedPrefill(extension, stack, self.buffers, places(stack, extension.BLOCKS, stored), **where)
         self._of_slot = list(zip(self._page_tables, self._seen, self._rows, self.recent_codes, strict=True))
 
     @property

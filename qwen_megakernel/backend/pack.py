@@ -6,48 +6,61 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from qwen_megakernel.backend.sizes import BLOCKS, MLP_PACKET, PACKET, WARPS, padded_mlp
+from qwen_megakernel.backend.sizes import MLP_PACKET, PACKET, WARPS, padded_mlp
 from qwen_megakernel.checkpoint.config import StackConfig
 from qwen_megakernel.checkpoint.fp8 import SCALE
 from qwen_megakernel.model.transformer import rope_tables
 
+_PART_ROWS = 96
+"""Of which registers hold the sums."""
 
-def block_rows(rows: int, multiple: int = 8) -> int:
+
+def block_rows(rows: int, blocks: int, multiple: int = 8) -> int:
     """Rows of a matrix that one block owns (csrc/frame/dims.cuh)."""
-    return -(-rows // (BLOCKS * multiple)) * multiple
+    return -(-rows // (blocks * multiple)) * multiple
 
 
-def pack(matrix: Tensor, packet: int = PACKET, rows: int | None = None) -> Tensor:
-    """One matrix as the blocks read it: bf16 or float8_e4m3fn [N, K] -> uint8 [BLOCKS, bytes of a block].
+def row_parts(rows: int) -> int:
+    """Parts in which a block multiplies its rows, one after the other (csrc/frame/dims.cuh)."""
+    return 1 if rows <= _PART_ROWS else 2 * row_parts(rows // 2)
 
-    Block b owns rows b * `rows` ..., padded with zeros. Its 16 warps share K as the exchange hands it out: lane q of
-    warp w gets every fourth packet of its share. Of these values, 4 at a time make a step of the mma, whose fragments
-    the lanes find ready: tiles of 16 rows, or of 8 rows and two steps where the rows do not come in sixteens.
+
+def pack(matrix: Tensor, blocks: int, packet: int = PACKET, rows: int | None = None) -> Tensor:
+    """One matrix as the blocks read it: bf16 or float8_e4m3fn [N, K] -> uint8 [blocks, bytes of a block].
+
+    Block b owns rows b * `rows` ..., padded with zeros. It reads them part by part. Its 16 warps share K as the
+    exchange hands it out: lane q of warp w gets every fourth packet of its share. Of these values, 4 at a time make a
+    step of the mma, whose fragments the lanes find ready: tiles of 16 rows, or of 8 rows and two steps where the rows
+    do not come in sixteens.
     """
-    rows, k = rows or block_rows(len(matrix)), matrix.shape[1]
+    rows, k = rows or block_rows(len(matrix), blocks), matrix.shape[1]
     fp8 = matrix.dtype == torch.float8_e4m3fn
     matrix = matrix.view(torch.uint8) if fp8 else matrix
-    matrix = F.pad(matrix, (0, 0, 0, BLOCKS * rows - len(matrix)))
+    matrix = F.pad(matrix, (0, 0, 0, blocks * rows - len(matrix)))
+    parts = blocks * row_parts(rows)
+    rows //= row_parts(rows)
     # column = (warp, packet of a lane, lane % 4, value) -> (warp, lane % 4, step, half, pair)
-    lanes = matrix.reshape(BLOCKS * rows, WARPS, -1, 4, packet).transpose(2, 3).reshape(-1, WARPS, 4, k // 256, 2, 2)
+    lanes = matrix.reshape(parts * rows, WARPS, -1, 4, packet).transpose(2, 3).reshape(-1, WARPS, 4, k // 256, 2, 2)
     if rows % 16 == 0:
-        # row = (block, tile, upper half, lane / 4) -> block, step, tile, warp, lane / 4, lane % 4, half, upper, pair
-        tiles = lanes.reshape(BLOCKS, rows // 16, 2, 8, WARPS, 4, -1, 2, 2).permute(0, 6, 1, 4, 3, 5, 7, 2, 8)
+        # row = (part, tile, upper half, lane / 4) -> part, step, tile, warp, lane / 4, lane % 4, half, upper, pair
+        tiles = lanes.reshape(parts, rows // 16, 2, 8, WARPS, 4, -1, 2, 2).permute(0, 6, 1, 4, 3, 5, 7, 2, 8)
     else:
-        # row = (block, tile, lane / 4) -> block, pair of steps, tile, warp, lane / 4, lane % 4, step, half, pair
+        # row = (part, tile, lane / 4) -> part, pair of steps, tile, warp, lane / 4, lane % 4, step, half, pair
         lanes = F.pad(lanes, (0, 0, 0, 0, 0, k // 256 % 2))
-        tiles = lanes.reshape(BLOCKS, rows // 8, 8, WARPS, 4, -1, 2, 2, 2).permute(0, 5, 1, 3, 2, 4, 6, 7, 8)
-    tiles = tiles.reshape(BLOCKS, -1).view(torch.uint8)
+        tiles = lanes.reshape(parts, rows // 8, 8, WARPS, 4, -1, 2, 2, 2).permute(0, 5, 1, 3, 2, 4, 6, 7, 8)
+    tiles = tiles.reshape(parts, -1).view(torch.uint8)
     tiles = F.pad(tiles, (0, -tiles.shape[1] % (2 * WARPS * 32 * 16)))  # pairs of 16 bytes a compute thread
     if fp8:
-        # block, two units, lane, two words of a unit, (first or second pair, value) -> a lane's 16 bytes, and in a word
+        # part, two units, lane, two words of a unit, (first or second pair, value) -> a lane's 16 bytes, and in a word
         # the second pair in bytes 0 and 2, the first one in 1 and 3: csrc/frame/fp8.cuh
-        units = tiles.reshape(BLOCKS, -1, 2, WARPS * 32, 2, 2, 2).permute(0, 1, 3, 2, 4, 6, 5)
-        tiles = units.flip(-1).reshape(BLOCKS, -1)
-    return tiles.contiguous()
+        units = tiles.reshape(parts, -1, 2, WARPS * 32, 2, 2, 2).permute(0, 1, 3, 2, 4, 6, 5)
+        tiles = units.flip(-1)
+    return tiles.reshape(blocks, -1).contiguous()
 
 
-def pack_stack(config: StackConfig, tensors: Mapping[str, Tensor], prefix: str, positions: int) -> dict[str, Tensor]:
+def pack_stack(
+    config: StackConfig, tensors: Mapping[str, Tensor], prefix: str, positions: int, blocks: int
+) -> dict[str, Tensor]:
     """A stack's ribbon (layer after layer: qkv, o, gate and up alternating, down), norms and RoPE tables; of E4M3
     weights the scales too, of the same rows."""
 
@@ -62,12 +75,12 @@ def pack_stack(config: StackConfig, tensors: Mapping[str, Tensor], prefix: str, 
     fp8 = f"{prefix}.layers.0.self_attn.q_proj.weight{SCALE}" in tensors
     parts, scales = [], []
     for i in range(config.num_layers):
-        for matrix, (_, shape, block, packet) in zip(joined(i), layer_matrices(config), strict=True):
+        for matrix, (_, shape, rows, packet) in zip(joined(i), layer_matrices(config, blocks), strict=True):
             padding = (0, shape[1] - matrix.shape[1], 0, shape[0] - len(matrix))
             padded = F.pad(matrix.view(torch.uint8) if fp8 else matrix, padding)
-            parts.append(pack(padded.view(matrix.dtype), packet, block))
+            parts.append(pack(padded.view(matrix.dtype), blocks, packet, rows))
         if fp8:
-            of_rows = zip(joined(i, SCALE), layer_matrices(config), strict=True)
+            of_rows = zip(joined(i, SCALE), layer_matrices(config, blocks), strict=True)
             scales += [F.pad(scale, (0, shape[0] - len(scale)), value=1.0) for scale, (_, shape, *_) in of_rows]
     norm = tensors[f"{prefix}.norm.weight"]
     cos, sin = rope_tables(positions, config.head_dim, config.rope_theta, norm.device, torch.float32)
@@ -83,22 +96,24 @@ def pack_stack(config: StackConfig, tensors: Mapping[str, Tensor], prefix: str, 
     } | ({"scales": torch.cat(scales).view(config.num_layers, -1)} if fp8 else {})
 
 
-def layer_matrices(config: StackConfig) -> list[tuple[str, tuple[int, int], int, int]]:
+def layer_matrices(config: StackConfig, blocks: int) -> list[tuple[str, tuple[int, int], int, int]]:
     """A layer's matrices in the ribbon's order: name, (rows, k) as the kernel has them, rows of a block, packet."""
     hidden, mlp, width = config.hidden_size, padded_mlp(config.intermediate_size), config.num_heads * config.head_dim
     qkv = width + 2 * config.num_kv_heads * config.head_dim
     return [
-        ("qkv", (qkv, hidden), block_rows(qkv), PACKET),
-        ("o", (hidden, width), block_rows(hidden), PACKET),
-        ("gate_up", (2 * mlp, hidden), 2 * block_rows(mlp, 24), PACKET),
-        ("down", (hidden, mlp), block_rows(hidden), MLP_PACKET),
+        ("qkv", (qkv, hidden), block_rows(qkv, blocks), PACKET),
+        ("o", (hidden, width), block_rows(hidden, blocks), PACKET),
+        ("gate_up", (2 * mlp, hidden), 2 * block_rows(mlp, blocks, 24), PACKET),
+        ("down", (hidden, mlp), block_rows(hidden, blocks), MLP_PACKET),
     ]
 
 
 def places(
-    config: StackConfig, dtype: torch.dtype = torch.bfloat16
+    config: StackConfig, blocks: int, dtype: torch.dtype = torch.bfloat16
 ) -> list[tuple[str, tuple[int, int], int, int, int]]:
     """Where they lie, for `PagedPrefill`: the same, and bytes of a block."""
     like = {"dtype": dtype, "device": "meta"}
-    listed = layer_matrices(config)
-    return [(n, shape, rows, p, pack(torch.empty(shape, **like), p, rows).shape[1]) for n, shape, rows, p in listed]
+    listed = layer_matrices(config, blocks)
+    return [
+        (n, shape, rows, p, pack(torch.empty(shape, **like), blocks, p, rows).shape[1]) for n, shape, rows, p in listed
+    ]

@@ -12,8 +12,6 @@ from qwen_megakernel.backend.targets import Target
 from qwen_megakernel.checkpoint.fp8 import PARTS
 from qwen_megakernel.errors import BackendError
 
-BLOCKS = 128
-"""Of a launch of the frame kernel. They wait for each other, so all must be resident at once."""
 WARPS = 16
 """Of a block that compute."""
 HEAD_DIM, GROUPS = 128, 16
@@ -38,7 +36,6 @@ TRANSFORMER_TAPS, TRANSFORMER_COLUMNS, TRANSFORMER_RING = 3, 32, 80
 positions of its keys and values, at most."""
 
 SIZES = {
-    "BLOCKS": BLOCKS,
     "COMPUTE_WARPS": WARPS,
     "HEAD_DIM": HEAD_DIM,
     "SPLITS": SPLITS,
@@ -87,6 +84,7 @@ def built_for(target: Target, fp8: Collection[str]) -> dict[str, Mapping[object,
         "SIZES": SIZES,
         "DIMS": dims,
         "FP8": {part: part in fp8 for part in PARTS},
+        "BLOCKS": target.blocks,
         "COLUMNS": target.columns,
         "MOST_COLUMNS": max(target.columns, target.wide),
     }

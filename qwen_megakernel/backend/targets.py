@@ -1,4 +1,4 @@
-"""The architectures the kernel is compiled for, and what each gets."""
+"""What the kernel is compiled for: an architecture and a number of blocks, and what each of these gets."""
 
 from dataclasses import dataclass
 
@@ -7,47 +7,111 @@ import torch
 
 @dataclass(frozen=True)
 class Target:
-    """An architecture that the kernel is compiled for, and the smallest card named for it."""
+    """An architecture and a number of blocks, and the smallest card named for them.
 
+    Attributes:
+        arch: nvcc's name of the architecture, such as "90a".
+        blocks: of a launch, one a multiprocessor.
+        card: the smallest one that we know; multiprocessors: how many it has.
+    """
+
+    arch: str
+    blocks: int
     card: str
     multiprocessors: int
-    shared_kb: int  # of a multiprocessor
-    threads: int  # that a multiprocessor can hold
-    columns: int  # sequences, or prompt rows, of a launch
-    wide: int  # sequences of a launch of the wide kernel; 0: there is none
-    blocks: int  # resident per multiprocessor
+
+    @property
+    def name(self) -> str:
+        """Such as "sm_86x64"."""
+        return f"sm_{self.arch}x{self.blocks}"
+
+    @property
+    def shared_kb(self) -> int:
+        """Shared memory of a multiprocessor."""
+        return _SHARED_KB.get(self.arch, 100)
+
+    @property
+    def columns(self) -> int:
+        """Sequences, or prompt rows, of a launch."""
+        return _COLUMNS[self.shared_kb, self.blocks]
+
+    @property
+    def wide(self) -> int:
+        """Sequences of a launch of the wide kernel; 0: there is none."""
+        return 16 if self.blocks == 128 and self.shared_kb == 228 else 0
 
     @property
     def defines(self) -> tuple[str, ...]:
         """The compiler's flags for csrc/frame/dims.cuh. CUDA keeps 1 KB of a block's shared memory for itself."""
-        sizes = {"COLUMNS": self.columns, "WIDE_COLUMNS": self.wide, "BLOCKS_PER_SM": self.blocks}
-        sizes["SHARED_KB"] = self.shared_kb // self.blocks - 1
+        sizes = {"BLOCKS": self.blocks, "COLUMNS": self.columns, "WIDE_COLUMNS": self.wide}
+        sizes |= {"SHARED_KB": self.shared_kb - 1, "PRODUCER_WARPS": 4 if self.arch in _MOVES_REGISTERS else 1}
         return tuple(f"-DQMK_{name}={size}" for name, size in sizes.items())
 
 
-TARGETS = {
-    #               card, multiprocessors, KB, threads, columns, wide, blocks
-    "80": Target("A100", 108, 164, 2048, 4, 0, 2),
-    "86": Target("RTX 3090", 82, 100, 1536, 2, 0, 2),
-    "89": Target("RTX 4090", 128, 100, 1536, 4, 0, 1),
-    "90a": Target("H200", 132, 228, 2048, 8, 16, 1),
-    "100a": Target("B200", 148, 228, 2048, 8, 16, 1),
-    "120a": Target("RTX 5070 Ti", 70, 100, 1536, 2, 0, 2),
-}
-"""By architecture. Columns: partial sums of a column take 8 KB at 1.7B, and the weight ring needs what is left."""
+_SHARED_KB = {"80": 164, "90a": 228, "100a": 228, "103a": 228}
+"""Of a multiprocessor; 100 elsewhere."""
 
-RUN_ON = ("90a",)
-"""Architectures on which the kernel was ever run; elsewhere `backend="auto"` leaves it alone."""
+_COLUMNS = {(100, 128): 8, (100, 64): 4, (100, 32): 2}
+_COLUMNS |= {(164, 128): 8, (164, 64): 8, (164, 32): 4}
+_COLUMNS |= {(228, 128): 8, (228, 64): 8, (228, 32): 4}
+"""By shared memory and blocks. Of 1.7B a block's partial sums of a column take 7 KB with 128 blocks, 15 with 64 and 29
+with 32. The weight ring needs what is left."""
+
+_MOVES_REGISTERS = ("90a", "100a", "103a")
+"""Architectures on which the producer's warps can hand registers to those that compute."""
+
+BLOCKS = (128, 64, 32)
+"""Of a launch: the first of them that the card has multiprocessors for."""
+
+TARGETS = {
+    target.name: target
+    for target in (
+        Target("80", 64, "A100", 108),
+        Target("80", 32, "A30", 56),
+        Target("86", 64, "RTX 3080", 68),
+        Target("86", 32, "RTX 3060 Ti", 38),
+        Target("89", 128, "RTX 4090", 128),
+        Target("89", 64, "RTX 4070 Ti Super", 66),
+        Target("89", 32, "RTX 4060 Ti", 34),
+        Target("90a", 128, "H200", 132),
+        Target("90a", 64, "H20", 78),
+        Target("90a", 32, "H100, a MIG slice 2g.20gb", 32),
+        Target("100a", 128, "B200", 148),
+        Target("103a", 128, "B300", 148),
+        Target("120a", 128, "RTX 5090", 170),
+        Target("120a", 64, "RTX 5070 Ti", 70),
+        Target("120a", 32, "RTX 5060 Ti", 36),
+        Target("121a", 32, "GB10", 48),
+    )
+}
+"""By name."""
+
+ARCHITECTURES = tuple(dict.fromkeys(target.arch for target in TARGETS.values()))
 
 
 def architecture(device: torch.device) -> str | None:
-    """The key of TARGETS that fits a CUDA device."""
-    return next((arch for arch in TARGETS if arch.rstrip("a") == capability(device)), None)
+    """nvcc's name of a CUDA device's architecture, if the kernel is compiled for it."""
+    return next((arch for arch in ARCHITECTURES if arch.rstrip("a") == capability(device)), None)
+
+
+def target_of(device: torch.device) -> Target | None:
+    """What the kernel is compiled for on a CUDA device; None: too old, too new, or too few multiprocessors."""
+    multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
+    blocks = next((blocks for blocks in BLOCKS if blocks <= multiprocessors), None)
+    arch = architecture(device)
+    if arch is None or blocks is None:
+        return None
+    # A slice of a large card has fewer multiprocessors than any card of its architecture.
+    return TARGETS.get(f"sm_{arch}x{blocks}") or Target(arch, blocks, "such a card", blocks)
 
 
 def capability(device: torch.device) -> str:
     """Of a CUDA device, as "90"."""
     return "{}{}".format(*torch.cuda.get_device_capability(device))
+
+
+RUN_ON = ("90a",)
+"""Architectures on which the kernel was ever run; elsewhere `backend="auto"` leaves it alone."""
 
 
 def why_untried(device: torch.device) -> str | None:

@@ -1,0 +1,49 @@
+"""Another target's path of the kernel on a Hopper GPU, for `make emulate` and tests (EMULATE=sm_86x64 pytest -m gpu).
+
+The target's defines and its PTX, compiled for sm_90: the same branches, ring, columns and blocks as on its cards. Their
+machine code, caches, memory and speed are not tried.
+"""
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+
+from qwen_megakernel.backend import build
+from qwen_megakernel.backend.targets import TARGETS, Target
+
+PTX = {"80": "compute_80", "86": "compute_86", "89": "compute_89", "120a": "compute_90", "121a": "compute_90"}
+"""What stands in for an architecture's own code. Others have sm_90a's path."""
+
+EMULATED = tuple(name for name, target in TARGETS.items() if target.arch in PTX or target.arch == "90a")
+
+
+def pretend(name: str) -> Target:
+    """From now on this process builds and runs the path of a target of EMULATED."""
+    target = TARGETS[name]
+    build.target_of = lambda _device: target
+    if target.arch in PTX:
+        build.FLAGS = (*build.FLAGS, f"-gencode=arch={PTX[target.arch]},code=sm_90")
+    build._loaded.cache_clear()
+    return target
+
+
+@contextlib.contextmanager
+def confined(multiprocessors: int) -> Iterator[bool]:
+    """What is launched in here runs on so many multiprocessors; False: driver or torch cannot confine it."""
+    whole = torch.cuda.get_device_properties(0).multi_processor_count
+    if multiprocessors >= whole:
+        yield True
+        return
+    try:
+        from torch.cuda.green_contexts import GreenContext
+
+        context = GreenContext.create(num_sms=multiprocessors, device_id=0)
+        context.set_context()
+    except (ImportError, RuntimeError):  # an older torch, or a driver without green contexts
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        context.pop_context()
