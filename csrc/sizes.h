@@ -27,7 +27,7 @@ constexpr int kPushesAhead = 64;         // pushes that may be uncollected
 constexpr int kChannelTile = 32;         // channels and columns of a convolution are multiples of it
 constexpr int kWidestNorm = 1024;        // channels of a depthwise convolution, at most: a thread each
 constexpr int kTransformerTaps = 3;      // of the convolution in front of the transformer
-constexpr int kTransformerColumns = 32;  // of a block of the transformer's kernel, of every matrix, at most
+constexpr int kTransformerColumns = 22;  // hidden ones of a block of the transformer's kernel, at most
 constexpr int kTransformerRing = 80;     // positions of its keys and values, at most
 
 }  // namespace qmk

@@ -1,9 +1,12 @@
 """The stateful vocoder: any push schedule, any company, equals one decode of the whole."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 
+from qwen_megakernel.backend.vocoder_graphs import why_no_graphs
 from qwen_megakernel.checkpoint.codec_config import CodecConfig
 from qwen_megakernel.checkpoint.json_object import JsonObject
 from qwen_megakernel.checkpoint.load import Checkpoint
@@ -116,3 +119,49 @@ def test_published_dims_have_1298496_values_of_state_per_stream():
 def test_wrong_shapes_are_refused(make, slots, shape):
     with pytest.raises(ValueError, match="codes must be|distinct slots"):
         make(slots=2).push(slots, torch.zeros(shape, dtype=torch.long))
+
+
+# ---------------------------------------------------------------- the kernels' vocoder: the GPUs it fits
+
+
+@pytest.fixture
+def obstacle(monkeypatch):
+    """obstacle(model, multiprocessors, shared KB a block may have): what keeps it from such a GPU."""
+
+    def ask(model: str, multiprocessors: int, shared_kb: int) -> str | None:
+        config = CodecConfig.from_json(JsonObject(codec_config(real_dims=True, codes=2048), "codec")).vocoder
+        if model == "demo":
+            config = Checkpoint.open("demo").config.codec.vocoder
+        numbers = {"multi_processor_count": multiprocessors, "shared_memory_per_block_optin": shared_kb * 1024}
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _device: SimpleNamespace(**numbers))
+        return why_no_graphs(config, torch.device("cuda"))
+
+    return ask
+
+
+@pytest.mark.parametrize("model", ["published", "demo"])
+@pytest.mark.parametrize(
+    "card, multiprocessors, shared_kb",
+    [
+        ("RTX 3090", 82, 99),
+        ("RTX 3070", 46, 99),
+        ("RTX 4060", 24, 99),
+        ("RTX 4090", 128, 99),
+        ("L4", 58, 99),
+        ("A100", 108, 163),
+        ("A30", 56, 163),
+        ("H100 PCIe", 114, 227),
+        ("H20", 78, 227),
+        ("H200", 132, 227),
+        ("RTX 5090", 170, 99),
+    ],
+)
+def test_every_card_has_room_for_the_kernels(obstacle, model, card, multiprocessors, shared_kb):
+    assert obstacle(model, multiprocessors, shared_kb) is None, card
+
+
+def test_a_card_without_room_for_the_kernels_is_told_why(obstacle):
+    said = obstacle("published", 23, 227)
+    assert "of width 512 needs 24 multiprocessors, and its kernel can use 23 of this GPU" in said
+    assert obstacle("published", 24, 82) is None
+    assert "needs 82 KB of shared memory a block, and this GPU has 81" in obstacle("published", 132, 81)

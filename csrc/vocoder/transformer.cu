@@ -1,10 +1,10 @@
 // The vocoder's transformer, with the convolution before it and the first upsampling behind it, as one kernel: 36 small
 // products one behind the other, which as launches of their own took 34 us a layer where their weights take 3.
 //
-// Every block owns some columns of every matrix, so that its weights come in one stream that is always four products
-// ahead; what a product makes travels with its epoch, as in the frame kernel, and is polled by whoever needs it.
-// Launched cooperatively: all blocks run at once. The order of every sum is fixed and does not depend on the other
-// rows.
+// Every block owns some columns of every matrix, so that its weights come in one stream that is always four chunks
+// ahead; what a product makes travels with its epoch, as in the frame kernel, and is polled by whoever needs it. A
+// chunk is a block's columns of one product, or as many of them as shared memory has room for four times over. Launched
+// cooperatively: all blocks run at once. The order of every sum is fixed and does not depend on the other rows.
 #include <algorithm>
 
 #include "../patience.cuh"
@@ -18,41 +18,31 @@ constexpr int kThreads = 256, kWarps = kThreads / 32;
 
 __host__ __device__ constexpr int share(int all, int blocks) { return (all + blocks - 1) / blocks; }
 
-// Columns of a block and values of a row of product i.
-__host__ __device__ inline int2 shape_of(const Layers& p, int i) {
-  const int hidden = share(p.hidden, p.blocks), width = p.heads * p.head_dim;
-  if (i < kTransformerTaps) return {hidden, p.in.channels};
-  if (i == kTransformerTaps + 4 * p.layers) return {share(p.columns_out, p.blocks), p.hidden};
-  switch ((i - kTransformerTaps) % 4) {
-    case 0: return {share(3 * width, p.blocks), p.hidden};
-    case 1: return {hidden, width};
-    case 2: return {2 * share(p.intermediate, p.blocks), p.hidden};
-    default: return {hidden, p.intermediate};
-  }
+// Kinds of product. The four of a layer come first, in their order.
+enum Kind { kQkv, kO, kGateUp, kDown, kInput, kOutput, kKinds };
+
+__host__ __device__ constexpr int count_products(int layers) { return kTransformerTaps + 4 * layers + 1; }
+__host__ __device__ inline Kind kind_of(int product, int layers) {
+  if (product < kTransformerTaps) return kInput;
+  if (product + 1 == count_products(layers)) return kOutput;
+  return static_cast<Kind>((product - kTransformerTaps) % 4);
 }
 
-// Floats of shared memory, in this order.
-struct Room {
-  int weights[4] = {};  // the buffer of product i is i % 4
-  int x = 0;            // the rows that a product takes, or an attention head's keys and values
-  __host__ __device__ int all() const { return weights[0] + weights[1] + weights[2] + weights[3] + x; }
+// A block's part of a kind of product: its columns, the values of each, and how many columns a chunk has at most.
+struct Product {
+  int columns, values, chunk;
 };
-__host__ __device__ inline Room room_of(const Layers& p, int rows) {
-  Room r;
-  r.x = kTransformerRing * (2 * p.head_dim + 9) + kPushFrames * (4 * p.head_dim + kTransformerRing);
-  auto take = [&](int i) {
-    const int2 s = shape_of(p, i);
-    r.weights[i % 4] = max(r.weights[i % 4], s.x * s.y);
-    r.x = max(r.x, rows * s.y);
-  };
-  for (int i = 0; i < kTransformerTaps + 4; ++i) take(i);  // every kind
-  take(kTransformerTaps + 4 * p.layers);
-  return r;
-}
+
+// How the products are cut, and where everything lies: floats from the beginning of shared memory, where the sums are.
+struct Plan {
+  Product of[kKinds];
+  int weights[4];  // of chunk i at i % 4
+  int x;           // the rows that a product takes, or an attention head's keys and values
+  int floats;      // of everything
+};
 
 template <int R>
 struct Scratch {
-  float sums[kTransformerColumns * R];      // [parts][columns][R]
   float residual[kTransformerColumns * R];  // [columns][R], of the columns that this block owns
   float factor[R];                          // 1 / rms
 };
@@ -61,31 +51,33 @@ struct Scratch {
 template <int D, int R>
 struct Transformer {
   const Layers& p;
+  const Plan& plan;
   Scratch<R>& s;
-  float* memory;
-  Room room;
+  float* sums;  // [parts][columns of a chunk][R], and the beginning of shared memory
   Patience patience;
   uint32_t epoch;         // of what was published last
   const float* to_fetch;  // all blocks' weights of the product that is fetched next
-  int frames = p.in.rows, rows = p.in.sequences * frames, width = p.heads * D, product = 0;  // the next one
+  int product_to_fetch = 0, column_to_fetch = 0;
+  int chunk = 0;  // the next one to multiply with
+  int frames = p.in.rows, rows = p.in.sequences * frames, width = p.heads * D;
   int tid = threadIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32, block = blockIdx.x;
 
-  __device__ __forceinline__ float* weights(int i) const {
-    float* w = memory;
-    for (int j = 0; j < i % 4; ++j) w += room.weights[j];
-    return w;
-  }
-  __device__ __forceinline__ float* x() const { return memory + room.all() - room.x; }
+  __device__ __forceinline__ float* weights(int i) const { return sums + plan.weights[i % 4]; }
+  __device__ __forceinline__ float* x() const { return sums + plan.x; }
 
-  // Begin to copy the weights of product i; a group of its own, though it may be empty.
+  // Begin to copy the weights of the next chunk, which is chunk i; a group of its own, though it may be empty.
   __device__ __forceinline__ void fetch(int i) {
-    if (i <= kTransformerTaps + 4 * p.layers) {
-      const int2 s = shape_of(p, i);
-      const int size = s.x * s.y;
+    if (product_to_fetch < count_products(p.layers)) {
+      const Product m = plan.of[kind_of(product_to_fetch, p.layers)];
+      const int size = min(m.chunk, m.columns - column_to_fetch) * m.values;
       const uint32_t to = shared_address(weights(i));
-      const float* from = to_fetch + static_cast<int64_t>(block) * size;
+      const float* from = to_fetch + static_cast<int64_t>(block * m.columns + column_to_fetch) * m.values;
       for (int at = tid * 4; at < size; at += kThreads * 4) copy16(to + at * 4, from + at, true);
-      to_fetch += static_cast<int64_t>(p.blocks) * size;
+      column_to_fetch += m.chunk;
+      if (column_to_fetch >= m.columns) {
+        column_to_fetch = 0, ++product_to_fetch;
+        to_fetch += static_cast<int64_t>(p.blocks) * m.columns * m.values;
+      }
     }
     asm volatile("cp.async.commit_group;" ::: "memory");
   }
@@ -145,44 +137,49 @@ struct Transformer {
         if (lane == (c * R + r) % 32) out[(column + c * distance) * R + r] = all;
       }
   }
-  // The next product over the rows in x. finish(c, r, sum) for every column of this block and every row, `sum(c, r)`
-  // being what came out there.
+  // The next product, of this kind, over the rows in x. finish(c, r, sum) for every column of this block and every row,
+  // `sum(c, r)` being what came out there; of a column and, for a gate, of the one behind it.
   template <class Finish>
-  __device__ __forceinline__ void multiply(bool normed, Finish finish) {
-    const int2 size = shape_of(p, product);
-    const int columns = size.x, k = size.y;
-    const float* w = weights(product);
-    asm volatile("cp.async.wait_group 3;" ::: "memory");
-    __syncthreads();
-    const int parts = columns >= 5 ? 1 : columns >= 3 ? 2 : columns == 2 ? 4 : 8;  // of K: work for every warp
-    const int distance = kWarps / parts;
-    const int part = warp % parts, begin = k / 4 * part / parts, end = k / 4 * (part + 1) / parts;
-    for (int c = warp / parts; c < columns; c += 3 * distance) {
-      const int left = (columns - c + distance - 1) / distance;
-      float* out = s.sums + part * columns * R;
-      if (left >= 3) dots<3>(w, c, distance, k, begin, end, out);
-      else if (left == 2) dots<2>(w, c, distance, k, begin, end, out);
-      else dots<1>(w, c, distance, k, begin, end, out);
-    }
-    if (normed)
-      for (int r = warp; r < rows; r += kWarps) {
-        float squares = 0.0f;
-        for (int i = lane * 4; i < k; i += 32 * 4) {
-          const float4 v = *reinterpret_cast<const float4*>(x() + r * k + i);
-          squares += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
-        }
-        squares = warp_sum(squares);
-        if (lane == 0) s.factor[r] = rsqrtf(squares / k + p.eps);
+  __device__ __forceinline__ void multiply(Kind kind, bool normed, Finish finish) {
+    const Product m = plan.of[kind];
+    const int k = m.values;
+    ++epoch;
+#pragma unroll 1
+    for (int first = 0; first < m.columns; first += m.chunk) {
+      const int columns = min(m.chunk, m.columns - first);
+      const float* w = weights(chunk);
+      asm volatile("cp.async.wait_group 3;" ::: "memory");
+      __syncthreads();
+      const int parts = columns >= 5 ? 1 : columns >= 3 ? 2 : columns == 2 ? 4 : 8;  // of K: work for every warp
+      const int distance = kWarps / parts;
+      const int part = warp % parts, begin = k / 4 * part / parts, end = k / 4 * (part + 1) / parts;
+      for (int c = warp / parts; c < columns; c += 3 * distance) {
+        const int left = (columns - c + distance - 1) / distance;
+        float* out = sums + part * columns * R;
+        if (left >= 3) dots<3>(w, c, distance, k, begin, end, out);
+        else if (left == 2) dots<2>(w, c, distance, k, begin, end, out);
+        else dots<1>(w, c, distance, k, begin, end, out);
       }
-    __syncthreads();
-    fetch(product + 4);
-    ++product, ++epoch;
-    auto sum = [&](int c, int r) {
-      float all = s.sums[c * R + r];
-      for (int i = 1; i < parts; ++i) all += s.sums[(i * columns + c) * R + r];
-      return normed ? all * s.factor[r] : all;
-    };
-    for (int i = tid; i < columns * rows; i += kThreads) finish(i % columns, i / columns, sum);
+      if (normed && first == 0)
+        for (int r = warp; r < rows; r += kWarps) {
+          float squares = 0.0f;
+          for (int i = lane * 4; i < k; i += 32 * 4) {
+            const float4 v = *reinterpret_cast<const float4*>(x() + r * k + i);
+            squares += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
+          }
+          squares = warp_sum(squares);
+          if (lane == 0) s.factor[r] = rsqrtf(squares / k + p.eps);
+        }
+      __syncthreads();
+      fetch(chunk + 4);
+      ++chunk;
+      auto sum = [&](int c, int r) {
+        float all = sums[(c - first) * R + r];
+        for (int i = 1; i < parts; ++i) all += sums[(i * columns + c - first) * R + r];
+        return normed ? all * s.factor[r] : all;
+      };
+      for (int i = tid; i < columns * rows; i += kThreads) finish(first + i % columns, i / columns, sum);
+    }
   }
 
   // A block per head and sequence.
@@ -295,34 +292,29 @@ struct Transformer {
     }
   }
 
-  enum Kind { kQkv, kO, kGateUp, kDown, kInput, kOutput };
-
   __device__ void run() {
     for (int i = 0; i < 4; ++i) fetch(i);
-    const int hidden = share(p.hidden, p.blocks), count = kTransformerTaps + 4 * p.layers + 1;
 #pragma unroll 1  // every kind of product is the same code: seven copies of it took a minute to compile
-    for (int i = 0; i < count; ++i) {
-      const Kind kind = i < kTransformerTaps ? kInput
-                        : i + 1 == count     ? kOutput
-                                             : static_cast<Kind>((i - kTransformerTaps) % 4);
+    for (int i = 0; i < count_products(p.layers); ++i) {
+      const Kind kind = kind_of(i, p.layers);
       if (kind == kO) attend((i - kTransformerTaps) / 4);
       if (kind == kInput) take_input(kTransformerTaps - 1 - i);
-      else receive_rows(kind == kO ? p.attended : kind == kDown ? p.gated : p.h, shape_of(p, i).y);
+      else receive_rows(kind == kO ? p.attended : kind == kDown ? p.gated : p.h, plan.of[kind].values);
       const bool normed = kind == kQkv || kind == kGateUp || kind == kOutput;
-      multiply(normed, [&](int c, int r, auto sum) {
+      multiply(kind, normed, [&](int c, int r, auto sum) {
         const float value = sum(c, r);
         if (kind == kQkv) {
-          const int column = block * share(3 * width, p.blocks) + c;
+          const int column = block * plan.of[kQkv].columns + c;
           if (column < 3 * width) publish(p.qkv + r * 3 * width + column, value);
         } else if (kind == kGateUp) {  // gate and up stand beside each other
-          const int column = block * share(p.intermediate, p.blocks) + c / 2;
+          const int column = (block * plan.of[kGateUp].columns + c) / 2;
           if (c % 2 == 0 && column < p.intermediate)
             publish(p.gated + r * p.intermediate + column, value / (1.0f + expf(-value)) * sum(c + 1, r));
         } else if (kind == kOutput) {
-          const int column = block * share(p.columns_out, p.blocks) + c;
+          const int column = block * plan.of[kOutput].columns + c;
           if (column < p.columns_out) p.out[r * p.columns_out + column] = value + p.bias_out[column];
         } else {
-          const int column = block * hidden + c;
+          const int column = block * plan.of[kind].columns + c;
           const float before = i ? s.residual[c * R + r] : column < p.hidden ? p.bias_in[column] : 0.0f;
           const float h = s.residual[c * R + r] = before + value;
           if (i + 1 >= kTransformerTaps && column < p.hidden) publish(p.h + r * p.hidden + column, h);
@@ -333,52 +325,110 @@ struct Transformer {
 };
 
 template <int D, int R>
-__global__ void __launch_bounds__(kThreads, 1) layers_kernel(const __grid_constant__ Layers p) {
+__global__ void __launch_bounds__(kThreads, 1)
+    layers_kernel(const __grid_constant__ Layers p, const __grid_constant__ Plan plan) {
   extern __shared__ __align__(16) float memory[];
   __shared__ Scratch<R> scratch;
-  Transformer<D, R> t{p,        scratch, memory, room_of(p, R), Patience{p.spin_limit, p.fault}, load_relaxed4(p.epoch),
-                      p.weights};
+  Transformer<D, R> t{p, plan, scratch, memory, Patience{p.spin_limit, p.fault}, load_relaxed4(p.epoch), p.weights};
   t.run();
   t.patience.report();
   // By now every block has read it: block 0 took something of each of them.
   if (blockIdx.x == 0 && threadIdx.x == 0) *p.epoch = t.epoch;
 }
 
+// Cut the products into chunks of at most so many floats, and lay them out. The same for any number of rows: how a sum
+// is cut depends on the columns of its chunk.
+Plan lay_out(const Layers& p, const Product (&products)[kKinds], int chunk) {
+  Plan plan{};
+  int narrowest = chunk, widest = 0;
+  bool whole = true;
+  for (int kind = 0; kind < kKinds; ++kind) {
+    const auto& [columns, values, together] = products[kind];
+    const int pieces = share(columns, chunk / (together * values) * together);
+    plan.of[kind] = {columns, values, share(columns / together, pieces) * together};
+    narrowest = std::min(narrowest, values), widest = std::max(widest, values);
+    whole = whole && pieces == 1;
+  }
+  int room[4] = {chunk, chunk, chunk, chunk};
+  if (whole) {  // chunk i is product i
+    std::fill_n(room, 4, 0);
+    for (int i = 0; i < count_products(p.layers); ++i) {
+      const Product& m = products[kind_of(i, p.layers)];
+      room[i % 4] = std::max(room[i % 4], m.columns * m.values);
+    }
+  }
+  plan.floats = kPushRows * std::max(kWarps, chunk / narrowest);  // the sums: parts x columns, see `multiply`
+  for (int i = 0; i < 4; ++i) plan.weights[i] = plan.floats, plan.floats += room[i];
+  plan.x = plan.floats;
+  const int head = kTransformerRing * (2 * p.head_dim + 9) + kPushFrames * (4 * p.head_dim + kTransformerRing);
+  plan.floats += std::max(kPushRows * widest, head);
+  return plan;
+}
+
+// The products whole where they fit, or else in the largest chunks that do, of the sizes tried here; true: it fits.
+// vocoder_graphs.py has the smallest size's arithmetic too (`why_no_graphs`).
+bool make_plan(const Layers& p, Plan& plan) {
+  const int hidden = share(p.hidden, p.blocks), width = p.heads * p.head_dim;
+  // By Kind; of each the smallest chunk, too: a column, or a gate and its up.
+  const Product products[kKinds] = {{share(3 * width, p.blocks), p.hidden, 1},
+                                    {hidden, width, 1},
+                                    {2 * share(p.intermediate, p.blocks), p.hidden, 2},
+                                    {hidden, p.intermediate, 1},
+                                    {hidden, p.in.channels, 1},
+                                    {share(p.columns_out, p.blocks), p.hidden, 1}};
+  int most = 0, least = 0;
+  for (const Product& m : products) {
+    most = std::max(most, m.columns * m.values);
+    least = std::max(least, m.chunk * m.values);
+  }
+  auto fits = [&](int chunk) {
+    plan = lay_out(p, products, chunk);
+    return plan.floats * sizeof(float) + sizeof(Scratch<kPushRows>) <= static_cast<size_t>(p.shared_bytes);
+  };
+  bool found = fits(most);
+  for (int units = (most - 1) / least; !found && units > 0; --units) found = fits(units * least);
+  return found;
+}
+
 template <int D, int R>
-cudaError_t launch(const Layers& p, cudaStream_t stream) {
-  const int bytes = room_of(p, R).all() * static_cast<int>(sizeof(float));
+cudaError_t launch(const Layers& p, const Plan& plan, cudaStream_t stream) {
+  const int bytes = plan.floats * static_cast<int>(sizeof(float));
   const cudaError_t error =
       cudaFuncSetAttribute(layers_kernel<D, R>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   if (error != cudaSuccess) return error;
-  Layers copy = p;
-  void* arguments[] = {&copy};
+  Layers layers = p;
+  Plan copy = plan;
+  void* arguments[] = {&layers, &copy};
   return cudaLaunchCooperativeKernel(reinterpret_cast<const void*>(layers_kernel<D, R>), dim3(p.blocks), dim3(kThreads),
                                      arguments, bytes, stream);
 }
 
 template <int D>
-cudaError_t choose(const Layers& p, cudaStream_t stream) {
+cudaError_t choose(const Layers& p, const Plan& plan, cudaStream_t stream) {
   const int rows = p.in.sequences * p.in.rows;
-  if (rows <= 1) return launch<D, 1>(p, stream);
-  if (rows <= 2) return launch<D, 2>(p, stream);
-  if (rows <= 4) return launch<D, 4>(p, stream);
-  if (rows <= 8) return launch<D, 8>(p, stream);
-  return launch<D, 16>(p, stream);
+  if (rows <= 1) return launch<D, 1>(p, plan, stream);
+  if (rows <= 2) return launch<D, 2>(p, plan, stream);
+  if (rows <= 4) return launch<D, 4>(p, plan, stream);
+  if (rows <= 8) return launch<D, 8>(p, plan, stream);
+  return launch<D, 16>(p, plan, stream);
 }
 
 }  // namespace
 
 cudaError_t transform(const Layers& p, cudaStream_t stream) {
-  const int width = p.heads * p.head_dim;
-  const int widest =
-      std::max({share(3 * width, p.blocks), share(p.columns_out, p.blocks), 2 * share(p.intermediate, p.blocks)});
+  // The buffers between blocks are used again. A block waits for values of every other block before it does that, so
+  // that all have read the old ones: each block must own columns.
+  for (const int columns : {p.hidden, 3 * p.heads * p.head_dim, p.intermediate})
+    if ((p.blocks - 1) * share(columns, p.blocks) >= columns) return cudaErrorInvalidValue;
   if (p.in.rows > kPushFrames || p.in.sequences * p.in.rows > kPushRows || p.in.kept != kTransformerTaps - 1 ||
-      widest > kTransformerColumns)
+      share(p.hidden, p.blocks) > kTransformerColumns)
     return cudaErrorInvalidValue;
   if (p.ring > kTransformerRing || p.ring < p.window - 1 + p.in.rows) return cudaErrorInvalidValue;
   if (p.hidden % 4 || p.in.channels % 4 || p.intermediate % 4) return cudaErrorInvalidValue;
-  if (p.head_dim == 64) return choose<64>(p, stream);
-  if (p.head_dim == 32) return choose<32>(p, stream);
+  Plan plan;
+  if (!make_plan(p, plan)) return cudaErrorInvalidValue;
+  if (p.head_dim == 64) return choose<64>(p, plan, stream);
+  if (p.head_dim == 32) return choose<32>(p, plan, stream);
   return cudaErrorInvalidValue;
 }
 

@@ -81,10 +81,11 @@ struct Layers {
   // What blocks hand each other, a value and its epoch each: [rows][hidden], [rows][3 * heads * head_dim], [rows][heads
   // * head_dim], [rows][intermediate], where rows is at most kPushRows.
   uint2 *h, *qkv, *attended, *gated;
-  uint32_t* epoch;      // [1] of the last value published
-  uint32_t spin_limit;  // polls before a wait gives up
-  uint32_t* fault;      // [1] in host memory, not 0 after a wait gave up
-  int blocks, layers, hidden, intermediate, heads, head_dim, ring, window, columns_out;
+  uint32_t* epoch;           // [1] of the last value published
+  uint32_t spin_limit;       // polls before a wait gives up
+  uint32_t* fault;           // [1] in host memory, not 0 after a wait gave up
+  int blocks, shared_bytes;  // of a launch; of a block, which the GPU has room for
+  int layers, hidden, intermediate, heads, head_dim, ring, window, columns_out;
   float eps;
 };
 cudaError_t transform(const Layers&, cudaStream_t);

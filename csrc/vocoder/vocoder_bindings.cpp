@@ -105,8 +105,8 @@ void transform(const Tensor& embedding, const Tensor& past, const Tensor& slots,
   p.eps = static_cast<float>(eps);
   p.layers = static_cast<int>(rings.size(1)), p.heads = static_cast<int>(rings.size(3)),
   p.ring = static_cast<int>(rings.size(4));
-  p.head_dim = static_cast<int>(rings.size(5)), p.blocks = size("blocks"), p.hidden = size("hidden"),
-  p.columns_out = size("columns_out");
+  p.head_dim = static_cast<int>(rings.size(5)), p.blocks = size("blocks"), p.shared_bytes = size("shared_bytes"),
+  p.hidden = size("hidden"), p.columns_out = size("columns_out");
   p.intermediate = size("intermediate"), p.window = size("window"),
   p.spin_limit = static_cast<uint32_t>(sizes.at("spin_limit"));
   const int64_t rows = qmk::kPushRows, width = p.heads * p.head_dim;

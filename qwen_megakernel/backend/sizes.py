@@ -31,9 +31,9 @@ PUSHES_AHEAD = 64
 CHANNEL_TILE = 32
 """Channels of the vocoder's convolutions are multiples of it."""
 WIDEST_NORM = 1024
-TRANSFORMER_TAPS, TRANSFORMER_COLUMNS, TRANSFORMER_RING = 3, 32, 80
-"""Of the vocoder's transformer: taps of the convolution in front of it; columns of a block, of every matrix, and
-positions of its keys and values, at most."""
+TRANSFORMER_TAPS, TRANSFORMER_COLUMNS, TRANSFORMER_RING = 3, 22, 80
+"""Of the vocoder's transformer: taps of the convolution in front of it; hidden columns of a block, and positions of its
+keys and values, at most. 22 are the published 512 on 24 multiprocessors."""
 
 SIZES = {
     "COMPUTE_WARPS": WARPS,

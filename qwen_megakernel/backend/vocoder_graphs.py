@@ -27,7 +27,7 @@ from qwen_megakernel.backend.sizes import (
 )
 from qwen_megakernel.backend.vocoder_memory import VocoderMemory
 from qwen_megakernel.backend.vocoder_recorder import PushKernels, Recorder
-from qwen_megakernel.backend.vocoder_weights import VocoderWeights, transformer_blocks
+from qwen_megakernel.backend.vocoder_weights import VocoderWeights, transformer_blocks, transformer_room
 from qwen_megakernel.checkpoint.codec_config import VocoderConfig
 from qwen_megakernel.errors import KernelFault
 from qwen_megakernel.model.vocoder import DILATIONS, Portion, VocoderState, check_push
@@ -47,24 +47,30 @@ def why_no_graphs(config: VocoderConfig, device: torch.device) -> str | None:
         return f"the vocoder's kernels take a window of at most {TRANSFORMER_RING + 1 - PUSH_FRAMES} frames"
     if config.num_quantizers != GROUPS:
         return f"the vocoder's kernels take {GROUPS} codes a frame"
-    # As csrc/vocoder/transformer.cu has them: columns of a block, of every product, and what it keeps in shared memory.
-    blocks, width = transformer_blocks(config, device), config.num_heads * config.head_dim
-    columns_out = config.upsampling_ratios[0] * config.latent_dim
-    all_columns = (config.hidden_size, 3 * width, config.intermediate_size, columns_out)
-    hidden, qkv, inner, out = (-(-columns // blocks) for columns in all_columns)
-    if max(hidden, qkv, 2 * inner, out) > TRANSFORMER_COLUMNS:
-        return "the vocoder's transformer of this width needs a GPU of more multiprocessors"
-    if any((blocks - 1) * -(-columns // blocks) >= columns for columns in all_columns[:3]):
-        return "the vocoder's transformer needs columns for every block"
-    first = hidden * config.codebook_dim
-    floats = max(first, hidden * width) + max(first, 2 * inner * config.hidden_size)
-    floats += max(first, hidden * config.intermediate_size) + max(qkv, out) * config.hidden_size
-    rows = PUSH_ROWS * max(config.codebook_dim, config.intermediate_size, config.hidden_size, width)
-    a_heads = TRANSFORMER_RING * (2 * config.head_dim + 9) + PUSH_FRAMES * (4 * config.head_dim + TRANSFORMER_RING)
-    floats += max(rows, a_heads)
-    room = getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 48 * 1024)
-    if 4 * floats + 5 * 1024 > room:
-        return "the vocoder's transformer of this width does not fit the GPU's shared memory"
+    # What `transform` and `make_plan` in csrc/vocoder/transformer.cu ask for.
+    multiprocessors, shared_bytes = transformer_room(device)
+    least = -(-config.hidden_size // TRANSFORMER_COLUMNS)
+    if multiprocessors < least:
+        return (
+            f"the vocoder's transformer of width {config.hidden_size:,} needs {least} multiprocessors, and its kernel "
+            f"can use {multiprocessors} of this GPU; use a larger one"
+        )
+    blocks, width = transformer_blocks(config, multiprocessors), config.num_heads * config.head_dim
+    for columns in (3 * width, config.intermediate_size):
+        if (blocks - 1) * -(-columns // blocks) >= columns:
+            return f"the vocoder's transformer has matrices of {columns:,} columns, too few for its {blocks} blocks"
+    # The least that it takes of shared memory, in floats: four chunks of a column, or of a gate and its up.
+    values = (config.hidden_size, width, config.intermediate_size, config.codebook_dim)  # of a column
+    chunk = max(2 * config.hidden_size, *values)
+    sums = PUSH_ROWS * max(8, chunk // min(values))
+    a_head = TRANSFORMER_RING * (2 * config.head_dim + 9) + PUSH_FRAMES * (4 * config.head_dim + TRANSFORMER_RING)
+    of_rows = PUSH_ROWS * (TRANSFORMER_COLUMNS + 1)  # residuals and factors
+    needed = 4 * (sums + 4 * chunk + max(PUSH_ROWS * max(values), a_head) + of_rows)
+    if needed > shared_bytes:
+        return (
+            f"the vocoder's transformer of width {config.hidden_size:,} needs {-(-needed // 1024)} KB of shared memory "
+            f"a block, and this GPU has {shared_bytes // 1024}; use another one"
+        )
     return None
 
 

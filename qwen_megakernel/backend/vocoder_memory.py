@@ -70,7 +70,8 @@ class VocoderMemory:
         tensors = exchange | weights.layers | {"rings": self.state["rings"]}
         tensors |= {"position": self.position, "fault": self.fault}
         tensors["epoch"] = torch.zeros(1, dtype=torch.int32, device=self.device)
-        sizes = {"blocks": weights.blocks, "columns_out": len(weights.layers["bias_out"])}
+        sizes = {"blocks": weights.blocks, "shared_bytes": weights.shared_bytes}
+        sizes["columns_out"] = len(weights.layers["bias_out"])
         sizes |= {"hidden": c.hidden_size, "window": c.sliding_window}
         return tensors, sizes | {"intermediate": c.intermediate_size, "spin_limit": SPIN_LIMIT}
 

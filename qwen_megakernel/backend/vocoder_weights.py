@@ -22,10 +22,17 @@ def pad(x: Tensor, dim: int) -> Tensor:
     return F.pad(x, [0, 0] * (x.ndim - 1 - dim) + [0, missing]).contiguous()
 
 
-def transformer_blocks(config: VocoderConfig, device: torch.device) -> int:
+def transformer_room(device: torch.device) -> tuple[int, int]:
+    """What the transformer's kernel has on a GPU: multiprocessors, of which it uses at most 128, and bytes of shared
+    memory a block. A test replaces it to pretend a smaller GPU."""
+    properties = torch.cuda.get_device_properties(device)
+    shared_bytes = getattr(properties, "shared_memory_per_block_optin", 48 * 1024)
+    return min(128, properties.multi_processor_count), shared_bytes
+
+
+def transformer_blocks(config: VocoderConfig, multiprocessors: int) -> int:
     """Blocks of the transformer's kernel: all run at once, and each owns some of the hidden columns."""
-    most = min(128, torch.cuda.get_device_properties(device).multi_processor_count)
-    return -(-config.hidden_size // -(-config.hidden_size // most))
+    return -(-config.hidden_size // -(-config.hidden_size // multiprocessors))
 
 
 class VocoderWeights:
@@ -36,7 +43,7 @@ class VocoderWeights:
         snakes: SnakeBeta's factors: name -> ([channels], [channels]).
         matrices: of convolutions: name -> ([taps, channels, columns], [columns]).
         depthwise: of every upsampling: kernel [7, channels], bias, gain and shift of the norm.
-        layers: what the transformer's kernel takes; blocks: how many blocks it has.
+        layers: what the transformer's kernel takes; blocks: how many blocks it has; shared_bytes: memory of each.
         sound: of the last convolution: [7, channels], [1].
     """
 
@@ -45,7 +52,8 @@ class VocoderWeights:
         self._w = w
         self.codebook = pad(make_codebook(c, w), 2)
         self.snakes = {n: (pad(f, 0), pad(s, 0)) for n, (f, s) in make_snakes(w).items()}
-        self.blocks = transformer_blocks(c, self.codebook.device)
+        multiprocessors, self.shared_bytes = transformer_room(self.codebook.device)
+        self.blocks = transformer_blocks(c, multiprocessors)
         self.matrices: dict[str, tuple[Tensor, Tensor]] = {}
         self.depthwise: list[tuple[Tensor, ...]] = []
         self.layers = self._transformer(c)
