@@ -2,6 +2,8 @@
 
 import contextlib
 import logging
+import subprocess
+import sys
 import threading
 import time
 
@@ -11,6 +13,9 @@ import torch
 from waiting import PATIENCE_S, until
 
 from qwen_megakernel import BackendError, EngineBusy, OutOfMemoryError, SamplingParams
+from qwen_megakernel.checkpoint.fp8 import WEIGHTS
+from qwen_megakernel.checkpoint.synthetic import synthetic_config
+from qwen_megakernel.engine.options import Limits, Need
 
 TEXT = "Hello there, how are you today?"
 
@@ -132,9 +137,55 @@ def test_the_memory_of_the_slots_is_printed_at_load(backend, caplog):
 
 
 def test_memory_that_the_machine_has_not_names_the_setting_to_lower(backend):
-    with pytest.raises(OutOfMemoryError, match=r"8 slots \(max_streams\) of 10{12} positions .* lower max_streams"):
+    told = r"8 slots \(max_streams\) of 10{12} positions .* lower max_streams .*: not one slot of that size fits"
+    with pytest.raises(OutOfMemoryError, match=told):
         backend.load(max_positions=10**12)
     assert issubclass(OutOfMemoryError, BackendError)
+
+
+def test_too_many_slots_are_refused_with_the_number_that_fits(backend, monkeypatch):
+    with backend.load(max_streams=1) as engine:
+        config, limits = engine.config, Limits(max_streams=10**6)
+    dtype = torch.bfloat16 if backend.name == "megakernel" else torch.float32
+    need = Need.of(config, dtype, frozenset(), limits)
+    stack = config.talker.stack
+    assert need.slot == 2048 * 2 * stack.num_layers * stack.num_kv_heads * stack.head_dim * dtype.itemsize
+    memory = 2 * need.talker + need.vocoder + 2**30 + 5 * need.slot
+    fits = need.slots_in(memory)
+    assert fits >= 5 and need.slots_in(memory + need.slot) == fits + 1 and need.slots_in(0) == 0
+    monkeypatch.setattr("qwen_megakernel.engine.options._memory", lambda _device: memory)
+    with pytest.raises(OutOfMemoryError, match=rf"10{{6}} slots .*: about {fits} slots of 2048 positions fit"):
+        backend.load(max_streams=10**6)
+
+
+@pytest.mark.parametrize("size, weights, gib", [("0.6b", "fp8", 3.6), ("1.7b", "fp8", 7.5), ("1.7b", "bf16", 7.5)])
+def test_one_slot_fits_a_small_card(size, weights, gib):
+    """What cards of 4 and 8 GB leave to a process."""
+    config = synthetic_config(size)
+    assert Need.of(config, torch.bfloat16, WEIGHTS[weights], Limits(max_streams=1)).slots_in(int(gib * 2**30)) >= 1
+
+
+LIMITED = """
+import sys, torch
+from qwen_megakernel import TTSEngine
+
+total = torch.cuda.get_device_properties(0).total_memory
+torch.cuda.set_per_process_memory_fraction(float(sys.argv[3]) * 2**30 / total)
+with TTSEngine.load(sys.argv[1], backend="megakernel", weights=sys.argv[2], max_streams=1) as engine:
+    print(engine.generate("Hello there.", max_frames=4).frames)
+"""
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("size, weights, gib", [("0.6b", "fp8", 3.0), ("1.7b", "bf16", 6.9)])
+def test_one_slot_speaks_on_a_small_card(tiny, size, weights, gib):
+    """Cards of 4 and 8 GB, of which a CUDA context takes half a gigabyte."""
+    if not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] < 9:
+        pytest.skip("needs a Hopper GPU")
+    folder = tiny("custom_voice", size=size, codec="real", eos_gain=0.0)
+    command = [sys.executable, "-c", LIMITED, str(folder), weights, str(gib)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.stdout == "4\n", done.stderr
 
 
 def test_memory_that_others_have_taken_names_it_too(backend, monkeypatch):

@@ -51,12 +51,13 @@ __device__ __forceinline__ void wait_for_previous() {
 #endif
 }
 
-// Are the blocks of a cluster beside each other, and the next kernel's launch allowed to overlap?
+__global__ void __launch_bounds__(128) keep_histories_kernel(const __grid_constant__ Kept p);
+
+// Are the blocks of a cluster beside each other, and the next kernel's launch allowed to overlap? As the kernels were
+// compiled: code of an older architecture knows neither, whatever the card.
 bool has_clusters() {
-  int device = 0, major = 0;
-  cudaGetDevice(&device);
-  cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-  return major >= 9;
+  cudaFuncAttributes attributes{};
+  return cudaFuncGetAttributes(&attributes, keep_histories_kernel) == cudaSuccess && attributes.ptxVersion >= 90;
 }
 
 template <class... Parameters, class... Arguments>

@@ -73,19 +73,22 @@ def pack_stack(
         return torch.cat([q, k, v]), o, torch.stack([gate, up], dim=1).flatten(0, 1), down
 
     fp8 = f"{prefix}.layers.0.self_attn.q_proj.weight{SCALE}" in tensors
-    parts, scales = [], []
+    norm, scales = tensors[f"{prefix}.norm.weight"], []
+    listed = places(config, blocks, torch.float8_e4m3fn if fp8 else torch.bfloat16)
+    size = config.num_layers * sum(bytes_ for *_, bytes_ in listed)
+    ribbon, end = torch.empty(blocks, size, dtype=torch.uint8, device=norm.device), 0  # filled in place: no second copy
     for i in range(config.num_layers):
-        for matrix, (_, shape, rows, packet) in zip(joined(i), layer_matrices(config, blocks), strict=True):
+        for matrix, (_, shape, rows, packet, bytes_) in zip(joined(i), listed, strict=True):
             padding = (0, shape[1] - matrix.shape[1], 0, shape[0] - len(matrix))
             padded = F.pad(matrix.view(torch.uint8) if fp8 else matrix, padding)
-            parts.append(pack(padded.view(matrix.dtype), blocks, packet, rows))
+            end += bytes_
+            ribbon[:, end - bytes_ : end] = pack(padded.view(matrix.dtype), blocks, packet, rows)
         if fp8:
-            of_rows = zip(joined(i, SCALE), layer_matrices(config, blocks), strict=True)
+            of_rows = zip(joined(i, SCALE), listed, strict=True)
             scales += [F.pad(scale, (0, shape[0] - len(scale)), value=1.0) for scale, (_, shape, *_) in of_rows]
-    norm = tensors[f"{prefix}.norm.weight"]
     cos, sin = rope_tables(positions, config.head_dim, config.rope_theta, norm.device, torch.float32)
     return {
-        "ribbon": torch.cat(parts, dim=1).contiguous(),
+        "ribbon": ribbon,
         "input_norm": stacked("input_layernorm"),
         "post_norm": stacked("post_attention_layernorm"),
         "q_norm": stacked("self_attn.q_norm"),

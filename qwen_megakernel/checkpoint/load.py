@@ -25,7 +25,7 @@ from torch import Tensor
 
 from qwen_megakernel.checkpoint.config import ModelConfig
 from qwen_megakernel.checkpoint.fp8 import SCALE, dequantize, flaw, part_of, parts_in, quantize_parts
-from qwen_megakernel.checkpoint.tensors import Shapes, expected_tensors
+from qwen_megakernel.checkpoint.tensors import TEXT_TABLE, Shapes, expected_tensors
 from qwen_megakernel.errors import CheckpointError, CheckpointNotFoundError
 
 log = logging.getLogger(__name__)
@@ -234,7 +234,7 @@ class Checkpoint:
         Raises:
             CheckpointError: a stored scale or FP8 weight is not finite, or a weight cannot be quantised.
         """
-        table, cpu = "talker.model.text_embedding.weight", torch.device("cpu")
+        table, cpu = TEXT_TABLE, torch.device("cpu")
         names = [name for name in self._main if name.startswith("talker.") and name != table]
         parts = fp8 | self.fp8
         as_stored = {name for name in names if part_of(name.removesuffix(SCALE)) in parts}

@@ -9,6 +9,9 @@ from qwen_megakernel.checkpoint.config import ModelConfig, SpeakerEncoderConfig,
 
 Shapes = dict[str, tuple[int, ...]]
 
+TEXT_TABLE = "talker.model.text_embedding.weight"
+"""The text embeddings, which stay in the host's memory."""
+
 
 def _stack_tensors(prefix: str, c: StackConfig) -> Shapes:
     """One Qwen3 decoder stack without its embeddings and heads."""
@@ -38,7 +41,7 @@ def talker_tensors(c: TalkerConfig) -> Shapes:
     predictor = "talker.code_predictor"
     width = c.code_predictor.stack.hidden_size
     shapes = _stack_tensors("talker.model", c.stack) | {
-        "talker.model.text_embedding.weight": (c.text_vocab_size, text),
+        TEXT_TABLE: (c.text_vocab_size, text),
         "talker.model.codec_embedding.weight": (c.vocab_size, hidden),
         "talker.text_projection.linear_fc1.weight": (text, text),
         "talker.text_projection.linear_fc1.bias": (text,),

@@ -25,7 +25,7 @@ from qwen_megakernel.checkpoint.fp8 import name_of, parts_of
 from qwen_megakernel.checkpoint.load import Checkpoint
 from qwen_megakernel.engine.audio import Audio, Chunk
 from qwen_megakernel.engine.core import EngineCore
-from qwen_megakernel.engine.options import Limits, size, told_of_memory
+from qwen_megakernel.engine.options import Limits, Need, size, told_of_memory
 from qwen_megakernel.engine.request import Request, RequestChecker, RequestOptions
 from qwen_megakernel.engine.sequence import Sequence as EngineSequence
 from qwen_megakernel.engine.snapshot import Snapshot, snapshot_of
@@ -77,7 +77,8 @@ class TTSEngine:
         tokenizer = TextTokenizer(checkpoint.folder, config.talker.text_vocab_size)
         self._limits, self._checkpoint, self.config = limits, checkpoint, config
         self.model, self._backend, self.variant = model, backend.name, config.variant
-        with told_of_memory(model, backend.device, limits.kv_bytes(config.talker.stack, backend.dtype), limits):
+        self._need = Need.of(config, backend.dtype, backend.fp8, limits)
+        with told_of_memory(model, backend.device, self._need, limits):
             loaded = backend.load(limits.max_streams, limits.max_positions)
             self._prompts = PromptBuilder(config, tokenizer, loaded.embeddings, kept_voices=limits.kept_voices)
         self._requests = RequestChecker(checkpoint, self._prompts)
@@ -185,9 +186,8 @@ class TTSEngine:
     def _warm_up(self, device: torch.device) -> None:
         """A short utterance: the first caller does not pay for what is made at first use. Nothing of it stays."""
         request = {"voice": self.placeholder_voice(), "runaway_guard": False}
-        kv_bytes = self.memory["keys and values"]
         try:
-            with told_of_memory(self.model, device, kv_bytes, self._limits), contextlib.suppress(TextTooLongError):
+            with told_of_memory(self.model, device, self._need, self._limits), contextlib.suppress(TextTooLongError):
                 self.generate("Hello there.", max_frames=4, **request)  # too long for the smallest slots
                 if self._width > 1:
                     self._measure(request)

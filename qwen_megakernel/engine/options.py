@@ -1,19 +1,25 @@
 """What an engine is loaded with, checked; and whether it fits."""
 
+import math
 import numbers
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 
-from qwen_megakernel.checkpoint.config import StackConfig
+from qwen_megakernel.checkpoint.config import ModelConfig, StackConfig
+from qwen_megakernel.checkpoint.fp8 import part_of
+from qwen_megakernel.checkpoint.tensors import TEXT_TABLE, talker_tensors, vocoder_tensors
 from qwen_megakernel.engine.watchdog import Patience
 from qwen_megakernel.errors import BackendError, OutOfMemoryError
 from qwen_megakernel.model.prompt import KEPT_VOICES
 
 DAY = 86_400
+
+_BESIDE = 3 * 2**28
+"""Bytes of a GPU that a CUDA context, graphs and buffers take beside weights and slots."""
 
 _LEAST = {"max_streams": 1, "max_positions": 16, "max_queue": 0, "kept_voices": 1}
 
@@ -57,27 +63,63 @@ class Limits:
         return self.max_streams * self.max_positions * row
 
 
+@dataclass(frozen=True)
+class Need:
+    """What an engine needs of its device's memory, in bytes.
+
+    Attributes:
+        talker: weights of talker and code predictor.
+        vocoder: its weights, fp32.
+        slot: keys and values of one slot.
+    """
+
+    talker: int
+    vocoder: int
+    slot: int
+
+    @classmethod
+    def of(cls, config: ModelConfig, dtype: torch.dtype, fp8: Collection[str], limits: Limits) -> "Need":
+        """fp8: parts (fp8.PARTS) whose weights are E4M3."""
+
+        def bytes_of(name: str, shape: tuple[int, ...]) -> int:
+            return math.prod(shape) * (1 if part_of(name) in fp8 else dtype.itemsize)
+
+        weights = sum(bytes_of(*item) for item in talker_tensors(config.talker).items() if item[0] != TEXT_TABLE)
+        vocoder = sum(4 * math.prod(shape) for shape in vocoder_tensors(config.codec).values())
+        return cls(weights, vocoder, limits.kv_bytes(config.talker.stack, dtype) // limits.max_streams)
+
+    def slots_in(self, memory: int) -> int:
+        """Slots that so many bytes have room for. While the kernel packs the talker's weights they are there twice."""
+        return max(0, memory - max(2 * self.talker, self.talker + self.vocoder) - _BESIDE) // self.slot
+
+
 @contextmanager
-def told_of_memory(model: str, device: torch.device, kv_bytes: int, limits: Limits) -> Iterator[None]:
-    """Where memory is short, an error that says what takes it.
+def told_of_memory(model: str, device: torch.device, need: Need, limits: Limits) -> Iterator[None]:
+    """Where memory is short, an error that says what takes it and how much would fit.
 
     Raises:
-        OutOfMemoryError: at once if keys and values alone do not fit; else in place of torch's.
+        OutOfMemoryError: at once if weights, keys and values alone do not fit; else in place of torch's.
     """
-    wanted = (
+    memory, wanted = _memory(device), limits.max_streams * need.slot
+    fits = need.slots_in(memory)
+    told = (
         f"{limits.max_streams} slots (max_streams) of {limits.max_positions} positions (max_positions) take "
-        f"{size(kv_bytes)} for keys and values alone; lower max_streams or max_positions"
+        f"{size(wanted)} for keys and values alone, the weights {size(need.talker + need.vocoder)}; "
+        "lower max_streams or max_positions"
     )
-    if kv_bytes > _memory(device):  # a CPU would promise it, and the process be killed later
-        raise OutOfMemoryError(f"{device} has {size(_memory(device))} of memory: {wanted}")
+    if fits:
+        told += f": about {fits} slots of {limits.max_positions} positions fit"
+    else:
+        told += ", take weights='fp8' or a smaller model: not one slot of that size fits"
+    # A CPU would promise it, and the process be killed later.
+    if need.talker + need.vocoder + wanted > memory:
+        raise OutOfMemoryError(f"{device} has {size(memory)} of memory: {told}")
     try:
         yield
     except (RuntimeError, MemoryError) as error:
         if not _is_out_of_memory(error):
             raise
-        raise OutOfMemoryError(
-            f"no room for {model} on {device}: {wanted}, or take a smaller model ({error})"
-        ) from None
+        raise OutOfMemoryError(f"no room for {model} on {device}: {told} ({error})") from None
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
@@ -87,9 +129,9 @@ def _is_out_of_memory(error: BaseException) -> bool:
 
 
 def _memory(device: torch.device) -> int:
-    """Bytes that the device has in all."""
+    """Bytes that the device has in all; a GPU without what other processes have taken."""
     if device.type == "cuda":
-        return torch.cuda.get_device_properties(device).total_memory
+        return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
