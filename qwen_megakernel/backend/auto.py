@@ -1,8 +1,8 @@
 """What `backend="auto"` takes on a GPU: the kernel where there is evidence that it is right and faster than PyTorch.
 
-A card with a record of ours starts at once. Any other card that the kernel can be compiled for is checked once. The check
-is a process of its own (check/self_check.py), so that an illegal access or a hang leaves this one's CUDA context alone.
-It prints lines of JSON:
+A card with a record of ours starts at once. Any other card that the kernel can be compiled for is checked once. The
+check is a process of its own (check/self_check.py), so that an illegal access or a hang leaves this one's CUDA context
+alone. It prints lines of JSON:
 
     {"done": 0.35, "what": "..."}     how far it is
     {"frame": {...}}                  what it says of the frame kernel (verdicts.FramePart)
@@ -41,10 +41,8 @@ from qwen_megakernel.backend.verdicts import (
     lock_of,
     read,
     record_of,
-    size_of,
     vocoder_part,
 )
-from qwen_megakernel.checkpoint.config import ModelConfig
 from qwen_megakernel.checkpoint.json_object import JsonObject
 from qwen_megakernel.errors import BackendError, CheckpointError
 
@@ -56,6 +54,9 @@ MODES = ("check", "megakernel", "torch")
 
 TIME_LIMIT_S = 60.0
 """Of a check. It is made to take 40 s where a launch takes 15 ms, ten times what an H200 needs."""
+
+LOCK_S = TIME_LIMIT_S + 30
+"""How long one process waits for another's check."""
 
 _CRASHES = ("SIGSEGV", "SIGBUS", "SIGABRT", "SIGFPE", "SIGILL", "SIGTRAP")
 """Signals that a process brings on itself. Others come from outside and say nothing of the kernel."""
@@ -75,16 +76,15 @@ def mode() -> str:
     return value
 
 
-def decide(
-    device: torch.device, config: ModelConfig | None, fp8: Collection[str], *, may_check: bool
-) -> tuple[bool, str]:
+def decide(device: torch.device, size: str | None, fp8: Collection[str], *, may_check: bool) -> tuple[bool, str]:
     """(does "auto" take the kernel, and why) on a CUDA device on which it can run.
 
     Args:
-        config: of a checkpoint that fits the kernel; None: any.
+        size: one of verdicts.SIZES' names; None: any.
+        fp8: parts (fp8.PARTS) whose weights are E4M3.
         may_check: a card without evidence is checked now, which may take TIME_LIMIT_S and compiles the kernel.
     """
-    record, size = record_of(device), config and size_of(config)
+    record = record_of(device)
     try:
         key = Key.of(device, size, fp8) if size else None
     except BackendError as error:
@@ -99,12 +99,15 @@ def decide(
     return verdict.frame.taken, str(verdict) if verdict.frame.taken else f"{verdict}; {TRY_AGAIN}"
 
 
-def why_no_vocoder(device: torch.device, config: ModelConfig, fp8: Collection[str]) -> str | None:
+def why_no_vocoder(device: torch.device, size: str | None, fp8: Collection[str]) -> str | None:
     """Why "auto" leaves the vocoder's kernels alone on a CUDA device; None: it takes them, or they cannot be built
-    anyway."""
+    anyway.
+
+    Args:
+        size, fp8: as for `decide`; None: a size that the frame kernel does not have.
+    """
     if why_no_build(device):
         return None
-    size = size_of(config)
     try:
         verdict = read(Key.of(device, size, fp8)) if size else None
     except BackendError as error:
@@ -133,7 +136,7 @@ def check(device: torch.device, size: str, fp8: Collection[str], *, again: bool 
     key = Key.of(device, size, fp8)
     try:
         load_extension(device, fp8)  # compiled here: the time limit is the check's alone
-        with _ONE_AT_A_TIME, lock_of(key, TIME_LIMIT_S + 30):
+        with _ONE_AT_A_TIME, lock_of(key, LOCK_S):
             if not again and (known := read(key)):
                 return known
             told = "checking the kernel on this %s once, up to %.0f s; %s=torch skips it"

@@ -56,6 +56,8 @@ def source_folder() -> Path:
 
 def why_no_build(device: torch.device) -> str | None:
     """What keeps the kernel from being compiled for a CUDA device, and what to do; None if nothing does."""
+    if torch.version.hip:
+        return f"it needs an NVIDIA GPU, and torch {torch.__version__} is built for ROCm"
     properties = torch.cuda.get_device_properties(device)
     arch = architecture(device)
     if arch is None:

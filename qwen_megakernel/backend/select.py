@@ -63,10 +63,11 @@ def select_backend(
         return "torch", why
     obstacle = why_no_megakernel(device, dtype, config)
     if obstacle is None:
-        taken, why = (True, why) if asked == "megakernel" else auto.decide(device, config, fp8, may_check=may_check)
-        if taken:
+        if asked == "megakernel":
             return "megakernel", why
-        obstacle = why
+        taken, obstacle = auto.decide(device, config and size_of(config), fp8, may_check=may_check)
+        if taken:
+            return "megakernel", obstacle
     if backend == "megakernel":
         raise BackendError(f"the megakernel cannot run here: {obstacle}; use backend='torch'")
     return "torch", f"no megakernel: {obstacle}"
@@ -274,7 +275,7 @@ def choose_backend(
     fp8 = checkpoint.fp8 if fp8 is None else fp8
     name, reason = select_backend(backend, device, dtype, config, fp8, may_check=True)
     if device.type == "cuda" and not _is_told(backend, name):
-        obstacle = auto.why_no_vocoder(device, config, fp8 if name == "megakernel" else frozenset())
+        obstacle = auto.why_no_vocoder(device, size_of(config), fp8 if name == "megakernel" else frozenset())
     kind = str(dtype).removeprefix("torch.") + (f", FP8: {', '.join(sorted(fp8))}" if fp8 else "")
     if device.type == "cpu":
         log.info("PyTorch speaks on the CPU%s", "" if torch.cuda.is_available() else ": no NVIDIA GPU was found")

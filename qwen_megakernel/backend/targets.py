@@ -36,9 +36,6 @@ TARGETS = {
 }
 """By architecture. Columns: partial sums of a column take 8 KB at 1.7B, and the weight ring needs what is left."""
 
-RUN_ON = ("90a",)
-"""Architectures on which the kernel was ever run; elsewhere `backend="auto"` leaves it alone."""
-
 
 def architecture(device: torch.device) -> str | None:
     """The key of TARGETS that fits a CUDA device."""
@@ -48,10 +45,3 @@ def architecture(device: torch.device) -> str | None:
 def capability(device: torch.device) -> str:
     """Of a CUDA device, as "90"."""
     return "{}{}".format(*torch.cuda.get_device_capability(device))
-
-
-def why_untried(device: torch.device) -> str | None:
-    """Why `backend="auto"` leaves a device alone that the kernel can be compiled for."""
-    if architecture(device) in RUN_ON:
-        return None
-    return f"it has only been run on Hopper, this GPU is sm_{capability(device)}; backend='megakernel' tries it"

@@ -1,7 +1,7 @@
 """What is known of the kernel on a card: records of cards that we ran ourselves, and verdicts of the self-check.
 
-A verdict is one small JSON file in `folder()`. It holds for one card, driver, torch and build of the kernel, and for one
-size and choice of FP8 weights. Where any of these changes, its file is not found and the check is made again.
+A verdict is one small JSON file in `folder()`. It holds for one card, driver, torch and build of the kernel, and for
+one size and choice of FP8 weights. Where any of these changes, its file is not found and the check is made again.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ import torch
 
 from qwen_megakernel.backend.build import cache_folder, driver_version
 from qwen_megakernel.backend.sizes import DIMS
-from qwen_megakernel.backend.targets import architecture, capability
+from qwen_megakernel.backend.targets import TARGETS, architecture, capability
 from qwen_megakernel.checkpoint.config import ModelConfig
 from qwen_megakernel.checkpoint.fp8 import name_of
 from qwen_megakernel.checkpoint.json_object import JsonObject
@@ -131,7 +131,7 @@ class Part:
     """What the check says of the frame kernel, or of the vocoder's kernels.
 
     Attributes:
-        correct: it computes what it should.
+        correct: nothing wrong was found.
         reason: in plain words.
         kernel_ms, torch_ms: milliseconds of a frame of one stream, by our kernels and by PyTorch; None: not measured.
     """
@@ -150,7 +150,7 @@ class Part:
         if not self.correct:
             return f"wrong: {self.reason}"
         if None in (self.kernel_ms, self.torch_ms):
-            return f"correct, not timed: {self.reason}"
+            return self.reason
         verb = "faster" if self.taken else "not faster"
         return f"correct, {verb} than PyTorch: a frame takes {self.kernel_ms:.2f} ms, PyTorch's {self.torch_ms:.2f} ms"
 
@@ -225,7 +225,7 @@ def _milliseconds(js: JsonObject, of: str) -> float | None:
 
 def folder() -> Path:
     """Where verdicts are kept: beside the builds."""
-    return cache_folder("90a").parent / "qwen_megakernel_verdicts"  # any architecture's
+    return cache_folder(next(iter(TARGETS))).parent / "qwen_megakernel_verdicts"  # all builds are in one folder
 
 
 def file_of(key: Key) -> Path:
