@@ -176,7 +176,14 @@ class _Said:
     def hear(self, line: bytes, bar: tqdm) -> None:
         """A line that is no JSON object is somebody else's, such as a library's."""
         try:
-            js = JsonObject(json.loads(line), "the self-check")
+            value = json.loads(line)
+        except (ValueError, RecursionError):
+            value = None
+        if not isinstance(value, dict):
+            log.debug("beside the self-check, its process printed %r", line[:200])
+            return
+        js = JsonObject(value, "the self-check")
+        try:
             if "done" in js:
                 bar.n = js.get("done", float)
                 bar.set_description_str(js.get("what", str))
@@ -186,8 +193,8 @@ class _Said:
                 self.vocoder = vocoder_part(js.child("vocoder"))
             elif "unfinished" in js:
                 self.unfinished = js.get("unfinished", str)
-        except (ValueError, RecursionError, CheckpointError) as error:
-            log.debug("the self-check printed %r: %s", line[:200], error)
+        except CheckpointError as error:
+            self.unfinished = f"what its process printed cannot be read: {error}"
 
 
 def _run(argv: list[str]) -> tuple[_Said, str, bool]:

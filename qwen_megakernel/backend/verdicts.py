@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from qwen_megakernel.backend.build import cache_folder, driver_version
+from qwen_megakernel.backend import build
 from qwen_megakernel.backend.sizes import DIMS
 from qwen_megakernel.backend.targets import TARGETS, architecture, capability
 from qwen_megakernel.checkpoint.config import ModelConfig
@@ -113,9 +113,9 @@ class Key:
         return cls(
             card=properties.name,
             multiprocessors=properties.multi_processor_count,
-            driver=".".join(map(str, driver_version() or ("none",))),
+            driver=".".join(map(str, build.driver_version() or ("none",))),
             torch=torch.__version__,
-            build=cache_folder(architecture(device), fp8).name,
+            build=build.cache_folder(architecture(device), fp8).name,
             size=size,
             weights=name if isinstance(name, str) else ",".join(name),
         )
@@ -225,7 +225,7 @@ def _milliseconds(js: JsonObject, of: str) -> float | None:
 
 def folder() -> Path:
     """Where verdicts are kept: beside the builds."""
-    return cache_folder(next(iter(TARGETS))).parent / "qwen_megakernel_verdicts"  # all builds are in one folder
+    return build.cache_folder(next(iter(TARGETS))).parent / "qwen_megakernel_verdicts"  # all builds are in one folder
 
 
 def file_of(key: Key) -> Path:

@@ -8,11 +8,11 @@ import subprocess
 import torch
 
 from qwen_megakernel import __version__
-from qwen_megakernel.backend import auto
+from qwen_megakernel.backend import auto, verdicts
 from qwen_megakernel.backend.build import driver_version, find_ninja, find_nvcc, no_nvcc, why_no_build, why_no_gpu
 from qwen_megakernel.backend.interfaces import CpuSpeed
 from qwen_megakernel.backend.select import Backend, select_backend, select_device
-from qwen_megakernel.backend.verdicts import SIZES, Key, Verdict, folder, read, record_of
+from qwen_megakernel.backend.verdicts import SIZES, Key, Verdict, read, record_of
 from qwen_megakernel.checkpoint.fp8 import WEIGHTS
 from qwen_megakernel.checkpoint.load import DEMO, DEMO_NOTICE, Checkpoint
 from qwen_megakernel.errors import BackendError
@@ -156,7 +156,7 @@ def _print(facts: dict) -> None:
         rows += [(f"auto, {size}", told) for size, told in card.get("auto", {}).items()]
         rows += [("verdict", verdict["told"]) for verdict in card.get("verdicts", ())]
     if any(card.get("verdicts") for card in facts["cards"]):
-        rows.append(("kept in", str(folder())))
+        rows.append(("kept in", str(verdicts.folder())))
     if "cpu" in facts:
         rows.append(("CPU", facts["cpu"]))
     if "check" in facts:
