@@ -630,6 +630,7 @@ class StandIn(TorchFrameDecoder):
 
     def launch(self, slots) -> None:
         self.launches += 1
+        self._slot = slots[0]
         super().launch(slots)
 
     def observe(self):
@@ -642,18 +643,18 @@ class StandIn(TorchFrameDecoder):
     def collect(self):
         said_now = super().collect()
         if self._seen:
-            for column, codes in enumerate(said_now):
-                self._spoken[column].append(codes)
-                self._look(column, torch.stack(self._spoken[column]))
+            self._spoken[self._slot] += said_now
+            self._look(self._slot, torch.stack(self._spoken[self._slot]))
         return said_now
 
-    def _look(self, column: int, codes) -> None:
-        prompt = self_check.make_prompt(self._model, self_check.PROMPT_ROWS[column], seed=column)
+    def _look(self, slot: int, codes) -> None:
+        """The last frame's hidden state and logits go to column 0."""
+        prompt = self_check.make_prompt(self._model, self_check.PROMPT_ROWS[slot], seed=slot)
         hidden = self_check.teacher_forced_talker(self._config.talker, self._exact, prompt, codes)
         logits = self_check.teacher_forced_logits(self._config.talker, self._exact, hidden, codes)
-        self._seen[0][column] = hidden[-1]
+        self._seen[0][0] = hidden[-1]
         for group, row in enumerate(logits):
-            self._seen[1][column, group, : row.shape[1]] = row[-1]
+            self._seen[1][0, group, : row.shape[1]] = row[-1]
 
 
 class OneWeight(StandIn):
@@ -735,6 +736,65 @@ def test_no_memory_says_nothing_of_the_kernel(small_check, monkeypatch, capsys):
     monkeypatch.setattr(self_check, "check_frame", lambda _model: NoRoom())
     self_check.main("0", "demo", "bf16")
     assert "out of memory" in json.loads(capsys.readouterr().out.splitlines()[-1])["unfinished"]
+
+
+class StandInVocoder(TorchVocoder):
+    """PyTorch in the place of the vocoder's kernels."""
+
+    wrong_by = 0.0
+
+    def __init__(self, _extension, config, tensors, *, slots: int, recent_codes):
+        super().__init__(config, tensors, slots=slots)
+        self.recent = recent_codes
+
+    def push(self, slots, codes):
+        return super().push(slots, codes) + self.wrong_by
+
+    def follow(self, slots, first, frames: int):
+        assert list(first) == [0] * len(slots)
+        return lambda: self.push(slots, self.recent[:, :frames].long())
+
+
+class Off(StandInVocoder):
+    wrong_by = 1e-3
+
+
+class NoNumbers(StandInVocoder):
+    wrong_by = float("nan")
+
+
+class Restless(StandInVocoder):
+    def push(self, slots, codes):
+        return super().push(slots, codes) + 1e-6 * torch.rand(1)
+
+
+class FaultyVocoder(StandInVocoder):
+    def push(self, slots, codes):
+        raise KernelFault("a wait inside the vocoder's kernel outlasted its limit")
+
+
+@pytest.mark.parametrize(
+    "kernels, reason",
+    [
+        (StandInVocoder, None),
+        (Off, "differ from PyTorch's by 1.0e-03, more than 2e-05"),
+        (NoNumbers, "do not repeat themselves"),
+        (Restless, "do not repeat themselves"),
+        (FaultyVocoder, "a wait inside the vocoder's kernel outlasted its limit"),
+    ],
+)
+def test_the_check_of_the_vocoder(kernels, reason, monkeypatch):
+    monkeypatch.setattr(self_check, "GraphVocoder", kernels)
+    monkeypatch.setattr(self_check, "why_no_graphs", lambda _config, _device: None)
+    monkeypatch.setattr(self_check, "load_extension", lambda _device, _fp8: None)
+    part = self_check.check_vocoder(self_check.Model(synthetic_config("tiny"), {}, (), CPU))
+    assert part.correct == (reason is None), part
+    assert part.kernel_ms and part.torch_ms if reason is None else reason in part.reason
+
+
+def test_a_vocoder_whose_kernels_cannot_run_is_not_wrong():
+    part = self_check.check_vocoder(self_check.Model(synthetic_config("tiny"), {}, (), CPU))
+    assert part.correct and not part.taken and part.reason.startswith("not checked: the vocoder's kernels take")
 
 
 # ---------------------------------------------------------------- on a GPU

@@ -146,10 +146,10 @@ def check(device: torch.device, size: str, fp8: Collection[str], *, again: bool 
     except (BackendError, TimeoutError) as error:
         verdict = Verdict(key, FramePart(False, str(error)), Part(False, str(error)), finished=False)
         keep(verdict)
-    if verdict.frame.correct:
+    if verdict.good:
         log.info("%s", verdict)
     else:
-        log.warning("%s; PyTorch speaks; %s", verdict, TRY_AGAIN)
+        log.warning("%s%s; %s", verdict, "" if verdict.frame.taken else "; PyTorch speaks", TRY_AGAIN)
     return verdict
 
 

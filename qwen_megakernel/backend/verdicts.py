@@ -186,6 +186,11 @@ class Verdict:
     vocoder: Part
     finished: bool = True
 
+    @property
+    def good(self) -> bool:
+        """Was everything checked that can run, and nothing wrong found?"""
+        return self.finished and self.frame.correct and self.vocoder.correct
+
     def __str__(self) -> str:
         where = f"{self.key.card}, {self.key.size}, {self.key.weights}"
         if not self.finished:

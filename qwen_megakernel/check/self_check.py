@@ -138,7 +138,7 @@ def _check_frame(model: Model, figures: dict[str, float]) -> None:
     """`figures` are FramePart's, as they come."""
     config, norm = model.config, model.stored["talker.model.norm.weight"]
     sampling, build = SamplingParams().over(config.sampling), load_extension(model.device, model.fp8)
-    kernel = MegakernelFrameDecoder(config, model.stored, slots=build.MOST_COLUMNS, max_positions=POSITIONS)
+    kernel = MegakernelFrameDecoder(config, model.stored, slots=max(2, build.MOST_COLUMNS), max_positions=POSITIONS)
     tensors = dequantized(model.stored, torch.bfloat16)
     model.stored = {}
 
@@ -215,26 +215,25 @@ def check_codes(kernel: MegakernelFrameDecoder, model: Model, narrow: int, launc
 
 @torch.inference_mode()
 def observed(kernel: MegakernelFrameDecoder, model: Model) -> tuple[Tensor, list[Tensor]]:
-    """Two sequences of COMPARED frames, side by side.
+    """Two sequences of COMPARED frames, one after the other.
 
     Returns:
         (codes int64 [2, frames, groups], [hidden states fp32 [2, frames, hidden], logits fp32 [2, frames, groups,
         vocab]]).
     """
     hidden, logits = kernel.observe()
+    made = []
     for slot in (0, 1):
         kernel.start(slot, make_prompt(model, PROMPT_ROWS[slot], seed=slot), GREEDY.over(model.config.sampling))
-    made = []
-    for _ in range(COMPARED):
-        kernel.launch([0, 1])
-        drawn = kernel.collect()
-        for codes in drawn:
+        for _ in range(COMPARED):
+            kernel.launch([slot])
+            codes = kernel.collect()[0]
             if isinstance(codes, SpeechError):
                 raise codes
             if codes is None:
                 raise Wrong("a sequence ended, though the weights keep its end away")
-        made.append((torch.stack(drawn), hidden[:2].clone(), logits[:2].clone()))
-    codes, *seen = (torch.stack(part, dim=1).to(model.device) for part in zip(*made, strict=True))
+            made.append((codes, hidden[0].clone(), logits[0].clone()))
+    codes, *seen = (torch.stack(part).to(model.device).unflatten(0, (2, -1)) for part in zip(*made, strict=True))
     return codes, seen
 
 
