@@ -163,8 +163,13 @@ def command(device: torch.device, key: Key) -> list[str]:
 
 @dataclass
 class _Said:
-    """What the check's process has said so far."""
+    """What the check's process has said so far.
 
+    Attributes:
+        begun: the kernel is being checked; before that nothing is its doing.
+    """
+
+    begun: bool = False
     frame: FramePart | None = None
     vocoder: Part | None = None
     unfinished: str | None = None
@@ -186,6 +191,7 @@ class _Said:
         try:
             if "done" in js:
                 bar.n = js.get("done", float)
+                self.begun |= bar.n > 0
                 bar.set_description_str(js.get("what", str))
             elif "frame" in js:
                 self.frame = frame_part(js.child("frame"))
@@ -214,7 +220,7 @@ def _run(argv: list[str]) -> tuple[_Said, str, bool]:
             finally:
                 _kill(process)
             if not in_time:
-                return said, f"it did not end within {TIME_LIMIT_S:g} s", True
+                return said, f"it did not end within {TIME_LIMIT_S:g} s", said.begun
             return said, *_end_of(process.returncode, errors)
     except (OSError, ValueError) as error:
         return said, f"its process could not be started: {error}", False

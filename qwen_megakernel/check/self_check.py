@@ -138,6 +138,7 @@ def _check_frame(model: Model, figures: dict[str, float]) -> None:
     """`figures` are FramePart's, as they come."""
     config, norm = model.config, model.stored["talker.model.norm.weight"]
     sampling, build = SamplingParams().over(config.sampling), load_extension(model.device, model.fp8)
+    tell(done=0.1, what="comparing codes")
     kernel = MegakernelFrameDecoder(config, model.stored, slots=max(2, build.MOST_COLUMNS), max_positions=POSITIONS)
     tensors = dequantized(model.stored, torch.bfloat16)
     model.stored = {}
@@ -363,7 +364,9 @@ def main(index: str, size: str, weights: str) -> None:
     fp8 = parts_of(weights if weights in WEIGHTS else weights.split(","))
     tell(done=0.0, what="making a model")
     try:
-        model = make_model(size, fp8, torch.device("cuda", int(index)))
+        device = torch.device("cuda", int(index))
+        load_extension(device, fp8)
+        model = make_model(size, fp8, device)
         torch.cuda.synchronize(model.device)
     except Exception as error:
         tell(unfinished=plain(error))
