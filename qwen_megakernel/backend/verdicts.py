@@ -10,7 +10,7 @@ import json
 import logging
 import os
 import re
-import tempfile
+import threading
 import time
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -20,7 +20,7 @@ import torch
 
 from qwen_megakernel.backend import build
 from qwen_megakernel.backend.sizes import DIMS
-from qwen_megakernel.backend.targets import TARGETS, architecture, capability
+from qwen_megakernel.backend.targets import architecture, capability
 from qwen_megakernel.checkpoint.config import ModelConfig
 from qwen_megakernel.checkpoint.fp8 import name_of
 from qwen_megakernel.checkpoint.json_object import JsonObject
@@ -230,7 +230,10 @@ def _milliseconds(js: JsonObject, of: str) -> float | None:
 
 def folder() -> Path:
     """Where verdicts are kept: beside the builds."""
-    return build.cache_folder(next(iter(TARGETS))).parent / "qwen_megakernel_verdicts"  # all builds are in one folder
+    from torch.utils import cpp_extension
+
+    root = os.environ.get("TORCH_EXTENSIONS_DIR") or cpp_extension.get_default_build_root()
+    return Path(root) / "qwen_megakernel_verdicts"
 
 
 def file_of(key: Key) -> Path:
@@ -275,19 +278,17 @@ def keep(verdict: Verdict) -> None:
             error,
         )
     else:
-        del _HELD[verdict.key]
+        _HELD.pop(verdict.key, None)
 
 
 def _write(path: Path, text: str) -> None:
-    """Whole or not at all, for readers too."""
-    number, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}")
+    """Whole or not at all, for readers too, and as readable as the umask says: others may use the folder."""
+    beside = path.with_name(f".{path.stem}.{os.getpid()}.{threading.get_ident()}")
     try:
-        with os.fdopen(number, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(name, path)
-    except OSError:
-        Path(name).unlink(missing_ok=True)
-        raise
+        beside.write_text(text, encoding="utf-8")
+        os.replace(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)
 
 
 def void(key: Key, reason: str) -> None:
