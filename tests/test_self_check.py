@@ -257,6 +257,14 @@ def test_the_process_finds_what_this_one_finds(card, child, monkeypatch, tmp_pat
     assert take()[0] == "megakernel"
 
 
+def test_the_process_finds_what_lies_in_the_folder_of_an_interactive_python(card, child, monkeypatch, tmp_path):
+    (tmp_path / "only_here.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    monkeypatch.setattr(auto, "command", lambda *_: [sys.executable, "-P", "-c", "import only_here\n" + said()])
+    assert take()[0] == "megakernel"
+
+
 real_command = auto.command
 
 

@@ -209,7 +209,7 @@ def _run(argv: list[str]) -> tuple[_Said, str, bool]:
     Returns:
         (what it said, how it ended, is that the kernel's doing).
     """
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
     said, end = _Said(), time.monotonic() + TIME_LIMIT_S
     try:
         with tempfile.TemporaryFile() as errors:

@@ -10,7 +10,7 @@ import json
 import logging
 import os
 import re
-import tempfile
+import threading
 import time
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -275,19 +275,17 @@ def keep(verdict: Verdict) -> None:
             error,
         )
     else:
-        del _HELD[verdict.key]
+        _HELD.pop(verdict.key, None)
 
 
 def _write(path: Path, text: str) -> None:
-    """Whole or not at all, for readers too."""
-    number, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}")
+    """Whole or not at all, for readers too, and as readable as the umask says: others may use the folder."""
+    beside = path.with_name(f".{path.stem}.{os.getpid()}.{threading.get_ident()}")
     try:
-        with os.fdopen(number, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(name, path)
-    except OSError:
-        Path(name).unlink(missing_ok=True)
-        raise
+        beside.write_text(text, encoding="utf-8")
+        os.replace(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)
 
 
 def void(key: Key, reason: str) -> None:
