@@ -193,7 +193,13 @@ class Engine:
         self.refused = 0
 
     def submit(
-        self, frames: int, schedule=(1, 2, 4, 8), rows: int | None = None, voice=None, max_frames: int = 4000
+        self,
+        frames: int,
+        schedule=(1, 2, 4, 8),
+        rows: int | None = None,
+        voice=None,
+        max_frames: int = 4000,
+        speed: float = 1.0,
     ) -> Sequence | None:
         """`rows`: of the text, of which more will come; None: it is whole."""
         request = SimpleNamespace(
@@ -202,6 +208,7 @@ class Engine:
             conditioning=SimpleNamespace(voice=voice),
             chunk_frames=schedule,
             runaway_guard=False,
+            speed=speed,
         )
         stream = self.core.new_sequence(request, None, None)
         stream.arrived = self.gpu.now
@@ -505,7 +512,8 @@ def test_whatever_comes_slots_and_places_come_back_and_all_is_said(make, fresh_s
         assert spins < 50
         if went_on or core.inbox_size:
             continue
-        assert not loop.pipeline.in_flight and not loop.held and not (engine.slots.waiting and engine.slots.available)
+        assert not loop.pipeline.in_flight and not loop.held
+        assert not (engine.slots.waiting and engine.slots.available(engine.slots.waiting[0]))
         for stream in engine.slots.running:
             assert stream.starved and stream.incoming.empty() and stream.handed_frames == len(stream.codes)
         if coming:
