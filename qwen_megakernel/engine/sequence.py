@@ -187,7 +187,9 @@ class Sequence:
 
     def vocoder_due(self, short: bool) -> bool:
         """Must the vocoder have the frames launched so far? After `RECENT_FRAMES` at the latest, whatever the chunks:
-        the device keeps no more codes, and the runaway guard listens that often.
+        the device keeps no more codes, and the runaway guard listens that often. At another speed than 1.0 each frame
+        goes alone. For the last bits of the samples depend on how many frames go together, and where to cut would
+        depend on them: with other chunks whole pitch periods would be others (docs/log.md, 2026-11-22).
 
         Args:
             short: its chunk ends with them, full or not.
@@ -195,7 +197,8 @@ class Sequence:
         if self.missing <= 0:
             return False
         last = self.reason is not None or self.launched == self.max_frames
-        return last or short or self.missing >= RECENT_FRAMES or self._to_chunk <= 0
+        most = 1 if self._stretch else RECENT_FRAMES
+        return last or short or self.missing >= most or self._to_chunk <= 0
 
     @property
     def _to_chunk(self) -> int:
