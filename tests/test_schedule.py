@@ -316,6 +316,37 @@ def test_whose_listener_runs_out_first_is_served_first(make):
     assert [s.launched for s in long] == before, "who is far ahead waits for who is not"
 
 
+def test_who_listens_twice_as_fast_gets_frames_twice_as_fast(make):
+    """One sequence a launch, so that they take turns. All listeners keep the same lead."""
+    engine = make(slots=8, width=1, together=1)
+    for n in range(8):
+        engine.submit(400, speed=2.0 if n % 4 == 0 else 1.0)
+    engine.run([], until=2.0)
+    assert engine.underruns() == 0 and all(not s.settled for s in engine.streams)
+    leads = [s.runs_out - engine.gpu.now for s in engine.streams]
+    frames = [s.handed_frames for s in engine.streams]
+    assert max(leads) - min(leads) < 1.0
+    assert min(frames[::4]) > 1.4 * max(frames[n] for n in range(8) if n % 4)
+
+
+def test_a_listener_at_twice_the_speed_takes_the_place_of_two(make):
+    engine = make(slots=8)
+    engine.admission.sustain(4.6)  # of which live listeners get 0.9: four of them
+    first = [engine.submit(63, speed=speed) for speed in (2.0, 1.0, 1.0, 0.5)]
+    engine.run([], until=0.01)
+    assert [s.slot is not None for s in first] == [True, True, True, False]
+    engine.run([])
+    assert all(s.audio.finish_reason == "eos" for s in first)
+    slow = [engine.submit(63, speed=0.5) for _ in range(8)]
+    engine.run([], until=0.01)
+    assert all(s.slot is not None for s in slow)
+    engine.run([])
+    alone = engine.submit(63, speed=4.0)
+    engine.admission.sustain(0.5)
+    engine.run([])
+    assert alone.audio.finish_reason == "eos", "alone everybody gets a slot"
+
+
 def test_full_launches_and_pairs_of_pushes_under_load(make):
     engine = make()
     for _ in range(64):
