@@ -318,7 +318,7 @@ def test_whose_listener_runs_out_first_is_served_first(make):
 
 def test_who_listens_twice_as_fast_gets_frames_twice_as_fast(make):
     """One sequence a launch, so that they take turns. All listeners keep the same lead."""
-    engine = make(slots=8, width=1, together=1)
+    engine = make(slots=8, width=1)
     for n in range(8):
         engine.submit(400, speed=2.0 if n % 4 == 0 else 1.0)
     engine.run([], until=2.0)
@@ -327,6 +327,26 @@ def test_who_listens_twice_as_fast_gets_frames_twice_as_fast(make):
     frames = [s.handed_frames for s in engine.streams]
     assert max(leads) - min(leads) < 1.0
     assert min(frames[::4]) > 1.4 * max(frames[n] for n in range(8) if n % 4)
+
+
+def test_long_chunks_fill_by_their_listeners_speed(make):
+    engine = make(slots=2, width=1)
+    plain, fast = engine.submit(400, (200,)), engine.submit(400, (200,), speed=4.0)
+    engine.run([], until=0.15)
+    assert plain.first_chunk is fast.first_chunk is None
+    assert fast.launched > 3 * plain.launched > 0
+
+
+def test_nobody_waits_to_share_a_push_with_speech_at_another_speed(make):
+    """Its frames go through the vocoder one by one, and others' by eight."""
+    engine = make(slots=4, width=1)
+    plain, fast, *_ = [engine.submit(400, speed=speed) for speed in (1.0, 1.5, 1.5, 1.5)]
+    engine.run([], until=0.6)
+    leads = [s.runs_out - engine.gpu.now for s in engine.streams]
+    assert not any(s.settled for s in engine.streams) and max(leads) - min(leads) < 1.0
+    engine.run([])
+    assert (1, 1) in engine.vocoder.pushed and (1, 8) in engine.vocoder.pushed
+    assert len(fast.audio.samples) == round(400 * SAMPLES / 1.5) and len(plain.audio.samples) == 400 * SAMPLES
 
 
 def test_a_listener_at_twice_the_speed_takes_the_place_of_two(make):

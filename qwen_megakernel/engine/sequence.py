@@ -185,11 +185,16 @@ class Sequence:
         """Frames launched that the vocoder was not given."""
         return self.launched - self.given
 
+    @property
+    def pushes_alone(self) -> bool:
+        """Does each of its frames go to the vocoder alone? At another speed than 1.0 it does. For the last bits of the
+        samples depend on how many frames go together, and where to cut would depend on them: with other chunks other
+        pitch periods would be left out (docs/log.md, 2026-11-22)."""
+        return self._stretch is not None
+
     def vocoder_due(self, short: bool) -> bool:
         """Must the vocoder have the frames launched so far? After `RECENT_FRAMES` at the latest, whatever the chunks:
-        the device keeps no more codes, and the runaway guard listens that often. At another speed than 1.0 each frame
-        goes alone. For the last bits of the samples depend on how many frames go together, and where to cut would
-        depend on them: with other chunks whole pitch periods would be others (docs/log.md, 2026-11-22).
+        the device keeps no more codes, and the runaway guard listens that often.
 
         Args:
             short: its chunk ends with them, full or not.
@@ -197,7 +202,7 @@ class Sequence:
         if self.missing <= 0:
             return False
         last = self.reason is not None or self.launched == self.max_frames
-        most = 1 if self._stretch else RECENT_FRAMES
+        most = 1 if self.pushes_alone else RECENT_FRAMES
         return last or short or self.missing >= most or self._to_chunk <= 0
 
     @property
