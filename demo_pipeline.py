@@ -161,6 +161,7 @@ async def make_tts(args: argparse.Namespace, engine: TTSEngine) -> MegakernelTTS
             top_p=args.top_p,
             repetition_penalty=args.repetition_penalty,
             seed=args.seed,
+            speed=args.speed,
         ),
         text_aggregation_mode=TextAggregationMode.TOKEN if args.tokens else TextAggregationMode.SENTENCE,
     )

@@ -10,6 +10,7 @@ from qwen_megakernel.checkpoint.fp8 import WEIGHTS, parts_of
 from qwen_megakernel.checkpoint.load import DEMO, DEMO_NOTICE, PUBLISHED
 from qwen_megakernel.cli_output import FORMATS, OUT, PLAYERS
 from qwen_megakernel.errors import BackendError, RequestError
+from qwen_megakernel.model.time_stretch import check_speed
 from qwen_megakernel.model.voice import Voice, check_ref_options
 
 WEIGHTS_CHOICES = f"{', '.join(WEIGHTS)}, or parts of it such as talker,lm_heads"
@@ -76,6 +77,7 @@ def add_voice_options(parser: argparse._ActionsContainer) -> None:
     parser.add_argument("--top-k", type=int, help="draw among the k likeliest, 0: all; default: the checkpoint's")
     parser.add_argument("--top-p", type=float, help="draw among the likeliest of this sum; default: the checkpoint's")
     parser.add_argument("--repetition-penalty", type=float, help="of first codes; default: the checkpoint's")
+    parser.add_argument("--speed", type=float, default=1.0, help="0.25 to 4.0 times as fast, at the same pitch")
     parser.add_argument("--backend", choices=BACKENDS, default="auto")
     parser.add_argument("--weights", type=weights_of, help=WEIGHTS_HELP)
     parser.add_argument("--device", help="cpu, cuda, cuda:1; default: a GPU if there is one")
@@ -114,11 +116,12 @@ def check_voice_options(args: argparse.Namespace) -> Voice | None:
     """Check these options as far as that needs no model, and load the saved voice if --voice names one.
 
     Raises:
-        RequestError: the options do not go together.
+        RequestError: the options do not go together, or a speed out of its range.
         SamplingError: a sampling value out of its range.
         VoiceError: the file is no voice, or --ref-text is blank.
     """
     sampling_of(args, args.seed)
+    check_speed(args.speed)
     check_ref_options(args.ref_audio, args.ref_text)
     if args.speaker is not None and (args.voice is not None or args.ref_audio is not None):
         raise RequestError(

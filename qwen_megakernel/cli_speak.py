@@ -73,10 +73,10 @@ def _speak(args: argparse.Namespace) -> int:
                 if args.save_voice is not None:
                     voice.save(args.save_voice)
             request = {"speaker": args.speaker, "language": args.language, "instruct": args.instruct, "voice": voice}
-            request["sampling"] = sampling
+            request |= {"sampling": sampling, "speed": args.speed}
             pieces = [piece for part in parts for piece in engine.pieces(part, **request)]
             audios = []
-            progress = _ChunkTimes() if args.stream else _Progress(pieces)
+            progress = _ChunkTimes() if args.stream else _Progress(pieces, args.speed)
             with _sink(path, engine.sample_rate, args.keep_partial) as write, progress:
                 for piece in pieces:
                     stream = engine.stream(piece, **request)
@@ -157,11 +157,12 @@ class _Progress:
 
     MOST = 0.99
 
-    def __init__(self, pieces: list[str]):
+    def __init__(self, pieces: list[str], speed: float):
+        self._speed = speed
         self._weights = [sum(map(weight, words_of(piece))) for piece in pieces]
         self._rate = SpeechRate()
         self._number = 0  # of the piece that is spoken
-        self._seconds = 0.0  # of it so far
+        self._seconds = 0.0  # of it so far, as the model says it
 
     def __enter__(self) -> "_Progress":
         shown = "speaking {percentage:3.0f} %|{bar}| about {remaining} left, by the text's length{postfix}"
@@ -170,7 +171,7 @@ class _Progress:
         return self
 
     def chunk(self, chunk: Chunk) -> None:
-        self._seconds += len(chunk.samples) / chunk.sample_rate
+        self._seconds += self._speed * len(chunk.samples) / chunk.sample_rate
         self._show()
 
     def piece_ends(self) -> None:

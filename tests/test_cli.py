@@ -46,6 +46,14 @@ def test_the_same_seed_writes_the_same_file_with_and_without_stream(tmp_path, ca
     assert "1 frames" in capsys.readouterr().err
 
 
+def test_speaks_faster_and_slower(tmp_path):
+    said = {}
+    for speed in ("1", "2", "0.5"):
+        assert speak("--text", "Hello there.", "-o", tmp_path / "x.wav", "--seed", 3, "--speed", speed) == 0
+        said[speed] = len(soundfile.read(tmp_path / "x.wav")[0])
+    assert said["2"] == said["1"] // 2 and said["0.5"] == said["1"] * 2
+
+
 def test_text_comes_from_a_file_or_standard_input(tmp_path, monkeypatch):
     (tmp_path / "t.txt").write_text("Hello there.", encoding="utf-8")
     assert speak("--file", tmp_path / "t.txt", "--output", tmp_path / "a.wav", "--seed", 3) == 0
@@ -185,6 +193,8 @@ def test_the_demo_reads_what_is_secret_from_the_environment(monkeypatch, capsys)
         (["--text", "x", "--top-k", "-1"], "top_k must be"),
         (["--text", "x", "--top-p", "1.5"], "top_p must be in (0, 1]"),
         (["--text", "x", "--repetition-penalty", "nan"], "repetition_penalty must be"),
+        (["--text", "x", "--speed", "5"], "speed must be a number from 0.25 to 4.0, got 5.0"),
+        (["--text", "x", "--speed", "nan"], "speed must be a number from 0.25 to 4.0, got nan"),
         (["--text", "x", "--backend", "megakernel"], "megakernel"),
         (["--file", "nowhere.txt"], "cannot be read"),
     ],

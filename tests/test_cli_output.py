@@ -383,17 +383,18 @@ def test_the_demo_samples_as_it_is_told(here, demo):
     assert said[0] == said[1] != said[2]
 
 
-def test_progress_grows_with_the_text_and_is_whole_at_the_end_alone(monkeypatch):
-    """However much longer than their letters promise the pieces take."""
+@pytest.mark.parametrize("speed", [1.0, 2.0])
+def test_progress_grows_with_the_text_and_is_whole_at_the_end_alone(monkeypatch, speed):
+    """However much longer than their letters promise the pieces take, at any speed."""
 
     class Bar(tqdm):
         def update(self, n=1):
             super().update(n)
             shown.append((self.format_dict["n"] / self.format_dict["total"], str(self)))
 
-    shown, second = [], Chunk(np.zeros(RATE, np.float32), np.zeros((12, 16), np.int64), RATE)
+    shown, second = [], Chunk(np.zeros(int(RATE / speed), np.float32), np.zeros((12, 16), np.int64), RATE)
     monkeypatch.setattr(cli_speak, "tqdm", Bar)
-    with cli_speak._Progress(["A first piece of text.", "And the second one."]) as progress:
+    with cli_speak._Progress(["A first piece of text.", "And the second one."], speed) as progress:
         for _ in range(2):
             progress.chunk(second)
             first = shown[-1][0]

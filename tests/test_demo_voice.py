@@ -40,6 +40,13 @@ def test_numbers_are_understood(heard, non_streaming_mode):
     assert sorted(hits)[2] >= 4, said
 
 
+def test_numbers_are_understood_when_said_faster(heard):
+    words = re.findall("[a-z]+", NUMBERS.lower())
+    said = [heard(NUMBERS, seed, speaker="max", speed=1.6) for seed in range(1, 6)]
+    hits = [sum(word in attempt for word in words) for attempt in said]
+    assert sorted(hits)[2] >= 4, said
+
+
 def test_the_speakers_are_equally_loud(engine_for):
     """Where they speak: 20 ms windows within 26 dB of the loudest."""
     levels = []

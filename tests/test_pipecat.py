@@ -305,6 +305,20 @@ def test_a_change_of_voice_is_heard_from_the_next_sentence_on(engine):
     assert np.array_equal(pcm(down), np.concatenate([samples_of(a) for a in expected])) and not of(up, ErrorFrame)
 
 
+@pytest.mark.parametrize("mode", [TextAggregationMode.SENTENCE, TOKEN])
+def test_the_speed_changes_in_mid_call_and_words_keep_pace(engine, monkeypatch, mode):
+    monkeypatch.setattr(audio_context, "_LEAST_GAP_S", float("inf"))
+    text, frames = "Hello there, how are you?", []
+    for speed in (None, 2.0, 0.5, 1.0):
+        frames += [update(speed=speed), *turn(text)]
+    down, up = run(service_of(engine, text_aggregation_mode=mode), frames)
+    assert not of(up, ErrorFrame)
+    request = {"speaker": "ada", "sampling": SamplingParams(seed=3)}
+    request["non_streaming_mode"] = False if mode is TOKEN else None
+    expected = [len(engine.generate(text, **request, speed=speed).samples) for speed in (1.0, 2.0, 0.5, 1.0)]
+    assert len(pcm(down)) == sum(expected) and expected[1] == expected[0] // 2 == expected[2] // 4
+
+
 def test_in_token_mode_a_change_of_voice_opens_a_new_utterance(engine):
     frames = [*turn("Hello there. ")[:-1], update(voice="max"), LLMTextFrame("How are you?"), LLMFullResponseEndFrame()]
     down, up = run(service_of(engine, text_aggregation_mode=TOKEN), frames)
@@ -351,6 +365,8 @@ def test_a_subclass_may_take_more():
         ({"voice": " "}, "unknown voice ' '"),
         ({"language": "klingon"}, "unknown language 'klingon'; known: auto, english"),
         ({"temperature": -1.0}, "temperature"),
+        ({"speed": 5}, "speed must be a number from 0.25 to 4.0, got 5"),
+        ({"speed": "fast"}, "speed must be a number from 0.25 to 4.0, got 'fast'"),
         ({"language": 7}, "language must be a string"),
         ({"instruct": "\ud800"}, "instruct"),
         ({"voice": SAVED_VOICE}, "needs a Base checkpoint"),
@@ -374,6 +390,7 @@ def test_a_change_that_cannot_be_is_refused_and_nothing_changes(engine, change, 
         ({"language": "klingon"}, LanguageError, "known: auto, english"),
         ({"language": Language.SV}, LanguageError, r"unknown language 'sv'; known: auto, english \(en\)"),
         ({"top_p": 1.5}, SamplingError, "top_p"),
+        ({"speed": True}, RequestError, r"speed must be a number from 0\.25 to 4\.0, got True"),
         ({"model": "another"}, RequestError, "another"),
         ({"voice": 7}, SpeakerError, "a speaker's name or a Voice, got int"),
         ({"instruct": 7}, RequestError, "instruct must be a string"),
@@ -386,7 +403,9 @@ def test_wrong_settings_are_refused_by_the_constructor(engine, options, kind, me
         MegakernelTTSService(**{given: engine if given == "engine" else "demo"}, settings=Settings(**options))
 
 
-@pytest.mark.parametrize("options", [{"voice": " "}, {"voice": 7}, {"language": ""}, {"instruct": 7}, {"top_p": 2.0}])
+@pytest.mark.parametrize(
+    "options", [{"voice": " "}, {"voice": 7}, {"language": ""}, {"instruct": 7}, {"top_p": 2.0}, {"speed": 0}]
+)
 def test_what_no_model_has_is_refused_before_the_model_is_here(options):
     with pytest.raises(RequestError):
         MegakernelTTSService(settings=Settings(**options))

@@ -1,5 +1,6 @@
 """Whose frame comes next, on a pretended GPU and a pretended clock: what an H200 takes, without one."""
 
+import math
 import random
 from collections import deque
 from types import SimpleNamespace
@@ -193,7 +194,13 @@ class Engine:
         self.refused = 0
 
     def submit(
-        self, frames: int, schedule=(1, 2, 4, 8), rows: int | None = None, voice=None, max_frames: int = 4000
+        self,
+        frames: int,
+        schedule=(1, 2, 4, 8),
+        rows: int | None = None,
+        voice=None,
+        max_frames: int = 4000,
+        speed: float = 1.0,
     ) -> Sequence | None:
         """`rows`: of the text, of which more will come; None: it is whole."""
         request = SimpleNamespace(
@@ -202,6 +209,7 @@ class Engine:
             conditioning=SimpleNamespace(voice=voice),
             chunk_frames=schedule,
             runaway_guard=False,
+            speed=speed,
         )
         stream = self.core.new_sequence(request, None, None)
         stream.arrived = self.gpu.now
@@ -307,6 +315,57 @@ def test_whose_listener_runs_out_first_is_served_first(make):
     before = [s.launched for s in long]
     engine.run([], until=0.02)
     assert [s.launched for s in long] == before, "who is far ahead waits for who is not"
+
+
+def test_who_listens_twice_as_fast_gets_frames_twice_as_fast(make):
+    """One sequence a launch, so that they take turns. All listeners keep the same lead."""
+    engine = make(slots=8, width=1)
+    for n in range(8):
+        engine.submit(400, speed=2.0 if n % 4 == 0 else 1.0)
+    engine.run([], until=2.0)
+    assert engine.underruns() == 0 and all(not s.settled for s in engine.streams)
+    leads = [s.runs_out - engine.gpu.now for s in engine.streams]
+    frames = [s.handed_frames for s in engine.streams]
+    assert max(leads) - min(leads) < 1.0
+    assert min(frames[::4]) > 1.4 * max(frames[n] for n in range(8) if n % 4)
+
+
+def test_long_chunks_fill_by_their_listeners_speed(make):
+    engine = make(slots=2, width=1)
+    plain, fast = engine.submit(400, (200,)), engine.submit(400, (200,), speed=4.0)
+    engine.run([], until=0.15)
+    assert plain.first_chunk is fast.first_chunk is None
+    assert fast.launched > 3 * plain.launched > 0
+
+
+def test_nobody_waits_to_share_a_push_with_speech_at_another_speed(make):
+    """Its frames go through the vocoder one by one, and others' by eight."""
+    engine = make(slots=4, width=1)
+    plain, fast, *_ = [engine.submit(400, speed=speed) for speed in (1.0, 1.5, 1.5, 1.5)]
+    engine.run([], until=0.6)
+    leads = [s.runs_out - engine.gpu.now for s in engine.streams]
+    assert not any(s.settled for s in engine.streams) and max(leads) - min(leads) < 1.0
+    engine.run([])
+    assert (1, 1) in engine.vocoder.pushed and (1, 8) in engine.vocoder.pushed
+    assert len(fast.audio.samples) == round(400 * SAMPLES / 1.5) and len(plain.audio.samples) == 400 * SAMPLES
+
+
+def test_a_listener_at_twice_the_speed_takes_the_place_of_two(make):
+    engine = make(slots=8)
+    engine.admission.sustain(4.6)  # of which live listeners get 0.9: four of them
+    first = [engine.submit(63, speed=speed) for speed in (2.0, 1.0, 1.0, 0.5)]
+    engine.run([], until=0.01)
+    assert [s.slot is not None for s in first] == [True, True, True, False]
+    engine.run([])
+    assert all(s.audio.finish_reason == "eos" for s in first)
+    slow = [engine.submit(63, speed=0.5) for _ in range(8)]
+    engine.run([], until=0.01)
+    assert all(s.slot is not None for s in slow)
+    engine.run([])
+    alone = engine.submit(63, speed=4.0)
+    engine.admission.sustain(0.5)
+    engine.run([])
+    assert alone.audio.finish_reason == "eos", "alone everybody gets a slot"
 
 
 def test_full_launches_and_pairs_of_pushes_under_load(make):
@@ -439,8 +498,10 @@ def test_whatever_comes_slots_and_places_come_back_and_all_is_said(make, fresh_s
     options = {"width": rng.choice((1, 2, 8)), "together": rng.choice((1, 2, 8)), "follows": follows}
     engine = make(slots=slots, max_queue=rng.choice((0, 3, 20)), queue_timeout=rng.choice((0.0, 0.05, 5.0)), **options)
     core, admission, loop, open_text = engine.core, engine.admission, engine.loop, []
+    sustained = math.inf
     if rng.random() < 0.3:
-        admission.sustain(rng.choice((0.1, 2, 5, 100)))
+        sustained = rng.choice((0.1, 2, 5, 100))
+        admission.sustain(sustained)
     places = admission.free_places
     references = [torch.zeros(n, GROUPS, dtype=torch.int64) for n in (20, 60, 120)]
     voices = [SimpleNamespace(ref_codes=codes, digest=bytes([i])) for i, codes in enumerate(references)]
@@ -453,6 +514,7 @@ def test_whatever_comes_slots_and_places_come_back_and_all_is_said(make, fresh_s
             rows=rng.choice((None, None, 0, 1, 5)),
             voice=rng.choice((None, None, *voices)),
             max_frames=rng.choice((1, 2, 7, 8, 9, 60, 4000)),
+            speed=rng.choice((1.0, 1.0, 1.0, 0.5, 3.0)),
         )
         if stream and not stream.text_complete:
             open_text.append(stream)
@@ -494,7 +556,7 @@ def test_whatever_comes_slots_and_places_come_back_and_all_is_said(make, fresh_s
         used = [stream.slot for stream in engine.slots.running]
         assert (
             sorted(used + engine.slots.free) == list(range(slots))
-            and len(used) <= admission.running_limit
+            and (len(used) <= 1 or sum(s.request.speed for s in engine.slots.running) <= 0.9 * sustained)
             and launches_in_flight(loop) <= 2
         )
         before, state = (
@@ -505,7 +567,8 @@ def test_whatever_comes_slots_and_places_come_back_and_all_is_said(make, fresh_s
         assert spins < 50
         if went_on or core.inbox_size:
             continue
-        assert not loop.pipeline.in_flight and not loop.held and not (engine.slots.waiting and engine.slots.available)
+        assert not loop.pipeline.in_flight and not loop.held
+        assert not (engine.slots.waiting and engine.slots.available(engine.slots.waiting[0]))
         for stream in engine.slots.running:
             assert stream.starved and stream.incoming.empty() and stream.handed_frames == len(stream.codes)
         if coming:
@@ -523,4 +586,10 @@ def test_whatever_comes_slots_and_places_come_back_and_all_is_said(make, fresh_s
         if stream.audio:
             numbers = np.arange(stream.audio.frames)
             assert np.array_equal(stream.audio.codes[:, 0], numbers)
-            assert np.array_equal(stream.audio.samples.reshape(-1, SAMPLES)[:, 0] * 4096, numbers)
+            samples, speed = stream.audio.samples, stream.request.speed
+            if speed == 1:
+                assert np.array_equal(samples.reshape(-1, SAMPLES)[:, 0] * 4096, numbers)
+            elif stream.audio.finish_reason == "cancelled":
+                assert len(samples) <= round(len(numbers) * SAMPLES / speed)
+            else:
+                assert len(samples) == round(len(numbers) * SAMPLES / speed)

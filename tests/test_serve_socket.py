@@ -115,6 +115,20 @@ def test_whole_text_is_what_the_engine_says(server, client):
     assert end["seconds"] == round(audio.duration_s, 3) and end["compute_seconds"] > 0
 
 
+@pytest.mark.parametrize("speed", [0.5, 2])
+def test_the_speed_is_heard_and_words_keep_pace(server, client, speed):
+    ends, times = {}, {}
+    for name, how in (("plain", {}), ("other", {"speed": speed})):
+        client.say("text", name, text=TEXT, end=True, voice="ada", seed=5, words=True, **how)
+        ends[name] = client.until("end", name)
+        told = [m["words"] for m in client.told if m["type"] == "words" and m["context"] == name]
+        times[name] = [at for words in told for _, at in words]
+    assert client.pcm["other"] == pcm16(said(server, speed=speed).samples)
+    assert ends["other"]["seconds"] == pytest.approx(ends["plain"]["seconds"] / speed, abs=1e-3)
+    assert len(times["other"]) == len(TEXT.split()) and times["other"] == sorted(times["other"])
+    assert times["other"][-1] <= ends["other"]["seconds"]
+
+
 def test_text_in_pieces_is_the_streaming_layout(server, client, fresh_seed):
     rng, at, first = random.Random(fresh_seed), 0, True
     while at < len(TEXT):
@@ -234,7 +248,11 @@ def test_flush_speaks_what_is_held_back(server, client):
         ({"temperature": 0}, "temperature"),
         ({"chunk_frames": [0]}, "chunk_frames"),
         ({"chunk_frames": [1, 10**400]}, "chunk_frames"),
-        ({"speed": 2}, "unknown setting 'speed'"),
+        ({"speed": 4.5}, "speed must be a number from 0.25 to 4.0, got 4.5"),
+        ({"speed": float("nan")}, "speed must be a number from 0.25 to 4.0, got nan"),
+        ({"speed": True}, "speed must be a number, got True"),
+        ({"speed": "2"}, "speed must be a number, got '2'"),
+        ({"pace": 2}, "unknown setting 'pace'"),
         ({"instructions": "x" * 2001}, "instructions has 2001 characters, at most 2000"),
         ({"ref_audio": "/etc/passwd"}, "unknown setting"),
     ],

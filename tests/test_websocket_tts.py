@@ -355,14 +355,17 @@ def update(**settings) -> TTSUpdateSettingsFrame:
 def test_settings_travel_with_the_first_text_and_change_with_the_next():
     server = Server()
     settings = Settings(
-        voice="ada", language=Language.EN_US, instruct="gently", seed=3, temperature=0.5, top_k=np.int64(9)
+        voice="ada", language=Language.EN_US, instruct="gently", seed=3, temperature=0.5, top_k=np.int64(9), speed=2
     )
-    frames = [TTSSpeakFrame("One."), update(voice="Max", language="de", seed=None), TTSSpeakFrame("Two.")]
+    frames = [TTSSpeakFrame("One."), update(voice="Max", language="de", seed=None, speed=None), TTSSpeakFrame("Two.")]
     down, up, service = run(frames, server, settings=settings, chunk_frames=(1, 4))
     first, second = server.of("text")
     asked = {"language": "english", "instructions": "gently", "temperature": 0.5, "top_k": 9, "chunk_frames": [1, 4]}
-    assert first.items() >= (asked | {"voice": "ada", "seed": 3}).items() and "top_p" not in first
-    assert second.items() >= (asked | {"voice": "Max", "language": "german"}).items() and "seed" not in second
+    assert first.items() >= (asked | {"voice": "ada", "seed": 3, "speed": 2.0}).items() and "top_p" not in first
+    assert (
+        second.items() >= (asked | {"voice": "Max", "language": "german"}).items()
+        and not {"seed", "speed"} & second.keys()
+    )
     assert not of(up, ErrorFrame) and service.settings.model == "demo"
 
 
@@ -382,6 +385,7 @@ def test_in_token_mode_a_change_opens_a_new_context():
         ({"voice": 7}, "voice must be a voice's name, got int"),
         ({"language": "klingon"}, "unknown language 'klingon'; known: auto, english (en), german (de)"),
         ({"temperature": -1.0}, "temperature"),
+        ({"speed": 9}, "speed must be a number from 0.25 to 4.0, got 9"),
         ({"model": "another"}, "a service of another checkpoint is another service"),
     ],
 )
@@ -401,6 +405,7 @@ def test_a_change_that_cannot_be_is_refused_and_nothing_changes(change, message)
         ({"settings": Settings(voice=7)}, SpeakerError, "got int"),
         ({"settings": Settings(language=7)}, LanguageError, "got int"),
         ({"settings": Settings(top_p=1.5)}, SamplingError, "top_p"),
+        ({"settings": Settings(speed=0.1)}, RequestError, "speed must be"),
     ],
 )
 def test_what_no_server_has_is_refused_by_the_constructor(options, kind, message):

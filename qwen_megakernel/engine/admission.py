@@ -6,6 +6,7 @@ what threads share changes by one atomic operation at a time.
 """
 
 import logging
+import math
 import queue
 import threading
 from collections import Counter, deque
@@ -32,7 +33,7 @@ an H200, where 200 at once on average heard no gap (docs/log.md, 2026-11-21)."""
 class Admission:
     """Attributes:
     open: sequences that somebody may still wait for.
-    running_limit: sequences with a slot at once, at most.
+    running_limit: sequences with a slot at once, at most, where all are heard at the speed 1.0.
     closed, draining: it takes no more sequences.
     ended: the loop has told everybody, or never will.
     fault: why the engine is dead.
@@ -52,6 +53,7 @@ class Admission:
             bell: of the watchdog; None makes it look now.
         """
         self.slots, self.running_limit, self._max_queue = slots, slots, max_queue
+        self._sustained = math.inf  # seconds of the model's audio a second, for live listeners
         self._inbox, self._bell = inbox, bell
         self.fault: BaseException | None = None
         self.closed = self.draining = self.ended = False
@@ -67,9 +69,15 @@ class Admission:
     def sustain(self, audio_s_per_s: float) -> None:
         """Callers beyond what the device sustains wait in the queue, though there are slots. Call it before anybody
         else knows the engine."""
-        self.running_limit = max(1, min(self.slots, int(_SUSTAINED * audio_s_per_s)))
+        self._sustained = _SUSTAINED * audio_s_per_s
+        self.running_limit = max(1, min(self.slots, int(self._sustained)))
         for _ in range(self.slots - self.running_limit):
             self._places.pop()
+
+    def may_run(self, sequence: Sequence, running: list[Sequence]) -> bool:
+        """May it have a slot beside these? Who listens at a speed of 2 needs the model's audio twice as fast."""
+        needed = sum(s.request.speed for s in (sequence, *running))
+        return not running or needed <= self._sustained
 
     def check_open(self) -> None:
         """Raises EngineClosed."""

@@ -10,8 +10,9 @@ class Chunk:
     """PCM handed out at once.
 
     Attributes:
-        samples: fp32 [frames * 1920], -1..1.
-        codes: int64 [frames, 16].
+        samples: fp32 [frames * 1920], -1..1. At another speed than 1.0 [n]: those that can be made by now, up to 50 ms
+            of the model's audio behind these frames.
+        codes: int64 [frames, 16]. At another speed the last chunk may hold the rest of the samples and no frame.
         sample_rate: in Hz.
     """
 
@@ -48,7 +49,7 @@ class Audio:
     """A whole utterance.
 
     Attributes:
-        samples: fp32 [n], -1..1; equals the joined chunks.
+        samples: fp32 [n], -1..1; equals the joined chunks. They, and all seconds of audio, are at the asked speed.
         codes: int64 [frames, 16].
         finish_reason: "eos" (the model ended), "length" (frame limit), "runaway" (the model fell into a
             loop) or "cancelled".

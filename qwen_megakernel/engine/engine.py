@@ -26,11 +26,11 @@ from qwen_megakernel.checkpoint.load import Checkpoint
 from qwen_megakernel.engine.audio import Audio, Chunk
 from qwen_megakernel.engine.core import EngineCore
 from qwen_megakernel.engine.options import Limits, Need, size, told_of_memory
-from qwen_megakernel.engine.request import Request, RequestChecker, RequestOptions
+from qwen_megakernel.engine.request import Request, RequestChecker, RequestOptions, check_call
 from qwen_megakernel.engine.sequence import Sequence as EngineSequence
 from qwen_megakernel.engine.snapshot import Snapshot, snapshot_of
 from qwen_megakernel.engine.utterance import ChunkStream, Utterance
-from qwen_megakernel.errors import BackendError, KernelFault, RequestError, TextError, TextTooLongError
+from qwen_megakernel.errors import BackendError, KernelFault, TextError, TextTooLongError
 from qwen_megakernel.model.prompt import KEPT_VOICES, Prompt, PromptBuilder
 from qwen_megakernel.model.prompt_pieces import PromptPieces
 from qwen_megakernel.model.text import TextTokenizer
@@ -252,6 +252,7 @@ class TTSEngine:
         sampling: SamplingParams = SamplingParams(),  # noqa: B008 - frozen
         max_frames: int | None = None,
         runaway_guard: bool = True,
+        speed: float = 1.0,
     ) -> Utterance:
         """Queue an utterance and return at once. Its prompt is built here, in the caller's thread, so that a text that
         cannot be spoken is refused before it takes anything.
@@ -274,6 +275,8 @@ class TTSEngine:
             max_frames: at most this many frames; None is what the checkpoint allows and the slot holds.
             runaway_guard: end with "runaway" where, the text being used up, three seconds are near-silent or repeat
                 themselves with a period of 1 to 4 frames; only the first of them is handed out (runaway.py).
+            speed: 0.25 to 4.0 times as fast as the model speaks, at its pitch (time_stretch.py). At 1.0 samples are
+                the model's own.
 
         Raises:
             RequestError: anything about the request that cannot be served, by kind (errors.py); nothing running is
@@ -284,7 +287,7 @@ class TTSEngine:
         """
         arrived = time.monotonic()
         self._core.admission.check()  # before work is done that a full engine cannot use
-        _check_call(text, on_chunk, on_end)
+        check_call(text, on_chunk, on_end)
         request = self._requests.check(
             whole=text is not None,
             speaker=speaker,
@@ -296,6 +299,7 @@ class TTSEngine:
             max_frames=max_frames,
             runaway_guard=runaway_guard,
             chunk_frames=chunk_frames,
+            speed=speed,
         )
         sequence = self._core.new_sequence(request, on_chunk, on_end)
         # Whatever interrupts this thread from here on drops an utterance with open text: its place is free again.
@@ -340,6 +344,7 @@ class TTSEngine:
     def _checked(self, request: RequestOptions) -> Request:
         options = {"speaker": None, "language": None, "instruct": None, "voice": None, "non_streaming_mode": None}
         options |= {"sampling": SamplingParams(), "max_frames": None, "runaway_guard": True, "chunk_frames": None}
+        options["speed"] = 1.0
         return self._requests.check(whole=True, **(options | request))
 
     @torch.inference_mode()
@@ -433,15 +438,6 @@ class TTSEngine:
 
     def __exit__(self, *exc_info) -> None:
         self.close()
-
-
-def _check_call(text: str | None, on_chunk: Callable | None, on_end: Callable | None) -> None:
-    """Raises RequestError for arguments of the wrong type."""
-    if text is not None and not isinstance(text, str):
-        raise TextError(f"text must be a string, got {type(text).__name__}")
-    for name, callback in (("on_chunk", on_chunk), ("on_end", on_end)):
-        if callback is not None and not callable(callback):
-            raise RequestError(f"{name} must be callable, got {type(callback).__name__}")
 
 
 def _whole(text: str) -> str:

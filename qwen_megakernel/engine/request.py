@@ -3,7 +3,7 @@
 import logging
 import numbers
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypedDict
 
@@ -13,6 +13,7 @@ from qwen_megakernel.errors import InstructError, RequestError, SamplingError, S
 from qwen_megakernel.model.conditioning import Conditioning
 from qwen_megakernel.model.prompt import PromptBuilder
 from qwen_megakernel.model.text import check_unicode
+from qwen_megakernel.model.time_stretch import check_speed
 from qwen_megakernel.model.voice import Voice
 
 log = logging.getLogger(__name__)
@@ -34,6 +35,7 @@ class RequestOptions(TypedDict, total=False):
     sampling: SamplingParams
     max_frames: int | None
     runaway_guard: bool
+    speed: float
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,7 @@ class Request:
     max_frames: int
     runaway_guard: bool
     chunk_frames: tuple[int, ...]
+    speed: float
 
 
 class RequestChecker:
@@ -67,6 +70,7 @@ class RequestChecker:
         max_frames: int | None,
         runaway_guard: bool,
         chunk_frames: int | Sequence[int] | None,
+        speed: float,
     ) -> Request:
         """`whole`: the text is there already. The rest is `TTSEngine.submit`'s.
 
@@ -93,6 +97,7 @@ class RequestChecker:
             max_frames=self._config.max_frames if max_frames is None else _count(max_frames, "max_frames"),
             runaway_guard=runaway_guard,
             chunk_frames=chunk_schedule(chunk_frames),
+            speed=check_speed(speed),
         )
 
     def _speaker(self, speaker: str | None) -> str | None:
@@ -149,6 +154,15 @@ class RequestChecker:
         if not ok:
             raise VoiceError(f"broken voice: expected a vector of {hidden} and codes [frames, {groups}]")
         return voice
+
+
+def check_call(text: str | None, on_chunk: Callable | None, on_end: Callable | None) -> None:
+    """Raises RequestError for arguments of the wrong type."""
+    if text is not None and not isinstance(text, str):
+        raise TextError(f"text must be a string, got {type(text).__name__}")
+    for name, callback in (("on_chunk", on_chunk), ("on_end", on_end)):
+        if callback is not None and not callable(callback):
+            raise RequestError(f"{name} must be callable, got {type(callback).__name__}")
 
 
 def _count(value: int, name: str) -> int:

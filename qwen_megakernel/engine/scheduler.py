@@ -123,7 +123,7 @@ class Scheduler:
             for first in range(0, len(group), self._together):
                 some = group[first : first + self._together]
                 calm = wait and some[0] not in short and self._is_calm(some, frames, now)
-                if calm and any(s.ready for s in running if s not in waiting):
+                if calm and any(s.ready and not s.pushes_alone for s in running if s not in waiting):
                     waiting += some
                 else:
                     pushes.append(Push(some, frames, [s for s in some if s in short]))

@@ -22,6 +22,7 @@ from qwen_megakernel.engine.runaway import RunawayGuard
 from qwen_megakernel.errors import SpeechError
 from qwen_megakernel.model.prompt import Prompt
 from qwen_megakernel.model.prompt_pieces import PromptPieces
+from qwen_megakernel.model.time_stretch import TimeStretch
 from qwen_megakernel.model.vocoder import Portion
 
 FRAME_S = 0.08
@@ -65,6 +66,7 @@ class Sequence:
         """
         self.request, self.on_chunk, self.on_end, self.clock = request, on_chunk, on_end, clock
         self.seed, self._sample_rate, self._groups = request.sampling.seed, sample_rate, groups
+        self._heard_frame_s = FRAME_S / request.speed
         self.lock = threading.Lock()  # of the text
         self.text_open = True  # more may be pushed
         self.pieces: PromptPieces | None = None  # where the text does not come whole
@@ -98,9 +100,11 @@ class Sequence:
         self.given = 0  # frames that the vocoder was given; they may be computed later
         self.codes: list[Tensor] = []  # int64 [groups] each, of the frames seen
         self.sound: list[np.ndarray] = []  # fp32 [1920] each, of the first of these frames
+        self._stretch = None if request.speed == 1 else TimeStretch(request.speed, sample_rate)
+        self._stretched: list[np.ndarray] = []  # fp32 [n] each, what was handed out at another speed than 1.0
         self.reason: str | None = None  # why it ends with the frames it has
         self._planned = self._chunks_planned = 0  # frames and chunks that are whole with what was given
-        self.handed_frames = self.chunks_given = 0
+        self.handed_frames = self.handed_samples = self.chunks_given = 0
         self.first_chunk: float | None = None  # when it was handed out
         self.runs_out: float | None = None  # when its listener has heard all that was handed out
         self.lead: float | None = None  # see Audio.lead_s
@@ -150,7 +154,7 @@ class Sequence:
         """It has ended. Whoever still holds its utterance keeps the audio, not what making it took."""
         self.prompt = self.pieces = None
         self.reference, self.incoming = [], queue.SimpleQueue()
-        self.codes, self.sound = [], []
+        self.codes, self.sound, self._stretched, self._stretch = [], [], [], None
 
     # ------------------------------------------------------------ what the scheduler asks
 
@@ -181,6 +185,13 @@ class Sequence:
         """Frames launched that the vocoder was not given."""
         return self.launched - self.given
 
+    @property
+    def pushes_alone(self) -> bool:
+        """Does each of its frames go to the vocoder alone? At another speed than 1.0 it does. For the last bits of the
+        samples depend on how many frames go together, and where to cut would depend on them: with other chunks other
+        pitch periods would be left out (docs/log.md, 2026-11-22)."""
+        return self._stretch is not None
+
     def vocoder_due(self, short: bool) -> bool:
         """Must the vocoder have the frames launched so far? After `RECENT_FRAMES` at the latest, whatever the chunks:
         the device keeps no more codes, and the runaway guard listens that often.
@@ -191,7 +202,8 @@ class Sequence:
         if self.missing <= 0:
             return False
         last = self.reason is not None or self.launched == self.max_frames
-        return last or short or self.missing >= RECENT_FRAMES or self._to_chunk <= 0
+        most = 1 if self.pushes_alone else RECENT_FRAMES
+        return last or short or self.missing >= most or self._to_chunk <= 0
 
     @property
     def _to_chunk(self) -> int:
@@ -207,8 +219,8 @@ class Sequence:
         """When its next frame must begin so that its listener hears no gap, where frames take `frame_s`. Before the
         first chunk the listener has waited since the text came; for a long first chunk it is as patient as others."""
         if self.runs_out is None:
-            return (self.arrived or 0.0) + FRAME_S * self.launched
-        patience = FRAME_S * max(0, self.launched - self.handed_frames - LONG_CHUNK)
+            return (self.arrived or 0.0) + self._heard_frame_s * self.launched
+        patience = self._heard_frame_s * max(0, self.launched - self.handed_frames - LONG_CHUNK)
         return self.runs_out + patience - frame_s * min(max(1, self._to_chunk), LONG_CHUNK)
 
     # ------------------------------------------------------------ frames in, sound in, chunks out
@@ -265,24 +277,33 @@ class Sequence:
             size = self.chunk_size(self.chunks_given)
             if left < size and not (self.reason or short):
                 break
-            self._hand_out(min(left, size))
+            self._hand_out_frames(min(left, size))
+        if self._stretch and self.reason and not self.settled and len(rest := self._stretch.finish()):
+            self._hand_out(rest, torch.zeros(0, self._groups, dtype=torch.int64))
         return self.reason
 
-    def _hand_out(self, frames: int) -> None:
-        """The next chunk."""
+    def _hand_out_frames(self, frames: int) -> None:
+        """The next chunk with so many frames."""
         first, last = self.handed_frames, self.handed_frames + frames
         samples = np.concatenate(self.sound[first:last])
-        chunk = Chunk(samples, torch.stack(self.codes[first:last]).numpy(), self._sample_rate)
+        self._hand_out(self._stretch.push(samples) if self._stretch else samples, torch.stack(self.codes[first:last]))
+
+    def _hand_out(self, samples: np.ndarray, codes: Tensor) -> None:
+        """The next chunk: fp32 [n], int64 [frames, groups]."""
+        chunk = Chunk(samples, codes.numpy(), self._sample_rate)
         now, seconds = self.clock(), len(samples) / self._sample_rate
         if self.first_chunk is None:
             self.first_chunk = now
             self.mark("first_chunk")
         else:
-            lead = first * (seconds / frames) - (now - self.first_chunk)
+            lead = self.handed_samples / self._sample_rate - (now - self.first_chunk)
             self.lead = lead if self.lead is None else min(self.lead, lead)
         self.runs_out = max(self.runs_out or now, now) + seconds
         self.chunks_given += 1
-        self.handed_frames = last
+        if self._stretch:
+            self._stretched.append(samples.copy())  # the chunk's own are its listener's
+        self.handed_samples += len(samples)
+        self.handed_frames += len(codes)
         self.chunks.put(chunk)
         callbacks = self.callbacks
         if callbacks and self.on_chunk:
@@ -292,8 +313,9 @@ class Sequence:
         now = self.clock()
         arrived = now if self.arrived is None else self.arrived
         spoken = self.handed_frames
+        sound = self._stretched if self._stretch else self.sound[:spoken]
         return Audio(
-            samples=np.concatenate(self.sound[:spoken]) if spoken else np.zeros(0, np.float32),
+            samples=np.concatenate(sound) if sound else np.zeros(0, np.float32),
             codes=torch.stack(self.codes[:spoken]).numpy() if spoken else np.zeros((0, self._groups), np.int64),
             finish_reason=reason,
             seed=self.seed,

@@ -28,10 +28,9 @@ class Slots:
         self.waiting: deque[Sequence] = deque()
         self.free = list(range(admission.slots))
 
-    @property
-    def available(self) -> bool:
-        """Can another sequence get a slot?"""
-        return len(self.running) < self._admission.running_limit and bool(self.free)
+    def available(self, sequence: Sequence) -> bool:
+        """Can this sequence get a slot?"""
+        return bool(self.free) and self._admission.may_run(sequence, self.running)
 
     @property
     def seconds_to_deadline(self) -> float | None:
@@ -51,11 +50,15 @@ class Slots:
 
     def assign(self) -> None:
         """Slots for those that wait. Those that waited too long are told."""
-        while self.waiting and (self.available or self.waiting[0].deadline <= self._clock()):
-            sequence = self.waiting.popleft()
+        while self.waiting:
+            sequence = self.waiting[0]
+            available = self.available(sequence)
+            if not available and sequence.deadline > self._clock():
+                break
+            self.waiting.popleft()
             if sequence.settled:
                 continue
-            if self.available:
+            if available:
                 sequence.enter(self.free.pop())
                 self.running.append(sequence)
             else:

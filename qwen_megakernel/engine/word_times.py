@@ -44,8 +44,13 @@ class SpeechRate:
 class WordTimes:
     """The words of one utterance, whose text may come in pieces."""
 
-    def __init__(self, rate: SpeechRate):
-        self._rate = rate
+    def __init__(self, rate: SpeechRate, speed: float = 1.0):
+        """
+        Args:
+            rate: of the voice at the speed 1.0.
+            speed: of the audio, times as fast.
+        """
+        self._rate, self._speed = rate, speed
         self._open = ""  # text behind the last whole word
         self._words: list[str] = []  # not given out
         self._at = 0.0  # where the next of them begins, in seconds
@@ -65,7 +70,7 @@ class WordTimes:
         """Words that begin within the first `made` seconds of audio, and when."""
         due = []
         while self._words and self._at < made:
-            due.append(self._give(self._rate.seconds))
+            due.append(self._give(self._rate.seconds / self._speed))
         return due
 
     def finish(self, made: float) -> list[tuple[str, float]]:
@@ -74,7 +79,7 @@ class WordTimes:
         self._open = ""
         left = sum(weight(word) for word in self._words)
         if made > 0 and self._given + left > 0:
-            self._rate.learn(self._given + left, made)
+            self._rate.learn(self._given + left, made * self._speed)
         self._at = min(self._at, made)
         pace = (made - self._at) / left if left else 0.0
         return [self._give(pace) for _ in range(len(self._words))]

@@ -36,7 +36,7 @@ from qwen_megakernel.model.prompt import AUTO
 from qwen_megakernel.model.voice import Voice
 from qwen_megakernel.pipecat.audio_context import AudioContext, SpeechMetricsData
 from qwen_megakernel.pipecat.service import SpeechService
-from qwen_megakernel.pipecat.settings import SpeechSettings, check_names, sampling_of
+from qwen_megakernel.pipecat.settings import SpeechSettings, check_names, sampling_of, speed_of
 
 DEFAULT_MODEL = "Qwen/Qwen3-TTS-12Hz-0.6B-CustomVoice"
 
@@ -111,6 +111,7 @@ class MegakernelTTSService(SpeechService):
         known = (engine.variant, engine.speakers, engine.languages) if engine else _known_of(self._model)
         self._check_settings(self._settings, *(known or (None, None, None)))
         sampling_of(self._settings)
+        speed_of(self._settings)
         if engine:
             engine.check(**self._request())
 
@@ -176,6 +177,7 @@ class MegakernelTTSService(SpeechService):
             self._check_settings(settings, self._engine.variant, self._engine.speakers, self._engine.languages)
             self._engine.check(**self._request(settings))
         sampling_of(settings)
+        speed_of(settings)
 
     @staticmethod
     def _check_settings(
@@ -207,6 +209,7 @@ class MegakernelTTSService(SpeechService):
             "instruct": settings.instruct,
             "sampling": sampling_of(settings),
             "chunk_frames": self._chunk_frames,
+            "speed": speed_of(settings),
         }
 
 
@@ -221,15 +224,15 @@ class _LocalAudioContext(AudioContext):
     def __init__(self, service: MegakernelTTSService, context_id: str):
         super().__init__(service, context_id)
         self.utterance: AsyncUtterance | None = None  # the current one
-        self._words = WordTimes(service._word_rate)
+        self._words: WordTimes | None = None  # of the current one
 
     async def _open(self, text: str | None) -> None:
         service = self._service
         engine, request = service._engine, service._request()
         if engine is None:
             raise EngineClosed("the service was cleaned up")
+        self._words = WordTimes(service._word_rate, request["speed"])
         if text is not None:
-            self._words = WordTimes(service._word_rate)
             self._words.add(text)
         self._begin(engine.sample_rate)
         if engine.threads:

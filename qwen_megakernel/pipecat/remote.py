@@ -35,7 +35,7 @@ from qwen_megakernel.errors import (
 )
 from qwen_megakernel.pipecat.audio_context import AudioContext
 from qwen_megakernel.pipecat.service import SpeechService
-from qwen_megakernel.pipecat.settings import SpeechSettings, check_names, sampling_of
+from qwen_megakernel.pipecat.settings import SpeechSettings, check_names, sampling_of, speed_of
 
 _FORMAT = "pcm_s16le"
 _CONNECT_S = 5.0  # for the handshake and the server's first message; a pipeline's set-up may take 20 s in all
@@ -294,6 +294,7 @@ class MegakernelWebsocketTTSService(SpeechService, WebsocketTTSService):
         voices, languages = (self._server.voices, self._server.languages) if self._server else (None, None)
         check_names(settings, voices, languages, unseen=unseen, no_voices="none" if self._server else unseen)
         sampling_of(settings)
+        speed_of(settings)
 
     def _request(self) -> dict[str, Any]:
         """The settings of the next utterance, as fields of its first message."""
@@ -308,6 +309,7 @@ class MegakernelWebsocketTTSService(SpeechService, WebsocketTTSService):
             "top_p": sampling.top_p,
             "repetition_penalty": sampling.repetition_penalty,
             "chunk_frames": self._chunk_frames,
+            "speed": None if settings.speed is None else speed_of(settings),
         }
         return {"words": True} | {name: value for name, value in asked.items() if value is not None}
 

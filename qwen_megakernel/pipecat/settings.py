@@ -10,6 +10,7 @@ from pipecat.utils.types import NOT_GIVEN, NotGiven
 from qwen_megakernel.checkpoint.config import SamplingParams
 from qwen_megakernel.checkpoint.languages import find_language
 from qwen_megakernel.errors import InstructError, LanguageError, SpeakerError
+from qwen_megakernel.model.time_stretch import check_speed
 
 
 @dataclass
@@ -27,6 +28,7 @@ class SpeechSettings(TTSSettings):
         top_p: The same.
         repetition_penalty: None: the checkpoint's.
         seed: None: a fresh one for every utterance.
+        speed: 0.25 to 4.0 times as fast as the model speaks, at its pitch. None: 1.0.
     """
 
     instruct: str | None | NotGiven = field(default_factory=lambda: NOT_GIVEN)
@@ -35,6 +37,7 @@ class SpeechSettings(TTSSettings):
     top_p: float | None | NotGiven = field(default_factory=lambda: NOT_GIVEN)
     repetition_penalty: float | None | NotGiven = field(default_factory=lambda: NOT_GIVEN)
     seed: int | None | NotGiven = field(default_factory=lambda: NOT_GIVEN)
+    speed: float | None | NotGiven = field(default_factory=lambda: NOT_GIVEN)
 
     @classmethod
     def unset(cls, model: str | None) -> Self:
@@ -49,6 +52,7 @@ class SpeechSettings(TTSSettings):
             top_p=None,
             repetition_penalty=None,
             seed=None,
+            speed=None,
         )
 
 
@@ -63,6 +67,11 @@ def sampling_of(settings: SpeechSettings) -> SamplingParams:
         repetition_penalty=settings.repetition_penalty,
         seed=settings.seed,
     )
+
+
+def speed_of(settings: SpeechSettings) -> float:
+    """Raises RequestError for what `check_speed` refuses."""
+    return 1.0 if settings.speed is None else check_speed(settings.speed)
 
 
 def check_names(

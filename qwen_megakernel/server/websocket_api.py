@@ -42,6 +42,7 @@ _SETTINGS = {
     "top_p": "a number",
     "repetition_penalty": "a number",
     "chunk_frames": "an integer or a list",
+    "speed": "a number",
     "words": "true or false",
 }
 _MAX_NAME, _MAX_SETTING = 64, 2000  # characters of a context's name; of any other setting
@@ -311,7 +312,8 @@ class _Context:
         settings["instruct"] = settings.pop("instructions", None)
         request = service.request(**settings)
         if with_words:
-            self._words = WordTimes(self._socket.rates.setdefault(voice and voice.lower(), SpeechRate()))
+            rate = self._socket.rates.setdefault(voice and voice.lower(), SpeechRate())
+            self._words = WordTimes(rate, settings.get("speed", 1.0))
             self._words.add(text)
         seed, seconds, compute = request["sampling"].seed, 0.0, 0.0
         begin = {"type": "begin", "context": self._name, "number": self._number, "seed": seed}

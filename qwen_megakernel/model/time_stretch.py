@@ -1,0 +1,109 @@
+"""TimeStretch: speech faster or slower at the same pitch, while it is made.
+
+The method is WSOLA: Verhelst and Roelands, "An overlap-add technique based on waveform similarity (WSOLA) for high
+quality time-scale modification of speech", ICASSP 1993. The output grows by hops of equal length. Each hop fades from
+the segment that was heard last into another one, taken from near the place in the input that is due by now. Of all
+segments near that place it is the one that looks most like what would have followed the last one. So pitch periods
+meet in phase, and the pitch stays.
+
+No torch in here: a client of a server checks its speed too.
+"""
+
+import numbers
+import reprlib
+
+import numpy as np
+
+from qwen_megakernel.errors import RequestError
+
+SLOWEST, FASTEST = 0.25, 4.0
+"""Times as fast as the model speaks. A frame of 80 ms then always yields sound: a hop takes 3 to 50 ms of it."""
+
+_HOP_S = 0.0125
+"""Seconds that one segment fades into the next. As long as a pitch period of 80 Hz, a low man's voice."""
+
+_REACH_S = 0.0075
+"""Seconds before and behind its place at which a segment may begin: 15 ms in all, a pitch period of 67 Hz."""
+
+_TINY = 1e-9
+"""Added to energies, so that digital silence divides by no zero. A hop at -90 dBFS has 300 times as much."""
+
+
+def check_speed(speed: float) -> float:
+    """Raises RequestError for what is no number from `SLOWEST` to `FASTEST`."""
+    if isinstance(speed, bool) or not isinstance(speed, numbers.Real) or not SLOWEST <= speed <= FASTEST:
+        raise RequestError(f"speed must be a number from {SLOWEST} to {FASTEST}, got {reprlib.repr(speed)}")
+    return float(speed)
+
+
+class TimeStretch:
+    """One utterance's stretching. However the input is cut, the joined output is the same: every hop waits for all the
+    input that it looks at. So at most 50 ms of input are held back (29 ms up to a speed of 2)."""
+
+    def __init__(self, speed: float, sample_rate: int):
+        """
+        Args:
+            speed: seconds of input for a second of output, as `check_speed` returns it.
+            sample_rate: of both, in Hz.
+        """
+        self._speed, self._hop, self._reach = speed, round(_HOP_S * sample_rate), round(_REACH_S * sample_rate)
+        phase = (np.arange(self._hop) + 0.5) / self._hop
+        self._fade_in = (0.5 - 0.5 * np.cos(np.pi * phase)).astype(np.float32)
+        self._fade_out = 1 - self._fade_in
+        self._input = np.zeros(0, np.float32)  # what hops may still look at
+        self._begin = self._taken = 0  # input samples: before `_input`; in all
+        self._hops = 0  # of output
+        self._follows = 0  # input sample that would have followed the last segment
+
+    def push(self, samples: np.ndarray) -> np.ndarray:
+        """
+        Args:
+            samples: fp32 [n], the next of the input, of any number.
+
+        Returns:
+            fp32 [m], the next of the output; whole hops, so that m may be 0.
+        """
+        self._input = np.concatenate([self._input, samples])
+        self._taken += len(samples)
+        return self._stretch(self._taken)
+
+    def finish(self) -> np.ndarray:
+        """The input is complete.
+
+        Returns:
+            fp32 [m], the rest of the output, whose length is then `round(input / speed)`.
+        """
+        left = round(self._taken / self._speed) - self._hops * self._hop
+        silence = np.zeros(2 * self._hop + self._reach + int(self._hop * self._speed) + 1, np.float32)
+        self._input = np.concatenate([self._input, silence])
+        return self._stretch(self._taken + len(silence))[:left]
+
+    def _stretch(self, end: int) -> np.ndarray:
+        """All hops for which the input up to its sample `end` is enough."""
+        hops = [np.zeros(0, np.float32)]
+        hop, reach = self._hop, self._reach
+        while True:
+            place = round(self._hops * hop * self._speed)
+            low, high = max(0, place - reach), place + reach
+            # The third keeps the output from growing longer than the input allows, should it end here.
+            if max(high + hop, self._follows + hop, (self._hops + 1) * hop * self._speed) > end:
+                break
+            heard = self._slice(self._follows, self._follows + hop)
+            begin = low + _most_similar(self._slice(low, high + hop), heard)
+            hops.append(heard * self._fade_out + self._slice(begin, begin + hop) * self._fade_in)
+            self._follows = begin + hop
+            self._hops += 1
+        keep = min(self._follows, low)
+        self._input, self._begin = self._input[keep - self._begin :], keep
+        return np.concatenate(hops)
+
+    def _slice(self, first: int, last: int) -> np.ndarray:
+        return self._input[first - self._begin : last - self._begin]
+
+
+def _most_similar(samples: np.ndarray, wanted: np.ndarray) -> int:
+    """Where in `samples` (fp32 [n]) the part begins that is most similar to `wanted` (fp32 [m]), by the correlation
+    over the root of the part's energy; the first of equals."""
+    energy = np.cumsum(np.square(samples, dtype=np.float64))
+    energy = energy[len(wanted) - 1 :] - np.concatenate([[0.0], energy[: -len(wanted)]])
+    return int(np.argmax(np.correlate(samples, wanted) / np.sqrt(energy + _TINY)))
