@@ -3,23 +3,18 @@
 import argparse
 import logging
 import os
-import platform
-import shutil
-import subprocess
 import sys
 import time
 from pathlib import Path
 
-import torch
-
 from qwen_megakernel import TTSError, __version__
-from qwen_megakernel.backend.build import find_ninja, find_nvcc, load_extension, no_nvcc
-from qwen_megakernel.backend.interfaces import CpuSpeed
-from qwen_megakernel.backend.select import BACKENDS, Backend, select_backend, select_device
-from qwen_megakernel.check import bench
+from qwen_megakernel.backend.build import load_extension
+from qwen_megakernel.backend.select import BACKENDS, select_device
+from qwen_megakernel.backend.verdicts import SIZES
+from qwen_megakernel.check import bench, doctor
 from qwen_megakernel.check.verify import FRAMES, verify
 from qwen_megakernel.checkpoint.fp8 import parts_of
-from qwen_megakernel.checkpoint.load import DEMO, DEMO_NOTICE, PUBLISHED, Checkpoint, name_of_model
+from qwen_megakernel.checkpoint.load import DEMO, PUBLISHED, name_of_model
 from qwen_megakernel.checkpoint.quantize import quantize_checkpoint
 from qwen_megakernel.cli_options import WEIGHTS_CHOICES, WEIGHTS_HELP, CommandParser, add_threads, weights_of
 from qwen_megakernel.cli_speak import add_speak
@@ -211,67 +206,22 @@ def _bench(args: argparse.Namespace) -> int:
 
 
 def _add_doctor(commands: argparse._SubParsersAction) -> None:
-    doctor = commands.add_parser("doctor", help="what this machine can do", description="What this machine can do.")
-    doctor.set_defaults(run=_doctor)
+    about = "what this machine can do, and what is known of the kernel on it"
+    examine = commands.add_parser("doctor", help=about, description=about[0].upper() + about[1:] + ".")
+    examine.set_defaults(run=_doctor)
+    examine.add_argument("--json", action="store_true", help="print it as JSON, to report an issue with")
+    examine.add_argument(
+        "--check", action="store_true", help="check the kernel on this GPU now, up to a minute; exit code 1 if it fails"
+    )
+    examine.add_argument("--size", choices=tuple(SIZES.values()), help="to check; default: 0.6b")
+    examine.add_argument("--weights", type=weights_of, help=f"to check: {WEIGHTS_CHOICES}; default: bf16")
 
 
-def _doctor(_args: argparse.Namespace) -> int:
-    device = select_device(None)
-    backend, reason = select_backend("auto", device)
-    rows = [
-        ("qwen-megakernel", f"{__version__}, Python {platform.python_version()}, {platform.platform()}"),
-        ("torch", f"{torch.__version__}, built for CUDA {torch.version.cuda or '- (CPU build)'}"),
-        ("GPU", _gpu()),
-        ("driver", _output_line(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"])),
-        ("nvcc", f"{_output_line([nvcc, '--version'], -2)} ({nvcc})" if (nvcc := find_nvcc()) else no_nvcc()),
-        ("ninja", _output_line([find_ninja() or "ninja", "--version"])),
-        ("checkpoints", _cached_checkpoints()),
-        ("backend", f"{backend} on {device}: {reason}"),
-    ]
-    if device.type == "cpu":
-        rows.append(("CPU", f"with the {DEMO} voice, {_cpu_speed()}"))
-    width = max(len(name) for name, _ in rows)
-    for name, value in rows:
-        print(f"{name:<{width}}  {value}")
-    return 0
-
-
-def _cpu_speed() -> CpuSpeed:
-    device = torch.device("cpu")
-    return Backend("torch", Checkpoint.open(DEMO), device, torch.float32).load(slots=1, max_positions=16).cpu
-
-
-def _gpu() -> str:
-    if not torch.cuda.is_available():
-        return "none that torch can use"
-    cards = []
-    for index in range(torch.cuda.device_count()):
-        p = torch.cuda.get_device_properties(index)
-        cards.append(f"{p.name}, {p.total_memory / 2**30:.0f} GiB, sm_{p.major}{p.minor}")
-    return "; ".join(cards)
-
-
-def _output_line(command: list[str], line: int = 0) -> str:
-    """One line of a program's output, or why there is none."""
-    if not shutil.which(command[0]):
-        return f"{command[0]} not found"
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20)
-        return (done.stdout or done.stderr).strip().splitlines()[line].strip()
-    except (OSError, subprocess.TimeoutExpired, IndexError) as error:
-        return f"{command[0]} failed: {error!r}"
-
-
-def _cached_checkpoints() -> str:
-    from huggingface_hub import constants, scan_cache_dir
-    from huggingface_hub.errors import CacheNotFound
-
-    try:
-        cached = [r.repo_id for r in scan_cache_dir().repos if "qwen3-tts" in r.repo_id.lower()]
-    except CacheNotFound:
-        cached = []
-    listed = ", ".join(sorted(cached)) if cached else "none in the hub cache"
-    return f"{DEMO} (bundled, {DEMO_NOTICE}); {listed} ({constants.HF_HUB_CACHE})"
+def _doctor(args: argparse.Namespace) -> int:
+    if not args.check and (args.size is not None or args.weights is not None):
+        raise RequestError("--size and --weights say what --check checks: give --check too")
+    fp8 = parts_of(args.weights or "bf16")
+    return doctor.run(check=args.check, size=args.size or "0.6b", fp8=fp8, as_json=args.json)
 
 
 if __name__ == "__main__":

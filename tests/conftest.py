@@ -6,10 +6,12 @@ import random
 import secrets
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from machines import pretend
 from probes import probed
 from waiting import PATIENCE_S
 
@@ -70,6 +72,12 @@ def gpu_memory_goes_back():
     if torch.cuda.is_initialized():
         gc.collect()
         torch.cuda.empty_cache()
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """machine(capability, multiprocessors, name, nvcc, driver, ninja): see `machines.pretend`."""
+    return partial(pretend, monkeypatch)
 
 
 @pytest.fixture

@@ -2,11 +2,14 @@
 
 compute-sanitizer --tool memcheck python tests/sanitize.py [demo|0.6b|1.7b|text|vocoder ...]
 compute-sanitizer --tool racecheck python tests/sanitize.py demo --columns 16 --frames 1
+compute-sanitizer --tool racecheck python tests/sanitize.py 0.6b --columns 3 --frames 1 --layers 2
 
-racecheck keeps what it saw in host memory: give it a launch of each width in a process of its own.
+racecheck keeps what it saw in host memory, 5 GB a launch of the demo voice. Give it a launch of each width in a process
+of its own, and of 0.6B a few layers.
 """
 
 import argparse
+import dataclasses
 
 import torch
 
@@ -39,6 +42,14 @@ def decode(config: ModelConfig, widths: list[int], frames: int) -> None:
             print(slots, [None if codes is None else codes.tolist()[:3] for codes in kernel.collect()])
 
 
+def cut(config: ModelConfig, layers: int) -> ModelConfig:
+    """With so many layers in the talker, and in the code predictor."""
+    replace, talker = dataclasses.replace, config.talker
+    predictor = replace(talker.code_predictor, stack=replace(talker.code_predictor.stack, num_layers=layers))
+    stack = replace(talker.stack, num_layers=layers)
+    return replace(config, talker=replace(talker, stack=stack, code_predictor=predictor))
+
+
 def text() -> None:
     checkpoint = Checkpoint.open("demo")
     embeddings = Embeddings(checkpoint.config.talker, checkpoint.talker(GPU, torch.bfloat16), load_extension(GPU))
@@ -62,6 +73,7 @@ parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.R
 parser.add_argument("parts", nargs="*", default=["demo", "text", "vocoder"])
 parser.add_argument("--columns", type=int, nargs="+", choices=PROMPTS, default=list(PROMPTS))
 parser.add_argument("--frames", type=int, default=2)
+parser.add_argument("--layers", type=int, help="of the talker and of the code predictor; default: all")
 args = parser.parse_args()
 for part in args.parts:
     if part == "text":
@@ -70,4 +82,4 @@ for part in args.parts:
         vocode()
     else:
         config = ModelConfig.from_folder(DEMO_FOLDER) if part == "demo" else synthetic_config(part)
-        decode(config, args.columns, args.frames)
+        decode(cut(config, args.layers) if args.layers else config, args.columns, args.frames)

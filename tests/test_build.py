@@ -51,24 +51,6 @@ ptxas info    : Compile time = 510.435 ms
 """
 
 
-@pytest.fixture
-def machine(monkeypatch):
-    """machine(capability, multiprocessors, name, nvcc, driver): what the one GPU's machine says of itself."""
-
-    def pretend(capability, multiprocessors, name, nvcc=(13, 0), driver=(13, 0), ninja=True):
-        properties = SimpleNamespace(name=name, multi_processor_count=multiprocessors)
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-        monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: capability)
-        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _device: properties)
-        monkeypatch.setattr(build, "find_nvcc", lambda: "nvcc" if nvcc else None)
-        monkeypatch.setattr(build, "nvcc_version", lambda _nvcc: nvcc)
-        monkeypatch.setattr(build, "find_ninja", lambda: "/tools/ninja" if ninja else None)
-        monkeypatch.setattr(build, "driver_version", lambda: driver)
-
-    return pretend
-
-
 # ---------------------------------------------------------------- targets
 
 
@@ -268,15 +250,6 @@ def test_says_what_is_in_the_way_and_auto_takes_torch(said, sentence, machine):
 def test_a_driver_of_the_same_major_version_will_do(machine):
     machine(*H200, nvcc=(12, 9), driver=(12, 4))
     assert build.why_no_build(GPU) is None
-
-
-def test_auto_leaves_cards_alone_that_nobody_has_tried(machine):
-    machine((8, 0), 108, "A100")
-    assert select_backend("megakernel", GPU) == ("megakernel", "asked for")
-    backend, reason = select_backend("auto", GPU)
-    assert backend == "torch" and "only been run on Hopper, this GPU is sm_80; backend='megakernel' tries it" in reason
-    machine(*H200)
-    assert select_backend("auto", GPU)[0] == "megakernel"
 
 
 @pytest.mark.parametrize(

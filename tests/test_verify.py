@@ -378,7 +378,7 @@ def test_the_kernel_may_be_no_further_from_fp32_than_bf16(error, ratio_holds, tm
         kernel.config, kernel.exact, kernel.error = config.talker, exact, error
         return kernel
 
-    monkeypatch.setattr(verify, "select_backend", lambda *_: ("megakernel", "pretended"))
+    monkeypatch.setattr(verify, "select_backend", lambda *_, **__: ("megakernel", "pretended"))
     monkeypatch.setattr(verify, "make_embeddings", lambda _name, config, tensors: Embeddings(config.talker, tensors))
     monkeypatch.setattr(verify, "make_decoder", make)
     rc = run(tiny("custom_voice", eos_gain=0.0), tmp_path / "out", "--frames", 3)

@@ -56,6 +56,8 @@ def source_folder() -> Path:
 
 def why_no_build(device: torch.device) -> str | None:
     """What keeps the kernel from being compiled for a CUDA device, and what to do; None if nothing does."""
+    if torch.version.hip:
+        return f"it needs an NVIDIA GPU, and torch {torch.__version__} is built for ROCm"
     properties = torch.cuda.get_device_properties(device)
     if architecture(device) is None:
         return f"it is compiled for sm_{', sm_'.join(ARCHITECTURES)}; this {properties.name} is sm_{capability(device)}"
@@ -163,17 +165,21 @@ def _version(text: str) -> tuple[int, int]:
 # ---------------------------------------------------------------- building it
 
 
-def cache_folder(target: Target, fp8: Collection[str] = ()) -> Path:
-    """Of a build for a target. Builds whose sources, flags, torch or Python differ have folders of their own."""
+def cache_root() -> Path:
+    """The folder of all builds."""
     from torch.utils import cpp_extension
 
+    return Path(os.environ.get("TORCH_EXTENSIONS_DIR") or cpp_extension.get_default_build_root())
+
+
+def cache_folder(target: Target, fp8: Collection[str] = ()) -> Path:
+    """Of a build for a target. Builds whose sources, flags, torch or Python differ have folders of their own."""
     digest = hashlib.sha256(" ".join((*FLAGS, *_defines(target, fp8), torch.__version__, sys.version)).encode())
     sources = source_folder()
     for path in sorted(sources.rglob("*")):
         if path.suffix in {".cu", ".cuh", ".h", ".cpp"}:
             digest.update(path.relative_to(sources).as_posix().encode() + path.read_bytes())
-    root = os.environ.get("TORCH_EXTENSIONS_DIR") or cpp_extension.get_default_build_root()
-    return Path(root) / f"qwen_megakernel_{target.name}_{digest.hexdigest()[:12]}"
+    return cache_root() / f"qwen_megakernel_{target.name}_{digest.hexdigest()[:12]}"
 
 
 def _defines(target: Target, fp8: Collection[str]) -> tuple[str, ...]:

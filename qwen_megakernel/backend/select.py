@@ -1,19 +1,21 @@
 """Where a model runs: which device, which backend, and a `Backend` that puts the model there."""
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from qwen_megakernel.backend import auto
 from qwen_megakernel.backend.build import load_extension, why_no_build, why_no_gpu
 from qwen_megakernel.backend.cpu_threads import measure
 from qwen_megakernel.backend.cuda_graphs import synchronize
 from qwen_megakernel.backend.interfaces import FrameDecoder, LoadedModel, Vocoder
 from qwen_megakernel.backend.megakernel import MegakernelFrameDecoder, why_no_megakernel
-from qwen_megakernel.backend.targets import why_untried
 from qwen_megakernel.backend.torch_decoder import TorchFrameDecoder
+from qwen_megakernel.backend.verdicts import Key, record_of, size_of, void
 from qwen_megakernel.backend.vocoder_graphs import GraphVocoder, why_no_graphs
 from qwen_megakernel.checkpoint.codec_config import VocoderConfig
 from qwen_megakernel.checkpoint.config import ModelConfig, SamplingParams
@@ -31,22 +33,41 @@ BACKENDS = ("auto", "megakernel", "torch")
 
 
 def select_backend(
-    backend: str, device: torch.device, dtype: torch.dtype | None = None, config: ModelConfig | None = None
+    backend: str,
+    device: torch.device,
+    dtype: torch.dtype | None = None,
+    config: ModelConfig | None = None,
+    fp8: Collection[str] = (),
+    *,
+    may_check: bool = False,
 ) -> tuple[str, str]:
-    """(backend to use, reason) for a backend name; "auto" takes the megakernel where it can run and has been run.
+    """(backend to use, reason) for a backend name. "auto" takes the megakernel where it can run and there is evidence
+    that it is right and faster than PyTorch (auto.py).
+
+    Args:
+        dtype, config: of the checkpoint; None: any that fits.
+        fp8: parts (fp8.PARTS) whose weights are E4M3.
+        may_check: where "auto" has no evidence, the kernel is compiled and checked now. It takes up to a minute, once.
+            False, or no `config`: it is taken for right.
 
     Raises:
-        BackendError: an unknown name, or a megakernel that cannot run like this.
+        BackendError: an unknown name, a megakernel that cannot run like this, or an environment variable that asks
+            "auto" for something else than `auto.MODES`.
     """
     if backend not in BACKENDS:
         raise BackendError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
-    if backend == "torch":
-        return "torch", "asked for"
+    asked, why = backend, "asked for"
+    if backend == "auto" and (mode := auto.mode()) != "check":
+        asked, why = mode, f"{auto.VARIABLE}={mode} asks for it"
+    if asked == "torch":
+        return "torch", why
     obstacle = why_no_megakernel(device, dtype, config)
-    if obstacle is None and backend == "auto":
-        obstacle = why_untried(device)
     if obstacle is None:
-        return "megakernel", "asked for" if backend == "megakernel" else "this GPU and checkpoint can run it"
+        if asked == "megakernel":
+            return "megakernel", why
+        taken, obstacle = auto.decide(device, config and size_of(config), fp8, may_check=may_check)
+        if taken:
+            return "megakernel", obstacle
     if backend == "megakernel":
         raise BackendError(f"the megakernel cannot run here: {obstacle}; use backend='torch'")
     return "torch", f"no megakernel: {obstacle}"
@@ -118,14 +139,16 @@ def make_vocoder(
     slots: int,
     recent_codes: Tensor | None = None,
     fp8: Collection[str] = (),
+    obstacle: str | None = None,
 ) -> Vocoder:
-    """The vocoder over every fp32 `decoder.*` tensor: CUDA graphs of our kernels where they have been run, else eager
+    """The vocoder over every fp32 `decoder.*` tensor: CUDA graphs of our kernels where they can run, else eager
     PyTorch.
 
     Args:
         dtype: as `dtypes.vocoder_dtype_of` returns it.
         recent_codes: the frame decoder's (`FrameDecoder.recent_codes`).
         fp8: of the frame decoder's weights: its build has the vocoder's kernels too.
+        obstacle: why our kernels must not be taken on a GPU.
 
     Raises:
         BackendError: "tf32" where our kernels cannot run.
@@ -135,7 +158,7 @@ def make_vocoder(
     if device.type == "cpu":
         obstacle = "the device is a CPU"
     else:
-        obstacle = why_no_build(device) or why_untried(device) or why_no_graphs(config, device)
+        obstacle = obstacle or why_no_build(device) or why_no_graphs(config, device)
     if obstacle is None:
         try:
             extension = load_extension(device, fp8)
@@ -161,6 +184,7 @@ class Backend:
         fp8: parts (fp8.PARTS) whose weights are E4M3.
         vocoder_dtype: see `dtypes.vocoder_dtype_of`.
         own_kernels: False: the vocoder is PyTorch's too.
+        vocoder_obstacle: why the vocoder's kernels must not be taken; None: they are taken where they can run.
         threads: that PyTorch computes with on a CPU; None: the best number is measured.
 
     Raises:
@@ -174,6 +198,7 @@ class Backend:
     fp8: frozenset[str] = frozenset()
     vocoder_dtype: str = "float32"
     own_kernels: bool = True
+    vocoder_obstacle: str | None = None
     threads: int | None = None
 
     def __post_init__(self):
@@ -199,13 +224,70 @@ class Backend:
         config, tensors = self.checkpoint.config.codec.vocoder, self.checkpoint.vocoder(self.device, torch.float32)
         if not self.own_kernels:
             return TorchVocoder(config, tensors, slots=slots)
-        fp8 = self.fp8 if self.name == "megakernel" else ()  # of the build that is there
-        options = {"slots": slots, "recent_codes": recent_codes, "fp8": fp8}
+        options = {"slots": slots, "recent_codes": recent_codes, "fp8": self._built}
+        options["obstacle"] = self.vocoder_obstacle
         return make_vocoder(config, tensors, self.device, self.vocoder_dtype, **options)
+
+    @property
+    def _built(self) -> frozenset[str]:
+        """FP8 parts of the build that is there."""
+        return self.fp8 if self.name == "megakernel" else frozenset()
+
+    @property
+    def _has_kernels(self) -> bool:
+        """May kernels of ours compute?"""
+        vocoder = self.own_kernels and self.vocoder_obstacle is None
+        return self.device.type == "cuda" and (self.name == "megakernel" or vocoder)
 
     def spare(self) -> "Backend | None":
         """What takes over where our kernels fail: the same on PyTorch alone. None: this is it."""
-        return replace(self, name="torch", own_kernels=False) if self.name != "torch" else None
+        return replace(self, name="torch", own_kernels=False) if self._has_kernels else None
+
+    @property
+    def void(self) -> Callable[[], None] | None:
+        """To be called when our kernels are given up: "auto" takes PyTorch from then on. None: no evidence stands in
+        question, because the card has a record of ours, or because PyTorch alone computes."""
+        size = size_of(self.checkpoint.config)
+        if not self._has_kernels or size is None or record_of(self.device) or why_no_build(self.device):
+            return None
+        return partial(void, Key.of(self.device, size, self._built), "two kernel faults in service")
+
+
+def choose_backend(
+    backend: str,
+    checkpoint: Checkpoint,
+    device: torch.device,
+    dtype: torch.dtype,
+    fp8: frozenset[str] | None,
+    vocoder_dtype: str,
+    threads: int | None,
+) -> Backend:
+    """How an engine runs a checkpoint, said in one line of the log. "auto" may check the kernel first.
+
+    Args:
+        backend: one of BACKENDS.
+        fp8, vocoder_dtype, threads: see `Backend`; `fp8` of None: as the checkpoint has it.
+
+    Raises:
+        BackendError: see `select_backend`.
+    """
+    config, obstacle = checkpoint.config, None
+    fp8 = checkpoint.fp8 if fp8 is None else fp8
+    name, reason = select_backend(backend, device, dtype, config, fp8, may_check=True)
+    if device.type == "cuda" and not _is_told(backend, name):
+        obstacle = auto.why_no_vocoder(device, size_of(config), fp8 if name == "megakernel" else frozenset())
+    kind = str(dtype).removeprefix("torch.") + (f", FP8: {', '.join(sorted(fp8))}" if fp8 else "")
+    if device.type == "cpu":
+        log.info("PyTorch speaks on the CPU%s", "" if torch.cuda.is_available() else ": no NVIDIA GPU was found")
+        log.debug("backend %s, %s (%s)", name, kind, reason)
+    else:
+        log.info("backend %s on %s, %s (%s)", name, device, kind, reason)
+    return Backend(name, checkpoint, device, dtype, fp8, vocoder_dtype, vocoder_obstacle=obstacle, threads=threads)
+
+
+def _is_told(backend: str, name: str) -> bool:
+    """Was the kernel asked for by name, whatever the evidence says?"""
+    return name == "megakernel" and (backend == "megakernel" or auto.mode() == "megakernel")
 
 
 def check_device() -> None:

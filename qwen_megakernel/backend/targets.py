@@ -108,14 +108,3 @@ def target_of(device: torch.device) -> Target | None:
 def capability(device: torch.device) -> str:
     """Of a CUDA device, as "90"."""
     return "{}{}".format(*torch.cuda.get_device_capability(device))
-
-
-RUN_ON = ("90a",)
-"""Architectures on which the kernel was ever run; elsewhere `backend="auto"` leaves it alone."""
-
-
-def why_untried(device: torch.device) -> str | None:
-    """Why `backend="auto"` leaves a device alone that the kernel can be compiled for."""
-    if architecture(device) in RUN_ON:
-        return None
-    return f"it has only been run on Hopper, this GPU is sm_{capability(device)}; backend='megakernel' tries it"

@@ -215,28 +215,28 @@ def _measure(
     checkpoint = Checkpoint.open(model)
     config, dtype = checkpoint.config, torch.bfloat16 if cuda else torch.float32
     parts = checkpoint.fp8 if weights is None else parts_of(weights)
-    backend, why = select_backend(backend, device, dtype, config)
+    chosen, why = select_backend(backend, device, dtype, config, parts, may_check=True)
     # Of a CPU the number of threads is measured once, for all that follows.
-    threads = None if cuda else Backend(backend, checkpoint, device, dtype).load(1, MAX_POSITIONS).cpu.threads
+    threads = None if cuda else Backend(chosen, checkpoint, device, dtype).load(1, MAX_POSITIONS).cpu.threads
     card = torch.cuda.get_device_name(device) if cuda else f"CPU, {threads} of {torch.get_num_threads()} threads"
     told: dict = {"version": __version__, "when": datetime.date.today().isoformat(), "model": name, "machine": card}
     told |= {"cpu": _cpu(), "system": platform.platform(), "python": platform.python_version()}
     told |= {"torch": torch.__version__, "driver_cuda": ".".join(map(str, driver_version() or ("none",)))}
     if cuda:
         told["card_gb"] = torch.cuda.get_device_properties(device).total_memory / 1e9
-    told["backend"] = backend
-    tell(f"{told['machine']}, {backend} backend ({why}), {name}")
+    told["backend"] = chosen
+    tell(f"{told['machine']}, {chosen} backend ({why}), {name}")
     bandwidth = told["read_gb_s"] = read_bytes_s(device) / 1e9
     tell(f"{'':36}{'measured':>12}{'floor':>12}{'of floor':>10}")
     tell(f"{'memory, read by PyTorch':36}{bandwidth:7.0f} GB/s")
 
     tensors = checkpoint.talker(device, dtype, parts)
-    if backend == "torch":  # which has no FP8 weights, and would widen them itself
+    if chosen == "torch":  # which has no FP8 weights, and would widen them itself
         tensors = dequantized(tensors, dtype)
     told["gb_a_frame"] = weight_bytes({n: t.nbytes for n, t in tensors.items()})[1] / 1e9
     floor = told["floor_ms"] = 1000 * told["gb_a_frame"] / bandwidth
     streams, frames, utterances, repeats = ((1, 8), 200, 50, 5) if cuda else ((1,), 20, 5, 1)
-    for count, ms in zip(streams, frames_ms(checkpoint, tensors, backend, streams, frames, threads), strict=True):
+    for count, ms in zip(streams, frames_ms(checkpoint, tensors, chosen, streams, frames, threads), strict=True):
         told[f"frame_ms_{count}"] = ms
         label = f"a frame of 16 codes, {count} stream{'s' * (count > 1)}"
         tell(f"{label:36}{ms:9.3f} ms{floor:9.3f} ms{floor / ms:10.0%}")

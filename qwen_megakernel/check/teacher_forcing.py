@@ -3,7 +3,7 @@
 In fp32 it is what the errors of the kernel, of bf16 and of FP8 are measured against (verify.py, tests, benchmarks).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +12,15 @@ from torch import Tensor
 from qwen_megakernel.checkpoint.config import TalkerConfig
 from qwen_megakernel.model.prompt import Prompt
 from qwen_megakernel.model.transformer import Embeddings, KVCache, Transformer
+
+PARTS_OF_ERROR = {"hidden": slice(1), "logits of code 0": slice(1, 2), "other logits": slice(2, None)}
+"""Of a list of hidden states and the logits of 16 code groups: what errors are told of, one by one."""
+
+
+def mean_error(of: Sequence[Tensor], exact: Sequence[Tensor]) -> float:
+    """The mean of |x - y| / |y| over all rows x of `of` and y of `exact`, each a list of fp32 [frames, n]."""
+    pairs = zip(of, exact, strict=True)
+    return float(torch.stack([(x - y).norm(dim=1) / y.norm(dim=1) for x, y in pairs]).mean())
 
 
 @torch.inference_mode()

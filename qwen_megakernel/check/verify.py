@@ -36,7 +36,12 @@ from qwen_megakernel.check.reference import (
     reference_module,
 )
 from qwen_megakernel.check.report import Report, new_folder
-from qwen_megakernel.check.teacher_forcing import teacher_forced_logits, teacher_forced_talker
+from qwen_megakernel.check.teacher_forcing import (
+    PARTS_OF_ERROR,
+    mean_error,
+    teacher_forced_logits,
+    teacher_forced_talker,
+)
 from qwen_megakernel.checkpoint.config import GREEDY, ModelConfig
 from qwen_megakernel.checkpoint.fp8 import dequantized, name_of, parts_of
 from qwen_megakernel.checkpoint.load import Checkpoint
@@ -219,12 +224,8 @@ def compare_kernel(
     exact, rounded = teacher_forced(torch.float32), teacher_forced(torch.bfloat16)
     ours = [behind, *(drawn_from[:, group, : row.shape[1]] for group, row in enumerate(exact[1:]))]
 
-    def error(of: list[Tensor], part: slice) -> float:
-        pairs = zip(of[part], exact[part], strict=True)
-        return float(torch.stack([(x - y).norm(dim=1) / y.norm(dim=1) for x, y in pairs]).mean())
-
-    for name, part in (("hidden", slice(1)), ("logits of code 0", slice(1, 2)), ("other logits", slice(2, None))):
-        a, b = error(ours, part), error(rounded, part)
+    for name, part in PARTS_OF_ERROR.items():
+        a, b = (mean_error(of[part], exact[part]) for of in (ours, rounded))
         figure = f"{a:.1e}, of PyTorch bf16 {b:.1e}: {a / b:.2f}"
         report.check(f"kernel, {len(codes)} frames: error of {name}", figure, "ratio at most 1", a <= b)
 
@@ -268,7 +269,7 @@ def verify(
     config = checkpoint.config
     _refuse_what_cannot_be_verified(checkpoint, ref_audio, frames)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    chosen, reason = select_backend(backend, device, dtype, config)
+    chosen, reason = select_backend(backend, device, dtype, config, fp8, may_check=True)
     sound = reference_audio() if ref_audio is None else load_audio(ref_audio, config.codec.sample_rate)
     ref_text = REF_TEXT if ref_audio is None else ref_text
     cases = cases_of(config, in_context=ref_text is not None)

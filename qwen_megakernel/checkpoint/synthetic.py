@@ -31,7 +31,7 @@ from qwen_megakernel.checkpoint.synthetic_config import (
     codec_config,
     main_config,
 )
-from qwen_megakernel.checkpoint.tensors import Shapes, expected_tensors, talker_tensors
+from qwen_megakernel.checkpoint.tensors import Shapes, expected_tensors, talker_tensors, vocoder_tensors
 
 SIZES = ("tiny", "tiny-adapter", "demo", "0.6b", "1.7b")
 NO_EOS = 0.0
@@ -247,6 +247,12 @@ def random_talker(config: ModelConfig, device: torch.device, seed: int, eos_gain
         tensors[name] = (torch.randn(shape, generator=generator, device=device) * std + mean).to(torch.bfloat16)
     tensors["talker.codec_head.weight"][config.talker.codec_eos_id] *= eos_gain
     return tensors
+
+
+def random_vocoder(config: ModelConfig, device: torch.device, seed: int) -> dict[str, torch.Tensor]:
+    """Every `decoder.*` tensor of the speech tokenizer, fp32 on `device`, as `write_checkpoint` makes them."""
+    shapes = vocoder_tensors(config.codec)
+    return {name: torch.from_numpy(_codec_values(name, shape, seed)).to(device) for name, shape in shapes.items()}
 
 
 def _codec_values(name: str, shape: tuple[int, ...], seed: int) -> np.ndarray:

@@ -24,6 +24,7 @@ from qwen_megakernel.backend.interfaces import CpuSpeed, LoadedModel
 from qwen_megakernel.engine.admission import Admission
 from qwen_megakernel.engine.audio import Chunk
 from qwen_megakernel.engine.device_pipeline import make_pipeline
+from qwen_megakernel.engine.failures import Failures
 from qwen_megakernel.engine.loop import Loop
 from qwen_megakernel.engine.options import Limits
 from qwen_megakernel.engine.request import Request
@@ -62,13 +63,15 @@ class EngineCore:
         device: torch.device,
         limits: Limits,
         spare: Callable[[], LoadedModel] | None = None,
+        void: Callable[[], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ):
         """
         Args:
             sample_rate: of the vocoder, in Hz.
             device: of the model.
-            spare: makes what takes over after `MOST_FAULTS` kernel faults in a row; without it they end the engine.
+            spare: makes what takes over once the kernels are given up; without it that ends the engine.
+            void: see `Failures`.
         """
 
         def pipeline(of: LoadedModel):
@@ -84,7 +87,8 @@ class EngineCore:
         self.admission = Admission(self.slots, limits.max_queue, self._inbox, self._bell)
         slots = Slots(self.admission, limits.queue_timeout, clock)
         make_spare = (lambda: pipeline(spare())) if spare else None
-        self.loop = Loop(pipeline(model), self.admission, slots, self._inbox, self._bell, make_spare, clock)
+        failures = Failures(self.admission, model.check_device, void)
+        self.loop = Loop(pipeline(model), self.admission, failures, slots, self._inbox, self._bell, make_spare, clock)
         self.watchdog = Watchdog(self.admission, self.loop, self._bell, limits.patience, _DEVICE_S[device.type])
         run = partial(_run_with, model.cpu.threads, self.loop.run) if model.cpu else self.loop.run
         self.threads = tuple(

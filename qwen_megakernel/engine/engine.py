@@ -18,7 +18,7 @@ from typing import Unpack
 import torch
 
 from qwen_megakernel.backend.interfaces import LoadedModel
-from qwen_megakernel.backend.select import Backend, check_threads, select_backend, select_device
+from qwen_megakernel.backend.select import Backend, check_threads, choose_backend, select_backend, select_device
 from qwen_megakernel.checkpoint.config import SamplingParams
 from qwen_megakernel.checkpoint.dtypes import dtype_of, vocoder_dtype_of
 from qwen_megakernel.checkpoint.fp8 import name_of, parts_of
@@ -30,7 +30,7 @@ from qwen_megakernel.engine.request import Request, RequestChecker, RequestOptio
 from qwen_megakernel.engine.sequence import Sequence as EngineSequence
 from qwen_megakernel.engine.snapshot import Snapshot, snapshot_of
 from qwen_megakernel.engine.utterance import ChunkStream, Utterance
-from qwen_megakernel.errors import BackendError, TextError, TextTooLongError
+from qwen_megakernel.errors import BackendError, KernelFault, TextError, TextTooLongError
 from qwen_megakernel.model.prompt import KEPT_VOICES, Prompt, PromptBuilder
 from qwen_megakernel.model.prompt_pieces import PromptPieces
 from qwen_megakernel.model.text import TextTokenizer
@@ -69,9 +69,9 @@ class TTSEngine:
 
         Args:
             model: its name, for messages.
-            backend: `load` and `spare` are called.
+            backend: `load` and `spare` are called; `void` is, where it is not None and the kernels are given up.
             limits: None: `Limits()`.
-            fallback: `backend.spare()` takes over after three kernel faults in a row.
+            fallback: `backend.spare()` takes over once the kernels are given up (failures.py).
         """
         limits, config = limits or Limits(), checkpoint.config
         tokenizer = TextTokenizer(checkpoint.folder, config.talker.text_vocab_size)
@@ -90,7 +90,8 @@ class TTSEngine:
         self._voice_lock = threading.Lock()
         spare = backend.spare() if fallback else None
         spare = spare and partial(spare.load, limits.max_streams, limits.max_positions)
-        self._core = EngineCore(loaded, sample_rate=self.sample_rate, device=backend.device, limits=limits, spare=spare)
+        options = {"sample_rate": self.sample_rate, "device": backend.device, "limits": limits, "void": backend.void}
+        self._core, self._has_spare = EngineCore(loaded, spare=spare, **options), spare is not None
         self._core.start()
         weakref.finalize(self, self._core.stop).atexit = False  # dropped without close(): the threads end too
 
@@ -129,7 +130,8 @@ class TTSEngine:
         Args:
             model: a folder, a hub id (downloaded), or "demo" (bundled, a tiny English voice).
             backend: "torch", "megakernel" (published dims, bfloat16, a GPU of targets.py's TARGETS) or "auto", which
-                takes the megakernel on Hopper, where it has been run; a log line says what was taken and why.
+                takes the megakernel where it is known to be right and faster. An untried card is checked once, for up
+                to a minute. A log line says what was taken and why.
             device: None takes a CUDA GPU if there is one, else the CPU.
             dtype: of talker and code predictor: "float32", "bfloat16" or the torch.dtype of that name; None is bfloat16
                 on a GPU and float32 on a CPU.
@@ -144,8 +146,8 @@ class TTSEngine:
             kept_voices: voices (with their language and instruct) for which keys and values of the prompt's opening
                 and the vocoder's state after the reference are kept, the latest used; for 0.6B about 8 MB each, with
                 a transcribed reference of 10 s about 30 for each text layout.
-            fallback: "torch": after three faults of our kernels in a row PyTorch takes over, many times slower; None:
-                the engine is then dead.
+            fallback: "torch": after three faults of our kernels in a row (two, on a card that was only checked) PyTorch
+                takes over, many times slower; None: the engine is then dead. "auto" means "torch" on such a card.
             vocoder_dtype: "float32", "tf32" (GPU only), "bfloat16" (slow: not through our kernels), or the
                 torch.dtype of such a name.
             threads: CPU threads to compute with; None: the fewest that are about as fast as any, measured now. The
@@ -169,16 +171,9 @@ class TTSEngine:
         check_threads(threads, device)
         select_backend(backend, device, dtype)
         checkpoint = Checkpoint.open(model)
-        name, reason = select_backend(backend, device, dtype, checkpoint.config)
-        fp8 = checkpoint.fp8 if fp8 is None else fp8
-        kind = str(dtype).removeprefix("torch.") + (f", FP8: {', '.join(sorted(fp8))}" if fp8 else "")
-        if device.type == "cpu":
-            log.info("PyTorch speaks on the CPU%s", "" if torch.cuda.is_available() else ": no NVIDIA GPU was found")
-            log.debug("backend %s, %s (%s)", name, kind, reason)
-        else:
-            log.info("backend %s on %s, %s (%s)", name, device, kind, reason)
-        chosen = Backend(name, checkpoint, device, dtype, fp8, vocoder_dtype, threads=threads)
-        engine = cls(str(model), checkpoint, chosen, limits, fallback=fallback is not None)
+        chosen = choose_backend(backend, checkpoint, device, dtype, fp8, vocoder_dtype, threads)
+        fallback = fallback is not None or (backend == "auto" and chosen.void is not None)
+        engine = cls(str(model), checkpoint, chosen, limits, fallback=fallback)
         if device.type == "cuda":
             engine._warm_up(device)
         return engine
@@ -188,7 +183,7 @@ class TTSEngine:
         request = {"voice": self.placeholder_voice(), "runaway_guard": False}
         try:
             with told_of_memory(self.model, device, self._need, self._limits), contextlib.suppress(TextTooLongError):
-                self.generate("Hello there.", max_frames=4, **request)  # too long for the smallest slots
+                self._first_words(request)  # too long for the smallest slots
                 if self._width > 1:
                     self._measure(request)
         except BaseException:
@@ -197,6 +192,12 @@ class TTSEngine:
         self._prompts.forget()
         self._core.forget()
         torch.cuda.empty_cache()  # what only loading needed
+
+    def _first_words(self, request: dict) -> Audio:
+        """Where kernels fault and PyTorch may take over, it does so now and not at the first caller."""
+        while True:
+            with contextlib.nullcontext() if not self._has_spare else contextlib.suppress(KernelFault):
+                return self.generate("Hello there.", max_frames=4, **request)
 
     def placeholder_voice(self) -> Voice | None:
         """For speech that nobody hears, such as a warm-up: a Base checkpoint has no speakers. Others need no voice."""

@@ -13,6 +13,8 @@ log = logging.getLogger(__name__)
 MOST_FAULTS = 3
 """Kernel faults in a row, with no sound between them, after which a kernel is given up. A guess: one may be chance, and
 a second its echo."""
+MOST_FAULTS_ON_TRIAL = 2
+"""The same on a card that the self-check alone speaks for. A second fault there is more likely the kernel's own."""
 
 
 class Failures:
@@ -23,13 +25,20 @@ class Failures:
         in_a_row: kernel faults since the last sound.
     """
 
-    def __init__(self, admission: Admission, check_device: Callable[[], None]):
+    def __init__(self, admission: Admission, check_device: Callable[[], None], void: Callable[[], None] | None = None):
         """
         Args:
             check_device: raises what the device raises, if it is lost.
+            void: called once when the kernels are given up, which are then on trial; None: they are not.
         """
-        self._admission, self._check_device = admission, check_device
+        self._admission, self._check_device, self._void = admission, check_device, void
+        self._most = MOST_FAULTS if void is None else MOST_FAULTS_ON_TRIAL
         self.in_a_row = 0
+
+    @property
+    def too_many(self) -> bool:
+        """Are the kernels to be given up?"""
+        return self.in_a_row >= self._most
 
     def alone(self, sequence: Sequence, step: Callable[..., str | None], *args) -> None:
         """One step of a sequence, which ends it if it returns a finish reason. What it raises ends this one alone."""
@@ -66,3 +75,6 @@ class Failures:
         self.in_a_row += 1
         for sequence in running:
             self._admission.settle(sequence, error=error)
+        if self.too_many and self._void:
+            void, self._void = self._void, None
+            void()

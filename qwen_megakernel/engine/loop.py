@@ -14,7 +14,7 @@ from torch import Tensor
 
 from qwen_megakernel.engine.admission import Admission
 from qwen_megakernel.engine.device_pipeline import DevicePipeline, Launch, Pushed
-from qwen_megakernel.engine.failures import MOST_FAULTS, Failures
+from qwen_megakernel.engine.failures import Failures
 from qwen_megakernel.engine.scheduler import Scheduler
 from qwen_megakernel.engine.sequence import Sequence, State
 from qwen_megakernel.engine.slots import Slots
@@ -34,6 +34,7 @@ class Loop:
         self,
         pipeline: DevicePipeline,
         admission: Admission,
+        failures: Failures,
         slots: Slots,
         inbox: "queue.SimpleQueue[Sequence | None]",
         bell: "queue.SimpleQueue[None]",
@@ -44,11 +45,10 @@ class Loop:
         Args:
             inbox: sequences whose prompt is built; None: look again at who got text or was cancelled.
             bell: wakes the watchdog.
-            spare: makes what takes over after `MOST_FAULTS` kernel faults; None: they end the engine.
+            spare: makes what takes over once the kernels are given up; None: that ends the engine.
         """
         self._admission, self.slots, self._inbox, self._bell = admission, slots, inbox, bell
-        self._spare, self._clock = spare, clock
-        self.failures = Failures(admission, pipeline.check_device)
+        self.failures, self._spare, self._clock = failures, spare, clock
         self._use(pipeline)
         self.held: list[Sequence] = []
         self._news = self.fell_back = False  # news: text came, or a cancel
@@ -175,10 +175,10 @@ class Loop:
         self.pipeline.forget()
         self.held.clear()
         self.failures.all(self.slots.running, error)
-        if self.failures.in_a_row < MOST_FAULTS:
+        if not self.failures.too_many:
             self.pipeline.recover()
         elif self._spare and not self.fell_back:
-            log.error("%d kernel faults in a row: PyTorch takes over, as fallback='torch' asks", MOST_FAULTS)
+            log.error("%d kernel faults in a row: PyTorch takes over", self.failures.in_a_row)
             self.pipeline = self.turn_began = None  # the spare needs its memory, and takes its time
             self._use(self._spare())
             self.fell_back = True

@@ -1,0 +1,286 @@
+"""What `backend="auto"` takes on a GPU: the kernel where there is evidence that it is right and faster than PyTorch.
+
+A card with a record of ours starts at once. Any other card that the kernel can be compiled for is checked once. The
+check is a process of its own (check/self_check.py), so that an illegal access or a hang leaves this one's CUDA context
+alone. It prints lines of JSON:
+
+    {"done": 0.35, "what": "..."}     how far it is
+    {"frame": {...}}                  what it says of the frame kernel (verdicts.FramePart)
+    {"vocoder": {...}}                and of the vocoder's kernels (verdicts.Part), the last line
+    {"unfinished": "..."}             it could not be made, and why
+"""
+
+import contextlib
+import json
+import logging
+import os
+import queue
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import IO
+
+import torch
+from tqdm import tqdm
+
+from qwen_megakernel.backend.build import load_extension, why_no_build
+from qwen_megakernel.backend.verdicts import (
+    MOST_BYTES,
+    TRY_AGAIN,
+    FramePart,
+    Key,
+    Part,
+    Verdict,
+    frame_part,
+    keep,
+    lock_of,
+    read,
+    record_of,
+    vocoder_part,
+)
+from qwen_megakernel.checkpoint.json_object import JsonObject
+from qwen_megakernel.errors import BackendError, CheckpointError
+
+log = logging.getLogger(__name__)
+
+VARIABLE = "QWEN_MEGAKERNEL_AUTO"
+MODES = ("check", "megakernel", "torch")
+"""What VARIABLE may be. "check": by evidence. The others: as if "auto" were that backend, where it can run."""
+
+TIME_LIMIT_S = 60.0
+"""Of a check. It is made to take 40 s where a launch takes 15 ms, ten times what an H200 needs."""
+
+LOCK_S = TIME_LIMIT_S + 30
+"""How long one process waits for another's check."""
+
+_CRASHES = ("SIGSEGV", "SIGBUS", "SIGABRT", "SIGFPE", "SIGILL", "SIGTRAP")
+"""Signals that a process brings on itself. Others come from outside and say nothing of the kernel."""
+
+_ONE_AT_A_TIME = threading.Lock()  # threads of this process
+
+
+def mode() -> str:
+    """What the environment asks "auto" to do.
+
+    Raises:
+        BackendError: the variable is none of MODES.
+    """
+    value = os.environ.get(VARIABLE, MODES[0])
+    if value not in MODES:
+        raise BackendError(f"{VARIABLE} must be one of {', '.join(MODES)}, got {value!r}; set one of them, or unset it")
+    return value
+
+
+def decide(device: torch.device, size: str | None, fp8: Collection[str], *, may_check: bool) -> tuple[bool, str]:
+    """(does "auto" take the kernel, and why) on a CUDA device on which it can run.
+
+    Args:
+        size: one of verdicts.SIZES' names; None: any.
+        fp8: parts (fp8.PARTS) whose weights are E4M3.
+        may_check: a card without evidence is checked now, which may take TIME_LIMIT_S and compiles the kernel.
+    """
+    record = record_of(device)
+    try:
+        key = Key.of(device, size, fp8) if size else None
+    except BackendError as error:
+        return False, str(error)
+    verdict = read(key) if key else None
+    if verdict is None and record is not None:
+        return True, str(record)
+    if verdict is None and (key is None or not may_check):
+        return True, "it can run here; the self-check at the first load decides"
+    if verdict is None:
+        verdict = check(device, size, fp8, again=False)
+    return verdict.frame.taken, str(verdict) if verdict.frame.taken else f"{verdict}; {TRY_AGAIN}"
+
+
+def why_no_vocoder(device: torch.device, size: str | None, fp8: Collection[str]) -> str | None:
+    """Why "auto" leaves the vocoder's kernels alone on a CUDA device; None: it takes them, or they cannot be built
+    anyway.
+
+    Args:
+        size, fp8: as for `decide`; None: a size that the frame kernel does not have.
+    """
+    if why_no_build(device):
+        return None
+    try:
+        verdict = read(Key.of(device, size, fp8)) if size else None
+    except BackendError as error:
+        return str(error)
+    if verdict is not None:
+        return None if verdict.vocoder.taken else f"self-check on this {verdict.key.card}: {verdict.vocoder}"
+    if record_of(device):
+        return None
+    return "its kernels have not been checked on this card; backend='auto' checks them with the frame kernel"
+
+
+# ---------------------------------------------------------------- the check
+
+
+def check(device: torch.device, size: str, fp8: Collection[str], *, again: bool = True) -> Verdict:
+    """Check the kernel on a CUDA device for which it can be compiled, keep the verdict and log it.
+
+    Args:
+        size: one of verdicts.SIZES' names.
+        fp8: parts (fp8.PARTS) whose weights are E4M3.
+        again: False: a verdict that another thread or process has come to is taken.
+
+    Raises:
+        BackendError: the kernel's sources are missing.
+    """
+    key = Key.of(device, size, fp8)
+    try:
+        load_extension(device, fp8)  # compiled here: the time limit is the check's alone
+        with _ONE_AT_A_TIME, lock_of(key, LOCK_S):
+            if not again and (known := read(key)):
+                return known
+            told = "checking the kernel on this %s once, up to %.0f s; %s=torch skips it"
+            log.info(told, key.card, TIME_LIMIT_S, VARIABLE)
+            verdict = _verdict_of(key, *_run(command(device, key)))
+            keep(verdict)
+    except (BackendError, TimeoutError) as error:
+        verdict = Verdict(key, FramePart(False, str(error)), Part(False, str(error)), finished=False)
+        keep(verdict)
+    if verdict.good:
+        log.info("%s", verdict)
+    else:
+        log.warning("%s%s; %s", verdict, "" if verdict.frame.taken else "; PyTorch speaks", TRY_AGAIN)
+    return verdict
+
+
+def command(device: torch.device, key: Key) -> list[str]:
+    """What starts the check's process. -P: it imports nothing from the folder that it is started in."""
+    index = device.index
+    if index is None:
+        index = torch.cuda.current_device() if torch.cuda.is_initialized() else 0
+    return [sys.executable, "-P", "-m", "qwen_megakernel.check.self_check", str(index), key.size, key.weights]
+
+
+@dataclass
+class _Said:
+    """What the check's process has said so far.
+
+    Attributes:
+        begun: the kernel is being checked; before that nothing is its doing.
+    """
+
+    begun: bool = False
+    frame: FramePart | None = None
+    vocoder: Part | None = None
+    unfinished: str | None = None
+
+    @property
+    def complete(self) -> bool:
+        return self.vocoder is not None or self.unfinished is not None
+
+    def hear(self, line: bytes, bar: tqdm) -> None:
+        """A line that is no JSON object is somebody else's, such as a library's."""
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError):
+            value = None
+        if not isinstance(value, dict):
+            log.debug("beside the self-check, its process printed %r", line[:200])
+            return
+        js = JsonObject(value, "the self-check")
+        try:
+            if "done" in js:
+                bar.n = js.get("done", float)
+                self.begun |= bar.n > 0
+                bar.set_description_str(js.get("what", str))
+            elif "frame" in js:
+                self.frame = frame_part(js.child("frame"))
+            elif "vocoder" in js:
+                self.vocoder = vocoder_part(js.child("vocoder"))
+            elif "unfinished" in js:
+                self.unfinished = js.get("unfinished", str)
+        except CheckpointError as error:
+            self.unfinished = f"what its process printed cannot be read: {error}"
+
+
+def _run(argv: list[str]) -> tuple[_Said, str, bool]:
+    """Run the check's process.
+
+    Returns:
+        (what it said, how it ended, is that the kernel's doing).
+    """
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
+    said, end = _Said(), time.monotonic() + TIME_LIMIT_S
+    try:
+        with tempfile.TemporaryFile() as errors:
+            pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": errors}
+            process = subprocess.Popen(argv, env=environment, **pipes)
+            try:
+                in_time = _listen(process, said, end)
+            finally:
+                _kill(process)
+            if not in_time:
+                return said, f"it did not end within {TIME_LIMIT_S:g} s", said.begun
+            return said, *_end_of(process.returncode, errors)
+    except (OSError, ValueError) as error:
+        return said, f"its process could not be started: {error}", False
+
+
+def _listen(process: subprocess.Popen, said: _Said, end: float) -> bool:
+    """Hear the process out. False: `end`, by time.monotonic, came first."""
+    lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+
+    def read_lines() -> None:
+        with process.stdout as out:
+            while line := out.readline(MOST_BYTES):
+                lines.put(line)
+        lines.put(b"")
+
+    threading.Thread(target=read_lines, name="qwen_megakernel self-check", daemon=True).start()
+    style = {"bar_format": "{desc} {percentage:3.0f}%|{bar}| {elapsed}", "leave": False}
+    with tqdm(total=1.0, desc="self-check", disable=None, **style) as bar:  # None: in terminals only
+        while not said.complete:
+            try:
+                line = lines.get(timeout=max(0.0, end - time.monotonic()))
+            except queue.Empty:
+                return False
+            if not line:
+                break
+            said.hear(line, bar)
+    if said.complete:
+        return True  # what it does at its exit is of no interest
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(max(0.0, end - time.monotonic()))
+        return True
+    return False
+
+
+def _kill(process: subprocess.Popen) -> None:
+    """A process whose GPU hangs may not end even so: it is not waited for without end."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        if process.poll() is None:
+            process.kill()
+        process.wait(10)
+
+
+def _end_of(code: int | None, errors: IO[bytes]) -> tuple[str, bool]:
+    """How a process ended that did not say everything, and whether that is the kernel's doing."""
+    if code is not None and code < 0:
+        try:
+            name = signal.Signals(-code).name
+        except ValueError:
+            name = f"signal {-code}"
+        return f"its process was ended by {name}", name in _CRASHES
+    errors.seek(max(0, errors.seek(0, os.SEEK_END) - MOST_BYTES))
+    last = errors.read().decode(errors="replace").strip().rpartition("\n")[2]
+    return f"its process ended with code {code} and no result" + (f": {last[:500]}" if last else ""), False
+
+
+def _verdict_of(key: Key, said: _Said, end: str, by_kernel: bool) -> Verdict:
+    if said.unfinished is not None:
+        end, by_kernel = said.unfinished, False
+    if said.frame is None:
+        return Verdict(key, FramePart(False, end), Part(False, end), finished=by_kernel)
+    if said.vocoder is not None:
+        return Verdict(key, said.frame, said.vocoder)
+    return Verdict(key, said.frame, Part(False, end), finished=by_kernel or not said.frame.correct)

@@ -1,0 +1,333 @@
+"""What is known of the kernel on a card: records of cards that we ran ourselves, and verdicts of the self-check.
+
+A verdict is one small JSON file in `folder()`. It holds for one card, driver, torch and build of the kernel, and for
+one size and choice of FP8 weights. Where any of these changes, its file is not found and the check is made again.
+"""
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import re
+import threading
+import time
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import torch
+
+from qwen_megakernel.backend import build
+from qwen_megakernel.backend.sizes import DIMS
+from qwen_megakernel.backend.targets import capability
+from qwen_megakernel.checkpoint.config import ModelConfig
+from qwen_megakernel.checkpoint.fp8 import name_of
+from qwen_megakernel.checkpoint.json_object import JsonObject
+from qwen_megakernel.errors import CheckpointError
+
+log = logging.getLogger(__name__)
+
+SIZES = dict(zip(DIMS, ("0.6b", "1.7b", "demo"), strict=True))
+"""Names of the sizes that the kernel is compiled for, by the talker's width."""
+
+MOST_BYTES = 64 * 1024
+"""Of a verdict's file, and of a line that the check's process prints."""
+
+TRY_AGAIN = "`qwen-megakernel doctor --check` tries it again"
+
+_HELD: dict["Key", "Verdict"] = {}  # verdicts of this process that are in no file
+
+
+# ---------------------------------------------------------------- records
+
+
+@dataclass(frozen=True)
+class Record:
+    """A card on which we ran the kernel's tests. It needs no check.
+
+    Attributes:
+        card: a word of its name.
+        capability: such as "90".
+        multiprocessors: how many it has. A slice of it (MIG) or a smaller model of that name has fewer, and no record.
+        frame_ms: milliseconds of a frame by size, of one stream and of eight.
+    """
+
+    card: str
+    capability: str
+    multiprocessors: int
+    frame_ms: Mapping[str, tuple[float, float]]
+
+    def __str__(self) -> str:
+        times = ", ".join(f"{size} {one:.2f} ms" for size, (one, _) in self.frame_ms.items())
+        return f"we ran the kernel on an {self.card}: a frame of one stream takes {times}"
+
+
+RECORDS = (
+    Record("H100", "90", 132, {"0.6b": (1.292, 1.443), "1.7b": (1.923, 2.079)}),
+    Record("H200", "90", 132, {"0.6b": (1.061, 1.249), "1.7b": (1.520, 1.703)}),
+)
+
+
+def record_of(device: torch.device) -> Record | None:
+    """Our record of a CUDA device."""
+    properties = torch.cuda.get_device_properties(device)
+    for record in RECORDS:
+        same = (record.capability, record.multiprocessors) == (capability(device), properties.multi_processor_count)
+        if same and re.search(rf"\b{record.card}\b", properties.name):
+            return record
+    return None
+
+
+# ---------------------------------------------------------------- verdicts
+
+
+@dataclass(frozen=True)
+class Key:
+    """What a verdict holds for.
+
+    Attributes:
+        card: the card's name.
+        driver: the newest CUDA that the driver runs, such as "13.0"; "none" where no driver tells.
+        build: name of the build's folder. It depends on sources, flags, torch and Python.
+        size: one of SIZES' names.
+        weights: "bf16", "fp8", "fp8-predictor", or parts such as "codec_head,talker".
+    """
+
+    card: str
+    multiprocessors: int
+    driver: str
+    torch: str
+    build: str
+    size: str
+    weights: str
+
+    @classmethod
+    def of(cls, device: torch.device, size: str, fp8: Collection[str]) -> "Key":
+        """Of a CUDA device that the kernel can be compiled for (`why_no_build`).
+
+        Raises:
+            BackendError: the kernel's sources are missing.
+        """
+        properties, name = torch.cuda.get_device_properties(device), name_of(frozenset(fp8))
+        return cls(
+            card=properties.name,
+            multiprocessors=properties.multi_processor_count,
+            driver=".".join(map(str, build.driver_version() or ("none",))),
+            torch=torch.__version__,
+            build=build.cache_folder(build.target_of(device), fp8).name,
+            size=size,
+            weights=name if isinstance(name, str) else ",".join(name),
+        )
+
+
+def size_of(config: ModelConfig) -> str | None:
+    """The size that a checkpoint's talker has; None: another one."""
+    return SIZES.get(config.talker.stack.hidden_size)
+
+
+@dataclass(frozen=True)
+class Part:
+    """What the check says of the frame kernel, or of the vocoder's kernels.
+
+    Attributes:
+        correct: nothing wrong was found.
+        reason: in plain words.
+        kernel_ms, torch_ms: milliseconds of a frame of one stream, by our kernels and by PyTorch; None: not measured.
+    """
+
+    correct: bool
+    reason: str
+    kernel_ms: float | None = None
+    torch_ms: float | None = None
+
+    @property
+    def taken(self) -> bool:
+        """Does "auto" take it: is it right, and faster than PyTorch?"""
+        return self.correct and None not in (self.kernel_ms, self.torch_ms) and self.kernel_ms < self.torch_ms
+
+    def __str__(self) -> str:
+        if not self.correct:
+            return f"wrong: {self.reason}"
+        if None in (self.kernel_ms, self.torch_ms):
+            return self.reason
+        verb = "faster" if self.taken else "not faster"
+        return f"correct, {verb} than PyTorch: a frame takes {self.kernel_ms:.2f} ms, PyTorch's {self.torch_ms:.2f} ms"
+
+
+@dataclass(frozen=True)
+class FramePart(Part):
+    """Attributes:
+    launches: of the kernel, whose codes were compared.
+    error_ratio: the kernel's error against fp32, over PyTorch bf16's; None: not measured.
+    """
+
+    launches: int = 0
+    error_ratio: float | None = None
+
+    def __str__(self) -> str:
+        ratio = "" if self.error_ratio is None else f", its error is {self.error_ratio:.2f} of PyTorch bf16's"
+        return f"{super().__str__()} ({self.launches:,} launches{ratio})"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Of the self-check.
+
+    Attributes:
+        frame: of the frame kernel.
+        vocoder: of the vocoder's kernels.
+        finished: False: nothing was learnt of the kernel, for example because the check's process was killed. Such a
+            verdict holds for this process and is not kept.
+    """
+
+    key: Key
+    frame: FramePart
+    vocoder: Part
+    finished: bool = True
+
+    @property
+    def good(self) -> bool:
+        """Was everything checked that can run, and nothing wrong found?"""
+        return self.finished and self.frame.correct and self.vocoder.correct
+
+    def __str__(self) -> str:
+        where = f"{self.key.card}, {self.key.size}, {self.key.weights}"
+        if not self.finished:
+            reason = (self.vocoder if self.frame.correct else self.frame).reason
+            return f"the self-check on this {where} could not be finished: {reason}"
+        return f"self-check on this {where}: kernel {self.frame}; vocoder {self.vocoder}"
+
+    def to_json(self) -> dict:
+        """As it is kept, and as `from_json` takes it."""
+        return {"key": asdict(self.key), "frame": asdict(self.frame), "vocoder": asdict(self.vocoder)}
+
+    @classmethod
+    def from_json(cls, js: JsonObject, key: Key) -> "Verdict":
+        """Raises CheckpointError: it is not of this key, or something is missing or wrong."""
+        if js.child("key").raw != asdict(key):
+            raise CheckpointError(f"{js.where}: it is of another card, driver, torch or build")
+        return cls(key, frame_part(js.child("frame")), vocoder_part(js.child("vocoder")))
+
+
+def vocoder_part(js: JsonObject) -> Part:
+    """Raises CheckpointError: something is missing or wrong."""
+    return Part(js.get("correct", bool), js.get("reason", str), *(_milliseconds(js, n) for n in ("kernel", "torch")))
+
+
+def frame_part(js: JsonObject) -> FramePart:
+    """Raises CheckpointError: something is missing or wrong."""
+    launches, ratio = js.size("launches", least=0), js.get("error_ratio", float, None)
+    return FramePart(**asdict(vocoder_part(js)), launches=launches, error_ratio=ratio)
+
+
+def _milliseconds(js: JsonObject, of: str) -> float | None:
+    return js.get(f"{of}_ms", float, None)
+
+
+# ---------------------------------------------------------------- files
+
+
+def folder() -> Path:
+    """Where verdicts are kept: beside the builds."""
+    return build.cache_root() / "qwen_megakernel_verdicts"
+
+
+def file_of(key: Key) -> Path:
+    """The file of a verdict."""
+    digest = hashlib.sha256(json.dumps(asdict(key), sort_keys=True).encode()).hexdigest()[:12]
+    return folder() / f"{key.build}_{key.size}_{key.weights.replace(',', '+')}_{digest}.json"
+
+
+def read(key: Key) -> Verdict | None:
+    """The verdict of a key; None: there is none, or, with a warning, none that can be read."""
+    if key in _HELD:
+        return _HELD[key]
+    path = file_of(key)
+    try:
+        with path.open("rb") as file:
+            text = file.read(MOST_BYTES + 1)
+        if len(text) > MOST_BYTES:
+            raise CheckpointError(f"{path}: longer than {MOST_BYTES} bytes")
+        return Verdict.from_json(JsonObject(json.loads(text), str(path)), key)
+    except FileNotFoundError:
+        return None
+    except (CheckpointError, ValueError, RecursionError, OSError) as error:
+        log.warning("the verdict %s cannot be used and is ignored: %s", path, error)
+        return None
+
+
+def keep(verdict: Verdict) -> None:
+    """Write a verdict to its file. One that is not finished, or that cannot be written, holds for this process alone;
+    a warning says so."""
+    _HELD[verdict.key] = verdict
+    if not verdict.finished:
+        return
+    path = file_of(verdict.key)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _write(path, json.dumps(verdict.to_json(), indent=2))
+    except OSError as error:
+        log.warning(
+            "the verdict cannot be kept in %s and holds for this process alone: %s; make room there, or set "
+            "TORCH_EXTENSIONS_DIR to a folder that can be written",
+            path.parent,
+            error,
+        )
+    else:
+        _HELD.pop(verdict.key, None)
+
+
+def _write(path: Path, text: str) -> None:
+    """Whole or not at all, for readers too, and as readable as the umask says: others may use the folder."""
+    beside = path.with_name(f".{path.stem}.{os.getpid()}.{threading.get_ident()}")
+    try:
+        beside.write_text(text, encoding="utf-8")
+        os.replace(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def void(key: Key, reason: str) -> None:
+    """From now on "auto" takes PyTorch: the kept verdict becomes wrong. Where there is none, one is made."""
+    known = read(key)
+    frame = FramePart(False, reason) if known is None else replace(known.frame, correct=False, reason=reason)
+    vocoder = Part(False, reason) if known is None else replace(known.vocoder, correct=False, reason=reason)
+    verdict = Verdict(key, frame, vocoder)
+    log.error("%s; backend='auto' takes PyTorch from now on; %s", verdict, TRY_AGAIN)
+    keep(verdict)
+
+
+@contextlib.contextmanager
+def lock_of(key: Key, patience_s: float) -> Iterator[None]:
+    """One process at a time checks a key. A folder that cannot be written, or locked, has no lock: each process checks
+    for itself.
+
+    Raises:
+        TimeoutError: another process held the lock for longer than `patience_s` seconds.
+    """
+    import fcntl  # Linux; nothing else has a GPU that gets here
+
+    path = file_of(key).with_suffix(".lock")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("a")
+    except OSError:
+        yield
+        return
+    with file:
+        end, told = time.monotonic() + patience_s, False
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= end:
+                    raise TimeoutError(f"another process has held {path} for {patience_s:.0f} s") from None
+            except OSError:  # a file system without locks
+                break
+            if not told:
+                log.info("waiting for another process, which checks the kernel on this %s", key.card)
+                told = True
+            time.sleep(0.1)
+        yield

@@ -1,0 +1,212 @@
+"""`qwen-megakernel doctor`: what this machine can do, and what is known of the kernel on its GPUs."""
+
+import json
+import platform
+import shutil
+import subprocess
+
+import torch
+
+from qwen_megakernel import __version__
+from qwen_megakernel.backend import auto, verdicts
+from qwen_megakernel.backend.build import driver_version, find_ninja, find_nvcc, no_nvcc, why_no_build, why_no_gpu
+from qwen_megakernel.backend.interfaces import CpuSpeed
+from qwen_megakernel.backend.select import Backend, select_backend, select_device
+from qwen_megakernel.backend.verdicts import SIZES, Key, Verdict, read, record_of
+from qwen_megakernel.checkpoint.fp8 import WEIGHTS
+from qwen_megakernel.checkpoint.load import DEMO, DEMO_NOTICE, Checkpoint
+from qwen_megakernel.errors import BackendError
+
+
+def run(*, check: bool, size: str, fp8: frozenset[str], as_json: bool) -> int:
+    """Examine the machine, and print what was found.
+
+    Args:
+        check: check the kernel now, as "auto" does at first use.
+        size, fp8: what to check, see verdicts.SIZES and fp8.PARTS.
+        as_json: one JSON object instead of lines of text.
+
+    Returns:
+        The process's exit code: 1 if the check found something wrong, or could not be finished.
+
+    Raises:
+        BackendError: an environment variable asks "auto" for something that it cannot be (auto.MODES).
+    """
+    device = select_device(None)
+    verdict, obstacle = None, why_no_check(device)
+    if check and obstacle is None:
+        verdict = auto.check(device, size, fp8)
+    facts = examine(device)
+    if check:
+        facts["check"] = f"none was made: {obstacle}" if verdict is None else _told(verdict)
+    if as_json:
+        print(json.dumps(facts, indent=2))
+    else:
+        _print(facts)
+    return 0 if verdict is None or verdict.good else 1
+
+
+def why_no_check(device: torch.device) -> str | None:
+    """Why the kernel cannot be checked on a device; None: it can."""
+    return why_no_build(device) if device.type == "cuda" else f"there is no GPU to check: {why_no_gpu()}"
+
+
+def examine(device: torch.device) -> dict:
+    """What an issue report asks for, by name.
+
+    Args:
+        device: that engines take by default.
+    """
+    backend, reason = select_backend("auto", device)
+    nvcc, ninja = find_nvcc(), find_ninja()
+    facts = {
+        "qwen_megakernel": __version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "torch": torch.__version__,
+        "torch_cuda": torch.version.cuda,
+        "torch_rocm": torch.version.hip,
+        "cards": _cards(),
+        "driver": _output_line(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]),
+        "driver_cuda": ".".join(map(str, driver_version() or ("none",))),
+        "nvcc": f"{_output_line([nvcc, '--version'], -2)} ({nvcc})" if nvcc else no_nvcc(),
+        "ninja": _output_line([ninja or "ninja", "--version"]),
+        "checkpoints": _cached_checkpoints(),
+        "auto": auto.mode(),
+        "backend": backend,
+        "device": str(device),
+        "reason": reason,
+    }
+    if device.type == "cpu":
+        facts["cpu"] = f"with the {DEMO} voice, {_cpu_speed()}"
+    return facts
+
+
+# ---------------------------------------------------------------- GPUs
+
+
+def _cards() -> list[dict]:
+    """Every GPU that torch can use."""
+    return [
+        _card(torch.device("cuda", i)) for i in range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
+    ]
+
+
+def _card(device: torch.device) -> dict:
+    properties = torch.cuda.get_device_properties(device)
+
+    def size(name: str, unit: int) -> float | None:
+        value = getattr(properties, name, None)  # older torch does not tell all of them
+        return None if value is None else round(value / unit, 1)
+
+    obstacle = why_no_build(device)
+    card = {
+        "name": properties.name,
+        "capability": "{}.{}".format(*torch.cuda.get_device_capability(device)),
+        "multiprocessors": properties.multi_processor_count,
+        "memory_gib": size("total_memory", 2**30),
+        "l2_mib": size("L2_cache_size", 2**20),
+        "shared_kib": size("shared_memory_per_multiprocessor", 2**10),
+        "obstacle": obstacle,
+    }
+    if obstacle is None:
+        record = record_of(device)
+        card["record"] = None if record is None else str(record)
+        card["auto"] = {size: _auto(device, size) for size in SIZES.values()}
+        card["verdicts"] = [_told(verdict) for verdict in _verdicts(device)]
+    return card
+
+
+def _auto(device: torch.device, size: str) -> str:
+    """What "auto" takes for a size with bf16 weights, and why."""
+    backend, reason = select_backend("auto", device)
+    if backend == "megakernel" and auto.mode() == "check":
+        taken, reason = auto.decide(device, size, (), may_check=False)
+        backend = "megakernel" if taken else "torch"
+    return f"{backend}: {reason}"
+
+
+def _verdicts(device: torch.device) -> list[Verdict]:
+    """Those that are kept of a card, of the usual choices of weights."""
+    try:
+        keys = [Key.of(device, size, fp8) for size in SIZES.values() for fp8 in WEIGHTS.values()]
+    except BackendError:  # the kernel's sources are missing, which "auto" tells
+        return []
+    return [verdict for key in keys if (verdict := read(key))]
+
+
+def _told(verdict: Verdict) -> dict:
+    return verdict.to_json() | {"finished": verdict.finished, "told": str(verdict)}
+
+
+# ---------------------------------------------------------------- printing
+
+
+def _print(facts: dict) -> None:
+    rows = [
+        ("qwen-megakernel", f"{facts['qwen_megakernel']}, Python {facts['python']}, {facts['platform']}"),
+        ("torch", f"{facts['torch']}, built for {_built_for()}"),
+    ]
+    rows += [("GPU", _line_of(card)) for card in facts["cards"]] or [
+        ("GPU", f"none that torch can use: {why_no_gpu()}")
+    ]
+    rows += [(name, facts[name]) for name in ("driver", "nvcc", "ninja", "checkpoints")]
+    rows.append(("backend", f"{facts['backend']} on {facts['device']}: {facts['reason']}"))
+    for card in facts["cards"]:
+        rows += [(f"auto, {size}", told) for size, told in card.get("auto", {}).items()]
+        rows += [("verdict", verdict["told"]) for verdict in card.get("verdicts", ())]
+    if any(card.get("verdicts") for card in facts["cards"]):
+        rows.append(("kept in", str(verdicts.folder())))
+    if "cpu" in facts:
+        rows.append(("CPU", facts["cpu"]))
+    if "check" in facts:
+        rows.append(("check", facts["check"] if isinstance(facts["check"], str) else facts["check"]["told"]))
+    width = max(len(name) for name, _ in rows)
+    for name, value in rows:
+        print(f"{name:<{width}}  {value}")
+
+
+def _built_for() -> str:
+    if torch.version.hip:
+        return f"ROCm {torch.version.hip}"
+    return f"CUDA {torch.version.cuda or '- (CPU build)'}"
+
+
+def _line_of(card: dict) -> str:
+    """Of a GPU; of one that PyTorch serves, the reason too."""
+    parts = [card["name"], f"sm_{card['capability'].replace('.', '')}", f"{card['multiprocessors']} multiprocessors"]
+    for name, unit in (("memory_gib", "GiB"), ("l2_mib", "MiB of L2"), ("shared_kib", "KiB of shared memory each")):
+        if card[name] is not None:
+            parts.append(f"{card[name]:g} {unit}")
+    return ", ".join(parts) + (f"; PyTorch speaks: {card['obstacle']}" if card["obstacle"] else "")
+
+
+# ---------------------------------------------------------------- the rest of the machine
+
+
+def _cpu_speed() -> CpuSpeed:
+    device = torch.device("cpu")
+    return Backend("torch", Checkpoint.open(DEMO), device, torch.float32).load(slots=1, max_positions=16).cpu
+
+
+def _output_line(command: list[str], line: int = 0) -> str:
+    """One line of a program's output, or why there is none."""
+    if not shutil.which(command[0]):
+        return f"{command[0]} not found"
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20)
+        return (done.stdout or done.stderr).strip().splitlines()[line].strip()
+    except (OSError, subprocess.TimeoutExpired, IndexError) as error:
+        return f"{command[0]} failed: {error!r}"
+
+
+def _cached_checkpoints() -> str:
+    from huggingface_hub import constants, scan_cache_dir
+    from huggingface_hub.errors import CacheNotFound
+
+    try:
+        cached = [r.repo_id for r in scan_cache_dir().repos if "qwen3-tts" in r.repo_id.lower()]
+    except CacheNotFound:
+        cached = []
+    listed = ", ".join(sorted(cached)) if cached else "none in the hub cache"
+    return f"{DEMO} (bundled, {DEMO_NOTICE}); {listed} ({constants.HF_HUB_CACHE})"

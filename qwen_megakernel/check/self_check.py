@@ -1,0 +1,389 @@
+"""The process of the self-check: is the kernel right on this machine's card, and is it faster than PyTorch?
+
+    python -m qwen_megakernel.check.self_check DEVICE SIZE WEIGHTS
+
+backend/auto.py starts it, reads the lines of JSON that it prints, and ends it after a minute. Weights are random, at
+the dims of SIZE. Where a launch takes 15 ms, the launches take some 20 s and everything else as long again.
+"""
+
+import gc
+import json
+import os
+import random
+import signal
+import statistics
+import sys
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import asdict, dataclass
+
+import torch
+from torch import Tensor
+
+from qwen_megakernel.backend.auto import TIME_LIMIT_S
+from qwen_megakernel.backend.build import load_extension
+from qwen_megakernel.backend.interfaces import AHEAD, RECENT_FRAMES, Vocoder
+from qwen_megakernel.backend.megakernel import MegakernelFrameDecoder
+from qwen_megakernel.backend.torch_decoder import TorchFrameDecoder
+from qwen_megakernel.backend.verdicts import FramePart, Part
+from qwen_megakernel.backend.vocoder_graphs import GraphVocoder, why_no_graphs
+from qwen_megakernel.check.bench import frame_ms
+from qwen_megakernel.check.teacher_forcing import (
+    PARTS_OF_ERROR,
+    mean_error,
+    teacher_forced_logits,
+    teacher_forced_talker,
+)
+from qwen_megakernel.checkpoint.config import GREEDY, ModelConfig, SamplingParams
+from qwen_megakernel.checkpoint.fp8 import WEIGHTS, dequantized, parts_of, quantized
+from qwen_megakernel.checkpoint.load import DEMO, DEMO_FOLDER
+from qwen_megakernel.checkpoint.synthetic import random_talker, random_vocoder, synthetic_config
+from qwen_megakernel.errors import SpeechError, TTSError
+from qwen_megakernel.model.prompt import Prompt
+from qwen_megakernel.model.transformer import Embeddings
+from qwen_megakernel.model.vocoder import TorchVocoder
+
+LAUNCHES, SECONDS = 1000, 22.0
+"""Launches in company: so many, but fewer where they take longer than so many seconds. Two rounds are always made."""
+FRAMES = 50
+"""Of a sequence in a round."""
+POSITIONS = 384
+PROMPT_ROWS = (9, 300, 1, 20)
+"""Of prompts: they are prefilled by columns, by the prefill's own kernels, not at all, and by columns."""
+COMPARED = 20
+"""Frames that are compared with fp32, of each of two sequences."""
+PCM = 2e-5
+"""The largest difference of samples between the vocoder's kernels and PyTorch in fp32."""
+PUSHES = (1, 1, 2, 4, 8, 3, 5, 16)
+"""Frames of the vocoder's pushes."""
+
+
+class Wrong(Exception):
+    """What was computed is not what it should be; the message says what."""
+
+
+def tell(**said: object) -> None:
+    """A line for backend/auto.py."""
+    print(json.dumps(said), flush=True)
+
+
+def plain(error: Exception) -> str:
+    """An error in one line."""
+    first = str(error).strip().partition("\n")[0]
+    return first if isinstance(error, Wrong | TTSError) else f"{type(error).__name__}: {first}"
+
+
+def is_memory(error: Exception) -> bool:
+    """Was there no memory left? That says nothing of the kernel."""
+    return isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error)
+
+
+# ---------------------------------------------------------------- the model
+
+
+@dataclass
+class Model:
+    """Random weights on a GPU.
+
+    Attributes:
+        stored: every `talker.*` tensor, bf16 or E4M3 with scales.
+        fp8: the parts (fp8.PARTS) that are E4M3.
+    """
+
+    config: ModelConfig
+    stored: dict[str, Tensor]
+    fp8: Collection[str]
+    device: torch.device
+
+
+def make_model(size: str, fp8: Collection[str], device: torch.device) -> Model:
+    """Args:
+    size: one of verdicts.SIZES' names.
+    """
+    config = ModelConfig.from_folder(DEMO_FOLDER) if size == DEMO else synthetic_config(size)
+    tensors = random_talker(config, device, seed=0)
+    tensors["talker.model.text_embedding.weight"] = torch.zeros(1, 1)  # no text is spoken: 0.6 GB less
+    return Model(config, quantized(tensors, frozenset(fp8)), fp8, device)
+
+
+def make_prompt(model: Model, rows: int, seed: int) -> Prompt:
+    """Noise, with three text rows behind it."""
+    generator = torch.Generator(model.device).manual_seed(seed)
+    shape = (rows + 4, model.config.talker.stack.hidden_size)
+    noise = (torch.randn(shape, generator=generator, device=model.device) * 0.5).to(torch.bfloat16)
+    return Prompt(noise[:rows], noise[rows:-1], noise[-1])
+
+
+# ---------------------------------------------------------------- the frame kernel
+
+
+def check_frame(model: Model) -> FramePart:
+    """Check the frame kernel and time it. `model.stored` is gone afterwards.
+
+    Raises:
+        Exception: there was no memory (`is_memory`).
+    """
+    part = FramePart(True, "its codes repeat themselves in any company, and it errs less than PyTorch in bf16")
+    figures: dict[str, float] = {}
+    try:
+        _check_frame(model, figures)
+    except Exception as error:
+        if is_memory(error):
+            raise
+        part = FramePart(False, plain(error))
+    return FramePart(**asdict(part) | figures)
+
+
+def _check_frame(model: Model, figures: dict[str, float]) -> None:
+    """`figures` are FramePart's, as they come."""
+    config, norm = model.config, model.stored["talker.model.norm.weight"]
+    sampling, build = SamplingParams().over(config.sampling), load_extension(model.device, model.fp8)
+    tell(done=0.1, what="comparing codes")
+    kernel = MegakernelFrameDecoder(config, model.stored, slots=max(2, build.MOST_COLUMNS), max_positions=POSITIONS)
+    tensors = dequantized(model.stored, torch.bfloat16)
+    model.stored = {}
+
+    def launched(count: int) -> None:
+        figures["launches"] = figures.get("launches", 0) + count
+        tell(done=0.1 + 0.5 * min(1.0, figures["launches"] / LAUNCHES), what="comparing codes")
+
+    check_codes(kernel, model, build.COLUMNS, launched)
+    tell(done=0.6, what="timing frames")
+    figures["kernel_ms"] = frame_ms(kernel, norm, sampling, 1, 100)
+    codes, ours = observed(kernel, model)
+    del kernel
+    free()
+    eager = TorchFrameDecoder(config, tensors, Embeddings(config.talker, tensors), slots=1, max_positions=POSITIONS)
+    figures["torch_ms"] = frame_ms(eager, norm, sampling, 1, 60)
+    del eager
+    free()
+    tell(done=0.75, what="comparing with fp32")
+    check_errors(model, tensors, codes, ours, figures)
+
+
+def speak(kernel: MegakernelFrameDecoder, group: list[int], requests: list[tuple]) -> dict[int, list]:
+    """FRAMES frames of some slots, as many to a launch as there are slots, launched ahead as the engine does.
+
+    Returns:
+        By slot, the codes of every frame, or None at and behind an end of speech.
+    """
+    said: dict[int, list] = {slot: [] for slot in group}
+    for slot in group:
+        kernel.start(slot, *requests[slot])
+    launched = 0
+    for collected in range(FRAMES):
+        while launched < min(FRAMES, collected + AHEAD):
+            kernel.launch(group)
+            launched += 1
+        for slot, codes in zip(group, kernel.collect(), strict=True):
+            if isinstance(codes, SpeechError):
+                raise codes
+            said[slot].append(None if codes is None else codes.tolist())
+    return said
+
+
+def check_codes(kernel: MegakernelFrameDecoder, model: Model, narrow: int, launched: Callable[[int], None]) -> None:
+    """Sequences say the same codes alone, again, and in full launches, whatever columns they have there.
+
+    Args:
+        narrow: columns of a launch of the narrow kernel.
+        launched: is told how many launches in company were compared.
+
+    Raises:
+        Wrong: they do not.
+    """
+    slots, draw = list(range(kernel.slots)), random.Random(0)
+    requests = []
+    for slot in slots:
+        sampling = SamplingParams(seed=slot) if slot % 3 else GREEDY
+        requests.append(
+            (make_prompt(model, PROMPT_ROWS[slot % len(PROMPT_ROWS)], slot), sampling.over(model.config.sampling))
+        )
+    alone = {slot: speak(kernel, [slot], requests)[slot] for slot in slots}
+    began, done, rounds = time.monotonic(), 0, 0
+    while done < LAUNCHES and (rounds < 2 or time.monotonic() - began < SECONDS):
+        order, width = draw.sample(slots, len(slots)), kernel.width if rounds else narrow
+        groups = [order[at : at + width] for at in range(0, len(order), width)]
+        for group in [*groups, order[:1]]:
+            for slot, codes in speak(kernel, group, requests).items():
+                if codes != alone[slot]:
+                    frame = next(i for i, both in enumerate(zip(codes, alone[slot], strict=True)) if both[0] != both[1])
+                    company = f"among {len(group)}" if len(group) > 1 else "when it is repeated"
+                    raise Wrong(f"a sequence says other codes {company} than alone, from frame {frame} on")
+        launched(FRAMES * len(groups))
+        done, rounds = done + FRAMES * len(groups), rounds + 1
+
+
+@torch.inference_mode()
+def observed(kernel: MegakernelFrameDecoder, model: Model) -> tuple[Tensor, list[Tensor]]:
+    """Two sequences of COMPARED frames, one after the other.
+
+    Returns:
+        (codes int64 [2, frames, groups], [hidden states fp32 [2, frames, hidden], logits fp32 [2, frames, groups,
+        vocab]]).
+    """
+    hidden, logits = kernel.observe()
+    made = []
+    for slot in (0, 1):
+        kernel.start(slot, make_prompt(model, PROMPT_ROWS[slot], seed=slot), GREEDY.over(model.config.sampling))
+        for _ in range(COMPARED):
+            kernel.launch([slot])
+            codes = kernel.collect()[0]
+            if isinstance(codes, SpeechError):
+                raise codes
+            if codes is None:
+                raise Wrong("a sequence ended, though the weights keep its end away")
+            made.append((codes, hidden[0].clone(), logits[0].clone()))
+    codes, *seen = (torch.stack(part).to(model.device).unflatten(0, (2, -1)) for part in zip(*made, strict=True))
+    return codes, seen
+
+
+@torch.inference_mode()
+def check_errors(
+    model: Model, tensors: dict[str, Tensor], codes: Tensor, ours: list[Tensor], figures: dict[str, float]
+) -> None:
+    """The kernel's hidden states and logits are no further from fp32 than those of PyTorch in bf16.
+
+    Args:
+        tensors: every `talker.*` tensor, bf16; fp32 afterwards.
+        codes, ours: see `observed`.
+        figures: gets `error_ratio`, the largest of PARTS_OF_ERROR.
+
+    Raises:
+        Wrong: they are further, or no numbers.
+    """
+    talker = model.config.talker
+
+    def teacher_forced() -> list[list[Tensor]]:
+        """Of both sequences."""
+        both = []
+        for slot in (0, 1):
+            prompt = make_prompt(model, PROMPT_ROWS[slot], seed=slot)
+            hidden = teacher_forced_talker(talker, tensors, prompt, codes[slot])
+            both.append([hidden.float(), *teacher_forced_logits(talker, tensors, hidden, codes[slot])])
+        return both
+
+    rounded = teacher_forced()
+    for name in tensors:
+        tensors[name] = tensors[name].float()  # one by one: both at once may not fit a small card
+    exact = teacher_forced()
+    kernel = [
+        [hidden, *(logits[:, group, : row.shape[1]] for group, row in enumerate(rows[1:]))]
+        for hidden, logits, rows in zip(*ours, exact, strict=True)
+    ]
+    ratios = {}
+    for name, part in PARTS_OF_ERROR.items():
+        error, usual = (
+            sum(mean_error(a[part], b[part]) for a, b in zip(of, exact, strict=True)) for of in (kernel, rounded)
+        )
+        ratios[name] = error / usual
+        if not ratios[name] <= 1.0:  # or no number
+            raise Wrong(f"its error of {name} is {error:.1e}, PyTorch bf16's {usual:.1e}")
+    figures["error_ratio"] = max(ratios.values())
+
+
+# ---------------------------------------------------------------- the vocoder's kernels
+
+
+def check_vocoder(model: Model) -> Part:
+    """Check the vocoder's kernels and time them.
+
+    Raises:
+        Exception: there was no memory (`is_memory`).
+    """
+    config = model.config.codec.vocoder
+    if obstacle := why_no_graphs(config, model.device):
+        return Part(True, f"not checked: {obstacle}")
+    tensors = random_vocoder(model.config, model.device, seed=0)
+    try:
+        return _check_vocoder(model, tensors)
+    except Exception as error:
+        if is_memory(error):
+            raise
+        return Part(False, plain(error))
+
+
+@torch.inference_mode()
+def _check_vocoder(model: Model, tensors: Mapping[str, Tensor]) -> Part:
+    config, slots = model.config.codec.vocoder, list(range(8))
+    codes = torch.randint(0, config.codebook_size, (len(slots), sum(PUSHES), config.num_quantizers))
+    recent = codes[:, :RECENT_FRAMES].to(model.device, torch.int32).contiguous()
+    build = load_extension(model.device, model.fp8)
+    kernels = GraphVocoder(build, config, tensors, slots=len(slots), recent_codes=recent)
+    eager = TorchVocoder(config, tensors, slots=1)
+
+    def pushed() -> Tensor:
+        for slot in slots:
+            kernels.reset(slot)
+        return torch.cat([kernels.push(slots, part) for part in codes.split(PUSHES, dim=1)], dim=1)
+
+    ours, again = pushed(), pushed()
+    tell(done=0.9, what="comparing the vocoder")
+    for slot in slots:
+        kernels.reset(slot)
+    followed = kernels.follow(slots, [0] * len(slots), RECENT_FRAMES)()
+    if not torch.equal(ours, again):
+        raise Wrong("the vocoder's kernels do not repeat themselves")
+    for slot in slots:
+        eager.reset(0)
+        exact = eager.push([0], codes[slot][None])[0].cpu()
+        for samples in (ours[slot], followed[slot]):
+            error = float((samples - exact[: len(samples)]).abs().max())
+            if not error <= PCM:  # or no number
+                raise Wrong(
+                    f"samples of the vocoder's kernels differ from PyTorch's by {error:.1e}, more than {PCM:.0e}"
+                )
+    tell(done=0.95, what="timing the vocoder")
+    kernel_ms, torch_ms = push_ms(kernels, codes[:1], 60), push_ms(eager, codes[:1], 12)
+    return Part(True, "its samples are PyTorch's, and repeat themselves", kernel_ms, torch_ms)
+
+
+def push_ms(vocoder: Vocoder, codes: Tensor, pushes: int) -> float:
+    """The median of pushes of one frame, until the samples are on the host. codes: int64 [1, frames, groups]."""
+    times = []
+    for i in range(pushes):
+        began = time.perf_counter()
+        vocoder.push([0], codes[:, [i % codes.shape[1]]]).cpu()
+        times.append(1000 * (time.perf_counter() - began))
+    return statistics.median(times)
+
+
+# ---------------------------------------------------------------- the process
+
+
+def free() -> None:
+    """Give the device back what nobody holds any more."""
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
+def main(index: str, size: str, weights: str) -> None:
+    """Check, and print what came of it. What fails before the kernel is there says nothing of it."""
+    # Whoever started this may be gone, and a GPU that hangs would hold it for good. The alarm ends it even so.
+    signal.alarm(2 * int(TIME_LIMIT_S))
+    fp8 = parts_of(weights if weights in WEIGHTS else weights.split(","))
+    tell(done=0.0, what="making a model")
+    try:
+        device = torch.device("cuda", int(index))
+        load_extension(device, fp8)
+        model = make_model(size, fp8, device)
+        torch.cuda.synchronize(model.device)
+    except Exception as error:
+        tell(unfinished=plain(error))
+        return
+    try:
+        frame = check_frame(model)
+        tell(frame=asdict(frame))
+        free()
+        tell(done=0.85, what="making a vocoder")
+        vocoder = (
+            check_vocoder(model) if frame.correct else Part(True, "not checked, because the frame kernel is wrong")
+        )
+        tell(vocoder=asdict(vocoder))
+    except Exception as error:
+        tell(unfinished=plain(error))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
+    os._exit(0)  # a broken CUDA context may take long to put away, and may crash

@@ -1,0 +1,29 @@
+"""Machines that a test pretends to run on."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from qwen_megakernel.backend import build
+
+
+def pretend(
+    patch: pytest.MonkeyPatch,
+    capability: tuple[int, int],
+    multiprocessors: int,
+    name: str,
+    nvcc: tuple[int, int] | None = (13, 0),
+    driver: tuple[int, int] | None = (13, 0),
+    ninja: bool = True,
+) -> None:
+    """What a machine with one GPU says of itself."""
+    properties = SimpleNamespace(name=name, multi_processor_count=multiprocessors)
+    patch.setattr(torch.cuda, "is_available", lambda: True)
+    patch.setattr(torch.cuda, "device_count", lambda: 1)
+    patch.setattr(torch.cuda, "get_device_capability", lambda _device: capability)
+    patch.setattr(torch.cuda, "get_device_properties", lambda _device: properties)
+    patch.setattr(build, "find_nvcc", lambda: "nvcc" if nvcc else None)
+    patch.setattr(build, "nvcc_version", lambda _nvcc: nvcc)
+    patch.setattr(build, "find_ninja", lambda: "/tools/ninja" if ninja else None)
+    patch.setattr(build, "driver_version", lambda: driver)
