@@ -49,7 +49,7 @@ from qwen_megakernel.server.wyoming_api import WyomingServer, bind  # noqa: E402
 ROOT = Path(__file__).parents[1]
 TEXT = "Hello there, how are you today?"
 LONG = " ".join([TEXT] * 10)
-ADA = SynthesizeVoice(name="ada")
+ADA, ZOE = SynthesizeVoice(name="ada"), SynthesizeVoice(name="zoe")
 LIMITS = Limits(max_text=600, max_body=8192, idle_s=10 * PATIENCE_S, text_s=10 * PATIENCE_S, total_s=10 * PATIENCE_S)
 
 
@@ -89,14 +89,13 @@ def running(load: Callable[[], TTSEngine] = demo, **options) -> Iterator[Running
             left = asyncio.all_tasks(loop)
             if left:
                 failed.append(AssertionError(f"still running: {left}"))
+            loop.run_until_complete(loop.shutdown_default_executor())
             loop.close()
 
     thread = threading.Thread(target=run)
     thread.start()
     try:
-        until(
-            lambda: not thread.is_alive() or made and made[0].info is not None or made and made[0].service.gone.is_set()
-        )
+        until(lambda: not thread.is_alive() or made and (made[0].info or made[0].service.gone.is_set()))
         if not failed:
             yield Running(made[0], port)
     finally:
@@ -197,7 +196,7 @@ def streamed(server: Running, text: str, speaker: str = "ada") -> bytes:
         cuts.append(cuts[-1] + cut)
     for start, end in zip(cuts, [*cuts[1:], len(text)], strict=True):
         if text[start:end].strip():
-            pcm += said(server, text[start:end], speaker, non_streaming_mode=False)
+            pcm += said(server, text[start:end].lstrip(), speaker, non_streaming_mode=False)
     return pcm
 
 
@@ -326,10 +325,8 @@ def test_clients_speak_side_by_side(server, seeds):
 def test_saved_voices_and_defaults(tiny, tmp_path):
     folder = tiny("base", eos_gain=NO_EOS)
     with TTSEngine.load(folder, device="cpu", max_streams=1, max_positions=64) as engine:
-        hidden, digest = engine.config.talker.hidden_size, engine.placeholder_voice()
         for name in ("anna", "bert"):
-            digest.save(tmp_path / f"{name}.safetensors")
-    assert hidden
+            engine.placeholder_voice().save(tmp_path / f"{name}.safetensors")
     load = lambda: TTSEngine.load(folder, device="cpu", max_streams=1, max_positions=64)  # noqa: E731
     with running(load, voices=tmp_path, voice="bert", language="german") as server:
         names = [voice.name for voice in server.server.info.tts[0].voices]
@@ -339,11 +336,8 @@ def test_saved_voices_and_defaults(tiny, tmp_path):
         server.service.request = lambda voice, **options: asked.append((voice, options)) or request(voice, **options)
         for voice in (None, SynthesizeVoice(name="anna"), SynthesizeVoice(language="fr")):
             ask(server, Synthesize("Hallo.", voice=voice))
-        assert asked == [
-            ("bert", {"language": "german"}),
-            ("anna", {"language": "german"}),
-            ("bert", {"language": "fr"}),
-        ]
+        asked = [(voice, options["language"]) for voice, options in asked]
+        assert asked == [("bert", "german"), ("anna", "german"), ("bert", "fr")]
         server.at_rest()
 
 
@@ -364,13 +358,13 @@ def start(text: str = TEXT) -> list:
     "events, code, words",
     [
         (
-            [Synthesize(TEXT, voice=SynthesizeVoice(name="zoe"))],
+            [Synthesize(TEXT, voice=ZOE)],
             "invalid",
             "unknown voice 'zoe'; known: ada, max, oliver",
         ),
-        ([SynthesizeStart(voice=SynthesizeVoice(name="zoe"))], "invalid", "known: ada, max, oliver"),
+        ([SynthesizeStart(voice=ZOE)], "invalid", "known: ada, max, oliver"),
         (
-            [Synthesize(TEXT, voice=SynthesizeVoice(name="ada", speaker="max"))],
+            [Synthesize(TEXT, voice=SynthesizeVoice("ada", speaker="max"))],
             "invalid",
             "name 'ada' and speaker 'max'",
         ),
@@ -543,14 +537,12 @@ junk = st.recursive(
     max_leaves=6,
 )
 KINDS = ["synthesize", "synthesize-start", "synthesize-chunk", "synthesize-stop", "describe", "ping", "audio-chunk"]
-voices = st.fixed_dictionaries(
-    {}, optional={"name": st.sampled_from(["ada", "max"]) | junk, "language": st.just("en") | junk}
-)
+voices = st.fixed_dictionaries({}, optional={"name": st.sampled_from(["ada"]) | junk, "language": st.just("en") | junk})
+texts = st.fixed_dictionaries({}, optional={"text": st.text(max_size=30) | junk, "voice": voices | junk})
 headers = st.fixed_dictionaries(
     {"type": st.sampled_from(KINDS) | junk},
     optional={
-        "data": st.fixed_dictionaries({}, optional={"text": st.text(max_size=30) | junk, "voice": voices | junk})
-        | junk,
+        "data": texts | junk,
         "data_length": st.integers(0, 20) | junk,
         "payload_length": st.integers(0, 20) | junk,
         "version": junk,
