@@ -150,9 +150,8 @@ def _wyoming(args: argparse.Namespace) -> int:
                 f"--host {args.host} can be reached by others, and Wyoming has no token: on a network that you trust, "
                 "--allow-network allows it"
             )
-        print(
-            f"warning: whoever reaches {args.host}:{args.port} can let it speak: Wyoming has no token", file=sys.stderr
-        )
+        where = f"{args.host}:{args.port}"
+        print(f"warning: whoever reaches {where} can let it speak: Wyoming has no token", file=sys.stderr)
     name, variant, load = _engine_of_server(args)
     print(f"serving {name} on tcp://{args.host}:{args.port} once it is ready", file=sys.stderr)
     code = wyoming_api.serve(

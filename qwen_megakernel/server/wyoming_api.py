@@ -7,6 +7,7 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 
+from wyoming.event import Event
 from wyoming.info import Attribution, Info, TtsProgram, TtsVoice
 
 from qwen_megakernel import __version__
@@ -33,7 +34,7 @@ class WyomingServer:
             language: where a client names none; None: "auto".
         """
         self.service, self.voice, self.language = service, voice, language
-        self.info: Info | None = None
+        self.info: Event | None = None
         self._stopping, self._at_once = asyncio.Event(), asyncio.Event()
         self._connections: set[asyncio.Task] = set()
 
@@ -81,17 +82,15 @@ class WyomingServer:
         if not self.service.gone.is_set():
             await _first(self.service.drain(), self._at_once.wait(), self.service.gone.wait())
 
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connection = Connection(self.service, self.info, (self.voice, self.language), reader, writer)
-        if len(self._connections) >= self.service.limits.connections:
-            await connection.refuse(ApiError(503, "busy", "too many connections are open; try again", True))
-            return
-        task = asyncio.current_task()
+        if len(self._connections) < self.service.limits.connections:
+            job = connection.run()
+        else:
+            job = connection.refuse(ApiError(503, "busy", "too many connections are open; try again", True))
+        task = asyncio.create_task(job)  # of our own: asyncio would log an error if one of its tasks were cancelled
         self._connections.add(task)
-        try:
-            await connection.run()
-        finally:
-            self._connections.discard(task)
+        task.add_done_callback(self._connections.discard)
 
 
 async def _first(*jobs) -> None:
@@ -105,7 +104,7 @@ async def _first(*jobs) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _info(service: EngineService) -> Info:
+def _info(service: EngineService) -> Event:
     """What `describe` is answered with."""
     about = {
         "attribution": Attribution("Qwen3-TTS, Qwen team", "https://github.com/QwenLM/Qwen3-TTS"),
@@ -118,7 +117,7 @@ def _info(service: EngineService) -> Info:
         for name in service.voice_names() or [DEFAULT_VOICE]
     ]
     program = {"name": "qwen_megakernel", "description": f"Qwen3-TTS: {service.model}"}
-    return Info(tts=[TtsProgram(voices=voices, supports_synthesize_streaming=True, **program, **about)])
+    return Info(tts=[TtsProgram(voices=voices, supports_synthesize_streaming=True, **program, **about)]).event()
 
 
 # ---------------------------------------------------------------- the process
@@ -131,11 +130,12 @@ def bind(host: str, port: int) -> socket.socket:
         BackendError: the port is taken, or may not be used.
     """
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        # Without the port: the system would take 99999 for 34463.
+        family, kind, protocol, _, (address, _, *scope) = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, protocol)
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(address)
+            listener.bind((address, port, *scope))
         except BaseException:
             listener.close()
             raise

@@ -6,8 +6,8 @@ import logging
 
 from wyoming.audio import AudioChunk, AudioStart, AudioStop
 from wyoming.error import Error
-from wyoming.event import Event, Eventable, async_write_event
-from wyoming.info import Describe, Info
+from wyoming.event import Event, async_write_event
+from wyoming.info import Describe
 from wyoming.ping import Ping, Pong
 from wyoming.tts import Synthesize, SynthesizeChunk, SynthesizeStart, SynthesizeStop, SynthesizeStopped
 
@@ -34,7 +34,7 @@ class Connection:
     def __init__(
         self,
         service: EngineService,
-        info: Info,
+        info: Event,
         defaults: tuple[str | None, str | None],
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
@@ -99,14 +99,14 @@ class Connection:
                 await self._writer.wait_closed()
         self._writer.transport.abort()
 
-    async def _send(self, event: Eventable) -> None:
+    async def _send(self, event: Event) -> None:
         """
         Raises:
             OSError: the client is gone, or does not read what it asked for.
         """
         try:
             async with asyncio.timeout(self._limits.idle_s):
-                await async_write_event(event.event(), self._writer)
+                await async_write_event(event, self._writer)
         except TimeoutError:
             log.info("a client did not read what it asked for")
             raise ConnectionAbortedError from None
@@ -132,7 +132,7 @@ class Connection:
             await self._send(self._info)
         elif Ping.is_type(event.type):
             text = None if event.data.get("text") is None else text_of(event)
-            await self._send(Pong(text))
+            await self._send(Pong(text).event())
         elif SynthesizeStart.is_type(event.type):
             if self._open:
                 raise ProtocolError("synthesize-start came twice: send synthesize-stop between them")
@@ -189,9 +189,9 @@ class Connection:
                 await self._say(piece, request)
         else:
             await self._speak_stream(request)
-        await self._send(AudioStop(timestamp=self._milliseconds()))
+        await self._send(AudioStop(timestamp=self._milliseconds()).event())
         if SynthesizeStart.is_type(event.type):
-            await self._send(SynthesizeStopped())
+            await self._send(SynthesizeStopped().event())
 
     async def _speak_stream(self, request: dict) -> None:
         """Text that comes in pieces, in as many utterances as it takes: each is spoken while its text comes, and ends
@@ -283,8 +283,9 @@ class Connection:
     async def _send_audio(self, chunk: Chunk) -> None:
         kind = {"rate": self._service.engine.sample_rate, "width": BYTES, "channels": 1}
         if not self._samples:
-            await self._send(AudioStart(timestamp=0, **kind))
-        await self._send(AudioChunk(audio=pcm16(chunk.samples), timestamp=self._milliseconds(), **kind))
+            await self._send(AudioStart(timestamp=0, **kind).event())
+        audio = AudioChunk(audio=pcm16(chunk.samples), timestamp=self._milliseconds(), **kind)
+        await self._send(audio.event())
         self._samples += len(chunk.samples)
 
     def _milliseconds(self) -> int:
