@@ -13,12 +13,12 @@ from wyoming.tts import Synthesize, SynthesizeChunk, SynthesizeStart, Synthesize
 
 from qwen_megakernel.engine.audio import Chunk
 from qwen_megakernel.engine.event_loop import AsyncUtterance
-from qwen_megakernel.errors import RequestError, TextEndedError, TextError, TextTooLongError, TTSError
+from qwen_megakernel.errors import RequestError, TextEndedError, TextError, TextTooLongError
 from qwen_megakernel.model.pcm import BYTES, pcm16
 from qwen_megakernel.model.text import first_cut
 from qwen_megakernel.server.api_error import ApiError
 from qwen_megakernel.server.service import EngineService
-from qwen_megakernel.server.wyoming_events import ProtocolError, Silence, read_event, text_of, voice_of
+from qwen_megakernel.server.wyoming_events import ProtocolError, Request, Silence, read_event, text_of
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ class Connection:
         """
         self._service, self._limits, self._info, self._defaults = service, service.limits, info, defaults
         self._reader, self._writer = reader, writer
-        self._inbox: asyncio.Queue[Event] = asyncio.Queue()
+        self._inbox: asyncio.Queue[Request] = asyncio.Queue()
         self._unread = 0  # size of what is in the inbox
         self._open = False  # between a synthesize-start and its synthesize-stop, as the client sent them
         self._speaking = False
@@ -137,60 +137,59 @@ class Connection:
             if self._open:
                 raise ProtocolError("synthesize-start came twice: send synthesize-stop between them")
             self._open = True
-            self._put(event)
+            self._put(Request.of(event))
         elif SynthesizeChunk.is_type(event.type) or SynthesizeStop.is_type(event.type):
             if not self._open:
                 raise ProtocolError(f"{event.type} came without synthesize-start: send that first")
             self._open = SynthesizeChunk.is_type(event.type)
-            self._put(event)
+            self._put(Request.of(event))
         elif Synthesize.is_type(event.type) and not self._open:  # within a stream it repeats its text for older servers
-            self._put(event)
+            self._put(Request.of(event))
 
-    def _put(self, event: Event) -> None:
-        self._unread += _size(event)
+    def _put(self, asked: Request) -> None:
+        self._unread += _size(asked)
         if self._unread > 4 * self._limits.max_text:
             raise ProtocolError(
                 f"more than {4 * self._limits.max_text} characters wait to be spoken: wait for audio-stop"
             )
-        self._inbox.put_nowait(event)
+        self._inbox.put_nowait(asked)
 
-    async def _take(self) -> Event:
-        event = await self._inbox.get()
-        self._unread -= _size(event)
-        return event
+    async def _take(self) -> Request:
+        asked = await self._inbox.get()
+        self._unread -= _size(asked)
+        return asked
 
     # ------------------------------------------------------------ speech
 
     async def _speak_all(self) -> None:
         while True:
-            event = await self._take()
+            asked = await self._take()
             self._speaking = True
             self._service.unsent_sockets.add(self)
             try:
                 async with asyncio.timeout(self._limits.total_s):
-                    await self._speak(event)
+                    await self._speak(asked)
             except TimeoutError:
-                raise TTSError(f"the request took more than {self._limits.total_s:g} s") from None
+                raise RequestError(f"the request took more than {self._limits.total_s:g} s: send less text") from None
             self._speaking = False
             self._service.unsent_sockets.discard(self)
 
-    async def _speak(self, event: Event) -> None:
+    async def _speak(self, asked: Request) -> None:
         """One `synthesize`, or one stream from its `synthesize-start` on."""
         service = self._service
         service.check_ready()
-        asked = zip(voice_of(event), self._defaults, strict=True)
-        voice, language = (default if given is None else given for given, default in asked)
+        given = zip((asked.voice, asked.language), self._defaults, strict=True)
+        voice, language = (default if value is None else value for value, default in given)
         request = service.request(voice, language=language)
         self._samples = 0
-        if Synthesize.is_type(event.type):
-            text = text_of(event)
-            self._check_length(len(text))
-            for piece in await service.pieces(text, request):
+        if Synthesize.is_type(asked.kind):
+            self._check_length(len(asked.text))
+            for piece in await service.pieces(asked.text, request):
                 await self._say(piece, request)
         else:
             await self._speak_stream(request)
         await self._send(AudioStop(timestamp=self._milliseconds()).event())
-        if SynthesizeStart.is_type(event.type):
+        if SynthesizeStart.is_type(asked.kind):
             await self._send(SynthesizeStopped().event())
 
     async def _speak_stream(self, request: dict) -> None:
@@ -222,16 +221,14 @@ class Connection:
         seconds = self._limits.text_s
         try:
             async with asyncio.timeout(seconds):
-                event = await self._take()
+                asked = await self._take()
         except TimeoutError:
             raise RequestError(f"the text did not go on for {seconds:g} s: send synthesize-stop at its end") from None
-        if SynthesizeStop.is_type(event.type):
+        if SynthesizeStop.is_type(asked.kind):
             self._complete = True
-            return ""
-        text = text_of(event)
-        self._streamed += len(text)
+        self._streamed += len(asked.text)
         self._check_length(self._streamed)
-        return text
+        return asked.text
 
     def _check_length(self, characters: int) -> None:
         if characters > self._limits.max_text:
@@ -293,7 +290,6 @@ class Connection:
         return 1000 * self._samples // self._service.engine.sample_rate
 
 
-def _size(event: Event) -> int:
+def _size(asked: Request) -> int:
     """In characters; an event without text counts too."""
-    text = event.data.get("text")
-    return 1 + (len(text) if isinstance(text, str) else 0)
+    return 1 + len(asked.text)

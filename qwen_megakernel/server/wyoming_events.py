@@ -3,9 +3,11 @@
 import asyncio
 import json
 import reprlib
+from dataclasses import dataclass
 from typing import Any
 
 from wyoming.event import Event
+from wyoming.tts import Synthesize, SynthesizeChunk, SynthesizeStart
 
 from qwen_megakernel.errors import RequestError, TextError
 from qwen_megakernel.model.text import check_unicode
@@ -84,6 +86,37 @@ def _object(text: bytes, what: str) -> dict[str, Any]:
     return value
 
 
+@dataclass(frozen=True)
+class Request:
+    """What a client asks for by one event; all else that the event held is dropped.
+
+    Attributes:
+        kind: the event's type.
+        text: "" where such an event has none.
+        voice, language: None: the client does not say.
+    """
+
+    kind: str
+    text: str = ""
+    voice: str | None = None
+    language: str | None = None
+
+    @classmethod
+    def of(cls, event: Event) -> "Request":
+        """
+        Args:
+            event: a synthesize, synthesize-start, synthesize-chunk or synthesize-stop.
+
+        Raises:
+            RequestError: it cannot be understood, or it is SSML.
+        """
+        has_text = Synthesize.is_type(event.type) or SynthesizeChunk.is_type(event.type)
+        has_voice = Synthesize.is_type(event.type) or SynthesizeStart.is_type(event.type)
+        text = text_of(event) if has_text else ""
+        voice, language = _voice_of(event) if has_voice else (None, None)
+        return cls(event.type, text, voice, language)
+
+
 def text_of(event: Event) -> str:
     """
     Raises:
@@ -96,12 +129,8 @@ def text_of(event: Event) -> str:
     return text
 
 
-def voice_of(event: Event) -> tuple[str | None, str | None]:
-    """Who is to speak, and in which language; None: the client does not say.
-
-    Raises:
-        RequestError: it cannot be understood, or it is SSML.
-    """
+def _voice_of(event: Event) -> tuple[str | None, str | None]:
+    """Voice and language."""
     if event.data.get("text_format") not in (None, "text"):
         got = reprlib.repr(event.data["text_format"])
         raise RequestError(f"text_format must be 'text', got {got}: send plain text")
