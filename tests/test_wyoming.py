@@ -536,11 +536,8 @@ def test_who_does_not_read_is_let_go():
 
 # ---------------------------------------------------------------- fuzz
 
-junk = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
-    max_leaves=6,
-)
+plain = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20)
+junk = plain | st.lists(plain, max_size=3) | st.dictionaries(st.text(max_size=8), plain, max_size=3)
 KINDS = ["synthesize", "synthesize-start", "synthesize-chunk", "synthesize-stop", "describe", "ping", "audio-chunk"]
 voices = st.fixed_dictionaries({}, optional={"name": st.sampled_from(["ada"]) | junk, "language": st.just("en") | junk})
 texts = st.fixed_dictionaries({}, optional={"text": st.text(max_size=30) | junk, "voice": voices | junk})
