@@ -39,6 +39,7 @@ from wyoming.tts import (  # noqa: E402
 
 from qwen_megakernel import SamplingParams, TTSEngine, __version__, cli  # noqa: E402
 from qwen_megakernel.checkpoint.synthetic import NO_EOS  # noqa: E402
+from qwen_megakernel.engine.event_loop import AsyncUtterance  # noqa: E402
 from qwen_megakernel.model.pcm import pcm16  # noqa: E402
 from qwen_megakernel.model.text import first_cut  # noqa: E402
 from qwen_megakernel.server.limits import Limits  # noqa: E402
@@ -294,6 +295,27 @@ def test_audio_comes_while_text_comes(server):
 
     heard = talk(server, conversation)
     assert heard.types == ["audio-start", "audio-chunk", "audio-stop", "synthesize-stopped"]
+
+
+def test_what_an_utterance_did_not_take_the_next_one_says(server, seeds, monkeypatch):
+    """As behind a runaway, which ends an utterance before its text."""
+    ended, push = [], AsyncUtterance.push_text
+
+    async def push_text(self, text: str) -> None:
+        if text == "you today?" and not ended:
+            ended.append(text)
+            await self.end_text()
+        await push(self, text)
+
+    monkeypatch.setattr(AsyncUtterance, "push_text", push_text)
+    events = [
+        SynthesizeStart(voice=ADA),
+        SynthesizeChunk("Hello there, "),
+        SynthesizeChunk("you today?"),
+        SynthesizeStop(),
+    ]
+    heard = ask(server, *events, last=SynthesizeStopped)
+    assert heard.pcm == streamed(server, "Hello there, ") + streamed(server, "you today?") and ended
 
 
 def test_a_stream_behind_a_stream(server, seeds):

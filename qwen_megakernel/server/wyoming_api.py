@@ -130,8 +130,9 @@ def bind(host: str, port: int) -> socket.socket:
         BackendError: the port is taken, or may not be used.
     """
     try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
         # Without the port: the system would take 99999 for 34463.
-        family, kind, protocol, _, (address, _, *scope) = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0]
+        _, kind, protocol, _, (address, _, *scope) = socket.getaddrinfo(host, None, family, socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, protocol)
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

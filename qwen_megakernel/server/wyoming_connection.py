@@ -257,7 +257,8 @@ class Connection:
         Raises:
             TTSError: text that is refused; the utterance is cancelled, because it cannot go on without it.
         """
-        said, enough = "", self._service.engine.max_positions // _POSITIONS_A_CHARACTER
+        said = text = ""
+        enough = self._service.engine.max_positions // _POSITIONS_A_CHARACTER
         try:
             while True:
                 whole = said + self._rest
@@ -266,13 +267,13 @@ class Connection:
                 if text:
                     self._service.log_text(text)
                     await utterance.push_text(text)
-                    said += text
+                    said, text = said + text, ""
                 if cut is not None or self._complete:
                     await utterance.end_text()
                     return
                 self._rest = await self._next_text()
-        except TextEndedError:
-            pass  # the utterance ended before its text did, and its audio says why
+        except TextEndedError:  # a runaway, or a full slot: the next utterance goes on, if any does
+            self._rest = text + self._rest
         except Exception:
             utterance.cancel()
             raise
