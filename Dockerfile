@@ -16,7 +16,7 @@ RUN python3 -m venv "$VIRTUAL_ENV" && mkdir --parents cache voices
 
 COPY --chown=tts dist/*.whl ./
 # hadolint ignore=DL3013
-RUN set -- ./*.whl && pip install --no-cache-dir "$1[serve]" && rm ./*.whl
+RUN set -- ./*.whl && pip install --no-cache-dir "$1[serve,wyoming]" && rm ./*.whl
 
 # Models and the compiled kernel outlive the container.
 VOLUME /home/tts/cache

@@ -1,13 +1,14 @@
-"""The command line: `qwen-megakernel speak`, `serve`, `verify`, `bench`, `build`, `quantize` and `doctor`."""
+"""The command line: `qwen-megakernel speak`, `serve`, `wyoming`, `verify`, `quantize`, `build`, `bench`, `doctor`."""
 
 import argparse
 import logging
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
-from qwen_megakernel import TTSError, __version__
+from qwen_megakernel import TTSEngine, TTSError, __version__
 from qwen_megakernel.backend.build import load_extension
 from qwen_megakernel.backend.select import BACKENDS, select_device
 from qwen_megakernel.backend.verdicts import SIZES
@@ -16,7 +17,13 @@ from qwen_megakernel.check.verify import FRAMES, verify
 from qwen_megakernel.checkpoint.fp8 import parts_of
 from qwen_megakernel.checkpoint.load import DEMO, PUBLISHED, name_of_model
 from qwen_megakernel.checkpoint.quantize import quantize_checkpoint
-from qwen_megakernel.cli_options import WEIGHTS_CHOICES, WEIGHTS_HELP, CommandParser, add_threads, weights_of
+from qwen_megakernel.cli_options import (
+    WEIGHTS_CHOICES,
+    WEIGHTS_HELP,
+    CommandParser,
+    add_engine_of_server,
+    weights_of,
+)
 from qwen_megakernel.cli_speak import add_speak
 from qwen_megakernel.errors import BackendError, RequestError
 from qwen_megakernel.server.service import TOKEN
@@ -42,7 +49,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="qwen-megakernel", description="Speak with Qwen3-TTS.")
     parser.add_argument("--version", action="version", version=f"qwen-megakernel {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=CommandParser)
-    for add in (add_speak, _add_serve, _add_verify, _add_quantize, _add_build, _add_bench, _add_doctor):
+    for add in (add_speak, _add_serve, _add_wyoming, _add_verify, _add_quantize, _add_build, _add_bench, _add_doctor):
         add(commands)
     for command in commands.choices.values():
         command.add_argument("-v", "--verbose", action="store_true", help="log more, such as what memory goes to")
@@ -56,33 +63,18 @@ def _add_serve(commands: argparse._SubParsersAction) -> None:
     about = "speak for other processes: OpenAI's HTTP API and a WebSocket"
     serve = commands.add_parser("serve", help=about, description=about + " (docs/serving.md).")
     serve.set_defaults(run=_serve)
-    serve.add_argument("--model", default=DEMO, help=f"folder, hub id such as {PUBLISHED[1]}, or {DEMO!r}")
+    add_engine_of_server(serve, streams=64)
     serve.add_argument("--host", default="127.0.0.1", help="default: %(default)s; off loopback a token is needed")
     serve.add_argument("--port", type=int, default=8000, help="default: %(default)s")
     serve.add_argument("--token", help=f"that clients must bear; better in the environment, as {TOKEN}")
-    serve.add_argument("--max-streams", type=int, default=64, help="utterances at once, default: %(default)s")
-    serve.add_argument(
-        "--max-positions",
-        type=int,
-        default=1024,
-        help="prompt and frames of one utterance, default: %(default)s",
-    )
-    serve.add_argument(
-        "--voices", metavar="DIR", type=Path, help="saved voices (Voice.save), each known by its file's name"
-    )
-    serve.add_argument("--log-texts", action="store_true", help="log what is said, not lengths and times alone")
     serve.add_argument("--allow-upload", action="store_true", help="clients may make voices of recordings (Base)")
     serve.add_argument("--ui", action="store_true", help="a web page at / to try it with")
-    serve.add_argument("--backend", choices=BACKENDS, default="auto")
-    serve.add_argument("--weights", type=weights_of, help=WEIGHTS_HELP)
-    serve.add_argument("--device", help="cpu, cuda, cuda:1; default: a GPU if there is one")
-    add_threads(serve)
 
 
 def _serve(args: argparse.Namespace) -> int:
     try:
         from qwen_megakernel.server import app as serve
-        from qwen_megakernel.server.guard import is_loopback
+        from qwen_megakernel.server.process import is_loopback
     except ModuleNotFoundError as error:
         raise BackendError(f"serving needs {error.name}: install the extra [serve]") from None
     if args.token is not None and not args.token.strip():
@@ -90,15 +82,9 @@ def _serve(args: argparse.Namespace) -> int:
     token = (args.token or os.environ.get(TOKEN) or "").strip() or None
     if token is None and not is_loopback(args.host):
         raise BackendError(f"--host {args.host} can be reached by others: set {TOKEN}, or listen on 127.0.0.1")
-    if args.voices and not args.voices.is_dir():
-        raise RequestError(f"--voices: no folder {str(args.voices)!r}")
-    options = {"backend": args.backend, "device": args.device}
-    options |= {"max_streams": args.max_streams, "max_positions": args.max_positions}
-    name, variant = name_of_model(args.model), serve.check_model(args.model, **options)
+    name, variant, load = _engine_of_server(args)
     app = serve.make_app(
-        lambda: serve.load_for_good(
-            args.model, weights=args.weights, max_queue=args.max_streams, threads=args.threads, **options
-        ),
+        load,
         model=name,
         variant=variant,
         token=token,
@@ -108,11 +94,78 @@ def _serve(args: argparse.Namespace) -> int:
         log_texts=args.log_texts,
     )
     print(f"serving {name} on http://{args.host}:{args.port}", file=sys.stderr)
-    code = serve.serve(app, args.host, args.port)
+    return _end_of_server(serve.serve(app, args.host, args.port))
+
+
+def _engine_of_server(args: argparse.Namespace) -> tuple[str, str | None, Callable[[], TTSEngine]]:
+    """The model's name for clients, its variant if it is known, and what loads the engine.
+
+    Raises:
+        TTSError: it could never be loaded.
+    """
+    from qwen_megakernel.server.process import check_model, load_for_good
+
+    if args.voices and not args.voices.is_dir():
+        raise RequestError(f"--voices: no folder {str(args.voices)!r}")
+    options = {"backend": args.backend, "device": args.device}
+    options |= {"max_streams": args.max_streams, "max_positions": args.max_positions}
+    name, variant = name_of_model(args.model), check_model(args.model, **options)
+    options |= {"weights": args.weights, "max_queue": args.max_streams, "threads": args.threads}
+    return name, variant, lambda: load_for_good(args.model, **options)
+
+
+def _end_of_server(code: int) -> int:
     if code:  # a thread may wait for a device that does not answer, and the process for the thread
         logging.shutdown()
         os._exit(code)
     return code
+
+
+# ---------------------------------------------------------------- wyoming
+
+
+def _add_wyoming(commands: argparse._SubParsersAction) -> None:
+    about = "speak for Home Assistant: a Wyoming server"
+    wyoming = commands.add_parser("wyoming", help=about, description=about + " (docs/home_assistant.md).")
+    wyoming.set_defaults(run=_wyoming)
+    add_engine_of_server(wyoming, streams=4)
+    wyoming.add_argument("--host", default="127.0.0.1", help="default: %(default)s; others need --allow-network")
+    wyoming.add_argument("--port", type=int, default=10200, help="default: %(default)s")
+    wyoming.add_argument(
+        "--allow-network", action="store_true", help="listen off loopback, without a token: the protocol has none"
+    )
+    wyoming.add_argument("--voice", metavar="NAME", help="where a client names none; default: the first")
+    wyoming.add_argument("--language", help="where a client names none: a name or code; default: auto")
+
+
+def _wyoming(args: argparse.Namespace) -> int:
+    try:
+        from qwen_megakernel.server import wyoming_api
+        from qwen_megakernel.server.process import is_loopback
+    except ModuleNotFoundError as error:
+        raise BackendError(f"the Wyoming server needs {error.name}: install the extra [wyoming]") from None
+    if not is_loopback(args.host):
+        if not args.allow_network:
+            raise BackendError(
+                f"--host {args.host} can be reached by others, and Wyoming has no token: on a network that you trust, "
+                "--allow-network allows it"
+            )
+        where = f"{args.host}:{args.port}"
+        print(f"warning: whoever reaches {where} can let it speak: Wyoming has no token", file=sys.stderr)
+    name, variant, load = _engine_of_server(args)
+    print(f"serving {name} on tcp://{args.host}:{args.port} once it is ready", file=sys.stderr)
+    code = wyoming_api.serve(
+        load,
+        args.host,
+        args.port,
+        model=name,
+        variant=variant,
+        voice=args.voice,
+        language=args.language,
+        voices=args.voices,
+        log_texts=args.log_texts,
+    )
+    return _end_of_server(code)
 
 
 # ---------------------------------------------------------------- verify

@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import Sequence
 from difflib import get_close_matches
+from pathlib import Path
 
 from qwen_megakernel.backend.select import BACKENDS
 from qwen_megakernel.checkpoint.config import SamplingParams
@@ -58,6 +59,23 @@ def weights_of(text: str) -> str | list[str]:
 
 def add_threads(parser: argparse._ActionsContainer) -> None:
     parser.add_argument("--threads", type=int, help="to compute with on a CPU; default: measured")
+
+
+def add_engine_of_server(parser: argparse._ActionsContainer, *, streams: int) -> None:
+    """Add the options that say what a server speaks with, and what it logs. `streams`: the default of --max-streams."""
+    parser.add_argument("--model", default=DEMO, help=f"folder, hub id such as {PUBLISHED[1]}, or {DEMO!r}")
+    parser.add_argument("--max-streams", type=int, default=streams, help="utterances at once, default: %(default)s")
+    parser.add_argument(
+        "--max-positions", type=int, default=1024, help="prompt and frames of one utterance, default: %(default)s"
+    )
+    parser.add_argument(
+        "--voices", metavar="DIR", type=Path, help="saved voices (Voice.save), each known by its file's name"
+    )
+    parser.add_argument("--log-texts", action="store_true", help="log what is said, not lengths and times alone")
+    parser.add_argument("--backend", choices=BACKENDS, default="auto")
+    parser.add_argument("--weights", type=weights_of, help=WEIGHTS_HELP)
+    parser.add_argument("--device", help="cpu, cuda, cuda:1; default: a GPU if there is one")
+    add_threads(parser)
 
 
 def add_voice_options(parser: argparse._ActionsContainer) -> None:

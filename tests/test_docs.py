@@ -39,6 +39,7 @@ PIPECAT_RUNNER = Path(importlib.util.find_spec("pipecat.runner").origin).with_na
 
 NOT_RUN = {
     "qwen-megakernel serve": "runs until it is told to stop; tests/test_serve.py starts it",
+    "qwen-megakernel wyoming": "runs until it is told to stop; tests/test_wyoming.py starts it",
     "qwen-megakernel build": "needs a GPU",
     "python": "a bot runs until it is stopped (tests/test_bot_page.py, the examples below), a benchmark for minutes",
     "make": "makes environments",
@@ -50,7 +51,11 @@ NOT_RUN = {
 """Commands that are read and not run, by their first words, and why."""
 
 FOREIGN_OPTIONS = {"--gpus": "docker", "--metrics-export-port": "ray"}
-EXAMPLES_ELSEWHERE = {"one_box.yaml": "test_serve_ray.py", "cluster.yaml": "test_serve_ray.py"}
+EXAMPLES_ELSEWHERE = {
+    "one_box.yaml": "test_serve_ray.py",
+    "cluster.yaml": "test_serve_ray.py",
+    "home_assistant.yaml": "test_wyoming.py",
+}
 
 
 # ---------------------------------------------------------------- what stands there

@@ -282,11 +282,11 @@ def test_without_a_gpu_the_real_process_says_so():
 
 
 def test_nothing_is_checked_before_an_engine_is_loaded(card, child, capsys):
-    from qwen_megakernel.server import app
+    from qwen_megakernel.server import process
 
     assert select_backend("auto", GPU) == ("megakernel", "it can run here; the self-check at the first load decides")
     assert select_backend("auto", GPU, torch.bfloat16, DEMO)[0] == "megakernel"
-    app.check_model("demo", backend="auto", device=None, max_streams=1, max_positions=64)
+    process.check_model("demo", backend="auto", device=None, max_streams=1, max_positions=64)
     assert cli.main(["doctor"]) == 0
     assert not child.runs
 

@@ -47,6 +47,11 @@ def find_language(asked: str, known: Sequence[str]) -> str:
     raise LanguageError(f"unknown language {asked!r}; known: {listed(known)}")
 
 
+def codes_of(known: Sequence[str]) -> list[str]:
+    """The ISO 639-1 codes of the languages that have one, in their order: "auto" and dialects have none."""
+    return [_CODES[name] for name in known if name in _CODES]
+
+
 def listed(known: Sequence[str]) -> str:
     """For people: the names with their codes, such as "auto, english (en)"."""
     return ", ".join(f"{name} ({_CODES[name]})" if name in _CODES else name for name in known)

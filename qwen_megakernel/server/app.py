@@ -2,11 +2,8 @@
 
 import asyncio
 import contextlib
-import gc
 import logging
-import os
 import signal
-import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -16,23 +13,18 @@ from starlette.middleware import Middleware
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from qwen_megakernel import __version__
-from qwen_megakernel.backend.select import select_backend, select_device
-from qwen_megakernel.checkpoint.load import Checkpoint, find_cached
 from qwen_megakernel.engine.engine import TTSEngine
-from qwen_megakernel.engine.options import check_sizes
-from qwen_megakernel.errors import BackendError, CheckpointError
+from qwen_megakernel.errors import BackendError
 from qwen_megakernel.server.guard import Guard
 from qwen_megakernel.server.limits import Limits
 from qwen_megakernel.server.metrics import Metrics
 from qwen_megakernel.server.openai_api import add_api
 from qwen_megakernel.server.page import add_docs, add_page
+from qwen_megakernel.server.process import ENGINE_GONE, exit_within
 from qwen_megakernel.server.service import EngineService
 from qwen_megakernel.server.websocket_api import add_socket
 
 log = logging.getLogger(__name__)
-
-ENGINE_GONE = 70
-"""Exit code (EX_SOFTWARE) of a server whose engine is dead or could not be loaded: start it again."""
 
 
 def make_app(
@@ -94,44 +86,6 @@ def make_app(
     if token is None:
         add_docs(app)
     return app
-
-
-def check_model(model: str, *, backend: str, device: str | None, max_streams: int, max_positions: int) -> str | None:
-    """Check `TTSEngine.load`'s arguments without loading, so that a server that can never be ready does not listen.
-
-    Returns:
-        The checkpoint's variant; None for a hub id that is not complete in the cache, which will be downloaded.
-
-    Raises:
-        BackendError: the sizes, the device or the backend are not possible here.
-        CheckpointError: no such model, or a folder that is no checkpoint.
-    """
-    check_sizes(max_streams=max_streams, max_positions=max_positions)
-    device = select_device(device)
-    select_backend(backend, device)
-    if (folder := find_cached(model)) is None:
-        return None
-    try:
-        config = Checkpoint.open(folder).config
-    except CheckpointError:
-        if folder == Path(model).expanduser():
-            raise
-        return None
-    select_backend(backend, device, config=config)
-    return config.variant
-
-
-def load_for_good(model: str, **options) -> TTSEngine:
-    """Load an engine for a process that does nothing else. What is in memory afterwards is hidden from the garbage
-    collector (`gc.freeze`): with all of torch in memory a full collection would hold up every utterance.
-
-    Args:
-        **options: `TTSEngine.load`'s.
-    """
-    engine = TTSEngine.load(model, **options)
-    gc.collect()
-    gc.freeze()
-    return engine
 
 
 def protocol_of(header_s: float) -> type[HttpToolsProtocol]:
@@ -197,9 +151,7 @@ class _Server(uvicorn.Server):
     async def on_tick(self, counter: int) -> bool:
         if self._service.gone.is_set():
             if not self.should_exit:
-                last = threading.Timer(self._service.limits.drain_s + 5, os._exit, (ENGINE_GONE,))
-                last.daemon = True  # it ends a shutdown that waits for a device that does not answer
-                last.start()
+                exit_within(self._service.limits.drain_s + 5)
             self.should_exit = True
         return await super().on_tick(counter)
 

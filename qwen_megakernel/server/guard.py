@@ -3,7 +3,6 @@
 import asyncio
 import base64
 import hmac
-import ipaddress
 import json
 import logging
 from urllib.parse import urlsplit
@@ -17,6 +16,7 @@ from qwen_megakernel.server.metrics import Metrics
 from qwen_megakernel.server.openai_api import error_response
 from qwen_megakernel.server.page import DOCS
 from qwen_megakernel.server.page import PATH as PAGE
+from qwen_megakernel.server.process import is_loopback
 from qwen_megakernel.server.websocket_api import PATH as SOCKET
 
 log = logging.getLogger(__name__)
@@ -187,13 +187,6 @@ def _authority(url: str) -> str | None:
         return urlsplit(url).netloc
     except ValueError:
         return None
-
-
-def is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _challenge(error: ApiError) -> dict[str, str]:

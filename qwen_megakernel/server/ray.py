@@ -24,10 +24,11 @@ from qwen_megakernel.backend.select import BACKENDS
 from qwen_megakernel.checkpoint.fp8 import PARTS, WEIGHTS
 from qwen_megakernel.checkpoint.load import DEMO, name_of_model
 from qwen_megakernel.server.api_error import ApiError
-from qwen_megakernel.server.app import load_for_good, make_app
-from qwen_megakernel.server.guard import OPEN, is_loopback
+from qwen_megakernel.server.app import make_app
+from qwen_megakernel.server.guard import OPEN
 from qwen_megakernel.server.limits import Limits
 from qwen_megakernel.server.openai_api import error_response
+from qwen_megakernel.server.process import is_loopback, load_for_good
 from qwen_megakernel.server.service import TOKEN, EngineService
 
 log = logging.getLogger(__name__)

@@ -135,7 +135,7 @@ class EngineService:
         if variant == "base" and not self.saved_voices.by_name and not self._upload:
             raise CheckpointError(
                 f"{self.model} is a Base checkpoint, which speaks with saved voices only: --voices names a folder that "
-                "has some, or --allow-upload lets clients make them"
+                "has some, or serve --allow-upload lets clients make them"
             )
         if variant != "base" and self.saved_voices.by_name:
             raise VoiceError(f"saved voices need a Base checkpoint; {self.model} is {variant}")

@@ -1,0 +1,70 @@
+"""What `serve` and `wyoming` share as processes: checks before they listen, an engine for good, the end."""
+
+import gc
+import ipaddress
+import os
+import threading
+from pathlib import Path
+
+from qwen_megakernel.backend.select import select_backend, select_device
+from qwen_megakernel.checkpoint.load import Checkpoint, find_cached
+from qwen_megakernel.engine.engine import TTSEngine
+from qwen_megakernel.engine.options import check_sizes
+from qwen_megakernel.errors import CheckpointError
+
+ENGINE_GONE = 70
+"""Exit code (EX_SOFTWARE) of a server whose engine is dead or could not be loaded: start it again."""
+
+
+def is_loopback(host: str) -> bool:
+    """Only this machine reaches such a host."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def check_model(model: str, *, backend: str, device: str | None, max_streams: int, max_positions: int) -> str | None:
+    """Check `TTSEngine.load`'s arguments without loading, so that a server that can never be ready does not listen.
+
+    Returns:
+        The checkpoint's variant; None for a hub id that is not complete in the cache, which will be downloaded.
+
+    Raises:
+        BackendError: the sizes, the device or the backend are not possible here.
+        CheckpointError: no such model, or a folder that is no checkpoint.
+    """
+    check_sizes(max_streams=max_streams, max_positions=max_positions)
+    device = select_device(device)
+    select_backend(backend, device)
+    if (folder := find_cached(model)) is None:
+        return None
+    try:
+        config = Checkpoint.open(folder).config
+    except CheckpointError:
+        if folder == Path(model).expanduser():
+            raise
+        return None
+    select_backend(backend, device, config=config)
+    return config.variant
+
+
+def load_for_good(model: str, **options) -> TTSEngine:
+    """Load an engine for a process that does nothing else. What is in memory afterwards is hidden from the garbage
+    collector (`gc.freeze`): with all of torch in memory a full collection would hold up every utterance.
+
+    Args:
+        **options: `TTSEngine.load`'s.
+    """
+    engine = TTSEngine.load(model, **options)
+    gc.collect()
+    gc.freeze()
+    return engine
+
+
+def exit_within(seconds: float) -> None:
+    """End the process with `ENGINE_GONE` after this time at the latest: its shutdown may wait for a device that does
+    not answer."""
+    last = threading.Timer(seconds, os._exit, (ENGINE_GONE,))
+    last.daemon = True
+    last.start()

@@ -1,0 +1,210 @@
+"""`qwen-megakernel wyoming`: the engine as Home Assistant's voice, over TCP, as docs/home_assistant.md describes it."""
+
+import asyncio
+import logging
+import signal
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+from wyoming.event import Event
+from wyoming.info import Attribution, Info, TtsProgram, TtsVoice
+
+from qwen_megakernel import __version__
+from qwen_megakernel.checkpoint.languages import codes_of
+from qwen_megakernel.engine.engine import TTSEngine
+from qwen_megakernel.errors import BackendError
+from qwen_megakernel.server.api_error import ApiError
+from qwen_megakernel.server.limits import Limits
+from qwen_megakernel.server.process import ENGINE_GONE, exit_within
+from qwen_megakernel.server.saved_voices import DEFAULT_VOICE
+from qwen_megakernel.server.service import EngineService
+from qwen_megakernel.server.wyoming_connection import Connection
+
+log = logging.getLogger(__name__)
+
+
+class WyomingServer:
+    """A Wyoming server over TCP. Make it and run it in one event loop."""
+
+    def __init__(self, service: EngineService, *, voice: str | None = None, language: str | None = None):
+        """
+        Args:
+            voice: speaks where a client names none; None: the checkpoint's first.
+            language: where a client names none; None: "auto".
+        """
+        self.service, self.voice, self.language = service, voice, language
+        self.info: Event | None = None
+        self._stopping, self._at_once = asyncio.Event(), asyncio.Event()
+        self._connections: set[asyncio.Task] = set()
+
+    def stop(self, *, drain: bool) -> None:
+        """End `run`. drain: what is being said may be said; the second call does not wait for it in any case."""
+        if not drain or self._stopping.is_set():
+            self._at_once.set()
+        self._stopping.set()
+
+    async def run(self, listener: socket.socket) -> None:
+        """Load the engine, then serve until `stop` or until the engine is gone (`service.gone`).
+
+        Args:
+            listener: bound; it listens once the engine is ready.
+
+        Raises:
+            RequestError: the checkpoint does not have the default voice or language.
+            BackendError: the port was taken meanwhile.
+        """
+        service = self.service
+        service.start()
+        try:
+            while service.state == "loading" and not self._stopping.is_set():
+                await asyncio.sleep(0.02)
+            if service.state == "ready" and not self._stopping.is_set():
+                service.engine.check(**service.request(self.voice, language=self.language))
+                self.info = _info(service)
+                await self._serve(listener)
+        finally:
+            listener.close()
+            for task in self._connections:
+                task.cancel()
+            await asyncio.gather(*self._connections, return_exceptions=True)
+            await service.close()
+
+    async def _serve(self, listener: socket.socket) -> None:
+        host, port = listener.getsockname()[:2]
+        try:
+            server = await asyncio.start_server(self._accept, sock=listener, limit=self.service.limits.max_body)
+        except OSError as error:
+            raise BackendError(f"cannot listen on {host}:{port}: {error}; choose another --port") from None
+        log.info("listening on %s:%d", host, port)
+        await _first(self._stopping.wait(), self.service.gone.wait())
+        server.close()
+        if not self.service.gone.is_set():
+            await _first(self.service.drain(), self._at_once.wait(), self.service.gone.wait())
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connection = Connection(self.service, self.info, (self.voice, self.language), reader, writer)
+        if len(self._connections) < self.service.limits.connections:
+            job = connection.run()
+        else:
+            job = connection.refuse(ApiError(503, "busy", "too many connections are open; try again", True))
+        task = asyncio.create_task(job)  # of our own: asyncio would log an error if one of its tasks were cancelled
+        self._connections.add(task)
+        task.add_done_callback(self._connections.discard)
+
+
+async def _first(*jobs) -> None:
+    """Return when one of them has ended; cancel the others."""
+    tasks = [asyncio.ensure_future(job) for job in jobs]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _info(service: EngineService) -> Event:
+    """What `describe` is answered with."""
+    about = {
+        "attribution": Attribution("Qwen3-TTS, Qwen team", "https://github.com/QwenLM/Qwen3-TTS"),
+        "installed": True,
+        "version": __version__,
+    }
+    languages = codes_of(service.engine.languages)
+    voices = [
+        TtsVoice(name=name, description=name, languages=languages, **about)
+        for name in service.voice_names() or [DEFAULT_VOICE]
+    ]
+    program = {"name": "qwen_megakernel", "description": f"Qwen3-TTS: {service.model}"}
+    return Info(tts=[TtsProgram(voices=voices, supports_synthesize_streaming=True, **program, **about)]).event()
+
+
+# ---------------------------------------------------------------- the process
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A TCP socket that does not listen yet: clients are refused until there is somebody to speak.
+
+    Raises:
+        BackendError: the port is taken, or may not be used.
+    """
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        # Without the port: the system would take 99999 for 34463.
+        _, kind, protocol, _, (address, _, *scope) = socket.getaddrinfo(host, None, family, socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, protocol)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind((address, port, *scope))
+        except BaseException:
+            listener.close()
+            raise
+    except (OSError, OverflowError) as error:
+        words = f"cannot listen on {host}:{port}: {error}; choose another --port, 0 to 65535, or --host"
+        raise BackendError(words) from None
+    return listener
+
+
+def serve(
+    load: Callable[[], TTSEngine],
+    host: str,
+    port: int,
+    *,
+    model: str,
+    variant: str | None = None,
+    voice: str | None = None,
+    language: str | None = None,
+    voices: Path | None = None,
+    log_texts: bool = False,
+) -> int:
+    """Serve until the process is told to stop or the engine is gone. At SIGTERM what is being said may be said; Ctrl-C
+    and a second signal end it at once.
+
+    Args:
+        load: makes the engine, in a thread.
+        model: its name, for clients.
+        variant: the checkpoint's, if it is known already (`check_model`).
+        voice, language: where a client names none.
+        voices: a folder of saved voices.
+        log_texts: the log shows the texts that are spoken.
+
+    Returns:
+        The process's exit code.
+
+    Raises:
+        BackendError: the port is taken, or may not be used.
+        CheckpointError, RequestError: the checkpoint does not have such voices, or such a language.
+    """
+    options = {"variant": variant, "voices": voices, "limits": Limits(), "log_texts": log_texts}
+    service = EngineService(load, model=model, **options)
+    listener = bind(host, port)
+    told: list[int] = []
+
+    async def main() -> None:
+        server, loop = WyomingServer(service, voice=voice, language=language), asyncio.get_running_loop()
+
+        def stop(number: int) -> None:
+            told.append(number)
+            server.stop(drain=number == signal.SIGTERM)
+
+        async def end_if_gone() -> None:
+            await service.gone.wait()
+            exit_within(service.limits.drain_s + 5)
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, stop, number)
+        watch = asyncio.create_task(end_if_gone())
+        try:
+            await server.run(listener)
+        finally:
+            watch.cancel()
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.remove_signal_handler(number)
+
+    asyncio.run(main())
+    if service.gone.is_set():
+        return ENGINE_GONE
+    if told:  # who started the process sees that a signal ended it
+        signal.raise_signal(told[0])
+    return 0

@@ -1,0 +1,296 @@
+"""One client of the Wyoming server: its events come in, speech goes out."""
+
+import asyncio
+import contextlib
+import logging
+
+from wyoming.audio import AudioChunk, AudioStart, AudioStop
+from wyoming.error import Error
+from wyoming.event import Event, async_write_event
+from wyoming.info import Describe
+from wyoming.ping import Ping, Pong
+from wyoming.tts import Synthesize, SynthesizeChunk, SynthesizeStart, SynthesizeStop, SynthesizeStopped
+
+from qwen_megakernel.engine.audio import Chunk
+from qwen_megakernel.engine.event_loop import AsyncUtterance
+from qwen_megakernel.errors import RequestError, TextEndedError, TextError, TextTooLongError
+from qwen_megakernel.model.pcm import BYTES, pcm16
+from qwen_megakernel.model.text import first_cut
+from qwen_megakernel.server.api_error import ApiError
+from qwen_megakernel.server.service import EngineService
+from qwen_megakernel.server.wyoming_events import ProtocolError, Request, Silence, read_event, text_of
+
+log = logging.getLogger(__name__)
+
+_LINGER_S = 2.0  # a client has so long to read why its connection ends
+_POSITIONS_A_CHARACTER = 6  # of a slot: a token is one character or more, and needs its own row and room for 5 frames
+
+
+class Connection:
+    """One client. One task reads its events, another speaks what they ask for, one request behind the other.
+
+    An error ends the connection: Home Assistant would wait for audio behind one."""
+
+    def __init__(
+        self,
+        service: EngineService,
+        info: Event,
+        defaults: tuple[str | None, str | None],
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ):
+        """
+        Args:
+            info: what `describe` is answered with.
+            defaults: voice and language where the client names none.
+        """
+        self._service, self._limits, self._info, self._defaults = service, service.limits, info, defaults
+        self._reader, self._writer = reader, writer
+        self._inbox: asyncio.Queue[Request] = asyncio.Queue()
+        self._unread = 0  # size of what is in the inbox
+        self._open = False  # between a synthesize-start and its synthesize-stop, as the client sent them
+        self._speaking = False
+        self._rest = ""  # of a stream: text that no utterance has taken
+        self._complete = False  # of a stream: its synthesize-stop was taken
+        self._streamed = 0  # of a stream: characters so far
+        self._samples = 0  # sent for this request
+
+    async def run(self) -> None:
+        """Until the client is gone or has to be disconnected."""
+        tasks = [asyncio.create_task(self._receive()), asyncio.create_task(self._speak_all())]
+        error = None
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            await next(iter(done))
+        except OSError:  # the client is gone
+            pass
+        except ProtocolError as broken:
+            error = ApiError(400, "protocol", str(broken))
+        except Silence as silence:
+            error = ApiError(408, "idle", f"{silence} for {self._limits.idle_s:g} s; connect again")
+        except Exception as failure:
+            error = ApiError.of(failure)
+            if error.status == 500:
+                log.exception("a request failed")
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            self._service.unsent_sockets.discard(self)
+            await self._close(error)
+
+    async def refuse(self, error: ApiError) -> None:
+        """Say why, without waiting for the client."""
+        with contextlib.suppress(OSError):
+            await async_write_event(Error(error.message, error.code).event(), self._writer)
+        self._writer.close()
+
+    async def _close(self, error: ApiError | None) -> None:
+        """Tell the client why, if it still reads. What it still sends is read and dropped: otherwise the system would
+        reset the connection, and the client might never see the error."""
+        with contextlib.suppress(OSError):  # TimeoutError is one
+            async with asyncio.timeout(_LINGER_S):
+                if error:
+                    await async_write_event(Error(error.message, error.code).event(), self._writer)
+                    self._writer.write_eof()
+                    while await self._reader.read(self._limits.max_body):
+                        pass
+                self._writer.close()
+                await self._writer.wait_closed()
+        self._writer.transport.abort()
+
+    async def _send(self, event: Event) -> None:
+        """
+        Raises:
+            OSError: the client is gone, or does not read what it asked for.
+        """
+        try:
+            async with asyncio.timeout(self._limits.idle_s):
+                await async_write_event(event, self._writer)
+        except TimeoutError:
+            log.info("a client did not read what it asked for")
+            raise ConnectionAbortedError from None
+
+    # ------------------------------------------------------------ from the client
+
+    async def _receive(self) -> None:
+        """Until the client is gone. It never waits for speech, so that a client that goes away is noticed at once."""
+        while True:
+            try:
+                event = await read_event(self._reader, most=self._limits.max_body, idle_s=self._limits.idle_s)
+            except Silence:
+                if self._speaking or self._unread:  # it listens
+                    continue
+                raise
+            if event is None:
+                return
+            await self._handle(event)
+            await asyncio.sleep(0)  # a flood of events must not keep other tasks waiting
+
+    async def _handle(self, event: Event) -> None:
+        if Describe.is_type(event.type):
+            await self._send(self._info)
+        elif Ping.is_type(event.type):
+            text = None if event.data.get("text") is None else text_of(event)
+            await self._send(Pong(text).event())
+        elif SynthesizeStart.is_type(event.type):
+            if self._open:
+                raise ProtocolError("synthesize-start came twice: send synthesize-stop between them")
+            self._open = True
+            self._put(Request.of(event))
+        elif SynthesizeChunk.is_type(event.type) or SynthesizeStop.is_type(event.type):
+            if not self._open:
+                raise ProtocolError(f"{event.type} came without synthesize-start: send that first")
+            self._open = SynthesizeChunk.is_type(event.type)
+            self._put(Request.of(event))
+        elif Synthesize.is_type(event.type) and not self._open:  # within a stream it repeats its text for older servers
+            self._put(Request.of(event))
+
+    def _put(self, asked: Request) -> None:
+        self._unread += _size(asked)
+        if self._unread > 4 * self._limits.max_text:
+            raise ProtocolError(
+                f"more than {4 * self._limits.max_text} characters wait to be spoken: wait for audio-stop"
+            )
+        self._inbox.put_nowait(asked)
+
+    async def _take(self) -> Request:
+        asked = await self._inbox.get()
+        self._unread -= _size(asked)
+        return asked
+
+    # ------------------------------------------------------------ speech
+
+    async def _speak_all(self) -> None:
+        while True:
+            asked = await self._take()
+            self._speaking = True
+            self._service.unsent_sockets.add(self)
+            try:
+                async with asyncio.timeout(self._limits.total_s):
+                    await self._speak(asked)
+            except TimeoutError:
+                raise RequestError(f"the request took more than {self._limits.total_s:g} s: send less text") from None
+            self._speaking = False
+            self._service.unsent_sockets.discard(self)
+
+    async def _speak(self, asked: Request) -> None:
+        """One `synthesize`, or one stream from its `synthesize-start` on."""
+        service = self._service
+        service.check_ready()
+        given = zip((asked.voice, asked.language), self._defaults, strict=True)
+        voice, language = (default if value is None else value for value, default in given)
+        request = service.request(voice, language=language)
+        self._samples = 0
+        if Synthesize.is_type(asked.kind):
+            self._check_length(len(asked.text))
+            for piece in await service.pieces(asked.text, request):
+                await self._say(piece, request)
+        else:
+            await self._speak_stream(request)
+        await self._send(AudioStop(timestamp=self._milliseconds()).event())
+        if SynthesizeStart.is_type(asked.kind):
+            await self._send(SynthesizeStopped().event())
+
+    async def _speak_stream(self, request: dict) -> None:
+        """Text that comes in pieces, in as many utterances as it takes: each is spoken while its text comes, and ends
+        with a sentence."""
+        self._rest, self._complete, self._streamed = "", False, 0
+        spoken = False
+        while await self._has_text():
+            await self._say(None, request)
+            spoken = True
+        if not spoken:
+            raise TextError("text must not be blank")
+
+    async def _has_text(self) -> bool:
+        """Wait for text that is not blank, and drop the blanks in front of it. False: the text is complete."""
+        while not (text := self._rest.lstrip()):
+            if self._complete:
+                return False
+            self._rest = await self._next_text()
+        self._rest = text
+        return True
+
+    async def _next_text(self) -> str:
+        """The next piece of a stream's text; "" at its end.
+
+        Raises:
+            RequestError: there is too much of it, or it did not go on.
+        """
+        seconds = self._limits.text_s
+        try:
+            async with asyncio.timeout(seconds):
+                asked = await self._take()
+        except TimeoutError:
+            raise RequestError(f"the text did not go on for {seconds:g} s: send synthesize-stop at its end") from None
+        if SynthesizeStop.is_type(asked.kind):
+            self._complete = True
+        self._streamed += len(asked.text)
+        self._check_length(self._streamed)
+        return asked.text
+
+    def _check_length(self, characters: int) -> None:
+        if characters > self._limits.max_text:
+            most = self._limits.max_text
+            raise TextTooLongError(f"a request may have {most} characters, this one has {characters}: send it in two")
+
+    async def _say(self, text: str | None, request: dict) -> None:
+        """One utterance. text: None: it comes in pieces."""
+        async with self._service.speak(text, request) as utterance:
+            pusher = asyncio.create_task(self._push(utterance)) if text is None else None
+            try:
+                async for chunk in utterance:
+                    await self._send_audio(chunk)
+            finally:
+                if pusher:
+                    pusher.cancel()
+                    await asyncio.gather(pusher, return_exceptions=True)
+        if pusher and not pusher.cancelled():
+            pusher.result()
+        if utterance.audio.finish_reason == "length":
+            raise TextTooLongError("the speech was cut: a sentence did not fit its slot. Raise --max-positions")
+
+    async def _push(self, utterance: AsyncUtterance) -> None:
+        """Push text as it comes, up to the place where the next utterance goes on.
+
+        Raises:
+            TTSError: text that is refused; the utterance is cancelled, because it cannot go on without it.
+        """
+        said = text = ""
+        enough = self._service.engine.max_positions // _POSITIONS_A_CHARACTER
+        try:
+            while True:
+                whole = said + self._rest
+                cut = first_cut(whole, len(said), enough)
+                text, self._rest = whole[len(said) : cut], "" if cut is None else whole[cut:]
+                if text:
+                    self._service.log_text(text)
+                    await utterance.push_text(text)
+                    said, text = said + text, ""
+                if cut is not None or self._complete:
+                    await utterance.end_text()
+                    return
+                self._rest = await self._next_text()
+        except TextEndedError:  # a runaway, or a full slot: the next utterance goes on, if any does
+            self._rest = text + self._rest
+        except Exception:
+            utterance.cancel()
+            raise
+
+    async def _send_audio(self, chunk: Chunk) -> None:
+        kind = {"rate": self._service.engine.sample_rate, "width": BYTES, "channels": 1}
+        if not self._samples:
+            await self._send(AudioStart(timestamp=0, **kind).event())
+        audio = AudioChunk(audio=pcm16(chunk.samples), timestamp=self._milliseconds(), **kind)
+        await self._send(audio.event())
+        self._samples += len(chunk.samples)
+
+    def _milliseconds(self) -> int:
+        """Length of what was sent of this request."""
+        return 1000 * self._samples // self._service.engine.sample_rate
+
+
+def _size(asked: Request) -> int:
+    """In characters; an event without text counts too."""
+    return 1 + len(asked.text)

@@ -1,0 +1,723 @@
+"""The Wyoming server, asked by the protocol's own client; and what a hostile client gets."""
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import logging
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from serving import places_taken
+from waiting import PATIENCE_S, until
+
+pytest.importorskip("wyoming", reason="the extra [wyoming] is not installed")
+
+from wyoming.audio import AudioChunk, AudioStop  # noqa: E402
+from wyoming.client import AsyncTcpClient  # noqa: E402
+from wyoming.error import Error  # noqa: E402
+from wyoming.event import Event  # noqa: E402
+from wyoming.info import Describe, Info  # noqa: E402
+from wyoming.ping import Ping  # noqa: E402
+from wyoming.tts import (  # noqa: E402
+    Synthesize,
+    SynthesizeChunk,
+    SynthesizeStart,
+    SynthesizeStop,
+    SynthesizeStopped,
+    SynthesizeVoice,
+)
+
+from qwen_megakernel import SamplingParams, TTSEngine, __version__, cli  # noqa: E402
+from qwen_megakernel.checkpoint.synthetic import NO_EOS  # noqa: E402
+from qwen_megakernel.engine.event_loop import AsyncUtterance  # noqa: E402
+from qwen_megakernel.model.pcm import pcm16  # noqa: E402
+from qwen_megakernel.model.text import first_cut  # noqa: E402
+from qwen_megakernel.server.limits import Limits  # noqa: E402
+from qwen_megakernel.server.process import ENGINE_GONE  # noqa: E402
+from qwen_megakernel.server.service import EngineService  # noqa: E402
+from qwen_megakernel.server.wyoming_api import WyomingServer, bind  # noqa: E402
+
+ROOT = Path(__file__).parents[1]
+TEXT = "Hello there, how are you today?"
+LONG = " ".join([TEXT] * 10)
+ADA, ZOE = SynthesizeVoice(name="ada"), SynthesizeVoice(name="zoe")
+LIMITS = Limits(max_text=600, max_body=8192, idle_s=10 * PATIENCE_S, text_s=10 * PATIENCE_S, total_s=10 * PATIENCE_S)
+
+
+def demo(**options) -> TTSEngine:
+    sizes = {"max_streams": 4, "max_positions": 256, "max_queue": 4, "queue_timeout": PATIENCE_S}
+    return TTSEngine.load("demo", device="cpu", **(sizes | options))
+
+
+class Running:
+    """A server in a thread of the test process."""
+
+    def __init__(self, server: WyomingServer, port: int):
+        self.server, self.service, self.port = server, server.service, port
+
+    def at_rest(self) -> None:
+        until(lambda: not self.service.utterances and self.service.engine.health()["streams"] == 0)
+
+
+@contextlib.contextmanager
+def running(load: Callable[[], TTSEngine] = demo, **options) -> Iterator[Running]:
+    """Until the block ends; with `limits`, `voices`, and what `WyomingServer` takes."""
+    listener, failed, made = bind("127.0.0.1", 0), [], []
+    port = listener.getsockname()[1]
+    of_service = {"limits": options.pop("limits", LIMITS), "voices": options.pop("voices", None)}
+    loop = asyncio.new_event_loop()
+
+    async def main() -> None:
+        made.append(WyomingServer(EngineService(load, model="demo", **of_service), **options))
+        await made[0].run(listener)
+
+    def run() -> None:
+        try:
+            loop.run_until_complete(main())
+        except BaseException as error:
+            failed.append(error)
+        finally:
+            left = asyncio.all_tasks(loop)
+            if left:
+                failed.append(AssertionError(f"still running: {left}"))
+            loop.run_until_complete(loop.shutdown_default_executor())
+            loop.close()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        until(lambda: not thread.is_alive() or made and (made[0].info or made[0].service.gone.is_set()))
+        if not failed:
+            yield Running(made[0], port)
+    finally:
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(lambda: made[0].stop(drain=False))
+        thread.join(timeout=PATIENCE_S)
+        assert not thread.is_alive(), "the server does not end"
+    if failed:
+        raise failed[0]
+
+
+@pytest.fixture(scope="module")
+def server():
+    with running() as server:
+        yield server
+        server.at_rest()
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_logged_as_an_error(caplog):
+    with caplog.at_level(logging.INFO):
+        yield
+    logged = caplog.get_records("call")
+    bad = [record.getMessage() for record in logged if record.levelno >= logging.WARNING or record.exc_info]
+    assert not bad, bad
+
+
+@dataclasses.dataclass
+class Heard:
+    """What a client was sent."""
+
+    types: list[str] = dataclasses.field(default_factory=list)
+    pcm: bytes = b""
+    rates: set[int] = dataclasses.field(default_factory=set)
+    times: list[int] = dataclasses.field(default_factory=list)
+    error: Error | None = None
+
+    def take(self, event: Event) -> None:
+        if self.types[-1:] != [event.type]:
+            self.types.append(event.type)
+        if AudioChunk.is_type(event.type):
+            chunk = AudioChunk.from_event(event)
+            assert (chunk.width, chunk.channels) == (2, 1)
+            self.pcm += chunk.audio
+            self.rates.add(chunk.rate)
+            self.times.append(chunk.timestamp)
+        elif Error.is_type(event.type):
+            self.error = Error.from_event(event)
+
+
+async def hear(client: AsyncTcpClient, last=None, heard: Heard | None = None) -> Heard:
+    """What comes, up to an event of the type `last`, or until the server closes the connection."""
+    heard = heard or Heard()
+    async with asyncio.timeout(PATIENCE_S):
+        while event := await client.read_event():
+            heard.take(event)
+            if last and last.is_type(event.type):
+                break
+    return heard
+
+
+def talk(server: Running, conversation: Callable[[AsyncTcpClient], Awaitable]):
+    """What a conversation returns, of a client that connects for it."""
+
+    async def main():
+        async with AsyncTcpClient("127.0.0.1", server.port) as client:
+            return await conversation(client)
+
+    return asyncio.run(main())
+
+
+def ask(server: Running, *events, last=None) -> Heard:
+    """Send events, and hear what comes of them."""
+
+    async def conversation(client: AsyncTcpClient) -> Heard:
+        for event in events:
+            await client.write_event(event if isinstance(event, Event) else event.event())
+        return await hear(client, last)
+
+    return talk(server, conversation)
+
+
+@pytest.fixture
+def seeds(server, monkeypatch) -> None:
+    """Every request has the seed 5."""
+    request = server.service.request
+    monkeypatch.setattr(server.service, "request", lambda voice, **options: request(voice, seed=5, **options))
+
+
+def said(server: Running, text: str = TEXT, speaker: str = "ada", **options) -> bytes:
+    options = {"sampling": SamplingParams(seed=5), "speaker": speaker} | options
+    return pcm16(server.service.engine.generate(text, **options).samples)
+
+
+def streamed(server: Running, text: str, speaker: str = "ada") -> bytes:
+    """What is said of a text that comes in pieces."""
+    cuts, pcm, enough = [0], b"", server.service.engine.max_positions // 6
+    while (cut := first_cut(text[cuts[-1] :], 0, enough)) is not None:
+        cuts.append(cuts[-1] + cut)
+    for start, end in zip(cuts, [*cuts[1:], len(text)], strict=True):
+        if text[start:end].strip():
+            pcm += said(server, text[start:end].lstrip(), speaker, non_streaming_mode=False)
+    return pcm
+
+
+# ---------------------------------------------------------------- what it is
+
+
+def test_it_describes_itself(server):
+    async def conversation(client):
+        await client.write_event(Describe().event())
+        return Info.from_event(await client.read_event())
+
+    (program,) = talk(server, conversation).tts
+    assert program.supports_synthesize_streaming and program.installed and program.version == __version__
+    assert program.name == "qwen_megakernel" and "demo" in program.description
+    assert [voice.name for voice in program.voices] == list(server.service.engine.speakers)
+    for voice in program.voices:
+        assert voice.languages == ["en"] and voice.installed and voice.speakers is None
+        assert "Qwen3-TTS" in voice.attribution.name and voice.attribution.url.startswith("https://")
+
+
+def test_ping_and_what_it_does_not_know(server):
+    async def conversation(client):
+        for event in (Event("transcribe", {"name": "x"}), Event("select-program", {"name": "y"}), Ping("here").event()):
+            await client.write_event(event)
+        return await client.read_event()
+
+    answer = talk(server, conversation)
+    assert answer.type == "pong" and answer.data == {"text": "here"}
+
+
+# ---------------------------------------------------------------- speech
+
+
+@pytest.mark.parametrize(
+    "voice, speaker",
+    [
+        (ADA, "ada"),
+        (SynthesizeVoice(name="MAX"), "max"),
+        (SynthesizeVoice(name="max", speaker="max"), "max"),
+        (SynthesizeVoice(language="en-US"), "ada"),
+        (None, "ada"),
+    ],
+    ids=str,
+)
+def test_whole_text_is_what_the_engine_says(server, seeds, voice, speaker):
+    heard = ask(server, Synthesize(TEXT, voice=voice), last=AudioStop)
+    assert heard.types == ["audio-start", "audio-chunk", "audio-stop"] and heard.rates == {24000}
+    language = "english" if voice and voice.language else None
+    assert heard.pcm == said(server, speaker=speaker, language=language)
+    assert heard.times == sorted(heard.times) and heard.times[0] == 0 and len(set(heard.times)) == len(heard.times)
+
+
+def test_a_speaker_without_a_name_is_a_voice(server, seeds):
+    event = Event("synthesize", {"text": TEXT, "voice": {"speaker": "max", "name": None}, "text_format": "text"})
+    assert ask(server, event, last=AudioStop).pcm == said(server, speaker="max")
+
+
+def test_long_text_is_cut_at_sentences(server, seeds):
+    pieces = server.service.engine.pieces(LONG)
+    assert len(pieces) > 1
+    heard = ask(server, Synthesize(LONG, voice=ADA), last=AudioStop)
+    assert heard.pcm == b"".join(said(server, piece) for piece in pieces)
+
+
+def test_requests_of_one_connection_come_one_behind_the_other(server, seeds):
+    async def conversation(client):
+        for voice in ("ada", "max"):
+            await client.write_event(Synthesize(TEXT, voice=SynthesizeVoice(name=voice)).event())
+        return [await hear(client, AudioStop) for _ in range(2)]
+
+    first, second = talk(server, conversation)
+    assert first.pcm == said(server) and second.pcm == said(server, speaker="max") and second.times[0] == 0
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000])
+@pytest.mark.parametrize("text", [TEXT, " ".join([TEXT] * 5), f"  {TEXT}\n"], ids=["short", "long", "blanks"])
+def test_text_in_pieces_is_the_streaming_layout(server, seeds, text, size):
+    """With the whole text in front of the stop, as Home Assistant sends it for older servers."""
+    pieces = [text[at : at + size] for at in range(0, len(text), size)]
+    events = [SynthesizeStart(voice=ADA), *map(SynthesizeChunk, pieces), Synthesize(text, voice=ADA), SynthesizeStop()]
+    heard = ask(server, *events, last=SynthesizeStopped)
+    assert heard.types == ["audio-start", "audio-chunk", "audio-stop", "synthesize-stopped"]
+    assert heard.pcm == streamed(server, text)
+
+
+def test_audio_comes_while_text_comes(server):
+    async def conversation(client):
+        for event in (SynthesizeStart(voice=ADA), SynthesizeChunk("Hello there, how are ")):
+            await client.write_event(event.event())
+        heard = await hear(client, AudioChunk)
+        await client.write_event(SynthesizeChunk("you today?").event())
+        await client.write_event(SynthesizeStop().event())
+        return await hear(client, SynthesizeStopped, heard)
+
+    heard = talk(server, conversation)
+    assert heard.types == ["audio-start", "audio-chunk", "audio-stop", "synthesize-stopped"]
+
+
+def test_what_an_utterance_did_not_take_the_next_one_says(server, seeds, monkeypatch):
+    """As behind a runaway, which ends an utterance before its text."""
+    ended, push = [], AsyncUtterance.push_text
+
+    async def push_text(self, text: str) -> None:
+        if text == "you today?" and not ended:
+            ended.append(text)
+            await self.end_text()
+        await push(self, text)
+
+    monkeypatch.setattr(AsyncUtterance, "push_text", push_text)
+    events = [
+        SynthesizeStart(voice=ADA),
+        SynthesizeChunk("Hello there, "),
+        SynthesizeChunk("you today?"),
+        SynthesizeStop(),
+    ]
+    heard = ask(server, *events, last=SynthesizeStopped)
+    assert heard.pcm == streamed(server, "Hello there, ") + streamed(server, "you today?") and ended
+
+
+def test_a_stream_behind_a_stream(server, seeds):
+    events = [SynthesizeStart(voice=ADA), SynthesizeChunk(TEXT), SynthesizeStop()]
+
+    async def conversation(client):
+        for event in events * 2:
+            await client.write_event(event.event())
+        return [await hear(client, SynthesizeStopped) for _ in range(2)]
+
+    first, second = talk(server, conversation)
+    assert first.pcm == second.pcm == streamed(server, TEXT)
+
+
+def test_clients_speak_side_by_side(server, seeds):
+    async def one(text: str) -> Heard:
+        async with AsyncTcpClient("127.0.0.1", server.port) as client:
+            await client.write_event(Synthesize(text, voice=ADA).event())
+            return await hear(client, AudioStop)
+
+    texts = [f"{TEXT} {word}." for word in ("One", "Two", "Three", "Four")]
+
+    async def main() -> list[Heard]:
+        return await asyncio.gather(*map(one, texts))
+
+    for text, heard in zip(texts, asyncio.run(main()), strict=True):
+        assert heard.pcm == said(server, text), text
+
+
+def test_saved_voices_and_defaults(tiny, tmp_path):
+    folder = tiny("base", eos_gain=NO_EOS)
+    with TTSEngine.load(folder, device="cpu", max_streams=1, max_positions=64) as engine:
+        for name in ("anna", "bert"):
+            engine.placeholder_voice().save(tmp_path / f"{name}.safetensors")
+    load = lambda: TTSEngine.load(folder, device="cpu", max_streams=1, max_positions=64)  # noqa: E731
+    with running(load, voices=tmp_path, voice="bert", language="german") as server:
+        voices = Info.from_event(server.server.info).tts[0].voices
+        assert [voice.name for voice in voices] == ["anna", "bert"] and "de" in voices[0].languages
+        asked = []
+        request = server.service.request
+        server.service.request = lambda voice, **options: asked.append((voice, options)) or request(voice, **options)
+        for voice in (None, SynthesizeVoice(name="anna"), SynthesizeVoice(language="fr")):
+            ask(server, Synthesize("Hallo.", voice=voice))
+        asked = [(voice, options["language"]) for voice, options in asked]
+        assert asked == [("bert", "german"), ("anna", "german"), ("bert", "fr")]
+        server.at_rest()
+
+
+@pytest.mark.parametrize("wrong, words", [({"voice": "zoe"}, "known: ada"), ({"language": "xx"}, "unknown language")])
+def test_a_default_that_the_checkpoint_does_not_have_ends_it(wrong, words):
+    with pytest.raises(ValueError, match=words), running(**wrong):
+        pytest.fail("it serves")
+
+
+# ---------------------------------------------------------------- what is refused
+
+
+def start(text: str = TEXT) -> list:
+    return [SynthesizeStart(voice=ADA), SynthesizeChunk(text)]
+
+
+@pytest.mark.parametrize(
+    "events, code, words",
+    [
+        (
+            [Synthesize(TEXT, voice=ZOE)],
+            "invalid",
+            "unknown voice 'zoe'; known: ada, max, oliver",
+        ),
+        ([SynthesizeStart(voice=ZOE)], "invalid", "known: ada, max, oliver"),
+        (
+            [Synthesize(TEXT, voice=SynthesizeVoice("ada", speaker="max"))],
+            "invalid",
+            "name 'ada' and speaker 'max'",
+        ),
+        ([Synthesize(TEXT, voice=SynthesizeVoice(language="xx"))], "invalid", "unknown language 'xx'; known: auto"),
+        (
+            [Event("synthesize", {"text": "<speak/>", "text_format": "ssml"})],
+            "invalid",
+            "text_format must be 'text', got 'ssml'",
+        ),
+        ([Synthesize("  ")], "invalid", "must not be blank"),
+        ([SynthesizeStart(), SynthesizeStop()], "invalid", "must not be blank"),
+        ([SynthesizeStart(), SynthesizeChunk(" \n"), SynthesizeStop()], "invalid", "must not be blank"),
+        ([Synthesize("x" * 601)], "invalid", "may have 600 characters, this one has 601"),
+        ([SynthesizeStart(), SynthesizeChunk("Hello. " * 86)], "invalid", "this one has 602"),
+        ([Synthesize("x" * 2400)], "protocol", "more than 2400 characters wait"),
+        ([*start(), *[SynthesizeChunk("Hello. " * 100)] * 4], "protocol", "more than 2400 characters wait"),
+        ([Event("synthesize")], "invalid", "synthesize: text must be a string, got None"),
+        ([Event("synthesize", {"text": 3})], "invalid", "got 3"),
+        ([Event("synthesize", {"text": TEXT, "voice": "ada"})], "invalid", "voice must be an object"),
+        ([Event("synthesize", {"text": TEXT, "voice": {"name": ["ada"]}})], "invalid", "name of a voice must be"),
+        ([Event("synthesize", {"text": TEXT, "voice": {"name": "a" * 65}})], "invalid", "at most 64 characters"),
+        ([*start("Hello "), Event("synthesize-chunk", {"text": None})], "invalid", "synthesize-chunk: text must be"),
+        ([SynthesizeChunk(TEXT)], "protocol", "synthesize-chunk came without synthesize-start"),
+        ([SynthesizeStop()], "protocol", "synthesize-stop came without synthesize-start"),
+        ([*start(), SynthesizeStart()], "protocol", "synthesize-start came twice"),
+        ([Event("ping", {"text": 3})], "invalid", "ping: text must be a string"),
+    ],
+)
+def test_what_is_wrong_is_told_and_ends_the_connection(server, events, code, words):
+    heard = ask(server, *events)
+    assert heard.types[-1] == "error" and heard.error.code == code and words in heard.error.text
+    server.at_rest()
+
+
+JSON = b'{"type": "ping"%s}\n'
+
+
+@pytest.mark.parametrize(
+    "sent, words",
+    [
+        (b"\n", "must be JSON"),
+        (b"hello\n", "must be JSON"),
+        (b"[]\n", "must be a JSON object, got []"),
+        (b"{}\n", "type must be a string, got None"),
+        (b'{"type": 3}\n', "type must be a string, got 3"),
+        (b'{"type": ' + b"[" * 8000 + b"\n", "must be JSON"),
+        (b'{"type": ' + b"9" * 5000 + b"}\n", "must be JSON"),
+        (b"\xff\xfe\n", "must be JSON"),
+        (b"x" * 20_000, "header of an event has more than 8192 bytes"),
+        (b"x" * 8193 + b"\n", "header of an event has more than 8192 bytes"),
+        (JSON % b', "data": []', "data must be a JSON object"),
+        (JSON % b', "data_length": -1', "data_length must be a number of bytes, got -1"),
+        (JSON % b', "data_length": true', "data_length must be a number of bytes, got True"),
+        (JSON % b', "data_length": "8"', "got '8'"),
+        (JSON % b', "data_length": 8193', "data_length is 8193, at most 8192"),
+        (JSON % b', "payload_length": 1e3', "payload_length must be a number of bytes"),
+        (JSON % (b', "payload_length": ' + b"9" * 4000), "at most 8192"),
+        (JSON % b', "data_length": 2' + b"[]", "the data of an event must be a JSON object"),
+        (JSON % b', "data_length": 2' + b"\xff\xff", "the data of an event must be JSON"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_bytes_that_are_no_event_are_told(server, sent, words):
+    heard = talk_bytes(server, sent)
+    assert heard["type"] == "error" and heard["data"]["code"] == "protocol" and words in heard["data"]["text"]
+
+
+def talk_bytes(server: Running, sent: bytes) -> dict | None:
+    """The first event that comes back; None: the connection was closed without one."""
+    with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S) as line, line.makefile("rb") as lines:
+        line.sendall(sent)
+        header = lines.readline()
+        if not header:
+            return None
+        event = json.loads(header)
+        return {"type": event["type"], "data": json.loads(lines.read(event.get("data_length", 0)) or "{}")}
+
+
+def test_data_and_payload_beside_the_header(server):
+    sent = b'{"type": "ping", "data": {"text": "a"}, "data_length": 13, "payload_length": 4}\n{"text": "b"}WAVE'
+    assert talk_bytes(server, sent) == {"type": "pong", "data": {"text": "b"}}
+    lone = b'{"type": "ping", "data": {"text": "\\ud800"}}\n'
+    assert talk_bytes(server, lone)["data"]["code"] == "invalid"
+
+
+def test_beyond_all_places_it_is_busy():
+    with running(lambda: demo(max_streams=1, max_queue=0)) as server, places_taken(server.service.engine, 1):
+        for events in ([Synthesize(TEXT)], start()):
+            heard = ask(server, *events)
+            assert heard.types == ["error"] and heard.error.code == "busy"
+
+
+def test_beyond_all_connections_it_is_busy():
+    with running(limits=dataclasses.replace(LIMITS, connections=2)) as server:
+        lines = [socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S) for _ in range(2)]
+        for line in lines:
+            line.sendall(JSON % b"")
+            assert b"pong" in line.recv(100)
+        heard = ask(server)
+        assert heard.error.code == "busy" and "too many connections" in heard.error.text
+        for line in lines:
+            line.close()
+        until(lambda: talk_bytes(server, JSON % b"")["type"] == "pong")
+
+
+def test_a_sentence_that_does_not_fit_its_slot_is_told(tiny):
+    folder = tiny("custom_voice", eos_gain=NO_EOS)
+    with running(lambda: TTSEngine.load(folder, device="cpu", max_streams=1, max_positions=48)) as server:
+        for events in ([Synthesize("Hello.")], [SynthesizeStart(), SynthesizeChunk("Hello."), SynthesizeStop()]):
+            heard = ask(server, *events)
+            assert heard.types == ["audio-start", "audio-chunk", "error"] and "--max-positions" in heard.error.text
+        server.at_rest()
+
+
+# ---------------------------------------------------------------- who goes away, who is slow
+
+
+@pytest.mark.parametrize(
+    "events", [[Synthesize(LONG)], start(LONG), start("Hello there, how ")], ids=["whole", "stream", "open"]
+)
+@pytest.mark.parametrize("how", ["close", "reset"])
+def test_who_goes_away_frees_the_slot(server, events, how):
+    async def conversation(client):
+        for event in events:
+            await client.write_event(event.event())
+        await hear(client, AudioChunk)
+        if how == "reset":
+            client._writer.transport.abort()
+
+    talk(server, conversation)
+    server.at_rest()
+
+
+def test_who_says_nothing_is_let_go():
+    with running(limits=dataclasses.replace(LIMITS, idle_s=0.5)) as server:
+        assert ask(server).error.code == "idle"
+        assert talk_bytes(server, b'{"type":')["data"]["code"] == "idle"
+        assert "did not come whole" in talk_bytes(server, JSON % b', "data_length": 5' + b"{")["data"]["text"]
+
+
+def test_a_text_that_does_not_go_on_is_ended():
+    limits = dataclasses.replace(LIMITS, text_s=0.5, idle_s=0.2)
+    with running(limits=limits) as server:
+        for events in (start("Hello there, how "), [SynthesizeStart()]):
+            heard = ask(server, *events)
+            assert heard.error.code == "invalid" and "did not go on for 0.5 s" in heard.error.text
+        server.at_rest()
+
+
+def test_a_request_that_takes_too_long_is_ended():
+    with running(limits=dataclasses.replace(LIMITS, total_s=0.3)) as server:
+        heard = ask(server, *start("Hello there, how "))
+        assert heard.error.code == "invalid" and "took more than 0.3 s" in heard.error.text
+        server.at_rest()
+
+
+def test_who_does_not_read_is_let_go():
+    """It asks for far more than the system keeps for it."""
+    with running(limits=dataclasses.replace(LIMITS, idle_s=0.5)) as server, socket.socket() as line:
+        line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        line.connect(("127.0.0.1", server.port))
+        line.settimeout(PATIENCE_S)
+        with pytest.raises(OSError):
+            while True:
+                line.sendall(b'{"type": "describe"}\n' * 1000)
+        server.at_rest()
+
+
+# ---------------------------------------------------------------- fuzz
+
+plain = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20)
+junk = plain | st.lists(plain, max_size=3) | st.dictionaries(st.text(max_size=8), plain, max_size=3)
+KINDS = ["synthesize", "synthesize-start", "synthesize-chunk", "synthesize-stop", "describe", "ping", "audio-chunk"]
+voices = st.fixed_dictionaries({}, optional={"name": st.sampled_from(["ada"]) | junk, "language": st.just("en") | junk})
+texts = st.fixed_dictionaries({}, optional={"text": st.text(max_size=30) | junk, "voice": voices | junk})
+headers = st.fixed_dictionaries(
+    {"type": st.sampled_from(KINDS) | junk},
+    optional={
+        "data": texts | junk,
+        "data_length": st.integers(0, 20) | junk,
+        "payload_length": st.integers(0, 20) | junk,
+        "version": junk,
+    },
+)
+sane = st.builds(
+    lambda kind, text, voice: {"type": kind, "data": {"text": text} | ({"voice": voice} if voice else {})},
+    st.sampled_from(KINDS),
+    st.text(max_size=20) | st.just("Hello. "),
+    st.none() | st.just({"name": "ada"}),
+)
+some_bytes = st.binary(max_size=40) | (headers | sane).map(lambda header: json.dumps(header).encode() + b"\n")
+
+
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(some_bytes, max_size=8), st.booleans())
+def test_nothing_that_a_client_sends_is_an_error_of_ours(server, sent, hangs_up):
+    with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S) as line, line.makefile("rb") as lines:
+        with contextlib.suppress(ConnectionError):
+            line.sendall(b"".join(sent))
+            if hangs_up:
+                line.shutdown(socket.SHUT_WR)
+                answer = lines.read()
+                assert b'"code": "failed"' not in answer, answer
+    server.at_rest()
+    assert talk_bytes(server, JSON % b"") == {"type": "pong", "data": {"text": None}}
+
+
+# ---------------------------------------------------------------- the process
+
+
+@pytest.fixture
+def process():
+    started = []
+
+    def start(*options: str) -> tuple[subprocess.Popen, int]:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        command = [sys.executable, "-W", "ignore", "-m", "qwen_megakernel.cli", "wyoming", "--port", str(port)]
+        command += ["--device", "cpu", *options]
+        started.append(subprocess.Popen(command, stderr=subprocess.PIPE, text=True))
+        return started[-1], port
+
+    yield start
+    for each in started:
+        each.kill()
+        each.wait()
+        each.stderr.close()
+
+
+def wait_for(port: int) -> None:
+    def listens() -> bool:
+        with contextlib.suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port)):
+            return True
+        return False
+
+    until(listens)
+
+
+def test_sigterm_lets_what_is_being_said_be_said(process):
+    server, port = process("--max-streams", "1")
+    wait_for(port)
+
+    async def main() -> Heard:
+        async with AsyncTcpClient("127.0.0.1", port) as client:
+            await client.write_event(Synthesize(TEXT, voice=ADA).event())
+            heard = await hear(client, AudioChunk)
+            server.send_signal(signal.SIGTERM)
+            return await hear(client, heard=heard)
+
+    assert asyncio.run(main()).types == ["audio-start", "audio-chunk", "audio-stop"]
+    assert server.wait(timeout=PATIENCE_S) == -signal.SIGTERM
+    assert "Traceback" not in server.stderr.read()
+
+
+def test_ctrl_c_ends_it_in_order(process):
+    server, port = process("--max-streams", "1")
+    wait_for(port)
+    with socket.create_connection(("127.0.0.1", port)) as line:
+        line.sendall(b'{"type": "synthesize", "data": {"text": "Hello there."}}\n')
+        assert line.recv(1)
+        server.send_signal(signal.SIGINT)
+        assert server.wait(timeout=PATIENCE_S) == 130
+    said = server.stderr.read()
+    assert said.endswith("interrupted\n") and "Traceback" not in said
+
+
+def test_a_default_that_there_is_not_ends_the_process(process):
+    server, _ = process("--max-streams", "1", "--voice", "zoe")
+    assert server.wait(timeout=PATIENCE_S) == 1
+    assert server.stderr.read().endswith("error: unknown voice 'zoe'; known: ada, max, oliver\n")
+
+
+def test_an_engine_that_cannot_be_loaded_ends_the_process(monkeypatch, caplog):
+    from qwen_megakernel.server import wyoming_api
+
+    ends = []
+    monkeypatch.setattr(wyoming_api, "exit_within", ends.append)
+
+    def load() -> TTSEngine:
+        raise cli.BackendError("no memory")
+
+    assert wyoming_api.serve(load, "127.0.0.1", 0, model="demo") == ENGINE_GONE and ends
+    assert "no memory" in caplog.text
+    caplog.clear()
+
+
+@pytest.mark.parametrize(
+    "args, message",
+    [
+        (["--host", "0.0.0.0"], "--allow-network allows it"),
+        (["--port", "99999"], "cannot listen on 127.0.0.1:99999"),
+        (["--host", "no.such.host.invalid", "--allow-network"], "cannot listen on no.such.host.invalid:10200"),
+        (["--voices", "nowhere"], "no folder 'nowhere'"),
+        (["--max-streams", "0"], "max_streams"),
+        (["--model", "./nowhere"], "no folder"),
+    ],
+    ids=str,
+)
+def test_what_can_never_work_ends_it_before_it_loads(args, message, monkeypatch, capsys):
+    from qwen_megakernel.server import process
+
+    monkeypatch.setattr(process, "load_for_good", lambda *a, **k: pytest.fail("it loads"))
+    assert cli.main(["wyoming", "--device", "cpu", *args]) == 1
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("error: ") and message in error
+
+
+def test_off_loopback_it_warns(monkeypatch, capsys):
+    from qwen_megakernel.server import wyoming_api
+
+    monkeypatch.setattr(wyoming_api, "serve", lambda *args, **options: 0)
+    assert cli.main(["wyoming", "--device", "cpu", "--host", "0.0.0.0", "--allow-network"]) == 0
+    assert "warning: whoever reaches 0.0.0.0:10200" in capsys.readouterr().err
+
+
+def test_without_the_package_it_names_the_extra(monkeypatch, capsys):
+    for name in [name for name in sys.modules if name.startswith(("wyoming", "qwen_megakernel.server.wyoming"))]:
+        monkeypatch.delitem(sys.modules, name)
+    import qwen_megakernel.server
+
+    monkeypatch.delattr(qwen_megakernel.server, "wyoming_api")
+    monkeypatch.setitem(sys.modules, "wyoming", None)
+    assert cli.main(["wyoming"]) == 1
+    assert "install the extra [wyoming]" in capsys.readouterr().err
+
+
+def test_the_compose_file_says_what_the_command_line_takes():
+    """examples/home_assistant.yaml"""
+    service = yaml.safe_load((ROOT / "examples" / "home_assistant.yaml").read_text(encoding="utf-8"))["services"]["tts"]
+    assert service["entrypoint"][0] == "qwen-megakernel"
+    args = cli._parser().parse_args([*service["entrypoint"][1:], *service["command"]])
+    assert args.run is cli._wyoming and args.allow_network and f":{args.port}" in service["ports"][0]
