@@ -403,7 +403,7 @@ def start(text: str = TEXT) -> list:
         ([Synthesize("x" * 601)], "invalid", "may have 600 characters, this one has 601"),
         ([SynthesizeStart(), SynthesizeChunk("Hello. " * 86)], "invalid", "this one has 602"),
         ([Synthesize("x" * 2400)], "protocol", "more than 2400 characters wait"),
-        ([*start(), *[SynthesizeChunk("Hello. " * 100)] * 4], "protocol", "more than 2400 characters wait"),
+        ([Synthesize(LONG), *[Synthesize("Hello. " * 80)] * 5], "protocol", "more than 2400 characters wait"),
         ([Event("synthesize")], "invalid", "synthesize: text must be a string, got None"),
         ([Event("synthesize", {"text": 3})], "invalid", "got 3"),
         ([Event("synthesize", {"text": TEXT, "voice": "ada"})], "invalid", "voice must be an object"),
