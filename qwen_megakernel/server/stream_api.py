@@ -3,7 +3,8 @@
 import asyncio
 import logging
 import reprlib
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from fastapi import FastAPI
@@ -33,6 +34,7 @@ PATH = "/v1/audio/speech/stream"
 MAX_RECORDING = 2 << 20
 """Characters of a message where voices can be made. More would hold the event loop for over 5 ms: HTTP takes more."""
 
+_VOICE_FIELDS = {"voice": "name", "audio": "audio_data", "text": "ref_text"}
 _MAX_NAME, _MAX_TRANSCRIPT = 64, 10_000  # characters
 
 
@@ -91,9 +93,15 @@ class _Stream(SocketLine):
             except (CloseSocket, Refused) as refused:  # one message is wrong; the session goes on
                 self.put(error_message(refused.error))
 
-    def put_error(self, error: BaseException, **more: Any) -> None:
-        """Tell the client of an exception. more: what it is about."""
+    def put_error(self, error: Exception, names: Mapping[str, str] | None = None, **more: Any) -> None:
+        """Tell the client of an exception.
+
+        Args:
+            names: of fields that its message calls by another name than the rest of the API.
+            more: what it is about.
+        """
         told = error.error if isinstance(error, Refused) else ApiError.of(error)
+        told = replace(told, field=names.get(told.field, told.field)) if names else told
         if told.status == 500:
             log.error("a message could not be answered", exc_info=error)
         self.put(error_message(told, **more))
@@ -128,7 +136,7 @@ class _Stream(SocketLine):
             else:
                 self.put(await self._answer_voice(kind, message))
         except Exception as error:
-            self.put_error(error)
+            self.put_error(error, _VOICE_FIELDS if kind.startswith("voice.") else None)
 
     # ------------------------------------------------------------ voices
 

@@ -110,11 +110,11 @@ def check_fields(message: dict[str, Any]) -> str:
 
 
 def string_of(message: dict[str, Any], name: str, *, most: int | None = None, needed: bool = True) -> str | None:
-    """A field that is a string.
+    """A field that is a string and not blank.
 
     Args:
         most: characters that it may have; None: any number.
-        needed: it must be there and not be empty.
+        needed: it must be there.
 
     Raises:
         Refused: it is not such a string.
@@ -122,8 +122,8 @@ def string_of(message: dict[str, Any], name: str, *, most: int | None = None, ne
     value = message.get(name)
     if value is None and not needed:
         return None
-    if not isinstance(value, str) or (needed and not value):
-        raise Refused(f"{name} must be a string{' that is not empty' * needed}, got {reprlib.repr(value)}", name)
+    if not isinstance(value, str) or not value.strip():
+        raise Refused(f"{name} must be a string that is not blank, got {reprlib.repr(value)}", name)
     if most is not None and len(value) > most:
         raise Refused(f"{name} has {len(value)} characters, at most {most} are taken", name)
     return value
