@@ -2,6 +2,7 @@
 
 import asyncio
 import importlib.util
+import re
 from contextlib import aclosing
 from pathlib import Path
 
@@ -85,6 +86,23 @@ def test_livekits_qwen3_client_speaks_two_turns_on_one_socket(server):
         tts.update_options(voice="max")
         assert (await turn(tts))[0] > 1
         await tts.aclose()
+
+    run(call)
+
+
+def test_what_the_guide_shows_speaks(server):
+    guide = (EXAMPLE.parents[1] / "docs" / "livekit.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"^```python\n(.*?)^```$", guide, re.M | re.S)
+    for told, here in (("ws://127.0.0.1:8000/v1/audio/speech/stream", server.stream_url), ("none", "secret")):
+        assert f'"{told}"' in block
+        block = block.replace(f'"{told}"', f'"{here}"')
+    names: dict = {}
+
+    async def call(_http) -> None:
+        async with http_context.open():
+            exec(block.replace('"vivian"', '"ada"'), names)
+            async with aclosing(names["tts"]) as tts:
+                assert (await turn(tts))[0] > 1
 
     run(call)
 

@@ -50,6 +50,7 @@ NOT_RUN = {
 """Commands that are read and not run, by their first words, and why."""
 
 FOREIGN_OPTIONS = {"--gpus": "docker", "--metrics-export-port": "ray"}
+PYTHON_ELSEWHERE = {"docs/livekit.md": "test_clients.py"}
 EXAMPLES_ELSEWHERE = {
     "livekit_agent.py": "test_clients.py",
     "one_box.yaml": "test_serve_ray.py",
@@ -174,7 +175,9 @@ def at_our_server(text: str, request) -> str:
 # ---------------------------------------------------------------- blocks and commands
 
 
-@pytest.mark.parametrize("name", [name for name in DOCS if list(blocks(name, "python"))])
+@pytest.mark.parametrize(
+    "name", [name for name in DOCS if list(blocks(name, "python")) and name not in PYTHON_ELSEWHERE]
+)
 def test_python_blocks_run_one_behind_the_other(name, workplace, request):
     names = {"__name__": "docs"}
     try:
