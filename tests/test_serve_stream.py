@@ -7,6 +7,7 @@ import io
 import json
 import logging
 import random
+import re
 import socket
 
 import numpy as np
@@ -144,6 +145,23 @@ def test_words_come_with_their_times(client):
     starts, ends = aligned["word_start_times_seconds"], aligned["word_end_times_seconds"]
     assert aligned["words"] == TEXT.split() and starts[0] == 0 and starts == sorted(starts)
     assert ends[:-1] == starts[1:] and ends[-1] == round(len(client.pcm) / 48000, 3)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_text_longer_than_a_slot_is_cut_at_sentences(server, client, whole):
+    text = " ".join([TEXT] * 8 + ["The end."])
+    client.configure(timestamp_type="word")
+    for piece in [text] if whole else re.findall(r"\S+ ?", text):
+        client.say("input.text", text=piece)
+    client.say("input.done")
+    words, sentences = [], 0
+    while (told := client.take())["type"] != "session.done":
+        if told["type"] == "audio.done":
+            assert told["error"] is False and told["sentence_index"] == sentences
+            spoken = told["timestamp_info"]["word_alignment"]["words"]
+            assert client.pcm == pcm16(said(server, " ".join(spoken)).samples)
+            words, sentences = words + spoken, sentences + 1
+    assert words == text.split() and told["total_sentences"] == sentences > 1
 
 
 def test_settings_stay_until_others_come(server, client):

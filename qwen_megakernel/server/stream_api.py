@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import re
 import reprlib
 from collections.abc import Coroutine, Iterable, Mapping
 from dataclasses import replace
@@ -34,6 +35,8 @@ PATH = "/v1/audio/speech/stream"
 MAX_RECORDING = 2 << 20
 """Characters of a message where voices can be made. More would hold the event loop for over 5 ms: HTTP takes more."""
 
+_SENTENCE_END = re.compile(r"[.!?](?=\s)|[。！？]")
+_ENDED = re.compile(r"(?:[.!?]\s|[。！？].)\Z", re.DOTALL)  # of what is said, and the character that follows
 _VOICE_FIELDS = {"voice": "name", "audio": "audio_data", "text": "ref_text"}
 _MAX_NAME, _MAX_TRANSCRIPT = 64, 10_000  # characters
 
@@ -172,14 +175,12 @@ class _Stream(SocketLine):
         if self._config is None:
             self.put_error(Refused("there are no settings yet: send session.config first", "type"))
             return
-        text, sentences = _Text(self), 0
+        text, sentences, speaks = _Text(self), 0, True
         try:
             text.add(message)
-            while not text.complete and not text.so_far.strip():
-                await text.read()  # blank text takes no slot
-            if text.so_far.strip():
-                sentences = 1
-                await _Speech(self, self._config, text, self._utterances).speak()
+            while speaks and await text.begins():
+                speaks = await _Speech(self, self._config, text, self._utterances, sentences).speak()
+                sentences += 1
         except Exception as error:
             self.put_error(error, utterance_index=self._utterances)
         self._busy = False  # a client that was told an error and sends nothing more is let go
@@ -197,19 +198,16 @@ class _Text:
     """The text of one utterance, as its client sends it.
 
     Attributes:
-        so_far: what has come.
+        pending: what has come and is not spoken yet.
         complete: its input.done has come.
     """
 
     def __init__(self, stream: _Stream):
-        self._stream = stream
-        self.so_far, self.complete = "", False
+        self._stream, self._characters = stream, 0
+        self.pending, self.complete = "", False
 
-    def add(self, message: dict[str, Any]) -> str:
+    def add(self, message: dict[str, Any]) -> None:
         """Take an `input.text`.
-
-        Returns:
-            Its text.
 
         Raises:
             Refused, TextTooLongError: it has no text, or the utterance would have too much.
@@ -217,15 +215,32 @@ class _Text:
         text, most = message.get("text"), self._stream.service.limits.max_text
         if not isinstance(text, str):
             raise Refused(f"text must be a string, got {reprlib.repr(text)}", "text")
-        size = len(self.so_far) + len(text)
-        if size > most:
-            words = f"an utterance may have {most} characters, this one has {size}"
+        self._characters += len(text)
+        if self._characters > most:
+            words = f"an utterance may have {most} characters, this one has {self._characters}"
             raise TextTooLongError(f"{words}: send input.done sooner, and the rest behind it")
-        self.so_far += text
-        return text
+        self.pending += text
 
-    async def read(self) -> str:
-        """The next piece of it; empty where it is complete. Other messages are answered meanwhile.
+    async def begins(self) -> bool:
+        """Wait until there is something to speak; blanks alone take no slot. False: it is complete before that.
+
+        Raises:
+            RequestError, Refused: as `read`.
+        """
+        while not self.complete and not self.pending.strip():
+            await self.read()
+        self.pending = self.pending.lstrip()
+        return bool(self.pending)
+
+    def take_sentence(self) -> str:
+        """What is pending, up to the first end of a sentence."""
+        found = _SENTENCE_END.search(self.pending)
+        cut = found.end() if found else len(self.pending)
+        taken, self.pending = self.pending[:cut], self.pending[cut:]
+        return taken
+
+    async def read(self) -> None:
+        """Wait for the next piece of it, or for its end. Other messages are answered meanwhile.
 
         Raises:
             RequestError, Refused: it does not go on, or not like this.
@@ -239,10 +254,11 @@ class _Text:
                 words = f"the text did not go on for {patience:g} s: send input.done, or go on sooner"
                 raise RequestError(words) from None
             if kind == "input.text":
-                return self.add(message)
+                self.add(message)
+                return
             if kind == "input.done":
                 self.complete = True
-                return ""
+                return
             await self._stream.answer(kind, message, speaking=True)
 
     async def skip(self) -> None:
@@ -254,33 +270,37 @@ class _Text:
 
 
 class _Speech:
-    """The speech of one utterance, from audio.start to audio.done."""
+    """Speech from one audio.start to its audio.done: an utterance, or as much of it as fits a slot."""
 
-    def __init__(self, stream: _Stream, config: SessionConfig, text: _Text, index: int):
+    def __init__(self, stream: _Stream, config: SessionConfig, text: _Text, utterance: int, sentence: int):
         self._stream, self._config, self._text = stream, config, text
-        self._where = {"utterance_index": index, "sentence_index": 0}
+        self._where = {"utterance_index": utterance, "sentence_index": sentence}
+        self._said = ""
         self._words = WordTimes(SpeechRate()) if config.words else None
         self._refused: Exception | None = None  # why its text could not go on
         self._begun = False
         self._bytes = 0
 
-    async def speak(self) -> None:
-        """Say it, and tell the client how it went."""
+    async def speak(self) -> bool:
+        """Say it, and tell the client how it went.
+
+        Returns:
+            What follows of the text may be spoken.
+        """
         done: dict[str, Any] = {"type": "audio.done"} | self._where
-        failed, limit = False, self._stream.service.limits.total_s
+        audio, limit = None, self._stream.service.limits.total_s
         try:
             async with asyncio.timeout(limit):
                 audio = await self._say()
             done |= {"finish_reason": audio.finish_reason} | self._times(audio)
         except TimeoutError:
-            failed = True
             words = f"the utterance took more than {limit:g} s: send input.done sooner"
             self._stream.put_error(Refused(words, code="failed"), utterance_index=self._where["utterance_index"])
         except Exception as error:
-            failed = True
             self._stream.put_error(error, utterance_index=self._where["utterance_index"])
         if self._begun:
-            self._stream.put(done | {"total_bytes": self._bytes, "error": failed})
+            self._stream.put(done | {"total_bytes": self._bytes, "error": audio is None})
+        return audio is not None and audio.finish_reason != "length"
 
     async def _say(self) -> Audio:
         """
@@ -291,7 +311,7 @@ class _Speech:
         service.check_ready()
         request = service.request(**self._config.settings)
         async with service.speak(None, request) as utterance:
-            pusher = asyncio.create_task(self._push(utterance))
+            pusher = asyncio.create_task(self._push(utterance, request))
             try:
                 async for chunk in utterance:
                     self._begin(request["sampling"].seed)
@@ -310,20 +330,27 @@ class _Speech:
             raise TextTooLongError(audio.why_cut(service.engine.config.max_frames))
         return audio
 
-    async def _push(self, utterance: AsyncUtterance) -> None:
-        """Push the text as it comes. A message that is refused ends the utterance."""
-        text = self._text.so_far
+    async def _push(self, utterance: AsyncUtterance, request: dict[str, Any]) -> None:
+        """Push the text as it comes. A message that is refused ends the utterance. Text that is too long for a slot
+        ends at a sentence; the rest stays pending."""
+        service = self._stream.service
         try:
             while True:
-                if text:
-                    self._stream.service.log_text(text)
+                while self._text.pending:
+                    at_end = _ENDED.search(self._said + self._text.pending[0])
+                    if at_end and len(await service.pieces(self._said, request)) > 1:
+                        await utterance.end_text()
+                        return
+                    text = self._text.take_sentence()
+                    self._said += text
+                    service.log_text(text)
                     if self._words:
                         self._words.add(text)
                     await utterance.push_text(text)
                 if self._text.complete:
                     await utterance.end_text()
                     return
-                text = await self._text.read()
+                await self._text.read()
         except TextEndedError:
             pass  # the utterance ended before its text did: audio.done says why
         except Exception as error:  # without this text the utterance cannot go on
@@ -334,7 +361,7 @@ class _Speech:
     def _begin(self, seed: int) -> None:
         if not self._begun:
             self._begun = True
-            start = {"type": "audio.start"} | self._where | {"sentence_text": self._text.so_far, "format": "pcm"}
+            start = {"type": "audio.start"} | self._where | {"sentence_text": self._said, "format": "pcm"}
             self._stream.put(
                 start | {"sample_rate": self._stream.service.engine.sample_rate, "channels": 1, "seed": seed}
             )
