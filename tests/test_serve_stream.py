@@ -491,11 +491,18 @@ def cloning():
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.lists((messages | good).map(json.dumps) | st.text(max_size=30) | st.binary(max_size=30), max_size=8))
-def test_nothing_that_a_client_sends_is_an_error_of_ours(cloning, caplog, sent):
+@given(
+    st.booleans(),
+    st.lists((messages | good).map(json.dumps) | st.text(max_size=30) | st.binary(max_size=30), max_size=8),
+)
+def test_nothing_that_a_client_sends_is_an_error_of_ours(cloning, caplog, speaking, sent):
     with connect(cloning.stream_url, close_timeout=1) as line, caplog.at_level(logging.DEBUG):
         client = Client(line)
         with contextlib.suppress(ConnectionClosed):
+            if speaking:
+                client.configure()
+                client.say("input.text", text="Hello there, ")
+                client.until("audio.start")
             for message in sent:
                 line.send(message)
             client.say("session.close")
