@@ -5,6 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ORACLE := .venv-oracle
 COMPAT := .venv-compat
+CLIENTS := .venv-clients
 OLDEST_PIPECAT := 1.13.0
 PEERS := .venv-peers
 DEMO_TEXT ?= Hello there. This is the bundled demo voice.
@@ -17,7 +18,7 @@ PINNED = PIP_CONSTRAINT="constraints.txt $(CPU_TORCH)" PIP_BUILD_CONSTRAINT=cons
 INSTALL := -m pip install --quiet --disable-pip-version-check --no-compile
 PYTHON_IS_NEW := "import sys; sys.exit(sys.version_info < (3, 11) and 'Python 3.11 or newer is needed, this is ' + sys.version)"
 
-.PHONY: demo bot test test-gpu test-ray test-compat soak bench peers kernels emulate lint format oracle wheel clean
+.PHONY: demo bot test test-gpu test-ray test-compat test-clients soak bench peers kernels emulate lint format oracle wheel clean
 
 demo: $(VENV)/.installed-demo
 	$(BIN)/python demo_pipeline.py --text "$(DEMO_TEXT)" --output "$(DEMO_OUTPUT)"
@@ -28,7 +29,7 @@ bot: $(VENV)/.installed-bot
 
 # Two processes, a file of tests in one of them: most tests wait, for real time or for one thread.
 test: $(VENV)/.installed lint
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not gpu and not ray"
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not gpu and not ray and not clients"
 
 test-gpu: $(VENV)/.installed
 	$(BIN)/python -m pytest -m gpu
@@ -42,9 +43,13 @@ test-compat: $(COMPAT)/.installed
 	$(COMPAT)/bin/python -m pytest -m "not gpu" tests/test_pipecat.py tests/test_pipecat_transports.py \
 		tests/test_conversation.py tests/test_bot_page.py tests/test_websocket_tts.py
 
+# Others' clients, as they are published, against the server.
+test-clients: $(CLIENTS)/.installed
+	$(CLIENTS)/bin/python -m pytest -m clients tests/test_clients.py
+
 # Random callers for five minutes; what they leave behind fails it.
 soak: $(VENV)/.installed
-	SOAK_SECONDS=300 $(BIN)/python -m pytest -m "not gpu and not ray" -k soak
+	SOAK_SECONDS=300 $(BIN)/python -m pytest -m "not gpu and not ray and not clients" -k soak
 
 # Everything in benchmarks/ that this machine can run, the peers too behind `make peers`. Long on a GPU;
 # `run_all.py --quick` is shorter.
@@ -110,6 +115,12 @@ $(COMPAT)/.installed: pyproject.toml constraints.txt constraints-cpu.txt Makefil
 		$(COMPAT)/bin/python $(INSTALL) "pipecat-ai==$(OLDEST_PIPECAT)" -e ".[dev]"
 	@touch $@
 
+# Its versions are those of the clients: they ask for newer ones of some packages than the tested ones.
+$(CLIENTS)/.installed: pyproject.toml constraints-cpu.txt Makefile
+	$(PYTHON) -m venv $(CLIENTS)
+	PIP_CONSTRAINT="$(CPU_TORCH)" $(CLIENTS)/bin/python $(INSTALL) -e ".[test-clients]"
+	@touch $@
+
 # Environments of others' programs, with the versions that those were tested with.
 $(ORACLE)/.installed: Makefile
 	$(PYTHON) -m venv $(ORACLE)
@@ -125,4 +136,4 @@ $(PEERS)/.installed: Makefile
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(PEERS) $(ORACLE) $(COMPAT) dist demo.wav .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(PEERS) $(ORACLE) $(COMPAT) $(CLIENTS) dist demo.wav .pytest_cache .ruff_cache

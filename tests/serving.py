@@ -27,6 +27,7 @@ class Running:
     def __init__(self, port: int, service: EngineService):
         self.port, self.service = port, service
         self.url, self.socket_url = f"http://127.0.0.1:{port}", f"ws://127.0.0.1:{port}/v1/audio/speech/socket"
+        self.stream_url = f"ws://127.0.0.1:{port}/v1/audio/speech/stream"
 
     def at_rest(self, seconds: float = PATIENCE_S) -> None:
         until(lambda: not self.service.utterances and self.service.engine.health()["streams"] == 0, seconds)

@@ -22,6 +22,7 @@ from qwen_megakernel import SamplingParams, TTSEngine
 from qwen_megakernel.checkpoint.synthetic import NO_EOS
 from qwen_megakernel.model.pcm import pcm16
 from qwen_megakernel.server.limits import Limits
+from qwen_megakernel.server.stream_api import PATH as STREAM
 from qwen_megakernel.server.websocket_api import PATH
 
 TEXT = "Hello there, how are you today?"
@@ -294,7 +295,7 @@ def test_a_socket_at_another_path_is_told_the_right_one(server, path):
         connect(f"ws://127.0.0.1:{server.port}{path}")
     response = refused.value.response
     told = json.loads(response.body)["error"]["message"]
-    assert response.status_code == 404 and told == f"there is no WebSocket at {path!r}, but at {PATH}"
+    assert response.status_code == 404 and told == f"there is no WebSocket at {path!r}, but at {PATH} and {STREAM}"
 
 
 def test_too_many_contexts_are_busy(server, client):

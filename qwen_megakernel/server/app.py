@@ -22,6 +22,7 @@ from qwen_megakernel.server.openai_api import add_api
 from qwen_megakernel.server.page import add_docs, add_page
 from qwen_megakernel.server.process import ENGINE_GONE, exit_within
 from qwen_megakernel.server.service import EngineService
+from qwen_megakernel.server.stream_api import MAX_RECORDING, add_stream
 from qwen_megakernel.server.websocket_api import add_socket
 
 log = logging.getLogger(__name__)
@@ -39,7 +40,8 @@ def make_app(
     log_texts: bool = False,
     limits: Limits | None = None,
 ) -> FastAPI:
-    """The whole API as an ASGI app, with its `EngineService` in `app.state.service`.
+    """The whole API as an ASGI app, with its `EngineService` in `app.state.service`, and in `app.state.max_message`
+    how many bytes a WebSocket's message may have.
 
     Args:
         load: makes the engine, once the app has started.
@@ -81,6 +83,9 @@ def make_app(
     app.state.service = service
     add_api(app, service, metrics, upload=upload)
     add_socket(app, service, metrics)
+    add_stream(app, service, metrics, upload=upload)
+    # Twice what is taken: who sends a little more is told so, and not just cut off.
+    app.state.max_message = max(limits.max_body * 4, MAX_RECORDING * 2 * upload)
     if ui:
         add_page(app)
     if token is None:
@@ -175,7 +180,7 @@ def serve(app: FastAPI, host: str, port: int) -> int:
         http=protocol_of(service.limits.header_s),
         ws="websockets-sansio",
         ws_ping_timeout=service.limits.idle_s,  # before that we disconnect a client that does not read, and say why
-        ws_max_size=service.limits.max_body * 4,
+        ws_max_size=app.state.max_message,
         ws_per_message_deflate=False,  # PCM hardly shrinks, and compressing the first chunk would delay it
         limit_concurrency=service.limits.connections,
         timeout_keep_alive=int(service.limits.idle_s),

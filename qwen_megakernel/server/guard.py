@@ -17,6 +17,7 @@ from qwen_megakernel.server.openai_api import error_response
 from qwen_megakernel.server.page import DOCS
 from qwen_megakernel.server.page import PATH as PAGE
 from qwen_megakernel.server.process import is_loopback
+from qwen_megakernel.server.stream_api import PATH as STREAM
 from qwen_megakernel.server.websocket_api import PATH as SOCKET
 
 log = logging.getLogger(__name__)
@@ -24,6 +25,7 @@ log = logging.getLogger(__name__)
 OPEN = ("/health", "/ready")
 """Supervisors ask these paths without a token; the answers say nothing about any client."""
 
+_SCHEMES = ("Bearer", "Api-Key")  # the second is what LiveKit's Qwen3-TTS client sends
 _KNOWN = (PAGE, DOCS, "/openapi.json", "/v1/audio/speech", "/v1/models", "/v1/voices", *OPEN, "/metrics")
 
 
@@ -51,8 +53,9 @@ class Guard:
         if scope["type"] == "websocket":
             if not error and self._open_sockets >= self._limits.connections:
                 error = ApiError(503, "busy", "too many sockets are open; try again", True)
-            elif not error and scope["path"] != SOCKET:
-                error = ApiError(404, "invalid", f"there is no WebSocket at {scope['path'][:80]!r}, but at {SOCKET}")
+            elif not error and scope["path"] not in (SOCKET, STREAM):
+                words = f"there is no WebSocket at {scope['path'][:80]!r}, but at {SOCKET} and {STREAM}"
+                error = ApiError(404, "invalid", words)
             if error:
                 await _deny_socket(error, send)
                 return
@@ -93,7 +96,7 @@ class Guard:
         """In the header, or as a subprotocol: a browser cannot set a WebSocket's headers. Our own page, and no other
         site's, offers the token as a subprotocol, in base64url, whose letters a subprotocol may have."""
         given = headers.get("authorization", "").encode("latin-1")
-        if hmac.compare_digest(given, f"Bearer {self._token}".encode()):
+        if any([hmac.compare_digest(given, f"{scheme} {self._token}".encode()) for scheme in _SCHEMES]):
             return True
         if _authority(headers.get("origin", "")) != headers.get("host", ""):
             return False

@@ -1,15 +1,14 @@
 """The WebSocket API: text comes in by contexts, PCM goes out, as docs/serving.md describes it."""
 
 import asyncio
-import json
 import logging
 import reprlib
 from collections import deque
-from contextlib import suppress
+from collections.abc import Iterable
 from typing import Any
 
 from fastapi import FastAPI
-from starlette.websockets import WebSocket, WebSocketDisconnect
+from starlette.websockets import WebSocket
 
 from qwen_megakernel.engine.event_loop import AsyncUtterance
 from qwen_megakernel.engine.word_times import SpeechRate, WordTimes
@@ -18,12 +17,11 @@ from qwen_megakernel.model.pcm import pcm16
 from qwen_megakernel.server.api_error import ApiError
 from qwen_megakernel.server.metrics import Metrics
 from qwen_megakernel.server.service import EngineService
+from qwen_megakernel.server.socket_line import MAX_UNREAD, SocketLine, error_message, parse_message, protocol_error
 
 log = logging.getLogger(__name__)
 
 PATH = "/v1/audio/speech/socket"
-PROTOCOL = "speech"
-"""Subprotocol, accepted if the client offers it: a browser that offers its token as one needs one to be accepted."""
 
 _KINDS = {
     "a string": str,
@@ -46,10 +44,7 @@ _SETTINGS = {
     "words": "true or false",
 }
 _MAX_NAME, _MAX_SETTING = 64, 2000  # characters of a context's name; of any other setting
-_MAX_UNSENT = 1000  # messages that a client has not taken yet; above it the client is not read
-_MAX_UNREAD = 1000  # messages of a client that its context has not read yet
 _REMEMBERED = 1000  # names of ended contexts: text that was on its way when they ended must not open them again
-_POLICY, _AWAY, _LATER = 1008, 1001, 1013  # closing codes (RFC 6455 and its registry)
 
 
 def add_socket(app: FastAPI, service: EngineService, metrics: Metrics) -> None:
@@ -61,132 +56,52 @@ def add_socket(app: FastAPI, service: EngineService, metrics: Metrics) -> None:
             await _Socket(websocket, service, metrics).run()
 
 
-class _CloseSocket(Exception):
-    """The socket has to be closed. `code`: RFC 6455's; `error`: what the client is told before."""
+class _Socket(SocketLine):
+    """One client's WebSocket; every context has a task of its own."""
 
-    def __init__(self, code: int, error: ApiError):
-        self.code, self.error = code, error
-
-
-def _protocol_error(message: str) -> _CloseSocket:
-    return _CloseSocket(_POLICY, ApiError(400, "protocol", message))
-
-
-class _Socket:
-    """One client's WebSocket. One task reads its messages, another sends, and every context has its own."""
+    idle_words = "nothing was asked for; ping to keep a socket open"
 
     def __init__(self, websocket: WebSocket, service: EngineService, metrics: Metrics):
-        self._websocket, self.service, self.metrics = websocket, service, metrics
+        super().__init__(websocket, service)
+        self.metrics = metrics
         self._contexts: dict[str, _Context] = {}
         self._ended: deque[str] = deque(maxlen=_REMEMBERED)
         self._numbers = 0
-        self._outbox: asyncio.Queue[str | bytes] = asyncio.Queue()
         self.rates: dict[str | None, SpeechRate] = {}  # by voice; only voices that exist get an entry
 
-    async def run(self) -> None:
-        """Until the client disconnects or has to be disconnected."""
-        await self._websocket.accept(PROTOCOL if PROTOCOL in self._websocket.scope.get("subprotocols", ()) else None)
-        tasks = [asyncio.create_task(self._send()), asyncio.create_task(self._receive())]
-        try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            await next(iter(done))
-        except _CloseSocket as close:
-            await self._close(close, tasks)
-        except (WebSocketDisconnect, ConnectionError):
-            pass
-        finally:
-            contexts = list(self._contexts.values())
-            for task in (*tasks, *(context.task for context in contexts)):
-                task.cancel()
-            await asyncio.gather(*tasks, *(context.task for context in contexts), return_exceptions=True)
-            self.service.unsent_sockets.discard(self)
+    def _greeting(self) -> dict[str, Any]:
+        service, engine = self.service, self.service.engine
+        hello = {"type": "hello", "model": service.model, "format": "pcm_s16le", "sample_rate": engine.sample_rate}
+        hello |= {"voices": service.voice_names(), "languages": list(engine.languages)}
+        return hello | {"idle_seconds": service.limits.idle_s, "max_characters": service.limits.max_text}
 
-    async def _close(self, close: _CloseSocket, tasks: list[asyncio.Task]) -> None:
-        """Tell the client why, if it still reads."""
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        message = json.dumps({"type": "error"} | _error_fields(close.error))
-        with suppress(TimeoutError, WebSocketDisconnect, ConnectionError, RuntimeError):
-            async with asyncio.timeout(1):
-                await self._websocket.send_text(message)
-                await self._websocket.close(close.code)
+    def _listens(self) -> bool:
+        return bool(self._contexts)
 
-    # ------------------------------------------------------------ to the client
-
-    def put(self, message: dict[str, Any]) -> None:
-        """Queue a message for the client."""
-        self._put(json.dumps(message))
+    def _tasks(self) -> Iterable[asyncio.Task]:
+        return [context.task for context in self._contexts.values()]
 
     def put_audio(self, number: int, pcm: bytes) -> None:
         """Queue PCM of the context with this number."""
-        self._put(number.to_bytes(4, "little") + pcm)
+        self.put_bytes(number.to_bytes(4, "little") + pcm)
 
     def put_error(self, name: str, error: ApiError) -> None:
         """Queue the error that ends a context."""
-        self.put({"type": "error", "context": name} | _error_fields(error))
-
-    def _put(self, message: str | bytes) -> None:
-        self._outbox.put_nowait(message)
-        self.service.unsent_sockets.add(self)
-
-    async def _send(self) -> None:
-        service = self.service
-        hello = {"type": "hello", "model": service.model, "format": "pcm_s16le"}
-        if service.state == "ready":
-            engine = service.engine
-            hello |= {"sample_rate": engine.sample_rate, "voices": service.voice_names()}
-            hello |= {"idle_seconds": service.limits.idle_s, "max_characters": service.limits.max_text}
-            await self._websocket.send_text(json.dumps(hello | {"languages": list(engine.languages)}))
-        else:
-            raise _CloseSocket(_LATER, ApiError(503, "closing", f"the server is {service.state}; try again", True))
-        while True:
-            message = await self._outbox.get()
-            send = self._websocket.send_bytes if isinstance(message, bytes) else self._websocket.send_text
-            try:
-                async with asyncio.timeout(service.limits.idle_s):
-                    await send(message)
-            except TimeoutError:
-                slow = ApiError(408, "slow", "the client does not read what it asked for")
-                raise _CloseSocket(_POLICY, slow) from None
-            except RuntimeError:  # Starlette raises it if the socket was closed meanwhile
-                raise WebSocketDisconnect(1006) from None
-            if self._outbox.empty():
-                self.service.unsent_sockets.discard(self)
-
-    # ------------------------------------------------------------ from the client
-
-    async def _receive(self) -> None:
-        while True:
-            try:
-                async with asyncio.timeout(self.service.limits.idle_s) as idle:
-                    message = await self._websocket.receive()
-            except TimeoutError:
-                if self._contexts:  # it listens
-                    continue
-                assert idle.expired()
-                error = ApiError(408, "idle", "nothing was asked for; ping to keep a socket open")
-                raise _CloseSocket(_AWAY, error) from None
-            if message["type"] == "websocket.disconnect":
-                raise WebSocketDisconnect(message.get("code", 1000))
-            self._handle(message.get("text"))
-            await asyncio.sleep(0)  # a flood of messages must not keep other tasks waiting
-            while self._outbox.qsize() > _MAX_UNSENT:  # a client that does not read is not read either
-                await asyncio.sleep(0.01)
+        self.put(error_message(error, context=name))
 
     def _handle(self, text: str | None) -> None:
-        message = self._parse(text)
+        message = parse_message(text, self.service.limits.max_body)
         kind, name = message.pop("type", None), message.pop("context", None)
         if kind == "ping":
             if name is not None or message:
-                raise _protocol_error(f"ping takes nothing, got {(sorted(message) or ['context'])[0][:40]!r}")
+                raise protocol_error(f"ping takes nothing, got {(sorted(message) or ['context'])[0][:40]!r}")
             self.put({"type": "pong"})
             return
         if kind not in ("text", "flush", "end", "cancel"):
-            raise _protocol_error(f"type must be text, flush, end, cancel or ping, got {str(kind)[:40]!r}")
+            raise protocol_error(f"type must be text, flush, end, cancel or ping, got {str(kind)[:40]!r}")
         if not isinstance(name, str) or not 0 < len(name) <= _MAX_NAME:
             got = reprlib.repr(name)
-            raise _protocol_error(f"context must be a string of 1 to {_MAX_NAME} characters, got {got}")
+            raise protocol_error(f"context must be a string of 1 to {_MAX_NAME} characters, got {got}")
         context = self._contexts.get(name)
         if kind == "text":
             if context is None and name not in self._ended:
@@ -194,27 +109,11 @@ class _Socket:
             if context:
                 context.text(message)
         elif message:
-            raise _protocol_error(f"{kind} takes a context and nothing else, got {sorted(message)[0][:40]!r}")
+            raise protocol_error(f"{kind} takes a context and nothing else, got {sorted(message)[0][:40]!r}")
         elif context:
             context.command(kind)
         elif kind != "cancel" and name not in self._ended:  # else it ended while this message was on its way
             self.put_error(name, ApiError(400, "invalid", f"there is no context {name!r}: a text message opens it"))
-
-    def _parse(self, text: str | None) -> dict[str, Any]:
-        if text is None:
-            raise _protocol_error("messages are JSON in text frames, got a binary one")
-        if len(text) > self.service.limits.max_body:
-            most = self.service.limits.max_body
-            raise _protocol_error(f"a message has {len(text)} characters, at most {most}: send its text in pieces")
-        try:
-            message = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise _protocol_error(f"a message must be JSON: {str(error)[:80]}") from None
-        if not isinstance(message, dict):
-            raise _protocol_error(f"a message must be a JSON object, got {reprlib.repr(message)}")
-        return message
-
-    # ------------------------------------------------------------ contexts
 
     def _open(self, name: str) -> "_Context | None":
         if len(self._contexts) >= self.service.limits.contexts:
@@ -230,11 +129,6 @@ class _Socket:
         """A context has ended; its name cannot be used again."""
         del self._contexts[name]
         self._ended.append(name)
-
-
-def _error_fields(error: ApiError) -> dict[str, Any]:
-    field = {"field": error.field} if error.field else {}
-    return {"code": error.code, "message": error.message, "retryable": error.retryable} | field
 
 
 class _Context:
@@ -266,8 +160,8 @@ class _Context:
         self._queue(message)
 
     def _queue(self, message: dict[str, Any] | str) -> None:
-        if self._inbox.qsize() >= _MAX_UNREAD:
-            raise _protocol_error(f"more than {_MAX_UNREAD} messages wait in one context")
+        if self._inbox.qsize() >= MAX_UNREAD:
+            raise protocol_error(f"more than {MAX_UNREAD} messages wait in one context")
         self._inbox.put_nowait(message)
 
     def command(self, kind: str) -> None:

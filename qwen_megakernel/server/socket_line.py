@@ -1,0 +1,190 @@
+"""SocketLine: what all WebSockets of the server do: greet, read, send, close a client that is silent or too slow."""
+
+import asyncio
+import json
+import reprlib
+from collections.abc import Coroutine, Iterable
+from contextlib import suppress
+from typing import Any
+
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from qwen_megakernel.server.api_error import ApiError
+from qwen_megakernel.server.service import EngineService
+
+PROTOCOL = "speech"
+"""Subprotocol, accepted if the client offers it: a browser that offers its token as one needs one to be accepted."""
+
+MAX_UNREAD = 1000
+"""Messages of a client that nobody has read yet; more of them close the socket."""
+
+_MAX_UNSENT = 1000  # messages that a client has not taken yet; above it the client is not read
+_NORMAL, _AWAY, _POLICY, _LATER = 1000, 1001, 1008, 1013  # closing codes (RFC 6455 and its registry)
+
+
+class CloseSocket(Exception):
+    """The socket has to be closed. `code`: RFC 6455's; `error`: what the client is told before, if anything."""
+
+    def __init__(self, code: int, error: ApiError | None = None):
+        self.code, self.error = code, error
+
+
+def protocol_error(message: str) -> CloseSocket:
+    """A message that ends the socket."""
+    return CloseSocket(_POLICY, ApiError(400, "protocol", message))
+
+
+def error_message(error: ApiError, **more: Any) -> dict[str, Any]:
+    """An error as a message to the client. more: what it is about."""
+    told = {"type": "error"} | more | {"code": error.code, "message": error.message, "retryable": error.retryable}
+    return told | ({"field": error.field} if error.field else {})
+
+
+def parse_message(text: str | None, most: int) -> dict[str, Any]:
+    """A message of a client.
+
+    Args:
+        text: of a text frame; None: it was a binary one.
+        most: characters that it may have.
+
+    Raises:
+        CloseSocket: it is no JSON object, or too long.
+    """
+    if text is None:
+        raise protocol_error("messages are JSON in text frames, got a binary one")
+    if len(text) > most:
+        raise protocol_error(f"a message has {len(text)} characters, at most {most}: send its text in pieces")
+    try:
+        message = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise protocol_error(f"a message must be JSON: {str(error)[:80]}") from None
+    if not isinstance(message, dict):
+        raise protocol_error(f"a message must be a JSON object, got {reprlib.repr(message)}")
+    return message
+
+
+class SocketLine:
+    """One client's WebSocket. One task reads its messages, another sends; a subclass says what they mean.
+
+    Attributes:
+        idle_words: what a client that was silent for too long is told.
+    """
+
+    idle_words: str
+
+    def __init__(self, websocket: WebSocket, service: EngineService):
+        self._websocket, self.service = websocket, service
+        self._outbox: asyncio.Queue[str | bytes | None] = asyncio.Queue()
+
+    # ------------------------------------------------------------ what a subclass says
+
+    def _greeting(self) -> dict[str, Any] | None:
+        """The first message to the client, if there is one."""
+        return None
+
+    def _handle(self, text: str | None) -> None:
+        """A message came. None: a binary one. Raises CloseSocket if it ends the socket."""
+        raise NotImplementedError
+
+    def _listens(self) -> bool:
+        """The client waits for what it asked for, so it may be silent."""
+        raise NotImplementedError
+
+    def _jobs(self) -> Iterable[Coroutine[Any, Any, None]]:
+        """What runs as long as the socket is open."""
+        return ()
+
+    def _tasks(self) -> Iterable[asyncio.Task]:
+        """What else runs now, and ends with the socket."""
+        return ()
+
+    # ------------------------------------------------------------ life
+
+    async def run(self) -> None:
+        """Until the client disconnects or has to be disconnected."""
+        await self._websocket.accept(PROTOCOL if PROTOCOL in self._websocket.scope.get("subprotocols", ()) else None)
+        tasks = [asyncio.create_task(job) for job in (self._send(), self._receive(), *self._jobs())]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            await next(iter(done))
+        except CloseSocket as close:
+            await self._close(close, tasks)
+        except (WebSocketDisconnect, ConnectionError):
+            pass
+        finally:
+            tasks += self._tasks()
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            self.service.unsent_sockets.discard(self)
+
+    async def _close(self, close: CloseSocket, tasks: list[asyncio.Task]) -> None:
+        """Tell the client why, if it still reads."""
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        with suppress(TimeoutError, WebSocketDisconnect, ConnectionError, RuntimeError):
+            async with asyncio.timeout(1):
+                if close.error:
+                    await self._websocket.send_text(json.dumps(error_message(close.error)))
+                await self._websocket.close(close.code)
+
+    # ------------------------------------------------------------ to the client
+
+    def put(self, message: dict[str, Any]) -> None:
+        """Queue a message for the client."""
+        self._put(json.dumps(message))
+
+    def put_bytes(self, data: bytes) -> None:
+        """Queue a binary message for the client."""
+        self._put(data)
+
+    def put_end(self) -> None:
+        """Close the socket once everything before this has been sent."""
+        self._put(None)
+
+    def _put(self, message: str | bytes | None) -> None:
+        self._outbox.put_nowait(message)
+        self.service.unsent_sockets.add(self)
+
+    async def _send(self) -> None:
+        service = self.service
+        if service.state != "ready":
+            raise CloseSocket(_LATER, ApiError(503, "closing", f"the server is {service.state}; try again", True))
+        if greeting := self._greeting():
+            await self._websocket.send_text(json.dumps(greeting))
+        while True:
+            message = await self._outbox.get()
+            if message is None:
+                raise CloseSocket(_NORMAL)
+            send = self._websocket.send_bytes if isinstance(message, bytes) else self._websocket.send_text
+            try:
+                async with asyncio.timeout(service.limits.idle_s):
+                    await send(message)
+            except TimeoutError:
+                raise CloseSocket(
+                    _POLICY, ApiError(408, "slow", "the client does not read what it asked for")
+                ) from None
+            except RuntimeError:  # Starlette raises it if the socket was closed meanwhile
+                raise WebSocketDisconnect(1006) from None
+            if self._outbox.empty():
+                self.service.unsent_sockets.discard(self)
+
+    # ------------------------------------------------------------ from the client
+
+    async def _receive(self) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(self.service.limits.idle_s) as idle:
+                    message = await self._websocket.receive()
+            except TimeoutError:
+                if self._listens():
+                    continue
+                assert idle.expired()
+                raise CloseSocket(_AWAY, ApiError(408, "idle", self.idle_words)) from None
+            if message["type"] == "websocket.disconnect":
+                raise WebSocketDisconnect(message.get("code", 1000))
+            self._handle(message.get("text"))
+            await asyncio.sleep(0)  # a flood of messages must not keep other tasks waiting
+            while self._outbox.qsize() > _MAX_UNSENT:  # a client that does not read is not read either
+                await asyncio.sleep(0.01)

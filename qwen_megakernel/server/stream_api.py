@@ -1,0 +1,378 @@
+"""vLLM-Omni's streaming socket, which LiveKit's Qwen3-TTS client speaks: docs/livekit.md, docs/serving.md."""
+
+import asyncio
+import logging
+import re
+import reprlib
+from collections.abc import Coroutine, Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from fastapi import FastAPI
+from starlette.websockets import WebSocket
+
+from qwen_megakernel.engine.audio import Audio
+from qwen_megakernel.engine.event_loop import AsyncUtterance
+from qwen_megakernel.engine.word_times import SpeechRate, WordTimes
+from qwen_megakernel.errors import RequestError, TextEndedError, TextTooLongError, VoiceError
+from qwen_megakernel.model.pcm import pcm16
+from qwen_megakernel.server.api_error import ApiError
+from qwen_megakernel.server.metrics import Metrics
+from qwen_megakernel.server.service import EngineService
+from qwen_megakernel.server.socket_line import (
+    MAX_UNREAD,
+    CloseSocket,
+    SocketLine,
+    error_message,
+    parse_message,
+    protocol_error,
+)
+from qwen_megakernel.server.stream_config import Refused, SessionConfig, check_fields, read_config, string_of
+
+log = logging.getLogger(__name__)
+
+PATH = "/v1/audio/speech/stream"
+MAX_RECORDING = 2 << 20
+"""Characters of a message where voices can be made. More would hold the event loop for over 5 ms: HTTP takes more."""
+
+_SENTENCE_END = re.compile(r"[.!?](?=\s)|[。！？]")
+_ENDED = re.compile(r"(?:[.!?]\s|[。！？].)\Z", re.DOTALL)  # of what is said, and the character that follows
+_VOICE_FIELDS = {"voice": "name", "audio": "audio_data", "text": "ref_text"}
+_MAX_NAME, _MAX_TRANSCRIPT = 64, 10_000  # characters
+
+
+def add_stream(app: FastAPI, service: EngineService, metrics: Metrics, *, upload: bool) -> None:
+    """Add the route. `upload`: clients may make and delete voices."""
+
+    @app.websocket(PATH)
+    async def stream(websocket: WebSocket) -> None:
+        with metrics.sockets.track_inprogress():
+            await _Stream(websocket, service, metrics, upload).run()
+
+
+class _Stream(SocketLine):
+    """One client's session. One task answers its messages in their order, so one utterance is spoken at a time."""
+
+    idle_words = "nothing was asked for; an input.done keeps a socket open"
+
+    def __init__(self, websocket: WebSocket, service: EngineService, metrics: Metrics, upload: bool):
+        super().__init__(websocket, service)
+        self.metrics, self._upload = metrics, upload
+        self._inbox: asyncio.Queue[str | None] = asyncio.Queue()
+        self._unread = 0  # characters in the inbox
+        self._config: SessionConfig | None = None
+        self._utterances = 0
+        self._busy = False  # the client waits for an answer
+
+    # ------------------------------------------------------------ messages
+
+    def _handle(self, text: str | None) -> None:
+        limits = self.service.limits
+        most = limits.contexts * limits.max_body + MAX_RECORDING * self._upload
+        self._unread += len(text or "")
+        if self._unread > most or self._inbox.qsize() >= MAX_UNREAD:
+            raise protocol_error(
+                f"more than {MAX_UNREAD} messages or {most} characters wait: send them as they are read"
+            )
+        self._inbox.put_nowait(text)
+
+    def _listens(self) -> bool:
+        return self._busy
+
+    def _jobs(self) -> Iterable[Coroutine[Any, Any, None]]:
+        return (self._answer_all(),)
+
+    async def next_message(self) -> tuple[str, dict[str, Any]]:
+        """Type and fields of the next message that the protocol knows; others are answered by an error."""
+        while True:
+            text = await self._inbox.get()
+            self._unread -= len(text or "")
+            try:
+                message = parse_message(text, max(self.service.limits.max_body, MAX_RECORDING * self._upload))
+                kind = check_fields(message)
+                if kind != "voice.add" and len(text) > (most := self.service.limits.max_body):
+                    raise Refused(f"a message has {len(text)} characters, at most {most}: send its text in pieces")
+                return kind, message
+            except (CloseSocket, Refused) as refused:  # one message is wrong; the session goes on
+                self.put(error_message(refused.error))
+
+    def put_error(self, error: Exception, names: Mapping[str, str] | None = None, **more: Any) -> None:
+        """Tell the client of an exception.
+
+        Args:
+            names: of fields that its message calls by another name than the rest of the API.
+            more: what it is about.
+        """
+        told = error.error if isinstance(error, Refused) else ApiError.of(error)
+        told = replace(told, field=names.get(told.field, told.field)) if names else told
+        if told.status == 500:
+            log.error("a message could not be answered", exc_info=error)
+        self.put(error_message(told, **more))
+
+    async def _answer_all(self) -> None:
+        while True:
+            kind, message = await self.next_message()
+            self._busy = True
+            try:
+                if kind == "input.text":
+                    await self._speak(message)
+                else:
+                    await self.answer(kind, message)
+            finally:
+                self._busy = False
+
+    async def answer(self, kind: str, message: dict[str, Any], *, speaking: bool = False) -> None:
+        """Answer a message that is no text.
+
+        Args:
+            speaking: an utterance's text is open.
+        """
+        try:
+            if kind == "session.config":
+                if speaking:
+                    raise Refused("session.config comes too late for this utterance: send input.done first", "type")
+                self._config = read_config(message, self.service)
+            elif kind == "input.done":
+                self._put_done(0)
+            elif kind == "session.close":
+                self.put_end()
+            else:
+                self.put(await self._answer_voice(kind, message))
+        except Exception as error:
+            self.put_error(error, _VOICE_FIELDS if kind.startswith("voice.") else None)
+
+    # ------------------------------------------------------------ voices
+
+    async def _answer_voice(self, kind: str, message: dict[str, Any]) -> dict[str, Any]:
+        """
+        Raises:
+            TTSError: it cannot be done.
+        """
+        service = self.service
+        service.check_ready()
+        saved = service.saved_voices
+        if kind == "voice.list":
+            uploaded = [{"name": name} for name in saved.by_name]
+            return {"type": "voice.list.result", "voices": list(service.engine.speakers), "uploaded_voices": uploaded}
+        if not self._upload:
+            raise Refused("this server makes and deletes no voices: start it with --allow-upload", "type")
+        name = string_of(message, "name", most=_MAX_NAME)
+        if kind == "voice.add":
+            recording = string_of(message, "audio_data")
+            text = string_of(message, "ref_text", most=_MAX_TRANSCRIPT, needed=False)
+            await saved.add(service.engine, name, recording, text)
+            return {"type": "voice.add.result", "success": True, "voice": {"name": name}}
+        if name.lower() not in saved.by_name:
+            known = ", ".join(saved.by_name) or "none"
+            raise VoiceError(f"there is no saved voice {name!r}; known: {known}")
+        await saved.remove(name.lower())
+        return {"type": f"{kind}.result", "success": True, "name": name}
+
+    # ------------------------------------------------------------ speech
+
+    async def _speak(self, message: dict[str, Any]) -> None:
+        """One utterance: from its first text until all of it is said and told."""
+        if self._config is None:
+            self.put_error(Refused("there are no settings yet: send session.config first", "type"))
+            return
+        text, sentences, speaks = _Text(self), 0, True
+        try:
+            text.add(message)
+            while speaks and await text.begins():
+                speaks = await _Speech(self, self._config, text, self._utterances, sentences).speak()
+                sentences += 1
+        except Exception as error:
+            self.put_error(error, utterance_index=self._utterances)
+        self._busy = False  # a client that was told an error and sends nothing more is let go
+        while not text.complete:
+            await text.skip()
+        self._put_done(sentences)
+
+    def _put_done(self, sentences: int) -> None:
+        """Every input.done is answered by one of these."""
+        self.put({"type": "session.done", "utterance_index": self._utterances, "total_sentences": sentences})
+        self._utterances += 1
+
+
+class _Text:
+    """The text of one utterance, as its client sends it.
+
+    Attributes:
+        pending: what has come and is not spoken yet.
+        complete: its input.done has come.
+    """
+
+    def __init__(self, stream: _Stream):
+        self._stream, self._characters = stream, 0
+        self.pending, self.complete = "", False
+
+    def add(self, message: dict[str, Any]) -> None:
+        """Take an `input.text`.
+
+        Raises:
+            Refused, TextTooLongError: it has no text, or the utterance would have too much.
+        """
+        text, most = message.get("text"), self._stream.service.limits.max_text
+        if not isinstance(text, str):
+            raise Refused(f"text must be a string, got {reprlib.repr(text)}", "text")
+        self._characters += len(text)
+        if self._characters > most:
+            words = f"an utterance may have {most} characters, this one has {self._characters}"
+            raise TextTooLongError(f"{words}: send input.done sooner, and the rest behind it")
+        self.pending += text
+
+    async def begins(self) -> bool:
+        """Wait until there is something to speak; blanks alone take no slot. False: it is complete before that.
+
+        Raises:
+            RequestError, Refused: as `read`.
+        """
+        while not self.complete and not self.pending.strip():
+            await self.read()
+        self.pending = self.pending.lstrip()
+        return bool(self.pending)
+
+    def take_sentence(self) -> str:
+        """What is pending, up to the first end of a sentence."""
+        found = _SENTENCE_END.search(self.pending)
+        cut = found.end() if found else len(self.pending)
+        taken, self.pending = self.pending[:cut], self.pending[cut:]
+        return taken
+
+    async def read(self) -> None:
+        """Wait for the next piece of it, or for its end. Other messages are answered meanwhile.
+
+        Raises:
+            RequestError, Refused: it does not go on, or not like this.
+        """
+        patience = self._stream.service.limits.text_s
+        while True:
+            try:
+                async with asyncio.timeout(patience):
+                    kind, message = await self._stream.next_message()
+            except TimeoutError:
+                words = f"the text did not go on for {patience:g} s: send input.done, or go on sooner"
+                raise RequestError(words) from None
+            if kind == "input.text":
+                self.add(message)
+                return
+            if kind == "input.done":
+                self.complete = True
+                return
+            await self._stream.answer(kind, message, speaking=True)
+
+    async def skip(self) -> None:
+        """Drop the next piece of it: the utterance is over."""
+        kind, message = await self._stream.next_message()
+        self.complete = kind == "input.done"
+        if kind not in ("input.text", "input.done"):
+            await self._stream.answer(kind, message, speaking=True)
+
+
+class _Speech:
+    """Speech from one audio.start to its audio.done: an utterance, or as much of it as fits a slot."""
+
+    def __init__(self, stream: _Stream, config: SessionConfig, text: _Text, utterance: int, sentence: int):
+        self._stream, self._config, self._text = stream, config, text
+        self._where = {"utterance_index": utterance, "sentence_index": sentence}
+        self._said = ""
+        self._words = WordTimes(SpeechRate()) if config.words else None
+        self._refused: Exception | None = None  # why its text could not go on
+        self._begun = False
+        self._bytes = 0
+
+    async def speak(self) -> bool:
+        """Say it, and tell the client how it went.
+
+        Returns:
+            What follows of the text may be spoken.
+        """
+        done: dict[str, Any] = {"type": "audio.done"} | self._where
+        audio, limit = None, self._stream.service.limits.total_s
+        try:
+            async with asyncio.timeout(limit):
+                audio = await self._say()
+            done |= {"finish_reason": audio.finish_reason} | self._times(audio)
+        except TimeoutError:
+            words = f"the utterance took more than {limit:g} s: send input.done sooner"
+            self._stream.put_error(Refused(words, code="failed"), utterance_index=self._where["utterance_index"])
+        except Exception as error:
+            self._stream.put_error(error, utterance_index=self._where["utterance_index"])
+        if self._begun:
+            self._stream.put(done | {"total_bytes": self._bytes, "error": audio is None})
+        return audio is not None and audio.finish_reason != "length"
+
+    async def _say(self) -> Audio:
+        """
+        Raises:
+            TTSError: it cannot be spoken, not now, or not to its end.
+        """
+        service = self._stream.service
+        service.check_ready()
+        request = service.request(**self._config.settings)
+        async with service.speak(None, request) as utterance:
+            pusher = asyncio.create_task(self._push(utterance, request))
+            try:
+                async for chunk in utterance:
+                    self._begin(request["sampling"].seed)
+                    pcm = pcm16(chunk.samples)
+                    self._bytes += len(pcm)
+                    self._stream.put_bytes(pcm)
+            finally:
+                pusher.cancel()
+                await asyncio.gather(pusher, return_exceptions=True)
+        if self._refused:
+            raise self._refused
+        self._begin(request["sampling"].seed)
+        audio = utterance.audio
+        self._stream.metrics.record(audio)
+        if audio.finish_reason == "length" and not self._config.capped:
+            raise TextTooLongError(audio.why_cut(service.engine.config.max_frames))
+        return audio
+
+    async def _push(self, utterance: AsyncUtterance, request: dict[str, Any]) -> None:
+        """Push the text as it comes. A message that is refused ends the utterance. Text that is too long for a slot
+        ends at a sentence; the rest stays pending."""
+        service = self._stream.service
+        try:
+            while True:
+                while self._text.pending:
+                    at_end = _ENDED.search(self._said + self._text.pending[0])
+                    if at_end and len(await service.pieces(self._said, request)) > 1:
+                        await utterance.end_text()
+                        return
+                    text = self._text.take_sentence()
+                    self._said += text
+                    service.log_text(text)
+                    if self._words:
+                        self._words.add(text)
+                    await utterance.push_text(text)
+                if self._text.complete:
+                    await utterance.end_text()
+                    return
+                await self._text.read()
+        except TextEndedError:
+            pass  # the utterance ended before its text did: audio.done says why
+        except Exception as error:  # without this text the utterance cannot go on
+            if not utterance.done:
+                self._refused = error
+            utterance.cancel()
+
+    def _begin(self, seed: int) -> None:
+        if not self._begun:
+            self._begun = True
+            start = {"type": "audio.start"} | self._where | {"sentence_text": self._said, "format": "pcm"}
+            self._stream.put(
+                start | {"sample_rate": self._stream.service.engine.sample_rate, "channels": 1, "seed": seed}
+            )
+
+    def _times(self, audio: Audio) -> dict[str, Any]:
+        """When each word is spoken, in seconds from the utterance's first sample, if the client asked for it."""
+        if not self._words or audio.finish_reason in ("cancelled", "length"):  # else the last words were not spoken
+            return {}
+        times = self._words.finish(audio.duration_s)
+        starts = [round(at, 3) for _, at in times]
+        ends = [*starts[1:], round(audio.duration_s, 3)][: len(starts)]
+        aligned = {"words": [word for word, _ in times]}
+        aligned |= {"word_start_times_seconds": starts, "word_end_times_seconds": ends}
+        return {"timestamp_info": {"word_alignment": aligned}}
