@@ -21,7 +21,14 @@ from qwen_megakernel.check.verify import FRAMES, verify
 from qwen_megakernel.checkpoint.fp8 import parts_of
 from qwen_megakernel.checkpoint.load import DEMO, DEMO_NOTICE, PUBLISHED, Checkpoint, name_of_model
 from qwen_megakernel.checkpoint.quantize import quantize_checkpoint
-from qwen_megakernel.cli_options import WEIGHTS_CHOICES, WEIGHTS_HELP, CommandParser, add_threads, weights_of
+from qwen_megakernel.cli_options import (
+    WEIGHTS_CHOICES,
+    WEIGHTS_HELP,
+    CommandParser,
+    add_served_names,
+    add_threads,
+    weights_of,
+)
 from qwen_megakernel.cli_speak import add_speak
 from qwen_megakernel.errors import BackendError, RequestError
 from qwen_megakernel.server.service import TOKEN
@@ -75,6 +82,7 @@ def _add_serve(commands: argparse._SubParsersAction) -> None:
     serve.add_argument(
         "--voices", metavar="DIR", type=Path, help="saved voices (Voice.save), each known by its file's name"
     )
+    add_served_names(serve)
     serve.add_argument("--log-texts", action="store_true", help="log what is said, not lengths and times alone")
     serve.add_argument("--allow-upload", action="store_true", help="clients may make voices of recordings (Base)")
     serve.add_argument("--ui", action="store_true", help="a web page at / to try it with")
@@ -99,15 +107,17 @@ def _serve(args: argparse.Namespace) -> int:
         raise RequestError(f"--voices: no folder {str(args.voices)!r}")
     options = {"backend": args.backend, "device": args.device}
     options |= {"max_streams": args.max_streams, "max_positions": args.max_positions}
-    name, variant = name_of_model(args.model), serve.check_model(args.model, **options)
+    name, config = name_of_model(args.model), serve.check_model(args.model, **options)
     app = serve.make_app(
         lambda: serve.load_for_good(
             args.model, weights=args.weights, max_queue=args.max_streams, threads=args.threads, **options
         ),
         model=name,
-        variant=variant,
+        config=config,
         token=token,
         voices=args.voices,
+        served_names=args.served_name,
+        aliases=dict(args.voice_alias),
         upload=args.allow_upload,
         ui=args.ui,
         log_texts=args.log_texts,

@@ -7,7 +7,7 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 
 import uvicorn
@@ -17,6 +17,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from qwen_megakernel import __version__
 from qwen_megakernel.backend.select import select_backend, select_device
+from qwen_megakernel.checkpoint.config import ModelConfig
 from qwen_megakernel.checkpoint.load import Checkpoint, find_cached
 from qwen_megakernel.engine.engine import TTSEngine
 from qwen_megakernel.engine.options import check_sizes
@@ -39,9 +40,11 @@ def make_app(
     load: Callable[[], TTSEngine],
     *,
     model: str,
-    variant: str | None = None,
+    config: ModelConfig | None = None,
     token: str | None = None,
     voices: Path | None = None,
+    served_names: Sequence[str] = (),
+    aliases: Mapping[str, str] | None = None,
     upload: bool = False,
     ui: bool = False,
     log_texts: bool = False,
@@ -51,23 +54,28 @@ def make_app(
 
     Args:
         load: makes the engine, once the app has started.
-        model: the name by which clients call the model.
-        variant: the checkpoint's, if it is known already (`check_model`).
+        model: the model's own name.
+        config: the checkpoint's, if it is known already (`check_model`).
         token: clients must send it; None: only requests to localhost are served.
         voices: a folder of saved voices.
+        served_names: more names by which clients may call the model.
+        aliases: other names of voices -> the voices.
         upload: clients may make voices (Base checkpoints).
         ui: there is a page at / to try the server with.
         log_texts: the log shows the texts that are spoken.
         limits: None: the defaults of `Limits`.
 
     Raises:
-        BackendError: a token that no client could send.
-        CheckpointError, VoiceError: `voices` that the checkpoint cannot speak with.
+        BackendError: a token or a served name that no client could send.
+        CheckpointError, VoiceError: `voices` that the checkpoint cannot speak with, or an alias that leads nowhere.
     """
     if token is not None and not (token.isascii() and token.isprintable() and token.strip() == token != ""):
         raise BackendError("the token must be printable ASCII without spaces around it: a header carries it")
     limits = limits or Limits()
-    options = {"variant": variant, "voices": voices, "limits": limits, "upload": upload, "log_texts": log_texts}
+    options = {"voices": voices, "limits": limits, "upload": upload, "log_texts": log_texts}
+    options |= {"served_names": served_names, "aliases": aliases}
+    if config:
+        options |= {"variant": config.variant, "speakers": tuple(config.talker.speakers)}
     service = EngineService(load, model=model, **options)
     metrics = Metrics(service)
 
@@ -96,11 +104,13 @@ def make_app(
     return app
 
 
-def check_model(model: str, *, backend: str, device: str | None, max_streams: int, max_positions: int) -> str | None:
+def check_model(
+    model: str, *, backend: str, device: str | None, max_streams: int, max_positions: int
+) -> ModelConfig | None:
     """Check `TTSEngine.load`'s arguments without loading, so that a server that can never be ready does not listen.
 
     Returns:
-        The checkpoint's variant; None for a hub id that is not complete in the cache, which will be downloaded.
+        The checkpoint's config; None for a hub id that is not complete in the cache, which will be downloaded.
 
     Raises:
         BackendError: the sizes, the device or the backend are not possible here.
@@ -118,7 +128,7 @@ def check_model(model: str, *, backend: str, device: str | None, max_streams: in
             raise
         return None
     select_backend(backend, device, config=config)
-    return config.variant
+    return config
 
 
 def load_for_good(model: str, **options) -> TTSEngine:

@@ -40,31 +40,38 @@ class SavedVoices:
             VoiceError: a file that is no voice, or whose name cannot be a voice's.
         """
         self._folder = folder
-        self.by_name = _read(folder) if folder else {}
+        self._files = _files(folder) if folder else {}
+        self.by_name = {name: Voice.load(path) for name, path in self._files.items()}
         self._being_made: set[str] = set()
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="qwen_megakernel voice")
 
-    async def add(self, engine: TTSEngine, name: str, recording: str, text: str | None) -> None:
-        """Make a voice of a recording. If the calling task is cancelled, no voice is left.
+    async def add(
+        self, engine: TTSEngine, name: str, recording: str | bytes, text: str | None, *, replace: bool = False
+    ) -> None:
+        """Make a voice of a recording. If the calling task is cancelled, everything stays as it was.
 
         Args:
             name: by which clients will know it.
-            recording: an audio file's bytes in base64.
+            recording: an audio file's bytes, or the same in base64.
             text: what it says; None: not known.
+            replace: the voice is in the place of one that was saved under this name. What is being spoken with the
+                old one goes on.
 
         Raises:
             RequestError: the name is taken or cannot be one, or the recording cannot be used.
         """
         if not _NAME.fullmatch(name) or name == DEFAULT_VOICE:
             raise VoiceError(f"a voice is named by 1 to 64 of a-z 0-9 _ -, got {name[:80]!r}")
-        if name in engine.speakers or name in self.by_name or name in self._being_made:
+        if name in engine.speakers or (name in self.by_name and not replace) or name in self._being_made:
             raise VoiceError(f"there is a voice {name!r} already; choose another name")
-        if len(self.by_name) >= _MOST_VOICES:
+        if len(self.by_name) >= _MOST_VOICES and not replace:
             raise VoiceError(f"there are {_MOST_VOICES} voices, which is all that are kept")
 
         def keep(voice: Voice) -> None:
             if self._folder:
-                _save(voice, self._folder / f"{name}.safetensors")
+                path = self._files.get(name, self._folder / f"{name}.safetensors")
+                _save(voice, path)
+                self._files[name] = path
             self.by_name[name] = voice
 
         run = asyncio.get_running_loop().run_in_executor
@@ -75,24 +82,51 @@ class SavedVoices:
         finally:
             self._being_made.discard(name)
 
+    async def remove(self, name: str) -> None:
+        """Delete a saved voice and its file. What is being spoken with it goes on.
+
+        Args:
+            name: one of `by_name`.
+
+        Raises:
+            VoiceError: it is being replaced.
+            TTSError: its file cannot be deleted.
+        """
+        if name in self._being_made:
+            raise VoiceError(f"the voice {name!r} is being replaced: delete it afterwards")
+        path = self._files.get(name)
+
+        def delete() -> None:
+            if path:
+                _unlink(path)
+            self.by_name.pop(name, None)
+            self._files.pop(name, None)
+
+        self._being_made.add(name)
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._executor, delete)
+        finally:
+            self._being_made.discard(name)
+
     def close(self) -> None:
         """Voices that nobody has begun to make are not made."""
         self._executor.shutdown(wait=False, cancel_futures=True)
 
 
-def _read(folder: Path) -> dict[str, Voice]:
+def _files(folder: Path) -> dict[str, Path]:
+    """Of the voices in a folder, by their names."""
     found = {}
     for path in sorted(folder.glob("*.safetensors")):
         name = path.stem.lower()
         if not _NAME.fullmatch(name) or name == DEFAULT_VOICE:
             raise VoiceError(f"{path}: a voice's file is named by 1 to 64 of a-z 0-9 _ -, and not {DEFAULT_VOICE!r}")
-        found[name] = Voice.load(path)
+        found[name] = path
     return found
 
 
-def _create(engine: TTSEngine, recording: str, text: str | None) -> Voice:
+def _create(engine: TTSEngine, recording: str | bytes, text: str | None) -> Voice:
     with tempfile.NamedTemporaryFile() as file:
-        for piece in _decode_base64(recording):
+        for piece in [recording] if isinstance(recording, bytes) else _decode_base64(recording):
             file.write(piece)
         file.flush()
         try:
@@ -102,11 +136,21 @@ def _create(engine: TTSEngine, recording: str, text: str | None) -> Voice:
 
 
 def _save(voice: Voice, path: Path) -> None:
+    part = path.with_name(f".{path.name}.part")  # the name of no voice: a crash leaves none that cannot be read
     try:
-        voice.save(path)
-    except VoiceError as error:  # the server's fault, not the client's
+        voice.save(part)
+        part.replace(path)
+    except (VoiceError, OSError) as error:  # the server's fault, not the client's
         log.error("a voice could not be kept: %s", error)
         raise TTSError("the voice could not be kept; the server's log says why") from None
+
+
+def _unlink(path: Path) -> None:
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        log.error("a voice could not be deleted: %s", error)
+        raise TTSError("the voice could not be deleted; the server's log says why") from None
 
 
 def _decode_base64(text: str) -> Iterator[bytes]:
