@@ -14,6 +14,7 @@ from qwen_megakernel.backend.select import BACKENDS, select_device
 from qwen_megakernel.backend.verdicts import SIZES
 from qwen_megakernel.check import bench, doctor
 from qwen_megakernel.check.verify import FRAMES, verify
+from qwen_megakernel.checkpoint.config import ModelConfig
 from qwen_megakernel.checkpoint.fp8 import parts_of
 from qwen_megakernel.checkpoint.load import DEMO, PUBLISHED, name_of_model
 from qwen_megakernel.checkpoint.quantize import quantize_checkpoint
@@ -22,6 +23,7 @@ from qwen_megakernel.cli_options import (
     WEIGHTS_HELP,
     CommandParser,
     add_engine_of_server,
+    add_served_names,
     weights_of,
 )
 from qwen_megakernel.cli_speak import add_speak
@@ -67,6 +69,7 @@ def _add_serve(commands: argparse._SubParsersAction) -> None:
     serve.add_argument("--host", default="127.0.0.1", help="default: %(default)s; off loopback a token is needed")
     serve.add_argument("--port", type=int, default=8000, help="default: %(default)s")
     serve.add_argument("--token", help=f"that clients must bear; better in the environment, as {TOKEN}")
+    add_served_names(serve)
     serve.add_argument("--allow-upload", action="store_true", help="clients may make voices of recordings (Base)")
     serve.add_argument("--ui", action="store_true", help="a web page at / to try it with")
 
@@ -82,13 +85,15 @@ def _serve(args: argparse.Namespace) -> int:
     token = (args.token or os.environ.get(TOKEN) or "").strip() or None
     if token is None and not is_loopback(args.host):
         raise BackendError(f"--host {args.host} can be reached by others: set {TOKEN}, or listen on 127.0.0.1")
-    name, variant, load = _engine_of_server(args)
+    name, config, load = _engine_of_server(args)
     app = serve.make_app(
         load,
         model=name,
-        variant=variant,
+        config=config,
         token=token,
         voices=args.voices,
+        served_names=args.served_name,
+        aliases=dict(args.voice_alias),
         upload=args.allow_upload,
         ui=args.ui,
         log_texts=args.log_texts,
@@ -97,8 +102,8 @@ def _serve(args: argparse.Namespace) -> int:
     return _end_of_server(serve.serve(app, args.host, args.port))
 
 
-def _engine_of_server(args: argparse.Namespace) -> tuple[str, str | None, Callable[[], TTSEngine]]:
-    """The model's name for clients, its variant if it is known, and what loads the engine.
+def _engine_of_server(args: argparse.Namespace) -> tuple[str, ModelConfig | None, Callable[[], TTSEngine]]:
+    """The model's name for clients, its checkpoint's config if it is known, and what loads the engine.
 
     Raises:
         TTSError: it could never be loaded.
@@ -109,9 +114,9 @@ def _engine_of_server(args: argparse.Namespace) -> tuple[str, str | None, Callab
         raise RequestError(f"--voices: no folder {str(args.voices)!r}")
     options = {"backend": args.backend, "device": args.device}
     options |= {"max_streams": args.max_streams, "max_positions": args.max_positions}
-    name, variant = name_of_model(args.model), check_model(args.model, **options)
+    name, config = name_of_model(args.model), check_model(args.model, **options)
     options |= {"weights": args.weights, "max_queue": args.max_streams, "threads": args.threads}
-    return name, variant, lambda: load_for_good(args.model, **options)
+    return name, config, lambda: load_for_good(args.model, **options)
 
 
 def _end_of_server(code: int) -> int:
@@ -152,14 +157,14 @@ def _wyoming(args: argparse.Namespace) -> int:
             )
         where = f"{args.host}:{args.port}"
         print(f"warning: whoever reaches {where} can let it speak: Wyoming has no token", file=sys.stderr)
-    name, variant, load = _engine_of_server(args)
+    name, config, load = _engine_of_server(args)
     print(f"serving {name} on tcp://{args.host}:{args.port} once it is ready", file=sys.stderr)
     code = wyoming_api.serve(
         load,
         args.host,
         args.port,
         model=name,
-        variant=variant,
+        variant=config and config.variant,
         voice=args.voice,
         language=args.language,
         voices=args.voices,

@@ -78,6 +78,29 @@ def add_engine_of_server(parser: argparse._ActionsContainer, *, streams: int) ->
     add_threads(parser)
 
 
+def add_served_names(parser: argparse._ActionsContainer) -> None:
+    """Add the options by which a server's model and voices get more names."""
+    more = "may be given several times"
+    parser.add_argument(
+        "--served-name", metavar="NAME", action="append", default=[], help=f"another name of the model; {more}"
+    )
+    parser.add_argument(
+        "--voice-alias",
+        metavar="ALIAS=VOICE",
+        type=_alias_of,
+        action="append",
+        default=[],
+        help=f"another name of a voice, such as alloy=ada; {more}",
+    )
+
+
+def _alias_of(text: str) -> tuple[str, str]:
+    alias, equals, voice = (part.strip() for part in text.partition("="))
+    if not (alias and equals and voice):
+        raise argparse.ArgumentTypeError(f"expected ALIAS=VOICE, such as alloy=ada, got {text!r}")
+    return alias, voice
+
+
 def add_voice_options(parser: argparse._ActionsContainer) -> None:
     """Add the options that say who speaks, how, and on what."""
     parser.add_argument(

@@ -12,6 +12,7 @@
     │   ├── SpeakerError           unknown, or the checkpoint has no named speakers
     │   ├── LanguageError          unknown
     │   ├── InstructError          not a string, not valid Unicode; on a server, ignored by the checkpoint
+    │   ├── SpeedError             a speed out of its range
     │   ├── VoiceError             a voice that is missing, broken, or of another checkpoint
     │   ├── AudioError             reference audio that cannot be used
     │   └── SamplingError          a sampling value out of its range
@@ -71,6 +72,10 @@ class LanguageError(RequestError):
 
 class InstructError(RequestError):
     """An instruct that cannot be followed."""
+
+
+class SpeedError(RequestError):
+    """A speed out of its range."""
 
 
 class VoiceError(RequestError):

@@ -14,6 +14,7 @@ import threading
 import urllib.request
 from pathlib import Path
 
+import av
 import httpx
 import numpy as np
 import openai
@@ -30,6 +31,7 @@ from qwen_megakernel.checkpoint.synthetic import NO_EOS
 from qwen_megakernel.model.pcm import pcm16
 from qwen_megakernel.server.app import make_app
 from qwen_megakernel.server.limits import Limits
+from qwen_megakernel.server.service import OPENAI_MODELS
 
 TEXT = "Hello there, how are you today?"
 SPEECH = "/v1/audio/speech"
@@ -72,12 +74,17 @@ def test_openais_client_gets_what_the_engine_says(server, client):
     assert pcm.content == pcm16(said(server, language="english"))
 
 
-@pytest.mark.parametrize("name", ["mp3", "flac", "opus", "wav"])
+@pytest.mark.parametrize("name", ["mp3", "flac", "opus", "aac", "wav"])
 def test_every_format_holds_the_same_speech(server, client, name):
     options = {} if name == "mp3" else {"response_format": name}  # OpenAI's default
     made = client.audio.speech.create(model="demo", voice="max", input=TEXT, extra_body={"seed": 5}, **options)
-    samples, rate = soundfile.read(io.BytesIO(made.content), dtype="float32")
     truth = said(server, speaker="max")
+    if name == "aac":  # libsndfile does not read it
+        with av.open(io.BytesIO(made.content)) as file:
+            samples = np.concatenate([frame.to_ndarray()[0] for frame in file.decode(audio=0)])
+            rate = file.streams.audio[0].rate
+    else:
+        samples, rate = soundfile.read(io.BytesIO(made.content), dtype="float32")
     assert rate == 24000 and abs(len(samples) - len(truth)) <= 2400
     if name in ("wav", "flac"):
         assert np.array_equal(np.rint(samples * 32767), np.rint(truth * 32767)) or np.abs(samples - truth).max() < 1e-4
@@ -145,21 +152,21 @@ def endless(tiny):
         yield server
 
 
-def test_speech_that_its_slot_cuts_ends_the_connection_early(endless, caplog):
-    body, heard = {"model": "tiny", "input": "Hello.", "response_format": "pcm"}, b""
+@pytest.mark.parametrize("response_format", ["pcm", "mp3", "opus", "aac"])
+def test_speech_that_its_slot_cuts_ends_the_connection_early(endless, caplog, response_format):
+    body, heard = {"model": "tiny", "input": "Hello.", "response_format": response_format}, b""
     with stream("POST", endless.url + SPEECH, json=body) as response:
         assert response.status_code == 200
         with pytest.raises(httpx.RemoteProtocolError, match="incomplete"):
             for data in response.iter_raw():
                 heard += data
-    assert len(heard) > 10 * 1920 * 2
+    assert len(heard) > (10 * 1920 * 2 if response_format == "pcm" else 1000)
     endless.at_rest()
     assert "an answer ends early: speech was cut after" in caplog.text and "Traceback" not in caplog.text
 
 
-@pytest.mark.parametrize("response_format", ["mp3", "flac", "opus"])
-def test_speech_that_its_slot_cuts_is_no_whole_file(endless, response_format):
-    refused = post(endless, model="tiny", input="Hello.", voice="default", response_format=response_format)
+def test_speech_that_its_slot_cuts_is_no_whole_file(endless):
+    refused = post(endless, model="tiny", input="Hello.", voice="default", response_format="flac")
     error = refused.json()["error"]
     assert refused.status_code == 400 and error["param"] == "input" and "speech was cut after" in error["message"]
 
@@ -178,21 +185,26 @@ REFUSED = [
     ({"input": "x" * 601}, 400, "601 characters"),
     ({"input": "\ud800"}, 400, ""),
     ({"input": 3}, 400, "input"),
-    ({"model": "tts-1"}, 404, "this server's model is 'demo', got 'tts-1'"),
+    ({"model": "tts-2"}, 404, "this server's model is 'demo', got 'tts-2'; known: demo, tts-1, tts-1-hd, gpt-4o-mini-"),
     ({"voice": "alloy"}, 400, "known: ada"),
     ({"voice": "../ada"}, 400, "unknown voice"),
-    ({"voice": {"id": "ada"}}, 400, "voice: Input should be a valid string, got {'id': 'ada'}"),
-    ({"speed": 1.5}, 400, "only speed 1.0 is supported, got 1.5: leave it out"),
-    ({"speed": True}, 400, "only speed 1.0 is supported, got True: leave it out"),
-    ({"speed": "fast"}, 400, "only speed 1.0 is supported, got 'fast': leave it out"),
-    ({"response_format": "aac"}, 400, "'mp3', 'opus', 'flac', 'wav' or 'pcm', got 'aac'"),
+    ({"voice": {"id": "alloy"}}, 400, "unknown voice 'alloy'; known: ada"),
+    ({"voice": {"id": 3}}, 400, 'voice must be a name, or an object such as {"id": "ada"}, got {\'id\': 3}'),
+    ({"voice": "x" * 65}, 400, "voice must have at most 64 characters"),
+    ({"speed": 4.5}, 400, "speed must be a number from 0.25 to 4.0, got 4.5"),
+    ({"speed": 10**400}, 400, "speed must be a number from 0.25 to 4.0, got 1000"),
+    ({"speed": float("nan")}, 400, "speed must be a number from 0.25 to 4.0, got nan"),
+    ({"speed": True}, 400, "speed must be a number from 0.25 to 4.0, got True"),
+    ({"speed": "fast"}, 400, "speed must be a number from 0.25 to 4.0, got 'fast'"),
+    ({"response_format": "vorbis"}, 400, "'mp3', 'opus', 'aac', 'flac', 'wav' or 'pcm', got 'vorbis'"),
+    ({"non_streaming_mode": 1}, 400, "non_streaming_mode must be true or false, got 1"),
     ({"language": "klingon"}, 400, "unknown language 'klingon'; known: auto, english (en)"),
-    ({"instructions": "Slowly."}, 400, "demo would ignore instructions: leave them out. VoiceDesign and 1.7B Custom"),
     ({"seed": -1}, 400, "seed"),
     ({"seed": True}, 400, "seed"),
     ({"seed": 2**63}, 400, "seed"),
-    ({"stream_format": "sse"}, 400, "stream_format"),
-    ({"ref_audio": "/etc/passwd"}, 400, "unknown field 'ref_audio'; known: model, input, voice, instructions, "),
+    ({"stream_format": "events"}, 400, "stream_format must be 'audio' or 'sse', got 'events'"),
+    ({"ref_audio": "/etc/passwd"}, 400, "unknown field 'ref_audio'; known: model, input, response_format, "),
+    ({"\ud800": 1}, 400, "a field's name must be valid Unicode"),
     ({"temperature": 0.5}, 400, "unknown field 'temperature'; known: model"),
 ]
 
@@ -234,8 +246,8 @@ def test_a_body_that_is_no_json_or_too_long_is_refused(server):
 @pytest.mark.parametrize(
     "content, words",
     [
-        (b"", "the body is missing: send a JSON object; its fields: model, input, voice"),
-        (b'{"model": "demo"}', "input is missing: send a JSON object; its fields: model, input, voice"),
+        (b"", "the body is missing: send a JSON object; its fields: model, input, response_format"),
+        (b'{"model": "demo"}', "input is missing: send a JSON object; its fields: model, input, response_format"),
         (b"[1]", "the body must be a JSON object, got [1]"),
         (b'{"input": "\xe4"}', "the body cannot be read as JSON: send UTF-8"),
         (b'{"seed": ' + b"9" * 5000 + b"}", "without deep nesting or numbers of thousands of digits"),
@@ -278,7 +290,10 @@ def test_nothing_is_there_but_what_is_told(server):
 
 
 def test_models_and_voices_are_listed(server, client):
-    assert [model.id for model in client.models.list()] == ["demo"]
+    assert [model.id for model in client.models.list()] == ["demo", *OPENAI_MODELS]
+    assert client.models.retrieve("tts-1").id == "tts-1"
+    with pytest.raises(openai.NotFoundError, match="known: demo, tts-1"):
+        client.models.retrieve("whisper-1")
     listed = get(f"{server.url}/v1/voices").json()
     assert [voice["id"] for voice in listed["data"]] == list(server.service.engine.speakers)
     assert listed["languages"] == list(server.service.engine.languages) and listed["instructions"] is False

@@ -44,8 +44,8 @@ class TTSEngine:
 
     Attributes:
         model: what it was loaded from: a folder, a hub id, or "demo".
-        config: the checkpoint's.
-        variant: "base", "custom_voice" or "voice_design".
+        config: the checkpoint's; variant: its "base", "custom_voice" or "voice_design".
+        tokens: text -> its ids, as `Tokens`; raises TextError. Any thread may call it.
         speakers: what `speaker` may be (CustomVoice), in the checkpoint's order.
         languages: names that `language` may have, "auto" first.
         sample_rate: of everything it returns, in Hz.
@@ -83,6 +83,7 @@ class TTSEngine:
             self._prompts = PromptBuilder(config, tokenizer, loaded.embeddings, kept_voices=limits.kept_voices)
         self._requests = RequestChecker(checkpoint, self._prompts)
         self.speakers, self.languages = self._prompts.speakers, self._prompts.languages
+        self.tokens = self._prompts.tokens
         self.sample_rate, self.max_positions = config.codec.sample_rate, limits.max_positions
         self.weights, self.memory = name_of(backend.fp8), self._memory_of(loaded, backend.dtype)
         self._width, self.threads = loaded.decoder.width, loaded.cpu.threads if loaded.cpu else None

@@ -14,7 +14,7 @@ import reprlib
 
 import numpy as np
 
-from qwen_megakernel.errors import RequestError
+from qwen_megakernel.errors import SpeedError
 
 SLOWEST, FASTEST = 0.25, 4.0
 """Times as fast as the model speaks. A frame of 80 ms then always yields sound: a hop takes 3 to 50 ms of it."""
@@ -30,9 +30,9 @@ _TINY = 1e-9
 
 
 def check_speed(speed: float) -> float:
-    """Raises RequestError for what is no number from `SLOWEST` to `FASTEST`."""
+    """Raises SpeedError for what is no number from `SLOWEST` to `FASTEST`."""
     if isinstance(speed, bool) or not isinstance(speed, numbers.Real) or not SLOWEST <= speed <= FASTEST:
-        raise RequestError(f"speed must be a number from {SLOWEST} to {FASTEST}, got {reprlib.repr(speed)}")
+        raise SpeedError(f"speed must be a number from {SLOWEST} to {FASTEST}, got {reprlib.repr(speed)}")
     return float(speed)
 
 

@@ -12,6 +12,7 @@ from qwen_megakernel.errors import (
     OutOfMemoryError,
     RequestError,
     SpeakerError,
+    SpeedError,
     TextError,
     TTSError,
     VoiceError,
@@ -22,6 +23,7 @@ _FIELDS = {
     VoiceError: "voice",
     LanguageError: "language",
     InstructError: "instructions",
+    SpeedError: "speed",
     TextError: "text",
     AudioError: "audio",
 }

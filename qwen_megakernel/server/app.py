@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 
 import uvicorn
@@ -13,6 +13,7 @@ from starlette.middleware import Middleware
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from qwen_megakernel import __version__
+from qwen_megakernel.checkpoint.config import ModelConfig
 from qwen_megakernel.engine.engine import TTSEngine
 from qwen_megakernel.errors import BackendError
 from qwen_megakernel.server.guard import Guard
@@ -32,9 +33,11 @@ def make_app(
     load: Callable[[], TTSEngine],
     *,
     model: str,
-    variant: str | None = None,
+    config: ModelConfig | None = None,
     token: str | None = None,
     voices: Path | None = None,
+    served_names: Sequence[str] = (),
+    aliases: Mapping[str, str] | None = None,
     upload: bool = False,
     ui: bool = False,
     log_texts: bool = False,
@@ -45,23 +48,28 @@ def make_app(
 
     Args:
         load: makes the engine, once the app has started.
-        model: the name by which clients call the model.
-        variant: the checkpoint's, if it is known already (`check_model`).
+        model: the model's own name.
+        config: the checkpoint's, if it is known already (`check_model`).
         token: clients must send it; None: only requests to localhost are served.
         voices: a folder of saved voices.
+        served_names: more names by which clients may call the model.
+        aliases: other names of voices -> the voices.
         upload: clients may make voices (Base checkpoints).
         ui: there is a page at / to try the server with.
         log_texts: the log shows the texts that are spoken.
         limits: None: the defaults of `Limits`.
 
     Raises:
-        BackendError: a token that no client could send.
-        CheckpointError, VoiceError: `voices` that the checkpoint cannot speak with.
+        BackendError: a token or a served name that no client could send.
+        CheckpointError, VoiceError: `voices` that the checkpoint cannot speak with, or an alias that leads nowhere.
     """
     if token is not None and not (token.isascii() and token.isprintable() and token.strip() == token != ""):
         raise BackendError("the token must be printable ASCII without spaces around it: a header carries it")
     limits = limits or Limits()
-    options = {"variant": variant, "voices": voices, "limits": limits, "upload": upload, "log_texts": log_texts}
+    options = {"voices": voices, "limits": limits, "upload": upload, "log_texts": log_texts}
+    options |= {"served_names": served_names, "aliases": aliases}
+    if config:
+        options |= {"variant": config.variant, "speakers": tuple(config.talker.speakers)}
     service = EngineService(load, model=model, **options)
     metrics = Metrics(service)
 

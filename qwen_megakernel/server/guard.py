@@ -11,12 +11,13 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from qwen_megakernel.server.api_error import ApiError
+from qwen_megakernel.server.bodies import BATCH, SPEECH, VOICES
 from qwen_megakernel.server.limits import Limits
 from qwen_megakernel.server.metrics import Metrics
-from qwen_megakernel.server.openai_api import error_response
 from qwen_megakernel.server.page import DOCS
 from qwen_megakernel.server.page import PATH as PAGE
 from qwen_megakernel.server.process import is_loopback
+from qwen_megakernel.server.refusals import error_response
 from qwen_megakernel.server.stream_api import PATH as STREAM
 from qwen_megakernel.server.websocket_api import PATH as SOCKET
 
@@ -26,7 +27,7 @@ OPEN = ("/health", "/ready")
 """Supervisors ask these paths without a token; the answers say nothing about any client."""
 
 _SCHEMES = ("Bearer", "Api-Key")  # the second is what LiveKit's Qwen3-TTS client sends
-_KNOWN = (PAGE, DOCS, "/openapi.json", "/v1/audio/speech", "/v1/models", "/v1/voices", *OPEN, "/metrics")
+_KNOWN = (PAGE, DOCS, "/openapi.json", SPEECH, BATCH, "/v1/models", VOICES, *OPEN, "/metrics")
 
 
 class Guard:
@@ -153,7 +154,10 @@ class Guard:
         if scope["path"] in OPEN or self._is_page(scope):
             return 0
         most = self._limits.max_body
-        return max(self._max_upload, most) if scope["path"] == "/v1/voices" else most
+        if scope["path"] == BATCH:
+            return 4 * most
+        is_voice = scope["path"] == VOICES or scope["path"].startswith(f"{VOICES}/")
+        return max(self._max_upload, most) if is_voice else most
 
     def _counting(self, path: str, send: Send) -> Send:
         async def counted(message: Message) -> None:

@@ -9,7 +9,9 @@ class Limits:
 
     Attributes:
         max_text: characters of one request, or of one context.
-        max_body: bytes of a request's body, or of a WebSocket message.
+        max_batch: texts of one batch.
+        max_batch_text: characters of all texts of one batch together.
+        max_body: bytes of a request's body, or of a WebSocket message; a batch's may have four times as many.
         max_upload: bytes of a reference recording.
         connections: open at once, HTTP and WebSocket together.
         contexts: open at once on one WebSocket.
@@ -21,6 +23,8 @@ class Limits:
     """
 
     max_text: int = 4096
+    max_batch: int = 64
+    max_batch_text: int = 32_768
     max_body: int = 64 << 10
     max_upload: int = 8 << 20
     connections: int = 512

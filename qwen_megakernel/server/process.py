@@ -7,6 +7,7 @@ import threading
 from pathlib import Path
 
 from qwen_megakernel.backend.select import select_backend, select_device
+from qwen_megakernel.checkpoint.config import ModelConfig
 from qwen_megakernel.checkpoint.load import Checkpoint, find_cached
 from qwen_megakernel.engine.engine import TTSEngine
 from qwen_megakernel.engine.options import check_sizes
@@ -24,11 +25,13 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def check_model(model: str, *, backend: str, device: str | None, max_streams: int, max_positions: int) -> str | None:
+def check_model(
+    model: str, *, backend: str, device: str | None, max_streams: int, max_positions: int
+) -> ModelConfig | None:
     """Check `TTSEngine.load`'s arguments without loading, so that a server that can never be ready does not listen.
 
     Returns:
-        The checkpoint's variant; None for a hub id that is not complete in the cache, which will be downloaded.
+        The checkpoint's config; None for a hub id that is not complete in the cache, which will be downloaded.
 
     Raises:
         BackendError: the sizes, the device or the backend are not possible here.
@@ -46,7 +49,7 @@ def check_model(model: str, *, backend: str, device: str | None, max_streams: in
             raise
         return None
     select_backend(backend, device, config=config)
-    return config.variant
+    return config
 
 
 def load_for_good(model: str, **options) -> TTSEngine:

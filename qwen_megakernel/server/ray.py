@@ -27,8 +27,8 @@ from qwen_megakernel.server.api_error import ApiError
 from qwen_megakernel.server.app import make_app
 from qwen_megakernel.server.guard import OPEN
 from qwen_megakernel.server.limits import Limits
-from qwen_megakernel.server.openai_api import error_response
 from qwen_megakernel.server.process import is_loopback, load_for_good
+from qwen_megakernel.server.refusals import error_response
 from qwen_megakernel.server.service import TOKEN, EngineService
 
 log = logging.getLogger(__name__)
@@ -51,6 +51,8 @@ class Args(BaseModel):
     max_streams: int = Field(64, ge=1, description="Utterances of one replica at once.")
     max_positions: int = Field(1024, ge=1, description="Of one utterance: its prompt's and its frames.")
     voices: Path | None = Field(None, description="Folder of saved voices, the same on every machine.")
+    served_names: list[str] = Field([], description="More names by which clients may call the model.")
+    voice_aliases: dict[str, str] = Field({}, description="Other names of voices, such as alloy: ada.")
     min_replicas: int = Field(1, ge=1)
     max_replicas: int | None = Field(None, ge=1, description="Above min_replicas they are started as they are needed.")
     drain_s: float = Field(60.0, gt=0, description="Seconds that utterances may go on once their replica is stopped.")
@@ -120,7 +122,12 @@ def _make_app(args: Args, token: str | None) -> FastAPI:
     engine |= {"max_streams": args.max_streams, "max_positions": args.max_positions}
     engine["max_queue"] = max(args.max_streams, _SPARE_REQUESTS)  # room for every request that the router sends
     api = make_app(
-        lambda: load_for_good(args.model, **engine), model=name_of_model(args.model), token=token, voices=args.voices
+        lambda: load_for_good(args.model, **engine),
+        model=name_of_model(args.model),
+        token=token,
+        voices=args.voices,
+        served_names=args.served_names,
+        aliases=args.voice_aliases,
     )
     api.router.lifespan_context = _until_ready(api)
     api.add_middleware(_NameReplica, replica=serve.get_replica_context().replica_tag)

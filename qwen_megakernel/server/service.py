@@ -5,7 +5,7 @@ import contextlib
 import logging
 import secrets
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,15 @@ from qwen_megakernel.checkpoint.config import SamplingParams
 from qwen_megakernel.engine.engine import TTSEngine
 from qwen_megakernel.engine.event_loop import AsyncUtterance
 from qwen_megakernel.engine.shared import warm_up
-from qwen_megakernel.errors import CheckpointError, EngineClosed, InstructError, SpeakerError, TTSError, VoiceError
+from qwen_megakernel.errors import (
+    BackendError,
+    CheckpointError,
+    EngineClosed,
+    InstructError,
+    SpeakerError,
+    TTSError,
+    VoiceError,
+)
 from qwen_megakernel.server.limits import Limits
 from qwen_megakernel.server.saved_voices import DEFAULT_VOICE, SavedVoices
 
@@ -23,6 +31,10 @@ log = logging.getLogger(__name__)
 TOKEN = "QWEN_MEGAKERNEL_TOKEN"
 """Environment variable with a server's token: a command line can be read by every user of a machine."""
 
+OPENAI_MODELS = ("tts-1", "tts-1-hd", "gpt-4o-mini-tts", "gpt-4o-mini-tts-2025-12-15")
+"""OpenAI's names of its own models. Clients name one of them unless they are told another: they get the served one."""
+
+_MAX_NAME = 256  # characters of a model's name
 _SUBMIT_THREADS = 4  # they build prompts, so that the event loop does not
 _SHORT = 500  # characters: such a text is cut into pieces in less than a millisecond, without a thread
 _HEALTH_POLL_S = 0.5
@@ -33,7 +45,9 @@ class EngineService:
     """Loads its engine in the background; everything else runs in the event loop.
 
     Attributes:
-        model: the name by which clients call the model.
+        model: the model's own name.
+        models: every name by which clients may call it, its own first.
+        aliases: other names of voices -> the voices.
         saved_voices: the voices besides the checkpoint's speakers.
         engine: None until it is loaded.
         state: "loading", "ready", "draining", "failed" (it could not be loaded) or "dead".
@@ -49,7 +63,10 @@ class EngineService:
         *,
         model: str,
         variant: str | None = None,
+        speakers: Collection[str] = (),
         voices: Path | None = None,
+        served_names: Sequence[str] = (),
+        aliases: Mapping[str, str] | None = None,
         limits: Limits,
         upload: bool = False,
         log_texts: bool = False,
@@ -57,22 +74,31 @@ class EngineService:
         """
         Args:
             load: makes the engine; called in a thread.
-            model: the name by which clients call the model.
-            variant: the checkpoint's, if it is known already.
+            model: the model's own name.
+            variant, speakers: the checkpoint's, if they are known already.
             voices: a folder of saved voices, see `SavedVoices`.
+            served_names: more names by which clients may call the model.
+            aliases: other names of voices -> voices that there are now.
             upload: clients may make voices.
             log_texts: the log shows the texts that are spoken.
 
         Raises:
-            VoiceError: a file in `voices` is no voice, or such a checkpoint does not take voices.
+            BackendError: a served name that no client could send.
+            VoiceError: a file in `voices` is no voice, or such a checkpoint does not take voices; an alias of a voice
+                that there is not, or one that is a voice's name.
             CheckpointError: the checkpoint needs voices, and there are none and will be none.
         """
         self.model, self.limits, self._load = model, limits, load
+        for name in served_names:
+            if not (name.isprintable() and name.strip() == name and 0 < len(name) <= _MAX_NAME):
+                raise BackendError(f"a served name has 1 to {_MAX_NAME} printable characters, got {name[:80]!r}")
+        self.models = list(dict.fromkeys([model, *served_names, *OPENAI_MODELS]))
+        self.aliases = {alias.lower(): voice.lower() for alias, voice in (aliases or {}).items()}
         self._upload, self._log_texts = upload, log_texts
         self.engine: TTSEngine | None = None
         self.saved_voices = SavedVoices(voices)
         if variant:
-            self._check_voices(variant)
+            self._check_voices(variant, speakers)
         self.state, self.error = "loading", ""
         self.gone = asyncio.Event()
         self.utterances: set[AsyncUtterance] = set()
@@ -91,7 +117,7 @@ class EngineService:
         for a warm-up."""
         try:
             self.engine = await _in_daemon(self._load)
-            self._check_voices(self.engine.variant)
+            self._check_voices(self.engine.variant, self.engine.speakers)
             await _in_daemon(self._warm_up)
         except Exception as error:
             self._give_up("failed", error, None if isinstance(error, TTSError) else error)
@@ -127,10 +153,11 @@ class EngineService:
         if self.engine:
             await asyncio.to_thread(self.engine.close)
 
-    def _check_voices(self, variant: str) -> None:
+    def _check_voices(self, variant: str, speakers: Collection[str]) -> None:
         """
         Raises:
-            CheckpointError, VoiceError: a checkpoint of this variant cannot speak with the saved voices.
+            CheckpointError, VoiceError: a checkpoint of this variant cannot speak with the saved voices, or an alias
+                leads nowhere.
         """
         if variant == "base" and not self.saved_voices.by_name and not self._upload:
             raise CheckpointError(
@@ -139,6 +166,13 @@ class EngineService:
             )
         if variant != "base" and self.saved_voices.by_name:
             raise VoiceError(f"saved voices need a Base checkpoint; {self.model} is {variant}")
+        known = [*speakers, *self.saved_voices.by_name, DEFAULT_VOICE]
+        for alias, voice in self.aliases.items():
+            if alias in known:
+                raise VoiceError(f"the alias {alias!r} of {voice!r} is a voice's name already: choose another alias")
+            if voice not in known:
+                listed = ", ".join(known)
+                raise VoiceError(f"the alias {alias!r} is of {voice!r}, which is no voice here; known: {listed}")
 
     def _warm_up(self) -> None:
         """
@@ -155,6 +189,10 @@ class EngineService:
     def voice_names(self) -> list[str]:
         """What a client may name: the checkpoint's speakers, then the saved voices."""
         return [*(self.engine.speakers if self.engine else ()), *self.saved_voices.by_name]
+
+    def known_voices(self) -> str:
+        """Voices and their aliases, for a message."""
+        return ", ".join([*self.voice_names(), *self.aliases]) or DEFAULT_VOICE
 
     @property
     def can_clone(self) -> bool:
@@ -185,13 +223,15 @@ class EngineService:
         top_p: float | None = None,
         repetition_penalty: float | None = None,
         seed: int | None = None,
+        speed: float | None = None,
         **options: Any,
     ) -> dict[str, Any]:
         """A client's settings as arguments of `TTSEngine.submit`, always with a seed.
 
         Args:
-            voice: one of `voice_names` in any case, or "default".
+            voice: one of `voice_names` or `aliases` in any case, or "default".
             instruct: `submit`'s. Where the checkpoint ignores it, it is refused: a client does not see the log.
+            speed: `submit`'s; None: 1.0.
             **options: `submit`'s own, which checks them.
 
         Raises:
@@ -202,6 +242,8 @@ class EngineService:
                 f"{self.model} would ignore instructions: leave them out. VoiceDesign and 1.7B CustomVoice take them"
             )
         options["instruct"] = instruct
+        if speed is not None:
+            options["speed"] = speed
         options["sampling"] = SamplingParams.for_both(
             temperature=temperature,
             top_k=top_k,
@@ -213,15 +255,28 @@ class EngineService:
         if self.engine.variant == "base" and not voices:
             raise SpeakerError("there are no voices yet: POST /v1/voices makes one of a recording")
         name = DEFAULT_VOICE if voice is None else voice.lower()
+        name = self.aliases.get(name, name)
         if name in voices:
             options["voice"] = voices[name]
         elif name in self.engine.speakers:
             options["speaker"] = name
         elif name != DEFAULT_VOICE:
-            raise SpeakerError(f"unknown voice {voice[:80]!r}; known: {', '.join(self.voice_names()) or DEFAULT_VOICE}")
+            raise SpeakerError(f"unknown voice {voice[:80]!r}; known: {self.known_voices()}")
         elif self.engine.variant == "base":
             options["voice"] = next(iter(voices.values()))
         return options
+
+    async def count_tokens(self, *texts: str | None) -> int:
+        """How many of the model's tokens the texts have together. None counts as none.
+
+        Raises:
+            TextError: a text that cannot be spoken.
+        """
+
+        def count() -> int:
+            return sum(len(self.engine.tokens(text).text) for text in texts if text)
+
+        return await asyncio.get_running_loop().run_in_executor(self._executor, count)
 
     async def pieces(self, text: str, request: dict[str, Any]) -> list[str]:
         """`text` cut into pieces that each fit a slot, see `TTSEngine.pieces`.

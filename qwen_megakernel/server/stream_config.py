@@ -25,12 +25,12 @@ _KINDS: dict[str, tuple[str, tuple[type, ...]]] = {
     "top_k": ("an integer", (int,)),
     "top_p": ("a number", (int, float)),
     "repetition_penalty": ("a number", (int, float)),
+    "speed": ("a number", (int, float)),
 }
 _ONLY: dict[str, tuple[Any, str]] = {
     "response_format": ("pcm", "audio is 16 bit PCM"),
     "stream_audio": (True, "audio is always sent as it is made"),
     "sample_rate": (24000, "the model speaks at this rate"),
-    "speed": (1, "the speed cannot be changed"),
     "split_granularity": ("none", "text is spoken as it comes, not by sentences"),
     "timestamp_type": ("word", "leave it out for no times"),
     "timestamp_transport_strategy": ("sync", "word times come with audio.done"),
@@ -48,6 +48,7 @@ _PASSED = (
     "top_k",
     "top_p",
     "repetition_penalty",
+    "speed",
 )  # as the service calls them
 _MAX_SETTING = 2000  # characters
 _MAX_FIRST = 1000  # frames of a first chunk

@@ -1,0 +1,246 @@
+"""Answers: the speech of one HTTP request, as bytes, as events, or as one entry of a batch."""
+
+import asyncio
+import base64
+import json
+import logging
+from collections.abc import AsyncGenerator, Callable, Iterator
+from typing import Any
+
+import numpy as np
+from fastapi import Request
+from fastapi.responses import StreamingResponse
+
+from qwen_megakernel.errors import EngineBusy, TextTooLongError, TTSError
+from qwen_megakernel.server.api_error import ApiError
+from qwen_megakernel.server.bodies import HowToSpeak
+from qwen_megakernel.server.encoders import Encoder, encoder
+from qwen_megakernel.server.metrics import Metrics
+from qwen_megakernel.server.refusals import Refused, error_of
+from qwen_megakernel.server.service import EngineService
+
+log = logging.getLogger(__name__)
+
+_DISCONNECT_POLL_S = 0.25  # how often it is checked that a waiting client is still connected
+_BUSY_POLL_S = 0.25  # how often a batch asks again for a slot that others have taken
+_BASE64_PIECE = 3 << 16  # bytes, encoded in 0.2 ms; a multiple of 3, so that the pieces join
+
+
+class Speech:
+    """The speech of one text: its pieces, spoken one after the other.
+
+    Attributes:
+        seed: with which it is spoken.
+        ignored: names of fields of the request that change nothing with this model.
+    """
+
+    def __init__(self, service: EngineService, metrics: Metrics, name: str, *, patient: bool = False):
+        """
+        Args:
+            name: of the audio's format, one of `MEDIA`.
+            patient: wait for a slot as long as it takes.
+        """
+        self._service, self._metrics, self._patient = service, metrics, patient
+        self._encoder: Encoder = encoder(name, service.engine.sample_rate)
+        self._first: np.ndarray | None = None
+        self._tokens = self._frames = 0
+        self.ignored: list[str] = []
+
+    @property
+    def streams(self) -> bool:
+        """Its bytes come while it is spoken; else all of them at the end."""
+        return self._encoder.streams
+
+    async def prepare(self, text: str, how: HowToSpeak) -> None:
+        """Check the request and cut the text.
+
+        Raises:
+            RequestError: it can never be spoken like this.
+        """
+        service, instruct = self._service, how.instructions
+        if instruct and not service.takes_instructions:
+            instruct, self.ignored = None, ["instructions"]
+        options = {"language": how.language, "instruct": instruct, "seed": how.seed, "speed": how.speed}
+        if how.non_streaming_mode is not None:
+            options["non_streaming_mode"] = how.non_streaming_mode
+        self._request = service.request(how.voice, **options)
+        self.seed: int = self._request["sampling"].seed
+        self._pieces = await service.pieces(text, self._request)
+        self._texts = text, instruct
+        self._samples = self._speak()
+
+    async def usage(self) -> dict[str, int]:
+        """As OpenAI tells it: tokens of text and instructions; frames of speech so far, 80 ms each."""
+        tokens = await self._service.count_tokens(*self._texts)
+        return {"input_tokens": tokens, "output_tokens": self._frames, "total_tokens": tokens + self._frames}
+
+    async def begin(self, request: Request) -> None:
+        """Wait for the first chunk.
+
+        Raises:
+            TTSError: why nothing can be spoken.
+            Refused: the client has disconnected meanwhile.
+        """
+        first = asyncio.ensure_future(anext(self._samples, None))
+        try:
+            while not (await asyncio.wait([first], timeout=_DISCONNECT_POLL_S))[0]:
+                if await request.is_disconnected():
+                    raise Refused(ApiError(408, "idle", "the client has gone"))
+            self._first = first.result()
+        finally:
+            if not first.done():
+                first.cancel()
+                await asyncio.gather(first, return_exceptions=True)
+                await self.close()
+
+    async def _speak(self) -> AsyncGenerator[np.ndarray, None]:
+        for piece in self._pieces:
+            audio = None
+            while audio is None:
+                try:
+                    async with self._service.speak(piece, self._request) as utterance:
+                        async for chunk in utterance:
+                            yield chunk.samples
+                        audio = utterance.audio
+                except EngineBusy:  # it comes before the first chunk, if at all
+                    if not self._patient:
+                        raise
+                    await asyncio.sleep(_BUSY_POLL_S)
+            self._metrics.record(audio)
+            self._frames += audio.frames
+            if audio.finish_reason == "length":  # what is left of the text was not spoken
+                raise TextTooLongError(audio.why_cut(self._service.engine.config.max_frames))
+
+    async def encoded(self) -> AsyncGenerator[bytes, None]:
+        """The bytes of its format, as they are made.
+
+        Raises:
+            TTSError: the utterance failed, or its speech was cut.
+        """
+        if self._first is not None:
+            yield await self._encode(self._first)
+        async for samples in self._samples:
+            yield await self._encode(samples)
+        yield await self._run(self._encoder.finish)
+
+    async def _encode(self, samples: np.ndarray) -> bytes:
+        return await self._run(self._encoder.encode, samples)
+
+    async def _run(self, call: Callable[..., bytes], *args: np.ndarray) -> bytes:
+        return await asyncio.to_thread(call, *args) if self._encoder.heavy else call(*args)
+
+    async def whole(self, request: Request | None = None) -> bytes:
+        """The whole file. If the client of `request` has disconnected, only a part of it.
+
+        Raises:
+            TTSError: the utterance failed, or its speech was cut.
+        """
+        made = []
+        try:
+            async for data in self.encoded():
+                made.append(data)
+                if request is not None and await request.is_disconnected():
+                    break
+        finally:
+            await self.close()
+        return b"".join(made)
+
+    async def events(self) -> AsyncGenerator[bytes, None]:
+        """OpenAI's Server-Sent Events: the audio in base64, then usage; or the error that ends it."""
+        try:
+            async for data in self.encoded():
+                for start in range(0, len(data), _BASE64_PIECE):
+                    audio = base64.b64encode(data[start : start + _BASE64_PIECE]).decode()
+                    yield _event({"type": "speech.audio.delta", "audio": audio})
+            yield _event({"type": "speech.audio.done", "usage": await self.usage()})
+        except TTSError as error:
+            log.error("an answer ends with an error: %s", error)
+            yield _event({"type": "error", "error": error_of(error, "/v1/audio/speech")})
+
+    async def close(self) -> None:
+        """Cancel what is still being spoken."""
+        await self._samples.aclose()
+
+
+def _event(data: dict[str, Any]) -> bytes:
+    return b"data: " + json.dumps(data).encode() + b"\n\n"
+
+
+class Streamed(StreamingResponse):
+    """Closes what it sends whatever the client does: a generator that nobody reads any more would not close itself.
+
+    If the speech fails or is cut, the answer has no end, and the server closes the connection."""
+
+    def __init__(self, parts: AsyncGenerator[bytes, None], speech: Speech | None = None, **options):
+        super().__init__(parts, **options)
+        self._parts, self._speech = parts, speech
+
+    async def __call__(self, scope, receive, send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        except TTSError as error:
+            log.error("an answer ends early: %s", error)
+        finally:
+            await self._parts.aclose()
+            if self._speech:
+                await self._speech.close()
+
+
+# ---------------------------------------------------------------- a batch
+
+
+class Batch:
+    """Several texts, spoken in as many slots as there are, and answered in their order."""
+
+    def __init__(self, service: EngineService, metrics: Metrics, name: str, items: list[tuple[str, HowToSpeak]]):
+        """
+        Args:
+            name: of the audio's format, one of `MEDIA`.
+            items: texts and how to say each.
+        """
+        self._service, self._metrics, self._name, self._items = service, metrics, name, items
+        self._slots = asyncio.Semaphore(service.engine.health()["max_streams"])
+
+    async def parts(self) -> AsyncGenerator[bytes, None]:
+        """The JSON of the answer, one entry after the other. Closed early, it cancels what is not spoken yet."""
+        tasks = [asyncio.create_task(self._say(index, *item)) for index, item in enumerate(self._items)]
+        try:
+            before = b'{"object": "list", "data": ['
+            for task in tasks:
+                await asyncio.wait([task])  # cancelled here, it leaves the task to the loop below: no other begins
+                told, audio = task.result()
+                yield before + json.dumps(told).encode().removesuffix(b"}")
+                for piece in _base64_json(audio):
+                    yield piece
+                yield b"}"
+                before = b", "
+            yield b"]}"
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _say(self, index: int, text: str, how: HowToSpeak) -> tuple[dict[str, Any], bytes | None]:
+        """What to tell of an input, and its audio; None: it failed."""
+        async with self._slots:
+            try:
+                self._service.check_ready()
+                if (size := len(text)) > (most := self._service.limits.max_text):
+                    raise TextTooLongError(f"input has {size} characters, at most {most} are taken")
+                speech = Speech(self._service, self._metrics, self._name, patient=True)
+                await speech.prepare(text, how)
+                audio = await speech.whole()
+                told = {"index": index, "object": "speech", "format": self._name, "seed": speech.seed}
+                told |= {"ignored": speech.ignored} if speech.ignored else {}
+                return told | {"usage": await speech.usage()}, audio
+            except TTSError as error:
+                return {"index": index, "object": "error", "error": error_of(error, "/v1/audio/speech/batch")}, None
+
+
+def _base64_json(audio: bytes | None) -> Iterator[bytes]:
+    """The member "audio" of a JSON object that is open, piece by piece; nothing without audio."""
+    if audio is not None:
+        yield b', "audio": "'
+        for start in range(0, len(audio), _BASE64_PIECE):
+            yield base64.b64encode(audio[start : start + _BASE64_PIECE])
+        yield b'"'

@@ -1,0 +1,175 @@
+"""What clients send as JSON: its fields, and the words in which a wrong one is refused."""
+
+import reprlib
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic_core import PydanticCustomError
+
+from qwen_megakernel.errors import SpeedError
+from qwen_megakernel.model.time_stretch import check_speed
+
+SPEECH, BATCH, VOICES = "/v1/audio/speech", "/v1/audio/speech/batch", "/v1/voices"
+"""Paths that take a body; /v1/voices/{name} takes one too."""
+
+MAX_SEED = 2**63 - 1
+_NAME = 64  # characters of a voice's name
+_OURS = "ours"  # kind of an error whose message is a whole sentence already
+_WORDS = {
+    "string_type": "must be a string",
+    "string_unicode": "must be valid Unicode: leave out lone surrogates",
+    "string_too_short": "must not be empty",
+    "string_too_long": "must have at most {max_length} characters",
+    "string_pattern_mismatch": "must not be blank",
+    "int_type": "must be an integer",
+    "float_type": "must be a number",
+    "bool_type": "must be true or false",
+    "list_type": "must be a list",
+    "model_type": "must be a JSON object",
+    "model_attributes_type": "must be a JSON object",
+    "dict_type": "must be a JSON object",
+    "too_short": "must not be empty",
+    "too_long": "must have at most {max_length} entries",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than_equal": "must be at most {le}",
+    "literal_error": "must be {expected}",
+}
+"""Pydantic's kinds of errors that our fields can cause -> what the client is told."""
+
+
+def _check_speed(speed: Any) -> float:
+    try:
+        return check_speed(speed)
+    except SpeedError as error:
+        raise PydanticCustomError(_OURS, "{words}", {"words": str(error)}) from None
+
+
+def _name_of_voice(voice: Any) -> Any:
+    """OpenAI's clients name a voice by a string, or by an object with its id."""
+    name = voice["id"] if isinstance(voice, dict) and list(voice) == ["id"] else voice
+    if not isinstance(name, str):
+        words = 'voice must be a name, or an object such as {"id": "ada"}, got {voice}'
+        raise PydanticCustomError(_OURS, words, {"voice": reprlib.repr(voice)})
+    return name
+
+
+def _item_of_text(item: Any) -> Any:
+    return {"input": item} if isinstance(item, str) else item
+
+
+_VOICE_SCHEMA = {
+    "anyOf": [
+        {"type": "string", "maxLength": _NAME},
+        {
+            "type": "object",
+            "properties": {"id": {"type": "string", "maxLength": _NAME}},
+            "required": ["id"],
+            "additionalProperties": False,
+        },
+    ]
+}
+_VoiceName = Annotated[str, Field(max_length=_NAME), BeforeValidator(_name_of_voice), WithJsonSchema(_VOICE_SCHEMA)]
+_Speed = Annotated[float, BeforeValidator(_check_speed), Field(json_schema_extra={"minimum": 0.25, "maximum": 4})]
+_Format = Literal["mp3", "opus", "aac", "flac", "wav", "pcm"]
+_Seed = Annotated[int, Field(ge=0, le=MAX_SEED)]
+
+
+class HowToSpeak(BaseModel):
+    """What one request, or one input of a batch, may say about its speech."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    voice: _VoiceName | None = Field(None, description="A name or an alias of /v1/voices; none: the default.")
+    instructions: str | None = Field(None, max_length=2000, description="How to say it; a model may ignore it.")
+    speed: _Speed | None = Field(None, description="1.0 is the speed of the model.")
+    language: str | None = Field(None, max_length=64, description='A name or code, as "english", "en"; none: auto.')
+    seed: _Seed | None = Field(None, description="The same request and seed, the same speech.")
+    non_streaming_mode: bool | None = Field(
+        None, description="true: the model sees the whole text before it speaks; none: what suits the voice."
+    )
+
+
+class SpeechRequest(HowToSpeak):
+    """What OpenAI's `audio.speech.create` sends, and `language`, `seed` and `non_streaming_mode`."""
+
+    model: str = Field(max_length=256, description="A name of /v1/models.")
+    input: str = Field(min_length=1, description="What to say.")
+    response_format: _Format | None = Field(None, description="mp3 if it is left out. All but flac are streamed.")
+    stream_format: Literal["audio", "sse"] | None = Field(None, description="sse: events with pieces in base64.")
+
+
+class BatchItem(HowToSpeak):
+    """One input of a batch. What it leaves out is the batch's."""
+
+    input: str = Field(min_length=1, description="What to say.")
+
+
+_TEXT_OR_ITEM = WithJsonSchema({"anyOf": [{"type": "string", "minLength": 1}, {"type": "object"}]})
+
+
+class BatchRequest(HowToSpeak):
+    """Several texts at once. Its settings hold for every input that has none of its own."""
+
+    model: str = Field(max_length=256, description="A name of /v1/models.")
+    inputs: list[Annotated[BatchItem, BeforeValidator(_item_of_text), _TEXT_OR_ITEM]] = Field(
+        min_length=1, description="Texts, or objects with input, voice, instructions, speed, language, seed."
+    )
+    response_format: _Format | None = Field(None, description="mp3 if it is left out.")
+
+
+class RecordingRequest(BaseModel):
+    """A recording that replaces a voice's."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    audio: str = Field(description="A recording of 0.5 to 60 seconds, base64.")
+    text: str | None = Field(None, max_length=10_000, pattern=r"\S", description="What it says: closer cloning.")
+
+
+class VoiceRequest(RecordingRequest):
+    """A recording to make a voice of."""
+
+    name: str = Field(min_length=1, max_length=_NAME, description="a-z 0-9 _ -")
+
+
+_BODIES: dict[str, type[BaseModel]] = {SPEECH: SpeechRequest, BATCH: BatchRequest, VOICES: VoiceRequest}
+
+
+def fields_of(path: str) -> str:
+    """The fields that a body for this path may have, for a message."""
+    return _listed(_BODIES.get(path, RecordingRequest))
+
+
+def _listed(body: type[BaseModel]) -> str:
+    """A body's own fields, then those that it shares with others."""
+    return ", ".join(sorted(body.model_fields, key=HowToSpeak.model_fields.__contains__))
+
+
+def why_wrong(error: Mapping[str, Any], path: str) -> tuple[str, str | None]:
+    """
+    Args:
+        error: pydantic's, of a body.
+        path: that the body was sent to.
+
+    Returns:
+        What to tell the client, and the field that is wrong; None: the whole body.
+    """
+    kind, got = error["type"], reprlib.repr(error.get("input"))
+    known, parts = fields_of(path), [str(part) for part in error["loc"] if part != "body"]
+    if len(parts) > 1:  # a field of an input
+        known = _listed(BatchItem)
+    where = ".".join(parts)[:80].encode("utf-8", "replace").decode()
+    if kind == "missing":
+        words = f"{where or 'the body'} is missing: send a JSON object; its fields: {known}"
+    elif kind == "extra_forbidden":
+        words = f"unknown field {where!r}; known: {known}"
+    elif kind == _OURS:
+        words = error["msg"]
+    elif not where and kind == "string_unicode":
+        words = f"a field's name {_WORDS[kind]}, got {got}"
+    elif not where:
+        words = f"the body must be a JSON object, got {got}"
+    else:
+        words = f"{where} {_WORDS[kind].format_map(error.get('ctx', {}))}, got {got}"
+    return words, where or None

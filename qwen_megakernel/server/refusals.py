@@ -1,0 +1,101 @@
+"""Refusals: how errors become answers in OpenAI's shape."""
+
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from qwen_megakernel.errors import TTSError
+from qwen_megakernel.server.api_error import ApiError
+from qwen_megakernel.server.bodies import BATCH, SPEECH, VOICES, why_wrong
+
+_FIELD_NAMES = {(SPEECH, "text"): "input", (BATCH, "text"): "input", (VOICES, "voice"): "name"}
+"""Fields that these paths call by another name than the rest of the API."""
+
+
+class Refused(Exception):
+    """A request that is answered with an error. `param`: the field of the request that is wrong."""
+
+    def __init__(self, error: ApiError, param: str | None = None):
+        self.error, self.param = error, param
+
+
+def invalid(words: str, param: str | None = None) -> Refused:
+    """A request that can never be served."""
+    return Refused(ApiError(400, "invalid", words), param)
+
+
+def error_body(error: ApiError, param: str | None = None) -> dict[str, Any]:
+    """OpenAI's error object, with `retryable` besides. `param`: the field that is wrong, where it is not called
+    `error.field`."""
+    kind = "invalid_request_error" if error.status < 500 and not error.retryable else "server_error"
+    told = {"message": error.message, "type": kind, "param": param or error.field, "code": error.code}
+    return told | {"retryable": error.retryable}
+
+
+def error_of(error: Exception, path: str) -> dict[str, Any]:
+    """The error object of what a request to `path` failed with."""
+    if isinstance(error, Refused):
+        return error_body(error.error, error.param)
+    told = ApiError.of(error)
+    return error_body(told, _FIELD_NAMES.get((path, told.field)))
+
+
+def error_response(error: ApiError, param: str | None = None, headers: dict[str, str] | None = None) -> JSONResponse:
+    """The answer to a request that failed; see `error_body`."""
+    headers = dict(headers or {}) | ({"Retry-After": "1"} if error.retryable else {})
+    return JSONResponse({"error": error_body(error, param)}, error.status, headers=headers)
+
+
+def add_refusals(app: FastAPI, *, upload: bool) -> None:
+    """Answer every error of the app in this shape. `upload`: clients may make voices."""
+
+    def of_tts_error(request: Request, error: TTSError) -> JSONResponse:
+        told = ApiError.of(error)
+        return error_response(told, _FIELD_NAMES.get((request.url.path, told.field)))
+
+    app.add_exception_handler(Refused, lambda _request, e: error_response(e.error, e.param))
+    app.add_exception_handler(TTSError, of_tts_error)
+    app.add_exception_handler(RequestValidationError, _of_validation_error)
+    app.add_exception_handler(
+        HTTPException, lambda request, e: error_response(_of_http(request, e, upload), headers=e.headers)
+    )
+    app.add_exception_handler(Exception, lambda _request, e: error_response(ApiError.of(e)))
+
+
+def wrong_media(request: Request, more: str = "") -> Refused:
+    """A body that is no JSON by its Content-Type. `more`: what else is taken, in words."""
+    media = request.headers.get("content-type", "")[:80]
+    words = f"send JSON with the header Content-Type: application/json, got Content-Type {media!r}"
+    return Refused(ApiError(415, "invalid", words + more))
+
+
+def _of_validation_error(request: Request, error: RequestValidationError) -> JSONResponse:
+    first = error.errors()[0]
+    if first["type"] == "json_invalid":  # its place is a character's, not a field's
+        return error_response(ApiError(400, "invalid", f"the body must be JSON: {first['ctx']['error']}"))
+    if isinstance(first.get("input"), bytes):  # FastAPI parses a body of this Content-Type only
+        return error_response(wrong_media(request).error)
+    words, field = why_wrong(first, request.url.path)
+    return error_response(ApiError(400, "invalid", words), field)
+
+
+def _of_http(request: Request, error: HTTPException, upload: bool) -> ApiError:
+    """What Starlette and FastAPI refuse by themselves."""
+    path = request.url.path
+    asked, words = f"{request.method[:20]} {path[:80]!r}", str(error.detail)
+    changes_voices = path == VOICES and request.method == "POST" or path.startswith(f"{VOICES}/")
+    if error.status_code == 400:
+        words = "the body cannot be read as JSON: send UTF-8, without deep nesting or numbers of thousands of digits"
+    elif error.status_code in (404, 405) and changes_voices and not upload:
+        words = "this server makes no voices of recordings: start it with --allow-upload"
+    elif error.status_code == 405:
+        words = f"there is no {asked}, only {(error.headers or {}).get('Allow', 'other methods')}"
+    elif error.status_code == 404:
+        words = (
+            f"there is no {asked}: speech is POST /v1/audio/speech, or the WebSocket /v1/audio/speech/socket; "
+            "GET /openapi.json lists the rest"
+        )
+    return ApiError(error.status_code, "invalid", words)

@@ -1,0 +1,152 @@
+"""Voices over HTTP: list, make, replace, delete. A recording comes as JSON in base64, or as a form with a file."""
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncGenerator
+from typing import Any, TypeVar
+
+from fastapi import APIRouter, Request
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, ValidationError
+from starlette.datastructures import UploadFile
+from starlette.formparsers import MultiPartException, MultiPartParser
+
+from qwen_megakernel.errors import AudioError
+from qwen_megakernel.server.api_error import ApiError
+from qwen_megakernel.server.bodies import VOICES, RecordingRequest, VoiceRequest
+from qwen_megakernel.server.refusals import Refused, invalid, wrong_media
+from qwen_megakernel.server.service import EngineService
+
+_FORM_PIECE = 64 << 10  # bytes of a form that are parsed at once: others run in between
+_MAX_FIELD = 64 << 10  # bytes of a form's field other than the recording
+_Body = TypeVar("_Body", bound=RecordingRequest)
+
+logging.getLogger("python_multipart").setLevel(logging.ERROR)  # a broken form is told to its client, not to the log
+
+
+def add_voices(routes: APIRouter, service: EngineService, *, upload: bool) -> None:
+    """Add the routes. `upload`: clients may make, replace and delete voices."""
+    errors = {code: {"description": "See docs/serving.md."} for code in (400, 404, 415, 503)}
+
+    @routes.get(VOICES, responses={503: errors[503]})
+    async def voices() -> dict:
+        service.check_ready()
+        listed = [{"id": name, "object": "voice"} for name in service.voice_names()]
+        more = {"aliases": service.aliases, "languages": list(service.engine.languages)}
+        more |= {"cloning": service.can_clone, "instructions": service.takes_instructions}
+        return {"object": "list", "data": listed} | more
+
+    if not upload:
+        return
+
+    @routes.post(VOICES, status_code=201, responses=errors, openapi_extra=_described(VoiceRequest))
+    async def add_voice(request: Request) -> dict:
+        service.check_ready()
+        body, recording = await _read(request, VoiceRequest, service.limits.max_upload)
+        if body.name in service.aliases:
+            raise invalid(f"{body.name!r} is an alias of a voice: choose another name", "name")
+        await service.saved_voices.add(service.engine, body.name, recording, body.text)
+        return {"id": body.name, "object": "voice"}
+
+    @routes.put(VOICES + "/{name}", responses=errors, openapi_extra=_described(RecordingRequest))
+    async def replace_voice(name: str, request: Request) -> dict:
+        service.check_ready()
+        name = _saved(service, name)
+        body, recording = await _read(request, RecordingRequest, service.limits.max_upload)
+        await service.saved_voices.add(service.engine, name, recording, body.text, replace=True)
+        return {"id": name, "object": "voice"}
+
+    @routes.delete(VOICES + "/{name}", responses=errors)
+    async def delete_voice(name: str) -> dict:
+        service.check_ready()
+        name = _saved(service, name)
+        await service.saved_voices.remove(name)
+        return {"id": name, "object": "voice", "deleted": True}
+
+
+def _saved(service: EngineService, name: str) -> str:
+    """The saved voice of this name, in any case.
+
+    Raises:
+        Refused: there is none.
+    """
+    if name.lower() not in service.saved_voices.by_name:
+        known = ", ".join(service.saved_voices.by_name) or "none"
+        raise Refused(ApiError(404, "invalid", f"there is no saved voice {name[:80]!r}; known: {known}"), "name")
+    return name.lower()
+
+
+def _described(body: type[BaseModel]) -> dict[str, Any]:
+    """For /openapi.json: the body as JSON and as a form."""
+    schema = body.model_json_schema()
+    form = schema | {"properties": schema["properties"] | {"audio": {"type": "string", "format": "binary"}}}
+    content = {"application/json": {"schema": schema}, "multipart/form-data": {"schema": form}}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+async def _read(request: Request, kind: type[_Body], max_upload: int) -> tuple[_Body, str | bytes]:
+    """The fields of a request, and its recording: base64 of JSON, bytes of a form.
+
+    Raises:
+        Refused, RequestValidationError: the body is none of these.
+        AudioError: the recording is too long.
+    """
+    media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media == "multipart/form-data":
+        fields, recording = await _read_form(request, max_upload)
+        fields["audio"] = ""  # it has come as a file
+    elif not media or media == "application/json" or (media.startswith("application/") and media.endswith("+json")):
+        fields = await asyncio.to_thread(_parse, await request.body())
+        recording = None
+    else:
+        raise wrong_media(request, "; or send a form, as multipart/form-data")
+    try:
+        body = kind.model_validate(fields)
+    except ValidationError as error:
+        raise RequestValidationError(error.errors()) from None
+    if recording is None:
+        recording = body.audio
+        if len(recording) > max_upload * 4 // 3 + 4:
+            raise _too_long(max_upload)
+    return body, recording
+
+
+def _too_long(max_upload: int) -> AudioError:
+    return AudioError(f"the recording may have {max_upload} bytes: send a shorter one")
+
+
+def _parse(body: bytes) -> Any:
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise invalid(f"the body must be JSON: {str(error)[:80]}") from None
+
+
+async def _read_form(request: Request, max_upload: int) -> tuple[dict[str, Any], bytes]:
+    """A form's fields, and the bytes of its file."""
+
+    async def pieces() -> AsyncGenerator[bytes, None]:
+        body = memoryview(await request.body())
+        for start in range(0, len(body), _FORM_PIECE):
+            yield bytes(body[start : start + _FORM_PIECE])
+            await asyncio.sleep(0)
+
+    words = "the form cannot be read: send the file audio and the fields name and text, each of them once"
+    parser = MultiPartParser(request.headers, pieces(), max_files=1, max_fields=2, max_part_size=_MAX_FIELD)
+    try:
+        form = await parser.parse()
+    except (MultiPartException, KeyError, ValueError):
+        raise invalid(words) from None
+    try:
+        fields = dict(form.multi_items())
+        if len(fields) < len(form.multi_items()):
+            raise invalid(f"{words}; one came twice")
+        recording = fields.pop("audio", None)
+        if not isinstance(recording, UploadFile):
+            raise invalid("audio must be a file of the form: send it with a file name", "audio")
+        if recording.size > max_upload:
+            raise _too_long(max_upload)
+        return fields, await recording.read()
+    finally:
+        await form.close()

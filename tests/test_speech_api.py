@@ -1,0 +1,531 @@
+"""OpenAI's speech API as stock clients use it: events, formats, names, batches; and voices over HTTP."""
+
+import base64
+import io
+import json
+import socket
+import threading
+from urllib.parse import quote
+
+import httpx
+import numpy as np
+import openai
+import pytest
+import soundfile
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from serving import PATIENCE_S, Running, get, running, slots_taken, stream, until
+from serving import post as http_post
+
+from qwen_megakernel import BackendError, EngineBusy, SamplingParams, TTSEngine, Voice, VoiceError, cli
+from qwen_megakernel.checkpoint.load import Checkpoint
+from qwen_megakernel.checkpoint.synthetic import NO_EOS
+from qwen_megakernel.engine.request import RequestOptions
+from qwen_megakernel.model.pcm import pcm16
+from qwen_megakernel.server import encoders
+from qwen_megakernel.server.app import make_app
+from qwen_megakernel.server.limits import Limits
+
+TEXT = "Hello there, how are you today?"
+SPEECH, BATCH, VOICES = "/v1/audio/speech", "/v1/audio/speech/batch", "/v1/voices"
+SLOTS = 3
+OPTIONS = {"device": "cpu", "max_streams": SLOTS, "max_positions": 160, "max_queue": 4, "queue_timeout": PATIENCE_S}
+PYDANTIC = ("Input should", "valid string", "pydantic", "Field required", "Value error", "Extra inputs")
+
+
+def demo() -> TTSEngine:
+    return TTSEngine.load("demo", **OPTIONS)
+
+
+@pytest.fixture(scope="module")
+def server():
+    limits = Limits(max_text=600, max_batch=8, max_batch_text=1000)
+    names = {"served_names": ["bot-voice"], "aliases": {"Alloy": "ada", "ash": "MAX"}}
+    with running(demo, limits=limits, **names) as server:
+        until(lambda: server.service.state == "ready")
+        yield server
+        server.at_rest()
+
+
+@pytest.fixture
+def client(server):
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def said(server: Running, text: str = TEXT, seed: int = 5, **options) -> bytes:
+    options = {"speaker": "ada", "sampling": SamplingParams(seed=seed)} | options
+    return pcm16(server.service.engine.generate(text, **options).samples)
+
+
+def post(server: Running, path: str = SPEECH, **body) -> httpx.Response:
+    return http_post(server.url + path, json={"model": "demo"} | body)
+
+
+def events_of(lines) -> list[dict]:
+    return [json.loads(line.removeprefix("data: ")) for line in lines if line]
+
+
+# ---------------------------------------------------------------- events and formats
+
+
+def test_events_hold_the_audio_and_then_its_usage(server, client):
+    with client.audio.speech.with_streaming_response.create(
+        model="gpt-4o-mini-tts",
+        voice="alloy",
+        input=TEXT,
+        response_format="pcm",
+        speed=1.0,
+        stream_format="sse",
+        extra_body={"seed": 5},
+    ) as answer:
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        *deltas, done = events_of(answer.iter_lines())
+    assert {event["type"] for event in deltas} == {"speech.audio.delta"} and len(deltas) > 2
+    pcm = b"".join(base64.b64decode(event["audio"]) for event in deltas)
+    assert pcm == said(server)
+    usage = {"input_tokens": len(server.service.engine.tokens(TEXT).text), "output_tokens": len(pcm) // 3840}
+    assert done == {"type": "speech.audio.done", "usage": usage | {"total_tokens": sum(usage.values())}}
+
+
+def test_speech_that_is_cut_ends_its_events_with_an_error(tiny, caplog):
+    folder = tiny("custom_voice", eos_gain=NO_EOS)
+    with running(lambda: TTSEngine.load(folder, device="cpu", max_streams=1, max_positions=48)) as server:
+        until(lambda: server.service.state == "ready")
+        answer = post(server, input="Hello.", stream_format="sse", response_format="pcm")
+        *deltas, last = events_of(answer.text.splitlines())
+        server.at_rest()
+    assert answer.status_code == 200 and deltas and last["type"] == "error"
+    assert "speech was cut after" in last["error"]["message"] and last["error"]["param"] == "input"
+    assert "Traceback" not in caplog.text
+
+
+@pytest.mark.parametrize("name", ["mp3", "opus", "aac", "wav"])
+@pytest.mark.parametrize("stream_format", ["audio", "sse"])
+def test_formats_come_while_they_are_made(server, monkeypatch, name, stream_format):
+    """The second piece of the text is not begun before the first was heard."""
+    engine, pieces, heard = server.service.engine, [], threading.Event()
+    submit = engine.submit
+
+    def wait_and_submit(piece, *args, **options):
+        pieces.append(piece)
+        assert len(pieces) == 1 or heard.wait(PATIENCE_S)
+        return submit(piece, *args, **options)
+
+    monkeypatch.setattr(engine, "submit", wait_and_submit)
+    text = " ".join([TEXT] * 8)
+    body = {"model": "demo", "input": text, "response_format": name, "stream_format": stream_format}
+    with stream("POST", server.url + SPEECH, json=body) as answer:
+        chunks = answer.iter_raw()
+        first = next(chunks)
+        heard.set()
+        rest = b"".join(chunks)
+    assert len(first) > 100 and len(pieces) > 1 and len(rest) > len(first)
+
+
+def test_mp3_is_what_comes_if_no_format_is_named(server):
+    answer = post(server, input="Hi.")
+    assert answer.headers["content-type"] == "audio/mpeg"
+    assert soundfile.info(io.BytesIO(answer.content)).format == "MP3"
+
+
+@pytest.mark.parametrize("name", ["mp3", "opus", "aac"])
+def test_a_format_whose_library_is_missing_is_refused_with_the_remedy(server, monkeypatch, name):
+    monkeypatch.setattr(encoders, "av", None)
+    for path, body in ((SPEECH, {"input": TEXT}), (BATCH, {"inputs": [TEXT]})):
+        refused = post(server, path, response_format=name, **body)
+        error = refused.json()["error"]
+        assert refused.status_code == 400 and error["param"] == "response_format"
+        assert error["message"].startswith(f"{name} needs the package av: install it on the server (extra [serve])")
+    assert post(server, input="Hi.", response_format="flac").status_code == 200
+
+
+@pytest.mark.parametrize("name", encoders.MEDIA)
+def test_an_encoder_without_samples_makes_no_error(name):
+    encoders.encoder(name, 24000).finish()
+
+
+# ---------------------------------------------------------------- names
+
+
+@pytest.mark.parametrize("model", ["demo", "bot-voice", "tts-1", "tts-1-hd", "gpt-4o-mini-tts"])
+def test_every_listed_name_is_the_served_model(server, client, model):
+    assert model in [listed.id for listed in client.models.list()]
+    assert client.audio.speech.create(model=model, voice="ada", input="Hi.", response_format="pcm").content
+
+
+@pytest.mark.parametrize("voice, speaker", [("alloy", "ada"), ({"id": "ALLOY"}, "ada"), ("ash", "max"), ("Max", "max")])
+def test_an_alias_speaks_with_its_voice(server, client, voice, speaker):
+    made = client.audio.speech.create(
+        model="tts-1", voice=voice, input=TEXT, response_format="pcm", extra_body={"seed": 5}
+    )
+    assert made.content == said(server, speaker=speaker)
+
+
+def test_aliases_are_listed_and_others_are_no_voices(server):
+    assert get(server.url + VOICES).json()["aliases"] == {"alloy": "ada", "ash": "max"}
+    error = post(server, input=TEXT, voice="nova").json()["error"]
+    assert error["message"] == "unknown voice 'nova'; known: ada, max, oliver, alloy, ash" and error["param"] == "voice"
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        (
+            ["--voice-alias", "alloy=nobody"],
+            "the alias 'alloy' is of 'nobody', which is no voice here; known: ada",
+        ),
+        (["--voice-alias", "ada=max"], "the alias 'ada' of 'max' is a voice's name already: choose another alias"),
+        (["--served-name", " "], "a served name has 1 to 256 printable characters, got ' '"),
+    ],
+    ids=str,
+)
+def test_names_that_lead_nowhere_end_the_server_before_it_listens(capsys, options, words):
+    assert cli.main(["serve", "--model", "demo", "--device", "cpu", *options]) == 1
+    assert words in capsys.readouterr().err
+
+
+def test_an_alias_without_a_voice_is_no_option(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["serve", "--voice-alias", "alloy"])
+    assert "expected ALIAS=VOICE, such as alloy=ada, got 'alloy'" in capsys.readouterr().err
+
+
+def test_an_alias_of_a_model_that_is_not_here_yet_is_checked_once_it_is():
+    with running(demo, aliases={"alloy": "nobody"}) as server:
+        until(lambda: server.service.state == "failed")
+        assert "the alias 'alloy' is of 'nobody'" in server.service.error
+
+
+# ---------------------------------------------------------------- fields
+
+
+def test_instructions_that_the_model_ignores_are_told(server, client):
+    raw = client.audio.speech.with_raw_response
+    told = raw.create(
+        model="demo", voice="ada", input=TEXT, instructions="Slowly.", response_format="pcm", extra_body={"seed": 5}
+    )
+    assert told.headers["x-ignored"] == "instructions" and told.content == said(server)
+    assert "x-ignored" not in raw.create(model="demo", voice="ada", input="Hi.").headers
+
+
+@pytest.mark.parametrize("mode", [True, False])
+def test_the_layout_can_be_chosen(server, mode):
+    made = post(server, input=TEXT, voice="ada", seed=5, response_format="pcm", non_streaming_mode=mode)
+    assert made.content == said(server, non_streaming_mode=mode)
+
+
+def test_null_is_as_good_as_leaving_a_field_out(server):
+    nothing = dict.fromkeys(("voice", "instructions", "speed", "stream_format", "language", "non_streaming_mode"))
+    made = post(server, input=TEXT, seed=5, response_format="pcm", **nothing)
+    assert made.content == said(server)
+
+
+def test_speed_goes_to_an_engine_that_takes_it(server, monkeypatch):
+    engine, speeds = server.service.engine, []
+    submit, pieces = engine.submit, engine.pieces
+
+    def submit_at(*args, speed: float = 1.0, **options):
+        speeds.append(speed)
+        return submit(*args, **options)
+
+    monkeypatch.setattr(engine, "submit", submit_at)
+    monkeypatch.setattr(engine, "pieces", lambda text, speed=1.0, **options: pieces(text, **options))
+    monkeypatch.setitem(RequestOptions.__annotations__, "speed", float)
+    for speed in (0.25, 1.0, None, 4):
+        assert post(server, input="Hi.", speed=speed, response_format="pcm").status_code == 200
+    assert speeds == [0.25, 1.0, 1.0, 4]
+    assert post(server, input="Hi.", speed=0.2).status_code == 400
+
+
+# ---------------------------------------------------------------- a batch
+
+
+def entries(answer: httpx.Response) -> list[dict]:
+    told = answer.json()
+    assert answer.status_code == 200 and told["object"] == "list"
+    assert [entry["index"] for entry in told["data"]] == list(range(len(told["data"])))
+    return told["data"]
+
+
+def test_a_batch_is_answered_in_order_with_an_error_for_what_cannot_be_said(server, client):
+    inputs = [TEXT * 2, {"input": "Hi.", "voice": {"id": "ash"}, "seed": 6}, {"input": "No.", "voice": "nobody"}]
+    inputs += [" ", "x" * 601, {"input": TEXT, "language": "en"}]
+    answer = client.post(
+        "/audio/speech/batch",
+        body={"model": "tts-1", "voice": "alloy", "seed": 5, "response_format": "pcm", "inputs": inputs},
+        cast_to=httpx.Response,
+    )
+    one, two, *wrong, last = entries(answer)
+    assert base64.b64decode(one["audio"]) == said(server, TEXT * 2) and one["seed"] == 5 and one["format"] == "pcm"
+    assert base64.b64decode(two["audio"]) == said(server, "Hi.", 6, speaker="max") and two["seed"] == 6
+    assert base64.b64decode(last["audio"]) == said(server, language="english")
+    assert last["usage"]["output_tokens"] == len(base64.b64decode(last["audio"])) // 3840
+    assert [entry["error"]["param"] for entry in wrong] == ["voice", "input", "input"]
+    assert all(entry["object"] == "error" and "audio" not in entry for entry in wrong)
+
+
+@pytest.mark.parametrize("name", ["wav", "mp3", "flac"])
+def test_a_batch_holds_whole_files(server, name):
+    for entry in entries(post(server, BATCH, inputs=["Hi.", "Ho."], response_format=name)):
+        assert soundfile.info(io.BytesIO(base64.b64decode(entry["audio"]))).samplerate == 24000
+
+
+def test_a_batch_takes_all_slots_and_no_more(server, monkeypatch):
+    engine, most, together = server.service.engine, 0, threading.Barrier(SLOTS)
+    submit = engine.submit
+
+    def count_and_submit(*args, **options):
+        nonlocal most
+        if most < SLOTS:  # the first ones wait for each other: they are there at the same time
+            together.wait(PATIENCE_S)
+        most = max(most, len(server.service.utterances))
+        return submit(*args, **options)
+
+    monkeypatch.setattr(engine, "submit", count_and_submit)
+    assert len(entries(post(server, BATCH, inputs=["Hi there."] * 6, response_format="pcm"))) == 6
+    assert most == SLOTS
+
+
+def test_a_batch_waits_for_slots_that_others_have(server, monkeypatch):
+    engine, refused = server.service.engine, []
+    submit = engine.submit
+
+    def busy_at_first(*args, **options):
+        if len(refused) < 4:
+            refused.append(args)
+            raise EngineBusy("no place")
+        return submit(*args, **options)
+
+    monkeypatch.setattr(engine, "submit", busy_at_first)
+    assert all("audio" in entry for entry in entries(post(server, BATCH, inputs=["Hi."] * 2, response_format="pcm")))
+    assert len(refused) == 4
+
+
+def test_who_leaves_a_batch_cancels_all_of_it(server):
+    body = json.dumps({"model": "demo", "inputs": [TEXT * 3] * 8}).encode()
+    head = f"POST {BATCH} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    before = server.service.engine.metrics()
+    with slots_taken(server.service.engine):
+        with socket.create_connection(("127.0.0.1", server.port)) as line:
+            line.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+            until(lambda: len(server.service.utterances) == SLOTS)
+        until(lambda: not server.service.utterances)
+    server.at_rest()
+    after = server.service.engine.metrics()
+    assert after["utterances"] - before["utterances"] <= 2 * SLOTS, "no other one has begun"
+
+
+@pytest.mark.parametrize(
+    "wrong, status, words, param",
+    [
+        ({"inputs": []}, 400, "inputs must not be empty, got []", "inputs"),
+        ({"inputs": ["x"] * 9}, 400, "inputs has 9 entries, at most 8 are taken", "inputs"),
+        ({"inputs": ["x" * 501] * 2}, 400, "inputs have 1002 characters, at most 1000 are taken", "inputs"),
+        ({"inputs": "x"}, 400, "inputs must be a list, got 'x'", "inputs"),
+        ({"inputs": ["x", 3]}, 400, "inputs.1 must be a JSON object, got 3", "inputs.1"),
+        ({"inputs": ["x", ""]}, 400, "inputs.1.input must not be empty, got ''", "inputs.1.input"),
+        (
+            {"inputs": [{"text": "x"}]},
+            400,
+            "inputs.0.input is missing: send a JSON object; its fields: input, voice",
+            "inputs.0.input",
+        ),
+        (
+            {"inputs": [{"input": "x", "model": "y"}]},
+            400,
+            "unknown field 'inputs.0.model'; known: input, voice",
+            "inputs.0.model",
+        ),
+        (
+            {"inputs": ["x"], "stream_format": "sse"},
+            400,
+            "unknown field 'stream_format'; known: model, inputs",
+            "stream_format",
+        ),
+        ({"inputs": ["x"], "model": "tts-2"}, 404, "known: demo, bot-voice, tts-1", "model"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_a_batch_that_is_none_is_refused(server, wrong, status, words, param):
+    refused = post(server, BATCH, **wrong)
+    error = refused.json()["error"]
+    assert refused.status_code == status and words in error["message"] and error["param"] == param
+
+
+# ---------------------------------------------------------------- voices
+
+
+def recording(seed: int = 1) -> bytes:
+    file = io.BytesIO()
+    samples = np.random.default_rng(seed).uniform(-0.3, 0.3, 24000).astype(np.float32)
+    soundfile.write(file, samples, 24000, format="WAV", subtype="FLOAT")
+    return file.getvalue()
+
+
+@pytest.fixture(scope="module")
+def studio(tiny, tmp_path_factory):
+    """A server that makes voices, and the folder that it keeps them in."""
+    folder, model = tmp_path_factory.mktemp("voices"), tiny("base", size="tiny", eos_gain=2.0)
+    load = lambda: TTSEngine.load(model, **OPTIONS | {"max_positions": 512})  # noqa: E731
+    limits = Limits(max_upload=200_000)
+    with running(load, voices=folder, upload=True, limits=limits) as server:
+        until(lambda: server.service.state == "ready")
+        yield server, folder
+        server.at_rest()
+
+
+def test_voices_are_made_replaced_and_deleted_by_forms(studio):
+    server, folder = studio
+    made = http_post(server.url + VOICES, data={"name": "ben"}, files={"audio": ("ben.wav", recording())})
+    assert made.status_code == 201 and made.json() == {"id": "ben", "object": "voice"}
+    first = server.service.saved_voices.by_name["ben"]
+    assert post(server, input=TEXT, voice="ben").status_code == 200
+    encoded = base64.b64encode(recording()).decode()
+    again = http_post(server.url + VOICES, json={"name": "same", "audio": encoded})
+    assert again.status_code == 201
+    same, voices = server.service.saved_voices.by_name["same"], server.service.saved_voices.by_name
+    assert torch.equal(first.speaker_embedding, same.speaker_embedding), "JSON and a form, the same voice"
+    url = f"{server.url}{VOICES}/Ben"
+    replaced = httpx.put(url, data={"text": "Noise."}, files={"audio": ("x", recording(2))}, timeout=PATIENCE_S)
+    assert replaced.status_code == 200 and replaced.json()["id"] == "ben"
+    assert voices["ben"].ref_text == "Noise." and Voice.load(folder / "ben.safetensors").ref_text == "Noise."
+    assert sorted(path.name for path in folder.iterdir()) == ["ben.safetensors", "same.safetensors"]
+    for name in ("ben", "same"):
+        deleted = httpx.delete(f"{server.url}{VOICES}/{name}", timeout=PATIENCE_S)
+        assert deleted.json() == {"id": name, "object": "voice", "deleted": True}
+    assert not list(folder.iterdir()) and not get(server.url + VOICES).json()["data"]
+    refused = post(server, input=TEXT, voice="ben")
+    assert refused.status_code == 400 and "there are no voices yet" in refused.json()["error"]["message"]
+
+
+def test_forms_that_are_no_voice_are_refused(studio):
+    server, folder = studio
+    file = {"audio": ("a.wav", recording())}
+    for wrong, status, words, param in (
+        (
+            {"data": {"name": "ben"}, "files": {"audio": (None, "text")}},
+            400,
+            "audio must be a file of the form",
+            "audio",
+        ),
+        ({"files": file}, 400, "name is missing", "name"),
+        ({"data": {"name": "../x"}, "files": file}, 400, "a voice is named by 1 to 64 of a-z 0-9 _ -", "name"),
+        ({"data": {"name": "x" * 65}, "files": file}, 400, "name must have at most 64 characters", "name"),
+        ({"data": {"name": "ben", "text": " "}, "files": file}, 400, "text must not be blank", "text"),
+        ({"data": {"name": "ben", "path": "/etc/passwd"}, "files": file}, 400, "unknown field 'path'", "path"),
+        ({"data": {"name": ["ben", "ben"]}, "files": file}, 400, "one came twice", None),
+        ({"data": {"name": "ben"}, "files": {"audio": ("a", b"no sound")}}, 400, "the recording", "audio"),
+        ({"data": {"name": "ben"}, "files": {"audio": ("a", bytes(200_001))}}, 400, "may have 200000 bytes", "audio"),
+        ({"data": {"name": "ben"}, "files": {"audio": ("a", bytes(400_000))}}, 413, "the body is too long", None),
+        ({"content": b"x", "headers": {"content-type": "multipart/form-data"}}, 400, "the form cannot be read", None),
+        (
+            {"content": b"x", "headers": {"content-type": "text/plain"}},
+            415,
+            "or send a form, as multipart/form-data",
+            None,
+        ),
+        ({"content": b"{"}, 400, "the body must be JSON", None),
+        ({"content": b"[1]"}, 400, "the body must be a JSON object, got [1]", None),
+    ):
+        refused = http_post(server.url + VOICES, **wrong)
+        error = refused.json()["error"]
+        assert refused.status_code == status and words in error["message"] and error["param"] == param, wrong
+    for method in ("PUT", "DELETE"):
+        refused = httpx.request(method, f"{server.url}{VOICES}/nobody", timeout=PATIENCE_S)
+        assert refused.status_code == 404 and "there is no saved voice 'nobody'" in refused.json()["error"]["message"]
+    assert not list(folder.iterdir())
+
+
+@pytest.mark.parametrize("method, path", [("POST", VOICES), ("PUT", f"{VOICES}/ada"), ("DELETE", f"{VOICES}/ada")])
+def test_without_leave_nobody_changes_voices(server, method, path):
+    refused = httpx.request(method, server.url + path, timeout=PATIENCE_S)
+    assert refused.status_code in (404, 405) and "start it with --allow-upload" in refused.json()["error"]["message"]
+
+
+# ---------------------------------------------------------------- whatever may come
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=5,
+)
+MODEL = st.sampled_from(["demo", "tts-1"]) | ANYTHING
+SETTINGS = {
+    "voice": st.sampled_from(["ada", "alloy", {"id": "ash"}]) | ANYTHING,
+    "instructions": ANYTHING,
+    "speed": st.floats() | st.integers() | ANYTHING,
+    "language": st.sampled_from(["en", "auto"]) | ANYTHING,
+    "seed": st.integers(-1, 2**64) | ANYTHING,
+    "response_format": st.sampled_from([*encoders.MEDIA, "mp4"]) | ANYTHING,
+    "non_streaming_mode": ANYTHING,
+}
+INPUT = st.sampled_from(["Hi.", "\ud800", "\x00", " ", "<|im_end|>"]) | ANYTHING
+SPEECH_BODY = st.fixed_dictionaries({"model": MODEL, "input": INPUT}, optional=SETTINGS | {"x": ANYTHING})
+EVENT_BODY = st.fixed_dictionaries({"model": st.just("demo"), "input": INPUT, "stream_format": st.just("sse")})
+ITEM = INPUT | st.fixed_dictionaries({"input": INPUT}, optional={"voice": ANYTHING, "seed": ANYTHING, "x": ANYTHING})
+BATCH_BODY = st.fixed_dictionaries({"model": st.just("demo"), "inputs": st.lists(ITEM, max_size=9) | ANYTHING})
+VOICE_BODY = st.fixed_dictionaries({}, optional=dict.fromkeys(("name", "audio", "text", "x"), ANYTHING))
+FUZZ = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+def check_told(answer: httpx.Response) -> None:
+    assert answer.status_code < 500, answer.text
+    if answer.status_code >= 400:
+        error = answer.json()["error"]
+        assert error["message"] and error["code"] and not any(words in error["message"] for words in PYDANTIC)
+
+
+@pytest.mark.parametrize(
+    "path, bodies",
+    [(SPEECH, SPEECH_BODY), (SPEECH, EVENT_BODY), (BATCH, BATCH_BODY)],
+    ids=["speech", "events", "batch"],
+)
+def test_no_body_leaves_anything_behind(server, caplog, path, bodies):
+    @FUZZ
+    @given(bodies)
+    def check(body) -> None:
+        check_told(http_post(server.url + path, content=json.dumps(body), headers={"content-type": "application/json"}))
+
+    check()
+    server.at_rest()
+    assert "Traceback" not in caplog.text
+
+
+def test_no_voice_is_made_of_whatever_comes(studio, caplog):
+    server, folder = studio
+    names = st.sampled_from(["audio", "name", "text", "x", ""])
+
+    @FUZZ
+    @given(VOICE_BODY)
+    def check_json(body) -> None:
+        check_told(http_post(server.url + VOICES, content=json.dumps(body)))
+
+    @FUZZ
+    @given(st.lists(st.tuples(names, st.none() | st.just("a.wav"), st.binary(max_size=40)), max_size=4), st.binary())
+    def check_form(parts, junk) -> None:
+        check_told(http_post(server.url + VOICES, files=[(name, (file, data)) for name, file, data in parts]))
+        kind = {"content-type": "multipart/form-data; boundary=a"}
+        check_told(http_post(server.url + VOICES, content=b"--a\r\n" + junk + b"\r\n--a--", headers=kind))
+
+    @FUZZ
+    @given(st.text(max_size=80))
+    def check_name(name) -> None:
+        check_told(httpx.delete(f"{server.url}{VOICES}/{quote(name, safe='')}", timeout=PATIENCE_S))
+
+    for check in (check_json, check_form, check_name):
+        check()
+    server.at_rest()
+    assert not list(folder.iterdir()) and "Traceback" not in caplog.text
+
+
+@pytest.mark.parametrize("name", ["", "two\nlines", "x" * 257])
+def test_a_served_name_that_no_client_can_send_is_refused(name):
+    with pytest.raises(BackendError, match="a served name has 1 to 256 printable characters"):
+        make_app(demo, model="demo", served_names=[name])
+
+
+def test_an_alias_is_checked_against_a_config_that_is_known():
+    with pytest.raises(VoiceError, match="which is no voice here; known: ada"):
+        make_app(demo, model="demo", config=Checkpoint.open("demo").config, aliases={"alloy": "nobody"})
