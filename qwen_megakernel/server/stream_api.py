@@ -160,6 +160,8 @@ class _Stream(SocketLine):
         if kind == "voice.add":
             recording = string_of(message, "audio_data")
             text = string_of(message, "ref_text", most=_MAX_TRANSCRIPT, needed=False)
+            if name.lower() in self.service.aliases:
+                raise Refused(f"{name!r} is an alias of a voice: choose another name", "name")
             await saved.add(service.engine, name, recording, text)
             return {"type": "voice.add.result", "success": True, "voice": {"name": name}}
         if name.lower() not in saved.by_name:

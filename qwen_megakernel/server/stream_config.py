@@ -147,7 +147,7 @@ def read_config(message: dict[str, Any], service: EngineService) -> SessionConfi
     if "response_format" not in given:
         raise Refused("response_format must be 'pcm', and none came: send it, audio is 16 bit PCM", "response_format")
     engine = service.engine
-    if (model := given.get("model", service.model)) != service.model:
+    if (model := given.get("model", service.model)) not in service.models:
         raise Refused(f"this server's model is {service.model!r}, got {model[:80]!r}: leave model out", "model")
     served = _TASKS[engine.variant]
     if (task := given.get("task_type", served)) != served:
