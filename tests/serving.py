@@ -10,6 +10,8 @@ from functools import partial
 import httpx
 import uvicorn
 from waiting import PATIENCE_S, until
+from websockets.sync.client import ClientConnection
+from websockets.sync.client import connect as open_socket
 
 from qwen_megakernel import TTSEngine
 from qwen_megakernel.server.app import make_app, protocol_of
@@ -17,6 +19,11 @@ from qwen_megakernel.server.service import EngineService
 
 get, post, stream = (partial(send, timeout=PATIENCE_S) for send in (httpx.get, httpx.post, httpx.stream))
 """As httpx has them, but for their 5 s of patience."""
+
+
+def connect(url: str, **options) -> ClientConnection:
+    """A WebSocket, with our patience."""
+    return open_socket(url, open_timeout=PATIENCE_S, **options)
 
 
 class Running:
@@ -75,6 +82,15 @@ def running(load: Callable[[], TTSEngine], port: int = 0, **options) -> Iterator
             server.should_exit = True
             thread.join(timeout=PATIENCE_S)
             assert not thread.is_alive(), "the server does not end"
+
+
+@contextlib.contextmanager
+def ready(load: Callable[[], TTSEngine], **options) -> Iterator[Running]:
+    """The same once the engine is loaded; at the end nothing may run."""
+    with running(load, **options) as server:
+        until(lambda: server.service.state == "ready")
+        yield server
+        server.at_rest()
 
 
 def asgi(load: Callable[[], TTSEngine], scope: dict, receive: Callable, send: Callable, **options) -> None:

@@ -7,7 +7,7 @@ from contextlib import aclosing
 from pathlib import Path
 
 import pytest
-from serving import PATIENCE_S, Running, running, until
+from serving import PATIENCE_S, Running, ready, running, until
 
 from qwen_megakernel import TTSEngine
 
@@ -37,10 +37,8 @@ def demo() -> TTSEngine:
 
 @pytest.fixture(scope="module")
 def server():
-    with running(demo, token="secret", aliases={"ash": "ada"}) as server:  # LiveKit's default voice
-        until(lambda: server.service.state == "ready")
+    with ready(demo, token="secret", aliases={"ash": "ada"}) as server:  # LiveKit's default voice
         yield server
-        server.at_rest()
 
 
 def run(call) -> None:

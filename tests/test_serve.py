@@ -23,7 +23,7 @@ import schemathesis
 import soundfile
 from hypothesis import HealthCheck, given, settings
 from probes import kill, probed
-from serving import PATIENCE_S, Running, asgi, get, places_taken, running, slots_taken, stream, until
+from serving import PATIENCE_S, Running, asgi, get, places_taken, ready, running, slots_taken, stream, until
 from serving import post as http_post
 
 from qwen_megakernel import BackendError, SamplingParams, TTSEngine, Voice
@@ -44,10 +44,8 @@ def demo() -> TTSEngine:
 
 @pytest.fixture(scope="module")
 def server():
-    with running(demo, limits=Limits(max_text=600, max_body=8192)) as server:
-        until(lambda: server.service.state == "ready")
+    with ready(demo, limits=Limits(max_text=600, max_body=8192)) as server:
         yield server
-        server.at_rest()
 
 
 @pytest.fixture

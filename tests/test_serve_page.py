@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import soundfile
-from serving import PATIENCE_S, Running, get, places_taken, post, running, until
+from serving import PATIENCE_S, Running, get, places_taken, post, ready, running, until
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
@@ -55,10 +55,8 @@ def demo() -> TTSEngine:
 
 @pytest.fixture(scope="module")
 def server():
-    with running(demo, ui=True) as server:
-        until(lambda: server.service.state == "ready")
+    with ready(demo, ui=True) as server:
         yield server
-        server.at_rest()
 
 
 @pytest.fixture(scope="module")

@@ -12,11 +12,10 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from serving import PATIENCE_S, Running, asgi, running, until
+from serving import PATIENCE_S, Running, asgi, connect, ready, running, until
 from starlette.websockets import WebSocketDisconnect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection
-from websockets.sync.client import connect as open_socket
 
 from qwen_megakernel import SamplingParams, TTSEngine
 from qwen_megakernel.checkpoint.synthetic import NO_EOS
@@ -34,16 +33,10 @@ def demo() -> TTSEngine:
     return TTSEngine.load("demo", device="cpu", **options)
 
 
-def connect(url: str, **options) -> ClientConnection:
-    return open_socket(url, open_timeout=PATIENCE_S, **options)
-
-
 @pytest.fixture(scope="module")
 def server():
-    with running(demo, limits=LIMITS) as server:
-        until(lambda: server.service.state == "ready")
+    with ready(demo, limits=LIMITS) as server:
         yield server
-        server.at_rest()
 
 
 class Client:

@@ -15,10 +15,9 @@ import pytest
 import soundfile
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from serving import PATIENCE_S, Running, places_taken, running, until
+from serving import PATIENCE_S, Running, connect, places_taken, ready, running, until
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection
-from websockets.sync.client import connect as open_socket
 
 from qwen_megakernel import SamplingParams, TTSEngine
 from qwen_megakernel.checkpoint.synthetic import NO_EOS
@@ -35,16 +34,10 @@ def demo() -> TTSEngine:
     return TTSEngine.load("demo", device="cpu", **options)
 
 
-def connect(url: str, **options) -> ClientConnection:
-    return open_socket(url, open_timeout=PATIENCE_S, **options)
-
-
 @pytest.fixture(scope="module")
 def server():
-    with running(demo, limits=LIMITS) as server:
-        until(lambda: server.service.state == "ready")
+    with ready(demo, limits=LIMITS) as server:
         yield server
-        server.at_rest()
 
 
 class Client:
@@ -484,10 +477,8 @@ good = st.sampled_from(
 @pytest.fixture(scope="module")
 def cloning():
     """A server that makes voices, for a model that takes none."""
-    with running(demo, limits=LIMITS, upload=True) as server:
-        until(lambda: server.service.state == "ready")
+    with ready(demo, limits=LIMITS, upload=True) as server:
         yield server
-        server.at_rest()
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

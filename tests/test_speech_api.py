@@ -15,7 +15,7 @@ import soundfile
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from serving import PATIENCE_S, Running, get, running, slots_taken, stream, until
+from serving import PATIENCE_S, Running, get, ready, running, slots_taken, stream, until
 from serving import post as http_post
 
 from qwen_megakernel import BackendError, EngineBusy, SamplingParams, TTSEngine, Voice, VoiceError, cli
@@ -42,10 +42,8 @@ def demo() -> TTSEngine:
 def server():
     limits = Limits(max_text=600, max_batch=8, max_batch_text=1000)
     names = {"served_names": ["bot-voice"], "aliases": {"Alloy": "ada", "ash": "MAX"}}
-    with running(demo, limits=limits, **names) as server:
-        until(lambda: server.service.state == "ready")
+    with ready(demo, limits=limits, **names) as server:
         yield server
-        server.at_rest()
 
 
 @pytest.fixture

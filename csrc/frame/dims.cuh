@@ -68,10 +68,10 @@ constexpr int max_of(int a, int b) { return a > b ? a : b; }
 constexpr int round_up(int n, int multiple) { return (n + multiple - 1) / multiple * multiple; }
 // Rows of a matrix that one block owns; the blocks behind the last row own padding.
 constexpr int block_rows(int rows, int multiple = 8) { return round_up((rows + kBlocks - 1) / kBlocks, multiple); }
-// Parts in which a block multiplies its rows of a matrix, one after the other: registers hold the sums of 96 rows.
+// Parts in which a block multiplies its rows of a matrix, one after the other: see kRowsAtOnce.
 constexpr int row_parts(int rows) {
   int parts = 1;
-  while (rows / parts > 96) parts *= 2;
+  while (rows / parts > kRowsAtOnce) parts *= 2;
   return parts;
 }
 

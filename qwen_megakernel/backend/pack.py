@@ -6,13 +6,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from qwen_megakernel.backend.sizes import MLP_PACKET, PACKET, WARPS, padded_mlp
+from qwen_megakernel.backend.sizes import MLP_PACKET, PACKET, ROWS_AT_ONCE, WARPS, padded_mlp
 from qwen_megakernel.checkpoint.config import StackConfig
 from qwen_megakernel.checkpoint.fp8 import SCALE
 from qwen_megakernel.model.transformer import rope_tables
-
-_PART_ROWS = 96
-"""Of which registers hold the sums."""
 
 
 def block_rows(rows: int, blocks: int, multiple: int = 8) -> int:
@@ -22,7 +19,7 @@ def block_rows(rows: int, blocks: int, multiple: int = 8) -> int:
 
 def row_parts(rows: int) -> int:
     """Parts in which a block multiplies its rows, one after the other (csrc/frame/dims.cuh)."""
-    return 1 if rows <= _PART_ROWS else 2 * row_parts(rows // 2)
+    return 1 if rows <= ROWS_AT_ONCE else 2 * row_parts(rows // 2)
 
 
 def pack(matrix: Tensor, blocks: int, packet: int = PACKET, rows: int | None = None) -> Tensor:

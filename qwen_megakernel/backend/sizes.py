@@ -19,6 +19,8 @@ SPLITS = 16
 """Parts that a query head's context is cut into, at most."""
 PAGE = 64
 """Positions of a page of keys and values."""
+ROWS_AT_ONCE = 96
+"""Rows of a matrix that a block multiplies at once."""
 PACKET, MLP_PACKET = 4, 6
 """Values that travel together (csrc/frame/exchange.cuh)."""
 LAYER_MATRICES = 4
@@ -44,6 +46,7 @@ SIZES = {
     "MLP_PACKET": MLP_PACKET,
     "PAGE_POSITIONS": PAGE,
     "LAUNCHES_AHEAD": AHEAD,
+    "ROWS_AT_ONCE": ROWS_AT_ONCE,
     "RECENT_FRAMES": RECENT_FRAMES,
     "LAYER_MATRICES": LAYER_MATRICES,
     "PUSH_SEQUENCES": PUSH_SEQUENCES,

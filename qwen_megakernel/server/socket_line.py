@@ -3,6 +3,7 @@
 import asyncio
 import json
 import reprlib
+from abc import ABC, abstractmethod
 from collections.abc import Coroutine, Iterable
 from contextlib import suppress
 from typing import Any
@@ -63,7 +64,7 @@ def parse_message(text: str | None, most: int) -> dict[str, Any]:
     return message
 
 
-class SocketLine:
+class SocketLine(ABC):
     """One client's WebSocket. One task reads its messages, another sends; a subclass says what they mean.
 
     Attributes:
@@ -82,13 +83,13 @@ class SocketLine:
         """The first message to the client, if there is one."""
         return None
 
+    @abstractmethod
     def _handle(self, text: str | None) -> None:
         """A message came. None: a binary one. Raises CloseSocket if it ends the socket."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _listens(self) -> bool:
         """The client waits for what it asked for, so it may be silent."""
-        raise NotImplementedError
 
     def _jobs(self) -> Iterable[Coroutine[Any, Any, None]]:
         """What runs as long as the socket is open."""
