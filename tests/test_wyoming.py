@@ -69,9 +69,19 @@ class Running:
         until(lambda: not self.service.utterances and self.service.engine.health()["streams"] == 0)
 
 
+def listens(listener: socket.socket) -> bool:
+    try:
+        return bool(listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+    except OSError:  # closed: the server has ended
+        return False
+
+
 @contextlib.contextmanager
 def running(load: Callable[[], TTSEngine] = demo, **options) -> Iterator[Running]:
-    """Until the block ends; with `limits`, `voices`, and what `WyomingServer` takes."""
+    """Until the block ends; with `limits`, `voices`, and what `WyomingServer` takes.
+
+    It begins once the server listens: who connects before that is refused.
+    """
     listener, failed, made = bind("127.0.0.1", 0), [], []
     port = listener.getsockname()[1]
     of_service = {"limits": options.pop("limits", LIMITS), "voices": options.pop("voices", None)}
@@ -96,7 +106,7 @@ def running(load: Callable[[], TTSEngine] = demo, **options) -> Iterator[Running
     thread = threading.Thread(target=run)
     thread.start()
     try:
-        until(lambda: not thread.is_alive() or made and (made[0].info or made[0].service.gone.is_set()))
+        until(lambda: not thread.is_alive() or listens(listener))
         if not failed:
             yield Running(made[0], port)
     finally:
