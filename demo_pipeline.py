@@ -61,13 +61,13 @@ from pipecat.workers.runner import WorkerRunner
 
 from qwen_megakernel import TTSEngine, TTSError, bot_page
 from qwen_megakernel.checkpoint.load import DEMO, DEMO_NOTICE, PUBLISHED
-from qwen_megakernel.cli_options import (
+from qwen_megakernel.commands.options import (
     add_output_options,
     add_voice_options,
     check_voice_options,
     refuse_unknown_options,
 )
-from qwen_megakernel.cli_output import OUT, SpeechFile, checked_output, play, players_of, write_stdout
+from qwen_megakernel.commands.output import OUT, SpeechFile, checked_output, play, players_of, write_stdout
 from qwen_megakernel.errors import RequestError
 from qwen_megakernel.offline_llm import OfflineLLM
 from qwen_megakernel.pipecat_tts import MegakernelTTSService

@@ -18,7 +18,7 @@ from qwen_megakernel.checkpoint.config import ModelConfig
 from qwen_megakernel.checkpoint.fp8 import parts_of
 from qwen_megakernel.checkpoint.load import DEMO, PUBLISHED, name_of_model
 from qwen_megakernel.checkpoint.quantize import quantize_checkpoint
-from qwen_megakernel.cli_options import (
+from qwen_megakernel.commands.options import (
     WEIGHTS_CHOICES,
     WEIGHTS_HELP,
     CommandParser,
@@ -26,7 +26,7 @@ from qwen_megakernel.cli_options import (
     add_served_names,
     weights_of,
 )
-from qwen_megakernel.cli_speak import add_speak
+from qwen_megakernel.commands.speak import add_speak
 from qwen_megakernel.errors import BackendError, RequestError
 from qwen_megakernel.server.service import TOKEN
 

@@ -19,9 +19,11 @@ from cases import reference_audio
 from tqdm import tqdm
 from waiting import PATIENCE_S
 
-from qwen_megakernel import RequestError, SamplingParams, TTSEngine, cli_output, cli_speak
+from qwen_megakernel import RequestError, SamplingParams, TTSEngine
 from qwen_megakernel.cli import main
-from qwen_megakernel.cli_output import FORMATS, SpeechFile
+from qwen_megakernel.commands import output
+from qwen_megakernel.commands import speak as speak_command
+from qwen_megakernel.commands.output import FORMATS, SpeechFile
 from qwen_megakernel.engine.audio import Chunk
 from qwen_megakernel.model.pcm import pcm16
 
@@ -114,7 +116,7 @@ class FullDisk(io.FileIO):
 
 @pytest.fixture
 def full_disk(monkeypatch):
-    monkeypatch.setattr(cli_output, "open", FullDisk, raising=False)
+    monkeypatch.setattr(output, "open", FullDisk, raising=False)
 
 
 @pytest.mark.parametrize("ending", FORMATS)
@@ -229,15 +231,15 @@ def test_interrupted_it_keeps_what_was_said_if_asked(extra, here, interrupted, c
 
 
 def test_an_interrupt_while_libsndfile_writes_is_not_lost(here, monkeypatch):
-    write = cli_output._Target.write
+    write = output._Target.write
 
     def interrupt(self, data):
-        monkeypatch.setattr(cli_output._Target, "write", write)
+        monkeypatch.setattr(output._Target, "write", write)
         signal.raise_signal(signal.SIGINT)
         return write(self, data)
 
     with pytest.raises(KeyboardInterrupt), SpeechFile("x.wav", RATE) as file:
-        monkeypatch.setattr(cli_output._Target, "write", interrupt)
+        monkeypatch.setattr(output._Target, "write", interrupt)
         while True:
             file.write(pcm16(reference_audio(1.0)))
     assert not list(here.iterdir())
@@ -393,8 +395,8 @@ def test_progress_grows_with_the_text_and_is_whole_at_the_end_alone(monkeypatch,
             shown.append((self.format_dict["n"] / self.format_dict["total"], str(self)))
 
     shown, second = [], Chunk(np.zeros(int(RATE / speed), np.float32), np.zeros((12, 16), np.int64), RATE)
-    monkeypatch.setattr(cli_speak, "tqdm", Bar)
-    with cli_speak._Progress(["A first piece of text.", "And the second one."], speed) as progress:
+    monkeypatch.setattr(speak_command, "tqdm", Bar)
+    with speak_command._Progress(["A first piece of text.", "And the second one."], speed) as progress:
         for _ in range(2):
             progress.chunk(second)
             first = shown[-1][0]

@@ -24,9 +24,10 @@ from pipecat.processors.frame_processor import FrameProcessor
 from serving import running
 from waiting import PATIENCE_S, until
 
-from qwen_megakernel import TTSEngine, cli, cli_options
+from qwen_megakernel import TTSEngine, cli
 from qwen_megakernel.checkpoint.load import PUBLISHED
 from qwen_megakernel.checkpoint.synthetic import NO_EOS
+from qwen_megakernel.commands import options
 
 ROOT = Path(__file__).parents[1]
 DOCS = ["README.md", "CONTRIBUTING.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
@@ -215,7 +216,7 @@ def check(command: list[str]) -> None:
         cli._parser().parse_args(rest)
     elif first == "python":
         given = {word for word in rest if word.startswith("--")}
-        known = options_of(ROOT / rest[0]) | options_of(Path(cli_options.__file__))
+        known = options_of(ROOT / rest[0]) | options_of(Path(options.__file__))
         assert given <= known, command
     elif first == "make":
         assert re.search(rf"^{rest[0]}:", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M), command

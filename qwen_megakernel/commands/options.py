@@ -9,7 +9,7 @@ from qwen_megakernel.backend.select import BACKENDS
 from qwen_megakernel.checkpoint.config import SamplingParams
 from qwen_megakernel.checkpoint.fp8 import WEIGHTS, parts_of
 from qwen_megakernel.checkpoint.load import DEMO, DEMO_NOTICE, PUBLISHED
-from qwen_megakernel.cli_output import FORMATS, OUT, PLAYERS
+from qwen_megakernel.commands.output import FORMATS, OUT, PLAYERS
 from qwen_megakernel.errors import BackendError, RequestError
 from qwen_megakernel.model.time_stretch import check_speed
 from qwen_megakernel.model.voice import Voice, check_ref_options

@@ -16,8 +16,8 @@ from tqdm import tqdm
 from qwen_megakernel import TTSEngine
 from qwen_megakernel.checkpoint.languages import listed
 from qwen_megakernel.checkpoint.load import DEMO, DEMO_NOTICE, Checkpoint
-from qwen_megakernel.cli_options import add_output_options, add_voice_options, check_voice_options, sampling_of
-from qwen_megakernel.cli_output import OUT, SpeechFile, check_writable, checked_output, play, write_stdout
+from qwen_megakernel.commands.options import add_output_options, add_voice_options, check_voice_options, sampling_of
+from qwen_megakernel.commands.output import OUT, SpeechFile, check_writable, checked_output, play, write_stdout
 from qwen_megakernel.engine.audio import Audio, Chunk
 from qwen_megakernel.engine.word_times import SpeechRate, weight, words_of
 from qwen_megakernel.errors import RequestError
