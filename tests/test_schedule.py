@@ -3,6 +3,7 @@
 import math
 import random
 from collections import deque
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -115,6 +116,7 @@ class Vocoder:
     def __init__(self, gpu: Gpu, decoder: Decoder, follows: bool, together: int):
         self.gpu, self.decoder, self.follows, self.together = gpu, decoder, follows, together
         self.pushed, self.given, self.failing = [], {}, None
+        self.heard = []  # of each push: its streams, and how many frames of each
 
     fail = Decoder.fail
 
@@ -148,6 +150,7 @@ class Vocoder:
                 assert lies == (self.decoder.streams[slot], begin + i), "overwritten before it was read"
                 row[i] = (begin + i) / 4096
         self.pushed.append((len(slots), frames))
+        self.heard.append(([self.decoder.streams[slot] for slot in slots], frames))
         self.gpu.compute(0.02)
         done = self.gpu.queue(0.55 + 0.117 * total if total <= 16 else 0.15 * total)
 
@@ -201,6 +204,7 @@ class Engine:
         voice=None,
         max_frames: int = 4000,
         speed: float = 1.0,
+        reproducible: bool = False,
     ) -> Sequence | None:
         """`rows`: of the text, of which more will come; None: it is whole."""
         request = SimpleNamespace(
@@ -210,6 +214,7 @@ class Engine:
             chunk_frames=schedule,
             runaway_guard=False,
             speed=speed,
+            reproducible=reproducible,
         )
         stream = self.core.new_sequence(request, None, None)
         stream.arrived = self.gpu.now
@@ -315,6 +320,28 @@ def test_whose_listener_runs_out_first_is_served_first(make):
     before = [s.launched for s in long]
     engine.run([], until=0.02)
     assert [s.launched for s in long] == before, "who is far ahead waits for who is not"
+
+
+def test_reproducible_samples_are_pushed_alone_in_the_same_portions_in_any_company(make, fresh_seed):
+    rng, portions = random.Random(fresh_seed), []
+    for others in (0, 3, 30):
+        engine = make()
+        comings = sorted((rng.random(), rng.randint(1, 90)) for _ in range(others))
+        arrivals = [(t, partial(engine.submit, n, rng.choice([(1, 2, 4, 8), (8,)]))) for t, n in comings]
+        engine.run([(0.0, partial(engine.submit, 75, reproducible=True)), *arrivals])
+        mine = engine.vocoder.heard[0][0][0]
+        with_me = [push for push in engine.vocoder.heard if any(stream is mine for stream in push[0])]
+        assert all(len(streams) == 1 for streams, _ in with_me)
+        portions.append([frames for _, frames in with_me])
+        assert all(s.audio.finish_reason == "eos" for s in engine.streams)
+    assert portions[0] == portions[1] == portions[2] and portions[0][:4] == [1, 2, 4, 8]
+
+
+def test_reproducible_samples_wait_for_their_text_rather_than_be_cut_short(make):
+    engine = make()
+    engine.submit(40, (8,), rows=5, reproducible=True)
+    engine.run([(0.5, lambda: engine.push_text(engine.streams[0], 50, ended=True))])
+    assert [frames for _, frames in engine.vocoder.heard] == [8] * 5
 
 
 def test_who_listens_twice_as_fast_gets_frames_twice_as_fast(make):

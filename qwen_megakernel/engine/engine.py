@@ -6,18 +6,16 @@
 """
 
 import contextlib
-import logging
 import threading
 import time
 import weakref
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Unpack
+from typing import Any, Unpack
 
 import torch
 
-from qwen_megakernel.backend.interfaces import LoadedModel
 from qwen_megakernel.backend.select import Backend, check_threads, choose_backend, select_backend, select_device
 from qwen_megakernel.checkpoint.config import SamplingParams
 from qwen_megakernel.checkpoint.dtypes import dtype_of, vocoder_dtype_of
@@ -25,18 +23,18 @@ from qwen_megakernel.checkpoint.fp8 import name_of, parts_of
 from qwen_megakernel.checkpoint.load import Checkpoint
 from qwen_megakernel.engine.audio import Audio, Chunk
 from qwen_megakernel.engine.core import EngineCore
-from qwen_megakernel.engine.options import Limits, Need, size, told_of_memory
+from qwen_megakernel.engine.mapping import Mapped, map_requests
+from qwen_megakernel.engine.options import Limits, Need, memory_of, told_of_memory
 from qwen_megakernel.engine.request import Request, RequestChecker, RequestOptions, check_call
 from qwen_megakernel.engine.sequence import Sequence as EngineSequence
 from qwen_megakernel.engine.snapshot import Snapshot, snapshot_of
 from qwen_megakernel.engine.utterance import ChunkStream, Utterance
-from qwen_megakernel.errors import BackendError, KernelFault, TextError, TextTooLongError
+from qwen_megakernel.engine.warm_up import first_words, sustained
+from qwen_megakernel.errors import BackendError, TextError, TextTooLongError
 from qwen_megakernel.model.prompt import KEPT_VOICES, Prompt, PromptBuilder
 from qwen_megakernel.model.prompt_pieces import PromptPieces
 from qwen_megakernel.model.text import TextTokenizer
 from qwen_megakernel.model.voice import RefAudio, Voice, VoiceEncoder
-
-log = logging.getLogger(__name__)
 
 
 class TTSEngine:
@@ -85,7 +83,10 @@ class TTSEngine:
         self.speakers, self.languages = self._prompts.speakers, self._prompts.languages
         self.tokens = self._prompts.tokens
         self.sample_rate, self.max_positions = config.codec.sample_rate, limits.max_positions
-        self.weights, self.memory = name_of(backend.fp8), self._memory_of(loaded, backend.dtype)
+        self.weights, self.memory = (
+            name_of(backend.fp8),
+            memory_of(loaded, limits.kv_bytes(config.talker.stack, backend.dtype), limits),
+        )
         self._width, self.threads = loaded.decoder.width, loaded.cpu.threads if loaded.cpu else None
         self._voice_encoder: VoiceEncoder | None = None
         self._voice_lock = threading.Lock()
@@ -95,18 +96,6 @@ class TTSEngine:
         self._core, self._has_spare = EngineCore(loaded, spare=spare, **options), spare is not None
         self._core.start()
         weakref.finalize(self, self._core.stop).atexit = False  # dropped without close(): the threads end too
-
-    def _memory_of(self, loaded: LoadedModel, dtype: torch.dtype) -> dict[str, int]:
-        streams = self._limits.max_streams
-        memory = {
-            "talker and code predictor": loaded.decoder.weight_bytes,
-            "keys and values": self._limits.kv_bytes(self.config.talker.stack, dtype),
-            "vocoder": loaded.vocoder.weight_bytes,
-            "vocoder's streams": streams * loaded.vocoder.slot_bytes,
-        }
-        parts = ", ".join(f"{size(count)} for {part}" for part, count in memory.items())
-        log.debug("%d slots of %d positions: %s", streams, self.max_positions, parts)
-        return memory
 
     @classmethod
     def load(
@@ -184,9 +173,10 @@ class TTSEngine:
         request = {"voice": self.placeholder_voice(), "runaway_guard": False}
         try:
             with told_of_memory(self.model, device, self._need, self._limits), contextlib.suppress(TextTooLongError):
-                self._first_words(request)  # too long for the smallest slots
+                first_words(self.generate, request, again=self._has_spare)  # too long for the smallest slots
                 if self._width > 1:
-                    self._measure(request)
+                    at_once = min(self._core.slots, 3 * self._width)
+                    self._core.admission.sustain(sustained(self.submit, request, at_once))
         except BaseException:
             self.close()
             raise
@@ -194,28 +184,11 @@ class TTSEngine:
         self._core.forget()
         torch.cuda.empty_cache()  # what only loading needed
 
-    def _first_words(self, request: dict) -> Audio:
-        """Where kernels fault and PyTorch may take over, it does so now and not at the first caller."""
-        while True:
-            with contextlib.nullcontext() if not self._has_spare else contextlib.suppress(KernelFault):
-                return self.generate("Hello there.", max_frames=4, **request)
-
     def placeholder_voice(self) -> Voice | None:
         """For speech that nobody hears, such as a warm-up: a Base checkpoint has no speakers. Others need no voice."""
         if self.variant != "base":
             return None
         return Voice.nobody(self.config.talker.stack.hidden_size, self._checkpoint.fingerprint)
-
-    def _measure(self, request: dict) -> None:
-        """How many live listeners the device sustains: enough at once for full launches, the better of two rounds."""
-        best = 0.0
-        for _ in range(2):
-            began, text = time.monotonic(), "How are you today, my friend? " * 4
-            request |= {"max_frames": 32, "chunk_frames": 8}
-            said = [self.submit(text, **request) for _ in range(min(self._core.slots, 3 * self._width))]
-            audio_s = sum(utterance.result().duration_s for utterance in said)
-            best = max(best, audio_s / (time.monotonic() - began))
-        self._core.admission.sustain(best)
 
     @property
     def backend(self) -> str:
@@ -237,6 +210,29 @@ class TTSEngine:
         """Speak `text` and iterate over its chunks as they are made. Takes what `submit` takes."""
         return ChunkStream(self.submit(_whole(text), **request))
 
+    def map(
+        self, requests: Iterable[str | Mapping[str, Any]], *, ordered: bool = True, **request: Unpack[RequestOptions]
+    ) -> Iterator[Mapped]:
+        """Speak many texts, as many at once as the engine has slots for.
+
+        Requests are taken as results are: at most twice as many as slots are ahead, so that memory is bounded. Closing
+        the iterator cancels what is open.
+
+        Args:
+            requests: texts, or mappings with "text" and what `submit` takes.
+            ordered: results come in the order of the requests, else as they are made.
+            **request: what `submit` takes, for requests that do not say otherwise. Here `reproducible` is True unless
+                it is given, and chunks have 8 frames.
+
+        Yields:
+            One `Mapped` a request. A request that failed yields its error; the others are spoken.
+
+        Raises:
+            EngineClosed: the engine was closed.
+        """
+        slots = self._core.admission.running_limit
+        return map_requests(self.submit, requests, request, slots=slots, ordered=ordered)
+
     @torch.inference_mode()
     def submit(
         self,
@@ -254,6 +250,7 @@ class TTSEngine:
         max_frames: int | None = None,
         runaway_guard: bool = True,
         speed: float = 1.0,
+        reproducible: bool = False,
     ) -> Utterance:
         """Queue an utterance and return at once. Its prompt is built here, in the caller's thread, so that a text that
         cannot be spoken is refused before it takes anything.
@@ -278,6 +275,8 @@ class TTSEngine:
                 themselves with a period of 1 to 4 frames; only the first of them is handed out (runaway.py).
             speed: 0.25 to 4.0 times as fast as the model speaks, at its pitch (time_stretch.py). At 1.0 samples are
                 the model's own.
+            reproducible: samples, and not codes alone, depend on nothing but the request and its chunk_frames, to the
+                bit. The vocoder then takes this utterance's frames alone, and no chunk is cut short.
 
         Raises:
             RequestError: anything about the request that cannot be served, by kind (errors.py); nothing running is
@@ -301,6 +300,7 @@ class TTSEngine:
             runaway_guard=runaway_guard,
             chunk_frames=chunk_frames,
             speed=speed,
+            reproducible=reproducible,
         )
         sequence = self._core.new_sequence(request, on_chunk, on_end)
         # Whatever interrupts this thread from here on drops an utterance with open text: its place is free again.
@@ -345,7 +345,7 @@ class TTSEngine:
     def _checked(self, request: RequestOptions) -> Request:
         options = {"speaker": None, "language": None, "instruct": None, "voice": None, "non_streaming_mode": None}
         options |= {"sampling": SamplingParams(), "max_frames": None, "runaway_guard": True, "chunk_frames": None}
-        options["speed"] = 1.0
+        options |= {"speed": 1.0, "reproducible": False}
         return self._requests.check(whole=True, **(options | request))
 
     @torch.inference_mode()

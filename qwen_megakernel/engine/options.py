@@ -1,5 +1,6 @@
 """What an engine is loaded with, checked; and whether it fits."""
 
+import logging
 import math
 import numbers
 import os
@@ -9,12 +10,15 @@ from dataclasses import dataclass
 
 import torch
 
+from qwen_megakernel.backend.interfaces import LoadedModel
 from qwen_megakernel.checkpoint.config import ModelConfig, StackConfig
 from qwen_megakernel.checkpoint.fp8 import part_of
 from qwen_megakernel.checkpoint.tensors import TEXT_TABLE, talker_tensors, vocoder_tensors
 from qwen_megakernel.engine.watchdog import Patience
 from qwen_megakernel.errors import BackendError, OutOfMemoryError
 from qwen_megakernel.model.prompt import KEPT_VOICES
+
+log = logging.getLogger(__name__)
 
 DAY = 86_400
 
@@ -126,6 +130,19 @@ def _is_out_of_memory(error: BaseException) -> bool:
     """torch has a type for the GPU's memory alone."""
     told = str(error).lower()
     return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "memory" in told and "alloc" in told
+
+
+def memory_of(loaded: LoadedModel, kv_bytes: int, limits: Limits) -> dict[str, int]:
+    """Bytes on the device by part, as `TTSEngine.memory` shows them."""
+    memory = {
+        "talker and code predictor": loaded.decoder.weight_bytes,
+        "keys and values": kv_bytes,
+        "vocoder": loaded.vocoder.weight_bytes,
+        "vocoder's streams": limits.max_streams * loaded.vocoder.slot_bytes,
+    }
+    parts = ", ".join(f"{size(count)} for {part}" for part, count in memory.items())
+    log.debug("%d slots of %d positions: %s", limits.max_streams, limits.max_positions, parts)
+    return memory
 
 
 def _memory(device: torch.device) -> int:

@@ -36,6 +36,7 @@ class RequestOptions(TypedDict, total=False):
     max_frames: int | None
     runaway_guard: bool
     speed: float
+    reproducible: bool
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ class Request:
     runaway_guard: bool
     chunk_frames: tuple[int, ...]
     speed: float
+    reproducible: bool
 
 
 class RequestChecker:
@@ -71,13 +73,15 @@ class RequestChecker:
         runaway_guard: bool,
         chunk_frames: int | Sequence[int] | None,
         speed: float,
+        reproducible: bool,
     ) -> Request:
         """`whole`: the text is there already. The rest is `TTSEngine.submit`'s.
 
         Raises:
             RequestError: by kind, see errors.py.
         """
-        for name, flag in (("non_streaming_mode", non_streaming_mode), ("runaway_guard", runaway_guard)):
+        flags = {"runaway_guard": runaway_guard, "reproducible": reproducible, "non_streaming_mode": non_streaming_mode}
+        for name, flag in flags.items():
             if not (isinstance(flag, bool) or flag is None and name == "non_streaming_mode"):
                 raise RequestError(f"{name} must be True or False, got {flag!r}")
         if non_streaming_mode and not whole:
@@ -98,6 +102,7 @@ class RequestChecker:
             runaway_guard=runaway_guard,
             chunk_frames=chunk_schedule(chunk_frames),
             speed=check_speed(speed),
+            reproducible=reproducible,
         )
 
     def _speaker(self, speaker: str | None) -> str | None:

@@ -106,24 +106,27 @@ class Scheduler:
     ) -> tuple[list[Push], list[Sequence]]:
         """What goes to the vocoder now, and who waits to share a later push.
 
-        Sequences with equally many frames go together, those first whose listeners have heard nothing.
+        Sequences with equally many frames go together, those first whose listeners have heard nothing. One whose
+        samples are reproducible goes alone, with whole chunks: a sum's last bits depend on what else is pushed.
 
         Args:
             candidates: those with new frames, and those that have waited; none is marked as held any more.
             wait: False where nobody will come to share a push.
         """
-        short = [s for s in candidates if s.idle]  # asked once: text may come at any moment
-        by_count: dict[int, list[Sequence]] = {}
-        for sequence in candidates:
+        # Asked once: text may come at any moment.
+        short = [s for s in candidates if s.idle and not s.request.reproducible]
+        groups: dict[tuple[int, int], list[Sequence]] = {}
+        for number, sequence in enumerate(candidates):
             if sequence.vocoder_due(sequence in short) and not sequence.settled:
-                by_count.setdefault(sequence.missing, []).append(sequence)
+                alone = number if sequence.request.reproducible else -1
+                groups.setdefault((sequence.missing, alone), []).append(sequence)
         pushes: list[Push] = []
         waiting: list[Sequence] = []
-        for frames, group in sorted(by_count.items(), key=lambda item: all(s.chunks_given for s in item[1])):
+        for (frames, _), group in sorted(groups.items(), key=lambda item: all(s.chunks_given for s in item[1])):
             for first in range(0, len(group), self._together):
                 some = group[first : first + self._together]
                 calm = wait and some[0] not in short and self._is_calm(some, frames, now)
-                if calm and any(s.ready and not s.pushes_alone for s in running if s not in waiting):
+                if calm and any(s.ready and s.shares_pushes for s in running if s not in waiting):
                     waiting += some
                 else:
                     pushes.append(Push(some, frames, [s for s in some if s in short]))
@@ -135,4 +138,7 @@ class Scheduler:
         if not self._shares_pushes or frames < RECENT_FRAMES or len(sequences) > 1:
             return False
         soon = now + HURRY_S + self.frame_s
-        return all(s.reason is None and s.runs_out is not None and s.runs_out > soon for s in sequences)
+        first = sequences[0]
+        if first.request.reproducible or first.reason is not None:
+            return False
+        return first.runs_out is not None and first.runs_out > soon

@@ -186,11 +186,9 @@ class Sequence:
         return self.launched - self.given
 
     @property
-    def pushes_alone(self) -> bool:
-        """Does each of its frames go to the vocoder alone? At another speed than 1.0 it does. For the last bits of the
-        samples depend on how many frames go together, and where to cut would depend on them: with other chunks other
-        pitch periods would be left out (docs/log.md, 2026-11-22)."""
-        return self._stretch is not None
+    def shares_pushes(self) -> bool:
+        """May a full ring of its frames wait for another sequence's?"""
+        return self._stretch is None and not self.request.reproducible
 
     def vocoder_due(self, short: bool) -> bool:
         """Must the vocoder have the frames launched so far? After `RECENT_FRAMES` at the latest, whatever the chunks:
@@ -202,7 +200,10 @@ class Sequence:
         if self.missing <= 0:
             return False
         last = self.reason is not None or self.launched == self.max_frames
-        most = 1 if self.pushes_alone else RECENT_FRAMES
+        # At another speed than 1.0 each frame goes by itself. For the last bits of the samples depend on how many
+        # frames go together, and where to cut would depend on them: with other chunks other pitch periods would be
+        # left out (docs/log.md, 2026-11-22).
+        most = RECENT_FRAMES if self._stretch is None else 1
         return last or short or self.missing >= most or self._to_chunk <= 0
 
     @property

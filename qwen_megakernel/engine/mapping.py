@@ -1,0 +1,108 @@
+"""Many requests, one engine: what `TTSEngine.map` does."""
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from qwen_megakernel.engine.audio import Audio
+from qwen_megakernel.engine.in_parallel import in_parallel
+from qwen_megakernel.engine.request import RequestOptions
+from qwen_megakernel.engine.utterance import Utterance
+from qwen_megakernel.errors import EngineBusy, EngineClosed, RequestError, TextError, TTSError
+
+_LOOK_S = 0.25  # how soon a worker sees that nobody wants its result
+_BUSY_S = 0.05  # between two attempts, where others took the slots
+_CHUNK = 8  # frames of a chunk: nobody listens meanwhile
+
+
+@dataclass(frozen=True, eq=False)
+class Mapped:
+    """What became of one request.
+
+    Attributes:
+        index: of the request, from 0.
+        error: why it failed; None where it was spoken.
+    """
+
+    index: int
+    error: TTSError | None = None
+    _audio: Audio | None = None
+
+    @property
+    def audio(self) -> Audio:
+        """The whole utterance.
+
+        Raises:
+            TTSError: `error`.
+        """
+        if self.error:
+            raise self.error
+        return self._audio
+
+
+def map_requests(
+    submit: Callable[..., Utterance],
+    requests: Iterable[str | Mapping[str, Any]],
+    options: RequestOptions,
+    *,
+    slots: int,
+    ordered: bool,
+) -> Iterator[Mapped]:
+    """See `TTSEngine.map`. `submit`: its `submit`."""
+
+    def work(item: tuple[int, Any], stopped: threading.Event) -> Mapped:
+        index, request = item
+        try:
+            text, own = _parts(request)
+            return Mapped(index, _audio=say(submit, text, options | own, stopped))
+        except EngineClosed:
+            raise
+        except TTSError as error:
+            return Mapped(index, error)
+
+    return in_parallel(work, enumerate(requests), workers=slots, ordered=ordered)
+
+
+def _parts(request: Any) -> tuple[str, dict[str, Any]]:
+    """A request's text and its own options."""
+    if isinstance(request, str):
+        return request, {}
+    if not isinstance(request, Mapping):
+        raise RequestError(f"a request is a text, or a mapping with 'text' and options, got {type(request).__name__}")
+    known = RequestOptions.__annotations__
+    for name in request:
+        if name != "text" and name not in known:
+            raise RequestError(f"unknown option {name!r}; known: text, {', '.join(known)}")
+    if not isinstance(request.get("text"), str):
+        raise TextError(f"text must be a string, got {type(request.get('text')).__name__}")
+    return request["text"], {name: value for name, value in request.items() if name != "text"}
+
+
+def say(submit: Callable[..., Utterance], text: str, request: Mapping[str, Any], stopped: threading.Event) -> Audio:
+    """A whole utterance that nobody listens to meanwhile. Where others took the engine's slots, it waits for one.
+
+    Args:
+        submit: `TTSEngine.submit`.
+        stopped: set from another thread: the utterance is cancelled.
+
+    Raises:
+        TTSError: as `submit` and `Utterance.result`, but for EngineBusy.
+    """
+    speak = partial(submit, text, **({"reproducible": True, "chunk_frames": _CHUNK} | dict(request)))
+    while True:
+        try:
+            return _result(speak(), stopped)
+        except EngineBusy:
+            if stopped.wait(_BUSY_S):
+                raise
+
+
+def _result(utterance: Utterance, stopped: threading.Event) -> Audio:
+    while True:
+        try:
+            return utterance.result(timeout=_LOOK_S)
+        except TimeoutError:
+            if stopped.is_set():
+                utterance.cancel()
