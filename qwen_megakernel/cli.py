@@ -18,6 +18,7 @@ from qwen_megakernel.checkpoint.config import ModelConfig
 from qwen_megakernel.checkpoint.fp8 import parts_of
 from qwen_megakernel.checkpoint.load import DEMO, PUBLISHED, name_of_model
 from qwen_megakernel.checkpoint.quantize import quantize_checkpoint
+from qwen_megakernel.commands.batch import add_batch
 from qwen_megakernel.commands.options import (
     WEIGHTS_CHOICES,
     WEIGHTS_HELP,
@@ -51,7 +52,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="qwen-megakernel", description="Speak with Qwen3-TTS.")
     parser.add_argument("--version", action="version", version=f"qwen-megakernel {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=CommandParser)
-    for add in (add_speak, _add_serve, _add_wyoming, _add_verify, _add_quantize, _add_build, _add_bench, _add_doctor):
+    adders = (add_speak, add_batch, _add_serve, _add_wyoming, _add_verify, _add_quantize, _add_build, _add_bench)
+    for add in (*adders, _add_doctor):
         add(commands)
     for command in commands.choices.values():
         command.add_argument("-v", "--verbose", action="store_true", help="log more, such as what memory goes to")

@@ -156,6 +156,8 @@ def workplace(hub, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     soundfile.write("me.wav", reference_audio(), 24000)
     Path("chapter.txt").write_text("Hello there. This is a chapter.", encoding="utf-8")
+    Path("lines.txt").write_text("Hello.\nHow are you?\n", encoding="utf-8")
+    Path("lines.jsonl").write_text('{"id": "one", "text": "Hello."}\n', encoding="utf-8")
     handler = signal.getsignal(signal.SIGTERM)
     yield tmp_path
     signal.signal(signal.SIGTERM, handler)

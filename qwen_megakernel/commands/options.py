@@ -101,8 +101,8 @@ def _alias_of(text: str) -> tuple[str, str]:
     return alias, voice
 
 
-def add_voice_options(parser: argparse._ActionsContainer) -> None:
-    """Add the options that say who speaks, how, and on what."""
+def add_voice_options(parser: argparse._ActionsContainer, seed: str = "a fresh one") -> None:
+    """Add the options that say who speaks, how, and on what. `seed`: the default of --seed, in words."""
     parser.add_argument(
         "--model", default=DEMO, help=f"folder, hub id such as {PUBLISHED[1]}, or {DEMO!r} (default: {DEMO_NOTICE})"
     )
@@ -113,7 +113,7 @@ def add_voice_options(parser: argparse._ActionsContainer) -> None:
     whose.add_argument("--voice", metavar="PATH", help="a saved voice, of this checkpoint (Base)")
     whose.add_argument("--ref-audio", metavar="PATH", help="whose voice to clone (Base)")
     parser.add_argument("--ref-text", help="what the reference audio says: closer cloning")
-    parser.add_argument("--seed", type=int, help="same text and seed, same speech; default: a fresh one")
+    parser.add_argument("--seed", type=int, help=f"same text and seed, same speech; default: {seed}")
     parser.add_argument("--temperature", type=float, help="how freely codes are drawn; default: the checkpoint's")
     parser.add_argument("--top-k", type=int, help="draw among the k likeliest, 0: all; default: the checkpoint's")
     parser.add_argument("--top-p", type=float, help="draw among the likeliest of this sum; default: the checkpoint's")

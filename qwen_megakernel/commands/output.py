@@ -63,7 +63,7 @@ def checked_output(args: argparse.Namespace) -> str | None:
             )
         return output
     if output is not None:
-        _check_format(output)
+        check_format("--output", output)
         check_writable("--output", output)
     if args.play:
         player_for(_ending(output or OUT))
@@ -74,14 +74,19 @@ def _ending(output: str) -> str:
     return Path(output).suffix.lower() or ".wav"
 
 
-def _check_format(output: str) -> None:
+def check_format(option: str, output: str) -> None:
+    """Check that the ending of the path `output` names a format that can be written here.
+
+    Raises:
+        RequestError: it does not; the message names `option`.
+    """
     able = [ending for ending, (kind, coding) in FORMATS.items() if soundfile.check_format(kind, coding)]
     ending = _ending(output)
     if ending not in FORMATS:
-        raise RequestError(f"--output: {output!r} names no format that is written here: end it in {', '.join(able)}")
+        raise RequestError(f"{option}: {output!r} names no format that is written here: end it in {', '.join(able)}")
     if ending not in able:
         version = soundfile.__libsndfile_version__
-        raise RequestError(f"--output: libsndfile {version} cannot write {ending}; here it writes {', '.join(able)}")
+        raise RequestError(f"{option}: libsndfile {version} cannot write {ending}; here it writes {', '.join(able)}")
 
 
 def check_writable(option: str, output: str) -> None:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 from tqdm import tqdm
 
@@ -20,7 +21,7 @@ from qwen_megakernel.commands.options import add_output_options, add_voice_optio
 from qwen_megakernel.commands.output import OUT, SpeechFile, check_writable, checked_output, play, write_stdout
 from qwen_megakernel.engine.audio import Audio, Chunk
 from qwen_megakernel.engine.word_times import SpeechRate, weight, words_of
-from qwen_megakernel.errors import RequestError
+from qwen_megakernel.errors import RequestError, TextError
 from qwen_megakernel.model.conditioning import AUTO
 from qwen_megakernel.model.pcm import pcm16
 from qwen_megakernel.model.text import split_sentences
@@ -47,8 +48,8 @@ def add_speak(commands: argparse._SubParsersAction) -> None:
 def _speak(args: argparse.Namespace) -> int:
     if args.list_speakers:
         return _list_speakers(args.model)
-    parts = split_sentences(_read_text(args), MAX_PIECE_CHARS)
-    if not parts:
+    text = _read_text(args)
+    if not text.strip():
         raise RequestError("the text is blank; give it with --text, --file or on standard input")
     voice = check_voice_options(args)
     if args.save_voice is not None and args.ref_audio is None:
@@ -63,7 +64,7 @@ def _speak(args: argparse.Namespace) -> int:
     sampling = sampling_of(args, seed)
     options = {"backend": args.backend, "device": args.device, "weights": args.weights, "threads": args.threads}
     with ExitStack() as stack:
-        stack.enter_context(_ended_like_ctrl_c())
+        stack.enter_context(ended_like_ctrl_c())
         path = output
         if output is None:
             path = str(Path(stack.enter_context(tempfile.TemporaryDirectory())) / OUT)
@@ -74,7 +75,7 @@ def _speak(args: argparse.Namespace) -> int:
                     voice.save(args.save_voice)
             request = {"speaker": args.speaker, "language": args.language, "instruct": args.instruct, "voice": voice}
             request |= {"sampling": sampling, "speed": args.speed}
-            pieces = [piece for part in parts for piece in engine.pieces(part, **request)]
+            pieces = pieces_of(engine, text, request)
             audios = []
             progress = _ChunkTimes() if args.stream else _Progress(pieces, args.speed)
             with _sink(path, engine.sample_rate, args.keep_partial) as write, progress:
@@ -91,8 +92,23 @@ def _speak(args: argparse.Namespace) -> int:
     return 0
 
 
+def pieces_of(engine: TTSEngine, text: str, request: dict[str, Any]) -> list[str]:
+    """Cut a text at sentence ends into pieces that are spoken one after the other.
+
+    Args:
+        request: how they are spoken, as `TTSEngine.submit` takes it.
+
+    Raises:
+        RequestError: as `TTSEngine.pieces`.
+    """
+    parts = split_sentences(text, MAX_PIECE_CHARS)
+    if not parts:
+        raise TextError("text must not be blank")
+    return [piece for part in parts for piece in engine.pieces(part, **request)]
+
+
 @contextmanager
-def _ended_like_ctrl_c() -> Iterator[None]:
+def ended_like_ctrl_c() -> Iterator[None]:
     """Whoever ends this process, or closes its terminal, leaves no half file behind either."""
     if threading.current_thread() is not threading.main_thread():
         yield  # only that thread hears signals

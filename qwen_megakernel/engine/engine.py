@@ -191,6 +191,11 @@ class TTSEngine:
         return Voice.nobody(self.config.talker.stack.hidden_size, self._checkpoint.fingerprint)
 
     @property
+    def slots(self) -> int:
+        """How many utterances are spoken at once: `max_streams`, or fewer if the device sustains fewer."""
+        return self._core.admission.running_limit
+
+    @property
     def backend(self) -> str:
         """ "megakernel" or "torch"."""
         return "torch" if self._core.fell_back else self._backend
@@ -230,8 +235,7 @@ class TTSEngine:
         Raises:
             EngineClosed: the engine was closed.
         """
-        slots = self._core.admission.running_limit
-        return map_requests(self.submit, requests, request, slots=slots, ordered=ordered)
+        return map_requests(self.submit, requests, request, slots=self.slots, ordered=ordered)
 
     @torch.inference_mode()
     def submit(

@@ -10,6 +10,10 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
+class Stopped(Exception):
+    """What `work` raises if it was told to stop: it has no result, and nobody asks for one."""
+
+
 def in_parallel(
     work: Callable[[Item, threading.Event], Result], items: Iterable[Item], *, workers: int, ordered: bool
 ) -> Iterator[Result]:

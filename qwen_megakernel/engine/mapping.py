@@ -1,5 +1,6 @@
 """Many requests, one engine: what `TTSEngine.map` does."""
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -7,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from qwen_megakernel.engine.audio import Audio
-from qwen_megakernel.engine.in_parallel import in_parallel
+from qwen_megakernel.engine.in_parallel import Stopped, in_parallel
 from qwen_megakernel.engine.request import RequestOptions
 from qwen_megakernel.engine.utterance import Utterance
 from qwen_megakernel.errors import EngineBusy, EngineClosed, RequestError, TextError, TTSError
@@ -89,20 +90,21 @@ def say(submit: Callable[..., Utterance], text: str, request: Mapping[str, Any],
 
     Raises:
         TTSError: as `submit` and `Utterance.result`, but for EngineBusy.
+        Stopped: it was cancelled.
     """
     speak = partial(submit, text, **({"reproducible": True, "chunk_frames": _CHUNK} | dict(request)))
-    while True:
+    while not stopped.is_set():
         try:
             return _result(speak(), stopped)
         except EngineBusy:
-            if stopped.wait(_BUSY_S):
-                raise
+            stopped.wait(_BUSY_S)
+    raise Stopped
 
 
 def _result(utterance: Utterance, stopped: threading.Event) -> Audio:
-    while True:
-        try:
+    while not stopped.is_set():
+        with contextlib.suppress(TimeoutError):
             return utterance.result(timeout=_LOOK_S)
-        except TimeoutError:
-            if stopped.is_set():
-                utterance.cancel()
+    utterance.cancel()
+    utterance.result()
+    raise Stopped

@@ -1,0 +1,233 @@
+"""`qwen-megakernel batch`: a sound file for every line of an input, as many at once as the engine has slots for."""
+
+import argparse
+import hashlib
+import json
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from qwen_megakernel import TTSEngine
+from qwen_megakernel.checkpoint.config import SamplingParams
+from qwen_megakernel.commands.batch_input import Line, count_lines, kind_of, read_lines
+from qwen_megakernel.commands.manifest import NAME, Manifest
+from qwen_megakernel.commands.options import add_voice_options, check_voice_options
+from qwen_megakernel.commands.output import FORMATS, SpeechFile, check_format
+from qwen_megakernel.commands.speak import ended_like_ctrl_c, pieces_of
+from qwen_megakernel.engine.audio import Audio
+from qwen_megakernel.engine.in_parallel import in_parallel
+from qwen_megakernel.engine.mapping import say
+from qwen_megakernel.errors import EngineClosed, RequestError, TTSError, VoiceError
+from qwen_megakernel.model.pcm import pcm16
+from qwen_megakernel.model.voice import Voice
+from qwen_megakernel.server.saved_voices import SavedVoices
+
+_SHOWN = 20  # failed lines that are printed at the end; the manifest has them all
+_SLOTS = {"cuda": 32, "cpu": 2}
+"""Utterances at once by default. A CPU computes them one by one; the second is ready when the first ends."""
+_WAIT_S = 3600.0  # for a slot: nobody listens
+_BAD_ENDS = ("runaway", "length")
+
+
+def add_batch(commands: argparse._SubParsersAction) -> None:
+    """Add the command `batch`."""
+    about = "a sound file for every line of a file"
+    batch = commands.add_parser("batch", help=about, description=f"{about.capitalize()} (docs/batch.md).")
+    batch.set_defaults(run=_batch)
+    batch.add_argument("input", metavar="INPUT", help="JSONL, CSV or plain text, one utterance a line; - for stdin")
+    batch.add_argument("-o", "--output", metavar="DIR", type=Path, required=True, help=f"where files and {NAME} go")
+    batch.add_argument("--input-format", choices=("jsonl", "csv", "text"), help="default: by the name's ending")
+    endings = [ending[1:] for ending in FORMATS]
+    batch.add_argument("--format", choices=endings, default="wav", help="of the files; default: %(default)s")
+    batch.add_argument("--voices", metavar="DIR", type=Path, help="saved voices that lines may name (Base)")
+    batch.add_argument("--max-streams", type=int, help="utterances at once; default: 32 on a GPU, 2 on a CPU")
+    add_voice_options(batch, seed="0; each line that names none has its own, made of this and its id")
+
+
+def _batch(args: argparse.Namespace) -> int:
+    kind = kind_of(args.input, args.input_format)
+    check_format("--format", f"x.{args.format}")
+    voice, voices = check_voice_options(args), _voices(args.voices)
+    with ended_like_ctrl_c(), closing(Manifest(args.output)) as manifest:
+        total = count_lines(args.input, kind)
+        options = {"backend": args.backend, "device": args.device, "weights": args.weights}
+        options["threads"] = manifest.threads() if args.threads is None else args.threads
+        with _load(args, options) as engine:
+            if args.ref_audio is not None:
+                voice = engine.create_voice(args.ref_audio, args.ref_text)
+            batch = _Batch(args, engine, manifest, voice, voices)
+            progress = _Progress(total, batch)
+            work = in_parallel(batch.work, batch.lines_to_do(kind), workers=2 * engine.slots, ordered=False)
+            try:
+                with progress, closing(work):
+                    for entry in work:
+                        batch.add(entry)
+                        progress.show()
+            except BaseException:
+                print(f"stopped {batch.told}; the same command goes on from there", file=sys.stderr)
+                raise
+            manifest.finish()
+    return batch.report()
+
+
+def _load(args: argparse.Namespace, options: dict[str, Any]) -> TTSEngine:
+    from qwen_megakernel.backend.select import select_device
+
+    slots = args.max_streams if args.max_streams is not None else _SLOTS[select_device(args.device).type]
+    if slots < 1:
+        raise RequestError(f"--max-streams must be at least 1, got {slots}")
+    limits = {"max_streams": slots, "max_positions": 1024, "max_queue": slots, "queue_timeout": _WAIT_S}
+    return TTSEngine.load(args.model, **options, **limits)
+
+
+def _voices(folder: Path | None) -> dict[str, Voice]:
+    if folder is None:
+        return {}
+    if not folder.is_dir():
+        raise RequestError(f"--voices: no folder {str(folder)!r}")
+    return SavedVoices(folder).by_name
+
+
+class _Batch:
+    """What the lines become.
+
+    Attributes:
+        done, kept, seconds: lines that were spoken now, lines that were spoken before, audio that was made now.
+        failed: the first lines that failed, with their errors.
+        failures: how many failed.
+    """
+
+    def __init__(
+        self,
+        args: argparse.Namespace,
+        engine: TTSEngine,
+        manifest: Manifest,
+        voice: Voice | None,
+        voices: dict[str, Voice],
+    ):
+        self._args, self._engine, self._manifest, self._voice, self._voices = args, engine, manifest, voice, voices
+        self.done = self.kept = self.failures = 0
+        self.seconds = 0.0
+        self.failed: list[dict[str, Any]] = []
+
+    def lines_to_do(self, kind: str) -> Iterator[Line]:
+        """The input's lines without those that were spoken before and have not changed."""
+        for line in read_lines(self._args.input, kind):
+            if line.error is None and (first := self._manifest.claim(line.id, line.number)) is not None:
+                line = replace(line, error=f"the id {line.id!r} is line {first}'s already")
+            before = None if line.error else self._manifest.entry(line.id)
+            if before and before["request"] == self._digest(line) and self._file(line).is_file():
+                self.kept += 1
+            else:
+                yield line
+
+    def _file(self, line: Line) -> Path:
+        return self._args.output / f"{line.id}.{self._args.format}"
+
+    def _digest(self, line: Line) -> str:
+        """Tells whether a line, or how it is spoken, has changed."""
+        args = self._args
+        shared = [args.model, args.weights, args.speaker, args.language, args.instruct, args.temperature, args.top_k]
+        shared += [args.top_p, args.repetition_penalty, args.speed, args.seed, args.format]
+        shared += [self._voice and self._voice.digest.hex(), line.text, line.options]
+        return hashlib.sha256(json.dumps(shared, sort_keys=True).encode()).hexdigest()[:16]
+
+    def work(self, line: Line, stopped: threading.Event) -> dict[str, Any]:
+        """Speak a line into its file. Its manifest entry."""
+        entry = {"id": line.id, "line": line.number, "file": None, "seconds": None, "seed": None}
+        entry |= {"finish_reason": None, "attempts": None, "error": line.error}
+        entry |= {"request": self._digest(line), "threads": self._engine.threads}
+        if line.error:
+            return entry
+        try:
+            request, seed = self._request(line)
+            audios = [
+                say(self._engine.submit, piece, request, stopped)
+                for piece in pieces_of(self._engine, line.text, request)
+            ]
+        except EngineClosed:
+            raise
+        except TTSError as error:
+            return entry | {"error": str(error)}
+        self._write(self._file(line), audios)
+        ends = [audio.finish_reason for audio in audios]
+        entry |= {"file": self._file(line).name, "seconds": round(sum(a.duration_s for a in audios), 3), "seed": seed}
+        return entry | {"finish_reason": next((end for end in ends if end in _BAD_ENDS), ends[-1]), "attempts": 1}
+
+    def _write(self, path: Path, audios: list[Audio]) -> None:
+        """Raises RequestError where nothing can be written: no other line can then be, either."""
+        with SpeechFile(str(path), self._engine.sample_rate) as file:
+            for audio in audios:
+                file.write(pcm16(audio.samples))
+
+    def _request(self, line: Line) -> tuple[dict[str, Any], int]:
+        """What `submit` takes besides the text; and the seed."""
+        args, own = self._args, dict(line.options)
+        seed = own.pop("seed", None)
+        if seed is None:  # of the id, so that it is the same in whatever order lines are spoken
+            base = 0 if args.seed is None else args.seed
+            seed = int.from_bytes(hashlib.sha256(f"{base}\n{line.id}".encode()).digest()[:4]) >> 1
+        draws = ("temperature", "top_k", "top_p", "repetition_penalty")
+        sampling = SamplingParams.for_both(seed=seed, **{name: own.pop(name, getattr(args, name)) for name in draws})
+        name = own.pop("voice", None)
+        if name is not None and name not in self._voices:
+            known = ", ".join(self._voices) or "none: name their folder with --voices"
+            raise VoiceError(f"unknown voice {name!r}; known: {known}")
+        voice = self._voice if name is None else self._voices[name]
+        shared = {"speaker": args.speaker, "language": args.language, "instruct": args.instruct, "speed": args.speed}
+        return shared | {"voice": voice, "sampling": sampling} | own, seed
+
+    def add(self, entry: dict[str, Any]) -> None:
+        """A line is done, or has failed."""
+        self._manifest.add(entry)
+        if entry["error"] is None:
+            self.done, self.seconds = self.done + 1, self.seconds + entry["seconds"]
+            return
+        self.failures += 1
+        if len(self.failed) < _SHOWN:
+            self.failed.append(entry)
+
+    @property
+    def told(self) -> str:
+        """What was done so far, in words."""
+        told = f"{self.done} lines spoken, {self.seconds:.1f} s of audio"
+        told += f"; {self.kept} were there already" if self.kept else ""
+        return told + (f"; {self.failures} failed" if self.failures else "")
+
+    def report(self) -> int:
+        """Print what was done and what failed. The process's exit code."""
+        print(f"wrote   {self._args.output.resolve()}: {self.told}")
+        for entry in self.failed:
+            named = f" ({entry['id']})" if entry["id"] else ""
+            print(f"failed  line {entry['line']}{named}: {entry['error']}", file=sys.stderr)
+        if more := self.failures - len(self.failed):
+            print(f"failed  {more} more; {NAME} has them all", file=sys.stderr)
+        return 1 if self.failures else 0
+
+
+class _Progress:
+    """Shows lines done, seconds of audio a second, and the time left."""
+
+    def __init__(self, total: int | None, batch: _Batch):
+        self._total, self._batch, self._began = total, batch, time.monotonic()
+
+    def __enter__(self) -> "_Progress":
+        left = "" if self._total is None else "/{total_fmt} lines |{bar}| about {remaining} left"
+        self._bar = tqdm(total=self._total, bar_format="{n_fmt}" + left + "{postfix}", leave=False, disable=None)
+        return self
+
+    def show(self) -> None:
+        batch = self._batch
+        rate = batch.seconds / max(1e-9, time.monotonic() - self._began)
+        self._bar.set_postfix_str(f"{rate:.1f} s of audio a second", refresh=False)
+        self._bar.update(batch.done + batch.kept + batch.failures - self._bar.n)
+
+    def __exit__(self, *_error: object) -> None:
+        self._bar.close()

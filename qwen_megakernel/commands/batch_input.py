@@ -1,0 +1,249 @@
+"""The lines that `qwen-megakernel batch` speaks: from JSONL, CSV or plain text, one at a time."""
+
+import csv
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from qwen_megakernel.errors import RequestError
+
+KINDS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".txt": "text"}
+"""Ending of an input's name -> what it holds."""
+
+_LONGEST = 2**20  # bytes of a line
+_LONGEST_ID = 150  # bytes: file systems take names of 255, and an ending comes behind it
+_NOT_IN_IDS = set('/\\:*?"<>|')
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of the input.
+
+    Attributes:
+        number: from 1; of a CSV file its row, without the header.
+        id: names its file. None: it could not be read.
+        options: what else it says, by the names of `FIELDS`.
+        error: why it cannot be spoken; None: it can, as far as can be told here.
+    """
+
+    number: int
+    id: str | None
+    text: str = ""
+    options: dict[str, Any] = field(default_factory=dict)
+    error: str | None = None
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"must be a string, got {value!r}")
+    return value
+
+
+def _integer(value: Any) -> int:
+    if isinstance(value, str):
+        value = int(value) if value.strip().removeprefix("-").isdecimal() else value
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError(f"must be an integer, got {value!r}")
+    return value
+
+
+def _number(value: Any) -> float:
+    try:
+        if not isinstance(value, bool):
+            return float(value)
+    except (TypeError, ValueError):
+        pass
+    raise ValueError(f"must be a number, got {value!r}")
+
+
+def _flag(value: Any) -> bool:
+    flag = {"true": True, "false": False}.get(value.strip().lower()) if isinstance(value, str) else value
+    if not isinstance(flag, bool):
+        raise ValueError(f"must be true or false, got {value!r}")
+    return flag
+
+
+FIELDS: dict[str, Callable[[Any], Any]] = {
+    "id": _text,
+    "text": _text,
+    "speaker": _text,
+    "voice": _text,
+    "language": _text,
+    "instruct": _text,
+    "seed": _integer,
+    "speed": _number,
+    "temperature": _number,
+    "top_k": _integer,
+    "top_p": _number,
+    "repetition_penalty": _number,
+    "non_streaming_mode": _flag,
+}
+"""What a line may say, and how its value is read."""
+
+
+def kind_of(source: str, kind: str | None) -> str:
+    """What an input holds: "jsonl", "csv" or "text".
+
+    Args:
+        source: a path, or "-" for standard input.
+        kind: given by the user; None: by the name's ending.
+
+    Raises:
+        RequestError: the name does not tell.
+    """
+    if kind is None and (kind := KINDS.get(Path(source).suffix.lower())) is None:
+        name = "standard input" if source == "-" else repr(source)
+        raise RequestError(f"{name} does not tell what it holds: give --input-format jsonl, csv or text")
+    return kind
+
+
+def count_lines(source: str, kind: str) -> int | None:
+    """How many lines there are to speak; None: not known before they are read."""
+    if source == "-":
+        return None
+    with _opened(source) as file:
+        return sum(1 for _ in _read(file, kind))
+
+
+def read_lines(source: str, kind: str) -> Iterator[Line]:
+    """The lines, one at a time. A line that cannot be read comes with its error.
+
+    Raises:
+        RequestError: the input cannot be read, or it is a CSV file whose header is wrong.
+    """
+    with _opened(source) as file:
+        yield from _read(file, kind)
+
+
+@contextmanager
+def _opened(source: str) -> Iterator[BinaryIO]:
+    if source == "-":
+        yield sys.stdin.buffer
+        return
+    try:
+        file = open(source, "rb")  # noqa: SIM115 - closed below
+    except OSError as error:
+        raise RequestError(f"{source!r} cannot be read: {error.strerror}") from None
+    with file:
+        yield file
+
+
+def _read(file: BinaryIO, kind: str) -> Iterator[Line]:
+    return {"jsonl": _read_jsonl, "csv": _read_csv, "text": _read_text}[kind](file)
+
+
+def _raw_lines(file: BinaryIO) -> Iterator[tuple[int, str | None, str | None]]:
+    """Number, text and error of every line."""
+    number = 0
+    while raw := file.readline(_LONGEST + 1):
+        number += 1
+        if len(raw) > _LONGEST:
+            while not raw.endswith(b"\n") and (raw := file.readline(_LONGEST)):
+                pass
+            yield number, None, f"the line is longer than {_LONGEST:,} bytes: cut it"
+            continue
+        try:
+            yield number, raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n"), None
+        except UnicodeDecodeError as error:
+            yield number, None, f"the line must be UTF-8: {error}"
+
+
+def _read_text(file: BinaryIO) -> Iterator[Line]:
+    for number, text, error in _raw_lines(file):
+        if error or text.strip():
+            yield Line(number, _id_of(number), text or "", error=error)
+
+
+def _read_jsonl(file: BinaryIO) -> Iterator[Line]:
+    for number, text, error in _raw_lines(file):
+        if error is None and not text.strip():
+            continue
+        said = None
+        if error is None:
+            try:
+                said = json.loads(text)
+                error = None if isinstance(said, dict) else f"must be a JSON object, got {text[:80]!r}"
+            except (ValueError, RecursionError) as wrong:
+                error = f"must be a JSON object: {wrong}"
+        yield Line(number, None, error=error) if error else _line(number, said)
+
+
+def _read_csv(file: BinaryIO) -> Iterator[Line]:
+    errors: dict[int, str] = {}
+
+    def texts() -> Iterator[str]:
+        for number, text, error in _raw_lines(file):
+            errors.update({number: error} if error else {})
+            yield f"{text or ''}\n"
+
+    csv.field_size_limit(_LONGEST)
+    rows = csv.reader(texts(), strict=True)
+    header = [name.strip().lower() for name in _row(rows) or []]
+    unknown = [name for name in header if name not in FIELDS]
+    if "text" not in header or unknown or len(set(header)) < len(header):
+        raise RequestError(
+            f"the first row of the CSV must name its columns, once each, with text among them: {', '.join(FIELDS)}; "
+            f"got {', '.join(header)[:200] or 'nothing'}"
+        )
+    number = 0
+    while (row := _row(rows)) is not None:
+        if row == []:
+            continue
+        number += 1
+        wrong = row if isinstance(row, str) else errors.pop(rows.line_num, None)
+        if wrong is None and len(row) > len(header):
+            wrong = f"has {len(row)} cells, and the header names {len(header)}: put quotes around a text with commas"
+        if wrong:
+            yield Line(number, None, error=f"row {number}: {wrong}")
+        else:
+            yield _line(number, {name: cell for name, cell in zip(header, row, strict=False) if cell != ""})
+
+
+def _row(rows: Iterator[list[str]]) -> list[str] | str | None:
+    """The next row; a string: why it cannot be read; None: there is none."""
+    try:
+        return next(rows)
+    except StopIteration:
+        return None
+    except csv.Error as error:
+        return f"is not CSV: {error}"
+
+
+def _id_of(number: int) -> str:
+    return f"{number:06d}"
+
+
+def _line(number: int, said: dict[str, Any]) -> Line:
+    """A line of what it says, checked."""
+    given: dict[str, Any] = {}
+    try:
+        for name, value in said.items():
+            if name not in FIELDS:
+                raise ValueError(f"unknown field {name!r}; known: {', '.join(FIELDS)}")
+            if value is not None:
+                try:
+                    given[name] = FIELDS[name](value)
+                except ValueError as wrong:
+                    raise ValueError(f"{name} {wrong}") from None
+        if "text" not in given:
+            raise ValueError("text is missing: say what to speak")
+        line_id = given.pop("id", _id_of(number))
+        _check_id(line_id)
+    except ValueError as wrong:
+        named = said.get("id")
+        return Line(number, named if isinstance(named, str) else None, error=str(wrong))
+    return Line(number, line_id, given.pop("text"), given)
+
+
+def _check_id(name: str) -> None:
+    """Raises ValueError for an id that cannot be a file's name."""
+    bad = not name.strip() or name.startswith(".") or name != name.strip(" ") or not name.isprintable()
+    if bad or _NOT_IN_IDS & set(name) or len(name.encode("utf-8", "surrogatepass")) > _LONGEST_ID:
+        raise ValueError(
+            f"id must be a plain name for a file, of at most {_LONGEST_ID} bytes, not beginning with a dot and without "
+            f"{' '.join(sorted(_NOT_IN_IDS))}; got {name[:80]!r}"
+        )
