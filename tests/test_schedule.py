@@ -214,6 +214,8 @@ class Engine:
             chunk_frames=schedule,
             runaway_guard=False,
             speed=speed,
+            trim="none",
+            silence_s=0.05,
             reproducible=reproducible,
         )
         stream = self.core.new_sequence(request, None, None)

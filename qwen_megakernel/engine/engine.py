@@ -25,7 +25,7 @@ from qwen_megakernel.engine.audio import Audio, Chunk
 from qwen_megakernel.engine.core import EngineCore
 from qwen_megakernel.engine.mapping import Mapped, map_requests
 from qwen_megakernel.engine.options import Limits, Need, memory_of, told_of_memory
-from qwen_megakernel.engine.request import Request, RequestChecker, RequestOptions, check_call
+from qwen_megakernel.engine.request import DEFAULTS, TRIM_TO_S, Request, RequestChecker, RequestOptions, check_call
 from qwen_megakernel.engine.sequence import Sequence as EngineSequence
 from qwen_megakernel.engine.snapshot import Snapshot, snapshot_of
 from qwen_megakernel.engine.utterance import ChunkStream, Utterance
@@ -218,16 +218,13 @@ class TTSEngine:
     def map(
         self, requests: Iterable[str | Mapping[str, Any]], *, ordered: bool = True, **request: Unpack[RequestOptions]
     ) -> Iterator[Mapped]:
-        """Speak many texts, as many at once as the engine has slots for.
-
-        Requests are taken as results are: at most twice as many as slots are ahead, so that memory is bounded. Closing
-        the iterator cancels what is open.
+        """Speak many texts, as many at once as the engine has slots for. It reads at most twice as many requests ahead
+        as there are slots. Closing the iterator cancels what is open.
 
         Args:
             requests: texts, or mappings with "text" and what `submit` takes.
             ordered: results come in the order of the requests, else as they are made.
-            **request: what `submit` takes, for requests that do not say otherwise. Here `reproducible` is True unless
-                it is given, and chunks have 8 frames.
+            **request: what `submit` takes, for requests that do not say otherwise. `reproducible` is True by default.
 
         Yields:
             One `Mapped` a request. A request that failed yields its error; the others are spoken.
@@ -254,6 +251,8 @@ class TTSEngine:
         max_frames: int | None = None,
         runaway_guard: bool = True,
         speed: float = 1.0,
+        trim: str = "none",
+        silence_s: float = TRIM_TO_S,
         reproducible: bool = False,
     ) -> Utterance:
         """Queue an utterance and return at once. Its prompt is built here, in the caller's thread, so that a text that
@@ -279,8 +278,9 @@ class TTSEngine:
                 themselves with a period of 1 to 4 frames; only the first of them is handed out (runaway.py).
             speed: 0.25 to 4.0 times as fast as the model speaks, at its pitch (time_stretch.py). At 1.0 samples are
                 the model's own.
-            reproducible: samples, and not codes alone, depend on nothing but the request and its chunk_frames, to the
-                bit. The vocoder then takes this utterance's frames alone, and no chunk is cut short.
+            trim: "none", "start", "end" or "both": silence below -50 dBFS there is cut to `silence_s` seconds, 0 to 2.
+            reproducible: samples, and not codes alone, depend on nothing but the request, to the bit. The vocoder then
+                takes this utterance's frames alone, and no chunk is cut short.
 
         Raises:
             RequestError: anything about the request that cannot be served, by kind (errors.py); nothing running is
@@ -304,6 +304,8 @@ class TTSEngine:
             runaway_guard=runaway_guard,
             chunk_frames=chunk_frames,
             speed=speed,
+            trim=trim,
+            silence_s=silence_s,
             reproducible=reproducible,
         )
         sequence = self._core.new_sequence(request, on_chunk, on_end)
@@ -347,10 +349,7 @@ class TTSEngine:
         self._checked(request)
 
     def _checked(self, request: RequestOptions) -> Request:
-        options = {"speaker": None, "language": None, "instruct": None, "voice": None, "non_streaming_mode": None}
-        options |= {"sampling": SamplingParams(), "max_frames": None, "runaway_guard": True, "chunk_frames": None}
-        options |= {"speed": 1.0, "reproducible": False}
-        return self._requests.check(whole=True, **(options | request))
+        return self._requests.check(whole=True, **(DEFAULTS | request))
 
     @torch.inference_mode()
     def pieces(self, text: str, **request: Unpack[RequestOptions]) -> list[str]:

@@ -11,6 +11,7 @@ from qwen_megakernel.checkpoint.config import SamplingParams
 from qwen_megakernel.checkpoint.load import Checkpoint
 from qwen_megakernel.errors import InstructError, RequestError, SamplingError, SpeakerError, TextError, VoiceError
 from qwen_megakernel.model.conditioning import Conditioning
+from qwen_megakernel.model.edges import check_trim
 from qwen_megakernel.model.prompt import PromptBuilder
 from qwen_megakernel.model.text import check_unicode
 from qwen_megakernel.model.time_stretch import check_speed
@@ -19,6 +20,8 @@ from qwen_megakernel.model.voice import Voice
 log = logging.getLogger(__name__)
 
 _MOST_SIZES, _MOST_CHUNK = 1000, 100_000
+TRIM_TO_S = 0.05
+"""Seconds of silence that trimming leaves, where nobody says."""
 CHUNK_SCHEDULE = (1, 2, 4, 8)
 """Frames per chunk: the first sound after one frame, then larger portions; the last size repeats."""
 
@@ -36,7 +39,27 @@ class RequestOptions(TypedDict, total=False):
     max_frames: int | None
     runaway_guard: bool
     speed: float
+    trim: str
+    silence_s: float
     reproducible: bool
+
+
+DEFAULTS: RequestOptions = {
+    "chunk_frames": None,
+    "speaker": None,
+    "language": None,
+    "instruct": None,
+    "voice": None,
+    "non_streaming_mode": None,
+    "sampling": SamplingParams(),
+    "max_frames": None,
+    "runaway_guard": True,
+    "speed": 1.0,
+    "trim": "none",
+    "silence_s": TRIM_TO_S,
+    "reproducible": False,
+}
+"""`TTSEngine.submit`'s."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +73,8 @@ class Request:
     runaway_guard: bool
     chunk_frames: tuple[int, ...]
     speed: float
+    trim: str
+    silence_s: float
     reproducible: bool
 
 
@@ -73,6 +98,8 @@ class RequestChecker:
         runaway_guard: bool,
         chunk_frames: int | Sequence[int] | None,
         speed: float,
+        trim: str,
+        silence_s: float,
         reproducible: bool,
     ) -> Request:
         """`whole`: the text is there already. The rest is `TTSEngine.submit`'s.
@@ -88,6 +115,7 @@ class RequestChecker:
             raise RequestError("text in pieces needs the streaming layout: leave non_streaming_mode out with text=None")
         if not isinstance(sampling, SamplingParams):
             raise SamplingError(f"sampling must be a SamplingParams, got {type(sampling).__name__}")
+        check_trim(trim, silence_s)
         sampling = sampling.over(self._config.sampling)
         return Request(
             conditioning=Conditioning(
@@ -102,6 +130,8 @@ class RequestChecker:
             runaway_guard=runaway_guard,
             chunk_frames=chunk_schedule(chunk_frames),
             speed=check_speed(speed),
+            trim=trim,
+            silence_s=float(silence_s),
             reproducible=reproducible,
         )
 

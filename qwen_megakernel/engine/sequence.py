@@ -20,6 +20,7 @@ from qwen_megakernel.engine.callbacks import CallbackRunner
 from qwen_megakernel.engine.request import Request
 from qwen_megakernel.engine.runaway import RunawayGuard
 from qwen_megakernel.errors import SpeechError
+from qwen_megakernel.model.edges import Edges
 from qwen_megakernel.model.prompt import Prompt
 from qwen_megakernel.model.prompt_pieces import PromptPieces
 from qwen_megakernel.model.time_stretch import TimeStretch
@@ -100,8 +101,11 @@ class Sequence:
         self.given = 0  # frames that the vocoder was given; they may be computed later
         self.codes: list[Tensor] = []  # int64 [groups] each, of the frames seen
         self.sound: list[np.ndarray] = []  # fp32 [1920] each, of the first of these frames
-        self._stretch = None if request.speed == 1 else TimeStretch(request.speed, sample_rate)
-        self._stretched: list[np.ndarray] = []  # fp32 [n] each, what was handed out at another speed than 1.0
+        trimmed = [] if request.trim == "none" else [Edges(request.trim, request.silence_s, sample_rate)]
+        stretched = [] if request.speed == 1 else [TimeStretch(request.speed, sample_rate)]
+        self._effects: list[Edges | TimeStretch] = trimmed + stretched
+        self._changed: list[np.ndarray] = []  # fp32 [n] each, what was handed out where there are effects
+        self._to_come: list[Tensor] = []  # codes of frames whose sound an effect has cut, or holds
         self.reason: str | None = None  # why it ends with the frames it has
         self._planned = self._chunks_planned = 0  # frames and chunks that are whole with what was given
         self.handed_frames = self.handed_samples = self.chunks_given = 0
@@ -154,7 +158,7 @@ class Sequence:
         """It has ended. Whoever still holds its utterance keeps the audio, not what making it took."""
         self.prompt = self.pieces = None
         self.reference, self.incoming = [], queue.SimpleQueue()
-        self.codes, self.sound, self._stretched, self._stretch = [], [], [], None
+        self.codes, self.sound, self._changed, self._effects = [], [], [], []
 
     # ------------------------------------------------------------ what the scheduler asks
 
@@ -188,7 +192,7 @@ class Sequence:
     @property
     def shares_pushes(self) -> bool:
         """May a full ring of its frames wait for another sequence's?"""
-        return self._stretch is None and not self.request.reproducible
+        return not self._effects and not self.request.reproducible
 
     def vocoder_due(self, short: bool) -> bool:
         """Must the vocoder have the frames launched so far? After `RECENT_FRAMES` at the latest, whatever the chunks:
@@ -200,10 +204,10 @@ class Sequence:
         if self.missing <= 0:
             return False
         last = self.reason is not None or self.launched == self.max_frames
-        # At another speed than 1.0 each frame goes by itself. For the last bits of the samples depend on how many
-        # frames go together, and where to cut would depend on them: with other chunks other pitch periods would be
-        # left out (docs/log.md, 2026-11-22).
-        most = RECENT_FRAMES if self._stretch is None else 1
+        # Before an effect each frame goes by itself. For the last bits of the samples depend on how many frames go
+        # together, and where to cut would depend on them: with other chunks other pitch periods would be left out
+        # (docs/log.md, 2026-11-22).
+        most = 1 if self._effects else RECENT_FRAMES
         return last or short or self.missing >= most or self._to_chunk <= 0
 
     @property
@@ -279,19 +283,31 @@ class Sequence:
             if left < size and not (self.reason or short):
                 break
             self._hand_out_frames(min(left, size))
-        if self._stretch and self.reason and not self.settled and len(rest := self._stretch.finish()):
-            self._hand_out(rest, torch.zeros(0, self._groups, dtype=torch.int64))
+        if self._effects and self.reason and not self.settled:
+            rest = np.zeros(0, np.float32)
+            for effect in self._effects:
+                rest = np.concatenate([effect.push(rest), effect.finish()])
+            if len(rest) or self._to_come:
+                self._hand_out(rest, [])
         return self.reason
 
     def _hand_out_frames(self, frames: int) -> None:
         """The next chunk with so many frames."""
         first, last = self.handed_frames, self.handed_frames + frames
-        samples = np.concatenate(self.sound[first:last])
-        self._hand_out(self._stretch.push(samples) if self._stretch else samples, torch.stack(self.codes[first:last]))
+        samples, codes = np.concatenate(self.sound[first:last]), self.codes[first:last]
+        for effect in self._effects:
+            samples = effect.push(samples)
+        self.handed_frames = last
+        if len(samples):
+            self._hand_out(samples, codes)
+        else:
+            self._to_come += codes
 
-    def _hand_out(self, samples: np.ndarray, codes: Tensor) -> None:
-        """The next chunk: fp32 [n], int64 [frames, groups]."""
-        chunk = Chunk(samples, codes.numpy(), self._sample_rate)
+    def _hand_out(self, samples: np.ndarray, codes: list[Tensor]) -> None:
+        """The next chunk: fp32 [n], int64 [groups] each."""
+        codes, self._to_come = [*self._to_come, *codes], []
+        stacked = torch.stack(codes) if codes else torch.zeros(0, self._groups, dtype=torch.int64)
+        chunk = Chunk(samples, stacked.numpy(), self._sample_rate)
         now, seconds = self.clock(), len(samples) / self._sample_rate
         if self.first_chunk is None:
             self.first_chunk = now
@@ -301,10 +317,9 @@ class Sequence:
             self.lead = lead if self.lead is None else min(self.lead, lead)
         self.runs_out = max(self.runs_out or now, now) + seconds
         self.chunks_given += 1
-        if self._stretch:
-            self._stretched.append(samples.copy())  # the chunk's own are its listener's
+        if self._effects:
+            self._changed.append(samples.copy())  # the chunk's own are its listener's
         self.handed_samples += len(samples)
-        self.handed_frames += len(codes)
         self.chunks.put(chunk)
         callbacks = self.callbacks
         if callbacks and self.on_chunk:
@@ -314,7 +329,7 @@ class Sequence:
         now = self.clock()
         arrived = now if self.arrived is None else self.arrived
         spoken = self.handed_frames
-        sound = self._stretched if self._stretch else self.sound[:spoken]
+        sound = self._changed if self._effects else self.sound[:spoken]
         return Audio(
             samples=np.concatenate(sound) if sound else np.zeros(0, np.float32),
             codes=torch.stack(self.codes[:spoken]).numpy() if spoken else np.zeros((0, self._groups), np.int64),

@@ -1,0 +1,84 @@
+"""Edges: silence in front of and behind speech cut to a given length, while the speech is made."""
+
+import numbers
+import reprlib
+
+import numpy as np
+
+from qwen_megakernel.errors import RequestError
+
+TRIMS = ("none", "start", "end", "both")
+"""What may be trimmed."""
+
+SILENCE = 0.003
+"""Amplitude, -50 dBFS: what is below it is silent."""
+
+LONGEST_S = 2.0
+"""Seconds of silence that may be left at most."""
+
+_FADE_S = 0.005
+"""Seconds over which a cut fades in or out: without it a cut clicks."""
+
+
+def check_trim(trim: str, silence_s: float) -> None:
+    """Raises RequestError for a `trim` that is not in `TRIMS`, or a `silence_s` out of 0 to `LONGEST_S`."""
+    if trim not in TRIMS:
+        raise RequestError(f"trim must be one of {', '.join(TRIMS)}, got {reprlib.repr(trim)}")
+    number = isinstance(silence_s, numbers.Real) and not isinstance(silence_s, bool)
+    if not number or not 0 <= silence_s <= LONGEST_S:
+        raise RequestError(f"silence_s must be 0 to {LONGEST_S:g} seconds, got {reprlib.repr(silence_s)}")
+
+
+class Edges:
+    """One utterance's trimming. However the input is cut, the joined output is the same. A silence within the speech
+    comes out once the speech goes on."""
+
+    def __init__(self, trim: str, silence_s: float, sample_rate: int):
+        """
+        Args:
+            trim: one of `TRIMS`.
+            silence_s: seconds of silence to leave at most; never less than the fade takes.
+            sample_rate: in Hz.
+        """
+        fade = round(_FADE_S * sample_rate)
+        self._ramp = ((np.arange(fade) + 0.5) / fade).astype(np.float32)
+        self._keep = max(fade, round(silence_s * sample_rate))
+        self._waits, self._trims_end = trim in ("start", "both"), trim in ("end", "both")
+        self._held = np.zeros(0, np.float32)  # the latest samples, all silent, which may be cut
+        self._cut = False  # something in front of them was
+
+    def push(self, samples: np.ndarray) -> np.ndarray:
+        """
+        Args:
+            samples: fp32 [n], the next of the input.
+
+        Returns:
+            fp32 [m], the next of the output; m may be 0.
+        """
+        before = len(self._held)
+        loud = before + np.flatnonzero(np.abs(samples) > SILENCE)
+        samples, self._held = np.concatenate([self._held, samples]), samples[:0]
+        if self._waits:
+            first = max(0, (int(loud[0]) if len(loud) else len(samples)) - self._keep)
+            samples, loud, self._cut = samples[first:], loud - first, self._cut or first > 0
+            if not len(loud):
+                self._held = samples
+                return samples[:0]
+            self._waits = False
+            if self._cut:  # `_keep` silent samples stand in front of the first loud one
+                samples[: len(self._ramp)] *= self._ramp
+        if self._trims_end:
+            last = int(loud[-1]) + 1 if len(loud) else 0
+            samples, self._held = samples[:last], samples[last:]
+        return samples
+
+    def finish(self) -> np.ndarray:
+        """The input is complete.
+
+        Returns:
+            fp32 [m], the rest of the output.
+        """
+        rest = self._held[: self._keep] if self._trims_end else self._held
+        if len(rest) < len(self._held):
+            rest[-len(self._ramp) :] *= self._ramp[::-1]
+        return rest
