@@ -3,12 +3,16 @@
 import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 from waiting import PATIENCE_S
 
 from qwen_megakernel import EngineBusy
 from qwen_megakernel.engine.event_loop import AsyncUtterance
+from qwen_megakernel.model.turn_text import TurnText
+
+WHOLE = SimpleNamespace(finish_reason="eos")
 
 
 class FakeUtterance:
@@ -28,7 +32,7 @@ class FakeUtterance:
         self.cancels += 1
 
     def result(self):
-        return "the whole"
+        return WHOLE
 
 
 class FakeEngine:
@@ -36,6 +40,9 @@ class FakeEngine:
 
     def __init__(self, error: Exception | None = None):
         self.error, self.gate, self.entered, self.made = error, threading.Event(), threading.Event(), []
+
+    def turn_text(self, **request):
+        return TurnText(len, 1000)
 
     def submit(self, text, on_chunk, *, on_end, **request):
         self.entered.set()
@@ -83,7 +90,7 @@ def test_chunks_come_in_order_and_then_the_whole(executor):
         utterance.cancel()
         return heard, utterance.audio, utterance.done
 
-    assert asyncio.run(main()) == ([0, 1, 2, 3, 4], "the whole", True)
+    assert asyncio.run(main()) == ([0, 1, 2, 3, 4], WHOLE, True)
     made = engine.made[0]
     assert [text for text, _ in made.calls] == ["a", "b", "c", None] and made.cancels == 0
     assert threading.get_ident() not in {thread for _, thread in made.calls}, "nothing computes on the loop"

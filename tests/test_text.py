@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from qwen_megakernel.checkpoint.load import DEMO_FOLDER, Checkpoint
 from qwen_megakernel.errors import CheckpointError, RequestError, TextTooLongError
-from qwen_megakernel.model.text import TextTokenizer, first_cut, split_sentences, split_to_fit
+from qwen_megakernel.model.text import TextTokenizer, split_sentences, split_to_fit
 
 ALPHABETS = (
     "abc XYZ theHelloWorld iPhone's don't WE'LL 'S\t\n\r\n  0123456789.,;:!?/-()\"“”…",
@@ -123,25 +123,6 @@ def test_short_text_is_not_counted():
 def test_a_character_that_cannot_be_cut_is_refused():
     with pytest.raises(TextTooLongError, match="has 4 tokens"):
         split_to_fit("Hi \U0001f600", lambda piece: len(piece.encode()), 3)
-
-
-@pytest.mark.parametrize(
-    "text, start, piece",
-    [
-        ("One two. Three", 0, None),  # 8 characters are not enough
-        ("One two three. Four", 0, "One two three. "),
-        ("One two three.", 0, None),  # it may go on: "3.14"
-        ("One two three. Four", 14, "One two three. "),
-        ("One two three. Four", 15, None),
-        ("One two three four five, six", 0, "One two three four five, "),
-        ("One two three four five six seven eight", 0, "One two three four five six seven "),
-        ("今天天气很好我们去公园散步吧。好", 0, "今天天气很好我们去公园散步吧。"),
-        ("a" * 100, 0, None),
-    ],
-)
-def test_a_text_that_is_still_written_is_cut_where_a_sentence_ends(text, start, piece):
-    cut = first_cut(text, start, 10)
-    assert (None if cut is None else text[:cut]) == piece
 
 
 def test_text_is_normalised(tokenizer):

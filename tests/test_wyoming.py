@@ -41,7 +41,6 @@ from qwen_megakernel import SamplingParams, TTSEngine, __version__, cli  # noqa:
 from qwen_megakernel.checkpoint.synthetic import NO_EOS  # noqa: E402
 from qwen_megakernel.engine.event_loop import AsyncUtterance  # noqa: E402
 from qwen_megakernel.model.pcm import pcm16  # noqa: E402
-from qwen_megakernel.model.text import first_cut  # noqa: E402
 from qwen_megakernel.server.limits import Limits  # noqa: E402
 from qwen_megakernel.server.process import ENGINE_GONE  # noqa: E402
 from qwen_megakernel.server.service import EngineService  # noqa: E402
@@ -203,13 +202,10 @@ def said(server: Running, text: str = TEXT, speaker: str = "ada", **options) -> 
 
 def streamed(server: Running, text: str, speaker: str = "ada") -> bytes:
     """What is said of a text that comes in pieces."""
-    cuts, pcm, enough = [0], b"", server.service.engine.max_positions // 6
-    while (cut := first_cut(text[cuts[-1] :], 0, enough)) is not None:
-        cuts.append(cuts[-1] + cut)
-    for start, end in zip(cuts, [*cuts[1:], len(text)], strict=True):
-        if text[start:end].strip():
-            pcm += said(server, text[start:end].lstrip(), speaker, non_streaming_mode=False)
-    return pcm
+    turn = server.service.engine.turn_text(speaker=speaker)
+    parts = turn.push(text.lstrip())
+    parts[-1] += turn.finish()
+    return b"".join(said(server, part, speaker, non_streaming_mode=False) for part in parts)
 
 
 # ---------------------------------------------------------------- what it is
@@ -314,7 +310,8 @@ def test_what_an_utterance_did_not_take_the_next_one_says(server, seeds, monkeyp
     async def push_text(self, text: str) -> None:
         if text == "you today?" and not ended:
             ended.append(text)
-            await self.end_text()
+            self._utterance.end_text()
+            self._utterance.result(PATIENCE_S)
         await push(self, text)
 
     monkeypatch.setattr(AsyncUtterance, "push_text", push_text)

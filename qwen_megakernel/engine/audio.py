@@ -1,6 +1,7 @@
 """What comes out of an utterance: chunks of PCM, and in the end the whole audio."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -96,3 +97,24 @@ class Audio:
         else:
             limit = "because its slot is full: shorten the text, or raise max_positions"
         return f"speech was cut after {self.duration_s:.1f} s, {limit}"
+
+
+def joined(parts: Sequence[Audio]) -> Audio:
+    """What was said in parts, one behind the other, as one utterance: seed, TTFC and timings of the first, the end of
+    the last.
+
+    Args:
+        parts: at least one.
+    """
+    first, last = parts[0], parts[-1]
+    if first is last:
+        return first
+    leads = [part.lead_s for part in parts if part.lead_s is not None]
+    return replace(
+        first,
+        samples=np.concatenate([part.samples for part in parts]),
+        codes=np.concatenate([part.codes for part in parts]),
+        finish_reason=last.finish_reason,
+        compute_s=sum(part.compute_s for part in parts),
+        lead_s=min(leads, default=None),
+    )

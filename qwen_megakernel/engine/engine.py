@@ -34,6 +34,7 @@ from qwen_megakernel.errors import BackendError, TextError, TextTooLongError
 from qwen_megakernel.model.prompt import KEPT_VOICES, Prompt, PromptBuilder
 from qwen_megakernel.model.prompt_pieces import PromptPieces
 from qwen_megakernel.model.text import TextTokenizer
+from qwen_megakernel.model.turn_text import TurnText
 from qwen_megakernel.model.voice import RefAudio, Voice, VoiceEncoder
 
 
@@ -350,6 +351,10 @@ class TTSEngine:
 
     def _checked(self, request: RequestOptions) -> Request:
         return self._requests.check(whole=True, **(DEFAULTS | request))
+
+    def turn_text(self, **request: Unpack[RequestOptions]) -> TurnText:
+        """What cuts a text that comes in pieces into parts that fit a slot. Raises RequestError as `submit` would."""
+        return self._prompts.turn_text(self._checked(request).conditioning, self.max_positions)
 
     @torch.inference_mode()
     def pieces(self, text: str, **request: Unpack[RequestOptions]) -> list[str]:

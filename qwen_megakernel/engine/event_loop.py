@@ -4,16 +4,36 @@
     event loop ◄── call_soon_threadsafe ◄── the utterance's callback thread
 
 The calls into the engine compute (they tokenise text and build the prompt), so they run in an executor.
+
+Text that comes in pieces may outgrow a slot. It is then cut, mostly behind a sentence (turn_text.py), and the engine
+says the parts one behind the other. A part begins once the one before it is made, which is long before it is heard.
+The same holds for text that comes after the model has said end of speech.
 """
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Executor
+from dataclasses import dataclass
 from typing import Any
 
-from qwen_megakernel.engine.audio import Audio, Chunk
+from qwen_megakernel.engine.audio import Audio, Chunk, joined
 from qwen_megakernel.engine.engine import TTSEngine
 from qwen_megakernel.engine.utterance import Utterance
+from qwen_megakernel.errors import TextEndedError
+from qwen_megakernel.model.text import check_unicode
+from qwen_megakernel.model.turn_text import TurnText
+
+_CUT = ("length", "cancelled")
+"""Ends behind which no part of the text follows: it would not join what was heard."""
+
+
+@dataclass
+class _Part:
+    """A part of the text that is said later."""
+
+    text: str
+    ended: bool = False
 
 
 class AsyncUtterance:
@@ -27,32 +47,40 @@ class AsyncUtterance:
         """
         Args:
             engine: that speaks.
-            executor: runs the calls into the engine. With a single thread they keep their order, so that pieces of
-                text may be pushed by several tasks.
+            executor: runs the calls into the engine.
         """
         self._engine, self._executor = engine, executor
         self._loop = asyncio.get_running_loop()
         self._chunks: asyncio.Queue[Chunk | None] = asyncio.Queue()
-        self._utterance: Utterance | None = None
+        self._utterance: Utterance | None = None  # says the current part
         self._cancelled = False
         self.audio: Audio | None = None
+        self._request: dict[str, Any] = {}
+        self._cuts: TurnText | None = None  # of text that comes in pieces
+        self._later: deque[_Part] = deque()
+        self._complete = True  # no more text will come
+        self._news = asyncio.Event()  # text has come, or its end, or a cancel
+        self._said: list[Audio] = []  # the parts that are over
+        self._in_turn = asyncio.Lock()  # pieces of text keep their order
+        self._goes_on: asyncio.Task[bool] | None = None
 
     async def submit(self, text: str | None, **request: Any) -> None:
         """Begin. If the calling task is cancelled meanwhile, the utterance is cancelled as soon as it exists.
 
         Args:
-            text: what to say; None: it comes through `push_text` and `end_text`.
+            text: what to say; None: it comes through `push_text` and `end_text`, and may be longer than a slot unless
+                `max_frames` is given.
             **request: `TTSEngine.submit`'s options.
 
         Raises:
             TTSError: as `TTSEngine.submit`.
         """
+        self._request = request
 
         def submit() -> None:
-            utterance = self._engine.submit(text, self._receive, on_end=lambda: self._receive(None), **request)
-            self._utterance = utterance
-            if self._cancelled:  # `cancel` came before the utterance existed
-                utterance.cancel()
+            if text is None and request.get("max_frames") is None:
+                self._cuts, self._complete = self._engine.turn_text(**request), False
+            self._begin(text)
 
         try:
             await self._run(submit)
@@ -60,8 +88,15 @@ class AsyncUtterance:
             self.cancel()
             raise
 
+    def _begin(self, text: str | None) -> None:
+        """In the executor."""
+        utterance = self._engine.submit(text, self._receive, on_end=lambda: self._receive(None), **self._request)
+        self._utterance = utterance
+        if self._cancelled:  # `cancel` came before the utterance existed
+            utterance.cancel()
+
     def _receive(self, chunk: Chunk | None) -> None:
-        """Called by the engine's callback thread. None: the utterance has ended."""
+        """Called by the engine's callback thread. None: the current part has ended."""
         try:
             self._loop.call_soon_threadsafe(self._chunks.put_nowait, chunk)
         except RuntimeError:  # the loop is closed: nobody waits for chunks any more
@@ -75,19 +110,59 @@ class AsyncUtterance:
     @property
     def done(self) -> bool:
         """The engine has ended it; chunks may still wait to be taken."""
-        return self._utterance is not None and self._utterance.done
+        return self._utterance is not None and self._utterance.done and not self._later
 
     async def push_text(self, text: str) -> None:
         """See `Utterance.push_text`, which also says what it raises."""
-        await self._run(lambda: self._utterance.push_text(text))
+        async with self._in_turn:
+            await self._run(lambda: self._push(text))
+            self._news.set()
+
+    def _push(self, text: str) -> None:
+        """In the executor."""
+        check_unicode(text)
+        first, *others = self._cuts.push(text) if self._cuts else [text]
+        self._add(first)
+        for part in others:
+            if self._later:
+                self._later[-1].ended = True
+            else:
+                self._utterance.end_text()
+            self._later.append(_Part(part))
+
+    def _add(self, text: str) -> None:
+        """Text that goes on with the last part."""
+        if self._later:
+            self._later[-1].text += text
+        elif text:
+            try:
+                self._utterance.push_text(text)
+            except TextEndedError:
+                if self._complete or not self._utterance.done or self._utterance.result().finish_reason in _CUT:
+                    raise
+                self._later.append(_Part(text))
 
     async def flush(self) -> None:
         """See `Utterance.flush`."""
-        await self._run(self._utterance.flush)
+        async with self._in_turn:
+            if not self._later:
+                await self._run(self._utterance.flush)
 
     async def end_text(self) -> None:
         """See `Utterance.end_text`."""
-        await self._run(self._utterance.end_text)
+        async with self._in_turn:
+            await self._run(self._end_text)
+            self._news.set()
+
+    def _end_text(self) -> None:
+        """In the executor."""
+        if self._cuts and not self._complete and (self._later or not self._utterance.done):
+            self._add(self._cuts.finish())
+        self._complete = True
+        if self._later:
+            self._later[-1].ended = True
+        else:
+            self._utterance.end_text()
 
     async def _run(self, call: Callable[[], Any]) -> None:
         await self._loop.run_in_executor(self._executor, call)
@@ -95,6 +170,7 @@ class AsyncUtterance:
     def cancel(self) -> None:
         """Stop before the next frame. Takes no time, also before the utterance has begun and after its end."""
         self._cancelled = True
+        self._news.set()
         if self._utterance and not self._utterance.done:
             self._utterance.cancel()
 
@@ -104,10 +180,40 @@ class AsyncUtterance:
         Raises:
             TTSError: why the utterance failed.
         """
-        chunk = await self._chunks.get()
-        if chunk is None:
-            self.audio = self._utterance.result()  # it has ended, so this does not wait
-        return chunk
+        while True:
+            if self._goes_on:  # whoever waited for it may have been cancelled
+                more = await asyncio.shield(self._goes_on)
+                self._goes_on = None
+                if not more:
+                    self.audio = joined(self._said)
+                    return None
+            if (chunk := await self._chunks.get()) is not None:
+                return chunk
+            self._goes_on = asyncio.create_task(self._go_on())
+
+    async def _go_on(self) -> bool:
+        """The current part has ended. Begin the next one, if there is one."""
+        self._said.append(self._utterance.result())  # it has ended, so this does not wait
+        while not self._cancelled and self._said[-1].finish_reason not in _CUT:
+            self._news.clear()
+            async with self._in_turn:
+                while self._later and self._later[0].ended and not self._later[0].text.strip():
+                    self._later.popleft()
+                if self._later and self._later[0].text.strip():
+                    await self._run(self._begin_next)
+                    return True
+                if self._complete:
+                    return False
+            await self._news.wait()
+        return False
+
+    def _begin_next(self) -> None:
+        """In the executor."""
+        part = self._later.popleft()
+        self._begin(None)
+        self._utterance.push_text(part.text)
+        if part.ended:
+            self._utterance.end_text()
 
     async def __aiter__(self) -> AsyncIterator[Chunk]:
         """

@@ -36,6 +36,7 @@ from qwen_megakernel.errors import (
 from qwen_megakernel.model.conditioning import AUTO, UNCONDITIONED, Conditioning
 from qwen_megakernel.model.text import TextTokenizer, split_to_fit
 from qwen_megakernel.model.transformer import Embeddings
+from qwen_megakernel.model.turn_text import TurnText
 
 FRAMES_A_TOKEN = 5
 """Frames of speech per token for which `PromptBuilder.pieces` leaves room. The demo voice takes 2 to 4 in any language
@@ -178,8 +179,7 @@ class PromptBuilder:
         non_streaming_mode: bool = True,
         max_positions: int,
     ) -> list[str]:
-        """Cut the text at sentences into pieces. The prompt that `build` makes of a piece leaves room for its speech:
-        `FRAMES_A_TOKEN` frames for every token.
+        """Cut the text at sentences into pieces. The prompt that `build` makes of a piece leaves `room` for its speech.
 
         Raises:
             SpeakerError, LanguageError: unknown; the known ones are listed.
@@ -188,15 +188,30 @@ class PromptBuilder:
         """
         if not isinstance(text, str):
             raise TextError(f"text must be a string, got {type(text).__name__}")
+        most = self.room(conditioning, non_streaming_mode=non_streaming_mode, max_positions=max_positions)
+        pieces = split_to_fit(text, lambda piece: len(self.tokens(piece).text), most)
+        if not pieces:
+            raise TextError("text must not be blank")
+        return pieces
+
+    def room(self, conditioning: Conditioning, *, non_streaming_mode: bool, max_positions: int) -> int:
+        """Tokens of text that fit a slot with room for their speech: `FRAMES_A_TOKEN` frames for every token.
+
+        Raises:
+            SpeakerError, LanguageError: unknown; the known ones are listed.
+            TextTooLongError: instruct and reference leave no room for any text.
+        """
         opening = self.opening(conditioning)
         fixed = opening.needed(0, non_streaming_mode)
         if opening.needed(1, non_streaming_mode) > max_positions:
             raise no_room(fixed, max_positions)
-        most = min((max_positions - fixed) // (1 + FRAMES_A_TOKEN), self.config.max_frames // FRAMES_A_TOKEN)
-        pieces = split_to_fit(text, lambda piece: len(self.tokens(piece).text), max(1, most))
-        if not pieces:
-            raise TextError("text must not be blank")
-        return pieces
+        frames_fit = (max_positions - fixed) // (1 + FRAMES_A_TOKEN)
+        return max(1, min(frames_fit, self.config.max_frames // FRAMES_A_TOKEN))
+
+    def turn_text(self, conditioning: Conditioning, max_positions: int) -> TurnText:
+        """What cuts a text that comes in pieces into parts that each fit a slot. Raises what `room` does."""
+        room = self.room(conditioning, non_streaming_mode=False, max_positions=max_positions)
+        return TurnText(lambda word: len(self.tokenizer.encode(word)), room)
 
     @property
     def kept_openings(self) -> int:

@@ -179,22 +179,6 @@ def split_sentences(text: str, max_chars: int = 300) -> list[str]:
     return [piece.strip() for piece in pieces if piece.strip()]
 
 
-def first_cut(text: str, start: int, enough: int) -> int | None:
-    """Where to cut a text that is still being written, so that what stands before is a piece of its own.
-
-    Args:
-        start: of the part that is new; what stands before it cannot be cut any more.
-        enough: a piece has at least so many characters. It ends at a sentence end, with twice as many at a clause too,
-            with three times as many at white space.
-
-    Returns:
-        The first place; None if there is none yet.
-    """
-    ends = enumerate((_SENTENCE_END, _CLAUSE_END, _SPACE), 1)
-    found = [pattern.search(text, max(start, times * enough)) for times, pattern in ends]
-    return min((end.end() for end in found if end), default=None)
-
-
 def split_to_fit(text: str, count: Callable[[str], int], most: int) -> list[str]:
     """Cut text like `split_sentences`, but into pieces of at most `most` tokens.
 

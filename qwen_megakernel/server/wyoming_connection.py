@@ -15,7 +15,6 @@ from qwen_megakernel.engine.audio import Chunk
 from qwen_megakernel.engine.event_loop import AsyncUtterance
 from qwen_megakernel.errors import RequestError, TextEndedError, TextError, TextTooLongError
 from qwen_megakernel.model.pcm import BYTES, pcm16
-from qwen_megakernel.model.text import first_cut
 from qwen_megakernel.server.api_error import ApiError
 from qwen_megakernel.server.service import EngineService
 from qwen_megakernel.server.wyoming_events import ProtocolError, Request, Silence, read_event, text_of
@@ -23,7 +22,6 @@ from qwen_megakernel.server.wyoming_events import ProtocolError, Request, Silenc
 log = logging.getLogger(__name__)
 
 _LINGER_S = 2.0  # a client has so long to read why its connection ends
-_POSITIONS_A_CHARACTER = 6  # of a slot: a token is one character or more, and needs its own row and room for 5 frames
 
 
 class Connection:
@@ -193,15 +191,11 @@ class Connection:
             await self._send(SynthesizeStopped().event())
 
     async def _speak_stream(self, request: dict) -> None:
-        """Text that comes in pieces, in as many utterances as it takes: each is spoken while its text comes, and ends
-        with a sentence."""
+        """Text that comes in pieces: it is spoken while it comes."""
         self._rest, self._complete, self._streamed = "", False, 0
-        spoken = False
-        while await self._has_text():
-            await self._say(None, request)
-            spoken = True
-        if not spoken:
+        if not await self._has_text():
             raise TextError("text must not be blank")
+        await self._say(None, request)
 
     async def _has_text(self) -> bool:
         """Wait for text that is not blank, and drop the blanks in front of it. False: the text is complete."""
@@ -252,28 +246,21 @@ class Connection:
             raise TextTooLongError("the speech was cut: a sentence did not fit its slot. Raise --max-positions")
 
     async def _push(self, utterance: AsyncUtterance) -> None:
-        """Push text as it comes, up to the place where the next utterance goes on.
+        """Push text as it comes.
 
         Raises:
             TTSError: text that is refused; the utterance is cancelled, because it cannot go on without it.
         """
-        said = text = ""
-        enough = self._service.engine.max_positions // _POSITIONS_A_CHARACTER
         try:
             while True:
-                whole = said + self._rest
-                cut = first_cut(whole, len(said), enough)
-                text, self._rest = whole[len(said) : cut], "" if cut is None else whole[cut:]
-                if text:
-                    self._service.log_text(text)
-                    await utterance.push_text(text)
-                    said, text = said + text, ""
-                if cut is not None or self._complete:
+                self._service.log_text(self._rest)
+                await utterance.push_text(self._rest)
+                if self._complete:
                     await utterance.end_text()
                     return
                 self._rest = await self._next_text()
-        except TextEndedError:  # a runaway, or a full slot: the next utterance goes on, if any does
-            self._rest = text + self._rest
+        except TextEndedError:  # the utterance ended before its text did; how, its caller sees
+            pass
         except Exception:
             utterance.cancel()
             raise

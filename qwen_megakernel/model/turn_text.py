@@ -1,0 +1,74 @@
+"""TurnText: cuts a text that is still being written into parts that each fit a slot, without waiting for its end."""
+
+import re
+from collections.abc import Callable
+
+_UNSPACED = re.compile(r"[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\u3000-\u303f\uff00-\uff65]")  # Chinese, Japanese
+_SENTENCE = re.compile(r"[.!?…][\"'”’)\]]?\s+$|[。！？；][”’」』）]*\s*$|\n\s*\n\s*$")
+_CLAUSE = re.compile(r"[,;:—]\s+$|[，、；：]\s*$")
+_CLOSES = "。！？；，、：”’」』）"  # never begins a part
+
+SENTENCE_FROM, CLAUSE_FROM, WORD_FROM = 0.75, 0.9, 1.0
+"""Of the tokens that fit: from here on a part ends behind a sentence, behind a clause, behind a word."""
+
+
+class TurnText:
+    """Where it cuts depends on the text alone, and not on the pieces in which that comes. It gives out a piece at once,
+    except for white space near a cut.
+
+    A part ends behind the first sentence that ends above `SENTENCE_FROM`. A sentence that takes the rest of the room is
+    cut behind a clause, or behind a word.
+    """
+
+    def __init__(self, count: Callable[[str], int], room: int):
+        """
+        Args:
+            count: gives the number of tokens of a text. It is called once a word.
+            room: tokens that a part may have.
+        """
+        self._count, self._room = count, room
+        self._word = ""  # behind the last place at which a part could end
+        self._tokens = 0  # of the part before that
+        self._blank = ""  # white space that is not given out yet
+
+    def push(self, piece: str) -> list[str]:
+        """Take a piece.
+
+        Returns:
+            What goes on with the part, and behind it what begins a new part each.
+        """
+        parts = [""]
+        for character in piece:
+            if self._ends_a_word(character) and self._ends_a_part():
+                parts.append("")
+                self._blank = ""
+            self._word += character
+            # A word has at most as many tokens as bytes: behind it the part may end, and then without white space.
+            if character.isspace() and self._tokens + len(self._word.encode()) >= SENTENCE_FROM * self._room:
+                self._blank += character
+            else:
+                parts[-1] += self._blank + character
+                self._blank = ""
+        return parts
+
+    def finish(self) -> str:
+        """The text is complete: what is left of it."""
+        rest, self._blank = self._blank, ""
+        return rest
+
+    def _ends_a_word(self, following: str) -> bool:
+        if not self._word.strip() or following.isspace() or following in _CLOSES:
+            return False
+        last = self._word[-1]
+        return last.isspace() or bool(_UNSPACED.match(last) or _UNSPACED.match(following))
+
+    def _ends_a_part(self) -> bool:
+        """The word is whole. Does the part end behind it?"""
+        word, self._word = self._word, ""
+        self._tokens += self._count(word)
+        share = self._tokens / self._room
+        ends = share >= WORD_FROM or share >= CLAUSE_FROM and bool(_CLAUSE.search(word))
+        ends = ends or share >= SENTENCE_FROM and bool(_SENTENCE.search(word))
+        if ends:
+            self._tokens = 0
+        return ends

@@ -1,0 +1,238 @@
+"""A turn longer than a slot: where its text is cut while it is written, and that it is said to its end."""
+
+import asyncio
+import contextlib
+import itertools
+import random
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from waiting import PATIENCE_S
+
+from qwen_megakernel import EngineBusy, SamplingParams, TextError, TTSEngine
+from qwen_megakernel.engine.event_loop import AsyncUtterance
+from qwen_megakernel.model.turn_text import CLAUSE_FROM, SENTENCE_FROM, TurnText
+
+WORDS = (
+    "Hello",
+    "there",
+    "and",
+    "it",
+    "is",
+    "fine",
+    "3.5",
+    "Dr.",
+    "so,",
+    "well;",
+    "end.",
+    'right."',
+    "你好",
+    "。",
+    "，",
+    "\n\n",
+)
+texts = st.lists(st.sampled_from(WORDS), max_size=60).map(" ".join)
+
+
+def cut(text: str, room: int, cuts: list[int] | None = None) -> list[str]:
+    """The parts of a text that comes in pieces, with as many tokens as letters."""
+    turn, parts = TurnText(lambda word: len(word.strip()), room), [""]
+    for piece in (text[a:b] for a, b in itertools.pairwise([0, *sorted(cuts or []), len(text)])):
+        first, *others = turn.push(piece)
+        parts[-1] += first
+        parts += others
+    parts[-1] += turn.finish()
+    return parts
+
+
+def test_a_part_ends_behind_the_first_sentence_above_its_share():
+    text = "One two three. Four five six. Seven eight. Nine ten. The end."
+    parts = cut(text, 32)
+    assert parts == ["One two three. Four five six.", "Seven eight. Nine ten. The end."]
+    assert cut(text, 1000) == [text]
+
+
+def test_a_long_sentence_is_cut_behind_a_clause_or_a_word():
+    text = "One two three four, five six, seven eight nine ten"
+    assert cut(text, 25) == ["One two three four, five six,", "seven eight nine ten"]
+    assert cut("One two three four five six seven eight", 12) == ["One two three four", "five six seven", "eight"]
+
+
+def test_chinese_is_cut_behind_its_marks():
+    text = "今天天气很好。我们去河边，然后吃饭。好吗？"
+    assert cut(text, 9) == ["今天天气很好。", "我们去河边，然后吃", "饭。好吗？"]
+    assert cut(text, 14) == ["今天天气很好。我们去河边，", "然后吃饭。好吗？"]
+
+
+@settings(max_examples=300, deadline=None)
+@given(text=texts, room=st.integers(5, 60), cuts=st.lists(st.integers(0, 300), max_size=40))
+def test_however_the_text_comes_it_is_cut_at_the_same_places(text, room, cuts):
+    assert cut(text, room, cuts) == cut(text, room)
+
+
+@settings(max_examples=300, deadline=None)
+@given(text=texts, room=st.integers(5, 60))
+def test_parts_joined_are_the_text_and_none_is_blank_or_too_long(text, room):
+    parts = cut(text, room)
+    assert "".join("".join(parts).split()) == "".join(text.split())
+    assert all(part.strip() and not part[0].isspace() for part in parts[1:])
+    longest = max(map(len, WORDS))
+    assert all(sum(len(word) for word in part.split()) <= room + longest for part in parts)
+
+
+@settings(max_examples=200, deadline=None)
+@given(text=texts, room=st.integers(20, 60))
+def test_nothing_waits_far_from_a_cut(text, room):
+    turn, given_out = TurnText(lambda word: len(word.strip()), room), ""
+    for taken, character in enumerate(text, 1):
+        given_out += "".join(turn.push(character))
+        if sum(len(word) for word in text[:taken].split()) < SENTENCE_FROM * room - 10:
+            assert given_out == text[:taken]
+
+
+def test_shares_are_in_order():
+    assert SENTENCE_FROM < CLAUSE_FROM < 1.0
+
+
+# ---------------------------------------------------------------- an utterance in an event loop
+
+
+SENTENCES = "It is late. We go home now. Are you there? The sun is out. He said so. That is all of it. "
+
+
+@pytest.fixture(scope="module")
+def engine():
+    """Whose slots have room for 20 tokens."""
+    with TTSEngine.load(
+        "demo", device="cpu", threads=1, max_streams=2, max_positions=140, queue_timeout=PATIENCE_S
+    ) as engine:
+        yield engine
+
+
+@contextlib.asynccontextmanager
+async def turn(engine, **request):
+    with ThreadPoolExecutor(1) as executor:
+        utterance = AsyncUtterance(engine, executor)
+        await utterance.submit(None, **{"sampling": SamplingParams(seed=5), "speaker": "ada"} | request)
+        try:
+            yield utterance
+        finally:
+            utterance.cancel()
+
+
+def pieces(text: str, rng: random.Random) -> list[str]:
+    cuts = sorted(rng.sample(range(len(text)), min(len(text), 12)))
+    return [text[a:b] for a, b in itertools.pairwise([0, *cuts, len(text)])]
+
+
+def test_a_long_turn_is_said_to_its_end_part_by_part(engine, fresh_seed):
+    text = SENTENCES * 2
+    cutting = engine.turn_text(speaker="ada")
+    parts = cutting.push(text)
+    parts[-1] += cutting.finish()
+    assert len(parts) > 2
+
+    async def main():
+        async with turn(engine) as utterance, asyncio.TaskGroup() as group:
+
+            async def push():
+                for piece in pieces(text, random.Random(fresh_seed)):
+                    await utterance.push_text(piece)
+                await utterance.end_text()
+
+            group.create_task(push())
+            chunks = [chunk async for chunk in utterance]
+        return chunks, utterance.audio
+
+    chunks, audio = asyncio.run(main())
+    alone = []
+    for part in parts:
+        utterance = engine.submit(sampling=SamplingParams(seed=5), speaker="ada")
+        utterance.push_text(part)
+        utterance.end_text()
+        alone.append(utterance.result(PATIENCE_S))
+    assert np.array_equal(audio.codes, np.concatenate([one.codes for one in alone]))
+    assert np.array_equal(np.concatenate([chunk.samples for chunk in chunks]), audio.samples)
+    assert audio.finish_reason == "eos" and audio.duration_s > 140 * 0.08
+
+
+def test_with_max_frames_a_turn_is_one_utterance(engine):
+    async def main():
+        async with turn(engine, max_frames=30) as utterance:
+            await utterance.push_text("Yes. " * 10)
+            await utterance.end_text()
+            return [chunk async for chunk in utterance], utterance.audio
+
+    _, audio = asyncio.run(main())
+    assert audio.frames <= 30
+
+
+@pytest.mark.parametrize("heard", [0, 3])
+def test_a_cancelled_turn_says_no_further_part(engine, heard):
+    before = engine.metrics()["utterances"]
+
+    async def main():
+        async with turn(engine) as utterance:
+            await utterance.push_text(SENTENCES * 3)
+            for _ in range(heard):
+                await utterance.next_chunk()
+            utterance.cancel()
+            return [chunk async for chunk in utterance], utterance.audio
+
+    _, audio = asyncio.run(main())
+    assert audio.finish_reason == "cancelled" and engine.metrics()["utterances"] == before + 1
+    assert engine.health()["streams"] == 0
+
+
+def test_who_stops_waiting_between_two_parts_misses_nothing(engine):
+    """Pipecat waits for a chunk for a while, then looks at its context, and waits again."""
+
+    async def main(patience_s):
+        async with turn(engine) as utterance:
+            await utterance.push_text(SENTENCES)
+            await utterance.end_text()
+            chunks = []
+            while True:
+                try:
+                    chunk = await asyncio.wait_for(utterance.next_chunk(), patience_s)
+                except TimeoutError:
+                    continue
+                if chunk is None:
+                    return np.concatenate(chunks), utterance.audio.samples
+                chunks.append(chunk.samples)
+
+    heard, whole = asyncio.run(main(0.001))
+    assert np.array_equal(heard, whole)
+    assert np.array_equal(whole, asyncio.run(main(PATIENCE_S))[1])
+
+
+def test_a_part_that_gets_no_slot_says_why(engine, monkeypatch):
+    async def main():
+        async with turn(engine) as utterance:
+            await utterance.push_text(SENTENCES)
+            await utterance.end_text()
+
+            def busy(*_args, **_options):
+                raise EngineBusy("full")
+
+            monkeypatch.setattr(engine, "submit", busy)
+            with pytest.raises(EngineBusy, match="full"):
+                [chunk async for chunk in utterance]
+
+    asyncio.run(main())
+
+
+def test_bad_text_is_refused_and_the_turn_goes_on(engine):
+    async def main():
+        async with turn(engine) as utterance:
+            await utterance.push_text("Hello ")
+            with pytest.raises(TextError):
+                await utterance.push_text("\ud800")
+            await utterance.push_text("there.")
+            await utterance.end_text()
+            return [chunk async for chunk in utterance], utterance.audio
+
+    assert asyncio.run(main())[1].finish_reason == "eos"
