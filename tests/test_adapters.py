@@ -1,7 +1,6 @@
 """LoRA adapters: merged as PEFT merges them, and refused by name where they cannot be."""
 
 import asyncio
-import json
 import math
 import re
 from pathlib import Path
@@ -9,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from lora import Q, edit_config, write_adapter
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -145,7 +145,7 @@ def test_names_that_fit_two_places_are_refused_until_the_class_is_named(tiny, tm
     with pytest.raises(CheckpointError, match="may be talker.model.* or talker.code_predictor.model.*base_model_class"):
         Checkpoint.open(folder, [tmp_path])
     name = "Qwen3TTSTalkerCodePredictorModelForConditionalGeneration"
-    edit(tmp_path, auto_mapping={"base_model_class": name, "parent_library": "x"})
+    edit_config(tmp_path, auto_mapping={"base_model_class": name, "parent_library": "x"})
     (adapter,) = Checkpoint.open(folder, [tmp_path]).adapters
     assert set(adapter.scales) == {
         f"talker.code_predictor.model.layers.{layer}.self_attn.q_proj.weight" for layer in range(2)
@@ -153,28 +153,6 @@ def test_names_that_fit_two_places_are_refused_until_the_class_is_named(tiny, tm
 
 
 # ---------------------------------------------------------------- our side
-
-
-Q = "talker.model.layers.1.self_attn.q_proj"
-"""A layer [128, 64] of the tiny checkpoint."""
-
-
-def edit(folder: Path, **changes) -> None:
-    path = folder / "adapter_config.json"
-    config = json.loads(path.read_text()) if path.exists() else {}
-    path.write_text(json.dumps(config | changes))
-
-
-def write(folder: Path, layers=((Q, 128, 64),), rank: int = 4, strength: float = 0.05, **config) -> Path:
-    """An adapter as a trainer would leave it, made by hand."""
-    folder.mkdir(exist_ok=True)
-    edit(folder, peft_type="LORA", r=rank, lora_alpha=8, bias="none", **config)
-    tensors = {}
-    for name, height, width in layers:
-        tensors[f"base_model.model.{name}.lora_A.weight"] = torch.randn(rank, width)
-        tensors[f"base_model.model.{name}.lora_B.weight"] = strength * torch.randn(height, rank)
-    save_file(tensors, folder / "adapter_model.safetensors")
-    return folder
 
 
 def change(folder: Path, name: str, tensor: Tensor | None) -> None:
@@ -217,8 +195,8 @@ def refused(folder: Path, adapters, message: str) -> None:
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
 def test_a_config_that_cannot_be_followed_is_refused_by_its_key(tiny, tmp_path, config, message):
-    folder = write(tmp_path)
-    edit(folder, **config)
+    folder = write_adapter(tmp_path)
+    edit_config(folder, **config)
     refused(tiny("custom_voice"), [folder], rf"adapter_config\.json.*{message}")
 
 
@@ -245,7 +223,7 @@ B = f"base_model.model.{Q}.lora_B.weight"
     ],
 )
 def test_a_tensor_that_does_not_fit_is_refused_by_name(tiny, tmp_path, name, tensor, message):
-    change(write(tmp_path), name, tensor)
+    change(write_adapter(tmp_path), name, tensor)
     with pytest.raises(CheckpointError, match=message):
         Checkpoint.open(tiny("custom_voice"), [tmp_path]).talker(CPU, torch.float32)
 
@@ -262,15 +240,15 @@ def test_a_tensor_that_does_not_fit_is_refused_by_name(tiny, tmp_path, name, ten
     ],
 )
 def test_a_module_that_does_not_exist_is_refused_by_name(tiny, tmp_path, layer, message):
-    refused(tiny("custom_voice"), [write(tmp_path, [(Q, 128, 64), layer])], message)
+    refused(tiny("custom_voice"), [write_adapter(tmp_path, [(Q, 128, 64), layer])], message)
 
 
 def test_files_that_are_missing_broken_or_too_large_are_refused(tiny, tmp_path, monkeypatch):
     folder, file = tiny("custom_voice"), tmp_path / "adapter_model.safetensors"
     refused(folder, [tmp_path / "nowhere"], "nowhere: no adapter_config.json; an adapter is a folder")
-    write(tmp_path / "saved-inside")
+    write_adapter(tmp_path / "saved-inside")
     refused(folder, [tmp_path], "there is one in 'saved-inside' inside it")
-    write(tmp_path)
+    write_adapter(tmp_path)
     refused(folder, [file], "is a file; an adapter is the folder")
     whole = file.read_bytes()
     file.write_bytes(whole[:-1])
@@ -283,7 +261,7 @@ def test_files_that_are_missing_broken_or_too_large_are_refused(tiny, tmp_path, 
     refused(folder, [tmp_path], r"adapter_model\.safetensors is missing; adapter_model\.bin is a pickle")
     save_file({}, file)
     refused(folder, [tmp_path], "it has no tensors")
-    edit(tmp_path, padding="x" * 2**20)
+    edit_config(tmp_path, padding="x" * 2**20)
     refused(folder, [tmp_path], r"adapter_config\.json: \d+ bytes, at most 1048576 are read")
     (tmp_path / "adapter_config.json").write_text("{")
     refused(folder, [tmp_path], r"adapter_config\.json: not valid JSON")
@@ -295,14 +273,14 @@ def test_adapters_are_a_list_of_folders(tiny, adapters):
 
 
 def test_a_rank_stabilised_alpha_is_divided_by_the_root(tiny, tmp_path):
-    plain, stable = (write(tmp_path / str(on), use_rslora=on) for on in (False, True))
+    plain, stable = (write_adapter(tmp_path / str(on), use_rslora=on) for on in (False, True))
     scales = [Checkpoint.open(tiny("custom_voice"), [one]).adapters[0].scales for one in (plain, stable)]
     assert scales == [{f"{Q}.weight": 8 / 4}, {f"{Q}.weight": 8 / math.sqrt(4)}]
 
 
 def test_fp8_comes_after_the_merge(tiny, tmp_path):
     """What is quantised is the merged weight; a weight that is stored quantised takes no adapter."""
-    folder, adapter = tiny("custom_voice"), write(tmp_path / "adapter", strength=0.2)
+    folder, adapter = tiny("custom_voice"), write_adapter(tmp_path / "adapter", strength=0.2)
     checkpoint, everything = Checkpoint.open(folder, [adapter]), WEIGHTS["fp8"]
     tensors = checkpoint.talker(CPU, torch.bfloat16)
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, tmp_path / "merged.safetensors")
@@ -336,15 +314,15 @@ def test_an_engine_speaks_with_the_merged_weights(tiny, tmp_path):
     everywhere = [
         (name.removesuffix(".weight"), *shape) for name, shape in shapes.items() if re.search(r"_proj\.weight", name)
     ]
-    adapter = write(tmp_path, everywhere, strength=0.1)
+    adapter = write_adapter(tmp_path, everywhere, strength=0.1)
     said, plain = codes(folder, adapters=[adapter]), codes(folder)
     assert np.array_equal(said, codes(folder, adapters=[str(adapter)])) and not np.array_equal(said, plain)
-    nothing = write(tmp_path / "untrained", strength=0.0)
+    nothing = write_adapter(tmp_path / "untrained", strength=0.0)
     assert np.array_equal(codes(folder, adapters=[nothing]), plain)
 
 
 def test_a_voice_of_the_base_fits_it_with_an_adapter(tiny, tmp_path):
-    folder, adapter = tiny("base"), write(tmp_path, strength=0.2)
+    folder, adapter = tiny("base"), write_adapter(tmp_path, strength=0.2)
     with_it, without = Checkpoint.open(folder, [adapter]), Checkpoint.open(folder)
     assert with_it.fingerprint == without.fingerprint
     voice = Voice.nobody(64, without.fingerprint)
@@ -354,7 +332,7 @@ def test_a_voice_of_the_base_fits_it_with_an_adapter(tiny, tmp_path):
 
 def test_a_broken_adapter_leaves_nothing_loaded(tiny, tmp_path, monkeypatch):
     """Of two the second is broken: no weight of the checkpoint is read."""
-    whole, broken = write(tmp_path / "whole"), write(tmp_path / "broken")
+    whole, broken = write_adapter(tmp_path / "whole"), write_adapter(tmp_path / "broken")
     change(broken, A, torch.full((4, 64), torch.nan))
     monkeypatch.setattr(Checkpoint, "talker", lambda *_: pytest.fail("weights were read"))
     with pytest.raises(CheckpointError, match="broken.*is not finite"):
@@ -362,7 +340,7 @@ def test_a_broken_adapter_leaves_nothing_loaded(tiny, tmp_path, monkeypatch):
 
 
 def test_the_command_line_takes_adapters(tiny, tmp_path, capsys):
-    folder, adapter, out = tiny("custom_voice"), write(tmp_path / "adapter"), tmp_path / "out.wav"
+    folder, adapter, out = tiny("custom_voice"), write_adapter(tmp_path / "adapter"), tmp_path / "out.wav"
     speak = [
         "speak",
         "--model",
@@ -387,7 +365,7 @@ def test_the_command_line_takes_adapters(tiny, tmp_path, capsys):
 def test_a_server_checks_adapters_before_it_listens(tiny, tmp_path):
     options = {"backend": "torch", "device": "cpu", "max_streams": 1, "max_positions": 64}
     folder = str(tiny("custom_voice"))
-    assert check_model(folder, adapters=[write(tmp_path)], **options).variant == "custom_voice"
+    assert check_model(folder, adapters=[write_adapter(tmp_path)], **options).variant == "custom_voice"
     change(tmp_path, A, None)
     with pytest.raises(CheckpointError, match="is missing"):
         check_model(folder, adapters=[tmp_path], **options)
@@ -405,7 +383,7 @@ async def _shared(folder: Path, *adapters) -> list[bool]:
 
 
 def test_a_shared_engine_is_known_by_its_adapters(tiny, tmp_path, monkeypatch):
-    write(tmp_path / "one")
+    write_adapter(tmp_path / "one")
     monkeypatch.chdir(tmp_path)
     which = [["one"], (tmp_path / "one",), ["one", "one"], []]
     assert asyncio.run(_shared(tiny("custom_voice"), *which)) == [True, True, False, False]

@@ -201,6 +201,7 @@ ADAPTERS = {
 def compare_adapters(root: Path, seed: int) -> None:
     """The oracle with adapters that PEFT has merged, rounded to bf16, against ours of the saved adapters."""
     total = 0
+    torch.manual_seed(seed)
     for size in ("tiny", "tiny-adapter"):
         folder = write_checkpoint(root / f"adapted-{size}", size=size, seed=seed, eos_gain=NO_EOS)
         for wrap, how in ADAPTERS.items():
