@@ -3,6 +3,7 @@
 import asyncio
 import math
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from qwen_megakernel import CheckpointError, TTSEngine
 from qwen_megakernel.checkpoint import adapters as module_under_test
 from qwen_megakernel.checkpoint.config import GREEDY
-from qwen_megakernel.checkpoint.fp8 import WEIGHTS, dequantized
+from qwen_megakernel.checkpoint.fp8 import WEIGHTS
 from qwen_megakernel.checkpoint.load import Checkpoint
 from qwen_megakernel.checkpoint.quantize import quantize_checkpoint
 from qwen_megakernel.checkpoint.tensors import talker_tensors
@@ -278,21 +279,28 @@ def test_a_rank_stabilised_alpha_is_divided_by_the_root(tiny, tmp_path):
     assert scales == [{f"{Q}.weight": 8 / 4}, {f"{Q}.weight": 8 / math.sqrt(4)}]
 
 
-def test_fp8_comes_after_the_merge(tiny, tmp_path):
-    """What is quantised is the merged weight; a weight that is stored quantised takes no adapter."""
-    folder, adapter = tiny("custom_voice"), write_adapter(tmp_path / "adapter", strength=0.2)
-    checkpoint, everything = Checkpoint.open(folder, [adapter]), WEIGHTS["fp8"]
-    tensors = checkpoint.talker(CPU, torch.bfloat16)
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, tmp_path / "merged.safetensors")
-    merged = Path(tmp_path / "checkpoint")
-    merged.mkdir()
-    for path in folder.iterdir():
-        if path.name != "model.safetensors":
-            (merged / path.name).symlink_to(path)
-    (tmp_path / "merged.safetensors").rename(merged / "model.safetensors")
-    expected = dequantized(Checkpoint.open(merged).talker(CPU, torch.float32, everything), torch.float32)
-    ours = dequantized(checkpoint.talker(CPU, torch.float32, everything), torch.float32)
-    assert all(torch.equal(ours[name], expected[name]) for name in expected)
+def with_weights(folder: Path, out: Path, tensors: dict[str, Tensor]) -> Path:
+    """A copy of a checkpoint with other weights."""
+    shutil.copytree(folder, out)
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, out / "model.safetensors")
+    return out
+
+
+@pytest.mark.parametrize("stored", [torch.bfloat16, torch.float32], ids=["bf16", "fp32"])
+def test_what_is_quantised_is_the_merged_weight_as_stored(tiny, tmp_path, stored):
+    """Whatever the engine's dtype is: a merged checkpoint on disk would be quantised to the same."""
+    base = Checkpoint.open(tiny("custom_voice")).talker(CPU, torch.float32)
+    noisy = {name: (tensor * (1 + 1e-3 * torch.randn_like(tensor))).to(stored) for name, tensor in base.items()}
+    folder = with_weights(tiny("custom_voice"), tmp_path / "base", noisy)
+    adapted = Checkpoint.open(folder, [write_adapter(tmp_path / "adapter", strength=0.2)])
+    on_disk = with_weights(folder, tmp_path / "merged", adapted.talker(CPU, stored))
+    expected, ours = (one.talker(CPU, torch.bfloat16, WEIGHTS["fp8"]) for one in (Checkpoint.open(on_disk), adapted))
+    assert expected.keys() == ours.keys()
+    assert all(torch.equal(ours[name].float(), expected[name].float()) for name in expected)
+
+
+def test_a_weight_that_is_stored_as_fp8_takes_no_adapter(tiny, tmp_path):
+    folder, adapter = tiny("custom_voice"), write_adapter(tmp_path / "adapter")
     quantize_checkpoint(folder, tmp_path / "fp8", WEIGHTS["fp8"])
     refused(tmp_path / "fp8", [adapter], rf"'{re.escape(Q)}\.weight' is stored as FP8 .* and weights='fp8'")
     quantize_checkpoint(folder, tmp_path / "heads", frozenset({"codec_head"}))  # not what the adapter changes

@@ -123,7 +123,7 @@ class Adapter:
     def _check_values(self) -> None:
         with self._file() as file:
             for name in file.keys():
-                if not bool(torch.isfinite(file.get_tensor(name)).all()):
+                if not bool(torch.isfinite(self._read(file, name)).all()):
                     raise CheckpointError(f"{self.folder / _TENSORS}: tensor {name!r} is not finite; train it again")
 
     def _file(self):
@@ -135,11 +135,13 @@ class Adapter:
     def _update(self, file: Any, weight: str) -> Tensor:
         """scale * B @ A of one of `scales`, fp32 [out, in]."""
         module = _PREFIX + weight.removeprefix(self._root).removesuffix(".weight")
+        return self._read(file, module + _B) @ self._read(file, module + _A) * self.scales[weight]
+
+    def _read(self, file: Any, name: str) -> Tensor:
         try:
-            a, b = (file.get_tensor(module + of).float() for of in (_A, _B))
+            return file.get_tensor(name).float()
         except (SafetensorError, OSError) as error:
             raise CheckpointError(f"{self.folder / _TENSORS}: {error}") from None
-        return b @ a * self.scales[weight]
 
 
 def merged(weights: Iterable[tuple[str, Tensor]], adapters: Collection[Adapter]) -> Iterator[tuple[str, Tensor]]:
