@@ -125,7 +125,7 @@ $(CLIENTS)/.installed: pyproject.toml constraints-cpu.txt Makefile
 $(ORACLE)/.installed: Makefile
 	$(PYTHON) -m venv $(ORACLE)
 	$(ORACLE)/bin/python $(INSTALL) torch==2.13.0 transformers==5.15.1 \
-		librosa einops accelerate onnxruntime soundfile soxr safetensors tokenizers numpy tqdm
+		librosa einops accelerate onnxruntime soundfile soxr safetensors tokenizers numpy tqdm peft==0.21.2
 	$(ORACLE)/bin/python $(INSTALL) --no-deps qwen-tts-hf==0.1.1.post1
 	@touch $@
 

@@ -133,6 +133,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 def warmup(args: argparse.Namespace) -> Awaitable[TTSEngine]:
     options = {"backend": args.backend, "device": args.device, "weights": args.weights, "threads": args.threads}
+    options["adapters"] = args.adapter
     return MegakernelTTSService.warmup(args.model, **options)
 
 

@@ -114,7 +114,7 @@ def _engine_of_server(args: argparse.Namespace) -> tuple[str, ModelConfig | None
 
     if args.voices and not args.voices.is_dir():
         raise RequestError(f"--voices: no folder {str(args.voices)!r}")
-    options = {"backend": args.backend, "device": args.device}
+    options = {"backend": args.backend, "device": args.device, "adapters": args.adapter}
     options |= {"max_streams": args.max_streams, "max_positions": args.max_positions}
     name, config = name_of_model(args.model), check_model(args.model, **options)
     options |= {"weights": args.weights, "max_queue": args.max_streams, "threads": args.threads}

@@ -18,9 +18,11 @@ import numpy as np
 import pytest
 import soundfile
 import torch
-from cases import reference_audio
+from cases import fine_tune, reference_audio
 from listener import PacedOutput
+from lora import write_adapter
 from pipecat.processors.frame_processor import FrameProcessor
+from safetensors.torch import load_file
 from serving import running
 from waiting import PATIENCE_S, until
 
@@ -150,10 +152,24 @@ def hub(tiny, tmp_path_factory):
         yield
 
 
+@pytest.fixture(scope="module")
+def trained(tiny, tmp_path_factory) -> Path:
+    """A folder with what trainers have made of a Base: a fine-tune and a LoRA adapter."""
+    folder, base = tmp_path_factory.mktemp("trained"), tiny("base", eos_gain=NO_EOS)
+    state = load_file(base / "model.safetensors")
+    my_voice = fine_tune(base, folder / "my-voice", "Ada Lovelace", torch.randn(64), state)
+    settings = json.loads((my_voice / "generation_config.json").read_text()) | {"max_new_tokens": 30}
+    (my_voice / "generation_config.json").write_text(json.dumps(settings))
+    write_adapter(folder / "my-adapter")
+    return folder
+
+
 @pytest.fixture
-def workplace(hub, tmp_path, monkeypatch):
+def workplace(hub, trained, tmp_path, monkeypatch):
     """A folder with the files that the documents speak of."""
     monkeypatch.chdir(tmp_path)
+    for made in trained.iterdir():
+        (tmp_path / made.name).symlink_to(made)
     soundfile.write("me.wav", reference_audio(), 24000)
     Path("chapter.txt").write_text("Hello there. This is a chapter.", encoding="utf-8")
     Path("lines.txt").write_text("Hello.\nHow are you?\n", encoding="utf-8")

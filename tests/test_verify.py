@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 import soundfile
 import torch
+from cases import fine_tune
+from safetensors.torch import load_file
 from test_bot_page import CHROMIUM, FLAGS
 from torch import nn
 
@@ -60,6 +62,8 @@ class StandIn:
         predictor = SimpleNamespace(lm_head=heads[1:])
         talker = SimpleNamespace(generate=lambda **_: None, codec_head=heads[0], code_predictor=predictor)
         ids = {"codec_eos_token_id": config.talker.codec_eos_id, "vocab_size": config.talker.vocab_size}
+        stored = json.loads((self.checkpoint.folder / "config.json").read_text())["talker_config"]
+        ids |= {name: stored[name] for name in ("spk_id", "spk_is_dialect")}
         self.model = SimpleNamespace(
             talker=talker,
             generate=self._generate,
@@ -80,6 +84,9 @@ class StandIn:
         return [TheirVoice(vector, codes, ref_text)]
 
     def generate_custom_voice(self, speaker, instruct, **request):
+        tables = self.model.config.talker_config
+        if speaker and (speaker.lower() not in tables.spk_id or speaker.lower() not in tables.spk_is_dialect):
+            raise NotImplementedError(f"Speaker {speaker} not implemented")  # as the reference does
         return self._speak(speaker=speaker, instruct=instruct, **request)
 
     def generate_voice_design(self, instruct, **request):
@@ -276,6 +283,13 @@ def test_a_reference_that_agrees_holds(variant, size, tmp_path, tiny, stand_in, 
         assert not greedy or of[0].read_bytes() == of[1].read_bytes()
 
 
+def test_a_fine_tune_whose_speaker_has_capitals_is_compared(tmp_path, tiny, stand_in, capsys):
+    base = tiny("base", eos_gain=0.0)
+    made = fine_tune(base, tmp_path / "made", "Ada Lovelace", torch.randn(64), load_file(base / "model.safetensors"))
+    assert run(made, tmp_path / "out", "--frames", FRAMES) == 0
+    assert "ada lovelace, auto, whole text: codes" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("fault", ["prompt rows", "trailing rows", "codes", "PCM"])
 def test_a_reference_that_disagrees_fails_on_the_line_that_says_so(fault, tmp_path, tiny, stand_in, capsys):
     stand_in.fault = fault
@@ -440,7 +454,7 @@ def test_a_folder_that_goes_away_is_told(gone, tmp_path, monkeypatch, capsys):
 def test_the_reference_reads_the_snapshot_that_ours_read(tmp_path, tiny, stand_in, monkeypatch):
     folder = tiny("voice_design")
     open_, asked = Checkpoint.open, []
-    monkeypatch.setattr(Checkpoint, "open", lambda model: open_(folder if model == "some/voice" else model))
+    monkeypatch.setattr(Checkpoint, "open", lambda model, *_: open_(folder if model == "some/voice" else model))
     monkeypatch.setattr(stand_in, "from_pretrained", lambda model, dtype: (asked.append(model), StandIn(folder))[1])
     assert run("some/voice", tmp_path / "out", "--frames", 2) == 0
     assert asked == [str(folder)]

@@ -153,7 +153,12 @@ class Reference:
             self.api = module.Qwen3TTSModel.from_pretrained(model, dtype=dtype, **where)
         except (AttributeError, ImportError, OSError, RuntimeError, TypeError, ValueError) as error:
             raise BackendError(f"qwen_tts cannot load {model}: {error!r}; what works: {INSTALL}") from error
-        self.model = self.api.model
+        self.model, talker = self.api.model, self.api.model.config.talker_config
+        # It looks names up in lower case, and the tables of a fine-tune may have capitals: it would not know them.
+        talker.spk_id, talker.spk_is_dialect = (
+            {name.lower(): value for name, value in (table or {}).items()}
+            for table in (talker.spk_id, talker.spk_is_dialect)
+        )
         self.logits: list[Tensor] = []  # raw, of every draw of the last greedy case: 16 per frame
         self._seen: dict[str, Tensor] = {}
         self._greedy = False

@@ -189,7 +189,8 @@ def _id_table(js: JsonObject, key: str, vocab: int) -> dict[str, int]:
     for name, value in js.get(key, dict).items():
         if type(value) is not int or not 0 <= value < vocab:
             raise CheckpointError(f"{js.where}: {key}[{name!r}] must be an id in 0..{vocab - 1}, found {value!r}")
-        table[name.lower()] = value
+        if table.setdefault(name.lower(), value) != value:
+            raise CheckpointError(f"{js.where}: {key} has {name.lower()!r} twice, and case tells no names apart")
     return table
 
 

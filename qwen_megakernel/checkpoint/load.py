@@ -3,7 +3,7 @@
 A checkpoint is a folder in the published Qwen3-TTS 12 Hz layout:
 
     config.json  generation_config.json  vocab.json  merges.txt
-    model.safetensors            or model.safetensors.index.json with its shards
+    model.safetensors            or model.safetensors.index.json with its shards; the single file wins
     speech_tokenizer/config.json  speech_tokenizer/model.safetensors
 
 tensors.py derives the complete table of names and shapes from config.json. A tensor that is missing, extra or misshaped
@@ -14,18 +14,19 @@ import hashlib
 import json
 import logging
 import re
-import struct
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from qwen_megakernel.checkpoint.adapters import Adapter, adapter_folders, merged
 from qwen_megakernel.checkpoint.config import ModelConfig
 from qwen_megakernel.checkpoint.fp8 import SCALE, dequantize, flaw, part_of, parts_in, quantize_parts
-from qwen_megakernel.checkpoint.tensors import TEXT_TABLE, Shapes, expected_tensors
+from qwen_megakernel.checkpoint.safetensors_header import read_header
+from qwen_megakernel.checkpoint.tensors import TEXT_TABLE, Shapes, expected_tensors, talker_tensors
 from qwen_megakernel.errors import CheckpointError, CheckpointNotFoundError
 
 log = logging.getLogger(__name__)
@@ -59,14 +60,17 @@ HUB_FILES = (
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _DTYPES = ("BF16", "F16", "F32")
 _FP8 = "F8_E4M3"
-_MAX_HEADER_BYTES = 100_000_000  # safetensors' own bound
 
 
 # ---------------------------------------------------------------- files
 
 
 def _safetensors_files(folder: Path) -> list[Path]:
-    """The single file, or the shards that the index names. A name must be plain, so that no path leaves the folder."""
+    """The single file, or the shards that the index names. A name must be plain, so that no path leaves the folder.
+
+    A fine-tune is saved as a single file into a copy of its Base, where shards and an index may be left over. So the
+    single file wins, as it does in transformers.
+    """
     single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
     if single.is_file():
         return [single]
@@ -86,31 +90,11 @@ def _safetensors_files(folder: Path) -> list[Path]:
     return [folder / name for name in names]
 
 
-def _read_header(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Name -> (dtype, shape) of one safetensors file, whose length must agree with its header."""
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        start = file.read(8)
-        length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
-        if not 2 <= length <= min(size - 8, _MAX_HEADER_BYTES):
-            raise CheckpointError(f"{path}: not a safetensors file, or cut off ({size} bytes)")
-        try:
-            header = json.loads(file.read(length))
-            header.pop("__metadata__", None)
-            tensors = {name: (t["dtype"], tuple(t["shape"])) for name, t in header.items()}
-            end = 8 + length + max((t["data_offsets"][1] for t in header.values()), default=0)
-        except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
-            raise CheckpointError(f"{path}: broken safetensors header") from None
-    if size != end:
-        raise CheckpointError(f"{path}: cut off or padded: {end} bytes expected, found {size}")
-    return tensors
-
-
 def _check_tensors(folder: Path, expected: Shapes) -> dict[str, Path]:
     """Name -> file of every tensor and of the scales of quantised ones, once names, shapes and dtypes have been
     compared."""
     where: dict[str, Path] = {}
-    headers = {path: _read_header(path) for path in _safetensors_files(folder)}
+    headers = {path: read_header(path) for path in _safetensors_files(folder)}
     dtypes = {name: dtype for header in headers.values() for name, (dtype, _) in header.items()}
     quantized = {name for name, dtype in dtypes.items() if dtype == _FP8 and part_of(name)}
     _check_parts(folder, expected, dtypes, quantized)
@@ -177,7 +161,9 @@ class Checkpoint:
         config: what its JSON files say.
         fp8: parts (fp8.PARTS) that are stored as E4M3.
         fingerprint: 16 hex digits over config.json, the talker's final norm and some embedding rows; a saved
-            `Voice` carries it, so that a voice is not used with another model.
+            `Voice` carries it, so that a voice is not used with another model. Adapters do not change it: they leave
+            alone what makes a voice, the speaker encoder and the speech tokenizer.
+        adapters: LoRA adapters that are merged into what `talker` returns, in this order.
     """
 
     folder: Path
@@ -186,15 +172,43 @@ class Checkpoint:
     fingerprint: str
     _main: Mapping[str, Path] = field(repr=False)
     _codec: Mapping[str, Path] = field(repr=False)
+    adapters: tuple[Adapter, ...] = ()
 
     @classmethod
-    def open(cls, model: str | Path) -> "Checkpoint":
-        """Find `model` (folder, hub id or "demo") and check it. No tensor is read yet.
+    def open(cls, model: str | Path, adapters: Collection[str | Path] = ()) -> "Checkpoint":
+        """Find `model` (folder, hub id or "demo") and check it, then check the adapters. No tensor of it is read yet.
+
+        Args:
+            adapters: folders of LoRA adapters (adapters.py).
 
         Raises:
             CheckpointNotFoundError: nothing is there under that name.
-            CheckpointError: its files do not fit together; the message names the first that does not.
+            CheckpointError: its files do not fit together, or an adapter does not fit it; the message names the first
+                that does not.
         """
+        return cls._find(model).with_adapters(adapters)
+
+    def with_adapters(self, adapters: Collection[str | Path]) -> "Checkpoint":
+        """The same checkpoint with LoRA adapters, in place of those that it had.
+
+        Raises:
+            CheckpointError: one of them does not fit it.
+        """
+        folders = adapter_folders(adapters)
+        table = talker_tensors(self.config.talker) if folders else {}
+        opened = tuple(Adapter.open(folder, table) for folder in folders)
+        for adapter in opened:
+            for name in adapter.scales:
+                if part_of(name) in self.fp8:
+                    raise CheckpointError(
+                        f"{adapter.folder}: {name!r} is stored as FP8 in {self.folder}, and no adapter can be merged "
+                        "into that; give the bf16 checkpoint with the adapter, and weights='fp8'"
+                    )
+            log.debug("adapter %s: merged into %d layers", adapter.folder, len(adapter.scales))
+        return replace(self, adapters=opened)
+
+    @classmethod
+    def _find(cls, model: str | Path) -> "Checkpoint":
         folder = find_checkpoint(model)
         try:
             return cls._open_folder(folder)
@@ -224,7 +238,7 @@ class Checkpoint:
     def talker(self, device: torch.device, dtype: torch.dtype, fp8: frozenset[str] = frozenset()) -> dict[str, Tensor]:
         """Every `talker.*` tensor by name. The text embeddings stay on the CPU: they are a third of all bytes, and a
         text needs a few rows. They are copied, because rows of a mapped file would be read from disk at their first
-        use.
+        use. Adapters are merged before anything is quantised.
 
         Args:
             dtype: of everything that is not FP8. Stored FP8 tensors that are not in `fp8` are dequantised into it.
@@ -232,10 +246,11 @@ class Checkpoint:
                 stored so.
 
         Raises:
-            CheckpointError: a stored scale or FP8 weight is not finite, or a weight cannot be quantised.
+            CheckpointError: a stored scale or FP8 weight is not finite, or a weight cannot be quantised or merged.
         """
         table, cpu = TEXT_TABLE, torch.device("cpu")
-        names = [name for name in self._main if name.startswith("talker.") and name != table]
+        adapted = {name for adapter in self.adapters for name in adapter.scales}
+        names = [name for name in self._main if name.startswith("talker.") and name not in (table, *adapted)]
         parts = fp8 | self.fp8
         as_stored = {name for name in names if part_of(name.removesuffix(SCALE)) in parts}
         tensors = _load(self._main, names, device, dtype, as_stored)
@@ -245,6 +260,9 @@ class Checkpoint:
                 raise CheckpointError(f"{self._main[name]}: tensor {name!r}: {wrong}")
             if part_of(name) not in fp8:
                 tensors[name] = dequantize(tensors[name], tensors.pop(name + SCALE), dtype)
+        stored = ((name, _load(self._main, [name], cpu, dtype, [name])[name]) for name in sorted(adapted))
+        for name, weight in merged(stored, self.adapters):
+            tensors[name] = weight.to(device, weight.dtype if part_of(name) in fp8 else dtype)
         quantize_parts(tensors, fp8)
         text = _load(self._main, [table], cpu, dtype)[table]
         mapped = device.type != "cpu" and dtype == torch.bfloat16  # else the conversion has copied it

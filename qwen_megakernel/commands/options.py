@@ -61,9 +61,20 @@ def add_threads(parser: argparse._ActionsContainer) -> None:
     parser.add_argument("--threads", type=int, help="to compute with on a CPU; default: measured")
 
 
+def add_adapters(parser: argparse._ActionsContainer) -> None:
+    parser.add_argument(
+        "--adapter",
+        metavar="PATH",
+        action="append",
+        default=[],
+        help="a LoRA adapter of the model, a folder in PEFT's format; may be given several times",
+    )
+
+
 def add_engine_of_server(parser: argparse._ActionsContainer, *, streams: int) -> None:
     """Add the options that say what a server speaks with, and what it logs. `streams`: the default of --max-streams."""
     parser.add_argument("--model", default=DEMO, help=f"folder, hub id such as {PUBLISHED[1]}, or {DEMO!r}")
+    add_adapters(parser)
     parser.add_argument("--max-streams", type=int, default=streams, help="utterances at once, default: %(default)s")
     parser.add_argument(
         "--max-positions", type=int, default=1024, help="prompt and frames of one utterance, default: %(default)s"
@@ -106,6 +117,7 @@ def add_voice_options(parser: argparse._ActionsContainer, seed: str = "a fresh o
     parser.add_argument(
         "--model", default=DEMO, help=f"folder, hub id such as {PUBLISHED[1]}, or {DEMO!r} (default: {DEMO_NOTICE})"
     )
+    add_adapters(parser)
     parser.add_argument("--speaker", help="a named speaker (CustomVoice); default: the checkpoint's first")
     parser.add_argument("--language", help="a name or code, such as english, en or en-US; default: auto")
     parser.add_argument("--instruct", help="how to say it (VoiceDesign, 1.7B CustomVoice)")

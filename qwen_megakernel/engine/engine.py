@@ -25,12 +25,20 @@ from qwen_megakernel.engine.audio import Audio, Chunk
 from qwen_megakernel.engine.core import EngineCore
 from qwen_megakernel.engine.mapping import Mapped, map_requests
 from qwen_megakernel.engine.options import Limits, Need, memory_of, told_of_memory
-from qwen_megakernel.engine.request import DEFAULTS, TRIM_TO_S, Request, RequestChecker, RequestOptions, check_call
+from qwen_megakernel.engine.request import (
+    DEFAULTS,
+    TRIM_TO_S,
+    Request,
+    RequestChecker,
+    RequestOptions,
+    check_call,
+    whole_text,
+)
 from qwen_megakernel.engine.sequence import Sequence as EngineSequence
 from qwen_megakernel.engine.snapshot import Snapshot, snapshot_of
 from qwen_megakernel.engine.utterance import ChunkStream, Utterance
 from qwen_megakernel.engine.warm_up import first_words, sustained
-from qwen_megakernel.errors import BackendError, TextError, TextTooLongError
+from qwen_megakernel.errors import BackendError, TextTooLongError
 from qwen_megakernel.model.prompt import KEPT_VOICES, Prompt, PromptBuilder
 from qwen_megakernel.model.prompt_pieces import PromptPieces
 from qwen_megakernel.model.text import TextTokenizer
@@ -107,6 +115,7 @@ class TTSEngine:
         device: str | torch.device | None = None,
         dtype: str | torch.dtype | None = None,
         weights: str | Collection[str] | None = None,
+        adapters: Collection[str | Path] = (),
         max_streams: int = 8,
         max_positions: int = 2048,
         max_queue: int = 8,
@@ -129,6 +138,7 @@ class TTSEngine:
             weights: "bf16", "fp8", "fp8-predictor", or a list of some of fp8.PARTS: what is E4M3, quantised now if the
                 checkpoint does not have it so; the rest is of `dtype`. None: as the checkpoint has it. docs/fp8.md
                 says what it costs. PyTorch computes with the same weights, dequantised, and saves no memory.
+            adapters: folders of LoRA adapters in PEFT's format, merged in this order, before anything is quantised.
             max_streams: utterances at once, each in a slot of its own; fewer run where that is more than the device
                 sustains for live listeners, which is measured (`health()["sustained"]`).
             max_positions: rows of one slot: the prompt's and one per frame.
@@ -161,7 +171,7 @@ class TTSEngine:
         # What cannot run is refused before a checkpoint is looked for.
         check_threads(threads, device)
         select_backend(backend, device, dtype)
-        checkpoint = Checkpoint.open(model)
+        checkpoint = Checkpoint.open(model, adapters)
         chosen = choose_backend(backend, checkpoint, device, dtype, fp8, vocoder_dtype, threads)
         fallback = fallback is not None or (backend == "auto" and chosen.void is not None)
         engine = cls(str(model), checkpoint, chosen, limits, fallback=fallback)
@@ -206,7 +216,7 @@ class TTSEngine:
     def generate(self, text: str, **request: Unpack[RequestOptions]) -> Audio:
         """Speak `text` and return the whole utterance. Takes what `submit` takes; the joined chunks of
         `stream` are the same samples."""
-        utterance = self.submit(_whole(text), **request)
+        utterance = self.submit(whole_text(text), **request)
         try:
             return utterance.result()
         finally:
@@ -214,7 +224,7 @@ class TTSEngine:
 
     def stream(self, text: str, **request: Unpack[RequestOptions]) -> ChunkStream:
         """Speak `text` and iterate over its chunks as they are made. Takes what `submit` takes."""
-        return ChunkStream(self.submit(_whole(text), **request))
+        return ChunkStream(self.submit(whole_text(text), **request))
 
     def map(
         self, requests: Iterable[str | Mapping[str, Any]], *, ordered: bool = True, **request: Unpack[RequestOptions]
@@ -447,9 +457,3 @@ class TTSEngine:
 
     def __exit__(self, *exc_info) -> None:
         self.close()
-
-
-def _whole(text: str) -> str:
-    if text is None:
-        raise TextError("text must be a string; text that comes in pieces needs submit()")
-    return text

@@ -200,6 +200,17 @@ def check_call(text: str | None, on_chunk: Callable | None, on_end: Callable | N
             raise RequestError(f"{name} must be callable, got {type(callback).__name__}")
 
 
+def whole_text(text: str) -> str:
+    """The text of a call that takes no pieces.
+
+    Raises:
+        TextError: it is None.
+    """
+    if text is None:
+        raise TextError("text must be a string; text that comes in pieces needs submit()")
+    return text
+
+
 def _count(value: int, name: str) -> int:
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1:
         raise RequestError(f"{name} must be an integer of at least 1, got {value!r}")

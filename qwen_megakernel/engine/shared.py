@@ -7,6 +7,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 
 from qwen_megakernel.backend.select import select_device
+from qwen_megakernel.checkpoint.adapters import adapter_folders
 from qwen_megakernel.checkpoint.dtypes import dtype_of, vocoder_dtype_of
 from qwen_megakernel.checkpoint.fp8 import name_of, parts_of
 from qwen_megakernel.checkpoint.load import find_cached
@@ -51,6 +52,7 @@ async def acquire(model: str, **options) -> TTSEngine:
     for name, normalised in (("dtype", dtype_of), ("vocoder_dtype", vocoder_dtype_of)):
         if name in options:
             options[name] = normalised(options[name])
+    options["adapters"] = adapter_folders(options.get("adapters", ()))
     key = (str(find_cached(model) or model), *sorted((name, str(value)) for name, value in options.items()))
     with _lock:
         shared = _shared.get(key)

@@ -4,6 +4,7 @@ import gc
 import ipaddress
 import os
 import threading
+from collections.abc import Collection
 from pathlib import Path
 
 from qwen_megakernel.backend.select import select_backend, select_device
@@ -26,7 +27,13 @@ def is_loopback(host: str) -> bool:
 
 
 def check_model(
-    model: str, *, backend: str, device: str | None, max_streams: int, max_positions: int
+    model: str,
+    *,
+    backend: str,
+    device: str | None,
+    max_streams: int,
+    max_positions: int,
+    adapters: Collection[str | Path] = (),
 ) -> ModelConfig | None:
     """Check `TTSEngine.load`'s arguments without loading, so that a server that can never be ready does not listen.
 
@@ -35,7 +42,7 @@ def check_model(
 
     Raises:
         BackendError: the sizes, the device or the backend are not possible here.
-        CheckpointError: no such model, or a folder that is no checkpoint.
+        CheckpointError: no such model, a folder that is no checkpoint, or an adapter that does not fit it.
     """
     check_sizes(max_streams=max_streams, max_positions=max_positions)
     device = select_device(device)
@@ -43,13 +50,13 @@ def check_model(
     if (folder := find_cached(model)) is None:
         return None
     try:
-        config = Checkpoint.open(folder).config
+        checkpoint = Checkpoint.open(folder)
     except CheckpointError:
         if folder == Path(model).expanduser():
             raise
         return None
-    select_backend(backend, device, config=config)
-    return config
+    select_backend(backend, device, config=checkpoint.config)
+    return checkpoint.with_adapters(adapters).config
 
 
 def load_for_good(model: str, **options) -> TTSEngine:

@@ -3,10 +3,15 @@
 Shared by oracle.py, which runs in the oracle's environment, and tests/test_oracle.py, which does not need it.
 """
 
+import json
+import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from safetensors.torch import save_file
+from torch import Tensor
 
 from qwen_megakernel.check.reference import Case, reference_audio
 from qwen_megakernel.check.verify import say
@@ -91,6 +96,27 @@ def cases(seed: int = 0, frames: int = 200) -> list[OracleCase]:
                 request = {"eos_gain": gain, "frames": frames, "seed": seed + 1}
                 out.append(OracleCase(size, "custom_voice", text, whole, "ryan", **request))
     return out
+
+
+def fine_tune(base: Path, folder: Path, speaker: str, vector: Tensor, state: Mapping[str, Tensor]) -> Path:
+    """What the reference's fine-tuning script (finetuning/sft_12hz.py) leaves of a Base checkpoint.
+
+    Args:
+        base, folder: a Base checkpoint, and where to write.
+        vector: the new speaker's, [hidden].
+        state: the trained model's state dict.
+    """
+    shutil.copytree(base, folder, dirs_exist_ok=True)
+    config = json.loads((base / "config.json").read_text(encoding="utf-8"))
+    talker, table = config["talker_config"], "talker.model.codec_embedding.weight"
+    row = min(3000, talker["vocab_size"] - 72)  # a tiny vocabulary ends before 3000
+    config["tts_model_type"] = "custom_voice"
+    talker["spk_id"], talker["spk_is_dialect"] = {speaker: row}, {speaker: False}
+    (folder / "config.json").write_text(json.dumps(config, indent=2, ensure_ascii=False), encoding="utf-8")
+    state = {name: t.detach().cpu().clone() for name, t in state.items() if not name.startswith("speaker_encoder")}
+    state[table][row] = vector.to(state[table].dtype)
+    save_file(state, folder / "model.safetensors")
+    return folder
 
 
 def with_voice(engine, case: OracleCase) -> Case:

@@ -2,7 +2,8 @@
 
     python oracle.py write          store what it says in vectors.safetensors, which the tests read
     python oracle.py check [SEED]   regenerate and compare with the stored vectors; then compare this package
-                                    live with fresh weights, the codec at its published dims, the demo voice
+                                    live with fresh weights, the codec at its published dims, the demo voice,
+                                    a fine-tune and LoRA adapters
 
 Greedy and fp32 throughout. Where codes part, the oracle's own gap between its two best logits is printed; a
 gap below 1e-5 is listed, anything else fails.
@@ -18,6 +19,7 @@ import torch
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
 
 import cases as shared  # noqa: E402
+from peft import LoraConfig, get_peft_model  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
 
 from qwen_megakernel import TTSEngine  # noqa: E402
@@ -25,7 +27,7 @@ from qwen_megakernel.check.reference import Reference, ReferenceOutput, referenc
 from qwen_megakernel.check.report import parting, tie  # noqa: E402
 from qwen_megakernel.check.verify import request_of  # noqa: E402
 from qwen_megakernel.checkpoint.load import DEMO_FOLDER, Checkpoint  # noqa: E402
-from qwen_megakernel.checkpoint.synthetic import write_checkpoint  # noqa: E402
+from qwen_megakernel.checkpoint.synthetic import NO_EOS, write_checkpoint  # noqa: E402
 from qwen_megakernel.model.vocoder import TorchVocoder  # noqa: E402
 
 RATE = 24000
@@ -168,6 +170,61 @@ def compare_demo(frames: int = 200) -> None:
     print(f"demo voice: {total} greedy frames equal")
 
 
+def compare_fine_tune(root: Path, seed: int) -> None:
+    """A fine-tune made of what the oracle itself would save, in bf16."""
+    base = write_checkpoint(root / "fine-tuned", size="tiny", variant="base", seed=seed, eos_gain=NO_EOS, shards=2)
+    model = Oracle(base).model
+    vector = torch.randn(model.config.talker_config.hidden_size, generator=torch.Generator().manual_seed(seed))
+    state = {name: tensor.to(torch.bfloat16) for name, tensor in model.state_dict().items()}
+    folder = shared.fine_tune(base, root / "fine-tune", "Ada Lovelace", vector, state)
+    oracle, total = Oracle(folder), 0
+    with TTSEngine.load(folder, backend="torch", device="cpu", dtype=torch.float32, max_streams=1) as engine:
+        for whole in (True, False):
+            case = shared.OracleCase("tiny", "custom_voice", "english", whole, *engine.speakers, "english", frames=60)
+            said, audio = oracle.ask(case), shared.ask(engine, case)
+            error = float((engine.prompt(case.case.text, **request_of(case.case)).rows - said.rows).abs().max())
+            assert error <= 1e-5 and np.array_equal(audio.codes, said.codes.numpy()), (whole, error)
+            total += len(audio.codes)
+    print(f"fine-tune: {total} greedy frames equal")
+
+
+ALL_STACKS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+ADAPTERS = {
+    "": {"target_modules": ALL_STACKS, "use_rslora": True},
+    "talker": {"target_modules": ALL_STACKS + ["codec_head", "linear_fc2", "lm_head.3"], "task_type": "CAUSAL_LM"},
+    "talker.model": {"target_modules": ALL_STACKS, "task_type": "FEATURE_EXTRACTION"},
+    "talker.code_predictor": {"target_modules": ["q_proj"]},  # its class is in the file, and tells it from the talker
+}
+"""What of the oracle's model PEFT wraps, and how."""
+
+
+def compare_adapters(root: Path, seed: int) -> None:
+    """The oracle with adapters that PEFT has merged, rounded to bf16, against ours of the saved adapters."""
+    total = 0
+    torch.manual_seed(seed)
+    for size in ("tiny", "tiny-adapter"):
+        folder = write_checkpoint(root / f"adapted-{size}", size=size, seed=seed, eos_gain=NO_EOS)
+        for wrap, how in ADAPTERS.items():
+            oracle, out = Oracle(folder), root / f"{size}-{wrap}-adapter"
+            wrapped = get_peft_model(oracle.model.get_submodule(wrap), LoraConfig(r=4, lora_alpha=8, **how))
+            with torch.no_grad():
+                for name, parameter in wrapped.named_parameters():
+                    if "lora_B" in name:
+                        parameter.normal_(0, 0.05)
+                wrapped.save_pretrained(out)
+                wrapped.merge_and_unload()
+                for parameter in oracle.model.talker.parameters():
+                    parameter.copy_(parameter.bfloat16())
+            case = shared.OracleCase(size, "custom_voice", "english", True, "ryan", "english", frames=40)
+            codes, options = oracle.ask(case).codes.numpy(), {"backend": "torch", "device": "cpu", "max_streams": 1}
+            with TTSEngine.load(folder, dtype=torch.float32, adapters=[out], **options) as engine:
+                assert np.array_equal(shared.ask(engine, case).codes, codes), (size, wrap)
+            with TTSEngine.load(folder, dtype=torch.float32, **options) as engine:
+                assert not np.array_equal(shared.ask(engine, case).codes, codes), "the adapter changes nothing"
+            total += len(codes)
+    print(f"adapters, merged by PEFT and by us: {total} greedy frames equal")
+
+
 def main() -> None:
     command, *rest = sys.argv[1:] or [""]
     with tempfile.TemporaryDirectory() as name:
@@ -181,6 +238,8 @@ def main() -> None:
             compare_live(root, seed)
             compare_voice_and_vocoder(root, seed)
             compare_demo()
+            compare_fine_tune(root, seed)
+            compare_adapters(root, seed)
         else:
             sys.exit(__doc__)
 

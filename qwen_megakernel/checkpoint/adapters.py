@@ -1,0 +1,317 @@
+"""LoRA adapters in PEFT's format, merged into a checkpoint's weights while they are loaded. Safetensors only.
+
+An adapter is the folder that PEFT's `save_pretrained` writes:
+
+    adapter_config.json  adapter_model.safetensors
+
+For a linear layer W [out, in] it holds A [r, in] and B [out, r]. The merged weight is W + alpha / r * B @ A, with
+alpha / sqrt(r) where `use_rslora` is set. It is computed in fp32 on the CPU, so every device gets the same weights, and
+rounded once to the checkpoint's own dtype.
+
+Names in the file begin at the module that was wrapped: the whole model, its talker, its code predictor, or the
+transformer of either. All names and shapes must fit one of these, and one alone.
+"""
+
+import math
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from qwen_megakernel.checkpoint.json_object import JsonObject, read_json
+from qwen_megakernel.checkpoint.safetensors_header import read_header
+from qwen_megakernel.checkpoint.tensors import Shapes
+from qwen_megakernel.errors import CheckpointError
+
+MOST_RANK = 1024
+
+_CONFIG, _TENSORS, _PICKLE = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
+_MOST_CONFIG_BYTES, _MOST_HEADER_BYTES = 2**20, 2**24
+_DTYPES = ("BF16", "F16", "F32")
+_PREFIX = "base_model.model."
+_A, _B = ".lora_A.weight", ".lora_B.weight"
+
+_ROOTS = {
+    "": "Qwen3TTSForConditionalGeneration",
+    "talker.": "Qwen3TTSTalkerForConditionalGeneration",
+    "talker.model.": "Qwen3TTSTalkerModel",
+    "talker.code_predictor.": "Qwen3TTSTalkerCodePredictorModelForConditionalGeneration",
+    "talker.code_predictor.model.": "Qwen3TTSTalkerCodePredictorModel",
+}
+"""What a trainer can have wrapped: where its names begin in a checkpoint, and its class in the reference."""
+
+_READ = {"peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "init_lora_weights", "bias"}
+_IRRELEVANT = {
+    *("auto_mapping", "base_model_name_or_path", "inference_mode", "peft_version", "revision", "task_type"),
+    *("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern"),  # the file names its layers
+    *("lora_dropout", "eva_config", "corda_config", "lora_ga_config"),  # of the training, or of its start
+    *("ensure_weight_tying", "megatron_core", "qalora_group_size"),  # of what must be off
+}
+"""Fields that do not change what the merged weights are. Any other field must be off: null, false or empty."""
+
+_PLAIN_STARTS = ("gaussian", "orthogonal", "eva")
+"""Values of init_lora_weights, besides true and false, that leave the base weights as they are."""
+
+_MOST_PATTERNS, _MOST_PATTERN_CHARS, _MOST_REPEATS, _MOST_CHOICES = 1024, 200, 2, 4
+_INSTEAD = "merge it where it was trained (PEFT's merge_and_unload), save the whole checkpoint and load that"
+
+
+def adapter_folders(adapters: Collection[str | Path]) -> tuple[Path, ...]:
+    """The absolute folders of `TTSEngine.load`'s `adapters`, in order.
+
+    Raises:
+        CheckpointError: not a list of paths.
+    """
+    listed = isinstance(adapters, Collection) and not isinstance(adapters, (str, bytes, Mapping, set, frozenset))
+    if not listed or not all(isinstance(path, (str, Path)) and str(path).strip() for path in adapters):
+        raise CheckpointError(f"adapters must be a list of folders such as ['my-adapter'], got {adapters!r}")
+    try:
+        return tuple(Path(path).expanduser().resolve() for path in adapters)
+    except (OSError, ValueError, RuntimeError) as error:  # too long, with a NUL, of an unknown user
+        raise CheckpointError(f"adapters {adapters!r} cannot be folders: {error}") from None
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """An adapter whose config, names, shapes, dtypes and values were checked against a checkpoint's table.
+
+    Attributes:
+        folder: of its two files.
+        scales: name of a checkpoint's weight -> alpha / r, or alpha / sqrt(r).
+    """
+
+    folder: Path
+    scales: Mapping[str, float]
+    _root: str = field(repr=False)
+
+    @classmethod
+    def open(cls, folder: Path, table: Shapes) -> "Adapter":
+        """Check the adapter in `folder`.
+
+        Args:
+            table: name -> shape of the `talker.*` tensors of the checkpoint that it is for.
+
+        Raises:
+            CheckpointError: it cannot be merged; the message says what is wrong and what to do.
+        """
+        tensors = folder / _TENSORS
+        config = _read_config(folder)
+        linears = _linears(table)
+        try:
+            if not tensors.is_file():
+                pickle = (folder / _PICKLE).is_file()
+                told = f"; {_PICKLE} is a pickle and is never opened, save it as safetensors" if pickle else ""
+                raise CheckpointError(f"{folder}: {_TENSORS} is missing{told}")
+            most = _MOST_HEADER_BYTES + 4 * MOST_RANK * sum(sum(shape) for shape in linears.values())
+            if tensors.stat().st_size > most:
+                raise CheckpointError(f"{tensors}: {tensors.stat().st_size} bytes, more than any adapter of this model")
+            updates = _updates(tensors, read_header(tensors))
+        except OSError as error:
+            raise CheckpointError(f"{tensors}: cannot be read: {error}") from None
+        root = _root_of(tensors, config, updates, linears)
+        scales = _scales(config, updates)
+        adapter = cls(folder, {f"{root}{name}.weight": scale for name, scale in scales.items()}, root)
+        adapter._check_values()
+        return adapter
+
+    def _check_values(self) -> None:
+        with self._file() as file:
+            for name in file.keys():
+                if not bool(torch.isfinite(self._read(file, name)).all()):
+                    raise CheckpointError(f"{self.folder / _TENSORS}: tensor {name!r} is not finite; train it again")
+
+    def _file(self):
+        try:
+            return safe_open(self.folder / _TENSORS, framework="pt")
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(f"{self.folder / _TENSORS}: {error}") from None
+
+    def _update(self, file: Any, weight: str) -> Tensor:
+        """scale * B @ A of one of `scales`, fp32 [out, in]."""
+        module = _PREFIX + weight.removeprefix(self._root).removesuffix(".weight")
+        return self._read(file, module + _B) @ self._read(file, module + _A) * self.scales[weight]
+
+    def _read(self, file: Any, name: str) -> Tensor:
+        try:
+            return file.get_tensor(name).float()
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(f"{self.folder / _TENSORS}: {error}") from None
+
+
+def merged(weights: Iterable[tuple[str, Tensor]], adapters: Collection[Adapter]) -> Iterator[tuple[str, Tensor]]:
+    """Weights by name, as stored and on the CPU -> the same with the adapters' updates: their sum in fp32, added in the
+    order given, then rounded once to the dtype of the weight.
+
+    Raises:
+        CheckpointError: a file cannot be read any more, or a merged weight is beyond its dtype.
+    """
+    with ExitStack() as stack:
+        files = [(adapter, stack.enter_context(adapter._file())) for adapter in adapters]
+        for name, weight in weights:
+            total = weight.float()
+            for adapter, file in files:
+                if name in adapter.scales:
+                    total = total + adapter._update(file, name)
+            rounded = total.to(weight.dtype)
+            if not bool(torch.isfinite(rounded).all()):
+                folders = ", ".join(str(adapter.folder) for adapter in adapters)
+                raise CheckpointError(f"tensor {name!r} with {folders} merged is not finite; train the adapter again")
+            yield name, rounded
+
+
+# ---------------------------------------------------------------- adapter_config.json
+
+
+def _read_config(folder: Path) -> JsonObject:
+    path = folder / _CONFIG
+    try:
+        if folder.is_file():
+            raise CheckpointError(f"{folder} is a file; an adapter is the folder that holds {_CONFIG}")
+        if not path.is_file():
+            inside = sorted(found.parent.name for found in folder.glob(f"*/{_CONFIG}"))
+            told = f"; there is one in {inside[0]!r} inside it" if inside else ""
+            raise CheckpointError(f"{folder}: no {_CONFIG}; an adapter is a folder that PEFT has saved{told}")
+        if path.stat().st_size > _MOST_CONFIG_BYTES:
+            raise CheckpointError(f"{path}: {path.stat().st_size} bytes, at most {_MOST_CONFIG_BYTES} are read")
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error}") from None
+    config = read_json(path)
+    kind = config.get("peft_type", str)
+    if kind != "LORA":
+        raise CheckpointError(f"{path}: peft_type must be 'LORA', found {kind!r}; {_INSTEAD}")
+    if config.get("bias", str, "none") != "none":
+        raise CheckpointError(f"{path}: bias must be 'none', found {config.get('bias', str)!r}; {_INSTEAD}")
+    start = config.raw.get("init_lora_weights")
+    if not (start is None or isinstance(start, bool) or start in _PLAIN_STARTS):
+        raise CheckpointError(
+            f"{path}: init_lora_weights {start!r} has changed the base weights too; save the adapter with PEFT's "
+            "path_initial_model_for_weight_conversion"
+        )
+    for key, value in config.raw.items():
+        if key not in _READ | _IRRELEVANT and value not in (None, False) and value != {} and value != []:
+            raise CheckpointError(f"{path}: {key} must be off, found {str(value)[:99]!r}; {_INSTEAD}")
+    return config
+
+
+def _scales(config: JsonObject, updates: Mapping[str, "_Update"]) -> dict[str, float]:
+    """Module as the file names it -> its scale."""
+    rank, alpha = config.size("r", most=MOST_RANK), config.get("lora_alpha", float)
+    stable = config.get("use_rslora", bool, False)
+    ranks, alphas = (_patterns(config, key) for key in ("rank_pattern", "alpha_pattern"))
+    scales = {}
+    for name, update in updates.items():
+        key = _match(ranks, name)
+        r = rank if key is None else ranks.size(key, most=MOST_RANK)
+        if r != update.rank:
+            raise CheckpointError(
+                f"{config.where}: {name} has rank {r} by r and rank_pattern, and {update.rank} by its tensors; "
+                "take both files from one save"
+            )
+        key = _match(alphas, name)
+        scales[name] = (alpha if key is None else alphas.get(key, float)) / (math.sqrt(r) if stable else r)
+    return scales
+
+
+def _patterns(config: JsonObject, field_name: str) -> JsonObject:
+    """rank_pattern or alpha_pattern. Its keys are regular expressions out of a file. Most kinds are refused, so that
+    none can take for ever."""
+    patterns = JsonObject(config.get(field_name, dict, None) or {}, f"{config.where}: {field_name}")
+    if len(patterns.raw) > _MOST_PATTERNS:
+        raise CheckpointError(f"{patterns.where}: at most {_MOST_PATTERNS} keys, found {len(patterns.raw)}")
+    for key in patterns.raw:
+        plain = len(key) <= _MOST_PATTERN_CHARS and re.fullmatch(r"[\w.^$|()*+\\]+", key, re.ASCII)
+        repeats, choices = len(re.findall(r"[*+]", key)), key.count("|")
+        if not plain or repeats > _MOST_REPEATS or choices > _MOST_CHOICES or re.search(r"\)[*+]", key):
+            raise CheckpointError(
+                f"{patterns.where}: the pattern {key[:99]!r} is not simple enough; name layers by their ends, such as "
+                "'q_proj', or one by one"
+            )
+        try:
+            re.compile(key)
+        except re.error as error:
+            raise CheckpointError(f"{patterns.where}: {key!r} is no regular expression: {error}") from None
+    return patterns
+
+
+def _match(patterns: JsonObject, module: str) -> str | None:
+    """The first key that is the module's name or its end, as PEFT matches them."""
+    return next((key for key in patterns.raw if re.match(rf"(.*\.)?({key})$", module)), None)
+
+
+# ---------------------------------------------------------------- adapter_model.safetensors
+
+
+def _linears(table: Shapes) -> Shapes:
+    """The linear layers of talker and code predictor: module -> [out, in]."""
+    weights = {name.removesuffix(".weight"): shape for name, shape in table.items() if name.endswith(".weight")}
+    return {name: shape for name, shape in weights.items() if len(shape) == 2 and "_embedding" not in name}
+
+
+class _Update(NamedTuple):
+    """What a file has for one module: the rank, and the shape of B @ A."""
+
+    rank: int
+    shape: tuple[int, int]
+
+
+def _updates(path: Path, header: Mapping[str, tuple[str, tuple[int, ...]]]) -> dict[str, _Update]:
+    """Module as the file names it -> what it has for it: always an A and a B."""
+    for name, (dtype, shape) in sorted(header.items()):
+        if not name.startswith(_PREFIX) or not name.endswith((_A, _B)):
+            wanted = f"{_PREFIX}...{_A} or {_B}"
+            raise CheckpointError(f"{path}: tensor {name!r} is not LoRA's of a linear layer ({wanted}); {_INSTEAD}")
+        if dtype not in _DTYPES or len(shape) != 2:
+            wanted = f"2 dims of {' or '.join(_DTYPES)}"
+            raise CheckpointError(f"{path}: tensor {name!r}: expected {wanted}, found {list(shape)} of {dtype}")
+    updates = {}
+    for module in dict.fromkeys(name.removesuffix(_A).removesuffix(_B) for name in header):
+        for name in (module + _A, module + _B):
+            if name not in header:
+                raise CheckpointError(f"{path}: tensor {name!r} is missing; save the adapter again")
+        (rank, width), (height, same) = header[module + _A][1], header[module + _B][1]
+        if rank != same or not 1 <= rank <= MOST_RANK:
+            raise CheckpointError(
+                f"{path}: tensors {module + _A!r} [{rank}, {width}] and {_B!r} [{height}, {same}] must share a rank of "
+                f"1 to {MOST_RANK}"
+            )
+        updates[module.removeprefix(_PREFIX)] = _Update(rank, (height, width))
+    if not updates:
+        raise CheckpointError(f"{path}: it has no tensors; save the adapter again")
+    return updates
+
+
+def _root_of(path: Path, config: JsonObject, updates: Mapping[str, _Update], linears: Shapes) -> str:
+    """Where the file's names begin in the checkpoint."""
+    wrapped = (config.get("auto_mapping", dict, None) or {}).get("base_model_class")
+    named = [root for root, name in _ROOTS.items() if name == wrapped]
+    misfits = {root: _misfits(root, updates, linears) for root in named or _ROOTS}
+    fitting = [root for root, wrong in misfits.items() if not wrong]
+    if not fitting:
+        nearest = min(misfits, key=lambda root: len(misfits[root]))
+        raise CheckpointError(f"{path}: {misfits[nearest][0]}; use an adapter with the checkpoint it was trained on")
+    if len(fitting) > 1:
+        module = next(iter(updates))
+        places = " or ".join(f"{root}{module}" for root in fitting)
+        raise CheckpointError(
+            f"{path}: {module!r} may be {places}, and all its other names fit too; say in {_CONFIG} what was wrapped: "
+            f"auto_mapping with a base_model_class of {' or '.join(_ROOTS[root] for root in fitting)}"
+        )
+    return fitting[0]
+
+
+def _misfits(root: str, updates: Mapping[str, _Update], linears: Shapes) -> list[str]:
+    """What does not fit this checkpoint, if the names begin there."""
+    wrong = []
+    for module, update in updates.items():
+        shape = linears.get(root + module)
+        if shape is None:
+            wrong.append(f"{module!r} is no linear layer of this checkpoint's talker or code predictor")
+        elif shape != update.shape:
+            wrong.append(f"{module!r} is for a layer {list(update.shape)}, and {root}{module} is {list(shape)}")
+    return wrong

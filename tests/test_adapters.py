@@ -1,0 +1,397 @@
+"""LoRA adapters: merged as PEFT merges them, and refused by name where they cannot be."""
+
+import asyncio
+import math
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from lora import Q, edit_config, write_adapter
+from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from qwen_megakernel import CheckpointError, TTSEngine
+from qwen_megakernel.checkpoint import adapters as module_under_test
+from qwen_megakernel.checkpoint.config import GREEDY
+from qwen_megakernel.checkpoint.fp8 import WEIGHTS
+from qwen_megakernel.checkpoint.load import Checkpoint
+from qwen_megakernel.checkpoint.quantize import quantize_checkpoint
+from qwen_megakernel.checkpoint.tensors import talker_tensors
+from qwen_megakernel.cli import main
+from qwen_megakernel.engine.shared import acquire, release
+from qwen_megakernel.model.voice import Voice
+from qwen_megakernel.server.process import check_model
+
+CPU = torch.device("cpu")
+HALF_A_STEP = 2.0**-8
+"""Of bf16: the largest relative error of rounding once."""
+ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
+MLP = ["gate_proj", "up_proj", "down_proj"]
+HEADS = r".*(codec_head|lm_head\.\d+|text_projection\.linear_fc[12]|small_to_mtp_projection)"
+
+
+# ---------------------------------------------------------------- PEFT's side
+
+
+class Whole(nn.Module):
+    """A module of the shape of the reference's, as far as PEFT looks at it: the same names, no arithmetic."""
+
+
+def skeleton(folder: Path) -> nn.Module:
+    """Every `talker.*` tensor of a checkpoint in fp32; those of linear layers in `nn.Linear`."""
+    checkpoint, root = Checkpoint.open(folder), Whole()
+    tensors = checkpoint.talker(CPU, torch.float32)
+    for name, tensor in tensors.items():
+        *parents, last, kind = name.split(".")
+        module = root
+        for parent in parents:
+            if parent not in dict(module.named_children()):
+                module.add_module(parent, nn.Module())
+            module = getattr(module, parent)
+        if kind == "weight" and tensor.ndim == 2:
+            is_table = "embedding" in name
+            rows, width = tensor.shape
+            made = nn.Embedding(rows, width) if is_table else nn.Linear(width, rows, f"{name[:-6]}bias" in tensors)
+            module.add_module(last, made)
+        elif last not in dict(module.named_children()):
+            module.add_module(last, nn.Module())
+            getattr(module, last).weight = nn.Parameter(torch.empty_like(tensor))
+    with torch.no_grad():
+        for name, tensor in tensors.items():
+            root.get_parameter(name).copy_(tensor)
+    return root
+
+
+def trained(folder: Path, out: Path, wrap: str = "talker", strength: float = 0.05, **config) -> dict[str, Tensor]:
+    """Save a PEFT adapter of a checkpoint, "trained" by filling B, and return what PEFT's own merge makes of every
+    tensor, in fp32. `wrap`: the module that is wrapped; "" is the whole model."""
+    whole = skeleton(folder)
+    wrapped = get_peft_model(whole.get_submodule(wrap), LoraConfig(**config))
+    with torch.no_grad():
+        for name, parameter in wrapped.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(0, strength)
+    wrapped.save_pretrained(out)
+    prefix = f"{wrap}." if wrap else ""
+    merged = PeftModel.from_pretrained(skeleton(folder).get_submodule(wrap), out).merge_and_unload()
+    tensors = {name: parameter.detach() for name, parameter in skeleton(folder).named_parameters()}
+    return tensors | {prefix + name: parameter.detach() for name, parameter in merged.named_parameters()}
+
+
+def assert_merged(ours: dict[str, Tensor], theirs: dict[str, Tensor], base: dict[str, Tensor]) -> set[str]:
+    """Ours are PEFT's, rounded once to bf16. Returns the names that the adapters changed."""
+    assert ours.keys() == theirs.keys()
+    changed = {name for name in ours if not torch.equal(theirs[name], base[name])}
+    for name in ours:
+        if name not in changed:
+            assert torch.equal(ours[name], base[name]), name
+            continue
+        assert torch.equal(ours[name], ours[name].bfloat16().float()), f"{name} is not of the checkpoint's dtype"
+        error = (ours[name] - theirs[name]).abs()
+        assert bool((error <= HALF_A_STEP * 1.001 * theirs[name].abs() + 1e-6).all()), (name, float(error.max()))
+        assert (ours[name] - base[name]).abs().max() > 10 * error.max(), f"{name}: too weak an adapter to tell"
+    return changed
+
+
+@pytest.mark.parametrize("size", ["tiny", "tiny-adapter"])
+@pytest.mark.parametrize("rank", [2, 8])
+@pytest.mark.parametrize(
+    "targets, wrap, options, layers",
+    [
+        (ATTENTION, "talker", {"task_type": "FEATURE_EXTRACTION"}, {"tiny": 20, "tiny-adapter": 20}),
+        (MLP, "talker.model", {"use_rslora": True}, {"tiny": 9, "tiny-adapter": 9}),
+        (HEADS, "", {"rank_pattern": {"codec_head": 3}, "alpha_pattern": {r".*linear_fc\d": 5}}, {"tiny": 18}),
+    ],
+    ids=["attention", "mlp", "heads"],
+)
+def test_a_merge_equals_pefts(tiny, tmp_path, size, rank, targets, wrap, options, layers):
+    folder = tiny("custom_voice", size=size)
+    theirs = trained(folder, tmp_path, wrap, target_modules=targets, r=rank, lora_alpha=16, **options)
+    base = Checkpoint.open(folder).talker(CPU, torch.float32)
+    changed = assert_merged(Checkpoint.open(folder, [tmp_path]).talker(CPU, torch.float32), theirs, base)
+    assert len(changed) == layers.get(size, 19)  # 1.7B has one layer more, between its stacks
+
+
+def test_several_adapters_are_added_and_rounded_once(tiny, tmp_path):
+    folder, names = tiny("custom_voice"), ("one", "two", "three")
+    base = Checkpoint.open(folder).talker(CPU, torch.float32)
+    theirs = [
+        trained(folder, tmp_path / name, target_modules=["q_proj", "codec_head"], r=4, strength=0.02) for name in names
+    ]
+    added = {name: base[name] + sum(one[name] - base[name] for one in theirs) for name in base}
+    ours = Checkpoint.open(folder, [tmp_path / name for name in names]).talker(CPU, torch.float32)
+    assert len(assert_merged(ours, added, base)) == 6
+
+
+def test_an_adapter_of_one_stack_alone_says_which(tiny, tmp_path):
+    """Names of a wrapped code predictor, `model.layers.0...`, are those of a wrapped talker too."""
+    folder = tiny("custom_voice")
+    for wrap in ("talker.code_predictor", "talker.code_predictor.model"):
+        out = tmp_path / wrap
+        theirs = trained(folder, out, wrap, target_modules=["gate_proj"], r=4)  # whose shapes differ in the talker
+        base = Checkpoint.open(folder).talker(CPU, torch.float32)
+        ours = Checkpoint.open(folder, [out]).talker(CPU, torch.float32)
+        assert assert_merged(ours, theirs, base) == {
+            f"talker.code_predictor.model.layers.{layer}.mlp.gate_proj.weight" for layer in range(2)
+        }
+
+
+def test_names_that_fit_two_places_are_refused_until_the_class_is_named(tiny, tmp_path):
+    folder = tiny("custom_voice")
+    trained(folder, tmp_path, "talker.code_predictor", target_modules=["q_proj"], r=4)
+    with pytest.raises(CheckpointError, match="may be talker.model.* or talker.code_predictor.model.*base_model_class"):
+        Checkpoint.open(folder, [tmp_path])
+    name = "Qwen3TTSTalkerCodePredictorModelForConditionalGeneration"
+    edit_config(tmp_path, auto_mapping={"base_model_class": name, "parent_library": "x"})
+    (adapter,) = Checkpoint.open(folder, [tmp_path]).adapters
+    assert set(adapter.scales) == {
+        f"talker.code_predictor.model.layers.{layer}.self_attn.q_proj.weight" for layer in range(2)
+    }
+
+
+# ---------------------------------------------------------------- our side
+
+
+def change(folder: Path, name: str, tensor: Tensor | None) -> None:
+    path = folder / "adapter_model.safetensors"
+    tensors = load_file(path)
+    tensors.pop(name, None)
+    save_file(tensors | ({} if tensor is None else {name: tensor}), path)
+
+
+def refused(folder: Path, adapters, message: str) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        Checkpoint.open(folder, adapters)
+
+
+@pytest.mark.parametrize(
+    "config, message",
+    [
+        ({"peft_type": "IA3"}, "peft_type must be 'LORA', found 'IA3'"),
+        ({"use_dora": True}, "use_dora must be off, found 'True'; merge it where it was trained"),
+        ({"bias": "all"}, "bias must be 'none', found 'all'"),
+        ({"modules_to_save": ["codec_embedding"]}, "modules_to_save must be off, found .*codec_embedding"),
+        ({"fan_in_fan_out": True}, "fan_in_fan_out must be off"),
+        ({"lora_bias": True}, "lora_bias must be off"),
+        ({"layer_replication": [[0, 2]]}, "layer_replication must be off"),
+        ({"of_next_year": 0.5}, "of_next_year must be off, found '0.5'"),
+        ({"init_lora_weights": "pissa"}, "init_lora_weights 'pissa' has changed .*path_initial_model"),
+        ({"r": 0}, "r must be in 1..1024, found 0"),
+        ({"r": 10**9}, "r must be in 1..1024"),
+        ({"r": 8}, "rank 8 by r and rank_pattern, and 4 by its tensors"),
+        ({"rank_pattern": {"q_proj": 2}}, "rank 2 by r and rank_pattern, and 4 by its tensors"),
+        ({"lora_alpha": "8"}, "lora_alpha must be float, found '8'"),
+        ({"lora_alpha": float("nan")}, "lora_alpha must be finite"),
+        ({"use_rslora": "yes"}, "use_rslora must be bool"),
+        ({"alpha_pattern": {"q_proj": None}}, "alpha_pattern: q_proj must be float"),
+        ({"alpha_pattern": {"(a+)+$": 1}}, "alpha_pattern: the pattern .* is not simple enough"),
+        ({"alpha_pattern": {".*.*.*q_proj": 1}}, "is not simple enough"),
+        ({"alpha_pattern": {"(q_proj": 1}}, "'.q_proj' is no regular expression"),
+        ({"alpha_pattern": dict.fromkeys(map(str, range(2000)), 1)}, "at most 1024 keys, found 2000"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_a_config_that_cannot_be_followed_is_refused_by_its_key(tiny, tmp_path, config, message):
+    folder = write_adapter(tmp_path)
+    edit_config(folder, **config)
+    refused(tiny("custom_voice"), [folder], rf"adapter_config\.json.*{message}")
+
+
+A = f"base_model.model.{Q}.lora_A.weight"
+B = f"base_model.model.{Q}.lora_B.weight"
+
+
+@pytest.mark.parametrize(
+    "name, tensor, message",
+    [
+        (A, torch.full((4, 64), torch.nan), f"tensor '{A}' is not finite"),
+        (B, torch.full((128, 4), torch.inf), f"tensor '{B}' is not finite"),
+        (B, torch.full((128, 4), 1e38), f"tensor '{Q}.weight' with .* merged is not finite"),
+        (B, None, f"tensor '{B}' is missing"),
+        (A, None, f"tensor '{A}' is missing"),
+        (A, torch.zeros(4, 65), rf"'{Q}' is for a layer \[128, 65\], and {Q} is \[128, 64\]"),
+        (B, torch.zeros(96, 4), rf"'{Q}' is for a layer \[96, 64\]"),
+        (A, torch.zeros(3, 64), "must share a rank of 1 to 1024"),
+        (A, torch.zeros(4, 64, 1), "expected 2 dims"),
+        (A, torch.zeros(4, 64, dtype=torch.int32), "expected 2 dims of BF16 or F16 or F32, found .* of I32"),
+        ("base_model.model.x.lora_magnitude_vector", torch.zeros(4), "x.lora_magnitude_vector' is not LoRA's"),
+        (f"{Q}.lora_A.weight", torch.zeros(4, 64), "is not LoRA's of a linear layer"),
+        (f"base_model.model.{Q}.lora_A.default.weight", torch.zeros(4, 64), "is not LoRA's of a linear layer"),
+    ],
+)
+def test_a_tensor_that_does_not_fit_is_refused_by_name(tiny, tmp_path, name, tensor, message):
+    change(write_adapter(tmp_path), name, tensor)
+    with pytest.raises(CheckpointError, match=message):
+        Checkpoint.open(tiny("custom_voice"), [tmp_path]).talker(CPU, torch.float32)
+
+
+@pytest.mark.parametrize(
+    "layer, message",
+    [
+        (("talker.model.layers.9.self_attn.q_proj", 128, 64), "'talker.model.layers.9.self_attn.q_proj' is no linear"),
+        (("talker.model.codec_embedding", 1280, 64), "'talker.model.codec_embedding' is no linear layer"),
+        (("talker.model.norm", 64, 1), "'talker.model.norm' is no linear layer"),
+        (("speaker_encoder.fc", 64, 96), "'speaker_encoder.fc' is no linear layer"),
+        (("model.talker.codec_head", 1280, 64), "'model.talker.codec_head' is no linear layer"),
+        (("..", 64, 64), "'..' is no linear layer"),
+    ],
+)
+def test_a_module_that_does_not_exist_is_refused_by_name(tiny, tmp_path, layer, message):
+    refused(tiny("custom_voice"), [write_adapter(tmp_path, [(Q, 128, 64), layer])], message)
+
+
+def test_files_that_are_missing_broken_or_too_large_are_refused(tiny, tmp_path, monkeypatch):
+    folder, file = tiny("custom_voice"), tmp_path / "adapter_model.safetensors"
+    refused(folder, [tmp_path / "nowhere"], "nowhere: no adapter_config.json; an adapter is a folder")
+    write_adapter(tmp_path / "saved-inside")
+    refused(folder, [tmp_path], "there is one in 'saved-inside' inside it")
+    write_adapter(tmp_path)
+    refused(folder, [file], "is a file; an adapter is the folder")
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-1])
+    refused(folder, [tmp_path], "cut off or padded")
+    file.write_bytes(whole)
+    with monkeypatch.context() as patch:
+        patch.setattr(module_under_test, "_MOST_HEADER_BYTES", -(10**9))
+        refused(folder, [tmp_path], "more than any adapter of this model")
+    file.rename(tmp_path / "adapter_model.bin")
+    refused(folder, [tmp_path], r"adapter_model\.safetensors is missing; adapter_model\.bin is a pickle")
+    save_file({}, file)
+    refused(folder, [tmp_path], "it has no tensors")
+    edit_config(tmp_path, padding="x" * 2**20)
+    refused(folder, [tmp_path], r"adapter_config\.json: \d+ bytes, at most 1048576 are read")
+    (tmp_path / "adapter_config.json").write_text("{")
+    refused(folder, [tmp_path], r"adapter_config\.json: not valid JSON")
+
+
+@pytest.mark.parametrize("adapters", ["my-adapter", [""], [3], {"a": 1}, None, 7, ["a\0b"]])
+def test_adapters_are_a_list_of_folders(tiny, adapters):
+    refused(tiny("custom_voice"), adapters, "adapters")
+
+
+def test_a_rank_stabilised_alpha_is_divided_by_the_root(tiny, tmp_path):
+    plain, stable = (write_adapter(tmp_path / str(on), use_rslora=on) for on in (False, True))
+    scales = [Checkpoint.open(tiny("custom_voice"), [one]).adapters[0].scales for one in (plain, stable)]
+    assert scales == [{f"{Q}.weight": 8 / 4}, {f"{Q}.weight": 8 / math.sqrt(4)}]
+
+
+def with_weights(folder: Path, out: Path, tensors: dict[str, Tensor]) -> Path:
+    """A copy of a checkpoint with other weights."""
+    shutil.copytree(folder, out)
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, out / "model.safetensors")
+    return out
+
+
+@pytest.mark.parametrize("stored", [torch.bfloat16, torch.float32], ids=["bf16", "fp32"])
+def test_what_is_quantised_is_the_merged_weight_as_stored(tiny, tmp_path, stored):
+    """Whatever the engine's dtype is: a merged checkpoint on disk would be quantised to the same."""
+    base = Checkpoint.open(tiny("custom_voice")).talker(CPU, torch.float32)
+    noisy = {name: (tensor * (1 + 1e-3 * torch.randn_like(tensor))).to(stored) for name, tensor in base.items()}
+    folder = with_weights(tiny("custom_voice"), tmp_path / "base", noisy)
+    adapted = Checkpoint.open(folder, [write_adapter(tmp_path / "adapter", strength=0.2)])
+    on_disk = with_weights(folder, tmp_path / "merged", adapted.talker(CPU, stored))
+    expected, ours = (one.talker(CPU, torch.bfloat16, WEIGHTS["fp8"]) for one in (Checkpoint.open(on_disk), adapted))
+    assert expected.keys() == ours.keys()
+    assert all(torch.equal(ours[name].float(), expected[name].float()) for name in expected)
+
+
+def test_a_weight_that_is_stored_as_fp8_takes_no_adapter(tiny, tmp_path):
+    folder, adapter = tiny("custom_voice"), write_adapter(tmp_path / "adapter")
+    quantize_checkpoint(folder, tmp_path / "fp8", WEIGHTS["fp8"])
+    refused(tmp_path / "fp8", [adapter], rf"'{re.escape(Q)}\.weight' is stored as FP8 .* and weights='fp8'")
+    quantize_checkpoint(folder, tmp_path / "heads", frozenset({"codec_head"}))  # not what the adapter changes
+    assert Checkpoint.open(tmp_path / "heads", [adapter]).adapters[0].scales
+
+
+# ---------------------------------------------------------------- engines
+
+
+def codes(folder: Path, **options) -> np.ndarray:
+    with TTSEngine.load(folder, backend="torch", device="cpu", max_streams=1, **options) as engine:
+        voice = engine.placeholder_voice()
+        return engine.generate("Hello there.", voice=voice, sampling=GREEDY, max_frames=8).codes
+
+
+def test_an_engine_speaks_with_the_merged_weights(tiny, tmp_path):
+    folder = tiny("custom_voice", eos_gain=0.0)
+    shapes = talker_tensors(Checkpoint.open(folder).config.talker)
+    everywhere = [
+        (name.removesuffix(".weight"), *shape) for name, shape in shapes.items() if re.search(r"_proj\.weight", name)
+    ]
+    adapter = write_adapter(tmp_path, everywhere, strength=0.1)
+    said, plain = codes(folder, adapters=[adapter]), codes(folder)
+    assert np.array_equal(said, codes(folder, adapters=[str(adapter)])) and not np.array_equal(said, plain)
+    nothing = write_adapter(tmp_path / "untrained", strength=0.0)
+    assert np.array_equal(codes(folder, adapters=[nothing]), plain)
+
+
+def test_a_voice_of_the_base_fits_it_with_an_adapter(tiny, tmp_path):
+    folder, adapter = tiny("base"), write_adapter(tmp_path, strength=0.2)
+    with_it, without = Checkpoint.open(folder, [adapter]), Checkpoint.open(folder)
+    assert with_it.fingerprint == without.fingerprint
+    voice = Voice.nobody(64, without.fingerprint)
+    with TTSEngine.load(folder, backend="torch", device="cpu", max_streams=1, adapters=[adapter]) as engine:
+        assert engine.generate("Hello there.", voice=voice, max_frames=3).samples.size
+
+
+def test_a_broken_adapter_leaves_nothing_loaded(tiny, tmp_path, monkeypatch):
+    """Of two the second is broken: no weight of the checkpoint is read."""
+    whole, broken = write_adapter(tmp_path / "whole"), write_adapter(tmp_path / "broken")
+    change(broken, A, torch.full((4, 64), torch.nan))
+    monkeypatch.setattr(Checkpoint, "talker", lambda *_: pytest.fail("weights were read"))
+    with pytest.raises(CheckpointError, match="broken.*is not finite"):
+        TTSEngine.load(tiny("custom_voice"), device="cpu", adapters=[whole, broken])
+
+
+def test_the_command_line_takes_adapters(tiny, tmp_path, capsys):
+    folder, adapter, out = tiny("custom_voice"), write_adapter(tmp_path / "adapter"), tmp_path / "out.wav"
+    speak = [
+        "speak",
+        "--model",
+        str(folder),
+        "--device",
+        "cpu",
+        "--text",
+        "Hello.",
+        "--output",
+        str(out),
+        "--seed",
+        "7",
+    ]
+    assert main([*speak, "--adapter", str(adapter), "--adapter", str(adapter)]) == 0 and out.stat().st_size > 44
+    assert main([*speak, "--adapter", str(adapter), "--adapter", str(tmp_path)]) == 1
+    assert "error: " in (told := capsys.readouterr().err) and "no adapter_config.json" in told
+    for server in ("serve", "wyoming"):  # before it listens
+        assert main([server, "--model", str(folder), "--device", "cpu", "--adapter", str(tmp_path)]) == 1
+        assert "no adapter_config.json" in capsys.readouterr().err
+
+
+def test_a_server_checks_adapters_before_it_listens(tiny, tmp_path):
+    options = {"backend": "torch", "device": "cpu", "max_streams": 1, "max_positions": 64}
+    folder = str(tiny("custom_voice"))
+    assert check_model(folder, adapters=[write_adapter(tmp_path)], **options).variant == "custom_voice"
+    change(tmp_path, A, None)
+    with pytest.raises(CheckpointError, match="is missing"):
+        check_model(folder, adapters=[tmp_path], **options)
+
+
+async def _shared(folder: Path, *adapters) -> list[bool]:
+    """Is the engine for these adapters the one for the first?"""
+    engines = [
+        await acquire(str(folder), device="cpu", backend="torch", max_streams=1, max_positions=256, adapters=which)
+        for which in adapters
+    ]
+    for engine in engines:
+        await release(engine)
+    return [engine is engines[0] for engine in engines]
+
+
+def test_a_shared_engine_is_known_by_its_adapters(tiny, tmp_path, monkeypatch):
+    write_adapter(tmp_path / "one")
+    monkeypatch.chdir(tmp_path)
+    which = [["one"], (tmp_path / "one",), ["one", "one"], []]
+    assert asyncio.run(_shared(tiny("custom_voice"), *which)) == [True, True, False, False]
