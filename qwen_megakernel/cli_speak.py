@@ -62,6 +62,7 @@ def _speak(args: argparse.Namespace) -> int:
     seed = secrets.randbits(31) if args.seed is None else args.seed
     sampling = sampling_of(args, seed)
     options = {"backend": args.backend, "device": args.device, "weights": args.weights, "threads": args.threads}
+    options["allow_foreign_voice"] = args.allow_foreign_voice
     with ExitStack() as stack:
         stack.enter_context(_ended_like_ctrl_c())
         path = output
