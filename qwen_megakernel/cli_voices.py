@@ -13,7 +13,7 @@ from qwen_megakernel.engine.sequence import FRAME_S
 from qwen_megakernel.errors import RequestError, VoiceError
 from qwen_megakernel.model.voice import Voice, VoiceEncoder, check_ref_options
 
-ENDING = ".safetensors"
+_ENDING = ".safetensors"
 _COLUMNS = ("name", "reference", "checkpoint", "text")
 
 
@@ -37,7 +37,7 @@ def add_voices(commands: argparse._SubParsersAction) -> None:
     add_recordings(make, required=True)
     add_ref_text(make)
     make.add_argument("--no-trim", action="store_true", help="keep the silence at the ends of recordings")
-    make.add_argument("-o", "--output", metavar="FILE", required=True, help=f"to write, such as me{ENDING}")
+    make.add_argument("-o", "--output", metavar="FILE", required=True, help=f"to write, such as me{_ENDING}")
 
     check = actions.add_parser(
         "check",
@@ -64,11 +64,11 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
 def _list(args: argparse.Namespace) -> int:
     if not args.folder.is_dir():
         raise RequestError(f"no folder {str(args.folder)!r}; `voices show` looks at one file")
-    entries = [_entry(path) for path in sorted(args.folder.glob("*" + ENDING))]
+    entries = [_entry(path) for path in sorted(args.folder.glob("*" + _ENDING))]
     if args.json:
         _print_json(entries)
     elif not entries:
-        print(f"no voices: {args.folder} holds no *{ENDING}")
+        print(f"no voices: {args.folder} holds no *{_ENDING}")
     else:
         _print_table(entries)
     return 1 if any("error" in entry for entry in entries) else 0

@@ -168,7 +168,7 @@ def _is_printable(text: object, most: int) -> bool:
     return isinstance(text, str) and len(text) <= most and text.isprintable()
 
 
-def check_ref_options(ref_audio: str | Sequence[str] | None, ref_text: str | None) -> None:
+def check_ref_options(ref_audio: str | list[str] | None, ref_text: str | None) -> None:
     """Check the command line's --ref-audio and --ref-text, as far as that needs no model.
 
     Raises:
