@@ -134,6 +134,7 @@ def make_parser() -> argparse.ArgumentParser:
 def warmup(args: argparse.Namespace) -> Awaitable[TTSEngine]:
     options = {"backend": args.backend, "device": args.device, "weights": args.weights, "threads": args.threads}
     options["adapters"] = args.adapter
+    options["allow_foreign_voice"] = args.allow_foreign_voice or None  # None: as services without options have it
     return MegakernelTTSService.warmup(args.model, **options)
 
 

@@ -1,4 +1,5 @@
-"""The command line: `qwen-megakernel speak`, `serve`, `wyoming`, `verify`, `quantize`, `build`, `bench`, `doctor`."""
+"""The command line: `qwen-megakernel speak`, `voices`, `serve`, `wyoming`, `verify`, `quantize`, `build`, `bench`,
+`doctor`."""
 
 import argparse
 import logging
@@ -28,6 +29,7 @@ from qwen_megakernel.commands.options import (
     weights_of,
 )
 from qwen_megakernel.commands.speak import add_speak
+from qwen_megakernel.commands.voices import add_voices
 from qwen_megakernel.errors import BackendError, RequestError
 from qwen_megakernel.server.service import TOKEN
 
@@ -52,8 +54,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="qwen-megakernel", description="Speak with Qwen3-TTS.")
     parser.add_argument("--version", action="version", version=f"qwen-megakernel {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=CommandParser)
-    adders = (add_speak, add_batch, _add_serve, _add_wyoming, _add_verify, _add_quantize, _add_build, _add_bench)
-    for add in (*adders, _add_doctor):
+    adders = (add_speak, add_batch, add_voices, _add_serve, _add_wyoming, _add_verify, _add_quantize, _add_build)
+    for add in (*adders, _add_bench, _add_doctor):
         add(commands)
     for command in commands.choices.values():
         command.add_argument("-v", "--verbose", action="store_true", help="log more, such as what memory goes to")
@@ -94,6 +96,7 @@ def _serve(args: argparse.Namespace) -> int:
         config=config,
         token=token,
         voices=args.voices,
+        allow_foreign_voice=args.allow_foreign_voice,
         served_names=args.served_name,
         aliases=dict(args.voice_alias),
         upload=args.allow_upload,
@@ -114,10 +117,13 @@ def _engine_of_server(args: argparse.Namespace) -> tuple[str, ModelConfig | None
 
     if args.voices and not args.voices.is_dir():
         raise RequestError(f"--voices: no folder {str(args.voices)!r}")
+    if args.allow_foreign_voice and not args.voices:
+        raise RequestError("--allow-foreign-voice is about the voices of --voices: give both")
     options = {"backend": args.backend, "device": args.device, "adapters": args.adapter}
     options |= {"max_streams": args.max_streams, "max_positions": args.max_positions}
     name, config = name_of_model(args.model), check_model(args.model, **options)
     options |= {"weights": args.weights, "max_queue": args.max_streams, "threads": args.threads}
+    options["allow_foreign_voice"] = args.allow_foreign_voice
     return name, config, lambda: load_for_good(args.model, **options)
 
 
@@ -170,6 +176,7 @@ def _wyoming(args: argparse.Namespace) -> int:
         voice=args.voice,
         language=args.language,
         voices=args.voices,
+        allow_foreign_voice=args.allow_foreign_voice,
         log_texts=args.log_texts,
     )
     return _end_of_server(code)

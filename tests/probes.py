@@ -61,6 +61,7 @@ def probed(
     device: str = "cpu",
     dtype: torch.dtype | None = None,
     fallback: bool = False,
+    allow_foreign_voice: bool = False,
     wrap: type[ProbedBackend] = ProbedBackend,
     **limits,
 ) -> TTSEngine:
@@ -68,9 +69,8 @@ def probed(
     checkpoint, where = Checkpoint.open(model), select_device(device)
     dtype = dtype or (torch.bfloat16 if where.type == "cuda" else torch.float32)
     probes = wrap(Backend(backend, checkpoint, where, dtype))
-    engine = TTSEngine(
-        str(model), checkpoint, probes, Limits(**({"queue_timeout": PATIENCE_S} | limits)), fallback=fallback
-    )
+    options = {"fallback": fallback, "allow_foreign_voice": allow_foreign_voice}
+    engine = TTSEngine(str(model), checkpoint, probes, Limits(**({"queue_timeout": PATIENCE_S} | limits)), **options)
     engine.probes = probes
     return engine
 

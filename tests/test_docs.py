@@ -1,5 +1,6 @@
 """What README.md and docs/ show is run: Python, command lines, examples. Links lead somewhere, quotes are said."""
 
+import argparse
 import ast
 import asyncio
 import importlib.util
@@ -104,8 +105,16 @@ def options_of(script: Path) -> set[str]:
 
 
 def options_of_commands() -> dict[str, set[str]]:
-    subparsers = next(a for a in cli._parser()._actions if hasattr(a, "choices") and isinstance(a.choices, dict))
-    return {name: set(parser._option_string_actions) for name, parser in subparsers.choices.items()}
+    """Of a command with commands of its own, all of theirs too."""
+    return {name: options_within(parser) for name, parser in commands_of(cli._parser()).items()}
+
+
+def options_within(parser: argparse.ArgumentParser) -> set[str]:
+    return set(parser._option_string_actions).union(*map(options_within, commands_of(parser).values()))
+
+
+def commands_of(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    return next((a.choices for a in parser._actions if isinstance(a, argparse._SubParsersAction)), {})
 
 
 def fields_of(path: Path, name: str) -> set[str]:
@@ -170,7 +179,8 @@ def workplace(hub, trained, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for made in trained.iterdir():
         (tmp_path / made.name).symlink_to(made)
-    soundfile.write("me.wav", reference_audio(), 24000)
+    for seed, name in enumerate(("me.wav", "me_again.wav")):
+        soundfile.write(name, reference_audio(seed=seed), 24000)
     Path("chapter.txt").write_text("Hello there. This is a chapter.", encoding="utf-8")
     Path("lines.txt").write_text("Hello.\nHow are you?\n", encoding="utf-8")
     Path("lines.jsonl").write_text('{"id": "one", "text": "Hello."}\n', encoding="utf-8")
@@ -256,7 +266,7 @@ def run(command: list[str]) -> None:
     else:
         subprocess.run([*command, "--fail", "--silent", "--show-error"], check=True, timeout=60)
     for word, file in zip(command, command[1:], strict=False):
-        if word == "--output" and file != "-":
+        if word == "--output" and file != "-" and command[1] != "voices":
             samples, rate = soundfile.read(file)
             assert rate == 24000 and np.abs(samples).max() > 0.001, command
 

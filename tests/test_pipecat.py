@@ -208,6 +208,18 @@ def test_a_saved_voice_speaks(engine_for, tiny, tmp_path):
         MegakernelTTSService(engine=engine)
 
 
+def test_a_foreign_voice_speaks_where_that_is_allowed(engine_for, tiny):
+    engine = engine_for(tiny("custom_voice", eos_gain=4.0), allow_foreign_voice=True)
+    voice = Voice(torch.randn(engine.config.talker.stack.hidden_size), None, None, "of a Base checkpoint")
+    down, up = run(service_of(engine, settings=Settings(voice=voice, seed=5)), [TTSSpeakFrame("Hello there.")])
+    expected = engine.generate("Hello there.", voice=voice, sampling=SamplingParams(seed=5))
+    assert np.array_equal(pcm(down), samples_of(expected)) and not of(up, ErrorFrame)
+    options = {"model": engine.model, "settings": Settings(voice=voice)}
+    with pytest.raises(VoiceError, match="needs a Base checkpoint; .*allow_foreign_voice=True"):
+        MegakernelTTSService(**options)
+    MegakernelTTSService(**options, engine_options={"allow_foreign_voice": True})
+
+
 # ---------------------------------------------------------------- metrics
 
 

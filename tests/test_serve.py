@@ -21,12 +21,14 @@ import openai
 import pytest
 import schemathesis
 import soundfile
+import torch
 from hypothesis import HealthCheck, given, settings
 from probes import kill, probed
 from serving import PATIENCE_S, Running, asgi, get, places_taken, ready, running, slots_taken, stream, until
 from serving import post as http_post
 
-from qwen_megakernel import BackendError, SamplingParams, TTSEngine, Voice
+from qwen_megakernel import BackendError, SamplingParams, TTSEngine, Voice, VoiceError
+from qwen_megakernel.checkpoint.load import Checkpoint
 from qwen_megakernel.checkpoint.synthetic import NO_EOS
 from qwen_megakernel.model.pcm import pcm16
 from qwen_megakernel.server.app import make_app
@@ -601,6 +603,35 @@ def test_saved_voices_are_served_by_their_names(tiny, tmp_path):
             refused = add(**wrong)
             assert refused.status_code == 400 and refused.json()["error"]["param"] == field, wrong
         assert sorted(path.name for path in tmp_path.iterdir()) == ["anna.safetensors", "ben.safetensors"]
+
+
+def test_voices_of_a_base_checkpoint_are_served_by_another_where_that_is_allowed(tiny, tmp_path):
+    """Beside its speakers, the first of whom is still the default."""
+    folder = tiny("custom_voice", size="tiny-adapter", eos_gain=2.0)
+    options = {"device": "cpu", "max_streams": 2, "max_positions": 512, "allow_foreign_voice": True}
+    with TTSEngine.load(folder, **options) as engine:
+        anna = Voice(torch.randn(engine.config.talker.stack.hidden_size), None, None, "of a Base checkpoint")
+        anna.save(tmp_path / "anna.safetensors")
+        said = {"sampling": SamplingParams(seed=5), "instruct": "Slowly."}
+        truth = {"anna": engine.generate(TEXT, voice=anna, **said).samples}
+        truth["default"] = engine.generate(TEXT, **said).samples
+    load = lambda: TTSEngine.load(folder, **options)  # noqa: E731
+    with running(load, voices=tmp_path, allow_foreign_voice=True) as server:
+        until(lambda: server.service.state == "ready")
+        assert server.service.voice_names()[-1] == "anna" and len(server.service.voice_names()) > 1
+        for name, samples in truth.items():
+            answer = post(server, voice=name, response_format="pcm", seed=5, instructions="Slowly.")
+            assert answer.content == pcm16(samples), name
+
+
+@pytest.mark.parametrize(
+    "name, allowed, message", [("ryan", True, "has a speaker 'ryan' already"), ("anna", False, "")]
+)
+def test_foreign_voices_that_cannot_be_served_are_told_before_it_starts(tiny, tmp_path, name, allowed, message):
+    config = Checkpoint.open(tiny("custom_voice", size="tiny-adapter", eos_gain=2.0)).config
+    Voice.nobody(config.talker.stack.hidden_size, "of a Base checkpoint").save(tmp_path / f"{name}.safetensors")
+    with pytest.raises(VoiceError, match=message or r"saved voices need a Base .*custom_voice.*--allow-foreign-voice"):
+        make_app(lambda: None, model="x", config=config, voices=tmp_path, allow_foreign_voice=allowed)
 
 
 def test_an_upload_that_takes_too_long_leaves_no_voice(tiny, tmp_path, monkeypatch):

@@ -75,7 +75,7 @@ class StandIn:
 
     def create_voice_clone_prompt(self, audio, ref_text, x_vector_only_mode) -> list[TheirVoice]:
         assert x_vector_only_mode == (ref_text is None)
-        voice = self.engine.create_voice(audio, ref_text)
+        voice = self.engine.create_voice(audio, ref_text, trim=False)
         vector, codes = voice.speaker_embedding.clone(), voice.ref_codes
         vector[3] += 1e-3 * (self.fault == "vector")
         if codes is not None and self.fault == "reference codes":

@@ -1,6 +1,7 @@
 """Reference audio and voices."""
 
 import dataclasses
+import os
 import pickle
 import tracemalloc
 
@@ -11,11 +12,12 @@ import torch
 from cases import reference_audio
 from safetensors.torch import save_file
 
-from qwen_megakernel import AudioError, RequestError, Voice, VoiceError
+from qwen_megakernel import AudioError, BackendError, RequestError, SpeakerError, TTSEngine, Voice, VoiceError
 from qwen_megakernel.checkpoint.config import GREEDY
 from qwen_megakernel.checkpoint.load import Checkpoint
+from qwen_megakernel.model.recording import load_audio, load_recording
 from qwen_megakernel.model.vocoder import TorchVocoder
-from qwen_megakernel.model.voice import load_audio, log_mel
+from qwen_megakernel.model.voice import log_mel, mean_vector
 
 RATE = 24000
 
@@ -240,3 +242,248 @@ def test_what_is_no_path_is_no_voice(path, voices):
         Voice.load(path)
     with pytest.raises(VoiceError):
         voices["icl"].save(path)
+
+
+# ---------------------------------------------------------------- what is wrong with a recording
+
+
+def speech(seconds: float = 2.0, seed: int = 0) -> np.ndarray:
+    """Like speech as far as levels go: sound with pauses, 60 dB below it."""
+    samples = reference_audio(seconds, seed=seed)
+    loud = np.arange(len(samples)) * 9 // len(samples) % 2 == 0
+    return (samples * np.where(loud, 1.0, 1e-3)).astype(np.float32)
+
+
+def silence(seconds: float) -> np.ndarray:
+    return 1e-5 * np.random.default_rng(1).standard_normal(int(seconds * RATE)).astype(np.float32)
+
+
+def test_silent_ends_are_cut_with_a_margin_and_told():
+    audio = np.concatenate([silence(0.8), speech(), silence(0.5)])
+    cut = load_recording((audio, RATE), RATE, trim=True)
+    start = int(0.7 * RATE)
+    assert np.array_equal(cut.samples[: 2 * RATE], audio[start : start + 2 * RATE]), "nothing of the sound is gone"
+    assert cut.notes == ("1.1 s of silence were cut from its ends",)
+    whole = load_recording((audio, RATE), RATE, trim=False)
+    assert np.array_equal(whole.samples, audio) and not whole.notes
+
+
+def test_what_can_be_heard_is_not_cut():
+    soft = np.concatenate([0.01 * speech(0.5), speech(1.0)])  # 40 dB below the rest
+    assert np.array_equal(load_recording((soft, RATE), RATE, trim=True).samples, soft)
+
+
+def test_a_word_between_long_silence_is_too_short():
+    audio = np.concatenate([silence(1), sound(0.2), silence(1)])
+    with pytest.raises(AudioError, match="without the silence at its ends must last 0.5 to 60 seconds, got 0.40"):
+        load_recording((audio, RATE), RATE, trim=True)
+    assert len(load_recording((audio, RATE), RATE, trim=False).samples) == len(audio)
+
+
+@pytest.mark.parametrize("quieter", [1.0, 0.3])
+def test_clipping_is_told_with_its_share_of_the_samples(quieter):
+    audio = speech()
+    clipped = np.clip(audio, -0.1, 0.1)
+    (note,) = load_recording((quieter * clipped, RATE), RATE, trim=True).notes
+    share = float(note.partition(" %")[0])
+    assert "are clipped: record it again, more quietly" in note
+    assert share == pytest.approx(100 * np.mean(np.abs(audio) >= 0.1), rel=0.4)
+    assert not load_recording((audio, RATE), RATE, trim=True).notes
+
+
+@pytest.mark.parametrize("below_db, told", [(10, True), (40, False)])
+def test_noise_is_told_where_it_is_loud(below_db, told):
+    audio = speech()
+    level = np.sqrt(np.mean(audio[: RATE // 5] ** 2)) * 10 ** (-below_db / 20)
+    noisy = audio + level * np.random.default_rng(1).standard_normal(len(audio))
+    notes = load_recording((noisy, RATE), RATE, trim=True).notes
+    assert [("its quiet parts are only 1" in note) for note in notes] == [True] * told
+
+
+# ---------------------------------------------------------------- several recordings
+
+
+def test_silent_ends_are_no_part_of_a_voice(base):
+    """And one recording without such ends is the reference's own voice, which tests/test_oracle.py compares."""
+    plain = base.create_voice((speech(), RATE), "it says this")
+    padded = base.create_voice((np.concatenate([silence(0.8), speech(), silence(0.7)]), RATE), "it says this")
+    kept = base.create_voice((np.concatenate([silence(0.8), speech(), silence(0.7)]), RATE), "it says this", trim=False)
+    assert plain.digest == base.create_voice((speech(), RATE), "it says this", trim=False).digest
+    assert abs(len(padded.ref_codes) - len(plain.ref_codes)) <= 3 and len(kept.ref_codes) >= len(plain.ref_codes) + 18
+    assert not plain.notes and padded.notes == ("1.3 s of silence were cut from its ends",) and not kept.notes
+
+
+def test_a_list_of_one_recording_is_that_recording(base):
+    alone = base.create_voice((speech(), RATE), "it says this")
+    for audio, text in (([(speech(), RATE)], "it says this"), ([(speech(), RATE)], ["it says this"])):
+        assert base.create_voice(audio, text).digest == alone.digest
+
+
+def test_the_vector_of_several_recordings_is_between_theirs(base):
+    audios = [(speech(2.0, seed), RATE) for seed in range(3)]
+    vectors = torch.stack([base.create_voice(audio).speaker_embedding for audio in audios])
+    voice = base.create_voice(audios)
+    norms = vectors.norm(dim=1)
+    mean = (vectors / norms[:, None]).mean(0)
+    assert torch.allclose(voice.speaker_embedding, mean / mean.norm() * norms.mean(), atol=1e-6)
+    assert voice.ref_codes is None and voice.fingerprint == base.create_voice(audios[0]).fingerprint
+
+
+def test_loud_vectors_count_no_more_than_others():
+    a, b = torch.tensor([3.0, 0.0]), torch.tensor([0.0, 1.0])
+    assert torch.allclose(mean_vector([a, b]), torch.tensor([2**0.5, 2**0.5]))
+    assert mean_vector([a]) is a
+    with pytest.raises(AudioError, match="nothing in common"):
+        mean_vector([a, -a])
+
+
+def test_the_codes_are_those_of_the_recording_with_a_text(base):
+    audios = [(speech(seconds), RATE) for seconds in (1.0, 2.0)]
+    for texts, of in (("it says this", 0), (["it says this", None], 0), ([None, "it says this"], 1)):
+        voice = base.create_voice(audios, texts)
+        assert torch.equal(voice.ref_codes, base.create_voice(audios[of], "it says this").ref_codes)
+        assert voice.ref_text == "it says this"
+
+
+@pytest.mark.parametrize(
+    "audio, text, kind, message",
+    [
+        ([], None, AudioError, "made of 1 to 10 recordings, got 0"),
+        ([(speech(), RATE)] * 11, None, AudioError, "made of 1 to 10 recordings, got 11"),
+        ([(speech(), RATE), (silence(1), RATE)], None, AudioError, "recording 2 of 2: ref_audio is silent"),
+        ([(speech(), RATE), (sound(0.2), RATE)], None, AudioError, "recording 2 of 2: ref_audio must last"),
+        ([(speech(), RATE)] * 2, ["a", "b"], VoiceError, "2 recordings have a text and only one can lead"),
+        ([(speech(), RATE)] * 2, ["a"], VoiceError, "ref_text has 1 entries for 2 recordings"),
+        ([(speech(), RATE)] * 2, [None, " "], VoiceError, "ref_text must say what"),
+        ([0.1, 0.2], None, AudioError, "recording 1 of 2: ref_audio must be a path or"),
+        ((speech(), RATE), ["a"], VoiceError, "ref_text is a list and ref_audio is not"),
+    ],
+)
+def test_recordings_that_make_no_voice_are_refused(base, audio, text, kind, message):
+    with pytest.raises(kind, match=message):
+        base.create_voice(audio, text)
+
+
+def test_trim_is_true_or_false(base):
+    with pytest.raises(RequestError, match="trim must be True or False, got 1"):
+        base.create_voice((speech(), RATE), trim=1)
+
+
+def test_notes_name_their_recording_and_are_saved_with_the_voice(base, tmp_path, caplog):
+    caplog.set_level("INFO", "qwen_megakernel")
+    padded = np.concatenate([silence(0.8), speech(), silence(0.7)])
+    voice = base.create_voice([(speech(), RATE), (padded, RATE)])
+    assert voice.notes == ("recording 2 of 2: 1.3 s of silence were cut from its ends",)
+    assert voice.notes[0] in caplog.text
+    voice.save(tmp_path / "v.safetensors")
+    assert Voice.load(tmp_path / "v.safetensors").notes == voice.notes
+    assert dataclasses.replace(voice, notes=()).digest == voice.digest, "they change nothing that is said"
+
+
+FORMAT = {"format": "qwen_megakernel.voice.1"}
+
+
+def test_files_of_older_versions_have_no_notes(tmp_path):
+    save_file({"speaker_embedding": torch.zeros(64)}, tmp_path / "v.safetensors", FORMAT | {"fingerprint": "0123"})
+    assert Voice.load(tmp_path / "v.safetensors").notes == ()
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        {"notes": "no JSON"},
+        {"notes": '{"a": 1}'},
+        {"notes": "[1]"},
+        {"notes": '["\\u001b[2J"]'},
+        {"notes": "[" * 100_000},
+        {"notes": str(["x" * 301]).replace("'", '"')},
+        {"notes": str(["x"] * 51).replace("'", '"')},
+        {"fingerprint": "\x1b[2J"},
+        {"fingerprint": "0" * 65},
+    ],
+    ids=lambda metadata: str(metadata)[:30],
+)
+def test_words_that_a_terminal_should_not_show_are_no_voice(metadata, tmp_path):
+    save_file({"speaker_embedding": torch.zeros(64)}, tmp_path / "v.safetensors", FORMAT | metadata)
+    with pytest.raises(VoiceError, match="v.safetensors: broken voice file"):
+        Voice.load(tmp_path / "v.safetensors")
+
+
+def test_a_pipe_is_no_voice(tmp_path):
+    os.mkfifo(tmp_path / "v.safetensors")
+    end = os.open(tmp_path / "v.safetensors", os.O_RDWR)  # so that whoever opens it does not wait
+    try:
+        with pytest.raises(VoiceError, match="is something else"):
+            Voice.load(tmp_path / "v.safetensors")
+    finally:
+        os.close(end)
+
+
+# ---------------------------------------------------------------- on another checkpoint
+
+
+@pytest.fixture(scope="module")
+def custom(tiny, engine_for):
+    """1.7B's shape: it takes instruct."""
+    return engine_for(tiny("custom_voice", size="tiny-adapter", eos_gain=0.0), allow_foreign_voice=True)
+
+
+@pytest.fixture(scope="module")
+def base_voice(tiny, engine_for) -> Voice:
+    return engine_for(tiny("base", size="tiny-adapter", eos_gain=0.0)).create_voice((speech(), RATE), "it says this")
+
+
+@pytest.mark.parametrize("instruct", [None, "Slowly, with a smile."])
+def test_a_foreign_voice_stands_where_a_named_speaker_stands(custom, instruct):
+    """With the speaker's own row as its vector it is that speaker, code by code."""
+    tensors = Checkpoint.open(custom.model).talker(torch.device("cpu"), torch.float32)
+    row = tensors["talker.model.codec_embedding.weight"][custom.config.talker.speakers["ryan"]]
+    ryan = Voice(row.clone(), None, None, "of a Base checkpoint")
+    request = {"instruct": instruct, "sampling": GREEDY, "max_frames": 12}
+    expected = custom.generate("Hello there.", speaker="ryan", **request)
+    assert np.array_equal(custom.generate("Hello there.", voice=ryan, **request).codes, expected.codes)
+    assert not np.array_equal(custom.generate("Hello there.", speaker="serena", **request).codes, expected.codes)
+
+
+def test_of_a_foreign_voice_the_vector_alone_is_used(custom, base_voice):
+    alone = dataclasses.replace(base_voice, ref_codes=None, ref_text=None)
+    request = {"sampling": GREEDY, "max_frames": 12}
+    with_reference, without = (custom.prompt("Hello there.", voice=v) for v in (base_voice, alone))
+    assert torch.equal(with_reference.rows, without.rows)
+    said = [custom.generate("Hello there.", voice=v, **request) for v in (base_voice, alone)]
+    assert np.array_equal(said[0].samples, said[1].samples)
+
+
+def test_instruct_shapes_a_foreign_voice(custom, base_voice):
+    request = {"voice": base_voice, "sampling": GREEDY, "max_frames": 12}
+    plain, shaped = (custom.generate("Hello there.", instruct=i, **request).codes for i in (None, "Whisper."))
+    assert not np.array_equal(plain, shaped)
+
+
+def test_a_foreign_voice_is_told_once(tiny, base_voice, caplog):
+    model = tiny("custom_voice", size="tiny-adapter", eos_gain=0.0)
+    with TTSEngine.load(model, device="cpu", max_streams=1, allow_foreign_voice=True) as engine:
+        for _ in range(2):
+            engine.check(voice=base_voice)
+    assert caplog.text.count("The reference implementation does not do that, and nobody here has heard it") == 1
+
+
+def test_a_foreign_voice_needs_the_option(tiny, engine_for, base_voice):
+    with pytest.raises(VoiceError, match="needs a Base checkpoint; .*allow_foreign_voice=True.*--allow-foreign-voice"):
+        engine_for(tiny("custom_voice", size="tiny-adapter", eos_gain=0.0)).generate("Hello.", voice=base_voice)
+    with pytest.raises(BackendError, match="allow_foreign_voice must be True or False, got 'yes'"):
+        TTSEngine.load(tiny("custom_voice"), device="cpu", allow_foreign_voice="yes")
+
+
+def test_the_option_allows_nothing_else(tiny, engine_for, custom, base_voice):
+    narrow = dataclasses.replace(base_voice, speaker_embedding=base_voice.speaker_embedding[:48].clone())
+    hidden = custom.config.talker.stack.hidden_size
+    with pytest.raises(VoiceError, match=f"vector has 48 numbers, and a row of this checkpoint has {hidden}: make"):
+        custom.generate("Hello.", voice=narrow)
+    with pytest.raises(SpeakerError, match="speaker='ryan' and voice= both say who speaks"):
+        custom.generate("Hello.", voice=base_voice, speaker="ryan")
+    options = {"allow_foreign_voice": True}
+    with pytest.raises(VoiceError, match="another checkpoint"):  # also a Base one
+        engine_for(tiny("base", size="tiny-adapter", seed=3), **options).generate("Hello.", voice=base_voice)
+    with pytest.raises(VoiceError, match="needs a Base checkpoint; this one is voice_design$"):
+        engine_for(tiny("voice_design", size="tiny-adapter"), **options).generate("Hello.", voice=base_voice)

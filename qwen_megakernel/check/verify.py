@@ -48,10 +48,11 @@ from qwen_megakernel.checkpoint.load import Checkpoint
 from qwen_megakernel.engine.request import RequestOptions
 from qwen_megakernel.errors import RequestError, SpeechError
 from qwen_megakernel.model.prompt import Prompt, PromptBuilder
+from qwen_megakernel.model.recording import load_audio
 from qwen_megakernel.model.sampling import Code0Rules
 from qwen_megakernel.model.text import TextTokenizer
 from qwen_megakernel.model.transformer import Embeddings
-from qwen_megakernel.model.voice import Voice, check_ref_options, load_audio
+from qwen_megakernel.model.voice import Voice, check_ref_options
 
 log = logging.getLogger(__name__)
 
@@ -98,7 +99,8 @@ def speak_in_fp32(
         for case in cases:
             if case.clone not in voices:
                 text = ref_text if case.clone == "icl" else None
-                voices[case.clone] = engine.create_voice((sound, engine.sample_rate), text)
+                # Uncut, as the reference implementation takes it.
+                voices[case.clone] = engine.create_voice((sound, engine.sample_rate), text, trim=False)
             case = case.with_voice(voices[case.clone])
             prompt = engine.prompt(case.text, **request_of(case))
             audio = say(engine, case, frames, sampling=GREEDY, runaway_guard=False)

@@ -37,7 +37,8 @@ class CommandParser(argparse.ArgumentParser):
     program."""
 
     def parse_known_args(self, args=None, namespace=None):
-        refuse_unknown_options(self, args)
+        if self._subparsers is None:  # else its commands know their options
+            refuse_unknown_options(self, args)
         namespace, unknown = super().parse_known_args(args, namespace)
         if unknown:
             if unknown[0].startswith("-"):
@@ -55,6 +56,24 @@ def weights_of(text: str) -> str | list[str]:
     except BackendError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
     return weights
+
+
+def add_recordings(parser: argparse._ActionsContainer, **options) -> None:
+    """Add --ref-audio, which may come several times. `options`: argparse's."""
+    words = "whose voice to clone (Base); several times: several recordings of one speaker"
+    parser.add_argument("--ref-audio", metavar="PATH", action="append", help=words, **options)
+
+
+def add_ref_text(parser: argparse._ActionsContainer) -> None:
+    parser.add_argument("--ref-text", help="what the reference audio says, of several the first: closer cloning")
+
+
+def add_foreign_voice(parser: argparse._ActionsContainer) -> None:
+    parser.add_argument(
+        "--allow-foreign-voice",
+        action="store_true",
+        help="an experiment: CustomVoice speaks with a Base checkpoint's voice (docs/voices.md)",
+    )
 
 
 def add_threads(parser: argparse._ActionsContainer) -> None:
@@ -82,6 +101,7 @@ def add_engine_of_server(parser: argparse._ActionsContainer, *, streams: int) ->
     parser.add_argument(
         "--voices", metavar="DIR", type=Path, help="saved voices (Voice.save), each known by its file's name"
     )
+    add_foreign_voice(parser)
     parser.add_argument("--log-texts", action="store_true", help="log what is said, not lengths and times alone")
     parser.add_argument("--backend", choices=BACKENDS, default="auto")
     parser.add_argument("--weights", type=weights_of, help=WEIGHTS_HELP)
@@ -123,8 +143,9 @@ def add_voice_options(parser: argparse._ActionsContainer, seed: str = "a fresh o
     parser.add_argument("--instruct", help="how to say it (VoiceDesign, 1.7B CustomVoice)")
     whose = parser.add_mutually_exclusive_group()
     whose.add_argument("--voice", metavar="PATH", help="a saved voice, of this checkpoint (Base)")
-    whose.add_argument("--ref-audio", metavar="PATH", help="whose voice to clone (Base)")
-    parser.add_argument("--ref-text", help="what the reference audio says: closer cloning")
+    add_recordings(whose)
+    add_ref_text(parser)
+    add_foreign_voice(parser)
     parser.add_argument("--seed", type=int, help=f"same text and seed, same speech; default: {seed}")
     parser.add_argument("--temperature", type=float, help="how freely codes are drawn; default: the checkpoint's")
     parser.add_argument("--top-k", type=int, help="draw among the k likeliest, 0: all; default: the checkpoint's")
@@ -172,6 +193,7 @@ def check_voice_options(args: argparse.Namespace) -> Voice | None:
         RequestError: the options do not go together, or a speed out of its range.
         SamplingError: a sampling value out of its range.
         VoiceError: the file is no voice, or --ref-text is blank.
+        AudioError: too many recordings.
     """
     sampling_of(args, args.seed)
     check_speed(args.speed)
@@ -180,4 +202,6 @@ def check_voice_options(args: argparse.Namespace) -> Voice | None:
         raise RequestError(
             "--speaker is one of the checkpoint's; --voice and --ref-audio bring another: give one of them"
         )
+    if args.allow_foreign_voice and args.voice is None:
+        raise RequestError("--allow-foreign-voice is about the voice of --voice: give both")
     return None if args.voice is None else Voice.load(args.voice)

@@ -64,6 +64,7 @@ def _speak(args: argparse.Namespace) -> int:
     sampling = sampling_of(args, seed)
     options = {"backend": args.backend, "device": args.device, "weights": args.weights, "threads": args.threads}
     options["adapters"] = args.adapter
+    options["allow_foreign_voice"] = args.allow_foreign_voice
     with ExitStack() as stack:
         stack.enter_context(ended_like_ctrl_c())
         path = output

@@ -6,7 +6,6 @@
 """
 
 import contextlib
-import threading
 import time
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -26,9 +25,7 @@ from qwen_megakernel.engine.core import EngineCore
 from qwen_megakernel.engine.mapping import Mapped, map_requests
 from qwen_megakernel.engine.options import Limits, Need, memory_of, told_of_memory
 from qwen_megakernel.engine.request import (
-    DEFAULTS,
     TRIM_TO_S,
-    Request,
     RequestChecker,
     RequestOptions,
     check_call,
@@ -71,6 +68,7 @@ class TTSEngine:
         limits: Limits | None = None,
         *,
         fallback: bool = False,
+        allow_foreign_voice: bool = False,
     ):
         """An engine over a checkpoint and a backend of one's own. `load` is the usual way.
 
@@ -79,6 +77,7 @@ class TTSEngine:
             backend: `load` and `spare` are called; `void` is, where it is not None and the kernels are given up.
             limits: None: `Limits()`.
             fallback: `backend.spare()` takes over once the kernels are given up (failures.py).
+            allow_foreign_voice: as `load` takes it.
         """
         limits, config = limits or Limits(), checkpoint.config
         tokenizer = TextTokenizer(checkpoint.folder, config.talker.text_vocab_size)
@@ -88,7 +87,7 @@ class TTSEngine:
         with told_of_memory(model, backend.device, self._need, limits):
             loaded = backend.load(limits.max_streams, limits.max_positions)
             self._prompts = PromptBuilder(config, tokenizer, loaded.embeddings, kept_voices=limits.kept_voices)
-        self._requests = RequestChecker(checkpoint, self._prompts)
+        self._requests = RequestChecker(checkpoint, self._prompts, allow_foreign_voice=allow_foreign_voice)
         self.speakers, self.languages = self._prompts.speakers, self._prompts.languages
         self.tokens = self._prompts.tokens
         self.sample_rate, self.max_positions = config.codec.sample_rate, limits.max_positions
@@ -97,8 +96,7 @@ class TTSEngine:
             memory_of(loaded, limits.kv_bytes(config.talker.stack, backend.dtype), limits),
         )
         self._width, self.threads = loaded.decoder.width, loaded.cpu.threads if loaded.cpu else None
-        self._voice_encoder: VoiceEncoder | None = None
-        self._voice_lock = threading.Lock()
+        self._voice_encoder = VoiceEncoder(checkpoint)
         spare = backend.spare() if fallback else None
         spare = spare and partial(spare.load, limits.max_streams, limits.max_positions)
         options = {"sample_rate": self.sample_rate, "device": backend.device, "limits": limits, "void": backend.void}
@@ -124,6 +122,7 @@ class TTSEngine:
         vocoder_dtype: str | torch.dtype = "float32",
         threads: int | None = None,
         fallback: str | None = None,
+        allow_foreign_voice: bool = False,
     ) -> "TTSEngine":
         """Load a checkpoint and start the engine's threads.
 
@@ -153,6 +152,7 @@ class TTSEngine:
                 torch.dtype of such a name.
             threads: CPU threads to compute with; None: the fewest that are about as fast as any, measured now. The
                 process's own number (`torch.get_num_threads`) is the most that None tries, and stays as it is.
+            allow_foreign_voice: an experiment: a Base checkpoint's voice speaks on CustomVoice (docs/voices.md).
 
         Raises:
             CheckpointError: see `Checkpoint.open`.
@@ -174,7 +174,7 @@ class TTSEngine:
         checkpoint = Checkpoint.open(model, adapters)
         chosen = choose_backend(backend, checkpoint, device, dtype, fp8, vocoder_dtype, threads)
         fallback = fallback is not None or (backend == "auto" and chosen.void is not None)
-        engine = cls(str(model), checkpoint, chosen, limits, fallback=fallback)
+        engine = cls(str(model), checkpoint, chosen, limits, fallback=fallback, allow_foreign_voice=allow_foreign_voice)
         if device.type == "cuda":
             engine._warm_up(device)
         return engine
@@ -280,7 +280,7 @@ class TTSEngine:
             speaker: CustomVoice: a name of `speakers`; None takes the first, "" none at all.
             language: a name of `languages` or its code, such as "en" or "en-US"; None is "auto".
             instruct: how to say it. A checkpoint that ignores it (0.6B CustomVoice, Base) logs a warning.
-            voice: Base: whose voice, from `create_voice` or `Voice.load`.
+            voice: Base, or with `allow_foreign_voice` CustomVoice: whose voice, from `create_voice` or `Voice.load`.
             non_streaming_mode: True puts the whole text before the first frame, False feeds it beside the
                 frames. None is the reference's default: True, but False with a voice or with pushed text.
             sampling: None fields come from the checkpoint's generation_config.json.
@@ -357,14 +357,11 @@ class TTSEngine:
         Raises:
             RequestError: as `submit` would.
         """
-        self._checked(request)
-
-    def _checked(self, request: RequestOptions) -> Request:
-        return self._requests.check(whole=True, **(DEFAULTS | request))
+        self._requests.check(whole=True, **request)
 
     def turn_text(self, **request: Unpack[RequestOptions]) -> TurnText:
         """What cuts a text that comes in pieces into parts that fit a slot. Raises RequestError as `submit` would."""
-        return self._prompts.turn_text(self._checked(request).conditioning, self.max_positions)
+        return self._prompts.turn_text(self._requests.check(whole=True, **request).conditioning, self.max_positions)
 
     @torch.inference_mode()
     def pieces(self, text: str, **request: Unpack[RequestOptions]) -> list[str]:
@@ -374,7 +371,7 @@ class TTSEngine:
         Raises:
             RequestError: as `submit` would. TextTooLongError: instruct and reference leave no room for any text.
         """
-        checked = self._checked(request)
+        checked = self._requests.check(whole=True, **request)
         return self._prompts.pieces(
             text,
             checked.conditioning,
@@ -389,7 +386,7 @@ class TTSEngine:
         Raises:
             RequestError: as `submit` would.
         """
-        checked = self._checked(request)
+        checked = self._requests.check(whole=True, **request)
         with self._core.in_order():
             return self._prompts.build(
                 text,
@@ -398,23 +395,25 @@ class TTSEngine:
                 max_positions=self.max_positions,
             )
 
-    def create_voice(self, ref_audio: RefAudio, ref_text: str | None = None) -> Voice:
+    def create_voice(
+        self, ref_audio: RefAudio | list[RefAudio], ref_text: str | None | list[str | None] = None, *, trim: bool = True
+    ) -> Voice:
         """Make a voice from reference audio; needs a Base checkpoint. Runs in the caller's thread.
 
         Args:
-            ref_audio: path, or (samples [n] or [n, channels], rate in Hz); 0.5 to 60 seconds.
-            ref_text: what the audio says. With it the reference itself leads the prompt (in-context cloning:
-                closer, but longer prompts); without it the speaker vector alone is used.
+            ref_audio: path, or (samples [n] or [n, channels], rate in Hz); 0.5 to 60 seconds. Or a list of up to 10
+                such recordings of one speaker, whose mean is the speaker vector.
+            ref_text: what the audio says. With it the reference itself leads the prompt (in-context cloning: closer,
+                but longer prompts); without it the speaker vector alone is used. With a list of recordings: what the
+                first one says, or a list with the text of one of them, None for the others.
+            trim: cut silence from both ends of a recording. The reference implementation does not.
 
         Raises:
             AudioError: the audio cannot be used; says why.
-            VoiceError: not a Base checkpoint, or a blank ref_text.
+            VoiceError: not a Base checkpoint, a blank ref_text, or more than one.
         """
         self._core.admission.check_open()
-        with self._voice_lock:
-            if self._voice_encoder is None:
-                self._voice_encoder = VoiceEncoder(self._checkpoint)
-            return self._voice_encoder.encode(ref_audio, ref_text)
+        return self._voice_encoder.encode(ref_audio, ref_text, trim=trim)
 
     def health(self) -> dict:
         """`status` ("ok", "draining", "closed" or "dead", then with `error`), backend, `max_streams`, how many of them

@@ -7,9 +7,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypedDict
 
-from qwen_megakernel.checkpoint.config import SamplingParams
+from qwen_megakernel.checkpoint.config import ModelConfig, SamplingParams
 from qwen_megakernel.checkpoint.load import Checkpoint
-from qwen_megakernel.errors import InstructError, RequestError, SamplingError, SpeakerError, TextError, VoiceError
+from qwen_megakernel.errors import (
+    BackendError,
+    InstructError,
+    RequestError,
+    SamplingError,
+    SpeakerError,
+    TextError,
+    VoiceError,
+)
 from qwen_megakernel.model.conditioning import Conditioning
 from qwen_megakernel.model.edges import check_trim
 from qwen_megakernel.model.prompt import PromptBuilder
@@ -44,24 +52,6 @@ class RequestOptions(TypedDict, total=False):
     reproducible: bool
 
 
-DEFAULTS: RequestOptions = {
-    "chunk_frames": None,
-    "speaker": None,
-    "language": None,
-    "instruct": None,
-    "voice": None,
-    "non_streaming_mode": None,
-    "sampling": SamplingParams(),
-    "max_frames": None,
-    "runaway_guard": True,
-    "speed": 1.0,
-    "trim": "none",
-    "silence_s": TRIM_TO_S,
-    "reproducible": False,
-}
-"""`TTSEngine.submit`'s."""
-
-
 @dataclass(frozen=True)
 class Request:
     """A request that can be served if its text can; every default filled in."""
@@ -81,26 +71,33 @@ class Request:
 class RequestChecker:
     """Knows what one checkpoint can be asked for."""
 
-    def __init__(self, checkpoint: Checkpoint, prompts: PromptBuilder):
+    def __init__(self, checkpoint: Checkpoint, prompts: PromptBuilder, *, allow_foreign_voice: bool = False):
+        """
+        Raises:
+            BackendError: `allow_foreign_voice` is not True or False.
+        """
+        if not isinstance(allow_foreign_voice, bool):
+            raise BackendError(f"allow_foreign_voice must be True or False, got {allow_foreign_voice!r}")
         self._config, self._fingerprint, self._prompts = checkpoint.config, checkpoint.fingerprint, prompts
+        self._allow_foreign, self._told_of_foreign = allow_foreign_voice, False
 
     def check(
         self,
         *,
         whole: bool,
-        speaker: str | None,
-        language: str | None,
-        instruct: str | None,
-        voice: Voice | None,
-        non_streaming_mode: bool | None,
-        sampling: SamplingParams,
-        max_frames: int | None,
-        runaway_guard: bool,
-        chunk_frames: int | Sequence[int] | None,
-        speed: float,
-        trim: str,
-        silence_s: float,
-        reproducible: bool,
+        speaker: str | None = None,
+        language: str | None = None,
+        instruct: str | None = None,
+        voice: Voice | None = None,
+        non_streaming_mode: bool | None = None,
+        sampling: SamplingParams = SamplingParams(),  # noqa: B008 - frozen
+        max_frames: int | None = None,
+        runaway_guard: bool = True,
+        chunk_frames: int | Sequence[int] | None = None,
+        speed: float = 1.0,
+        trim: str = "none",
+        silence_s: float = TRIM_TO_S,
+        reproducible: bool = False,
     ) -> Request:
         """`whole`: the text is there already. The rest is `TTSEngine.submit`'s.
 
@@ -119,12 +116,12 @@ class RequestChecker:
         sampling = sampling.over(self._config.sampling)
         return Request(
             conditioning=Conditioning(
-                speaker=self._speaker(speaker),
+                speaker=self._speaker(speaker, voice),
                 language=self._prompts.known_language(language),
                 instruct=self._instruct(instruct),
                 voice=self._voice(voice),
             ),
-            non_streaming_mode=whole and voice is None if non_streaming_mode is None else non_streaming_mode,
+            non_streaming_mode=whole and not self._is_base if non_streaming_mode is None else non_streaming_mode,
             sampling=sampling if sampling.seed is not None else replace(sampling, seed=secrets.randbits(63)),
             max_frames=self._config.max_frames if max_frames is None else _count(max_frames, "max_frames"),
             runaway_guard=runaway_guard,
@@ -135,12 +132,20 @@ class RequestChecker:
             reproducible=reproducible,
         )
 
-    def _speaker(self, speaker: str | None) -> str | None:
+    @property
+    def _is_base(self) -> bool:
+        return self._config.variant == "base"
+
+    def _speaker(self, speaker: str | None, voice: Voice | None) -> str | None:
         if speaker is not None and not isinstance(speaker, str):
             raise SpeakerError(f"unknown speaker {speaker!r}: a speaker is a string")
         if self._config.variant != "custom_voice":
             if speaker:
                 raise SpeakerError(f"this checkpoint ({self._config.variant}) has no named speakers, got {speaker!r}")
+            return None
+        if voice is not None:
+            if speaker:
+                raise SpeakerError(f"speaker={speaker!r} and voice= both say who speaks: give one of them")
             return None
         if speaker is None and self._prompts.speakers:
             return self._prompts.speakers[0]
@@ -164,31 +169,69 @@ class RequestChecker:
 
     def _voice(self, voice: Voice | None) -> Voice | None:
         if voice is None:
-            if self._config.variant == "base":
+            if self._is_base:
                 raise VoiceError(
                     "a Base checkpoint speaks with a voice: pass voice=engine.create_voice(ref_audio), "
                     "on the command line --ref-audio"
                 )
             return None
-        if self._config.variant != "base":
-            raise VoiceError(f"voice= needs a Base checkpoint; this one is {self._config.variant}")
-        if not isinstance(voice, Voice):
-            raise VoiceError(f"voice must be a Voice (create_voice or Voice.load), got {type(voice).__name__}")
-        voice.check()
-        if voice.fingerprint != self._fingerprint:
-            raise VoiceError(
-                f"this voice was made by another checkpoint ({voice.fingerprint or 'unknown'}, "
-                f"this one is {self._fingerprint}); make it again from its reference audio"
+        fitting = fitting_voice(voice, self._config, self._fingerprint, allow_foreign=self._allow_foreign)
+        if not self._is_base and not self._told_of_foreign:
+            self._told_of_foreign = True
+            log.warning(
+                "an experiment: a voice of a Base checkpoint speaks on CustomVoice, by its speaker vector alone. The "
+                "reference implementation does not do that, and nobody here has heard it"
             )
-        hidden, groups = self._config.talker.stack.hidden_size, self._config.talker.num_code_groups
-        ok = tuple(voice.speaker_embedding.shape) == (hidden,)
-        if voice.ref_codes is not None:
-            known = range(self._config.codec.vocoder.codebook_size)
-            ok = ok and voice.ref_codes.ndim == 2 and voice.ref_codes.shape[1] == groups
-            ok = ok and int(voice.ref_codes.min()) in known and int(voice.ref_codes.max()) in known
-        if not ok:
-            raise VoiceError(f"broken voice: expected a vector of {hidden} and codes [frames, {groups}]")
-        return voice
+        return fitting
+
+
+def foreign_hint(variant: str) -> str:
+    """What to add where a checkpoint of this variant refuses a voice."""
+    if variant != "custom_voice":
+        return ""
+    return (
+        ". As an experiment allow_foreign_voice=True (--allow-foreign-voice) lets it speak with the speaker vector of "
+        "a Base checkpoint's voice"
+    )
+
+
+def fitting_voice(voice: Voice, config: ModelConfig, fingerprint: str, *, allow_foreign: bool = False) -> Voice:
+    """The voice, as a checkpoint of this config and fingerprint speaks with it.
+
+    Args:
+        allow_foreign: on CustomVoice a Base checkpoint's voice comes back as its speaker vector alone, which takes the
+            place of a named speaker's row. Its reference codes and text are left out: no prompt of CustomVoice has any.
+
+    Raises:
+        VoiceError: the two do not fit; says why.
+    """
+    if config.variant != "base" and not (config.variant == "custom_voice" and allow_foreign):
+        raise VoiceError(f"voice= needs a Base checkpoint; this one is {config.variant}{foreign_hint(config.variant)}")
+    if not isinstance(voice, Voice):
+        raise VoiceError(f"voice must be a Voice (create_voice or Voice.load), got {type(voice).__name__}")
+    voice.check()
+    hidden, groups = config.talker.stack.hidden_size, config.talker.num_code_groups
+    width = len(voice.speaker_embedding)
+    if config.variant != "base":
+        if width != hidden:
+            raise VoiceError(
+                f"this voice's speaker vector has {width} numbers, and a row of this checkpoint has {hidden}: make "
+                "the voice with the Base checkpoint of its size"
+            )
+        return replace(voice, ref_codes=None, ref_text=None)
+    if voice.fingerprint != fingerprint:
+        raise VoiceError(
+            f"this voice was made by another checkpoint ({voice.fingerprint or 'unknown'}, "
+            f"this one is {fingerprint}); make it again from its reference audio"
+        )
+    ok = width == hidden
+    if voice.ref_codes is not None:
+        known = range(config.codec.vocoder.codebook_size)
+        ok = ok and voice.ref_codes.shape[1] == groups
+        ok = ok and int(voice.ref_codes.min()) in known and int(voice.ref_codes.max()) in known
+    if not ok:
+        raise VoiceError(f"broken voice: expected a vector of {hidden} and codes [frames, {groups}]")
+    return voice
 
 
 def check_call(text: str | None, on_chunk: Callable | None, on_end: Callable | None) -> None:

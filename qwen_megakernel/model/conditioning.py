@@ -17,7 +17,7 @@ class Conditioning:
         language: a name of the checkpoint or its code, any case, or "auto".
         instruct: how to say it (VoiceDesign, 1.7B CustomVoice); None or "" leaves the block out.
         voice: a cloned voice (Base): the speaker vector, and with the reference's codes and text the in-context (ICL)
-            layout.
+            layout. On CustomVoice, where that is allowed, the vector alone.
     """
 
     speaker: str | None = None

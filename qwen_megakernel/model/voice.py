@@ -4,20 +4,19 @@ Cloning needs a Base checkpoint. The speaker vector comes from the checkpoint's 
 (Desplanques et al., 2020; layer by layer after qwen_tts 0.1.1's Qwen3TTSSpeakerEncoder). The codes come from the speech
 tokenizer's encoder half, which is transformers' Mimi.
 
-Audio and voice files are data from outside. libsndfile decodes audio, whose length is bounded before. Voices are
-safetensors; nothing is ever unpickled.
+Voice files are data from outside. They are safetensors; nothing is ever unpickled.
 """
 
 import hashlib
+import json
+import logging
 import math
-import numbers
-from collections.abc import Mapping
+import threading
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import soundfile
-import soxr
 import torch
 import torch.nn.functional as F
 from safetensors import SafetensorError, safe_open
@@ -28,20 +27,19 @@ from qwen_megakernel.checkpoint.codec_config import CodecConfig
 from qwen_megakernel.checkpoint.config import SpeakerEncoderConfig
 from qwen_megakernel.checkpoint.load import Checkpoint
 from qwen_megakernel.errors import AudioError, CheckpointError, RequestError, VoiceError
+from qwen_megakernel.model.recording import MAX_SECONDS, Recording, RefAudio, load_recording
 from qwen_megakernel.model.text import check_unicode
 
-MIN_SECONDS, MAX_SECONDS = 0.5, 60.0
-"""Length of reference audio. Less than that holds hardly a word for the speaker vector; 60 s are 750 of 2,048 rows."""
+log = logging.getLogger(__name__)
+
+MAX_RECORDINGS = 10
+"""Of one voice."""
 
 _FORMAT = "qwen_megakernel.voice.1"
 _MAX_VOICE_BYTES = 4 << 20
 _MAX_REF_TEXT = 10_000  # characters; a minute of speech has a thousand
-_MAX_CHANNELS = 16
-_BLOCK = 1 << 16  # samples a channel, decoded at once
-_RATES = range(4_000, 384_001)
-_SILENCE = 1e-4  # peak; -80 dBFS
-
-RefAudio = str | Path | tuple[np.ndarray, int]
+_MAX_NOTES, _MAX_NOTE = 50, 300  # three of every recording at most, of some 100 characters each
+_MAX_FINGERPRINT = 64  # ours have 16
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,12 +51,14 @@ class Voice:
         ref_codes: int64 [frames, groups], on the CPU; None: the vector alone is used.
         ref_text: what the reference audio says; None exactly where `ref_codes` is.
         fingerprint: of the checkpoint that made the voice.
+        notes: what is wrong with its recordings, in plain sentences.
     """
 
     speaker_embedding: Tensor
     ref_codes: Tensor | None
     ref_text: str | None
     fingerprint: str
+    notes: tuple[str, ...] = ()
 
     @classmethod
     def nobody(cls, hidden_size: int, fingerprint: str) -> "Voice":
@@ -79,13 +79,13 @@ class Voice:
         """Check that this is a voice of some checkpoint.
 
         Raises:
-            VoiceError: a tensor has another dtype, shape or device or is not finite, or there are codes without text or
-                text without codes.
+            VoiceError: a tensor has another dtype, shape or device or is not finite, there are codes without text or
+                text without codes, or fingerprint or notes are not short printable strings.
             TextError: the text is not valid Unicode.
         """
         vector, codes, text = self.speaker_embedding, self.ref_codes, self.ref_text
         ok = isinstance(vector, Tensor) and vector.dtype == torch.float32 and vector.ndim == 1
-        ok = ok and vector.device.type == "cpu" and bool(vector.isfinite().all()) and isinstance(self.fingerprint, str)
+        ok = ok and vector.device.type == "cpu" and bool(vector.isfinite().all())
         ok = ok and (codes is None) == (text is None)
         if codes is not None:
             ok = ok and isinstance(codes, Tensor) and codes.dtype == torch.int64 and codes.device.type == "cpu"
@@ -95,6 +95,13 @@ class Voice:
             raise VoiceError(
                 "broken voice: expected an fp32 vector, and either int64 codes [frames, groups] with the text that "
                 "they say, or neither, all on the CPU"
+            )
+        ok = isinstance(self.notes, tuple) and len(self.notes) <= _MAX_NOTES
+        ok = ok and all(_is_printable(note, _MAX_NOTE) for note in self.notes)
+        if not (ok and _is_printable(self.fingerprint, _MAX_FINGERPRINT)):
+            raise VoiceError(
+                f"broken voice: expected a fingerprint of at most {_MAX_FINGERPRINT} printable characters, and a tuple "
+                f"of at most {_MAX_NOTES} notes of at most {_MAX_NOTE}"
             )
         if text is not None:
             check_unicode(text)
@@ -107,7 +114,7 @@ class Voice:
         """
         self.check()
         tensors = {"speaker_embedding": self.speaker_embedding.contiguous()}
-        metadata = {"format": _FORMAT, "fingerprint": self.fingerprint}
+        metadata = {"format": _FORMAT, "fingerprint": self.fingerprint, "notes": json.dumps(self.notes)}
         if self.ref_codes is not None:
             tensors["ref_codes"] = self.ref_codes.contiguous()
             metadata["ref_text"] = self.ref_text
@@ -118,13 +125,15 @@ class Voice:
 
     @classmethod
     def load(cls, path: str | Path) -> "Voice":
-        """Read a file that `save` wrote.
+        """Read a file that `save` wrote, in this version or in an older one.
 
         Raises:
             VoiceError: the file is missing, too large, not a voice, or holds tensors of the wrong kind.
         """
         try:
             path = Path(path)
+            if path.exists() and not path.is_file():  # a pipe would never end
+                raise VoiceError(f"{path}: a voice is a file, and this is something else")
             if path.stat().st_size > _MAX_VOICE_BYTES:
                 raise VoiceError(f"{path}: a voice file has at most {_MAX_VOICE_BYTES} bytes")
             with safe_open(path, framework="pt") as file:
@@ -139,25 +148,34 @@ class Voice:
             raise VoiceError(f"{path}: cannot be read as a voice: {error}; {made}") from None
         if not {"speaker_embedding"} <= set(tensors) <= {"speaker_embedding", "ref_codes"}:
             raise VoiceError(f"{path}: broken voice file")
-        voice = cls(
-            tensors["speaker_embedding"],
-            tensors.get("ref_codes"),
-            metadata.get("ref_text"),
-            metadata.get("fingerprint", ""),
-        )
         try:
+            notes = json.loads(metadata.get("notes", "[]"))
+            voice = cls(
+                tensors["speaker_embedding"],
+                tensors.get("ref_codes"),
+                metadata.get("ref_text"),
+                metadata.get("fingerprint", ""),
+                tuple(notes) if isinstance(notes, list) else notes,
+            )
             voice.check()
-        except RequestError as error:
+        except (RequestError, ValueError, RecursionError) as error:
             raise VoiceError(f"{path}: broken voice file: {error}") from None
         return voice
 
 
-def check_ref_options(ref_audio: object | None, ref_text: str | None) -> None:
+def _is_printable(text: object, most: int) -> bool:
+    """A string that a terminal may show, at most so long."""
+    return isinstance(text, str) and len(text) <= most and text.isprintable()
+
+
+def check_ref_options(ref_audio: str | list[str] | None, ref_text: str | None) -> None:
     """Check the command line's --ref-audio and --ref-text, as far as that needs no model.
 
     Raises:
-        RequestError: a text without its audio. VoiceError, TextError: as `check_ref_text`.
+        RequestError: a text without its audio. VoiceError, TextError: as `check_ref_text`. AudioError: too many files.
     """
+    if isinstance(ref_audio, list):
+        _check_count(len(ref_audio))
     if ref_text is None:
         return
     if ref_audio is None:
@@ -182,108 +200,110 @@ def check_ref_text(ref_text: str) -> None:
     check_unicode(ref_text)
 
 
+def _check_count(recordings: int) -> None:
+    if not 1 <= recordings <= MAX_RECORDINGS:
+        raise AudioError(f"a voice is made of 1 to {MAX_RECORDINGS} recordings, got {recordings}")
+
+
+def _texts_of(ref_audio: list[RefAudio], ref_text: str | None | list[str | None]) -> list[str | None]:
+    """One for every recording, at most one of them not None."""
+    texts = ref_text if isinstance(ref_text, list) else [ref_text, *[None] * (len(ref_audio) - 1)]
+    if len(texts) != len(ref_audio):
+        raise VoiceError(f"ref_text has {len(texts)} entries for {len(ref_audio)} recordings: give one each, or None")
+    given = [text for text in texts if text is not None]
+    for text in given:
+        check_ref_text(text)
+    if len(given) > 1:
+        raise VoiceError(
+            f"{len(given)} recordings have a text and only one can lead the prompt: put None for the others"
+        )
+    return texts
+
+
 class VoiceEncoder:
-    """Makes voices with one Base checkpoint, on the CPU in fp32."""
+    """Makes voices with one Base checkpoint, on the CPU in fp32, one at a time; thread-safe. What that takes is loaded
+    at first use."""
 
     def __init__(self, checkpoint: Checkpoint):
-        """
-        Raises:
-            VoiceError: the checkpoint is not a Base one.
-        """
-        config = checkpoint.config
+        self._checkpoint, self._rate = checkpoint, checkpoint.config.codec.sample_rate
+        self._lock = threading.Lock()
+        self._speaker_encoder: SpeakerEncoder | None = None
+        self._codec_encoder: CodecEncoder | None = None
+
+    def encode(
+        self, ref_audio: RefAudio | list[RefAudio], ref_text: str | None | list[str | None] = None, *, trim: bool = True
+    ) -> Voice:
+        """See `TTSEngine.create_voice`."""
+        config = self._checkpoint.config
         if config.speaker_encoder is None:
             raise VoiceError(
                 f"a voice is made from audio by a Base checkpoint; this one is {config.variant} "
                 f"(speakers: {', '.join(config.talker.speakers) or 'none, describe the voice with instruct'})"
             )
-        self._checkpoint, self._rate = checkpoint, config.codec.sample_rate
-        tensors = checkpoint.speaker_encoder(torch.device("cpu"), torch.float32)
-        self._speaker_encoder = SpeakerEncoder(config.speaker_encoder, tensors)
-        self._codec_encoder: CodecEncoder | None = None
+        if not isinstance(trim, bool):
+            raise RequestError(f"trim must be True or False, got {trim!r}")
+        if isinstance(ref_audio, list):
+            _check_count(len(ref_audio))
+        elif isinstance(ref_text, list):
+            raise VoiceError("ref_text is a list and ref_audio is not: give a list of recordings, or one text")
+        several = ref_audio if isinstance(ref_audio, list) else [ref_audio]
+        texts = _texts_of(several, ref_text)
+        codes, text = None, next((text for text in texts if text is not None), None)
+        with self._lock:
+            recordings = [self._load(several, number, trim) for number in range(len(several))]
+            if text is not None:
+                codes = self._codes(recordings[texts.index(text)].samples)
+            vector = mean_vector([self._vector(recording.samples) for recording in recordings])
+        notes = tuple(note for recording in recordings for note in recording.notes)
+        for note in notes:
+            log.info("a new voice: %s", note)
+        return Voice(vector, codes, text, self._checkpoint.fingerprint, notes)
 
-    def encode(self, ref_audio: RefAudio, ref_text: str | None = None) -> Voice:
-        """See `TTSEngine.create_voice`."""
-        if ref_text is not None:
-            check_ref_text(ref_text)
-        samples = load_audio(ref_audio, self._rate)
-        codes = None
-        if ref_text is not None:
-            if self._codec_encoder is None:
-                self._codec_encoder = CodecEncoder(self._checkpoint.config.codec, self._checkpoint.codec_encoder())
-            codes = self._codec_encoder(samples)
+    def _load(self, several: list[RefAudio], number: int, trim: bool) -> Recording:
+        """One of them. With others beside it, notes and errors name it."""
+        if len(several) == 1:
+            return load_recording(several[0], self._rate, trim=trim)
+        name = f"recording {number + 1} of {len(several)}"
+        try:
+            recording = load_recording(several[number], self._rate, trim=trim)
+        except AudioError as error:
+            raise AudioError(f"{name}: {error}") from None
+        return Recording(recording.samples, tuple(f"{name}: {note}" for note in recording.notes))
+
+    def _codes(self, samples: np.ndarray) -> Tensor:
+        if self._codec_encoder is None:
+            self._codec_encoder = CodecEncoder(self._checkpoint.config.codec, self._checkpoint.codec_encoder())
+        return self._codec_encoder(samples)
+
+    def _vector(self, samples: np.ndarray) -> Tensor:
+        if self._speaker_encoder is None:
+            tensors = self._checkpoint.speaker_encoder(torch.device("cpu"), torch.float32)
+            self._speaker_encoder = SpeakerEncoder(self._checkpoint.config.speaker_encoder, tensors)
         vector = self._speaker_encoder(samples)
         if not vector.isfinite().all():
             raise AudioError(
                 f"ref_audio is out of range: its largest sample is {np.abs(samples).max():.3g}, not near 1"
             )
-        return Voice(vector, codes, ref_text, self._checkpoint.fingerprint)
+        return vector
 
 
-# ---------------------------------------------------------------- audio
-
-
-def load_audio(ref_audio: RefAudio, sample_rate: int) -> np.ndarray:
-    """Reference audio as mono fp32 [samples] at `sample_rate`: channels averaged, resampled with soxr HQ.
-
-    Args:
-        ref_audio: path of a file that libsndfile reads, or (samples [n] or [n, channels], rate in Hz);
-            integer samples are scaled by their type's range.
+def mean_vector(vectors: Sequence[Tensor]) -> Tensor:
+    """Speaker vectors fp32 [hidden] of several recordings -> the voice's. Its direction is that of the mean of the unit
+    vectors, so that each recording counts the same. Its norm is their mean norm: the encoder does not normalise, and
+    the talker adds what it gives to a row as it is. A plain mean would be the shorter, the more the recordings differ.
 
     Raises:
-        AudioError: missing, not audio, empty, NaN, silent, or not of 0.5 to 60 seconds.
+        AudioError: they point in opposite directions.
     """
-    if isinstance(ref_audio, (str, Path)):
-        samples, rate = _read_file(Path(ref_audio))
-    elif isinstance(ref_audio, tuple) and len(ref_audio) == 2:
-        try:
-            samples, rate = np.asarray(ref_audio[0]), ref_audio[1]
-        except (ValueError, TypeError, RuntimeError) as error:
-            raise AudioError(f"samples cannot be read as an array: {error}") from None
-    else:
-        raise AudioError(f"ref_audio must be a path or (samples, rate), got {type(ref_audio).__name__}")
-    if isinstance(rate, bool) or not isinstance(rate, numbers.Real) or rate not in _RATES:
-        raise AudioError(f"sample rate must be an integer in {_RATES.start}..{_RATES.stop - 1} Hz, got {rate!r}")
-    if samples.ndim not in (1, 2) or samples.ndim == 2 and not 1 <= samples.shape[1] <= _MAX_CHANNELS:
-        raise AudioError(f"samples must be [n] or [n, channels], got {list(samples.shape)}")
-    rate = int(rate)
-    _check_length(len(samples) / rate, "ref_audio")
-    if np.issubdtype(samples.dtype, np.signedinteger):
-        samples = samples / -float(np.iinfo(samples.dtype).min)
-    elif not np.issubdtype(samples.dtype, np.floating):
-        raise AudioError(f"samples must be floating or signed integers, got {samples.dtype}")
-    samples = samples.astype(np.float32, copy=False)
-    if samples.ndim == 2:
-        samples = samples.mean(axis=1)
-    if not np.isfinite(samples).all():
-        raise AudioError("ref_audio holds NaN or infinite samples")
-    if np.abs(samples).max() < _SILENCE:
-        raise AudioError("ref_audio is silent")
-    if rate != sample_rate:
-        # The reference implementation calls librosa.resample, which is soxr HQ cut or padded to ceil(n * ratio).
-        length = math.ceil(len(samples) * sample_rate / rate)
-        samples = soxr.resample(samples, rate, sample_rate, quality="HQ")[:length]
-        samples = np.pad(samples, (0, length - len(samples)))
-    return np.ascontiguousarray(samples, dtype=np.float32)
-
-
-def _read_file(path: Path) -> tuple[np.ndarray, int]:
-    try:
-        with soundfile.SoundFile(path) as file:
-            if file.channels > _MAX_CHANNELS:
-                raise AudioError(f"{path}: at most {_MAX_CHANNELS} channels, found {file.channels}")
-            _check_length(file.frames / file.samplerate, str(path))
-            # A header may understate the data, so decoding stops at the bound. It goes block by block, because a file
-            # of 200 KB may hold a minute of 16 channels, which are 1.5 GB of samples.
-            blocks = file.blocks(_BLOCK, frames=int(MAX_SECONDS * file.samplerate), dtype="float32", always_2d=True)
-            mono = [block.mean(axis=1) for block in blocks]
-            return np.concatenate(mono) if mono else np.zeros(0, np.float32), file.samplerate
-    except (soundfile.SoundFileError, OSError, TypeError) as error:  # TypeError: headerless files (.raw)
-        raise AudioError(f"{path}: cannot be read as audio: {error}") from None
-
-
-def _check_length(seconds: float, what: str) -> None:
-    if not MIN_SECONDS <= seconds <= MAX_SECONDS:
-        raise AudioError(f"{what} must last {MIN_SECONDS} to {MAX_SECONDS:.0f} seconds, got {seconds:.2f}")
+    if len(vectors) == 1:
+        return vectors[0]
+    stacked = torch.stack(list(vectors)).double()
+    norms = stacked.norm(dim=1, keepdim=True)
+    direction = (stacked / norms).mean(dim=0)
+    vector = (direction / direction.norm() * norms.mean()).float()
+    if not vector.isfinite().all():
+        raise AudioError("the recordings have nothing in common: give recordings of one speaker")
+    return vector
 
 
 # ---------------------------------------------------------------- speaker vector

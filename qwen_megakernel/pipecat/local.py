@@ -21,7 +21,7 @@ from qwen_megakernel.checkpoint.load import find_cached
 from qwen_megakernel.engine import shared as shared_engine
 from qwen_megakernel.engine.engine import TTSEngine
 from qwen_megakernel.engine.event_loop import AsyncUtterance
-from qwen_megakernel.engine.request import chunk_schedule
+from qwen_megakernel.engine.request import chunk_schedule, foreign_hint
 from qwen_megakernel.engine.word_times import SpeechRate, WordTimes
 from qwen_megakernel.errors import (
     CheckpointError,
@@ -47,7 +47,8 @@ class MegakernelTTSSettings(SpeechSettings):
 
     Parameters:
         model: Folder, hub id or "demo". Fixed once the service is made.
-        voice: A speaker of the checkpoint (CustomVoice), or a `Voice` (Base). None: the first speaker.
+        voice: A speaker of the checkpoint (CustomVoice), or a `Voice` (Base; with `allow_foreign_voice` among the
+            engine's options CustomVoice too). None: the first speaker.
     """
 
     voice: str | Voice | None | NotGiven = field(default_factory=lambda: NOT_GIVEN)
@@ -179,8 +180,8 @@ class MegakernelTTSService(SpeechService):
         sampling_of(settings)
         speed_of(settings)
 
-    @staticmethod
     def _check_settings(
+        self,
         settings: MegakernelTTSSettings,
         variant: str | None,
         speakers: tuple[str, ...] | None,
@@ -189,8 +190,10 @@ class MegakernelTTSService(SpeechService):
         """Variant, speakers and languages are None if the model is not on this machine yet: then only settings that no
         model takes are refused."""
         voice = settings.voice
-        if isinstance(voice, Voice) and variant not in (None, "base"):
-            raise VoiceError(f"a saved voice needs a Base checkpoint; this one is {variant}")
+        foreign = isinstance(voice, Voice) and variant not in (None, "base")
+        # An engine that is here knows itself what it takes.
+        if foreign and self._engine is None and not self._engine_options.get("allow_foreign_voice"):
+            raise VoiceError(f"a saved voice needs a Base checkpoint; this one is {variant}{foreign_hint(variant)}")
         if voice is not None and not isinstance(voice, (str, Voice)):
             raise SpeakerError(f"voice must be a speaker's name or a Voice, got {type(voice).__name__}")
         unseen = "what the model has, which is not on this machine yet"

@@ -36,6 +36,7 @@ def make_app(
     config: ModelConfig | None = None,
     token: str | None = None,
     voices: Path | None = None,
+    allow_foreign_voice: bool = False,
     served_names: Sequence[str] = (),
     aliases: Mapping[str, str] | None = None,
     upload: bool = False,
@@ -52,6 +53,7 @@ def make_app(
         config: the checkpoint's, if it is known already (`check_model`).
         token: clients must send it; None: only requests to localhost are served.
         voices: a folder of saved voices.
+        allow_foreign_voice: `load` makes the engine with it.
         served_names: more names by which clients may call the model.
         aliases: other names of voices -> the voices.
         upload: clients may make voices (Base checkpoints).
@@ -67,7 +69,7 @@ def make_app(
         raise BackendError("the token must be printable ASCII without spaces around it: a header carries it")
     limits = limits or Limits()
     options = {"voices": voices, "limits": limits, "upload": upload, "log_texts": log_texts}
-    options |= {"served_names": served_names, "aliases": aliases}
+    options |= {"served_names": served_names, "aliases": aliases, "allow_foreign_voice": allow_foreign_voice}
     if config:
         options |= {"variant": config.variant, "speakers": tuple(config.talker.speakers)}
     service = EngineService(load, model=model, **options)

@@ -51,6 +51,7 @@ class Args(BaseModel):
     max_streams: int = Field(64, ge=1, description="Utterances of one replica at once.")
     max_positions: int = Field(1024, ge=1, description="Of one utterance: its prompt's and its frames.")
     voices: Path | None = Field(None, description="Folder of saved voices, the same on every machine.")
+    allow_foreign_voice: bool = Field(False, description="An experiment: Base voices on CustomVoice, docs/voices.md.")
     served_names: list[str] = Field([], description="More names by which clients may call the model.")
     voice_aliases: dict[str, str] = Field({}, description="Other names of voices, such as alloy: ada.")
     min_replicas: int = Field(1, ge=1)
@@ -120,12 +121,14 @@ def _make_app(args: Args, token: str | None) -> FastAPI:
     logging.getLogger("qwen_megakernel").setLevel(logging.INFO)
     engine = {"backend": args.backend, "device": args.device, "weights": args.weights}
     engine |= {"max_streams": args.max_streams, "max_positions": args.max_positions}
+    engine["allow_foreign_voice"] = args.allow_foreign_voice
     engine["max_queue"] = max(args.max_streams, _SPARE_REQUESTS)  # room for every request that the router sends
     api = make_app(
         lambda: load_for_good(args.model, **engine),
         model=name_of_model(args.model),
         token=token,
         voices=args.voices,
+        allow_foreign_voice=args.allow_foreign_voice,
         served_names=args.served_names,
         aliases=args.voice_aliases,
     )

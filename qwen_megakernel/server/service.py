@@ -13,6 +13,7 @@ from typing import Any
 from qwen_megakernel.checkpoint.config import SamplingParams
 from qwen_megakernel.engine.engine import TTSEngine
 from qwen_megakernel.engine.event_loop import AsyncUtterance
+from qwen_megakernel.engine.request import foreign_hint
 from qwen_megakernel.engine.shared import warm_up
 from qwen_megakernel.errors import (
     BackendError,
@@ -65,6 +66,7 @@ class EngineService:
         variant: str | None = None,
         speakers: Collection[str] = (),
         voices: Path | None = None,
+        allow_foreign_voice: bool = False,
         served_names: Sequence[str] = (),
         aliases: Mapping[str, str] | None = None,
         limits: Limits,
@@ -77,6 +79,7 @@ class EngineService:
             model: the model's own name.
             variant, speakers: the checkpoint's, if they are known already.
             voices: a folder of saved voices, see `SavedVoices`.
+            allow_foreign_voice: `load` makes the engine with it.
             served_names: more names by which clients may call the model.
             aliases: other names of voices -> voices that there are now.
             upload: clients may make voices.
@@ -94,7 +97,7 @@ class EngineService:
                 raise BackendError(f"a served name has 1 to {_MAX_NAME} printable characters, got {name[:80]!r}")
         self.models = list(dict.fromkeys([model, *served_names, *OPENAI_MODELS]))
         self.aliases = {alias.lower(): voice.lower() for alias, voice in (aliases or {}).items()}
-        self._upload, self._log_texts = upload, log_texts
+        self._upload, self._log_texts, self._allow_foreign = upload, log_texts, allow_foreign_voice
         self.engine: TTSEngine | None = None
         self.saved_voices = SavedVoices(voices)
         if variant:
@@ -164,8 +167,12 @@ class EngineService:
                 f"{self.model} is a Base checkpoint, which speaks with saved voices only: --voices names a folder that "
                 "has some, or serve --allow-upload lets clients make them"
             )
-        if variant != "base" and self.saved_voices.by_name:
-            raise VoiceError(f"saved voices need a Base checkpoint; {self.model} is {variant}")
+        if self.saved_voices.by_name and variant != "base":
+            if not (variant == "custom_voice" and self._allow_foreign):
+                hint = foreign_hint(variant)
+                raise VoiceError(f"saved voices need a Base checkpoint; {self.model} is {variant}{hint}")
+            for name in self.saved_voices.by_name.keys() & {speaker.lower() for speaker in speakers}:
+                raise VoiceError(f"{self.model} has a speaker {name!r} already: rename the voice's file")
         known = [*speakers, *self.saved_voices.by_name, DEFAULT_VOICE]
         for alias, voice in self.aliases.items():
             if alias in known:

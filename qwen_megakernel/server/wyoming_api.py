@@ -156,6 +156,7 @@ def serve(
     voice: str | None = None,
     language: str | None = None,
     voices: Path | None = None,
+    allow_foreign_voice: bool = False,
     log_texts: bool = False,
 ) -> int:
     """Serve until the process is told to stop or the engine is gone. At SIGTERM what is being said may be said; Ctrl-C
@@ -167,6 +168,7 @@ def serve(
         variant: the checkpoint's, if it is known already (`check_model`).
         voice, language: where a client names none.
         voices: a folder of saved voices.
+        allow_foreign_voice: the engine is loaded with it.
         log_texts: the log shows the texts that are spoken.
 
     Returns:
@@ -177,6 +179,7 @@ def serve(
         CheckpointError, RequestError: the checkpoint does not have such voices, or such a language.
     """
     options = {"variant": variant, "voices": voices, "limits": Limits(), "log_texts": log_texts}
+    options["allow_foreign_voice"] = allow_foreign_voice
     service = EngineService(load, model=model, **options)
     listener = bind(host, port)
     told: list[int] = []

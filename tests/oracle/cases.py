@@ -124,7 +124,7 @@ def with_voice(engine, case: OracleCase) -> Case:
     voice = None
     if case.clone:
         reference = (reference_audio(seed=case.seed), 24000)
-        voice = engine.create_voice(reference, REF_TEXT if case.clone == "icl" else None)
+        voice = engine.create_voice(reference, REF_TEXT if case.clone == "icl" else None, trim=False)
     return case.case.with_voice(voice)
 
 

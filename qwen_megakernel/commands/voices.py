@@ -1,0 +1,174 @@
+"""`qwen-megakernel voices`: saved voices as files: what is in them, do they fit a checkpoint, make one."""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from qwen_megakernel.checkpoint.load import DEMO, PUBLISHED, Checkpoint
+from qwen_megakernel.commands.options import CommandParser, add_foreign_voice, add_recordings, add_ref_text
+from qwen_megakernel.commands.output import check_writable
+from qwen_megakernel.engine.request import fitting_voice
+from qwen_megakernel.engine.sequence import FRAME_S
+from qwen_megakernel.errors import RequestError, VoiceError
+from qwen_megakernel.model.voice import Voice, VoiceEncoder, check_ref_options
+
+_ENDING = ".safetensors"
+_COLUMNS = ("name", "reference", "checkpoint", "text")
+
+
+def add_voices(commands: argparse._SubParsersAction) -> None:
+    """Add the command `voices` with its own commands."""
+    about = "saved voices: list, show, make, check"
+    voices = commands.add_parser("voices", help=about, description=about[0].upper() + about[1:] + " (docs/voices.md).")
+    actions = voices.add_subparsers(required=True, metavar="ACTION", parser_class=CommandParser)
+
+    listing = actions.add_parser("list", help="the voices of a folder", description="The voices of a folder.")
+    listing.set_defaults(run=_list)
+    listing.add_argument("folder", metavar="DIR", type=Path)
+
+    show = actions.add_parser("show", help="what is in a voice's file", description="What is in a voice's file.")
+    show.set_defaults(run=_show)
+    show.add_argument("file", metavar="FILE", type=Path)
+
+    make = actions.add_parser("make", help="make one of recordings", description="Make a voice of recordings.")
+    make.set_defaults(run=_make)
+    _add_model(make)
+    add_recordings(make, required=True)
+    add_ref_text(make)
+    make.add_argument("--no-trim", action="store_true", help="keep the silence at the ends of recordings")
+    make.add_argument("-o", "--output", metavar="FILE", required=True, help=f"to write, such as me{_ENDING}")
+
+    check = actions.add_parser(
+        "check",
+        help="does it fit a checkpoint?",
+        description="Does a voice fit a checkpoint? Exit code 1: it does not.",
+    )
+    check.set_defaults(run=_check)
+    check.add_argument("file", metavar="FILE", type=Path)
+    _add_model(check)
+    add_foreign_voice(check)
+
+    for action in (listing, show, check):
+        action.add_argument("--json", action="store_true", help="print it as JSON")
+    for action in actions.choices.values():  # where it is not given, what stood in front of the action holds
+        action.add_argument("-v", "--verbose", action="store_true", default=argparse.SUPPRESS, help="log more")
+
+
+def _add_model(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--model", required=True, help=f"folder, hub id such as {PUBLISHED[0]} (downloaded if need be), or {DEMO!r}"
+    )
+
+
+def _list(args: argparse.Namespace) -> int:
+    if not args.folder.is_dir():
+        raise RequestError(f"no folder {str(args.folder)!r}; `voices show` looks at one file")
+    entries = [_entry(path) for path in sorted(args.folder.glob("*" + _ENDING))]
+    if args.json:
+        _print_json(entries)
+    elif not entries:
+        print(f"no voices: {args.folder} holds no *{_ENDING}")
+    else:
+        _print_table(entries)
+    return 1 if any("error" in entry for entry in entries) else 0
+
+
+def _entry(path: Path) -> dict[str, Any]:
+    """What `list` tells of a file; of one that is no voice, why."""
+    try:
+        voice = Voice.load(path)
+    except VoiceError as error:
+        return {"name": path.stem, "error": str(error)}
+    about = {"reference_s": _seconds(voice), "fingerprint": voice.fingerprint, "has_text": voice.ref_text is not None}
+    return {"name": path.stem} | about
+
+
+def _print_table(entries: list[dict[str, Any]]) -> None:
+    rows = [_COLUMNS]
+    for entry in entries:
+        if "error" not in entry:
+            seconds = entry["reference_s"]
+            reference = "none" if seconds is None else f"{seconds:.1f} s"
+            text = "yes" if entry["has_text"] else "no"
+            rows.append((_shown(entry["name"]), reference, entry["fingerprint"] or "unknown", text))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    for entry in entries:
+        if "error" in entry:
+            print(f"no voice: {_shown(entry['error'])}")
+
+
+def _show(args: argparse.Namespace) -> int:
+    about = _about(Voice.load(args.file))
+    if args.json:
+        _print_json({"file": str(args.file)} | about)
+        return 0
+    frames = about["reference_frames"]
+    reference = f"{frames} frames, {about['reference_s']:.2f} s" if frames else "none: it speaks by its vector alone"
+    lines = [
+        ("file", str(args.file)),
+        ("checkpoint", about["fingerprint"] or "unknown"),
+        ("vector", f"{about['vector_size']} numbers, norm {about['vector_norm']:.3g}"),
+        ("reference", reference),
+        ("text", "none" if about["text"] is None else about["text"]),
+        *(("note", note) for note in about["notes"]),
+        ("digest", about["digest"]),
+    ]
+    for name, value in lines:
+        print(f"{name:<11} {_shown(value)}")
+    return 0
+
+
+def _about(voice: Voice) -> dict[str, Any]:
+    return {
+        "fingerprint": voice.fingerprint,
+        "vector_size": len(voice.speaker_embedding),
+        "vector_norm": float(voice.speaker_embedding.norm()),
+        "reference_frames": 0 if voice.ref_codes is None else len(voice.ref_codes),
+        "reference_s": _seconds(voice),
+        "text": voice.ref_text,
+        "notes": list(voice.notes),
+        "digest": voice.digest.hex(),
+    }
+
+
+def _seconds(voice: Voice) -> float | None:
+    """Of the reference that leads its prompts."""
+    return None if voice.ref_codes is None else round(len(voice.ref_codes) * FRAME_S, 2)
+
+
+def _make(args: argparse.Namespace) -> int:
+    check_ref_options(args.ref_audio, args.ref_text)
+    check_writable("--output", args.output)
+    encoder = VoiceEncoder(Checkpoint.open(args.model))  # the encoders alone: nothing is spoken
+    voice = encoder.encode(args.ref_audio, args.ref_text, trim=not args.no_trim)
+    voice.save(args.output)
+    print(f"wrote   {Path(args.output).resolve()}")
+    return 0
+
+
+def _check(args: argparse.Namespace) -> int:
+    voice, checkpoint = Voice.load(args.file), Checkpoint.open(args.model)
+    try:
+        fitting_voice(voice, checkpoint.config, checkpoint.fingerprint, allow_foreign=args.allow_foreign_voice)
+    except VoiceError as error:
+        if not args.json:
+            raise
+        _print_json({"fits": False, "reason": str(error)})
+        return 1
+    if args.json:
+        _print_json({"fits": True, "reason": None})
+    else:
+        print(f"{args.file} fits {args.model}")
+    return 0
+
+
+def _print_json(value: object) -> None:
+    print(json.dumps(value, indent=2))
+
+
+def _shown(text: str) -> str:
+    """For a terminal, which takes some characters for commands. What is in a file was written by a stranger."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

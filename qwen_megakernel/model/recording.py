@@ -1,0 +1,171 @@
+"""A recording to clone: read, bounded, made mono, cut at its silent ends; and what is wrong with its sound.
+
+Recordings are data from outside. libsndfile decodes them, and their length is bounded before.
+"""
+
+import math
+import numbers
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import soundfile
+import soxr
+
+from qwen_megakernel.errors import AudioError
+
+MIN_SECONDS, MAX_SECONDS = 0.5, 60.0
+"""Length of reference audio. Less than that holds hardly a word for the speaker vector; 60 s are 750 of 2,048 rows."""
+
+_MAX_CHANNELS = 16
+_BLOCK = 1 << 16  # samples a channel, decoded at once
+_RATES = range(4_000, 384_001)
+_SILENCE = 1e-4  # peak; -80 dBFS
+_SILENT_END_DB = -50  # below the peak; the breath before a word is some 30 dB below it
+_KEPT_S = 0.1  # of a silent end, so that no soft consonant is cut
+_FLAT = 1e-4  # of the peak: neighbours that near to it are on a flat top
+_CLIPPED = 0.001  # part of the samples; speech that is not clipped has a handful at its peak
+_LEVEL_S = 0.02
+_QUIET_DB = 20  # from the loud tenth to the quiet one; pauses of clean speech are 40 dB below it and more
+
+RefAudio = str | Path | tuple[np.ndarray, int]
+
+
+@dataclass(frozen=True, eq=False)
+class Recording:
+    """Reference audio that a voice can be made of.
+
+    Attributes:
+        samples: mono, fp32 [n], at the rate that was asked for.
+        notes: what its owner should know, in plain sentences.
+    """
+
+    samples: np.ndarray
+    notes: tuple[str, ...]
+
+
+def load_recording(ref_audio: RefAudio, sample_rate: int, *, trim: bool) -> Recording:
+    """Read a recording and look at its sound.
+
+    Args:
+        ref_audio: see `load_audio`.
+        trim: cut silence from both ends: what is 50 dB below the peak, but for the 0.1 s next to the sound. A
+            recording without such ends stays as it is.
+
+    Raises:
+        AudioError: as `load_audio`, or less than 0.5 s are left.
+    """
+    raw, rate = _read(ref_audio)
+    notes = []
+    if (clipped := _clipped(raw)) >= _CLIPPED:
+        notes.append(f"{100 * clipped:.2g} % of its samples are clipped: record it again, more quietly")
+    samples = whole = _resampled(raw, rate, sample_rate)
+    if trim:
+        samples = _without_silent_ends(whole, sample_rate)
+        _check_length(len(samples) / sample_rate, "ref_audio without the silence at its ends")
+    if (cut := (len(whole) - len(samples)) / sample_rate) >= 0.05:
+        notes.append(f"{cut:.1f} s of silence were cut from its ends")
+    if (between := _loud_to_quiet_db(samples, sample_rate)) < _QUIET_DB:
+        notes.append(
+            f"its quiet parts are only {between:.0f} dB below its loud ones: record it where there is less noise, "
+            "echo or music"
+        )
+    return Recording(samples, tuple(notes))
+
+
+def load_audio(ref_audio: RefAudio, sample_rate: int) -> np.ndarray:
+    """Reference audio as mono fp32 [samples] at `sample_rate`: channels averaged, resampled with soxr HQ.
+
+    Args:
+        ref_audio: path of a file that libsndfile reads, or (samples [n] or [n, channels], rate in Hz);
+            integer samples are scaled by their type's range.
+
+    Raises:
+        AudioError: missing, not audio, empty, NaN, silent, or not of 0.5 to 60 seconds.
+    """
+    return _resampled(*_read(ref_audio), sample_rate)
+
+
+def _read(ref_audio: RefAudio) -> tuple[np.ndarray, int]:
+    """Mono fp32 [n] and its rate."""
+    if isinstance(ref_audio, (str, Path)):
+        samples, rate = _read_file(Path(ref_audio))
+    elif isinstance(ref_audio, tuple) and len(ref_audio) == 2:
+        try:
+            samples, rate = np.asarray(ref_audio[0]), ref_audio[1]
+        except (ValueError, TypeError, RuntimeError) as error:
+            raise AudioError(f"samples cannot be read as an array: {error}") from None
+    else:
+        raise AudioError(f"ref_audio must be a path or (samples, rate), got {type(ref_audio).__name__}")
+    if isinstance(rate, bool) or not isinstance(rate, numbers.Real) or rate not in _RATES:
+        raise AudioError(f"sample rate must be an integer in {_RATES.start}..{_RATES.stop - 1} Hz, got {rate!r}")
+    if samples.ndim not in (1, 2) or samples.ndim == 2 and not 1 <= samples.shape[1] <= _MAX_CHANNELS:
+        raise AudioError(f"samples must be [n] or [n, channels], got {list(samples.shape)}")
+    rate = int(rate)
+    _check_length(len(samples) / rate, "ref_audio")
+    if np.issubdtype(samples.dtype, np.signedinteger):
+        samples = samples / -float(np.iinfo(samples.dtype).min)
+    elif not np.issubdtype(samples.dtype, np.floating):
+        raise AudioError(f"samples must be floating or signed integers, got {samples.dtype}")
+    samples = samples.astype(np.float32, copy=False)
+    if samples.ndim == 2:
+        samples = samples.mean(axis=1)
+    if not np.isfinite(samples).all():
+        raise AudioError("ref_audio holds NaN or infinite samples")
+    if np.abs(samples).max() < _SILENCE:
+        raise AudioError("ref_audio is silent")
+    return samples, rate
+
+
+def _resampled(samples: np.ndarray, rate: int, sample_rate: int) -> np.ndarray:
+    if rate != sample_rate:
+        # The reference implementation calls librosa.resample, which is soxr HQ cut or padded to ceil(n * ratio).
+        length = math.ceil(len(samples) * sample_rate / rate)
+        samples = soxr.resample(samples, rate, sample_rate, quality="HQ")[:length]
+        samples = np.pad(samples, (0, length - len(samples)))
+    return np.ascontiguousarray(samples, dtype=np.float32)
+
+
+def _read_file(path: Path) -> tuple[np.ndarray, int]:
+    try:
+        with soundfile.SoundFile(path) as file:
+            if file.channels > _MAX_CHANNELS:
+                raise AudioError(f"{path}: at most {_MAX_CHANNELS} channels, found {file.channels}")
+            _check_length(file.frames / file.samplerate, str(path))
+            # A header may understate the data, so decoding stops at the bound. It goes block by block, because a file
+            # of 200 KB may hold a minute of 16 channels, which are 1.5 GB of samples.
+            blocks = file.blocks(_BLOCK, frames=int(MAX_SECONDS * file.samplerate), dtype="float32", always_2d=True)
+            mono = [block.mean(axis=1) for block in blocks]
+            return np.concatenate(mono) if mono else np.zeros(0, np.float32), file.samplerate
+    except (soundfile.SoundFileError, OSError, TypeError) as error:  # TypeError: headerless files (.raw)
+        raise AudioError(f"{path}: cannot be read as audio: {error}") from None
+
+
+def _check_length(seconds: float, what: str) -> None:
+    if not MIN_SECONDS <= seconds <= MAX_SECONDS:
+        raise AudioError(f"{what} must last {MIN_SECONDS} to {MAX_SECONDS:.0f} seconds, got {seconds:.2f}")
+
+
+# ---------------------------------------------------------------- its sound
+
+
+def _without_silent_ends(samples: np.ndarray, sample_rate: int) -> np.ndarray:
+    loud = np.flatnonzero(np.abs(samples) > np.abs(samples).max() * 10 ** (_SILENT_END_DB / 20))
+    kept = int(_KEPT_S * sample_rate)
+    return samples[max(0, loud[0] - kept) : loud[-1] + 1 + kept]
+
+
+def _clipped(samples: np.ndarray) -> float:
+    """Part of the samples that are on a flat top: at the recording's peak, and so is the one before. The peak is where
+    it was clipped, also if it was made quieter afterwards."""
+    top = np.abs(samples) >= (1 - _FLAT) * np.abs(samples).max()
+    return float((top[1:] & top[:-1] & (np.signbit(samples[1:]) == np.signbit(samples[:-1]))).mean())
+
+
+def _loud_to_quiet_db(samples: np.ndarray, sample_rate: int) -> float:
+    """From the level that a tenth of the recording reaches down to that below which a tenth of it stays. Speech has
+    pauses between words, and in them is what else was heard."""
+    size = int(_LEVEL_S * sample_rate)
+    squares = samples[: len(samples) // size * size].reshape(-1, size).astype(np.float64) ** 2
+    quiet, loud = np.percentile(squares.mean(axis=1), (10, 90))
+    return 10 * math.log10((loud + 1e-12) / (quiet + 1e-12))
