@@ -14,6 +14,7 @@ _MAY_BE_HEAD = re.compile(r"\d{1,3}[.)]?|#{1,6}|[-+•‣◦*]|\[[ xX]?\]?")
 _TABLE_LINE = re.compile(r"\|[-:| ]*")
 _FENCE = re.compile(r"(`{3,}|~{3,})[^`]*")
 _MAY_BE_FENCE = re.compile(r"`{1,2}|~{1,2}")
+_NO_TARGET = re.compile(r"[(](?: |[^\"']*\S [^\"'(\s)])")
 _LONGEST_HEAD = 80  # characters; a run of signs at a line's beginning is not held any longer
 _ENDS = ".!?:;,。！？：；，、…"
 _ESCAPED = "!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~"
@@ -201,7 +202,7 @@ class Markdown(Stage):
         if character == "\n" or is_mark(character):
             self._target = target[:-1]
             return self._give_target() + self._inline(character)
-        if len(target) > LONGEST_HELD or (target[0] == "(" and re.search(r"\S [^\"'(\s)]|^\( ", target)):
+        if len(target) > LONGEST_HELD or (target[0] == "(" and _NO_TARGET.match(target)):
             return self._give_target()
         return ""
 

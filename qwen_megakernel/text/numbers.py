@@ -61,7 +61,7 @@ class Numbers:
         spoken = self.spoken
         if held[-1] == "." and spoken.code == "de" and re.search(r"(?<!\d)\d{1,3}\.$", held):
             return True
-        if held[-1] in ".,;:!?)":
+        if held[-1] in ".,;:!?":
             return spoken.code == "en" and held[-1] == "," and bool(re.fullmatch(r"\d{4}", word))
         if any(character.isdecimal() for character in word):
             return True
@@ -113,7 +113,7 @@ class Numbers:
         if self.spoken.code:
             yield r"\+\d{1,3}(?:[ ()./-]{0,2}\d+){1,6}(?<=\d{2})", lambda f: say(f) if len(f[0]) > 7 else None
             yield r"(?<![\w.,-])(?:\(\d{3}\) ?|\d{3}[-.])\d{3}[-.]\d{4}(?!\w)", say
-            yield r"(?<![\w.,-])0\d{1,4}(?:[ /-]\d{2,})+(?![\w,]|\.\d)", say
+            yield r"(?<![\w.,/-])0\d{1,4}(?:[ -]\d{2,}|/\d{4,})+(?![\w,]|\.\d)", say
 
     def _dates(self):
         spoken = self.spoken
@@ -167,7 +167,6 @@ class Numbers:
                     else None
                 ),
             )
-            yield rf"\b({months}) (\d{{4}})(?!\d)", lambda f: f"{f[1]} {spoken.year(f[2])}"
         elif spoken.code == "de":
             yield rf"(?<!\d)(\d\d?)\. ({months})\b(?: (\d{{4}})(?!\d))?", self._german_day
         elif spoken.code == "ru":
@@ -272,8 +271,9 @@ class Numbers:
     def _years(self):
         spoken = self.spoken
         if spoken.years:
+            before = spoken.years | {month.lower() for month in spoken.months}
             year = r"(?<![\w.,:/-])(1[1-9]\d\d|20\d\d)(?![\d%]|[.,]\d|[:/-]\d)"
-            yield year, lambda f: spoken.year(f[1]) if self._word_before(f) in spoken.years else None
+            yield year, lambda f: spoken.year(f[1]) if self._word_before(f) in before else None
 
     def _rest(self):
         spoken, number = self.spoken, self.spoken.pattern

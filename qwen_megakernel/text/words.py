@@ -45,7 +45,8 @@ class Words(Stage):
         self._word += character
         if len(self._word) > LONGEST_WORD:
             if _URL.match(self._word.lstrip(_OPENING)):
-                self._word = self._word[:-_TAIL] if len(self._word) > LONGEST_WORD + 2 * _TAIL else self._word
+                if len(self._word) > LONGEST_WORD + _TAIL:
+                    self._word = self._word[:LONGEST_WORD] + self._word[-_TAIL:]
             else:
                 return self._cut()
         return ""
