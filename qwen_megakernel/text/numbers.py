@@ -68,8 +68,8 @@ class Numbers:
         return word in self._followers or word.lower() in self._small_followers
 
     def begins_number(self, word: str) -> bool:
-        """Is it a sign or a code that a number may follow?"""
-        return bool(re.fullmatch(rf"{CURRENCY}|{CURRENCY_CODE}|[+−-]", word))
+        """Is it a currency that a number may follow?"""
+        return bool(re.fullmatch(rf"{CURRENCY}|{CURRENCY_CODE}", word))
 
     # ---------------------------------------------------------------- helpers
 
