@@ -17,15 +17,14 @@ from qwen_megakernel.text.pauses import LONGEST_PAUSE_S, Pause, split_pauses
 from qwen_megakernel.text.spoken import LANGUAGES
 from qwen_megakernel.text.stage import LONGEST_HELD, is_cjk
 
-FRAGMENTS = (
-    ["the ", "Word", "ab", " ", " ", "\n", "\n\n", ". ", ", ", "!", "?", "(", ")", "'", "-", "–", "/", ":", "_", "\\"]
-    + ["# ", "## T ##", "*", "**", "__", "~~", "`", "```", "\n```\n", "- ", "* ", "[x] ", "> ", "---", "|", "| a |", "|-|"]
-    + ["[", "]", "](", "](http://a.b/c)", "![", "[^1]", "<b>", "</b>", "<a b='c'>", "<", ">", "<think>", "</think>", "&amp;"]
-    + ["&", "<!--", "-->", "https://x.com/a", "www.", "a@b.org", "😀", "👍🏽", "\r", "\r\n", "\t", "\x00", "\u00a0", "é"]
-    + ["1", "23", "3.", "4,5", "1,234", "$5", "€", "%", "km", " kg", "-7", "15:30", " pm", "2024-03-05", "March ", "Mai "]
-    + ["2nd", "+49 30 123456", "。", "年", "日本", "3月", "값", "[pause 1s]", "\\[pause 2s]", '<break time="20ms"/>', "<speak>"]
-    + ["New York", "New ", "SQL", "x" * 120]
-)  # fmt: skip
+FRAGMENTS = [
+    *("the | Word|ab| | |\n|\n\n|. |, |!|?|(|)|'|-|–|/|:|_|\\|# |## T ##|*|**|__|~~|`|```|\n```\n|- |* ".split("|")),
+    *"[x] ¦> ¦---¦|¦| a |¦|-|¦[¦]¦](¦](http://a.b/c)¦![¦[^1]¦<b>¦</b>¦<a b='c'>¦<¦>¦<think>¦</think>".split("¦"),
+    *("&amp;|&|<!--|-->|https://x.com/a|www.|a@b.org|😀|👍🏽|\r|\r\n|\t|\x00|\u00a0|é|1|23|3.|4,5|1,234".split("|")),
+    *("$5|€|%|km| kg|-7|15:30| pm|2024-03-05|March |Mai |2nd|+49 30 123456|。|年|日本|3月|값|[pause 1s]".split("|")),
+    *("\\[pause 2s]|<break time='20ms'/>|<speak>|New York|New |SQL|12/31/2024|1er|0|٣|½|°C|£|1.234".split("|")),
+    "x" * 120,
+]
 TEXTS = st.lists(st.sampled_from(FRAGMENTS), max_size=25).map("".join)
 LANGUAGE = st.sampled_from([*LANGUAGES, None])
 LEXICON = Lexicon(
