@@ -17,6 +17,7 @@ _ORDINAL_ENDS = {
     "ru": r"(\d+)-?(?:й|ый|ий|я|ая|е|ое|го|му|м)\b",
     "ko": r"(\d+)\s?번째",
 }
+_ORDINALS_BELOW = {"ko": 100}  # num2words fails at some beyond; the number is then said as a count
 _FOLLOWERS = {
     "en": "am pm a.m p.m jan feb mar apr jun jul aug sep sept oct nov dec",
     "de": "uhr",
@@ -113,26 +114,26 @@ class Numbers:
         if self.spoken.code:
             yield r"\+\d{1,3}(?:[ ()./-]{0,2}\d+){1,6}(?<=\d{2})", lambda f: say(f) if len(f[0]) > 7 else None
             yield r"(?<![\w.,-])(?:\(\d{3}\) ?|\d{3}[-.])\d{3}[-.]\d{4}(?!\w)", say
-            yield r"(?<![\w.,/-])0\d{1,4}(?:[ -]\d{2,}|/\d{4,})+(?![\w,]|\.\d)", say
+            yield r"(?<![\w.,:/-])0\d{1,4}(?:[ -]\d{2,}|/\d{4,})+(?![\w,]|\.\d)", say
 
     def _dates(self):
         spoken = self.spoken
 
-        def say(year: str, month: str, day: str) -> str | None:
+        def say(found: re.Match, year: str, month: str, day: str) -> str | None:
             if not (1 <= int(month) <= 12 and 1 <= int(day) <= 31):
                 return None
-            return spoken.on_date(year, int(month), day)
+            return spoken.on_date(year, int(month), day, "" if self._word_before(found) in _GERMAN_E else "n")
 
-        yield r"(?<![\d-])(\d{4})-(\d\d)-(\d\d)(?![\d-])", lambda f: say(f[1], f[2], f[3])
+        yield r"(?<![\d-])(\d{4})-(\d\d)-(\d\d)(?![\d-])", lambda f: say(f, f[1], f[2], f[3])
         mark = re.escape(spoken.date[-1])
         if spoken.date[:3] == "ymd":
-            yield rf"(?<!\d)(\d{{4}}){mark}(\d\d?){mark}(\d\d?)(?!\d)", lambda f: say(f[1], f[2], f[3])
+            yield rf"(?<!\d)(\d{{4}}){mark}(\d\d?){mark}(\d\d?)(?!\d)", lambda f: say(f, f[1], f[2], f[3])
         elif spoken.date[:3] == "mdy":
-            yield rf"(?<![\d/])(\d\d?){mark}(\d\d?){mark}(\d{{4}})(?![\d/])", lambda f: say(f[3], f[1], f[2])
+            yield rf"(?<![\d/])(\d\d?){mark}(\d\d?){mark}(\d{{4}})(?![\d/])", lambda f: say(f, f[3], f[1], f[2])
         else:
-            yield rf"(?<![\d.])(\d\d?){mark} ?(\d\d?){mark} ?(\d{{4}})(?!\d)", lambda f: say(f[3], f[2], f[1])
+            yield rf"(?<![\d.])(\d\d?){mark} ?(\d\d?){mark} ?(\d{{4}})(?!\d)", lambda f: say(f, f[3], f[2], f[1])
         if spoken.code == "de":
-            yield r"(?<![\d.])(\d\d?)\.(\d\d?)\.(?= ?[^\d\s]|$)", lambda f: say("", f[2], f[1])
+            yield r"(?<![\d.])(\d\d?)\.(\d\d?)\.(?= ?[^\d\s]|$)", lambda f: say(f, "", f[2], f[1])
         if spoken.months:
             yield from self._named_months()
 
@@ -240,7 +241,8 @@ class Numbers:
         if spoken.code and not spoken.joined:
             yield r"^(\d{1,3})[.)](?= |$)(?! ?\d)", self._list_number
         if spoken.code == "de":
-            yield r"(?<![\d.,:])(\d{1,3})\.(?= (\w))", self._german_ordinal
+            yield r"(?<![\d.,])(\d+)(er|fach\w*|mal)\b", lambda f: spoken.cardinal(f[1]) + f[2]
+            yield r"(?<![\w.,:])(\d{1,3})\.(?= (\w))", self._german_ordinal
         elif pattern := _ORDINAL_ENDS.get(spoken.code):
             yield rf"(?<![\d.,]){pattern}", self._ordinal
 
@@ -255,8 +257,10 @@ class Numbers:
             return f"{self.spoken.ordinal(found[1])}n"
         return None
 
-    def _ordinal(self, found: re.Match) -> str:
+    def _ordinal(self, found: re.Match) -> str | None:
         end, number = found[0][-1], found[1]
+        if not 1 <= int(number) < _ORDINALS_BELOW.get(self.spoken.code, 1_000_000):
+            return None
         if self.spoken.code == "ru":
             return self.spoken.ordinal(number, **_RUSSIAN_ENDS.get(end, {}))
         said = self.spoken.ordinal(number)
@@ -270,6 +274,12 @@ class Numbers:
 
     def _years(self):
         spoken = self.spoken
+        if spoken.code and not spoken.joined:
+            year = r"(?:1[1-9]|20)\d\d"
+            yield (
+                rf"(?<![\w.,:/-])({year})[-–]({year})(?![\w%]|[.,]\d|[:/-]\d)",
+                lambda f: f"{spoken.year(f[1])} {spoken.to} {spoken.year(f[2])}",
+            )
         if spoken.years:
             before = spoken.years | {month.lower() for month in spoken.months}
             year = r"(?<![\w.,:/-])(1[1-9]\d\d|20\d\d)(?![\d%]|[.,]\d|[:/-]\d)"

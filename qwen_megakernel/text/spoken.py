@@ -199,8 +199,8 @@ class Spoken:
 
     # ---------------------------------------------------------------- dates and times
 
-    def on_date(self, year: str, month: int, day: str) -> str:
-        """A date in words. `year` may be empty."""
+    def on_date(self, year: str, month: int, day: str, end: str = "n") -> str:
+        """A date in words. `year` may be empty; `end` is what a German ordinal ends with."""
         if not self.code:
             return f"{year}年{month}月{int(day)}日" if year else f"{month}月{int(day)}日"
         if self.code in ("ja", "ko"):
@@ -216,7 +216,7 @@ class Spoken:
             behind = f" {self.ordinal(year, case='g')} года" if year else ""
             return f"{self.ordinal(day, case='g', gender='n')} {name}{behind}"
         if self.code == "de":
-            return f"{self.ordinal(day)}n {name}{behind}"
+            return f"{self.ordinal(day)}{end} {name}{behind}"
         first = {"fr": "premier", "it": "primo", "pt": "primeiro"}.get(self.code)
         said = first if first and int(day) == 1 else self.cardinal(str(int(day)))
         return f"{said} {link}{name}{behind}"
@@ -270,7 +270,7 @@ LANGUAGES = {
     "english": Spoken(
         "en", ".", ",", "point", "minus", "plus", "dot", "at", "to", "mdy/", _words(_EN.title()),
         _words("thousand million billion trillion"),
-        frozenset(_words("in since until till year before after around circa during early late mid from by")),
+        frozenset(_words("in since until till year before after around circa during early late mid from q1 q2 q3 q4")),
         "number", {"m": "one", "f": "one"}, units=units_of("english"),
     ),
     "german": Spoken(
