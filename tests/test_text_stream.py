@@ -2,7 +2,10 @@
 
 import json
 import re
+import subprocess
+import sys
 import unicodedata
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -17,6 +20,7 @@ from qwen_megakernel.text.pauses import LONGEST_PAUSE_S, Pause, split_pauses
 from qwen_megakernel.text.spoken import LANGUAGES
 from qwen_megakernel.text.stage import LONGEST_HELD, is_cjk
 
+ROOT = Path(__file__).parents[1]
 FRAGMENTS = [
     *("the | Word|ab| | |\n|\n\n|. |, |!|?|(|)|'|-|–|/|:|_|\\|# |## T ##|*|**|__|~~|`|```|\n```\n|- |* ".split("|")),
     *"[x] ¦> ¦---¦|¦| a |¦|-|¦[¦]¦](¦](http://a.b/c)¦![¦[^1]¦<b>¦</b>¦<a b='c'>¦<¦>¦<think>¦</think>".split("¦"),
@@ -345,6 +349,17 @@ def test_without_normalizing_text_stays_as_it_is():
     text = "# a < b **5** 😀\n\U00100010 <b>"
     assert TextFrontEnd("english").whole(text) == [text]
     assert TextFrontEnd("english", lexicon=Lexicon({"a": "A"})).whole(text) == [text.replace("a", "A")]
+
+
+def test_text_is_a_string():
+    with pytest.raises(TextError, match="must be a string, got bytes"):
+        TextFrontEnd().whole(b"a")
+
+
+def test_the_front_end_needs_neither_torch_nor_asyncio():
+    code = "import sys, qwen_megakernel.text.front_end; print({'torch', 'asyncio'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.strip() == "set()"
 
 
 def test_normalize_has_two_values():

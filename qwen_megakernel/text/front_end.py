@@ -64,8 +64,10 @@ class TextFrontEndStream:
         """Take a piece; the parts that are final now come back.
 
         Raises:
-            TextError: a pause or another tag that is refused. The stream is of no use then.
+            TextError: a pause or another tag that is refused, or no string. The stream is of no use then.
         """
+        if not isinstance(piece, str):
+            raise TextError(f"text must be a string, got {type(piece).__name__}")
         return self._speak(self._pauses.push(piece))
 
     def finish(self) -> list[str | Pause]:

@@ -7,7 +7,7 @@ from qwen_megakernel.text.spoken import CURRENCY, CURRENCY_CODE, Spoken
 from qwen_megakernel.text.stage import is_cjk
 
 _ENGLISH_HALF = r"(?:\s?([AaPp])(?:\.\s?[Mm]\.|[Mm])(?!\w))"
-_NATIVE_KOREAN = "년월일원분초층도"  # counters that take Sino-Korean numbers; others take native ones
+_SINO_COUNTERS = "년월일원분초층도"  # of Korean; other counters take native numbers, which num2words lacks
 _ORDINAL_ENDS = {
     "en": r"(\d+)(?:st|nd|rd|th)\b",
     "fr": r"(\d+)(?:er|re|ère|e|ème|eme|ième|nd|nde)\b",
@@ -300,7 +300,7 @@ class Numbers:
         ends = r"(?![,.]?\d)"
         if spoken.code == "ko":
             yield r"(?<!\d)(6|10)(?=월)", lambda f: "유" if f[1] == "6" else "시"
-            ends += rf"(?![가-힣])|(?<![\d.,])({number})(?=[{_NATIVE_KOREAN}])"
+            ends += rf"(?![가-힣])|(?<![\d.,])({number})(?=[{_SINO_COUNTERS}])"
         yield r"(?<=\d) ?– ?(?=\d)", lambda f: f"{glue}{spoken.to}{glue}"
         yield (
             rf"(?:(?<![\w.,)–-])([-−]))?(?<![\d.,])({number}){ends}",

@@ -25,9 +25,14 @@ class Spoken:
     Attributes:
         code: num2words' name for it; empty where the library lacks it, and digits then stay as they are.
         decimal, groups: the marks within a number, `groups` as part of a character class.
-        point: said for a decimal mark.
+        point: said for a decimal mark; `dot` in addresses and versions, `to` between the ends of a range.
         date: order of a date in digits, and its mark: "mdy/" and the like.
-        years: words in front of a year; from 1100 to 1999 a year is not said as a count, where `two_halves`.
+        scales: words such as "million" between a number and a currency.
+        years: words in front of a year; only where years are not said as counts.
+        number: said for "#" in front of a number.
+        one: the number 1 in front of a noun, by the noun's gender "m" or "f".
+        joined: no blank stands between a number and its noun.
+        units: as `units_of` gives them.
     """
 
     code: str
@@ -45,7 +50,7 @@ class Spoken:
     years: frozenset[str] = frozenset()
     number: str = ""
     one: dict[str, str] = field(default_factory=dict)
-    joined: bool = False  # no blanks between words
+    joined: bool = False
     units: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     # ---------------------------------------------------------------- numbers
@@ -126,7 +131,8 @@ class Spoken:
         gender, forms = ("f", forms) if last == "f" else ("m", [*forms, last])
         if "{}" in forms[0]:
             return forms[0].format(self.cardinal(value))
-        glue = "" if self.joined and self.code != "ko" or unit in ("JPY", "KRW", "USD") and self.code == "ko" else " "
+        is_currency = len(unit) == 3 and unit.isupper()
+        glue = "" if self.joined and (self.code != "ko" or is_currency) else " "
         form = forms[min(self._form(value), len(forms) - 1)]
         return f"{self._before_noun(self.cardinal(value, mark), value, gender)}{glue}{form}"
 
@@ -168,32 +174,33 @@ class Spoken:
         """
         currency = _SIGNS.get(sign, sign)
         whole, _, cents = value.partition(".")
-        known = "" if not self.code or self.joined else self._library_money("2.00", currency)
-        plural = known.partition("|")[0].partition(" ")[2] if known else self.units.get(currency, ("", ""))[1:2]
-        plural = plural if isinstance(plural, str) else "".join(plural)
+        plural = self._plural(currency)
         if scale:
-            if not plural:
-                return None
             link = {"es": "de ", "it": "di ", "pt": "de "}.get(self.code, "")
             if self.code == "fr":
-                link = "d'" if plural[0] in "aeiouy" else "de "
-            return f"{self.cardinal(value)} {scale} {link}{plural}".replace("_", " ")
-        if currency in self.units or not known:
+                link = "d'" if plural[:1] in "aeiouy" else "de "
+            return f"{self.cardinal(value)} {scale} {link}{plural}" if plural else None
+        if currency in self.units or not plural:
             return self.counted(value, currency)
         if len(cents) > 2 or len(whole) > MOST_DIGITS:
             return f"{self.cardinal(value)} {plural}"
-        said = self._library_money(f"{whole}.{cents:0<2}", currency)
-        units, _, small = said.partition("|")
+        amount = f"{whole}.{cents:0<2}"
+        units, _, small = self._library_money(amount, currency, separator="|").partition("|")
         if not int(cents or 0):
             return units
         if not int(whole):
             return re.sub("^ *(und|et|con|e) ", "", small).strip()
-        return self._library_money(f"{whole}.{cents:0<2}", currency, default=True)
+        return self._library_money(amount, currency)
 
-    def _library_money(self, amount: str, currency: str, default: bool = False) -> str:
-        separator = {} if default else {"separator": "|"}
+    def _plural(self, currency: str) -> str:
+        """A currency's name; empty if there is none, and in languages without plurals."""
+        if currency in self.units or self.joined:
+            return "".join(self.units.get(currency, ())[1:2])
+        return self._library_money("2.00", currency, separator="|").partition("|")[0].partition(" ")[2]
+
+    def _library_money(self, amount: str, currency: str, **options: str) -> str:
         try:
-            return num2words(Decimal(amount), lang=self.code, to="currency", currency=currency, **separator)
+            return num2words(Decimal(amount), lang=self.code, to="currency", currency=currency, **options)
         except NotImplementedError:  # so the library says that it lacks the currency
             return ""
 
