@@ -307,6 +307,15 @@ def test_a_tag_may_be_cut_anywhere(cut):
     assert in_pieces(TextFrontEnd().stream(), text) == whole
 
 
+def test_pauses_and_a_lexicon_let_prose_through_at_once():
+    for front_end in (TextFrontEnd(), TextFrontEnd(lexicon=Lexicon({"xylophone": ""}))):
+        stream = front_end.stream()
+        for character in PROSE:
+            assert stream.push(character) == [character]
+    assert TextFrontEnd().stream().push("a [pau") == ["a "]
+    assert TextFrontEnd().stream().push("a [pat") == ["a [pat"]
+
+
 # ---------------------------------------------------------------- all together
 
 
