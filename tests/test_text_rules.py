@@ -154,6 +154,7 @@ NUMBERS = [
     ("date", EN, "3 March 2024", "the third of March, twenty twenty-four"),
     ("date", EN, "on the 3rd March", "on the third of March"),
     ("date", EN, "May 2024", "May twenty twenty-four"),
+    ("no date", EN, "They march 5 miles, we may 6.", "They march five miles, we may six."),
     ("date", EN, "Sept. 5th", "Sept. fifth"),
     ("no date", EN, "2024-13-45", "two thousand and twenty-four-thirteen-forty-five"),
     ("date", DE, "am 3. März", "am dritten März"),

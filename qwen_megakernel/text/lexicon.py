@@ -7,6 +7,7 @@ import unicodedata
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from qwen_megakernel.errors import TextError
 from qwen_megakernel.text.spoken import language_name
@@ -15,6 +16,14 @@ from qwen_megakernel.text.stage import Stage, is_cjk
 MOST_BYTES, MOST_ENTRIES, LONGEST_ENTRY, LONGEST_SPELLING = 1_000_000, 10_000, 100, 500
 
 _Row = tuple[int, str, object, object]  # line, language or "", word, spelling
+
+
+class _Table(NamedTuple):
+    """A language's entries."""
+
+    entries: dict[str, str]  # word -> spelling
+    words: list[str]  # sorted
+    lengths: list[int]  # of the words, the longest first
 
 
 class Lexicon:
@@ -40,7 +49,7 @@ class Lexicon:
         for language, more in (by_language or {}).items():
             rows += [(0, language, word, spelling) for word, spelling in more.items()]
         self._entries = _checked(rows, "lexicon")
-        self._tables: dict[str, tuple[dict[str, str], list[str]]] = {}  # by language: entries, words in order
+        self._tables: dict[str, _Table] = {}  # by language
 
     @classmethod
     def load(cls, path: str | Path) -> "Lexicon":
@@ -83,8 +92,8 @@ class Lexicon:
         name = language_name(language) or ""
         if name not in self._tables:
             entries = self._entries.get("", {}) | self._entries.get(name, {})
-            self._tables[name] = entries, sorted(entries)
-        return LexiconStream(*self._tables[name])
+            self._tables[name] = _Table(entries, sorted(entries), sorted(set(map(len, entries)), reverse=True))
+        return LexiconStream(self._tables[name])
 
 
 class LexiconStream(Stage):
@@ -93,13 +102,8 @@ class LexiconStream(Stage):
     It holds back nothing but what may be the beginning of an entry, and the character behind one.
     """
 
-    def __init__(self, entries: Mapping[str, str], in_order: list[str]):
-        """
-        Args:
-            entries: word -> spelling.
-            in_order: the words, sorted.
-        """
-        self._entries, self._sorted = entries, in_order
+    def __init__(self, table: "_Table"):
+        self._table = table
         self._held, self._last = "", " "  # the character in front of what is held
 
     def feed(self, character: str) -> str:
@@ -123,28 +127,35 @@ class LexiconStream(Stage):
             if _is_border(self._last, held[0]):
                 if not ended and (self._may_grow(held) or self._spelling(held) is not None):
                     break
-                for end in range(min(len(held), LONGEST_ENTRY), 0, -1):
-                    spelling = self._spelling(held[:end])
-                    if spelling is not None and (end == len(held) or _is_border(held[end - 1], held[end])):
-                        length, said = end, spelling
-                        break
+                length, said = self._longest(held) or (length, said)
             given.append(said)
             self._last, self._held = held[length - 1], held[length:]
         return "".join(given)
 
+    def _longest(self, text: str) -> tuple[int, str] | None:
+        """Length and spelling of the longest entry that the text begins with."""
+        for length in self._table.lengths:
+            if length <= len(text) and (length == len(text) or _is_border(text[length - 1], text[length])):
+                spelling = self._spelling(text[:length])
+                if spelling is not None:
+                    return length, spelling
+        return None
+
     def _spelling(self, word: str) -> str | None:
-        exact = self._entries.get(word)
-        return exact if exact is not None else self._entries.get(_lower(word))
+        entries = self._table.entries
+        exact = entries.get(word)
+        return exact if exact is not None else entries.get(_lower(word))
 
     def _may_grow(self, text: str) -> bool:
         return any(self._begins_entry(form) for form in {text, _lower(text)})
 
     def _begins_entry(self, text: str) -> bool:
         """Does a longer entry begin with this?"""
-        place = bisect_left(self._sorted, text)
-        if place < len(self._sorted) and self._sorted[place] == text:
+        words = self._table.words
+        place = bisect_left(words, text)
+        if place < len(words) and words[place] == text:
             place += 1
-        return place < len(self._sorted) and self._sorted[place].startswith(text)
+        return place < len(words) and words[place].startswith(text)
 
 
 def _lower(text: str) -> str:

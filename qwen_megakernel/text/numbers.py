@@ -49,7 +49,7 @@ class Numbers:
 
         Args:
             phrase: words with one blank between them.
-            before: the word in front, in lower case; empty if there is none.
+            before: the word in front; empty if there is none.
             begins: does the phrase begin a line?
         """
         self._before, self._begins = before, begins
@@ -88,8 +88,9 @@ class Numbers:
         return said
 
     def _word_before(self, found: re.Match) -> str:
-        words = found.string[: found.start()].split()
-        return words[-1].lower().strip("\"'([") if words else self._before
+        """In small letters, without marks in front."""
+        words = found.string[: found.start()].split() or [self._before]
+        return words[-1].lower().strip("\"'([")
 
     def _value(self, written: str) -> str:
         return self.spoken.value(written)
@@ -159,7 +160,7 @@ class Numbers:
 
             yield rf"\b{month} (\d\d?){ends}(?![\d:]){year}", lambda f: say(f, f[1], f[2], f[3])
             yield rf"(?<![\d.,])(\d\d?){ends} {month}{year}", lambda f: say(f, f[2], f[1], f[3])
-            after = {*map(str.lower, spoken.months), *short.lower().split("|")}
+            after = {*spoken.months, *short.split("|")}
             yield (
                 r"^(\d\d?)(?:st|nd|rd|th)?(?:, (\d{4}))?(?![\d:])(?!,\d)",
                 lambda f: (

@@ -87,7 +87,7 @@ class Words(Stage):
         return given + self._give(word, blank)
 
     def _give(self, word: str, blank: str) -> str:
-        self._before, self._begins = word.strip(_OPENING).lower(), False
+        self._before, self._begins = word.strip(_OPENING), False
         return word + blank
 
     def _end_phrase(self, blank: str) -> str:
@@ -95,7 +95,7 @@ class Words(Stage):
             return ""
         phrase, self._phrase = " ".join(self._phrase), []
         said = self._numbers.read(phrase, self._before, self._begins)
-        self._before, self._begins = phrase.rpartition(" ")[2].lower(), False
+        self._before, self._begins = phrase.rpartition(" ")[2], False
         return said + blank
 
     def _told(self, word: str) -> tuple[str, bool]:
