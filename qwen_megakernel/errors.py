@@ -6,7 +6,7 @@
     ├── BackendError               the backend asked for cannot run on this machine
     │   └── OutOfMemoryError       model and slots do not fit; names the setting to lower
     ├── RequestError (ValueError)  what the caller asked for is refused, nothing running is harmed
-    │   ├── TextError              not a string, not valid Unicode, blank
+    │   ├── TextError              not a string, not valid Unicode, blank; a tag or a lexicon that cannot be used
     │   │   ├── TextTooLongError   the text needs more positions than a slot has
     │   │   └── TextEndedError     more text behind its end
     │   ├── SpeakerError           unknown, or the checkpoint has no named speakers

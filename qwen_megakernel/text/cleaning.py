@@ -1,0 +1,87 @@
+"""The first and the last step of the normalizer: which characters come in, which white space goes out."""
+
+import unicodedata
+
+from qwen_megakernel.text.stage import FIRST_MARK, LONGEST_HELD, Stage, is_mark
+
+_EMOJI = (
+    ("\u231a", "\u231b"),
+    ("\u23e9", "\u23fa"),
+    ("\u25fb", "\u25fe"),
+    ("\u2600", "\u27bf"),
+    ("\u2b05", "\u2b55"),
+    ("\U0001f000", "\U0001faff"),
+    ("\U000e0020", "\U000e007f"),
+)
+_JOINS_EMOJI = "\u200d\ufe0e\ufe0f\u20e3"  # joiner, two variation selectors, keycap
+
+
+class Clean(Stage):
+    """Leaves out emojis, control and other invisible characters. Makes every blank " ", every line end one line feed,
+    full-width digits ordinary ones."""
+
+    def __init__(self):
+        self._last = "\n"
+
+    def feed(self, character: str) -> str:
+        last, self._last = self._last, character
+        if character == "\n":
+            return "" if last == "\r" else "\n"
+        if character in "\r\u0085\u2028\u2029\v\f":
+            return "\n"
+        if character == "\t":
+            return " "
+        if "\uff10" <= character <= "\uff19" or character in "％＄":
+            return chr(ord(character) - 0xFEE0)
+        if character in _JOINS_EMOJI or any(first <= character <= final for first, final in _EMOJI):
+            return "\u200d" if character == "\u200d" and last.isalpha() else ""
+        kind = unicodedata.category(character)
+        if kind == "Zs":
+            return " "
+        if kind == "Cc" or (kind == "Cf" and character not in "\u200c\u0600\u0601\u06dd") or character >= FIRST_MARK:
+            return ""
+        return character
+
+    def end(self) -> str:
+        return ""
+
+
+class Layout(Stage):
+    """One blank where there were several. A single line end becomes a blank, an empty line "\\n\\n". Text is held back
+    until its first letter or digit comes; text that has none comes out empty."""
+
+    def __init__(self):
+        self._line_ends, self._last, self._silent = 0, "", ""
+
+    def feed(self, character: str) -> str:
+        if is_mark(character):
+            self._line_ends, self._last, self._silent = 0, "", ""
+            return character
+        if character == "\n":
+            self._line_ends += 1
+            return ""
+        if character == " ":
+            if self._line_ends or self._last in ("", " "):
+                return ""
+            return self._give(" ")
+        text = character
+        if self._line_ends > 1 and self._last:
+            text = "\n\n" + character
+        elif self._line_ends and self._last not in ("", " "):
+            text = " " + character
+        self._line_ends = 0
+        return self._give(text)
+
+    def _give(self, text: str) -> str:
+        waits = not self._last or self._silent
+        self._last = text[-1]
+        if not waits:
+            return text
+        self._silent = (self._silent + text)[-LONGEST_HELD:]
+        if not self._last.isalnum():
+            return ""
+        text, self._silent = self._silent, ""
+        return text
+
+    def end(self) -> str:
+        return ""

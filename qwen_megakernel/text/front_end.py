@@ -1,0 +1,107 @@
+"""The text front end: pauses, then the normalizer, then the lexicon."""
+
+import re
+
+from qwen_megakernel.errors import TextError
+from qwen_megakernel.text.lexicon import Lexicon, LexiconStream
+from qwen_megakernel.text.normalize import NormalizerStream
+from qwen_megakernel.text.pauses import Pause, PauseStream
+from qwen_megakernel.text.stage import FIRST_MARK, is_mark
+
+NORMALIZE = ("off", "auto")
+"""What `normalize` may be."""
+
+_AT_MARKS = re.compile(f"([{FIRST_MARK}-\U0010ffff])")
+
+
+class TextFrontEnd:
+    """From text as it was written to what the engine speaks: text, and pauses between."""
+
+    def __init__(self, language: str | None = None, normalize: str = "off", lexicon: Lexicon | None = None):
+        """
+        Args:
+            language: a name or a code, such as "german" or "de-AT"; for None and "auto" numbers stay as they are.
+            normalize: "auto" applies the normalizer. With "off" text stays as it is, and SSML's other tags
+                are an error.
+            lexicon: applied last, to what the normalizer made.
+
+        Raises:
+            TextError: `normalize` is neither.
+        """
+        if normalize not in NORMALIZE:
+            raise TextError(f"normalize must be one of {', '.join(NORMALIZE)}, got {normalize!r}")
+        self._language, self._normalize, self._lexicon = language, normalize, lexicon
+
+    def whole(self, text: str) -> list[str | Pause]:
+        """The whole text at once: text that is not empty, and pauses, in their order. No text stands next to another.
+
+        Raises:
+            TextError: a pause or another tag that is refused (`split_pauses`).
+        """
+        stream = self.stream()
+        parts: list[str | Pause] = []
+        for part in [*stream.push(text), *stream.finish()]:
+            if isinstance(part, str) and parts and isinstance(parts[-1], str):
+                parts[-1] += part
+            else:
+                parts.append(part)
+        return parts
+
+    def stream(self) -> "TextFrontEndStream":
+        """For one text in pieces."""
+        return TextFrontEndStream(self._language, self._normalize == "auto", self._lexicon)
+
+
+class TextFrontEndStream:
+    """The front end for a text in pieces. Its parts, text joined, are those of the whole text, however it is cut."""
+
+    def __init__(self, language: str | None, normalizes: bool, lexicon: Lexicon | None):
+        self._pauses = PauseStream(refuse_other_tags=not normalizes)
+        self._normalizer = NormalizerStream(language) if normalizes else None
+        self._words: LexiconStream | None = lexicon.stream(language) if lexicon else None
+
+    def push(self, piece: str) -> list[str | Pause]:
+        """Take a piece; the parts that are final now come back.
+
+        Raises:
+            TextError: a pause or another tag that is refused, or no string. The stream is of no use then.
+        """
+        if not isinstance(piece, str):
+            raise TextError(f"text must be a string, got {type(piece).__name__}")
+        return self._speak(self._pauses.push(piece))
+
+    def finish(self) -> list[str | Pause]:
+        """The text is over; what was held back comes back.
+
+        Raises:
+            TextError: the text ends within a tag.
+        """
+        parts = self._speak(self._pauses.finish())
+        if self._normalizer:
+            parts += self._look_up(self._normalizer.finish())
+        return parts + ([last] if self._words and (last := self._words.finish()) else [])
+
+    def _speak(self, parts: list[str | Pause]) -> list[str | Pause]:
+        given: list[str | Pause] = []
+        for part in parts:
+            if not self._normalizer:
+                given += self._look_up(part)
+            elif isinstance(part, str):
+                given += self._look_up(self._normalizer.push(part))
+            else:  # a pause within what the normalizer leaves out is left out too
+                mark = chr(ord(FIRST_MARK) + round(part.seconds * 1000))
+                given += self._look_up(self._normalizer.push_mark(mark))
+        return given
+
+    def _look_up(self, part: str | Pause) -> list[str | Pause]:
+        """Marks become pauses; words go through the lexicon, which a pause ends."""
+        if isinstance(part, Pause):
+            last = self._words.finish() if self._words else ""
+            return [last, part] if last else [part]
+        given: list[str | Pause] = []
+        for piece in _AT_MARKS.split(part) if self._normalizer else [part]:
+            if self._normalizer and piece and is_mark(piece):
+                given += self._look_up(Pause((ord(piece) - ord(FIRST_MARK)) / 1000))
+            elif text := self._words.push(piece) if self._words else piece:
+                given.append(text)
+        return given

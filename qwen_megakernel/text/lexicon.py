@@ -1,0 +1,254 @@
+"""A lexicon: words that a model reads wrong, and a spelling that it reads right."""
+
+import csv
+import io
+import json
+import unicodedata
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from qwen_megakernel.errors import TextError
+from qwen_megakernel.text.spoken import language_name
+from qwen_megakernel.text.stage import Stage, is_cjk
+
+MOST_BYTES, MOST_ENTRIES, LONGEST_ENTRY, LONGEST_SPELLING = 1_000_000, 10_000, 100, 500
+
+_Row = tuple[int, str, object, object]  # line, language or "", word, spelling
+
+
+class _Table(NamedTuple):
+    """A language's entries."""
+
+    entries: dict[str, str]  # word -> spelling
+    words: list[str]  # sorted
+    lengths: list[int]  # of the words, the longest first
+
+
+class Lexicon:
+    """Words and their spellings, for all languages or for one.
+
+    A word of small letters alone stands for itself in any case: "sql" matches "SQL" too. A word with a capital letter
+    stands for exactly itself. Where two fit, the longest one wins, then the exact one, then that of the language.
+
+    Words are whole: no letter, digit, "_" or combining mark stands beside them. Chinese and Japanese have no blanks, so
+    beside their letters a word is whole anywhere.
+    """
+
+    def __init__(self, entries: Mapping[str, str], by_language: Mapping[str, Mapping[str, str]] | None = None):
+        """
+        Args:
+            entries: word -> spelling, for all languages. A spelling may be empty: the word is left out.
+            by_language: the same for a language, by its name or code.
+
+        Raises:
+            TextError: an entry is no text, empty or too long, or there are too many; an unknown language.
+        """
+        rows = [(0, "", word, spelling) for word, spelling in entries.items()]
+        for language, more in (by_language or {}).items():
+            rows += [(0, language, word, spelling) for word, spelling in more.items()]
+        self._entries = _checked(rows, "lexicon")
+        self._tables: dict[str, _Table] = {}  # by language
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Lexicon":
+        """From a file in UTF-8.
+
+        Args:
+            path: `.json`: an object of words and spellings; where a value is an object, its key is a language and it
+                holds that language's entries. `.csv`: the columns word, spelling and, if you like, language, with these
+                names in the first row.
+
+        Raises:
+            TextError: the file is missing, too large, broken, or an entry is refused; with the line.
+        """
+        path = Path(path)
+        readers = {".json": _json_rows, ".csv": _csv_rows}
+        if path.suffix.lower() not in readers:
+            raise TextError(f"{path}: a lexicon is a .json or a .csv file, got {path.suffix or 'no suffix'!r}")
+        try:
+            with path.open("rb") as file:
+                data = file.read(MOST_BYTES + 1)
+            if len(data) > MOST_BYTES:
+                raise TextError(f"{path}: a lexicon may have {MOST_BYTES:,} bytes; split it by language or shorten it")
+            text = data.decode("utf-8-sig")
+        except (OSError, UnicodeDecodeError) as error:
+            raise TextError(f"{path}: a lexicon must be a readable file in UTF-8: {error}") from None
+        lexicon = cls({})
+        lexicon._entries = _checked(readers[path.suffix.lower()](text, str(path)), str(path))
+        return lexicon
+
+    def __len__(self) -> int:
+        return sum(map(len, self._entries.values()))
+
+    def apply(self, text: str, language: str | None = None) -> str:
+        """The text with the spellings in place of the words. What was put in is not looked up again."""
+        stream = self.stream(language)
+        return stream.push(text) + stream.finish()
+
+    def stream(self, language: str | None = None) -> "LexiconStream":
+        """For one text in pieces."""
+        name = language_name(language) or ""
+        if name not in self._tables:
+            entries = self._entries.get("", {}) | self._entries.get(name, {})
+            self._tables[name] = _Table(entries, sorted(entries), sorted(set(map(len, entries)), reverse=True))
+        return LexiconStream(self._tables[name])
+
+
+class LexiconStream(Stage):
+    """A lexicon for a text in pieces. The results joined are what the whole text gives, however it is cut.
+
+    It holds back nothing but what may be the beginning of an entry, and the character behind one.
+    """
+
+    def __init__(self, table: "_Table"):
+        self._table = table
+        self._held, self._last = "", " "  # the character in front of what is held
+
+    def feed(self, character: str) -> str:
+        self._held += character
+        return self._settle(ended=False)
+
+    def finish(self) -> str:
+        """The text is over; what was held back comes back. Another text may begin."""
+        return self.end()
+
+    def end(self) -> str:
+        given = self._settle(ended=True)
+        self._last = " "
+        return given
+
+    def _settle(self, ended: bool) -> str:
+        given = []
+        while self._held:
+            held = self._held
+            length, said = 1, held[0]
+            if _is_border(self._last, held[0]):
+                if not ended and (self._may_grow(held) or self._spelling(held) is not None):
+                    break
+                length, said = self._longest(held) or (length, said)
+            given.append(said)
+            self._last, self._held = held[length - 1], held[length:]
+        return "".join(given)
+
+    def _longest(self, text: str) -> tuple[int, str] | None:
+        """Length and spelling of the longest entry that the text begins with."""
+        for length in self._table.lengths:
+            if length <= len(text) and (length == len(text) or _is_border(text[length - 1], text[length])):
+                spelling = self._spelling(text[:length])
+                if spelling is not None:
+                    return length, spelling
+        return None
+
+    def _spelling(self, word: str) -> str | None:
+        entries = self._table.entries
+        exact = entries.get(word)
+        return exact if exact is not None else entries.get(_lower(word))
+
+    def _may_grow(self, text: str) -> bool:
+        return any(self._begins_entry(form) for form in {text, _lower(text)})
+
+    def _begins_entry(self, text: str) -> bool:
+        """Does a longer entry begin with this?"""
+        words = self._table.words
+        place = bisect_left(words, text)
+        if place < len(words) and words[place] == text:
+            place += 1
+        return place < len(words) and words[place].startswith(text)
+
+
+def _lower(text: str) -> str:
+    """In small letters, one for each character."""
+    return "".join(small if len(small := character.lower()) == 1 else character for character in text)
+
+
+def _is_border(left: str, right: str) -> bool:
+    """May a word end or begin between these two characters?"""
+    return not (_in_word(left) and _in_word(right)) or is_cjk(left) or is_cjk(right)
+
+
+def _in_word(character: str) -> bool:
+    return character.isalnum() or character == "_" or unicodedata.category(character)[0] == "M"
+
+
+# ---------------------------------------------------------------- entries
+
+
+def _checked(rows: Iterator[_Row] | list[_Row], where: str) -> dict[str, dict[str, str]]:
+    """Language's name, "" for all -> word -> spelling."""
+    entries: dict[str, dict[str, str]] = {}
+    for count, (line, language, word, spelling) in enumerate(rows, 1):
+        at = f"{where}, line {line}" if line else where
+        if count > MOST_ENTRIES:
+            raise TextError(f"{at}: a lexicon may have {MOST_ENTRIES:,} entries")
+        if not isinstance(word, str) or not isinstance(spelling, str):
+            raise TextError(f"{at}: word and spelling must be text, got {word!r} and {spelling!r}")
+        name = language_name(language)
+        if language and not name:
+            raise TextError(f"{at}: unknown language {language!r}; write a name such as english, or a code such as en")
+        word, spelling = " ".join(unicodedata.normalize("NFC", word).split()), " ".join(spelling.split())
+        if not 1 <= len(word) <= LONGEST_ENTRY or len(spelling) > LONGEST_SPELLING:
+            raise TextError(
+                f"{at}: a word has 1 to {LONGEST_ENTRY} characters and its spelling at most {LONGEST_SPELLING}, "
+                f"got {len(word)} and {len(spelling)}"
+            )
+        if not (_in_word(word[0]) or _in_word(word[-1])):
+            raise TextError(f"{at}: a word must begin or end with a letter or a digit, got {word!r}")
+        if word in entries.setdefault(name or "", {}):
+            raise TextError(f"{at}: the word {word!r} is there twice; keep one of the entries")
+        entries[name or ""][word] = spelling
+    return entries
+
+
+def _json_rows(text: str, where: str) -> Iterator[_Row]:
+    lines = text.splitlines()
+
+    def line_of(word: str) -> int:
+        """The first that has the word; words with escapes have none."""
+        return next((n for n, line in enumerate(lines, 1) if json.dumps(word, ensure_ascii=False) in line), 1)
+
+    def pairs(found: list[tuple[str, object]]) -> dict[str, object]:
+        for place, (word, _) in enumerate(found):
+            if word in dict(found[:place]):
+                raise TextError(f"{where}, line {line_of(word)}: {word!r} is there twice; keep one of the entries")
+        return dict(found)
+
+    try:
+        whole = json.loads(text, object_pairs_hook=pairs)
+    except json.JSONDecodeError as error:
+        raise TextError(f"{where}, line {error.lineno}: not valid JSON: {error.msg}") from None
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, TextError):
+            raise
+        raise TextError(f"{where}: not valid JSON: {error}") from None
+    if not isinstance(whole, dict):
+        raise TextError(f"{where}, line 1: expected an object of words and spellings, got {type(whole).__name__}")
+    for key, value in whole.items():
+        if isinstance(value, dict):
+            if not language_name(key):
+                raise TextError(f"{where}, line {line_of(key)}: unknown language {key!r}; write english, or en")
+            yield from ((line_of(word), key, word, spelling) for word, spelling in value.items())
+        else:
+            yield line_of(key), "", key, value
+
+
+def _csv_rows(text: str, where: str) -> Iterator[_Row]:
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    try:
+        header = [name.strip().lower() for name in next(reader, [])]
+        if header not in (["word", "spelling"], ["word", "spelling", "language"]):
+            raise TextError(
+                f"{where}, line 1: expected the columns word,spelling or word,spelling,language, got {header}"
+            )
+        for row in reader:
+            if not row:
+                continue
+            if len(row) != len(header):
+                raise TextError(
+                    f"{where}, line {reader.line_num}: expected {len(header)} columns, got {len(row)}; "
+                    "put quotes around text with commas"
+                )
+            yield reader.line_num, row[2].strip() if len(row) > 2 else "", row[0], row[1]
+    except csv.Error as error:
+        raise TextError(f"{where}, line {reader.line_num}: not valid CSV: {error}") from None

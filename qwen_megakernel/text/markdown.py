@@ -1,0 +1,213 @@
+"""Markdown in text: what a reader sees of it, without its signs."""
+
+import re
+
+from qwen_megakernel.text.stage import LONGEST_HELD, Stage, is_mark
+
+_RULE = re.compile(r"([-*_=])(?: *\1){2,} *")
+_MAY_BE_RULE = re.compile(r"([-*_=])(?: *\1)* *")
+_HEADING = re.compile(r"#{1,6} $")
+_BULLET = re.compile(r"[-*+•‣◦] ")
+_TASK = re.compile(r"\[[ xX]\] ")
+_NUMBER = re.compile(r"\d{1,3}[.)] ")
+_MAY_BE_HEAD = re.compile(r"\d{1,3}[.)]?|#{1,6}|[-+•‣◦*]|\[[ xX]?\]?")
+_TABLE_LINE = re.compile(r"\|[-:| ]*")
+_FENCE = re.compile(r"(`{3,}|~{3,})[^`]*")
+_MAY_BE_FENCE = re.compile(r"`{1,2}|~{1,2}")
+_NO_TARGET = re.compile(r"[(](?: |[^\"']*\S [^\"'(\s)])")
+_LONGEST_HEAD = 80  # characters; a run of signs at a line's beginning is not held any longer
+_ENDS = ".!?:;,。！？：；，、…"
+_ESCAPED = "!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~"
+
+
+class Markdown(Stage):
+    """Leaves out headings' signs, emphasis, the targets of links and images, list signs, quote signs, rules, signs of
+    inline code, and code fences with all in them. A line that is a heading, a list item or a table's row ends with a
+    mark. A table's row is read cell by cell, a comma between cells."""
+
+    def __init__(self):
+        self._head = ""  # of a line, while it may be a sign
+        self._at_head, self._task = True, False
+        self._fence, self._fence_line = "", ""  # the open fence, and the line that may close it
+        self._run, self._left, self._last = "", "\n", ""  # signs that wait; what stood before them; last visible
+        self._item = self._table = self._comma = False
+        self._heading, self._brackets = False, 0
+        self._target, self._waits = "", ""  # of a link; one sign whose meaning depends on the next character
+
+    def feed(self, character: str) -> str:
+        if self._fence:
+            return self._in_fence(character)
+        if self._target:
+            return self._in_target(character)
+        return self._in_head(character) if self._at_head else self._inline(character)
+
+    def end(self) -> str:
+        if self._fence:
+            return ""
+        return self.feed("\n").removesuffix("\n")
+
+    # ---------------------------------------------------------------- a line's beginning
+
+    def _in_head(self, character: str) -> str:
+        if character == "\n":
+            return self._end_head()
+        if not self._head and (character == " " or is_mark(character)):
+            return character.strip(" ")
+        head = self._head = self._head + character
+        if _MAY_BE_RULE.fullmatch(head) or _TABLE_LINE.fullmatch(head) or _FENCE.fullmatch(head):
+            self._head = head[:_LONGEST_HEAD]
+            return ""
+        if _HEADING.fullmatch(head):
+            self._item = self._heading = True
+            self._head = ""
+        elif head == ">":
+            self._head = ""
+        elif self._task and (task := _TASK.match(head)):
+            self._head, self._task = head[task.end() :], False
+        elif bullet := _BULLET.match(head):
+            self._item = self._task = True
+            return self._again(head[bullet.end() :])
+        elif not (_MAY_BE_HEAD.fullmatch(head) or _MAY_BE_FENCE.fullmatch(head)) or ("[" in head and not self._task):
+            self._at_head, self._head = False, ""
+            self._table = head[0] == "|"
+            if self._table or _NUMBER.match(head):
+                self._item = True
+            return self.push(head)
+        return ""
+
+    def _again(self, rest: str) -> str:
+        """A bullet was left out; what stands behind it is a line's beginning too."""
+        self._head = ""
+        return self.push(rest)
+
+    def _end_head(self) -> str:
+        head, self._head = self._head, ""
+        if (fence := _FENCE.fullmatch(head)) is not None:
+            self._fence, self._fence_line = fence[1], ""
+            return "\n"
+        signs = _RULE.fullmatch(head) or (_TABLE_LINE.fullmatch(head) and "|" in head) or not head.strip(" -*+•‣◦#[]")
+        if signs:
+            self._begin_line()
+            return "\n"
+        self._at_head = False
+        return self.push(head + "\n")
+
+    def _begin_line(self) -> None:
+        self._at_head, self._head, self._task = True, "", False
+        self._item = self._table = self._comma = self._heading = False
+        self._left, self._last, self._brackets = "\n", "", 0
+
+    def _in_fence(self, character: str) -> str:
+        if character != "\n":
+            self._fence_line = (self._fence_line + character)[:_LONGEST_HEAD]
+            return ""
+        line, self._fence_line = self._fence_line.strip(" "), ""
+        if line.startswith(self._fence) and not line.strip(self._fence[0]):
+            self._fence = ""
+            self._begin_line()
+        return ""
+
+    # ---------------------------------------------------------------- within a line
+
+    def _inline(self, character: str) -> str:
+        if self._waits:
+            waits, self._waits = self._waits, ""
+            return self._settle(waits, character)
+        if self._run:
+            if character == self._run[0]:
+                self._run = (self._run + character)[:_LONGEST_HEAD]
+                return ""
+            return self._end_run(character) + self._inline(character)
+        if character in "*_~`":
+            self._run = character
+            return ""
+        if character in "\\![]" or (character == " " and self._item):
+            self._waits = character
+            return ""
+        if character == "\n":
+            return self._end_line()
+        if character == "|" and self._table:
+            self._comma, self._left = bool(self._last), " "
+            return ""
+        self._left = character
+        return self._give(character)
+
+    def _settle(self, waits: str, character: str) -> str:
+        if waits == "\\":
+            if character in _ESCAPED:
+                self._left = character
+                return self._give(character)
+            return self._give("" if character == "\n" else "\\") + self._inline(character)
+        if waits == " ":
+            self._left = " "
+            if character == "#" and self._heading:
+                self._run = character
+                return ""
+            return ("" if character in " \n|" else self._give(" ")) + self._inline(character)
+        if waits == "[":
+            if character == "^":  # a footnote's number
+                self._target = "[^"
+                return ""
+            given = self._give(" ") if self._left.isalnum() else ""
+            self._brackets, self._left = self._brackets + 1, "["
+            return given + self._inline(character)
+        if waits == "]":
+            opened, self._left = self._brackets > 0, "]"
+            self._brackets = max(0, self._brackets - 1)
+            if opened and character in "([":
+                self._target = character
+                return ""
+            return self._inline(character)
+        self._left = "!"
+        return ("" if character == "[" else self._give("!")) + self._inline(character)
+
+    def _end_run(self, right: str) -> str:
+        run, left, self._run = self._run, self._left, ""
+        both_blank = (left.isspace() or left == "\n") and (right.isspace() or is_mark(right))
+        keep = {
+            "*": both_blank and len(run) == 1 or left.isdigit() and right.isdigit(),
+            "_": both_blank and len(run) == 1 or left.isalnum() and right.isalnum(),
+            "~": len(run) == 1,
+            "#": right != "\n",
+            "`": False,
+        }[run[0]]
+        if not keep:
+            return ""
+        self._left = run[-1]
+        return self._give(f" {run}" if run[0] == "#" else run)
+
+    def _end_line(self) -> str:
+        mark = "." if self._item and self._last and self._last not in _ENDS else ""
+        self._begin_line()
+        return mark + "\n"
+
+    def _give(self, text: str) -> str:
+        if text.strip():
+            if self._comma:
+                text = ", " + text.lstrip()
+                self._comma = False
+            self._last = text.strip()[-1]
+        elif self._table:
+            return text if not self._comma else ""
+        return text
+
+    # ---------------------------------------------------------------- what a link leads to
+
+    def _in_target(self, character: str) -> str:
+        self._target += character
+        target = self._target
+        if character == (")" if target[0] == "(" else "]") and target.count("(") <= target.count(")"):
+            self._target, self._left = "", ")"
+            return ""
+        if character == "\n" or is_mark(character):
+            self._target = target[:-1]
+            return self._give_target() + self._inline(character)
+        if len(target) > LONGEST_HELD or (target[0] == "(" and _NO_TARGET.match(target)):
+            return self._give_target()
+        return ""
+
+    def _give_target(self) -> str:
+        """It was none."""
+        text, self._target = self._target, ""
+        self._left = text[-1]
+        return self._give(text)

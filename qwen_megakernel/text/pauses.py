@@ -1,0 +1,158 @@
+"""Pauses in text: `[pause 500ms]` and SSML's `<break time="500ms"/>`."""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from qwen_megakernel.errors import TextError
+
+LONGEST_PAUSE_S = 10.0
+_LONGEST_TAG = 1000  # characters; <speak> names its schemas
+_STRENGTHS = {"none": 0.0, "x-weak": 0.1, "weak": 0.25, "medium": 0.5, "strong": 0.8, "x-strong": 1.2}
+"""Seconds. SSML leaves them to the speaker; these are ours."""
+
+_FORMS = (
+    f'[pause 500ms], [pause 1.5s], <break time="500ms"/> and <break strength="medium"/>, '
+    f"of 0 to {LONGEST_PAUSE_S:.0f} seconds"
+)
+_OTHER = ("prosody", "phoneme", "say-as", "emphasis", "voice", "lang", "audio", "sub", "mark")
+_OURS = ("[pause", "<break", "</break", "<speak", "</speak")
+_REFUSED = tuple(f"<{slash}{name}" for name in _OTHER for slash in ("", "/"))
+_DURATION = re.compile(r"(\d{1,6}(?:\.\d{1,6})?|\.\d{1,6})(ms|s)", re.I)
+_PAUSE = re.compile(r"\[pause\s+([\d.]+\s*m?s)\s*\]", re.I)
+_ATTRIBUTES = r"((?:\s+[\w:.-]+\s*=\s*(?:\"[^\"]*\"|'[^']*'))*)\s*/?>"
+_BREAK = re.compile(rf"<break{_ATTRIBUTES}", re.I)
+_SPEAK = re.compile(rf"<speak{_ATTRIBUTES}|</(?:speak|break)\s*>", re.I)
+_ATTRIBUTE = re.compile(r"([\w:.-]+)\s*=\s*(?:\"([^\"]*)\"|'([^']*)')")
+
+
+@dataclass(frozen=True)
+class Pause:
+    """Silence of so many seconds, 0 to `LONGEST_PAUSE_S`, in whole milliseconds."""
+
+    seconds: float
+
+
+class PauseStream:
+    """`split_pauses` for a text in pieces. A tag may be cut anywhere."""
+
+    def __init__(self, refuse_other_tags: bool = True):
+        """
+        Args:
+            refuse_other_tags: SSML's other tags are an error; otherwise they stay in the text.
+        """
+        self._held = ""
+        self._names = _OURS + _REFUSED if refuse_other_tags else _OURS
+        starts = [prefix + name for name in self._names for prefix in ("", "\\")]
+        self._starts = frozenset(start[:length] for start in starts for length in range(1, len(start) + 1))
+
+    def push(self, piece: str) -> list[str | Pause]:
+        """Take a piece; the parts that are final now come back. Text next to text may come in several parts.
+
+        Raises:
+            TextError: a tag is malformed, names a pause that is too long, or is one of SSML's that we do not follow.
+        """
+        return _joined(part for character in piece for part in self._feed(character))
+
+    def finish(self) -> list[str | Pause]:
+        """The text is over; what was held back comes back.
+
+        Raises:
+            TextError: the text ends within a tag.
+        """
+        held, self._held = self._held, ""
+        if _name(held, self._names):
+            raise _malformed(held)
+        return [held] if held else []
+
+    def _feed(self, character: str) -> list[str | Pause]:
+        given: list[str | Pause] = []
+        self._held += character
+        while self._held and self._held.lower() not in self._starts:
+            held = self._held
+            if name := _name(held.removeprefix("\\"), self._names):
+                if held[0] == "\\":
+                    self._held = ""
+                    return [*given, held[1:]]
+                if name in _REFUSED:
+                    raise TextError(
+                        f"expected text with the tags {_FORMS}, and <speak> around it; got {held!r}, which is not "
+                        "followed. Leave the tag out, or write a backslash in front of it to have it read"
+                    )
+                if character == (name[0] == "[" and "]" or ">"):
+                    self._held = ""
+                    return [*given, *_read(held)]
+                if len(held) > _LONGEST_TAG:
+                    raise _malformed(held)
+                return given
+            given.append(held[0])
+            self._held = held[1:]
+        return given
+
+
+def split_pauses(text: str, refuse_other_tags: bool = True) -> list[str | Pause]:
+    """Text -> text and pauses, in their order. `<speak>` around the text is left out. No text is empty, and none stands
+    next to another.
+
+    Args:
+        refuse_other_tags: SSML's other tags are an error; otherwise they stay in the text.
+
+    Raises:
+        TextError: a tag is malformed, names a pause that is too long, or is one of SSML's that we do not follow.
+    """
+    stream = PauseStream(refuse_other_tags)
+    return _joined([*stream.push(text), *stream.finish()])
+
+
+def _joined(parts: Iterable[str | Pause]) -> list[str | Pause]:
+    joined: list[str | Pause] = []
+    run: list[str] = []
+    for part in parts:
+        if isinstance(part, str):
+            run.append(part)
+            continue
+        if run:
+            joined.append("".join(run))
+            run = []
+        joined.append(part)
+    return [*joined, "".join(run)] if run else joined
+
+
+def _name(held: str, names: tuple[str, ...]) -> str | None:
+    """The tag that surely begins here."""
+    found = re.match(r"(\[|</?)[a-z-]+(?=[\s/>\]])", held, re.I)
+    return found[0].lower() if found and found[0].lower() in names else None
+
+
+def _read(tag: str) -> list[Pause]:
+    if _SPEAK.fullmatch(tag):
+        return []
+    if pause := _PAUSE.fullmatch(tag):
+        return [Pause(_seconds(pause[1], tag))]
+    if not (found := _BREAK.fullmatch(tag)):
+        raise _malformed(tag)
+    given = {name.lower(): double or single for name, double, single in _ATTRIBUTE.findall(found[1])}
+    if given.keys() - {"time", "strength"}:
+        raise _malformed(tag)
+    if "time" in given:
+        return [Pause(_seconds(given["time"], tag))]
+    strength = given.get("strength", "medium")
+    if strength not in _STRENGTHS:
+        raise TextError(f"{tag}: strength must be one of {', '.join(_STRENGTHS)}, got {strength!r}")
+    return [Pause(_STRENGTHS[strength])]
+
+
+def _seconds(written: str, tag: str) -> float:
+    duration = _DURATION.fullmatch("".join(written.split()))
+    if not duration:
+        raise _malformed(tag)
+    seconds = round(float(duration[1]) * (1000 if duration[2].lower() == "s" else 1)) / 1000
+    if seconds > LONGEST_PAUSE_S:
+        raise TextError(f"{tag}: a pause may have {LONGEST_PAUSE_S:.0f} seconds at most; use several")
+    return seconds
+
+
+def _malformed(tag: str) -> TextError:
+    return TextError(
+        f"expected one of {_FORMS}; got {tag[:60]!r}. Write a backslash in front of a tag that is to be read as text"
+    )

@@ -1,0 +1,114 @@
+"""Words in text: addresses are told, long words cut, numbers put into words."""
+
+import re
+
+from qwen_megakernel.text.numbers import Numbers
+from qwen_megakernel.text.spoken import Spoken
+from qwen_megakernel.text.stage import Stage, is_cjk, is_mark
+
+LONGEST_WORD = 100
+"""A word of more characters is cut into parts of so many. The longest German words have some 80."""
+LONGEST_PHRASE = 12
+"""So many words of a row of numbers are read together at most."""
+
+_OPENING, _CLOSING = "\"'([{<«„“‚‘¿¡", ".,;:!?)]}>\"'»“”’…"
+_TAIL = 4  # characters of a long address's end, for the marks behind it
+_URL = re.compile(r"(?:(?:https?|ftp|wss?)://|www\.)(?:[^\s/?#@]*@)?(?:www\.)?([^\s/?#:@]+)", re.I)
+_EMAIL = re.compile(r"(?:mailto:)?([\w.+-]+)@((?:[\w-]+\.)+[A-Za-z]{2,})")
+_DOMAIN = re.compile(
+    r"(?:www\.)?((?:[A-Za-z0-9-]+\.)+(?:com|org|net|edu|gov|io|ai|dev|app|info|eu|uk|de|at|ch|fr|es|it|pt|br|ru|cn|jp|kr))"
+    r"(?:[:/?#]\S*)?"
+)
+
+
+class Words(Stage):
+    """Reads an address' host and leaves out the rest, cuts words of more than `LONGEST_WORD` letters, and puts numbers
+    into words of a language.
+
+    It holds back the word in progress. Behind a number it also holds back the next word, because that may be a unit or
+    a month."""
+
+    def __init__(self, spoken: Spoken | None):
+        self._spoken = spoken
+        self._numbers = Numbers(spoken) if spoken else None
+        self._word = ""
+        self._phrase: list[str] = []  # the words of a number, which another may follow
+        self._before, self._begins = "", True  # the word in front; does a line begin?
+
+    def feed(self, character: str) -> str:
+        if character == " ":
+            return self._end_word(" ")
+        if character == "\n" or is_mark(character) or is_cjk(character):
+            given = self.end() + character
+            self._before, self._begins = "", not is_cjk(character)
+            return given
+        self._word += character
+        if len(self._word) > LONGEST_WORD:
+            if _URL.match(self._word.lstrip(_OPENING)):
+                if len(self._word) > LONGEST_WORD + _TAIL:
+                    self._word = self._word[:LONGEST_WORD] + self._word[-_TAIL:]
+            else:
+                return self._cut()
+        return ""
+
+    def end(self) -> str:
+        return self._end_word("") + self._end_phrase("")
+
+    def _cut(self) -> str:
+        """Give out a long word's part. The character that came last begins the next part."""
+        last = self._word[-1]
+        self._word = self._word[:-1]
+        given = self._end_word(" ") + self._end_phrase(" ")
+        self._word = last
+        return given
+
+    def _end_word(self, blank: str) -> str:
+        word, self._word = self._word, ""
+        if not word:
+            return "" if self._phrase else blank
+        word, is_address = self._told(word)
+        core = word.lstrip(_OPENING).rstrip(_CLOSING)
+        has_digits = any(c.isdecimal() for c in word)
+        if not self._numbers or is_address:
+            if self._numbers and has_digits:
+                word = self._numbers.read(word, "", False)
+            return self._end_phrase(" ") + self._give(word, blank)
+        if self._phrase:
+            more = self._numbers.follows(core, self._phrase[-1])
+            if more and len(self._phrase) < LONGEST_PHRASE:
+                self._phrase.append(word)
+                return "" if blank else self._end_phrase("")
+            given = self._end_phrase(" ")
+        else:
+            given = ""
+        if has_digits or self._numbers.begins_number(word):
+            self._phrase.append(word)
+            return given if blank else given + self._end_phrase("")
+        return given + self._give(word, blank)
+
+    def _give(self, word: str, blank: str) -> str:
+        self._before, self._begins = word.strip(_OPENING), False
+        return word + blank
+
+    def _end_phrase(self, blank: str) -> str:
+        if not self._phrase:
+            return ""
+        phrase, self._phrase = " ".join(self._phrase), []
+        said = self._numbers.read(phrase, self._before, self._begins)
+        self._before, self._begins = phrase.rpartition(" ")[2], False
+        return said + blank
+
+    def _told(self, word: str) -> tuple[str, bool]:
+        """A word as it is said, and whether it is an address."""
+        start = len(word) - len(word.lstrip(_OPENING))
+        core = word[start:].rstrip(_CLOSING)
+        closing = word[start + len(core) :]
+        dot = self._spoken.dot.join([self._spoken.around_dot] * 2) if self._spoken else "."
+        at = f" {self._spoken.at} " if self._spoken else "@"
+        if email := _EMAIL.fullmatch(core):
+            said = email[1].replace(".", dot).replace("_", " ") + at + email[2].replace(".", dot)
+        elif url := _URL.match(core) or _DOMAIN.fullmatch(core):
+            said = url[1].rstrip(_CLOSING).replace(".", dot)
+        else:
+            return re.sub(r"(?<=\w)_+(?=\w)", " ", word), False
+        return word[:start] + said + closing, True
