@@ -57,7 +57,8 @@ def _batch(args: argparse.Namespace) -> int:
     voice, voices = check_voice_options(args), _voices(args.voices)
     with ended_like_ctrl_c(), closing(Manifest(args.output)) as manifest:
         total = count_lines(args.input, kind)
-        options = {"backend": args.backend, "device": args.device, "weights": args.weights}
+        options = {"backend": args.backend, "device": args.device, "weights": args.weights, "adapters": args.adapter}
+        options["allow_foreign_voice"] = args.allow_foreign_voice
         options["threads"] = manifest.threads() if args.threads is None else args.threads
         with _load(args, options) as engine:
             if args.ref_audio is not None:
@@ -134,7 +135,16 @@ class _Batch:
     def _digest(self, line: Line) -> str:
         """Tells whether a line, or how it is spoken, has changed."""
         args = self._args
-        shared = [args.model, args.weights, args.speaker, args.language, args.instruct, args.temperature, args.top_k]
+        shared = [
+            args.model,
+            args.adapter,
+            args.weights,
+            args.speaker,
+            args.language,
+            args.instruct,
+            args.temperature,
+            args.top_k,
+        ]
         shared += [args.top_p, args.repetition_penalty, args.speed, args.seed, args.format]
         shared += [self._voice and self._voice.digest.hex(), line.text, line.options]
         return hashlib.sha256(json.dumps(shared, sort_keys=True).encode()).hexdigest()[:16]
