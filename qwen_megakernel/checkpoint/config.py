@@ -341,8 +341,8 @@ class ModelConfig:
     Attributes:
         variant: "base" (clones a voice), "custom_voice" (named speakers) or "voice_design" (described voice).
         size: the checkpoint's own label, "0b6" or "1b7".
-        max_frames: frames that the checkpoint's max_new_tokens allows; N tokens are N - 1 frames because
-            the last code 0 is never expanded into a frame.
+        max_frames: frames that max_new_tokens allows: one fewer, because the last code 0 never becomes a frame.
+        random_weights: synthetic.py wrote it: its speech ends by chance, if at all.
     """
 
     variant: str
@@ -357,6 +357,7 @@ class ModelConfig:
     codec: CodecConfig
     sampling: SamplingParams
     max_frames: int
+    random_weights: bool
 
     @property
     def honours_instruct(self) -> bool:
@@ -430,6 +431,7 @@ class ModelConfig:
             codec=codec,
             sampling=sampling,
             max_frames=max_frames,
+            random_weights=js.get("random_weights", bool, False),
             **special,
         )
 

@@ -6,7 +6,6 @@
 """
 
 import contextlib
-import logging
 import threading
 import time
 import weakref
@@ -17,7 +16,6 @@ from typing import Unpack
 
 import torch
 
-from qwen_megakernel.backend.interfaces import LoadedModel
 from qwen_megakernel.backend.select import Backend, check_threads, choose_backend, select_backend, select_device
 from qwen_megakernel.checkpoint.config import SamplingParams
 from qwen_megakernel.checkpoint.dtypes import dtype_of, vocoder_dtype_of
@@ -25,8 +23,9 @@ from qwen_megakernel.checkpoint.fp8 import name_of, parts_of
 from qwen_megakernel.checkpoint.load import Checkpoint
 from qwen_megakernel.engine.audio import Audio, Chunk
 from qwen_megakernel.engine.core import EngineCore
-from qwen_megakernel.engine.options import Limits, Need, size, told_of_memory
-from qwen_megakernel.engine.request import Request, RequestChecker, RequestOptions, check_call
+from qwen_megakernel.engine.options import Limits, Need, memory_of, told_of_memory
+from qwen_megakernel.engine.request import DEFAULTS, Request, RequestChecker, RequestOptions, check_call
+from qwen_megakernel.engine.retries import say_well
 from qwen_megakernel.engine.sequence import Sequence as EngineSequence
 from qwen_megakernel.engine.snapshot import Snapshot, snapshot_of
 from qwen_megakernel.engine.utterance import ChunkStream, Utterance
@@ -35,8 +34,6 @@ from qwen_megakernel.model.prompt import KEPT_VOICES, Prompt, PromptBuilder
 from qwen_megakernel.model.prompt_pieces import PromptPieces
 from qwen_megakernel.model.text import TextTokenizer
 from qwen_megakernel.model.voice import RefAudio, Voice, VoiceEncoder
-
-log = logging.getLogger(__name__)
 
 
 class TTSEngine:
@@ -85,7 +82,7 @@ class TTSEngine:
         self.speakers, self.languages = self._prompts.speakers, self._prompts.languages
         self.tokens = self._prompts.tokens
         self.sample_rate, self.max_positions = config.codec.sample_rate, limits.max_positions
-        self.weights, self.memory = name_of(backend.fp8), self._memory_of(loaded, backend.dtype)
+        self.weights, self.memory = name_of(backend.fp8), memory_of(loaded, config.talker.stack, backend.dtype, limits)
         self._width, self.threads = loaded.decoder.width, loaded.cpu.threads if loaded.cpu else None
         self._voice_encoder: VoiceEncoder | None = None
         self._voice_lock = threading.Lock()
@@ -95,18 +92,6 @@ class TTSEngine:
         self._core, self._has_spare = EngineCore(loaded, spare=spare, **options), spare is not None
         self._core.start()
         weakref.finalize(self, self._core.stop).atexit = False  # dropped without close(): the threads end too
-
-    def _memory_of(self, loaded: LoadedModel, dtype: torch.dtype) -> dict[str, int]:
-        streams = self._limits.max_streams
-        memory = {
-            "talker and code predictor": loaded.decoder.weight_bytes,
-            "keys and values": self._limits.kv_bytes(self.config.talker.stack, dtype),
-            "vocoder": loaded.vocoder.weight_bytes,
-            "vocoder's streams": streams * loaded.vocoder.slot_bytes,
-        }
-        parts = ", ".join(f"{size(count)} for {part}" for part, count in memory.items())
-        log.debug("%d slots of %d positions: %s", streams, self.max_positions, parts)
-        return memory
 
     @classmethod
     def load(
@@ -224,14 +209,25 @@ class TTSEngine:
 
     # ------------------------------------------------------------ what callers use
 
-    def generate(self, text: str, **request: Unpack[RequestOptions]) -> Audio:
+    def generate(self, text: str, *, retries: int = 0, **request: Unpack[RequestOptions]) -> Audio:
         """Speak `text` and return the whole utterance. Takes what `submit` takes; the joined chunks of
-        `stream` are the same samples."""
+        `stream` are the same samples.
+
+        Args:
+            retries: 0 to 100: speech that ends by "runaway" or "length" is said again at most so often (retries.py).
+        """
+        return say_well(partial(self._say, text), request, retries, self.count_retry)
+
+    def _say(self, text: str, request: RequestOptions) -> Audio:
         utterance = self.submit(_whole(text), **request)
         try:
             return utterance.result()
         finally:
             utterance.cancel()  # changes nothing once it has ended; an interrupted wait leaves nothing running
+
+    def count_retry(self) -> None:
+        """For `metrics()`: an utterance is said again."""
+        self._core.admission.tally("retries")
 
     def stream(self, text: str, **request: Unpack[RequestOptions]) -> ChunkStream:
         """Speak `text` and iterate over its chunks as they are made. Takes what `submit` takes."""
@@ -275,7 +271,7 @@ class TTSEngine:
             sampling: None fields come from the checkpoint's generation_config.json.
             max_frames: at most this many frames; None is what the checkpoint allows and the slot holds.
             runaway_guard: end with "runaway" where, the text being used up, three seconds are near-silent or repeat
-                themselves with a period of 1 to 4 frames; only the first of them is handed out (runaway.py).
+                themselves with a period of 1 to 4 frames, or speech is several times too long (runaway.py).
             speed: 0.25 to 4.0 times as fast as the model speaks, at its pitch (time_stretch.py). At 1.0 samples are
                 the model's own.
 
@@ -315,6 +311,7 @@ class TTSEngine:
 
     def _begin_whole(self, sequence: EngineSequence, text: str, arrived: float) -> None:
         sequence.arrived = sequence.stage_began = arrived
+        sequence.add_text(text)
         tokens = self._prompts.tokens(text)
         sequence.mark("tokenise")
         request = sequence.request
@@ -343,10 +340,7 @@ class TTSEngine:
         self._checked(request)
 
     def _checked(self, request: RequestOptions) -> Request:
-        options = {"speaker": None, "language": None, "instruct": None, "voice": None, "non_streaming_mode": None}
-        options |= {"sampling": SamplingParams(), "max_frames": None, "runaway_guard": True, "chunk_frames": None}
-        options["speed"] = 1.0
-        return self._requests.check(whole=True, **(options | request))
+        return self._requests.check(whole=True, **(DEFAULTS | request))
 
     @torch.inference_mode()
     def pieces(self, text: str, **request: Unpack[RequestOptions]) -> list[str]:
@@ -419,7 +413,8 @@ class TTSEngine:
 
     def metrics(self) -> dict[str, int]:
         """Counters since load: utterances and frames; utterances by their end (eos, length, runaway, cancelled,
-        failed); refused because the engine was full (busy); failed in the queue (timed_out); kernel_faults."""
+        failed); runaways by their kind (runaway_repeats, _silence, _babble); said again (retries); refused because
+        the engine was full (busy); failed in the queue (timed_out); kernel_faults."""
         return self._core.admission.counts
 
     def snapshot(self) -> Snapshot:

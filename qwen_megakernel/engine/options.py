@@ -1,5 +1,6 @@
 """What an engine is loaded with, checked; and whether it fits."""
 
+import logging
 import math
 import numbers
 import os
@@ -9,12 +10,15 @@ from dataclasses import dataclass
 
 import torch
 
+from qwen_megakernel.backend.interfaces import LoadedModel
 from qwen_megakernel.checkpoint.config import ModelConfig, StackConfig
 from qwen_megakernel.checkpoint.fp8 import part_of
 from qwen_megakernel.checkpoint.tensors import TEXT_TABLE, talker_tensors, vocoder_tensors
 from qwen_megakernel.engine.watchdog import Patience
 from qwen_megakernel.errors import BackendError, OutOfMemoryError
 from qwen_megakernel.model.prompt import KEPT_VOICES
+
+log = logging.getLogger(__name__)
 
 DAY = 86_400
 
@@ -91,6 +95,19 @@ class Need:
     def slots_in(self, memory: int) -> int:
         """Slots that so many bytes have room for. While the kernel packs the talker's weights they are there twice."""
         return max(0, memory - max(2 * self.talker, self.talker + self.vocoder) - _BESIDE) // self.slot
+
+
+def memory_of(loaded: LoadedModel, stack: StackConfig, dtype: torch.dtype, limits: Limits) -> dict[str, int]:
+    """Bytes that a loaded model takes on its device, by part. `stack`: the talker's; `dtype`: its."""
+    memory = {
+        "talker and code predictor": loaded.decoder.weight_bytes,
+        "keys and values": limits.kv_bytes(stack, dtype),
+        "vocoder": loaded.vocoder.weight_bytes,
+        "vocoder's streams": limits.max_streams * loaded.vocoder.slot_bytes,
+    }
+    parts = ", ".join(f"{size(count)} for {part}" for part, count in memory.items())
+    log.debug("%d slots of %d positions: %s", limits.max_streams, limits.max_positions, parts)
+    return memory
 
 
 @contextmanager
