@@ -135,7 +135,7 @@ def test_the_layout_of_sentences_can_be_chosen_and_changed(engine, layout):
 def test_tokens_cannot_have_the_layout_of_whole_text(service):
     where = {"model": "demo"} if service is MegakernelTTSService else {"url": "ws://localhost"}
     for mode, message in (
-        (True, "text that comes in pieces needs the streaming layout"),
+        (True, "in TOKEN mode text comes in pieces, which needs the streaming layout"),
         ("no", "must be True, False"),
     ):
         settings = service.Settings(voice="ada", non_streaming_mode=mode)
@@ -149,7 +149,7 @@ def test_a_change_to_the_layout_of_whole_text_is_refused_in_token_mode(engine):
     service = service_of(engine, text_aggregation_mode=TOKEN)
     down, up = run(service, [change, *turn("Hello there.")])
     (error,) = of(up, ErrorFrame)
-    assert "text that comes in pieces needs the streaming layout" in error.error and service.is_usable
+    assert "which needs the streaming layout: leave non_streaming_mode out" in error.error and service.is_usable
     expected = engine.generate("Hello there.", speaker="ada", sampling=SamplingParams(seed=3), non_streaming_mode=False)
     assert len(pcm(down)) == len(expected.samples)
 

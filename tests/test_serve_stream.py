@@ -86,7 +86,7 @@ def client(server):
 
 
 def said(server: Running, text: str = TEXT, seed: int = 5, **options):
-    options |= {"non_streaming_mode": False, "sampling": SamplingParams(seed=seed), "speaker": "ada"}
+    options = {"non_streaming_mode": False, "sampling": SamplingParams(seed=seed), "speaker": "ada"} | options
     return server.service.engine.generate(text, **options)
 
 

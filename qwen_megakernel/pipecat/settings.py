@@ -94,8 +94,8 @@ def layout_of(settings: SpeechSettings, *, in_tokens: bool) -> bool | None:
         raise RequestError(f"non_streaming_mode must be True, False or None, got {mode!r}")
     if mode and in_tokens:
         raise RequestError(
-            "non_streaming_mode=True does not go with TextAggregationMode.TOKEN: text that comes in pieces needs the "
-            "streaming layout; leave non_streaming_mode out, or take TextAggregationMode.SENTENCE"
+            "non_streaming_mode=True shows the model a whole sentence, but in TOKEN mode text comes in pieces, which "
+            "needs the streaming layout: leave non_streaming_mode out, or take TextAggregationMode.SENTENCE"
         )
     return mode
 
