@@ -28,9 +28,9 @@ VERDICT = 38
 
 LETTER_FRAMES = 0.875
 """Frames that a Latin letter takes: 0.07 s, blanks included. English speech has 12 to 16 letters a second."""
-HELD_TIMES, HELD_SLACK = 1.2, 16
-"""Speech that takes longer than so many times what its text should, and so many frames (1.3 s), is held back. The demo
-voice takes 0.8 to 1.4 times of it for a sentence, up to 2 for a letter alone."""
+HELD_SLACK = 25
+"""Frames (2 s) that speech may take longer than its text should before it is held back. The demo voice takes 0.8 to 1.4
+times what a sentence should, up to 2 times for a letter alone."""
 BABBLE_TIMES, BABBLE_AT_LIMIT, BABBLE_SLACK = 4, 2, 62
 """Speech that takes longer than so many times what its text should, and so many frames (5 s), is babble. At the frame
 limit, where it is cut anyway, fewer times are enough."""
@@ -90,8 +90,8 @@ class RunawayGuard:
     def presentable(self) -> int:
         """Frames, from the utterance's first, that may be handed out by now."""
         most = [begin + HANDED_OUT for _, begin, _ in self._loops()]
-        if self._is_longer_than(HELD_TIMES, HELD_SLACK):
-            most.append(max(int(HELD_TIMES * self._should_take + HELD_SLACK), self._watched_from))
+        if self._is_longer_than(1, HELD_SLACK):
+            most.append(max(int(self._should_take + HELD_SLACK), self._watched_from))
         return min(most, default=self._seen)
 
     def _is_longer_than(self, times: float, slack: int) -> bool:
