@@ -73,10 +73,10 @@ def without_end(engine: TTSEngine, device: torch.device, streams: int) -> TTSEng
     return TTSEngine("demo", replace(checkpoint, config=config), backend, Limits(streams, max_queue=streams))
 
 
-def say_all(engine: TTSEngine, drawn: list[tuple[str, str, dict]], streams: int, **more) -> list[Audio]:
+def say_all(engine: TTSEngine, drawn: list[tuple[str, str, dict]], streams: int) -> list[Audio]:
     """So many at once."""
     with ThreadPoolExecutor(streams) as callers:
-        return list(callers.map(lambda request: engine.generate(request[1], **(request[2] | more)), drawn))
+        return list(callers.map(lambda request: engine.generate(request[1], **request[2]), drawn))
 
 
 def as_it_is(engine: TTSEngine, drawn: list[tuple[str, str, dict]], said: list[Audio]) -> dict:

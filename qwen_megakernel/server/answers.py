@@ -51,6 +51,7 @@ class Speech:
         self._tokens = self._frames = 0
         self.ignored: list[str] = []
         self.attempts = 1
+        self._said: Audio | None = None  # the latest utterance
 
     @property
     def streams(self) -> bool:
@@ -102,7 +103,8 @@ class Speech:
     async def _speak(self) -> AsyncGenerator[np.ndarray, None]:
         for piece in self._pieces:
             if self._retries:
-                yield (await self._say_well(piece)).samples
+                await self._say_well(piece)
+                yield self._said.samples
             else:
                 async with aclosing(self._say(piece, self._request)) as chunks:
                     async for chunk in chunks:
@@ -112,8 +114,8 @@ class Speech:
             if audio.finish_reason == "length":  # what is left of the text was not spoken
                 raise TextTooLongError(audio.why_cut(self._service.engine.config.max_frames))
 
-    async def _say_well(self, piece: str) -> Audio:
-        """The last attempt, however it ended."""
+    async def _say_well(self, piece: str) -> None:
+        """Until it ends well, or there is no attempt left; then `_said` holds the last one."""
         request = self._request
         for attempt in range(1, self._retries + 2):
             async with aclosing(self._say(piece, request)) as chunks:
@@ -124,7 +126,6 @@ class Speech:
                 break
             self._service.engine.count_retry()
             request = request | {"sampling": replace(request["sampling"], seed=next_seed(self._said.seed))}
-        return self._said
 
     async def _say(self, piece: str, request: dict[str, Any]) -> AsyncGenerator[Chunk, None]:
         """One utterance; then `_said` holds it."""
