@@ -62,6 +62,7 @@ from pipecat.workers.runner import WorkerRunner
 from qwen_megakernel import TTSEngine, TTSError, bot_page
 from qwen_megakernel.checkpoint.load import DEMO, DEMO_NOTICE, PUBLISHED
 from qwen_megakernel.commands.options import (
+    LAYOUTS,
     add_output_options,
     add_voice_options,
     check_voice_options,
@@ -164,6 +165,7 @@ async def make_tts(args: argparse.Namespace, engine: TTSEngine) -> MegakernelTTS
             repetition_penalty=args.repetition_penalty,
             seed=args.seed,
             speed=args.speed,
+            non_streaming_mode=LAYOUTS.get(args.layout),
         ),
         text_aggregation_mode=TextAggregationMode.TOKEN if args.tokens else TextAggregationMode.SENTENCE,
     )

@@ -182,6 +182,7 @@ def test_what_a_server_says_of_a_request_it_refuses_is_told(monkeypatch):
         ("measure_pipecat --utterances 0", "must be 1 or more"),
         ("measure_serving --requests x", "invalid positive value"),
         ("measure_fp8 --device banana", "banana"),
+        ("measure_endings --utterances 0", "must be 1 or more"),
         ("run_all --output half.json", "is no folder"),
     ],
 )
@@ -196,6 +197,15 @@ def test_what_a_benchmark_cannot_do_is_told_before_it_measures(command, why, tmp
         runpy.run_path(str(BENCHMARKS / f"{name}.py"), run_name="__main__")
     assert why in f"{ended.value}{capsys.readouterr().err}"
     assert not isinstance(ended.value, SystemExit) or ended.value.code
+
+
+def test_endings_are_told_in_tables_and_one_line():
+    command = [sys.executable, str(BENCHMARKS / "measure_endings.py"), "--utterances", "4", "--suppressed", "2"]
+    done = subprocess.run([*command, "--device", "cpu"], capture_output=True, text=True, check=True)
+    told = json.loads(done.stdout.splitlines()[-1])["results"]
+    assert [row["utterances"] for row in told["as_it_is"].values()] == [1] * 4
+    assert sum(sum(row["ends"].values()) for row in told["suppressed"].values()) == 2
+    assert "false ends" in done.stdout and "seconds behind" in done.stdout
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -257,5 +267,6 @@ def test_all_benchmarks_are_run_and_a_failed_one_is_named(tmp_path, monkeypatch,
 
 def test_every_benchmark_is_in_the_list_of_all():
     there = {path.stem for path in BENCHMARKS.glob("measure_*.py")}
-    assert there - set(run_all.GPU) == {"measure_replicas"}, "which needs Ray and several GPUs"
+    besides = {"measure_replicas", "measure_endings"}  # one needs Ray and several GPUs, the other measures no time
+    assert there - set(run_all.GPU) == besides
     assert set(run_all.CPU) <= set(run_all.GPU)

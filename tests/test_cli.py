@@ -17,9 +17,10 @@ import soundfile
 import torch
 from cases import reference_audio
 
-from qwen_megakernel import TTSEngine, Voice, bot_page
+from qwen_megakernel import SamplingParams, TTSEngine, Voice, bot_page
 from qwen_megakernel.checkpoint.load import DEMO_NOTICE, PUBLISHED
 from qwen_megakernel.cli import main
+from qwen_megakernel.model.pcm import pcm16
 
 ROOT = Path(__file__).parents[1]
 
@@ -52,6 +53,30 @@ def test_speaks_faster_and_slower(tmp_path):
         assert speak("--text", "Hello there.", "-o", tmp_path / "x.wav", "--seed", 3, "--speed", speed) == 0
         said[speed] = len(soundfile.read(tmp_path / "x.wav")[0])
     assert said["2"] == said["1"] // 2 and said["0.5"] == said["1"] * 2
+
+
+@pytest.mark.parametrize("layout, mode", [("whole", True), ("streaming", False), (None, True)])
+def test_the_layout_can_be_chosen(tmp_path, engine_for, layout, mode):
+    extra = ["--layout", layout] if layout else []
+    text = "Hello there, how are you?"
+    assert speak("--text", text, "--output", tmp_path / "x.wav", "--seed", 3, "--speaker", "ada", *extra) == 0
+    request = {"speaker": "ada", "sampling": SamplingParams(seed=3), "non_streaming_mode": mode}
+    wanted = pcm16(engine_for("demo").generate(text, **request).samples)
+    assert soundfile.read(tmp_path / "x.wav", dtype="int16")[0].tobytes() == wanted
+
+
+def test_a_file_says_again_what_ended_badly(tmp_path, monkeypatch, capsys):
+    submit, seeds = TTSEngine.submit, []
+
+    def bad_at_first(self, *args, **request):
+        seeds.append(request["sampling"].seed)
+        return submit(self, *args, **(request | ({"max_frames": 4} if len(seeds) < 3 else {})))
+
+    monkeypatch.setattr(TTSEngine, "submit", bad_at_first)
+    assert speak("--text", "Hello there.", "--output", tmp_path / "a.wav", "--seed", 1, "--retries", 4) == 0
+    assert seeds == [1, 2, 3] and "retries 2, since speech did not find its end" in capsys.readouterr().out
+    assert speak("--text", "Hello there.", "--output", tmp_path / "b.wav", "--seed", 3) == 0
+    assert (tmp_path / "a.wav").read_bytes() == (tmp_path / "b.wav").read_bytes()
 
 
 def test_text_comes_from_a_file_or_standard_input(tmp_path, monkeypatch):
@@ -195,6 +220,9 @@ def test_the_demo_reads_what_is_secret_from_the_environment(monkeypatch, capsys)
         (["--text", "x", "--repetition-penalty", "nan"], "repetition_penalty must be"),
         (["--text", "x", "--speed", "5"], "speed must be a number from 0.25 to 4.0, got 5.0"),
         (["--text", "x", "--speed", "nan"], "speed must be a number from 0.25 to 4.0, got nan"),
+        (["--text", "x", "--retries", "-1"], "retries must be an integer in 0..100, got -1"),
+        (["--text", "x", "--retries", "1", "--stream"], "goes with a file: leave out --stream"),
+        (["--text", "x", "--retries", "1", "--output", "-"], "name the file with --output"),
         (["--text", "x", "--backend", "megakernel"], "megakernel"),
         (["--file", "nowhere.txt"], "cannot be read"),
     ],

@@ -4,6 +4,8 @@ The checkpoints are synthetic and rewritten here from their seeds. `make oracle`
 live, with fresh weights.
 """
 
+from itertools import product
+
 import cases as shared
 import numpy as np
 import pytest
@@ -62,14 +64,21 @@ def test_the_cases_end_early_late_and_not_at_all(vectors):
     assert min(free) <= 10 and any(30 <= n < 200 for n in free)
 
 
+@pytest.mark.parametrize("reference", range(len(shared.REFERENCES)))
 @pytest.mark.parametrize("size", ["tiny", "tiny-adapter"])
-def test_voice_equals_the_oracle(size, vectors, checkpoint_root, engine_for):
+def test_voice_equals_the_oracle(size, reference, vectors, checkpoint_root, engine_for):
     case = next(c for c in CASES if c.clone and c.size == size)
     folder = case.checkpoint(checkpoint_root)
-    voice = engine_for(folder).create_voice((shared.reference_audio(), RATE), "x", trim=False)
-    expected = vectors[f"{folder.name}/speaker_embedding"]
-    assert (voice.speaker_embedding - expected).abs().max() <= 1e-4
-    assert torch.equal(voice.ref_codes, vectors[f"{folder.name}/ref_codes"].long())
+    voice = engine_for(folder).create_voice((shared.reference_of(reference, 0)[0], RATE), "x", trim=False)
+    of = f"{folder.name}/reference{reference}"
+    assert (voice.speaker_embedding - vectors[f"{of}/speaker_embedding"]).abs().max() <= 1e-4
+    assert torch.equal(voice.ref_codes, vectors[f"{of}/ref_codes"].long())
+
+
+def test_clones_are_compared_in_both_layouts_with_every_reference():
+    compared = {(c.size, c.clone, c.non_streaming_mode, c.reference) for c in CASES if c.clone}
+    sizes, kinds, references = ("tiny", "tiny-adapter"), ("icl", "xvector"), range(len(shared.REFERENCES))
+    assert compared == set(product(sizes, kinds, (True, False), references))
 
 
 def test_vocoder_equals_the_oracle(vectors, checkpoint_root):

@@ -120,6 +120,40 @@ def test_a_turn_of_three_sentences_has_one_start_and_one_stop(engine):
     assert np.array_equal(pcm(down), np.concatenate([samples_of(audio) for audio in expected]))
 
 
+@pytest.mark.parametrize("layout", [True, False])
+def test_the_layout_of_sentences_can_be_chosen_and_changed(engine, layout):
+    text = "Hello there, how are you?"
+    settings = Settings(voice="ada", seed=3, non_streaming_mode=layout)
+    change = TTSUpdateSettingsFrame(delta=Settings(non_streaming_mode=not layout))
+    down, up = run(service_of(engine, settings=settings), [TTSSpeakFrame(text), change, TTSSpeakFrame(text)])
+    request = {"speaker": "ada", "sampling": SamplingParams(seed=3)}
+    expected = [samples_of(engine.generate(text, non_streaming_mode=how, **request)) for how in (layout, not layout)]
+    assert np.array_equal(pcm(down), np.concatenate(expected)) and not of(up, ErrorFrame)
+
+
+@pytest.mark.parametrize("service", [MegakernelTTSService, MegakernelWebsocketTTSService])
+def test_tokens_cannot_have_the_layout_of_whole_text(service):
+    where = {"model": "demo"} if service is MegakernelTTSService else {"url": "ws://localhost"}
+    for mode, message in (
+        (True, "in TOKEN mode text comes in pieces, which needs the streaming layout"),
+        ("no", "must be True, False"),
+    ):
+        settings = service.Settings(voice="ada", non_streaming_mode=mode)
+        with pytest.raises(RequestError, match=message):
+            service(settings=settings, text_aggregation_mode=TOKEN, **where)
+    service(settings=service.Settings(voice="ada", non_streaming_mode=False), text_aggregation_mode=TOKEN, **where)
+
+
+def test_a_change_to_the_layout_of_whole_text_is_refused_in_token_mode(engine):
+    change = TTSUpdateSettingsFrame(delta=Settings(non_streaming_mode=True))
+    service = service_of(engine, text_aggregation_mode=TOKEN)
+    down, up = run(service, [change, *turn("Hello there.")])
+    (error,) = of(up, ErrorFrame)
+    assert "which needs the streaming layout: leave non_streaming_mode out" in error.error and service.is_usable
+    expected = engine.generate("Hello there.", speaker="ada", sampling=SamplingParams(seed=3), non_streaming_mode=False)
+    assert len(pcm(down)) == len(expected.samples)
+
+
 def test_tokens_become_one_utterance_as_if_the_text_had_come_whole(engine):
     tokens = ["Hel", "lo the", "re, ", "how ", "are y", "ou? ", "I am ", "fine."]
     down, up = run(service_of(engine, text_aggregation_mode=TOKEN), turn(*tokens, pause=0.01))

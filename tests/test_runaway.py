@@ -9,8 +9,18 @@ import torch
 from probes import probed, token_count
 from waiting import PATIENCE_S
 
-from qwen_megakernel import SamplingParams
-from qwen_megakernel.engine.runaway import HANDED_OUT, VERDICT, RunawayGuard
+from qwen_megakernel import RequestError, SamplingParams
+from qwen_megakernel.engine.runaway import (
+    BABBLE_AT_LIMIT,
+    BABBLE_SLACK,
+    BABBLE_TIMES,
+    HANDED_OUT,
+    HELD_SLACK,
+    LETTER_FRAMES,
+    VERDICT,
+    RunawayGuard,
+    letters_of,
+)
 from qwen_megakernel.model.prompt import Prompt
 
 TEXT = "Hello there, how are you today?"
@@ -146,15 +156,15 @@ def test_stationary_silence_of_changing_codes_is_a_loop(loud, quiet):
     guard = RunawayGuard()
     run_of(guard, loud, 30)
     run_of(guard, quiet, VERDICT - 1)
-    assert not guard.is_runaway and guard.presentable == 30 + HANDED_OUT
+    assert guard.verdict() is None and guard.presentable == 30 + HANDED_OUT
     run_of(guard, quiet, 1)
-    assert guard.is_runaway and guard.presentable == 30 + HANDED_OUT
+    assert guard.verdict() == "silence" and guard.presentable == 30 + HANDED_OUT
 
 
 def test_silence_from_the_first_frame_is_a_loop():
     guard = RunawayGuard()
     run_of(guard, 0.0, VERDICT)
-    assert guard.is_runaway and guard.presentable == HANDED_OUT
+    assert guard.verdict() == "silence" and guard.presentable == HANDED_OUT
 
 
 @pytest.mark.parametrize("loud, soft", [(0.1, 0.003), (0.02, 0.0008), (0.3, 0.006)])
@@ -162,7 +172,7 @@ def test_soft_speech_is_not_silence(loud, soft):
     guard = RunawayGuard()
     run_of(guard, loud, 20)
     run_of(guard, soft, 100)
-    assert not guard.is_runaway and guard.presentable == 120
+    assert guard.verdict() is None and guard.presentable == 120
 
 
 @pytest.mark.parametrize("chunk_frames", [None, 100])
@@ -180,3 +190,160 @@ def test_the_demo_voices_silence_is_recognised(monkeypatch, chunk_frames):
         pause = [random.choice(quiet) for _ in range(25)]
         force(engine, monkeypatch, [*speech, *pause, *speech, None])
         assert engine.generate(TEXT).frames == 2 * len(speech) + 25
+
+
+# ---------------------------------------------------------------- babble
+
+
+@pytest.fixture
+def demo():
+    """Random weights babble whatever the text is; the demo voice does not."""
+    with probed("demo", max_streams=1) as engine:
+        yield engine
+
+
+def frames_of(text: str, times: float, slack: int) -> int:
+    return int(times * LETTER_FRAMES * letters_of(text) + slack)
+
+
+@pytest.mark.parametrize("chunk_frames", [None, 1, 50])
+@pytest.mark.parametrize("layout", [True, False, "pieces"])
+def test_speech_that_goes_on_long_after_its_text_is_babble(demo, monkeypatch, chunk_frames, layout):
+    babble = noise(500)
+    force(demo, monkeypatch, babble)
+    monkeypatch.setattr(demo.probes.decoder, "extend", lambda slot, rows, ended: None)
+    if layout == "pieces":
+        utterance = demo.submit(chunk_frames=chunk_frames)
+        for character in TEXT:
+            utterance.push_text(character)
+        utterance.end_text()
+        audio = utterance.result(timeout=PATIENCE_S)
+    else:
+        audio = demo.generate(TEXT, non_streaming_mode=layout, chunk_frames=chunk_frames)
+    assert audio.finish_reason == "runaway" and audio.frames == frames_of(TEXT, 1, HELD_SLACK)
+    assert np.array_equal(audio.codes, torch.stack(babble[: audio.frames]).numpy())
+    counts = demo.metrics()
+    assert counts["runaway"] == counts["runaway_babble"] == 1, counts
+    assert frames_of(TEXT, BABBLE_TIMES, BABBLE_SLACK) <= counts["frames"] <= frames_of(TEXT, 5, 2 * BABBLE_SLACK)
+
+
+def test_speech_four_times_as_slow_as_any_is_heard_as_it_is(demo, monkeypatch):
+    speech = noise(frames_of(TEXT, BABBLE_TIMES, BABBLE_SLACK))
+    force(demo, monkeypatch, [*speech, None])
+    stream = demo.stream(TEXT)
+    heard = np.concatenate([chunk.codes for chunk in stream])
+    assert stream.utterance.result().finish_reason == "eos"
+    assert np.array_equal(heard, torch.stack(speech).numpy()), "nothing is lost, nothing out of order"
+
+
+def test_at_its_limit_long_speech_is_whole_and_far_too_long_speech_is_babble(demo, monkeypatch):
+    most = frames_of(TEXT, BABBLE_AT_LIMIT, BABBLE_SLACK)
+    for frames, why, heard in (
+        (most, "length", most),
+        (most + 1, "runaway", frames_of(TEXT, 1, HELD_SLACK)),
+    ):
+        force(demo, monkeypatch, noise(500))
+        audio = demo.generate(TEXT, max_frames=frames)
+        assert (audio.finish_reason, audio.frames) == (why, heard)
+
+
+def test_no_length_is_judged_while_text_may_come_nor_without_the_guard(demo, monkeypatch):
+    force(demo, monkeypatch, noise(600))
+    assert demo.generate(TEXT, runaway_guard=False).finish_reason == "length"
+    guard = RunawayGuard()
+    guard.add_text("Yes.")
+    for _ in range(500):
+        guard.see(noise(1)[0], False)
+    assert guard.verdict() is None and guard.presentable == 500
+    for _ in range(10):
+        guard.see(noise(1)[0], True)
+    assert guard.verdict() == "babble" and guard.presentable == 500
+
+
+def test_random_weights_are_not_judged_by_their_length(engine, monkeypatch):
+    force(engine, monkeypatch, noise(400))
+    assert engine.generate("Yes.", max_frames=400).finish_reason == "length"
+
+
+def test_runaways_are_counted_by_their_kind(demo, monkeypatch):
+    for frames in (noise(9) + noise(2) * 100, noise(300), noise(9) + noise(1) * 100):
+        force(demo, monkeypatch, frames)
+        assert demo.generate(TEXT).finish_reason == "runaway"
+    counts = demo.metrics()
+    assert [counts[f"runaway_{kind}"] for kind in ("repeats", "babble", "silence")] == [2, 1, 0]
+    assert counts["runaway"] == 3
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Hello there, how are you today?",
+        "你好，今天天气很好。",
+        "1,250,000 %",
+        "U.S.A.",
+        "Müller's cafe\u0301 🙂",
+        "한국어 문장입니다.",
+    ],
+)
+def test_letters_add_up_wherever_a_text_is_cut(text):
+    at = random.randint(0, len(text))
+    assert letters_of(text) == pytest.approx(letters_of(text[:at]) + letters_of(text[at:])) and letters_of(text) > 0
+
+
+# ---------------------------------------------------------------- said again
+
+
+def ends(engine, monkeypatch, whys: list[str]) -> list[int]:
+    """So does each utterance end. The seeds that they are said with."""
+    seeds, frames, whys = [], iter(()), iter(whys)
+
+    def start(_slot, _prompt, sampling) -> None:
+        nonlocal frames
+        seeds.append(sampling.seed)
+        frames = iter(
+            {"eos": [*noise(20), None], "runaway": noise(9) + noise(1) * 100, "length": noise(512)}[next(whys)]
+        )
+
+    monkeypatch.setattr(engine.probes.decoder, "start", start)
+    monkeypatch.setattr(engine.probes.decoder, "launch", lambda slots: None)
+    monkeypatch.setattr(engine.probes.decoder, "collect", lambda: [next(frames)])
+    return seeds
+
+
+@pytest.mark.parametrize(
+    "retries, whys, attempts",
+    [
+        (0, ["runaway"], 1),
+        (3, ["eos"], 1),
+        (3, ["runaway", "length", "eos"], 3),
+        (2, ["length", "length", "runaway"], 3),
+    ],
+)
+def test_what_ends_badly_is_said_again_with_the_next_seeds(demo, monkeypatch, retries, whys, attempts):
+    seed = random.choice([7, 2**63 - 2])
+    seeds = ends(demo, monkeypatch, whys)
+    audio = demo.generate(TEXT, retries=retries, max_frames=50, sampling=SamplingParams(seed=seed, temperature=0.7))
+    assert seeds == [(seed + i) % 2**63 for i in range(attempts)]
+    assert (audio.attempts, audio.seed, audio.finish_reason) == (attempts, seeds[-1], whys[-1])
+    assert demo.metrics()["retries"] == attempts - 1 and demo.metrics()["utterances"] == attempts
+
+
+def test_a_fresh_seed_is_followed_by_its_next_ones(demo, monkeypatch):
+    seeds = ends(demo, monkeypatch, ["length", "eos"])
+    assert demo.generate(TEXT, retries=1, max_frames=50).attempts == 2
+    assert seeds[1] == (seeds[0] + 1) % 2**63
+
+
+def test_an_attempt_says_what_its_seed_says(demo, monkeypatch):
+    """The second one of this request is the request with the next seed."""
+    request = {"speaker": "ada", "max_frames": 30}
+    again = demo.generate(TEXT * 3, retries=1, sampling=SamplingParams(seed=4), **request)
+    assert again.attempts == 2 and again.seed == 5
+    assert np.array_equal(again.codes, demo.generate(TEXT * 3, sampling=SamplingParams(seed=5), **request).codes)
+
+
+@pytest.mark.parametrize("retries", [-1, 101, 1.0, True, "2", None])
+def test_retries_that_are_no_number_of_them_are_refused(demo, retries):
+    with pytest.raises(RequestError, match=r"retries must be an integer in 0\.\.100, got"):
+        demo.generate(TEXT, retries=retries)
+    assert demo.metrics()["utterances"] == 0, "before anything is said"

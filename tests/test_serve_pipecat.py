@@ -28,9 +28,8 @@ def server():
 
 def speak(server, frames: list[Frame | Until], **options) -> list[Frame]:
     async def main() -> list[Frame]:
-        settings = Settings(voice="ada", seed=5)
-        options.setdefault("trim_leading_silence", False)
-        service = MegakernelWebsocketTTSService(url=server.socket_url, token="secret", settings=settings, **options)
+        how = {"settings": Settings(voice="ada", seed=5), "trim_leading_silence": False} | options
+        service = MegakernelWebsocketTTSService(url=server.socket_url, token="secret", **how)
         down, up = await play(service, frames)
         assert not of([*down, *up], ErrorFrame), of([*down, *up], ErrorFrame)
         return down
@@ -47,6 +46,12 @@ def test_sentences_sound_like_the_engine(server):
     down = speak(server, [TTSSpeakFrame(TEXT), TTSSpeakFrame("I am fine.")])
     assert np.array_equal(pcm(down), np.concatenate([said(server, TEXT), said(server, "I am fine.")]))
     assert [frame.text for frame in of(down, TTSTextFrame)] == [*TEXT.split(), "I", "am", "fine."]
+
+
+@pytest.mark.parametrize("mode", [True, False])
+def test_the_layout_of_sentences_can_be_chosen(server, mode):
+    down = speak(server, [TTSSpeakFrame(TEXT)], settings=Settings(voice="ada", seed=5, non_streaming_mode=mode))
+    assert np.array_equal(pcm(down), said(server, TEXT, non_streaming_mode=mode))
 
 
 def test_tokens_sound_like_text_in_pieces(server):

@@ -109,6 +109,13 @@ def test_whole_text_is_what_the_engine_says(server, client):
     assert end["seconds"] == round(audio.duration_s, 3) and end["compute_seconds"] > 0
 
 
+@pytest.mark.parametrize("mode", [True, False])
+def test_the_layout_of_whole_text_can_be_chosen(server, client, mode):
+    client.say("text", "a", text=TEXT, end=True, voice="ada", seed=5, non_streaming_mode=mode)
+    client.until("end", "a")
+    assert client.pcm["a"] == pcm16(said(server, non_streaming_mode=mode).samples)
+
+
 @pytest.mark.parametrize("speed", [0.5, 2])
 def test_the_speed_is_heard_and_words_keep_pace(server, client, speed):
     ends, times = {}, {}
@@ -247,6 +254,11 @@ def test_flush_speaks_what_is_held_back(server, client):
         ({"speed": True}, "speed must be a number, got True"),
         ({"speed": "2"}, "speed must be a number, got '2'"),
         ({"pace": 2}, "unknown setting 'pace'"),
+        ({"non_streaming_mode": 1}, "non_streaming_mode must be true or false, got 1"),
+        (
+            {"non_streaming_mode": True},
+            "text that comes in pieces needs the streaming layout: leave non_streaming_mode",
+        ),
         ({"instructions": "x" * 2001}, "instructions has 2001 characters, at most 2000"),
         ({"ref_audio": "/etc/passwd"}, "unknown setting"),
     ],

@@ -86,7 +86,7 @@ def client(server):
 
 
 def said(server: Running, text: str = TEXT, seed: int = 5, **options):
-    options |= {"non_streaming_mode": False, "sampling": SamplingParams(seed=seed), "speaker": "ada"}
+    options = {"non_streaming_mode": False, "sampling": SamplingParams(seed=seed), "speaker": "ada"} | options
     return server.service.engine.generate(text, **options)
 
 
@@ -155,6 +155,46 @@ def test_text_longer_than_a_slot_is_cut_at_sentences(server, client, whole):
             assert client.pcm == pcm16(said(server, " ".join(spoken)).samples)
             words, sentences = words + spoken, sentences + 1
     assert words == text.split() and told["total_sentences"] == sentences > 1
+
+
+@pytest.mark.parametrize("mode", [True, False])
+def test_the_layout_of_whole_text_can_be_chosen(server, client, mode):
+    client.configure(non_streaming_mode=mode, timestamp_type="word")
+    for turn, text in enumerate((TEXT, "And now for something else.")):
+        client.say("input.text", text=text)
+        client.say("input.done")
+        done = client.until("audio.done")
+        assert client.pcm == pcm16(said(server, text, non_streaming_mode=mode).samples)
+        assert done["utterance_index"] == turn
+        assert done["timestamp_info"]["word_alignment"]["words"] == text.split()
+        assert client.take()["type"] == "session.done"
+
+
+def test_whole_text_longer_than_a_slot_is_cut_too(server, client):
+    text = " ".join([TEXT] * 8 + ["The end."])
+    client.configure(non_streaming_mode=True)
+    client.say("input.text", text=text)
+    client.say("input.done")
+    for number, piece in enumerate(pieces := server.service.engine.pieces(text, speaker="ada")):
+        assert client.until("audio.start")["sentence_text"] == piece
+        assert client.until("audio.done")["sentence_index"] == number
+        assert client.pcm == pcm16(said(server, piece, non_streaming_mode=True).samples)
+    assert len(pieces) > 1 and client.take()["total_sentences"] == len(pieces)
+
+
+def test_text_in_pieces_needs_the_streaming_layout(server, client):
+    client.configure(non_streaming_mode=True)
+    for piece in ("Hello there, ", "how are you?"):
+        client.say("input.text", text=piece)
+    told = client.take()
+    assert told["type"] == "error" and told["field"] == "text" and told["utterance_index"] == 0
+    assert "needs the whole text in one input.text, and more of it came: send it whole, or" in told["message"]
+    client.say("input.done")
+    assert client.take() == {"type": "session.done", "utterance_index": 0, "total_sentences": 0 + 1}
+    client.say("input.text", text=TEXT)
+    client.say("input.done")
+    client.until("session.done")
+    assert client.pcm == pcm16(said(server, non_streaming_mode=True).samples)
 
 
 def test_settings_stay_until_others_come(server, client):
@@ -245,6 +285,7 @@ def test_session_close_drops_what_was_not_flushed(server, client):
         ({"max_new_tokens": 0}, "max_new_tokens", "at least 1"),
         ({"initial_codec_chunk_frames": 1001}, "initial_codec_chunk_frames", "0 to 1000"),
         ({"seed": "5"}, "seed", "seed must be an integer, got '5'"),
+        ({"non_streaming_mode": 1}, "non_streaming_mode", "non_streaming_mode must be true or false, got 1"),
         ({"temperature": 0}, None, "temperature"),
         ({"dance": 1}, "dance", "unknown field 'dance' of session.config; known: model, voice"),
     ],

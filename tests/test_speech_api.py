@@ -214,8 +214,65 @@ def test_the_layout_can_be_chosen(server, mode):
     assert made.content == said(server, non_streaming_mode=mode)
 
 
+def bad_ends(monkeypatch, engine: TTSEngine, whys: list[str]) -> list[int]:
+    """So does each utterance that is said from now on end, by a limit of frames. Seeds that they are said with."""
+    submit, seeds, whys = engine.submit, [], iter(whys)
+
+    def limited(*args, **request):
+        seeds.append(request["sampling"].seed)
+        most = {"max_frames": 6} if next(whys) == "length" else {}
+        return submit(*args, **(request | most))
+
+    monkeypatch.setattr(engine, "submit", limited)
+    return seeds
+
+
+def test_whole_answers_are_said_again_where_they_end_badly(server, monkeypatch):
+    engine = server.service.engine
+    wanted, before = said(server, seed=7), engine.metrics()["retries"]
+    with monkeypatch.context() as patch:
+        seeds = bad_ends(patch, engine, ["length", "length", "eos"])
+        made = post(server, input=TEXT, voice="ada", seed=5, response_format="flac", retries=2)
+    assert seeds == [5, 6, 7] and made.headers["x-attempts"] == "3" and made.headers["x-seed"] == "5"
+    assert soundfile.read(io.BytesIO(made.content), dtype="int16")[0].tobytes() == wanted
+    with monkeypatch.context() as patch:
+        bad_ends(patch, engine, ["length", "eos"])
+        (entry,) = entries(post(server, BATCH, inputs=[TEXT], voice="ada", seed=6, response_format="pcm", retries=5))
+    assert entry["attempts"] == 2 and base64.b64decode(entry["audio"]) == wanted
+    assert engine.metrics()["retries"] == before + 3
+    told = get(f"{server.url}/metrics").text
+    assert (
+        f"qwen_megakernel_retries_total {before + 3}.0" in told and "qwen_megakernel_runaway_babble_total 0.0" in told
+    )
+
+
+def test_the_last_attempt_that_ends_badly_is_told(server, monkeypatch):
+    seeds = bad_ends(monkeypatch, server.service.engine, ["length"] * 3)
+    refused = post(server, input=TEXT, voice="ada", seed=5, response_format="flac", retries=2)
+    assert refused.status_code == 400 and "speech was cut" in refused.json()["error"]["message"]
+    assert seeds == [5, 6, 7]
+
+
+@pytest.mark.parametrize("how", [{"response_format": "wav"}, {"response_format": "flac", "stream_format": "sse"}, {}])
+def test_a_streamed_answer_cannot_be_said_again(server, how):
+    refused = post(server, input=TEXT, retries=1, **how)
+    error = refused.json()["error"]
+    assert (
+        refused.status_code == 400 and error["param"] == "retries" and "an answer that comes whole" in error["message"]
+    )
+    assert post(server, input="Hi.", retries=0, **how).status_code == 200
+
+
+@pytest.mark.parametrize("retries", [-1, 6, 1.5, "2", True])
+def test_retries_out_of_their_range_are_refused(server, retries):
+    refused = post(server, input=TEXT, response_format="flac", retries=retries)
+    assert refused.status_code == 400 and "retries must be" in refused.json()["error"]["message"]
+
+
 def test_null_is_as_good_as_leaving_a_field_out(server):
-    nothing = dict.fromkeys(("voice", "instructions", "speed", "stream_format", "language", "non_streaming_mode"))
+    nothing = dict.fromkeys(
+        ("voice", "instructions", "speed", "stream_format", "language", "non_streaming_mode", "retries")
+    )
     made = post(server, input=TEXT, seed=5, response_format="pcm", **nothing)
     assert made.content == said(server)
 
@@ -458,6 +515,7 @@ SETTINGS = {
     "seed": st.integers(-1, 2**64) | ANYTHING,
     "response_format": st.sampled_from([*encoders.MEDIA, "mp4"]) | ANYTHING,
     "non_streaming_mode": ANYTHING,
+    "retries": st.integers(-1, 7) | ANYTHING,
 }
 INPUT = st.sampled_from(["Hi.", "\ud800", "\x00", " ", "<|im_end|>"]) | ANYTHING
 SPEECH_BODY = st.fixed_dictionaries({"model": MODEL, "input": INPUT}, optional=SETTINGS | {"x": ANYTHING})

@@ -1,8 +1,8 @@
 """What a checkpoint says about itself, as frozen dataclasses, and `SamplingParams`.
 
 Everything comes from the checkpoint's own config.json, generation_config.json and speech_tokenizer/config.json
-(codec_config.py). The class defaults of the reference implementation describe none of the published models (20 layers
-instead of 28, other ids). So a missing dim or id is an error; nothing is filled in.
+(codec_config.py). The reference implementation's class defaults describe no published model (20 layers instead of 28).
+So a missing dim or id is an error; nothing is filled in.
 """
 
 import numbers
@@ -69,9 +69,8 @@ class StackConfig:
 def _check_rope(rope: JsonObject, theta: float, head_dim: int) -> None:
     """Accept only rotary settings under which all M-RoPE axes hold the same position.
 
-    The model gives every row one position on all three axes. Sections that cover the head exactly are therefore plain
-    one-axis RoPE, bit for bit, interleaved or not. Settings that would make the axes differ or rescale the angles are
-    refused, because the transformer takes one position per row.
+    The model gives every row one position on all three axes. So sections that cover the head exactly are plain one-axis
+    RoPE, bit for bit. Settings that would make the axes differ or rescale the angles are refused.
     """
     known = {"interleaved", "mrope_interleaved", "mrope_section", "rope_type", "type", "rope_theta", "factor"}
     for key in rope.raw:
@@ -342,8 +341,8 @@ class ModelConfig:
     Attributes:
         variant: "base" (clones a voice), "custom_voice" (named speakers) or "voice_design" (described voice).
         size: the checkpoint's own label, "0b6" or "1b7".
-        max_frames: frames that the checkpoint's max_new_tokens allows; N tokens are N - 1 frames because
-            the last code 0 is never expanded into a frame.
+        max_frames: one fewer than max_new_tokens: the last code 0 never becomes a frame.
+        random_weights: synthetic.py wrote it, so that its speech ends by chance, if at all.
     """
 
     variant: str
@@ -358,6 +357,7 @@ class ModelConfig:
     codec: CodecConfig
     sampling: SamplingParams
     max_frames: int
+    random_weights: bool
 
     @property
     def honours_instruct(self) -> bool:
@@ -431,6 +431,7 @@ class ModelConfig:
             codec=codec,
             sampling=sampling,
             max_frames=max_frames,
+            random_weights=js.get("random_weights", bool, False),
             **special,
         )
 

@@ -103,7 +103,7 @@ def _write_configs(folder: Path, size: str, variant: str, codec: str | None) -> 
     tokenizer.mkdir(parents=True, exist_ok=True)
     real = size in REAL_SIZES
     config = main_config(size, variant)
-    _dump(folder / "config.json", config)
+    _dump(folder / "config.json", config | {"random_weights": True})
     codes = config["talker_config"]["code_predictor_config"]["vocab_size"]
     _dump(tokenizer / "config.json", codec_config(codec == "real" or (real and codec is None), codes))
     _dump(folder / "generation_config.json", GENERATION)

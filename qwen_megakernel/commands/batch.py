@@ -18,12 +18,13 @@ from qwen_megakernel import TTSEngine
 from qwen_megakernel.checkpoint.config import SamplingParams
 from qwen_megakernel.commands.batch_input import Line, count_lines, kind_of, read_lines
 from qwen_megakernel.commands.manifest import NAME, Manifest
-from qwen_megakernel.commands.options import add_voice_options, check_voice_options
+from qwen_megakernel.commands.options import LAYOUTS, add_voice_options, check_voice_options
 from qwen_megakernel.commands.output import FORMATS, SpeechFile, check_format
 from qwen_megakernel.commands.speak import ended_like_ctrl_c, pieces_of
 from qwen_megakernel.engine.audio import Audio
 from qwen_megakernel.engine.in_parallel import in_parallel
 from qwen_megakernel.engine.mapping import say
+from qwen_megakernel.engine.retries import ended_badly
 from qwen_megakernel.errors import EngineClosed, RequestError, TTSError, VoiceError
 from qwen_megakernel.model.pcm import pcm16
 from qwen_megakernel.model.voice import Voice
@@ -33,7 +34,6 @@ _SHOWN = 20  # failed lines that are printed at the end; the manifest has them a
 _SLOTS = {"cuda": 32, "cpu": 2}
 """Utterances at once by default. A CPU computes them one by one; the second is ready when the first ends."""
 _WAIT_S = 3600.0  # for a slot: nobody listens
-_BAD_ENDS = ("runaway", "length")
 
 
 def add_batch(commands: argparse._SubParsersAction) -> None:
@@ -145,7 +145,7 @@ class _Batch:
             args.temperature,
             args.top_k,
         ]
-        shared += [args.top_p, args.repetition_penalty, args.speed, args.seed, args.format]
+        shared += [args.top_p, args.repetition_penalty, args.speed, args.layout, args.retries, args.seed, args.format]
         shared += [self._voice and self._voice.digest.hex(), line.text, line.options]
         return hashlib.sha256(json.dumps(shared, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -158,18 +158,19 @@ class _Batch:
             return entry
         try:
             request, seed = self._request(line)
+            retries, engine = request.pop("retries"), self._engine
             audios = [
-                say(self._engine.submit, piece, request, stopped)
-                for piece in pieces_of(self._engine, line.text, request)
+                say(engine.submit, piece, request, stopped, retries, engine.count_retry)
+                for piece in pieces_of(engine, line.text, request)
             ]
         except EngineClosed:
             raise
         except TTSError as error:
             return entry | {"error": str(error)}
         self._write(self._file(line), audios)
-        ends = [audio.finish_reason for audio in audios]
+        worst = next((audio for audio in audios if ended_badly(audio)), audios[-1])
         entry |= {"file": self._file(line).name, "seconds": round(sum(a.duration_s for a in audios), 3), "seed": seed}
-        return entry | {"finish_reason": next((end for end in ends if end in _BAD_ENDS), ends[-1]), "attempts": 1}
+        return entry | {"finish_reason": worst.finish_reason, "attempts": max(audio.attempts for audio in audios)}
 
     def _write(self, path: Path, audios: list[Audio]) -> None:
         """Raises RequestError where nothing can be written: no other line can then be, either."""
@@ -192,6 +193,7 @@ class _Batch:
             raise VoiceError(f"unknown voice {name!r}; known: {known}")
         voice = self._voice if name is None else self._voices[name]
         shared = {"speaker": args.speaker, "language": args.language, "instruct": args.instruct, "speed": args.speed}
+        shared |= {"non_streaming_mode": LAYOUTS.get(args.layout), "retries": args.retries}
         return shared | {"voice": voice, "sampling": sampling} | own, seed
 
     def add(self, entry: dict[str, Any]) -> None:

@@ -81,6 +81,7 @@ FIELDS: dict[str, Callable[[Any], Any]] = {
     "top_p": _number,
     "repetition_penalty": _number,
     "non_streaming_mode": _flag,
+    "retries": _integer,
 }
 """What a line may say, and how its value is read."""
 

@@ -14,6 +14,9 @@ from qwen_megakernel.errors import BackendError, RequestError
 from qwen_megakernel.model.time_stretch import check_speed
 from qwen_megakernel.model.voice import Voice, check_ref_options
 
+LAYOUTS = {"whole": True, "streaming": False}
+"""What --layout may be -> `non_streaming_mode`."""
+
 WEIGHTS_CHOICES = f"{', '.join(WEIGHTS)}, or parts of it such as talker,lm_heads"
 WEIGHTS_HELP = f"{WEIGHTS_CHOICES} (docs/fp8.md); default: as the checkpoint has them"
 
@@ -152,6 +155,11 @@ def add_voice_options(parser: argparse._ActionsContainer, seed: str = "a fresh o
     parser.add_argument("--top-p", type=float, help="draw among the likeliest of this sum; default: the checkpoint's")
     parser.add_argument("--repetition-penalty", type=float, help="of first codes; default: the checkpoint's")
     parser.add_argument("--speed", type=float, default=1.0, help="0.25 to 4.0 times as fast, at the same pitch")
+    parser.add_argument(
+        "--layout",
+        choices=LAYOUTS,
+        help="does the model see the whole text before it speaks? default: yes, but with a cloned voice no",
+    )
     parser.add_argument("--backend", choices=BACKENDS, default="auto")
     parser.add_argument("--weights", type=weights_of, help=WEIGHTS_HELP)
     parser.add_argument("--device", help="cpu, cuda, cuda:1; default: a GPU if there is one")

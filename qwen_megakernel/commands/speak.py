@@ -7,7 +7,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,17 @@ from tqdm import tqdm
 from qwen_megakernel import TTSEngine
 from qwen_megakernel.checkpoint.languages import listed
 from qwen_megakernel.checkpoint.load import DEMO, DEMO_NOTICE, Checkpoint
-from qwen_megakernel.commands.options import add_output_options, add_voice_options, check_voice_options, sampling_of
+from qwen_megakernel.commands.options import (
+    LAYOUTS,
+    add_output_options,
+    add_voice_options,
+    check_voice_options,
+    sampling_of,
+)
 from qwen_megakernel.commands.output import OUT, SpeechFile, check_writable, checked_output, play, write_stdout
 from qwen_megakernel.engine.audio import Audio, Chunk
+from qwen_megakernel.engine.request import RequestOptions
+from qwen_megakernel.engine.retries import check_retries
 from qwen_megakernel.engine.word_times import SpeechRate, weight, words_of
 from qwen_megakernel.errors import RequestError, TextError
 from qwen_megakernel.model.conditioning import AUTO
@@ -42,6 +50,12 @@ def add_speak(commands: argparse._SubParsersAction) -> None:
     add_voice_options(speak)
     speak.add_argument("--save-voice", metavar="PATH", help="keep the voice of --ref-audio, for --voice and `serve`")
     speak.add_argument("--stream", action="store_true", help="tell when every chunk came")
+    speak.add_argument(
+        "--retries",
+        type=int,
+        default=0,
+        help="say a piece again, with the next seed, so often at most, where it ends badly; default: %(default)s",
+    )
     speak.add_argument("--list-speakers", action="store_true", help="print the model's speakers and languages")
 
 
@@ -57,6 +71,11 @@ def _speak(args: argparse.Namespace) -> int:
     output = checked_output(args)
     if args.keep_partial and output in ("-", None):
         raise RequestError("--keep-partial keeps a file; name it with --output")
+    if check_retries(args.retries) and (output == "-" or args.stream):
+        raise RequestError(
+            "--retries says a piece again before anybody hears it, so it goes with a file: leave out --stream, and "
+            "name the file with --output"
+        )
     if args.save_voice is not None:
         check_writable("--save-voice", args.save_voice)
     # One seed for all pieces, so that the printed one says the whole text again.
@@ -76,17 +95,18 @@ def _speak(args: argparse.Namespace) -> int:
                 if args.save_voice is not None:
                     voice.save(args.save_voice)
             request = {"speaker": args.speaker, "language": args.language, "instruct": args.instruct, "voice": voice}
-            request |= {"sampling": sampling, "speed": args.speed}
+            request |= {"sampling": sampling, "speed": args.speed, "non_streaming_mode": LAYOUTS.get(args.layout)}
             pieces = pieces_of(engine, text, request)
             audios = []
             progress = _ChunkTimes() if args.stream else _Progress(pieces, args.speed)
             with _sink(path, engine.sample_rate, args.keep_partial) as write, progress:
+
+                def hear(chunk: Chunk) -> None:
+                    progress.chunk(chunk)
+                    write(pcm16(chunk.samples))
+
                 for piece in pieces:
-                    stream = engine.stream(piece, **request)
-                    for chunk in stream:
-                        progress.chunk(chunk)
-                        write(pcm16(chunk.samples))
-                    audios.append(stream.utterance.result())
+                    audios.append(_say(engine, piece, args.retries, request, hear))
                     progress.piece_ends()
             _report(args, output, engine, audios, seed)
         if args.play:
@@ -107,6 +127,18 @@ def pieces_of(engine: TTSEngine, text: str, request: dict[str, Any]) -> list[str
     if not parts:
         raise TextError("text must not be blank")
     return [piece for part in parts for piece in engine.pieces(part, **request)]
+
+
+def _say(engine: TTSEngine, piece: str, retries: int, request: RequestOptions, hear: Callable[[Chunk], None]) -> Audio:
+    """What may have to be said again is heard once it is whole."""
+    if retries:
+        audio = engine.generate(piece, retries=retries, **request)
+        hear(Chunk(audio.samples, audio.codes, audio.sample_rate))
+        return audio
+    stream = engine.stream(piece, **request)
+    for chunk in stream:
+        hear(chunk)
+    return stream.utterance.result()
 
 
 @contextmanager
@@ -218,6 +250,8 @@ def _report(args: argparse.Namespace, output: str | None, engine: TTSEngine, aud
         f"speech  {seconds:.2f} s, {frames} frames, ended by: {reasons}, seed {seed}",
         f"speed   TTFC {1000 * audios[0].ttfc_s:.1f} ms, RTF {compute / seconds:.3f} ({engine.backend} backend)",
     ]
+    if again := sum(audio.attempts - 1 for audio in audios):
+        lines.append(f"retries {again}, since speech did not find its end")
     if args.model == DEMO:
         lines.append(f"voice   {DEMO_NOTICE}")
     print("\n".join(lines), file=sys.stderr if output == "-" else sys.stdout)

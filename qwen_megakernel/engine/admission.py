@@ -21,9 +21,10 @@ from qwen_megakernel.errors import EngineBusy, EngineClosed, OutOfMemoryError, T
 log = logging.getLogger(__name__)
 
 ENDS = ("eos", "length", "runaway", "cancelled", "failed")
-COUNTED = ("utterances", "frames", *ENDS, "busy", "timed_out", "stuck", "kernel_faults")
+RUNAWAYS = ("runaway_repeats", "runaway_silence", "runaway_babble")
+COUNTED = ("utterances", "frames", *ENDS, *RUNAWAYS, "retries", "busy", "timed_out", "stuck", "kernel_faults")
 """Work, ends by their reason, and what went wrong (`timed_out`, in the queue, and `stuck`, in a callback, are part of
-`failed`)."""
+`failed`; `RUNAWAYS` are the kinds of `runaway`; `retries` are utterances said again)."""
 
 _SUSTAINED = 0.9
 """Share of the measured throughput that is given to live listeners. The rest covers prefill and bursts: measured 190 on
@@ -195,7 +196,9 @@ class Admission:
         return True
 
     def _wake_waiters(self, sequence: Sequence) -> None:
-        self.tally("failed" if sequence.error else sequence.audio.finish_reason)
+        self.tally(reason := "failed" if sequence.error else sequence.audio.finish_reason)
+        if reason == "runaway":
+            self.tally(f"runaway_{sequence.runaway}")
         self._places.append(sequence.place)
         if sequence.slot is None:
             sequence.forget()

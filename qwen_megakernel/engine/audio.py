@@ -53,7 +53,7 @@ class Audio:
         samples: fp32 [n], -1..1; equals the joined chunks. They, and all seconds of audio, are at the asked speed.
         codes: int64 [frames, 16].
         finish_reason: "eos" (the model ended), "length" (frame limit), "runaway" (the model fell into a
-            loop) or "cancelled".
+            loop or babbled on) or "cancelled".
         seed: that was used; the same request with it gives the same codes.
         sample_rate: in Hz.
         ttfc_s: seconds from the text's arrival (its first piece's) to the first chunk; None if there was no chunk.
@@ -61,6 +61,7 @@ class Audio:
         lead_s: the least audio, in seconds, that a listener who began with the first chunk still had to hear when
             another came; below 0 they heard a gap. None with fewer than two chunks.
         timings: of the stages up to the first chunk.
+        attempts: how often it was said; more than 1 only with `retries`. Everything else is the last attempt's.
     """
 
     samples: np.ndarray
@@ -72,6 +73,7 @@ class Audio:
     compute_s: float
     lead_s: float | None
     timings: Timings
+    attempts: int = 1
 
     @property
     def frames(self) -> int:

@@ -16,23 +16,17 @@ from typing import Any, Unpack
 import torch
 
 from qwen_megakernel.backend.select import Backend, check_threads, choose_backend, select_backend, select_device
-from qwen_megakernel.checkpoint.config import SamplingParams
 from qwen_megakernel.checkpoint.dtypes import dtype_of, vocoder_dtype_of
 from qwen_megakernel.checkpoint.fp8 import name_of, parts_of
 from qwen_megakernel.checkpoint.load import Checkpoint
 from qwen_megakernel.engine.audio import Audio, Chunk
 from qwen_megakernel.engine.core import EngineCore
 from qwen_megakernel.engine.mapping import Mapped, map_requests
+from qwen_megakernel.engine.observed import Observed
 from qwen_megakernel.engine.options import Limits, Need, memory_of, told_of_memory
-from qwen_megakernel.engine.request import (
-    TRIM_TO_S,
-    RequestChecker,
-    RequestOptions,
-    check_call,
-    whole_text,
-)
+from qwen_megakernel.engine.request import RequestChecker, RequestOptions, check_call, whole_text
+from qwen_megakernel.engine.retries import say_well
 from qwen_megakernel.engine.sequence import Sequence as EngineSequence
-from qwen_megakernel.engine.snapshot import Snapshot, snapshot_of
 from qwen_megakernel.engine.utterance import ChunkStream, Utterance
 from qwen_megakernel.engine.warm_up import first_words, sustained
 from qwen_megakernel.errors import BackendError, TextTooLongError
@@ -43,7 +37,7 @@ from qwen_megakernel.model.turn_text import TurnText
 from qwen_megakernel.model.voice import RefAudio, Voice, VoiceEncoder
 
 
-class TTSEngine:
+class TTSEngine(Observed):
     """Speaks with one checkpoint. Make it with `TTSEngine.load`; a context manager; thread-safe.
 
     Attributes:
@@ -91,10 +85,7 @@ class TTSEngine:
         self.speakers, self.languages = self._prompts.speakers, self._prompts.languages
         self.tokens = self._prompts.tokens
         self.sample_rate, self.max_positions = config.codec.sample_rate, limits.max_positions
-        self.weights, self.memory = (
-            name_of(backend.fp8),
-            memory_of(loaded, limits.kv_bytes(config.talker.stack, backend.dtype), limits),
-        )
+        self.weights, self.memory = name_of(backend.fp8), memory_of(loaded, config.talker.stack, backend.dtype, limits)
         self._width, self.threads = loaded.decoder.width, loaded.cpu.threads if loaded.cpu else None
         self._voice_encoder = VoiceEncoder(checkpoint)
         spare = backend.spare() if fallback else None
@@ -202,20 +193,22 @@ class TTSEngine:
         return Voice.nobody(self.config.talker.stack.hidden_size, self._checkpoint.fingerprint)
 
     @property
-    def slots(self) -> int:
-        """How many utterances are spoken at once: `max_streams`, or fewer if the device sustains fewer."""
-        return self._core.admission.running_limit
-
-    @property
     def backend(self) -> str:
         """ "megakernel" or "torch"."""
         return "torch" if self._core.fell_back else self._backend
 
     # ------------------------------------------------------------ what callers use
 
-    def generate(self, text: str, **request: Unpack[RequestOptions]) -> Audio:
+    def generate(self, text: str, *, retries: int = 0, **request: Unpack[RequestOptions]) -> Audio:
         """Speak `text` and return the whole utterance. Takes what `submit` takes; the joined chunks of
-        `stream` are the same samples."""
+        `stream` are the same samples.
+
+        Args:
+            retries: 0 to 100: speech that ends by "runaway" or "length" is said again at most so often (retries.py).
+        """
+        return say_well(partial(self._say, text), request, retries, self.count_retry)
+
+    def _say(self, text: str, request: RequestOptions) -> Audio:
         utterance = self.submit(whole_text(text), **request)
         try:
             return utterance.result()
@@ -227,13 +220,18 @@ class TTSEngine:
         return ChunkStream(self.submit(whole_text(text), **request))
 
     def map(
-        self, requests: Iterable[str | Mapping[str, Any]], *, ordered: bool = True, **request: Unpack[RequestOptions]
+        self,
+        requests: Iterable[str | Mapping[str, Any]],
+        *,
+        ordered: bool = True,
+        retries: int = 0,
+        **request: Unpack[RequestOptions],
     ) -> Iterator[Mapped]:
         """Speak many texts, as many at once as the engine has slots for. It reads at most twice as many requests ahead
         as there are slots. Closing the iterator cancels what is open.
 
         Args:
-            requests: texts, or mappings with "text" and what `submit` takes.
+            requests: texts, or mappings with "text" and what `generate` takes.
             ordered: results come in the order of the requests, else as they are made.
             **request: what `submit` takes, for requests that do not say otherwise. `reproducible` is True by default.
 
@@ -243,7 +241,8 @@ class TTSEngine:
         Raises:
             EngineClosed: the engine was closed.
         """
-        return map_requests(self.submit, requests, request, slots=self.slots, ordered=ordered)
+        how = {"retries": retries, "count_retry": self.count_retry, "slots": self.slots, "ordered": ordered}
+        return map_requests(self.submit, requests, request, **how)
 
     @torch.inference_mode()
     def submit(
@@ -253,18 +252,7 @@ class TTSEngine:
         chunk_frames: int | Sequence[int] | None = None,
         *,
         on_end: Callable[[], None] | None = None,
-        speaker: str | None = None,
-        language: str | None = None,
-        instruct: str | None = None,
-        voice: Voice | None = None,
-        non_streaming_mode: bool | None = None,
-        sampling: SamplingParams = SamplingParams(),  # noqa: B008 - frozen
-        max_frames: int | None = None,
-        runaway_guard: bool = True,
-        speed: float = 1.0,
-        trim: str = "none",
-        silence_s: float = TRIM_TO_S,
-        reproducible: bool = False,
+        **request: Unpack[RequestOptions],
     ) -> Utterance:
         """Queue an utterance and return at once. Its prompt is built here, in the caller's thread, so that a text that
         cannot be spoken is refused before it takes anything.
@@ -286,7 +274,7 @@ class TTSEngine:
             sampling: None fields come from the checkpoint's generation_config.json.
             max_frames: at most this many frames; None is what the checkpoint allows and the slot holds.
             runaway_guard: end with "runaway" where, the text being used up, three seconds are near-silent or repeat
-                themselves with a period of 1 to 4 frames; only the first of them is handed out (runaway.py).
+                themselves with a period of 1 to 4 frames, or speech is several times too long (runaway.py).
             speed: 0.25 to 4.0 times as fast as the model speaks, at its pitch (time_stretch.py). At 1.0 samples are
                 the model's own.
             trim: "none", "start", "end" or "both": silence below -50 dBFS there is cut to `silence_s` seconds, 0 to 2.
@@ -303,23 +291,8 @@ class TTSEngine:
         arrived = time.monotonic()
         self._core.admission.check()  # before work is done that a full engine cannot use
         check_call(text, on_chunk, on_end)
-        request = self._requests.check(
-            whole=text is not None,
-            speaker=speaker,
-            language=language,
-            instruct=instruct,
-            voice=voice,
-            non_streaming_mode=non_streaming_mode,
-            sampling=sampling,
-            max_frames=max_frames,
-            runaway_guard=runaway_guard,
-            chunk_frames=chunk_frames,
-            speed=speed,
-            trim=trim,
-            silence_s=silence_s,
-            reproducible=reproducible,
-        )
-        sequence = self._core.new_sequence(request, on_chunk, on_end)
+        checked = self._requests.check(whole=text is not None, chunk_frames=chunk_frames, **request)
+        sequence = self._core.new_sequence(checked, on_chunk, on_end)
         # Whatever interrupts this thread from here on drops an utterance with open text: its place is free again.
         utterance = Utterance(sequence, self._core, self)
         if text is None:
@@ -332,6 +305,7 @@ class TTSEngine:
 
     def _begin_whole(self, sequence: EngineSequence, text: str, arrived: float) -> None:
         sequence.arrived = sequence.stage_began = arrived
+        sequence.add_text(text)
         tokens = self._prompts.tokens(text)
         sequence.mark("tokenise")
         request = sequence.request
@@ -414,34 +388,6 @@ class TTSEngine:
         """
         self._core.admission.check_open()
         return self._voice_encoder.encode(ref_audio, ref_text, trim=trim)
-
-    def health(self) -> dict:
-        """`status` ("ok", "draining", "closed" or "dead", then with `error`), backend, `max_streams`, how many of them
-        run at once for live listeners (`sustained`), and how many utterances are open (`streams`), of these `running`
-        in a slot and `queued` for one."""
-        admission, slots = self._core.admission, self._core.loop.slots
-        status = (
-            "dead" if admission.fault else "closed" if admission.closed else "draining" if admission.draining else "ok"
-        )
-        health = {
-            "status": status,
-            "backend": self.backend,
-            "streams": len(admission.open),
-            "running": len(slots.running),
-            "queued": len(slots.waiting),
-            "max_streams": self._core.slots,
-            "sustained": admission.running_limit,
-        }
-        return health | ({"error": repr(admission.fault)} if admission.fault else {})
-
-    def metrics(self) -> dict[str, int]:
-        """Counters since load: utterances and frames; utterances by their end (eos, length, runaway, cancelled,
-        failed); refused because the engine was full (busy); failed in the queue (timed_out); kernel_faults."""
-        return self._core.admission.counts
-
-    def snapshot(self) -> Snapshot:
-        """What the engine holds at this moment, for tests and for whoever looks for a leak."""
-        return snapshot_of(self._core, self._prompts.kept_openings)
 
     def close(self, drain_s: float = 0.0) -> None:
         """Take no more utterances; wait up to `drain_s` seconds for those that are open; cancel what is left, stop the

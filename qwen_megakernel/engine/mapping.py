@@ -4,12 +4,12 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from qwen_megakernel.engine.audio import Audio
 from qwen_megakernel.engine.in_parallel import Stopped, in_parallel
 from qwen_megakernel.engine.request import RequestOptions
+from qwen_megakernel.engine.retries import say_well
 from qwen_megakernel.engine.utterance import Utterance
 from qwen_megakernel.errors import EngineBusy, EngineClosed, RequestError, TextError, TTSError
 
@@ -48,16 +48,24 @@ def map_requests(
     requests: Iterable[str | Mapping[str, Any]],
     options: RequestOptions,
     *,
+    retries: int,
+    count_retry: Callable[[], None],
     slots: int,
     ordered: bool,
 ) -> Iterator[Mapped]:
-    """See `TTSEngine.map`. `submit`: its `submit`."""
+    """See `TTSEngine.map`.
+
+    Args:
+        submit, count_retry: the engine's.
+        retries: of requests that have none of their own.
+    """
 
     def work(item: tuple[int, Any], stopped: threading.Event) -> Mapped:
         index, request = item
         try:
             text, own = _parts(request)
-            return Mapped(index, _audio=say(submit, text, options | own, stopped))
+            often = own.pop("retries", retries)
+            return Mapped(index, _audio=say(submit, text, options | own, stopped, often, count_retry))
         except EngineClosed:
             raise
         except TTSError as error:
@@ -74,31 +82,43 @@ def _parts(request: Any) -> tuple[str, dict[str, Any]]:
         raise RequestError(f"a request is a text, or a mapping with 'text' and options, got {type(request).__name__}")
     known = RequestOptions.__annotations__
     for name in request:
-        if name != "text" and name not in known:
-            raise RequestError(f"unknown option {name!r}; known: text, {', '.join(known)}")
+        if name not in ("text", "retries", *known):
+            raise RequestError(f"unknown option {name!r}; known: text, retries, {', '.join(known)}")
     if not isinstance(request.get("text"), str):
         raise TextError(f"text must be a string, got {type(request.get('text')).__name__}")
     return request["text"], {name: value for name, value in request.items() if name != "text"}
 
 
-def say(submit: Callable[..., Utterance], text: str, request: Mapping[str, Any], stopped: threading.Event) -> Audio:
+def say(
+    submit: Callable[..., Utterance],
+    text: str,
+    request: RequestOptions,
+    stopped: threading.Event,
+    retries: int,
+    count_retry: Callable[[], None],
+) -> Audio:
     """A whole utterance that nobody listens to meanwhile. Where others took the engine's slots, it waits for one.
 
     Args:
-        submit: `TTSEngine.submit`.
+        submit, count_retry: the engine's.
+        retries: as `TTSEngine.generate` takes it.
         stopped: set from another thread: the utterance is cancelled.
 
     Raises:
         TTSError: as `submit` and `Utterance.result`, but for EngineBusy.
         Stopped: it was cancelled.
     """
-    speak = partial(submit, text, **({"reproducible": True, "chunk_frames": _CHUNK} | dict(request)))
-    while not stopped.is_set():
-        try:
-            return _result(speak(), stopped)
-        except EngineBusy:
-            stopped.wait(_BUSY_S)
-    raise Stopped
+    defaults: RequestOptions = {"reproducible": True, "chunk_frames": _CHUNK}
+
+    def attempt(request: RequestOptions) -> Audio:
+        while not stopped.is_set():
+            try:
+                return _result(submit(text, **request), stopped)
+            except EngineBusy:
+                stopped.wait(_BUSY_S)
+        raise Stopped
+
+    return say_well(attempt, defaults | request, retries, count_retry)
 
 
 def _result(utterance: Utterance, stopped: threading.Event) -> Audio:

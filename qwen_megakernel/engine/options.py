@@ -97,6 +97,19 @@ class Need:
         return max(0, memory - max(2 * self.talker, self.talker + self.vocoder) - _BESIDE) // self.slot
 
 
+def memory_of(loaded: LoadedModel, stack: StackConfig, dtype: torch.dtype, limits: Limits) -> dict[str, int]:
+    """Bytes that a loaded model takes on its device, by part. `stack`: the talker's; `dtype`: its."""
+    memory = {
+        "talker and code predictor": loaded.decoder.weight_bytes,
+        "keys and values": limits.kv_bytes(stack, dtype),
+        "vocoder": loaded.vocoder.weight_bytes,
+        "vocoder's streams": limits.max_streams * loaded.vocoder.slot_bytes,
+    }
+    parts = ", ".join(f"{size(count)} for {part}" for part, count in memory.items())
+    log.debug("%d slots of %d positions: %s", limits.max_streams, limits.max_positions, parts)
+    return memory
+
+
 @contextmanager
 def told_of_memory(model: str, device: torch.device, need: Need, limits: Limits) -> Iterator[None]:
     """Where memory is short, an error that says what takes it and how much would fit.
@@ -130,19 +143,6 @@ def _is_out_of_memory(error: BaseException) -> bool:
     """torch has a type for the GPU's memory alone."""
     told = str(error).lower()
     return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "memory" in told and "alloc" in told
-
-
-def memory_of(loaded: LoadedModel, kv_bytes: int, limits: Limits) -> dict[str, int]:
-    """Bytes on the device by part, as `TTSEngine.memory` shows them."""
-    memory = {
-        "talker and code predictor": loaded.decoder.weight_bytes,
-        "keys and values": kv_bytes,
-        "vocoder": loaded.vocoder.weight_bytes,
-        "vocoder's streams": limits.max_streams * loaded.vocoder.slot_bytes,
-    }
-    parts = ", ".join(f"{size(count)} for {part}" for part, count in memory.items())
-    log.debug("%d slots of %d positions: %s", limits.max_streams, limits.max_positions, parts)
-    return memory
 
 
 def _memory(device: torch.device) -> int:

@@ -52,15 +52,32 @@ class RequestOptions(TypedDict, total=False):
     reproducible: bool
 
 
+DEFAULTS: RequestOptions = {
+    "chunk_frames": None,
+    "speaker": None,
+    "language": None,
+    "instruct": None,
+    "voice": None,
+    "non_streaming_mode": None,
+    "sampling": SamplingParams(),
+    "max_frames": None,
+    "runaway_guard": True,
+    "speed": 1.0,
+}
+"""What `TTSEngine.submit` takes where an option is left out."""
+
+
 @dataclass(frozen=True)
 class Request:
-    """A request that can be served if its text can; every default filled in."""
+    """A request that can be served if its text can; every default filled in. `judge_length`: the runaway guard tells
+    babble by how long the text should take."""
 
     conditioning: Conditioning
     non_streaming_mode: bool
     sampling: SamplingParams
     max_frames: int
     runaway_guard: bool
+    judge_length: bool
     chunk_frames: tuple[int, ...]
     speed: float
     trim: str
@@ -125,6 +142,7 @@ class RequestChecker:
             sampling=sampling if sampling.seed is not None else replace(sampling, seed=secrets.randbits(63)),
             max_frames=self._config.max_frames if max_frames is None else _count(max_frames, "max_frames"),
             runaway_guard=runaway_guard,
+            judge_length=not self._config.random_weights,
             chunk_frames=chunk_schedule(chunk_frames),
             speed=check_speed(speed),
             trim=trim,

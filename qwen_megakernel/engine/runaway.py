@@ -1,25 +1,44 @@
-"""RunawayGuard: tells speech from the loops that the model itself falls into.
+"""RunawayGuard: tells speech from what the model says where it does not find its end.
 
-Once in a few hundred requests the published model never says end of speech: it stays in near-silence, or repeats
-itself, up to the frame limit (207 of 60,424 requests in sglang-omni issue 1179). A pause looks just the same at first,
-and nothing in one second of it tells which it will be. But frames are made much faster than they are heard: so the
-first second of a run is handed out, what follows is held back, and the verdict falls after three. Where speech goes on,
-the listener gets all of it, a little later; where it does not, nothing of the loop beyond its first second.
+Once in a few hundred requests the published model never says end of speech: it stays in near-silence, repeats itself,
+or babbles on, up to the frame limit (207 of 60,424 requests in sglang-omni issue 1179). A pause looks just like a loop
+at first, and a slow speaker like one who babbles. But frames are made much faster than they are heard: so the first
+second of a loop is handed out, what follows is held back, and the verdict falls after three. Speech that takes longer
+than its text should is held back the same way, and the verdict falls where nobody speaks so slowly. Where speech goes
+on, or ends by itself, the listener gets all of it, a little later; where it does not, nothing of what was held.
+
+How long a text should take follows from its characters alone. So nothing that an engine says depends on what it said
+before.
 """
 
+import functools
+import unicodedata
 from collections import deque
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from qwen_megakernel.engine.word_times import is_syllable
+
 HANDED_OUT = 12
 """Frames of a loop that a listener hears at most: 0.96 s."""
 VERDICT = 38
 """Frames in a loop after which it is a runaway: 3 s, a second more than the pauses of slow speech."""
 
+LETTER_FRAMES = 0.875
+"""Frames that a Latin letter takes: 0.07 s, blanks included. English speech has 12 to 16 letters a second."""
+HELD_SLACK = 25
+"""Frames (2 s) that speech may take longer than its text should before it is held back. The demo voice takes 0.8 to 1.4
+times what a sentence should, up to 2 times for a letter alone."""
+BABBLE_TIMES, BABBLE_AT_LIMIT, BABBLE_SLACK = 4, 2, 62
+"""Speech that takes longer than so many times what its text should, and so many frames (5 s), is babble. At the frame
+limit, where it is cut anyway, fewer times are enough."""
+
 _PERIODS = range(1, 5)
 _QUIET, _SILENT = 0.01, 5e-4  # RMS: of the loudest frame so far (-40 dB), and in itself (-66 dBFS)
+_SPELT = 6.0  # letters of a digit or a symbol: "seven", "percent", "siebenundsiebzig" for two
+_SPOKEN_MARKS = "%&@#*/\\"  # which Unicode counts as punctuation
 
 
 class RunawayGuard:
@@ -31,6 +50,11 @@ class RunawayGuard:
         self._quiet = 0  # latest frames heard that are near silence
         self._loudest = 0.0
         self._seen = self._heard = self._watched_from = 0  # frames
+        self._should_take = 0.0  # frames, for the text so far; 0: nobody told the text, its length is not judged
+
+    def add_text(self, text: str) -> None:
+        """More of the text that is spoken. Called in callers' threads, before the text is complete."""
+        self._should_take += LETTER_FRAMES * letters_of(text)
 
     def see(self, codes: Tensor, text_used_up: bool) -> None:
         """One more frame: codes int64 [groups]."""
@@ -50,17 +74,53 @@ class RunawayGuard:
             self._quiet = self._quiet + 1 if level < max(_SILENT, _QUIET * self._loudest) else 0
         self._heard += frames
 
-    @property
-    def is_runaway(self) -> bool:
-        return any(end - begin >= VERDICT for begin, end in self._loops())
+    def verdict(self, *, at_limit: bool = False) -> str | None:
+        """The kind of runaway that it is: "repeats", "silence" or "babble"; None: it may still be speech.
+
+        Args:
+            at_limit: the frame limit ends it, and lets no more through of a loop, nor of speech that is far too long.
+        """
+        for kind, begin, end in self._loops():
+            if end - begin >= VERDICT or at_limit and begin + HANDED_OUT < self._seen:
+                return kind
+        times = BABBLE_AT_LIMIT if at_limit else BABBLE_TIMES
+        return "babble" if self._is_longer_than(times, BABBLE_SLACK) else None
 
     @property
     def presentable(self) -> int:
         """Frames, from the utterance's first, that may be handed out by now."""
-        return min((begin + HANDED_OUT for begin, end in self._loops()), default=self._seen)
+        most = [begin + HANDED_OUT for _, begin, _ in self._loops()]
+        if self._is_longer_than(1, HELD_SLACK):
+            most.append(max(int(self._should_take + HELD_SLACK), self._watched_from))
+        return min(most, default=self._seen)
 
-    def _loops(self) -> list[tuple[int, int]]:
-        """First frame and end of every run that goes on."""
-        loops = [(self._seen - run - period, self._seen) for period, run in self._repeated.items() if run]
-        loops += [(self._heard - self._quiet, self._heard)] if self._quiet else []
-        return [(max(begin, self._watched_from), end) for begin, end in loops]
+    def _is_longer_than(self, times: float, slack: int) -> bool:
+        """Has the speech taken more than that, and is its text used up?"""
+        most = times * self._should_take + slack
+        return self._should_take > 0 and self._seen > most and self._seen > self._watched_from
+
+    def _loops(self) -> list[tuple[str, int, int]]:
+        """Kind, first frame and end of every run that goes on."""
+        loops = [("repeats", self._seen - run - period, self._seen) for period, run in self._repeated.items() if run]
+        loops += [("silence", self._heard - self._quiet, self._heard)] if self._quiet else []
+        return [(kind, max(begin, self._watched_from), end) for kind, begin, end in loops]
+
+
+def letters_of(text: str) -> float:
+    """How long a text takes to say, in Latin letters, where each of its characters takes long. Character by character:
+    the pieces of a text add up, wherever they are cut."""
+    return sum(map(_letters, text))
+
+
+@functools.lru_cache(4096)
+def _letters(character: str) -> float:
+    kind = unicodedata.category(character)
+    if is_syllable(character):
+        return 4.0  # 0.28 s; Chinese and Korean take 0.2, a Japanese character up to three syllables
+    if kind == "Lu":
+        return 3.0  # as in "USA"
+    if kind.startswith("L"):
+        return 1.0
+    if kind.startswith(("N", "S")) or character in _SPOKEN_MARKS:
+        return _SPELT
+    return 4.0 if kind.startswith("P") else 1.0  # a pause

@@ -107,6 +107,7 @@ class Sequence:
         self._changed: list[np.ndarray] = []  # fp32 [n] each, what was handed out where there are effects
         self._to_come: list[Tensor] = []  # codes of frames whose sound an effect has cut, or holds
         self.reason: str | None = None  # why it ends with the frames it has
+        self.runaway: str | None = None  # of which kind, where that is the reason
         self._planned = self._chunks_planned = 0  # frames and chunks that are whole with what was given
         self.handed_frames = self.handed_samples = self.chunks_given = 0
         self.first_chunk: float | None = None  # when it was handed out
@@ -117,6 +118,12 @@ class Sequence:
     def state(self) -> State:
         """Any thread may settle a sequence; the other states are the engine thread's."""
         return State.DONE if self.settled else self._state
+
+    def add_text(self, text: str) -> None:
+        """More of its text came, in a caller's thread. The guard then knows how long it should take to say. Random
+        weights babble whatever the text is."""
+        if self.guard and self.request.judge_length:
+            self.guard.add_text(text)
 
     # ------------------------------------------------------------ from state to state
 
@@ -243,11 +250,16 @@ class Sequence:
         self.codes.append(codes)
         if self.guard:
             self.guard.see(codes, self.text_complete and len(self.codes) >= self.text_rows)
-            if self.guard.is_runaway:
-                self.end("runaway")
+            self._heed(self.guard.verdict())
         if len(self.codes) == self.max_frames:
             self.end(self.reason or "length")
         return True
+
+    def _heed(self, runaway: str | None) -> None:
+        """The guard's verdict."""
+        if runaway:
+            self.runaway = runaway
+            self.end("runaway")
 
     def give(self, short: bool) -> None:
         """The vocoder was given every frame launched so far. `short`: they end a chunk, full or not."""
@@ -275,9 +287,9 @@ class Sequence:
             return None  # the last push will
         presentable = len(self.sound)
         if self.guard and self.reason != "eos":
-            if self.guard.is_runaway or self.reason == "length" and self.guard.presentable < len(self.codes):
-                self.end("runaway")
-            presentable = min(presentable, self.guard.presentable)
+            self._heed(self.guard.verdict(at_limit=self.reason == "length"))
+            if self.reason != "length":
+                presentable = min(presentable, self.guard.presentable)
         while not self.settled and (left := presentable - self.handed_frames) > 0:
             size = self.chunk_size(self.chunks_given)
             if left < size and not (self.reason or short):

@@ -41,6 +41,7 @@ class Utterance:
         check_unicode(text)
         with self._sequence.lock:
             self._refuse_closed_text("push_text")
+            self._sequence.add_text(text)
             self._core.advance(self._sequence, lambda pieces: pieces.push(text))
 
     def flush(self) -> None:

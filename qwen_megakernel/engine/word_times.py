@@ -25,9 +25,14 @@ def is_unspaced(text: str) -> bool:
     return bool(_UNSPACED.search(text))
 
 
+def is_syllable(character: str) -> bool:
+    """Of a script with a syllable, or more, a character: Chinese, Japanese, Korean?"""
+    return bool(_SYLLABLE.match(character))
+
+
 def weight(word: str) -> float:
     """How long a word takes, in Latin letters."""
-    spoken = sum(2.5 if _SYLLABLE.match(c) else 3 if c.isdigit() else 1 for c in word if c.isalnum())
+    spoken = sum(2.5 if is_syllable(c) else 3 if c.isdigit() else 1 for c in word if c.isalnum())
     return max(1.0, spoken) + 1 + _PAUSE.get(word[-1], 0)  # one for the gap behind it
 
 

@@ -36,7 +36,7 @@ from qwen_megakernel.model.prompt import AUTO
 from qwen_megakernel.model.voice import Voice
 from qwen_megakernel.pipecat.audio_context import AudioContext, SpeechMetricsData
 from qwen_megakernel.pipecat.service import SpeechService
-from qwen_megakernel.pipecat.settings import SpeechSettings, check_names, sampling_of, speed_of
+from qwen_megakernel.pipecat.settings import SpeechSettings, check_names, layout_of, sampling_of, speed_of
 
 DEFAULT_MODEL = "Qwen/Qwen3-TTS-12Hz-0.6B-CustomVoice"
 
@@ -111,8 +111,7 @@ class MegakernelTTSService(SpeechService):
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="qwen_megakernel submit")
         known = (engine.variant, engine.speakers, engine.languages) if engine else _known_of(self._model)
         self._check_settings(self._settings, *(known or (None, None, None)))
-        sampling_of(self._settings)
-        speed_of(self._settings)
+        self._check_values(self._settings)
         if engine:
             engine.check(**self._request())
 
@@ -177,8 +176,7 @@ class MegakernelTTSService(SpeechService):
         if self._engine:
             self._check_settings(settings, self._engine.variant, self._engine.speakers, self._engine.languages)
             self._engine.check(**self._request(settings))
-        sampling_of(settings)
-        speed_of(settings)
+        self._check_values(settings)
 
     def _check_settings(
         self,
@@ -213,6 +211,7 @@ class MegakernelTTSService(SpeechService):
             "sampling": sampling_of(settings),
             "chunk_frames": self._chunk_frames,
             "speed": speed_of(settings),
+            "non_streaming_mode": layout_of(settings, in_tokens=self._is_streaming_tokens),
         }
 
 

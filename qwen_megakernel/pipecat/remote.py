@@ -293,8 +293,7 @@ class MegakernelWebsocketTTSService(SpeechService, WebsocketTTSService):
         unseen = f"what {self._url} has, which has not answered yet"
         voices, languages = (self._server.voices, self._server.languages) if self._server else (None, None)
         check_names(settings, voices, languages, unseen=unseen, no_voices="none" if self._server else unseen)
-        sampling_of(settings)
-        speed_of(settings)
+        self._check_values(settings)
 
     def _request(self) -> dict[str, Any]:
         """The settings of the next utterance, as fields of its first message."""
@@ -310,6 +309,7 @@ class MegakernelWebsocketTTSService(SpeechService, WebsocketTTSService):
             "repetition_penalty": sampling.repetition_penalty,
             "chunk_frames": self._chunk_frames,
             "speed": None if settings.speed is None else speed_of(settings),
+            "non_streaming_mode": settings.non_streaming_mode,
         }
         return {"words": True} | {name: value for name, value in asked.items() if value is not None}
 

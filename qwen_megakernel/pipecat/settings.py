@@ -9,7 +9,7 @@ from pipecat.utils.types import NOT_GIVEN, NotGiven
 
 from qwen_megakernel.checkpoint.config import SamplingParams
 from qwen_megakernel.checkpoint.languages import find_language
-from qwen_megakernel.errors import InstructError, LanguageError, SpeakerError
+from qwen_megakernel.errors import InstructError, LanguageError, RequestError, SpeakerError
 from qwen_megakernel.model.time_stretch import check_speed
 
 
@@ -29,6 +29,8 @@ class SpeechSettings(TTSSettings):
         repetition_penalty: None: the checkpoint's.
         seed: None: a fresh one for every utterance.
         speed: 0.25 to 4.0 times as fast as the model speaks, at its pitch. None: 1.0.
+        non_streaming_mode: True lets the model see a whole sentence before it speaks, which TOKEN mode cannot. None:
+            what suits the voice.
     """
 
     instruct: str | None | NotGiven = field(default_factory=lambda: NOT_GIVEN)
@@ -38,6 +40,7 @@ class SpeechSettings(TTSSettings):
     repetition_penalty: float | None | NotGiven = field(default_factory=lambda: NOT_GIVEN)
     seed: int | None | NotGiven = field(default_factory=lambda: NOT_GIVEN)
     speed: float | None | NotGiven = field(default_factory=lambda: NOT_GIVEN)
+    non_streaming_mode: bool | None | NotGiven = field(default_factory=lambda: NOT_GIVEN)
 
     @classmethod
     def unset(cls, model: str | None) -> Self:
@@ -53,6 +56,7 @@ class SpeechSettings(TTSSettings):
             repetition_penalty=None,
             seed=None,
             speed=None,
+            non_streaming_mode=None,
         )
 
 
@@ -72,6 +76,28 @@ def sampling_of(settings: SpeechSettings) -> SamplingParams:
 def speed_of(settings: SpeechSettings) -> float:
     """Raises RequestError for what `check_speed` refuses."""
     return 1.0 if settings.speed is None else check_speed(settings.speed)
+
+
+def layout_of(settings: SpeechSettings, *, in_tokens: bool) -> bool | None:
+    """
+    Args:
+        in_tokens: the service is in TOKEN mode.
+
+    Returns:
+        `non_streaming_mode`.
+
+    Raises:
+        RequestError: it is no bool, or True where text comes in pieces.
+    """
+    mode = settings.non_streaming_mode
+    if mode is not None and not isinstance(mode, bool):
+        raise RequestError(f"non_streaming_mode must be True, False or None, got {mode!r}")
+    if mode and in_tokens:
+        raise RequestError(
+            "non_streaming_mode=True shows the model a whole sentence, but in TOKEN mode text comes in pieces, which "
+            "needs the streaming layout: leave non_streaming_mode out, or take TextAggregationMode.SENTENCE"
+        )
+    return mode
 
 
 def check_names(

@@ -5,12 +5,16 @@ import base64
 import json
 import logging
 from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from fastapi import Request
 from fastapi.responses import StreamingResponse
 
+from qwen_megakernel.engine.audio import Audio, Chunk
+from qwen_megakernel.engine.retries import ended_badly, next_seed
 from qwen_megakernel.errors import EngineBusy, TextTooLongError, TTSError
 from qwen_megakernel.server.api_error import ApiError
 from qwen_megakernel.server.bodies import HowToSpeak
@@ -32,6 +36,7 @@ class Speech:
     Attributes:
         seed: with which it is spoken.
         ignored: names of fields of the request that change nothing with this model.
+        attempts: how often it was said so far, of several pieces the one that took most.
     """
 
     def __init__(self, service: EngineService, metrics: Metrics, name: str, *, patient: bool = False):
@@ -45,6 +50,8 @@ class Speech:
         self._first: np.ndarray | None = None
         self._tokens = self._frames = 0
         self.ignored: list[str] = []
+        self.attempts = 1
+        self._said: Audio | None = None  # the latest utterance
 
     @property
     def streams(self) -> bool:
@@ -63,7 +70,7 @@ class Speech:
         options = {"language": how.language, "instruct": instruct, "seed": how.seed, "speed": how.speed}
         if how.non_streaming_mode is not None:
             options["non_streaming_mode"] = how.non_streaming_mode
-        self._request = service.request(how.voice, **options)
+        self._request, self._retries = service.request(how.voice, **options), how.retries or 0
         self.seed: int = self._request["sampling"].seed
         self._pieces = await service.pieces(text, self._request)
         self._texts = text, instruct
@@ -95,21 +102,46 @@ class Speech:
 
     async def _speak(self) -> AsyncGenerator[np.ndarray, None]:
         for piece in self._pieces:
-            audio = None
-            while audio is None:
-                try:
-                    async with self._service.speak(piece, self._request) as utterance:
-                        async for chunk in utterance:
-                            yield chunk.samples
-                        audio = utterance.audio
-                except EngineBusy:  # it comes before the first chunk, if at all
-                    if not self._patient:
-                        raise
-                    await asyncio.sleep(_BUSY_POLL_S)
-            self._metrics.record(audio)
+            if self._retries:
+                await self._say_well(piece)
+                yield self._said.samples
+            else:
+                async with aclosing(self._say(piece, self._request)) as chunks:
+                    async for chunk in chunks:
+                        yield chunk.samples
+            audio = self._said
             self._frames += audio.frames
             if audio.finish_reason == "length":  # what is left of the text was not spoken
                 raise TextTooLongError(audio.why_cut(self._service.engine.config.max_frames))
+
+    async def _say_well(self, piece: str) -> None:
+        """Until it ends well, or there is no attempt left; then `_said` holds the last one."""
+        request = self._request
+        for attempt in range(1, self._retries + 2):
+            async with aclosing(self._say(piece, request)) as chunks:
+                async for _ in chunks:
+                    pass
+            self.attempts = max(self.attempts, attempt)
+            if attempt > self._retries or not ended_badly(self._said):
+                break
+            self._service.engine.count_retry()
+            request = request | {"sampling": replace(request["sampling"], seed=next_seed(self._said.seed))}
+
+    async def _say(self, piece: str, request: dict[str, Any]) -> AsyncGenerator[Chunk, None]:
+        """One utterance; then `_said` holds it."""
+        while True:
+            try:
+                async with self._service.speak(piece, request) as utterance:
+                    async for chunk in utterance:
+                        yield chunk
+            except EngineBusy:  # it comes before the first chunk, if at all
+                if not self._patient:
+                    raise
+                await asyncio.sleep(_BUSY_POLL_S)
+            else:
+                self._said = utterance.audio
+                self._metrics.record(self._said)
+                return
 
     async def encoded(self) -> AsyncGenerator[bytes, None]:
         """The bytes of its format, as they are made.
@@ -232,6 +264,7 @@ class Batch:
                 audio = await speech.whole()
                 told = {"index": index, "object": "speech", "format": self._name, "seed": speech.seed}
                 told |= {"ignored": speech.ignored} if speech.ignored else {}
+                told |= {"attempts": speech.attempts} if how.retries else {}
                 return told | {"usage": await speech.usage()}, audio
             except TTSError as error:
                 return {"index": index, "object": "error", "error": error_of(error, "/v1/audio/speech/batch")}, None

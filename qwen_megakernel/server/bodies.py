@@ -73,6 +73,7 @@ _VoiceName = Annotated[str, Field(max_length=_NAME), BeforeValidator(_name_of_vo
 _Speed = Annotated[float, BeforeValidator(_check_speed), Field(json_schema_extra={"minimum": 0.25, "maximum": 4})]
 _Format = Literal["mp3", "opus", "aac", "flac", "wav", "pcm"]
 _Seed = Annotated[int, Field(ge=0, le=MAX_SEED)]
+_MOST_RETRIES = 5
 
 
 class HowToSpeak(BaseModel):
@@ -88,10 +89,13 @@ class HowToSpeak(BaseModel):
     non_streaming_mode: bool | None = Field(
         None, description="true: the model sees the whole text before it speaks; none: what suits the voice."
     )
+    retries: Annotated[int, Field(ge=0, le=_MOST_RETRIES)] | None = Field(
+        None, description="Say it again, so often at most, where it ends badly. Only for answers that come whole."
+    )
 
 
 class SpeechRequest(HowToSpeak):
-    """What OpenAI's `audio.speech.create` sends, and `language`, `seed` and `non_streaming_mode`."""
+    """What OpenAI's `audio.speech.create` sends, and `language`, `seed`, `non_streaming_mode` and `retries`."""
 
     model: str = Field(max_length=256, description="A name of /v1/models.")
     input: str = Field(min_length=1, description="What to say.")

@@ -49,6 +49,9 @@ def _add_speech(routes: APIRouter, service: EngineService, metrics: Metrics) -> 
         if (size := len(body.input)) > (most := service.limits.max_text):
             raise invalid(f"input has {size} characters, at most {most} are taken", "input")
         made = Speech(service, metrics, name)
+        if body.retries and (made.streams or body.stream_format == "sse"):
+            words = "retries needs an answer that comes whole, and this one is streamed: what was heard cannot be said"
+            raise invalid(f"{words} again. Ask for response_format 'flac' without events, or for a batch", "retries")
         await made.prepare(body.input, body)
         headers = {"X-Seed": str(made.seed)}
         if made.ignored:
@@ -58,7 +61,10 @@ def _add_speech(routes: APIRouter, service: EngineService, metrics: Metrics) -> 
             return Streamed(made.events(), made, media_type="text/event-stream", headers=headers)
         if made.streams:
             return Streamed(made.encoded(), made, media_type=MEDIA[name], headers=headers)
-        return Response(await made.whole(of), media_type=MEDIA[name], headers=headers)
+        whole = await made.whole(of)
+        if body.retries:
+            headers["X-Attempts"] = str(made.attempts)
+        return Response(whole, media_type=MEDIA[name], headers=headers)
 
     @routes.post(BATCH, responses={200: {"content": {"application/json": {}}}} | ERRORS, response_class=Response)
     async def batch(body: BatchRequest) -> Response:

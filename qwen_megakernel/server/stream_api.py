@@ -241,6 +241,23 @@ class _Text:
         taken, self.pending = self.pending[:cut], self.pending[cut:]
         return taken
 
+    async def take_piece(self, request: dict[str, Any]) -> str:
+        """Wait for the end of a text that comes in one message; what is pending, as much of it as fits a slot.
+
+        Raises:
+            Refused: more of it came.
+            RequestError: it does not go on, or cannot be spoken like this.
+        """
+        came = self._characters
+        while not self.complete:
+            await self.read()
+            if self._characters > came:
+                words = "non_streaming_mode needs the whole text in one input.text, and more of it came"
+                raise Refused(f"{words}: send it whole, or set non_streaming_mode to false", "text")
+        piece = (await self._stream.service.pieces(self.pending, request))[0]
+        self.pending = self.pending[self.pending.index(piece) + len(piece) :]
+        return piece
+
     async def read(self) -> None:
         """Wait for the next piece of it, or for its end. Other messages are answered meanwhile.
 
@@ -311,9 +328,13 @@ class _Speech:
         """
         service = self._stream.service
         service.check_ready()
-        request = service.request(**self._config.settings)
-        async with service.speak(None, request) as utterance:
-            pusher = asyncio.create_task(self._push(utterance, request))
+        request, whole = service.request(**self._config.settings), None
+        if self._config.whole:
+            self._said = whole = await self._text.take_piece(request)
+            if self._words:
+                self._words.add(whole)
+        async with service.speak(whole, request) as utterance:
+            pusher = None if whole else asyncio.create_task(self._push(utterance, request))
             try:
                 async for chunk in utterance:
                     self._begin(request["sampling"].seed)
@@ -321,8 +342,9 @@ class _Speech:
                     self._bytes += len(pcm)
                     self._stream.put_bytes(pcm)
             finally:
-                pusher.cancel()
-                await asyncio.gather(pusher, return_exceptions=True)
+                if pusher:
+                    pusher.cancel()
+                    await asyncio.gather(pusher, return_exceptions=True)
         if self._refused:
             raise self._refused
         self._begin(request["sampling"].seed)

@@ -26,6 +26,7 @@ _KINDS: dict[str, tuple[str, tuple[type, ...]]] = {
     "top_p": ("a number", (int, float)),
     "repetition_penalty": ("a number", (int, float)),
     "speed": ("a number", (int, float)),
+    "non_streaming_mode": ("true or false", (bool,)),
 }
 _ONLY: dict[str, tuple[Any, str]] = {
     "response_format": ("pcm", "audio is 16 bit PCM"),
@@ -49,6 +50,7 @@ _PASSED = (
     "top_p",
     "repetition_penalty",
     "speed",
+    "non_streaming_mode",
 )  # as the service calls them
 _MAX_SETTING = 2000  # characters
 _MAX_FIRST = 1000  # frames of a first chunk
@@ -84,6 +86,11 @@ class SessionConfig:
     settings: dict[str, Any]
     words: bool
     capped: bool
+
+    @property
+    def whole(self) -> bool:
+        """The model sees the whole text before it speaks: an utterance is one `input.text` and its `input.done`."""
+        return self.settings.get("non_streaming_mode") is True
 
 
 def check_fields(message: dict[str, Any]) -> str:
@@ -166,7 +173,7 @@ def read_config(message: dict[str, Any], service: EngineService) -> SessionConfi
 
 def _check_kind(name: str, value: Any) -> None:
     words, kinds = _KINDS[name]
-    if not isinstance(value, kinds) or isinstance(value, bool):
+    if not isinstance(value, kinds) or isinstance(value, bool) is not (kinds == (bool,)):
         raise Refused(f"{name} must be {words}, got {reprlib.repr(value)}", name)
     if isinstance(value, str) and len(value) > _MAX_SETTING:
         raise Refused(f"{name} has {len(value)} characters, at most {_MAX_SETTING} are taken", name)

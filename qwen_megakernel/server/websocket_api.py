@@ -41,6 +41,7 @@ _SETTINGS = {
     "repetition_penalty": "a number",
     "chunk_frames": "an integer or a list",
     "speed": "a number",
+    "non_streaming_mode": "true or false",
     "words": "true or false",
 }
 _MAX_NAME, _MAX_SETTING = 64, 2000  # characters of a context's name; of any other setting
@@ -202,6 +203,11 @@ class _Context:
         service.check_ready()
         first = await self._inbox.get()
         settings, text, complete = self._read(first, opens=True)
+        if settings.get("non_streaming_mode") and not complete:
+            raise RequestError(
+                "text that comes in pieces needs the streaming layout: leave non_streaming_mode out, or send the whole "
+                "text in the first message, with end true"
+            )
         with_words, voice = settings.pop("words", False), settings.get("voice")
         settings["instruct"] = settings.pop("instructions", None)
         request = service.request(**settings)

@@ -29,12 +29,18 @@ TEXTS = {
     "short": "Yes.",
 }
 INSTRUCT = "Speak slowly, with a warm low voice."
-REF_TEXT = "this is the text of the reference."
+REFERENCES = (
+    (1.7, "this is the text of the reference."),
+    (0.8, "Short."),
+    (4.3, "今天 is a longer one, with numbers such as 3.5 and more words than the shorter texts have: isn't it?"),
+)
+"""What voices are cloned from: seconds of sound, and what it says."""
 
 
 @dataclass(frozen=True)
 class OracleCase:
-    """A case, and the synthetic checkpoint that speaks it. `clone` is "", "xvector" or "icl"; speaker "" is none."""
+    """A case, and the synthetic checkpoint that speaks it. `clone` is "", "xvector" or "icl"; speaker "" is none.
+    `reference` counts `REFERENCES`."""
 
     size: str
     variant: str
@@ -44,6 +50,7 @@ class OracleCase:
     language: str | None = None
     instruct: str | None = None
     clone: str = ""
+    reference: int = 0
     frames: int = 200
     eos_gain: float = NO_EOS
     seed: int = 0
@@ -53,7 +60,7 @@ class OracleCase:
         layout = "whole" if self.non_streaming_mode else "streaming"
         parts = (self.size, self.variant, self.text, layout, self.speaker, self.language, self.clone)
         parts += ("instruct" if self.instruct else "", f"eos{self.eos_gain:g}" if self.eos_gain else "")
-        parts += (self.seed or "",)
+        parts += (self.seed or "", f"reference{self.reference}" if self.reference else "")
         return "/".join(str(p) for p in parts if p)
 
     @property
@@ -90,6 +97,10 @@ def cases(seed: int = 0, frames: int = 200) -> list[OracleCase]:
             add("base", "english", clone="xvector", language="french")
             add("base", "english", clone="icl")  # more text than reference frames
             add("base", "short", clone="icl", language="english")  # less
+            for reference in (1, 2):
+                add("base", "english", clone="icl", reference=reference, language="english")
+                add("base", "chinese", clone="icl", reference=reference)
+                add("base", "mixed", clone="xvector", reference=reference)
     for size in ("tiny", "tiny-adapter"):
         for gain in (1.2, 4.0):
             for text, whole in (("english", True), ("english", False), ("short", False)):
@@ -119,12 +130,18 @@ def fine_tune(base: Path, folder: Path, speaker: str, vector: Tensor, state: Map
     return folder
 
 
+def reference_of(number: int, seed: int) -> tuple[np.ndarray, str]:
+    """Sound and text of one of `REFERENCES`; each number sounds like another speaker."""
+    seconds, text = REFERENCES[number]
+    return reference_audio(seconds, seed=seed + number), text
+
+
 def with_voice(engine, case: OracleCase) -> Case:
     """The case with its voice, which one of our engines clones."""
     voice = None
     if case.clone:
-        reference = (reference_audio(seed=case.seed), 24000)
-        voice = engine.create_voice(reference, REF_TEXT if case.clone == "icl" else None, trim=False)
+        sound, text = reference_of(case.reference, case.seed)
+        voice = engine.create_voice((sound, 24000), text if case.clone == "icl" else None, trim=False)
     return case.case.with_voice(voice)
 
 

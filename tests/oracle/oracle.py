@@ -42,8 +42,8 @@ class Oracle(Reference):
     def ask(self, case: shared.OracleCase) -> ReferenceOutput:
         voice = None
         if case.clone:
-            text = shared.REF_TEXT if case.clone == "icl" else None
-            voice = self.voice(shared.reference_audio(seed=case.seed), text)
+            sound, text = shared.reference_of(case.reference, case.seed)
+            voice = self.voice(sound, text if case.clone == "icl" else None)
         return self.speak(case.case, case.frames, voice)
 
 
@@ -63,11 +63,12 @@ def collect(root: Path, seed: int = 0) -> dict[str, torch.Tensor]:
             f"{case.name}/codes": said.codes.to(torch.int16),
         }
         print(f"{case.name}: {len(said.rows)} rows, {len(said.codes)} frames", flush=True)
-        if case.clone and f"{folder.name}/speaker_embedding" not in vectors:
-            voice = oracle.voice(shared.reference_audio(seed=seed), "x")
+        of = f"{folder.name}/reference{case.reference}"
+        if case.clone and f"{of}/speaker_embedding" not in vectors:
+            voice = oracle.voice(shared.reference_of(case.reference, seed)[0], "x")
             vectors |= {
-                f"{folder.name}/speaker_embedding": voice.ref_spk_embedding,
-                f"{folder.name}/ref_codes": voice.ref_code.to(torch.int16),
+                f"{of}/speaker_embedding": voice.ref_spk_embedding,
+                f"{of}/ref_codes": voice.ref_code.to(torch.int16),
             }
         if "vocoder/pcm" not in vectors:
             codes = shared.vocoder_codes(256, seed=seed)

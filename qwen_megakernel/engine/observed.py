@@ -1,0 +1,51 @@
+"""Observed: what an engine tells about itself."""
+
+from qwen_megakernel.engine.core import EngineCore
+from qwen_megakernel.engine.snapshot import Snapshot, snapshot_of
+from qwen_megakernel.model.prompt import PromptBuilder
+
+
+class Observed:
+    """The part of `TTSEngine` that answers questions."""
+
+    _core: EngineCore
+    _prompts: PromptBuilder
+    backend: str
+
+    @property
+    def slots(self) -> int:
+        """How many utterances are spoken at once: `max_streams`, or fewer if the device sustains fewer."""
+        return self._core.admission.running_limit
+
+    def health(self) -> dict:
+        """`status` ("ok", "draining", "closed" or "dead", then with `error`), backend, `max_streams`, how many of them
+        run at once for live listeners (`sustained`), and how many utterances are open (`streams`), of these `running`
+        in a slot and `queued` for one."""
+        admission, slots = self._core.admission, self._core.loop.slots
+        status = (
+            "dead" if admission.fault else "closed" if admission.closed else "draining" if admission.draining else "ok"
+        )
+        health = {
+            "status": status,
+            "backend": self.backend,
+            "streams": len(admission.open),
+            "running": len(slots.running),
+            "queued": len(slots.waiting),
+            "max_streams": self._core.slots,
+            "sustained": admission.running_limit,
+        }
+        return health | ({"error": repr(admission.fault)} if admission.fault else {})
+
+    def metrics(self) -> dict[str, int]:
+        """Counters since load: utterances and frames; utterances by their end (eos, length, runaway, cancelled,
+        failed); runaways by their kind (runaway_repeats, _silence, _babble); said again (retries); refused because
+        the engine was full (busy); failed in the queue (timed_out); kernel_faults."""
+        return self._core.admission.counts
+
+    def snapshot(self) -> Snapshot:
+        """What the engine holds at this moment, for tests and for whoever looks for a leak."""
+        return snapshot_of(self._core, self._prompts.kept_openings)
+
+    def count_retry(self) -> None:
+        """For `metrics()`: an utterance is said again."""
+        self._core.admission.tally("retries")
