@@ -224,7 +224,7 @@ def test_a_foreign_voice_speaks_on_the_command_line(base, custom, recordings, tm
 
 def test_speak_cannot_use_the_option_without_a_voice(capsys):
     assert main(["speak", "--text", "Hello.", "--allow-foreign-voice"]) == 1
-    assert "--allow-foreign-voice is about the voice of --voice" in capsys.readouterr().err
+    assert "--allow-foreign-voice is about a saved voice: give --voice too" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("server", ["serve", "wyoming"])
@@ -238,3 +238,18 @@ def test_a_server_with_foreign_voices_needs_the_option(server, custom, voices, c
     """It is told before the server listens."""
     assert main([server, "--model", custom, "--device", "cpu", "--voices", str(voices)]) == 1
     assert "saved voices need a Base checkpoint" in (error := capsys.readouterr().err) and "allow_foreign" in error
+
+
+@pytest.mark.parametrize("whose", ["--voice", "--voices"])
+def test_a_batch_takes_foreign_voices_where_that_is_allowed(whose, base, custom, tmp_path):
+    hidden = Checkpoint.open(base).config.talker.stack.hidden_size
+    (tmp_path / "v").mkdir()
+    file = tmp_path / "v" / "anna.safetensors"
+    Voice(torch.randn(hidden), None, None, "of a Base checkpoint").save(file)
+    line = {"id": "a", "text": "Hello."} | ({"voice": "anna"} if whose == "--voices" else {})
+    (tmp_path / "in.jsonl").write_text(json.dumps(line))
+    command = ["batch", str(tmp_path / "in.jsonl"), "-o", str(tmp_path / "out"), "--model", custom, "--device", "cpu"]
+    command += [whose, str(file if whose == "--voice" else file.parent)]
+    assert main(command) == 1
+    assert main([*command, "--allow-foreign-voice"]) == 0
+    assert soundfile.info(tmp_path / "out" / "a.wav").frames > 0

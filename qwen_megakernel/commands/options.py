@@ -210,6 +210,6 @@ def check_voice_options(args: argparse.Namespace) -> Voice | None:
         raise RequestError(
             "--speaker is one of the checkpoint's; --voice and --ref-audio bring another: give one of them"
         )
-    if args.allow_foreign_voice and args.voice is None:
-        raise RequestError("--allow-foreign-voice is about the voice of --voice: give both")
+    if args.allow_foreign_voice and args.voice is None and getattr(args, "voices", None) is None:
+        raise RequestError("--allow-foreign-voice is about a saved voice: give --voice too")
     return None if args.voice is None else Voice.load(args.voice)
