@@ -27,6 +27,17 @@ def voice_of(engine: TTSEngine, frames: int, text: str = REFERENCE) -> Voice:
     return Voice(vector, codes, text if frames else None, Checkpoint.open(engine.model).fingerprint)
 
 
+def parts_of(engine: TTSEngine, text: str, **request) -> list[str]:
+    """What a text that comes in pieces is said as, one utterance a part."""
+    turn, parts = engine.turn(**request), [""]
+    for part in [*turn.push(text), *turn.flush()]:
+        if isinstance(part, str):
+            parts[-1] += part
+        else:
+            parts.append("")
+    return parts
+
+
 class Model:
     """What every request says when it is alone: `said` holds codes by (text, seed, whole)."""
 

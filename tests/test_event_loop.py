@@ -10,7 +10,8 @@ from waiting import PATIENCE_S
 
 from qwen_megakernel import EngineBusy
 from qwen_megakernel.engine.event_loop import AsyncUtterance
-from qwen_megakernel.model.turn_text import TurnText
+from qwen_megakernel.model.turn_text import Turn, TurnText
+from qwen_megakernel.text.front_end import TextFrontEnd
 
 WHOLE = SimpleNamespace(finish_reason="eos")
 
@@ -41,8 +42,8 @@ class FakeEngine:
     def __init__(self, error: Exception | None = None):
         self.error, self.gate, self.entered, self.made = error, threading.Event(), threading.Event(), []
 
-    def turn_text(self, **request):
-        return TurnText(len, 1000)
+    def turn(self, **request):
+        return Turn(TextFrontEnd(), TurnText(len, 1000))
 
     def submit(self, text, on_chunk, *, on_end, **request):
         self.entered.set()

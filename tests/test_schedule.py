@@ -216,6 +216,8 @@ class Engine:
             speed=speed,
             trim="none",
             silence_s=0.05,
+            before_s=0.0,
+            after_s=0.0,
             reproducible=reproducible,
         )
         stream = self.core.new_sequence(request, None, None)

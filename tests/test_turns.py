@@ -8,13 +8,16 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from callers import parts_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from waiting import PATIENCE_S
 
 from qwen_megakernel import EngineBusy, SamplingParams, TextError, TTSEngine
 from qwen_megakernel.engine.event_loop import AsyncUtterance
+from qwen_megakernel.model.edges import SILENCE
 from qwen_megakernel.model.turn_text import CLAUSE_FROM, SENTENCE_FROM, TurnText
+from qwen_megakernel.text.lexicon import Lexicon
 
 WORDS = (
     "Hello",
@@ -130,9 +133,7 @@ def pieces(text: str, rng: random.Random) -> list[str]:
 
 def test_a_long_turn_is_said_to_its_end_part_by_part(engine, fresh_seed):
     text = SENTENCES * 2
-    cutting = engine.turn_text(speaker="ada")
-    parts = cutting.push(text)
-    parts[-1] += cutting.finish()
+    parts = parts_of(engine, text, speaker="ada")
     assert len(parts) > 2
 
     async def main():
@@ -236,3 +237,85 @@ def test_bad_text_is_refused_and_the_turn_goes_on(engine):
             return [chunk async for chunk in utterance], utterance.audio
 
     assert asyncio.run(main())[1].finish_reason == "eos"
+
+
+# ---------------------------------------------------------------- pauses and words
+
+
+def silences(samples: np.ndarray, rate: int) -> list[float]:
+    """Seconds of the silences that are longer than the speech's own: in front, between, behind."""
+    loud = np.flatnonzero(np.abs(samples) > SILENCE)
+    gaps = [loud[0], *(np.diff(loud) - 1), len(samples) - 1 - loud[-1]]
+    return [gap / rate for gap in gaps if gap > 0.6 * rate]
+
+
+def say_in_pieces(engine, text: str, rng: random.Random, **request):
+    async def main():
+        async with turn(engine, **request) as utterance, asyncio.TaskGroup() as group:
+
+            async def push():
+                for piece in pieces(text, rng):
+                    await utterance.push_text(piece)
+                await utterance.end_text()
+
+            group.create_task(push())
+            chunks = [chunk.samples async for chunk in utterance]
+        return np.concatenate(chunks), utterance.audio
+
+    heard, audio = asyncio.run(main())
+    assert np.array_equal(heard, audio.samples)
+    return audio
+
+
+PAUSED = "[pause 700ms] Yes. <break time='800ms'/> No. [pause 0.9s][pause 100ms]It is."
+
+
+def test_pauses_are_exact_in_text_that_comes_in_pieces(engine, fresh_seed):
+    audio = say_in_pieces(engine, PAUSED, random.Random(fresh_seed))
+    assert silences(audio.samples, engine.sample_rate) == pytest.approx([0.7, 0.8, 1.0], abs=0.006)
+
+
+@pytest.mark.parametrize("speed", [1.0, 1.5])
+def test_pauses_are_exact_in_whole_text(engine, speed):
+    audio = engine.generate(PAUSED + "[pause 1.1s]", sampling=SamplingParams(seed=5), speaker="ada", speed=speed)
+    assert silences(audio.samples, engine.sample_rate) == pytest.approx([0.7, 0.8, 1.0, 1.1], abs=0.0002)
+
+
+def test_normalized_in_pieces_is_what_is_said_of_the_words(engine, fresh_seed):
+    """With a lexicon, whose words may be cut anywhere."""
+    request = {"normalize": "auto", "lexicon": Lexicon({"sql": "sequel"}), "language": "en"}
+    audio = say_in_pieces(engine, "**SQL** runs 5 km.", random.Random(fresh_seed), **request)
+    words = say_in_pieces(engine, "sequel runs five kilometers.", random.Random(fresh_seed), language="en")
+    assert np.array_equal(audio.codes, words.codes)
+    whole = {"sampling": SamplingParams(seed=5), "language": "en", "non_streaming_mode": True}
+    of_text = engine.generate("**SQL** runs 5 km.", **(request | whole))
+    assert np.array_equal(of_text.codes, engine.generate("sequel runs five kilometers.", **whole).codes)
+
+
+@pytest.mark.parametrize("text", ["[pause 1s]", " <break/> ", "[pause 10ms] [pause 20ms]"])
+def test_pauses_alone_are_no_text(engine, text):
+    with pytest.raises(TextError):
+        engine.generate(text)
+    with pytest.raises(ExceptionGroup) as raised:
+        say_in_pieces(engine, text, random.Random(1))
+    assert "text must not be blank" in str(raised.value.exceptions)
+
+
+def test_a_malformed_pause_is_refused(engine):
+    for say in (engine.generate, engine.submit, engine.pieces):
+        with pytest.raises(TextError, match="pause 500ms"):
+            say("Hello [pause soon] there.")
+    with pytest.raises(TextError, match="a pause stands between two utterances"):
+        engine.submit("Hello. [pause 1s] There.")
+
+
+def test_a_flush_speaks_what_the_normalizer_holds(engine):
+    async def main():
+        async with turn(engine, normalize="auto", language="en") as utterance:
+            await utterance.push_text("Hello there")
+            await utterance.flush()
+            first = await utterance.next_chunk()
+            await utterance.end_text()
+            return first
+
+    assert len(asyncio.run(main()).samples)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from callers import parts_of  # noqa: E402
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from serving import places_taken
@@ -202,9 +203,7 @@ def said(server: Running, text: str = TEXT, speaker: str = "ada", **options) -> 
 
 def streamed(server: Running, text: str, speaker: str = "ada") -> bytes:
     """What is said of a text that comes in pieces."""
-    turn = server.service.engine.turn_text(speaker=speaker)
-    parts = turn.push(text.lstrip())
-    parts[-1] += turn.finish()
+    parts = parts_of(server.service.engine, text.lstrip(), speaker=speaker)
     return b"".join(said(server, part, speaker, non_streaming_mode=False) for part in parts)
 
 

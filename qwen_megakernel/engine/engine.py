@@ -19,7 +19,7 @@ from qwen_megakernel.backend.select import Backend, check_threads, choose_backen
 from qwen_megakernel.checkpoint.dtypes import dtype_of, vocoder_dtype_of
 from qwen_megakernel.checkpoint.fp8 import name_of, parts_of
 from qwen_megakernel.checkpoint.load import Checkpoint
-from qwen_megakernel.engine.audio import Audio, Chunk
+from qwen_megakernel.engine.audio import Audio, Chunk, joined
 from qwen_megakernel.engine.core import EngineCore
 from qwen_megakernel.engine.mapping import Mapped, map_requests
 from qwen_megakernel.engine.observed import Observed
@@ -33,8 +33,9 @@ from qwen_megakernel.errors import BackendError, TextTooLongError
 from qwen_megakernel.model.prompt import KEPT_VOICES, Prompt, PromptBuilder
 from qwen_megakernel.model.prompt_pieces import PromptPieces
 from qwen_megakernel.model.text import TextTokenizer
-from qwen_megakernel.model.turn_text import TurnText
+from qwen_megakernel.model.turn_text import Turn
 from qwen_megakernel.model.voice import RefAudio, Voice, VoiceEncoder
+from qwen_megakernel.text.spoken_text import SpokenText, spoken_text, spoken_texts
 
 
 class TTSEngine(Observed):
@@ -206,10 +207,12 @@ class TTSEngine(Observed):
         Args:
             retries: 0 to 100: speech that ends by "runaway" or "length" is said again at most so often (retries.py).
         """
-        return say_well(partial(self._say, text), request, retries, self.count_retry)
+        checked = self._requests.check(whole=True, **request)
+        texts = spoken_texts(checked.front_end, whole_text(text))
+        return joined([say_well(partial(self._say, one), request, retries, self.count_retry) for one in texts])
 
     def _say(self, text: str, request: RequestOptions) -> Audio:
-        utterance = self.submit(whole_text(text), **request)
+        utterance = self.submit(text, **request)
         try:
             return utterance.result()
         finally:
@@ -278,6 +281,9 @@ class TTSEngine(Observed):
             speed: 0.25 to 4.0 times as fast as the model speaks, at its pitch (time_stretch.py). At 1.0 samples are
                 the model's own.
             trim: "none", "start", "end" or "both": silence below -50 dBFS there is cut to `silence_s` seconds, 0 to 2.
+            normalize: "auto" turns digits, Markdown, links and emojis into words, or leaves them out (docs/text.md).
+            lexicon: words that are read by another spelling.
+            pause_s: silence in front of the speech, 0 to 10 seconds; the speech's own is cut.
             reproducible: samples, and not codes alone, depend on nothing but the request, to the bit. The vocoder then
                 takes this utterance's frames alone, and no chunk is cut short.
 
@@ -292,6 +298,8 @@ class TTSEngine(Observed):
         self._core.admission.check()  # before work is done that a full engine cannot use
         check_call(text, on_chunk, on_end)
         checked = self._requests.check(whole=text is not None, chunk_frames=chunk_frames, **request)
+        text = None if text is None else spoken_text(checked.front_end, text)
+        checked = checked.around(text or SpokenText())
         sequence = self._core.new_sequence(checked, on_chunk, on_end)
         # Whatever interrupts this thread from here on drops an utterance with open text: its place is free again.
         utterance = Utterance(sequence, self._core, self)
@@ -333,25 +341,31 @@ class TTSEngine(Observed):
         """
         self._requests.check(whole=True, **request)
 
-    def turn_text(self, **request: Unpack[RequestOptions]) -> TurnText:
-        """What cuts a text that comes in pieces into parts that fit a slot. Raises RequestError as `submit` would."""
-        return self._prompts.turn_text(self._requests.check(whole=True, **request).conditioning, self.max_positions)
+    def turn(self, **request: Unpack[RequestOptions]) -> Turn:
+        """What makes parts that fit a slot of a text that comes in pieces; with `max_frames` it is one part between its
+        pauses. Raises RequestError as `submit` would."""
+        checked = self._requests.check(whole=True, **request)
+        fits = self._prompts.turn_text(checked.conditioning, self.max_positions)
+        return Turn(checked.front_end, fits if request.get("max_frames") is None else None)
 
     @torch.inference_mode()
-    def pieces(self, text: str, **request: Unpack[RequestOptions]) -> list[str]:
-        """Cut `text` at sentence ends into pieces that each fit a slot, with room for their speech: what fits comes
-        back whole, without the blanks around it. Takes what `submit` takes.
+    def pieces(self, text: str, **request: Unpack[RequestOptions]) -> list[SpokenText]:
+        """Cut `text` at its pauses, and at sentence ends into pieces that each fit a slot, with room for their speech:
+        what fits comes back whole, without the blanks around it. Takes what `submit` takes. `submit` speaks a piece as
+        it is, with the silence that belongs to it.
 
         Raises:
             RequestError: as `submit` would. TextTooLongError: instruct and reference leave no room for any text.
         """
         checked = self._requests.check(whole=True, **request)
-        return self._prompts.pieces(
-            text,
-            checked.conditioning,
-            non_streaming_mode=checked.non_streaming_mode,
-            max_positions=self.max_positions,
-        )
+        how = {"non_streaming_mode": checked.non_streaming_mode, "max_positions": self.max_positions}
+        pieces = []
+        for one in spoken_texts(checked.front_end, whole_text(text)):
+            cut = [SpokenText(piece) for piece in self._prompts.pieces(one, checked.conditioning, **how)]
+            cut[0].before_s, cut[0].begins_at_pause = one.before_s, one.begins_at_pause
+            cut[-1].after_s, cut[-1].ends_at_pause = one.after_s, one.ends_at_pause
+            pieces += cut
+        return pieces
 
     @torch.inference_mode()
     def prompt(self, text: str, **request: Unpack[RequestOptions]) -> Prompt:

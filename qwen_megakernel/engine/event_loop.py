@@ -7,22 +7,25 @@ The calls into the engine compute (they tokenise text and build the prompt), so 
 
 Text that comes in pieces may outgrow a slot. It is then cut, mostly behind a sentence (turn_text.py), and the engine
 says the parts one behind the other. A part begins once the one before it is made, which is long before it is heard.
-The same holds for text that comes after the model has said end of speech.
+The same holds for text behind a pause, and for text that comes after the model has said end of speech.
 """
 
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Executor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from qwen_megakernel.engine.audio import Audio, Chunk, joined
 from qwen_megakernel.engine.engine import TTSEngine
 from qwen_megakernel.engine.utterance import Utterance
-from qwen_megakernel.errors import TextEndedError
+from qwen_megakernel.errors import TextEndedError, TextError
+from qwen_megakernel.model.edges import silent_end_s
 from qwen_megakernel.model.text import check_unicode
-from qwen_megakernel.model.turn_text import TurnText
+from qwen_megakernel.model.turn_text import Turn
+from qwen_megakernel.text.pauses import Pause
 
 _CUT = ("length", "cancelled")
 """Ends behind which no part of the text follows: it would not join what was heard."""
@@ -30,9 +33,10 @@ _CUT = ("length", "cancelled")
 
 @dataclass
 class _Part:
-    """A part of the text that is said later."""
+    """A part of the text that is said later. `pause_s`: seconds of silence between it and the part before."""
 
     text: str
+    pause_s: float
     ended: bool = False
 
 
@@ -56,9 +60,10 @@ class AsyncUtterance:
         self._cancelled = False
         self.audio: Audio | None = None
         self._request: dict[str, Any] = {}
-        self._cuts: TurnText | None = None  # of text that comes in pieces
+        self._turn: Turn | None = None  # of text that comes in pieces
         self._later: deque[_Part] = deque()
         self._complete = True  # no more text will come
+        self._blank = False  # the current part comes in pieces, and has no words yet
         self._news = asyncio.Event()  # text has come, or its end, or a cancel
         self._said: list[Audio] = []  # the parts that are over
         self._in_turn = asyncio.Lock()  # pieces of text keep their order
@@ -78,8 +83,8 @@ class AsyncUtterance:
         self._request = request
 
         def submit() -> None:
-            if text is None and request.get("max_frames") is None:
-                self._cuts, self._complete = self._engine.turn_text(**request), False
+            if text is None:
+                self._turn, self._complete = self._engine.turn(**request), False
             self._begin(text)
 
         try:
@@ -88,9 +93,13 @@ class AsyncUtterance:
             self.cancel()
             raise
 
-    def _begin(self, text: str | None) -> None:
+    def _begin(self, text: str | None, pause_s: float = 0.0) -> None:
         """In the executor."""
-        utterance = self._engine.submit(text, self._receive, on_end=lambda: self._receive(None), **self._request)
+        request = self._request | ({"pause_s": pause_s} if pause_s else {})
+        if text is None:  # whose front end is the turn's
+            request = {name: value for name, value in request.items() if name not in ("normalize", "lexicon")}
+        self._blank = text is None
+        utterance = self._engine.submit(text, self._receive, on_end=lambda: self._receive(None), **request)
         self._utterance = utterance
         if self._cancelled:  # `cancel` came before the utterance existed
             utterance.cancel()
@@ -121,32 +130,49 @@ class AsyncUtterance:
     def _push(self, text: str) -> None:
         """In the executor."""
         check_unicode(text)
-        first, *others = self._cuts.push(text) if self._cuts else [text]
-        self._add(first)
-        for part in others:
-            if self._later:
-                self._later[-1].ended = True
+        self._take(self._turn.push(text))
+
+    def _take(self, parts: list[str | Pause]) -> None:
+        for part in parts:
+            if isinstance(part, str):
+                self._add(part)
+            elif self._later and not self._later[-1].text.strip():
+                self._later[-1].pause_s += part.seconds
             else:
-                self._utterance.end_text()
-            self._later.append(_Part(part))
+                self._end_part()
+                self._later.append(_Part("", part.seconds))
+
+    def _end_part(self) -> None:
+        if self._later:
+            self._later[-1].ended = True
+        elif self._blank:  # a pause comes first: this utterance has nothing to say
+            self._utterance.cancel()
+        else:
+            self._utterance.end_text()
 
     def _add(self, text: str) -> None:
         """Text that goes on with the last part."""
         if self._later:
             self._later[-1].text += text
-        elif text:
+        else:
             try:
                 self._utterance.push_text(text)
+                self._blank &= not text.strip()
             except TextEndedError:
                 if self._complete or not self._utterance.done or self._utterance.result().finish_reason in _CUT:
                     raise
-                self._later.append(_Part(text))
+                self._later.append(_Part(text, 0.0))
 
     async def flush(self) -> None:
         """See `Utterance.flush`."""
         async with self._in_turn:
-            if not self._later:
-                await self._run(self._utterance.flush)
+            await self._run(self._flush)
+
+    def _flush(self) -> None:
+        """In the executor."""
+        self._take(self._turn.flush())
+        if not self._later:
+            self._utterance.flush()
 
     async def end_text(self) -> None:
         """See `Utterance.end_text`."""
@@ -156,8 +182,9 @@ class AsyncUtterance:
 
     def _end_text(self) -> None:
         """In the executor."""
-        if self._cuts and not self._complete and (self._later or not self._utterance.done):
-            self._add(self._cuts.finish())
+        if not self._complete:
+            with suppress(TextEndedError):  # it was cut, or cancelled
+                self._take(self._turn.flush())
         self._complete = True
         if self._later:
             self._later[-1].ended = True
@@ -193,8 +220,12 @@ class AsyncUtterance:
 
     async def _go_on(self) -> bool:
         """The current part has ended. Begin the next one, if there is one."""
-        self._said.append(self._utterance.result())  # it has ended, so this does not wait
-        while not self._cancelled and self._said[-1].finish_reason not in _CUT:
+        audio = self._utterance.result()  # it has ended, so this does not wait
+        if self._cancelled or not (self._blank and self._later):
+            self._said.append(audio)
+            if self._cancelled or audio.finish_reason in _CUT:
+                return False
+        while not self._cancelled:
             self._news.clear()
             async with self._in_turn:
                 while self._later and self._later[0].ended and not self._later[0].text.strip():
@@ -203,14 +234,19 @@ class AsyncUtterance:
                     await self._run(self._begin_next)
                     return True
                 if self._complete:
-                    return False
+                    break
             await self._news.wait()
+        if not self._said and not self._cancelled:
+            raise TextError("text must not be blank")
+        self._said = self._said or [audio]
         return False
 
     def _begin_next(self) -> None:
         """In the executor."""
         part = self._later.popleft()
-        self._begin(None)
+        silent_s = silent_end_s(self._said[-1].samples, self._said[-1].sample_rate) if self._said else 0.0
+        self._begin(None, max(0.0, part.pause_s - silent_s))
+        self._blank = False
         self._utterance.push_text(part.text)
         if part.ended:
             self._utterance.end_text()

@@ -19,11 +19,15 @@ from qwen_megakernel.errors import (
     VoiceError,
 )
 from qwen_megakernel.model.conditioning import Conditioning
-from qwen_megakernel.model.edges import check_trim
+from qwen_megakernel.model.edges import FADE_S, check_trim
 from qwen_megakernel.model.prompt import PromptBuilder
 from qwen_megakernel.model.text import check_unicode
 from qwen_megakernel.model.time_stretch import check_speed
 from qwen_megakernel.model.voice import Voice
+from qwen_megakernel.text.front_end import TextFrontEnd
+from qwen_megakernel.text.lexicon import Lexicon
+from qwen_megakernel.text.pauses import LONGEST_PAUSE_S
+from qwen_megakernel.text.spoken_text import SpokenText
 
 log = logging.getLogger(__name__)
 
@@ -49,22 +53,10 @@ class RequestOptions(TypedDict, total=False):
     speed: float
     trim: str
     silence_s: float
+    normalize: str
+    lexicon: Lexicon | None
+    pause_s: float
     reproducible: bool
-
-
-DEFAULTS: RequestOptions = {
-    "chunk_frames": None,
-    "speaker": None,
-    "language": None,
-    "instruct": None,
-    "voice": None,
-    "non_streaming_mode": None,
-    "sampling": SamplingParams(),
-    "max_frames": None,
-    "runaway_guard": True,
-    "speed": 1.0,
-}
-"""What `TTSEngine.submit` takes where an option is left out."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +74,19 @@ class Request:
     speed: float
     trim: str
     silence_s: float
+    front_end: TextFrontEnd
+    before_s: float
+    after_s: float
     reproducible: bool
+
+    def around(self, text: SpokenText) -> "Request":
+        """With the silence around a text. A pause is as long as it says: the speech's own silence beside it is cut."""
+        before_s = self.before_s + text.before_s - (FADE_S if text.begins_at_pause else 0.0)  # the end of that fade
+        sides = {"start": before_s > 0 or self.trim in ("start", "both")}
+        sides["end"] = text.ends_at_pause or self.trim in ("end", "both")
+        trim = "both" if all(sides.values()) else next((side for side, cut in sides.items() if cut), "none")
+        silence_s = 0.0 if before_s > 0 or text.ends_at_pause else self.silence_s
+        return replace(self, trim=trim, silence_s=silence_s, before_s=before_s, after_s=text.after_s)
 
 
 class RequestChecker:
@@ -114,6 +118,9 @@ class RequestChecker:
         speed: float = 1.0,
         trim: str = "none",
         silence_s: float = TRIM_TO_S,
+        normalize: str = "off",
+        lexicon: Lexicon | None = None,
+        pause_s: float = 0.0,
         reproducible: bool = False,
     ) -> Request:
         """`whole`: the text is there already. The rest is `TTSEngine.submit`'s.
@@ -127,14 +134,25 @@ class RequestChecker:
                 raise RequestError(f"{name} must be True or False, got {flag!r}")
         if non_streaming_mode and not whole:
             raise RequestError("text in pieces needs the streaming layout: leave non_streaming_mode out with text=None")
+        if not whole and (normalize != "off" or lexicon is not None):
+            raise RequestError(
+                "text in pieces is spoken as it is: leave normalize and lexicon out with text=None, and push what "
+                "TextFrontEnd.stream() makes of the text"
+            )
         if not isinstance(sampling, SamplingParams):
             raise SamplingError(f"sampling must be a SamplingParams, got {type(sampling).__name__}")
         check_trim(trim, silence_s)
+        if lexicon is not None and not isinstance(lexicon, Lexicon):
+            raise RequestError(f"lexicon must be a Lexicon (Lexicon.load), got {type(lexicon).__name__}")
+        number = isinstance(pause_s, numbers.Real) and not isinstance(pause_s, bool)
+        if not number or not 0 <= pause_s <= LONGEST_PAUSE_S:
+            raise RequestError(f"pause_s must be 0 to {LONGEST_PAUSE_S:g} seconds, got {pause_s!r}")
+        language = self._prompts.known_language(language)
         sampling = sampling.over(self._config.sampling)
         return Request(
             conditioning=Conditioning(
                 speaker=self._speaker(speaker, voice),
-                language=self._prompts.known_language(language),
+                language=language,
                 instruct=self._instruct(instruct),
                 voice=self._voice(voice),
             ),
@@ -147,6 +165,9 @@ class RequestChecker:
             speed=check_speed(speed),
             trim=trim,
             silence_s=float(silence_s),
+            front_end=TextFrontEnd(language, normalize, lexicon),
+            before_s=float(pause_s),
+            after_s=0.0,
             reproducible=reproducible,
         )
 

@@ -20,7 +20,7 @@ from qwen_megakernel.engine.callbacks import CallbackRunner
 from qwen_megakernel.engine.request import Request
 from qwen_megakernel.engine.runaway import RunawayGuard
 from qwen_megakernel.errors import SpeechError
-from qwen_megakernel.model.edges import Edges
+from qwen_megakernel.model.edges import Edges, Padding
 from qwen_megakernel.model.prompt import Prompt
 from qwen_megakernel.model.prompt_pieces import PromptPieces
 from qwen_megakernel.model.time_stretch import TimeStretch
@@ -103,7 +103,9 @@ class Sequence:
         self.sound: list[np.ndarray] = []  # fp32 [1920] each, of the first of these frames
         trimmed = [] if request.trim == "none" else [Edges(request.trim, request.silence_s, sample_rate)]
         stretched = [] if request.speed == 1 else [TimeStretch(request.speed, sample_rate)]
-        self._effects: list[Edges | TimeStretch] = trimmed + stretched
+        silent = request.before_s or request.after_s
+        padded = [Padding(request.before_s, request.after_s, sample_rate)] if silent else []
+        self._effects: list[Edges | TimeStretch | Padding] = trimmed + stretched + padded
         self._changed: list[np.ndarray] = []  # fp32 [n] each, what was handed out where there are effects
         self._to_come: list[Tensor] = []  # codes of frames whose sound an effect has cut, or holds
         self.reason: str | None = None  # why it ends with the frames it has

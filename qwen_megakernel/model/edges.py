@@ -1,4 +1,4 @@
-"""Edges: silence in front of and behind speech cut to a given length, while the speech is made."""
+"""Silence in front of and behind speech: cut to a given length, or added, while the speech is made."""
 
 import numbers
 import reprlib
@@ -16,7 +16,7 @@ SILENCE = 0.003
 LONGEST_S = 2.0
 """Seconds of silence that may be left at most."""
 
-_FADE_S = 0.005
+FADE_S = 0.005
 """Seconds over which a cut fades in or out: without it a cut clicks."""
 
 
@@ -27,6 +27,12 @@ def check_trim(trim: str, silence_s: float) -> None:
     number = isinstance(silence_s, numbers.Real) and not isinstance(silence_s, bool)
     if not number or not 0 <= silence_s <= LONGEST_S:
         raise RequestError(f"silence_s must be 0 to {LONGEST_S:g} seconds, got {reprlib.repr(silence_s)}")
+
+
+def silent_end_s(samples: np.ndarray, sample_rate: int) -> float:
+    """Seconds of silence at the end of fp32 [n]."""
+    loud = np.flatnonzero(np.abs(samples) > SILENCE)
+    return (len(samples) - 1 - int(loud[-1]) if len(loud) else len(samples)) / sample_rate
 
 
 class Edges:
@@ -40,7 +46,7 @@ class Edges:
             silence_s: seconds of silence to leave at most; never less than the fade takes.
             sample_rate: in Hz.
         """
-        fade = round(_FADE_S * sample_rate)
+        fade = round(FADE_S * sample_rate)
         self._ramp = ((np.arange(fade) + 0.5) / fade).astype(np.float32)
         self._keep = max(fade, round(silence_s * sample_rate))
         self._waits, self._trims_end = trim in ("start", "both"), trim in ("end", "both")
@@ -82,3 +88,31 @@ class Edges:
         if len(rest) < len(self._held):
             rest[-len(self._ramp) :] *= self._ramp[::-1]
         return rest
+
+
+class Padding:
+    """Silence in front of one utterance's speech and behind it, as long as it says with what is silent there already.
+    The joined output is the same however the input is cut, behind an `Edges` that cuts both ends."""
+
+    def __init__(self, before_s: float, after_s: float, sample_rate: int):
+        """
+        Args:
+            before_s, after_s: seconds.
+            sample_rate: in Hz.
+        """
+        self._before, self._after = round(before_s * sample_rate), round(after_s * sample_rate)
+        self._silent = 0  # latest samples that were
+
+    def push(self, samples: np.ndarray) -> np.ndarray:
+        """fp32 [n] -> fp32 [m]: the silence comes with the first sample."""
+        loud = np.flatnonzero(np.abs(samples) > SILENCE)
+        self._silent = len(samples) - 1 - int(loud[-1]) if len(loud) else self._silent + len(samples)
+        if len(samples) and self._before:
+            silent = int(loud[0]) if len(loud) else len(samples)
+            lacking, self._before = max(0, self._before - silent), 0
+            samples = np.concatenate([np.zeros(lacking, np.float32), samples])
+        return samples
+
+    def finish(self) -> np.ndarray:
+        """The input is complete: fp32 [m], the silence behind it."""
+        return np.zeros(max(0, self._after - self._silent), np.float32)

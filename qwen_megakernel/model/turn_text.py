@@ -1,7 +1,10 @@
-"""TurnText: cuts a text that is still being written into parts that each fit a slot, without waiting for its end."""
+"""Turn: a text that is still being written, made ready to be spoken without waiting for its end."""
 
 import re
 from collections.abc import Callable
+
+from qwen_megakernel.text.front_end import TextFrontEnd
+from qwen_megakernel.text.pauses import Pause
 
 _UNSPACED = re.compile(r"[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\u3000-\u303f\uff00-\uff65]")  # Chinese, Japanese
 _SENTENCE = re.compile(r"[.!?…][\"'”’)\]]?\s+$|[。！？；][”’」』）]*\s*$|\n\s*\n\s*$")
@@ -13,8 +16,8 @@ SENTENCE_FROM, CLAUSE_FROM, WORD_FROM = 0.75, 0.9, 1.0
 
 
 class TurnText:
-    """Where it cuts depends on the text alone, and not on the pieces in which that comes. It gives out a piece at once,
-    except for white space near a cut.
+    """Cuts the text into parts that each fit a slot. Where it cuts depends on the text alone, and not on the pieces in
+    which that comes. It gives out a piece at once, except for white space near a cut.
 
     A part ends behind the first sentence that ends above `SENTENCE_FROM`. A sentence that takes the rest of the room is
     cut behind a clause, or behind a word.
@@ -56,6 +59,10 @@ class TurnText:
         rest, self._blank = self._blank, ""
         return rest
 
+    def restart(self) -> None:
+        """A part begins here for another reason."""
+        self._word, self._tokens, self._blank = "", 0, ""
+
     def _ends_a_word(self, following: str) -> bool:
         if not self._word.strip() or following.isspace() or following in _CLOSES:
             return False
@@ -72,3 +79,47 @@ class TurnText:
         if ends:
             self._tokens = 0
         return ends
+
+
+class Turn:
+    """What an engine says of a text that comes in pieces: pauses found, text normalized, cut where a slot ends."""
+
+    def __init__(self, front_end: TextFrontEnd, cuts: TurnText | None):
+        """
+        Args:
+            cuts: None: the text may be as long as it likes.
+        """
+        self._front_end, self._cuts, self._stream = front_end, cuts, front_end.stream()
+
+    def push(self, piece: str) -> list[str | Pause]:
+        """Take a piece.
+
+        Returns:
+            Text that goes on with the part; behind a `Pause` a new part begins, without silence where that has 0
+            seconds.
+
+        Raises:
+            TextError: a malformed pause. The turn is of no use then.
+        """
+        return self._cut(self._stream.push(piece))
+
+    def flush(self) -> list[str | Pause]:
+        """What is held back because the next character could change it. The turn may go on. Raises TextError as
+        `push`."""
+        stream, self._stream = self._stream, self._front_end.stream()
+        parts = self._cut(stream.finish())
+        return parts + ([rest] if self._cuts and (rest := self._cuts.finish()) else [])
+
+    def _cut(self, parts: list[str | Pause]) -> list[str | Pause]:
+        given: list[str | Pause] = []
+        for part in parts:
+            if isinstance(part, Pause) or not self._cuts:
+                given.append(part)
+                if self._cuts:
+                    self._cuts.restart()
+                continue
+            first, *others = self._cuts.push(part)
+            given += [first] if first else []
+            for text in others:
+                given += [Pause(0.0), text]
+        return given

@@ -11,6 +11,9 @@ from qwen_megakernel.text.stage import FIRST_MARK, is_mark
 NORMALIZE = ("off", "auto")
 """What `normalize` may be."""
 
+_MARKS = frozenset("[<\\")
+"""What a pause or a tag begins with, and what a backslash stands in front of."""
+
 _AT_MARKS = re.compile(f"([{FIRST_MARK}-\U0010ffff])")
 
 
@@ -31,6 +34,10 @@ class TextFrontEnd:
         if normalize not in NORMALIZE:
             raise TextError(f"normalize must be one of {', '.join(NORMALIZE)}, got {normalize!r}")
         self._language, self._normalize, self._lexicon = language, normalize, lexicon
+
+    def leaves_alone(self, text: str) -> bool:
+        """Whether a text surely stays as it is; quick, for most texts hold nothing of this."""
+        return self._normalize == "off" and self._lexicon is None and not _MARKS.intersection(text)
 
     def whole(self, text: str) -> list[str | Pause]:
         """The whole text at once: text that is not empty, and pauses, in their order. No text stands next to another.

@@ -1,0 +1,66 @@
+"""SpokenText: a text that the front end is done with, and the silence around it."""
+
+from qwen_megakernel.errors import TextError
+from qwen_megakernel.text.front_end import TextFrontEnd
+from qwen_megakernel.text.pauses import Pause
+
+
+class SpokenText(str):
+    """Text to be spoken as it is.
+
+    Attributes:
+        before_s, after_s: seconds of silence in front of its speech, and behind it.
+        ends_at_pause: a pause follows, so that its speech's own silence there is cut.
+        begins_at_pause: the silence in front of it follows other speech.
+    """
+
+    before_s: float = 0.0
+    after_s: float = 0.0
+    ends_at_pause: bool = False
+    begins_at_pause: bool = False
+
+
+def spoken_text(front_end: TextFrontEnd, text: str) -> SpokenText:
+    """What a whole text is spoken as, where that is one utterance.
+
+    Raises:
+        TextError: as `spoken_texts`, or there are pauses between its words.
+    """
+    if isinstance(text, SpokenText):
+        return text
+    if front_end.leaves_alone(text):
+        return SpokenText(text)
+    first, *others = spoken_texts(front_end, text)
+    if others:
+        raise TextError(
+            "a pause stands between two utterances, and this is one: use TTSEngine.generate or TTSEngine.pieces, which "
+            "take text with pauses"
+        )
+    return first
+
+
+def spoken_texts(front_end: TextFrontEnd, text: str) -> list[SpokenText]:
+    """What a whole text is spoken as: one text, or several with pauses between.
+
+    Raises:
+        TextError: nothing is left to speak, or a pause is malformed (`split_pauses`).
+    """
+    if isinstance(text, SpokenText):
+        return [text]
+    if front_end.leaves_alone(text):
+        return [SpokenText(text)]
+    said: list[SpokenText] = []
+    pause_s = 0.0
+    for part in front_end.whole(text):
+        if isinstance(part, Pause):
+            pause_s += part.seconds
+        elif part.strip():
+            said.append(SpokenText(part))
+            said[-1].before_s, pause_s = pause_s, 0.0
+    if not said:
+        told = "text must not be blank" if not text.strip() else f"nothing in the text is spoken: {text[:60]!r}"
+        raise TextError(told)
+    for one, following in zip(said, said[1:], strict=False):
+        one.ends_at_pause = following.begins_at_pause = following.before_s > 0
+    said[-1].after_s, said[-1].ends_at_pause = pause_s, pause_s > 0
+    return said
