@@ -26,6 +26,7 @@ from qwen_megakernel.commands.options import (
     CommandParser,
     add_engine_of_server,
     add_served_names,
+    lexicon_of,
     weights_of,
 )
 from qwen_megakernel.commands.speak import add_speak
@@ -99,6 +100,8 @@ def _serve(args: argparse.Namespace) -> int:
         allow_foreign_voice=args.allow_foreign_voice,
         served_names=args.served_name,
         aliases=dict(args.voice_alias),
+        normalize=args.normalize,
+        lexicon=lexicon_of(args),
         upload=args.allow_upload,
         ui=args.ui,
         log_texts=args.log_texts,
@@ -175,6 +178,8 @@ def _wyoming(args: argparse.Namespace) -> int:
         variant=config and config.variant,
         voice=args.voice,
         language=args.language,
+        normalize=args.normalize,
+        lexicon=lexicon_of(args),
         voices=args.voices,
         allow_foreign_voice=args.allow_foreign_voice,
         log_texts=args.log_texts,

@@ -9,6 +9,7 @@ import time
 import numpy as np
 import pytest
 import torch
+from callers import parts_of
 from pipecat.frames.frames import (
     ErrorFrame,
     Frame,
@@ -544,15 +545,25 @@ def test_a_service_that_is_not_usable_keeps_nobody_waiting(engine, mode):
     assert one_stop_for_each_start(down)
 
 
-def test_speech_that_its_slot_cuts_is_an_error_and_the_rest_no_part_of_the_context():
+def test_a_turn_that_is_longer_than_a_slot_is_spoken_to_its_end():
     text = "One two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen."
     with TTSEngine.load("demo", device="cpu", max_streams=1, max_positions=64) as engine:
-        down, up = run(service_of(engine, text_aggregation_mode=TOKEN), turn(*[f"{w} " for w in text.split()]))
+        assert len(parts_of(engine, text)) > 1
+        for how in ({"text_aggregation_mode": TOKEN}, {}):
+            down, up = run(service_of(engine, **how), turn(*[f"{w} " for w in text.split()]))
+            assert not of(up, ErrorFrame) and " ".join(w.text.strip() for w in of(down, TTSTextFrame)) == text
+            assert len(of(down, TTSStartedFrame)) == len(of(down, TTSStoppedFrame)) == 1
+
+
+def test_speech_that_its_slot_cuts_is_an_error_and_the_rest_no_part_of_the_context():
+    """A number of 18 digits, each of which takes longer to say than any word."""
+    rest = "and these are the words that nobody in the whole wide world ever hears."
+    with TTSEngine.load("demo", device="cpu", max_streams=1, max_positions=64) as engine:
+        down, up = run(service_of(engine, text_aggregation_mode=TOKEN), turn("777777777777777777 ", rest))
         (error,) = of(up, ErrorFrame)
         assert error.category is ErrorCategory.APPLICATION and "its slot is full" in error.error
         assert len(of(down, TTSStartedFrame)) == len(of(down, TTSStoppedFrame)) == 1
-        whole, _ = run(service_of(engine), turn(text))  # by sentences it is cut into pieces that fit
-        assert " ".join(w.text.strip() for w in of(whole, TTSTextFrame)) == text
+        assert "hears." not in [w.text.strip() for w in of(down, TTSTextFrame)]
 
 
 def test_a_sentence_of_few_characters_and_many_tokens_is_cut_into_pieces_that_fit(backend):

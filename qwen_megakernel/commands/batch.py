@@ -18,13 +18,13 @@ from qwen_megakernel import TTSEngine
 from qwen_megakernel.checkpoint.config import SamplingParams
 from qwen_megakernel.commands.batch_input import Line, count_lines, kind_of, read_lines
 from qwen_megakernel.commands.manifest import NAME, Manifest
-from qwen_megakernel.commands.options import LAYOUTS, add_voice_options, check_voice_options
+from qwen_megakernel.commands.options import LAYOUTS, add_voice_options, check_voice_options, lexicon_of
 from qwen_megakernel.commands.output import FORMATS, SpeechFile, check_format
 from qwen_megakernel.commands.speak import ended_like_ctrl_c, pieces_of
 from qwen_megakernel.engine.audio import Audio
 from qwen_megakernel.engine.in_parallel import in_parallel
 from qwen_megakernel.engine.mapping import say
-from qwen_megakernel.engine.retries import ended_badly
+from qwen_megakernel.engine.retries import check_retries, ended_badly
 from qwen_megakernel.errors import EngineClosed, RequestError, TTSError, VoiceError
 from qwen_megakernel.model.pcm import pcm16
 from qwen_megakernel.model.voice import Voice
@@ -47,12 +47,16 @@ def add_batch(commands: argparse._SubParsersAction) -> None:
     endings = [ending[1:] for ending in FORMATS]
     batch.add_argument("--format", choices=endings, default="wav", help="of the files; default: %(default)s")
     batch.add_argument("--voices", metavar="DIR", type=Path, help="saved voices that lines may name (Base)")
+    batch.add_argument(
+        "--retries", type=int, default=0, help="say a line again, so often at most, if it does not end well"
+    )
     batch.add_argument("--max-streams", type=int, help="utterances at once; default: 32 on a GPU, 2 on a CPU")
     add_voice_options(batch, seed="0; each line that names none has its own, made of this and its id")
 
 
 def _batch(args: argparse.Namespace) -> int:
     kind = kind_of(args.input, args.input_format)
+    check_retries(args.retries)
     check_format("--format", f"x.{args.format}")
     voice, voices = check_voice_options(args), _voices(args.voices)
     with ended_like_ctrl_c(), closing(Manifest(args.output)) as manifest:
@@ -114,6 +118,7 @@ class _Batch:
         voices: dict[str, Voice],
     ):
         self._args, self._engine, self._manifest, self._voice, self._voices = args, engine, manifest, voice, voices
+        self._lexicon = lexicon_of(args)
         self.done = self.kept = self.failures = 0
         self.seconds = 0.0
         self.failed: list[dict[str, Any]] = []
@@ -146,6 +151,7 @@ class _Batch:
             args.top_k,
         ]
         shared += [args.top_p, args.repetition_penalty, args.speed, args.layout, args.retries, args.seed, args.format]
+        shared += [args.normalize, args.trim, args.lexicon and Path(args.lexicon).read_text(encoding="utf-8")]
         shared += [self._voice and self._voice.digest.hex(), line.text, line.options]
         return hashlib.sha256(json.dumps(shared, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -194,6 +200,7 @@ class _Batch:
         voice = self._voice if name is None else self._voices[name]
         shared = {"speaker": args.speaker, "language": args.language, "instruct": args.instruct, "speed": args.speed}
         shared |= {"non_streaming_mode": LAYOUTS.get(args.layout), "retries": args.retries}
+        shared |= {"normalize": args.normalize, "lexicon": self._lexicon, "trim": args.trim}
         return shared | {"voice": voice, "sampling": sampling} | own, seed
 
     def add(self, entry: dict[str, Any]) -> None:

@@ -80,6 +80,8 @@ FIELDS: dict[str, Callable[[Any], Any]] = {
     "top_k": _integer,
     "top_p": _number,
     "repetition_penalty": _number,
+    "normalize": _text,
+    "trim": _text,
     "non_streaming_mode": _flag,
     "retries": _integer,
 }

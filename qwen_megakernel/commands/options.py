@@ -11,8 +11,11 @@ from qwen_megakernel.checkpoint.fp8 import WEIGHTS, parts_of
 from qwen_megakernel.checkpoint.load import DEMO, DEMO_NOTICE, PUBLISHED
 from qwen_megakernel.commands.output import FORMATS, OUT, PLAYERS
 from qwen_megakernel.errors import BackendError, RequestError
+from qwen_megakernel.model.edges import TRIMS
 from qwen_megakernel.model.time_stretch import check_speed
 from qwen_megakernel.model.voice import Voice, check_ref_options
+from qwen_megakernel.text.front_end import NORMALIZE
+from qwen_megakernel.text.lexicon import Lexicon
 
 LAYOUTS = {"whole": True, "streaming": False}
 """What --layout may be -> `non_streaming_mode`."""
@@ -105,11 +108,24 @@ def add_engine_of_server(parser: argparse._ActionsContainer, *, streams: int) ->
         "--voices", metavar="DIR", type=Path, help="saved voices (Voice.save), each known by its file's name"
     )
     add_foreign_voice(parser)
+    add_text_options(parser)
     parser.add_argument("--log-texts", action="store_true", help="log what is said, not lengths and times alone")
     parser.add_argument("--backend", choices=BACKENDS, default="auto")
     parser.add_argument("--weights", type=weights_of, help=WEIGHTS_HELP)
     parser.add_argument("--device", help="cpu, cuda, cuda:1; default: a GPU if there is one")
     add_threads(parser)
+
+
+def add_text_options(parser: argparse._ActionsContainer) -> None:
+    """Add the options that say what becomes of written text before it is spoken."""
+    about = "auto: digits, Markdown, links become words (docs/text.md); default: %(default)s"
+    parser.add_argument("--normalize", choices=NORMALIZE, default="off", help=about)
+    parser.add_argument("--lexicon", metavar="PATH", help="words that are read by another spelling, as JSON or CSV")
+
+
+def lexicon_of(args: argparse.Namespace) -> Lexicon | None:
+    """Raises TextError for a file that is no lexicon."""
+    return None if args.lexicon is None else Lexicon.load(args.lexicon)
 
 
 def add_served_names(parser: argparse._ActionsContainer) -> None:
@@ -154,6 +170,8 @@ def add_voice_options(parser: argparse._ActionsContainer, seed: str = "a fresh o
     parser.add_argument("--top-k", type=int, help="draw among the k likeliest, 0: all; default: the checkpoint's")
     parser.add_argument("--top-p", type=float, help="draw among the likeliest of this sum; default: the checkpoint's")
     parser.add_argument("--repetition-penalty", type=float, help="of first codes; default: the checkpoint's")
+    add_text_options(parser)
+    parser.add_argument("--trim", choices=TRIMS, default="none", help="where to cut silence; default: %(default)s")
     parser.add_argument("--speed", type=float, default=1.0, help="0.25 to 4.0 times as fast, at the same pitch")
     parser.add_argument(
         "--layout",

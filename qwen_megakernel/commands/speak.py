@@ -22,6 +22,7 @@ from qwen_megakernel.commands.options import (
     add_output_options,
     add_voice_options,
     check_voice_options,
+    lexicon_of,
     sampling_of,
 )
 from qwen_megakernel.commands.output import OUT, SpeechFile, check_writable, checked_output, play, write_stdout
@@ -96,6 +97,7 @@ def _speak(args: argparse.Namespace) -> int:
                     voice.save(args.save_voice)
             request = {"speaker": args.speaker, "language": args.language, "instruct": args.instruct, "voice": voice}
             request |= {"sampling": sampling, "speed": args.speed, "non_streaming_mode": LAYOUTS.get(args.layout)}
+            request |= {"normalize": args.normalize, "lexicon": lexicon_of(args), "trim": args.trim}
             pieces = pieces_of(engine, text, request)
             audios = []
             progress = _ChunkTimes() if args.stream else _Progress(pieces, args.speed)

@@ -26,6 +26,7 @@ from qwen_megakernel.model.edges import silent_end_s
 from qwen_megakernel.model.text import check_unicode
 from qwen_megakernel.model.turn_text import Turn
 from qwen_megakernel.text.pauses import Pause
+from qwen_megakernel.text.spoken_text import SpokenText
 
 _CUT = ("length", "cancelled")
 """Ends behind which no part of the text follows: it would not join what was heard."""
@@ -33,7 +34,8 @@ _CUT = ("length", "cancelled")
 
 @dataclass
 class _Part:
-    """A part of the text that is said later. `pause_s`: seconds of silence between it and the part before."""
+    """A part of the text that is said later; a piece of whole text is a `SpokenText`. `pause_s`: seconds of silence
+    between it and the part before."""
 
     text: str
     pause_s: float
@@ -69,18 +71,21 @@ class AsyncUtterance:
         self._in_turn = asyncio.Lock()  # pieces of text keep their order
         self._goes_on: asyncio.Task[bool] | None = None
 
-    async def submit(self, text: str | None, **request: Any) -> None:
+    async def submit(self, text: str | list[SpokenText] | None, **request: Any) -> None:
         """Begin. If the calling task is cancelled meanwhile, the utterance is cancelled as soon as it exists.
 
         Args:
-            text: what to say; None: it comes through `push_text` and `end_text`, and may be longer than a slot unless
-                `max_frames` is given.
+            text: what to say. A list: pieces (`TTSEngine.pieces`), one behind the other. None: it comes through
+                `push_text` and `end_text`, and may be longer than a slot unless `max_frames` is given.
             **request: `TTSEngine.submit`'s options.
 
         Raises:
             TTSError: as `TTSEngine.submit`.
         """
         self._request = request
+        if isinstance(text, list):
+            text, *others = text
+            self._later += [_Part(piece, 0.0, ended=True) for piece in others]
 
         def submit() -> None:
             if text is None:
@@ -244,6 +249,9 @@ class AsyncUtterance:
     def _begin_next(self) -> None:
         """In the executor."""
         part = self._later.popleft()
+        if isinstance(part.text, SpokenText):
+            self._begin(part.text)
+            return
         silent_s = silent_end_s(self._said[-1].samples, self._said[-1].sample_rate) if self._said else 0.0
         self._begin(None, max(0.0, part.pause_s - silent_s))
         self._blank = False

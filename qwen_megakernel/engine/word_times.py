@@ -6,6 +6,10 @@ which it begins has been made, never before.
 """
 
 import re
+from contextlib import suppress
+
+from qwen_megakernel.errors import TextError
+from qwen_megakernel.text.pauses import Pause, PauseStream
 
 _CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uff66-\uff9f"
 # A word with what clings to it, or one Chinese or Japanese character with its marks.
@@ -57,11 +61,25 @@ class WordTimes:
         """
         self._rate, self._speed = rate, speed
         self._open = ""  # text behind the last whole word
-        self._words: list[str] = []  # not given out
+        self._pauses = PauseStream(refuse_other_tags=False)
+        self._words: list[str | Pause] = []  # not given out
         self._at = 0.0  # where the next of them begins, in seconds
         self._given = 0.0  # weight of those given out
+        self._paused = 0.0  # seconds of the pauses that were passed
 
     def add(self, text: str) -> None:
+        """A piece of the text as it was written. Raises TextError for a malformed pause."""
+        self._take(self._pauses.push(text))
+
+    def _take(self, parts: list[str | Pause]) -> None:
+        for part in parts:
+            if isinstance(part, Pause):
+                self._words += [*words_of(self._open), part]
+                self._open = ""
+            else:
+                self._add(part)
+
+    def _add(self, text: str) -> None:
         self._open += text
         words = words_of(self._open)
         if words and not self._open[-1].isspace():
@@ -75,22 +93,29 @@ class WordTimes:
         """Words that begin within the first `made` seconds of audio, and when."""
         due = []
         while self._words and self._at < made:
-            due.append(self._give(self._rate.seconds / self._speed))
+            due += self._give(self._rate.seconds / self._speed)
         return due
 
     def finish(self, made: float) -> list[tuple[str, float]]:
         """The text and its `made` seconds of audio are complete: the words that are left, and when they begin."""
+        with suppress(TextError):  # a pause that the text's end has cut; whoever spoke it has refused it
+            self._take(self._pauses.finish())
         self._words += words_of(self._open)
         self._open = ""
-        left = sum(weight(word) for word in self._words)
+        left = sum(weight(word) for word in self._words if isinstance(word, str))
+        paused = sum(part.seconds for part in self._words if isinstance(part, Pause))
         if made > 0 and self._given + left > 0:
-            self._rate.learn(self._given + left, made * self._speed)
+            self._rate.learn(self._given + left, max(0.0, made - self._paused - paused) * self._speed)
         self._at = min(self._at, made)
-        pace = (made - self._at) / left if left else 0.0
-        return [self._give(pace) for _ in range(len(self._words))]
+        pace = max(0.0, made - self._at - paused) / left if left else 0.0
+        return [given for _ in range(len(self._words)) for given in self._give(pace)]
 
-    def _give(self, pace: float) -> tuple[str, float]:
+    def _give(self, pace: float) -> list[tuple[str, float]]:
+        """The next word and when it begins; nothing for a pause."""
         word, at = self._words.pop(0), self._at
+        if isinstance(word, Pause):
+            self._at, self._paused = at + word.seconds, self._paused + word.seconds
+            return []
         self._at += weight(word) * pace
         self._given += weight(word)
-        return word, at
+        return [(word, at)]

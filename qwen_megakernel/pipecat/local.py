@@ -6,9 +6,11 @@ Nothing here touches the model: prompts are built in a thread of the service, be
 generated one by one (SENTENCE mode). In TOKEN mode a context is one utterance, which speaks while its tokens come.
 """
 
+import asyncio
 from collections.abc import AsyncGenerator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from loguru import logger
@@ -36,7 +38,15 @@ from qwen_megakernel.model.prompt import AUTO
 from qwen_megakernel.model.voice import Voice
 from qwen_megakernel.pipecat.audio_context import AudioContext, SpeechMetricsData
 from qwen_megakernel.pipecat.service import SpeechService
-from qwen_megakernel.pipecat.settings import SpeechSettings, check_names, layout_of, sampling_of, speed_of
+from qwen_megakernel.pipecat.settings import (
+    SpeechSettings,
+    check_names,
+    layout_of,
+    sampling_of,
+    speed_of,
+    text_options_of,
+)
+from qwen_megakernel.text.lexicon import Lexicon
 
 DEFAULT_MODEL = "Qwen/Qwen3-TTS-12Hz-0.6B-CustomVoice"
 
@@ -71,6 +81,7 @@ class MegakernelTTSService(SpeechService):
         model: str = DEFAULT_MODEL,
         engine_options: Mapping[str, Any] | None = None,
         chunk_frames: int | tuple[int, ...] | None = None,
+        lexicon: Lexicon | None = None,
         trim_leading_silence: bool = True,
         settings: Settings | None = None,
         **kwargs,
@@ -83,6 +94,7 @@ class MegakernelTTSService(SpeechService):
             engine_options: Further arguments of `TTSEngine.load`, such as device or max_streams. Services share an
                 engine where model and options are the same.
             chunk_frames: Frames of 80 ms per chunk; None: 1, 2, 4, 8, 8, ...
+            lexicon: Words that are read by another spelling.
             trim_leading_silence: Cut silence in front of a turn's first word.
             settings: What may change while the pipeline runs.
             **kwargs: For `TTSService`.
@@ -105,7 +117,7 @@ class MegakernelTTSService(SpeechService):
         super().__init__(trim_leading_silence=trim_leading_silence, settings=store, **kwargs)
         self._engine, self._own_engine = engine, engine is None
         self._model, self._engine_options = str(model), dict(engine_options or {})
-        self._chunk_frames = chunk_schedule(chunk_frames)
+        self._chunk_frames, self._lexicon = chunk_schedule(chunk_frames), lexicon
         self._word_rate = SpeechRate()
         # One thread, so that the pieces of a text stay in order.
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="qwen_megakernel submit")
@@ -165,7 +177,7 @@ class MegakernelTTSService(SpeechService):
         return _LocalAudioContext(self, context_id)
 
     def _pieces(self, text: str) -> list[str]:
-        return self._engine.pieces(text, **self._request()) if self._engine else [text]
+        return [text]  # `_open` cuts it
 
     # ------------------------------------------------------------ settings
 
@@ -211,6 +223,8 @@ class MegakernelTTSService(SpeechService):
             "sampling": sampling_of(settings),
             "chunk_frames": self._chunk_frames,
             "speed": speed_of(settings),
+            "lexicon": self._lexicon,
+            **text_options_of(settings),
             "non_streaming_mode": layout_of(settings, in_tokens=self._is_streaming_tokens),
         }
 
@@ -240,7 +254,11 @@ class _LocalAudioContext(AudioContext):
         if engine.threads:
             self._least_first_s = _CPU_FIRST_S
         self.utterance = AsyncUtterance(engine, service._executor)
-        await self.utterance.submit(text, **request)
+        pieces = None
+        if text is not None:
+            cut = partial(engine.pieces, text, **request)
+            pieces = await asyncio.get_running_loop().run_in_executor(service._executor, cut)
+        await self.utterance.submit(pieces, **request)
 
     async def _push(self, text: str) -> None:
         self._words.add(text)

@@ -309,6 +309,8 @@ class MegakernelWebsocketTTSService(SpeechService, WebsocketTTSService):
             "repetition_penalty": sampling.repetition_penalty,
             "chunk_frames": self._chunk_frames,
             "speed": None if settings.speed is None else speed_of(settings),
+            "normalize": settings.normalize,
+            "trim": settings.trim,
             "non_streaming_mode": settings.non_streaming_mode,
         }
         return {"words": True} | {name: value for name, value in asked.items() if value is not None}

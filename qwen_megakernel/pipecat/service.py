@@ -30,7 +30,7 @@ from pipecat.utils.types import NOT_GIVEN, is_given
 from qwen_megakernel.checkpoint.languages import NAMES, primary_subtag
 from qwen_megakernel.errors import EngineBusy, RequestError
 from qwen_megakernel.pipecat.audio_context import AudioContext
-from qwen_megakernel.pipecat.settings import SpeechSettings, layout_of, sampling_of, speed_of
+from qwen_megakernel.pipecat.settings import SpeechSettings, layout_of, sampling_of, speed_of, text_options_of
 
 
 class _FlushFrame(ControlFrame):
@@ -253,6 +253,7 @@ class SpeechService(TTSService):
         """Raises RequestError for numbers out of range, and for a layout that this service's mode cannot have."""
         sampling_of(settings)
         speed_of(settings)
+        text_options_of(settings)
         layout_of(settings, in_tokens=self._is_streaming_tokens)
 
     def _classify_error(self, exception: Exception) -> ErrorCategory | None:

@@ -10,7 +10,9 @@ from pipecat.utils.types import NOT_GIVEN, NotGiven
 from qwen_megakernel.checkpoint.config import SamplingParams
 from qwen_megakernel.checkpoint.languages import find_language
 from qwen_megakernel.errors import InstructError, LanguageError, RequestError, SpeakerError
+from qwen_megakernel.model.edges import check_trim
 from qwen_megakernel.model.time_stretch import check_speed
+from qwen_megakernel.text.front_end import check_normalize
 
 
 @dataclass
@@ -29,6 +31,8 @@ class SpeechSettings(TTSSettings):
         repetition_penalty: None: the checkpoint's.
         seed: None: a fresh one for every utterance.
         speed: 0.25 to 4.0 times as fast as the model speaks, at its pitch. None: 1.0.
+        normalize: "auto" turns digits, Markdown, links and emojis into words (docs/text.md). None: "off".
+        trim: "start", "end" or "both": where silence of an utterance is cut to 50 ms. None: "none".
         non_streaming_mode: True lets the model see a whole sentence before it speaks, which TOKEN mode cannot. None:
             what suits the voice.
     """
@@ -40,6 +44,8 @@ class SpeechSettings(TTSSettings):
     repetition_penalty: float | None | NotGiven = field(default_factory=lambda: NOT_GIVEN)
     seed: int | None | NotGiven = field(default_factory=lambda: NOT_GIVEN)
     speed: float | None | NotGiven = field(default_factory=lambda: NOT_GIVEN)
+    normalize: str | None | NotGiven = field(default_factory=lambda: NOT_GIVEN)
+    trim: str | None | NotGiven = field(default_factory=lambda: NOT_GIVEN)
     non_streaming_mode: bool | None | NotGiven = field(default_factory=lambda: NOT_GIVEN)
 
     @classmethod
@@ -56,6 +62,8 @@ class SpeechSettings(TTSSettings):
             repetition_penalty=None,
             seed=None,
             speed=None,
+            normalize=None,
+            trim=None,
             non_streaming_mode=None,
         )
 
@@ -76,6 +84,19 @@ def sampling_of(settings: SpeechSettings) -> SamplingParams:
 def speed_of(settings: SpeechSettings) -> float:
     """Raises RequestError for what `check_speed` refuses."""
     return 1.0 if settings.speed is None else check_speed(settings.speed)
+
+
+def text_options_of(settings: SpeechSettings) -> dict[str, str]:
+    """`normalize` and `trim` of `TTSEngine.submit`.
+
+    Raises:
+        RequestError: an unknown value.
+    """
+    normalize = "off" if settings.normalize is None else settings.normalize
+    trim = "none" if settings.trim is None else settings.trim
+    check_normalize(normalize)
+    check_trim(trim, 0.0)
+    return {"normalize": normalize, "trim": trim}
 
 
 def layout_of(settings: SpeechSettings, *, in_tokens: bool) -> bool | None:

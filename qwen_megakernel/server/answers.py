@@ -68,6 +68,7 @@ class Speech:
         if instruct and not service.takes_instructions:
             instruct, self.ignored = None, ["instructions"]
         options = {"language": how.language, "instruct": instruct, "seed": how.seed, "speed": how.speed}
+        options |= {"normalize": how.normalize, "trim": how.trim}
         if how.non_streaming_mode is not None:
             options["non_streaming_mode"] = how.non_streaming_mode
         self._request, self._retries = service.request(how.voice, **options), how.retries or 0

@@ -25,6 +25,7 @@ from qwen_megakernel.server.process import ENGINE_GONE, exit_within
 from qwen_megakernel.server.service import EngineService
 from qwen_megakernel.server.stream_api import MAX_RECORDING, add_stream
 from qwen_megakernel.server.websocket_api import add_socket
+from qwen_megakernel.text.lexicon import Lexicon
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +43,8 @@ def make_app(
     upload: bool = False,
     ui: bool = False,
     log_texts: bool = False,
+    normalize: str = "off",
+    lexicon: Lexicon | None = None,
     limits: Limits | None = None,
 ) -> FastAPI:
     """The whole API as an ASGI app, with its `EngineService` in `app.state.service`, and in `app.state.max_message`
@@ -59,6 +62,8 @@ def make_app(
         upload: clients may make voices (Base checkpoints).
         ui: there is a page at / to try the server with.
         log_texts: the log shows the texts that are spoken.
+        normalize: what written text is made of where a client does not say (docs/text.md).
+        lexicon: words that are read by another spelling.
         limits: None: the defaults of `Limits`.
 
     Raises:
@@ -70,6 +75,7 @@ def make_app(
     limits = limits or Limits()
     options = {"voices": voices, "limits": limits, "upload": upload, "log_texts": log_texts}
     options |= {"served_names": served_names, "aliases": aliases, "allow_foreign_voice": allow_foreign_voice}
+    options |= {"normalize": normalize, "lexicon": lexicon}
     if config:
         options |= {"variant": config.variant, "speakers": tuple(config.talker.speakers)}
     service = EngineService(load, model=model, **options)

@@ -86,6 +86,10 @@ class HowToSpeak(BaseModel):
     speed: _Speed | None = Field(None, description="1.0 is the speed of the model.")
     language: str | None = Field(None, max_length=64, description='A name or code, as "english", "en"; none: auto.')
     seed: _Seed | None = Field(None, description="The same request and seed, the same speech.")
+    normalize: Literal["off", "auto"] | None = Field(
+        None, description="auto: digits, Markdown and links become words; none: as the server has it."
+    )
+    trim: Literal["none", "start", "end", "both"] | None = Field(None, description="Where to cut silence to 50 ms.")
     non_streaming_mode: bool | None = Field(
         None, description="true: the model sees the whole text before it speaks; none: what suits the voice."
     )

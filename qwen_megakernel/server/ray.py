@@ -30,6 +30,8 @@ from qwen_megakernel.server.limits import Limits
 from qwen_megakernel.server.process import is_loopback, load_for_good
 from qwen_megakernel.server.refusals import error_response
 from qwen_megakernel.server.service import TOKEN, EngineService
+from qwen_megakernel.text.front_end import NORMALIZE
+from qwen_megakernel.text.lexicon import Lexicon
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +54,8 @@ class Args(BaseModel):
     max_positions: int = Field(1024, ge=1, description="Of one utterance: its prompt's and its frames.")
     voices: Path | None = Field(None, description="Folder of saved voices, the same on every machine.")
     allow_foreign_voice: bool = Field(False, description="An experiment: Base voices on CustomVoice, docs/voices.md.")
+    normalize: Literal[NORMALIZE] = Field("off", description="auto: digits and Markdown become words, docs/text.md.")
+    lexicon: Path | None = Field(None, description="Words read by another spelling, the same on every machine.")
     served_names: list[str] = Field([], description="More names by which clients may call the model.")
     voice_aliases: dict[str, str] = Field({}, description="Other names of voices, such as alloy: ada.")
     min_replicas: int = Field(1, ge=1)
@@ -129,6 +133,8 @@ def _make_app(args: Args, token: str | None) -> FastAPI:
         token=token,
         voices=args.voices,
         allow_foreign_voice=args.allow_foreign_voice,
+        normalize=args.normalize,
+        lexicon=Lexicon.load(args.lexicon) if args.lexicon else None,
         served_names=args.served_names,
         aliases=args.voice_aliases,
     )

@@ -26,6 +26,8 @@ from qwen_megakernel.errors import (
 )
 from qwen_megakernel.server.limits import Limits
 from qwen_megakernel.server.saved_voices import DEFAULT_VOICE, SavedVoices
+from qwen_megakernel.text.lexicon import Lexicon
+from qwen_megakernel.text.spoken_text import SpokenText
 
 log = logging.getLogger(__name__)
 
@@ -72,6 +74,8 @@ class EngineService:
         limits: Limits,
         upload: bool = False,
         log_texts: bool = False,
+        normalize: str = "off",
+        lexicon: Lexicon | None = None,
     ):
         """
         Args:
@@ -84,6 +88,8 @@ class EngineService:
             aliases: other names of voices -> voices that there are now.
             upload: clients may make voices.
             log_texts: the log shows the texts that are spoken.
+            normalize: `TTSEngine.submit`'s, where a client names none.
+            lexicon: of all that is spoken.
 
         Raises:
             BackendError: a served name that no client could send.
@@ -98,6 +104,7 @@ class EngineService:
         self.models = list(dict.fromkeys([model, *served_names, *OPENAI_MODELS]))
         self.aliases = {alias.lower(): voice.lower() for alias, voice in (aliases or {}).items()}
         self._upload, self._log_texts, self._allow_foreign = upload, log_texts, allow_foreign_voice
+        self._normalize, self._lexicon = normalize, lexicon
         self.engine: TTSEngine | None = None
         self.saved_voices = SavedVoices(voices)
         if variant:
@@ -231,6 +238,8 @@ class EngineService:
         repetition_penalty: float | None = None,
         seed: int | None = None,
         speed: float | None = None,
+        normalize: str | None = None,
+        trim: str | None = None,
         **options: Any,
     ) -> dict[str, Any]:
         """A client's settings as arguments of `TTSEngine.submit`, always with a seed.
@@ -239,6 +248,7 @@ class EngineService:
             voice: one of `voice_names` or `aliases` in any case, or "default".
             instruct: `submit`'s. Where the checkpoint ignores it, it is refused: a client does not see the log.
             speed: `submit`'s; None: 1.0.
+            normalize, trim: `submit`'s; None: the server's, and "none".
             **options: `submit`'s own, which checks them.
 
         Raises:
@@ -251,6 +261,12 @@ class EngineService:
         options["instruct"] = instruct
         if speed is not None:
             options["speed"] = speed
+        if normalize is not None or self._normalize != "off":
+            options["normalize"] = self._normalize if normalize is None else normalize
+        if trim is not None:
+            options["trim"] = trim
+        if self._lexicon is not None:
+            options["lexicon"] = self._lexicon
         options["sampling"] = SamplingParams.for_both(
             temperature=temperature,
             top_k=top_k,
@@ -298,11 +314,13 @@ class EngineService:
         return cut() if len(text) <= _SHORT else await asyncio.get_running_loop().run_in_executor(self._executor, cut)
 
     @contextlib.asynccontextmanager
-    async def speak(self, text: str | None, request: dict[str, Any]) -> AsyncIterator[AsyncUtterance]:
+    async def speak(
+        self, text: str | list[SpokenText] | None, request: dict[str, Any]
+    ) -> AsyncIterator[AsyncUtterance]:
         """Begin an utterance; at the end of the block cancel what is left of it.
 
         Args:
-            text: None: it comes in pieces.
+            text: or its pieces; None: it comes through `push_text`.
             request: of `request`.
 
         Raises:
@@ -310,7 +328,7 @@ class EngineService:
         """
         utterance = AsyncUtterance(self.engine, self._executor)
         self.utterances.add(utterance)
-        self.log_text(text or "")
+        self.log_text(" ".join(text) if isinstance(text, list) else text or "")
         try:
             await utterance.submit(text, **request)
             yield utterance

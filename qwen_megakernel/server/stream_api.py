@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import re
 import reprlib
 from collections.abc import Coroutine, Iterable, Mapping
 from dataclasses import replace
@@ -35,8 +34,6 @@ PATH = "/v1/audio/speech/stream"
 MAX_RECORDING = 2 << 20
 """Characters of a message where voices can be made. More would hold the event loop for over 5 ms: HTTP takes more."""
 
-_SENTENCE_END = re.compile(r"[.!?](?=\s)|[。！？]")
-_ENDED = re.compile(r"(?:[.!?]\s|[。！？].)\Z", re.DOTALL)  # of what is said, and the character that follows
 _VOICE_FIELDS = {"voice": "name", "audio": "audio_data", "text": "ref_text"}
 _MAX_NAME, _MAX_TRANSCRIPT = 64, 10_000  # characters
 
@@ -234,19 +231,12 @@ class _Text:
         self.pending = self.pending.lstrip()
         return bool(self.pending)
 
-    def take_sentence(self) -> str:
-        """What is pending, up to the first end of a sentence."""
-        found = _SENTENCE_END.search(self.pending)
-        cut = found.end() if found else len(self.pending)
-        taken, self.pending = self.pending[:cut], self.pending[cut:]
-        return taken
-
-    async def take_piece(self, request: dict[str, Any]) -> str:
-        """Wait for the end of a text that comes in one message; what is pending, as much of it as fits a slot.
+    async def take_whole(self) -> str:
+        """Wait for the end of a text that comes in one message.
 
         Raises:
             Refused: more of it came.
-            RequestError: it does not go on, or cannot be spoken like this.
+            RequestError: it does not go on.
         """
         came = self._characters
         while not self.complete:
@@ -254,9 +244,8 @@ class _Text:
             if self._characters > came:
                 words = "non_streaming_mode needs the whole text in one input.text, and more of it came"
                 raise Refused(f"{words}: send it whole, or set non_streaming_mode to false", "text")
-        piece = (await self._stream.service.pieces(self.pending, request))[0]
-        self.pending = self.pending[self.pending.index(piece) + len(piece) :]
-        return piece
+        whole, self.pending = self.pending, ""
+        return whole
 
     async def read(self) -> None:
         """Wait for the next piece of it, or for its end. Other messages are answered meanwhile.
@@ -328,13 +317,14 @@ class _Speech:
         """
         service = self._stream.service
         service.check_ready()
-        request, whole = service.request(**self._config.settings), None
+        request, pieces = service.request(**self._config.settings), None
         if self._config.whole:
-            self._said = whole = await self._text.take_piece(request)
+            self._said = await self._text.take_whole()
             if self._words:
-                self._words.add(whole)
-        async with service.speak(whole, request) as utterance:
-            pusher = None if whole else asyncio.create_task(self._push(utterance, request))
+                self._words.add(self._said)
+            pieces = await service.pieces(self._said, request)
+        async with service.speak(pieces, request) as utterance:
+            pusher = None if pieces else asyncio.create_task(self._push(utterance))
             try:
                 async for chunk in utterance:
                     self._begin(request["sampling"].seed)
@@ -354,23 +344,17 @@ class _Speech:
             raise TextTooLongError(audio.why_cut(service.engine.config.max_frames))
         return audio
 
-    async def _push(self, utterance: AsyncUtterance, request: dict[str, Any]) -> None:
-        """Push the text as it comes. A message that is refused ends the utterance. Text that is too long for a slot
-        ends at a sentence; the rest stays pending."""
+    async def _push(self, utterance: AsyncUtterance) -> None:
+        """Push the text as it comes. A message that is refused ends the utterance."""
         service = self._stream.service
         try:
             while True:
-                while self._text.pending:
-                    at_end = _ENDED.search(self._said + self._text.pending[0])
-                    if at_end and len(await service.pieces(self._said, request)) > 1:
-                        await utterance.end_text()
-                        return
-                    text = self._text.take_sentence()
-                    self._said += text
-                    service.log_text(text)
-                    if self._words:
-                        self._words.add(text)
-                    await utterance.push_text(text)
+                text, self._text.pending = self._text.pending, ""
+                self._said += text
+                service.log_text(text)
+                if self._words:
+                    self._words.add(text)
+                await utterance.push_text(text)
                 if self._text.complete:
                     await utterance.end_text()
                     return

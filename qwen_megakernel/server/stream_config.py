@@ -26,6 +26,8 @@ _KINDS: dict[str, tuple[str, tuple[type, ...]]] = {
     "top_p": ("a number", (int, float)),
     "repetition_penalty": ("a number", (int, float)),
     "speed": ("a number", (int, float)),
+    "normalize": ("a string", (str,)),
+    "trim": ("a string", (str,)),
     "non_streaming_mode": ("true or false", (bool,)),
 }
 _ONLY: dict[str, tuple[Any, str]] = {
@@ -50,6 +52,8 @@ _PASSED = (
     "top_p",
     "repetition_penalty",
     "speed",
+    "normalize",
+    "trim",
     "non_streaming_mode",
 )  # as the service calls them
 _MAX_SETTING = 2000  # characters

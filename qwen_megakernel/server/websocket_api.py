@@ -41,6 +41,8 @@ _SETTINGS = {
     "repetition_penalty": "a number",
     "chunk_frames": "an integer or a list",
     "speed": "a number",
+    "normalize": "a string",
+    "trim": "a string",
     "non_streaming_mode": "true or false",
     "words": "true or false",
 }

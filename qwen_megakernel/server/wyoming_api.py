@@ -20,6 +20,7 @@ from qwen_megakernel.server.process import ENGINE_GONE, exit_within
 from qwen_megakernel.server.saved_voices import DEFAULT_VOICE
 from qwen_megakernel.server.service import EngineService
 from qwen_megakernel.server.wyoming_connection import Connection
+from qwen_megakernel.text.lexicon import Lexicon
 
 log = logging.getLogger(__name__)
 
@@ -158,6 +159,8 @@ def serve(
     voices: Path | None = None,
     allow_foreign_voice: bool = False,
     log_texts: bool = False,
+    normalize: str = "off",
+    lexicon: Lexicon | None = None,
 ) -> int:
     """Serve until the process is told to stop or the engine is gone. At SIGTERM what is being said may be said; Ctrl-C
     and a second signal end it at once.
@@ -170,6 +173,7 @@ def serve(
         voices: a folder of saved voices.
         allow_foreign_voice: the engine is loaded with it.
         log_texts: the log shows the texts that are spoken.
+        normalize, lexicon: of all that is spoken (docs/text.md).
 
     Returns:
         The process's exit code.
@@ -179,6 +183,7 @@ def serve(
         CheckpointError, RequestError: the checkpoint does not have such voices, or such a language.
     """
     options = {"variant": variant, "voices": voices, "limits": Limits(), "log_texts": log_texts}
+    options |= {"normalize": normalize, "lexicon": lexicon}
     options["allow_foreign_voice"] = allow_foreign_voice
     service = EngineService(load, model=model, **options)
     listener = bind(host, port)

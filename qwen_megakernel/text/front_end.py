@@ -1,6 +1,7 @@
 """The text front end: pauses, then the normalizer, then the lexicon."""
 
 import re
+import reprlib
 
 from qwen_megakernel.errors import TextError
 from qwen_megakernel.text.lexicon import Lexicon, LexiconStream
@@ -17,6 +18,12 @@ _MARKS = frozenset("[<\\")
 _AT_MARKS = re.compile(f"([{FIRST_MARK}-\U0010ffff])")
 
 
+def check_normalize(normalize: str) -> None:
+    """Raises TextError for a `normalize` that is not in `NORMALIZE`."""
+    if normalize not in NORMALIZE:
+        raise TextError(f"normalize must be one of {', '.join(NORMALIZE)}, got {reprlib.repr(normalize)}")
+
+
 class TextFrontEnd:
     """From text as it was written to what the engine speaks: text, and pauses between."""
 
@@ -31,8 +38,7 @@ class TextFrontEnd:
         Raises:
             TextError: `normalize` is neither.
         """
-        if normalize not in NORMALIZE:
-            raise TextError(f"normalize must be one of {', '.join(NORMALIZE)}, got {normalize!r}")
+        check_normalize(normalize)
         self._language, self._normalize, self._lexicon = language, normalize, lexicon
 
     def leaves_alone(self, text: str) -> bool:
