@@ -65,6 +65,16 @@ def test_the_layout_can_be_chosen(tmp_path, engine_for, layout, mode):
     assert soundfile.read(tmp_path / "x.wav", dtype="int16")[0].tobytes() == wanted
 
 
+def test_written_text_becomes_words_and_pauses(tmp_path, engine_for):
+    (tmp_path / "words.json").write_text('{"sql": "sequel"}')
+    text, words = "**SQL** runs 5 km.", "sequel runs five kilometers."
+    extra = ["--language", "en", "--normalize", "auto", "--lexicon", tmp_path / "words.json", "--trim", "both"]
+    assert speak("--text", text, "--output", tmp_path / "x.wav", "--seed", 3, "--speaker", "ada", *extra) == 0
+    request = {"speaker": "ada", "language": "en", "sampling": SamplingParams(seed=3), "trim": "both"}
+    wanted = pcm16(engine_for("demo").generate(words, **request).samples)
+    assert soundfile.read(tmp_path / "x.wav", dtype="int16")[0].tobytes() == wanted
+
+
 def test_a_file_says_again_what_ended_badly(tmp_path, monkeypatch, capsys):
     submit, seeds = TTSEngine.submit, []
 

@@ -51,6 +51,7 @@ from qwen_megakernel.engine.utterance import Utterance
 from qwen_megakernel.engine.word_times import SpeechRate, WordTimes, is_unspaced, words_of
 from qwen_megakernel.pipecat import audio_context
 from qwen_megakernel.pipecat_tts import MegakernelTTSService
+from qwen_megakernel.text.lexicon import Lexicon
 from qwen_megakernel.websocket_tts import MegakernelWebsocketTTSService
 
 Settings = MegakernelTTSService.Settings
@@ -130,6 +131,36 @@ def test_the_layout_of_sentences_can_be_chosen_and_changed(engine, layout):
     request = {"speaker": "ada", "sampling": SamplingParams(seed=3)}
     expected = [samples_of(engine.generate(text, non_streaming_mode=how, **request)) for how in (layout, not layout)]
     assert np.array_equal(pcm(down), np.concatenate(expected)) and not of(up, ErrorFrame)
+
+
+@pytest.mark.parametrize("tokens", [True, False])
+def test_written_text_is_normalized_and_the_context_has_it_as_it_was_written(engine, tokens):
+    text = "**SQL** runs 5 km."
+    settings = Settings(voice="ada", seed=3, language="en", normalize="auto")
+    how = {"settings": settings, "lexicon": Lexicon({"sql": "sequel"})}
+    how |= {"text_aggregation_mode": TOKEN} if tokens else {}
+    down, up = run(service_of(engine, **how), turn("**S", "QL** runs ", "5 k", "m."))
+    request = {"speaker": "ada", "language": "en", "sampling": SamplingParams(seed=3)}
+    wanted = engine.generate("sequel runs five kilometers.", non_streaming_mode=not tokens, **request)
+    assert len(pcm(down)) == len(wanted.samples) and not of(up, ErrorFrame)
+    assert " ".join(w.text.strip() for w in of(down, TTSTextFrame)) == text
+
+
+@pytest.mark.parametrize("tokens", [True, False])
+def test_a_pause_is_silence_and_words_behind_it_come_later(engine, tokens):
+    how = {"text_aggregation_mode": TOKEN} if tokens else {}
+    settings = Settings(voice="ada", seed=3)
+    down, up = run(service_of(engine, settings=settings, **how), turn("Yes [pause 2s] no."))
+    samples = pcm(down)
+    loud = np.flatnonzero(np.abs(samples.astype(int)) > 100)
+    assert np.diff(loud).max() / 24000 == pytest.approx(2.0, abs=0.02) and not of(up, ErrorFrame)
+    assert " ".join(w.text.strip() for w in of(down, TTSTextFrame)) == "Yes [pause 2s] no."
+
+
+@pytest.mark.parametrize("wrong", [{"normalize": "yes"}, {"trim": "all"}, {"normalize": 1}])
+def test_unknown_ways_to_read_text_are_refused(engine, wrong):
+    with pytest.raises(RequestError, match="must be one of"):
+        service_of(engine, settings=Settings(voice="ada", **wrong))
 
 
 @pytest.mark.parametrize("service", [MegakernelTTSService, MegakernelWebsocketTTSService])

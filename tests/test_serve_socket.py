@@ -116,6 +116,28 @@ def test_the_layout_of_whole_text_can_be_chosen(server, client, mode):
     assert client.pcm["a"] == pcm16(said(server, non_streaming_mode=mode).samples)
 
 
+@pytest.mark.parametrize("whole", [True, False])
+def test_written_text_is_normalized_and_words_follow_pauses(server, client, whole):
+    text = "**Hello** there. [pause 900ms] It is 5 km."
+    settings = {"voice": "ada", "seed": 5, "language": "en", "normalize": "auto", "words": True}
+    pieces = [text] if whole else ["**Hel", "lo** there. [pau", "se 900ms] It is 5", " km."]
+    for number, piece in enumerate(pieces):
+        client.say("text", "a", text=piece, **(settings if not number else {}), **({"end": True} if whole else {}))
+    if not whole:
+        client.say("end", "a")
+    client.until("end", "a")
+    said_of = [
+        said(server, part, language="en", non_streaming_mode=whole)
+        for part in ("Hello there.", "It is five kilometers.")
+    ]
+    samples = np.frombuffer(client.pcm["a"], "<i2")
+    assert len(samples) / 24000 == pytest.approx(sum(audio.duration_s for audio in said_of) + 0.9, abs=0.3)
+    times = [word for m in client.told if m["type"] == "words" for word in m["words"]]
+    assert [word for word, _ in times] == ["**Hello**", "there.", "It", "is", "5", "km."]
+    starts = dict(times)
+    assert starts["It"] - starts["there."] > 0.9
+
+
 @pytest.mark.parametrize("speed", [0.5, 2])
 def test_the_speed_is_heard_and_words_keep_pace(server, client, speed):
     ends, times = {}, {}

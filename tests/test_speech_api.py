@@ -26,6 +26,7 @@ from qwen_megakernel.model.pcm import pcm16
 from qwen_megakernel.server import encoders
 from qwen_megakernel.server.app import make_app
 from qwen_megakernel.server.limits import Limits
+from qwen_megakernel.text.lexicon import Lexicon
 
 TEXT = "Hello there, how are you today?"
 SPEECH, BATCH, VOICES = "/v1/audio/speech", "/v1/audio/speech/batch", "/v1/voices"
@@ -212,6 +213,28 @@ def test_instructions_that_the_model_ignores_are_told(server, client):
 def test_the_layout_can_be_chosen(server, mode):
     made = post(server, input=TEXT, voice="ada", seed=5, response_format="pcm", non_streaming_mode=mode)
     assert made.content == said(server, non_streaming_mode=mode)
+
+
+WRITTEN = "**SQL** runs [pause 900ms] 5 km."
+LEXICON = Lexicon({"sql": "sequel"})
+
+
+def test_written_text_is_normalized_and_pauses_are_silence(server, monkeypatch):
+    monkeypatch.setattr(server.service, "_lexicon", LEXICON)
+    request = {"input": WRITTEN, "voice": "ada", "seed": 5, "response_format": "pcm", "language": "en"}
+    made = post(server, **request, normalize="auto").content
+    options = {"normalize": "auto", "lexicon": LEXICON, "language": "en"}
+    wanted = server.service.engine.generate(WRITTEN, speaker="ada", sampling=SamplingParams(seed=5), **options)
+    assert made == pcm16(wanted.samples)
+    trimmed = server.service.engine.generate(
+        WRITTEN, speaker="ada", sampling=SamplingParams(seed=5), trim="both", **options
+    )
+    assert post(server, **request, normalize="auto", trim="both").content == pcm16(trimmed.samples)
+    for field, value in (("normalize", "yes"), ("trim", "all"), ("normalize", True)):
+        refused = post(server, **request | {field: value})
+        assert refused.status_code == 400 and refused.json()["error"]["param"] == field
+    malformed = post(server, **request | {"input": "Hello [pause soon]."})
+    assert malformed.status_code == 400 and "pause 500ms" in malformed.json()["error"]["message"]
 
 
 def bad_ends(monkeypatch, engine: TTSEngine, whys: list[str]) -> list[int]:

@@ -57,6 +57,8 @@ def spoken_texts(front_end: TextFrontEnd, text: str) -> list[SpokenText]:
         elif part.strip():
             said.append(SpokenText(part))
             said[-1].before_s, pause_s = pause_s, 0.0
+    if len(said) > 1 or pause_s or said and said[0].before_s:
+        said = [_without_blanks(one) for one in said]
     if not said:
         told = "text must not be blank" if not text.strip() else f"nothing in the text is spoken: {text[:60]!r}"
         raise TextError(told)
@@ -64,3 +66,10 @@ def spoken_texts(front_end: TextFrontEnd, text: str) -> list[SpokenText]:
         one.ends_at_pause = following.begins_at_pause = following.before_s > 0
     said[-1].after_s, said[-1].ends_at_pause = pause_s, pause_s > 0
     return said
+
+
+def _without_blanks(text: SpokenText) -> SpokenText:
+    """Beside a pause white space says nothing."""
+    stripped = SpokenText(text.strip())
+    stripped.before_s = text.before_s
+    return stripped
