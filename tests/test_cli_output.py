@@ -23,7 +23,7 @@ from qwen_megakernel import RequestError, SamplingParams, TTSEngine
 from qwen_megakernel.cli import main
 from qwen_megakernel.commands import output
 from qwen_megakernel.commands import speak as speak_command
-from qwen_megakernel.commands.output import FORMATS, SpeechFile
+from qwen_megakernel.commands.output import ENDINGS, FORMATS, SpeechFile
 from qwen_megakernel.engine.audio import Chunk
 from qwen_megakernel.model.pcm import pcm16
 
@@ -92,7 +92,7 @@ def test_a_format_that_this_libsndfile_cannot_write_is_refused(here, demo, monke
         assert soundfile.__libsndfile_version__ in told
         assert told.endswith("cannot write .mp3; here it writes .wav, .flac, .ogg, .opus")
         assert program("-o", "x.txt", "--model", "./nowhere") == 1
-        assert last_line(capsys).endswith("end it in .wav, .flac, .ogg, .opus")
+        assert last_line(capsys).endswith("end it in .wav, .flac, .ogg, .opus, .m4a, .m4b")
 
 
 def test_minutes_at_once_are_written(here):
@@ -119,7 +119,7 @@ def full_disk(monkeypatch):
     monkeypatch.setattr(output, "open", FullDisk, raising=False)
 
 
-@pytest.mark.parametrize("ending", FORMATS)
+@pytest.mark.parametrize("ending", ENDINGS)
 def test_a_full_disk_is_told_and_leaves_nothing(ending, here, full_disk):
     with pytest.raises(RequestError, match=f"no space left on {re.escape(str(here))}; make room there"):
         with SpeechFile(f"x{ending}", RATE, keep_partial=True) as file:

@@ -182,6 +182,7 @@ def workplace(hub, trained, tmp_path, monkeypatch):
     for seed, name in enumerate(("me.wav", "me_again.wav")):
         soundfile.write(name, reference_audio(seed=seed), 24000)
     Path("chapter.txt").write_text("Hello there. This is a chapter.", encoding="utf-8")
+    Path("book.md").write_text("# One\n\n[ada] Hello.\n\n# Two\n\n[max] Yes.\n", encoding="utf-8")
     Path("lines.txt").write_text("Hello.\nHow are you?\n", encoding="utf-8")
     Path("lines.jsonl").write_text('{"id": "one", "text": "Hello."}\n', encoding="utf-8")
     handler = signal.getsignal(signal.SIGTERM)

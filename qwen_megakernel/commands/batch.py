@@ -18,7 +18,7 @@ from qwen_megakernel import TTSEngine
 from qwen_megakernel.checkpoint.config import SamplingParams
 from qwen_megakernel.commands.batch_input import Line, count_lines, kind_of, read_lines
 from qwen_megakernel.commands.manifest import NAME, Manifest
-from qwen_megakernel.commands.options import LAYOUTS, add_voice_options, check_voice_options, lexicon_of
+from qwen_megakernel.commands.options import LAYOUTS, add_voice_options, check_voice_options, lexicon_of, slots_of
 from qwen_megakernel.commands.output import FORMATS, SpeechFile, check_format
 from qwen_megakernel.commands.speak import ended_like_ctrl_c, pieces_of
 from qwen_megakernel.engine.audio import Audio
@@ -31,8 +31,6 @@ from qwen_megakernel.model.voice import Voice
 from qwen_megakernel.server.saved_voices import SavedVoices
 
 _SHOWN = 20  # failed lines that are printed at the end; the manifest has them all
-_SLOTS = {"cuda": 32, "cpu": 2}
-"""Utterances at once by default. A CPU computes them one by one; the second is ready when the first ends."""
 _WAIT_S = 3600.0  # for a slot: nobody listens
 
 
@@ -83,11 +81,7 @@ def _batch(args: argparse.Namespace) -> int:
 
 
 def _load(args: argparse.Namespace, options: dict[str, Any]) -> TTSEngine:
-    from qwen_megakernel.backend.select import select_device
-
-    slots = args.max_streams if args.max_streams is not None else _SLOTS[select_device(args.device).type]
-    if slots < 1:
-        raise RequestError(f"--max-streams must be at least 1, got {slots}")
+    slots = slots_of(args)
     limits = {"max_streams": slots, "max_positions": 1024, "max_queue": slots, "queue_timeout": _WAIT_S}
     return TTSEngine.load(args.model, **options, **limits)
 

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
 
-from qwen_megakernel.backend.select import BACKENDS
+from qwen_megakernel.backend.select import BACKENDS, select_device
 from qwen_megakernel.checkpoint.config import SamplingParams
 from qwen_megakernel.checkpoint.fp8 import WEIGHTS, parts_of
 from qwen_megakernel.checkpoint.load import DEMO, DEMO_NOTICE, PUBLISHED
-from qwen_megakernel.commands.output import FORMATS, OUT, PLAYERS
+from qwen_megakernel.commands.output import ENDINGS, OUT, PLAYERS
 from qwen_megakernel.errors import BackendError, RequestError
 from qwen_megakernel.model.edges import TRIMS
 from qwen_megakernel.model.time_stretch import check_speed
@@ -184,13 +184,30 @@ def add_voice_options(parser: argparse._ActionsContainer, seed: str = "a fresh o
     add_threads(parser)
 
 
+_SLOTS = {"cuda": 32, "cpu": 2}
+"""Utterances at once by default. A CPU computes them one by one; the second is ready when the first ends."""
+
+
+def slots_of(args: argparse.Namespace) -> int:
+    """Utterances at once: --max-streams, or what suits the device.
+
+    Raises:
+        RequestError: fewer than one.
+        BackendError: there is no such device.
+    """
+    slots = args.max_streams if args.max_streams is not None else _SLOTS[select_device(args.device).type]
+    if slots < 1:
+        raise RequestError(f"--max-streams must be at least 1, got {slots}")
+    return slots
+
+
 def add_output_options(parser: argparse._ActionsContainer) -> None:
     """Add the options that say where speech goes."""
     parser.add_argument(
         "-o",
         "--output",
         metavar="PATH",
-        help=f"sound file, by its ending {', '.join(FORMATS)}; - for raw PCM16 on stdout; default: {OUT}",
+        help=f"sound file, by its ending {', '.join(ENDINGS)}; - for raw PCM16 on stdout; default: {OUT}",
     )
     parser.add_argument(
         "--play", action="store_true", help=f"play it with {', '.join(PLAYERS)}; without --output no file is kept"

@@ -17,6 +17,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import soundfile
 
+from qwen_megakernel.commands import mpeg4
 from qwen_megakernel.errors import RequestError
 
 OUT = "out.wav"
@@ -31,10 +32,13 @@ FORMATS = {
 }
 """Ending of a file's name -> libsndfile's names of format and coding. A name without an ending is a WAV's."""
 
+ENDINGS = (*FORMATS, *mpeg4.ENDINGS)
+"""Of all formats that can be written."""
+
 PLAYERS = {
     "aplay": (["-q"], {".wav"}),
     "paplay": ([], {".wav", ".flac", ".ogg"}),
-    "ffplay": (["-nodisp", "-autoexit", "-loglevel", "error"], set(FORMATS)),
+    "ffplay": (["-nodisp", "-autoexit", "-loglevel", "error"], set(ENDINGS)),
     "afplay": ([], {".wav", ".mp3", ".flac"}),
 }
 """Program -> its options in front of a file, and the formats that every version of it plays."""
@@ -82,7 +86,12 @@ def check_format(option: str, output: str) -> None:
     """
     able = [ending for ending, (kind, coding) in FORMATS.items() if soundfile.check_format(kind, coding)]
     ending = _ending(output)
+    if ending in mpeg4.ENDINGS:
+        if why := mpeg4.missing():
+            raise RequestError(f"{option}: {ending} {why}")
+        return
     if ending not in FORMATS:
+        able += mpeg4.ENDINGS
         raise RequestError(f"{option}: {output!r} names no format that is written here: end it in {', '.join(able)}")
     if ending not in able:
         version = soundfile.__libsndfile_version__
@@ -154,18 +163,19 @@ class SpeechFile:
     def __init__(self, path: str, rate: int, *, keep_partial: bool = False):
         """
         Args:
-            path: its ending names the format, one of `FORMATS`.
+            path: its ending names the format, one of `ENDINGS`.
             rate: in Hz.
             keep_partial: a block that fails leaves what was written so far, as a whole file, unless writing failed.
         """
         self.path = Path(path).resolve()  # behind a link: the link stays
         self._rate, self._keep_partial = rate, keep_partial
-        self._kind, self._coding = FORMATS[_ending(path)]
+        self._ending = _ending(path)
+        self._chapters: list[tuple[int, str]] = []
         self._part: Path | None = None
         if self.path.is_file() or not self.path.exists():
             self._part = self.path.with_name(f".speech-{secrets.token_hex(4)}.part")
         self._file: BinaryIO | None = None
-        self._sound: soundfile.SoundFile | None = None
+        self._sound: soundfile.SoundFile | mpeg4.Mpeg4Sound | None = None
         self._samples = 0
         # libsndfile calls `_Target` back, and a KeyboardInterrupt would be lost in there. Other threads get none.
         self._thread = ThreadPoolExecutor(1)
@@ -187,6 +197,10 @@ class SpeechFile:
             self._call(self._sound.write, samples[start : start + self._rate])
         self._samples += len(samples)
 
+    def mark_chapter(self, start: float, title: str) -> None:
+        """A chapter begins at a second of this file: a mark in the formats that have them (.m4a, .m4b)."""
+        self._chapters.append((round(start * self._rate), title))
+
     def __exit__(self, kind: type[BaseException] | None, *_rest: object) -> None:
         try:
             keep = kind is not None and self._keep_partial and self._samples > 0 and self._target.error is None
@@ -204,7 +218,11 @@ class SpeechFile:
         except OSError as error:
             raise _cannot_write(self.path, self._folder, error) from None
         self._target = _Target(self._file)
-        options = {"samplerate": self._rate, "channels": 1, "subtype": self._coding, "format": self._kind}
+        if self._ending in mpeg4.ENDINGS:
+            self._sound = self._call(mpeg4.Mpeg4Sound, self._target, self._rate, self._chapters)
+            return
+        kind, coding = FORMATS[self._ending]
+        options = {"samplerate": self._rate, "channels": 1, "subtype": coding, "format": kind}
         self._sound = self._call(soundfile.SoundFile, self._target, "w", **options)
 
     @property

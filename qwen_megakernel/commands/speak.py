@@ -7,7 +7,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,10 @@ from tqdm import tqdm
 from qwen_megakernel import TTSEngine
 from qwen_megakernel.checkpoint.languages import listed
 from qwen_megakernel.checkpoint.load import DEMO, DEMO_NOTICE, Checkpoint
+from qwen_megakernel.commands.book_files import BookFiles, Place
+from qwen_megakernel.commands.book_options import add_book_options, check_book_options, places_of
+from qwen_megakernel.commands.book_text import MAX_PIECE_CHARS, Piece, check_speakers, fitted, read_book
+from qwen_megakernel.commands.narrate import Narrated, narrate
 from qwen_megakernel.commands.options import (
     LAYOUTS,
     add_output_options,
@@ -24,19 +28,22 @@ from qwen_megakernel.commands.options import (
     check_voice_options,
     lexicon_of,
     sampling_of,
+    slots_of,
 )
-from qwen_megakernel.commands.output import OUT, SpeechFile, check_writable, checked_output, play, write_stdout
-from qwen_megakernel.engine.audio import Audio, Chunk
-from qwen_megakernel.engine.request import RequestOptions
+from qwen_megakernel.commands.output import OUT, check_writable, checked_output, play
+from qwen_megakernel.engine.audio import Chunk
 from qwen_megakernel.engine.retries import check_retries
 from qwen_megakernel.engine.word_times import SpeechRate, weight, words_of
 from qwen_megakernel.errors import RequestError, TextError
 from qwen_megakernel.model.conditioning import AUTO
-from qwen_megakernel.model.pcm import pcm16
-from qwen_megakernel.model.text import split_sentences
+from qwen_megakernel.model.text import split_evenly
+from qwen_megakernel.model.voice import Voice
+from qwen_megakernel.text.front_end import TextFrontEnd
+from qwen_megakernel.text.spoken_text import SpokenText
 
-MAX_PIECE_CHARS = 300
-"""Longer text is spoken in pieces cut at sentence ends."""
+_POSITIONS = 1024
+"""Of a slot, where there are several: room for a piece. A transcribed reference may need more."""
+_WAIT_S = 3600.0  # for a slot: a piece waits for those before it
 
 
 def add_speak(commands: argparse._SubParsersAction) -> None:
@@ -48,6 +55,7 @@ def add_speak(commands: argparse._SubParsersAction) -> None:
     text.add_argument("--file", metavar="PATH", help="read the text from a UTF-8 file, or - for standard input")
     add_output_options(speak)
     speak.add_argument("--keep-partial", action="store_true", help="interrupted, keep in the file what was said so far")
+    add_book_options(speak)
     add_voice_options(speak)
     speak.add_argument("--save-voice", metavar="PATH", help="keep the voice of --ref-audio, for --voice and `serve`")
     speak.add_argument("--stream", action="store_true", help="tell when every chunk came")
@@ -79,41 +87,86 @@ def _speak(args: argparse.Namespace) -> int:
         )
     if args.save_voice is not None:
         check_writable("--save-voice", args.save_voice)
+    voices = check_book_options(args, output)
+    front_end = TextFrontEnd(args.language, args.normalize, lexicon_of(args))
+    book = read_book(text, front_end, by_sentence=args.subtitles is not None, speakers=args.speakers)
     # One seed for all pieces, so that the printed one says the whole text again.
     seed = secrets.randbits(31) if args.seed is None else args.seed
-    sampling = sampling_of(args, seed)
-    options = {"backend": args.backend, "device": args.device, "weights": args.weights, "threads": args.threads}
-    options["adapters"] = args.adapter
-    options["allow_foreign_voice"] = args.allow_foreign_voice
+    request: dict[str, Any] = {"speaker": args.speaker, "language": args.language, "instruct": args.instruct}
+    request |= {"sampling": sampling_of(args, seed), "speed": args.speed}
+    request |= {"non_streaming_mode": LAYOUTS.get(args.layout)}
     with ExitStack() as stack:
         stack.enter_context(ended_like_ctrl_c())
         path = output
         if output is None:
             path = str(Path(stack.enter_context(tempfile.TemporaryDirectory())) / OUT)
-        with TTSEngine.load(args.model, **options, max_streams=1) as engine:
+        places = places_of(args, path, book)
+        with _load(args, [voice, *voices.values()], len(book.pieces)) as engine:
             if args.ref_audio is not None:
                 voice = engine.create_voice(args.ref_audio, args.ref_text)
                 if args.save_voice is not None:
                     voice.save(args.save_voice)
-            request = {"speaker": args.speaker, "language": args.language, "instruct": args.instruct, "voice": voice}
-            request |= {"sampling": sampling, "speed": args.speed, "non_streaming_mode": LAYOUTS.get(args.layout)}
-            request |= {"normalize": args.normalize, "lexicon": lexicon_of(args), "trim": args.trim}
-            pieces = pieces_of(engine, text, request)
-            audios = []
-            progress = _ChunkTimes() if args.stream else _Progress(pieces, args.speed)
-            with _sink(path, engine.sample_rate, args.keep_partial) as write, progress:
-
-                def hear(chunk: Chunk) -> None:
-                    progress.chunk(chunk)
-                    write(pcm16(chunk.samples))
-
-                for piece in pieces:
-                    audios.append(_say(engine, piece, args.retries, request, hear))
-                    progress.piece_ends()
-            _report(args, output, engine, audios, seed)
+            requests = _Requests(engine, request | {"voice": voice}, voices)
+            pieces = requests.pieces(book.pieces, args.trim)
+            progress = _ChunkTimes() if args.stream else _Progress([piece.text for piece in pieces], args.speed)
+            # A text of one piece sounds as the engine says it.
+            pauses = args.pause if len(pieces) > 1 or args.subtitles is not None else None
+            how = {"retries": args.retries, "pauses": pauses, "loudness": args.loudness}
+            with BookFiles(places, engine.sample_rate, keep_partial=args.keep_partial) as files, progress:
+                told = narrate(engine, book, pieces, requests.of, files, progress, **how)
+            _report(args, places if output else [], engine, told, seed)
         if args.play:
             play(Path(path))
     return 0
+
+
+def _load(args: argparse.Namespace, voices: list[Voice | None], pieces: int) -> TTSEngine:
+    """An engine with a slot for each piece, and not more than suit the device."""
+    slots = min(slots_of(args), pieces)
+    limits = {"max_streams": slots, "max_queue": 2 * slots, "queue_timeout": _WAIT_S}
+    transcribed = args.ref_text is not None or any(voice and voice.ref_codes is not None for voice in voices)
+    if slots > 1 and not transcribed:
+        limits["max_positions"] = _POSITIONS
+    options = {"backend": args.backend, "device": args.device, "weights": args.weights, "threads": args.threads}
+    options |= {"adapters": args.adapter, "allow_foreign_voice": args.allow_foreign_voice}
+    return TTSEngine.load(args.model, **options, **limits)
+
+
+class _Requests:
+    """How each piece is spoken, as `TTSEngine.submit` takes it."""
+
+    def __init__(self, engine: TTSEngine, request: dict[str, Any], voices: dict[str, Voice]):
+        """
+        Args:
+            request: of pieces that name no speaker.
+            voices: saved ones, by the names that pieces may have.
+        """
+        self._engine, self._request, self._voices = engine, request, voices
+
+    def pieces(self, pieces: list[Piece], trim: str) -> list[Piece]:
+        """The same pieces, each of which can be spoken and fits a slot.
+
+        Args:
+            trim: of a text of one piece. Where there are several, silence is cut as they are joined.
+
+        Raises:
+            RequestError: as `TTSEngine.submit`.
+        """
+        base = self._engine.variant == "base"
+        none = "name the folder of saved voices with --voices" if base else "this checkpoint has no named speakers"
+        check_speakers(pieces, [*self._engine.speakers, *self._voices], none)
+        fitting = fitted(pieces, lambda piece: self._engine.pieces(SpokenText(piece.text), **self.of(piece)))
+        # Else the last bits of samples would on a GPU depend on what is spoken beside.
+        self._request |= {"trim": trim} if len(fitting) == 1 else {"reproducible": True}
+        return fitting
+
+    def of(self, piece: Piece) -> dict[str, Any]:
+        """Of one piece. A checkpoint's speaker comes before a saved voice of the same name."""
+        if piece.speaker is None:
+            return self._request
+        if piece.speaker in self._engine.speakers:
+            return self._request | {"speaker": piece.speaker, "voice": None}
+        return self._request | {"speaker": None, "voice": self._voices[piece.speaker]}
 
 
 def pieces_of(engine: TTSEngine, text: str, request: dict[str, Any]) -> list[str]:
@@ -125,22 +178,9 @@ def pieces_of(engine: TTSEngine, text: str, request: dict[str, Any]) -> list[str
     Raises:
         RequestError: as `TTSEngine.pieces`.
     """
-    parts = split_sentences(text, MAX_PIECE_CHARS)
-    if not parts:
+    if not text.strip():
         raise TextError("text must not be blank")
-    return [piece for part in parts for piece in engine.pieces(part, **request)]
-
-
-def _say(engine: TTSEngine, piece: str, retries: int, request: RequestOptions, hear: Callable[[Chunk], None]) -> Audio:
-    """What may have to be said again is heard once it is whole."""
-    if retries:
-        audio = engine.generate(piece, retries=retries, **request)
-        hear(Chunk(audio.samples, audio.codes, audio.sample_rate))
-        return audio
-    stream = engine.stream(piece, **request)
-    for chunk in stream:
-        hear(chunk)
-    return stream.utterance.result()
+    return [piece for part in split_evenly(text, MAX_PIECE_CHARS) for piece in engine.pieces(part, **request)]
 
 
 @contextmanager
@@ -168,21 +208,6 @@ def _read_text(args: argparse.Namespace) -> str:
         return Path(args.file).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise RequestError(f"the text cannot be read: {error}") from None
-
-
-@contextmanager
-def _sink(path: str, rate: int, keep_partial: bool):
-    """A function that takes PCM16."""
-    if path == "-":
-        yield write_stdout
-        return
-    file = SpeechFile(path, rate, keep_partial=keep_partial)
-    try:
-        with file:
-            yield file.write
-    finally:
-        if file.kept:
-            print(f"kept    {file.path}: what was said so far", file=sys.stderr)
 
 
 class _ChunkTimes:
@@ -242,21 +267,26 @@ class _Progress:
         self._bar.close()
 
 
-def _report(args: argparse.Namespace, output: str | None, engine: TTSEngine, audios: list[Audio], seed: int) -> None:
-    frames = sum(len(a.codes) for a in audios)
-    seconds = sum(a.duration_s for a in audios)
-    compute = sum(a.compute_s for a in audios)
-    reasons = ", ".join(dict.fromkeys(a.finish_reason for a in audios))
-    lines = [f"wrote   {'PCM16 on standard output' if output == '-' else Path(output).resolve()}"] if output else []
+def _report(args: argparse.Namespace, places: list[Place], engine: TTSEngine, told: Narrated, seed: int) -> None:
+    lines = []
+    for place in places:
+        lines.append(f"wrote   {'PCM16 on standard output' if place.path == '-' else Path(place.path).resolve()}")
+        if place.subtitles is not None:
+            lines.append(f"wrote   {Path(place.subtitles).resolve()}")
+    rtf = told.wall_s / told.seconds if told.seconds else float("inf")
+    ttfc = "none" if told.ttfc_s is None else f"{1000 * told.ttfc_s:.1f} ms"
+    ends = ", ".join(told.ends)
     lines += [
-        f"speech  {seconds:.2f} s, {frames} frames, ended by: {reasons}, seed {seed}",
-        f"speed   TTFC {1000 * audios[0].ttfc_s:.1f} ms, RTF {compute / seconds:.3f} ({engine.backend} backend)",
+        f"speech  {told.seconds:.2f} s, {told.frames} frames, ended by: {ends}, seed {seed}",
+        f"speed   TTFC {ttfc}, RTF {rtf:.3f} ({engine.backend} backend)",
     ]
-    if again := sum(audio.attempts - 1 for audio in audios):
-        lines.append(f"retries {again}, since speech did not find its end")
+    if told.retries:
+        lines.append(f"retries {told.retries}, since speech did not find its end")
+    if told.held_down:
+        lines.append(f"quiet   {told.held_down} pieces stay below {args.loudness:g} LUFS: their peaks are at -1 dBFS")
     if args.model == DEMO:
         lines.append(f"voice   {DEMO_NOTICE}")
-    print("\n".join(lines), file=sys.stderr if output == "-" else sys.stdout)
+    print("\n".join(lines), file=sys.stderr if args.output == "-" else sys.stdout)
 
 
 def _list_speakers(model: str) -> int:

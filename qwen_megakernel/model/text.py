@@ -155,6 +155,10 @@ _SENTENCE_END = re.compile(
 )
 _CLAUSE_END = re.compile(r"(?<=[,;:—])\s+|(?<=[，、；：])")
 _SPACE = re.compile(r"\s+")
+# A full stop behind one of these, or behind a single letter, ends no sentence.
+_ABBREVIATION = re.compile(r"\b(?:Mr|Mrs|Ms|Dr|Prof|St|vs|Nr|bzw|[^\W\d_])\.\s+$")
+_QUOTED = re.compile(r"[.!?…][\"'”’)\]]\s+$")  # in front of a small letter it ends no sentence either: "No!" he said.
+_ENDED = re.compile(r"[.!?…。！？；][\"'”’)\]」』）]*\s*$")
 
 
 def split_sentences(text: str, max_chars: int = 300) -> list[str]:
@@ -209,11 +213,91 @@ def split_to_fit(text: str, count: Callable[[str], int], most: int) -> list[str]
 def _fragments(text: str, max_chars: int, ends: tuple[re.Pattern, ...]) -> Iterator[str]:
     """Cut after every end of the first kind. Cut what is still too long after every end of the next kind. The fragments
     joined are the text."""
-    cuts = [0, *(end.end() for end in ends[0].finditer(text)), len(text)]
-    for fragment in (text[start:end] for start, end in itertools.pairwise(cuts)):
+    for fragment in _cut(text, ends[0]):
         if len(fragment.strip()) <= max_chars:
             yield fragment
         elif len(ends) > 1:
             yield from _fragments(fragment, max_chars, ends[1:])
         else:
             yield from (fragment[start : start + max_chars] for start in range(0, len(fragment), max_chars))
+
+
+def sentences_of(text: str) -> list[str]:
+    """The sentences of a text, each with the white space behind it: joined they are the text. A stop behind "Mr", "Dr"
+    or a single letter ends none, nor does a closing quote in front of a small letter."""
+    sentences: list[str] = []
+    for fragment in _cut(text, _SENTENCE_END):
+        before = sentences[-1][-40:] if sentences else ""  # its end, so that time is linear in the text
+        if _ABBREVIATION.search(before) or fragment[0].islower() and _QUOTED.search(before):
+            sentences[-1] += fragment
+        else:
+            sentences.append(fragment)
+    return sentences
+
+
+def ends_sentence(text: str) -> bool:
+    """Is its last mark, but for closing quotes, one that ends a sentence?"""
+    return bool(_ENDED.search(text))
+
+
+def split_evenly(text: str, max_chars: int) -> list[str]:
+    """Cut long text at sentence ends into pieces of at most `max_chars` characters: as few as its sentences allow, and
+    those about equally long.
+
+    A sentence that is longer by itself is cut likewise at clauses, a clause at white space, a word anywhere.
+
+    Args:
+        max_chars: at least 1. White space at a piece's ends is not counted.
+
+    Returns:
+        The pieces, each with the white space behind it: joined they are the text.
+    """
+    return _split_evenly(text, max_chars, (_CLAUSE_END, _SPACE), sentences_of(text))
+
+
+def _split_evenly(text: str, max_chars: int, ends: tuple[re.Pattern, ...], fragments: list[str]) -> list[str]:
+    """`fragments`: joined they are the text. What is too long among them is cut at the first of `ends`."""
+    if len(text.strip()) <= max_chars:
+        return [text]
+    parts: list[str] = []
+    for fragment in fragments:
+        if len(fragment.strip()) <= max_chars:
+            parts.append(fragment)
+        elif ends:
+            parts += _split_evenly(fragment, max_chars, ends[1:], _cut(fragment, ends[0]))
+        else:
+            length, count = len(fragment), -(-len(fragment) // max_chars)
+            cuts = [length * n // count for n in range(count + 1)]
+            parts += [fragment[start:end] for start, end in itertools.pairwise(cuts)]
+    return _join_evenly(parts, max_chars)
+
+
+def _join_evenly(parts: list[str], max_chars: int) -> list[str]:
+    """Join neighbours into as few texts of at most `max_chars` characters as can be, with the least sum of squared
+    lengths: of as many texts none is then more even."""
+    best = [(0, 0, 0)]  # for the first n parts: texts, sum of squares, where the last text begins
+    for end in range(1, len(parts) + 1):
+        length, options = 0, []
+        for start in range(end - 1, -1, -1):
+            length += len(parts[start])
+            inside = max(0, length - _blank_ends(parts[start], parts[end - 1]))
+            if inside > max_chars and start < end - 1:
+                break
+            count, squares, _ = best[start]
+            options.append((count + 1, squares + inside**2, start))
+        best.append(min(options))
+    cuts = [len(parts)]
+    while cuts[-1]:
+        cuts.append(best[cuts[-1]][2])
+    return ["".join(parts[start:end]) for start, end in itertools.pairwise(reversed(cuts))]
+
+
+def _blank_ends(first: str, last: str) -> int:
+    """White space in front of `first` and behind `last`."""
+    return len(first) - len(first.lstrip()) + len(last) - len(last.rstrip())
+
+
+def _cut(text: str, ends: re.Pattern) -> list[str]:
+    """Cut after every end. The fragments joined are the text."""
+    cuts = [0, *(end.end() for end in ends.finditer(text)), len(text)]
+    return [text[start:end] for start, end in itertools.pairwise(cuts) if start < end]

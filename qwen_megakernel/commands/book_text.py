@@ -1,0 +1,205 @@
+"""A long text as it is read aloud: chapters, paragraphs, who speaks, and the pieces that are spoken."""
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from enum import IntEnum
+
+from qwen_megakernel.errors import SpeakerError, TextError
+from qwen_megakernel.model.text import ends_sentence, sentences_of, split_evenly
+from qwen_megakernel.text.front_end import TextFrontEnd
+from qwen_megakernel.text.pauses import Pause
+
+MAX_PIECE_CHARS = 300
+"""Longer text is spoken in pieces cut at sentence ends."""
+
+_HEADING = re.compile(r" {0,3}(#{1,6})[ \t]+(\S.*?)(?:[ \t]+#+)?[ \t]*")
+_CHAPTER_LEVELS = 2  # "#" and "##"; deeper headings are paragraphs
+_FENCE = re.compile(r" {0,3}(`{3,})([^`]*)")  # not of "~~~", which parts scenes in novels
+_SPEAKER = re.compile(r"[ \t]*\[([\w-]+)\](?:[ \t]+|$)")  # no blanks within: "[pause 1s]" names nobody
+
+
+class Break(IntEnum):
+    """What lies between a piece and the one before it: the more, the longer the pause."""
+
+    CLAUSE = 0
+    SENTENCE = 1
+    PARAGRAPH = 2
+    CHAPTER = 3
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What is spoken at once.
+
+    Attributes:
+        text: without white space at its ends.
+        behind: what lies between it and the piece before.
+        chapter: its number, from 0.
+        sentence: the number of its text in `Book.sentences`, of which it may be a part.
+        speaker: as the text names them; None: whoever speaks by default.
+        line: of the text, from 1, in which what this speaker says begins.
+        pause_s: seconds of silence that the text asks for in front of it; 0 for none.
+    """
+
+    text: str
+    behind: Break
+    chapter: int
+    sentence: int
+    speaker: str | None
+    line: int
+    pause_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Book:
+    """A text, ready to be spoken.
+
+    Attributes:
+        pieces: in their order.
+        sentences: the texts that pieces are parts of, in one line each.
+        titles: of the chapters; None where text comes in front of the first heading.
+        after_s: seconds of silence that the text asks for at its end.
+    """
+
+    pieces: list[Piece]
+    sentences: list[str]
+    titles: list[str | None]
+    after_s: float
+
+
+@dataclass(frozen=True)
+class _Turn:
+    """What one speaker says within one paragraph, or a heading."""
+
+    text: str
+    behind: Break
+    speaker: str | None
+    line: int
+
+
+def read_book(text: str, front_end: TextFrontEnd, *, by_sentence: bool = False, speakers: bool = False) -> Book:
+    """Cut a text into pieces of at most `MAX_PIECE_CHARS` characters, never across paragraphs, speakers or pauses.
+
+    A paragraph ends at a blank line. A Markdown heading outside code fences is a paragraph of its own, and begins a
+    chapter if it has one or two marks.
+
+    Args:
+        front_end: says what is spoken of each paragraph.
+        by_sentence: every sentence is a piece of its own, or several where it is too long.
+        speakers: what a name in brackets at the beginning of a line is in front of, such as "[ada] ", is spoken by that
+            speaker until the paragraph ends. The name is not spoken.
+
+    Raises:
+        TextError: a pause, or another tag, that is refused; the message has the line.
+    """
+    book = Book([], [], [], 0.0)
+    behind, title, pause_s = Break.CHAPTER, None, 0.0  # of the next piece
+    for turn in _turns(text, speakers):
+        behind = max(behind, turn.behind)
+        title = turn.text if turn.behind is Break.CHAPTER else title
+        for part in _spoken(front_end, turn):
+            if isinstance(part, Pause):
+                pause_s += part.seconds
+                continue
+            for whole in sentences_of(part) if by_sentence else split_evenly(part, MAX_PIECE_CHARS):
+                if not whole.strip():
+                    continue
+                if behind is Break.CHAPTER:
+                    book.titles.append(title)
+                place = Piece(
+                    whole, behind, len(book.titles) - 1, len(book.sentences), turn.speaker, turn.line, pause_s
+                )
+                book.pieces.extend(_parts_of(place, split_evenly(whole, MAX_PIECE_CHARS)))
+                book.sentences.append(" ".join(whole.split()))
+                behind, title, pause_s = _behind(book.pieces[-1].text), None, 0.0
+    return replace(book, after_s=pause_s)
+
+
+def _spoken(front_end: TextFrontEnd, turn: "_Turn") -> list[str | Pause]:
+    if front_end.leaves_alone(turn.text):
+        return [turn.text]
+    try:
+        return front_end.whole(turn.text)
+    except TextError as error:
+        raise TextError(f"line {turn.line}: {error}") from None
+
+
+def fitted(pieces: Iterable[Piece], pieces_of: Callable[[Piece], list[str]]) -> list[Piece]:
+    """The same pieces; what does not fit a slot is cut again.
+
+    Args:
+        pieces_of: cuts a piece's text into what fits (`TTSEngine.pieces`).
+    """
+    return [part for piece in pieces for part in _parts_of(piece, pieces_of(piece))]
+
+
+def check_speakers(pieces: Iterable[Piece], known: Iterable[str], where: str) -> None:
+    """
+    Args:
+        known: names of speakers, in lower case.
+        where: tells what to do if nobody is known.
+
+    Raises:
+        SpeakerError: a piece names somebody else; the message has the line and the known names.
+    """
+    known = list(known)
+    for piece in pieces:
+        if piece.speaker is not None and piece.speaker not in known:
+            names = ", ".join(known) or f"none: {where}"
+            raise SpeakerError(f"line {piece.line}: unknown speaker {piece.speaker!r}; known: {names}")
+
+
+def _parts_of(piece: Piece, parts: Iterable[str]) -> Iterator[Piece]:
+    behind, pause_s = piece.behind, piece.pause_s
+    for part in parts:
+        if part := part.strip():
+            yield replace(piece, text=part, behind=behind, pause_s=pause_s)
+            behind, pause_s = _behind(part), 0.0
+
+
+def _behind(text: str) -> Break:
+    """What comes behind a text in the same paragraph."""
+    return Break.SENTENCE if ends_sentence(text) else Break.CLAUSE
+
+
+def _turns(text: str, speakers: bool) -> Iterator[_Turn]:
+    behind, speaker, begun = Break.PARAGRAPH, None, 1
+    lines: list[str] = []  # of the turn so far
+    fence = ""  # that the next one of the kind closes
+
+    def turn() -> Iterator[_Turn]:
+        if said := "\n".join(lines).strip():
+            yield _Turn(said, behind, speaker, begun)
+
+    for number, line in enumerate(re.split(r"\r\n?|\n", text), 1):
+        heading = None if fence else _HEADING.fullmatch(line)
+        named = _SPEAKER.match(line) if speakers and not (fence or heading) else None
+        if heading or not (line.strip() or fence):
+            yield from turn()
+            behind, speaker, lines = Break.PARAGRAPH, None, []
+            if heading:
+                level = Break.CHAPTER if len(heading[1]) <= _CHAPTER_LEVELS else Break.PARAGRAPH
+                yield _Turn(heading[2], level, None, number)
+            continue
+        if named:
+            said = list(turn())
+            yield from said
+            behind = Break.SENTENCE if said else behind
+            speaker, lines, line = named[1].lower(), [], line[named.end() :]
+        if not lines:
+            begun = number
+        lines.append(line)
+        fence = _fence_behind(line, fence)
+    yield from turn()
+
+
+def _fence_behind(line: str, fence: str) -> str:
+    """The code fence that is open behind a line; "" if there is none. `fence`: the one that was open."""
+    mark = _FENCE.fullmatch(line)
+    if not mark:
+        return fence
+    if not fence:
+        return mark[1]
+    closes = len(mark[1]) >= len(fence) and not mark[2].strip()
+    return "" if closes else fence

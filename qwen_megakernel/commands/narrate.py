@@ -1,0 +1,143 @@
+"""narrate: a book's pieces through an engine into files."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from qwen_megakernel import TTSEngine
+from qwen_megakernel.commands.book_files import BookFiles
+from qwen_megakernel.commands.book_sound import Binder, Leveller, Pauses, in_order
+from qwen_megakernel.commands.book_text import Book, Piece
+from qwen_megakernel.commands.subtitles import Cue
+from qwen_megakernel.engine.audio import Audio, Chunk
+from qwen_megakernel.engine.request import RequestOptions
+from qwen_megakernel.engine.retries import say_well
+from qwen_megakernel.engine.utterance import ChunkStream
+from qwen_megakernel.model.pcm import pcm16
+from qwen_megakernel.text.spoken_text import SpokenText
+
+
+class Progress(Protocol):
+    """Is told of what was spoken, in the order in which it is heard."""
+
+    def chunk(self, chunk: Chunk) -> None: ...
+
+    def piece_ends(self) -> None: ...
+
+
+@dataclass
+class Narrated:
+    """What was spoken.
+
+    Attributes:
+        frames: of the model.
+        seconds: of sound, pauses too.
+        wall_s: that speaking took.
+        ttfc_s: of the first piece.
+        ends: how pieces ended, each kind once.
+        retries: times that a piece was said again.
+        held_down: pieces that stayed below the loudness that was asked for, because of their peaks.
+    """
+
+    frames: int = 0
+    seconds: float = 0.0
+    wall_s: float = 0.0
+    ttfc_s: float | None = None
+    ends: list[str] = field(default_factory=list)
+    retries: int = 0
+    held_down: int = 0
+
+    def add(self, audio: Audio) -> None:
+        if not self.ends:
+            self.ttfc_s = audio.ttfc_s
+        self.frames += len(audio.codes)
+        self.retries += audio.attempts - 1
+        if audio.finish_reason not in self.ends:
+            self.ends.append(audio.finish_reason)
+
+
+def narrate(
+    engine: TTSEngine,
+    book: Book,
+    pieces: Sequence[Piece],
+    request_of: Callable[[Piece], RequestOptions],
+    files: BookFiles,
+    progress: Progress,
+    *,
+    retries: int,
+    pauses: Pauses | None,
+    loudness: float | None,
+) -> Narrated:
+    """Speak the pieces, twice as many open at once as the engine has slots, and write them in their order.
+
+    Args:
+        pieces: the book's, each of which fits a slot.
+        request_of: how to speak a piece, as `TTSEngine.submit` takes it.
+        retries: of a piece that ended badly, at most. A piece is then heard once it is whole.
+        pauses: between pieces; None: there is one piece, and it stays as the engine says it.
+        loudness: of each piece, in LUFS; None: as it was spoken.
+
+    Raises:
+        TTSError: a piece cannot be spoken, or its sound not be written.
+    """
+    leveller = None if loudness is None else Leveller(loudness, engine.sample_rate)
+    binder = Binder(lambda samples: files.write(pcm16(samples)), engine.sample_rate, pauses, leveller)
+    told, began = Narrated(), time.monotonic()
+    begun: Piece | None = None
+    ended: Piece | None = None  # the latest that did
+
+    def stream(piece: Piece) -> ChunkStream:
+        return engine.stream(text_of(piece), **request_of(piece))
+
+    def text_of(piece: Piece) -> SpokenText:
+        text = SpokenText(piece.text)
+        if pauses is None:  # the one piece there is
+            text.before_s, text.after_s, text.ends_at_pause = piece.pause_s, book.after_s, book.after_s > 0
+        return text
+
+    def hear(piece: Piece, first: ChunkStream) -> Iterator[Chunk | Audio]:
+        if retries:
+            yield from _heard_well(engine, text_of(piece), first, request_of(piece), retries)
+        else:
+            yield from first
+            yield first.utterance.result()
+
+    for piece, heard in in_order(pieces, stream, hear, 2 * engine.slots):
+        if piece is not begun:
+            if (begun is None or piece.chapter != begun.chapter) and files.begin_chapter():
+                binder.new_file()
+            begun = piece
+            binder.begin(piece)
+        if isinstance(heard, Chunk):
+            progress.chunk(heard)
+            binder.add(heard.samples)
+            continue
+        first, last = binder.end()
+        if ended is None or ended.chapter != piece.chapter:
+            files.mark_chapter(first, book.titles[piece.chapter] or str(piece.chapter + 1))
+        cue = Cue(first, last, book.sentences[piece.sentence])
+        files.add_cue(cue, goes_on=ended is not None and ended.sentence == piece.sentence)
+        ended = piece
+        told.add(heard)
+        progress.piece_ends()
+    if pauses is not None:
+        binder.silence(book.after_s)
+    told.held_down = leveller.held_down if leveller else 0
+    told.seconds, told.wall_s = binder.seconds, time.monotonic() - began
+    return told
+
+
+def _heard_well(
+    engine: TTSEngine, text: SpokenText, first: ChunkStream, request: RequestOptions, retries: int
+) -> Iterator[Chunk | Audio]:
+    """A whole piece as one chunk. `first`: the first attempt, which was begun before."""
+    begun = [first]
+
+    def say(request: RequestOptions) -> Audio:
+        stream = begun.pop() if begun else engine.stream(text, **request)
+        return stream.utterance.result()
+
+    audio = say_well(say, request, retries, engine.count_retry)
+    yield Chunk(audio.samples, audio.codes, audio.sample_rate)
+    yield audio

@@ -1,0 +1,73 @@
+"""Subtitles as SubRip (.srt) or WebVTT (.vtt). The packages for them read and edit; writing takes these few lines."""
+
+import html
+import os
+import secrets
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from qwen_megakernel.commands.output import check_writable
+from qwen_megakernel.errors import RequestError
+
+ENDINGS = (".srt", ".vtt")
+
+
+@dataclass(frozen=True)
+class Cue:
+    """A subtitle.
+
+    Attributes:
+        first, last: when it is shown, in seconds.
+        text: one line.
+    """
+
+    first: float
+    last: float
+    text: str
+
+
+def check_subtitles(path: str) -> None:
+    """
+    Raises:
+        RequestError: the path's ending names no format of subtitles, or nothing can be written there.
+    """
+    if Path(path).suffix.lower() not in ENDINGS:
+        raise RequestError(f"--subtitles: {path!r} names no format of subtitles: end it in {' or '.join(ENDINGS)}")
+    check_writable("--subtitles", path)
+
+
+def write_subtitles(path: str, cues: Iterable[Cue]) -> None:
+    """Write them; the file is at its place once it is whole.
+
+    Raises:
+        RequestError: it cannot be written.
+    """
+    place = Path(path).resolve()  # behind a link: the link stays
+    part = place.with_name(f".subtitles-{secrets.token_hex(4)}.part")
+    try:
+        with part.open("x", encoding="utf-8", newline="\n") as file:
+            file.write(text_of(cues, Path(path).suffix.lower()))
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(place)
+    except OSError as error:
+        raise RequestError(f"--subtitles {path}: {error.strerror or error}; name another place") from None
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def text_of(cues: Iterable[Cue], ending: str) -> str:
+    """The file's text. `ending`: one of `ENDINGS`."""
+    blocks = ["WEBVTT\n"] if ending == ".vtt" else []
+    mark = "." if ending == ".vtt" else ","
+    for number, cue in enumerate(cues, 1):
+        # SubRip has no escapes, and players know a line of times by its arrow.
+        text = html.escape(cue.text, quote=False) if ending == ".vtt" else cue.text.replace("-->", "→")
+        blocks.append(f"{number}\n{_time(cue.first, mark)} --> {_time(cue.last, mark)}\n{text}\n")
+    return "\n".join(blocks)
+
+
+def _time(seconds: float, mark: str) -> str:
+    whole, ms = divmod(round(1000 * seconds), 1000)
+    return f"{whole // 3600:02}:{whole // 60 % 60:02}:{whole % 60:02}{mark}{ms:03}"
