@@ -12,6 +12,7 @@ from qwen_megakernel import EngineBusy
 from qwen_megakernel.engine.event_loop import AsyncUtterance
 from qwen_megakernel.model.turn_text import Turn, TurnText
 from qwen_megakernel.text.front_end import TextFrontEnd
+from qwen_megakernel.text.spoken_text import SpokenText
 
 WHOLE = SimpleNamespace(finish_reason="eos")
 
@@ -44,6 +45,9 @@ class FakeEngine:
 
     def turn(self, **request):
         return Turn(TextFrontEnd(), TurnText(len, 1000))
+
+    def pieces(self, text, **request):
+        return [SpokenText(text)]
 
     def submit(self, text, on_chunk, *, on_end, **request):
         self.entered.set()

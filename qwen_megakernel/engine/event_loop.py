@@ -71,26 +71,27 @@ class AsyncUtterance:
         self._in_turn = asyncio.Lock()  # pieces of text keep their order
         self._goes_on: asyncio.Task[bool] | None = None
 
-    async def submit(self, text: str | list[SpokenText] | None, **request: Any) -> None:
+    async def submit(self, text: str | None, **request: Any) -> None:
         """Begin. If the calling task is cancelled meanwhile, the utterance is cancelled as soon as it exists.
 
         Args:
-            text: what to say. A list: pieces (`TTSEngine.pieces`), one behind the other. None: it comes through
-                `push_text` and `end_text`, and may be longer than a slot unless `max_frames` is given.
+            text: what to say, cut if it is longer than a slot. None: it comes through `push_text` and `end_text`, and
+                may be longer than a slot unless `max_frames` is given.
             **request: `TTSEngine.submit`'s options.
 
         Raises:
             TTSError: as `TTSEngine.submit`.
         """
         self._request = request
-        if isinstance(text, list):
-            text, *others = text
-            self._later += [_Part(piece, 0.0, ended=True) for piece in others]
 
         def submit() -> None:
+            first = text
             if text is None:
                 self._turn, self._complete = self._engine.turn(**request), False
-            self._begin(text)
+            elif not isinstance(text, SpokenText):
+                first, *others = self._engine.pieces(text, **request)
+                self._later += [_Part(piece, 0.0, ended=True) for piece in others]
+            self._begin(first)
 
         try:
             await self._run(submit)

@@ -122,12 +122,9 @@ class AudioContext(ABC):
     async def say(self, text: str) -> AsyncGenerator[Frame, None]:
         """Speak a sentence."""
         try:
-            for piece in self._service._pieces(text):
-                await self._open(piece)
-                async for frame in self._audio():
-                    yield frame
-                    if isinstance(frame, ErrorFrame):  # the next piece would not follow what was heard
-                        return
+            await self._open(text)
+            async for frame in self._audio():
+                yield frame
         except Exception as error:
             yield self._error(error)
         finally:

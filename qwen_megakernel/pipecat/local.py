@@ -6,11 +6,9 @@ Nothing here touches the model: prompts are built in a thread of the service, be
 generated one by one (SENTENCE mode). In TOKEN mode a context is one utterance, which speaks while its tokens come.
 """
 
-import asyncio
 from collections.abc import AsyncGenerator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from loguru import logger
@@ -176,9 +174,6 @@ class MegakernelTTSService(SpeechService):
     def _new_context(self, context_id: str) -> "_LocalAudioContext":
         return _LocalAudioContext(self, context_id)
 
-    def _pieces(self, text: str) -> list[str]:
-        return [text]  # `_open` cuts it
-
     # ------------------------------------------------------------ settings
 
     def _is_model(self, model: str) -> bool:
@@ -254,11 +249,7 @@ class _LocalAudioContext(AudioContext):
         if engine.threads:
             self._least_first_s = _CPU_FIRST_S
         self.utterance = AsyncUtterance(engine, service._executor)
-        pieces = None
-        if text is not None:
-            cut = partial(engine.pieces, text, **request)
-            pieces = await asyncio.get_running_loop().run_in_executor(service._executor, cut)
-        await self.utterance.submit(pieces, **request)
+        await self.utterance.submit(text, **request)
 
     async def _push(self, text: str) -> None:
         self._words.add(text)

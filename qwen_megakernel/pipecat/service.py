@@ -89,10 +89,6 @@ class SpeechService(TTSService):
     def _check(self, settings: SpeechSettings) -> None:
         """Raises RequestError if it cannot speak with these settings."""
 
-    def _pieces(self, text: str) -> list[str]:
-        """A sentence cut into the utterances that it is spoken in. Raises RequestError if it cannot be spoken."""
-        return [text]
-
     # ------------------------------------------------------------ life
 
     async def stop(self, frame: EndFrame):

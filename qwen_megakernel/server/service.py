@@ -27,7 +27,6 @@ from qwen_megakernel.errors import (
 from qwen_megakernel.server.limits import Limits
 from qwen_megakernel.server.saved_voices import DEFAULT_VOICE, SavedVoices
 from qwen_megakernel.text.lexicon import Lexicon
-from qwen_megakernel.text.spoken_text import SpokenText
 
 log = logging.getLogger(__name__)
 
@@ -314,13 +313,11 @@ class EngineService:
         return cut() if len(text) <= _SHORT else await asyncio.get_running_loop().run_in_executor(self._executor, cut)
 
     @contextlib.asynccontextmanager
-    async def speak(
-        self, text: str | list[SpokenText] | None, request: dict[str, Any]
-    ) -> AsyncIterator[AsyncUtterance]:
+    async def speak(self, text: str | None, request: dict[str, Any]) -> AsyncIterator[AsyncUtterance]:
         """Begin an utterance; at the end of the block cancel what is left of it.
 
         Args:
-            text: or its pieces; None: it comes through `push_text`.
+            text: None: it comes through `push_text`.
             request: of `request`.
 
         Raises:
@@ -328,7 +325,7 @@ class EngineService:
         """
         utterance = AsyncUtterance(self.engine, self._executor)
         self.utterances.add(utterance)
-        self.log_text(" ".join(text) if isinstance(text, list) else text or "")
+        self.log_text(text or "")
         try:
             await utterance.submit(text, **request)
             yield utterance

@@ -317,14 +317,13 @@ class _Speech:
         """
         service = self._stream.service
         service.check_ready()
-        request, pieces = service.request(**self._config.settings), None
+        request, whole = service.request(**self._config.settings), None
         if self._config.whole:
-            self._said = await self._text.take_whole()
+            self._said = whole = await self._text.take_whole()
             if self._words:
                 self._words.add(self._said)
-            pieces = await service.pieces(self._said, request)
-        async with service.speak(pieces, request) as utterance:
-            pusher = None if pieces else asyncio.create_task(self._push(utterance))
+        async with service.speak(whole, request) as utterance:
+            pusher = None if whole else asyncio.create_task(self._push(utterance))
             try:
                 async for chunk in utterance:
                     self._begin(request["sampling"].seed)
