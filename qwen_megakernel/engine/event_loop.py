@@ -223,6 +223,8 @@ class AsyncUtterance:
             if (chunk := await self._chunks.get()) is not None:
                 return chunk
             self._goes_on = asyncio.create_task(self._go_on())
+            # Whoever waited may have been cancelled for good: asyncio would log what the task raised.
+            self._goes_on.add_done_callback(lambda task: task.cancelled() or task.exception())
 
     async def _go_on(self) -> bool:
         """The current part has ended. Begin the next one, if there is one."""
