@@ -379,11 +379,12 @@ def test_chapter_marks_are_in_an_mpeg4_file():
 # ---------------------------------------------------------------- the command
 
 
-def test_a_text_of_one_piece_is_what_generate_says():
-    """Nothing is cut from it."""
+@pytest.mark.parametrize("trim", ["none", "both"])
+def test_a_text_of_one_piece_is_what_generate_says(trim):
+    """Nothing is cut from it unless that is asked for."""
     with TTSEngine.load("demo", device="cpu", threads=1, max_streams=1) as engine:
-        audio = engine.generate("It is late.", sampling=SamplingParams(seed=3))
-    assert speak("--text", "It is late.", "-o", "x.wav") == 0
+        audio = engine.generate("It is late.", sampling=SamplingParams(seed=3), trim=trim)
+    assert speak("--text", "It is late.", "-o", "x.wav", "--trim", trim) == 0
     assert soundfile.read("x.wav", dtype="int16")[0].tobytes() == pcm16(audio.samples)
 
 

@@ -267,7 +267,7 @@ def run(command: list[str]) -> None:
     else:
         subprocess.run([*command, "--fail", "--silent", "--show-error"], check=True, timeout=60)
     for word, file in zip(command, command[1:], strict=False):
-        if word == "--output" and file != "-" and command[1] != "voices":
+        if word == "--output" and file != "-" and command[1] not in ("voices", "batch"):
             samples, rate = soundfile.read(file)
             assert rate == 24000 and np.abs(samples).max() > 0.001, command
 
