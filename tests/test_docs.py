@@ -267,9 +267,13 @@ def run(command: list[str]) -> None:
     else:
         subprocess.run([*command, "--fail", "--silent", "--show-error"], check=True, timeout=60)
     for word, file in zip(command, command[1:], strict=False):
-        if word == "--output" and file != "-" and command[1] not in ("voices", "batch"):
-            samples, rate = soundfile.read(file)
-            assert rate == 24000 and np.abs(samples).max() > 0.001, command
+        if word == "--output" and file != "-" and command[1] != "voices":
+            ending = "*." + (command[command.index("--format") + 1] if "--format" in command else "wav")
+            sounds = list(Path(file).glob(ending)) if command[1] == "batch" else [file]
+            assert sounds, command
+            for sound in sounds:
+                samples, rate = soundfile.read(sound)
+                assert rate == 24000 and np.abs(samples).max() > 0.001, command
 
 
 def test_every_block_is_python_a_shells_or_a_picture():

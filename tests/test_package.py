@@ -1,4 +1,4 @@
-"""What the package promises as a package: names, layers, the wheel, the README's tree."""
+"""What the package promises as a package: names, layers, the wheel, the tree in the docs."""
 
 import ast
 import re
@@ -181,10 +181,10 @@ def test_the_wheel_holds_every_file_of_package_and_csrc(wheel):
     assert sum(p.stat().st_size for p in (PACKAGE / "demo_voice").rglob("*") if p.is_file()) <= 16_000_000
 
 
-def test_the_readmes_file_tree_is_the_tree():
-    """Every row exists, and everything that git tracks at the depth of a row has one."""
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    block = readme.split("## The tree", 1)[1].split("```")[1]
+def test_the_printed_file_tree_is_the_tree():
+    """In docs/architecture.md every row exists, and everything that git tracks at the depth of a row has one."""
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    block = text.split("## The tree", 1)[1].split("```")[1]
     listed, folder = set(), ""
     for row in block.strip("\n").splitlines():
         if row.startswith(" " * 4):
