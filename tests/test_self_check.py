@@ -527,7 +527,7 @@ def test_a_kernel_that_faults_at_load_gives_way_at_load(tiny):
 def test_on_trial_auto_has_a_spare(backend, fallback, card, child, monkeypatch):
     verdicts.keep(Verdict(card, FRAME, VOCODER))
     seen = []
-    monkeypatch.setattr(TTSEngine, "__init__", lambda _self, *_args, fallback: seen.append(fallback))
+    monkeypatch.setattr(TTSEngine, "__init__", lambda _self, *_args, fallback, **_options: seen.append(fallback))
     monkeypatch.setattr(TTSEngine, "_warm_up", lambda *_: None)
     TTSEngine.load("demo", backend=backend)
     assert seen == [fallback]
