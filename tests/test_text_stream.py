@@ -15,7 +15,7 @@ from qwen_megakernel.errors import RequestError, TextError
 from qwen_megakernel.text import lexicon as lexicon_module
 from qwen_megakernel.text.front_end import TextFrontEnd
 from qwen_megakernel.text.lexicon import Lexicon
-from qwen_megakernel.text.normalize import Normalizer, NormalizerStream
+from qwen_megakernel.text.normalize import Normalizer, NormalizerStream, is_plain
 from qwen_megakernel.text.pauses import LONGEST_PAUSE_S, Pause, split_pauses
 from qwen_megakernel.text.spoken import LANGUAGES
 from qwen_megakernel.text.stage import LONGEST_HELD, is_cjk
@@ -95,6 +95,61 @@ _MARKED = st.builds(
 def test_text_without_digits_symbols_and_markup_comes_through_untouched(words, language):
     text = " ".join(words)
     assert Normalizer(language).whole(text) == text
+
+
+_ODD = (
+    "Mr.",
+    "Dr.",
+    "e.g",
+    "am",
+    "pm",
+    "XIV",
+    "km",
+    "kg.",
+    "a",
+    "I",
+    "No.",
+    "Jan.",
+    "may",
+    "USD",
+    "co-op",
+    "it's",
+    "NaN",
+    "www",
+    "Ünï",
+    "Да",
+)
+
+
+@settings(max_examples=500, deadline=None)
+@given(
+    words=st.lists(st.sampled_from(_ODD) | _MARKED | st.text("abcXYZ.,-' \n0#*é²½", max_size=8), max_size=10),
+    language=LANGUAGE,
+)
+def test_what_counts_as_plain_is_what_the_normalizer_leaves_untouched(words, language):
+    text = " ".join(words)
+    whole = TextFrontEnd(language, "auto").whole(text)
+    if is_plain(text):
+        assert Normalizer(language).whole(text) == text and whole == [text]
+
+
+def test_a_bots_sentence_is_plain_and_markup_is_not():
+    assert is_plain("Hello there, how can I help you today?") and is_plain("Ja, so-so: it's late. Да!")
+    for text in (
+        "",
+        " Hi",
+        "Hi ",
+        "Hi  there",
+        "- Hi",
+        "Hi\nthere",
+        "see example.com now",
+        "5 km",
+        "x²",
+        "*Hi*",
+        "a_b",
+        "Hi!!",
+    ):
+        assert not is_plain(text), text
 
 
 PROSE = (

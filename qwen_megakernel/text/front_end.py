@@ -5,15 +5,12 @@ import reprlib
 
 from qwen_megakernel.errors import TextError
 from qwen_megakernel.text.lexicon import Lexicon, LexiconStream
-from qwen_megakernel.text.normalize import NormalizerStream
-from qwen_megakernel.text.pauses import Pause, PauseStream
+from qwen_megakernel.text.normalize import NormalizerStream, is_plain
+from qwen_megakernel.text.pauses import MARKS, Pause, PauseStream
 from qwen_megakernel.text.stage import FIRST_MARK, is_mark
 
 NORMALIZE = ("off", "auto")
 """What `normalize` may be."""
-
-_MARKS = frozenset("[<\\")
-"""What a pause or a tag begins with, and what a backslash stands in front of."""
 
 _AT_MARKS = re.compile(f"([{FIRST_MARK}-\U0010ffff])")
 
@@ -43,7 +40,7 @@ class TextFrontEnd:
 
     def leaves_alone(self, text: str) -> bool:
         """Whether a text surely stays as it is; quick, for most texts hold nothing of this."""
-        return self._normalize == "off" and self._lexicon is None and not _MARKS.intersection(text)
+        return self._normalize == "off" and self._lexicon is None and not MARKS.intersection(text)
 
     def whole(self, text: str) -> list[str | Pause]:
         """The whole text at once: text that is not empty, and pauses, in their order. No text stands next to another.
@@ -51,7 +48,8 @@ class TextFrontEnd:
         Raises:
             TextError: a pause or another tag that is refused (`split_pauses`).
         """
-        stream = self.stream()
+        plain = self._normalize == "auto" and is_plain(text)
+        stream = TextFrontEndStream(self._language, self._normalize == "auto" and not plain, self._lexicon)
         parts: list[str | Pause] = []
         for part in [*stream.push(text), *stream.finish()]:
             if isinstance(part, str) and parts and isinstance(parts[-1], str):

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 
 from qwen_megakernel.errors import TextError
 
@@ -26,6 +27,17 @@ _SPEAK = re.compile(rf"<speak{_ATTRIBUTES}|</(?:speak|break)\s*>", re.I)
 _ATTRIBUTE = re.compile(r"([\w:.-]+)\s*=\s*(?:\"([^\"]*)\"|'([^']*)')")
 
 
+MARKS = frozenset("[<\\")
+"""What a pause or a tag begins with, and what a backslash stands in front of."""
+
+
+@cache
+def _starts_of(names: tuple[str, ...]) -> frozenset[str]:
+    """The beginnings of all tags, with a backslash in front too."""
+    starts = [prefix + name for name in names for prefix in ("", "\\")]
+    return frozenset(start[:length] for start in starts for length in range(1, len(start) + 1))
+
+
 @dataclass(frozen=True)
 class Pause:
     """Silence of so many seconds, 0 to `LONGEST_PAUSE_S`, in whole milliseconds."""
@@ -43,8 +55,7 @@ class PauseStream:
         """
         self._held = ""
         self._names = _OURS + _REFUSED if refuse_other_tags else _OURS
-        starts = [prefix + name for name in self._names for prefix in ("", "\\")]
-        self._starts = frozenset(start[:length] for start in starts for length in range(1, len(start) + 1))
+        self._starts = _starts_of(self._names)
 
     def push(self, piece: str) -> list[str | Pause]:
         """Take a piece; the parts that are final now come back. Text next to text may come in several parts.
@@ -52,6 +63,8 @@ class PauseStream:
         Raises:
             TextError: a tag is malformed, names a pause that is too long, or is one of SSML's that we do not follow.
         """
+        if not self._held and MARKS.isdisjoint(piece):  # most pieces: a bot's first audio waits for them
+            return [piece] if piece else []
         return _joined(part for character in piece for part in self._feed(character))
 
     def finish(self) -> list[str | Pause]:
