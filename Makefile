@@ -8,6 +8,7 @@ COMPAT := .venv-compat
 CLIENTS := .venv-clients
 OLDEST_PIPECAT := 1.13.0
 PEERS := .venv-peers
+DOCS := .venv-docs
 DEMO_TEXT ?= Hello there. This is the bundled demo voice.
 DEMO_OUTPUT ?= demo.wav
 # No NVIDIA GPU: pin the torch release that has a CPU build, so that no CUDA packages are fetched.
@@ -18,7 +19,7 @@ PINNED = PIP_CONSTRAINT="constraints.txt $(CPU_TORCH)" PIP_BUILD_CONSTRAINT=cons
 INSTALL := -m pip install --quiet --disable-pip-version-check --no-compile
 PYTHON_IS_NEW := "import sys; sys.exit(sys.version_info < (3, 11) and 'Python 3.11 or newer is needed, this is ' + sys.version)"
 
-.PHONY: demo bot test test-gpu test-ray test-compat test-clients soak bench peers kernels emulate lint format oracle wheel clean
+.PHONY: demo bot test test-gpu test-ray test-compat test-clients soak bench peers kernels emulate lint format docs oracle wheel clean
 
 demo: $(VENV)/.installed-demo
 	$(BIN)/python demo_pipeline.py --text "$(DEMO_TEXT)" --output "$(DEMO_OUTPUT)"
@@ -70,7 +71,17 @@ emulate: $(VENV)/.installed
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/codespell
 	find csrc -name "*.c*" -o -name "*.h" | xargs $(BIN)/clang-format --dry-run --Werror
+
+# The documents as a site with search, in site/. A broken link fails it.
+docs: $(DOCS)/.installed
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --strict --quiet --site-dir site
+
+$(DOCS)/.installed:
+	$(PYTHON) -m venv $(DOCS)
+	$(DOCS)/bin/python $(INSTALL) mkdocs-material==9.8.1
+	touch $@
 
 format: $(VENV)/.installed
 	$(BIN)/ruff check --fix .

@@ -276,6 +276,12 @@ def run(command: list[str]) -> None:
                 assert rate == 24000 and np.abs(samples).max() > 0.001, command
 
 
+def test_the_site_has_every_page_in_its_menu():
+    menu = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")[2]
+    listed = re.findall(r"[\w-]+\.md$", menu, re.M)
+    assert sorted(listed) == sorted(["index.md", *(path.name for path in (ROOT / "docs").glob("*.md"))])
+
+
 def test_every_block_is_python_a_shells_or_a_picture():
     for name in DOCS:
         for language, text in FENCE.findall(TEXTS[name]):

@@ -1,0 +1,39 @@
+"""What MkDocs needs besides docs/: README as the first page, and the files of the repository that pages link to."""
+
+import re
+from pathlib import Path
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).parents[1]
+_OUTSIDE = re.compile(r"\]\(\.\./([^)#\s]+)\)")  # a link that leaves docs/
+_PLACE = "repository"  # their folder in the site
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the first page and what is linked outside docs/."""
+    files.append(File.generated(config, "index.md", content=_first_page()))
+    texts = [path.read_text(encoding="utf-8") for path in (ROOT / "docs").glob("*.md")] + [_first_page()]
+    for linked in sorted({name for text in texts for name in _OUTSIDE.findall(text)}):
+        path = ROOT / linked
+        files.append(File.generated(config, _address(linked), content=path.read_bytes()))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    return _OUTSIDE.sub(lambda link: f"]({_address(link[1])})", markdown)
+
+
+def _first_page() -> str:
+    """README as if it were in docs/."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    text = re.sub(r"\]\((?!docs/|https?:|#)", "](../", text)
+    return text.replace("](docs/", "](")
+
+
+def _address(linked: str) -> str:
+    """Where a file of the repository stands in the site. A page of Markdown would be read as one of ours, and its links
+    lead elsewhere."""
+    return f"{_PLACE}/{linked}" + (".txt" if linked.endswith(".md") else "")
