@@ -1,13 +1,13 @@
 """What `backend="auto"` takes on a GPU: the kernel where there is evidence that it is right and faster than PyTorch.
 
 A card with a record of ours starts at once. Any other card that the kernel can be compiled for is checked once. The
-check is a process of its own (check/self_check.py), so that an illegal access or a hang leaves this one's CUDA context
-alone. It prints lines of JSON:
+check runs in its own process (check/self_check.py), so an illegal access or a hang there leaves our CUDA context
+intact. It prints lines of JSON:
 
-    {"done": 0.35, "what": "..."}     how far it is
-    {"frame": {...}}                  what it says of the frame kernel (verdicts.FramePart)
-    {"vocoder": {...}}                and of the vocoder's kernels (verdicts.Part), the last line
-    {"unfinished": "..."}             it could not be made, and why
+    {"done": 0.35, "what": "..."}     progress
+    {"frame": {...}}                  the result for the frame kernel (verdicts.FramePart)
+    {"vocoder": {...}}                the result for the vocoder's kernels (verdicts.Part), the last line
+    {"unfinished": "..."}             why the check could not be completed
 """
 
 import contextlib
@@ -50,16 +50,16 @@ log = logging.getLogger(__name__)
 
 VARIABLE = "QWEN_MEGAKERNEL_AUTO"
 MODES = ("check", "megakernel", "torch")
-"""What VARIABLE may be. "check": by evidence. The others: as if "auto" were that backend, where it can run."""
+"""Values of VARIABLE. "check" decides by evidence. The others make "auto" take that backend, where it can run."""
 
 TIME_LIMIT_S = 60.0
-"""Of a check. It is made to take 40 s where a launch takes 15 ms, ten times what an H200 needs."""
+"""Time limit of a check. A check takes 40 s where a launch takes 15 ms, ten times what an H200 needs."""
 
 LOCK_S = TIME_LIMIT_S + 30
 """How long one process waits for another's check."""
 
 _CRASHES = ("SIGSEGV", "SIGBUS", "SIGABRT", "SIGFPE", "SIGILL", "SIGTRAP")
-"""Signals that a process brings on itself. Others come from outside and say nothing of the kernel."""
+"""Signals that a process causes itself. Others come from outside and say nothing about the kernel."""
 
 _ONE_AT_A_TIME = threading.Lock()  # threads of this process
 
@@ -68,7 +68,7 @@ def mode() -> str:
     """What the environment asks "auto" to do.
 
     Raises:
-        BackendError: the variable is none of MODES.
+        BackendError: the variable's value is not in MODES.
     """
     value = os.environ.get(VARIABLE, MODES[0])
     if value not in MODES:
@@ -77,12 +77,12 @@ def mode() -> str:
 
 
 def decide(device: torch.device, size: str | None, fp8: Collection[str], *, may_check: bool) -> tuple[bool, str]:
-    """(does "auto" take the kernel, and why) on a CUDA device on which it can run.
+    """(does "auto" take the kernel, and why) on a CUDA device that can run it.
 
     Args:
         size: one of verdicts.SIZES' names; None: any.
         fp8: parts (fp8.PARTS) whose weights are E4M3.
-        may_check: a card without evidence is checked now, which may take TIME_LIMIT_S and compiles the kernel.
+        may_check: check a card without evidence now. This compiles the kernel and may take TIME_LIMIT_S.
     """
     record = record_of(device)
     try:
@@ -100,8 +100,7 @@ def decide(device: torch.device, size: str | None, fp8: Collection[str], *, may_
 
 
 def why_no_vocoder(device: torch.device, size: str | None, fp8: Collection[str]) -> str | None:
-    """Why "auto" leaves the vocoder's kernels alone on a CUDA device; None: it takes them, or they cannot be built
-    anyway.
+    """Why "auto" does not take the vocoder's kernels on a CUDA device. None: it takes them, or they cannot be built.
 
     Args:
         size, fp8: as for `decide`; None: a size that the frame kernel does not have.
@@ -128,14 +127,14 @@ def check(device: torch.device, size: str, fp8: Collection[str], *, again: bool 
     Args:
         size: one of verdicts.SIZES' names.
         fp8: parts (fp8.PARTS) whose weights are E4M3.
-        again: False: a verdict that another thread or process has come to is taken.
+        again: False: accept a verdict that another thread or process has reached.
 
     Raises:
         BackendError: the kernel's sources are missing.
     """
     key = Key.of(device, size, fp8)
     try:
-        load_extension(device, fp8)  # compiled here: the time limit is the check's alone
+        load_extension(device, fp8)  # compiled here, so that the time limit covers the check alone
         with _ONE_AT_A_TIME, lock_of(key, LOCK_S):
             if not again and (known := read(key)):
                 return known
@@ -154,7 +153,7 @@ def check(device: torch.device, size: str, fp8: Collection[str], *, again: bool 
 
 
 def command(device: torch.device, key: Key) -> list[str]:
-    """What starts the check's process. -P: it imports nothing from the folder that it is started in."""
+    """The command that starts the check's process. -P keeps it from importing from the current folder."""
     index = device.index
     if index is None:
         index = torch.cuda.current_device() if torch.cuda.is_initialized() else 0
@@ -166,7 +165,7 @@ class _Said:
     """What the check's process has said so far.
 
     Attributes:
-        begun: the kernel is being checked; before that nothing is its doing.
+        begun: the check of the kernel has begun. Before that, no failure is the kernel's fault.
     """
 
     begun: bool = False
@@ -179,7 +178,7 @@ class _Said:
         return self.vocoder is not None or self.unfinished is not None
 
     def hear(self, line: bytes, bar: tqdm) -> None:
-        """A line that is no JSON object is somebody else's, such as a library's."""
+        """Take in a line. One that is not a JSON object comes from elsewhere, such as a library."""
         try:
             value = json.loads(line)
         except (ValueError, RecursionError):
@@ -207,7 +206,7 @@ def _run(argv: list[str]) -> tuple[_Said, str, bool]:
     """Run the check's process.
 
     Returns:
-        (what it said, how it ended, is that the kernel's doing).
+        (what it said, how it ended, is that the kernel's fault).
     """
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
     said, end = _Said(), time.monotonic() + TIME_LIMIT_S
@@ -227,7 +226,7 @@ def _run(argv: list[str]) -> tuple[_Said, str, bool]:
 
 
 def _listen(process: subprocess.Popen, said: _Said, end: float) -> bool:
-    """Hear the process out. False: `end`, by time.monotonic, came first."""
+    """Read the process's output until it ends. False: `end`, by time.monotonic, came first."""
     lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
 
     def read_lines() -> None:
@@ -248,7 +247,7 @@ def _listen(process: subprocess.Popen, said: _Said, end: float) -> bool:
                 break
             said.hear(line, bar)
     if said.complete:
-        return True  # what it does at its exit is of no interest
+        return True  # how it exits does not matter
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(max(0.0, end - time.monotonic()))
         return True
@@ -256,7 +255,7 @@ def _listen(process: subprocess.Popen, said: _Said, end: float) -> bool:
 
 
 def _kill(process: subprocess.Popen) -> None:
-    """A process whose GPU hangs may not end even so: it is not waited for without end."""
+    """Kill the process. One whose GPU hangs may survive even that, so the wait for it is limited."""
     with contextlib.suppress(subprocess.TimeoutExpired):
         if process.poll() is None:
             process.kill()
@@ -264,7 +263,7 @@ def _kill(process: subprocess.Popen) -> None:
 
 
 def _end_of(code: int | None, errors: IO[bytes]) -> tuple[str, bool]:
-    """How a process ended that did not say everything, and whether that is the kernel's doing."""
+    """How a process that did not finish ended, and whether that is the kernel's fault."""
     if code is not None and code < 0:
         try:
             name = signal.Signals(-code).name

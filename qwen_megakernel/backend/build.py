@@ -37,7 +37,7 @@ SOURCES = (
     "vocoder/vocoder_bindings.cpp",
     "bindings.cpp",
 )
-"""Within csrc. torch names objects by stem, so no two may share one."""
+"""Paths in csrc. torch names objects by stem, so no two files may share a stem."""
 
 FLAGS = ("-O3", "-std=c++20", "--expt-relaxed-constexpr")
 
@@ -51,11 +51,11 @@ def source_folder() -> Path:
     raise BackendError(f"the kernel's sources are missing: no csrc/{SOURCES[0]} in or beside {package}")
 
 
-# ---------------------------------------------------------------- what keeps it from being built
+# ---------------------------------------------------------------- why it cannot be built
 
 
 def why_no_build(device: torch.device) -> str | None:
-    """What keeps the kernel from being compiled for a CUDA device, and what to do; None if nothing does."""
+    """Why the kernel cannot be compiled for a CUDA device, and what to do; None: it can."""
     if torch.version.hip:
         return f"it needs an NVIDIA GPU, and torch {torch.__version__} is built for ROCm"
     properties = torch.cuda.get_device_properties(device)
@@ -90,7 +90,7 @@ def why_no_gpu() -> str:
 
 
 def why_driver_too_old(needed: tuple[int, int], by: str, instead: str) -> str | None:
-    """A driver runs what toolkits up to its own major version have built."""
+    """Why the driver is too old; None: it is not. A driver runs builds of toolkits up to its own major version."""
     driver = driver_version()
     if driver is None or driver[0] >= needed[0]:
         return None
@@ -101,7 +101,7 @@ def why_driver_too_old(needed: tuple[int, int], by: str, instead: str) -> str | 
 
 
 def driver_version() -> tuple[int, int] | None:
-    """The newest CUDA that the installed driver runs; asked of the driver, torch does not tell before it has failed."""
+    """The newest CUDA that the installed driver runs. The driver is asked, because torch tells only after it failed."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -117,7 +117,7 @@ _PIP_COMPILER = ("nvidia-cuda-nvcc", "nvidia-nvvm", "nvidia-cuda-crt", "nvidia-c
 
 
 def no_nvcc() -> str:
-    """That nvcc is missing, and what to do."""
+    """A sentence that says nvcc is missing, and what to do."""
     release = torch.version.cuda or "13.0"  # pip's compiler must be of the CUDA that torch was built for
     packages = " ".join(f"{package}=={release}.*" for package in _PIP_COMPILER)
     return (
@@ -127,8 +127,7 @@ def no_nvcc() -> str:
 
 
 def find_nvcc() -> str | None:
-    """Where torch.utils.cpp_extension looks for it, which a CPU build of torch would not tell; then among pip's
-    packages."""
+    """Look where torch.utils.cpp_extension looks, which a CPU build of torch does not tell; then in pip's packages."""
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
     if home:
         return shutil.which("nvcc", path=Path(home) / "bin")
@@ -145,8 +144,7 @@ def pip_toolkit() -> Path | None:
 
 
 def find_ninja() -> str | None:
-    """On PATH, or beside Python: pip puts it there, and PATH does not lead there where nobody activated the
-    environment."""
+    """Look on PATH, then beside Python, where pip puts it: PATH lacks that folder unless the environment is active."""
     return shutil.which("ninja") or shutil.which("ninja", path=sysconfig.get_path("scripts"))
 
 
@@ -173,7 +171,7 @@ def cache_root() -> Path:
 
 
 def cache_folder(target: Target, fp8: Collection[str] = ()) -> Path:
-    """Of a build for a target. Builds whose sources, flags, torch or Python differ have folders of their own."""
+    """The folder of one target's build. Builds with other sources, flags, torch or Python have other folders."""
     digest = hashlib.sha256(" ".join((*FLAGS, *_defines(target, fp8), torch.__version__, sys.version)).encode())
     sources = source_folder()
     for path in sorted(sources.rglob("*")):
@@ -192,10 +190,10 @@ def load_extension(device: torch.device, fp8: Collection[str] = ()) -> ModuleTyp
     """Compile (once; under a minute beside an H200) and load the kernel for a GPU of this machine.
 
     Args:
-        fp8: parts (fp8.PARTS) whose weights are E4M3. Every choice of them is a build of its own.
+        fp8: parts (fp8.PARTS) whose weights are E4M3. Each combination has its own build.
 
     Raises:
-        BackendError: what keeps it from being compiled, the compiler's own words, or sizes that are not Python's.
+        BackendError: it cannot be compiled (with the compiler's message), or its sizes differ from Python's.
     """
     return _loaded(device, frozenset(fp8))
 
@@ -209,7 +207,7 @@ def _loaded(device: torch.device, fp8: frozenset[str]) -> ModuleType:
         raise BackendError(f"the kernel cannot be compiled here: {obstacle}")
     target = target_of(device)
     folder = cache_folder(target, fp8)
-    if (folder / "lock").exists():  # left behind by a build that was killed, it would be waited for without end
+    if (folder / "lock").exists():  # left by a killed build; torch would wait for it forever
         log.info("waiting for another build in %s; if there is none, delete %s", folder, folder / "lock")
     elif not (folder / f"{folder.name}.so").exists():
         log.info("building the kernel for %s in %s (once, under a minute)", target.name, folder)
@@ -223,7 +221,7 @@ def _loaded(device: torch.device, fp8: frozenset[str]) -> ModuleType:
 
 
 def _link_runtime(toolkit: Path, folder: Path) -> Path:
-    """A folder with libcudart.so, the name that the linker looks for. pip's package has libcudart.so.13 alone."""
+    """A folder with libcudart.so, the name that the linker looks for. pip's package has only libcudart.so.13."""
     link = folder / "lib" / "libcudart.so"
     link.parent.mkdir(exist_ok=True)
     link.unlink(missing_ok=True)

@@ -1,8 +1,8 @@
 """`make kernels`: compile the kernel for every target with nvcc alone, and tell whether its blocks fit the cards. It
-checks the syntax of the bindings.
+also checks the syntax of the bindings.
 
-A build that takes too many registers or too much shared memory would only be refused at its launch. ptxas's report,
-what csrc/frame/footprint.cu prints and TARGETS tell that without a GPU.
+CUDA refuses a build with too many registers or too much shared memory only at its launch. ptxas's report, the output of
+csrc/frame/footprint.cu and TARGETS reveal that without a GPU.
 """
 
 import re
@@ -22,18 +22,18 @@ from qwen_megakernel.backend.targets import ARCHITECTURES, TARGETS, Target
 from qwen_megakernel.errors import BackendError
 
 MODELS = {256: "demo", 1024: "0.6B", 2048: "1.7B"}
-"""By the talker's width."""
+"""Models by the talker's width."""
 
 REGISTERS, PARTITIONS = 65536, 4
-"""Of a multiprocessor, on every target. A warp lies in one partition and takes registers by 256."""
+"""Of a multiprocessor, on every target. A warp lies in one partition and takes registers in units of 256."""
 
 OTHER_KERNELS = tuple(name for name in SOURCES if name.endswith(".cu") and not name.startswith("frame/"))
-"""Of the prompt and of the vocoder."""
+"""Sources of the prompt's and the vocoder's kernels."""
 
 BINDINGS = tuple(name for name in SOURCES if name.endswith(".cpp"))
 
 COMPILERS = 2
-"""At once: each takes a core and about 1 GB."""
+"""Compilers that run at once. Each takes a core and about 1 GB."""
 
 
 @dataclass(frozen=True)
@@ -56,10 +56,10 @@ class Launch:
 
 
 def parse_ptxas(report: str) -> dict[int, Compiled]:
-    """What `nvcc -Xptxas -v` writes, by the talker's width in the kernel's mangled name.
+    """Parse what `nvcc -Xptxas -v` writes. Keys are the talker's width in the kernel's mangled name.
 
     Raises:
-        BackendError: a kernel of which it does not say what we look for.
+        BackendError: a figure is missing for a kernel.
     """
     found = {}
     for part in report.split("Compiling entry function")[1:]:
@@ -81,12 +81,12 @@ def parse_footprint(printed: str) -> dict[int, Launch]:
 
 
 def blocks_per_multiprocessor(target: Target, registers: int, threads: int, shared: int) -> tuple[int, str]:
-    """How many blocks are resident, and what keeps it from being more. shared: bytes of a block."""
+    """How many blocks fit at once, and what limits them. shared: bytes of a block."""
     warps = -(-threads // 32)
     a_warp = -(-registers * 32 // 256) * 256
     limits = {
         "registers": REGISTERS // PARTITIONS // a_warp * PARTITIONS // warps,
-        # CUDA keeps 1 KB for itself and hands it out by 128 bytes.
+        # CUDA keeps 1 KB a block for itself and hands out shared memory in units of 128 bytes.
         "shared memory": target.shared_kb * 1024 // (-(-shared // 128) * 128 + 1024),
     }
     least = min(limits, key=limits.__getitem__)
@@ -94,10 +94,10 @@ def blocks_per_multiprocessor(target: Target, registers: int, threads: int, shar
 
 
 def compile_frame(nvcc: str, target: Target) -> list[tuple[int, dict[int, Compiled], dict[int, Launch]]]:
-    """Columns of a frame kernel, and what ptxas and footprint.cu tell of it; one or two kernels.
+    """Compile a target's one or two frame kernels: for each its columns and what ptxas and footprint.cu say.
 
     Raises:
-        BackendError: the compiler's own words.
+        BackendError: the compiler's message.
     """
     with tempfile.TemporaryDirectory() as folder:
         program, source, found = Path(folder) / "footprint", source_folder() / "frame/footprint.cu", []
@@ -112,10 +112,10 @@ def compile_frame(nvcc: str, target: Target) -> list[tuple[int, dict[int, Compil
 
 
 def compile_others(nvcc: str, arch: str) -> None:
-    """The kernels that fit anywhere: that they compile is all there is to know.
+    """Compile the kernels that fit any card.
 
     Raises:
-        BackendError: the compiler's own words.
+        BackendError: the compiler's message.
     """
     with tempfile.TemporaryDirectory() as folder:
         for name in OTHER_KERNELS:
@@ -124,13 +124,13 @@ def compile_others(nvcc: str, arch: str) -> None:
 
 
 def check_binding(nvcc: str, name: str) -> None:
-    """Is one of `BINDINGS` C++, against torch's headers? A mistake there would else be found on a GPU's machine only.
+    """Check the syntax of one of `BINDINGS` with torch's headers. Otherwise mistakes appear only on a GPU machine.
 
     Raises:
-        BackendError: the compiler's own words.
+        BackendError: the compiler's message.
     """
     with tempfile.TemporaryDirectory() as folder:
-        # A torch without CUDA lacks this header, which holds nothing but choices of its build.
+        # A torch without CUDA lacks this header, which holds only its build options.
         choices = Path(folder) / "c10/cuda/impl/cuda_cmake_macros.h"
         choices.parent.mkdir(parents=True)
         choices.touch()

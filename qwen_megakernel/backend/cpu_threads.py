@@ -1,6 +1,6 @@
 """How many threads PyTorch computes with on a CPU: measured when a model is loaded.
 
-More threads help a large model. A small one they slow down, above all beside other busy processes, because every
+More threads help a large model. They slow down a small one, above all beside other busy processes, because every
 operator waits for the slowest thread. The demo voice on two cores: docs/log.md, 2026-11-22.
 """
 
@@ -16,18 +16,18 @@ from qwen_megakernel.backend.interfaces import CpuSpeed, LoadedModel
 from qwen_megakernel.checkpoint.config import SamplingParams
 from qwen_megakernel.model.prompt import Prompt
 
-_ROUNDS = 5  # behind the first one, of which the median counts
-_FRAMES = 2  # of a round: end of speech is barred so long
-_PUSHED = 8  # frames of a vocoder push, as in the middle of an utterance
-_ENOUGH_S = 3.0  # then no other round begins: a choice. A large model's first round alone takes longer
+_ROUNDS = 5  # after the first one; their median counts
+_FRAMES = 2  # of a round: end of speech is suppressed that long
+_PUSHED = 8  # frames of a vocoder push, as in mid-utterance
+_ENOUGH_S = 3.0  # no round begins after that: a choice. A large model's first round alone takes longer
 _WORTH = 0.75  # more threads must save a quarter of the time: beside other work they lose more than that
 
 
 def use_threads(count: int) -> None:
-    """Let PyTorch compute with so many threads in the calling thread, and leave other threads as they are.
+    """Let PyTorch compute with `count` threads in the calling thread, and leave other threads as they are.
 
-    Where PyTorch is built with OpenMP (Linux, Windows), the number belongs to a thread. `torch.set_num_threads` also
-    sets what threads begin with that have yet to call PyTorch: another thread puts that back. Other builds have one
+    Where PyTorch is built with OpenMP (Linux, Windows), each thread has its own number. `torch.set_num_threads` also
+    sets the default for threads that have not yet called PyTorch, so another thread restores it. Other builds have one
     number for the process, which then stays `count`.
     """
     before = torch.get_num_threads()
@@ -56,11 +56,11 @@ def measure(
 
     Args:
         sampling: the checkpoint's, complete.
-        threads: this number; None: the fewest that are about as fast as any. PyTorch's own number
-            (`torch.get_num_threads`, OMP_NUM_THREADS) is the most.
+        threads: use this number; None: the fewest that are about as fast as any, at most PyTorch's own number
+            (`torch.get_num_threads`, OMP_NUM_THREADS).
     """
     counts = candidates(torch.get_num_threads()) if threads is None else [threads]
-    with ThreadPoolExecutor(1) as pool:  # a thread of its own: whoever loads a model keeps their number
+    with ThreadPoolExecutor(1) as pool:  # in its own thread, so that the caller keeps its number
         seconds = pool.submit(_seconds_a_frame, model, sampling, counts, clock).result()
     fastest = min(seconds.values())
     chosen = next(count for count in counts if seconds[count] * _WORTH <= fastest)
@@ -71,7 +71,7 @@ def measure(
 def _seconds_a_frame(
     model: LoadedModel, sampling: SamplingParams, counts: list[int], clock: Callable[[], float]
 ) -> dict[int, float]:
-    """By the number of threads, measured by turns."""
+    """Seconds by the number of threads, measured in turns."""
     row = model.embeddings.code0([0])
     prompt = Prompt(row, row, row[0])
     codes = torch.zeros(1, _PUSHED, model.vocoder.groups, dtype=torch.int64)
@@ -92,5 +92,5 @@ def _seconds_a_frame(
             break
     model.decoder.recover()
     model.vocoder.reset(0)
-    # The first round pays for what is made at first use.
+    # The first round includes what is made at first use.
     return {count: statistics.median(times[1:] or times) for count, times in taken.items()}

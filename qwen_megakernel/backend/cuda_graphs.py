@@ -1,8 +1,8 @@
 """FrameGraphs: frames as CUDA graphs. A frame is thousands of small kernels, which a CPU launches far more slowly
 than the GPU runs them; a graph is one launch.
 
-A graph belongs to one slot, one length of attention and one shape of the draws; everything else that differs from
-frame to frame or from request to request it reads from the slot's tensors.
+A graph belongs to one slot, one length of attention and one shape of the draws. It reads everything else that differs
+between frames or requests from the slot's tensors.
 """
 
 import contextlib
@@ -16,17 +16,17 @@ from torch import Tensor
 from qwen_megakernel.model.frame import Draws, Frame, SlotState
 
 KEPT = 8
-"""Graphs that one slot keeps, the latest used: a sequence at up to 2,048 positions needs at most 4 in its life."""
+"""A slot keeps its latest used graphs. A sequence of up to 2,048 positions needs at most 4."""
 
 _SHORTEST = 256
-_CAPTURING = threading.Lock()  # torch captures one graph at a time in a process, and every engine has a thread
+_CAPTURING = threading.Lock()  # torch captures one graph at a time in a process; each engine has a thread
 _STREAMS: dict[torch.device, torch.cuda.Stream] = {}
 
 
 @contextlib.contextmanager
 def capturing(device: torch.device) -> Iterator[None]:
-    """For one thread at a time, the stream on which a device's graphs are captured, behind what the current stream was
-    given and before what it is given next. It is always the same: cuBLAS keeps 32 MB for every stream it has seen.
+    """Enter the CUDA stream on which a device's graphs are captured, one thread at a time. It runs after the current
+    stream's earlier work and before its later work. There is one per device, because cuBLAS keeps 32 MB per stream.
     """
     with _CAPTURING:
         stream = _STREAMS.get(device)
@@ -40,17 +40,17 @@ def capturing(device: torch.device) -> Iterator[None]:
 
 
 def synchronize(device: torch.device | None = None) -> None:
-    """Wait for everything that was queued on a device, but not into a capture: that would fail of it."""
+    """Wait for everything queued on a device, but never during a capture, which would fail."""
     with _CAPTURING:
         torch.cuda.synchronize(device)
 
 
 def capture(step: Callable[[], None], pool) -> torch.cuda.CUDAGraph:
-    """Run `step`, which loads all that a capture must find loaded, then capture it; within `capturing`. Not with
-    torch.cuda.graph, which collects all garbage and waits for the GPU, where other engines may be speaking."""
+    """Run `step` to load what it needs, then capture it. Call this within `capturing`. torch.cuda.graph would collect
+    all garbage and wait for the GPU, where other engines may be speaking."""
     step()
     graph = torch.cuda.CUDAGraph()
-    # Other threads go on using the GPU meanwhile: only this one's calls may spoil the capture.
+    # Other threads use the GPU meanwhile, so only this thread's calls may break the capture.
     graph.capture_begin(pool=pool, capture_error_mode="thread_local")
     try:
         step()
@@ -60,12 +60,12 @@ def capture(step: Callable[[], None], pool) -> torch.cuda.CUDAGraph:
 
 
 def attended(positions: int, max_positions: int) -> int:
-    """How much of a cache a graph reads for so many positions: 256, 512, 1024, ..., at most the whole of it."""
+    """How much of the KV cache a graph reads for `positions`: 256, 512, 1024, ..., at most all of it."""
     return min(max_positions, max(_SHORTEST, 1 << (positions - 1).bit_length()))
 
 
 class Job(NamedTuple):
-    """One frame to run: `positions` counts its own too."""
+    """One frame to run; `positions` includes its own."""
 
     state: SlotState
     draws: Draws
@@ -73,15 +73,15 @@ class Job(NamedTuple):
 
 
 class FrameGraphs:
-    """Runs frames of some slots on their GPU. Graphs are captured when they are first needed; all of them share one
+    """Runs frames of some slots on their GPU. It captures each graph when it is first needed. All graphs share one
     memory pool, because they run one after the other."""
 
     def __init__(self, frame: Frame, states: Sequence[SlotState], max_positions: int, *, ahead: int, width: int):
         """
         Args:
-            states: of every slot; their caches are cleared here.
-            ahead: launches that may be unread.
-            width: frames of one launch, at most.
+            states: one for each slot; their caches are cleared here.
+            ahead: how many launches may be unread.
+            width: most frames of one launch.
         """
         self._frame, self._max_positions = frame, max_positions
         self._graphs: dict[SlotState, dict[tuple, torch.cuda.CUDAGraph]] = {state: {} for state in states}
@@ -97,8 +97,8 @@ class FrameGraphs:
         """Queue frames on the current stream, without waiting for them.
 
         Returns:
-            fetch(i) -> codes of the i-th job, int64 [groups] on the CPU; waits for all of the launch. Valid until
-            `ahead` more launches were made.
+            fetch(i) -> codes of the i-th job, int64 [groups] on the CPU. It waits for the whole launch and is valid
+            until `ahead` more launches were made.
         """
         codes, done = self._ring[self._launches % len(self._ring)]
         self._launches += 1
@@ -127,7 +127,7 @@ class FrameGraphs:
         graphs[key] = graph  # last: the latest used
 
     def _run_and_capture(self, job: Job, length: int) -> torch.cuda.CUDAGraph:
-        """Run this frame without a graph, which loads all that a capture must find loaded, then capture the next."""
+        """Run this frame without a graph, which loads what a capture needs, then capture the next."""
 
         def step() -> None:
             self._frame.step(job.state, job.draws, job.state.position, length)
@@ -137,7 +137,7 @@ class FrameGraphs:
 
 
 def clear(states: Sequence[SlotState]) -> None:
-    """Graphs read caches past the last position, with a weight of 0: not even there may a NaN be."""
+    """Clear the caches. Graphs read past the last position with weight 0, so even there a NaN would spread."""
     for state in states:
         state.cache.k.zero_()
         state.cache.v.zero_()

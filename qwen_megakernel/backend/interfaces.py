@@ -1,6 +1,6 @@
-"""What an engine needs of a backend: a `FrameDecoder` for talker and code predictor, and a `Vocoder`.
+"""What an engine needs from a backend: a `FrameDecoder` for talker and code predictor, and a `Vocoder`.
 
-A frame is frame.py's; code 0 may be end of speech, which ends the sequence without a frame.
+frame.py defines a frame. Code 0 may be end of speech, which ends the sequence without a frame.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,9 +17,9 @@ from qwen_megakernel.model.transformer import Embeddings
 from qwen_megakernel.model.vocoder import Portion, VocoderState
 
 AHEAD = 4
-"""Launches that may be uncollected."""
+"""How many launches may be uncollected."""
 LAUNCH_SLOTS = 16
-"""Slots of one launch, at most."""
+"""Most slots of one launch."""
 RECENT_FRAMES = 8
 """Frames of every slot that `FrameDecoder.recent_codes` holds."""
 
@@ -30,53 +30,53 @@ class FrameDecoder(Protocol):
     slots: int
     max_positions: int
     width: int
-    """Slots that a launch computes together: cheaper than one by one, but an error is then all of theirs."""
+    """Slots that a launch computes together. This is cheaper than one by one, but an error then hits all of them."""
     recent_codes: Tensor | None
-    """int32 [slots, RECENT_FRAMES, groups] on the device, or None. Behind a launch, in CUDA stream order, frame f of a
-    slot stands at row f % RECENT_FRAMES; end of speech stands there as a code 0."""
+    """int32 [slots, RECENT_FRAMES, groups] on the device, or None. After a launch, in CUDA stream order, row
+    f % RECENT_FRAMES holds frame f of a slot. End of speech appears there as a code 0."""
 
     weight_bytes: int
     """Memory of the weights."""
 
     def start(self, slot: int, prompt: Prompt, sampling: SamplingParams) -> None:
-        """Begin a sequence in a slot: everything of the prompt but its last row is prefilled. A prompt's prefix is
-        computed by itself; what comes of it is kept as long as the `Prefix` lives, and other prompts with it copy it.
+        """Begin a sequence in a slot: prefill the prompt except its last row. A prompt's prefix is computed separately.
+        Its keys and values are kept as long as the `Prefix` lives, and other prompts with that prefix copy them.
 
         Args:
-            slot: 0..slots-1; what was in it before is gone.
+            slot: 0..slots-1; its old content is lost.
             prompt: at most `max_positions` - 1 rows.
-            sampling: every field set; the seed too where anything is drawn.
+            sampling: every field set; the seed too if anything is drawn.
         """
 
     def extend(self, slot: int, rows: Tensor, ended: bool) -> None:
-        """More text rows [n, hidden] behind the trailing ones of the slot's prompt: its text comes in pieces. With
-        `ended` they are the last."""
+        """Append text rows [n, hidden] to the slot's trailing rows, for a text that comes in pieces. `ended`: they are
+        the last."""
 
     def launch(self, slots: Sequence[int]) -> None:
         """Queue the next frame of some sequences, without waiting for it.
 
-        The caller stops before a slot is full: a frame needs one position more than the one before it. A frame whose
-        own text row has not come may be launched, because only the next one hears of it; that one has to wait.
+        The caller stops before a slot is full: each frame needs one more position. A frame may be launched before its
+        own text row has come, because only the next frame reads that row. The next frame must wait for it.
 
         Args:
             slots: 1 to `LAUNCH_SLOTS` different ones, each started.
 
         Raises:
-            ValueError: other slots, one that is full, or whose text rows have not come; nothing was queued.
+            ValueError: other slots, a full slot, or one whose text rows have not come; nothing was queued.
             RuntimeError: `AHEAD` launches are uncollected; nothing was queued.
         """
 
     def collect(self) -> list[Tensor | SpeechError | None]:
-        """What the oldest uncollected launch said, in the order of its slots; waits until it is there.
+        """Wait for the oldest uncollected launch and return its frames, in the order of its slots.
 
         Returns:
-            Codes int64 [groups] on the CPU, or None at end of speech. Frames behind a sequence's end, and frames of a
-            sequence whose slot was started again, are None too. A SpeechError where the model's logits are no numbers:
-            the sequence is over.
+            Codes int64 [groups] on the CPU, or None at end of speech. Frames after a sequence's end, and frames of a
+            sequence whose slot was started again, are None too. A SpeechError where the model's logits are not
+            numbers: the sequence is over.
 
         Raises:
             RuntimeError: nothing is launched.
-            KernelFault: the GPU gave up; every sequence is lost, `recover()` makes the decoder usable again.
+            KernelFault: the GPU gave up and every sequence is lost; `recover()` makes the decoder usable again.
         """
 
     def recover(self) -> None:
@@ -84,20 +84,20 @@ class FrameDecoder(Protocol):
 
     @property
     def kept_prefixes(self) -> int:
-        """Prefixes whose keys and values are kept."""
+        """The number of prefixes whose keys and values are kept."""
 
 
 class Vocoder(Protocol):
     """One backend's vocoder over a fixed number of slots. Not thread-safe: one thread owns it. A slot's samples depend
-    on its codes since `reset`, however they were cut into pushes (within 2e-5)."""
+    on its codes since `reset`, and not on how they were cut into pushes (within 2e-5)."""
 
     slots: int
     groups: int
     """Codes of a frame."""
     together: int
-    """Slots that are worth a push of their own, together."""
+    """How many slots together are worth their own push."""
     follows: bool
-    """Can it read codes on the device, behind the launch that makes them? Then it has `follow`."""
+    """Can it read codes on the device, right after the launch that makes them? Then it has `follow`."""
     weight_bytes: int
     """Memory of the weights."""
     slot_bytes: int
@@ -113,10 +113,10 @@ class Vocoder(Protocol):
         """Go on in a slot where `state` was saved, bit for bit."""
 
     def portions(self, codes: Tensor) -> list[Portion]:
-        """A reference recording's codes, int64 [frames, groups], for `listen`, one after the other."""
+        """Cut a reference recording's codes, int64 [frames, groups], into portions for successive `listen` calls."""
 
     def listen(self, slot: int, portion: Portion) -> None:
-        """Go on from frames whose sound nobody wants: what a sequence's own frames follow on."""
+        """Take in frames whose sound is not wanted. The sequence's own frames follow them."""
 
     def push(self, slots: Sequence[int], codes: Tensor) -> Tensor:
         """Decode the next frames of some slots.
@@ -130,7 +130,7 @@ class Vocoder(Protocol):
         """
 
     def follow(self, slots: Sequence[int], first: Sequence[int], frames: int) -> Callable[[], Tensor]:
-        """Queue a push behind what the frame decoder has launched, of codes that nobody has seen yet.
+        """Queue a push after the frame decoder's launches, of codes that are not yet collected.
 
         Args:
             slots: distinct ones.
@@ -138,11 +138,11 @@ class Vocoder(Protocol):
             frames: 1 to `RECENT_FRAMES` of each, from the frame decoder's `recent_codes`.
 
         Returns:
-            What waits for it and returns its PCM as `push` does. What stands for end of speech and behind it is noise.
+            A function that waits for the push and returns its PCM as `push` does. From end of speech on, PCM is noise.
         """
 
     def recover(self) -> None:
-        """After a KernelFault: every slot's state is lost, and to be reset or restored."""
+        """After a KernelFault: every slot's state is lost; reset or restore it."""
 
 
 @dataclass(frozen=True)
@@ -150,8 +150,8 @@ class CpuSpeed:
     """How fast a model is on a CPU.
 
     Attributes:
-        threads: that PyTorch computes with.
-        seconds: that a frame and its sound take, by the number of threads, for those that were tried.
+        threads: how many PyTorch computes with.
+        seconds: how long a frame and its sound take, by the number of threads that was tried.
     """
 
     threads: int
@@ -159,7 +159,7 @@ class CpuSpeed:
 
     @property
     def frames_per_s(self) -> float:
-        """With the chosen number of threads."""
+        """Frames a second with the chosen number of threads."""
         return 1.0 / self.seconds[self.threads]
 
     def __str__(self) -> str:
@@ -176,8 +176,8 @@ class LoadedModel:
 
     Attributes:
         embeddings: makes prompt rows, in callers' threads.
-        check_device: raises what the device raises, if it is lost.
-        cpu: how fast it is, where the device is a CPU. None: PyTorch's own number of threads is used.
+        check_device: raises the device's own error if it is lost.
+        cpu: the model's speed, if the device is a CPU. None: PyTorch's own number of threads is used.
     """
 
     embeddings: Embeddings
@@ -189,17 +189,17 @@ class LoadedModel:
 
 @dataclass(eq=False, kw_only=True)
 class SlotSequence:
-    """What a frame decoder knows of the sequence in a slot, whatever it computes with."""
+    """What every backend's frame decoder knows of the sequence in a slot."""
 
     trailing: Tensor  # [n, hidden], text rows
     pad: Tensor  # [hidden], what follows them
     text_open: bool  # more of them will come
-    frames: int  # that may be launched at most
+    frames: int  # most that may be launched
     launched: int = 0
     over: bool = False  # it ended, or its slot was started again
 
     def say(self, codes: Tensor, eos_id: int, broken: bool) -> Tensor | SpeechError | None:
-        """What `FrameDecoder.collect` says of a frame; `broken`: its logits are no numbers."""
+        """What `FrameDecoder.collect` returns for a frame; `broken`: its logits are not numbers."""
         if self.over:
             return None
         self.over = broken or bool(codes[0] == eos_id)
@@ -208,15 +208,15 @@ class SlotSequence:
         return None if self.over else codes
 
     def extend(self, row: Tensor, made: int, rows: Tensor, ended: bool) -> None:
-        """More text rows. Where the last of the `made` frames went without, `row`, which it left as the next input,
-        gets its own now."""
+        """Append text rows. If the last of the `made` frames lacked its text row, add it now to `row`, the next
+        input."""
         if made > len(self.trailing) and len(rows):
             row.add_(rows[0])
         self.trailing, self.text_open = torch.cat([self.trailing, rows]), not ended
 
 
 def check_start(decoder: FrameDecoder, slot: int, rows: int) -> None:
-    """Raises ValueError for a slot, or a prompt of so many rows, that `FrameDecoder.start` cannot take."""
+    """Raises ValueError for a slot, or a number of prompt rows, that `FrameDecoder.start` cannot take."""
     if not 0 <= slot < decoder.slots or not 1 <= rows <= decoder.max_positions:
         raise ValueError(
             f"slot must be in 0..{decoder.slots - 1} and the prompt of 1..{decoder.max_positions} rows, "
@@ -225,7 +225,7 @@ def check_start(decoder: FrameDecoder, slot: int, rows: int) -> None:
 
 
 def check_launch(slots: Sequence[int], sequences: Mapping[int, SlotSequence], uncollected: int, positions: int) -> None:
-    """Refuse what `FrameDecoder.launch` refuses; `sequences`: of every started slot."""
+    """Raise the errors of `FrameDecoder.launch`. `sequences` has one for every started slot."""
     if not 1 <= len(slots) <= LAUNCH_SLOTS or len(set(slots)) < len(slots):
         raise ValueError(f"a launch takes 1 to {LAUNCH_SLOTS} different slots, got {list(slots)}")
     if uncollected == AHEAD:

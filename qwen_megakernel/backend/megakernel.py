@@ -1,7 +1,7 @@
 """MegakernelFrameDecoder: has the weights packed, owns the device buffers, launches one kernel per frame.
 
-The kernel itself is csrc/frame/ (start with layer.cuh). One launch is a frame of up to 8 sequences, of up to 16 by a
-kernel of its own, or as many rows of a prompt; fewer on cards with less shared memory (targets.py, TARGETS).
+The kernel itself is csrc/frame/ (start with layer.cuh). One launch is a frame of up to 8 sequences, or as many rows of
+a prompt. A wide kernel takes up to 16. Cards with less shared memory take fewer (targets.py, TARGETS).
 """
 
 from collections import deque
@@ -40,12 +40,12 @@ STAGES = tuple(
     for stack in ("talker", "predictor")
     for stage in ("qkv", "attention", "o", "gate_up", "down", "head", "draw")
 )
-"""What the kernel's stage clock adds up in block 0 (csrc/frame/params.h, `Stage`). A wait belongs to the stage behind
-it."""
+"""Stages that the kernel's stage clock adds up in block 0 (csrc/frame/params.h, `Stage`). A wait counts for the stage
+that follows it."""
 
 
 def why_no_megakernel(device: torch.device, dtype: torch.dtype | None, config: ModelConfig | None) -> str | None:
-    """What keeps the kernel from running like this; None if nothing does. A `dtype` or `config` of None always fits."""
+    """Why the kernel cannot run like this; None: it can. A `dtype` or `config` of None always fits."""
     if device.type != "cuda":
         needed = f"it needs an NVIDIA GPU, the device is {device}"
         return needed if torch.cuda.is_available() else f"{needed}: {why_no_gpu()}"
@@ -71,13 +71,13 @@ def why_no_megakernel(device: torch.device, dtype: torch.dtype | None, config: M
 def _pack_weights(
     config: TalkerConfig, tensors: Mapping[str, Tensor], fp8: Collection[str], positions: int, blocks: int
 ) -> dict[str, Tensor]:
-    """Everything of the checkpoint that the kernel reads, by the names that csrc/frame/frame_bindings.cpp asks for.
+    """All tensors that the kernel reads, by the names in csrc/frame/frame_bindings.cpp.
 
     Args:
         tensors: every `talker.*` tensor.
         fp8: the parts (fp8.PARTS) whose weights are E4M3.
-        positions: of the RoPE tables.
-        blocks: of a launch.
+        positions: length of the RoPE tables.
+        blocks: blocks of a launch.
     """
     name, groups = "talker.code_predictor", config.num_code_groups
     large, small = config.stack, config.code_predictor.stack
@@ -103,7 +103,7 @@ def _pack_weights(
 
 
 def _make_exchange(config: TalkerConfig, columns: int, blocks: int, device: torch.device) -> dict[str, Tensor]:
-    """The memory through which a launch's blocks hand each other vectors (csrc/frame/params.h, `Exchange`)."""
+    """The memory through which blocks of a launch exchange vectors (csrc/frame/params.h, `Exchange`)."""
     stacks = (config.stack, config.code_predictor.stack)
     heads, hidden = max(s.num_heads for s in stacks), max(s.hidden_size for s in stacks)
     mlp = max(padded_mlp(s.intermediate_size) for s in stacks)
@@ -124,7 +124,7 @@ def _make_exchange(config: TalkerConfig, columns: int, blocks: int, device: torc
 def _make_key_values(
     config: TalkerConfig, pages: int, columns: int, extension: ModuleType, device: torch.device
 ) -> dict[str, Tensor]:
-    """The talker's pages, and the code predictor's keys and values where shared memory has no room for them."""
+    """The talker's pages, and the code predictor's keys and values if shared memory has no room for them."""
     stack, wide = config.stack, columns > extension.COLUMNS
     in_shared = extension.FRAME_KV_SHARED and not wide
     layers = DIMS[stack.hidden_size][1][4]
@@ -142,11 +142,11 @@ class MegakernelFrameDecoder:
     def __init__(self, config: ModelConfig, tensors: Mapping[str, Tensor], *, slots: int, max_positions: int):
         """
         Args:
-            tensors: every `talker.*` tensor, bf16 on one CUDA device; of parts that are FP8 (fp8.py) float8_e4m3fn, and
-                their scales.
+            tensors: every `talker.*` tensor, bf16 on one CUDA device. FP8 parts (fp8.py) are float8_e4m3fn with
+                scales.
 
         Raises:
-            BackendError: dims the kernel was not written for, or it cannot be compiled here.
+            BackendError: the kernel was not written for these dims, or cannot be compiled here.
         """
         talker = config.talker
         device = tensors["talker.model.norm.weight"].device
@@ -219,7 +219,7 @@ class MegakernelFrameDecoder:
         self._set_text(slot)
 
     def _enter_prefix(self, slot: int, prompt: Prompt) -> int:
-        """Keys and values of the prompt's prefix, kept or computed, a copy of whole pages; its length."""
+        """Copy the prefix's keys and values, kept or computed now, into the slot by whole pages; its length."""
         rows, kept = prompt.prefix.rows, self._prefixes.get(prompt.prefix)
         first = slot * self._pages
         pages = self.buffers["kv"][first : first + -(-rows // PAGE)]
@@ -232,7 +232,7 @@ class MegakernelFrameDecoder:
         return rows
 
     def _prefill(self, slot: int, rows: Tensor, position: int) -> None:
-        """Many rows at a time as long as there are many, then by columns."""
+        """Prefill by `PagedPrefill` while there are many rows, then by columns."""
         rest = len(rows) % MOST
         many = len(rows) - rest if rest < LEAST else len(rows)
         if many:
@@ -247,7 +247,7 @@ class MegakernelFrameDecoder:
         self._set_text(slot)
 
     def _set_text(self, slot: int) -> None:
-        """Behind rows that have yet to come there is nothing, else the pad."""
+        """Set the trailing rows and what follows them: nothing while more will come, else the pad."""
         sequence = self._sequences[slot]
         self._launcher.set_text(slot, sequence.trailing, self._nothing if sequence.text_open else sequence.pad)
 
@@ -273,8 +273,8 @@ class MegakernelFrameDecoder:
         return [sequence.say(frame, self._eos_id, bad) for sequence, frame, bad in collected]
 
     def observe(self) -> tuple[Tensor, Tensor]:
-        """From now on every launch leaves in these tensors, by column, the talker's hidden state, fp32 [width, hidden],
-        and the raw logits, fp32 [width, groups, vocab]; what is beyond a group's candidates is not written."""
+        """Make every later launch write into the two tensors returned, by column: the talker's hidden state, fp32
+        [width, hidden], and raw logits, fp32 [width, groups, vocab]. It writes only a group's own candidates."""
         like = {"dtype": torch.float32, "device": self._rows.device}
         hidden = torch.zeros(self.width, self._rows.shape[1], **like)
         logits = torch.zeros(self.width, self.recent_codes.shape[2], self._seen.shape[1], **like)
@@ -287,7 +287,7 @@ class MegakernelFrameDecoder:
 
     @torch.inference_mode()
     def recover(self) -> None:
-        """After a KernelFault: forget it, every sequence and every kept prefix. Epochs only grow: no reset."""
+        """After a KernelFault: forget it, every sequence and every kept prefix. Epochs only grow, so they stay."""
         while self._launches:
             self._launches.popleft()
             self._launcher.collect()

@@ -18,7 +18,7 @@ def block_rows(rows: int, blocks: int, multiple: int = 8) -> int:
 
 
 def row_parts(rows: int) -> int:
-    """Parts in which a block multiplies its rows, one after the other (csrc/frame/dims.cuh)."""
+    """Into how many parts a block cuts its rows, to multiply them one after the other (csrc/frame/dims.cuh)."""
     return 1 if rows <= ROWS_AT_ONCE else 2 * row_parts(rows // 2)
 
 
@@ -26,9 +26,9 @@ def pack(matrix: Tensor, blocks: int, packet: int = PACKET, rows: int | None = N
     """One matrix as the blocks read it: bf16 or float8_e4m3fn [N, K] -> uint8 [blocks, bytes of a block].
 
     Block b owns rows b * `rows` ..., padded with zeros. It reads them part by part. Its 16 warps share K as the
-    exchange hands it out: lane q of warp w gets every fourth packet of its share. Of these values, 4 at a time make a
-    step of the mma, whose fragments the lanes find ready: tiles of 16 rows, or of 8 rows and two steps where the rows
-    do not come in sixteens.
+    exchange hands it out: lane q of warp w gets every fourth packet of the warp's share. Four of a lane's values make
+    one mma step. The fragments lie ready for the lanes: tiles of 16 rows, or tiles of 8 rows and two steps where
+    the rows are no multiple of 16.
     """
     rows, k = rows or block_rows(len(matrix), blocks), matrix.shape[1]
     fp8 = matrix.dtype == torch.float8_e4m3fn
@@ -48,8 +48,8 @@ def pack(matrix: Tensor, blocks: int, packet: int = PACKET, rows: int | None = N
     tiles = tiles.reshape(parts, -1).view(torch.uint8)
     tiles = F.pad(tiles, (0, -tiles.shape[1] % (2 * WARPS * 32 * 16)))  # pairs of 16 bytes a compute thread
     if fp8:
-        # part, two units, lane, two words of a unit, (first or second pair, value) -> a lane's 16 bytes, and in a word
-        # the second pair in bytes 0 and 2, the first one in 1 and 3: csrc/frame/fp8.cuh
+        # part, two units, lane, two words of a unit, (first or second pair, value) -> a lane's 16 bytes. In each word
+        # the second pair is in bytes 0 and 2, the first one in 1 and 3 (csrc/frame/fp8.cuh).
         units = tiles.reshape(parts, -1, 2, WARPS * 32, 2, 2, 2).permute(0, 1, 3, 2, 4, 6, 5)
         tiles = units.flip(-1)
     return tiles.reshape(blocks, -1).contiguous()
@@ -58,8 +58,8 @@ def pack(matrix: Tensor, blocks: int, packet: int = PACKET, rows: int | None = N
 def pack_stack(
     config: StackConfig, tensors: Mapping[str, Tensor], prefix: str, positions: int, blocks: int
 ) -> dict[str, Tensor]:
-    """A stack's ribbon (layer after layer: qkv, o, gate and up alternating, down), norms and RoPE tables; of E4M3
-    weights the scales too, of the same rows."""
+    """A stack's ribbon (layer after layer: qkv, o, gate and up alternating, down), norms and RoPE tables. E4M3 weights
+    also have scales, for the same rows."""
 
     def stacked(name: str) -> Tensor:
         return torch.stack([tensors[f"{prefix}.layers.{i}.{name}.weight"] for i in range(config.num_layers)])
@@ -111,7 +111,7 @@ def layer_matrices(config: StackConfig, blocks: int) -> list[tuple[str, tuple[in
 def places(
     config: StackConfig, blocks: int, dtype: torch.dtype = torch.bfloat16
 ) -> list[tuple[str, tuple[int, int], int, int, int]]:
-    """Where they lie, for `PagedPrefill`: the same, and bytes of a block."""
+    """What `layer_matrices` lists, with the bytes of a block, for `PagedPrefill`."""
     like = {"dtype": dtype, "device": "meta"}
     listed = layer_matrices(config, blocks)
     return [

@@ -1,8 +1,8 @@
 """PagedPrefill: keys and values of long prompts, many rows at a time, through cuBLAS under CUDA graphs.
 
-The persistent kernel takes 16 rows of a prompt in 0.43 ms and is the fastest there is for a few sentences. Then it pays
-to lay its weights out plainly again, layer by layer (csrc/prompt/prefill.cu: they are not kept twice), for products of
-many rows. Arithmetic as the kernel's: bf16 products, everything between them and the residual in fp32.
+The persistent kernel takes 16 rows of a prompt in 0.43 ms, which is fastest for a few sentences. For longer prompts it
+pays to unpack the weights layer by layer for products of many rows (csrc/prompt/prefill.cu). They are not kept twice.
+The arithmetic is the kernel's: bf16 products; everything between them and the residual in fp32.
 """
 
 from collections.abc import Mapping
@@ -18,13 +18,13 @@ from qwen_megakernel.backend.cuda_graphs import attended, capture, capturing
 from qwen_megakernel.checkpoint.config import StackConfig
 
 LEAST = 48
-"""Rows from which this is faster than the kernel's columns: 2.8 ms for up to 128 on an H200, 2.9 for 48 by columns."""
+"""From this many rows it beats the kernel's columns. On an H200: 2.8 ms for up to 128 rows; 48 by columns take 2.9."""
 
 MOST = 256
-"""Rows of a graph, at most."""
+"""Most rows of a graph."""
 
 _ROWS = (128, MOST)
-# The first where it is, on GPUs: nothing is built at load.
+# GPUs have the first one. It needs no build at load.
 _ATTENTION = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
@@ -44,10 +44,10 @@ class PagedPrefill:
         """
         Args:
             buffers: the frame decoder's: kv, ribbon, norms and RoPE tables by their names there.
-            places: of the matrices of one layer in the ribbon: name, (rows, k), rows of a block, packet, bytes of a
+            places: for each matrix of a layer in the ribbon: name, (rows, k), rows of a block, packet, bytes of a
                 block.
             page: positions of a page.
-            pages: of a slot, which lie one after the other.
+            pages: how many a slot has; they are consecutive.
         """
         self._extension, self._config = extension, config
         self._w = {name.removeprefix("talker."): t for name, t in buffers.items() if name.startswith("talker.")}
@@ -68,17 +68,17 @@ class PagedPrefill:
                     self._graphs[rows, length] = capture(partial(self._layers, rows, length), pool)
 
     def run(self, first_page: int, rows: Tensor, position: int) -> None:
-        """Keys and values of consecutive rows.
+        """Compute keys and values of consecutive rows.
 
         Args:
-            first_page: of the slot.
+            first_page: the slot's first page.
             rows: fp32 [n, hidden].
-            position: of the first row; what is before it is in the pages.
+            position: of the first row; earlier positions are in the pages already.
         """
         for part in rows.split(MOST):
             n = len(part)
             size = next(size for size in _ROWS if n <= size)
-            # What fills a graph up is its last row again, which says the same twice.
+            # The last row fills the graph up: it writes the same keys and values again.
             self._rows[:n].copy_(part)
             self._rows[n:size].copy_(part[-1:].expand(size - n, -1))
             torch.arange(position, position + size, out=self._at[:size])

@@ -41,18 +41,18 @@ def select_backend(
     *,
     may_check: bool = False,
 ) -> tuple[str, str]:
-    """(backend to use, reason) for a backend name. "auto" takes the megakernel where it can run and there is evidence
+    """(backend to use, reason) for a backend name. "auto" takes the megakernel if it can run and there is evidence
     that it is right and faster than PyTorch (auto.py).
 
     Args:
         dtype, config: of the checkpoint; None: any that fits.
         fp8: parts (fp8.PARTS) whose weights are E4M3.
-        may_check: where "auto" has no evidence, the kernel is compiled and checked now. It takes up to a minute, once.
-            False, or no `config`: it is taken for right.
+        may_check: if "auto" has no evidence, compile and check the kernel now. This takes up to a minute, once.
+            False, or no `config`: assume that it is right.
 
     Raises:
-        BackendError: an unknown name, a megakernel that cannot run like this, or an environment variable that asks
-            "auto" for something else than `auto.MODES`.
+        BackendError: the name is unknown, the megakernel cannot run like this, or the environment variable for "auto"
+            is not in `auto.MODES`.
     """
     if backend not in BACKENDS:
         raise BackendError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
@@ -77,12 +77,12 @@ def select_device(device: str | torch.device | None) -> torch.device:
     """The device to run on; None takes a CUDA GPU if there is one.
 
     Raises:
-        BackendError: no such device here.
+        BackendError: there is no such device.
     """
     given = ("cuda" if torch.cuda.is_available() else "cpu") if device is None else device
     try:
         device = torch.device(given)
-    except (RuntimeError, TypeError):  # whose message lists devices that are not taken here
+    except (RuntimeError, TypeError):  # its message lists devices that we do not take
         device = None
     if device is None or device.type not in ("cpu", "cuda") or (device.type == "cpu" and device.index):
         raise BackendError(f"device must be 'cpu' or 'cuda[:n]', got {str(given)!r}")
@@ -104,7 +104,7 @@ def check_threads(threads: int | None, device: torch.device) -> None:
 
 
 def make_embeddings(backend: str, config: ModelConfig, tensors: Mapping[str, Tensor]) -> Embeddings:
-    """What makes the rows for a backend that `select_backend` chose, over every `talker.*` tensor."""
+    """The row maker for a backend that `select_backend` chose, over every `talker.*` tensor."""
     device = tensors["talker.model.norm.weight"].device
     return Embeddings(
         config.talker, tensors, load_extension(device, parts_in(tensors)) if backend == "megakernel" else None
@@ -120,8 +120,8 @@ def make_decoder(
     slots: int,
     max_positions: int,
 ) -> FrameDecoder:
-    """The frame decoder of a backend that `select_backend` chose, over every `talker.*` tensor. PyTorch's has E4M3
-    weights dequantised."""
+    """The frame decoder of a backend that `select_backend` chose, over every `talker.*` tensor. For PyTorch, E4M3
+    weights are dequantised."""
     if backend == "torch":
         tensors = dequantized(tensors, tensors["talker.model.norm.weight"].dtype)
         return TorchFrameDecoder(config, tensors, embeddings, slots=slots, max_positions=max_positions)
@@ -147,11 +147,11 @@ def make_vocoder(
     Args:
         dtype: as `dtypes.vocoder_dtype_of` returns it.
         recent_codes: the frame decoder's (`FrameDecoder.recent_codes`).
-        fp8: of the frame decoder's weights: its build has the vocoder's kernels too.
-        obstacle: why our kernels must not be taken on a GPU.
+        fp8: FP8 parts of the frame decoder, whose build holds the vocoder's kernels too.
+        obstacle: why our kernels must not be used on a GPU; None: they may be.
 
     Raises:
-        BackendError: "tf32" where our kernels cannot run.
+        BackendError: "tf32" was asked for and our kernels cannot run.
     """
     if dtype == "bfloat16":
         return TorchVocoder(config, tensors, slots=slots, dtype=torch.bfloat16)
@@ -162,7 +162,7 @@ def make_vocoder(
     if obstacle is None:
         try:
             extension = load_extension(device, fp8)
-        except BackendError as error:  # PyTorch goes on where nothing can be compiled
+        except BackendError as error:  # PyTorch serves where nothing can be compiled
             obstacle = str(error)
         else:
             options = {"slots": slots, "exact": dtype == "float32", "recent_codes": recent_codes}
@@ -184,11 +184,11 @@ class Backend:
         fp8: parts (fp8.PARTS) whose weights are E4M3.
         vocoder_dtype: see `dtypes.vocoder_dtype_of`.
         own_kernels: False: the vocoder is PyTorch's too.
-        vocoder_obstacle: why the vocoder's kernels must not be taken; None: they are taken where they can run.
-        threads: that PyTorch computes with on a CPU; None: the best number is measured.
+        vocoder_obstacle: why the vocoder's kernels must not be used; None: they are used where they can run.
+        threads: how many PyTorch computes with on a CPU; None: measure the best number.
 
     Raises:
-        BackendError: `threads` is no such number, or the device is no CPU.
+        BackendError: `threads` is out of range, or the device is not a CPU.
     """
 
     name: str
@@ -209,12 +209,12 @@ class Backend:
         """Put the model onto the device.
 
         Raises:
-            CheckpointError, BackendError: it cannot be had here.
+            CheckpointError, BackendError: it cannot be loaded here.
         """
         config, tensors = self.checkpoint.config, self.checkpoint.talker(self.device, self.dtype, self.fp8)
         embeddings = make_embeddings(self.name, config, tensors)
         decoder = make_decoder(self.name, config, tensors, embeddings, slots=slots, max_positions=max_positions)
-        del tensors  # the kernel has its own copy: room for the vocoder's
+        del tensors  # the kernel has its own copy; this makes room for the vocoder's weights
         model = LoadedModel(embeddings, decoder, self._vocoder(slots, decoder.recent_codes), check_device)
         if self.device.type != "cpu":
             return model
@@ -230,23 +230,23 @@ class Backend:
 
     @property
     def _built(self) -> frozenset[str]:
-        """FP8 parts of the build that is there."""
+        """FP8 parts of the existing build."""
         return self.fp8 if self.name == "megakernel" else frozenset()
 
     @property
     def _has_kernels(self) -> bool:
-        """May kernels of ours compute?"""
+        """May our own kernels compute?"""
         vocoder = self.own_kernels and self.vocoder_obstacle is None
         return self.device.type == "cuda" and (self.name == "megakernel" or vocoder)
 
     def spare(self) -> "Backend | None":
-        """What takes over where our kernels fail: the same on PyTorch alone. None: this is it."""
+        """The backend that takes over when our kernels fail: the same on PyTorch alone. None: this is already it."""
         return replace(self, name="torch", own_kernels=False) if self._has_kernels else None
 
     @property
     def void(self) -> Callable[[], None] | None:
-        """To be called when our kernels are given up: "auto" takes PyTorch from then on. None: no evidence stands in
-        question, because the card has a record of ours, or because PyTorch alone computes."""
+        """A function to call when our kernels are given up, so that "auto" takes PyTorch from then on. None: there is
+        no verdict to void, because the card has a record of ours, or because PyTorch alone computes."""
         size = size_of(self.checkpoint.config)
         if not self._has_kernels or size is None or record_of(self.device) or why_no_build(self.device):
             return None
@@ -262,11 +262,11 @@ def choose_backend(
     vocoder_dtype: str,
     threads: int | None,
 ) -> Backend:
-    """How an engine runs a checkpoint, said in one line of the log. "auto" may check the kernel first.
+    """Choose how an engine runs a checkpoint, and log it in one line. "auto" may check the kernel first.
 
     Args:
         backend: one of BACKENDS.
-        fp8, vocoder_dtype, threads: see `Backend`; `fp8` of None: as the checkpoint has it.
+        fp8, vocoder_dtype, threads: see `Backend`. `fp8` of None: as the checkpoint is stored.
 
     Raises:
         BackendError: see `select_backend`.
@@ -286,11 +286,11 @@ def choose_backend(
 
 
 def _is_told(backend: str, name: str) -> bool:
-    """Was the kernel asked for by name, whatever the evidence says?"""
+    """Was the kernel asked for by name, regardless of the evidence?"""
     return name == "megakernel" and (backend == "megakernel" or auto.mode() == "megakernel")
 
 
 def check_device() -> None:
-    """Raises what CUDA raises, if a device of this process is lost."""
+    """Raises CUDA's own error if a device of this process is lost."""
     if torch.cuda.is_initialized():
         synchronize()

@@ -1,7 +1,7 @@
 """Sizes that Python and csrc/sizes.h must agree on, and the check that a build has the same.
 
-The extension exports what it was compiled with; `check_sizes` compares that when it is loaded. Without a GPU a test
-reads csrc/sizes.h and compares it with this file.
+The extension exports what it was compiled with, and `check_sizes` compares that at load. A test that needs no GPU
+compares csrc/sizes.h with this file.
 """
 
 from collections.abc import Collection, Mapping
@@ -13,10 +13,10 @@ from qwen_megakernel.checkpoint.fp8 import PARTS
 from qwen_megakernel.errors import BackendError
 
 WARPS = 16
-"""Of a block that compute."""
+"""Compute warps of a block."""
 HEAD_DIM, GROUPS = 128, 16
 SPLITS = 16
-"""Parts that a query head's context is cut into, at most."""
+"""Most parts that a query head's context is cut into."""
 PAGE = 64
 """Positions of a page of keys and values."""
 ROWS_AT_ONCE = 96
@@ -26,16 +26,16 @@ PACKET, MLP_PACKET = 4, 6
 LAYER_MATRICES = 4
 
 PUSH_SEQUENCES, PUSH_FRAMES, PUSH_ROWS = 8, 8, 16
-"""Of a push of the vocoder, at most: sequences, frames of each, and sequences x frames. More fill the card no better,
-and their buffers grow."""
+"""Limits of a vocoder push: sequences, frames of each, and sequences x frames. Larger pushes use the card no better
+and need larger buffers."""
 PUSHES_AHEAD = 64
-"""Pushes that may be uncollected."""
+"""How many pushes may be uncollected."""
 CHANNEL_TILE = 32
-"""Channels of the vocoder's convolutions are multiples of it."""
+"""The vocoder's convolutions have a multiple of this many channels."""
 WIDEST_NORM = 1024
 TRANSFORMER_TAPS, TRANSFORMER_COLUMNS, TRANSFORMER_RING = 3, 22, 80
-"""Of the vocoder's transformer: taps of the convolution in front of it; hidden columns of a block, and positions of its
-keys and values, at most. 22 are the published 512 on 24 multiprocessors."""
+"""For the vocoder's transformer: taps of the convolution before it; most hidden columns of a block; most positions of
+its keys and values. 22 columns suffice for the published 512 on 24 multiprocessors."""
 
 SIZES = {
     "COMPUTE_WARPS": WARPS,
@@ -59,7 +59,7 @@ SIZES = {
     "TRANSFORMER_COLUMNS": TRANSFORMER_COLUMNS,
     "TRANSFORMER_RING": TRANSFORMER_RING,
 }
-"""As csrc/sizes.h has them, where PAGE_POSITIONS is called kPagePositions."""
+"""The same sizes as in csrc/sizes.h, which writes PAGE_POSITIONS as kPagePositions."""
 
 DIMS = {
     # talker: hidden, MLP, heads, KV heads, codec vocabulary; code predictor: the same, most layers, codes
@@ -67,7 +67,7 @@ DIMS = {
     2048: ((2048, 6144, 16, 8, 3072), (1024, 3072, 16, 8, 5, 2048)),
     256: ((256, 384, 4, 2, 1152), (256, 384, 2, 1, 2, 128)),
 }
-"""The models the kernel is compiled for (csrc/frame/dims.cuh), by talker width: published 0.6B and 1.7B, the bundled
+"""The models the kernel is compiled for (csrc/frame/dims.cuh), by talker width: the published 0.6B and 1.7B, and the
 demo voice."""
 
 
@@ -78,7 +78,7 @@ def padded_mlp(width: int) -> int:
 
 
 def built_for(target: Target, fp8: Collection[str]) -> dict[str, Mapping[object, object] | int]:
-    """What the extension must say of itself, by attribute name, where the parts `fp8` (fp8.PARTS) are E4M3."""
+    """Attributes that the extension must have, by name, when the parts `fp8` (fp8.PARTS) are E4M3."""
     dims = {
         width: tuple((hidden, padded_mlp(mlp), *rest) for hidden, mlp, *rest in stacks)
         for width, stacks in DIMS.items()
@@ -97,7 +97,7 @@ def check_sizes(extension: ModuleType, target: Target, fp8: Collection[str]) -> 
     """Compare a loaded extension with what Python packs for it.
 
     Raises:
-        BackendError: they differ; it names every difference.
+        BackendError: they differ; the message names every difference.
     """
     wrong = []
     for name, expected in built_for(target, fp8).items():

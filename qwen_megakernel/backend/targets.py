@@ -1,4 +1,4 @@
-"""What the kernel is compiled for: an architecture and a number of blocks, and what each of these gets."""
+"""What the kernel is compiled for: an architecture and a number of blocks, and the settings of each."""
 
 from dataclasses import dataclass
 
@@ -11,8 +11,9 @@ class Target:
 
     Attributes:
         arch: nvcc's name of the architecture, such as "90a".
-        blocks: of a launch, one a multiprocessor.
-        card: the smallest one that we know; multiprocessors: how many it has.
+        blocks: of a launch; one runs on each multiprocessor.
+        card: the smallest one that we know.
+        multiprocessors: how many that card has.
     """
 
     arch: str
@@ -22,12 +23,12 @@ class Target:
 
     @property
     def name(self) -> str:
-        """Such as "sm_86x64"."""
+        """A name such as "sm_86x64"."""
         return f"sm_{self.arch}x{self.blocks}"
 
     @property
     def shared_kb(self) -> int:
-        """Shared memory of a multiprocessor."""
+        """Shared memory of a multiprocessor in KB."""
         return _SHARED_KB.get(self.arch, 100)
 
     @property
@@ -49,19 +50,19 @@ class Target:
 
 
 _SHARED_KB = {"80": 164, "90a": 228, "100a": 228, "103a": 228}
-"""Of a multiprocessor; 100 elsewhere."""
+"""Shared memory of a multiprocessor by architecture; others have 100 KB."""
 
 _COLUMNS = {(100, 128): 8, (100, 64): 4, (100, 32): 2}
 _COLUMNS |= {(164, 128): 8, (164, 64): 8, (164, 32): 4}
 _COLUMNS |= {(228, 128): 8, (228, 64): 8, (228, 32): 4}
-"""By shared memory and blocks. Of 1.7B a block's partial sums of a column take 7 KB with 128 blocks, 15 with 64 and 29
-with 32. The weight ring needs what is left."""
+"""Columns by shared memory and blocks. For 1.7B, a block's partial sums take 7 KB a column with 128 blocks, 15 with 64
+and 29 with 32. The weight ring needs the rest."""
 
 _MOVES_REGISTERS = ("90a", "100a", "103a")
-"""Architectures on which the producer's warps can hand registers to those that compute."""
+"""Architectures on which the producer warps can hand registers to the compute warps."""
 
 BLOCKS = (128, 64, 32)
-"""Of a launch: the first of them that the card has multiprocessors for."""
+"""Blocks of a launch: the first number for which the card has enough multiprocessors."""
 
 TARGETS = {
     target.name: target
@@ -106,5 +107,5 @@ def target_of(device: torch.device) -> Target | None:
 
 
 def capability(device: torch.device) -> str:
-    """Of a CUDA device, as "90"."""
+    """The compute capability of a CUDA device, such as "90"."""
     return "{}{}".format(*torch.cuda.get_device_capability(device))

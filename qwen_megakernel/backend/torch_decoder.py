@@ -22,11 +22,11 @@ from qwen_megakernel.model.transformer import Embeddings
 class _Sequence(SlotSequence):
     state: SlotState
     draws: Draws
-    position: int  # of the next frame's input row
-    frame: int = 0  # the next to be computed
+    position: int  # the position of the next frame's input row
+    frame: int = 0  # the next one to compute
 
     def enter_frame(self) -> int:
-        """Put the next frame's text row in place, nothing where it has yet to come; the position of its input row."""
+        """Put the next frame's text row in place, or zeros if it has not come; the position of its input row."""
         if self.frame < len(self.trailing):
             self.state.text.copy_(self.trailing[self.frame])
         elif self.text_open:
@@ -41,8 +41,8 @@ class _Sequence(SlotSequence):
 class TorchFrameDecoder:
     """The PyTorch backend (see `FrameDecoder`). Slots run singly, in the dtype of the tensors.
 
-    On a CUDA device a launch queues CUDA graphs. On a CPU a frame is computed when it is collected: one that nobody
-    wants any more then costs nothing.
+    On a CUDA device a launch queues CUDA graphs. On a CPU a frame is computed only when it is collected, so that an
+    unwanted frame costs nothing.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class TorchFrameDecoder:
         """
         Args:
             tensors: every `talker.*` tensor, all on one device and of one dtype.
-            embeddings: over the same tensors.
+            embeddings: they use the same tensors.
         """
         self.slots, self.max_positions, self.width = slots, max_positions, 1
         self.recent_codes = None
@@ -95,7 +95,7 @@ class TorchFrameDecoder:
             self._frame.prefill(prompt.rows[done:last], state, done)
 
     def _enter_prefix(self, prompt: Prompt, state: SlotState) -> int:
-        """Keys and values of the prompt's prefix, kept or computed; its length."""
+        """Put keys and values of the prompt's prefix, kept or computed now, into the cache; its length."""
         rows, kept = prompt.prefix.rows, self._prefixes.get(prompt.prefix)
         keys, values = state.cache.k[:, :, :rows], state.cache.v[:, :, :rows]
         if kept:
@@ -131,7 +131,7 @@ class TorchFrameDecoder:
         return [None if sequence.over else self._said(sequence, fetch(i)) for i, sequence in enumerate(sequences)]
 
     def _compute(self, sequences: list[_Sequence], i: int) -> Tensor:
-        """The next frame of one of them, without a graph."""
+        """The next frame of sequence i, without a graph."""
         sequence = sequences[i]
         self._frame.step(sequence.state, sequence.draws, sequence.enter_frame())
         return sequence.state.codes.to("cpu", copy=True)

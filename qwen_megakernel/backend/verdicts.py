@@ -1,7 +1,7 @@
 """What is known of the kernel on a card: records of cards that we ran ourselves, and verdicts of the self-check.
 
 A verdict is one small JSON file in `folder()`. It holds for one card, driver, torch and build of the kernel, and for
-one size and choice of FP8 weights. Where any of these changes, its file is not found and the check is made again.
+one size and choice of FP8 weights. When any of these changes, no file is found and the check runs again.
 """
 
 import contextlib
@@ -32,11 +32,11 @@ SIZES = dict(zip(DIMS, ("0.6b", "1.7b", "demo"), strict=True))
 """Names of the sizes that the kernel is compiled for, by the talker's width."""
 
 MOST_BYTES = 64 * 1024
-"""Of a verdict's file, and of a line that the check's process prints."""
+"""The largest verdict file, and the longest line of the check's process, that is read."""
 
 TRY_AGAIN = "`qwen-megakernel doctor --check` tries it again"
 
-_HELD: dict["Key", "Verdict"] = {}  # verdicts of this process that are in no file
+_HELD: dict["Key", "Verdict"] = {}  # verdicts of this process that have no file
 
 
 # ---------------------------------------------------------------- records
@@ -47,10 +47,10 @@ class Record:
     """A card on which we ran the kernel's tests. It needs no check.
 
     Attributes:
-        card: a word of its name.
+        card: a word of the card's name.
         capability: such as "90".
-        multiprocessors: how many it has. A slice of it (MIG) or a smaller model of that name has fewer, and no record.
-        frame_ms: milliseconds of a frame by size, of one stream and of eight.
+        multiprocessors: how many it has. A slice of it (MIG) or a smaller card of that name has fewer, and no record.
+        frame_ms: milliseconds of a frame by size, for one stream and for eight.
     """
 
     card: str
@@ -104,7 +104,7 @@ class Key:
 
     @classmethod
     def of(cls, device: torch.device, size: str, fp8: Collection[str]) -> "Key":
-        """Of a CUDA device that the kernel can be compiled for (`why_no_build`).
+        """The key of a CUDA device that the kernel can be compiled for (`why_no_build`).
 
         Raises:
             BackendError: the kernel's sources are missing.
@@ -122,18 +122,18 @@ class Key:
 
 
 def size_of(config: ModelConfig) -> str | None:
-    """The size that a checkpoint's talker has; None: another one."""
+    """The name of the talker's size; None: the kernel has no such size."""
     return SIZES.get(config.talker.stack.hidden_size)
 
 
 @dataclass(frozen=True)
 class Part:
-    """What the check says of the frame kernel, or of the vocoder's kernels.
+    """The check's result for the frame kernel, or for the vocoder's kernels.
 
     Attributes:
         correct: nothing wrong was found.
-        reason: in plain words.
-        kernel_ms, torch_ms: milliseconds of a frame of one stream, by our kernels and by PyTorch; None: not measured.
+        reason: why, in plain words.
+        kernel_ms, torch_ms: milliseconds of one stream's frame with our kernels and with PyTorch; None: not measured.
     """
 
     correct: bool
@@ -158,8 +158,8 @@ class Part:
 @dataclass(frozen=True)
 class FramePart(Part):
     """Attributes:
-    launches: of the kernel, whose codes were compared.
-    error_ratio: the kernel's error against fp32, over PyTorch bf16's; None: not measured.
+    launches: kernel launches whose codes were compared.
+    error_ratio: the kernel's error against fp32, divided by that of PyTorch in bf16; None: not measured.
     """
 
     launches: int = 0
@@ -172,13 +172,13 @@ class FramePart(Part):
 
 @dataclass(frozen=True)
 class Verdict:
-    """Of the self-check.
+    """The self-check's verdict.
 
     Attributes:
-        frame: of the frame kernel.
-        vocoder: of the vocoder's kernels.
-        finished: False: nothing was learnt of the kernel, for example because the check's process was killed. Such a
-            verdict holds for this process and is not kept.
+        frame: result for the frame kernel.
+        vocoder: result for the vocoder's kernels.
+        finished: False: the check learnt nothing about the kernel, for example because its process was killed. Such a
+            verdict holds for this process only and is not kept.
     """
 
     key: Key
@@ -188,7 +188,7 @@ class Verdict:
 
     @property
     def good(self) -> bool:
-        """Was everything checked that can run, and nothing wrong found?"""
+        """Was everything that can run checked, and was nothing wrong found?"""
         return self.finished and self.frame.correct and self.vocoder.correct
 
     def __str__(self) -> str:
@@ -199,12 +199,12 @@ class Verdict:
         return f"self-check on this {where}: kernel {self.frame}; vocoder {self.vocoder}"
 
     def to_json(self) -> dict:
-        """As it is kept, and as `from_json` takes it."""
+        """The form that is kept, and that `from_json` takes."""
         return {"key": asdict(self.key), "frame": asdict(self.frame), "vocoder": asdict(self.vocoder)}
 
     @classmethod
     def from_json(cls, js: JsonObject, key: Key) -> "Verdict":
-        """Raises CheckpointError: it is not of this key, or something is missing or wrong."""
+        """Raises CheckpointError: it belongs to another key, or something is missing or wrong."""
         if js.child("key").raw != asdict(key):
             raise CheckpointError(f"{js.where}: it is of another card, driver, torch or build")
         return cls(key, frame_part(js.child("frame")), vocoder_part(js.child("vocoder")))
@@ -240,7 +240,7 @@ def file_of(key: Key) -> Path:
 
 
 def read(key: Key) -> Verdict | None:
-    """The verdict of a key; None: there is none, or, with a warning, none that can be read."""
+    """The verdict of a key. None: there is none, or it cannot be read, which a warning reports."""
     if key in _HELD:
         return _HELD[key]
     path = file_of(key)
@@ -258,8 +258,8 @@ def read(key: Key) -> Verdict | None:
 
 
 def keep(verdict: Verdict) -> None:
-    """Write a verdict to its file. One that is not finished, or that cannot be written, holds for this process alone;
-    a warning says so."""
+    """Write a verdict to its file. An unfinished one holds for this process alone. So does one that cannot be written,
+    which a warning reports."""
     _HELD[verdict.key] = verdict
     if not verdict.finished:
         return
@@ -279,7 +279,8 @@ def keep(verdict: Verdict) -> None:
 
 
 def _write(path: Path, text: str) -> None:
-    """Whole or not at all, for readers too, and as readable as the umask says: others may use the folder."""
+    """Write atomically, so that readers never see a partial file. The umask sets who may read: others may use the
+    folder."""
     beside = path.with_name(f".{path.stem}.{os.getpid()}.{threading.get_ident()}")
     try:
         beside.write_text(text, encoding="utf-8")
@@ -289,7 +290,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def void(key: Key, reason: str) -> None:
-    """From now on "auto" takes PyTorch: the kept verdict becomes wrong. Where there is none, one is made."""
+    """Make "auto" take PyTorch from now on: set the kept verdict to wrong, or make one that says so."""
     known = read(key)
     frame = FramePart(False, reason) if known is None else replace(known.frame, correct=False, reason=reason)
     vocoder = Part(False, reason) if known is None else replace(known.vocoder, correct=False, reason=reason)
@@ -300,13 +301,13 @@ def void(key: Key, reason: str) -> None:
 
 @contextlib.contextmanager
 def lock_of(key: Key, patience_s: float) -> Iterator[None]:
-    """One process at a time checks a key. A folder that cannot be written, or locked, has no lock: each process checks
-    for itself.
+    """Let one process at a time check a key. If the folder cannot be written or locked, there is no lock and each
+    process checks for itself.
 
     Raises:
         TimeoutError: another process held the lock for longer than `patience_s` seconds.
     """
-    import fcntl  # Linux; nothing else has a GPU that gets here
+    import fcntl  # Linux only; no other system gets here
 
     path = file_of(key).with_suffix(".lock")
     try:

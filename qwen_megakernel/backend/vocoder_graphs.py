@@ -1,10 +1,10 @@
 """GraphVocoder: the vocoder on a GPU, a push of 1, 2, 4 or 8 frames as one CUDA graph of csrc/vocoder/'s kernels.
 
-The arithmetic is vocoder.py's, arranged for few and small launches: rows of channels throughout, so that every
-convolution and transposed convolution is a matrix product whose activation, bias and residual are part of its kernel;
-layer scales and norms' weights folded into the matrices behind them; keys and values in rings. fp32 products are made
-of three TF32 ones on the tensor cores (hi x hi + hi x lo + lo x hi), which keeps fp32's precision; "tf32" makes one.
-Codes come with the launch, or from where the frame kernel left them on the device; PCM leaves through pinned memory.
+The arithmetic is vocoder.py's, arranged for few and small launches. Data are rows of channels throughout, so every
+convolution and transposed convolution is a matrix product; its kernel also does activation, bias and residual. Layer
+scales and norm weights are folded into neighbouring matrices. Keys and values lie in rings. An fp32 product is three
+TF32 ones on the tensor cores (hi x hi + hi x lo + lo x hi), which keeps fp32's precision; "tf32" uses one. Codes come
+with the launch, or from where the frame kernel left them on the device. PCM leaves through pinned memory.
 """
 
 import math
@@ -32,12 +32,12 @@ from qwen_megakernel.checkpoint.codec_config import VocoderConfig
 from qwen_megakernel.errors import KernelFault
 from qwen_megakernel.model.vocoder import DILATIONS, Portion, VocoderState, check_push
 
-_EPOCHS_LAST = 2**18  # pushes: of some hundred graphs at most, with 44 epochs each
-_FRAMES = (8, 4, 2, 1)  # of a graph
+_EPOCHS_LAST = 2**18  # pushes; each has at most some hundred graphs, with 44 epochs each
+_FRAMES = (8, 4, 2, 1)  # graph sizes
 
 
 def why_no_graphs(config: VocoderConfig, device: torch.device) -> str | None:
-    """What keeps these dims on this GPU from the kernels."""
+    """Why the kernels cannot run these dims on this GPU; None: they can."""
     widths = (config.codebook_dim, config.latent_dim, config.hidden_size, config.num_heads * config.head_dim)
     if any(width % CHANNEL_TILE for width in (*widths, config.intermediate_size)) or config.head_dim not in (32, 64):
         return f"the vocoder's kernels take widths by {CHANNEL_TILE} and heads of 32 or 64"
@@ -47,7 +47,7 @@ def why_no_graphs(config: VocoderConfig, device: torch.device) -> str | None:
         return f"the vocoder's kernels take a window of at most {TRANSFORMER_RING + 1 - PUSH_FRAMES} frames"
     if config.num_quantizers != GROUPS:
         return f"the vocoder's kernels take {GROUPS} codes a frame"
-    # What `transform` and `make_plan` in csrc/vocoder/transformer.cu ask for.
+    # The requirements of `transform` and `make_plan` in csrc/vocoder/transformer.cu.
     multiprocessors, shared_bytes = transformer_room(device)
     least = -(-config.hidden_size // TRANSFORMER_COLUMNS)
     if multiprocessors < least:
@@ -59,7 +59,7 @@ def why_no_graphs(config: VocoderConfig, device: torch.device) -> str | None:
     for columns in (3 * width, config.intermediate_size):
         if (blocks - 1) * -(-columns // blocks) >= columns:
             return f"the vocoder's transformer has matrices of {columns:,} columns, too few for its {blocks} blocks"
-    # The least that it takes of shared memory, in floats: four chunks of a column, or of a gate and its up.
+    # The least shared memory it needs, in floats: four chunks of a column, or of a gate and its up.
     values = (config.hidden_size, width, config.intermediate_size, config.codebook_dim)  # of a column
     chunk = max(2 * config.hidden_size, *values)
     sums = PUSH_ROWS * max(8, chunk // min(values))
@@ -75,13 +75,13 @@ def why_no_graphs(config: VocoderConfig, device: torch.device) -> str | None:
 
 
 class GraphVocoder:
-    """Takes what `TorchVocoder` takes and gives its samples within 2e-5. A sequence's samples may differ as far with
-    the company it is pushed in: how a sum is cut depends on the rows of all. Not thread-safe: one thread owns it.
+    """Takes what `TorchVocoder` takes and returns its samples within 2e-5. A sequence's samples may differ by as much
+    with the other sequences in its push, because all rows decide how sums are cut. Not thread-safe: one thread owns it.
 
     Attributes:
         slots: how many sequences it holds.
         groups: codes of a frame.
-        together: sequences that are worth a push of their own.
+        together: how many sequences together are worth their own push.
     """
 
     together = PUSH_SEQUENCES
@@ -111,7 +111,7 @@ class GraphVocoder:
         self._weights, self._memory = w, VocoderMemory(config, w, slots, device)
         self._queued = 0
         self._graphs = {}  # (sequences, frames) -> recording
-        self._skims = {}  # frames -> recording of a push of one sequence that ends behind the transformer
+        self._skims = {}  # frames -> recording of one sequence's push that ends after the transformer
         with torch.cuda.device(device):
             m, kernels = self._memory, PushKernels(extension, config, w, self._memory, exact)
             unwanted = torch.zeros(PUSH_ROWS * config.samples_per_frame, device=device)
@@ -120,7 +120,7 @@ class GraphVocoder:
             m.place.fill_(unwanted.data_ptr())
             for frames in _FRAMES:
                 most = min(slots, self.together, PUSH_ROWS // frames)
-                for sequences in range(most, 0, -1):  # the largest makes room first
+                for sequences in range(most, 0, -1):  # the largest comes first and makes the room
                     self._graphs[sequences, frames] = Recorder(kernels, sequences, frames).record()
                 self._skims[frames] = Recorder(kernels, 1, frames, skim=True).record()
         for slot in range(slots):
@@ -134,20 +134,20 @@ class GraphVocoder:
 
     @torch.inference_mode()
     def save(self, slot: int) -> VocoderState:
-        """A copy of what a sequence left behind; see `restore`."""
+        """A copy of a sequence's state; see `restore`."""
         everything, position = self._memory.of_slot[slot]
         return VocoderState({"all": everything.clone(), "position": position.clone()})
 
     @torch.inference_mode()
     def restore(self, slot: int, state: VocoderState) -> None:
-        """Go on in a slot where `state` was saved, bit for bit."""
+        """Continue in a slot from a saved `state`, bit for bit."""
         everything, position = self._memory.of_slot[slot]
         everything.copy_(state.tensors["all"])
         position.copy_(state.tensors["position"])
 
     @property
     def weight_bytes(self) -> int:
-        """Memory of the weights, and of what lies between the layers of a push."""
+        """Memory of the weights, and of the buffers between the layers of a push."""
         w = self._weights
         tensors = [w.codebook, w.layers["weights"], *self._memory.rooms, *(m for m, _ in w.matrices.values())]
         return sum(t.nbytes for t in tensors)
@@ -178,14 +178,14 @@ class GraphVocoder:
         return self._queue(slots, codes.shape[1], launch)()
 
     def portions(self, codes: Tensor) -> list[Portion]:
-        """A reference, int64 [frames, groups], for `listen`: one after the other. The transformer looks back for good,
-        the convolutions behind it for 10 frames: only so many go through them, 6 times as fast."""
+        """Cut a reference, int64 [frames, groups], into portions for successive `listen` calls. The transformer needs
+        all frames; the convolutions after it look back 10. Only those 10 go through them: 6 times as fast."""
         skimmed = max(0, len(codes) - self._reach)
         skims = [Portion(some, False) for some in codes[:skimmed].split(64)] if skimmed else []
         return [*skims, Portion(codes[skimmed:], True)]
 
     def listen(self, slot: int, portion: Portion) -> None:
-        """Go on from frames whose sound nobody wants; a sequence's own frames follow them. Queued, not waited for."""
+        """Queue frames whose sound is not wanted, without waiting. The sequence's own frames follow them."""
         codes = portion.codes[None].contiguous()
         check_push(self, [slot], codes)
 
@@ -197,7 +197,7 @@ class GraphVocoder:
 
     @property
     def _reach(self) -> int:
-        """Frames that the convolutions behind the transformer look back for, all together."""
+        """How many frames all convolutions after the transformer look back together."""
         c = self._config
         rows, reach = 1, 0.0
         for ratio in c.upsampling_ratios:
@@ -216,9 +216,9 @@ class GraphVocoder:
         return self._recent_codes is not None
 
     def follow(self, slots: Sequence[int], first: Sequence[int], frames: int) -> Callable[[], Tensor]:
-        """Queue a push behind what the frame decoder has launched, of codes that nobody has seen yet: of slot i the
-        `frames` (at most 8) from `first[i]`. What comes of a frame at or behind end of speech is noise, in its samples
-        and in the slot until that is reset.
+        """Queue a push after the frame decoder's launches, of codes that are not yet collected: for slot i, `frames`
+        (at most 8) from `first[i]` on. From end of speech on, samples are noise, and so is the slot's state until it is
+        reset.
 
         Returns:
             A function that waits for the push and returns its PCM as `push` does. Call it before PUSHES_AHEAD more
@@ -232,8 +232,8 @@ class GraphVocoder:
         return self._queue(slots, frames, launch)
 
     def _queue(self, slots: Sequence[int], frames: int, launch: Callable[..., int]) -> Callable[[], Tensor]:
-        """Launch a push in graphs of the sizes there are."""
-        slots, runs, first = list(slots), [], 0  # runs: portions of frames, each of portions of slots
+        """Launch a push in graphs of the available sizes."""
+        slots, runs, first = list(slots), [], 0  # runs: portions of frames, each split by slots
         self._queued += 1
         if self._queued % _EPOCHS_LAST == 0:  # a value published 2^32 values ago must not look new
             self._memory.forget_epochs()

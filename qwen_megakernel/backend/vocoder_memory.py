@@ -16,16 +16,16 @@ SPIN_LIMIT = 4_000_000
 
 
 class VocoderMemory:
-    """One vocoder's tensors on its device. Recorded pushes know their addresses, so none is ever replaced.
+    """One vocoder's tensors on its device. Recorded pushes hold their addresses, so none is ever replaced.
 
     Attributes:
-        state: of every slot, what its layers look back to: [slots, ...] by layer name.
-        position: int64 [slots], frames that the transformer has heard.
-        of_slot: one slot's state in one piece, and its position: reset, saved and restored at once.
+        state: the past that the layers of each slot look back to: [slots, ...] by layer name.
+        position: int64 [slots], frames that the transformer has taken in.
+        of_slot: for each slot its state as one tensor, and its position; both are reset, saved and restored together.
         slots, embedding, place: a push's inputs (csrc/vocoder/vocoder.h, `PushInputs`); place: an address.
         fault: int32 [1] in pinned memory, not 0 after a wait gave up.
-        layers, layer_sizes: what `extension.transform` takes: tensors, sizes.
-        rooms: memory for what lies between the layers; the last of them is the largest.
+        layers, layer_sizes: tensors and sizes for `extension.transform`.
+        rooms: memory for the buffers between the layers; the last is the largest.
     """
 
     def __init__(self, config: VocoderConfig, weights: VocoderWeights, slots: int, device: torch.device):
@@ -45,19 +45,19 @@ class VocoderMemory:
         self.rooms: list[Tensor] = []
 
     def make_room(self, sizes: Mapping[str, int]) -> dict[str, Tensor]:
-        """Buffers of so many values. The graphs share them, because they run one after the other."""
-        each = [-(-size // 64) * 64 for size in sizes.values()]  # 256 bytes: as torch aligns its own
+        """Buffers of the given sizes in values. All graphs share them, because they run one after the other."""
+        each = [-(-size // 64) * 64 for size in sizes.values()]  # multiples of 256 bytes, as torch aligns its own
         if not self.rooms or self.rooms[-1].numel() < sum(each):
             self.rooms.append(torch.empty(sum(each), device=self.device))
         return dict(zip(sizes, self.rooms[-1][: sum(each)].split(each), strict=True))
 
     def forget_epochs(self) -> None:
-        """What the transformer's blocks told each other looks new to nobody any more."""
+        """Reset the epochs, so that no block takes an old value of the transformer's exchange for a new one."""
         for name in ("h", "qkv", "attended", "gated", "epoch"):
             self.layers[name].zero_()
 
     def _make_layers(self, c: VocoderConfig, weights: VocoderWeights) -> tuple[dict[str, Tensor], dict[str, int]]:
-        """What `extension.transform` takes: tensors, sizes."""
+        """Tensors and sizes for `extension.transform`."""
         exchange = {}
         width = c.num_heads * c.head_dim
         for name, values in (
@@ -77,8 +77,8 @@ class VocoderMemory:
 
 
 def _state_shapes(c: VocoderConfig) -> dict[str, tuple[int, ...]]:
-    """Shapes of what every layer that looks back keeps of a sequence's past, by layer name: [rows, channels], and of
-    the transformer rings of keys and values [layers, 2, heads, ring, head_dim]."""
+    """Shapes of each layer's past of a sequence, by layer name: [rows, channels]. The transformer has rings of keys and
+    values [layers, 2, heads, ring, head_dim]."""
     rows = {"pre_conv": (TRANSFORMER_TAPS - 1, c.codebook_dim), "decoder.0": (6, c.latent_dim)}
     for i in range(len(c.upsampling_ratios)):
         rows[f"upsample.{i}"] = (6, c.latent_dim)

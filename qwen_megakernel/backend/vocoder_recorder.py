@@ -18,7 +18,7 @@ NONE, SNAKE, GELU = range(3)  # `Activation` in csrc/vocoder/vocoder.h
 
 @dataclass(frozen=True, eq=False)
 class PushKernels:
-    """What every recording of a vocoder runs over."""
+    """What all recordings of a vocoder share."""
 
     extension: ModuleType
     config: VocoderConfig
@@ -28,24 +28,24 @@ class PushKernels:
 
 
 class Recorder:
-    """Runs the kernels of a push of so many sequences and frames, to be recorded."""
+    """Records the kernels of a push with a given number of sequences and frames."""
 
     def __init__(self, kernels: PushKernels, sequences: int, frames: int, *, skim: bool = False):
         """
         Args:
-            skim: end behind the transformer: nobody wants the sound.
+            skim: end after the transformer, because the sound is not wanted.
         """
         self._k, self._m, self._config = kernels, kernels.memory, kernels.config
         self._sequences, self._frames, self._skim = sequences, frames, skim
-        # Buffers of all blocks at once are 6 MB a frame, with histories kept once, at the end. To keep them after every
-        # block, so that the next has the same buffers, takes 6 us each: too much for a frame alone, little for many.
+        # With histories kept once, at the end, the blocks' buffers take 6 MB a frame. Keeping them after every block
+        # lets the next reuse the buffers, but takes 6 us each: too much for one frame, little for many.
         self._sparing = sequences * frames > PUSH_ROWS // 2
         self._buffers: dict[str, Tensor] = {}
 
     def record(self):
         """The recording, for `Pushes`."""
         with capturing(self._m.device):
-            self._run()  # outside of a recording first: kernels are loaded, and it is seen which buffers it takes
+            self._run()  # outside a recording first: this loads kernels and shows which buffers it needs
             torch.cuda.current_stream().synchronize()
             self._buffers = self._m.make_room({name: buffer.numel() for name, buffer in self._buffers.items()})
             recording = self._k.extension.Recording(self._m.slots)
@@ -60,7 +60,7 @@ class Recorder:
     def _run(self) -> None:
         m, c, rows = self._m, self._config, self._frames
         self._histories: list[tuple[Tensor, Tensor, int]] = []
-        # Through the first convolution, the transformer and the first upsampling.
+        # The first convolution, the transformer and the first upsampling.
         x = self._buffer("upsample.0 out", self._sequences * rows * c.upsampling_ratios[0] * padded(c.latent_dim))
         past = self._past("pre_conv", m.embedding, rows)
         self._k.extension.transform(
@@ -93,13 +93,13 @@ class Recorder:
         extension.convolve_to_sound(x, past, slots, self._sequences, rows, *w.sound, self._m.place)
 
     def _keep(self, positions: int = 0) -> None:
-        """The newest rows of the histories since the last call become their past, so that buffers can be used again."""
+        """Save the newest rows of the histories since the last call as their past, so that buffers can be reused."""
         m = self._m
         self._k.extension.keep_histories(self._histories, m.slots, m.position, self._sequences, positions)
         self._histories = []
 
     def _buffer(self, name: str, values: int) -> Tensor:
-        """Of at least so many values, one for each name."""
+        """The buffer of that name, of at least that many values."""
         if name not in self._buffers or self._buffers[name].numel() < values:
             self._buffers[name] = torch.empty(values, device=self._m.device)
         return self._buffers[name]
@@ -122,7 +122,7 @@ class Recorder:
         activation: int = NONE,
         snake: str | None = None,
     ) -> Tensor:
-        """Weight and bias of `name` over x; the result lies in a buffer named `activated`, or else `out`."""
+        """Apply weight and bias of `name` to x. The result is in the buffer named `activated`, or else in `out`."""
         k, (weight, bias) = self._k, self._k.weights.matrices[name]
         values = self._sequences * rows * weight.shape[2]
         if isinstance(out, str):
@@ -136,7 +136,7 @@ class Recorder:
         return out if after is None else after
 
     def _block(self, x: Tensor, rows: int, i: int, rate: int, after: str) -> Tensor:
-        """Transposed convolution and three residual units; `after`: the SnakeBeta behind them."""
+        """Transposed convolution and three residual units; `after`: the SnakeBeta that follows them."""
         name = f"decoder.{i}"
         out_values = self._sequences * rows * self._k.weights.matrices[f"{name}.up"][0].shape[2]
         residual, mine = self._buffer("residual", out_values), "block" if self._sparing else name

@@ -1,4 +1,4 @@
-"""The vocoder's weights as its kernels read them: convolutions as matrices, norms and layer scales folded into them."""
+"""The vocoder's weights as its kernels read them: convolutions are matrices, with norms and layer scales folded in."""
 
 from collections.abc import Mapping
 
@@ -12,26 +12,26 @@ from qwen_megakernel.model.vocoder import DILATIONS, make_codebook, make_snakes
 
 
 def padded(channels: int) -> int:
-    """The kernels take channels by tiles; the demo voice has 12."""
+    """Round up to whole tiles, which the kernels need. The demo voice has only 12 channels."""
     return -(-channels // CHANNEL_TILE) * CHANNEL_TILE
 
 
 def pad(x: Tensor, dim: int) -> Tensor:
-    """With zeros along a dimension, up to what the kernels take."""
+    """Pad a dimension with zeros to whole tiles."""
     missing = padded(x.shape[dim]) - x.shape[dim]
     return F.pad(x, [0, 0] * (x.ndim - 1 - dim) + [0, missing]).contiguous()
 
 
 def transformer_room(device: torch.device) -> tuple[int, int]:
-    """What the transformer's kernel has on a GPU: multiprocessors, of which it uses at most 128, and bytes of shared
-    memory a block. A test replaces it to pretend a smaller GPU."""
+    """What the transformer's kernel can use on a GPU: multiprocessors, at most 128, and bytes of shared memory a block.
+    A test replaces this function to simulate a smaller GPU."""
     properties = torch.cuda.get_device_properties(device)
     shared_bytes = getattr(properties, "shared_memory_per_block_optin", 48 * 1024)
     return min(128, properties.multi_processor_count), shared_bytes
 
 
 def transformer_blocks(config: VocoderConfig, multiprocessors: int) -> int:
-    """Blocks of the transformer's kernel: all run at once, and each owns some of the hidden columns."""
+    """Blocks of the transformer's kernel. All run at once, and each owns some of the hidden columns."""
     return -(-config.hidden_size // -(-config.hidden_size // multiprocessors))
 
 
@@ -41,10 +41,10 @@ class VocoderWeights:
     Attributes:
         codebook: [groups, size, channels].
         snakes: SnakeBeta's factors: name -> ([channels], [channels]).
-        matrices: of convolutions: name -> ([taps, channels, columns], [columns]).
-        depthwise: of every upsampling: kernel [7, channels], bias, gain and shift of the norm.
-        layers: what the transformer's kernel takes; blocks: how many blocks it has; shared_bytes: memory of each.
-        sound: of the last convolution: [7, channels], [1].
+        matrices: convolutions: name -> ([taps, channels, columns], [columns]).
+        depthwise: for each upsampling: kernel [7, channels], bias, gain and shift of the norm.
+        layers: tensors for the transformer's kernel; blocks: how many blocks it has; shared_bytes: memory of each.
+        sound: the last convolution: [7, channels], [1].
     """
 
     def __init__(self, config: VocoderConfig, w: Mapping[str, Tensor]):
@@ -80,17 +80,17 @@ class VocoderWeights:
         del self._w  # the checkpoint's own tensors, 460 MB at the published dims
 
     def _transformer(self, c: VocoderConfig) -> dict[str, Tensor]:
-        """What csrc/vocoder/vocoder.h asks for (`Layers`): `weights`, with norms' weights and layer scales in them,
+        """The tensors of `Layers` in csrc/vocoder/vocoder.h: `weights`, with norm weights and layer scales folded in,
         biases and constants."""
         w, name, ribbon = self._w, "pre_transformer", []
 
         def add(matrix: Tensor, together: int = 1) -> None:
-            """[columns, K]; so many columns stay in one block."""
+            """Append [columns, K]. Every `together` neighbouring columns stay in one block."""
             each = together * -(-len(matrix) // (together * self.blocks))
             ribbon.append(F.pad(matrix, (0, 0, 0, each * self.blocks - len(matrix))).flatten())
 
-        # Nothing but sums stands between the first convolution and the input's projection, nor between the output's and
-        # the first upsampling: each pair is one matrix, multiplied in fp64.
+        # The first convolution and the input projection are both linear, so they become one matrix, multiplied in fp64.
+        # The same holds for the output projection and the first upsampling.
         inner, bias = (w[f"{name}.input_proj.{n}"].double() for n in ("weight", "bias"))
         taps = w["pre_conv.conv.weight"].double().permute(2, 0, 1)  # [3, latent, codebook_dim]
         for tap in taps:
@@ -128,8 +128,8 @@ class VocoderWeights:
         self.matrices[name] = (pad(pad(weight, 1), 2).contiguous(), pad(self._w[f"{source}.bias"], 0))
 
     def _transposed(self, name: str, source: str, rate: int) -> None:
-        """[in, out, blocks * rate] -> [blocks, in, rate * out]: an output block of `rate` rows is a row of `rate * out`
-        columns, and belongs to its own input and the ones before it, the oldest first."""
+        """[in, out, blocks * rate] -> [blocks, in, rate * out]. An output block of `rate` rows is one row of
+        `rate * out` columns. It depends on its own input and the ones before it, the oldest first."""
         weight = pad(pad(self._w[f"{source}.weight"], 0), 1).unflatten(2, (-1, rate))  # [in, out, blocks, rate]
         weight = weight.flip(2).permute(2, 0, 3, 1).flatten(2)
         self.matrices[name] = (weight.contiguous(), pad(self._w[f"{source}.bias"], 0).repeat(rate))
