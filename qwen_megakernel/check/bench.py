@@ -1,4 +1,4 @@
-"""`qwen-megakernel bench`: how fast is it on this machine? Every figure stands beside the floor of the card."""
+"""`qwen-megakernel bench`: how fast is it on this machine? Each figure is shown beside the card's floor."""
 
 import dataclasses
 import datetime
@@ -34,21 +34,21 @@ from qwen_megakernel.model.prompt import Prompt
 FRAME_MS = 80.0
 UTTERANCE_FRAMES = 63  # 5.04 s
 MAX_POSITIONS = 512
-_RUN, _TRIES = 20, 40  # frames of a run; tries per run that counts: one in seven of the demo voice ends within a run
+_RUN, _TRIES = 20, 40  # frames of a run; tries per counted run: one in seven demo streams ends within a run
 
-# Each is one token in synthetic checkpoints, as common words are in published ones.
+# Each is one token in synthetic checkpoints, just as common words are in published ones.
 _WORDS = "of text a test how are today I am fine it bonjour tout le monde wie geht".split()
 
 
 def sentence() -> str:
-    """Ten random words, 11 to 13 tokens. The last is no single letter: sentence splitters take "I." for an initial."""
+    """Ten random words, 11 to 13 tokens. The last has several letters: sentence splitters take "I." for an initial."""
     words = random.choices(_WORDS, k=9) + random.choices([word for word in _WORDS if len(word) > 1])
     return " ".join(words).capitalize() + "."
 
 
 def weight_bytes(sizes: Mapping[str, int]) -> tuple[int, int]:
-    """(bytes that a talker pass without its head reads, bytes that a whole frame reads), from the bytes of every tensor
-    by its name. A frame reads the code predictor's layers 15 times, and each of its heads once."""
+    """(bytes that a talker pass without its head reads, bytes that a whole frame reads). `sizes`: bytes of every tensor
+    by name. A frame reads the code predictor's layers 15 times, and each of its heads once."""
     talker = frame = 0
     for name, size in sizes.items():
         if "embedding" in name or "text_projection" in name:
@@ -62,7 +62,7 @@ def weight_bytes(sizes: Mapping[str, int]) -> tuple[int, int]:
 
 
 def read_bytes_s(device: torch.device) -> float:
-    """How many bytes a second PyTorch reads of a device's memory: the best of ten sums of up to 4 GB of fp32."""
+    """Bytes a second at which PyTorch reads a device's memory: the best of ten sums of up to 4 GB of fp32."""
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 2**31
     x = torch.ones(min(2**30, free // 16), device=device)
     best = 0.0
@@ -82,14 +82,14 @@ def frame_ms(
     threads: int | None = None,
 ) -> float:
     """Wall-clock milliseconds per frame of several sequences, launched ahead as the engine does. It is the median of
-    runs of 20 frames from position 13 on. A run in which a sequence ended its speech does not count, because a backend
-    may compute nothing behind an end.
+    runs of 20 frames from position 13 on. A run in which a sequence ends does not count, because a backend may compute
+    nothing after an end.
 
     Args:
-        like: [hidden], on the decoder's device and of its dtype; prompts and text rows are noise like it.
+        like: [hidden], on the decoder's device and of its dtype. Prompts and text rows are noise of this form.
         streams: how many sequences.
         frames: how many frames to time in all.
-        threads: that PyTorch computes with on a CPU; None: its own number.
+        threads: how many PyTorch computes with on a CPU; None: its own number.
 
     Raises:
         RequestError: too few runs counted.
@@ -114,7 +114,7 @@ def frame_ms(
             decoder.collect()
         return None if ended else 1000 * took / _RUN
 
-    # In a thread of its own, as the engine does: the number of threads is a thread's.
+    # In its own thread, like the engine's: PyTorch's number of threads belongs to a thread.
     needed, runs = max(1, frames // _RUN), []
     initializer = partial(use_threads, threads) if threads else None
     with ThreadPoolExecutor(1, initializer=initializer) as pool:
@@ -134,7 +134,7 @@ def frames_ms(
     frames: int,
     threads: int | None = None,
 ) -> list[float]:
-    """`frame_ms` for each number of streams. `backend`: as `select_backend` chose it. `tensors`: every `talker.*`."""
+    """`frame_ms` for each number of streams. `backend`: from `select_backend`. `tensors`: every `talker.*` tensor."""
     config, norm = checkpoint.config, tensors["talker.model.norm.weight"]
     embeddings = make_embeddings(backend, config, tensors)
     decoder = make_decoder(backend, config, tensors, embeddings, slots=max(streams), max_positions=MAX_POSITIONS)
@@ -143,8 +143,7 @@ def frames_ms(
 
 
 def first_audio_ms(engine: TTSEngine, utterances: int) -> list[float]:
-    """TTFC of utterances that are spoken one after the other: milliseconds from the text to a first chunk of one
-    frame."""
+    """TTFC of successive utterances: milliseconds from the text to a first chunk of one frame."""
     times = []
     for _ in range(utterances):
         time.sleep(random.uniform(0.0, 0.03))
@@ -171,18 +170,18 @@ def run(
     weights: str | list[str] | None = None,
     tell: Callable[[str], None] = print,
 ) -> dict:
-    """Measure, and tell every figure as a line of text.
+    """Measure, and print each figure as a line of text.
 
     Args:
         model: a folder, a hub id or "demo"; None: random weights on a GPU, the demo voice elsewhere.
         size: of the random weights, "0.6b" (None) or "1.7b".
 
     Returns:
-        The figures by name, as they go into an issue.
+        The figures by name, in the form for an issue.
 
     Raises:
         CheckpointError, BackendError: as `TTSEngine.load`.
-        RequestError: `size` is given where no random weights are made.
+        RequestError: `size` is given, but no random weights are made.
     """
     where = select_device(device)
     if size is not None and (model is not None or where.type == "cpu"):
@@ -202,7 +201,7 @@ def _cpu() -> str:
     """The number of CPU cores, and their model."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:  # no Linux
+    except OSError:  # not Linux
         lines = []
     named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return f"{os.cpu_count()} x {named[0] if named else platform.machine()}"
@@ -216,7 +215,7 @@ def _measure(
     config, dtype = checkpoint.config, torch.bfloat16 if cuda else torch.float32
     parts = checkpoint.fp8 if weights is None else parts_of(weights)
     chosen, why = select_backend(backend, device, dtype, config, parts, may_check=True)
-    # Of a CPU the number of threads is measured once, for all that follows.
+    # On a CPU the number of threads is measured once, for everything below.
     threads = None if cuda else Backend(chosen, checkpoint, device, dtype).load(1, MAX_POSITIONS).cpu.threads
     card = torch.cuda.get_device_name(device) if cuda else f"CPU, {threads} of {torch.get_num_threads()} threads"
     told: dict = {"version": __version__, "when": datetime.date.today().isoformat(), "model": name, "machine": card}
@@ -231,7 +230,7 @@ def _measure(
     tell(f"{'memory, read by PyTorch':36}{bandwidth:7.0f} GB/s")
 
     tensors = checkpoint.talker(device, dtype, parts)
-    if chosen == "torch":  # which has no FP8 weights, and would widen them itself
+    if chosen == "torch":  # it has no FP8 weights and would dequantise them itself
         tensors = dequantized(tensors, dtype)
     told["gb_a_frame"] = weight_bytes({n: t.nbytes for n, t in tensors.items()})[1] / 1e9
     floor = told["floor_ms"] = 1000 * told["gb_a_frame"] / bandwidth

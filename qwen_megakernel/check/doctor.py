@@ -1,4 +1,4 @@
-"""`qwen-megakernel doctor`: what this machine can do, and what is known of the kernel on its GPUs."""
+"""`qwen-megakernel doctor`: what this machine can do, and what is known about the kernel on its GPUs."""
 
 import json
 import platform
@@ -19,18 +19,18 @@ from qwen_megakernel.errors import BackendError
 
 
 def run(*, check: bool, size: str, fp8: frozenset[str], as_json: bool) -> int:
-    """Examine the machine, and print what was found.
+    """Examine the machine, and print the findings.
 
     Args:
         check: check the kernel now, as "auto" does at first use.
-        size, fp8: what to check, see verdicts.SIZES and fp8.PARTS.
+        size, fp8: what to check; see verdicts.SIZES and fp8.PARTS.
         as_json: one JSON object instead of lines of text.
 
     Returns:
         The process's exit code: 1 if the check found something wrong, or could not be finished.
 
     Raises:
-        BackendError: an environment variable asks "auto" for something that it cannot be (auto.MODES).
+        BackendError: the environment variable for "auto" has a value that is not in auto.MODES.
     """
     device = select_device(None)
     verdict, obstacle = None, why_no_check(device)
@@ -55,7 +55,7 @@ def examine(device: torch.device) -> dict:
     """What an issue report asks for, by name.
 
     Args:
-        device: that engines take by default.
+        device: the one that engines take by default.
     """
     backend, reason = select_backend("auto", device)
     nvcc, ninja = find_nvcc(), find_ninja()
@@ -96,7 +96,7 @@ def _card(device: torch.device) -> dict:
     properties = torch.cuda.get_device_properties(device)
 
     def size(name: str, unit: int) -> float | None:
-        value = getattr(properties, name, None)  # older torch does not tell all of them
+        value = getattr(properties, name, None)  # older torch lacks some of them
         return None if value is None else round(value / unit, 1)
 
     obstacle = why_no_build(device)
@@ -127,10 +127,10 @@ def _auto(device: torch.device, size: str) -> str:
 
 
 def _verdicts(device: torch.device) -> list[Verdict]:
-    """Those that are kept of a card, of the usual choices of weights."""
+    """The kept verdicts of a card, for the usual choices of weights."""
     try:
         keys = [Key.of(device, size, fp8) for size in SIZES.values() for fp8 in WEIGHTS.values()]
-    except BackendError:  # the kernel's sources are missing, which "auto" tells
+    except BackendError:  # the kernel's sources are missing, which "auto" reports
         return []
     return [verdict for key in keys if (verdict := read(key))]
 
@@ -173,7 +173,7 @@ def _built_for() -> str:
 
 
 def _line_of(card: dict) -> str:
-    """Of a GPU; of one that PyTorch serves, the reason too."""
+    """A line about a GPU, with the reason if PyTorch serves it."""
     parts = [card["name"], f"sm_{card['capability'].replace('.', '')}", f"{card['multiprocessors']} multiprocessors"]
     for name, unit in (("memory_gib", "GiB"), ("l2_mib", "MiB of L2"), ("shared_kib", "KiB of shared memory each")):
         if card[name] is not None:

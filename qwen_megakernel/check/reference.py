@@ -1,4 +1,4 @@
-"""The reference implementation, `qwen_tts`, where it is installed, with the rows that it hands to its talker.
+"""The reference implementation, `qwen_tts`, if it is installed, with the rows that it hands to its talker.
 
 Used by `qwen-megakernel verify` and tests/oracle; the rest of this package does not need it.
 """
@@ -23,8 +23,8 @@ INSTALL = (
     'pip install "transformers==5.15.1" librosa einops accelerate onnxruntime && '
     "pip install --no-deps qwen-tts-hf==0.1.1.post1"
 )
-"""Without its own dependencies: the 12 Hz models need neither gradio nor torchaudio nor sox, and it would allow later
-versions of transformers 5, some of which break it."""
+"""Installs it without its own dependencies. The 12 Hz models do not need gradio, torchaudio or sox. It would also allow
+later versions of transformers 5, some of which break it."""
 
 _TEXTS = (
     "Good morning! The train to Cologne leaves at 9:45, doesn't it?",
@@ -33,15 +33,15 @@ _TEXTS = (
 )
 _INSTRUCT = "A warm, low voice that takes its time."
 REF_TEXT = "This is what nobody said."
-"""The transcript that goes with `reference_audio`, which holds no words."""
+"""The transcript for `reference_audio`, which holds no words."""
 
 
 def reference_module() -> ModuleType | None:
-    """`qwen_tts`, or None where it is not installed. Its 25 Hz half imports torchaudio and sox, which its 12 Hz half
-    does not use: empty modules take their place where they are missing.
+    """`qwen_tts`, or None if it is not installed. Its 25 Hz half imports torchaudio and sox, which its 12 Hz half does
+    not use. Empty modules replace them if they are missing.
 
     Raises:
-        BackendError: it is installed and cannot be imported.
+        BackendError: it is installed but cannot be imported.
     """
     if importlib.util.find_spec("qwen_tts") is None:
         return None
@@ -55,7 +55,7 @@ def reference_module() -> ModuleType | None:
                 setattr(sys.modules[parent], child, sys.modules[name])
     try:
         return importlib.import_module("qwen_tts")
-    except (ImportError, OSError) as error:  # OSError: a torchaudio of another torch
+    except (ImportError, OSError) as error:  # OSError: torchaudio was built for another torch
         raise BackendError(
             f"qwen_tts is installed and cannot be imported ({error}); what works: {INSTALL} (torchaudio and sox are "
             "not needed: uninstall what fails)"
@@ -68,7 +68,7 @@ class Case:
 
     Attributes:
         non_streaming_mode: True is the layout with the whole text in the prompt.
-        clone: the kind of voice, with a Base checkpoint: "xvector" or "icl"; else "".
+        clone: with a Base checkpoint the kind of voice, "xvector" or "icl"; else "".
     """
 
     text: str
@@ -91,7 +91,7 @@ def cases_of(config: ModelConfig, in_context: bool) -> list[Case]:
     """Two to four cases that suit the checkpoint.
 
     Args:
-        in_context: there is a transcript of the reference audio, so a Base checkpoint can clone in context too.
+        in_context: the reference audio has a transcript, so a Base checkpoint can clone in context too.
     """
     first, second, chinese = _TEXTS
     languages = config.talker.named_languages
@@ -110,7 +110,7 @@ def cases_of(config: ModelConfig, in_context: bool) -> list[Case]:
 
 
 def reference_audio(seconds: float = 1.7, rate: int = 24000, seed: int = 0) -> np.ndarray:
-    """A sound to clone, made up, fp32 [n]: harmonics with vibrato, like a vowel, and some noise."""
+    """A synthetic sound to clone, fp32 [n]: harmonics with vibrato, like a vowel, and some noise."""
     t = np.arange(int(seconds * rate)) / rate
     noise = np.random.Generator(np.random.PCG64(seed)).standard_normal(len(t))
     phase = 2 * np.pi * (140 + 10 * seed) * t + 2 * np.sin(2 * np.pi * 5 * t)
@@ -120,10 +120,10 @@ def reference_audio(seconds: float = 1.7, rate: int = 24000, seed: int = 0) -> n
 
 @dataclass(frozen=True, eq=False)
 class ReferenceOutput:
-    """What the reference implementation made of a case. Tensors are on the CPU.
+    """The reference implementation's output for a case. Tensors are on the CPU.
 
     Attributes:
-        rows, trailing: [n, hidden], rows of its prompt and rows that trail it.
+        rows, trailing: [n, hidden], its prompt's rows and its trailing rows.
         codes: int64 [frames, 16].
         samples: fp32 [n].
         seconds: how long it took.
@@ -154,7 +154,7 @@ class Reference:
         except (AttributeError, ImportError, OSError, RuntimeError, TypeError, ValueError) as error:
             raise BackendError(f"qwen_tts cannot load {model}: {error!r}; what works: {INSTALL}") from error
         self.model, talker = self.api.model, self.api.model.config.talker_config
-        # It looks names up in lower case, and the tables of a fine-tune may have capitals: it would not know them.
+        # It looks names up in lower case, so it would not find names with capitals in a fine-tune's tables.
         talker.spk_id, talker.spk_is_dialect = (
             {name.lower(): value for name, value in (table or {}).items()}
             for table in (talker.spk_id, talker.spk_is_dialect)
@@ -182,7 +182,7 @@ class Reference:
             head.register_forward_hook(spy_head)
 
     def voice(self, samples: np.ndarray, ref_text: str | None):
-        """A voice in its own format, made of 24 kHz samples: `ref_spk_embedding` and, with a text, `ref_code`."""
+        """A voice in its own format, from 24 kHz samples: `ref_spk_embedding` and, with a text, `ref_code`."""
         options = {"ref_text": ref_text, "x_vector_only_mode": ref_text is None}
         return self.api.create_voice_clone_prompt((samples, 24000), **options)[0]
 
@@ -191,8 +191,8 @@ class Reference:
         """Speak a case.
 
         Args:
-            frames: at most so many.
-            voice: with a Base checkpoint: what `voice` made. The case's own voice is ours and is not read.
+            frames: the most to make.
+            voice: with a Base checkpoint: the result of `voice`. The case's own voice is ours and is not read.
             seed: sample as published; None: greedy.
         """
         how = case.conditioning
@@ -200,7 +200,7 @@ class Reference:
         self.logits.clear()
         options = {"text": case.text, "non_streaming_mode": case.non_streaming_mode}
         options["language"] = None if how.language == AUTO else how.language
-        options["max_new_tokens"] = frames + 1  # the last is never expanded into a frame
+        options["max_new_tokens"] = frames + 1  # the last one never becomes a frame
         if seed is None:
             options |= {"do_sample": False, "subtalker_dosample": False}
         else:
@@ -218,8 +218,8 @@ class Reference:
         return ReferenceOutput(samples=wavs[0], seconds=seconds, **seen)
 
     def decided(self, frame: int, group: int, history: list[int]) -> Tensor:
-        """The logits that decided one draw of the last greedy case, fp32 [candidates]. Those of code 0 have repetition
-        penalty (`history`: the codes 0 before it), minimum length and suppressed ids applied."""
+        """The logits that decided one draw of the last greedy case, fp32 [candidates]. For code 0, repetition penalty
+        (`history`: the codes 0 before it), minimum length and suppressed ids are applied."""
         logits = self.logits[16 * frame + group].float().clone()
         if group == 0:
             talker, penalty = (

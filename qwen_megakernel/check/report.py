@@ -1,4 +1,4 @@
-"""The report of `qwen-megakernel verify`: what was compared under which bound, what was timed, and the files."""
+"""The report of `qwen-megakernel verify`: the comparisons with their bounds, the timings, and the files."""
 
 import json
 import tempfile
@@ -15,13 +15,13 @@ from qwen_megakernel.check.reference import Case
 from qwen_megakernel.errors import RequestError
 
 TIE = 1e-5
-"""A draw is a tie if its two best logits are closer than this times the largest logit, or times 1. Two implementations
-sum in different orders, which moves logits by up to 2.5e-6 of that (docs/verification.md); a tie may go either way."""
+"""A draw is a tie if its two best logits differ by less than this times the largest logit, or times 1. A tie may go
+either way: another order of sums moves logits by up to 2.5e-6 of that (docs/verification.md)."""
 
 
 def parting(ours: np.ndarray, theirs: np.ndarray) -> tuple[int, int] | None:
-    """(frame, group) of the first difference between codes [frames, 16], or None. Where one ends after n equal
-    frames and the other goes on, it is (n, 0)."""
+    """(frame, group) of the first difference between codes [frames, 16], or None. It is (n, 0) if one ends after n
+    equal frames and the other goes on."""
     n = min(len(ours), len(theirs))
     frames, groups = np.nonzero(ours[:n] != theirs[:n])
     if len(frames):
@@ -35,7 +35,7 @@ def gap(logits: Tensor) -> float:
 
 
 def tie(logits: Tensor) -> tuple[float, float]:
-    """(gap, bound) of a draw by its logits [candidates]: below the bound the draw is a tie."""
+    """(gap, bound) of a draw from its logits [candidates]. A gap below the bound is a tie."""
     return gap(logits), TIE * max(1.0, float(logits.nan_to_num(0.0, 0.0, 0.0).abs().max()))
 
 
@@ -49,10 +49,10 @@ def new_folder(output: str | None, model: str) -> Path:
         output: its path; None: "verify-" and the model's name.
 
     Raises:
-        RequestError: something is there already.
+        RequestError: the path is taken.
     """
     folder = Path(output or f"verify-{Path(model).expanduser().resolve().name}")
-    with writing(folder):  # a name may be too long to ask for
+    with writing(folder):  # a name may be too long even to look up
         taken = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
     if taken:
         raise RequestError(f"--output: {str(folder)!r} is there; nothing is overwritten, name an empty or a new folder")
@@ -61,7 +61,7 @@ def new_folder(output: str | None, model: str) -> Path:
 
 @contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """Raises RequestError if what runs inside cannot write in the folder."""
+    """Raises RequestError if the code inside cannot write in the folder."""
     try:
         yield
     except (OSError, soundfile.SoundFileError) as error:
@@ -71,20 +71,20 @@ def writing(folder: Path) -> Iterator[None]:
 
 
 class Report:
-    """Collects what was compared and timed, prints it as it comes, and writes the files.
+    """Collects comparisons and timings, prints each at once, and writes the files.
 
     Methods that write raise RequestError: the folder or a file in it cannot be written.
 
     Attributes:
-        checks: one for every comparison, as report.json has it.
-        takes: one for every timed utterance, as report.json has it.
+        checks: one for each comparison, in the form of report.json.
+        takes: one for each timed utterance, in the form of report.json.
     """
 
     def __init__(self, folder: Path, rate: int, cases: list[Case]):
         """
         Args:
-            folder: made here, if it is not there.
-            rate: of all samples, in Hz.
+            folder: is made here if it does not exist.
+            rate: sample rate of all samples, in Hz.
         """
         self._folder, self._rate = folder, rate
         self.checks: list[dict] = []
@@ -93,12 +93,12 @@ class Report:
         self._pairs = [one | {"kind": kind, "files": {}} for kind in ("sampled", "greedy") for one in told]
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=folder):  # a folder that was there may be read-only
+            with tempfile.TemporaryFile(dir=folder):  # an existing folder may be read-only
                 pass
 
     @property
     def failed(self) -> int:
-        """How many comparisons do not hold."""
+        """How many comparisons failed."""
         return sum(not check["holds"] for check in self.checks)
 
     def check(self, what: str, figure: str, bound: str, holds: bool) -> None:
@@ -106,7 +106,7 @@ class Report:
         print(f"{'ok' if holds else 'FAILS':6} {what:60} {figure:24} {bound}", flush=True)
 
     def near(self, what: str, ours, theirs, bound: float) -> None:
-        """Compare tensors of one shape by their largest difference, which a NaN fails."""
+        """Compare tensors of one shape by their largest difference. A NaN fails."""
         ours, theirs = torch.as_tensor(ours).cpu(), torch.as_tensor(theirs).cpu()
         if ours.shape != theirs.shape:
             self.check(what, f"{list(ours.shape)} and {list(theirs.shape)}", "the same shape", False)
@@ -117,11 +117,11 @@ class Report:
     def same_codes(
         self, what: str, ours: np.ndarray, theirs: np.ndarray, decided: Callable[[int, int], Tensor]
     ) -> None:
-        """Compare codes [frames, 16] of two implementations that ran freely, up to the first difference: behind it each
+        """Compare codes [frames, 16] of two implementations that ran freely, up to the first difference. After it, each
         goes on from its own codes.
 
         Args:
-            decided: gives the logits [candidates] that decided the draw of (frame, group).
+            decided: returns the logits [candidates] that decided the draw of (frame, group).
         """
         part = parting(ours, theirs)
         if part is None:
@@ -136,7 +136,7 @@ class Report:
         """Compare every one of our codes [frames, 16] with the best candidate of a teacher-forced pass.
 
         Args:
-            logits: for each code group [frames, candidates], computed from our codes.
+            logits: [frames, candidates] for each code group, computed from our codes.
         """
         best = torch.stack([group.argmax(-1) for group in logits], dim=1).cpu().numpy()
         parts = np.argwhere(ours != best).tolist()
@@ -149,10 +149,10 @@ class Report:
         self.check(what, figure, f"equal, or each a tie: a gap below {bound:.1e}", between < bound)
 
     def take(self, row: int, by: str, samples: np.ndarray, compute_s: float, ttfc_s: float | None = None) -> None:
-        """Note how long an utterance took, and write it as a WAV.
+        """Record how long an utterance took, and write it as a WAV.
 
         Args:
-            row: of the pair it belongs to.
+            row: index of its pair.
             by: "ours" or "reference".
             samples: fp32 [n].
         """
@@ -168,7 +168,7 @@ class Report:
         self.wav(row, by, samples)
 
     def wav(self, row: int, by: str, samples: np.ndarray) -> None:
-        """Write one side of a pair. Rows of the sampled utterances come first, those of the greedy ones follow."""
+        """Write one side of a pair. Rows of sampled utterances come first, then those of greedy ones."""
         name = f"{row + 1:02}-{by}.wav"
         with writing(self._folder):
             soundfile.write(self._folder / name, samples, self._rate, "PCM_16")
@@ -178,7 +178,7 @@ class Report:
         """Write report.json and index.html. `about` goes into report.json and holds "model"."""
         told = about | {"checks": self.checks, "takes": self.takes}
         told = json.dumps(told, indent=1, ensure_ascii=False, allow_nan=False)
-        # The data stand in a script element, which only a "<" can end.
+        # The data are in a script element, which only a "<" can end.
         data = json.dumps({"model": about["model"], "pairs": self._pairs}, allow_nan=False).replace("<", "\\u003c")
         page = Path(__file__).with_name("verify_page.html").read_text(encoding="utf-8")
         with writing(self._folder):

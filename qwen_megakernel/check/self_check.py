@@ -2,8 +2,8 @@
 
     python -m qwen_megakernel.check.self_check DEVICE SIZE WEIGHTS
 
-backend/auto.py starts it, reads the lines of JSON that it prints, and ends it after a minute. Weights are random, at
-the dims of SIZE. Where a launch takes 15 ms, the launches take some 20 s and everything else as long again.
+backend/auto.py starts it, reads the lines of JSON that it prints, and ends it after a minute. Weights are random, with
+the dims of SIZE. If a launch takes 15 ms, the launches take some 20 s and everything else as long again.
 """
 
 import gc
@@ -44,26 +44,27 @@ from qwen_megakernel.model.transformer import Embeddings
 from qwen_megakernel.model.vocoder import TorchVocoder
 
 LAUNCHES, SECONDS = 1000, 22.0
-"""Launches in company: so many, but fewer where they take longer than so many seconds. Two rounds are always made."""
+"""Number of launches with several sequences, and seconds after which it stops early. It always makes two rounds."""
 FRAMES = 50
-"""Of a sequence in a round."""
+"""Frames of a sequence in a round."""
 POSITIONS = 384
 PROMPT_ROWS = (9, 300, 1, 20)
-"""Of prompts: they are prefilled by columns, by the prefill's own kernels, not at all, and by columns."""
+"""Rows of the prompts. In this order they are prefilled by columns, by the prefill's own kernels, not at all, and by
+columns."""
 COMPARED = 20
-"""Frames that are compared with fp32, of each of two sequences."""
+"""Frames of each of two sequences that are compared with fp32."""
 PCM = 2e-5
-"""The largest difference of samples between the vocoder's kernels and PyTorch in fp32."""
+"""The largest allowed difference between samples of the vocoder's kernels and of PyTorch in fp32."""
 PUSHES = (1, 1, 2, 4, 8, 3, 5, 16)
-"""Frames of the vocoder's pushes."""
+"""Frames of each vocoder push."""
 
 
 class Wrong(Exception):
-    """What was computed is not what it should be; the message says what."""
+    """A result is wrong; the message says which."""
 
 
 def tell(**said: object) -> None:
-    """A line for backend/auto.py."""
+    """Print a line for backend/auto.py."""
     print(json.dumps(said), flush=True)
 
 
@@ -74,7 +75,7 @@ def plain(error: Exception) -> str:
 
 
 def is_memory(error: Exception) -> bool:
-    """Was there no memory left? That says nothing of the kernel."""
+    """Did memory run out? That says nothing about the kernel."""
     return isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error)
 
 
@@ -102,12 +103,12 @@ def make_model(size: str, fp8: Collection[str], device: torch.device) -> Model:
     """
     config = ModelConfig.from_folder(DEMO_FOLDER) if size == DEMO else synthetic_config(size)
     tensors = random_talker(config, device, seed=0)
-    tensors["talker.model.text_embedding.weight"] = torch.zeros(1, 1)  # no text is spoken: 0.6 GB less
+    tensors["talker.model.text_embedding.weight"] = torch.zeros(1, 1)  # no text is spoken; saves 0.6 GB
     return Model(config, quantized(tensors, frozenset(fp8)), fp8, device)
 
 
 def make_prompt(model: Model, rows: int, seed: int) -> Prompt:
-    """Noise, with three text rows behind it."""
+    """A prompt of noise, with three trailing text rows."""
     generator = torch.Generator(model.device).manual_seed(seed)
     shape = (rows + 4, model.config.talker.stack.hidden_size)
     noise = (torch.randn(shape, generator=generator, device=model.device) * 0.5).to(torch.bfloat16)
@@ -118,10 +119,10 @@ def make_prompt(model: Model, rows: int, seed: int) -> Prompt:
 
 
 def check_frame(model: Model) -> FramePart:
-    """Check the frame kernel and time it. `model.stored` is gone afterwards.
+    """Check the frame kernel and time it. This empties `model.stored`.
 
     Raises:
-        Exception: there was no memory (`is_memory`).
+        Exception: memory ran out (`is_memory`).
     """
     part = FramePart(True, "its codes repeat themselves in any company, and it errs less than PyTorch in bf16")
     figures: dict[str, float] = {}
@@ -135,7 +136,7 @@ def check_frame(model: Model) -> FramePart:
 
 
 def _check_frame(model: Model, figures: dict[str, float]) -> None:
-    """`figures` are FramePart's, as they come."""
+    """Fill `figures`, FramePart's fields, one by one."""
     config, norm = model.config, model.stored["talker.model.norm.weight"]
     sampling, build = SamplingParams().over(config.sampling), load_extension(model.device, model.fp8)
     tell(done=0.1, what="comparing codes")
@@ -162,10 +163,10 @@ def _check_frame(model: Model, figures: dict[str, float]) -> None:
 
 
 def speak(kernel: MegakernelFrameDecoder, group: list[int], requests: list[tuple]) -> dict[int, list]:
-    """FRAMES frames of some slots, as many to a launch as there are slots, launched ahead as the engine does.
+    """Compute FRAMES frames of the slots in `group`, all in each launch, launched ahead as the engine does.
 
     Returns:
-        By slot, the codes of every frame, or None at and behind an end of speech.
+        By slot, the codes of every frame, or None from end of speech on.
     """
     said: dict[int, list] = {slot: [] for slot in group}
     for slot in group:
@@ -183,14 +184,14 @@ def speak(kernel: MegakernelFrameDecoder, group: list[int], requests: list[tuple
 
 
 def check_codes(kernel: MegakernelFrameDecoder, model: Model, narrow: int, launched: Callable[[int], None]) -> None:
-    """Sequences say the same codes alone, again, and in full launches, whatever columns they have there.
+    """Check that sequences get the same codes alone, again, and in full launches, in any column.
 
     Args:
         narrow: columns of a launch of the narrow kernel.
-        launched: is told how many launches in company were compared.
+        launched: is called with the number of launches of several sequences that were compared.
 
     Raises:
-        Wrong: they do not.
+        Wrong: the codes differ.
     """
     slots, draw = list(range(kernel.slots)), random.Random(0)
     requests = []
@@ -216,7 +217,7 @@ def check_codes(kernel: MegakernelFrameDecoder, model: Model, narrow: int, launc
 
 @torch.inference_mode()
 def observed(kernel: MegakernelFrameDecoder, model: Model) -> tuple[Tensor, list[Tensor]]:
-    """Two sequences of COMPARED frames, one after the other.
+    """Compute two sequences of COMPARED frames, one after the other.
 
     Returns:
         (codes int64 [2, frames, groups], [hidden states fp32 [2, frames, hidden], logits fp32 [2, frames, groups,
@@ -242,20 +243,20 @@ def observed(kernel: MegakernelFrameDecoder, model: Model) -> tuple[Tensor, list
 def check_errors(
     model: Model, tensors: dict[str, Tensor], codes: Tensor, ours: list[Tensor], figures: dict[str, float]
 ) -> None:
-    """The kernel's hidden states and logits are no further from fp32 than those of PyTorch in bf16.
+    """Check that the kernel's hidden states and logits are no further from fp32 than those of PyTorch in bf16.
 
     Args:
-        tensors: every `talker.*` tensor, bf16; fp32 afterwards.
+        tensors: every `talker.*` tensor, bf16; converted to fp32 in place.
         codes, ours: see `observed`.
-        figures: gets `error_ratio`, the largest of PARTS_OF_ERROR.
+        figures: receives `error_ratio`, the largest over PARTS_OF_ERROR.
 
     Raises:
-        Wrong: they are further, or no numbers.
+        Wrong: they are further away, or not numbers.
     """
     talker = model.config.talker
 
     def teacher_forced() -> list[list[Tensor]]:
-        """Of both sequences."""
+        """Hidden states and logits of both sequences."""
         both = []
         for slot in (0, 1):
             prompt = make_prompt(model, PROMPT_ROWS[slot], seed=slot)
@@ -265,7 +266,7 @@ def check_errors(
 
     rounded = teacher_forced()
     for name in tensors:
-        tensors[name] = tensors[name].float()  # one by one: both at once may not fit a small card
+        tensors[name] = tensors[name].float()  # one by one: two full copies may not fit a small card
     exact = teacher_forced()
     kernel = [
         [hidden, *(logits[:, group, : row.shape[1]] for group, row in enumerate(rows[1:]))]
@@ -277,7 +278,7 @@ def check_errors(
             sum(mean_error(a[part], b[part]) for a, b in zip(of, exact, strict=True)) for of in (kernel, rounded)
         )
         ratios[name] = error / usual
-        if not ratios[name] <= 1.0:  # or no number
+        if not ratios[name] <= 1.0:  # also true for NaN
             raise Wrong(f"its error of {name} is {error:.1e}, PyTorch bf16's {usual:.1e}")
     figures["error_ratio"] = max(ratios.values())
 
@@ -289,7 +290,7 @@ def check_vocoder(model: Model) -> Part:
     """Check the vocoder's kernels and time them.
 
     Raises:
-        Exception: there was no memory (`is_memory`).
+        Exception: memory ran out (`is_memory`).
     """
     config = model.config.codec.vocoder
     if obstacle := why_no_graphs(config, model.device):
@@ -329,7 +330,7 @@ def _check_vocoder(model: Model, tensors: Mapping[str, Tensor]) -> Part:
         exact = eager.push([0], codes[slot][None])[0].cpu()
         for samples in (ours[slot], followed[slot]):
             error = float((samples - exact[: len(samples)]).abs().max())
-            if not error <= PCM:  # or no number
+            if not error <= PCM:  # also true for NaN
                 raise Wrong(
                     f"samples of the vocoder's kernels differ from PyTorch's by {error:.1e}, more than {PCM:.0e}"
                 )
@@ -339,7 +340,7 @@ def _check_vocoder(model: Model, tensors: Mapping[str, Tensor]) -> Part:
 
 
 def push_ms(vocoder: Vocoder, codes: Tensor, pushes: int) -> float:
-    """The median of pushes of one frame, until the samples are on the host. codes: int64 [1, frames, groups]."""
+    """Median milliseconds of one-frame pushes, until the samples are on the host. codes: int64 [1, frames, groups]."""
     times = []
     for i in range(pushes):
         began = time.perf_counter()
@@ -352,14 +353,14 @@ def push_ms(vocoder: Vocoder, codes: Tensor, pushes: int) -> float:
 
 
 def free() -> None:
-    """Give the device back what nobody holds any more."""
+    """Return unused memory to the device."""
     gc.collect()
     torch.cuda.empty_cache()
 
 
 def main(index: str, size: str, weights: str) -> None:
-    """Check, and print what came of it. What fails before the kernel is there says nothing of it."""
-    # Whoever started this may be gone, and a GPU that hangs would hold it for good. The alarm ends it even so.
+    """Check, and print the results. A failure before the kernel is built says nothing about it."""
+    # If the parent is gone and the GPU hangs, this process would never end. The alarm ends it.
     signal.alarm(2 * int(TIME_LIMIT_S))
     fp8 = parts_of(weights if weights in WEIGHTS else weights.split(","))
     tell(done=0.0, what="making a model")
@@ -386,4 +387,4 @@ def main(index: str, size: str, weights: str) -> None:
 
 if __name__ == "__main__":
     main(*sys.argv[1:])
-    os._exit(0)  # a broken CUDA context may take long to put away, and may crash
+    os._exit(0)  # cleaning up a broken CUDA context may take long, or crash

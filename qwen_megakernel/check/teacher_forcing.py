@@ -1,6 +1,6 @@
 """Teacher forcing: an utterance whose codes are given, computed in one pass in plain PyTorch.
 
-In fp32 it is what the errors of the kernel, of bf16 and of FP8 are measured against (verify.py, tests, benchmarks).
+Errors of the kernel, of bf16 and of FP8 are measured against it in fp32 (verify.py, tests, benchmarks).
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from qwen_megakernel.model.prompt import Prompt
 from qwen_megakernel.model.transformer import Embeddings, KVCache, Transformer
 
 PARTS_OF_ERROR = {"hidden": slice(1), "logits of code 0": slice(1, 2), "other logits": slice(2, None)}
-"""Of a list of hidden states and the logits of 16 code groups: what errors are told of, one by one."""
+"""Parts of a list of hidden states and logits of 16 code groups. Each part's error is reported separately."""
 
 
 def mean_error(of: Sequence[Tensor], exact: Sequence[Tensor]) -> float:
@@ -62,7 +62,7 @@ def teacher_forced_logits(
     for row, frame in zip(hidden, codes, strict=True):
         rows = torch.cat([row[None], *(embed.code(group, frame[None, group]) for group in range(groups - 1))])
         behind.append(predictor.forward(F.linear(rows, *adapter) if adapter else rows, 0, cache))
-    outs = torch.stack(behind).unbind(1)[1:]  # of the rows that codes 1..15 are drawn from
+    outs = torch.stack(behind).unbind(1)[1:]  # the rows that codes 1..15 are drawn from
     heads = [tensors[f"{name}.lm_head.{group}.weight"] for group in range(groups - 1)]
     logits = [F.linear(hidden, tensors["talker.codec_head.weight"])]
     return [row.float() for row in logits + [F.linear(out, head) for out, head in zip(outs, heads, strict=True)]]

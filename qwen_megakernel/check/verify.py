@@ -6,8 +6,8 @@
     ours and qwen_tts as people use them ─ takes, timed
     -> a table, report.json, and index.html to listen to: where both spoke, without knowing which is which
 
-`qwen_tts` is the reference implementation (reference.py). Where it is not installed, our codes are compared with a
-teacher-forced pass (teacher_forcing.py), which computes them in another way, and ours alone are timed and heard.
+`qwen_tts` is the reference implementation (reference.py). If it is not installed, our codes are compared with a
+teacher-forced pass (teacher_forcing.py), which computes them in another way. Then only ours are timed and heard.
 """
 
 import gc
@@ -57,20 +57,20 @@ from qwen_megakernel.model.voice import Voice, check_ref_options
 log = logging.getLogger(__name__)
 
 FRAMES, MOST_FRAMES = 125, 1000
-"""Frames of an utterance: by default at most 10 s, and at most what fits a slot beside any reference audio."""
+"""Most frames of an utterance: by default (10 s), and as many as fit a slot beside any reference audio."""
 ROWS, VECTOR, PCM, PCM_GPU = 1e-5, 1e-4, 1e-5, 2e-5
-"""The largest difference of prompt rows (for values up to 1), of speaker vectors, and of PCM on a CPU and on a GPU."""
+"""Largest allowed differences: prompt rows (for values up to 1), speaker vectors, and PCM on a CPU and on a GPU."""
 
 
 def request_of(case: Case) -> RequestOptions:
-    """A case, as our engines take it."""
+    """A case as a request to our engines."""
     how = case.conditioning
     who = {"speaker": how.speaker, "language": how.language, "instruct": how.instruct, "voice": how.voice}
     return {**who, "non_streaming_mode": case.non_streaming_mode}
 
 
 def say(engine: TTSEngine, case: Case, frames: int, **options) -> Audio:
-    """A case, spoken by one of our engines in at most so many frames."""
+    """A case, spoken by one of our engines in at most `frames` frames."""
     return engine.generate(case.text, max_frames=frames, **request_of(case), **options)
 
 
@@ -79,7 +79,7 @@ def say(engine: TTSEngine, case: Case, frames: int, **options) -> Audio:
 
 @dataclass(frozen=True)
 class EngineOutput:
-    """A case with our voice, and what our engine made of it in fp32, greedy."""
+    """A case with our voice, and our engine's output for it in fp32, greedy."""
 
     case: Case
     prompt: Prompt
@@ -93,13 +93,13 @@ class EngineOutput:
 def speak_in_fp32(
     model: str, device: torch.device, cases: list[Case], sound: np.ndarray, ref_text: str | None, frames: int
 ) -> list[EngineOutput]:
-    """Every case by our engine. `sound`, fp32 [n] at the engine's rate, is what Base checkpoints clone."""
+    """Speak every case with our engine. Base checkpoints clone `sound`, fp32 [n] at the engine's rate."""
     with TTSEngine.load(model, backend="torch", device=device, dtype=torch.float32, max_streams=1) as engine:
         voices, outputs = {"": None}, []
         for case in cases:
             if case.clone not in voices:
                 text = ref_text if case.clone == "icl" else None
-                # Uncut, as the reference implementation takes it.
+                # Untrimmed, as the reference implementation takes it.
                 voices[case.clone] = engine.create_voice((sound, engine.sample_rate), text, trim=False)
             case = case.with_voice(voices[case.clone])
             prompt = engine.prompt(case.text, **request_of(case))
@@ -123,7 +123,7 @@ def voices_of_reference(report: Report, reference: Reference, outputs: list[Engi
 
 
 def compare_with_reference(report: Report, reference: Reference, ours: EngineOutput, theirs: ReferenceOutput) -> None:
-    """Prompt rows, codes, and the PCM that both make of our codes."""
+    """Compare prompt rows, codes, and the PCM that both make from our codes."""
     name, codes = ours.case.name, theirs.codes.numpy()
     for what, a, b in (
         ("prompt rows", ours.prompt.rows, theirs.rows),
@@ -150,7 +150,7 @@ def ask_reference(
     frames: int,
     seed: int,
 ) -> None:
-    """The reference implementation speaks every case: in fp32, to compare; then in `dtype`, as people use it."""
+    """Let the reference implementation speak every case: in fp32, to compare; then in `dtype`, as people use it."""
     log.info("the reference in fp32, greedy")
     with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
         reference = load(torch.float32)
@@ -178,7 +178,7 @@ def ask_reference(
 def compare_with_teacher_forcing(
     report: Report, config: ModelConfig, tensors: dict[str, Tensor], ours: EngineOutput
 ) -> None:
-    """Our codes, made frame by frame, against the best codes of one teacher-forced pass over them."""
+    """Compare our codes, made frame by frame, with the best codes of one teacher-forced pass over them."""
     talker, codes = config.talker, torch.from_numpy(ours.audio.codes).to(ours.prompt.rows.device)
     hidden = teacher_forced_talker(talker, tensors, ours.prompt, codes)
     logits = teacher_forced_logits(talker, tensors, hidden, codes)
@@ -193,8 +193,8 @@ def compare_with_teacher_forcing(
 def compare_kernel(
     report: Report, checkpoint: Checkpoint, fp8: frozenset[str], device: torch.device, case: Case, frames: int
 ) -> None:
-    """The kernel speaks the case, greedy. Its hidden states and logits are compared with teacher-forced passes over
-    its codes: they must be no further from fp32 than bf16 is."""
+    """Let the kernel speak the case, greedy. Compare its hidden states and logits with teacher-forced passes over its
+    codes: they must be no further from fp32 than bf16 is."""
     config = checkpoint.config
     stored = checkpoint.talker(device, torch.bfloat16, fp8)
     tokenizer = TextTokenizer(checkpoint.folder, config.talker.text_vocab_size)
@@ -250,15 +250,15 @@ def verify(
     """Compare, time, print, and write a folder.
 
     Args:
-        output: a folder that is empty or not there; None: "verify-" and the model's name.
-        backend, device, weights: as `TTSEngine.load` takes them. Backend and weights are those of the takes and of what
-            is compared with fp32.
-        frames: of every utterance at most.
+        output: a folder that is empty or does not exist; None: "verify-" and the model's name.
+        backend, device, weights: as `TTSEngine.load` takes them. Backend and weights apply to the takes and to the
+            kernel's comparison with fp32.
+        frames: most frames of an utterance.
         seed: of the takes.
-        ref_audio, ref_text: Base: whose voice to clone, and what is said there; None: a synthetic sound.
+        ref_audio, ref_text: for Base: the voice to clone, and its transcript; None: a synthetic sound.
 
     Returns:
-        Does everything hold?
+        Did every comparison hold?
 
     Raises:
         TTSError: by kind (errors.py).
@@ -281,7 +281,7 @@ def verify(
     if config.variant == "base":
         _tell_what_is_cloned(ref_audio, ref_text)
 
-    report = Report(folder, config.codec.sample_rate, cases)  # refuses the folder before anything is computed
+    report = Report(folder, config.codec.sample_rate, cases)  # fails early if the folder cannot be written
     log.info("ours in fp32, greedy")
     outputs = speak_in_fp32(model, device, cases, sound, ref_text, frames)
     for row, ours in enumerate(outputs, start=len(cases)):
@@ -334,7 +334,7 @@ def _tell_what_is_cloned(ref_audio: str | None, ref_text: str | None) -> None:
 
 
 def _tell_versions(module: ModuleType | None) -> dict[str, str]:
-    """Print versions by name and return them. `module`: the reference implementation's, where it is installed."""
+    """Print versions by name and return them. `module`: the reference implementation, if it is installed."""
     versions = {"qwen_megakernel": __version__, "torch": torch.__version__, "Python": platform.python_version()}
     if module:
         versions |= {"qwen_tts": module.__version__, "transformers": version("transformers")}
@@ -345,7 +345,7 @@ def _tell_versions(module: ModuleType | None) -> dict[str, str]:
 
 
 def _free() -> None:
-    """Give the device the memory back of everything that nobody holds any more."""
+    """Return unused memory to the device."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
