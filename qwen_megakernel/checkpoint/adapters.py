@@ -44,16 +44,16 @@ _ROOTS = {
     "talker.code_predictor.": "Qwen3TTSTalkerCodePredictorModelForConditionalGeneration",
     "talker.code_predictor.model.": "Qwen3TTSTalkerCodePredictorModel",
 }
-"""What a trainer can have wrapped: where its names begin in a checkpoint, and its class in the reference."""
+"""Modules that a trainer can have wrapped: where their names begin in a checkpoint -> their class in the reference."""
 
 _READ = {"peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "init_lora_weights", "bias"}
 _IRRELEVANT = {
     *("auto_mapping", "base_model_name_or_path", "inference_mode", "peft_version", "revision", "task_type"),
     *("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern"),  # the file names its layers
-    *("lora_dropout", "eva_config", "corda_config", "lora_ga_config"),  # of the training, or of its start
-    *("ensure_weight_tying", "megatron_core", "qalora_group_size"),  # of what must be off
+    *("lora_dropout", "eva_config", "corda_config", "lora_ga_config"),  # concern the training or its start
+    *("ensure_weight_tying", "megatron_core", "qalora_group_size"),  # belong to features that must be off
 }
-"""Fields that do not change what the merged weights are. Any other field must be off: null, false or empty."""
+"""Fields that do not change the merged weights. Any other field must be off: null, false or empty."""
 
 _PLAIN_STARTS = ("gaussian", "orthogonal", "eva")
 """Values of init_lora_weights, besides true and false, that leave the base weights as they are."""
@@ -82,7 +82,7 @@ class Adapter:
     """An adapter whose config, names, shapes, dtypes and values were checked against a checkpoint's table.
 
     Attributes:
-        folder: of its two files.
+        folder: holds its two files.
         scales: name of a checkpoint's weight -> alpha / r, or alpha / sqrt(r).
     """
 
@@ -95,7 +95,7 @@ class Adapter:
         """Check the adapter in `folder`.
 
         Args:
-            table: name -> shape of the `talker.*` tensors of the checkpoint that it is for.
+            table: name -> shape of the checkpoint's `talker.*` tensors.
 
         Raises:
             CheckpointError: it cannot be merged; the message says what is wrong and what to do.
@@ -133,7 +133,7 @@ class Adapter:
             raise CheckpointError(f"{self.folder / _TENSORS}: {error}") from None
 
     def _update(self, file: Any, weight: str) -> Tensor:
-        """scale * B @ A of one of `scales`, fp32 [out, in]."""
+        """scale * B @ A for one weight of `scales`, fp32 [out, in]."""
         module = _PREFIX + weight.removeprefix(self._root).removesuffix(".weight")
         return self._read(file, module + _B) @ self._read(file, module + _A) * self.scales[weight]
 
@@ -145,11 +145,11 @@ class Adapter:
 
 
 def merged(weights: Iterable[tuple[str, Tensor]], adapters: Collection[Adapter]) -> Iterator[tuple[str, Tensor]]:
-    """Weights by name, as stored and on the CPU -> the same with the adapters' updates: their sum in fp32, added in the
-    order given, then rounded once to the dtype of the weight.
+    """Add the adapters' updates to weights by name, as stored and on the CPU. They are added in fp32, in the order
+    given. The sum is rounded once to the weight's dtype.
 
     Raises:
-        CheckpointError: a file cannot be read any more, or a merged weight is beyond its dtype.
+        CheckpointError: a file cannot be read any more, or a merged weight exceeds its dtype.
     """
     with ExitStack() as stack:
         files = [(adapter, stack.enter_context(adapter._file())) for adapter in adapters]
@@ -219,8 +219,8 @@ def _scales(config: JsonObject, updates: Mapping[str, "_Update"]) -> dict[str, f
 
 
 def _patterns(config: JsonObject, field_name: str) -> JsonObject:
-    """rank_pattern or alpha_pattern. Its keys are regular expressions out of a file. Most kinds are refused, so that
-    none can take for ever."""
+    """rank_pattern or alpha_pattern. Its keys are regular expressions from a file. Most kinds are refused, so that none
+    can run forever."""
     patterns = JsonObject(config.get(field_name, dict, None) or {}, f"{config.where}: {field_name}")
     if len(patterns.raw) > _MOST_PATTERNS:
         raise CheckpointError(f"{patterns.where}: at most {_MOST_PATTERNS} keys, found {len(patterns.raw)}")
@@ -254,14 +254,14 @@ def _linears(table: Shapes) -> Shapes:
 
 
 class _Update(NamedTuple):
-    """What a file has for one module: the rank, and the shape of B @ A."""
+    """One module's update in a file: the rank, and the shape of B @ A."""
 
     rank: int
     shape: tuple[int, int]
 
 
 def _updates(path: Path, header: Mapping[str, tuple[str, tuple[int, ...]]]) -> dict[str, _Update]:
-    """Module as the file names it -> what it has for it: always an A and a B."""
+    """Module as the file names it -> its update. Each must have an A and a B."""
     for name, (dtype, shape) in sorted(header.items()):
         if not name.startswith(_PREFIX) or not name.endswith((_A, _B)):
             wanted = f"{_PREFIX}...{_A} or {_B}"
@@ -306,7 +306,7 @@ def _root_of(path: Path, config: JsonObject, updates: Mapping[str, _Update], lin
 
 
 def _misfits(root: str, updates: Mapping[str, _Update], linears: Shapes) -> list[str]:
-    """What does not fit this checkpoint, if the names begin there."""
+    """What does not fit this checkpoint, if the names begin at `root`."""
     wrong = []
     for module, update in updates.items():
         shape = linears.get(root + module)

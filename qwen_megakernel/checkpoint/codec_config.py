@@ -105,14 +105,14 @@ class CodecConfig:
 
 
 def _encoder_config(js: JsonObject) -> Mapping[str, Any]:
-    """The object as stored, after a check that no number in it is too large: transformers, which gets it whole, reads
-    more keys than we do and allocates by them."""
+    """The object as stored, after a check that no number in it is too large. transformers gets all of it, reads more
+    keys than we do, and allocates memory by them."""
     for key in _ENCODER_COUNTS:
         js.size(key, most=MOST_LAYERS)
     for key in _ENCODER_DIMS:
         js.size(key)
     js.sizes("upsampling_ratios")
-    js.size("num_labels", 2, most=MOST_LAYERS)  # transformers makes a name for each
+    js.size("num_labels", 2, most=MOST_LAYERS)  # transformers makes a name for each label
     for key, value in js.raw.items():
         if isinstance(value, int) and abs(value) > MOST:
             raise CheckpointError(f"{js.where}: {key} must be at most {MOST}, found {value}")

@@ -1,4 +1,4 @@
-"""What a checkpoint says about itself, as frozen dataclasses, and `SamplingParams`.
+"""A checkpoint's configuration as frozen dataclasses, and `SamplingParams`.
 
 Everything comes from the checkpoint's own config.json, generation_config.json and speech_tokenizer/config.json
 (codec_config.py). The reference implementation's class defaults describe no published model (20 layers instead of 28).
@@ -121,7 +121,7 @@ class TalkerConfig:
 
     @property
     def named_languages(self) -> tuple[str, ...]:
-        """The languages that a request may name, sorted. A dialect belongs to its speaker and cannot be asked for."""
+        """The languages that a request may name, sorted. A dialect belongs to its speaker and cannot be requested."""
         return tuple(sorted(name for name in self.languages if "dialect" not in name))
 
     @property
@@ -233,7 +233,7 @@ class SpeakerEncoderConfig:
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How codes are drawn. `None` means: as the checkpoint's generation_config.json says.
+    """How codes are drawn. `None` takes the value from the checkpoint's generation_config.json.
 
     The names are those of the `qwen_tts` package; `subtalker_*` concern codes 1..15, the others code 0.
 
@@ -342,7 +342,7 @@ class ModelConfig:
         variant: "base" (clones a voice), "custom_voice" (named speakers) or "voice_design" (described voice).
         size: the checkpoint's own label, "0b6" or "1b7".
         max_frames: one fewer than max_new_tokens: the last code 0 never becomes a frame.
-        random_weights: synthetic.py wrote it, so that its speech ends by chance, if at all.
+        random_weights: synthetic.py wrote it, so its speech ends by chance, if at all.
     """
 
     variant: str
@@ -361,7 +361,7 @@ class ModelConfig:
 
     @property
     def honours_instruct(self) -> bool:
-        """Does the model take `instruct`? VoiceDesign does, Base does not, CustomVoice does from 1.7B up: for 0.6B the
+        """Does the model take `instruct`? VoiceDesign does; Base does not; CustomVoice does from 1.7B up. For 0.6B the
         reference implementation drops it."""
         if self.variant == "custom_voice":
             return self.size not in "0b6"  # "0b6" or any part of it, as the reference implementation tests it

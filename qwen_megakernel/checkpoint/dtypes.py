@@ -24,8 +24,8 @@ def dtype_of(dtype: str | torch.dtype) -> torch.dtype:
 
 
 def vocoder_dtype_of(dtype: str | torch.dtype) -> str:
-    """The vocoder's dtype as the backend names it: "float32", "bfloat16", or "tf32", which is fp32 with sums over TF32
-    products and has no `torch.dtype`. A `torch.dtype` gives its name.
+    """The vocoder's dtype by the backend's name: "float32", "bfloat16" or "tf32". "tf32" is fp32 with TF32 products and
+    has no `torch.dtype`. A `torch.dtype` gives its name.
 
     Raises:
         BackendError: anything else.
@@ -39,7 +39,7 @@ def vocoder_dtype_of(dtype: str | torch.dtype) -> str:
 
 
 def _name_of(dtype: object) -> str | None:
-    """None: neither a name nor a `torch.dtype`."""
+    """The dtype's name; None: neither a name nor a `torch.dtype`."""
     if isinstance(dtype, torch.dtype):
         return str(dtype).removeprefix("torch.")
     return dtype if isinstance(dtype, str) else None

@@ -1,9 +1,9 @@
 """FP8 weights: E4M3 with one scale per output channel. Activations and sums stay as they are.
 
 A quantised matrix W [N, K] is float8_e4m3fn values Q and fp32 scales s: W[n] is about Q[n] * s[n]. Our scales are
-powers of two: the smallest with which no value of the row is beyond E4M3's 448, and at least 2^-100. E4M3 is a
-floating-point format, so a scale that used its range to the last bit would not round any finer. With powers of two,
-Q * s is exact in bf16. So the kernel makes the same codes, to the bit, of E4M3 weights and of `dequantize`d bf16 ones.
+powers of two: the smallest that keeps every value of the row within E4M3's 448, and at least 2^-100. E4M3 is a
+floating-point format, so a scale that used its full range would not round any finer. With powers of two, Q * s is exact
+in bf16. So the kernel makes bit-identical codes from E4M3 weights and from `dequantize`d bf16 weights.
 """
 
 import re
@@ -15,19 +15,19 @@ from torch import Tensor
 from qwen_megakernel.errors import BackendError, CheckpointError
 
 PARTS = ("talker", "predictor", "codec_head", "lm_heads")
-"""The parts that can be quantised, each by itself: the layers' projections of both stacks, and their heads. Their order
-is that of the bits of QMK_FP8 (csrc/frame/dims.cuh)."""
+"""The parts that can be quantised independently: the layers' projections of both stacks, and their heads. They are in
+the order of QMK_FP8's bits (csrc/frame/dims.cuh)."""
 
 WEIGHTS = {"bf16": frozenset(), "fp8": frozenset(PARTS), "fp8-predictor": frozenset({"predictor", "lm_heads"})}
 """The usual choices of parts by name."""
 
 SCALE = "_scale"
-"""The scales of a quantised tensor have its name with this behind it."""
+"""The suffix of a quantised tensor's name that names its scales."""
 
 LARGEST = 448.0
 """The largest value of E4M3."""
 
-_LEAST = -100  # smallest exponent of a scale: the smallest products are then far above the smallest value of bf16
+_LEAST = -100  # smallest exponent of a scale: keeps the smallest products far above bf16's smallest value
 
 _PATTERNS = {
     "talker": r"talker\.model\.layers\.\d+\.(self_attn|mlp)\.\w+_proj\.weight",
@@ -38,7 +38,7 @@ _PATTERNS = {
 
 
 def parts_of(weights: str | Collection[str]) -> frozenset[str]:
-    """The parts to be FP8, from a name of `WEIGHTS` or a list of some of `PARTS`.
+    """The parts to make FP8, from a name in `WEIGHTS` or a list from `PARTS`.
 
     Raises:
         BackendError: it is neither.
@@ -53,12 +53,12 @@ def parts_of(weights: str | Collection[str]) -> frozenset[str]:
 
 
 def name_of(parts: frozenset[str]) -> str | tuple[str, ...]:
-    """Parts as `parts_of` takes them: their name, or a sorted tuple where they have none."""
+    """Parts in the form that `parts_of` takes: their name, or a sorted tuple if they have none."""
     return next((name for name, of in WEIGHTS.items() if of == parts), tuple(sorted(parts)))
 
 
 def part_of(tensor: str) -> str | None:
-    """The part that a tensor of a checkpoint belongs to; None: it is never quantised."""
+    """The part that a checkpoint's tensor belongs to; None: it is never quantised."""
     return next((part for part, pattern in _PATTERNS.items() if re.fullmatch(pattern, tensor)), None)
 
 
@@ -66,21 +66,21 @@ def quantize(matrix: Tensor) -> tuple[Tensor, Tensor]:
     """[N, K] of any float dtype -> float8_e4m3fn [N, K], rounded to nearest even, and scales, fp32 [N].
 
     Raises:
-        CheckpointError: a weight is not finite, or beyond 2^127: rounded up, bf16 could not hold it.
+        CheckpointError: a weight is not finite, or beyond 2^127; bf16 could not hold it if rounded up.
     """
     rows = matrix.float()
     largest = rows.abs().amax(dim=1)
     if not bool((largest <= 2.0**127).all()):  # False for NaN too
         raise CheckpointError("a weight is not finite, or too large for bf16; get the checkpoint again")
-    mantissa, exponent = torch.frexp(largest / LARGEST)  # mantissa in [0.5, 1), 0 of 0
+    mantissa, exponent = torch.frexp(largest / LARGEST)  # mantissa in [0.5, 1), or 0 for 0
     exponent = torch.where(mantissa > 0.5, exponent, exponent - 1).clamp(min=_LEAST)
     exponent = torch.where(mantissa == 0, 0, exponent)
-    scale = (exponent + 127 << 23).to(torch.int32).view(torch.float32)  # 2^exponent, whatever a device makes of pow
+    scale = (exponent + 127 << 23).to(torch.int32).view(torch.float32)  # 2^exponent, independent of the device's pow
     return (rows / scale[:, None]).to(torch.float8_e4m3fn), scale
 
 
 def quantize_parts(tensors: dict[str, Tensor], fp8: frozenset[str]) -> None:
-    """Quantise every tensor of these parts, in place, and add its scales. What is E4M3 already stays.
+    """Quantise every tensor of these parts in place, and add its scales. Tensors that are E4M3 already stay.
 
     Raises:
         CheckpointError: a weight cannot be quantised; the message names its tensor.
@@ -100,12 +100,12 @@ def quantized(tensors: Mapping[str, Tensor], fp8: frozenset[str]) -> dict[str, T
 
 
 def dequantize(matrix: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
-    """Q [N, K] and scales [N] -> the matrix in `dtype`, exact in bf16 where the scales are powers of two."""
+    """Q [N, K] and scales [N] -> the matrix in `dtype`, exact in bf16 if the scales are powers of two."""
     return (matrix.float() * scale[:, None]).to(dtype)
 
 
 def parts_in(names: Iterable[str]) -> frozenset[str]:
-    """The parts that are E4M3, by the names of all tensors and scales."""
+    """The parts that are E4M3, from the names of all tensors and scales."""
     return frozenset(part_of(name.removesuffix(SCALE)) for name in names if name.endswith(SCALE))
 
 
@@ -119,7 +119,7 @@ def dequantized(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, 
 
 
 def flaw(matrix: Tensor, scale: Tensor) -> str | None:
-    """Why a stored matrix with its scales cannot be used; None: it can."""
+    """Why a stored matrix and its scales cannot be used; None: they can."""
     again = "quantise the bf16 checkpoint again"
     if not bool(torch.isfinite(scale).all()) or not bool((scale > 0).all()):
         return f"its scales must be finite and above 0; {again}"

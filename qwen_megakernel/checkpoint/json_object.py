@@ -1,4 +1,4 @@
-"""The JSON files of a checkpoint, read so that every key that is missing or wrong is named."""
+"""Reads the JSON files of a checkpoint. Errors name the key that is missing or wrong."""
 
 import json
 import math
@@ -8,14 +8,14 @@ from typing import Any
 from qwen_megakernel.errors import CheckpointError
 
 MOST, MOST_LAYERS, MOST_LISTED = 2**24, 1024, 16
-"""The largest dim, the largest count of layers or the like, and the longest list of sizes that a checkpoint may name.
-So no number that a file made up allocates memory."""
+"""Limits for a checkpoint: the largest dim, the largest count of layers or the like, the longest list of sizes. They
+keep a file's bogus numbers from allocating memory."""
 
 
 class JsonObject:
-    """A JSON object that knows where it came from, so that an error can name the file and the key.
+    """A JSON object that knows its file, so that an error can name the file and the key.
 
-    Methods that read a key raise CheckpointError: the key is missing and has no default, or its value is of the wrong
+    Methods that read a key raise CheckpointError: the key is missing without a default, or its value is of the wrong
     kind or out of range.
     """
 
@@ -92,7 +92,7 @@ def read_json(path: Path) -> JsonObject:
     """Read one JSON file of a checkpoint, which must hold an object.
 
     Raises:
-        CheckpointError: the file is missing, cannot be read, is no valid JSON, or holds something else.
+        CheckpointError: the file is missing, unreadable or invalid JSON, or holds something else.
     """
     try:
         text = path.read_text(encoding="utf-8")

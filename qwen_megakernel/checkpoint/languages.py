@@ -22,7 +22,7 @@ _CODES = {name: code for code, name in NAMES.items()}
 
 
 def primary_subtag(tag: str) -> str:
-    """The part of a BCP 47 tag that says the language, in lower case: "en" of "EN", "en-US" and "en_US"."""
+    """The language part of a BCP 47 tag, in lower case: "en" for "EN", "en-US" and "en_US"."""
     return re.split("[-_]", tag.lower())[0]
 
 
@@ -30,17 +30,17 @@ def find_language(asked: str, known: Sequence[str]) -> str:
     """The language that a caller means.
 
     Args:
-        asked: one of `known`, or the code of one, alone or with a region such as "en-US"; in any case.
-        known: names that the checkpoint has, in lower case.
+        asked: one of `known`, or its code, alone or with a region such as "en-US". Upper or lower case.
+        known: the checkpoint's names, in lower case.
 
     Returns:
-        The one of `known`.
+        The name from `known`.
 
     Raises:
-        LanguageError: it is none of them; the names and codes that work are listed.
+        LanguageError: it is none of them; the message lists the names and codes that work.
     """
     if isinstance(asked, str):
-        asked = str(asked)  # Pipecat's `Language` is one with another repr
+        asked = str(asked)  # Pipecat's `Language` is a str with another repr
         for name in (asked.lower(), NAMES.get(primary_subtag(asked))):
             if name in known:
                 return name
@@ -48,10 +48,10 @@ def find_language(asked: str, known: Sequence[str]) -> str:
 
 
 def codes_of(known: Sequence[str]) -> list[str]:
-    """The ISO 639-1 codes of the languages that have one, in their order: "auto" and dialects have none."""
+    """The ISO 639-1 codes of the languages that have one, in the same order. "auto" and dialects have none."""
     return [_CODES[name] for name in known if name in _CODES]
 
 
 def listed(known: Sequence[str]) -> str:
-    """For people: the names with their codes, such as "auto, english (en)"."""
+    """The names with their codes, for people: "auto, english (en)"."""
     return ", ".join(f"{name} ({_CODES[name]})" if name in _CODES else name for name in known)

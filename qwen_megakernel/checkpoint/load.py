@@ -68,8 +68,8 @@ _FP8 = "F8_E4M3"
 def _safetensors_files(folder: Path) -> list[Path]:
     """The single file, or the shards that the index names. A name must be plain, so that no path leaves the folder.
 
-    A fine-tune is saved as a single file into a copy of its Base, where shards and an index may be left over. So the
-    single file wins, as it does in transformers.
+    A fine-tune is saved as a single file into a copy of its Base, which may still hold shards and an index. So the
+    single file wins, as in transformers.
     """
     single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
     if single.is_file():
@@ -91,8 +91,7 @@ def _safetensors_files(folder: Path) -> list[Path]:
 
 
 def _check_tensors(folder: Path, expected: Shapes) -> dict[str, Path]:
-    """Name -> file of every tensor and of the scales of quantised ones, once names, shapes and dtypes have been
-    compared."""
+    """Check names, shapes and dtypes. Returns name -> file for every tensor and the scales of quantised ones."""
     where: dict[str, Path] = {}
     headers = {path: read_header(path) for path in _safetensors_files(folder)}
     dtypes = {name: dtype for header in headers.values() for name, (dtype, _) in header.items()}
@@ -157,13 +156,13 @@ class Checkpoint:
     """A checkpoint folder whose names, shapes and dtypes were checked; tensors are read on demand.
 
     Attributes:
-        folder: of its files.
-        config: what its JSON files say.
+        folder: holds its files.
+        config: the content of its JSON files.
         fp8: parts (fp8.PARTS) that are stored as E4M3.
-        fingerprint: 16 hex digits over config.json, the talker's final norm and some embedding rows; a saved
-            `Voice` carries it, so that a voice is not used with another model. Adapters do not change it: they leave
-            alone what makes a voice, the speaker encoder and the speech tokenizer.
-        adapters: LoRA adapters that are merged into what `talker` returns, in this order.
+        fingerprint: 16 hex digits over config.json, the talker's final norm and some embedding rows. A saved `Voice`
+            carries it, so that a voice is not used with another model. Adapters do not change it, because they leave
+            the speaker encoder and the speech tokenizer alone, which make a voice.
+        adapters: LoRA adapters that are merged into the result of `talker`, in this order.
     """
 
     folder: Path
@@ -176,20 +175,20 @@ class Checkpoint:
 
     @classmethod
     def open(cls, model: str | Path, adapters: Collection[str | Path] = ()) -> "Checkpoint":
-        """Find `model` (folder, hub id or "demo") and check it, then check the adapters. No tensor of it is read yet.
+        """Find `model` (folder, hub id or "demo") and check it, then check the adapters. Its tensors are not read yet.
 
         Args:
             adapters: folders of LoRA adapters (adapters.py).
 
         Raises:
-            CheckpointNotFoundError: nothing is there under that name.
+            CheckpointNotFoundError: there is nothing under that name.
             CheckpointError: its files do not fit together, or an adapter does not fit it; the message names the first
-                that does not.
+                misfit.
         """
         return cls._find(model).with_adapters(adapters)
 
     def with_adapters(self, adapters: Collection[str | Path]) -> "Checkpoint":
-        """The same checkpoint with LoRA adapters, in place of those that it had.
+        """The same checkpoint with these LoRA adapters instead of its own.
 
         Raises:
             CheckpointError: one of them does not fit it.
@@ -236,14 +235,14 @@ class Checkpoint:
         return cls(folder, config, parts_in(main_files), digest.hexdigest()[:16], main_files, codec_files)
 
     def talker(self, device: torch.device, dtype: torch.dtype, fp8: frozenset[str] = frozenset()) -> dict[str, Tensor]:
-        """Every `talker.*` tensor by name. The text embeddings stay on the CPU: they are a third of all bytes, and a
-        text needs a few rows. They are copied, because rows of a mapped file would be read from disk at their first
-        use. Adapters are merged before anything is quantised.
+        """Every `talker.*` tensor by name. The text embeddings stay on the CPU, because they are a third of all bytes
+        and a text needs only a few rows. They are copied, because a mapped file would read rows from disk at first use.
+        Adapters are merged before anything is quantised.
 
         Args:
             dtype: of everything that is not FP8. Stored FP8 tensors that are not in `fp8` are dequantised into it.
-            fp8: parts (fp8.PARTS) that come as float8_e4m3fn with their scales. They are quantised now, unless they are
-                stored so.
+            fp8: parts (fp8.PARTS) that are returned as float8_e4m3fn with scales. They are quantised now unless they
+                are stored that way.
 
         Raises:
             CheckpointError: a stored scale or FP8 weight is not finite, or a weight cannot be quantised or merged.
@@ -265,12 +264,12 @@ class Checkpoint:
             tensors[name] = weight.to(device, weight.dtype if part_of(name) in fp8 else dtype)
         quantize_parts(tensors, fp8)
         text = _load(self._main, [table], cpu, dtype)[table]
-        mapped = device.type != "cpu" and dtype == torch.bfloat16  # else the conversion has copied it
+        mapped = device.type != "cpu" and dtype == torch.bfloat16  # otherwise the conversion has already copied it
         return tensors | {table: text.clone() if mapped else text}
 
     @property
     def files(self) -> tuple[list[Path], list[Path]]:
-        """The files with tensors: of the main model, and of the speech tokenizer."""
+        """The files with tensors of the main model, and those of the speech tokenizer."""
         return sorted(set(self._main.values())), sorted(set(self._codec.values()))
 
     def speaker_encoder(self, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
@@ -298,13 +297,13 @@ def find_checkpoint(model: str | Path) -> Path:
     HF_HUB_OFFLINE, HF_TOKEN) apply. Only JSON, tokenizer text and safetensors files are fetched.
 
     Raises:
-        CheckpointNotFoundError: says what was looked for, where, and which command gets it.
+        CheckpointNotFoundError: the message says what was looked for, where, and which command gets it.
     """
     return _local(model) or _download(model)
 
 
 def find_cached(model: str | Path) -> Path | None:
-    """The folder of `model` if it is on this machine, else None. The network is not asked.
+    """The folder of `model` if it is on this machine, else None. Uses no network.
 
     Raises:
         CheckpointNotFoundError: it is neither a folder nor a hub id.
@@ -319,7 +318,7 @@ def find_cached(model: str | Path) -> Path | None:
 
 
 def name_of_model(model: str) -> str:
-    """The name to show: of a folder its own name without the path, else the hub id or "demo"."""
+    """The name to show: a folder's name without the path, or the hub id, or "demo"."""
     folder = Path(model).expanduser()
     return folder.resolve().name if folder.is_dir() else model
 

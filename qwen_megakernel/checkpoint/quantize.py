@@ -1,7 +1,7 @@
 """`qwen-megakernel quantize`: a checkpoint with FP8 weights in the published layout.
 
-The new folder has the same files. The quantised tensors are F8_E4M3; each has its scales, F32 [N], under its own name
-and `_scale`. A voice saved for one of the two checkpoints fits the other.
+The new folder has the same files. The quantised tensors are F8_E4M3. Each one's scales, F32 [N], are stored under its
+name plus `_scale`. A voice saved for one of the two checkpoints fits the other.
 """
 
 import json
@@ -30,13 +30,13 @@ _COPIED = (
     "README.md",
     "LICENSE",
 )
-"""The files of a published checkpoint and its speech tokenizer besides tensors. Other files are not copied."""
+"""The files of a published checkpoint and its speech tokenizer, except tensors. Other files are not copied."""
 
 
 def quantize_checkpoint(
     model: str | Path, out: Path, fp8: frozenset[str], tell: Callable[[str], None] = lambda _: None
 ) -> None:
-    """Write the folder `out`, whole or not at all. It must not exist; its parent must.
+    """Write the folder `out`, completely or not at all. It must not exist; its parent must.
 
     Args:
         model: folder, hub id or "demo".
@@ -44,7 +44,7 @@ def quantize_checkpoint(
         tell: is called with a line about every file.
 
     Raises:
-        CheckpointError: the checkpoint is unusable or has FP8 weights already, or `out` is there or cannot be written.
+        CheckpointError: the checkpoint is unusable or already FP8, or `out` exists or cannot be written.
     """
     checkpoint = Checkpoint.open(model)
     if checkpoint.fp8:
@@ -57,7 +57,7 @@ def quantize_checkpoint(
             made = Path(unfinished) / out.name
             made.mkdir()
             _write(checkpoint, made, fp8, tell)
-            Checkpoint.open(made)  # what was written holds together
+            Checkpoint.open(made)  # check that the written files fit together
             made.rename(out)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{out} cannot be written: {getattr(error, 'strerror', None) or error}") from None
@@ -78,7 +78,7 @@ def _write(checkpoint: Checkpoint, out: Path, fp8: frozenset[str], tell: Callabl
             tensors = {name: file.get_tensor(name) for name in file.keys()}
             quantize_parts(tensors, fp8)
             save_file(tensors, out / path.name, file.metadata())
-        shutil.copymode(out / "config.json", out / path.name)  # safetensors makes files for their owner alone
+        shutil.copymode(out / "config.json", out / path.name)  # safetensors makes files only their owner can read
         where |= dict.fromkeys(tensors, path.name)
         size += sum(tensor.nbytes for tensor in tensors.values())
         tell(f"{path.name}  {_size(path)} -> {_size(out / path.name)}")

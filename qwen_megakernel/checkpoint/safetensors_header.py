@@ -1,4 +1,4 @@
-"""What a safetensors file says that it holds, read before any of its tensors."""
+"""The list of tensors in a safetensors file, read before the tensors themselves."""
 
 import json
 import struct
@@ -13,7 +13,7 @@ def read_header(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
     """Name -> (dtype, shape) of one safetensors file, whose length must agree with its header.
 
     Raises:
-        CheckpointError: the file is no safetensors file, cut off or padded.
+        CheckpointError: the file is not a safetensors file, or is cut off or padded.
         OSError: it cannot be read.
     """
     size = path.stat().st_size

@@ -1,9 +1,9 @@
 """Checkpoints with random weights in the published layout, for tests and benchmarks.
 
-Nothing published is read. The real sizes have exactly the published dims, ids and tensor names: a test adds up the file
-sizes to the byte. The tiny ones keep every structural feature (grouped queries, QK norm, 16 code groups, M-RoPE
-sections, the 1.7B adapter) at toy widths. Their ids are others, so that an id typed into the code shows up as a wrong
-result. A tensor's values depend on the seed and its name alone.
+They need no published file. The real sizes have exactly the published dims, ids and tensor names: a test checks the
+file sizes to the byte. The tiny ones keep every structural feature (grouped queries, QK norm, 16 code groups, M-RoPE
+sections, the 1.7B adapter) at toy widths. They have other ids, so that an id hard-coded anywhere shows up as a wrong
+result. A tensor's values depend only on the seed and its name.
 
     python -m qwen_megakernel.checkpoint.synthetic FOLDER [--size tiny|tiny-adapter|0.6b|1.7b]
         [--variant base|custom_voice|voice_design] [--eos GAIN] ...
@@ -35,7 +35,7 @@ from qwen_megakernel.checkpoint.tensors import Shapes, expected_tensors, talker_
 
 SIZES = ("tiny", "tiny-adapter", "demo", "0.6b", "1.7b")
 NO_EOS = 0.0
-"""`eos_gain` that keeps end of speech away: its logit is then 0, far below the top-k of a random row."""
+"""`eos_gain` that suppresses end of speech: its logit is then 0, far below the top-k of a random row."""
 
 _SPECIAL_TOKENS = (
     "<|endoftext|> <|im_start|> <|im_end|> <|object_ref_start|> <|object_ref_end|> <|box_start|> <|box_end|> "
@@ -44,7 +44,7 @@ _SPECIAL_TOKENS = (
     "<tool_response> </tool_response> <think> </think> <|audio_start|> <|audio_end|> <tts_pad> <tts_text_bos> "
     "<tts_text_eod> <tts_text_bos_single> <|audio_pad|>"
 ).split()
-_NOT_SPECIAL = range(14, 26)  # of the list above: tokens, but not "special" ones
+_NOT_SPECIAL = range(14, 26)  # indices in the list above: tokens, but not "special" ones
 _WORDS = (
     "assistant user system hello world the quick brown fox jumps over lazy dog speech is made of text and this "
     "sentence was written for a test how are you today I am fine thank it isn't don't we'll 12 345 guten morgen "
@@ -66,13 +66,13 @@ def write_checkpoint(
     """Write a whole checkpoint folder and return it.
 
     Args:
-        size: one of `SIZES`; "tiny-adapter" has 1.7B's topology (adapter in front of the code predictor), "demo"
+        size: one of `SIZES`. "tiny-adapter" has 1.7B's topology, with an adapter before the code predictor. "demo" has
             the demo voice's dims, for which the kernel is compiled too.
         variant: "base", "custom_voice" or "voice_design".
         seed: of every tensor.
-        codec: "tiny" or "real" speech tokenizer; None goes with the size.
-        eos_gain: scales end of speech's row of the codec head: the larger, the earlier speech ends by chance;
-            `NO_EOS` keeps it away.
+        codec: "tiny" or "real" speech tokenizer; None follows the size.
+        eos_gain: scales end of speech's row in the codec head. The larger it is, the earlier speech ends by chance;
+            `NO_EOS` suppresses it.
         shards: split the main file into that many files with an index.
     """
     if size not in SIZES or variant not in VARIANTS or codec not in (None, "tiny", "real"):
@@ -89,7 +89,7 @@ def write_checkpoint(
             values[eos_row] *= eos_gain
         return torch.from_numpy(values).to(torch.bfloat16)
 
-    # The published Base and speech tokenizer files carry no metadata, the other two do.
+    # The published Base and speech tokenizer files have no metadata; the other two do.
     metadata = None if variant == "base" else {"format": "pt"}
     _write_shards(folder, main, main_tensor, shards, metadata)
     codec_tensors = {n: torch.from_numpy(_codec_values(n, s, seed)) for n, s in codec_shapes.items()}
@@ -134,8 +134,8 @@ def _write_shards(folder: Path, shapes: Shapes, make, shards: int, metadata: dic
 
 
 def _write_tokenizer(folder: Path, size: int) -> None:
-    """A byte-level BPE with `size` entries: the byte alphabet in GPT-2's order, then merges that build the
-    words of `_WORDS` letter by letter (the role words first, so that they are single tokens)."""
+    """A byte-level BPE with `size` entries: the byte alphabet in GPT-2's order, then merges that build the words of
+    `_WORDS` letter by letter. The role words come first, so that they are single tokens."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     alphabet = {byte: chr(byte) for byte in printable}
     alphabet |= {b: chr(256 + n) for n, b in enumerate(sorted(set(range(256)) - set(printable)))}
@@ -197,7 +197,7 @@ def _write_tokenizer(folder: Path, size: int) -> None:
 
 
 def _normal(name: str, shape: tuple[int, ...], seed: int, std: float = 1.0, mean: float = 0.0) -> np.ndarray:
-    """NumPy's generator, not torch's: its normals are the same on every processor."""
+    """Normal values from NumPy's generator, which, unlike torch's, gives the same values on every processor."""
     digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
     generator = np.random.Generator(np.random.PCG64(int.from_bytes(digest[:16], "little")))
     values = generator.standard_normal(shape, dtype=np.float32)
@@ -207,8 +207,8 @@ def _normal(name: str, shape: tuple[int, ...], seed: int, std: float = 1.0, mean
 
 
 def main_spread(name: str, shape: tuple[int, ...], config: ModelConfig) -> tuple[float, float]:
-    """(standard deviation, mean) of a main tensor: gains that keep residuals near 1 through 28 layers and give
-    logits a deviation of about 3."""
+    """(standard deviation, mean) of a main tensor. The gains keep residuals near 1 through 28 layers and give logits a
+    deviation of about 3."""
     if name.endswith("norm.weight"):
         mean = 1.2 if "q_norm" in name or "k_norm" in name else 1.0
         return 0.1 * mean, mean
@@ -238,8 +238,8 @@ def synthetic_config(size: str, variant: str = "custom_voice") -> ModelConfig:
 
 
 def random_talker(config: ModelConfig, device: torch.device, seed: int, eos_gain: float = NO_EOS) -> dict:
-    """Every `talker.*` tensor, bf16, drawn on `device`: real dims in a second instead of half a minute. Other
-    values than `write_checkpoint` gives for the same seed."""
+    """Every `talker.*` tensor, bf16, drawn on `device`: real dims take a second instead of half a minute. The values
+    differ from those of `write_checkpoint` for the same seed."""
     generator = torch.Generator(device).manual_seed(seed)
     tensors = {}
     for name, shape in talker_tensors(config.talker).items():
@@ -256,7 +256,7 @@ def random_vocoder(config: ModelConfig, device: torch.device, seed: int) -> dict
 
 
 def _codec_values(name: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
-    """Gains that give audible, unclipped PCM (RMS about 0.1)."""
+    """Values with gains that give audible, unclipped PCM (RMS about 0.1)."""
     if name.endswith("initialized"):
         return np.ones(shape, np.float32)
     if name.endswith("cluster_usage"):

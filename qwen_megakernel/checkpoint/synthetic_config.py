@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 REAL_SIZES = ("0.6b", "1.7b")
-"""Those with the published dims; the others are small, for tests."""
+"""The sizes with published dims; the others are small, for tests."""
 
 PUBLISHED_IDS = {"user": 872, "system": 8948, "assistant": 77091}
 PUBLISHED_VOCAB = 151643

@@ -1,7 +1,7 @@
 """The tensors that a config.json implies: every name and shape of a checkpoint in the published layout.
 
-With this table load.py refuses by name a tensor that is missing, extra or misshaped, before anything is computed. The
-table adds up to the published sizes of all five checkpoints, to the byte (tests/test_checkpoint.py).
+With this table load.py refuses missing, extra or misshaped tensors by name, before anything is computed. The table adds
+up to the published sizes of all five checkpoints, to the byte (tests/test_checkpoint.py).
 """
 
 from qwen_megakernel.checkpoint.codec_config import CodecConfig
