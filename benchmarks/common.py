@@ -1,4 +1,4 @@
-"""What every benchmark says about itself."""
+"""What the benchmarks share: models, floors, servers, and what each reports about itself."""
 
 import argparse
 import asyncio
@@ -43,7 +43,7 @@ def machine() -> str:
 
 
 def commit() -> str:
-    """Of this file's repository; "-dirty": with changes that are in no commit, but for results of benchmarks."""
+    """The commit of this file's repository; "-dirty": with uncommitted changes other than benchmark results."""
 
     def git(*command: str) -> str:
         return subprocess.run(("git", *command), capture_output=True, text=True, cwd=Path(__file__).parent).stdout
@@ -51,14 +51,14 @@ def commit() -> str:
     try:
         name = git("rev-parse", "--short", "HEAD").strip()
         changed = git("status", "--porcelain", "--untracked-files=no", "--", ":/", ":(exclude)results")
-    except OSError:  # there is no git
+    except OSError:  # git is not installed
         return "unknown"
     return name + ("-dirty" if changed else "") if name else "unknown"
 
 
 @contextlib.contextmanager
 def build_with(flag: str) -> Iterator[None]:
-    """Kernels made in here are builds with one more compiler flag, e.g. "-DQMK_STAGE_CLOCK"."""
+    """Kernels made inside are built with one more compiler flag, e.g. "-DQMK_STAGE_CLOCK"."""
     flags = build.FLAGS
     build.FLAGS = (*flags, flag)
     build._loaded.cache_clear()
@@ -70,7 +70,7 @@ def build_with(flag: str) -> Iterator[None]:
 
 
 def about(size: str) -> dict:
-    """What the last line of every benchmark begins with."""
+    """The first fields of every benchmark's last line."""
     return {"machine": machine(), "commit": commit(), "size": size}
 
 
@@ -91,7 +91,7 @@ def above_0(text: str) -> float:
 
 
 def new_file(text: str) -> Path:
-    """For argparse: a file that can be written, so that nothing is measured in vain."""
+    """For argparse: a writable file. A bad one is refused before anything is measured."""
     path = Path(text)
     if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
         raise argparse.ArgumentTypeError(f"{text!r} cannot be written")
@@ -100,20 +100,20 @@ def new_file(text: str) -> Path:
 
 @functools.cache
 def read_tb_s() -> float:
-    """How fast this machine reads its memory: measured by bulk copies for an H200, else by PyTorch here and now."""
+    """How fast this machine reads its memory. For an H200 it was measured by bulk copies; else PyTorch measures now."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return H200_TB_S if "H200" in machine() else read_bytes_s(device) / 1e12
 
 
 def read_ms(size: int) -> float:
-    """Milliseconds that this machine takes to read so many bytes."""
+    """Milliseconds that this machine takes to read `size` bytes."""
     return size / read_tb_s() * 1e-9
 
 
 @contextlib.contextmanager
 def random_model(size: str, variant: str = "custom_voice") -> Iterator[str]:
-    """A checkpoint folder with random weights that never end their speech. run_all.py names a folder where the
-    benchmarks of a run find each other's."""
+    """A checkpoint folder with random weights that never end their speech. run_all.py names a folder that the
+    benchmarks of a run share."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(os.environ.get(MODELS, temporary)) / f"random-{size}-{variant}"
         if not (folder / "speech_tokenizer" / "model.safetensors").is_file():  # written last
@@ -123,7 +123,7 @@ def random_model(size: str, variant: str = "custom_voice") -> Iterator[str]:
 
 @contextlib.contextmanager
 def busy_loop() -> Iterator[None]:
-    """Meanwhile an event loop of this process computes in pure Python for 8 of every 10 ms."""
+    """While inside, an event loop of this process computes in pure Python for 8 of every 10 ms."""
     stop = threading.Event()
 
     async def load() -> None:
@@ -161,7 +161,7 @@ def wait_until_ready(url: str, alive: Callable[[], bool] = lambda: True, seconds
 
 @contextlib.contextmanager
 def server(model: str, *options: str) -> Iterator[str]:
-    """`qwen-megakernel serve` in a process of its own, ready; its URL."""
+    """Start `qwen-megakernel serve` in its own process and wait until it is ready; its URL."""
     port = free_port()
     command = [sys.executable, "-m", "qwen_megakernel.cli", "serve", "--model", model, "--port", str(port), *options]
     with tempfile.TemporaryFile("w+") as log, subprocess.Popen(command, stderr=log) as process:
@@ -181,7 +181,7 @@ def quantile(values: list[float], share: float) -> float:
 
 
 def floors_ms(config: ModelConfig) -> dict[str, float]:
-    """What reading every weight once takes this machine: "pass", 8 rows of a prompt through the talker; "frame";
+    """Milliseconds that this machine takes to read all weights once: "pass", 8 prompt rows through the talker; "frame";
     "vocoder", a push of its matrices."""
     main, codec = expected_tensors(config)
     element = 2 if torch.cuda.is_available() else 4  # bf16, fp32
@@ -191,7 +191,7 @@ def floors_ms(config: ModelConfig) -> dict[str, float]:
 
 
 def first_audio_floor_ms(config: ModelConfig) -> float:
-    """What is read before the first chunk of one frame: the talker twice for a prompt of up to 16 rows, a frame's
-    weights, the vocoder's."""
+    """Milliseconds to read everything before the first chunk of one frame: the talker twice for a prompt of up to 16
+    rows, a frame's weights, and the vocoder's."""
     floors = floors_ms(config)
     return 2 * floors["pass"] + floors["frame"] + floors["vocoder"]

@@ -2,9 +2,9 @@
 
     python benchmarks/emulate.py [--sizes 0.6b 1.7b demo] [--weights bf16 fp8] [--targets sm_86x64 ...] [--tests]
 
-What that shows and what not: emulation.py. A frame is also timed on as many multiprocessors as the target's smallest
-card has, where a green context can confine it. --tests: the kernel's and the engine's tests run on every target too (an
-hour). Exit code 1 where codes differ, a test fails, or a target cannot run.
+emulation.py says what this shows and what it does not. If a green context can confine it, a frame is also timed on as
+many multiprocessors as the target's smallest card has. --tests also runs the kernel's and the engine's tests on every
+target (an hour). The exit code is 1 if codes differ, a test fails, or a target cannot run.
 """
 
 import argparse
@@ -32,11 +32,11 @@ from qwen_megakernel.model.prompt import Prompt
 OURS = "sm_90ax128"
 FRAMES = 8
 TESTS = ("test_megakernel.py", "test_vocoder.py", "test_fp8.py", "test_gpu.py", "test_follow.py", "test_pieces.py")
-"""Of tests/: what the kernels must do on every target."""
+"""Files in tests/: what the kernels must do on every target."""
 
 
 def say(kernel: MegakernelFrameDecoder, config: ModelConfig, rows: torch.Tensor) -> list[list[int]]:
-    """Codes of short and long prompts, alone and two together."""
+    """Codes for short and long prompts, alone and two together."""
     said = []
     for prompt in (9, 300):
         sampling = SamplingParams(seed=prompt).over(config.sampling)
@@ -50,7 +50,7 @@ def say(kernel: MegakernelFrameDecoder, config: ModelConfig, rows: torch.Tensor)
 
 
 def child(name: str, cases: list[tuple[str, str]]) -> None:
-    """Builds that target's path, waits for a line of standard input, and prints a line of JSON for each case."""
+    """Build that target's path, wait for a line on standard input, and print a line of JSON for each case."""
     target = pretend(name)
     for weights in {weights for weights, _ in cases}:
         build.load_extension(torch.device("cuda"), WEIGHTS[weights])
@@ -67,8 +67,8 @@ def begin(name: str, cases: list[tuple[str, str]]) -> subprocess.Popen:
 
 @torch.inference_mode()
 def measure(size: str, weights: str, columns: int, multiprocessors: int) -> dict:
-    """A hash of the codes, and the median of 60 frames around position 190: of one stream, of a full launch, and of one
-    stream on the card's number of multiprocessors."""
+    """A hash of the codes, and the median of 60 frames around position 190. It is taken for one stream, for a full
+    launch, and for one stream on the card's number of multiprocessors."""
     device = torch.device("cuda")
     config = ModelConfig.from_folder(DEMO_FOLDER) if size == "demo" else synthetic_config(size)
     tensors = quantized(random_talker(config, device, seed=3), WEIGHTS[weights])
@@ -86,7 +86,7 @@ def measure(size: str, weights: str, columns: int, multiprocessors: int) -> dict
 
 
 def run_tests(name: str) -> str:
-    """What pytest says last of the tests on a target's path."""
+    """pytest's last line for the tests on a target's path."""
     folder = Path(__file__).parents[1] / "tests"
     command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-W", "ignore", *(str(folder / t) for t in TESTS)]
     done = subprocess.run(command, env=os.environ | {"EMULATE": name}, capture_output=True, text=True)

@@ -1,7 +1,7 @@
 """Another target's path of the kernel on a Hopper GPU, for `make emulate` and tests (EMULATE=sm_86x64 pytest -m gpu).
 
-The target's defines and its PTX, compiled for sm_90: the same branches, ring, columns and blocks as on its cards. Their
-machine code, caches, memory and speed are not tried.
+It compiles the target's defines and PTX for sm_90: the same branches, ring, columns and blocks as on the target's
+cards. Their machine code, caches, memory and speed are not tested.
 """
 
 import contextlib
@@ -13,13 +13,13 @@ from qwen_megakernel.backend import build, vocoder_graphs, vocoder_weights
 from qwen_megakernel.backend.targets import TARGETS, Target
 
 PTX = {"80": "compute_80", "86": "compute_86", "89": "compute_89", "120a": "compute_90", "121a": "compute_90"}
-"""What stands in for an architecture's own code. Others have sm_90a's path."""
+"""PTX that stands in for an architecture's own code. Other architectures share sm_90a's path."""
 
 EMULATED = tuple(name for name, target in TARGETS.items() if target.arch in PTX or target.arch == "90a")
 
 
 def pretend(name: str) -> Target:
-    """From now on this process builds and runs the path of a target of EMULATED."""
+    """Make this process build and run the path of a target of EMULATED from now on."""
     target = TARGETS[name]
     build.target_of = lambda _device: target
     if target.arch in PTX:
@@ -32,7 +32,7 @@ def pretend(name: str) -> Target:
 
 @contextlib.contextmanager
 def confined(multiprocessors: int) -> Iterator[bool]:
-    """What is launched in here runs on so many multiprocessors; False: driver or torch cannot confine it."""
+    """Launches inside run on that many multiprocessors; False: driver or torch cannot confine them."""
     whole = torch.cuda.get_device_properties(0).multi_processor_count
     if multiprocessors >= whole:
         yield True

@@ -1,4 +1,4 @@
-"""PacedOutput: a Pipecat output transport without a device, which hears what a caller would hear, and when."""
+"""PacedOutput: a Pipecat output transport without a device. It records what a caller would hear, and when."""
 
 import asyncio
 import time
@@ -21,7 +21,7 @@ class PacedOutput(BaseOutputTransport):
         super().__init__(params, **kwargs)
         self.heard: list[tuple[float, bytes]] = []
         self.first = asyncio.Event()
-        self._free = 0.0  # when what was taken so far has been played
+        self._free = 0.0  # when all audio taken so far has been played
 
     async def start(self, frame: StartFrame):
         await super().start(frame)
@@ -37,5 +37,5 @@ class PacedOutput(BaseOutputTransport):
 
     @property
     def samples(self) -> np.ndarray:
-        """All of it, int16."""
+        """All samples heard, int16."""
         return np.frombuffer(b"".join(pcm for _, pcm in self.heard), "<i2")

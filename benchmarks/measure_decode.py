@@ -5,8 +5,8 @@
 
 Random weights at the published dims, sampling as published for both models (or --greedy), a full penalty history,
 checked codes. The floor is the bytes of a frame (talker once, code predictor 15 times, heads) over the card's measured
-read bandwidth, 4.67 TB/s on an H200. A prefill's floor is one talker pass a launch. The clock of --stages is a build of
-its own, in which a frame takes a little longer.
+read bandwidth, 4.67 TB/s on an H200. A prefill's floor is one talker pass a launch. --stages uses a separate build with
+a clock, in which a frame takes a little longer.
 """
 
 import argparse
@@ -41,7 +41,7 @@ def times_ms(step, repeats: int) -> torch.Tensor:
 
 
 class Frames:
-    """Frames of some streams of a kernel, at a position, with a full penalty history; their codes are checked."""
+    """Runs frames of some streams of a kernel, at a position, with a full penalty history, and checks their codes."""
 
     def __init__(
         self, kernel: MegakernelFrameDecoder, config: ModelConfig, sampling: SamplingParams, checked: bool = True
@@ -73,7 +73,7 @@ class Frames:
             self.collect()
 
     def times_ms(self, columns: int, position: int, repeats: int) -> torch.Tensor:
-        """The middle one of them is at `position`."""
+        """Milliseconds of `repeats` frames; the middle one is at `position`."""
         slots = self.begin(columns, max(position - repeats // 2 - 20, 0))
         times = times_ms(lambda: self.launch(slots), repeats)
         self.drain()
@@ -109,7 +109,7 @@ def main() -> None:
     results = {}
 
     def report(label: str, t: torch.Tensor, floor: float = floor, columns: int = 0) -> None:
-        """columns: how many streams' frames were timed, 0 for what makes none."""
+        """columns: how many streams' frames were timed; 0: no frames were made."""
         median, p95 = float(t.median()), float(t.quantile(0.95))
         results[label] = {"median_ms": median, "p95_ms": p95, "floor_ms": floor, "of_floor": floor / median}
         told = f"{label:36}  {median:9.3f}  {p95:7.3f}  {floor:8.3f}  {floor / median:8.0%}"

@@ -2,11 +2,11 @@
 
     python benchmarks/measure_e2e.py [--size 0.6b|1.7b|demo] [--turns 20] [--token-ms 20] [--llm-ms 150]
 
-A Pipecat pipeline: the user's words in a context, an LLM that takes --llm-ms to its first token and --token-ms for each
-more, the service by sentences and by tokens, and an output that takes audio at playing speed. What the LLM costs is
-known: `the LLM` runs to the token that speech can begin with, the first word or the one behind the first sentence;
-`ours` from there to the first sound, Pipecat's share included; its floor is that of measure_ttfc.py. Speech recognition
-and turn detection come on top. Gaps: the audio ran dry while there was more to say.
+A Pipecat pipeline: the user's words in a context; an LLM that takes --llm-ms to its first token and --token-ms for each
+later one; the service by sentences and by tokens; an output that takes audio at playing speed. `the LLM` is the known
+time to the token that speech can begin with: the first word, or the word after the first sentence. `ours` runs from
+there to the first sound and includes Pipecat's share; its floor is that of measure_ttfc.py. Speech recognition and turn
+detection come on top. Gaps: the audio ran dry while there was more to say.
 """
 
 import argparse
@@ -47,7 +47,7 @@ SENTENCES = 3  # of an answer
 
 
 class TimedLLM(FrameProcessor):
-    """An LLM of a known pace. `settled`: by time.monotonic(), when the text that speech can begin with was out."""
+    """An LLM of a known pace. `settled`: when the text that speech can begin with was out, by time.monotonic()."""
 
     def __init__(self, llm_s: float, token_s: float, by_tokens: bool):
         super().__init__()
@@ -98,7 +98,7 @@ async def converse(engine: TTSEngine, args: argparse.Namespace, mode: TextAggreg
         )
         await worker.queue_frame(InterruptionFrame())  # random weights would go on for minutes
         await asyncio.sleep(0.2)
-        if turn:  # the first one finds everything cold
+        if turn:  # the first one runs cold
             first = output.heard[0][0]
             figures["wait"].append(1000 * (first - asked))
             figures["llm"].append(1000 * (llm.settled - asked))

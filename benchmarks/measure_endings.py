@@ -2,11 +2,11 @@
 
     python benchmarks/measure_endings.py [--utterances 10000] [--suppressed 1000] [--streams 32]
 
-Random texts (a word, a sentence, several), speakers, layouts and seeds, by turns with four sampling settings. As it is:
-an utterance that the runaway guard ends is said again without the guard; where it then ends by itself, its end was
-false. The longest ones are told as multiples of what their text should take (engine/runaway.py). Suppressed: each one
-must be ended by the guard, or by the frame limit, and what its listener hears is compared with the same utterance as it
-is. The difference is speech behind its text.
+Random texts (a word, a sentence, several), speakers, layouts and seeds, in turn with four sampling settings. As it is:
+an utterance that the runaway guard ends is repeated without the guard. If it then ends by itself, the guard's end was
+false. Lengths are given as multiples of what the text should take (engine/runaway.py). Suppressed: the guard or the
+frame limit must end each utterance. Its length is compared with that of the same utterance as it is. The difference is
+speech after the text.
 """
 
 import argparse
@@ -50,7 +50,7 @@ SHORT = (
 
 
 def requests(count: int, speakers: tuple[str, ...], seed: int) -> list[tuple[str, str, dict]]:
-    """Name of the sampling setting, text, and how to say it."""
+    """For each request the name of the sampling setting, the text, and how to say it."""
     rng, drawn = random.Random(seed), []
     for number in range(count):
         name = list(SETTINGS)[number % len(SETTINGS)]
@@ -64,7 +64,7 @@ def requests(count: int, speakers: tuple[str, ...], seed: int) -> list[tuple[str
 
 
 def without_end(engine: TTSEngine, device: torch.device, streams: int) -> TTSEngine:
-    """The demo voice, whose end of speech is an id that it never says: the true one is barred like any other tag."""
+    """The demo voice with an end-of-speech id that it never says. The true id is suppressed like any other tag."""
     checkpoint = Checkpoint.open("demo")
     talker = checkpoint.config.talker
     config = replace(checkpoint.config, talker=replace(talker, codec_eos_id=talker.vocab_size - 5))
@@ -74,13 +74,13 @@ def without_end(engine: TTSEngine, device: torch.device, streams: int) -> TTSEng
 
 
 def say_all(engine: TTSEngine, drawn: list[tuple[str, str, dict]], streams: int) -> list[Audio]:
-    """So many at once."""
+    """Say all requests, `streams` at once."""
     with ThreadPoolExecutor(streams) as callers:
         return list(callers.map(lambda request: engine.generate(request[1], **request[2]), drawn))
 
 
 def as_it_is(engine: TTSEngine, drawn: list[tuple[str, str, dict]], said: list[Audio]) -> dict:
-    """By sampling setting: how they ended, and how long they took for their text."""
+    """By sampling setting: how utterances ended, and how long they are for their text."""
     results = {}
     head = f"{'as it is':14} {'utterances':>10} {'false ends':>11} {'endless':>8} {'held back':>10}"
     print(head + "   times its text: p50, p99, most")
@@ -100,7 +100,7 @@ def as_it_is(engine: TTSEngine, drawn: list[tuple[str, str, dict]], said: list[A
 
 
 def suppressed(drawn: list[tuple[str, str, dict]], said: list[Audio], endless: list[Audio]) -> dict:
-    """By sampling setting: how they ended, and how much a listener heard behind the text."""
+    """By sampling setting: how utterances ended, and how much a listener heard after the text."""
     results = {}
     print(f"{'suppressed':14} {'utterances':>10}   {'ended by':40} seconds behind: p50, p90, most")
     for name in SETTINGS:

@@ -5,15 +5,15 @@
 speed     (GPU) a frame's time by columns, its floor, its weights alone (a build that reads and multiplies), and memory
 error     an utterance drawn in fp32 with the stored weights, its codes fed to other weights (teacher forcing): relative
           error of the weights, of the talker's hidden state layer by layer, of both kinds of logits; KL of the
-          distributions that are drawn from, and what they leave out of the true one; how often the likeliest code, and
-          the code drawn with the same noise, is the same. The row "bf16" is the stored weights computed in bf16 by
-          PyTorch, which is what everybody runs; the others are computed in fp32
+          distributions that are drawn from, and the share of the true one that they leave out; how often the likeliest
+          code, and the code drawn with the same noise, is the same. For the row "bf16" PyTorch computes the stored
+          weights in bf16, as most people run them; the other rows are computed in fp32
 channels  the same, with some input channels of every matrix 8 to 50 times as large
-speech    (a voice that can be recognised: the demo's, or --model) where it ends, how long it is, and what a recogniser
-          makes of it, beside the same requests with bf16 weights
+speech    (needs a recognisable voice: the demo's, or --model) where it ends, how long it is, and what a recogniser
+          understands, beside the same requests with bf16 weights
 
-Random weights at the published dims tell about arithmetic, not about how a trained model sounds: with published
-weights, `--model MODEL --speaker NAME` is the one command that does.
+Random weights at the published dims test the arithmetic, not how a trained model sounds. For that, run
+`--model MODEL --speaker NAME` with published weights.
 """
 
 import argparse
@@ -56,9 +56,9 @@ Tensors = dict[str, Tensor]
 
 @dataclasses.dataclass
 class Forced:
-    """What a teacher-forced pass makes of an utterance."""
+    """The results of a teacher-forced pass over an utterance."""
 
-    layers: list[Tensor]  # behind every talker layer, with the last norm: [frames, hidden]
+    layers: list[Tensor]  # after every talker layer, with the last norm: [frames, hidden]
     logits: list[Tensor]  # of every group: [frames, codes]
 
 
@@ -67,7 +67,7 @@ def as_plain(tensors: Tensors, dtype: torch.dtype) -> Tensors:
 
 
 def prompt_of(config: ModelConfig, exact: Tensors, folder: Path | None, speaker: str | None) -> Prompt:
-    """Of a checkpoint a sentence, of random weights random rows."""
+    """A sentence for a checkpoint, random rows for random weights."""
     if folder is None:
         norm = exact["talker.model.norm.weight"]
         rows = torch.randn(PROMPT_ROWS + 1, len(norm), device=norm.device) * 0.5
@@ -103,7 +103,7 @@ class Utterance:
 
     @torch.inference_mode()
     def force(self, tensors: Tensors, dtype: torch.dtype) -> Forced:
-        """The same codes through other weights."""
+        """Run the same codes through other weights."""
         c, plain = self.config.talker, as_plain(tensors, dtype)
         few = [
             dataclasses.replace(c, stack=dataclasses.replace(c.stack, num_layers=n + 1))
@@ -142,7 +142,7 @@ def relative(x: Tensor, reference: Tensor) -> float:
 
 
 def with_channels(tensors: Tensors) -> Tensors:
-    """Three input channels of every projection 8 times as large, of attention's output 50 times."""
+    """Make three input channels of every projection 8 times as large; for attention's output projection, 50 times."""
     tensors = {name: t.clone() if part_of(name) in ("talker", "predictor") else t for name, t in tensors.items()}
     for name in [name for name in tensors if part_of(name) in ("talker", "predictor")]:
         tensors[name][:, torch.randperm(tensors[name].shape[1])[:3].tolist()] *= 50 if "o_proj" in name else 8
@@ -186,7 +186,7 @@ def show_errors(label: str, config: ModelConfig, tensors: Tensors, *utterance) -
 
 @torch.inference_mode()
 def show_speed(label: str, config: ModelConfig, columns: list[int], device: torch.device) -> dict:
-    """With random weights, which never end their speech."""
+    """Uses random weights, which never end their speech."""
     tensors = random_talker(config, device, seed=torch.seed() % 2**31)
     print(f"\n{label}: a frame at position 200, sampled; and its weights alone, read and multiplied")
     heads = [f"{count} stream{'s' * (count > 1)}" for count in columns]

@@ -4,14 +4,14 @@
                                       [--vocoder float32|tf32] [--seconds 20] [--json FILE]
     python benchmarks/measure_load.py --draw docs/load.png FILE ...      (draws what --json wrote; needs matplotlib)
 
-Random weights at the published dims, sampling as published, end of speech held off: every utterance is 5.04 s long (63
-frames), its text 10 words. TTFC runs from the moment a request was due, so that a client that lags behind counts
-against us, to its first chunk in the client's hands. A listener begins with the first chunk and hears a gap where the
-next one comes late: an underrun.
+Random weights at the published dims, sampling as published, end of speech suppressed: every utterance is 5.04 s long
+(63 frames), its text 10 words. TTFC runs from the moment a request was due to its first chunk in the client's hands, so
+a late client counts against us. A listener starts with the first chunk. If a later chunk comes too late, the listener
+hears a gap: an underrun.
 
-    rates       requests a second, at random times, whoever still speaks
-    live        so many listeners, each with one utterance behind the other, beginning at random times
-    throughput  so many utterances always open, nobody listens: seconds of audio a second
+    rates       requests a second, at random times, however many are still open
+    live        that many listeners, each with one utterance after the other, starting at random times
+    throughput  that many utterances always open, without listeners: seconds of audio a second
 """
 
 import argparse
@@ -60,7 +60,7 @@ class Client:
 
 
 def at(engine: TTSEngine, times: list[float]) -> list[Client]:
-    """A client at each of these times, in seconds from now."""
+    """Start a client at each of these times, in seconds from now."""
     began, clients = time.perf_counter() + 0.1, []
 
     def come(due: float) -> None:
@@ -72,7 +72,7 @@ def at(engine: TTSEngine, times: list[float]) -> list[Client]:
             time.sleep(max(0.0, due - time.perf_counter()))
             coming.append(pool.submit(come, due))
     for one in coming:
-        one.result()  # what a client raised
+        one.result()  # raises what a client raised
     for client in clients:
         client.done.wait()
     return clients
@@ -88,13 +88,13 @@ def poisson(engine: TTSEngine, rate: float, seconds: float) -> list[Client]:
 
 
 def live(engine: TTSEngine, listeners: int, seconds: float) -> list[Client]:
-    turns = 1 + math.ceil(seconds / (FRAMES * FRAME_S))  # with the first one they come, one by one
+    turns = 1 + math.ceil(seconds / (FRAMES * FRAME_S))  # one more: listeners arrive one by one
     starts = [random.uniform(0, FRAMES * FRAME_S) for _ in range(listeners)]
     return at(engine, sorted(start + turn * FRAMES * FRAME_S for start in starts for turn in range(turns)))
 
 
 def throughput(engine: TTSEngine, streams: int, seconds: float) -> tuple[list[Client], float]:
-    """And seconds of audio a second, from the second second on, when they no longer go in step."""
+    """(clients, seconds of audio a second). The first second, when streams run in step, does not count."""
     began, clients = time.perf_counter(), []
 
     def one_after_the_other() -> None:
@@ -122,7 +122,7 @@ def summary(clients: list[Client]) -> dict:
 
 
 def time_collections() -> list[float]:
-    """Milliseconds of every garbage collection from now on: all threads of the process stand still meanwhile."""
+    """Milliseconds of every garbage collection from now on. Each stops all threads of the process."""
     times, began = [], 0.0
 
     def hear(phase: str, _info: dict) -> None:
@@ -183,7 +183,7 @@ def main() -> None:
     with random_model(args.size) as folder:
         options = {"max_streams": args.slots, "max_positions": 512, "max_queue": 64, "vocoder_dtype": args.vocoder}
         with TTSEngine.load(folder, device=args.device, **options) as engine:
-            gc.collect()  # as the services do: a full collection walks through all of torch, some 100 ms
+            gc.collect()  # as the services do: a full collection scans all of torch, some 100 ms
             gc.freeze()
             sustained = engine.health()["sustained"]
             print(f"{machine()}, commit {commit()}, {args.size}, {engine.backend} backend, {args.vocoder} vocoder")

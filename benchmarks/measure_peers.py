@@ -1,20 +1,21 @@
-"""How fast is it beside what one would otherwise take? Everything in one run, on one GPU, with the same random weights.
+"""How fast is it beside the alternatives? Everything runs on one GPU in one run, with the same random weights.
 
     python benchmarks/measure_peers.py [--size 0.6b|1.7b|demo] [--only NAME ...] [--python PYTHON]
                                        [--server NAME URL FIELDS] [--json FILE]
     python benchmarks/measure_peers.py --draw docs/peers FILE       (PNG and SVG of what --json wrote; needs matplotlib)
 
 qwen_megakernel, its own PyTorch backend (CUDA graphs), qwen-tts-hf (eager, the reference) and faster-qwen3-tts (CUDA
-graphs), each in a process of its own; --python has the last two installed (`make peers` makes one). A server with
-OpenAI's speech API, vllm-omni's for example, is measured with `--server vllm-omni http://localhost:8091/v1/audio/speech
-'{"model": "...", "voice": "vivian", "stream": true}'`: what it adds itself counts, and its memory is not seen.
+graphs), each in its own process. --python is an interpreter with the last two installed (`make peers` makes one). A
+server with OpenAI's speech API, for example vllm-omni, is measured with
+`--server vllm-omni http://localhost:8091/v1/audio/speech '{"model": "...", "voice": "vivian", "stream": true}'`.
+Its own overhead counts; its memory is not seen.
 
-A frame: codes alone, without the vocoder. TTFC: from the text to the first chunk of so many frames, PCM on the host.
-RTF: of 5 s of speech, vocoder included. Texts of 10 words, sampling as published, end of speech held off; random
-weights are as fast as any. Memory: what the GPU has less while the engine is there.
+A frame: codes alone, without the vocoder. TTFC: from the text to the first chunk of that many frames, PCM on the host.
+RTF: for 5 s of speech, vocoder included. Texts of 10 words, sampling as published, end of speech suppressed; random
+weights are as fast as any. Memory: how much GPU memory the engine takes.
 
-What could not be measured is told, in the JSON too ("not_measured"); the exit code is 1 where it was asked for by name,
-or nothing could be.
+Engines that could not be measured are reported, also in the JSON ("not_measured"). The exit code is 1 if one of them
+was requested by name, or if nothing could be measured.
 """
 
 import argparse
@@ -34,7 +35,7 @@ KEYS = (*map(str, CHUNKS), "whole")
 
 
 def ask(python: str, name: str, *options: str) -> dict | str:
-    """What an engine's process says of itself; where it cannot run, its last words."""
+    """The results of an engine's process, or its last line of output if it cannot run."""
     command = [python, str(Path(__file__).with_name("peers.py")), name, *options]
     try:
         done = subprocess.run(command, capture_output=True, text=True)

@@ -1,13 +1,13 @@
-"""What does a listener of a Pipecat bot get: how soon, how steadily, and how soon silence when he interrupts?
+"""What does a Pipecat bot's listener get: how soon and how steadily is there sound, and how soon does it stop?
 
     python benchmarks/measure_pipecat.py [--size 0.6b|1.7b|demo] [--pipelines 1 4 8] [--rates 24000 16000 8000]
 
-Measured where the listener is: from the frame that carries the text, queued at the pipeline's head, to the first piece
-of audio that a paced output transport takes. Every utterance is interrupted after 0.3 to 0.7 s. All pipelines live in
-one process, on one event loop, over one engine; the loop's stalls are measured by a task that sleeps 1 ms at a time.
-The floor of the first audio is the engine's own, for texts of the same kind, in the same run.
+Times are the listener's: from queuing the text frame at the pipeline's head to the first piece of audio that a paced
+output transport takes. Every utterance is interrupted after 0.3 to 0.7 s. All pipelines share one process, one event
+loop and one engine. A task that sleeps 1 ms at a time measures the loop's stalls. The floor of the first audio is the
+engine's own, for similar texts in the same run.
 
-Random weights at the published dims (or the demo voice): no leading silence is cut, as there is none.
+Random weights at the published dims (or the demo voice): there is no leading silence, so none is cut.
 """
 
 import argparse
@@ -57,7 +57,7 @@ async def watch_loop(figures: Figures) -> None:
 
 
 async def caller(engine: TTSEngine, rate: int, utterances: int, alone: bool, figures: Figures) -> None:
-    """One pipeline: speak, hear a while, interrupt, pause, again."""
+    """One pipeline: speak, listen a while, interrupt, pause, repeat."""
     output = PacedOutput()
     settings = MegakernelTTSService.Settings(voice=random.choice(engine.speakers))
     tts = MegakernelTTSService(engine=engine, settings=settings, trim_leading_silence=False)
@@ -75,7 +75,7 @@ async def caller(engine: TTSEngine, rate: int, utterances: int, alone: bool, fig
         asked = time.monotonic()
         await worker.queue_frame(TTSSpeakFrame(sentence()))
         await asyncio.wait_for(output.first.wait(), 30)
-        if turn:  # the first one finds everything cold
+        if turn:  # the first one runs cold
             figures.add("first audio", output.heard[0][0] - asked)
         await asyncio.sleep(random.uniform(0.3, 0.7))
         speaking = [context.utterance for context in tts._contexts.values() if context.utterance]
@@ -83,10 +83,10 @@ async def caller(engine: TTSEngine, rate: int, utterances: int, alone: bool, fig
         generating = [utterance for utterance in speaking if not utterance.done]
         await worker.queue_frame(InterruptionFrame())
         if generating:
-            while not generating[0].done:  # its slot is free within the same round of frames
+            while not generating[0].done:  # its slot becomes free in the same round of frames
                 await asyncio.sleep(0.0005)
             figures.add("interruption to free slot", time.monotonic() - at)
-            if alone:  # others' frames are counted too
+            if alone:  # else other callers' frames would count too
                 figures.values.setdefault("frames after interruption", []).append(engine.metrics()["frames"] - frames)
         await asyncio.sleep(0.2)
         late = [when - at for when, _ in output.heard if when > at]

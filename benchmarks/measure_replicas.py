@@ -1,12 +1,12 @@
-"""What do more GPUs carry? Open-loop Poisson arrivals over HTTP, at one server and at Ray Serve's replicas, a GPU each.
+"""How much load do more GPUs carry? Open-loop Poisson arrivals over HTTP, at one server and at Ray Serve replicas.
 
     python benchmarks/measure_replicas.py [--size 0.6b|1.7b|demo] [--replicas 0 1 2] [--rates 10 20 30] [--seconds 10]
 
-Needs the extra [ray]. 0 replicas: `qwen-megakernel serve`, without Ray. --rates are one replica's; N of them are asked
-for 0.95 N times as many: they carry it if the time to first audio stays what it was. Random weights at the published
-dims, end of speech held off: an utterance is as long as its slot, 5 s, its text six words; its listener begins with the
-first audio and hears a gap where more comes late. Clients are processes of their own; TTFC runs from the moment a
-request was due to its first audio in the client's hands.
+Needs the extra [ray]. Each replica has its own GPU. 0 replicas: `qwen-megakernel serve`, without Ray. --rates are for
+one replica; N replicas get 0.95 N times as many requests. They carry that if the time to first audio does not grow.
+Random weights at the published dims, end of speech suppressed: an utterance fills its slot, 5 s; its text has six
+words. Its listener starts with the first audio and hears a gap if more comes late. Clients run in their own processes.
+TTFC runs from the moment a request was due to its first audio in the client's hands.
 """
 
 import argparse
@@ -38,13 +38,13 @@ from common import (
 from qwen_megakernel.check.bench import sentence
 from qwen_megakernel.checkpoint.config import ModelConfig
 
-POSITIONS = 80  # a slot: the prompt and 63 frames or so
+POSITIONS = 80  # of a slot: the prompt and about 63 frames
 BYTES_A_SECOND = 2 * 24_000
-SHARE = 0.95  # of N times what one carries
+SHARE = 0.95  # of N times one replica's rate
 
 
 async def listen(session: aiohttp.ClientSession, url: str, model: str, due: float) -> dict:
-    """One request: seconds from `due` to its first audio, to its end, of audio, and the longest gap."""
+    """One request: seconds from `due` to its first audio and to its end, seconds of audio, and the longest gap."""
     text = " ".join(sentence().split()[:6])
     body = {"model": model, "input": text, "response_format": "pcm", "seed": random.randrange(2**31)}
     first = runs_out = gap = heard = 0.0
@@ -138,7 +138,7 @@ def main() -> None:
             up = replicas(folder, args.device, args.slots, count) if count else server(folder, *options)
             with up as url:
                 speech, model = f"{url}/v1/audio/speech", Path(folder).name
-                load(pool, args.clients, speech, model, args.rates[0], 2)  # connections, and what is made once
+                load(pool, args.clients, speech, model, args.rates[0], 2)  # warm-up: connections, and what is made once
                 for one in args.rates:
                     rate = one if count < 2 else SHARE * count * one
                     row = load(pool, args.clients, speech, model, rate, args.seconds)

@@ -1,11 +1,11 @@
-"""How much of a stream's time does it take? Compute time over audio time of a 10 s utterance, vocoder included.
+"""How much compute does a stream take? Compute time over audio time of a 10 s utterance, vocoder included.
 
     python benchmarks/measure_rtf.py [--size 0.6b|1.7b|demo] [--streams 1 4 8] [--chunks 1 8]
 
-Random weights at the published dims, end of speech held off, sampling as published. With several streams at once the
-figure is each stream's own: below 1 it keeps up with its listener. The floor is reading the weights of a frame and of
-the vocoder from memory, for all streams together. The last rows: while the process's event loop computes in pure Python
-for 8 of every 10 ms.
+Random weights at the published dims, end of speech suppressed, sampling as published. With several streams at once the
+figure is each stream's own; below 1 it keeps up with its listener. The floor is the time to read the weights of a frame
+and of the vocoder, for all streams together. In the last rows the process's event loop computes in pure Python for 8 of
+every 10 ms.
 """
 
 import argparse

@@ -2,9 +2,9 @@
 
     python benchmarks/measure_serving.py [--size 0.6b|1.7b|demo] [--requests 100] [--device cpu]
 
-`qwen-megakernel serve` runs in a process of its own, on loopback, with the same random weights; this process has an
-engine too. Every round asks all three for the same text, one after the other, so that the differences are paired. From
-the request to its first PCM in the client's hands; connections are kept open, as bots keep them.
+`qwen-megakernel serve` runs in its own process, on loopback, with the same random weights. This process has an engine
+too. Every round asks all three for the same text, one after the other, so that the differences are paired. Times run
+from the request to its first PCM in the client's hands. Connections stay open, as in bots.
 """
 
 import argparse
@@ -54,7 +54,7 @@ def over_http(port: int, model: str) -> Callable[[str, int], float]:
         response = line.getresponse()
         assert response.status == 200 and response.read(2)
         took = 1000 * (time.perf_counter() - began)
-        line.close()  # what is left of it is cancelled
+        line.close()  # cancels the rest
         line.connect()
         line.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return took

@@ -1,16 +1,16 @@
-"""How soon is the first sound there? From submit(text) to the first chunk of one frame, PCM on the host.
+"""How soon is there sound? From submit(text) to the first chunk of one frame, PCM on the host.
 
     python benchmarks/measure_ttfc.py [--size 0.6b|1.7b|demo] [--only idle busy ...] [--utterances 100]
 
-Random weights at the published dims, sampling as published, a fresh text of 10 words and another speaker every time,
-one process. The floor is reading the weights from memory: the talker's twice for a prompt of up to 16 rows, a frame's
-and the vocoder's once. Cases:
+Random weights at the published dims, sampling as published, a new text of 10 words and another speaker every time, one
+process. The floor is the time to read the weights: the talker's twice for a prompt of up to 16 rows, a frame's and the
+vocoder's once. Cases:
 
     plain     one after the other, 0 to 30 ms apart
     idle      after 5 s of doing nothing (cold clocks)
     busy      while the process's event loop computes in pure Python for 8 of every 10 ms
     eight     eight at once
-    tokens    text in pieces, one token every 20 ms; from the piece that settles the first text row
+    tokens    text in pieces, a token every 20 ms; timed from the piece that settles the first text row
     clone     in-context clone of a 5 s reference (Base): the first sentence in a voice, and later ones
     vocoder   a push of 1 frame, of 1 and of 8 streams, codes in, PCM out
 """
@@ -62,7 +62,7 @@ def ask(engine: TTSEngine, **request) -> dict:
 
 
 def first_chunk_ms(engine: TTSEngine, **request) -> float:
-    """As the caller sees it."""
+    """TTFC as the caller sees it."""
     there = []
     start = time.perf_counter()
     utterance = engine.submit(sentence(), lambda chunk: there.append(time.perf_counter()), **ask(engine, **request))
@@ -132,7 +132,7 @@ def state_of(engine: TTSEngine, utterance: Utterance) -> State:
 def clone(size: str, count: int, report: Report, **options) -> None:
     with random_model(size, "base") as folder:
         with TTSEngine.load(folder, **options) as engine:
-            engine.generate("Hello.", voice=reference(engine), max_frames=FRAMES)  # what is made at first use
+            engine.generate("Hello.", voice=reference(engine), max_frames=FRAMES)  # warms up what is made at first use
             first, later = [], []
             for _ in range(max(3, count // 10)):
                 said = one_after_the_other(engine, 6, voice=reference(engine))
@@ -148,7 +148,7 @@ def reference(engine: TTSEngine):
 
 
 def vocoder(engine: TTSEngine, count: int, report: Report) -> None:
-    """Alone, and not the engine's own."""
+    """Times a separate vocoder, not the engine's own."""
     checkpoint, device = Checkpoint.open(engine.model), torch.device("cuda" if torch.cuda.is_initialized() else "cpu")
     tensors = checkpoint.vocoder(device, torch.float32)
     apart = make_vocoder(engine.config.codec.vocoder, tensors, device, "float32", slots=8)

@@ -1,9 +1,9 @@
-"""One speech engine in a process and an environment of its own: measure_peers.py starts this and reads its last line.
+"""One speech engine in its own process and environment. measure_peers.py starts it and reads its last line.
 
     python benchmarks/peers.py NAME --model FOLDER [--frames 63] [--utterances 20] [--repeats 3]
 
-Every engine is asked through the interface that its users have, for the same kind of texts, with the same weights,
-sampling as published. Imports nothing but the standard library and what the engine itself needs.
+Every engine is called through its users' interface, with the same kind of texts, the same weights, and sampling as
+published. This file imports only the standard library and what the engine itself needs.
 """
 
 import argparse
@@ -49,7 +49,7 @@ class Ours:
         device = select_device(None)
         dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
         checkpoint = Checkpoint.open(folder)
-        select_backend(backend, device, dtype, checkpoint.config)  # it says why it cannot
+        select_backend(backend, device, dtype, checkpoint.config)  # raises the reason if it cannot run
         frames = 100 if device.type == "cuda" else 20
         (self._ms,) = bench.frames_ms(checkpoint, checkpoint.talker(device, dtype), backend, (1,), frames)
         if device.type == "cuda":
@@ -139,7 +139,7 @@ class Faster:
 
 
 class Server:
-    """Any server with OpenAI's speech API that streams 16-bit PCM of 24 kHz; its own chunks, its own ends of speech."""
+    """Any server with OpenAI's speech API that streams 16-bit PCM at 24 kHz. It chooses chunks and ends of speech."""
 
     chunks = (None,)
     frame_ms = None
@@ -170,7 +170,7 @@ ENGINES = {
 
 
 def memory_used_gb() -> float | None:
-    """Of the first GPU that this process may use, by whomever; None where nvidia-smi does not tell."""
+    """Memory that any process uses on this process's first GPU; None if nvidia-smi does not tell."""
     first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0] or "0"
     command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", f"--id={first}"]
     try:
@@ -203,7 +203,7 @@ def main() -> None:
     before = memory_used_gb()
     engine = ENGINES[args.name](args)
     told: dict = {"versions": engine.versions, "ttfc_ms": {}, "rtf": {}}
-    for _ in range(2):  # graphs, caches, clocks
+    for _ in range(2):  # warms up graphs, caches, clocks
         timed(engine.speak(sentence(), 10, engine.chunks[-1]))
     told["frame_ms"] = engine.frame_ms(args.frames) if engine.frame_ms else None
     for chunk in engine.chunks:

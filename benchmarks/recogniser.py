@@ -15,7 +15,7 @@ INSTALLED = shutil.which(COMMAND) is not None
 
 
 def heard_words(samples: np.ndarray, sample_rate: int) -> list[str]:
-    """Lower-case words, in order, of fp32 [samples]."""
+    """Words in fp32 [samples], in order and in lower case."""
     speech = soxr.resample(samples, sample_rate, 16000)
     speech = np.concatenate([np.zeros(3200), 0.6 * speech / np.abs(speech).max(), np.zeros(4800)])
     # Digital silence throws the recogniser's noise estimate off.

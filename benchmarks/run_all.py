@@ -3,9 +3,9 @@
     python benchmarks/run_all.py [--quick] [--only measure_ttfc ...] [--output FOLDER]
 
 On a GPU: 0.6B and 1.7B with random weights at the published dims, written once. Without one: models of the demo voice's
-size, to see that they run; their figures say little. What a benchmark prints goes to the terminal; its last line, JSON,
-into the file, beside what the same machine and commit said before; what another said is replaced. One that fails is
-named there and at the end: the exit code is 1.
+size, to see that the benchmarks run; their figures say little. A benchmark's output goes to the terminal; its last
+line, JSON, goes into the file. Earlier results of the same machine and commit stay; others are replaced. A failed
+benchmark is named in the file and at the end; the exit code is then 1.
 """
 
 import argparse
@@ -23,7 +23,7 @@ import torch
 from common import MODELS, commit, machine
 
 HERE = Path(__file__).parent
-# By name: options, then those for a quick look. {size} is put in for every size.
+# By name: options, then those for --quick. {size} is replaced by each size.
 GPU = {
     "measure_decode": ("--size {size} --positions 200 1000", "--size {size} --positions 200 --columns 1 8 --no-torch"),
     "measure_ttfc": ("--size {size}", "--size {size} --utterances 30 --only plain busy eight tokens vocoder"),
@@ -47,7 +47,7 @@ CPU = {
 
 
 def run(name: str, options: str) -> dict:
-    """A benchmark's last line; {"failed": its exit code} where there is none."""
+    """A benchmark's last line, or {"failed": its exit code} if there is none."""
     command = [sys.executable, str(HERE / f"{name}.py"), *options.split()]
     print(f"\n== {name} {options}", flush=True)
     began, last = time.monotonic(), ""
@@ -94,7 +94,7 @@ def main() -> int:
             options = table[name][args.quick]
             for size in sizes:
                 told["benchmarks"].setdefault(name, {})[size] = run(name, options.format(size=size))
-            whole = path.with_suffix(".new")  # what was measured is kept, if the next one never ends
+            whole = path.with_suffix(".new")  # keeps the results if the next benchmark never ends
             whole.write_text(json.dumps(told, indent=1) + "\n")
             whole.replace(path)
     failed = [name for name, rows in told["benchmarks"].items() if any("failed" in row for row in rows.values())]
