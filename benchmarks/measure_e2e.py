@@ -2,8 +2,8 @@
 
     python benchmarks/measure_e2e.py [--size 0.6b|1.7b|demo] [--turns 20] [--token-ms 20] [--llm-ms 150]
 
-A Pipecat pipeline: the user's words in a context; an LLM that takes --llm-ms to its first token and --token-ms for each
-later one; the service by sentences and by tokens; an output that takes audio at playing speed. `the LLM` is the known
+A Pipecat pipeline gets the user's words in a context. Its LLM takes --llm-ms to its first token and --token-ms for each
+later one. The service runs by sentences and by tokens; the output takes audio at playing speed. `the LLM` is the known
 time to the token that speech can begin with: the first word, or the word after the first sentence. `ours` runs from
 there to the first sound and includes Pipecat's share; its floor is that of measure_ttfc.py. Speech recognition and turn
 detection come on top. Gaps: the audio ran dry while there was more to say.

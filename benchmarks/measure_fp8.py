@@ -7,7 +7,7 @@ error     an utterance drawn in fp32 with the stored weights, its codes fed to o
           error of the weights, of the talker's hidden state layer by layer, of both kinds of logits; KL of the
           distributions that are drawn from, and the share of the true one that they leave out; how often the likeliest
           code, and the code drawn with the same noise, is the same. For the row "bf16" PyTorch computes the stored
-          weights in bf16, as most people run them; the other rows are computed in fp32
+          weights in bf16, as everybody runs them; the other rows are computed in fp32
 channels  the same, with some input channels of every matrix 8 to 50 times as large
 speech    (needs a recognisable voice: the demo's, or --model) where it ends, how long it is, and what a recogniser
           understands, beside the same requests with bf16 weights

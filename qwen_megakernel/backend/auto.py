@@ -53,7 +53,7 @@ MODES = ("check", "megakernel", "torch")
 """Values of VARIABLE. "check" decides by evidence. The others make "auto" take that backend, where it can run."""
 
 TIME_LIMIT_S = 60.0
-"""Time limit of a check. A check takes 40 s where a launch takes 15 ms, ten times what an H200 needs."""
+"""Time limit of a check. It is made to take 40 s if a launch takes 15 ms, ten times as long as on an H200."""
 
 LOCK_S = TIME_LIMIT_S + 30
 """How long one process waits for another's check."""

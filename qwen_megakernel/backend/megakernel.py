@@ -219,7 +219,7 @@ class MegakernelFrameDecoder:
         self._set_text(slot)
 
     def _enter_prefix(self, slot: int, prompt: Prompt) -> int:
-        """Copy the prefix's keys and values, kept or computed now, into the slot by whole pages; its length."""
+        """Put the prefix's keys and values into the slot: a kept copy of whole pages, or computed now; its length."""
         rows, kept = prompt.prefix.rows, self._prefixes.get(prompt.prefix)
         first = slot * self._pages
         pages = self.buffers["kv"][first : first + -(-rows // PAGE)]

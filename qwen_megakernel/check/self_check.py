@@ -359,7 +359,7 @@ def free() -> None:
 
 
 def main(index: str, size: str, weights: str) -> None:
-    """Check, and print the results. A failure before the kernel is built says nothing about it."""
+    """Check, and print the results. A failure before the kernel runs says nothing about it."""
     # If the parent is gone and the GPU hangs, this process would never end. The alarm ends it.
     signal.alarm(2 * int(TIME_LIMIT_S))
     fp8 = parts_of(weights if weights in WEIGHTS else weights.split(","))
