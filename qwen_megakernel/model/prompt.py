@@ -77,7 +77,7 @@ class Prompt:
         rows: [T, hidden], prefilled at positions 0..T-1.
         trailing: [R, hidden]; frame k (from 0) adds row k to the sum of its code embeddings.
         pad: [hidden]; what frames after the R-th add.
-        prefix: the rows with which other prompts begin too.
+        prefix: the first rows, with which other prompts begin too.
         text_open: more trailing rows will come (`FrameDecoder.extend`).
     """
 
@@ -234,7 +234,7 @@ class PromptBuilder:
         return speaker.lower()
 
     def known_language(self, language: str | None) -> str:
-        """The language's name as the checkpoint spells it, also of a code such as "en" or "en-US"; None is "auto".
+        """The language's name as the checkpoint spells it, also for a code such as "en" or "en-US"; None is "auto".
 
         Raises:
             LanguageError: unknown; the known ones are listed.
