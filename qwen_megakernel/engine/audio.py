@@ -11,8 +11,8 @@ class Chunk:
     """PCM handed out at once.
 
     Attributes:
-        samples: fp32 [frames * 1920], -1..1. At a speed other than 1.0 [n]: the samples that can be made by now, up to
-            50 ms of the model's audio behind these frames.
+        samples: fp32 [frames * 1920], -1..1. At a speed other than 1.0 [n]: the samples that can be made by now. They
+            end up to 50 ms, in the model's audio, before these frames do.
         codes: int64 [frames, 16]. At another speed the last chunk may hold the rest of the samples and no frame.
         sample_rate: in Hz.
     """

@@ -276,8 +276,8 @@ class TTSEngine(Observed):
                 frames. None is the reference's default: True, but False with a voice or with pushed text.
             sampling: None fields come from the checkpoint's generation_config.json.
             max_frames: at most this many frames; None is what the checkpoint allows and the slot holds.
-            runaway_guard: once the text is used up, end with "runaway" after three seconds that are near-silent or
-                repeat with a period of 1 to 4 frames, or when speech is several times too long (runaway.py).
+            runaway_guard: end with "runaway" after three seconds that are near-silent or repeat with a period of 1 to 4
+                frames, or when speech is several times too long. It judges once the text is used up (runaway.py).
             speed: 0.25 to 4.0 times as fast as the model speaks, at its pitch (time_stretch.py). At 1.0 samples are
                 the model's own.
             trim: "none", "start", "end" or "both": where silence below -50 dBFS is cut to `silence_s` seconds, 0 to 2.

@@ -114,7 +114,7 @@ class AsyncUtterance:
         """Called by the engine's callback thread. None: the current part has ended."""
         try:
             self._loop.call_soon_threadsafe(self._chunks.put_nowait, chunk)
-        except RuntimeError:  # the loop is closed: nobody waits for chunks any more
+        except RuntimeError:  # the loop is closed, so no task waits for chunks
             self.cancel()
 
     @property

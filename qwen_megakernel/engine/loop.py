@@ -111,7 +111,7 @@ class Loop:
                     self._push(self.pipeline.launch(chosen))
                 return True
             if self.held and not ready:
-                self._push([], wait=False)  # nobody comes to share a push
+                self._push([], wait=False)  # no other sequence will share a push
                 return True
         if self.pipeline.in_flight:
             work = self.pipeline.pop()

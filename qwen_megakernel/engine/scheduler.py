@@ -18,7 +18,7 @@ AHEAD_S = 0.25
 lowers p95 TTFC at 10 requests a second from 7.5 to 5.1 ms and costs no throughput (docs/log.md, 2026-11-21)."""
 
 HURRY_S = 0.07
-"""A listener with less audio left than this waits for nobody, and only one new prompt comes before it. With 50 ms, 15
+"""A listener with less audio left than this does not wait, and only one new prompt comes before it. With 50 ms, 15
 of 64 callers at once heard a gap; with 70 ms none did (docs/log.md, 2026-11-21)."""
 
 _FIRST_FRAME_S = 0.005

@@ -15,7 +15,7 @@ class Utterance:
     open cancels it: nobody could end it any more."""
 
     def __init__(self, sequence: Sequence, core: EngineCore, engine: object):
-        """`engine`: is kept alive as long as somebody holds one of its utterances."""
+        """`engine`: stays alive as long as one of its utterances is held."""
         self._sequence, self._core, self._engine = sequence, core, engine
 
     @property

@@ -60,7 +60,7 @@ class WordTimes:
             speed: how many times as fast the audio is.
         """
         self._rate, self._speed = rate, speed
-        self._open = ""  # text behind the last whole word
+        self._open = ""  # text after the last whole word
         self._pauses = PauseStream(refuse_other_tags=False)
         self._words: list[str | Pause] = []  # not given out
         self._at = 0.0  # where the next of them begins, in seconds

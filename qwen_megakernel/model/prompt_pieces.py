@@ -46,7 +46,7 @@ class PromptPieces:
         self._text = PieceEncoder(builder.tokenizer.encode, "assistant\n")
         self._ids = [builder.config.im_start_id]  # the role's ids, three in all, then the text's
         self._blank = True
-        self._given = 0  # how many ids of reference and text have their rows in the prompt or behind it
+        self._given = 0  # how many ids of reference and text already have rows, in the prompt or after it
         self.prompt: Prompt | None = None
         self.ended = False
         self.tokenise_s = 0.0

@@ -60,7 +60,7 @@ def check_push(vocoder, slots: Sequence[int], codes: Tensor) -> None:
 
 @dataclass(frozen=True, eq=False)
 class VocoderState:
-    """What one sequence left behind after some frames; only its vocoder understands it."""
+    """The state of one sequence after some frames; only its vocoder understands it."""
 
     tensors: dict[str, Tensor]
 
@@ -126,7 +126,7 @@ class TorchVocoder:
 
     @torch.inference_mode()
     def save(self, slot: int) -> "VocoderState":
-        """A copy of what a sequence left behind, 5 MB at the published dims; see `restore`."""
+        """A copy of a sequence's state, 5 MB at the published dims; see `restore`."""
         tensors = self._state | {"position": self._position}
         return VocoderState({name: tensor[slot].clone() for name, tensor in tensors.items()})
 

@@ -79,8 +79,8 @@ class Voice:
         """Check that this is a voice of some checkpoint.
 
         Raises:
-            VoiceError: a tensor has another dtype, shape or device or is not finite, there are codes without text or
-                text without codes, or fingerprint or notes are not short printable strings.
+            VoiceError: a tensor has another dtype, shape or device, or is not finite. Or there are codes without text,
+                or text without codes. Or fingerprint or notes are not short printable strings.
             TextError: the text is not valid Unicode.
         """
         vector, codes, text = self.speaker_embedding, self.ref_codes, self.ref_text
