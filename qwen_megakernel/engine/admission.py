@@ -1,8 +1,8 @@
-"""Admission: who is here, and how each sequence ended.
+"""Admission: which sequences are open, and how each one ended.
 
-Every open sequence has a place, among the slots or in the queue behind them. Any thread may call these methods. They
-take no lock that a finalizer or a signal handler could wait for: it may have interrupted the thread that holds it. So
-what threads share changes by one atomic operation at a time.
+Every open sequence has a place, in a slot or in the queue. Any thread may call these methods, also from a finalizer or
+a signal handler. Those may have interrupted the thread that holds a lock, so the methods take no lock that they would
+wait for. Shared state changes by one atomic operation at a time.
 """
 
 import logging
@@ -23,20 +23,20 @@ log = logging.getLogger(__name__)
 ENDS = ("eos", "length", "runaway", "cancelled", "failed")
 RUNAWAYS = ("runaway_repeats", "runaway_silence", "runaway_babble")
 COUNTED = ("utterances", "frames", *ENDS, *RUNAWAYS, "retries", "busy", "timed_out", "stuck", "kernel_faults")
-"""Work, ends by their reason, and what went wrong (`timed_out`, in the queue, and `stuck`, in a callback, are part of
-`failed`; `RUNAWAYS` are the kinds of `runaway`; `retries` are utterances said again)."""
+"""The counters. `failed` includes `timed_out` (in the queue) and `stuck` (in a callback). `RUNAWAYS` are the kinds of
+`runaway`. `retries` are utterances said again."""
 
 _SUSTAINED = 0.9
-"""Share of the measured throughput that is given to live listeners. The rest covers prefill and bursts: measured 190 on
-an H200, where 200 at once on average heard no gap (docs/log.md, 2026-11-21)."""
+"""Share of the measured throughput that is given to live listeners. The rest covers prefill and bursts. An H200 then
+takes 190 listeners; 200 at once on average heard no gap (docs/log.md, 2026-11-21)."""
 
 
 class Admission:
     """Attributes:
     open: sequences that somebody may still wait for.
-    running_limit: sequences with a slot at once, at most, where all are heard at the speed 1.0.
+    running_limit: the most sequences that have a slot at once, if all are heard at speed 1.0.
     closed, draining: it takes no more sequences.
-    ended: the loop has told everybody, or never will.
+    ended: the loop has settled every sequence, or never will.
     fault: why the engine is dead.
     """
 
@@ -50,8 +50,8 @@ class Admission:
         """
         Args:
             max_queue: sequences beyond the slots that may wait for one.
-            inbox: of the loop; None makes it look again.
-            bell: of the watchdog; None makes it look now.
+            inbox: the loop's; None makes it look again.
+            bell: the watchdog's; None makes it look now.
         """
         self.slots, self.running_limit, self._max_queue = slots, slots, max_queue
         self._sustained = math.inf  # seconds of the model's audio a second, for live listeners
@@ -61,22 +61,22 @@ class Admission:
         self._places = deque(range(slots + max_queue))  # free ones
         self.open: set[Sequence] = set()
         self._unsettled: set[Sequence] = set()  # their end is not known yet
-        self._tally: queue.SimpleQueue[str] = queue.SimpleQueue()  # what was not yet counted
+        self._tally: queue.SimpleQueue[str] = queue.SimpleQueue()  # events not yet counted
         self._counts = Counter(dict.fromkeys(COUNTED, 0))
         self._counting = threading.RLock()
 
     # ------------------------------------------------------------ who comes in
 
     def sustain(self, audio_s_per_s: float) -> None:
-        """Callers beyond what the device sustains wait in the queue, though there are slots. Call it before anybody
-        else knows the engine."""
+        """Limit the running sequences to what the device sustains. Further callers wait in the queue, even if slots are
+        free. Call it before other threads know the engine."""
         self._sustained = _SUSTAINED * audio_s_per_s
         self.running_limit = max(1, min(self.slots, int(self._sustained)))
         for _ in range(self.slots - self.running_limit):
             self._places.pop()
 
     def may_run(self, sequence: Sequence, running: list[Sequence]) -> bool:
-        """May it have a slot beside these? Who listens at a speed of 2 needs the model's audio twice as fast."""
+        """May it have a slot beside these? A listener at speed 2 needs the model's audio twice as fast."""
         needed = sum(s.request.speed for s in (sequence, *running))
         return not running or needed <= self._sustained
 
@@ -124,7 +124,7 @@ class Admission:
 
         def failed(error: BaseException) -> None:
             self.settle(sequence, error=error)
-            sequence.error = sequence.error or error  # where the whole utterance was said, and a callback raised then
+            sequence.error = sequence.error or error  # it may have been settled before
             self._inbox.put(None)
 
         return CallbackRunner(failed)
@@ -132,7 +132,7 @@ class Admission:
     # ------------------------------------------------------------ how it ends
 
     def settle(self, sequence: Sequence, reason: str = "", error: BaseException | None = None) -> None:
-        """End a sequence, once, with a finish reason or an error. Whoever waits for it wakes up behind its last
+        """End a sequence with a finish reason or an error; later calls do nothing. Its waiters wake up after its last
         callback."""
         try:
             self._unsettled.remove(sequence)
@@ -157,14 +157,14 @@ class Admission:
         self._announce(sequence)
 
     def settle_closed(self, sequence: Sequence) -> None:
-        """The engine has ended."""
+        """Settle a sequence because the engine has ended."""
         if self.fault:
             self.settle(sequence, error=self.death())
         else:
             self.settle(sequence, "cancelled")
 
     def abandon(self, sequence: Sequence, error: TTSError, counted: str | None = None) -> None:
-        """Wake whoever waits for a sequence, whatever its callback does."""
+        """End a sequence and wake its waiters, without waiting for its callback."""
         callbacks = sequence.callbacks
         if not self._close(sequence):
             return
@@ -188,7 +188,7 @@ class Admission:
             _call_on_end(sequence)
 
     def _close(self, sequence: Sequence) -> bool:
-        """Once, whoever does it."""
+        """Remove it from `open`. True for the first caller only."""
         try:
             self.open.remove(sequence)
         except KeyError:
@@ -205,8 +205,8 @@ class Admission:
         sequence.chunks.put(None)
         sequence.done.set()
         if self.ended:
-            self._bell.put(None)  # the watchdog may wait for this one only
-        sequence.callbacks = None  # it knows the sequence: together they would wait for the garbage collector
+            self._bell.put(None)  # it may be the last one that the watchdog waits for
+        sequence.callbacks = None  # breaks a reference cycle, which would wait for the garbage collector
 
     # ------------------------------------------------------------ counts
 
@@ -225,13 +225,13 @@ class Admission:
 
     @property
     def counts(self) -> dict[str, int]:
-        """By the names of `COUNTED`, up to now."""
+        """The counters up to now, by the names of `COUNTED`."""
         with self._counting:
             self._count()
             return {**self._counts, "utterances": len(self.open) + sum(self._counts[end] for end in ENDS)}
 
     def count(self) -> None:
-        """Count what came, unless a reader of `counts` is doing it."""
+        """Count the events so far, unless a reader of `counts` is doing it."""
         if self._counting.acquire(blocking=False):
             try:
                 self._count()
@@ -239,7 +239,7 @@ class Admission:
                 self._counting.release()
 
     def forget(self) -> None:
-        """What was said so far, none of which is open, counts for nothing."""
+        """Reset the counters. No sequence may be open."""
         with self._counting:
             self._count()
             self._counts = Counter(dict.fromkeys(COUNTED, 0))

@@ -11,8 +11,8 @@ class Chunk:
     """PCM handed out at once.
 
     Attributes:
-        samples: fp32 [frames * 1920], -1..1. At another speed than 1.0 [n]: those that can be made by now, up to 50 ms
-            of the model's audio behind these frames.
+        samples: fp32 [frames * 1920], -1..1. At a speed other than 1.0 [n]: the samples that can be made by now. They
+            end up to 50 ms, in the model's audio, before these frames do.
         codes: int64 [frames, 16]. At another speed the last chunk may hold the rest of the samples and no frame.
         sample_rate: in Hz.
     """
@@ -24,17 +24,17 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Timings:
-    """Where an utterance's time went, in seconds; one stage after the other up to the first chunk, apart from waiting
-    for a whole first word where the text comes in pieces. A stage that was not reached is None. On a GPU work is
-    queued, so that what prompt and prefill leave undone is waited for by the first frame.
+    """Where an utterance's time went, in seconds. The stages follow each other up to the first chunk. If the text comes
+    in pieces, the wait for a whole first word is left out. A stage that was not reached is None. On a GPU work is
+    queued, so `first_frame` includes what the GPU has yet to do for prompt and prefill.
 
     Attributes:
         tokenise: text to ids.
         prompt: ids to rows.
-        queue: rows in hand until a slot was free.
-        prefill: keys and values of the prompt; with a cloned voice its reference through the vocoder too.
-        first_frame: prefilled to the first 16 codes on the host.
-        first_chunk: those codes to the first chunk handed out: the frames that fill it, and the vocoder.
+        queue: from the rows to a free slot.
+        prefill: keys and values of the prompt; for a cloned voice also its reference through the vocoder.
+        first_frame: from prefill to the first 16 codes on the host.
+        first_chunk: from those codes to the first chunk handed out: the frames that fill it, and the vocoder.
     """
 
     tokenise: float | None = None
@@ -50,16 +50,16 @@ class Audio:
     """A whole utterance.
 
     Attributes:
-        samples: fp32 [n], -1..1; equals the joined chunks. They, and all seconds of audio, are at the asked speed.
+        samples: fp32 [n], -1..1; equals the joined chunks. All seconds of audio are at the requested speed.
         codes: int64 [frames, 16].
         finish_reason: "eos" (the model ended), "length" (frame limit), "runaway" (the model fell into a
             loop or babbled on) or "cancelled".
-        seed: that was used; the same request with it gives the same codes.
+        seed: the one that was used; the same request with it gives the same codes.
         sample_rate: in Hz.
         ttfc_s: seconds from the text's arrival (its first piece's) to the first chunk; None if there was no chunk.
         compute_s: seconds from the text's arrival to the utterance's end; waiting for more text counts too.
-        lead_s: the least audio, in seconds, that a listener who began with the first chunk still had to hear when
-            another came; below 0 they heard a gap. None with fewer than two chunks.
+        lead_s: the smallest lead, in seconds: audio still to be heard when the next chunk came, for a listener who
+            began with the first chunk. Below 0 they heard a gap. None with fewer than two chunks.
         timings: of the stages up to the first chunk.
         attempts: how often it was said; more than 1 only with `retries`. Everything else is the last attempt's.
     """
@@ -89,10 +89,10 @@ class Audio:
         return self.compute_s / self.duration_s if len(self.samples) else float("inf")
 
     def why_cut(self, most_frames: int) -> str:
-        """Of speech that ended by "length" where its caller set no limit: what to tell its listener.
+        """What to tell the listener of speech that ended by "length" although its caller set no limit.
 
         Args:
-            most_frames: that the checkpoint allows (`ModelConfig.max_frames`).
+            most_frames: the frames that the checkpoint allows (`ModelConfig.max_frames`).
         """
         if self.frames >= most_frames:
             limit = f"which are the {most_frames} frames that the checkpoint allows (max_new_tokens): shorten the text"
@@ -102,8 +102,8 @@ class Audio:
 
 
 def joined(parts: Sequence[Audio]) -> Audio:
-    """What was said in parts, one behind the other, as one utterance: seed, TTFC and timings of the first, the end of
-    the last.
+    """Join consecutive parts into one utterance. Seed, TTFC and timings are the first part's, the finish reason is the
+    last one's.
 
     Args:
         parts: at least one.

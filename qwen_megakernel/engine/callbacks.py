@@ -12,19 +12,19 @@ from collections.abc import Callable
 class CallbackRunner:
     """Attributes:
     stuck_s: seconds that the running call has taken, as far as `watch` has seen it.
-    broken: a call has raised, or was given up. Calls behind it are dropped, except the last.
+    broken: a call has raised, or was given up. Later calls are dropped, except the last.
     """
 
     def __init__(self, failed: Callable[[BaseException], None]):
-        """`failed`: called in the thread with what a call raised, sys.exit() too."""
+        """`failed`: called in the thread with what a call raised, SystemExit too."""
         self._failed, self.broken, self.stuck_s = failed, False, 0.0
-        self._running = self._watched = 0  # the number of the running call, 0 between two; the one seen by `watch`
+        self._running = self._watched = 0  # numbers of the running call (0: none), and of the one `watch` saw
         self._calls: queue.SimpleQueue[tuple[Callable[[], None], bool]] = queue.SimpleQueue()
         self.thread = threading.Thread(target=self._run, name="qwen_megakernel callbacks", daemon=True)
         self._unstarted = [self.thread]
 
     def start(self) -> None:
-        """Start the thread; once, whoever calls it.
+        """Start the thread; later calls do nothing.
 
         Raises:
             RuntimeError: the process can have no more threads.
@@ -43,7 +43,7 @@ class CallbackRunner:
         self._watched = self._running
 
     def call(self, callback: Callable[[], None], *, last: bool = False) -> None:
-        """Queue a call, from any thread. The thread ends behind the last one."""
+        """Queue a call, from any thread. The thread ends after the last one."""
         self._calls.put((callback, last))
         if last:
             self.start()

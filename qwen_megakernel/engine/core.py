@@ -2,7 +2,7 @@
 
     caller ─ open, hand over ─► inbox ─► Loop ─► chunks, callbacks ─► caller
 
-It holds no engine. So an engine that is dropped without `close` ends its threads.
+It does not refer to the engine. So an engine that is dropped without `close` ends its threads.
 """
 
 import atexit
@@ -40,18 +40,18 @@ log = logging.getLogger(__name__)
 _THREADS = ("qwen_megakernel engine", "qwen_megakernel watchdog")
 
 _SWITCH_S = 0.0001
-"""The interpreter's switch interval. Coming back from the GPU, the loop waits for the interpreter as long as others
-compute in Python, at most this long each time. Python's own 5 ms would be more than three frames of 1.5 ms."""
+"""The interpreter's switch interval. When the loop comes back from the GPU and other threads run Python, it waits at
+most this long for the interpreter. Python's default of 5 ms is more than three frames of 1.5 ms."""
 
 _DEVICE_S = {"cuda": 30.0, "cpu": 300.0}  # see Patience.device_s
 
 
 class EngineCore:
-    """Methods may be called from any thread, except where one says otherwise.
+    """Any thread may call the methods, unless one says otherwise.
 
     Attributes:
-        slots: of the frame decoder.
-        max_positions: of a slot.
+        slots: how many the frame decoder has.
+        max_positions: rows of a slot.
         threads: the loop's and the watchdog's.
     """
 
@@ -68,9 +68,9 @@ class EngineCore:
     ):
         """
         Args:
-            sample_rate: of the vocoder, in Hz.
-            device: of the model.
-            spare: makes what takes over once the kernels are given up; without it that ends the engine.
+            sample_rate: the vocoder's, in Hz.
+            device: the model's.
+            spare: makes the model that takes over once the kernels are given up. None: the engine then ends.
             void: see `Failures`.
         """
 
@@ -81,7 +81,7 @@ class EngineCore:
         self._sample_rate, self._limits, self._clock = sample_rate, limits, clock
         self.slots, self.max_positions = model.decoder.slots, model.decoder.max_positions
         self._groups = model.vocoder.groups
-        # Nothing below knows this core: without a circle its memory is free as soon as nobody holds it.
+        # Nothing below refers to this core: without a reference cycle its memory is freed as soon as it is dropped.
         self._inbox: queue.SimpleQueue[Sequence | None] = queue.SimpleQueue()
         self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
         self.admission = Admission(self.slots, limits.max_queue, self._inbox, self._bell)
@@ -101,7 +101,7 @@ class EngineCore:
             self._heed(model.cpu)
 
     def _heed(self, cpu: CpuSpeed) -> None:
-        """A CPU computes one frame after the other: what it sustains follows from one frame."""
+        """A CPU computes frames one by one, so the time of one frame tells what it sustains."""
         audio_s_per_s = FRAME_S * cpu.frames_per_s
         self.admission.sustain(audio_s_per_s)
         log.debug("%s", cpu)
@@ -110,7 +110,7 @@ class EngineCore:
             log.warning(told, audio_s_per_s)
 
     def start(self) -> None:
-        """The switch interval holds for the whole process."""
+        """Start the threads. The switch interval is set for the whole process."""
         sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_S))
         for thread in self.threads:
             thread.start()
@@ -121,7 +121,7 @@ class EngineCore:
     def new_sequence(
         self, request: Request, on_chunk: Callable[[Chunk], None] | None, on_end: Callable[[], None] | None
     ) -> Sequence:
-        """A sequence that takes nothing yet, with its callbacks' runner, whose thread is not started."""
+        """A sequence without a place. The thread of its callbacks is not started yet."""
         sequence = Sequence(
             request, on_chunk, on_end, sample_rate=self._sample_rate, groups=self._groups, clock=self._clock
         )
@@ -130,7 +130,7 @@ class EngineCore:
         return sequence
 
     def start_callbacks(self, sequence: Sequence) -> None:
-        """Of an admitted sequence: a thread is not made on the way to the first chunk.
+        """Start the callbacks' thread of an admitted sequence now, so that its first chunk does not wait for it.
 
         Raises:
             RuntimeError: the process can have no more threads; the sequence has ended.
@@ -144,14 +144,14 @@ class EngineCore:
             raise
 
     def hand_over(self, sequence: Sequence, prompt: Prompt, text_complete: bool) -> None:
-        """The prompt of an admitted sequence is built."""
+        """Give the loop an admitted sequence, whose prompt is built."""
         sequence.enqueue(prompt, text_complete, self.max_positions, self._limits.queue_timeout)
         self._inbox.put(sequence)
 
     @torch.inference_mode()
     def advance(self, sequence: Sequence, step: Callable[[PromptPieces], Tensor]) -> None:
-        """A piece of text, under the sequence's lock: build the rows that it settles in the caller's thread, and hand
-        them on."""
+        """Take a piece of text, under the sequence's lock. Build the rows that it settles in the caller's thread, and
+        hand them to the loop."""
         pieces, began = sequence.pieces, time.monotonic()
         if pieces is None:
             raise TextEndedError("the utterance has ended")
@@ -184,11 +184,11 @@ class EngineCore:
         self._inbox.put(None)
 
     def in_order(self) -> contextlib.AbstractContextManager:
-        """For callers that build prompts: before what the loop computes, whatever CUDA stream is theirs."""
+        """A context for callers that build prompts. It selects the loop's CUDA stream, so the rows are made in time."""
         return torch.cuda.stream(self._cuda) if self._cuda else contextlib.nullcontext()
 
     def refuse_own_thread(self, sequence: Sequence) -> None:
-        """Raises RequestError where waiting for the sequence would never end."""
+        """Raises RequestError if waiting for the sequence would never end."""
         callbacks = sequence.callbacks
         mine = threading.current_thread() in (self._thread, callbacks and callbacks.thread)
         if mine and not sequence.done.is_set():
@@ -211,20 +211,20 @@ class EngineCore:
         return self._inbox.qsize()
 
     def forget(self) -> None:
-        """What was said so far, none of which is open, counts for nothing and leaves nothing."""
+        """Reset the counters and drop what was kept of voices' references. No sequence may be open."""
         self.loop.pipeline.forget_references()
         self.admission.forget()
 
     # ------------------------------------------------------------ the end
 
     def drain(self, seconds: float) -> None:
-        """Take no more, and wait for those that are open, so long at most. Takes no lock: see `cancel`."""
+        """Take no more sequences, and wait at most `seconds` for the open ones. Takes no lock: see `cancel`."""
         self.admission.draining, end = True, time.monotonic() + seconds
         while self.admission.open and not self.admission.closed and time.monotonic() < end:
             time.sleep(0.01)
 
     def stop(self) -> None:
-        """Let the loop end before its next turn; what is open is cancelled. Takes no lock: see `cancel`."""
+        """End the loop before its next turn. Open sequences are cancelled. Takes no lock: see `cancel`."""
         self.admission.closed = True
         self.wake()
         self._bell.put(None)
@@ -235,7 +235,7 @@ class EngineCore:
         while me is not self._thread and self._thread.is_alive() and not self.watchdog.hangs:
             self._thread.join(timeout=look_s)
         end = time.monotonic() + 2 * look_s
-        for sequence in self.admission.open.copy():  # what callbacks have yet to hear
+        for sequence in self.admission.open.copy():  # callbacks may still have calls to make
             callbacks = sequence.callbacks
             while callbacks and me not in (self._thread, callbacks.thread) and time.monotonic() < end:
                 if sequence.done.is_set():
@@ -246,7 +246,7 @@ class EngineCore:
 
 
 def _run_with(threads: int, run: Callable[[], None]) -> None:
-    """Run with so many of PyTorch's threads."""
+    """Run with this number of PyTorch threads."""
     use_threads(threads)
     run()
 
@@ -256,8 +256,8 @@ _CORES: "weakref.WeakSet[EngineCore]" = weakref.WeakSet()
 
 @atexit.register
 def _stop_cores() -> None:
-    """A thread that is inside torch while the interpreter goes away aborts the process. Not by way of the engines: one
-    that was dropped a moment ago leaves its threads to stop, and the last of them to free what the model took."""
+    """Stop every core's threads: a thread inside torch while the interpreter shuts down aborts the process. It waits by
+    thread name too, because an engine that was just dropped leaves threads that still stop and free the model."""
     cores = list(_CORES)
     for core in cores:
         core.stop()

@@ -1,7 +1,7 @@
-"""DevicePipeline: frame decoder and vocoder, one behind the other. It does what the scheduler decided.
+"""DevicePipeline: frame decoder, then vocoder. It does what the scheduler decided.
 
-`QueuedPipeline` queues work on a GPU ahead of time. `DirectPipeline` computes one piece after the other. Their
-difference is when the vocoder may have a frame: as soon as the frame was launched, or once its codes were seen.
+`QueuedPipeline` queues work on a GPU ahead of time. `DirectPipeline` computes one piece after the other. They differ
+in when the vocoder may get a frame: as soon as the frame was launched, or once its codes were seen.
 """
 
 import contextlib
@@ -50,11 +50,11 @@ class DevicePipeline(ABC):
     """Not thread-safe: one thread owns it.
 
     Attributes:
-        slots, max_positions: of the frame decoder.
-        width: sequences of a launch, at most.
-        together: sequences of a vocoder push, at most.
+        slots, max_positions: the frame decoder's.
+        width: the most sequences in a launch.
+        together: the most sequences in a vocoder push.
         groups: codes of a frame.
-        in_flight: what was queued and not collected, in the order in which the device computes it.
+        in_flight: work that was queued and not collected, in the order in which the device computes it.
         kept_references: voices whose vocoder state is kept.
     """
 
@@ -64,7 +64,7 @@ class DevicePipeline(ABC):
     def __init__(self, model: LoadedModel, *, kept_voices: int, clock: Callable[[], float] = time.monotonic):
         """
         Args:
-            kept_voices: voices for which the vocoder's state after their reference is kept, the latest used.
+            kept_voices: for how many voices to keep the vocoder's state after the reference: the latest used.
         """
         self._decoder, self._vocoder, self._check_device = model.decoder, model.vocoder, model.check_device
         self.slots, self.max_positions = model.decoder.slots, model.decoder.max_positions
@@ -87,11 +87,11 @@ class DevicePipeline(ABC):
             sequence.prefilled(self._vocoder.portions(voice.ref_codes))
 
     def hear_reference(self, sequence: Sequence, reads: bool) -> None:
-        """The vocoder hears the reference before a cloned voice's utterance: once per voice, a portion a call, so that
-        others get their frames in between.
+        """Take a cloned voice's reference through the vocoder before its utterance. This happens once per voice. A call
+        takes one portion, so that other sequences get frames in between.
 
         Args:
-            reads: this sequence takes it through the vocoder; else it waits until that was done.
+            reads: this sequence does so; otherwise it waits until another one has.
         """
         state = self._references.pop(sequence.voice_digest, None)
         if state is not None:
@@ -124,11 +124,11 @@ class DevicePipeline(ABC):
 
     @property
     def computed(self) -> list[Sequence]:
-        """Those with a launched frame whose codes nobody has seen."""
+        """Sequences with a launched frame whose codes nobody has seen."""
         return [s for work in self.in_flight if isinstance(work, Launch) for s in work.sequences]
 
     def launch(self, sequences: list[Sequence]) -> list[Sequence]:
-        """Launch a frame of each. Returns those whose new frame the vocoder may have already."""
+        """Launch a frame of each. Returns the sequences whose new frame the vocoder may get already."""
         self._decoder.launch([s.slot for s in sequences])
         for sequence in sequences:
             sequence.launched += 1
@@ -138,11 +138,11 @@ class DevicePipeline(ABC):
 
     @abstractmethod
     def _behind_launch(self, sequences: list[Sequence]) -> list[Sequence]:
-        """Those whose new frame the vocoder may have, now that it was launched."""
+        """The sequences whose new frame the vocoder may get as soon as it was launched."""
 
     @abstractmethod
     def behind_codes(self, launched: list[Sequence], ended: list[Sequence]) -> list[Sequence]:
-        """Those whose frames the vocoder may have, now that their codes were seen. `ended`: no more frames follow."""
+        """The sequences whose frames the vocoder may get once codes were seen. `ended`: those without more frames."""
 
     def push(self, push: Push) -> None:
         """Give the vocoder its frames."""
@@ -155,7 +155,7 @@ class DevicePipeline(ABC):
     def _push(self, push: Push) -> Callable[[], Tensor]: ...
 
     def pop(self) -> Launch | Pushed:
-        """The oldest work; `codes` or `sound` waits for it."""
+        """Take the oldest work; `codes` or `sound` waits for it."""
         work = self.in_flight.popleft()
         for sequence in work.sequences:
             if isinstance(work, Launch):
@@ -165,13 +165,12 @@ class DevicePipeline(ABC):
         return work
 
     def codes(self) -> list[Tensor | SpeechError | None]:
-        """Wait for the codes of the launch that was popped, one for each of its sequences: see
-        `FrameDecoder.collect`."""
+        """Wait for the codes of the popped launch, one entry for each sequence: see `FrameDecoder.collect`."""
         return self._decoder.collect()
 
     @staticmethod
     def sound(pushed: Pushed) -> list[np.ndarray]:
-        """Wait for the sound of a push that was popped: fp32 [frames, 1920] for each of its sequences."""
+        """Wait for the sound of a popped push: fp32 [frames, 1920] for each sequence."""
         sounds = pushed.wait().float().cpu().numpy()
         # Copies, because a view would keep its neighbours' samples as long as its own.
         alone = len(sounds) == 1
@@ -180,21 +179,21 @@ class DevicePipeline(ABC):
     # ------------------------------------------------------------ when something went wrong
 
     def check_device(self) -> None:
-        """Raises what the device raises, if it is lost."""
+        """Raises the device's error if the device is lost."""
         self._check_device()
 
     def forget(self) -> None:
-        """Behind a KernelFault no state of a slot is trusted, and nothing that was kept of one."""
+        """Drop work in flight and kept references: after a KernelFault no state of a slot is trusted."""
         self.in_flight.clear()
         self.forget_references()
 
     def recover(self) -> None:
-        """Make frame decoder and vocoder usable again behind a KernelFault."""
+        """Make frame decoder and vocoder usable again after a KernelFault."""
         self._vocoder.recover()
         self._decoder.recover()
 
     def drain(self) -> None:
-        """Wait for all that is in flight: what the device still writes must not be given away."""
+        """Wait for all work in flight: memory that the device still writes to must not be freed."""
         while self.in_flight:
             work = self.in_flight.popleft()
             with contextlib.suppress(Exception):  # the engine has ended, and everybody is told why
@@ -216,8 +215,8 @@ class DevicePipeline(ABC):
 
 
 class QueuedPipeline(DevicePipeline):
-    """The vocoder reads codes on the device, behind the launch that makes them. So a launch and what follows from it
-    are queued at once, and the next launch too: the GPU does not wait for the host."""
+    """The vocoder reads codes on the device, after the launch that makes them. So a launch, its pushes and the next
+    launch are queued ahead of time, and the GPU does not wait for the host."""
 
     shares_pushes = True
 

@@ -2,7 +2,7 @@
 
     submit -> tokens -> prompt -> [the engine's thread: queue, slot, frames, vocoder] -> chunks -> result
 
-`generate` and `stream` are `submit` seen from the caller's side.
+`generate` and `stream` call `submit`.
 """
 
 import contextlib
@@ -50,7 +50,7 @@ class TTSEngine(Observed):
         sample_rate: of everything it returns, in Hz.
         max_positions: rows of one slot: the prompt's and one per frame.
         backend: "torch" or "megakernel".
-        weights: as `load` takes them; "bf16" where none is FP8, whatever their dtype.
+        weights: as `load` takes them; "bf16" if none is FP8, whatever `dtype` is.
         memory: bytes on the device by part; the text's embeddings are on the host.
         threads: CPU threads that PyTorch computes with; None on a GPU.
     """
@@ -69,7 +69,7 @@ class TTSEngine(Observed):
 
         Args:
             model: its name, for messages.
-            backend: `load` and `spare` are called; `void` is, where it is not None and the kernels are given up.
+            backend: its `load` and `spare` are called; also its `void`, if not None, once the kernels are given up.
             limits: None: `Limits()`.
             fallback: `backend.spare()` takes over once the kernels are given up (failures.py).
             allow_foreign_voice: as `load` takes it.
@@ -126,29 +126,30 @@ class TTSEngine(Observed):
             device: None takes a CUDA GPU if there is one, else the CPU.
             dtype: of talker and code predictor: "float32", "bfloat16" or the torch.dtype of that name; None is bfloat16
                 on a GPU and float32 on a CPU.
-            weights: "bf16", "fp8", "fp8-predictor", or a list of some of fp8.PARTS: what is E4M3, quantised now if the
-                checkpoint does not have it so; the rest is of `dtype`. None: as the checkpoint has it. docs/fp8.md
-                says what it costs. PyTorch computes with the same weights, dequantised, and saves no memory.
+            weights: which weights are E4M3: "bf16" (none), "fp8", "fp8-predictor", or a list of some of fp8.PARTS. They
+                are quantised now unless the checkpoint has them so; the rest has `dtype`. None: as the checkpoint has
+                them. PyTorch computes with the same weights, dequantised, and saves no memory. More: docs/fp8.md.
             adapters: folders of LoRA adapters in PEFT's format, merged in this order, before anything is quantised.
-            max_streams: utterances at once, each in a slot of its own; fewer run where that is more than the device
-                sustains for live listeners, which is measured (`health()["sustained"]`).
+            max_streams: utterances at once, each in its own slot. Fewer run if the device sustains fewer for live
+                listeners, which is measured (`health()["sustained"]`).
             max_positions: rows of one slot: the prompt's and one per frame.
-            max_queue: utterances beyond them that wait for a slot; `EngineBusy` at once for more.
-            queue_timeout: seconds that one of them waits before it fails with `EngineBusy`.
-            kept_voices: voices (with their language and instruct) for which keys and values of the prompt's opening
-                and the vocoder's state after the reference are kept, the latest used; for 0.6B about 8 MB each, with
-                a transcribed reference of 10 s about 30 for each text layout.
-            fallback: "torch": after three faults of our kernels in a row (two, on a card that was only checked) PyTorch
-                takes over, many times slower; None: the engine is then dead. "auto" means "torch" on such a card.
+            max_queue: further utterances that may wait for a slot; any more fail at once with `EngineBusy`.
+            queue_timeout: seconds that an utterance waits for a slot before it fails with `EngineBusy`.
+            kept_voices: how many voices (with language and instruct) are kept, the latest used: keys and values of the
+                prompt's opening, and the vocoder's state after the reference. For 0.6B a voice takes about 8 MB; with
+                a transcribed reference of 10 s about 30 MB for each text layout.
+            fallback: "torch": PyTorch takes over, many times slower, after three faults of our kernels in a row (two on
+                a card that was only checked). None: the engine then dies. On such a card backend="auto" implies
+                "torch".
             vocoder_dtype: "float32", "tf32" (GPU only), "bfloat16" (slow: not through our kernels), or the
                 torch.dtype of such a name.
-            threads: CPU threads to compute with; None: the fewest that are about as fast as any, measured now. The
-                process's own number (`torch.get_num_threads`) is the most that None tries, and stays as it is.
+            threads: CPU threads to compute with. None measures now and takes the fewest that are about as fast as any,
+                at most `torch.get_num_threads()`. That number itself stays as it is.
             allow_foreign_voice: an experiment: a Base checkpoint's voice speaks on CustomVoice (docs/voices.md).
 
         Raises:
             CheckpointError: see `Checkpoint.open`.
-            BackendError: backend, device, dtype or sizes cannot be had here.
+            BackendError: backend, device, dtype or sizes cannot be used here.
             OutOfMemoryError: model and slots do not fit; the message names the setting to lower.
         """
         if fallback not in (None, "torch"):
@@ -160,7 +161,7 @@ class TTSEngine(Observed):
             raise BackendError("vocoder_dtype='tf32' needs an NVIDIA GPU, the device is a CPU; use 'float32'")
         limits = Limits(max_streams, max_positions, max_queue, queue_timeout, kept_voices)
         fp8 = None if weights is None else parts_of(weights)
-        # What cannot run is refused before a checkpoint is looked for.
+        # Refuse what cannot run before looking for a checkpoint.
         check_threads(threads, device)
         select_backend(backend, device, dtype)
         checkpoint = Checkpoint.open(model, adapters)
@@ -172,7 +173,7 @@ class TTSEngine(Observed):
         return engine
 
     def _warm_up(self, device: torch.device) -> None:
-        """A short utterance: the first caller does not pay for what is made at first use. Nothing of it stays."""
+        """Say a short utterance, so that the first caller does not pay for what is made at first use. Keep no trace."""
         request = {"voice": self.placeholder_voice(), "runaway_guard": False}
         try:
             with told_of_memory(self.model, device, self._need, self._limits), contextlib.suppress(TextTooLongError):
@@ -188,7 +189,7 @@ class TTSEngine(Observed):
         torch.cuda.empty_cache()  # what only loading needed
 
     def placeholder_voice(self) -> Voice | None:
-        """For speech that nobody hears, such as a warm-up: a Base checkpoint has no speakers. Others need no voice."""
+        """A Base checkpoint's voice for speech that nobody hears, such as a warm-up. Others need none and get None."""
         if self.variant != "base":
             return None
         return Voice.nobody(self.config.talker.stack.hidden_size, self._checkpoint.fingerprint)
@@ -205,7 +206,7 @@ class TTSEngine(Observed):
         `stream` are the same samples.
 
         Args:
-            retries: 0 to 100: speech that ends by "runaway" or "length" is said again at most so often (retries.py).
+            retries: 0 to 100, how often at most speech that ends by "runaway" or "length" is said again (retries.py).
         """
         checked = self._requests.check(whole=True, **request)
         texts = spoken_texts(checked.front_end, whole_text(text))
@@ -230,13 +231,13 @@ class TTSEngine(Observed):
         retries: int = 0,
         **request: Unpack[RequestOptions],
     ) -> Iterator[Mapped]:
-        """Speak many texts, as many at once as the engine has slots for. It reads at most twice as many requests ahead
-        as there are slots. Closing the iterator cancels what is open.
+        """Speak many texts, as many at once as the engine has slots. It reads at most two requests a slot ahead.
+        Closing the iterator cancels open utterances.
 
         Args:
             requests: texts, or mappings with "text" and what `generate` takes.
-            ordered: results come in the order of the requests, else as they are made.
-            **request: what `submit` takes, for requests that do not say otherwise. `reproducible` is True by default.
+            ordered: results come in the order of the requests; otherwise as they are made.
+            **request: what `submit` takes, as defaults for the requests. Here `reproducible` is True by default.
 
         Yields:
             One `Mapped` a request. A request that failed yields its error; the others are spoken.
@@ -257,15 +258,14 @@ class TTSEngine(Observed):
         on_end: Callable[[], None] | None = None,
         **request: Unpack[RequestOptions],
     ) -> Utterance:
-        """Queue an utterance and return at once. Its prompt is built here, in the caller's thread, so that a text that
-        cannot be spoken is refused before it takes anything.
+        """Queue an utterance and return at once. The prompt is built here, in the caller's thread. So a text that
+        cannot be spoken is refused before it takes a place.
 
         Args:
             text: what to say; None: it comes through `Utterance.push_text` and `end_text`.
-            on_chunk: called with every chunk, from a thread of this utterance's own: who is slow hears it late, and
-                nobody else does. If it raises, or has not returned after 30 s, its utterance fails with that error and
-                no other is touched.
-            on_end: called once, behind the last chunk, when `result()` has its answer. If it raises, that is logged.
+            on_chunk: called with every chunk, from this utterance's own thread: a slow callback delays no other
+                utterance. If it raises, or does not return within 30 s, this utterance alone fails with that error.
+            on_end: called once, after the last chunk, when `result()` has its answer. If it raises, that is logged.
             chunk_frames: frames per chunk, one number or a schedule whose last number repeats; None is
                 1, 2, 4, 8, 8, ...
             speaker: CustomVoice: a name of `speakers`; None takes the first, "" none at all.
@@ -276,32 +276,31 @@ class TTSEngine(Observed):
                 frames. None is the reference's default: True, but False with a voice or with pushed text.
             sampling: None fields come from the checkpoint's generation_config.json.
             max_frames: at most this many frames; None is what the checkpoint allows and the slot holds.
-            runaway_guard: end with "runaway" where, the text being used up, three seconds are near-silent or repeat
-                themselves with a period of 1 to 4 frames, or speech is several times too long (runaway.py).
+            runaway_guard: end with "runaway" after three seconds that are near-silent or repeat with a period of 1 to 4
+                frames, or when speech is several times too long. It judges once the text is used up (runaway.py).
             speed: 0.25 to 4.0 times as fast as the model speaks, at its pitch (time_stretch.py). At 1.0 samples are
                 the model's own.
-            trim: "none", "start", "end" or "both": silence below -50 dBFS there is cut to `silence_s` seconds, 0 to 2.
+            trim: "none", "start", "end" or "both": where silence below -50 dBFS is cut to `silence_s` seconds, 0 to 2.
             normalize: "auto" turns digits, Markdown, links and emojis into words, or leaves them out (docs/text.md).
             lexicon: words that are read by another spelling.
-            pause_s: silence in front of the speech, 0 to 10 seconds; the speech's own is cut.
-            reproducible: samples, and not codes alone, depend on nothing but the request, to the bit. The vocoder then
+            pause_s: seconds of silence before the speech, 0 to 10; the speech's own silence there is cut.
+            reproducible: samples too, not only codes, depend on nothing but the request, to the bit. The vocoder then
                 takes this utterance's frames alone, and no chunk is cut short.
 
         Raises:
-            RequestError: anything about the request that cannot be served, by kind (errors.py); nothing running is
-                harmed.
+            RequestError: the request cannot be served; errors.py has the kinds. Running utterances go on.
             TextTooLongError: the text needs more rows than a slot has; the message says how many, `pieces` cuts it.
             EngineBusy: all slots and all places in the queue are taken.
             EngineClosed: the engine was closed.
         """
         arrived = time.monotonic()
-        self._core.admission.check()  # before work is done that a full engine cannot use
+        self._core.admission.check()  # a full engine refuses before any work is done
         check_call(text, on_chunk, on_end)
         checked = self._requests.check(whole=text is not None, chunk_frames=chunk_frames, **request)
         text = None if text is None else spoken_text(checked.front_end, text)
         checked = checked.around(text or SpokenText())
         sequence = self._core.new_sequence(checked, on_chunk, on_end)
-        # Whatever interrupts this thread from here on drops an utterance with open text: its place is free again.
+        # If this thread is interrupted from here on, an utterance with open text is dropped, which frees its place.
         utterance = Utterance(sequence, self._core, self)
         if text is None:
             self._begin_pieces(sequence)
@@ -342,16 +341,16 @@ class TTSEngine(Observed):
         self._requests.check(whole=True, **request)
 
     def turn(self, **request: Unpack[RequestOptions]) -> Turn:
-        """What makes parts that fit a slot of a text that comes in pieces; with `max_frames` it is one part between its
-        pauses. Raises RequestError as `submit` would."""
+        """What cuts a text that comes in pieces into parts that fit a slot. With `max_frames` it cuts at pauses alone.
+        Raises RequestError as `submit` would."""
         checked = self._requests.check(whole=True, **request)
         fits = self._prompts.turn_text(checked.conditioning, self.max_positions)
         return Turn(checked.front_end, fits if request.get("max_frames") is None else None)
 
     @torch.inference_mode()
     def pieces(self, text: str, **request: Unpack[RequestOptions]) -> list[SpokenText]:
-        """Cut `text` at its pauses, and at sentence ends into pieces that each fit a slot, with room for their speech:
-        what fits comes back whole, without the blanks around it. Takes what `submit` takes. `submit` speaks a piece as
+        """Cut `text` at its pauses, and at sentence ends into pieces that each fit a slot with room for their speech.
+        What fits comes back whole, without white space around it. Takes what `submit` takes. `submit` speaks a piece as
         it is, with the silence that belongs to it.
 
         Raises:
@@ -404,8 +403,8 @@ class TTSEngine(Observed):
         return self._voice_encoder.encode(ref_audio, ref_text, trim=trim)
 
     def close(self, drain_s: float = 0.0) -> None:
-        """Take no more utterances; wait up to `drain_s` seconds for those that are open; cancel what is left, stop the
-        threads, wait for them. Safe to call twice, and from a handler of SIGTERM."""
+        """Take no more utterances, wait up to `drain_s` seconds for the open ones, and cancel the rest. Then stop the
+        threads and wait for them. Safe to call twice, and from a handler of SIGTERM."""
         if drain_s > 0:
             self._core.drain(drain_s)
         self._core.stop()

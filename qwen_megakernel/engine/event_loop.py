@@ -1,13 +1,13 @@
-"""AsyncUtterance: an utterance as an event loop sees it. The server and the Pipecat service both speak through it.
+"""AsyncUtterance: an utterance for an event loop. The server and the Pipecat service both speak through it.
 
     event loop ── submit, push_text, flush, end_text ──► executor ──► engine
     event loop ◄── call_soon_threadsafe ◄── the utterance's callback thread
 
 The calls into the engine compute (they tokenise text and build the prompt), so they run in an executor.
 
-Text that comes in pieces may outgrow a slot. It is then cut, mostly behind a sentence (turn_text.py), and the engine
-says the parts one behind the other. A part begins once the one before it is made, which is long before it is heard.
-The same holds for text behind a pause, and for text that comes after the model has said end of speech.
+Text that comes in pieces may outgrow a slot. It is then cut, mostly after a sentence (turn_text.py), and the engine
+says the parts one after the other. A part begins once the one before it is made, long before that one has been heard.
+Text after a pause, and text that comes after the model has said end of speech, is a new part too.
 """
 
 import asyncio
@@ -29,13 +29,13 @@ from qwen_megakernel.text.pauses import Pause
 from qwen_megakernel.text.spoken_text import SpokenText
 
 _CUT = ("length", "cancelled")
-"""Ends behind which no part of the text follows: it would not join what was heard."""
+"""Finish reasons after which no further part is said: it would not join what was heard."""
 
 
 @dataclass
 class _Part:
-    """A part of the text that is said later; a piece of whole text is a `SpokenText`. `pause_s`: seconds of silence
-    between it and the part before."""
+    """A part of the text that is said later. If the text came whole, `text` is a `SpokenText`. `pause_s`: seconds of
+    silence between this part and the one before."""
 
     text: str
     pause_s: float
@@ -52,7 +52,7 @@ class AsyncUtterance:
     def __init__(self, engine: TTSEngine, executor: Executor):
         """
         Args:
-            engine: that speaks.
+            engine: speaks.
             executor: runs the calls into the engine.
         """
         self._engine, self._executor = engine, executor
@@ -100,9 +100,9 @@ class AsyncUtterance:
             raise
 
     def _begin(self, text: str | None, pause_s: float = 0.0) -> None:
-        """In the executor."""
+        """Runs in the executor."""
         request = self._request | ({"pause_s": pause_s} if pause_s else {})
-        if text is None:  # whose front end is the turn's
+        if text is None:  # the turn has the front end
             request = {name: value for name, value in request.items() if name not in ("normalize", "lexicon")}
         self._blank = text is None
         utterance = self._engine.submit(text, self._receive, on_end=lambda: self._receive(None), **request)
@@ -114,7 +114,7 @@ class AsyncUtterance:
         """Called by the engine's callback thread. None: the current part has ended."""
         try:
             self._loop.call_soon_threadsafe(self._chunks.put_nowait, chunk)
-        except RuntimeError:  # the loop is closed: nobody waits for chunks any more
+        except RuntimeError:  # the loop is closed, so no task waits for chunks
             self.cancel()
 
     @property
@@ -134,7 +134,7 @@ class AsyncUtterance:
             self._news.set()
 
     def _push(self, text: str) -> None:
-        """In the executor."""
+        """Runs in the executor."""
         check_unicode(text)
         self._take(self._turn.push(text))
 
@@ -157,7 +157,7 @@ class AsyncUtterance:
             self._utterance.end_text()
 
     def _add(self, text: str) -> None:
-        """Text that goes on with the last part."""
+        """Append text to the last part."""
         if self._later:
             self._later[-1].text += text
         else:
@@ -175,7 +175,7 @@ class AsyncUtterance:
             await self._run(self._flush)
 
     def _flush(self) -> None:
-        """In the executor."""
+        """Runs in the executor."""
         self._take(self._turn.flush())
         if not self._later:
             self._utterance.flush()
@@ -187,7 +187,7 @@ class AsyncUtterance:
             self._news.set()
 
     def _end_text(self) -> None:
-        """In the executor."""
+        """Runs in the executor."""
         if not self._complete:
             with suppress(TextEndedError):  # it was cut, or cancelled
                 self._take(self._turn.flush())
@@ -201,7 +201,7 @@ class AsyncUtterance:
         await self._loop.run_in_executor(self._executor, call)
 
     def cancel(self) -> None:
-        """Stop before the next frame. Takes no time, also before the utterance has begun and after its end."""
+        """Stop before the next frame. Returns at once, also before the utterance has begun and after its end."""
         self._cancelled = True
         self._news.set()
         if self._utterance and not self._utterance.done:
@@ -214,7 +214,7 @@ class AsyncUtterance:
             TTSError: why the utterance failed.
         """
         while True:
-            if self._goes_on:  # whoever waited for it may have been cancelled
+            if self._goes_on:  # the caller that waited for it may have been cancelled
                 more = await asyncio.shield(self._goes_on)
                 self._goes_on = None
                 if not more:
@@ -223,7 +223,7 @@ class AsyncUtterance:
             if (chunk := await self._chunks.get()) is not None:
                 return chunk
             self._goes_on = asyncio.create_task(self._go_on())
-            # Whoever waited may have been cancelled for good: asyncio would log what the task raised.
+            # If nobody waits for the task any more, asyncio would log what it raised.
             self._goes_on.add_done_callback(lambda task: task.cancelled() or task.exception())
 
     async def _go_on(self) -> bool:
@@ -250,7 +250,7 @@ class AsyncUtterance:
         return False
 
     def _begin_next(self) -> None:
-        """In the executor."""
+        """Runs in the executor."""
         part = self._later.popleft()
         if isinstance(part.text, SpokenText):
             self._begin(part.text)

@@ -1,4 +1,4 @@
-"""Failures: what goes wrong ends those it concerns, and nobody else."""
+"""Failures: an error ends the sequences that it concerns, and no others."""
 
 import contextlib
 import logging
@@ -11,15 +11,15 @@ from qwen_megakernel.errors import KernelFault, SpeechError
 log = logging.getLogger(__name__)
 
 MOST_FAULTS = 3
-"""Kernel faults in a row, with no sound between them, after which a kernel is given up. A guess: one may be chance, and
-a second its echo."""
+"""Kernel faults in a row, with no sound between them, after which the kernels are given up. A guess: one may be chance,
+and a second one may follow from it."""
 MOST_FAULTS_ON_TRIAL = 2
-"""The same on a card that the self-check alone speaks for. A second fault there is more likely the kernel's own."""
+"""The same on a card that only the self-check has tried. There a second fault is more likely the kernel's own."""
 
 
 class Failures:
-    """`alone` and `together` let a KernelFault pass, which concerns every sequence (`all`). They let pass what
-    `check_device` raises, which ends the engine.
+    """`alone` and `together` do not catch a KernelFault, because it concerns every sequence (`all`). Nor do they catch
+    what `check_device` raises, because it ends the engine.
 
     Attributes:
         in_a_row: kernel faults since the last sound.
@@ -28,8 +28,8 @@ class Failures:
     def __init__(self, admission: Admission, check_device: Callable[[], None], void: Callable[[], None] | None = None):
         """
         Args:
-            check_device: raises what the device raises, if it is lost.
-            void: called once when the kernels are given up, which are then on trial; None: they are not.
+            check_device: raises the device's error if the device is lost.
+            void: called once when kernels on trial are given up. None: they are not on trial.
         """
         self._admission, self._check_device, self._void = admission, check_device, void
         self._most = MOST_FAULTS if void is None else MOST_FAULTS_ON_TRIAL
@@ -41,7 +41,7 @@ class Failures:
         return self.in_a_row >= self._most
 
     def alone(self, sequence: Sequence, step: Callable[..., str | None], *args) -> None:
-        """One step of a sequence, which ends it if it returns a finish reason. What it raises ends this one alone."""
+        """Run one step of a sequence. If it returns a finish reason or raises, this sequence alone ends."""
         if sequence.settled:
             return
         try:
@@ -58,7 +58,7 @@ class Failures:
 
     @contextlib.contextmanager
     def together(self, sequences: list[Sequence], what: str) -> Iterator[None]:
-        """Work for several sequences. What it raises ends them all."""
+        """Work for several sequences. If it raises, they all end."""
         try:
             yield
         except KernelFault:
@@ -70,7 +70,7 @@ class Failures:
             log.exception("%s failed", what)
 
     def all(self, running: list[Sequence], error: KernelFault) -> None:
-        """A kernel gave up: whatever runs ends."""
+        """End all running sequences after a kernel fault."""
         self._admission.tally("kernel_faults")
         self.in_a_row += 1
         for sequence in running:

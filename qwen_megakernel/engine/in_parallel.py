@@ -11,7 +11,7 @@ Result = TypeVar("Result")
 
 
 class Stopped(Exception):
-    """What `work` raises if it was told to stop: it has no result, and nobody asks for one."""
+    """What `work` raises if it was told to stop and has no result."""
 
 
 def in_parallel(
@@ -19,16 +19,15 @@ def in_parallel(
 ) -> Iterator[Result]:
     """What `work` returns for each item. Closing the iterator ends it.
 
-    Items are taken in the thread that iterates, `2 * workers` at most ahead of the results it has taken. So memory is
-    bounded, and a worker that is done finds its next item.
+    The iterating thread takes the items, at most `2 * workers` ahead of the results. So memory is bounded, and a worker
+    that is done finds its next item.
 
     Args:
-        work: called in a thread of its own with an item and an event. The event is set once no result is wanted any
-            more.
-        ordered: results come in the items' order, else as they are made.
+        work: called in a worker thread with an item and an event. The event is set once no result is wanted any more.
+        ordered: results come in the items' order; otherwise as they are made.
 
     Raises:
-        Exception: what `work` or the items raised; the other items are then not worked on.
+        Exception: what `work` or the items raised; no further items are then worked on.
     """
     left, stopped = iter(items), threading.Event()
     done: queue.SimpleQueue[Future[Result]] = queue.SimpleQueue()

@@ -1,4 +1,4 @@
-"""Loop: the engine's thread. Take what came, ask the scheduler, tell the pipeline, hand out what came of it.
+"""Loop: the engine's thread. It takes messages, asks the scheduler, tells the pipeline, and hands out the results.
 
 inbox -> queued -> [slot] -> prefill -> (frame -> vocoder -> chunk)* -> settled
 """
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 class Loop:
     """Attributes:
-    turn_began: when the thread began what it is doing, by the clock; None where it rests.
+    turn_began: the clock's time at which the thread began its turn; None while it rests.
     held: sequences that wait to share a vocoder push.
     fell_back: the spare pipeline took over.
     """
@@ -43,9 +43,9 @@ class Loop:
     ):
         """
         Args:
-            inbox: sequences whose prompt is built; None: look again at who got text or was cancelled.
+            inbox: sequences whose prompt is built; None: text came for a sequence, or one was cancelled.
             bell: wakes the watchdog.
-            spare: makes what takes over once the kernels are given up; None: that ends the engine.
+            spare: makes the pipeline that takes over once the kernels are given up. None: the engine then ends.
         """
         self._admission, self.slots, self._inbox, self._bell = admission, slots, inbox, bell
         self.failures, self._spare, self._clock = failures, spare, clock
@@ -60,13 +60,13 @@ class Loop:
 
     @torch.inference_mode()
     def run(self) -> None:
-        """Until the engine is closed."""
+        """Take turns until the engine is closed."""
         try:
             while not self._admission.closed:
                 self.turn_began = self._clock()
                 if not self.turn():
                     self.turn_began = None
-                    with contextlib.suppress(queue.Empty):  # somebody has waited too long
+                    with contextlib.suppress(queue.Empty):  # a sequence has waited too long
                         self._take(self._inbox.get(timeout=self.slots.seconds_to_deadline))
         except BaseException as error:
             self._admission.fault = self._admission.fault or error
@@ -75,8 +75,8 @@ class Loop:
             self._end()
 
     def turn(self) -> bool:
-        """Take what came, then one step. False: there is nothing to do until something comes."""
-        for _ in range(self._inbox.qsize()):  # and no more: a caller in a loop must not keep others from their frames
+        """Take messages, then do one step. False: there is nothing to do until a message comes."""
+        for _ in range(self._inbox.qsize()):  # no more: a caller in a tight loop must not hold up frames
             self._take(self._inbox.get())
         if self._admission.closed:
             return True
@@ -97,8 +97,7 @@ class Loop:
             self.slots.settle_cancelled()
 
     def _step(self) -> bool:
-        """Prefill, and launch the most urgent frames. Where there is no room for more, see what the oldest work
-        made."""
+        """Prefill, and launch the most urgent frames. If there is no room for more, see what the oldest work made."""
         for sequence in self.slots.running if self._news else ():
             self.failures.alone(sequence, self._read_news)
         self._news = busy = False
@@ -112,7 +111,7 @@ class Loop:
                     self._push(self.pipeline.launch(chosen))
                 return True
             if self.held and not ready:
-                self._push([], wait=False)  # nobody comes to share a push
+                self._push([], wait=False)  # no other sequence will share a push
                 return True
         if self.pipeline.in_flight:
             work = self.pipeline.pop()
@@ -148,7 +147,7 @@ class Loop:
             self._admission.tally("frames")
 
     def _push(self, candidates: list[Sequence], wait: bool = True) -> None:
-        """What the vocoder lacks of their frames goes to it where it is due. `wait`: some may wait to share a push."""
+        """Give the vocoder the candidates' frames that are due. `wait`: some may wait to share a push."""
         if wait and not candidates:
             return
         for sequence in self.held:
@@ -162,7 +161,7 @@ class Loop:
                 self.pipeline.push(push)
 
     def _see_sound(self, pushed: Pushed) -> None:
-        sounds = []  # of a push that failed
+        sounds = []  # stays empty if the push failed
         with self.failures.together(pushed.sequences, "the vocoder"):
             sounds = self.pipeline.sound(pushed)
             self.failures.in_a_row = 0
@@ -171,7 +170,7 @@ class Loop:
             self.failures.alone(sequence, Sequence.hand_out, sequence in pushed.push.short)
 
     def _recover(self, error: KernelFault) -> bool:
-        """Every slot's state is suspect: all that run end."""
+        """End all running sequences after a fault, because no slot's state is trusted. Then go on, or fall back."""
         self.pipeline.forget()
         self.held.clear()
         self.failures.all(self.slots.running, error)
@@ -179,7 +178,7 @@ class Loop:
             self.pipeline.recover()
         elif self._spare and not self.fell_back:
             log.error("%d kernel faults in a row: PyTorch takes over", self.failures.in_a_row)
-            self.pipeline = self.turn_began = None  # the spare needs its memory, and takes its time
+            self.pipeline = self.turn_began = None  # the spare needs the memory, and its load takes long
             self._use(self._spare())
             self.fell_back = True
         else:
@@ -188,7 +187,7 @@ class Loop:
         return True
 
     def _end(self) -> None:
-        """Everybody is told."""
+        """Settle every open sequence."""
         self._admission.closed, self.turn_began = True, self._clock()
         if self.pipeline:
             self.pipeline.drain()

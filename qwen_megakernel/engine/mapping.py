@@ -14,8 +14,8 @@ from qwen_megakernel.engine.utterance import Utterance
 from qwen_megakernel.errors import EngineBusy, EngineClosed, RequestError, TextError, TTSError
 
 _LOOK_S = 0.25  # how soon a worker sees that nobody wants its result
-_BUSY_S = 0.05  # between two attempts, where others took the slots
-_CHUNK = 8  # frames of a chunk: nobody listens meanwhile
+_BUSY_S = 0.05  # between two attempts while others have the slots
+_CHUNK = 8  # frames of a chunk; nobody listens before the end
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,7 +24,7 @@ class Mapped:
 
     Attributes:
         index: of the request, from 0.
-        error: why it failed; None where it was spoken.
+        error: why it failed; None if it was spoken.
     """
 
     index: int
@@ -57,7 +57,7 @@ def map_requests(
 
     Args:
         submit, count_retry: the engine's.
-        retries: of requests that have none of their own.
+        retries: for requests that have none of their own.
     """
 
     def work(item: tuple[int, Any], stopped: threading.Event) -> Mapped:
@@ -97,12 +97,12 @@ def say(
     retries: int,
     count_retry: Callable[[], None],
 ) -> Audio:
-    """A whole utterance that nobody listens to meanwhile. Where others took the engine's slots, it waits for one.
+    """Speak a whole utterance that nobody listens to meanwhile. If others have the engine's slots, wait for one.
 
     Args:
         submit, count_retry: the engine's.
         retries: as `TTSEngine.generate` takes it.
-        stopped: set from another thread: the utterance is cancelled.
+        stopped: another thread sets it to cancel the utterance.
 
     Raises:
         TTSError: as `submit` and `Utterance.result`, but for EngineBusy.

@@ -18,9 +18,9 @@ class Observed:
         return self._core.admission.running_limit
 
     def health(self) -> dict:
-        """`status` ("ok", "draining", "closed" or "dead", then with `error`), backend, `max_streams`, how many of them
-        run at once for live listeners (`sustained`), and how many utterances are open (`streams`), of these `running`
-        in a slot and `queued` for one."""
+        """The engine's state. `status` is "ok", "draining", "closed" or "dead" (then with `error`). Of `max_streams`,
+        `sustained` run at once for live listeners. `streams` utterances are open: of these, `running` have a slot and
+        `queued` wait for one. `backend` is the attribute."""
         admission, slots = self._core.admission, self._core.loop.slots
         status = (
             "dead" if admission.fault else "closed" if admission.closed else "draining" if admission.draining else "ok"
@@ -37,13 +37,13 @@ class Observed:
         return health | ({"error": repr(admission.fault)} if admission.fault else {})
 
     def metrics(self) -> dict[str, int]:
-        """Counters since load: utterances and frames; utterances by their end (eos, length, runaway, cancelled,
-        failed); runaways by their kind (runaway_repeats, _silence, _babble); said again (retries); refused because
-        the engine was full (busy); failed in the queue (timed_out); kernel_faults."""
+        """Counters since load: utterances and frames. Utterances are counted by their end (eos, length, runaway,
+        cancelled, failed), runaways by their kind (runaway_repeats, _silence, _babble). Further counters: said again
+        (retries), refused by a full engine (busy), failed in the queue (timed_out), kernel_faults."""
         return self._core.admission.counts
 
     def snapshot(self) -> Snapshot:
-        """What the engine holds at this moment, for tests and for whoever looks for a leak."""
+        """What the engine holds at this moment, for tests and for finding leaks."""
         return snapshot_of(self._core, self._prompts.kept_openings)
 
     def count_retry(self) -> None:

@@ -1,4 +1,4 @@
-"""What an engine is loaded with, checked; and whether it fits."""
+"""Checks what an engine is loaded with, and whether it fits the device's memory."""
 
 import logging
 import math
@@ -29,7 +29,7 @@ _LEAST = {"max_streams": 1, "max_positions": 16, "max_queue": 0, "kept_voices": 
 
 
 def check_sizes(**sizes: int) -> None:
-    """Of `TTSEngine.load`'s arguments, those that are counts.
+    """Check those of `TTSEngine.load`'s arguments that are counts.
 
     Raises:
         BackendError: not an integer, or too small.
@@ -44,7 +44,7 @@ class Limits:
     """How much an engine takes at once; `TTSEngine.load` says what each is.
 
     Raises:
-        BackendError: one that cannot be.
+        BackendError: one has the wrong type or is out of range.
     """
 
     max_streams: int = 8
@@ -93,12 +93,12 @@ class Need:
         return cls(weights, vocoder, limits.kv_bytes(config.talker.stack, dtype) // limits.max_streams)
 
     def slots_in(self, memory: int) -> int:
-        """Slots that so many bytes have room for. While the kernel packs the talker's weights they are there twice."""
+        """How many slots fit into `memory` bytes. While the kernel packs the talker's weights, they are there twice."""
         return max(0, memory - max(2 * self.talker, self.talker + self.vocoder) - _BESIDE) // self.slot
 
 
 def memory_of(loaded: LoadedModel, stack: StackConfig, dtype: torch.dtype, limits: Limits) -> dict[str, int]:
-    """Bytes that a loaded model takes on its device, by part. `stack`: the talker's; `dtype`: its."""
+    """Bytes that a loaded model takes on its device, by part. `stack` and `dtype` are the talker's."""
     memory = {
         "talker and code predictor": loaded.decoder.weight_bytes,
         "keys and values": limits.kv_bytes(stack, dtype),
@@ -112,7 +112,7 @@ def memory_of(loaded: LoadedModel, stack: StackConfig, dtype: torch.dtype, limit
 
 @contextmanager
 def told_of_memory(model: str, device: torch.device, need: Need, limits: Limits) -> Iterator[None]:
-    """Where memory is short, an error that says what takes it and how much would fit.
+    """If memory is short, raise an error that says what takes it and how much would fit.
 
     Raises:
         OutOfMemoryError: at once if weights, keys and values alone do not fit; else in place of torch's.
@@ -128,7 +128,7 @@ def told_of_memory(model: str, device: torch.device, need: Need, limits: Limits)
         told += f": about {fits} slots of {limits.max_positions} positions fit"
     else:
         told += ", take weights='fp8' or a smaller model: not one slot of that size fits"
-    # A CPU would promise it, and the process be killed later.
+    # A CPU would grant the memory, and the process would be killed later.
     if need.talker + need.vocoder + wanted > memory:
         raise OutOfMemoryError(f"{device} has {size(memory)} of memory: {told}")
     try:
@@ -140,13 +140,13 @@ def told_of_memory(model: str, device: torch.device, need: Need, limits: Limits)
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
-    """torch has a type for the GPU's memory alone."""
+    """By its message too, because torch has a type of error for the GPU's memory alone."""
     told = str(error).lower()
     return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "memory" in told and "alloc" in told
 
 
 def _memory(device: torch.device) -> int:
-    """Bytes that the device has in all; a GPU without what other processes have taken."""
+    """The device's memory in bytes. For a GPU, without what other processes have taken."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

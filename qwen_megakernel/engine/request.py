@@ -1,4 +1,4 @@
-"""The border: what a caller asks for is checked here, as far as it can be without the text."""
+"""Checks what a caller asks for, as far as that is possible without the text."""
 
 import logging
 import numbers
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 _MOST_SIZES, _MOST_CHUNK = 1000, 100_000
 TRIM_TO_S = 0.05
-"""Seconds of silence that trimming leaves, where nobody says."""
+"""Seconds of silence that trimming leaves by default."""
 CHUNK_SCHEDULE = (1, 2, 4, 8)
 """Frames per chunk: the first sound after one frame, then larger portions; the last size repeats."""
 
@@ -61,8 +61,8 @@ class RequestOptions(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Request:
-    """A request that can be served if its text can; every default filled in. `judge_length`: the runaway guard tells
-    babble by how long the text should take."""
+    """A checked request with every default filled in; only its text is still to be checked. `judge_length`: the runaway
+    guard tells babble by how long the text should take."""
 
     conditioning: Conditioning
     non_streaming_mode: bool
@@ -80,8 +80,9 @@ class Request:
     reproducible: bool
 
     def around(self, text: SpokenText) -> "Request":
-        """With the silence around a text. A pause is as long as it says: the speech's own silence beside it is cut."""
-        before_s = self.before_s + text.before_s - (FADE_S if text.begins_at_pause else 0.0)  # the end of that fade
+        """This request with the silence around a text. The speech's own silence next to a pause is cut, so that the
+        pause has its exact length."""
+        before_s = self.before_s + text.before_s - (FADE_S if text.begins_at_pause else 0.0)  # kept for the fade
         sides = {"start": before_s > 0 or self.trim in ("start", "both")}
         sides["end"] = text.ends_at_pause or self.trim in ("end", "both")
         trim = "both" if all(sides.values()) else next((side for side, cut in sides.items() if cut), "none")
@@ -90,7 +91,7 @@ class Request:
 
 
 class RequestChecker:
-    """Knows what one checkpoint can be asked for."""
+    """Checks requests against what one checkpoint can do."""
 
     def __init__(self, checkpoint: Checkpoint, prompts: PromptBuilder, *, allow_foreign_voice: bool = False):
         """
@@ -123,7 +124,7 @@ class RequestChecker:
         pause_s: float = 0.0,
         reproducible: bool = False,
     ) -> Request:
-        """`whole`: the text is there already. The rest is `TTSEngine.submit`'s.
+        """`whole`: the text is there already. `TTSEngine.submit` explains the others.
 
         Raises:
             RequestError: by kind, see errors.py.
@@ -195,7 +196,7 @@ class RequestChecker:
             raise InstructError(f"instruct must be a string, got {type(instruct).__name__}")
         try:
             check_unicode(instruct or "", "instruct")
-        except TextError as error:  # which would be about the text
+        except TextError as error:  # its type would blame the text
             raise InstructError(str(error)) from None
         if instruct and not self._config.honours_instruct:
             log.warning(
@@ -225,7 +226,7 @@ class RequestChecker:
 
 
 def foreign_hint(variant: str) -> str:
-    """What to add where a checkpoint of this variant refuses a voice."""
+    """What to add to the message when a checkpoint of this variant refuses a voice."""
     if variant != "custom_voice":
         return ""
     return (
@@ -235,11 +236,11 @@ def foreign_hint(variant: str) -> str:
 
 
 def fitting_voice(voice: Voice, config: ModelConfig, fingerprint: str, *, allow_foreign: bool = False) -> Voice:
-    """The voice, as a checkpoint of this config and fingerprint speaks with it.
+    """The voice in the form in which a checkpoint of this config and fingerprint speaks with it.
 
     Args:
         allow_foreign: on CustomVoice a Base checkpoint's voice comes back as its speaker vector alone, which takes the
-            place of a named speaker's row. Its reference codes and text are left out: no prompt of CustomVoice has any.
+            place of a named speaker's row. No prompt of CustomVoice has reference codes or text, so they are left out.
 
     Raises:
         VoiceError: the two do not fit; says why.

@@ -14,7 +14,7 @@ MOST_RETRIES = 100
 
 
 def next_seed(seed: int) -> int:
-    """The seed of the attempt behind the one with this seed: the next number, and 0 behind 2**63 - 1."""
+    """The seed of the next attempt: this seed plus 1, or 0 after 2**63 - 1."""
     return (seed + 1) % 2**63
 
 
@@ -40,8 +40,8 @@ def say_well(
 
     Args:
         say: speaks a request.
-        retries: so many times more at most, each time with the next seed.
-        count: called before each of them.
+        retries: how many more attempts at most, each with the next seed.
+        count: called before each of these.
 
     Returns:
         The last attempt, however it ended.

@@ -1,11 +1,12 @@
-"""RunawayGuard: tells speech from what the model says where it does not find its end.
+"""RunawayGuard: tells speech from what the model makes when it misses its end.
 
-Once in a few hundred requests the published model never says end of speech: it stays in near-silence, repeats itself,
-or babbles on, up to the frame limit (207 of 60,424 requests in sglang-omni issue 1179). A pause looks just like a loop
-at first, and a slow speaker like one who babbles. But frames are made much faster than they are heard: so the first
-second of a loop is handed out, what follows is held back, and the verdict falls after three. Speech that takes longer
-than its text should is held back the same way, and the verdict falls where nobody speaks so slowly. Where speech goes
-on, or ends by itself, the listener gets all of it, a little later; where it does not, nothing of what was held.
+Once in a few hundred requests the published model never says end of speech. It stays in near-silence, repeats itself,
+or babbles on, up to the frame limit (207 of 60,424 requests in sglang-omni issue 1179).
+
+At first a pause looks like a loop, and a slow speaker like babble. But frames are made much faster than they are heard.
+So the guard hands out the first second of a loop, holds back what follows, and decides after three seconds. Speech that
+takes longer than its text should is also held back; the guard decides at a length that no speaker needs. If speech goes
+on or ends by itself, the listener gets all of it, a little later. Otherwise what was held back is dropped.
 
 How long a text should take follows from its characters alone. So nothing that an engine says depends on what it said
 before.
@@ -30,27 +31,27 @@ LETTER_FRAMES = 0.875
 """Frames that a Latin letter takes: 0.07 s, blanks included. English speech has 12 to 16 letters a second."""
 HELD_SLACK = 25
 """Frames (2 s) that speech may take longer than its text should before it is held back. The demo voice takes 0.8 to 1.4
-times what a sentence should, up to 2 times for a letter alone."""
+times what a sentence should, and up to 2 times for a single letter."""
 BABBLE_TIMES, BABBLE_AT_LIMIT, BABBLE_SLACK = 4, 2, 62
-"""Speech that takes longer than so many times what its text should, and so many frames (5 s), is babble. At the frame
-limit, where it is cut anyway, fewer times are enough."""
+"""Speech is babble if it takes longer than `BABBLE_TIMES` what its text should plus `BABBLE_SLACK` frames (5 s). At the
+frame limit, where it is cut anyway, `BABBLE_AT_LIMIT` times are enough."""
 
 _PERIODS = range(1, 5)
-_QUIET, _SILENT = 0.01, 5e-4  # RMS: of the loudest frame so far (-40 dB), and in itself (-66 dBFS)
+_QUIET, _SILENT = 0.01, 5e-4  # RMS: relative to the loudest frame so far (-40 dB), absolute (-66 dBFS)
 _SPELT = 6.0  # letters of a digit or a symbol: "seven", "percent", "siebenundsiebzig" for two
 _SPOKEN_MARKS = "%&@#*/\\"  # which Unicode counts as punctuation
 
 
 class RunawayGuard:
-    """Watches one utterance, from the moment its text is used up: what repeats or rests before that may go on."""
+    """Watches one utterance once its text is used up. Before that, repeats and silence are allowed."""
 
     def __init__(self):
         self._recent: deque[Tensor] = deque(maxlen=_PERIODS[-1])
-        self._repeated = dict.fromkeys(_PERIODS, 0)  # latest frames that equal the one so many before
+        self._repeated = dict.fromkeys(_PERIODS, 0)  # latest frames that equal the one a period before
         self._quiet = 0  # latest frames heard that are near silence
         self._loudest = 0.0
         self._seen = self._heard = self._watched_from = 0  # frames
-        self._should_take = 0.0  # frames, for the text so far; 0: nobody told the text, its length is not judged
+        self._should_take = 0.0  # frames, for the text so far; 0: no text is known, and length is not judged
 
     def add_text(self, text: str) -> None:
         """More of the text that is spoken. Called in callers' threads, before the text is complete."""
@@ -75,10 +76,11 @@ class RunawayGuard:
         self._heard += frames
 
     def verdict(self, *, at_limit: bool = False) -> str | None:
-        """The kind of runaway that it is: "repeats", "silence" or "babble"; None: it may still be speech.
+        """The kind of runaway: "repeats", "silence" or "babble"; None: it may still be speech.
 
         Args:
-            at_limit: the frame limit ends it, and lets no more through of a loop, nor of speech that is far too long.
+            at_limit: the frame limit ends it. A loop of more than `HANDED_OUT` frames is then a runaway already, and
+                babble is one after `BABBLE_AT_LIMIT` times.
         """
         for kind, begin, end in self._loops():
             if end - begin >= VERDICT or at_limit and begin + HANDED_OUT < self._seen:
@@ -88,27 +90,27 @@ class RunawayGuard:
 
     @property
     def presentable(self) -> int:
-        """Frames, from the utterance's first, that may be handed out by now."""
+        """How many frames, from the utterance's first, may be handed out by now."""
         most = [begin + HANDED_OUT for _, begin, _ in self._loops()]
         if self._is_longer_than(1, HELD_SLACK):
             most.append(max(int(self._should_take + HELD_SLACK), self._watched_from))
         return min(most, default=self._seen)
 
     def _is_longer_than(self, times: float, slack: int) -> bool:
-        """Has the speech taken more than that, and is its text used up?"""
+        """Is the text used up, and has the speech taken more than `times` its expected frames plus `slack`?"""
         most = times * self._should_take + slack
         return self._should_take > 0 and self._seen > most and self._seen > self._watched_from
 
     def _loops(self) -> list[tuple[str, int, int]]:
-        """Kind, first frame and end of every run that goes on."""
+        """Kind, first frame and end of every run that lasts until now."""
         loops = [("repeats", self._seen - run - period, self._seen) for period, run in self._repeated.items() if run]
         loops += [("silence", self._heard - self._quiet, self._heard)] if self._quiet else []
         return [(kind, max(begin, self._watched_from), end) for kind, begin, end in loops]
 
 
 def letters_of(text: str) -> float:
-    """How long a text takes to say, in Latin letters, where each of its characters takes long. Character by character:
-    the pieces of a text add up, wherever they are cut."""
+    """How long a text takes to say, in Latin letters, with a generous length for each character. It is a sum over
+    characters, so the pieces of a text add up wherever they are cut."""
     return sum(map(_letters, text))
 
 

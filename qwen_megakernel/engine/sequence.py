@@ -1,4 +1,4 @@
-"""Sequence: one utterance as the engine computes it, frame by frame, and what of it was handed to its listener.
+"""Sequence: one utterance as the engine computes it, frame by frame, and what was handed to its listener.
 
 Callers never touch tensors of the engine's thread: text rows go in through a queue, chunks come out through another.
 """
@@ -30,12 +30,12 @@ FRAME_S = 0.08
 """Seconds of audio of a frame: the model's 12.5 frames a second."""
 
 LONG_CHUNK = 16
-"""Frames: a longer chunk gets no priority beyond its first 16. Two full chunks of the default schedule; a caller who
-asked for 10**7 frames once came before everybody (docs/log.md, 2026-11-21)."""
+"""Frames; a longer chunk gets no priority beyond its first 16, two full chunks of the default schedule. Without this
+limit a caller who asked for 10**7 frames came before everybody (docs/log.md, 2026-11-21)."""
 
 
 class State(Enum):
-    """Where a sequence is on its way; each leads to the next, and any to DONE."""
+    """The stages of a sequence. Each leads to the next, and any of them to DONE."""
 
     WAITING_TEXT = "its first word is not whole yet"
     QUEUED = "its prompt is built; it waits for a slot"
@@ -47,7 +47,7 @@ class State(Enum):
 
 
 class Sequence:
-    """Callers' threads fill in the text. The engine's thread owns everything below the line once it has the prompt."""
+    """Callers' threads fill in the text. Once the engine's thread has the prompt, it owns all below the line."""
 
     def __init__(
         self,
@@ -106,11 +106,11 @@ class Sequence:
         silent = request.before_s or request.after_s
         padded = [Padding(request.before_s, request.after_s, sample_rate)] if silent else []
         self._effects: list[Edges | TimeStretch | Padding] = trimmed + stretched + padded
-        self._changed: list[np.ndarray] = []  # fp32 [n] each, what was handed out where there are effects
+        self._changed: list[np.ndarray] = []  # fp32 [n] each, what was handed out if there are effects
         self._to_come: list[Tensor] = []  # codes of frames whose sound an effect has cut, or holds
         self.reason: str | None = None  # why it ends with the frames it has
-        self.runaway: str | None = None  # of which kind, where that is the reason
-        self._planned = self._chunks_planned = 0  # frames and chunks that are whole with what was given
+        self.runaway: str | None = None  # the guard's kind, if that is the reason
+        self._planned = self._chunks_planned = 0  # frames given that fill chunks; these chunks
         self.handed_frames = self.handed_samples = self.chunks_given = 0
         self.first_chunk: float | None = None  # when it was handed out
         self.runs_out: float | None = None  # when its listener has heard all that was handed out
@@ -122,8 +122,8 @@ class Sequence:
         return State.DONE if self.settled else self._state
 
     def add_text(self, text: str) -> None:
-        """More of its text came, in a caller's thread. The guard then knows how long it should take to say. Random
-        weights babble whatever the text is."""
+        """Tell the guard more of the text, in a caller's thread, so that it knows how long the speech should take.
+        Random weights babble whatever the text is, so they are not judged."""
         if self.guard and self.request.judge_length:
             self.guard.add_text(text)
 
@@ -154,7 +154,7 @@ class Sequence:
         self.mark("prefill")
 
     def end(self, reason: str) -> None:
-        """No frame behind those it has."""
+        """No frame will follow those it has."""
         self.reason, self._state = reason, State.DRAINING
 
     def mark(self, stage: str) -> None:
@@ -164,7 +164,7 @@ class Sequence:
         self.stage_began = now
 
     def forget(self) -> None:
-        """It has ended. Whoever still holds its utterance keeps the audio, not what making it took."""
+        """It has ended. An utterance that is still held keeps the audio, but not what was needed to make it."""
         self.prompt = self.pieces = None
         self.reference, self.incoming = [], queue.SimpleQueue()
         self.codes, self.sound, self._changed, self._effects = [], [], [], []
@@ -184,8 +184,8 @@ class Sequence:
 
     @property
     def starved(self) -> bool:
-        """Its next frame needs a text row that has not come: nothing is spoken in its place. A frame hears of the text
-        row of the frame before it."""
+        """Its next frame needs a text row that has not come, so it waits. A frame depends on the text row of the frame
+        before it."""
         return self.speaking and not self.text_complete and self.launched > self.text_rows
 
     @property
@@ -204,8 +204,8 @@ class Sequence:
         return not self._effects and not self.request.reproducible
 
     def vocoder_due(self, short: bool) -> bool:
-        """Must the vocoder have the frames launched so far? After `RECENT_FRAMES` at the latest, whatever the chunks:
-        the device keeps no more codes, and the runaway guard listens that often.
+        """Must the vocoder get the frames launched so far? It must after `RECENT_FRAMES` at the latest, whatever the
+        chunks: the device keeps no more codes, and the runaway guard listens that often.
 
         Args:
             short: its chunk ends with them, full or not.
@@ -213,8 +213,8 @@ class Sequence:
         if self.missing <= 0:
             return False
         last = self.reason is not None or self.launched == self.max_frames
-        # Before an effect each frame goes by itself. For the last bits of the samples depend on how many frames go
-        # together, and where to cut would depend on them: with other chunks other pitch periods would be left out
+        # Before an effect each frame goes by itself. The samples' last bits depend on how many frames go together, and
+        # an effect's cuts depend on those bits. Other chunks would leave out other pitch periods
         # (docs/log.md, 2026-11-22).
         most = 1 if self._effects else RECENT_FRAMES
         return last or short or self.missing >= most or self._to_chunk <= 0
@@ -230,8 +230,9 @@ class Sequence:
         return schedule[min(index, len(schedule) - 1)]
 
     def due_at(self, frame_s: float) -> float:
-        """When its next frame must begin so that its listener hears no gap, where frames take `frame_s`. Before the
-        first chunk the listener has waited since the text came; for a long first chunk it is as patient as others."""
+        """When its next frame must begin so that its listener hears no gap, if a frame takes `frame_s`. Before the
+        first chunk it is the text's arrival plus the audio launched: a long first chunk is no more urgent than others.
+        """
         if self.runs_out is None:
             return (self.arrived or 0.0) + self._heard_frame_s * self.launched
         patience = self._heard_frame_s * max(0, self.launched - self.handed_frames - LONG_CHUNK)
@@ -240,7 +241,7 @@ class Sequence:
     # ------------------------------------------------------------ frames in, sound in, chunks out
 
     def add_frame(self, codes: Tensor | SpeechError | None) -> bool:
-        """One more frame, int64 [groups], or None at end of speech. Is it a frame of speech?"""
+        """Take one more frame, int64 [groups], or None at end of speech. Returns whether it is a frame of speech."""
         if isinstance(codes, SpeechError):
             raise codes
         if codes is None:
@@ -258,7 +259,7 @@ class Sequence:
         return True
 
     def _heed(self, runaway: str | None) -> None:
-        """The guard's verdict."""
+        """Act on the guard's verdict."""
         if runaway:
             self.runaway = runaway
             self.end("runaway")
@@ -275,7 +276,7 @@ class Sequence:
             self._chunks_planned += 1
 
     def add_sound(self, sound: np.ndarray) -> None:
-        """What the vocoder made: fp32 [frames, 1920]; what stands for end of speech and behind it is noise."""
+        """Take what the vocoder made: fp32 [frames, 1920]. Its frames from end of speech on are noise."""
         sound = sound[: len(self.codes) - len(self.sound)]
         if not np.isfinite(sound).all():
             raise SpeechError("the model's samples are no numbers: its weights or this utterance's prompt are broken")
@@ -284,9 +285,9 @@ class Sequence:
         self.sound += list(sound)
 
     def hand_out(self, short: bool = False) -> str | None:
-        """Hand out whole chunks, all there is if `short` or at the end. The finish reason once all was handed out."""
+        """Hand out whole chunks, or all there is if `short` or at the end. Returns the finish reason at the end."""
         if self.reason and self.pushes:
-            return None  # the last push will
+            return None  # after the last push
         presentable = len(self.sound)
         if self.guard and self.reason != "eos":
             self._heed(self.guard.verdict(at_limit=self.reason == "length"))
@@ -306,7 +307,7 @@ class Sequence:
         return self.reason
 
     def _hand_out_frames(self, frames: int) -> None:
-        """The next chunk with so many frames."""
+        """Hand out the next chunk, of this many frames."""
         first, last = self.handed_frames, self.handed_frames + frames
         samples, codes = np.concatenate(self.sound[first:last]), self.codes[first:last]
         for effect in self._effects:
@@ -318,7 +319,7 @@ class Sequence:
             self._to_come += codes
 
     def _hand_out(self, samples: np.ndarray, codes: list[Tensor]) -> None:
-        """The next chunk: fp32 [n], int64 [groups] each."""
+        """Hand out the next chunk: fp32 [n], int64 [groups] each."""
         codes, self._to_come = [*self._to_come, *codes], []
         stacked = torch.stack(codes) if codes else torch.zeros(0, self._groups, dtype=torch.int64)
         chunk = Chunk(samples, stacked.numpy(), self._sample_rate)
@@ -332,7 +333,7 @@ class Sequence:
         self.runs_out = max(self.runs_out or now, now) + seconds
         self.chunks_given += 1
         if self._effects:
-            self._changed.append(samples.copy())  # the chunk's own are its listener's
+            self._changed.append(samples.copy())  # the listener may write to the chunk's own
         self.handed_samples += len(samples)
         self.chunks.put(chunk)
         callbacks = self.callbacks

@@ -31,16 +31,16 @@ class _SharedEngine:
 
 
 _shared: dict[tuple, _SharedEngine] = {}  # by model and options: what the next `acquire` finds
-_used: set[_SharedEngine] = set()  # with at least one user; a dead engine that was replaced too
+_used: set[_SharedEngine] = set()  # with at least one user; also a dead engine that was replaced
 _lock = threading.Lock()
 
 
 async def acquire(model: str, **options) -> TTSEngine:
     """The process's engine for these arguments of `TTSEngine.load`. Every `acquire` needs a `release`.
 
-    If nobody has it yet, or if it died, a thread loads it and warms it up with a real utterance. Loading also hides
-    what is in memory by then from the garbage collector (`gc.freeze`), until the last engine is released: with torch,
-    transformers and Pipecat in memory a full collection stops every call for 60 ms.
+    If nobody has it yet, or if it died, a thread loads it and warms it up with a real utterance. It then hides what is
+    in memory from the garbage collector (`gc.freeze`), until the last engine is released. With torch, transformers and
+    Pipecat in memory a full collection stops every call for 60 ms.
 
     Raises:
         TTSError: it cannot be loaded; the next `acquire` tries again.
@@ -71,7 +71,7 @@ async def acquire(model: str, **options) -> TTSEngine:
 
 
 async def release(engine: TTSEngine) -> None:
-    """The engine has one user less. With the last one it is closed, in a thread."""
+    """Remove a user of the engine. After the last one it is closed, in a thread."""
     with _lock:
         found = [s for s in _used if s.engine.done() and not s.engine.exception() and s.engine.result() is engine]
     if found and (closing := _remove_user(found[0])):
@@ -79,7 +79,7 @@ async def release(engine: TTSEngine) -> None:
 
 
 def _remove_user(shared: _SharedEngine) -> threading.Thread | None:
-    """One user less. After the last one the engine is closed, once it is loaded, in the thread that is returned."""
+    """Remove a user. After the last one the returned thread closes the engine, once it is loaded."""
     with _lock:
         shared.users -= 1
         if shared.users > 0:
@@ -120,7 +120,7 @@ def warm_up(engine: TTSEngine, voice: Voice | None = None) -> None:
     """Say one short utterance, so that the first caller does not pay for what is made at first use.
 
     Args:
-        voice: speaks it, with a Base checkpoint. Without one nothing is said: such a checkpoint has no speaker.
+        voice: for a Base checkpoint, which has no speakers. Without a voice such a checkpoint says nothing.
     """
     if engine.variant != "base" or voice is not None:
         engine.generate(_WARM_UP_TEXT, voice=voice, max_frames=4)

@@ -15,7 +15,7 @@ class Slots:
     Attributes:
         running: sequences with a slot.
         waiting: sequences that are queued for one, first come, first served.
-        free: numbers of the slots that nobody has.
+        free: numbers of the free slots.
     """
 
     def __init__(self, admission: Admission, queue_timeout: float, clock: Callable[[], float] = time.monotonic):
@@ -34,22 +34,22 @@ class Slots:
 
     @property
     def seconds_to_deadline(self) -> float | None:
-        """Until somebody has waited too long; None: nobody waits."""
+        """Seconds until the first in the queue has waited too long; None: nobody waits."""
         return max(0.0, self.waiting[0].deadline - self._clock()) if self.waiting else None
 
     def queue(self, sequence: Sequence) -> None:
-        """Its prompt is built."""
+        """Queue a sequence whose prompt is built."""
         if not sequence.settled:
             self.waiting.append(sequence)
 
     def settle_cancelled(self) -> None:
-        """Those without a slot. The others end with their next step."""
+        """End cancelled sequences that have no slot. The others end with their next step."""
         for sequence in [s for s in self._admission.open.copy() if s.slot is None and s.cancelled]:
             self._admission.settle(sequence, "cancelled")
         self.waiting = deque(s for s in self.waiting if not s.settled)
 
     def assign(self) -> None:
-        """Slots for those that wait. Those that waited too long are told."""
+        """Give slots to those that wait. End those that waited too long."""
         while self.waiting:
             sequence = self.waiting[0]
             available = self.available(sequence)
@@ -67,7 +67,7 @@ class Slots:
                 self._admission.settle(sequence, error=EngineBusy(why))
 
     def release(self) -> bool:
-        """Take the slots of those that have ended. Were there any?"""
+        """Take back the slots of those that have ended. Returns whether there were any."""
         ended = [s for s in self.running if s.settled]
         for sequence in ended:
             self.free.append(sequence.slot)

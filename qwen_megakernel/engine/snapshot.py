@@ -15,7 +15,7 @@ class SequenceSnapshot:
         state: where it is on its way.
         slot: None without one.
         text_rows: trailing text rows that the frame decoder has.
-        launched, seen, handed_out: frames: launched, whose codes were seen, in chunks.
+        launched, seen, handed_out: frames that were launched, whose codes were seen, that went out in chunks.
         idle: its next frame needs text, and none is on its way.
     """
 
@@ -31,7 +31,7 @@ class SequenceSnapshot:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The engine's threads go on while it is taken: its numbers fit together once the engine rests.
+    """The engine's threads go on while it is taken, so its numbers fit together only if the engine rests.
 
     An engine at rest has no sequence, all slots and places free, nothing in flight and nothing in its inbox.
 

@@ -15,7 +15,7 @@ class Utterance:
     open cancels it: nobody could end it any more."""
 
     def __init__(self, sequence: Sequence, core: EngineCore, engine: object):
-        """`engine`: lives as long as somebody holds one of its utterances."""
+        """`engine`: stays alive as long as one of its utterances is held."""
         self._sequence, self._core, self._engine = sequence, core, engine
 
     @property
@@ -28,11 +28,11 @@ class Utterance:
         return self._sequence.done.is_set()
 
     def push_text(self, text: str) -> None:
-        """Append a piece of the text, cut anywhere. Speech starts as soon as a first word is whole, and waits, silent,
-        where the text has run out and was not ended.
+        """Append a piece of the text, cut anywhere. Speech starts as soon as a first word is whole. It waits, silent,
+        when the text has run out but was not ended.
 
         Raises:
-            TextEndedError: the text was ended, or the utterance has: it was cancelled, it failed, or reached its limit.
+            TextEndedError: the text was ended, or the utterance was cancelled, failed or reached its limit.
             TextError: `text` is not a string of valid Unicode; nothing was taken.
             TextTooLongError: the text no longer fits a slot; the utterance has then failed.
         """
@@ -45,7 +45,7 @@ class Utterance:
             self._core.advance(self._sequence, lambda pieces: pieces.push(text))
 
     def flush(self) -> None:
-        """That is all for now: also speak what `push_text` holds back because the next character could change it.
+        """Also speak what `push_text` holds back because the next character could change it.
 
         Raises:
             TextEndedError: see `push_text`.
@@ -107,7 +107,7 @@ class ChunkStream:
     """Iterator over an utterance's chunks. Dropping it, or `close`, cancels the utterance.
 
     Attributes:
-        utterance: for `result()` behind the last chunk.
+        utterance: for `result()` after the last chunk.
     """
 
     def __init__(self, utterance: Utterance):

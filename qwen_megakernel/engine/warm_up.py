@@ -1,4 +1,4 @@
-"""What an engine says at load: first words, and enough at once to learn how many live listeners it sustains."""
+"""What an engine says at load: first words, then many at once to learn how many live listeners it sustains."""
 
 import time
 from collections.abc import Callable
@@ -13,7 +13,7 @@ def first_words(say: Callable[..., Audio], request: dict[str, Any], *, again: bo
     """
     Args:
         say: `TTSEngine.generate`.
-        again: PyTorch takes over where kernels fault. It does so now and not at the first caller.
+        again: after a kernel fault say it again, until PyTorch takes over. So it takes over now, not at a caller.
     """
     while True:
         try:
@@ -25,11 +25,11 @@ def first_words(say: Callable[..., Audio], request: dict[str, Any], *, again: bo
 
 
 def sustained(submit: Callable[..., Utterance], request: dict[str, Any], at_once: int) -> float:
-    """Seconds of audio a second, the better of two rounds.
+    """Seconds of audio made in a second, the better of two rounds.
 
     Args:
         submit: `TTSEngine.submit`.
-        at_once: utterances; launches are full with them.
+        at_once: how many utterances; enough to fill launches.
     """
     best, text = 0.0, "How are you today, my friend? " * 4
     for _ in range(2):

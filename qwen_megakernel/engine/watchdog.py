@@ -1,4 +1,4 @@
-"""Watchdog: nobody waits for ever, neither for a GPU that does not answer nor for a callback that does not return."""
+"""Watchdog: ends the wait for a GPU that does not answer, and for a callback that does not return."""
 
 import contextlib
 import logging
@@ -22,7 +22,7 @@ class Patience:
             the driver itself gives up on a lost GPU after some seconds. None: 30 on a GPU, 300 on a CPU, where one long
             prompt may take minutes.
         callback_s: one call of `on_chunk`.
-        look_s: between two looks: far below the others, and too rarely to cost anything.
+        look_s: between two looks: far shorter than the others, but long enough that looks cost nothing.
     """
 
     device_s: float | None = None
@@ -41,7 +41,7 @@ class Watchdog:
         """
         Args:
             bell: None makes it look now.
-            default_s: in place of `patience.device_s` where that is None.
+            default_s: in place of `patience.device_s` if that is None.
         """
         self._admission, self._loop, self._bell, self._patience = admission, loop, bell, patience
         self._default_s, self.hangs = default_s, False
@@ -74,7 +74,7 @@ class Watchdog:
                     self._admission.abandon(sequence, CallbackError(why), "stuck")
 
     def _end(self) -> None:
-        """The device does not answer."""
+        """End the engine, because the device does not answer."""
         self._admission.fault = TimeoutError(f"the device did not answer for {self._device_s:g} s")
         self._admission.closed = self._admission.ended = self.hangs = True
         log.error("the engine is dead: %s", self._admission.fault)

@@ -1,8 +1,8 @@
-"""WordTimes: when, by estimate, each word of an utterance begins.
+"""WordTimes: estimates when each word of an utterance begins, because the model does not tell.
 
-The model does not tell. Words are spread over the audio by their length, at the rate at which this voice has spoken so
-far; once the audio is all there, what is left is spread over what is left of it. A word is given out when the audio in
-which it begins has been made, never before.
+Words are spread over the audio by their length, at the rate at which this voice has spoken so far. Once all audio is
+there, the words that are left are spread over the rest of it. A word is given out once the audio in which it begins has
+been made, never before.
 """
 
 import re
@@ -20,7 +20,7 @@ _PAUSE = {",": 3, ";": 3, ":": 3, ".": 6, "!": 6, "?": 6, "，": 3, "、": 3, "�
 
 
 def words_of(text: str) -> list[str]:
-    """The words of a text; of Chinese and Japanese, its characters."""
+    """The words of a text; for Chinese and Japanese, its characters."""
     return _WORD.findall(text)
 
 
@@ -30,14 +30,14 @@ def is_unspaced(text: str) -> bool:
 
 
 def is_syllable(character: str) -> bool:
-    """Of a script with a syllable, or more, a character: Chinese, Japanese, Korean?"""
+    """Is it Chinese, Japanese or Korean, where a character is a syllable or more?"""
     return bool(_SYLLABLE.match(character))
 
 
 def weight(word: str) -> float:
     """How long a word takes, in Latin letters."""
     spoken = sum(2.5 if is_syllable(c) else 3 if c.isdigit() else 1 for c in word if c.isalnum())
-    return max(1.0, spoken) + 1 + _PAUSE.get(word[-1], 0)  # one for the gap behind it
+    return max(1.0, spoken) + 1 + _PAUSE.get(word[-1], 0)  # 1 is for the gap after it
 
 
 class SpeechRate:
@@ -56,11 +56,11 @@ class WordTimes:
     def __init__(self, rate: SpeechRate, speed: float = 1.0):
         """
         Args:
-            rate: of the voice at the speed 1.0.
-            speed: of the audio, times as fast.
+            rate: the voice's at speed 1.0.
+            speed: how many times as fast the audio is.
         """
         self._rate, self._speed = rate, speed
-        self._open = ""  # text behind the last whole word
+        self._open = ""  # text after the last whole word
         self._pauses = PauseStream(refuse_other_tags=False)
         self._words: list[str | Pause] = []  # not given out
         self._at = 0.0  # where the next of them begins, in seconds
@@ -98,7 +98,7 @@ class WordTimes:
 
     def finish(self, made: float) -> list[tuple[str, float]]:
         """The text and its `made` seconds of audio are complete: the words that are left, and when they begin."""
-        with suppress(TextError):  # a pause that the text's end has cut; whoever spoke it has refused it
+        with suppress(TextError):  # the text's end cuts a pause; the engine has refused that text
             self._take(self._pauses.finish())
         self._words += words_of(self._open)
         self._open = ""

@@ -1,4 +1,4 @@
-"""Silence in front of and behind speech: cut to a given length, or added, while the speech is made."""
+"""Silence before and after speech: cut to a given length, or added, while the speech is made."""
 
 import numbers
 import reprlib
@@ -11,7 +11,7 @@ TRIMS = ("none", "start", "end", "both")
 """What may be trimmed."""
 
 SILENCE = 0.003
-"""Amplitude, -50 dBFS: what is below it is silent."""
+"""Amplitude, -50 dBFS: samples that are not above it are silent."""
 
 LONGEST_S = 2.0
 """Seconds of silence that may be left at most."""
@@ -51,7 +51,7 @@ class Edges:
         self._keep = max(fade, round(silence_s * sample_rate))
         self._waits, self._trims_end = trim in ("start", "both"), trim in ("end", "both")
         self._held = np.zeros(0, np.float32)  # the latest samples, all silent, which may be cut
-        self._cut = False  # something in front of them was
+        self._cut = False  # samples before them were cut
 
     def push(self, samples: np.ndarray) -> np.ndarray:
         """
@@ -91,8 +91,8 @@ class Edges:
 
 
 class Padding:
-    """Silence in front of one utterance's speech and behind it, as long as it says with what is silent there already.
-    The joined output is the same however the input is cut, behind an `Edges` that cuts both ends."""
+    """Adds silence before and after one utterance's speech, up to the given lengths; silence already there counts.
+    After an `Edges` that cuts both ends, the joined output is the same however the input is cut."""
 
     def __init__(self, before_s: float, after_s: float, sample_rate: int):
         """
@@ -101,10 +101,10 @@ class Padding:
             sample_rate: in Hz.
         """
         self._before, self._after = round(before_s * sample_rate), round(after_s * sample_rate)
-        self._silent = 0  # latest samples that were
+        self._silent = 0  # latest samples that were silent
 
     def push(self, samples: np.ndarray) -> np.ndarray:
-        """fp32 [n] -> fp32 [m]: the silence comes with the first sample."""
+        """fp32 [n] -> fp32 [m]. The silence in front comes with the first sample."""
         loud = np.flatnonzero(np.abs(samples) > SILENCE)
         self._silent = len(samples) - 1 - int(loud[-1]) if len(loud) else self._silent + len(samples)
         if len(samples) and self._before:
@@ -114,5 +114,5 @@ class Padding:
         return samples
 
     def finish(self) -> np.ndarray:
-        """The input is complete: fp32 [m], the silence behind it."""
+        """The input is complete. Returns fp32 [m], the silence after it."""
         return np.zeros(max(0, self._after - self._silent), np.float32)

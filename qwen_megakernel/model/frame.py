@@ -88,7 +88,7 @@ class Frame:
         self._adapter = [tensors[n] for n in adapter if n in tensors]  # empty where both stacks have the same width
         device = self._heads[0].device
         self._predictor_cache = KVCache(stack, groups, device, self._heads[0].dtype)
-        # Philox counters of every candidate of every group, one behind the other.
+        # Philox counters of every candidate of every group, one after the other.
         self._sizes = [len(head) for head in self._heads]
         self._candidate = torch.cat([torch.arange(size, device=device) for size in self._sizes])
         self._group = torch.cat([torch.full((size,), group, device=device) for group, size in enumerate(self._sizes)])

@@ -1,8 +1,8 @@
 """One row through a `Transformer` on a CPU, in few operators.
 
-A small model's frame costs operators there, not arithmetic: the demo voice makes 35 passes through a layer for each
+There a small model's frame costs operators, not arithmetic. The demo voice makes 35 passes through a layer for each
 frame, and each operator takes 2 to 20 us, whatever its size. So this is `Transformer.forward` for one fp32 row with 23
-operators a layer in place of 43. The sums are the same but for the last bits.
+operators a layer in place of 43. The sums are the same except for their last bits.
 """
 
 import math
@@ -70,8 +70,8 @@ class OneRow:
     def _norm_and_turn(self, heads: Tensor, weights: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """RMSNorm and RoPE of q and k, [heads + kv_heads, head_dim].
 
-        Beside its negative a head has mean 0, so layer_norm, one operator, is RMSNorm. And the rotate-half pairing's
-        (-right, left) then lies between the two.
+        A head joined to its negative has mean 0, so layer_norm, one operator, is RMSNorm. The rotate-half pairing's
+        (-right, left) is then the middle of the two.
         """
         dim = heads.shape[1]
         both = F.layer_norm(torch.cat((-heads, heads), 1), (2 * dim,), None, None, self._config.rms_norm_eps) * weights

@@ -77,7 +77,7 @@ class Prompt:
         rows: [T, hidden], prefilled at positions 0..T-1.
         trailing: [R, hidden]; frame k (from 0) adds row k to the sum of its code embeddings.
         pad: [hidden]; what frames after the R-th add.
-        prefix: the rows with which other prompts begin too.
+        prefix: the first rows, with which other prompts begin too.
         text_open: more trailing rows will come (`FrameDecoder.extend`).
     """
 
@@ -234,7 +234,7 @@ class PromptBuilder:
         return speaker.lower()
 
     def known_language(self, language: str | None) -> str:
-        """The language's name as the checkpoint spells it, also of a code such as "en" or "en-US"; None is "auto".
+        """The language's name as the checkpoint spells it, also for a code such as "en" or "en-US"; None is "auto".
 
         Raises:
             LanguageError: unknown; the known ones are listed.
@@ -311,7 +311,7 @@ class PromptBuilder:
         return Prompt(torch.cat([opening.rows, block]), trailing, self._pad, opening.prefixes[non_streaming_mode])
 
     def text_rows(self, ids: list[int], closed: bool) -> Tensor:
-        """Text ids -> [n, hidden]: their rows, and behind them the row that closes a text."""
+        """Text ids -> [n, hidden]: their rows, then, if `closed`, the row that closes a text."""
         rows = [self._embed.text(ids)] if ids else []
         return torch.cat([self._pad[None][:0], *rows, *([self._eos[None]] if closed else [])])
 
@@ -359,7 +359,7 @@ class Opening:
         self.prefixes = (Prefix(self.length + streaming), Prefix(self.length + len(self.reference_ids)))
 
     def needed(self, tokens: int, non_streaming_mode: bool) -> int:
-        """Positions that a prompt with so many tokens of text takes, with one frame for every text row."""
+        """Positions that a prompt with `tokens` tokens of text takes, with one frame for every text row."""
         needed = self.length + self.frame_count + tokens + 1
         return needed + len(self.reference_ids) + tokens + 1 if non_streaming_mode else needed
 

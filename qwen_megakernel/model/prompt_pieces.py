@@ -15,7 +15,7 @@ from qwen_megakernel.model.text import PieceEncoder
 class PromptPieces:
     """A prompt in the streaming layout whose text arrives in pieces. The prompt is there as soon as the first frame
     can be made; the text rows that trail it follow. Together they equal what `PromptBuilder.build` makes of the whole
-    text (`text.PieceEncoder` tells the one exception). Not thread-safe: one thread at a time pushes text.
+    text (`text.PieceEncoder` names the one exception). Not thread-safe: one thread at a time pushes text.
 
     Attributes:
         prompt: None until the text so far is enough for it. Its `trailing` is what was known then.
@@ -46,7 +46,7 @@ class PromptPieces:
         self._text = PieceEncoder(builder.tokenizer.encode, "assistant\n")
         self._ids = [builder.config.im_start_id]  # the role's ids, three in all, then the text's
         self._blank = True
-        self._given = 0  # how many ids of reference and text have their rows in the prompt or behind it
+        self._given = 0  # how many ids of reference and text already have rows, in the prompt or after it
         self.prompt: Prompt | None = None
         self.ended = False
         self.tokenise_s = 0.0

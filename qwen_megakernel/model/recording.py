@@ -1,6 +1,6 @@
-"""A recording to clone: read, bounded, made mono, cut at its silent ends; and what is wrong with its sound.
+"""Reads a recording to clone: makes it mono, cuts its silent ends, and notes what is wrong with its sound.
 
-Recordings are data from outside. libsndfile decodes them, and their length is bounded before.
+Recordings are data from outside. Their length is bounded before libsndfile decodes them.
 """
 
 import math
@@ -15,7 +15,7 @@ import soxr
 from qwen_megakernel.errors import AudioError
 
 MIN_SECONDS, MAX_SECONDS = 0.5, 60.0
-"""Length of reference audio. Less than that holds hardly a word for the speaker vector; 60 s are 750 of 2,048 rows."""
+"""Length of reference audio. A shorter one holds hardly a word for the speaker vector; 60 s are 750 of 2,048 rows."""
 
 _MAX_CHANNELS = 16
 _BLOCK = 1 << 16  # samples a channel, decoded at once
@@ -23,10 +23,10 @@ _RATES = range(4_000, 384_001)
 _SILENCE = 1e-4  # peak; -80 dBFS
 _SILENT_END_DB = -50  # below the peak; the breath before a word is some 30 dB below it
 _KEPT_S = 0.1  # of a silent end, so that no soft consonant is cut
-_FLAT = 1e-4  # of the peak: neighbours that near to it are on a flat top
+_FLAT = 1e-4  # part of the peak: neighbours this near to it are on a flat top
 _CLIPPED = 0.001  # part of the samples; speech that is not clipped has a handful at its peak
 _LEVEL_S = 0.02
-_QUIET_DB = 20  # from the loud tenth to the quiet one; pauses of clean speech are 40 dB below it and more
+_QUIET_DB = 20  # from the loud tenth to the quiet tenth; in clean speech pauses are 40 dB or more below
 
 RefAudio = str | Path | tuple[np.ndarray, int]
 
@@ -49,7 +49,7 @@ def load_recording(ref_audio: RefAudio, sample_rate: int, *, trim: bool) -> Reco
 
     Args:
         ref_audio: see `load_audio`.
-        trim: cut silence from both ends: what is 50 dB below the peak, but for the 0.1 s next to the sound. A
+        trim: cut silence from both ends: all that is 50 dB below the peak, except the 0.1 s next to the sound. A
             recording without such ends stays as it is.
 
     Raises:
@@ -156,15 +156,15 @@ def _without_silent_ends(samples: np.ndarray, sample_rate: int) -> np.ndarray:
 
 
 def _clipped(samples: np.ndarray) -> float:
-    """Part of the samples that are on a flat top: at the recording's peak, and so is the one before. The peak is where
-    it was clipped, also if it was made quieter afterwards."""
+    """Part of the samples that are on a flat top: the sample and the one before it are at the recording's peak. A
+    clipped recording's peak is where it was clipped, also if it was made quieter afterwards."""
     top = np.abs(samples) >= (1 - _FLAT) * np.abs(samples).max()
     return float((top[1:] & top[:-1] & (np.signbit(samples[1:]) == np.signbit(samples[:-1]))).mean())
 
 
 def _loud_to_quiet_db(samples: np.ndarray, sample_rate: int) -> float:
-    """From the level that a tenth of the recording reaches down to that below which a tenth of it stays. Speech has
-    pauses between words, and in them is what else was heard."""
+    """dB between the level that the loudest tenth of the recording exceeds and the level that the quietest tenth stays
+    below. Speech has pauses between words, and in them only other sound, such as noise, is left."""
     size = int(_LEVEL_S * sample_rate)
     squares = samples[: len(samples) // size * size].reshape(-1, size).astype(np.float64) ** 2
     quiet, loud = np.percentile(squares.mean(axis=1), (10, 90))

@@ -122,7 +122,7 @@ class Draw:
     @property
     def numbers(self) -> tuple[float, float]:
         """The numbers that those steps compute with: 1 / temperature, and the probability that top-p may leave out."""
-        # The reciprocal, because torch divides by it on a GPU and otherwise on a CPU; the kernel does the same.
+        # The reciprocal, because torch rounds a division differently on a GPU and on a CPU. The kernel does the same.
         return 1.0 / self.temperature, 1.0 - self.top_p
 
     def filtered(self, logits: Tensor, numbers: Sequence[float | Tensor] | None = None) -> Tensor:

@@ -74,12 +74,12 @@ _LONGEST_HELD = 1000  # characters; encoding then takes time linear in a piece's
 class PieceEncoder:
     """Token ids of a text that arrives in pieces. An id is given out as soon as no later character can change it.
 
-    A cut is safe at a boundary: where Qwen2's pre-tokenizer ends a pre-token whatever comes next. That is behind a word
-    or a digit if the next character is neither letter nor combining mark, and in front of a blank that follows
-    something visible. Cut there, the ids equal those of the whole text, however the text was cut into pieces.
+    A cut is safe at a boundary: where Qwen2's pre-tokenizer ends a pre-token whatever comes next. One is after a word
+    or a digit if the next character is neither letter nor combining mark. Another is before a blank that follows
+    something visible. With cuts there, the ids equal those of the whole text, however it was cut into pieces.
 
     A run of more than `LONGEST_RUN` characters without a boundary (Chinese or Japanese between two marks, a very long
-    word) is cut all the same, always at the same character. Only there may ids differ from those of the whole text.
+    word) is cut all the same, always at the same character. Ids may differ from those of the whole text only there.
     """
 
     def __init__(self, encode: Callable[[str], list[int]], before: str = ""):
@@ -89,7 +89,7 @@ class PieceEncoder:
             before: characters in front of the text, encoded with it.
         """
         self._encode, self._held = encode, before
-        self._run = len(before)  # characters of `_held` behind its last boundary
+        self._run = len(before)  # characters of `_held` after its last boundary
         self._foreign = len(before)  # characters of `_run` that come from `before`
 
     @property
@@ -155,9 +155,9 @@ _SENTENCE_END = re.compile(
 )
 _CLAUSE_END = re.compile(r"(?<=[,;:—])\s+|(?<=[，、；：])")
 _SPACE = re.compile(r"\s+")
-# A full stop behind one of these, or behind a single letter, ends no sentence.
+# A full stop after one of these, or after a single letter, ends no sentence.
 _ABBREVIATION = re.compile(r"\b(?:Mr|Mrs|Ms|Dr|Prof|St|vs|Nr|bzw|[^\W\d_])\.\s+$")
-_QUOTED = re.compile(r"[.!?…][\"'”’)\]]\s+$")  # in front of a small letter it ends no sentence either: "No!" he said.
+_QUOTED = re.compile(r"[.!?…][\"'”’)\]]\s+$")  # before a small letter it ends no sentence either: "No!" he said.
 _ENDED = re.compile(r"[.!?…。！？；][\"'”’)\]」』）]*\s*$")
 
 
@@ -186,8 +186,8 @@ def split_sentences(text: str, max_chars: int = 300) -> list[str]:
 def split_to_fit(text: str, count: Callable[[str], int], most: int) -> list[str]:
     """Cut text like `split_sentences`, but into pieces of at most `most` tokens.
 
-    A piece that has more is cut again, into as many characters as have `most` tokens on average. A piece of at most
-    `most` bytes is not counted, because every token stands for one byte at least.
+    A piece with more tokens is cut again, into pieces of as many characters as have `most` tokens on average. A piece
+    of at most `most` bytes is not counted, because every token stands for at least one byte.
 
     Args:
         count: gives the number of tokens of a text.
@@ -223,8 +223,8 @@ def _fragments(text: str, max_chars: int, ends: tuple[re.Pattern, ...]) -> Itera
 
 
 def sentences_of(text: str) -> list[str]:
-    """The sentences of a text, each with the white space behind it: joined they are the text. A stop behind "Mr", "Dr"
-    or a single letter ends none, nor does a closing quote in front of a small letter."""
+    """The sentences of a text, each with the white space after it: joined they are the text. A stop after "Mr", "Dr"
+    or a single letter ends no sentence, nor does a closing quote before a small letter."""
     sentences: list[str] = []
     for fragment in _cut(text, _SENTENCE_END):
         before = sentences[-1][-40:] if sentences else ""  # its end, so that time is linear in the text
@@ -236,27 +236,27 @@ def sentences_of(text: str) -> list[str]:
 
 
 def ends_sentence(text: str) -> bool:
-    """Is its last mark, but for closing quotes, one that ends a sentence?"""
+    """Does the text end with a mark that ends a sentence? Closing quotes and white space after it do not count."""
     return bool(_ENDED.search(text))
 
 
 def split_evenly(text: str, max_chars: int) -> list[str]:
-    """Cut long text at sentence ends into pieces of at most `max_chars` characters: as few as its sentences allow, and
-    those about equally long.
+    """Cut long text at sentence ends into pieces of at most `max_chars` characters. They are as few as the sentences
+    allow, and about equally long.
 
-    A sentence that is longer by itself is cut likewise at clauses, a clause at white space, a word anywhere.
+    A sentence that is longer by itself is cut in the same way at clauses, a clause at white space, a word anywhere.
 
     Args:
         max_chars: at least 1. White space at a piece's ends is not counted.
 
     Returns:
-        The pieces, each with the white space behind it: joined they are the text.
+        The pieces, each with the white space after it: joined they are the text.
     """
     return _split_evenly(text, max_chars, (_CLAUSE_END, _SPACE), sentences_of(text))
 
 
 def _split_evenly(text: str, max_chars: int, ends: tuple[re.Pattern, ...], fragments: list[str]) -> list[str]:
-    """`fragments`: joined they are the text. What is too long among them is cut at the first of `ends`."""
+    """`fragments`: joined they are the text. Fragments that are too long are cut at the first of `ends`."""
     if len(text.strip()) <= max_chars:
         return [text]
     parts: list[str] = []
@@ -273,8 +273,8 @@ def _split_evenly(text: str, max_chars: int, ends: tuple[re.Pattern, ...], fragm
 
 
 def _join_evenly(parts: list[str], max_chars: int) -> list[str]:
-    """Join neighbours into as few texts of at most `max_chars` characters as can be, with the least sum of squared
-    lengths: of as many texts none is then more even."""
+    """Join neighbours into as few texts of at most `max_chars` characters as possible. Of all such joins it takes the
+    most even one: the least sum of squared lengths."""
     best = [(0, 0, 0)]  # for the first n parts: texts, sum of squares, where the last text begins
     for end in range(1, len(parts) + 1):
         length, options = 0, []
@@ -293,7 +293,7 @@ def _join_evenly(parts: list[str], max_chars: int) -> list[str]:
 
 
 def _blank_ends(first: str, last: str) -> int:
-    """White space in front of `first` and behind `last`."""
+    """How many blanks are before `first` and after `last`."""
     return len(first) - len(first.lstrip()) + len(last) - len(last.rstrip())
 
 

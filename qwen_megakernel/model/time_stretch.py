@@ -1,12 +1,12 @@
-"""TimeStretch: speech faster or slower at the same pitch, while it is made.
+"""TimeStretch: makes speech faster or slower at the same pitch, while it is made.
 
 The method is WSOLA: Verhelst and Roelands, "An overlap-add technique based on waveform similarity (WSOLA) for high
 quality time-scale modification of speech", ICASSP 1993. The output grows by hops of equal length. Each hop fades from
 the segment that was heard last into another one, taken from near the place in the input that is due by now. Of all
-segments near that place it is the one that looks most like what would have followed the last one. So pitch periods
-meet in phase, and the pitch stays.
+segments near that place it is the one most similar to what would have followed the last one. So pitch periods meet in
+phase, and the pitch stays.
 
-No torch in here: a client of a server checks its speed too.
+This module imports no torch, because a server's client checks its speed with it too.
 """
 
 import numbers
@@ -20,13 +20,13 @@ SLOWEST, FASTEST = 0.25, 4.0
 """Times as fast as the model speaks. A frame of 80 ms then always yields sound: a hop takes 3 to 50 ms of it."""
 
 _HOP_S = 0.0125
-"""Seconds that one segment fades into the next. As long as a pitch period of 80 Hz, a low man's voice."""
+"""Seconds over which one segment fades into the next: a pitch period of 80 Hz, a man's low voice."""
 
 _REACH_S = 0.0075
-"""Seconds before and behind its place at which a segment may begin: 15 ms in all, a pitch period of 67 Hz."""
+"""How many seconds before or after its place a segment may begin: 15 ms in all, a pitch period of 67 Hz."""
 
 _TINY = 1e-9
-"""Added to energies, so that digital silence divides by no zero. A hop at -90 dBFS has 300 times as much."""
+"""Added to energies, so that digital silence causes no division by zero. A hop at -90 dBFS has 300 times as much."""
 
 
 def check_speed(speed: float) -> float:
@@ -58,10 +58,10 @@ class TimeStretch:
     def push(self, samples: np.ndarray) -> np.ndarray:
         """
         Args:
-            samples: fp32 [n], the next of the input, of any number.
+            samples: fp32 [n], the next of the input; n may be any number.
 
         Returns:
-            fp32 [m], the next of the output; whole hops, so that m may be 0.
+            fp32 [m], the next of the output; whole hops, so m may be 0.
         """
         self._input = np.concatenate([self._input, samples])
         self._taken += len(samples)
@@ -85,7 +85,7 @@ class TimeStretch:
         while True:
             place = round(self._hops * hop * self._speed)
             low, high = max(0, place - reach), place + reach
-            # The third keeps the output from growing longer than the input allows, should it end here.
+            # The third bound keeps the output from growing longer than the input allows if the input ends here.
             if max(high + hop, self._follows + hop, (self._hops + 1) * hop * self._speed) > end:
                 break
             heard = self._slice(self._follows, self._follows + hop)

@@ -87,7 +87,7 @@ class Transformer:
         Returns:
             [T, hidden], after the final norm.
         """
-        if self._one_row and length is None and len(rows) <= 2:  # more are worth one matrix product
+        if self._one_row and length is None and len(rows) <= 2:  # more rows are worth one matrix product
             return torch.stack([self._forward_one(row, position + i, cache) for i, row in enumerate(rows)])
         c, x = self.config, rows
         mask = None

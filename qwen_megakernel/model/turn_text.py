@@ -12,33 +12,33 @@ _CLAUSE = re.compile(r"[,;:—]\s+$|[，、；：]\s*$")
 _CLOSES = "。！？；，、：”’」』）"  # never begins a part
 
 SENTENCE_FROM, CLAUSE_FROM, WORD_FROM = 0.75, 0.9, 1.0
-"""Of the tokens that fit: from here on a part ends behind a sentence, behind a clause, behind a word."""
+"""Shares of the tokens that fit. From these on a part may end after a sentence, after a clause, after any word."""
 
 
 class TurnText:
-    """Cuts the text into parts that each fit a slot. Where it cuts depends on the text alone, and not on the pieces in
-    which that comes. It gives out a piece at once, except for white space near a cut.
+    """Cuts the text into parts that each fit a slot. The cuts depend on the text alone, not on the pieces in which it
+    comes. A piece is given out at once, except for white space near a cut.
 
-    A part ends behind the first sentence that ends above `SENTENCE_FROM`. A sentence that takes the rest of the room is
-    cut behind a clause, or behind a word.
+    A part ends after the first sentence that ends above `SENTENCE_FROM`. A sentence that takes the rest of the room is
+    cut after a clause, or after a word.
     """
 
     def __init__(self, count: Callable[[str], int], room: int):
         """
         Args:
-            count: gives the number of tokens of a text. It is called once a word.
-            room: tokens that a part may have.
+            count: gives the number of tokens of a text. It is called once for each word.
+            room: the most tokens that a part may have.
         """
         self._count, self._room = count, room
-        self._word = ""  # behind the last place at which a part could end
-        self._tokens = 0  # of the part before that
+        self._word = ""  # text after the last place at which a part could end
+        self._tokens = 0  # of the part up to that place
         self._blank = ""  # white space that is not given out yet
 
     def push(self, piece: str) -> list[str]:
         """Take a piece.
 
         Returns:
-            What goes on with the part, and behind it what begins a new part each.
+            First the text that goes on with the part, then the text of each new part.
         """
         parts = [""]
         for character in piece:
@@ -46,7 +46,7 @@ class TurnText:
                 parts.append("")
                 self._blank = ""
             self._word += character
-            # A word has at most as many tokens as bytes: behind it the part may end, and then without white space.
+            # A word has at most as many tokens as bytes. If the part may end after it, its white space waits.
             if character.isspace() and self._tokens + len(self._word.encode()) >= SENTENCE_FROM * self._room:
                 self._blank += character
             else:
@@ -60,7 +60,7 @@ class TurnText:
         return rest
 
     def restart(self) -> None:
-        """A part begins here for another reason."""
+        """A part begins here for another reason, such as a pause."""
         self._word, self._tokens, self._blank = "", 0, ""
 
     def _ends_a_word(self, following: str) -> bool:
@@ -70,7 +70,7 @@ class TurnText:
         return last.isspace() or bool(_UNSPACED.match(last) or _UNSPACED.match(following))
 
     def _ends_a_part(self) -> bool:
-        """The word is whole. Does the part end behind it?"""
+        """The word is whole. Does the part end after it?"""
         word, self._word = self._word, ""
         self._tokens += self._count(word)
         share = self._tokens / self._room
@@ -82,12 +82,12 @@ class TurnText:
 
 
 class Turn:
-    """What an engine says of a text that comes in pieces: pauses found, text normalized, cut where a slot ends."""
+    """Prepares a text that comes in pieces for an engine: finds pauses, normalizes, and cuts where a slot ends."""
 
     def __init__(self, front_end: TextFrontEnd, cuts: TurnText | None):
         """
         Args:
-            cuts: None: the text may be as long as it likes.
+            cuts: None: the text may have any length.
         """
         self._front_end, self._cuts, self._stream = front_end, cuts, front_end.stream()
 
@@ -95,17 +95,16 @@ class Turn:
         """Take a piece.
 
         Returns:
-            Text that goes on with the part; behind a `Pause` a new part begins, without silence where that has 0
-            seconds.
+            Text that goes on with the part. After a `Pause` a new part begins; a `Pause` of 0 seconds is no silence.
 
         Raises:
-            TextError: a malformed pause. The turn is of no use then.
+            TextError: a malformed pause. The turn cannot be used afterwards.
         """
         return self._cut(self._stream.push(piece))
 
     def flush(self) -> list[str | Pause]:
-        """What is held back because the next character could change it. The turn may go on. Raises TextError as
-        `push`."""
+        """Give out what is held back because the next character could change it. The turn may go on. Raises TextError
+        as `push` does."""
         stream, self._stream = self._stream, self._front_end.stream()
         parts = self._cut(stream.finish())
         return parts + ([rest] if self._cuts and (rest := self._cuts.finish()) else [])

@@ -1,9 +1,9 @@
 """Vocoder: codes -> 24 kHz PCM, stateful and exact.
 
 The speech tokenizer's decoder is strictly causal: a frame's 1,920 samples depend on its codes and on the
-past, never on the future. So nothing has to be decoded twice and nothing has to be blended: every layer
-that looks back keeps the few columns it will look at again, and pushing frames one by one, or in any other
-portions, gives the samples that one decode of the whole gives (within fp32 rounding, 2e-5).
+past, never on the future. So nothing has to be decoded twice or blended. Every layer that looks back keeps
+the few columns that it will need again. Frames pushed in any portions give the samples that one decode of
+the whole gives (within fp32 rounding, 2e-5).
 
     codes -> RVQ sum -> conv k3 -> 8-layer transformer (window 72) -> 2 x (upsample 2, ConvNeXt)
           -> conv k7 -> 4 x (SnakeBeta, transposed conv, 3 residual units) -> SnakeBeta, conv k7 -> clamp
@@ -25,7 +25,7 @@ from qwen_megakernel.checkpoint.codec_config import VocoderConfig
 from qwen_megakernel.model.transformer import apply_rope, rms_norm
 
 DILATIONS = (1, 3, 9)
-_CUDNN_FLAGS = threading.Lock()  # they are the process's: another engine's push would end ours in TF32
+_CUDNN_FLAGS = threading.Lock()  # they are the process's: another engine's push would turn ours to TF32
 
 
 def make_codebook(config: VocoderConfig, w: Mapping[str, Tensor]) -> Tensor:
@@ -60,17 +60,17 @@ def check_push(vocoder, slots: Sequence[int], codes: Tensor) -> None:
 
 @dataclass(frozen=True, eq=False)
 class VocoderState:
-    """What one sequence left behind after some frames; only its vocoder understands it."""
+    """The state of one sequence after some frames; only its vocoder understands it."""
 
     tensors: dict[str, Tensor]
 
 
 class Portion(NamedTuple):
-    """Frames of a reference that are heard in one go.
+    """Frames of a reference that the vocoder takes in one call.
 
     Attributes:
         codes: int64 [frames, groups].
-        whole: through every layer; else only as far as their frames leave a trace in what comes after the reference.
+        whole: through every layer; otherwise only as far as they affect what comes after the reference.
     """
 
     codes: Tensor
@@ -83,8 +83,8 @@ class TorchVocoder:
     Attributes:
         slots: how many sequences it holds.
         groups: codes of a frame.
-        together: sequences that are worth a push of their own; one by one, a sequence's samples are the same bits in
-            any company.
+        together: the most sequences that share a push. With 1, a sequence's samples are the same bits whatever else
+            runs.
         follows: can it read codes on the device (`GraphVocoder.follow`)?
     """
 
@@ -126,7 +126,7 @@ class TorchVocoder:
 
     @torch.inference_mode()
     def save(self, slot: int) -> "VocoderState":
-        """A copy of what a sequence left behind, 5 MB at the published dims; see `restore`."""
+        """A copy of a sequence's state, 5 MB at the published dims; see `restore`."""
         tensors = self._state | {"position": self._position}
         return VocoderState({name: tensor[slot].clone() for name, tensor in tensors.items()})
 
@@ -137,7 +137,7 @@ class TorchVocoder:
             tensor[slot] = state.tensors[name]
 
     def recover(self) -> None:
-        """After a KernelFault. Nothing here outlives the slots' state."""
+        """After a KernelFault. There is nothing to do: all state belongs to slots."""
 
     @property
     def weight_bytes(self) -> int:
@@ -151,11 +151,11 @@ class TorchVocoder:
 
     @staticmethod
     def portions(codes: Tensor) -> list[Portion]:
-        """A reference, int64 [frames, groups], for `listen`, one after the other."""
+        """Cut a reference, int64 [frames, groups], into portions for `listen`."""
         return [Portion(some, True) for some in codes.split(25)]
 
     def listen(self, slot: int, portion: Portion) -> None:
-        """Go on from frames whose sound nobody wants: what a sequence's own frames follow on."""
+        """Take in frames of a reference and drop their sound. The sequence's own frames then follow them."""
         self.push([slot], portion.codes[None])
 
     @torch.inference_mode()
@@ -171,7 +171,7 @@ class TorchVocoder:
         """
         check_push(self, slots, codes)
         step = _Push(self, slots)
-        # cuDNN would convolve in TF32 by default, and choose kernels that do not repeat themselves.
+        # By default cuDNN would convolve in TF32, and choose kernels whose results do not repeat.
         with _CUDNN_FLAGS, torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False):
             pcm = step.run(codes.to(self._device))
         for name, tensor in step.state.items():
@@ -312,8 +312,8 @@ class _Push:
         return x
 
     def _window_mask(self, frames: int) -> Tensor:
-        """[batch, 1, frames, window - 1 + frames]: a frame sees itself and the window - 1 before it, as far
-        as its sequence had begun."""
+        """[batch, 1, frames, window - 1 + frames]: a frame sees itself and the window - 1 frames before it, but
+        none from before its sequence began."""
         kept = self._c.sliding_window - 1
         device = self._position.device
         key = torch.arange(kept + frames, device=device)

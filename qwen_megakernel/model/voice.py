@@ -33,7 +33,7 @@ from qwen_megakernel.model.text import check_unicode
 log = logging.getLogger(__name__)
 
 MAX_RECORDINGS = 10
-"""Of one voice."""
+"""The most recordings of one voice."""
 
 _FORMAT = "qwen_megakernel.voice.1"
 _MAX_VOICE_BYTES = 4 << 20
@@ -79,8 +79,8 @@ class Voice:
         """Check that this is a voice of some checkpoint.
 
         Raises:
-            VoiceError: a tensor has another dtype, shape or device or is not finite, there are codes without text or
-                text without codes, or fingerprint or notes are not short printable strings.
+            VoiceError: a tensor has another dtype, shape or device, or is not finite. Or there are codes without text,
+                or text without codes. Or fingerprint or notes are not short printable strings.
             TextError: the text is not valid Unicode.
         """
         vector, codes, text = self.speaker_embedding, self.ref_codes, self.ref_text
@@ -164,7 +164,7 @@ class Voice:
 
 
 def _is_printable(text: object, most: int) -> bool:
-    """A string that a terminal may show, at most so long."""
+    """Is it a string of at most `most` characters that a terminal may show?"""
     return isinstance(text, str) and len(text) <= most and text.isprintable()
 
 
@@ -206,7 +206,7 @@ def _check_count(recordings: int) -> None:
 
 
 def _texts_of(ref_audio: list[RefAudio], ref_text: str | None | list[str | None]) -> list[str | None]:
-    """One for every recording, at most one of them not None."""
+    """One text for every recording; at most one is not None."""
     texts = ref_text if isinstance(ref_text, list) else [ref_text, *[None] * (len(ref_audio) - 1)]
     if len(texts) != len(ref_audio):
         raise VoiceError(f"ref_text has {len(texts)} entries for {len(ref_audio)} recordings: give one each, or None")
@@ -221,8 +221,8 @@ def _texts_of(ref_audio: list[RefAudio], ref_text: str | None | list[str | None]
 
 
 class VoiceEncoder:
-    """Makes voices with one Base checkpoint, on the CPU in fp32, one at a time; thread-safe. What that takes is loaded
-    at first use."""
+    """Makes voices with one Base checkpoint, on the CPU in fp32, one at a time; thread-safe. Its two encoders are
+    loaded at first use."""
 
     def __init__(self, checkpoint: Checkpoint):
         self._checkpoint, self._rate = checkpoint, checkpoint.config.codec.sample_rate
@@ -260,7 +260,7 @@ class VoiceEncoder:
         return Voice(vector, codes, text, self._checkpoint.fingerprint, notes)
 
     def _load(self, several: list[RefAudio], number: int, trim: bool) -> Recording:
-        """One of them. With others beside it, notes and errors name it."""
+        """Load one recording. If there are several, notes and errors name it."""
         if len(several) == 1:
             return load_recording(several[0], self._rate, trim=trim)
         name = f"recording {number + 1} of {len(several)}"
@@ -289,8 +289,8 @@ class VoiceEncoder:
 
 def mean_vector(vectors: Sequence[Tensor]) -> Tensor:
     """Speaker vectors fp32 [hidden] of several recordings -> the voice's. Its direction is that of the mean of the unit
-    vectors, so that each recording counts the same. Its norm is their mean norm: the encoder does not normalise, and
-    the talker adds what it gives to a row as it is. A plain mean would be the shorter, the more the recordings differ.
+    vectors, so that each recording counts the same. Its norm is their mean norm, because the encoder does not normalise
+    and the talker adds the vector to a row as it is. A plain mean gets shorter as the recordings differ more.
 
     Raises:
         AudioError: they point in opposite directions.
