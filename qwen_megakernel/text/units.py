@@ -1,4 +1,4 @@
-"""Names of units, of "%", and of currencies that num2words lacks, in each language."""
+"""Names of units, "%", and currencies that num2words lacks, in each language."""
 
 _UNITS = {
     "english": "km kilometer kilometers, m meter meters, cm centimeter centimeters, mm millimeter millimeters, "
@@ -69,6 +69,6 @@ where it stands behind. "L" and "KB" are for those who write them so."""
 
 
 def units_of(language: str) -> dict[str, tuple[str, ...]]:
-    """Written form -> spoken forms, as the table has them."""
+    """Written form -> spoken forms, from the table."""
     rows = (row.split() for row in _UNITS[language].split(", "))
     return {row[0]: tuple(word.replace("_", " ") for word in row[1:]) for row in rows}
