@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 from qwen_megakernel.errors import RequestError
 
 KINDS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".txt": "text"}
-"""Ending of an input's name -> what it holds."""
+"""Ending of an input's name -> its format."""
 
 _LONGEST = 2**20  # bytes of a line
 _LONGEST_ID = 150  # bytes: file systems take names of 255, and an ending is added
@@ -85,7 +85,7 @@ FIELDS: dict[str, Callable[[Any], Any]] = {
     "non_streaming_mode": _flag,
     "retries": _integer,
 }
-"""What a line may say, and how its value is read."""
+"""A line's possible fields -> the function that reads the value."""
 
 
 def kind_of(source: str, kind: str | None) -> str:

@@ -14,7 +14,7 @@ from qwen_megakernel.engine.utterance import ChunkStream
 from qwen_megakernel.model.edges import SILENCE, Edges
 
 HIGHEST_PEAK = 10 ** (-1 / 20)
-"""-1 dBFS: louder peaks are clipped by some decoders of compressed sound."""
+"""-1 dBFS: some decoders of compressed sound clip louder peaks."""
 
 
 def in_order(
@@ -135,7 +135,7 @@ class Binder:
         self._first: int | None = None  # its first sample that is not silent
         self._held: list[np.ndarray] = []  # samples that wait to be measured
         self.seconds = 0.0
-        """Of sound, in all files together."""
+        """Seconds of sound in all files together."""
 
     def new_file(self) -> None:
         """Begin another file."""

@@ -18,7 +18,7 @@ from qwen_megakernel.text.front_end import NORMALIZE
 from qwen_megakernel.text.lexicon import Lexicon
 
 LAYOUTS = {"whole": True, "streaming": False}
-"""What --layout may be -> `non_streaming_mode`."""
+"""Value of --layout -> `non_streaming_mode`."""
 
 WEIGHTS_CHOICES = f"{', '.join(WEIGHTS)}, or parts of it such as talker,lm_heads"
 WEIGHTS_HELP = f"{WEIGHTS_CHOICES} (docs/fp8.md); default: as the checkpoint has them"

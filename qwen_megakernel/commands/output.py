@@ -21,7 +21,7 @@ from qwen_megakernel.commands import mpeg4
 from qwen_megakernel.errors import RequestError
 
 OUT = "out.wav"
-"""Where speech goes if nobody says."""
+"""The default output file."""
 
 FORMATS = {
     ".wav": ("WAV", "PCM_16"),
@@ -30,10 +30,10 @@ FORMATS = {
     ".ogg": ("OGG", "VORBIS"),
     ".opus": ("OGG", "OPUS"),
 }
-"""Ending of a file's name -> libsndfile's names of format and coding. A name without an ending is a WAV's."""
+"""Ending of a file's name -> libsndfile's names of format and coding. No ending means WAV."""
 
 ENDINGS = (*FORMATS, *mpeg4.ENDINGS)
-"""Of all formats that can be written."""
+"""The endings of all formats that can be written."""
 
 PLAYERS = {
     "aplay": (["-q"], {".wav"}),
@@ -41,7 +41,7 @@ PLAYERS = {
     "ffplay": (["-nodisp", "-autoexit", "-loglevel", "error"], set(ENDINGS)),
     "afplay": ([], {".wav", ".mp3", ".flac"}),
 }
-"""Program -> its options in front of a file, and the formats that every version of it plays."""
+"""Program -> its options before a file, and the formats that every version of it plays."""
 
 
 # ---------------------------------------------------------------- checks, before anything is loaded
@@ -180,7 +180,7 @@ class SpeechFile:
         # libsndfile calls `_Target` back and would swallow a KeyboardInterrupt there. Other threads get none.
         self._thread = ThreadPoolExecutor(1)
         self.kept = False
-        """Did the block fail, and was what it had written kept?"""
+        """Did the block fail, and is the partial file kept?"""
 
     def __enter__(self) -> "SpeechFile":
         try:

@@ -42,7 +42,7 @@ from qwen_megakernel.text.front_end import TextFrontEnd
 from qwen_megakernel.text.spoken_text import SpokenText
 
 _POSITIONS = 1024
-"""Of a slot, where there are several: room for a piece. A transcribed reference may need more."""
+"""Positions of a slot if there are several: room for one piece. A transcribed reference may need more."""
 _WAIT_S = 3600.0  # for a slot; a piece waits for the pieces before it
 
 

@@ -225,8 +225,8 @@ class MegakernelTTSService(SpeechService):
 
 
 _CPU_FIRST_S = 0.1
-"""Sound to begin with where a CPU speaks. Trimming may leave 10 ms of the first chunk, and the next one, of two frames,
-takes some 40 ms: the listener would hear a gap."""
+"""Least first audio on a CPU, in seconds. Trimming may leave 10 ms of the first chunk. The next one, of two frames,
+takes some 40 ms, so the listener would hear a gap."""
 
 
 class _LocalAudioContext(AudioContext):

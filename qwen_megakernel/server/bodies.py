@@ -35,7 +35,7 @@ _WORDS = {
     "less_than_equal": "must be at most {le}",
     "literal_error": "must be {expected}",
 }
-"""Pydantic's kinds of errors that our fields can cause -> what the client is told."""
+"""Pydantic's error types that our fields can cause -> message for the client."""
 
 
 def _check_speed(speed: Any) -> float:

@@ -16,7 +16,7 @@ from qwen_megakernel.model.voice import Voice
 log = logging.getLogger(__name__)
 
 DEFAULT_VOICE = "default"
-"""Speaks if a request names no voice: the checkpoint's first speaker, of a Base checkpoint the first saved voice."""
+"""Used if a request names no voice: the checkpoint's first speaker; for a Base checkpoint the first saved voice."""
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 _MOST_VOICES = 1000

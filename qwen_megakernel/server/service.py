@@ -31,10 +31,10 @@ from qwen_megakernel.text.lexicon import Lexicon
 log = logging.getLogger(__name__)
 
 TOKEN = "QWEN_MEGAKERNEL_TOKEN"
-"""Environment variable with a server's token: a command line can be read by every user of a machine."""
+"""Environment variable with a server's token, because every user of a machine can read command lines."""
 
 OPENAI_MODELS = ("tts-1", "tts-1-hd", "gpt-4o-mini-tts", "gpt-4o-mini-tts-2025-12-15")
-"""OpenAI's names of its own models. Clients name one of them unless they are told another: they get the served one."""
+"""OpenAI's own model names. Clients send one of them by default, and get the served model."""
 
 _MAX_NAME = 256  # characters of a model's name
 _SUBMIT_THREADS = 4  # they build prompts, so that the event loop does not

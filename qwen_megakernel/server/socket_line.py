@@ -14,10 +14,10 @@ from qwen_megakernel.server.api_error import ApiError
 from qwen_megakernel.server.service import EngineService
 
 PROTOCOL = "speech"
-"""Subprotocol, accepted if the client offers it: a browser that offers its token as one needs one to be accepted."""
+"""Subprotocol, accepted if offered. A browser that offers its token as a subprotocol needs one to be accepted."""
 
 MAX_UNREAD = 1000
-"""Messages of a client that nobody has read yet; more of them close the socket."""
+"""Most unread messages of a client; more close the socket."""
 
 _MAX_UNSENT = 1000  # messages that a client has not taken yet; above this we stop reading from it
 _NORMAL, _AWAY, _POLICY, _LATER = 1000, 1001, 1008, 1013  # closing codes (RFC 6455 and its registry)

@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 PATH = "/v1/audio/speech/stream"
 MAX_RECORDING = 2 << 20
-"""Characters of a message where voices can be made. More would hold the event loop for over 5 ms: HTTP takes more."""
+"""Most characters of a message if voices can be made. More would hold the event loop for over 5 ms; HTTP takes more."""
 
 _VOICE_FIELDS = {"voice": "name", "audio": "audio_data", "text": "ref_text"}
 _MAX_NAME, _MAX_TRANSCRIPT = 64, 10_000  # characters

@@ -10,7 +10,7 @@ from qwen_megakernel.server.api_error import ApiError
 from qwen_megakernel.server.service import EngineService
 
 _TASKS = {"custom_voice": "CustomVoice", "voice_design": "VoiceDesign", "base": "Base"}
-"""A checkpoint's variant -> what the protocol calls it."""
+"""A checkpoint's variant -> the protocol's name for it."""
 
 _KINDS: dict[str, tuple[str, tuple[type, ...]]] = {
     "model": ("a string", (str,)),
@@ -40,7 +40,7 @@ _ONLY: dict[str, tuple[Any, str]] = {
     "word_timestamps": (False, "ask for timestamp_type 'word' instead"),
     "x_vector_only_mode": (False, "a voice made without ref_text does this"),
 }
-"""Settings of the protocol with one value that is served, and why."""
+"""The protocol's settings of which only one value is served: that value, and the reason."""
 
 _NOT_SERVED = ("ref_audio", "ref_text", "speaker_embedding")
 _PASSED = (

@@ -10,7 +10,7 @@ from qwen_megakernel.text.pauses import MARKS, Pause, PauseStream
 from qwen_megakernel.text.stage import FIRST_MARK, is_mark
 
 NORMALIZE = ("off", "auto")
-"""What `normalize` may be."""
+"""The values of `normalize`."""
 
 _AT_MARKS = re.compile(f"([{FIRST_MARK}-\U0010ffff])")
 

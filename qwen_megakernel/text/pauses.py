@@ -28,7 +28,7 @@ _ATTRIBUTE = re.compile(r"([\w:.-]+)\s*=\s*(?:\"([^\"]*)\"|'([^']*)')")
 
 
 MARKS = frozenset("[<\\")
-"""What a pause or a tag begins with, and what a backslash stands in front of."""
+"""The characters with which a pause, a tag or an escaped one begins."""
 
 
 @cache

@@ -1,11 +1,10 @@
 """The base of every step over text in pieces. It reads character by character, so that cuts cannot matter."""
 
 LONGEST_HELD = 2000
-"""How many characters a construct that is open (a link, a tag) holds back at most. A longer one is given out
-as it is."""
+"""Most characters that an open construct (a link, a tag) holds back. A longer one is given out as it is."""
 
 FIRST_MARK = "\U00100000"
-"""Private-use characters from here on stand for something that is no text, such as a pause. Steps let them through."""
+"""Private-use characters from here on stand for something other than text, such as a pause. Steps let them through."""
 
 
 class Stage:

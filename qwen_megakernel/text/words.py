@@ -7,9 +7,9 @@ from qwen_megakernel.text.spoken import Spoken
 from qwen_megakernel.text.stage import Stage, is_cjk, is_mark
 
 LONGEST_WORD = 100
-"""A word of more characters is cut into parts of so many. The longest German words have some 80."""
+"""A longer word is cut into parts of this many characters. The longest German words have some 80."""
 LONGEST_PHRASE = 12
-"""So many words of a row of numbers are read together at most."""
+"""In a row of numbers, at most this many words are read together."""
 
 _OPENING, _CLOSING = "\"'([{<«„“‚‘¿¡", ".,;:!?)]}>\"'»“”’…"
 _TAIL = 4  # characters kept from a long address's end, for the marks after it
