@@ -2,8 +2,9 @@
 
     LLM text ─► run_tts ─► AsyncUtterance ─► engine (its own thread) ─► chunks ─► audio context ─► transport
 
-No code here computes the model. The service builds prompts in its own thread, so that the event loop does not. In
-SENTENCE mode it generates sentences one by one. In TOKEN mode a context is one utterance, spoken while its tokens come.
+No code here computes the model. The service builds prompts in its own thread, so that they do not block the event loop.
+In SENTENCE mode it generates sentences one by one. In TOKEN mode a context is one utterance, spoken while its tokens
+come.
 """
 
 from collections.abc import AsyncGenerator, Mapping

@@ -27,7 +27,7 @@ class SavedVoices:
     """Used in one event loop.
 
     Attributes:
-        by_name: voices by name: first by order of file names, then in the order in which they were made.
+        by_name: name -> voice. Saved files come first, sorted by name; new voices follow in order of creation.
     """
 
     def __init__(self, folder: Path | None):
