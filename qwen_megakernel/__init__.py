@@ -1,7 +1,7 @@
 """Text to speech with Qwen3-TTS 12 Hz: an engine that streams PCM.
 
-Importing this package touches no GPU and compiles nothing; each name is imported at its first use, so that who speaks
-through a server needs no torch.
+Importing this package touches no GPU and compiles nothing. Each name is imported at its first use, so that a server's
+client needs no torch.
 """
 
 from importlib import import_module
@@ -108,7 +108,7 @@ def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
-    globals()[name] = value  # found without this function from now on
+    globals()[name] = value  # from now on found without this function
     return value
 
 

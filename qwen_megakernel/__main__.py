@@ -6,10 +6,10 @@ import sys
 
 
 def end_at_interrupt(at_once: bool) -> None:
-    """Let Ctrl-C end the process at once, with "interrupted" and status 130; or, again, raise KeyboardInterrupt.
+    """Set what Ctrl-C does: end the process at once with "interrupted" and status 130, or raise KeyboardInterrupt.
 
-    At once is for imports: what they run, such as a finalizer, may swallow a KeyboardInterrupt. If interrupts are
-    ignored, as behind nohup, or handled by others, that stays so.
+    `at_once` is for imports: code that they run, such as a finalizer, may swallow a KeyboardInterrupt. If interrupts
+    are ignored, as under nohup, or handled by others, nothing changes.
     """
     usual = signal.default_int_handler
     before, after = (usual, _end) if at_once else (_end, usual)

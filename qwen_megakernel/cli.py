@@ -111,10 +111,10 @@ def _serve(args: argparse.Namespace) -> int:
 
 
 def _engine_of_server(args: argparse.Namespace) -> tuple[str, ModelConfig | None, Callable[[], TTSEngine]]:
-    """The model's name for clients, its checkpoint's config if it is known, and what loads the engine.
+    """The model's name for clients, its checkpoint's config if known, and a function that loads the engine.
 
     Raises:
-        TTSError: it could never be loaded.
+        TTSError: the engine could never be loaded.
     """
     from qwen_megakernel.server.process import check_model, load_for_good
 
@@ -131,7 +131,7 @@ def _engine_of_server(args: argparse.Namespace) -> tuple[str, ModelConfig | None
 
 
 def _end_of_server(code: int) -> int:
-    if code:  # a thread may wait for a device that does not answer, and the process for the thread
+    if code:  # else the process might wait for a thread whose device does not answer
         logging.shutdown()
         os._exit(code)
     return code

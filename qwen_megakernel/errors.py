@@ -8,7 +8,7 @@
     ├── RequestError (ValueError)  what the caller asked for is refused, nothing running is harmed
     │   ├── TextError              not a string, not valid Unicode, blank; a tag or a lexicon that cannot be used
     │   │   ├── TextTooLongError   the text needs more positions than a slot has
-    │   │   └── TextEndedError     more text behind its end
+    │   │   └── TextEndedError     more text after its end
     │   ├── SpeakerError           unknown, or the checkpoint has no named speakers
     │   ├── LanguageError          unknown
     │   ├── InstructError          not a string, not valid Unicode; on a server, ignored by the checkpoint
@@ -18,7 +18,7 @@
     │   └── SamplingError          a sampling value out of its range
     ├── EngineBusy                 every slot is taken and the queue is full, or the wait in it was too long
     ├── EngineClosed               the engine was closed, or its thread died
-    ├── SpeechError                samples that are no numbers; their utterance has failed
+    ├── SpeechError                samples that are not numbers; their utterance has failed
     ├── CallbackError              a callback that did not return; its utterance has failed
     └── KernelFault                a wait inside the kernel outlasted its limit; the context lives, `recover()`
 
@@ -47,7 +47,7 @@ class OutOfMemoryError(BackendError):
 
 
 class RequestError(TTSError, ValueError):
-    """A request the engine refuses; it takes nothing and harms nobody."""
+    """A request that the engine refuses. It uses no resources and harms no other request."""
 
 
 class TextError(RequestError):
@@ -59,7 +59,7 @@ class TextTooLongError(TextError):
 
 
 class TextEndedError(TextError):
-    """A piece of text behind the end of its utterance's text."""
+    """A piece of text that came after the end of its utterance's text."""
 
 
 class SpeakerError(RequestError):
@@ -99,7 +99,7 @@ class EngineClosed(TTSError):
 
 
 class SpeechError(TTSError):
-    """What the model made of an utterance are no numbers."""
+    """The model's samples for an utterance are not numbers."""
 
 
 class CallbackError(TTSError):
@@ -107,4 +107,4 @@ class CallbackError(TTSError):
 
 
 class KernelFault(TTSError):
-    """A wait inside the kernel gave up; the launch ended normally and its results mean nothing."""
+    """A wait inside the kernel timed out. The launch ended normally, but its results are invalid."""

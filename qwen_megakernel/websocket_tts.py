@@ -1,6 +1,6 @@
 """MegakernelWebsocketTTSService: the same service with its engine behind a socket. Its code is in pipecat/remote.py.
 
-Importing it needs no torch.
+Its import needs no torch.
 """
 
 from qwen_megakernel.pipecat.remote import MegakernelWebsocketTTSService

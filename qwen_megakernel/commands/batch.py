@@ -30,8 +30,8 @@ from qwen_megakernel.model.pcm import pcm16
 from qwen_megakernel.model.voice import Voice
 from qwen_megakernel.server.saved_voices import SavedVoices
 
-_SHOWN = 20  # failed lines that are printed at the end; the manifest has them all
-_WAIT_S = 3600.0  # for a slot: nobody listens
+_SHOWN = 20  # failed lines to print at the end; the manifest has them all
+_WAIT_S = 3600.0  # for a slot; nobody listens, so waiting is fine
 
 
 def add_batch(commands: argparse._SubParsersAction) -> None:
@@ -95,12 +95,12 @@ def _voices(folder: Path | None) -> dict[str, Voice]:
 
 
 class _Batch:
-    """What the lines become.
+    """The state of a batch: what was spoken, kept and failed.
 
     Attributes:
-        done, kept, seconds: lines that were spoken now, lines that were spoken before, audio that was made now.
-        failed: the first lines that failed, with their errors.
-        failures: how many failed.
+        done, kept, seconds: lines spoken in this run, lines kept from earlier runs, seconds of audio made in this run.
+        failed: the first failed lines, with their errors.
+        failures: the number of failed lines.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class _Batch:
         self.failed: list[dict[str, Any]] = []
 
     def lines_to_do(self, kind: str) -> Iterator[Line]:
-        """The input's lines without those that were spoken before and have not changed."""
+        """The input's lines, except unchanged lines that were spoken before."""
         for line in read_lines(self._args.input, kind):
             if line.error is None and (first := self._manifest.claim(line.id, line.number)) is not None:
                 line = replace(line, error=f"the id {line.id!r} is line {first}'s already")
@@ -132,7 +132,7 @@ class _Batch:
         return self._args.output / f"{line.id}.{self._args.format}"
 
     def _digest(self, line: Line) -> str:
-        """Tells whether a line, or how it is spoken, has changed."""
+        """A hash that changes if the line, or how it is spoken, changes."""
         args = self._args
         shared = [
             args.model,
@@ -150,7 +150,7 @@ class _Batch:
         return hashlib.sha256(json.dumps(shared, sort_keys=True).encode()).hexdigest()[:16]
 
     def work(self, line: Line, stopped: threading.Event) -> dict[str, Any]:
-        """Speak a line into its file. Its manifest entry."""
+        """Speak a line into its file, and return its manifest entry."""
         entry = {"id": line.id, "line": line.number, "file": None, "seconds": None, "seed": None}
         entry |= {"finish_reason": None, "attempts": None, "error": line.error}
         entry |= {"request": self._digest(line), "threads": self._engine.threads}
@@ -173,16 +173,16 @@ class _Batch:
         return entry | {"finish_reason": worst.finish_reason, "attempts": max(audio.attempts for audio in audios)}
 
     def _write(self, path: Path, audios: list[Audio]) -> None:
-        """Raises RequestError where nothing can be written: no other line can then be, either."""
+        """Raises RequestError if nothing can be written. Other lines could not be written either."""
         with SpeechFile(str(path), self._engine.sample_rate) as file:
             for audio in audios:
                 file.write(pcm16(audio.samples))
 
     def _request(self, line: Line) -> tuple[dict[str, Any], int]:
-        """What `submit` takes besides the text; and the seed."""
+        """The arguments of `submit` besides the text, and the seed."""
         args, own = self._args, dict(line.options)
         seed = own.pop("seed", None)
-        if seed is None:  # of the id, so that it is the same in whatever order lines are spoken
+        if seed is None:  # from the id, so that the order of lines does not matter
             base = 0 if args.seed is None else args.seed
             seed = int.from_bytes(hashlib.sha256(f"{base}\n{line.id}".encode()).digest()[:4]) >> 1
         draws = ("temperature", "top_k", "top_p", "repetition_penalty")
@@ -198,7 +198,7 @@ class _Batch:
         return shared | {"voice": voice, "sampling": sampling} | own, seed
 
     def add(self, entry: dict[str, Any]) -> None:
-        """A line is done, or has failed."""
+        """Count a line that is done or has failed."""
         self._manifest.add(entry)
         if entry["error"] is None:
             self.done, self.seconds = self.done + 1, self.seconds + entry["seconds"]
@@ -209,13 +209,13 @@ class _Batch:
 
     @property
     def told(self) -> str:
-        """What was done so far, in words."""
+        """The progress so far, in words."""
         told = f"{self.done} lines spoken, {self.seconds:.1f} s of audio"
         told += f"; {self.kept} were there already" if self.kept else ""
         return told + (f"; {self.failures} failed" if self.failures else "")
 
     def report(self) -> int:
-        """Print what was done and what failed. The process's exit code."""
+        """Print what was done and what failed, and return the process's exit code."""
         print(f"wrote   {self._args.output.resolve()}: {self.told}")
         for entry in self.failed:
             named = f" ({entry['id']})" if entry["id"] else ""
@@ -226,7 +226,7 @@ class _Batch:
 
 
 class _Progress:
-    """Shows lines done, seconds of audio a second, and the time left."""
+    """Shows lines done, seconds of audio per second, and the time left."""
 
     def __init__(self, total: int | None, batch: _Batch):
         self._total, self._batch, self._began = total, batch, time.monotonic()

@@ -12,10 +12,10 @@ from typing import Any, BinaryIO
 from qwen_megakernel.errors import RequestError
 
 KINDS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".txt": "text"}
-"""Ending of an input's name -> what it holds."""
+"""Ending of an input's name -> its format."""
 
 _LONGEST = 2**20  # bytes of a line
-_LONGEST_ID = 150  # bytes: file systems take names of 255, and an ending comes behind it
+_LONGEST_ID = 150  # bytes: file systems take names of 255, and an ending is added
 _NOT_IN_IDS = set('/\\:*?"<>|')
 
 
@@ -24,10 +24,10 @@ class Line:
     """One line of the input.
 
     Attributes:
-        number: from 1; of a CSV file its row, without the header.
-        id: names its file. None: it could not be read.
-        options: what else it says, by the names of `FIELDS`.
-        error: why it cannot be spoken; None: it can, as far as can be told here.
+        number: from 1; in a CSV file the row's number, without the header.
+        id: the name of its file. None: it could not be read.
+        options: its other settings, by the names of `FIELDS`.
+        error: why it cannot be spoken; None: no error was found here.
     """
 
     number: int
@@ -85,18 +85,18 @@ FIELDS: dict[str, Callable[[Any], Any]] = {
     "non_streaming_mode": _flag,
     "retries": _integer,
 }
-"""What a line may say, and how its value is read."""
+"""A line's possible fields -> the function that reads the value."""
 
 
 def kind_of(source: str, kind: str | None) -> str:
-    """What an input holds: "jsonl", "csv" or "text".
+    """The input's format: "jsonl", "csv" or "text".
 
     Args:
         source: a path, or "-" for standard input.
-        kind: given by the user; None: by the name's ending.
+        kind: the user's choice; None: by the name's ending.
 
     Raises:
-        RequestError: the name does not tell.
+        RequestError: the name has no known ending.
     """
     if kind is None and (kind := KINDS.get(Path(source).suffix.lower())) is None:
         name = "standard input" if source == "-" else repr(source)
@@ -105,7 +105,7 @@ def kind_of(source: str, kind: str | None) -> str:
 
 
 def count_lines(source: str, kind: str) -> int | None:
-    """How many lines there are to speak; None: not known before they are read."""
+    """The number of lines to speak; None: not known before they are read."""
     if source == "-":
         return None
     with _opened(source) as file:
@@ -140,7 +140,7 @@ def _read(file: BinaryIO, kind: str) -> Iterator[Line]:
 
 
 def _raw_lines(file: BinaryIO) -> Iterator[tuple[int, str | None, str | None]]:
-    """Number, text and error of every line."""
+    """Yield every line's number, text and error."""
     number = 0
     while raw := file.readline(_LONGEST + 1):
         number += 1
@@ -207,7 +207,7 @@ def _read_csv(file: BinaryIO) -> Iterator[Line]:
 
 
 def _row(rows: Iterator[list[str]]) -> list[str] | str | None:
-    """The next row; a string: why it cannot be read; None: there is none."""
+    """The next row. A string says why it cannot be read. None: there are no more rows."""
     try:
         return next(rows)
     except StopIteration:
@@ -221,7 +221,7 @@ def _id_of(number: int) -> str:
 
 
 def _line(number: int, said: dict[str, Any]) -> Line:
-    """A line of what it says, checked."""
+    """A checked line from the fields that were read."""
     given: dict[str, Any] = {}
     try:
         for name, value in said.items():
@@ -243,7 +243,7 @@ def _line(number: int, said: dict[str, Any]) -> Line:
 
 
 def _check_id(name: str) -> None:
-    """Raises ValueError for an id that cannot be a file's name."""
+    """Raises ValueError for an id that cannot be a file name."""
     bad = not name.strip() or name.startswith(".") or name != name.strip(" ") or not name.isprintable()
     if bad or _NOT_IN_IDS & set(name) or len(name.encode("utf-8", "surrogatepass")) > _LONGEST_ID:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Where a spoken text goes: one file or one a chapter, and its subtitles."""
+"""Where a spoken text goes: one file, or one file per chapter, and subtitles."""
 
 import sys
 from collections.abc import Sequence
@@ -12,10 +12,10 @@ from qwen_megakernel.commands.subtitles import Cue, write_subtitles
 
 @dataclass
 class Place:
-    """Where sound goes, one file of it.
+    """One sound file and its subtitles.
 
     Attributes:
-        path: of the sound file; "-" for PCM16 on standard output.
+        path: path of the sound file; "-" for PCM16 on standard output.
         subtitles: path of its subtitles; None for none.
         cues: the subtitles so far.
     """
@@ -26,24 +26,24 @@ class Place:
 
 
 def numbered(path: str, count: int) -> list[str]:
-    """Paths for so many chapters: of "a/book.wav" these are "a/book-01.wav", "a/book-02.wav" and so on."""
+    """Paths for `count` chapters: "a/book.wav" becomes "a/book-01.wav", "a/book-02.wav" and so on."""
     place, digits = Path(path), max(2, len(str(count)))
     return [str(place.with_name(f"{place.stem}-{n:0{digits}}{place.suffix}")) for n in range(1, count + 1)]
 
 
 class BookFiles:
-    """A context manager. A file is at its place once it is whole; if the `with` block fails, the one that is being
-    written is not left. Files that were whole before stay."""
+    """A context manager that writes files. Each file appears at its place once it is whole. If the `with` block fails,
+    the unfinished file is deleted; files that are whole stay."""
 
     def __init__(self, places: Sequence[Place], rate: int, *, keep_partial: bool):
         """
         Args:
-            places: one, or one a chapter.
-            rate: in Hz.
-            keep_partial: see `SpeechFile`. Subtitles are kept with whole files alone.
+            places: one, or one per chapter.
+            rate: sample rate in Hz.
+            keep_partial: see `SpeechFile`. Subtitles are kept only with whole files.
         """
         self._places, self._rate, self._keep_partial = list(places), rate, keep_partial
-        self._number = 0  # of the place that is written
+        self._number = 0  # of the current place
         self._begun = False  # a chapter
         self._stack = ExitStack()
         self._file: SpeechFile | None = None
@@ -53,10 +53,10 @@ class BookFiles:
         return self
 
     def begin_chapter(self) -> bool:
-        """What comes belongs to the next chapter. Is it in another file than the chapter before?
+        """Begin the next chapter. Does it go into another file than the chapter before?
 
         Raises:
-            RequestError: the file before, or its subtitles, cannot be written.
+            RequestError: the previous file, or its subtitles, cannot be written.
         """
         another = self._begun and len(self._places) > 1
         if another:
@@ -67,7 +67,7 @@ class BookFiles:
         return another
 
     def mark_chapter(self, start: float, title: str) -> None:
-        """The chapter's speech begins at a second of its file."""
+        """Mark where the chapter's speech begins, in seconds of its file."""
         if self._file:
             self._file.mark_chapter(start, title)
 
@@ -79,7 +79,7 @@ class BookFiles:
             write_stdout(pcm)
 
     def add_cue(self, cue: Cue, *, goes_on: bool) -> None:
-        """Add a subtitle of this chapter. `goes_on`: the one before lasts until its end instead."""
+        """Add a subtitle of this chapter. `goes_on`: instead extend the one before to this one's end."""
         cues = self._places[self._number].cues
         if goes_on:
             cues[-1] = replace(cues[-1], last=cue.last)

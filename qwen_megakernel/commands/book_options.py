@@ -37,7 +37,7 @@ def add_book_options(parser: argparse._ActionsContainer) -> None:
 
 
 def _pauses_of(text: str) -> Pauses:
-    """A pause that is not given is twice the one before. A clause's is a third of a sentence's."""
+    """Read pauses. A missing pause is twice the one before. A clause's pause is a third of a sentence's."""
     try:
         seconds = [float(part) for part in text.split(",")]
     except ValueError:
@@ -64,7 +64,7 @@ def _loudness_of(text: str) -> float:
 
 
 def check_book_options(args: argparse.Namespace, output: str | None) -> dict[str, Voice]:
-    """Check these options as far as that needs neither text nor model, and load the voices of --voices.
+    """Make the checks that need neither text nor model, and load the voices of --voices.
 
     Args:
         output: as `checked_output` returns it.
@@ -73,7 +73,7 @@ def check_book_options(args: argparse.Namespace, output: str | None) -> dict[str
         Saved voices by their names.
 
     Raises:
-        RequestError: they do not go together, or a value is out of its range.
+        RequestError: the options do not go together, or a value is out of range.
         VoiceError: a file in --voices is no voice.
     """
     if args.split and output in ("-", None):
@@ -92,11 +92,11 @@ def check_book_options(args: argparse.Namespace, output: str | None) -> dict[str
 
 
 def places_of(args: argparse.Namespace, output: str, book: Book) -> list[Place]:
-    """Where the book's sound goes, each place checked.
+    """The checked places where the book's sound goes.
 
     Raises:
         TextError: there is nothing to say.
-        RequestError: nothing can be written there.
+        RequestError: one of them cannot be written.
     """
     if not book.pieces:
         raise TextError("nothing in the text is spoken")

@@ -1,4 +1,4 @@
-"""The sound of a long text: pieces spoken at once and heard in their order, pauses between them, equal loudness."""
+"""The sound of a long text: pieces are spoken at once and heard in order, with pauses and equal loudness."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -14,7 +14,7 @@ from qwen_megakernel.engine.utterance import ChunkStream
 from qwen_megakernel.model.edges import SILENCE, Edges
 
 HIGHEST_PEAK = 10 ** (-1 / 20)
-"""-1 dBFS: louder peaks are clipped by some decoders of compressed sound."""
+"""-1 dBFS: some decoders of compressed sound clip louder peaks."""
 
 
 def in_order(
@@ -23,17 +23,17 @@ def in_order(
     hear: Callable[[Piece, ChunkStream], Iterator[Chunk | Audio]],
     ahead: int,
 ) -> Iterator[tuple[Piece, Chunk | Audio]]:
-    """Speak many pieces at once. Closing the iterator cancels what is open.
+    """Speak many pieces at once. Closing the iterator cancels open pieces.
 
-    One more piece is begun with every chunk that comes out, so that the first chunk waits for no other piece.
+    Each chunk that comes out begins one more piece, so that the first chunk waits for no other piece.
 
     Args:
         stream: begins to speak a piece.
-        hear: the piece's chunks as they are made, and behind them its `Audio`.
-        ahead: pieces that are open at most.
+        hear: yields the piece's chunks as they are made, then its `Audio`.
+        ahead: most pieces to have open at once.
 
     Yields:
-        What is heard of each piece, piece after piece.
+        What `hear` yields for each piece, in the order of the pieces.
 
     Raises:
         TTSError: as `stream` and `hear`.
@@ -62,23 +62,23 @@ class Leveller:
     """Gains that bring each piece to the same loudness.
 
     Attributes:
-        held_down: pieces that stayed quieter, because their peaks would pass `HIGHEST_PEAK`.
+        held_down: number of pieces left quieter, because their peaks would exceed `HIGHEST_PEAK`.
     """
 
     def __init__(self, target: float, sample_rate: int):
         """
         Args:
-            target: in LUFS, ITU-R BS.1770.
+            target: loudness in LUFS, by ITU-R BS.1770.
             sample_rate: in Hz.
         """
         self._target, self._rate = target, sample_rate
-        self._gain = 1.0  # of the latest piece that could be measured
+        self._gain = 1.0  # of the last piece that could be measured
         self.held_down = 0
 
     def gain(self, samples: np.ndarray) -> float:
         """
         Args:
-            samples: fp32 [n], a whole piece. Below 0.4 s, or silent, it gets the gain of the piece before.
+            samples: fp32 [n], a whole piece. A silent piece, or one below 0.4 s, gets the gain of the piece before.
 
         Returns:
             The factor for these samples.
@@ -97,7 +97,7 @@ class Leveller:
 
 
 class Pauses(NamedTuple):
-    """Seconds of silence in front of a piece, by what lies between it and the piece before: one for each `Break`."""
+    """Seconds of silence before a piece, one value for each `Break` between it and the piece before."""
 
     clause: float
     sentence: float
@@ -106,11 +106,11 @@ class Pauses(NamedTuple):
 
 
 class Binder:
-    """Joins pieces. Silence at their ends is cut, and pauses are put between: from the last sample of a piece that is
-    not silent to the first of the next one a pause is exact to the sample.
+    """Joins pieces: cuts the silence at their ends and puts pauses between. A pause is exact to the sample, from the
+    last audible sample of a piece to the first audible one of the next.
 
-    The engine could cut the silence too. Its vocoder would then take each frame alone, which costs a third more time
-    on a CPU.
+    The engine could cut the silence too. But its vocoder would then take each frame alone, which costs a third more
+    time on a CPU.
     """
 
     def __init__(
@@ -122,44 +122,44 @@ class Binder:
     ):
         """
         Args:
-            write: gets the sound, fp32 [n].
+            write: takes the sound, fp32 [n].
             sample_rate: in Hz.
-            pauses: None: nothing is cut and no silence put between.
+            pauses: None: cut nothing and add no silence.
         """
         self._write, self._rate, self._pauses, self._leveller = write, sample_rate, pauses, leveller
-        self._written = self._tail = 0  # samples of this file; how many of the latest are silent
-        # Of the piece that is joined:
+        self._written = self._tail = 0  # samples of this file; silent samples at its end
+        # The current piece:
         self._edges: Edges | None = None
-        self._pause = 0  # samples in front of it
-        self._begun = False  # some of it was written
+        self._pause = 0  # samples of silence before it
+        self._begun = False  # part of it was written
         self._first: int | None = None  # its first sample that is not silent
-        self._held: list[np.ndarray] = []  # what waits to be measured
+        self._held: list[np.ndarray] = []  # samples that wait to be measured
         self.seconds = 0.0
-        """Of sound, in all files together."""
+        """Seconds of sound in all files together."""
 
     def new_file(self) -> None:
-        """What comes is the beginning of another file."""
+        """Begin another file."""
         self._written = self._tail = 0
 
     def begin(self, piece: Piece) -> None:
-        """A piece comes."""
+        """Begin a piece."""
         self._begun, self._first, self._held = False, None, []
         if self._pauses:
             pause_s = self._pauses[piece.behind] if self._written else 0.0
-            if piece.pause_s:  # as the text says; between paragraphs it makes a pause longer and never shorter
+            if piece.pause_s:  # the text asks for it; between paragraphs it can only lengthen a pause
                 pause_s = piece.pause_s if piece.behind <= Break.SENTENCE else max(pause_s, piece.pause_s)
             self._pause = round(pause_s * self._rate)
-            # What is left of the silence, so that no faint sound is cut, is a part of the pause.
+            # Some silence is left so that no faint sound is cut. It counts as part of the pause.
             self._edges = Edges("both", min(TRIM_TO_S, min(self._pauses) / 2), self._rate)
 
     def add(self, samples: np.ndarray) -> None:
-        """The next samples of the piece, fp32 [n]."""
+        """Add the next samples of the piece, fp32 [n]."""
         if self._edges:
             samples = self._edges.push(samples)
         self._take(samples)
 
     def end(self) -> tuple[float, float]:
-        """The piece is complete.
+        """End the piece.
 
         Returns:
             When its speech begins and ends, in seconds of this file.
@@ -174,7 +174,7 @@ class Binder:
         return first / self._rate, last / self._rate
 
     def silence(self, seconds: float) -> None:
-        """Behind the last piece, with what is silent there already."""
+        """Make the silence after the last piece this long, including silence that is already there."""
         self._out(np.zeros(max(0, round(seconds * self._rate) - self._tail), np.float32))
 
     def _take(self, samples: np.ndarray) -> None:

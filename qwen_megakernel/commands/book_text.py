@@ -1,4 +1,4 @@
-"""A long text as it is read aloud: chapters, paragraphs, who speaks, and the pieces that are spoken."""
+"""A long text to read aloud: its chapters, paragraphs, speakers and pieces."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -15,12 +15,12 @@ MAX_PIECE_CHARS = 300
 
 _HEADING = re.compile(r" {0,3}(#{1,6})[ \t]+(\S.*?)(?:[ \t]+#+)?[ \t]*")
 _CHAPTER_LEVELS = 2  # "#" and "##"; deeper headings are paragraphs
-_FENCE = re.compile(r" {0,3}(`{3,})([^`]*)")  # not of "~~~", which parts scenes in novels
-_SPEAKER = re.compile(r"[ \t]*\[([\w-]+)\](?:[ \t]+|$)")  # no blanks within: "[pause 1s]" names nobody
+_FENCE = re.compile(r" {0,3}(`{3,})([^`]*)")  # not "~~~", which separates scenes in novels
+_SPEAKER = re.compile(r"[ \t]*\[([\w-]+)\](?:[ \t]+|$)")  # no blanks inside: "[pause 1s]" is no name
 
 
 class Break(IntEnum):
-    """What lies between a piece and the one before it: the more, the longer the pause."""
+    """What lies between a piece and the one before it. A higher value means a longer pause."""
 
     CLAUSE = 0
     SENTENCE = 1
@@ -30,16 +30,16 @@ class Break(IntEnum):
 
 @dataclass(frozen=True)
 class Piece:
-    """What is spoken at once.
+    """Text that is spoken at once.
 
     Attributes:
         text: without white space at its ends.
         behind: what lies between it and the piece before.
-        chapter: its number, from 0.
-        sentence: the number of its text in `Book.sentences`, of which it may be a part.
-        speaker: as the text names them; None: whoever speaks by default.
-        line: of the text, from 1, in which what this speaker says begins.
-        pause_s: seconds of silence that the text asks for in front of it; 0 for none.
+        chapter: the chapter's number, from 0.
+        sentence: index in `Book.sentences` of the text that it is, or is part of.
+        speaker: the name in the text; None: the default speaker.
+        line: number, from 1, of the line where this speaker's words begin.
+        pause_s: seconds of silence that the text asks for before it; 0 for none.
     """
 
     text: str
@@ -56,9 +56,9 @@ class Book:
     """A text, ready to be spoken.
 
     Attributes:
-        pieces: in their order.
-        sentences: the texts that pieces are parts of, in one line each.
-        titles: of the chapters; None where text comes in front of the first heading.
+        pieces: in order.
+        sentences: the texts that the pieces are parts of, each on one line.
+        titles: the chapters' titles; None for text before the first heading.
         after_s: seconds of silence that the text asks for at its end.
     """
 
@@ -70,7 +70,7 @@ class Book:
 
 @dataclass(frozen=True)
 class _Turn:
-    """What one speaker says within one paragraph, or a heading."""
+    """One speaker's words within one paragraph, or a heading."""
 
     text: str
     behind: Break
@@ -85,16 +85,16 @@ def read_book(text: str, front_end: TextFrontEnd, *, by_sentence: bool = False, 
     chapter if it has one or two marks.
 
     Args:
-        front_end: says what is spoken of each paragraph.
-        by_sentence: every sentence is a piece of its own, or several where it is too long.
-        speakers: what a name in brackets at the beginning of a line is in front of, such as "[ada] ", is spoken by that
-            speaker until the paragraph ends. The name is not spoken.
+        front_end: turns each paragraph into what is spoken.
+        by_sentence: every sentence is its own piece, or several pieces if it is too long.
+        speakers: a name in brackets at the beginning of a line, such as "[ada] ", names the speaker until the
+            paragraph ends. The name is not spoken.
 
     Raises:
-        TextError: a pause, or another tag, that is refused; the message has the line.
+        TextError: a pause or another tag is refused; the message has the line.
     """
     book = Book([], [], [], 0.0)
-    behind, title, pause_s = Break.CHAPTER, None, 0.0  # of the next piece
+    behind, title, pause_s = Break.CHAPTER, None, 0.0  # for the next piece
     for turn in _turns(text, speakers):
         behind = max(behind, turn.behind)
         title = turn.text if turn.behind is Break.CHAPTER else title
@@ -126,10 +126,10 @@ def _spoken(front_end: TextFrontEnd, turn: "_Turn") -> list[str | Pause]:
 
 
 def fitted(pieces: Iterable[Piece], pieces_of: Callable[[Piece], list[str]]) -> list[Piece]:
-    """The same pieces; what does not fit a slot is cut again.
+    """The same pieces, but those that do not fit a slot are cut again.
 
     Args:
-        pieces_of: cuts a piece's text into what fits (`TTSEngine.pieces`).
+        pieces_of: cuts a piece's text into texts that fit (`TTSEngine.pieces`).
     """
     return [part for piece in pieces for part in _parts_of(piece, pieces_of(piece))]
 
@@ -137,11 +137,11 @@ def fitted(pieces: Iterable[Piece], pieces_of: Callable[[Piece], list[str]]) -> 
 def check_speakers(pieces: Iterable[Piece], known: Iterable[str], where: str) -> None:
     """
     Args:
-        known: names of speakers, in lower case.
-        where: tells what to do if nobody is known.
+        known: speakers' names, in lower case.
+        where: says what to do if there are no known speakers.
 
     Raises:
-        SpeakerError: a piece names somebody else; the message has the line and the known names.
+        SpeakerError: a piece names an unknown speaker; the message has the line and the known names.
     """
     known = list(known)
     for piece in pieces:
@@ -159,14 +159,14 @@ def _parts_of(piece: Piece, parts: Iterable[str]) -> Iterator[Piece]:
 
 
 def _behind(text: str) -> Break:
-    """What comes behind a text in the same paragraph."""
+    """What lies between a text and the next one in the same paragraph."""
     return Break.SENTENCE if ends_sentence(text) else Break.CLAUSE
 
 
 def _turns(text: str, speakers: bool) -> Iterator[_Turn]:
     behind, speaker, begun = Break.PARAGRAPH, None, 1
-    lines: list[str] = []  # of the turn so far
-    fence = ""  # that the next one of the kind closes
+    lines: list[str] = []  # the turn so far
+    fence = ""  # the open code fence; "" if none
 
     def turn() -> Iterator[_Turn]:
         if said := "\n".join(lines).strip():
@@ -195,7 +195,7 @@ def _turns(text: str, speakers: bool) -> Iterator[_Turn]:
 
 
 def _fence_behind(line: str, fence: str) -> str:
-    """The code fence that is open behind a line; "" if there is none. `fence`: the one that was open."""
+    """The code fence that is open after a line; "" if there is none. `fence`: the one that was open before."""
     mark = _FENCE.fullmatch(line)
     if not mark:
         return fence

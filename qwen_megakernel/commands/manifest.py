@@ -1,4 +1,4 @@
-"""Manifest: what a batch has made, one JSON object a line, kept so that the same command goes on after any end."""
+"""Manifest: what a batch has made, one JSON object per line. With it the same command can resume after any end."""
 
 import errno
 import fcntl
@@ -17,19 +17,19 @@ NAME = "manifest.jsonl"
 
 
 class Manifest:
-    """The manifest of a folder. While a batch runs, entries are appended as they are made. At the end they are sorted
-    by the input's lines, so that the file does not show in which order they were made.
+    """A folder's manifest. While a batch runs, it appends entries as they are made. At the end it sorts them by the
+    input's lines, so that the file does not depend on the order in which they were made.
 
-    What is known lies in a temporary database: memory is bounded however many entries there are.
+    A temporary database holds the entries, so memory stays bounded.
     """
 
     def __init__(self, folder: Path):
         """
         Args:
-            folder: made if it is not there.
+            folder: made if it does not exist.
 
         Raises:
-            RequestError: it cannot be written, or another batch writes there.
+            RequestError: the folder cannot be written, or another batch writes there.
         """
         self._path = folder / NAME
         try:
@@ -42,7 +42,7 @@ class Manifest:
         except OSError:
             self._file.close()
             raise RequestError(f"--output {folder}: another batch writes there; wait for it, or name another") from None
-        for left in folder.glob(".speech-*.part"):  # of a batch that was killed
+        for left in folder.glob(".speech-*.part"):  # from a batch that was killed
             left.unlink(missing_ok=True)
         self._known = sqlite3.connect("")  # a temporary file
         self._known.execute("CREATE TABLE entries (key TEXT PRIMARY KEY, entry TEXT)")
@@ -54,7 +54,7 @@ class Manifest:
             raise
 
     def _read(self) -> None:
-        """Entries of an earlier run. A last line without its end was being written when that was killed."""
+        """Read an earlier run's entries. An incomplete last line was being written when that run was killed."""
         self._file.seek(0)
         whole = 0
         for number, raw in enumerate(self._file, 1):
@@ -76,31 +76,31 @@ class Manifest:
         self._known.execute("INSERT OR REPLACE INTO entries VALUES (?, ?)", row)
 
     def entry(self, name: str) -> dict[str, Any] | None:
-        """What was made for an id."""
+        """The entry for an id."""
         row = self._known.execute("SELECT entry FROM entries WHERE key = ?", (_folded(name),)).fetchone()
         return json.loads(row[0]) if row else None
 
     def threads(self) -> int | None:
-        """CPU threads of an earlier run: with as many, sums are the same to the last bit."""
+        """CPU threads of an earlier run. The same number makes sums equal to the last bit."""
         row = self._known.execute("SELECT entry FROM entries LIMIT 1").fetchone()
         return json.loads(row[0]).get("threads") if row else None
 
     def claim(self, name: str, line: int) -> int | None:
-        """Take an id for a line of this run. The line that has it already, or None."""
+        """Take an id for a line of this run. Returns the line that already has it, or None."""
         row = self._known.execute("SELECT line FROM lines WHERE key = ?", (_folded(name),)).fetchone()
         if row is None:
             self._known.execute("INSERT INTO lines VALUES (?, ?)", (_folded(name), line))
         return row and row[0]
 
     def add(self, entry: dict[str, Any]) -> None:
-        """Append an entry. A process that is killed afterwards does not lose it.
+        """Append an entry. If the process is killed afterwards, the entry is not lost.
 
         Raises:
             RequestError: the manifest cannot be written.
         """
         if entry["error"] is None:
             self._keep(entry, _folded(entry["id"]))
-        else:  # which may not have the id for itself
+        else:  # another line may have the same id
             key = f"\0{entry['line']}"
             self._keep(entry, key)
             self._known.execute("INSERT OR REPLACE INTO lines VALUES (?, ?)", (key, entry["line"]))
@@ -109,8 +109,8 @@ class Manifest:
             self._file.flush()
 
     def finish(self) -> None:
-        """All lines of the input were seen: sort the entries by them. Entries of lines that are not in the input any
-        more are left out.
+        """Sort the entries by the input's lines, once all lines were seen. Entries of lines that are no longer in the
+        input are dropped.
 
         Raises:
             RequestError: the manifest cannot be written.
@@ -142,5 +142,5 @@ class Manifest:
 
 
 def _folded(name: str) -> str:
-    """Ids that some file systems take for the same are the same."""
+    """The same string for ids that some file systems do not tell apart."""
     return unicodedata.normalize("NFC", name).casefold()

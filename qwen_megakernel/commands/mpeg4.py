@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 
 ENDINGS = (".m4a", ".m4b")
-_BITS = 96_000  # a second
+_BITS = 96_000  # per second
 
 
 def missing() -> str | None:
-    """Why such files cannot be written here and what to do; None if they can."""
+    """Why such files cannot be written here, and what to do; None if they can."""
     if find_spec("av") is None:
         return "needs the package av: install the extra [serve], or choose another format"
     return None
@@ -23,11 +23,11 @@ class Mpeg4Sound:
     def __init__(self, target: Any, rate: int, chapters: list[tuple[int, str]]):
         """
         Args:
-            target: has `write`, `seek` and `tell`, as a file opened for binary writing.
-            rate: of the samples, in Hz.
-            chapters: first sample and title of each. Read by `close`, because they come while sound is written.
+            target: has `write`, `seek` and `tell`, like a file opened for binary writing.
+            rate: sample rate in Hz.
+            chapters: first sample and title of each. `close` reads them, because they come while sound is written.
         """
-        import av  # here, because it brings FFmpeg along: who writes another format does not wait for it
+        import av  # imported here, because it loads FFmpeg, which other formats do not need
 
         self._new_frame = av.AudioFrame.from_ndarray
         self._container = av.open(target, "w", format="ipod")
@@ -47,20 +47,20 @@ class Mpeg4Sound:
             self._container.mux(packet)
 
     def close(self) -> None:
-        """The file is complete. Nothing can be written afterwards; another call does nothing."""
+        """Complete the file. Nothing can be written afterwards; another call does nothing."""
         if self._closed:
             return
         self._closed = True
         if self._samples:
             for packet in self._stream.encode(None):
                 self._container.mux(packet)
-        # The first begins with the file: what is in front of its first sound belongs to it.
+        # The first chapter begins with the file, so that it includes the silence before its first sound.
         starts = [0, *(start for start, _ in self._chapters[1:]), self._samples]
         marks = [
             {"id": n, "start": starts[n], "end": starts[n + 1], "time_base": Fraction(1, self._rate)}
             | {"metadata": {"title": title}}
             for n, (_, title) in enumerate(self._chapters)
         ]
-        # FFmpeg writes them into the end of the file; in front of it they are not known.
+        # FFmpeg writes the marks at the end of the file; they are not known at its beginning.
         self._container.set_chapters(marks)
         self._container.close()

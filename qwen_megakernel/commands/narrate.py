@@ -19,7 +19,7 @@ from qwen_megakernel.text.spoken_text import SpokenText
 
 
 class Progress(Protocol):
-    """Is told of what was spoken, in the order in which it is heard."""
+    """Gets reports of what was spoken, in the order in which it is heard."""
 
     def chunk(self, chunk: Chunk) -> None: ...
 
@@ -31,13 +31,13 @@ class Narrated:
     """What was spoken.
 
     Attributes:
-        frames: of the model.
-        seconds: of sound, pauses too.
-        wall_s: that speaking took.
-        ttfc_s: of the first piece.
+        frames: number of the model's frames.
+        seconds: seconds of sound, with pauses.
+        wall_s: seconds that speaking took.
+        ttfc_s: the first piece's TTFC.
         ends: how pieces ended, each kind once.
-        retries: times that a piece was said again.
-        held_down: pieces that stayed below the loudness that was asked for, because of their peaks.
+        retries: how often a piece was spoken again.
+        held_down: number of pieces below the wanted loudness, because of their peaks.
     """
 
     frames: int = 0
@@ -69,30 +69,30 @@ def narrate(
     pauses: Pauses | None,
     loudness: float | None,
 ) -> Narrated:
-    """Speak the pieces, twice as many open at once as the engine has slots, and write them in their order.
+    """Speak the pieces and write them in order. Twice as many are open at once as the engine has slots.
 
     Args:
-        pieces: the book's, each of which fits a slot.
+        pieces: the book's pieces, each of which fits a slot.
         request_of: how to speak a piece, as `TTSEngine.submit` takes it.
-        retries: of a piece that ended badly, at most. A piece is then heard once it is whole.
-        pauses: between pieces; None: there is one piece, and it stays as the engine says it.
-        loudness: of each piece, in LUFS; None: as it was spoken.
+        retries: most retries of a piece that ended badly. With retries a piece is heard only once it is whole.
+        pauses: between pieces; None: there is one piece, and it stays as the engine speaks it.
+        loudness: of each piece, in LUFS; None: unchanged.
 
     Raises:
-        TTSError: a piece cannot be spoken, or its sound not be written.
+        TTSError: a piece cannot be spoken, or its sound cannot be written.
     """
     leveller = None if loudness is None else Leveller(loudness, engine.sample_rate)
     binder = Binder(lambda samples: files.write(pcm16(samples)), engine.sample_rate, pauses, leveller)
     told, began = Narrated(), time.monotonic()
     begun: Piece | None = None
-    ended: Piece | None = None  # the latest that did
+    ended: Piece | None = None  # the last piece that ended
 
     def stream(piece: Piece) -> ChunkStream:
         return engine.stream(text_of(piece), **request_of(piece))
 
     def text_of(piece: Piece) -> SpokenText:
         text = SpokenText(piece.text)
-        if pauses is None:  # the one piece there is
+        if pauses is None:  # the only piece
             text.before_s, text.after_s, text.ends_at_pause = piece.pause_s, book.after_s, book.after_s > 0
         return text
 
@@ -131,7 +131,7 @@ def narrate(
 def _heard_well(
     engine: TTSEngine, text: SpokenText, first: ChunkStream, request: RequestOptions, retries: int
 ) -> Iterator[Chunk | Audio]:
-    """A whole piece as one chunk. `first`: the first attempt, which was begun before."""
+    """A whole piece as one chunk. `first`: the first attempt, which has already begun."""
     begun = [first]
 
     def say(request: RequestOptions) -> Audio:

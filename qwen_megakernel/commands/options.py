@@ -1,4 +1,4 @@
-"""Command line options that several commands share: weights; who speaks, how, and on what; where it goes to."""
+"""Command line options that several commands share: weights, voice, settings, device and output."""
 
 import argparse
 from collections.abc import Sequence
@@ -18,29 +18,29 @@ from qwen_megakernel.text.front_end import NORMALIZE
 from qwen_megakernel.text.lexicon import Lexicon
 
 LAYOUTS = {"whole": True, "streaming": False}
-"""What --layout may be -> `non_streaming_mode`."""
+"""Value of --layout -> `non_streaming_mode`."""
 
 WEIGHTS_CHOICES = f"{', '.join(WEIGHTS)}, or parts of it such as talker,lm_heads"
 WEIGHTS_HELP = f"{WEIGHTS_CHOICES} (docs/fp8.md); default: as the checkpoint has them"
 
 
 def refuse_unknown_options(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
-    """End the process as argparse does, with the parser's usage, if a word is an option that it does not have. The
-    message names the nearest option that it has."""
+    """If a word is an option that the parser does not have, end the process as argparse does, with the usage. The
+    message names the most similar option."""
     known = list(parser._option_string_actions)
     for word in words:
         if word == "--":
             return
         name = word.partition("=")[0]
-        # As argparse does: what holds a space is a value, and an option may be cut short.
+        # As in argparse: a word with a space is a value, and an option may be abbreviated.
         if name.startswith("--") and " " not in word and not any(option.startswith(name) for option in known):
             near = get_close_matches(name, known, n=1)
             parser.error(f"unknown option {name}" + (f"; did you mean {near[0]}?" if near else ""))
 
 
 class CommandParser(argparse.ArgumentParser):
-    """The parser of a command. It refuses unknown arguments itself, where argparse would print the usage of the whole
-    program."""
+    """A command's parser. It refuses unknown arguments itself, because argparse would print the whole program's
+    usage."""
 
     def parse_known_args(self, args=None, namespace=None):
         if self._subparsers is None:  # else its commands know their options
@@ -55,7 +55,7 @@ class CommandParser(argparse.ArgumentParser):
 
 
 def weights_of(text: str) -> str | list[str]:
-    """What --weights names, as `TTSEngine.load` takes it; argparse's own error for anything else."""
+    """The value of --weights, as `TTSEngine.load` takes it. Raises argparse's own error for anything else."""
     weights = text if text in WEIGHTS else text.split(",")
     try:
         parts_of(weights)
@@ -65,7 +65,7 @@ def weights_of(text: str) -> str | list[str]:
 
 
 def add_recordings(parser: argparse._ActionsContainer, **options) -> None:
-    """Add --ref-audio, which may come several times. `options`: argparse's."""
+    """Add --ref-audio, which may be given several times. `options`: argparse's."""
     words = "whose voice to clone (Base); several times: several recordings of one speaker"
     parser.add_argument("--ref-audio", metavar="PATH", action="append", help=words, **options)
 
@@ -97,7 +97,7 @@ def add_adapters(parser: argparse._ActionsContainer) -> None:
 
 
 def add_engine_of_server(parser: argparse._ActionsContainer, *, streams: int) -> None:
-    """Add the options that say what a server speaks with, and what it logs. `streams`: the default of --max-streams."""
+    """Add the options for a server's model, device and log. `streams`: the default of --max-streams."""
     parser.add_argument("--model", default=DEMO, help=f"folder, hub id such as {PUBLISHED[1]}, or {DEMO!r}")
     add_adapters(parser)
     parser.add_argument("--max-streams", type=int, default=streams, help="utterances at once, default: %(default)s")
@@ -117,19 +117,19 @@ def add_engine_of_server(parser: argparse._ActionsContainer, *, streams: int) ->
 
 
 def add_text_options(parser: argparse._ActionsContainer) -> None:
-    """Add the options that say what becomes of written text before it is spoken."""
+    """Add the options that say how written text is prepared for speaking."""
     about = "auto: digits, Markdown, links become words (docs/text.md); default: %(default)s"
     parser.add_argument("--normalize", choices=NORMALIZE, default="off", help=about)
     parser.add_argument("--lexicon", metavar="PATH", help="words that are read by another spelling, as JSON or CSV")
 
 
 def lexicon_of(args: argparse.Namespace) -> Lexicon | None:
-    """Raises TextError for a file that is no lexicon."""
+    """The lexicon that the options name. Raises TextError for a file that is no lexicon."""
     return None if args.lexicon is None else Lexicon.load(args.lexicon)
 
 
 def add_served_names(parser: argparse._ActionsContainer) -> None:
-    """Add the options by which a server's model and voices get more names."""
+    """Add the options that give a server's model and voices more names."""
     more = "may be given several times"
     parser.add_argument(
         "--served-name", metavar="NAME", action="append", default=[], help=f"another name of the model; {more}"
@@ -152,7 +152,7 @@ def _alias_of(text: str) -> tuple[str, str]:
 
 
 def add_voice_options(parser: argparse._ActionsContainer, seed: str = "a fresh one") -> None:
-    """Add the options that say who speaks, how, and on what. `seed`: the default of --seed, in words."""
+    """Add the options for voice, manner and device. `seed`: the default of --seed, in words."""
     parser.add_argument(
         "--model", default=DEMO, help=f"folder, hub id such as {PUBLISHED[1]}, or {DEMO!r} (default: {DEMO_NOTICE})"
     )
@@ -189,10 +189,10 @@ _SLOTS = {"cuda": 32, "cpu": 2}
 
 
 def slots_of(args: argparse.Namespace) -> int:
-    """Utterances at once: --max-streams, or what suits the device.
+    """How many utterances to speak at once: --max-streams, or what suits the device.
 
     Raises:
-        RequestError: fewer than one.
+        RequestError: --max-streams is below one.
         BackendError: there is no such device.
     """
     slots = args.max_streams if args.max_streams is not None else _SLOTS[select_device(args.device).type]
@@ -215,7 +215,7 @@ def add_output_options(parser: argparse._ActionsContainer) -> None:
 
 
 def sampling_of(args: argparse.Namespace, seed: int | None) -> SamplingParams:
-    """How codes are drawn, of both kinds.
+    """How the model's codes are drawn, code 0 and codes 1 to 15 alike.
 
     Raises:
         SamplingError: a value out of its range.
@@ -230,11 +230,11 @@ def sampling_of(args: argparse.Namespace, seed: int | None) -> SamplingParams:
 
 
 def check_voice_options(args: argparse.Namespace) -> Voice | None:
-    """Check these options as far as that needs no model, and load the saved voice if --voice names one.
+    """Make the checks that need no model, and load the saved voice if --voice names one.
 
     Raises:
-        RequestError: the options do not go together, or a speed out of its range.
-        SamplingError: a sampling value out of its range.
+        RequestError: the options do not go together, or the speed is out of range.
+        SamplingError: a sampling value is out of range.
         VoiceError: the file is no voice, or --ref-text is blank.
         AudioError: too many recordings.
     """

@@ -21,7 +21,7 @@ from qwen_megakernel.commands import mpeg4
 from qwen_megakernel.errors import RequestError
 
 OUT = "out.wav"
-"""Where speech goes if nobody says."""
+"""The default output file."""
 
 FORMATS = {
     ".wav": ("WAV", "PCM_16"),
@@ -30,10 +30,10 @@ FORMATS = {
     ".ogg": ("OGG", "VORBIS"),
     ".opus": ("OGG", "OPUS"),
 }
-"""Ending of a file's name -> libsndfile's names of format and coding. A name without an ending is a WAV's."""
+"""Ending of a file's name -> libsndfile's names of format and coding. No ending means WAV."""
 
 ENDINGS = (*FORMATS, *mpeg4.ENDINGS)
-"""Of all formats that can be written."""
+"""The endings of all formats that can be written."""
 
 PLAYERS = {
     "aplay": (["-q"], {".wav"}),
@@ -41,7 +41,7 @@ PLAYERS = {
     "ffplay": (["-nodisp", "-autoexit", "-loglevel", "error"], set(ENDINGS)),
     "afplay": ([], {".wav", ".mp3", ".flac"}),
 }
-"""Program -> its options in front of a file, and the formats that every version of it plays."""
+"""Program -> its options before a file, and the formats that every version of it plays."""
 
 
 # ---------------------------------------------------------------- checks, before anything is loaded
@@ -51,10 +51,10 @@ def checked_output(args: argparse.Namespace) -> str | None:
     """Check --output and --play before anything is loaded or spoken.
 
     Returns:
-        A path, "-" for standard output, or None: play it, write no file.
+        A path, "-" for standard output, or None: play the speech and write no file.
 
     Raises:
-        RequestError: nothing can be written there, or nothing here plays it.
+        RequestError: nothing can be written there, or no player here plays the format.
     """
     output = OUT if args.output is None and not args.play else args.output
     if output == "-":
@@ -82,7 +82,7 @@ def check_format(option: str, output: str) -> None:
     """Check that the ending of the path `output` names a format that can be written here.
 
     Raises:
-        RequestError: it does not; the message names `option`.
+        RequestError: it names no such format; the message names `option`.
     """
     able = [ending for ending, (kind, coding) in FORMATS.items() if soundfile.check_format(kind, coding)]
     ending = _ending(output)
@@ -110,10 +110,10 @@ def check_writable(option: str, output: str) -> None:
             raise RequestError(f"{option}: no folder {str(path.parent)!r}")
         needed = [path] if path.exists() else []
         if path.is_file() or not needed:
-            needed.append(path.parent)  # a file is made beside its place
+            needed.append(path.parent)  # the file is made beside its final place
         if path.is_dir() or not all(os.access(place, os.W_OK) for place in needed):
             raise RequestError(f"{option}: {output!r} is a folder or cannot be written")
-    except OSError as error:  # a name that is too long
+    except OSError as error:  # such as a name that is too long
         raise RequestError(f"{option}: {output!r} cannot be written: {error.strerror}") from None
 
 
@@ -127,7 +127,7 @@ def _cannot_write(path: Path, folder: Path, error: OSError) -> RequestError:
 
 
 class _Target:
-    """A file as libsndfile writes it. libsndfile tells no reason when a write fails, so the first error is kept."""
+    """The file that libsndfile writes to. It keeps the first error, because libsndfile gives no reason for failures."""
 
     def __init__(self, file: BinaryIO):
         self._file = file
@@ -151,23 +151,23 @@ class _Target:
 
 
 class SpeechFile:
-    """A mono sound file that is at its place once it is whole, and not before.
+    """A mono sound file that appears at its place only once it is whole.
 
-    It is made beside its place under a hidden name and renamed at the end; what was there before stays until then. If
-    the `with` block fails, nothing is left. A device or a pipe gets the whole file at the end.
+    It is made beside its place under a hidden name and renamed at the end. Until then an older file stays. If the
+    `with` block fails, nothing is left. A device or a pipe gets the whole file at the end.
 
     Raises:
-        RequestError: it cannot be written; the message says why.
+        RequestError: the file cannot be written; the message says why.
     """
 
     def __init__(self, path: str, rate: int, *, keep_partial: bool = False):
         """
         Args:
             path: its ending names the format, one of `ENDINGS`.
-            rate: in Hz.
-            keep_partial: a block that fails leaves what was written so far, as a whole file, unless writing failed.
+            rate: sample rate in Hz.
+            keep_partial: if the block fails, keep the sound so far as a complete file, unless writing failed.
         """
-        self.path = Path(path).resolve()  # behind a link: the link stays
+        self.path = Path(path).resolve()  # a link's target, so that the link stays
         self._rate, self._keep_partial = rate, keep_partial
         self._ending = _ending(path)
         self._chapters: list[tuple[int, str]] = []
@@ -177,10 +177,10 @@ class SpeechFile:
         self._file: BinaryIO | None = None
         self._sound: soundfile.SoundFile | mpeg4.Mpeg4Sound | None = None
         self._samples = 0
-        # libsndfile calls `_Target` back, and a KeyboardInterrupt would be lost in there. Other threads get none.
+        # libsndfile calls `_Target` back and would swallow a KeyboardInterrupt there. Other threads get none.
         self._thread = ThreadPoolExecutor(1)
         self.kept = False
-        """Did the block fail, and was what it had written kept?"""
+        """Did the block fail, and is the partial file kept?"""
 
     def __enter__(self) -> "SpeechFile":
         try:
@@ -193,12 +193,12 @@ class SpeechFile:
     def write(self, pcm: bytes) -> None:
         """Append PCM16, little-endian."""
         samples = np.frombuffer(pcm, "<i2")
-        for start in range(0, len(samples), self._rate):  # libsndfile's Vorbis overflows its stack with minutes at once
+        for start in range(0, len(samples), self._rate):  # libsndfile's Vorbis overflows its stack on minutes at once
             self._call(self._sound.write, samples[start : start + self._rate])
         self._samples += len(samples)
 
     def mark_chapter(self, start: float, title: str) -> None:
-        """A chapter begins at a second of this file: a mark in the formats that have them (.m4a, .m4b)."""
+        """Mark a chapter at a second of this file, in the formats that have marks (.m4a, .m4b)."""
         self._chapters.append((round(start * self._rate), title))
 
     def __exit__(self, kind: type[BaseException] | None, *_rest: object) -> None:
@@ -245,7 +245,7 @@ class SpeechFile:
         try:
             self._file.flush()
             if self._part:
-                os.fsync(self._file.fileno())  # some file systems tell only now that they are full
+                os.fsync(self._file.fileno())  # some file systems report only now that they are full
                 self._part.replace(self.path)
             else:
                 folder = self.path
@@ -256,12 +256,12 @@ class SpeechFile:
             raise _cannot_write(self.path, folder, error) from None
 
     def _discard(self) -> None:
-        """Close what is open and delete the part, if it is there still."""
+        """Close what is open, and delete the part if it still exists."""
         if self._sound:
             self._thread.submit(self._sound.close).exception()
         self._thread.shutdown()
         if self._file:
-            with suppress(OSError):  # what could not be written is tried once more
+            with suppress(OSError):  # it tries to write the rest once more
                 self._file.close()
         if self._part:
             self._part.unlink(missing_ok=True)
@@ -281,7 +281,7 @@ def write_stdout(pcm: bytes) -> None:
         sys.stdout.buffer.write(pcm)
         sys.stdout.buffer.flush()
     except OSError as error:
-        # Python flushes standard output once more at its exit, where the error would be told again.
+        # Python flushes standard output again at exit, which would report the error again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):
             raise
@@ -291,15 +291,15 @@ def write_stdout(pcm: bytes) -> None:
 
 
 def players_of(ending: str) -> list[str]:
-    """Those of `PLAYERS` that play a format."""
+    """The players among `PLAYERS` that play a format."""
     return [name for name, (_, endings) in PLAYERS.items() if ending in endings]
 
 
 def player_for(ending: str) -> str:
-    """The first of `PLAYERS` that is here and plays a format.
+    """The first of `PLAYERS` that is installed and plays a format.
 
     Raises:
-        RequestError: none is here.
+        RequestError: none is installed.
     """
     able = players_of(ending)
     for name in able:
@@ -312,7 +312,7 @@ def play(path: Path) -> None:
     """Play a sound file to its end.
 
     Raises:
-        RequestError: there is no player for it, or it failed.
+        RequestError: there is no player for it, or the player failed.
     """
     player = player_for(_ending(path.name))
     try:

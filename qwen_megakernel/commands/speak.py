@@ -42,8 +42,8 @@ from qwen_megakernel.text.front_end import TextFrontEnd
 from qwen_megakernel.text.spoken_text import SpokenText
 
 _POSITIONS = 1024
-"""Of a slot, where there are several: room for a piece. A transcribed reference may need more."""
-_WAIT_S = 3600.0  # for a slot: a piece waits for those before it
+"""Positions of a slot if there are several: room for one piece. A transcribed reference may need more."""
+_WAIT_S = 3600.0  # for a slot; a piece waits for the pieces before it
 
 
 def add_speak(commands: argparse._SubParsersAction) -> None:
@@ -90,7 +90,7 @@ def _speak(args: argparse.Namespace) -> int:
     voices = check_book_options(args, output)
     front_end = TextFrontEnd(args.language, args.normalize, lexicon_of(args))
     book = read_book(text, front_end, by_sentence=args.subtitles is not None, speakers=args.speakers)
-    # One seed for all pieces, so that the printed one says the whole text again.
+    # One seed for all pieces, so that the printed seed reproduces the whole text.
     seed = secrets.randbits(31) if args.seed is None else args.seed
     request: dict[str, Any] = {"speaker": args.speaker, "language": args.language, "instruct": args.instruct}
     request |= {"sampling": sampling_of(args, seed), "speed": args.speed}
@@ -109,7 +109,7 @@ def _speak(args: argparse.Namespace) -> int:
             requests = _Requests(engine, request | {"voice": voice}, voices)
             pieces = requests.pieces(book.pieces, args.trim)
             progress = _ChunkTimes() if args.stream else _Progress([piece.text for piece in pieces], args.speed)
-            # A text of one piece sounds as the engine says it.
+            # A text of one piece stays as the engine speaks it.
             pauses = args.pause if len(pieces) > 1 or args.subtitles is not None else None
             how = {"retries": args.retries, "pauses": pauses, "loudness": args.loudness}
             with BookFiles(places, engine.sample_rate, keep_partial=args.keep_partial) as files, progress:
@@ -121,7 +121,7 @@ def _speak(args: argparse.Namespace) -> int:
 
 
 def _load(args: argparse.Namespace, voices: list[Voice | None], pieces: int) -> TTSEngine:
-    """An engine with a slot for each piece, and not more than suit the device."""
+    """An engine with a slot for each piece, but no more slots than suit the device."""
     slots = min(slots_of(args), pieces)
     limits = {"max_streams": slots, "max_queue": 2 * slots, "queue_timeout": _WAIT_S}
     transcribed = args.ref_text is not None or any(voice and voice.ref_codes is not None for voice in voices)
@@ -138,16 +138,16 @@ class _Requests:
     def __init__(self, engine: TTSEngine, request: dict[str, Any], voices: dict[str, Voice]):
         """
         Args:
-            request: of pieces that name no speaker.
-            voices: saved ones, by the names that pieces may have.
+            request: for pieces that name no speaker.
+            voices: saved voices, by the names that pieces may use.
         """
         self._engine, self._request, self._voices = engine, request, voices
 
     def pieces(self, pieces: list[Piece], trim: str) -> list[Piece]:
-        """The same pieces, each of which can be spoken and fits a slot.
+        """The pieces, checked and cut to fit a slot.
 
         Args:
-            trim: of a text of one piece. Where there are several, silence is cut as they are joined.
+            trim: for a text of one piece. With several pieces, joining them cuts silence.
 
         Raises:
             RequestError: as `TTSEngine.submit`.
@@ -156,12 +156,12 @@ class _Requests:
         none = "name the folder of saved voices with --voices" if base else "this checkpoint has no named speakers"
         check_speakers(pieces, [*self._engine.speakers, *self._voices], none)
         fitting = fitted(pieces, lambda piece: self._engine.pieces(SpokenText(piece.text), **self.of(piece)))
-        # Else the last bits of samples would on a GPU depend on what is spoken beside.
+        # Without `reproducible`, a GPU's last bits of samples would depend on what else is spoken at once.
         self._request |= {"trim": trim} if len(fitting) == 1 else {"reproducible": True}
         return fitting
 
     def of(self, piece: Piece) -> dict[str, Any]:
-        """Of one piece. A checkpoint's speaker comes before a saved voice of the same name."""
+        """The request for one piece. A checkpoint's speaker takes precedence over a saved voice of the same name."""
         if piece.speaker is None:
             return self._request
         if piece.speaker in self._engine.speakers:
@@ -173,7 +173,7 @@ def pieces_of(engine: TTSEngine, text: str, request: dict[str, Any]) -> list[str
     """Cut a text at sentence ends into pieces that are spoken one after the other.
 
     Args:
-        request: how they are spoken, as `TTSEngine.submit` takes it.
+        request: how to speak them, as `TTSEngine.submit` takes it.
 
     Raises:
         RequestError: as `TTSEngine.pieces`.
@@ -185,9 +185,9 @@ def pieces_of(engine: TTSEngine, text: str, request: dict[str, Any]) -> list[str
 
 @contextmanager
 def ended_like_ctrl_c() -> Iterator[None]:
-    """Whoever ends this process, or closes its terminal, leaves no half file behind either."""
+    """Treat SIGTERM and a closed terminal like Ctrl-C, so that they leave no half file either."""
     if threading.current_thread() is not threading.main_thread():
-        yield  # only that thread hears signals
+        yield  # only the main thread gets signals
         return
     before = {number: signal.signal(number, signal.default_int_handler) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
@@ -204,14 +204,14 @@ def _read_text(args: argparse.Namespace) -> str:
         if args.file in (None, "-"):
             if args.file is None and sys.stdin.isatty():
                 raise RequestError("no text: give --text, --file or standard input")
-            return sys.stdin.buffer.read().decode("utf-8-sig")  # a byte order mark is not text
+            return sys.stdin.buffer.read().decode("utf-8-sig")  # drops a byte order mark
         return Path(args.file).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise RequestError(f"the text cannot be read: {error}") from None
 
 
 class _ChunkTimes:
-    """Tells when every chunk came."""
+    """Shows when each chunk came."""
 
     def __enter__(self) -> "_ChunkTimes":
         self._start = time.monotonic()
@@ -229,8 +229,8 @@ class _ChunkTimes:
 
 
 class _Progress:
-    """Shows percent and time left, by estimate: how long words take to say goes by their letters, and by how long the
-    pieces before took. Below 100 % to the end: a piece is not over before it is."""
+    """Shows estimated percent and time left. The estimate uses the words' letters and the length of earlier pieces. It
+    stays below 100 % until the end, because a piece may take longer than estimated."""
 
     MOST = 0.99
 
@@ -238,8 +238,8 @@ class _Progress:
         self._speed = speed
         self._weights = [sum(map(weight, words_of(piece))) for piece in pieces]
         self._rate = SpeechRate()
-        self._number = 0  # of the piece that is spoken
-        self._seconds = 0.0  # of it so far, as the model says it
+        self._number = 0  # of the current piece
+        self._seconds = 0.0  # of that piece so far, at the model's own speed
 
     def __enter__(self) -> "_Progress":
         shown = "speaking {percentage:3.0f} %|{bar}| about {remaining} left, by the text's length{postfix}"

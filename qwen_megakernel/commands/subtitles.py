@@ -1,4 +1,4 @@
-"""Subtitles as SubRip (.srt) or WebVTT (.vtt). The packages for them read and edit; writing takes these few lines."""
+"""Subtitles as SubRip (.srt) or WebVTT (.vtt). Packages for these also read and edit; writing takes few lines."""
 
 import html
 import os
@@ -30,7 +30,7 @@ class Cue:
 def check_subtitles(path: str) -> None:
     """
     Raises:
-        RequestError: the path's ending names no format of subtitles, or nothing can be written there.
+        RequestError: the path's ending names no subtitle format, or nothing can be written there.
     """
     if Path(path).suffix.lower() not in ENDINGS:
         raise RequestError(f"--subtitles: {path!r} names no format of subtitles: end it in {' or '.join(ENDINGS)}")
@@ -38,12 +38,12 @@ def check_subtitles(path: str) -> None:
 
 
 def write_subtitles(path: str, cues: Iterable[Cue]) -> None:
-    """Write them; the file is at its place once it is whole.
+    """Write subtitles. The file appears at its place once it is whole.
 
     Raises:
-        RequestError: it cannot be written.
+        RequestError: the file cannot be written.
     """
-    place = Path(path).resolve()  # behind a link: the link stays
+    place = Path(path).resolve()  # a link's target, so that the link stays
     part = place.with_name(f".subtitles-{secrets.token_hex(4)}.part")
     try:
         with part.open("x", encoding="utf-8", newline="\n") as file:
@@ -58,11 +58,11 @@ def write_subtitles(path: str, cues: Iterable[Cue]) -> None:
 
 
 def text_of(cues: Iterable[Cue], ending: str) -> str:
-    """The file's text. `ending`: one of `ENDINGS`."""
+    """The text of the subtitle file. `ending`: one of `ENDINGS`."""
     blocks = ["WEBVTT\n"] if ending == ".vtt" else []
     mark = "." if ending == ".vtt" else ","
     for number, cue in enumerate(cues, 1):
-        # SubRip has no escapes, and players know a line of times by its arrow.
+        # SubRip has no escapes, and players recognise a line of times by its arrow.
         text = html.escape(cue.text, quote=False) if ending == ".vtt" else cue.text.replace("-->", "→")
         blocks.append(f"{number}\n{_time(cue.first, mark)} --> {_time(cue.last, mark)}\n{text}\n")
     return "\n".join(blocks)

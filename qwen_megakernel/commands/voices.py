@@ -1,4 +1,4 @@
-"""`qwen-megakernel voices`: saved voices as files: what is in them, do they fit a checkpoint, make one."""
+"""`qwen-megakernel voices`: list saved voices, check whether they fit a checkpoint, and make one."""
 
 import argparse
 import json
@@ -18,7 +18,7 @@ _COLUMNS = ("name", "reference", "checkpoint", "text")
 
 
 def add_voices(commands: argparse._SubParsersAction) -> None:
-    """Add the command `voices` with its own commands."""
+    """Add the command `voices` with its subcommands."""
     about = "saved voices: list, show, make, check"
     voices = commands.add_parser("voices", help=about, description=about[0].upper() + about[1:] + " (docs/voices.md).")
     actions = voices.add_subparsers(required=True, metavar="ACTION", parser_class=CommandParser)
@@ -51,7 +51,7 @@ def add_voices(commands: argparse._SubParsersAction) -> None:
 
     for action in (listing, show, check):
         action.add_argument("--json", action="store_true", help="print it as JSON")
-    for action in actions.choices.values():  # where it is not given, what stood in front of the action holds
+    for action in actions.choices.values():  # SUPPRESS: keep a -v that came before the action
         action.add_argument("-v", "--verbose", action="store_true", default=argparse.SUPPRESS, help="log more")
 
 
@@ -75,7 +75,7 @@ def _list(args: argparse.Namespace) -> int:
 
 
 def _entry(path: Path) -> dict[str, Any]:
-    """What `list` tells of a file; of one that is no voice, why."""
+    """What `list` shows for a file; if it is no voice, the reason."""
     try:
         voice = Voice.load(path)
     except VoiceError as error:
@@ -135,14 +135,14 @@ def _about(voice: Voice) -> dict[str, Any]:
 
 
 def _seconds(voice: Voice) -> float | None:
-    """Of the reference that leads its prompts."""
+    """Length of the reference recording that its prompts begin with."""
     return None if voice.ref_codes is None else round(len(voice.ref_codes) * FRAME_S, 2)
 
 
 def _make(args: argparse.Namespace) -> int:
     check_ref_options(args.ref_audio, args.ref_text)
     check_writable("--output", args.output)
-    encoder = VoiceEncoder(Checkpoint.open(args.model))  # the encoders alone: nothing is spoken
+    encoder = VoiceEncoder(Checkpoint.open(args.model))  # only the encoders, because nothing is spoken
     voice = encoder.encode(args.ref_audio, args.ref_text, trim=not args.no_trim)
     voice.save(args.output)
     print(f"wrote   {Path(args.output).resolve()}")
@@ -170,5 +170,5 @@ def _print_json(value: object) -> None:
 
 
 def _shown(text: str) -> str:
-    """For a terminal, which takes some characters for commands. What is in a file was written by a stranger."""
+    """Make a text safe to print. A file's text may hold characters that a terminal takes for commands."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -1,9 +1,9 @@
-"""AudioContext: what one of Pipecat's audio contexts says: audio at the pipeline's rate, words, errors, and its end.
+"""AudioContext: the content of one of Pipecat's audio contexts: audio at the pipeline's rate, words, errors, its end.
 
-A context in SENTENCE mode is one utterance after the other, in TOKEN mode a single one. `pipecat/local.py` and
+In SENTENCE mode a context is a series of utterances; in TOKEN mode it is one. `pipecat/local.py` and
 `pipecat/remote.py` say how an utterance is made.
 
-No torch in here: a client of a server needs none.
+This module imports no torch, because a server's client needs none.
 """
 
 import asyncio
@@ -23,20 +23,20 @@ from qwen_megakernel.engine.word_times import is_unspaced
 from qwen_megakernel.errors import LanguageError, RequestError, SpeakerError, TextEndedError, VoiceError
 from qwen_megakernel.model.pcm import pcm16
 
-_KEEPALIVE_S = 1.0  # at most; Pipecat ends an audio context that gets no item for 3 s
+_KEEPALIVE_S = 1.0  # longest interval; Pipecat ends an audio context that gets no item for 3 s
 _LEAST_GAP_S = 0.05  # shorter waits of the listener do not move word times
-_RESAMPLER = "HQ"  # of soxr: of a first chunk of 80 ms it yields 61 at 8 and 16 kHz, where VHQ yields 0 and 69
+_RESAMPLER = "HQ"  # soxr's: from a first chunk of 80 ms it yields 61 ms at 8 and 16 kHz; VHQ yields 0 and 69 ms
 _SILENCE = 0.003  # amplitude, -50 dBFS
-_KEPT_SILENCE_S, _MAX_TRIMMED_S = 0.01, 0.6  # left in front of the first sound; cut at most
+_KEPT_SILENCE_S, _MAX_TRIMMED_S = 0.01, 0.6  # silence left before the first sound; most that is cut
 
 
 class SpeechMetricsData(MetricsData):
-    """What the engine took for an utterance that was not interrupted.
+    """The engine's times for an utterance that was not interrupted.
 
     Parameters:
         audio_s: Seconds of audio.
-        compute_s: Seconds from its text's arrival to its end. RTF is this over audio_s.
-        ttfc_s: Seconds from its text's arrival to its first chunk.
+        compute_s: Seconds from the text's arrival to the utterance's end. RTF is this over audio_s.
+        ttfc_s: Seconds from the text's arrival to the first chunk.
     """
 
     audio_s: float
@@ -46,7 +46,7 @@ class SpeechMetricsData(MetricsData):
 
 class AudioContext(ABC):
     """Attributes:
-    failed: its error was reported.
+    failed: an error of this context was reported.
     """
 
     def __init__(self, service: TTSService, context_id: str):
@@ -55,35 +55,35 @@ class AudioContext(ABC):
         self._begun_s = 0.0  # where in the context the current utterance's audio begins
         self._rate = 0  # of that utterance's audio, in Hz
         self._resample: soxr.ResampleStream | None = None
-        self._silent = service._trim  # nothing was heard yet, so that silence is cut
+        self._silent = service._trim  # nothing was heard yet, so silence is cut
         self._trimmed_s = 0.0
         self._reader: asyncio.Task | None = None
         self._text_ended = asyncio.Event()
         self._cancelled = False
         self.failed = False
         self._keepalive_task: asyncio.Task | None = None
-        self._first_audio_at: float | None = None  # by the clock
-        self._least_first_s, self._held = 0.0, np.zeros(0, np.float32)  # seconds to begin with; less is held
-        # (position, wait): the listener has waited for `wait` seconds in all before the audio from `position` on.
+        self._first_audio_at: float | None = None  # clock time
+        self._least_first_s, self._held = 0.0, np.zeros(0, np.float32)  # seconds to begin with; less is held back
+        # (position, wait): before the audio from `position` on, the listener has waited `wait` seconds in total.
         self._gaps: list[tuple[float, float]] = [(0.0, 0.0)]
 
     # ------------------------------------------------------------ how an utterance is made
 
     @abstractmethod
     async def _open(self, text: str | None) -> None:
-        """Begin an utterance. text: None: it comes in pieces."""
+        """Begin an utterance. `text`: None if it comes in pieces."""
 
     @abstractmethod
     async def _push(self, text: str) -> None:
-        """A piece of the text. Raises TextEndedError if the utterance has ended; `_audio` says why it did."""
+        """Push a piece of text. Raises TextEndedError if the utterance has ended; `_audio` says why."""
 
     @abstractmethod
     async def _end(self) -> None:
-        """The text is complete."""
+        """End the utterance's text."""
 
     @abstractmethod
     async def flush(self) -> None:
-        """Speak what is held back because the next character could change it."""
+        """Speak text that is held back because the next character could change it."""
 
     @abstractmethod
     def _drop(self) -> None:
@@ -91,7 +91,7 @@ class AudioContext(ABC):
 
     @abstractmethod
     def _audio(self) -> AsyncGenerator[TTSAudioRawFrame | ErrorFrame, None]:
-        """The utterance's audio at the pipeline's rate, at the end an error if it was cut. Sends the words too."""
+        """Yield the utterance's audio at the pipeline's rate, then an error if it was cut. Send the words too."""
 
     # ------------------------------------------------------------ keeping the context open
 
@@ -110,7 +110,7 @@ class AudioContext(ABC):
             await asyncio.sleep(self._keepalive)
 
     async def _next(self, get: Callable[[], Awaitable[Any]]) -> Any:
-        """The result of `get()`. The context is kept open meanwhile, however long it takes."""
+        """The result of `get()`. Keep the context open meanwhile, however long it takes."""
         while True:
             try:
                 return await asyncio.wait_for(get(), self._keepalive)
@@ -149,7 +149,7 @@ class AudioContext(ABC):
                 self._reader = self._service.create_task(self._close_with_text())
 
     async def end_text(self) -> None:
-        """The text of the context is complete."""
+        """End the context's text."""
         if self._text_ended.is_set():
             return
         self._text_ended.set()
@@ -162,7 +162,7 @@ class AudioContext(ABC):
             await self._fail(error)
 
     async def _read(self) -> None:
-        """Append the utterance's audio to the context as it comes; then close the context."""
+        """Append the utterance's audio to the context as it comes, then close the context."""
         try:
             async for frame in self._audio():
                 await self._service.append_to_audio_context(self._context_id, frame)
@@ -171,7 +171,7 @@ class AudioContext(ABC):
         await self._close_with_text()
 
     async def _close_with_text(self) -> None:
-        """Nothing more will be heard. Stay open until the text has ended: later tokens must not open a new context."""
+        """Close the context once its text has ended. Until then later tokens must not open a new context."""
         while not self._text_ended.is_set():
             self._service._refresh_audio_context(self._context_id)
             try:
@@ -196,7 +196,7 @@ class AudioContext(ABC):
                 task.cancel()
 
     def _begin(self, rate: int) -> None:
-        """An utterance begins. Its audio comes at `rate` Hz and follows what the context has."""
+        """Begin an utterance. Its audio comes at `rate` Hz and follows the context's earlier audio."""
         self._begun_s, self._rate, self._resample = self._made_s, rate, None
         if rate != self._service.sample_rate:
             self._resample = soxr.ResampleStream(rate, self._service.sample_rate, 1, "float32", _RESAMPLER)
@@ -213,7 +213,7 @@ class AudioContext(ABC):
         return self._frame(samples) if len(samples) else None
 
     def _tail(self) -> TTSAudioRawFrame | None:
-        """What is still held after the utterance's last samples, by the resampler or as too little to begin with."""
+        """The utterance's last audio: what the resampler or the minimum for a first frame still holds back."""
         tail = np.zeros(0, np.float32)
         if self._resample:
             tail = self._resample.resample_chunk(tail, last=True)
@@ -236,7 +236,7 @@ class AudioContext(ABC):
         rate, now = self._service.sample_rate, monotonic()
         if self._first_audio_at is None:
             self._first_audio_at = now
-        # If the listener has heard everything by now, this frame comes late: it and its words are heard so much later.
+        # If the listener has heard everything by now, this frame and its words are heard `gap` seconds late.
         gap = now - self._first_audio_at - self._made_s
         if gap > self._gaps[-1][1] + _LEAST_GAP_S:
             self._gaps.append((self._made_s, gap))
@@ -261,5 +261,5 @@ class AudioContext(ABC):
         self.failed = True
         category = self._service._classify_error(error)
         if isinstance(error, RequestError) and not isinstance(error, (SpeakerError, LanguageError, VoiceError)):
-            category = ErrorCategory.APPLICATION  # it concerns this text; the next one may be spoken
+            category = ErrorCategory.APPLICATION  # only this text failed; the next may be spoken
         return ErrorFrame(error=f"{type(error).__name__}: {error}", exception=error, category=category)

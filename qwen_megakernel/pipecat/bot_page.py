@@ -1,4 +1,4 @@
-"""A web page to talk to a bot with (bot_page.html), on the server of Pipecat's runner, and the bot's console."""
+"""A web page to talk to a bot (bot_page.html), on the server of Pipecat's runner, and the bot's console."""
 
 import argparse
 import asyncio
@@ -23,16 +23,16 @@ _HARMLESS = (
 
 
 def check_port() -> None:
-    """See that the port of the command line is free. A script calls it before it loads a model.
+    """Check that the command line's port is free. A script calls this before it loads a model.
 
     Raises:
-        SystemExit: it is not; the message names `--port`.
+        SystemExit: the port is not free; the message names `--port`.
     """
     options = _runner_options()
     if options.direct or options.transport == "vonage":  # these do not listen
         return
 
-    async def listen() -> None:  # as uvicorn will, on every address that the host has
+    async def listen() -> None:  # like uvicorn, on every address of the host
         if not 0 <= options.port < 2**16:
             raise OverflowError("a port is a number from 0 to 65535")
         server = await asyncio.get_running_loop().create_server(
@@ -50,12 +50,12 @@ def check_port() -> None:
 
 
 def run(parser: argparse.ArgumentParser | None = None) -> None:
-    """Pipecat's runner for the `bot(runner_args)` of the calling script, with our page at /. Ours needs no internet;
-    the runner's own, at /client, loads a script from there. With -v the console shows everything, else what
+    """Run Pipecat's runner for the calling script's `bot(runner_args)`, with our page at /. Our page needs no internet;
+    the runner's own page at /client loads a script from it. With -v the console shows everything, else what
     `log_to_console` leaves.
 
     Args:
-        parser: With the script's own options, as for the runner's `main`.
+        parser: Has the script's own options, as for the runner's `main`.
     """
     from fastapi.responses import FileResponse
     from pipecat.runner.run import app, main
@@ -66,13 +66,13 @@ def run(parser: argparse.ArgumentParser | None = None) -> None:
 
     if not _runner_options().verbose:
         log_to_console()
-        with suppress(ImportError):  # where it is missing the runner says so. It logs while it is imported
+        with suppress(ImportError):  # if missing, the runner says so. Its import logs
             import pipecat.transports.smallwebrtc.connection  # noqa: F401
         then = app.router.lifespan_context
 
         @asynccontextmanager
         async def lifespan(app):
-            log_to_console()  # the runner has asked for every DEBUG line meanwhile
+            log_to_console()  # by now the runner has switched on every DEBUG line
             logging.getLogger("uvicorn.access").setLevel(logging.WARNING)
             async with then(app):
                 yield
@@ -101,7 +101,7 @@ def _is_shown(record: dict) -> bool:
 
 
 def _runner_options() -> argparse.Namespace:
-    """Those of the runner's options that are needed before it runs."""
+    """The runner's options that are needed before it runs."""
     from pipecat.runner.run import runner_host, runner_port
 
     parser = argparse.ArgumentParser(add_help=False)

@@ -2,8 +2,9 @@
 
     LLM text ─► run_tts ─► AsyncUtterance ─► engine (its own thread) ─► chunks ─► audio context ─► transport
 
-Nothing here touches the model: prompts are built in a thread of the service, because that computes. Sentences are
-generated one by one (SENTENCE mode). In TOKEN mode a context is one utterance, which speaks while its tokens come.
+No code here computes the model. The service builds prompts in its own thread, so that they do not block the event loop.
+In SENTENCE mode it generates sentences one by one. In TOKEN mode a context is one utterance, spoken while its tokens
+come.
 """
 
 from collections.abc import AsyncGenerator, Mapping
@@ -65,8 +66,8 @@ class MegakernelTTSSettings(SpeechSettings):
 class MegakernelTTSService(SpeechService):
     """Streams Qwen3-TTS, on a GPU through the megakernel, anywhere through PyTorch.
 
-    Pipelines of one process that name the same model share one engine. Every utterance has a slot of its own in it, and
-    an interruption cancels only its own utterance.
+    Pipelines of one process that name the same model share one engine. Every utterance has its own slot, and an
+    interruption cancels only its own utterance.
     """
 
     Settings = MegakernelTTSSettings
@@ -84,22 +85,22 @@ class MegakernelTTSService(SpeechService):
         settings: Settings | None = None,
         **kwargs,
     ):
-        """Make the service. Nothing is loaded: `setup` attaches to the engine, which `warmup` should have loaded.
+        """Make the service without loading anything. `setup` attaches to the engine, which `warmup` should have loaded.
 
         Args:
             engine: The caller's own, which the caller closes. None: the process's engine for `model`.
             model: Folder in the published layout, hub id, or "demo".
-            engine_options: Further arguments of `TTSEngine.load`, such as device or max_streams. Services share an
-                engine where model and options are the same.
+            engine_options: Further arguments of `TTSEngine.load`, such as device or max_streams. Services with the same
+                model and options share an engine.
             chunk_frames: Frames of 80 ms per chunk; None: 1, 2, 4, 8, 8, ...
-            lexicon: Words that are read by another spelling.
+            lexicon: Words to read by another spelling.
             trim_leading_silence: Cut silence in front of a turn's first word.
             settings: What may change while the pipeline runs.
             **kwargs: For `TTSService`.
 
         Raises:
-            RequestError: a voice or language that the model does not have (the known ones are listed), a sampling
-                value or chunk size out of range. Where the model is not on this machine yet, `setup` finds out.
+            RequestError: the model does not have the voice or language (the message lists the known ones), or a
+                sampling value or chunk size is out of range. If the model is not on this machine yet, `setup` checks.
             TypeError: an argument that neither this service nor `TTSService` has.
         """
         store = self.Settings.unset(engine.model if engine else str(model))
@@ -117,7 +118,7 @@ class MegakernelTTSService(SpeechService):
         self._model, self._engine_options = str(model), dict(engine_options or {})
         self._chunk_frames, self._lexicon = chunk_schedule(chunk_frames), lexicon
         self._word_rate = SpeechRate()
-        # One thread, so that the pieces of a text stay in order.
+        # Only one thread, so that the pieces of a text stay in order.
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="qwen_megakernel submit")
         known = (engine.variant, engine.speakers, engine.languages) if engine else _known_of(self._model)
         self._check_settings(self._settings, *(known or (None, None, None)))
@@ -127,8 +128,8 @@ class MegakernelTTSService(SpeechService):
 
     @classmethod
     async def warmup(cls, model: str = DEFAULT_MODEL, **engine_options) -> TTSEngine:
-        """Load the process's engine for `model` and speak a word with it, before any pipeline starts: a pipeline's
-        set-up may take 20 seconds at most. It stays loaded until `shutdown(engine)`.
+        """Load the process's engine for `model` and speak a word with it. Call this before any pipeline starts: a
+        pipeline's set-up may take 20 seconds at most. The engine stays loaded until `shutdown(engine)`.
 
         Args:
             model: As for the service.
@@ -138,13 +139,13 @@ class MegakernelTTSService(SpeechService):
 
     @classmethod
     async def shutdown(cls, engine: TTSEngine) -> None:
-        """Release what `warmup` returned. The engine is closed when no service uses it any more."""
+        """Release the engine that `warmup` returned. It closes once no service uses it."""
         await shared_engine.release(engine)
 
     # ------------------------------------------------------------ life
 
     async def setup(self, setup: FrameProcessorSetup):
-        """Attach to the engine. If nobody has loaded it, it is loaded now, with a log line."""
+        """Attach to the engine. If it is not loaded yet, load it now and log that."""
         await super().setup(setup)
         if self._engine is None:
             logger.info(f"{self}: attaching to the engine of {self._model}")
@@ -153,7 +154,7 @@ class MegakernelTTSService(SpeechService):
             self._engine.check(**self._request())
 
     async def stop(self, frame: EndFrame):
-        """First everything that was asked for is spoken; then the engine is released."""
+        """Speak everything that was asked for, then release the engine."""
         await super().stop(frame)
         await self._release_engine()
 
@@ -192,11 +193,11 @@ class MegakernelTTSService(SpeechService):
         speakers: tuple[str, ...] | None,
         languages: tuple[str, ...] | None,
     ) -> None:
-        """Variant, speakers and languages are None if the model is not on this machine yet: then only settings that no
-        model takes are refused."""
+        """Check settings. Variant, speakers and languages are None if the model is not on this machine yet. Then only
+        settings that no model takes are refused."""
         voice = settings.voice
         foreign = isinstance(voice, Voice) and variant not in (None, "base")
-        # An engine that is here knows itself what it takes.
+        # A loaded engine checks this itself.
         if foreign and self._engine is None and not self._engine_options.get("allow_foreign_voice"):
             raise VoiceError(f"a saved voice needs a Base checkpoint; this one is {variant}{foreign_hint(variant)}")
         if voice is not None and not isinstance(voice, (str, Voice)):
@@ -225,12 +226,12 @@ class MegakernelTTSService(SpeechService):
 
 
 _CPU_FIRST_S = 0.1
-"""Sound to begin with where a CPU speaks. Trimming may leave 10 ms of the first chunk, and the next one, of two frames,
-takes some 40 ms: the listener would hear a gap."""
+"""Least first audio on a CPU, in seconds. Trimming may leave 10 ms of the first chunk. The next one, of two frames,
+takes some 40 ms, so the listener would hear a gap."""
 
 
 class _LocalAudioContext(AudioContext):
-    """Its utterances come from the engine in this process."""
+    """An audio context whose utterances come from the engine in this process."""
 
     def __init__(self, service: MegakernelTTSService, context_id: str):
         super().__init__(service, context_id)
@@ -265,7 +266,7 @@ class _LocalAudioContext(AudioContext):
             except (
                 TTSError,
                 RuntimeError,
-            ) as error:  # it has ended meanwhile, or the service was cleaned up
+            ) as error:  # the utterance has ended, or the service was cleaned up
                 logger.debug(f"flush came too late: {error}")
 
     def _drop(self) -> None:
@@ -281,7 +282,7 @@ class _LocalAudioContext(AudioContext):
         audio = utterance.audio
         if tail := self._tail():
             yield tail
-        if audio.finish_reason == "length":  # what is left of the text was not spoken: it is no part of the context
+        if audio.finish_reason == "length":  # the rest of the text was not spoken
             yield self._error(TextTooLongError(audio.why_cut(self._service._engine.config.max_frames)))
         else:
             await self._send_words(self._words.finish(self._made_s - self._begun_s))
@@ -297,7 +298,7 @@ class _LocalAudioContext(AudioContext):
 
 
 def _known_of(model: str) -> tuple[str, tuple[str, ...], tuple[str, ...]] | None:
-    """Variant, speakers and languages of a model that is on this machine; None if it is not."""
+    """Variant, speakers and languages of a model on this machine; None if it is not here."""
     folder = find_cached(model)
     if folder is None:
         return None

@@ -1,4 +1,4 @@
-"""OfflineLLM: answers by rules, token by token, so that a bot can be tried with no key and no network."""
+"""OfflineLLM: answers by rules, token by token, so that you can try a bot without a key or a network."""
 
 import asyncio
 import re
@@ -27,7 +27,7 @@ _ASIDE = "I am only a few rules, so ask me to count, to tell the time, or to tel
 
 
 def answer(text: str) -> str:
-    """What the rules say to a user's words; to an empty text, a greeting."""
+    """The rules' answer to a user's words. An empty text gets a greeting."""
     said = text.lower().strip()
     if not said or re.search(r"\b(hello|hi|hey)\b", said):
         return "Hello! What would you like to hear? " + _ASIDE
@@ -45,7 +45,7 @@ def answer(text: str) -> str:
 
 
 class OfflineLLM(FrameProcessor):
-    """Stands where an LLM service stands in a pipeline and pushes the same frames."""
+    """Takes the place of an LLM service in a pipeline and pushes the same frames."""
 
     def __init__(self, *, token_s: float = 0.03, **kwargs):
         """Args:
@@ -56,11 +56,11 @@ class OfflineLLM(FrameProcessor):
         self._token_s = token_s
 
     async def process_frame(self, frame: Frame, direction: FrameDirection):
-        """Answer a context; an interruption ends the answer, as it cancels the task that runs this.
+        """Answer a context. An interruption cancels the task that runs this, which ends the answer.
 
         Args:
             frame: Any.
-            direction: Its way.
+            direction: The frame's direction.
         """
         await super().process_frame(frame, direction)
         if not isinstance(frame, LLMContextFrame):

@@ -2,10 +2,10 @@
 
     LLM text ─► run_tts ─► socket ─► server's engine ─► socket ─► receive loop ─► audio context ─► transport
 
-The same service as `MegakernelTTSService`, without torch. docs/serving.md describes the messages. Every utterance is a
-context of its own on the socket: a sentence (SENTENCE mode), or all that an audio context says (TOKEN mode). An
-interruption keeps the socket. If the socket breaks, the utterances on it end with an error, and the receive loop
-connects again.
+The same service as `MegakernelTTSService`, without torch. docs/serving.md describes the messages. Every utterance has
+its own context on the socket: a sentence (SENTENCE mode), or all text of an audio context (TOKEN mode). An
+interruption keeps the socket. If the socket breaks, its utterances end with an error, and the receive loop connects
+again.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ from qwen_megakernel.pipecat.service import SpeechService
 from qwen_megakernel.pipecat.settings import SpeechSettings, check_names, sampling_of, speed_of
 
 _FORMAT = "pcm_s16le"
-_CONNECT_S = 5.0  # for the handshake and the server's first message; a pipeline's set-up may take 20 s in all
+_CONNECT_S = 5.0  # for the handshake and the server's first message; a pipeline's set-up may take 20 s in total
 _PING_S = 20.0  # between two pings
 _MAX_NAME = 64  # characters of a context's name
 # The exception for each of the server's error codes; for any other code it is TTSError.
@@ -79,14 +79,14 @@ class MegakernelWebsocketTTSService(SpeechService, WebsocketTTSService):
         Args:
             url: ws://HOST:PORT/v1/audio/speech/socket, or wss://.
             token: The server's, if it has one.
-            chunk_frames: Frames of 80 ms per chunk; None: as the server has it.
+            chunk_frames: Frames of 80 ms per chunk; None: the server's default.
             trim_leading_silence: Cut silence in front of a turn's first word.
-            settings: What may change while the pipeline runs. A model must be the server's.
+            settings: What may change while the pipeline runs. If they name a model, it must be the server's.
             **kwargs: For `WebsocketTTSService`.
 
         Raises:
-            RequestError: a URL of another kind, a sampling value out of range, a setting of a wrong type. `setup`
-                checks whether the server has the voice and the language.
+            RequestError: the URL is of another kind, a sampling value is out of range, or a setting has a wrong type.
+                `setup` checks whether the server has the voice and the language.
             TypeError: an argument that neither this service nor `WebsocketTTSService` has.
         """
         if not url.startswith(("ws://", "wss://")):
@@ -96,7 +96,7 @@ class MegakernelWebsocketTTSService(SpeechService, WebsocketTTSService):
             store.apply_update(settings)
         super().__init__(trim_leading_silence=trim_leading_silence, settings=store, **kwargs)
         self._url, self._token, self._chunk_frames = url, token, chunk_frames
-        self._named_model = store.model  # None: whatever the server has
+        self._named_model = store.model  # None: the server's, whichever it is
         self._server: _Server | None = None  # of the latest connection
         self._ready = asyncio.Event()  # the socket is open, and the server has told its voices and languages
         self._receive_task: asyncio.Task | None = None
@@ -143,13 +143,13 @@ class MegakernelWebsocketTTSService(SpeechService, WebsocketTTSService):
         await self._disconnect_websocket()
 
     async def _connect_websocket(self):
-        """Raises where Pipecat's own services only report: the caller reports each attempt once."""
+        """Connect. Unlike Pipecat's own services this raises, so that the caller reports each attempt once."""
         if self._ready.is_set():
             return
         headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
         try:
             async with asyncio.timeout(_CONNECT_S):
-                # PCM hardly shrinks. The timeout around it also covers the first message.
+                # No compression: PCM hardly shrinks. The timeout around this also covers the first message.
                 self._websocket = await self._websocket_connect(
                     self._url, additional_headers=headers, compression=None, open_timeout=None
                 )
@@ -175,11 +175,11 @@ class MegakernelWebsocketTTSService(SpeechService, WebsocketTTSService):
         await self._call_event_handler("on_disconnected")
 
     async def _reconnect_websocket(self, attempt_number: int) -> bool:
-        # Contexts of the old socket were closed when it broke. Those that are open by now wait for the new one.
+        # Contexts of the old socket were closed when it broke. Contexts that are open now wait for the new one.
         return await WebsocketService._reconnect_websocket(self, attempt_number)
 
     def _check_hello(self, message: dict[str, Any]) -> None:
-        """Check the settings against the server's first message, which says what it has."""
+        """Check the settings against the server's first message, which lists what it has."""
         if message.get("type") == "error":
             raise _error_of(message)
         missing = {"model", "sample_rate", "voices", "languages"} - message.keys()
@@ -194,7 +194,7 @@ class MegakernelWebsocketTTSService(SpeechService, WebsocketTTSService):
         self._sync_model_name_to_metrics()
 
     async def _ensure_connected(self) -> None:
-        """Connect if the first attempt failed; wait while the receive loop connects again."""
+        """Connect if the first attempt failed. Wait while the receive loop connects again."""
         if self._receive_task is None or self._receive_task.done():
             await self._connect()
         try:
@@ -230,14 +230,14 @@ class MegakernelWebsocketTTSService(SpeechService, WebsocketTTSService):
 
     def _handle_audio(self, message: bytes) -> None:
         utterance = self._by_number.get(int.from_bytes(message[:4], "little"))
-        if utterance:  # otherwise it was cancelled, and this audio came late
+        if utterance:  # else it was cancelled, and this audio came late
             utterance.items.put_nowait(message[4:])
 
     async def _handle(self, message: dict[str, Any]) -> None:
         kind, name = message["type"], message.get("context")
         if kind == "pong":
             return
-        if kind == "error" and name is None:  # it concerns the socket, which the server closes now, or a message
+        if kind == "error" and name is None:  # about the socket, which the server now closes, or a message
             error = _error_of(message)
             await self._report_error(ErrorFrame(str(error), exception=error, category=ErrorCategory.CONNECTIVITY))
             return
@@ -259,13 +259,13 @@ class MegakernelWebsocketTTSService(SpeechService, WebsocketTTSService):
             logger.debug(f"{self}: unknown message {kind!r}")
 
     def _forget(self, utterance: "_RemoteUtterance") -> None:
-        """The utterance has ended, or nobody waits for it any more."""
+        """Forget an utterance that has ended or that nobody waits for."""
         utterance.ended = True
         self._utterances.pop(utterance.name, None)
         self._by_number.pop(utterance.number, None)
 
     async def _lose_contexts(self) -> None:
-        """The socket broke, which ends its utterances. An audio context must get its error before it is closed."""
+        """End the utterances of a broken socket. An audio context must get its error before it is closed."""
         error = ConnectionError(f"the connection to {self._url} was lost; what was being said may be said again")
         for utterance in list(self._utterances.values()):
             self._forget(utterance)
@@ -325,7 +325,7 @@ class MegakernelWebsocketTTSService(SpeechService, WebsocketTTSService):
 
 @dataclass
 class _Server:
-    """What the server has, by its "hello" message."""
+    """What the server has, according to its "hello" message."""
 
     sample_rate: int
     voices: tuple[str, ...]
@@ -346,11 +346,11 @@ class _RemoteUtterance:
     """An utterance: one context on the socket.
 
     Attributes:
-        name: of the context on the socket.
-        number: of its audio; None before the server's "begin".
+        name: the name of its context on the socket.
+        number: the number of its audio; None before the server's "begin".
         opened: its first text was sent.
         ended: the server has ended it, it was cancelled, or the socket broke.
-        items: PCM, words, and at the end one _UtteranceEnd or exception. None: the socket broke, which was reported.
+        items: PCM, words, and last an _UtteranceEnd or exception. None: the socket broke, and that was reported.
     """
 
     name: str
@@ -362,15 +362,15 @@ class _RemoteUtterance:
 
 
 class _RemoteAudioContext(AudioContext):
-    """Its utterances come from a server."""
+    """An audio context whose utterances come from a server."""
 
     def __init__(self, service: MegakernelWebsocketTTSService, context_id: str):
         super().__init__(service, context_id)
         self._utterance: _RemoteUtterance | None = None  # the current one
-        self._trimmed_before_s = 0.0  # cut in front of earlier utterances
+        self._trimmed_before_s = 0.0  # silence cut in front of earlier utterances
 
     async def _open(self, text: str | None) -> None:
-        self.keep_open()  # it may have to connect first
+        self.keep_open()  # connecting may come first
         await self._service._ensure_connected()
         self._utterance = self._service._new_utterance(self, self._context_id)
         self._begin(self._service._server.sample_rate)
@@ -396,8 +396,8 @@ class _RemoteAudioContext(AudioContext):
                 await self._fail(error)
 
     async def _send(self, kind: str, **fields) -> None:
-        """Send a message of the current utterance; its first one opens it. If that fails, the utterance has ended, and
-        the caller reports why."""
+        """Send a message of the current utterance. The first message opens it. If sending fails, the utterance has
+        ended and the caller reports why."""
         utterance, service = self._utterance, self._service
         if not utterance.opened:
             utterance.opened = True
@@ -417,7 +417,7 @@ class _RemoteAudioContext(AudioContext):
             service.create_task(service._cancel_remote(utterance.name))
 
     async def lose(self, error: Exception) -> None:
-        """The socket broke. The context is about to be closed; if the turn goes on, it gets a new context."""
+        """Report a broken socket. The context will be closed; if the turn goes on, it gets a new context."""
         if not self._cancelled:
             await self._service.append_to_audio_context(self._context_id, self._error(error))
         self._text_ended.set()
@@ -433,13 +433,13 @@ class _RemoteAudioContext(AudioContext):
         if item is None:
             return
         if self._reader and not self._text_ended.is_set():
-            # Text that was on its way when the server ended the utterance has opened a new context of this name there.
+            # Text that came to the server after it ended the utterance has opened a new context of this name there.
             await self._service._cancel_remote(utterance.name)
         if isinstance(item, Exception):
             raise item
         if tail := self._tail():
             yield tail
-        if item.finish_reason == "length":  # what is left of the text was not spoken
+        if item.finish_reason == "length":  # the rest of the text was not spoken
             told = f"speech was cut after {item.seconds:.1f} s: its slot is full, or the checkpoint allows no more"
             yield self._error(TextTooLongError(told))
         logger.info(f"{self._service}: {item.seconds:.2f} s, {item.finish_reason}, seed {item.seed}")

@@ -1,7 +1,7 @@
-"""SpeechService: what both of Pipecat's services of this package share. The engine of `pipecat/local.py` is in the same
-process, the one of `pipecat/remote.py` behind a socket.
+"""SpeechService: what this package's two Pipecat services share. `pipecat/local.py` has its engine in the same process,
+`pipecat/remote.py` behind a socket.
 
-No torch in here: a client of a server needs none.
+This module imports no torch, because a server's client needs none.
 """
 
 import functools
@@ -34,12 +34,12 @@ from qwen_megakernel.pipecat.settings import SpeechSettings, layout_of, sampling
 
 
 class _FlushFrame(ControlFrame):
-    """The service sends it to itself. It stays in order with the text, which a system frame would overtake."""
+    """The service sends this to itself. Unlike a system frame it stays in order with the text."""
 
 
 @functools.cache
 def _arguments_of(cls: type) -> set[str]:
-    """What a class and its bases name in their constructors. Cached: it takes 0.2 ms of the event loop."""
+    """The constructor arguments of a class and its bases. Cached, because this blocks the event loop for 0.2 ms."""
     return {name for base in cls.__mro__ if "__init__" in vars(base) for name in signature(base.__init__).parameters}
 
 
@@ -68,11 +68,11 @@ class SpeechService(TTSService):
 
     @property
     def supports_processing_metrics(self) -> bool:
-        """In SENTENCE mode a sentence is generated within `run_tts`."""
+        """True in SENTENCE mode, because a sentence is generated within `run_tts`."""
         return not self._is_streaming_tokens
 
     def language_to_service_language(self, language: Language) -> str | None:
-        """The published checkpoints' name of a language; its code where they do not have it."""
+        """The published checkpoints' name of a language, or its code if they do not have it."""
         code = primary_subtag(language)
         return NAMES.get(code, code)
 
@@ -83,16 +83,16 @@ class SpeechService(TTSService):
 
     @abstractmethod
     def _is_model(self, model: str) -> bool:
-        """Is this a name of the model that it speaks with?"""
+        """Is this a name of the service's model?"""
 
     @abstractmethod
     def _check(self, settings: SpeechSettings) -> None:
-        """Raises RequestError if it cannot speak with these settings."""
+        """Raises RequestError if the service cannot speak with these settings."""
 
     # ------------------------------------------------------------ life
 
     async def stop(self, frame: EndFrame):
-        """First everything that was asked for is spoken. Text that was not ended is complete now."""
+        """Speak everything that was asked for. Text without an end counts as complete now."""
         if self._is_streaming_tokens:
             for context in list(self._contexts.values()):
                 await context.end_text()
@@ -115,11 +115,11 @@ class SpeechService(TTSService):
         """Speak a sentence, or take a token into the context's utterance.
 
         Args:
-            text: A sentence, in TOKEN mode a piece of text.
-            context_id: Of the turn.
+            text: A sentence; in TOKEN mode a piece of text.
+            context_id: The turn's context.
 
         Yields:
-            Audio frames at the pipeline's rate and, for what cannot be spoken, an error frame; in TOKEN mode nothing.
+            Audio frames at the pipeline's rate, and an error frame for what cannot be spoken; in TOKEN mode nothing.
         """
         context = self._contexts.get(context_id)
         if context is None:
@@ -134,14 +134,14 @@ class SpeechService(TTSService):
             yield frame
 
     async def flush_audio(self, context_id: str | None = None):
-        """The turn's text is complete.
+        """End the turn's text.
 
         Args:
-            context_id: Of the turn; None: the one that plays.
+            context_id: The turn's context; None: the one that plays.
         """
         context_id = context_id or self.get_active_audio_context_id()
         context = self._contexts.get(context_id)
-        if context is None:  # the service was not usable, so it was asked for nothing
+        if context is None:  # the service was not usable, so it got no text
             await self._close(context_id)
         elif self._is_streaming_tokens:
             await context.end_text()
@@ -149,11 +149,11 @@ class SpeechService(TTSService):
             await self._close(context_id)
 
     async def process_frame(self, frame: Frame, direction: FrameDirection):
-        """Before a function call everything said so far is spoken out.
+        """Before a function call, finish speaking the text so far.
 
         Args:
             frame: Any.
-            direction: Its way.
+            direction: The frame's direction.
         """
         if isinstance(frame, _FlushFrame):
             for context in list(self._contexts.values()):
@@ -164,18 +164,18 @@ class SpeechService(TTSService):
         await super().process_frame(frame, direction)
 
     async def push_frame(self, frame: Frame, direction: FrameDirection = FrameDirection.DOWNSTREAM):
-        """Word times are marked as estimates.
+        """Mark word times as estimates.
 
         Args:
             frame: Any.
-            direction: Its way.
+            direction: The frame's direction.
         """
         if isinstance(frame, TTSTextFrame):
             frame.metadata["time_is_estimated"] = True
         await super().push_frame(frame, direction)
 
     async def on_audio_context_interrupted(self, context_id: str):
-        """Barge-in: this context's utterance stops, no other's.
+        """Barge-in: stop the utterance of this context and no other.
 
         Args:
             context_id: The context that was dropped.
@@ -186,7 +186,7 @@ class SpeechService(TTSService):
         await super().on_audio_context_interrupted(context_id)
 
     async def on_audio_context_completed(self, context_id: str):
-        """Forget a context that was played out.
+        """Forget a context that was played to its end.
 
         Args:
             context_id: That context.
@@ -197,7 +197,7 @@ class SpeechService(TTSService):
         await super().on_audio_context_completed(context_id)
 
     async def _record_context_audio_outcome(self, context_id: str, received_audio: bool):
-        """A context whose error was reported is silent for a reason, and does not count against the service."""
+        """Do not count a silent context against the service if its error was reported."""
         context = self._contexts.get(context_id)
         if received_audio or context is None or not context.failed:
             await super()._record_context_audio_outcome(context_id, received_audio)
@@ -210,7 +210,7 @@ class SpeechService(TTSService):
     # ------------------------------------------------------------ settings
 
     async def _update_settings(self, delta: TTSSettings) -> dict[str, Any]:
-        """Check a change as a whole, then apply it; in TOKEN mode it opens a new utterance."""
+        """Check a change as a whole, then apply it. In TOKEN mode it opens a new utterance."""
         wanted = self._settings.copy()
         language = delta.language
         if is_given(language):
@@ -231,7 +231,7 @@ class SpeechService(TTSService):
             self._check(wanted)
         except RequestError as error:
             await self.push_error(f"settings not changed: {error}", exception=error)
-            await self.set_usable(usable)  # Pipecat stops using it after an invalid request; but the old settings hold
+            await self.set_usable(usable)  # an invalid request makes it unusable to Pipecat, but the old settings hold
             return {}
         changed = await super()._update_settings(delta)
         unknown = changed.keys() - vars(self._settings).keys()
@@ -246,7 +246,7 @@ class SpeechService(TTSService):
         return changed
 
     def _check_values(self, settings: SpeechSettings) -> None:
-        """Raises RequestError for numbers out of range, and for a layout that this service's mode cannot have."""
+        """Raises RequestError for numbers out of range, or a layout that this service's mode cannot use."""
         sampling_of(settings)
         speed_of(settings)
         text_options_of(settings)

@@ -1,4 +1,4 @@
-"""SpeechSettings: what may change while a pipeline runs, and what can be checked of it without the model."""
+"""SpeechSettings: what may change while a pipeline runs, and the checks that need no model."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
@@ -24,16 +24,16 @@ class SpeechSettings(TTSSettings):
         model: The checkpoint. Fixed once the service is made.
         voice: A speaker of the checkpoint. None: the first speaker.
         language: `Language`, a code such as "de-DE", or a name such as "german". None: auto.
-        instruct: How to say it, if the checkpoint takes it.
-        temperature: Of both kinds of codes; None: the checkpoint's.
+        instruct: How to say it, if the checkpoint takes instructs.
+        temperature: For code 0 and for codes 1 to 15; None: the checkpoint's.
         top_k: The same.
         top_p: The same.
         repetition_penalty: None: the checkpoint's.
         seed: None: a fresh one for every utterance.
         speed: 0.25 to 4.0 times as fast as the model speaks, at its pitch. None: 1.0.
         normalize: "auto" turns digits, Markdown, links and emojis into words (docs/text.md). None: "off".
-        trim: "start", "end" or "both": where silence of an utterance is cut to 50 ms. None: "none".
-        non_streaming_mode: True lets the model see a whole sentence before it speaks, which TOKEN mode cannot. None:
+        trim: "start", "end" or "both": where an utterance's silence is cut to 50 ms. None: "none".
+        non_streaming_mode: True: the model sees a whole sentence before it speaks; not possible in TOKEN mode. None:
             what suits the voice.
     """
 
@@ -50,7 +50,7 @@ class SpeechSettings(TTSSettings):
 
     @classmethod
     def unset(cls, model: str | None) -> Self:
-        """Everything but the model as the checkpoint has it."""
+        """Settings with the checkpoint's own values for everything but the model."""
         return cls(
             model=model,
             voice=None,
@@ -108,7 +108,7 @@ def layout_of(settings: SpeechSettings, *, in_tokens: bool) -> bool | None:
         `non_streaming_mode`.
 
     Raises:
-        RequestError: it is no bool, or True where text comes in pieces.
+        RequestError: it is not a bool, or is True in TOKEN mode.
     """
     mode = settings.non_streaming_mode
     if mode is not None and not isinstance(mode, bool):
@@ -132,14 +132,14 @@ def check_names(
     """Check voice, language and instruct.
 
     Args:
-        voices: the known ones; None: not known yet, so that only a blank name is refused.
-        languages: the same.
-        unseen: names, in an error, what is not known yet.
-        no_voices: stands, in an error, where the list of known voices is empty.
+        voices: the known voices; None: not known yet, so only a blank name is refused.
+        languages: the known languages, likewise.
+        unseen: words for an error message: what is not known yet.
+        no_voices: words for an error message if there are no known voices.
 
     Raises:
         SpeakerError, LanguageError: unknown; the message lists the known ones.
-        InstructError: the instruct is no string.
+        InstructError: the instruct is not a string.
     """
     voice, language, instruct = settings.voice, settings.language, settings.instruct
     if language is not None and not isinstance(language, str):

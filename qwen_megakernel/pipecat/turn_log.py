@@ -2,7 +2,8 @@
 
     "Count to seven." first audio 255 ms after the text (TTFC 53 ms), RTF 0.27, least lead 35 ms
 
-Lead is measured here, as the listener has it: with the event loop and the LLM's pauses. TTFC and RTF are the engine's.
+Lead is measured here as the listener hears it: it includes the event loop's and the LLM's pauses. TTFC and RTF are the
+engine's.
 """
 
 from collections import deque
@@ -30,19 +31,19 @@ _KINDS = (LLMContextFrame, TTSAudioRawFrame, MetricsFrame, TTSStoppedFrame, Inte
 
 
 class TurnLog(BaseObserver):
-    """Logs what the user said and how the answer came, when the answer is made or interrupted. A turn whose listener
-    heard a gap is a warning. RTF and TTFC need the worker's `PipelineParams(enable_metrics=True)`."""
+    """Logs what the user said and how the answer came, once the answer is complete or interrupted. If the listener
+    heard a gap, the line is a warning. RTF and TTFC need the worker's `PipelineParams(enable_metrics=True)`."""
 
     def __init__(self):
         super().__init__()
-        self._turn: _Turn | None = None  # None: nothing was asked since the last line
+        self._turn: _Turn | None = None  # None: no question since the last line
         self._seen: deque[int] = deque(maxlen=100)  # an observer is told of every hop of a frame
 
     async def on_push_frame(self, data: FramePushed):
         """Follow the turn.
 
         Args:
-            data: A frame, who pushed it, and when (ns).
+            data: A frame, its source, and its time in ns.
         """
         frame = data.frame
         if not isinstance(frame, _KINDS) or frame.id in self._seen:
@@ -53,7 +54,7 @@ class TurnLog(BaseObserver):
                 self._tell()
                 self._turn = _Turn(last_user_text(frame.context), data.timestamp / 1e9)
         elif isinstance(frame, TTSAudioRawFrame):
-            if isinstance(data.source, TTSService):  # a transport cuts it into frames of its own
+            if isinstance(data.source, TTSService):  # a transport cuts audio into its own frames
                 self._turn = self._turn or _Turn("", data.timestamp / 1e9)
                 self._turn.hear(data.timestamp / 1e9, frame.num_frames / frame.sample_rate)
         elif isinstance(frame, MetricsFrame):
@@ -73,9 +74,9 @@ class TurnLog(BaseObserver):
 class _Turn:
     """Attributes:
     text: what the user said; empty for a greeting.
-    asked: seconds, by the pipeline's clock.
-    first: of the first piece of audio, by the same clock.
-    lead: the least audio, in seconds, that the listener still had to hear when more came.
+    asked: time of the question, in seconds of the pipeline's clock.
+    first: time of the first piece of audio, by the same clock.
+    lead: least lead: seconds of audio that the listener had not yet heard when more came.
     """
 
     text: str
@@ -87,11 +88,11 @@ class _Turn:
     _waited: float = 0.0  # seconds for which the listener heard nothing
 
     def hear(self, now: float, seconds: float) -> None:
-        """Audio comes.
+        """Take audio.
 
         Args:
-            now: by the pipeline's clock, in seconds.
-            seconds: of it.
+            now: the time, in seconds of the pipeline's clock.
+            seconds: the audio's length.
         """
         if self.first is not None:
             lead = self._made + self._waited - (now - self.first)
@@ -102,7 +103,7 @@ class _Turn:
             self.first = now
 
     def line(self, interrupted: bool) -> str:
-        """What the log says of it."""
+        """The log line for this turn."""
         text = " ".join(self.text.split())
         text = text if len(text) <= _MAX_TEXT else text[: _MAX_TEXT - 1] + "…"
         said = f'"{text}"' if text else "(no text)"
@@ -121,7 +122,7 @@ class _Turn:
 
 
 def _is_answered(context: LLMContext) -> bool:
-    """The assistant's aggregator sends the context too, once the answer is in it."""
+    """Does the context hold the answer already? The assistant's aggregator sends such a context too."""
     messages = context.get_messages()
     return bool(messages) and isinstance(messages[-1], dict) and messages[-1].get("role") == "assistant"
 

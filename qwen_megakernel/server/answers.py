@@ -25,25 +25,25 @@ from qwen_megakernel.server.service import EngineService
 
 log = logging.getLogger(__name__)
 
-_DISCONNECT_POLL_S = 0.25  # how often it is checked that a waiting client is still connected
-_BUSY_POLL_S = 0.25  # how often a batch asks again for a slot that others have taken
-_BASE64_PIECE = 3 << 16  # bytes, encoded in 0.2 ms; a multiple of 3, so that the pieces join
+_DISCONNECT_POLL_S = 0.25  # between two checks that a waiting client is still connected
+_BUSY_POLL_S = 0.25  # a batch tries again after this time if all slots are taken
+_BASE64_PIECE = 3 << 16  # bytes; takes 0.2 ms to encode; a multiple of 3, so that the pieces join
 
 
 class Speech:
     """The speech of one text: its pieces, spoken one after the other.
 
     Attributes:
-        seed: with which it is spoken.
-        ignored: names of fields of the request that change nothing with this model.
-        attempts: how often it was said so far, of several pieces the one that took most.
+        seed: the seed that it is spoken with.
+        ignored: names of the request's fields that change nothing with this model.
+        attempts: how often it was spoken so far. With several pieces: the most that one piece took.
     """
 
     def __init__(self, service: EngineService, metrics: Metrics, name: str, *, patient: bool = False):
         """
         Args:
-            name: of the audio's format, one of `MEDIA`.
-            patient: wait for a slot as long as it takes.
+            name: the audio format, one of `MEDIA`.
+            patient: wait for a slot, however long it takes.
         """
         self._service, self._metrics, self._patient = service, metrics, patient
         self._encoder: Encoder = encoder(name, service.engine.sample_rate)
@@ -51,18 +51,18 @@ class Speech:
         self._tokens = self._frames = 0
         self.ignored: list[str] = []
         self.attempts = 1
-        self._said: Audio | None = None  # the latest utterance
+        self._said: Audio | None = None  # the last utterance that ended
 
     @property
     def streams(self) -> bool:
-        """Its bytes come while it is spoken; else all of them at the end."""
+        """True: bytes come while it is spoken. False: all bytes come at the end."""
         return self._encoder.streams
 
     async def prepare(self, text: str, how: HowToSpeak) -> None:
         """Check the request and cut the text.
 
         Raises:
-            RequestError: it can never be spoken like this.
+            RequestError: the text can never be spoken with these settings.
         """
         service, instruct = self._service, how.instructions
         if instruct and not service.takes_instructions:
@@ -78,7 +78,7 @@ class Speech:
         self._samples = self._speak()
 
     async def usage(self) -> dict[str, int]:
-        """As OpenAI tells it: tokens of text and instructions; frames of speech so far, 80 ms each."""
+        """Usage in OpenAI's form. Input: tokens of text and instructions. Output: frames of 80 ms so far."""
         tokens = await self._service.count_tokens(*self._texts)
         return {"input_tokens": tokens, "output_tokens": self._frames, "total_tokens": tokens + self._frames}
 
@@ -86,8 +86,8 @@ class Speech:
         """Wait for the first chunk.
 
         Raises:
-            TTSError: why nothing can be spoken.
-            Refused: the client has disconnected meanwhile.
+            TTSError: nothing can be spoken.
+            Refused: the client has disconnected.
         """
         first = asyncio.ensure_future(anext(self._samples, None))
         try:
@@ -112,11 +112,11 @@ class Speech:
                         yield chunk.samples
             audio = self._said
             self._frames += audio.frames
-            if audio.finish_reason == "length":  # what is left of the text was not spoken
+            if audio.finish_reason == "length":  # the rest of the text was not spoken
                 raise TextTooLongError(audio.why_cut(self._service.engine.config.max_frames))
 
     async def _say_well(self, piece: str) -> None:
-        """Until it ends well, or there is no attempt left; then `_said` holds the last one."""
+        """Speak the piece until it ends well or no attempt is left. `_said` then holds the last attempt."""
         request = self._request
         for attempt in range(1, self._retries + 2):
             async with aclosing(self._say(piece, request)) as chunks:
@@ -129,13 +129,13 @@ class Speech:
             request = request | {"sampling": replace(request["sampling"], seed=next_seed(self._said.seed))}
 
     async def _say(self, piece: str, request: dict[str, Any]) -> AsyncGenerator[Chunk, None]:
-        """One utterance; then `_said` holds it."""
+        """Speak one utterance. `_said` then holds it."""
         while True:
             try:
                 async with self._service.speak(piece, request) as utterance:
                     async for chunk in utterance:
                         yield chunk
-            except EngineBusy:  # it comes before the first chunk, if at all
+            except EngineBusy:  # can only come before the first chunk
                 if not self._patient:
                     raise
                 await asyncio.sleep(_BUSY_POLL_S)
@@ -145,7 +145,7 @@ class Speech:
                 return
 
     async def encoded(self) -> AsyncGenerator[bytes, None]:
-        """The bytes of its format, as they are made.
+        """Yield the encoded bytes as they are made.
 
         Raises:
             TTSError: the utterance failed, or its speech was cut.
@@ -163,7 +163,7 @@ class Speech:
         return await asyncio.to_thread(call, *args) if self._encoder.heavy else call(*args)
 
     async def whole(self, request: Request | None = None) -> bytes:
-        """The whole file. If the client of `request` has disconnected, only a part of it.
+        """The whole file, or a part of it if the client of `request` has disconnected.
 
         Raises:
             TTSError: the utterance failed, or its speech was cut.
@@ -179,7 +179,7 @@ class Speech:
         return b"".join(made)
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        """OpenAI's Server-Sent Events: the audio in base64, then usage; or the error that ends it."""
+        """OpenAI's Server-Sent Events: audio in base64, then usage. An error event ends them early."""
         try:
             async for data in self.encoded():
                 for start in range(0, len(data), _BASE64_PIECE):
@@ -200,9 +200,9 @@ def _event(data: dict[str, Any]) -> bytes:
 
 
 class Streamed(StreamingResponse):
-    """Closes what it sends whatever the client does: a generator that nobody reads any more would not close itself.
+    """A streaming answer that always closes its generator: one that nobody reads any more would not close itself.
 
-    If the speech fails or is cut, the answer has no end, and the server closes the connection."""
+    If the speech fails or is cut, the answer stays incomplete and the server closes the connection."""
 
     def __init__(self, parts: AsyncGenerator[bytes, None], speech: Speech | None = None, **options):
         super().__init__(parts, **options)
@@ -223,24 +223,24 @@ class Streamed(StreamingResponse):
 
 
 class Batch:
-    """Several texts, spoken in as many slots as there are, and answered in their order."""
+    """Several texts. They are spoken in all slots at once and answered in their order."""
 
     def __init__(self, service: EngineService, metrics: Metrics, name: str, items: list[tuple[str, HowToSpeak]]):
         """
         Args:
-            name: of the audio's format, one of `MEDIA`.
+            name: the audio format, one of `MEDIA`.
             items: texts and how to say each.
         """
         self._service, self._metrics, self._name, self._items = service, metrics, name, items
         self._slots = asyncio.Semaphore(service.engine.health()["max_streams"])
 
     async def parts(self) -> AsyncGenerator[bytes, None]:
-        """The JSON of the answer, one entry after the other. Closed early, it cancels what is not spoken yet."""
+        """Yield the answer's JSON, entry by entry. If closed early, it cancels what is not spoken yet."""
         tasks = [asyncio.create_task(self._say(index, *item)) for index, item in enumerate(self._items)]
         try:
             before = b'{"object": "list", "data": ['
             for task in tasks:
-                await asyncio.wait([task])  # cancelled here, it leaves the task to the loop below: no other begins
+                await asyncio.wait([task])  # cancelling this wait spares the task; `finally` cancels all at once
                 told, audio = task.result()
                 yield before + json.dumps(told).encode().removesuffix(b"}")
                 for piece in _base64_json(audio):
@@ -254,7 +254,7 @@ class Batch:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _say(self, index: int, text: str, how: HowToSpeak) -> tuple[dict[str, Any], bytes | None]:
-        """What to tell of an input, and its audio; None: it failed."""
+        """The entry for one input, and its audio; None if it failed."""
         async with self._slots:
             try:
                 self._service.check_ready()
@@ -272,7 +272,7 @@ class Batch:
 
 
 def _base64_json(audio: bytes | None) -> Iterator[bytes]:
-    """The member "audio" of a JSON object that is open, piece by piece; nothing without audio."""
+    """The member "audio" for an open JSON object, in pieces. None: nothing."""
     if audio is not None:
         yield b', "audio": "'
         for start in range(0, len(audio), _BASE64_PIECE):

@@ -32,11 +32,11 @@ _FIELDS = {
 @dataclass(frozen=True)
 class ApiError:
     """Attributes:
-    status: of HTTP.
+    status: the HTTP status.
     code: what went wrong, as docs/serving.md lists it.
-    message: in words, for the client.
+    message: text for the client.
     retryable: the same request may succeed later, or on another server.
-    field: the field of the request that is wrong; None if it is no single one.
+    field: the request's wrong field; None if there is no single one.
     """
 
     status: int
@@ -47,7 +47,7 @@ class ApiError:
 
     @classmethod
     def of(cls, error: BaseException) -> "ApiError":
-        """What a client is told of an exception."""
+        """What a client is told about an exception."""
         if isinstance(error, RequestError):
             field = next((name for kind, name in _FIELDS.items() if isinstance(error, kind)), None)
             return cls(400, "invalid", str(error), field=field)

@@ -47,28 +47,28 @@ def make_app(
     lexicon: Lexicon | None = None,
     limits: Limits | None = None,
 ) -> FastAPI:
-    """The whole API as an ASGI app, with its `EngineService` in `app.state.service`, and in `app.state.max_message`
-    how many bytes a WebSocket's message may have.
+    """The whole API as an ASGI app. `app.state.service` is its `EngineService`. `app.state.max_message` is the largest
+    WebSocket message, in bytes.
 
     Args:
         load: makes the engine, once the app has started.
         model: the model's own name.
-        config: the checkpoint's, if it is known already (`check_model`).
+        config: the checkpoint's config, if it is already known (`check_model`).
         token: clients must send it; None: only requests to localhost are served.
         voices: a folder of saved voices.
-        allow_foreign_voice: `load` makes the engine with it.
+        allow_foreign_voice: the value that `load` gives the engine.
         served_names: more names by which clients may call the model.
         aliases: other names of voices -> the voices.
         upload: clients may make voices (Base checkpoints).
-        ui: there is a page at / to try the server with.
+        ui: serve a page at / to try the server with.
         log_texts: the log shows the texts that are spoken.
-        normalize: what written text is made of where a client does not say (docs/text.md).
-        lexicon: words that are read by another spelling.
+        normalize: how to read written text if the client does not say (docs/text.md).
+        lexicon: words to read by another spelling.
         limits: None: the defaults of `Limits`.
 
     Raises:
-        BackendError: a token or a served name that no client could send.
-        CheckpointError, VoiceError: `voices` that the checkpoint cannot speak with, or an alias that leads nowhere.
+        BackendError: no client could send the token or a served name.
+        CheckpointError, VoiceError: the checkpoint cannot speak with `voices`, or an alias leads nowhere.
     """
     if token is not None and not (token.isascii() and token.isprintable() and token.strip() == token != ""):
         raise BackendError("the token must be printable ASCII without spaces around it: a header carries it")
@@ -93,14 +93,14 @@ def make_app(
     max_upload = limits.max_upload * 4 // 3 + limits.max_body if upload else 0
     guard = Middleware(Guard, token=token, limits=limits, max_upload=max_upload, metrics=metrics, page=ui)
     about = {"title": "qwen_megakernel", "version": __version__, "docs_url": None, "redoc_url": None}
-    # A body without a Content-Type is read as JSON: simple clients send none. FastAPI would not read it, because a
-    # browser lets pages of other sites send it without asking us first. Here the guard refuses such pages.
+    # Read a body without a Content-Type as JSON, because simple clients send none. FastAPI refuses it by default:
+    # a browser lets pages of other sites send such a body without asking. Here the guard refuses those pages.
     app = FastAPI(**about, lifespan=life, middleware=[guard], strict_content_type=False)
     app.state.service = service
     add_api(app, service, metrics, upload=upload)
     add_socket(app, service, metrics)
     add_stream(app, service, metrics, upload=upload)
-    # Twice what is taken: who sends a little more is told so, and not just cut off.
+    # Twice the real limit: a client that sends a little more gets an error, not a broken connection.
     app.state.max_message = max(limits.max_body * 4, MAX_RECORDING * 2 * upload)
     if ui:
         add_page(app)
@@ -110,8 +110,8 @@ def make_app(
 
 
 def protocol_of(header_s: float) -> type[HttpToolsProtocol]:
-    """uvicorn's HTTP protocol, with a time limit: it closes a connection that does not send the head of a request
-    within `header_s` seconds. uvicorn itself would wait for ever."""
+    """uvicorn's HTTP protocol with a time limit. It closes a connection that does not send a request's head within
+    `header_s` seconds. uvicorn itself waits for ever."""
 
     class Protocol(HttpToolsProtocol):
         _timer: asyncio.TimerHandle | None = None
@@ -146,7 +146,7 @@ def protocol_of(header_s: float) -> type[HttpToolsProtocol]:
 
 
 class _Server(uvicorn.Server):
-    """At SIGTERM it first lets the utterances end that are being spoken."""
+    """At SIGTERM it first lets running utterances end."""
 
     def __init__(self, config: uvicorn.Config, service: EngineService):
         super().__init__(config)
@@ -184,7 +184,7 @@ def serve(app: FastAPI, host: str, port: int) -> int:
         The process's exit code.
 
     Raises:
-        BackendError: the port is taken, or may not be used.
+        BackendError: the port is taken or not allowed.
     """
     service: EngineService = app.state.service
     config = uvicorn.Config(
@@ -195,7 +195,7 @@ def serve(app: FastAPI, host: str, port: int) -> int:
         log_level="warning",
         http=protocol_of(service.limits.header_s),
         ws="websockets-sansio",
-        ws_ping_timeout=service.limits.idle_s,  # before that we disconnect a client that does not read, and say why
+        ws_ping_timeout=service.limits.idle_s,  # we disconnect a client that does not read sooner, and say why
         ws_max_size=app.state.max_message,
         ws_per_message_deflate=False,  # PCM hardly shrinks, and compressing the first chunk would delay it
         limit_concurrency=service.limits.connections,
@@ -203,8 +203,8 @@ def serve(app: FastAPI, host: str, port: int) -> int:
         timeout_graceful_shutdown=3,  # after the drain
     )
     try:
-        listener = config.bind_socket()  # before the model is loaded: a process that ends would not wait for that
-    except (SystemExit, OverflowError):  # uvicorn has logged why; or it is no port number
+        listener = config.bind_socket()  # before the model loads, so that a taken port is reported at once
+    except (SystemExit, OverflowError):  # uvicorn has logged why, or the port number is invalid
         raise BackendError(f"cannot listen on {host}:{port}; choose another --port, 0 to 65535, or --host") from None
     _Server(config, service).run(sockets=[listener])
     return ENGINE_GONE if service.gone.is_set() else 0

@@ -1,4 +1,4 @@
-"""What clients send as JSON: its fields, and the words in which a wrong one is refused."""
+"""What clients send as JSON: the fields, and the messages for wrong ones."""
 
 import reprlib
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ SPEECH, BATCH, VOICES = "/v1/audio/speech", "/v1/audio/speech/batch", "/v1/voice
 
 MAX_SEED = 2**63 - 1
 _NAME = 64  # characters of a voice's name
-_OURS = "ours"  # kind of an error whose message is a whole sentence already
+_OURS = "ours"  # marks an error whose message is already a whole sentence
 _WORDS = {
     "string_type": "must be a string",
     "string_unicode": "must be valid Unicode: leave out lone surrogates",
@@ -35,7 +35,7 @@ _WORDS = {
     "less_than_equal": "must be at most {le}",
     "literal_error": "must be {expected}",
 }
-"""Pydantic's kinds of errors that our fields can cause -> what the client is told."""
+"""Pydantic's error types that our fields can cause -> message for the client."""
 
 
 def _check_speed(speed: Any) -> float:
@@ -46,7 +46,7 @@ def _check_speed(speed: Any) -> float:
 
 
 def _name_of_voice(voice: Any) -> Any:
-    """OpenAI's clients name a voice by a string, or by an object with its id."""
+    """The voice's name. OpenAI's clients send a string, or an object with an id."""
     name = voice["id"] if isinstance(voice, dict) and list(voice) == ["id"] else voice
     if not isinstance(name, str):
         words = 'voice must be a name, or an object such as {"id": "ada"}, got {voice}'
@@ -99,7 +99,7 @@ class HowToSpeak(BaseModel):
 
 
 class SpeechRequest(HowToSpeak):
-    """What OpenAI's `audio.speech.create` sends, and `language`, `seed`, `non_streaming_mode` and `retries`."""
+    """The fields of OpenAI's `audio.speech.create`, plus `language`, `seed`, `non_streaming_mode` and `retries`."""
 
     model: str = Field(max_length=256, description="A name of /v1/models.")
     input: str = Field(min_length=1, description="What to say.")
@@ -108,7 +108,7 @@ class SpeechRequest(HowToSpeak):
 
 
 class BatchItem(HowToSpeak):
-    """One input of a batch. What it leaves out is the batch's."""
+    """One input of a batch. The batch's settings hold for what it leaves out."""
 
     input: str = Field(min_length=1, description="What to say.")
 
@@ -117,7 +117,7 @@ _TEXT_OR_ITEM = WithJsonSchema({"anyOf": [{"type": "string", "minLength": 1}, {"
 
 
 class BatchRequest(HowToSpeak):
-    """Several texts at once. Its settings hold for every input that has none of its own."""
+    """Several texts at once. Its settings are the defaults for its inputs."""
 
     model: str = Field(max_length=256, description="A name of /v1/models.")
     inputs: list[Annotated[BatchItem, BeforeValidator(_item_of_text), _TEXT_OR_ITEM]] = Field(
@@ -127,7 +127,7 @@ class BatchRequest(HowToSpeak):
 
 
 class RecordingRequest(BaseModel):
-    """A recording that replaces a voice's."""
+    """A recording that replaces the one of an existing voice."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -136,7 +136,7 @@ class RecordingRequest(BaseModel):
 
 
 class VoiceRequest(RecordingRequest):
-    """A recording to make a voice of."""
+    """A recording for a new voice."""
 
     name: str = Field(min_length=1, max_length=_NAME, description="a-z 0-9 _ -")
 
@@ -145,23 +145,23 @@ _BODIES: dict[str, type[BaseModel]] = {SPEECH: SpeechRequest, BATCH: BatchReques
 
 
 def fields_of(path: str) -> str:
-    """The fields that a body for this path may have, for a message."""
+    """The fields of a body for this path, listed for a message."""
     return _listed(_BODIES.get(path, RecordingRequest))
 
 
 def _listed(body: type[BaseModel]) -> str:
-    """A body's own fields, then those that it shares with others."""
+    """A body's own fields, then the fields that it shares with other bodies."""
     return ", ".join(sorted(body.model_fields, key=HowToSpeak.model_fields.__contains__))
 
 
 def why_wrong(error: Mapping[str, Any], path: str) -> tuple[str, str | None]:
     """
     Args:
-        error: pydantic's, of a body.
-        path: that the body was sent to.
+        error: pydantic's error for a body.
+        path: where the body was sent.
 
     Returns:
-        What to tell the client, and the field that is wrong; None: the whole body.
+        A message for the client, and the wrong field; None if the whole body is wrong.
     """
     kind, got = error["type"], reprlib.repr(error.get("input"))
     known, parts = fields_of(path), [str(part) for part in error["loc"] if part != "body"]

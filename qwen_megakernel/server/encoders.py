@@ -10,7 +10,7 @@ from qwen_megakernel.model.pcm import pcm16, wav_header
 
 try:
     import av
-except ModuleNotFoundError:  # `missing` says so to those who ask for a format that needs it
+except ModuleNotFoundError:  # `missing` tells callers which formats need it
     av = None
 
 MEDIA = {
@@ -24,14 +24,14 @@ MEDIA = {
 """Name of a format -> its media type."""
 
 _FFMPEG: dict[str, dict[str, Any]] = {
-    # Without a Xing frame: it would tell the length, which is not known yet, and sound like 24 ms of silence.
+    # No Xing frame: it states the length, which is not known yet, and plays as 24 ms of silence.
     "mp3": {
         "muxer": "mp3",
         "codec": "libmp3lame",
         "bits": 96_000,
         "options": {"write_xing": "0", "id3v2_version": "0"},
     },
-    # A page for every packet of 20 ms (in microseconds): by default a page holds a second.
+    # One page for every packet of 20 ms (the option is in microseconds). The default is one second a page.
     "opus": {"muxer": "ogg", "codec": "libopus", "bits": 48_000, "options": {"page_duration": "20000"}},
     "aac": {"muxer": "adts", "codec": "aac", "bits": 96_000, "options": {}},
 }
@@ -41,22 +41,22 @@ class Encoder(Protocol):
     """Makes one file of one utterance.
 
     Attributes:
-        heavy: it computes so much that it must not run in an event loop's thread.
-        streams: bytes come out while samples go in; else all of them come from `finish`.
+        heavy: too much work for the thread of an event loop.
+        streams: bytes come out while samples go in. Otherwise all bytes come from `finish`.
     """
 
     heavy: bool
     streams: bool
 
     def encode(self, samples: np.ndarray) -> bytes:
-        """The bytes that can be made so far. `samples`: fp32 [n] in -1..1; samples beyond are clipped."""
+        """The bytes that are ready. `samples`: fp32 [n] in -1..1; values beyond are clipped."""
 
     def finish(self) -> bytes:
         """The rest of the file. Nothing can be encoded afterwards."""
 
 
 def missing(name: str) -> str | None:
-    """Why the format `name` cannot be made here and what to do; None if it can."""
+    """Why the format `name` is not available here, and what to do; None if it is available."""
     if name in _FFMPEG and av is None:
         return f"{name} needs the package av: install it on the server (extra [serve]), or ask for wav, pcm or flac"
     return None
@@ -66,8 +66,8 @@ def encoder(name: str, rate: int) -> Encoder:
     """A new encoder.
 
     Args:
-        name: of the format, one of `MEDIA`, and not `missing`.
-        rate: of the samples, in Hz.
+        name: the format, one of `MEDIA`, and not `missing`.
+        rate: the sample rate in Hz.
     """
     if name in _FFMPEG:
         return _Compressed(rate, **_FFMPEG[name])
@@ -75,7 +75,7 @@ def encoder(name: str, rate: int) -> Encoder:
 
 
 class _Pcm:
-    """PCM16, behind a header or without one."""
+    """PCM16, with or without a header."""
 
     heavy, streams = False, True
 
@@ -91,7 +91,7 @@ class _Pcm:
 
 
 class _Flac:
-    """It comes whole. The length stands in front, and many readers refuse a FLAC that does not tell it."""
+    """Comes out whole at the end: the header states the length, and many readers refuse a FLAC without it."""
 
     heavy, streams = True, False
 
@@ -109,18 +109,18 @@ class _Flac:
 
 
 class _Compressed:
-    """What FFmpeg encodes: a codec's packets in a container that can be read from its beginning."""
+    """A format that FFmpeg encodes, in a container that can be read while it is written."""
 
     heavy, streams = True, True
 
     def __init__(self, rate: int, *, muxer: str, codec: str, bits: int, options: dict[str, str]):
         """
         Args:
-            bits: a second.
-            options: of the muxer.
+            bits: bits per second.
+            options: the muxer's options.
         """
         self._sink = _Sink()
-        # Without flush_packets FFmpeg collects 32 KB before it writes any.
+        # Without flush_packets FFmpeg collects 32 KB before it writes anything.
         self._container = av.open(self._sink, "w", format=muxer, options={"flush_packets": "1"} | options)
         self._stream = self._container.add_stream(codec, rate=rate, layout="mono")
         self._stream.bit_rate = bits

@@ -1,4 +1,4 @@
-"""Guard: checks every request before the API sees it: its token, its origin, the size of its body, and its time."""
+"""Guard: checks each request's token, origin, body size and time before the API sees it."""
 
 import asyncio
 import base64
@@ -38,10 +38,10 @@ class Guard:
     ):
         """
         Args:
-            token: clients must send it. None: clients of the loopback interface are trusted, but no web pages of other
-                sites, which a browser on this machine lets reach it too.
-            max_upload: bytes of a body with a recording.
-            page: there is a page at /, which may be read without the token, because it asks for it.
+            token: clients must send it. None: loopback clients are trusted, except web pages of other sites. A browser
+                on this machine lets such pages send requests too.
+            max_upload: largest body with a recording, in bytes.
+            page: there is a page at /. It needs no token, because it asks the user for the token.
         """
         self._app, self._token, self._limits, self._max_upload = app, token, limits, max_upload
         self._metrics, self._page, self._open_sockets = metrics, page, 0
@@ -74,7 +74,7 @@ class Guard:
         await self._run_within_limits(scope, receive, counted)
 
     def _check_access(self, scope: Scope) -> ApiError | None:
-        """Why the client may not ask; None if it may."""
+        """Why the client is refused; None if it is not."""
         headers = Headers(scope=scope)
         if scope["path"] in OPEN:
             return None
@@ -94,8 +94,8 @@ class Guard:
         return None
 
     def _has_token(self, scope: Scope, headers: Headers) -> bool:
-        """In the header, or as a subprotocol: a browser cannot set a WebSocket's headers. Our own page, and no other
-        site's, offers the token as a subprotocol, in base64url, whose letters a subprotocol may have."""
+        """The token is in the header, or in a subprotocol, because browsers cannot set a WebSocket's headers. Only our
+        own page may use the subprotocol. The token is in base64url there, which subprotocols allow."""
         given = headers.get("authorization", "").encode("latin-1")
         if any([hmac.compare_digest(given, f"{scheme} {self._token}".encode()) for scheme in _SCHEMES]):
             return True
@@ -109,7 +109,7 @@ class Guard:
         return self._page and scope["type"] == "http" and scope["path"] == PAGE
 
     async def _run_within_limits(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Call the app. The body's size, each wait for the client and the whole request are limited."""
+        """Call the app, with limits on the body's size, each wait for the client, and the whole request."""
         answered = False
 
         async def send_in_time(message: Message) -> None:
@@ -150,7 +150,7 @@ class Guard:
         return bytes(body) if len(body) <= most else None
 
     def _max_body(self, scope: Scope) -> int:
-        """How many bytes this request's body may have."""
+        """The largest allowed body of this request, in bytes."""
         if scope["path"] in OPEN or self._is_page(scope):
             return 0
         most = self._limits.max_body
@@ -169,7 +169,7 @@ class Guard:
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
-    """A `receive` that returns the body at once, then what follows it: that the client has disconnected."""
+    """A `receive` that first returns the body, then passes on what follows: the client's disconnect."""
     replayed = False
 
     async def receive_again() -> Message:

@@ -11,15 +11,15 @@ class Limits:
         max_text: characters of one request, or of one context.
         max_batch: texts of one batch.
         max_batch_text: characters of all texts of one batch together.
-        max_body: bytes of a request's body, or of a WebSocket message; a batch's may have four times as many.
+        max_body: bytes of a request's body or of a WebSocket message. A batch's body may be four times as large.
         max_upload: bytes of a reference recording.
         connections: open at once, HTTP and WebSocket together.
         contexts: open at once on one WebSocket.
-        header_s: a connection is closed if the head of a request takes longer.
-        idle_s: a client that sends or takes nothing for so long is disconnected.
-        text_s: a context is ended if its text has not ended and no more of it comes for so long.
-        total_s: one request, or one context, from its first byte to its last.
-        drain_s: utterances may go on for so long after the server was told to stop.
+        header_s: time for the head of a request; then the connection is closed.
+        idle_s: a client that neither sends nor takes anything for this long is disconnected.
+        text_s: a context whose text is incomplete ends if no more text comes for this long.
+        total_s: time for one request or one context, from its first byte to its last.
+        drain_s: after the server is told to stop, utterances may go on for this long.
     """
 
     max_text: int = 4096

@@ -17,7 +17,7 @@ _TTFC_S = (0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 class Metrics:
     """Attributes:
     requests: HTTP requests, by path and status.
-    sockets: WebSockets that are open.
+    sockets: open WebSockets.
     """
 
     def __init__(self, service: EngineService):
@@ -31,16 +31,16 @@ class Metrics:
         self._ttfc = Histogram(f"{_PREFIX}_ttfc_seconds", words, buckets=_TTFC_S, **options)
 
     def record(self, audio: Audio) -> None:
-        """An utterance has ended."""
+        """Count an utterance that has ended."""
         self._audio.inc(audio.duration_s)
         if audio.ttfc_s is not None:
             self._ttfc.observe(audio.ttfc_s)
 
     def render(self, accept: str) -> tuple[bytes, str]:
-        """All metrics in a text format that the `Accept` header names, and its media type."""
+        """All metrics in a text format that the `Accept` header allows, and its media type."""
         try:
             encode, media = choose_encoder(accept)
-        except (TypeError, ValueError):  # the header names a version that is no number
+        except (TypeError, ValueError):  # the header's version is not a number
             encode, media = choose_encoder("")
         return encode(self._registry), media
 

@@ -56,7 +56,7 @@ def _add_speech(routes: APIRouter, service: EngineService, metrics: Metrics) -> 
         headers = {"X-Seed": str(made.seed)}
         if made.ignored:
             headers["X-Ignored"] = ", ".join(made.ignored)
-        await made.begin(of)  # an error before the first chunk has an HTTP status of its own
+        await made.begin(of)  # an error before the first chunk still sets the HTTP status
         if body.stream_format == "sse":
             return Streamed(made.events(), made, media_type="text/event-stream", headers=headers)
         if made.streams:
@@ -68,7 +68,7 @@ def _add_speech(routes: APIRouter, service: EngineService, metrics: Metrics) -> 
 
     @routes.post(BATCH, responses={200: {"content": {"application/json": {}}}} | ERRORS, response_class=Response)
     async def batch(body: BatchRequest) -> Response:
-        """Several texts at once: `data` holds audio in base64 or an error for each, in the order of `inputs`."""
+        """Speak several texts. `data` holds audio in base64 or an error for each, in the order of `inputs`."""
         name = _checked(service, body.model, body.response_format)
         limits = service.limits
         if (count := len(body.inputs)) > limits.max_batch:
@@ -84,10 +84,10 @@ def _add_speech(routes: APIRouter, service: EngineService, metrics: Metrics) -> 
 
 
 def _checked(service: EngineService, model: str, name: str | None) -> str:
-    """The format to answer in. `name`: the one that was asked for, if any.
+    """The format of the answer. `name`: the format that the client asked for, if any.
 
     Raises:
-        EngineClosed: it is not ready, or no longer.
+        EngineClosed: the engine is not ready, or no longer.
         Refused: another model, or a format that cannot be made here.
     """
     service.check_ready()
@@ -110,7 +110,7 @@ def _add_models(routes: APIRouter, service: EngineService) -> None:
 
     @routes.get("/v1/models")
     async def models() -> dict:
-        """Every name by which the served model may be called, its own first."""
+        """All names of the served model, its own first."""
         return {"object": "list", "data": [told(name) for name in service.models]}
 
     @routes.get("/v1/models/{model:path}", responses={404: ERRORS[404]})
@@ -122,7 +122,7 @@ def _add_models(routes: APIRouter, service: EngineService) -> None:
 def _add_state(routes: APIRouter, service: EngineService, metrics: Metrics) -> None:
     @routes.get("/health", responses={503: ERRORS[503]})
     async def health() -> JSONResponse:
-        """200 while the process is worth keeping, also while it loads."""
+        """200 while the process should be kept, also while it loads."""
         alive = service.state not in ("dead", "failed")
         told = {"status": service.state} | ({"error": service.error} if service.error else {})
         if service.engine:
@@ -131,11 +131,11 @@ def _add_state(routes: APIRouter, service: EngineService, metrics: Metrics) -> N
 
     @routes.get("/ready", responses={503: ERRORS[503]})
     async def ready() -> JSONResponse:
-        """200 when requests are served: after a first utterance was spoken, until the server is told to stop."""
+        """200 while requests are served: from the first spoken utterance until the server is told to stop."""
         return JSONResponse({"status": service.state}, 200 if service.state == "ready" else 503)
 
     @routes.get("/metrics", response_class=Response)
     async def prometheus(request: Request) -> Response:
-        """For Prometheus."""
+        """Metrics for Prometheus."""
         text, media = metrics.render(request.headers.get("accept", ""))
         return Response(text, media_type=media)

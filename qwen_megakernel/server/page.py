@@ -15,19 +15,19 @@ _NOTE = "Swagger UI is loaded from cdn.jsdelivr.net, which needs the internet. /
 
 
 def add_page(app: FastAPI) -> None:
-    """Add the page: one file, the same for everybody. It holds no secrets and uses nothing but the API."""
+    """Add the page: one file, the same for everybody. It holds no secrets and uses only the API."""
     page = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
     rules = {"require-trusted-types-for": "'script'", "trusted-types": "'none'"}
     _add(app, PATH, page, rules | {"script-src": _hashes(page, "script"), "style-src": _hashes(page, "style")})
 
 
 def add_docs(app: FastAPI) -> None:
-    """Add Swagger UI, which shows /openapi.json and sends requests, for servers without a token. Its script comes from
-    a public network, so the page's policy lets it reach this server and nothing else."""
+    """Add Swagger UI for servers without a token. It shows /openapi.json and sends requests. Its script comes from a
+    public network, so the page's policy lets it reach only this server."""
     urls = {"swagger_js_url": f"{_SWAGGER}swagger-ui-bundle.js", "swagger_css_url": f"{_SWAGGER}swagger-ui.css"}
     urls |= {"openapi_url": "openapi.json", "swagger_favicon_url": "data:,"}
     page = bytes(get_swagger_ui_html(title="qwen_megakernel", **urls).body).decode()
-    page = page.replace('id="swagger-ui">', f'id="swagger-ui">{_NOTE}')  # Swagger UI puts itself in the note's place
+    page = page.replace('id="swagger-ui">', f'id="swagger-ui">{_NOTE}')  # Swagger UI replaces the note
     rules = {"script-src": f"{_hashes(page, 'script')} {_SWAGGER}", "style-src": _SWAGGER}
     _add(app, DOCS, page, rules)
 
@@ -35,12 +35,12 @@ def add_docs(app: FastAPI) -> None:
 def _add(app: FastAPI, path: str, page: str, rules: dict[str, str]) -> None:
     """
     Args:
-        rules: of the Content-Security-Policy, besides those that every page has.
+        rules: of the Content-Security-Policy, in addition to the rules of every page.
     """
     rules |= {
         "default-src": "'none'",
         "connect-src": "'self'",
-        "img-src": "data:",  # an empty icon: without one a browser asks for /favicon.ico
+        "img-src": "data:",  # for the empty icon, without which browsers ask for /favicon.ico
         "base-uri": "'none'",
         "form-action": "'none'",
         "frame-ancestors": "'none'",
@@ -62,7 +62,7 @@ def _add(app: FastAPI, path: str, page: str, rules: dict[str, str]) -> None:
 
 
 def _hashes(page: str, tag: str) -> str:
-    """By which a policy knows the page's own scripts or styles."""
+    """The hashes by which a policy recognises the page's own scripts or styles."""
     inside = re.findall(f"<{tag}>(.*?)</{tag}>", page, flags=re.S)
     digests = (base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in inside)
     return " ".join(f"'sha256-{digest}'" for digest in digests)

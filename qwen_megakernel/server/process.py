@@ -1,4 +1,4 @@
-"""What `serve` and `wyoming` share as processes: checks before they listen, an engine for good, the end."""
+"""What the processes of `serve` and `wyoming` share: checks before they listen, loading the engine, and exiting."""
 
 import gc
 import ipaddress
@@ -19,7 +19,7 @@ ENGINE_GONE = 70
 
 
 def is_loopback(host: str) -> bool:
-    """Only this machine reaches such a host."""
+    """Can only this machine reach the host?"""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -38,11 +38,11 @@ def check_model(
     """Check `TTSEngine.load`'s arguments without loading, so that a server that can never be ready does not listen.
 
     Returns:
-        The checkpoint's config; None for a hub id that is not complete in the cache, which will be downloaded.
+        The checkpoint's config. None for a hub id that is not complete in the cache and must be downloaded.
 
     Raises:
         BackendError: the sizes, the device or the backend are not possible here.
-        CheckpointError: no such model, a folder that is no checkpoint, or an adapter that does not fit it.
+        CheckpointError: no such model, a folder without a checkpoint, or an adapter that does not fit it.
     """
     check_sizes(max_streams=max_streams, max_positions=max_positions)
     device = select_device(device)
@@ -60,8 +60,8 @@ def check_model(
 
 
 def load_for_good(model: str, **options) -> TTSEngine:
-    """Load an engine for a process that does nothing else. What is in memory afterwards is hidden from the garbage
-    collector (`gc.freeze`): with all of torch in memory a full collection would hold up every utterance.
+    """Load an engine for a process that does nothing else. It then hides all objects from the garbage collector
+    (`gc.freeze`): with all of torch in memory, a full collection would delay every utterance.
 
     Args:
         **options: `TTSEngine.load`'s.
@@ -73,8 +73,8 @@ def load_for_good(model: str, **options) -> TTSEngine:
 
 
 def exit_within(seconds: float) -> None:
-    """End the process with `ENGINE_GONE` after this time at the latest: its shutdown may wait for a device that does
-    not answer."""
+    """End the process with `ENGINE_GONE` after this time at the latest. Its shutdown might wait for a device that
+    does not answer."""
     last = threading.Timer(seconds, os._exit, (ENGINE_GONE,))
     last.daemon = True
     last.start()

@@ -35,12 +35,12 @@ from qwen_megakernel.text.lexicon import Lexicon
 
 log = logging.getLogger(__name__)
 
-_SPARE_REQUESTS = 4  # requests of a replica that take no slot: health, voices, metrics, silent sockets
-_TARGET_LOAD = 0.7  # of a replica's slots, on average; above it another replica is started
+_SPARE_REQUESTS = 4  # a replica's requests that need no slot: health, voices, metrics, silent sockets
+_TARGET_LOAD = 0.7  # average share of a replica's slots in use; above it Serve starts another replica
 
 
 class Args(BaseModel):
-    """Arguments: name=value for `serve run`, `args` in a config file."""
+    """Arguments: name=value for `serve run`, or `args` in a config file."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -70,7 +70,7 @@ class Args(BaseModel):
 
 
 def app(args: Args) -> Application:
-    """The application. Serve calls this on any machine of the cluster, and `build` in every replica."""
+    """The application. Serve calls this on some machine of the cluster, and `build` in every replica."""
     token = os.environ.get(TOKEN) or None
 
     def build() -> FastAPI:
@@ -91,7 +91,7 @@ def app(args: Args) -> Application:
 
 
 def _options(args: Args) -> dict:
-    """Options of the deployment. A config file's `deployments` can override each of them."""
+    """The deployment's options. A config file's `deployments` can override each of them."""
     most = args.max_replicas or args.min_replicas
     if most == args.min_replicas:
         replicas = {"num_replicas": most}
@@ -104,12 +104,12 @@ def _options(args: Args) -> dict:
             }
         }
     return replicas | {
-        # Serve's router draws two replicas at random and takes the one with fewer ongoing requests, but none that has
-        # this many. So every request finds a slot in its replica, or waits for the next one to be free. A WebSocket is
-        # one ongoing request as long as it is open, whether it is silent or speaks several contexts.
+        # Serve's router draws two replicas at random and takes the one with fewer ongoing requests. It skips replicas
+        # that have this many. So each request finds a slot in its replica or waits for the next free one. An open
+        # WebSocket counts as one ongoing request, whether it is silent or speaks several contexts.
         "max_ongoing_requests": args.max_streams + _SPARE_REQUESTS,
-        # Per proxy, which refuses more with a 503. Serve also counts requests that it has not sent to a replica yet,
-        # although there is room: with a number as small as the slots it would refuse the front of a burst.
+        # Per proxy, which refuses more with a 503. Serve also counts requests that have a free slot but are not sent
+        # yet. With a limit as small as the number of slots, it would refuse the first requests of a burst.
         "max_queued_requests": Limits().connections,
         "ray_actor_options": {"num_gpus": 1} if args.device == "cuda" else {"num_cpus": 1},
         "graceful_shutdown_timeout_s": args.drain_s,
@@ -120,7 +120,7 @@ def _options(args: Args) -> dict:
 
 
 def _make_app(args: Args, token: str | None) -> FastAPI:
-    """A replica's app. It takes no uploads: only this replica would know the voice."""
+    """A replica's app. It takes no uploads, because only this replica would know the voice."""
     logging.basicConfig(format="%(message)s")
     logging.getLogger("qwen_megakernel").setLevel(logging.INFO)
     engine = {"backend": args.backend, "device": args.device, "weights": args.weights}
@@ -147,7 +147,7 @@ def _make_app(args: Args, token: str | None) -> FastAPI:
 
 
 def _until_ready(api: FastAPI):
-    """A lifespan that begins when the engine is ready: from then on Serve sends requests to the replica."""
+    """A lifespan that starts when the engine is ready. Serve sends requests to the replica from then on."""
     life, service = api.router.lifespan_context, api.state.service
 
     @contextlib.asynccontextmanager
@@ -163,7 +163,7 @@ def _until_ready(api: FastAPI):
 
 
 class _NameReplica:
-    """Answers name their replica, by whose name Serve files its log."""
+    """Adds the replica's name to each answer. Serve names the replica's log after it."""
 
     def __init__(self, app: ASGIApp, replica: str):
         self._app, self._replica = app, replica
@@ -178,8 +178,8 @@ class _NameReplica:
 
 
 class _OnlyLoopback:
-    """Without a token only clients on their proxy's own machine are served. The Guard checks the Host header, which a
-    client can make up; the proxy tells the address of its client, which it cannot."""
+    """Serves only clients on their proxy's own machine, for servers without a token. A client can forge the Host header
+    that the Guard checks, but not its address, which the proxy reports."""
 
     def __init__(self, app: ASGIApp):
         self._app = app

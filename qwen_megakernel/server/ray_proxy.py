@@ -16,13 +16,13 @@ _LATER = 1013  # closing code
 
 
 def middleware() -> list[Middleware]:
-    """Called by Serve, in each of its proxies."""
+    """Serve calls this in each of its proxies."""
     return [Middleware(LostReplica)]
 
 
 class LostReplica:
-    """ASGI middleware. If a replica dies before it has answered, Serve's proxy returns without an answer. If audio has
-    begun, it is cut, which an HTTP client sees because the last chunk is missing.
+    """ASGI middleware. If a replica dies before it answers, Serve's proxy returns no answer. If audio has begun, the
+    audio is cut: an HTTP client sees it because the last chunk is missing.
     """
 
     def __init__(self, app: ASGIApp):

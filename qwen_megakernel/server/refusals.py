@@ -16,7 +16,7 @@ _FIELD_NAMES = {(SPEECH, "text"): "input", (BATCH, "text"): "input", (VOICES, "v
 
 
 class Refused(Exception):
-    """A request that is answered with an error. `param`: the field of the request that is wrong."""
+    """A request that is answered with an error. `param`: the request's wrong field."""
 
     def __init__(self, error: ApiError, param: str | None = None):
         self.error, self.param = error, param
@@ -28,15 +28,14 @@ def invalid(words: str, param: str | None = None) -> Refused:
 
 
 def error_body(error: ApiError, param: str | None = None) -> dict[str, Any]:
-    """OpenAI's error object, with `retryable` besides. `param`: the field that is wrong, where it is not called
-    `error.field`."""
+    """OpenAI's error object, with `retryable` added. `param`: the wrong field, if `error.field` does not name it."""
     kind = "invalid_request_error" if error.status < 500 and not error.retryable else "server_error"
     told = {"message": error.message, "type": kind, "param": param or error.field, "code": error.code}
     return told | {"retryable": error.retryable}
 
 
 def error_of(error: Exception, path: str) -> dict[str, Any]:
-    """The error object of what a request to `path` failed with."""
+    """The error object for the error that ended a request to `path`."""
     if isinstance(error, Refused):
         return error_body(error.error, error.param)
     told = ApiError.of(error)
@@ -66,7 +65,7 @@ def add_refusals(app: FastAPI, *, upload: bool) -> None:
 
 
 def wrong_media(request: Request, more: str = "") -> Refused:
-    """A body that is no JSON by its Content-Type. `more`: what else is taken, in words."""
+    """A body whose Content-Type is not JSON. `more`: the other accepted types, in words."""
     media = request.headers.get("content-type", "")[:80]
     words = f"send JSON with the header Content-Type: application/json, got Content-Type {media!r}"
     return Refused(ApiError(415, "invalid", words + more))
@@ -74,7 +73,7 @@ def wrong_media(request: Request, more: str = "") -> Refused:
 
 def _of_validation_error(request: Request, error: RequestValidationError) -> JSONResponse:
     first = error.errors()[0]
-    if first["type"] == "json_invalid":  # its place is a character's, not a field's
+    if first["type"] == "json_invalid":  # its location is a character, not a field
         return error_response(ApiError(400, "invalid", f"the body must be JSON: {first['ctx']['error']}"))
     if isinstance(first.get("input"), bytes):  # FastAPI parses a body of this Content-Type only
         return error_response(wrong_media(request).error)
@@ -83,7 +82,7 @@ def _of_validation_error(request: Request, error: RequestValidationError) -> JSO
 
 
 def _of_http(request: Request, error: HTTPException, upload: bool) -> ApiError:
-    """What Starlette and FastAPI refuse by themselves."""
+    """The error for a request that Starlette or FastAPI refuses itself."""
     path = request.url.path
     asked, words = f"{request.method[:20]} {path[:80]!r}", str(error.detail)
     changes_voices = path == VOICES and request.method == "POST" or path.startswith(f"{VOICES}/")

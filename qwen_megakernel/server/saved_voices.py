@@ -16,28 +16,28 @@ from qwen_megakernel.model.voice import Voice
 log = logging.getLogger(__name__)
 
 DEFAULT_VOICE = "default"
-"""Speaks if a request names no voice: the checkpoint's first speaker, of a Base checkpoint the first saved voice."""
+"""Used if a request names no voice: the checkpoint's first speaker; for a Base checkpoint the first saved voice."""
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 _MOST_VOICES = 1000
-_BASE64_PIECE = 1 << 18  # characters, decoded in 0.4 ms
+_BASE64_PIECE = 1 << 18  # characters; decoding takes 0.4 ms
 
 
 class SavedVoices:
     """Used in one event loop.
 
     Attributes:
-        by_name: in the order of their files' names, then in the order in which they were made.
+        by_name: name -> voice. Saved files come first, sorted by name; new voices follow in order of creation.
     """
 
     def __init__(self, folder: Path | None):
         """
         Args:
-            folder: its *.safetensors (`Voice.save`) are read now; each voice is known by its file's name. New voices
-                are kept there. None: no voices yet, and new ones are gone with the process.
+            folder: where voices are kept. Its *.safetensors (`Voice.save`) are read now and named by their files. None:
+                there are no voices yet, and new ones are lost when the process ends.
 
         Raises:
-            VoiceError: a file that is no voice, or whose name cannot be a voice's.
+            VoiceError: a file is no voice, or its name is not allowed for a voice.
         """
         self._folder = folder
         self._files = _files(folder) if folder else {}
@@ -48,17 +48,16 @@ class SavedVoices:
     async def add(
         self, engine: TTSEngine, name: str, recording: str | bytes, text: str | None, *, replace: bool = False
     ) -> None:
-        """Make a voice of a recording. If the calling task is cancelled, everything stays as it was.
+        """Make a voice from a recording. If the calling task is cancelled, nothing changes.
 
         Args:
-            name: by which clients will know it.
+            name: the voice's name for clients.
             recording: an audio file's bytes, or the same in base64.
-            text: what it says; None: not known.
-            replace: the voice is in the place of one that was saved under this name. What is being spoken with the
-                old one goes on.
+            text: the recording's text; None: not known.
+            replace: replace the voice that was saved under this name. Utterances that already use the old voice go on.
 
         Raises:
-            RequestError: the name is taken or cannot be one, or the recording cannot be used.
+            RequestError: the name is taken or not allowed, or the recording cannot be used.
         """
         if not _NAME.fullmatch(name) or name == DEFAULT_VOICE:
             raise VoiceError(f"a voice is named by 1 to 64 of a-z 0-9 _ -, got {name[:80]!r}")
@@ -83,7 +82,7 @@ class SavedVoices:
             self._being_made.discard(name)
 
     async def remove(self, name: str) -> None:
-        """Delete a saved voice and its file. What is being spoken with it goes on.
+        """Delete a saved voice and its file. Utterances that already use it go on.
 
         Args:
             name: one of `by_name`.
@@ -109,12 +108,12 @@ class SavedVoices:
             self._being_made.discard(name)
 
     def close(self) -> None:
-        """Voices that nobody has begun to make are not made."""
+        """Do not make the voices that are still waiting to be made."""
         self._executor.shutdown(wait=False, cancel_futures=True)
 
 
 def _files(folder: Path) -> dict[str, Path]:
-    """Of the voices in a folder, by their names."""
+    """The files of a folder's voices, by the voices' names."""
     found = {}
     for path in sorted(folder.glob("*.safetensors")):
         name = path.stem.lower()
@@ -131,12 +130,12 @@ def _create(engine: TTSEngine, recording: str | bytes, text: str | None) -> Voic
         file.flush()
         try:
             return engine.create_voice(file.name, text)
-        except RequestError as error:  # it names a file that the client does not know
+        except RequestError as error:  # the message names a file that the client does not know
             raise AudioError(str(error).replace(file.name, "the recording")) from None
 
 
 def _save(voice: Voice, path: Path) -> None:
-    part = path.with_name(f".{path.name}.part")  # the name of no voice: a crash leaves none that cannot be read
+    part = path.with_name(f".{path.name}.part")  # not a voice's file name: a crash leaves no broken voice
     try:
         voice.save(part)
         part.replace(path)
@@ -154,7 +153,7 @@ def _unlink(path: Path) -> None:
 
 
 def _decode_base64(text: str) -> Iterator[bytes]:
-    """Piece by piece: 8 MB at once would hold the interpreter's lock for 14 ms.
+    """Decode piece by piece: 8 MB at once would hold the interpreter's lock for 14 ms.
 
     Raises:
         AudioError: `text` is not base64.

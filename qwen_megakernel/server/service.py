@@ -1,4 +1,4 @@
-"""EngineService: an engine as the server's HTTP and WebSocket sides share it, in one event loop."""
+"""EngineService: the engine that the server's HTTP and WebSocket sides share, in one event loop."""
 
 import asyncio
 import contextlib
@@ -31,16 +31,16 @@ from qwen_megakernel.text.lexicon import Lexicon
 log = logging.getLogger(__name__)
 
 TOKEN = "QWEN_MEGAKERNEL_TOKEN"
-"""Environment variable with a server's token: a command line can be read by every user of a machine."""
+"""Environment variable with a server's token, because every user of a machine can read command lines."""
 
 OPENAI_MODELS = ("tts-1", "tts-1-hd", "gpt-4o-mini-tts", "gpt-4o-mini-tts-2025-12-15")
-"""OpenAI's names of its own models. Clients name one of them unless they are told another: they get the served one."""
+"""OpenAI's own model names. Clients send one of them by default, and get the served model."""
 
 _MAX_NAME = 256  # characters of a model's name
 _SUBMIT_THREADS = 4  # they build prompts, so that the event loop does not
-_SHORT = 500  # characters: such a text is cut into pieces in less than a millisecond, without a thread
+_SHORT = 500  # characters; cutting such a text into pieces takes less than a millisecond, so it needs no thread
 _HEALTH_POLL_S = 0.5
-_SEED_BITS = 53  # of fresh seeds: JavaScript's numbers hold so many
+_SEED_BITS = 53  # of fresh seeds: JavaScript's numbers hold no more
 
 
 class EngineService:
@@ -55,8 +55,8 @@ class EngineService:
         state: "loading", "ready", "draining", "failed" (it could not be loaded) or "dead".
         error: why it is failed or dead.
         gone: set when it is failed or dead.
-        utterances: being spoken.
-        unsent_sockets: sockets whose client has not been sent everything yet.
+        utterances: those that are being spoken.
+        unsent_sockets: sockets with messages that are not sent yet.
     """
 
     def __init__(
@@ -80,21 +80,21 @@ class EngineService:
         Args:
             load: makes the engine; called in a thread.
             model: the model's own name.
-            variant, speakers: the checkpoint's, if they are known already.
+            variant, speakers: the checkpoint's, if they are already known.
             voices: a folder of saved voices, see `SavedVoices`.
-            allow_foreign_voice: `load` makes the engine with it.
+            allow_foreign_voice: the value that `load` gives the engine.
             served_names: more names by which clients may call the model.
-            aliases: other names of voices -> voices that there are now.
+            aliases: other names of voices -> existing voices.
             upload: clients may make voices.
             log_texts: the log shows the texts that are spoken.
-            normalize: `TTSEngine.submit`'s, where a client names none.
-            lexicon: of all that is spoken.
+            normalize: `TTSEngine.submit`'s, if the client names none.
+            lexicon: applied to all texts.
 
         Raises:
-            BackendError: a served name that no client could send.
-            VoiceError: a file in `voices` is no voice, or such a checkpoint does not take voices; an alias of a voice
-                that there is not, or one that is a voice's name.
-            CheckpointError: the checkpoint needs voices, and there are none and will be none.
+            BackendError: no client could send a served name.
+            VoiceError: a file in `voices` is no voice, or this checkpoint takes no voices. Or an alias names an unknown
+                voice, or is itself a voice's name.
+            CheckpointError: the checkpoint needs voices, and there can be none.
         """
         self.model, self.limits, self._load = model, limits, load
         for name in served_names:
@@ -122,8 +122,8 @@ class EngineService:
         self._tasks = [asyncio.create_task(self._run_engine())]
 
     async def _run_engine(self) -> None:
-        """Load the engine and watch it. It is ready once a real utterance was spoken, so the first caller does not wait
-        for a warm-up."""
+        """Load the engine and watch it. It is ready once it has spoken a real utterance, so the first caller does not
+        wait for a warm-up."""
         try:
             self.engine = await _in_daemon(self._load)
             self._check_voices(self.engine.variant, self.engine.speakers)
@@ -145,7 +145,7 @@ class EngineService:
         self.gone.set()
 
     async def drain(self) -> None:
-        """Take no more requests, and wait up to `drain_s` seconds for the utterances that are being spoken."""
+        """Take no more requests, and wait up to `drain_s` seconds for running utterances."""
         if self.state in ("loading", "ready"):
             self.state = "draining"
         end = asyncio.get_running_loop().time() + self.limits.drain_s
@@ -153,7 +153,7 @@ class EngineService:
             await asyncio.sleep(0.02)
 
     async def close(self) -> None:
-        """Close the engine. What is still being spoken is cancelled."""
+        """Close the engine and cancel running utterances."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -165,8 +165,7 @@ class EngineService:
     def _check_voices(self, variant: str, speakers: Collection[str]) -> None:
         """
         Raises:
-            CheckpointError, VoiceError: a checkpoint of this variant cannot speak with the saved voices, or an alias
-                leads nowhere.
+            CheckpointError, VoiceError: this variant cannot speak with the saved voices, or an alias leads nowhere.
         """
         if variant == "base" and not self.saved_voices.by_name and not self._upload:
             raise CheckpointError(
@@ -190,7 +189,7 @@ class EngineService:
     def _warm_up(self) -> None:
         """
         Raises:
-            VoiceError: a saved voice was made by another checkpoint.
+            VoiceError: another checkpoint made one of the saved voices.
         """
         voices = list(self.saved_voices.by_name.values())
         for voice in voices:
@@ -200,7 +199,7 @@ class EngineService:
     # ------------------------------------------------------------ voices
 
     def voice_names(self) -> list[str]:
-        """What a client may name: the checkpoint's speakers, then the saved voices."""
+        """The names that a client may use: the checkpoint's speakers, then the saved voices."""
         return [*(self.engine.speakers if self.engine else ()), *self.saved_voices.by_name]
 
     def known_voices(self) -> str:
@@ -221,7 +220,7 @@ class EngineService:
     def check_ready(self) -> None:
         """
         Raises:
-            EngineClosed: it is not ready, or no longer.
+            EngineClosed: the engine is not ready, or no longer.
         """
         if self.state != "ready":
             raise EngineClosed(f"the server is {self.state}")
@@ -244,14 +243,14 @@ class EngineService:
         """A client's settings as arguments of `TTSEngine.submit`, always with a seed.
 
         Args:
-            voice: one of `voice_names` or `aliases` in any case, or "default".
-            instruct: `submit`'s. Where the checkpoint ignores it, it is refused: a client does not see the log.
+            voice: one of `voice_names` or `aliases`, in upper or lower case, or "default".
+            instruct: `submit`'s. If the checkpoint ignores it, it is refused: a client does not see the log's warning.
             speed: `submit`'s; None: 1.0.
-            normalize, trim: `submit`'s; None: the server's, and "none".
+            normalize, trim: `submit`'s; None: the server's `normalize`, and "none" for `trim`.
             **options: `submit`'s own, which checks them.
 
         Raises:
-            RequestError: an unknown voice, an instruct that would be ignored, or a sampling value out of its range.
+            RequestError: an unknown voice, an instruct that would be ignored, or a sampling value out of range.
         """
         if instruct and not self.takes_instructions:
             raise InstructError(
@@ -289,10 +288,10 @@ class EngineService:
         return options
 
     async def count_tokens(self, *texts: str | None) -> int:
-        """How many of the model's tokens the texts have together. None counts as none.
+        """The texts' total number of the model's tokens. A text of None counts as 0.
 
         Raises:
-            TextError: a text that cannot be spoken.
+            TextError: a text cannot be spoken.
         """
 
         def count() -> int:
@@ -304,7 +303,7 @@ class EngineService:
         """`text` cut into pieces that each fit a slot, see `TTSEngine.pieces`.
 
         Raises:
-            RequestError: it can never be spoken like this.
+            RequestError: the text can never be spoken with these settings.
         """
 
         def cut() -> list[str]:
@@ -314,14 +313,14 @@ class EngineService:
 
     @contextlib.asynccontextmanager
     async def speak(self, text: str | None, request: dict[str, Any]) -> AsyncIterator[AsyncUtterance]:
-        """Begin an utterance; at the end of the block cancel what is left of it.
+        """Begin an utterance. At the end of the block, cancel it if it still runs.
 
         Args:
             text: None: it comes through `push_text`.
-            request: of `request`.
+            request: what `request` returned.
 
         Raises:
-            TTSError: it cannot be spoken, or not now.
+            TTSError: the text cannot be spoken, or not now.
         """
         utterance = AsyncUtterance(self.engine, self._executor)
         self.utterances.add(utterance)
@@ -337,13 +336,13 @@ class EngineService:
                 log.info("%.2f s, %s, seed %d, first chunk %s", audio.duration_s, audio.finish_reason, audio.seed, ttfc)
 
     def log_text(self, text: str) -> None:
-        """Texts are private: they are logged only if the operator asked for it."""
+        """Log a text, if the operator asked for it. Texts are private."""
         if self._log_texts and text:
             log.info("text %r", text)
 
 
 async def _in_daemon(job: Callable[[], Any]) -> Any:
-    """Run `job` in a daemon thread, which does not keep the process alive: a download may take an hour."""
+    """Run `job` in a daemon thread, which does not keep the process alive. A download may take an hour."""
     loop, done = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
 
     def settle(set_it: Callable, value: Any) -> None:

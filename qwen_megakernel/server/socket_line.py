@@ -1,4 +1,4 @@
-"""SocketLine: what all WebSockets of the server do: greet, read, send, close a client that is silent or too slow."""
+"""SocketLine: what all the server's WebSockets do: greet, read, send, and close silent or slow clients."""
 
 import asyncio
 import json
@@ -14,17 +14,17 @@ from qwen_megakernel.server.api_error import ApiError
 from qwen_megakernel.server.service import EngineService
 
 PROTOCOL = "speech"
-"""Subprotocol, accepted if the client offers it: a browser that offers its token as one needs one to be accepted."""
+"""Subprotocol, accepted if offered. A browser that offers its token as a subprotocol needs one to be accepted."""
 
 MAX_UNREAD = 1000
-"""Messages of a client that nobody has read yet; more of them close the socket."""
+"""Most unread messages of a client; more close the socket."""
 
-_MAX_UNSENT = 1000  # messages that a client has not taken yet; above it the client is not read
+_MAX_UNSENT = 1000  # messages that a client has not taken yet; above this we stop reading from it
 _NORMAL, _AWAY, _POLICY, _LATER = 1000, 1001, 1008, 1013  # closing codes (RFC 6455 and its registry)
 
 
 class CloseSocket(Exception):
-    """The socket has to be closed. `code`: RFC 6455's; `error`: what the client is told before, if anything."""
+    """The socket must be closed. `code`: RFC 6455's; `error`: sent to the client first, if given."""
 
     def __init__(self, code: int, error: ApiError | None = None):
         self.code, self.error = code, error
@@ -36,20 +36,20 @@ def protocol_error(message: str) -> CloseSocket:
 
 
 def error_message(error: ApiError, **more: Any) -> dict[str, Any]:
-    """An error as a message to the client. more: what it is about."""
+    """An error as a message to the client. `more`: further fields, which say what it is about."""
     told = {"type": "error"} | more | {"code": error.code, "message": error.message, "retryable": error.retryable}
     return told | ({"field": error.field} if error.field else {})
 
 
 def parse_message(text: str | None, most: int) -> dict[str, Any]:
-    """A message of a client.
+    """Parse a client's message.
 
     Args:
-        text: of a text frame; None: it was a binary one.
-        most: characters that it may have.
+        text: of a text frame; None: it was a binary frame.
+        most: the largest allowed number of characters.
 
     Raises:
-        CloseSocket: it is no JSON object, or too long.
+        CloseSocket: the message is not a JSON object, or is too long.
     """
     if text is None:
         raise protocol_error("messages are JSON in text frames, got a binary one")
@@ -65,10 +65,10 @@ def parse_message(text: str | None, most: int) -> dict[str, Any]:
 
 
 class SocketLine(ABC):
-    """One client's WebSocket. One task reads its messages, another sends; a subclass says what they mean.
+    """One client's WebSocket. One task reads messages, another sends them; a subclass says what they mean.
 
     Attributes:
-        idle_words: what a client that was silent for too long is told.
+        idle_words: the message to a client that was silent for too long.
     """
 
     idle_words: str
@@ -85,24 +85,24 @@ class SocketLine(ABC):
 
     @abstractmethod
     def _handle(self, text: str | None) -> None:
-        """A message came. None: a binary one. Raises CloseSocket if it ends the socket."""
+        """Handle a message. None: a binary one. Raises CloseSocket if it ends the socket."""
 
     @abstractmethod
     def _listens(self) -> bool:
-        """The client waits for what it asked for, so it may be silent."""
+        """Is the client waiting for an answer? It may then be silent."""
 
     def _jobs(self) -> Iterable[Coroutine[Any, Any, None]]:
-        """What runs as long as the socket is open."""
+        """Jobs that run as long as the socket is open."""
         return ()
 
     def _tasks(self) -> Iterable[asyncio.Task]:
-        """What else runs now, and ends with the socket."""
+        """Other running tasks, which end with the socket."""
         return ()
 
     # ------------------------------------------------------------ life
 
     async def run(self) -> None:
-        """Until the client disconnects or has to be disconnected."""
+        """Run until the client disconnects or must be disconnected."""
         await self._websocket.accept(PROTOCOL if PROTOCOL in self._websocket.scope.get("subprotocols", ()) else None)
         tasks = [asyncio.create_task(job) for job in (self._send(), self._receive(), *self._jobs())]
         try:
@@ -166,7 +166,7 @@ class SocketLine(ABC):
                 raise CloseSocket(
                     _POLICY, ApiError(408, "slow", "the client does not read what it asked for")
                 ) from None
-            except RuntimeError:  # Starlette raises it if the socket was closed meanwhile
+            except RuntimeError:  # Starlette raises it if the socket has been closed
                 raise WebSocketDisconnect(1006) from None
             if self._outbox.empty():
                 self.service.unsent_sockets.discard(self)
@@ -187,5 +187,5 @@ class SocketLine(ABC):
                 raise WebSocketDisconnect(message.get("code", 1000))
             self._handle(message.get("text"))
             await asyncio.sleep(0)  # a flood of messages must not keep other tasks waiting
-            while self._outbox.qsize() > _MAX_UNSENT:  # a client that does not read is not read either
+            while self._outbox.qsize() > _MAX_UNSENT:  # stop reading from a client that does not read
                 await asyncio.sleep(0.01)

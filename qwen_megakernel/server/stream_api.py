@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 PATH = "/v1/audio/speech/stream"
 MAX_RECORDING = 2 << 20
-"""Characters of a message where voices can be made. More would hold the event loop for over 5 ms: HTTP takes more."""
+"""Most characters of a message if voices can be made. More would hold the event loop for over 5 ms; HTTP takes more."""
 
 _VOICE_FIELDS = {"voice": "name", "audio": "audio_data", "text": "ref_text"}
 _MAX_NAME, _MAX_TRANSCRIPT = 64, 10_000  # characters
@@ -48,7 +48,7 @@ def add_stream(app: FastAPI, service: EngineService, metrics: Metrics, *, upload
 
 
 class _Stream(SocketLine):
-    """One client's session. One task answers its messages in their order, so one utterance is spoken at a time."""
+    """One client's session. One task answers its messages in order, so it speaks one utterance at a time."""
 
     idle_words = "nothing was asked for; an input.done keeps a socket open"
 
@@ -80,7 +80,7 @@ class _Stream(SocketLine):
         return (self._answer_all(),)
 
     async def next_message(self) -> tuple[str, dict[str, Any]]:
-        """Type and fields of the next message that the protocol knows; others are answered by an error."""
+        """Type and fields of the next valid message. Others are answered with an error."""
         while True:
             text = await self._inbox.get()
             self._unread -= len(text or "")
@@ -97,8 +97,8 @@ class _Stream(SocketLine):
         """Tell the client of an exception.
 
         Args:
-            names: of fields that its message calls by another name than the rest of the API.
-            more: what it is about.
+            names: the API's field names -> this message's names, where they differ.
+            more: further fields, which say what the error is about.
         """
         told = error.error if isinstance(error, Refused) else ApiError.of(error)
         told = replace(told, field=names.get(told.field, told.field)) if names else told
@@ -119,7 +119,7 @@ class _Stream(SocketLine):
                 self._busy = False
 
     async def answer(self, kind: str, message: dict[str, Any], *, speaking: bool = False) -> None:
-        """Answer a message that is no text.
+        """Answer a message other than text.
 
         Args:
             speaking: an utterance's text is open.
@@ -143,7 +143,7 @@ class _Stream(SocketLine):
     async def _answer_voice(self, kind: str, message: dict[str, Any]) -> dict[str, Any]:
         """
         Raises:
-            TTSError: it cannot be done.
+            TTSError: the request cannot be carried out.
         """
         service = self.service
         service.check_ready()
@@ -170,7 +170,7 @@ class _Stream(SocketLine):
     # ------------------------------------------------------------ speech
 
     async def _speak(self, message: dict[str, Any]) -> None:
-        """One utterance: from its first text until all of it is said and told."""
+        """One utterance, from its first text to its session.done."""
         if self._config is None:
             self.put_error(Refused("there are no settings yet: send session.config first", "type"))
             return
@@ -182,13 +182,13 @@ class _Stream(SocketLine):
                 sentences += 1
         except Exception as error:
             self.put_error(error, utterance_index=self._utterances)
-        self._busy = False  # a client that was told an error and sends nothing more is let go
+        self._busy = False  # after an error, a silent client is disconnected
         while not text.complete:
             await text.skip()
         self._put_done(sentences)
 
     def _put_done(self, sentences: int) -> None:
-        """Every input.done is answered by one of these."""
+        """Send session.done, the answer to every input.done."""
         self.put({"type": "session.done", "utterance_index": self._utterances, "total_sentences": sentences})
         self._utterances += 1
 
@@ -197,7 +197,7 @@ class _Text:
     """The text of one utterance, as its client sends it.
 
     Attributes:
-        pending: what has come and is not spoken yet.
+        pending: text that has come but is not spoken yet.
         complete: its input.done has come.
     """
 
@@ -209,7 +209,7 @@ class _Text:
         """Take an `input.text`.
 
         Raises:
-            Refused, TextTooLongError: it has no text, or the utterance would have too much.
+            Refused, TextTooLongError: the message has no text, or the utterance has too much.
         """
         text, most = message.get("text"), self._stream.service.limits.max_text
         if not isinstance(text, str):
@@ -221,7 +221,7 @@ class _Text:
         self.pending += text
 
     async def begins(self) -> bool:
-        """Wait until there is something to speak; blanks alone take no slot. False: it is complete before that.
+        """Wait until there is something to speak. Blanks alone take no slot. False: the text ended before that.
 
         Raises:
             RequestError, Refused: as `read`.
@@ -232,11 +232,11 @@ class _Text:
         return bool(self.pending)
 
     async def take_whole(self) -> str:
-        """Wait for the end of a text that comes in one message.
+        """Wait for the end of a text that must come in one message.
 
         Raises:
-            Refused: more of it came.
-            RequestError: it does not go on.
+            Refused: another message with text came.
+            RequestError: the end did not come in time.
         """
         came = self._characters
         while not self.complete:
@@ -248,10 +248,10 @@ class _Text:
         return whole
 
     async def read(self) -> None:
-        """Wait for the next piece of it, or for its end. Other messages are answered meanwhile.
+        """Wait for the next piece of text, or for the text's end. Answer other messages meanwhile.
 
         Raises:
-            RequestError, Refused: it does not go on, or not like this.
+            RequestError, Refused: nothing came in time, or the piece is refused.
         """
         patience = self._stream.service.limits.text_s
         while True:
@@ -270,7 +270,7 @@ class _Text:
             await self._stream.answer(kind, message, speaking=True)
 
     async def skip(self) -> None:
-        """Drop the next piece of it: the utterance is over."""
+        """Drop the next piece of text: the utterance is over."""
         kind, message = await self._stream.next_message()
         self.complete = kind == "input.done"
         if kind not in ("input.text", "input.done"):
@@ -278,7 +278,7 @@ class _Text:
 
 
 class _Speech:
-    """Speech from one audio.start to its audio.done: an utterance, or as much of it as fits a slot."""
+    """Speech from one audio.start to its audio.done: an utterance, or the part of it that fits a slot."""
 
     def __init__(self, stream: _Stream, config: SessionConfig, text: _Text, utterance: int, sentence: int):
         self._stream, self._config, self._text = stream, config, text
@@ -293,7 +293,7 @@ class _Speech:
         """Say it, and tell the client how it went.
 
         Returns:
-            What follows of the text may be spoken.
+            Whether the rest of the text may be spoken.
         """
         done: dict[str, Any] = {"type": "audio.done"} | self._where
         audio, limit = None, self._stream.service.limits.total_s
@@ -313,7 +313,7 @@ class _Speech:
     async def _say(self) -> Audio:
         """
         Raises:
-            TTSError: it cannot be spoken, not now, or not to its end.
+            TTSError: the text cannot be spoken at all, now, or to its end.
         """
         service = self._stream.service
         service.check_ready()
@@ -344,7 +344,7 @@ class _Speech:
         return audio
 
     async def _push(self, utterance: AsyncUtterance) -> None:
-        """Push the text as it comes. A message that is refused ends the utterance."""
+        """Push the text as it comes. A refused message ends the utterance."""
         service = self._stream.service
         try:
             while True:
@@ -374,8 +374,8 @@ class _Speech:
             )
 
     def _times(self, audio: Audio) -> dict[str, Any]:
-        """When each word is spoken, in seconds from the utterance's first sample, if the client asked for it."""
-        if not self._words or audio.finish_reason in ("cancelled", "length"):  # else the last words were not spoken
+        """When each word is spoken, in seconds from the utterance's first sample; empty unless the client asked."""
+        if not self._words or audio.finish_reason in ("cancelled", "length"):  # if cut, the last words were not spoken
             return {}
         times = self._words.finish(audio.duration_s)
         starts = [round(at, 3) for _, at in times]

@@ -10,7 +10,7 @@ from qwen_megakernel.server.api_error import ApiError
 from qwen_megakernel.server.service import EngineService
 
 _TASKS = {"custom_voice": "CustomVoice", "voice_design": "VoiceDesign", "base": "Base"}
-"""A checkpoint's variant -> what the protocol calls it."""
+"""A checkpoint's variant -> the protocol's name for it."""
 
 _KINDS: dict[str, tuple[str, tuple[type, ...]]] = {
     "model": ("a string", (str,)),
@@ -40,7 +40,7 @@ _ONLY: dict[str, tuple[Any, str]] = {
     "word_timestamps": (False, "ask for timestamp_type 'word' instead"),
     "x_vector_only_mode": (False, "a voice made without ref_text does this"),
 }
-"""Settings of the protocol with one value that is served, and why."""
+"""The protocol's settings of which only one value is served: that value, and the reason."""
 
 _NOT_SERVED = ("ref_audio", "ref_text", "speaker_embedding")
 _PASSED = (
@@ -55,7 +55,7 @@ _PASSED = (
     "normalize",
     "trim",
     "non_streaming_mode",
-)  # as the service calls them
+)  # the service's names for them
 _MAX_SETTING = 2000  # characters
 _MAX_FIRST = 1000  # frames of a first chunk
 FIELDS: dict[str, tuple[str, ...]] = {
@@ -72,7 +72,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
 
 
 class Refused(TTSError):
-    """A message that cannot be served. `error`: what the client is told."""
+    """A message that is refused. `error`: what the client is told."""
 
     def __init__(self, words: str, field: str | None = None, code: str = "invalid"):
         super().__init__(words)
@@ -93,20 +93,20 @@ class SessionConfig:
 
     @property
     def whole(self) -> bool:
-        """The model sees the whole text before it speaks: an utterance is one `input.text` and its `input.done`."""
+        """The model sees the whole text before it speaks. An utterance is then one `input.text`, then `input.done`."""
         return self.settings.get("non_streaming_mode") is True
 
 
 def check_fields(message: dict[str, Any]) -> str:
     """
     Args:
-        message: of a client.
+        message: a client's message.
 
     Returns:
         Its type.
 
     Raises:
-        Refused: the type is not known, or has no such field.
+        Refused: the type is unknown, or a field does not belong to it.
     """
     kind = message.get("type")
     if not isinstance(kind, str) or kind not in FIELDS:
@@ -122,11 +122,11 @@ def check_fields(message: dict[str, Any]) -> str:
 
 
 def string_of(message: dict[str, Any], name: str, *, most: int | None = None, needed: bool = True) -> str | None:
-    """A field that is a string and not blank.
+    """A field's value, which must be a string and not blank.
 
     Args:
-        most: characters that it may have; None: any number.
-        needed: it must be there.
+        most: the largest allowed number of characters; None: no limit.
+        needed: the field must be there.
 
     Raises:
         Refused: it is not such a string.
@@ -142,10 +142,10 @@ def string_of(message: dict[str, Any], name: str, *, most: int | None = None, ne
 
 
 def read_config(message: dict[str, Any], service: EngineService) -> SessionConfig:
-    """The settings of a `session.config`, checked as an utterance would check them.
+    """The settings of a `session.config`, checked as for an utterance.
 
     Raises:
-        Refused, RequestError: nothing could be spoken with them.
+        Refused, RequestError: nothing could be spoken with these settings.
         EngineClosed: the server is not ready, or no longer.
     """
     service.check_ready()

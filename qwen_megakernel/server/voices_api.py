@@ -1,4 +1,4 @@
-"""Voices over HTTP: list, make, replace, delete. A recording comes as JSON in base64, or as a form with a file."""
+"""Voices over HTTP: list, make, replace, delete. A recording comes in base64 within JSON, or as a file in a form."""
 
 import asyncio
 import json
@@ -18,11 +18,11 @@ from qwen_megakernel.server.bodies import VOICES, RecordingRequest, VoiceRequest
 from qwen_megakernel.server.refusals import Refused, invalid, wrong_media
 from qwen_megakernel.server.service import EngineService
 
-_FORM_PIECE = 64 << 10  # bytes of a form that are parsed at once: others run in between
+_FORM_PIECE = 64 << 10  # bytes of a form to parse at once; other tasks run in between
 _MAX_FIELD = 64 << 10  # bytes of a form's field other than the recording
 _Body = TypeVar("_Body", bound=RecordingRequest)
 
-logging.getLogger("python_multipart").setLevel(logging.ERROR)  # a broken form is told to its client, not to the log
+logging.getLogger("python_multipart").setLevel(logging.ERROR)  # the client is told of a broken form; the log is not
 
 
 def add_voices(routes: APIRouter, service: EngineService, *, upload: bool) -> None:
@@ -66,10 +66,10 @@ def add_voices(routes: APIRouter, service: EngineService, *, upload: bool) -> No
 
 
 def _saved(service: EngineService, name: str) -> str:
-    """The saved voice of this name, in any case.
+    """The saved voice of this name, in upper or lower case.
 
     Raises:
-        Refused: there is none.
+        Refused: there is no such voice.
     """
     if name.lower() not in service.saved_voices.by_name:
         known = ", ".join(service.saved_voices.by_name) or "none"
@@ -78,7 +78,7 @@ def _saved(service: EngineService, name: str) -> str:
 
 
 def _described(body: type[BaseModel]) -> dict[str, Any]:
-    """For /openapi.json: the body as JSON and as a form."""
+    """Describe the body for /openapi.json, as JSON and as a form."""
     schema = body.model_json_schema()
     form = schema | {"properties": schema["properties"] | {"audio": {"type": "string", "format": "binary"}}}
     content = {"application/json": {"schema": schema}, "multipart/form-data": {"schema": form}}
@@ -86,10 +86,10 @@ def _described(body: type[BaseModel]) -> dict[str, Any]:
 
 
 async def _read(request: Request, kind: type[_Body], max_upload: int) -> tuple[_Body, str | bytes]:
-    """The fields of a request, and its recording: base64 of JSON, bytes of a form.
+    """The fields of a request, and its recording: base64 from JSON, or bytes from a form.
 
     Raises:
-        Refused, RequestValidationError: the body is none of these.
+        Refused, RequestValidationError: the body is neither JSON nor such a form.
         AudioError: the recording is too long.
     """
     media = request.headers.get("content-type", "").partition(";")[0].strip().lower()

@@ -1,4 +1,4 @@
-"""The WebSocket API: text comes in by contexts, PCM goes out, as docs/serving.md describes it."""
+"""The WebSocket API: text comes in by contexts, PCM goes out. docs/serving.md describes it."""
 
 import asyncio
 import logging
@@ -47,7 +47,7 @@ _SETTINGS = {
     "words": "true or false",
 }
 _MAX_NAME, _MAX_SETTING = 64, 2000  # characters of a context's name; of any other setting
-_REMEMBERED = 1000  # names of ended contexts: text that was on its way when they ended must not open them again
+_REMEMBERED = 1000  # names of ended contexts: late text must not open them again
 
 
 def add_socket(app: FastAPI, service: EngineService, metrics: Metrics) -> None:
@@ -70,7 +70,7 @@ class _Socket(SocketLine):
         self._contexts: dict[str, _Context] = {}
         self._ended: deque[str] = deque(maxlen=_REMEMBERED)
         self._numbers = 0
-        self.rates: dict[str | None, SpeechRate] = {}  # by voice; only voices that exist get an entry
+        self.rates: dict[str | None, SpeechRate] = {}  # by voice; only existing voices get an entry
 
     def _greeting(self) -> dict[str, Any]:
         service, engine = self.service, self.service.engine
@@ -115,7 +115,7 @@ class _Socket(SocketLine):
             raise protocol_error(f"{kind} takes a context and nothing else, got {sorted(message)[0][:40]!r}")
         elif context:
             context.command(kind)
-        elif kind != "cancel" and name not in self._ended:  # else it ended while this message was on its way
+        elif kind != "cancel" and name not in self._ended:  # if in `_ended`, the message only came late
             self.put_error(name, ApiError(400, "invalid", f"there is no context {name!r}: a text message opens it"))
 
     def _open(self, name: str) -> "_Context | None":
@@ -129,7 +129,7 @@ class _Socket(SocketLine):
         return context
 
     def remove(self, name: str) -> None:
-        """A context has ended; its name cannot be used again."""
+        """Remove a context that has ended. Its name cannot be used again."""
         del self._contexts[name]
         self._ended.append(name)
 
@@ -137,7 +137,7 @@ class _Socket(SocketLine):
 class _Context:
     """One context: an utterance, or several if its text came whole and does not fit a slot.
 
-    A task of its own reads its messages from a queue, so that no other context waits while its prompt is built."""
+    Its own task reads its messages from a queue, so that other contexts do not wait while its prompt is built."""
 
     def __init__(self, socket: _Socket, name: str, number: int):
         self._socket, self._name, self._number = socket, name, number
@@ -152,13 +152,13 @@ class _Context:
         self.task = asyncio.create_task(self._run())
 
     def text(self, message: dict[str, Any]) -> None:
-        """A "text" message came."""
+        """Take a "text" message."""
         if self._text_complete:
             return
         self._text_complete = message.get("end") is True
         self._characters += len(message["text"]) if isinstance(message.get("text"), str) else 0
         if self._characters > self._socket.service.limits.max_text:
-            message = {}  # the text is too long: `_read` refuses it, nobody needs to keep it
+            message = {}  # the text is too long: `_read` refuses it, so it need not be kept
             self._text_complete = True
         self._queue(message)
 
@@ -168,7 +168,7 @@ class _Context:
         self._inbox.put_nowait(message)
 
     def command(self, kind: str) -> None:
-        """A "flush", "end" or "cancel" message came."""
+        """Take a "flush", "end" or "cancel" message."""
         if kind == "cancel":  # it overtakes the messages in the queue
             self._cancelled = True
             if self._utterance:
@@ -190,7 +190,7 @@ class _Context:
                 await self._speak()
         except TimeoutError:
             socket.put_error(self._name, ApiError(408, "failed", "the context took too long"))
-        except asyncio.CancelledError:  # cancelled before it spoke; or the socket is closed, and nobody reads this
+        except asyncio.CancelledError:  # cancelled before it spoke, or the socket is closed and nobody reads this
             self._put_end("cancelled", 0.0, 0.0, None)
         except Exception as error:
             told = ApiError.of(error)
@@ -238,9 +238,9 @@ class _Context:
             self._socket.metrics.record(audio)
             seconds += audio.duration_s
             compute += audio.compute_s
-            if audio.finish_reason in ("cancelled", "length"):  # the next piece would not follow what was heard
+            if audio.finish_reason in ("cancelled", "length"):  # the next piece would not continue what was heard
                 break
-        if self._words and audio.finish_reason not in ("cancelled", "length"):  # else the last words were not spoken
+        if self._words and audio.finish_reason not in ("cancelled", "length"):  # all words were spoken
             self._put_words(self._words.finish(self._audio_s))
         self._put_end(audio.finish_reason, seconds, compute, seed)
 
@@ -248,7 +248,7 @@ class _Context:
         """
         Args:
             message: a "text" message.
-            opens: it is the context's first.
+            opens: it is the context's first message.
 
         Returns:
             Its settings, its text, and whether the text is complete.
@@ -277,10 +277,10 @@ class _Context:
         return {name: value for name, value in message.items() if value is not None}, text, complete
 
     async def _push_texts(self, text: str) -> None:
-        """Push the text into the utterance as it comes. A message that is refused ends the utterance.
+        """Push the text into the utterance as it comes. A refused message ends the utterance.
 
         Args:
-            text: of the first message.
+            text: the first message's text.
         """
         service, utterance = self._socket.service, self._utterance
         try:
@@ -309,7 +309,7 @@ class _Context:
                 f"the text did not go on for {service.limits.text_s:g} s; end it, or go on sooner"
             )
             utterance.cancel()
-        except RequestError as error:  # of this message; without its text the utterance cannot go on
+        except RequestError as error:  # without this message's text the utterance cannot go on
             if not utterance.done:
                 self._refused = error
             utterance.cancel()
@@ -317,7 +317,7 @@ class _Context:
     async def _put_chunks(self, rate: int) -> None:
         async for chunk in self._utterance:
             if self._cancelled:
-                continue  # it was made before the cancel came
+                continue  # the chunk was made before the cancel came
             self._socket.put_audio(self._number, pcm16(chunk.samples))
             self._audio_s += len(chunk.samples) / rate
             if self._words:

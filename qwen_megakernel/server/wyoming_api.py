@@ -1,4 +1,4 @@
-"""`qwen-megakernel wyoming`: the engine as Home Assistant's voice, over TCP, as docs/home_assistant.md describes it."""
+"""`qwen-megakernel wyoming`: the engine as Home Assistant's voice, over TCP. docs/home_assistant.md describes it."""
 
 import asyncio
 import logging
@@ -31,8 +31,8 @@ class WyomingServer:
     def __init__(self, service: EngineService, *, voice: str | None = None, language: str | None = None):
         """
         Args:
-            voice: speaks where a client names none; None: the checkpoint's first.
-            language: where a client names none; None: "auto".
+            voice: used if a client names none; None: the checkpoint's first voice.
+            language: used if a client names none; None: "auto".
         """
         self.service, self.voice, self.language = service, voice, language
         self.info: Event | None = None
@@ -40,7 +40,7 @@ class WyomingServer:
         self._connections: set[asyncio.Task] = set()
 
     def stop(self, *, drain: bool) -> None:
-        """End `run`. drain: what is being said may be said; the second call does not wait for it in any case."""
+        """End `run`. `drain`: first let running utterances end. A second call never waits for them."""
         if not drain or self._stopping.is_set():
             self._at_once.set()
         self._stopping.set()
@@ -49,11 +49,11 @@ class WyomingServer:
         """Load the engine, then serve until `stop` or until the engine is gone (`service.gone`).
 
         Args:
-            listener: bound; it listens once the engine is ready.
+            listener: a bound socket; it listens once the engine is ready.
 
         Raises:
             RequestError: the checkpoint does not have the default voice or language.
-            BackendError: the port was taken meanwhile.
+            BackendError: the port has been taken since `bind`.
         """
         service = self.service
         service.start()
@@ -89,13 +89,13 @@ class WyomingServer:
             job = connection.run()
         else:
             job = connection.refuse(ApiError(503, "busy", "too many connections are open; try again", True))
-        task = asyncio.create_task(job)  # of our own: asyncio would log an error if one of its tasks were cancelled
+        task = asyncio.create_task(job)  # our own task: asyncio logs an error if one of its tasks is cancelled
         self._connections.add(task)
         task.add_done_callback(self._connections.discard)
 
 
 async def _first(*jobs) -> None:
-    """Return when one of them has ended; cancel the others."""
+    """Return when one of the jobs has ended; cancel the others."""
     tasks = [asyncio.ensure_future(job) for job in jobs]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -106,7 +106,7 @@ async def _first(*jobs) -> None:
 
 
 def _info(service: EngineService) -> Event:
-    """What `describe` is answered with."""
+    """The answer to `describe`."""
     about = {
         "attribution": Attribution("Qwen3-TTS, Qwen team", "https://github.com/QwenLM/Qwen3-TTS"),
         "installed": True,
@@ -125,10 +125,10 @@ def _info(service: EngineService) -> Event:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A TCP socket that does not listen yet: clients are refused until there is somebody to speak.
+    """A TCP socket that does not listen yet, so that clients are refused until the engine is ready.
 
     Raises:
-        BackendError: the port is taken, or may not be used.
+        BackendError: the port is taken or not allowed.
     """
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -162,25 +162,25 @@ def serve(
     normalize: str = "off",
     lexicon: Lexicon | None = None,
 ) -> int:
-    """Serve until the process is told to stop or the engine is gone. At SIGTERM what is being said may be said; Ctrl-C
-    and a second signal end it at once.
+    """Serve until the process is told to stop or the engine is gone. SIGTERM lets running utterances end. Ctrl-C or a
+    second signal ends them at once.
 
     Args:
         load: makes the engine, in a thread.
-        model: its name, for clients.
-        variant: the checkpoint's, if it is known already (`check_model`).
-        voice, language: where a client names none.
+        model: the model's name for clients.
+        variant: the checkpoint's, if it is already known (`check_model`).
+        voice, language: used if a client names none.
         voices: a folder of saved voices.
-        allow_foreign_voice: the engine is loaded with it.
+        allow_foreign_voice: the value that `load` gives the engine.
         log_texts: the log shows the texts that are spoken.
-        normalize, lexicon: of all that is spoken (docs/text.md).
+        normalize, lexicon: applied to all texts (docs/text.md).
 
     Returns:
         The process's exit code.
 
     Raises:
-        BackendError: the port is taken, or may not be used.
-        CheckpointError, RequestError: the checkpoint does not have such voices, or such a language.
+        BackendError: the port is taken or not allowed.
+        CheckpointError, RequestError: the checkpoint does not have such a voice or language.
     """
     options = {"variant": variant, "voices": voices, "limits": Limits(), "log_texts": log_texts}
     options |= {"normalize": normalize, "lexicon": lexicon}
@@ -213,6 +213,6 @@ def serve(
     asyncio.run(main())
     if service.gone.is_set():
         return ENGINE_GONE
-    if told:  # who started the process sees that a signal ended it
+    if told:  # the parent process sees that a signal ended this one
         signal.raise_signal(told[0])
     return 0

@@ -21,13 +21,13 @@ from qwen_megakernel.server.wyoming_events import ProtocolError, Request, Silenc
 
 log = logging.getLogger(__name__)
 
-_LINGER_S = 2.0  # a client has so long to read why its connection ends
+_LINGER_S = 2.0  # time for a client to read why its connection ends
 
 
 class Connection:
-    """One client. One task reads its events, another speaks what they ask for, one request behind the other.
+    """One client. One task reads its events; another speaks the requests one by one.
 
-    An error ends the connection: Home Assistant would wait for audio behind one."""
+    An error ends the connection, because Home Assistant would go on waiting for audio."""
 
     def __init__(
         self,
@@ -39,22 +39,22 @@ class Connection:
     ):
         """
         Args:
-            info: what `describe` is answered with.
-            defaults: voice and language where the client names none.
+            info: the answer to `describe`.
+            defaults: voice and language if the client names none.
         """
         self._service, self._limits, self._info, self._defaults = service, service.limits, info, defaults
         self._reader, self._writer = reader, writer
         self._inbox: asyncio.Queue[Request] = asyncio.Queue()
-        self._unread = 0  # size of what is in the inbox
-        self._open = False  # between a synthesize-start and its synthesize-stop, as the client sent them
+        self._unread = 0  # total size of the inbox, by `_size`
+        self._open = False  # the client has sent synthesize-start but not yet synthesize-stop
         self._speaking = False
-        self._rest = ""  # of a stream: text that no utterance has taken
-        self._complete = False  # of a stream: its synthesize-stop was taken
-        self._streamed = 0  # of a stream: characters so far
+        self._rest = ""  # a stream's text that no utterance has taken
+        self._complete = False  # a stream's synthesize-stop was taken
+        self._streamed = 0  # a stream's characters so far
         self._samples = 0  # sent for this request
 
     async def run(self) -> None:
-        """Until the client is gone or has to be disconnected."""
+        """Run until the client is gone or must be disconnected."""
         tasks = [asyncio.create_task(self._receive()), asyncio.create_task(self._speak_all())]
         error = None
         try:
@@ -78,14 +78,14 @@ class Connection:
             await self._close(error)
 
     async def refuse(self, error: ApiError) -> None:
-        """Say why, without waiting for the client."""
+        """Send the reason without waiting for the client."""
         with contextlib.suppress(OSError):
             await async_write_event(Error(error.message, error.code).event(), self._writer)
         self._writer.close()
 
     async def _close(self, error: ApiError | None) -> None:
-        """Tell the client why, if it still reads. What it still sends is read and dropped: otherwise the system would
-        reset the connection, and the client might never see the error."""
+        """Tell the client why, if it still reads. Read and drop what it still sends: otherwise the system would reset
+        the connection, and the client might never see the error."""
         with contextlib.suppress(OSError):  # TimeoutError is one
             async with asyncio.timeout(_LINGER_S):
                 if error:
@@ -100,7 +100,7 @@ class Connection:
     async def _send(self, event: Event) -> None:
         """
         Raises:
-            OSError: the client is gone, or does not read what it asked for.
+            OSError: the client is gone, or does not read.
         """
         try:
             async with asyncio.timeout(self._limits.idle_s):
@@ -112,12 +112,12 @@ class Connection:
     # ------------------------------------------------------------ from the client
 
     async def _receive(self) -> None:
-        """Until the client is gone. It never waits for speech, so that a client that goes away is noticed at once."""
+        """Read until the client is gone. Never wait for speech here, so that a lost client is noticed at once."""
         while True:
             try:
                 event = await read_event(self._reader, most=self._limits.max_body, idle_s=self._limits.idle_s)
             except Silence:
-                if self._speaking or self._unread:  # it listens
+                if self._speaking or self._unread:  # the client is waiting for speech
                     continue
                 raise
             if event is None:
@@ -141,7 +141,7 @@ class Connection:
                 raise ProtocolError(f"{event.type} came without synthesize-start: send that first")
             self._open = SynthesizeChunk.is_type(event.type)
             self._put(Request.of(event))
-        elif Synthesize.is_type(event.type) and not self._open:  # within a stream it repeats its text for older servers
+        elif Synthesize.is_type(event.type) and not self._open:  # within a stream it repeats the text for older servers
             self._put(Request.of(event))
 
     def _put(self, asked: Request) -> None:
@@ -173,7 +173,7 @@ class Connection:
             self._service.unsent_sockets.discard(self)
 
     async def _speak(self, asked: Request) -> None:
-        """One `synthesize`, or one stream from its `synthesize-start` on."""
+        """Speak one `synthesize`, or one stream from its `synthesize-start` on."""
         service = self._service
         service.check_ready()
         given = zip((asked.voice, asked.language), self._defaults, strict=True)
@@ -191,14 +191,14 @@ class Connection:
             await self._send(SynthesizeStopped().event())
 
     async def _speak_stream(self, request: dict) -> None:
-        """Text that comes in pieces: it is spoken while it comes."""
+        """Speak text that comes in pieces, while it comes."""
         self._rest, self._complete, self._streamed = "", False, 0
         if not await self._has_text():
             raise TextError("text must not be blank")
         await self._say(None, request)
 
     async def _has_text(self) -> bool:
-        """Wait for text that is not blank, and drop the blanks in front of it. False: the text is complete."""
+        """Wait for text that is not blank, and drop leading blanks. False: the text is complete."""
         while not (text := self._rest.lstrip()):
             if self._complete:
                 return False
@@ -210,7 +210,7 @@ class Connection:
         """The next piece of a stream's text; "" at its end.
 
         Raises:
-            RequestError: there is too much of it, or it did not go on.
+            RequestError: there is too much text, or no more came in time.
         """
         seconds = self._limits.text_s
         try:
@@ -230,7 +230,7 @@ class Connection:
             raise TextTooLongError(f"a request may have {most} characters, this one has {characters}: send it in two")
 
     async def _say(self, text: str | None, request: dict) -> None:
-        """One utterance. text: None: it comes in pieces."""
+        """Speak one utterance. `text`: None if it comes in pieces."""
         async with self._service.speak(text, request) as utterance:
             pusher = asyncio.create_task(self._push(utterance)) if text is None else None
             try:
@@ -249,7 +249,7 @@ class Connection:
         """Push text as it comes.
 
         Raises:
-            TTSError: text that is refused; the utterance is cancelled, because it cannot go on without it.
+            TTSError: text was refused. The utterance is cancelled, because it cannot go on without that text.
         """
         try:
             while True:
@@ -259,7 +259,7 @@ class Connection:
                     await utterance.end_text()
                     return
                 self._rest = await self._next_text()
-        except TextEndedError:  # the utterance ended before its text did; how, its caller sees
+        except TextEndedError:  # the utterance ended before its text did; the caller sees how
             pass
         except Exception:
             utterance.cancel()
@@ -274,10 +274,10 @@ class Connection:
         self._samples += len(chunk.samples)
 
     def _milliseconds(self) -> int:
-        """Length of what was sent of this request."""
+        """Length of the audio that was sent for this request."""
         return 1000 * self._samples // self._service.engine.sample_rate
 
 
 def _size(asked: Request) -> int:
-    """In characters; an event without text counts too."""
+    """Size in characters. An event without text counts too."""
     return 1 + len(asked.text)

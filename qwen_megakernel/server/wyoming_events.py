@@ -1,4 +1,4 @@
-"""Wyoming's events as a server takes them: bounded before they are read, checked before they are used."""
+"""Wyoming's events for a server. Their size is checked before they are read, their content before it is used."""
 
 import asyncio
 import json
@@ -21,23 +21,23 @@ class ProtocolError(Exception):
 
 
 class Silence(Exception):
-    """Nothing, or only a part of an event, came in time."""
+    """No event, or only part of one, came in time."""
 
 
 async def read_event(reader: asyncio.StreamReader, *, most: int, idle_s: float) -> Event | None:
     """The next event of a client.
 
     Args:
-        reader: whose limit is `most`.
-        most: bytes of an event's header, of its data and of its payload, each.
-        idle_s: seconds until a header, or the rest of an event, must have come.
+        reader: its limit must be `most`.
+        most: largest size in bytes of an event's header, and likewise of its data and of its payload.
+        idle_s: seconds to wait for a header, and again for the rest of the event.
 
     Returns:
-        It, without its payload: no event that we take has one. None: the client is gone.
+        The event without its payload, which no event for us has. None: the client is gone.
 
     Raises:
-        ProtocolError: it is none, or too large.
-        Silence: it did not come in time. Where its header has not come, the next call may go on.
+        ProtocolError: it is no event, or too large.
+        Silence: it did not come in time. If its header had not come, another call may follow.
     """
     try:
         async with asyncio.timeout(idle_s):
@@ -88,11 +88,11 @@ def _object(text: bytes, what: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Request:
-    """What a client asks for by one event; all else that the event held is dropped.
+    """What a client asks for by one event. The event's other content is dropped.
 
     Attributes:
         kind: the event's type.
-        text: "" where such an event has none.
+        text: "" for events without text.
         voice, language: None: the client does not say.
     """
 
@@ -108,7 +108,7 @@ class Request:
             event: a synthesize, synthesize-start, synthesize-chunk or synthesize-stop.
 
         Raises:
-            RequestError: it cannot be understood, or it is SSML.
+            RequestError: the event is malformed, or its text is SSML.
         """
         has_text = Synthesize.is_type(event.type) or SynthesizeChunk.is_type(event.type)
         has_voice = Synthesize.is_type(event.type) or SynthesizeStart.is_type(event.type)
@@ -120,7 +120,7 @@ class Request:
 def text_of(event: Event) -> str:
     """
     Raises:
-        TextError: its text is missing, no string, or no valid Unicode.
+        TextError: the text is missing, not a string, or not valid Unicode.
     """
     text = event.data.get("text")
     if not isinstance(text, str):

@@ -1,4 +1,4 @@
-"""The first and the last step of the normalizer: which characters come in, which white space goes out."""
+"""The first and the last step of the normalizer: they clean characters on the way in and white space on the way out."""
 
 import unicodedata
 
@@ -17,8 +17,8 @@ _JOINS_EMOJI = "\u200d\ufe0e\ufe0f\u20e3"  # joiner, two variation selectors, ke
 
 
 class Clean(Stage):
-    """Leaves out emojis, control and other invisible characters. Makes every blank " ", every line end one line feed,
-    full-width digits ordinary ones."""
+    """Leaves out emojis, control characters and other invisible ones. Turns every blank into " ", every line end into
+    a line feed, and full-width digits into ordinary ones."""
 
     def __init__(self):
         self._last = "\n"
@@ -47,8 +47,8 @@ class Clean(Stage):
 
 
 class Layout(Stage):
-    """One blank where there were several. A single line end becomes a blank, an empty line "\\n\\n". Text is held back
-    until its first letter or digit comes; text that has none comes out empty."""
+    """Turns several blanks into one, a single line end into a blank, and an empty line into "\\n\\n". Holds text back
+    until its first letter or digit comes. Text without any comes out empty."""
 
     def __init__(self):
         self._line_ends, self._last, self._silent = 0, "", ""

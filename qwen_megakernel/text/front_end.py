@@ -10,7 +10,7 @@ from qwen_megakernel.text.pauses import MARKS, Pause, PauseStream
 from qwen_megakernel.text.stage import FIRST_MARK, is_mark
 
 NORMALIZE = ("off", "auto")
-"""What `normalize` may be."""
+"""The values of `normalize`."""
 
 _AT_MARKS = re.compile(f"([{FIRST_MARK}-\U0010ffff])")
 
@@ -22,31 +22,31 @@ def check_normalize(normalize: str) -> None:
 
 
 class TextFrontEnd:
-    """From text as it was written to what the engine speaks: text, and pauses between."""
+    """Turns written text into what the engine speaks: text, with pauses between."""
 
     def __init__(self, language: str | None = None, normalize: str = "off", lexicon: Lexicon | None = None):
         """
         Args:
-            language: a name or a code, such as "german" or "de-AT"; for None and "auto" numbers stay as they are.
+            language: a name or a code, such as "german" or "de-AT". For None and "auto" numbers stay as they are.
             normalize: "auto" applies the normalizer. With "off" text stays as it is, and SSML's other tags
                 are an error.
-            lexicon: applied last, to what the normalizer made.
+            lexicon: applied last, to the normalizer's result.
 
         Raises:
-            TextError: `normalize` is neither.
+            TextError: `normalize` has another value.
         """
         check_normalize(normalize)
         self._language, self._normalize, self._lexicon = language, normalize, lexicon
 
     def leaves_alone(self, text: str) -> bool:
-        """Whether a text surely stays as it is; quick, for most texts hold nothing of this."""
+        """Does the text certainly stay as it is? A quick check, and true for most texts."""
         return self._normalize == "off" and self._lexicon is None and not MARKS.intersection(text)
 
     def whole(self, text: str) -> list[str | Pause]:
-        """The whole text at once: text that is not empty, and pauses, in their order. No text stands next to another.
+        """Process a whole text. The result is non-empty texts and pauses in order; no two texts are adjacent.
 
         Raises:
-            TextError: a pause or another tag that is refused (`split_pauses`).
+            TextError: a pause or another tag is refused (`split_pauses`).
         """
         plain = self._normalize == "auto" and is_plain(text)
         stream = TextFrontEndStream(self._language, self._normalize == "auto" and not plain, self._lexicon)
@@ -59,12 +59,13 @@ class TextFrontEnd:
         return parts
 
     def stream(self) -> "TextFrontEndStream":
-        """For one text in pieces."""
+        """A stream for one text in pieces."""
         return TextFrontEndStream(self._language, self._normalize == "auto", self._lexicon)
 
 
 class TextFrontEndStream:
-    """The front end for a text in pieces. Its parts, text joined, are those of the whole text, however it is cut."""
+    """The front end for a text in pieces. However the text is cut, the parts, with adjacent texts joined, are the same
+    as for the whole text."""
 
     def __init__(self, language: str | None, normalizes: bool, lexicon: Lexicon | None):
         self._pauses = PauseStream(refuse_other_tags=not normalizes)
@@ -72,17 +73,17 @@ class TextFrontEndStream:
         self._words: LexiconStream | None = lexicon.stream(language) if lexicon else None
 
     def push(self, piece: str) -> list[str | Pause]:
-        """Take a piece; the parts that are final now come back.
+        """Take a piece, and return the parts that are now final.
 
         Raises:
-            TextError: a pause or another tag that is refused, or no string. The stream is of no use then.
+            TextError: a pause or another tag is refused, or `piece` is not a string. The stream is then unusable.
         """
         if not isinstance(piece, str):
             raise TextError(f"text must be a string, got {type(piece).__name__}")
         return self._speak(self._pauses.push(piece))
 
     def finish(self) -> list[str | Pause]:
-        """The text is over; what was held back comes back.
+        """End the text, and return what was held back.
 
         Raises:
             TextError: the text ends within a tag.
@@ -99,13 +100,13 @@ class TextFrontEndStream:
                 given += self._look_up(part)
             elif isinstance(part, str):
                 given += self._look_up(self._normalizer.push(part))
-            else:  # a pause within what the normalizer leaves out is left out too
+            else:  # if the normalizer leaves out the text around a pause, it leaves out the pause too
                 mark = chr(ord(FIRST_MARK) + round(part.seconds * 1000))
                 given += self._look_up(self._normalizer.push_mark(mark))
         return given
 
     def _look_up(self, part: str | Pause) -> list[str | Pause]:
-        """Marks become pauses; words go through the lexicon, which a pause ends."""
+        """Turn marks into pauses and look words up in the lexicon, which starts anew after a pause."""
         if isinstance(part, Pause):
             last = self._words.finish() if self._words else ""
             return [last, part] if last else [part]

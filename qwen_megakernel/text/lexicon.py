@@ -1,4 +1,4 @@
-"""A lexicon: words that a model reads wrong, and a spelling that it reads right."""
+"""A lexicon: words that a model misreads, with spellings that it reads correctly."""
 
 import csv
 import io
@@ -23,27 +23,27 @@ class _Table(NamedTuple):
 
     entries: dict[str, str]  # word -> spelling
     words: list[str]  # sorted
-    lengths: list[int]  # of the words, the longest first
+    lengths: list[int]  # the words' lengths, the longest first
 
 
 class Lexicon:
     """Words and their spellings, for all languages or for one.
 
-    A word of small letters alone stands for itself in any case: "sql" matches "SQL" too. A word with a capital letter
-    stands for exactly itself. Where two fit, the longest one wins, then the exact one, then that of the language.
+    A word in lower case matches in any case: "sql" matches "SQL" too. A word with a capital letter matches only
+    exactly. If two match, the longest wins, then the exact one, then the language's own.
 
-    Words are whole: no letter, digit, "_" or combining mark stands beside them. Chinese and Japanese have no blanks, so
-    beside their letters a word is whole anywhere.
+    Only whole words match: no letter, digit, "_" or combining mark is next to them. Chinese and Japanese letters are an
+    exception, because these languages have no blanks: a word may be next to them.
     """
 
     def __init__(self, entries: Mapping[str, str], by_language: Mapping[str, Mapping[str, str]] | None = None):
         """
         Args:
-            entries: word -> spelling, for all languages. A spelling may be empty: the word is left out.
-            by_language: the same for a language, by its name or code.
+            entries: word -> spelling, for all languages. An empty spelling leaves the word out.
+            by_language: name or code of a language -> its entries.
 
         Raises:
-            TextError: an entry is no text, empty or too long, or there are too many; an unknown language.
+            TextError: an entry is not text, is empty or too long; too many entries; an unknown language.
         """
         rows = [(0, "", word, spelling) for word, spelling in entries.items()]
         for language, more in (by_language or {}).items():
@@ -53,15 +53,15 @@ class Lexicon:
 
     @classmethod
     def load(cls, path: str | Path) -> "Lexicon":
-        """From a file in UTF-8.
+        """Load a file in UTF-8.
 
         Args:
-            path: `.json`: an object of words and spellings; where a value is an object, its key is a language and it
-                holds that language's entries. `.csv`: the columns word, spelling and, if you like, language, with these
-                names in the first row.
+            path: `.json`: an object of words and spellings. If a value is an object, its key is a language and it holds
+                that language's entries. `.csv`: columns word, spelling and optionally language, with these names in the
+                first row.
 
         Raises:
-            TextError: the file is missing, too large, broken, or an entry is refused; with the line.
+            TextError: the file is missing, too large or broken, or an entry is refused. The message has the line.
         """
         path = Path(path)
         readers = {".json": _json_rows, ".csv": _csv_rows}
@@ -83,12 +83,12 @@ class Lexicon:
         return sum(map(len, self._entries.values()))
 
     def apply(self, text: str, language: str | None = None) -> str:
-        """The text with the spellings in place of the words. What was put in is not looked up again."""
+        """The text with words replaced by their spellings. Spellings are not looked up again."""
         stream = self.stream(language)
         return stream.push(text) + stream.finish()
 
     def stream(self, language: str | None = None) -> "LexiconStream":
-        """For one text in pieces."""
+        """A stream for one text in pieces."""
         name = language_name(language) or ""
         if name not in self._tables:
             entries = self._entries.get("", {}) | self._entries.get(name, {})
@@ -97,21 +97,21 @@ class Lexicon:
 
 
 class LexiconStream(Stage):
-    """A lexicon for a text in pieces. The results joined are what the whole text gives, however it is cut.
+    """A lexicon for a text in pieces. However the text is cut, the joined results are the same as for the whole text.
 
-    It holds back nothing but what may be the beginning of an entry, and the character behind one.
+    It holds back only a possible beginning of an entry, and the character behind an entry.
     """
 
     def __init__(self, table: "_Table"):
         self._table = table
-        self._held, self._last = "", " "  # the character in front of what is held
+        self._held, self._last = "", " "  # the character before the held text
 
     def feed(self, character: str) -> str:
         self._held += character
         return self._settle(ended=False)
 
     def finish(self) -> str:
-        """The text is over; what was held back comes back. Another text may begin."""
+        """End the text, and return what was held back. Another text may then begin."""
         return self.end()
 
     def end(self) -> str:
@@ -133,7 +133,7 @@ class LexiconStream(Stage):
         return "".join(given)
 
     def _longest(self, text: str) -> tuple[int, str] | None:
-        """Length and spelling of the longest entry that the text begins with."""
+        """Length and spelling of the longest entry at the beginning of the text."""
         for length in self._table.lengths:
             if length <= len(text) and (length == len(text) or _is_border(text[length - 1], text[length])):
                 spelling = self._spelling(text[:length])
@@ -150,7 +150,7 @@ class LexiconStream(Stage):
         return any(self._begins_entry(form) for form in {text, _lower(text)})
 
     def _begins_entry(self, text: str) -> bool:
-        """Does a longer entry begin with this?"""
+        """Does a longer entry begin with this text?"""
         words = self._table.words
         place = bisect_left(words, text)
         if place < len(words) and words[place] == text:
@@ -159,12 +159,12 @@ class LexiconStream(Stage):
 
 
 def _lower(text: str) -> str:
-    """In small letters, one for each character."""
+    """The text in lower case, with as many characters as before."""
     return "".join(small if len(small := character.lower()) == 1 else character for character in text)
 
 
 def _is_border(left: str, right: str) -> bool:
-    """May a word end or begin between these two characters?"""
+    """Can a word end or begin between these two characters?"""
     return not (_in_word(left) and _in_word(right)) or is_cjk(left) or is_cjk(right)
 
 
@@ -176,7 +176,7 @@ def _in_word(character: str) -> bool:
 
 
 def _checked(rows: Iterator[_Row] | list[_Row], where: str) -> dict[str, dict[str, str]]:
-    """Language's name, "" for all -> word -> spelling."""
+    """Language's name ("" for all) -> word -> spelling."""
     entries: dict[str, dict[str, str]] = {}
     for count, (line, language, word, spelling) in enumerate(rows, 1):
         at = f"{where}, line {line}" if line else where
@@ -205,7 +205,7 @@ def _json_rows(text: str, where: str) -> Iterator[_Row]:
     lines = text.splitlines()
 
     def line_of(word: str) -> int:
-        """The first that has the word; words with escapes have none."""
+        """The first line with the word; 1 for words that are written with escapes."""
         return next((n for n, line in enumerate(lines, 1) if json.dumps(word, ensure_ascii=False) in line), 1)
 
     def pairs(found: list[tuple[str, object]]) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""Markdown in text: what a reader sees of it, without its signs."""
+"""Markdown in text: keeps what a reader sees, and leaves out the signs."""
 
 import re
 
@@ -15,24 +15,24 @@ _TABLE_LINE = re.compile(r"\|[-:| ]*")
 _FENCE = re.compile(r"(`{3,}|~{3,})[^`]*")
 _MAY_BE_FENCE = re.compile(r"`{1,2}|~{1,2}")
 _NO_TARGET = re.compile(r"[(](?: |[^\"']*\S [^\"'(\s)])")
-_LONGEST_HEAD = 80  # characters; a run of signs at a line's beginning is not held any longer
+_LONGEST_HEAD = 80  # most characters of a run of signs to hold back at a line's beginning
 _ENDS = ".!?:;,。！？：；，、…"
 _ESCAPED = "!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~"
 
 
 class Markdown(Stage):
-    """Leaves out headings' signs, emphasis, the targets of links and images, list signs, quote signs, rules, signs of
-    inline code, and code fences with all in them. A line that is a heading, a list item or a table's row ends with a
-    mark. A table's row is read cell by cell, a comma between cells."""
+    """Leaves out signs of headings, emphasis, lists, quotes and inline code, targets of links and images, rules, and
+    whole code fences. Headings, list items and table rows end with a mark. A table's row is read cell by cell, with
+    a comma between cells."""
 
     def __init__(self):
-        self._head = ""  # of a line, while it may be a sign
+        self._head = ""  # a line's beginning, while it may be a sign
         self._at_head, self._task = True, False
         self._fence, self._fence_line = "", ""  # the open fence, and the line that may close it
-        self._run, self._left, self._last = "", "\n", ""  # signs that wait; what stood before them; last visible
+        self._run, self._left, self._last = "", "\n", ""  # signs that wait; character before them; last visible one
         self._item = self._table = self._comma = False
         self._heading, self._brackets = False, 0
-        self._target, self._waits = "", ""  # of a link; one sign whose meaning depends on the next character
+        self._target, self._waits = "", ""  # a link's target; a sign whose meaning depends on the next character
 
     def feed(self, character: str) -> str:
         if self._fence:
@@ -76,7 +76,7 @@ class Markdown(Stage):
         return ""
 
     def _again(self, rest: str) -> str:
-        """A bullet was left out; what stands behind it is a line's beginning too."""
+        """Treat the text after a bullet as a line's beginning too."""
         self._head = ""
         return self.push(rest)
 
@@ -207,7 +207,7 @@ class Markdown(Stage):
         return ""
 
     def _give_target(self) -> str:
-        """It was none."""
+        """Give out the held text, because it was not a link's target."""
         text, self._target = self._target, ""
         self._left = text[-1]
         return self._give(text)

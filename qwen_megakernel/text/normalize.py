@@ -1,4 +1,4 @@
-"""Text as an LLM or a book writes it -> text as a speaker should read it. docs/text.md has the rules."""
+"""Turns text as an LLM or a book writes it into text as a speaker should read it. docs/text.md has the rules."""
 
 import re
 
@@ -9,22 +9,23 @@ from qwen_megakernel.text.stage import is_mark
 from qwen_megakernel.text.tags import Tags
 from qwen_megakernel.text.words import Words
 
-_LETTERS = r"[A-Za-zÀ-ÖØ-öø-ɏЀ-џ]{1,60}"  # of Latin and Cyrillic: no digit of any kind is among them
+_LETTERS = r"[A-Za-zÀ-ÖØ-öø-ɏЀ-џ]{1,60}"  # Latin and Cyrillic letters, with no digits of any kind
 _WORD = rf"{_LETTERS}(?:['’-]{_LETTERS}){{0,5}}[.,;:!?]?"
 _PLAIN = re.compile(rf"{_WORD}(?: {_WORD})*")
 
 
 def is_plain(text: str) -> bool:
-    """Is it surely what the normalizer would make of it? Words, one blank between, each with a mark behind it at most.
-    This is quick, and most sentences of a bot are so."""
+    """Does the normalizer certainly leave the text as it is? A quick check for words with one blank between and at most
+    one mark after each. Most sentences of a bot are like this."""
     return _PLAIN.fullmatch(text) is not None
 
 
 class NormalizerStream:
-    """The normalizer for a text in pieces. The results joined are what the whole text gives, however it is cut.
+    """The normalizer for a text in pieces. However the text is cut, the joined results are the same as for the whole
+    text.
 
-    Of plain prose it holds back the word in progress, and a blank line. A link's target, a tag or an entity waits until
-    it ends, for `LONGEST_HELD` characters at most. A number waits for the word behind it.
+    In plain prose it holds back the word in progress and blank lines. A link's target, a tag or an entity waits for its
+    end, for at most `LONGEST_HELD` characters. A number waits for the word after it.
     """
 
     def __init__(self, language: str | None = None):
@@ -36,22 +37,22 @@ class NormalizerStream:
         self._stages = [Tags(), Markdown(), Words(spoken_in(language)), Layout()]
 
     def push(self, piece: str) -> str:
-        """Take a piece; what is final now comes back."""
+        """Take a piece, and return what is now final."""
         return self._through(self._clean.push(piece), 0)
 
     def push_mark(self, mark: str) -> str:
-        """Take a private-use character from `FIRST_MARK` on, which stands for something that is no text. It comes out
-        at its place, unless it stands within what is left out.
+        """Take a private-use character from `FIRST_MARK` on, which stands for something other than text. It comes out
+        at its place, unless the text around it is left out.
 
         Raises:
-            ValueError: it is another character.
+            ValueError: `mark` is not such a character.
         """
         if len(mark) != 1 or not is_mark(mark):
             raise ValueError(f"a mark is one private-use character from U+100000 on, got {mark!r}")
         return self._through(mark, 0)
 
     def finish(self) -> str:
-        """The text is over; what was held back comes back."""
+        """End the text, and return what was held back."""
         return "".join(self._through(stage.end(), place + 1) for place, stage in enumerate(self._stages))
 
     def _through(self, text: str, first: int) -> str:
@@ -61,22 +62,22 @@ class NormalizerStream:
 
 
 class Normalizer:
-    """What an LLM or a book writes, as a speaker reads it: without Markdown, tags, emojis and the rests of addresses,
-    with numbers in words."""
+    """Turns what an LLM or a book writes into what a speaker reads. It leaves out Markdown, tags, emojis and most of
+    an address, and writes numbers in words."""
 
     def __init__(self, language: str | None = None):
         """
         Args:
             language: a name or a code of checkpoint/languages.py, such as "german", "de" or "de-AT". For None, "auto"
-                and any other language numbers stay as they are; the other rules apply.
+                and any other language numbers stay as they are, but the other rules apply.
         """
         self._language = language
 
     def whole(self, text: str) -> str:
-        """The whole text at once. It is empty if it holds nothing to speak."""
+        """Normalize a whole text. The result is empty if there is nothing to speak."""
         stream = self.stream()
         return stream.push(text) + stream.finish()
 
     def stream(self) -> NormalizerStream:
-        """For one text in pieces."""
+        """A stream for one text in pieces."""
         return NormalizerStream(self._language)

@@ -7,7 +7,7 @@ from qwen_megakernel.text.spoken import CURRENCY, CURRENCY_CODE, Spoken
 from qwen_megakernel.text.stage import is_cjk
 
 _ENGLISH_HALF = r"(?:\s?([AaPp])(?:\.\s?[Mm]\.|[Mm])(?!\w))"
-_SINO_COUNTERS = "년월일원분초층도"  # of Korean; other counters take native numbers, which num2words lacks
+_SINO_COUNTERS = "년월일원분초층도"  # Korean; other counters take native numbers, which num2words lacks
 _ORDINAL_ENDS = {
     "en": r"(\d+)(?:st|nd|rd|th)\b",
     "fr": r"(\d+)(?:er|re|ère|e|ème|eme|ième|nd|nde)\b",
@@ -17,7 +17,7 @@ _ORDINAL_ENDS = {
     "ru": r"(\d+)-?(?:й|ый|ий|я|ая|е|ое|го|му|м)\b",
     "ko": r"(\d+)\s?번째",
 }
-_ORDINALS_BELOW = {"ko": 100}  # num2words fails at some beyond; the number is then said as a count
+_ORDINALS_BELOW = {"ko": 100}  # num2words fails at some larger ones; they are said as counts
 _FOLLOWERS = {
     "en": "am pm a.m p.m jan feb mar apr jun jul aug sep sept oct nov dec",
     "de": "uhr",
@@ -49,8 +49,8 @@ class Numbers:
 
         Args:
             phrase: words with one blank between them.
-            before: the word in front; empty if there is none.
-            begins: does the phrase begin a line?
+            before: the word before the phrase; empty if there is none.
+            begins: the phrase begins a line.
         """
         self._before, self._begins = before, begins
         for pattern, say in self._rules:
@@ -58,7 +58,7 @@ class Numbers:
         return phrase
 
     def follows(self, word: str, held: str) -> bool:
-        """Does this word, without marks at its ends, belong to the number in front of it?"""
+        """Does this word, without marks at its ends, belong to the number before it?"""
         spoken = self.spoken
         if held[-1] == "." and spoken.code == "de" and re.search(r"(?<!\d)\d{1,3}\.$", held):
             return True
@@ -69,13 +69,13 @@ class Numbers:
         return word in self._followers or word.lower() in self._small_followers
 
     def begins_number(self, word: str) -> bool:
-        """Is it a currency that a number may follow?"""
+        """Is the word a currency that a number may follow?"""
         return bool(re.fullmatch(rf"{CURRENCY}|{CURRENCY_CODE}", word))
 
     # ---------------------------------------------------------------- helpers
 
     def _apart(self, found: re.Match, said: str | None) -> str:
-        """Blanks between the words and letters beside them, where the language has blanks."""
+        """Put blanks between the words and adjacent letters, if the language uses blanks."""
         if said is None:
             return found[0]
         text, start, end = found.string, found.start(), found.end()
@@ -88,7 +88,7 @@ class Numbers:
         return said
 
     def _word_before(self, found: re.Match) -> str:
-        """In small letters, without marks in front."""
+        """The word before the match, in lower case and without leading marks."""
         words = found.string[: found.start()].split() or [self._before]
         return words[-1].lower().strip("\"'([")
 

@@ -8,7 +8,7 @@ from functools import cache
 from qwen_megakernel.errors import TextError
 
 LONGEST_PAUSE_S = 10.0
-_LONGEST_TAG = 1000  # characters; <speak> names its schemas
+_LONGEST_TAG = 1000  # characters; a <speak> tag names its schemas
 _STRENGTHS = {"none": 0.0, "x-weak": 0.1, "weak": 0.25, "medium": 0.5, "strong": 0.8, "x-strong": 1.2}
 """Seconds. SSML leaves them to the speaker; these are ours."""
 
@@ -28,19 +28,19 @@ _ATTRIBUTE = re.compile(r"([\w:.-]+)\s*=\s*(?:\"([^\"]*)\"|'([^']*)')")
 
 
 MARKS = frozenset("[<\\")
-"""What a pause or a tag begins with, and what a backslash stands in front of."""
+"""The characters with which a pause, a tag or an escaped one begins."""
 
 
 @cache
 def _starts_of(names: tuple[str, ...]) -> frozenset[str]:
-    """The beginnings of all tags, with a backslash in front too."""
+    """The beginnings of all tags, each also with a backslash before it."""
     starts = [prefix + name for name in names for prefix in ("", "\\")]
     return frozenset(start[:length] for start in starts for length in range(1, len(start) + 1))
 
 
 @dataclass(frozen=True)
 class Pause:
-    """Silence of so many seconds, 0 to `LONGEST_PAUSE_S`, in whole milliseconds."""
+    """Silence of 0 to `LONGEST_PAUSE_S` seconds, in whole milliseconds."""
 
     seconds: float
 
@@ -58,17 +58,17 @@ class PauseStream:
         self._starts = _starts_of(self._names)
 
     def push(self, piece: str) -> list[str | Pause]:
-        """Take a piece; the parts that are final now come back. Text next to text may come in several parts.
+        """Take a piece, and return the parts that are now final. Adjacent text may come in several parts.
 
         Raises:
-            TextError: a tag is malformed, names a pause that is too long, or is one of SSML's that we do not follow.
+            TextError: a tag is malformed, its pause is too long, or it is an SSML tag that we do not support.
         """
-        if not self._held and MARKS.isdisjoint(piece):  # most pieces: a bot's first audio waits for them
+        if not self._held and MARKS.isdisjoint(piece):  # quick for most pieces: a bot's first audio waits for them
             return [piece] if piece else []
         return _joined(part for character in piece for part in self._feed(character))
 
     def finish(self) -> list[str | Pause]:
-        """The text is over; what was held back comes back.
+        """End the text, and return what was held back.
 
         Raises:
             TextError: the text ends within a tag.
@@ -104,14 +104,14 @@ class PauseStream:
 
 
 def split_pauses(text: str, refuse_other_tags: bool = True) -> list[str | Pause]:
-    """Text -> text and pauses, in their order. `<speak>` around the text is left out. No text is empty, and none stands
-    next to another.
+    """Split a text into texts and pauses, in order. `<speak>` around the text is left out. No text is empty, and no two
+    texts are adjacent.
 
     Args:
         refuse_other_tags: SSML's other tags are an error; otherwise they stay in the text.
 
     Raises:
-        TextError: a tag is malformed, names a pause that is too long, or is one of SSML's that we do not follow.
+        TextError: a tag is malformed, its pause is too long, or it is an SSML tag that we do not support.
     """
     stream = PauseStream(refuse_other_tags)
     return _joined([*stream.push(text), *stream.finish()])
@@ -132,7 +132,7 @@ def _joined(parts: Iterable[str | Pause]) -> list[str | Pause]:
 
 
 def _name(held: str, names: tuple[str, ...]) -> str | None:
-    """The tag that surely begins here."""
+    """The name of the tag that certainly begins here; None if none does."""
     found = re.match(r"(\[|</?)[a-z-]+(?=[\s/>\]])", held, re.I)
     return found[0].lower() if found and found[0].lower() in names else None
 

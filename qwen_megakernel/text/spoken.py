@@ -1,4 +1,4 @@
-"""How each language says numbers, units, dates and times: tables, and what num2words knows."""
+"""How each language says numbers, units, dates and times: tables, plus num2words."""
 
 import re
 from dataclasses import dataclass, field
@@ -20,19 +20,19 @@ CURRENCY_CODE = "USD|EUR|GBP|JPY|CHF|RUB|KRW|INR|CNY"
 
 @dataclass(frozen=True)
 class Spoken:
-    """A language's own: words, marks, order of a date.
+    """A language's words, marks and order of a date.
 
     Attributes:
-        code: num2words' name for it; empty where the library lacks it, and digits then stay as they are.
-        decimal, groups: the marks within a number, `groups` as part of a character class.
+        code: num2words' name for the language; empty if the library lacks it. Digits then stay as they are.
+        decimal, groups: the marks within a number; `groups` is part of a character class.
         point: said for a decimal mark; `dot` in addresses and versions, `to` between the ends of a range.
-        date: order of a date in digits, and its mark: "mdy/" and the like.
+        date: order and mark of a date in digits, such as "mdy/".
         scales: words such as "million" between a number and a currency.
-        years: words in front of a year; only where years are not said as counts.
-        number: said for "#" in front of a number.
-        one: the number 1 in front of a noun, by the noun's gender "m" or "f".
-        joined: no blank stands between a number and its noun.
-        units: as `units_of` gives them.
+        years: words that come before a year; only for languages that do not say years as counts.
+        number: said for "#" before a number.
+        one: the number 1 before a noun, by the noun's gender "m" or "f".
+        joined: there is no blank between a number and its noun.
+        units: as `units_of` returns them.
     """
 
     code: str
@@ -64,14 +64,14 @@ class Spoken:
         return rf"(?:\d{{1,3}}{groups}{decimals}|\d+{re.escape(self.decimal)}\d+|\d+{other})"
 
     def value(self, written: str) -> str:
-        """A written number in canonical form: digits, and a point before the decimals."""
+        """A written number in canonical form: digits, with a point before the decimals."""
         grouped = rf"\d{{1,3}}(?:[{self.groups}]\d{{3}})+(?:{re.escape(self.decimal)}\d+)?"
         if re.fullmatch(grouped, written):
             written = re.sub(f"[{self.groups}]", "", written)
         return written.replace(self.decimal, ".")
 
     def cardinal(self, value: str, mark: str = "") -> str:
-        """In words, from the canonical form. `mark` is the decimal mark that was written."""
+        """A number in words, from its canonical form. `mark` is the decimal mark that was written."""
         if not self.code:
             return value
         whole, _, decimals = value.partition(".")
@@ -88,7 +88,7 @@ class Spoken:
         return f"{said}{glue}{point}{glue}{self.digits(decimals)}"
 
     def digits(self, digits: str) -> str:
-        """One by one."""
+        """The digits in words, one by one."""
         if not self.code:
             return digits
         glue = "" if self.code == "ja" else " "
@@ -98,7 +98,7 @@ class Spoken:
         return num2words(int(number), lang=self.code, to="ordinal", **inflection)
 
     def year(self, year: str) -> str:
-        """num2words' own way; Japanese and Korean say the number."""
+        """A year in num2words' form. Japanese and Korean say the plain number."""
         if self.code in ("", "ja", "ko") or len(year) > 4:
             return self.cardinal(year)
         return num2words(int(year), lang=self.code, to="year")
@@ -107,7 +107,7 @@ class Spoken:
 
     @cached_property
     def nouns(self) -> dict[str, str]:
-        """Units written as words, whose gender a number follows -> "m" or "f"."""
+        """Units written as words -> the gender, "m" or "f", that a number takes from them."""
         if not self.one or self.code == "en":
             return {}
         found = {}
@@ -118,7 +118,7 @@ class Spoken:
 
     @property
     def around_dot(self) -> str:
-        """What stands around "dot": a blank, but not in Chinese and Japanese."""
+        """What surrounds "dot": a blank, but nothing in Chinese and Japanese."""
         return "" if self.code in ("", "ja") else " "
 
     def counted(self, value: str, unit: str, mark: str = "") -> str | None:
@@ -137,7 +137,7 @@ class Spoken:
         return f"{self._before_noun(self.cardinal(value, mark), value, gender)}{glue}{form}"
 
     def _form(self, value: str) -> int:
-        """Which of a noun's forms: 0 singular, then the others."""
+        """Index of the noun's form for a number: 0 for singular, then the others."""
         if self.code == "ru":
             tens, ones = int(value.partition(".")[0][-2:]), int(value.partition(".")[0][-1])
             if "." in value or (ones in (2, 3, 4) and tens not in (12, 13, 14)):
@@ -170,7 +170,7 @@ class Spoken:
 
         Args:
             sign: such as "$" or "EUR".
-            scale: "million" and the like behind the number.
+            scale: a word after the number, such as "million".
         """
         currency = _SIGNS.get(sign, sign)
         whole, _, cents = value.partition(".")
@@ -193,7 +193,7 @@ class Spoken:
         return self._library_money(amount, currency)
 
     def _plural(self, currency: str) -> str:
-        """A currency's name; empty if there is none, and in languages without plurals."""
+        """A currency's plural name; empty if there is none, or if the language has no plurals."""
         if currency in self.units or self.joined:
             return "".join(self.units.get(currency, ())[1:2])
         return self._library_money("2.00", currency, separator="|").partition("|")[0].partition(" ")[2]
@@ -201,7 +201,7 @@ class Spoken:
     def _library_money(self, amount: str, currency: str, **options: str) -> str:
         try:
             return num2words(Decimal(amount), lang=self.code, to="currency", currency=currency, **options)
-        except NotImplementedError:  # so the library says that it lacks the currency
+        except NotImplementedError:  # the library lacks the currency
             return ""
 
     # ---------------------------------------------------------------- dates and times
@@ -329,11 +329,11 @@ def language_name(language: str | None) -> str | None:
     """The name that checkpoint/languages.py has for a language.
 
     Args:
-        language: a name or a code, with a region or without: "german", "de", "de-AT"; a dialect such as
+        language: a name, or a code with or without a region: "german", "de", "de-AT". A dialect such as
             "sichuan_dialect" is Chinese.
 
     Returns:
-        None for None, "auto" and languages that it does not know.
+        The name; None for None, "auto" and unknown languages.
     """
     name = (language or "").lower()
     if name.endswith("_dialect"):
@@ -342,6 +342,6 @@ def language_name(language: str | None) -> str | None:
 
 
 def spoken_in(language: str | None) -> Spoken | None:
-    """The tables for a language, named as for `language_name`; None if there are none. Its numbers stay as they are."""
+    """The tables for a language, named as for `language_name`. None: there are none, and numbers stay as they are."""
     name = language_name(language)
     return LANGUAGES[name] if name else None

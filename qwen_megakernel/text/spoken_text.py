@@ -1,4 +1,4 @@
-"""SpokenText: a text that the front end is done with, and the silence around it."""
+"""SpokenText: a text that has passed the front end, and the silence around it."""
 
 from qwen_megakernel.errors import TextError
 from qwen_megakernel.text.front_end import TextFrontEnd
@@ -9,9 +9,9 @@ class SpokenText(str):
     """Text to be spoken as it is.
 
     Attributes:
-        before_s, after_s: seconds of silence in front of its speech, and behind it.
-        ends_at_pause: a pause follows, so that its speech's own silence there is cut.
-        begins_at_pause: the silence in front of it follows other speech.
+        before_s, after_s: seconds of silence before and after its speech.
+        ends_at_pause: a pause follows, so the speech's own silence at its end is cut.
+        begins_at_pause: the silence before it follows other speech.
     """
 
     before_s: float = 0.0
@@ -21,7 +21,7 @@ class SpokenText(str):
 
 
 def spoken_text(front_end: TextFrontEnd, text: str) -> SpokenText:
-    """What a whole text is spoken as, where that is one utterance.
+    """The spoken form of a whole text that must be one utterance.
 
     Raises:
         TextError: as `spoken_texts`, or there are pauses between its words.
@@ -40,7 +40,7 @@ def spoken_text(front_end: TextFrontEnd, text: str) -> SpokenText:
 
 
 def spoken_texts(front_end: TextFrontEnd, text: str) -> list[SpokenText]:
-    """What a whole text is spoken as: one text, or several with pauses between.
+    """The spoken form of a whole text: one text, or several with pauses between.
 
     Raises:
         TextError: nothing is left to speak, or a pause is malformed (`split_pauses`).
@@ -69,7 +69,7 @@ def spoken_texts(front_end: TextFrontEnd, text: str) -> list[SpokenText]:
 
 
 def _without_blanks(text: SpokenText) -> SpokenText:
-    """Beside a pause white space says nothing."""
+    """Strip white space, which means nothing next to a pause."""
     stripped = SpokenText(text.strip())
     stripped.before_s = text.before_s
     return stripped

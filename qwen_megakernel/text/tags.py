@@ -27,13 +27,13 @@ _LINES |= {"li": "\n- "} | {f"h{level}": "\n# " for level in range(1, 7)}
 
 
 class Tags(Stage):
-    """Leaves out tags and comments, and all of `<think>`, `<thinking>`, `<script>` and `<style>`. Entities such as
-    "&amp;" become what they mean. "<" that begins no tag stays."""
+    """Leaves out tags, comments, and the whole content of `<think>`, `<thinking>`, `<script>` and `<style>`. Entities
+    such as "&amp;" become what they mean. A "<" that begins no tag stays."""
 
     def __init__(self):
         self._held = ""
-        self._until: re.Pattern | None = None  # what ends the part that is left out
-        self._tail = ""  # of that part
+        self._until: re.Pattern | None = None  # matches the end of the part that is left out
+        self._tail = ""  # the end of that part so far
 
     def feed(self, character: str) -> str:
         if self._until:

@@ -1,4 +1,4 @@
-"""Names of units, of "%", and of currencies that num2words lacks, in each language."""
+"""Names of units, "%", and currencies that num2words lacks, in each language."""
 
 _UNITS = {
     "english": "km kilometer kilometers, m meter meters, cm centimeter centimeters, mm millimeter millimeters, "
@@ -63,12 +63,12 @@ _UNITS = {
     "korean": "km 킬로미터, m 미터, cm 센티미터, mm 밀리미터, kg 킬로그램, g 그램, l 리터, ml 밀리리터, °C 도, ° 도, "
     "% 퍼센트, USD 달러, EUR 유로, GBP 파운드, JPY 엔, CNY 위안, KRW 원, CHF 스위스_프랑",
 }
-"""By language: written form, then the spoken ones. Two of them are singular and plural; Russian has three. "f" behind
-them says that the noun is feminine where its number has a form of its own. "_" stands for a blank, "{}" for the number
-where it stands behind. "L" and "KB" are for those who write them so."""
+"""By language: a written form, then its spoken forms. Two forms are singular and plural; Russian has three. "f" after
+them marks a feminine noun, in languages where that changes the number. "_" stands for a blank. "{}" stands for the
+number if it comes after a word. "L" and "KB" are other ways to write a unit."""
 
 
 def units_of(language: str) -> dict[str, tuple[str, ...]]:
-    """Written form -> spoken forms, as the table has them."""
+    """Written form -> spoken forms, from the table."""
     rows = (row.split() for row in _UNITS[language].split(", "))
     return {row[0]: tuple(word.replace("_", " ") for word in row[1:]) for row in rows}

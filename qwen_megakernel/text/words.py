@@ -1,4 +1,4 @@
-"""Words in text: addresses are told, long words cut, numbers put into words."""
+"""Words in text: shortens addresses, cuts long words, and puts numbers into words."""
 
 import re
 
@@ -7,12 +7,12 @@ from qwen_megakernel.text.spoken import Spoken
 from qwen_megakernel.text.stage import Stage, is_cjk, is_mark
 
 LONGEST_WORD = 100
-"""A word of more characters is cut into parts of so many. The longest German words have some 80."""
+"""A longer word is cut into parts of this many characters. The longest German words have some 80."""
 LONGEST_PHRASE = 12
-"""So many words of a row of numbers are read together at most."""
+"""In a row of numbers, at most this many words are read together."""
 
 _OPENING, _CLOSING = "\"'([{<«„“‚‘¿¡", ".,;:!?)]}>\"'»“”’…"
-_TAIL = 4  # characters of a long address's end, for the marks behind it
+_TAIL = 4  # characters kept from a long address's end, for the marks after it
 _URL = re.compile(r"(?:(?:https?|ftp|wss?)://|www\.)(?:[^\s/?#@]*@)?(?:www\.)?([^\s/?#:@]+)", re.I)
 _EMAIL = re.compile(r"(?:mailto:)?([\w.+-]+)@((?:[\w-]+\.)+[A-Za-z]{2,})")
 _DOMAIN = re.compile(
@@ -22,18 +22,18 @@ _DOMAIN = re.compile(
 
 
 class Words(Stage):
-    """Reads an address' host and leaves out the rest, cuts words of more than `LONGEST_WORD` letters, and puts numbers
-    into words of a language.
+    """Keeps only the host of an address, cuts words of more than `LONGEST_WORD` letters, and puts numbers into words of
+    a language.
 
-    It holds back the word in progress. Behind a number it also holds back the next word, because that may be a unit or
-    a month."""
+    It holds back the word in progress. After a number it also holds back the next word, which may be a unit or a
+    month."""
 
     def __init__(self, spoken: Spoken | None):
         self._spoken = spoken
         self._numbers = Numbers(spoken) if spoken else None
         self._word = ""
-        self._phrase: list[str] = []  # the words of a number, which another may follow
-        self._before, self._begins = "", True  # the word in front; does a line begin?
+        self._phrase: list[str] = []  # a number's words; more may follow
+        self._before, self._begins = "", True  # the word before; does a line begin?
 
     def feed(self, character: str) -> str:
         if character == " ":
@@ -55,7 +55,7 @@ class Words(Stage):
         return self._end_word("") + self._end_phrase("")
 
     def _cut(self) -> str:
-        """Give out a long word's part. The character that came last begins the next part."""
+        """Give out part of a long word. The last character begins the next part."""
         last = self._word[-1]
         self._word = self._word[:-1]
         given = self._end_word(" ") + self._end_phrase(" ")
@@ -99,7 +99,7 @@ class Words(Stage):
         return said + blank
 
     def _told(self, word: str) -> tuple[str, bool]:
-        """A word as it is said, and whether it is an address."""
+        """The spoken form of a word, and whether it is an address."""
         start = len(word) - len(word.lstrip(_OPENING))
         core = word[start:].rstrip(_CLOSING)
         closing = word[start + len(core) :]
