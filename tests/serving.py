@@ -109,3 +109,21 @@ def asgi(load: Callable[[], TTSEngine], scope: dict, receive: Callable, send: Ca
                 await asyncio.to_thread(until, lambda: service.engine.health()["streams"] == 0)
 
     asyncio.run(main())
+
+
+def small_demo() -> TTSEngine:
+    options = {"max_streams": 4, "max_positions": 160, "max_queue": 4, "queue_timeout": PATIENCE_S}
+    return TTSEngine.load("demo", device="cpu", **options)
+
+
+def hold_second_piece(monkeypatch, engine: TTSEngine) -> tuple[list[str], threading.Event]:
+    """The pieces that the engine is given from now on, and an event that the second of them waits for."""
+    pieces, heard, submit = [], threading.Event(), engine.submit
+
+    def wait_and_submit(piece, *args, **options):
+        pieces.append(piece)
+        assert len(pieces) == 1 or heard.wait(PATIENCE_S)
+        return submit(piece, *args, **options)
+
+    monkeypatch.setattr(engine, "submit", wait_and_submit)
+    return pieces, heard

@@ -24,7 +24,19 @@ import soundfile
 import torch
 from hypothesis import HealthCheck, given, settings
 from probes import kill, probed
-from serving import PATIENCE_S, Running, asgi, get, places_taken, ready, running, slots_taken, stream, until
+from serving import (
+    PATIENCE_S,
+    Running,
+    asgi,
+    get,
+    hold_second_piece,
+    places_taken,
+    ready,
+    running,
+    slots_taken,
+    stream,
+    until,
+)
 from serving import post as http_post
 
 from qwen_megakernel import BackendError, SamplingParams, TTSEngine, Voice, VoiceError
@@ -92,15 +104,7 @@ def test_every_format_holds_the_same_speech(server, client, name):
 
 def test_pcm_comes_while_it_is_made(server, monkeypatch):
     """The second piece of the text is not begun before the first was heard."""
-    text, engine, pieces, heard = " ".join([TEXT] * 8), server.service.engine, [], threading.Event()
-    submit = engine.submit
-
-    def wait_and_submit(piece, *args, **options):
-        pieces.append(piece)
-        assert len(pieces) == 1 or heard.wait(PATIENCE_S)
-        return submit(piece, *args, **options)
-
-    monkeypatch.setattr(engine, "submit", wait_and_submit)
+    text, (pieces, heard) = " ".join([TEXT] * 8), hold_second_piece(monkeypatch, server.service.engine)
     with stream("POST", server.url + SPEECH, json={"model": "demo", "input": text, "response_format": "pcm"}) as r:
         chunks = r.iter_raw()
         first = next(chunks)

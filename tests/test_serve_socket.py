@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from serving import PATIENCE_S, Running, asgi, connect, ready, running, until
+from serving import PATIENCE_S, Running, asgi, connect, ready, running, small_demo, until
 from starlette.websockets import WebSocketDisconnect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection
@@ -28,14 +28,9 @@ TEXT = "Hello there, how are you today?"
 LIMITS = Limits(max_text=600, max_body=8192, contexts=3, idle_s=10 * PATIENCE_S, total_s=10 * PATIENCE_S)
 
 
-def demo() -> TTSEngine:
-    options = {"max_streams": 4, "max_positions": 160, "max_queue": 4, "queue_timeout": PATIENCE_S}
-    return TTSEngine.load("demo", device="cpu", **options)
-
-
 @pytest.fixture(scope="module")
 def server():
-    with ready(demo, limits=LIMITS) as server:
+    with ready(small_demo, limits=LIMITS) as server:
         yield server
 
 
@@ -352,7 +347,7 @@ def test_a_refused_context_stays_refused(server, client):
 
 
 def test_a_text_that_does_not_go_on_is_ended():
-    with running(demo, limits=dataclasses.replace(LIMITS, text_s=0.3)) as server:
+    with running(small_demo, limits=dataclasses.replace(LIMITS, text_s=0.3)) as server:
         until(lambda: server.service.state == "ready")
         with connect(server.socket_url) as line:
             client = Client(line)
@@ -362,7 +357,7 @@ def test_a_text_that_does_not_go_on_is_ended():
 
 
 def test_sockets_are_counted():
-    with running(demo, limits=dataclasses.replace(LIMITS, connections=2)) as server:
+    with running(small_demo, limits=dataclasses.replace(LIMITS, connections=2)) as server:
         until(lambda: server.service.state == "ready")
         with connect(server.socket_url), connect(server.socket_url):
             with pytest.raises(InvalidStatus) as refused:
@@ -396,7 +391,7 @@ def test_a_flood_that_nobody_reads_is_not_taken_in():
             raise WebSocketDisconnect(1006)
 
     scope = {"type": "websocket", "path": PATH, "headers": [(b"host", b"localhost")], "query_string": b""}
-    asgi(demo, scope, receive, stall, limits=LIMITS)
+    asgi(small_demo, scope, receive, stall, limits=LIMITS)
     assert 900 < sent < 1100
 
 
@@ -437,7 +432,7 @@ def test_what_is_no_message_ends_the_socket_and_its_contexts(server, client, mes
 
 def test_who_asks_for_nothing_is_let_go(server, client):
     """After the server's own time: of two that are silent, the one whose server has more of it stays."""
-    with running(demo, limits=dataclasses.replace(LIMITS, idle_s=1.0)) as short:
+    with running(small_demo, limits=dataclasses.replace(LIMITS, idle_s=1.0)) as short:
         until(lambda: short.service.state == "ready")
         with connect(short.socket_url) as line:
             idle = Client(line)
@@ -478,7 +473,7 @@ def test_who_does_not_read_is_let_go():
         return messages.pop(0)
 
     scope = {"type": "websocket", "path": PATH, "headers": [(b"host", b"localhost")], "query_string": b""}
-    asgi(demo, scope, receive, stall, limits=dataclasses.replace(LIMITS, idle_s=0.5))
+    asgi(small_demo, scope, receive, stall, limits=dataclasses.replace(LIMITS, idle_s=0.5))
     assert len(taken) > 4
 
 

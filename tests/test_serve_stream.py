@@ -16,7 +16,7 @@ import soundfile
 from callers import parts_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from serving import PATIENCE_S, Running, connect, places_taken, ready, running, until
+from serving import PATIENCE_S, Running, connect, places_taken, ready, running, small_demo, until
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection
 
@@ -30,14 +30,9 @@ CONFIG = {"task_type": "CustomVoice", "response_format": "pcm", "stream_audio": 
 LIMITS = Limits(max_text=600, max_body=8192, idle_s=10 * PATIENCE_S, total_s=10 * PATIENCE_S)
 
 
-def demo() -> TTSEngine:
-    options = {"max_streams": 4, "max_positions": 160, "max_queue": 4, "queue_timeout": PATIENCE_S}
-    return TTSEngine.load("demo", device="cpu", **options)
-
-
 @pytest.fixture(scope="module")
 def server():
-    with ready(demo, limits=LIMITS) as server:
+    with ready(small_demo, limits=LIMITS) as server:
         yield server
 
 
@@ -384,7 +379,7 @@ def test_a_full_server_is_busy(server, client):
 
 
 def test_a_text_that_does_not_go_on_is_ended():
-    with running(demo, limits=dataclasses.replace(LIMITS, text_s=0.3, idle_s=1.0)) as server:
+    with running(small_demo, limits=dataclasses.replace(LIMITS, text_s=0.3, idle_s=1.0)) as server:
         until(lambda: server.service.state == "ready")
         with connect(server.stream_url) as line:
             client = Client(line)
@@ -400,7 +395,7 @@ def test_a_text_that_does_not_go_on_is_ended():
 
 @pytest.mark.parametrize("scheme", ["Bearer", "Api-Key"])
 def test_the_token_comes_in_either_scheme(scheme):
-    with running(demo, token="secret") as server:
+    with running(small_demo, token="secret") as server:
         for given in ({}, {"Authorization": f"{scheme} wrong"}, {"Authorization": "Basic secret"}):
             with pytest.raises(InvalidStatus) as refused:
                 connect(server.stream_url, additional_headers=given)
@@ -516,7 +511,7 @@ good = st.sampled_from(
 @pytest.fixture(scope="module")
 def cloning():
     """A server that makes voices, for a model that takes none."""
-    with ready(demo, limits=LIMITS, upload=True) as server:
+    with ready(small_demo, limits=LIMITS, upload=True) as server:
         yield server
 
 

@@ -15,7 +15,7 @@ import soundfile
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from serving import PATIENCE_S, Running, get, ready, running, slots_taken, stream, until
+from serving import PATIENCE_S, Running, get, hold_second_piece, ready, running, slots_taken, stream, until
 from serving import post as http_post
 
 from qwen_megakernel import BackendError, EngineBusy, SamplingParams, TTSEngine, Voice, VoiceError, cli
@@ -104,15 +104,7 @@ def test_speech_that_is_cut_ends_its_events_with_an_error(tiny, caplog):
 @pytest.mark.parametrize("stream_format", ["audio", "sse"])
 def test_formats_come_while_they_are_made(server, monkeypatch, name, stream_format):
     """The second piece of the text is not begun before the first was heard."""
-    engine, pieces, heard = server.service.engine, [], threading.Event()
-    submit = engine.submit
-
-    def wait_and_submit(piece, *args, **options):
-        pieces.append(piece)
-        assert len(pieces) == 1 or heard.wait(PATIENCE_S)
-        return submit(piece, *args, **options)
-
-    monkeypatch.setattr(engine, "submit", wait_and_submit)
+    pieces, heard = hold_second_piece(monkeypatch, server.service.engine)
     text = " ".join([TEXT] * 8)
     body = {"model": "demo", "input": text, "response_format": name, "stream_format": stream_format}
     with stream("POST", server.url + SPEECH, json=body) as answer:

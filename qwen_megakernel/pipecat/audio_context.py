@@ -21,12 +21,12 @@ from pipecat.utils.errors import ErrorCategory
 
 from qwen_megakernel.engine.word_times import is_unspaced
 from qwen_megakernel.errors import LanguageError, RequestError, SpeakerError, TextEndedError, VoiceError
+from qwen_megakernel.model.edges import SILENCE
 from qwen_megakernel.model.pcm import pcm16
 
 _KEEPALIVE_S = 1.0  # longest interval; Pipecat ends an audio context that gets no item for 3 s
 _LEAST_GAP_S = 0.05  # shorter waits of the listener do not move word times
 _RESAMPLER = "HQ"  # soxr's: from a first chunk of 80 ms it yields 61 ms at 8 and 16 kHz; VHQ yields 0 and 69 ms
-_SILENCE = 0.003  # amplitude, -50 dBFS
 _KEPT_SILENCE_S, _MAX_TRIMMED_S = 0.01, 0.6  # silence left before the first sound; most that is cut
 
 
@@ -225,7 +225,7 @@ class AudioContext(ABC):
         """Cut the silence at the context's beginning."""
         if not self._silent:
             return samples
-        loud = np.flatnonzero(np.abs(samples) > _SILENCE)
+        loud = np.flatnonzero(np.abs(samples) > SILENCE)
         first = max(0, int(loud[0]) - int(_KEPT_SILENCE_S * self._rate)) if len(loud) else len(samples)
         first = min(first, max(0, int((_MAX_TRIMMED_S - self._trimmed_s) * self._rate)))
         self._trimmed_s += first / self._rate

@@ -1,5 +1,7 @@
 """The base of every step over text in pieces. It reads character by character, so that cuts cannot matter."""
 
+from abc import ABC, abstractmethod
+
 LONGEST_HELD = 2000
 """Most characters that an open construct (a link, a tag) holds back. A longer one is given out as it is."""
 
@@ -7,16 +9,16 @@ FIRST_MARK = "\U00100000"
 """Private-use characters from here on stand for something other than text, such as a pause. Steps let them through."""
 
 
-class Stage:
+class Stage(ABC):
     """Text in, text out. A step sees one character at a time and never sees where a piece ended."""
 
+    @abstractmethod
     def feed(self, character: str) -> str:
         """Take one character, and return what is now final."""
-        raise NotImplementedError
 
+    @abstractmethod
     def end(self) -> str:
         """End the text, and return what was held back."""
-        raise NotImplementedError
 
     def push(self, piece: str) -> str:
         """Take a piece of any length, and return what is now final."""
