@@ -21,7 +21,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   sizes["MLP_PACKET"] = qmk::kMlpPacket;
   sizes["PAGE_POSITIONS"] = qmk::kPagePositions;
   sizes["LAUNCHES_AHEAD"] = qmk::kLaunchesAhead;
-  sizes["ROWS_AT_ONCE"] = qmk::kRowsAtOnce;
+  sizes["SUMS_AT_ONCE"] = qmk::kSumsAtOnce;
   sizes["RECENT_FRAMES"] = qmk::kRecentFrames;
   sizes["LAYER_MATRICES"] = qmk::kLayerMatrices;
   sizes["PUSH_SEQUENCES"] = qmk::kPushSequences;

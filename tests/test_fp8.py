@@ -136,7 +136,7 @@ def widened(words: torch.Tensor) -> torch.Tensor:
 def test_a_ribbon_holds_what_a_bf16_ribbon_holds(rows, k, packet, of_block, blocks):
     q, _ = quantize(matrix(rows, k))
     of_block = of_block * 128 // blocks if of_block else block_rows(rows, blocks)
-    parts = blocks * row_parts(of_block)  # each is filled up
+    parts = blocks * row_parts(of_block, k, blocks)  # each is filled up
     plain = pack(q.to(torch.bfloat16), blocks, packet, of_block).reshape(parts, -1).view(torch.uint16)
     packed = pack(q, blocks, packet, of_block).reshape(parts, -1)
     assert packed.shape[1] % (4 * 512 * 8) == 0

@@ -33,11 +33,18 @@ constexpr bool kStageClock = true;
 constexpr bool kStageClock = false;
 #endif
 
+constexpr int max_of(int a, int b) { return a > b ? a : b; }
+constexpr int min_of(int a, int b) { return a < b ? a : b; }
+
 // Of a launch, one a multiprocessor; they wait for each other, so all must be resident at once.
 constexpr int kBlocks = QMK_BLOCKS;
+constexpr int kSharedBytes = QMK_SHARED_KB * 1024;  // that a block may have
 constexpr int kWarps = kComputeWarps, kComputeThreads = kWarps * 32;
-// Behind them the producer; where registers change hands, they do so by four warps.
-constexpr int kThreads = kComputeThreads + QMK_PRODUCER_WARPS * 32;
+// Behind them the producers: warps that copy weights, in turn. A wait for a stage and its copies take a producer 250
+// cycles or more, which is too long where stages are small and the ring holds few. Where registers change hands, they
+// do so by four warps.
+constexpr int kProducers = kSharedBytes < 200 * 1024 ? 2 : 1;
+constexpr int kThreads = kComputeThreads + max_of(QMK_PRODUCER_WARPS, kProducers) * 32;
 #ifdef QMK_WIDE
 constexpr bool kWide = true;  // frame_wide.cu
 #else
@@ -49,13 +56,13 @@ constexpr int kColumns = kWide ? kWideColumns : kNarrowColumns;
 constexpr int kColumnTiles = (kColumns + 7) / 8;  // an mma takes 8
 static_assert(kColumns % 2 == 0 && kColumns >= 2 && kColumnTiles == (kWide ? 2 : 1));
 constexpr int kMostColumns = kWideColumns ? kWideColumns : kNarrowColumns;  // of any launch
-constexpr int kSharedBytes = QMK_SHARED_KB * 1024;                          // that a block may have
 constexpr bool kFrameKvShared = kSharedBytes > 200 * 1024 && !kWide;  // room for the code predictor's keys and values
 constexpr int kSplitLog = 6;  // of a talker's context: positions of a split, at least, as a power of two
 
-// The weights' ribbon. A unit is one 16-byte fragment per compute lane; matrices fill pairs of units.
-// Where partial sums leave the ring little, small stages still make a few.
-constexpr int kUnitBytes = kComputeThreads * 16, kStageUnits = kSharedBytes < 200 * 1024 ? 1 : 2;
+// The weights' ribbon. A unit is one 16-byte fragment per compute lane; matrices fill pairs of units. Fewer, larger
+// stages are faster. Where partial sums of 8 columns leave the ring little, small stages still make a few.
+constexpr int kUnitBytes = kComputeThreads * 16;
+constexpr int kStageUnits = kBlocks == 128 && kSharedBytes < 200 * 1024 ? 1 : 2;
 constexpr int kStageBytes = kStageUnits * kUnitBytes;
 // The producer asks for so much at a time: see Pace.
 constexpr int kCopyBytes = kStageBytes < 8192 ? kStageBytes : 8192;
@@ -64,14 +71,19 @@ constexpr int stage_units(bool fp8) { return fp8 ? 2 * kStageUnits : kStageUnits
 constexpr bool kFp8Talker = QMK_FP8 & 1, kFp8Predictor = QMK_FP8 & 2;
 constexpr bool kFp8CodecHead = QMK_FP8 & 4, kFp8LmHeads = QMK_FP8 & 8;
 
-constexpr int max_of(int a, int b) { return a > b ? a : b; }
 constexpr int round_up(int n, int multiple) { return (n + multiple - 1) / multiple * multiple; }
 // Rows of a matrix that one block owns; the blocks behind the last row own padding.
 constexpr int block_rows(int rows, int multiple = 8) { return round_up((rows + kBlocks - 1) / kBlocks, multiple); }
-// Parts in which a block multiplies its rows of a matrix, one after the other: see kRowsAtOnce.
-constexpr int row_parts(int rows) {
+// Sums over k that a block keeps apart for each of its rows, so that an mma need not wait for the last one. They follow
+// from its share with 128 blocks, so that every number of blocks adds up in the same order.
+constexpr int row_chains(int rows, int k) {
+  const int share = rows * kBlocks / 128, chains = share <= 16 ? 4 : share == 32 ? 2 : 1, steps = k / (kWarps * 16);
+  return min_of(chains, steps);
+}
+// Parts in which a block multiplies its rows of a matrix, one after the other: see kSumsAtOnce.
+constexpr int row_parts(int rows, int k) {
   int parts = 1;
-  while (rows / parts > kRowsAtOnce) parts *= 2;
+  while (rows / parts * row_chains(rows, k) > kSumsAtOnce) parts *= 2;
   return parts;
 }
 

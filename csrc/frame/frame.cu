@@ -71,7 +71,7 @@ struct Frame {
       (kSharedBytes - 512 - static_cast<int>(sizeof(Scratch<Dims>))) / (kStageBytes + 16);
   static constexpr int kBytes =
       round_up(kRingStages * (kStageBytes + 16), 128) + static_cast<int>(sizeof(Scratch<Dims>));
-  static_assert(kRingStages >= 2 && kBytes <= kSharedBytes);
+  static_assert(kRingStages >= 2 && kProducers <= 2 && kBytes <= kSharedBytes);
   static_assert(max_of(kHeadRows, kCodeRows) * kColumns <= kComputeThreads, "one thread finishes a row of a head");
 
   // Rows of one sequence that the pass at a position takes.
@@ -413,8 +413,9 @@ __global__ void __launch_bounds__(kThreads, 1) frame_kernel(const __grid_constan
   Patience patience{p.spin_limit, p.fault};
   if (tid >= kComputeThreads) {
     set_registers<24, false>();
-    if (tid < kComputeThreads + (kBulkCopies ? 1 : 32)) {
-      F::produce(p, ring, patience, blockIdx.x, tid - kComputeThreads);
+    ring.turn = tid / 32 - kWarps;
+    if (ring.turn < kProducers && tid % 32 < (kBulkCopies ? 1 : 32)) {
+      F::produce(p, ring, patience, blockIdx.x, tid % 32);
       patience.report();
     }
     return;

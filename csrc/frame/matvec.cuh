@@ -10,7 +10,7 @@
 namespace qmk {
 
 // Fragments of weights that are fetched before their input is there: 32 registers, or 16 where a second tile of columns
-// needs the rest.
+// needs the rest. Half as many where a block's rows need more than 24 registers for their sums.
 constexpr int kEarlyUnits = kColumnTiles > 1 ? 4 : 8;
 // An input is on its way while weights are fetched, where there are registers for both: not beside a second tile of
 // columns.
@@ -40,11 +40,10 @@ __device__ __forceinline__ float2 plus(float2 a, float2 b) { return make_float2(
 
 template <int Rows, int K, bool Fp8 = false>
 struct Matvec {
-  static constexpr int kParts = row_parts(Rows), kPartRows = Rows / kParts;
+  static constexpr int kParts = row_parts(Rows, K), kPartRows = Rows / kParts;
   static constexpr bool kTall = kPartRows % 16 == 0;
   static constexpr int kTiles = kPartRows / (kTall ? 16 : 8);  // of a part
-  // Sums kept apart, so that an mma need not wait for the last one.
-  static constexpr int kChains = kTiles == 1 ? 4 : kTiles == 2 ? 2 : 1;
+  static constexpr int kChains = row_chains(Rows, K);
   static constexpr int kStageUnits = stage_units(Fp8), kWhole = Fp8 ? 4 : 2;  // units that a matrix is filled up to
   static_assert(kPartRows * kParts == Rows && (kParts == 1 || (kTall && kColumnTiles == 1)));
   // Ring stages that `steps` of K take, of a part of the rows and of all.
@@ -80,7 +79,8 @@ struct Matvec {
     constexpr int kAtOnce = steps_at_once(Count);
     static_assert(Count % kAtOnce == 0 && (kTall || kAtOnce == Count || kAtOnce % 2 == 0));
     constexpr int kUnits = kTiles * (kTall ? Count : (Count + 1) / 2), kStages = part_stages(Count),
-                  kMost = kEarlyUnits / kStageUnits, kEarly = kStages < kMost ? kStages : kMost,
+                  kMost = (kTiles * kChains > 6 ? kEarlyUnits / 2 : kEarlyUnits) / kStageUnits,
+                  kEarly = kStages < kMost ? kStages : kMost,
                   kBefore = kAskEarly && kEarly > kStagesBeforeAsking ? kStagesBeforeAsking : kEarly;
     static_assert(Count == kSteps<K> || kUnits % kWhole == 0, "a part of K ends with a stage");
     uint4 early[kEarly][kStageUnits];

@@ -177,20 +177,24 @@ __device__ __forceinline__ void matvec(B& b, float* partial, const Source& sourc
   if constexpr (!kWeightsAlone) sync_compute<kComputeThreads>();
 }
 
-// The same of the MLP's output, which arrives in packets of 6: as many of them at once as registers hold.
+// The same of the MLP's output, which arrives in packets of 6: as many of them at once as registers hold. Another part
+// of the rows reads it again.
 template <int Rows, int K, bool Fp8, class B>
 __device__ __forceinline__ void matvec_of_mlp(B& b, float* partial) {
-  Matvec<Rows, K, Fp8> m;
+  using M = Matvec<Rows, K, Fp8>;
   constexpr int kPackets = MlpInput<K, 1, B>::kPackets, kMany = kPackets < 8 ? kPackets : 8;  // of a lane; at once
   constexpr int kCount = kMany * kMlpPacket / 4, kAtOnceOf = steps_at_once(kCount);
-  static_assert(m.kParts == 1);
+#pragma unroll 1
+  for (int part = 0; part < M::kParts; part++) {
+    M m;
 #pragma unroll
-  for (int from = 0; from < kPackets; from += kMany) {
-    Input<kAtOnceOf> in{};
-    m.template multiply<kCount>(b.ring, MlpInput<K, kAtOnceOf, B>{b, from}, from * kMlpPacket / 4, b.warp, b.lane,
-                                b.patience, in);
+    for (int from = 0; from < kPackets; from += kMany) {
+      Input<kAtOnceOf> in{};
+      m.template multiply<kCount>(b.ring, MlpInput<K, kAtOnceOf, B>{b, from}, from * kMlpPacket / 4, b.warp, b.lane,
+                                  b.patience, in);
+    }
+    m.store(partial, b.columns, b.warp, b.lane, part);
   }
-  m.store(partial, b.columns, b.warp, b.lane);
   sync_compute<kComputeThreads>();
 }
 

@@ -1,9 +1,9 @@
 // The weight ring: how a block's weights reach its tensor cores without ever waiting for the data.
 //
-// A block reads the same weights in the same order in every frame, so they lie in memory in that order (its ribbon)
-// and one producer warp copies them, stage after stage, into a ring in shared memory. A full ring stops it, and so does
-// its pace (params.h): megabytes on their way would delay what blocks tell each other.
-// The compute warps wait for a stage, each takes its own 16 bytes per lane and unit, and hands the stage back.
+// A block reads the same weights in the same order in every frame, so they lie in memory in that order (its ribbon).
+// A producer warp, or two in turn, copy them stage after stage into a ring in shared memory. A full ring stops them,
+// and so does their pace (params.h): megabytes on their way would delay what blocks tell each other. The compute warps
+// wait for a stage, each takes its own 16 bytes per lane and unit, and hands the stage back.
 #pragma once
 #include "../patience.cuh"
 #include "dims.cuh"
@@ -17,7 +17,8 @@ struct Ring {
   int stages;
   int stage = 0;
   uint32_t round = 0;   // how often the ring has gone round
-  uint32_t copied = 0;  // producer: clock of its last copy
+  uint32_t copied = 0;  // producer: clock of its last copy, ...
+  int turn = 0;         // ... and stages until its next one
 
   __device__ void init() const {
     for (int i = 0; i < stages; i++) {
@@ -30,31 +31,42 @@ struct Ring {
     if (++stage == stages) stage = 0, round++;
   }
 
-  // Producer, one thread where copies come in bulk, else a warp: fill the next stage with so many bytes. last: they ask
-  // to stay in L2, else they leave it first.
+  // Producer, one thread where copies come in bulk, else a warp: fill the next stage with so many bytes, if it is its
+  // turn. last: they ask to stay in L2, else they leave it first.
   __device__ __forceinline__ void copy_stage(const void* from, int bytes, bool last, const Pace& pace,
                                              Patience& patience, int lane) {
+    if constexpr (kProducers > 1) {
+      if (turn--) return next();
+      turn = kProducers - 1;
+    }
     const uint8_t* src = static_cast<const uint8_t*>(from);
     const uint64_t policy = last ? policy_evict_last() : policy_evict_first();
     const uint32_t dst = data + stage * kStageBytes, bar = full + stage * 8;
-    const int ahead = min(pace.stages, stages);
     if (round) patience.wait_barrier(empty + stage * 8, (round - 1) & 1);
     if constexpr (kBulkCopies) {
-      if (round || stage >= ahead) {  // the stage so many before this one has arrived
+      const int ahead = min(pace.stages, stages);
+      // The stage so many before this one has arrived. Not beside another producer: it may have filled that stage again
+      // by now, and a barrier tells only two rounds apart.
+      if (kProducers == 1 && (round || stage >= ahead)) {
         const bool wraps = stage < ahead;
         patience.wait_barrier(full + (stage - ahead + wraps * stages) * 8, (round - wraps) & 1);
       }
       mbarrier_expect(bar, bytes);
 #pragma unroll 1
       for (int o = 0; o < bytes; o += kCopyBytes) {
-        while (clock_now() - copied < pace.cycles) {
+        while (clock_now() - copied < kProducers * pace.cycles) {
         }
         copied = clock_now();
         bulk_copy(dst + o, src + o, min(bytes - o, kCopyBytes), bar, policy);
       }
     } else {
+      if (bytes == kStageBytes) {
 #pragma unroll 8
-      for (int j = lane * 16; j < bytes; j += 32 * 16) copy16(dst + j, src + j, policy);
+        for (int j = 0; j < kStageBytes; j += 32 * 16) copy16(dst + j + lane * 16, src + j + lane * 16, policy);
+      } else {
+#pragma unroll 1
+        for (int j = lane * 16; j < bytes; j += 32 * 16) copy16(dst + j, src + j, policy);
+      }
       mbarrier_arrive_after_copies(bar);
     }
     next();

@@ -16,7 +16,7 @@ using bf16 = __nv_bfloat16;
 __global__ void unpack_kernel(const __grid_constant__ Ribbons all) {
   const Ribbon& r = all.matrix[blockIdx.z];
   const int pairs = r.k / 2, lane_pairs = r.k / (kWarps * 4 * 2), steps = lane_pairs / 2;  // of a lane's share
-  const int parts = row_parts(r.block_rows), rows = r.block_rows / parts;                  // of a part
+  const int parts = row_parts(r.block_rows, r.k), rows = r.block_rows / parts;             // of a part
   const bool tall = rows % 16 == 0;  // tiles of 16 rows and one step, or of 8 and two
   const int tiles = rows / (tall ? 16 : 8), units = (tall ? steps : (steps + 1) / 2) * tiles * kWarps * 32;
   const int i = blockIdx.x * blockDim.x + threadIdx.x, block = blockIdx.y / parts, part = blockIdx.y % parts;
@@ -151,7 +151,7 @@ cudaError_t unpack(const Ribbons& all, cudaStream_t stream) {
   for (const Ribbon& r : all.matrix) {
     if (r.block_rows % 8 || r.k % 256 || (r.k / 64) % r.packet || r.packet % 2) return cudaErrorInvalidValue;
     units = std::max(units, (r.k / 256 + 1) * ((r.block_rows + 7) / 8) * kWarps * 32);
-    parts = std::max(parts, row_parts(r.block_rows));
+    parts = std::max(parts, row_parts(r.block_rows, r.k));
   }
   unpack_kernel<<<dim3((units + 255) / 256, kBlocks * parts, kLayerMatrices), 256, 0, stream>>>(all);
   return cudaGetLastError();

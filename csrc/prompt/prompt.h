@@ -21,7 +21,7 @@ cudaError_t project_text(const Projection&, int rows, cudaStream_t);
 // A matrix [rows][k] within a ribbon.
 struct Ribbon {
   const uint8_t* data;                          // of its first block
-  int rows, k, block_rows, packet, part_bytes;  // part_bytes: of each of row_parts(block_rows) of a block
+  int rows, k, block_rows, packet, part_bytes;  // part_bytes: of each of row_parts(block_rows, k) of a block
   uint32_t* out;                                // [rows][k / 2] pairs of bf16
   const float* scales;                          // [rows] of E4M3 weights, null: they are bf16
 };

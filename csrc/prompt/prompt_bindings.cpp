@@ -80,14 +80,15 @@ void unpack(const torch::Tensor& ribbon, int64_t start, const c10::optional<torc
     TORCH_CHECK(out.dim() == 2 && start % 16 == 0 && block_rows[i] * out.size(1) * (scale ? 1 : 2) <= sizes[i] &&
                     start + sizes[i] <= ribbon.size(1),
                 "the matrix does not lie in the ribbon");
-    all.matrix[i] = {data + start,
-                     static_cast<int>(out.size(0)),
-                     static_cast<int>(out.size(1)),
-                     static_cast<int>(block_rows[i]),
-                     static_cast<int>(packets[i]),
-                     static_cast<int>(sizes[i] / qmk::row_parts(static_cast<int>(block_rows[i]))),
-                     reinterpret_cast<uint32_t*>(halves(out, 1, "out")),
-                     scale};
+    all.matrix[i] = {
+        data + start,
+        static_cast<int>(out.size(0)),
+        static_cast<int>(out.size(1)),
+        static_cast<int>(block_rows[i]),
+        static_cast<int>(packets[i]),
+        static_cast<int>(sizes[i] / qmk::row_parts(static_cast<int>(block_rows[i]), static_cast<int>(out.size(1)))),
+        reinterpret_cast<uint32_t*>(halves(out, 1, "out")),
+        scale};
     if (scale) scale += out.size(0);
   }
   check_cuda(qmk::unpack(all, stream_of(ribbon)), "unpack");

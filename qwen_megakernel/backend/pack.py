@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from qwen_megakernel.backend.sizes import MLP_PACKET, PACKET, ROWS_AT_ONCE, WARPS, padded_mlp
+from qwen_megakernel.backend.sizes import MLP_PACKET, PACKET, SUMS_AT_ONCE, WARPS, padded_mlp
 from qwen_megakernel.checkpoint.config import StackConfig
 from qwen_megakernel.checkpoint.fp8 import SCALE
 from qwen_megakernel.model.transformer import rope_tables
@@ -17,9 +17,11 @@ def block_rows(rows: int, blocks: int, multiple: int = 8) -> int:
     return -(-rows // (blocks * multiple)) * multiple
 
 
-def row_parts(rows: int) -> int:
+def row_parts(rows: int, k: int, blocks: int) -> int:
     """Into how many parts a block cuts its rows, to multiply them one after the other (csrc/frame/dims.cuh)."""
-    return 1 if rows <= ROWS_AT_ONCE else 2 * row_parts(rows // 2)
+    share = rows * blocks // 128
+    chains = min(4 if share <= 16 else 2 if share == 32 else 1, k // (WARPS * 16))
+    return next(parts for parts in (1, 2, 4, 8) if rows // parts * chains <= SUMS_AT_ONCE)
 
 
 def pack(matrix: Tensor, blocks: int, packet: int = PACKET, rows: int | None = None) -> Tensor:
@@ -34,8 +36,8 @@ def pack(matrix: Tensor, blocks: int, packet: int = PACKET, rows: int | None = N
     fp8 = matrix.dtype == torch.float8_e4m3fn
     matrix = matrix.view(torch.uint8) if fp8 else matrix
     matrix = F.pad(matrix, (0, 0, 0, blocks * rows - len(matrix)))
-    parts = blocks * row_parts(rows)
-    rows //= row_parts(rows)
+    parts = blocks * row_parts(rows, k, blocks)
+    rows = rows * blocks // parts
     # column = (warp, packet of a lane, lane % 4, value) -> (warp, lane % 4, step, half, pair)
     lanes = matrix.reshape(parts * rows, WARPS, -1, 4, packet).transpose(2, 3).reshape(-1, WARPS, 4, k // 256, 2, 2)
     if rows % 16 == 0:

@@ -19,8 +19,8 @@ SPLITS = 16
 """Most parts that a query head's context is cut into."""
 PAGE = 64
 """Positions of a page of keys and values."""
-ROWS_AT_ONCE = 96
-"""Rows of a matrix that a block multiplies at once."""
+SUMS_AT_ONCE = 128
+"""Sums of its rows of a matrix that a block keeps at once."""
 PACKET, MLP_PACKET = 4, 6
 """Values that travel together (csrc/frame/exchange.cuh)."""
 LAYER_MATRICES = 4
@@ -46,7 +46,7 @@ SIZES = {
     "MLP_PACKET": MLP_PACKET,
     "PAGE_POSITIONS": PAGE,
     "LAUNCHES_AHEAD": AHEAD,
-    "ROWS_AT_ONCE": ROWS_AT_ONCE,
+    "SUMS_AT_ONCE": SUMS_AT_ONCE,
     "RECENT_FRAMES": RECENT_FRAMES,
     "LAYER_MATRICES": LAYER_MATRICES,
     "PUSH_SEQUENCES": PUSH_SEQUENCES,
