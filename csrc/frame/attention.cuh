@@ -1,13 +1,14 @@
-// The query heads of one key-value head, of one column, over its context, on the tensor cores.
+// Attention on the tensor cores. A block works on one key-value head, its query heads, and one column.
 //
-// A warp takes the keys of 16 positions (a tile) for all queries at once, another one their values, into registers as
-// mma's A. A talker's come through the ring, between the weights of q k v and of o, so that they are there before the
-// heads of the current position. One warp awaits each of these, norms and turns it; the others sleep.
+// A tile is 16 positions. One warp takes a tile's keys into registers as mma's A, for all queries at once. Another warp
+// takes its values. The talker's old keys and values come through the ring, between the weights of q k v and of o, so
+// they are there before the heads of the current position. Each of these heads has one warp that awaits it, norms it
+// and turns it. The other warps sleep.
 //
-// A talker's context is cut into at most 16 splits, of 64 positions or as many times two as that takes: by the position
-// alone. The blocks of a key-value head (16 of 128) share the columns of a launch, and those of one column its splits,
-// so that the sums do not depend on how many columns there are. A multiprocessor reads 64 bytes a cycle. So even a
-// short context is given to several blocks, though one exchange more must weigh their splits together.
+// A talker's context is cut into splits of 64 positions; longer contexts double that until 16 splits suffice. The
+// position alone decides. The blocks of a key-value head (16 of 128) share the columns of a launch, and a column's
+// blocks share its splits. So the sums do not depend on the number of columns. A multiprocessor reads 64 bytes a cycle,
+// so several blocks share even a short context, though it takes one exchange more to weigh their splits together.
 #pragma once
 #include "../pages.cuh"
 #include "exchange.cuh"
@@ -44,7 +45,8 @@ __device__ __forceinline__ Assignment assignment(int block, int columns) {
 struct Four {  // a lane's 4 dims of a head, in the exchange's layout
   float v[4];
 };
-// Weights of a head's norm, as they lie in memory: widened where they are used, so that the load stalls nothing before.
+// Weights of a head's norm, as they lie in memory. They are widened where they are used: the load stalls nothing
+// before.
 __device__ __forceinline__ uint2 load_norm(const bf16* p, int lane) {
   return *reinterpret_cast<const uint2*>(p + lane * 4);
 }
@@ -58,8 +60,8 @@ __device__ __forceinline__ Four await_four(const Tagged* head, int lane, uint32_
   return {{pair[0].x, pair[0].y, pair[1].x, pair[1].y}};
 }
 
-// Head norm, then rotate-half. Positions are the same on all three M-RoPE axes of this model, so one angle per pair of
-// dims is all there is.
+// Head norm, then rotate-half. This model has the same position on all three M-RoPE axes, so a pair of dims has one
+// angle.
 __device__ __forceinline__ void norm_and_rope(Four& x, uint2 norm, const Four& cos, const Four& sin, int lane) {
   float square = 0.f;
 #pragma unroll
@@ -75,18 +77,18 @@ __device__ __forceinline__ void norm_and_rope(Four& x, uint2 norm, const Four& c
   }
 }
 
-// 4 dims of every lane; unit: of 8 dims, where this lane's lie.
+// Store 4 dims of every lane. unit: the unit of 8 dims that this lane's dims belong to.
 __device__ __forceinline__ void store_four(bf16* row, const Four& x, int lane, int unit) {
   reinterpret_cast<uint2*>(row)[unit * 2 + lane % 2] = make_uint2(pack2(x.v[0], x.v[1]), pack2(x.v[2], x.v[3]));
 }
 
 struct AttentionScratch {
   static constexpr int kStride = kHeadDim + 32;   // no two lanes of a load of `query` meet in a bank
-  alignas(16) bf16 query[2 * kQueries][kStride];  // of each its value as bf16, then what that lacks
+  alignas(16) bf16 query[2 * kQueries][kStride];  // of each its value as bf16, then the rest
   // Keys and values of this launch's positions, and zeros behind them.
   alignas(16) bf16 fresh[kColumns + 1][2][kHeadDim];
 };
-// Shares of the tiles; they take the place of partial sums that have been added up. Two of them take turns.
+// Shares of the tiles. They use the memory of partial sums that are already added up. Two of them take turns.
 constexpr int kShares = 2;
 template <int Group>
 struct AttentionShares {
@@ -95,7 +97,7 @@ struct AttentionShares {
   uint2 weights[kTiles][32];   // of a tile, as its warp of values takes them
 };
 
-// A head of the exchange, normed and turned where it is no value.
+// Await a head. Queries and keys are normed and turned.
 template <class S, class B>
 __device__ __forceinline__ Four await_head(B& b, const StackWeights& w, int index, int head, int column, int position) {
   const bf16* weights = (head < S::kHeads ? w.q_norm : w.k_norm) + index * kHeadDim;
@@ -114,9 +116,8 @@ __device__ __forceinline__ void store_query(AttentionScratch& s, int query, cons
   reinterpret_cast<uint2*>(s.query[2 * query + 1])[lane] = low;
 }
 
-// Lane (g, t) = (lane / 4, lane % 4) of a warp has, of 16 positions, in unit[2 c + n] of their keys that of position
-// g + 8 n, unit 4 c + t; in unit[2 j + n] of their values that of position value_row(j), unit g + 8 n; and of what
-// comes of them query t.
+// What lane (g, t) = (lane / 4, lane % 4) holds of 16 positions. Keys: unit[2 c + n] is unit 4 c + t of position
+// g + 8 n. Values: unit[2 j + n] is unit g + 8 n of position value_row(j). Of the results it holds query t.
 __device__ __forceinline__ int value_row(int lane, int j) { return lane % 4 * 2 + j % 2 + j / 2 * 8; }
 
 struct Tile {
@@ -151,8 +152,8 @@ struct Tile {
   }
 };
 
-// The softmax of a tile: its largest score, and its weights as mma's B: each query's as bf16 in one column, in the next
-// what that lacks.
+// The softmax of a tile: its largest score, and its weights as mma's B. A query has two columns: its weights as bf16,
+// then the rest of each.
 struct Softmax {
   float top, sum;  // sum: of this lane's weights
   uint2 weights;
@@ -181,8 +182,8 @@ struct Softmax {
   }
 };
 
-// What a talker's block attends to at a position: the order in which its producer copies old keys and values and its
-// warps take them.
+// What a talker's block attends to at a position. Its producer copies old keys and values in this order, and its warps
+// take them in this order.
 template <class S>
 struct Context {
   int position, fresh, size, splits, sub, sharers;  // size: positions of a split, as a power of two
@@ -196,7 +197,7 @@ struct Context {
   }
 };
 
-// The producer's half: of each kStageRows positions of each split of this block the keys, then the values.
+// The producer's half. For each split of this block and each kStageRows positions: the keys, then the values.
 // kv: of this layer and key-value head, page 0.
 template <class S>
 __device__ __forceinline__ void copy_context(Ring& ring, const Context<S>& x, const int* pages, const bf16* kv,
@@ -211,8 +212,8 @@ __device__ __forceinline__ void copy_context(Ring& ring, const Context<S>& x, co
     }
 }
 
-// Talker. Keys and values lie in pages; this launch's own positions in shared memory too, because the pages are written
-// by other blocks.
+// Talker. Keys and values lie in pages. This launch's own positions are in shared memory too, because other blocks
+// write the pages.
 template <class S, class B>
 struct PagedAttention {
   static constexpr int kPairs = kHeadDim / 2, kFinishers = S::kGroup * kPairs;  // threads that finish a split
@@ -223,15 +224,15 @@ struct PagedAttention {
   B& b;
   const Assignment& mine;
   const int position, fresh, size, splits;  // of Context
-  // Of a round: the block's first split and how far in it. Tiles of a split at a time, as a power of two; a split of
-  // more is looked at more than once.
+  // Of a round: the block's first split, how far in it, and how many tiles of a split at a time (a power of two). A
+  // split of more tiles takes several rounds.
   const int tiles = min(size - kTileLog, kTilesLog), together = kTiles >> tiles;
   int split = mine.sub, base = 0;
   const bool of_values = b.warp >= kTiles;
   const int slot = b.warp % kTiles;  // this warp's among the block's tiles
   Tile tile{};
   int from = place_of(slot);  // the tile's first position
-  // Where this thread finishes two dims of a query: the warps of values come first, while those of keys go on.
+  // The two dims of a query that this thread finishes. The warps of values come first; those of keys go on meanwhile.
   const int finished = (b.tid + kComputeThreads / 2) % kComputeThreads / kFinishers,
             member = b.tid % kFinishers / kPairs, dim = b.tid % kPairs * 2, head = mine.kv_head * S::kGroup + member;
   float best = -INFINITY, sum = 0.f;  // of that split so far
@@ -252,7 +253,7 @@ struct PagedAttention {
     return split < splits;
   }
 
-  // This warp's tile of a round, out of the ring's next stages: of its rows before this launch.
+  // Take this warp's tile of a round from the ring's next stages: its rows from before this launch.
   __device__ __forceinline__ void take_tile() {
     from = place_of(slot);
     // Each bit of a unit's index is worth so many bytes.
@@ -276,7 +277,7 @@ struct PagedAttention {
     }
   }
 
-  // The queries, then key and value of each position of this launch that falls to this block, a warp each.
+  // Await the queries, then key and value of each position of this launch that falls to this block. One warp a head.
   // pages: at(position), its key in the pages.
   template <class Pages>
   __device__ __forceinline__ void await_heads(const StackWeights& w, int index, Pages at) {
@@ -343,8 +344,8 @@ struct PagedAttention {
             make_float4(out[n][i], out[n][i + 1], out[n][i + 2], out[n][i + 3]);
   }
 
-  // Adds what some tiles, or splits, of one head say of this thread's dims: their largest scores, sums of weights and
-  // sums of values.
+  // Add the shares of some tiles, or splits, of one head in this thread's dims: largest scores, sums of weights, sums
+  // of values.
   template <int Most>
   __device__ __forceinline__ void add(const AttentionShares<S::kGroup>& shares, int first, int count) {
     float2 stat[Most];
@@ -375,7 +376,7 @@ struct PagedAttention {
       publish(b.x.attn + packet_index((head * kHeadDim + dim) / 4, mine.column), pair, next, 0, b.epoch);
   }
 
-  // All splits of this block. True: there is no other one, and it was handed out.
+  // Work off all splits of this block. True: the context has one split only, and its result is published.
   __device__ __forceinline__ bool work_off() {
     for (int round = 0; split < splits; round++) {
       auto& shares = b.s.attention_shares[round % kShares];
@@ -404,7 +405,7 @@ struct PagedAttention {
     return splits == 1;
   }
 
-  // The column's first block of a head weighs the splits together: a thread 4 of them, then one the four.
+  // A column's first block of a head weighs the splits together. A thread weighs 4 of them, then one thread the four.
   __device__ __forceinline__ void weigh_splits() {
     if (mine.sub || finished * kEach >= splits) return;
     uint4 part[kEach];
@@ -456,9 +457,9 @@ __device__ __forceinline__ void attend_pages(B& b, const StackWeights& w, int in
   if (!attention.work_off()) attention.weigh_splits();
 }
 
-// Code predictor: at most 16 positions of one frame, a tile, kept by every block of their sequence.
+// Code predictor. A frame has at most 16 positions, one tile; every block of a sequence keeps it.
 // rows: neighbouring columns from `position` on, with up to kQueries queries. kv: [2][kGroups][head_dim] of this layer,
-// this block's own. One warp awaits each head; then four warps do the softmax and a quarter of the dims each.
+// this block's own. One warp awaits each head. Then four warps each do the softmax and a quarter of the dims.
 template <class S, class B>
 __device__ __forceinline__ void attend_frame(B& b, const StackWeights& w, int index, const Assignment& mine,
                                              int sequences, int rows, int position, bf16 (*kv)[kGroups][kHeadDim]) {

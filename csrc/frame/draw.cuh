@@ -1,8 +1,8 @@
 // From logits to a code, as sampling.py does it and in its order.
 //
 // The thread that finishes a row applies the rules and the temperature to its logit, adds the noise and publishes both.
-// One block per column chooses among them and hands the code to all: reading every candidate in every block would move
-// 128 times as much (6 MB for one column's code 0).
+// One block per column chooses among them and tells all others the code. If every block read every candidate, that
+// would move 128 times as much: 6 MB for one column's code 0.
 #pragma once
 #include "layer.cuh"
 #include "noise.cuh"
@@ -109,8 +109,8 @@ __device__ __forceinline__ float logit_of(B& b, const Candidates<N>& c, int id) 
   return b.s.draw.chosen;
 }
 
-// Key of the k-th largest logit. For the usual small k: the smallest of the warps' (k / 16)-th largest is a lower bound
-// that leaves a hundred or two candidates, and those are ranked all against all. Else bit by bit.
+// Key of the k-th largest logit. For the usual small k, the smallest of the warps' (k / 16)-th largest is a lower
+// bound. It leaves one or two hundred candidates, which are ranked all against all. For large k: bit by bit.
 template <int N, class B>
 __device__ __forceinline__ uint32_t kth_largest(B& b, const Candidates<N>& c, int k) {
   DrawScratch& s = b.s.draw;
@@ -173,9 +173,8 @@ template <int N, class B>
 __device__ __forceinline__ int draw(B& b, const Candidates<N>& c, const DrawParams& d) {
   const uint32_t kept = d.sample && d.top_k > 0 && d.top_k < N ? kth_largest(b, c, d.top_k) : 0;
   if (!d.sample || d.top_p >= 1.f) return largest(b, c, kept, 0);
-  // Top-p keeps the largest logits that together hold top_p of what top-k leaves. Tried in the order of the draw:
-  // whether a candidate stays depends on how much lies at or below it. The tries are bounded because a faulted launch
-  // may bring NaN.
+  // Top-p keeps the largest logits that together hold top_p of what top-k leaves. Candidates are tried in the order of
+  // the draw; one stays if enough lies at or below it. The tries are bounded because a faulted launch may bring NaN.
   DrawScratch& s = b.s.draw;
   float top = -INFINITY, total = 0.f;
   c.each(b.tid, [&](int, int i) { top = fmaxf(top, c.logit[i]); });

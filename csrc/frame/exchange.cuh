@@ -1,14 +1,14 @@
 // How blocks hand each other vectors: tagged values, no barrier.
 //
-// Every store carries the epoch of its pass; readers poll the values themselves until each carries the epoch they want.
-// There is no counter to reset and nothing to lose: a value is either there or not yet. A slot is written again only in
-// the next layer pass, and a block that got there has read values of all blocks that come after this exchange, so
-// nobody still polls for the old epoch (measured: 0.89 us for 1,024 values against 1.48 us with a counter barrier).
+// Every store carries the epoch of its pass. Readers poll the values themselves until each carries the epoch they want.
+// No counter has to be reset, and nothing can be lost: a value is there or not yet. A slot is written again in the next
+// layer pass only. A block that gets there has read values which every other block publishes behind this exchange, so
+// nobody still polls for the old epoch. Measured: 0.89 us for 1,024 values, against 1.48 us with a counter barrier.
 //
-// A packet is one 16-byte store of one column's neighbouring values, already rounded to what the tensor cores take, and
-// lands in the registers of the lane that feeds them to the mma: no pass through shared memory, no barrier before it.
-// The warps share K: lane (w, q) of a column reads the packets p with p / 4 = w * n + i, p % 4 = q, n packets per lane,
-// and backend/pack.py permutes the columns of the weights accordingly.
+// A packet is one 16-byte store of one column's neighbouring values, already rounded to what the tensor cores take. It
+// goes straight to the registers of the lane that feeds it to the mma, without shared memory or a barrier. The warps
+// share K: with n packets a lane, lane (w, q) of a column reads the packets p with p / 4 = w * n + i and p % 4 = q.
+// backend/pack.py permutes the columns of the weights in the same way.
 #pragma once
 #include "../patience.cuh"
 #include "dims.cuh"
@@ -32,8 +32,8 @@ __device__ __forceinline__ uint32_t pack2(float a, float b) {
 __device__ __forceinline__ float low_bf16(uint32_t v) { return __uint_as_float(v << 16); }
 __device__ __forceinline__ float high_bf16(uint32_t v) { return __uint_as_float(v & 0xffff0000u); }
 
-// Wait until the packets of `missing` (a bit each) carry `epoch`; asks again only for those that do not. Asked: their
-// first loads are on their way.
+// Wait until the packets of `missing` (a bit each) carry `epoch`. Only those that do not are loaded again. Asked: their
+// first loads are already on their way.
 template <bool Asked = false, int N, class Address>
 __device__ __forceinline__ void await_packets(uint4 (&r)[N], uint32_t missing, Address address, uint32_t epoch,
                                               Patience& patience) {

@@ -2,8 +2,8 @@
 //
 // input row -> talker (28 layers) -> head -> code 0 -> code predictor (16 rows, 5 layers each, 15 heads) -> codes 1..15
 // -> sum of the 16 embeddings + text row -> next input row. No host in between. The code predictor reads the talker's
-// hidden state at position 0 and code 0's embedding at position 1, as two columns of one pass where there is room (up
-// to 4 sequences), then every code it drew.
+// hidden state at position 0, code 0's embedding at position 1, then every code it drew. Up to 4 sequences take the
+// first two positions as two columns of one pass.
 #include "draw.cuh"
 #include "frame.h"
 
@@ -127,8 +127,8 @@ struct Frame {
     return v;
   }
 
-  // Finish the rows of a head that stand in s.wide, one thread each, and draw every sequence's code; `drawn`: those of
-  // the sequences whose input this lane feeds to the mma. `noise`, `scale`: of this thread's row.
+  // Finish the rows of a head, whose sums are in s.wide, one thread a row. Then draw every sequence's code. `drawn`:
+  // the codes of the sequences whose input this lane feeds to the mma. `noise`, `scale`: of this thread's row.
   template <int Rows, int K, int N>
   static __device__ __forceinline__ void choose(const FrameParams& p, Thread& b, int group, float noise, float scale,
                                                 int (&drawn)[kColumnTiles]) {
@@ -159,7 +159,7 @@ struct Frame {
       Candidates<N> candidates;
       candidates.await(b, b.x.logits + chooser * Dims::kCodecVocab);
       const int code = draw(b, candidates, group ? c.draw : c.draw0);
-      // Every block is about to read the code's embedding: on its way to L2 while they hear of it.
+      // Every block is about to read the code's embedding. It goes to L2 while the code goes to them.
       if (b.tid < T::kHidden / 64) prefetch_l2(embedding(p, group, code) + b.tid * 64);
       if (b.tid < kBlocks) publish(b.x.drawn + b.tid * kColumns + chooser, __int_as_float(code), b.epoch);
       if (b.tid == 0) {
@@ -267,9 +267,9 @@ struct Frame {
     }
   }
 
-  // Embeddings of the last codes, or at first the talker's hidden state, through the layers: up to two rows a sequence.
-  // inverse: 1 / rms that the talker's x.h_mlp still lacks; code: the last one. Both of the sequences whose input this
-  // lane feeds to the mma when every sequence has one row.
+  // Send the embeddings of the last codes, or at first the talker's hidden state, through the layers. Up to two rows a
+  // sequence. inverse: 1 / rms, which the talker's x.h_mlp still lacks. code: the last one. Both are of the sequences
+  // whose input this lane feeds to the mma when every sequence has one row.
   static __device__ __forceinline__ void predict(const FrameParams& p, Thread& b, int position, int rows,
                                                  const float (&inverse)[kColumnTiles],
                                                  const int (&code)[kColumnTiles]) {

@@ -1,10 +1,9 @@
 // One decoder layer for up to 8 or 16 columns, in five stages: the page to read first. Talker and code predictor run
 // the same code.
 //
-// Every block runs every line. A block owns a few rows of each matrix and keeps its rows of the residual, fp32, in
-// registers; what it computes it publishes, and what it needs next it awaits, so a wait is at once the exchange and the
-// barrier. Two buffers of partial sums (wide, narrow) take turns, so that one barrier inside the block per matrix is
-// enough.
+// Every block runs every line. A block owns a few rows of each matrix. It keeps its rows of the residual in registers,
+// in fp32. It publishes what it computes and awaits what it needs next, so a wait is both the exchange and the barrier.
+// Two buffers of partial sums (wide, narrow) take turns, so a matrix needs only one barrier inside the block.
 #pragma once
 #include "attention.cuh"
 #include "packets.cuh"
@@ -49,8 +48,8 @@ __device__ __forceinline__ void o(B& b, const LayerWeights<S>& w) {
   const Place<S> place(b);
   const auto source = vector_input<S::kQ>(b, b.x.attn, b.epoch);
   const LateInput late{[&](int step, auto& in) {
-    // With several columns most blocks attend. Their other warps sleep until it is done: polls of theirs would keep
-    // those that attend from their loads.
+    // With several columns most blocks attend. Their other warps sleep until that is done, because their polls would
+    // delay the loads of the warps that attend.
     if (step == 0 && b.columns > 1) sync_compute<kComputeThreads>();
     source.await(step, in);
   }};
@@ -82,9 +81,8 @@ __device__ __forceinline__ void down(B& b, const LayerWeights<S>& w) {
   b.mark(kDown);
 }
 
-// source: the residual before the layer, normed but for 1 / rms; b.residual: this thread's row of
-// it. attend() publishes x.attn. next_norm: [hidden], of whoever reads x.h_mlp. scales: [layers][S::kScales], of E4M3
-// weights.
+// source: the residual before the layer, normed but for 1 / rms. b.residual: this thread's row of it. attend()
+// publishes x.attn. next_norm: [hidden], of whoever reads x.h_mlp. scales: [layers][S::kScales], of E4M3 weights.
 template <class S, class B, class Source, class Attend>
 __device__ __forceinline__ void layer(B& b, const StackWeights& stack, const float* scales, int index,
                                       const Source& source, const bf16* next_norm, Attend attend) {

@@ -34,7 +34,7 @@ __device__ __forceinline__ bf16 owned_value(const B& b, const bf16* vector) {
   return vector[min(owned_row<S>(b), S::kHidden - 1)];
 }
 
-// The scale of a row of E4M3 weights, 1 for bf16; `row` is clamped, because nobody owns the rows behind the last one.
+// The scale of a row of E4M3 weights; 1 for bf16. `row` is clamped, because nobody owns the rows behind the last one.
 // Ask for it before the wait for the matrix's input.
 template <bool Fp8>
 __device__ __forceinline__ float scale_of(const float* scales, int row, int rows) {
@@ -44,9 +44,9 @@ __device__ __forceinline__ float scale_of(const float* scales, int row, int rows
 
 // ---- a matrix's input
 //
-// An input has two halves. ask(step): send for this lane's values of as many steps as are awaited at once.
-// receive(asked, step, in): wait for them. Between the two the lane fetches weights from the ring, so that the way to
-// L2 and back costs nothing where the values are there by then.
+// An input has two halves. ask(step) sends for this lane's values of as many steps as are awaited at once.
+// receive(asked, step, in) waits for them. In between, the lane fetches weights from the ring. So the way to L2 and
+// back costs nothing if the values are already there.
 
 template <int K>
 constexpr int kAtOnce = steps_at_once(kSteps<K>);
@@ -177,8 +177,8 @@ __device__ __forceinline__ void matvec(B& b, float* partial, const Source& sourc
   if constexpr (!kWeightsAlone) sync_compute<kComputeThreads>();
 }
 
-// The same of the MLP's output, which arrives in packets of 6: as many of them at once as registers hold. Another part
-// of the rows reads it again.
+// The same for the MLP's output, which arrives in packets of 6: as many at once as registers hold. Each part of the
+// rows reads it again.
 template <int Rows, int K, bool Fp8, class B>
 __device__ __forceinline__ void matvec_of_mlp(B& b, float* partial) {
   using M = Matvec<Rows, K, Fp8>;
@@ -221,8 +221,8 @@ __device__ __forceinline__ void publish_qkv(B& b, const float* partial, float sc
   }
 }
 
-// Where this thread finds the sums of its row of a product [hidden], and where it publishes: worked out before the wait
-// for the product's input, because behind it every block waits for these instructions.
+// Where this thread finds the sums of its row of a product [hidden], and where it publishes. It is worked out before
+// the wait for the product's input: behind that wait, every block would wait for these instructions.
 template <class S>
 struct Place {
   int sums = -1, packet = -1;  // -1: it has none
@@ -237,8 +237,8 @@ struct Place {
   }
 };
 
-// Hand round the residual h, times the weight of the norm that comes next. 1 / rms is the same factor for all rows, so
-// it is applied to the sums behind that norm's matrix and the input is rounded once only.
+// Publish the residual h times the weight of the next norm. All rows share the factor 1 / rms, so it is applied to the
+// sums behind that norm's matrix, and the input is rounded only once.
 template <class S, class B>
 __device__ __forceinline__ void publish_residual(const B& b, const Place<S>& place, Packet* slots, bf16 weight) {
   if (b.warp * 32 >= S::kHiddenRows * b.columns) return;
@@ -258,7 +258,7 @@ __device__ __forceinline__ void add_and_publish(B& b, const Place<S>& place, con
   publish_residual<S>(b, place, slots, weight);
 }
 
-// The MLP's rows of this block, in packets of 6: 8 threads make one, the last two of them the same as the sixth.
+// The MLP's rows of this block, in packets of 6. Eight threads make one; the last two do the same as the sixth.
 template <class S>
 struct MlpPackets {
   static constexpr int kPackets = S::kMlpRows / kMlpPacket;  // of a column
