@@ -1,5 +1,5 @@
-// Long prompts: what stands between the products that cuBLAS does for them, many rows at a time. Weights come out of
-// the persistent kernel's own ribbons, keys and values go into its own pages.
+// Long prompts, many rows at a time: cuBLAS does the products, and this file does what lies between them. Weights come
+// from the persistent kernel's own ribbons; keys and values go into its own pages.
 #include <algorithm>
 
 #include "../frame/dims.cuh"
@@ -117,8 +117,8 @@ __global__ void __launch_bounds__(128) place_heads_kernel(const __grid_constant_
   *reinterpret_cast<__nv_bfloat162*>(to + 64) = __floats2bfloat162_rn(right.x, right.y);
 }
 
-// Keys and values of positions 0 .. length - 1 in one piece, for every query head; nothing behind the last row's
-// position, where another sequence may have left what is no number. 16 lanes a position.
+// Keys and values of positions 0 .. length - 1 in one piece, for every query head. Behind the last row's position come
+// zeros, because another sequence may have left NaN there. 16 lanes a position.
 __global__ void __launch_bounds__(256)
     gather_kernel(const __grid_constant__ Heads p, int length, uint4* keys, uint4* values) {
   const int position = blockIdx.x * 16 + threadIdx.x / 16, lane = threadIdx.x % 16, head = blockIdx.y;

@@ -1,5 +1,5 @@
 // Text embeddings -> talker rows: two linear layers with SiLU between them, for the few rows of a text. A row's sum
-// does not depend on the rows beside it, so that a text says the same whole or in pieces.
+// does not depend on the rows beside it. So a text gives the same rows whole or in pieces.
 #include "../ptx.cuh"
 #include "prompt.h"
 

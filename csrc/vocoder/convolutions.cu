@@ -1,6 +1,6 @@
-// The vocoder: small matrix products with everything around them fused, so that a frame is about a hundred launches of
-// one CUDA graph. A layer's activation is computed by the kernel that makes its input, once per element; the past is
-// read where it lies. Order of every sum is fixed: the same push gives the same bits.
+// The vocoder: small matrix products, fused with everything around them. A frame is about a hundred launches of one
+// CUDA graph. The kernel that makes a layer's input also computes the layer's activation, once per element. The past is
+// read in place. The order of every sum is fixed, so the same push gives the same bits.
 #include "vocoder.h"
 
 #include <cooperative_groups.h>
@@ -13,14 +13,14 @@
 namespace qmk {
 namespace {
 
-// x = high + low: high is x rounded to TF32's 11 bits, low the exact rest, of which the tensor core takes the first 11.
+// x = high + low. high is x rounded to TF32's 11 bits. low is the exact rest; the tensor core takes its first 11 bits.
 __device__ __forceinline__ void split(float x, uint32_t& high, uint32_t& low) {
   high = (__float_as_uint(x) + 0x1000u) & 0xffffe000u;
   low = __float_as_uint(x - __uint_as_float(high));
 }
 
-// sin(x)^2, within 2e-7: reduced by multiples of pi, then a polynomial. sinf's own reduction of large angles, put in
-// line for every element, is more code than the instruction cache holds.
+// sin(x)^2, within 2e-7: reduced by multiples of pi, then a polynomial. sinf also reduces large angles. Inlined for
+// every element, that is more code than the instruction cache holds.
 __device__ __forceinline__ float sine_squared(float x) {
   const float k = rintf(x * 0.318309886f);
   float r = fmaf(k, -3.140625f, x);
@@ -42,19 +42,19 @@ __device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4], const
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-// A kernel may begin while the one before it ends: it fetches weights, then waits here for everything that was
-// computed.
+// A kernel may begin while the one before it ends. It fetches weights, then waits here for all results of earlier
+// kernels.
 __device__ __forceinline__ void wait_for_previous() {
 #if __CUDA_ARCH__ >= 900
-  // The next one may begin only now: a chain of kernels that wait would take the room of the one that works.
+  // Only now may the next one begin. A chain of waiting kernels would take the room of the one that works.
   asm volatile("griddepcontrol.wait;\n griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
 
 __global__ void __launch_bounds__(128) keep_histories_kernel(const __grid_constant__ Kept p);
 
-// Are the blocks of a cluster beside each other, and the next kernel's launch allowed to overlap? As the kernels were
-// compiled: code of an older architecture knows neither, whatever the card.
+// Do the kernels use clusters, and launches that overlap? It depends on what they were compiled for: code of an older
+// architecture has neither, whatever the card.
 bool has_clusters() {
   cudaFuncAttributes attributes{};
   return cudaFuncGetAttributes(&attributes, keep_histories_kernel) == cudaSuccess && attributes.ptxVersion >= 90;
@@ -91,8 +91,8 @@ struct Shape {
   static constexpr int kBytes = kStages * kStageFloats * 4;
 };
 
-// One tile [M rows][N columns] of a convolution. Its sum may be cut into gridDim.z parts for the blocks of a cluster,
-// each of which then adds up its share of the tile, always in the same order. Warps lie WM x WN.
+// One tile [M rows][N columns] of a convolution. Its sum may be cut into gridDim.z parts, one for each block of a
+// cluster. Each block then adds up its share of the tile, always in the same order. Warps lie WM x WN.
 template <int M, int N, int WM, int WN, bool Exact>
 __global__ void __launch_bounds__(32 * (M / WM) * (N / WN)) convolve_kernel(const Convolution p) {
   using S = Shape<M, N>;
@@ -169,8 +169,8 @@ __global__ void __launch_bounds__(32 * (M / WM) * (N / WN)) convolve_kernel(cons
     if (begin + s < end) load_history(s);
     asm volatile("cp.async.commit_group;" ::: "memory");  // the first one holds all the weights fetched so far
   }
-  // Tensor cores cut off what they add up; so only a step's sums are theirs, the sum over steps is rounded. Where a
-  // warp has few tiles, the three products of each have sums of their own, so that none waits for another.
+  // Tensor cores truncate their sums. So they only add within a step; the sum over steps is rounded. Where a warp has
+  // few tiles, each of a tile's three products has its own sum, so that none waits for another.
   constexpr int kSums = Exact && kTilesM * kTilesN <= 4 ? 3 : 1;
   int stage = 0, ahead = kStages - 1;
   for (int step = begin; step < end; ++step) {
@@ -302,7 +302,7 @@ __global__ void __launch_bounds__(32 * (M / WM) * (N / WN)) convolve_kernel(cons
 #endif
 }
 
-// A way to cut a result into tiles [m][n] and their sums into parts, and what it takes by a model fitted to an H200.
+// A way to cut a result into tiles [m][n] and their sums into parts, and its time by a model fitted to an H200.
 struct Cut {
   int m, n;
   float step_us;  // of one block that has its multiprocessor for itself

@@ -1,10 +1,10 @@
-// The vocoder's transformer, with the convolution before it and the first upsampling behind it, as one kernel: 36 small
-// products one behind the other, which as launches of their own took 34 us a layer where their weights take 3.
+// The vocoder's transformer, the convolution before it and the first upsampling behind it, as one kernel. It makes 36
+// small products, one behind the other. As launches of their own they took 34 us a layer; reading the weights takes 3.
 //
-// Every block owns some columns of every matrix, so that its weights come in one stream that is always four chunks
-// ahead; what a product makes travels with its epoch, as in the frame kernel, and is polled by whoever needs it. A
-// chunk is a block's columns of one product, or as many of them as shared memory has room for four times over. Launched
-// cooperatively: all blocks run at once. The order of every sum is fixed and does not depend on the other rows.
+// Every block owns some columns of every matrix, so its weights come in one stream, which is always four chunks ahead.
+// A product's results travel with their epoch, as in the frame kernel, and blocks that need them poll. A chunk is a
+// block's columns of one product, or as many of them as fit into shared memory four times. The launch is cooperative:
+// all blocks run at once. The order of every sum is fixed and does not depend on the other rows.
 #include <algorithm>
 
 #include "../patience.cuh"
@@ -137,8 +137,8 @@ struct Transformer {
         if (lane == (c * R + r) % 32) out[(column + c * distance) * R + r] = all;
       }
   }
-  // The next product, of this kind, over the rows in x. finish(c, r, sum) for every column of this block and every row,
-  // `sum(c, r)` being what came out there; of a column and, for a gate, of the one behind it.
+  // The next product, of this kind, over the rows in x. It calls finish(c, r, sum) for every column of this block and
+  // every row. `sum(c, r)` is the result there. A gate also has the result of the column behind it.
   template <class Finish>
   __device__ __forceinline__ void multiply(Kind kind, bool normed, Finish finish) {
     const Product m = plan.of[kind];
@@ -336,8 +336,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (blockIdx.x == 0 && threadIdx.x == 0) *p.epoch = t.epoch;
 }
 
-// Cut the products into chunks of at most so many floats, and lay them out. The same for any number of rows: how a sum
-// is cut depends on the columns of its chunk.
+// Cut the products into chunks of at most so many floats, and lay them out. The number of rows changes nothing, because
+// the columns of a chunk decide how its sums are cut.
 Plan lay_out(const Layers& p, const Product (&products)[kKinds], int chunk) {
   Plan plan{};
   int narrowest = chunk, widest = 0;
@@ -365,7 +365,7 @@ Plan lay_out(const Layers& p, const Product (&products)[kKinds], int chunk) {
   return plan;
 }
 
-// The products whole where they fit, or else in the largest chunks that do, of the sizes tried here; true: it fits.
+// Take the products whole if they fit, else in the largest of the tried chunk sizes that fits. True: one fits.
 // vocoder_graphs.py has the smallest size's arithmetic too (`why_no_graphs`).
 bool make_plan(const Layers& p, Plan& plan) {
   const int hidden = share(p.hidden, p.blocks), width = p.heads * p.head_dim;
@@ -416,8 +416,8 @@ cudaError_t choose(const Layers& p, const Plan& plan, cudaStream_t stream) {
 }  // namespace
 
 cudaError_t transform(const Layers& p, cudaStream_t stream) {
-  // The buffers between blocks are used again. A block waits for values of every other block before it does that, so
-  // that all have read the old ones: each block must own columns.
+  // The buffers between blocks are used again. Before that, a block waits for values of every other block, so all have
+  // read the old ones. That is why each block must own columns.
   for (const int columns : {p.hidden, 3 * p.heads * p.head_dim, p.intermediate})
     if ((p.blocks - 1) * share(columns, p.blocks) >= columns) return cudaErrorInvalidValue;
   if (p.in.rows > kPushFrames || p.in.sequences * p.in.rows > kPushRows || p.in.kept != kTransformerTaps - 1 ||

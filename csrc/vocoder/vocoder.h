@@ -29,8 +29,8 @@ struct Push {
   float* sound;               // [sequences * frames * 1920] where the PCM goes: pinned host memory, or on the device
   int codes[kPushRows * kGroups];
 };
-// What the graph behind it reads: slots, the sums of the codes' vectors, where its PCM goes. Codes outside of 0..size-1
-// (an end of speech that the host has not seen yet) become the nearest within.
+// What the graph behind it reads: slots, the sums of the codes' vectors, where its PCM goes. A code outside 0..size-1
+// is an end of speech that the host has not seen yet; it becomes the nearest valid code.
 struct PushInputs {
   const float* table;  // [kGroups][size][channels]
   int size, channels;
@@ -64,8 +64,8 @@ cudaError_t depthwise_norm(const History& in, const float* weight /*[7][channels
                            const float* gain, const float* shift, float eps, float* out, cudaStream_t);
 
 // The transformer between two linear layers: `in.rows` new positions of every sequence, attention over a window,
-// SwiGLU. RMSNorm's weights and layer scales are in the matrices; so are the convolution before the first layer and the
-// transposed one behind the last, between which and the linear layers there is nothing.
+// SwiGLU. The matrices contain RMSNorm's weights and the layer scales. They also contain the convolution before the
+// first layer and the transposed one behind the last, because nothing lies between these and the linear layers.
 struct Layers {
   History in;  // kTransformerTaps - 1 rows of the past
   float* out;  // [in.sequences * in.rows][columns_out]
