@@ -72,6 +72,7 @@ lint: $(VENV)/.installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/codespell
+	$(BIN)/proselint check --config tools/proselint.json README.md CONTRIBUTING.md $(filter-out docs/log.md,$(wildcard docs/*.md))
 	find csrc -name "*.c*" -o -name "*.h" | xargs $(BIN)/clang-format --dry-run --Werror
 
 # The documents as a site with search, in site/. A broken link fails it.
