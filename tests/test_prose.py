@@ -13,7 +13,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").g
 def sentences(text: str) -> Iterator[str]:
     """Sentences outside of code blocks, headings and tables. A list's item ends one too."""
     text = re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)
-    text = re.sub(r"^[#|].*$", "", text, flags=re.M)
+    text = re.sub(r"^([#|]|    ).*$", "", text, flags=re.M)
     text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text)
     text = re.sub(r"`[^`]*`", "code", text)
     text = re.sub(r"^\s*([*+-]|\d+\.)\s", "\n\n", text, flags=re.M)
@@ -26,7 +26,7 @@ def words(text: str) -> list[str]:
 
 
 def test_sentences_are_told_apart():
-    text = "# Head\n\nOne two [three](four.md). `a b c` five:\n\n* six; seven\n* eight\n\n| no | no |\n\n```sh\nno\n```\n"
+    text = "# Head\n\nOne two [three](four.md). `a b c` five:\n\n* six; seven\n* eight\n\n| no | no |\n\n```sh\nno\n```\n\n    no no\n"
     assert [words(s) for s in sentences(text) if words(s)] == [
         ["One", "two", "three"],
         ["code", "five"],
