@@ -26,7 +26,8 @@ def words(text: str) -> list[str]:
 
 
 def test_sentences_are_told_apart():
-    text = "# Head\n\nOne two [three](four.md). `a b c` five:\n\n* six; seven\n* eight\n\n| no | no |\n\n```sh\nno\n```\n\n    no no\n"
+    text = "# Head\n\nOne two [three](four.md). `a b c` five:\n\n* six; seven\n* eight\n\n"
+    text += "| no | no |\n\n```sh\nno\n```\n\n    no no\n"
     assert [words(s) for s in sentences(text) if words(s)] == [
         ["One", "two", "three"],
         ["code", "five"],
