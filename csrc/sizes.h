@@ -14,8 +14,8 @@ constexpr int kPacket = 4;          // values of a column that travel together: 
 constexpr int kMlpPacket = 6;       // the same of the MLP
 constexpr int kPagePositions = 64;  // of a page of the talker's keys and values
 constexpr int kLaunchesAhead = 4;   // launches that may be uncollected
-constexpr int kSumsAtOnce = 128;    // of a block's rows of a matrix: what registers hold, four a thread and 16 rows
-constexpr int kRecentFrames = 8;    // of every slot, whose codes the frame kernel leaves for the vocoder
+constexpr int kSumsAtOnce = 128;  // of a matrix, that a block keeps at once: its rows x row_chains; registers hold them
+constexpr int kRecentFrames = 8;  // of every slot, whose codes the frame kernel leaves for the vocoder
 
 // ---- the prompt's kernels
 constexpr int kLayerMatrices = 4;  // of a decoder layer: qkv, o, gate and up, down

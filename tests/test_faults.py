@@ -179,7 +179,7 @@ def test_a_storm_of_cancels_leaves_nothing(engine):
         thread.join(timeout=PATIENCE_S)
     assert not failures and not any(thread.is_alive() for thread in threads)
     until(lambda: engine.health()["streams"] == 0 and engine.snapshot().free_slots == (0, 1, 2))
-    assert np.array_equal(alone(engine).samples, whole.samples)
+    assert engine.snapshot().free_slots == (0, 1, 2) and np.array_equal(alone(engine).samples, whole.samples)
 
 
 # ---------------------------------------------------------------- kernels and the device

@@ -2,20 +2,17 @@
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+from test_docs import FENCE, GUIDES, SPAN, TEXTS
 
 
 def sentences(text: str) -> Iterator[str]:
     """Sentences outside of code blocks, headings and tables. A list's item ends one too."""
-    text = re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)
+    text = FENCE.sub("", text)
     text = re.sub(r"^([#|]|    ).*$", "", text, flags=re.M)
     text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text)
-    text = re.sub(r"`[^`]*`", "code", text)
+    text = SPAN.sub("code", text)
     text = re.sub(r"^\s*([*+-]|\d+\.)\s", "\n\n", text, flags=re.M)
     for paragraph in re.split(r"\n\s*\n", text):
         yield from re.split(r"(?<=[.!?])[\s*)\"]+", " ".join(paragraph.split()))
@@ -36,12 +33,12 @@ def test_sentences_are_told_apart():
     ]
 
 
-@pytest.mark.parametrize("page", [p for p in PAGES if p.name != "log.md"], ids=lambda page: page.stem)
-def test_no_sentence_has_more_than_30_words(page):
-    assert not [sentence for sentence in sentences(page.read_text("utf-8")) if len(words(sentence)) > 30]
+@pytest.mark.parametrize("name", GUIDES)
+def test_no_sentence_has_more_than_30_words(name):
+    assert not [sentence for sentence in sentences(TEXTS[name]) if len(words(sentence)) > 30]
 
 
 def test_the_readme_is_short():
-    text = (ROOT / "README.md").read_text("utf-8")
+    text = TEXTS["README.md"]
     assert len(text.splitlines()) <= 160
     assert len(text.split()) <= 1300

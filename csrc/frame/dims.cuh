@@ -65,7 +65,7 @@ constexpr int kUnitBytes = kComputeThreads * 16;
 constexpr int kStageUnits = kBlocks == 128 && kSharedBytes < 200 * 1024 ? 1 : 2;
 constexpr int kStageBytes = kStageUnits * kUnitBytes;
 // The producer asks for so much at a time: see Pace.
-constexpr int kCopyBytes = kStageBytes < 8192 ? kStageBytes : 8192;
+constexpr int kCopyBytes = 8192;
 // Fragments of a stage: those of E4M3 take half the bytes.
 constexpr int stage_units(bool fp8) { return fp8 ? 2 * kStageUnits : kStageUnits; }
 constexpr bool kFp8Talker = QMK_FP8 & 1, kFp8Predictor = QMK_FP8 & 2;

@@ -71,7 +71,8 @@ struct Frame {
       (kSharedBytes - 512 - static_cast<int>(sizeof(Scratch<Dims>))) / (kStageBytes + 16);
   static constexpr int kBytes =
       round_up(kRingStages * (kStageBytes + 16), 128) + static_cast<int>(sizeof(Scratch<Dims>));
-  static_assert(kRingStages >= 2 && kProducers <= 2 && kBytes <= kSharedBytes);
+  // With fewer stages than producers, one could be a round ahead of another and take a stage that is not free.
+  static_assert(kRingStages >= max_of(2, kProducers) && kBytes <= kSharedBytes);
   static_assert(max_of(kHeadRows, kCodeRows) * kColumns <= kComputeThreads, "one thread finishes a row of a head");
 
   // Rows of one sequence that the pass at a position takes.

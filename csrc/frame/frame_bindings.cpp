@@ -76,7 +76,7 @@ class Launcher {
     // Measured on an H200 (docs/log.md, 2026-11-22): wider matrices want more on the way; the predictor, of which a
     // part stays in L2, may ask a little less often.
     // Fewer blocks ask for as much together.
-    const int blocks = 128 / qmk::kBlocks * (2 / qmk::kStageUnits);
+    const int blocks = 128 / qmk::kBlocks;
     p_.talker_pace = {std::max<int>(2, static_cast<int>(hidden_) / 512) * blocks,
                       cycles_between_copies(device_.index(), 1.4)};
     p_.predictor_pace = {2 * blocks, cycles_between_copies(device_.index(), 1.2)};

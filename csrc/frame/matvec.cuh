@@ -80,8 +80,7 @@ struct Matvec {
     static_assert(Count % kAtOnce == 0 && (kTall || kAtOnce == Count || kAtOnce % 2 == 0));
     constexpr int kUnits = kTiles * (kTall ? Count : (Count + 1) / 2), kStages = part_stages(Count),
                   kMost = (kTiles * kChains > 6 ? kEarlyUnits / 2 : kEarlyUnits) / kStageUnits,
-                  kEarly = kStages < kMost ? kStages : kMost,
-                  kBefore = kAskEarly && kEarly > kStagesBeforeAsking ? kStagesBeforeAsking : kEarly;
+                  kEarly = min_of(kStages, kMost), kBefore = kAskEarly ? min_of(kEarly, kStagesBeforeAsking) : kEarly;
     static_assert(Count == kSteps<K> || kUnits % kWhole == 0, "a part of K ends with a stage");
     uint4 early[kEarly][kStageUnits];
 #pragma unroll

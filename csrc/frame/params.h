@@ -71,7 +71,7 @@ struct Column {
 // How fast a block asks memory for weights. What a phase frees at once would be megabytes on their way, and every
 // exchange would wait behind them.
 struct Pace {
-  int stages;       // of the ring that may be on their way
+  int stages;       // of the ring that may be on their way; two producers fill the whole ring
   uint32_t cycles;  // between two copies of kCopyBytes
 };
 

@@ -60,13 +60,8 @@ struct Ring {
         bulk_copy(dst + o, src + o, min(bytes - o, kCopyBytes), bar, policy);
       }
     } else {
-      if (bytes == kStageBytes) {
 #pragma unroll 8
-        for (int j = 0; j < kStageBytes; j += 32 * 16) copy16(dst + j + lane * 16, src + j + lane * 16, policy);
-      } else {
-#pragma unroll 1
-        for (int j = lane * 16; j < bytes; j += 32 * 16) copy16(dst + j, src + j, policy);
-      }
+      for (int j = lane * 16; j < bytes; j += 32 * 16) copy16(dst + j, src + j, policy);
       mbarrier_arrive_after_copies(bar);
     }
     next();

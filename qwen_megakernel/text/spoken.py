@@ -199,9 +199,10 @@ class Spoken:
         return self._library_money("2.00", currency, separator="|").partition("|")[0].partition(" ")[2]
 
     def _library_money(self, amount: str, currency: str, **options: str) -> str:
+        """num2words' amount; empty if it does not know the currency: `money` then uses our table."""
         try:
             return num2words(Decimal(amount), lang=self.code, to="currency", currency=currency, **options)
-        except NotImplementedError:  # the library lacks the currency
+        except NotImplementedError:
             return ""
 
     # ---------------------------------------------------------------- dates and times
