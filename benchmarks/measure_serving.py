@@ -1,10 +1,11 @@
-"""What does it cost to have the engine elsewhere? Time to first PCM: in this process, over HTTP, over a WebSocket.
+"""What does it cost to have the engine elsewhere? Time to first sound: in this process, over HTTP, over both sockets.
 
     python benchmarks/measure_serving.py [--size 0.6b|1.7b|demo] [--requests 100] [--device cpu]
 
 `qwen-megakernel serve` runs in its own process, on loopback, with the same random weights. This process has an engine
-too. Every round asks all three for the same text, one after the other, so that the differences are paired. Times run
-from the request to its first PCM in the client's hands. Connections stay open, as in bots.
+too. Every round asks each way for the same text, one after the other, so that the differences are paired. Times run
+from the request to its first sound in the client's hands: PCM, or the first bytes of an MP3. Connections stay open, as
+in bots.
 """
 
 import argparse
@@ -42,13 +43,13 @@ def in_process(engine: TTSEngine) -> Callable[[str, int], float]:
     return ask
 
 
-def over_http(port: int, model: str) -> Callable[[str, int], float]:
+def over_http(port: int, model: str, response_format: str = "pcm") -> Callable[[str, int], float]:
     line = http.client.HTTPConnection("127.0.0.1", port)
     line.connect()
     line.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def ask(text: str, seed: int) -> float:
-        body = json.dumps({"model": model, "input": text, "response_format": "pcm", "seed": seed})
+        body = json.dumps({"model": model, "input": text, "response_format": response_format, "seed": seed})
         began = time.perf_counter()
         line.request("POST", "/v1/audio/speech", body, {"Content-Type": "application/json"})
         response = line.getresponse()
@@ -83,6 +84,26 @@ def over_websocket(line) -> Callable[[str, int], float]:
     return ask
 
 
+def over_stream_socket(line) -> Callable[[str, int], float]:
+    """vLLM-Omni's protocol. It cannot cancel an utterance, so each has a few frames."""
+
+    line.send(json.dumps({"type": "session.config", "response_format": "pcm", "max_new_tokens": 4}))
+
+    def ask(text: str, _seed: int) -> float:
+        began, took = time.perf_counter(), None
+        line.send(json.dumps({"type": "input.text", "text": text}))
+        line.send(json.dumps({"type": "input.done"}))
+        while True:
+            told = line.recv()
+            if isinstance(told, bytes):
+                took = took or 1000 * (time.perf_counter() - began)
+            elif json.loads(told)["type"] in ("session.done", "error"):
+                assert took is not None, told
+                return took
+
+    return ask
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=("0.6b", "1.7b", "demo"), default="0.6b")
@@ -96,11 +117,14 @@ def main() -> None:
 
 
 def measure(engine: TTSEngine, port: int, model: str, args: argparse.Namespace) -> None:
-    with connect(f"ws://127.0.0.1:{port}/v1/audio/speech/socket") as line:
+    url = f"ws://127.0.0.1:{port}/v1/audio/speech"
+    with connect(f"{url}/socket") as line, connect(f"{url}/stream") as stream:
         ways = {
             "in this process": in_process(engine),
             "HTTP": over_http(port, model),
+            "HTTP, MP3": over_http(port, model, "mp3"),
             "WebSocket": over_websocket(line),
+            "vLLM-Omni's socket": over_stream_socket(stream),
         }
         times: dict[str, list[float]] = {way: [] for way in ways}
         for turn in range(args.requests + 5):
@@ -112,7 +136,7 @@ def measure(engine: TTSEngine, port: int, model: str, args: argparse.Namespace) 
                     times[way].append(took)
     print(f"{machine()}, commit {commit()}, {args.size}, {engine.backend} backend, {args.requests} requests each")
     floor = first_audio_floor_ms(engine.config)
-    print(f"{'first PCM':20}  p50 ms  p95 ms  p99 ms  x floor  added, p50 of the pairs")
+    print(f"{'first sound':20}  p50 ms  p95 ms  p99 ms  x floor  added, p50 of the pairs")
     results = {}
     base = times["in this process"]
     for way, took in times.items():

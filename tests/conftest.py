@@ -19,6 +19,8 @@ from qwen_megakernel import TTSEngine
 from qwen_megakernel.backend import select
 from qwen_megakernel.backend.interfaces import CpuSpeed
 from qwen_megakernel.checkpoint.synthetic import write_checkpoint
+from qwen_megakernel.engine import engine as engine_module
+from qwen_megakernel.engine import warm_up
 
 FRAMES_COMPARED = "frames compared"
 PATIENT = {"queue_timeout": PATIENCE_S}
@@ -54,23 +56,34 @@ def fresh_seed():
 
 
 @pytest.fixture(scope="session", autouse=True)
-def cpu_speed():
-    """A CPU's speed is not measured: beside other work it would be low, and fewer utterances would run at once."""
+def device_speed():
+    """The device counts as fast: beside other work it would be slow, and fewer utterances would run at once."""
 
-    def quick(model, sampling, threads=None) -> CpuSpeed:
+    def cpu(model, sampling, threads=None) -> CpuSpeed:
         return CpuSpeed(threads or 1, {threads or 1: 1e-4})
 
+    def gpu(*args) -> float:
+        return 1000 * warm_up.sustained(*args)
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(select, "measure", quick)
+        patch.setattr(select, "measure", cpu)
+        patch.setattr(engine_module, "sustained", gpu)
         yield
 
 
 @pytest.fixture(scope="module", autouse=True)
-def gpu_memory_goes_back():
-    """PyTorch keeps what a file's tests freed; another process on the same GPU may need it."""
+def cycles_free_their_gpu_memory():
     yield
     if torch.cuda.is_initialized():
         gc.collect()
+        torch.cuda.empty_cache()
+
+
+@pytest.fixture(autouse=True)
+def freed_gpu_memory_goes_back():
+    """PyTorch would keep it, 71 GB in the kernel's tests; another process on the same GPU may need it."""
+    yield
+    if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
 
 

@@ -1,0 +1,103 @@
+"""Does `qwen-megakernel batch` keep the engine busy? Its seconds of audio a second, beside those of the engine alone.
+
+    python benchmarks/measure_batch.py [--size 0.6b|1.7b|demo] [--lines 2000] [--streams 32 64]
+
+The engine alone: that many threads speak the same texts, one after the other, and keep nothing. Its first second and
+what is spoken after the last text was taken do not count. The command: all it does until the last file is written, less
+the time that it takes for one line, in which it mostly loads the model. The demo voice ends its own speech. Random
+weights end it by chance, after 5 s on average.
+"""
+
+import argparse
+import contextlib
+import json
+import random
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+from common import about, commit, machine, positive, random_model
+
+from qwen_megakernel import Chunk, SamplingParams, TTSEngine
+from qwen_megakernel.check.bench import sentence
+from qwen_megakernel.checkpoint.load import DEMO
+
+ENDS = 1.3  # eos_gain
+
+
+def always_open(engine: TTSEngine, texts: list[str], streams: int) -> float:
+    """Seconds of audio a second."""
+    heard, lock, began = [], threading.Lock(), time.perf_counter()
+    left, last = iter(enumerate(texts)), began
+
+    def take() -> tuple[int, str] | None:
+        nonlocal last
+        with lock:
+            if item := next(left, None):
+                last = time.perf_counter()
+            return item
+
+    def hear(chunk: Chunk) -> None:
+        heard.append((time.perf_counter(), len(chunk.samples) / chunk.sample_rate))
+
+    def one_after_the_other() -> None:
+        while item := take():
+            seed, text = item
+            engine.submit(text, hear, sampling=SamplingParams(seed=seed), chunk_frames=8).result()
+
+    threads = [threading.Thread(target=one_after_the_other) for _ in range(streams)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    first = min(began + 1, (began + last) / 2)
+    return sum(seconds for when, seconds in heard if first <= when < last) / (last - first)
+
+
+def batch(model: str, texts: list[str], streams: int, device: str | None) -> tuple[float, float]:
+    """(seconds that the command takes, seconds of audio that it writes)."""
+    with tempfile.TemporaryDirectory() as folder:
+        lines, spoken = Path(folder, "lines.txt"), Path(folder, "spoken")
+        lines.write_text("\n".join(texts))
+        command = [sys.executable, "-m", "qwen_megakernel.cli", "batch", str(lines), "--output", str(spoken)]
+        command += ["--model", model, "--max-streams", str(streams), *(("--device", device) if device else ())]
+        began = time.perf_counter()
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        took = time.perf_counter() - began
+        entries = [json.loads(line) for line in (spoken / "manifest.jsonl").read_text().splitlines()]
+        return took, sum(entry["seconds"] for entry in entries)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", choices=("0.6b", "1.7b", "demo"), default="0.6b")
+    parser.add_argument("--lines", type=positive, default=2000)
+    parser.add_argument("--streams", type=positive, nargs="+", default=[32, 64], help="utterances at once")
+    parser.add_argument("--device", help="default: a GPU if there is one")
+    args = parser.parse_args()
+    if args.lines < 2:
+        parser.error("--lines: at least 2, the first only tells how long loading takes")
+    random.seed(0)
+    texts = [sentence() for _ in range(args.lines)]
+    results = []
+    weights = contextlib.nullcontext(DEMO) if args.size == "demo" else random_model(args.size, eos_gain=ENDS)
+    with weights as model:
+        print(f"{machine()}, commit {commit()}, {args.size}, {args.lines} lines; seconds of audio a second")
+        print(f"{'at once':>8}{'engine alone':>14}{'batch':>8}{'share':>8}", flush=True)
+        for streams in args.streams:
+            options = {"max_streams": streams, "max_positions": 1024, "max_queue": streams, "queue_timeout": 3600}
+            with TTSEngine.load(model, device=args.device, **options) as engine:
+                alone = always_open(engine, texts, streams)
+            loading, first = batch(model, texts[:1], streams, args.device)
+            took, spoken = batch(model, texts, streams, args.device)
+            rate = (spoken - first) / (took - loading)
+            results.append({"streams": streams, "engine": alone, "batch": rate, "loading_s": loading, "took_s": took})
+            print(f"{streams:8}{alone:14.1f}{rate:8.1f}{rate / alone:8.1%}", flush=True)
+    print(json.dumps(about(args.size) | {"lines": args.lines, "results": results}))
+
+
+if __name__ == "__main__":
+    main()
