@@ -71,12 +71,13 @@ class AsyncUtterance:
         self._in_turn = asyncio.Lock()  # pieces of text keep their order
         self._goes_on: asyncio.Task[bool] | None = None
 
-    async def submit(self, text: str | None, **request: Any) -> None:
+    async def submit(self, text: str | None, opening: str = "", **request: Any) -> None:
         """Begin. If the calling task is cancelled meanwhile, the utterance is cancelled as soon as it exists.
 
         Args:
             text: what to say, cut if it is longer than a slot. None: it comes through `push_text` and `end_text`, and
                 may be longer than a slot unless `max_frames` is given.
+            opening: the first piece of text that comes in pieces. It saves a call of `push_text`.
             **request: `TTSEngine.submit`'s options.
 
         Raises:
@@ -92,6 +93,9 @@ class AsyncUtterance:
                 first, *others = self._engine.pieces(text, **request)
                 self._later += [_Part(piece, 0.0, ended=True) for piece in others]
             self._begin(first)
+            if opening:
+                with suppress(TextEndedError):  # `next_chunk` says why it has ended
+                    self._push(opening)
 
         try:
             await self._run(submit)

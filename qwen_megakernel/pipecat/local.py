@@ -238,19 +238,19 @@ class _LocalAudioContext(AudioContext):
         self.utterance: AsyncUtterance | None = None  # the current one
         self._words: WordTimes | None = None  # of the current one
 
-    async def _open(self, text: str | None) -> None:
+    async def _open(self, text: str, complete: bool) -> None:
         service = self._service
         engine, request = service._engine, service._request()
         if engine is None:
             raise EngineClosed("the service was cleaned up")
         self._words = WordTimes(service._word_rate, request["speed"])
-        if text is not None:
-            self._words.add(text)
+        self._words.add(text)
         self._begin(engine.sample_rate)
         if engine.threads:
             self._least_first_s = _CPU_FIRST_S
         self.utterance = AsyncUtterance(engine, service._executor)
-        await self.utterance.submit(text, **request)
+        whole, opening = (text, "") if complete else (None, text)
+        await self.utterance.submit(whole, opening, **request)
 
     async def _push(self, text: str) -> None:
         self._words.add(text)

@@ -369,14 +369,13 @@ class _RemoteAudioContext(AudioContext):
         self._utterance: _RemoteUtterance | None = None  # the current one
         self._trimmed_before_s = 0.0  # silence cut in front of earlier utterances
 
-    async def _open(self, text: str | None) -> None:
+    async def _open(self, text: str, complete: bool) -> None:
         self.keep_open()  # connecting may come first
         await self._service._ensure_connected()
         self._utterance = self._service._new_utterance(self, self._context_id)
         self._begin(self._service._server.sample_rate)
         self._trimmed_before_s = self._trimmed_s
-        if text is not None:
-            await self._send("text", text=text, end=True)
+        await self._send("text", text=text, end=complete)
 
     async def _push(self, text: str) -> None:
         if self._utterance.ended:

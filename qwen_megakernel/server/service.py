@@ -312,21 +312,24 @@ class EngineService:
         return cut() if len(text) <= _SHORT else await asyncio.get_running_loop().run_in_executor(self._executor, cut)
 
     @contextlib.asynccontextmanager
-    async def speak(self, text: str | None, request: dict[str, Any]) -> AsyncIterator[AsyncUtterance]:
+    async def speak(
+        self, text: str | None, request: dict[str, Any], opening: str = ""
+    ) -> AsyncIterator[AsyncUtterance]:
         """Begin an utterance. At the end of the block, cancel it if it still runs.
 
         Args:
             text: None: it comes through `push_text`.
             request: what `request` returned.
+            opening: the first piece of text that comes in pieces.
 
         Raises:
             TTSError: the text cannot be spoken, or not now.
         """
         utterance = AsyncUtterance(self.engine, self._executor)
         self.utterances.add(utterance)
-        self.log_text(text or "")
+        self.log_text(text or opening)
         try:
-            await utterance.submit(text, **request)
+            await utterance.submit(text, opening, **request)
             yield utterance
         finally:
             utterance.cancel()

@@ -322,7 +322,7 @@ class _Speech:
             self._said = whole = await self._text.take_whole()
             if self._words:
                 self._words.add(self._said)
-        async with service.speak(whole, request) as utterance:
+        async with service.speak(whole, request, opening="" if whole else self._take()) as utterance:
             pusher = None if whole else asyncio.create_task(self._push(utterance))
             try:
                 async for chunk in utterance:
@@ -343,21 +343,23 @@ class _Speech:
             raise TextTooLongError(audio.why_cut(service.engine.config.max_frames))
         return audio
 
+    def _take(self) -> str:
+        """The text that has come since the last call."""
+        text, self._text.pending = self._text.pending, ""
+        self._said += text
+        if self._words:
+            self._words.add(text)
+        return text
+
     async def _push(self, utterance: AsyncUtterance) -> None:
         """Push the text as it comes. A refused message ends the utterance."""
-        service = self._stream.service
         try:
-            while True:
-                text, self._text.pending = self._text.pending, ""
-                self._said += text
-                service.log_text(text)
-                if self._words:
-                    self._words.add(text)
-                await utterance.push_text(text)
-                if self._text.complete:
-                    await utterance.end_text()
-                    return
+            while not self._text.complete:
                 await self._text.read()
+                text = self._take()
+                self._stream.service.log_text(text)
+                await utterance.push_text(text)
+            await utterance.end_text()
         except TextEndedError:
             pass  # the utterance ended before its text did: audio.done says why
         except Exception as error:  # without this text the utterance cannot go on

@@ -221,13 +221,13 @@ class _Context:
         begin = {"type": "begin", "context": self._name, "number": self._number, "seed": seed}
         pieces = await service.pieces(text, request) if complete else [None]
         for piece in pieces:
-            async with service.speak(piece, request) as self._utterance:
+            async with service.speak(piece, request, opening="" if complete else text) as self._utterance:
                 if begin:
                     self._socket.put(begin)
                     begin = None
                 if self._cancelled:
                     self._utterance.cancel()
-                pusher = None if complete else asyncio.create_task(self._push_texts(text))
+                pusher = None if complete else asyncio.create_task(self._push_texts())
                 try:
                     await self._put_chunks(service.engine.sample_rate)
                 finally:
@@ -276,24 +276,14 @@ class _Context:
                 raise RequestError(f"{name} has {len(value)} characters, at most {_MAX_SETTING} are taken")
         return {name: value for name, value in message.items() if value is not None}, text, complete
 
-    async def _push_texts(self, text: str) -> None:
-        """Push the text into the utterance as it comes. A refused message ends the utterance.
-
-        Args:
-            text: the first message's text.
-        """
+    async def _push_texts(self) -> None:
+        """Push later text into the utterance as it comes. A refused message ends the utterance."""
         service, utterance = self._socket.service, self._utterance
         try:
             complete = False
-            while True:
-                if text:
-                    service.log_text(text)
-                    await utterance.push_text(text)
-                if complete:
-                    await utterance.end_text()
-                    return
+            while not complete:
                 async with asyncio.timeout(service.limits.text_s):
-                    message, text = await self._inbox.get(), ""
+                    message = await self._inbox.get()
                 if message == "flush":
                     await utterance.flush()
                 elif message == "end":
@@ -302,6 +292,9 @@ class _Context:
                     _, text, complete = self._read(message, opens=False)
                     if self._words:
                         self._words.add(text)
+                    service.log_text(text)
+                    await utterance.push_text(text)
+            await utterance.end_text()
         except TextEndedError:
             pass  # the utterance ended before its text did: its "end" message says why
         except TimeoutError:

@@ -231,7 +231,7 @@ class Connection:
 
     async def _say(self, text: str | None, request: dict) -> None:
         """Speak one utterance. `text`: None if it comes in pieces."""
-        async with self._service.speak(text, request) as utterance:
+        async with self._service.speak(text, request, opening="" if text else self._rest) as utterance:
             pusher = asyncio.create_task(self._push(utterance)) if text is None else None
             try:
                 async for chunk in utterance:
@@ -252,13 +252,11 @@ class Connection:
             TTSError: text was refused. The utterance is cancelled, because it cannot go on without that text.
         """
         try:
-            while True:
+            while not self._complete:
+                self._rest = await self._next_text()
                 self._service.log_text(self._rest)
                 await utterance.push_text(self._rest)
-                if self._complete:
-                    await utterance.end_text()
-                    return
-                self._rest = await self._next_text()
+            await utterance.end_text()
         except TextEndedError:  # the utterance ended before its text did; the caller sees how
             pass
         except Exception:
