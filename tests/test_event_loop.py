@@ -70,15 +70,16 @@ async def until(condition) -> None:
             await asyncio.sleep(0.001)
 
 
-def test_chunks_come_in_order_and_then_the_whole(executor):
+@pytest.mark.parametrize("opening", ["", "a"])
+def test_chunks_come_in_order_and_then_the_whole(executor, opening):
     engine = FakeEngine()
     engine.gate.set()
 
     async def main():
         utterance = AsyncUtterance(engine, executor)
         assert not utterance.begun and not utterance.done
-        await utterance.submit(None)
-        for text in "abc":
+        await utterance.submit(None, opening)
+        for text in "abc".removeprefix(opening):
             await utterance.push_text(text)
         await utterance.end_text()
         made = engine.made[0]
