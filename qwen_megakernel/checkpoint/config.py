@@ -231,6 +231,9 @@ class SpeakerEncoderConfig:
         return config
 
 
+_USUAL = {numbers.Real: (float, int), numbers.Integral: (int,)}
+
+
 @dataclass(frozen=True)
 class SamplingParams:
     """How codes are drawn. `None` takes the value from the checkpoint's generation_config.json.
@@ -266,7 +269,9 @@ class SamplingParams:
             value = getattr(self, name)
             if value is None:
                 return
-            if isinstance(value, (bool, np.bool_)) or not isinstance(value, kind) or not ok(value):
+            usual = type(value) in _USUAL[kind]  # asking an abstract class takes a microsecond, and there are many
+            right = usual or isinstance(value, kind) and not isinstance(value, (bool, np.bool_))
+            if not right or not ok(value):
                 raise SamplingError(f"{name} must be {wanted}, got {value!r}")
             object.__setattr__(self, name, int(value) if kind is numbers.Integral else float(value))
 
@@ -311,11 +316,15 @@ class SamplingParams:
             seed=seed,
         )
 
-    def over(self, defaults: "SamplingParams") -> "SamplingParams":
-        """These settings, with every None taken from `defaults`."""
-        missing = {f.name: getattr(defaults, f.name) for f in fields(self) if getattr(self, f.name) is None}
+    def over(self, defaults: "SamplingParams", seed: int | None = None) -> "SamplingParams":
+        """These settings, with every None taken from `defaults`, and a seed that is still missing from `seed`."""
+        missing = {name: getattr(defaults, name) for name in _NAMES if getattr(self, name) is None}
+        if missing.get("seed", 0) is None:
+            missing["seed"] = seed
         return replace(self, **missing)
 
+
+_NAMES = tuple(field.name for field in fields(SamplingParams))
 
 GREEDY = SamplingParams(do_sample=False, subtalker_dosample=False)
 """The most likely code everywhere; what parity tests compare."""

@@ -149,7 +149,6 @@ class RequestChecker:
         if not number or not 0 <= pause_s <= LONGEST_PAUSE_S:
             raise RequestError(f"pause_s must be 0 to {LONGEST_PAUSE_S:g} seconds, got {pause_s!r}")
         language = self._prompts.known_language(language)
-        sampling = sampling.over(self._config.sampling)
         return Request(
             conditioning=Conditioning(
                 speaker=self._speaker(speaker, voice),
@@ -158,7 +157,7 @@ class RequestChecker:
                 voice=self._voice(voice),
             ),
             non_streaming_mode=whole and not self._is_base if non_streaming_mode is None else non_streaming_mode,
-            sampling=sampling if sampling.seed is not None else replace(sampling, seed=secrets.randbits(63)),
+            sampling=sampling.over(self._config.sampling, seed=secrets.randbits(63)),
             max_frames=self._config.max_frames if max_frames is None else _count(max_frames, "max_frames"),
             runaway_guard=runaway_guard,
             judge_length=not self._config.random_weights,
