@@ -3,13 +3,11 @@
 import base64
 import io
 import json
-import os
 import random
 import re
 import shutil
 import wave
 from contextlib import contextmanager
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -730,29 +728,6 @@ def test_long_words_of_users_and_servers_fit_on_a_narrow_phone(server, visit):
         seen.expect("reference", word)
         page.evaluate(f"for (const id of ['model', 'door-message']) document.getElementById(id).textContent = '{word}'")
         assert page.evaluate("document.documentElement.scrollWidth") <= 320
-
-
-@pytest.mark.skipif("SERVE_PAGE_PICTURE" not in os.environ, reason="SERVE_PAGE_PICTURE names a file to draw")
-def test_a_picture_for_the_docs(server, visit, tmp_path):
-    from PIL import Image
-
-    looks = []
-    for name, width, height, scheme in (("desktop", 760, 848, "light"), ("phone", 390, 848, "dark")):
-        with visit(server, color_scheme=scheme) as seen:
-            seen.page.set_viewport_size({"width": width, "height": height})
-            seen.ready()
-            seen.click("Speak")
-            seen.expect("rtf", r"^\d")
-            seen.page.wait_for_timeout(1500)
-            seen.page.screenshot(path=tmp_path / f"{name}.png")
-            seen.page.keyboard.press("Escape")  # "Stop" is disabled if all of it has been heard
-        looks.append(Image.open(tmp_path / f"{name}.png").convert("RGB"))
-    both = Image.new("RGB", (760 + 24 + 390, 848), "white")
-    both.paste(looks[0], (0, 0))
-    both.paste(looks[1], (784, 0))
-    picture = Path(os.environ["SERVE_PAGE_PICTURE"])
-    both.save(picture, optimize=True)
-    assert picture.stat().st_size < 200_000
 
 
 def test_random_typing_loses_nothing(server, visit, fresh_seed):
