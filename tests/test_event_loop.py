@@ -102,6 +102,24 @@ def test_chunks_come_in_order_and_then_the_whole(executor, opening):
     assert threading.get_ident() not in {thread for _, thread in made.calls}, "nothing computes on the loop"
 
 
+def test_the_engine_posts_to_the_loop_itself(engine_for, executor):
+    engine = engine_for("demo", max_streams=2)
+
+    async def main():
+        utterance, posts = AsyncUtterance(engine, executor), []
+        post = asyncio.get_running_loop().call_soon_threadsafe
+        utterance._loop = SimpleNamespace(
+            call_soon_threadsafe=lambda *call: (posts.append(threading.current_thread().name), post(*call)),
+            run_in_executor=asyncio.get_running_loop().run_in_executor,
+        )
+        await utterance.submit("Hello there.", max_frames=12, chunk_frames=1)
+        chunks = [chunk async for chunk in utterance]
+        return posts, len(chunks)
+
+    posts, chunks = asyncio.run(main())
+    assert set(posts) == {"qwen_megakernel engine"} and len(posts) == chunks + 1
+
+
 def test_the_loop_goes_on_while_the_prompt_is_built(executor):
     engine = FakeEngine()
 

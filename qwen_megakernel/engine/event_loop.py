@@ -1,7 +1,7 @@
 """AsyncUtterance: an utterance for an event loop. The server and the Pipecat service both speak through it.
 
     event loop ── submit, push_text, flush, end_text ──► executor ──► engine
-    event loop ◄── call_soon_threadsafe ◄── the utterance's callback thread
+    event loop ◄── call_soon_threadsafe ◄── the engine's thread
 
 The calls into the engine compute (they tokenise text and build the prompt), so they run in an executor.
 
@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from qwen_megakernel.engine.audio import Audio, Chunk, joined
+from qwen_megakernel.engine.callbacks import returns_at_once
 from qwen_megakernel.engine.engine import TTSEngine
 from qwen_megakernel.engine.utterance import Utterance
 from qwen_megakernel.errors import TextEndedError, TextError
@@ -114,8 +115,9 @@ class AsyncUtterance:
         if self._cancelled:  # `cancel` came before the utterance existed
             utterance.cancel()
 
+    @returns_at_once
     def _receive(self, chunk: Chunk | None) -> None:
-        """Called by the engine's callback thread. None: the current part has ended."""
+        """Called by the engine's thread. None: the current part has ended."""
         try:
             self._loop.call_soon_threadsafe(self._chunks.put_nowait, chunk)
         except RuntimeError:  # the loop is closed, so no task waits for chunks

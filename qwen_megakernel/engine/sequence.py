@@ -16,7 +16,7 @@ from torch import Tensor
 
 from qwen_megakernel.backend.interfaces import RECENT_FRAMES
 from qwen_megakernel.engine.audio import Audio, Chunk, Timings
-from qwen_megakernel.engine.callbacks import CallbackRunner
+from qwen_megakernel.engine.callbacks import CallbackRunner, DirectCalls
 from qwen_megakernel.engine.request import Request
 from qwen_megakernel.engine.runaway import RunawayGuard
 from qwen_megakernel.errors import SpeechError
@@ -73,7 +73,7 @@ class Sequence:
         self.pieces: PromptPieces | None = None  # where the text does not come whole
         self.incoming: queue.SimpleQueue[tuple[Tensor, bool]] = queue.SimpleQueue()  # rows; is the text complete?
         self.cancelled = False
-        self.callbacks: CallbackRunner | None = None
+        self.callbacks: CallbackRunner | DirectCalls | None = None
         self.settled = False  # it has its audio or its error; its callbacks may still run
         self.done = threading.Event()
         self.chunks: queue.SimpleQueue[Chunk | None] = queue.SimpleQueue()
