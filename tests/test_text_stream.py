@@ -213,6 +213,18 @@ def test_the_lexicon_does_not_care_for_cuts(cut, language):
     assert in_pieces(LEXICON.stream(language), pieces) == LEXICON.apply(text, language)
 
 
+@settings(max_examples=500, deadline=None)
+@given(
+    words=st.lists(
+        st.sampled_from(["New", "new", " ", "York", "sql", "SQL", "_", "'s", "-", "and", "Mai", "é", "在日"])
+    )
+)
+def test_what_the_lexicon_may_not_change_it_does_not(words):
+    text = "".join(words)
+    assert LEXICON.may_change(text, "german") or LEXICON.apply(text, "german") == text
+    assert not LEXICON.may_change("A sentence like any other, isn't it?")
+
+
 @pytest.mark.parametrize(
     ("text", "language", "said"),
     [
