@@ -183,7 +183,7 @@ def test_what_a_server_says_of_a_request_it_refuses_is_told(monkeypatch):
         ("measure_serving --requests x", "invalid positive value"),
         ("measure_fp8 --device banana", "banana"),
         ("measure_endings --utterances 0", "must be 1 or more"),
-        ("measure_batch --lines 1", "--lines: at least 2"),
+        ("measure_batch --lines 1", "--lines must be at least 2"),
         ("run_all --output half.json", "is not a folder"),
     ],
 )

@@ -181,7 +181,7 @@ def test_a_change_to_the_layout_of_whole_text_is_refused_in_token_mode(engine):
     service = service_of(engine, text_aggregation_mode=TOKEN)
     down, up = run(service, [change, *turn("Hello there.")])
     (error,) = of(up, ErrorFrame)
-    assert "which needs the streaming layout: leave non_streaming_mode out" in error.error and service.is_usable
+    assert "comes in pieces: leave non_streaming_mode out" in error.error and service.is_usable
     expected = engine.generate("Hello there.", speaker="ada", sampling=SamplingParams(seed=3), non_streaming_mode=False)
     assert len(pcm(down)) == len(expected.samples)
 

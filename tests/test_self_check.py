@@ -868,7 +868,7 @@ class TestOnAGpu:
     @pytest.mark.parametrize(
         "kind, reason",
         [
-            ("one_weight", "its error of|no numbers"),
+            ("one_weight", "its error of|not finite"),
             ("race", "a sequence has other codes"),
             ("spin_limit", "a wait inside the kernel took longer than its limit"),
             ("illegal_access", "illegal memory access|CUDA error"),

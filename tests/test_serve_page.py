@@ -333,7 +333,7 @@ def test_without_sound_the_figures_and_the_download_remain(server, visit, fresh_
         seen.click("Speak")
         seen.expect("rtf", r"^\d")
         seen.ready()
-        seen.expect("note", "plays no sound")
+        seen.expect("note", "cannot play sound")
         assert seen.pcm() == (truth := said(server, seed=fresh_seed))
         assert float(seen.text("seconds")) == round(len(truth) / 48000, 2) and int(seen.text("ttfc")) > 0
         assert waveform(seen) != silent and seen.text("message") == "" and seen.page.evaluate("played") == []
