@@ -129,7 +129,7 @@ def main() -> None:
     parser.add_argument("--size", choices=("0.6b", "1.7b", "demo"), default="0.6b")
     parser.add_argument("--pipelines", type=positive, nargs="+", default=[1, 4, 8])
     parser.add_argument("--rates", type=int, nargs="+", default=[24000, 16000, 8000])
-    parser.add_argument("--utterances", type=positive, default=25, help="of every pipeline")
+    parser.add_argument("--utterances", type=positive, default=25, help="utterances of each pipeline")
     parser.add_argument("--device", help="default: a GPU if there is one")
     args = parser.parse_args()
     logger.remove()

@@ -75,7 +75,9 @@ class Lexicon:
             with path.open("rb") as file:
                 data = file.read(MOST_BYTES + 1)
             if len(data) > MOST_BYTES:
-                raise TextError(f"{path}: a lexicon may have {MOST_BYTES:,} bytes; split it by language or shorten it")
+                raise TextError(
+                    f"{path}: a lexicon may have at most {MOST_BYTES:,} bytes; split it by language or shorten it"
+                )
             text = data.decode("utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:
             raise TextError(f"{path}: a lexicon must be a readable file in UTF-8: {error}") from None
@@ -196,7 +198,9 @@ def _checked(rows: Iterator[_Row] | list[_Row], where: str) -> dict[str, dict[st
     for count, (line, language, word, spelling) in enumerate(rows, 1):
         at = f"{where}, line {line}" if line else where
         if count > MOST_ENTRIES:
-            raise TextError(f"{at}: a lexicon may have {MOST_ENTRIES:,} entries")
+            raise TextError(
+                f"{at}: a lexicon may have at most {MOST_ENTRIES:,} entries; split it by language or shorten it"
+            )
         if not isinstance(word, str) or not isinstance(spelling, str):
             raise TextError(f"{at}: word and spelling must be text, got {word!r} and {spelling!r}")
         name = language_name(language)
