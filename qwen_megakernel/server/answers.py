@@ -209,11 +209,24 @@ class Streamed(StreamingResponse):
         self._parts, self._speech = parts, speech
 
     async def __call__(self, scope, receive, send) -> None:
+        """Starlette's own method starts two tasks before it sends anything, which delays the first sound."""
+        connected = asyncio.timeout(None)
+
+        async def watch() -> None:
+            await self.listen_for_disconnect(receive)
+            connected.reschedule(asyncio.get_running_loop().time())  # ends the block below
+
+        watcher = asyncio.create_task(watch())
         try:
-            await super().__call__(scope, receive, send)
+            async with connected:
+                await self.stream_response(send)
+        except TimeoutError:
+            if not connected.expired():
+                raise
         except TTSError as error:
             log.error("an answer ends early: %s", error)
         finally:
+            watcher.cancel()
             await self._parts.aclose()
             if self._speech:
                 await self._speech.close()

@@ -117,11 +117,13 @@ class Guard:
         async def send_in_time(message: Message) -> None:
             nonlocal answered
             answered = True
-            await asyncio.wait_for(send(message), self._limits.idle_s)
+            async with asyncio.timeout(self._limits.idle_s):
+                await send(message)
 
         try:
             async with asyncio.timeout(self._limits.total_s):
-                body = await asyncio.wait_for(self._body(scope, receive), self._limits.idle_s)
+                async with asyncio.timeout(self._limits.idle_s):
+                    body = await self._body(scope, receive)
                 if body is None:
                     words = f"the body is too long: send at most {self._max_body(scope)} bytes"
                     error = ApiError(413, "invalid", words)
