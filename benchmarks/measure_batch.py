@@ -93,7 +93,7 @@ def main() -> None:
     parser.add_argument("--device", help="default: a GPU if there is one")
     args = parser.parse_args()
     if args.lines < 2:
-        parser.error("--lines: at least 2, the first only tells how long loading takes")
+        parser.error("--lines must be at least 2: the first line only times loading")
     random.seed(0)
     texts = [sentence() for _ in range(args.lines)]
     results = []

@@ -121,9 +121,9 @@ def suppressed(drawn: list[tuple[str, str, dict]], said: list[Audio], endless: l
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--utterances", type=positive, default=10_000)
-    parser.add_argument("--suppressed", type=positive, default=1_000, help="of these, said without an end too")
-    parser.add_argument("--streams", type=positive, help="at once; default: 32 on a GPU, else 1")
-    parser.add_argument("--seed", type=int, default=0, help="of texts and requests; default: %(default)s")
+    parser.add_argument("--suppressed", type=positive, default=1_000, help="how many of them to say without an end too")
+    parser.add_argument("--streams", type=positive, help="utterances at once; default: 32 on a GPU, else 1")
+    parser.add_argument("--seed", type=int, default=0, help="seed of texts and requests; default: %(default)s")
     parser.add_argument("--device", help="default: a GPU if there is one")
     args = parser.parse_args()
     device = select_device(args.device)

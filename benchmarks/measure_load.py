@@ -86,7 +86,7 @@ def poisson(engine: TTSEngine, rate: float, seconds: float) -> list[Client]:
     while (now := now + random.expovariate(rate)) < seconds:
         times.append(now)
     if not times:
-        raise SystemExit(f"in {seconds:g} s nobody came, at {rate:g} requests a second: give more --seconds")
+        raise SystemExit(f"no request came in {seconds:g} s at {rate:g} requests a second: give more --seconds")
     return at(engine, times)
 
 
@@ -170,7 +170,7 @@ def paint(pyplot: ModuleType, colours: dict[str, str], told: dict, sizes: list[d
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("file", nargs="?", help="for --draw")
+    parser.add_argument("file", nargs="?", help="results for --draw")
     parser.add_argument("--draw", metavar="NAME", help="make NAME-light.svg and NAME-dark.svg of what run_all.py wrote")
     parser.add_argument("--size", choices=("0.6b", "1.7b", "demo"), default="0.6b")
     parser.add_argument("--rates", type=above_0, nargs="*", default=[10, 20, 30])
@@ -183,7 +183,7 @@ def main() -> None:
     parser.add_argument("--json", type=new_file, help="where to write the results too")
     args = parser.parse_args()
     if args.throughput and args.seconds <= 2:
-        parser.error("--throughput counts from its second second on and takes half of --seconds: give more than 2")
+        parser.error("--throughput takes half of --seconds and drops its first second: give more than 2")
     if args.draw:
         if args.file is None:
             parser.error("--draw needs a file that run_all.py wrote")

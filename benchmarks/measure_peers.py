@@ -45,7 +45,7 @@ def ask(python: str, name: str, *options: str) -> dict | str:
     except OSError as error:
         return f"{error.strerror}: {python} (make peers)"
     if done.returncode:
-        return (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        return (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
@@ -101,11 +101,11 @@ def paint(pyplot: ModuleType, colours: dict[str, str], told: dict, peers: list[t
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("file", nargs="?", help="for --draw")
+    parser.add_argument("file", nargs="?", help="results for --draw")
     parser.add_argument("--draw", metavar="NAME", help="make NAME-light.svg and NAME-dark.svg of what --json wrote")
     parser.add_argument("--size", choices=("0.6b", "1.7b", "demo"), default="0.6b")
     parser.add_argument("--only", nargs="+", choices=[name for name in ENGINES if name != "server"])
-    parser.add_argument("--python", default=".venv-peers/bin/python", help="that has the peers installed")
+    parser.add_argument("--python", default=".venv-peers/bin/python", help="Python that has the peers installed")
     parser.add_argument("--server", nargs=3, action="append", default=[], metavar=("NAME", "URL", "FIELDS"))
     parser.add_argument("--utterances", type=positive, default=20)
     parser.add_argument("--json", type=new_file, help="where to write the results too")

@@ -79,7 +79,7 @@ def main() -> int:
     if unfit := set(args.only or ()) - table.keys():
         parser.error(f"{', '.join(sorted(unfit))}: not for this machine, which has no CUDA GPU")
     if args.output.exists() and not args.output.is_dir():
-        parser.error(f"--output: {args.output} is no folder")
+        parser.error(f"--output: {args.output} is not a folder")
     args.output.mkdir(parents=True, exist_ok=True)
     told = {"machine": machine(), "commit": commit(), "when": datetime.date.today().isoformat(), "benchmarks": {}}
     try:
@@ -87,9 +87,9 @@ def main() -> int:
         if (before["commit"], before["machine"]) == (told["commit"], told["machine"]):
             told["benchmarks"] = before["benchmarks"]
         else:
-            print(f"replaces what {before['machine']} said at commit {before['commit']}")
+            print(f"replaces the results of {before['machine']} at commit {before['commit']}")
     except (ValueError, LookupError, TypeError) as error:
-        parser.error(f"{path} is cut off or changed ({error!r}); delete it")
+        parser.error(f"{path} is cut off or was changed ({error!r}): delete it")
     with tempfile.TemporaryDirectory() as models:
         os.environ.setdefault(MODELS, models)
         for name in args.only or table:

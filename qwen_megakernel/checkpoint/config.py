@@ -188,7 +188,7 @@ def _id_table(js: JsonObject, key: str, vocab: int) -> dict[str, int]:
         if type(value) is not int or not 0 <= value < vocab:
             raise CheckpointError(f"{js.where}: {key}[{name!r}] must be an id in 0..{vocab - 1}, found {value!r}")
         if table.setdefault(name.lower(), value) != value:
-            raise CheckpointError(f"{js.where}: {key} has {name.lower()!r} twice, and case tells no names apart")
+            raise CheckpointError(f"{js.where}: {key} has {name.lower()!r} twice; names must differ by more than case")
     return table
 
 

@@ -196,7 +196,7 @@ class EngineCore:
         callbacks = sequence.callbacks
         mine = threading.current_thread() in (self._thread, callbacks and callbacks.thread)
         if mine and not sequence.done.is_set():
-            raise RequestError("a callback cannot wait for its own utterance: it would wait for its own thread")
+            raise RequestError("a callback cannot wait for its own utterance: take its Audio from on_end")
 
     # ------------------------------------------------------------ what an engine asks
 

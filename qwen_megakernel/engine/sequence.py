@@ -40,9 +40,9 @@ class State(Enum):
     WAITING_TEXT = "its first word is not whole yet"
     QUEUED = "its prompt is built; it waits for a slot"
     PREFILLING = "it has a slot; its prompt is computed next"
-    REFERENCE = "the vocoder hears the cloned voice's reference recording"
+    REFERENCE = "the vocoder gets the codes of the reference recording"
     RUNNING = "frames are launched"
-    DRAINING = "its last frame was computed; some audio is on its way"
+    DRAINING = "its last frame is computed; the rest of its audio follows"
     DONE = "it has its audio or its error"
 
 
@@ -279,7 +279,10 @@ class Sequence:
         """Take what the vocoder made: fp32 [frames, 1920]. Its frames from end of speech on are noise."""
         sound = sound[: len(self.codes) - len(self.sound)]
         if not np.isfinite(sound).all():
-            raise SpeechError("the model's samples are no numbers: its weights or this utterance's prompt are broken")
+            raise SpeechError(
+                "the model's samples are not finite: check this utterance's voice, "
+                "or the weights if all utterances fail"
+            )
         if self.guard and len(sound):
             self.guard.hear(sound, len(sound))
         self.sound += list(sound)

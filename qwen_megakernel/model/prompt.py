@@ -115,7 +115,7 @@ class PromptBuilder:
         self._role = [config.im_start_id, *tokenizer.encode("assistant\n")]
         if len(self._role) != 3:
             raise CheckpointError(
-                f"vocab.json, merges.txt: 'assistant\\n' must be two tokens, is {len(self._role) - 1}"
+                f"vocab.json, merges.txt: 'assistant\\n' must be two tokens, found {len(self._role) - 1}"
             )
         self._bos, self._eos, self._pad = embeddings.text([config.tts_bos_id, config.tts_eos_id, config.tts_pad_id])
         self._codec_pad, self._codec_bos = embeddings.code0([config.talker.codec_pad_id, config.talker.codec_bos_id])
@@ -257,7 +257,7 @@ class PromptBuilder:
             raise TextError(f"{name} must not be blank")
         ids = self._turn_ids("assistant", text)[: -1 - len(self._newline)]
         if len(ids) < 4:
-            raise TextError(f"{name} {text!r} has no token to speak")
+            raise TextError(f"{name} {text!r} has nothing to speak")
         return Tokens(ids[:3], ids[3:])
 
     def _tag_ids(self, language: str, speaker: str | None) -> list[int]:

@@ -217,7 +217,7 @@ class Connection:
             async with asyncio.timeout(seconds):
                 asked = await self._take()
         except TimeoutError:
-            raise RequestError(f"the text did not go on for {seconds:g} s: send synthesize-stop at its end") from None
+            raise RequestError(f"no more text came for {seconds:g} s: send synthesize-stop at its end") from None
         if SynthesizeStop.is_type(asked.kind):
             self._complete = True
         self._streamed += len(asked.text)
@@ -227,7 +227,9 @@ class Connection:
     def _check_length(self, characters: int) -> None:
         if characters > self._limits.max_text:
             most = self._limits.max_text
-            raise TextTooLongError(f"a request may have {most} characters, this one has {characters}: send it in two")
+            raise TextTooLongError(
+                f"a request may have at most {most} characters, this one has {characters}: send it in two"
+            )
 
     async def _say(self, text: str | None, request: dict) -> None:
         """Speak one utterance. `text`: None if it comes in pieces."""
