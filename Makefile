@@ -138,10 +138,10 @@ $(CLIENTS)/.installed: pyproject.toml constraints-cpu.txt Makefile
 	@touch $@
 
 # Environments of others' programs, with the versions that those were tested with.
-$(ORACLE)/.installed: Makefile
+$(ORACLE)/.installed: pyproject.toml Makefile
 	$(PYTHON) -m venv $(ORACLE)
 	$(ORACLE)/bin/python $(INSTALL) torch==2.13.0 transformers==5.15.1 \
-		librosa einops accelerate onnxruntime soundfile soxr safetensors tokenizers numpy tqdm peft==0.21.2
+		librosa einops accelerate onnxruntime peft==0.21.2 -e .
 	$(ORACLE)/bin/python $(INSTALL) --no-deps qwen-tts-hf==0.1.1.post1
 	@touch $@
 

@@ -84,7 +84,7 @@ def _serve(args: argparse.Namespace) -> int:
         from qwen_megakernel.server import app as serve
         from qwen_megakernel.server.process import is_loopback
     except ModuleNotFoundError as error:
-        raise BackendError(f"serving needs {error.name}: install the extra [serve]") from None
+        raise BackendError(f"serving needs {error.name}: in the checkout, pip install -e '.[serve]'") from None
     if args.token is not None and not args.token.strip():
         raise BackendError("--token is empty: give a token, or leave the option out")
     token = (args.token or os.environ.get(TOKEN) or "").strip() or None
@@ -161,7 +161,8 @@ def _wyoming(args: argparse.Namespace) -> int:
         from qwen_megakernel.server import wyoming_api
         from qwen_megakernel.server.process import is_loopback
     except ModuleNotFoundError as error:
-        raise BackendError(f"the Wyoming server needs {error.name}: install the extra [wyoming]") from None
+        how = "in the checkout, pip install -e '.[wyoming]'"
+        raise BackendError(f"the Wyoming server needs {error.name}: {how}") from None
     if not is_loopback(args.host):
         if not args.allow_network:
             raise BackendError(

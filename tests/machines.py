@@ -24,6 +24,7 @@ def pretend(
     patch.setattr(torch.cuda, "get_device_capability", lambda _device: capability)
     patch.setattr(torch.cuda, "get_device_properties", lambda _device: properties)
     patch.setattr(build, "find_nvcc", lambda: "nvcc" if nvcc else None)
+    patch.setattr(build, "pip_toolkit", lambda: None)
     patch.setattr(build, "nvcc_version", lambda _nvcc: nvcc)
     patch.setattr(build, "find_ninja", lambda: "/tools/ninja" if ninja else None)
     patch.setattr(build, "driver_version", lambda: driver)

@@ -361,7 +361,7 @@ def test_numbers_out_of_their_range_are_refused(args, capsys):
 def test_mpeg4_without_its_package_is_refused_by_name(monkeypatch, capsys):
     monkeypatch.setattr(mpeg4, "find_spec", lambda _name: None)
     assert speak("--text", "x", "-o", "x.m4b") == 1
-    assert ".m4b needs the package av: install the extra [serve]" in capsys.readouterr().err
+    assert ".m4b needs the package av: in the checkout, pip install -e '.[serve]', or choose" in capsys.readouterr().err
 
 
 def test_chapter_marks_are_in_an_mpeg4_file():

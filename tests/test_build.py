@@ -4,6 +4,7 @@ import dataclasses
 import logging
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import torch
 from torch.utils import cpp_extension
 
 from qwen_megakernel import cli
-from qwen_megakernel.backend import build
+from qwen_megakernel.backend import build, select
 from qwen_megakernel.backend import compile_all as kernels
 from qwen_megakernel.backend.compile_all import MODELS, Compiled, Launch
 from qwen_megakernel.backend.interfaces import LAUNCH_SLOTS
@@ -25,12 +26,14 @@ from qwen_megakernel.backend.sizes import SIZES, built_for, check_sizes
 from qwen_megakernel.backend.targets import TARGETS, target_of
 from qwen_megakernel.backend.vocoder_recorder import GELU, NONE, SNAKE
 from qwen_megakernel.checkpoint.fp8 import PARTS
+from qwen_megakernel.checkpoint.load import Checkpoint
 from qwen_megakernel.errors import BackendError
 
 GPU = torch.device("cuda")
 H200 = ((9, 0), 132, "H200")
 HOPPER = TARGETS["sm_90ax128"]
 CSRC = build.source_folder()
+ROOT = Path(__file__).parents[1]
 
 
 def of(width: int) -> str:
@@ -228,12 +231,14 @@ def test_every_include_is_beside_its_file_or_above_it():
             ((8, 6), 28, "RTX 3060"),
             "needs at least 32 multiprocessors, and this RTX 3060 has 28; use a larger GPU",
         ),
-        ((*H200, None), "install the CUDA toolkit and set CUDA_HOME"),
+        ((*H200, None), "nvcc was not found in "),
         ((*H200, (13, 0), (13, 0), False), "ninja was not found on PATH or beside this Python; pip install ninja"),
         (
             (*H200, (13, 0), (12, 8)),
             "too old: it runs CUDA 12.8, but nvcc is for CUDA 13.0; update the driver or set CUDA_HOME",
         ),
+        ((*H200, (11, 5)), "nvcc is too old: it is of CUDA 11.5, and this H200 needs 12.3 or newer; "),
+        (((10, 3), 148, "B300", (12, 8)), "it is of CUDA 12.8, and this B300 needs 12.9 or newer; "),
     ],
 )
 def test_says_what_is_in_the_way_and_auto_takes_torch(said, sentence, machine):
@@ -247,9 +252,63 @@ def test_says_what_is_in_the_way_and_auto_takes_torch(said, sentence, machine):
     assert backend == "torch" and sentence in reason
 
 
+@pytest.mark.parametrize("cuda, capability, told", [("12.6", (9, 0), "12.6"), ("12.6", (12, 1), "12.9")])
+def test_before_cuda_13_it_names_the_toolkit_because_pip_has_no_nvcc(cuda, capability, told, machine, monkeypatch):
+    machine(capability, 132, "a card", (12, 0), (12, 9))
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    assert f"install the CUDA {told} toolkit and set CUDA_HOME" in build.why_no_build(GPU)
+    assert "pip install" not in build.why_no_build(GPU) + build.no_nvcc()
+
+
+def test_the_oldest_nvcc_of_every_architecture_will_do(machine):
+    for target in TARGETS.values():
+        number, least = target.arch.rstrip("a"), build._LEAST_NVCC.get(target.arch, build._LEAST_OF_SOURCES)
+        card = (int(number[:-1]), int(number[-1])), target.multiprocessors, target.card
+        machine(*card, least)
+        assert build.why_no_build(GPU) is None
+        machine(*card, (least[0], least[1] - 1))
+        assert "is too old" in build.why_no_build(GPU)
+
+
+def test_an_nvcc_of_pips_that_an_old_one_hides_is_named(machine, monkeypatch):
+    machine(*H200, (11, 5))
+    monkeypatch.setattr(build, "pip_toolkit", lambda: Path("/site/nvidia/cu13"))
+    assert build.why_no_build(GPU).endswith("needs 12.3 or newer; set CUDA_HOME=/site/nvidia/cu13")
+
+
+@pytest.mark.parametrize("cuda, release", [(None, "13.0"), ("13.2", "13.2")])
+def test_a_shell_takes_pips_command_as_it_is_printed(cuda, release, monkeypatch):
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    monkeypatch.setattr(build, "pip_toolkit", lambda: None)  # of this machine
+    command = re.search(r"; (pip install .*?), or install the CUDA toolkit", build.no_nvcc())[1]
+    assert "*" not in re.sub(r"'[^']*'", "", command), "a shell expands it"
+    assert shlex.split(command) == ["pip", "install", *(f"{name}=={release}.*" for name in build._PIP_COMPILER)]
+    if cuda is None:
+        assert command in (ROOT / "docs" / "cards.md").read_text(encoding="utf-8")
+
+
 def test_a_driver_of_the_same_major_version_will_do(machine):
     machine(*H200, nvcc=(12, 9), driver=(12, 4))
     assert build.why_no_build(GPU) is None
+
+
+@pytest.mark.parametrize(
+    "driver, told",
+    [
+        (None, "PyTorch speaks on the CPU: no NVIDIA GPU was found"),
+        ((12, 4), "PyTorch speaks on the CPU: the NVIDIA driver is too old: it runs CUDA 12.4, but torch"),
+    ],
+)
+def test_the_log_says_why_the_cpu_speaks(driver, told, monkeypatch, caplog):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    for module in (build, select):
+        monkeypatch.setattr(module, "driver_version", lambda: driver)
+    with caplog.at_level(logging.INFO, "qwen_megakernel"):
+        select.choose_backend(
+            "auto", Checkpoint.open("demo"), select_device(None), torch.float32, None, "float32", None
+        )
+    assert caplog.messages[0].startswith(told)
 
 
 @pytest.mark.parametrize(
@@ -404,11 +463,12 @@ def test_a_kernel_that_was_not_compiled_fails():
     assert "sm_90ax128: expected kernels for talkers of width 256" in kernels.judge(HOPPER, 8, {1024: fits}, {})[1][0]
 
 
-def test_make_kernels_without_nvcc_says_so(tmp_path):
-    env = {k: v for k, v in os.environ.items() if k != "CUDA_PATH"} | {"CUDA_HOME": str(tmp_path)}
+def test_make_kernels_without_nvcc_says_so(tmp_path, monkeypatch):
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
     command = [sys.executable, "-m", "qwen_megakernel.backend.compile_all"]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, cwd=Path(__file__).parents[1])
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 1 and done.stderr == f"error: {build.no_nvcc()}\n"
+    assert f"nvcc was not found in CUDA_HOME={tmp_path}; " in done.stderr
 
 
 def test_nvcc_is_looked_for_where_torch_looks(tmp_path, monkeypatch):

@@ -376,6 +376,17 @@ def test_doctor_says_what_this_machine_can_do(capsys):
         assert part in printed
 
 
+def test_without_its_packages_serve_prints_the_command(monkeypatch, capsys):
+    for name in [name for name in sys.modules if name.startswith("qwen_megakernel.server.app")]:
+        monkeypatch.delitem(sys.modules, name)
+    import qwen_megakernel.server
+
+    monkeypatch.delattr(qwen_megakernel.server, "app", raising=False)
+    monkeypatch.setitem(sys.modules, "fastapi", None)
+    assert main(["serve"]) == 1
+    assert "serving needs fastapi: in the checkout, pip install -e '.[serve]'" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("port", ["taken", "99999", "-5"])
 def test_a_port_that_cannot_be_had_ends_the_server_in_order(port):
     """Before anything is loaded: a process that ends while a thread is inside torch aborts."""

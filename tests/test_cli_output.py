@@ -390,6 +390,9 @@ def test_progress_grows_with_the_text_and_is_whole_at_the_end_alone(monkeypatch,
     """However much longer than their letters promise the pieces take, at any speed."""
 
     class Bar(tqdm):
+        def __init__(self, **options):
+            super().__init__(**options | {"disable": False})
+
         def update(self, n=1):
             super().update(n)
             shown.append((self.format_dict["n"] / self.format_dict["total"], str(self)))
@@ -407,6 +410,16 @@ def test_progress_grows_with_the_text_and_is_whole_at_the_end_alone(monkeypatch,
     assert list(parts) == sorted(parts) and 0 < parts[0] < 0.55 < first < 1.0 and parts[-1] == 0.99
     percents = [int(re.search(r"(\d+) %", text)[1]) for text in texts]
     assert max(percents) == 99 and "left, by the text's length, piece 1 of 2" in texts[0] and "2 of 2" in texts[-1]
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_bar_is_drawn_in_terminals_only(terminal, monkeypatch):
+    monkeypatch.setattr(sys, "stderr", told := io.StringIO())
+    told.isatty = lambda: terminal
+    with speak_command._Progress(["A text."], 1.0) as progress:
+        progress.chunk(Chunk(np.zeros(RATE, np.float32), np.zeros((12, 16), np.int64), RATE))
+        progress.piece_ends()
+    assert ("speaking" in told.getvalue()) == terminal and bool(told.getvalue()) == terminal
 
 
 @contextmanager

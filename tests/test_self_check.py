@@ -554,13 +554,16 @@ def doctor(capsys, *args: str, code: int = 0) -> str:
 
 def test_doctor_tells_verdicts_and_what_auto_would_take(card, child, capsys):
     printed = doctor(capsys)
-    assert "128 multiprocessors" in printed and printed.count("the self-check at the first load decides") == 4
+    assert "128 multiprocessors" in printed and printed.count("the self-check at the first load decides") == 3
+    assert re.search(r"backend +auto takes megakernel on cuda: megakernel for 0.6b, 1.7b, demo$", printed, re.M)
     verdicts.keep(Verdict(card, FRAME, VOCODER))
     verdicts.keep(Verdict(replace(card, size="0.6b"), WRONG, VOCODER))
     printed = doctor(capsys)
     assert re.search(r"auto, demo +megakernel: self-check on this NVIDIA GeForce RTX 4090, demo, bf16: kernel", printed)
     assert re.search(r"auto, 0.6b +torch: .*wrong: a sequence has other codes", printed)
     assert re.search(r"auto, 1.7b +megakernel: it can run here", printed)
+    told = "auto takes torch or megakernel on cuda: torch for 0.6b; megakernel for 1.7b, demo"
+    assert re.search(rf"backend +{told}$", printed, re.M)
     assert str(verdicts.folder()) in printed and len(re.findall(r"^verdict ", printed, re.M)) == 2
     assert not child.runs
 
@@ -593,7 +596,7 @@ def test_doctor_tells_why_pytorch_serves(said_by, sentence, machine, child, caps
     printed = doctor(capsys, "--check")
     assert re.search(rf"GPU .*PyTorch speaks: .*{sentence}", printed)
     assert re.search(rf"check +none was made: .*{sentence}", printed)
-    assert re.search(r"backend +torch on cuda", printed) and not child.runs
+    assert re.search(r"backend +auto takes torch on cuda: no megakernel", printed) and not child.runs
 
 
 def test_doctor_knows_rocm(machine, monkeypatch, child, capsys):

@@ -335,7 +335,7 @@ def test_with_a_token_nothing_is_told_without_it():
                 told = refused.json()["error"]["message"]
                 assert told == f"{words}: send the header Authorization: Bearer TOKEN"
         flood = [http_post(server.url + SPEECH, content=b"x" * 5000).status_code for _ in range(200)]
-        assert set(flood) == {401} and server.service.engine.metrics()["utterances"] == 1  # its warm-up
+        assert set(flood) == {401} and server.service.engine.metrics()["utterances"] == 0
         assert get(f"{server.url}/health").status_code == get(f"{server.url}/ready").status_code == 200
         bearing = {"authorization": "Bearer secret", "host": "bots.example"}
         assert get(f"{server.url}/v1/models", headers=bearing).status_code == 200
@@ -466,12 +466,15 @@ def test_texts_are_logged_only_where_that_was_asked_for(caplog, log_texts):
     assert ("A secret." in caplog.text) == log_texts
 
 
-def test_before_it_is_ready_it_says_so():
-    go = threading.Event()
+def test_before_it_is_ready_it_says_so(monkeypatch):
+    go, warmed = threading.Event(), []
 
     def late() -> TTSEngine:
         assert go.wait(PATIENCE_S)
-        return demo()
+        engine = demo()
+        reset = engine.reset_metrics
+        monkeypatch.setattr(engine, "reset_metrics", lambda: warmed.append(engine.metrics()["utterances"]) or reset())
+        return engine
 
     with running(late) as server:
         assert get(f"{server.url}/health").json() == {"status": "loading"}
@@ -480,7 +483,8 @@ def test_before_it_is_ready_it_says_so():
         assert refused.status_code == 503 and refused.json()["error"]["retryable"] is True
         go.set()
         until(lambda: get(f"{server.url}/ready").status_code == 200)
-        assert server.service.engine.metrics()["utterances"] == 1, "a warm-up"
+        assert warmed == [1] and not any(server.service.engine.metrics().values()), "the warm-up is not counted"
+        assert "qwen_megakernel_utterances_total 0.0" in get(f"{server.url}/metrics").text
 
 
 @pytest.mark.parametrize("error, traceback", [(BackendError("no room here"), False), (ValueError("a bug"), True)])

@@ -128,7 +128,7 @@ def test_a_format_whose_library_is_missing_is_refused_with_the_remedy(server, mo
         refused = post(server, path, response_format=name, **body)
         error = refused.json()["error"]
         assert refused.status_code == 400 and error["param"] == "response_format"
-        assert error["message"].startswith(f"{name} needs the package av: install it on the server (extra [serve])")
+        assert error["message"].startswith(f"{name} needs the package av: on the server, pip install -e '.[serve]'")
     assert post(server, input="Hi.", response_format="flac").status_code == 200
 
 

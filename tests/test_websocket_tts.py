@@ -5,6 +5,7 @@ Its voice is a ramp as long as the text."""
 import asyncio
 import contextlib
 import json
+import socket
 import subprocess
 import sys
 import time
@@ -538,6 +539,23 @@ def test_the_right_token_speaks():
     assert np.array_equal(pcm(down), voice_of("Hello there.")) and not of(up, ErrorFrame)
 
 
+@pytest.mark.parametrize("mode", [SENTENCE, TOKEN])
+def test_without_a_server_every_error_names_it_and_says_what_to_start(mode):
+    async def speak():
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            url = f"ws://127.0.0.1:{free.getsockname()[1]}/v1/audio/speech/socket"
+        service = MegakernelWebsocketTTSService(url=url, text_aggregation_mode=mode)
+        return url, *await play(service, [*turn("Hello there."), came(TTSStoppedFrame)]), service
+
+    url, down, up, service = asyncio.run(speak())
+    errors = of(up, ErrorFrame)
+    assert len(errors) == 2 and {e.category for e in errors} == {ErrorCategory.CONNECTIVITY} and service.is_usable
+    for error in errors:  # in setup, then by the text
+        assert f"cannot reach {url}: ConnectionRefusedError" in error.error
+        assert error.error.endswith("; start `qwen-megakernel serve`")
+    assert not of(down, TTSAudioRawFrame) and one_start_and_stop(down)
+
+
 def test_a_server_that_is_not_there_yet_is_tried_again_by_the_next_text(monkeypatch):
     server, connect = Server(), MegakernelWebsocketTTSService._websocket_connect
     tries = []
@@ -549,6 +567,7 @@ def test_a_server_that_is_not_there_yet_is_tried_again_by_the_next_text(monkeypa
     monkeypatch.setattr(MegakernelWebsocketTTSService, "_websocket_connect", late)
     down, up, _ = run(turn("Hello there."), server)
     assert [e.category for e in of(up, ErrorFrame)] == [ErrorCategory.CONNECTIVITY] and len(tries) == 2
+    assert "cannot speak yet: " in of(up, ErrorFrame)[0].error
     assert np.array_equal(pcm(down), voice_of("Hello there."))
 
 

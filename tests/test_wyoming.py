@@ -718,7 +718,7 @@ def test_without_the_package_it_names_the_extra(monkeypatch, capsys):
     monkeypatch.delattr(qwen_megakernel.server, "wyoming_api")
     monkeypatch.setitem(sys.modules, "wyoming", None)
     assert cli.main(["wyoming"]) == 1
-    assert "install the extra [wyoming]" in capsys.readouterr().err
+    assert "in the checkout, pip install -e '.[wyoming]'" in capsys.readouterr().err
 
 
 def test_the_compose_file_says_what_the_command_line_takes():

@@ -74,6 +74,12 @@ def why_no_build(device: torch.device) -> str | None:
     version = nvcc_version(nvcc)
     if version is None:
         return f"`{nvcc} --version` printed no release; set CUDA_HOME to a CUDA toolkit"
+    least = _LEAST_NVCC.get(architecture(device), _LEAST_OF_SOURCES)
+    if version < least:
+        return (
+            f"{nvcc} is too old: it is of CUDA {_told(version)}, and this {properties.name} needs {_told(least)} or "
+            f"newer; {_how_to_get_nvcc(least)}"
+        )
     if find_ninja() is None:
         return "ninja was not found on PATH or beside this Python; pip install ninja"
     return why_driver_too_old(version, "nvcc", "or set CUDA_HOME to an older toolkit")
@@ -97,8 +103,8 @@ def why_driver_too_old(needed: tuple[int, int], by: str, instead: str) -> str | 
     if driver is None or driver[0] >= needed[0]:
         return None
     return (
-        f"the NVIDIA driver is too old: it runs CUDA {driver[0]}.{driver[1]}, but {by} is for CUDA "
-        f"{needed[0]}.{needed[1]}; update the driver {instead}"
+        f"the NVIDIA driver is too old: it runs CUDA {_told(driver)}, but {by} is for CUDA {_told(needed)}; "
+        f"update the driver {instead}"
     )
 
 
@@ -114,28 +120,46 @@ def driver_version() -> tuple[int, int] | None:
     return version.value // 1000, version.value % 1000 // 10
 
 
-_PIP_COMPILER = ("nvidia-cuda-nvcc", "nvidia-nvvm", "nvidia-cuda-crt", "nvidia-cuda-cccl")
-"""nvcc, the code generator behind it, and headers. torch brings the runtime and its headers."""
+_LEAST_OF_SOURCES = (12, 3)
+"""The oldest nvcc for csrc: 128-bit loads and stores in ptx.cuh need PTX 8.3, and ptxas took all of csrc as that."""
+
+_LEAST_NVCC = {"100a": (12, 8), "120a": (12, 8), "103a": (12, 9), "121a": (12, 9)}
+"""The oldest nvcc that knows an architecture, where that is newer (PTX 8.6 to 8.8)."""
+
+_PIP_COMPILER = ("nvidia-cuda-nvcc", "nvidia-nvvm", "nvidia-cuda-crt", "nvidia-cuda-cccl", "nvidia-cuda-runtime")
+"""nvcc, the code generator behind it, headers, and the runtime with its own, which a torch for CUDA has brought. The
+runtime of another minor version has other headers than nvcc: `__nv_ldg_ui4_impl` was unresolved with 13.2 and 13.5."""
 
 
 def no_nvcc() -> str:
     """A sentence that says nvcc is missing, and what to do."""
-    release = torch.version.cuda or "13.0"  # pip's compiler must be of the CUDA that torch was built for
-    packages = " ".join(f"{package}=={release}.*" for package in _PIP_COMPILER)
-    return (
-        "nvcc was not found in CUDA_HOME, on PATH, in /usr/local/cuda or among pip's packages; "
-        f"pip install {packages}, or install the CUDA toolkit and set CUDA_HOME"
-    )
+    home = _cuda_home()
+    where = f"CUDA_HOME={home}" if home else "PATH, /usr/local/cuda or pip's packages"
+    return f"nvcc was not found in {where}; {_how_to_get_nvcc()}"
+
+
+def _how_to_get_nvcc(least: tuple[int, int] = (0, 0)) -> str:
+    """What to do for an nvcc of the CUDA that torch was built for, or of `least`, whichever is newer."""
+    if toolkit := pip_toolkit():
+        return f"set CUDA_HOME={toolkit}"  # it was hidden, else it would have been found
+    release = max(_version(torch.version.cuda or "13.0"), least)
+    if release < (13, 0):  # nvidia-cuda-nvcc-cu12 holds ptxas, but no nvcc
+        return f"install the CUDA {_told(release)} toolkit and set CUDA_HOME; pip has nvcc from CUDA 13 on"
+    packages = " ".join(f"'{package}=={_told(release)}.*'" for package in _PIP_COMPILER)
+    return f"pip install {packages}, or install the CUDA toolkit and set CUDA_HOME"
 
 
 def find_nvcc() -> str | None:
     """Look where torch.utils.cpp_extension looks, which a CPU build of torch does not tell; then in pip's packages."""
-    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
-    if home:
+    if home := _cuda_home():
         return shutil.which("nvcc", path=Path(home) / "bin")
     toolkit = pip_toolkit()
     found = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
     return found or (toolkit and shutil.which("nvcc", path=toolkit / "bin"))
+
+
+def _cuda_home() -> str | None:
+    return os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
 
 
 def pip_toolkit() -> Path | None:
@@ -160,6 +184,10 @@ def nvcc_version(nvcc: str) -> tuple[int, int] | None:
 def _version(text: str) -> tuple[int, int]:
     major, minor = text.split(".")[:2]
     return int(major), int(minor)
+
+
+def _told(version: tuple[int, int]) -> str:
+    return "{}.{}".format(*version)
 
 
 # ---------------------------------------------------------------- building it

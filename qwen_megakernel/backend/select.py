@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from qwen_megakernel.backend import auto
-from qwen_megakernel.backend.build import load_extension, why_no_build, why_no_gpu
+from qwen_megakernel.backend.build import driver_version, load_extension, why_no_build, why_no_gpu
 from qwen_megakernel.backend.cpu_threads import measure
 from qwen_megakernel.backend.cuda_graphs import synchronize
 from qwen_megakernel.backend.interfaces import FrameDecoder, LoadedModel, Vocoder
@@ -278,11 +278,18 @@ def choose_backend(
         obstacle = auto.why_no_vocoder(device, size_of(config), fp8 if name == "megakernel" else frozenset())
     kind = str(dtype).removeprefix("torch.") + (f", FP8: {', '.join(sorted(fp8))}" if fp8 else "")
     if device.type == "cpu":
-        log.info("PyTorch speaks on the CPU%s", "" if torch.cuda.is_available() else ": no NVIDIA GPU was found")
+        log.info("PyTorch speaks on the CPU%s", _why_on_cpu())
         log.debug("backend %s, %s (%s)", name, kind, reason)
     else:
         log.info("backend %s on %s, %s (%s)", name, device, kind, reason)
     return Backend(name, checkpoint, device, dtype, fp8, vocoder_dtype, vocoder_obstacle=obstacle, threads=threads)
+
+
+def _why_on_cpu() -> str:
+    """For the log. Empty where a CPU was chosen beside a GPU."""
+    if torch.cuda.is_available():
+        return ""
+    return f": {why_no_gpu()}" if driver_version() else ": no NVIDIA GPU was found"
 
 
 def _is_told(backend: str, name: str) -> bool:

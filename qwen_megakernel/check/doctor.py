@@ -57,8 +57,8 @@ def examine(device: torch.device) -> dict:
     Args:
         device: the one that engines take by default.
     """
-    backend, reason = select_backend("auto", device)
-    nvcc, ninja = find_nvcc(), find_ninja()
+    nvcc, ninja, cards = find_nvcc(), find_ninja(), _cards()
+    backend, reason = _taken(device, cards)
     facts = {
         "qwen_megakernel": __version__,
         "python": platform.python_version(),
@@ -66,7 +66,7 @@ def examine(device: torch.device) -> dict:
         "torch": torch.__version__,
         "torch_cuda": torch.version.cuda,
         "torch_rocm": torch.version.hip,
-        "cards": _cards(),
+        "cards": cards,
         "driver": _output_line(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]),
         "driver_cuda": ".".join(map(str, driver_version() or ("none",))),
         "nvcc": f"{_output_line([nvcc, '--version'], -2)} ({nvcc})" if nvcc else no_nvcc(),
@@ -80,6 +80,17 @@ def examine(device: torch.device) -> dict:
     if device.type == "cpu":
         facts["cpu"] = f"with the {DEMO} voice, {_cpu_speed()}"
     return facts
+
+
+def _taken(device: torch.device, cards: list[dict]) -> tuple[str, str]:
+    """(backend, why) that "auto" takes on the device. On a GPU that can run the kernel it goes by the model's size."""
+    by_size = cards[device.index or 0].get("auto") if device.type == "cuda" else None
+    if not by_size:
+        return select_backend("auto", device)
+    sizes: dict[str, list[str]] = {}
+    for size, told in by_size.items():
+        sizes.setdefault(told.partition(":")[0], []).append(size)
+    return " or ".join(sizes), "; ".join(f"{backend} for {', '.join(names)}" for backend, names in sizes.items())
 
 
 # ---------------------------------------------------------------- GPUs
@@ -151,7 +162,7 @@ def _print(facts: dict) -> None:
         ("GPU", f"none that torch can use: {why_no_gpu()}")
     ]
     rows += [(name, facts[name]) for name in ("driver", "nvcc", "ninja", "checkpoints")]
-    rows.append(("backend", f"{facts['backend']} on {facts['device']}: {facts['reason']}"))
+    rows.append(("backend", f"auto takes {facts['backend']} on {facts['device']}: {facts['reason']}"))
     for card in facts["cards"]:
         rows += [(f"auto, {size}", told) for size, told in card.get("auto", {}).items()]
         rows += [("verdict", verdict["told"]) for verdict in card.get("verdicts", ())]

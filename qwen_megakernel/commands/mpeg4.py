@@ -13,7 +13,7 @@ _BITS = 96_000  # per second
 def missing() -> str | None:
     """Why such files cannot be written here, and what to do; None if they can."""
     if find_spec("av") is None:
-        return "needs the package av: install the extra [serve], or choose another format"
+        return "needs the package av: in the checkout, pip install -e '.[serve]', or choose another format"
     return None
 
 

@@ -243,7 +243,8 @@ class _Progress:
 
     def __enter__(self) -> "_Progress":
         shown = "speaking {percentage:3.0f} %|{bar}| about {remaining} left, by the text's length{postfix}"
-        self._bar = tqdm(total=sum(self._weights), bar_format=shown, smoothing=0, leave=False)
+        # disable=None: a bar in terminals only
+        self._bar = tqdm(total=sum(self._weights), bar_format=shown, smoothing=0, leave=False, disable=None)
         self._bar.set_postfix_str(f"piece 1 of {len(self._weights)}")
         return self
 

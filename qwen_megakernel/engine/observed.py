@@ -37,10 +37,14 @@ class Observed:
         return health | ({"error": repr(admission.fault)} if admission.fault else {})
 
     def metrics(self) -> dict[str, int]:
-        """Counters since load: utterances and frames. Utterances are counted by their end (eos, length, runaway,
-        cancelled, failed), runaways by their kind (runaway_repeats, _silence, _babble). Further counters: said again
+        """Counters since load and warm-up: utterances and frames. Utterances are counted by their end (eos, length,
+        runaway, cancelled, failed), runaways by their kind (runaway_repeats, _silence, _babble). Further: said again
         (retries), refused by a full engine (busy), failed in the queue (timed_out), kernel_faults."""
         return self._core.admission.counts
+
+    def reset_metrics(self) -> None:
+        """Set the counters of `metrics()` to 0, as after a warm-up. No utterance may be open."""
+        self._core.admission.forget()
 
     def snapshot(self) -> Snapshot:
         """What the engine holds at this moment, for tests and for finding leaks."""

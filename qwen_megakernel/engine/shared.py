@@ -117,10 +117,11 @@ def _load(key: tuple, shared: _SharedEngine, model: str, options: dict) -> None:
 
 
 def warm_up(engine: TTSEngine, voice: Voice | None = None) -> None:
-    """Say one short utterance, so that the first caller does not pay for what is made at first use.
+    """Say one short utterance, so that the first caller does not pay for what is made at first use. It is not counted.
 
     Args:
         voice: for a Base checkpoint, which has no speakers. Without a voice such a checkpoint says nothing.
     """
     if engine.variant != "base" or voice is not None:
         engine.generate(_WARM_UP_TEXT, voice=voice, max_frames=4)
+        engine.reset_metrics()

@@ -3,9 +3,8 @@
     LLM text ─► run_tts ─► socket ─► server's engine ─► socket ─► receive loop ─► audio context ─► transport
 
 The same service as `MegakernelTTSService`, without torch. docs/serving.md describes the messages. Every utterance has
-its own context on the socket: a sentence (SENTENCE mode), or all text of an audio context (TOKEN mode). An
-interruption keeps the socket. If the socket breaks, its utterances end with an error, and the receive loop connects
-again.
+its own context on the socket: a sentence (SENTENCE mode), or all text of an audio context (TOKEN mode). If the socket
+breaks, its utterances end with an error, and the receive loop connects again.
 """
 
 import asyncio
@@ -157,6 +156,8 @@ class MegakernelWebsocketTTSService(SpeechService, WebsocketTTSService):
             self._ready.set()
         except TimeoutError:
             raise ConnectionError(f"{self._url} did not answer within {_CONNECT_S:.0f} s") from None
+        except OSError as error:
+            raise ConnectionError(f"cannot reach {self._url}: {error!r}; start `qwen-megakernel serve`") from error
         finally:
             if not self._ready.is_set():  # refused, or an interruption came
                 await self._disconnect_websocket()

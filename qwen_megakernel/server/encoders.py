@@ -58,7 +58,7 @@ class Encoder(Protocol):
 def missing(name: str) -> str | None:
     """Why the format `name` is not available here, and what to do; None if it is available."""
     if name in _FFMPEG and av is None:
-        return f"{name} needs the package av: install it on the server (extra [serve]), or ask for wav, pcm or flac"
+        return f"{name} needs the package av: on the server, pip install -e '.[serve]', or ask for wav, pcm or flac"
     return None
 
 
