@@ -19,7 +19,7 @@ PINNED = PIP_CONSTRAINT="constraints.txt $(CPU_TORCH)" PIP_BUILD_CONSTRAINT=cons
 INSTALL := -m pip install --quiet --disable-pip-version-check --no-compile
 PYTHON_IS_NEW := "import sys; sys.exit(sys.version_info < (3, 11) and 'Python 3.11 or newer is needed, this is ' + sys.version)"
 
-.PHONY: demo bot test test-gpu test-ray test-compat test-clients soak bench peers kernels emulate lint format docs oracle wheel clean
+.PHONY: demo bot test test-gpu test-ray test-compat test-clients soak bench peers kernels emulate lint format docs pictures oracle wheel clean
 
 demo: $(VENV)/.installed-demo
 	$(BIN)/python demo_pipeline.py --text "$(DEMO_TEXT)" --output "$(DEMO_OUTPUT)"
@@ -78,6 +78,10 @@ lint: $(VENV)/.installed
 # The documents as a site with search, in site/. A broken link fails it.
 docs: $(DOCS)/.installed
 	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --strict --quiet --site-dir site
+
+# The pictures of the documents, for light pages and for dark ones. It needs a chromium.
+pictures: $(VENV)/.installed
+	$(BIN)/python tools/pictures.py
 
 $(DOCS)/.installed:
 	$(PYTHON) -m venv $(DOCS)

@@ -116,14 +116,12 @@ def make_parser() -> argparse.ArgumentParser:
     voice = parser.add_argument_group("voice")
     add_voice_options(voice)
     voice.add_argument("--tokens", action="store_true", help="speak while the text comes, not sentence by sentence")
-    voice.add_argument("--rate", type=int, choices=(8000, 16000, 24000, 48000), default=24000, help="of the output, Hz")
+    voice.add_argument("--rate", type=int, choices=(8000, 16000, 24000, 48000), default=24000, help="output rate, Hz")
     text = parser.add_argument_group("text in, sound out")
     text.add_argument("--text", help="what to say; default: standard input")
     add_output_options(text)
     bot = parser.add_argument_group("bot")
-    bot.add_argument(
-        "--bot", action="store_true", help="serve a voice bot; further options are those of Pipecat's runner"
-    )
+    bot.add_argument("--bot", action="store_true", help="serve a voice bot; options of Pipecat's runner apply too")
     bot.add_argument("--local-audio", action="store_true", help="this machine's microphone and loudspeaker (PyAudio)")
     bot.add_argument("--llm-url", help="base URL of an OpenAI-compatible server; its key is taken from OPENAI_API_KEY")
     bot.add_argument("--llm-model", default="gpt-4.1-mini", help="default: %(default)s")
@@ -437,7 +435,7 @@ def make_stt(args: argparse.Namespace) -> FrameProcessor | None:
         for option, value in options.items():
             if isinstance(value, str) and value.startswith("$"):  # a command line can be read by everybody here
                 if value[1:] not in os.environ:
-                    raise ValueError(f"{option}: the environment has no {value[1:]}")
+                    raise ValueError(f"{option}: the environment variable {value[1:]} is not set")
                 options[option] = os.environ[value[1:]]
         return getattr(importlib.import_module(module), name)(**options)
     except (ImportError, AttributeError, TypeError, ValueError) as error:

@@ -111,14 +111,13 @@ def read_ms(size: int) -> float:
 
 
 @contextlib.contextmanager
-def random_model(size: str, variant: str = "custom_voice", eos_gain: float = NO_EOS) -> Iterator[str]:
-    """A checkpoint folder with random weights, which by default never end their speech. run_all.py names a folder that
-    the benchmarks of a run share."""
+def random_model(size: str, variant: str = "custom_voice") -> Iterator[str]:
+    """A checkpoint folder with random weights that never end their speech. run_all.py names a folder that the
+    benchmarks of a run share."""
     with tempfile.TemporaryDirectory() as temporary:
-        name = f"random-{size}-{variant}" + (f"-ends-{eos_gain:g}" if eos_gain else "")
-        folder = Path(os.environ.get(MODELS, temporary)) / name
+        folder = Path(os.environ.get(MODELS, temporary)) / f"random-{size}-{variant}"
         if not (folder / "speech_tokenizer" / "model.safetensors").is_file():  # written last
-            write_checkpoint(folder, size=size, variant=variant, eos_gain=eos_gain)
+            write_checkpoint(folder, size=size, variant=variant, eos_gain=NO_EOS)
         yield str(folder)
 
 

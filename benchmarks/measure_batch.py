@@ -5,7 +5,7 @@
 The engine alone: that many threads speak the same texts, one after the other, and keep nothing. Its first second and
 what is spoken after the last text was taken do not count. The command: all it does until the last file is written, less
 the time that it takes for one line, in which it mostly loads the model. The demo voice ends its own speech. Random
-weights end it by chance, after 5 s on average.
+weights do not, so their checkpoint's own limit ends it after 5 s.
 """
 
 import argparse
@@ -17,6 +17,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from common import about, commit, machine, positive, random_model
@@ -25,7 +26,20 @@ from qwen_megakernel import Chunk, SamplingParams, TTSEngine
 from qwen_megakernel.check.bench import sentence
 from qwen_megakernel.checkpoint.load import DEMO
 
-ENDS = 1.3  # eos_gain
+FRAMES = 63  # of an utterance of random weights: as in measure_load.py
+
+
+@contextlib.contextmanager
+def limited_model(size: str) -> Iterator[str]:
+    """A checkpoint folder with random weights whose generation config limits utterances to `FRAMES`."""
+    with random_model(size) as whole, tempfile.TemporaryDirectory() as folder:
+        for path in Path(whole).iterdir():
+            Path(folder, path.name).symlink_to(path.resolve())
+        limits = Path(folder, "generation_config.json")
+        told = json.loads(limits.read_text())
+        limits.unlink()
+        limits.write_text(json.dumps(told | {"max_new_tokens": FRAMES}))
+        yield folder
 
 
 def always_open(engine: TTSEngine, texts: list[str], streams: int) -> float:
@@ -79,11 +93,11 @@ def main() -> None:
     parser.add_argument("--device", help="default: a GPU if there is one")
     args = parser.parse_args()
     if args.lines < 2:
-        parser.error("--lines: at least 2, the first only tells how long loading takes")
+        parser.error("--lines must be at least 2: the first line only times loading")
     random.seed(0)
     texts = [sentence() for _ in range(args.lines)]
     results = []
-    weights = contextlib.nullcontext(DEMO) if args.size == "demo" else random_model(args.size, eos_gain=ENDS)
+    weights = contextlib.nullcontext(DEMO) if args.size == "demo" else limited_model(args.size)
     with weights as model:
         print(f"{machine()}, commit {commit()}, {args.size}, {args.lines} lines; seconds of audio a second")
         print(f"{'at once':>8}{'engine alone':>14}{'batch':>8}{'share':>8}", flush=True)

@@ -2,7 +2,8 @@
 
     python benchmarks/measure_load.py [--size 0.6b|1.7b|demo] [--rates 10 20 30] [--live 64 128 192] [--throughput 64]
                                       [--vocoder float32|tf32] [--seconds 20] [--json FILE]
-    python benchmarks/measure_load.py --draw docs/load.png FILE ...      (draws what --json wrote; needs matplotlib)
+    python benchmarks/measure_load.py --draw NAME FILE      (NAME-light.svg and NAME-dark.svg of what run_all.py wrote;
+                                                             needs matplotlib)
 
 Random weights at the published dims, sampling as published, end of speech suppressed: every utterance is 5.04 s long
 (63 frames), its text 10 words. TTFC runs from the moment a request was due to its first chunk in the client's hands, so
@@ -23,7 +24,9 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import ModuleType
 
+import charts
 from common import about, above_0, commit, first_audio_floor_ms, machine, new_file, positive, quantile, random_model
 
 from qwen_megakernel import EngineBusy, TTSEngine
@@ -83,7 +86,7 @@ def poisson(engine: TTSEngine, rate: float, seconds: float) -> list[Client]:
     while (now := now + random.expovariate(rate)) < seconds:
         times.append(now)
     if not times:
-        raise SystemExit(f"in {seconds:g} s nobody came, at {rate:g} requests a second: give more --seconds")
+        raise SystemExit(f"no request came in {seconds:g} s at {rate:g} requests a second: give more --seconds")
     return at(engine, times)
 
 
@@ -136,32 +139,39 @@ def time_collections() -> list[float]:
     return times
 
 
-def draw(target: str, files: list[str]) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(7, 4))
-    for number, file in enumerate(files):
+def draw(target: str, file: str) -> None:
+    """Of what run_all.py wrote: sizes measured on one machine at one commit."""
+    try:
         told = json.loads(Path(file).read_text())
-        rates = sorted((row["rate"], row) for row in told["results"] if "rate" in row)
+        sizes = [size["said"] for size in told["benchmarks"]["measure_load"].values()]
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise SystemExit(f"{file} is not what run_all.py wrote: {error!r}") from None
+    charts.draw(target, lambda pyplot, colours: paint(pyplot, colours, told, sizes))
+
+
+def paint(pyplot: ModuleType, colours: dict[str, str], told: dict, sizes: list[dict]):
+    """The figure for `charts.draw`."""
+    figure, axes = pyplot.subplots(figsize=(8, 4))
+    for size, use in zip(sizes, ("ours", "mark"), strict=False):
+        rows = sorted((row for row in size["results"] if "rate" in row), key=lambda row: row["rate"])
+        rates = [row["rate"] for row in rows]
         for share, style in (("p95", "-"), ("p50", ":")):
-            label = f"{told['size'].upper()}, {told['vocoder']} vocoder, {share}"
-            points = [rate for rate, _ in rates], [row[share] for _, row in rates]
-            axes.plot(*points, style, marker="o", color=f"C{number}", label=label)
+            times = [row[share] for row in rows]
+            axes.plot(rates, times, style, marker="o", color=colours[use])
+            end = {"xytext": (8, 0), "textcoords": "offset points", "va": "center"}
+            axes.annotate(f"{size['size'].upper()}, {share}", (rates[-1], times[-1]), color=colours[use], **end)
     axes.set(xlabel="requests a second, 5 s of speech each", ylabel="time to first audio, ms", xlim=0, ylim=0)
-    axes.set_title(f"One {told['machine'].split(',')[0]}, random weights, open-loop Poisson arrivals", fontsize=10)
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize=8)
-    figure.tight_layout()
-    figure.savefig(target, dpi=120)
+    card = told["machine"].split(",")[0]
+    axes.set_title(f"One {card}, commit {told['commit']}, random weights, open-loop Poisson arrivals", fontsize=10)
+    axes.grid(axis="y", alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("files", nargs="*", help="for --draw")
-    parser.add_argument("--draw", help="a PNG to make of what --json wrote")
+    parser.add_argument("file", nargs="?", help="results for --draw")
+    parser.add_argument("--draw", metavar="NAME", help="make NAME-light.svg and NAME-dark.svg of what run_all.py wrote")
     parser.add_argument("--size", choices=("0.6b", "1.7b", "demo"), default="0.6b")
     parser.add_argument("--rates", type=above_0, nargs="*", default=[10, 20, 30])
     parser.add_argument("--live", type=positive, nargs="*", default=[64, 128])
@@ -173,11 +183,11 @@ def main() -> None:
     parser.add_argument("--json", type=new_file, help="where to write the results too")
     args = parser.parse_args()
     if args.throughput and args.seconds <= 2:
-        parser.error("--throughput counts from its second second on and takes half of --seconds: give more than 2")
+        parser.error("--throughput takes half of --seconds and drops its first second: give more than 2")
     if args.draw:
-        if not args.files:
-            parser.error("--draw needs files that --json wrote")
-        draw(args.draw, args.files)
+        if args.file is None:
+            parser.error("--draw needs a file that run_all.py wrote")
+        draw(args.draw, args.file)
         return
     results = []
     with random_model(args.size) as folder:

@@ -2,7 +2,8 @@
 
     python benchmarks/measure_peers.py [--size 0.6b|1.7b|demo] [--only NAME ...] [--python PYTHON]
                                        [--server NAME URL FIELDS] [--json FILE]
-    python benchmarks/measure_peers.py --draw docs/peers FILE       (PNG and SVG of what --json wrote; needs matplotlib)
+    python benchmarks/measure_peers.py --draw NAME FILE     (NAME-light.svg and NAME-dark.svg of what --json wrote;
+                                                                needs matplotlib)
 
 qwen_megakernel, its own PyTorch backend (CUDA graphs), qwen-tts-hf (eager, the reference) and faster-qwen3-tts (CUDA
 graphs), each in its own process. --python is an interpreter with the last two installed (`make peers` makes one). A
@@ -23,7 +24,9 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
+import charts
 import torch
 from common import about, commit, floors_ms, machine, new_file, positive, random_model, read_tb_s
 from peers import CHUNKS, ENGINES, FRAME_MS
@@ -42,7 +45,7 @@ def ask(python: str, name: str, *options: str) -> dict | str:
     except OSError as error:
         return f"{error.strerror}: {python} (make peers)"
     if done.returncode:
-        return (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        return (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
@@ -59,12 +62,6 @@ def label(value: float | None) -> str:
 
 
 def draw(target: str, file: str) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    matplotlib.rcParams["svg.fonttype"] = "none"
-    from matplotlib import pyplot
-
     try:
         told = json.loads(Path(file).read_text())
         peers = list(told["peers"].items())[::-1]
@@ -72,40 +69,43 @@ def draw(target: str, file: str) -> None:
         raise SystemExit(f"{file} is not what --json wrote: {error!r}") from None
     if not peers:
         raise SystemExit(f"{file}: nothing was measured")
+    charts.draw(target, lambda pyplot, colours: paint(pyplot, colours, told, peers))
+
+
+def paint(pyplot: ModuleType, colours: dict[str, str], told: dict, peers: list[tuple[str, dict]]):
+    """The figure for `charts.draw`; the last of `peers` is at the top."""
     panels = {
         "a frame of 16 codes, ms": [peer["frame_ms"] for _, peer in peers],
         "text to first audio, ms": [min(peer["ttfc_ms"].values()) for _, peer in peers],
         "real-time factor, vocoder included": [peer["rtf"].get("1", peer["rtf"].get("whole")) for _, peer in peers],
     }
-    figure, axes = pyplot.subplots(1, 3, figsize=(10, 0.7 + 0.45 * len(peers)), sharey=True)
+    figure, axes = pyplot.subplots(1, 3, figsize=(9, 0.8 + 0.42 * len(peers)), sharey=True)
     for axis, (title, values) in zip(axes, panels.items(), strict=True):
-        colours = ["#2563eb" if name == OURS[0] else "#9ca3af" for name, _ in peers]
-        bars = axis.barh([name for name, _ in peers], [value or 0 for value in values], color=colours, height=0.62)
-        axis.bar_label(bars, [label(value) for value in values], padding=3, fontsize=8)
+        fills = [colours["ours" if name == OURS[0] else "other"] for name, _ in peers]
+        bars = axis.barh([name for name, _ in peers], [value or 0 for value in values], color=fills, height=0.62)
+        axis.bar_label(bars, [label(value) for value in values], padding=3)
         known = [value for value in values if value] or [1]
         axis.set(xscale="log", xlim=(min(known) / 3, max(known) * 8))
-        axis.set_title(title, fontsize=9)
-        axis.tick_params(labelsize=8, length=0)
+        axis.set_title(title)
+        axis.tick_params(length=0)
         axis.xaxis.set_visible(False)
         axis.spines[["top", "right", "bottom"]].set_visible(False)
-    axes[0].axvline(told["floor_ms"], color="#dc2626", linewidth=1)
+    axes[0].axvline(told["floor_ms"], color=colours["mark"], linewidth=1.5)
     card = told["machine"].split(",")[0]
     figure.suptitle(
-        f"{told['size'].upper()}, one stream, {card}, random weights. Logarithmic, shorter is better; red: the floor",
-        fontsize=9,
+        f"{told['size'].upper()}, one stream, {card}, commit {told['commit']}, random weights\n"
+        "Logarithmic, shorter is better; the line is the floor"
     )
-    figure.tight_layout()
-    for suffix in ("png", "svg"):
-        figure.savefig(f"{target}.{suffix}", dpi=130)
+    return figure
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("file", nargs="?", help="for --draw")
-    parser.add_argument("--draw", metavar="PATH", help="PNG and SVG to make of what --json wrote, without suffix")
+    parser.add_argument("file", nargs="?", help="results for --draw")
+    parser.add_argument("--draw", metavar="NAME", help="make NAME-light.svg and NAME-dark.svg of what --json wrote")
     parser.add_argument("--size", choices=("0.6b", "1.7b", "demo"), default="0.6b")
     parser.add_argument("--only", nargs="+", choices=[name for name in ENGINES if name != "server"])
-    parser.add_argument("--python", default=".venv-peers/bin/python", help="that has the peers installed")
+    parser.add_argument("--python", default=".venv-peers/bin/python", help="Python that has the peers installed")
     parser.add_argument("--server", nargs=3, action="append", default=[], metavar=("NAME", "URL", "FIELDS"))
     parser.add_argument("--utterances", type=positive, default=20)
     parser.add_argument("--json", type=new_file, help="where to write the results too")

@@ -120,9 +120,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=("0.6b", "1.7b", "demo"), default="0.6b")
     parser.add_argument("--replicas", type=int, nargs="*", default=[0, 1, 2])
-    parser.add_argument("--rates", type=above_0, nargs="*", default=[10, 20, 30], help="requests a second, of one")
+    parser.add_argument(
+        "--rates", type=above_0, nargs="*", default=[10, 20, 30], help="requests a second for each replica"
+    )
     parser.add_argument("--seconds", type=above_0, default=10)
-    parser.add_argument("--slots", type=positive, default=64, help="of one replica")
+    parser.add_argument("--slots", type=positive, default=64, help="slots of each replica")
     parser.add_argument("--clients", type=positive, default=4, help="client processes")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     args = parser.parse_args()

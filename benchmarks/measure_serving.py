@@ -63,14 +63,17 @@ def over_http(port: int, model: str, response_format: str = "pcm") -> Callable[[
     return ask
 
 
-def over_websocket(line) -> Callable[[str, int], float]:
+def over_websocket(line, *, whole: bool) -> Callable[[str, int], float]:
+    """`whole`: the text's end comes with it, not in a message of its own."""
     line.recv()  # hello
 
     def ask(text: str, seed: int) -> float:
         name = str(random.random())
-        message = json.dumps({"type": "text", "context": name, "text": text, "end": True, "seed": seed})
+        message = json.dumps({"type": "text", "context": name, "text": text, "end": whole, "seed": seed})
         began, took = time.perf_counter(), None
         line.send(message)
+        if not whole:
+            line.send(json.dumps({"type": "end", "context": name}))
         while True:
             told = line.recv()
             if isinstance(told, bytes):
@@ -118,12 +121,13 @@ def main() -> None:
 
 def measure(engine: TTSEngine, port: int, model: str, args: argparse.Namespace) -> None:
     url = f"ws://127.0.0.1:{port}/v1/audio/speech"
-    with connect(f"{url}/socket") as line, connect(f"{url}/stream") as stream:
+    with connect(f"{url}/socket") as line, connect(f"{url}/socket") as other, connect(f"{url}/stream") as stream:
         ways = {
             "in this process": in_process(engine),
             "HTTP": over_http(port, model),
             "HTTP, MP3": over_http(port, model, "mp3"),
-            "WebSocket": over_websocket(line),
+            "WebSocket": over_websocket(line, whole=True),
+            "WebSocket, in pieces": over_websocket(other, whole=False),
             "vLLM-Omni's socket": over_stream_socket(stream),
         }
         times: dict[str, list[float]] = {way: [] for way in ways}

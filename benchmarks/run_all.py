@@ -32,6 +32,7 @@ GPU = {
     "measure_pipecat": ("--size {size}", "--size {size} --pipelines 1 8 --rates 24000 --utterances 10"),
     "measure_serving": ("--size {size}", "--size {size} --requests 50"),
     "measure_load": ("--size {size}", "--size {size} --rates 10 20 30 40 --live 128 --throughput 64 --seconds 10"),
+    "measure_batch": ("--size {size}", "--size {size} --lines 500 --streams 64"),
     "measure_fp8": ("--size {size}", "--size {size} --frames 16"),
     "measure_peers": ("--size {size}", "--size {size} --utterances 10"),
 }
@@ -42,6 +43,7 @@ CPU = {
     "measure_pipecat": ("--size demo --pipelines 1 --rates 24000 --utterances 3",) * 2,
     "measure_serving": ("--size demo --requests 5",) * 2,
     "measure_load": ("--size demo --rates 1 --live 1 --throughput 1 --slots 4 --seconds 8",) * 2,
+    "measure_batch": ("--size demo --lines 8 --streams 2",) * 2,
     "measure_peers": ("--size demo --utterances 3",) * 2,
 }
 
@@ -77,7 +79,7 @@ def main() -> int:
     if unfit := set(args.only or ()) - table.keys():
         parser.error(f"{', '.join(sorted(unfit))}: not for this machine, which has no CUDA GPU")
     if args.output.exists() and not args.output.is_dir():
-        parser.error(f"--output: {args.output} is no folder")
+        parser.error(f"--output: {args.output} is not a folder")
     args.output.mkdir(parents=True, exist_ok=True)
     told = {"machine": machine(), "commit": commit(), "when": datetime.date.today().isoformat(), "benchmarks": {}}
     try:
@@ -85,9 +87,9 @@ def main() -> int:
         if (before["commit"], before["machine"]) == (told["commit"], told["machine"]):
             told["benchmarks"] = before["benchmarks"]
         else:
-            print(f"replaces what {before['machine']} said at commit {before['commit']}")
+            print(f"replaces the results of {before['machine']} at commit {before['commit']}")
     except (ValueError, LookupError, TypeError) as error:
-        parser.error(f"{path} is cut off or changed ({error!r}); delete it")
+        parser.error(f"{path} is cut off or was changed ({error!r}): delete it")
     with tempfile.TemporaryDirectory() as models:
         os.environ.setdefault(MODELS, models)
         for name in args.only or table:

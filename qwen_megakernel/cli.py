@@ -59,7 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     for add in (*adders, _add_bench, _add_doctor):
         add(commands)
     for command in commands.choices.values():
-        command.add_argument("-v", "--verbose", action="store_true", help="log more, such as what memory goes to")
+        command.add_argument("-v", "--verbose", action="store_true", help="log more, such as what takes memory")
     return parser
 
 
@@ -71,12 +71,12 @@ def _add_serve(commands: argparse._SubParsersAction) -> None:
     serve = commands.add_parser("serve", help=about, description=about + " (docs/serving.md).")
     serve.set_defaults(run=_serve)
     add_engine_of_server(serve, streams=64)
-    serve.add_argument("--host", default="127.0.0.1", help="default: %(default)s; off loopback a token is needed")
+    serve.add_argument("--host", default="127.0.0.1", help="default: %(default)s; other addresses need a token")
     serve.add_argument("--port", type=int, default=8000, help="default: %(default)s")
-    serve.add_argument("--token", help=f"that clients must bear; better in the environment, as {TOKEN}")
+    serve.add_argument("--token", help=f"token that clients must send; safer in the environment variable {TOKEN}")
     add_served_names(serve)
-    serve.add_argument("--allow-upload", action="store_true", help="clients may make voices of recordings (Base)")
-    serve.add_argument("--ui", action="store_true", help="a web page at / to try it with")
+    serve.add_argument("--allow-upload", action="store_true", help="let clients make voices from recordings (Base)")
+    serve.add_argument("--ui", action="store_true", help="serve a web page at /, to try the server")
 
 
 def _serve(args: argparse.Namespace) -> int:
@@ -121,7 +121,7 @@ def _engine_of_server(args: argparse.Namespace) -> tuple[str, ModelConfig | None
     if args.voices and not args.voices.is_dir():
         raise RequestError(f"--voices: no folder {str(args.voices)!r}")
     if args.allow_foreign_voice and not args.voices:
-        raise RequestError("--allow-foreign-voice is about the voices of --voices: give both")
+        raise RequestError("--allow-foreign-voice needs the voices of --voices: give both")
     options = {"backend": args.backend, "device": args.device, "adapters": args.adapter}
     options |= {"max_streams": args.max_streams, "max_positions": args.max_positions}
     name, config = name_of_model(args.model), check_model(args.model, **options)
@@ -145,13 +145,15 @@ def _add_wyoming(commands: argparse._SubParsersAction) -> None:
     wyoming = commands.add_parser("wyoming", help=about, description=about + " (docs/home_assistant.md).")
     wyoming.set_defaults(run=_wyoming)
     add_engine_of_server(wyoming, streams=4)
-    wyoming.add_argument("--host", default="127.0.0.1", help="default: %(default)s; others need --allow-network")
+    wyoming.add_argument(
+        "--host", default="127.0.0.1", help="default: %(default)s; other addresses need --allow-network"
+    )
     wyoming.add_argument("--port", type=int, default=10200, help="default: %(default)s")
     wyoming.add_argument(
-        "--allow-network", action="store_true", help="listen off loopback, without a token: the protocol has none"
+        "--allow-network", action="store_true", help="serve other machines too, without a token: the protocol has none"
     )
-    wyoming.add_argument("--voice", metavar="NAME", help="where a client names none; default: the first")
-    wyoming.add_argument("--language", help="where a client names none: a name or code; default: auto")
+    wyoming.add_argument("--voice", metavar="NAME", help="voice for clients that name none; default: the first")
+    wyoming.add_argument("--language", help="language for clients that name none, a name or code; default: auto")
 
 
 def _wyoming(args: argparse.Namespace) -> int:
@@ -164,10 +166,10 @@ def _wyoming(args: argparse.Namespace) -> int:
         if not args.allow_network:
             raise BackendError(
                 f"--host {args.host} can be reached by others, and Wyoming has no token: on a network that you trust, "
-                "--allow-network allows it"
+                "give --allow-network"
             )
         where = f"{args.host}:{args.port}"
-        print(f"warning: whoever reaches {where} can let it speak: Wyoming has no token", file=sys.stderr)
+        print(f"warning: everybody who reaches {where} can use it: Wyoming has no token", file=sys.stderr)
     name, config, load = _engine_of_server(args)
     print(f"serving {name} on tcp://{args.host}:{args.port} once it is ready", file=sys.stderr)
     code = wyoming_api.serve(
@@ -191,7 +193,7 @@ def _wyoming(args: argparse.Namespace) -> int:
 
 
 def _add_verify(commands: argparse._SubParsersAction) -> None:
-    about = "does what we claim hold for a checkpoint? compare with the reference, and listen"
+    about = "compare a checkpoint's speech with the reference, by numbers and by ear"
     check = commands.add_parser(
         "verify", help=about, description=about[0].upper() + about[1:] + " (docs/verification.md)."
     )
@@ -203,10 +205,12 @@ def _add_verify(commands: argparse._SubParsersAction) -> None:
     check.add_argument("--backend", choices=BACKENDS, default="auto")
     check.add_argument("--device", help="cpu, cuda, cuda:1; default: a GPU if there is one")
     check.add_argument("--weights", type=weights_of, help=WEIGHTS_HELP)
-    check.add_argument("--frames", type=int, default=FRAMES, help="of an utterance at most; default: %(default)s")
-    check.add_argument("--seed", type=int, default=0, help="of the takes to listen to; default: %(default)s")
-    check.add_argument("--ref-audio", metavar="PATH", help="whose voice to clone (Base); default: a synthetic sound")
-    check.add_argument("--ref-text", help="what the reference audio says: in-context cloning is compared too")
+    check.add_argument("--frames", type=int, default=FRAMES, help="most frames of an utterance; default: %(default)s")
+    check.add_argument("--seed", type=int, default=0, help="seed of the takes to listen to; default: %(default)s")
+    check.add_argument(
+        "--ref-audio", metavar="PATH", help="recording of the voice to clone (Base); default: a synthetic sound"
+    )
+    check.add_argument("--ref-text", help="what the recording says; with it in-context cloning is compared too")
 
 
 def _verify(args: argparse.Namespace) -> int:
@@ -219,7 +223,7 @@ def _verify(args: argparse.Namespace) -> int:
 
 
 def _add_build(commands: argparse._SubParsersAction) -> None:
-    about = "compile the kernel for this machine's GPU, so that no first use has to wait for it"
+    about = "compile the kernel for this machine's GPU, so that the first use does not wait"
     build = commands.add_parser("build", help=about, description=about[0].upper() + about[1:] + ".")
     build.set_defaults(run=_build)
     build.add_argument(
@@ -238,18 +242,18 @@ def _build(args: argparse.Namespace) -> int:
 
 
 def _add_quantize(commands: argparse._SubParsersAction) -> None:
-    about = "make a checkpoint with FP8 weights of one in bf16 (docs/fp8.md)"
+    about = "make a checkpoint with FP8 weights from one in bf16 (docs/fp8.md)"
     quantize = commands.add_parser("quantize", help=about, description=about[0].upper() + about[1:] + ".")
     quantize.set_defaults(run=_quantize)
     quantize.add_argument("model", help=f"folder, hub id, or {DEMO!r}")
-    quantize.add_argument("output", type=Path, help="folder to write, not there yet")
+    quantize.add_argument("output", type=Path, help="new folder to write")
     quantize.add_argument("--weights", type=weights_of, default="fp8", help=f"{WEIGHTS_CHOICES}; default: %(default)s")
 
 
 def _quantize(args: argparse.Namespace) -> int:
     fp8 = parts_of(args.weights)
     if not fp8:
-        raise BackendError("--weights bf16 quantises nothing")
+        raise BackendError("--weights bf16 quantises nothing: give fp8, or parts of it")
     quantize_checkpoint(args.model, args.output, fp8, print)
     print(f"wrote   {args.output.resolve()}")
     return 0
@@ -259,11 +263,11 @@ def _quantize(args: argparse.Namespace) -> int:
 
 
 def _add_bench(commands: argparse._SubParsersAction) -> None:
-    about = "how fast it is on this machine, beside the floor of its memory; minutes"
+    about = "measure the speed on this machine, beside the floor that its memory sets; takes minutes"
     measure = commands.add_parser("bench", help=about, description=about[0].upper() + about[1:] + ".")
     measure.set_defaults(run=_bench)
     measure.add_argument("--model", help="folder or hub id; default: random weights on a GPU, else the demo voice")
-    measure.add_argument("--size", choices=("0.6b", "1.7b"), help="of random weights, on a GPU; default: 0.6b")
+    measure.add_argument("--size", choices=("0.6b", "1.7b"), help="size of the random weights, on a GPU; default: 0.6b")
     measure.add_argument("--backend", choices=BACKENDS, default="auto")
     measure.add_argument("--weights", type=weights_of, help=WEIGHTS_HELP)
     measure.add_argument("--device", help="cpu, cuda, cuda:1; default: a GPU if there is one")
@@ -278,20 +282,20 @@ def _bench(args: argparse.Namespace) -> int:
 
 
 def _add_doctor(commands: argparse._SubParsersAction) -> None:
-    about = "what this machine can do, and what is known of the kernel on it"
+    about = "tell what this machine can do, and what is known about the kernel on it"
     examine = commands.add_parser("doctor", help=about, description=about[0].upper() + about[1:] + ".")
     examine.set_defaults(run=_doctor)
-    examine.add_argument("--json", action="store_true", help="print it as JSON, to report an issue with")
+    examine.add_argument("--json", action="store_true", help="print JSON, to report an issue")
     examine.add_argument(
         "--check", action="store_true", help="check the kernel on this GPU now, up to a minute; exit code 1 if it fails"
     )
-    examine.add_argument("--size", choices=tuple(SIZES.values()), help="to check; default: 0.6b")
-    examine.add_argument("--weights", type=weights_of, help=f"to check: {WEIGHTS_CHOICES}; default: bf16")
+    examine.add_argument("--size", choices=tuple(SIZES.values()), help="size to check; default: 0.6b")
+    examine.add_argument("--weights", type=weights_of, help=f"weights to check: {WEIGHTS_CHOICES}; default: bf16")
 
 
 def _doctor(args: argparse.Namespace) -> int:
     if not args.check and (args.size is not None or args.weights is not None):
-        raise RequestError("--size and --weights say what --check checks: give --check too")
+        raise RequestError("--size and --weights need --check: give --check too")
     fp8 = parts_of(args.weights or "bf16")
     return doctor.run(check=args.check, size=args.size or "0.6b", fp8=fp8, as_json=args.json)
 

@@ -143,7 +143,9 @@ def test_an_adapter_of_one_stack_alone_says_which(tiny, tmp_path):
 def test_names_that_fit_two_places_are_refused_until_the_class_is_named(tiny, tmp_path):
     folder = tiny("custom_voice")
     trained(folder, tmp_path, "talker.code_predictor", target_modules=["q_proj"], r=4)
-    with pytest.raises(CheckpointError, match="may be talker.model.* or talker.code_predictor.model.*base_model_class"):
+    with pytest.raises(
+        CheckpointError, match="may mean talker.model.* or talker.code_predictor.model.*base_model_class"
+    ):
         Checkpoint.open(folder, [tmp_path])
     name = "Qwen3TTSTalkerCodePredictorModelForConditionalGeneration"
     edit_config(tmp_path, auto_mapping={"base_model_class": name, "parent_library": "x"})
@@ -182,15 +184,15 @@ def refused(folder: Path, adapters, message: str) -> None:
         ({"init_lora_weights": "pissa"}, "init_lora_weights 'pissa' has changed .*path_initial_model"),
         ({"r": 0}, "r must be in 1..1024, found 0"),
         ({"r": 10**9}, "r must be in 1..1024"),
-        ({"r": 8}, "rank 8 by r and rank_pattern, and 4 by its tensors"),
-        ({"rank_pattern": {"q_proj": 2}}, "rank 2 by r and rank_pattern, and 4 by its tensors"),
+        ({"r": 8}, "rank 8 by r and rank_pattern, but 4 by its tensors"),
+        ({"rank_pattern": {"q_proj": 2}}, "rank 2 by r and rank_pattern, but 4 by its tensors"),
         ({"lora_alpha": "8"}, "lora_alpha must be float, found '8'"),
         ({"lora_alpha": float("nan")}, "lora_alpha must be finite"),
         ({"use_rslora": "yes"}, "use_rslora must be bool"),
         ({"alpha_pattern": {"q_proj": None}}, "alpha_pattern: q_proj must be float"),
         ({"alpha_pattern": {"(a+)+$": 1}}, "alpha_pattern: the pattern .* is not simple enough"),
         ({"alpha_pattern": {".*.*.*q_proj": 1}}, "is not simple enough"),
-        ({"alpha_pattern": {"(q_proj": 1}}, "'.q_proj' is no regular expression"),
+        ({"alpha_pattern": {"(q_proj": 1}}, "'.q_proj' is not a regular expression"),
         ({"alpha_pattern": dict.fromkeys(map(str, range(2000)), 1)}, "at most 1024 keys, found 2000"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
@@ -213,14 +215,18 @@ B = f"base_model.model.{Q}.lora_B.weight"
         (B, torch.full((128, 4), 1e38), f"tensor '{Q}.weight' with .* merged is not finite"),
         (B, None, f"tensor '{B}' is missing"),
         (A, None, f"tensor '{A}' is missing"),
-        (A, torch.zeros(4, 65), rf"'{Q}' is for a layer \[128, 65\], and {Q} is \[128, 64\]"),
+        (A, torch.zeros(4, 65), rf"'{Q}' is for a layer \[128, 65\], but {Q} is \[128, 64\]"),
         (B, torch.zeros(96, 4), rf"'{Q}' is for a layer \[96, 64\]"),
         (A, torch.zeros(3, 64), "must share a rank of 1 to 1024"),
         (A, torch.zeros(4, 64, 1), "expected 2 dims"),
         (A, torch.zeros(4, 64, dtype=torch.int32), "expected 2 dims of BF16 or F16 or F32, found .* of I32"),
-        ("base_model.model.x.lora_magnitude_vector", torch.zeros(4), "x.lora_magnitude_vector' is not LoRA's"),
-        (f"{Q}.lora_A.weight", torch.zeros(4, 64), "is not LoRA's of a linear layer"),
-        (f"base_model.model.{Q}.lora_A.default.weight", torch.zeros(4, 64), "is not LoRA's of a linear layer"),
+        (
+            "base_model.model.x.lora_magnitude_vector",
+            torch.zeros(4),
+            "x.lora_magnitude_vector' is not a linear layer's",
+        ),
+        (f"{Q}.lora_A.weight", torch.zeros(4, 64), "is not a linear layer's in LoRA"),
+        (f"base_model.model.{Q}.lora_A.default.weight", torch.zeros(4, 64), "is not a linear layer's in LoRA"),
     ],
 )
 def test_a_tensor_that_does_not_fit_is_refused_by_name(tiny, tmp_path, name, tensor, message):
@@ -232,12 +238,15 @@ def test_a_tensor_that_does_not_fit_is_refused_by_name(tiny, tmp_path, name, ten
 @pytest.mark.parametrize(
     "layer, message",
     [
-        (("talker.model.layers.9.self_attn.q_proj", 128, 64), "'talker.model.layers.9.self_attn.q_proj' is no linear"),
-        (("talker.model.codec_embedding", 1280, 64), "'talker.model.codec_embedding' is no linear layer"),
-        (("talker.model.norm", 64, 1), "'talker.model.norm' is no linear layer"),
-        (("speaker_encoder.fc", 64, 96), "'speaker_encoder.fc' is no linear layer"),
-        (("model.talker.codec_head", 1280, 64), "'model.talker.codec_head' is no linear layer"),
-        (("..", 64, 64), "'..' is no linear layer"),
+        (
+            ("talker.model.layers.9.self_attn.q_proj", 128, 64),
+            "'talker.model.layers.9.self_attn.q_proj' is not a linear",
+        ),
+        (("talker.model.codec_embedding", 1280, 64), "'talker.model.codec_embedding' is not a linear layer"),
+        (("talker.model.norm", 64, 1), "'talker.model.norm' is not a linear layer"),
+        (("speaker_encoder.fc", 64, 96), "'speaker_encoder.fc' is not a linear layer"),
+        (("model.talker.codec_head", 1280, 64), "'model.talker.codec_head' is not a linear layer"),
+        (("..", 64, 64), "'..' is not a linear layer"),
     ],
 )
 def test_a_module_that_does_not_exist_is_refused_by_name(tiny, tmp_path, layer, message):
@@ -257,13 +266,13 @@ def test_files_that_are_missing_broken_or_too_large_are_refused(tiny, tmp_path, 
     file.write_bytes(whole)
     with monkeypatch.context() as patch:
         patch.setattr(module_under_test, "_MOST_HEADER_BYTES", -(10**9))
-        refused(folder, [tmp_path], "more than any adapter of this model")
+        refused(folder, [tmp_path], "an adapter of this model has at most")
     file.rename(tmp_path / "adapter_model.bin")
     refused(folder, [tmp_path], r"adapter_model\.safetensors is missing; adapter_model\.bin is a pickle")
     save_file({}, file)
     refused(folder, [tmp_path], "it has no tensors")
     edit_config(tmp_path, padding="x" * 2**20)
-    refused(folder, [tmp_path], r"adapter_config\.json: \d+ bytes, at most 1048576 are read")
+    refused(folder, [tmp_path], r"adapter_config\.json: at most 1048576 bytes, found \d+")
     (tmp_path / "adapter_config.json").write_text("{")
     refused(folder, [tmp_path], r"adapter_config\.json: not valid JSON")
 
@@ -302,7 +311,7 @@ def test_what_is_quantised_is_the_merged_weight_as_stored(tiny, tmp_path, stored
 def test_a_weight_that_is_stored_as_fp8_takes_no_adapter(tiny, tmp_path):
     folder, adapter = tiny("custom_voice"), write_adapter(tmp_path / "adapter")
     quantize_checkpoint(folder, tmp_path / "fp8", WEIGHTS["fp8"])
-    refused(tmp_path / "fp8", [adapter], rf"'{re.escape(Q)}\.weight' is stored as FP8 .* and weights='fp8'")
+    refused(tmp_path / "fp8", [adapter], rf"'{re.escape(Q)}\.weight' is FP8 .* and weights='fp8'")
     quantize_checkpoint(folder, tmp_path / "heads", frozenset({"codec_head"}))  # not what the adapter changes
     assert Checkpoint.open(tmp_path / "heads", [adapter]).adapters[0].scales
 

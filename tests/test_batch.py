@@ -137,7 +137,7 @@ def test_a_csv_whose_header_is_wrong_is_refused(text):
 
 def test_a_row_with_too_many_cells_is_told():
     bad, good = lines("text\nOne, two\nThree\n", "csv")
-    assert "row 1: has 2 cells, and the header names 1" in bad.error and good.text == "Three"
+    assert "row 1: has 2 cells, but the header has 1" in bad.error and good.text == "Three"
 
 
 def test_the_name_tells_what_an_input_holds():
@@ -182,7 +182,7 @@ def test_failed_lines_are_listed_and_the_others_are_spoken(capsys):
         "line 4 (000004): speed",
     ):
         assert words in told
-    assert "the id '000001' is line 1's already" in told and "line 6 (a/b): id must be a plain name" in told
+    assert "line 1 has the id '000001' already" in told and "line 6 (a/b): id must be a plain name" in told
     assert "unknown voice 'x'; known: none: name their folder with --voices" in told
     entries = manifest()
     assert [entry["line"] for entry in entries] == [1, 2, 3, 4, 5, 6, 7] and [
@@ -272,7 +272,7 @@ def test_ctrl_c_leaves_whole_files_and_says_how_to_go_on():
     until(lambda: wavs() > 1)
     running.send_signal(signal.SIGINT)
     _, told = running.communicate(timeout=PATIENCE_S)
-    assert running.returncode == 130 and b"the same command goes on from there" in told and b"Traceback" not in told
+    assert running.returncode == 130 and b"run the same command again to go on" in told and b"Traceback" not in told
     assert {entry["file"] for entry in manifest()} <= {path.name for path in Path("out").iterdir()}
     assert not list(Path("out").glob(".speech*")) and all(soundfile.info(p).frames for p in Path("out").glob("*.wav"))
 
@@ -293,7 +293,7 @@ def test_a_full_disk_ends_it_at_once(monkeypatch, capsys):
     monkeypatch.setattr(command, "SpeechFile", Full)
     assert batch(write("in.txt", "\n".join(LINES * 9)), "-o", "out") == 1
     told = capsys.readouterr().err
-    assert "no space left" in told and "the same command goes on" in told and len(written) < 9
+    assert "no space left" in told and "run the same command again" in told and len(written) < 9
     monkeypatch.undo()
 
 

@@ -503,4 +503,4 @@ def test_a_piece_that_ended_badly_is_said_again_and_the_others_are_not(monkeypat
     monkeypatch.setattr(TTSEngine, "submit", bad_at_first)
     assert speak("--text", "# One\n# Two\n# Yes", "-o", "x.wav", "--retries", 2) == 0
     assert sorted(seeds) == [("One", 3), ("Two", 3), ("Two", 4), ("Yes", 3)]
-    assert "retries 1, since" in capsys.readouterr().out
+    assert "retries 1, because" in capsys.readouterr().out

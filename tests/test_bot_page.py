@@ -1,6 +1,5 @@
 """The demo's voice bot, driven in a real browser: connect, be greeted, type, be answered, hang up."""
 
-import os
 import re
 import shutil
 import signal
@@ -158,11 +157,6 @@ def test_the_page_talks(bot_url):
         expect(page.locator("#talk .bot").first).not_to_contain_text("story")  # it was interrupted
         expect(page.locator("#heard")).to_have_text(re.compile(r"^\d+$"), timeout=1000 * PATIENCE_S)
         assert float(page.inner_text("#ttfb")) > 0 and float(page.inner_text("#spoken")) > 0.5
-        if picture := os.environ.get("BOT_PAGE_PICTURE"):
-            box.fill("Tell me a story.")
-            box.press("Enter")
-            time.sleep(4)
-            page.screenshot(path=picture)
         page.get_by_role("button", name="Hang up").click()
         expect(page.get_by_role("status")).to_have_text("not connected", timeout=1000 * PATIENCE_S)
         browser.close()

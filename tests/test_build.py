@@ -232,7 +232,7 @@ def test_every_include_is_beside_its_file_or_above_it():
         ((*H200, (13, 0), (13, 0), False), "ninja was not found on PATH or beside this Python; pip install ninja"),
         (
             (*H200, (13, 0), (12, 8)),
-            "too old: it runs CUDA 12.8, nvcc is of CUDA 13.0; update the driver or set CUDA_HOME",
+            "too old: it runs CUDA 12.8, but nvcc is for CUDA 13.0; update the driver or set CUDA_HOME",
         ),
     ],
 )
@@ -257,7 +257,7 @@ def test_a_driver_of_the_same_major_version_will_do(machine):
     [
         (None, None, "is built without CUDA; install a build with it"),
         ("13.0", None, "there is no NVIDIA driver; install one"),
-        ("13.0", (12, 4), "the NVIDIA driver is too old: it runs CUDA 12.4, torch"),
+        ("13.0", (12, 4), "the NVIDIA driver is too old: it runs CUDA 12.4, but torch"),
         ("13.0", (13, 0), "look at nvidia-smi and CUDA_VISIBLE_DEVICES"),
     ],
 )
@@ -370,7 +370,7 @@ def test_reads_ptxas():
 
 
 def test_a_report_that_cannot_be_read_is_shown():
-    with pytest.raises(BackendError, match="it says: .*sm_90a"):
+    with pytest.raises(BackendError, match="got: .*sm_90a"):
         kernels.parse_ptxas(PTXAS.replace("Used", "Took"))
 
 
@@ -393,7 +393,7 @@ def test_a_grid_that_is_not_resident_on_the_smallest_card_fails():
     fits, fat = Compiled(96, 0, 0, 0), Compiled(128, 0, 0, 0)
     rows, failures = kernels.judge(target, 4, {256: fits, 1024: fits, 2048: fat}, launches)
     assert len(rows) == 3 and rows[2][:2] == ["sm_86x64", "RTX 3080 (68)"]
-    assert failures == ["sm_86x64, 1.7B: no block fits a multiprocessor; what is short: registers"]
+    assert failures == ["sm_86x64, 1.7B: no block fits a multiprocessor; not enough registers"]
     assert kernels.judge(target, 4, dict.fromkeys(MODELS, fits), launches)[1] == []
     small = dataclasses.replace(target, multiprocessors=40)
     assert "RTX 3080 has 40 multiprocessors" in kernels.judge(small, 4, dict.fromkeys(MODELS, fits), launches)[1][0]

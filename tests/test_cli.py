@@ -84,7 +84,7 @@ def test_a_file_says_again_what_ended_badly(tmp_path, monkeypatch, capsys):
 
     monkeypatch.setattr(TTSEngine, "submit", bad_at_first)
     assert speak("--text", "Hello there.", "--output", tmp_path / "a.wav", "--seed", 1, "--retries", 4) == 0
-    assert seeds == [1, 2, 3] and "retries 2, since speech did not find its end" in capsys.readouterr().out
+    assert seeds == [1, 2, 3] and "retries 2, because speech did not find its end" in capsys.readouterr().out
     assert speak("--text", "Hello there.", "--output", tmp_path / "b.wav", "--seed", 3) == 0
     assert (tmp_path / "a.wav").read_bytes() == (tmp_path / "b.wav").read_bytes()
 
@@ -195,7 +195,7 @@ def test_the_demo_reads_what_is_secret_from_the_environment(monkeypatch, capsys)
     )
     assert vars(made) == {"api_key": "secret", "model": "x"}
     assert demo_pipeline.main([*stt, '{"api_key": "$NO_SUCH_KEY"}']) == 1
-    assert "the environment has no NO_SUCH_KEY" in capsys.readouterr().err
+    assert "the environment variable NO_SUCH_KEY is not set" in capsys.readouterr().err
     assert demo_pipeline.main([*stt, '["secret"]']) == 1
 
 
@@ -231,7 +231,7 @@ def test_the_demo_reads_what_is_secret_from_the_environment(monkeypatch, capsys)
         (["--text", "x", "--speed", "5"], "speed must be a number from 0.25 to 4.0, got 5.0"),
         (["--text", "x", "--speed", "nan"], "speed must be a number from 0.25 to 4.0, got nan"),
         (["--text", "x", "--retries", "-1"], "retries must be an integer in 0..100, got -1"),
-        (["--text", "x", "--retries", "1", "--stream"], "goes with a file: leave out --stream"),
+        (["--text", "x", "--retries", "1", "--stream"], "needs a file: leave out --stream"),
         (["--text", "x", "--retries", "1", "--output", "-"], "name the file with --output"),
         (["--text", "x", "--backend", "megakernel"], "megakernel"),
         (["--file", "nowhere.txt"], "cannot be read"),
@@ -334,8 +334,8 @@ def test_standard_output_that_cannot_be_written_ends_it_in_order(program, stdout
         (["--device", "banana"], "device must be 'cpu' or 'cuda[:n]'"),
         (["--backend", "megakernel"], "the megakernel cannot run here"),
         (["--voices", "junk"], "cannot be read as a voice"),
-        (["--voices", "empty", "--model", "BASE"], "speaks with saved voices only"),
-        (["--model", "BASE"], "speaks with saved voices only"),
+        (["--voices", "empty", "--model", "BASE"], "is a Base checkpoint and needs saved voices"),
+        (["--model", "BASE"], "is a Base checkpoint and needs saved voices"),
         (["--voices", "good"], "saved voices need a Base checkpoint; demo is custom_voice"),
         (["--model", "./nowhere"], "no folder"),
         (["--model", "empty"], "config.json: file is missing"),

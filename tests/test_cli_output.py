@@ -336,15 +336,15 @@ def test_it_plays_what_it_wrote(here, player, tmp_path):
 def test_a_player_that_fails_is_told_and_the_file_stays(here, player, capsys):
     player("aplay", status=3)
     assert speak("--play", "-o", "x.wav") == 1
-    assert last_line(capsys) == "error: --play: aplay could not play it (status 3); it says why above"
+    assert last_line(capsys) == "error: --play: aplay could not play it (status 3); its own message is above"
     assert soundfile.info("x.wav").duration > 1.0
 
 
 @pytest.mark.parametrize(
     "args, told",
     [
-        (["--play"], "no player of .wav is here; install one of aplay, paplay, ffplay, afplay"),
-        (["--play", "-o", "x.opus"], "no player of .opus is here; install one of ffplay"),
+        (["--play"], "no program here plays .wav; install one of aplay, paplay, ffplay, afplay"),
+        (["--play", "-o", "x.opus"], "no program here plays .opus; install one of ffplay"),
     ],
     ids=str,
 )
@@ -423,7 +423,7 @@ def refused(capsys):
         (["speak", "--outptu=x.wav"], "unknown option --outptu; did you mean --output?"),
         (["speak", "--qqqq"], "unknown option --qqqq\n"),
         (["speak", "-q"], "unknown option -q"),
-        (["speak", "Hello."], "unexpected: Hello.; put it behind an option, such as --text"),
+        (["speak", "Hello."], "unexpected words: Hello.; put them behind an option, such as --text"),
         (["verify", "--modell", "demo"], "unknown option --modell; did you mean --model?"),
         (["serve", "--prot", "8000"], "unknown option --prot; did you mean --port?"),
     ],

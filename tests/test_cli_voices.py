@@ -90,7 +90,7 @@ def test_a_folder_with_what_is_no_voice_is_listed_and_told(tmp_path, capsys):
     (tmp_path / "a\x1b[2J.safetensors").write_bytes(b"no voice")
     assert main(["voices", "list", str(tmp_path)]) == 1
     printed = capsys.readouterr().out
-    assert "ben " in printed and "no voice: " in printed and "cannot be read as a voice" in printed
+    assert "ben " in printed and "not a voice: " in printed and "cannot be read as a voice" in printed
     assert "\x1b" not in printed
     assert main(["voices", "list", "--json", str(tmp_path)]) == 1
     assert "cannot be read" in json.loads(capsys.readouterr().out)[0]["error"]
@@ -141,7 +141,7 @@ def test_list_and_show_open_no_checkpoint(voices, monkeypatch):
             "carl",
             "custom",
             ["--allow-foreign-voice"],
-            "speaker vector has 48 numbers, and a row of this checkpoint has",
+            "speaker vector has 48 numbers, but this checkpoint needs",
         ),
     ],
 )
@@ -172,7 +172,7 @@ def test_checks_whether_a_voice_fits(file, model, extra, reason, voices, request
         (["make", "--model", "demo", "--ref-audio", "x.wav", "-o", "x"], "made from audio by a Base checkpoint"),
         (["make", "--model", "demo", "--ref-audio", "x.wav", "-o", "no/such/x"], "--output: no folder"),
         (["make", "--model", "demo", "--ref-audio", "x", "--ref-text", " ", "-o", "x"], "ref_text must say what"),
-        (["make", "--model", "demo", *["--ref-audio", "x"] * 11, "-o", "x"], "made of 1 to 10 recordings, got 11"),
+        (["make", "--model", "demo", *["--ref-audio", "x"] * 11, "-o", "x"], "made from 1 to 10 recordings, got 11"),
     ],
 )
 def test_what_cannot_be_is_told_in_one_line(args, message, capsys, tmp_path, monkeypatch):
@@ -190,7 +190,7 @@ def test_what_cannot_be_is_told_in_one_line(args, message, capsys, tmp_path, mon
         (["list"], "DIR"),
         (["list", ".", "--jsno"], "unknown option --jsno; did you mean --json?"),
         (["delete", "x"], "invalid choice: 'delete'"),
-        (["show", "a", "b"], "unexpected: b"),
+        (["show", "a", "b"], "unexpected words: b"),
         (["make", "--model", "demo", "-o", "x"], "--ref-audio"),
     ],
 )
@@ -224,13 +224,13 @@ def test_a_foreign_voice_speaks_on_the_command_line(base, custom, recordings, tm
 
 def test_speak_cannot_use_the_option_without_a_voice(capsys):
     assert main(["speak", "--text", "Hello.", "--allow-foreign-voice"]) == 1
-    assert "--allow-foreign-voice is about a saved voice: give --voice too" in capsys.readouterr().err
+    assert "--allow-foreign-voice needs a saved voice: give --voice too" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("server", ["serve", "wyoming"])
 def test_a_server_cannot_use_the_option_without_voices(server, capsys):
     assert main([server, "--allow-foreign-voice"]) == 1
-    assert "--allow-foreign-voice is about the voices of --voices" in capsys.readouterr().err
+    assert "--allow-foreign-voice needs the voices of --voices" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("server", ["serve", "wyoming"])

@@ -39,6 +39,7 @@ TEXTS = {name: (ROOT / name).read_text(encoding="utf-8") for name in DOCS}
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
 INDENTED = re.compile(r"^    ((?:python|qwen-megakernel|serve|make|pip|curl) .*)$", re.M)
 SPAN = re.compile(r"`([^`\n]+)`")
+LINK = re.compile(r"""(?:\]\(|\bsrc="|\bsrcset=")([^)"\s]+)[)"]""")
 PIPECAT_RUNNER = Path(importlib.util.find_spec("pipecat.runner").origin).with_name("run.py")
 
 NOT_RUN = {
@@ -408,7 +409,7 @@ def anchors(text: str) -> set[str]:
 def links(name: str) -> list[tuple[Path, str]]:
     """A document's own: file, anchor."""
     folder, found = (ROOT / name).parent, []
-    for link in re.findall(r"\]\(([^)\s]+)\)", FENCE.sub("", TEXTS[name])):
+    for link in LINK.findall(FENCE.sub("", TEXTS[name])):
         if not re.match(r"[a-z]+:", link):
             path, _, anchor = link.partition("#")
             found.append(((folder / path).resolve() if path else ROOT / name, anchor))
@@ -430,7 +431,7 @@ def test_every_document_is_found_from_the_readme():
             seen.add(path)
             name = path.relative_to(ROOT).as_posix()
             coming += [linked for linked, _ in links(name)] if name in TEXTS else []
-    assert set((ROOT / "docs").iterdir()) <= seen
+    assert {path for path in (ROOT / "docs").rglob("*") if path.is_file()} <= seen
 
 
 def test_files_that_are_named_exist():

@@ -244,7 +244,7 @@ def test_instruct_is_honoured_by_some_and_warned_about_by_others(engine, backend
         (b"bytes", {}, TextError, "text must be a string"),
         ("\ud800", {}, TextError, "valid Unicode"),
         (TEXT, {"speaker": "bob"}, SpeakerError, "unknown speaker 'bob'; known: serena, vivian"),
-        (TEXT, {"speaker": 3}, SpeakerError, "unknown speaker 3"),
+        (TEXT, {"speaker": 3}, SpeakerError, "speaker must be a string, got 3"),
         (TEXT, {"language": "klingon"}, LanguageError, "unknown language 'klingon'; known: auto, chinese"),
         (TEXT, {"language": ""}, LanguageError, "unknown language ''"),
         (TEXT, {"language": "sichuan_dialect"}, LanguageError, "unknown language"),

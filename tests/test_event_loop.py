@@ -70,15 +70,16 @@ async def until(condition) -> None:
             await asyncio.sleep(0.001)
 
 
-def test_chunks_come_in_order_and_then_the_whole(executor):
+@pytest.mark.parametrize("opening", ["", "a"])
+def test_chunks_come_in_order_and_then_the_whole(executor, opening):
     engine = FakeEngine()
     engine.gate.set()
 
     async def main():
         utterance = AsyncUtterance(engine, executor)
         assert not utterance.begun and not utterance.done
-        await utterance.submit(None)
-        for text in "abc":
+        await utterance.submit(None, opening)
+        for text in "abc".removeprefix(opening):
             await utterance.push_text(text)
         await utterance.end_text()
         made = engine.made[0]
@@ -99,6 +100,24 @@ def test_chunks_come_in_order_and_then_the_whole(executor):
     made = engine.made[0]
     assert [text for text, _ in made.calls] == ["a", "b", "c", None] and made.cancels == 0
     assert threading.get_ident() not in {thread for _, thread in made.calls}, "nothing computes on the loop"
+
+
+def test_the_engine_posts_to_the_loop_itself(engine_for, executor):
+    engine = engine_for("demo", max_streams=2)
+
+    async def main():
+        utterance, posts = AsyncUtterance(engine, executor), []
+        post = asyncio.get_running_loop().call_soon_threadsafe
+        utterance._loop = SimpleNamespace(
+            call_soon_threadsafe=lambda *call: (posts.append(threading.current_thread().name), post(*call)),
+            run_in_executor=asyncio.get_running_loop().run_in_executor,
+        )
+        await utterance.submit("Hello there.", max_frames=12, chunk_frames=1)
+        chunks = [chunk async for chunk in utterance]
+        return posts, len(chunks)
+
+    posts, chunks = asyncio.run(main())
+    assert set(posts) == {"qwen_megakernel engine"} and len(posts) == chunks + 1
 
 
 def test_the_loop_goes_on_while_the_prompt_is_built(executor):

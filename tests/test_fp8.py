@@ -286,7 +286,7 @@ def rewritten(folder, change):
         (lambda t: t["talker.codec_head.weight" + SCALE][:1].fill_(0.0), "above 0"),
         (lambda t: t["talker.codec_head.weight" + SCALE][:1].fill_(-1.0), "above 0"),
         (lambda t: t["talker.codec_head.weight" + SCALE][:1].fill_(1e38), "too large"),
-        (lambda t: t[Q_PROJ].view(torch.uint8)[3, 5:6].fill_(0xFF), "no number"),
+        (lambda t: t[Q_PROJ].view(torch.uint8)[3, 5:6].fill_(0xFF), "not a number"),
         (lambda t: t.update({"talker.model.norm.weight": t["talker.model.norm.weight"].to(torch.float8_e4m3fn)}), "F8"),
         (lambda t: t.update({"talker.model.norm.weight" + SCALE: torch.ones(1)}), "not expected"),
     ],
@@ -310,12 +310,12 @@ def test_quantize_overwrites_nothing(bf16, fp8, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     before = sorted(tmp_path.rglob("*"))
     for source, out, word in (
-        (bf16, "fp8", "there already"),
-        (bf16, "bf16", "there already"),
-        (bf16, "file", "there already"),
-        (bf16, "dangling", "there already"),
-        (bf16, ".", "there already"),
-        (bf16, "..", "there already"),
+        (bf16, "fp8", "exists already"),
+        (bf16, "bf16", "exists already"),
+        (bf16, "file", "exists already"),
+        (bf16, "dangling", "exists already"),
+        (bf16, ".", "exists already"),
+        (bf16, "..", "exists already"),
         (bf16, "file/out", "cannot be written"),
         (bf16, "no/such/out", "cannot be written"),
         (bf16, "n" * 300, "cannot be written"),

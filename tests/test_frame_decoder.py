@@ -128,7 +128,7 @@ def test_only_so_many_launches_may_wait(decoder):
     start(decoder, 0)
     for _ in range(AHEAD):
         decoder.launch([0])
-    with pytest.raises(RuntimeError, match=f"{AHEAD} launches may be uncollected and are: collect"):
+    with pytest.raises(RuntimeError, match=f"{AHEAD} launches wait to be collected, and no more may: collect"):
         decoder.launch([0])
     assert len([decoder.collect() for _ in range(AHEAD)]) == AHEAD
 

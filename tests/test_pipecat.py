@@ -167,7 +167,7 @@ def test_unknown_ways_to_read_text_are_refused(engine, wrong):
 def test_tokens_cannot_have_the_layout_of_whole_text(service):
     where = {"model": "demo"} if service is MegakernelTTSService else {"url": "ws://localhost"}
     for mode, message in (
-        (True, "in TOKEN mode text comes in pieces, which needs the streaming layout"),
+        (True, "in TOKEN mode text comes in pieces: leave"),
         ("no", "must be True, False"),
     ):
         settings = service.Settings(voice="ada", non_streaming_mode=mode)
@@ -181,7 +181,7 @@ def test_a_change_to_the_layout_of_whole_text_is_refused_in_token_mode(engine):
     service = service_of(engine, text_aggregation_mode=TOKEN)
     down, up = run(service, [change, *turn("Hello there.")])
     (error,) = of(up, ErrorFrame)
-    assert "which needs the streaming layout: leave non_streaming_mode out" in error.error and service.is_usable
+    assert "comes in pieces: leave non_streaming_mode out" in error.error and service.is_usable
     expected = engine.generate("Hello there.", speaker="ada", sampling=SamplingParams(seed=3), non_streaming_mode=False)
     assert len(pcm(down)) == len(expected.samples)
 
@@ -448,7 +448,7 @@ def test_a_subclass_may_take_more():
         ({"language": 7}, "language must be a string"),
         ({"instruct": "\ud800"}, "instruct"),
         ({"voice": SAVED_VOICE}, "needs a Base checkpoint"),
-        ({"model": "Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice"}, "a service of another checkpoint is another service"),
+        ({"model": "Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice"}, "make another service for another model"),
     ],
 )
 def test_a_change_that_cannot_be_is_refused_and_nothing_changes(engine, change, message):

@@ -16,6 +16,7 @@ from qwen_megakernel.engine.runaway import (
     BABBLE_TIMES,
     HANDED_OUT,
     HELD_SLACK,
+    HELD_TIMES,
     LETTER_FRAMES,
     VERDICT,
     RunawayGuard,
@@ -220,7 +221,7 @@ def test_speech_that_goes_on_long_after_its_text_is_babble(demo, monkeypatch, ch
         audio = utterance.result(timeout=PATIENCE_S)
     else:
         audio = demo.generate(TEXT, non_streaming_mode=layout, chunk_frames=chunk_frames)
-    assert audio.finish_reason == "runaway" and audio.frames == frames_of(TEXT, 1, HELD_SLACK)
+    assert audio.finish_reason == "runaway" and audio.frames == frames_of(TEXT, HELD_TIMES, HELD_SLACK)
     assert np.array_equal(audio.codes, torch.stack(babble[: audio.frames]).numpy())
     counts = demo.metrics()
     assert counts["runaway"] == counts["runaway_babble"] == 1, counts
@@ -240,7 +241,7 @@ def test_at_its_limit_long_speech_is_whole_and_far_too_long_speech_is_babble(dem
     most = frames_of(TEXT, BABBLE_AT_LIMIT, BABBLE_SLACK)
     for frames, why, heard in (
         (most, "length", most),
-        (most + 1, "runaway", frames_of(TEXT, 1, HELD_SLACK)),
+        (most + 1, "runaway", frames_of(TEXT, HELD_TIMES, HELD_SLACK)),
     ):
         force(demo, monkeypatch, noise(500))
         audio = demo.generate(TEXT, max_frames=frames)

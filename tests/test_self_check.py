@@ -40,7 +40,7 @@ CARD = ((8, 9), 128, "NVIDIA GeForce RTX 4090")
 DEMO = ModelConfig.from_folder(DEMO_FOLDER)
 FRAME = FramePart(True, "it is right", kernel_ms=2.0, torch_ms=12.0, launches=1000, error_ratio=0.31)
 VOCODER = Part(True, "it is right", kernel_ms=1.0, torch_ms=4.0)
-WRONG = FramePart(False, "a sequence says other codes among 4 than alone", launches=50)
+WRONG = FramePart(False, "a sequence has other codes beside 3 others than alone", launches=50)
 
 
 def said(frame: FramePart | None = FRAME, vocoder: Part | None = VOCODER) -> str:
@@ -139,9 +139,10 @@ def test_a_good_kernel_is_taken_and_its_card_is_checked_once(card, child, caplog
     assert backend == "megakernel" and child.runs == [card]
     first, last = caplog.messages
     assert first == (
-        "checking the kernel on this NVIDIA GeForce RTX 4090 once, up to 60 s; QWEN_MEGAKERNEL_AUTO=torch skips it"
+        "checking the kernel on this NVIDIA GeForce RTX 4090, once, in up to 60 s; "
+        "QWEN_MEGAKERNEL_AUTO=torch skips this check"
     )
-    for part in ("4090, demo, bf16: kernel correct, faster", "2.00 ms", "12.00 ms", "1,000 launches", "0.31 of"):
+    for part in ("4090, demo, bf16: kernel correct, faster", "2.00 ms", "12.00 ms", "1,000 launches", "0.31 times"):
         assert part in last and part in reason
     caplog.clear()
     restart(monkeypatch)
@@ -168,7 +169,7 @@ def test_a_slower_kernel_and_a_slower_vocoder_are_left_alone(card, child):
 
 
 ENDS = {
-    "wrong": (said(WRONG), "wrong: a sequence says other codes among 4 than alone (50 launches)", True),
+    "wrong": (said(WRONG), "wrong: a sequence has other codes beside 3 others than alone (50 launches)", True),
     "no number": (
         said(replace(FRAME, error_ratio=float("nan"))),
         "cannot be read: the self-check: frame: error_ratio",
@@ -558,7 +559,7 @@ def test_doctor_tells_verdicts_and_what_auto_would_take(card, child, capsys):
     verdicts.keep(Verdict(replace(card, size="0.6b"), WRONG, VOCODER))
     printed = doctor(capsys)
     assert re.search(r"auto, demo +megakernel: self-check on this NVIDIA GeForce RTX 4090, demo, bf16: kernel", printed)
-    assert re.search(r"auto, 0.6b +torch: .*wrong: a sequence says other codes", printed)
+    assert re.search(r"auto, 0.6b +torch: .*wrong: a sequence has other codes", printed)
     assert re.search(r"auto, 1.7b +megakernel: it can run here", printed)
     assert str(verdicts.folder()) in printed and len(re.findall(r"^verdict ", printed, re.M)) == 2
     assert not child.runs
@@ -623,7 +624,7 @@ def test_doctor_checks_again(card, child, capsys):
 @pytest.mark.parametrize(
     "script, told",
     [
-        (said(WRONG), "wrong: a sequence says other codes"),
+        (said(WRONG), "wrong: a sequence has other codes"),
         (said(FRAME, Part(False, "its samples differ")), "vocoder wrong: its samples differ"),
         ("raise SystemExit(3)", "could not be finished"),
     ],
@@ -698,7 +699,7 @@ class Race(StandIn):
 class Faulty(StandIn):
     def collect(self):
         if self.launches > 20:
-            raise KernelFault("a wait inside the kernel outlasted its limit")
+            raise KernelFault("a wait inside the kernel took longer than its limit")
         return super().collect()
 
 
@@ -742,9 +743,9 @@ def test_the_check_finds_a_good_kernel_good(small_check, capsys):
 @pytest.mark.parametrize(
     "kernel, reason",
     [
-        (OneWeight, r"its error of hidden is|logits are no numbers"),
-        (Race, r"a sequence says other codes .* than alone, from frame \d+ on"),
-        (Faulty, "a wait inside the kernel outlasted its limit"),
+        (OneWeight, r"its error of hidden is|logits are not finite"),
+        (Race, r"a sequence has other codes .* than alone, from frame \d+ on"),
+        (Faulty, "a wait inside the kernel took longer than its limit"),
         (Lost, "^RuntimeError: CUDA error: an illegal memory access was encountered$"),
     ],
 )
@@ -796,7 +797,7 @@ class Restless(StandInVocoder):
 
 class FaultyVocoder(StandInVocoder):
     def push(self, slots, codes):
-        raise KernelFault("a wait inside the vocoder's kernel outlasted its limit")
+        raise KernelFault("a wait inside the vocoder's kernel took longer than its limit")
 
 
 @pytest.mark.parametrize(
@@ -804,9 +805,9 @@ class FaultyVocoder(StandInVocoder):
     [
         (StandInVocoder, None),
         (Off, "differ from PyTorch's by 1.0e-03, more than 2e-05"),
-        (NoNumbers, "do not repeat themselves"),
-        (Restless, "do not repeat themselves"),
-        (FaultyVocoder, "a wait inside the vocoder's kernel outlasted its limit"),
+        (NoNumbers, "gave other samples the second time"),
+        (Restless, "gave other samples the second time"),
+        (FaultyVocoder, "a wait inside the vocoder's kernel took longer than its limit"),
     ],
 )
 def test_the_check_of_the_vocoder(kernels, reason, monkeypatch):
@@ -820,7 +821,7 @@ def test_the_check_of_the_vocoder(kernels, reason, monkeypatch):
 
 def test_a_vocoder_whose_kernels_cannot_run_is_not_wrong():
     part = self_check.check_vocoder(self_check.Model(synthetic_config("tiny"), {}, (), CPU))
-    assert part.correct and not part.taken and part.reason.startswith("not checked: the vocoder's kernels take")
+    assert part.correct and not part.taken and part.reason.startswith("not checked: the vocoder's kernels need")
 
 
 # ---------------------------------------------------------------- on a GPU
@@ -867,9 +868,9 @@ class TestOnAGpu:
     @pytest.mark.parametrize(
         "kind, reason",
         [
-            ("one_weight", "its error of|no numbers"),
-            ("race", "a sequence says other codes"),
-            ("spin_limit", "a wait inside the kernel outlasted its limit"),
+            ("one_weight", "its error of|not finite"),
+            ("race", "a sequence has other codes"),
+            ("spin_limit", "a wait inside the kernel took longer than its limit"),
             ("illegal_access", "illegal memory access|CUDA error"),
         ],
     )

@@ -289,7 +289,7 @@ def test_nothing_is_there_but_what_is_told(server):
         told = asked("POST", path, 404)
         ways = f"speech is POST {SPEECH}, or the WebSocket {SPEECH}/socket; GET /openapi.json lists the rest"
         assert told == f"there is no POST {path!r}: {ways}"
-    assert asked("GET", SPEECH, 405) == f"there is no GET {SPEECH!r}, only POST"
+    assert asked("GET", SPEECH, 405) == f"there is no GET {SPEECH!r}: use POST"
     assert "start it with --allow-upload" in asked("POST", "/v1/voices", 405)
 
 

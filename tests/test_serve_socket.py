@@ -259,7 +259,7 @@ def test_flush_speaks_what_is_held_back(server, client):
         ({"text": " ", "end": True}, "blank"),
         ({"text": 3}, "text must be a string, got 3"),
         ({"end": "yes"}, "end must be true or false, got 'yes'"),
-        ({"text": "x" * 601}, "may have 600 characters, this one has 601"),
+        ({"text": "x" * 601}, "may have at most 600 characters, this one has 601"),
         ({"seed": -1}, "seed"),
         ({"seed": True}, "seed must be an integer, got True"),
         ({"seed": "5"}, "seed must be an integer, got '5'"),
@@ -317,7 +317,7 @@ def test_a_socket_at_another_path_is_told_the_right_one(server, path):
         connect(f"ws://127.0.0.1:{server.port}{path}")
     response = refused.value.response
     told = json.loads(response.body)["error"]["message"]
-    assert response.status_code == 404 and told == f"there is no WebSocket at {path!r}, but at {PATH} and {STREAM}"
+    assert response.status_code == 404 and told == f"there is no WebSocket at {path!r}: use {PATH} or {STREAM}"
 
 
 def test_too_many_contexts_are_busy(server, client):
@@ -352,7 +352,7 @@ def test_a_text_that_does_not_go_on_is_ended():
         with connect(server.socket_url) as line:
             client = Client(line)
             client.say("text", "a", text="Hel")
-            assert "did not go on" in client.until("error", "a")["message"]
+            assert "no more text came" in client.until("error", "a")["message"]
         server.at_rest()
 
 
@@ -408,10 +408,10 @@ def test_a_flood_that_nobody_reads_is_not_taken_in():
         ('{"type": "end"}', "context must be a string of 1 to 64 characters, got None"),
         ('{"type": "end", "context": ""}', "got ''"),
         ('{"type": "text", "context": 3, "text": "x"}', "got 3"),
-        ('{"type": "flush", "context": "a", "x": 1}', "flush takes a context and nothing else, got 'x'"),
-        ('{"type": "ping", "context": "a"}', "ping takes nothing, got 'context'"),
-        ('{"type": "ping", "x": 1}', "ping takes nothing, got 'x'"),
-        (b"\0" * 8, "JSON in text frames, got a binary one"),
+        ('{"type": "flush", "context": "a", "x": 1}', "flush takes a context and no other field, got 'x'"),
+        ('{"type": "ping", "context": "a"}', "ping takes no other field, got 'context'"),
+        ('{"type": "ping", "x": 1}', "ping takes no other field, got 'x'"),
+        (b"\0" * 8, "JSON in a text frame, got a binary one"),
         ('{"type":' * 1000, "must be JSON"),
         ("[" * 8000, "must be JSON"),
         ("x" * 8193, "has 8193 characters, at most 8192: send its text in pieces"),

@@ -181,7 +181,7 @@ def test_text_in_pieces_needs_the_streaming_layout(server, client):
         client.say("input.text", text=piece)
     told = client.take()
     assert told["type"] == "error" and told["field"] == "text" and told["utterance_index"] == 0
-    assert "needs the whole text in one input.text, and more of it came: send it whole, or" in told["message"]
+    assert "needs the whole text in one input.text, but more came: send it whole, or" in told["message"]
     client.say("input.done")
     assert client.take() == {"type": "session.done", "utterance_index": 0, "total_sentences": 0 + 1}
     client.say("input.text", text=TEXT)
@@ -263,7 +263,7 @@ def test_session_close_drops_what_was_not_flushed(server, client):
         ({"instructions": "Slowly."}, "instructions", "leave them out"),
         ({"instructions": "x" * 2001}, "instructions", "2001 characters, at most 2000"),
         ({"response_format": "wav"}, "response_format", "response_format must be 'pcm', got 'wav'"),
-        ({"response_format": None}, "response_format", "response_format must be 'pcm', and none came"),
+        ({"response_format": None}, "response_format", "response_format must be 'pcm', but is missing"),
         ({"stream_audio": False}, "stream_audio", "stream_audio must be True"),
         ({"stream_audio": 1}, "stream_audio", "stream_audio must be True"),
         ({"speed": 5}, "speed", "speed must be a number from 0.25 to 4.0, got 5"),
@@ -299,7 +299,7 @@ def test_settings_that_cannot_be_had_name_field_and_remedy(client, wrong, field,
         ("", "must be JSON"),
         ("{", "must be JSON"),
         ("[]", "must be a JSON object, got []"),
-        (b"\0" * 8, "JSON in text frames, got a binary one"),
+        (b"\0" * 8, "JSON in a text frame, got a binary one"),
         ("[" * 8000, "must be JSON"),
         ("x" * 8193, "has 8193 characters, at most 8192"),
         ('{"type": "dance"}', "type must be one of session.config, input.text, input.done"),
@@ -322,7 +322,7 @@ def test_what_is_no_message_is_told_so_and_the_session_goes_on(client, message, 
 
 @pytest.mark.parametrize(
     "wrong, words",
-    [({"text": 3}, "text must be a string, got 3"), ({}, "got None"), ({"text": "x" * 600}, "may have 600")],
+    [({"text": 3}, "text must be a string, got 3"), ({}, "got None"), ({"text": "x" * 600}, "may have at most 600")],
 )
 def test_text_that_cannot_be_taken_ends_its_utterance_alone(server, client, wrong, words):
     client.configure()
@@ -385,11 +385,11 @@ def test_a_text_that_does_not_go_on_is_ended():
             client = Client(line)
             client.configure()
             client.say("input.text", text="Hello there, ")
-            assert "did not go on" in client.until("error")["message"]
+            assert "no more text came" in client.until("error")["message"]
             with pytest.raises(ConnectionClosed):  # and who says no more is let go
                 while True:
                     client.take()
-        assert client.told[-1]["code"] == "idle" and "input.done keeps" in client.told[-1]["message"]
+        assert client.told[-1]["code"] == "idle" and "input.done to keep" in client.told[-1]["message"]
         server.at_rest()
 
 

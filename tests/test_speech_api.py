@@ -165,7 +165,7 @@ def test_aliases_are_listed_and_others_are_no_voices(server):
     [
         (
             ["--voice-alias", "alloy=nobody"],
-            "the alias 'alloy' is of 'nobody', which is no voice here; known: ada",
+            "the alias 'alloy' names 'nobody', which is not a voice here; known: ada",
         ),
         (["--voice-alias", "ada=max"], "the alias 'ada' of 'max' is a voice's name already: choose another alias"),
         (["--served-name", " "], "a served name has 1 to 256 printable characters, got ' '"),
@@ -186,7 +186,7 @@ def test_an_alias_without_a_voice_is_no_option(capsys):
 def test_an_alias_of_a_model_that_is_not_here_yet_is_checked_once_it_is():
     with running(demo, aliases={"alloy": "nobody"}) as server:
         until(lambda: server.service.state == "failed")
-        assert "the alias 'alloy' is of 'nobody'" in server.service.error
+        assert "the alias 'alloy' names 'nobody'" in server.service.error
 
 
 # ---------------------------------------------------------------- fields
@@ -273,7 +273,9 @@ def test_a_streamed_answer_cannot_be_said_again(server, how):
     refused = post(server, input=TEXT, retries=1, **how)
     error = refused.json()["error"]
     assert (
-        refused.status_code == 400 and error["param"] == "retries" and "an answer that comes whole" in error["message"]
+        refused.status_code == 400
+        and error["param"] == "retries"
+        and "an answer that is not streamed" in error["message"]
     )
     assert post(server, input="Hi.", retries=0, **how).status_code == 200
 
@@ -391,8 +393,8 @@ def test_who_leaves_a_batch_cancels_all_of_it(server):
     "wrong, status, words, param",
     [
         ({"inputs": []}, 400, "inputs must not be empty, got []", "inputs"),
-        ({"inputs": ["x"] * 9}, 400, "inputs has 9 entries, at most 8 are taken", "inputs"),
-        ({"inputs": ["x" * 501] * 2}, 400, "inputs have 1002 characters, at most 1000 are taken", "inputs"),
+        ({"inputs": ["x"] * 9}, 400, "inputs has 9 entries, at most 8 are allowed", "inputs"),
+        ({"inputs": ["x" * 501] * 2}, 400, "inputs have 1002 characters, at most 1000 are allowed", "inputs"),
         ({"inputs": "x"}, 400, "inputs must be a list, got 'x'", "inputs"),
         ({"inputs": ["x", 3]}, 400, "inputs.1 must be a JSON object, got 3", "inputs.1"),
         ({"inputs": ["x", ""]}, 400, "inputs.1.input must not be empty, got ''", "inputs.1.input"),
@@ -481,13 +483,18 @@ def test_forms_that_are_no_voice_are_refused(studio):
             "audio",
         ),
         ({"files": file}, 400, "name is missing", "name"),
-        ({"data": {"name": "../x"}, "files": file}, 400, "a voice is named by 1 to 64 of a-z 0-9 _ -", "name"),
+        ({"data": {"name": "../x"}, "files": file}, 400, "a voice's name must be 1 to 64 of a-z 0-9 _ -", "name"),
         ({"data": {"name": "x" * 65}, "files": file}, 400, "name must have at most 64 characters", "name"),
         ({"data": {"name": "ben", "text": " "}, "files": file}, 400, "text must not be blank", "text"),
         ({"data": {"name": "ben", "path": "/etc/passwd"}, "files": file}, 400, "unknown field 'path'", "path"),
         ({"data": {"name": ["ben", "ben"]}, "files": file}, 400, "one came twice", None),
         ({"data": {"name": "ben"}, "files": {"audio": ("a", b"no sound")}}, 400, "the recording", "audio"),
-        ({"data": {"name": "ben"}, "files": {"audio": ("a", bytes(200_001))}}, 400, "may have 200000 bytes", "audio"),
+        (
+            {"data": {"name": "ben"}, "files": {"audio": ("a", bytes(200_001))}},
+            400,
+            "may have at most 200000 bytes",
+            "audio",
+        ),
         ({"data": {"name": "ben"}, "files": {"audio": ("a", bytes(400_000))}}, 413, "the body is too long", None),
         ({"content": b"x", "headers": {"content-type": "multipart/form-data"}}, 400, "the form cannot be read", None),
         (
@@ -598,5 +605,5 @@ def test_a_served_name_that_no_client_can_send_is_refused(name):
 
 
 def test_an_alias_is_checked_against_a_config_that_is_known():
-    with pytest.raises(VoiceError, match="which is no voice here; known: ada"):
+    with pytest.raises(VoiceError, match="which is not a voice here; known: ada"):
         make_app(demo, model="demo", config=Checkpoint.open("demo").config, aliases={"alloy": "nobody"})

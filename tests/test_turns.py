@@ -305,7 +305,7 @@ def test_a_malformed_pause_is_refused(engine):
     for say in (engine.generate, engine.submit, engine.pieces):
         with pytest.raises(TextError, match="pause 500ms"):
             say("Hello [pause soon] there.")
-    with pytest.raises(TextError, match="a pause stands between two utterances"):
+    with pytest.raises(TextError, match="this call speaks one utterance"):
         engine.submit("Hello. [pause 1s] There.")
 
 

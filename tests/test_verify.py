@@ -174,8 +174,8 @@ def failures(printed: str) -> list[str]:
 def test_alone_it_compares_with_teacher_forcing_and_speaks(tmp_path, capsys):
     assert run("demo", tmp_path / "out", "--frames", FRAMES) == 0
     printed = capsys.readouterr().out
-    assert INSTALL in printed and "not installed" in printed and "no fast path" in printed
-    assert printed.splitlines()[-1] == "HOLDS: all 2 that were compared; the reference was not asked"
+    assert INSTALL in printed and "not installed" in printed and "is not compared with fp32" in printed
+    assert printed.splitlines()[-1] == "HOLDS: all 2 comparisons; the reference did not run"
     told = json.loads((tmp_path / "out/report.json").read_text(encoding="utf-8"))
     assert told["holds"] and not told["reference"] and len(told["checks"]) == 2 and told["versions"]["torch"]
     assert [take["by"] for take in told["takes"]] == ["ours", "ours"]
@@ -273,7 +273,7 @@ def test_a_reference_that_agrees_holds(variant, size, tmp_path, tiny, stand_in, 
     checks = json.loads((tmp_path / "out/report.json").read_text(encoding="utf-8"))["checks"]
     requests = {"custom_voice": 3 + (size == "tiny-adapter"), "voice_design": 2, "base": 3}[variant]
     assert len(checks) == 4 * requests + 3 * (variant == "base")
-    assert printed.splitlines()[-1] == f"HOLDS: all {len(checks)} that were compared"
+    assert printed.splitlines()[-1] == f"HOLDS: all {len(checks)} comparisons"
     assert ("instruct" in printed) == (variant == "voice_design" or (variant, size) == ("custom_voice", "tiny-adapter"))
     assert ("nobody's" in printed) == (variant == "base")
     for pair in range(1, 2 * requests + 1):
@@ -301,7 +301,7 @@ def test_a_reference_that_disagrees_fails_on_the_line_that_says_so(fault, tmp_pa
         f"english, instruct, text beside frames: {told}",
     ]
     assert printed.splitlines()[-1] == "FAILS: 2 of 8"
-    assert ("part at frame 3 of 6 and 6, group 5" in printed) == (fault == "codes")
+    assert ("differ from frame 3 of 6 and 6 on, group 5" in printed) == (fault == "codes")
 
 
 @pytest.mark.parametrize("fault", ["length", "a row"])
@@ -310,7 +310,7 @@ def test_more_or_less_than_the_reference_has_fails(fault, tmp_path, tiny, stand_
     assert run(tiny("voice_design", eos_gain=0.0), tmp_path / "out", "--frames", FRAMES) == 1
     printed = capsys.readouterr().out
     assert len(failures(printed)) == 2
-    assert ("part at frame 5 of 6 and 5" if fault == "length" else "the same shape") in printed
+    assert ("differ from frame 5 of 6 and 5" if fault == "length" else "the same shape") in printed
 
 
 @pytest.mark.parametrize("fault, holds", [("tie", True), ("almost a tie", False)])
@@ -318,9 +318,9 @@ def test_a_tie_is_listed_and_holds(fault, holds, tmp_path, tiny, stand_in, capsy
     stand_in.fault = fault
     rc = run(tiny("voice_design", eos_gain=0.0), tmp_path / "out", "--frames", FRAMES)
     lines = capsys.readouterr().out.splitlines()
-    told = [line for line in lines if "part at frame 3 of 6 and 6, group 5, gap " in line]
+    told = [line for line in lines if "differ from frame 3 of 6 and 6 on, group 5, gap " in line]
     assert (rc == 0) == holds and len(told) == 2
-    assert all("what follows was not compared" in line for line in told)
+    assert all("later frames were not compared" in line for line in told)
     for line in told:
         between, bound = map(float, re.search(r"gap (\S+) .* below (\S+)$", line).groups())
         assert 0 < between < 1e-2 and (between < bound) == holds == line.startswith("ok")
@@ -339,7 +339,7 @@ def test_a_voice_of_ones_own_is_cloned(tmp_path, tiny, stand_in, capsys):
     model, audio = tiny("base", eos_gain=0.0), ["--ref-audio", tmp_path / "me.wav", "--frames", FRAMES]
     assert run(model, tmp_path / "a", *audio) == 0
     printed = capsys.readouterr().out
-    assert "icl" not in printed and "nothing is cloned in context" in printed and "nobody" not in printed
+    assert "icl" not in printed and "in-context cloning is not compared" in printed and "nobody" not in printed
     assert run(model, tmp_path / "b", *audio, "--ref-text", "What I say.") == 0
     assert "icl: reference codes" in capsys.readouterr().out
 
@@ -398,7 +398,7 @@ def test_the_kernel_may_be_no_further_from_fp32_than_bf16(error, ratio_holds, tm
     rc = run(tiny("custom_voice", eos_gain=0.0), tmp_path / "out", "--frames", 3)
     printed = capsys.readouterr().out
     lines = [line for line in printed.splitlines() if "kernel, 3 frames: error of" in line]
-    assert len(lines) == 3 and "no fast path" not in printed
+    assert len(lines) == 3 and "is not compared with fp32" not in printed
     assert (rc == 0) == ratio_holds and all(line.startswith("ok") == ratio_holds for line in lines)
 
 
@@ -528,7 +528,7 @@ def test_what_only_25_hz_needs_may_be_missing(installed):
 @pytest.mark.parametrize("source", ["import a_module_that_nobody_has", "raise OSError('a_module_that_nobody_has')"])
 def test_a_reference_that_cannot_be_imported_is_not_passed_over(source, installed):
     installed(source)
-    with pytest.raises(BackendError, match="a_module_that_nobody_has.*what works: pip install"):
+    with pytest.raises(BackendError, match="a_module_that_nobody_has.*these versions work: pip install"):
         reference_module()
 
 

@@ -348,15 +348,15 @@ def test_the_codes_are_those_of_the_recording_with_a_text(base):
 @pytest.mark.parametrize(
     "audio, text, kind, message",
     [
-        ([], None, AudioError, "made of 1 to 10 recordings, got 0"),
-        ([(speech(), RATE)] * 11, None, AudioError, "made of 1 to 10 recordings, got 11"),
+        ([], None, AudioError, "made from 1 to 10 recordings, got 0"),
+        ([(speech(), RATE)] * 11, None, AudioError, "made from 1 to 10 recordings, got 11"),
         ([(speech(), RATE), (silence(1), RATE)], None, AudioError, "recording 2 of 2: ref_audio is silent"),
         ([(speech(), RATE), (sound(0.2), RATE)], None, AudioError, "recording 2 of 2: ref_audio must last"),
-        ([(speech(), RATE)] * 2, ["a", "b"], VoiceError, "2 recordings have a text and only one can lead"),
+        ([(speech(), RATE)] * 2, ["a", "b"], VoiceError, "only one recording may have a text, but 2 have"),
         ([(speech(), RATE)] * 2, ["a"], VoiceError, "ref_text has 1 entries for 2 recordings"),
         ([(speech(), RATE)] * 2, [None, " "], VoiceError, "ref_text must say what"),
         ([0.1, 0.2], None, AudioError, "recording 1 of 2: ref_audio must be a path or"),
-        ((speech(), RATE), ["a"], VoiceError, "ref_text is a list and ref_audio is not"),
+        ((speech(), RATE), ["a"], VoiceError, "ref_text is a list, but ref_audio is not"),
     ],
 )
 def test_recordings_that_make_no_voice_are_refused(base, audio, text, kind, message):
@@ -413,7 +413,7 @@ def test_a_pipe_is_no_voice(tmp_path):
     os.mkfifo(tmp_path / "v.safetensors")
     end = os.open(tmp_path / "v.safetensors", os.O_RDWR)  # so that whoever opens it does not wait
     try:
-        with pytest.raises(VoiceError, match="is something else"):
+        with pytest.raises(VoiceError, match="this is something else"):
             Voice.load(tmp_path / "v.safetensors")
     finally:
         os.close(end)
@@ -465,7 +465,7 @@ def test_a_foreign_voice_is_told_once(tiny, base_voice, caplog):
     with TTSEngine.load(model, device="cpu", max_streams=1, allow_foreign_voice=True) as engine:
         for _ in range(2):
             engine.check(voice=base_voice)
-    assert caplog.text.count("The reference implementation does not do that, and nobody here has heard it") == 1
+    assert caplog.text.count("The reference implementation does not do that, and we have not listened to it") == 1
 
 
 def test_a_foreign_voice_needs_the_option(tiny, engine_for, base_voice):
@@ -478,7 +478,7 @@ def test_a_foreign_voice_needs_the_option(tiny, engine_for, base_voice):
 def test_the_option_allows_nothing_else(tiny, engine_for, custom, base_voice):
     narrow = dataclasses.replace(base_voice, speaker_embedding=base_voice.speaker_embedding[:48].clone())
     hidden = custom.config.talker.stack.hidden_size
-    with pytest.raises(VoiceError, match=f"vector has 48 numbers, and a row of this checkpoint has {hidden}: make"):
+    with pytest.raises(VoiceError, match=f"vector has 48 numbers, but this checkpoint needs {hidden}: make"):
         custom.generate("Hello.", voice=narrow)
     with pytest.raises(SpeakerError, match="speaker='ryan' and voice= both say who speaks"):
         custom.generate("Hello.", voice=base_voice, speaker="ryan")

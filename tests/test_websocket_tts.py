@@ -386,7 +386,7 @@ def test_in_token_mode_a_change_opens_a_new_context():
         ({"language": "klingon"}, "unknown language 'klingon'; known: auto, english (en), german (de)"),
         ({"temperature": -1.0}, "temperature"),
         ({"speed": 9}, "speed must be a number from 0.25 to 4.0, got 9"),
-        ({"model": "another"}, "a service of another checkpoint is another service"),
+        ({"model": "another"}, "make another service for another model"),
     ],
 )
 def test_a_change_that_cannot_be_is_refused_and_nothing_changes(change, message):
@@ -401,7 +401,7 @@ def test_a_change_that_cannot_be_is_refused_and_nothing_changes(change, message)
     "options, kind, message",
     [
         ({"url": "http://localhost"}, RequestError, "ws://"),
-        ({"settings": Settings(voice=" ")}, SpeakerError, "which has not answered yet"),
+        ({"settings": Settings(voice=" ")}, SpeakerError, "has not answered"),
         ({"settings": Settings(voice=7)}, SpeakerError, "got int"),
         ({"settings": Settings(language=7)}, LanguageError, "got int"),
         ({"settings": Settings(top_p=1.5)}, SamplingError, "top_p"),
@@ -497,7 +497,7 @@ def test_a_socket_that_breaks_ends_what_was_said_and_the_next_turn_speaks_on_a_n
     frames = [*turn("Hello there."), whole, came(TTSStoppedFrame), *turn("How are you?")]
     down, up, service = run(frames, server, text_aggregation_mode=mode)
     (error,) = of(up, ErrorFrame)
-    assert error.category is ErrorCategory.CONNECTIVITY and "may be said again" in error.error and service.is_usable
+    assert error.category is ErrorCategory.CONNECTIVITY and "send the text again" in error.error and service.is_usable
     assert server.sockets == 2 and one_start_and_stop(down, 2)
     assert np.array_equal(pcm(down), voices_of("Hello there.", "How are you?"))
 

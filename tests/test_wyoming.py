@@ -406,7 +406,7 @@ def start(text: str = TEXT) -> list:
         ([Synthesize("  ")], "invalid", "must not be blank"),
         ([SynthesizeStart(), SynthesizeStop()], "invalid", "must not be blank"),
         ([SynthesizeStart(), SynthesizeChunk(" \n"), SynthesizeStop()], "invalid", "must not be blank"),
-        ([Synthesize("x" * 601)], "invalid", "may have 600 characters, this one has 601"),
+        ([Synthesize("x" * 601)], "invalid", "may have at most 600 characters, this one has 601"),
         ([SynthesizeStart(), SynthesizeChunk("Hello. " * 86)], "invalid", "this one has 602"),
         ([Synthesize("x" * 2400)], "protocol", "more than 2400 characters wait"),
         ([Synthesize(LONG), *[Synthesize("Hello. " * 80)] * 5], "protocol", "more than 2400 characters wait"),
@@ -539,7 +539,7 @@ def test_a_text_that_does_not_go_on_is_ended():
     with running(limits=limits) as server:
         for events in (start("Hello there, how "), [SynthesizeStart()]):
             heard = ask(server, *events)
-            assert heard.error.code == "invalid" and "did not go on for 0.5 s" in heard.error.text
+            assert heard.error.code == "invalid" and "no more text came for 0.5 s" in heard.error.text
         server.at_rest()
 
 
@@ -684,7 +684,7 @@ def test_an_engine_that_cannot_be_loaded_ends_the_process(monkeypatch, caplog):
 @pytest.mark.parametrize(
     "args, message",
     [
-        (["--host", "0.0.0.0"], "--allow-network allows it"),
+        (["--host", "0.0.0.0"], "give --allow-network"),
         (["--port", "99999"], "cannot listen on 127.0.0.1:99999"),
         (["--host", "no.such.host.invalid", "--allow-network"], "cannot listen on no.such.host.invalid:10200"),
         (["--voices", "nowhere"], "no folder 'nowhere'"),
@@ -707,7 +707,7 @@ def test_off_loopback_it_warns(monkeypatch, capsys):
 
     monkeypatch.setattr(wyoming_api, "serve", lambda *args, **options: 0)
     assert cli.main(["wyoming", "--device", "cpu", "--host", "0.0.0.0", "--allow-network"]) == 0
-    assert "warning: whoever reaches 0.0.0.0:10200" in capsys.readouterr().err
+    assert "warning: everybody who reaches 0.0.0.0:10200" in capsys.readouterr().err
 
 
 def test_without_the_package_it_names_the_extra(monkeypatch, capsys):

@@ -4,11 +4,14 @@ import re
 from pathlib import Path
 
 from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
+from mkdocs.utils import get_relative_url
 
 ROOT = Path(__file__).parents[1]
 _OUTSIDE = re.compile(r"\]\(\.\./([^)#\s]+)\)")  # a link that leaves docs/
+_PICTURE = re.compile(r'\b(src|srcset)="([^"]+)"')  # of <picture>: MkDocs leaves HTML as it is
 _PLACE = "repository"  # their folder in the site
 
 
@@ -23,14 +26,20 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    return _OUTSIDE.sub(lambda link: f"]({_address(link[1])})", markdown)
+    def address(picture: re.Match) -> str:
+        file = files.get_file_from_path(picture[2])
+        if file is None:
+            raise PluginError(f"{page.file.src_uri} shows a picture that is not in docs/: {picture[2]}")
+        return f'{picture[1]}="{get_relative_url(file.url, page.url)}"'
+
+    return _PICTURE.sub(address, _OUTSIDE.sub(lambda link: f"]({_address(link[1])})", markdown))
 
 
 def _first_page() -> str:
     """README as if it were in docs/."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     text = re.sub(r"\]\((?!docs/|https?:|#)", "](../", text)
-    return text.replace("](docs/", "](")
+    return re.sub(r'(\]\(|=")docs/', r"\1", text)
 
 
 def _address(linked: str) -> str:

@@ -37,7 +37,7 @@ class Launcher {
       resident = std::min(resident, wide);
     }
     TORCH_CHECK(resident >= qmk::kBlocks,
-                message("the kernel's ", qmk::kBlocks, " blocks must be resident at once, this GPU holds ", resident));
+                message("the kernel needs ", qmk::kBlocks, " blocks resident at once, this GPU holds ", resident));
     auto stack = [&](const std::string& name, qmk::StackWeights& w) {
       w.ribbon = data<uint8_t>(name + ".ribbon", torch::kUInt8);
       w.input_norm = data<qmk::bf16>(name + ".input_norm", torch::kBFloat16);
@@ -183,7 +183,7 @@ class Launcher {
   // Wait for the oldest uncollected launch: int32 [columns][kResultWords], a view that the fourth launch from now
   // overwrites.
   torch::Tensor collect() {
-    TORCH_CHECK(launched_ > collected_, "nothing was launched; decode() first");
+    TORCH_CHECK(launched_ > collected_, "nothing is launched: decode() first");
     const int i = collected_++ % qmk::kLaunchesAhead;
     check_cuda(cudaEventSynchronize(done_[i]));
     return codes_[i];
@@ -234,7 +234,7 @@ class Launcher {
     return slots_[slot];
   }
   void room(const Slot& s, int64_t rows) const {
-    TORCH_CHECK(s.pages.defined(), "no sequence was started in this slot");
+    TORCH_CHECK(s.pages.defined(), "this slot holds no sequence: start() it first");
     TORCH_CHECK(s.column.position + rows <= s.pages.numel() * qmk::kPagePositions,
                 message("position ", s.column.position + rows - 1, " is past the slot's ", s.pages.numel(), " pages"));
   }

@@ -25,9 +25,10 @@ torch::Tensor project_text(const std::vector<int64_t>& ids, const torch::Tensor&
   for (const auto* t : {&weight1, &bias1, &weight2, &bias2})
     TORCH_CHECK(t->is_cuda() && t->is_contiguous() && t->scalar_type() == torch::kBFloat16,
                 "the text projection must be bf16 on the GPU");
-  TORCH_CHECK(weight1.numel() == inner * inner && bias1.numel() == inner && weight2.numel() == hidden * inner &&
-                  bias2.numel() == hidden,
-              "the text projection has other shapes");
+  TORCH_CHECK(
+      weight1.numel() == inner * inner && bias1.numel() == inner && weight2.numel() == hidden * inner &&
+          bias2.numel() == hidden,
+      message("the text projection must be [", inner, "][", inner, "] and [", hidden, "][", inner, "] with biases"));
   // From pinned memory, which the allocator keeps until the copy is done.
   const auto staged = torch::empty({n, inner}, torch::TensorOptions().dtype(torch::kBFloat16).pinned_memory(true));
   for (int64_t i = 0; i < n; i++) {
@@ -79,7 +80,7 @@ void unpack(const torch::Tensor& ribbon, int64_t start, const c10::optional<torc
     const auto& out = outs[i];
     TORCH_CHECK(out.dim() == 2 && start % 16 == 0 && block_rows[i] * out.size(1) * (scale ? 1 : 2) <= sizes[i] &&
                     start + sizes[i] <= ribbon.size(1),
-                "the matrix does not lie in the ribbon");
+                "each matrix must begin at a multiple of 16 bytes and end within the ribbon");
     all.matrix[i] = {
         data + start,
         static_cast<int>(out.size(0)),

@@ -27,7 +27,7 @@ void check(cudaError_t error) { qmk::check_cuda(error, "vocoder"); }
 
 // [slots][...]: every slot's part in one piece, the slots at any distance.
 float* of_slots(const Tensor& t, const char* name) {
-  TORCH_CHECK(t.numel(), message(name, ": empty"));
+  TORCH_CHECK(t.numel(), message(name, " must not be empty"));
   return data(t[0], 1, name);
 }
 
@@ -70,7 +70,7 @@ void convolve(const Tensor& fresh, const Maybe& past, const Tensor& slots, int64
   c.activation = static_cast<qmk::Activation>(activation);
   c.activated = maybe(activated, values, "activated");
   if (c.activation == qmk::Activation::kSnake) {
-    TORCH_CHECK(frequency && scale, "SnakeBeta needs its factors");
+    TORCH_CHECK(frequency && scale, "SnakeBeta needs frequency and scale");
     c.channels_out = static_cast<int>(frequency->numel());
     c.frequency = data(*frequency, 1, "frequency");
     c.scale = data(*scale, c.channels_out, "scale");
@@ -151,7 +151,7 @@ void keep_histories(const std::vector<std::tuple<Tensor, Tensor, int64_t>>& hist
   const c10::cuda::CUDAGuard guard(slots.device());
   qmk::Kept p{};
   TORCH_CHECK(!histories.empty() && histories.size() <= std::size(p.of),
-              message("1 to ", std::size(p.of), " histories, got ", histories.size()));
+              message("expected 1 to ", std::size(p.of), " histories, got ", histories.size()));
   for (const auto& [fresh, past, rows] : histories) {
     p.of[p.count++] = {data(fresh, 1, "fresh"),
                        of_slots(past, "past"),
@@ -242,7 +242,8 @@ class Pushes {
     TORCH_CHECK(codes.is_cpu() && codes.is_contiguous() && codes.scalar_type() == torch::kInt64 && codes.dim() == 3 &&
                     codes.size(0) == static_cast<int64_t>(slots.size()) && codes.size(2) == qmk::kGroups &&
                     codes.numel() <= qmk::kPushRows * qmk::kGroups,
-                "codes: wrong device, layout, dtype or shape");
+                message("codes must be contiguous int64 [slots, frames, ", qmk::kGroups, "] on the CPU, of at most ",
+                        qmk::kPushRows, " frames in all, got ", codes.toString(), " of ", codes.numel(), " values"));
     qmk::Push push = about(slots, codes.size(1));
     std::copy_n(codes.data_ptr<int64_t>(), codes.numel(), push.codes);
     return launch(recording, push, wanted);
@@ -252,7 +253,8 @@ class Pushes {
   int64_t follow(const Recording& recording, const std::vector<int64_t>& slots, int64_t frames, const Tensor& recent,
                  const std::vector<int64_t>& first) {
     TORCH_CHECK(first.size() == slots.size() && frames <= qmk::kRecentFrames,
-                message("one first frame a slot, and at most ", qmk::kRecentFrames, " frames"));
+                message("expected one first frame a slot, and at most ", qmk::kRecentFrames, " frames, got ",
+                        first.size(), " first frames for ", slots.size(), " slots, and ", frames, " frames"));
     qmk::Push push = about(slots, frames);
     for (const int64_t slot : slots)
       TORCH_CHECK(slot >= 0 && slot < recent.size(0), message("slot ", slot, " has no recent codes"));
@@ -263,7 +265,7 @@ class Pushes {
   // Wait for a push: its PCM, fp32 [sequences][samples].
   Tensor collect(int64_t ticket, int64_t sequences, int64_t frames) const {
     TORCH_CHECK(ticket < launched_ && launched_ - ticket <= qmk::kPushesAhead,
-                message("push ", ticket, " of ", launched_, " is not at hand"));
+                message("the last ", qmk::kPushesAhead, " of ", launched_, " pushes are kept, got ", ticket));
     check(cudaEventSynchronize(done_[ticket % qmk::kPushesAhead]));
     return sound_[ticket % qmk::kPushesAhead]
         .slice(0, 0, sequences * frames * samples_)

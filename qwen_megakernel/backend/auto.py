@@ -138,7 +138,7 @@ def check(device: torch.device, size: str, fp8: Collection[str], *, again: bool 
         with _ONE_AT_A_TIME, lock_of(key, LOCK_S):
             if not again and (known := read(key)):
                 return known
-            told = "checking the kernel on this %s once, up to %.0f s; %s=torch skips it"
+            told = "checking the kernel on this %s, once, in up to %.0f s; %s=torch skips this check"
             log.info(told, key.card, TIME_LIMIT_S, VARIABLE)
             verdict = _verdict_of(key, *_run(command(device, key)))
             keep(verdict)
@@ -184,7 +184,7 @@ class _Said:
         except (ValueError, RecursionError):
             value = None
         if not isinstance(value, dict):
-            log.debug("beside the self-check, its process printed %r", line[:200])
+            log.debug("the self-check's process also printed %r", line[:200])
             return
         js = JsonObject(value, "the self-check")
         try:
@@ -199,7 +199,7 @@ class _Said:
             elif "unfinished" in js:
                 self.unfinished = js.get("unfinished", str)
         except CheckpointError as error:
-            self.unfinished = f"what its process printed cannot be read: {error}"
+            self.unfinished = f"the output of its process cannot be read: {error}"
 
 
 def _run(argv: list[str]) -> tuple[_Said, str, bool]:

@@ -48,7 +48,9 @@ def source_folder() -> Path:
     for folder in (package / "csrc", package.parent / "csrc"):
         if (folder / SOURCES[0]).is_file():
             return folder
-    raise BackendError(f"the kernel's sources are missing: no csrc/{SOURCES[0]} in or beside {package}")
+    raise BackendError(
+        f"the kernel's sources are missing: no csrc/{SOURCES[0]} in or beside {package}; install the package again"
+    )
 
 
 # ---------------------------------------------------------------- why it cannot be built
@@ -71,7 +73,7 @@ def why_no_build(device: torch.device) -> str | None:
         return no_nvcc()
     version = nvcc_version(nvcc)
     if version is None:
-        return f"`{nvcc} --version` names no release; set CUDA_HOME to a CUDA toolkit"
+        return f"`{nvcc} --version` printed no release; set CUDA_HOME to a CUDA toolkit"
     if find_ninja() is None:
         return "ninja was not found on PATH or beside this Python; pip install ninja"
     return why_driver_too_old(version, "nvcc", "or set CUDA_HOME to an older toolkit")
@@ -86,7 +88,7 @@ def why_no_gpu() -> str:
     too_old = why_driver_too_old(
         _version(torch.version.cuda), f"torch {torch.__version__}", "or install an older torch"
     )
-    return too_old or "the driver shows it none; look at nvidia-smi and CUDA_VISIBLE_DEVICES"
+    return too_old or "the driver shows no GPU; look at nvidia-smi and CUDA_VISIBLE_DEVICES"
 
 
 def why_driver_too_old(needed: tuple[int, int], by: str, instead: str) -> str | None:
@@ -95,8 +97,8 @@ def why_driver_too_old(needed: tuple[int, int], by: str, instead: str) -> str | 
     if driver is None or driver[0] >= needed[0]:
         return None
     return (
-        f"the NVIDIA driver is too old: it runs CUDA {driver[0]}.{driver[1]}, {by} is of CUDA {needed[0]}.{needed[1]}; "
-        f"update the driver {instead}"
+        f"the NVIDIA driver is too old: it runs CUDA {driver[0]}.{driver[1]}, but {by} is for CUDA "
+        f"{needed[0]}.{needed[1]}; update the driver {instead}"
     )
 
 
@@ -208,7 +210,7 @@ def _loaded(device: torch.device, fp8: frozenset[str]) -> ModuleType:
     target = target_of(device)
     folder = cache_folder(target, fp8)
     if (folder / "lock").exists():  # left by a killed build; torch would wait for it forever
-        log.info("waiting for another build in %s; if there is none, delete %s", folder, folder / "lock")
+        log.info("waiting for another build in %s; if no other build runs, delete %s", folder, folder / "lock")
     elif not (folder / f"{folder.name}.so").exists():
         log.info("building the kernel for %s in %s (once, under a minute)", target.name, folder)
     try:

@@ -68,7 +68,7 @@ def parse_ptxas(report: str) -> dict[int, Compiled]:
         registers = re.search(r"Used (\d+) registers", part)
         shared = re.search(r"(\d+) bytes smem", part)  # absent where there is none
         if not (width and spills and registers):
-            raise BackendError(f"expected a kernel's dims, registers and spills from ptxas, it says: {part.strip()}")
+            raise BackendError(f"expected a kernel's dims, registers and spills from ptxas, got: {part.strip()}")
         found[int(width[1])] = Compiled(
             int(registers[1]), int(spills[1]), int(spills[2]), int(shared[1]) if shared else 0
         )
@@ -167,7 +167,7 @@ def judge(
             + [kernel.registers, f"{kernel.spill_stores}/{kernel.spill_loads}", shared, launch.ring]
         )
         if blocks < 1:
-            failures.append(f"{target.name}, {model}: no block fits a multiprocessor; what is short: {limit}")
+            failures.append(f"{target.name}, {model}: no block fits a multiprocessor; not enough {limit}")
         if target.multiprocessors < target.blocks:
             failures.append(f"{target.name}: {target.card} has {target.multiprocessors} multiprocessors")
     return rows, failures

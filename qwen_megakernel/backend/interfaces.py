@@ -204,7 +204,9 @@ class SlotSequence:
             return None
         self.over = broken or bool(codes[0] == eos_id)
         if broken:
-            return SpeechError("the model's logits are no numbers: its weights or this utterance's prompt are broken")
+            return SpeechError(
+                "the model's logits are not finite: check this utterance's voice, or the weights if all utterances fail"
+            )
         return None if self.over else codes
 
     def extend(self, row: Tensor, made: int, rows: Tensor, ended: bool) -> None:
@@ -229,7 +231,7 @@ def check_launch(slots: Sequence[int], sequences: Mapping[int, SlotSequence], un
     if not 1 <= len(slots) <= LAUNCH_SLOTS or len(set(slots)) < len(slots):
         raise ValueError(f"a launch takes 1 to {LAUNCH_SLOTS} different slots, got {list(slots)}")
     if uncollected == AHEAD:
-        raise RuntimeError(f"{AHEAD} launches may be uncollected and are: collect() one first")
+        raise RuntimeError(f"{AHEAD} launches wait to be collected, and no more may: collect() one first")
     for slot in slots:
         if slot not in sequences:
             raise ValueError(f"slot {slot} holds no sequence: start() it first")

@@ -47,10 +47,10 @@ that follows it."""
 def why_no_megakernel(device: torch.device, dtype: torch.dtype | None, config: ModelConfig | None) -> str | None:
     """Why the kernel cannot run like this; None: it can. A `dtype` or `config` of None always fits."""
     if device.type != "cuda":
-        needed = f"it needs an NVIDIA GPU, the device is {device}"
+        needed = f"it needs an NVIDIA GPU, but the device is {device}"
         return needed if torch.cuda.is_available() else f"{needed}: {why_no_gpu()}"
     if dtype not in (None, torch.bfloat16):
-        return f"it computes in bfloat16, asked for {dtype}"
+        return f"it computes in bfloat16, but dtype is {dtype}"
     obstacle = why_no_build(device)
     if obstacle or config is None:
         return obstacle
@@ -65,7 +65,7 @@ def why_no_megakernel(device: torch.device, dtype: torch.dtype | None, config: M
     fits = fits and predictor.stack.num_layers <= small[4]
     for stack in (talker.stack, predictor.stack):
         fits = fits and stack.head_dim == HEAD_DIM and stack.rms_norm_eps == 1e-6
-    return None if fits else "it is compiled for the published and the demo voice's dims, this checkpoint has others"
+    return None if fits else "it is compiled for the published checkpoints and the demo voice; this one has other sizes"
 
 
 def _pack_weights(
@@ -268,7 +268,7 @@ class MegakernelFrameDecoder:
         results = self._launcher.collect()[: len(sequences)].long()
         codes, broken = results[:, :-1], results[:, -1].tolist()
         if self._fault.item():
-            raise KernelFault("a wait inside the kernel outlasted its limit")
+            raise KernelFault("a wait inside the kernel took longer than its limit")
         collected = zip(sequences, codes, broken, strict=True)
         return [sequence.say(frame, self._eos_id, bad) for sequence, frame, bad in collected]
 

@@ -89,7 +89,7 @@ def select_device(device: str | torch.device | None) -> torch.device:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise BackendError(f"device {device} was asked for, but torch can use no CUDA GPU: {why_no_gpu()}")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise BackendError(f"device {device} was asked for, but torch sees {torch.cuda.device_count()} CUDA GPUs")
+        raise BackendError(f"device {device} was asked for, but the last is cuda:{torch.cuda.device_count() - 1}")
     return device
 
 
@@ -100,7 +100,7 @@ def check_threads(threads: int | None, device: torch.device) -> None:
     if isinstance(threads, bool) or not isinstance(threads, int) or not 1 <= threads <= MAX_THREADS:
         raise BackendError(f"threads must be an integer in 1..{MAX_THREADS}, got {threads!r}")
     if device.type != "cpu":
-        raise BackendError(f"threads are a CPU's, and the device is {device}: leave threads out")
+        raise BackendError(f"threads is for a CPU, but the device is {device}: leave threads out")
 
 
 def make_embeddings(backend: str, config: ModelConfig, tensors: Mapping[str, Tensor]) -> Embeddings:

@@ -110,6 +110,6 @@ def check_sizes(extension: ModuleType, target: Target, fp8: Collection[str]) -> 
                 wrong.append(f"{told}: expected {expected.get(key, 'nothing')}, got {got.get(key, 'nothing')}")
     if wrong:
         raise BackendError(
-            f"the kernel was built with other sizes than this Python code packs for: {'; '.join(wrong)}; reinstall "
-            "the package, or if you changed csrc/sizes.h or csrc/frame/dims.cuh, change backend/sizes.py with it"
+            f"the kernel was built with sizes that this Python code does not expect: {'; '.join(wrong)}; reinstall the "
+            "package, or if you changed csrc/sizes.h or csrc/frame/dims.cuh, change backend/sizes.py with it"
         )

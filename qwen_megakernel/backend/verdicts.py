@@ -166,7 +166,7 @@ class FramePart(Part):
     error_ratio: float | None = None
 
     def __str__(self) -> str:
-        ratio = "" if self.error_ratio is None else f", its error is {self.error_ratio:.2f} of PyTorch bf16's"
+        ratio = "" if self.error_ratio is None else f", its error is {self.error_ratio:.2f} times PyTorch bf16's"
         return f"{super().__str__()} ({self.launches:,} launches{ratio})"
 
 
@@ -206,7 +206,7 @@ class Verdict:
     def from_json(cls, js: JsonObject, key: Key) -> "Verdict":
         """Raises CheckpointError: it belongs to another key, or something is missing or wrong."""
         if js.child("key").raw != asdict(key):
-            raise CheckpointError(f"{js.where}: it is of another card, driver, torch or build")
+            raise CheckpointError(f"{js.where}: it is for another card, driver, torch or build")
         return cls(key, frame_part(js.child("frame")), vocoder_part(js.child("vocoder")))
 
 
@@ -269,7 +269,7 @@ def keep(verdict: Verdict) -> None:
         _write(path, json.dumps(verdict.to_json(), indent=2))
     except OSError as error:
         log.warning(
-            "the verdict cannot be kept in %s and holds for this process alone: %s; make room there, or set "
+            "the verdict cannot be saved in %s, so it holds for this process alone: %s; make room there, or set "
             "TORCH_EXTENSIONS_DIR to a folder that can be written",
             path.parent,
             error,
@@ -328,7 +328,7 @@ def lock_of(key: Key, patience_s: float) -> Iterator[None]:
             except OSError:  # a file system without locks
                 break
             if not told:
-                log.info("waiting for another process, which checks the kernel on this %s", key.card)
+                log.info("waiting for another process that checks the kernel on this %s", key.card)
                 told = True
             time.sleep(0.1)
         yield

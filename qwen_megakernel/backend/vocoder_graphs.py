@@ -40,7 +40,7 @@ def why_no_graphs(config: VocoderConfig, device: torch.device) -> str | None:
     """Why the kernels cannot run these dims on this GPU; None: they can."""
     widths = (config.codebook_dim, config.latent_dim, config.hidden_size, config.num_heads * config.head_dim)
     if any(width % CHANNEL_TILE for width in (*widths, config.intermediate_size)) or config.head_dim not in (32, 64):
-        return f"the vocoder's kernels take widths by {CHANNEL_TILE} and heads of 32 or 64"
+        return f"the vocoder's kernels need widths that are multiples of {CHANNEL_TILE}, and heads of 32 or 64"
     if config.latent_dim > WIDEST_NORM:
         return f"the vocoder's kernels take a latent width of at most {WIDEST_NORM:,}"
     if config.sliding_window - 1 + PUSH_FRAMES > TRANSFORMER_RING:
@@ -53,7 +53,7 @@ def why_no_graphs(config: VocoderConfig, device: torch.device) -> str | None:
     if multiprocessors < least:
         return (
             f"the vocoder's transformer of width {config.hidden_size:,} needs {least} multiprocessors, and its kernel "
-            f"can use {multiprocessors} of this GPU; use a larger one"
+            f"can use {multiprocessors} of this GPU; use a larger GPU"
         )
     blocks, width = transformer_blocks(config, multiprocessors), config.num_heads * config.head_dim
     for columns in (3 * width, config.intermediate_size):
@@ -69,7 +69,7 @@ def why_no_graphs(config: VocoderConfig, device: torch.device) -> str | None:
     if needed > shared_bytes:
         return (
             f"the vocoder's transformer of width {config.hidden_size:,} needs {-(-needed // 1024)} KB of shared memory "
-            f"a block, and this GPU has {shared_bytes // 1024}; use another one"
+            f"a block, but this GPU has {shared_bytes // 1024}; use another GPU"
         )
     return None
 
@@ -247,7 +247,7 @@ class GraphVocoder:
         def collect() -> Tensor:
             portions = [[self._pushes.collect(*run) for run in portion] for portion in runs]
             if self._memory.fault.item():
-                raise KernelFault("a wait inside the vocoder's kernel outlasted its limit")
+                raise KernelFault("a wait inside the vocoder's kernel took longer than its limit")
             parts = [part[0] if len(part) == 1 else torch.cat(part) for part in portions]
             return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 

@@ -123,7 +123,7 @@ def frame_ms(
                 runs.append(ms)
             if len(runs) == needed:
                 return statistics.median(runs)
-    raise RequestError(f"no frames could be timed: {_TRIES * needed} times a stream ended its speech in {_RUN} frames")
+    raise RequestError(f"no run could be timed: in too many of {_TRIES * needed} speech ended within {_RUN} frames")
 
 
 def frames_ms(
@@ -185,12 +185,12 @@ def run(
     """
     where = select_device(device)
     if size is not None and (model is not None or where.type == "cpu"):
-        raise RequestError("--size is of random weights, which are made on a GPU, without --model")
+        raise RequestError("--size chooses random weights, which need a GPU and no --model: leave --size out")
     size = size or "0.6b"
     with tempfile.TemporaryDirectory() as folder:
         name = model and name_of_model(model)
         if model is None and where.type == "cuda":
-            tell(f"writing a {size} checkpoint with random weights, as fast or slow as any")
+            tell(f"writing a {size} checkpoint with random weights, which are as fast as trained ones")
             model, name = str(write_checkpoint(Path(folder), size=size, eos_gain=NO_EOS)), f"{size}, random weights"
         elif model is None:
             model, name = DEMO, DEMO

@@ -57,8 +57,8 @@ def reference_module() -> ModuleType | None:
         return importlib.import_module("qwen_tts")
     except (ImportError, OSError) as error:  # OSError: torchaudio was built for another torch
         raise BackendError(
-            f"qwen_tts is installed and cannot be imported ({error}); what works: {INSTALL} (torchaudio and sox are "
-            "not needed: uninstall what fails)"
+            f"qwen_tts is installed but cannot be imported ({error}); these versions work: {INSTALL} (torchaudio and "
+            "sox are not needed: uninstall what fails)"
         ) from error
 
 
@@ -152,7 +152,7 @@ class Reference:
         try:
             self.api = module.Qwen3TTSModel.from_pretrained(model, dtype=dtype, **where)
         except (AttributeError, ImportError, OSError, RuntimeError, TypeError, ValueError) as error:
-            raise BackendError(f"qwen_tts cannot load {model}: {error!r}; what works: {INSTALL}") from error
+            raise BackendError(f"qwen_tts cannot load {model}: {error!r}; these versions work: {INSTALL}") from error
         self.model, talker = self.api.model, self.api.model.config.talker_config
         # It looks names up in lower case, so it would not find names with capitals in a fine-tune's tables.
         talker.spk_id, talker.spk_is_dialect = (

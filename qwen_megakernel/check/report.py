@@ -55,7 +55,9 @@ def new_folder(output: str | None, model: str) -> Path:
     with writing(folder):  # a name may be too long even to look up
         taken = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
     if taken:
-        raise RequestError(f"--output: {str(folder)!r} is there; nothing is overwritten, name an empty or a new folder")
+        raise RequestError(
+            f"--output: {str(folder)!r} is taken, and nothing is overwritten: name an empty or a new folder"
+        )
     return folder
 
 
@@ -128,8 +130,10 @@ class Report:
             self.check(what, f"{len(ours)} frames equal", "equal", True)
         else:
             between, bound = tie(decided(*part))
-            figure = f"part at frame {part[0]} of {len(ours)} and {len(theirs)}, group {part[1]}, gap {between:.1e}"
-            figure += " (what follows was not compared)"
+            figure = (
+                f"differ from frame {part[0]} of {len(ours)} and {len(theirs)} on, group {part[1]}, gap {between:.1e}"
+            )
+            figure += " (later frames were not compared)"
             self.check(what, figure, f"equal, or a tie: a gap below {bound:.1e}", between < bound)
 
     def teacher_forced_codes(self, what: str, ours: np.ndarray, logits: list[Tensor]) -> None:

@@ -124,7 +124,7 @@ def check_frame(model: Model) -> FramePart:
     Raises:
         Exception: memory ran out (`is_memory`).
     """
-    part = FramePart(True, "its codes repeat themselves in any company, and it errs less than PyTorch in bf16")
+    part = FramePart(True, "its codes are the same alone and beside others, and its error is below PyTorch bf16's")
     figures: dict[str, float] = {}
     try:
         _check_frame(model, figures)
@@ -209,8 +209,8 @@ def check_codes(kernel: MegakernelFrameDecoder, model: Model, narrow: int, launc
             for slot, codes in speak(kernel, group, requests).items():
                 if codes != alone[slot]:
                     frame = next(i for i, both in enumerate(zip(codes, alone[slot], strict=True)) if both[0] != both[1])
-                    company = f"among {len(group)}" if len(group) > 1 else "when it is repeated"
-                    raise Wrong(f"a sequence says other codes {company} than alone, from frame {frame} on")
+                    company = f"beside {len(group) - 1} others" if len(group) > 1 else "the second time"
+                    raise Wrong(f"a sequence has other codes {company} than alone, from frame {frame} on")
         launched(FRAMES * len(groups))
         done, rounds = done + FRAMES * len(groups), rounds + 1
 
@@ -233,7 +233,7 @@ def observed(kernel: MegakernelFrameDecoder, model: Model) -> tuple[Tensor, list
             if isinstance(codes, SpeechError):
                 raise codes
             if codes is None:
-                raise Wrong("a sequence ended, though the weights keep its end away")
+                raise Wrong("a sequence ended, but with these weights none should")
             made.append((codes, hidden[0].clone(), logits[0].clone()))
     codes, *seen = (torch.stack(part).to(model.device).unflatten(0, (2, -1)) for part in zip(*made, strict=True))
     return codes, seen
@@ -279,7 +279,7 @@ def check_errors(
         )
         ratios[name] = error / usual
         if not ratios[name] <= 1.0:  # also true for NaN
-            raise Wrong(f"its error of {name} is {error:.1e}, PyTorch bf16's {usual:.1e}")
+            raise Wrong(f"its error of {name} is {error:.1e}, above PyTorch bf16's {usual:.1e}")
     figures["error_ratio"] = max(ratios.values())
 
 
@@ -324,7 +324,7 @@ def _check_vocoder(model: Model, tensors: Mapping[str, Tensor]) -> Part:
         kernels.reset(slot)
     followed = kernels.follow(slots, [0] * len(slots), RECENT_FRAMES)()
     if not torch.equal(ours, again):
-        raise Wrong("the vocoder's kernels do not repeat themselves")
+        raise Wrong("the vocoder's kernels gave other samples the second time")
     for slot in slots:
         eager.reset(0)
         exact = eager.push([0], codes[slot][None])[0].cpu()
@@ -336,7 +336,7 @@ def _check_vocoder(model: Model, tensors: Mapping[str, Tensor]) -> Part:
                 )
     tell(done=0.95, what="timing the vocoder")
     kernel_ms, torch_ms = push_ms(kernels, codes[:1], 60), push_ms(eager, codes[:1], 12)
-    return Part(True, "its samples are PyTorch's, and repeat themselves", kernel_ms, torch_ms)
+    return Part(True, "its samples match PyTorch's and are the same each time", kernel_ms, torch_ms)
 
 
 def push_ms(vocoder: Vocoder, codes: Tensor, pushes: int) -> float:

@@ -300,7 +300,7 @@ def verify(
         compare_kernel(report, checkpoint, fp8, device, outputs[0].case, frames)
         _free()
     else:
-        print(f"note   no fast path to compare with fp32: {reason}")
+        print(f"note   the kernel does not run here and is not compared with fp32: {reason}")
     log.info("ours as people use it")
     with TTSEngine.load(model, backend=backend, device=device, weights=weights, max_streams=1) as engine:
         say(engine, outputs[0].case, 4)  # the first utterance costs more than the others
@@ -312,25 +312,27 @@ def verify(
     about |= {"device": str(device), "backend": chosen, "weights": name_of(fp8), "frames": frames, "seed": seed}
     report.write(about | {"versions": versions, "reference": bool(module), "holds": not report.failed})
     print(f"wrote  {folder.resolve()}: report.json, and index.html to listen to")
-    count, unasked = len(report.checks), "" if module else "; the reference was not asked"
-    print(f"FAILS: {report.failed} of {count}" if report.failed else f"HOLDS: all {count} that were compared{unasked}")
+    count, unasked = len(report.checks), "" if module else "; the reference did not run"
+    print(f"FAILS: {report.failed} of {count}" if report.failed else f"HOLDS: all {count} comparisons{unasked}")
     return not report.failed
 
 
 def _refuse_what_cannot_be_verified(checkpoint: Checkpoint, ref_audio: str | None, frames: int) -> None:
     if checkpoint.fp8:
-        raise RequestError("the reference has no FP8 weights: verify the bf16 checkpoint, with --weights")
+        raise RequestError("the reference has no FP8 weights: verify the bf16 checkpoint with --weights")
     if ref_audio is not None and checkpoint.config.variant != "base":
-        raise RequestError(f"--ref-audio is for Base checkpoints, this one is {checkpoint.config.variant}")
+        raise RequestError(
+            f"--ref-audio is for Base checkpoints, but this one is {checkpoint.config.variant}: leave it out"
+        )
     if not 1 <= frames <= MOST_FRAMES:
         raise RequestError(f"--frames must be 1 to {MOST_FRAMES}, got {frames}")
 
 
 def _tell_what_is_cloned(ref_audio: str | None, ref_text: str | None) -> None:
     if ref_audio is None:
-        print("note   without --ref-audio the voice that is cloned is a synthetic sound, nobody's")
+        print("note   without --ref-audio a synthetic sound is cloned, nobody's voice")
     if ref_text is None:
-        print("note   without --ref-text nothing is cloned in context")
+        print("note   without --ref-text in-context cloning is not compared")
 
 
 def _tell_versions(module: ModuleType | None) -> dict[str, str]:
@@ -340,7 +342,7 @@ def _tell_versions(module: ModuleType | None) -> dict[str, str]:
         versions |= {"qwen_tts": module.__version__, "transformers": version("transformers")}
     print(", ".join(f"{name} {number}" for name, number in versions.items()))
     if not module:
-        print(f"note   qwen_tts, the reference, is not installed here and is not asked. To ask it:\n       {INSTALL}")
+        print(f"note   qwen_tts, the reference, is not installed, so it does not run. To install it:\n       {INSTALL}")
     return versions
 
 

@@ -106,11 +106,11 @@ class Adapter:
         try:
             if not tensors.is_file():
                 pickle = (folder / _PICKLE).is_file()
-                told = f"; {_PICKLE} is a pickle and is never opened, save it as safetensors" if pickle else ""
+                told = f"; {_PICKLE} is a pickle, which is never opened: save as safetensors" if pickle else ""
                 raise CheckpointError(f"{folder}: {_TENSORS} is missing{told}")
             most = _MOST_HEADER_BYTES + 4 * MOST_RANK * sum(sum(shape) for shape in linears.values())
-            if tensors.stat().st_size > most:
-                raise CheckpointError(f"{tensors}: {tensors.stat().st_size} bytes, more than any adapter of this model")
+            if (size := tensors.stat().st_size) > most:
+                raise CheckpointError(f"{tensors}: an adapter of this model has at most {most} bytes, found {size}")
             updates = _updates(tensors, read_header(tensors))
         except OSError as error:
             raise CheckpointError(f"{tensors}: cannot be read: {error}") from None
@@ -178,7 +178,7 @@ def _read_config(folder: Path) -> JsonObject:
             told = f"; there is one in {inside[0]!r} inside it" if inside else ""
             raise CheckpointError(f"{folder}: no {_CONFIG}; an adapter is a folder that PEFT has saved{told}")
         if path.stat().st_size > _MOST_CONFIG_BYTES:
-            raise CheckpointError(f"{path}: {path.stat().st_size} bytes, at most {_MOST_CONFIG_BYTES} are read")
+            raise CheckpointError(f"{path}: at most {_MOST_CONFIG_BYTES} bytes, found {path.stat().st_size}")
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error}") from None
     config = read_json(path)
@@ -210,7 +210,7 @@ def _scales(config: JsonObject, updates: Mapping[str, "_Update"]) -> dict[str, f
         r = rank if key is None else ranks.size(key, most=MOST_RANK)
         if r != update.rank:
             raise CheckpointError(
-                f"{config.where}: {name} has rank {r} by r and rank_pattern, and {update.rank} by its tensors; "
+                f"{config.where}: {name} has rank {r} by r and rank_pattern, but {update.rank} by its tensors; "
                 "take both files from one save"
             )
         key = _match(alphas, name)
@@ -235,7 +235,7 @@ def _patterns(config: JsonObject, field_name: str) -> JsonObject:
         try:
             re.compile(key)
         except re.error as error:
-            raise CheckpointError(f"{patterns.where}: {key!r} is no regular expression: {error}") from None
+            raise CheckpointError(f"{patterns.where}: {key!r} is not a regular expression: {error}") from None
     return patterns
 
 
@@ -265,7 +265,7 @@ def _updates(path: Path, header: Mapping[str, tuple[str, tuple[int, ...]]]) -> d
     for name, (dtype, shape) in sorted(header.items()):
         if not name.startswith(_PREFIX) or not name.endswith((_A, _B)):
             wanted = f"{_PREFIX}...{_A} or {_B}"
-            raise CheckpointError(f"{path}: tensor {name!r} is not LoRA's of a linear layer ({wanted}); {_INSTEAD}")
+            raise CheckpointError(f"{path}: tensor {name!r} is not a linear layer's in LoRA ({wanted}); {_INSTEAD}")
         if dtype not in _DTYPES or len(shape) != 2:
             wanted = f"2 dims of {' or '.join(_DTYPES)}"
             raise CheckpointError(f"{path}: tensor {name!r}: expected {wanted}, found {list(shape)} of {dtype}")
@@ -299,7 +299,7 @@ def _root_of(path: Path, config: JsonObject, updates: Mapping[str, _Update], lin
         module = next(iter(updates))
         places = " or ".join(f"{root}{module}" for root in fitting)
         raise CheckpointError(
-            f"{path}: {module!r} may be {places}, and all its other names fit too; say in {_CONFIG} what was wrapped: "
+            f"{path}: {module!r} may mean {places}, and no other name decides; say in {_CONFIG} what was wrapped: "
             f"auto_mapping with a base_model_class of {' or '.join(_ROOTS[root] for root in fitting)}"
         )
     return fitting[0]
@@ -311,7 +311,7 @@ def _misfits(root: str, updates: Mapping[str, _Update], linears: Shapes) -> list
     for module, update in updates.items():
         shape = linears.get(root + module)
         if shape is None:
-            wrong.append(f"{module!r} is no linear layer of this checkpoint's talker or code predictor")
+            wrong.append(f"{module!r} is not a linear layer of this checkpoint's talker or code predictor")
         elif shape != update.shape:
-            wrong.append(f"{module!r} is for a layer {list(update.shape)}, and {root}{module} is {list(shape)}")
+            wrong.append(f"{module!r} is for a layer {list(update.shape)}, but {root}{module} is {list(shape)}")
     return wrong

@@ -5,9 +5,8 @@ Everything comes from the checkpoint's own config.json, generation_config.json a
 So a missing dim or id is an error; nothing is filled in.
 """
 
-import numbers
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -189,7 +188,7 @@ def _id_table(js: JsonObject, key: str, vocab: int) -> dict[str, int]:
         if type(value) is not int or not 0 <= value < vocab:
             raise CheckpointError(f"{js.where}: {key}[{name!r}] must be an id in 0..{vocab - 1}, found {value!r}")
         if table.setdefault(name.lower(), value) != value:
-            raise CheckpointError(f"{js.where}: {key} has {name.lower()!r} twice, and case tells no names apart")
+            raise CheckpointError(f"{js.where}: {key} has {name.lower()!r} twice; names must differ by more than case")
     return table
 
 
@@ -231,6 +230,10 @@ class SpeakerEncoderConfig:
         return config
 
 
+_WHOLE = (int, np.integer)
+_REAL = (float, np.floating, *_WHOLE)
+
+
 @dataclass(frozen=True)
 class SamplingParams:
     """How codes are drawn. `None` takes the value from the checkpoint's generation_config.json.
@@ -262,13 +265,13 @@ class SamplingParams:
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        def check(name: str, kind: type, ok: Callable[[Any], bool], wanted: str) -> None:
+        def check(name: str, kind: tuple, ok: Callable[[Any], bool], wanted: str) -> None:
             value = getattr(self, name)
             if value is None:
                 return
             if isinstance(value, (bool, np.bool_)) or not isinstance(value, kind) or not ok(value):
                 raise SamplingError(f"{name} must be {wanted}, got {value!r}")
-            object.__setattr__(self, name, int(value) if kind is numbers.Integral else float(value))
+            object.__setattr__(self, name, int(value) if kind is _WHOLE else float(value))
 
         for name in ("do_sample", "subtalker_dosample"):
             flag = getattr(self, name)
@@ -278,12 +281,12 @@ class SamplingParams:
             wanted = "a number in 0.001..1000"
             if name != "repetition_penalty":
                 wanted += " (at 0.001 speech is all but greedy; do_sample=False is greedy)"
-            check(name, numbers.Real, lambda v: 0.001 <= v <= 1000, wanted)
+            check(name, _REAL, lambda v: 0.001 <= v <= 1000, wanted)
         for name in ("top_p", "subtalker_top_p"):
-            check(name, numbers.Real, lambda v: 0 < v <= 1, "in (0, 1]")
+            check(name, _REAL, lambda v: 0 < v <= 1, "in (0, 1]")
         for name in ("top_k", "subtalker_top_k"):
-            check(name, numbers.Integral, lambda v: 0 <= v < 2**31, "an integer in 0 (keep all)..2**31-1")
-        check("seed", numbers.Integral, lambda v: 0 <= v < 2**64, "an integer in 0..2**64-1")
+            check(name, _WHOLE, lambda v: 0 <= v < 2**31, "an integer in 0 (keep all)..2**31-1")
+        check("seed", _WHOLE, lambda v: 0 <= v < 2**64, "an integer in 0..2**64-1")
 
     @classmethod
     def for_both(
@@ -300,21 +303,16 @@ class SamplingParams:
         Raises:
             SamplingError: a value outside its range.
         """
-        return cls(
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            repetition_penalty=repetition_penalty,
-            subtalker_temperature=temperature,
-            subtalker_top_k=top_k,
-            subtalker_top_p=top_p,
-            seed=seed,
-        )
+        draw = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+        of_others = {f"subtalker_{name}": value for name, value in draw.items()}
+        return cls(**draw, **of_others, repetition_penalty=repetition_penalty, seed=seed)
 
-    def over(self, defaults: "SamplingParams") -> "SamplingParams":
-        """These settings, with every None taken from `defaults`."""
-        missing = {f.name: getattr(defaults, f.name) for f in fields(self) if getattr(self, f.name) is None}
-        return replace(self, **missing)
+    def over(self, defaults: "SamplingParams", seed: int | None = None) -> "SamplingParams":
+        """These settings, with every None taken from `defaults`, and a seed that is still missing from `seed`."""
+        values = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        missing = {name: getattr(defaults, name) for name, value in values.items() if value is None}
+        filled = values | missing
+        return SamplingParams(**filled | {"seed": seed if filled["seed"] is None else filled["seed"]})
 
 
 GREEDY = SamplingParams(do_sample=False, subtalker_dosample=False)

@@ -71,7 +71,7 @@ def quantize(matrix: Tensor) -> tuple[Tensor, Tensor]:
     rows = matrix.float()
     largest = rows.abs().amax(dim=1)
     if not bool((largest <= 2.0**127).all()):  # False for NaN too
-        raise CheckpointError("a weight is not finite, or too large for bf16; get the checkpoint again")
+        raise CheckpointError("a weight is not finite, or too large for bf16; download the checkpoint again")
     mantissa, exponent = torch.frexp(largest / LARGEST)  # mantissa in [0.5, 1), or 0 for 0
     exponent = torch.where(mantissa > 0.5, exponent, exponent - 1).clamp(min=_LEAST)
     exponent = torch.where(mantissa == 0, 0, exponent)
@@ -124,7 +124,7 @@ def flaw(matrix: Tensor, scale: Tensor) -> str | None:
     if not bool(torch.isfinite(scale).all()) or not bool((scale > 0).all()):
         return f"its scales must be finite and above 0; {again}"
     if bool(((matrix.view(torch.uint8) & 0x7F) == 0x7F).any()):
-        return f"a weight is no number; {again}"
+        return f"a weight is not a number; {again}"
     if bool((matrix.float().abs().amax(dim=1) * scale > 2.0**127).any()):
         return f"a weight times its scale is too large for bf16; {again}"
     return None

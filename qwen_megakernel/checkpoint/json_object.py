@@ -97,7 +97,7 @@ def read_json(path: Path) -> JsonObject:
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise CheckpointError(f"{path}: file is missing; a checkpoint folder holds what was published, whole") from None
+        raise CheckpointError(f"{path}: file is missing; a checkpoint folder needs every published file") from None
     except (OSError, UnicodeDecodeError) as error:
         raise CheckpointError(f"{path}: cannot be read: {error}") from None
     try:

@@ -1,5 +1,6 @@
 """Languages by name and by code: the one table for Python, the command line, Pipecat, HTTP and the WebSocket."""
 
+import functools
 import re
 from collections.abc import Sequence
 
@@ -41,10 +42,16 @@ def find_language(asked: str, known: Sequence[str]) -> str:
     """
     if isinstance(asked, str):
         asked = str(asked)  # Pipecat's `Language` is a str with another repr
-        for name in (asked.lower(), NAMES.get(primary_subtag(asked))):
-            if name in known:
-                return name
+        if (name := _find(asked, tuple(known))) is not None:
+            return name
     raise LanguageError(f"unknown language {asked!r}; known: {listed(known)}")
+
+
+@functools.lru_cache(256)
+def _find(asked: str, known: tuple[str, ...]) -> str | None:
+    """Kept, because every request asks."""
+    names = (asked.lower(), NAMES.get(primary_subtag(asked)))
+    return next((name for name in names if name in known), None)
 
 
 def codes_of(known: Sequence[str]) -> list[str]:

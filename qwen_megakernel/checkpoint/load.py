@@ -76,7 +76,7 @@ def _safetensors_files(folder: Path) -> list[Path]:
         return [single]
     if not index.is_file():
         others = sorted(p.name for p in folder.glob("*.bin")) + sorted(p.name for p in folder.glob("*.pt*"))
-        hint = f"; {others[0]} is a pickle and is never opened, convert it to safetensors" if others else ""
+        hint = f"; {others[0]} is a pickle, which is never opened: convert it to safetensors" if others else ""
         raise CheckpointError(f"{folder}: neither model.safetensors nor {index.name} is there{hint}")
     try:
         names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
@@ -200,8 +200,8 @@ class Checkpoint:
             for name in adapter.scales:
                 if part_of(name) in self.fp8:
                     raise CheckpointError(
-                        f"{adapter.folder}: {name!r} is stored as FP8 in {self.folder}, and no adapter can be merged "
-                        "into that; give the bf16 checkpoint with the adapter, and weights='fp8'"
+                        f"{adapter.folder}: {name!r} is FP8 in {self.folder}, and an adapter cannot be merged into "
+                        "FP8 weights; load the bf16 checkpoint with the adapter and weights='fp8'"
                     )
             log.debug("adapter %s: merged into %d layers", adapter.folder, len(adapter.scales))
         return replace(self, adapters=opened)
@@ -216,7 +216,7 @@ class Checkpoint:
                 raise
             raise CheckpointError(
                 f"{error}. This is the hub cache's copy of {model}; "
-                f"if its download was interrupted: hf download {model}"
+                f"if its download was interrupted, run: hf download {model}"
             ) from error
 
     @classmethod
@@ -359,7 +359,7 @@ def _download(repo_id: str) -> Path:
         reason = str(error).partition("\n")[0]
         raise CheckpointNotFoundError(
             f"{repo_id!r} is not a folder here, and not in the hub cache {constants.HF_HUB_CACHE}, and could not be "
-            f"downloaded{offline}: {reason}. On a machine with a network: hf download {repo_id}"
+            f"downloaded{offline}: {reason}. On a machine with a network, run: hf download {repo_id}"
         ) from error
     except (HfHubHTTPError, OSError) as error:  # no such repository, no access, no space
         raise CheckpointNotFoundError(

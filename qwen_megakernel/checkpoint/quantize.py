@@ -49,10 +49,10 @@ def quantize_checkpoint(
     checkpoint = Checkpoint.open(model)
     if checkpoint.fp8:
         parts = ", ".join(sorted(checkpoint.fp8))
-        raise CheckpointError(f"{model} has FP8 weights already ({parts}); quantise the checkpoint it was made of")
+        raise CheckpointError(f"{model} has FP8 weights already ({parts}); quantise the one that it was made from")
     try:
         if os.path.lexists(out):
-            raise CheckpointError(f"{out} is there already; name a folder that is not")
+            raise CheckpointError(f"{out} exists already; name a new folder")
         with tempfile.TemporaryDirectory(prefix=".quantize-", dir=out.parent) as unfinished:
             made = Path(unfinished) / out.name
             made.mkdir()

@@ -36,20 +36,20 @@ _WAIT_S = 3600.0  # for a slot; nobody listens, so waiting is fine
 
 def add_batch(commands: argparse._SubParsersAction) -> None:
     """Add the command `batch`."""
-    about = "a sound file for every line of a file"
+    about = "make a sound file of every line of a file"
     batch = commands.add_parser("batch", help=about, description=f"{about.capitalize()} (docs/batch.md).")
     batch.set_defaults(run=_batch)
     batch.add_argument("input", metavar="INPUT", help="JSONL, CSV or plain text, one utterance a line; - for stdin")
     batch.add_argument("-o", "--output", metavar="DIR", type=Path, required=True, help=f"where files and {NAME} go")
     batch.add_argument("--input-format", choices=("jsonl", "csv", "text"), help="default: by the name's ending")
     endings = [ending[1:] for ending in FORMATS]
-    batch.add_argument("--format", choices=endings, default="wav", help="of the files; default: %(default)s")
+    batch.add_argument("--format", choices=endings, default="wav", help="format of the files; default: %(default)s")
     batch.add_argument("--voices", metavar="DIR", type=Path, help="saved voices that lines may name (Base)")
     batch.add_argument(
-        "--retries", type=int, default=0, help="say a line again, so often at most, if it does not end well"
+        "--retries", type=int, default=0, help="how often to say a line again that ends badly; default: %(default)s"
     )
     batch.add_argument("--max-streams", type=int, help="utterances at once; default: 32 on a GPU, 2 on a CPU")
-    add_voice_options(batch, seed="0; each line that names none has its own, made of this and its id")
+    add_voice_options(batch, seed="0; a line without a seed gets one from this and its id")
 
 
 def _batch(args: argparse.Namespace) -> int:
@@ -74,7 +74,7 @@ def _batch(args: argparse.Namespace) -> int:
                         batch.add(entry)
                         progress.show()
             except BaseException:
-                print(f"stopped {batch.told}; the same command goes on from there", file=sys.stderr)
+                print(f"stopped {batch.told}; run the same command again to go on", file=sys.stderr)
                 raise
             manifest.finish()
     return batch.report()
@@ -121,7 +121,7 @@ class _Batch:
         """The input's lines, except unchanged lines that were spoken before."""
         for line in read_lines(self._args.input, kind):
             if line.error is None and (first := self._manifest.claim(line.id, line.number)) is not None:
-                line = replace(line, error=f"the id {line.id!r} is line {first}'s already")
+                line = replace(line, error=f"line {first} has the id {line.id!r} already: give each line its own")
             before = None if line.error else self._manifest.entry(line.id)
             if before and before["request"] == self._digest(line) and self._file(line).is_file():
                 self.kept += 1
@@ -221,7 +221,7 @@ class _Batch:
             named = f" ({entry['id']})" if entry["id"] else ""
             print(f"failed  line {entry['line']}{named}: {entry['error']}", file=sys.stderr)
         if more := self.failures - len(self.failed):
-            print(f"failed  {more} more; {NAME} has them all", file=sys.stderr)
+            print(f"failed  {more} more; {NAME} lists them all", file=sys.stderr)
         return 1 if self.failures else 0
 
 

@@ -100,7 +100,7 @@ def kind_of(source: str, kind: str | None) -> str:
     """
     if kind is None and (kind := KINDS.get(Path(source).suffix.lower())) is None:
         name = "standard input" if source == "-" else repr(source)
-        raise RequestError(f"{name} does not tell what it holds: give --input-format jsonl, csv or text")
+        raise RequestError(f"{name} does not tell its format: give --input-format jsonl, csv or text")
     return kind
 
 
@@ -199,7 +199,7 @@ def _read_csv(file: BinaryIO) -> Iterator[Line]:
         number += 1
         wrong = row if isinstance(row, str) else errors.pop(rows.line_num, None)
         if wrong is None and len(row) > len(header):
-            wrong = f"has {len(row)} cells, and the header names {len(header)}: put quotes around a text with commas"
+            wrong = f"has {len(row)} cells, but the header has {len(header)}: put quotes around a text with commas"
         if wrong:
             yield Line(number, None, error=f"row {number}: {wrong}")
         else:

@@ -28,11 +28,13 @@ def add_book_options(parser: argparse._ActionsContainer) -> None:
         default=_pauses_of(pauses),
         help=f"seconds of silence between pieces of a long text; default: {pauses}",
     )
-    parser.add_argument("--split", choices=("chapters",), help="a file for each chapter, such as out-01.wav")
-    parser.add_argument("--subtitles", metavar="PATH", help="sentences and their times, as .srt or .vtt")
+    parser.add_argument("--split", choices=("chapters",), help="write a file for each chapter, such as out-01.wav")
+    parser.add_argument("--subtitles", metavar="PATH", help="write sentences and their times to this .srt or .vtt file")
     parser.add_argument("--speakers", action="store_true", help='a line that begins with "[ada] " is spoken by ada')
     parser.add_argument("--voices", metavar="DIR", type=Path, help="saved voices for --speakers (Base)")
-    parser.add_argument("--loudness", metavar="LUFS", type=_loudness_of, help="the same of every piece, such as -19")
+    parser.add_argument(
+        "--loudness", metavar="LUFS", type=_loudness_of, help="give every piece this loudness, such as -19"
+    )
     parser.add_argument("--max-streams", type=int, help="pieces at once; default: 32 on a GPU, 2 on a CPU")
 
 
@@ -85,7 +87,7 @@ def check_book_options(args: argparse.Namespace, output: str | None) -> dict[str
     if args.voices is None:
         return {}
     if not args.speakers:
-        raise RequestError("--voices are for the names that --speakers finds in the text: give both")
+        raise RequestError("--voices has the voices for --speakers: give both")
     if not args.voices.is_dir():
         raise RequestError(f"--voices: no folder {str(args.voices)!r}")
     return SavedVoices(args.voices).by_name
@@ -99,7 +101,7 @@ def places_of(args: argparse.Namespace, output: str, book: Book) -> list[Place]:
         RequestError: one of them cannot be written.
     """
     if not book.pieces:
-        raise TextError("nothing in the text is spoken")
+        raise TextError("the text has nothing to speak")
     if not args.split:
         return [Place(output, args.subtitles)]
     count = len(book.titles)

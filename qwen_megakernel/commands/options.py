@@ -50,7 +50,7 @@ class CommandParser(argparse.ArgumentParser):
             if unknown[0].startswith("-"):
                 self.error(f"unknown option {unknown[0]}")
             near = ", such as --text" if "--text" in self._option_string_actions else ""
-            self.error(f"unexpected: {' '.join(unknown)}; put it behind an option{near}")
+            self.error(f"unexpected words: {' '.join(unknown)}; put them behind an option{near}")
         return namespace, unknown
 
 
@@ -66,12 +66,12 @@ def weights_of(text: str) -> str | list[str]:
 
 def add_recordings(parser: argparse._ActionsContainer, **options) -> None:
     """Add --ref-audio, which may be given several times. `options`: argparse's."""
-    words = "whose voice to clone (Base); several times: several recordings of one speaker"
+    words = "recording of the voice to clone (Base); give it again for more of the same speaker"
     parser.add_argument("--ref-audio", metavar="PATH", action="append", help=words, **options)
 
 
 def add_ref_text(parser: argparse._ActionsContainer) -> None:
-    parser.add_argument("--ref-text", help="what the reference audio says, of several the first: closer cloning")
+    parser.add_argument("--ref-text", help="what the (first) recording says, for a closer voice")
 
 
 def add_foreign_voice(parser: argparse._ActionsContainer) -> None:
@@ -83,7 +83,9 @@ def add_foreign_voice(parser: argparse._ActionsContainer) -> None:
 
 
 def add_threads(parser: argparse._ActionsContainer) -> None:
-    parser.add_argument("--threads", type=int, help="to compute with on a CPU; default: measured")
+    parser.add_argument(
+        "--threads", type=int, help="CPU threads to compute with; default: the fastest number, measured"
+    )
 
 
 def add_adapters(parser: argparse._ActionsContainer) -> None:
@@ -100,16 +102,19 @@ def add_engine_of_server(parser: argparse._ActionsContainer, *, streams: int) ->
     """Add the options for a server's model, device and log. `streams`: the default of --max-streams."""
     parser.add_argument("--model", default=DEMO, help=f"folder, hub id such as {PUBLISHED[1]}, or {DEMO!r}")
     add_adapters(parser)
-    parser.add_argument("--max-streams", type=int, default=streams, help="utterances at once, default: %(default)s")
+    parser.add_argument("--max-streams", type=int, default=streams, help="utterances at once; default: %(default)s")
     parser.add_argument(
-        "--max-positions", type=int, default=1024, help="prompt and frames of one utterance, default: %(default)s"
+        "--max-positions",
+        type=int,
+        default=1024,
+        help="positions of a slot: an utterance's prompt and frames; default: %(default)s",
     )
     parser.add_argument(
-        "--voices", metavar="DIR", type=Path, help="saved voices (Voice.save), each known by its file's name"
+        "--voices", metavar="DIR", type=Path, help="folder of saved voices (Voice.save), each named by its file"
     )
     add_foreign_voice(parser)
     add_text_options(parser)
-    parser.add_argument("--log-texts", action="store_true", help="log what is said, not lengths and times alone")
+    parser.add_argument("--log-texts", action="store_true", help="log the texts too, not only lengths and times")
     parser.add_argument("--backend", choices=BACKENDS, default="auto")
     parser.add_argument("--weights", type=weights_of, help=WEIGHTS_HELP)
     parser.add_argument("--device", help="cpu, cuda, cuda:1; default: a GPU if there is one")
@@ -118,9 +123,9 @@ def add_engine_of_server(parser: argparse._ActionsContainer, *, streams: int) ->
 
 def add_text_options(parser: argparse._ActionsContainer) -> None:
     """Add the options that say how written text is prepared for speaking."""
-    about = "auto: digits, Markdown, links become words (docs/text.md); default: %(default)s"
+    about = "auto turns digits, Markdown and links into words (docs/text.md); default: %(default)s"
     parser.add_argument("--normalize", choices=NORMALIZE, default="off", help=about)
-    parser.add_argument("--lexicon", metavar="PATH", help="words that are read by another spelling, as JSON or CSV")
+    parser.add_argument("--lexicon", metavar="PATH", help="JSON or CSV file of words and how to read them")
 
 
 def lexicon_of(args: argparse.Namespace) -> Lexicon | None:
@@ -151,7 +156,7 @@ def _alias_of(text: str) -> tuple[str, str]:
     return alias, voice
 
 
-def add_voice_options(parser: argparse._ActionsContainer, seed: str = "a fresh one") -> None:
+def add_voice_options(parser: argparse._ActionsContainer, seed: str = "a new one each time") -> None:
     """Add the options for voice, manner and device. `seed`: the default of --seed, in words."""
     parser.add_argument(
         "--model", default=DEMO, help=f"folder, hub id such as {PUBLISHED[1]}, or {DEMO!r} (default: {DEMO_NOTICE})"
@@ -161,22 +166,28 @@ def add_voice_options(parser: argparse._ActionsContainer, seed: str = "a fresh o
     parser.add_argument("--language", help="a name or code, such as english, en or en-US; default: auto")
     parser.add_argument("--instruct", help="how to say it (VoiceDesign, 1.7B CustomVoice)")
     whose = parser.add_mutually_exclusive_group()
-    whose.add_argument("--voice", metavar="PATH", help="a saved voice, of this checkpoint (Base)")
+    whose.add_argument("--voice", metavar="PATH", help="file of a saved voice, made with this checkpoint (Base)")
     add_recordings(whose)
     add_ref_text(parser)
     add_foreign_voice(parser)
-    parser.add_argument("--seed", type=int, help=f"same text and seed, same speech; default: {seed}")
+    parser.add_argument("--seed", type=int, help=f"the same text and seed give the same speech; default: {seed}")
     parser.add_argument("--temperature", type=float, help="how freely codes are drawn; default: the checkpoint's")
-    parser.add_argument("--top-k", type=int, help="draw among the k likeliest, 0: all; default: the checkpoint's")
-    parser.add_argument("--top-p", type=float, help="draw among the likeliest of this sum; default: the checkpoint's")
-    parser.add_argument("--repetition-penalty", type=float, help="of first codes; default: the checkpoint's")
+    parser.add_argument(
+        "--top-k", type=int, help="draw from the k likeliest codes, 0: from all; default: the checkpoint's"
+    )
+    parser.add_argument(
+        "--top-p", type=float, help="draw from the likeliest codes of this total probability; default: the checkpoint's"
+    )
+    parser.add_argument(
+        "--repetition-penalty", type=float, help="above 1: code 0 repeats less; default: the checkpoint's"
+    )
     add_text_options(parser)
     parser.add_argument("--trim", choices=TRIMS, default="none", help="where to cut silence; default: %(default)s")
     parser.add_argument("--speed", type=float, default=1.0, help="0.25 to 4.0 times as fast, at the same pitch")
     parser.add_argument(
         "--layout",
         choices=LAYOUTS,
-        help="does the model see the whole text before it speaks? default: yes, but with a cloned voice no",
+        help="whole: the model sees the whole text before it speaks; default: whole, but streaming with a cloned voice",
     )
     parser.add_argument("--backend", choices=BACKENDS, default="auto")
     parser.add_argument("--weights", type=weights_of, help=WEIGHTS_HELP)
@@ -243,8 +254,8 @@ def check_voice_options(args: argparse.Namespace) -> Voice | None:
     check_ref_options(args.ref_audio, args.ref_text)
     if args.speaker is not None and (args.voice is not None or args.ref_audio is not None):
         raise RequestError(
-            "--speaker is one of the checkpoint's; --voice and --ref-audio bring another: give one of them"
+            "--speaker names a voice of the checkpoint, --voice and --ref-audio bring another: give one of them"
         )
     if args.allow_foreign_voice and args.voice is None and getattr(args, "voices", None) is None:
-        raise RequestError("--allow-foreign-voice is about a saved voice: give --voice too")
+        raise RequestError("--allow-foreign-voice needs a saved voice: give --voice too")
     return None if args.voice is None else Voice.load(args.voice)

@@ -92,7 +92,7 @@ def check_format(option: str, output: str) -> None:
         return
     if ending not in FORMATS:
         able += mpeg4.ENDINGS
-        raise RequestError(f"{option}: {output!r} names no format that is written here: end it in {', '.join(able)}")
+        raise RequestError(f"{option}: {output!r} does not end in a known format: end it in {', '.join(able)}")
     if ending not in able:
         version = soundfile.__libsndfile_version__
         raise RequestError(f"{option}: libsndfile {version} cannot write {ending}; here it writes {', '.join(able)}")
@@ -305,7 +305,7 @@ def player_for(ending: str) -> str:
     for name in able:
         if shutil.which(name):
             return name
-    raise RequestError(f"--play: no player of {ending} is here; install one of {', '.join(able)}")
+    raise RequestError(f"--play: no program here plays {ending}; install one of {', '.join(able)}")
 
 
 def play(path: Path) -> None:
@@ -320,4 +320,4 @@ def play(path: Path) -> None:
     except OSError as error:
         raise RequestError(f"--play: {player} cannot be started: {error}") from None
     if status:
-        raise RequestError(f"--play: {player} could not play it (status {status}); it says why above")
+        raise RequestError(f"--play: {player} could not play it (status {status}); its own message is above")

@@ -54,16 +54,16 @@ def add_speak(commands: argparse._SubParsersAction) -> None:
     text.add_argument("--text", help="what to say")
     text.add_argument("--file", metavar="PATH", help="read the text from a UTF-8 file, or - for standard input")
     add_output_options(speak)
-    speak.add_argument("--keep-partial", action="store_true", help="interrupted, keep in the file what was said so far")
+    speak.add_argument("--keep-partial", action="store_true", help="after an interrupt, keep what was said so far")
     add_book_options(speak)
     add_voice_options(speak)
-    speak.add_argument("--save-voice", metavar="PATH", help="keep the voice of --ref-audio, for --voice and `serve`")
-    speak.add_argument("--stream", action="store_true", help="tell when every chunk came")
+    speak.add_argument("--save-voice", metavar="PATH", help="save the voice of --ref-audio, for --voice and `serve`")
+    speak.add_argument("--stream", action="store_true", help="print when each chunk came")
     speak.add_argument(
         "--retries",
         type=int,
         default=0,
-        help="say a piece again, with the next seed, so often at most, where it ends badly; default: %(default)s",
+        help="how often to say a piece again that ends badly, each time with the next seed; default: %(default)s",
     )
     speak.add_argument("--list-speakers", action="store_true", help="print the model's speakers and languages")
 
@@ -82,8 +82,8 @@ def _speak(args: argparse.Namespace) -> int:
         raise RequestError("--keep-partial keeps a file; name it with --output")
     if check_retries(args.retries) and (output == "-" or args.stream):
         raise RequestError(
-            "--retries says a piece again before anybody hears it, so it goes with a file: leave out --stream, and "
-            "name the file with --output"
+            "--retries says a piece again before anybody hears it, so it needs a file: leave out --stream, and name "
+            "the file with --output"
         )
     if args.save_voice is not None:
         check_writable("--save-voice", args.save_voice)
@@ -281,9 +281,11 @@ def _report(args: argparse.Namespace, places: list[Place], engine: TTSEngine, to
         f"speed   TTFC {ttfc}, RTF {rtf:.3f} ({engine.backend} backend)",
     ]
     if told.retries:
-        lines.append(f"retries {told.retries}, since speech did not find its end")
+        lines.append(f"retries {told.retries}, because speech did not find its end")
     if told.held_down:
-        lines.append(f"quiet   {told.held_down} pieces stay below {args.loudness:g} LUFS: their peaks are at -1 dBFS")
+        lines.append(
+            f"quiet   {told.held_down} pieces stay below {args.loudness:g} LUFS, because their peaks are at -1 dBFS"
+        )
     if args.model == DEMO:
         lines.append(f"voice   {DEMO_NOTICE}")
     print("\n".join(lines), file=sys.stderr if args.output == "-" else sys.stdout)

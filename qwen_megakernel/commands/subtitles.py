@@ -33,7 +33,9 @@ def check_subtitles(path: str) -> None:
         RequestError: the path's ending names no subtitle format, or nothing can be written there.
     """
     if Path(path).suffix.lower() not in ENDINGS:
-        raise RequestError(f"--subtitles: {path!r} names no format of subtitles: end it in {' or '.join(ENDINGS)}")
+        raise RequestError(
+            f"--subtitles: {path!r} does not end in a format of subtitles: end it in {' or '.join(ENDINGS)}"
+        )
     check_writable("--subtitles", path)
 
 

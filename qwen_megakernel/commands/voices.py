@@ -23,26 +23,28 @@ def add_voices(commands: argparse._SubParsersAction) -> None:
     voices = commands.add_parser("voices", help=about, description=about[0].upper() + about[1:] + " (docs/voices.md).")
     actions = voices.add_subparsers(required=True, metavar="ACTION", parser_class=CommandParser)
 
-    listing = actions.add_parser("list", help="the voices of a folder", description="The voices of a folder.")
+    listing = actions.add_parser("list", help="list the voices of a folder", description="List the voices of a folder.")
     listing.set_defaults(run=_list)
     listing.add_argument("folder", metavar="DIR", type=Path)
 
-    show = actions.add_parser("show", help="what is in a voice's file", description="What is in a voice's file.")
+    show = actions.add_parser(
+        "show", help="show what is in a voice's file", description="Show what is in a voice's file."
+    )
     show.set_defaults(run=_show)
     show.add_argument("file", metavar="FILE", type=Path)
 
-    make = actions.add_parser("make", help="make one of recordings", description="Make a voice of recordings.")
+    make = actions.add_parser("make", help="make one from recordings", description="Make a voice from recordings.")
     make.set_defaults(run=_make)
     _add_model(make)
     add_recordings(make, required=True)
     add_ref_text(make)
     make.add_argument("--no-trim", action="store_true", help="keep the silence at the ends of recordings")
-    make.add_argument("-o", "--output", metavar="FILE", required=True, help=f"to write, such as me{_ENDING}")
+    make.add_argument("-o", "--output", metavar="FILE", required=True, help=f"file to write, such as me{_ENDING}")
 
     check = actions.add_parser(
         "check",
-        help="does it fit a checkpoint?",
-        description="Does a voice fit a checkpoint? Exit code 1: it does not.",
+        help="tell whether a voice fits a checkpoint",
+        description="Tell whether a voice fits a checkpoint. Exit code 1: it does not.",
     )
     check.set_defaults(run=_check)
     check.add_argument("file", metavar="FILE", type=Path)
@@ -97,7 +99,7 @@ def _print_table(entries: list[dict[str, Any]]) -> None:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
     for entry in entries:
         if "error" in entry:
-            print(f"no voice: {_shown(entry['error'])}")
+            print(f"not a voice: {_shown(entry['error'])}")
 
 
 def _show(args: argparse.Namespace) -> int:

@@ -257,4 +257,4 @@ def _call_on_end(sequence: Sequence) -> None:
         try:
             sequence.on_end()
         except Exception:
-            log.exception("on_end raised; its utterance had ended")
+            log.exception("on_end raised an error; its utterance had ended")

@@ -95,7 +95,7 @@ class Audio:
             most_frames: the frames that the checkpoint allows (`ModelConfig.max_frames`).
         """
         if self.frames >= most_frames:
-            limit = f"which are the {most_frames} frames that the checkpoint allows (max_new_tokens): shorten the text"
+            limit = f"at the {most_frames} frames that the checkpoint allows (max_new_tokens): shorten the text"
         else:
             limit = "because its slot is full: shorten the text, or raise max_positions"
         return f"speech was cut after {self.duration_s:.1f} s, {limit}"

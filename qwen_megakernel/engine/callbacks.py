@@ -1,12 +1,23 @@
 """CallbackRunner: one utterance's callbacks, in order, in a thread of their own.
 
-The engine's thread runs no code of callers. A slow callback delays its own utterance and no other.
+The engine's thread runs no code of callers. A slow callback delays its own utterance and no other. Our own callbacks
+that only post to an event loop need no thread: `DirectCalls`.
 """
 
 import contextlib
 import queue
 import threading
 from collections.abc import Callable
+from typing import TypeVar
+
+Callback = TypeVar("Callback", bound=Callable)
+
+
+def returns_at_once(callback: Callback) -> Callback:
+    """Mark a callback that never waits and never raises. The engine's thread calls it itself, so the first sound does
+    not wait for another thread."""
+    callback.returns_at_once = True
+    return callback
 
 
 class CallbackRunner:
@@ -65,3 +76,22 @@ class CallbackRunner:
                 self.broken = True
                 self._failed(error)
             self._running = 0
+
+
+class DirectCalls:
+    """Calls callbacks in the thread that hands them over. They are marked with `returns_at_once`."""
+
+    thread, stuck_s = None, 0.0
+
+    def __init__(self):
+        self.broken = False
+
+    def start(self) -> None:
+        """There is no thread."""
+
+    def watch(self, seconds: float) -> None:
+        """No call takes long."""
+
+    def call(self, callback: Callable[[], None], *, last: bool = False) -> None:
+        if last or not self.broken:
+            callback()

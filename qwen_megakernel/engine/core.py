@@ -23,6 +23,7 @@ from qwen_megakernel.backend.cpu_threads import use_threads
 from qwen_megakernel.backend.interfaces import CpuSpeed, LoadedModel
 from qwen_megakernel.engine.admission import Admission
 from qwen_megakernel.engine.audio import Chunk
+from qwen_megakernel.engine.callbacks import DirectCalls
 from qwen_megakernel.engine.device_pipeline import make_pipeline
 from qwen_megakernel.engine.failures import Failures
 from qwen_megakernel.engine.loop import Loop
@@ -121,11 +122,14 @@ class EngineCore:
     def new_sequence(
         self, request: Request, on_chunk: Callable[[Chunk], None] | None, on_end: Callable[[], None] | None
     ) -> Sequence:
-        """A sequence without a place. The thread of its callbacks is not started yet."""
+        """A sequence without a place. The thread of its callbacks is not started yet. If `on_chunk` returns at once,
+        `on_end` must do so too."""
         sequence = Sequence(
             request, on_chunk, on_end, sample_rate=self._sample_rate, groups=self._groups, clock=self._clock
         )
-        if on_chunk or on_end:
+        if getattr(on_chunk, "returns_at_once", None) is True:
+            sequence.callbacks = DirectCalls()
+        elif on_chunk or on_end:
             sequence.callbacks = self.admission.make_callbacks(sequence)
         return sequence
 
@@ -192,7 +196,7 @@ class EngineCore:
         callbacks = sequence.callbacks
         mine = threading.current_thread() in (self._thread, callbacks and callbacks.thread)
         if mine and not sequence.done.is_set():
-            raise RequestError("a callback cannot wait for its own utterance: it would wait for its own thread")
+            raise RequestError("a callback cannot wait for its own utterance: take its Audio from on_end")
 
     # ------------------------------------------------------------ what an engine asks
 

@@ -1,7 +1,7 @@
 """AsyncUtterance: an utterance for an event loop. The server and the Pipecat service both speak through it.
 
     event loop ── submit, push_text, flush, end_text ──► executor ──► engine
-    event loop ◄── call_soon_threadsafe ◄── the utterance's callback thread
+    event loop ◄── call_soon_threadsafe ◄── the engine's thread
 
 The calls into the engine compute (they tokenise text and build the prompt), so they run in an executor.
 
@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from qwen_megakernel.engine.audio import Audio, Chunk, joined
+from qwen_megakernel.engine.callbacks import returns_at_once
 from qwen_megakernel.engine.engine import TTSEngine
 from qwen_megakernel.engine.utterance import Utterance
 from qwen_megakernel.errors import TextEndedError, TextError
@@ -71,12 +72,13 @@ class AsyncUtterance:
         self._in_turn = asyncio.Lock()  # pieces of text keep their order
         self._goes_on: asyncio.Task[bool] | None = None
 
-    async def submit(self, text: str | None, **request: Any) -> None:
+    async def submit(self, text: str | None, opening: str = "", **request: Any) -> None:
         """Begin. If the calling task is cancelled meanwhile, the utterance is cancelled as soon as it exists.
 
         Args:
             text: what to say, cut if it is longer than a slot. None: it comes through `push_text` and `end_text`, and
                 may be longer than a slot unless `max_frames` is given.
+            opening: the first piece of text that comes in pieces. It saves a call of `push_text`.
             **request: `TTSEngine.submit`'s options.
 
         Raises:
@@ -92,6 +94,9 @@ class AsyncUtterance:
                 first, *others = self._engine.pieces(text, **request)
                 self._later += [_Part(piece, 0.0, ended=True) for piece in others]
             self._begin(first)
+            if opening:
+                with suppress(TextEndedError):  # `next_chunk` says why it has ended
+                    self._push(opening)
 
         try:
             await self._run(submit)
@@ -110,8 +115,9 @@ class AsyncUtterance:
         if self._cancelled:  # `cancel` came before the utterance existed
             utterance.cancel()
 
+    @returns_at_once
     def _receive(self, chunk: Chunk | None) -> None:
-        """Called by the engine's callback thread. None: the current part has ended."""
+        """Called by the engine's thread. None: the current part has ended."""
         try:
             self._loop.call_soon_threadsafe(self._chunks.put_nowait, chunk)
         except RuntimeError:  # the loop is closed, so no task waits for chunks

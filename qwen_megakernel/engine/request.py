@@ -149,7 +149,6 @@ class RequestChecker:
         if not number or not 0 <= pause_s <= LONGEST_PAUSE_S:
             raise RequestError(f"pause_s must be 0 to {LONGEST_PAUSE_S:g} seconds, got {pause_s!r}")
         language = self._prompts.known_language(language)
-        sampling = sampling.over(self._config.sampling)
         return Request(
             conditioning=Conditioning(
                 speaker=self._speaker(speaker, voice),
@@ -158,7 +157,7 @@ class RequestChecker:
                 voice=self._voice(voice),
             ),
             non_streaming_mode=whole and not self._is_base if non_streaming_mode is None else non_streaming_mode,
-            sampling=sampling if sampling.seed is not None else replace(sampling, seed=secrets.randbits(63)),
+            sampling=sampling.over(self._config.sampling, seed=secrets.randbits(63)),
             max_frames=self._config.max_frames if max_frames is None else _count(max_frames, "max_frames"),
             runaway_guard=runaway_guard,
             judge_length=not self._config.random_weights,
@@ -178,10 +177,12 @@ class RequestChecker:
 
     def _speaker(self, speaker: str | None, voice: Voice | None) -> str | None:
         if speaker is not None and not isinstance(speaker, str):
-            raise SpeakerError(f"unknown speaker {speaker!r}: a speaker is a string")
+            raise SpeakerError(f"speaker must be a string, got {speaker!r}")
         if self._config.variant != "custom_voice":
             if speaker:
-                raise SpeakerError(f"this checkpoint ({self._config.variant}) has no named speakers, got {speaker!r}")
+                raise SpeakerError(
+                    f"this checkpoint ({self._config.variant}) has no named speakers, got {speaker!r}: leave it out"
+                )
             return None
         if voice is not None:
             if speaker:
@@ -211,7 +212,7 @@ class RequestChecker:
         if voice is None:
             if self._is_base:
                 raise VoiceError(
-                    "a Base checkpoint speaks with a voice: pass voice=engine.create_voice(ref_audio), "
+                    "a Base checkpoint needs a voice: pass voice=engine.create_voice(ref_audio), "
                     "on the command line --ref-audio"
                 )
             return None
@@ -220,7 +221,7 @@ class RequestChecker:
             self._told_of_foreign = True
             log.warning(
                 "an experiment: a voice of a Base checkpoint speaks on CustomVoice, by its speaker vector alone. The "
-                "reference implementation does not do that, and nobody here has heard it"
+                "reference implementation does not do that, and we have not listened to it"
             )
         return fitting
 
@@ -255,8 +256,8 @@ def fitting_voice(voice: Voice, config: ModelConfig, fingerprint: str, *, allow_
     if config.variant != "base":
         if width != hidden:
             raise VoiceError(
-                f"this voice's speaker vector has {width} numbers, and a row of this checkpoint has {hidden}: make "
-                "the voice with the Base checkpoint of its size"
+                f"this voice's speaker vector has {width} numbers, but this checkpoint needs {hidden}: make the "
+                "voice with the Base checkpoint of the same size"
             )
         return replace(voice, ref_codes=None, ref_text=None)
     if voice.fingerprint != fingerprint:
@@ -270,7 +271,9 @@ def fitting_voice(voice: Voice, config: ModelConfig, fingerprint: str, *, allow_
         ok = ok and voice.ref_codes.shape[1] == groups
         ok = ok and int(voice.ref_codes.min()) in known and int(voice.ref_codes.max()) in known
     if not ok:
-        raise VoiceError(f"broken voice: expected a vector of {hidden} and codes [frames, {groups}]")
+        raise VoiceError(
+            f"broken voice: expected a vector of {hidden} numbers and codes [frames, {groups}]; make it again"
+        )
     return voice
 
 

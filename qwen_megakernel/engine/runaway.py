@@ -29,9 +29,9 @@ VERDICT = 38
 
 LETTER_FRAMES = 0.875
 """Frames that a Latin letter takes: 0.07 s, blanks included. English speech has 12 to 16 letters a second."""
-HELD_SLACK = 25
-"""Frames (2 s) that speech may take longer than its text should before it is held back. The demo voice takes 0.8 to 1.4
-times what a sentence should, and up to 2 times for a single letter."""
+HELD_TIMES, HELD_SLACK = 0.85, 25
+"""Speech is held back if it takes longer than `HELD_TIMES` what its text should plus `HELD_SLACK` frames (2 s). The
+demo voice takes 0.8 to 1.4 times what a sentence should, 2 times for a single letter (docs/log.md, 2026-11-23)."""
 BABBLE_TIMES, BABBLE_AT_LIMIT, BABBLE_SLACK = 4, 2, 62
 """Speech is babble if it takes longer than `BABBLE_TIMES` what its text should plus `BABBLE_SLACK` frames (5 s). At the
 frame limit, where it is cut anyway, `BABBLE_AT_LIMIT` times are enough."""
@@ -92,8 +92,8 @@ class RunawayGuard:
     def presentable(self) -> int:
         """How many frames, from the utterance's first, may be handed out by now."""
         most = [begin + HANDED_OUT for _, begin, _ in self._loops()]
-        if self._is_longer_than(1, HELD_SLACK):
-            most.append(max(int(self._should_take + HELD_SLACK), self._watched_from))
+        if self._is_longer_than(HELD_TIMES, HELD_SLACK):
+            most.append(max(int(HELD_TIMES * self._should_take + HELD_SLACK), self._watched_from))
         return min(most, default=self._seen)
 
     def _is_longer_than(self, times: float, slack: int) -> bool:

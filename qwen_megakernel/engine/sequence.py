@@ -16,7 +16,7 @@ from torch import Tensor
 
 from qwen_megakernel.backend.interfaces import RECENT_FRAMES
 from qwen_megakernel.engine.audio import Audio, Chunk, Timings
-from qwen_megakernel.engine.callbacks import CallbackRunner
+from qwen_megakernel.engine.callbacks import CallbackRunner, DirectCalls
 from qwen_megakernel.engine.request import Request
 from qwen_megakernel.engine.runaway import RunawayGuard
 from qwen_megakernel.errors import SpeechError
@@ -40,9 +40,9 @@ class State(Enum):
     WAITING_TEXT = "its first word is not whole yet"
     QUEUED = "its prompt is built; it waits for a slot"
     PREFILLING = "it has a slot; its prompt is computed next"
-    REFERENCE = "the vocoder hears the cloned voice's reference recording"
+    REFERENCE = "the vocoder gets the codes of the reference recording"
     RUNNING = "frames are launched"
-    DRAINING = "its last frame was computed; some audio is on its way"
+    DRAINING = "its last frame is computed; the rest of its audio follows"
     DONE = "it has its audio or its error"
 
 
@@ -73,7 +73,7 @@ class Sequence:
         self.pieces: PromptPieces | None = None  # where the text does not come whole
         self.incoming: queue.SimpleQueue[tuple[Tensor, bool]] = queue.SimpleQueue()  # rows; is the text complete?
         self.cancelled = False
-        self.callbacks: CallbackRunner | None = None
+        self.callbacks: CallbackRunner | DirectCalls | None = None
         self.settled = False  # it has its audio or its error; its callbacks may still run
         self.done = threading.Event()
         self.chunks: queue.SimpleQueue[Chunk | None] = queue.SimpleQueue()
@@ -279,7 +279,10 @@ class Sequence:
         """Take what the vocoder made: fp32 [frames, 1920]. Its frames from end of speech on are noise."""
         sound = sound[: len(self.codes) - len(self.sound)]
         if not np.isfinite(sound).all():
-            raise SpeechError("the model's samples are no numbers: its weights or this utterance's prompt are broken")
+            raise SpeechError(
+                "the model's samples are not finite: check this utterance's voice, "
+                "or the weights if all utterances fail"
+            )
         if self.guard and len(sound):
             self.guard.hear(sound, len(sound))
         self.sound += list(sound)

@@ -76,7 +76,7 @@ class Utterance:
         elif sequence.settled:
             why = "the utterance has reached its limit"
         if why:
-            raise TextEndedError(f"{call} after the end: {why}")
+            raise TextEndedError(f"{call} after the end: {why}; begin another utterance")
 
     def cancel(self) -> None:
         """Stop before the next frame; what was handed out so far stays. Safe at any time, from any thread, also from
@@ -93,7 +93,7 @@ class Utterance:
         """
         self._core.refuse_own_thread(self._sequence)
         if not self._sequence.done.wait(None if timeout is None else min(timeout, threading.TIMEOUT_MAX)):
-            raise TimeoutError(f"the utterance was not done within {timeout} s")
+            raise TimeoutError(f"the utterance did not end within {timeout} s")
         if self._sequence.error:
             raise self._sequence.error
         return self._sequence.audio

@@ -70,7 +70,7 @@ class Watchdog:
             if callbacks:
                 callbacks.watch(passed)
                 if callbacks.stuck_s > self._patience.callback_s:
-                    why = f"on_chunk did not return in {self._patience.callback_s:g} s"
+                    why = f"on_chunk did not return in {self._patience.callback_s:g} s: do not wait in it"
                     self._admission.abandon(sequence, CallbackError(why), "stuck")
 
     def _end(self) -> None:

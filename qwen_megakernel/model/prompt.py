@@ -115,11 +115,12 @@ class PromptBuilder:
         self._role = [config.im_start_id, *tokenizer.encode("assistant\n")]
         if len(self._role) != 3:
             raise CheckpointError(
-                f"vocab.json, merges.txt: 'assistant\\n' must be two tokens, is {len(self._role) - 1}"
+                f"vocab.json, merges.txt: 'assistant\\n' must be two tokens, found {len(self._role) - 1}"
             )
         self._bos, self._eos, self._pad = embeddings.text([config.tts_bos_id, config.tts_eos_id, config.tts_pad_id])
         self._codec_pad, self._codec_bos = embeddings.code0([config.talker.codec_pad_id, config.talker.codec_bos_id])
-        self._bridge, self._start = (self._bos + self._codec_pad)[None], (self._pad + self._codec_bos)[None]
+        self._bridge = (self._bos + self._codec_pad)[None]
+        self._closing = torch.stack([self._eos + self._codec_pad, self._pad + self._codec_bos])
         role = embeddings.text(self._role)
         self._leads: dict[tuple, Tensor] = {}  # rows of role, tags and speaker, for every language and speaker
         for speaker in (None, *self.speakers):
@@ -256,7 +257,7 @@ class PromptBuilder:
             raise TextError(f"{name} must not be blank")
         ids = self._turn_ids("assistant", text)[: -1 - len(self._newline)]
         if len(ids) < 4:
-            raise TextError(f"{name} {text!r} has no token to speak")
+            raise TextError(f"{name} {text!r} has nothing to speak")
         return Tokens(ids[:3], ids[3:])
 
     def _tag_ids(self, language: str, speaker: str | None) -> list[int]:
@@ -308,28 +309,29 @@ class PromptBuilder:
             block, trailing = self._text_block(ids, non_streaming_mode)
         else:
             block, trailing = self._icl_block(opening, ids, non_streaming_mode)
-        return Prompt(torch.cat([opening.rows, block]), trailing, self._pad, opening.prefixes[non_streaming_mode])
+        return Prompt(torch.cat([opening.rows, *block]), trailing, self._pad, opening.prefixes[non_streaming_mode])
 
     def text_rows(self, ids: list[int], closed: bool) -> Tensor:
         """Text ids -> [n, hidden]: their rows, then, if `closed`, the row that closes a text."""
         rows = [self._embed.text(ids)] if ids else []
         return torch.cat([self._pad[None][:0], *rows, *([self._eos[None]] if closed else [])])
 
-    def _text_block(self, ids: list[int], non_streaming_mode: bool) -> tuple[Tensor, Tensor]:
-        text = self.text_rows(ids, closed=True)
+    def _text_block(self, ids: list[int], non_streaming_mode: bool) -> tuple[list[Tensor], Tensor]:
+        """Rows behind the opening, in parts, and what trails them."""
         if non_streaming_mode:  # text and its end over codec_pad, then pad + codec_bos; nothing trails
-            return torch.cat([text + self._codec_pad, self._start]), self._pad[None]
-        return text[:1] + self._codec_bos, text[1:]
+            return [self._embed.text(ids) + self._codec_pad, self._closing], self._pad[None]
+        text = self.text_rows(ids, closed=True)
+        return [text[:1] + self._codec_bos], text[1:]
 
-    def _icl_block(self, opening: "Opening", ids: list[int], non_streaming_mode: bool) -> tuple[Tensor, Tensor]:
+    def _icl_block(self, opening: "Opening", ids: list[int], non_streaming_mode: bool) -> tuple[list[Tensor], Tensor]:
         """The reference's text and the text share one track. codec_bos and the reference's frames share the other."""
         text, frames = torch.cat([opening.reference, self._embed.text(ids), self._eos[None]]), opening.frames
         if non_streaming_mode:
-            return torch.cat([text + self._codec_pad, frames + self._pad]), self._pad[None]
+            return [text + self._codec_pad, frames + self._pad], self._pad[None]
         if len(text) > len(frames):
-            return text[: len(frames)] + frames, text[len(frames) :]
+            return [text[: len(frames)] + frames], text[len(frames) :]
         padding = self._pad.expand(len(frames) - len(text), -1)
-        return torch.cat([text, padding]) + frames, self._pad[None]
+        return [torch.cat([text, padding]) + frames], self._pad[None]
 
 
 class Opening:

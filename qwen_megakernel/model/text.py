@@ -206,7 +206,7 @@ def split_to_fit(text: str, count: Callable[[str], int], most: int) -> list[str]
         elif len(piece) > 1:
             left[:0] = split_sentences(piece, max(1, len(piece) * most // tokens))
         else:
-            raise TextTooLongError(f"{piece!r} has {tokens} tokens, and a piece of the text may have {most}")
+            raise TextTooLongError(f"{piece!r} has {tokens} tokens, but a piece of the text may have at most {most}")
     return pieces
 
 

@@ -133,9 +133,9 @@ class Voice:
         try:
             path = Path(path)
             if path.exists() and not path.is_file():  # a pipe would never end
-                raise VoiceError(f"{path}: a voice is a file, and this is something else")
-            if path.stat().st_size > _MAX_VOICE_BYTES:
-                raise VoiceError(f"{path}: a voice file has at most {_MAX_VOICE_BYTES} bytes")
+                raise VoiceError(f"{path}: a voice is a regular file, but this is something else")
+            if (size := path.stat().st_size) > _MAX_VOICE_BYTES:
+                raise VoiceError(f"{path}: a voice file has at most {_MAX_VOICE_BYTES} bytes, this one has {size}")
             with safe_open(path, framework="pt") as file:
                 metadata = file.metadata() or {}
                 if metadata.get("format") != _FORMAT:
@@ -144,10 +144,10 @@ class Voice:
         except VoiceError:
             raise
         except (SafetensorError, OSError, TypeError, ValueError) as error:
-            made = "Voice.save and `speak --save-voice` make such files"
+            made = "make one with Voice.save or `speak --save-voice`"
             raise VoiceError(f"{path}: cannot be read as a voice: {error}; {made}") from None
         if not {"speaker_embedding"} <= set(tensors) <= {"speaker_embedding", "ref_codes"}:
-            raise VoiceError(f"{path}: broken voice file")
+            raise VoiceError(f"{path}: broken voice file: it must hold speaker_embedding, and may hold ref_codes")
         try:
             notes = json.loads(metadata.get("notes", "[]"))
             voice = cls(
@@ -194,7 +194,7 @@ def check_ref_text(ref_text: str) -> None:
         raise VoiceError(f"ref_text must be a string or None, got {type(ref_text).__name__}")
     if not ref_text.strip() or len(ref_text) > _MAX_REF_TEXT:
         raise VoiceError(
-            f"ref_text must say what the reference audio says, in at most {_MAX_REF_TEXT} characters, or be left out; "
+            f"ref_text must say what the recording says, in at most {_MAX_REF_TEXT} characters, or be left out; "
             f"got {len(ref_text)}, " + ("blank" if not ref_text.strip() else "too many")
         )
     check_unicode(ref_text)
@@ -202,7 +202,7 @@ def check_ref_text(ref_text: str) -> None:
 
 def _check_count(recordings: int) -> None:
     if not 1 <= recordings <= MAX_RECORDINGS:
-        raise AudioError(f"a voice is made of 1 to {MAX_RECORDINGS} recordings, got {recordings}")
+        raise AudioError(f"a voice is made from 1 to {MAX_RECORDINGS} recordings, got {recordings}")
 
 
 def _texts_of(ref_audio: list[RefAudio], ref_text: str | None | list[str | None]) -> list[str | None]:
@@ -214,9 +214,7 @@ def _texts_of(ref_audio: list[RefAudio], ref_text: str | None | list[str | None]
     for text in given:
         check_ref_text(text)
     if len(given) > 1:
-        raise VoiceError(
-            f"{len(given)} recordings have a text and only one can lead the prompt: put None for the others"
-        )
+        raise VoiceError(f"only one recording may have a text, but {len(given)} have: give None for the others")
     return texts
 
 
@@ -245,7 +243,7 @@ class VoiceEncoder:
         if isinstance(ref_audio, list):
             _check_count(len(ref_audio))
         elif isinstance(ref_text, list):
-            raise VoiceError("ref_text is a list and ref_audio is not: give a list of recordings, or one text")
+            raise VoiceError("ref_text is a list, but ref_audio is not: give a list of recordings, or one text")
         several = ref_audio if isinstance(ref_audio, list) else [ref_audio]
         texts = _texts_of(several, ref_text)
         codes, text = None, next((text for text in texts if text is not None), None)

@@ -70,8 +70,8 @@ class AudioContext(ABC):
     # ------------------------------------------------------------ how an utterance is made
 
     @abstractmethod
-    async def _open(self, text: str | None) -> None:
-        """Begin an utterance. `text`: None if it comes in pieces."""
+    async def _open(self, text: str, complete: bool) -> None:
+        """Begin an utterance. `complete`: no more text will come."""
 
     @abstractmethod
     async def _push(self, text: str) -> None:
@@ -122,7 +122,7 @@ class AudioContext(ABC):
     async def say(self, text: str) -> AsyncGenerator[Frame, None]:
         """Speak a sentence."""
         try:
-            await self._open(text)
+            await self._open(text, complete=True)
             async for frame in self._audio():
                 yield frame
         except Exception as error:
@@ -137,15 +137,17 @@ class AudioContext(ABC):
         if self.failed:
             return
         try:
-            if self._reader is None:
-                await self._open(None)
-                self._reader = self._service.create_task(self._read())
-            await self._push(text)
+            if self._reader is not None:
+                await self._push(text)
+                return
+            await self._open(text, complete=False)
+            self._reader = self._service.create_task(self._read())
         except TextEndedError:
             pass  # the reader reports why it ended
         except Exception as error:
             await self._fail(error)
             if self._reader is None:
+                self._drop()
                 self._reader = self._service.create_task(self._close_with_text())
 
     async def end_text(self) -> None:

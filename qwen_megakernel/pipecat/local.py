@@ -108,7 +108,9 @@ class MegakernelTTSService(SpeechService):
             named = settings.model if is_given(settings.model) else None
             if named is not None and not _same_model(named, store.model):
                 if engine or model != DEFAULT_MODEL:
-                    raise RequestError(f"settings name the model {named!r}, the service {store.model!r}")
+                    raise RequestError(
+                        f"settings name the model {named!r}, but the service has {store.model!r}: name one model only"
+                    )
                 store.model = model = str(named)
             resolved = store.model
             store.apply_update(settings)
@@ -202,7 +204,7 @@ class MegakernelTTSService(SpeechService):
             raise VoiceError(f"a saved voice needs a Base checkpoint; this one is {variant}{foreign_hint(variant)}")
         if voice is not None and not isinstance(voice, (str, Voice)):
             raise SpeakerError(f"voice must be a speaker's name or a Voice, got {type(voice).__name__}")
-        unseen = "what the model has, which is not on this machine yet"
+        unseen = "none yet, because the model is not on this machine"
         no_voices = f"none, a {variant} checkpoint has no named speakers" if variant else unseen
         check_names(settings, speakers, languages, unseen=unseen, no_voices=no_voices)
         if voice is None and variant == "base":
@@ -238,19 +240,19 @@ class _LocalAudioContext(AudioContext):
         self.utterance: AsyncUtterance | None = None  # the current one
         self._words: WordTimes | None = None  # of the current one
 
-    async def _open(self, text: str | None) -> None:
+    async def _open(self, text: str, complete: bool) -> None:
         service = self._service
         engine, request = service._engine, service._request()
         if engine is None:
             raise EngineClosed("the service was cleaned up")
         self._words = WordTimes(service._word_rate, request["speed"])
-        if text is not None:
-            self._words.add(text)
+        self._words.add(text)
         self._begin(engine.sample_rate)
         if engine.threads:
             self._least_first_s = _CPU_FIRST_S
         self.utterance = AsyncUtterance(engine, service._executor)
-        await self.utterance.submit(text, **request)
+        whole, opening = (text, "") if complete else (None, text)
+        await self.utterance.submit(whole, opening, **request)
 
     async def _push(self, text: str) -> None:
         self._words.add(text)

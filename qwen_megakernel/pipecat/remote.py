@@ -187,7 +187,7 @@ class MegakernelWebsocketTTSService(SpeechService, WebsocketTTSService):
             raise TTSError(f"expected a hello with the format {_FORMAT!r} from {self._url}, got {message}")
         model = message["model"]
         if self._named_model not in (None, model):
-            raise RequestError(f"the settings name the model {self._named_model!r}, {self._url} has {model!r}")
+            raise RequestError(f"the settings name the model {self._named_model!r}, but {self._url} has {model!r}")
         self._server = _Server(message["sample_rate"], tuple(message["voices"]), tuple(message["languages"]))
         self._check(self._settings)
         self._settings.model = model
@@ -200,11 +200,11 @@ class MegakernelWebsocketTTSService(SpeechService, WebsocketTTSService):
         try:
             await asyncio.wait_for(self._ready.wait(), _CONNECT_S)
         except TimeoutError:
-            raise ConnectionError(f"the connection to {self._url} is lost and not there again yet; try later") from None
+            raise ConnectionError(f"the connection to {self._url} is lost and not restored yet; try later") from None
 
     async def _send(self, kind: str, **fields) -> None:
         if self._websocket is None:
-            raise ConnectionError(f"the connection to {self._url} is lost; what was being said may be said again")
+            raise ConnectionError(f"the connection to {self._url} is lost; send the text again")
         await self._websocket.send(json.dumps({"type": kind, **fields}))
 
     async def _send_keepalive(self):
@@ -266,7 +266,7 @@ class MegakernelWebsocketTTSService(SpeechService, WebsocketTTSService):
 
     async def _lose_contexts(self) -> None:
         """End the utterances of a broken socket. An audio context must get its error before it is closed."""
-        error = ConnectionError(f"the connection to {self._url} was lost; what was being said may be said again")
+        error = ConnectionError(f"the connection to {self._url} was lost; send the text again")
         for utterance in list(self._utterances.values()):
             self._forget(utterance)
             await utterance.context.lose(error)
@@ -290,7 +290,7 @@ class MegakernelWebsocketTTSService(SpeechService, WebsocketTTSService):
     def _check(self, settings: SpeechSettings) -> None:
         if settings.voice is not None and not isinstance(settings.voice, str):
             raise SpeakerError(f"voice must be a voice's name, got {type(settings.voice).__name__}")
-        unseen = f"what {self._url} has, which has not answered yet"
+        unseen = f"none yet, because {self._url} has not answered"
         voices, languages = (self._server.voices, self._server.languages) if self._server else (None, None)
         check_names(settings, voices, languages, unseen=unseen, no_voices="none" if self._server else unseen)
         self._check_values(settings)
@@ -369,14 +369,13 @@ class _RemoteAudioContext(AudioContext):
         self._utterance: _RemoteUtterance | None = None  # the current one
         self._trimmed_before_s = 0.0  # silence cut in front of earlier utterances
 
-    async def _open(self, text: str | None) -> None:
+    async def _open(self, text: str, complete: bool) -> None:
         self.keep_open()  # connecting may come first
         await self._service._ensure_connected()
         self._utterance = self._service._new_utterance(self, self._context_id)
         self._begin(self._service._server.sample_rate)
         self._trimmed_before_s = self._trimmed_s
-        if text is not None:
-            await self._send("text", text=text, end=True)
+        await self._send("text", text=text, end=complete)
 
     async def _push(self, text: str) -> None:
         if self._utterance.ended:
@@ -440,11 +439,11 @@ class _RemoteAudioContext(AudioContext):
         if tail := self._tail():
             yield tail
         if item.finish_reason == "length":  # the rest of the text was not spoken
-            told = f"speech was cut after {item.seconds:.1f} s: its slot is full, or the checkpoint allows no more"
+            told = f"speech was cut after {item.seconds:.1f} s, at its slot's or checkpoint's limit: shorten the text"
             yield self._error(TextTooLongError(told))
         logger.info(f"{self._service}: {item.seconds:.2f} s, {item.finish_reason}, seed {item.seed}")
 
 
 def _error_of(message: dict[str, Any]) -> TTSError:
-    again = "; it may be tried again" if message.get("retryable") else ""
+    again = "; try again" if message.get("retryable") else ""
     return _ERRORS.get(message["code"], TTSError)(f"{message['message']} ({message['code']}{again})")

@@ -221,8 +221,8 @@ class SpeechService(TTSService):
         try:
             if is_given(delta.model):
                 raise RequestError(
-                    f"the model is {self._settings.model!r} and stays so: a service of another checkpoint is another "
-                    f"service; got {delta.model!r}"
+                    f"a service keeps its model, {self._settings.model!r}, got {delta.model!r}: make another service "
+                    "for another model"
                 )
             for name in vars(wanted):
                 given = getattr(delta, name, NOT_GIVEN)

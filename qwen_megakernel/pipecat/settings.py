@@ -115,8 +115,8 @@ def layout_of(settings: SpeechSettings, *, in_tokens: bool) -> bool | None:
         raise RequestError(f"non_streaming_mode must be True, False or None, got {mode!r}")
     if mode and in_tokens:
         raise RequestError(
-            "non_streaming_mode=True shows the model a whole sentence, but in TOKEN mode text comes in pieces, which "
-            "needs the streaming layout: leave non_streaming_mode out, or take TextAggregationMode.SENTENCE"
+            "non_streaming_mode=True needs whole sentences, but in TOKEN mode text comes in pieces: leave "
+            "non_streaming_mode out, or take TextAggregationMode.SENTENCE"
         )
     return mode
 

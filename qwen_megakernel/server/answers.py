@@ -259,7 +259,7 @@ class Batch:
             try:
                 self._service.check_ready()
                 if (size := len(text)) > (most := self._service.limits.max_text):
-                    raise TextTooLongError(f"input has {size} characters, at most {most} are taken")
+                    raise TextTooLongError(f"input has {size} characters, at most {most} are allowed")
                 speech = Speech(self._service, self._metrics, self._name, patient=True)
                 await speech.prepare(text, how)
                 audio = await speech.whole()

@@ -55,9 +55,9 @@ class ApiError:
             return cls(429, "busy", str(error), True)
         if isinstance(error, EngineClosed):
             code = "dead" if "died" in str(error) or "is dead" in str(error) else "closing"
-            return cls(503, code, "nothing is served here now; try again, or elsewhere", True)
+            return cls(503, code, "this server cannot speak now; try again later, or another server", True)
         if isinstance(error, (KernelFault, OutOfMemoryError)):
             return cls(503, "failed", f"{type(error).__name__}: {error}", True)
         if isinstance(error, TTSError):
             return cls(500, "failed", f"{type(error).__name__}: {error}")
-        return cls(500, "failed", "an error inside the server; its log says which")
+        return cls(500, "failed", "the server failed; its log says why")

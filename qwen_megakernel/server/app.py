@@ -165,7 +165,7 @@ class _Server(uvicorn.Server):
 
     async def _drain_and_exit(self, sig: int, frame) -> None:
         open_now, drain_s = len(self._service.utterances), self._service.limits.drain_s
-        log.info("told to stop: %d utterances may end within %g s", open_now, drain_s)
+        log.info("stopping: %d utterances have %g s to end", open_now, drain_s)
         await self._service.drain()
         super().handle_exit(sig, frame)
 

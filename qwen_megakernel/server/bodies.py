@@ -81,30 +81,34 @@ class HowToSpeak(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    voice: _VoiceName | None = Field(None, description="A name or an alias of /v1/voices; none: the default.")
+    voice: _VoiceName | None = Field(None, description="A name or alias from /v1/voices; without it: the default.")
     instructions: str | None = Field(None, max_length=2000, description="How to say it; a model may ignore it.")
     speed: _Speed | None = Field(None, description="1.0 is the speed of the model.")
-    language: str | None = Field(None, max_length=64, description='A name or code, as "english", "en"; none: auto.')
-    seed: _Seed | None = Field(None, description="The same request and seed, the same speech.")
+    language: str | None = Field(
+        None, max_length=64, description='A name or code, such as "english" or "en"; without it: auto.'
+    )
+    seed: _Seed | None = Field(None, description="The same request and seed give the same speech.")
     normalize: Literal["off", "auto"] | None = Field(
-        None, description="auto: digits, Markdown and links become words; none: as the server has it."
+        None, description="auto turns digits, Markdown and links into words; without it: the server's setting."
     )
     trim: Literal["none", "start", "end", "both"] | None = Field(None, description="Where to cut silence to 50 ms.")
     non_streaming_mode: bool | None = Field(
-        None, description="true: the model sees the whole text before it speaks; none: what suits the voice."
+        None, description="true: the model sees the whole text before it speaks; without it: what suits the voice."
     )
     retries: Annotated[int, Field(ge=0, le=_MOST_RETRIES)] | None = Field(
-        None, description="Say it again, so often at most, where it ends badly. Only for answers that come whole."
+        None, description="How often to say it again if it ends badly. Only for answers that are not streamed."
     )
 
 
 class SpeechRequest(HowToSpeak):
     """The fields of OpenAI's `audio.speech.create`, plus `language`, `seed`, `non_streaming_mode` and `retries`."""
 
-    model: str = Field(max_length=256, description="A name of /v1/models.")
+    model: str = Field(max_length=256, description="A name from /v1/models.")
     input: str = Field(min_length=1, description="What to say.")
-    response_format: _Format | None = Field(None, description="mp3 if it is left out. All but flac are streamed.")
-    stream_format: Literal["audio", "sse"] | None = Field(None, description="sse: events with pieces in base64.")
+    response_format: _Format | None = Field(None, description="Without it: mp3. All but flac are streamed.")
+    stream_format: Literal["audio", "sse"] | None = Field(
+        None, description="sse: events with pieces of audio in base64."
+    )
 
 
 class BatchItem(HowToSpeak):
@@ -119,11 +123,11 @@ _TEXT_OR_ITEM = WithJsonSchema({"anyOf": [{"type": "string", "minLength": 1}, {"
 class BatchRequest(HowToSpeak):
     """Several texts at once. Its settings are the defaults for its inputs."""
 
-    model: str = Field(max_length=256, description="A name of /v1/models.")
+    model: str = Field(max_length=256, description="A name from /v1/models.")
     inputs: list[Annotated[BatchItem, BeforeValidator(_item_of_text), _TEXT_OR_ITEM]] = Field(
         min_length=1, description="Texts, or objects with input, voice, instructions, speed, language, seed."
     )
-    response_format: _Format | None = Field(None, description="mp3 if it is left out.")
+    response_format: _Format | None = Field(None, description="Without it: mp3.")
 
 
 class RecordingRequest(BaseModel):
@@ -131,8 +135,10 @@ class RecordingRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    audio: str = Field(description="A recording of 0.5 to 60 seconds, base64.")
-    text: str | None = Field(None, max_length=10_000, pattern=r"\S", description="What it says: closer cloning.")
+    audio: str = Field(description="A recording of 0.5 to 60 seconds, in base64.")
+    text: str | None = Field(
+        None, max_length=10_000, pattern=r"\S", description="What the recording says, for a closer voice."
+    )
 
 
 class VoiceRequest(RecordingRequest):

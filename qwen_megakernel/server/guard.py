@@ -55,7 +55,7 @@ class Guard:
             if not error and self._open_sockets >= self._limits.connections:
                 error = ApiError(503, "busy", "too many sockets are open; try again", True)
             elif not error and scope["path"] not in (SOCKET, STREAM):
-                words = f"there is no WebSocket at {scope['path'][:80]!r}, but at {SOCKET} and {STREAM}"
+                words = f"there is no WebSocket at {scope['path'][:80]!r}: use {SOCKET} or {STREAM}"
                 error = ApiError(404, "invalid", words)
             if error:
                 await _deny_socket(error, send)
@@ -85,11 +85,13 @@ class Guard:
             return ApiError(401, "unauthorized", f"{words}: send the header Authorization: Bearer TOKEN")
         host = headers.get("host", "")
         if not is_loopback(_host_name(f"//{host}") or ""):
-            words = f"without a token only localhost is served, not {host[:80]!r}: start the server with a token"
+            words = (
+                f"without a token this server answers only localhost, not {host[:80]!r}: start the server with a token"
+            )
             return ApiError(403, "forbidden", words)
         origin = headers.get("origin")
         if origin is not None and _authority(origin) != host:
-            words = f"without a token no other site's page is served, got Origin {origin[:80]!r}"
+            words = f"without a token this server answers no page of another site, got Origin {origin[:80]!r}"
             return ApiError(403, "forbidden", f"{words}: start the server with a token")
         return None
 

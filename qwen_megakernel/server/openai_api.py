@@ -19,12 +19,12 @@ _DEFAULT_FORMAT = "mp3"  # OpenAI's
 ERRORS: dict[int | str, dict[str, Any]] = {
     code: {"description": words, "content": {"application/json": {}}}
     for code, words in (
-        (400, "It can never be served."),
-        (404, "Another model is served."),
+        (400, "The request is wrong; it fails every time."),
+        (404, "The server has another model."),
         (415, "The Content-Type is not JSON's."),
-        (429, "Too many callers; try again."),
+        (429, "Too many callers; try again later."),
         (500, "This utterance failed."),
-        (503, "Not ready, or no longer."),
+        (503, "The server is starting, stopping or dead."),
     )
 }
 
@@ -47,11 +47,11 @@ def _add_speech(routes: APIRouter, service: EngineService, metrics: Metrics) -> 
     async def speech(body: SpeechRequest, of: Request) -> Response:
         name = _checked(service, body.model, body.response_format)
         if (size := len(body.input)) > (most := service.limits.max_text):
-            raise invalid(f"input has {size} characters, at most {most} are taken", "input")
+            raise invalid(f"input has {size} characters, at most {most} are allowed", "input")
         made = Speech(service, metrics, name)
         if body.retries and (made.streams or body.stream_format == "sse"):
-            words = "retries needs an answer that comes whole, and this one is streamed: what was heard cannot be said"
-            raise invalid(f"{words} again. Ask for response_format 'flac' without events, or for a batch", "retries")
+            words = "retries needs an answer that is not streamed, because nobody must hear the first try"
+            raise invalid(f"{words}: ask for response_format 'flac' without events, or for a batch", "retries")
         await made.prepare(body.input, body)
         headers = {"X-Seed": str(made.seed)}
         if made.ignored:
@@ -72,9 +72,9 @@ def _add_speech(routes: APIRouter, service: EngineService, metrics: Metrics) -> 
         name = _checked(service, body.model, body.response_format)
         limits = service.limits
         if (count := len(body.inputs)) > limits.max_batch:
-            raise invalid(f"inputs has {count} entries, at most {limits.max_batch} are taken", "inputs")
+            raise invalid(f"inputs has {count} entries, at most {limits.max_batch} are allowed", "inputs")
         if (size := sum(len(item.input) for item in body.inputs)) > limits.max_batch_text:
-            raise invalid(f"inputs have {size} characters, at most {limits.max_batch_text} are taken", "inputs")
+            raise invalid(f"inputs have {size} characters, at most {limits.max_batch_text} are allowed", "inputs")
         shared = {field: getattr(body, field) for field in HowToSpeak.model_fields}
         items = [
             (item.input, HowToSpeak.model_construct(**(shared | item.model_dump(exclude={"input"}, exclude_none=True))))

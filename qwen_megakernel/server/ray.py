@@ -48,24 +48,24 @@ class Args(BaseModel):
     device: Literal["cuda", "cpu"] = Field("cuda", description="cuda: one GPU a replica, which Ray chooses.")
     backend: Literal[BACKENDS] = "auto"
     weights: Literal[tuple(WEIGHTS)] | list[Literal[PARTS]] | None = Field(
-        None, description="docs/fp8.md; else as stored."
+        None, description="See docs/fp8.md; without it: as the checkpoint has them."
     )
     max_streams: int = Field(64, ge=1, description="Utterances of one replica at once.")
-    max_positions: int = Field(1024, ge=1, description="Of one utterance: its prompt's and its frames.")
+    max_positions: int = Field(1024, ge=1, description="Positions of one utterance: prompt and frames.")
     voices: Path | None = Field(None, description="Folder of saved voices, the same on every machine.")
     allow_foreign_voice: bool = Field(False, description="An experiment: Base voices on CustomVoice, docs/voices.md.")
-    normalize: Literal[NORMALIZE] = Field("off", description="auto: digits and Markdown become words, docs/text.md.")
-    lexicon: Path | None = Field(None, description="Words read by another spelling, the same on every machine.")
+    normalize: Literal[NORMALIZE] = Field("off", description="auto turns digits and Markdown into words, docs/text.md.")
+    lexicon: Path | None = Field(None, description="File of words and how to read them, the same on every machine.")
     served_names: list[str] = Field([], description="More names by which clients may call the model.")
     voice_aliases: dict[str, str] = Field({}, description="Other names of voices, such as alloy: ada.")
     min_replicas: int = Field(1, ge=1)
-    max_replicas: int | None = Field(None, ge=1, description="Above min_replicas they are started as they are needed.")
-    drain_s: float = Field(60.0, gt=0, description="Seconds that utterances may go on once their replica is stopped.")
+    max_replicas: int | None = Field(None, ge=1, description="Ray starts more than min_replicas when they are needed.")
+    drain_s: float = Field(60.0, gt=0, description="Seconds that utterances have to end once their replica is stopped.")
 
     @model_validator(mode="after")
     def _replicas(self) -> "Args":
         if self.max_replicas is not None and self.max_replicas < self.min_replicas:
-            raise ValueError(f"max_replicas is {self.max_replicas}, min_replicas {self.min_replicas}: swap them")
+            raise ValueError(f"max_replicas is {self.max_replicas}, below min_replicas {self.min_replicas}: raise it")
         return self
 
 
@@ -141,7 +141,7 @@ def _make_app(args: Args, token: str | None) -> FastAPI:
     api.router.lifespan_context = _until_ready(api)
     api.add_middleware(_NameReplica, replica=serve.get_replica_context().replica_tag)
     if token is None:
-        log.warning("%s is not set: only clients on the machine of their proxy are served", TOKEN)
+        log.warning("%s is not set: the server answers only clients on their proxy's own machine", TOKEN)
         api.add_middleware(_OnlyLoopback)
     return api
 
@@ -191,5 +191,5 @@ class _OnlyLoopback:
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close"})  # it was not accepted, so the client gets a 403
         else:
-            words = f"without a token only the proxy's own machine is served, not {host!r}; set {TOKEN}"
+            words = f"without a token the server answers only the proxy's own machine, not {host!r}; set {TOKEN}"
             await error_response(ApiError(403, "forbidden", words))(scope, receive, send)

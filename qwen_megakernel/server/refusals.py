@@ -89,9 +89,9 @@ def _of_http(request: Request, error: HTTPException, upload: bool) -> ApiError:
     if error.status_code == 400:
         words = "the body cannot be read as JSON: send UTF-8, without deep nesting or numbers of thousands of digits"
     elif error.status_code in (404, 405) and changes_voices and not upload:
-        words = "this server makes no voices of recordings: start it with --allow-upload"
+        words = "this server makes no voices from recordings: start it with --allow-upload"
     elif error.status_code == 405:
-        words = f"there is no {asked}, only {(error.headers or {}).get('Allow', 'other methods')}"
+        words = f"there is no {asked}: use {(error.headers or {}).get('Allow', 'another method')}"
     elif error.status_code == 404:
         words = (
             f"there is no {asked}: speech is POST /v1/audio/speech, or the WebSocket /v1/audio/speech/socket; "

@@ -60,11 +60,11 @@ class SavedVoices:
             RequestError: the name is taken or not allowed, or the recording cannot be used.
         """
         if not _NAME.fullmatch(name) or name == DEFAULT_VOICE:
-            raise VoiceError(f"a voice is named by 1 to 64 of a-z 0-9 _ -, got {name[:80]!r}")
+            raise VoiceError(f"a voice's name must be 1 to 64 of a-z 0-9 _ -, got {name[:80]!r}")
         if name in engine.speakers or (name in self.by_name and not replace) or name in self._being_made:
             raise VoiceError(f"there is a voice {name!r} already; choose another name")
         if len(self.by_name) >= _MOST_VOICES and not replace:
-            raise VoiceError(f"there are {_MOST_VOICES} voices, which is all that are kept")
+            raise VoiceError(f"there are {_MOST_VOICES} voices already, the most: delete one first")
 
         def keep(voice: Voice) -> None:
             if self._folder:
@@ -92,7 +92,7 @@ class SavedVoices:
             TTSError: its file cannot be deleted.
         """
         if name in self._being_made:
-            raise VoiceError(f"the voice {name!r} is being replaced: delete it afterwards")
+            raise VoiceError(f"the voice {name!r} is being replaced: try again once that is done")
         path = self._files.get(name)
 
         def delete() -> None:
@@ -118,7 +118,7 @@ def _files(folder: Path) -> dict[str, Path]:
     for path in sorted(folder.glob("*.safetensors")):
         name = path.stem.lower()
         if not _NAME.fullmatch(name) or name == DEFAULT_VOICE:
-            raise VoiceError(f"{path}: a voice's file is named by 1 to 64 of a-z 0-9 _ -, and not {DEFAULT_VOICE!r}")
+            raise VoiceError(f"{path}: a voice's file name must be 1 to 64 of a-z 0-9 _ -, not {DEFAULT_VOICE!r}")
         found[name] = path
     return found
 

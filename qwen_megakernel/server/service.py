@@ -169,8 +169,8 @@ class EngineService:
         """
         if variant == "base" and not self.saved_voices.by_name and not self._upload:
             raise CheckpointError(
-                f"{self.model} is a Base checkpoint, which speaks with saved voices only: --voices names a folder that "
-                "has some, or serve --allow-upload lets clients make them"
+                f"{self.model} is a Base checkpoint and needs saved voices: name a folder of them with --voices, or "
+                "let clients make them with serve --allow-upload"
             )
         if self.saved_voices.by_name and variant != "base":
             if not (variant == "custom_voice" and self._allow_foreign):
@@ -184,7 +184,7 @@ class EngineService:
                 raise VoiceError(f"the alias {alias!r} of {voice!r} is a voice's name already: choose another alias")
             if voice not in known:
                 listed = ", ".join(known)
-                raise VoiceError(f"the alias {alias!r} is of {voice!r}, which is no voice here; known: {listed}")
+                raise VoiceError(f"the alias {alias!r} names {voice!r}, which is not a voice here; known: {listed}")
 
     def _warm_up(self) -> None:
         """
@@ -274,7 +274,7 @@ class EngineService:
         )
         voices = self.saved_voices.by_name
         if self.engine.variant == "base" and not voices:
-            raise SpeakerError("there are no voices yet: POST /v1/voices makes one of a recording")
+            raise SpeakerError("there are no voices yet: POST /v1/voices makes one from a recording")
         name = DEFAULT_VOICE if voice is None else voice.lower()
         name = self.aliases.get(name, name)
         if name in voices:
@@ -312,21 +312,24 @@ class EngineService:
         return cut() if len(text) <= _SHORT else await asyncio.get_running_loop().run_in_executor(self._executor, cut)
 
     @contextlib.asynccontextmanager
-    async def speak(self, text: str | None, request: dict[str, Any]) -> AsyncIterator[AsyncUtterance]:
+    async def speak(
+        self, text: str | None, request: dict[str, Any], opening: str = ""
+    ) -> AsyncIterator[AsyncUtterance]:
         """Begin an utterance. At the end of the block, cancel it if it still runs.
 
         Args:
             text: None: it comes through `push_text`.
             request: what `request` returned.
+            opening: the first piece of text that comes in pieces.
 
         Raises:
             TTSError: the text cannot be spoken, or not now.
         """
         utterance = AsyncUtterance(self.engine, self._executor)
         self.utterances.add(utterance)
-        self.log_text(text or "")
+        self.log_text(text or opening)
         try:
-            await utterance.submit(text, **request)
+            await utterance.submit(text, opening, **request)
             yield utterance
         finally:
             utterance.cancel()

@@ -52,7 +52,7 @@ def parse_message(text: str | None, most: int) -> dict[str, Any]:
         CloseSocket: the message is not a JSON object, or is too long.
     """
     if text is None:
-        raise protocol_error("messages are JSON in text frames, got a binary one")
+        raise protocol_error("a message must be JSON in a text frame, got a binary one")
     if len(text) > most:
         raise protocol_error(f"a message has {len(text)} characters, at most {most}: send its text in pieces")
     try:

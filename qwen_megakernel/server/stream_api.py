@@ -50,7 +50,7 @@ def add_stream(app: FastAPI, service: EngineService, metrics: Metrics, *, upload
 class _Stream(SocketLine):
     """One client's session. One task answers its messages in order, so it speaks one utterance at a time."""
 
-    idle_words = "nothing was asked for; an input.done keeps a socket open"
+    idle_words = "no request came; send input.done to keep a socket open"
 
     def __init__(self, websocket: WebSocket, service: EngineService, metrics: Metrics, upload: bool):
         super().__init__(websocket, service)
@@ -69,7 +69,7 @@ class _Stream(SocketLine):
         self._unread += len(text or "")
         if self._unread > most or self._inbox.qsize() >= MAX_UNREAD:
             raise protocol_error(
-                f"more than {MAX_UNREAD} messages or {most} characters wait: send them as they are read"
+                f"more than {MAX_UNREAD} messages or {most} characters wait: send more only as they are answered"
             )
         self._inbox.put_nowait(text)
 
@@ -216,8 +216,8 @@ class _Text:
             raise Refused(f"text must be a string, got {reprlib.repr(text)}", "text")
         self._characters += len(text)
         if self._characters > most:
-            words = f"an utterance may have {most} characters, this one has {self._characters}"
-            raise TextTooLongError(f"{words}: send input.done sooner, and the rest behind it")
+            words = f"an utterance may have at most {most} characters, this one has {self._characters}"
+            raise TextTooLongError(f"{words}: send input.done sooner, and then the rest")
         self.pending += text
 
     async def begins(self) -> bool:
@@ -242,7 +242,7 @@ class _Text:
         while not self.complete:
             await self.read()
             if self._characters > came:
-                words = "non_streaming_mode needs the whole text in one input.text, and more of it came"
+                words = "non_streaming_mode needs the whole text in one input.text, but more came"
                 raise Refused(f"{words}: send it whole, or set non_streaming_mode to false", "text")
         whole, self.pending = self.pending, ""
         return whole
@@ -259,7 +259,7 @@ class _Text:
                 async with asyncio.timeout(patience):
                     kind, message = await self._stream.next_message()
             except TimeoutError:
-                words = f"the text did not go on for {patience:g} s: send input.done, or go on sooner"
+                words = f"no more text came for {patience:g} s: send input.done, or text sooner"
                 raise RequestError(words) from None
             if kind == "input.text":
                 self.add(message)
@@ -322,7 +322,7 @@ class _Speech:
             self._said = whole = await self._text.take_whole()
             if self._words:
                 self._words.add(self._said)
-        async with service.speak(whole, request) as utterance:
+        async with service.speak(whole, request, opening="" if whole else self._take()) as utterance:
             pusher = None if whole else asyncio.create_task(self._push(utterance))
             try:
                 async for chunk in utterance:
@@ -343,21 +343,23 @@ class _Speech:
             raise TextTooLongError(audio.why_cut(service.engine.config.max_frames))
         return audio
 
+    def _take(self) -> str:
+        """The text that has come since the last call."""
+        text, self._text.pending = self._text.pending, ""
+        self._said += text
+        if self._words:
+            self._words.add(text)
+        return text
+
     async def _push(self, utterance: AsyncUtterance) -> None:
         """Push the text as it comes. A refused message ends the utterance."""
-        service = self._stream.service
         try:
-            while True:
-                text, self._text.pending = self._text.pending, ""
-                self._said += text
-                service.log_text(text)
-                if self._words:
-                    self._words.add(text)
-                await utterance.push_text(text)
-                if self._text.complete:
-                    await utterance.end_text()
-                    return
+            while not self._text.complete:
                 await self._text.read()
+                text = self._take()
+                self._stream.service.log_text(text)
+                await utterance.push_text(text)
+            await utterance.end_text()
         except TextEndedError:
             pass  # the utterance ended before its text did: audio.done says why
         except Exception as error:  # without this text the utterance cannot go on

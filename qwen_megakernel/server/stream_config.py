@@ -113,8 +113,8 @@ def check_fields(message: dict[str, Any]) -> str:
         raise Refused(f"type must be one of {', '.join(FIELDS)}, got {reprlib.repr(kind)}", "type")
     for name in message:
         if name in _NOT_SERVED and kind == "session.config":
-            words = "a session clones no voice: add one with voice.add, then name it as voice"
-            raise Refused(f"{name} is not served here; {words}", name)
+            words = "a session cannot clone a voice: add one with voice.add, then name it as voice"
+            raise Refused(f"{name} is not supported; {words}", name)
         if name != "type" and name not in FIELDS[kind]:
             known = ", ".join(FIELDS[kind]) or "none"
             raise Refused(f"unknown field {name[:40]!r} of {kind}; known: {known}", name[:40])
@@ -137,7 +137,7 @@ def string_of(message: dict[str, Any], name: str, *, most: int | None = None, ne
     if not isinstance(value, str) or not value.strip():
         raise Refused(f"{name} must be a string that is not blank, got {reprlib.repr(value)}", name)
     if most is not None and len(value) > most:
-        raise Refused(f"{name} has {len(value)} characters, at most {most} are taken", name)
+        raise Refused(f"{name} has {len(value)} characters, at most {most} are allowed", name)
     return value
 
 
@@ -156,7 +156,7 @@ def read_config(message: dict[str, Any], service: EngineService) -> SessionConfi
         else:
             _check_only(name, value)
     if "response_format" not in given:
-        raise Refused("response_format must be 'pcm', and none came: send it, audio is 16 bit PCM", "response_format")
+        raise Refused("response_format must be 'pcm', but is missing: send it, audio is 16 bit PCM", "response_format")
     engine = service.engine
     if (model := given.get("model", service.model)) not in service.models:
         raise Refused(f"this server's model is {service.model!r}, got {model[:80]!r}: leave model out", "model")
@@ -180,7 +180,7 @@ def _check_kind(name: str, value: Any) -> None:
     if not isinstance(value, kinds) or isinstance(value, bool) is not (kinds == (bool,)):
         raise Refused(f"{name} must be {words}, got {reprlib.repr(value)}", name)
     if isinstance(value, str) and len(value) > _MAX_SETTING:
-        raise Refused(f"{name} has {len(value)} characters, at most {_MAX_SETTING} are taken", name)
+        raise Refused(f"{name} has {len(value)} characters, at most {_MAX_SETTING} are allowed", name)
     if name == "initial_codec_chunk_frames" and not 0 <= value <= _MAX_FIRST:
         raise Refused(f"{name} must be 0 to {_MAX_FIRST} frames of 80 ms, got {reprlib.repr(value)}", name)
     if name == "max_new_tokens" and not 1 <= value:

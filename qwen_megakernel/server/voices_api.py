@@ -113,7 +113,7 @@ async def _read(request: Request, kind: type[_Body], max_upload: int) -> tuple[_
 
 
 def _too_long(max_upload: int) -> AudioError:
-    return AudioError(f"the recording may have {max_upload} bytes: send a shorter one")
+    return AudioError(f"the recording may have at most {max_upload} bytes: send a shorter one")
 
 
 def _parse(body: bytes) -> Any:

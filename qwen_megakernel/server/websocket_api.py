@@ -62,7 +62,7 @@ def add_socket(app: FastAPI, service: EngineService, metrics: Metrics) -> None:
 class _Socket(SocketLine):
     """One client's WebSocket; every context has a task of its own."""
 
-    idle_words = "nothing was asked for; ping to keep a socket open"
+    idle_words = "no request came; send ping to keep a socket open"
 
     def __init__(self, websocket: WebSocket, service: EngineService, metrics: Metrics):
         super().__init__(websocket, service)
@@ -97,7 +97,7 @@ class _Socket(SocketLine):
         kind, name = message.pop("type", None), message.pop("context", None)
         if kind == "ping":
             if name is not None or message:
-                raise protocol_error(f"ping takes nothing, got {(sorted(message) or ['context'])[0][:40]!r}")
+                raise protocol_error(f"ping takes no other field, got {(sorted(message) or ['context'])[0][:40]!r}")
             self.put({"type": "pong"})
             return
         if kind not in ("text", "flush", "end", "cancel"):
@@ -112,7 +112,7 @@ class _Socket(SocketLine):
             if context:
                 context.text(message)
         elif message:
-            raise protocol_error(f"{kind} takes a context and nothing else, got {sorted(message)[0][:40]!r}")
+            raise protocol_error(f"{kind} takes a context and no other field, got {sorted(message)[0][:40]!r}")
         elif context:
             context.command(kind)
         elif kind != "cancel" and name not in self._ended:  # if in `_ended`, the message only came late
@@ -121,7 +121,10 @@ class _Socket(SocketLine):
     def _open(self, name: str) -> "_Context | None":
         if len(self._contexts) >= self.service.limits.contexts:
             most = self.service.limits.contexts
-            self.put_error(name, ApiError(429, "busy", f"a socket speaks {most} contexts at once", True))
+            self.put_error(
+                name,
+                ApiError(429, "busy", f"a socket may have at most {most} contexts at once: open this one later", True),
+            )
             self._ended.append(name)
             return None
         self._numbers += 1
@@ -164,7 +167,7 @@ class _Context:
 
     def _queue(self, message: dict[str, Any] | str) -> None:
         if self._inbox.qsize() >= MAX_UNREAD:
-            raise protocol_error(f"more than {MAX_UNREAD} messages wait in one context")
+            raise protocol_error(f"more than {MAX_UNREAD} messages wait in one context: send larger pieces")
         self._inbox.put_nowait(message)
 
     def command(self, kind: str) -> None:
@@ -189,7 +192,12 @@ class _Context:
                     raise asyncio.CancelledError
                 await self._speak()
         except TimeoutError:
-            socket.put_error(self._name, ApiError(408, "failed", "the context took too long"))
+            socket.put_error(
+                self._name,
+                ApiError(
+                    408, "failed", f"the context took more than {socket.service.limits.total_s:g} s: send end sooner"
+                ),
+            )
         except asyncio.CancelledError:  # cancelled before it spoke, or the socket is closed and nobody reads this
             self._put_end("cancelled", 0.0, 0.0, None)
         except Exception as error:
@@ -221,13 +229,13 @@ class _Context:
         begin = {"type": "begin", "context": self._name, "number": self._number, "seed": seed}
         pieces = await service.pieces(text, request) if complete else [None]
         for piece in pieces:
-            async with service.speak(piece, request) as self._utterance:
+            async with service.speak(piece, request, opening="" if complete else text) as self._utterance:
                 if begin:
                     self._socket.put(begin)
                     begin = None
                 if self._cancelled:
                     self._utterance.cancel()
-                pusher = None if complete else asyncio.create_task(self._push_texts(text))
+                pusher = None if complete else asyncio.create_task(self._push_texts())
                 try:
                     await self._put_chunks(service.engine.sample_rate)
                 finally:
@@ -256,7 +264,7 @@ class _Context:
         message, most = dict(message), self._socket.service.limits.max_text
         if self._characters > most:
             raise TextTooLongError(
-                f"a context may have {most} characters, this one has {self._characters}: open another one for the rest"
+                f"a context may have at most {most} characters, this one has {self._characters}: open another context"
             )
         text, complete = message.pop("text", None), message.pop("end", False)
         if not isinstance(text, str):
@@ -273,27 +281,17 @@ class _Context:
             if value is not None and (not isinstance(value, kind) or isinstance(value, bool) is not (kind is bool)):
                 raise RequestError(f"{name} must be {wanted}, got {reprlib.repr(value)}")
             if isinstance(value, str) and len(value) > _MAX_SETTING:
-                raise RequestError(f"{name} has {len(value)} characters, at most {_MAX_SETTING} are taken")
+                raise RequestError(f"{name} has {len(value)} characters, at most {_MAX_SETTING} are allowed")
         return {name: value for name, value in message.items() if value is not None}, text, complete
 
-    async def _push_texts(self, text: str) -> None:
-        """Push the text into the utterance as it comes. A refused message ends the utterance.
-
-        Args:
-            text: the first message's text.
-        """
+    async def _push_texts(self) -> None:
+        """Push later text into the utterance as it comes. A refused message ends the utterance."""
         service, utterance = self._socket.service, self._utterance
         try:
             complete = False
-            while True:
-                if text:
-                    service.log_text(text)
-                    await utterance.push_text(text)
-                if complete:
-                    await utterance.end_text()
-                    return
+            while not complete:
                 async with asyncio.timeout(service.limits.text_s):
-                    message, text = await self._inbox.get(), ""
+                    message = await self._inbox.get()
                 if message == "flush":
                     await utterance.flush()
                 elif message == "end":
@@ -302,12 +300,13 @@ class _Context:
                     _, text, complete = self._read(message, opens=False)
                     if self._words:
                         self._words.add(text)
+                    service.log_text(text)
+                    await utterance.push_text(text)
+            await utterance.end_text()
         except TextEndedError:
             pass  # the utterance ended before its text did: its "end" message says why
         except TimeoutError:
-            self._refused = RequestError(
-                f"the text did not go on for {service.limits.text_s:g} s; end it, or go on sooner"
-            )
+            self._refused = RequestError(f"no more text came for {service.limits.text_s:g} s: send end, or text sooner")
             utterance.cancel()
         except RequestError as error:  # without this message's text the utterance cannot go on
             if not utterance.done:

@@ -217,7 +217,7 @@ class Connection:
             async with asyncio.timeout(seconds):
                 asked = await self._take()
         except TimeoutError:
-            raise RequestError(f"the text did not go on for {seconds:g} s: send synthesize-stop at its end") from None
+            raise RequestError(f"no more text came for {seconds:g} s: send synthesize-stop at its end") from None
         if SynthesizeStop.is_type(asked.kind):
             self._complete = True
         self._streamed += len(asked.text)
@@ -227,11 +227,13 @@ class Connection:
     def _check_length(self, characters: int) -> None:
         if characters > self._limits.max_text:
             most = self._limits.max_text
-            raise TextTooLongError(f"a request may have {most} characters, this one has {characters}: send it in two")
+            raise TextTooLongError(
+                f"a request may have at most {most} characters, this one has {characters}: send it in two"
+            )
 
     async def _say(self, text: str | None, request: dict) -> None:
         """Speak one utterance. `text`: None if it comes in pieces."""
-        async with self._service.speak(text, request) as utterance:
+        async with self._service.speak(text, request, opening="" if text else self._rest) as utterance:
             pusher = asyncio.create_task(self._push(utterance)) if text is None else None
             try:
                 async for chunk in utterance:
@@ -252,13 +254,11 @@ class Connection:
             TTSError: text was refused. The utterance is cancelled, because it cannot go on without that text.
         """
         try:
-            while True:
+            while not self._complete:
+                self._rest = await self._next_text()
                 self._service.log_text(self._rest)
                 await utterance.push_text(self._rest)
-                if self._complete:
-                    await utterance.end_text()
-                    return
-                self._rest = await self._next_text()
+            await utterance.end_text()
         except TextEndedError:  # the utterance ended before its text did; the caller sees how
             pass
         except Exception:

@@ -43,7 +43,7 @@ async def read_event(reader: asyncio.StreamReader, *, most: int, idle_s: float) 
         async with asyncio.timeout(idle_s):
             line = await reader.readuntil(b"\n")
     except TimeoutError:
-        raise Silence("nothing was asked for") from None
+        raise Silence("no request came") from None
     except asyncio.LimitOverrunError:
         raise ProtocolError(f"the header of an event has more than {most} bytes") from None
     except (asyncio.IncompleteReadError, OSError):
@@ -72,7 +72,7 @@ def _length(header: dict[str, Any], name: str, most: int) -> int:
     if not isinstance(length, int) or isinstance(length, bool) or length < 0:
         raise ProtocolError(f"{name} must be a number of bytes, got {reprlib.repr(length)}")
     if length > most:
-        raise ProtocolError(f"{name} is {reprlib.repr(length)}, at most {most} bytes are taken")
+        raise ProtocolError(f"{name} is {reprlib.repr(length)}, at most {most} bytes are allowed")
     return length
 
 
@@ -146,5 +146,5 @@ def _voice_of(event: Event) -> tuple[str | None, str | None]:
             raise RequestError(f"{field} of a voice must be a string of at most {_MAX_NAME} characters, got {got}")
     name, speaker, language = given
     if name is not None and speaker is not None and name.lower() != speaker.lower():
-        raise RequestError(f"a voice here has one speaker, got name {name!r} and speaker {speaker!r}: name one of them")
+        raise RequestError(f"a voice here has one speaker, got name {name!r} and speaker {speaker!r}: send one of them")
     return name if name is not None else speaker, language

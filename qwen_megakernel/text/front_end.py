@@ -48,8 +48,10 @@ class TextFrontEnd:
         Raises:
             TextError: a pause or another tag is refused (`split_pauses`).
         """
-        plain = self._normalize == "auto" and is_plain(text)
-        stream = TextFrontEndStream(self._language, self._normalize == "auto" and not plain, self._lexicon)
+        normalizes, lexicon = self._normalize == "auto" and not is_plain(text), self._lexicon
+        if lexicon and not normalizes and not lexicon.may_change(text, self._language):
+            lexicon = None
+        stream = TextFrontEndStream(self._language, normalizes, lexicon)
         parts: list[str | Pause] = []
         for part in [*stream.push(text), *stream.finish()]:
             if isinstance(part, str) and parts and isinstance(parts[-1], str):

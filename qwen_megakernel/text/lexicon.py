@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 import unicodedata
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
@@ -15,6 +16,8 @@ from qwen_megakernel.text.stage import Stage, is_cjk
 
 MOST_BYTES, MOST_ENTRIES, LONGEST_ENTRY, LONGEST_SPELLING = 1_000_000, 10_000, 100, 500
 
+_RUNS = re.compile(r"\w+", re.ASCII)
+
 _Row = tuple[int, str, object, object]  # line, language or "", word, spelling
 
 
@@ -24,6 +27,7 @@ class _Table(NamedTuple):
     entries: dict[str, str]  # word -> spelling
     words: list[str]  # sorted
     lengths: list[int]  # the words' lengths, the longest first
+    first_runs: set[str]  # of letters and digits in each word, in lower case; of words in ASCII
 
 
 class Lexicon:
@@ -71,7 +75,9 @@ class Lexicon:
             with path.open("rb") as file:
                 data = file.read(MOST_BYTES + 1)
             if len(data) > MOST_BYTES:
-                raise TextError(f"{path}: a lexicon may have {MOST_BYTES:,} bytes; split it by language or shorten it")
+                raise TextError(
+                    f"{path}: a lexicon may have at most {MOST_BYTES:,} bytes; split it by language or shorten it"
+                )
             text = data.decode("utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:
             raise TextError(f"{path}: a lexicon must be a readable file in UTF-8: {error}") from None
@@ -87,13 +93,24 @@ class Lexicon:
         stream = self.stream(language)
         return stream.push(text) + stream.finish()
 
+    def may_change(self, text: str, language: str | None = None) -> bool:
+        """May a word of the text be an entry? A quick check, and exact enough to say no to most sentences in ASCII."""
+        if not text.isascii():
+            return True
+        return not self._table(language).first_runs.isdisjoint(_RUNS.findall(text.lower()))
+
     def stream(self, language: str | None = None) -> "LexiconStream":
         """A stream for one text in pieces."""
+        return LexiconStream(self._table(language))
+
+    def _table(self, language: str | None) -> "_Table":
         name = language_name(language) or ""
         if name not in self._tables:
             entries = self._entries.get("", {}) | self._entries.get(name, {})
-            self._tables[name] = _Table(entries, sorted(entries), sorted(set(map(len, entries)), reverse=True))
-        return LexiconStream(self._tables[name])
+            lengths = sorted(set(map(len, entries)), reverse=True)
+            runs = {_RUNS.search(word.lower())[0] for word in entries if word.isascii()}
+            self._tables[name] = _Table(entries, sorted(entries), lengths, runs)
+        return self._tables[name]
 
 
 class LexiconStream(Stage):
@@ -181,7 +198,9 @@ def _checked(rows: Iterator[_Row] | list[_Row], where: str) -> dict[str, dict[st
     for count, (line, language, word, spelling) in enumerate(rows, 1):
         at = f"{where}, line {line}" if line else where
         if count > MOST_ENTRIES:
-            raise TextError(f"{at}: a lexicon may have {MOST_ENTRIES:,} entries")
+            raise TextError(
+                f"{at}: a lexicon may have at most {MOST_ENTRIES:,} entries; split it by language or shorten it"
+            )
         if not isinstance(word, str) or not isinstance(spelling, str):
             raise TextError(f"{at}: word and spelling must be text, got {word!r} and {spelling!r}")
         name = language_name(language)

@@ -90,7 +90,7 @@ class PauseStream:
                 if name in _REFUSED:
                     raise TextError(
                         f"expected text with the tags {_FORMS}, and <speak> around it; got {held!r}, which is not "
-                        "followed. Leave the tag out, or write a backslash in front of it to have it read"
+                        "supported. Leave the tag out, or write a backslash in front of it to speak it as text"
                     )
                 if character == (name[0] == "[" and "]" or ">"):
                     self._held = ""
@@ -161,11 +161,11 @@ def _seconds(written: str, tag: str) -> float:
         raise _malformed(tag)
     seconds = round(float(duration[1]) * (1000 if duration[2].lower() == "s" else 1)) / 1000
     if seconds > LONGEST_PAUSE_S:
-        raise TextError(f"{tag}: a pause may have {LONGEST_PAUSE_S:.0f} seconds at most; use several")
+        raise TextError(f"{tag}: a pause may last at most {LONGEST_PAUSE_S:.0f} seconds; use several")
     return seconds
 
 
 def _malformed(tag: str) -> TextError:
     return TextError(
-        f"expected one of {_FORMS}; got {tag[:60]!r}. Write a backslash in front of a tag that is to be read as text"
+        f"expected one of {_FORMS}; got {tag[:60]!r}. Write a backslash in front of a tag to speak it as text"
     )

@@ -33,8 +33,8 @@ def spoken_text(front_end: TextFrontEnd, text: str) -> SpokenText:
     first, *others = spoken_texts(front_end, text)
     if others:
         raise TextError(
-            "a pause stands between two utterances, and this is one: use TTSEngine.generate or TTSEngine.pieces, which "
-            "take text with pauses"
+            "this call speaks one utterance, so its text cannot have pauses inside: use TTSEngine.generate or "
+            "TTSEngine.pieces"
         )
     return first
 
@@ -60,7 +60,7 @@ def spoken_texts(front_end: TextFrontEnd, text: str) -> list[SpokenText]:
     if len(said) > 1 or pause_s or said and said[0].before_s:
         said = [_without_blanks(one) for one in said]
     if not said:
-        told = "text must not be blank" if not text.strip() else f"nothing in the text is spoken: {text[:60]!r}"
+        told = "text must not be blank" if not text.strip() else f"the text has nothing to speak: {text[:60]!r}"
         raise TextError(told)
     for one, following in zip(said, said[1:], strict=False):
         one.ends_at_pause = following.begins_at_pause = following.before_s > 0
