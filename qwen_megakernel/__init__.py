@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     )
     from qwen_megakernel.model.voice import Voice
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _MODULES = {
     "Audio": "engine.audio",
