@@ -35,7 +35,7 @@ test: $(VENV)/.installed lint
 test-gpu: $(VENV)/.installed
 	$(BIN)/python -m pytest -m gpu
 
-# Two replicas on the CPU behind Ray Serve.
+# Replicas on the CPU behind Ray Serve: two on one node, then on three nodes, one of which is killed.
 test-ray: $(VENV)/.installed-ray
 	$(BIN)/python -m pytest -m ray
 

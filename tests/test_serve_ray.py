@@ -80,10 +80,10 @@ def said(engine: TTSEngine, seed: int, text: str = TEXT) -> bytes:
     return pcm16(engine.generate(text, speaker="ada", sampling=SamplingParams(seed=seed)).samples)
 
 
-def post(seed: int, text: str = TEXT, form: str = "pcm") -> httpx.Response:
+def post(seed: int, text: str = TEXT, form: str = "pcm", url: str = URL) -> httpx.Response:
     body = {"model": "demo", "input": text, "voice": "ada", "seed": seed, "response_format": form}
     while True:
-        answer = httpx.post(f"{URL}/v1/audio/speech", json=body, timeout=PATIENCE_S)
+        answer = httpx.post(f"{url}/v1/audio/speech", json=body, timeout=PATIENCE_S)
         if answer.status_code != 429:  # on a slow machine a replica's queue may time out: a client asks again
             return answer
 
@@ -91,23 +91,33 @@ def post(seed: int, text: str = TEXT, form: str = "pcm") -> httpx.Response:
 class Long:
     """A long text's audio, read by a thread. `began`: the first of it is here."""
 
-    def __init__(self, seed: int):
-        self.seed, self.pcm, self.replica, self.error = seed, b"", None, None
+    def __init__(self, seed: int, url: str = URL, text: str = LONG):
+        self.seed, self.url, self.text, self.pcm, self.replica, self.error = seed, url, text, b"", None, None
+        self.left = False
         self.began = threading.Event()
         self._thread = threading.Thread(target=self._read)
         self._thread.start()
         assert self.began.wait(PATIENCE_S)
 
     def _read(self) -> None:
-        body = {"model": "demo", "input": LONG, "voice": "ada", "seed": self.seed, "response_format": "pcm"}
+        body = {"model": "demo", "input": self.text, "voice": "ada", "seed": self.seed, "response_format": "pcm"}
         try:
-            with httpx.stream("POST", f"{URL}/v1/audio/speech", json=body, timeout=PATIENCE_S) as response:
-                self.replica = response.headers["X-Replica"]
-                for data in response.iter_raw():
-                    self.pcm += data
-                    self.began.set()
+            while not self.replica:  # until it is not busy, as in `post`
+                with httpx.stream("POST", f"{self.url}/v1/audio/speech", json=body, timeout=PATIENCE_S) as response:
+                    if response.status_code == 429:
+                        continue
+                    self.replica = response.headers["X-Replica"]
+                    for data in response.iter_raw():
+                        self.pcm += data
+                        self.began.set()
+                        if self.left:
+                            return
         except httpx.HTTPError as error:
             self.error = error
+
+    def leave(self) -> None:
+        """Hang up at the next chunk."""
+        self.left = True
 
     @property
     def going_on(self) -> bool:
@@ -224,7 +234,7 @@ def test_a_killed_replica_fails_its_own_calls_only_and_is_replaced(cluster, engi
 
 def test_a_call_that_was_not_answered_yet_is_told_to_try_again(cluster):
     with ThreadPoolExecutor(4) as pool:
-        answers = [pool.submit(post, seed, LONG, "mp3") for seed in range(4)]  # answered when they are whole
+        answers = [pool.submit(post, seed, LONG, "flac") for seed in range(4)]  # answered when they are whole
         streamed = Long(9)
         os.kill(replicas()[streamed.replica], signal.SIGKILL)
         streamed.join()
