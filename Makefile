@@ -60,9 +60,9 @@ bench: $(VENV)/.installed
 # What measure_peers.py compares with, in an environment of its own; it speaks on a CUDA GPU only.
 peers: $(PEERS)/.installed
 
-# Compile the kernel for every target, with nvcc and without a GPU: does it fit the cards?
+# Compile the kernel for every target, with nvcc and without a GPU: does it fit the cards? SKIP: targets to leave out.
 kernels: $(VENV)/.installed
-	$(BIN)/python -m qwen_megakernel.backend.compile_all
+	$(BIN)/python -m qwen_megakernel.backend.compile_all $(if $(SKIP),--skip $(SKIP))
 
 # Every target's path of the kernel on a Hopper GPU: are its codes the same?
 emulate: $(VENV)/.installed

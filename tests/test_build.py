@@ -471,6 +471,22 @@ def test_make_kernels_without_nvcc_says_so(tmp_path, monkeypatch):
     assert f"nvcc was not found in CUDA_HOME={tmp_path}; " in done.stderr
 
 
+def test_targets_can_be_left_out(monkeypatch, capsys):
+    kept, compiled = ["sm_80x64", "sm_90ax128"], []
+    fits, launch = dict.fromkeys(MODELS, Compiled(96, 0, 0, 0)), dict.fromkeys(MODELS, Launch(544, 80 * 1024, 32768))
+    monkeypatch.setattr(kernels, "find_nvcc", lambda: "nvcc")
+    monkeypatch.setattr(kernels, "compile_frame", lambda _nvcc, target: [(target.columns, fits, launch)])
+    monkeypatch.setattr(kernels, "compile_others", lambda _nvcc, arch: compiled.append(arch))
+    monkeypatch.setattr(kernels, "check_binding", lambda _nvcc, _name: None)
+    assert kernels.main(["--skip", *(TARGETS.keys() - set(kept))]) == 0
+    rows = capsys.readouterr().out.splitlines()[1:]
+    assert list(dict.fromkeys(row.split()[0] for row in rows)) == kept
+    assert sorted(compiled) == ["80", "90a"]
+    with pytest.raises(SystemExit):
+        kernels.main(["--skip", "sm_99"])
+    assert "sm_99" in capsys.readouterr().err
+
+
 def test_nvcc_is_looked_for_where_torch_looks(tmp_path, monkeypatch):
     (tmp_path / "bin").mkdir()
     nvcc = tmp_path / "bin" / "nvcc"
@@ -534,5 +550,5 @@ def test_a_compilers_failure_is_told_in_its_words(tmp_path, monkeypatch, capsys)
     nvcc.write_text("#!/bin/sh\necho 'nvcc fatal: no such architecture' >&2\nexit 1\n")
     nvcc.chmod(0o755)
     monkeypatch.setenv("CUDA_HOME", str(tmp_path))
-    assert kernels.main() == 1
+    assert kernels.main([]) == 1
     assert "sm_80x64: " in (said := capsys.readouterr().err) and "nvcc fatal: no such architecture" in said
