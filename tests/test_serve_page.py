@@ -389,7 +389,7 @@ def test_blocked_sound_is_told_and_heard_from_its_beginning_after_a_tap(server, 
             "finger": lambda: seen.page.touchscreen.tap(2, 2),
             "key": lambda: seen.page.keyboard.press("Shift"),
         }[tap]()
-        seen.page.wait_for_function("states.includes('speaking')")
+        until(lambda: seen.page.evaluate("states.includes('speaking')"))
         seen.expect("note", "^$")
         seen.ready()  # it was heard
         chunks = seen.page.evaluate("played")[before:]
@@ -629,7 +629,7 @@ def test_the_page_may_reach_its_own_server_and_nothing_else(server, browser):
         assert "Trusted" in page.evaluate(
             f"(() => {{ try {{ document.{way} }} catch (error) {{ return `${{error}}` }} }})()"
         )
-    page.wait_for_function("violations.length >= 5")
+    until(lambda: page.evaluate("violations.length >= 5"))
     broken = set(page.evaluate("violations"))
     assert broken == {"connect-src", "img-src", "script-src-elem", "require-trusted-types-for"}
     assert page.evaluate("played") == []

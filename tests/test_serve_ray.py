@@ -17,7 +17,7 @@ import pytest
 import torch
 from serving import PATIENCE_S, until
 from websockets.exceptions import ConnectionClosed
-from websockets.sync.client import connect
+from websockets.sync.client import ClientConnection, connect
 
 from qwen_megakernel import SamplingParams, TTSEngine
 from qwen_megakernel.model.pcm import pcm16
@@ -132,6 +132,20 @@ def long_pcm(engine: TTSEngine, seed: int) -> bytes:
     return b"".join(said(engine, seed, piece) for piece in engine.pieces(LONG))
 
 
+def check_sockets(lines: list[ClientConnection], victim: str) -> None:
+    """Those of the lost replica are told and closed; the others answer."""
+    for line in lines:
+        if line.response.headers["X-Replica"] == victim:
+            told = json.loads(line.recv(timeout=PATIENCE_S))
+            assert (told["type"], told["code"], told["retryable"]) == ("error", "dead", True)
+            with pytest.raises(ConnectionClosed) as closed:
+                line.recv(timeout=PATIENCE_S)
+            assert closed.value.rcvd.code == 1013
+        else:
+            line.send('{"type": "ping"}')
+            assert json.loads(line.recv(timeout=PATIENCE_S)) == {"type": "pong"}
+
+
 def replicas() -> dict[str, int]:
     """Process ids by the names in X-Replica, of those that are alive."""
     from ray._private.state import actors
@@ -217,16 +231,7 @@ def test_a_killed_replica_fails_its_own_calls_only_and_is_replaced(cluster, engi
             else:
                 assert call.error is None and call.pcm == long_pcm(engine, call.seed)
         assert after.result().content == said(engine, 5)
-        for line in lines:
-            if line.response.headers["X-Replica"] == victim:
-                told = json.loads(line.recv(timeout=PATIENCE_S))
-                assert (told["type"], told["code"], told["retryable"]) == ("error", "dead", True)
-                with pytest.raises(ConnectionClosed) as closed:
-                    line.recv(timeout=PATIENCE_S)
-                assert closed.value.rcvd.code == 1013
-            else:
-                line.send('{"type": "ping"}')
-                assert json.loads(line.recv(timeout=PATIENCE_S)) == {"type": "pong"}
+        check_sockets(lines, victim)
     until(lambda: len(replicas()) == 2 and victim not in replicas())
     fresh = set()
     until(lambda: fresh.add(post(1).headers["X-Replica"]) or fresh == set(replicas()))

@@ -17,8 +17,7 @@ import psutil
 import pytest
 import yaml
 from serving import PATIENCE_S, until
-from test_serve_ray import OPTIONS, TEXT, Long, engine, long_pcm, post, said  # noqa: F401 (engine is a fixture)
-from websockets.exceptions import ConnectionClosed
+from test_serve_ray import OPTIONS, TEXT, Long, check_sockets, engine, long_pcm, post, said  # noqa: F401 (engine)
 from websockets.sync.client import connect
 
 pytestmark = pytest.mark.ray
@@ -156,16 +155,7 @@ def test_a_killed_node_fails_its_own_calls_only_and_a_new_one_takes_its_place(cl
             assert isinstance(call.error, httpx.TransportError)  # its last chunk is missing, or the connection is
         whole.join()
         assert whole.error is None and whole.pcm == long_pcm(engine, whole.seed)
-        for line in lines:
-            if line.response.headers["X-Replica"] == victim:
-                told = json.loads(line.recv(timeout=PATIENCE_S))
-                assert (told["type"], told["code"], told["retryable"]) == ("error", "dead", True)
-                with pytest.raises(ConnectionClosed) as closed:
-                    line.recv(timeout=PATIENCE_S)
-                assert closed.value.rcvd.code == 1013
-            else:
-                line.send('{"type": "ping"}')
-                assert json.loads(line.recv(timeout=PATIENCE_S)) == {"type": "pong"}
+        check_sockets(lines, victim)
     assert replica_of(kept) == survivor and [healthy(node) for node in (head, kept, lost)] == [True, True, False]
     until(lambda: replica_of(head) == survivor)
 
