@@ -42,3 +42,10 @@ def test_the_readme_is_short():
     text = TEXTS["README.md"]
     assert len(text.splitlines()) <= 160
     assert len(text.split()) <= 1300
+
+
+def test_the_documents_are_short():
+    """All of docs/ but the log, counted as `wc -w` does."""
+    documents = [text for name, text in TEXTS.items() if name.startswith("docs/") and name != "docs/log.md"]
+    assert len(documents) > 10
+    assert sum(len(text.split()) for text in documents) <= 16_000
