@@ -1,23 +1,17 @@
 // The vocoder: small matrix products, fused with everything around them. A frame is about a hundred launches of one
 // CUDA graph. The kernel that makes a layer's input also computes the layer's activation, once per element. The past is
 // read in place. The order of every sum is fixed, so the same push gives the same bits.
-#include "vocoder.h"
-
 #include <cooperative_groups.h>
 
 #include <algorithm>
-#include <utility>
 
 #include "../ptx.cuh"
+#include "halves.cuh"
+#include "launch.cuh"
+#include "vocoder.h"
 
 namespace qmk {
 namespace {
-
-// x = high + low. high is x rounded to TF32's 11 bits. low is the exact rest; the tensor core takes its first 11 bits.
-__device__ __forceinline__ void split(float x, uint32_t& high, uint32_t& low) {
-  high = (__float_as_uint(x) + 0x1000u) & 0xffffe000u;
-  low = __float_as_uint(x - __uint_as_float(high));
-}
 
 // sin(x)^2, within 2e-7: reduced by multiples of pi, then a polynomial. sinf also reduces large angles. Inlined for
 // every element, that is more code than the instruction cache holds.
@@ -35,60 +29,42 @@ __device__ __forceinline__ float sine_squared(float x) {
   return sine * sine;
 }
 
-__device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+__device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4], const uint32_t* b) {
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-// A kernel may begin while the one before it ends. It fetches weights, then waits here for all results of earlier
-// kernels.
-__device__ __forceinline__ void wait_for_previous() {
-#if __CUDA_ARCH__ >= 900
-  // Only now may the next one begin. A chain of waiting kernels would take the room of the one that works.
-  asm volatile("griddepcontrol.wait;\n griddepcontrol.launch_dependents;" ::: "memory");
-#endif
+// Four matrices of 8 x 8 halves. Lane i tells where row i % 8 of matrix i / 8 begins. It gets of each matrix the values
+// 2 * (i % 4) and the next one of row i / 4: a fragment of a matrix that lies in rows of its K.
+__device__ __forceinline__ void load_matrices(uint32_t (&to)[4], uint32_t address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+               : "r"(address)
+               : "memory");
 }
-
-__global__ void __launch_bounds__(128) keep_histories_kernel(const __grid_constant__ Kept p);
-
-// Do the kernels use clusters, and launches that overlap? It depends on what they were compiled for: code of an older
-// architecture has neither, whatever the card.
-bool has_clusters() {
-  cudaFuncAttributes attributes{};
-  return cudaFuncGetAttributes(&attributes, keep_histories_kernel) == cudaSuccess && attributes.ptxVersion >= 90;
-}
-
-template <class... Parameters, class... Arguments>
-cudaError_t launch_after(void (*kernel)(Parameters...), dim3 grid, int threads, int shared, cudaStream_t stream,
-                         int cluster, Arguments&&... arguments) {
-  cudaLaunchAttribute attributes[2] = {};
-  cudaLaunchConfig_t config = {};
-  config.gridDim = grid;
-  config.blockDim = threads;
-  config.dynamicSmemBytes = shared;
-  config.stream = stream;
-  config.attrs = attributes;
-  if (has_clusters()) {
-    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[0].val.programmaticStreamSerializationAllowed = 1;
-    attributes[1].id = cudaLaunchAttributeClusterDimension;
-    attributes[1].val.clusterDim = {1, 1, static_cast<unsigned>(cluster)};
-    config.numAttrs = cluster > 1 ? 2 : 1;
-  }
-  return cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...);
+// The same of the transposed matrices: fragments of one that lies in rows of its columns.
+__device__ __forceinline__ void load_transposed(uint32_t (&to)[4], uint32_t address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+               : "r"(address)
+               : "memory");
 }
 
 constexpr int kDepth = kChannelTile;  // of a step along the sum
 constexpr int kParts = 8;             // of a sum, at most: what a cluster may hold anywhere
 
+// A stage holds a step of both matrices. Pitches in words of 4 bytes: an odd number of 16 bytes, so that the eight rows
+// which `ldmatrix` reads at once lie in different banks.
 template <int M, int N>
 struct Shape {
   static constexpr int kStages = M * N <= 1024 ? 6 : M * N <= 2048 ? 4 : 3;  // in flight: small tiles wait longest
-  static constexpr int kPitchA = kDepth + 4, kPitchB = N + 8;                // no two of a fragment's words in one bank
+  static constexpr int kPitchA = kDepth + 4;  // a row's 32 high halves, then its 32 low ones
+  static constexpr int kPitchB = N + 4;       // a channel's N high halves, then its N low ones
+  static_assert(kPitchA / 4 % 2 == 1 && kPitchB / 4 % 2 == 1);
   static constexpr int kStageFloats = M * kPitchA + kDepth * kPitchB;
   static constexpr int kBytes = kStages * kStageFloats * 4;
+  static_assert(kBytes <= 99 * 1024, "the least that a supported GPU has");
 };
 
 // One tile [M rows][N columns] of a convolution. Its sum may be cut into gridDim.z parts, one for each block of a
@@ -108,28 +84,30 @@ __global__ void __launch_bounds__(32 * (M / WM) * (N / WN)) convolve_kernel(cons
   const int begin = static_cast<int>(static_cast<int64_t>(steps) * blockIdx.z / gridDim.z);
   const int end = static_cast<int>(static_cast<int64_t>(steps) * (blockIdx.z + 1) / gridDim.z);
 
-  // What this thread copies of B, and where the next step of it lies.
+  // What this thread copies of B, and where the next step of it lies. A row in global memory holds all columns' high
+  // halves, then all low ones.
   int to_b[kMineB], from_b[kMineB];
 #pragma unroll
   for (int i = 0; i < kMineB; ++i) {
-    const int chunk = thread + i * kThreads, row = chunk / (N / 4), column = chunk % (N / 4) * 4;
-    to_b[i] = M * S::kPitchA + row * S::kPitchB + column;
-    from_b[i] = row * p.columns + column;
+    const int chunk = thread + i * kThreads, row = chunk / (N / 4), in_row = chunk % (N / 4);
+    const int is_low = in_row >= N / 8, column = in_row % (N / 8) * 8;
+    to_b[i] = M * S::kPitchA + row * S::kPitchB + in_row * 4;
+    from_b[i] = (2 * row + is_low) * p.columns + column;
   }
-  const float* weight = p.weight + static_cast<int64_t>(begin) * kDepth * p.columns + first_column;
+  const uint16_t* weight = p.weight + static_cast<int64_t>(begin) * kDepth * 2 * p.columns + first_column;
   auto load_weights = [&](int stage) {
 #pragma unroll
     for (int i = 0; i < kMineB; ++i)
       if (kChunksB % kThreads == 0 || thread + i * kThreads < kChunksB)
         copy16(shared_address(shared + stage * S::kStageFloats + to_b[i]), weight + from_b[i], true);
-    weight += static_cast<int64_t>(kDepth) * p.columns;
+    weight += static_cast<int64_t>(kDepth) * 2 * p.columns;
   };
 #pragma unroll
   for (int s = 0; s < kStages - 1; ++s)
     if (begin + s < end) load_weights(s);
   wait_for_previous();
 
-  // What this thread copies of A: its rows stay the same all along.
+  // What this thread copies of A: its rows stay the same all along. A step of a row is 128 bytes in one piece.
   const float* fresh[kMineA];
   const float* past[kMineA];
   int time[kMineA];
@@ -163,15 +141,19 @@ __global__ void __launch_bounds__(32 * (M / WM) * (N / WN)) convolve_kernel(cons
 
   float sum[kTilesM][kTilesN][4] = {};
   const int warp_row = warp / (N / WN) * WM, warp_column = warp % (N / WN) * WN;
-  const int g = lane / 4, q = lane % 4;
+  const int g = lane / 4, q = lane % 4;  // of a tile's sums
 #pragma unroll
   for (int s = 0; s < kStages - 1; ++s) {
     if (begin + s < end) load_history(s);
     asm volatile("cp.async.commit_group;" ::: "memory");  // the first one holds all the weights fetched so far
   }
-  // Tensor cores truncate their sums. So they only add within a step; the sum over steps is rounded. Where a warp has
-  // few tiles, each of a tile's three products has its own sum, so that none waits for another.
-  constexpr int kSums = Exact && kTilesM * kTilesN <= 4 ? 3 : 1;
+  // What of A and B this lane points at for `ldmatrix`: of a fragment the row (A) or the channel (B) lane % 16, and the
+  // eight channels (A) or columns (B) lane / 16.
+  const uint32_t from_a = shared_address(shared + (warp_row + lane % 16) * S::kPitchA + lane / 16 * 4);
+  const uint32_t from_b_tile =
+      shared_address(shared + M * S::kPitchA + lane % 16 * S::kPitchB + warp_column / 2 + lane / 16 * 4);
+  // Tensor cores truncate their sums. So they only add within a step; the sum over steps is rounded.
+  constexpr int kHalves = Exact ? 2 : 1;
   int stage = 0, ahead = kStages - 1;
   for (int step = begin; step < end; ++step) {
     asm volatile("cp.async.wait_group %0;" ::"n"(kStages - 2) : "memory");
@@ -181,43 +163,50 @@ __global__ void __launch_bounds__(32 * (M / WM) * (N / WN)) convolve_kernel(cons
       load_history(ahead);
     }
     asm volatile("cp.async.commit_group;" ::: "memory");
-    const float* a = shared + stage * S::kStageFloats + warp_row * S::kPitchA;
-    const float* b = shared + stage * S::kStageFloats + M * S::kPitchA + warp_column;
+    const uint32_t a = from_a + stage * S::kStageFloats * 4, b = from_b_tile + stage * S::kStageFloats * 4;
     stage = stage + 1 == kStages ? 0 : stage + 1;
     ahead = ahead + 1 == kStages ? 0 : ahead + 1;
-    float part[kSums][kTilesM][kTilesN][4] = {};
+    uint32_t rows[kDepth / 16][kHalves][kTilesM][4];
 #pragma unroll
-    for (int k = 0; k < kDepth; k += 8) {
-      uint32_t high_b[kTilesN][2], low_b[kTilesN][2];
+    for (int k = 0; k < kDepth / 16; ++k)
 #pragma unroll
-      for (int n = 0; n < kTilesN; ++n)
+      for (int half = 0; half < kHalves; ++half)
 #pragma unroll
-        for (int i = 0; i < 2; ++i) split(b[(k + q + 4 * i) * S::kPitchB + n * 8 + g], high_b[n][i], low_b[n][i]);
+        for (int m = 0; m < kTilesM; ++m)
+          load_matrices(rows[k][half][m], a + m * 16 * S::kPitchA * 4 + half * kDepth * 2 + k * 32);
+    // Two tiles of columns at a time: their sums of this step take few registers.
 #pragma unroll
-      for (int m = 0; m < kTilesM; ++m) {
-        uint32_t high[4], low[4];
+    for (int n = 0; n < kTilesN; n += 2) {
+      float main[kTilesM][2][4] = {}, cross[kTilesM][2][4] = {};
 #pragma unroll
-        for (int i = 0; i < 4; ++i)
-          split(a[(m * 16 + g + 8 * (i % 2)) * S::kPitchA + k + q + 4 * (i / 2)], high[i], low[i]);
+      for (int k = 0; k < kDepth / 16; ++k) {
+        uint32_t columns[kHalves][4];  // [..][2 * tile ..] is a fragment
 #pragma unroll
-        for (int n = 0; n < kTilesN; ++n) {
-          if constexpr (Exact) {
-            mma(part[kSums - 1][m][n], low, high_b[n]);
-            mma(part[kSums / 2][m][n], high, low_b[n]);
-          }
-          mma(part[0][m][n], high, high_b[n]);
+        for (int half = 0; half < kHalves; ++half)
+          load_transposed(columns[half], b + k * 16 * S::kPitchB * 4 + half * N * 2 + n * 16);
+#pragma unroll
+        for (int m = 0; m < kTilesM; ++m)
+#pragma unroll
+          for (int i = 0; i < 2; ++i) mma(main[m][i], rows[k][0][m], columns[0] + 2 * i);
+        if constexpr (Exact) {
+#pragma unroll
+          for (int m = 0; m < kTilesM; ++m)
+#pragma unroll
+            for (int i = 0; i < 2; ++i) mma(cross[m][i], rows[k][1][m], columns[0] + 2 * i);
+#pragma unroll
+          for (int m = 0; m < kTilesM; ++m)
+#pragma unroll
+            for (int i = 0; i < 2; ++i) mma(cross[m][i], rows[k][0][m], columns[1] + 2 * i);
         }
       }
+#pragma unroll
+      for (int m = 0; m < kTilesM; ++m)
+#pragma unroll
+        for (int i = 0; i < 2; ++i)
+#pragma unroll
+          for (int j = 0; j < 4; ++j)
+            sum[m][n + i][j] += Exact ? fmaf(cross[m][i][j], 1.0f / kLowScale, main[m][i][j]) : main[m][i][j];
     }
-#pragma unroll
-    for (int m = 0; m < kTilesM; ++m)
-#pragma unroll
-      for (int n = 0; n < kTilesN; ++n)
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          if constexpr (kSums == 3) part[0][m][n][i] += part[1][m][n][i] + part[2][m][n][i];
-          sum[m][n][i] += part[0][m][n][i];
-        }
   }
 
   // Through shared memory: rows in one piece, and little code.
@@ -294,7 +283,7 @@ __global__ void __launch_bounds__(32 * (M / WM) * (N / WN)) convolve_kernel(cons
         v[i].z *= 0.5f * (1.0f + erff(v[i].z * 0.70710678118654752f));
         v[i].w *= 0.5f * (1.0f + erff(v[i].w * 0.70710678118654752f));
       }
-      *reinterpret_cast<float4*>(p.activated + at) = v[i];
+      store_halves(p.activated + (at - column), column, v[i]);
     }
   }
 #if __CUDA_ARCH__ >= 900
@@ -341,10 +330,10 @@ cudaError_t choose(const Convolution& p, cudaStream_t stream) {
   int device = 0, processors = 0;
   cudaGetDevice(&device);
   cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
-  const bool clusters = has_clusters();
-  Cut best{32, 32, 0.41f};
-  for (const Cut& cut : {Cut{16, 64, 0.42f}, Cut{32, 32, 0.41f}, Cut{32, 64, 0.60f}, Cut{64, 32, 0.74f},
-                         Cut{64, 64, 0.90f}, Cut{64, 96, 1.30f}})
+  const bool clusters = has_clusters(convolve_kernel<32, 32, 16, 16, Exact>);
+  Cut best{32, 32, 0.21f};
+  for (const Cut& cut : {Cut{16, 64, 0.21f}, Cut{32, 32, 0.21f}, Cut{32, 64, 0.30f}, Cut{64, 32, 0.37f},
+                         Cut{64, 64, 0.45f}, Cut{64, 96, 0.65f}, Cut{128, 64, 0.95f}, Cut{128, 96, 1.30f}})
     if (const Cut fitted = best_of(cut, p, processors, clusters); fitted.us < best.us) best = fitted;
   switch (best.m * 1000 + best.n) {
     case 16064: return launch<16, 64, 16, 16, Exact>(p, best.parts, stream);
@@ -352,144 +341,16 @@ cudaError_t choose(const Convolution& p, cudaStream_t stream) {
     case 64032: return launch<64, 32, 32, 16, Exact>(p, best.parts, stream);
     case 64064: return launch<64, 64, 32, 32, Exact>(p, best.parts, stream);
     case 64096: return launch<64, 96, 32, 48, Exact>(p, best.parts, stream);
+    case 128064: return launch<128, 64, 32, 32, Exact>(p, best.parts, stream);
+    case 128096: return launch<128, 96, 32, 48, Exact>(p, best.parts, stream);
     default: return launch<32, 32, 16, 16, Exact>(p, best.parts, stream);
-  }
-}
-
-// ---------------------------------------------------------------- the rest
-
-__device__ __forceinline__ const float* history_row(const History& h, int sequence, int t) {
-  return t >= 0 ? h.fresh + (static_cast<int64_t>(sequence) * h.rows + t) * h.channels
-                : h.past + h.slots[sequence] * h.stride + static_cast<int64_t>(h.kept + t) * h.channels;
-}
-
-__device__ __forceinline__ float block_sum(float x, float (&room)[32]) {
-  x = warp_sum(x);
-  __syncthreads();
-  if (threadIdx.x % 32 == 0) room[threadIdx.x / 32] = x;
-  __syncthreads();
-  return warp_sum(threadIdx.x % 32 < blockDim.x / 32 ? room[threadIdx.x % 32] : 0.0f);
-}
-
-// A block a row, a thread a channel.
-__global__ void __launch_bounds__(kWidestNorm)
-    depthwise_norm_kernel(const History in, const float* weight, const float* bias, const float* gain,
-                          const float* shift, float eps, float* out) {
-  __shared__ float room[32];
-  const int sequence = blockIdx.x / in.rows, t = blockIdx.x % in.rows, channels = in.channels, c = threadIdx.x;
-  const bool there = c < channels;
-  float w[7], y = 0.0f;
-#pragma unroll
-  for (int tap = 0; tap < 7; ++tap) w[tap] = there ? weight[tap * channels + c] : 0.0f;
-  wait_for_previous();
-  if (there) {
-    y = bias[c];
-#pragma unroll
-    for (int tap = 0; tap < 7; ++tap) y += w[tap] * history_row(in, sequence, t + tap - 6)[c];
-  }
-  const float mean = block_sum(there ? y : 0.0f, room) / channels, off = there ? y - mean : 0.0f;
-  const float factor = rsqrtf(block_sum(off * off, room) / channels + eps);
-  if (there) out[static_cast<int64_t>(blockIdx.x) * channels + c] = off * factor * gain[c] + shift[c];
-}
-
-// Eight lanes an output sample, 32 samples a block, which leave it in one piece: they may go to the host.
-__global__ void __launch_bounds__(256)
-    convolve_to_sound_kernel(const History in, const float* weight, const float* bias, float* const* out) {
-  wait_for_previous();
-  __shared__ float sound[32];
-  float* const to = *out;
-  const int sample = (blockIdx.x * 256 + threadIdx.x) / 8, lane = threadIdx.x % 8;
-  const bool there = sample < in.sequences * in.rows;
-  const int sequence = there ? sample / in.rows : 0, t = there ? sample % in.rows : 0;
-  float sum = 0.0f;
-#pragma unroll
-  for (int tap = 0; tap < 7; ++tap) {
-    const float* row = history_row(in, sequence, t + tap - 6);
-    for (int c = lane * 4; c < in.channels; c += 32) {
-      const float4 x = *reinterpret_cast<const float4*>(row + c),
-                   w = *reinterpret_cast<const float4*>(weight + tap * in.channels + c);
-      sum += x.x * w.x + x.y * w.y + x.z * w.z + x.w * w.w;
-    }
-  }
-#pragma unroll
-  for (int d = 4; d; d /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, d);
-  if (lane == 0) sound[threadIdx.x / 8] = fminf(1.0f, fmaxf(-1.0f, sum + bias[0]));
-  __syncthreads();
-  const int mine = blockIdx.x * 32 + threadIdx.x;
-  if (threadIdx.x < 32 && mine < in.sequences * in.rows) to[mine] = sound[threadIdx.x];
-}
-
-__global__ void __launch_bounds__(128) keep_histories_kernel(const __grid_constant__ Kept p) {
-  wait_for_previous();
-  const auto& h = p.of[blockIdx.x];
-  const int sequence = blockIdx.z, slot = p.slots[sequence], c = blockIdx.y * 128 + threadIdx.x;
-  if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) p.position[slot] += p.positions;
-  if (c >= h.channels) return;
-  float* past = h.past + static_cast<int64_t>(slot) * h.stride + c;
-  const float* fresh = h.fresh + static_cast<int64_t>(sequence) * h.rows * h.channels + c;
-  constexpr int kTogether = 6;  // read before they are written: what is read lies behind what is written
-  for (int first = 0; first < h.kept; first += kTogether) {
-    float x[kTogether];
-#pragma unroll
-    for (int i = 0; i < kTogether; ++i) {
-      const int from = first + i + h.rows;
-      if (first + i < h.kept)
-        x[i] = from < h.kept ? past[static_cast<int64_t>(from) * h.channels]
-                             : fresh[static_cast<int64_t>(from - h.kept) * h.channels];
-    }
-#pragma unroll
-    for (int i = 0; i < kTogether; ++i)
-      if (first + i < h.kept) past[static_cast<int64_t>(first + i) * h.channels] = x[i];
-  }
-}
-
-// A block a frame: the sum of its codes' vectors.
-__global__ void __launch_bounds__(512) begin_push_kernel(const __grid_constant__ Push p, const PushInputs inputs) {
-  const int row = blockIdx.x, sequence = row / p.frames, frame = row % p.frames;
-  if (row == 0 && threadIdx.x < p.sequences) inputs.slots[threadIdx.x] = p.slot[threadIdx.x];
-  if (row == 0 && threadIdx.x == 0) *inputs.sound = p.sound;
-  const int* codes =
-      p.recent ? p.recent + (p.slot[sequence] * kRecentFrames + (p.first[sequence] + frame) % kRecentFrames) * kGroups
-               : p.codes + row * kGroups;
-  for (int c = threadIdx.x; c < inputs.channels; c += blockDim.x) {
-    float sum = 0.0f;
-#pragma unroll
-    for (int group = 0; group < kGroups; ++group) {
-      const int code = max(0, min(inputs.size - 1, codes[group]));
-      sum += inputs.table[(static_cast<int64_t>(group) * inputs.size + code) * inputs.channels + c];
-    }
-    inputs.embedding[static_cast<int64_t>(row) * inputs.channels + c] = sum;
   }
 }
 
 }  // namespace
 
-cudaError_t begin_push(const Push& p, const PushInputs& inputs, cudaStream_t stream) {
-  if (p.sequences > kPushSequences || p.sequences * p.frames > kPushRows) return cudaErrorInvalidValue;
-  begin_push_kernel<<<p.sequences * p.frames, 512, 0, stream>>>(p, inputs);
-  return cudaGetLastError();
-}
-
 cudaError_t convolve(const Convolution& p, cudaStream_t stream) {
   return p.exact ? choose<true>(p, stream) : choose<false>(p, stream);
-}
-
-cudaError_t depthwise_norm(const History& in, const float* weight, const float* bias, const float* gain,
-                           const float* shift, float eps, float* out, cudaStream_t stream) {
-  if (in.channels > kWidestNorm || in.kept != 6) return cudaErrorInvalidValue;
-  return launch_after(depthwise_norm_kernel, dim3(in.sequences * in.rows), (in.channels + 31) / 32 * 32, 0, stream, 1,
-                      in, weight, bias, gain, shift, eps, out);
-}
-
-cudaError_t convolve_to_sound(const History& in, const float* weight, const float* bias, float* const* out,
-                              cudaStream_t stream) {
-  if (in.kept != 6) return cudaErrorInvalidValue;
-  return launch_after(convolve_to_sound_kernel, dim3((in.sequences * in.rows * 8 + 255) / 256), 256, 0, stream, 1, in,
-                      weight, bias, out);
-}
-
-cudaError_t keep_histories(const Kept& p, cudaStream_t stream) {
-  return launch_after(keep_histories_kernel, dim3(p.count, (p.widest + 127) / 128, p.sequences), 128, 0, stream, 1, p);
 }
 
 }  // namespace qmk

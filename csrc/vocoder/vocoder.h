@@ -1,4 +1,5 @@
-// The vocoder's kernels as the host calls them. All tensors fp32, rows of channels ("time-major"), contiguous.
+// The vocoder's kernels as the host calls them. Tensors are rows of channels ("time-major"), contiguous, 4 bytes a
+// value: fp32, or where it says "halves", two fp16 as halves.cuh lays them out.
 #pragma once
 #include <cuda_runtime.h>
 
@@ -44,22 +45,22 @@ cudaError_t begin_push(const Push&, const PushInputs&, cudaStream_t);
 // A causal convolution as a matrix product: out[sequence, t] = bias + sum over taps of history[t + tap * dilation] *
 // weight[tap]. A transposed convolution is one too: its blocks of output rows are columns side by side.
 struct Convolution {
-  History in;
-  int taps, dilation;   // in.kept == (taps - 1) * dilation
-  const float* weight;  // [taps][in.channels][columns]
-  const float* bias;    // [columns]
+  History in;              // halves
+  int taps, dilation;      // in.kept == (taps - 1) * dilation
+  const uint16_t* weight;  // fp16 [taps][in.channels][2][columns]: high halves, low halves
+  const float* bias;       // [columns]
   int columns;
   const float* residual;  // [sequences * rows][columns], added; or null
   float* out;             // the sum; or null
-  float* activated;       // activation(sum); or null
+  float* activated;       // activation(sum), halves; or null
   Activation activation;
   const float *frequency, *scale;  // SnakeBeta's, [channels_out], column modulo channels_out
   int channels_out;
-  bool exact;  // three TF32 products for one of fp32, or a single one
+  bool exact;  // three fp16 products for one of fp32, or only that of the high halves, as precise as TF32
 };
 cudaError_t convolve(const Convolution&, cudaStream_t);
 
-// A depthwise causal convolution of 7 taps, then LayerNorm.
+// A depthwise causal convolution of 7 taps, then LayerNorm; out: halves.
 cudaError_t depthwise_norm(const History& in, const float* weight /*[7][channels]*/, const float* bias,
                            const float* gain, const float* shift, float eps, float* out, cudaStream_t);
 
@@ -90,7 +91,7 @@ struct Layers {
 };
 cudaError_t transform(const Layers&, cudaStream_t);
 
-// The last convolution: 7 taps, one channel out, clamped to -1..1; *out: where the PCM goes.
+// The last convolution, of halves: 7 taps, one channel out, clamped to -1..1; *out: where the PCM goes.
 cudaError_t convolve_to_sound(const History& in, const float* weight /*[7][channels]*/, const float* bias,
                               float* const* out, cudaStream_t);
 

@@ -50,8 +50,8 @@ void convolve(const Tensor& fresh, const Maybe& past, const Tensor& slots, int64
               int64_t dilation, const Tensor& weight, const Tensor& bias, const Maybe& residual, const Maybe& out,
               const Maybe& activated, int64_t activation, const Maybe& frequency, const Maybe& scale, bool exact) {
   const c10::cuda::CUDAGuard guard(fresh.device());
-  TORCH_CHECK(weight.dim() == 3, "weight must be [taps, channels, columns]");
-  const int64_t taps = weight.size(0), channels = weight.size(1), columns = weight.size(2),
+  TORCH_CHECK(weight.dim() == 4 && weight.size(2) == 2, "weight must be [taps, channels, 2, columns]");
+  const int64_t taps = weight.size(0), channels = weight.size(1), columns = weight.size(3),
                 values = sequences * rows * columns;
   qmk::Convolution c{};
   c.in = history(fresh, past, slots, sequences, rows, channels);
@@ -62,7 +62,7 @@ void convolve(const Tensor& fresh, const Maybe& past, const Tensor& slots, int64
       message("channels and columns must be multiples of ", qmk::kChannelTile, ", got ", channels, " and ", columns));
   c.taps = static_cast<int>(taps);
   c.dilation = static_cast<int>(dilation);
-  c.weight = data(weight, 1, "weight");
+  c.weight = reinterpret_cast<const uint16_t*>(data<c10::Half>(weight, 1, "weight"));
   c.bias = data(bias, columns, "bias");
   c.columns = static_cast<int>(columns);
   c.residual = maybe(residual, values, "residual");

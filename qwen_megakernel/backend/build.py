@@ -31,6 +31,7 @@ SOURCES = (
     "prompt/text.cu",
     "prompt/prefill.cu",
     "vocoder/convolutions.cu",
+    "vocoder/rows.cu",
     "vocoder/transformer.cu",
     "frame/frame_bindings.cpp",
     "prompt/prompt_bindings.cpp",

@@ -74,13 +74,13 @@ class Recorder:
         extension, slots, c, w = self._k.extension, self._m.slots, self._config, self._k.weights
         for i, ratio in enumerate(c.upsampling_ratios):
             if i:
-                x = self._convolve(x, rows, f"upsample.{i}", out=f"upsample.{i} out")
+                x = self._convolve(x, rows, f"upsample.{i}", out=f"upsample.{i} out")  # fp32, as the norm reads it
             rows *= ratio
             y = self._buffer("normed", self._sequences * rows * padded(c.latent_dim))
             past = self._past(f"upsample.{i}", x, rows)
             extension.depthwise_norm(x, past, slots, self._sequences, rows, *w.depthwise[i], 1e-6, y)
             y = self._convolve(y, rows, f"upsample.{i}.pwconv1", activated="wide", activation=GELU)
-            x = self._convolve(y, rows, f"upsample.{i}.pwconv2", residual=x, out=f"decoder.{i} in")
+            x = self._convolve(y, rows, f"upsample.{i}.pwconv2", residual=x, activated=f"decoder.{i} in")
         x = self._convolve(x, rows, "decoder.0", keep="decoder.0", activated="between.0", snake="decoder.1.block.0")
         blocks = len(c.upsample_rates)
         for i, rate in enumerate(c.upsample_rates, start=1):
@@ -122,9 +122,10 @@ class Recorder:
         activation: int = NONE,
         snake: str | None = None,
     ) -> Tensor:
-        """Apply weight and bias of `name` to x. The result is in the buffer named `activated`, or else in `out`."""
+        """Apply weight and bias of `name` to x, which holds halves (csrc/vocoder/halves.cuh). The result is in the
+        buffer named `activated`, as halves, or else in `out`, as fp32."""
         k, (weight, bias) = self._k, self._k.weights.matrices[name]
-        values = self._sequences * rows * weight.shape[2]
+        values = self._sequences * rows * weight.shape[-1]
         if isinstance(out, str):
             out = self._buffer(out, values)
         after = self._buffer(activated, values) if activated else None
@@ -138,7 +139,7 @@ class Recorder:
     def _block(self, x: Tensor, rows: int, i: int, rate: int, after: str) -> Tensor:
         """Transposed convolution and three residual units; `after`: the SnakeBeta that follows them."""
         name = f"decoder.{i}"
-        out_values = self._sequences * rows * self._k.weights.matrices[f"{name}.up"][0].shape[2]
+        out_values = self._sequences * rows * self._k.weights.matrices[f"{name}.up"][0].shape[-1]
         residual, mine = self._buffer("residual", out_values), "block" if self._sparing else name
         x = self._convolve(
             x, rows, f"{name}.up", keep=f"{name}.up", out=residual, activated=f"{mine}.2 in",

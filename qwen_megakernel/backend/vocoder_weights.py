@@ -22,6 +22,15 @@ def pad(x: Tensor, dim: int) -> Tensor:
     return F.pad(x, [0, 0] * (x.ndim - 1 - dim) + [0, missing]).contiguous()
 
 
+def halves(x: Tensor) -> Tensor:
+    """fp32 [..., columns] -> fp16 [..., 2, columns]: high and low of x = high + low / 2048, as csrc/vocoder/halves.cuh
+    makes them. Together they have 22 bits. Values beyond fp16's range become its largest."""
+    most = torch.finfo(torch.float16).max
+    high = x.clamp(-most, most).half()
+    low = ((x - high.float()) * 2048).clamp(-most, most).half()
+    return torch.stack([high, low], dim=-2)
+
+
 def transformer_room(device: torch.device) -> tuple[int, int]:
     """What the transformer's kernel can use on a GPU: multiprocessors, at most 128, and bytes of shared memory a block.
     A test replaces this function to simulate a smaller GPU."""
@@ -41,7 +50,7 @@ class VocoderWeights:
     Attributes:
         codebook: [groups, size, channels].
         snakes: SnakeBeta's factors: name -> ([channels], [channels]).
-        matrices: convolutions: name -> ([taps, channels, columns], [columns]).
+        matrices: convolutions: name -> (fp16 [taps, channels, 2, columns], see `halves`; [columns]).
         depthwise: for each upsampling: kernel [7, channels], bias, gain and shift of the norm.
         layers: tensors for the transformer's kernel; blocks: how many blocks it has; shared_bytes: memory of each.
         sound: the last convolution: [7, channels], [1].
@@ -120,16 +129,16 @@ class VocoderWeights:
     def _linear(self, name: str, weight: Tensor, bias: Tensor) -> None:
         """weight: [columns, channels]."""
         matrix = pad(pad(weight.T, 0), 1)
-        self.matrices[name] = (matrix[None].contiguous(), pad(bias, 0))
+        self.matrices[name] = (halves(matrix[None]), pad(bias, 0))
 
     def _convolution(self, name: str, source: str) -> None:
         """[out, in, taps] -> [taps, in, out]"""
         weight = self._w[f"{source}.weight"].permute(2, 1, 0)
-        self.matrices[name] = (pad(pad(weight, 1), 2).contiguous(), pad(self._w[f"{source}.bias"], 0))
+        self.matrices[name] = (halves(pad(pad(weight, 1), 2)), pad(self._w[f"{source}.bias"], 0))
 
     def _transposed(self, name: str, source: str, rate: int) -> None:
         """[in, out, blocks * rate] -> [blocks, in, rate * out]. An output block of `rate` rows is one row of
         `rate * out` columns. It depends on its own input and the ones before it, the oldest first."""
         weight = pad(pad(self._w[f"{source}.weight"], 0), 1).unflatten(2, (-1, rate))  # [in, out, blocks, rate]
         weight = weight.flip(2).permute(2, 0, 3, 1).flatten(2)
-        self.matrices[name] = (weight.contiguous(), pad(self._w[f"{source}.bias"], 0).repeat(rate))
+        self.matrices[name] = (halves(weight), pad(self._w[f"{source}.bias"], 0).repeat(rate))

@@ -1,0 +1,60 @@
+// An fp32 value as two fp16 ones, x = high + low / 2048, for the tensor cores. low is what high's rounding lost.
+// Scaled, it has high's exponents, so small values keep their 22 bits too.
+//
+// A row of channels takes 4 bytes a channel, as in fp32. It is blocks of 32 channels: 32 high halves, then 32 low ones.
+#pragma once
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+#include "../sizes.h"
+
+namespace qmk {
+
+constexpr float kLowScale = 2048.0f;
+constexpr float kMostHalf = 65504.0f;  // of fp16; larger values become this one, because inf times 0 is NaN
+
+__device__ __forceinline__ float clamp_half(float x) { return fminf(kMostHalf, fmaxf(-kMostHalf, x)); }
+
+// vocoder_weights.py has the same arithmetic.
+__device__ __forceinline__ void split(float x, __half& high, __half& low) {
+  high = __float2half_rn(clamp_half(x));
+  low = __float2half_rn(clamp_half((x - __half2float(high)) * kLowScale));
+}
+
+// Where a channel's high half lies, in halves from the row's beginning; its low one lies kChannelTile behind.
+__device__ __forceinline__ int place_of(int channel) {
+  return channel / kChannelTile * 2 * kChannelTile + channel % kChannelTile;
+}
+
+__device__ __forceinline__ void store_halves(float* row, int channel, float x) {
+  __half* to = reinterpret_cast<__half*>(row) + place_of(channel);
+  split(x, to[0], to[kChannelTile]);
+}
+
+// Four channels, from a multiple of 4 on.
+__device__ __forceinline__ void store_halves(float* row, int channel, float4 x) {
+  __half high[4], low[4];
+  split(x.x, high[0], low[0]);
+  split(x.y, high[1], low[1]);
+  split(x.z, high[2], low[2]);
+  split(x.w, high[3], low[3]);
+  auto pair = [](__half a, __half b) {
+    return static_cast<uint32_t>(__half_as_ushort(a)) | static_cast<uint32_t>(__half_as_ushort(b)) << 16;
+  };
+  __half* to = reinterpret_cast<__half*>(row) + place_of(channel);
+  *reinterpret_cast<uint2*>(to) = make_uint2(pair(high[0], high[1]), pair(high[2], high[3]));
+  *reinterpret_cast<uint2*>(to + kChannelTile) = make_uint2(pair(low[0], low[1]), pair(low[2], low[3]));
+}
+__device__ __forceinline__ float4 load_halves(const float* row, int channel) {
+  const __half* from = reinterpret_cast<const __half*>(row) + place_of(channel);
+  const uint2 high = *reinterpret_cast<const uint2*>(from), low = *reinterpret_cast<const uint2*>(from + kChannelTile);
+  auto join = [](uint32_t high, uint32_t low) {
+    return __half2float(__ushort_as_half(static_cast<unsigned short>(high))) +
+           __half2float(__ushort_as_half(static_cast<unsigned short>(low))) * (1.0f / kLowScale);
+  };
+  return make_float4(join(high.x, low.x), join(high.x >> 16, low.x >> 16), join(high.y, low.y),
+                     join(high.y >> 16, low.y >> 16));
+}
+
+}  // namespace qmk

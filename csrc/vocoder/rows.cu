@@ -1,0 +1,142 @@
+// What stands between the vocoder's matrix products: a push's inputs, depthwise convolutions with their norm, the last
+// convolution, and what becomes the past.
+#include <algorithm>
+
+#include "../ptx.cuh"
+#include "halves.cuh"
+#include "launch.cuh"
+#include "vocoder.h"
+
+namespace qmk {
+namespace {
+
+__device__ __forceinline__ const float* history_row(const History& h, int sequence, int t) {
+  return t >= 0 ? h.fresh + (static_cast<int64_t>(sequence) * h.rows + t) * h.channels
+                : h.past + h.slots[sequence] * h.stride + static_cast<int64_t>(h.kept + t) * h.channels;
+}
+
+__device__ __forceinline__ float block_sum(float x, float (&room)[32]) {
+  x = warp_sum(x);
+  __syncthreads();
+  if (threadIdx.x % 32 == 0) room[threadIdx.x / 32] = x;
+  __syncthreads();
+  return warp_sum(threadIdx.x % 32 < blockDim.x / 32 ? room[threadIdx.x % 32] : 0.0f);
+}
+
+// A block a row, a thread a channel. The row goes on as halves, because a product reads it.
+__global__ void __launch_bounds__(kWidestNorm)
+    depthwise_norm_kernel(const History in, const float* weight, const float* bias, const float* gain,
+                          const float* shift, float eps, float* out) {
+  __shared__ float room[32];
+  const int sequence = blockIdx.x / in.rows, t = blockIdx.x % in.rows, channels = in.channels, c = threadIdx.x;
+  const bool there = c < channels;
+  float w[7], y = 0.0f;
+#pragma unroll
+  for (int tap = 0; tap < 7; ++tap) w[tap] = there ? weight[tap * channels + c] : 0.0f;
+  wait_for_previous();
+  if (there) {
+    y = bias[c];
+#pragma unroll
+    for (int tap = 0; tap < 7; ++tap) y += w[tap] * history_row(in, sequence, t + tap - 6)[c];
+  }
+  const float mean = block_sum(there ? y : 0.0f, room) / channels, off = there ? y - mean : 0.0f;
+  const float factor = rsqrtf(block_sum(off * off, room) / channels + eps);
+  if (there) store_halves(out + static_cast<int64_t>(blockIdx.x) * channels, c, off * factor * gain[c] + shift[c]);
+}
+
+// Eight lanes an output sample, 32 samples a block, which leave it in one piece: they may go to the host.
+__global__ void __launch_bounds__(256)
+    convolve_to_sound_kernel(const History in, const float* weight, const float* bias, float* const* out) {
+  wait_for_previous();
+  __shared__ float sound[32];
+  float* const to = *out;
+  const int sample = (blockIdx.x * 256 + threadIdx.x) / 8, lane = threadIdx.x % 8;
+  const bool there = sample < in.sequences * in.rows;
+  const int sequence = there ? sample / in.rows : 0, t = there ? sample % in.rows : 0;
+  float sum = 0.0f;
+#pragma unroll
+  for (int tap = 0; tap < 7; ++tap) {
+    const float* row = history_row(in, sequence, t + tap - 6);
+    for (int c = lane * 4; c < in.channels; c += 32) {
+      const float4 x = load_halves(row, c), w = *reinterpret_cast<const float4*>(weight + tap * in.channels + c);
+      sum += x.x * w.x + x.y * w.y + x.z * w.z + x.w * w.w;
+    }
+  }
+#pragma unroll
+  for (int d = 4; d; d /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, d);
+  if (lane == 0) sound[threadIdx.x / 8] = fminf(1.0f, fmaxf(-1.0f, sum + bias[0]));
+  __syncthreads();
+  const int mine = blockIdx.x * 32 + threadIdx.x;
+  if (threadIdx.x < 32 && mine < in.sequences * in.rows) to[mine] = sound[threadIdx.x];
+}
+
+__global__ void __launch_bounds__(128) keep_histories_kernel(const __grid_constant__ Kept p) {
+  wait_for_previous();
+  const auto& h = p.of[blockIdx.x];
+  const int sequence = blockIdx.z, slot = p.slots[sequence], c = blockIdx.y * 128 + threadIdx.x;
+  if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) p.position[slot] += p.positions;
+  if (c >= h.channels) return;
+  float* past = h.past + static_cast<int64_t>(slot) * h.stride + c;
+  const float* fresh = h.fresh + static_cast<int64_t>(sequence) * h.rows * h.channels + c;
+  constexpr int kTogether = 6;  // read before they are written: what is read lies behind what is written
+  for (int first = 0; first < h.kept; first += kTogether) {
+    float x[kTogether];
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i) {
+      const int from = first + i + h.rows;
+      if (first + i < h.kept)
+        x[i] = from < h.kept ? past[static_cast<int64_t>(from) * h.channels]
+                             : fresh[static_cast<int64_t>(from - h.kept) * h.channels];
+    }
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i)
+      if (first + i < h.kept) past[static_cast<int64_t>(first + i) * h.channels] = x[i];
+  }
+}
+
+// A block a frame: the sum of its codes' vectors.
+__global__ void __launch_bounds__(512) begin_push_kernel(const __grid_constant__ Push p, const PushInputs inputs) {
+  const int row = blockIdx.x, sequence = row / p.frames, frame = row % p.frames;
+  if (row == 0 && threadIdx.x < p.sequences) inputs.slots[threadIdx.x] = p.slot[threadIdx.x];
+  if (row == 0 && threadIdx.x == 0) *inputs.sound = p.sound;
+  const int* codes =
+      p.recent ? p.recent + (p.slot[sequence] * kRecentFrames + (p.first[sequence] + frame) % kRecentFrames) * kGroups
+               : p.codes + row * kGroups;
+  for (int c = threadIdx.x; c < inputs.channels; c += blockDim.x) {
+    float sum = 0.0f;
+#pragma unroll
+    for (int group = 0; group < kGroups; ++group) {
+      const int code = max(0, min(inputs.size - 1, codes[group]));
+      sum += inputs.table[(static_cast<int64_t>(group) * inputs.size + code) * inputs.channels + c];
+    }
+    inputs.embedding[static_cast<int64_t>(row) * inputs.channels + c] = sum;
+  }
+}
+
+}  // namespace
+
+cudaError_t begin_push(const Push& p, const PushInputs& inputs, cudaStream_t stream) {
+  if (p.sequences > kPushSequences || p.sequences * p.frames > kPushRows) return cudaErrorInvalidValue;
+  begin_push_kernel<<<p.sequences * p.frames, 512, 0, stream>>>(p, inputs);
+  return cudaGetLastError();
+}
+
+cudaError_t depthwise_norm(const History& in, const float* weight, const float* bias, const float* gain,
+                           const float* shift, float eps, float* out, cudaStream_t stream) {
+  if (in.channels > kWidestNorm || in.channels % kChannelTile || in.kept != 6) return cudaErrorInvalidValue;
+  return launch_after(depthwise_norm_kernel, dim3(in.sequences * in.rows), (in.channels + 31) / 32 * 32, 0, stream, 1,
+                      in, weight, bias, gain, shift, eps, out);
+}
+
+cudaError_t convolve_to_sound(const History& in, const float* weight, const float* bias, float* const* out,
+                              cudaStream_t stream) {
+  if (in.channels % kChannelTile || in.kept != 6) return cudaErrorInvalidValue;
+  return launch_after(convolve_to_sound_kernel, dim3((in.sequences * in.rows * 8 + 255) / 256), 256, 0, stream, 1, in,
+                      weight, bias, out);
+}
+
+cudaError_t keep_histories(const Kept& p, cudaStream_t stream) {
+  return launch_after(keep_histories_kernel, dim3(p.count, (p.widest + 127) / 128, p.sequences), 128, 0, stream, 1, p);
+}
+
+}  // namespace qmk
