@@ -30,6 +30,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   sizes["PUSHES_AHEAD"] = qmk::kPushesAhead;
   sizes["CHANNEL_TILE"] = qmk::kChannelTile;
   sizes["WIDEST_NORM"] = qmk::kWidestNorm;
+  sizes["TRANSFORMER_ROWS"] = qmk::kTransformerRows;
   sizes["TRANSFORMER_TAPS"] = qmk::kTransformerTaps;
   sizes["TRANSFORMER_COLUMNS"] = qmk::kTransformerColumns;
   sizes["TRANSFORMER_RING"] = qmk::kTransformerRing;

@@ -357,11 +357,11 @@ Plan lay_out(const Layers& p, const Product (&products)[kKinds], int chunk) {
       room[i % 4] = std::max(room[i % 4], m.columns * m.values);
     }
   }
-  plan.floats = kPushRows * std::max(kWarps, chunk / narrowest);  // the sums: parts x columns, see `multiply`
+  plan.floats = kTransformerRows * std::max(kWarps, chunk / narrowest);  // the sums: parts x columns, see `multiply`
   for (int i = 0; i < 4; ++i) plan.weights[i] = plan.floats, plan.floats += room[i];
   plan.x = plan.floats;
   const int head = kTransformerRing * (2 * p.head_dim + 9) + kPushFrames * (4 * p.head_dim + kTransformerRing);
-  plan.floats += std::max(kPushRows * widest, head);
+  plan.floats += std::max(kTransformerRows * widest, head);
   return plan;
 }
 
@@ -383,7 +383,7 @@ bool make_plan(const Layers& p, Plan& plan) {
   }
   auto fits = [&](int chunk) {
     plan = lay_out(p, products, chunk);
-    return plan.floats * sizeof(float) + sizeof(Scratch<kPushRows>) <= static_cast<size_t>(p.shared_bytes);
+    return plan.floats * sizeof(float) + sizeof(Scratch<kTransformerRows>) <= static_cast<size_t>(p.shared_bytes);
   };
   bool found = fits(most);
   for (int units = (most - 1) / least; !found && units > 0; --units) found = fits(units * least);
@@ -420,16 +420,27 @@ cudaError_t transform(const Layers& p, cudaStream_t stream) {
   // read the old ones. That is why each block must own columns.
   for (const int columns : {p.hidden, 3 * p.heads * p.head_dim, p.intermediate})
     if ((p.blocks - 1) * share(columns, p.blocks) >= columns) return cudaErrorInvalidValue;
-  if (p.in.rows > kPushFrames || p.in.sequences * p.in.rows > kPushRows || p.in.kept != kTransformerTaps - 1 ||
+  if (p.in.rows > kPushFrames || p.in.rows > kTransformerRows || p.in.kept != kTransformerTaps - 1 ||
       share(p.hidden, p.blocks) > kTransformerColumns)
     return cudaErrorInvalidValue;
   if (p.ring > kTransformerRing || p.ring < p.window - 1 + p.in.rows) return cudaErrorInvalidValue;
   if (p.hidden % 4 || p.in.channels % 4 || p.intermediate % 4) return cudaErrorInvalidValue;
+  if (p.head_dim != 64 && p.head_dim != 32) return cudaErrorInvalidValue;
   Plan plan;
   if (!make_plan(p, plan)) return cudaErrorInvalidValue;
-  if (p.head_dim == 64) return choose<64>(p, plan, stream);
-  if (p.head_dim == 32) return choose<32>(p, plan, stream);
-  return cudaErrorInvalidValue;
+  // Sequences do not depend on each other. So a larger push is launches of some of them, which run one after the other
+  // and use the same buffers, as the launches of two pushes do.
+  const int together = kTransformerRows / p.in.rows;
+  for (int first = 0; first < p.in.sequences; first += together) {
+    Layers some = p;
+    some.in.sequences = std::min(together, p.in.sequences - first);
+    some.in.fresh += static_cast<int64_t>(first) * p.in.rows * p.in.channels;
+    some.in.slots += first;
+    some.out += static_cast<int64_t>(first) * p.in.rows * p.columns_out;
+    const cudaError_t error = p.head_dim == 64 ? choose<64>(some, plan, stream) : choose<32>(some, plan, stream);
+    if (error != cudaSuccess) return error;
+  }
+  return cudaSuccess;
 }
 
 }  // namespace qmk

@@ -36,7 +36,7 @@ struct PushInputs {
   const float* table;  // [kGroups][size][channels]
   int size, channels;
   int* slots;        // [kPushSequences]
-  float* embedding;  // [kPushRows][channels]
+  float* embedding;  // [rows of the largest push][channels]
   float** sound;     // [1]
 };
 // Write a push's inputs, in front of its graph.
@@ -64,9 +64,10 @@ cudaError_t convolve(const Convolution&, cudaStream_t);
 cudaError_t depthwise_norm(const History& in, const float* weight /*[7][channels]*/, const float* bias,
                            const float* gain, const float* shift, float eps, float* out, cudaStream_t);
 
-// The transformer between two linear layers: `in.rows` new positions of every sequence, attention over a window,
-// SwiGLU. The matrices contain RMSNorm's weights and the layer scales. They also contain the convolution before the
-// first layer and the transposed one behind the last, because nothing lies between these and the linear layers.
+// The transformer between two linear layers, for up to kTransformerRows rows a launch: `in.rows` new positions of every
+// sequence, attention over a window, SwiGLU. The matrices contain RMSNorm's weights and the layer scales. They also
+// contain the convolution before the first layer and the transposed one behind the last, because nothing lies between
+// these and the linear layers.
 struct Layers {
   History in;  // kTransformerTaps - 1 rows of the past
   float* out;  // [in.sequences * in.rows][columns_out]
@@ -80,7 +81,7 @@ struct Layers {
   int64_t stride;           // values from a slot's rings to the next one's
   const int64_t* position;  // [slots], of the first new row
   // What blocks hand each other, a value and its epoch each: [rows][hidden], [rows][3 * heads * head_dim], [rows][heads
-  // * head_dim], [rows][intermediate], where rows is at most kPushRows.
+  // * head_dim], [rows][intermediate], where rows is at most kTransformerRows.
   uint2 *h, *qkv, *attended, *gated;
   uint32_t* epoch;           // [1] of the last value published
   uint32_t spin_limit;       // polls before a wait gives up

@@ -109,7 +109,7 @@ void transform(const Tensor& embedding, const Tensor& past, const Tensor& slots,
   p.hidden = size("hidden"), p.columns_out = size("columns_out");
   p.intermediate = size("intermediate"), p.window = size("window"),
   p.spin_limit = static_cast<uint32_t>(sizes.at("spin_limit"));
-  const int64_t rows = qmk::kPushRows, width = p.heads * p.head_dim;
+  const int64_t rows = qmk::kTransformerRows, width = p.heads * p.head_dim;
   auto share = [&](int64_t columns) { return (columns + p.blocks - 1) / p.blocks * p.blocks; };
   const int64_t layer =
       share(3 * width) * p.hidden + share(p.hidden) * (width + p.intermediate) + 2 * share(p.intermediate) * p.hidden;
@@ -208,21 +208,23 @@ class Recording {
 // queued. Nothing here waits but `collect`.
 class Pushes {
  public:
-  // table: [groups][size][channels]. What recorded pushes read: slots [kPushSequences], embedding
-  // [kPushRows][channels], place int64 [1].
-  // unwanted: [kPushRows * samples], where the PCM goes that nobody wants; samples: of a frame.
+  // table: [groups][size][channels]. What recorded pushes read: slots [kPushSequences], embedding [rows][channels],
+  // place int64 [1].
+  // unwanted: [rows * samples], where the PCM goes that nobody wants; samples: of a frame; rows: of the largest push,
+  // for which there is room.
   Pushes(const Tensor& table, const Tensor& slots, const Tensor& embedding, const Tensor& place, const Tensor& unwanted,
-         int64_t samples)
-      : kept_{table, slots, embedding, place, unwanted}, samples_(samples) {
+         int64_t samples, int64_t rows)
+      : kept_{table, slots, embedding, place, unwanted}, samples_(samples), rows_(rows) {
+    TORCH_CHECK(rows > 0 && rows <= qmk::kPushRows, message("expected 1 to ", qmk::kPushRows, " rows, got ", rows));
     TORCH_CHECK(table.dim() == 3 && table.size(0) == qmk::kGroups, "table must be [16, size, channels]");
     inputs_ = {data(table, 1, "table"),
                static_cast<int>(table.size(1)),
                static_cast<int>(table.size(2)),
                data<int>(slots, qmk::kPushSequences, "slots"),
-               data(embedding, qmk::kPushRows * table.size(2), "embedding"),
+               data(embedding, rows * table.size(2), "embedding"),
                cell(place)};
-    unwanted_ = data(unwanted, qmk::kPushRows * samples, "unwanted");
-    sound_ = torch::empty({qmk::kPushesAhead, qmk::kPushRows * samples},
+    unwanted_ = data(unwanted, rows * samples, "unwanted");
+    sound_ = torch::empty({qmk::kPushesAhead, rows * samples},
                           torch::TensorOptions().dtype(torch::kFloat32).pinned_memory(true));
     const c10::cuda::CUDAGuard guard(table.device());
     for (auto& event : done_) check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
@@ -241,9 +243,9 @@ class Pushes {
   int64_t launch(const Recording& recording, const std::vector<int64_t>& slots, const Tensor& codes, bool wanted) {
     TORCH_CHECK(codes.is_cpu() && codes.is_contiguous() && codes.scalar_type() == torch::kInt64 && codes.dim() == 3 &&
                     codes.size(0) == static_cast<int64_t>(slots.size()) && codes.size(2) == qmk::kGroups &&
-                    codes.numel() <= qmk::kPushRows * qmk::kGroups,
+                    codes.numel() <= rows_ * qmk::kGroups,
                 message("codes must be contiguous int64 [slots, frames, ", qmk::kGroups, "] on the CPU, of at most ",
-                        qmk::kPushRows, " frames in all, got ", codes.toString(), " of ", codes.numel(), " values"));
+                        rows_, " frames in all, got ", codes.toString(), " of ", codes.numel(), " values"));
     qmk::Push push = about(slots, codes.size(1));
     std::copy_n(codes.data_ptr<int64_t>(), codes.numel(), push.codes);
     return launch(recording, push, wanted);
@@ -274,11 +276,11 @@ class Pushes {
   }
 
  private:
-  static qmk::Push about(const std::vector<int64_t>& slots, int64_t frames) {
+  qmk::Push about(const std::vector<int64_t>& slots, int64_t frames) const {
     TORCH_CHECK(!slots.empty() && slots.size() <= qmk::kPushSequences && frames > 0 &&
-                    static_cast<int64_t>(slots.size()) * frames <= qmk::kPushRows,
-                message("a push takes up to ", qmk::kPushSequences, " sequences and ", qmk::kPushRows,
-                        " frames in all, got ", slots.size(), " x ", frames));
+                    static_cast<int64_t>(slots.size()) * frames <= rows_,
+                message("a push takes up to ", qmk::kPushSequences, " sequences and ", rows_, " frames in all, got ",
+                        slots.size(), " x ", frames));
     qmk::Push push{};
     push.sequences = static_cast<int>(slots.size());
     push.frames = static_cast<int>(frames);
@@ -301,7 +303,7 @@ class Pushes {
   qmk::PushInputs inputs_{};
   float* unwanted_ = nullptr;
   Tensor sound_;
-  int64_t samples_;
+  int64_t samples_, rows_;
   std::array<cudaEvent_t, qmk::kPushesAhead> done_{};
   int64_t launched_ = 0;
 };
@@ -319,7 +321,8 @@ void bind_vocoder(pybind11::module_& m) {
       .def("end", &Recording::end)
       .def("abandon", &Recording::abandon);
   pybind11::class_<Pushes>(m, "Pushes", pybind11::module_local())
-      .def(pybind11::init<const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, int64_t>())
+      .def(
+          pybind11::init<const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, int64_t, int64_t>())
       .def("launch",
            pybind11::overload_cast<const Recording&, const std::vector<int64_t>&, const Tensor&, bool>(&Pushes::launch))
       .def("follow", &Pushes::follow)

@@ -25,14 +25,16 @@ PACKET, MLP_PACKET = 4, 6
 """Values that travel together (csrc/frame/exchange.cuh)."""
 LAYER_MATRICES = 4
 
-PUSH_SEQUENCES, PUSH_FRAMES, PUSH_ROWS = 8, 8, 16
-"""Limits of a vocoder push: sequences, frames of each, and sequences x frames. Larger pushes use the card no better
-and need larger buffers."""
+PUSH_SEQUENCES, PUSH_FRAMES, PUSH_ROWS = 16, 8, 128
+"""Limits of a vocoder push: sequences, frames of each, and sequences x frames. Only engines of many slots use them all,
+because the buffers grow with the rows."""
 PUSHES_AHEAD = 64
 """How many pushes may be uncollected."""
 CHANNEL_TILE = 32
 """The vocoder's convolutions have a multiple of this many channels."""
 WIDEST_NORM = 1024
+TRANSFORMER_ROWS = 16
+"""Most rows of a launch of the vocoder's transformer. A push of more rows launches it several times."""
 TRANSFORMER_TAPS, TRANSFORMER_COLUMNS, TRANSFORMER_RING = 3, 22, 80
 """For the vocoder's transformer: taps of the convolution before it; most hidden columns of a block; most positions of
 its keys and values. 22 columns suffice for the published 512 on 24 multiprocessors."""
@@ -55,6 +57,7 @@ SIZES = {
     "PUSHES_AHEAD": PUSHES_AHEAD,
     "CHANNEL_TILE": CHANNEL_TILE,
     "WIDEST_NORM": WIDEST_NORM,
+    "TRANSFORMER_ROWS": TRANSFORMER_ROWS,
     "TRANSFORMER_TAPS": TRANSFORMER_TAPS,
     "TRANSFORMER_COLUMNS": TRANSFORMER_COLUMNS,
     "TRANSFORMER_RING": TRANSFORMER_RING,

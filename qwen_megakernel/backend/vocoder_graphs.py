@@ -8,7 +8,7 @@ with the launch, or from where the frame kernel left them on the device. PCM lea
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import ModuleType
 
 import torch
@@ -19,10 +19,10 @@ from qwen_megakernel.backend.sizes import (
     CHANNEL_TILE,
     GROUPS,
     PUSH_FRAMES,
-    PUSH_ROWS,
     PUSH_SEQUENCES,
     TRANSFORMER_COLUMNS,
     TRANSFORMER_RING,
+    TRANSFORMER_ROWS,
     WIDEST_NORM,
 )
 from qwen_megakernel.backend.vocoder_memory import VocoderMemory
@@ -32,8 +32,18 @@ from qwen_megakernel.checkpoint.codec_config import VocoderConfig
 from qwen_megakernel.errors import KernelFault
 from qwen_megakernel.model.vocoder import DILATIONS, Portion, VocoderState, check_push
 
-_EPOCHS_LAST = 2**18  # pushes; each has at most some hundred graphs, with 44 epochs each
+_EPOCHS_LAST = 2**18  # pushes; each has at most some hundred launches of the transformer, with 44 epochs each
 _FRAMES = (8, 4, 2, 1)  # graph sizes
+_FEW, _FEW_ROWS = 8, 16
+"""Sequences and rows of a graph, up to which every number of sequences has its own."""
+_MANY = {8: (16, 12, 8, 6, 4, 3), 4: (16, 12, 8, 6), 2: (16, 12), 1: (16, 12)}
+"""By frames: larger numbers of sequences that have a graph in vocoders of many slots. Any other number is cut."""
+
+
+def graph_sizes(slots: int) -> dict[int, tuple[int, ...]]:
+    """The sequences of the graphs of a vocoder, by frames; the largest first."""
+    few = {frames: tuple(range(min(slots, _FEW, _FEW_ROWS // frames), 0, -1)) for frames in _FRAMES}
+    return {frames: _MANY[frames] + few[frames] if slots > PUSH_SEQUENCES else few[frames] for frames in _FRAMES}
 
 
 def why_no_graphs(config: VocoderConfig, device: torch.device) -> str | None:
@@ -62,10 +72,10 @@ def why_no_graphs(config: VocoderConfig, device: torch.device) -> str | None:
     # The least shared memory it needs, in floats: four chunks of a column, or of a gate and its up.
     values = (config.hidden_size, width, config.intermediate_size, config.codebook_dim)  # of a column
     chunk = max(2 * config.hidden_size, *values)
-    sums = PUSH_ROWS * max(8, chunk // min(values))
+    sums = TRANSFORMER_ROWS * max(8, chunk // min(values))
     a_head = TRANSFORMER_RING * (2 * config.head_dim + 9) + PUSH_FRAMES * (4 * config.head_dim + TRANSFORMER_RING)
-    of_rows = PUSH_ROWS * (TRANSFORMER_COLUMNS + 1)  # residuals and factors
-    needed = 4 * (sums + 4 * chunk + max(PUSH_ROWS * max(values), a_head) + of_rows)
+    of_rows = TRANSFORMER_ROWS * (TRANSFORMER_COLUMNS + 1)  # residuals and factors
+    needed = 4 * (sums + 4 * chunk + max(TRANSFORMER_ROWS * max(values), a_head) + of_rows)
     if needed > shared_bytes:
         return (
             f"the vocoder's transformer of width {config.hidden_size:,} needs {-(-needed // 1024)} KB of shared memory "
@@ -83,8 +93,6 @@ class GraphVocoder:
         groups: codes of a frame.
         together: how many sequences together are worth their own push.
     """
-
-    together = PUSH_SEQUENCES
 
     def __init__(
         self,
@@ -105,22 +113,24 @@ class GraphVocoder:
         """
         self.slots, self.groups = slots, config.num_quantizers
         self._config, self._recent_codes = config, recent_codes
+        self._sizes = graph_sizes(slots)
+        self.together = PUSH_SEQUENCES if slots > PUSH_SEQUENCES else _FEW
+        rows = max(frames * most for frames, (most, *_) in self._sizes.items())
         self._device = device = next(iter(tensors.values())).device
         with capturing(device):  # cuBLAS, which this needs, keeps 32 MB for every stream it has seen
             w = VocoderWeights(config, {name.removeprefix("decoder."): tensor for name, tensor in tensors.items()})
-        self._weights, self._memory = w, VocoderMemory(config, w, slots, device)
+        self._weights, self._memory = w, VocoderMemory(config, w, slots, rows, device)
         self._queued = 0
         self._graphs = {}  # (sequences, frames) -> recording
         self._skims = {}  # frames -> recording of one sequence's push that ends after the transformer
         with torch.cuda.device(device):
             m, kernels = self._memory, PushKernels(extension, config, w, self._memory, exact)
-            unwanted = torch.zeros(PUSH_ROWS * config.samples_per_frame, device=device)
+            unwanted = torch.zeros(rows * config.samples_per_frame, device=device)
             inputs = (w.codebook, m.slots, m.embedding, m.place)
-            self._pushes = extension.Pushes(*inputs, unwanted, config.samples_per_frame)
+            self._pushes = extension.Pushes(*inputs, unwanted, config.samples_per_frame, rows)
             m.place.fill_(unwanted.data_ptr())
-            for frames in _FRAMES:
-                most = min(slots, self.together, PUSH_ROWS // frames)
-                for sequences in range(most, 0, -1):  # the largest comes first and makes the room
+            for frames, counts in self._sizes.items():
+                for sequences in counts:  # the largest comes first and makes the room
                     self._graphs[sequences, frames] = Recorder(kernels, sequences, frames).record()
                 self._skims[frames] = Recorder(kernels, 1, frames, skim=True).record()
         for slot in range(slots):
@@ -239,9 +249,7 @@ class GraphVocoder:
             self._memory.forget_epochs()
         while first < frames:
             size = next(f for f in _FRAMES if f <= frames - first)
-            together = min(self.together, PUSH_ROWS // size)
-            portions = [(at, slots[at : at + together]) for at in range(0, len(slots), together)]
-            runs.append([(launch(some, at, first, size), len(some), size) for at, some in portions])
+            runs.append([(launch(some, at, first, size), len(some), size) for at, some in self._cut(slots, size)])
             first += size
 
         def collect() -> Tensor:
@@ -252,6 +260,14 @@ class GraphVocoder:
             return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
         return collect
+
+    def _cut(self, slots: list[int], frames: int) -> Iterator[tuple[int, list[int]]]:
+        """Portions of the slots for which there are graphs, with the place of each."""
+        at = 0
+        while at < len(slots):
+            count = next(count for count in self._sizes[frames] if count <= len(slots) - at)
+            yield at, slots[at : at + count]
+            at += count
 
     def recover(self) -> None:
         """After a KernelFault: every sequence's state is suspect; reset or restore it."""

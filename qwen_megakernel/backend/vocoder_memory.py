@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from qwen_megakernel.backend.sizes import PUSH_FRAMES, PUSH_ROWS, PUSH_SEQUENCES, TRANSFORMER_TAPS
+from qwen_megakernel.backend.sizes import PUSH_FRAMES, PUSH_SEQUENCES, TRANSFORMER_ROWS, TRANSFORMER_TAPS
 from qwen_megakernel.backend.vocoder_weights import VocoderWeights, padded
 from qwen_megakernel.checkpoint.codec_config import VocoderConfig
 from qwen_megakernel.model.vocoder import DILATIONS
@@ -28,7 +28,8 @@ class VocoderMemory:
         rooms: memory for the buffers between the layers; the last is the largest.
     """
 
-    def __init__(self, config: VocoderConfig, weights: VocoderWeights, slots: int, device: torch.device):
+    def __init__(self, config: VocoderConfig, weights: VocoderWeights, slots: int, rows: int, device: torch.device):
+        """rows: sequences x frames of the largest push."""
         self.device = device
         shapes = _state_shapes(config)
         sizes = [math.prod(shape) for shape in shapes.values()]
@@ -38,7 +39,7 @@ class VocoderMemory:
         self.position = torch.zeros(slots, dtype=torch.int64, device=device)
         self.of_slot = list(zip(everything, self.position, strict=True))
         self.slots = torch.zeros(PUSH_SEQUENCES, dtype=torch.int32, device=device)
-        self.embedding = torch.zeros(PUSH_ROWS * config.codebook_dim, device=device)
+        self.embedding = torch.zeros(rows * config.codebook_dim, device=device)
         self.place = torch.zeros(1, dtype=torch.int64, device=device)
         self.fault = torch.zeros(1, dtype=torch.int32, pin_memory=True)
         self.layers, self.layer_sizes = self._make_layers(config, weights)
@@ -66,7 +67,7 @@ class VocoderMemory:
             ("attended", width),
             ("gated", c.intermediate_size),
         ):
-            exchange[name] = torch.zeros(PUSH_ROWS * values, 2, dtype=torch.int32, device=self.device)
+            exchange[name] = torch.zeros(TRANSFORMER_ROWS * values, 2, dtype=torch.int32, device=self.device)
         tensors = exchange | weights.layers | {"rings": self.state["rings"]}
         tensors |= {"position": self.position, "fault": self.fault}
         tensors["epoch"] = torch.zeros(1, dtype=torch.int32, device=self.device)

@@ -7,13 +7,19 @@ import torch
 from torch import Tensor
 
 from qwen_megakernel.backend.cuda_graphs import capturing
-from qwen_megakernel.backend.sizes import PUSH_ROWS
 from qwen_megakernel.backend.vocoder_memory import VocoderMemory
 from qwen_megakernel.backend.vocoder_weights import VocoderWeights, padded
 from qwen_megakernel.checkpoint.codec_config import VocoderConfig
 from qwen_megakernel.model.vocoder import DILATIONS
 
 NONE, SNAKE, GELU = range(3)  # `Activation` in csrc/vocoder/vocoder.h
+
+
+class _Nothing:
+    """In the extension's place: calls nothing."""
+
+    def __getattr__(self, name: str):
+        return lambda *_arguments: None
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,16 +44,20 @@ class Recorder:
         self._k, self._m, self._config = kernels, kernels.memory, kernels.config
         self._sequences, self._frames, self._skim = sequences, frames, skim
         # With histories kept once, at the end, the blocks' buffers take 6 MB a frame. Keeping them after every block
-        # lets the next reuse the buffers, but takes 6 us each: too much for one frame, little for many.
-        self._sparing = sequences * frames > PUSH_ROWS // 2
+        # or unit (2.8 MB a frame) lets the next reuse buffers. It takes 6 us each: too much for one frame.
+        self._sparing, self._most_sparing = sequences * frames > 8, sequences * frames > 16
+        self._extension = kernels.extension
         self._buffers: dict[str, Tensor] = {}
 
     def record(self):
         """The recording, for `Pushes`."""
         with capturing(self._m.device):
-            self._run()  # outside a recording first: this loads kernels and shows which buffers it needs
-            torch.cuda.current_stream().synchronize()
+            self._extension = _Nothing()
+            self._run()  # shows which buffers it needs
+            self._extension = self._k.extension
             self._buffers = self._m.make_room({name: buffer.numel() for name, buffer in self._buffers.items()})
+            self._run()  # outside a recording: this loads kernels
+            torch.cuda.current_stream().synchronize()
             recording = self._k.extension.Recording(self._m.slots)
             try:
                 self._run()
@@ -63,7 +73,7 @@ class Recorder:
         # The first convolution, the transformer and the first upsampling.
         x = self._buffer("upsample.0 out", self._sequences * rows * c.upsampling_ratios[0] * padded(c.latent_dim))
         past = self._past("pre_conv", m.embedding, rows)
-        self._k.extension.transform(
+        self._extension.transform(
             m.embedding, past, m.slots, self._sequences, rows, x, m.layers, m.layer_sizes, c.rms_norm_eps
         )
         if not self._skim:
@@ -71,7 +81,7 @@ class Recorder:
         self._keep(self._frames)
 
     def _sound(self, x: Tensor, rows: int) -> None:
-        extension, slots, c, w = self._k.extension, self._m.slots, self._config, self._k.weights
+        extension, slots, c, w = self._extension, self._m.slots, self._config, self._k.weights
         for i, ratio in enumerate(c.upsampling_ratios):
             if i:
                 x = self._convolve(x, rows, f"upsample.{i}", out=f"upsample.{i} out")  # fp32, as the norm reads it
@@ -81,12 +91,12 @@ class Recorder:
             extension.depthwise_norm(x, past, slots, self._sequences, rows, *w.depthwise[i], 1e-6, y)
             y = self._convolve(y, rows, f"upsample.{i}.pwconv1", activated="wide", activation=GELU)
             x = self._convolve(y, rows, f"upsample.{i}.pwconv2", residual=x, activated=f"decoder.{i} in")
-        x = self._convolve(x, rows, "decoder.0", keep="decoder.0", activated="between.0", snake="decoder.1.block.0")
+        x = self._convolve(x, rows, "decoder.0", keep="decoder.0", activated=self._after(0), snake="decoder.1.block.0")
         blocks = len(c.upsample_rates)
         for i, rate in enumerate(c.upsample_rates, start=1):
             x = self._block(x, rows, i, rate, after=f"decoder.{i + 1}" + (".block.0" if i < blocks else ""))
             rows *= rate
-            if self._sparing:
+            if self._sparing and not self._most_sparing:
                 self._keep()
         last = f"decoder.{blocks + 2}"
         past = self._past(last, x, rows)
@@ -95,13 +105,13 @@ class Recorder:
     def _keep(self, positions: int = 0) -> None:
         """Save the newest rows of the histories since the last call as their past, so that buffers can be reused."""
         m = self._m
-        self._k.extension.keep_histories(self._histories, m.slots, m.position, self._sequences, positions)
+        self._extension.keep_histories(self._histories, m.slots, m.position, self._sequences, positions)
         self._histories = []
 
     def _buffer(self, name: str, values: int) -> Tensor:
-        """The buffer of that name, of at least that many values."""
+        """The buffer of that name, of at least that many values. It has no memory until `make_room` gave it some."""
         if name not in self._buffers or self._buffers[name].numel() < values:
-            self._buffers[name] = torch.empty(values, device=self._m.device)
+            self._buffers[name] = torch.empty(values, device="meta")
         return self._buffers[name]
 
     def _past(self, name: str, fresh: Tensor, rows: int) -> Tensor:
@@ -130,19 +140,31 @@ class Recorder:
             out = self._buffer(out, values)
         after = self._buffer(activated, values) if activated else None
         frequency, scale = k.weights.snakes[snake] if snake else (None, None)
-        k.extension.convolve(
+        self._extension.convolve(
             x, self._past(keep, x, rows) if keep else None, self._m.slots, self._sequences, rows, dilation, weight,
             bias, residual, out, after, SNAKE if snake else activation, frequency, scale, k.exact,
         )  # fmt: skip
         return out if after is None else after
 
+    def _before(self, i: int, unit: int) -> str:
+        """The buffer for the input of a block's residual unit."""
+        if self._most_sparing:  # the unit before has used it up
+            return f"block.{i % 2} in"
+        return f"block.{unit} in" if self._sparing else f"decoder.{i}.{unit} in"
+
+    def _after(self, i: int) -> str:
+        """The buffer for the result of block i, which the next block reads."""
+        if self._most_sparing:
+            return f"block.{i % 2} in"
+        return f"between.{i % 2 if self._sparing else i}"
+
     def _block(self, x: Tensor, rows: int, i: int, rate: int, after: str) -> Tensor:
         """Transposed convolution and three residual units; `after`: the SnakeBeta that follows them."""
         name = f"decoder.{i}"
         out_values = self._sequences * rows * self._k.weights.matrices[f"{name}.up"][0].shape[-1]
-        residual, mine = self._buffer("residual", out_values), "block" if self._sparing else name
+        residual = self._buffer("residual", out_values)
         x = self._convolve(
-            x, rows, f"{name}.up", keep=f"{name}.up", out=residual, activated=f"{mine}.2 in",
+            x, rows, f"{name}.up", keep=f"{name}.up", out=residual, activated=self._before(i, 2),
             snake=f"{name}.block.2.act1",
         )  # fmt: skip
         rows *= rate
@@ -151,8 +173,10 @@ class Recorder:
                 x, rows, f"{name}.{unit}.conv1", keep=f"{name}.{unit}", dilation=dilation, activated="unit",
                 snake=f"{name}.block.{unit}.act2",
             )  # fmt: skip
+            if self._most_sparing:
+                self._keep()
             last = unit == len(DILATIONS) + 1
-            following = f"between.{i % 2 if self._sparing else i}" if last else f"{mine}.{unit + 1} in"
+            following = self._after(i) if last else self._before(i, unit + 1)
             x = self._convolve(
                 y, rows, f"{name}.{unit}.conv2", residual=residual, out=None if last else residual,
                 activated=following, snake=after if last else f"{name}.block.{unit + 1}.act1",
