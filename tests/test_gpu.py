@@ -104,26 +104,26 @@ def codec(tiny):
     return get
 
 
-def check_any_schedule_and_mix(config, tensors):
+def check_any_schedule_and_mix(config, tensors, slots: int = 8):
     """Streams that come, pause and go, slots that change hands, pushes of every size."""
-    graphs = GraphVocoder(load_extension(GPU), config, tensors, slots=8)
+    graphs = GraphVocoder(load_extension(GPU), config, tensors, slots=slots)
     eager = TorchVocoder(config, tensors, slots=1)
     rng = np.random.default_rng(torch.randint(2**31, ()).item())
     for _ in range(2):
-        codes = torch.randint(0, config.codebook_size, (8, 100, 16))
-        at, parts = [0] * 8, [[] for _ in range(8)]
-        for slot in range(8):
+        codes = torch.randint(0, config.codebook_size, (slots, 100, 16))
+        at, parts = [0] * slots, [[] for _ in range(slots)]
+        for slot in range(slots):
             graphs.reset(slot)
         while min(at) < 100:
             frames = int(rng.choice([1, 1, 1, 2, 3, 4, 8, 25]))
-            waiting = [slot for slot in range(8) if at[slot] < 100]
+            waiting = [slot for slot in range(slots) if at[slot] < 100]
             frames = min(frames, *(100 - at[slot] for slot in waiting))
             some = [int(s) for s in rng.permutation(waiting)[: rng.integers(1, len(waiting) + 1)]]
             pushed = graphs.push(some, torch.stack([codes[s, at[s] : at[s] + frames] for s in some]))
             for slot, sound in zip(some, pushed, strict=True):
                 parts[slot].append(sound)
                 at[slot] += frames
-        for slot in range(8):
+        for slot in range(slots):
             eager.reset(0)
             whole = eager.push([0], codes[slot][None])[0].cpu()
             assert (torch.cat(parts[slot]) - whole).abs().max() <= 2e-5 and whole.std() > 0.01
@@ -134,6 +134,21 @@ def check_any_schedule_and_mix(config, tensors):
 @pytest.mark.parametrize("trial", range(3))
 def test_graphs_equal_the_eager_vocoder_for_any_schedule_and_mix(codec, model, trial):
     check_any_schedule_and_mix(*codec(model))
+
+
+@hopper
+@pytest.mark.parametrize("model", ["demo", "published"])
+def test_graphs_of_many_slots_equal_the_eager_vocoder(codec, model):
+    """Pushes of up to 16 sequences and 128 rows, which reuse buffers within a block."""
+    config, tensors = codec(model)
+    check_any_schedule_and_mix(config, tensors, slots=20)
+    graphs = GraphVocoder(load_extension(GPU), config, tensors, slots=20)
+    codes = torch.randint(0, config.codebook_size, (20, 8, 16))
+    together = graphs.push(range(20), codes)
+    for slot in range(20):
+        graphs.reset(slot)
+        alone = graphs.push([slot], codes[slot : slot + 1])
+        assert (together[slot] - alone[0]).abs().max() <= 2e-5
 
 
 @hopper

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from qwen_megakernel.backend.vocoder_graphs import why_no_graphs
+from qwen_megakernel.backend.sizes import PUSH_ROWS, PUSH_SEQUENCES
+from qwen_megakernel.backend.vocoder_graphs import graph_sizes, why_no_graphs
+from qwen_megakernel.backend.vocoder_weights import halves
 from qwen_megakernel.checkpoint.codec_config import CodecConfig
 from qwen_megakernel.checkpoint.json_object import JsonObject
 from qwen_megakernel.checkpoint.load import Checkpoint
@@ -119,6 +121,46 @@ def test_published_dims_have_1298496_values_of_state_per_stream():
 def test_wrong_shapes_are_refused(make, slots, shape):
     with pytest.raises(ValueError, match="codes must be|distinct slots"):
         make(slots=2).push(slots, torch.zeros(shape, dtype=torch.long))
+
+
+# ---------------------------------------------------------------- the kernels' vocoder: halves, sizes of graphs
+
+
+def test_two_halves_keep_22_bits():
+    x = torch.randn(1000, 64) * 10 ** torch.empty(1000, 1).uniform_(-3, 3)
+    high, low = halves(x).double().unbind(dim=-2)
+    assert ((high + low / 2048 - x).abs() <= x.abs() * 2.0**-22 + 2.0**-36).all()
+    assert (high - x).abs().max() <= x.abs().max() * 2.0**-11
+
+
+def test_values_beyond_fp16_become_its_largest():
+    high, low = halves(torch.tensor([[65504.0, -65520.0, 1e30, -torch.inf]])).float().unbind(dim=-2)
+    assert high.tolist() == [[65504, -65504, 65504, -65504]] and low.tolist() == [[0, -32768, 65504, -65504]]
+
+
+def test_a_product_of_halves_is_as_exact_as_fp32():
+    """The kernel's arithmetic: three products of 32 channels, whose sums are added in fp32."""
+    x, w = torch.randn(64, 7168), torch.randn(7168, 64) / 85
+    (high, low), (w_high, w_low) = halves(x).unbind(dim=-2), halves(w).unbind(dim=-2)
+    total = torch.zeros(64, 64)
+    for at in range(0, 7168, 32):
+        a, b, c, d = (
+            part.float()
+            for part in (high[:, at : at + 32], low[:, at : at + 32], w_high[at : at + 32], w_low[at : at + 32])
+        )
+        total += a @ c + (b @ c + a @ d) / 2048
+    exact = x.double() @ w.double()
+    ratio = exact.square().sum() / (total - exact).square().sum()
+    assert 10 * torch.log10(ratio) > 120
+
+
+@pytest.mark.parametrize("slots", [1, 3, 8, 16, 17, 64])
+def test_any_number_of_sequences_can_be_cut_into_graphs(slots):
+    for frames, counts in graph_sizes(slots).items():
+        assert list(counts) == sorted(set(counts), reverse=True) and counts[-1] == 1
+        many = slots > PUSH_SEQUENCES
+        assert counts[0] == (PUSH_SEQUENCES if many else min(slots, 8, 16 // frames))
+        assert counts[0] * frames <= (PUSH_ROWS if many else 16)
 
 
 # ---------------------------------------------------------------- the kernels' vocoder: the GPUs it fits

@@ -1,6 +1,6 @@
 // The vocoder: small matrix products, fused with everything around them. A frame is about a hundred launches of one
-// CUDA graph. The kernel that makes a layer's input also computes the layer's activation, once per element. The past is
-// read in place. The order of every sum is fixed, so the same push gives the same bits.
+// CUDA graph. The kernel that makes a layer's input also computes the layer's activation and splits it into halves,
+// once per element. The past is read in place. The order of every sum is fixed, so the same push gives the same bits.
 #include <cooperative_groups.h>
 
 #include <algorithm>

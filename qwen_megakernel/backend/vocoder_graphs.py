@@ -2,9 +2,10 @@
 
 The arithmetic is vocoder.py's, arranged for few and small launches. Data are rows of channels throughout, so every
 convolution and transposed convolution is a matrix product; its kernel also does activation, bias and residual. Layer
-scales and norm weights are folded into neighbouring matrices. Keys and values lie in rings. An fp32 product is three
-TF32 ones on the tensor cores (hi x hi + hi x lo + lo x hi), which keeps fp32's precision; "tf32" uses one. Codes come
-with the launch, or from where the frame kernel left them on the device. PCM leaves through pinned memory.
+scales and norm weights are folded into neighbouring matrices. Keys and values lie in rings. Convolutions take values
+as two fp16 halves (csrc/vocoder/halves.cuh). An fp32 product is three of theirs on the tensor cores (hi x hi + hi x lo
++ lo x hi), which keeps 22 bits; "tf32" uses one, with TF32's 11 bits. Codes come with the launch, or from where the
+frame kernel left them on the device. PCM leaves through pinned memory.
 """
 
 import math

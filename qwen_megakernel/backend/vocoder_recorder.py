@@ -43,7 +43,7 @@ class Recorder:
         """
         self._k, self._m, self._config = kernels, kernels.memory, kernels.config
         self._sequences, self._frames, self._skim = sequences, frames, skim
-        # With histories kept once, at the end, the blocks' buffers take 6 MB a frame. Keeping them after every block
+        # With histories kept once, at the end, the blocks' buffers take 8 MB a frame. Keeping them after every block
         # or unit (2.8 MB a frame) lets the next reuse buffers. It takes 6 us each: too much for one frame.
         self._sparing, self._most_sparing = sequences * frames > 8, sequences * frames > 16
         self._extension = kernels.extension
