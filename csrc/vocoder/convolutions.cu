@@ -67,10 +67,11 @@ struct Shape {
   static_assert(kBytes <= 99 * 1024, "the least that a supported GPU has");
 };
 
-// One tile [M rows][N columns] of a convolution. Its sum may be cut into gridDim.z parts, one for each block of a
-// cluster. Each block then adds up its share of the tile, always in the same order. Warps lie WM x WN.
+// One tile [M rows][N columns] of a convolution. Its sum is cut into `parts`. The blocks of a cluster take one each, and
+// each block then adds up its share of the tile; or one block takes all. Either way the parts are added in their order,
+// so the bits are the same. Warps lie WM x WN.
 template <int M, int N, int WM, int WN, bool Exact>
-__global__ void __launch_bounds__(32 * (M / WM) * (N / WN)) convolve_kernel(const Convolution p) {
+__global__ void __launch_bounds__(32 * (M / WM) * (N / WN)) convolve_kernel(const Convolution p, const int parts) {
   using S = Shape<M, N>;
   constexpr int kStages = S::kStages;
   constexpr int kThreads = 32 * (M / WM) * (N / WN);
@@ -81,8 +82,10 @@ __global__ void __launch_bounds__(32 * (M / WM) * (N / WN)) convolve_kernel(cons
   const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
   const int total = p.in.sequences * p.in.rows, first_row = blockIdx.y * M, first_column = blockIdx.x * N;
   const int blocks_per_tap = p.in.channels / kDepth, steps = p.taps * blocks_per_tap;
-  const int begin = static_cast<int>(static_cast<int64_t>(steps) * blockIdx.z / gridDim.z);
-  const int end = static_cast<int>(static_cast<int64_t>(steps) * (blockIdx.z + 1) / gridDim.z);
+  const int spread = gridDim.z, rank = blockIdx.z;  // the cluster's blocks: 1, or as many as parts
+  int part = rank;
+  const int begin = steps * part / parts, end = spread > 1 ? steps * (part + 1) / parts : steps;
+  int end_of_part = steps * (part + 1) / parts;
 
   // What this thread copies of B, and where the next step of it lies. A row in global memory holds all columns' high
   // halves, then all low ones.
@@ -139,7 +142,7 @@ __global__ void __launch_bounds__(32 * (M / WM) * (N / WN)) convolve_kernel(cons
     if (channel += kDepth; channel == p.in.channels) channel = 0, shift += p.dilation;
   };
 
-  float sum[kTilesM][kTilesN][4] = {};
+  float sum[kTilesM][kTilesN][4] = {}, total[kTilesM][kTilesN][4] = {};  // of a part; of the parts before it
   const int warp_row = warp / (N / WN) * WM, warp_column = warp % (N / WN) * WN;
   const int g = lane / 4, q = lane % 4;  // of a tile's sums
 #pragma unroll
@@ -207,6 +210,14 @@ __global__ void __launch_bounds__(32 * (M / WM) * (N / WN)) convolve_kernel(cons
           for (int j = 0; j < 4; ++j)
             sum[m][n + i][j] += Exact ? fmaf(cross[m][i][j], 1.0f / kLowScale, main[m][i][j]) : main[m][i][j];
     }
+    if (step + 1 < end_of_part) continue;
+    end_of_part = steps * (++part + 1) / parts;
+#pragma unroll
+    for (int m = 0; m < kTilesM; ++m)
+#pragma unroll
+      for (int n = 0; n < kTilesN; ++n)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) total[m][n][i] += sum[m][n][i], sum[m][n][i] = 0.0f;
   }
 
   // Through shared memory: rows in one piece, and little code.
@@ -221,24 +232,23 @@ __global__ void __launch_bounds__(32 * (M / WM) * (N / WN)) convolve_kernel(cons
 #pragma unroll
       for (int half = 0; half < 2; ++half)
         *reinterpret_cast<float2*>(shared + (warp_row + m * 16 + g + 8 * half) * kPitch + warp_column + n * 8 + 2 * q) =
-            make_float2(sum[m][n][2 * half], sum[m][n][2 * half + 1]);
-  const int parts = gridDim.z, part = blockIdx.z;
+            make_float2(kRange * total[m][n][2 * half], kRange * total[m][n][2 * half + 1]);
   const float* others[kParts];
 #if __CUDA_ARCH__ >= 900
   const auto cluster = cooperative_groups::this_cluster();
-  if (parts > 1) cluster.sync();
+  if (spread > 1) cluster.sync();
   else __syncthreads();
 #pragma unroll
-  for (int z = 0; z < kParts; ++z) others[z] = parts > 1 && z < parts ? cluster.map_shared_rank(shared, z) : shared;
+  for (int z = 0; z < kParts; ++z) others[z] = spread > 1 && z < spread ? cluster.map_shared_rank(shared, z) : shared;
 #else
   __syncthreads();
   others[0] = shared;
 #endif
-  const int items = min(M, total - first_row) * (N / 4), stride = kThreads * parts;
+  const int items = min(M, total - first_row) * (N / 4), stride = kThreads * spread;
   // Everything is read before anything is written: the compiler must assume that they overlap.
   constexpr int kTogether = 4;
 #pragma unroll 1
-  for (int first = thread + part * kThreads; first < items; first += kTogether * stride) {
+  for (int first = thread + rank * kThreads; first < items; first += kTogether * stride) {
     float4 v[kTogether], r[kTogether];
 #pragma unroll
     for (int i = 0; i < kTogether; ++i) {
@@ -253,7 +263,7 @@ __global__ void __launch_bounds__(32 * (M / WM) * (N / WN)) convolve_kernel(cons
 #if __CUDA_ARCH__ >= 900
 #pragma unroll
       for (int z = 1; z < kParts; ++z)
-        if (z < parts) {
+        if (z < spread) {
           const float4 x = *reinterpret_cast<const float4*>(others[z] + at);
           sum.x += x.x, sum.y += x.y, sum.z += x.z, sum.w += x.w;
         }
@@ -287,42 +297,53 @@ __global__ void __launch_bounds__(32 * (M / WM) * (N / WN)) convolve_kernel(cons
     }
   }
 #if __CUDA_ARCH__ >= 900
-  if (parts > 1) cluster.sync();  // nobody leaves while others read its shared memory
+  if (spread > 1) cluster.sync();  // nobody leaves while others read its shared memory
 #endif
 }
 
-// A way to cut a result into tiles [m][n] and their sums into parts, and its time by a model fitted to an H200.
+// A way to cut a result into tiles [m][n], its sums over so many blocks, and its time by a model fitted to an H200.
 struct Cut {
   int m, n;
   float step_us;  // of one block that has its multiprocessor for itself
-  int tiles = 0, parts = 1;
+  int blocks = 1;
   float us = INFINITY;
 };
 
-Cut best_of(Cut cut, const Convolution& p, int processors, bool clusters) {
-  const int steps = p.taps * (p.in.channels / kDepth);
-  cut.tiles = (p.in.sequences * p.in.rows + cut.m - 1) / cut.m * (p.columns / cut.n);
+Cut timed(Cut cut, const Convolution& p, int rows, int blocks, int processors) {
   if (p.columns % cut.n) return cut;
-  for (int parts = 1; parts <= (clusters ? kParts : 1) && 2 * parts <= std::max(steps, 2); parts *= 2) {
-    const int waves = (cut.tiles * parts + processors - 1) / processors, per_part = (steps + parts - 1) / parts;
-    const float sharing = parts > 1 ? 0.8f + 0.1f * parts : 0.0f,
-                end = 0.9f * ((cut.m * cut.n + 2048 * parts - 1) / (2048 * parts));
-    const float us = (per_part * cut.step_us + end) * (1.0f + 0.75f * (waves - 1)) + sharing;
-    if (us < cut.us) cut.us = us, cut.parts = parts;
-  }
+  const int steps = p.taps * (p.in.channels / kDepth), tiles = (rows + cut.m - 1) / cut.m * (p.columns / cut.n);
+  const int waves = (tiles * blocks + processors - 1) / processors, per_block = (steps + blocks - 1) / blocks;
+  const float sharing = blocks > 1 ? 0.8f + 0.1f * blocks : 0.0f,
+              end = 0.9f * ((cut.m * cut.n + 2048 * blocks - 1) / (2048 * blocks));
+  cut.blocks = blocks;
+  cut.us = (per_block * cut.step_us + end) * (1.0f + 0.75f * (waves - 1)) + sharing;
   return cut;
 }
 
+constexpr Cut kCuts[] = {{16, 64, 0.21f}, {32, 32, 0.21f}, {32, 64, 0.30f},  {64, 32, 0.37f},
+                         {64, 64, 0.45f}, {64, 96, 0.65f}, {128, 64, 0.95f}, {128, 96, 1.30f}};
+
+// How many parts a sum has: what is quickest for one frame of one sequence. Other pushes keep to it, so that a sample's
+// bits depend on nothing but its sequence.
+int parts_of(const Convolution& p, int processors) {
+  const int steps = p.taps * (p.in.channels / kDepth);
+  Cut best = timed(kCuts[1], p, p.rows_of_frame, 1, processors);
+  for (const Cut& cut : kCuts)
+    for (int parts = 1; parts <= kParts && 2 * parts <= std::max(steps, 2); parts *= 2)
+      if (const Cut tried = timed(cut, p, p.rows_of_frame, parts, processors); tried.us < best.us) best = tried;
+  return best.blocks;
+}
+
 template <int M, int N, int WM, int WN, bool Exact>
-cudaError_t launch(const Convolution& p, int parts, cudaStream_t stream) {
+cudaError_t launch(const Convolution& p, int parts, int blocks, cudaStream_t stream) {
   const auto kernel = convolve_kernel<M, N, WM, WN, Exact>;
   constexpr int kBytes = Shape<M, N>::kBytes;
   if (kBytes > 48 * 1024) {
     const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
     if (error != cudaSuccess) return error;
   }
-  const dim3 grid(p.columns / N, (p.in.sequences * p.in.rows + M - 1) / M, parts);
-  return launch_after(kernel, grid, 32 * (M / WM) * (N / WN), kBytes, stream, parts, p);
+  const dim3 grid(p.columns / N, (p.in.sequences * p.in.rows + M - 1) / M, blocks);
+  return launch_after(kernel, grid, 32 * (M / WM) * (N / WN), kBytes, stream, blocks, p, parts);
 }
 
 template <bool Exact>
@@ -330,20 +351,21 @@ cudaError_t choose(const Convolution& p, cudaStream_t stream) {
   int device = 0, processors = 0;
   cudaGetDevice(&device);
   cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
-  const bool clusters = has_clusters(convolve_kernel<32, 32, 16, 16, Exact>);
-  Cut best{32, 32, 0.21f};
-  for (const Cut& cut : {Cut{16, 64, 0.21f}, Cut{32, 32, 0.21f}, Cut{32, 64, 0.30f}, Cut{64, 32, 0.37f},
-                         Cut{64, 64, 0.45f}, Cut{64, 96, 0.65f}, Cut{128, 64, 0.95f}, Cut{128, 96, 1.30f}})
-    if (const Cut fitted = best_of(cut, p, processors, clusters); fitted.us < best.us) best = fitted;
+  const int parts = has_clusters(convolve_kernel<32, 32, 16, 16, Exact>) ? parts_of(p, processors) : 1;
+  const int rows = p.in.sequences * p.in.rows;
+  Cut best = timed(kCuts[1], p, rows, 1, processors);
+  for (const Cut& cut : kCuts)
+    for (const int blocks : {1, parts})
+      if (const Cut tried = timed(cut, p, rows, blocks, processors); tried.us < best.us) best = tried;
   switch (best.m * 1000 + best.n) {
-    case 16064: return launch<16, 64, 16, 16, Exact>(p, best.parts, stream);
-    case 32064: return launch<32, 64, 16, 32, Exact>(p, best.parts, stream);
-    case 64032: return launch<64, 32, 32, 16, Exact>(p, best.parts, stream);
-    case 64064: return launch<64, 64, 32, 32, Exact>(p, best.parts, stream);
-    case 64096: return launch<64, 96, 32, 48, Exact>(p, best.parts, stream);
-    case 128064: return launch<128, 64, 32, 32, Exact>(p, best.parts, stream);
-    case 128096: return launch<128, 96, 32, 48, Exact>(p, best.parts, stream);
-    default: return launch<32, 32, 16, 16, Exact>(p, best.parts, stream);
+    case 16064: return launch<16, 64, 16, 16, Exact>(p, parts, best.blocks, stream);
+    case 32064: return launch<32, 64, 16, 32, Exact>(p, parts, best.blocks, stream);
+    case 64032: return launch<64, 32, 32, 16, Exact>(p, parts, best.blocks, stream);
+    case 64064: return launch<64, 64, 32, 32, Exact>(p, parts, best.blocks, stream);
+    case 64096: return launch<64, 96, 32, 48, Exact>(p, parts, best.blocks, stream);
+    case 128064: return launch<128, 64, 32, 32, Exact>(p, parts, best.blocks, stream);
+    case 128096: return launch<128, 96, 32, 48, Exact>(p, parts, best.blocks, stream);
+    default: return launch<32, 32, 16, 16, Exact>(p, parts, best.blocks, stream);
   }
 }
 

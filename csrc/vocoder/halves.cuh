@@ -1,5 +1,6 @@
 // An fp32 value as two fp16 ones, x = high + low / 2048, for the tensor cores. low is what high's rounding lost.
-// Scaled, it has high's exponents, so small values keep their 22 bits too.
+// Scaled, it has high's exponents, so small values keep their 22 bits too. Activations are divided by 64 first: so they
+// may reach 4 million, and below 0.004 they are still exact to 2^-30, because low goes on where high cannot.
 //
 // A row of channels takes 4 bytes a channel, as in fp32. It is blocks of 32 channels: 32 high halves, then 32 low ones.
 #pragma once
@@ -12,12 +13,14 @@
 namespace qmk {
 
 constexpr float kLowScale = 2048.0f;
+constexpr float kRange = 64.0f;
 constexpr float kMostHalf = 65504.0f;  // of fp16; larger values become this one, because inf times 0 is NaN
 
 __device__ __forceinline__ float clamp_half(float x) { return fminf(kMostHalf, fmaxf(-kMostHalf, x)); }
 
-// vocoder_weights.py has the same arithmetic.
+// Of an activation. vocoder_weights.py does the same with weights, but for kRange.
 __device__ __forceinline__ void split(float x, __half& high, __half& low) {
+  x *= 1.0f / kRange;
   high = __float2half_rn(clamp_half(x));
   low = __float2half_rn(clamp_half((x - __half2float(high)) * kLowScale));
 }
@@ -50,8 +53,8 @@ __device__ __forceinline__ float4 load_halves(const float* row, int channel) {
   const __half* from = reinterpret_cast<const __half*>(row) + place_of(channel);
   const uint2 high = *reinterpret_cast<const uint2*>(from), low = *reinterpret_cast<const uint2*>(from + kChannelTile);
   auto join = [](uint32_t high, uint32_t low) {
-    return __half2float(__ushort_as_half(static_cast<unsigned short>(high))) +
-           __half2float(__ushort_as_half(static_cast<unsigned short>(low))) * (1.0f / kLowScale);
+    return __half2float(__ushort_as_half(static_cast<unsigned short>(high))) * kRange +
+           __half2float(__ushort_as_half(static_cast<unsigned short>(low))) * (kRange / kLowScale);
   };
   return make_float4(join(high.x, low.x), join(high.x >> 16, low.x >> 16), join(high.y, low.y),
                      join(high.y >> 16, low.y >> 16));

@@ -4,7 +4,7 @@
 // Every block owns some columns of every matrix, so its weights come in one stream, which is always four chunks ahead.
 // A product's results travel with their epoch, as in the frame kernel, and blocks that need them poll. A chunk is a
 // block's columns of one product, or as many of them as fit into shared memory four times. The launch is cooperative:
-// all blocks run at once. The order of every sum is fixed and does not depend on the other rows.
+// all blocks run at once. The order of every sum is fixed and does not depend on the other rows, nor on where a push began.
 #include <algorithm>
 
 #include "../patience.cuh"
@@ -231,11 +231,14 @@ struct Transformer {
         ring_values[at] = v[d];
       }
       __syncthreads();
-      // Four lanes a score, then a warp a frame, then a quarter of the positions for every output.
+      // Four lanes a score, then a warp a frame, then a quarter of the positions for every output. Scores lie as keys
+      // do in the ring. So the order of the sums depends on the positions, not on where a push began.
+      auto local = [&](int place) { return place < start ? place - start + p.ring : place - start; };
       for (int i = tid / 4; i < frames * kTransformerRing; i += kThreads / 4) {
-        const int t = i / kTransformerRing, j = i % kTransformerRing, last = before + t;
+        const int t = i / kTransformerRing, place = i % kTransformerRing, j = local(place), last = before + t;
+        const bool seen = place < p.ring && j <= last && j > last - p.window;
         float dot = 0.0f;
-        if (j <= last && j > last - p.window)
+        if (seen)
 #pragma unroll
           for (int e = 0; e < D / 4; ++e) {
             const int d = tid % 4 * (D / 4) + e;
@@ -243,8 +246,7 @@ struct Transformer {
           }
         dot += __shfl_xor_sync(~0u, dot, 1);
         dot += __shfl_xor_sync(~0u, dot, 2);
-        if (tid % 4 == 0)
-          chances[i] = j <= last && j > last - p.window ? dot * rsqrtf(static_cast<float>(D)) : -INFINITY;
+        if (tid % 4 == 0) chances[i] = seen ? dot * rsqrtf(static_cast<float>(D)) : -INFINITY;
       }
       __syncthreads();
       for (int t = warp; t < frames; t += kWarps) {
@@ -266,11 +268,13 @@ struct Transformer {
       }
       __syncthreads();
       for (int i = tid / 4; i < frames * D; i += kThreads / 4) {
-        const int t = i / D, d = i % D, last = before + t, first = max(0, last - (p.window - 1));
+        const int t = i / D, d = i % D, last = before + t;
         float mixed = 0.0f;
 #pragma unroll 4
-        for (int j = first + tid % 4; j <= last; j += 4)
-          mixed += chances[t * kTransformerRing + j] * values[j * kValue + d];
+        for (int place = tid % 4; place < p.ring; place += 4) {
+          const int j = local(place);
+          if (j <= last && j > last - p.window) mixed += chances[t * kTransformerRing + place] * values[j * kValue + d];
+        }
         mixed += __shfl_xor_sync(~0u, mixed, 1);
         mixed += __shfl_xor_sync(~0u, mixed, 2);
         uint2* to = p.attended + static_cast<int64_t>(sequence * frames + t) * width + head * D + d;

@@ -46,6 +46,7 @@ cudaError_t begin_push(const Push&, const PushInputs&, cudaStream_t);
 // weight[tap]. A transposed convolution is one too: its blocks of output rows are columns side by side.
 struct Convolution {
   History in;              // halves
+  int rows_of_frame;       // in.rows is a multiple of it
   int taps, dilation;      // in.kept == (taps - 1) * dilation
   const uint16_t* weight;  // fp16 [taps][in.channels][2][columns]: high halves, low halves
   const float* bias;       // [columns]

@@ -47,7 +47,7 @@ qmk::History history(const Tensor& fresh, const Maybe& past, const Tensor& slots
 }
 
 void convolve(const Tensor& fresh, const Maybe& past, const Tensor& slots, int64_t sequences, int64_t rows,
-              int64_t dilation, const Tensor& weight, const Tensor& bias, const Maybe& residual, const Maybe& out,
+              int64_t rows_of_frame, int64_t dilation, const Tensor& weight, const Tensor& bias, const Maybe& residual, const Maybe& out,
               const Maybe& activated, int64_t activation, const Maybe& frequency, const Maybe& scale, bool exact) {
   const c10::cuda::CUDAGuard guard(fresh.device());
   TORCH_CHECK(weight.dim() == 4 && weight.size(2) == 2, "weight must be [taps, channels, 2, columns]");
@@ -55,6 +55,9 @@ void convolve(const Tensor& fresh, const Maybe& past, const Tensor& slots, int64
                 values = sequences * rows * columns;
   qmk::Convolution c{};
   c.in = history(fresh, past, slots, sequences, rows, channels);
+  TORCH_CHECK(rows_of_frame > 0 && rows % rows_of_frame == 0,
+              message("rows must be whole frames of ", rows_of_frame, ", got ", rows));
+  c.rows_of_frame = static_cast<int>(rows_of_frame);
   TORCH_CHECK(c.in.kept == (taps - 1) * dilation,
               message("the past must be ", (taps - 1) * dilation, " rows, got ", c.in.kept));
   TORCH_CHECK(

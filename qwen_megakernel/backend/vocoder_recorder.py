@@ -141,8 +141,8 @@ class Recorder:
         after = self._buffer(activated, values) if activated else None
         frequency, scale = k.weights.snakes[snake] if snake else (None, None)
         self._extension.convolve(
-            x, self._past(keep, x, rows) if keep else None, self._m.slots, self._sequences, rows, dilation, weight,
-            bias, residual, out, after, SNAKE if snake else activation, frequency, scale, k.exact,
+            x, self._past(keep, x, rows) if keep else None, self._m.slots, self._sequences, rows, rows // self._frames,
+            dilation, weight, bias, residual, out, after, SNAKE if snake else activation, frequency, scale, k.exact,
         )  # fmt: skip
         return out if after is None else after
 
