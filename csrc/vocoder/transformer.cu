@@ -15,6 +15,7 @@ namespace qmk {
 namespace {
 
 constexpr int kThreads = 256, kWarps = kThreads / 32;
+static_assert(kPushFrames <= kTransformerRows);
 
 __host__ __device__ constexpr int share(int all, int blocks) { return (all + blocks - 1) / blocks; }
 
@@ -424,8 +425,7 @@ cudaError_t transform(const Layers& p, cudaStream_t stream) {
   // read the old ones. That is why each block must own columns.
   for (const int columns : {p.hidden, 3 * p.heads * p.head_dim, p.intermediate})
     if ((p.blocks - 1) * share(columns, p.blocks) >= columns) return cudaErrorInvalidValue;
-  if (p.in.rows > kPushFrames || p.in.rows > kTransformerRows || p.in.kept != kTransformerTaps - 1 ||
-      share(p.hidden, p.blocks) > kTransformerColumns)
+  if (p.in.rows > kPushFrames || p.in.kept != kTransformerTaps - 1 || share(p.hidden, p.blocks) > kTransformerColumns)
     return cudaErrorInvalidValue;
   if (p.ring > kTransformerRing || p.ring < p.window - 1 + p.in.rows) return cudaErrorInvalidValue;
   if (p.hidden % 4 || p.in.channels % 4 || p.intermediate % 4) return cudaErrorInvalidValue;
