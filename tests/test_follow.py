@@ -102,6 +102,7 @@ class HashVocoder:
     """A frame's samples are a function of its codes and of all before; loud, or silent for a while at a time."""
 
     weight_bytes = slot_bytes = 0
+    steady = True
 
     def __init__(self, slots, recent, device: Device, *, follows: bool, together: int):
         self.slots, self.groups, self.follows, self.together = slots, GROUPS, follows, together

@@ -111,7 +111,7 @@ class Decoder:
 class Vocoder:
     """A frame's samples are its number; it reads them in the decoder's ring, where they must still lie."""
 
-    groups = GROUPS
+    groups, steady = GROUPS, False
 
     def __init__(self, gpu: Gpu, decoder: Decoder, follows: bool, together: int):
         self.gpu, self.decoder, self.follows, self.together = gpu, decoder, follows, together

@@ -67,9 +67,9 @@ struct Shape {
   static_assert(kBytes <= 99 * 1024, "the least that a supported GPU has");
 };
 
-// One tile [M rows][N columns] of a convolution. Its sum is cut into `parts`. The blocks of a cluster take one each, and
-// each block then adds up its share of the tile; or one block takes all. Either way the parts are added in their order,
-// so the bits are the same. Warps lie WM x WN.
+// One tile [M rows][N columns] of a convolution. Its sum is cut into `parts`. The blocks of a cluster take one each,
+// and each block then adds up its share of the tile; or one block takes all. Either way the parts are added in their
+// order, so the bits are the same. Warps lie WM x WN.
 template <int M, int N, int WM, int WN, bool Exact>
 __global__ void __launch_bounds__(32 * (M / WM) * (N / WN)) convolve_kernel(const Convolution p, const int parts) {
   using S = Shape<M, N>;
@@ -142,7 +142,7 @@ __global__ void __launch_bounds__(32 * (M / WM) * (N / WN)) convolve_kernel(cons
     if (channel += kDepth; channel == p.in.channels) channel = 0, shift += p.dilation;
   };
 
-  float sum[kTilesM][kTilesN][4] = {}, total[kTilesM][kTilesN][4] = {};  // of a part; of the parts before it
+  float sum[kTilesM][kTilesN][4] = {}, whole[kTilesM][kTilesN][4] = {};  // of a part; of those before it
   const int warp_row = warp / (N / WN) * WM, warp_column = warp % (N / WN) * WN;
   const int g = lane / 4, q = lane % 4;  // of a tile's sums
 #pragma unroll
@@ -217,7 +217,7 @@ __global__ void __launch_bounds__(32 * (M / WM) * (N / WN)) convolve_kernel(cons
 #pragma unroll
       for (int n = 0; n < kTilesN; ++n)
 #pragma unroll
-        for (int i = 0; i < 4; ++i) total[m][n][i] += sum[m][n][i], sum[m][n][i] = 0.0f;
+        for (int i = 0; i < 4; ++i) whole[m][n][i] += sum[m][n][i], sum[m][n][i] = 0.0f;
   }
 
   // Through shared memory: rows in one piece, and little code.
@@ -232,7 +232,7 @@ __global__ void __launch_bounds__(32 * (M / WM) * (N / WN)) convolve_kernel(cons
 #pragma unroll
       for (int half = 0; half < 2; ++half)
         *reinterpret_cast<float2*>(shared + (warp_row + m * 16 + g + 8 * half) * kPitch + warp_column + n * 8 + 2 * q) =
-            make_float2(kRange * total[m][n][2 * half], kRange * total[m][n][2 * half + 1]);
+            make_float2(kRange * whole[m][n][2 * half], kRange * whole[m][n][2 * half + 1]);
   const float* others[kParts];
 #if __CUDA_ARCH__ >= 900
   const auto cluster = cooperative_groups::this_cluster();

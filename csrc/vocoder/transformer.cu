@@ -4,7 +4,8 @@
 // Every block owns some columns of every matrix, so its weights come in one stream, which is always four chunks ahead.
 // A product's results travel with their epoch, as in the frame kernel, and blocks that need them poll. A chunk is a
 // block's columns of one product, or as many of them as fit into shared memory four times. The launch is cooperative:
-// all blocks run at once. The order of every sum is fixed and does not depend on the other rows, nor on where a push began.
+// all blocks run at once. The order of every sum is fixed and does not depend on the other rows, nor on where a push
+// began.
 #include <algorithm>
 
 #include "../patience.cuh"

@@ -47,8 +47,9 @@ qmk::History history(const Tensor& fresh, const Maybe& past, const Tensor& slots
 }
 
 void convolve(const Tensor& fresh, const Maybe& past, const Tensor& slots, int64_t sequences, int64_t rows,
-              int64_t rows_of_frame, int64_t dilation, const Tensor& weight, const Tensor& bias, const Maybe& residual, const Maybe& out,
-              const Maybe& activated, int64_t activation, const Maybe& frequency, const Maybe& scale, bool exact) {
+              int64_t rows_of_frame, int64_t dilation, const Tensor& weight, const Tensor& bias, const Maybe& residual,
+              const Maybe& out, const Maybe& activated, int64_t activation, const Maybe& frequency, const Maybe& scale,
+              bool exact) {
   const c10::cuda::CUDAGuard guard(fresh.device());
   TORCH_CHECK(weight.dim() == 4 && weight.size(2) == 2, "weight must be [taps, channels, 2, columns]");
   const int64_t taps = weight.size(0), channels = weight.size(1), columns = weight.size(3),

@@ -86,14 +86,17 @@ def why_no_graphs(config: VocoderConfig, device: torch.device) -> str | None:
 
 
 class GraphVocoder:
-    """Takes what `TorchVocoder` takes and returns its samples within 2e-5. A sequence's samples may differ by as much
-    with the other sequences in its push, because all rows decide how sums are cut. Not thread-safe: one thread owns it.
+    """Takes what `TorchVocoder` takes and returns its samples within 2e-5. Their bits depend on nothing but the
+    sequence's codes, neither on the cut into pushes nor on the other sequences. Not thread-safe: one thread owns it.
 
     Attributes:
         slots: how many sequences it holds.
         groups: codes of a frame.
         together: how many sequences together are worth their own push.
+        steady: samples depend on nothing but their codes.
     """
+
+    steady = True
 
     def __init__(
         self,

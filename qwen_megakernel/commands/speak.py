@@ -156,7 +156,7 @@ class _Requests:
         none = "name the folder of saved voices with --voices" if base else "this checkpoint has no named speakers"
         check_speakers(pieces, [*self._engine.speakers, *self._voices], none)
         fitting = fitted(pieces, lambda piece: self._engine.pieces(SpokenText(piece.text), **self.of(piece)))
-        # Without `reproducible`, a GPU's last bits of samples would depend on what else is spoken at once.
+        # Without `reproducible`, PyTorch's last bits of samples would depend on how pieces are cut into pushes.
         self._request |= {"trim": trim} if len(fitting) == 1 else {"reproducible": True}
         return fitting
 

@@ -77,6 +77,7 @@ class DevicePipeline(ABC):
 
     def start(self, sequence: Sequence) -> None:
         """Compute a sequence's prompt."""
+        sequence.steady = self._vocoder.steady
         self._decoder.start(sequence.slot, sequence.prompt, sequence.request.sampling)
         self._vocoder.reset(sequence.slot)
         voice = sequence.request.conditioning.voice

@@ -284,8 +284,8 @@ class TTSEngine(Observed):
             normalize: "auto" turns digits, Markdown, links and emojis into words, or leaves them out (docs/text.md).
             lexicon: words that are read by another spelling.
             pause_s: seconds of silence before the speech, 0 to 10; the speech's own silence there is cut.
-            reproducible: samples too, not only codes, depend on nothing but the request, to the bit. The vocoder then
-                takes this utterance's frames alone, and no chunk is cut short.
+            reproducible: samples too, not only codes, depend on nothing but the request, to the bit. With our kernels
+                they always do. PyTorch's vocoder then takes this utterance's frames alone, in whole chunks.
 
         Raises:
             RequestError: the request cannot be served; errors.py has the kinds. Running utterances go on.

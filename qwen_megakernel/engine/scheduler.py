@@ -106,19 +106,19 @@ class Scheduler:
     ) -> tuple[list[Push], list[Sequence]]:
         """The pushes that go to the vocoder now, and the sequences that wait to share a later push.
 
-        Sequences with equally many frames go together; those whose listeners have heard nothing go first. A
-        reproducible one goes alone, with whole chunks, because a sum's last bits depend on what else is pushed.
+        Sequences with equally many frames go together; those whose listeners have heard nothing go first. Some go
+        alone, with whole chunks (`Sequence.alone`).
 
         Args:
             candidates: those with new frames, and those that have waited; none is marked as held any more.
             wait: False if no sequence will come to share a push.
         """
         # Asked once, because text may come at any moment.
-        short = [s for s in candidates if s.idle and not s.request.reproducible]
+        short = [s for s in candidates if s.idle and not s.alone]
         groups: dict[tuple[int, int], list[Sequence]] = {}
         for number, sequence in enumerate(candidates):
             if sequence.vocoder_due(sequence in short) and not sequence.settled:
-                alone = number if sequence.request.reproducible else -1
+                alone = number if sequence.alone else -1
                 groups.setdefault((sequence.missing, alone), []).append(sequence)
         pushes: list[Push] = []
         waiting: list[Sequence] = []
@@ -139,6 +139,6 @@ class Scheduler:
             return False
         soon = now + HURRY_S + self.frame_s
         first = sequences[0]
-        if first.request.reproducible or first.reason is not None:
+        if first.alone or first.reason is not None:
             return False
         return first.runs_out is not None and first.runs_out > soon

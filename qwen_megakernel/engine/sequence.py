@@ -90,6 +90,7 @@ class Sequence:
         self.max_frames = 0
         self.deadline = 0.0  # for getting a slot
         self.slot: int | None = None
+        self.steady = False  # the vocoder is
         self.in_flight = False  # a launched frame whose codes nobody has seen
         self.held = False  # its frames wait to share a vocoder push
         self.pushes = 0  # uncollected ones
@@ -199,9 +200,20 @@ class Sequence:
         return self.launched - self.given
 
     @property
+    def alone(self) -> bool:
+        """Do its frames go alone, in whole chunks? Then its samples' last bits depend on nothing else."""
+        return self.request.reproducible and not self.steady
+
+    @property
+    def one_by_one(self) -> bool:
+        """Do its frames go one by one? An effect's cuts depend on the samples' last bits: other chunks would leave out
+        other pitch periods (docs/log.md, 2026-11-22)."""
+        return bool(self._effects) and not self.steady
+
+    @property
     def shares_pushes(self) -> bool:
         """May a full ring of its frames wait for another sequence's?"""
-        return not self._effects and not self.request.reproducible
+        return not self.alone and not self.one_by_one
 
     def vocoder_due(self, short: bool) -> bool:
         """Must the vocoder get the frames launched so far? It must after `RECENT_FRAMES` at the latest, whatever the
@@ -213,10 +225,7 @@ class Sequence:
         if self.missing <= 0:
             return False
         last = self.reason is not None or self.launched == self.max_frames
-        # Before an effect each frame goes by itself. The samples' last bits depend on how many frames go together, and
-        # an effect's cuts depend on those bits. Other chunks would leave out other pitch periods
-        # (docs/log.md, 2026-11-22).
-        most = 1 if self._effects else RECENT_FRAMES
+        most = 1 if self.one_by_one else RECENT_FRAMES
         return last or short or self.missing >= most or self._to_chunk <= 0
 
     @property

@@ -85,10 +85,12 @@ class TorchVocoder:
         groups: codes of a frame.
         together: the most sequences that share a push. With 1, a sequence's samples are the same bits whatever else
             runs.
+        steady: do the samples' bits not depend on the cut into pushes? They do.
         follows: can it read codes on the device (`GraphVocoder.follow`)?
     """
 
     together = 1
+    steady = False
     follows = False
 
     def __init__(
