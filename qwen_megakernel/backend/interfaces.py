@@ -97,8 +97,8 @@ class Vocoder(Protocol):
     together: int
     """How many slots together are worth their own push."""
     steady: bool
-    """A slot's samples depend, to the bit, on nothing but its codes. Otherwise their last bits also depend on the cut into
-    pushes and on the other slots there."""
+    """A slot's samples depend, to the bit, on nothing but its codes. Otherwise their last bits also depend on the cut
+    into pushes and on the other slots there."""
     follows: bool
     """Can it read codes on the device, right after the launch that makes them? Then it has `follow`."""
     weight_bytes: int
