@@ -31,6 +31,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   sizes["CHANNEL_TILE"] = qmk::kChannelTile;
   sizes["WIDEST_NORM"] = qmk::kWidestNorm;
   sizes["TRANSFORMER_ROWS"] = qmk::kTransformerRows;
+  sizes["TRANSFORMER_RESIDUALS"] = qmk::kTransformerResiduals;
   sizes["TRANSFORMER_TAPS"] = qmk::kTransformerTaps;
   sizes["TRANSFORMER_COLUMNS"] = qmk::kTransformerColumns;
   sizes["TRANSFORMER_RING"] = qmk::kTransformerRing;

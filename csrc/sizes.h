@@ -21,15 +21,16 @@ constexpr int kRecentFrames = 8;  // of every slot, whose codes the frame kernel
 constexpr int kLayerMatrices = 4;  // of a decoder layer: qkv, o, gate and up, down
 
 // ---- the vocoder's kernels; a push decodes some frames of some sequences
-constexpr int kPushSequences = 16;       // of a push, at most
-constexpr int kPushFrames = 8;           // of each sequence of a push, at most
-constexpr int kPushRows = 128;           // sequences x frames of a push, at most
-constexpr int kPushesAhead = 64;         // pushes that may be uncollected
-constexpr int kChannelTile = 32;         // channels and columns of a convolution are multiples of it
-constexpr int kWidestNorm = 1024;        // channels of a depthwise convolution, at most: a thread each
-constexpr int kTransformerRows = 16;     // of a launch of the transformer's kernel, at most
-constexpr int kTransformerTaps = 3;      // of the convolution in front of the transformer
-constexpr int kTransformerColumns = 22;  // hidden ones of a block of the transformer's kernel, at most
-constexpr int kTransformerRing = 80;     // positions of its keys and values, at most
+constexpr int kPushSequences = 16;          // of a push, at most
+constexpr int kPushFrames = 8;              // of each sequence of a push, at most
+constexpr int kPushRows = 128;              // sequences x frames of a push, at most
+constexpr int kPushesAhead = 64;            // pushes that may be uncollected
+constexpr int kChannelTile = 32;            // channels and columns of a convolution are multiples of it
+constexpr int kWidestNorm = 1024;           // channels of a depthwise convolution, at most: a thread each
+constexpr int kTransformerRows = 16;        // that the transformer's kernel multiplies at once
+constexpr int kTransformerResiduals = 512;  // of a block: its hidden columns x the rows of a launch, at most
+constexpr int kTransformerTaps = 3;         // of the convolution in front of the transformer
+constexpr int kTransformerColumns = 22;     // hidden ones of a block of the transformer's kernel, at most
+constexpr int kTransformerRing = 80;        // positions of its keys and values, at most
 
 }  // namespace qmk

@@ -301,10 +301,11 @@ __global__ void __launch_bounds__(32 * (M / WM) * (N / WN)) convolve_kernel(cons
 #endif
 }
 
-// A way to cut a result into tiles [m][n], its sums over so many blocks, and its time by a model fitted to an H200.
+// A way to cut a result into tiles [m][n], its sums over so many blocks, and its time by a model fitted to an H200:
+// microseconds of a step of a block that has its multiprocessor for itself, of one of several there, and of its end.
 struct Cut {
   int m, n;
-  float step_us;  // of one block that has its multiprocessor for itself
+  float step_us, shared_us, end_us;
   int blocks = 1;
   float us = INFINITY;
 };
@@ -312,16 +313,18 @@ struct Cut {
 Cut timed(Cut cut, const Convolution& p, int rows, int blocks, int processors) {
   if (p.columns % cut.n) return cut;
   const int steps = p.taps * (p.in.channels / kDepth), tiles = (rows + cut.m - 1) / cut.m * (p.columns / cut.n);
-  const int waves = (tiles * blocks + processors - 1) / processors, per_block = (steps + blocks - 1) / blocks;
-  const float sharing = blocks > 1 ? 0.8f + 0.1f * blocks : 0.0f,
-              end = 0.9f * ((cut.m * cut.n + 2048 * blocks - 1) / (2048 * blocks));
+  const int each = (tiles * blocks + processors - 1) / processors, per_block = (steps + blocks - 1) / blocks;
   cut.blocks = blocks;
-  cut.us = (per_block * cut.step_us + end) * (1.0f + 0.75f * (waves - 1)) + sharing;
+  cut.us = per_block * std::max(cut.step_us, cut.shared_us * each) + cut.end_us * each;
+  if (blocks > 1) cut.us += 0.05f + 0.25f * blocks;
   return cut;
 }
 
-constexpr Cut kCuts[] = {{16, 64, 0.21f}, {32, 32, 0.21f}, {32, 64, 0.30f},  {64, 32, 0.37f},
-                         {64, 64, 0.45f}, {64, 96, 0.65f}, {128, 64, 0.95f}, {128, 96, 1.30f}};
+constexpr Cut kCuts[] = {{16, 64, 0.286f, 0.241f, 1.14f},
+                         {32, 32, 0.316f, 0.215f, 0.75f},
+                         {32, 64, 0.359f, 0.280f, 1.19f},
+                         {64, 64, 0.538f, 0.389f, 2.23f},
+                         {64, 96, 0.792f, 0.582f, 3.38f}};
 
 // How many parts a sum has: what is quickest for one frame of one sequence. Other pushes keep to it, so that a sample's
 // bits depend on nothing but its sequence.
@@ -360,11 +363,8 @@ cudaError_t choose(const Convolution& p, cudaStream_t stream) {
   switch (best.m * 1000 + best.n) {
     case 16064: return launch<16, 64, 16, 16, Exact>(p, parts, best.blocks, stream);
     case 32064: return launch<32, 64, 16, 32, Exact>(p, parts, best.blocks, stream);
-    case 64032: return launch<64, 32, 32, 16, Exact>(p, parts, best.blocks, stream);
     case 64064: return launch<64, 64, 32, 32, Exact>(p, parts, best.blocks, stream);
     case 64096: return launch<64, 96, 32, 48, Exact>(p, parts, best.blocks, stream);
-    case 128064: return launch<128, 64, 32, 32, Exact>(p, parts, best.blocks, stream);
-    case 128096: return launch<128, 96, 32, 48, Exact>(p, parts, best.blocks, stream);
     default: return launch<32, 32, 16, 16, Exact>(p, parts, best.blocks, stream);
   }
 }

@@ -43,18 +43,18 @@ struct Plan {
   int floats;      // of everything
 };
 
-template <int R>
 struct Scratch {
-  float residual[kTransformerColumns * R];  // [columns][R], of the columns that this block owns
-  float factor[R];                          // 1 / rms
+  float residual[kTransformerResiduals];  // [columns][rows], of the columns that this block owns
+  float factor[kTransformerRows];         // 1 / rms, of a group's rows
 };
 
-// D: head_dim; R: rows, at least as many as there are.
+// D: head_dim; R: rows of a group, at least as many as there are. A product takes one group of sequences after the
+// other, and its weights come once.
 template <int D, int R>
 struct Transformer {
   const Layers& p;
   const Plan& plan;
-  Scratch<R>& s;
+  Scratch& s;
   float* sums;  // [parts][columns of a chunk][R], and the beginning of shared memory
   Patience patience;
   uint32_t epoch;         // of what was published last
@@ -62,6 +62,7 @@ struct Transformer {
   int product_to_fetch = 0, column_to_fetch = 0;
   int chunk = 0;  // the next one to multiply with
   int frames = p.in.rows, rows = p.in.sequences * frames, width = p.heads * D;
+  int together = R / frames;  // sequences of a group
   int tid = threadIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32, block = blockIdx.x;
 
   __device__ __forceinline__ float* weights(int i) const { return sums + plan.weights[i % 4]; }
@@ -88,9 +89,9 @@ struct Transformer {
     store_relaxed8(at, __float_as_uint(value), epoch);
   }
 
-  // Pairs of values that carry the epoch, into shared memory: pair i from `from(i)` to `to(i)`.
+  // Pairs of values that carry the wanted epoch, into shared memory: pair i from `from(i)` to `to(i)`.
   template <class From, class To>
-  __device__ __forceinline__ void receive(int pairs, From from, To to) {
+  __device__ __forceinline__ void receive(int pairs, uint32_t wanted, From from, To to) {
     constexpr int kTogether = 4;
     for (int first = tid; first < pairs; first += kTogether * kThreads) {
       uint4 v[kTogether];
@@ -102,7 +103,7 @@ struct Transformer {
         const int at = first + i * kThreads;
         if (at >= pairs) break;
         uint32_t polls = 0;
-        while (v[i].y != epoch || v[i].w != epoch) {
+        while (v[i].y != wanted || v[i].w != wanted) {
           if (patience.spent(polls)) break;
           v[i] = load_relaxed16(from(at));
         }
@@ -110,8 +111,15 @@ struct Transformer {
       }
     }
   }
-  __device__ __forceinline__ void receive_rows(const uint2* from, int values) {
-    receive(rows * values / 2, [&](int i) { return from + 2 * i; }, [&](int i) { return x() + 2 * i; });
+  // What a product takes of a group of rows: of the vector that the product before it published, or of the input.
+  __device__ __forceinline__ void take(int product, Kind kind, int first_row, int count, uint32_t wanted) {
+    if (kind == kInput) return take_input(kTransformerTaps - 1 - product, first_row, count);
+    const int values = plan.of[kind].values;
+    const uint2* from = (kind == kO      ? p.attended
+                         : kind == kDown ? p.gated
+                                         : p.h) +
+                        static_cast<int64_t>(first_row) * values;
+    receive(count * values / 2, wanted, [&](int i) { return from + 2 * i; }, [&](int i) { return x() + 2 * i; });
   }
 
   // Columns column, column + distance, ... of this warp, all rows, over its part of K.
@@ -139,48 +147,56 @@ struct Transformer {
         if (lane == (c * R + r) % 32) out[(column + c * distance) * R + r] = all;
       }
   }
-  // The next product, of this kind, over the rows in x. It calls finish(c, r, sum) for every column of this block and
-  // every row. `sum(c, r)` is the result there. A gate also has the result of the column behind it.
+  // The next product, of this kind. It calls finish(c, r, sum) for every column of this block and every row. `sum(c,
+  // r)` is the result there. A gate also has the result of the column behind it.
   template <class Finish>
-  __device__ __forceinline__ void multiply(Kind kind, bool normed, Finish finish) {
+  __device__ __forceinline__ void multiply(int product, Kind kind, Finish finish) {
     const Product m = plan.of[kind];
     const int k = m.values;
-    ++epoch;
+    const bool normed = kind == kQkv || kind == kGateUp || kind == kOutput, one_group = p.in.sequences <= together;
+    const uint32_t wanted = epoch++;
 #pragma unroll 1
     for (int first = 0; first < m.columns; first += m.chunk) {
       const int columns = min(m.chunk, m.columns - first);
       const float* w = weights(chunk);
-      asm volatile("cp.async.wait_group 3;" ::: "memory");
-      __syncthreads();
       const int parts = columns >= 5 ? 1 : columns >= 3 ? 2 : columns == 2 ? 4 : 8;  // of K: work for every warp
       const int distance = kWarps / parts;
       const int part = warp % parts, begin = k / 4 * part / parts, end = k / 4 * (part + 1) / parts;
-      for (int c = warp / parts; c < columns; c += 3 * distance) {
-        const int left = (columns - c + distance - 1) / distance;
-        float* out = sums + part * columns * R;
-        if (left >= 3) dots<3>(w, c, distance, k, begin, end, out);
-        else if (left == 2) dots<2>(w, c, distance, k, begin, end, out);
-        else dots<1>(w, c, distance, k, begin, end, out);
-      }
-      if (normed && first == 0)
-        for (int r = warp; r < rows; r += kWarps) {
-          float squares = 0.0f;
-          for (int i = lane * 4; i < k; i += 32 * 4) {
-            const float4 v = *reinterpret_cast<const float4*>(x() + r * k + i);
-            squares += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
-          }
-          squares = warp_sum(squares);
-          if (lane == 0) s.factor[r] = rsqrtf(squares / k + p.eps);
+#pragma unroll 1
+      for (int sequence = 0; sequence < p.in.sequences; sequence += together) {
+        const int first_row = sequence * frames, count = min(together * frames, rows - first_row);
+        const bool fresh = first == 0 || !one_group;
+        if (fresh) take(product, kind, first_row, count, wanted);
+        asm volatile("cp.async.wait_group 3;" ::: "memory");
+        __syncthreads();
+        for (int c = warp / parts; c < columns; c += 3 * distance) {
+          const int left = (columns - c + distance - 1) / distance;
+          float* out = sums + part * columns * R;
+          if (left >= 3) dots<3>(w, c, distance, k, begin, end, out);
+          else if (left == 2) dots<2>(w, c, distance, k, begin, end, out);
+          else dots<1>(w, c, distance, k, begin, end, out);
         }
-      __syncthreads();
-      fetch(chunk + 4);
+        if (normed && fresh)
+          for (int r = warp; r < count; r += kWarps) {
+            float squares = 0.0f;
+            for (int i = lane * 4; i < k; i += 32 * 4) {
+              const float4 v = *reinterpret_cast<const float4*>(x() + r * k + i);
+              squares += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
+            }
+            squares = warp_sum(squares);
+            if (lane == 0) s.factor[r] = rsqrtf(squares / k + p.eps);
+          }
+        __syncthreads();
+        if (sequence + together >= p.in.sequences) fetch(chunk + 4);  // nobody needs this chunk any more
+        auto sum = [&](int c, int r) {
+          const int at = (c - first) * R + r - first_row;
+          float all = sums[at];
+          for (int i = 1; i < parts; ++i) all += sums[i * columns * R + at];
+          return normed ? all * s.factor[r - first_row] : all;
+        };
+        for (int i = tid; i < columns * count; i += kThreads) finish(first + i % columns, first_row + i / columns, sum);
+      }
       ++chunk;
-      auto sum = [&](int c, int r) {
-        float all = sums[(c - first) * R + r];
-        for (int i = 1; i < parts; ++i) all += sums[(i * columns + c - first) * R + r];
-        return normed ? all * s.factor[r] : all;
-      };
-      for (int i = tid; i < columns * rows; i += kThreads) finish(first + i % columns, i / columns, sum);
     }
   }
 
@@ -211,7 +227,7 @@ struct Transformer {
         *reinterpret_cast<float4*>(values + j * kValue + d) = v;
       }
       receive(
-          3 * frames * (D / 2),
+          3 * frames * (D / 2), epoch,
           [&](int i) {
             const int which = i / (frames * (D / 2)), t = i / (D / 2) % frames, d = i % (D / 2) * 2;
             return p.qkv + static_cast<int64_t>(sequence * frames + t) * 3 * width + which * width + head * D + d;
@@ -288,9 +304,9 @@ struct Transformer {
   }
 
   // Rows of the embeddings, and of their past, so many frames back.
-  __device__ __forceinline__ void take_input(int back) {
-    for (int i = tid * 4; i < rows * p.in.channels; i += kThreads * 4) {
-      const int r = i / p.in.channels, sequence = r / frames, t = r % frames - back;
+  __device__ __forceinline__ void take_input(int back, int first_row, int count) {
+    for (int i = tid * 4; i < count * p.in.channels; i += kThreads * 4) {
+      const int r = first_row + i / p.in.channels, sequence = r / frames, t = r % frames - back;
       const float* from =
           t >= 0 ? p.in.fresh + static_cast<int64_t>(sequence * frames + t) * p.in.channels
                  : p.in.past + p.in.slots[sequence] * p.in.stride + static_cast<int64_t>(p.in.kept + t) * p.in.channels;
@@ -304,10 +320,7 @@ struct Transformer {
     for (int i = 0; i < count_products(p.layers); ++i) {
       const Kind kind = kind_of(i, p.layers);
       if (kind == kO) attend((i - kTransformerTaps) / 4);
-      if (kind == kInput) take_input(kTransformerTaps - 1 - i);
-      else receive_rows(kind == kO ? p.attended : kind == kDown ? p.gated : p.h, plan.of[kind].values);
-      const bool normed = kind == kQkv || kind == kGateUp || kind == kOutput;
-      multiply(kind, normed, [&](int c, int r, auto sum) {
+      multiply(i, kind, [&](int c, int r, auto sum) {
         const float value = sum(c, r);
         if (kind == kQkv) {
           const int column = block * plan.of[kQkv].columns + c;
@@ -321,8 +334,9 @@ struct Transformer {
           if (column < p.columns_out) p.out[r * p.columns_out + column] = value + p.bias_out[column];
         } else {
           const int column = block * plan.of[kind].columns + c;
-          const float before = i ? s.residual[c * R + r] : column < p.hidden ? p.bias_in[column] : 0.0f;
-          const float h = s.residual[c * R + r] = before + value;
+          float& residual = s.residual[c * rows + r];
+          const float before = i ? residual : column < p.hidden ? p.bias_in[column] : 0.0f;
+          const float h = residual = before + value;
           if (i + 1 >= kTransformerTaps && column < p.hidden) publish(p.h + r * p.hidden + column, h);
         }
       });
@@ -334,7 +348,7 @@ template <int D, int R>
 __global__ void __launch_bounds__(kThreads, 1)
     layers_kernel(const __grid_constant__ Layers p, const __grid_constant__ Plan plan) {
   extern __shared__ __align__(16) float memory[];
-  __shared__ Scratch<R> scratch;
+  __shared__ Scratch scratch;
   Transformer<D, R> t{p, plan, scratch, memory, Patience{p.spin_limit, p.fault}, load_relaxed4(p.epoch), p.weights};
   t.run();
   t.patience.report();
@@ -389,7 +403,7 @@ bool make_plan(const Layers& p, Plan& plan) {
   }
   auto fits = [&](int chunk) {
     plan = lay_out(p, products, chunk);
-    return plan.floats * sizeof(float) + sizeof(Scratch<kTransformerRows>) <= static_cast<size_t>(p.shared_bytes);
+    return plan.floats * sizeof(float) + sizeof(Scratch) <= static_cast<size_t>(p.shared_bytes);
   };
   bool found = fits(most);
   for (int units = (most - 1) / least; !found && units > 0; --units) found = fits(units * least);
@@ -433,9 +447,10 @@ cudaError_t transform(const Layers& p, cudaStream_t stream) {
   if (p.head_dim != 64 && p.head_dim != 32) return cudaErrorInvalidValue;
   Plan plan;
   if (!make_plan(p, plan)) return cudaErrorInvalidValue;
-  // Sequences do not depend on each other. So a larger push is launches of some of them, which run one after the other
-  // and use the same buffers, as the launches of two pushes do.
-  const int together = kTransformerRows / p.in.rows;
+  // As many whole groups a launch as there is room for residuals. Sequences do not depend on each other, and launches
+  // use the same buffers one after the other.
+  const int groups = kTransformerResiduals / share(p.hidden, p.blocks) / kTransformerRows;
+  const int together = groups * (kTransformerRows / p.in.rows);
   for (int first = 0; first < p.in.sequences; first += together) {
     Layers some = p;
     some.in.sequences = std::min(together, p.in.sequences - first);

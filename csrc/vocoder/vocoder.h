@@ -65,7 +65,7 @@ cudaError_t convolve(const Convolution&, cudaStream_t);
 cudaError_t depthwise_norm(const History& in, const float* weight /*[7][channels]*/, const float* bias,
                            const float* gain, const float* shift, float eps, float* out, cudaStream_t);
 
-// The transformer between two linear layers, for up to kTransformerRows rows a launch: `in.rows` new positions of every
+// The transformer between two linear layers: `in.rows` new positions of every
 // sequence, attention over a window, SwiGLU. The matrices contain RMSNorm's weights and the layer scales. They also
 // contain the convolution before the first layer and the transposed one behind the last, because nothing lies between
 // these and the linear layers.
@@ -82,7 +82,7 @@ struct Layers {
   int64_t stride;           // values from a slot's rings to the next one's
   const int64_t* position;  // [slots], of the first new row
   // What blocks hand each other, a value and its epoch each: [rows][hidden], [rows][3 * heads * head_dim], [rows][heads
-  // * head_dim], [rows][intermediate], where rows is at most kTransformerRows.
+  // * head_dim], [rows][intermediate].
   uint2 *h, *qkv, *attended, *gated;
   uint32_t* epoch;           // [1] of the last value published
   uint32_t spin_limit;       // polls before a wait gives up

@@ -113,7 +113,7 @@ void transform(const Tensor& embedding, const Tensor& past, const Tensor& slots,
   p.hidden = size("hidden"), p.columns_out = size("columns_out");
   p.intermediate = size("intermediate"), p.window = size("window"),
   p.spin_limit = static_cast<uint32_t>(sizes.at("spin_limit"));
-  const int64_t rows = qmk::kTransformerRows, width = p.heads * p.head_dim;
+  const int64_t rows = sequences * frames, width = p.heads * p.head_dim;
   auto share = [&](int64_t columns) { return (columns + p.blocks - 1) / p.blocks * p.blocks; };
   const int64_t layer =
       share(3 * width) * p.hidden + share(p.hidden) * (width + p.intermediate) + 2 * share(p.intermediate) * p.hidden;

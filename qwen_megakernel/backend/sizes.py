@@ -33,8 +33,8 @@ PUSHES_AHEAD = 64
 CHANNEL_TILE = 32
 """The vocoder's convolutions have a multiple of this many channels."""
 WIDEST_NORM = 1024
-TRANSFORMER_ROWS = 16
-"""Most rows of a launch of the vocoder's transformer. A push of more rows launches it several times."""
+TRANSFORMER_ROWS, TRANSFORMER_RESIDUALS = 16, 512
+"""Rows that the vocoder's transformer multiplies at once; a block's hidden columns x the most rows of a launch."""
 TRANSFORMER_TAPS, TRANSFORMER_COLUMNS, TRANSFORMER_RING = 3, 22, 80
 """For the vocoder's transformer: taps of the convolution before it; most hidden columns of a block; most positions of
 its keys and values. 22 columns suffice for the published 512 on 24 multiprocessors."""
@@ -58,6 +58,7 @@ SIZES = {
     "CHANNEL_TILE": CHANNEL_TILE,
     "WIDEST_NORM": WIDEST_NORM,
     "TRANSFORMER_ROWS": TRANSFORMER_ROWS,
+    "TRANSFORMER_RESIDUALS": TRANSFORMER_RESIDUALS,
     "TRANSFORMER_TAPS": TRANSFORMER_TAPS,
     "TRANSFORMER_COLUMNS": TRANSFORMER_COLUMNS,
     "TRANSFORMER_RING": TRANSFORMER_RING,

@@ -22,6 +22,7 @@ from qwen_megakernel.backend.sizes import (
     PUSH_FRAMES,
     PUSH_SEQUENCES,
     TRANSFORMER_COLUMNS,
+    TRANSFORMER_RESIDUALS,
     TRANSFORMER_RING,
     TRANSFORMER_ROWS,
     WIDEST_NORM,
@@ -75,8 +76,8 @@ def why_no_graphs(config: VocoderConfig, device: torch.device) -> str | None:
     chunk = max(2 * config.hidden_size, *values)
     sums = TRANSFORMER_ROWS * max(8, chunk // min(values))
     a_head = TRANSFORMER_RING * (2 * config.head_dim + 9) + PUSH_FRAMES * (4 * config.head_dim + TRANSFORMER_RING)
-    of_rows = TRANSFORMER_ROWS * (TRANSFORMER_COLUMNS + 1)  # residuals and factors
-    needed = 4 * (sums + 4 * chunk + max(TRANSFORMER_ROWS * max(values), a_head) + of_rows)
+    scratch = TRANSFORMER_RESIDUALS + TRANSFORMER_ROWS  # residuals and factors
+    needed = 4 * (sums + 4 * chunk + max(TRANSFORMER_ROWS * max(values), a_head) + scratch)
     if needed > shared_bytes:
         return (
             f"the vocoder's transformer of width {config.hidden_size:,} needs {-(-needed // 1024)} KB of shared memory "

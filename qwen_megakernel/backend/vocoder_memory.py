@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from qwen_megakernel.backend.sizes import PUSH_FRAMES, PUSH_SEQUENCES, TRANSFORMER_ROWS, TRANSFORMER_TAPS
+from qwen_megakernel.backend.sizes import PUSH_FRAMES, PUSH_SEQUENCES, TRANSFORMER_TAPS
 from qwen_megakernel.backend.vocoder_weights import VocoderWeights, padded
 from qwen_megakernel.checkpoint.codec_config import VocoderConfig
 from qwen_megakernel.model.vocoder import DILATIONS
@@ -42,7 +42,7 @@ class VocoderMemory:
         self.embedding = torch.zeros(rows * config.codebook_dim, device=device)
         self.place = torch.zeros(1, dtype=torch.int64, device=device)
         self.fault = torch.zeros(1, dtype=torch.int32, pin_memory=True)
-        self.layers, self.layer_sizes = self._make_layers(config, weights)
+        self.layers, self.layer_sizes = self._make_layers(config, weights, rows)
         self.rooms: list[Tensor] = []
 
     def make_room(self, sizes: Mapping[str, int]) -> dict[str, Tensor]:
@@ -57,7 +57,9 @@ class VocoderMemory:
         for name in ("h", "qkv", "attended", "gated", "epoch"):
             self.layers[name].zero_()
 
-    def _make_layers(self, c: VocoderConfig, weights: VocoderWeights) -> tuple[dict[str, Tensor], dict[str, int]]:
+    def _make_layers(
+        self, c: VocoderConfig, weights: VocoderWeights, rows: int
+    ) -> tuple[dict[str, Tensor], dict[str, int]]:
         """Tensors and sizes for `extension.transform`."""
         exchange = {}
         width = c.num_heads * c.head_dim
@@ -67,7 +69,7 @@ class VocoderMemory:
             ("attended", width),
             ("gated", c.intermediate_size),
         ):
-            exchange[name] = torch.zeros(TRANSFORMER_ROWS * values, 2, dtype=torch.int32, device=self.device)
+            exchange[name] = torch.zeros(rows * values, 2, dtype=torch.int32, device=self.device)
         tensors = exchange | weights.layers | {"rings": self.state["rings"]}
         tensors |= {"position": self.position, "fault": self.fault}
         tensors["epoch"] = torch.zeros(1, dtype=torch.int32, device=self.device)
