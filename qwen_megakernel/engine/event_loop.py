@@ -72,13 +72,14 @@ class AsyncUtterance:
         self._in_turn = asyncio.Lock()  # pieces of text keep their order
         self._goes_on: asyncio.Task[bool] | None = None
 
-    async def submit(self, text: str | None, opening: str = "", **request: Any) -> None:
+    async def submit(self, text: str | None, opening: str = "", *, ended: bool = False, **request: Any) -> None:
         """Begin. If the calling task is cancelled meanwhile, the utterance is cancelled as soon as it exists.
 
         Args:
             text: what to say, cut if it is longer than a slot. None: it comes through `push_text` and `end_text`, and
                 may be longer than a slot unless `max_frames` is given.
             opening: the first piece of text that comes in pieces. It saves a call of `push_text`.
+            ended: no text follows the opening. It saves a call of `end_text`.
             **request: `TTSEngine.submit`'s options.
 
         Raises:
@@ -90,19 +91,31 @@ class AsyncUtterance:
             first = text
             if text is None:
                 self._turn, self._complete = self._engine.turn(**request), False
+                if ended and (first := self._one_part(opening)):
+                    self._request, self._complete = request | {"non_streaming_mode": False}, True
             elif not isinstance(text, SpokenText):
                 first, *others = self._engine.pieces(text, **request)
                 self._later += [_Part(piece, 0.0, ended=True) for piece in others]
             self._begin(first)
-            if opening:
-                with suppress(TextEndedError):  # `next_chunk` says why it has ended
+            with suppress(TextEndedError):  # `next_chunk` says why it has ended
+                if not self._complete:
                     self._push(opening)
+                    if ended:
+                        self._end_text()
 
         try:
             await self._run(submit)
         except asyncio.CancelledError:
             self.cancel()
             raise
+
+    def _one_part(self, text: str) -> SpokenText | None:
+        """A text that comes in pieces, if all of it is there and is one part."""
+        check_unicode(text)
+        turn = self._engine.turn(**self._request)
+        parts = [*turn.push(text), *turn.flush()]
+        whole = "" if any(isinstance(part, Pause) for part in parts) else "".join(parts)
+        return SpokenText(whole) if whole.strip() else None
 
     def _begin(self, text: str | None, pause_s: float = 0.0) -> None:
         """Runs in the executor."""

@@ -313,7 +313,7 @@ class EngineService:
 
     @contextlib.asynccontextmanager
     async def speak(
-        self, text: str | None, request: dict[str, Any], opening: str = ""
+        self, text: str | None, request: dict[str, Any], opening: str = "", *, ended: bool = False
     ) -> AsyncIterator[AsyncUtterance]:
         """Begin an utterance. At the end of the block, cancel it if it still runs.
 
@@ -321,6 +321,7 @@ class EngineService:
             text: None: it comes through `push_text`.
             request: what `request` returned.
             opening: the first piece of text that comes in pieces.
+            ended: no text follows the opening.
 
         Raises:
             TTSError: the text cannot be spoken, or not now.
@@ -329,7 +330,7 @@ class EngineService:
         self.utterances.add(utterance)
         self.log_text(text or opening)
         try:
-            await utterance.submit(text, opening, **request)
+            await utterance.submit(text, opening, ended=ended, **request)
             yield utterance
         finally:
             utterance.cancel()

@@ -339,13 +339,13 @@ class _Speech:
         """
         service = self._stream.service
         service.check_ready()
-        request, whole = service.request(**self._config.settings), None
-        if self._config.whole or self._text.complete:
+        request, whole, ended = service.request(**self._config.settings), None, self._text.complete
+        if self._config.whole:
             self._said = whole = await self._text.take_whole()
             if self._words:
                 self._words.add(self._said)
-        async with service.speak(whole, request, opening="" if whole else self._take()) as utterance:
-            pusher = None if whole else asyncio.create_task(self._push(utterance))
+        async with service.speak(whole, request, "" if whole else self._take(), ended=ended) as utterance:
+            pusher = None if whole or ended else asyncio.create_task(self._push(utterance))
             try:
                 async for chunk in utterance:
                     self._begin(request["sampling"].seed)
