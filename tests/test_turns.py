@@ -94,7 +94,7 @@ def test_nothing_waits_far_from_a_cut(text, room):
     for taken, character in enumerate(text, 1):
         given_out += "".join(turn.push(character))
         if sum(len(word.encode()) for word in text[:taken].split()) < SENTENCE_FROM * room - 10:
-            assert given_out == text[:taken]
+            assert given_out.rstrip() == text[:taken].rstrip()  # blanks may wait: nobody hears them
 
 
 def test_shares_are_in_order():
