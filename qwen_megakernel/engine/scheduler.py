@@ -21,10 +21,6 @@ HURRY_S = 0.07
 """A listener with less audio left than this does not wait, and only one new prompt comes before it. With 50 ms, 15
 of 64 callers at once heard a gap; with 70 ms none did (docs/log.md, 2026-11-21)."""
 
-SHARE = 8
-"""So many full rings of frames go through the vocoder together while other sequences fill the launches: 64 frames take
-an H200 5.8 ms, 8 frames 1.1 ms (docs/log.md, 2026-11-23). More would keep a new caller waiting for longer."""
-
 _FIRST_FRAME_S = 0.005
 _SMOOTHING = 0.1
 """The estimate of a frame's time starts at a guess between a GPU's 1.5 ms and a CPU's 20 ms, and follows within some
@@ -129,20 +125,20 @@ class Scheduler:
         for (frames, _), group in sorted(groups.items(), key=lambda item: all(s.chunks_given for s in item[1])):
             for first in range(0, len(group), self._together):
                 some = group[first : first + self._together]
-                calm = wait and all(s not in short and self._is_calm(s, frames, now) for s in some)
-                if calm and len(some) < self._worth(running, some, waiting):
+                calm = wait and some[0] not in short and self._is_calm(some, frames, now)
+                if calm and any(s.ready and s.shares_pushes for s in running if s not in waiting):
                     waiting += some
                 else:
                     pushes.append(Push(some, frames, [s for s in some if s in short]))
         return pushes, waiting
 
-    def _worth(self, running: list[Sequence], some: list[Sequence], waiting: list[Sequence]) -> int:
-        """How many full rings are worth waiting for: SHARE while others fill the launches, two if anyone else comes."""
-        others = sum(s.ready and s.shares_pushes for s in running if s not in waiting and s not in some)
-        return min(SHARE, self._together) if others >= self._width else 2 if others else 0
-
-    def _is_calm(self, sequence: Sequence, frames: int, now: float) -> bool:
-        """May it wait? A full ring of frames may, if its listener does not run out meanwhile."""
-        if not self._shares_pushes or frames < RECENT_FRAMES or sequence.alone or sequence.reason is not None:
+    def _is_calm(self, sequences: list[Sequence], frames: int, now: float) -> bool:
+        """May they wait? A single full ring of frames may, if its listener does not run out meanwhile. Two together
+        take 2.4 ms, one by one 3.0 ms (docs/log.md, 2026-11-21)."""
+        if not self._shares_pushes or frames < RECENT_FRAMES or len(sequences) > 1:
             return False
-        return sequence.runs_out is not None and sequence.runs_out > now + HURRY_S + self.frame_s
+        soon = now + HURRY_S + self.frame_s
+        first = sequences[0]
+        if first.alone or first.reason is not None:
+            return False
+        return first.runs_out is not None and first.runs_out > soon
