@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -177,8 +178,9 @@ class SpeechFile:
         self._file: BinaryIO | None = None
         self._sound: soundfile.SoundFile | mpeg4.Mpeg4Sound | None = None
         self._samples = 0
-        # libsndfile calls `_Target` back and would swallow a KeyboardInterrupt there. Other threads get none.
-        self._thread = ThreadPoolExecutor(1)
+        # libsndfile calls `_Target` back and would swallow a KeyboardInterrupt there. Only the main thread gets one, so it
+        # leaves the calls to another thread.
+        self._thread = ThreadPoolExecutor(1) if threading.current_thread() is threading.main_thread() else None
         self.kept = False
         """Did the block fail, and is the partial file kept?"""
 
@@ -193,8 +195,10 @@ class SpeechFile:
     def write(self, pcm: bytes) -> None:
         """Append PCM16, little-endian."""
         samples = np.frombuffer(pcm, "<i2")
-        for start in range(0, len(samples), self._rate):  # libsndfile's Vorbis overflows its stack on minutes at once
-            self._call(self._sound.write, samples[start : start + self._rate])
+        # libsndfile's Vorbis overflows its stack on minutes at once.
+        most = self._rate if self._ending == ".ogg" else max(1, len(samples))
+        for start in range(0, len(samples), most):
+            self._call(self._sound.write, samples[start : start + most])
         self._samples += len(samples)
 
     def mark_chapter(self, start: float, title: str) -> None:
@@ -230,14 +234,22 @@ class SpeechFile:
         return self._part.parent if self._part else Path(tempfile.gettempdir())
 
     def _call(self, call: Callable, *args: Any, **options: Any) -> Any:
-        done = self._thread.submit(call, *args, **options)
-        raised = done.exception()  # waits
+        raised = done = None
+        try:
+            done = self._run(call, *args, **options)
+        except Exception as error:
+            raised = error
         error = self._target.error or raised
         if isinstance(error, OSError):
             raise _cannot_write(self.path, self._folder, error) from None
         if isinstance(error, soundfile.SoundFileError):
             raise RequestError(f"--output {self.path}: {error}") from None
-        return done.result()
+        if error:
+            raise error
+        return done
+
+    def _run(self, call: Callable, *args: Any, **options: Any) -> Any:
+        return self._thread.submit(call, *args, **options).result() if self._thread else call(*args, **options)
 
     def _finish(self) -> None:
         self._call(self._sound.close)
@@ -258,10 +270,12 @@ class SpeechFile:
     def _discard(self) -> None:
         """Close what is open, and delete the part if it still exists."""
         if self._sound:
-            self._thread.submit(self._sound.close).exception()
-        self._thread.shutdown()
+            with suppress(Exception):  # it tries to write the rest once more
+                self._run(self._sound.close)
+        if self._thread:
+            self._thread.shutdown()
         if self._file:
-            with suppress(OSError):  # it tries to write the rest once more
+            with suppress(OSError):  # and so does this
                 self._file.close()
         if self._part:
             self._part.unlink(missing_ok=True)

@@ -25,6 +25,9 @@ DAY = 86_400
 _BESIDE = 3 * 2**28
 """Bytes of a GPU that a CUDA context, graphs and buffers take beside weights and slots."""
 
+_FEW_SLOTS, _BESIDE_MORE = 16, 9 * 2**25
+"""With more slots than that, the vocoder's larger pushes need so many more bytes."""
+
 _LEAST = {"max_streams": 1, "max_positions": 16, "max_queue": 0, "kept_voices": 1}
 
 
@@ -94,7 +97,9 @@ class Need:
 
     def slots_in(self, memory: int) -> int:
         """How many slots fit into `memory` bytes. While the kernel packs the talker's weights, they are there twice."""
-        return max(0, memory - max(2 * self.talker, self.talker + self.vocoder) - _BESIDE) // self.slot
+        left = memory - max(2 * self.talker, self.talker + self.vocoder) - _BESIDE
+        few = max(0, left) // self.slot
+        return few if few <= _FEW_SLOTS else max(_FEW_SLOTS, (left - _BESIDE_MORE) // self.slot)
 
 
 def memory_of(loaded: LoadedModel, stack: StackConfig, dtype: torch.dtype, limits: Limits) -> dict[str, int]:
