@@ -178,8 +178,8 @@ class SpeechFile:
         self._file: BinaryIO | None = None
         self._sound: soundfile.SoundFile | mpeg4.Mpeg4Sound | None = None
         self._samples = 0
-        # libsndfile calls `_Target` back and would swallow a KeyboardInterrupt there. Only the main thread gets one, so it
-        # leaves the calls to another thread.
+        # libsndfile calls `_Target` back and would swallow a KeyboardInterrupt there. Only the main thread gets one, so
+        # it leaves the calls to another thread.
         self._thread = ThreadPoolExecutor(1) if threading.current_thread() is threading.main_thread() else None
         self.kept = False
         """Did the block fail, and is the partial file kept?"""
