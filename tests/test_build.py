@@ -287,6 +287,12 @@ def test_a_shell_takes_pips_command_as_it_is_printed(cuda, release, monkeypatch)
         assert command in (ROOT / "docs" / "cards.md").read_text(encoding="utf-8")
 
 
+def test_a_driver_that_takes_too_few_parameters_is_told(machine):
+    machine(*H200, nvcc=(12, 9), driver=(12, 0))
+    told = "the NVIDIA driver is too old: it runs CUDA 12.0, not 12.1; update the driver"
+    assert build.why_no_build(GPU) == told
+
+
 def test_a_driver_of_the_same_major_version_will_do(machine):
     machine(*H200, nvcc=(12, 9), driver=(12, 4))
     assert build.why_no_build(GPU) is None

@@ -83,6 +83,10 @@ def why_no_build(device: torch.device) -> str | None:
         )
     if find_ninja() is None:
         return "ninja was not found on PATH or beside this Python; pip install ninja"
+    driver = driver_version()
+    if driver is not None and (12, 0) <= driver < _LEAST_DRIVER:
+        ours, least = _told(driver), _told(_LEAST_DRIVER)
+        return f"the NVIDIA driver is too old: it runs CUDA {ours}, not {least}; update the driver"
     return why_driver_too_old(version, "nvcc", "or set CUDA_HOME to an older toolkit")
 
 
@@ -120,6 +124,9 @@ def driver_version() -> tuple[int, int] | None:
         return None
     return version.value // 1000, version.value % 1000 // 10
 
+
+_LEAST_DRIVER = (12, 1)
+"""Older ones take 4 KB of a kernel's parameters, and `Push` in csrc/vocoder/vocoder.h has 8."""
 
 _LEAST_OF_SOURCES = (12, 3)
 """The oldest nvcc for csrc: 128-bit loads and stores in ptx.cuh need PTX 8.3, and ptxas took all of csrc as that."""
