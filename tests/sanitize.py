@@ -58,14 +58,14 @@ def text() -> None:
 
 def vocode() -> None:
     checkpoint = Checkpoint.open("demo")
-    codec, recent = checkpoint.vocoder(GPU, torch.float32), torch.randint(0, 128, (8, 8, 16), device=GPU).int()
-    config, options = checkpoint.config.codec.vocoder, {"slots": 8, "recent_codes": recent}
+    codec, recent = checkpoint.vocoder(GPU, torch.float32), torch.randint(0, 128, (20, 8, 16), device=GPU).int()
+    config, options = checkpoint.config.codec.vocoder, {"slots": 20, "recent_codes": recent}
     vocoder = vocoder_graphs.GraphVocoder(load_extension(GPU), config, codec, **options)
-    codes = torch.randint(0, 128, (8, 90, 16))
+    codes = torch.randint(0, 128, (20, 90, 16))
     for portion in vocoder.portions(codes[0]):
         vocoder.listen(0, portion)
-    for slots, frames in (([0], 1), ([0, 1, 2], 2), ([3], 8), (list(range(8)), 1), (list(range(8)), 3)):
-        print(slots, frames, vocoder.push(slots, codes[: len(slots), :frames]).norm())
+    for count, frames in ((1, 1), (3, 2), (1, 8), (8, 1), (8, 3), (20, 8)):
+        print(count, frames, vocoder.push(range(count), codes[:count, :frames]).norm())
     print(vocoder.follow([0, 1], [0, 0], 2)().norm())
 
 

@@ -341,6 +341,16 @@ def test_reproducible_samples_are_pushed_alone_in_the_same_portions_in_any_compa
     assert portions[0] == portions[1] == portions[2] and portions[0][:4] == [1, 2, 4, 8]
 
 
+def test_reproducible_samples_share_pushes_of_a_steady_vocoder(make):
+    engine = make()
+    engine.vocoder.steady = True
+    for _ in range(4):
+        engine.submit(75, reproducible=True)
+    engine.run([])
+    assert any(len(streams) > 1 for streams, _ in engine.vocoder.heard)
+    assert all(s.audio.finish_reason == "eos" for s in engine.streams)
+
+
 def test_reproducible_samples_wait_for_their_text_rather_than_be_cut_short(make):
     engine = make()
     engine.submit(40, (8,), rows=5, reproducible=True)
