@@ -26,9 +26,11 @@ def halves(x: Tensor) -> Tensor:
     """fp32 [..., columns] -> fp16 [..., 2, columns]: high and low of x = high + low / 2048, as csrc/vocoder/halves.cuh
     makes them. Together they have 22 bits. Values beyond fp16's range become its largest."""
     most = torch.finfo(torch.float16).max
-    high = x.clamp(-most, most).half()
-    low = ((x - high.float()) * 2048).clamp(-most, most).half()
-    return torch.stack([high, low], dim=-2)
+    both = x.new_empty(*x.shape[:-1], 2, x.shape[-1], dtype=torch.float16)
+    high, low = both.unbind(dim=-2)  # written in place: small cards have no room for copies
+    high.copy_(x.clamp(-most, most))
+    low.copy_((x - high).mul_(2048).clamp_(-most, most))
+    return both
 
 
 def transformer_room(device: torch.device) -> tuple[int, int]:
