@@ -29,6 +29,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   sizes["PUSH_ROWS"] = qmk::kPushRows;
   sizes["PUSHES_AHEAD"] = qmk::kPushesAhead;
   sizes["CHANNEL_TILE"] = qmk::kChannelTile;
+  sizes["LOW_SCALE"] = qmk::kLowScale;
   sizes["WIDEST_NORM"] = qmk::kWidestNorm;
   sizes["TRANSFORMER_ROWS"] = qmk::kTransformerRows;
   sizes["TRANSFORMER_RESIDUALS"] = qmk::kTransformerResiduals;

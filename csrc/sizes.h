@@ -26,6 +26,7 @@ constexpr int kPushFrames = 8;              // of each sequence of a push, at mo
 constexpr int kPushRows = 128;              // sequences x frames of a push, at most
 constexpr int kPushesAhead = 64;            // pushes that may be uncollected
 constexpr int kChannelTile = 32;            // channels and columns of a convolution are multiples of it
+constexpr int kLowScale = 2048;             // of the low one of a value's two fp16 halves (halves.cuh)
 constexpr int kWidestNorm = 1024;           // channels of a depthwise convolution, at most: a thread each
 constexpr int kTransformerRows = 16;        // that the transformer's kernel multiplies at once
 constexpr int kTransformerResiduals = 512;  // of a block: its hidden columns x the rows of a launch, at most

@@ -291,7 +291,7 @@ def test_voices_are_made_beside_a_gpu_engine(tiny):
 
 
 SPEAK = """
-import hashlib, os, sys
+import hashlib, os
 if target := os.environ.get("EMULATE"):
     from emulation import pretend
     pretend(target)

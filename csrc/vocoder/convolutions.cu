@@ -1,9 +1,11 @@
-// The vocoder: small matrix products, fused with everything around them. A frame is about a hundred launches of one
-// CUDA graph. The kernel that makes a layer's input also computes the layer's activation and splits it into halves,
-// once per element. The past is read in place. The order of every sum is fixed, so the same push gives the same bits.
+// The vocoder: small matrix products, fused with everything around them. A push is some forty launches of one CUDA
+// graph. The kernel that makes a layer's input also computes the layer's activation and splits it into halves, once per
+// element. The past is read in place. The order of every sum is fixed and does not depend on the push: a sample's bits
+// depend on nothing but its sequence.
 #include <cooperative_groups.h>
 
 #include <algorithm>
+#include <vector>
 
 #include "../ptx.cuh"
 #include "halves.cuh"
@@ -326,15 +328,22 @@ constexpr Cut kCuts[] = {{16, 64, 0.286f, 0.241f, 1.14f},
                          {64, 64, 0.538f, 0.389f, 2.23f},
                          {64, 96, 0.792f, 0.582f, 3.38f}};
 
+// The quickest cut of so many rows, with one of these numbers of blocks for a sum.
+Cut quickest(const Convolution& p, int rows, const std::vector<int>& blocks, int processors) {
+  Cut best = kCuts[1];  // its tiles fit any number of columns
+  for (const Cut& cut : kCuts)
+    for (const int many : blocks)
+      if (const Cut tried = timed(cut, p, rows, many, processors); tried.us < best.us) best = tried;
+  return best;
+}
+
 // How many parts a sum has: what is quickest for one frame of one sequence. Other pushes keep to it, so that a sample's
 // bits depend on nothing but its sequence.
 int parts_of(const Convolution& p, int processors) {
   const int steps = p.taps * (p.in.channels / kDepth);
-  Cut best = timed(kCuts[1], p, p.rows_of_frame, 1, processors);
-  for (const Cut& cut : kCuts)
-    for (int parts = 1; parts <= kParts && 2 * parts <= std::max(steps, 2); parts *= 2)
-      if (const Cut tried = timed(cut, p, p.rows_of_frame, parts, processors); tried.us < best.us) best = tried;
-  return best.blocks;
+  std::vector<int> tried{1};
+  for (int parts = 2; parts <= kParts && 2 * parts <= steps; parts *= 2) tried.push_back(parts);
+  return quickest(p, p.rows_of_frame, tried, processors).blocks;
 }
 
 template <int M, int N, int WM, int WN, bool Exact>
@@ -355,11 +364,7 @@ cudaError_t choose(const Convolution& p, cudaStream_t stream) {
   cudaGetDevice(&device);
   cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
   const int parts = has_clusters(convolve_kernel<32, 32, 16, 16, Exact>) ? parts_of(p, processors) : 1;
-  const int rows = p.in.sequences * p.in.rows;
-  Cut best = timed(kCuts[1], p, rows, 1, processors);
-  for (const Cut& cut : kCuts)
-    for (const int blocks : {1, parts})
-      if (const Cut tried = timed(cut, p, rows, blocks, processors); tried.us < best.us) best = tried;
+  const Cut best = quickest(p, p.in.sequences * p.in.rows, {1, parts}, processors);
   switch (best.m * 1000 + best.n) {
     case 16064: return launch<16, 64, 16, 16, Exact>(p, parts, best.blocks, stream);
     case 32064: return launch<32, 64, 16, 32, Exact>(p, parts, best.blocks, stream);

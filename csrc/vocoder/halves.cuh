@@ -1,4 +1,4 @@
-// An fp32 value as two fp16 ones, x = high + low / 2048, for the tensor cores. low is what high's rounding lost.
+// An fp32 value as two fp16 ones, x = high + low / kLowScale, for the tensor cores. low is what high's rounding lost.
 // Scaled, it has high's exponents, so small values keep their 22 bits too. Activations are divided by 64 first: so they
 // may reach 4 million, and below 0.004 they are still exact to 2^-30, because low goes on where high cannot.
 //
@@ -12,7 +12,6 @@
 
 namespace qmk {
 
-constexpr float kLowScale = 2048.0f;
 constexpr float kRange = 64.0f;
 constexpr float kMostHalf = 65504.0f;  // of fp16; larger values become this one, because inf times 0 is NaN
 

@@ -16,7 +16,7 @@ namespace qmk {
 namespace {
 
 constexpr int kThreads = 256, kWarps = kThreads / 32;
-static_assert(kPushFrames <= kTransformerRows);
+static_assert(kPushFrames <= kTransformerRows && kTransformerColumns * kTransformerRows <= kTransformerResiduals);
 
 __host__ __device__ constexpr int share(int all, int blocks) { return (all + blocks - 1) / blocks; }
 

@@ -32,6 +32,8 @@ PUSHES_AHEAD = 64
 """How many pushes may be uncollected."""
 CHANNEL_TILE = 32
 """The vocoder's convolutions have a multiple of this many channels."""
+LOW_SCALE = 2048
+"""Scale of the low one of the two fp16 halves of a value (csrc/vocoder/halves.cuh)."""
 WIDEST_NORM = 1024
 TRANSFORMER_ROWS, TRANSFORMER_RESIDUALS = 16, 512
 """Rows that the vocoder's transformer multiplies at once; a block's hidden columns x the most rows of a launch."""
@@ -56,6 +58,7 @@ SIZES = {
     "PUSH_ROWS": PUSH_ROWS,
     "PUSHES_AHEAD": PUSHES_AHEAD,
     "CHANNEL_TILE": CHANNEL_TILE,
+    "LOW_SCALE": LOW_SCALE,
     "WIDEST_NORM": WIDEST_NORM,
     "TRANSFORMER_ROWS": TRANSFORMER_ROWS,
     "TRANSFORMER_RESIDUALS": TRANSFORMER_RESIDUALS,

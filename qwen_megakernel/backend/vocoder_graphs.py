@@ -119,7 +119,7 @@ class GraphVocoder:
         self.slots, self.groups = slots, config.num_quantizers
         self._config, self._recent_codes = config, recent_codes
         self._sizes = graph_sizes(slots)
-        self.together = PUSH_SEQUENCES if slots > PUSH_SEQUENCES else _FEW
+        self.together = self._sizes[1][0]
         rows = max(frames * most for frames, (most, *_) in self._sizes.items())
         self._device = device = next(iter(tensors.values())).device
         with capturing(device):  # cuBLAS, which this needs, keeps 32 MB for every stream it has seen

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from qwen_megakernel.backend.sizes import CHANNEL_TILE
+from qwen_megakernel.backend.sizes import CHANNEL_TILE, LOW_SCALE
 from qwen_megakernel.checkpoint.codec_config import VocoderConfig
 from qwen_megakernel.model.vocoder import DILATIONS, make_codebook, make_snakes
 
@@ -23,13 +23,13 @@ def pad(x: Tensor, dim: int) -> Tensor:
 
 
 def halves(x: Tensor) -> Tensor:
-    """fp32 [..., columns] -> fp16 [..., 2, columns]: high and low of x = high + low / 2048, as csrc/vocoder/halves.cuh
-    makes them. Together they have 22 bits. Values beyond fp16's range become its largest."""
+    """fp32 [..., columns] -> fp16 [..., 2, columns]: high and low of x = high + low / LOW_SCALE, as
+    csrc/vocoder/halves.cuh makes them. Together they have 22 bits. Values beyond fp16's range become its largest."""
     most = torch.finfo(torch.float16).max
     both = x.new_empty(*x.shape[:-1], 2, x.shape[-1], dtype=torch.float16)
     high, low = both.unbind(dim=-2)  # written in place: small cards have no room for copies
     high.copy_(x.clamp(-most, most))
-    low.copy_((x - high).mul_(2048).clamp_(-most, most))
+    low.copy_((x - high).mul_(LOW_SCALE).clamp_(-most, most))
     return both
 
 

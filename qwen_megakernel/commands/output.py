@@ -195,10 +195,8 @@ class SpeechFile:
     def write(self, pcm: bytes) -> None:
         """Append PCM16, little-endian."""
         samples = np.frombuffer(pcm, "<i2")
-        # libsndfile's Vorbis overflows its stack on minutes at once.
-        most = self._rate if self._ending == ".ogg" else max(1, len(samples))
-        for start in range(0, len(samples), most):
-            self._call(self._sound.write, samples[start : start + most])
+        for start in range(0, len(samples), self._rate):  # libsndfile's Vorbis overflows its stack on minutes at once
+            self._call(self._sound.write, samples[start : start + self._rate])
         self._samples += len(samples)
 
     def mark_chapter(self, start: float, title: str) -> None:
@@ -234,19 +232,18 @@ class SpeechFile:
         return self._part.parent if self._part else Path(tempfile.gettempdir())
 
     def _call(self, call: Callable, *args: Any, **options: Any) -> Any:
-        raised = done = None
         try:
             done = self._run(call, *args, **options)
-        except Exception as error:
-            raised = error
-        error = self._target.error or raised
-        if isinstance(error, OSError):
-            raise _cannot_write(self.path, self._folder, error) from None
-        if isinstance(error, soundfile.SoundFileError):
-            raise RequestError(f"--output {self.path}: {error}") from None
-        if error:
-            raise error
-        return done
+            if self._target.error:
+                raise self._target.error
+            return done
+        except Exception as raised:  # soundfile asserts that everything was written
+            error = self._target.error or raised
+            if isinstance(error, OSError):
+                raise _cannot_write(self.path, self._folder, error) from None
+            if isinstance(error, soundfile.SoundFileError):
+                raise RequestError(f"--output {self.path}: {error}") from None
+            raise
 
     def _run(self, call: Callable, *args: Any, **options: Any) -> Any:
         return self._thread.submit(call, *args, **options).result() if self._thread else call(*args, **options)
