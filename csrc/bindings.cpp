@@ -24,7 +24,6 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   sizes["SUMS_AT_ONCE"] = qmk::kSumsAtOnce;
   sizes["RECENT_FRAMES"] = qmk::kRecentFrames;
   sizes["LAYER_MATRICES"] = qmk::kLayerMatrices;
-  sizes["PUSH_SEQUENCES"] = qmk::kPushSequences;
   sizes["PUSH_FRAMES"] = qmk::kPushFrames;
   sizes["PUSH_ROWS"] = qmk::kPushRows;
   sizes["PUSHES_AHEAD"] = qmk::kPushesAhead;

@@ -15,6 +15,7 @@ import torch
 
 from qwen_megakernel.backend import megakernel, vocoder_graphs, vocoder_memory
 from qwen_megakernel.backend.build import load_extension
+from qwen_megakernel.backend.interfaces import RECENT_FRAMES
 from qwen_megakernel.checkpoint.config import ModelConfig, SamplingParams
 from qwen_megakernel.checkpoint.load import DEMO_FOLDER, Checkpoint
 from qwen_megakernel.checkpoint.synthetic import random_talker, synthetic_config
@@ -58,7 +59,10 @@ def text() -> None:
 
 def vocode() -> None:
     checkpoint = Checkpoint.open("demo")
-    codec, recent = checkpoint.vocoder(GPU, torch.float32), torch.randint(0, 128, (20, 8, 16), device=GPU).int()
+    codec, recent = (
+        checkpoint.vocoder(GPU, torch.float32),
+        torch.randint(0, 128, (20, RECENT_FRAMES, 16), device=GPU).int(),
+    )
     config, options = checkpoint.config.codec.vocoder, {"slots": 20, "recent_codes": recent}
     vocoder = vocoder_graphs.GraphVocoder(load_extension(GPU), config, codec, **options)
     codes = torch.randint(0, 128, (20, 90, 16))
@@ -66,7 +70,7 @@ def vocode() -> None:
         vocoder.listen(0, portion)
     for count, frames in ((1, 1), (3, 2), (1, 8), (8, 1), (8, 3), (20, 8)):
         print(count, frames, vocoder.push(range(count), codes[:count, :frames]).norm())
-    print(vocoder.follow([0, 1], [0, 0], 2)().norm())
+    print(torch.cat(vocoder.follow([0, 1, 2], [0, 0, 15], [2, 8, 5])()).norm())
 
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

@@ -16,7 +16,7 @@ from probes import ProbedBackend, probed
 from waiting import PATIENCE_S, until, until_spoken
 
 from qwen_megakernel import SamplingParams, TTSEngine
-from qwen_megakernel.backend.interfaces import RECENT_FRAMES, LoadedModel
+from qwen_megakernel.backend.interfaces import PUSH_FRAMES, RECENT_FRAMES, LoadedModel
 from qwen_megakernel.errors import KernelFault, TextEndedError
 from qwen_megakernel.model.vocoder import Portion, VocoderState
 
@@ -104,8 +104,8 @@ class HashVocoder:
     weight_bytes = slot_bytes = 0
     steady = True
 
-    def __init__(self, slots, recent, device: Device, *, follows: bool, together: int):
-        self.slots, self.groups, self.follows, self.together = slots, GROUPS, follows, together
+    def __init__(self, slots, recent, device: Device, *, follows: bool, most_frames: int):
+        self.slots, self.groups, self.follows, self.most_frames = slots, GROUPS, follows, most_frames
         self.recent, self.device, self.fault = recent, device, False
         self.state = [(0, b"", 0)] * slots  # frames, digest of the past, kind of stream
 
@@ -120,7 +120,7 @@ class HashVocoder:
 
     def _decode(self, slots, codes):
         pairs = zip(slots, codes, strict=True)
-        return torch.from_numpy(np.stack([np.concatenate([self._frame(slot, c) for c in cs]) for slot, cs in pairs]))
+        return [torch.from_numpy(np.concatenate([self._frame(slot, c) for c in cs])) for slot, cs in pairs]
 
     def reset(self, slot):
         self.device.put(lambda: self.state.__setitem__(slot, (0, b"", 0)))
@@ -137,16 +137,17 @@ class HashVocoder:
         assert codes.shape[1] >= 1 and len(set(slots)) == len(slots)
         codes, out = codes.tolist(), []
         self.device.wait(self.device.put(lambda: out.append(self._decode(slots, codes))))
-        return out[0]
+        return torch.stack(out[0])
 
     def follow(self, slots, first, frames):
-        assert 1 <= frames <= RECENT_FRAMES and len(set(slots)) == len(slots) <= self.together
-        slots, first, out = list(slots), list(first), []
+        assert all(1 <= n <= PUSH_FRAMES for n in frames) and sum(frames) <= self.most_frames
+        assert len(set(slots)) == len(slots)
+        slots, first, frames, out = list(slots), list(first), list(frames), []
 
-        def codes(slot, begin):
-            return [self.recent[slot, (begin + i) % RECENT_FRAMES].tolist() for i in range(frames)]
+        def codes(slot, begin, count):
+            return [self.recent[slot, (begin + i) % RECENT_FRAMES].tolist() for i in range(count)]
 
-        ticket = self.device.put(lambda: out.append(self._decode(slots, list(map(codes, slots, first)))))
+        ticket = self.device.put(lambda: out.append(self._decode(slots, list(map(codes, slots, first, frames)))))
 
         def collect():
             self.device.wait(ticket)
@@ -170,10 +171,12 @@ class HashVocoder:
 
 @pytest.fixture
 def load():
-    """load(folder, follows, seed, width, together, slots) -> an engine on a pretended device."""
+    """load(folder, follows, seed, width, most_frames, slots) -> an engine on a pretended device."""
     with contextlib.ExitStack() as stack:
 
-        def load(folder, follows: bool, seed: int = 0, width: int = 1, together: int = 1, slots: int = 1) -> TTSEngine:
+        def load(
+            folder, follows: bool, seed: int = 0, width: int = 1, most_frames: int = 8, slots: int = 1
+        ) -> TTSEngine:
             device = Device(random.Random(seed) if follows else None)
 
             class Pretended(ProbedBackend):
@@ -181,7 +184,7 @@ def load():
                     model = super().load(slots, max_positions)
                     self.decoder = QueuedDecoder(model.decoder, device, width)
                     recent = self.decoder.recent_codes
-                    self.vocoder = HashVocoder(slots, recent, device, follows=follows, together=together)
+                    self.vocoder = HashVocoder(slots, recent, device, follows=follows, most_frames=most_frames)
                     return LoadedModel(model.embeddings, self.decoder, self.vocoder, model.check_device)
 
             options = {"queue_timeout": PATIENCE_S, "max_queue": 64, "max_streams": slots}
@@ -281,11 +284,11 @@ def act(engine: TTSEngine, request: dict, expected, how: str, rest: float) -> No
 
 
 @pytest.mark.parametrize(
-    "gain, width, together, slots", [(4.0, 8, 8, 3), (2.0, 2, 2, 5), (0.0, 8, 8, 4), (6.0, 1, 8, 3)]
+    "gain, width, most_frames, slots", [(4.0, 8, 128, 3), (2.0, 2, 8, 5), (0.0, 8, 13, 4), (6.0, 1, 16, 3)]
 )
-def test_what_is_queued_ahead_says_what_is_said_one_by_one(tiny, load, fresh_seed, gain, width, together, slots):
+def test_what_is_queued_ahead_says_what_is_said_one_by_one(tiny, load, fresh_seed, gain, width, most_frames, slots):
     folder, rng = tiny("custom_voice", eos_gain=gain), random.Random(fresh_seed)
-    plain, follow = load(folder, False), load(folder, True, fresh_seed, width, together, slots)
+    plain, follow = load(folder, False), load(folder, True, fresh_seed, width, most_frames, slots)
     failures = []
     for turn in range(6):
         faulty = turn == 4

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import random
 import subprocess
 import sys
 import threading
@@ -15,7 +16,7 @@ from qwen_megakernel import SamplingParams, TTSEngine, cli
 from qwen_megakernel.backend import vocoder_weights
 from qwen_megakernel.backend.build import load_extension
 from qwen_megakernel.backend.cuda_graphs import KEPT
-from qwen_megakernel.backend.interfaces import AHEAD, RECENT_FRAMES
+from qwen_megakernel.backend.interfaces import AHEAD, PUSH_FRAMES, RECENT_FRAMES
 from qwen_megakernel.backend.vocoder_graphs import GraphVocoder
 from qwen_megakernel.checkpoint.config import GREEDY
 from qwen_megakernel.checkpoint.load import Checkpoint
@@ -145,7 +146,7 @@ def test_graphs_equal_the_eager_vocoder_for_any_schedule_and_mix(codec, model, t
 @hopper
 @pytest.mark.parametrize("model", ["demo", "published"])
 def test_graphs_of_many_slots_equal_the_eager_vocoder(codec, model):
-    """Pushes of up to 16 sequences and 128 rows, which reuse buffers within a block."""
+    """Pushes of up to 128 frames, which reuse buffers within a block."""
     config, tensors = codec(model)
     check_any_schedule_and_mix(config, tensors, slots=20)
     graphs = GraphVocoder(load_extension(GPU), config, tensors, slots=20)
@@ -223,27 +224,46 @@ def test_a_reference_is_skimmed_and_leaves_what_decoding_it_leaves(codec, model,
 
 
 @hopper
-def test_codes_that_never_leave_the_gpu_sound_the_same(codec):
-    """Frames of a ring of 8, some of them one behind the end of speech."""
-    config, tensors = codec("published")
-    recent = torch.zeros(3, RECENT_FRAMES, 16, dtype=torch.int32, device=GPU)
-    graphs = GraphVocoder(load_extension(GPU), config, tensors, slots=3, recent_codes=recent)
-    codes = torch.randint(0, config.codebook_size, (3, 30, 16))
-    expected = graphs.push([0, 1, 2], codes)
-    for slot in range(3):
+@pytest.mark.parametrize("model", ["demo", "published"])
+@pytest.mark.parametrize("slots", [3, 20])
+def test_codes_that_never_leave_the_gpu_sound_the_same_in_any_company(codec, fresh_seed, model, slots):
+    """Frames of a ring of 16. Every sequence gives each push another number of frames; the last is one behind the end
+    of speech."""
+    rng = random.Random(fresh_seed)
+    config, tensors = codec(model)
+    recent = torch.zeros(slots, RECENT_FRAMES, 16, dtype=torch.int32, device=GPU)
+    graphs = GraphVocoder(load_extension(GPU), config, tensors, slots=slots, recent_codes=recent)
+    codes = torch.randint(0, config.codebook_size, (slots, 60, 16))
+    expected = torch.cat([graphs.push([slot], codes[slot : slot + 1]) for slot in range(slots)])
+    for slot in range(slots):
         graphs.reset(slot)
-    parts, at = [], 0
-    for frames in (1, 2, 4, 8, 3, 7, 5):
-        for frame in range(at, at + frames):
-            recent[:, frame % RECENT_FRAMES] = codes[:, frame].to(GPU, torch.int32)
-        parts.append(graphs.follow([0, 1, 2], [at] * 3, frames))
-        at += frames
-    heard = torch.cat([collect() for collect in parts], dim=1)
-    assert (heard - expected).abs().max() <= 2e-5
+    written, at, heard = [0] * slots, [0] * slots, [[] for _ in range(slots)]
+    while min(at) < 60:
+        pushed, frames, room = [], [], graphs.most_frames
+        for slot in rng.sample(range(slots), slots):
+            while written[slot] < min(60, at[slot] + RECENT_FRAMES) and rng.random() < 0.9:
+                recent[slot, written[slot] % RECENT_FRAMES] = codes[slot, written[slot]].to(GPU, torch.int32)
+                written[slot] += 1
+            if (count := min(written[slot] - at[slot], rng.randint(1, PUSH_FRAMES), room)) and rng.random() < 0.7:
+                pushed.append(slot)
+                frames.append(count)
+                room -= count
+        if not pushed:
+            continue
+        for slot, count, sound in zip(
+            pushed, frames, graphs.follow(pushed, [at[s] for s in pushed], frames)(), strict=True
+        ):
+            assert len(sound) == count * 1920
+            heard[slot].append(sound)
+            at[slot] += count
+    assert all(torch.equal(torch.cat(parts), whole) for parts, whole in zip(heard, expected, strict=True))
     graphs.reset(0)
     recent[0, 0], recent[0, 1] = codes[0, 0].to(GPU, torch.int32), 2150
-    last = graphs.follow([0], [0], 2)()
-    assert (last[0, :1920] - expected[0, :1920]).abs().max() <= 2e-5, "noise comes after the sound"
+    (last,) = graphs.follow([0], [0], [2])()
+    assert torch.equal(last[:1920], expected[0, :1920]), "noise comes after the sound"
+    for bad in (([0], [0], [9]), ([0], [0], [0]), ([slots], [0], [1])):
+        with pytest.raises(RuntimeError):
+            graphs.follow(*bad)
 
 
 @hopper

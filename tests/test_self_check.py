@@ -780,9 +780,10 @@ class StandInVocoder(TorchVocoder):
     def push(self, slots, codes):
         return super().push(slots, codes) + self.wrong_by
 
-    def follow(self, slots, first, frames: int):
+    def follow(self, slots, first, frames):
         assert list(first) == [0] * len(slots)
-        return lambda: self.push(slots, self.recent[:, :frames].long())
+        parts = [self.recent[slot, :count].long() for slot, count in zip(slots, frames, strict=True)]
+        return lambda: [self.push([slot], codes[None])[0] for slot, codes in zip(slots, parts, strict=True)]
 
 
 class Off(StandInVocoder):

@@ -1,13 +1,15 @@
 """The stateful vocoder: any push schedule, any company, equals one decode of the whole."""
 
+import itertools
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from qwen_megakernel.backend.sizes import PUSH_ROWS, PUSH_SEQUENCES
-from qwen_megakernel.backend.vocoder_graphs import graph_sizes, why_no_graphs
+from qwen_megakernel.backend.interfaces import PUSH_FRAMES
+from qwen_megakernel.backend.sizes import PUSH_ROWS, TRANSFORMER_RESIDUALS
+from qwen_megakernel.backend.vocoder_graphs import graph_rooms, why_no_graphs
 from qwen_megakernel.backend.vocoder_weights import halves
 from qwen_megakernel.checkpoint.codec_config import CodecConfig
 from qwen_megakernel.checkpoint.json_object import JsonObject
@@ -155,12 +157,13 @@ def test_a_product_of_halves_is_as_exact_as_fp32():
 
 
 @pytest.mark.parametrize("slots", [1, 3, 8, 16, 17, 64])
-def test_any_number_of_sequences_can_be_cut_into_graphs(slots):
-    for frames, counts in graph_sizes(slots).items():
-        assert list(counts) == sorted(set(counts), reverse=True) and counts[-1] == 1
-        many = slots > PUSH_SEQUENCES
-        assert counts[0] == (PUSH_SEQUENCES if many else min(slots, 8, 16 // frames))
-        assert counts[0] * frames <= (PUSH_ROWS if many else 16)
+@pytest.mark.parametrize("hidden_columns", [4, 8, 22])
+def test_any_push_finds_a_graph_with_room(slots, hidden_columns):
+    rooms = graph_rooms(slots, hidden_columns)
+    assert rooms == sorted(set(rooms)) and rooms[0] == 1 and rooms[-1] >= PUSH_FRAMES
+    assert rooms[-1] == PUSH_ROWS or slots <= 16 or hidden_columns > 4
+    assert rooms[-1] * hidden_columns <= TRANSFORMER_RESIDUALS and rooms[-1] <= slots * PUSH_FRAMES
+    assert all(room <= 1.5 * (before + 1) for before, room in itertools.pairwise(rooms))
 
 
 # ---------------------------------------------------------------- the kernels' vocoder: the GPUs it fits

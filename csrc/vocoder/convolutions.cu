@@ -82,7 +82,7 @@ __global__ void __launch_bounds__(32 * (M / WM) * (N / WN)) convolve_kernel(cons
   constexpr int kMineA = (kChunksA + kThreads - 1) / kThreads, kMineB = (kChunksB + kThreads - 1) / kThreads;
   extern __shared__ __align__(16) float shared[];
   const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
-  const int total = p.in.sequences * p.in.rows, first_row = blockIdx.y * M, first_column = blockIdx.x * N;
+  const int total = p.in.frames->count * p.in.rows, first_row = blockIdx.y * M, first_column = blockIdx.x * N;
   const int blocks_per_tap = p.in.channels / kDepth, steps = p.taps * blocks_per_tap;
   const int spread = gridDim.z, rank = blockIdx.z;  // the cluster's blocks: 1, or as many as parts
   int part = rank;
@@ -110,7 +110,6 @@ __global__ void __launch_bounds__(32 * (M / WM) * (N / WN)) convolve_kernel(cons
 #pragma unroll
   for (int s = 0; s < kStages - 1; ++s)
     if (begin + s < end) load_weights(s);
-  wait_for_previous();
 
   // What this thread copies of A: its rows stay the same all along. A step of a row is 128 bytes in one piece.
   const float* fresh[kMineA];
@@ -120,12 +119,16 @@ __global__ void __launch_bounds__(32 * (M / WM) * (N / WN)) convolve_kernel(cons
   for (int i = 0; i < kMineA; ++i) {
     const int chunk = thread + i * kThreads, row = first_row + chunk / (kDepth / 4);
     const bool there = chunk < kChunksA && row < total;
-    const int sequence = there ? row / p.in.rows : 0;
-    time[i] = there ? row - sequence * p.in.rows : -(1 << 28);
+    // Without a past, all rows are one history.
+    int slot = 0, begin = 0;
+    if (there && p.in.kept) slot = p.in.frames->of[row / p.in.rows].slot, begin = p.in.frames->of[row / p.in.rows].begin;
+    time[i] = there ? row - begin * p.in.rows : -(1 << 28);
     const int column = chunk % (kDepth / 4) * 4;
-    fresh[i] = p.in.fresh + static_cast<int64_t>(sequence) * p.in.rows * p.in.channels + column;
-    past[i] = p.in.kept ? p.in.past + p.in.slots[sequence] * p.in.stride + column : p.in.fresh;
+    fresh[i] = p.in.fresh + static_cast<int64_t>(begin) * p.in.rows * p.in.channels + column;
+    past[i] = p.in.kept ? p.in.past + slot * p.in.stride + column : p.in.fresh;
   }
+  wait_for_previous();
+  if (first_row >= total) return;  // its whole cluster, too
   int channel = begin % blocks_per_tap * kDepth, shift = begin / blocks_per_tap * p.dilation - p.in.kept;
   auto load_history = [&](int stage) {
 #pragma unroll
@@ -343,7 +346,7 @@ int parts_of(const Convolution& p, int processors) {
   const int steps = p.taps * (p.in.channels / kDepth);
   std::vector<int> tried{1};
   for (int parts = 2; parts <= kParts && 2 * parts <= steps; parts *= 2) tried.push_back(parts);
-  return quickest(p, p.rows_of_frame, tried, processors).blocks;
+  return quickest(p, p.in.rows, tried, processors).blocks;
 }
 
 template <int M, int N, int WM, int WN, bool Exact>
@@ -354,7 +357,7 @@ cudaError_t launch(const Convolution& p, int parts, int blocks, cudaStream_t str
     const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
     if (error != cudaSuccess) return error;
   }
-  const dim3 grid(p.columns / N, (p.in.sequences * p.in.rows + M - 1) / M, blocks);
+  const dim3 grid(p.columns / N, (p.in.room * p.in.rows + M - 1) / M, blocks);
   return launch_after(kernel, grid, 32 * (M / WM) * (N / WN), kBytes, stream, blocks, p, parts);
 }
 
@@ -364,7 +367,7 @@ cudaError_t choose(const Convolution& p, cudaStream_t stream) {
   cudaGetDevice(&device);
   cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
   const int parts = has_clusters(convolve_kernel<32, 32, 16, 16, Exact>) ? parts_of(p, processors) : 1;
-  const Cut best = quickest(p, p.in.sequences * p.in.rows, {1, parts}, processors);
+  const Cut best = quickest(p, p.in.room * p.in.rows, {1, parts}, processors);
   switch (best.m * 1000 + best.n) {
     case 16064: return launch<16, 64, 16, 16, Exact>(p, parts, best.blocks, stream);
     case 32064: return launch<32, 64, 16, 32, Exact>(p, parts, best.blocks, stream);

@@ -10,9 +10,12 @@
 namespace qmk {
 namespace {
 
-__device__ __forceinline__ const float* history_row(const History& h, int sequence, int t) {
-  return t >= 0 ? h.fresh + (static_cast<int64_t>(sequence) * h.rows + t) * h.channels
-                : h.past + h.slots[sequence] * h.stride + static_cast<int64_t>(h.kept + t) * h.channels;
+// The row `back` rows before a row of the push.
+__device__ __forceinline__ const float* history_row(const History& h, int row, int back) {
+  const auto [slot, begin] = h.frames->of[row / h.rows];
+  const int t = row - back - begin * h.rows;
+  return t >= 0 ? h.fresh + static_cast<int64_t>(row - back) * h.channels
+                : h.past + slot * h.stride + static_cast<int64_t>(h.kept + t) * h.channels;
 }
 
 __device__ __forceinline__ float block_sum(float x, float (&room)[32]) {
@@ -28,20 +31,21 @@ __global__ void __launch_bounds__(kWidestNorm)
     depthwise_norm_kernel(const History in, const float* weight, const float* bias, const float* gain,
                           const float* shift, float eps, float* out) {
   __shared__ float room[32];
-  const int sequence = blockIdx.x / in.rows, t = blockIdx.x % in.rows, channels = in.channels, c = threadIdx.x;
+  const int row = blockIdx.x, channels = in.channels, c = threadIdx.x;
   const bool there = c < channels;
   float w[7], y = 0.0f;
 #pragma unroll
   for (int tap = 0; tap < 7; ++tap) w[tap] = there ? weight[tap * channels + c] : 0.0f;
   wait_for_previous();
+  if (row >= in.frames->count * in.rows) return;
   if (there) {
     y = bias[c];
 #pragma unroll
-    for (int tap = 0; tap < 7; ++tap) y += w[tap] * history_row(in, sequence, t + tap - 6)[c];
+    for (int tap = 0; tap < 7; ++tap) y += w[tap] * history_row(in, row, 6 - tap)[c];
   }
   const float mean = block_sum(there ? y : 0.0f, room) / channels, off = there ? y - mean : 0.0f;
   const float factor = rsqrtf(block_sum(off * off, room) / channels + eps);
-  if (there) store_halves(out + static_cast<int64_t>(blockIdx.x) * channels, c, off * factor * gain[c] + shift[c]);
+  if (there) store_halves(out + static_cast<int64_t>(row) * channels, c, off * factor * gain[c] + shift[c]);
 }
 
 // Eight lanes an output sample, 32 samples a block, which leave it in one piece: they may go to the host.
@@ -51,12 +55,11 @@ __global__ void __launch_bounds__(256)
   __shared__ float sound[32];
   float* const to = *out;
   const int sample = (blockIdx.x * 256 + threadIdx.x) / 8, lane = threadIdx.x % 8;
-  const bool there = sample < in.sequences * in.rows;
-  const int sequence = there ? sample / in.rows : 0, t = there ? sample % in.rows : 0;
+  const int samples = in.frames->count * in.rows, there = min(sample, samples - 1);
   float sum = 0.0f;
 #pragma unroll
   for (int tap = 0; tap < 7; ++tap) {
-    const float* row = history_row(in, sequence, t + tap - 6);
+    const float* row = history_row(in, there, 6 - tap);
     for (int c = lane * 4; c < in.channels; c += 32) {
       const float4 x = load_halves(row, c), w = *reinterpret_cast<const float4*>(weight + tap * in.channels + c);
       sum += x.x * w.x + x.y * w.y + x.z * w.z + x.w * w.w;
@@ -67,41 +70,48 @@ __global__ void __launch_bounds__(256)
   if (lane == 0) sound[threadIdx.x / 8] = fminf(1.0f, fmaxf(-1.0f, sum + bias[0]));
   __syncthreads();
   const int mine = blockIdx.x * 32 + threadIdx.x;
-  if (threadIdx.x < 32 && mine < in.sequences * in.rows) to[mine] = sound[threadIdx.x];
+  if (threadIdx.x < 32 && mine < samples) to[mine] = sound[threadIdx.x];
 }
 
 __global__ void __launch_bounds__(128) keep_histories_kernel(const __grid_constant__ Kept p) {
   wait_for_previous();
   const auto& h = p.of[blockIdx.x];
-  const int sequence = blockIdx.z, slot = p.slots[sequence], c = blockIdx.y * 128 + threadIdx.x;
-  if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) p.position[slot] += p.positions;
-  if (c >= h.channels) return;
-  float* past = h.past + static_cast<int64_t>(slot) * h.stride + c;
-  const float* fresh = h.fresh + static_cast<int64_t>(sequence) * h.rows * h.channels + c;
-  constexpr int kTogether = 6;  // read before they are written: what is read lies behind what is written
-  for (int first = 0; first < h.kept; first += kTogether) {
-    float x[kTogether];
+  const int c = blockIdx.y * 128 + threadIdx.x;
+  for (int sequence = blockIdx.z; sequence < p.frames->sequences; sequence += gridDim.z) {
+    const auto [slot, begin, count] = p.frames->sequence[sequence];
+    if (p.position && blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) p.position[slot] += count;
+    if (c >= h.channels) continue;
+    const int rows = count * h.rows;
+    float* past = h.past + static_cast<int64_t>(slot) * h.stride + c;
+    const float* fresh = h.fresh + static_cast<int64_t>(begin) * h.rows * h.channels + c;
+    constexpr int kTogether = 6;  // read before they are written: what is read lies behind what is written
+    for (int first = 0; first < h.kept; first += kTogether) {
+      float x[kTogether];
 #pragma unroll
-    for (int i = 0; i < kTogether; ++i) {
-      const int from = first + i + h.rows;
-      if (first + i < h.kept)
-        x[i] = from < h.kept ? past[static_cast<int64_t>(from) * h.channels]
-                             : fresh[static_cast<int64_t>(from - h.kept) * h.channels];
+      for (int i = 0; i < kTogether; ++i) {
+        const int from = first + i + rows;
+        if (first + i < h.kept)
+          x[i] = from < h.kept ? past[static_cast<int64_t>(from) * h.channels]
+                               : fresh[static_cast<int64_t>(from - h.kept) * h.channels];
+      }
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i)
+        if (first + i < h.kept) past[static_cast<int64_t>(first + i) * h.channels] = x[i];
     }
-#pragma unroll
-    for (int i = 0; i < kTogether; ++i)
-      if (first + i < h.kept) past[static_cast<int64_t>(first + i) * h.channels] = x[i];
   }
 }
 
 // A block a frame: the sum of its codes' vectors.
 __global__ void __launch_bounds__(512) begin_push_kernel(const __grid_constant__ Push p, const PushInputs inputs) {
-  const int row = blockIdx.x, sequence = row / p.frames, frame = row % p.frames;
-  if (row == 0 && threadIdx.x < p.sequences) inputs.slots[threadIdx.x] = p.slot[threadIdx.x];
-  if (row == 0 && threadIdx.x == 0) *inputs.sound = p.sound;
-  const int* codes =
-      p.recent ? p.recent + (p.slot[sequence] * kRecentFrames + (p.first[sequence] + frame) % kRecentFrames) * kGroups
-               : p.codes + row * kGroups;
+  const int row = blockIdx.x;
+  if (row == 0) {
+    constexpr int kInts = sizeof(Frames) / sizeof(int);
+    for (int i = threadIdx.x; i < kInts; i += blockDim.x)
+      reinterpret_cast<int*>(inputs.frames)[i] = reinterpret_cast<const int*>(&p.frames)[i];
+    if (threadIdx.x == 0) *inputs.sound = p.sound;
+  }
+  const int* codes = p.codes + row * kGroups;
+  if (p.recent) codes = p.recent + (p.frames.of[row].slot * kRecentFrames + p.number[row] % kRecentFrames) * kGroups;
   for (int c = threadIdx.x; c < inputs.channels; c += blockDim.x) {
     float sum = 0.0f;
 #pragma unroll
@@ -116,27 +126,28 @@ __global__ void __launch_bounds__(512) begin_push_kernel(const __grid_constant__
 }  // namespace
 
 cudaError_t begin_push(const Push& p, const PushInputs& inputs, cudaStream_t stream) {
-  if (p.sequences > kPushSequences || p.sequences * p.frames > kPushRows) return cudaErrorInvalidValue;
-  begin_push_kernel<<<p.sequences * p.frames, 512, 0, stream>>>(p, inputs);
+  begin_push_kernel<<<p.frames.count, 512, 0, stream>>>(p, inputs);
   return cudaGetLastError();
 }
 
 cudaError_t depthwise_norm(const History& in, const float* weight, const float* bias, const float* gain,
                            const float* shift, float eps, float* out, cudaStream_t stream) {
   if (in.channels > kWidestNorm || in.channels % kChannelTile || in.kept != 6) return cudaErrorInvalidValue;
-  return launch_after(depthwise_norm_kernel, dim3(in.sequences * in.rows), (in.channels + 31) / 32 * 32, 0, stream, 1,
+  return launch_after(depthwise_norm_kernel, dim3(in.room * in.rows), (in.channels + 31) / 32 * 32, 0, stream, 1,
                       in, weight, bias, gain, shift, eps, out);
 }
 
 cudaError_t convolve_to_sound(const History& in, const float* weight, const float* bias, float* const* out,
                               cudaStream_t stream) {
   if (in.channels % kChannelTile || in.kept != 6) return cudaErrorInvalidValue;
-  return launch_after(convolve_to_sound_kernel, dim3((in.sequences * in.rows * 8 + 255) / 256), 256, 0, stream, 1, in,
+  return launch_after(convolve_to_sound_kernel, dim3((in.room * in.rows * 8 + 255) / 256), 256, 0, stream, 1, in,
                       weight, bias, out);
 }
 
 cudaError_t keep_histories(const Kept& p, cudaStream_t stream) {
-  return launch_after(keep_histories_kernel, dim3(p.count, (p.widest + 127) / 128, p.sequences), 128, 0, stream, 1, p);
+  constexpr int kAtOnce = 16;  // sequences
+  const dim3 grid(p.count, (p.widest + 127) / 128, std::min(p.room, kAtOnce));
+  return launch_after(keep_histories_kernel, grid, 128, 0, stream, 1, p);
 }
 
 }  // namespace qmk

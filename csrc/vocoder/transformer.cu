@@ -16,7 +16,7 @@ namespace qmk {
 namespace {
 
 constexpr int kThreads = 256, kWarps = kThreads / 32;
-static_assert(kPushFrames <= kTransformerRows && kTransformerColumns * kTransformerRows <= kTransformerResiduals);
+static_assert(kTransformerColumns * kTransformerRows <= kTransformerResiduals);
 
 __host__ __device__ constexpr int share(int all, int blocks) { return (all + blocks - 1) / blocks; }
 
@@ -48,8 +48,8 @@ struct Scratch {
   float factor[kTransformerRows];         // 1 / rms, of a group's rows
 };
 
-// D: head_dim; R: rows of a group, at least as many as there are. A product takes one group of sequences after the
-// other, and its weights come once.
+// D: head_dim; R: rows of a group. A row is a frame. A product takes one group after the other, and its weights come
+// once.
 template <int D, int R>
 struct Transformer {
   const Layers& p;
@@ -61,8 +61,7 @@ struct Transformer {
   const float* to_fetch;  // all blocks' weights of the product that is fetched next
   int product_to_fetch = 0, column_to_fetch = 0;
   int chunk = 0;  // the next one to multiply with
-  int frames = p.in.rows, rows = p.in.sequences * frames, width = p.heads * D;
-  int together = R / frames;  // sequences of a group
+  int rows = p.in.frames->count, width = p.heads * D;
   int tid = threadIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32, block = blockIdx.x;
 
   __device__ __forceinline__ float* weights(int i) const { return sums + plan.weights[i % 4]; }
@@ -153,7 +152,7 @@ struct Transformer {
   __device__ __forceinline__ void multiply(int product, Kind kind, Finish finish) {
     const Product m = plan.of[kind];
     const int k = m.values;
-    const bool normed = kind == kQkv || kind == kGateUp || kind == kOutput, one_group = p.in.sequences <= together;
+    const bool normed = kind == kQkv || kind == kGateUp || kind == kOutput, one_group = rows <= R;
     const uint32_t wanted = epoch++;
 #pragma unroll 1
     for (int first = 0; first < m.columns; first += m.chunk) {
@@ -163,8 +162,8 @@ struct Transformer {
       const int distance = kWarps / parts;
       const int part = warp % parts, begin = k / 4 * part / parts, end = k / 4 * (part + 1) / parts;
 #pragma unroll 1
-      for (int sequence = 0; sequence < p.in.sequences; sequence += together) {
-        const int first_row = sequence * frames, count = min(together * frames, rows - first_row);
+      for (int first_row = 0; first_row < rows; first_row += R) {
+        const int count = min(R, rows - first_row);
         const bool fresh = first == 0 || !one_group;
         if (fresh) take(product, kind, first_row, count, wanted);
         asm volatile("cp.async.wait_group 3;" ::: "memory");
@@ -187,7 +186,7 @@ struct Transformer {
             if (lane == 0) s.factor[r] = rsqrtf(squares / k + p.eps);
           }
         __syncthreads();
-        if (sequence + together >= p.in.sequences) fetch(chunk + 4);  // nobody needs this chunk any more
+        if (first_row + R >= rows) fetch(chunk + 4);  // nobody needs this chunk any more
         auto sum = [&](int c, int r) {
           const int at = (c - first) * R + r - first_row;
           float all = sums[at];
@@ -208,8 +207,9 @@ struct Transformer {
     float* fresh = values + kTransformerRing * kValue;  // q, k, v [3][frames][D]
     float* queries = fresh + 3 * kPushFrames * D;       // [frames][D]
     float* chances = queries + kPushFrames * D;         // [frames][ring]
-    for (int task = block; task < p.heads * p.in.sequences; task += p.blocks) {
-      const int head = task % p.heads, sequence = task / p.heads, slot = p.in.slots[sequence];
+    for (int task = block; task < p.heads * p.in.frames->sequences; task += p.blocks) {
+      const int head = task % p.heads;
+      const auto [slot, first_row, frames] = p.in.frames->sequence[task / p.heads];
       const int64_t position = p.position[slot];
       float* ring_keys = p.rings + slot * p.stride + static_cast<int64_t>(2 * layer * p.heads + head) * p.ring * D;
       float* ring_values = ring_keys + static_cast<int64_t>(p.heads) * p.ring * D;
@@ -230,7 +230,7 @@ struct Transformer {
           3 * frames * (D / 2), epoch,
           [&](int i) {
             const int which = i / (frames * (D / 2)), t = i / (D / 2) % frames, d = i % (D / 2) * 2;
-            return p.qkv + static_cast<int64_t>(sequence * frames + t) * 3 * width + which * width + head * D + d;
+            return p.qkv + static_cast<int64_t>(first_row + t) * 3 * width + which * width + head * D + d;
           },
           [&](int i) { return fresh + 2 * i; });
       __syncthreads();
@@ -295,7 +295,7 @@ struct Transformer {
         }
         mixed += __shfl_xor_sync(~0u, mixed, 1);
         mixed += __shfl_xor_sync(~0u, mixed, 2);
-        uint2* to = p.attended + static_cast<int64_t>(sequence * frames + t) * width + head * D + d;
+        uint2* to = p.attended + static_cast<int64_t>(first_row + t) * width + head * D + d;
         if (tid % 4 == 0) store_relaxed8(to, __float_as_uint(mixed), epoch + 1);
       }
       __syncthreads();
@@ -306,10 +306,11 @@ struct Transformer {
   // Rows of the embeddings, and of their past, so many frames back.
   __device__ __forceinline__ void take_input(int back, int first_row, int count) {
     for (int i = tid * 4; i < count * p.in.channels; i += kThreads * 4) {
-      const int r = first_row + i / p.in.channels, sequence = r / frames, t = r % frames - back;
-      const float* from =
-          t >= 0 ? p.in.fresh + static_cast<int64_t>(sequence * frames + t) * p.in.channels
-                 : p.in.past + p.in.slots[sequence] * p.in.stride + static_cast<int64_t>(p.in.kept + t) * p.in.channels;
+      const int r = first_row + i / p.in.channels;
+      const auto [slot, begin] = p.in.frames->of[r];
+      const int t = r - back - begin;
+      const float* from = t >= 0 ? p.in.fresh + static_cast<int64_t>(r - back) * p.in.channels
+                                 : p.in.past + slot * p.in.stride + static_cast<int64_t>(p.in.kept + t) * p.in.channels;
       *reinterpret_cast<float4*>(x() + i) = *reinterpret_cast<const float4*>(from + i % p.in.channels);
     }
   }
@@ -425,11 +426,10 @@ cudaError_t launch(const Layers& p, const Plan& plan, cudaStream_t stream) {
 
 template <int D>
 cudaError_t choose(const Layers& p, const Plan& plan, cudaStream_t stream) {
-  const int rows = p.in.sequences * p.in.rows;
-  if (rows <= 1) return launch<D, 1>(p, plan, stream);
-  if (rows <= 2) return launch<D, 2>(p, plan, stream);
-  if (rows <= 4) return launch<D, 4>(p, plan, stream);
-  if (rows <= 8) return launch<D, 8>(p, plan, stream);
+  if (p.in.room <= 1) return launch<D, 1>(p, plan, stream);
+  if (p.in.room <= 2) return launch<D, 2>(p, plan, stream);
+  if (p.in.room <= 4) return launch<D, 4>(p, plan, stream);
+  if (p.in.room <= 8) return launch<D, 8>(p, plan, stream);
   return launch<D, 16>(p, plan, stream);
 }
 
@@ -440,27 +440,15 @@ cudaError_t transform(const Layers& p, cudaStream_t stream) {
   // read the old ones. That is why each block must own columns.
   for (const int columns : {p.hidden, 3 * p.heads * p.head_dim, p.intermediate})
     if ((p.blocks - 1) * share(columns, p.blocks) >= columns) return cudaErrorInvalidValue;
-  if (p.in.rows > kPushFrames || p.in.kept != kTransformerTaps - 1 || share(p.hidden, p.blocks) > kTransformerColumns)
-    return cudaErrorInvalidValue;
-  if (p.ring > kTransformerRing || p.ring < p.window - 1 + p.in.rows) return cudaErrorInvalidValue;
+  if (p.in.rows != 1 || p.in.kept != kTransformerTaps - 1) return cudaErrorInvalidValue;
+  const int columns = share(p.hidden, p.blocks);
+  if (columns > kTransformerColumns || p.in.room * columns > kTransformerResiduals) return cudaErrorInvalidValue;
+  if (p.ring > kTransformerRing || p.ring < p.window - 1 + kPushFrames) return cudaErrorInvalidValue;
   if (p.hidden % 4 || p.in.channels % 4 || p.intermediate % 4) return cudaErrorInvalidValue;
   if (p.head_dim != 64 && p.head_dim != 32) return cudaErrorInvalidValue;
   Plan plan;
   if (!make_plan(p, plan)) return cudaErrorInvalidValue;
-  // As many whole groups a launch as there is room for residuals. Sequences do not depend on each other, and launches
-  // use the same buffers one after the other.
-  const int groups = kTransformerResiduals / share(p.hidden, p.blocks) / kTransformerRows;
-  const int together = groups * (kTransformerRows / p.in.rows);
-  for (int first = 0; first < p.in.sequences; first += together) {
-    Layers some = p;
-    some.in.sequences = std::min(together, p.in.sequences - first);
-    some.in.fresh += static_cast<int64_t>(first) * p.in.rows * p.in.channels;
-    some.in.slots += first;
-    some.out += static_cast<int64_t>(first) * p.in.rows * p.columns_out;
-    const cudaError_t error = p.head_dim == 64 ? choose<64>(some, plan, stream) : choose<32>(some, plan, stream);
-    if (error != cudaSuccess) return error;
-  }
-  return cudaSuccess;
+  return p.head_dim == 64 ? choose<64>(p, plan, stream) : choose<32>(p, plan, stream);
 }
 
 }  // namespace qmk

@@ -12,31 +12,43 @@ namespace qmk {
 // What `convolve` does behind the sum; vocoder_recorder.py has the same numbers.
 enum class Activation : int { kNone = 0, kSnake = 1, kGelu = 2 };
 
-// What a causal layer looks at: of every sequence `kept` rows of the past, then the `rows` new ones.
-struct History {
-  const float* fresh;  // [sequences][rows][channels]
-  const float* past;   // [kept][channels] of the first slot; unused where kept is 0
-  int64_t stride;      // values from a slot's past to the next one's
-  const int* slots;    // [sequences]
-  int sequences, rows, kept, channels;
+// The frames of a push, those of a sequence side by side. A recorded push has room for so many, and reads here how many
+// there are. They stay the same from before its first kernel until behind its last one.
+struct Frames {
+  int count, sequences;
+  struct {
+    int slot, begin;  // of its sequence: the slot, and the first frame in this push
+  } of[kPushRows];    // a frame each
+  struct {
+    int slot, begin, count;
+  } sequence[kPushRows];
 };
 
-// One push: which slots, and their codes, from the host or from where the frame kernel left them.
+// What a causal layer looks at: of every sequence `kept` rows of the past, then the new ones.
+struct History {
+  const float* fresh;    // [room * rows][channels]
+  const float* past;     // [kept][channels] of the first slot; unused where kept is 0
+  int64_t stride;        // values from a slot's past to the next one's
+  const Frames* frames;  // on the device
+  int room, rows;        // frames, at most; rows of a frame
+  int kept, channels;
+};
+
+// One push: its frames, and their codes, from the host or from where the frame kernel left them.
 struct Push {
-  int sequences, frames;
-  int slot[kPushSequences];
-  int first[kPushSequences];  // frame of the slot's sequence, where the codes are on the device
-  const int* recent;          // [slots][kRecentFrames][kGroups], frame f at f % kRecentFrames; or null
-  float* sound;               // [sequences * frames * 1920] where the PCM goes: pinned host memory, or on the device
+  Frames frames;
+  int number[kPushRows];  // of each frame in its sequence, where the codes are on the device
+  const int* recent;      // [slots][kRecentFrames][kGroups], frame f at f % kRecentFrames; or null
+  float* sound;           // [frames * 1920] where the PCM goes: pinned host memory, or on the device
   int codes[kPushRows * kGroups];
 };
-// What the graph behind it reads: slots, the sums of the codes' vectors, where its PCM goes. A code outside 0..size-1
-// is an end of speech that the host has not seen yet; it becomes the nearest valid code.
+// What the graph behind it reads: the frames, the sums of their codes' vectors, where the PCM goes. A code outside
+// 0..size-1 is an end of speech that the host has not seen yet; it becomes the nearest valid code.
 struct PushInputs {
   const float* table;  // [kGroups][size][channels]
   int size, channels;
-  int* slots;        // [kPushSequences]
-  float* embedding;  // [rows of the largest push][channels]
+  Frames* frames;
+  float* embedding;  // [frames of the largest push][channels]
   float** sound;     // [1]
 };
 // Write a push's inputs, in front of its graph.
@@ -46,12 +58,11 @@ cudaError_t begin_push(const Push&, const PushInputs&, cudaStream_t);
 // weight[tap]. A transposed convolution is one too: its blocks of output rows are columns side by side.
 struct Convolution {
   History in;              // halves
-  int rows_of_frame;       // in.rows is a multiple of it
   int taps, dilation;      // in.kept == (taps - 1) * dilation
   const uint16_t* weight;  // fp16 [taps][in.channels][2][columns]: high halves, low halves
   const float* bias;       // [columns]
   int columns;
-  const float* residual;  // [sequences * rows][columns], added; or null
+  const float* residual;  // [room * rows][columns], added; or null
   float* out;             // the sum; or null
   float* activated;       // activation(sum), halves; or null
   Activation activation;
@@ -65,13 +76,12 @@ cudaError_t convolve(const Convolution&, cudaStream_t);
 cudaError_t depthwise_norm(const History& in, const float* weight /*[7][channels]*/, const float* bias,
                            const float* gain, const float* shift, float eps, float* out, cudaStream_t);
 
-// The transformer between two linear layers: `in.rows` new positions of every
-// sequence, attention over a window, SwiGLU. The matrices contain RMSNorm's weights and the layer scales. They also
-// contain the convolution before the first layer and the transposed one behind the last, because nothing lies between
-// these and the linear layers.
+// The transformer between two linear layers: a position a frame, attention over a window, SwiGLU. The matrices contain
+// RMSNorm's weights and the layer scales. They also contain the convolution before the first layer and the transposed
+// one behind the last, because nothing lies between these and the linear layers.
 struct Layers {
   History in;  // kTransformerTaps - 1 rows of the past
-  float* out;  // [in.sequences * in.rows][columns_out]
+  float* out;  // [in.room][columns_out]
   // Of one product after the other (kTransformerTaps of the input, then qkv, o, gate and up, down of every layer,
   // output), of one block after the other: its columns, each [K]. Block b owns columns b * ceil(columns / blocks) ...;
   // gate and up alternate, and stay together.
@@ -81,8 +91,8 @@ struct Layers {
   float* rings;             // [layers][2][heads][ring][head_dim] of the first slot: rotated keys, and values
   int64_t stride;           // values from a slot's rings to the next one's
   const int64_t* position;  // [slots], of the first new row
-  // What blocks hand each other, a value and its epoch each: [rows][hidden], [rows][3 * heads * head_dim], [rows][heads
-  // * head_dim], [rows][intermediate].
+  // What blocks hand each other, a value and its epoch each: [room][hidden], [room][3 * heads * head_dim], [room][heads
+  // * head_dim], [room][intermediate].
   uint2 *h, *qkv, *attended, *gated;
   uint32_t* epoch;           // [1] of the last value published
   uint32_t spin_limit;       // polls before a wait gives up
@@ -97,16 +107,16 @@ cudaError_t transform(const Layers&, cudaStream_t);
 cudaError_t convolve_to_sound(const History& in, const float* weight /*[7][channels]*/, const float* bias,
                               float* const* out, cudaStream_t);
 
-// The newest rows of some histories become their past; positions go on by `positions`.
+// The newest rows of some histories become their past.
 struct Kept {
   struct {
     const float* fresh;
     float* past;
-    int32_t rows, kept, channels, stride;
+    int32_t rows, kept, channels, stride;  // rows of a frame
   } of[24];
-  int count, widest, sequences, positions;
-  const int* slots;
-  int64_t* position;
+  int count, widest, room;
+  const Frames* frames;
+  int64_t* position;  // [slots], goes on by a sequence's frames; or null
 };
 cudaError_t keep_histories(const Kept&, cudaStream_t);
 

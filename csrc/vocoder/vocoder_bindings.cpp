@@ -31,34 +31,35 @@ float* of_slots(const Tensor& t, const char* name) {
   return data(t[0], 1, name);
 }
 
-qmk::History history(const Tensor& fresh, const Maybe& past, const Tensor& slots, int64_t sequences, int64_t rows,
+const qmk::Frames* frames_of(const Tensor& t) {
+  return reinterpret_cast<const qmk::Frames*>(data<int>(t, sizeof(qmk::Frames) / sizeof(int), "frames"));
+}
+
+qmk::History history(const Tensor& fresh, const Maybe& past, const Tensor& frames, int64_t room, int64_t rows,
                      int64_t channels) {
   const int64_t kept = past ? past->size(1) : 0;
   if (past)
     TORCH_CHECK(past->dim() == 3 && past->size(2) == channels, message("past must be [slots, kept, ", channels, "]"));
-  return {data(fresh, sequences * rows * channels, "fresh"),
+  TORCH_CHECK(room > 0 && room <= qmk::kPushRows, message("expected room for 1 to ", qmk::kPushRows, " frames, got ", room));
+  return {data(fresh, room * rows * channels, "fresh"),
           past ? of_slots(*past, "past") : nullptr,
           past ? past->stride(0) : 0,
-          data<int>(slots, sequences, "slots"),
-          static_cast<int>(sequences),
+          frames_of(frames),
+          static_cast<int>(room),
           static_cast<int>(rows),
           static_cast<int>(kept),
           static_cast<int>(channels)};
 }
 
-void convolve(const Tensor& fresh, const Maybe& past, const Tensor& slots, int64_t sequences, int64_t rows,
-              int64_t rows_of_frame, int64_t dilation, const Tensor& weight, const Tensor& bias, const Maybe& residual,
-              const Maybe& out, const Maybe& activated, int64_t activation, const Maybe& frequency, const Maybe& scale,
-              bool exact) {
+void convolve(const Tensor& fresh, const Maybe& past, const Tensor& frames, int64_t room, int64_t rows,
+              int64_t dilation, const Tensor& weight, const Tensor& bias, const Maybe& residual, const Maybe& out,
+              const Maybe& activated, int64_t activation, const Maybe& frequency, const Maybe& scale, bool exact) {
   const c10::cuda::CUDAGuard guard(fresh.device());
   TORCH_CHECK(weight.dim() == 4 && weight.size(2) == 2, "weight must be [taps, channels, 2, columns]");
   const int64_t taps = weight.size(0), channels = weight.size(1), columns = weight.size(3),
-                values = sequences * rows * columns;
+                values = room * rows * columns;
   qmk::Convolution c{};
-  c.in = history(fresh, past, slots, sequences, rows, channels);
-  TORCH_CHECK(rows_of_frame > 0 && rows % rows_of_frame == 0,
-              message("rows must be whole frames of ", rows_of_frame, ", got ", rows));
-  c.rows_of_frame = static_cast<int>(rows_of_frame);
+  c.in = history(fresh, past, frames, room, rows, channels);
   TORCH_CHECK(c.in.kept == (taps - 1) * dilation,
               message("the past must be ", (taps - 1) * dilation, " rows, got ", c.in.kept));
   TORCH_CHECK(
@@ -83,29 +84,28 @@ void convolve(const Tensor& fresh, const Maybe& past, const Tensor& slots, int64
   check(qmk::convolve(c, stream_of(fresh)));
 }
 
-void depthwise_norm(const Tensor& fresh, const Tensor& past, const Tensor& slots, int64_t sequences, int64_t rows,
+void depthwise_norm(const Tensor& fresh, const Tensor& past, const Tensor& frames, int64_t room, int64_t rows,
                     const Tensor& weight, const Tensor& bias, const Tensor& gain, const Tensor& shift, double eps,
                     const Tensor& out) {
   const c10::cuda::CUDAGuard guard(fresh.device());
   const int64_t channels = weight.size(1);
-  check(qmk::depthwise_norm(history(fresh, past, slots, sequences, rows, channels),
+  check(qmk::depthwise_norm(history(fresh, past, frames, room, rows, channels),
                             data(weight, 7 * channels, "weight"), data(bias, channels, "bias"),
                             data(gain, channels, "gain"), data(shift, channels, "shift"), static_cast<float>(eps),
-                            data(out, sequences * rows * channels, "out"), stream_of(fresh)));
+                            data(out, room * rows * channels, "out"), stream_of(fresh)));
 }
 
 // past: of the embeddings, as `history` takes it. tensors: weights, bias_in, bias_out, inv_freq, rings
 // [slots][layers][2][heads] [ring][head_dim], position, epoch, fault, and what blocks hand each other (h, qkv,
 // attended, gated), int32 [2 * values]; sizes: of the rest of qmk::Layers.
-void transform(const Tensor& embedding, const Tensor& past, const Tensor& slots, int64_t sequences, int64_t frames,
-               const Tensor& out, const std::map<std::string, Tensor>& tensors,
-               const std::map<std::string, int64_t>& sizes, double eps) {
+void transform(const Tensor& embedding, const Tensor& past, const Tensor& frames, int64_t room, const Tensor& out,
+               const std::map<std::string, Tensor>& tensors, const std::map<std::string, int64_t>& sizes, double eps) {
   const c10::cuda::CUDAGuard guard(embedding.device());
   auto size = [&](const char* name) { return static_cast<int>(sizes.at(name)); };
   const Tensor& rings = tensors.at("rings");
   TORCH_CHECK(rings.dim() == 6 && rings.size(2) == 2, "rings must be [slots, layers, 2, heads, ring, head_dim]");
   qmk::Layers p{};
-  p.in = history(embedding, past, slots, sequences, frames, past.size(2));
+  p.in = history(embedding, past, frames, room, 1, past.size(2));
   p.eps = static_cast<float>(eps);
   p.layers = static_cast<int>(rings.size(1)), p.heads = static_cast<int>(rings.size(3)),
   p.ring = static_cast<int>(rings.size(4));
@@ -113,7 +113,7 @@ void transform(const Tensor& embedding, const Tensor& past, const Tensor& slots,
   p.hidden = size("hidden"), p.columns_out = size("columns_out");
   p.intermediate = size("intermediate"), p.window = size("window"),
   p.spin_limit = static_cast<uint32_t>(sizes.at("spin_limit"));
-  const int64_t rows = sequences * frames, width = p.heads * p.head_dim;
+  const int64_t width = p.heads * p.head_dim;
   auto share = [&](int64_t columns) { return (columns + p.blocks - 1) / p.blocks * p.blocks; };
   const int64_t layer =
       share(3 * width) * p.hidden + share(p.hidden) * (width + p.intermediate) + 2 * share(p.intermediate) * p.hidden;
@@ -131,28 +131,28 @@ void transform(const Tensor& embedding, const Tensor& past, const Tensor& slots,
   TORCH_CHECK(fault.is_pinned() && fault.scalar_type() == torch::kInt32, "fault must be a pinned int32");
   p.fault = reinterpret_cast<uint32_t*>(fault.data_ptr<int>());
   auto exchange = [&](const char* name, int64_t values) {
-    return reinterpret_cast<uint2*>(data<int>(tensors.at(name), 2 * rows * values, name));
+    return reinterpret_cast<uint2*>(data<int>(tensors.at(name), 2 * room * values, name));
   };
   p.h = exchange("h", p.hidden), p.qkv = exchange("qkv", 3 * width);
   p.attended = exchange("attended", width), p.gated = exchange("gated", p.intermediate);
-  p.out = data(out, sequences * frames * p.columns_out, "out");
+  p.out = data(out, room * p.columns_out, "out");
   check(qmk::transform(p, stream_of(embedding)));
 }
 
 float** cell(const Tensor& t) { return reinterpret_cast<float**>(data<int64_t>(t, 1, "the PCM's place")); }
 
-void convolve_to_sound(const Tensor& fresh, const Tensor& past, const Tensor& slots, int64_t sequences, int64_t rows,
+void convolve_to_sound(const Tensor& fresh, const Tensor& past, const Tensor& frames, int64_t room, int64_t rows,
                        const Tensor& weight, const Tensor& bias, const Tensor& place) {
   const c10::cuda::CUDAGuard guard(fresh.device());
-  check(qmk::convolve_to_sound(history(fresh, past, slots, sequences, rows, weight.size(1)),
+  check(qmk::convolve_to_sound(history(fresh, past, frames, room, rows, weight.size(1)),
                                data(weight, 7 * weight.size(1), "weight"), data(bias, 1, "bias"), cell(place),
                                stream_of(fresh)));
 }
 
-// histories: (fresh, past, rows).
-void keep_histories(const std::vector<std::tuple<Tensor, Tensor, int64_t>>& histories, const Tensor& slots,
-                    const Tensor& position, int64_t sequences, int64_t positions) {
-  const c10::cuda::CUDAGuard guard(slots.device());
+// histories: (fresh, past, rows of a frame). position: int64 [slots], goes on by the frames; or none.
+void keep_histories(const std::vector<std::tuple<Tensor, Tensor, int64_t>>& histories, const Tensor& frames,
+                    int64_t room, const Maybe& position) {
+  const c10::cuda::CUDAGuard guard(frames.device());
   qmk::Kept p{};
   TORCH_CHECK(!histories.empty() && histories.size() <= std::size(p.of),
               message("expected 1 to ", std::size(p.of), " histories, got ", histories.size()));
@@ -165,12 +165,12 @@ void keep_histories(const std::vector<std::tuple<Tensor, Tensor, int64_t>>& hist
                        static_cast<int32_t>(past.stride(0))};
     p.widest = std::max(p.widest, static_cast<int>(past.size(2)));
   }
-  p.sequences = static_cast<int>(sequences), p.positions = static_cast<int>(positions);
-  p.slots = data<int>(slots, sequences, "slots"), p.position = data<int64_t>(position, 1, "position");
-  check(qmk::keep_histories(p, stream_of(slots)));
+  p.room = static_cast<int>(room), p.frames = frames_of(frames);
+  p.position = position ? data<int64_t>(*position, 1, "position") : nullptr;
+  check(qmk::keep_histories(p, stream_of(frames)));
 }
 
-// A push of some sequences and frames, recorded from the current stream.
+// A push with room for some frames, recorded from the current stream.
 class Recording {
  public:
   explicit Recording(const c10::Device& device) : device_(device) {
@@ -208,23 +208,23 @@ class Recording {
   cudaGraphExec_t graph_ = nullptr;
 };
 
-// Pushes on their way: slots and codes go with a launch, PCM comes back into pinned memory, so that several may be
+// Pushes on their way: frames and codes go with a launch, PCM comes back into pinned memory, so that several may be
 // queued. Nothing here waits but `collect`.
 class Pushes {
  public:
-  // table: [groups][size][channels]. What recorded pushes read: slots [kPushSequences], embedding [rows][channels],
-  // place int64 [1].
-  // unwanted: [rows * samples], where the PCM goes that nobody wants; samples: of a frame; rows: of the largest push,
-  // for which there is room.
-  Pushes(const Tensor& table, const Tensor& slots, const Tensor& embedding, const Tensor& place, const Tensor& unwanted,
-         int64_t samples, int64_t rows)
-      : kept_{table, slots, embedding, place, unwanted}, samples_(samples), rows_(rows) {
+  // table: [groups][size][channels]. What recorded pushes read: frames int32 [sizeof(Frames) / 4], embedding
+  // [rows][channels], place int64 [1].
+  // unwanted: [rows * samples], where the PCM goes that nobody wants; samples: of a frame; rows: frames of the largest
+  // push.
+  Pushes(const Tensor& table, const Tensor& frames, const Tensor& embedding, const Tensor& place,
+         const Tensor& unwanted, int64_t samples, int64_t rows)
+      : kept_{table, frames, embedding, place, unwanted}, samples_(samples), rows_(rows) {
     TORCH_CHECK(rows > 0 && rows <= qmk::kPushRows, message("expected 1 to ", qmk::kPushRows, " rows, got ", rows));
     TORCH_CHECK(table.dim() == 3 && table.size(0) == qmk::kGroups, "table must be [16, size, channels]");
     inputs_ = {data(table, 1, "table"),
                static_cast<int>(table.size(1)),
                static_cast<int>(table.size(2)),
-               data<int>(slots, qmk::kPushSequences, "slots"),
+               const_cast<qmk::Frames*>(frames_of(frames)),
                data(embedding, rows * table.size(2), "embedding"),
                cell(place)};
     unwanted_ = data(unwanted, rows * samples, "unwanted");
@@ -242,53 +242,55 @@ class Pushes {
   Pushes(const Pushes&) = delete;
   Pushes& operator=(const Pushes&) = delete;
 
-  // Queue a push of host codes int64 [sequences][frames][groups]; its ticket for `collect`, -1 where nobody wants the
-  // PCM.
-  int64_t launch(const Recording& recording, const std::vector<int64_t>& slots, const Tensor& codes, bool wanted) {
-    TORCH_CHECK(codes.is_cpu() && codes.is_contiguous() && codes.scalar_type() == torch::kInt64 && codes.dim() == 3 &&
-                    codes.size(0) == static_cast<int64_t>(slots.size()) && codes.size(2) == qmk::kGroups &&
-                    codes.numel() <= rows_ * qmk::kGroups,
-                message("codes must be contiguous int64 [slots, frames, ", qmk::kGroups, "] on the CPU, of at most ",
-                        rows_, " frames in all, got ", codes.toString(), " of ", codes.numel(), " values"));
-    qmk::Push push = about(slots, codes.size(1));
+  // Queue a push of counts[i] frames of slots[i], with host codes int64 [frames][groups]; its ticket for `collect`, -1
+  // where nobody wants the PCM.
+  int64_t launch(const Recording& recording, const std::vector<int64_t>& slots, const std::vector<int64_t>& counts,
+                 const Tensor& codes, bool wanted) {
+    qmk::Push push = about(slots, counts);
+    TORCH_CHECK(codes.is_cpu() && codes.is_contiguous() && codes.scalar_type() == torch::kInt64 && codes.dim() == 2 &&
+                    codes.size(0) == push.frames.count && codes.size(1) == qmk::kGroups,
+                message("codes must be contiguous int64 [", push.frames.count, ", ", qmk::kGroups, "] on the CPU, got ",
+                        codes.toString(), " of ", codes.numel(), " values"));
     std::copy_n(codes.data_ptr<int64_t>(), codes.numel(), push.codes);
     return launch(recording, push, wanted);
   }
-  // Queue a push of the codes that the frame kernel left in `recent` [slots][kRecentFrames][groups], frames first[i]
-  // ... of slot i.
-  int64_t follow(const Recording& recording, const std::vector<int64_t>& slots, int64_t frames, const Tensor& recent,
-                 const std::vector<int64_t>& first) {
-    TORCH_CHECK(first.size() == slots.size() && frames <= qmk::kRecentFrames,
-                message("expected one first frame a slot, and at most ", qmk::kRecentFrames, " frames, got ",
-                        first.size(), " first frames for ", slots.size(), " slots, and ", frames, " frames"));
-    qmk::Push push = about(slots, frames);
-    for (const int64_t slot : slots)
-      TORCH_CHECK(slot >= 0 && slot < recent.size(0), message("slot ", slot, " has no recent codes"));
+  // Queue a push of the codes that the frame kernel left in `recent` [slots][kRecentFrames][groups], from frame
+  // first[i] of slots[i] on.
+  int64_t follow(const Recording& recording, const std::vector<int64_t>& slots, const std::vector<int64_t>& counts,
+                 const Tensor& recent, const std::vector<int64_t>& first) {
+    qmk::Push push = about(slots, counts);
+    TORCH_CHECK(first.size() == slots.size(),
+                message("expected one first frame a slot, got ", first.size(), " for ", slots.size(), " slots"));
+    for (size_t i = 0; i < slots.size(); ++i) {
+      TORCH_CHECK(slots[i] >= 0 && slots[i] < recent.size(0), message("slot ", slots[i], " has no recent codes"));
+      const auto& sequence = push.frames.sequence[i];
+      for (int f = 0; f < sequence.count; ++f) push.number[sequence.begin + f] = static_cast<int>(first[i] + f);
+    }
     push.recent = data<int>(recent, 1, "recent");
-    std::copy(first.begin(), first.end(), push.first);
     return launch(recording, push, true);
   }
-  // Wait for a push: its PCM, fp32 [sequences][samples].
-  Tensor collect(int64_t ticket, int64_t sequences, int64_t frames) const {
+  // Wait for a push of so many frames: its PCM, fp32 [frames * samples].
+  Tensor collect(int64_t ticket, int64_t frames) const {
     TORCH_CHECK(ticket < launched_ && launched_ - ticket <= qmk::kPushesAhead,
                 message("the last ", qmk::kPushesAhead, " of ", launched_, " pushes are kept, got ", ticket));
     check(cudaEventSynchronize(done_[ticket % qmk::kPushesAhead]));
-    return sound_[ticket % qmk::kPushesAhead]
-        .slice(0, 0, sequences * frames * samples_)
-        .view({sequences, frames * samples_})
-        .clone();
+    return sound_[ticket % qmk::kPushesAhead].slice(0, 0, frames * samples_).clone();
   }
 
  private:
-  qmk::Push about(const std::vector<int64_t>& slots, int64_t frames) const {
-    TORCH_CHECK(!slots.empty() && slots.size() <= qmk::kPushSequences && frames > 0 &&
-                    static_cast<int64_t>(slots.size()) * frames <= rows_,
-                message("a push takes up to ", qmk::kPushSequences, " sequences and ", rows_, " frames in all, got ",
-                        slots.size(), " x ", frames));
+  qmk::Push about(const std::vector<int64_t>& slots, const std::vector<int64_t>& counts) const {
+    TORCH_CHECK(!slots.empty() && slots.size() == counts.size(),
+                message("expected the frames of each slot, got ", counts.size(), " for ", slots.size(), " slots"));
     qmk::Push push{};
-    push.sequences = static_cast<int>(slots.size());
-    push.frames = static_cast<int>(frames);
-    std::copy(slots.begin(), slots.end(), push.slot);
+    for (size_t i = 0; i < slots.size(); ++i) {
+      auto& f = push.frames;
+      TORCH_CHECK(counts[i] > 0 && counts[i] <= qmk::kPushFrames && f.count + counts[i] <= rows_,
+                  message("a push takes 1 to ", qmk::kPushFrames, " frames of a slot, and ", rows_, " in all; got ",
+                          counts[i], " behind ", f.count));
+      const int slot = static_cast<int>(slots[i]), begin = f.count;
+      f.sequence[f.sequences++] = {slot, begin, static_cast<int>(counts[i])};
+      while (f.count < begin + counts[i]) f.of[f.count++] = {slot, begin};
+    }
     return push;
   }
   int64_t launch(const Recording& recording, qmk::Push& push, bool wanted) {
@@ -328,7 +330,8 @@ void bind_vocoder(pybind11::module_& m) {
       .def(
           pybind11::init<const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, int64_t, int64_t>())
       .def("launch",
-           pybind11::overload_cast<const Recording&, const std::vector<int64_t>&, const Tensor&, bool>(&Pushes::launch))
+           pybind11::overload_cast<const Recording&, const std::vector<int64_t>&, const std::vector<int64_t>&,
+                                   const Tensor&, bool>(&Pushes::launch))
       .def("follow", &Pushes::follow)
       .def("collect", &Pushes::collect, pybind11::call_guard<pybind11::gil_scoped_release>());
 }

@@ -20,8 +20,10 @@ AHEAD = 4
 """How many launches may be uncollected."""
 LAUNCH_SLOTS = 16
 """Most slots of one launch."""
-RECENT_FRAMES = 8
-"""Frames of every slot that `FrameDecoder.recent_codes` holds."""
+PUSH_FRAMES = 8
+"""Most frames of a slot in one push of `Vocoder.follow`."""
+RECENT_FRAMES = 16
+"""Frames of every slot that `FrameDecoder.recent_codes` holds: while a push waits for more frames, others are made."""
 
 
 class FrameDecoder(Protocol):
@@ -94,8 +96,8 @@ class Vocoder(Protocol):
     slots: int
     groups: int
     """Codes of a frame."""
-    together: int
-    """How many slots together are worth their own push."""
+    most_frames: int
+    """Frames of a push of `follow`, at most."""
     steady: bool
     """A slot's samples depend, to the bit, on nothing but its codes. Otherwise their last bits also depend on the cut
     into pushes and on the other slots there."""
@@ -132,16 +134,18 @@ class Vocoder(Protocol):
             PCM [len(slots), frames * 1920], -1..1, 24 kHz.
         """
 
-    def follow(self, slots: Sequence[int], first: Sequence[int], frames: int) -> Callable[[], Tensor]:
+    def follow(self, slots: Sequence[int], first: Sequence[int], frames: Sequence[int]) -> Callable[[], list[Tensor]]:
         """Queue a push after the frame decoder's launches, of codes that are not yet collected.
 
         Args:
             slots: distinct ones.
             first: of each slot, the number of its first frame.
-            frames: 1 to `RECENT_FRAMES` of each, from the frame decoder's `recent_codes`.
+            frames: 1 to `PUSH_FRAMES` of each slot, from the frame decoder's `recent_codes`; together at most
+                `most_frames`.
 
         Returns:
-            A function that waits for the push and returns its PCM as `push` does. From end of speech on, PCM is noise.
+            A function that waits for the push and returns each slot's PCM, [frames * 1920] as `push` does. From end of
+            speech on, PCM is noise.
         """
 
     def recover(self) -> None:

@@ -7,7 +7,7 @@ compares csrc/sizes.h with this file.
 from collections.abc import Collection, Mapping
 from types import ModuleType
 
-from qwen_megakernel.backend.interfaces import AHEAD, RECENT_FRAMES
+from qwen_megakernel.backend.interfaces import AHEAD, PUSH_FRAMES, RECENT_FRAMES
 from qwen_megakernel.backend.targets import Target
 from qwen_megakernel.checkpoint.fp8 import PARTS
 from qwen_megakernel.errors import BackendError
@@ -25,9 +25,8 @@ PACKET, MLP_PACKET = 4, 6
 """Values that travel together (csrc/frame/exchange.cuh)."""
 LAYER_MATRICES = 4
 
-PUSH_SEQUENCES, PUSH_FRAMES, PUSH_ROWS = 16, 8, 128
-"""Limits of a vocoder push: sequences, frames of each, and sequences x frames. Only engines of many slots use them all,
-because the buffers grow with the rows."""
+PUSH_ROWS = 128
+"""Most frames of a vocoder push. Only engines of many slots use them all, because the buffers grow with them."""
 PUSHES_AHEAD = 64
 """How many pushes may be uncollected."""
 CHANNEL_TILE = 32
@@ -36,7 +35,7 @@ LOW_SCALE = 2048
 """Scale of the low one of the two fp16 halves of a value (csrc/vocoder/halves.cuh)."""
 WIDEST_NORM = 1024
 TRANSFORMER_ROWS, TRANSFORMER_RESIDUALS = 16, 512
-"""Rows that the vocoder's transformer multiplies at once; a block's hidden columns x the most rows of a launch."""
+"""Rows that the vocoder's transformer multiplies at once; a block's hidden columns x the most rows of a push."""
 TRANSFORMER_TAPS, TRANSFORMER_COLUMNS, TRANSFORMER_RING = 3, 22, 80
 """For the vocoder's transformer: taps of the convolution before it; most hidden columns of a block; most positions of
 its keys and values. 22 columns suffice for the published 512 on 24 multiprocessors."""
@@ -53,7 +52,6 @@ SIZES = {
     "SUMS_AT_ONCE": SUMS_AT_ONCE,
     "RECENT_FRAMES": RECENT_FRAMES,
     "LAYER_MATRICES": LAYER_MATRICES,
-    "PUSH_SEQUENCES": PUSH_SEQUENCES,
     "PUSH_FRAMES": PUSH_FRAMES,
     "PUSH_ROWS": PUSH_ROWS,
     "PUSHES_AHEAD": PUSHES_AHEAD,

@@ -1,4 +1,4 @@
-"""GraphVocoder: the vocoder on a GPU, a push of 1, 2, 4 or 8 frames as one CUDA graph of csrc/vocoder/'s kernels.
+"""GraphVocoder: the vocoder on a GPU, a push of some frames as one CUDA graph of csrc/vocoder/'s kernels.
 
 The arithmetic is vocoder.py's, arranged for few and small launches. Data are rows of channels throughout, so every
 convolution and transposed convolution is a matrix product; its kernel also does activation, bias and residual. Layer
@@ -9,7 +9,7 @@ frame kernel left them on the device. PCM leaves through pinned memory.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 
 import torch
@@ -20,7 +20,7 @@ from qwen_megakernel.backend.sizes import (
     CHANNEL_TILE,
     GROUPS,
     PUSH_FRAMES,
-    PUSH_SEQUENCES,
+    PUSH_ROWS,
     TRANSFORMER_COLUMNS,
     TRANSFORMER_RESIDUALS,
     TRANSFORMER_RING,
@@ -34,18 +34,17 @@ from qwen_megakernel.checkpoint.codec_config import VocoderConfig
 from qwen_megakernel.errors import KernelFault
 from qwen_megakernel.model.vocoder import DILATIONS, Portion, VocoderState, check_push
 
-_EPOCHS_LAST = 2**18  # pushes; each has at most some hundred launches of the transformer, with 44 epochs each
-_FRAMES = (8, 4, 2, 1)  # graph sizes
-_FEW, _FEW_ROWS = 8, 16
-"""Sequences and rows of a graph, up to which every number of sequences has its own."""
-_MANY = {8: (16, 12, 8, 6, 4, 3), 4: (16, 12, 8, 6), 2: (16, 12), 1: (16, 12)}
-"""By frames: larger numbers of sequences that have a graph in vocoders of many slots. Any other number is cut."""
+_EPOCHS_LAST = 2**26  # pushes, of 44 epochs each
+_ROOMS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 112, 128)
+"""Frames that the graphs have room for. A push takes the smallest that will do."""
+_FEW_SLOTS, _FEW_FRAMES = 16, 16
+"""A vocoder of few slots has no graphs of more frames, because of their memory."""
 
 
-def graph_sizes(slots: int) -> dict[int, tuple[int, ...]]:
-    """The sequences of the graphs of a vocoder, by frames; the largest first."""
-    few = {frames: tuple(range(min(slots, _FEW, _FEW_ROWS // frames), 0, -1)) for frames in _FRAMES}
-    return {frames: _MANY[frames] + few[frames] if slots > PUSH_SEQUENCES else few[frames] for frames in _FRAMES}
+def graph_rooms(slots: int, hidden_columns: int) -> list[int]:
+    """The frames that each graph of a vocoder has room for. `hidden_columns`: of a block of its transformer."""
+    most = min(PUSH_ROWS if slots > _FEW_SLOTS else _FEW_FRAMES, TRANSFORMER_RESIDUALS // hidden_columns)
+    return [room for room in _ROOMS if room <= min(most, slots * PUSH_FRAMES)]
 
 
 def why_no_graphs(config: VocoderConfig, device: torch.device) -> str | None:
@@ -93,7 +92,7 @@ class GraphVocoder:
     Attributes:
         slots: how many sequences it holds.
         groups: codes of a frame.
-        together: how many sequences together are worth their own push.
+        most_frames: of a push of `follow`.
         steady: samples depend on nothing but their codes.
     """
 
@@ -118,26 +117,23 @@ class GraphVocoder:
         """
         self.slots, self.groups = slots, config.num_quantizers
         self._config, self._recent_codes = config, recent_codes
-        self._sizes = graph_sizes(slots)
-        self.together = self._sizes[1][0]
-        rows = max(frames * most for frames, (most, *_) in self._sizes.items())
         self._device = device = next(iter(tensors.values())).device
         with capturing(device):  # cuBLAS, which this needs, keeps 32 MB for every stream it has seen
             w = VocoderWeights(config, {name.removeprefix("decoder."): tensor for name, tensor in tensors.items()})
+        rooms = graph_rooms(slots, -(-config.hidden_size // w.blocks))
+        self.most_frames = rows = rooms[-1]
         self._weights, self._memory = w, VocoderMemory(config, w, slots, rows, device)
         self._queued = 0
-        self._graphs = {}  # (sequences, frames) -> recording
-        self._skims = {}  # frames -> recording of one sequence's push that ends after the transformer
         with torch.cuda.device(device):
             m, kernels = self._memory, PushKernels(extension, config, w, self._memory, exact)
             unwanted = torch.zeros(rows * config.samples_per_frame, device=device)
-            inputs = (w.codebook, m.slots, m.embedding, m.place)
+            inputs = (w.codebook, m.frames, m.embedding, m.place)
             self._pushes = extension.Pushes(*inputs, unwanted, config.samples_per_frame, rows)
             m.place.fill_(unwanted.data_ptr())
-            for frames, counts in self._sizes.items():
-                for sequences in counts:  # the largest comes first and makes the room
-                    self._graphs[sequences, frames] = Recorder(kernels, sequences, frames).record()
-                self._skims[frames] = Recorder(kernels, 1, frames, skim=True).record()
+            # By room; the largest comes first and makes the memory.
+            graphs = {room: Recorder(kernels, room).record() for room in reversed(rooms)}
+            self._graphs = dict(reversed(graphs.items()))
+            self._skim = Recorder(kernels, min(rows, PUSH_FRAMES), skim=True).record()
         for slot in range(slots):
             self.reset(slot)
 
@@ -184,13 +180,15 @@ class GraphVocoder:
             fp32 PCM, [len(slots), frames * 1920], -1..1, on the host.
         """
         check_push(self, slots, codes)
-        codes = codes.contiguous()
+        sounds = []
+        for some in codes.split(PUSH_FRAMES, dim=1):
 
-        def launch(some: Sequence[int], at: int, first: int, frames: int) -> int:
-            part = codes[at : at + len(some), first : first + frames].contiguous()
-            return self._pushes.launch(self._graphs[len(some), frames], some, part, True)
+            def launch(graph, part: list[int], counts: list[int], at: int, some: Tensor = some) -> int:
+                listed = some[at : at + len(part)].flatten(0, 1).contiguous()
+                return self._pushes.launch(graph, part, counts, listed, True)
 
-        return self._queue(slots, codes.shape[1], launch)()
+            sounds.append(torch.stack(self._queue(slots, [some.shape[1]] * len(slots), launch)()))
+        return torch.cat(sounds, dim=1)
 
     def portions(self, codes: Tensor) -> list[Portion]:
         """Cut a reference, int64 [frames, groups], into portions for successive `listen` calls. The transformer needs
@@ -201,14 +199,11 @@ class GraphVocoder:
 
     def listen(self, slot: int, portion: Portion) -> None:
         """Queue frames whose sound is not wanted, without waiting. The sequence's own frames follow them."""
-        codes = portion.codes[None].contiguous()
-        check_push(self, [slot], codes)
-
-        def launch(some: Sequence[int], _: int, first: int, frames: int) -> int:
-            recording = self._graphs[1, frames] if portion.whole else self._skims[frames]
-            return self._pushes.launch(recording, some, codes[:, first : first + frames].contiguous(), False)
-
-        self._queue([slot], codes.shape[1], launch)
+        check_push(self, [slot], portion.codes[None])
+        for some in portion.codes.split(PUSH_FRAMES):
+            graph = self._graph(len(some)) if portion.whole else self._skim
+            self._count_push()
+            self._pushes.launch(graph, [slot], [len(some)], some.contiguous(), False)
 
     @property
     def _reach(self) -> int:
@@ -230,49 +225,54 @@ class GraphVocoder:
         """Can it read codes on the device?"""
         return self._recent_codes is not None
 
-    def follow(self, slots: Sequence[int], first: Sequence[int], frames: int) -> Callable[[], Tensor]:
-        """Queue a push after the frame decoder's launches, of codes that are not yet collected: for slot i, `frames`
+    def follow(self, slots: Sequence[int], first: Sequence[int], frames: Sequence[int]) -> Callable[[], list[Tensor]]:
+        """Queue a push after the frame decoder's launches, of codes that are not yet collected: for slot i, `frames[i]`
         (at most 8) from `first[i]` on. From end of speech on, samples are noise, and so is the slot's state until it is
-        reset.
+        reset. More than `most_frames` are cut into several pushes.
 
         Returns:
-            A function that waits for the push and returns its PCM as `push` does. Call it before PUSHES_AHEAD more
-            graphs are queued.
+            A function that waits for the push and returns each slot's PCM, fp32 [frames[i] * 1920] on the host. Call it
+            before PUSHES_AHEAD more graphs are queued.
         """
 
-        def launch(some: Sequence[int], at: int, offset: int, frames: int) -> int:
-            begins = [f + offset for f in first[at : at + len(some)]]
-            return self._pushes.follow(self._graphs[len(some), frames], some, frames, self._recent_codes, begins)
+        def launch(graph, part: list[int], counts: list[int], at: int) -> int:
+            return self._pushes.follow(graph, part, counts, self._recent_codes, list(first[at : at + len(part)]))
 
         return self._queue(slots, frames, launch)
 
-    def _queue(self, slots: Sequence[int], frames: int, launch: Callable[..., int]) -> Callable[[], Tensor]:
-        """Launch a push in graphs of the available sizes."""
-        slots, runs, first = list(slots), [], 0  # runs: portions of frames, each split by slots
-        self._queued += 1
-        if self._queued % _EPOCHS_LAST == 0:  # a value published 2^32 values ago must not look new
-            self._memory.forget_epochs()
-        while first < frames:
-            size = next(f for f in _FRAMES if f <= frames - first)
-            runs.append([(launch(some, at, first, size), len(some), size) for at, some in self._cut(slots, size)])
-            first += size
+    def _queue(
+        self, slots: Sequence[int], frames: Sequence[int], launch: Callable[..., int]
+    ) -> Callable[[], list[Tensor]]:
+        """Launch frames in as few pushes as they fit into."""
+        runs: list[tuple[int, list[int]]] = []  # tickets, and the frames of each slot
+        at = 0
+        while at < len(slots):
+            to, room = at, self.most_frames
+            while to < len(slots) and frames[to] <= room:
+                room -= frames[to]
+                to += 1
+            counts = list(frames[at:to])
+            self._count_push()
+            runs.append((launch(self._graph(sum(counts)), list(slots[at:to]), counts, at), counts))
+            at = to
+        samples = self._config.samples_per_frame
 
-        def collect() -> Tensor:
-            portions = [[self._pushes.collect(*run) for run in portion] for portion in runs]
+        def collect() -> list[Tensor]:
+            sounds = [(self._pushes.collect(ticket, sum(counts)), counts) for ticket, counts in runs]
             if self._memory.fault.item():
                 raise KernelFault("a wait inside the vocoder's kernel took longer than its limit")
-            parts = [part[0] if len(part) == 1 else torch.cat(part) for part in portions]
-            return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+            return [part for sound, counts in sounds for part in sound.split([samples * n for n in counts])]
 
         return collect
 
-    def _cut(self, slots: list[int], frames: int) -> Iterator[tuple[int, list[int]]]:
-        """Portions of the slots for which there are graphs, with the place of each."""
-        at = 0
-        while at < len(slots):
-            count = next(count for count in self._sizes[frames] if count <= len(slots) - at)
-            yield at, slots[at : at + count]
-            at += count
+    def _graph(self, frames: int):
+        """The smallest recording with room for so many frames."""
+        return next(graph for room, graph in self._graphs.items() if room >= frames)
+
+    def _count_push(self) -> None:
+        self._queued += 1
+        if self._queued % _EPOCHS_LAST == 0:  # a value published 2^32 values ago must not look new
+            self._memory.forget_epochs()
 
     def recover(self) -> None:
         """After a KernelFault: every sequence's state is suspect; reset or restore it."""

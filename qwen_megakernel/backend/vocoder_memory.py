@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from qwen_megakernel.backend.sizes import PUSH_FRAMES, PUSH_SEQUENCES, TRANSFORMER_TAPS
+from qwen_megakernel.backend.sizes import PUSH_FRAMES, PUSH_ROWS, TRANSFORMER_TAPS
 from qwen_megakernel.backend.vocoder_weights import VocoderWeights, padded
 from qwen_megakernel.checkpoint.codec_config import VocoderConfig
 from qwen_megakernel.model.vocoder import DILATIONS
@@ -22,14 +22,14 @@ class VocoderMemory:
         state: the past that the layers of each slot look back to: [slots, ...] by layer name.
         position: int64 [slots], frames that the transformer has taken in.
         of_slot: for each slot its state as one tensor, and its position; both are reset, saved and restored together.
-        slots, embedding, place: a push's inputs (csrc/vocoder/vocoder.h, `PushInputs`); place: an address.
+        frames, embedding, place: a push's inputs (csrc/vocoder/vocoder.h, `PushInputs`); place: an address.
         fault: int32 [1] in pinned memory, not 0 after a wait gave up.
         layers, layer_sizes: tensors and sizes for `extension.transform`.
         rooms: memory for the buffers between the layers; the last is the largest.
     """
 
     def __init__(self, config: VocoderConfig, weights: VocoderWeights, slots: int, rows: int, device: torch.device):
-        """rows: sequences x frames of the largest push."""
+        """rows: frames of the largest push."""
         self.device = device
         shapes = _state_shapes(config)
         sizes = [math.prod(shape) for shape in shapes.values()]
@@ -38,7 +38,7 @@ class VocoderMemory:
         self.state = {name: part.unflatten(1, shape) for (name, shape), part in parts}
         self.position = torch.zeros(slots, dtype=torch.int64, device=device)
         self.of_slot = list(zip(everything, self.position, strict=True))
-        self.slots = torch.zeros(PUSH_SEQUENCES, dtype=torch.int32, device=device)
+        self.frames = torch.zeros(2 + 5 * PUSH_ROWS, dtype=torch.int32, device=device)  # `Frames`, of no frame
         self.embedding = torch.zeros(rows * config.codebook_dim, device=device)
         self.place = torch.zeros(1, dtype=torch.int64, device=device)
         self.fault = torch.zeros(1, dtype=torch.int32, pin_memory=True)

@@ -34,18 +34,18 @@ class PushKernels:
 
 
 class Recorder:
-    """Records the kernels of a push with a given number of sequences and frames."""
+    """Records the kernels of a push with room for a given number of frames."""
 
-    def __init__(self, kernels: PushKernels, sequences: int, frames: int, *, skim: bool = False):
+    def __init__(self, kernels: PushKernels, room: int, *, skim: bool = False):
         """
         Args:
             skim: end after the transformer, because the sound is not wanted.
         """
         self._k, self._m, self._config = kernels, kernels.memory, kernels.config
-        self._sequences, self._frames, self._skim = sequences, frames, skim
+        self._room, self._skim = room, skim
         # With histories kept once, at the end, the blocks' buffers take 8 MB a frame. Keeping them after every block
         # or unit (2.8 MB a frame) lets the next reuse buffers. It takes 6 us each: too much for one frame.
-        self._sparing, self._most_sparing = sequences * frames > 8, sequences * frames > 16
+        self._sparing, self._most_sparing = room > 8, room > 16
         self._extension = kernels.extension
         self._buffers: dict[str, Tensor] = {}
 
@@ -58,7 +58,7 @@ class Recorder:
             self._buffers = self._m.make_room({name: buffer.numel() for name, buffer in self._buffers.items()})
             self._run()  # outside a recording: this loads kernels
             torch.cuda.current_stream().synchronize()
-            recording = self._k.extension.Recording(self._m.slots)
+            recording = self._k.extension.Recording(self._m.frames)
             try:
                 self._run()
             except BaseException:
@@ -68,27 +68,26 @@ class Recorder:
         return recording
 
     def _run(self) -> None:
-        m, c, rows = self._m, self._config, self._frames
+        m, c = self._m, self._config
         self._histories: list[tuple[Tensor, Tensor, int]] = []
         # The first convolution, the transformer and the first upsampling.
-        x = self._buffer("upsample.0 out", self._sequences * rows * c.upsampling_ratios[0] * padded(c.latent_dim))
-        past = self._past("pre_conv", m.embedding, rows)
-        self._extension.transform(
-            m.embedding, past, m.slots, self._sequences, rows, x, m.layers, m.layer_sizes, c.rms_norm_eps
-        )
+        x = self._buffer("upsample.0 out", self._room * c.upsampling_ratios[0] * padded(c.latent_dim))
+        past = self._past("pre_conv", m.embedding, 1)
+        self._extension.transform(m.embedding, past, m.frames, self._room, x, m.layers, m.layer_sizes, c.rms_norm_eps)
         if not self._skim:
-            self._sound(x, rows)
-        self._keep(self._frames)
+            self._sound(x)
+        self._keep(m.position)
 
-    def _sound(self, x: Tensor, rows: int) -> None:
-        extension, slots, c, w = self._extension, self._m.slots, self._config, self._k.weights
+    def _sound(self, x: Tensor) -> None:
+        extension, frames, c, w = self._extension, self._m.frames, self._config, self._k.weights
+        rows = 1  # of a frame
         for i, ratio in enumerate(c.upsampling_ratios):
             if i:
                 x = self._convolve(x, rows, f"upsample.{i}", out=f"upsample.{i} out")  # fp32, as the norm reads it
             rows *= ratio
-            y = self._buffer("normed", self._sequences * rows * padded(c.latent_dim))
+            y = self._buffer("normed", self._room * rows * padded(c.latent_dim))
             past = self._past(f"upsample.{i}", x, rows)
-            extension.depthwise_norm(x, past, slots, self._sequences, rows, *w.depthwise[i], 1e-6, y)
+            extension.depthwise_norm(x, past, frames, self._room, rows, *w.depthwise[i], 1e-6, y)
             y = self._convolve(y, rows, f"upsample.{i}.pwconv1", activated="wide", activation=GELU)
             x = self._convolve(y, rows, f"upsample.{i}.pwconv2", residual=x, activated=f"decoder.{i} in")
         x = self._convolve(x, rows, "decoder.0", keep="decoder.0", activated=self._after(0), snake="decoder.1.block.0")
@@ -100,12 +99,12 @@ class Recorder:
                 self._keep()
         last = f"decoder.{blocks + 2}"
         past = self._past(last, x, rows)
-        extension.convolve_to_sound(x, past, slots, self._sequences, rows, *w.sound, self._m.place)
+        extension.convolve_to_sound(x, past, frames, self._room, rows, *w.sound, self._m.place)
 
-    def _keep(self, positions: int = 0) -> None:
-        """Save the newest rows of the histories since the last call as their past, so that buffers can be reused."""
-        m = self._m
-        self._extension.keep_histories(self._histories, m.slots, m.position, self._sequences, positions)
+    def _keep(self, position: Tensor | None = None) -> None:
+        """Save the newest rows of the histories since the last call as their past, so that buffers can be reused.
+        `position`: goes on, too."""
+        self._extension.keep_histories(self._histories, self._m.frames, self._room, position)
         self._histories = []
 
     def _buffer(self, name: str, values: int) -> Tensor:
@@ -135,14 +134,14 @@ class Recorder:
         """Apply weight and bias of `name` to x, which holds halves (csrc/vocoder/halves.cuh). The result is in the
         buffer named `activated`, as halves, or else in `out`, as fp32."""
         k, (weight, bias) = self._k, self._k.weights.matrices[name]
-        values = self._sequences * rows * weight.shape[-1]
+        values = self._room * rows * weight.shape[-1]
         if isinstance(out, str):
             out = self._buffer(out, values)
         after = self._buffer(activated, values) if activated else None
         frequency, scale = k.weights.snakes[snake] if snake else (None, None)
         self._extension.convolve(
-            x, self._past(keep, x, rows) if keep else None, self._m.slots, self._sequences, rows, rows // self._frames,
-            dilation, weight, bias, residual, out, after, SNAKE if snake else activation, frequency, scale, k.exact,
+            x, self._past(keep, x, rows) if keep else None, self._m.frames, self._room, rows, dilation, weight, bias,
+            residual, out, after, SNAKE if snake else activation, frequency, scale, k.exact,
         )  # fmt: skip
         return out if after is None else after
 
@@ -161,7 +160,7 @@ class Recorder:
     def _block(self, x: Tensor, rows: int, i: int, rate: int, after: str) -> Tensor:
         """Transposed convolution and three residual units; `after`: the SnakeBeta that follows them."""
         name = f"decoder.{i}"
-        out_values = self._sequences * rows * self._k.weights.matrices[f"{name}.up"][0].shape[-1]
+        out_values = self._room * rows * self._k.weights.matrices[f"{name}.up"][0].shape[-1]
         residual = self._buffer("residual", out_values)
         x = self._convolve(
             x, rows, f"{name}.up", keep=f"{name}.up", out=residual, activated=self._before(i, 2),

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from qwen_megakernel.backend.auto import TIME_LIMIT_S
 from qwen_megakernel.backend.build import load_extension
-from qwen_megakernel.backend.interfaces import AHEAD, RECENT_FRAMES, Vocoder
+from qwen_megakernel.backend.interfaces import AHEAD, PUSH_FRAMES, RECENT_FRAMES, Vocoder
 from qwen_megakernel.backend.megakernel import MegakernelFrameDecoder
 from qwen_megakernel.backend.torch_decoder import TorchFrameDecoder
 from qwen_megakernel.backend.verdicts import FramePart, Part
@@ -322,7 +322,7 @@ def _check_vocoder(model: Model, tensors: Mapping[str, Tensor]) -> Part:
     tell(done=0.9, what="comparing the vocoder")
     for slot in slots:
         kernels.reset(slot)
-    followed = kernels.follow(slots, [0] * len(slots), RECENT_FRAMES)()
+    followed = kernels.follow(slots, [0] * len(slots), [1 + slot % PUSH_FRAMES for slot in slots])()
     if not torch.equal(ours, again):
         raise Wrong("the vocoder's kernels gave other samples the second time")
     for slot in slots:

@@ -36,10 +36,10 @@ class Launch:
 
 @dataclass(frozen=True, eq=False)
 class Pushed:
-    """A push whose sound was not collected. `wait` returns it: [sequences, samples]."""
+    """A push whose sound was not collected. `wait` returns it: [samples] for each sequence."""
 
     push: Push
-    wait: Callable[[], Tensor]
+    wait: Callable[[], list[Tensor]]
 
     @property
     def sequences(self) -> list[Sequence]:
@@ -52,14 +52,13 @@ class DevicePipeline(ABC):
     Attributes:
         slots, max_positions: the frame decoder's.
         width: the most sequences in a launch.
-        together: the most sequences in a vocoder push.
         groups: codes of a frame.
         in_flight: work that was queued and not collected, in the order in which the device computes it.
         kept_references: voices whose vocoder state is kept.
     """
 
-    shares_pushes: bool
-    """Frames may wait on the device, so that two sequences share a push."""
+    most_frames: int | None = None
+    """Of a vocoder push, which sequences share. None: they do not."""
 
     def __init__(self, model: LoadedModel, *, kept_voices: int, clock: Callable[[], float] = time.monotonic):
         """
@@ -68,7 +67,7 @@ class DevicePipeline(ABC):
         """
         self._decoder, self._vocoder, self._check_device = model.decoder, model.vocoder, model.check_device
         self.slots, self.max_positions = model.decoder.slots, model.decoder.max_positions
-        self.width, self.together, self.groups = model.decoder.width, model.vocoder.together, model.vocoder.groups
+        self.width, self.groups = model.decoder.width, model.vocoder.groups
         self._clock, self._kept_voices = clock, kept_voices
         self.in_flight: deque[Launch | Pushed] = deque()
         self._references: dict[bytes, VocoderState] = {}  # by a voice's digest; the latest used last
@@ -148,12 +147,12 @@ class DevicePipeline(ABC):
     def push(self, push: Push) -> None:
         """Give the vocoder its frames."""
         wait = self._push(push)
-        for sequence in push.sequences:
-            sequence.give(sequence in push.short)
+        for sequence, frames in zip(push.sequences, push.frames, strict=True):
+            sequence.give(frames, sequence in push.short)
         self.in_flight.append(Pushed(push, wait))
 
     @abstractmethod
-    def _push(self, push: Push) -> Callable[[], Tensor]: ...
+    def _push(self, push: Push) -> Callable[[], list[Tensor]]: ...
 
     def pop(self) -> Launch | Pushed:
         """Take the oldest work; `codes` or `sound` waits for it."""
@@ -172,10 +171,11 @@ class DevicePipeline(ABC):
     @staticmethod
     def sound(pushed: Pushed) -> list[np.ndarray]:
         """Wait for the sound of a popped push: fp32 [frames, 1920] for each sequence."""
-        sounds = pushed.wait().float().cpu().numpy()
+        sounds = [sound.float().cpu().numpy() for sound in pushed.wait()]
         # Copies, because a view would keep its neighbours' samples as long as its own.
         alone = len(sounds) == 1
-        return [(sound if alone else sound.copy()).reshape(pushed.push.frames, -1) for sound in sounds]
+        frames = pushed.push.frames
+        return [(x if alone else x.copy()).reshape(n, -1) for x, n in zip(sounds, frames, strict=True)]
 
     # ------------------------------------------------------------ when something went wrong
 
@@ -219,7 +219,9 @@ class QueuedPipeline(DevicePipeline):
     """The vocoder reads codes on the device, after the launch that makes them. So a launch, its pushes and the next
     launch are queued ahead of time, and the GPU does not wait for the host."""
 
-    shares_pushes = True
+    def __init__(self, model: LoadedModel, **options):
+        super().__init__(model, **options)
+        self.most_frames = model.vocoder.most_frames
 
     @property
     def has_room(self) -> bool:
@@ -232,15 +234,13 @@ class QueuedPipeline(DevicePipeline):
     def behind_codes(self, launched: list[Sequence], ended: list[Sequence]) -> list[Sequence]:
         return ended
 
-    def _push(self, push: Push) -> Callable[[], Tensor]:
+    def _push(self, push: Push) -> Callable[[], list[Tensor]]:
         slots, first = [s.slot for s in push.sequences], [s.given for s in push.sequences]
         return self._vocoder.follow(slots, first, push.frames)
 
 
 class DirectPipeline(DevicePipeline):
     """One thing after the other: a frame, its codes, the vocoder, its sound."""
-
-    shares_pushes = False
 
     @property
     def has_room(self) -> bool:
@@ -252,10 +252,11 @@ class DirectPipeline(DevicePipeline):
     def behind_codes(self, launched: list[Sequence], ended: list[Sequence]) -> list[Sequence]:
         return launched
 
-    def _push(self, push: Push) -> Callable[[], Tensor]:
-        codes = torch.stack([torch.stack(s.codes[-push.frames :]) for s in push.sequences])
-        sound = self._vocoder.push([s.slot for s in push.sequences], codes)
-        return lambda: sound
+    def _push(self, push: Push) -> Callable[[], list[Tensor]]:
+        parts = zip(push.sequences, push.frames, strict=True)
+        codes = [torch.stack(s.codes[s.given : s.given + frames]) for s, frames in parts]
+        sounds = [self._vocoder.push([s.slot], c[None])[0] for s, c in zip(push.sequences, codes, strict=True)]
+        return lambda: sounds
 
 
 def make_pipeline(model: LoadedModel, **options) -> DevicePipeline:

@@ -56,7 +56,7 @@ class Loop:
 
     def _use(self, pipeline: DevicePipeline) -> None:
         self.pipeline = pipeline
-        self._scheduler = Scheduler(pipeline.width, pipeline.together, pipeline.shares_pushes)
+        self._scheduler = Scheduler(pipeline.width, pipeline.most_frames)
 
     @torch.inference_mode()
     def run(self) -> None:
@@ -110,7 +110,7 @@ class Loop:
                 with self.failures.together(chosen, "a frame"):
                     self._push(self.pipeline.launch(chosen))
                 return True
-            if self.held and not ready:
+            if self.held and not ready and not self.pipeline.computed:
                 self._push([], wait=False)  # no other sequence will share a push
                 return True
         if self.pipeline.in_flight:
@@ -150,15 +150,14 @@ class Loop:
         """Give the vocoder the candidates' frames that are due. `wait`: some may wait to share a push."""
         if wait and not candidates:
             return
-        for sequence in self.held:
-            sequence.held = False
-        candidates = list(dict.fromkeys([*self.held, *candidates]))
-        pushes, self.held = self._scheduler.to_push(candidates, self.slots.running, self._clock(), wait)
-        for sequence in self.held:
-            sequence.held = True
-        for push in pushes:
-            with self.failures.together(push.sequences, "the vocoder"):
-                self.pipeline.push(push)
+        pushes = True
+        while pushes:
+            candidates = list(dict.fromkeys([*self.held, *candidates]))
+            pushes, self.held = self._scheduler.to_push(candidates, self.slots.running, self._clock(), wait)
+            for push in pushes:
+                with self.failures.together(push.sequences, "the vocoder"):
+                    self.pipeline.push(push)
+            candidates = [s for push in pushes for s in push.sequences]  # some may have more than a push takes
 
     def _see_sound(self, pushed: Pushed) -> None:
         sounds = []  # stays empty if the push failed

@@ -6,7 +6,7 @@ first. docs/reliability.md explains the rules to users. tests/test_schedule.py t
 
 from dataclasses import dataclass
 
-from qwen_megakernel.backend.interfaces import RECENT_FRAMES
+from qwen_megakernel.backend.interfaces import PUSH_FRAMES, RECENT_FRAMES
 from qwen_megakernel.engine.sequence import Sequence, State
 
 NEW_AT_ONCE = 8
@@ -21,6 +21,11 @@ HURRY_S = 0.07
 """A listener with less audio left than this does not wait, and only one new prompt comes before it. With 50 ms, 15
 of 64 callers at once heard a gap; with 70 ms none did (docs/log.md, 2026-11-21)."""
 
+ENOUGH_FRAMES = 64
+"""Frames that do not wait for a larger push. Every push takes 0.46 ms besides its frames, on an H200. On a simulated
+one, 64 always open get 349, 365, 371 and 374 seconds of audio a second with 1, 32, 48 and 64 (docs/log.md, 2026-11-23).
+"""
+
 _FIRST_FRAME_S = 0.005
 _SMOOTHING = 0.1
 """The estimate of a frame's time starts at a guess between a GPU's 1.5 ms and a CPU's 20 ms, and follows within some
@@ -29,14 +34,15 @@ ten frames. It only shifts when a chunk is due, so its first value matters littl
 
 @dataclass(frozen=True, eq=False)
 class Push:
-    """Frames for the vocoder, the same count for each of these sequences.
+    """Frames for the vocoder.
 
     Attributes:
+        frames: how many of each sequence.
         short: sequences whose chunk ends with these frames, full or not, because their text has run out.
     """
 
     sequences: list[Sequence]
-    frames: int
+    frames: list[int]
     short: list[Sequence]
 
 
@@ -45,14 +51,13 @@ class Scheduler:
     frame_s: seconds from a launch to its codes, averaged.
     """
 
-    def __init__(self, width: int, together: int, shares_pushes: bool):
+    def __init__(self, width: int, most_frames: int | None):
         """
         Args:
             width: the most sequences in a launch.
-            together: the most sequences in a vocoder push.
-            shares_pushes: frames may wait on the device, so that two sequences share a push.
+            most_frames: of a vocoder push. None: sequences do not share pushes.
         """
-        self._width, self._together, self._shares_pushes = width, together, shares_pushes
+        self._width, self._most_frames = width, most_frames
         self.frame_s = _FIRST_FRAME_S
 
     def frame_took(self, seconds: float) -> None:
@@ -104,41 +109,40 @@ class Scheduler:
     def to_push(
         self, candidates: list[Sequence], running: list[Sequence], now: float, wait: bool
     ) -> tuple[list[Push], list[Sequence]]:
-        """The pushes that go to the vocoder now, and the sequences that wait to share a later push.
+        """The pushes that go to the vocoder now, and the sequences that wait for a larger push.
 
-        Sequences with equally many frames go together; those whose listeners have heard nothing go first. Some go
+        Sequences share a push, whatever they have to give. Those whose listeners run out first come first. Some go
         alone, with whole chunks (`Sequence.alone`).
 
         Args:
-            candidates: those with new frames, and those that have waited; none is marked as held any more.
+            candidates: those with new frames, and those that have waited.
             wait: False if no sequence will come to share a push.
         """
         # Asked once, because text may come at any moment.
         short = [s for s in candidates if s.idle and not s.alone]
-        groups: dict[tuple[int, int], list[Sequence]] = {}
-        for number, sequence in enumerate(candidates):
-            if sequence.vocoder_due(sequence in short) and not sequence.settled:
-                alone = number if sequence.alone else -1
-                groups.setdefault((sequence.missing, alone), []).append(sequence)
-        pushes: list[Push] = []
+        due = [s for s in candidates if s.vocoder_due(s in short) and not s.settled]
         waiting: list[Sequence] = []
-        for (frames, _), group in sorted(groups.items(), key=lambda item: all(s.chunks_given for s in item[1])):
-            for first in range(0, len(group), self._together):
-                some = group[first : first + self._together]
-                calm = wait and some[0] not in short and self._is_calm(some, frames, now)
-                if calm and any(s.ready and s.shares_pushes for s in running if s not in waiting):
-                    waiting += some
-                else:
-                    pushes.append(Push(some, frames, [s for s in some if s in short]))
+        if wait and self._most_frames and sum(s.missing for s in due) < ENOUGH_FRAMES:
+            if any(s.speaking and not (s.starved or s.reason) for s in running if s not in due):
+                waiting = [s for s in due if s not in short and self._is_calm(s, now)]
+        pushes: list[Push] = []
+        room = 0
+        for sequence in sorted((s for s in due if s not in waiting), key=lambda s: s.runs_out or 0.0):
+            frames = min(sequence.missing, PUSH_FRAMES)
+            if sequence.alone or frames > room:
+                pushes.append(Push([], [], []))
+                room = 0 if sequence.alone or not self._most_frames else self._most_frames
+            room -= frames
+            push = pushes[-1]
+            push.sequences.append(sequence)
+            push.frames.append(frames)
+            if sequence in short and frames == sequence.missing:
+                push.short.append(sequence)
         return pushes, waiting
 
-    def _is_calm(self, sequences: list[Sequence], frames: int, now: float) -> bool:
-        """May they wait? A single full ring of frames may, if its listener does not run out meanwhile. Two together
-        take 2.4 ms, one by one 3.0 ms (docs/log.md, 2026-11-21)."""
-        if not self._shares_pushes or frames < RECENT_FRAMES or len(sequences) > 1:
-            return False
-        soon = now + HURRY_S + self.frame_s
-        first = sequences[0]
-        if first.alone or first.reason is not None:
-            return False
-        return first.runs_out is not None and first.runs_out > soon
+    @staticmethod
+    def _is_calm(sequence: Sequence, now: float) -> bool:
+        """May its frames wait? They may if its listener does not run out meanwhile, and if the device has room for the
+        codes of another frame."""
+        soon = sequence.runs_out is None or sequence.runs_out < now + HURRY_S
+        return not (soon or sequence.alone) and sequence.missing < RECENT_FRAMES

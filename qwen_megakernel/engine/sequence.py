@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qwen_megakernel.backend.interfaces import RECENT_FRAMES
+from qwen_megakernel.backend.interfaces import PUSH_FRAMES, RECENT_FRAMES
 from qwen_megakernel.engine.audio import Audio, Chunk, Timings
 from qwen_megakernel.engine.callbacks import CallbackRunner, DirectCalls
 from qwen_megakernel.engine.request import Request
@@ -92,7 +92,6 @@ class Sequence:
         self.slot: int | None = None
         self.steady = False  # the vocoder is
         self.in_flight = False  # a launched frame whose codes nobody has seen
-        self.held = False  # its frames wait to share a vocoder push
         self.pushes = 0  # uncollected ones
         self.reference: list[Portion] = []  # what the vocoder has yet to hear of the reference recording
         self.voice_digest = b""  # of a voice with a reference recording: Voice.digest
@@ -179,8 +178,8 @@ class Sequence:
 
     @property
     def ready(self) -> bool:
-        """Can its next frame be launched?"""
-        busy = self.in_flight or self.held or self.launched >= self.max_frames
+        """Can its next frame be launched? Not while the device keeps codes that the vocoder still needs."""
+        busy = self.in_flight or self.missing >= RECENT_FRAMES or self.launched >= self.max_frames
         return self.state is State.RUNNING and not busy and not self.starved
 
     @property
@@ -210,14 +209,9 @@ class Sequence:
         other pitch periods (docs/log.md, 2026-11-22)."""
         return bool(self._effects) and not self.steady
 
-    @property
-    def shares_pushes(self) -> bool:
-        """May a full ring of its frames wait for another sequence's?"""
-        return not self.alone and not self.one_by_one
-
     def vocoder_due(self, short: bool) -> bool:
-        """Must the vocoder get the frames launched so far? It must after `RECENT_FRAMES` at the latest, whatever the
-        chunks: the device keeps no more codes, and the runaway guard listens that often.
+        """Are the frames launched so far worth a push? After `PUSH_FRAMES` they are, whatever the chunks: a push takes
+        no more of them, and the runaway guard listens that often.
 
         Args:
             short: its chunk ends with them, full or not.
@@ -225,7 +219,7 @@ class Sequence:
         if self.missing <= 0:
             return False
         last = self.reason is not None or self.launched == self.max_frames
-        most = 1 if self.one_by_one else RECENT_FRAMES
+        most = 1 if self.one_by_one else PUSH_FRAMES
         return last or short or self.missing >= most or self._to_chunk <= 0
 
     @property
@@ -273,14 +267,14 @@ class Sequence:
             self.runaway = runaway
             self.end("runaway")
 
-    def give(self, short: bool) -> None:
-        """The vocoder was given every frame launched so far. `short`: they end a chunk, full or not."""
-        self.given = self.launched
+    def give(self, frames: int, short: bool) -> None:
+        """The vocoder was given so many more frames. `short`: the last launched ends a chunk, full or not."""
+        self.given += frames
         self.pushes += 1
         while (size := self.chunk_size(self._chunks_planned)) <= self.given - self._planned:
             self._planned += size
             self._chunks_planned += 1
-        if short and self._planned < self.given:
+        if short and self._planned < self.given == self.launched:
             self._planned = self.given
             self._chunks_planned += 1
 
@@ -298,7 +292,7 @@ class Sequence:
 
     def hand_out(self, short: bool = False) -> str | None:
         """Hand out whole chunks, or all there is if `short` or at the end. Returns the finish reason at the end."""
-        if self.reason and self.pushes:
+        if self.reason and (self.pushes or self.missing > 0):
             return None  # after the last push
         presentable = len(self.sound)
         if self.guard and self.reason != "eos":
