@@ -10,7 +10,7 @@ import torch
 from qwen_megakernel.backend.interfaces import PUSH_FRAMES
 from qwen_megakernel.backend.sizes import PUSH_ROWS, TRANSFORMER_RESIDUALS
 from qwen_megakernel.backend.vocoder_graphs import graph_rooms, why_no_graphs
-from qwen_megakernel.backend.vocoder_weights import halves
+from qwen_megakernel.backend.vocoder_weights import halves, packed
 from qwen_megakernel.checkpoint.codec_config import CodecConfig
 from qwen_megakernel.checkpoint.json_object import JsonObject
 from qwen_megakernel.checkpoint.load import Checkpoint
@@ -130,20 +130,32 @@ def test_wrong_shapes_are_refused(make, slots, shape):
 
 def test_two_halves_keep_22_bits():
     x = torch.randn(1000, 64) * 10 ** torch.empty(1000, 1).uniform_(-3, 3)
-    high, low = halves(x).double().unbind(dim=-2)
+    high, low = (half.double() for half in halves(x))
     assert ((high + low / 2048 - x).abs() <= x.abs() * 2.0**-22 + 2.0**-36).all()
     assert (high - x).abs().max() <= x.abs().max() * 2.0**-11
 
 
 def test_values_beyond_fp16_become_its_largest():
-    high, low = halves(torch.tensor([[65504.0, -65520.0, 1e30, -torch.inf]])).float().unbind(dim=-2)
-    assert high.tolist() == [[65504, -65504, 65504, -65504]] and low.tolist() == [[0, -32768, 65504, -65504]]
+    high, low = halves(torch.tensor([65504.0, -65520.0, 1e30, -torch.inf]))
+    assert high.tolist() == [65504, -65504, 65504, -65504] and low.tolist() == [0, -32768, 65504, -65504]
+
+
+def test_a_packed_matrix_has_every_half_where_the_kernels_look_for_it():
+    taps, channels, columns = 2, 96, 40
+    matrix = torch.randn(taps, channels, columns)
+    high, low = halves(matrix)
+    flat = packed(matrix).flatten()
+    for tap, channel, column in itertools.product(range(taps), range(channels), range(columns)):
+        for lies_behind, half in ((0, high), (4, low)):
+            chunk = (channel % 32 // 8 + lies_behind) ^ (column % 8)
+            row = (tap * (channels // 32) + channel // 32) * columns + column
+            assert flat[row * 64 + chunk * 8 + channel % 8] == half[tap, channel, column]
 
 
 def test_a_product_of_halves_is_as_exact_as_fp32():
     """The kernel's arithmetic: three products of 32 channels, whose sums are added in fp32."""
     x, w = torch.randn(64, 7168), torch.randn(7168, 64) / 85
-    (high, low), (w_high, w_low) = halves(x).unbind(dim=-2), halves(w).unbind(dim=-2)
+    (high, low), (w_high, w_low) = halves(x), halves(w)
     total = torch.zeros(64, 64)
     for at in range(0, 7168, 32):
         a, b, c, d = (

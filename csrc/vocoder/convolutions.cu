@@ -2,34 +2,15 @@
 // graph. The kernel that makes a layer's input also computes the layer's activation and splits it into halves, once per
 // element. The past is read in place. The order of every sum is fixed and does not depend on the push: a sample's bits
 // depend on nothing but its sequence.
-#include <cooperative_groups.h>
-
 #include <algorithm>
 #include <vector>
 
-#include "../ptx.cuh"
-#include "halves.cuh"
+#include "convolution.cuh"
 #include "launch.cuh"
-#include "vocoder.h"
+#include "warpgroup.cuh"
 
 namespace qmk {
 namespace {
-
-// sin(x)^2, within 2e-7: reduced by multiples of pi, then a polynomial. sinf also reduces large angles. Inlined for
-// every element, that is more code than the instruction cache holds.
-__device__ __forceinline__ float sine_squared(float x) {
-  const float k = rintf(x * 0.318309886f);
-  float r = fmaf(k, -3.140625f, x);
-  r = fmaf(k, -9.67502594e-4f, r);
-  r = fmaf(k, -1.509957991e-7f, r);
-  const float q = r * r;
-  float p = fmaf(q, -2.3889859e-8f, 2.7525562e-6f);
-  p = fmaf(p, q, -1.98408740e-4f);
-  p = fmaf(p, q, 8.3333310e-3f);
-  p = fmaf(p, q, -1.66666667e-1f);
-  const float sine = fmaf(p * q, r, r);
-  return sine * sine;
-}
 
 __device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4], const uint32_t* b) {
   asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
@@ -45,26 +26,15 @@ __device__ __forceinline__ void load_matrices(uint32_t (&to)[4], uint32_t addres
                : "r"(address)
                : "memory");
 }
-// The same of the transposed matrices: fragments of one that lies in rows of its columns.
-__device__ __forceinline__ void load_transposed(uint32_t (&to)[4], uint32_t address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
-               : "r"(address)
-               : "memory");
-}
 
-constexpr int kDepth = kChannelTile;  // of a step along the sum
-constexpr int kParts = 8;             // of a sum, at most: what a cluster may hold anywhere
-
-// A stage holds a step of both matrices. Pitches in words of 4 bytes: an odd number of 16 bytes, so that the eight rows
-// which `ldmatrix` reads at once lie in different banks.
+// A stage holds a step of both matrices. The eight rows which `ldmatrix` reads at once lie in different banks: those of A
+// have a pitch of an odd number of 16 bytes, here in words of 4; those of B are swizzled (`Convolution::weight`).
 template <int M, int N>
 struct Shape {
   static constexpr int kStages = M * N <= 1024 ? 6 : M * N <= 2048 ? 4 : 3;  // in flight: small tiles wait longest
   static constexpr int kPitchA = kDepth + 4;  // a row's 32 high halves, then its 32 low ones
-  static constexpr int kPitchB = N + 4;       // a channel's N high halves, then its N low ones
-  static_assert(kPitchA / 4 % 2 == 1 && kPitchB / 4 % 2 == 1);
-  static constexpr int kStageFloats = M * kPitchA + kDepth * kPitchB;
+  static_assert(kPitchA / 4 % 2 == 1);
+  static constexpr int kStageFloats = M * kPitchA + N * kDepth;
   static constexpr int kBytes = kStages * kStageFloats * 4;
   static_assert(kBytes <= 99 * 1024, "the least that a supported GPU has");
 };
@@ -78,7 +48,7 @@ __global__ void __launch_bounds__(32 * (M / WM) * (N / WN)) convolve_kernel(cons
   constexpr int kStages = S::kStages;
   constexpr int kThreads = 32 * (M / WM) * (N / WN);
   constexpr int kTilesM = WM / 16, kTilesN = WN / 8;
-  constexpr int kChunksA = M * (kDepth / 4), kChunksB = kDepth * (N / 4);
+  constexpr int kChunksA = M * (kDepth / 4), kChunksB = N * (kDepth / 4);
   constexpr int kMineA = (kChunksA + kThreads - 1) / kThreads, kMineB = (kChunksB + kThreads - 1) / kThreads;
   extern __shared__ __align__(16) float shared[];
   const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
@@ -89,23 +59,14 @@ __global__ void __launch_bounds__(32 * (M / WM) * (N / WN)) convolve_kernel(cons
   const int begin = steps * part / parts, end = spread > 1 ? steps * (part + 1) / parts : steps;
   int end_of_part = steps * (part + 1) / parts;
 
-  // What this thread copies of B, and where the next step of it lies. A row in global memory holds all columns' high
-  // halves, then all low ones.
-  int to_b[kMineB], from_b[kMineB];
-#pragma unroll
-  for (int i = 0; i < kMineB; ++i) {
-    const int chunk = thread + i * kThreads, row = chunk / (N / 4), in_row = chunk % (N / 4);
-    const int is_low = in_row >= N / 8, column = in_row % (N / 8) * 8;
-    to_b[i] = M * S::kPitchA + row * S::kPitchB + in_row * 4;
-    from_b[i] = (2 * row + is_low) * p.columns + column;
-  }
-  const uint16_t* weight = p.weight + static_cast<int64_t>(begin) * kDepth * 2 * p.columns + first_column;
+  const uint16_t* weight = p.weight + (static_cast<int64_t>(begin) * p.columns + first_column) * 2 * kDepth;
   auto load_weights = [&](int stage) {
 #pragma unroll
     for (int i = 0; i < kMineB; ++i)
       if (kChunksB % kThreads == 0 || thread + i * kThreads < kChunksB)
-        copy16(shared_address(shared + stage * S::kStageFloats + to_b[i]), weight + from_b[i], true);
-    weight += static_cast<int64_t>(kDepth) * 2 * p.columns;
+        copy16(shared_address(shared + stage * S::kStageFloats + M * S::kPitchA) + (thread + i * kThreads) * 16,
+               weight + (thread + i * kThreads) * 8, true);
+    weight += static_cast<int64_t>(p.columns) * 2 * kDepth;
   };
 #pragma unroll
   for (int s = 0; s < kStages - 1; ++s)
@@ -119,13 +80,10 @@ __global__ void __launch_bounds__(32 * (M / WM) * (N / WN)) convolve_kernel(cons
   for (int i = 0; i < kMineA; ++i) {
     const int chunk = thread + i * kThreads, row = first_row + chunk / (kDepth / 4);
     const bool there = chunk < kChunksA && row < total;
-    // Without a past, all rows are one history.
-    int slot = 0, begin = 0;
-    if (there && p.in.kept) slot = p.in.frames->of[row / p.in.rows].slot, begin = p.in.frames->of[row / p.in.rows].begin;
-    time[i] = there ? row - begin * p.in.rows : -(1 << 28);
+    const InputRow input = find_row(p.in, there ? row : 0);
     const int column = chunk % (kDepth / 4) * 4;
-    fresh[i] = p.in.fresh + static_cast<int64_t>(begin) * p.in.rows * p.in.channels + column;
-    past[i] = p.in.kept ? p.in.past + slot * p.in.stride + column : p.in.fresh;
+    time[i] = there ? input.time : -(1 << 28);
+    fresh[i] = input.fresh + column, past[i] = input.past + column;
   }
   wait_for_previous();
   if (first_row >= total) return;  // its whole cluster, too
@@ -155,11 +113,12 @@ __global__ void __launch_bounds__(32 * (M / WM) * (N / WN)) convolve_kernel(cons
     if (begin + s < end) load_history(s);
     asm volatile("cp.async.commit_group;" ::: "memory");  // the first one holds all the weights fetched so far
   }
-  // What of A and B this lane points at for `ldmatrix`: of a fragment the row (A) or the channel (B) lane % 16, and the
-  // eight channels (A) or columns (B) lane / 16.
+  // What of A and B this lane points at for `ldmatrix`: of a fragment of A the row lane % 16 and the eight channels
+  // lane / 16; of two of B the column lane % 8 of fragment lane / 16, and the eight channels lane / 8 % 2.
   const uint32_t from_a = shared_address(shared + (warp_row + lane % 16) * S::kPitchA + lane / 16 * 4);
   const uint32_t from_b_tile =
-      shared_address(shared + M * S::kPitchA + lane % 16 * S::kPitchB + warp_column / 2 + lane / 16 * 4);
+      shared_address(shared + M * S::kPitchA + (warp_column + lane / 16 * 8 + lane % 8) * kDepth);
+  const int chunk_b = (lane / 8 % 2) ^ (lane % 8);
   // Tensor cores truncate their sums. So they only add within a step; the sum over steps is rounded.
   constexpr int kHalves = Exact ? 2 : 1;
   int stage = 0, ahead = kStages - 1;
@@ -191,7 +150,7 @@ __global__ void __launch_bounds__(32 * (M / WM) * (N / WN)) convolve_kernel(cons
         uint32_t columns[kHalves][4];  // [..][2 * tile ..] is a fragment
 #pragma unroll
         for (int half = 0; half < kHalves; ++half)
-          load_transposed(columns[half], b + k * 16 * S::kPitchB * 4 + half * N * 2 + n * 16);
+          load_matrices(columns[half], b + n * 8 * kDepth * 4 + ((chunk_b ^ (half * 4 + k * 2)) << 4));
 #pragma unroll
         for (int m = 0; m < kTilesM; ++m)
 #pragma unroll
@@ -238,72 +197,7 @@ __global__ void __launch_bounds__(32 * (M / WM) * (N / WN)) convolve_kernel(cons
       for (int half = 0; half < 2; ++half)
         *reinterpret_cast<float2*>(shared + (warp_row + m * 16 + g + 8 * half) * kPitch + warp_column + n * 8 + 2 * q) =
             make_float2(kRange * whole[m][n][2 * half], kRange * whole[m][n][2 * half + 1]);
-  const float* others[kParts];
-#if __CUDA_ARCH__ >= 900
-  const auto cluster = cooperative_groups::this_cluster();
-  if (spread > 1) cluster.sync();
-  else __syncthreads();
-#pragma unroll
-  for (int z = 0; z < kParts; ++z) others[z] = spread > 1 && z < spread ? cluster.map_shared_rank(shared, z) : shared;
-#else
-  __syncthreads();
-  others[0] = shared;
-#endif
-  const int items = min(M, total - first_row) * (N / 4), stride = kThreads * spread;
-  // Everything is read before anything is written: the compiler must assume that they overlap.
-  constexpr int kTogether = 4;
-#pragma unroll 1
-  for (int first = thread + rank * kThreads; first < items; first += kTogether * stride) {
-    float4 v[kTogether], r[kTogether];
-#pragma unroll
-    for (int i = 0; i < kTogether; ++i) {
-      const int item = min(first + i * stride, items - 1), row = item / (N / 4), in_tile = item % (N / 4) * 4;
-      const int at = row * kPitch + in_tile, column = first_column + in_tile;
-      v[i] = __ldg(reinterpret_cast<const float4*>(p.bias + column));
-      r[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-      if (p.residual)
-        r[i] =
-            *reinterpret_cast<const float4*>(p.residual + static_cast<int64_t>(first_row + row) * p.columns + column);
-      float4 sum = *reinterpret_cast<const float4*>(others[0] + at);
-#if __CUDA_ARCH__ >= 900
-#pragma unroll
-      for (int z = 1; z < kParts; ++z)
-        if (z < spread) {
-          const float4 x = *reinterpret_cast<const float4*>(others[z] + at);
-          sum.x += x.x, sum.y += x.y, sum.z += x.z, sum.w += x.w;
-        }
-#endif
-      v[i].x += sum.x, v[i].y += sum.y, v[i].z += sum.z, v[i].w += sum.w;
-    }
-#pragma unroll
-    for (int i = 0; i < kTogether; ++i) {
-      const int item = first + i * stride;
-      if (item >= items) break;
-      const int column = first_column + item % (N / 4) * 4;
-      const int64_t at = static_cast<int64_t>(first_row + item / (N / 4)) * p.columns + column;
-      v[i].x += r[i].x, v[i].y += r[i].y, v[i].z += r[i].z, v[i].w += r[i].w;
-      if (p.out) *reinterpret_cast<float4*>(p.out + at) = v[i];
-      if (!p.activated) continue;
-      if (p.activation == Activation::kSnake) {
-        const int channel = column % p.channels_out;
-        const float4 f = __ldg(reinterpret_cast<const float4*>(p.frequency + channel)),
-                     s = __ldg(reinterpret_cast<const float4*>(p.scale + channel));
-        v[i].x += s.x * sine_squared(v[i].x * f.x);
-        v[i].y += s.y * sine_squared(v[i].y * f.y);
-        v[i].z += s.z * sine_squared(v[i].z * f.z);
-        v[i].w += s.w * sine_squared(v[i].w * f.w);
-      } else if (p.activation == Activation::kGelu) {
-        v[i].x *= 0.5f * (1.0f + erff(v[i].x * 0.70710678118654752f));
-        v[i].y *= 0.5f * (1.0f + erff(v[i].y * 0.70710678118654752f));
-        v[i].z *= 0.5f * (1.0f + erff(v[i].z * 0.70710678118654752f));
-        v[i].w *= 0.5f * (1.0f + erff(v[i].w * 0.70710678118654752f));
-      }
-      store_halves(p.activated + (at - column), column, v[i]);
-    }
-  }
-#if __CUDA_ARCH__ >= 900
-  if (spread > 1) cluster.sync();  // nobody leaves while others read its shared memory
-#endif
+  finish_tile<N, kPitch, kThreads>(p, shared, spread, rank, min(M, total - first_row), first_row, first_column);
 }
 
 // A way to cut a result into tiles [m][n], its sums over so many blocks, and its time by a model fitted to an H200:
@@ -311,6 +205,7 @@ __global__ void __launch_bounds__(32 * (M / WM) * (N / WN)) convolve_kernel(cons
 struct Cut {
   int m, n;
   float step_us, shared_us, end_us;
+  bool warpgroup = false;  // by `wgmma`
   int blocks = 1;
   float us = INFINITY;
 };
@@ -325,28 +220,28 @@ Cut timed(Cut cut, const Convolution& p, int rows, int blocks, int processors) {
   return cut;
 }
 
-constexpr Cut kCuts[] = {{16, 64, 0.286f, 0.241f, 1.14f},
-                         {32, 32, 0.316f, 0.215f, 0.75f},
-                         {32, 64, 0.359f, 0.280f, 1.19f},
-                         {64, 64, 0.538f, 0.389f, 2.23f},
-                         {64, 96, 0.792f, 0.582f, 3.38f}};
+constexpr Cut kCuts[] = {{16, 64, 0.286f, 0.241f, 1.14f},       {32, 32, 0.316f, 0.215f, 0.75f},
+                         {32, 64, 0.359f, 0.280f, 1.19f},       {64, 64, 0.538f, 0.389f, 2.23f},
+                         {64, 96, 0.792f, 0.582f, 3.38f},       {64, 64, 0.355f, 0.245f, 2.00f, true},
+                         {64, 96, 0.370f, 0.325f, 3.40f, true}};
 
 // The quickest cut of so many rows, with one of these numbers of blocks for a sum.
-Cut quickest(const Convolution& p, int rows, const std::vector<int>& blocks, int processors) {
+Cut quickest(const Convolution& p, int rows, const std::vector<int>& blocks, bool warpgroups, int processors) {
   Cut best = kCuts[1];  // its tiles fit any number of columns
   for (const Cut& cut : kCuts)
     for (const int many : blocks)
-      if (const Cut tried = timed(cut, p, rows, many, processors); tried.us < best.us) best = tried;
+      if (const Cut tried = timed(cut, p, rows, many, processors); tried.us < best.us && warpgroups >= cut.warpgroup)
+        best = tried;
   return best;
 }
 
 // How many parts a sum has: what is quickest for one frame of one sequence. Other pushes keep to it, so that a sample's
 // bits depend on nothing but its sequence.
-int parts_of(const Convolution& p, int processors) {
+int parts_of(const Convolution& p, bool warpgroups, int processors) {
   const int steps = p.taps * (p.in.channels / kDepth);
   std::vector<int> tried{1};
   for (int parts = 2; parts <= kParts && 2 * parts <= steps; parts *= 2) tried.push_back(parts);
-  return quickest(p, p.in.rows, tried, processors).blocks;
+  return quickest(p, p.in.rows, tried, warpgroups, processors).blocks;
 }
 
 template <int M, int N, int WM, int WN, bool Exact>
@@ -361,13 +256,28 @@ cudaError_t launch(const Convolution& p, int parts, int blocks, cudaStream_t str
   return launch_after(kernel, grid, 32 * (M / WM) * (N / WN), kBytes, stream, blocks, p, parts);
 }
 
+template <int N, bool Exact>
+cudaError_t launch_warpgroups(const Convolution& p, int parts, int blocks, cudaStream_t stream) {
+  const auto kernel = convolve_by_warpgroup_kernel<N, Exact>;
+  constexpr int kBytes = WarpgroupShape<N>::kBytes;
+  const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
+  if (error != cudaSuccess) return error;
+  const dim3 grid(p.columns / N, (p.in.room * p.in.rows + kWarpgroupRows - 1) / kWarpgroupRows, blocks);
+  return launch_after(kernel, grid, kWarpgroupThreads, kBytes, stream, blocks, p, parts);
+}
+
 template <bool Exact>
 cudaError_t choose(const Convolution& p, cudaStream_t stream) {
   int device = 0, processors = 0;
   cudaGetDevice(&device);
   cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
-  const int parts = has_clusters(convolve_kernel<32, 32, 16, 16, Exact>) ? parts_of(p, processors) : 1;
-  const Cut best = quickest(p, p.in.room * p.in.rows, {1, parts}, processors);
+  const bool warpgroups = has_warpgroups(convolve_by_warpgroup_kernel<64, Exact>);
+  const int parts =
+      has_clusters(convolve_kernel<32, 32, 16, 16, Exact>) ? parts_of(p, warpgroups, processors) : 1;
+  const Cut best = quickest(p, p.in.room * p.in.rows, {1, parts}, warpgroups, processors);
+  if (best.warpgroup)
+    return best.n == 96 ? launch_warpgroups<96, Exact>(p, parts, best.blocks, stream)
+                        : launch_warpgroups<64, Exact>(p, parts, best.blocks, stream);
   switch (best.m * 1000 + best.n) {
     case 16064: return launch<16, 64, 16, 16, Exact>(p, parts, best.blocks, stream);
     case 32064: return launch<32, 64, 16, 32, Exact>(p, parts, best.blocks, stream);

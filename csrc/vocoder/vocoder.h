@@ -59,7 +59,9 @@ cudaError_t begin_push(const Push&, const PushInputs&, cudaStream_t);
 struct Convolution {
   History in;              // halves
   int taps, dilation;      // in.kept == (taps - 1) * dilation
-  const uint16_t* weight;  // fp16 [taps][in.channels][2][columns]: high halves, low halves
+  // fp16 [taps][in.channels / 32][columns][64]: 32 high halves, 32 low ones. Of these 128 bytes, chunk c of 16 lies at
+  // c ^ (column % 8): then `wgmma` and `ldmatrix` read eight columns at once from different banks.
+  const uint16_t* weight;
   const float* bias;       // [columns]
   int columns;
   const float* residual;  // [room * rows][columns], added; or null

@@ -55,16 +55,16 @@ void convolve(const Tensor& fresh, const Maybe& past, const Tensor& frames, int6
               int64_t dilation, const Tensor& weight, const Tensor& bias, const Maybe& residual, const Maybe& out,
               const Maybe& activated, int64_t activation, const Maybe& frequency, const Maybe& scale, bool exact) {
   const c10::cuda::CUDAGuard guard(fresh.device());
-  TORCH_CHECK(weight.dim() == 4 && weight.size(2) == 2, "weight must be [taps, channels, 2, columns]");
-  const int64_t taps = weight.size(0), channels = weight.size(1), columns = weight.size(3),
+  TORCH_CHECK(weight.dim() == 4 && weight.size(3) == 2 * qmk::kChannelTile,
+              message("weight must be [taps, channels / ", qmk::kChannelTile, ", columns, ", 2 * qmk::kChannelTile, "]"));
+  const int64_t taps = weight.size(0), channels = weight.size(1) * qmk::kChannelTile, columns = weight.size(2),
                 values = room * rows * columns;
   qmk::Convolution c{};
   c.in = history(fresh, past, frames, room, rows, channels);
   TORCH_CHECK(c.in.kept == (taps - 1) * dilation,
               message("the past must be ", (taps - 1) * dilation, " rows, got ", c.in.kept));
-  TORCH_CHECK(
-      channels % qmk::kChannelTile == 0 && columns % qmk::kChannelTile == 0,
-      message("channels and columns must be multiples of ", qmk::kChannelTile, ", got ", channels, " and ", columns));
+  TORCH_CHECK(columns % qmk::kChannelTile == 0,
+              message("columns must be a multiple of ", qmk::kChannelTile, ", got ", columns));
   c.taps = static_cast<int>(taps);
   c.dilation = static_cast<int>(dilation);
   c.weight = reinterpret_cast<const uint16_t*>(data<c10::Half>(weight, 1, "weight"));

@@ -134,7 +134,7 @@ class Recorder:
         """Apply weight and bias of `name` to x, which holds halves (csrc/vocoder/halves.cuh). The result is in the
         buffer named `activated`, as halves, or else in `out`, as fp32."""
         k, (weight, bias) = self._k, self._k.weights.matrices[name]
-        values = self._room * rows * weight.shape[-1]
+        values = self._room * rows * len(bias)
         if isinstance(out, str):
             out = self._buffer(out, values)
         after = self._buffer(activated, values) if activated else None
@@ -160,7 +160,7 @@ class Recorder:
     def _block(self, x: Tensor, rows: int, i: int, rate: int, after: str) -> Tensor:
         """Transposed convolution and three residual units; `after`: the SnakeBeta that follows them."""
         name = f"decoder.{i}"
-        out_values = self._room * rows * self._k.weights.matrices[f"{name}.up"][0].shape[-1]
+        out_values = self._room * rows * len(self._k.weights.matrices[f"{name}.up"][1])
         residual = self._buffer("residual", out_values)
         x = self._convolve(
             x, rows, f"{name}.up", keep=f"{name}.up", out=residual, activated=self._before(i, 2),

@@ -22,15 +22,27 @@ def pad(x: Tensor, dim: int) -> Tensor:
     return F.pad(x, [0, 0] * (x.ndim - 1 - dim) + [0, missing]).contiguous()
 
 
-def halves(x: Tensor) -> Tensor:
-    """fp32 [..., columns] -> fp16 [..., 2, columns]: high and low of x = high + low / LOW_SCALE, as
-    csrc/vocoder/halves.cuh makes them. Together they have 22 bits. Values beyond fp16's range become its largest."""
+def halves(x: Tensor) -> tuple[Tensor, Tensor]:
+    """fp32 -> fp16, high and low of x = high + low / LOW_SCALE, as csrc/vocoder/halves.cuh makes them. Together they
+    have 22 bits. Values beyond fp16's range become its largest."""
     most = torch.finfo(torch.float16).max
-    both = x.new_empty(*x.shape[:-1], 2, x.shape[-1], dtype=torch.float16)
-    high, low = both.unbind(dim=-2)  # written in place: small cards have no room for copies
-    high.copy_(x.clamp(-most, most))
-    low.copy_((x - high).mul_(LOW_SCALE).clamp_(-most, most))
-    return both
+    high = x.clamp(-most, most).half()
+    return high, (x - high).mul_(LOW_SCALE).clamp_(-most, most).half()
+
+
+def packed(matrix: Tensor) -> Tensor:
+    """fp32 [taps, channels, columns] -> fp16 [taps, channels / 32, columns, 64], as `Convolution::weight` in
+    csrc/vocoder/vocoder.h has it: high halves, low ones, in swizzled chunks of 8."""
+    taps, channels, columns = matrix.shape
+    blocks = channels // CHANNEL_TILE
+    out = matrix.new_empty(taps, blocks, columns, 8, 8, dtype=torch.float16)
+    device = matrix.device
+    places = torch.arange(8, device=device) ^ (torch.arange(columns, device=device) % 8)[:, None]  # [columns, chunks]
+    for to, tap in zip(out, matrix, strict=True):  # one by one: small cards have no room for copies of all
+        of_columns = tap.unflatten(0, (blocks, 4, 8)).permute(0, 3, 1, 2)  # [blocks, columns, chunks, 8]
+        chunks = torch.cat(halves(of_columns), dim=2)
+        torch.gather(chunks, 2, places[None, :, :, None].expand_as(chunks), out=to)
+    return out.flatten(3)
 
 
 def transformer_room(device: torch.device) -> tuple[int, int]:
@@ -52,7 +64,7 @@ class VocoderWeights:
     Attributes:
         codebook: [groups, size, channels].
         snakes: SnakeBeta's factors: name -> ([channels], [channels]).
-        matrices: convolutions: name -> (fp16 [taps, channels, 2, columns], see `halves`; [columns]).
+        matrices: convolutions: name -> (fp16 [taps, channels / 32, columns, 64], see `packed`; [columns]).
         depthwise: for each upsampling: kernel [7, channels], bias, gain and shift of the norm.
         layers: tensors for the transformer's kernel; blocks: how many blocks it has; shared_bytes: memory of each.
         sound: the last convolution: [7, channels], [1].
@@ -131,16 +143,16 @@ class VocoderWeights:
     def _linear(self, name: str, weight: Tensor, bias: Tensor) -> None:
         """weight: [columns, channels]."""
         matrix = pad(pad(weight.T, 0), 1)
-        self.matrices[name] = (halves(matrix[None]), pad(bias, 0))
+        self.matrices[name] = (packed(matrix[None]), pad(bias, 0))
 
     def _convolution(self, name: str, source: str) -> None:
         """[out, in, taps] -> [taps, in, out]"""
         weight = self._w[f"{source}.weight"].permute(2, 1, 0)
-        self.matrices[name] = (halves(pad(pad(weight, 1), 2)), pad(self._w[f"{source}.bias"], 0))
+        self.matrices[name] = (packed(pad(pad(weight, 1), 2)), pad(self._w[f"{source}.bias"], 0))
 
     def _transposed(self, name: str, source: str, rate: int) -> None:
         """[in, out, blocks * rate] -> [blocks, in, rate * out]. An output block of `rate` rows is one row of
         `rate * out` columns. It depends on its own input and the ones before it, the oldest first."""
         weight = pad(pad(self._w[f"{source}.weight"], 0), 1).unflatten(2, (-1, rate))  # [in, out, blocks, rate]
         weight = weight.flip(2).permute(2, 0, 3, 1).flatten(2)
-        self.matrices[name] = (halves(weight), pad(self._w[f"{source}.bias"], 0).repeat(rate))
+        self.matrices[name] = (packed(weight), pad(self._w[f"{source}.bias"], 0).repeat(rate))
