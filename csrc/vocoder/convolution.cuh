@@ -39,8 +39,8 @@ __device__ __forceinline__ InputRow find_row(const History& in, int row) {
           row - begin};
 }
 
-// The end of a tile, whose sums lie in shared memory: [rows][pitch]. The blocks of a cluster of `spread` each have those
-// of a part, and each block finishes its share of the tile.
+// The end of a tile, whose sums lie in shared memory: [rows][pitch]. The blocks of a cluster of `spread` each have
+// those of a part, and each block finishes its share of the tile.
 template <int N, int kPitch, int kThreads>
 __device__ __forceinline__ void finish_tile(const Convolution& p, float* shared, int spread, int rank, int rows,
                                             int first_row, int first_column) {

@@ -27,8 +27,8 @@ __device__ __forceinline__ void load_matrices(uint32_t (&to)[4], uint32_t addres
                : "memory");
 }
 
-// A stage holds a step of both matrices. The eight rows which `ldmatrix` reads at once lie in different banks: those of A
-// have a pitch of an odd number of 16 bytes, here in words of 4; those of B are swizzled (`Convolution::weight`).
+// A stage holds a step of both matrices. The eight rows which `ldmatrix` reads at once lie in different banks: those of
+// A have a pitch of an odd number of 16 bytes, here in words of 4; those of B are swizzled (`Convolution::weight`).
 template <int M, int N>
 struct Shape {
   static constexpr int kStages = M * N <= 1024 ? 6 : M * N <= 2048 ? 4 : 3;  // in flight: small tiles wait longest
@@ -220,9 +220,9 @@ Cut timed(Cut cut, const Convolution& p, int rows, int blocks, int processors) {
   return cut;
 }
 
-constexpr Cut kCuts[] = {{16, 64, 0.286f, 0.241f, 1.14f},       {32, 32, 0.316f, 0.215f, 0.75f},
-                         {32, 64, 0.359f, 0.280f, 1.19f},       {64, 64, 0.538f, 0.389f, 2.23f},
-                         {64, 96, 0.792f, 0.582f, 3.38f},       {64, 64, 0.355f, 0.245f, 2.00f, true},
+constexpr Cut kCuts[] = {{16, 64, 0.286f, 0.241f, 1.14f},      {32, 32, 0.316f, 0.215f, 0.75f},
+                         {32, 64, 0.359f, 0.280f, 1.19f},      {64, 64, 0.538f, 0.389f, 2.23f},
+                         {64, 96, 0.792f, 0.582f, 3.38f},      {64, 64, 0.355f, 0.245f, 2.00f, true},
                          {64, 96, 0.370f, 0.325f, 3.40f, true}};
 
 // The quickest cut of so many rows, with one of these numbers of blocks for a sum.
@@ -272,8 +272,7 @@ cudaError_t choose(const Convolution& p, cudaStream_t stream) {
   cudaGetDevice(&device);
   cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
   const bool warpgroups = has_warpgroups(convolve_by_warpgroup_kernel<64, Exact>);
-  const int parts =
-      has_clusters(convolve_kernel<32, 32, 16, 16, Exact>) ? parts_of(p, warpgroups, processors) : 1;
+  const int parts = has_clusters(convolve_kernel<32, 32, 16, 16, Exact>) ? parts_of(p, warpgroups, processors) : 1;
   const Cut best = quickest(p, p.in.room * p.in.rows, {1, parts}, warpgroups, processors);
   if (best.warpgroup)
     return best.n == 96 ? launch_warpgroups<96, Exact>(p, parts, best.blocks, stream)

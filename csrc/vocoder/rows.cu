@@ -133,8 +133,8 @@ cudaError_t begin_push(const Push& p, const PushInputs& inputs, cudaStream_t str
 cudaError_t depthwise_norm(const History& in, const float* weight, const float* bias, const float* gain,
                            const float* shift, float eps, float* out, cudaStream_t stream) {
   if (in.channels > kWidestNorm || in.channels % kChannelTile || in.kept != 6) return cudaErrorInvalidValue;
-  return launch_after(depthwise_norm_kernel, dim3(in.room * in.rows), (in.channels + 31) / 32 * 32, 0, stream, 1,
-                      in, weight, bias, gain, shift, eps, out);
+  return launch_after(depthwise_norm_kernel, dim3(in.room * in.rows), (in.channels + 31) / 32 * 32, 0, stream, 1, in,
+                      weight, bias, gain, shift, eps, out);
 }
 
 cudaError_t convolve_to_sound(const History& in, const float* weight, const float* bias, float* const* out,

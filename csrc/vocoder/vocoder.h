@@ -57,12 +57,12 @@ cudaError_t begin_push(const Push&, const PushInputs&, cudaStream_t);
 // A causal convolution as a matrix product: out[sequence, t] = bias + sum over taps of history[t + tap * dilation] *
 // weight[tap]. A transposed convolution is one too: its blocks of output rows are columns side by side.
 struct Convolution {
-  History in;              // halves
-  int taps, dilation;      // in.kept == (taps - 1) * dilation
+  History in;          // halves
+  int taps, dilation;  // in.kept == (taps - 1) * dilation
   // fp16 [taps][in.channels / 32][columns][64]: 32 high halves, 32 low ones. Of these 128 bytes, chunk c of 16 lies at
   // c ^ (column % 8): then `wgmma` and `ldmatrix` read eight columns at once from different banks.
   const uint16_t* weight;
-  const float* bias;       // [columns]
+  const float* bias;  // [columns]
   int columns;
   const float* residual;  // [room * rows][columns], added; or null
   float* out;             // the sum; or null

@@ -40,7 +40,8 @@ qmk::History history(const Tensor& fresh, const Maybe& past, const Tensor& frame
   const int64_t kept = past ? past->size(1) : 0;
   if (past)
     TORCH_CHECK(past->dim() == 3 && past->size(2) == channels, message("past must be [slots, kept, ", channels, "]"));
-  TORCH_CHECK(room > 0 && room <= qmk::kPushRows, message("expected room for 1 to ", qmk::kPushRows, " frames, got ", room));
+  TORCH_CHECK(room > 0 && room <= qmk::kPushRows,
+              message("expected room for 1 to ", qmk::kPushRows, " frames, got ", room));
   return {data(fresh, room * rows * channels, "fresh"),
           past ? of_slots(*past, "past") : nullptr,
           past ? past->stride(0) : 0,
@@ -55,8 +56,9 @@ void convolve(const Tensor& fresh, const Maybe& past, const Tensor& frames, int6
               int64_t dilation, const Tensor& weight, const Tensor& bias, const Maybe& residual, const Maybe& out,
               const Maybe& activated, int64_t activation, const Maybe& frequency, const Maybe& scale, bool exact) {
   const c10::cuda::CUDAGuard guard(fresh.device());
-  TORCH_CHECK(weight.dim() == 4 && weight.size(3) == 2 * qmk::kChannelTile,
-              message("weight must be [taps, channels / ", qmk::kChannelTile, ", columns, ", 2 * qmk::kChannelTile, "]"));
+  TORCH_CHECK(
+      weight.dim() == 4 && weight.size(3) == 2 * qmk::kChannelTile,
+      message("weight must be [taps, channels / ", qmk::kChannelTile, ", columns, ", 2 * qmk::kChannelTile, "]"));
   const int64_t taps = weight.size(0), channels = weight.size(1) * qmk::kChannelTile, columns = weight.size(2),
                 values = room * rows * columns;
   qmk::Convolution c{};
@@ -89,10 +91,9 @@ void depthwise_norm(const Tensor& fresh, const Tensor& past, const Tensor& frame
                     const Tensor& out) {
   const c10::cuda::CUDAGuard guard(fresh.device());
   const int64_t channels = weight.size(1);
-  check(qmk::depthwise_norm(history(fresh, past, frames, room, rows, channels),
-                            data(weight, 7 * channels, "weight"), data(bias, channels, "bias"),
-                            data(gain, channels, "gain"), data(shift, channels, "shift"), static_cast<float>(eps),
-                            data(out, room * rows * channels, "out"), stream_of(fresh)));
+  check(qmk::depthwise_norm(history(fresh, past, frames, room, rows, channels), data(weight, 7 * channels, "weight"),
+                            data(bias, channels, "bias"), data(gain, channels, "gain"), data(shift, channels, "shift"),
+                            static_cast<float>(eps), data(out, room * rows * channels, "out"), stream_of(fresh)));
 }
 
 // past: of the embeddings, as `history` takes it. tensors: weights, bias_in, bias_out, inv_freq, rings
@@ -329,9 +330,8 @@ void bind_vocoder(pybind11::module_& m) {
   pybind11::class_<Pushes>(m, "Pushes", pybind11::module_local())
       .def(
           pybind11::init<const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, int64_t, int64_t>())
-      .def("launch",
-           pybind11::overload_cast<const Recording&, const std::vector<int64_t>&, const std::vector<int64_t>&,
-                                   const Tensor&, bool>(&Pushes::launch))
+      .def("launch", pybind11::overload_cast<const Recording&, const std::vector<int64_t>&, const std::vector<int64_t>&,
+                                             const Tensor&, bool>(&Pushes::launch))
       .def("follow", &Pushes::follow)
       .def("collect", &Pushes::collect, pybind11::call_guard<pybind11::gil_scoped_release>());
 }

@@ -1,6 +1,6 @@
-// A convolution's tile by `wgmma`, which Hopper has: four warps multiply [64 rows][N columns] straight from shared memory,
-// 1.3 to 1.6 times as fast as warp by warp. The products and the order of the sums are those of `convolve_kernel`, and so
-// are the bits (docs/log.md, 2026-11-23).
+// A convolution's tile by `wgmma`, which Hopper has: four warps multiply [64 rows][N columns] straight from shared
+// memory, 1.3 to 1.6 times as fast as warp by warp. The products and the order of the sums are those of
+// `convolve_kernel`, and so are the bits (docs/log.md, 2026-11-23).
 #pragma once
 #include "convolution.cuh"
 #include "launch.cuh"
@@ -28,10 +28,10 @@ struct Products<64> {
         "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
         "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
         "%32, %33, p, 1, 1, 0, 0;\n}"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
-          "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
-          "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
-          "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]),
+          "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]),
+          "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]),
+          "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
         : "l"(a), "l"(b), "r"(to_what_is_there));
   }
 };
@@ -45,17 +45,18 @@ struct Products<96> {
         "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
         "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47}, "
         "%48, %49, p, 1, 1, 0, 0;\n}"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
-          "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
-          "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
-          "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
-          "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
-          "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47])
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]),
+          "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]),
+          "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]),
+          "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]),
+          "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]),
+          "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47])
         : "l"(a), "l"(b), "r"(to_what_is_there));
   }
 };
 
-// Rows of 128 bytes, whose 16-byte chunks are swizzled: chunk c of row r lies at c ^ (r % 8). Eight rows are 1,024 bytes.
+// Rows of 128 bytes, whose 16-byte chunks are swizzled: chunk c of row r lies at c ^ (r % 8). Eight rows are 1,024
+// bytes.
 __device__ __forceinline__ uint64_t descriptor(uint32_t address) {
   return static_cast<uint64_t>((address & 0x3ffff) >> 4) | 1ull << 16 | 64ull << 32 | 1ull << 62;
 }
@@ -68,8 +69,8 @@ __device__ __forceinline__ void wait_for_copy(uint32_t bar, uint32_t parity) {
 
 // One tile of a convolution; the parts of its sum as in `convolve_kernel`.
 template <int N, bool Exact>
-__global__ void __launch_bounds__(kWarpgroupThreads, 2) convolve_by_warpgroup_kernel(const Convolution p,
-                                                                                     const int parts) {
+__global__ void __launch_bounds__(kWarpgroupThreads, 2)
+    convolve_by_warpgroup_kernel(const Convolution p, const int parts) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   using S = WarpgroupShape<N>;
   constexpr int kStages = S::kStages, kRows = 4, kApart = kWarpgroupThreads / 8;  // a thread copies 4 rows, 16 apart
@@ -199,7 +200,8 @@ __global__ void __launch_bounds__(kWarpgroupThreads, 2) convolve_by_warpgroup_ke
 template <class Kernel>
 bool has_warpgroups(Kernel* kernel) {
   cudaFuncAttributes attributes{};
-  return cudaFuncGetAttributes(&attributes, kernel) == cudaSuccess && attributes.ptxVersion == 90 && attributes.binaryVersion == 90;
+  return cudaFuncGetAttributes(&attributes, kernel) == cudaSuccess && attributes.ptxVersion == 90 &&
+         attributes.binaryVersion == 90;
 }
 
 }  // namespace qmk

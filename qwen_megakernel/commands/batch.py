@@ -28,6 +28,7 @@ from qwen_megakernel.engine.retries import check_retries, ended_badly
 from qwen_megakernel.errors import EngineClosed, RequestError, TTSError, VoiceError
 from qwen_megakernel.model.pcm import pcm16
 from qwen_megakernel.model.voice import Voice
+from qwen_megakernel.server.process import load_for_good
 from qwen_megakernel.server.saved_voices import SavedVoices
 
 _SHOWN = 20  # failed lines to print at the end; the manifest has them all
@@ -83,7 +84,7 @@ def _batch(args: argparse.Namespace) -> int:
 def _load(args: argparse.Namespace, options: dict[str, Any]) -> TTSEngine:
     slots = slots_of(args)
     limits = {"max_streams": slots, "max_positions": 1024, "max_queue": slots, "queue_timeout": _WAIT_S}
-    return TTSEngine.load(args.model, **options, **limits)
+    return load_for_good(args.model, **options, **limits)
 
 
 def _voices(folder: Path | None) -> dict[str, Voice]:

@@ -26,7 +26,7 @@ _BESIDE = 3 * 2**28
 """Bytes of a GPU that a CUDA context, graphs and buffers take beside weights and slots."""
 
 _FEW_SLOTS, _BESIDE_MORE = 16, 9 * 2**25
-"""With more slots than that, the vocoder's larger pushes (vocoder_graphs.py, `graph_sizes`) need so many more bytes."""
+"""With more slots than that, the vocoder's larger pushes (vocoder_graphs.py, `graph_rooms`) need so many more bytes."""
 
 _LEAST = {"max_streams": 1, "max_positions": 16, "max_queue": 0, "kept_voices": 1}
 
