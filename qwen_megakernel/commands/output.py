@@ -254,7 +254,7 @@ class SpeechFile:
         try:
             self._file.flush()
             if self._part:
-                os.fsync(self._file.fileno())  # some file systems report only now that they are full
+                self._sync()
                 self._part.replace(self.path)
             else:
                 folder = self.path
@@ -263,6 +263,10 @@ class SpeechFile:
                     shutil.copyfileobj(self._file, device)
         except OSError as error:
             raise _cannot_write(self.path, folder, error) from None
+
+    def _sync(self) -> None:
+        """Wait for the disk. Some file systems report only now that they are full."""
+        os.fsync(self._file.fileno())
 
     def _discard(self) -> None:
         """Close what is open, and delete the part if it still exists."""
