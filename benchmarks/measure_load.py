@@ -191,7 +191,8 @@ def main() -> None:
         return
     results = []
     with random_model(args.size) as folder:
-        options = {"max_streams": args.slots, "max_positions": 512, "max_queue": 64, "vocoder_dtype": args.vocoder}
+        queue = max([64, *args.throughput])  # who is always open must not be refused: it would ask again at once
+        options = {"max_streams": args.slots, "max_positions": 512, "max_queue": queue, "vocoder_dtype": args.vocoder}
         with TTSEngine.load(folder, device=args.device, **options) as engine:
             gc.collect()  # as the services do: a full collection scans all of torch, some 100 ms
             gc.freeze()

@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -96,21 +96,6 @@ def _voices(folder: Path | None) -> dict[str, Voice]:
     return SavedVoices(folder).by_name
 
 
-class _LineFile(SpeechFile):
-    """A file written by the worker that holds the lock. While the disk works, others may have it."""
-
-    def __init__(self, path: str, rate: int, turn: threading.Lock):
-        super().__init__(path, rate)
-        self._turn = turn
-
-    def _sync(self) -> None:
-        self._turn.release()
-        try:
-            super()._sync()
-        finally:
-            self._turn.acquire()
-
-
 class _Batch:
     """The state of a batch: what was spoken, kept and failed.
 
@@ -130,9 +115,9 @@ class _Batch:
     ):
         self._args, self._engine, self._manifest, self._voice, self._voices = args, engine, manifest, voice, voices
         self._lexicon = lexicon_of(args)
-        # Held by the one worker that runs Python. If all do, the engine's thread waits for each of them in turn. With a
-        # pretended GPU as fast as the demo voice's, a batch then made 40 % of what the engine makes alone. With this
-        # lock it makes 93 % (docs/log.md, 2026-11-23).
+        # Held by the one thread here that runs Python. If all do, the engine's thread waits for each of them in turn.
+        # With a pretended GPU as fast as the demo voice's, a batch then made 42 % of what the engine makes alone. With
+        # this lock it makes 96 % (docs/log.md, 2026-11-23).
         self._turn = threading.Lock()
         self.done = self.kept = self.failures = 0
         self.seconds = 0.0
@@ -193,13 +178,22 @@ class _Batch:
         entry |= {"file": self._file(line).name, "seconds": round(sum(a.duration_s for a in audios), 3), "seed": seed}
         return entry | {"finish_reason": worst.finish_reason, "attempts": max(audio.attempts for audio in audios)}
 
+    @contextmanager
+    def _others_turn(self) -> Iterator[None]:
+        self._turn.release()
+        try:
+            yield
+        finally:
+            self._turn.acquire()
+
     def _submit(self, *args: Any, **request: Any) -> Utterance:
         with self._turn:
             return self._engine.submit(*args, **request)
 
     def _write(self, path: Path, audios: list[Audio]) -> None:
         """Raises RequestError if nothing can be written. Other lines could not be written either."""
-        with _LineFile(str(path), self._engine.sample_rate, self._turn) as file:
+        with SpeechFile(str(path), self._engine.sample_rate) as file:
+            file.waits = self._others_turn
             for audio in audios:
                 file.write(pcm16(audio.samples))
 
@@ -224,7 +218,8 @@ class _Batch:
 
     def add(self, entry: dict[str, Any]) -> None:
         """Count a line that is done or has failed."""
-        self._manifest.add(entry)
+        with self._turn:
+            self._manifest.add(entry)
         if entry["error"] is None:
             self.done, self.seconds = self.done + 1, self.seconds + entry["seconds"]
             return

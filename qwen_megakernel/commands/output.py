@@ -11,7 +11,7 @@ import tempfile
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -183,6 +183,8 @@ class SpeechFile:
         self._thread = ThreadPoolExecutor(1) if threading.current_thread() is threading.main_thread() else None
         self.kept = False
         """Did the block fail, and is the partial file kept?"""
+        self.waits: Callable[[], AbstractContextManager] = nullcontext
+        """Makes the context in which it waits for the disk."""
 
     def __enter__(self) -> "SpeechFile":
         try:
@@ -254,7 +256,8 @@ class SpeechFile:
         try:
             self._file.flush()
             if self._part:
-                self._sync()
+                with self.waits():
+                    os.fsync(self._file.fileno())  # some file systems report only now that they are full
                 self._part.replace(self.path)
             else:
                 folder = self.path
@@ -263,10 +266,6 @@ class SpeechFile:
                     shutil.copyfileobj(self._file, device)
         except OSError as error:
             raise _cannot_write(self.path, folder, error) from None
-
-    def _sync(self) -> None:
-        """Wait for the disk. Some file systems report only now that they are full."""
-        os.fsync(self._file.fileno())
 
     def _discard(self) -> None:
         """Close what is open, and delete the part if it still exists."""
