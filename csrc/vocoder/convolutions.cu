@@ -86,7 +86,10 @@ __global__ void __launch_bounds__(32 * (M / WM) * (N / WN)) convolve_kernel(cons
     fresh[i] = input.fresh + column, past[i] = input.past + column;
   }
   wait_for_previous();
-  if (first_row >= total) return;  // its whole cluster, too
+  if (first_row >= total) {                           // the whole cluster is too much
+    asm volatile("cp.async.wait_all;" ::: "memory");  // another block may get the shared memory only then
+    return;
+  }
   int channel = begin % blocks_per_tap * kDepth, shift = begin / blocks_per_tap * p.dilation - p.in.kept;
   auto load_history = [&](int stage) {
 #pragma unroll

@@ -129,7 +129,12 @@ __global__ void __launch_bounds__(kWarpgroupThreads, 2)
     if (++block == blocks_per_tap) block = 0, shift += p.dilation;
   };
   wait_for_previous();
-  if (first_row >= total) return;  // its whole cluster, too
+  if (first_row >= total) {  // the whole cluster is too much
+    // Another block may get the shared memory only once everything has landed there.
+    if (thread == 0)
+      for (int s = 0; s < kStages - 1 && begin + s < end; ++s) wait_for_copy(bars + 8 * s, 0);
+    return;
+  }
 #pragma unroll
   for (int s = 0; s < kStages - 1; ++s) {
     if (begin + s < end) load_history(s);
