@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
@@ -43,6 +43,8 @@ _THREADS = ("qwen_megakernel engine", "qwen_megakernel watchdog")
 _SWITCH_S = 0.0001
 """The interpreter's switch interval. When the loop comes back from the GPU and other threads run Python, it waits at
 most this long for the interpreter. Python's default of 5 ms is more than three frames of 1.5 ms."""
+
+_SHORT_TEXT, _LONGEST_WAIT_S = 1000, 1.0  # characters; see `one_by_one`
 
 _DEVICE_S = {"cuda": 30.0, "cpu": 300.0}  # see Patience.device_s
 
@@ -84,6 +86,7 @@ class EngineCore:
         self._groups = model.vocoder.groups
         # Nothing below refers to this core: without a reference cycle its memory is freed as soon as it is dropped.
         self._inbox: queue.SimpleQueue[Sequence | None] = queue.SimpleQueue()
+        self._building = threading.Lock()
         self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
         self.admission = Admission(self.slots, limits.max_queue, self._inbox, self._bell)
         slots = Slots(self.admission, limits.queue_timeout, clock)
@@ -190,6 +193,20 @@ class EngineCore:
     def in_order(self) -> contextlib.AbstractContextManager:
         """A context for callers that build prompts. It selects the loop's CUDA stream, so the rows are made in time."""
         return torch.cuda.stream(self._cuda) if self._cuda else contextlib.nullcontext()
+
+    @contextlib.contextmanager
+    def one_by_one(self, text: str | None) -> Iterator[None]:
+        """A context for callers that build prompts, one after the other. The loop then competes with one of them for
+        the interpreter, not with all: the least lead of 256 callers at once was 55 ms instead of 25 (docs/log.md,
+        2026-11-23). A long text waits for nobody and keeps nobody waiting. After `_LONGEST_WAIT_S` a caller goes on
+        anyway: a signal handler may have interrupted the one whose turn it is."""
+        short = text is None or len(text) <= _SHORT_TEXT
+        mine = short and self._building.acquire(timeout=_LONGEST_WAIT_S)
+        try:
+            yield
+        finally:
+            if mine:
+                self._building.release()
 
     def refuse_own_thread(self, sequence: Sequence) -> None:
         """Raises RequestError if waiting for the sequence would never end."""

@@ -296,18 +296,19 @@ class TTSEngine(Observed):
         arrived = time.monotonic()
         self._core.admission.check()  # a full engine refuses before any work is done
         check_call(text, on_chunk, on_end)
-        checked = self._requests.check(whole=text is not None, chunk_frames=chunk_frames, **request)
-        text = None if text is None else spoken_text(checked.front_end, text)
-        checked = checked.around(text or SpokenText())
-        sequence = self._core.new_sequence(checked, on_chunk, on_end)
-        # If this thread is interrupted from here on, an utterance with open text is dropped, which frees its place.
-        utterance = Utterance(sequence, self._core, self)
-        if text is None:
-            self._begin_pieces(sequence)
-        else:
-            self._begin_whole(sequence, text, arrived)
-        self._core.start_callbacks(sequence)
-        sequence.text_open = text is None
+        with self._core.one_by_one(text):
+            checked = self._requests.check(whole=text is not None, chunk_frames=chunk_frames, **request)
+            text = None if text is None else spoken_text(checked.front_end, text)
+            checked = checked.around(text or SpokenText())
+            sequence = self._core.new_sequence(checked, on_chunk, on_end)
+            # If this thread is interrupted from here on, an utterance with open text is dropped, which frees its place.
+            utterance = Utterance(sequence, self._core, self)
+            if text is None:
+                self._begin_pieces(sequence)
+            else:
+                self._begin_whole(sequence, text, arrived)
+            self._core.start_callbacks(sequence)
+            sequence.text_open = text is None
         return utterance
 
     def _begin_whole(self, sequence: EngineSequence, text: str, arrived: float) -> None:
