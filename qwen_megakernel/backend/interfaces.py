@@ -22,6 +22,8 @@ LAUNCH_SLOTS = 16
 """Most slots of one launch."""
 PUSH_FRAMES = 8
 """Most frames of a slot in one push of `Vocoder.follow`."""
+FEW_SLOTS = 16
+"""With more slots, a GPU's vocoder has larger pushes, which need more memory."""
 RECENT_FRAMES = 16
 """Frames of every slot that `FrameDecoder.recent_codes` holds: while a push waits for more frames, others are made."""
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from qwen_megakernel.backend.cuda_graphs import capturing, synchronize
+from qwen_megakernel.backend.interfaces import FEW_SLOTS
 from qwen_megakernel.backend.sizes import (
     CHANNEL_TILE,
     GROUPS,
@@ -37,13 +38,13 @@ from qwen_megakernel.model.vocoder import DILATIONS, Portion, VocoderState, chec
 _EPOCHS_LAST = 2**26  # pushes, of 44 epochs each
 _ROOMS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 112, 128)
 """Frames that the graphs have room for. A push takes the smallest that will do."""
-_FEW_SLOTS, _FEW_FRAMES = 16, 16
-"""A vocoder of few slots has no graphs of more frames, because of their memory."""
+_FEW_FRAMES = 16
+"""A vocoder of `FEW_SLOTS` or fewer has no graphs of more frames, because of their memory."""
 
 
 def graph_rooms(slots: int, hidden_columns: int) -> list[int]:
     """The frames that each graph of a vocoder has room for. `hidden_columns`: of a block of its transformer."""
-    most = min(PUSH_ROWS if slots > _FEW_SLOTS else _FEW_FRAMES, TRANSFORMER_RESIDUALS // hidden_columns)
+    most = min(PUSH_ROWS if slots > FEW_SLOTS else _FEW_FRAMES, TRANSFORMER_RESIDUALS // hidden_columns)
     return [room for room in _ROOMS if room <= min(most, slots * PUSH_FRAMES)]
 
 

@@ -44,7 +44,7 @@ _SWITCH_S = 0.0001
 """The interpreter's switch interval. When the loop comes back from the GPU and other threads run Python, it waits at
 most this long for the interpreter. Python's default of 5 ms is more than three frames of 1.5 ms."""
 
-_SHORT_TEXT, _LONGEST_WAIT_S = 1000, 1.0  # characters; see `one_by_one`
+_SHORT_TEXT, _LONGEST_WAIT_S = 1000, 1.0  # characters; see `in_turn`
 
 _DEVICE_S = {"cuda": 30.0, "cpu": 300.0}  # see Patience.device_s
 
@@ -195,7 +195,7 @@ class EngineCore:
         return torch.cuda.stream(self._cuda) if self._cuda else contextlib.nullcontext()
 
     @contextlib.contextmanager
-    def one_by_one(self, text: str | None) -> Iterator[None]:
+    def in_turn(self, text: str | None) -> Iterator[None]:
         """A context for callers that build prompts, one after the other. The loop then competes with one of them for
         the interpreter, not with all: the least lead of 256 callers at once was 55 ms instead of 25 (docs/log.md,
         2026-11-23). A long text waits for nobody and keeps nobody waiting. After `_LONGEST_WAIT_S` a caller goes on

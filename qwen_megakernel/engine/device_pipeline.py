@@ -57,8 +57,8 @@ class DevicePipeline(ABC):
         kept_references: voices whose vocoder state is kept.
     """
 
-    most_frames: int | None = None
-    """Of a vocoder push, which sequences share. None: they do not."""
+    most_frames = 0
+    """Of a vocoder push, which sequences share. 0: they do not."""
 
     def __init__(self, model: LoadedModel, *, kept_voices: int, clock: Callable[[], float] = time.monotonic):
         """
@@ -253,10 +253,10 @@ class DirectPipeline(DevicePipeline):
         return launched
 
     def _push(self, push: Push) -> Callable[[], list[Tensor]]:
-        parts = zip(push.sequences, push.frames, strict=True)
-        codes = [torch.stack(s.codes[s.given : s.given + frames]) for s, frames in parts]
-        sounds = [self._vocoder.push([s.slot], c[None])[0] for s, c in zip(push.sequences, codes, strict=True)]
-        return lambda: sounds
+        (sequence,), (frames,) = push.sequences, push.frames
+        codes = torch.stack(sequence.codes[sequence.given : sequence.given + frames])
+        sound = self._vocoder.push([sequence.slot], codes[None])
+        return lambda: list(sound)
 
 
 def make_pipeline(model: LoadedModel, **options) -> DevicePipeline:

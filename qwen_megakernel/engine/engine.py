@@ -296,7 +296,7 @@ class TTSEngine(Observed):
         arrived = time.monotonic()
         self._core.admission.check()  # a full engine refuses before any work is done
         check_call(text, on_chunk, on_end)
-        with self._core.one_by_one(text):
+        with self._core.in_turn(text):
             checked = self._requests.check(whole=text is not None, chunk_frames=chunk_frames, **request)
             text = None if text is None else spoken_text(checked.front_end, text)
             checked = checked.around(text or SpokenText())

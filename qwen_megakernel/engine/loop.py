@@ -150,14 +150,15 @@ class Loop:
         """Give the vocoder the candidates' frames that are due. `wait`: some may wait to share a push."""
         if wait and not candidates:
             return
-        pushes = True
-        while pushes:
-            candidates = list(dict.fromkeys([*self.held, *candidates]))
-            pushes, self.held = self._scheduler.to_push(candidates, self.slots.running, self._clock(), wait)
+        candidates, self.held = list(dict.fromkeys([*self.held, *candidates])), []
+        while candidates:
+            pushes, held = self._scheduler.to_push(candidates, self.slots.running, self._clock(), wait)
+            self.held += held
             for push in pushes:
                 with self.failures.together(push.sequences, "the vocoder"):
                     self.pipeline.push(push)
-            candidates = [s for push in pushes for s in push.sequences]  # some may have more than a push takes
+            # Some may have more than a push takes.
+            candidates = [s for push in pushes for s in push.sequences if s.missing > 0 and not s.settled]
 
     def _see_sound(self, pushed: Pushed) -> None:
         sounds = []  # stays empty if the push failed

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from qwen_megakernel.backend.interfaces import LoadedModel
+from qwen_megakernel.backend.interfaces import FEW_SLOTS, LoadedModel
 from qwen_megakernel.checkpoint.config import ModelConfig, StackConfig
 from qwen_megakernel.checkpoint.fp8 import part_of
 from qwen_megakernel.checkpoint.tensors import TEXT_TABLE, talker_tensors, vocoder_tensors
@@ -25,8 +25,8 @@ DAY = 86_400
 _BESIDE = 3 * 2**28
 """Bytes of a GPU that a CUDA context, graphs and buffers take beside weights and slots."""
 
-_FEW_SLOTS, _BESIDE_MORE = 16, 9 * 2**25
-"""With more slots than that, the vocoder's larger pushes (vocoder_graphs.py, `graph_rooms`) need so many more bytes."""
+_BESIDE_MORE = 9 * 2**25
+"""Bytes that the vocoder's larger pushes need with more than `FEW_SLOTS` (vocoder_graphs.py, `graph_rooms`)."""
 
 _LEAST = {"max_streams": 1, "max_positions": 16, "max_queue": 0, "kept_voices": 1}
 
@@ -99,7 +99,7 @@ class Need:
         """How many slots fit into `memory` bytes. While the kernel packs the talker's weights, they are there twice."""
         left = memory - max(2 * self.talker, self.talker + self.vocoder) - _BESIDE
         few = max(0, left) // self.slot
-        return few if few <= _FEW_SLOTS else max(_FEW_SLOTS, (left - _BESIDE_MORE) // self.slot)
+        return few if few <= FEW_SLOTS else max(FEW_SLOTS, (left - _BESIDE_MORE) // self.slot)
 
 
 def memory_of(loaded: LoadedModel, stack: StackConfig, dtype: torch.dtype, limits: Limits) -> dict[str, int]:

@@ -51,11 +51,11 @@ class Scheduler:
     frame_s: seconds from a launch to its codes, averaged.
     """
 
-    def __init__(self, width: int, most_frames: int | None):
+    def __init__(self, width: int, most_frames: int):
         """
         Args:
             width: the most sequences in a launch.
-            most_frames: of a vocoder push. None: sequences do not share pushes.
+            most_frames: of a vocoder push. 0: sequences do not share pushes.
         """
         self._width, self._most_frames = width, most_frames
         self.frame_s = _FIRST_FRAME_S
@@ -121,17 +121,16 @@ class Scheduler:
         # Asked once, because text may come at any moment.
         short = [s for s in candidates if s.idle and not s.alone]
         due = [s for s in candidates if s.vocoder_due(s in short) and not s.settled]
-        waiting: list[Sequence] = []
-        if wait and self._most_frames and sum(s.missing for s in due) < ENOUGH_FRAMES:
-            if any(s.speaking and not (s.starved or s.reason) for s in running if s not in due):
-                waiting = [s for s in due if s not in short and self._is_calm(s, now)]
+        few = self._most_frames and sum(s.missing for s in due) < ENOUGH_FRAMES
+        more = wait and few and any(s.speaking and not (s.starved or s.reason) for s in running if s not in due)
+        waiting = [s for s in due if more and s not in short and self._is_calm(s, now)]
         pushes: list[Push] = []
         room = 0
         for sequence in sorted((s for s in due if s not in waiting), key=lambda s: s.runs_out or 0.0):
             frames = min(sequence.missing, PUSH_FRAMES)
             if sequence.alone or frames > room:
                 pushes.append(Push([], [], []))
-                room = 0 if sequence.alone or not self._most_frames else self._most_frames
+                room = 0 if sequence.alone else self._most_frames
             room -= frames
             push = pushes[-1]
             push.sequences.append(sequence)
