@@ -95,9 +95,10 @@ class Launcher {
   Launcher(const Launcher&) = delete;
   Launcher& operator=(const Launcher&) = delete;
 
-  // A new sequence in a slot, at position 0. Tensors belong to the slot; `row` is its next input.
+  // A new sequence in a slot, at position 0. Tensors belong to the slot; `row` is its next input. kept: keys and values
+  // bf16 [pages][...] of a prompt's first `rows` rows, or none.
   void begin(int64_t slot, const torch::Tensor& pages, const torch::Tensor& seen, const torch::Tensor& row,
-             const torch::Tensor& recent, const Settings& sampling, uint64_t seed) {
+             const torch::Tensor& recent, const c10::optional<torch::Tensor>& kept, int64_t rows) {
     Slot& s = at(slot);
     s.pages = pages, s.seen = seen, s.row = row, s.recent = recent;
     qmk::Column& c = s.column;
@@ -106,6 +107,15 @@ class Launcher {
     c.pages = data_of<int>(pages, "pages", torch::kInt32, 1);
     c.seen = data_of<uint8_t>(seen, "seen", torch::kUInt8, 1);
     c.recent = data_of<int>(recent, "recent", torch::kInt32, qmk::kRecentFrames * qmk::kGroups);
+    seen.zero_();
+    if (!kept) return;
+    const int64_t first = slot * pages.numel();
+    tensors_.at("kv").slice(0, first, first + kept->size(0)).copy_(*kept);
+    c.position = static_cast<int>(rows);
+  }
+  // How a slot's frames are drawn.
+  void set_sampling(int64_t slot, const Settings& sampling, uint64_t seed) {
+    qmk::Column& c = at(slot).column;
     c.seed = seed;
     c.repetition_penalty = static_cast<float>(sampling.at("repetition_penalty"));
     c.inverse_penalty = static_cast<float>(1.0 / sampling.at("repetition_penalty"));
@@ -151,6 +161,14 @@ class Launcher {
       s.column.position += p.columns, from += p.columns;
       launch(p, p.talker.layers);
     }
+  }
+
+  // The rest of a prompt, from row `from` on: rows bf16 [n][hidden]. The last row is the first frame's input.
+  void enter(int64_t slot, const torch::Tensor& rows, int64_t from) {
+    const int64_t last = rows.size(0) - 1;
+    data_of<qmk::bf16>(rows, "rows", torch::kBFloat16, (from + 1) * hidden_);
+    if (from < last) prefill(slot, rows.slice(0, from, last).to(torch::kFloat32));
+    at(slot).row.copy_(rows[last]);
   }
 
   // Queue one frame of each of these slots.
@@ -302,9 +320,11 @@ void bind_frame(pybind11::module_& m) {
   pybind11::class_<Launcher>(m, "Launcher", pybind11::module_local())  // builds for other weights have one too
       .def(pybind11::init<int64_t, int64_t, Tensors, Settings>())
       .def("begin", &Launcher::begin)
+      .def("set_sampling", &Launcher::set_sampling)
       .def("set_text", &Launcher::set_text)
       .def("seek", &Launcher::seek)
       .def("prefill", &Launcher::prefill, Free())
+      .def("enter", &Launcher::enter)
       .def("decode", &Launcher::decode)
       .def("collect", &Launcher::collect, Free())
       .def("uncollected", &Launcher::uncollected)

@@ -53,6 +53,14 @@ torch::Tensor project_text(const std::vector<int64_t>& ids, const torch::Tensor&
   return out;
 }
 
+// Rows of a prompt, bf16 [n][hidden]: `before`, then those of text ids plus `added` [hidden], then `after`. In one
+// call, because every call into torch gives other Python threads a turn.
+torch::Tensor prompt_rows(const torch::Tensor& before, const std::vector<int64_t>& ids, const torch::Tensor& table,
+                          const torch::Tensor& weight1, const torch::Tensor& bias1, const torch::Tensor& weight2,
+                          const torch::Tensor& bias2, const torch::Tensor& added, const torch::Tensor& after) {
+  return torch::cat({before, project_text(ids, table, weight1, bias1, weight2, bias2) + added, after});
+}
+
 // ---- long prompts (paged_prefill.py): every tensor contiguous on one GPU unless said
 bf16* halves(const torch::Tensor& t, int64_t at_least, const char* name) {
   return data_of<bf16>(t, name, torch::kBFloat16, at_least);
@@ -158,6 +166,7 @@ void gate(const torch::Tensor& both, const torch::Tensor& out) {
 
 void bind_prompt(pybind11::module_& m) {
   m.def("project_text", &project_text);
+  m.def("prompt_rows", &prompt_rows);
   m.def("unpack", &unpack);
   m.def("add_norm", &add_norm);
   m.def("place_heads", &place_heads);

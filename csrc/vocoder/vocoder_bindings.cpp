@@ -171,6 +171,11 @@ void keep_histories(const std::vector<std::tuple<Tensor, Tensor, int64_t>>& hist
   check(qmk::keep_histories(p, stream_of(frames)));
 }
 
+// Fill tensors with zeros, in one call, because every call into torch gives other Python threads a turn.
+void zero(std::vector<Tensor> tensors) {
+  for (auto& tensor : tensors) tensor.zero_();
+}
+
 // A push with room for some frames, recorded from the current stream.
 class Recording {
  public:
@@ -270,12 +275,16 @@ class Pushes {
     push.recent = data<int>(recent, 1, "recent");
     return launch(recording, push, true);
   }
-  // Wait for a push of so many frames: its PCM, fp32 [frames * samples].
-  Tensor collect(int64_t ticket, int64_t frames) const {
+  // Wait for a push: the PCM of each of its sequences, fp32 [counts[i] * samples], in memory of its own.
+  std::vector<Tensor> collect(int64_t ticket, const std::vector<int64_t>& counts) const {
     TORCH_CHECK(ticket < launched_ && launched_ - ticket <= qmk::kPushesAhead,
                 message("the last ", qmk::kPushesAhead, " of ", launched_, " pushes are kept, got ", ticket));
     check(cudaEventSynchronize(done_[ticket % qmk::kPushesAhead]));
-    return sound_[ticket % qmk::kPushesAhead].slice(0, 0, frames * samples_).clone();
+    const Tensor all = sound_[ticket % qmk::kPushesAhead];
+    std::vector<Tensor> sounds;
+    for (int64_t at = 0, i = 0; i < static_cast<int64_t>(counts.size()); at += counts[i++])
+      sounds.push_back(all.slice(0, at * samples_, (at + counts[i]) * samples_).clone());
+    return sounds;
   }
 
  private:
@@ -323,6 +332,7 @@ void bind_vocoder(pybind11::module_& m) {
   m.def("transform", &transform);
   m.def("convolve_to_sound", &convolve_to_sound);
   m.def("keep_histories", &keep_histories);
+  m.def("zero", &zero);
   pybind11::class_<Recording>(m, "Recording", pybind11::module_local())
       .def(pybind11::init([](const Tensor& on) { return std::make_unique<Recording>(on.device()); }))
       .def("end", &Recording::end)

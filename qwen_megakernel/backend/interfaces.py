@@ -146,8 +146,8 @@ class Vocoder(Protocol):
                 `most_frames`.
 
         Returns:
-            A function that waits for the push and returns each slot's PCM, [frames * 1920] as `push` does. From end of
-            speech on, PCM is noise.
+            A function that waits for the push and returns each slot's PCM, fp32 [frames * 1920] on the host, in memory of
+            its own. From end of speech on, PCM is noise.
         """
 
     def recover(self) -> None:
@@ -211,7 +211,7 @@ class SlotSequence:
         """What `FrameDecoder.collect` returns for a frame; `broken`: its logits are not numbers."""
         if self.over:
             return None
-        self.over = broken or bool(codes[0] == eos_id)
+        self.over = broken or bool(codes.numpy()[0] == eos_id)
         if broken:
             return SpeechError(
                 "the model's logits are not finite: check this utterance's voice, or the weights if all utterances fail"

@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from types import ModuleType
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -174,6 +175,7 @@ class MegakernelFrameDecoder:
         stack, groups = talker.stack, talker.num_code_groups
         self._launcher = extension.Launcher(stack.hidden_size, slots, self.buffers, settings)
         self._fault = self._launcher.fault()
+        self._fault_word = self._fault.numpy()
         self._sequences: dict[int, SlotSequence] = {}
         self._launches: deque[list[SlotSequence]] = deque()  # uncollected
         self._prefixes: WeakKeyDictionary[Prefix, Tensor] = WeakKeyDictionary()
@@ -197,10 +199,6 @@ class MegakernelFrameDecoder:
     def start(self, slot: int, prompt: Prompt, sampling: SamplingParams) -> None:
         last = len(prompt.rows) - 1
         check_start(self, slot, len(prompt.rows))
-        settings = {"repetition_penalty": sampling.repetition_penalty}
-        for kind, draw in (("code0", Draw.code0(sampling)), ("predictor", Draw.predictor(sampling))):
-            settings |= {f"{kind}_sample": draw.do_sample, f"{kind}_temperature": draw.temperature}
-            settings |= {f"{kind}_top_k": draw.top_k, f"{kind}_top_p": draw.top_p}
         if slot in self._sequences:
             self._sequences[slot].over = True
         self._sequences[slot] = SlotSequence(
@@ -209,36 +207,41 @@ class MegakernelFrameDecoder:
             text_open=prompt.text_open,
             frames=self.max_positions - last,
         )
-        pages, seen, row, recent = self._of_slot[slot]
-        self._launcher.begin(slot, pages, seen, row, recent, settings, sampling.seed or 0)
-        rows = prompt.rows.float()
-        done = self._enter_prefix(slot, prompt) if prompt.prefix else 0
-        self._prefill(slot, rows[done:last], done)
-        row.copy_(rows[last])
-        seen.zero_()
+        # Few calls, each of which lets other threads run Python, and the kernel's launch before all that can wait.
+        prefix = prompt.prefix
+        kept = prefix and self._prefixes.get(prefix)
+        done = prefix.rows if prefix else 0
+        self._launcher.begin(slot, *self._of_slot[slot], kept, done)
+        if prefix and kept is None:
+            self._keep_prefix(slot, prompt)
+        if last - done >= LEAST:
+            done += self._prefill_many(slot, prompt.rows[done:last], done)
+        self._launcher.enter(slot, prompt.rows, done)
+        settings = {"repetition_penalty": sampling.repetition_penalty}
+        for kind, draw in (("code0", Draw.code0(sampling)), ("predictor", Draw.predictor(sampling))):
+            settings |= {f"{kind}_sample": draw.do_sample, f"{kind}_temperature": draw.temperature}
+            settings |= {f"{kind}_top_k": draw.top_k, f"{kind}_top_p": draw.top_p}
+        self._launcher.set_sampling(slot, settings, sampling.seed or 0)
         self._set_text(slot)
 
-    def _enter_prefix(self, slot: int, prompt: Prompt) -> int:
-        """Put the prefix's keys and values into the slot: a kept copy of whole pages, or computed now; its length."""
-        rows, kept = prompt.prefix.rows, self._prefixes.get(prompt.prefix)
-        first = slot * self._pages
-        pages = self.buffers["kv"][first : first + -(-rows // PAGE)]
-        if kept is not None:
-            pages.copy_(kept)
-            self._launcher.seek(slot, rows, 0)
-        else:
-            self._prefill(slot, prompt.rows[:rows].float(), 0)
-            self._prefixes[prompt.prefix] = pages.clone()
-        return rows
+    def _keep_prefix(self, slot: int, prompt: Prompt) -> None:
+        """Compute the prefix's keys and values in the slot, and keep a copy of its pages."""
+        rows, first = prompt.prefix.rows, slot * self._pages
+        self._prefill(slot, prompt.rows[:rows].float(), 0)
+        self._prefixes[prompt.prefix] = self.buffers["kv"][first : first + -(-rows // PAGE)].clone()
 
     def _prefill(self, slot: int, rows: Tensor, position: int) -> None:
-        """Prefill by `PagedPrefill` while there are many rows, then by columns."""
+        """Prefill fp32 rows by `PagedPrefill` while there are many, then by columns."""
+        self._launcher.prefill(slot, rows[self._prefill_many(slot, rows, position) :])
+
+    def _prefill_many(self, slot: int, rows: Tensor, position: int) -> int:
+        """Prefill by `PagedPrefill` while there are many rows. Returns how many it took."""
         rest = len(rows) % MOST
         many = len(rows) - rest if rest < LEAST else len(rows)
         if many:
             self._long.run(slot * self._pages, rows[:many], position)
             self._launcher.seek(slot, position + many, 0)
-        self._launcher.prefill(slot, rows[many:])
+        return many
 
     @torch.inference_mode()
     def extend(self, slot: int, rows: Tensor, ended: bool) -> None:
@@ -265,12 +268,12 @@ class MegakernelFrameDecoder:
         if not self._launches:
             raise RuntimeError("nothing is launched: launch() first, then collect() once for every launch")
         sequences = self._launches.popleft()
-        results = self._launcher.collect()[: len(sequences)].long()
-        codes, broken = results[:, :-1], results[:, -1].tolist()
-        if self._fault.item():
+        # By numpy, because every operation on tensors gives other threads a turn.
+        results = self._launcher.collect().numpy()[: len(sequences)].astype(np.int64)
+        if self._fault_word[0]:
             raise KernelFault("a wait inside the kernel took longer than its limit")
-        collected = zip(sequences, codes, broken, strict=True)
-        return [sequence.say(frame, self._eos_id, bad) for sequence, frame, bad in collected]
+        collected = zip(sequences, map(torch.from_numpy, results[:, :-1]), results[:, -1].tolist(), strict=True)
+        return [sequence.say(frame, self._eos_id, bool(bad)) for sequence, frame, bad in collected]
 
     def observe(self) -> tuple[Tensor, Tensor]:
         """Make every later launch write into the two tensors returned, by column: the talker's hidden state, fp32

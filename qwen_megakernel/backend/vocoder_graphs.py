@@ -117,13 +117,14 @@ class GraphVocoder:
             recent_codes: the frame decoder's (`FrameDecoder.recent_codes`), for `follow`.
         """
         self.slots, self.groups = slots, config.num_quantizers
-        self._config, self._recent_codes = config, recent_codes
+        self._extension, self._config, self._recent_codes = extension, config, recent_codes
         self._device = device = next(iter(tensors.values())).device
         with capturing(device):  # cuBLAS, which this needs, keeps 32 MB for every stream it has seen
             w = VocoderWeights(config, {name.removeprefix("decoder."): tensor for name, tensor in tensors.items()})
         rooms = graph_rooms(slots, -(-config.hidden_size // w.blocks))
         self.most_frames = rows = rooms[-1]
         self._weights, self._memory = w, VocoderMemory(config, w, slots, rows, device)
+        self._fault = self._memory.fault.numpy()
         self._queued = 0
         with torch.cuda.device(device):
             m, kernels = self._memory, PushKernels(extension, config, w, self._memory, exact)
@@ -141,8 +142,7 @@ class GraphVocoder:
     @torch.inference_mode()
     def reset(self, slot: int) -> None:
         """Forget a sequence: its slot starts from silence again."""
-        for tensor in self._memory.of_slot[slot]:
-            tensor.zero_()
+        self._extension.zero(self._memory.of_slot[slot])
 
     @torch.inference_mode()
     def save(self, slot: int) -> VocoderState:
@@ -232,8 +232,8 @@ class GraphVocoder:
         reset. More than `most_frames` are cut into several pushes.
 
         Returns:
-            A function that waits for the push and returns each slot's PCM, fp32 [frames[i] * 1920] on the host. Call it
-            before PUSHES_AHEAD more graphs are queued.
+            A function that waits for the push and returns each slot's PCM, fp32 [frames[i] * 1920] on the host, in
+            memory of its own. Call it before PUSHES_AHEAD more graphs are queued.
         """
 
         def launch(graph, part: list[int], counts: list[int], at: int) -> int:
@@ -256,13 +256,12 @@ class GraphVocoder:
             self._count_push()
             runs.append((launch(self._graph(sum(counts)), list(slots[at:to]), counts, at), counts))
             at = to
-        samples = self._config.samples_per_frame
 
         def collect() -> list[Tensor]:
-            sounds = [(self._pushes.collect(ticket, sum(counts)), counts) for ticket, counts in runs]
-            if self._memory.fault.item():
+            sounds = [sound for ticket, counts in runs for sound in self._pushes.collect(ticket, counts)]
+            if self._fault[0]:
                 raise KernelFault("a wait inside the vocoder's kernel took longer than its limit")
-            return [part for sound, counts in sounds for part in sound.split([samples * n for n in counts])]
+            return sounds
 
         return collect
 

@@ -36,7 +36,7 @@ class Launch:
 
 @dataclass(frozen=True, eq=False)
 class Pushed:
-    """A push whose sound was not collected. `wait` returns it: [samples] for each sequence."""
+    """A push whose sound was not collected. `wait` returns it: fp32 [samples] on the host for each sequence."""
 
     push: Push
     wait: Callable[[], list[Tensor]]
@@ -171,11 +171,7 @@ class DevicePipeline(ABC):
     @staticmethod
     def sound(pushed: Pushed) -> list[np.ndarray]:
         """Wait for the sound of a popped push: fp32 [frames, 1920] for each sequence."""
-        sounds = [sound.float().cpu().numpy() for sound in pushed.wait()]
-        # Copies, because a view would keep its neighbours' samples as long as its own.
-        alone = len(sounds) == 1
-        frames = pushed.push.frames
-        return [(x if alone else x.copy()).reshape(n, -1) for x, n in zip(sounds, frames, strict=True)]
+        return [x.numpy().reshape(n, -1) for x, n in zip(pushed.wait(), pushed.push.frames, strict=True)]
 
     # ------------------------------------------------------------ when something went wrong
 
@@ -256,7 +252,7 @@ class DirectPipeline(DevicePipeline):
         (sequence,), (frames,) = push.sequences, push.frames
         codes = torch.stack(sequence.codes[sequence.given : sequence.given + frames])
         sound = self._vocoder.push([sequence.slot], codes[None])
-        return lambda: list(sound)
+        return lambda: list(sound.float().cpu())
 
 
 def make_pipeline(model: LoadedModel, **options) -> DevicePipeline:

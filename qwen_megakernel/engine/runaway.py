@@ -17,7 +17,6 @@ import unicodedata
 from collections import deque
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from qwen_megakernel.engine.word_times import is_syllable
@@ -46,7 +45,7 @@ class RunawayGuard:
     """Watches one utterance once its text is used up. Before that, repeats and silence are allowed."""
 
     def __init__(self):
-        self._recent: deque[Tensor] = deque(maxlen=_PERIODS[-1])
+        self._recent: deque[bytes] = deque(maxlen=_PERIODS[-1])
         self._repeated = dict.fromkeys(_PERIODS, 0)  # latest frames that equal the one a period before
         self._quiet = 0  # latest frames heard that are near silence
         self._loudest = 0.0
@@ -58,19 +57,19 @@ class RunawayGuard:
         self._should_take += LETTER_FRAMES * letters_of(text)
 
     def see(self, codes: Tensor, text_used_up: bool) -> None:
-        """One more frame: codes int64 [groups]."""
+        """One more frame: codes int64 [groups] on the CPU."""
+        frame = codes.numpy().tobytes()  # every operation on tensors would give other threads a turn
         for period in _PERIODS:
-            same = len(self._recent) >= period and torch.equal(codes, self._recent[-period])
+            same = len(self._recent) >= period and frame == self._recent[-period]
             self._repeated[period] = self._repeated[period] + 1 if same else 0
-        self._recent.append(codes)
+        self._recent.append(frame)
         self._seen += 1
         if not text_used_up:
             self._watched_from = self._seen
 
     def hear(self, samples: np.ndarray, frames: int) -> None:
         """What the next frames sound like: fp32 [frames * 1920]."""
-        for frame in samples.reshape(frames, -1):
-            level = float(np.sqrt(np.mean(np.square(frame))))
+        for level in np.sqrt(np.mean(np.square(samples.reshape(frames, -1)), axis=1)).tolist():
             self._loudest = max(self._loudest, level)
             self._quiet = self._quiet + 1 if level < max(_SILENT, _QUIET * self._loudest) else 0
         self._heard += frames

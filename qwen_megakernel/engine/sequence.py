@@ -11,7 +11,6 @@ from enum import Enum
 from functools import partial
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from qwen_megakernel.backend.interfaces import PUSH_FRAMES, RECENT_FRAMES
@@ -327,8 +326,7 @@ class Sequence:
     def _hand_out(self, samples: np.ndarray, codes: list[Tensor]) -> None:
         """Hand out the next chunk: fp32 [n], int64 [groups] each."""
         codes, self._to_come = [*self._to_come, *codes], []
-        stacked = torch.stack(codes) if codes else torch.zeros(0, self._groups, dtype=torch.int64)
-        chunk = Chunk(samples, stacked.numpy(), self._sample_rate)
+        chunk = Chunk(samples, self._stack(codes), self._sample_rate)
         now, seconds = self.clock(), len(samples) / self._sample_rate
         if self.first_chunk is None:
             self.first_chunk = now
@@ -346,6 +344,10 @@ class Sequence:
         if callbacks and self.on_chunk:
             callbacks.call(partial(self.on_chunk, chunk))
 
+    def _stack(self, codes: list[Tensor]) -> np.ndarray:
+        """Codes, int64 [groups] each -> int64 [n, groups]."""
+        return np.stack([frame.numpy() for frame in codes]) if codes else np.zeros((0, self._groups), np.int64)
+
     def assemble(self, reason: str) -> Audio:
         now = self.clock()
         arrived = now if self.arrived is None else self.arrived
@@ -353,7 +355,7 @@ class Sequence:
         sound = self._changed if self._effects else self.sound[:spoken]
         return Audio(
             samples=np.concatenate(sound) if sound else np.zeros(0, np.float32),
-            codes=torch.stack(self.codes[:spoken]).numpy() if spoken else np.zeros((0, self._groups), np.int64),
+            codes=self._stack(self.codes[:spoken]),
             finish_reason=reason,
             seed=self.seed,
             sample_rate=self._sample_rate,

@@ -10,7 +10,7 @@ one row per frame. Layout of a prompt, after `qwen_tts` 0.1.1 (Qwen3TTSForCondit
     tags         3 or 4  pad              nothink / think + language
     speaker      0 or 1  pad              speaker id, or the voice's vector
     bridge       1       tts_bos          codec_pad
-    text ...             see `PromptBuilder._text_block` and `_icl_block`
+    text ...             see `PromptBuilder.assemble` and `_icl_block`
 
 The rows in front of the first row that the text touches are the prompt's opening. An opening depends on the
 conditioning alone, so it is computed once and kept.
@@ -305,26 +305,24 @@ class PromptBuilder:
 
     def assemble(self, opening: "Opening", ids: list[int], non_streaming_mode: bool) -> Prompt:
         """The prompt of an opening and of the ids of a whole text."""
-        if opening.frames is None:
-            block, trailing = self._text_block(ids, non_streaming_mode)
-        else:
+        prefix = opening.prefixes[non_streaming_mode]
+        if opening.frames is not None:
             block, trailing = self._icl_block(opening, ids, non_streaming_mode)
-        return Prompt(torch.cat([opening.rows, *block]), trailing, self._pad, opening.prefixes[non_streaming_mode])
+            return Prompt(torch.cat([opening.rows, *block]), trailing, self._pad, prefix)
+        if non_streaming_mode:  # text and its end over codec_pad, then pad + codec_bos; nothing trails
+            rows = self._embed.text_between(opening.rows, ids, self._codec_pad, self._closing)
+            return Prompt(rows, self._pad[None], self._pad, prefix)
+        text = self.text_rows(ids, closed=True)
+        return Prompt(torch.cat([opening.rows, text[:1] + self._codec_bos]), text[1:], self._pad, prefix)
 
     def text_rows(self, ids: list[int], closed: bool) -> Tensor:
         """Text ids -> [n, hidden]: their rows, then, if `closed`, the row that closes a text."""
         rows = [self._embed.text(ids)] if ids else []
         return torch.cat([self._pad[None][:0], *rows, *([self._eos[None]] if closed else [])])
 
-    def _text_block(self, ids: list[int], non_streaming_mode: bool) -> tuple[list[Tensor], Tensor]:
-        """Rows behind the opening, in parts, and what trails them."""
-        if non_streaming_mode:  # text and its end over codec_pad, then pad + codec_bos; nothing trails
-            return [self._embed.text(ids) + self._codec_pad, self._closing], self._pad[None]
-        text = self.text_rows(ids, closed=True)
-        return [text[:1] + self._codec_bos], text[1:]
-
     def _icl_block(self, opening: "Opening", ids: list[int], non_streaming_mode: bool) -> tuple[list[Tensor], Tensor]:
-        """The reference's text and the text share one track. codec_bos and the reference's frames share the other."""
+        """Rows behind the opening, in parts, and what trails them. The reference's text and the text share one track.
+        codec_bos and the reference's frames share the other."""
         text, frames = torch.cat([opening.reference, self._embed.text(ids), self._eos[None]]), opening.frames
         if non_streaming_mode:
             return [text + self._codec_pad, frames + self._pad], self._pad[None]

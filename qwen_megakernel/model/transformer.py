@@ -169,8 +169,7 @@ class Embeddings:
         Raises:
             IndexError: an id beyond the table.
         """
-        if ids and not 0 <= min(ids) <= max(ids) < len(self._table):
-            raise IndexError(f"text ids must be in 0..{len(self._table) - 1}, got {min(ids)} to {max(ids)}")
+        self._check(ids)
         if self._extension is not None:
             return self._extension.project_text(ids, self._table, *self._fc1, *self._fc2)
         padded = [*ids, *[0] * (-len(ids) % _TEXT_ROWS)]
@@ -180,6 +179,21 @@ class Embeddings:
         rows = rows.to(self._device, non_blocking=True)
         blocks = [F.linear(F.silu(F.linear(block, *self._fc1)), *self._fc2) for block in rows.split(_TEXT_ROWS)]
         return torch.cat(blocks)[: len(ids)]
+
+    def text_between(self, before: Tensor, ids: Sequence[int], added: Tensor, after: Tensor) -> Tensor:
+        """`text` of the ids plus `added`, [hidden], between rows [n, hidden] before and after it.
+
+        Raises:
+            IndexError: an id beyond the table.
+        """
+        if self._extension is None:
+            return torch.cat([before, self.text(ids) + added, after])
+        self._check(ids)
+        return self._extension.prompt_rows(before, ids, self._table, *self._fc1, *self._fc2, added, after)
+
+    def _check(self, ids: Sequence[int]) -> None:
+        if ids and not 0 <= min(ids) <= max(ids) < len(self._table):
+            raise IndexError(f"text ids must be in 0..{len(self._table) - 1}, got {min(ids)} to {max(ids)}")
 
     def code0(self, ids: Sequence[int]) -> Tensor:
         """Codec-vocabulary ids (codes, tags, speakers) -> [n, hidden]."""
