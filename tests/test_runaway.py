@@ -148,7 +148,7 @@ def sound(level: float, frames: int = 1) -> np.ndarray:
 
 def run_of(guard: RunawayGuard, level: float, frames: int) -> None:
     for _ in range(frames):
-        guard.see(torch.randint(0, 2048, (16,)), True)
+        guard.see(torch.randint(0, 2048, (16,)).numpy(), True)
         guard.hear(sound(level), 1)
 
 
@@ -254,10 +254,10 @@ def test_no_length_is_judged_while_text_may_come_nor_without_the_guard(demo, mon
     guard = RunawayGuard()
     guard.add_text("Yes.")
     for _ in range(500):
-        guard.see(noise(1)[0], False)
+        guard.see(noise(1)[0].numpy(), False)
     assert guard.verdict() is None and guard.presentable == 500
     for _ in range(10):
-        guard.see(noise(1)[0], True)
+        guard.see(noise(1)[0].numpy(), True)
     assert guard.verdict() == "babble" and guard.presentable == 500
 
 

@@ -146,8 +146,8 @@ class Vocoder(Protocol):
                 `most_frames`.
 
         Returns:
-            A function that waits for the push and returns each slot's PCM, fp32 [frames * 1920] on the host, in memory of
-            its own. From end of speech on, PCM is noise.
+            A function that waits for the push and returns each slot's PCM, fp32 [frames * 1920] on the host, in memory
+            of its own. From end of speech on, PCM is noise.
         """
 
     def recover(self) -> None:

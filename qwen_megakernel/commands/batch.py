@@ -192,8 +192,7 @@ class _Batch:
 
     def _write(self, path: Path, audios: list[Audio]) -> None:
         """Raises RequestError if nothing can be written. Other lines could not be written either."""
-        with SpeechFile(str(path), self._engine.sample_rate) as file:
-            file.waits = self._others_turn
+        with SpeechFile(str(path), self._engine.sample_rate, waits=self._others_turn) as file:
             for audio in audios:
                 file.write(pcm16(audio.samples))
 

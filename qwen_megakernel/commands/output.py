@@ -2,6 +2,7 @@
 
 import argparse
 import errno
+import io
 import os
 import secrets
 import shutil
@@ -20,6 +21,7 @@ import soundfile
 
 from qwen_megakernel.commands import mpeg4
 from qwen_megakernel.errors import RequestError
+from qwen_megakernel.model.pcm import wav_header
 
 OUT = "out.wav"
 """The default output file."""
@@ -151,6 +153,27 @@ class _Target:
             return 0
 
 
+class _Wave:
+    """A WAV file. libsndfile would make the same bytes in 20 steps. Each step gives other threads a turn, of which a
+    batch has many (docs/log.md, 2026-11-24)."""
+
+    def __init__(self, target: _Target, rate: int):
+        self._target, self._rate, self._samples, self._closed = target, rate, 0, False
+        target.write(wav_header(rate))
+
+    def write(self, samples: np.ndarray) -> None:
+        """Append int16 [n], little-endian."""
+        self._samples += len(samples)
+        self._target.write(samples.tobytes())
+
+    def close(self) -> None:
+        """Complete the header. Another call does nothing."""
+        if not self._closed:
+            self._closed = True
+            self._target.seek(0)
+            self._target.write(wav_header(self._rate, self._samples))
+
+
 class SpeechFile:
     """A mono sound file that appears at its place only once it is whole.
 
@@ -161,12 +184,21 @@ class SpeechFile:
         RequestError: the file cannot be written; the message says why.
     """
 
-    def __init__(self, path: str, rate: int, *, keep_partial: bool = False):
+    def __init__(
+        self,
+        path: str,
+        rate: int,
+        *,
+        keep_partial: bool = False,
+        waits: Callable[[], AbstractContextManager] | None = None,
+    ):
         """
         Args:
             path: its ending names the format, one of `ENDINGS`.
             rate: sample rate in Hz.
             keep_partial: if the block fails, keep the sound so far as a complete file, unless writing failed.
+            waits: makes the context in which it waits for the disk. The sound is then encoded in memory, and the disk
+                gets it at the end.
         """
         self.path = Path(path).resolve()  # a link's target, so that the link stays
         self._rate, self._keep_partial = rate, keep_partial
@@ -176,15 +208,14 @@ class SpeechFile:
         if self.path.is_file() or not self.path.exists():
             self._part = self.path.with_name(f".speech-{secrets.token_hex(4)}.part")
         self._file: BinaryIO | None = None
-        self._sound: soundfile.SoundFile | mpeg4.Mpeg4Sound | None = None
+        self._sound: soundfile.SoundFile | mpeg4.Mpeg4Sound | _Wave | None = None
         self._samples = 0
         # libsndfile calls `_Target` back and would swallow a KeyboardInterrupt there. Only the main thread gets one, so
         # it leaves the calls to another thread.
         self._thread = ThreadPoolExecutor(1) if threading.current_thread() is threading.main_thread() else None
         self.kept = False
         """Did the block fail, and is the partial file kept?"""
-        self.waits: Callable[[], AbstractContextManager] = nullcontext
-        """Makes the context in which it waits for the disk."""
+        self._waits = waits if self._part else None
 
     def __enter__(self) -> "SpeechFile":
         try:
@@ -216,18 +247,25 @@ class SpeechFile:
 
     def _open(self) -> None:
         try:
-            self._file = open(self._part, "xb") if self._part else tempfile.TemporaryFile()
-            if self._part and self.path.exists():
-                shutil.copymode(self.path, self._part)
+            self._file = io.BytesIO() if self._waits else self._open_part() if self._part else tempfile.TemporaryFile()
         except OSError as error:
             raise _cannot_write(self.path, self._folder, error) from None
         self._target = _Target(self._file)
         if self._ending in mpeg4.ENDINGS:
             self._sound = self._call(mpeg4.Mpeg4Sound, self._target, self._rate, self._chapters)
             return
+        if self._ending == ".wav":
+            self._sound = self._call(_Wave, self._target, self._rate)
+            return
         kind, coding = FORMATS[self._ending]
         options = {"samplerate": self._rate, "channels": 1, "subtype": coding, "format": kind}
         self._sound = self._call(soundfile.SoundFile, self._target, "w", **options)
+
+    def _open_part(self) -> BinaryIO:
+        file = open(self._part, "xb")  # noqa: SIM115 - `_discard` closes it
+        if self.path.exists():
+            shutil.copymode(self.path, self._part)
+        return file
 
     @property
     def _folder(self) -> Path:
@@ -254,18 +292,26 @@ class SpeechFile:
         self._call(self._sound.close)
         folder = self._folder
         try:
-            self._file.flush()
             if self._part:
-                with self.waits():
-                    os.fsync(self._file.fileno())  # some file systems report only now that they are full
-                self._part.replace(self.path)
+                with self._waits() if self._waits else nullcontext():
+                    self._store()
             else:
+                self._file.flush()
                 folder = self.path
                 self._file.seek(0)
                 with open(self.path, "wb") as device:
                     shutil.copyfileobj(self._file, device)
         except OSError as error:
             raise _cannot_write(self.path, folder, error) from None
+
+    def _store(self) -> None:
+        """Put the encoded sound at its place."""
+        if self._waits:
+            encoded, self._file = self._file.getbuffer(), self._open_part()
+            self._file.write(encoded)
+        self._file.flush()
+        os.fsync(self._file.fileno())  # some file systems report only now that they are full
+        self._part.replace(self.path)
 
     def _discard(self) -> None:
         """Close what is open, and delete the part if it still exists."""

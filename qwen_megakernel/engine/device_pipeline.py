@@ -250,7 +250,7 @@ class DirectPipeline(DevicePipeline):
 
     def _push(self, push: Push) -> Callable[[], list[Tensor]]:
         (sequence,), (frames,) = push.sequences, push.frames
-        codes = torch.stack(sequence.codes[sequence.given : sequence.given + frames])
+        codes = torch.from_numpy(np.stack(sequence.codes[sequence.given : sequence.given + frames]))
         sound = self._vocoder.push([sequence.slot], codes[None])
         return lambda: list(sound.float().cpu())
 

@@ -17,7 +17,6 @@ import unicodedata
 from collections import deque
 
 import numpy as np
-from torch import Tensor
 
 from qwen_megakernel.engine.word_times import is_syllable
 
@@ -56,9 +55,9 @@ class RunawayGuard:
         """More of the text that is spoken. Called in callers' threads, before the text is complete."""
         self._should_take += LETTER_FRAMES * letters_of(text)
 
-    def see(self, codes: Tensor, text_used_up: bool) -> None:
-        """One more frame: codes int64 [groups] on the CPU."""
-        frame = codes.numpy().tobytes()  # every operation on tensors would give other threads a turn
+    def see(self, codes: np.ndarray, text_used_up: bool) -> None:
+        """One more frame: codes int64 [groups]."""
+        frame = codes.tobytes()  # comparing arrays four times a frame would take longer
         for period in _PERIODS:
             same = len(self._recent) >= period and frame == self._recent[-period]
             self._repeated[period] = self._repeated[period] + 1 if same else 0

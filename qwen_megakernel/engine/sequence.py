@@ -98,7 +98,7 @@ class Sequence:
         self.guard = RunawayGuard() if request.runaway_guard else None
         self.launched = 0  # frames
         self.given = 0  # frames that the vocoder was given; they may be computed later
-        self.codes: list[Tensor] = []  # int64 [groups] each, of the frames seen
+        self.codes: list[np.ndarray] = []  # int64 [groups] each, of the frames seen
         self.sound: list[np.ndarray] = []  # fp32 [1920] each, of the first of these frames
         trimmed = [] if request.trim == "none" else [Edges(request.trim, request.silence_s, sample_rate)]
         stretched = [] if request.speed == 1 else [TimeStretch(request.speed, sample_rate)]
@@ -106,7 +106,7 @@ class Sequence:
         padded = [Padding(request.before_s, request.after_s, sample_rate)] if silent else []
         self._effects: list[Edges | TimeStretch | Padding] = trimmed + stretched + padded
         self._changed: list[np.ndarray] = []  # fp32 [n] each, what was handed out if there are effects
-        self._to_come: list[Tensor] = []  # codes of frames whose sound an effect has cut, or holds
+        self._to_come: list[np.ndarray] = []  # codes of frames whose sound an effect has cut, or holds
         self.reason: str | None = None  # why it ends with the frames it has
         self.runaway: str | None = None  # the guard's kind, if that is the reason
         self._planned = self._chunks_planned = 0  # frames given that fill chunks; these chunks
@@ -252,9 +252,10 @@ class Sequence:
             return False
         if not self.codes:
             self.mark("first_frame")
-        self.codes.append(codes)
+        frame = codes.numpy()
+        self.codes.append(frame)
         if self.guard:
-            self.guard.see(codes, self.text_complete and len(self.codes) >= self.text_rows)
+            self.guard.see(frame, self.text_complete and len(self.codes) >= self.text_rows)
             self._heed(self.guard.verdict())
         if len(self.codes) == self.max_frames:
             self.end(self.reason or "length")
@@ -323,7 +324,7 @@ class Sequence:
         else:
             self._to_come += codes
 
-    def _hand_out(self, samples: np.ndarray, codes: list[Tensor]) -> None:
+    def _hand_out(self, samples: np.ndarray, codes: list[np.ndarray]) -> None:
         """Hand out the next chunk: fp32 [n], int64 [groups] each."""
         codes, self._to_come = [*self._to_come, *codes], []
         chunk = Chunk(samples, self._stack(codes), self._sample_rate)
@@ -344,9 +345,9 @@ class Sequence:
         if callbacks and self.on_chunk:
             callbacks.call(partial(self.on_chunk, chunk))
 
-    def _stack(self, codes: list[Tensor]) -> np.ndarray:
+    def _stack(self, codes: list[np.ndarray]) -> np.ndarray:
         """Codes, int64 [groups] each -> int64 [n, groups]."""
-        return np.stack([frame.numpy() for frame in codes]) if codes else np.zeros((0, self._groups), np.int64)
+        return np.stack(codes) if codes else np.zeros((0, self._groups), np.int64)
 
     def assemble(self, reason: str) -> Audio:
         now = self.clock()

@@ -8,7 +8,8 @@ BYTES = 2
 """Bytes of one sample."""
 
 UNKNOWN = 0xFFFFFFFF
-"""The length in the header of a WAV that is still being made. Players take it for "until the end"."""
+"""The length in the header of a WAV that is still being made, or that has 4 GiB or more. Players take it for "until the
+end"."""
 
 
 def pcm16(samples: np.ndarray) -> bytes:
@@ -16,8 +17,14 @@ def pcm16(samples: np.ndarray) -> bytes:
     return np.rint(np.clip(samples, -1.0, 1.0) * 32767.0).astype("<i2").tobytes()
 
 
-def wav_header(sample_rate: int) -> bytes:
-    """The 44 bytes in front of mono PCM16 whose length is not known yet (RIFF WAVE). `sample_rate` is in Hz."""
-    data = struct.pack("<4sI", b"data", UNKNOWN)
+def wav_header(sample_rate: int, samples: int | None = None) -> bytes:
+    """The 44 bytes in front of mono PCM16 (RIFF WAVE).
+
+    Args:
+        sample_rate: in Hz.
+        samples: how many follow; None: nobody knows yet.
+    """
+    size = UNKNOWN if samples is None else min(UNKNOWN, BYTES * samples)
+    data = struct.pack("<4sI", b"data", size)
     kind = struct.pack("<4sIHHIIHH", b"fmt ", 16, 1, 1, sample_rate, sample_rate * BYTES, BYTES, 8 * BYTES)
-    return struct.pack("<4sI4s", b"RIFF", UNKNOWN, b"WAVE") + kind + data
+    return struct.pack("<4sI4s", b"RIFF", min(UNKNOWN, size + 36), b"WAVE") + kind + data
