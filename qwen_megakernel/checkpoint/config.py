@@ -5,6 +5,7 @@ Everything comes from the checkpoint's own config.json, generation_config.json a
 So a missing dim or id is an error; nothing is filled in.
 """
 
+import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -309,10 +310,12 @@ class SamplingParams:
 
     def over(self, defaults: "SamplingParams", seed: int | None = None) -> "SamplingParams":
         """These settings, with every None taken from `defaults`, and a seed that is still missing from `seed`."""
-        values = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        missing = {name: getattr(defaults, name) for name, value in values.items() if value is None}
-        filled = values | missing
-        return SamplingParams(**filled | {"seed": seed if filled["seed"] is None else filled["seed"]})
+        filled = copy.copy(self)  # not `replace`, which would check every value again, for each request
+        values = vars(filled)
+        values.update({name: getattr(defaults, name) for name, value in values.items() if value is None})
+        if filled.seed is None:
+            values["seed"] = seed
+        return filled
 
 
 GREEDY = SamplingParams(do_sample=False, subtalker_dosample=False)

@@ -115,6 +115,11 @@ class _Batch:
     ):
         self._args, self._engine, self._manifest, self._voice, self._voices = args, engine, manifest, voice, voices
         self._lexicon = lexicon_of(args)
+        shared = [args.model, args.adapter, args.weights, args.speaker, args.language, args.instruct, args.temperature]
+        shared += [args.top_k, args.top_p, args.repetition_penalty, args.speed, args.layout, args.retries, args.seed]
+        shared += [args.format, args.normalize, args.trim]
+        shared += [args.lexicon and Path(args.lexicon).read_text(encoding="utf-8")]
+        self._shared = [*shared, voice and voice.digest.hex()]
         # Held by the one thread here that runs Python. If all do, the engine's thread waits for each of them in turn.
         # With a pretended GPU as fast as the demo voice's, a batch then made 42 % of what the engine makes alone. With
         # this lock it makes 96 % (docs/log.md, 2026-11-23).
@@ -139,21 +144,8 @@ class _Batch:
 
     def _digest(self, line: Line) -> str:
         """A hash that changes if the line, or how it is spoken, changes."""
-        args = self._args
-        shared = [
-            args.model,
-            args.adapter,
-            args.weights,
-            args.speaker,
-            args.language,
-            args.instruct,
-            args.temperature,
-            args.top_k,
-        ]
-        shared += [args.top_p, args.repetition_penalty, args.speed, args.layout, args.retries, args.seed, args.format]
-        shared += [args.normalize, args.trim, args.lexicon and Path(args.lexicon).read_text(encoding="utf-8")]
-        shared += [self._voice and self._voice.digest.hex(), line.text, line.options]
-        return hashlib.sha256(json.dumps(shared, sort_keys=True).encode()).hexdigest()[:16]
+        whole = [*self._shared, line.text, line.options]
+        return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:16]
 
     def work(self, line: Line, stopped: threading.Event) -> dict[str, Any]:
         """Speak a line into its file, and return its manifest entry."""

@@ -312,6 +312,8 @@ class SpeechFile:
         self._file.flush()
         os.fsync(self._file.fileno())  # some file systems report only now that they are full
         self._part.replace(self.path)
+        self._part = None
+        self._file.close()
 
     def _discard(self) -> None:
         """Close what is open, and delete the part if it still exists."""
