@@ -313,8 +313,7 @@ class SamplingParams:
         filled = copy.copy(self)  # not `replace`, which would check every value again, for each request
         values = vars(filled)
         values.update({name: getattr(defaults, name) for name, value in values.items() if value is None})
-        if filled.seed is None:
-            values["seed"] = seed
+        values["seed"] = seed if filled.seed is None else filled.seed
         return filled
 
 
