@@ -1,5 +1,6 @@
 """Where the command line's speech goes, and what becomes of it if that fails: files, players, interrupts."""
 
+import contextlib
 import errno
 import io
 import os
@@ -125,6 +126,30 @@ def test_a_full_disk_is_told_and_leaves_nothing(ending, here, full_disk):
         with SpeechFile(f"x{ending}", RATE, keep_partial=True) as file:
             file.write(pcm16(reference_audio(3.0)))
     assert not list(here.iterdir())
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_sound_encoded_in_memory_is_stored_while_others_have_their_turn(ending, here, full_disk):
+    turns = []
+
+    @contextlib.contextmanager
+    def waits():
+        turns.append(len(list(here.iterdir())))
+        yield
+
+    with pytest.raises(RequestError, match="no space left on"), SpeechFile(f"x{ending}", RATE, waits=waits) as file:
+        file.write(pcm16(reference_audio(3.0)))
+    assert turns == [0] and not list(here.iterdir())
+
+
+@pytest.mark.parametrize("waits", [None, contextlib.nullcontext], ids=["streamed", "in memory"])
+def test_a_wav_is_what_libsndfile_writes(waits, here):
+    samples = np.random.default_rng().integers(-(2**15), 2**15, 2 * RATE + 1, dtype=np.int16)
+    with SpeechFile("x.wav", RATE, waits=waits) as file:
+        file.write(samples[:1000].tobytes())
+        file.write(samples[1000:].tobytes())
+    soundfile.write("y.wav", samples, RATE, subtype="PCM_16")
+    assert Path("x.wav").read_bytes() == Path("y.wav").read_bytes()
 
 
 def test_a_disk_that_is_full_at_the_very_end_leaves_what_was_there(here, monkeypatch):
