@@ -175,7 +175,6 @@ class MegakernelFrameDecoder:
         stack, groups = talker.stack, talker.num_code_groups
         self._launcher = extension.Launcher(stack.hidden_size, slots, self.buffers, settings)
         self._fault = self._launcher.fault()
-        self._fault_word = self._fault.numpy()
         self._sequences: dict[int, SlotSequence] = {}
         self._launches: deque[list[SlotSequence]] = deque()  # uncollected
         self._prefixes: WeakKeyDictionary[Prefix, Tensor] = WeakKeyDictionary()
@@ -207,7 +206,7 @@ class MegakernelFrameDecoder:
             text_open=prompt.text_open,
             frames=self.max_positions - last,
         )
-        # Few calls, each of which lets other threads run Python, and the kernel's launch before all that can wait.
+        # Few calls, because each lets other threads run Python. What can wait comes after the kernel's launch.
         prefix = prompt.prefix
         kept = prefix and self._prefixes.get(prefix)
         done = prefix.rows if prefix else 0
@@ -270,7 +269,7 @@ class MegakernelFrameDecoder:
         sequences = self._launches.popleft()
         # By numpy, because every operation on tensors gives other threads a turn.
         results = self._launcher.collect().numpy()[: len(sequences)].astype(np.int64)
-        if self._fault_word[0]:
+        if self._fault.numpy()[0]:
             raise KernelFault("a wait inside the kernel took longer than its limit")
         collected = zip(sequences, map(torch.from_numpy, results[:, :-1]), results[:, -1].tolist(), strict=True)
         return [sequence.say(frame, self._eos_id, bool(bad)) for sequence, frame, bad in collected]

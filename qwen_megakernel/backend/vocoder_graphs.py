@@ -124,7 +124,6 @@ class GraphVocoder:
         rooms = graph_rooms(slots, -(-config.hidden_size // w.blocks))
         self.most_frames = rows = rooms[-1]
         self._weights, self._memory = w, VocoderMemory(config, w, slots, rows, device)
-        self._fault = self._memory.fault.numpy()
         self._queued = 0
         with torch.cuda.device(device):
             m, kernels = self._memory, PushKernels(extension, config, w, self._memory, exact)
@@ -259,7 +258,7 @@ class GraphVocoder:
 
         def collect() -> list[Tensor]:
             sounds = [sound for ticket, counts in runs for sound in self._pushes.collect(ticket, counts)]
-            if self._fault[0]:
+            if self._memory.fault.numpy()[0]:
                 raise KernelFault("a wait inside the vocoder's kernel took longer than its limit")
             return sounds
 

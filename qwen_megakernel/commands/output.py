@@ -247,7 +247,10 @@ class SpeechFile:
 
     def _open(self) -> None:
         try:
-            self._file = io.BytesIO() if self._waits else self._open_part() if self._part else tempfile.TemporaryFile()
+            if self._waits:
+                self._file = io.BytesIO()
+            else:
+                self._file = self._open_part() if self._part else tempfile.TemporaryFile()
         except OSError as error:
             raise _cannot_write(self.path, self._folder, error) from None
         self._target = _Target(self._file)
