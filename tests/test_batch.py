@@ -281,7 +281,7 @@ def test_a_full_disk_ends_it_at_once(monkeypatch, capsys):
     written = []
 
     class Full:
-        def __init__(self, path, _rate, waits):
+        def __init__(self, path, _rate, in_memory):
             written.append(path)
 
         def __enter__(self):

@@ -1,6 +1,5 @@
 """Where the command line's speech goes, and what becomes of it if that fails: files, players, interrupts."""
 
-import contextlib
 import errno
 import io
 import os
@@ -129,23 +128,17 @@ def test_a_full_disk_is_told_and_leaves_nothing(ending, here, full_disk):
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
-def test_sound_encoded_in_memory_is_stored_while_others_have_their_turn(ending, here, full_disk):
-    turns = []
-
-    @contextlib.contextmanager
-    def waits():
-        turns.append(len(list(here.iterdir())))
-        yield
-
-    with pytest.raises(RequestError, match="no space left on"), SpeechFile(f"x{ending}", RATE, waits=waits) as file:
+def test_sound_encoded_in_memory_touches_the_disk_once_it_is_whole(ending, here, full_disk):
+    with pytest.raises(RequestError, match="no space left on"), SpeechFile(f"x{ending}", RATE, in_memory=True) as file:
         file.write(pcm16(reference_audio(3.0)))
-    assert turns == [0] and not list(here.iterdir())
+        assert not list(here.iterdir())
+    assert not list(here.iterdir())
 
 
-@pytest.mark.parametrize("waits", [None, contextlib.nullcontext], ids=["streamed", "in memory"])
-def test_a_wav_is_what_libsndfile_writes(waits, here):
+@pytest.mark.parametrize("in_memory", [False, True])
+def test_a_wav_is_what_libsndfile_writes(in_memory, here):
     samples = np.random.default_rng().integers(-(2**15), 2**15, 2 * RATE + 1, dtype=np.int16)
-    with SpeechFile("x.wav", RATE, waits=waits) as file:
+    with SpeechFile("x.wav", RATE, in_memory=in_memory) as file:
         file.write(samples[:1000].tobytes())
         file.write(samples[1000:].tobytes())
     soundfile.write("y.wav", samples, RATE, subtype="PCM_16")
@@ -206,19 +199,25 @@ def test_a_pipe_gets_the_whole_file_and_stays_a_pipe(here):
     assert Path("pipe.wav").is_fifo() and len(soundfile.read(io.BytesIO(got[0]))[0]) == RATE
 
 
-def test_a_file_keeps_its_link_and_its_mode_and_a_new_one_obeys_the_umask(here):
+@pytest.mark.parametrize("in_memory", [False, True])
+def test_a_file_keeps_its_link_and_its_mode_and_a_new_one_obeys_the_umask(in_memory, here):
     Path("private.wav").write_bytes(b"before")
     Path("private.wav").chmod(0o600)
     Path("link.wav").symlink_to("private.wav")
+    Path("nowhere.wav").symlink_to("new.wav")
     before = os.umask(0o027)
     try:
-        for name in ("link.wav", "new.wav"):
-            with SpeechFile(name, RATE) as file:
+        for name in ("link.wav", "nowhere.wav"):
+            with SpeechFile(name, RATE, in_memory=in_memory) as file:
                 file.write(pcm16(reference_audio(1.0)))
                 assert not Path("new.wav").exists(), "it is not whole yet"
     finally:
         os.umask(before)
-    assert Path("link.wav").is_symlink() and soundfile.info("private.wav").frames == RATE
+    assert (
+        Path("link.wav").is_symlink()
+        and Path("nowhere.wav").is_symlink()
+        and soundfile.info("private.wav").frames == RATE
+    )
     assert [Path(name).stat().st_mode & 0o777 for name in ("private.wav", "new.wav")] == [0o600, 0o640]
 
 

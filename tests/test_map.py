@@ -1,6 +1,7 @@
 """Many texts at once: what `TTSEngine.map` yields, in which order, how far ahead it reads, and how it ends."""
 
 import itertools
+import random
 import threading
 
 import numpy as np
@@ -8,8 +9,8 @@ import pytest
 from callers import TEXTS
 from waiting import PATIENCE_S, until
 
-from qwen_megakernel import EngineClosed, RequestError, SamplingParams, SpeakerError, TextError
-from qwen_megakernel.engine.in_parallel import in_parallel
+from qwen_megakernel import EngineBusy, EngineClosed, RequestError, SamplingParams, SpeakerError, TextError
+from qwen_megakernel.engine.jobs import run_jobs
 
 OPTIONS = {"max_streams": 3, "max_queue": 0, "max_positions": 256}
 WRONG = [({"speaker": "ada"}, TextError), ({"text": 5}, TextError), ({"text": "Yes.", "spaker": "ada"}, RequestError)]
@@ -99,33 +100,151 @@ def test_a_closed_engine_ends_it(engine):
         list(mapped)
 
 
-# ---------------------------------------------------------------- in_parallel
+# ---------------------------------------------------------------- jobs
+
+
+class Waits:
+    """What a job waits for. `end` ends it, from any thread."""
+
+    def __init__(self, name: int):
+        self.name, self.ended, self.cancelled = name, threading.Event(), False
+
+    def begin(self, tell):
+        self._tell = tell
+        return self
+
+    def end(self):
+        self.ended.set()
+        self._tell()
+
+    def cancel(self):
+        self.cancelled = True
+        self.end()
+
+    def result(self):
+        assert self.ended.wait(PATIENCE_S)
+        return self.name
+
+
+def runs() -> list[threading.Thread]:
+    return [t for t in threading.enumerate() if t.name.startswith("qwen_megakernel map")]
 
 
 @pytest.mark.parametrize("ordered", [True, False])
-def test_what_work_or_items_raise_ends_it(ordered):
-    def items():
-        yield 1
+def test_what_jobs_or_their_source_raise_ends_them(ordered):
+    def job(number):
+        yield lambda tell: {}[number]
+
+    def source():
+        yield job(0)
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        list(in_parallel(lambda item, _stopped: item, items(), workers=2, ordered=ordered))
+        list(run_jobs(source(), at_once=2, ordered=ordered))
     with pytest.raises(KeyError):
-        list(in_parallel(lambda item, _stopped: {}[item], range(9), workers=2, ordered=ordered))
-    assert not [t for t in threading.enumerate() if t.name.startswith("qwen_megakernel map")]
+        list(run_jobs(map(job, range(9)), at_once=2, ordered=ordered))
+    assert not runs()
 
 
-def test_workers_work_at_once_and_end_when_nobody_wants_more():
-    meet, ended = threading.Barrier(3), []
+@pytest.mark.parametrize("ordered", [True, False])
+def test_no_more_jobs_are_open_than_wanted_and_results_keep_their_order(ordered, fresh_seed):
+    rng, open_, most = random.Random(fresh_seed), set(), []
+    lock, over = threading.Lock(), threading.Event()
 
-    def work(item, stopped):
-        meet.wait(PATIENCE_S)
-        if item > 2:
-            ended.append(stopped.wait(PATIENCE_S))
-        return item
+    def job(number):
+        said = []
+        for _ in range(rng.randrange(4)):
+            work = Waits(rng.random())
 
-    results = in_parallel(work, range(6), workers=3, ordered=True)
-    assert [next(results) for _ in range(3)] == [0, 1, 2]
-    until(lambda: meet.n_waiting == 0)
+            def begin(tell, work=work):
+                with lock:
+                    open_.add(work.begin(tell))
+                    most.append(len(open_))
+                return work
+
+            said.append((yield begin) == work.name)
+        return number, all(said)
+
+    def end_some():
+        while not over.is_set():
+            with lock:
+                work = open_.pop() if open_ else None
+            if work:
+                work.end()
+
+    thread = threading.Thread(target=end_some)
+    thread.start()
+    try:
+        results = list(run_jobs(map(job, range(40)), at_once=3, ordered=ordered))
+    finally:
+        over.set()
+        thread.join(PATIENCE_S)
+    assert all(right for _, right in results) and max(most) <= 3
+    numbers = [number for number, _ in results]
+    assert (numbers if ordered else sorted(numbers)) == list(range(40))
+
+
+def test_an_error_reaches_the_job_which_may_go_on():
+    class Fails(Waits):
+        def result(self):
+            raise TextError("no")
+
+    def fails_later(tell):
+        work = Fails(0).begin(tell)
+        work.end()
+        return work
+
+    def fails_at_once(tell):
+        tell()  # as an utterance of an engine that is closed meanwhile
+        raise TextError("no")
+
+    def job(number, begin):
+        with pytest.raises(TextError):
+            yield begin
+        work = Waits(number)
+
+        def ends_later(tell):
+            threading.Timer(0.01, work.begin(tell).end).start()
+            return work
+
+        return (yield ends_later)
+
+    jobs = [job(1, fails_later), job(2, fails_at_once)]
+    assert list(run_jobs(jobs, at_once=1, ordered=True)) == [1, 2]
+
+
+def test_who_is_refused_for_want_of_room_begins_later():
+    refusals = iter([EngineBusy("full"), EngineBusy("full")])
+
+    def begin(tell):
+        if refusal := next(refusals, None):
+            raise refusal
+        work = Waits(7).begin(tell)
+        work.end()
+        return work
+
+    def job():
+        return (yield begin)
+
+    assert list(run_jobs([job()], at_once=1, ordered=True)) == [7]
+
+
+def test_closing_it_cancels_what_jobs_wait_for():
+    works = [Waits(number) for number in range(9)]
+
+    def job(work):
+        return (yield work.begin)
+
+    results = run_jobs(map(job, works), at_once=3, ordered=True)
+
+    def end_the_first():
+        until(lambda: hasattr(works[0], "_tell"))
+        works[0].end()
+
+    thread = threading.Thread(target=end_the_first)
+    thread.start()
+    assert next(results) == 0
+    thread.join(PATIENCE_S)
+    until(lambda: hasattr(works[3], "_tell"))
     results.close()
-    assert all(ended)
+    assert [work.cancelled for work in works] == [False, True, True, True, *[False] * 5] and not runs()

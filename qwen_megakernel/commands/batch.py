@@ -3,11 +3,12 @@
 import argparse
 import hashlib
 import json
+import os
 import sys
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,10 +23,9 @@ from qwen_megakernel.commands.options import LAYOUTS, add_voice_options, check_v
 from qwen_megakernel.commands.output import FORMATS, SpeechFile, check_format
 from qwen_megakernel.commands.speak import ended_like_ctrl_c, pieces_of
 from qwen_megakernel.engine.audio import Audio
-from qwen_megakernel.engine.in_parallel import in_parallel
+from qwen_megakernel.engine.jobs import Job, run_jobs
 from qwen_megakernel.engine.mapping import say
 from qwen_megakernel.engine.retries import check_retries, ended_badly
-from qwen_megakernel.engine.utterance import Utterance
 from qwen_megakernel.errors import EngineClosed, RequestError, TTSError, VoiceError
 from qwen_megakernel.model.pcm import pcm16
 from qwen_megakernel.model.voice import Voice
@@ -34,6 +34,7 @@ from qwen_megakernel.server.saved_voices import SavedVoices
 
 _SHOWN = 20  # failed lines to print at the end; the manifest has them all
 _WAIT_S = 3600.0  # for a slot; nobody listens, so waiting is fine
+_WRITERS = 8  # threads that encode and write files; a disk may take milliseconds for each
 
 
 def add_batch(commands: argparse._SubParsersAction) -> None:
@@ -69,10 +70,10 @@ def _batch(args: argparse.Namespace) -> int:
                 voice = engine.create_voice(args.ref_audio, args.ref_text)
             batch = _Batch(args, engine, manifest, voice, voices)
             progress = _Progress(total, batch)
-            work = in_parallel(batch.work, batch.lines_to_do(kind), workers=2 * engine.slots, ordered=False)
+            jobs = map(batch.job, batch.lines_to_do(kind))
             try:
-                with progress, closing(work):
-                    for entry in work:
+                with progress, batch, closing(run_jobs(jobs, at_once=2 * engine.slots, ordered=False)) as entries:
+                    for entry in entries:
                         batch.add(entry)
                         progress.show()
             except BaseException:
@@ -120,13 +121,18 @@ class _Batch:
         shared += [args.format, args.normalize, args.trim]
         shared += [args.lexicon and Path(args.lexicon).read_text(encoding="utf-8")]
         self._shared = [*shared, voice and voice.digest.hex()]
-        # Held by the one thread here that runs Python. If all do, the engine's thread waits for each of them in turn.
-        # With a pretended GPU as fast as the demo voice's, a batch then made 42 % of what the engine makes alone. With
-        # this lock it makes 96 % (docs/log.md, 2026-11-23).
-        self._turn = threading.Lock()
+        self._writers = ThreadPoolExecutor(
+            min(_WRITERS, os.cpu_count() or 1), thread_name_prefix="qwen_megakernel write"
+        )
         self.done = self.kept = self.failures = 0
         self.seconds = 0.0
         self.failed: list[dict[str, Any]] = []
+
+    def __enter__(self) -> "_Batch":
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._writers.shutdown(cancel_futures=True)
 
     def lines_to_do(self, kind: str) -> Iterator[Line]:
         """The input's lines, except unchanged lines that were spoken before."""
@@ -147,44 +153,40 @@ class _Batch:
         whole = [*self._shared, line.text, line.options]
         return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:16]
 
-    def work(self, line: Line, stopped: threading.Event) -> dict[str, Any]:
-        """Speak a line into its file, and return its manifest entry."""
+    def job(self, line: Line) -> Job[dict[str, Any]]:
+        """Speak a line into its file, and return its manifest entry.
+
+        Raises:
+            RequestError: nothing can be written. Other lines could not be written either.
+        """
         entry = {"id": line.id, "line": line.number, "file": None, "seconds": None, "seed": None}
         entry |= {"finish_reason": None, "attempts": None, "error": line.error}
+        entry |= {"request": self._digest(line), "threads": self._engine.threads}
+        if line.error:
+            return entry
+        audios: list[Audio] = []
         try:
-            with self._turn:
-                entry |= {"request": self._digest(line), "threads": self._engine.threads}
-                if line.error:
-                    return entry
-                request, seed = self._request(line)
-                retries, count = request.pop("retries"), self._engine.count_retry
-                pieces = pieces_of(self._engine, line.text, request)
-            audios = [say(self._submit, piece, request, stopped, retries, count) for piece in pieces]
+            request, seed = self._request(line)
+            retries, engine = request.pop("retries"), self._engine
+            for piece in pieces_of(engine, line.text, request):
+                audios.append((yield from say(engine.submit, piece, request, retries, engine.count_retry)))
         except EngineClosed:
             raise
         except TTSError as error:
             return entry | {"error": str(error)}
-        with self._turn:
-            self._write(self._file(line), audios)
+        path = self._file(line)
+        yield lambda ended: self._begin_to_write(path, audios, ended)
         worst = next((audio for audio in audios if ended_badly(audio)), audios[-1])
-        entry |= {"file": self._file(line).name, "seconds": round(sum(a.duration_s for a in audios), 3), "seed": seed}
+        entry |= {"file": path.name, "seconds": round(sum(a.duration_s for a in audios), 3), "seed": seed}
         return entry | {"finish_reason": worst.finish_reason, "attempts": max(audio.attempts for audio in audios)}
 
-    @contextmanager
-    def _others_turn(self) -> Iterator[None]:
-        self._turn.release()
-        try:
-            yield
-        finally:
-            self._turn.acquire()
-
-    def _submit(self, *args: Any, **request: Any) -> Utterance:
-        with self._turn:
-            return self._engine.submit(*args, **request)
+    def _begin_to_write(self, path: Path, audios: list[Audio], ended: Callable[[], None]) -> "Future[None]":
+        future = self._writers.submit(self._write, path, audios)
+        future.add_done_callback(lambda _future: ended())
+        return future
 
     def _write(self, path: Path, audios: list[Audio]) -> None:
-        """Raises RequestError if nothing can be written. Other lines could not be written either."""
-        with SpeechFile(str(path), self._engine.sample_rate, waits=self._others_turn) as file:
+        with SpeechFile(str(path), self._engine.sample_rate, in_memory=True) as file:
             for audio in audios:
                 file.write(pcm16(audio.samples))
 
@@ -209,8 +211,7 @@ class _Batch:
 
     def add(self, entry: dict[str, Any]) -> None:
         """Count a line that is done or has failed."""
-        with self._turn:
-            self._manifest.add(entry)
+        self._manifest.add(entry)
         if entry["error"] is None:
             self.done, self.seconds = self.done + 1, self.seconds + entry["seconds"]
             return

@@ -6,13 +6,14 @@ import io
 import os
 import secrets
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -129,6 +130,13 @@ def _cannot_write(path: Path, folder: Path, error: OSError) -> RequestError:
 # ---------------------------------------------------------------- a sound file
 
 
+def _status(path: Path) -> os.stat_result | None:
+    """A file's own, also of a link; None if there is none."""
+    with suppress(FileNotFoundError, NotADirectoryError):
+        return path.lstat()
+    return None
+
+
 class _Target:
     """The file that libsndfile writes to. It keeps the first error, because libsndfile gives no reason for failures."""
 
@@ -184,28 +192,25 @@ class SpeechFile:
         RequestError: the file cannot be written; the message says why.
     """
 
-    def __init__(
-        self,
-        path: str,
-        rate: int,
-        *,
-        keep_partial: bool = False,
-        waits: Callable[[], AbstractContextManager] | None = None,
-    ):
+    def __init__(self, path: str, rate: int, *, keep_partial: bool = False, in_memory: bool = False):
         """
         Args:
             path: its ending names the format, one of `ENDINGS`.
             rate: sample rate in Hz.
             keep_partial: if the block fails, keep the sound so far as a complete file, unless writing failed.
-            waits: makes the context in which it waits for the disk. The sound is then encoded in memory, and the disk
-                gets it at the end.
+            in_memory: encode in memory, and give the disk the whole file at the end, in few calls. After each call the
+                thread waits for the interpreter, which keeps the engine's thread waiting too.
         """
-        self.path = Path(path).resolve()  # a link's target, so that the link stays
+        self.path = Path(path).absolute()
+        self._before = _status(self.path)
+        if self._before and stat.S_ISLNK(self._before.st_mode):
+            self.path = self.path.resolve()  # the target, so that the link stays
+            self._before = _status(self.path)
         self._rate, self._keep_partial = rate, keep_partial
         self._ending = _ending(path)
         self._chapters: list[tuple[int, str]] = []
         self._part: Path | None = None
-        if self.path.is_file() or not self.path.exists():
+        if self._before is None or stat.S_ISREG(self._before.st_mode):
             self._part = self.path.with_name(f".speech-{secrets.token_hex(4)}.part")
         self._file: BinaryIO | None = None
         self._sound: soundfile.SoundFile | mpeg4.Mpeg4Sound | _Wave | None = None
@@ -215,7 +220,7 @@ class SpeechFile:
         self._thread = ThreadPoolExecutor(1) if threading.current_thread() is threading.main_thread() else None
         self.kept = False
         """Did the block fail, and is the partial file kept?"""
-        self._waits = waits if self._part else None
+        self._in_memory = in_memory and self._part is not None
 
     def __enter__(self) -> "SpeechFile":
         try:
@@ -247,7 +252,7 @@ class SpeechFile:
 
     def _open(self) -> None:
         try:
-            if self._waits:
+            if self._in_memory:
                 self._file = io.BytesIO()
             else:
                 self._file = self._open_part() if self._part else tempfile.TemporaryFile()
@@ -266,8 +271,8 @@ class SpeechFile:
 
     def _open_part(self) -> BinaryIO:
         file = open(self._part, "xb")  # noqa: SIM115 - `_discard` closes it
-        if self.path.exists():
-            shutil.copymode(self.path, self._part)
+        if self._before:
+            os.fchmod(file.fileno(), stat.S_IMODE(self._before.st_mode))
         return file
 
     @property
@@ -296,8 +301,7 @@ class SpeechFile:
         folder = self._folder
         try:
             if self._part:
-                with self._waits() if self._waits else nullcontext():
-                    self._store()
+                self._store()
             else:
                 self._file.flush()
                 folder = self.path
@@ -309,7 +313,7 @@ class SpeechFile:
 
     def _store(self) -> None:
         """Put the encoded sound at its place."""
-        if self._waits:
+        if self._in_memory:
             encoded, self._file = self._file.getbuffer(), self._open_part()
             self._file.write(encoded)
         self._file.flush()

@@ -125,12 +125,12 @@ class EngineCore:
     def new_sequence(
         self, request: Request, on_chunk: Callable[[Chunk], None] | None, on_end: Callable[[], None] | None
     ) -> Sequence:
-        """A sequence without a place. The thread of its callbacks is not started yet. If `on_chunk` returns at once,
-        `on_end` must do so too."""
+        """A sequence without a place. The thread of its callbacks is not started yet. If `on_chunk` is marked with
+        `returns_at_once`, `on_end` must return at once too."""
         sequence = Sequence(
             request, on_chunk, on_end, sample_rate=self._sample_rate, groups=self._groups, clock=self._clock
         )
-        if getattr(on_chunk, "returns_at_once", None) is True:
+        if getattr(on_chunk or on_end, "returns_at_once", None) is True:
             sequence.callbacks = DirectCalls()
         elif on_chunk or on_end:
             sequence.callbacks = self.admission.make_callbacks(sequence)

@@ -1,20 +1,17 @@
 """Many requests, one engine: what `TTSEngine.map` does."""
 
-import contextlib
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from qwen_megakernel.engine.audio import Audio
-from qwen_megakernel.engine.in_parallel import Stopped, in_parallel
+from qwen_megakernel.engine.jobs import Job, run_jobs
 from qwen_megakernel.engine.request import RequestOptions
-from qwen_megakernel.engine.retries import say_well
+from qwen_megakernel.engine.retries import attempts
 from qwen_megakernel.engine.utterance import Utterance
-from qwen_megakernel.errors import EngineBusy, EngineClosed, RequestError, TextError, TTSError
+from qwen_megakernel.errors import EngineClosed, RequestError, TextError, TTSError
 
-_LOOK_S = 0.25  # how soon a worker sees that nobody wants its result
-_BUSY_S = 0.05  # between two attempts while others have the slots
 _CHUNK = 8  # frames of a chunk; nobody listens before the end
 
 
@@ -60,18 +57,17 @@ def map_requests(
         retries: for requests that have none of their own.
     """
 
-    def work(item: tuple[int, Any], stopped: threading.Event) -> Mapped:
-        index, request = item
+    def job(index: int, request: Any) -> Job[Mapped]:
         try:
             text, own = _parts(request)
             often = own.pop("retries", retries)
-            return Mapped(index, _audio=say(submit, text, options | own, stopped, often, count_retry))
+            return Mapped(index, _audio=(yield from say(submit, text, options | own, often, count_retry)))
         except EngineClosed:
             raise
         except TTSError as error:
             return Mapped(index, error)
 
-    return in_parallel(work, enumerate(requests), workers=slots, ordered=ordered)
+    return run_jobs((job(*item) for item in enumerate(requests)), at_once=slots, ordered=ordered)
 
 
 def _parts(request: Any) -> tuple[str, dict[str, Any]]:
@@ -93,38 +89,30 @@ def say(
     submit: Callable[..., Utterance],
     text: str,
     request: RequestOptions,
-    stopped: threading.Event,
     retries: int,
     count_retry: Callable[[], None],
-) -> Audio:
-    """Speak a whole utterance that nobody listens to meanwhile. If others have the engine's slots, wait for one.
+) -> Job[Audio]:
+    """Speak a whole utterance that nobody listens to meanwhile.
 
     Args:
         submit, count_retry: the engine's.
         retries: as `TTSEngine.generate` takes it.
-        stopped: another thread sets it to cancel the utterance.
 
     Raises:
         TTSError: as `submit` and `Utterance.result`, but for EngineBusy.
-        Stopped: it was cancelled.
     """
     defaults: RequestOptions = {"reproducible": True, "chunk_frames": _CHUNK}
-
-    def attempt(request: RequestOptions) -> Audio:
-        while not stopped.is_set():
-            try:
-                return _result(submit(text, **request), stopped)
-            except EngineBusy:
-                stopped.wait(_BUSY_S)
-        raise Stopped
-
-    return say_well(attempt, defaults | request, retries, count_retry)
+    asked = attempts(defaults | request, retries, count_retry)
+    request = next(asked)
+    while True:
+        audio = yield partial(_begin, submit, text, request)
+        try:
+            request = asked.send(audio)
+        except StopIteration as end:
+            return end.value
 
 
-def _result(utterance: Utterance, stopped: threading.Event) -> Audio:
-    while not stopped.is_set():
-        with contextlib.suppress(TimeoutError):
-            return utterance.result(timeout=_LOOK_S)
-    utterance.cancel()
-    utterance.result()
-    raise Stopped
+def _begin(
+    submit: Callable[..., Utterance], text: str, request: RequestOptions, ended: Callable[[], None]
+) -> Utterance:
+    return submit(text, on_end=ended, **request)

@@ -2,7 +2,7 @@
 heard cannot be said again."""
 
 import numbers
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import replace
 
 from qwen_megakernel.checkpoint.config import SamplingParams
@@ -33,27 +33,41 @@ def check_retries(retries: int) -> int:
     return int(retries)
 
 
-def say_well(
-    say: Callable[[RequestOptions], Audio], request: RequestOptions, retries: int, count: Callable[[], None]
-) -> Audio:
-    """Say it until it ends well.
+def attempts(
+    request: RequestOptions, retries: int, count: Callable[[], None]
+) -> Generator[RequestOptions, Audio, Audio]:
+    """Yield the request of each attempt, and be sent its audio, until one ends well. Return the last attempt.
 
     Args:
-        say: speaks a request.
         retries: how many more attempts at most, each with the next seed.
         count: called before each of these.
-
-    Returns:
-        The last attempt, however it ended.
 
     Raises:
         RequestError: `retries` is no integer, or out of range.
     """
-    retries, audio = check_retries(retries), say(request)
+    retries = check_retries(retries)
+    audio = yield request
     for attempt in range(2, retries + 2):
         if not ended_badly(audio):
             break
         count()
         sampling = replace(request.get("sampling", SamplingParams()), seed=next_seed(audio.seed))
-        audio = replace(say(request | {"sampling": sampling}), attempts=attempt)
+        audio = replace((yield request | {"sampling": sampling}), attempts=attempt)
     return audio
+
+
+def say_well(
+    say: Callable[[RequestOptions], Audio], request: RequestOptions, retries: int, count: Callable[[], None]
+) -> Audio:
+    """Say it until it ends well: see `attempts`.
+
+    Args:
+        say: speaks a request.
+    """
+    asked = attempts(request, retries, count)
+    request = next(asked)
+    while True:
+        try:
+            request = asked.send(say(request))
+        except StopIteration as end:
+            return end.value

@@ -1,0 +1,170 @@
+"""Jobs: generators that wait for utterances and the like. One thread runs them all.
+
+A thread for each would compete with the engine's thread for the interpreter. On an H200, `batch` then made 78 to 82 %
+of what the engine makes alone (docs/log.md, 2026-11-24).
+"""
+
+import contextlib
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import Future
+from functools import partial
+from typing import Any, Protocol, TypeVar
+
+from qwen_megakernel.engine.callbacks import returns_at_once
+from qwen_megakernel.errors import EngineBusy
+
+_BUSY_S = 0.05  # between two attempts while others have the engine's slots
+
+
+class Work(Protocol):
+    """What a job waits for: an `Utterance`, or a `Future`."""
+
+    def result(self) -> Any: ...
+
+    def cancel(self) -> object: ...
+
+
+Begin = Callable[[Callable[[], None]], Work]
+"""Begins some work. It is given what to call once the work has ended, from any thread."""
+
+Result = TypeVar("Result")
+Job = Generator[Begin, Any, Result]
+"""It yields a `Begin` and is sent the work's result, or is thrown its error; then again. It returns its own result."""
+
+
+class _Open:
+    """A job that has not ended."""
+
+    def __init__(self, job: Job[Result]):
+        self.job, self.future = job, Future[Result]()
+        self.begin: Begin | None = None  # of what it waits for
+        self.work: Work | None = None
+
+
+class JobRunner:
+    """Runs jobs in a thread of its own."""
+
+    def __init__(self, at_once: int):
+        """
+        Args:
+            at_once: the most jobs that are open; others wait.
+        """
+        self._at_once = at_once
+        self._news: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        # The thread's own:
+        self._waiting: deque[_Open] = deque()
+        self._open: set[_Open] = set()
+        self._refused: list[_Open] = []  # the engine had no place for what they began
+        self._thread = threading.Thread(target=self._run, name="qwen_megakernel map", daemon=True)
+        self._thread.start()
+
+    def add(self, job: Job[Result]) -> "Future[Result]":
+        """Run a job. From any thread."""
+        one = _Open(job)
+        self._news.put(partial(self._waiting.append, one))
+        return one.future
+
+    def close(self) -> None:
+        """Cancel what jobs wait for, and wait until that has ended. Their futures are never done."""
+        self._news.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (news := self._next()) is not None:
+            news()
+            while self._waiting and len(self._open) < self._at_once:
+                one = self._waiting.popleft()
+                self._open.add(one)
+                self._go_on(one, partial(one.job.send, None))
+        works = [one.work for one in self._open if one.work]
+        for work in works:
+            work.cancel()
+        for work in works:
+            with contextlib.suppress(Exception):  # nobody wants to know
+                work.result()
+
+    def _next(self) -> Callable[[], None] | None:
+        try:
+            return self._news.get(timeout=_BUSY_S if self._refused else None)
+        except queue.Empty:
+            return self._begin_refused
+
+    def _begin_refused(self) -> None:
+        refused, self._refused = self._refused, []
+        for one in refused:
+            self._begin(one)
+
+    def _go_on(self, one: _Open, step: Callable[[], Begin]) -> None:
+        one.begin = one.work = None
+        try:
+            one.begin = step()
+        except StopIteration as end:
+            self._open.remove(one)
+            one.future.set_result(end.value)
+        except BaseException as error:
+            self._open.remove(one)
+            one.future.set_exception(error)
+        else:
+            self._begin(one)
+
+    def _begin(self, one: _Open) -> None:
+        ended = returns_at_once(partial(self._news.put, partial(self._ended, one, one.begin)))
+        try:
+            one.work = one.begin(ended)
+        except EngineBusy:
+            self._refused.append(one)
+        except BaseException as error:
+            self._go_on(one, partial(one.job.throw, error))
+
+    def _ended(self, one: _Open, begin: Begin) -> None:
+        """What a job waits for has ended."""
+        if one.begin is not begin:  # it could not begin, so the job went on already
+            return
+        try:
+            result = one.work.result()
+        except BaseException as error:
+            self._go_on(one, partial(one.job.throw, error))
+        else:
+            self._go_on(one, partial(one.job.send, result))
+
+
+def run_jobs(jobs: Iterable[Job[Result]], *, at_once: int, ordered: bool) -> Iterator[Result]:
+    """The results of jobs. Closing the iterator ends it.
+
+    The iterating thread takes the jobs, at most `2 * at_once` ahead of the results. So memory is bounded, and the next
+    job is there when one has ended.
+
+    Args:
+        at_once: the most jobs that are open.
+        ordered: results come in the jobs' order; otherwise as they are made.
+
+    Raises:
+        Exception: what a job or `jobs` raised; no further jobs are then begun.
+    """
+    left, runner = iter(jobs), JobRunner(at_once)
+    done: queue.SimpleQueue[Future[Result]] = queue.SimpleQueue()
+    taken: list[Future[Result]] = []  # whose results were not, in the jobs' order
+    more = True
+    try:
+        while True:
+            while more and len(taken) < 2 * at_once:
+                try:
+                    job = next(left)
+                except StopIteration:
+                    more = False
+                    break
+                future = runner.add(job)
+                taken.append(future)
+                if not ordered:
+                    future.add_done_callback(done.put)
+            if not taken:
+                return
+            future = taken[0] if ordered else done.get()
+            result = future.result()
+            taken.remove(future)
+            yield result
+    finally:
+        runner.close()
