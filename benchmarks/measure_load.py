@@ -36,7 +36,8 @@ FRAMES, FRAME_S = 63, 0.08
 
 
 class Client:
-    """One request and what its listener gets."""
+    """One request and what its listener gets. It does not keep the utterance: with thousands kept, the garbage
+    collector stops all threads for 0.1 s, and listeners hear gaps (docs/log.md, 2026-11-24)."""
 
     def __init__(self, engine: TTSEngine, due: float):
         self.due, self.first, self.runs_out, self.gaps = due, None, 0.0, []
@@ -45,7 +46,7 @@ class Client:
         try:
             speaker = random.choice(engine.speakers)
             request = {"speaker": speaker, "max_frames": FRAMES, "runaway_guard": False}
-            self.utterance = engine.submit(sentence(), self.hear, on_end=self.done.set, **request)
+            engine.submit(sentence(), self.hear, on_end=self.done.set, **request)
         except EngineBusy:
             self.refused = True
             self.done.set()
