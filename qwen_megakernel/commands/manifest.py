@@ -70,13 +70,16 @@ class Manifest:
                 ) from None
             whole += len(raw)
         self._file.truncate(whole)
+        self._goes_on = whole > 0
 
     def _keep(self, entry: dict[str, Any], key: str) -> None:
         row = (key, json.dumps(entry, ensure_ascii=False))
         self._known.execute("INSERT OR REPLACE INTO entries VALUES (?, ?)", row)
 
     def entry(self, name: str) -> dict[str, Any] | None:
-        """The entry for an id."""
+        """The entry for an id, from an earlier run."""
+        if not self._goes_on:
+            return None
         row = self._known.execute("SELECT entry FROM entries WHERE key = ?", (_folded(name),)).fetchone()
         return json.loads(row[0]) if row else None
 
@@ -87,10 +90,10 @@ class Manifest:
 
     def claim(self, name: str, line: int) -> int | None:
         """Take an id for a line of this run. Returns the line that already has it, or None."""
-        row = self._known.execute("SELECT line FROM lines WHERE key = ?", (_folded(name),)).fetchone()
-        if row is None:
-            self._known.execute("INSERT INTO lines VALUES (?, ?)", (_folded(name), line))
-        return row and row[0]
+        key = _folded(name)
+        if self._known.execute("INSERT OR IGNORE INTO lines VALUES (?, ?)", (key, line)).rowcount:
+            return None
+        return self._known.execute("SELECT line FROM lines WHERE key = ?", (key,)).fetchone()[0]
 
     def add(self, entry: dict[str, Any]) -> None:
         """Append an entry. If the process is killed afterwards, the entry is not lost.
