@@ -113,7 +113,8 @@ class AudioContext(ABC):
         """The result of `get()`. Keep the context open meanwhile, however long it takes."""
         while True:
             try:
-                return await asyncio.wait_for(get(), self._keepalive)
+                async with asyncio.timeout(self._keepalive):  # `wait_for` starts a task for each chunk in Python 3.11
+                    return await get()
             except TimeoutError:
                 self._service._refresh_audio_context(self._context_id)
 
