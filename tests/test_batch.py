@@ -7,6 +7,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -295,6 +296,22 @@ def test_a_full_disk_ends_it_at_once(monkeypatch, capsys):
     told = capsys.readouterr().err
     assert "no space left" in told and "run the same command again" in told and len(written) < 9
     monkeypatch.undo()
+
+
+def test_behind_a_slow_disk_files_are_written_side_by_side(monkeypatch):
+    fsync, writing, several = os.fsync, set(), threading.Event()
+
+    def slow(descriptor):
+        if threading.current_thread().name.startswith("qwen_megakernel write"):
+            writing.add(threading.get_ident())
+            if len(writing) > 1:
+                several.set()
+            assert several.wait(PATIENCE_S)
+        fsync(descriptor)
+
+    monkeypatch.setattr(command, "_BACKLOG", 1)
+    monkeypatch.setattr(os, "fsync", slow)
+    assert batch(write("in.txt", "\n".join(LINES)), "-o", "out") == 0 and wavs() == len(LINES)
 
 
 def test_an_entry_that_was_being_written_is_written_again():

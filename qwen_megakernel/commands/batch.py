@@ -34,8 +34,8 @@ from qwen_megakernel.server.saved_voices import SavedVoices
 _SHOWN = 20  # failed lines to print at the end; the manifest has them all
 _WAIT_S = 3600.0  # for a slot; nobody listens, so waiting is fine
 _WRITERS, _BACKLOG = 8, 16
-"""Threads that encode and write files. Another one begins once so many files wait for each of those before it: with a
-slow disk, or a format that takes long. Two compete with the engine's thread more than one. On 2 cores with a simulated
+"""Threads that encode and write files. The next one gets files only while those before it have so many each: with a
+slow disk, or a format that takes long. Two compete with the engine's thread more than one: on 2 cores with a simulated
 GPU as fast as the demo voice's, a batch made 760 and 731 seconds of audio a second with one writer, 704 and 591 with
 two (docs/log.md, 2026-11-24)."""
 
@@ -125,7 +125,7 @@ class _Batch:
         shared += [args.lexicon and Path(args.lexicon).read_text(encoding="utf-8")]
         self._shared = [*shared, voice and voice.digest.hex()]
         self._writers = [ThreadPoolExecutor(1, thread_name_prefix="qwen_megakernel write") for _ in range(_WRITERS)]
-        self._unwritten = 0  # files that writers have; the jobs' thread counts them
+        self._unwritten = [0] * _WRITERS  # files that each has; the jobs' thread counts them
         self.done = self.kept = self.failures = 0
         self.seconds = 0.0
         self.failed: list[dict[str, Any]] = []
@@ -178,16 +178,18 @@ class _Batch:
         except TTSError as error:
             return entry | {"error": str(error)}
         path = self._file(line)
-        self._unwritten += 1
-        yield lambda ended: self._begin_to_write(path, audios, ended)
-        self._unwritten -= 1
+        writer = next((n for n, files in enumerate(self._unwritten) if files < _BACKLOG), -1)
+        self._unwritten[writer] += 1
+        yield lambda ended: self._begin_to_write(writer, path, audios, ended)
+        self._unwritten[writer] -= 1
         worst = next((audio for audio in audios if ended_badly(audio)), audios[-1])
         entry |= {"file": path.name, "seconds": round(sum(a.duration_s for a in audios), 3), "seed": seed}
         return entry | {"finish_reason": worst.finish_reason, "attempts": max(audio.attempts for audio in audios)}
 
-    def _begin_to_write(self, path: Path, audios: list[Audio], ended: Callable[[], None]) -> "Future[None]":
-        writer = self._writers[min((self._unwritten - 1) // _BACKLOG, _WRITERS - 1)]
-        future = writer.submit(self._write, path, audios)
+    def _begin_to_write(
+        self, writer: int, path: Path, audios: list[Audio], ended: Callable[[], None]
+    ) -> "Future[None]":
+        future = self._writers[writer].submit(self._write, path, audios)
         future.add_done_callback(lambda _future: ended())
         return future
 
