@@ -32,11 +32,6 @@ from qwen_megakernel.text.spoken_text import SpokenText
 _CUT = ("length", "cancelled")
 """Finish reasons after which no further part is said: it would not join what was heard."""
 
-_PATIENCE_S = 0.0015
-"""How long the event loop itself waits for a call before it turns to other tasks. A call takes 0.1 to 1 ms. If other
-tasks run meanwhile, they and the call take turns in the interpreter, and the call lasts twice as long. First audio
-behind a Pipecat transport came 0.1 to 0.5 ms sooner with this wait (docs/log.md, 2026-11-24)."""
-
 
 @dataclass
 class _Part:
@@ -222,15 +217,7 @@ class AsyncUtterance:
             self._utterance.end_text()
 
     async def _run(self, call: Callable[[], Any]) -> None:
-        """Run a call in the executor, and wait for it: see `_PATIENCE_S`."""
-        future = self._executor.submit(call)
-        with suppress(TimeoutError):
-            future.exception(timeout=_PATIENCE_S)
-        if future.done():
-            await asyncio.sleep(0)  # other tasks have their turn between two calls
-        else:
-            await asyncio.wrap_future(future)
-        future.result()
+        await self._loop.run_in_executor(self._executor, call)
 
     def cancel(self) -> None:
         """Stop before the next frame. Returns at once, also before the utterance has begun and after its end."""
