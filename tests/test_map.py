@@ -213,20 +213,41 @@ def test_an_error_reaches_the_job_which_may_go_on():
     assert list(run_jobs(jobs, at_once=1, ordered=True)) == [1, 2]
 
 
-def test_who_is_refused_for_want_of_room_begins_later():
-    refusals = iter([EngineBusy("full"), EngineBusy("full")])
+def test_who_finds_no_room_begins_later():
+    class Waited(Waits):
+        def result(self):
+            raise EngineBusy("no stream became free")
+
+    works = iter([EngineBusy("full"), Waited(6), EngineBusy("full"), Waits(7)])
 
     def begin(tell):
-        if refusal := next(refusals, None):
-            raise refusal
-        work = Waits(7).begin(tell)
-        work.end()
+        work = next(works)
+        if isinstance(work, EngineBusy):
+            raise work
+        work.begin(tell).end()
         return work
 
     def job():
         return (yield begin)
 
     assert list(run_jobs([job()], at_once=1, ordered=True)) == [7]
+
+
+def test_it_waits_longer_than_a_queue_lets_anybody_wait(backend):
+    options = OPTIONS | {"max_queue": 2, "queue_timeout": 0.05}
+    with backend.load(backend.folder(), **options) as engine:
+        others = [engine.submit(sampling=SamplingParams(do_sample=False)) for _ in range(3)]
+        for other in others:
+            other.push_text("Hello there. ")  # it has a slot, and keeps it while its text is open
+        until(lambda: not engine.snapshot().free_slots)
+        mapped, heard = engine.map(["Yes.", "Yes."], max_frames=2), []
+        thread = threading.Thread(target=lambda: heard.extend(mapped))
+        thread.start()
+        until(lambda: engine.metrics()["timed_out"] > 2)
+        for other in others:
+            other.cancel()
+        thread.join(PATIENCE_S)
+        assert [one.audio.frames for one in heard] == [2, 2]
 
 
 def test_closing_it_cancels_what_jobs_wait_for():

@@ -28,7 +28,8 @@ class Work(Protocol):
 
 
 Begin = Callable[[Callable[[], None]], Work]
-"""Begins some work. It is given what to call once the work has ended, from any thread."""
+"""Begins some work. It is given what to call once the work has ended, from any thread. If beginning or the work raises
+EngineBusy, because others have the engine's slots, the work is begun again a moment later."""
 
 Result = TypeVar("Result")
 Job = Generator[Begin, Any, Result]
@@ -125,6 +126,9 @@ class JobRunner:
             return
         try:
             result = one.work.result()
+        except EngineBusy:  # it has waited too long for a slot
+            one.work = None
+            self._refused.append(one)
         except BaseException as error:
             self._go_on(one, partial(one.job.throw, error))
         else:

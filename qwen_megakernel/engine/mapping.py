@@ -92,7 +92,7 @@ def say(
     retries: int,
     count_retry: Callable[[], None],
 ) -> Job[Audio]:
-    """Speak a whole utterance that nobody listens to meanwhile.
+    """Speak a whole utterance that nobody listens to meanwhile. If others have the engine's slots, it waits for one.
 
     Args:
         submit, count_retry: the engine's.
