@@ -81,11 +81,15 @@ def test_closing_it_cancels_what_is_open(engine):
 
 
 def test_it_waits_while_others_have_the_slots(engine):
-    others = [engine.submit() for _ in range(3)]
+    waits_for([engine.submit() for _ in range(3)], engine, "busy")
+
+
+def waits_for(others, engine, counted: str) -> None:
+    """`map` begins again and again, which the engine counts, and speaks once the others are gone."""
     mapped, heard = engine.map(["Yes.", "Yes."], max_frames=2), []
     thread = threading.Thread(target=lambda: heard.extend(mapped))
     thread.start()
-    until(lambda: engine.metrics()["busy"] > 2)
+    until(lambda: engine.metrics()[counted] > 2)
     for other in others:
         other.cancel()
     thread.join(PATIENCE_S)
@@ -240,14 +244,7 @@ def test_it_waits_longer_than_a_queue_lets_anybody_wait(backend):
         for other in others:
             other.push_text("Hello there. ")  # it has a slot, and keeps it while its text is open
         until(lambda: not engine.snapshot().free_slots)
-        mapped, heard = engine.map(["Yes.", "Yes."], max_frames=2), []
-        thread = threading.Thread(target=lambda: heard.extend(mapped))
-        thread.start()
-        until(lambda: engine.metrics()["timed_out"] > 2)
-        for other in others:
-            other.cancel()
-        thread.join(PATIENCE_S)
-        assert [one.audio.frames for one in heard] == [2, 2]
+        waits_for(others, engine, "timed_out")
 
 
 def test_closing_it_cancels_what_jobs_wait_for():

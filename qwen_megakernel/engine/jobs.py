@@ -43,6 +43,7 @@ class _Open:
         self.job, self.future = job, Future[Result]()
         self.begin: Begin | None = None  # of what it waits for
         self.work: Work | None = None
+        self.attempt: object = None  # to begin it
 
 
 class JobRunner:
@@ -99,7 +100,7 @@ class JobRunner:
             self._begin(one)
 
     def _go_on(self, one: _Open, step: Callable[[], Begin]) -> None:
-        one.begin = one.work = None
+        one.begin = one.work = one.attempt = None
         try:
             one.begin = step()
         except StopIteration as end:
@@ -112,7 +113,8 @@ class JobRunner:
             self._begin(one)
 
     def _begin(self, one: _Open) -> None:
-        ended = returns_at_once(partial(self._news.put, partial(self._ended, one, one.begin)))
+        one.attempt = object()
+        ended = returns_at_once(partial(self._news.put, partial(self._ended, one, one.attempt)))
         try:
             one.work = one.begin(ended)
         except EngineBusy:
@@ -120,9 +122,9 @@ class JobRunner:
         except BaseException as error:
             self._go_on(one, partial(one.job.throw, error))
 
-    def _ended(self, one: _Open, begin: Begin) -> None:
+    def _ended(self, one: _Open, attempt: object) -> None:
         """What a job waits for has ended."""
-        if one.begin is not begin:  # it could not begin, so the job went on already
+        if one.attempt is not attempt:  # beginning it failed, so the job went on already
             return
         try:
             result = one.work.result()
