@@ -1,18 +1,20 @@
 """Does `qwen-megakernel batch` keep the engine busy? Its seconds of audio a second, beside those of the engine alone.
 
-    python benchmarks/measure_batch.py [--size 0.6b|1.7b|demo] [--lines 2000] [--streams 32 64]
+    python benchmarks/measure_batch.py [--size 0.6b|1.7b|demo] [--lines 2000] [--streams 32 64] [--repeats 3]
 
 The engine alone: that many threads speak the same texts, one after the other, and keep nothing. Its first second and
 what is spoken after the last text was taken do not count. The command gets one line; once its file is there, the model
-is loaded. It then gets the others, and all its time until it has ended counts. Loading takes 4.5 to 6 s on one machine,
-so two runs cannot tell it from the rest. The demo voice ends its own speech. Random weights do not, so their
-checkpoint's own limit ends it after 5 s.
+is loaded. It then gets the others, and all its time until it has ended counts. Both run by turns, each time in a new
+process or engine, and medians count: with the demo voice one process can be a third faster than the next one, because
+the host limits it. The demo voice ends its own speech. Random weights do not, so their checkpoint's own limit ends it
+after 5 s.
 """
 
 import argparse
 import contextlib
 import json
 import random
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -72,8 +74,8 @@ def always_open(engine: TTSEngine, texts: list[str], streams: int) -> float:
     return sum(seconds for when, seconds in heard if first <= when < last) / (last - first)
 
 
-def batch(model: str, texts: list[str], streams: int, device: str | None) -> tuple[float, float]:
-    """(seconds that the command takes for all texts but the first, seconds of audio that it writes for them)."""
+def batch(model: str, texts: list[str], streams: int, device: str | None) -> float:
+    """Seconds of audio that the command makes a second, of all texts but the first."""
     with tempfile.TemporaryDirectory() as folder:
         spoken = Path(folder, "spoken")
         command = [sys.executable, "-m", "qwen_megakernel.cli", "batch", "-", "--input-format", "text"]
@@ -90,7 +92,7 @@ def batch(model: str, texts: list[str], streams: int, device: str | None) -> tup
         if process.returncode:
             raise subprocess.CalledProcessError(process.returncode, command)
         entries = [json.loads(line) for line in (spoken / "manifest.jsonl").read_text().splitlines()]
-        return took, sum(entry["seconds"] for entry in entries[1:])
+        return sum(entry["seconds"] for entry in entries[1:]) / took
 
 
 def main() -> None:
@@ -98,6 +100,7 @@ def main() -> None:
     parser.add_argument("--size", choices=("0.6b", "1.7b", "demo"), default="0.6b")
     parser.add_argument("--lines", type=positive, default=2000)
     parser.add_argument("--streams", type=positive, nargs="+", default=[32, 64], help="utterances at once")
+    parser.add_argument("--repeats", type=positive, default=3, help="turns of each")
     parser.add_argument("--device", help="default: a GPU if there is one")
     args = parser.parse_args()
     if args.lines < 2:
@@ -111,12 +114,15 @@ def main() -> None:
         print(f"{'at once':>8}{'engine alone':>14}{'batch':>8}{'share':>8}", flush=True)
         for streams in args.streams:
             options = {"max_streams": streams, "max_positions": 1024, "max_queue": streams, "queue_timeout": 3600}
-            with TTSEngine.load(model, device=args.device, **options) as engine:
-                alone = always_open(engine, texts, streams)
-            took, spoken = batch(model, texts, streams, args.device)
-            rate = spoken / took
-            results.append({"streams": streams, "engine": alone, "batch": rate, "took_s": took})
-            print(f"{streams:8}{alone:14.1f}{rate:8.1f}{rate / alone:8.1%}", flush=True)
+            alone, rates = [], []
+            for _ in range(args.repeats):
+                with TTSEngine.load(model, device=args.device, **options) as engine:
+                    alone.append(always_open(engine, texts, streams))
+                rates.append(batch(model, texts, streams, args.device))
+                print(f"{streams:8}{alone[-1]:14.1f}{rates[-1]:8.1f}", flush=True)
+            share = statistics.median(rates) / statistics.median(alone)
+            print(f"  median{statistics.median(alone):14.1f}{statistics.median(rates):8.1f}{share:8.1%}", flush=True)
+            results.append({"streams": streams, "engine": alone, "batch": rates, "share": share})
     print(json.dumps(about(args.size) | {"lines": args.lines, "results": results}))
 
 

@@ -32,7 +32,7 @@ GPU = {
     "measure_pipecat": ("--size {size}", "--size {size} --pipelines 1 8 --rates 24000 --utterances 10"),
     "measure_serving": ("--size {size}", "--size {size} --requests 50"),
     "measure_load": ("--size {size}", "--size {size} --rates 10 20 30 40 --live 128 --throughput 64 --seconds 10"),
-    "measure_batch": ("--size {size}", "--size {size} --lines 500 --streams 64"),
+    "measure_batch": ("--size {size}", "--size {size} --lines 500 --streams 64 --repeats 1"),
     "measure_fp8": ("--size {size}", "--size {size} --frames 16"),
     "measure_peers": ("--size {size}", "--size {size} --utterances 10"),
 }
@@ -43,7 +43,7 @@ CPU = {
     "measure_pipecat": ("--size demo --pipelines 1 --rates 24000 --utterances 3",) * 2,
     "measure_serving": ("--size demo --requests 5",) * 2,
     "measure_load": ("--size demo --rates 1 --live 1 --throughput 1 --slots 4 --seconds 8",) * 2,
-    "measure_batch": ("--size demo --lines 8 --streams 2",) * 2,
+    "measure_batch": ("--size demo --lines 8 --streams 2 --repeats 1",) * 2,
     "measure_peers": ("--size demo --utterances 3",) * 2,
 }
 

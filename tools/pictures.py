@@ -27,7 +27,7 @@ from common import free_port, server, wait_until_ready  # noqa: E402
 CHARTS = {
     "peers-0.6b": ("measure_peers", "nvidia-h200-peers-0.6b"),
     "peers-1.7b": ("measure_peers", "nvidia-h200-peers-1.7b"),
-    "load": ("measure_load", "nvidia-h200"),
+    "load": ("measure_load", "nvidia-h200-04babcc"),
 }
 """Name -> the benchmark that draws it, what it measured."""
 FLAGS = (
