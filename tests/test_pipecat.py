@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from callers import parts_of
+from listener import PacedOutput
 from pipecat.frames.frames import (
     ErrorFrame,
     Frame,
@@ -27,6 +28,7 @@ from pipecat.frames.frames import (
     TTSUpdateSettingsFrame,
 )
 from pipecat.metrics.metrics import ProcessingMetricsData, TTFAMetricsData, TTFBMetricsData, TTSUsageMetricsData
+from pipecat.pipeline.pipeline import Pipeline
 from pipecat.services.tts_service import TextAggregationMode
 from pipecat.tests.utils import SleepFrame
 from pipecat.transcriptions.language import Language
@@ -679,6 +681,21 @@ def test_words_come_in_order_and_never_ahead_of_their_audio(engine, monkeypatch)
                 made += len(frame.audio) / 2 / frame.sample_rate
             elif isinstance(frame, TTSTextFrame):
                 assert (frame.pts - first) / 1e9 <= made + 1e-6
+
+
+@pytest.mark.parametrize("mode", TextAggregationMode)
+def test_the_transport_gets_the_first_frame_before_pipecat_gets_words(engine, monkeypatch, mode):
+    monkeypatch.setattr(audio_context, "_HEAD_START_S", 0.5)  # also enough on a busy machine
+    service, output, sent = service_of(engine, text_aggregation_mode=mode), PacedOutput(), []
+    add = service.add_word_timestamps
+
+    async def spied(*args, **options) -> None:
+        sent.append(time.monotonic())
+        await add(*args, **options)
+
+    monkeypatch.setattr(service, "add_word_timestamps", spied)
+    run(Pipeline([service, output]), turn("Hello there. "))
+    assert output.heard[0][0] < sent[0]
 
 
 def test_words_wait_as_long_as_their_audio_did(engine, monkeypatch):

@@ -162,6 +162,30 @@ def test_stationary_silence_of_changing_codes_is_a_loop(loud, quiet):
     assert guard.verdict() == "silence" and guard.presentable == 30 + HANDED_OUT
 
 
+@pytest.mark.parametrize("_draw", range(20))
+def test_the_verdict_does_not_depend_on_how_many_frames_come_at_once(fresh_seed, _draw):
+    """Also if the sound comes long after the codes, and speech goes on after a silence that is long enough."""
+    rng, codes, levels = random.Random(fresh_seed), [], []
+    while len(codes) < 250:
+        run = rng.randint(VERDICT - 6, VERDICT + 6)
+        codes += noise(1) * run if rng.random() < 0.3 else noise(run)
+        levels += [rng.choice((0.0, 0.1))] * run
+
+    def decided(most: int) -> tuple[str | None, int]:
+        guard, seen, heard = RunawayGuard(), 0, 0
+        while guard.verdict() is None and heard < len(codes):
+            frames = min(rng.randint(1, most), len(codes) - heard)
+            while seen < min(len(codes), heard + frames + rng.randint(0, 2 * most - 2)):
+                guard.see(codes[seen].numpy(), seen >= 30)
+                seen += 1
+            guard.hear(np.concatenate([sound(level) for level in levels[heard : heard + frames]]), frames)
+            heard += frames
+        return guard.verdict(), guard.presentable
+
+    one_by_one = decided(1)
+    assert decided(8) == decided(8) == one_by_one
+
+
 def test_silence_from_the_first_frame_is_a_loop():
     guard = RunawayGuard()
     run_of(guard, 0.0, VERDICT)
@@ -255,9 +279,11 @@ def test_no_length_is_judged_while_text_may_come_nor_without_the_guard(demo, mon
     guard.add_text("Yes.")
     for _ in range(500):
         guard.see(noise(1)[0].numpy(), False)
+    guard.hear(sound(0.1, 500), 500)
     assert guard.verdict() is None and guard.presentable == 500
     for _ in range(10):
         guard.see(noise(1)[0].numpy(), True)
+    guard.hear(sound(0.1, 10), 10)
     assert guard.verdict() == "babble" and guard.presentable == 500
 
 

@@ -41,37 +41,48 @@ _SPOKEN_MARKS = "%&@#*/\\"  # which Unicode counts as punctuation
 
 
 class RunawayGuard:
-    """Watches one utterance once its text is used up. Before that, repeats and silence are allowed."""
+    """Watches one utterance once its text is used up. Before that, repeats and silence are allowed.
+
+    It takes frames one by one, each with its codes and its sound. So the verdict does not depend on how far the vocoder
+    is behind the codes, nor on how many frames it makes at once.
+    """
 
     def __init__(self):
+        self._unheard: deque[tuple[bytes, bool]] = deque()  # of frames seen: codes; is the text used up?
         self._recent: deque[bytes] = deque(maxlen=_PERIODS[-1])
         self._repeated = dict.fromkeys(_PERIODS, 0)  # latest frames that equal the one a period before
-        self._quiet = 0  # latest frames heard that are near silence
+        self._quiet = 0  # latest frames that are near silence
         self._loudest = 0.0
-        self._seen = self._heard = self._watched_from = 0  # frames
+        self._frames = self._watched_from = 0
         self._should_take = 0.0  # frames, for the text so far; 0: no text is known, and length is not judged
+        self._runaway: str | None = None  # its kind; no further frame is looked at
 
     def add_text(self, text: str) -> None:
         """More of the text that is spoken. Called in callers' threads, before the text is complete."""
         self._should_take += LETTER_FRAMES * letters_of(text)
 
     def see(self, codes: np.ndarray, text_used_up: bool) -> None:
-        """One more frame: codes int64 [groups]."""
-        frame = codes.tobytes()  # comparing arrays four times a frame would take longer
-        for period in _PERIODS:
-            same = len(self._recent) >= period and frame == self._recent[-period]
-            self._repeated[period] = self._repeated[period] + 1 if same else 0
-        self._recent.append(frame)
-        self._seen += 1
-        if not text_used_up:
-            self._watched_from = self._seen
+        """One more frame: codes int64 [groups]. `hear` follows."""
+        self._unheard.append((codes.tobytes(), text_used_up))  # comparing arrays four times would take longer
 
     def hear(self, samples: np.ndarray, frames: int) -> None:
         """What the next frames sound like: fp32 [frames * 1920]."""
         for level in np.sqrt(np.mean(np.square(samples.reshape(frames, -1)), axis=1)).tolist():
-            self._loudest = max(self._loudest, level)
-            self._quiet = self._quiet + 1 if level < max(_SILENT, _QUIET * self._loudest) else 0
-        self._heard += frames
+            codes, text_used_up = self._unheard.popleft()
+            if not self._runaway:
+                self._add(codes, text_used_up, level)
+                self._runaway = self._judge()
+
+    def _add(self, codes: bytes, text_used_up: bool, level: float) -> None:
+        for period in _PERIODS:
+            same = len(self._recent) >= period and codes == self._recent[-period]
+            self._repeated[period] = self._repeated[period] + 1 if same else 0
+        self._recent.append(codes)
+        self._loudest = max(self._loudest, level)
+        self._quiet = self._quiet + 1 if level < max(_SILENT, _QUIET * self._loudest) else 0
+        self._frames += 1
+        if not text_used_up:
+            self._watched_from = self._frames
 
     def verdict(self, *, at_limit: bool = False) -> str | None:
         """The kind of runaway: "repeats", "silence" or "babble"; None: it may still be speech.
@@ -80,8 +91,11 @@ class RunawayGuard:
             at_limit: the frame limit ends it. A loop of more than `HANDED_OUT` frames is then a runaway already, and
                 babble is one after `BABBLE_AT_LIMIT` times.
         """
-        for kind, begin, end in self._loops():
-            if end - begin >= VERDICT or at_limit and begin + HANDED_OUT < self._seen:
+        return self._runaway or (self._judge(at_limit=True) if at_limit else None)
+
+    def _judge(self, *, at_limit: bool = False) -> str | None:
+        for kind, begin in self._loops():
+            if self._frames - begin >= VERDICT or at_limit and begin + HANDED_OUT < self._frames:
                 return kind
         times = BABBLE_AT_LIMIT if at_limit else BABBLE_TIMES
         return "babble" if self._is_longer_than(times, BABBLE_SLACK) else None
@@ -89,21 +103,21 @@ class RunawayGuard:
     @property
     def presentable(self) -> int:
         """How many frames, from the utterance's first, may be handed out by now."""
-        most = [begin + HANDED_OUT for _, begin, _ in self._loops()]
+        most = [begin + HANDED_OUT for _, begin in self._loops()]
         if self._is_longer_than(HELD_TIMES, HELD_SLACK):
             most.append(max(int(HELD_TIMES * self._should_take + HELD_SLACK), self._watched_from))
-        return min(most, default=self._seen)
+        return min(most, default=self._frames)
 
     def _is_longer_than(self, times: float, slack: int) -> bool:
         """Is the text used up, and has the speech taken more than `times` its expected frames plus `slack`?"""
         most = times * self._should_take + slack
-        return self._should_take > 0 and self._seen > most and self._seen > self._watched_from
+        return self._should_take > 0 and self._frames > most and self._frames > self._watched_from
 
-    def _loops(self) -> list[tuple[str, int, int]]:
-        """Kind, first frame and end of every run that lasts until now."""
-        loops = [("repeats", self._seen - run - period, self._seen) for period, run in self._repeated.items() if run]
-        loops += [("silence", self._heard - self._quiet, self._heard)] if self._quiet else []
-        return [(kind, max(begin, self._watched_from), end) for kind, begin, end in loops]
+    def _loops(self) -> list[tuple[str, int]]:
+        """Kind and first frame of every run that lasts until now."""
+        loops = [("repeats", self._frames - run - period) for period, run in self._repeated.items() if run]
+        loops += [("silence", self._frames - self._quiet)] if self._quiet else []
+        return [(kind, max(begin, self._watched_from)) for kind, begin in loops]
 
 
 def letters_of(text: str) -> float:

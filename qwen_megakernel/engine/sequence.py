@@ -247,7 +247,7 @@ class Sequence:
         if isinstance(codes, SpeechError):
             raise codes
         if codes is None:
-            self.end("eos")
+            self.end(self.reason or "eos")
             self.launched = len(self.codes)
             return False
         if not self.codes:
@@ -256,16 +256,9 @@ class Sequence:
         self.codes.append(frame)
         if self.guard:
             self.guard.see(frame, self.text_complete and len(self.codes) >= self.text_rows)
-            self._heed(self.guard.verdict())
         if len(self.codes) == self.max_frames:
             self.end(self.reason or "length")
         return True
-
-    def _heed(self, runaway: str | None) -> None:
-        """Act on the guard's verdict."""
-        if runaway:
-            self.runaway = runaway
-            self.end("runaway")
 
     def give(self, frames: int, short: bool) -> None:
         """The vocoder was given so many more frames. `short`: the last launched ends a chunk, full or not."""
@@ -295,9 +288,11 @@ class Sequence:
         if self.reason and (self.pushes or self.missing > 0):
             return None  # after the last push
         presentable = len(self.sound)
-        if self.guard and self.reason != "eos":
-            self._heed(self.guard.verdict(at_limit=self.reason == "length"))
-            if self.reason != "length":
+        if self.guard:
+            if runaway := self.guard.verdict(at_limit=self.reason == "length"):
+                self.runaway = runaway
+                self.end("runaway")
+            if self.reason not in ("eos", "length"):
                 presentable = min(presentable, self.guard.presentable)
         while not self.settled and (left := presentable - self.handed_frames) > 0:
             size = self.chunk_size(self.chunks_given)

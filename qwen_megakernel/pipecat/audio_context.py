@@ -27,6 +27,9 @@ from qwen_megakernel.model.pcm import pcm16
 _KEEPALIVE_S = 1.0  # longest interval; Pipecat ends an audio context that gets no item for 3 s
 _LEAST_GAP_S = 0.05  # shorter waits of the listener do not move word times
 _RESAMPLER = "HQ"  # soxr's: from a first chunk of 80 ms it yields 61 ms at 8 and 16 kHz; VHQ yields 0 and 69 ms
+_HEAD_START_S = 0.002
+"""Seconds between a context's first frame and its first words. For each word Pipecat compares whole texts, in some
+2,000 calls. Without this wait it does so before the transport gets the frame."""
 _KEPT_SILENCE_S, _MAX_TRIMMED_S = 0.01, 0.6  # silence left before the first sound; most that is cut
 
 
@@ -63,6 +66,7 @@ class AudioContext(ABC):
         self.failed = False
         self._keepalive_task: asyncio.Task | None = None
         self._first_audio_at: float | None = None  # clock time
+        self._words_begun = False
         self._least_first_s, self._held = 0.0, np.zeros(0, np.float32)  # seconds to begin with; less is held back
         # (position, wait): before the audio from `position` on, the listener has waited `wait` seconds in total.
         self._gaps: list[tuple[float, float]] = [(0.0, 0.0)]
@@ -252,6 +256,9 @@ class AudioContext(ABC):
         Args:
             words: each with its beginning, in seconds from the utterance's first sample.
         """
+        if words and not self._words_begun:
+            self._words_begun = True
+            await asyncio.sleep(_HEAD_START_S)
         for word, at in words:
             at += self._begun_s
             at += next(gap for begin, gap in reversed(self._gaps) if begin <= at + 1e-9)
