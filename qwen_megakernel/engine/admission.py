@@ -253,8 +253,10 @@ class Admission:
 
 
 def _call_on_end(sequence: Sequence) -> None:
-    if sequence.on_end:
+    on_end = sequence.on_end
+    sequence.on_chunk = sequence.on_end = None  # they may hold the utterance: breaks that cycle too
+    if on_end:
         try:
-            sequence.on_end()
+            on_end()
         except Exception:
             log.exception("on_end raised an error; its utterance had ended")

@@ -336,9 +336,9 @@ class Sequence:
             self._changed.append(samples.copy())  # the listener may write to the chunk's own
         self.handed_samples += len(samples)
         self.chunks.put(chunk)
-        callbacks = self.callbacks
-        if callbacks and self.on_chunk:
-            callbacks.call(partial(self.on_chunk, chunk))
+        callbacks, on_chunk = self.callbacks, self.on_chunk  # another thread may end it meanwhile
+        if callbacks and on_chunk:
+            callbacks.call(partial(on_chunk, chunk))
 
     def _stack(self, codes: list[np.ndarray]) -> np.ndarray:
         """Codes, int64 [groups] each -> int64 [n, groups]."""

@@ -139,7 +139,7 @@ class AudioContext(ABC):
 
     async def push(self, text: str) -> None:
         """Take a token into the context's utterance."""
-        if self.failed:
+        if self.failed or self._cancelled:
             return
         try:
             if self._reader is not None:
@@ -157,7 +157,7 @@ class AudioContext(ABC):
 
     async def end_text(self) -> None:
         """End the context's text."""
-        if self._text_ended.is_set():
+        if self._text_ended.is_set() or self._cancelled:
             return
         self._text_ended.set()
         if self._reader is None or self.failed:
@@ -201,6 +201,7 @@ class AudioContext(ABC):
         for task in (self._reader, self._keepalive_task):
             if task and not task.done() and task is not asyncio.current_task():
                 task.cancel()
+        self._reader = self._keepalive_task = None  # breaks a reference cycle: a cancelled task holds its frames
 
     def _begin(self, rate: int) -> None:
         """Begin an utterance. Its audio comes at `rate` Hz and follows the context's earlier audio."""
