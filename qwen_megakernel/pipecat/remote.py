@@ -261,19 +261,17 @@ class MegakernelWebsocketTTSService(SpeechService, WebsocketTTSService):
 
     def _forget(self, utterance: "_RemoteUtterance") -> None:
         """Forget an utterance that has ended or that nobody waits for."""
-        utterance.ended = True
-        utterance.context = None  # breaks a reference cycle, which would wait for the garbage collector
+        utterance.ended, utterance.context = True, None  # breaks a reference cycle: see tests/test_cycles.py
         self._utterances.pop(utterance.name, None)
         self._by_number.pop(utterance.number, None)
 
     async def _lose_contexts(self) -> None:
         """End the utterances of a broken socket. An audio context must get its error before it is closed."""
         error = ConnectionError(f"the connection to {self._url} was lost; send the text again")
-        for utterance in list(self._utterances.values()):
-            if context := utterance.context:  # else it has ended meanwhile
-                self._forget(utterance)
-                await context.lose(error)
-                utterance.items.put_nowait(None)
+        for utterance, context in [(utterance, utterance.context) for utterance in self._utterances.values()]:
+            self._forget(utterance)
+            await context.lose(error)
+            utterance.items.put_nowait(None)
         await self._close_connection_contexts()
 
     # ------------------------------------------------------------ speaking
@@ -350,7 +348,6 @@ class _RemoteUtterance:
 
     Attributes:
         name: the name of its context on the socket.
-        context: None once it has ended.
         number: the number of its audio; None before the server's "begin".
         opened: its first text was sent.
         ended: the server has ended it, it was cancelled, or the socket broke.
@@ -358,7 +355,7 @@ class _RemoteUtterance:
     """
 
     name: str
-    context: "_RemoteAudioContext | None"
+    context: "_RemoteAudioContext | None"  # None once it has ended
     number: int | None = None
     opened: bool = False
     ended: bool = False
