@@ -157,7 +157,7 @@ class AudioContext(ABC):
 
     async def end_text(self) -> None:
         """End the context's text."""
-        if self._text_ended.is_set() or self._cancelled:
+        if self._text_ended.is_set():
             return
         self._text_ended.set()
         if self._reader is None or self.failed:
@@ -197,6 +197,7 @@ class AudioContext(ABC):
     def cancel(self) -> None:
         """Stop at once. Takes no time and never fails."""
         self._cancelled = True
+        self._text_ended.set()
         self._drop()
         for task in (self._reader, self._keepalive_task):
             if task and not task.done() and task is not asyncio.current_task():
