@@ -8,20 +8,13 @@ from collections import Counter
 from collections.abc import Iterator
 
 import pytest
-from pipecat.frames.frames import (
-    ErrorFrame,
-    InterruptionFrame,
-    LLMFullResponseEndFrame,
-    LLMFullResponseStartFrame,
-    LLMTextFrame,
-    TTSAudioRawFrame,
-)
+from pipecat.frames.frames import ErrorFrame, InterruptionFrame, TTSAudioRawFrame
 from pipecat.services.tts_service import TextAggregationMode
-from pipelines import PATIENCE_S, came, play, until
-from serving import running
-from waiting import until as until_true
+from pipelines import came, play
+from serving import ready, small_demo, until
+from test_pipecat import of, turn
 
-from qwen_megakernel import Chunk, TTSEngine, Utterance
+from qwen_megakernel import Chunk, Utterance
 from qwen_megakernel.engine.event_loop import AsyncUtterance
 from qwen_megakernel.engine.sequence import Sequence
 from qwen_megakernel.pipecat.audio_context import AudioContext
@@ -35,9 +28,7 @@ LONG = "Hello there, how are you today? " * 4
 
 @pytest.fixture(scope="module")
 def server():
-    options = {"device": "cpu", "max_streams": 4, "max_positions": 512, "queue_timeout": PATIENCE_S}
-    with running(lambda: TTSEngine.load("demo", **options)) as server:
-        until_true(lambda: server.service.state == "ready")
+    with ready(small_demo) as server:
         yield server
 
 
@@ -61,10 +52,10 @@ def in_cycles() -> Iterator[Counter]:
 def test_an_utterance_whose_callbacks_hold_it_is_freed(server):
     def speak() -> None:
         held = []
-        callbacks = {"on_chunk": lambda chunk: held.append(chunk), "on_end": lambda: held.append(None)}
+        callbacks = {"on_chunk": held.append, "on_end": lambda: held.append(None)}
         held.append(server.service.engine.submit("Hello there.", max_frames=4, **callbacks))
         held[0].result()
-        until_true(lambda: None in held)
+        until(lambda: None in held)
 
     with in_cycles() as found:
         speak()
@@ -88,16 +79,14 @@ def test_what_a_pipeline_spoke_is_freed(server, remote, mode, interrupted):
             service = MegakernelWebsocketTTSService(url=server.socket_url, text_aggregation_mode=mode)
         else:
             service = MegakernelTTSService(engine=server.service.engine, text_aggregation_mode=mode)
-        frames = [LLMFullResponseStartFrame(), LLMTextFrame(LONG if interrupted else "Hello there.")]
         if interrupted:
-            frames += [came(TTSAudioRawFrame), InterruptionFrame(), came(InterruptionFrame)]
+            frames = [*turn(LONG)[:-1], came(TTSAudioRawFrame), InterruptionFrame(), came(InterruptionFrame)]
         else:
-            frames.append(LLMFullResponseEndFrame())
+            frames = turn("Hello there.")
         down, up = await play(service, frames)
-        assert any(isinstance(frame, TTSAudioRawFrame) for frame in down)
-        assert not any(isinstance(frame, ErrorFrame) for frame in [*down, *up])
-        await until(lambda: not server.service.utterances and server.service.engine.health()["streams"] == 0)
+        assert of(down, TTSAudioRawFrame) and not of([*down, *up], ErrorFrame)
 
     with in_cycles() as found:
         asyncio.run(main())
+        server.at_rest()
     assert not found

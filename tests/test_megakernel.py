@@ -499,7 +499,7 @@ def turned(rows):
 def test_every_scratch_vector_equals_the_twins(size, capsys):
     config = config_of(size)
     tensors = random_talker(config, GPU, torch.seed() % 2**31)
-    worst, squares = {}, {}
+    worst, squares, above = {}, {}, set()
     for layers in (1, 5, 28)[: 2 if size == "demo" else 3]:
         stack = dataclasses.replace(config.talker.stack, num_layers=layers)
         cut = dataclasses.replace(config, talker=dataclasses.replace(config.talker, stack=stack))
@@ -528,12 +528,15 @@ def test_every_scratch_vector_equals_the_twins(size, capsys):
                     theirs = relative(got[torch.bfloat16][name], reference)
                     worst[name] = max(worst.get(name, (0, 0)), (error / theirs, error))
                     squares.setdefault(name, []).append((error**2, theirs**2))
-                    # One draw of a few hundred values may exceed PyTorch's error by chance. At position 1 of the demo
-                    # voice 3 of 1,950 did by more than 1.4 times, one by 1.6. All draws together may not, see below.
                     assert error <= 3 * theirs or error < 2.5e-3, (name, layers, position, columns, error, theirs)
+                    if error > max(1.5 * theirs, 2.5e-3):
+                        above.add((layers, position, columns))
                 pages = turned(kv[: len(whole)]).permute(2, 1, 3, 0, 4, 5).flatten(3, 4)[..., : position + columns, :]
                 assert relative(pages[0], cache.k) < 2e-2 and relative(pages[1], cache.v) < 2e-2
         del kernel
+    # One draw of a few hundred values may exceed PyTorch's error by chance: at position 1 of the demo voice 3 of 1,950
+    # by more than 1.4 times, one by 1.6. Two in one run are no chance.
+    assert len(above) <= 1, above
     for name, pairs in squares.items():
         ours, theirs = (sum(column) for column in zip(*pairs, strict=True))
         assert ours <= theirs, (name, ours, theirs)
