@@ -7,6 +7,7 @@
     │   └── OutOfMemoryError       model and slots do not fit; names the setting to lower
     ├── RequestError (ValueError)  what the caller asked for is refused, nothing running is harmed
     │   ├── TextError              not a string, not valid Unicode, blank; a tag or a lexicon that cannot be used
+    │   │   ├── NoWordsError       blank, or nothing but signs that are not spoken
     │   │   ├── TextTooLongError   the text needs more positions than a slot has
     │   │   └── TextEndedError     more text after its end
     │   ├── SpeakerError           unknown, or the checkpoint has no named speakers
@@ -52,6 +53,10 @@ class RequestError(TTSError, ValueError):
 
 class TextError(RequestError):
     """Text that cannot be spoken."""
+
+
+class NoWordsError(TextError):
+    """Text that has nothing to speak."""
 
 
 class TextTooLongError(TextError):

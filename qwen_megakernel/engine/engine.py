@@ -35,6 +35,7 @@ from qwen_megakernel.model.prompt_pieces import PromptPieces
 from qwen_megakernel.model.text import TextTokenizer
 from qwen_megakernel.model.turn_text import Turn
 from qwen_megakernel.model.voice import RefAudio, Voice, VoiceEncoder
+from qwen_megakernel.text.front_end import Reading
 from qwen_megakernel.text.spoken_text import SpokenText, spoken_text, spoken_texts
 
 
@@ -283,6 +284,8 @@ class TTSEngine(Observed):
             trim: "none", "start", "end" or "both": where silence below -50 dBFS is cut to `silence_s` seconds, 0 to 2.
             normalize: "auto" turns digits, Markdown, links and emojis into words, or leaves them out (docs/text.md).
             lexicon: words that are read by another spelling.
+            lenient: a language model wrote the text. Tags that cannot be followed are left out with a warning, and so
+                are lone surrogates; otherwise they are a TextError.
             pause_s: seconds of silence before the speech, 0 to 10; the speech's own silence there is cut.
             reproducible: samples too, not only codes, depend on nothing but the request, to the bit. With our kernels
                 they always do. PyTorch's vocoder then takes this utterance's frames alone, in whole chunks.
@@ -341,26 +344,36 @@ class TTSEngine(Observed):
         """
         self._requests.check(whole=True, **request)
 
-    def turn(self, **request: Unpack[RequestOptions]) -> Turn:
+    def turn(self, reading: Reading | None = None, **request: Unpack[RequestOptions]) -> Turn:
         """What cuts a text that comes in pieces into parts that fit a slot. With `max_frames` it cuts at pauses alone.
-        Raises RequestError as `submit` would."""
+        Raises RequestError as `submit` would.
+
+        Args:
+            reading: of the text that this one continues.
+        """
         checked = self._requests.check(whole=True, **request)
         fits = self._prompts.turn_text(checked.conditioning, self.max_positions)
-        return Turn(checked.front_end, fits if request.get("max_frames") is None else None)
+        return Turn(checked.front_end, fits if request.get("max_frames") is None else None, reading)
 
     @torch.inference_mode()
-    def pieces(self, text: str, **request: Unpack[RequestOptions]) -> list[SpokenText]:
+    def pieces(
+        self, text: str, reading: Reading | None = None, **request: Unpack[RequestOptions]
+    ) -> list[SpokenText]:
         """Cut `text` at its pauses, and at sentence ends into pieces that each fit a slot with room for their speech.
         What fits comes back whole, without white space around it. Takes what `submit` takes. `submit` speaks a piece as
         it is, with the silence that belongs to it.
 
+        Args:
+            reading: of the text that this one continues, as the next sentence of a turn. None: a text of its own.
+
         Raises:
             RequestError: as `submit` would. TextTooLongError: instruct and reference leave no room for any text.
+                NoWordsError: there is nothing to speak.
         """
         checked = self._requests.check(whole=True, **request)
         how = {"non_streaming_mode": checked.non_streaming_mode, "max_positions": self.max_positions}
         pieces = []
-        for one in spoken_texts(checked.front_end, whole_text(text)):
+        for one in spoken_texts(checked.front_end, whole_text(text), reading):
             cut = [SpokenText(piece) for piece in self._prompts.pieces(one, checked.conditioning, **how)]
             cut[0].before_s, cut[0].begins_at_pause = one.before_s, one.begins_at_pause
             cut[-1].after_s, cut[-1].ends_at_pause = one.after_s, one.ends_at_pause

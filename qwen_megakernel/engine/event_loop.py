@@ -8,9 +8,13 @@ The calls into the engine compute (they tokenise text and build the prompt), so 
 Text that comes in pieces may outgrow a slot. It is then cut, mostly after a sentence (turn_text.py), and the engine
 says the parts one after the other. A part begins once the one before it is made, long before that one has been heard.
 Text after a pause, and text that comes after the model has said end of speech, is a new part too.
+
+Without more text a part cannot go on, so a writer that stalls behind a sentence would cut it. When the listener has
+nearly heard what was made, the part is therefore ended, and said to its end. What comes later is a new part.
 """
 
 import asyncio
+import re
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Executor
@@ -22,12 +26,25 @@ from qwen_megakernel.engine.audio import Audio, Chunk, joined
 from qwen_megakernel.engine.callbacks import returns_at_once
 from qwen_megakernel.engine.engine import TTSEngine
 from qwen_megakernel.engine.utterance import Utterance
-from qwen_megakernel.errors import TextEndedError, TextError
+from qwen_megakernel.errors import NoWordsError, TextEndedError, TTSError
 from qwen_megakernel.model.edges import silent_end_s
 from qwen_megakernel.model.text import check_unicode
 from qwen_megakernel.model.turn_text import Turn
+from qwen_megakernel.text.front_end import Reading
 from qwen_megakernel.text.pauses import Pause
 from qwen_megakernel.text.spoken_text import SpokenText
+
+STALL_S = 0.5
+"""Seconds without text after which a writer behind a sentence counts as stalled. Language models write a word in less
+than a tenth of that."""
+LONG_STALL_S = 10.0
+"""The same within a sentence. The slot is then free for others."""
+LOW_LEAD_S = 0.5
+"""Seconds of audio that a listener still has when a stalled part is ended. A CPU at a real-time factor of 0.5 makes its
+next chunk, of 0.64 s at most, in that time."""
+
+_ENDS_SENTENCE = re.compile(r"(?:[.!?…。！？][^\w,;:，、；：]*|\n\s*\n\s*)$")
+_TAIL = 40  # characters of the text's end that are looked at
 
 _CUT = ("length", "cancelled")
 """Finish reasons after which no further part is said: it would not join what was heard."""
@@ -59,6 +76,11 @@ class AsyncUtterance:
         self._engine, self._executor = engine, executor
         self._loop = asyncio.get_running_loop()
         self._chunks: asyncio.Queue[Chunk | None] = asyncio.Queue()
+        self._runs_out = 0.0  # when the listener has heard all that was made, in the loop's time
+        self._tail, self._text_at = "", 0.0  # the end of the text so far; when it came, in the loop's time
+        self._flushed = False  # the text so far may be all
+        self._stall: asyncio.TimerHandle | None = None
+        self._ending: asyncio.Task | None = None  # the loop keeps only weak references to tasks
         self._utterance: Utterance | None = None  # says the current part
         self._cancelled = False
         self.audio: Audio | None = None
@@ -72,7 +94,15 @@ class AsyncUtterance:
         self._in_turn = asyncio.Lock()  # pieces of text keep their order
         self._goes_on: asyncio.Task[bool] | None = None
 
-    async def submit(self, text: str | None, opening: str = "", *, ended: bool = False, **request: Any) -> None:
+    async def submit(
+        self,
+        text: str | None,
+        opening: str = "",
+        *,
+        ended: bool = False,
+        reading: Reading | None = None,
+        **request: Any,
+    ) -> None:
         """Begin. If the calling task is cancelled meanwhile, the utterance is cancelled as soon as it exists.
 
         Args:
@@ -80,21 +110,25 @@ class AsyncUtterance:
                 may be longer than a slot unless `max_frames` is given.
             opening: the first piece of text that comes in pieces. It saves a call of `push_text`.
             ended: no text follows the opening. It saves a call of `end_text`.
+            reading: of the text that this one continues, as the next sentence of a turn. Only one utterance at a time
+                may use it. None: a text of its own.
             **request: `TTSEngine.submit`'s options.
 
         Raises:
+            NoWordsError: a whole text has nothing to speak. Of text in pieces `next_chunk` says that.
             TTSError: as `TTSEngine.submit`.
         """
         self._request = request
+        reads = request | ({"reading": reading} if reading else {})
 
         def submit() -> None:
             first = text
             if text is None:
-                self._turn, self._complete = self._engine.turn(**request), False
-                if ended and (first := self._one_part(opening)):
+                self._turn, self._complete = self._engine.turn(**reads), False
+                if ended and not reading and (first := self._one_part(opening)):
                     self._request, self._complete = request | {"non_streaming_mode": False}, True
             elif not isinstance(text, SpokenText):
-                first, *others = self._engine.pieces(text, **request)
+                first, *others = self._engine.pieces(text, **reads)
                 self._later += [_Part(piece, 0.0, ended=True) for piece in others]
             self._begin(first)
             with suppress(TextEndedError):  # `next_chunk` says why it has ended
@@ -108,12 +142,14 @@ class AsyncUtterance:
         except asyncio.CancelledError:
             self.cancel()
             raise
+        if not self._complete:
+            self._came(opening)
 
     def _one_part(self, text: str) -> SpokenText | None:
         """A text that comes in pieces, if all of it is there and is one part."""
-        check_unicode(text)
+        self._check(text)
         turn = self._engine.turn(**self._request)
-        parts = [*turn.push(text), *turn.flush()]
+        parts = [*turn.push(text), *turn.finish()]
         whole = "" if any(isinstance(part, Pause) for part in parts) else "".join(parts)
         return SpokenText(whole) if whole.strip() else None
 
@@ -132,9 +168,15 @@ class AsyncUtterance:
     def _receive(self, chunk: Chunk | None) -> None:
         """Called by the engine's thread. None: the current part has ended."""
         try:
-            self._loop.call_soon_threadsafe(self._chunks.put_nowait, chunk)
+            self._loop.call_soon_threadsafe(self._arrive, chunk)
         except RuntimeError:  # the loop is closed, so no task waits for chunks
             self.cancel()
+
+    def _arrive(self, chunk: Chunk | None) -> None:
+        if chunk is not None:
+            now = self._loop.time()
+            self._runs_out = max(self._runs_out, now) + len(chunk.samples) / chunk.sample_rate
+        self._chunks.put_nowait(chunk)
 
     @property
     def begun(self) -> bool:
@@ -151,11 +193,16 @@ class AsyncUtterance:
         async with self._in_turn:
             await self._run(lambda: self._push(text))
             self._news.set()
+            self._came(text)
 
     def _push(self, text: str) -> None:
         """Runs in the executor."""
-        check_unicode(text)
+        self._check(text)
         self._take(self._turn.push(text))
+
+    def _check(self, text: str) -> None:
+        if not self._request.get("lenient"):
+            check_unicode(text)
 
     def _take(self, parts: list[str | Pause]) -> None:
         for part in parts:
@@ -192,6 +239,8 @@ class AsyncUtterance:
         """See `Utterance.flush`."""
         async with self._in_turn:
             await self._run(self._flush)
+            self._flushed = True
+            self._watch()
 
     def _flush(self) -> None:
         """Runs in the executor."""
@@ -199,17 +248,62 @@ class AsyncUtterance:
         if not self._later:
             self._utterance.flush()
 
+    # ------------------------------------------------------------ a writer that stalls
+
+    def _came(self, text: str) -> None:
+        """Text has come."""
+        self._tail, self._text_at, self._flushed = (self._tail + text)[-_TAIL:], self._loop.time(), False
+        self._watch()
+
+    def _watch(self) -> None:
+        """Look again when the writer may count as stalled. A timer that fires sooner sees to that: texts are many."""
+        if self._complete or self._cancelled:
+            return
+        at = self._stalled_at()
+        if self._stall is None or self._stall.when() > at:
+            self._unwatch()
+            self._stall = self._loop.call_at(at, self._look)
+
+    def _unwatch(self) -> None:
+        if self._stall:
+            self._stall.cancel()
+        self._stall = None  # it holds this utterance
+
+    def _stalled_at(self) -> float:
+        """When the part must be ended if no text comes until then, in the loop's time."""
+        whole = self._flushed or _ENDS_SENTENCE.search(self._tail)
+        return max(self._text_at + (STALL_S if whole else LONG_STALL_S), self._runs_out - LOW_LEAD_S)
+
+    def _look(self) -> None:
+        self._stall = None
+        if self._loop.time() < self._stalled_at():
+            self._watch()
+        elif self._tail:
+            self._tail, self._flushed = "", False  # until more text comes
+            self._ending = self._loop.create_task(self._end_stalled_part(self._text_at))
+
+    async def _end_stalled_part(self, text_at: float) -> None:
+        async with self._in_turn:
+            if self._complete or self._cancelled or text_at != self._text_at:
+                return
+            if self._later or not (self._blank or self._utterance.done):
+                with suppress(TTSError, RuntimeError):  # `next_chunk` says why it has ended, or the executor is closed
+                    await self._run(lambda: self._take(self._turn.end_part()))
+
+    # ------------------------------------------------------------ the end
+
     async def end_text(self) -> None:
         """See `Utterance.end_text`."""
         async with self._in_turn:
             await self._run(self._end_text)
+            self._unwatch()
             self._news.set()
 
     def _end_text(self) -> None:
         """Runs in the executor."""
         if not self._complete:
             with suppress(TextEndedError):  # it was cut, or cancelled
-                self._take(self._turn.flush())
+                self._take(self._turn.finish())
         self._complete = True
         if self._later:
             self._later[-1].ended = True
@@ -223,6 +317,7 @@ class AsyncUtterance:
         """Stop before the next frame. Returns at once, also before the utterance has begun and after its end."""
         self._cancelled = True
         self._news.set()
+        self._unwatch()
         if self._utterance and not self._utterance.done:
             self._utterance.cancel()
 
@@ -264,7 +359,7 @@ class AsyncUtterance:
                     break
             await self._news.wait()
         if not self._said and not self._cancelled:
-            raise TextError("text must not be blank")
+            raise NoWordsError("text must not be blank")
         self._said = self._said or [audio]
         return False
 

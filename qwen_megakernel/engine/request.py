@@ -55,6 +55,7 @@ class RequestOptions(TypedDict, total=False):
     silence_s: float
     normalize: str
     lexicon: Lexicon | None
+    lenient: bool
     pause_s: float
     reproducible: bool
 
@@ -121,6 +122,7 @@ class RequestChecker:
         silence_s: float = TRIM_TO_S,
         normalize: str = "off",
         lexicon: Lexicon | None = None,
+        lenient: bool = False,
         pause_s: float = 0.0,
         reproducible: bool = False,
     ) -> Request:
@@ -129,8 +131,8 @@ class RequestChecker:
         Raises:
             RequestError: by kind, see errors.py.
         """
-        flags = {"runaway_guard": runaway_guard, "reproducible": reproducible, "non_streaming_mode": non_streaming_mode}
-        for name, flag in flags.items():
+        flags = {"runaway_guard": runaway_guard, "reproducible": reproducible, "lenient": lenient}
+        for name, flag in (flags | {"non_streaming_mode": non_streaming_mode}).items():
             if not (isinstance(flag, bool) or flag is None and name == "non_streaming_mode"):
                 raise RequestError(f"{name} must be True or False, got {flag!r}")
         if non_streaming_mode and not whole:
@@ -165,7 +167,7 @@ class RequestChecker:
             speed=check_speed(speed),
             trim=trim,
             silence_s=float(silence_s),
-            front_end=TextFrontEnd(language, normalize, lexicon),
+            front_end=TextFrontEnd(language, normalize, lexicon, lenient),
             before_s=float(pause_s),
             after_s=0.0,
             reproducible=reproducible,

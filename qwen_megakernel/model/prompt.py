@@ -28,6 +28,7 @@ from torch import Tensor
 from qwen_megakernel.checkpoint.config import ModelConfig
 from qwen_megakernel.checkpoint.languages import find_language
 from qwen_megakernel.errors import (
+    NoWordsError,
     CheckpointError,
     SpeakerError,
     TextError,
@@ -192,7 +193,7 @@ class PromptBuilder:
         most = self.room(conditioning, non_streaming_mode=non_streaming_mode, max_positions=max_positions)
         pieces = split_to_fit(text, lambda piece: len(self.tokens(piece).text), most)
         if not pieces:
-            raise TextError("text must not be blank")
+            raise NoWordsError("text must not be blank")
         return pieces
 
     def room(self, conditioning: Conditioning, *, non_streaming_mode: bool, max_positions: int) -> int:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from qwen_megakernel.errors import TextError, TextTooLongError
+from qwen_megakernel.errors import NoWordsError, TextTooLongError
 from qwen_megakernel.model.conditioning import UNCONDITIONED, Conditioning
 from qwen_megakernel.model.prompt import Prompt, PromptBuilder, no_room
 from qwen_megakernel.model.text import PieceEncoder
@@ -84,12 +84,12 @@ class PromptPieces:
         """The text is complete. Returns rows as `push` does; the last one closes the text.
 
         Raises:
-            TextError: the text was blank.
+            NoWordsError: the text was blank.
             TextTooLongError: the text does not fit a slot.
         """
         ids = self._text.flush()
         if self._blank or len(self._ids) + len(ids) < 4:
-            raise TextError("text must not be blank")
+            raise NoWordsError("text must not be blank")
         self.ended = True
         return self._advance(ids)
 

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable
 
-from qwen_megakernel.text.front_end import TextFrontEnd
+from qwen_megakernel.text.front_end import Reading, TextFrontEnd
 from qwen_megakernel.text.pauses import Pause
 
 _UNSPACED = re.compile(r"[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\u3000-\u303f\uff00-\uff65]")  # Chinese, Japanese
@@ -84,12 +84,13 @@ class TurnText:
 class Turn:
     """Prepares a text that comes in pieces for an engine: finds pauses, normalizes, and cuts where a slot ends."""
 
-    def __init__(self, front_end: TextFrontEnd, cuts: TurnText | None):
+    def __init__(self, front_end: TextFrontEnd, cuts: TurnText | None, reading: Reading | None = None):
         """
         Args:
             cuts: None: the text may have any length.
+            reading: of the text that this one continues. None: a text of its own.
         """
-        self._front_end, self._cuts, self._stream = front_end, cuts, front_end.stream()
+        self._stream, self._cuts = (reading or Reading()).go_on(front_end), cuts
 
     def push(self, piece: str) -> list[str | Pause]:
         """Take a piece.
@@ -103,11 +104,23 @@ class Turn:
         return self._cut(self._stream.push(piece))
 
     def flush(self) -> list[str | Pause]:
-        """Give out what is held back because the next character could change it. The turn may go on. Raises TextError
-        as `push` does."""
-        stream, self._stream = self._stream, self._front_end.stream()
-        parts = self._cut(stream.finish())
-        return parts + ([rest] if self._cuts and (rest := self._cuts.finish()) else [])
+        """Give out what is held back because the next character could change it. The turn may go on: what is left out,
+        such as `<think>`, is left out up to its end. Raises TextError as `push` does."""
+        return self._rest(self._stream.settle())
+
+    def end_part(self) -> list[str | Pause]:
+        """The same, and a new part begins."""
+        parts = [*self.flush(), Pause(0.0)]
+        if self._cuts:
+            self._cuts.restart()
+        return parts
+
+    def finish(self) -> list[str | Pause]:
+        """The text is complete: give out what is held back. Raises TextError as `push` does."""
+        return self._rest(self._stream.finish())
+
+    def _rest(self, parts: list[str | Pause]) -> list[str | Pause]:
+        return self._cut(parts) + ([rest] if self._cuts and (rest := self._cuts.finish()) else [])
 
     def _cut(self, parts: list[str | Pause]) -> list[str | Pause]:
         given: list[str | Pause] = []

@@ -51,11 +51,13 @@ class Layout(Stage):
     until its first letter or digit comes. Text without any comes out empty."""
 
     def __init__(self):
-        self._line_ends, self._last, self._silent = 0, "", ""
+        self._line_ends, self._last = 0, ""
+        self._sought, self._silent = True, ""  # no letter or digit has come yet; what has come instead
 
     def feed(self, character: str) -> str:
         if is_mark(character):
-            self._line_ends, self._last, self._silent = 0, "", ""
+            self._line_ends, self._last = 0, ""
+            self._sought, self._silent = True, ""
             return character
         if character == "\n":
             self._line_ends += 1
@@ -73,15 +75,15 @@ class Layout(Stage):
         return self._give(text)
 
     def _give(self, text: str) -> str:
-        waits = not self._last or self._silent
         self._last = text[-1]
-        if not waits:
+        if not self._sought:
             return text
         self._silent = (self._silent + text)[-LONGEST_HELD:]
         if not self._last.isalnum():
             return ""
-        text, self._silent = self._silent, ""
+        text, self._silent, self._sought = self._silent, "", False
         return text
 
     def end(self) -> str:
+        self._sought, self._silent = True, ""
         return ""

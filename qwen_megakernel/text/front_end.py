@@ -1,5 +1,6 @@
 """The text front end: pauses, then the normalizer, then the lexicon."""
 
+import logging
 import re
 import reprlib
 
@@ -7,11 +8,14 @@ from qwen_megakernel.errors import TextError
 from qwen_megakernel.text.lexicon import Lexicon, LexiconStream
 from qwen_megakernel.text.normalize import NormalizerStream, is_plain
 from qwen_megakernel.text.pauses import MARKS, Pause, PauseStream
-from qwen_megakernel.text.stage import FIRST_MARK, is_mark
+from qwen_megakernel.text.stage import FIRST_MARK, has_words, is_mark
+
+log = logging.getLogger(__name__)
 
 NORMALIZE = ("off", "auto")
 """The values of `normalize`."""
 
+_HALVES = re.compile("[\ud800-\udfff]")
 _AT_MARKS = re.compile(f"([{FIRST_MARK}-\U0010ffff])")
 
 
@@ -24,23 +28,32 @@ def check_normalize(normalize: str) -> None:
 class TextFrontEnd:
     """Turns written text into what the engine speaks: text, with pauses between."""
 
-    def __init__(self, language: str | None = None, normalize: str = "off", lexicon: Lexicon | None = None):
+    def __init__(
+        self,
+        language: str | None = None,
+        normalize: str = "off",
+        lexicon: Lexicon | None = None,
+        lenient: bool = False,
+    ):
         """
         Args:
             language: a name or a code, such as "german" or "de-AT". For None and "auto" numbers stay as they are.
             normalize: "auto" applies the normalizer. With "off" text stays as it is, and SSML's other tags
                 are an error.
             lexicon: applied last, to the normalizer's result.
+            lenient: the text is a language model's. What would be an error in it is left out: a tag with a warning,
+                half a character, text without letter or digit.
 
         Raises:
             TextError: `normalize` has another value.
         """
         check_normalize(normalize)
-        self._language, self._normalize, self._lexicon = language, normalize, lexicon
+        self._language, self._normalize, self._lexicon, self.lenient = language, normalize, lexicon, lenient
 
     def leaves_alone(self, text: str) -> bool:
         """Does the text certainly stay as it is? A quick check, and true for most texts."""
-        return self._normalize == "off" and self._lexicon is None and not MARKS.intersection(text)
+        plain = self._normalize == "off" and self._lexicon is None and not MARKS.intersection(text)
+        return plain and not (self.lenient and (has_half_characters(text) or not has_words(text)))
 
     def whole(self, text: str) -> list[str | Pause]:
         """Process a whole text. The result is non-empty texts and pauses in order; no two texts are adjacent.
@@ -51,26 +64,69 @@ class TextFrontEnd:
         normalizes, lexicon = self._normalize == "auto" and not is_plain(text), self._lexicon
         if lexicon and not normalizes and not lexicon.may_change(text, self._language):
             lexicon = None
-        stream = TextFrontEndStream(self._language, normalizes, lexicon)
-        parts: list[str | Pause] = []
-        for part in [*stream.push(text), *stream.finish()]:
-            if isinstance(part, str) and parts and isinstance(parts[-1], str):
-                parts[-1] += part
-            else:
-                parts.append(part)
-        return parts
+        stream = TextFrontEndStream(self._language, normalizes, lexicon, self.lenient)
+        return joined([*stream.push(text), *stream.finish()])
 
-    def stream(self) -> "TextFrontEndStream":
-        """A stream for one text in pieces."""
-        return TextFrontEndStream(self._language, self._normalize == "auto", self._lexicon)
+    def stream(self, after: "TextFrontEndStream | None" = None) -> "TextFrontEndStream":
+        """A stream for one text in pieces.
+
+        Args:
+            after: the stream of the text that this one continues, whose open elements and code blocks go on. It is not
+                used afterwards. None: a text of its own.
+        """
+        stream = TextFrontEndStream(self._language, self._normalize == "auto", self._lexicon, self.lenient)
+        if after:
+            stream.follow(after)
+        return stream
+
+
+def joined(parts: list[str | Pause]) -> list[str | Pause]:
+    """The same with adjacent texts joined."""
+    given: list[str | Pause] = []
+    for part in parts:
+        if isinstance(part, str) and given and isinstance(given[-1], str):
+            given[-1] += part
+        else:
+            given.append(part)
+    return given
+
+
+def has_half_characters(text: str) -> bool:
+    """Are there lone surrogates? A stream of JSON may cut an emoji into two of them."""
+    return _HALVES.search(text) is not None
+
+
+class Reading:
+    """Where the front end is in a text that several utterances speak, such as the sentences of a turn. What one of them
+    leaves open, such as `<think>` or a code block, goes on in the next one."""
+
+    def __init__(self) -> None:
+        self._stream: TextFrontEndStream | None = None
+
+    def go_on(self, front_end: TextFrontEnd) -> "TextFrontEndStream":
+        """The stream for the text that comes next."""
+        self._stream = front_end.stream(after=self._stream)
+        return self._stream
+
+    def sentence(self, front_end: TextFrontEnd, text: str) -> list[str | Pause]:
+        """Process the next sentence, or several. Empty if there is nothing to speak.
+
+        Raises:
+            TextError: as `TextFrontEnd.whole`.
+        """
+        stream = self.go_on(front_end)
+        return joined([*stream.push(text), *stream.settle()])
 
 
 class TextFrontEndStream:
     """The front end for a text in pieces. However the text is cut, the parts, with adjacent texts joined, are the same
     as for the whole text."""
 
-    def __init__(self, language: str | None, normalizes: bool, lexicon: Lexicon | None):
-        self._pauses = PauseStream(refuse_other_tags=not normalizes)
+    def __init__(self, language: str | None, normalizes: bool, lexicon: Lexicon | None, lenient: bool = False):
+        self._pauses = PauseStream(refuse_other_tags=not normalizes, lenient=lenient)
+        self._lenient = lenient
+        self._seeks = lenient and not normalizes  # a sentence begins with a word: the normalizer sees to that itself
+        self._sought, self._silent = self._seeks, ""  # no word has come yet; what has come instead
         self._normalizer = NormalizerStream(language) if normalizes else None
         self._words: LexiconStream | None = lexicon.stream(language) if lexicon else None
 
@@ -82,7 +138,10 @@ class TextFrontEndStream:
         """
         if not isinstance(piece, str):
             raise TextError(f"text must be a string, got {type(piece).__name__}")
-        return self._speak(self._pauses.push(piece))
+        if self._lenient and has_half_characters(piece):
+            log.warning("left out half a character")
+            piece = piece.encode("utf-8", "ignore").decode()
+        return self._with_words(self._speak(self._pauses.push(piece)))
 
     def finish(self) -> list[str | Pause]:
         """End the text, and return what was held back.
@@ -93,7 +152,47 @@ class TextFrontEndStream:
         parts = self._speak(self._pauses.finish())
         if self._normalizer:
             parts += self._look_up(self._normalizer.finish())
-        return parts + ([last] if self._words and (last := self._words.finish()) else [])
+        return self._end(parts)
+
+    def settle(self) -> list[str | Pause]:
+        """A sentence has ended: return what was held back, but for open links, tags, elements and code blocks."""
+        parts = self._speak(self._pauses.settle())
+        if self._normalizer:
+            parts += self._look_up(self._normalizer.settle())
+        return self._end(parts)
+
+    def follow(self, before: "TextFrontEndStream") -> None:
+        """Go on within what `before` has left open."""
+        self._pauses.follow(before._pauses)
+        if self._normalizer and before._normalizer:
+            self._normalizer.follow(before._normalizer)
+
+    @property
+    def silent(self) -> bool:
+        """Is the text left out here, as in `<think>` or a code block?"""
+        return self._normalizer is not None and self._normalizer.silent
+
+    def _end(self, parts: list[str | Pause]) -> list[str | Pause]:
+        given = self._with_words(parts + ([last] if self._words and (last := self._words.finish()) else []))
+        self._sought, self._silent = self._seeks, ""
+        return given
+
+    def _with_words(self, parts: list[str | Pause]) -> list[str | Pause]:
+        """Hold back a beginning without letter or digit until one comes."""
+        if not self._seeks:
+            return parts
+        given: list[str | Pause] = []
+        for part in parts:
+            if isinstance(part, Pause):
+                self._sought, self._silent = True, ""
+            elif self._sought:
+                part, self._silent = self._silent + part, ""
+                if not has_words(part):
+                    self._silent = part
+                    continue
+                self._sought = False
+            given.append(part)
+        return given
 
     def _speak(self, parts: list[str | Pause]) -> list[str | Pause]:
         given: list[str | Pause] = []

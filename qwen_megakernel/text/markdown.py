@@ -46,6 +46,27 @@ class Markdown(Stage):
             return ""
         return self.feed("\n").removesuffix("\n")
 
+    @property
+    def silent(self) -> bool:
+        """Is the text left out here, up to the end of a code fence?"""
+        return bool(self._fence)
+
+    def settle(self) -> str:
+        if self._fence or self._target or self._head.startswith(("```", "~~~")):
+            return ""
+        if head := self._head:
+            if _RULE.fullmatch(head) or _TABLE_LINE.fullmatch(head):
+                return self._end_head()
+            self._at_head, self._head = False, ""
+            return self.push(head) + self.settle()
+        given = self._end_run(" ") if self._run else ""
+        waits, self._waits = self._waits, ""
+        if waits == "]":
+            self._brackets = max(0, self._brackets - 1)
+        elif waits in ("\\", "!"):
+            given += self._give(waits)
+        return given + self._end_item()
+
     # ---------------------------------------------------------------- a line's beginning
 
     def _in_head(self, character: str) -> str:
@@ -177,9 +198,15 @@ class Markdown(Stage):
         return self._give(f" {run}" if run[0] == "#" else run)
 
     def _end_line(self) -> str:
-        mark = "." if self._item and self._last and self._last not in _ENDS else ""
+        mark = self._end_item()
         self._begin_line()
         return mark + "\n"
+
+    def _end_item(self) -> str:
+        """The mark that ends a heading, a list's item or a table's row; empty if it has one."""
+        mark = "." if self._item and self._last and self._last not in _ENDS else ""
+        self._last = mark or self._last
+        return mark
 
     def _give(self, text: str) -> str:
         if text.strip():

@@ -34,7 +34,8 @@ class NormalizerStream:
             language: as for `Normalizer`.
         """
         self._clean = Clean()
-        self._stages = [Tags(), Markdown(), Words(spoken_in(language)), Layout()]
+        self._tags, self._markdown = Tags(), Markdown()
+        self._stages = [self._tags, self._markdown, Words(spoken_in(language)), Layout()]
 
     def push(self, piece: str) -> str:
         """Take a piece, and return what is now final."""
@@ -54,6 +55,20 @@ class NormalizerStream:
     def finish(self) -> str:
         """End the text, and return what was held back."""
         return "".join(self._through(stage.end(), place + 1) for place, stage in enumerate(self._stages))
+
+    def settle(self) -> str:
+        """A sentence has ended: return what was held back, but for open links, tags, elements and code blocks."""
+        return "".join(self._through(stage.settle(), place + 1) for place, stage in enumerate(self._stages))
+
+    @property
+    def silent(self) -> bool:
+        """Is the text left out here, as in `<think>` or a code block?"""
+        return self._tags.silent or self._markdown.silent
+
+    def follow(self, before: "NormalizerStream") -> None:
+        """Go on within what `before` has left open. `before` is not used afterwards."""
+        self._clean, self._tags, self._markdown = before._clean, before._tags, before._markdown
+        self._stages[:2] = [self._tags, self._markdown]
 
     def _through(self, text: str, first: int) -> str:
         for stage in self._stages[first:]:

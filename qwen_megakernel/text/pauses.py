@@ -1,5 +1,6 @@
 """Pauses in text: `[pause 500ms]` and SSML's `<break time="500ms"/>`."""
 
+import logging
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -7,8 +8,11 @@ from functools import cache
 
 from qwen_megakernel.errors import TextError
 
+log = logging.getLogger(__name__)
+
 LONGEST_PAUSE_S = 10.0
 _LONGEST_TAG = 1000  # characters; a <speak> tag names its schemas
+_LONGEST_ODD_TAG = 200  # the same if odd tags are skipped: what is longer is text
 _STRENGTHS = {"none": 0.0, "x-weak": 0.1, "weak": 0.25, "medium": 0.5, "strong": 0.8, "x-strong": 1.2}
 """Seconds. SSML leaves them to the speaker; these are ours."""
 
@@ -21,6 +25,7 @@ _OURS = ("[pause", "<break", "</break", "<speak", "</speak")
 _REFUSED = tuple(f"<{slash}{name}" for name in _OTHER for slash in ("", "/"))
 _DURATION = re.compile(r"(\d{1,6}(?:\.\d{1,6})?|\.\d{1,6})(ms|s)", re.I)
 _PAUSE = re.compile(r"\[pause\s+([\d.]+\s*m?s)\s*\]", re.I)
+_ODD_PAUSE = re.compile(r"\[pause[\s:=]*(?:[\d.,]+\s*[a-z]*)?\s*/?\]", re.I)
 _ATTRIBUTES = r"((?:\s+[\w:.-]+\s*=\s*(?:\"[^\"]*\"|'[^']*'))*)\s*/?>"
 _BREAK = re.compile(rf"<break{_ATTRIBUTES}", re.I)
 _SPEAK = re.compile(rf"<speak{_ATTRIBUTES}|</(?:speak|break)\s*>", re.I)
@@ -48,12 +53,13 @@ class Pause:
 class PauseStream:
     """`split_pauses` for a text in pieces. A tag may be cut anywhere."""
 
-    def __init__(self, refuse_other_tags: bool = True):
+    def __init__(self, refuse_other_tags: bool = True, lenient: bool = False):
         """
         Args:
             refuse_other_tags: SSML's other tags are an error; otherwise they stay in the text.
+            lenient: what would be an error is left out, with a warning. What is no tag after all stays in the text.
         """
-        self._held = ""
+        self._held, self._lenient = "", lenient
         self._names = _OURS + _REFUSED if refuse_other_tags else _OURS
         self._starts = _starts_of(self._names)
 
@@ -74,9 +80,17 @@ class PauseStream:
             TextError: the text ends within a tag.
         """
         held, self._held = self._held, ""
-        if _name(held, self._names):
+        if _name(held, self._names) and not self._lenient:
             raise _malformed(held)
         return [held] if held else []
+
+    def settle(self) -> list[str | Pause]:
+        """Return what may become a tag but is none yet. A tag that has begun stays open."""
+        return [] if _name(self._held, self._names) else self.finish()
+
+    def follow(self, before: "PauseStream") -> None:
+        """Go on within the tag that `before` has left open."""
+        self._held = before._held
 
     def _feed(self, character: str) -> list[str | Pause]:
         given: list[str | Pause] = []
@@ -87,20 +101,36 @@ class PauseStream:
                 if held[0] == "\\":
                     self._held = ""
                     return [*given, held[1:]]
-                if name in _REFUSED:
+                if name in _REFUSED and not self._lenient:
                     raise TextError(
                         f"expected text with the tags {_FORMS}, and <speak> around it; got {held!r}, which is not "
                         "supported. Leave the tag out, or write a backslash in front of it to speak it as text"
                     )
                 if character == (name[0] == "[" and "]" or ">"):
                     self._held = ""
-                    return [*given, *_read(held)]
+                    return [*given, *self._read(held, name)]
+                if self._lenient and (character in "<\n" or len(held) > _LONGEST_ODD_TAG):
+                    self._held = character if character == "<" else ""
+                    return [*given, held.removesuffix("<")]
                 if len(held) > _LONGEST_TAG:
                     raise _malformed(held)
                 return given
             given.append(held[0])
             self._held = held[1:]
         return given
+
+    def _read(self, tag: str, name: str) -> list[str | Pause]:
+        """What a whole tag stands for."""
+        if not self._lenient:
+            return _read(tag)
+        try:
+            if name not in _REFUSED:
+                return _read(tag)
+        except TextError:
+            if tag[0] == "[" and not _ODD_PAUSE.fullmatch(tag):
+                return [tag]  # it is text in brackets
+        log.warning("left out a tag that cannot be followed: %s", name)
+        return []
 
 
 def split_pauses(text: str, refuse_other_tags: bool = True) -> list[str | Pause]:

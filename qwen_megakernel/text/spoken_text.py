@@ -1,7 +1,7 @@
 """SpokenText: a text that has passed the front end, and the silence around it."""
 
-from qwen_megakernel.errors import TextError
-from qwen_megakernel.text.front_end import TextFrontEnd
+from qwen_megakernel.errors import NoWordsError, TextError
+from qwen_megakernel.text.front_end import Reading, TextFrontEnd
 from qwen_megakernel.text.pauses import Pause
 
 
@@ -39,19 +39,32 @@ def spoken_text(front_end: TextFrontEnd, text: str) -> SpokenText:
     return first
 
 
-def spoken_texts(front_end: TextFrontEnd, text: str) -> list[SpokenText]:
+def spoken_texts(front_end: TextFrontEnd, text: str, reading: Reading | None = None) -> list[SpokenText]:
     """The spoken form of a whole text: one text, or several with pauses between.
 
+    Args:
+        reading: of the text that this one continues. None: a text of its own.
+
     Raises:
-        TextError: nothing is left to speak, or a pause is malformed (`split_pauses`).
+        NoWordsError: nothing is left to speak.
+        TextError: a pause is malformed (`split_pauses`).
     """
     if isinstance(text, SpokenText):
         return [text]
-    if front_end.leaves_alone(text):
+    if not reading and front_end.leaves_alone(text):
         return [SpokenText(text)]
+    parts = reading.sentence(front_end, text) if reading else front_end.whole(text)
+    if said := _around_pauses(parts):
+        return said
+    told = "text must not be blank" if not text.strip() else f"the text has nothing to speak: {text[:60]!r}"
+    raise NoWordsError(told)
+
+
+def _around_pauses(parts: list[str | Pause]) -> list[SpokenText]:
+    """What a front end made of a text, with the silence around each text. Empty if there is nothing to speak."""
     said: list[SpokenText] = []
     pause_s = 0.0
-    for part in front_end.whole(text):
+    for part in parts:
         if isinstance(part, Pause):
             pause_s += part.seconds
         elif part.strip():
@@ -60,8 +73,7 @@ def spoken_texts(front_end: TextFrontEnd, text: str) -> list[SpokenText]:
     if len(said) > 1 or pause_s or said and said[0].before_s:
         said = [_without_blanks(one) for one in said]
     if not said:
-        told = "text must not be blank" if not text.strip() else f"the text has nothing to speak: {text[:60]!r}"
-        raise TextError(told)
+        return []
     for one, following in zip(said, said[1:], strict=False):
         one.ends_at_pause = following.begins_at_pause = following.before_s > 0
     said[-1].after_s, said[-1].ends_at_pause = pause_s, pause_s > 0

@@ -20,9 +20,19 @@ class Stage(ABC):
     def end(self) -> str:
         """End the text, and return what was held back."""
 
+    def settle(self) -> str:
+        """A sentence has ended: return what the next character could have changed. An open construct, such as a tag or
+        a code block, stays open."""
+        return self.end()
+
     def push(self, piece: str) -> str:
         """Take a piece of any length, and return what is now final."""
         return "".join(map(self.feed, piece))
+
+
+def has_words(text: str) -> bool:
+    """Is there a letter or a digit?"""
+    return any(map(str.isalnum, text))
 
 
 def is_mark(character: str) -> bool:

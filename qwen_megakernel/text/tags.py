@@ -15,6 +15,7 @@ _MAY_BE_TAG = re.compile(
     r"|<[^\s<>]*>?"  # an address such as <https://example.com>
     r"|<!(?:-|--|[A-Za-z][^<>]*>?)?|<\?[^<>]*>?"
 )
+_BEGINS_TAG = re.compile("<[/!?A-Za-z]")
 _ADDRESS = re.compile(r"<((?:[a-z][a-z0-9+.-]+:|[^\s<>@]+@)[^\s<>]+)>", re.I)
 _NO_BLANK = re.compile(r"<[^\s<>]*>")
 _DECLARATION = re.compile(r"<[!?][^<>]*>")
@@ -85,6 +86,14 @@ class Tags(Stage):
             return " "
         return "".join(c for c in text if unicodedata.category(c)[0] != "C")
 
+    @property
+    def silent(self) -> bool:
+        """Is the text left out here, up to the end of an element or a comment?"""
+        return self._until is not None
+
     def end(self) -> str:
         given, self._held = self._held, ""
         return given
+
+    def settle(self) -> str:
+        return "" if _BEGINS_TAG.match(self._held) else self.end()

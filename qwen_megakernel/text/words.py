@@ -39,7 +39,8 @@ class Words(Stage):
         if character == " ":
             return self._end_word(" ")
         if character == "\n" or is_mark(character) or is_cjk(character):
-            given = self.end() + character
+            blank = " " if is_cjk(character) and not self._word else ""  # it came behind the phrase
+            given = self._end_word("") + self._end_phrase(blank) + character
             self._before, self._begins = "", not is_cjk(character)
             return given
         self._word += character
