@@ -173,7 +173,7 @@ class AsyncUtterance:
             self.cancel()
 
     def _arrive(self, chunk: Chunk | None) -> None:
-        if chunk is not None:
+        if chunk is not None and not self._complete:
             now = self._loop.time()
             self._runs_out = max(self._runs_out, now) + len(chunk.samples) / chunk.sample_rate
         self._chunks.put_nowait(chunk)
