@@ -22,7 +22,7 @@ from qwen_megakernel.checkpoint.synthetic import NO_EOS
 from qwen_megakernel.model.pcm import pcm16
 from qwen_megakernel.server.limits import Limits
 from qwen_megakernel.server.stream_api import PATH as STREAM
-from qwen_megakernel.server.websocket_api import PATH
+from qwen_megakernel.server.websocket_api import _SETTINGS, PATH
 
 TEXT = "Hello there, how are you today?"
 LIMITS = Limits(max_text=600, max_body=8192, contexts=3, idle_s=10 * PATIENCE_S, total_s=10 * PATIENCE_S)
@@ -90,6 +90,7 @@ def test_it_introduces_itself(server, client):
         "languages": list(engine.languages),
         "idle_seconds": LIMITS.idle_s,
         "max_characters": LIMITS.max_text,
+        "settings": list(_SETTINGS),
     }
     client.say("ping")
     assert client.until("pong") == {"type": "pong"}

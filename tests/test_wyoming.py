@@ -403,9 +403,6 @@ def start(text: str = TEXT) -> list:
             "invalid",
             "text_format must be 'text', got 'ssml'",
         ),
-        ([Synthesize("  ")], "invalid", "must not be blank"),
-        ([SynthesizeStart(), SynthesizeStop()], "invalid", "must not be blank"),
-        ([SynthesizeStart(), SynthesizeChunk(" \n"), SynthesizeStop()], "invalid", "must not be blank"),
         ([Synthesize("x" * 601)], "invalid", "may have at most 600 characters, this one has 601"),
         ([SynthesizeStart(), SynthesizeChunk("Hello. " * 86)], "invalid", "this one has 602"),
         ([Synthesize("x" * 2400)], "protocol", "more than 2400 characters wait"),
@@ -426,6 +423,26 @@ def test_what_is_wrong_is_told_and_ends_the_connection(server, events, code, wor
     heard = ask(server, *events)
     assert heard.types[-1] == "error" and heard.error.code == code and words in heard.error.text
     server.at_rest()
+
+
+@pytest.mark.parametrize(
+    "text", ["  ", "\n", "...", "---", "\U0001f389", "[pause]", "[pause 1s]", "<emphasis></emphasis>"]
+)
+@pytest.mark.parametrize("streams", [False, True])
+def test_what_has_no_words_is_an_answer_without_audio(server, text, streams):
+    asked = [SynthesizeStart(), SynthesizeChunk(text), SynthesizeStop()] if streams else [Synthesize(text)]
+    heard = ask(server, *asked, last=SynthesizeStopped if streams else AudioStop)
+    assert heard.types[:2] == ["audio-start", "audio-stop"] and not heard.error
+    assert ask(server, Synthesize(TEXT), last=AudioStop).pcm, "the server goes on"
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_an_odd_tag_of_a_language_model_does_not_silence_the_answer(server, seeds, streams):
+    text = "Hello there [pause], <break time=500ms/>my <emphasis>friend</emphasis>."
+    asked = [SynthesizeStart(), SynthesizeChunk(text), SynthesizeStop()] if streams else [Synthesize(text)]
+    heard = ask(server, *asked, last=SynthesizeStopped if streams else AudioStop)
+    wanted = "Hello there , my friend."
+    assert not heard.error and heard.pcm == (streamed(server, wanted) if streams else said(server, wanted))
 
 
 JSON = b'{"type": "ping"%s}\n'

@@ -356,9 +356,7 @@ class TTSEngine(Observed):
         return Turn(checked.front_end, fits if request.get("max_frames") is None else None, reading)
 
     @torch.inference_mode()
-    def pieces(
-        self, text: str, reading: Reading | None = None, **request: Unpack[RequestOptions]
-    ) -> list[SpokenText]:
+    def pieces(self, text: str, reading: Reading | None = None, **request: Unpack[RequestOptions]) -> list[SpokenText]:
         """Cut `text` at its pauses, and at sentence ends into pieces that each fit a slot with room for their speech.
         What fits comes back whole, without white space around it. Takes what `submit` takes. `submit` speaks a piece as
         it is, with the silence that belongs to it.

@@ -14,7 +14,6 @@ nearly heard what was made, the part is therefore ended, and said to its end. Wh
 """
 
 import asyncio
-import re
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Executor
@@ -32,19 +31,14 @@ from qwen_megakernel.model.text import check_unicode
 from qwen_megakernel.model.turn_text import Turn
 from qwen_megakernel.text.front_end import Reading
 from qwen_megakernel.text.pauses import Pause
+from qwen_megakernel.text.sentence import LONGEST_END, STALL_S, ends_sentence
 from qwen_megakernel.text.spoken_text import SpokenText
 
-STALL_S = 0.5
-"""Seconds without text after which a writer behind a sentence counts as stalled. Language models write a word in less
-than a tenth of that."""
 LONG_STALL_S = 10.0
-"""The same within a sentence. The slot is then free for others."""
+"""Seconds without text after which a writer within a sentence counts as stalled. The slot is then free for others."""
 LOW_LEAD_S = 0.5
 """Seconds of audio that a listener still has when a stalled part is ended. A CPU at a real-time factor of 0.5 makes its
 next chunk, of 0.64 s at most, in that time."""
-
-_ENDS_SENTENCE = re.compile(r"(?:[.!?…。！？][^\w,;:，、；：]*|\n\s*\n\s*)$")
-_TAIL = 40  # characters of the text's end that are looked at
 
 _CUT = ("length", "cancelled")
 """Finish reasons after which no further part is said: it would not join what was heard."""
@@ -252,7 +246,7 @@ class AsyncUtterance:
 
     def _came(self, text: str) -> None:
         """Text has come."""
-        self._tail, self._text_at, self._flushed = (self._tail + text)[-_TAIL:], self._loop.time(), False
+        self._tail, self._text_at, self._flushed = self._tail[-LONGEST_END:] + text, self._loop.time(), False
         self._watch()
 
     def _watch(self) -> None:
@@ -271,7 +265,7 @@ class AsyncUtterance:
 
     def _stalled_at(self) -> float:
         """When the part must be ended if no text comes until then, in the loop's time."""
-        whole = self._flushed or _ENDS_SENTENCE.search(self._tail)
+        whole = self._flushed or ends_sentence(self._tail)
         return max(self._text_at + (STALL_S if whole else LONG_STALL_S), self._runs_out - LOW_LEAD_S)
 
     def _look(self) -> None:

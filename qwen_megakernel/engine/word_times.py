@@ -6,10 +6,9 @@ been made, never before.
 """
 
 import re
-from contextlib import suppress
 
-from qwen_megakernel.errors import TextError
 from qwen_megakernel.text.pauses import Pause, PauseStream
+from qwen_megakernel.text.silence import Silence
 
 _CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uff66-\uff9f"
 # A word with what clings to it, or one Chinese or Japanese character with its marks.
@@ -34,8 +33,14 @@ def is_syllable(character: str) -> bool:
     return bool(_SYLLABLE.match(character))
 
 
+class _Unspoken(str):
+    """A word that the normalizer leaves out."""
+
+
 def weight(word: str) -> float:
     """How long a word takes, in Latin letters."""
+    if isinstance(word, _Unspoken):
+        return 0.0
     spoken = sum(2.5 if is_syllable(c) else 3 if c.isdigit() else 1 for c in word if c.isalnum())
     return max(1.0, spoken) + 1 + _PAUSE.get(word[-1], 0)  # 1 is for the gap after it
 
@@ -53,41 +58,53 @@ class SpeechRate:
 class WordTimes:
     """The words of one utterance, whose text may come in pieces."""
 
-    def __init__(self, rate: SpeechRate, speed: float = 1.0):
+    def __init__(self, rate: SpeechRate, speed: float = 1.0, silence: Silence | None = None):
         """
         Args:
             rate: the voice's at speed 1.0.
             speed: how many times as fast the audio is.
+            silence: of the text, if it is normalized: words that are left out take no time.
         """
-        self._rate, self._speed = rate, speed
+        self._rate, self._speed, self._silence = rate, speed, silence
         self._open = ""  # text after the last whole word
-        self._pauses = PauseStream(refuse_other_tags=False)
+        self._unspoken: list[bool] = []  # for each character of it
+        self._pauses = PauseStream(refuse_other_tags=False, lenient=True)
         self._words: list[str | Pause] = []  # not given out
         self._at = 0.0  # where the next of them begins, in seconds
         self._given = 0.0  # weight of those given out
         self._paused = 0.0  # seconds of the pauses that were passed
 
     def add(self, text: str) -> None:
-        """A piece of the text as it was written. Raises TextError for a malformed pause."""
+        """A piece of the text as it was written."""
         self._take(self._pauses.push(text))
 
     def _take(self, parts: list[str | Pause]) -> None:
         for part in parts:
             if isinstance(part, Pause):
-                self._words += [*words_of(self._open), part]
-                self._open = ""
+                self._end_words()
+                self._words.append(part)
             else:
                 self._add(part)
 
     def _add(self, text: str) -> None:
+        if not text:
+            return
         self._open += text
-        words = words_of(self._open)
-        if words and not self._open[-1].isspace():
-            last = words.pop()
-            self._open = self._open[self._open.rindex(last) :]
+        if self._silence:
+            self._unspoken += map(self._silence.push, text)
+        if not self._open[-1].isspace():
+            *_, last = _WORD.finditer(self._open)
+            self._end_words(last.start())
         else:
-            self._open = ""
-        self._words += words
+            self._end_words()
+
+    def _end_words(self, until: int | None = None) -> None:
+        """The words of the open text are whole, up to this place or to its end."""
+        until = len(self._open) if until is None else until
+        for word in _WORD.finditer(self._open, 0, until):
+            left_out = self._silence and all(self._unspoken[word.start() : word.end()])
+            self._words.append(_Unspoken(word[0]) if left_out else word[0])
+        self._open, self._unspoken = self._open[until:], self._unspoken[until:]
 
     def due(self, made: float) -> list[tuple[str, float]]:
         """Words that begin within the first `made` seconds of audio, and when."""
@@ -98,10 +115,8 @@ class WordTimes:
 
     def finish(self, made: float) -> list[tuple[str, float]]:
         """The text and its `made` seconds of audio are complete: the words that are left, and when they begin."""
-        with suppress(TextError):  # the text's end cuts a pause; the engine has refused that text
-            self._take(self._pauses.finish())
-        self._words += words_of(self._open)
-        self._open = ""
+        self._take(self._pauses.finish())
+        self._end_words()
         left = sum(weight(word) for word in self._words if isinstance(word, str))
         paused = sum(part.seconds for part in self._words if isinstance(part, Pause))
         if made > 0 and self._given + left > 0:

@@ -28,8 +28,8 @@ from torch import Tensor
 from qwen_megakernel.checkpoint.config import ModelConfig
 from qwen_megakernel.checkpoint.languages import find_language
 from qwen_megakernel.errors import (
-    NoWordsError,
     CheckpointError,
+    NoWordsError,
     SpeakerError,
     TextError,
     TextTooLongError,

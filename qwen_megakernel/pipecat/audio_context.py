@@ -8,7 +8,7 @@ This module imports no torch, because a server's client needs none.
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator
 from time import monotonic
 from typing import Any
 
@@ -20,11 +20,17 @@ from pipecat.services.tts_service import TTSService
 from pipecat.utils.errors import ErrorCategory
 
 from qwen_megakernel.engine.word_times import is_unspaced
-from qwen_megakernel.errors import LanguageError, RequestError, SpeakerError, TextEndedError, VoiceError
+from qwen_megakernel.errors import (
+    LanguageError,
+    NoWordsError,
+    RequestError,
+    SpeakerError,
+    TextEndedError,
+    VoiceError,
+)
 from qwen_megakernel.model.edges import SILENCE
 from qwen_megakernel.model.pcm import pcm16
 
-_KEEPALIVE_S = 1.0  # longest interval; Pipecat ends an audio context that gets no item for 3 s
 _LEAST_GAP_S = 0.05  # shorter waits of the listener do not move word times
 _RESAMPLER = "HQ"  # soxr's: from a first chunk of 80 ms it yields 61 ms at 8 and 16 kHz; VHQ yields 0 and 69 ms
 _HEAD_START_S = 0.002
@@ -50,10 +56,15 @@ class SpeechMetricsData(MetricsData):
 class AudioContext(ABC):
     """Attributes:
     failed: an error of this context was reported.
+    wordless: some of its text had nothing to speak.
+    busy: a sentence is spoken, or a token is being taken.
+    text_at: when its latest text came, or was spoken if it was a sentence; in seconds of the monotonic clock.
+    text_ended: no more text will come.
     """
 
-    def __init__(self, service: TTSService, context_id: str):
-        self._service, self._context_id = service, context_id
+    def __init__(self, service: TTSService, context_id: str, reading: Any):
+        """`reading`: what this context and others read of one text, by `SpeechService._new_reading`."""
+        self._service, self._context_id, self._reading = service, context_id, reading
         self._made_s = 0.0  # seconds of audio in the context
         self._begun_s = 0.0  # where in the context the current utterance's audio begins
         self._rate = 0  # of that utterance's audio, in Hz
@@ -61,10 +72,10 @@ class AudioContext(ABC):
         self._silent = service._trim  # nothing was heard yet, so silence is cut
         self._trimmed_s = 0.0
         self._reader: asyncio.Task | None = None
-        self._text_ended = asyncio.Event()
+        self._read_all = False  # the reader has ended
         self._cancelled = False
-        self.failed = False
-        self._keepalive_task: asyncio.Task | None = None
+        self.failed = self.wordless = self.busy = self.text_ended = False
+        self.text_at = monotonic()
         self._first_audio_at: float | None = None  # clock time
         self._words_begun = False
         self._least_first_s, self._held = 0.0, np.zeros(0, np.float32)  # seconds to begin with; less is held back
@@ -89,6 +100,10 @@ class AudioContext(ABC):
     async def flush(self) -> None:
         """Speak text that is held back because the next character could change it."""
 
+    def _unspoken_words(self) -> list[tuple[str, float]]:
+        """The words of an utterance that had nothing to speak, if this side knows them."""
+        return []
+
     @abstractmethod
     def _drop(self) -> None:
         """Cancel the utterance if it has not ended. Takes no time and never fails."""
@@ -97,53 +112,38 @@ class AudioContext(ABC):
     def _audio(self) -> AsyncGenerator[TTSAudioRawFrame | ErrorFrame, None]:
         """Yield the utterance's audio at the pipeline's rate, then an error if it was cut. Send the words too."""
 
-    # ------------------------------------------------------------ keeping the context open
-
-    @property
-    def _keepalive(self) -> float:
-        return min(_KEEPALIVE_S, self._service._stop_frame_timeout_s / 3)
-
-    def keep_open(self) -> None:
-        """Keep the context open while the LLM writes this turn: a pause between two sentences must not end it."""
-        if self._keepalive_task is None and self._service._turn_context_id == self._context_id:
-            self._keepalive_task = self._service.create_task(self._keep_open())
-
-    async def _keep_open(self) -> None:
-        while self._service._turn_context_id == self._context_id:
-            self._service._refresh_audio_context(self._context_id)
-            await asyncio.sleep(self._keepalive)
-
-    async def _next(self, get: Callable[[], Awaitable[Any]]) -> Any:
-        """The result of `get()`. Keep the context open meanwhile, however long it takes."""
-        while True:
-            try:
-                async with asyncio.timeout(self._keepalive):  # `wait_for` starts a task for each chunk in Python 3.11
-                    return await get()
-            except TimeoutError:
-                self._service._refresh_audio_context(self._context_id)
-
     # ------------------------------------------------------------ a sentence
 
     async def say(self, text: str) -> AsyncGenerator[Frame, None]:
         """Speak a sentence."""
+        self.busy = True
         try:
             await self._open(text, complete=True)
             async for frame in self._audio():
                 yield frame
+        except NoWordsError:
+            await self._pass_over()
         except Exception as error:
             yield self._error(error)
         finally:
+            self.busy, self.text_at = False, monotonic()
             self._drop()
 
     # ------------------------------------------------------------ tokens
 
-    async def push(self, text: str) -> None:
-        """Take a token into the context's utterance."""
+    async def push(self, text: str, apart: bool = False) -> None:
+        """Take a token into the context's utterance.
+
+        Args:
+            apart: it is a whole text, such as a sentence, which a blank sets apart from the text before it.
+        """
+        self.text_at = monotonic()
         if self.failed or self._cancelled:
             return
+        self.busy = True
         try:
             if self._reader is not None:
-                await self._push(text)
+                await self._push(f" {text}" if apart else text)
                 return
             await self._open(text, complete=False)
             self._reader = self._service.create_task(self._read())
@@ -153,56 +153,56 @@ class AudioContext(ABC):
             await self._fail(error)
             if self._reader is None:
                 self._drop()
-                self._reader = self._service.create_task(self._close_with_text())
+        finally:
+            self.busy = False
 
     async def end_text(self) -> None:
-        """End the context's text."""
-        if self._text_ended.is_set():
+        """End the context's text. What was made of it is still heard if some of it failed."""
+        if self.text_ended:
             return
-        self._text_ended.set()
-        if self._reader is None or self.failed:
+        self.text_ended = True
+        if self._reader is None or self._read_all:
             await self._service._close(self._context_id)
             return
         try:
             await self._end()
+        except NoWordsError:
+            pass  # the reader is told too
         except Exception as error:
             await self._fail(error)
 
     async def _read(self) -> None:
-        """Append the utterance's audio to the context as it comes, then close the context."""
+        """Append the utterance's audio to the context as it comes. Then close the context, unless more text may come:
+        that must not open a new context."""
         try:
             async for frame in self._audio():
                 await self._service.append_to_audio_context(self._context_id, frame)
+        except NoWordsError:
+            await self._pass_over()
         except Exception as error:
             await self._fail(error)
-        await self._close_with_text()
-
-    async def _close_with_text(self) -> None:
-        """Close the context once its text has ended. Until then later tokens must not open a new context."""
-        while not self._text_ended.is_set():
-            self._service._refresh_audio_context(self._context_id)
-            try:
-                await asyncio.wait_for(self._text_ended.wait(), self._keepalive)
-            except TimeoutError:
-                continue
-        await self._service._close(self._context_id)
+        self._read_all = True
+        if self.text_ended:
+            await self._service._close(self._context_id)
 
     async def _fail(self, error: Exception) -> None:
         if not self.failed and not self._cancelled:
-            self.failed = True
             await self._service.append_to_audio_context(self._context_id, self._error(error))
+
+    async def _pass_over(self) -> None:
+        """There is nothing to speak, which is no error. Words that are not spoken still belong to the turn's text."""
+        self.wordless = True
+        await self._send_words(self._unspoken_words())
 
     # ------------------------------------------------------------ audio, words, errors
 
     def cancel(self) -> None:
         """Stop at once. Takes no time and never fails."""
-        self._cancelled = True
-        self._text_ended.set()
+        self._cancelled = self.text_ended = True
         self._drop()
-        for task in (self._reader, self._keepalive_task):
-            if task and not task.done() and task is not asyncio.current_task():
-                task.cancel()
-        self._reader = self._keepalive_task = None  # breaks a reference cycle: a cancelled task holds its frames
+        if self._reader and not self._reader.done() and self._reader is not asyncio.current_task():
+            self._reader.cancel()
+        self._reader = None  # breaks a reference cycle: a cancelled task holds its frames
 
     def _begin(self, rate: int) -> None:
         """Begin an utterance. Its audio comes at `rate` Hz and follows the context's earlier audio."""
@@ -271,6 +271,7 @@ class AudioContext(ABC):
 
     def _error(self, error: Exception) -> ErrorFrame:
         self.failed = True
+        self._service._take_back_sentence(self._context_id)
         category = self._service._classify_error(error)
         if isinstance(error, RequestError) and not isinstance(error, (SpeakerError, LanguageError, VoiceError)):
             category = ErrorCategory.APPLICATION  # only this text failed; the next may be spoken

@@ -45,6 +45,7 @@ from qwen_megakernel.pipecat.settings import (
     speed_of,
     text_options_of,
 )
+from qwen_megakernel.text.front_end import Reading
 from qwen_megakernel.text.lexicon import Lexicon
 
 DEFAULT_MODEL = "Qwen/Qwen3-TTS-12Hz-0.6B-CustomVoice"
@@ -116,12 +117,11 @@ class MegakernelTTSService(SpeechService):
             store.apply_update(settings)
             store.model = resolved
         super().__init__(trim_leading_silence=trim_leading_silence, settings=store, **kwargs)
-        self._engine, self._own_engine = engine, engine is None
+        self._engine, self._given_engine = engine, engine
         self._model, self._engine_options = str(model), dict(engine_options or {})
         self._chunk_frames, self._lexicon = chunk_schedule(chunk_frames), lexicon
         self._word_rate = SpeechRate()
-        # Only one thread, so that the pieces of a text stay in order.
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix="qwen_megakernel submit")
+        self._executor: ThreadPoolExecutor | None = None  # while a pipeline runs
         known = (engine.variant, engine.speakers, engine.languages) if engine else _known_of(self._model)
         self._check_settings(self._settings, *(known or (None, None, None)))
         self._check_values(self._settings)
@@ -149,6 +149,9 @@ class MegakernelTTSService(SpeechService):
     async def setup(self, setup: FrameProcessorSetup):
         """Attach to the engine. If it is not loaded yet, load it now and log that."""
         await super().setup(setup)
+        self._engine = self._engine or self._given_engine  # an earlier pipeline has let go of it
+        # Only one thread, so that the pieces of a text stay in order.
+        self._executor = self._executor or ThreadPoolExecutor(1, thread_name_prefix="qwen_megakernel submit")
         if self._engine is None:
             logger.info(f"{self}: attaching to the engine of {self._model}")
             self._engine = await shared_engine.acquire(self._model, **self._engine_options)
@@ -167,15 +170,20 @@ class MegakernelTTSService(SpeechService):
 
     async def _release_engine(self) -> None:
         self._cancel_all()
-        self._executor.shutdown(wait=False)
+        executor, self._executor = self._executor, None
+        if executor:
+            executor.shutdown(wait=False)
         engine, self._engine = self._engine, None
-        if engine and self._own_engine:
+        if engine and self._given_engine is None:
             await shared_engine.release(engine)
 
     # ------------------------------------------------------------ speaking
 
-    def _new_context(self, context_id: str) -> "_LocalAudioContext":
-        return _LocalAudioContext(self, context_id)
+    def _new_context(self, context_id: str, reading: Reading) -> "_LocalAudioContext":
+        return _LocalAudioContext(self, context_id, reading)
+
+    def _new_reading(self) -> Reading:
+        return Reading()
 
     # ------------------------------------------------------------ settings
 
@@ -222,6 +230,7 @@ class MegakernelTTSService(SpeechService):
             "chunk_frames": self._chunk_frames,
             "speed": speed_of(settings),
             "lexicon": self._lexicon,
+            "lenient": True,
             **text_options_of(settings),
             "non_streaming_mode": layout_of(settings, in_tokens=self._is_streaming_tokens),
         }
@@ -235,8 +244,8 @@ takes some 40 ms, so the listener would hear a gap."""
 class _LocalAudioContext(AudioContext):
     """An audio context whose utterances come from the engine in this process."""
 
-    def __init__(self, service: MegakernelTTSService, context_id: str):
-        super().__init__(service, context_id)
+    def __init__(self, service: MegakernelTTSService, context_id: str, reading: Reading):
+        super().__init__(service, context_id, reading)
         self.utterance: AsyncUtterance | None = None  # the current one
         self._words: WordTimes | None = None  # of the current one
 
@@ -245,14 +254,15 @@ class _LocalAudioContext(AudioContext):
         engine, request = service._engine, service._request()
         if engine is None:
             raise EngineClosed("the service was cleaned up")
-        self._words = WordTimes(service._word_rate, request["speed"])
+        silence = self._reading.silence if request["normalize"] == "auto" else None
+        self._words = WordTimes(service._word_rate, request["speed"], silence)
         self._words.add(text)
         self._begin(engine.sample_rate)
         if engine.threads:
             self._least_first_s = _CPU_FIRST_S
         self.utterance = AsyncUtterance(engine, service._executor)
         whole, opening = (text, "") if complete else (None, text)
-        await self.utterance.submit(whole, opening, **request)
+        await self.utterance.submit(whole, opening, reading=self._reading, **request)
 
     async def _push(self, text: str) -> None:
         self._words.add(text)
@@ -261,8 +271,11 @@ class _LocalAudioContext(AudioContext):
     async def _end(self) -> None:
         await self.utterance.end_text()
 
+    def _unspoken_words(self) -> list[tuple[str, float]]:
+        return self._words.finish(0.0)
+
     async def flush(self) -> None:
-        if self.utterance and self.utterance.begun and not self.utterance.done and not self._text_ended.is_set():
+        if self.utterance and self.utterance.begun and not self.utterance.done and not self.text_ended:
             try:
                 await self.utterance.flush()
             except (
@@ -277,7 +290,7 @@ class _LocalAudioContext(AudioContext):
 
     async def _audio(self) -> AsyncGenerator[TTSAudioRawFrame | ErrorFrame, None]:
         utterance = self.utterance
-        while (chunk := await self._next(utterance.next_chunk)) is not None:
+        while (chunk := await utterance.next_chunk()) is not None:
             if frame := self._to_frame(chunk.samples):
                 yield frame
                 await self._send_words(self._words.due(self._made_s - self._begun_s))

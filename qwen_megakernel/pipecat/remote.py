@@ -10,13 +10,12 @@ breaks, its utterances end with an error, and the receive loop connects again.
 import asyncio
 import itertools
 import json
-from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from loguru import logger
-from pipecat.frames.frames import ErrorFrame, TTSAudioRawFrame
+from pipecat.frames.frames import ErrorFrame
 from pipecat.processors.frame_processor import FrameProcessorSetup
 from pipecat.services.tts_service import WebsocketTTSService
 from pipecat.services.websocket_service import WebsocketService
@@ -28,11 +27,9 @@ from qwen_megakernel.errors import (
     EngineClosed,
     RequestError,
     SpeakerError,
-    TextEndedError,
-    TextTooLongError,
     TTSError,
 )
-from qwen_megakernel.pipecat.audio_context import AudioContext
+from qwen_megakernel.pipecat.remote_context import RemoteAudioContext, RemoteUtterance, UtteranceEnd
 from qwen_megakernel.pipecat.service import SpeechService
 from qwen_megakernel.pipecat.settings import SpeechSettings, check_names, sampling_of, speed_of
 
@@ -99,8 +96,8 @@ class MegakernelWebsocketTTSService(SpeechService, WebsocketTTSService):
         self._server: _Server | None = None  # of the latest connection
         self._ready = asyncio.Event()  # the socket is open, and the server has told its voices and languages
         self._receive_task: asyncio.Task | None = None
-        self._utterances: dict[str, _RemoteUtterance] = {}  # by name, until the server ends them
-        self._by_number: dict[int, _RemoteUtterance] = {}
+        self._utterances: dict[str, RemoteUtterance] = {}  # by name, until the server ends them
+        self._by_number: dict[int, RemoteUtterance] = {}
         self._count = itertools.count(1)
         self._check(self._settings)
 
@@ -189,7 +186,8 @@ class MegakernelWebsocketTTSService(SpeechService, WebsocketTTSService):
         model = message["model"]
         if self._named_model not in (None, model):
             raise RequestError(f"the settings name the model {self._named_model!r}, but {self._url} has {model!r}")
-        self._server = _Server(message["sample_rate"], tuple(message["voices"]), tuple(message["languages"]))
+        listed = (tuple(message.get(name, ())) for name in ("voices", "languages", "settings"))
+        self._server = _Server(message["sample_rate"], *listed)
         self._check(self._settings)
         self._settings.model = model
         self._sync_model_name_to_metrics()
@@ -252,14 +250,14 @@ class MegakernelWebsocketTTSService(SpeechService, WebsocketTTSService):
             utterance.items.put_nowait(message["words"])
         elif kind == "end":
             self._forget(utterance)
-            utterance.items.put_nowait(_UtteranceEnd(message["finish_reason"], message["seconds"], message["seed"]))
+            utterance.items.put_nowait(UtteranceEnd(message["finish_reason"], message["seconds"], message["seed"]))
         elif kind == "error":
             self._forget(utterance)
             utterance.items.put_nowait(_error_of(message))
         else:
             logger.debug(f"{self}: unknown message {kind!r}")
 
-    def _forget(self, utterance: "_RemoteUtterance") -> None:
+    def _forget(self, utterance: "RemoteUtterance") -> None:
         """Forget an utterance that has ended or that nobody waits for."""
         utterance.ended, utterance.context = True, None  # breaks a reference cycle: see tests/test_cycles.py
         self._utterances.pop(utterance.name, None)
@@ -276,12 +274,16 @@ class MegakernelWebsocketTTSService(SpeechService, WebsocketTTSService):
 
     # ------------------------------------------------------------ speaking
 
-    def _new_context(self, context_id: str) -> "_RemoteAudioContext":
-        return _RemoteAudioContext(self, context_id)
+    def _new_context(self, context_id: str, reading: str) -> "RemoteAudioContext":
+        return RemoteAudioContext(self, context_id, reading)
 
-    def _new_utterance(self, context: "_RemoteAudioContext", context_id: str) -> "_RemoteUtterance":
+    def _new_reading(self) -> str:
+        """The turn's name: the server reads contexts with one name as one text."""
+        return f"turn/{next(self._count)}"
+
+    def _new_utterance(self, context: "RemoteAudioContext", context_id: str) -> "RemoteUtterance":
         tail = f"/{next(self._count)}"
-        return _RemoteUtterance(context_id[: _MAX_NAME - len(tail)] + tail, context)
+        return RemoteUtterance(context_id[: _MAX_NAME - len(tail)] + tail, context)
 
     # ------------------------------------------------------------ settings
 
@@ -296,8 +298,8 @@ class MegakernelWebsocketTTSService(SpeechService, WebsocketTTSService):
         check_names(settings, voices, languages, unseen=unseen, no_voices="none" if self._server else unseen)
         self._check_values(settings)
 
-    def _request(self) -> dict[str, Any]:
-        """The settings of the next utterance, as fields of its first message."""
+    def _request(self, turn: str) -> dict[str, Any]:
+        """The settings of the next utterance of a turn, as fields of its first message."""
         settings, sampling = self._settings, sampling_of(self._settings)
         asked = {
             "voice": settings.voice,
@@ -313,6 +315,7 @@ class MegakernelWebsocketTTSService(SpeechService, WebsocketTTSService):
             "normalize": settings.normalize,
             "trim": settings.trim,
             "non_streaming_mode": settings.non_streaming_mode,
+            "turn": turn if "turn" in self._server.settings else None,
         }
         return {"words": True} | {name: value for name, value in asked.items() if value is not None}
 
@@ -331,118 +334,7 @@ class _Server:
     sample_rate: int
     voices: tuple[str, ...]
     languages: tuple[str, ...]
-
-
-@dataclass
-class _UtteranceEnd:
-    """The server's "end" message."""
-
-    finish_reason: str
-    seconds: float
-    seed: int
-
-
-@dataclass(eq=False)
-class _RemoteUtterance:
-    """An utterance: one context on the socket.
-
-    Attributes:
-        name: the name of its context on the socket.
-        number: the number of its audio; None before the server's "begin".
-        opened: its first text was sent.
-        ended: the server has ended it, it was cancelled, or the socket broke.
-        items: PCM, words, and last an _UtteranceEnd or exception. None: the socket broke, and that was reported.
-    """
-
-    name: str
-    context: "_RemoteAudioContext | None"  # None once it has ended
-    number: int | None = None
-    opened: bool = False
-    ended: bool = False
-    items: asyncio.Queue[bytes | list | _UtteranceEnd | Exception | None] = field(default_factory=asyncio.Queue)
-
-
-class _RemoteAudioContext(AudioContext):
-    """An audio context whose utterances come from a server."""
-
-    def __init__(self, service: MegakernelWebsocketTTSService, context_id: str):
-        super().__init__(service, context_id)
-        self._utterance: _RemoteUtterance | None = None  # the current one
-        self._trimmed_before_s = 0.0  # silence cut in front of earlier utterances
-
-    async def _open(self, text: str, complete: bool) -> None:
-        self.keep_open()  # connecting may come first
-        await self._service._ensure_connected()
-        self._utterance = self._service._new_utterance(self, self._context_id)
-        self._begin(self._service._server.sample_rate)
-        self._trimmed_before_s = self._trimmed_s
-        await self._send("text", text=text, end=complete)
-
-    async def _push(self, text: str) -> None:
-        if self._utterance.ended:
-            raise TextEndedError("the server has ended this utterance")
-        await self._send("text", text=text)
-
-    async def _end(self) -> None:
-        if not self._utterance.ended:
-            await self._send("end")
-
-    async def flush(self) -> None:
-        utterance = self._utterance
-        if utterance and utterance.opened and not utterance.ended and not self._text_ended.is_set():
-            try:
-                await self._send("flush")
-            except (OSError, WebSocketException) as error:
-                await self._fail(error)
-
-    async def _send(self, kind: str, **fields) -> None:
-        """Send a message of the current utterance. The first message opens it. If sending fails, the utterance has
-        ended and the caller reports why."""
-        utterance, service = self._utterance, self._service
-        if not utterance.opened:
-            utterance.opened = True
-            service._utterances[utterance.name] = utterance
-            fields |= service._request()
-        try:
-            await service._send(kind, context=utterance.name, **fields)
-        except (OSError, WebSocketException):
-            service._forget(utterance)
-            utterance.items.put_nowait(None)
-            raise
-
-    def _drop(self) -> None:
-        utterance, service = self._utterance, self._service
-        if utterance and utterance.opened and not utterance.ended:
-            service._forget(utterance)
-            service.create_task(service._cancel_remote(utterance.name))
-
-    async def lose(self, error: Exception) -> None:
-        """Report a broken socket. The context will be closed; if the turn goes on, it gets a new context."""
-        if not self._cancelled:
-            await self._service.append_to_audio_context(self._context_id, self._error(error))
-        self._text_ended.set()
-
-    async def _audio(self) -> AsyncGenerator[TTSAudioRawFrame | ErrorFrame, None]:
-        utterance = self._utterance
-        while isinstance(item := await self._next(utterance.items.get), (bytes, list)):
-            if isinstance(item, list):
-                cut = self._trimmed_s - self._trimmed_before_s
-                await self._send_words([(word, max(0.0, at - cut)) for word, at in item])
-            elif frame := self._to_frame(np.frombuffer(item, "<i2").astype(np.float32) / 32767):
-                yield frame
-        if item is None:
-            return
-        if self._reader and not self._text_ended.is_set():
-            # Text that came to the server after it ended the utterance has opened a new context of this name there.
-            await self._service._cancel_remote(utterance.name)
-        if isinstance(item, Exception):
-            raise item
-        if tail := self._tail():
-            yield tail
-        if item.finish_reason == "length":  # the rest of the text was not spoken
-            told = f"speech was cut after {item.seconds:.1f} s, at its slot's or checkpoint's limit: shorten the text"
-            yield self._error(TextTooLongError(told))
-        logger.info(f"{self._service}: {item.seconds:.2f} s, {item.finish_reason}, seed {item.seed}")
+    settings: tuple[str, ...]  # that a context may have; empty for a server before 0.3
 
 
 def _error_of(message: dict[str, Any]) -> TTSError:

@@ -11,17 +11,13 @@ from inspect import signature
 from typing import Any
 
 from pipecat.frames.frames import (
-    CancelFrame,
-    ControlFrame,
-    EndFrame,
+    AggregatedTextFrame,
     Frame,
-    FunctionCallsStartedFrame,
-    TTSStoppedFrame,
+    TextType,
     TTSTextFrame,
 )
 from pipecat.processors.frame_processor import FrameDirection
 from pipecat.services.settings import TTSSettings
-from pipecat.services.tts_service import TTSService
 from pipecat.transcriptions.language import Language
 from pipecat.utils.errors import ErrorCategory
 from pipecat.utils.tracing.service_decorators import traced_tts
@@ -29,12 +25,8 @@ from pipecat.utils.types import NOT_GIVEN, is_given
 
 from qwen_megakernel.checkpoint.languages import NAMES, primary_subtag
 from qwen_megakernel.errors import EngineBusy, RequestError
-from qwen_megakernel.pipecat.audio_context import AudioContext
 from qwen_megakernel.pipecat.settings import SpeechSettings, layout_of, sampling_of, speed_of, text_options_of
-
-
-class _FlushFrame(ControlFrame):
-    """The service sends this to itself. Unlike a system frame it stays in order with the text."""
+from qwen_megakernel.pipecat.turns import TurnService
 
 
 @functools.cache
@@ -43,7 +35,7 @@ def _arguments_of(cls: type) -> set[str]:
     return {name for base in cls.__mro__ if "__init__" in vars(base) for name in signature(base.__init__).parameters}
 
 
-class SpeechService(TTSService):
+class SpeechService(TurnService):
     """A text-to-speech service: settings, and an `AudioContext` for each of Pipecat's audio contexts."""
 
     Settings = SpeechSettings
@@ -60,7 +52,7 @@ class SpeechService(TTSService):
             push_start_frame=True, push_stop_frames=True, push_text_frames=False, settings=settings, **kwargs
         )
         self._trim = trim_leading_silence
-        self._contexts: dict[str, AudioContext] = {}  # by id
+        self._apart, self._gap = False, ""  # is the text a whole one? What separates it from the one before
 
     def can_generate_metrics(self) -> bool:
         """TTFB, TTFA, usage and, for sentences, processing."""
@@ -79,9 +71,6 @@ class SpeechService(TTSService):
     # ------------------------------------------------------------ what differs between services
 
     @abstractmethod
-    def _new_context(self, context_id: str) -> AudioContext: ...
-
-    @abstractmethod
     def _is_model(self, model: str) -> bool:
         """Is this a name of the service's model?"""
 
@@ -89,26 +78,13 @@ class SpeechService(TTSService):
     def _check(self, settings: SpeechSettings) -> None:
         """Raises RequestError if the service cannot speak with these settings."""
 
-    # ------------------------------------------------------------ life
-
-    async def stop(self, frame: EndFrame):
-        """Speak everything that was asked for. Text without an end counts as complete now."""
-        if self._is_streaming_tokens:
-            for context in list(self._contexts.values()):
-                await context.end_text()
-        await super().stop(frame)
-
-    async def cancel(self, frame: CancelFrame):
-        """Stop at once."""
-        self._cancel_all()
-        await super().cancel(frame)
-
-    def _cancel_all(self) -> None:
-        for context in list(self._contexts.values()):
-            context.cancel()
-        self._contexts.clear()
-
     # ------------------------------------------------------------ speaking
+
+    async def _handle_aggregated_text(self, src_frame: AggregatedTextFrame, context_id: str | None = None):
+        """Note what Pipecat leaves out of the text: whether it is a whole one, and the line end before it."""
+        self._apart = src_frame.text_type != TextType.TOKEN
+        self._gap = "\n" if src_frame.text.startswith("\n") else " "
+        await super()._handle_aggregated_text(src_frame, context_id)
 
     @traced_tts
     async def run_tts(self, text: str, context_id: str) -> AsyncGenerator[Frame | None, None]:
@@ -121,47 +97,19 @@ class SpeechService(TTSService):
         Yields:
             Audio frames at the pipeline's rate, and an error frame for what cannot be spoken; in TOKEN mode nothing.
         """
+        reading, goes_on = self._reading_of_turn()
         context = self._contexts.get(context_id)
         if context is None:
-            context = self._contexts[context_id] = self._new_context(context_id)
+            context = self._contexts[context_id] = self._new_context(context_id, reading)
         if self._is_streaming_tokens:
-            await context.push(text)
+            await context.push(text, apart=self._apart)
             yield None
             return
-        context.keep_open()
         await self.start_tts_usage_metrics(text)
-        async for frame in context.say(text):
+        async for frame in context.say(self._gap + text if goes_on else text):
             yield frame
-
-    async def flush_audio(self, context_id: str | None = None):
-        """End the turn's text.
-
-        Args:
-            context_id: The turn's context; None: the one that plays.
-        """
-        context_id = context_id or self.get_active_audio_context_id()
-        context = self._contexts.get(context_id)
-        if context is None:  # the service was not usable, so it got no text
+        if context_id != self._turn_context_id:  # no turn will close it
             await self._close(context_id)
-        elif self._is_streaming_tokens:
-            await context.end_text()
-        elif not self._is_yielding_frames_synchronously:  # its last sentence failed, so nothing else closes it
-            await self._close(context_id)
-
-    async def process_frame(self, frame: Frame, direction: FrameDirection):
-        """Before a function call, finish speaking the text so far.
-
-        Args:
-            frame: Any.
-            direction: The frame's direction.
-        """
-        if isinstance(frame, _FlushFrame):
-            for context in list(self._contexts.values()):
-                await context.flush()
-            return
-        if isinstance(frame, FunctionCallsStartedFrame):
-            await self.queue_frame(_FlushFrame(), FrameDirection.DOWNSTREAM)
-        await super().process_frame(frame, direction)
 
     async def push_frame(self, frame: Frame, direction: FrameDirection = FrameDirection.DOWNSTREAM):
         """Mark word times as estimates.
@@ -173,39 +121,6 @@ class SpeechService(TTSService):
         if isinstance(frame, TTSTextFrame):
             frame.metadata["time_is_estimated"] = True
         await super().push_frame(frame, direction)
-
-    async def on_audio_context_interrupted(self, context_id: str):
-        """Barge-in: stop the utterance of this context and no other.
-
-        Args:
-            context_id: The context that was dropped.
-        """
-        context = self._contexts.pop(context_id, None)
-        if context:
-            context.cancel()
-        await super().on_audio_context_interrupted(context_id)
-
-    async def on_audio_context_completed(self, context_id: str):
-        """Forget a context that was played to its end.
-
-        Args:
-            context_id: That context.
-        """
-        context = self._contexts.pop(context_id, None)
-        if context:
-            context.cancel()
-        await super().on_audio_context_completed(context_id)
-
-    async def _record_context_audio_outcome(self, context_id: str, received_audio: bool):
-        """Do not count a silent context against the service if its error was reported."""
-        context = self._contexts.get(context_id)
-        if received_audio or context is None or not context.failed:
-            await super()._record_context_audio_outcome(context_id, received_audio)
-
-    async def _close(self, context_id: str | None) -> None:
-        if context_id and self.audio_context_available(context_id):
-            await self.append_to_audio_context(context_id, TTSStoppedFrame(context_id=context_id))
-            await self.remove_audio_context(context_id)
 
     # ------------------------------------------------------------ settings
 
@@ -236,13 +151,10 @@ class SpeechService(TTSService):
         changed = await super()._update_settings(delta)
         unknown = changed.keys() - vars(self._settings).keys()
         self._warn_unhandled_updated_settings(unknown)
-        if changed.keys() - unknown and self._is_streaming_tokens and self._turn_context_id:
-            turn = self._turn_context_id
-            await self._push_sequencer_frames(await self._aggregated_frame_sequencer.finalize(turn), turn)
-            if self.audio_context_available(turn):
-                await self.flush_audio(context_id=turn)
-            self._turn_context_id = None
-            self._turn_context_id = self.create_context_id()
+        if changed.keys() - unknown and self._is_streaming_tokens:
+            await self._end_bare_text()
+            if self._turn_context_id:
+                await self._split_turn()
         return changed
 
     def _check_values(self, settings: SpeechSettings) -> None:

@@ -26,6 +26,7 @@ from qwen_megakernel.errors import (
 )
 from qwen_megakernel.server.limits import Limits
 from qwen_megakernel.server.saved_voices import DEFAULT_VOICE, SavedVoices
+from qwen_megakernel.text.front_end import Reading
 from qwen_megakernel.text.lexicon import Lexicon
 
 log = logging.getLogger(__name__)
@@ -299,21 +300,29 @@ class EngineService:
 
         return await asyncio.get_running_loop().run_in_executor(self._executor, count)
 
-    async def pieces(self, text: str, request: dict[str, Any]) -> list[str]:
+    async def pieces(self, text: str, request: dict[str, Any], reading: Reading | None = None) -> list[str]:
         """`text` cut into pieces that each fit a slot, see `TTSEngine.pieces`.
 
         Raises:
+            NoWordsError: the text has nothing to speak.
             RequestError: the text can never be spoken with these settings.
         """
+        more = {"reading": reading} if reading else {}
 
         def cut() -> list[str]:
-            return self.engine.pieces(text, **request)
+            return self.engine.pieces(text, **more, **request)
 
         return cut() if len(text) <= _SHORT else await asyncio.get_running_loop().run_in_executor(self._executor, cut)
 
     @contextlib.asynccontextmanager
     async def speak(
-        self, text: str | None, request: dict[str, Any], opening: str = "", *, ended: bool = False
+        self,
+        text: str | None,
+        request: dict[str, Any],
+        opening: str = "",
+        *,
+        ended: bool = False,
+        reading: Reading | None = None,
     ) -> AsyncIterator[AsyncUtterance]:
         """Begin an utterance. At the end of the block, cancel it if it still runs.
 
@@ -322,6 +331,7 @@ class EngineService:
             request: what `request` returned.
             opening: the first piece of text that comes in pieces.
             ended: no text follows the opening.
+            reading: of the text that this one continues; see `AsyncUtterance.submit`.
 
         Raises:
             TTSError: the text cannot be spoken, or not now.
@@ -330,7 +340,7 @@ class EngineService:
         self.utterances.add(utterance)
         self.log_text(text or opening)
         try:
-            await utterance.submit(text, opening, ended=ended, **request)
+            await utterance.submit(text, opening, ended=ended, reading=reading, **request)
             yield utterance
         finally:
             utterance.cancel()

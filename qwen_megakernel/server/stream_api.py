@@ -13,7 +13,7 @@ from starlette.websockets import WebSocket
 from qwen_megakernel.engine.audio import Audio
 from qwen_megakernel.engine.event_loop import AsyncUtterance
 from qwen_megakernel.engine.word_times import SpeechRate, WordTimes
-from qwen_megakernel.errors import RequestError, TextEndedError, TextTooLongError, VoiceError
+from qwen_megakernel.errors import NoWordsError, RequestError, TextEndedError, TextTooLongError, VoiceError
 from qwen_megakernel.model.pcm import pcm16
 from qwen_megakernel.server.api_error import ApiError
 from qwen_megakernel.server.metrics import Metrics
@@ -27,6 +27,7 @@ from qwen_megakernel.server.socket_line import (
     protocol_error,
 )
 from qwen_megakernel.server.stream_config import Refused, SessionConfig, check_fields, read_config, string_of
+from qwen_megakernel.text.front_end import Reading
 
 log = logging.getLogger(__name__)
 
@@ -188,8 +189,9 @@ class _Stream(SocketLine):
             while speaks and await text.begins():
                 if not self._config.whole:
                     await text.glance()
-                speaks = await _Speech(self, self._config, text, self._utterances, sentences).speak()
-                sentences += 1
+                speech = _Speech(self, self._config, text, self._utterances, sentences)
+                speaks = await speech.speak()
+                sentences += speech.begun
         except Exception as error:
             self.put_error(error, utterance_index=self._utterances)
         self._busy = False  # after an error, a silent client is disconnected
@@ -300,15 +302,19 @@ class _Text:
 
 
 class _Speech:
-    """Speech from one audio.start to its audio.done: an utterance, or the part of it that fits a slot."""
+    """Speech from one audio.start to its audio.done: an utterance, or the part of it that fits a slot.
+
+    Attributes:
+        begun: its audio.start was sent.
+    """
 
     def __init__(self, stream: _Stream, config: SessionConfig, text: _Text, utterance: int, sentence: int):
         self._stream, self._config, self._text = stream, config, text
         self._where = {"utterance_index": utterance, "sentence_index": sentence}
         self._said = ""
-        self._words = WordTimes(SpeechRate()) if config.words else None
+        self._words: WordTimes | None = None
         self._refused: Exception | None = None  # why its text could not go on
-        self._begun = False
+        self.begun = False
         self._bytes = 0
 
     async def speak(self) -> bool:
@@ -326,9 +332,11 @@ class _Speech:
         except TimeoutError:
             words = f"the utterance took more than {limit:g} s: send input.done sooner"
             self._stream.put_error(Refused(words, code="failed"), utterance_index=self._where["utterance_index"])
+        except NoWordsError:  # nothing is sent of it
+            pass
         except Exception as error:
             self._stream.put_error(error, utterance_index=self._where["utterance_index"])
-        if self._begun:
+        if self.begun:
             self._stream.put(done | {"total_bytes": self._bytes, "error": audio is None})
         return audio is not None and audio.finish_reason != "length"
 
@@ -339,7 +347,11 @@ class _Speech:
         """
         service = self._stream.service
         service.check_ready()
-        request, whole, ended = service.request(**self._config.settings), None, self._text.complete
+        request = service.request(**self._config.settings, lenient=True)
+        whole, ended = None, self._text.complete
+        if self._config.words:
+            silence = Reading().silence if request.get("normalize") == "auto" else None
+            self._words = WordTimes(SpeechRate(), silence=silence)
         if self._config.whole:
             self._said = whole = await self._text.take_whole()
             if self._words:
@@ -390,8 +402,8 @@ class _Speech:
             utterance.cancel()
 
     def _begin(self, seed: int) -> None:
-        if not self._begun:
-            self._begun = True
+        if not self.begun:
+            self.begun = True
             start = {"type": "audio.start"} | self._where | {"sentence_text": self._said, "format": "pcm"}
             self._stream.put(
                 start | {"sample_rate": self._stream.service.engine.sample_rate, "channels": 1, "seed": seed}

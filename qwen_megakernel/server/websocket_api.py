@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import reprlib
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterable
 from typing import Any
 
@@ -12,12 +12,13 @@ from starlette.websockets import WebSocket
 
 from qwen_megakernel.engine.event_loop import AsyncUtterance
 from qwen_megakernel.engine.word_times import SpeechRate, WordTimes
-from qwen_megakernel.errors import RequestError, TextEndedError, TextError, TextTooLongError
+from qwen_megakernel.errors import NoWordsError, RequestError, TextEndedError, TextError, TextTooLongError
 from qwen_megakernel.model.pcm import pcm16
 from qwen_megakernel.server.api_error import ApiError
 from qwen_megakernel.server.metrics import Metrics
 from qwen_megakernel.server.service import EngineService
 from qwen_megakernel.server.socket_line import MAX_UNREAD, SocketLine, error_message, parse_message, protocol_error
+from qwen_megakernel.text.front_end import Reading
 
 log = logging.getLogger(__name__)
 
@@ -45,9 +46,11 @@ _SETTINGS = {
     "trim": "a string",
     "non_streaming_mode": "true or false",
     "words": "true or false",
+    "turn": "a string",
 }
 _MAX_NAME, _MAX_SETTING = 64, 2000  # characters of a context's name; of any other setting
 _REMEMBERED = 1000  # names of ended contexts: late text must not open them again
+_MOST_TURNS = 32  # whose text may go on in another context, the latest used; one needs some 10 kB
 
 
 def add_socket(app: FastAPI, service: EngineService, metrics: Metrics) -> None:
@@ -70,12 +73,13 @@ class _Socket(SocketLine):
         self._contexts: dict[str, _Context] = {}
         self._ended: deque[str] = deque(maxlen=_REMEMBERED)
         self._numbers = 0
+        self._turns: OrderedDict[str, _Turn] = OrderedDict()  # by name
         self.rates: dict[str | None, SpeechRate] = {}  # by voice; only existing voices get an entry
 
     def _greeting(self) -> dict[str, Any]:
         service, engine = self.service, self.service.engine
         hello = {"type": "hello", "model": service.model, "format": "pcm_s16le", "sample_rate": engine.sample_rate}
-        hello |= {"voices": service.voice_names(), "languages": list(engine.languages)}
+        hello |= {"voices": service.voice_names(), "languages": list(engine.languages), "settings": list(_SETTINGS)}
         return hello | {"idle_seconds": service.limits.idle_s, "max_characters": service.limits.max_text}
 
     def _listens(self) -> bool:
@@ -131,10 +135,27 @@ class _Socket(SocketLine):
         context = self._contexts[name] = _Context(self, name, self._numbers)
         return context
 
+    def turn(self, name: str | None) -> "_Turn":
+        """The turn of this name. None: a turn of its own."""
+        if name is None:
+            return _Turn()
+        turn = self._turns.setdefault(name, _Turn())
+        self._turns.move_to_end(name)
+        while len(self._turns) > _MOST_TURNS:
+            self._turns.popitem(last=False)
+        return turn
+
     def remove(self, name: str) -> None:
         """Remove a context that has ended. Its name cannot be used again."""
         del self._contexts[name]
         self._ended.append(name)
+
+
+class _Turn:
+    """A text that several contexts speak, one behind the other. A context whose text is open has the lock."""
+
+    def __init__(self) -> None:
+        self.reading, self.lock = Reading(), asyncio.Lock()
 
 
 class _Context:
@@ -151,6 +172,7 @@ class _Context:
         self._refused: RequestError | None = None  # why a later message ended it
         self._running = self._cancelled = False
         self._text_complete = False
+        self._blank = True  # its text so far
         self._audio_s = 0.0
         self.task = asyncio.create_task(self._run())
 
@@ -219,17 +241,37 @@ class _Context:
                 "text in the first message, with end true"
             )
         with_words, voice = settings.pop("words", False), settings.get("voice")
+        turn = self._socket.turn(settings.pop("turn", None))
         settings["instruct"] = settings.pop("instructions", None)
-        request = service.request(**settings)
-        if with_words:
-            rate = self._socket.rates.setdefault(voice and voice.lower(), SpeechRate())
-            self._words = WordTimes(rate, settings.get("speed", 1.0))
-            self._words.add(text)
+        request = service.request(**settings, lenient=True)
+        async with turn.lock:
+            if with_words:
+                rate = self._socket.rates.setdefault(voice and voice.lower(), SpeechRate())
+                silence = turn.reading.silence if request.get("normalize") == "auto" else None
+                self._words = WordTimes(rate, request.get("speed", 1.0), silence)
+                self._words.add(text)
+            self._blank = not text.strip()
+            try:
+                await self._speak_text(text, complete, request, turn.reading)
+            except NoWordsError:
+                if self._blank:
+                    raise
+                if self._words:
+                    self._put_words(self._words.finish(0.0))
+                self._put_end("eos", 0.0, 0.0, request["sampling"].seed)
+
+    async def _speak_text(self, text: str, complete: bool, request: dict[str, Any], reading: Reading) -> None:
+        """
+        Raises:
+            NoWordsError: there is nothing to speak.
+        """
+        service = self._socket.service
         seed, seconds, compute = request["sampling"].seed, 0.0, 0.0
         begin = {"type": "begin", "context": self._name, "number": self._number, "seed": seed}
-        pieces = await service.pieces(text, request) if complete else [None]
+        pieces = await service.pieces(text, request, reading) if complete else [None]
         for piece in pieces:
-            async with service.speak(piece, request, opening="" if complete else text) as self._utterance:
+            opening = "" if complete else text
+            async with service.speak(piece, request, opening, reading=reading) as self._utterance:
                 if begin:
                     self._socket.put(begin)
                     begin = None
@@ -300,6 +342,7 @@ class _Context:
                     _, text, complete = self._read(message, opens=False)
                     if self._words:
                         self._words.add(text)
+                    self._blank &= not text.strip()
                     service.log_text(text)
                     await utterance.push_text(text)
             await utterance.end_text()

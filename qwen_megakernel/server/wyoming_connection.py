@@ -13,7 +13,7 @@ from wyoming.tts import Synthesize, SynthesizeChunk, SynthesizeStart, Synthesize
 
 from qwen_megakernel.engine.audio import Chunk
 from qwen_megakernel.engine.event_loop import AsyncUtterance
-from qwen_megakernel.errors import RequestError, TextEndedError, TextError, TextTooLongError
+from qwen_megakernel.errors import NoWordsError, RequestError, TextEndedError, TextTooLongError
 from qwen_megakernel.model.pcm import BYTES, pcm16
 from qwen_megakernel.server.api_error import ApiError
 from qwen_megakernel.server.service import EngineService
@@ -178,14 +178,19 @@ class Connection:
         service.check_ready()
         given = zip((asked.voice, asked.language), self._defaults, strict=True)
         voice, language = (default if value is None else value for value, default in given)
-        request = service.request(voice, language=language)
+        request = service.request(voice, language=language, lenient=True)
         self._samples = 0
-        if Synthesize.is_type(asked.kind):
-            self._check_length(len(asked.text))
-            for piece in await service.pieces(asked.text, request):
-                await self._say(piece, request)
-        else:
-            await self._speak_stream(request)
+        try:
+            if Synthesize.is_type(asked.kind):
+                self._check_length(len(asked.text))
+                for piece in await service.pieces(asked.text, request):
+                    await self._say(piece, request)
+            else:
+                await self._speak_stream(request)
+        except NoWordsError:  # the answer has no audio
+            pass
+        if not self._samples:
+            await self._send(AudioStart(timestamp=0, **self._audio_kind()).event())
         await self._send(AudioStop(timestamp=self._milliseconds()).event())
         if SynthesizeStart.is_type(asked.kind):
             await self._send(SynthesizeStopped().event())
@@ -193,9 +198,8 @@ class Connection:
     async def _speak_stream(self, request: dict) -> None:
         """Speak text that comes in pieces, while it comes."""
         self._rest, self._complete, self._streamed = "", False, 0
-        if not await self._has_text():
-            raise TextError("text must not be blank")
-        await self._say(None, request)
+        if await self._has_text():
+            await self._say(None, request)
 
     async def _has_text(self) -> bool:
         """Wait for text that is not blank, and drop leading blanks. False: the text is complete."""
@@ -266,12 +270,15 @@ class Connection:
             raise
 
     async def _send_audio(self, chunk: Chunk) -> None:
-        kind = {"rate": self._service.engine.sample_rate, "width": BYTES, "channels": 1}
+        kind = self._audio_kind()
         if not self._samples:
             await self._send(AudioStart(timestamp=0, **kind).event())
         audio = AudioChunk(audio=pcm16(chunk.samples), timestamp=self._milliseconds(), **kind)
         await self._send(audio.event())
         self._samples += len(chunk.samples)
+
+    def _audio_kind(self) -> dict[str, int]:
+        return {"rate": self._service.engine.sample_rate, "width": BYTES, "channels": 1}
 
     def _milliseconds(self) -> int:
         """Length of the audio that was sent for this request."""

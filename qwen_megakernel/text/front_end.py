@@ -8,6 +8,7 @@ from qwen_megakernel.errors import TextError
 from qwen_megakernel.text.lexicon import Lexicon, LexiconStream
 from qwen_megakernel.text.normalize import NormalizerStream, is_plain
 from qwen_megakernel.text.pauses import MARKS, Pause, PauseStream
+from qwen_megakernel.text.silence import Silence
 from qwen_megakernel.text.stage import FIRST_MARK, has_words, is_mark
 
 log = logging.getLogger(__name__)
@@ -98,10 +99,15 @@ def has_half_characters(text: str) -> bool:
 
 class Reading:
     """Where the front end is in a text that several utterances speak, such as the sentences of a turn. What one of them
-    leaves open, such as `<think>` or a code block, goes on in the next one."""
+    leaves open, such as `<think>` or a code block, goes on in the next one.
+
+    Attributes:
+        silence: tells which characters of the text, as it was written, are left out.
+    """
 
     def __init__(self) -> None:
         self._stream: TextFrontEndStream | None = None
+        self.silence = Silence()
 
     def go_on(self, front_end: TextFrontEnd) -> "TextFrontEndStream":
         """The stream for the text that comes next."""
@@ -166,11 +172,6 @@ class TextFrontEndStream:
         self._pauses.follow(before._pauses)
         if self._normalizer and before._normalizer:
             self._normalizer.follow(before._normalizer)
-
-    @property
-    def silent(self) -> bool:
-        """Is the text left out here, as in `<think>` or a code block?"""
-        return self._normalizer is not None and self._normalizer.silent
 
     def _end(self, parts: list[str | Pause]) -> list[str | Pause]:
         given = self._with_words(parts + ([last] if self._words and (last := self._words.finish()) else []))

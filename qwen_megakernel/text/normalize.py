@@ -60,11 +60,6 @@ class NormalizerStream:
         """A sentence has ended: return what was held back, but for open links, tags, elements and code blocks."""
         return "".join(self._through(stage.settle(), place + 1) for place, stage in enumerate(self._stages))
 
-    @property
-    def silent(self) -> bool:
-        """Is the text left out here, as in `<think>` or a code block?"""
-        return self._tags.silent or self._markdown.silent
-
     def follow(self, before: "NormalizerStream") -> None:
         """Go on within what `before` has left open. `before` is not used afterwards."""
         self._clean, self._tags, self._markdown = before._clean, before._tags, before._markdown

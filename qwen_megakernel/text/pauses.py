@@ -85,8 +85,8 @@ class PauseStream:
         return [held] if held else []
 
     def settle(self) -> list[str | Pause]:
-        """Return what may become a tag but is none yet. A tag that has begun stays open."""
-        return [] if _name(self._held, self._names) else self.finish()
+        """Return what may become a tag but is none yet. A tag that has begun stays open, unless it may be odd."""
+        return self.finish() if self._lenient or not _name(self._held, self._names) else []
 
     def follow(self, before: "PauseStream") -> None:
         """Go on within the tag that `before` has left open."""

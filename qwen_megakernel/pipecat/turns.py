@@ -1,0 +1,354 @@
+"""TurnService: when turns, audio contexts and text begin and end, as Pipecat's frames tell it.
+
+A turn begins with `LLMFullResponseStartFrame`. It ends with `LLMFullResponseEndFrame`, the next turn, or the pipeline.
+Text outside of a turn is bare: a sentence is a context of its own, and tokens share one until they pause. An audio
+context stays open as long as sound may come (`_is_awaited`).
+
+This module imports no torch, because a server's client needs none.
+"""
+
+import asyncio
+import uuid
+from abc import abstractmethod
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any
+
+from pipecat.frames.frames import (
+    AggregatedTextProgressFrame,
+    CancelFrame,
+    ControlFrame,
+    EndFrame,
+    Frame,
+    FunctionCallsStartedFrame,
+    InterruptionFrame,
+    LLMFullResponseEndFrame,
+    LLMFullResponseStartFrame,
+    StopFrame,
+    SystemFrame,
+    TextFrame,
+    TTSSpeakFrame,
+    TTSStoppedFrame,
+    TTSTextFrame,
+)
+from pipecat.processors.frame_processor import FrameDirection, FrameProcessorSetup
+from pipecat.services.tts_service import TTSService
+from pipecat.utils.context.audio_context_manager import AudioContextManager
+
+from qwen_megakernel.errors import RequestError
+from qwen_megakernel.pipecat.audio_context import AudioContext
+from qwen_megakernel.text.sentence import LONGEST_END, STALL_S, ends_sentence
+
+_LONGEST_STALL_S = 10.0
+"""Seconds without text and sound after which a turn's context is closed, so that Pipecat is told that the bot has
+stopped. Text that comes later has a context of its own."""
+_POLL_S = 1.0  # between two looks at a context that gets nothing
+BARE = ""  # stands for the turn of text that belongs to none
+
+
+@dataclass
+class _FlushFrame(ControlFrame):
+    """The service sends this to itself. Unlike a system frame it stays in order with the text.
+
+    Parameters:
+        texts: count of the texts before it; it is void if more have come. -1: it is never void.
+    """
+
+    texts: int = -1
+
+
+class TurnService(TTSService):
+    """A text-to-speech service with an `AudioContext` for each of Pipecat's audio contexts."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        if self._is_streaming_tokens and not self._reuse_context_id_within_turn:
+            raise RequestError(
+                "reuse_context_id_within_turn=False would make each token an utterance: leave it out in TOKEN mode"
+            )
+        if not self._stop_frame_timeout_s > 0:
+            raise RequestError(f"stop_frame_timeout_s must be more than 0 seconds, got {self._stop_frame_timeout_s!r}")
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        """A pipeline begins, with nothing of an earlier one."""
+        self._contexts: dict[str, AudioContext] = {}  # by id
+        self._readings: dict[str, Any] = {}  # by the turn's id
+        self._bare = False  # the text being processed belongs to no turn
+        self._bare_id: str | None = None  # of the context that takes bare tokens
+        self._written, self._texts = "", 0  # the end of the text so far; how many texts that were
+        self._stall: asyncio.TimerHandle | None = None  # looks whether more comes
+
+    @abstractmethod
+    def _new_context(self, context_id: str, reading: Any) -> AudioContext: ...
+
+    @abstractmethod
+    def _new_reading(self) -> Any:
+        """What the utterances of one turn share, so that its text is read as one: a `<think>` or a code block may begin
+        in one sentence and end in another."""
+
+    # ------------------------------------------------------------ life
+
+    async def setup(self, setup: FrameProcessorSetup):
+        """Forget what an earlier pipeline left behind."""
+        await super().setup(setup)
+        self._begin_anew()
+        self._turn_context_id = None
+        self._streamed_text, self._sent_non_whitespace_in_context = "", False
+        self._audio_context_manager = AudioContextManager()
+        self._aggregated_frame_sequencer.clear()
+        await self._text_aggregator.reset()
+        await self._skipped_text_aggregator.reset()
+
+    async def cancel(self, frame: CancelFrame):
+        """Stop at once."""
+        self._cancel_all()
+        await super().cancel(frame)
+
+    def _cancel_all(self) -> None:
+        self._unwatch()
+        for context in list(self._contexts.values()):
+            context.cancel()
+        self._contexts.clear()
+        self._readings.clear()
+
+    # ------------------------------------------------------------ turns
+
+    async def process_frame(self, frame: Frame, direction: FrameDirection):
+        """Speak text, and see that every turn ends. Before a function call, finish speaking the text so far.
+
+        Args:
+            frame: Any.
+            direction: The frame's direction.
+        """
+        if isinstance(frame, _FlushFrame):
+            await self._flush(frame)
+            return
+        if isinstance(frame, FunctionCallsStartedFrame):
+            await self.queue_frame(_FlushFrame(), FrameDirection.DOWNSTREAM)
+        if direction is FrameDirection.DOWNSTREAM and not isinstance(frame, SystemFrame):
+            await self._before(frame)
+        await super().process_frame(frame, direction)
+        if isinstance(frame, TextFrame) and direction is FrameDirection.DOWNSTREAM:
+            self._watch_writer(frame.text)
+        elif isinstance(frame, InterruptionFrame):
+            self._unwatch()
+            self._forget_readings()
+
+    async def _before(self, frame: Frame) -> None:
+        """End what this frame ends."""
+        ends = isinstance(frame, (EndFrame, StopFrame, LLMFullResponseStartFrame))
+        ends = ends or (isinstance(frame, LLMFullResponseEndFrame) and frame.skip_tts)  # Pipecat goes past the turn
+        if ends or (isinstance(frame, TTSSpeakFrame) and self._turn_context_id is None):
+            await self._end_turn()
+        elif isinstance(frame, LLMFullResponseEndFrame):  # of a turn that was interrupted: its late tokens are bare
+            await self._end_bare_text()
+        self._bare = isinstance(frame, TextFrame) and self._turn_context_id is None
+
+    async def _end_turn(self) -> None:
+        """No more text of the turn, or bare text, will come."""
+        if rest := await self._text_aggregator.flush():
+            await self._handle_aggregated_text(self._aggregated_text_frame(rest))
+        await self._end_bare_text()
+        if turn := self._turn_context_id:
+            await self._finalize_words(turn)
+            await self.on_turn_context_completed()
+
+    async def on_turn_context_completed(self):
+        """Forget what the utterances of the turn shared."""
+        turn = self._turn_context_id
+        await super().on_turn_context_completed()
+        self._readings.pop(turn, None)
+
+    async def _end_bare_text(self) -> None:
+        """Text that belongs to no turn has ended."""
+        bare, self._bare_id = self._bare_id, None
+        self._readings.pop(BARE, None)
+        if bare:
+            await self._end_context(bare)
+
+    async def _split_turn(self) -> None:
+        """End the turn's context. The text that comes next has another one."""
+        turn = self._turn_context_id
+        self._turn_context_id = str(uuid.uuid4())
+        if turn in self._readings:
+            self._readings[self._turn_context_id] = self._readings.pop(turn)
+        await self._end_context(turn)
+
+    async def _end_context(self, context_id: str) -> None:
+        """No more text of this context will come."""
+        await self._finalize_words(context_id)
+        if self._is_streaming_tokens:
+            await self.flush_audio(context_id)
+        else:
+            await self._close(context_id)
+
+    async def _finalize_words(self, context_id: str) -> None:
+        """Let a context's words be matched with its last sentence, in TOKEN mode."""
+        frames = await self._aggregated_frame_sequencer.finalize(context_id)
+        await self._push_sequencer_frames(frames, context_id)
+
+    def create_context_id(self) -> str:
+        """The turn's context. In TOKEN mode bare tokens share one, too.
+
+        Returns:
+            Its id.
+        """
+        if not (self._bare and self._is_streaming_tokens):
+            return super().create_context_id()
+        if self._bare_id is None or not self.audio_context_available(self._bare_id):
+            self._bare_id = super().create_context_id()
+        return self._bare_id
+
+    # ------------------------------------------------------------ a writer that stalls
+
+    def _watch_writer(self, text: str) -> None:
+        """A sentence waits for the next one's first character. If the writer stalls, it goes on without that."""
+        self._texts += 1
+        self._written = self._written[-LONGEST_END:] + text
+        self._unwatch()
+        if ends_sentence(self._written):
+            self._stall = asyncio.get_running_loop().call_later(STALL_S, self._stalled, self._texts)
+
+    def _unwatch(self) -> None:
+        if self._stall:
+            self._stall.cancel()
+        self._stall = None
+
+    def _stalled(self, texts: int) -> None:
+        self._stall = None
+        self.create_task(self.queue_frame(_FlushFrame(texts), FrameDirection.DOWNSTREAM))
+
+    async def _flush(self, frame: _FlushFrame) -> None:
+        """Before a function call, or if the writer stalls behind a sentence: speak what waits for more text.
+
+        An utterance itself notes that its writer stalls. Its words still wait: until they are matched with a sentence,
+        they are not in the LLM's context."""
+        called = frame.texts < 0
+        if not called and frame.texts != self._texts:
+            return
+        if self._is_streaming_tokens:
+            if called:
+                for context in list(self._contexts.values()):
+                    await context.flush()
+            for context_id in self._contexts:
+                await self._finalize_words(context_id)
+        elif ends_sentence(self._text_aggregator.text.text):
+            if rest := await self._text_aggregator.flush():
+                await self._handle_aggregated_text(self._aggregated_text_frame(rest))
+
+    def _reading_of_turn(self) -> tuple[Any, bool]:
+        """What the utterances of the open turn, or of bare text, share; and whether others have used it before."""
+        turn = self._turn_context_id or BARE
+        goes_on = turn in self._readings
+        if not goes_on:
+            self._readings[turn] = self._new_reading()
+        return self._readings[turn], goes_on
+
+    # ------------------------------------------------------------ audio contexts
+
+    async def flush_audio(self, context_id: str | None = None):
+        """End the turn's text.
+
+        Args:
+            context_id: The turn's context; None: the one that plays.
+        """
+        context_id = context_id or self.get_active_audio_context_id()
+        context = self._contexts.get(context_id)
+        if context is None:  # the service was not usable, so it got no text
+            await self._close(context_id)
+        elif self._is_streaming_tokens:
+            await context.end_text()
+        elif not self._is_yielding_frames_synchronously:  # its last sentence was silent, so nothing else closes it
+            await self._close(context_id)
+
+    async def _close(self, context_id: str | None) -> None:
+        if context_id and self.audio_context_available(context_id):
+            await self.append_to_audio_context(context_id, TTSStoppedFrame(context_id=context_id))
+            await self.remove_audio_context(context_id)
+
+    async def _next_audio_context_item(self, context_id: str) -> Any:
+        """Wait for the context's next item: not for a fixed time, but while one may come."""
+        began = monotonic()
+        while True:
+            try:
+                return await self._audio_context_manager.get(context_id, min(_POLL_S, self._stop_frame_timeout_s))
+            except TimeoutError:
+                quiet_s = monotonic() - began
+                if quiet_s >= self._stop_frame_timeout_s and not await self._is_awaited(context_id, quiet_s):
+                    return None
+
+    async def _is_awaited(self, context_id: str, quiet_s: float) -> bool:
+        """May more sound come for a context that got nothing for so long? If only its turn's text could bring some, and
+        that has stalled, the text counts as ended.
+
+        The text has stalled once other speech waits behind this context, or after `_LONGEST_STALL_S`."""
+        context = self._contexts.get(context_id)
+        if context is None or context.busy:
+            return context is not None
+        if self._is_streaming_tokens and context.text_ended:
+            return True
+        least_s = max(_POLL_S, self._stop_frame_timeout_s)
+        stalled_s = min(quiet_s, monotonic() - context.text_at)
+        if context_id == self._turn_context_id:
+            others_wait = len(self.get_audio_contexts()) > 1
+            if stalled_s >= (least_s if others_wait else max(least_s, _LONGEST_STALL_S)):
+                await self._split_turn()
+        elif context_id == self._bare_id:
+            if stalled_s >= least_s:
+                await self._end_bare_text()
+        else:
+            await self._end_context(context_id)
+        return True
+
+    async def on_audio_context_interrupted(self, context_id: str):
+        """Barge-in: stop the utterance of this context and no other.
+
+        Args:
+            context_id: The context that was dropped.
+        """
+        self._drop_context(context_id)
+        await super().on_audio_context_interrupted(context_id)
+
+    async def on_audio_context_completed(self, context_id: str):
+        """Forget a context that was played to its end.
+
+        Args:
+            context_id: That context.
+        """
+        self._drop_context(context_id)
+        await super().on_audio_context_completed(context_id)
+
+    def _drop_context(self, context_id: str) -> None:
+        if context := self._contexts.pop(context_id, None):
+            context.cancel()
+
+    def _forget_readings(self) -> None:
+        """Keep only what the open turns share."""
+        self._readings = {turn: one for turn, one in self._readings.items() if turn == self._turn_context_id}
+
+    async def _record_context_audio_outcome(self, context_id: str, received_audio: bool):
+        """Do not count a silent context against the service if its error was reported, or if it had nothing to say."""
+        context = self._contexts.get(context_id)
+        if received_audio or context is None or not (context.failed or context.wordless):
+            await super()._record_context_audio_outcome(context_id, received_audio)
+
+    # ------------------------------------------------------------ what was not heard
+
+    async def _apply_force_complete(self, context_id: str):
+        """Pipecat takes the words that are left for spoken ones. They are not if the context failed, or if the service
+        was not usable: then they do not go into the LLM's context."""
+        context = self._contexts.get(context_id)
+        if context and not context.failed:
+            await super()._apply_force_complete(context_id)
+            return
+        frames = self._aggregated_frame_sequencer.force_complete(context_id, self._word_timestamp_tracker.last_pts)
+        unheard = (TTSTextFrame, AggregatedTextProgressFrame)
+        await self._push_word_frames([frame for frame in frames if not isinstance(frame, unheard)])
+
+    def _take_back_sentence(self, context_id: str) -> None:
+        """The sentence being spoken has failed: nothing may count its words as spoken."""
+        if not self._is_streaming_tokens:
+            slots = reversed(self._aggregated_frame_sequencer._slots)
+            if latest := next((slot for slot in slots if slot.spoken and slot.context_id == context_id), None):
+                latest.complete = True

@@ -1,0 +1,16 @@
+"""Has a writer finished a sentence?"""
+
+import re
+
+STALL_S = 0.5
+"""Seconds without text after which a writer behind a sentence counts as stalled. Language models write a word in less
+than a tenth of that."""
+
+_ENDS_SENTENCE = re.compile(r"(?:[.!?…。！？][^\w,;:，、；：]*|\n\s*\n\s*)$")
+LONGEST_END = 40
+"""Characters at the text's end that are looked at."""
+
+
+def ends_sentence(text: str) -> bool:
+    """Does the text end behind a sentence? Closing quotes, signs of Markdown and emojis may follow its mark."""
+    return _ENDS_SENTENCE.search(text[-LONGEST_END:]) is not None
