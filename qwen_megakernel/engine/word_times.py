@@ -106,6 +106,11 @@ class WordTimes:
             self._words.append(_Unspoken(word[0]) if left_out else word[0])
         self._open, self._unspoken = self._open[until:], self._unspoken[until:]
 
+    def flush(self) -> None:
+        """The last word so far is whole."""
+        self._take(self._pauses.settle())
+        self._end_words()
+
     def due(self, made: float) -> list[tuple[str, float]]:
         """Words that begin within the first `made` seconds of audio, and when."""
         due = []

@@ -104,6 +104,14 @@ class AudioContext(ABC):
         """The words of an utterance that had nothing to speak, if this side knows them."""
         return []
 
+    def _due_words(self) -> list[tuple[str, float]]:
+        """The words due by now if the text so far ends with a whole one, if this side knows them."""
+        return []
+
+    async def end_word(self) -> None:
+        """The text so far ends with a whole word."""
+        await self._send_words(self._due_words())
+
     @abstractmethod
     def _drop(self) -> None:
         """Cancel the utterance if it has not ended. Takes no time and never fails."""

@@ -271,6 +271,10 @@ class _LocalAudioContext(AudioContext):
     async def _end(self) -> None:
         await self.utterance.end_text()
 
+    def _due_words(self) -> list[tuple[str, float]]:
+        self._words.flush()
+        return self._words.due(self._made_s - self._begun_s)
+
     def _unspoken_words(self) -> list[tuple[str, float]]:
         return self._words.finish(0.0)
 

@@ -3,18 +3,15 @@
 import asyncio
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 from loguru import logger
 from pipecat.frames.frames import ErrorFrame, TTSAudioRawFrame
+from pipecat.services.tts_service import TTSService
 from websockets.exceptions import WebSocketException
 
 from qwen_megakernel.errors import TextEndedError, TextTooLongError
 from qwen_megakernel.pipecat.audio_context import AudioContext
-
-if TYPE_CHECKING:
-    from qwen_megakernel.pipecat.remote import MegakernelWebsocketTTSService
 
 
 @dataclass
@@ -49,7 +46,7 @@ class RemoteUtterance:
 class RemoteAudioContext(AudioContext):
     """An audio context whose utterances come from a server."""
 
-    def __init__(self, service: "MegakernelWebsocketTTSService", context_id: str, reading: str):
+    def __init__(self, service: TTSService, context_id: str, reading: str):
         super().__init__(service, context_id, reading)
         self._utterance: RemoteUtterance | None = None  # the current one
         self._trimmed_before_s = 0.0  # silence cut in front of earlier utterances

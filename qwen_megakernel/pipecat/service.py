@@ -81,10 +81,17 @@ class SpeechService(TurnService):
     # ------------------------------------------------------------ speaking
 
     async def _handle_aggregated_text(self, src_frame: AggregatedTextFrame, context_id: str | None = None):
-        """Note what Pipecat leaves out of the text: whether it is a whole one, and the line end before it."""
+        """Note what Pipecat leaves out of the text: whether it is a whole one, and the blanks before it."""
         self._apart = src_frame.text_type != TextType.TOKEN
-        self._gap = "\n" if src_frame.text.startswith("\n") else " "
+        self._gap = self._take_gap(src_frame.text)
         await super()._handle_aggregated_text(src_frame, context_id)
+
+    def _take_gap(self, text: str) -> str:
+        """The blanks and line ends between this sentence and the one before it."""
+        before, found, self._raw = self._raw.partition(text)
+        if not found or before.strip():  # the text did not come as tokens
+            before, self._raw = " ", ""
+        return before + text[: len(text) - len(text.lstrip("\n"))]
 
     @traced_tts
     async def run_tts(self, text: str, context_id: str) -> AsyncGenerator[Frame | None, None]:

@@ -15,6 +15,7 @@ from time import monotonic
 from typing import Any
 
 from pipecat.frames.frames import (
+    AggregatedTextFrame,
     AggregatedTextProgressFrame,
     CancelFrame,
     ControlFrame,
@@ -77,6 +78,7 @@ class TurnService(TTSService):
         self._bare = False  # the text being processed belongs to no turn
         self._bare_id: str | None = None  # of the context that takes bare tokens
         self._written, self._texts = "", 0  # the end of the text so far; how many texts that were
+        self._raw = ""  # text that waits to be a sentence, as it came
         self._stall: asyncio.TimerHandle | None = None  # looks whether more comes
 
     @abstractmethod
@@ -133,6 +135,7 @@ class TurnService(TTSService):
             self._watch_writer(frame.text)
         elif isinstance(frame, InterruptionFrame):
             self._unwatch()
+            self._raw = ""
             self._forget_readings()
 
     async def _before(self, frame: Frame) -> None:
@@ -143,7 +146,14 @@ class TurnService(TTSService):
             await self._end_turn()
         elif isinstance(frame, LLMFullResponseEndFrame):  # of a turn that was interrupted: its late tokens are bare
             await self._end_bare_text()
-        self._bare = isinstance(frame, TextFrame) and self._turn_context_id is None
+        is_text = isinstance(frame, TextFrame)
+        self._bare = is_text and self._turn_context_id is None
+        if (
+            isinstance(frame, TextFrame)
+            and not isinstance(frame, AggregatedTextFrame)
+            and not self._is_streaming_tokens
+        ):
+            self._raw += frame.text
 
     async def _end_turn(self) -> None:
         """No more text of the turn, or bare text, will come."""
@@ -231,8 +241,10 @@ class TurnService(TTSService):
             if called:
                 for context in list(self._contexts.values()):
                     await context.flush()
-            for context_id in self._contexts:
-                await self._finalize_words(context_id)
+            for context_id, context in list(self._contexts.items()):
+                if not (context.text_ended or context.failed):
+                    await context.end_word()
+                    await self._finalize_words(context_id)
         elif ends_sentence(self._text_aggregator.text.text):
             if rest := await self._text_aggregator.flush():
                 await self._handle_aggregated_text(self._aggregated_text_frame(rest))

@@ -191,7 +191,7 @@ class _Stream(SocketLine):
                     await text.glance()
                 speech = _Speech(self, self._config, text, self._utterances, sentences)
                 speaks = await speech.speak()
-                sentences += speech.begun
+                sentences += not speech.wordless
         except Exception as error:
             self.put_error(error, utterance_index=self._utterances)
         self._busy = False  # after an error, a silent client is disconnected
@@ -305,7 +305,7 @@ class _Speech:
     """Speech from one audio.start to its audio.done: an utterance, or the part of it that fits a slot.
 
     Attributes:
-        begun: its audio.start was sent.
+        wordless: its text had nothing to speak.
     """
 
     def __init__(self, stream: _Stream, config: SessionConfig, text: _Text, utterance: int, sentence: int):
@@ -314,7 +314,7 @@ class _Speech:
         self._said = ""
         self._words: WordTimes | None = None
         self._refused: Exception | None = None  # why its text could not go on
-        self.begun = False
+        self._begun = self.wordless = False
         self._bytes = 0
 
     async def speak(self) -> bool:
@@ -333,10 +333,10 @@ class _Speech:
             words = f"the utterance took more than {limit:g} s: send input.done sooner"
             self._stream.put_error(Refused(words, code="failed"), utterance_index=self._where["utterance_index"])
         except NoWordsError:  # nothing is sent of it
-            pass
+            self.wordless = True
         except Exception as error:
             self._stream.put_error(error, utterance_index=self._where["utterance_index"])
-        if self.begun:
+        if self._begun:
             self._stream.put(done | {"total_bytes": self._bytes, "error": audio is None})
         return audio is not None and audio.finish_reason != "length"
 
@@ -402,8 +402,8 @@ class _Speech:
             utterance.cancel()
 
     def _begin(self, seed: int) -> None:
-        if not self.begun:
-            self.begun = True
+        if not self._begun:
+            self._begun = True
             start = {"type": "audio.start"} | self._where | {"sentence_text": self._said, "format": "pcm"}
             self._stream.put(
                 start | {"sample_rate": self._stream.service.engine.sample_rate, "channels": 1, "seed": seed}

@@ -19,6 +19,7 @@ from qwen_megakernel.server.metrics import Metrics
 from qwen_megakernel.server.service import EngineService
 from qwen_megakernel.server.socket_line import MAX_UNREAD, SocketLine, error_message, parse_message, protocol_error
 from qwen_megakernel.text.front_end import Reading
+from qwen_megakernel.text.sentence import STALL_S
 
 log = logging.getLogger(__name__)
 
@@ -333,7 +334,7 @@ class _Context:
             complete = False
             while not complete:
                 async with asyncio.timeout(service.limits.text_s):
-                    message = await self._inbox.get()
+                    message = await self._next_message()
                 if message == "flush":
                     await utterance.flush()
                 elif message == "end":
@@ -355,6 +356,17 @@ class _Context:
             if not utterance.done:
                 self._refused = error
             utterance.cancel()
+
+    async def _next_message(self) -> dict[str, Any] | str:
+        """The next message. If it is long in coming, the word before it is whole."""
+        try:
+            async with asyncio.timeout(STALL_S):
+                return await self._inbox.get()
+        except TimeoutError:
+            if self._words:
+                self._words.flush()
+                self._put_words(self._words.due(self._audio_s))
+            return await self._inbox.get()
 
     async def _put_chunks(self, rate: int) -> None:
         async for chunk in self._utterance:

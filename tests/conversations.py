@@ -1,0 +1,194 @@
+"""A conversation with a Pipecat service: a pipeline, an output that plays like a sound card, the LLM's context.
+A script says what is sent, and what must have come of it."""
+
+import asyncio
+import re
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from listener import PacedOutput
+from pipecat.frames.frames import (
+    BotStartedSpeakingFrame,
+    CancelFrame,
+    EndFrame,
+    Frame,
+    InterruptionFrame,
+    LLMFullResponseEndFrame,
+    LLMFullResponseStartFrame,
+    LLMTextFrame,
+    StopFrame,
+    TTSAudioRawFrame,
+    TTSStartedFrame,
+    TTSStoppedFrame,
+    TTSTextFrame,
+)
+from pipecat.pipeline.pipeline import Pipeline
+from pipecat.pipeline.worker import PipelineParams, PipelineWorker
+from pipecat.processors.aggregators.llm_context import LLMContext
+from pipecat.processors.aggregators.llm_response_universal import LLMContextAggregatorPair
+from pipecat.processors.frame_processor import FrameDirection, FrameProcessor
+from pipecat.workers.runner import WorkerRunner
+from waiting import PATIENCE_S
+
+START, END = LLMFullResponseStartFrame, LLMFullResponseEndFrame
+Step = Frame | float | Callable[["Talk"], Awaitable[None]]
+"""A frame to send, seconds to wait, or something to do or to wait for."""
+
+
+def tokens(text: str) -> list[Frame]:
+    """As a language model writes them: a word with the blank before it."""
+    return [LLMTextFrame(token) for token in re.findall(r"\s*\S+", text)]
+
+
+def turn(text: str) -> list[Frame]:
+    return [START(), *tokens(text), END()]
+
+
+def until(kind: type[Frame], times: int = 1, up: bool = False) -> Step:
+    """Wait for so many frames of a kind behind the service (`up`: on their way to the language model)."""
+
+    async def wait(talk: "Talk") -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            while sum(isinstance(frame, kind) for frame in (talk.up if up else talk.down)) < times:
+                await asyncio.sleep(0.005)
+
+    return wait
+
+
+heard_something = until(BotStartedSpeakingFrame, up=True)
+
+
+@dataclass
+class Script:
+    """What is sent, and what must come of it.
+
+    Attributes:
+        steps: frames and what stands between them; an EndFrame follows, unless one of them ends the pipeline.
+        heard: sentences that must be heard whole, and nothing else; "A | B" in TOKEN mode: parts with a melody of
+            their own. None: not told.
+        seconds: least and most seconds that may be heard; None: what `heard` says.
+        context: what the assistant has said, according to the LLM's context; None: not told.
+        errors: words of each error; at most one a row.
+        turns: how often the bot may begin and end to speak; None: not told.
+        settings: the service's, besides voice, seed and language.
+        options: the service's other arguments.
+        around: processors around the service.
+        busy: its engine has no place for it.
+        rate: of the output, in Hz.
+    """
+
+    steps: Sequence[Step]
+    heard: str | None = None
+    seconds: tuple[float, float] | None = None
+    context: str | None = None
+    errors: tuple[str, ...] = ()
+    turns: int | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
+    around: Callable[[Any], list[FrameProcessor]] = lambda service: [service]
+    busy: bool = False
+    rate: int = 24000
+
+
+class _Tap(FrameProcessor):
+    """Keeps the frames of one direction."""
+
+    def __init__(self, direction: FrameDirection, frames: list[Frame]):
+        super().__init__(enable_direct_mode=True)
+        self._direction, self._frames = direction, frames
+
+    async def process_frame(self, frame: Frame, direction: FrameDirection):
+        await super().process_frame(frame, direction)
+        if direction is self._direction:
+            self._frames.append(frame)
+        await self.push_frame(frame, direction)
+
+
+class Talk:
+    """One conversation as it goes.
+
+    Attributes:
+        down, up: the frames that came out of the service, and those that go back to the language model.
+        ended_s: seconds from the EndFrame to the pipeline's end, less the sound that was left to be heard.
+    """
+
+    def __init__(self, service: Any, script: Script):
+        self.service, self.script = service, script
+        self.down: list[Frame] = []
+        self.up: list[Frame] = []
+        self.output, self.context = PacedOutput(), LLMContext([])
+        before, behind = _Tap(FrameDirection.UPSTREAM, self.up), _Tap(FrameDirection.DOWNSTREAM, self.down)
+        assistant = LLMContextAggregatorPair(self.context).assistant()
+        pipeline = Pipeline([before, *script.around(service), behind, self.output, assistant])
+        params = PipelineParams(audio_out_sample_rate=script.rate, enable_metrics=True, enable_usage_metrics=True)
+        self.worker = PipelineWorker(pipeline, params=params, cancel_on_idle_timeout=False, enable_rtvi=False)
+
+    async def run(self) -> "Talk":
+        started = asyncio.Event()
+
+        @self.worker.event_handler("on_pipeline_started")
+        async def on_pipeline_started(worker, frame):
+            started.set()
+
+        async def send() -> None:
+            await started.wait()
+            for step in self.script.steps:
+                if isinstance(step, Frame):
+                    await self.worker.queue_frame(step)
+                elif callable(step):
+                    await step(self)
+                else:
+                    await asyncio.sleep(step)
+            self._sent = time.monotonic()
+            if not any(isinstance(step, (EndFrame, CancelFrame, StopFrame)) for step in self.script.steps):
+                await self.worker.queue_frame(EndFrame())
+
+        runner = WorkerRunner(handle_sigint=False)
+        await runner.add_workers(self.worker)
+        async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as tasks:
+            tasks.create_task(runner.run())
+            tasks.create_task(send())
+        last = self.output.heard[-1][0] if self.output.heard else 0.0
+        self.ended_s = time.monotonic() - max(self._sent, last)
+        if any(isinstance(step, StopFrame) for step in self.script.steps):
+            await self.service.cleanup()  # a StopFrame leaves that to the bot
+        return self
+
+    # ------------------------------------------------------------ what came of it
+
+    def of(self, kind: type[Frame], frames: list[Frame] | None = None) -> list[Frame]:
+        return [frame for frame in (self.down if frames is None else frames) if isinstance(frame, kind)]
+
+    @property
+    def heard_s(self) -> float:
+        """Seconds of sound that were played; the last piece of 40 ms may be filled up."""
+        return len(self.output.samples) / self.script.rate
+
+    @property
+    def said(self) -> str:
+        """What the assistant has said, according to the LLM's context."""
+        return " ".join(m["content"] for m in self.context.get_messages() if m["role"] == "assistant")
+
+    def check_always(self) -> None:
+        """What holds for any conversation."""
+        starts, stops = self.of(TTSStartedFrame), self.of(TTSStoppedFrame)
+        interrupted = self.of(InterruptionFrame) or self.of(CancelFrame)
+        assert len(stops) <= len(starts) and (interrupted or len(stops) == len(starts)), (starts, stops)
+        assert not self.service._contexts and not self.service._readings
+        assert self.ended_s < 3
+        begun = set()
+        for frame in self.down:  # no word before the sound of its context, unless that has none
+            if isinstance(frame, TTSAudioRawFrame):
+                assert frame.audio
+                begun.add(frame.context_id)
+        made: dict[str, float] = {}
+        first: dict[str, int] = {}
+        for frame in self.down:
+            if isinstance(frame, TTSAudioRawFrame):
+                made[frame.context_id] = made.get(frame.context_id, 0.0) + len(frame.audio) / 2 / frame.sample_rate
+            elif isinstance(frame, TTSTextFrame) and frame.pts and frame.context_id in begun:
+                at = (frame.pts - first.setdefault(frame.context_id, frame.pts)) / 1e9
+                waited = 60.0 if self.script.seconds else 0.5 * len(self.script.steps)
+                assert at <= made.get(frame.context_id, 0.0) + waited

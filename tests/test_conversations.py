@@ -1,0 +1,338 @@
+"""Conversations that real bots have, with both services in both modes: what is sent, what must be heard, what must be
+in the LLM's context. Each ends within 3 s, with every start stopped and every slot free.
+
+The scripts follow Pipecat's examples, tests and bug reports. Several run at once, because they play in real time."""
+
+import asyncio
+import re
+
+import pytest
+from conversations import END, START, Script, Talk, heard_something, tokens, turn, until
+from pipecat.frames.frames import (
+    AggregatedTextFrame,
+    BotBackchannelFrame,
+    CancelFrame,
+    EndFrame,
+    ErrorFrame,
+    Frame,
+    FunctionCallsStartedFrame,
+    InterruptionFrame,
+    LLMTextFrame,
+    StopFrame,
+    TextFrame,
+    TTSSpeakFrame,
+    TTSStartedFrame,
+    TTSStoppedFrame,
+    TTSUpdateSettingsFrame,
+)
+from pipecat.processors.filters.function_filter import FunctionFilter
+from pipecat.services.tts_service import TextAggregationMode
+from serving import ready
+from waiting import PATIENCE_S
+from waiting import until as until_true
+
+from qwen_megakernel import SamplingParams, TTSEngine
+from qwen_megakernel.pipecat_tts import MegakernelTTSService
+from qwen_megakernel.websocket_tts import MegakernelWebsocketTTSService
+
+TOKEN, SENTENCE = TextAggregationMode.TOKEN, TextAggregationMode.SENTENCE
+MODES = {"sentences": SENTENCE, "tokens": TOKEN}
+SERVICES = {"local": MegakernelTTSService, "remote": MegakernelWebsocketTTSService}
+LONG = "One two three four five six seven eight nine ten eleven twelve."
+MONDAY = "Your appointment is confirmed for Monday."
+READ = {"normalize": "auto", "language": "en"}
+
+
+def unspoken(*frames: Frame) -> list[Frame]:
+    """As a language model marks them after `LLMConfigureOutputFrame(skip_tts=True)`."""
+    for frame in frames:
+        frame.skip_tts = True
+    return list(frames)
+
+
+def speak(text: str, **fields) -> TTSSpeakFrame:
+    frame = TTSSpeakFrame(text)
+    for name, value in fields.items():
+        setattr(frame, name, value)
+    return frame
+
+
+def closing(*kept: str):
+    """A filter in front of the service that lets no more text through after the last of these words."""
+
+    def around(service):
+        seen = []
+
+        async def passes(frame: Frame) -> bool:
+            if isinstance(frame, (TextFrame, END)) and seen[-1:] == [kept[-1]]:
+                return False
+            if isinstance(frame, TextFrame):
+                seen.append(frame.text.strip())
+            return True
+
+        return [FunctionFilter(passes), service]
+
+    return around
+
+
+def change(**settings) -> Frame:
+    return TTSUpdateSettingsFrame(delta=MegakernelWebsocketTTSService.Settings(**settings))
+
+
+def called() -> Frame:
+    return FunctionCallsStartedFrame(function_calls=[])
+
+
+SCRIPTS = {
+    # ------------------------------------------------------------ plain
+    "a greeting": Script([speak("Hello there.")], "Hello there.", context="Hello there.", turns=1),
+    "a turn": Script(turn("Hello there. Yes."), "Hello there. Yes.", context="Hello there. Yes.", turns=1),
+    "two turns at once": Script([*turn("Hello there."), *turn("How are you?")], "Hello there. | How are you?", turns=2),
+    "a turn without a full stop": Script(turn("Hello there"), "Hello there", context="Hello there", turns=1),
+    "a turn without text": Script([START(), END(), *turn("Hello there.")], "Hello there.", turns=1),
+    "a telephone": Script(turn("Hello there."), "Hello there.", context="Hello there.", rate=8000),
+    "a wideband telephone": Script(turn("Hello there."), "Hello there.", context="Hello there.", rate=16000),
+    # ------------------------------------------------------------ turns without an end
+    "the end in mid-turn": Script([START(), *tokens("Hello there. How are")], "Hello there. How are", turns=1),
+    "the end behind a sentence": Script([START(), *tokens("Hello there.")], "Hello there.", context="Hello there."),
+    "the end behind the start": Script([START()], "", turns=0),
+    "a stop in mid-turn": Script([START(), *tokens("Hello there. How are"), StopFrame()], "Hello there. How are"),
+    "a cancel in mid-turn": Script([START(), *tokens(LONG), heard_something, CancelFrame()], seconds=(0, 3)),
+    "a cancel before the text": Script([START(), CancelFrame()], ""),
+    "speech is switched off in mid-turn": Script(
+        [START(), *tokens("Hello there. How are"), *unspoken(*tokens(" you? Fine."), END())],
+        "Hello there. How are", turns=1,
+    ),
+    "speech is switched off between turns": Script(
+        [*turn("Hello there."), *unspoken(*turn("Not this.")), *turn("How are you?")], "Hello there. | How are you?"
+    ),
+    "a filter closes in mid-turn": Script(
+        turn("Hello there. How are you?"), "Hello there. How", around=closing("How"), turns=1
+    ),
+    "a filter closes, and a call speaks": Script(
+        [*turn("Hello there. How are you?"), 1.0, speak("Are you there?")],
+        "Hello there. How | Are you there?", around=closing("How"), turns=2,
+    ),
+    "the next turn without the end of the last": Script(
+        [START(), *tokens("Hello there. How are"), *turn("Never mind.")], "Hello there. How are | Never mind.", turns=2
+    ),
+    # ------------------------------------------------------------ a language model that stalls
+    "a stall behind a sentence": Script([START(), *tokens(MONDAY), 5.0, END()], MONDAY, context=MONDAY, turns=1),
+    "a stall between sentences": Script(
+        [START(), *tokens(MONDAY), 4.0, *tokens(" Is that right?"), END()],
+        f"{MONDAY} | Is that right?", context=f"{MONDAY} Is that right?", turns=1,
+    ),
+    "an interruption during a stall": Script(
+        [START(), *tokens(MONDAY), 5.0, InterruptionFrame(), until(InterruptionFrame)], MONDAY, context=MONDAY
+    ),
+    "a function call behind a sentence": Script(
+        [START(), *tokens("Let me look."), called(), 2.0, END(), *turn("It is Monday.")], "Let me look. | It is Monday."
+    ),
+    "a call speaks while the model stalls": Script(
+        [START(), *tokens("Let me look. And"), 3.5, speak("One moment."), 1.0, *tokens(" then we go."), END()],
+        seconds=(2.0, 5.0),
+    ),
+    # ------------------------------------------------------------ what is not spoken
+    "reasoning": Script(
+        turn("<think>The user says hello. I should greet them. Keep it short.</think>Hello!"), "Hello!", settings=READ
+    ),
+    "reasoning alone": Script(turn("<think>Hm. What now? Nothing.</think>"), "", settings=READ),
+    "reasoning that never ends": Script(turn("Hello. <think>Hm. What now? Nothing."), "Hello.", settings=READ),
+    "reasoning across a function call": Script(
+        [START(), *tokens("<think>I must look."), called(), 1.0, *tokens(" Now I know.</think> It is Monday."), END()],
+        "It is Monday.", settings=READ,
+    ),
+    "reasoning across a change of voice": Script(
+        [START(), *tokens("<think>I am Ada."), change(voice="ada", speed=1.0), *tokens(" I am.</think> Hello."), END()],
+        "Hello.", settings=READ,
+    ),
+    "a block of code": Script(
+        turn("Look at this:\n```python\nx = 1. # a. b! c?\nprint(x)\n```\nThat is all."),
+        seconds=(2.0, 3.5), settings=READ,
+    ),
+    "a comment": Script(turn("Yes. <!-- one. two. three. --> No."), "Yes. No.", settings=READ),
+    "a link that looks like sentences": Script(
+        turn("See [the page](https://example.com/A.B?C=D!E) now."), "See the page now.", settings=READ
+    ),
+    "an emoji behind a sentence": Script(turn("That is great! \U0001f389"), "That is great!", settings=READ),
+    "an emoji alone": Script([*turn("\U0001f389"), *turn("Hello.")], "Hello.", settings=READ),
+    "dots and dashes": Script([*turn("..."), *turn("---"), speak("…"), *turn("Hello.")], "Hello."),
+    "four turns without words": Script([*(4 * [*turn("...")]), *turn("Hello.")], "Hello.", turns=5),
+    # ------------------------------------------------------------ odd tags
+    "a pause without a length": Script(turn("Yes [pause] no."), "Yes  no."),
+    "a pause that is too long": Script(turn("Yes. [pause 20s] No."), "Yes. No."),
+    "a break without quotes": Script(turn("Yes <break time=500ms/> no."), "Yes  no."),
+    "emphasis": Script(turn("It is <emphasis>fine</emphasis> now."), "It is fine now."),
+    "a tag that is mentioned": Script(turn("The <audio> tag is old. Leave it."), "The  tag is old. Leave it."),
+    "a tag that never ends": Script(turn("The <audio tag is old. Leave it."), "The <audio tag is old. Leave it."),
+    "half an emoji": Script(
+        [START(), LLMTextFrame("Hello there"), LLMTextFrame(" \ud83c"), LLMTextFrame(" my friend."), END()],
+        seconds=(1, 3.5),
+    ),
+    # ------------------------------------------------------------ what was not heard
+    "a busy engine": Script(turn("Hello there. How are you?"), "", context="", errors=("",), busy=True),
+    "a service that is not usable": Script(
+        [lambda talk: talk.service.set_usable(False), *turn("Hello there.")], "", context="", turns=1
+    ),
+    # ------------------------------------------------------------ bare text
+    "bare text": Script([TextFrame("Hello there. "), TextFrame("How are you?")], "Hello there. How are you?"),
+    "bare text, then a turn": Script(
+        [TextFrame("Hello "), TextFrame("there."), *turn("How are you?")], "Hello there. | How are you?", turns=2
+    ),
+    "bare text, and nothing for a while": Script([*tokens("Hello there."), 4.0], "Hello there.", turns=1),
+    "sentences from elsewhere": Script(
+        [START(), *(AggregatedTextFrame(t, "sentence", raw_text=t) for t in ("Hello there.", "How are you?")), END()],
+        "Hello there. How are you?", turns=1,
+    ),
+    "tokens behind an interruption": Script(
+        [START(), *tokens("Hello"), InterruptionFrame(), until(InterruptionFrame), *tokens("there."), END(),
+         *turn("How are you?")],
+        seconds=(1.0, 4.0), context=None,
+    ),
+    # ------------------------------------------------------------ interruptions
+    "an interruption before the text": Script(
+        [START(), InterruptionFrame(), until(InterruptionFrame), *turn("Hello.")], "Hello."
+    ),
+    "an interruption at the first sound": Script(
+        [*turn(LONG), heard_something, InterruptionFrame(), until(InterruptionFrame), *turn("Hello.")], seconds=(0.5, 3)
+    ),
+    "an interruption behind all sound": Script(
+        [*turn("Yes."), 2.5, InterruptionFrame(), until(InterruptionFrame), *turn("Hello.")], "Yes. | Hello."
+    ),
+    "two interruptions": Script(
+        [*turn(LONG), heard_something, InterruptionFrame(), InterruptionFrame(), until(InterruptionFrame, 2),
+         *turn("Hello.")],
+        seconds=(0.5, 3),
+    ),
+    "speech that may not be interrupted": Script(
+        [speak("Please listen.", interruptible=False), InterruptionFrame(), until(InterruptionFrame)], "Please listen."
+    ),
+    "a murmur": Script([BotBackchannelFrame("Aha."), InterruptionFrame(), until(InterruptionFrame)], seconds=(0.3, 3)),
+    # ------------------------------------------------------------ calls that speak, settings
+    "a call speaks in a turn": Script(
+        [START(), *tokens("Hello there. "), speak("One moment."), *tokens("How are you?"), END()],
+        seconds=(1.5, 6.0), context=None,
+    ),
+    "another voice": Script(
+        [*turn("Hello."), change(voice="max"), *turn("Hello.")], seconds=(1.0, 4.0), context="Hello. Hello."
+    ),
+    "another voice in a turn": Script(
+        [START(), *tokens("Hello. "), change(voice="max"), *tokens("Hello."), END()], seconds=(1.0, 4.0),
+    ),
+    "a voice that is not there": Script(
+        [change(voice="bob"), *turn("Hello.")], "Hello.", errors=("unknown voice 'bob'",)
+    ),
+    "Pipecat waits for hardly anything": Script(
+        turn("Hello there. Yes."), "Hello there. Yes.", turns=1, options={"stop_frame_timeout_s": 0.05}
+    ),
+    "a context for each sentence": Script(
+        turn("Hello there. How are you?"), "Hello there. How are you?", options={"reuse_context_id_within_turn": False}
+    ),
+    "the end twice": Script([*turn("Hello."), END(), END()], "Hello.", turns=1),
+    "text behind the end of its turn": Script([*turn("Hello there."), *tokens("Yes."), 1.5], "Hello there. | Yes."),
+    "an end frame within the steps": Script([*turn("Hello."), EndFrame()], "Hello.", turns=1),
+}  # fmt: skip
+SENTENCES_ONLY = {"a context for each sentence"}
+
+
+AT_ONCE = 8
+
+
+class Kept:
+    """An engine that a server may not close."""
+
+    def __init__(self, engine: TTSEngine):
+        self._engine = engine
+
+    def __getattr__(self, name: str):
+        return getattr(self._engine, name)
+
+    def close(self) -> None:
+        """The fixture does that."""
+
+
+@pytest.fixture(scope="module")
+def engines():
+    """One with room for all, and one that is full."""
+    options = {"device": "cpu", "threads": 1, "queue_timeout": PATIENCE_S}
+    with (
+        TTSEngine.load("demo", max_streams=16, max_queue=64, **options) as free,
+        TTSEngine.load("demo", max_streams=1, max_queue=0, **options) as full,
+    ):
+        yield free, full
+
+
+@pytest.fixture(scope="module")
+def urls(engines):
+    free, full = engines
+    with ready(lambda: Kept(free)) as one, ready(lambda: Kept(full)) as other:
+        yield one.socket_url, other.socket_url
+
+
+async def converse(scripts: dict[str, Script], make) -> dict[str, Talk | BaseException]:
+    """All of them, `AT_ONCE` at a time."""
+    room = asyncio.Semaphore(AT_ONCE)
+
+    async def one(script: Script) -> Talk:
+        async with room:
+            return await Talk(make(script), script).run()
+
+    talks = await asyncio.gather(*map(one, scripts.values()), return_exceptions=True)
+    return dict(zip(scripts, talks, strict=True))
+
+
+@pytest.fixture(scope="module", params=[(kind, mode) for kind in SERVICES for mode in MODES], ids="-".join)
+def talks(request, engines, urls):
+    """The conversations with one service in one mode, by their names."""
+    kind, mode = request.param
+
+    def make(script: Script):
+        service = SERVICES[kind]
+        where = {"engine": engines[script.busy]} if kind == "local" else {"url": urls[script.busy]}
+        settings = service.Settings(voice="ada", seed=3, **({"language": "en"} | script.settings))
+        how = {"text_aggregation_mode": MODES[mode], "trim_leading_silence": False} | script.options
+        return service(settings=settings, **where, **how)
+
+    scripts = {name: script for name, script in SCRIPTS.items() if mode == "sentences" or name not in SENTENCES_ONLY}
+    taken = engines[1].submit()
+    talks = asyncio.run(converse(scripts, make))
+    taken.cancel()
+    until_free(engines[0])
+    return MODES[mode], talks
+
+
+def until_free(engine: TTSEngine) -> None:
+    until_true(lambda: not engine.health()["streams"])
+
+
+def expected_s(engine: TTSEngine, heard: str, mode) -> float:
+    """Seconds of what must be heard."""
+    how = {"speaker": "ada", "language": "en", "sampling": SamplingParams(seed=3), "lenient": True}
+    parts = heard.split(" | ")
+    if mode is SENTENCE:
+        parts = [sentence for part in parts for sentence in re.split(r"(?<=[.!?]) +", part)]
+    layout = {"non_streaming_mode": mode is SENTENCE}
+    return sum(engine.generate(part, **layout, **how).duration_s for part in parts if part)
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_conversation(engines, talks, name):
+    (mode, all_talks), script = talks, SCRIPTS[name]
+    if name not in all_talks:
+        pytest.skip("not possible in this mode")
+    talk = all_talks[name]
+    if isinstance(talk, BaseException):
+        raise talk
+    told = [frame.error for frame in talk.of(ErrorFrame, talk.up)]
+    assert len(told) == len(script.errors) or (script.errors and told), told
+    assert all(any(words in error for error in told) for words in script.errors), told
+    talk.check_always()
+    if script.seconds:
+        assert script.seconds[0] <= talk.heard_s <= script.seconds[1]
+    else:
+        wanted = expected_s(engines[0], script.heard, mode)
+        assert wanted - 0.01 <= talk.heard_s <= wanted + 0.2, "the last piece of 40 ms of each turn is filled up"
+    if script.context is not None:
+        assert talk.said == script.context
+    if script.turns is not None:
+        assert len(talk.of(TTSStartedFrame)) == len(talk.of(TTSStoppedFrame)) == script.turns
