@@ -57,6 +57,17 @@ def until(kind: type[Frame], times: int = 1, up: bool = False) -> Step:
     return wait
 
 
+def until_heard(seconds: float) -> Step:
+    """Wait until so much was played."""
+
+    async def wait(talk: "Talk") -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            while talk.heard_s < seconds:
+                await asyncio.sleep(0.005)
+
+    return wait
+
+
 heard_something = until(BotStartedSpeakingFrame, up=True)
 
 
@@ -93,16 +104,16 @@ class Script:
 
 
 class _Tap(FrameProcessor):
-    """Keeps the frames of one direction."""
+    """Tells of the frames of one direction."""
 
-    def __init__(self, direction: FrameDirection, frames: list[Frame]):
+    def __init__(self, direction: FrameDirection, tell: Callable[[Frame], None]):
         super().__init__(enable_direct_mode=True)
-        self._direction, self._frames = direction, frames
+        self._direction, self._tell = direction, tell
 
     async def process_frame(self, frame: Frame, direction: FrameDirection):
         await super().process_frame(frame, direction)
         if direction is self._direction:
-            self._frames.append(frame)
+            self._tell(frame)
         await self.push_frame(frame, direction)
 
 
@@ -111,6 +122,7 @@ class Talk:
 
     Attributes:
         down, up: the frames that came out of the service, and those that go back to the language model.
+        words: when each word came out of the output, in seconds of the monotonic clock; and its audio context.
         ended_s: seconds from the EndFrame to the pipeline's end, less the sound that was left to be heard.
     """
 
@@ -119,11 +131,17 @@ class Talk:
         self.down: list[Frame] = []
         self.up: list[Frame] = []
         self.output, self.context = PacedOutput(), LLMContext([])
-        before, behind = _Tap(FrameDirection.UPSTREAM, self.up), _Tap(FrameDirection.DOWNSTREAM, self.down)
+        self.words: list[tuple[float, str]] = []
+        before = _Tap(FrameDirection.UPSTREAM, self.up.append)
+        behind, last = (_Tap(FrameDirection.DOWNSTREAM, tell) for tell in (self.down.append, self._note_word))
         assistant = LLMContextAggregatorPair(self.context).assistant()
-        pipeline = Pipeline([before, *script.around(service), behind, self.output, assistant])
+        pipeline = Pipeline([before, *script.around(service), behind, self.output, last, assistant])
         params = PipelineParams(audio_out_sample_rate=script.rate, enable_metrics=True, enable_usage_metrics=True)
         self.worker = PipelineWorker(pipeline, params=params, cancel_on_idle_timeout=False, enable_rtvi=False)
+
+    def _note_word(self, frame: Frame) -> None:
+        if isinstance(frame, TTSTextFrame):
+            self.words.append((time.monotonic(), frame.context_id))
 
     async def run(self) -> "Talk":
         started = asyncio.Event()
@@ -178,17 +196,8 @@ class Talk:
         assert len(stops) <= len(starts) and (interrupted or len(stops) == len(starts)), (starts, stops)
         assert not self.service._contexts and not self.service._readings
         assert self.ended_s < 3
-        begun = set()
-        for frame in self.down:  # no word before the sound of its context, unless that has none
-            if isinstance(frame, TTSAudioRawFrame):
-                assert frame.audio
-                begun.add(frame.context_id)
-        made: dict[str, float] = {}
-        first: dict[str, int] = {}
-        for frame in self.down:
-            if isinstance(frame, TTSAudioRawFrame):
-                made[frame.context_id] = made.get(frame.context_id, 0.0) + len(frame.audio) / 2 / frame.sample_rate
-            elif isinstance(frame, TTSTextFrame) and frame.pts and frame.context_id in begun:
-                at = (frame.pts - first.setdefault(frame.context_id, frame.pts)) / 1e9
-                waited = 60.0 if self.script.seconds else 0.5 * len(self.script.steps)
-                assert at <= made.get(frame.context_id, 0.0) + waited
+        assert all(frame.audio for frame in self.of(TTSAudioRawFrame))
+        sounding = {frame.context_id for frame in self.of(TTSAudioRawFrame)}
+        spoken = [at for at, context_id in self.words if context_id in sounding]
+        if spoken and self.output.heard:
+            assert spoken[0] >= self.output.heard[0][0], "a word overtakes the first sound"

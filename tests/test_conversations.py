@@ -4,10 +4,11 @@ in the LLM's context. Each ends within 3 s, with every start stopped and every s
 The scripts follow Pipecat's examples, tests and bug reports. Several run at once, because they play in real time."""
 
 import asyncio
+import random
 import re
 
 import pytest
-from conversations import END, START, Script, Talk, heard_something, tokens, turn, until
+from conversations import END, START, Script, Talk, heard_something, tokens, turn, until, until_heard
 from pipecat.frames.frames import (
     AggregatedTextFrame,
     BotBackchannelFrame,
@@ -20,6 +21,7 @@ from pipecat.frames.frames import (
     LLMTextFrame,
     StopFrame,
     TextFrame,
+    TTSAudioRawFrame,
     TTSSpeakFrame,
     TTSStartedFrame,
     TTSStoppedFrame,
@@ -31,7 +33,7 @@ from serving import ready
 from waiting import PATIENCE_S
 from waiting import until as until_true
 
-from qwen_megakernel import SamplingParams, TTSEngine
+from qwen_megakernel import RequestError, SamplingParams, TTSEngine
 from qwen_megakernel.pipecat_tts import MegakernelTTSService
 from qwen_megakernel.websocket_tts import MegakernelWebsocketTTSService
 
@@ -41,6 +43,48 @@ SERVICES = {"local": MegakernelTTSService, "remote": MegakernelWebsocketTTSServi
 LONG = "One two three four five six seven eight nine ten eleven twelve."
 MONDAY = "Your appointment is confirmed for Monday."
 READ = {"normalize": "auto", "language": "en"}
+
+
+WORDS = (
+    "Yes.",
+    " No",
+    " one",
+    " two.",
+    "!",
+    " It is",
+    " so, ",
+    "\n",
+    " <think>Hm.",
+    "</think> Ah.",
+    " [pause] ",
+    " ...",
+)
+
+
+def some_steps(rng: random.Random) -> list:
+    """Anything that a pipeline may send, in any order."""
+    steps: list = []
+    for _ in range(rng.randint(3, 14)):
+        words = [LLMTextFrame(rng.choice(WORDS)) for _ in range(rng.randint(1, 4))]
+        steps += rng.choice(
+            [
+                [START()],
+                [END()],
+                words,
+                words,
+                [START(), *words, END()],
+                unspoken(*words),
+                unspoken(END()),
+                [speak(rng.choice(("Yes.", "...", "No. Yes.")), interruptible=rng.random() < 0.7)],
+                [TextFrame(rng.choice(WORDS))],
+                [AggregatedTextFrame("It is.", "sentence", raw_text="It is.")],
+                [InterruptionFrame()],
+                [called()],
+                [change(voice=rng.choice(("ada", "max", "nobody")))],
+                [rng.choice((0.02, 0.3, 0.8))],
+            ]
+        )
+    return steps + rng.choice([[], [], [StopFrame()], [CancelFrame()]])
 
 
 def unspoken(*frames: Frame) -> list[Frame]:
@@ -123,7 +167,8 @@ SCRIPTS = {
         f"{MONDAY} | Is that right?", context=f"{MONDAY} Is that right?", turns=1,
     ),
     "an interruption during a stall": Script(
-        [START(), *tokens(MONDAY), 5.0, InterruptionFrame(), until(InterruptionFrame)], MONDAY, context=MONDAY
+        [START(), *tokens(MONDAY), until_heard(2.96), 0.3, InterruptionFrame(), until(InterruptionFrame)],
+        MONDAY, context=MONDAY,
     ),
     "a function call behind a sentence": Script(
         [START(), *tokens("Let me look."), called(), 2.0, END(), *turn("It is Monday.")], "Let me look. | It is Monday."
@@ -152,7 +197,7 @@ SCRIPTS = {
     ),
     "a comment": Script(turn("Yes. <!-- one. two. three. --> No."), "Yes. No.", settings=READ),
     "a link that looks like sentences": Script(
-        turn("See [the page](https://example.com/A.B?C=D!E) now."), "See the page now.", settings=READ
+        turn("See [the page](https://example.com/A.B?C=D!E) now."), seconds=(1.5, 2.5), settings=READ
     ),
     "an emoji behind a sentence": Script(turn("That is great! \U0001f389"), "That is great!", settings=READ),
     "an emoji alone": Script([*turn("\U0001f389"), *turn("Hello.")], "Hello.", settings=READ),
@@ -282,27 +327,36 @@ async def converse(scripts: dict[str, Script], make) -> dict[str, Talk | BaseExc
 
 
 @pytest.fixture(scope="module", params=[(kind, mode) for kind in SERVICES for mode in MODES], ids="-".join)
-def talks(request, engines, urls):
-    """The conversations with one service in one mode, by their names."""
+def how(request, engines, urls):
+    """The mode, and a function that makes a service of one kind in this mode for a script."""
     kind, mode = request.param
 
     def make(script: Script):
         service = SERVICES[kind]
         where = {"engine": engines[script.busy]} if kind == "local" else {"url": urls[script.busy]}
         settings = service.Settings(voice="ada", seed=3, **({"language": "en"} | script.settings))
-        how = {"text_aggregation_mode": MODES[mode], "trim_leading_silence": False} | script.options
-        return service(settings=settings, **where, **how)
+        options = {"text_aggregation_mode": MODES[mode], "trim_leading_silence": False} | script.options
+        return service(settings=settings, **where, **options)
 
-    scripts = {name: script for name, script in SCRIPTS.items() if mode == "sentences" or name not in SENTENCES_ONLY}
-    taken = engines[1].submit()
+    return MODES[mode], make
+
+
+def hold(engines, scripts: dict[str, Script], make) -> dict[str, Talk | BaseException]:
+    """All of these conversations. Afterwards no slot is held."""
+    free, full = engines
+    taken = full.submit()
     talks = asyncio.run(converse(scripts, make))
     taken.cancel()
-    until_free(engines[0])
-    return MODES[mode], talks
+    until_true(lambda: not free.health()["streams"])
+    return talks
 
 
-def until_free(engine: TTSEngine) -> None:
-    until_true(lambda: not engine.health()["streams"])
+@pytest.fixture(scope="module")
+def talks(how, engines):
+    """The conversations with one service in one mode, by their names."""
+    mode, make = how
+    scripts = {name: script for name, script in SCRIPTS.items() if mode is SENTENCE or name not in SENTENCES_ONLY}
+    return mode, hold(engines, scripts, make)
 
 
 def expected_s(engine: TTSEngine, heard: str, mode) -> float:
@@ -336,3 +390,39 @@ def test_a_conversation(engines, talks, name):
         assert talk.said == script.context
     if script.turns is not None:
         assert len(talk.of(TTSStartedFrame)) == len(talk.of(TTSStoppedFrame)) == script.turns
+
+
+def test_whatever_is_sent_the_conversation_ends_and_nothing_is_held(how, engines, fresh_seed):
+    _, make = how
+    scripts = {str(n): Script(some_steps(random.Random(fresh_seed + n)), settings=READ) for n in range(12)}
+    for name, talk in hold(engines, scripts, make).items():
+        if isinstance(talk, BaseException):
+            raise AssertionError(f"script {name}: {scripts[name].steps}") from talk
+        talk.check_always()
+        wrong = [frame.error for frame in talk.of(ErrorFrame, talk.up) if "unknown voice" not in frame.error]
+        assert not wrong, scripts[name].steps
+
+
+async def one_behind_the_other(service, *scripts: Script) -> list[float]:
+    return [(await Talk(service, script).run()).heard_s for script in scripts]
+
+
+@pytest.mark.parametrize("end", [[], [StopFrame()], [CancelFrame()]], ids=["end", "stop", "cancel"])
+def test_a_service_speaks_in_a_second_pipeline(how, engines, end):
+    """And nothing of the first is left in it."""
+    mode, make = how
+    first = Script([START(), *tokens("Hello there. How are"), until(TTSAudioRawFrame), *end])
+    heard = asyncio.run(one_behind_the_other(make(first), first, Script(turn("Hello.")), Script(turn("Yes."))))[1:]
+    for seconds, text in zip(heard, ("Hello.", "Yes."), strict=True):
+        wanted = expected_s(engines[0], text, mode)
+        assert wanted - 0.01 <= seconds <= wanted + 0.05
+
+
+def test_what_cannot_work_is_refused(engines):
+    for options, message in (
+        ({"reuse_context_id_within_turn": False, "text_aggregation_mode": TOKEN}, "each token an utterance"),
+        ({"stop_frame_timeout_s": 0}, "more than 0 seconds, got 0"),
+    ):
+        for service, where in ((MegakernelTTSService, {"engine": engines[0]}), (SERVICES["remote"], {"url": "ws://x"})):
+            with pytest.raises(RequestError, match=message):
+                service(**where, **options)

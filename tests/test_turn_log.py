@@ -104,8 +104,8 @@ def tell(*happened: tuple[float, Frame], source: FrameProcessor | None = None) -
     asyncio.run(push())
 
 
-def audio(seconds: float) -> TTSAudioRawFrame:
-    return TTSAudioRawFrame(bytes(2 * round(24000 * seconds)), 24000, 1)
+def audio(seconds: float, context_id: str | None = None) -> TTSAudioRawFrame:
+    return TTSAudioRawFrame(bytes(2 * round(24000 * seconds)), 24000, 1, context_id=context_id)
 
 
 def spent(audio_s: float, compute_s: float, ttfc_s: float) -> MetricsFrame:
@@ -145,6 +145,32 @@ def test_an_interrupted_turn_has_its_line_too(console, end):
     assert console.getvalue()[9:] == (
         f'INFO    "{"x" * 59}…" first audio 100 ms after the text, least lead 50 ms, interrupted\n'
     )
+
+
+def test_sound_that_passes_an_interruption_is_no_turn(console):
+    """An interruption goes from processor to processor: the service speaks on until it comes. Speech that may not be
+    interrupted goes on behind it."""
+
+    async def push() -> None:
+        log, speech, other = TurnLog(), _Speech(), OfflineLLM()
+        frames = [
+            (speech, audio(0.1, "greeting")),
+            (other, InterruptionFrame()),
+            (speech, audio(0.1, "greeting")),
+            (speech, audio(0.1, "late")),
+            (speech, InterruptionFrame()),
+            (speech, audio(0.1, "greeting")),
+            (speech, TTSStoppedFrame(context_id="greeting")),
+            (other, asked("Hm.")),
+            (speech, audio(0.1, "answer")),
+            (speech, TTSStoppedFrame(context_id="answer")),
+        ]
+        for at, (source, frame) in enumerate(frames):
+            await log.on_push_frame(FramePushed(source, speech, frame, FrameDirection.DOWNSTREAM, int(1e9 * at)))
+
+    asyncio.run(push())
+    greeting, answer = console.getvalue().splitlines()
+    assert greeting.endswith("interrupted") and '"Hm." first audio 1000 ms' in answer
 
 
 def test_a_turn_without_sound_says_so(console):

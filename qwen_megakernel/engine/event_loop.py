@@ -34,7 +34,7 @@ from qwen_megakernel.text.pauses import Pause
 from qwen_megakernel.text.sentence import LONGEST_END, STALL_S, ends_sentence
 from qwen_megakernel.text.spoken_text import SpokenText
 
-LONG_STALL_S = 10.0
+LONG_STALL_S = 5.0
 """Seconds without text after which a writer within a sentence counts as stalled. The slot is then free for others."""
 LOW_LEAD_S = 0.5
 """Seconds of audio that a listener still has when a stalled part is ended. A CPU at a real-time factor of 0.5 makes its

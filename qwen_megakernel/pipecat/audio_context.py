@@ -279,7 +279,11 @@ class AudioContext(ABC):
 
     def _error(self, error: Exception) -> ErrorFrame:
         self.failed = True
-        self._service._take_back_sentence(self._context_id)
+        if not self._service._is_streaming_tokens:  # nothing may count this sentence's words as spoken
+            slots = reversed(self._service._aggregated_frame_sequencer._slots)
+            mine = (slot for slot in slots if slot.spoken and slot.context_id == self._context_id)
+            if latest := next(mine, None):
+                latest.complete = True
         category = self._service._classify_error(error)
         if isinstance(error, RequestError) and not isinstance(error, (SpeakerError, LanguageError, VoiceError)):
             category = ErrorCategory.APPLICATION  # only this text failed; the next may be spoken

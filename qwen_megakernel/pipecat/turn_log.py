@@ -38,6 +38,8 @@ class TurnLog(BaseObserver):
         super().__init__()
         self._turn: _Turn | None = None  # None: no question since the last line
         self._seen: deque[int] = deque(maxlen=100)  # an observer is told of every hop of a frame
+        self._contexts: set[str] = set()  # audio contexts of the turn
+        self._told: deque[str] = deque(maxlen=100)  # those of turns whose lines were logged
 
     async def on_push_frame(self, data: FramePushed):
         """Follow the turn.
@@ -48,13 +50,17 @@ class TurnLog(BaseObserver):
         frame = data.frame
         if not isinstance(frame, _KINDS) or frame.id in self._seen:
             return
+        if isinstance(frame, InterruptionFrame) and not isinstance(data.source, TTSService):
+            return  # until it reaches the service, the service speaks on
         self._seen.append(frame.id)
         if isinstance(frame, LLMContextFrame):
             if not _is_answered(frame.context):
                 self._tell()
                 self._turn = _Turn(last_user_text(frame.context), data.timestamp / 1e9)
         elif isinstance(frame, TTSAudioRawFrame):
-            if isinstance(data.source, TTSService):  # a transport cuts audio into its own frames
+            # A transport cuts audio into its own frames. Speech that may not be interrupted goes on behind its line.
+            if isinstance(data.source, TTSService) and frame.context_id not in self._told:
+                self._contexts |= {frame.context_id} - {None}
                 self._turn = self._turn or _Turn("", data.timestamp / 1e9)
                 self._turn.hear(data.timestamp / 1e9, frame.num_frames / frame.sample_rate)
         elif isinstance(frame, MetricsFrame):
@@ -65,6 +71,8 @@ class TurnLog(BaseObserver):
 
     def _tell(self, interrupted: bool = False) -> None:
         turn, self._turn = self._turn, None
+        self._told.extend(self._contexts)
+        self._contexts.clear()
         if turn:
             gap = turn.lead is not None and turn.lead < 0
             logger.log("WARNING" if gap else "INFO", "{}", turn.line(interrupted))

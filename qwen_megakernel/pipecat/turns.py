@@ -95,6 +95,7 @@ class TurnService(TTSService):
         """Forget what an earlier pipeline left behind."""
         await super().setup(setup)
         self._begin_anew()
+        self._cancelling = False  # Pipecat never takes it back, and would drop all frames
         self._turn_context_id = None
         self._streamed_text, self._sent_non_whitespace_in_context = "", False
         self._audio_context_manager = AudioContextManager()
@@ -136,7 +137,8 @@ class TurnService(TTSService):
         elif isinstance(frame, InterruptionFrame):
             self._unwatch()
             self._raw = ""
-            self._forget_readings()
+            open_turn = self._turn_context_id  # one that may not be interrupted
+            self._readings = {turn: reading for turn, reading in self._readings.items() if turn == open_turn}
 
     async def _before(self, frame: Frame) -> None:
         """End what this frame ends."""
@@ -335,10 +337,6 @@ class TurnService(TTSService):
         if context := self._contexts.pop(context_id, None):
             context.cancel()
 
-    def _forget_readings(self) -> None:
-        """Keep only what the open turns share."""
-        self._readings = {turn: one for turn, one in self._readings.items() if turn == self._turn_context_id}
-
     async def _record_context_audio_outcome(self, context_id: str, received_audio: bool):
         """Do not count a silent context against the service if its error was reported, or if it had nothing to say."""
         context = self._contexts.get(context_id)
@@ -357,10 +355,3 @@ class TurnService(TTSService):
         frames = self._aggregated_frame_sequencer.force_complete(context_id, self._word_timestamp_tracker.last_pts)
         unheard = (TTSTextFrame, AggregatedTextProgressFrame)
         await self._push_word_frames([frame for frame in frames if not isinstance(frame, unheard)])
-
-    def _take_back_sentence(self, context_id: str) -> None:
-        """The sentence being spoken has failed: nothing may count its words as spoken."""
-        if not self._is_streaming_tokens:
-            slots = reversed(self._aggregated_frame_sequencer._slots)
-            if latest := next((slot for slot in slots if slot.spoken and slot.context_id == context_id), None):
-                latest.complete = True
