@@ -91,7 +91,7 @@ class WordTimes:
             return
         self._open += text
         if self._silence:
-            self._unspoken += map(self._silence.push, text)
+            self._unspoken += self._silence.push(text)
         if not self._open[-1].isspace():
             *_, last = _WORD.finditer(self._open)
             self._end_words(last.start())

@@ -256,13 +256,15 @@ class _LocalAudioContext(AudioContext):
             raise EngineClosed("the service was cleaned up")
         silence = self._reading.silence if request["normalize"] == "auto" else None
         self._words = WordTimes(service._word_rate, request["speed"], silence)
-        self._words.add(text)
         self._begin(engine.sample_rate)
         if engine.threads:
             self._least_first_s = _CPU_FIRST_S
         self.utterance = AsyncUtterance(engine, service._executor)
         whole, opening = (text, "") if complete else (None, text)
-        await self.utterance.submit(whole, opening, reading=self._reading, **request)
+        try:
+            await self.utterance.submit(whole, opening, reading=self._reading, **request)
+        finally:
+            self._words.add(text)  # nobody needs the words before the first chunk
 
     async def _push(self, text: str) -> None:
         self._words.add(text)

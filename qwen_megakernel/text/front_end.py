@@ -52,9 +52,12 @@ class TextFrontEnd:
         self._language, self._normalize, self._lexicon, self.lenient = language, normalize, lexicon, lenient
 
     def leaves_alone(self, text: str) -> bool:
-        """Does the text certainly stay as it is? A quick check, and true for most texts."""
-        plain = self._normalize == "off" and self._lexicon is None and not MARKS.intersection(text)
-        return plain and not (self.lenient and (has_half_characters(text) or not has_words(text)))
+        """Does the text certainly stay as it is, but for blanks around it? A quick check, and true for most texts."""
+        if self._lexicon and self._lexicon.may_change(text, self._language):
+            return False
+        if self._normalize == "auto":
+            return is_plain(text.strip())
+        return MARKS.isdisjoint(text) and not (self.lenient and (has_half_characters(text) or not has_words(text)))
 
     def whole(self, text: str) -> list[str | Pause]:
         """Process a whole text. The result is non-empty texts and pauses in order; no two texts are adjacent.
@@ -107,11 +110,15 @@ class Reading:
 
     def __init__(self) -> None:
         self._stream: TextFrontEndStream | None = None
+        self._passed = ""  # the last character of text that the stream did not see
         self.silence = Silence()
 
     def go_on(self, front_end: TextFrontEnd) -> "TextFrontEndStream":
         """The stream for the text that comes next."""
         self._stream = front_end.stream(after=self._stream)
+        if self._passed:
+            self._stream.pass_over(self._passed)
+            self._passed = ""
         return self._stream
 
     def sentence(self, front_end: TextFrontEnd, text: str) -> list[str | Pause]:
@@ -120,6 +127,9 @@ class Reading:
         Raises:
             TextError: as `TextFrontEnd.whole`.
         """
+        if (self._stream is None or self._stream.at_rest) and front_end.leaves_alone(text):
+            self._passed = text[-1:]  # most sentences: a bot's first audio waits for this
+            return [text]
         stream = self.go_on(front_end)
         return joined([*stream.push(text), *stream.settle()])
 
@@ -172,6 +182,16 @@ class TextFrontEndStream:
         self._pauses.follow(before._pauses)
         if self._normalizer and before._normalizer:
             self._normalizer.follow(before._normalizer)
+
+    @property
+    def at_rest(self) -> bool:
+        """Nothing is held back or left open."""
+        return self._pauses.at_rest and (self._normalizer is None or self._normalizer.at_rest)
+
+    def pass_over(self, text: str) -> None:
+        """Text that `leaves_alone` came meanwhile. `text` is its end."""
+        if self._normalizer:
+            self._normalizer.pass_over(text)
 
     def _end(self, parts: list[str | Pause]) -> list[str | Pause]:
         given = self._with_words(parts + ([last] if self._words and (last := self._words.finish()) else []))

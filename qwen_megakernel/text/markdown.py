@@ -51,6 +51,11 @@ class Markdown(Stage):
         """Is the text left out here, up to the end of a code fence?"""
         return bool(self._fence)
 
+    @property
+    def at_rest(self) -> bool:
+        """Plain text may come here without a look at its signs."""
+        return not (self._fence or self._target or self._head or self._run or self._waits or self._item)
+
     def settle(self) -> str:
         if self._fence or self._target or self._head.startswith(("```", "~~~")):
             return ""

@@ -60,6 +60,15 @@ class NormalizerStream:
         """A sentence has ended: return what was held back, but for open links, tags, elements and code blocks."""
         return "".join(self._through(stage.settle(), place + 1) for place, stage in enumerate(self._stages))
 
+    @property
+    def at_rest(self) -> bool:
+        """No link, tag, element, block of code or item of a list is open."""
+        return self._tags.at_rest and self._markdown.at_rest
+
+    def pass_over(self, text: str) -> None:
+        """Plain text came meanwhile. `text` is its end."""
+        self._markdown.push(self._tags.push(self._clean.push(text)))
+
     def follow(self, before: "NormalizerStream") -> None:
         """Go on within what `before` has left open. `before` is not used afterwards."""
         self._clean, self._tags, self._markdown = before._clean, before._tags, before._markdown

@@ -88,6 +88,11 @@ class PauseStream:
         """Return what may become a tag but is none yet. A tag that has begun stays open, unless it may be odd."""
         return self.finish() if self._lenient or not _name(self._held, self._names) else []
 
+    @property
+    def at_rest(self) -> bool:
+        """No tag may have begun."""
+        return not self._held
+
     def follow(self, before: "PauseStream") -> None:
         """Go on within the tag that `before` has left open."""
         self._held = before._held

@@ -5,14 +5,24 @@ from qwen_megakernel.text.markdown import Markdown
 from qwen_megakernel.text.tags import Tags
 
 
+_BEGINS = frozenset("<`~")
+"""With these begins what is left out."""
+
+
 class Silence:
     """Tells which characters the normalizer leaves out together, as in `<think>` or a code block."""
 
     def __init__(self) -> None:
         self._clean, self._tags, self._markdown = Clean(), Tags(), Markdown()
 
-    def push(self, character: str) -> bool:
-        """Take the text's next character. Is it left out?"""
+    def push(self, text: str) -> list[bool]:
+        """Take the text's next piece. Is each of its characters left out?"""
+        if self._tags.at_rest and self._markdown.at_rest and _BEGINS.isdisjoint(text):  # quick for most: what they do to a line is enough
+            self._push(text[-1:])
+            return [False] * len(text)
+        return list(map(self._push, text))
+
+    def _push(self, character: str) -> bool:
         before = self._is_open()
         self._markdown.push(self._tags.push(self._clean.push(character)))
         return before and self._is_open()

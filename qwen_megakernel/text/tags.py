@@ -91,6 +91,11 @@ class Tags(Stage):
         """Is the text left out here, up to the end of an element or a comment?"""
         return self._until is not None
 
+    @property
+    def at_rest(self) -> bool:
+        """No tag may have begun, and nothing is left out."""
+        return not (self._held or self.silent)
+
     def end(self) -> str:
         given, self._held = self._held, ""
         return given
