@@ -4,7 +4,6 @@ from qwen_megakernel.text.cleaning import Clean
 from qwen_megakernel.text.markdown import Markdown
 from qwen_megakernel.text.tags import Tags
 
-
 _BEGINS = frozenset("<`~")
 """With these begins what is left out."""
 
@@ -17,7 +16,9 @@ class Silence:
 
     def push(self, text: str) -> list[bool]:
         """Take the text's next piece. Is each of its characters left out?"""
-        if self._tags.at_rest and self._markdown.at_rest and _BEGINS.isdisjoint(text):  # quick for most: what they do to a line is enough
+        if (
+            self._tags.at_rest and self._markdown.at_rest and _BEGINS.isdisjoint(text)
+        ):  # quick for most: what they do to a line is enough
             self._push(text[-1:])
             return [False] * len(text)
         return list(map(self._push, text))
