@@ -7,6 +7,7 @@ speech-to-text service in front of `user`.
 import asyncio
 
 from pipecat.audio.vad.silero import SileroVADAnalyzer
+from pipecat.evals.transport import EvalTransportParams
 from pipecat.frames.frames import LLMRunFrame
 from pipecat.pipeline.pipeline import Pipeline
 from pipecat.pipeline.worker import PipelineParams, PipelineWorker
@@ -24,8 +25,9 @@ MODEL = "demo"  # or "Qwen/Qwen3-TTS-12Hz-0.6B-CustomVoice"
 
 
 async def bot(runner_args):
-    sound = {"webrtc": lambda: TransportParams(audio_in_enabled=True, audio_out_enabled=True)}
-    transport = await create_transport(runner_args, sound)
+    sound = {"audio_in_enabled": True, "audio_out_enabled": True}
+    kinds = {"webrtc": lambda: TransportParams(**sound), "eval": lambda: EvalTransportParams(**sound)}
+    transport = await create_transport(runner_args, kinds)
     tts = MegakernelTTSService(model=MODEL, settings=MegakernelTTSService.Settings(voice="ada", language="en"))
     user, assistant = LLMContextAggregatorPair(
         LLMContext(), user_params=LLMUserAggregatorParams(vad_analyzer=SileroVADAnalyzer())

@@ -22,7 +22,6 @@ from pipecat.frames.frames import (
     TTSAudioRawFrame,
     TTSStartedFrame,
     TTSStoppedFrame,
-    TTSTextFrame,
 )
 from pipecat.pipeline.pipeline import Pipeline
 from pipecat.pipeline.worker import PipelineParams, PipelineWorker
@@ -122,7 +121,6 @@ class Talk:
 
     Attributes:
         down, up: the frames that came out of the service, and those that go back to the language model.
-        words: when each word came out of the output, in seconds of the monotonic clock; and its audio context.
         ended_s: seconds from the EndFrame to the pipeline's end, less the sound that was left to be heard.
     """
 
@@ -131,17 +129,12 @@ class Talk:
         self.down: list[Frame] = []
         self.up: list[Frame] = []
         self.output, self.context = PacedOutput(), LLMContext([])
-        self.words: list[tuple[float, str]] = []
         before = _Tap(FrameDirection.UPSTREAM, self.up.append)
-        behind, last = (_Tap(FrameDirection.DOWNSTREAM, tell) for tell in (self.down.append, self._note_word))
+        behind = _Tap(FrameDirection.DOWNSTREAM, self.down.append)
         assistant = LLMContextAggregatorPair(self.context).assistant()
-        pipeline = Pipeline([before, *script.around(service), behind, self.output, last, assistant])
+        pipeline = Pipeline([before, *script.around(service), behind, self.output, assistant])
         params = PipelineParams(audio_out_sample_rate=script.rate, enable_metrics=True, enable_usage_metrics=True)
         self.worker = PipelineWorker(pipeline, params=params, cancel_on_idle_timeout=False, enable_rtvi=False)
-
-    def _note_word(self, frame: Frame) -> None:
-        if isinstance(frame, TTSTextFrame):
-            self.words.append((time.monotonic(), frame.context_id))
 
     async def run(self) -> "Talk":
         started = asyncio.Event()
@@ -197,7 +190,3 @@ class Talk:
         assert not self.service._contexts and not self.service._readings
         assert self.ended_s < 3
         assert all(frame.audio for frame in self.of(TTSAudioRawFrame))
-        sounding = {frame.context_id for frame in self.of(TTSAudioRawFrame)}
-        spoken = [at for at, context_id in self.words if context_id in sounding]
-        if spoken and self.output.heard:
-            assert spoken[0] >= self.output.heard[0][0], "a word overtakes the first sound"

@@ -134,6 +134,50 @@ def test_written_text_is_normalized_and_words_follow_pauses(server, client, whol
     assert starts["It"] - starts["there."] > 0.9
 
 
+def test_contexts_of_a_turn_are_read_as_one_text(server, client):
+    settings = {"voice": "ada", "seed": 5, "language": "en", "normalize": "auto", "words": True}
+    for name, text, turn in (
+        ("a", "<think>The user is here.", "t"),
+        ("b", " Greet them.</think> Hello there.", "t"),
+        ("c", " Greet them.</think> Hello there.", "u"),
+    ):
+        client.say("text", name, text=text, end=True, turn=turn, **settings)
+        client.until("end", name)
+    ends = {m["context"]: m["seconds"] for m in client.told if m["type"] == "end"}
+    assert ends["a"] == 0 and ends["b"] == pytest.approx(
+        said(server, "Hello there.", language="en").duration_s, abs=0.001
+    )
+    assert ends["c"] > ends["b"], "of another turn: nothing is left out"
+    assert [word for word, _ in next(m["words"] for m in client.told if m["type"] == "words")][-1] == "here."
+
+
+def test_a_context_waits_for_the_text_of_the_one_before_it_in_its_turn(server, client):
+    settings = {"voice": "ada", "seed": 5, "normalize": "auto", "turn": "t"}
+    client.say("text", "a", text="Hello. <think>I am", **settings)
+    client.say("text", "b", text=" done.</think> Yes.", end=True, **settings)
+    client.say("text", "a", text=" not", end=True)
+    client.until("end", "a")
+    client.until("end", "b")
+    ends = {m["context"]: m["seconds"] for m in client.told if m["type"] == "end"}
+    assert ends["b"] == pytest.approx(said(server, "Yes.").duration_s, abs=0.001)
+
+
+@pytest.mark.parametrize("text", ["...", "\U0001f389", "[pause]", "<emphasis></emphasis>"])
+@pytest.mark.parametrize("whole", [True, False])
+def test_text_without_words_ends_without_sound(server, client, text, whole):
+    client.say("text", "a", text=text, voice="ada", seed=5, end=whole)
+    if not whole:
+        client.say("end", "a")
+    end = client.until("end", "a")
+    assert (end["finish_reason"], end["seconds"], client.pcm.get("a", b"")) == ("eos", 0, b"")
+
+
+def test_an_odd_tag_does_not_silence_a_context(server, client):
+    client.say("text", "a", text="Hello [pause] <audio>there.", end=True, voice="ada", seed=5)
+    client.until("end", "a")
+    assert client.pcm["a"] == pcm16(said(server, "Hello  there.").samples)
+
+
 @pytest.mark.parametrize("speed", [0.5, 2])
 def test_the_speed_is_heard_and_words_keep_pace(server, client, speed):
     ends, times = {}, {}

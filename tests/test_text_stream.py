@@ -1,5 +1,6 @@
 """Text in pieces gives what the whole text gives, however it is cut; what a lexicon, pauses and the front end do."""
 
+import itertools
 import json
 import re
 import subprocess
@@ -8,15 +9,18 @@ import unicodedata
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from qwen_megakernel.engine.word_times import SpeechRate, WordTimes
 from qwen_megakernel.errors import RequestError, TextError
 from qwen_megakernel.text import lexicon as lexicon_module
-from qwen_megakernel.text.front_end import TextFrontEnd
+from qwen_megakernel.text.front_end import Reading, TextFrontEnd, has_half_characters
 from qwen_megakernel.text.lexicon import Lexicon
 from qwen_megakernel.text.normalize import Normalizer, NormalizerStream, is_plain
 from qwen_megakernel.text.pauses import LONGEST_PAUSE_S, Pause, split_pauses
+from qwen_megakernel.text.sentence import ends_sentence
+from qwen_megakernel.text.silence import Silence
 from qwen_megakernel.text.spoken import LANGUAGES
 from qwen_megakernel.text.stage import LONGEST_HELD, is_cjk
 
@@ -441,3 +445,97 @@ def test_the_front_end_needs_neither_torch_nor_asyncio():
 def test_normalize_has_two_values():
     with pytest.raises(RequestError, match="off, auto"):
         TextFrontEnd("english", "on")
+
+
+# ---------------------------------------------------------------- a text that several utterances speak
+
+
+def read(sentences: list[str], **how) -> list[list]:
+    """What is spoken of each sentence of one text."""
+    front_end, reading = TextFrontEnd("english", **({"normalize": "auto", "lenient": True} | how)), Reading()
+    return [reading.sentence(front_end, sentence) for sentence in sentences]
+
+
+@pytest.mark.parametrize(
+    ("sentences", "spoken"),
+    [
+        (["<think>The user says hello.", " I should greet.", " Short.</think> Hello!"], [[], [], ["Hello!"]]),
+        (["<think>Hm. <b>Yes.</b>", " No.", "</think>", " Hello!"], [[], [], [], ["Hello!"]]),
+        (["Yes. <!-- one.", " two.", " three. --> No."], [["Yes."], [], ["No."]]),
+        (["Yes.", " <!", "-- one.", " two. -->", " No."], [["Yes."], [], [], [], ["No."]]),
+        (["Look:\n```py\nx = 1.", " y = 2\n```\nDone."], [["Look:"], ["Done."]]),
+        (["See [it](https://a.b.", "c) now.", " Yes."], [["See it"], ["now."], ["Yes."]]),
+        (['<a title="One.', ' Two.">Yes.</a>'], [[], ["Yes."]]),
+        (["**Bold.**", " It is 5 km.", " At $5."], [["Bold."], ["It is five kilometers."], ["At five dollars."]]),
+        (["That is great!", " \U0001f389", " ...", " Yes."], [["That is great!"], [], [], ["Yes."]]),
+        (["- One", "\n- Two", "\nThree"], [["One."], ["Two."], ["Three"]]),
+        (["2.", " Go."], [["two,"], ["Go."]]),
+    ],
+)
+def test_what_a_sentence_leaves_open_goes_on_in_the_next(sentences, spoken):
+    said = [[part.strip() for part in parts] for parts in read(sentences)]
+    assert [[part for part in parts if part] for parts in said] == spoken
+
+
+@settings(max_examples=300, deadline=None)
+@given(words=st.lists(_MARKED, min_size=1, max_size=12), cuts=st.sets(st.integers(1, 11)))
+def test_prose_stays_as_it_is_however_it_is_cut_into_sentences(words, cuts):
+    assume(all(any(c.isalnum() for c in word) for word in words))
+    bounds = [0, *sorted(cut for cut in cuts if cut < len(words)), len(words)]
+    sentences = [" ".join(words[a:b]) for a, b in itertools.pairwise(bounds)]
+    for normalize in ("auto", "off"):
+        said = read([sentences[0], *(f" {sentence}" for sentence in sentences[1:])], normalize=normalize)
+        assert ["".join(parts).strip() for parts in said] == sentences
+
+
+@pytest.mark.parametrize(
+    ("text", "spoken"),
+    [
+        ("Yes [pause] no.", "Yes  no."),
+        ("Yes [pause 20s] no.", "Yes  no."),
+        ("Yes [pause: 2] no.", "Yes  no."),
+        ("[pause the music] now.", "[pause the music] now."),
+        ("Yes <break time=500ms/> no.", "Yes  no."),
+        ("It is <emphasis>fine</emphasis>.", "It is fine."),
+        ("The <audio> tag.", "The  tag."),
+        ("The <audio tag is old.", "The <audio tag is old."),
+        ("The <audio\ntag.", "The <audio\ntag."),
+        ("The <audio <voice> tag.", "The <audio  tag."),
+        ("Hello \ud83d there \ude00.", "Hello  there ."),
+        ("<" + "break " * 50 + ">", "<" + "break " * 50 + ">"),
+    ],
+)
+def test_what_a_language_model_writes_is_no_error(text, spoken):
+    """However it is cut."""
+    front_end = TextFrontEnd("english", lenient=True)
+    assert front_end.whole(text) == [spoken]
+    stream = front_end.stream()
+    assert "".join([*itertools.chain.from_iterable(map(stream.push, text)), *stream.finish()]) == spoken
+    if not has_half_characters(text) and not text.startswith("[pause the"):
+        with pytest.raises(TextError):
+            TextFrontEnd("english").whole(text)
+
+
+@pytest.mark.parametrize("text", ["...", "---", "\U0001f389", " \n", "[pause]", "[pause 1s]", "<emphasis/>"])
+@pytest.mark.parametrize("normalize", ["off", "auto"])
+def test_text_without_words_is_nothing(text, normalize):
+    assert not [part for part in read([text], normalize=normalize)[0] if isinstance(part, str) and part.strip()]
+
+
+@pytest.mark.parametrize("cut", [1, 2, 3, 7, 100])
+def test_words_that_are_left_out_take_no_time(cut):
+    text = "<think>One two three four five. Six seven.</think> Hello there."
+    times = WordTimes(SpeechRate(), silence=Silence())
+    for start in range(0, len(text), cut):
+        times.add(text[start : start + cut])
+    said = dict(times.finish(2.0))
+    assert said["two"] == said["six" if "six" in said else "Six"] < 0.8 < said["there."]
+
+
+@pytest.mark.parametrize(
+    ("text", "ends"),
+    [("Hello.", 1), ("Hello. ", 1), ('He said "no."', 1), ("**Done!**", 1), ("Yes \U0001f389", 0), ("Yes! \U0001f389", 1),
+     ("好。", 1), ("Hello", 0), ("e.g., ", 0), ("3.5", 0), ("the list:\n\n", 1), ("well,", 0), ("", 0)],
+)  # fmt: skip
+def test_a_sentence_has_ended_behind_its_mark(text, ends):
+    assert ends_sentence(text) == bool(ends)

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from waiting import PATIENCE_S
 
-from qwen_megakernel import EngineBusy, SamplingParams, TextError, TTSEngine
+from qwen_megakernel import EngineBusy, NoWordsError, SamplingParams, TextError, TTSEngine
 from qwen_megakernel.engine.event_loop import AsyncUtterance
 from qwen_megakernel.model.edges import SILENCE
 from qwen_megakernel.model.turn_text import CLAUSE_FROM, SENTENCE_FROM, TurnText
@@ -321,3 +321,71 @@ def test_a_flush_speaks_what_the_normalizer_holds(engine):
             return first
 
     assert len(asyncio.run(main()).samples)
+
+
+# ---------------------------------------------------------------- a writer that stalls
+
+
+async def slowly(engine, pieces: list[str | float], **request):
+    """The audio of an utterance whose writer waits between the pieces."""
+    async with turn(engine, **request) as utterance, asyncio.TaskGroup() as group:
+
+        async def push():
+            for piece in pieces:
+                if isinstance(piece, str):
+                    await utterance.push_text(piece)
+                else:
+                    await asyncio.sleep(piece)
+            await utterance.end_text()
+
+        group.create_task(push())
+        async for _ in utterance:
+            pass
+    return utterance.audio
+
+
+def codes_of(engine, *parts: str) -> np.ndarray:
+    said = []
+    for part in parts:
+        utterance = engine.submit(sampling=SamplingParams(seed=5), speaker="ada")
+        utterance.push_text(part)
+        utterance.end_text()
+        said.append(utterance.result(PATIENCE_S).codes)
+    return np.concatenate(said)
+
+
+def test_a_stall_behind_a_sentence_does_not_cut_it(engine):
+    first, then = "It is late for all of us.", " We go home."
+    audio = asyncio.run(slowly(engine, [first, 3.0, then]))
+    assert np.array_equal(audio.codes, codes_of(engine, first, then)) and audio.finish_reason == "eos"
+
+
+def test_a_stall_in_a_sentence_changes_nothing_for_a_while(engine):
+    audio = asyncio.run(slowly(engine, ["It is ", 1.0, "late."]))
+    assert np.array_equal(audio.codes, codes_of(engine, "It is late."))
+
+
+def test_a_flushed_text_is_spoken_to_its_end_without_a_full_stop(engine):
+    async def main():
+        async with turn(engine) as utterance:
+            await utterance.push_text("Let me look")
+            await utterance.flush()
+            heard = 0.0
+            while heard < len(codes_of(engine, "Let me look")) * 0.08 - 1e-6:
+                chunk = await asyncio.wait_for(utterance.next_chunk(), PATIENCE_S)
+                heard += len(chunk.samples) / chunk.sample_rate
+            assert engine.health()["streams"] == 0, "its slot is free while the writer waits"
+            await utterance.end_text()
+            return [chunk async for chunk in utterance], utterance.audio
+
+    rest, audio = asyncio.run(main())
+    assert not rest and np.array_equal(audio.codes, codes_of(engine, "Let me look"))
+
+
+@pytest.mark.parametrize("text", ["...", "[pause]", "[pause 1s]", "\U0001f389"])
+def test_text_without_words_says_so(engine, text):
+    with pytest.raises(ExceptionGroup) as raised:
+        say_in_pieces(engine, text, random.Random(1), lenient=True)
+    assert any(isinstance(error, NoWordsError) for error in raised.value.exceptions)
+    with pytest.raises(NoWordsError):
+        engine.generate(text, lenient=True)

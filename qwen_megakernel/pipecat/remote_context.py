@@ -96,6 +96,7 @@ class RemoteAudioContext(AudioContext):
         utterance, service = self._utterance, self._service
         if utterance and utterance.opened and not utterance.ended:
             service._forget(utterance)
+            utterance.items.put_nowait(None)  # a sentence that may not be interrupted still waits for more
             service.create_task(service._cancel_remote(utterance.name))
 
     async def lose(self, error: Exception) -> None:

@@ -26,7 +26,7 @@ from pipecat.utils.types import NOT_GIVEN, is_given
 from qwen_megakernel.checkpoint.languages import NAMES, primary_subtag
 from qwen_megakernel.errors import EngineBusy, RequestError
 from qwen_megakernel.pipecat.settings import SpeechSettings, layout_of, sampling_of, speed_of, text_options_of
-from qwen_megakernel.pipecat.turns import TurnService
+from qwen_megakernel.pipecat.turns import BARE, TurnService
 
 
 @functools.cache
@@ -92,6 +92,14 @@ class SpeechService(TurnService):
         if not found or before.strip():  # the text did not come as tokens
             before, self._raw = " ", ""
         return before + text[: len(text) - len(text.lstrip("\n"))]
+
+    def _reading_of_turn(self) -> tuple[Any, bool]:
+        """What the utterances of the open turn, or of bare text, share; and whether others have used it before."""
+        turn = self._turn_context_id or BARE
+        goes_on = turn in self._readings
+        if not goes_on:
+            self._readings[turn] = self._new_reading()
+        return self._readings[turn], goes_on
 
     @traced_tts
     async def run_tts(self, text: str, context_id: str) -> AsyncGenerator[Frame | None, None]:

@@ -58,6 +58,13 @@ class _FlushFrame(ControlFrame):
     texts: int = -1
 
 
+def _keep_cancelled() -> None:
+    """`wait_for` of Python 3.11 drops a cancellation that comes together with its result. The task would go on, and
+    whoever cancelled it would wait for it."""
+    if asyncio.current_task().cancelling():
+        raise asyncio.CancelledError
+
+
 class TurnService(TTSService):
     """A text-to-speech service with an `AudioContext` for each of Pipecat's audio contexts."""
 
@@ -79,6 +86,8 @@ class TurnService(TTSService):
         self._bare_id: str | None = None  # of the context that takes bare tokens
         self._written, self._texts = "", 0  # the end of the text so far; how many texts that were
         self._raw = ""  # text that waits to be a sentence, as it came
+        self._calm = asyncio.Event()  # no interruption is being handled
+        self._calm.set()
         self._stall: asyncio.TimerHandle | None = None  # looks whether more comes
 
     @abstractmethod
@@ -129,16 +138,28 @@ class TurnService(TTSService):
             return
         if isinstance(frame, FunctionCallsStartedFrame):
             await self.queue_frame(_FlushFrame(), FrameDirection.DOWNSTREAM)
+        if isinstance(frame, InterruptionFrame):
+            await self._interrupt(frame, direction)
+            return
         if direction is FrameDirection.DOWNSTREAM and not isinstance(frame, SystemFrame):
+            await self._calm.wait()
             await self._before(frame)
         await super().process_frame(frame, direction)
         if isinstance(frame, TextFrame) and direction is FrameDirection.DOWNSTREAM:
             self._watch_writer(frame.text)
-        elif isinstance(frame, InterruptionFrame):
-            self._unwatch()
-            self._raw = ""
-            open_turn = self._turn_context_id  # one that may not be interrupted
-            self._readings = {turn: reading for turn, reading in self._readings.items() if turn == open_turn}
+
+    async def _interrupt(self, frame: InterruptionFrame, direction: FrameDirection) -> None:
+        """Pipecat goes on with frames that may not be interrupted before it has dropped the contexts that were there.
+        It would drop those of such frames too."""
+        self._calm.clear()
+        try:
+            await super().process_frame(frame, direction)
+        finally:
+            self._calm.set()
+        self._unwatch()
+        self._raw = ""
+        open_turn = self._turn_context_id  # one that may not be interrupted
+        self._readings = {turn: reading for turn, reading in self._readings.items() if turn == open_turn}
 
     async def _before(self, frame: Frame) -> None:
         """End what this frame ends."""
@@ -251,14 +272,6 @@ class TurnService(TTSService):
             if rest := await self._text_aggregator.flush():
                 await self._handle_aggregated_text(self._aggregated_text_frame(rest))
 
-    def _reading_of_turn(self) -> tuple[Any, bool]:
-        """What the utterances of the open turn, or of bare text, share; and whether others have used it before."""
-        turn = self._turn_context_id or BARE
-        goes_on = turn in self._readings
-        if not goes_on:
-            self._readings[turn] = self._new_reading()
-        return self._readings[turn], goes_on
-
     # ------------------------------------------------------------ audio contexts
 
     async def flush_audio(self, context_id: str | None = None):
@@ -286,8 +299,11 @@ class TurnService(TTSService):
         began = monotonic()
         while True:
             try:
-                return await self._audio_context_manager.get(context_id, min(_POLL_S, self._stop_frame_timeout_s))
+                item = await self._audio_context_manager.get(context_id, min(_POLL_S, self._stop_frame_timeout_s))
+                _keep_cancelled()
+                return item
             except TimeoutError:
+                _keep_cancelled()
                 quiet_s = monotonic() - began
                 if quiet_s >= self._stop_frame_timeout_s and not await self._is_awaited(context_id, quiet_s):
                     return None

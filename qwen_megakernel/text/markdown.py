@@ -56,6 +56,10 @@ class Markdown(Stage):
         """Plain text may come here without a look at its signs."""
         return not (self._fence or self._target or self._head or self._run or self._waits or self._item)
 
+    def pass_over(self, text: str) -> None:
+        """Plain text came meanwhile: a line begins behind it, or does not."""
+        self.push("\n" if text.endswith("\n") else "a")
+
     def settle(self) -> str:
         if self._fence or self._target or self._head.startswith(("```", "~~~")):
             return ""

@@ -67,7 +67,7 @@ class NormalizerStream:
 
     def pass_over(self, text: str) -> None:
         """Plain text came meanwhile. `text` is its end."""
-        self._markdown.push(self._tags.push(self._clean.push(text)))
+        self._markdown.pass_over(text)
 
     def follow(self, before: "NormalizerStream") -> None:
         """Go on within what `before` has left open. `before` is not used afterwards."""
