@@ -16,10 +16,8 @@ class Silence:
 
     def push(self, text: str) -> list[bool]:
         """Take the text's next piece. Is each of its characters left out?"""
-        if (
-            self._tags.at_rest and self._markdown.at_rest and _BEGINS.isdisjoint(text)
-        ):  # quick for most: what they do to a line is enough
-            self._push(text[-1:])
+        if self._tags.at_rest and self._markdown.at_rest and _BEGINS.isdisjoint(text):
+            self._markdown.pass_over(text)  # quick for most texts
             return [False] * len(text)
         return list(map(self._push, text))
 
