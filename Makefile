@@ -42,7 +42,8 @@ test-ray: $(VENV)/.installed-ray
 # The Pipecat service with the oldest Pipecat that pyproject.toml admits.
 test-compat: $(COMPAT)/.installed
 	$(COMPAT)/bin/python -m pytest -m "not gpu" tests/test_pipecat.py tests/test_pipecat_transports.py \
-		tests/test_conversation.py tests/test_bot_page.py tests/test_websocket_tts.py
+		tests/test_conversation.py tests/test_conversations.py tests/test_evals.py tests/test_bot_page.py \
+		tests/test_websocket_tts.py tests/test_turn_log.py
 
 # Others' clients, as they are published, against the server.
 test-clients: $(CLIENTS)/.installed

@@ -62,6 +62,8 @@ EXAMPLES_ELSEWHERE = {
     "one_box.yaml": "test_serve_ray.py",
     "cluster.yaml": "test_serve_ray.py",
     "home_assistant.yaml": "test_wyoming.py",
+    "talks.yaml": "test_evals.py",
+    "ears.py": "test_evals.py",
 }
 
 

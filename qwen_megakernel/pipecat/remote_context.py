@@ -103,6 +103,7 @@ class RemoteAudioContext(AudioContext):
         """Report a broken socket. The context will be closed; if the turn goes on, it gets a new context."""
         if not self._cancelled:
             await self._service.append_to_audio_context(self._context_id, self._error(error))
+            await self._service._finalize_words(self._context_id)  # those of the last sentence that were heard
         self.text_ended = True
 
     async def _audio(self) -> AsyncGenerator[TTSAudioRawFrame | ErrorFrame, None]:

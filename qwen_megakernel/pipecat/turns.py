@@ -171,11 +171,7 @@ class TurnService(TTSService):
             await self._end_bare_text()
         is_text = isinstance(frame, TextFrame)
         self._bare = is_text and self._turn_context_id is None
-        if (
-            isinstance(frame, TextFrame)
-            and not isinstance(frame, AggregatedTextFrame)
-            and not self._is_streaming_tokens
-        ):
+        if is_text and not (self._is_streaming_tokens or isinstance(frame, AggregatedTextFrame)):
             self._raw += frame.text
 
     async def _end_turn(self) -> None:
