@@ -163,8 +163,6 @@ class Talk:
             tasks.create_task(send())
         last = self.output.heard[-1][0] if self.output.heard else 0.0
         self.ended_s = time.monotonic() - max(self._sent, last)
-        if any(isinstance(step, StopFrame) for step in self.script.steps):
-            await self.service.cleanup()  # a StopFrame leaves that to the bot
         return self
 
     # ------------------------------------------------------------ what came of it
@@ -187,6 +185,7 @@ class Talk:
         starts, stops = self.of(TTSStartedFrame), self.of(TTSStoppedFrame)
         interrupted = self.of(InterruptionFrame) or self.of(CancelFrame)
         assert len(stops) <= len(starts) and (interrupted or len(stops) == len(starts)), (starts, stops)
-        assert not self.service._contexts and not self.service._readings
+        if not self.of(StopFrame):  # it leaves the cleaning up to the bot
+            assert not self.service._contexts and not self.service._readings
         assert self.ended_s < 3
         assert all(frame.audio for frame in self.of(TTSAudioRawFrame))

@@ -110,6 +110,8 @@ class MegakernelWebsocketTTSService(SpeechService, WebsocketTTSService):
             RequestError: the server does not have what the settings name.
         """
         await super().setup(setup)
+        if self._receive_task:  # a StopFrame leaves the connection to the tasks of its pipeline
+            await self._disconnect()
         try:
             await self._connect()
         except RequestError:

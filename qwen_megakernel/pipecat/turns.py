@@ -107,7 +107,8 @@ class TurnService(TTSService):
         self._cancelling = False  # Pipecat never takes it back, and would drop all frames
         self._turn_context_id = None
         self._streamed_text, self._sent_non_whitespace_in_context = "", False
-        self._audio_context_manager = AudioContextManager()
+        if self._audio_context_task is None:  # a StopFrame leaves it, once all has been played
+            self._audio_context_manager = AudioContextManager()
         self._aggregated_frame_sequencer.clear()
         await self._text_aggregator.reset()
         await self._skipped_text_aggregator.reset()
