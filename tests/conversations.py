@@ -185,7 +185,6 @@ class Talk:
         starts, stops = self.of(TTSStartedFrame), self.of(TTSStoppedFrame)
         interrupted = self.of(InterruptionFrame) or self.of(CancelFrame)
         assert len(stops) <= len(starts) and (interrupted or len(stops) == len(starts)), (starts, stops)
-        if not self.of(StopFrame):  # it leaves the cleaning up to the bot
-            assert not self.service._contexts and not self.service._readings
+        assert not self.service._contexts and not self.service._readings
         assert self.ended_s < 3
         assert all(frame.audio for frame in self.of(TTSAudioRawFrame))

@@ -4,6 +4,7 @@ in the LLM's context. Each ends within 3 s, with every start stopped and every s
 The scripts follow Pipecat's examples, tests and bug reports. Several run at once, because they play in real time."""
 
 import asyncio
+import functools
 import random
 import re
 
@@ -12,6 +13,7 @@ from conversations import END, START, Script, Talk, heard_something, tokens, tur
 from pipecat.frames.frames import (
     AggregatedTextFrame,
     BotBackchannelFrame,
+    BotStoppedSpeakingFrame,
     CancelFrame,
     EndFrame,
     ErrorFrame,
@@ -123,6 +125,9 @@ def change(**settings) -> Frame:
     return TTSUpdateSettingsFrame(delta=MegakernelWebsocketTTSService.Settings(**settings))
 
 
+BOT_STOPPED = until(BotStoppedSpeakingFrame, up=True)
+
+
 def called() -> Frame:
     return FunctionCallsStartedFrame(function_calls=[])
 
@@ -155,7 +160,7 @@ SCRIPTS = {
     ),
     "a filter closes, and a call speaks": Script(
         [*turn("Hello there. How are you?"), 1.0, speak("Are you there?")],
-        "Hello there. How | Are you there?", around=closing("How"), turns=2,
+        "Hello there. How | Are you there?", around=closing("How"),
     ),
     "the next turn without the end of the last": Script(
         [START(), *tokens("Hello there. How are"), *turn("Never mind.")], "Hello there. How are | Never mind.", turns=2
@@ -242,7 +247,7 @@ SCRIPTS = {
         [*turn(LONG), heard_something, InterruptionFrame(), until(InterruptionFrame), *turn("Hello.")], seconds=(0.5, 3)
     ),
     "an interruption behind all sound": Script(
-        [*turn("Yes."), 2.5, InterruptionFrame(), until(InterruptionFrame), *turn("Hello.")], "Yes. | Hello."
+        [*turn("Yes."), BOT_STOPPED, InterruptionFrame(), until(InterruptionFrame), *turn("Hello.")], "Yes. | Hello."
     ),
     "two interruptions": Script(
         [*turn(LONG), heard_something, InterruptionFrame(), InterruptionFrame(), until(InterruptionFrame, 2),
@@ -320,7 +325,10 @@ async def converse(scripts: dict[str, Script], make) -> dict[str, Talk | BaseExc
 
     async def one(script: Script) -> Talk:
         async with room:
-            return await Talk(make(script), script).run()
+            talk = await Talk(make(script), script).run()
+            if talk.of(StopFrame):  # it leaves the cleaning up to the bot
+                await talk.service.cleanup()
+            return talk
 
     talks = await asyncio.gather(*map(one, scripts.values()), return_exceptions=True)
     return dict(zip(scripts, talks, strict=True))
@@ -359,6 +367,7 @@ def talks(how, engines):
     return mode, hold(engines, scripts, make)
 
 
+@functools.cache
 def expected_s(engine: TTSEngine, heard: str, mode) -> float:
     """Seconds of what must be heard."""
     how = {"speaker": "ada", "language": "en", "sampling": SamplingParams(seed=3), "lenient": True}
