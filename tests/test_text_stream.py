@@ -538,3 +538,10 @@ def test_words_that_are_left_out_take_no_time(cut):
 )  # fmt: skip
 def test_a_sentence_has_ended_behind_its_mark(text, ends):
     assert ends_sentence(text) == bool(ends)
+
+
+def test_blanks_around_a_text_are_no_plain_text():
+    """They change its tokens, so only a caller that strips them may take the short cut."""
+    front_end = TextFrontEnd("english", normalize="auto")
+    assert front_end.leaves_alone("Hello there.") and not front_end.leaves_alone(" Hello there.")
+    assert read([" Hello there."]) == [[" Hello there."]]

@@ -63,7 +63,7 @@ class AudioContext(ABC):
     """
 
     def __init__(self, service: TTSService, context_id: str, reading: Any):
-        """`reading`: what this context and others read of one text, by `SpeechService._new_reading`."""
+        """`reading`: what this context and others read of one text, by `TurnService._new_reading`."""
         self._service, self._context_id, self._reading = service, context_id, reading
         self._made_s = 0.0  # seconds of audio in the context
         self._begun_s = 0.0  # where in the context the current utterance's audio begins

@@ -27,7 +27,7 @@ from qwen_megakernel.server.socket_line import (
     protocol_error,
 )
 from qwen_megakernel.server.stream_config import Refused, SessionConfig, check_fields, read_config, string_of
-from qwen_megakernel.text.front_end import Reading
+from qwen_megakernel.text.silence import Silence
 
 log = logging.getLogger(__name__)
 
@@ -350,7 +350,7 @@ class _Speech:
         request = service.request(**self._config.settings, lenient=True)
         whole, ended = None, self._text.complete
         if self._config.words:
-            silence = Reading().silence if request.get("normalize") == "auto" else None
+            silence = Silence() if request.get("normalize") == "auto" else None
             self._words = WordTimes(SpeechRate(), silence=silence)
         if self._config.whole:
             self._said = whole = await self._text.take_whole()

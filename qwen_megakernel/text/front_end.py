@@ -7,7 +7,7 @@ import reprlib
 from qwen_megakernel.errors import TextError
 from qwen_megakernel.text.lexicon import Lexicon, LexiconStream
 from qwen_megakernel.text.normalize import NormalizerStream, is_plain
-from qwen_megakernel.text.pauses import MARKS, Pause, PauseStream
+from qwen_megakernel.text.pauses import MARKS, Pause, PauseStream, joined
 from qwen_megakernel.text.silence import Silence
 from qwen_megakernel.text.stage import FIRST_MARK, has_words, is_mark
 
@@ -49,15 +49,15 @@ class TextFrontEnd:
             TextError: `normalize` has another value.
         """
         check_normalize(normalize)
-        self._language, self._normalize, self._lexicon, self.lenient = language, normalize, lexicon, lenient
+        self._language, self._normalize, self._lexicon, self._lenient = language, normalize, lexicon, lenient
 
     def leaves_alone(self, text: str) -> bool:
-        """Does the text certainly stay as it is, but for blanks around it? A quick check, and true for most texts."""
+        """Does the text certainly stay as it is? A quick check, and true for most texts."""
         if self._lexicon and self._lexicon.may_change(text, self._language):
             return False
         if self._normalize == "auto":
-            return is_plain(text.strip())
-        return MARKS.isdisjoint(text) and not (self.lenient and (has_half_characters(text) or not has_words(text)))
+            return is_plain(text)
+        return MARKS.isdisjoint(text) and not (self._lenient and (has_half_characters(text) or not has_words(text)))
 
     def whole(self, text: str) -> list[str | Pause]:
         """Process a whole text. The result is non-empty texts and pauses in order; no two texts are adjacent.
@@ -68,7 +68,7 @@ class TextFrontEnd:
         normalizes, lexicon = self._normalize == "auto" and not is_plain(text), self._lexicon
         if lexicon and not normalizes and not lexicon.may_change(text, self._language):
             lexicon = None
-        stream = TextFrontEndStream(self._language, normalizes, lexicon, self.lenient)
+        stream = TextFrontEndStream(self._language, normalizes, lexicon, self._lenient)
         return joined([*stream.push(text), *stream.finish()])
 
     def stream(self, after: "TextFrontEndStream | None" = None) -> "TextFrontEndStream":
@@ -78,21 +78,10 @@ class TextFrontEnd:
             after: the stream of the text that this one continues, whose open elements and code blocks go on. It is not
                 used afterwards. None: a text of its own.
         """
-        stream = TextFrontEndStream(self._language, self._normalize == "auto", self._lexicon, self.lenient)
+        stream = TextFrontEndStream(self._language, self._normalize == "auto", self._lexicon, self._lenient)
         if after:
             stream.follow(after)
         return stream
-
-
-def joined(parts: list[str | Pause]) -> list[str | Pause]:
-    """The same with adjacent texts joined."""
-    given: list[str | Pause] = []
-    for part in parts:
-        if isinstance(part, str) and given and isinstance(given[-1], str):
-            given[-1] += part
-        else:
-            given.append(part)
-    return given
 
 
 def has_half_characters(text: str) -> bool:
@@ -127,7 +116,7 @@ class Reading:
         Raises:
             TextError: as `TextFrontEnd.whole`.
         """
-        if (self._stream is None or self._stream.at_rest) and front_end.leaves_alone(text):
+        if (self._stream is None or self._stream.at_rest) and front_end.leaves_alone(text.strip()):
             self._passed = text[-1:]  # most sentences: a bot's first audio waits for this
             return [text]
         stream = self.go_on(front_end)

@@ -71,7 +71,7 @@ class PauseStream:
         """
         if not self._held and MARKS.isdisjoint(piece):  # quick for most pieces: a bot's first audio waits for them
             return [piece] if piece else []
-        return _joined(part for character in piece for part in self._feed(character))
+        return joined(part for character in piece for part in self._feed(character))
 
     def finish(self) -> list[str | Pause]:
         """End the text, and return what was held back.
@@ -149,10 +149,11 @@ def split_pauses(text: str, refuse_other_tags: bool = True) -> list[str | Pause]
         TextError: a tag is malformed, its pause is too long, or it is an SSML tag that we do not support.
     """
     stream = PauseStream(refuse_other_tags)
-    return _joined([*stream.push(text), *stream.finish()])
+    return joined([*stream.push(text), *stream.finish()])
 
 
-def _joined(parts: Iterable[str | Pause]) -> list[str | Pause]:
+def joined(parts: Iterable[str | Pause]) -> list[str | Pause]:
+    """The same with adjacent texts joined."""
     joined: list[str | Pause] = []
     run: list[str] = []
     for part in parts:
