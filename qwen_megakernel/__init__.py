@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from qwen_megakernel.checkpoint.config import SamplingParams
     from qwen_megakernel.engine.audio import Audio, Chunk, Timings
-    from qwen_megakernel.engine.engine import TTSEngine
+    from qwen_megakernel.speech.engine import TTSEngine
     from qwen_megakernel.engine.utterance import ChunkStream, Utterance
     from qwen_megakernel.errors import (
         AudioError,
@@ -62,7 +62,7 @@ _MODULES = {
     "SpeakerError": "errors",
     "SpeedError": "errors",
     "SpeechError": "errors",
-    "TTSEngine": "engine.engine",
+    "TTSEngine": "speech.engine",
     "TTSError": "errors",
     "TextEndedError": "errors",
     "TextError": "errors",

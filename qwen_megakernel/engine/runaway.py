@@ -18,7 +18,7 @@ from collections import deque
 
 import numpy as np
 
-from qwen_megakernel.engine.word_times import is_syllable
+from qwen_megakernel.text.stage import is_syllable
 
 HANDED_OUT = 12
 """Frames of a loop that a listener hears at most: 0.96 s."""

@@ -20,7 +20,7 @@ from pipecat.utils.types import NOT_GIVEN, NotGiven, is_given
 from qwen_megakernel.checkpoint.config import ModelConfig
 from qwen_megakernel.checkpoint.load import find_cached
 from qwen_megakernel.engine import shared as shared_engine
-from qwen_megakernel.engine.engine import TTSEngine
+from qwen_megakernel.speech.engine import TTSEngine
 from qwen_megakernel.engine.event_loop import AsyncUtterance
 from qwen_megakernel.engine.request import chunk_schedule, foreign_hint
 from qwen_megakernel.engine.word_times import SpeechRate, WordTimes

@@ -14,7 +14,6 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from qwen_megakernel import __version__
 from qwen_megakernel.checkpoint.config import ModelConfig
-from qwen_megakernel.engine.engine import TTSEngine
 from qwen_megakernel.errors import BackendError
 from qwen_megakernel.server.guard import Guard
 from qwen_megakernel.server.limits import Limits
@@ -25,7 +24,8 @@ from qwen_megakernel.server.process import ENGINE_GONE, exit_within
 from qwen_megakernel.server.service import EngineService
 from qwen_megakernel.server.stream_api import MAX_RECORDING, add_stream
 from qwen_megakernel.server.websocket_api import add_socket
-from qwen_megakernel.text.lexicon import Lexicon
+from qwen_megakernel.speech.engine import TTSEngine
+from qwen_megakernel.speech.options import RequestOptions
 
 log = logging.getLogger(__name__)
 
@@ -43,8 +43,7 @@ def make_app(
     upload: bool = False,
     ui: bool = False,
     log_texts: bool = False,
-    normalize: str = "off",
-    lexicon: Lexicon | None = None,
+    defaults: RequestOptions | None = None,
     limits: Limits | None = None,
 ) -> FastAPI:
     """The whole API as an ASGI app. `app.state.service` is its `EngineService`. `app.state.max_message` is the largest
@@ -62,8 +61,7 @@ def make_app(
         upload: clients may make voices (Base checkpoints).
         ui: serve a page at / to try the server with.
         log_texts: the log shows the texts that are spoken.
-        normalize: how to read written text if the client does not say (docs/text.md).
-        lexicon: words to read by another spelling.
+        defaults: options of speech for clients that leave them out.
         limits: None: the defaults of `Limits`.
 
     Raises:
@@ -73,12 +71,20 @@ def make_app(
     if token is not None and not (token.isascii() and token.isprintable() and token.strip() == token != ""):
         raise BackendError("the token must be printable ASCII without spaces around it: a header carries it")
     limits = limits or Limits()
-    options = {"voices": voices, "limits": limits, "upload": upload, "log_texts": log_texts}
-    options |= {"served_names": served_names, "aliases": aliases, "allow_foreign_voice": allow_foreign_voice}
-    options |= {"normalize": normalize, "lexicon": lexicon}
-    if config:
-        options |= {"variant": config.variant, "speakers": tuple(config.talker.speakers)}
-    service = EngineService(load, model=model, **options)
+    service = EngineService(
+        load,
+        model=model,
+        variant=config.variant if config else None,
+        speakers=tuple(config.talker.speakers) if config else (),
+        voices=voices,
+        allow_foreign_voice=allow_foreign_voice,
+        served_names=served_names,
+        aliases=aliases,
+        limits=limits,
+        upload=upload,
+        log_texts=log_texts,
+        defaults=defaults,
+    )
     metrics = Metrics(service)
 
     @contextlib.asynccontextmanager
