@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from qwen_megakernel.checkpoint.config import SamplingParams
     from qwen_megakernel.engine.audio import Audio, Chunk, Timings
-    from qwen_megakernel.speech.engine import TTSEngine
     from qwen_megakernel.engine.utterance import ChunkStream, Utterance
     from qwen_megakernel.errors import (
         AudioError,
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
         VoiceError,
     )
     from qwen_megakernel.model.voice import Voice
+    from qwen_megakernel.speech.engine import TTSEngine
 
 __version__ = "0.2.0"
 

@@ -15,7 +15,7 @@ from serving import ready, small_demo, until
 from test_pipecat import of, turn
 
 from qwen_megakernel import Chunk, Utterance
-from qwen_megakernel.engine.event_loop import AsyncUtterance
+from qwen_megakernel.speech.session import AsyncUtterance
 from qwen_megakernel.engine.sequence import Sequence
 from qwen_megakernel.pipecat.audio_context import AudioContext
 from qwen_megakernel.pipecat.remote_context import RemoteUtterance

@@ -50,7 +50,7 @@ from qwen_megakernel import (
 )
 from qwen_megakernel.checkpoint.load import DEMO_FOLDER
 from qwen_megakernel.engine.utterance import Utterance
-from qwen_megakernel.engine.word_times import SpeechRate, WordTimes, is_unspaced, words_of
+from qwen_megakernel.speech.words import SpeechRate, WordTimes, is_unspaced, words_of
 from qwen_megakernel.pipecat import audio_context
 from qwen_megakernel.pipecat_tts import MegakernelTTSService
 from qwen_megakernel.text.lexicon import Lexicon

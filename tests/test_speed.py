@@ -8,7 +8,7 @@ from waiting import PATIENCE_S, until
 
 from qwen_megakernel import RequestError, SamplingParams, TTSEngine
 from qwen_megakernel.engine import sequence
-from qwen_megakernel.engine.word_times import SpeechRate, WordTimes
+from qwen_megakernel.speech.words import SpeechRate, WordTimes
 from qwen_megakernel.model.time_stretch import FASTEST, SLOWEST, TimeStretch, check_speed
 
 RATE, FRAME = 24000, 1920

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from waiting import PATIENCE_S
 
 from qwen_megakernel import EngineBusy, NoWordsError, SamplingParams, TextError, TTSEngine
-from qwen_megakernel.engine.event_loop import AsyncUtterance
+from qwen_megakernel.speech.session import AsyncUtterance
 from qwen_megakernel.model.edges import SILENCE
 from qwen_megakernel.model.turn_text import CLAUSE_FROM, SENTENCE_FROM, TurnText
 from qwen_megakernel.text.lexicon import Lexicon

@@ -40,7 +40,7 @@ from wyoming.tts import (  # noqa: E402
 
 from qwen_megakernel import SamplingParams, TTSEngine, __version__, cli  # noqa: E402
 from qwen_megakernel.checkpoint.synthetic import NO_EOS  # noqa: E402
-from qwen_megakernel.engine.event_loop import AsyncUtterance  # noqa: E402
+from qwen_megakernel.speech.session import AsyncUtterance  # noqa: E402
 from qwen_megakernel.model.pcm import pcm16  # noqa: E402
 from qwen_megakernel.server.limits import Limits  # noqa: E402
 from qwen_megakernel.server.process import ENGINE_GONE  # noqa: E402

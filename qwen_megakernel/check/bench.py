@@ -27,9 +27,9 @@ from qwen_megakernel.checkpoint.fp8 import dequantized, parts_of
 from qwen_megakernel.checkpoint.load import DEMO, Checkpoint, name_of_model
 from qwen_megakernel.checkpoint.synthetic import NO_EOS, write_checkpoint
 from qwen_megakernel.engine.audio import Audio
-from qwen_megakernel.speech.engine import TTSEngine
 from qwen_megakernel.errors import RequestError
 from qwen_megakernel.model.prompt import Prompt
+from qwen_megakernel.speech.engine import TTSEngine
 
 FRAME_MS = 80.0
 UTTERANCE_FRAMES = 63  # 5.04 s

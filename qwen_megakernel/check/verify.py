@@ -45,7 +45,6 @@ from qwen_megakernel.check.teacher_forcing import (
 from qwen_megakernel.checkpoint.config import GREEDY, ModelConfig
 from qwen_megakernel.checkpoint.fp8 import dequantized, name_of, parts_of
 from qwen_megakernel.checkpoint.load import Checkpoint
-from qwen_megakernel.engine.request import RequestOptions
 from qwen_megakernel.errors import RequestError, SpeechError
 from qwen_megakernel.model.prompt import Prompt, PromptBuilder
 from qwen_megakernel.model.recording import load_audio
@@ -53,6 +52,7 @@ from qwen_megakernel.model.sampling import Code0Rules
 from qwen_megakernel.model.text import TextTokenizer
 from qwen_megakernel.model.transformer import Embeddings
 from qwen_megakernel.model.voice import Voice, check_ref_options
+from qwen_megakernel.speech.options import RequestOptions
 
 log = logging.getLogger(__name__)
 

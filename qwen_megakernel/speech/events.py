@@ -55,21 +55,30 @@ Event = Began | Sound | Words | Ended
 
 
 class Session(Protocol):
-    """Speech of one text, as it comes.
-
-    Attributes:
-        open: more text may come.
-    """
+    """Speech of one text, which may come in pieces."""
 
     @property
-    def done(self) -> bool: ...
+    def begun(self) -> bool:
+        """It was begun without an error."""
 
-    async def push_text(self, text: str) -> None: ...
+    @property
+    def done(self) -> bool:
+        """All was made, or it was cancelled."""
 
-    async def flush(self) -> None: ...
+    async def push_text(self, text: str) -> None:
+        """Append a piece of text. Raises TextEndedError if speech has ended; `events` says why."""
 
-    async def end_text(self) -> None: ...
+    async def flush(self) -> None:
+        """Speak text that is held back because the next character could change it."""
 
-    def cancel(self) -> None: ...
+    async def end_text(self) -> None:
+        """The text is complete."""
 
-    def events(self) -> AsyncIterator[Event]: ...
+    def end_word(self) -> list[tuple[str, float]]:
+        """The text so far ends with a whole word. Returns the words that are due by now."""
+
+    def cancel(self) -> None:
+        """Stop. Takes no time and never fails."""
+
+    def events(self) -> AsyncIterator[Event]:
+        """Yield what is spoken, as it is made."""
