@@ -16,13 +16,13 @@ from test_pipecat import of, turn
 
 from qwen_megakernel import Chunk, Utterance
 from qwen_megakernel.engine.event_loop import AsyncUtterance
-from qwen_megakernel.engine.sequence import Sequence
+from qwen_megakernel.engine.sequence import SpeechSequence
 from qwen_megakernel.pipecat.audio_context import AudioContext
 from qwen_megakernel.pipecat.remote_context import RemoteUtterance
 from qwen_megakernel.pipecat_tts import MegakernelTTSService
 from qwen_megakernel.websocket_tts import MegakernelWebsocketTTSService
 
-OURS = (Utterance, Sequence, Chunk, AsyncUtterance, AudioContext, RemoteUtterance)
+OURS = (Utterance, SpeechSequence, Chunk, AsyncUtterance, AudioContext, RemoteUtterance)
 LONG = "Hello there, how are you today? " * 4
 
 

@@ -16,7 +16,7 @@ from qwen_megakernel.engine.admission import ENDS
 from qwen_megakernel.engine.core import EngineCore
 from qwen_megakernel.engine.device_pipeline import Launch
 from qwen_megakernel.engine.options import Limits
-from qwen_megakernel.engine.sequence import Sequence
+from qwen_megakernel.engine.sequence import SpeechSequence
 from qwen_megakernel.errors import EngineBusy, KernelFault
 from qwen_megakernel.model.vocoder import Portion, VocoderState
 
@@ -194,7 +194,7 @@ class Engine:
             clock=self.gpu.monotonic,
         )
         self.admission, self.loop, self.slots = self.core.admission, self.core.loop, self.core.loop.slots
-        self.streams: list[Sequence] = []
+        self.streams: list[SpeechSequence] = []
         self.refused = 0
 
     def submit(
@@ -206,7 +206,7 @@ class Engine:
         max_frames: int = 4000,
         speed: float = 1.0,
         reproducible: bool = False,
-    ) -> Sequence | None:
+    ) -> SpeechSequence | None:
         """`rows`: of the text, of which more will come; None: it is whole."""
         request = SimpleNamespace(
             sampling=SamplingParams(seed=1),
@@ -234,7 +234,7 @@ class Engine:
         self.streams.append(stream)
         return stream
 
-    def push_text(self, stream: Sequence, rows: int, ended: bool = False) -> None:
+    def push_text(self, stream: SpeechSequence, rows: int, ended: bool = False) -> None:
         stream.incoming.put((torch.zeros(rows, 1), ended))
         self.core.wake()
 
@@ -560,7 +560,7 @@ def test_whatever_comes_slots_and_places_come_back_and_all_is_said(make, fresh_s
         if stream and not stream.text_complete:
             open_text.append(stream)
 
-    def one_of(streams: list[Sequence]) -> Sequence | None:
+    def one_of(streams: list[SpeechSequence]) -> SpeechSequence | None:
         streams = [stream for stream in streams if not stream.settled]
         return rng.choice(streams) if streams else None
 

@@ -29,7 +29,7 @@ from qwen_megakernel.engine.failures import Failures
 from qwen_megakernel.engine.loop import Loop
 from qwen_megakernel.engine.options import Limits
 from qwen_megakernel.engine.request import Request
-from qwen_megakernel.engine.sequence import FRAME_S, Sequence
+from qwen_megakernel.engine.sequence import FRAME_S, SpeechSequence
 from qwen_megakernel.engine.slots import Slots
 from qwen_megakernel.engine.watchdog import Watchdog
 from qwen_megakernel.errors import RequestError, TextEndedError
@@ -85,7 +85,7 @@ class EngineCore:
         self.slots, self.max_positions = model.decoder.slots, model.decoder.max_positions
         self._groups = model.vocoder.groups
         # Nothing below refers to this core: without a reference cycle its memory is freed as soon as it is dropped.
-        self._inbox: queue.SimpleQueue[Sequence | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[SpeechSequence | None] = queue.SimpleQueue()
         self._building = threading.Lock()
         self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
         self.admission = Admission(self.slots, limits.max_queue, self._inbox, self._bell)
@@ -124,10 +124,10 @@ class EngineCore:
 
     def new_sequence(
         self, request: Request, on_chunk: Callable[[Chunk], None] | None, on_end: Callable[[], None] | None
-    ) -> Sequence:
+    ) -> SpeechSequence:
         """A sequence without a place. The thread of its callbacks is not started yet. If `on_chunk` is marked with
         `returns_at_once`, `on_end` must return at once too."""
-        sequence = Sequence(
+        sequence = SpeechSequence(
             request, on_chunk, on_end, sample_rate=self._sample_rate, groups=self._groups, clock=self._clock
         )
         if getattr(on_chunk or on_end, "returns_at_once", None) is True:
@@ -136,7 +136,7 @@ class EngineCore:
             sequence.callbacks = self.admission.make_callbacks(sequence)
         return sequence
 
-    def start_callbacks(self, sequence: Sequence) -> None:
+    def start_callbacks(self, sequence: SpeechSequence) -> None:
         """Start the callbacks' thread of an admitted sequence now, so that its first chunk does not wait for it.
 
         Raises:
@@ -150,13 +150,13 @@ class EngineCore:
             self.cancel(sequence)
             raise
 
-    def hand_over(self, sequence: Sequence, prompt: Prompt, text_complete: bool) -> None:
+    def hand_over(self, sequence: SpeechSequence, prompt: Prompt, text_complete: bool) -> None:
         """Give the loop an admitted sequence, whose prompt is built."""
         sequence.enqueue(prompt, text_complete, self.max_positions, self._limits.queue_timeout)
         self._inbox.put(sequence)
 
     @torch.inference_mode()
-    def advance(self, sequence: Sequence, step: Callable[[PromptPieces], Tensor]) -> None:
+    def advance(self, sequence: SpeechSequence, step: Callable[[PromptPieces], Tensor]) -> None:
         """Take a piece of text, under the sequence's lock. Build the rows that it settles in the caller's thread, and
         hand them to the loop."""
         pieces, began = sequence.pieces, time.monotonic()
@@ -180,7 +180,7 @@ class EngineCore:
             self.wake()
             raise
 
-    def cancel(self, sequence: Sequence) -> None:
+    def cancel(self, sequence: SpeechSequence) -> None:
         """Takes no lock: a finalizer or a signal handler may call it."""
         if not sequence.cancelled:
             sequence.cancelled = True
@@ -210,7 +210,7 @@ class EngineCore:
             if mine:
                 self._building.release()
 
-    def refuse_own_thread(self, sequence: Sequence) -> None:
+    def refuse_own_thread(self, sequence: SpeechSequence) -> None:
         """Raises RequestError if waiting for the sequence would never end."""
         callbacks = sequence.callbacks
         mine = threading.current_thread() in (self._thread, callbacks and callbacks.thread)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from qwen_megakernel.backend.interfaces import LoadedModel
 from qwen_megakernel.engine.scheduler import Push
-from qwen_megakernel.engine.sequence import Sequence
+from qwen_megakernel.engine.sequence import SpeechSequence
 from qwen_megakernel.errors import SpeechError
 from qwen_megakernel.model.vocoder import VocoderState
 
@@ -30,7 +30,7 @@ class Launch:
         began: by the pipeline's clock.
     """
 
-    sequences: list[Sequence]
+    sequences: list[SpeechSequence]
     began: float
 
 
@@ -42,7 +42,7 @@ class Pushed:
     wait: Callable[[], list[Tensor]]
 
     @property
-    def sequences(self) -> list[Sequence]:
+    def sequences(self) -> list[SpeechSequence]:
         return self.push.sequences
 
 
@@ -74,7 +74,7 @@ class DevicePipeline(ABC):
 
     # ------------------------------------------------------------ a sequence begins
 
-    def start(self, sequence: Sequence) -> None:
+    def start(self, sequence: SpeechSequence) -> None:
         """Compute a sequence's prompt."""
         sequence.steady = self._vocoder.steady
         self._decoder.start(sequence.slot, sequence.prompt, sequence.request.sampling)
@@ -86,7 +86,7 @@ class DevicePipeline(ABC):
             sequence.voice_digest = voice.digest
             sequence.prefilled(self._vocoder.portions(voice.ref_codes))
 
-    def hear_reference(self, sequence: Sequence, reads: bool) -> None:
+    def hear_reference(self, sequence: SpeechSequence, reads: bool) -> None:
         """Take a cloned voice's reference through the vocoder before its utterance. This happens once per voice. A call
         takes one portion, so that other sequences get frames in between.
 
@@ -108,7 +108,7 @@ class DevicePipeline(ABC):
             del self._references[next(iter(self._references))]
         sequence.reference_heard()
 
-    def read_text(self, sequence: Sequence) -> None:
+    def read_text(self, sequence: SpeechSequence) -> None:
         """Give the frame decoder the text rows that came for a sequence since it was started."""
         while not sequence.incoming.empty():
             rows, sequence.text_complete = sequence.incoming.get()
@@ -123,11 +123,11 @@ class DevicePipeline(ABC):
         """May another frame be launched?"""
 
     @property
-    def computed(self) -> list[Sequence]:
+    def computed(self) -> list[SpeechSequence]:
         """Sequences with a launched frame whose codes nobody has seen."""
         return [s for work in self.in_flight if isinstance(work, Launch) for s in work.sequences]
 
-    def launch(self, sequences: list[Sequence]) -> list[Sequence]:
+    def launch(self, sequences: list[SpeechSequence]) -> list[SpeechSequence]:
         """Launch a frame of each. Returns the sequences whose new frame the vocoder may get already."""
         self._decoder.launch([s.slot for s in sequences])
         for sequence in sequences:
@@ -137,11 +137,11 @@ class DevicePipeline(ABC):
         return self._behind_launch(sequences)
 
     @abstractmethod
-    def _behind_launch(self, sequences: list[Sequence]) -> list[Sequence]:
+    def _behind_launch(self, sequences: list[SpeechSequence]) -> list[SpeechSequence]:
         """The sequences whose new frame the vocoder may get as soon as it was launched."""
 
     @abstractmethod
-    def behind_codes(self, launched: list[Sequence], ended: list[Sequence]) -> list[Sequence]:
+    def behind_codes(self, launched: list[SpeechSequence], ended: list[SpeechSequence]) -> list[SpeechSequence]:
         """The sequences whose frames the vocoder may get once codes were seen. `ended`: those without more frames."""
 
     def push(self, push: Push) -> None:
@@ -224,10 +224,10 @@ class QueuedPipeline(DevicePipeline):
         # One launch is computed while another is queued. A third would only delay new callers.
         return sum(isinstance(work, Launch) for work in self.in_flight) < 2
 
-    def _behind_launch(self, sequences: list[Sequence]) -> list[Sequence]:
+    def _behind_launch(self, sequences: list[SpeechSequence]) -> list[SpeechSequence]:
         return sequences
 
-    def behind_codes(self, launched: list[Sequence], ended: list[Sequence]) -> list[Sequence]:
+    def behind_codes(self, launched: list[SpeechSequence], ended: list[SpeechSequence]) -> list[SpeechSequence]:
         return ended
 
     def _push(self, push: Push) -> Callable[[], list[Tensor]]:
@@ -242,10 +242,10 @@ class DirectPipeline(DevicePipeline):
     def has_room(self) -> bool:
         return not self.in_flight
 
-    def _behind_launch(self, sequences: list[Sequence]) -> list[Sequence]:
+    def _behind_launch(self, sequences: list[SpeechSequence]) -> list[SpeechSequence]:
         return []
 
-    def behind_codes(self, launched: list[Sequence], ended: list[Sequence]) -> list[Sequence]:
+    def behind_codes(self, launched: list[SpeechSequence], ended: list[SpeechSequence]) -> list[SpeechSequence]:
         return launched
 
     def _push(self, push: Push) -> Callable[[], list[Tensor]]:

@@ -26,7 +26,7 @@ from qwen_megakernel.engine.observed import Observed
 from qwen_megakernel.engine.options import Limits, Need, memory_of, told_of_memory
 from qwen_megakernel.engine.request import RequestChecker, RequestOptions, check_call, whole_text
 from qwen_megakernel.engine.retries import say_well
-from qwen_megakernel.engine.sequence import Sequence as EngineSequence
+from qwen_megakernel.engine.sequence import SpeechSequence
 from qwen_megakernel.engine.utterance import ChunkStream, Utterance
 from qwen_megakernel.engine.warm_up import first_words, sustained
 from qwen_megakernel.errors import BackendError, TextTooLongError
@@ -314,7 +314,7 @@ class TTSEngine(Observed):
             sequence.text_open = text is None
         return utterance
 
-    def _begin_whole(self, sequence: EngineSequence, text: str, arrived: float) -> None:
+    def _begin_whole(self, sequence: SpeechSequence, text: str, arrived: float) -> None:
         sequence.arrived = sequence.stage_began = arrived
         sequence.add_text(text)
         tokens = self._prompts.tokens(text)
@@ -331,7 +331,7 @@ class TTSEngine(Observed):
         self._core.admission.admit(sequence)
         self._core.hand_over(sequence, prompt, text_complete=True)
 
-    def _begin_pieces(self, sequence: EngineSequence) -> None:
+    def _begin_pieces(self, sequence: SpeechSequence) -> None:
         with self._core.in_order():
             sequence.pieces = PromptPieces(self._prompts, sequence.request.conditioning, self.max_positions)
         self._core.admission.admit(sequence)

@@ -1,4 +1,4 @@
-"""Sequence: one utterance as the engine computes it, frame by frame, and what was handed to its listener.
+"""SpeechSequence: one utterance as the engine computes it, frame by frame, and what was handed to its listener.
 
 Callers never touch tensors of the engine's thread: text rows go in through a queue, chunks come out through another.
 """
@@ -45,7 +45,7 @@ class State(Enum):
     DONE = "it has its audio or its error"
 
 
-class Sequence:
+class SpeechSequence:
     """Callers' threads fill in the text. Once the engine's thread has the prompt, it owns all below the line."""
 
     def __init__(

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable
 
 from qwen_megakernel.engine.admission import Admission
-from qwen_megakernel.engine.sequence import Sequence
+from qwen_megakernel.engine.sequence import SpeechSequence
 from qwen_megakernel.errors import EngineBusy
 
 
@@ -24,11 +24,11 @@ class Slots:
             queue_timeout: seconds that a sequence waits for a slot, at most.
         """
         self._admission, self._queue_timeout, self._clock = admission, queue_timeout, clock
-        self.running: list[Sequence] = []
-        self.waiting: deque[Sequence] = deque()
+        self.running: list[SpeechSequence] = []
+        self.waiting: deque[SpeechSequence] = deque()
         self.free = list(range(admission.slots))
 
-    def available(self, sequence: Sequence) -> bool:
+    def available(self, sequence: SpeechSequence) -> bool:
         """Can this sequence get a slot?"""
         return bool(self.free) and self._admission.may_run(sequence, self.running)
 
@@ -37,7 +37,7 @@ class Slots:
         """Seconds until the first in the queue has waited too long; None: nobody waits."""
         return max(0.0, self.waiting[0].deadline - self._clock()) if self.waiting else None
 
-    def queue(self, sequence: Sequence) -> None:
+    def queue(self, sequence: SpeechSequence) -> None:
         """Queue a sequence whose prompt is built."""
         if not sequence.settled:
             self.waiting.append(sequence)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from qwen_megakernel.engine.core import EngineCore
-from qwen_megakernel.engine.sequence import Sequence, State
+from qwen_megakernel.engine.sequence import SpeechSequence, State
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def snapshot_of(core: EngineCore, kept_openings: int) -> Snapshot:
     )
 
 
-def _snapshot_of(sequence: Sequence) -> SequenceSnapshot:
+def _snapshot_of(sequence: SpeechSequence) -> SequenceSnapshot:
     return SequenceSnapshot(
         seed=sequence.seed,
         state=sequence.state,

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from qwen_megakernel.engine.audio import Audio, Chunk
 from qwen_megakernel.engine.core import EngineCore
-from qwen_megakernel.engine.sequence import Sequence
+from qwen_megakernel.engine.sequence import SpeechSequence
 from qwen_megakernel.errors import TextEndedError, TextError
 from qwen_megakernel.model.text import check_unicode
 
@@ -14,7 +14,7 @@ class Utterance:
     """One request on its way through an engine; made by `TTSEngine.submit`. Thread-safe. Dropping it while its text is
     open cancels it: nobody could end it any more."""
 
-    def __init__(self, sequence: Sequence, core: EngineCore, engine: object):
+    def __init__(self, sequence: SpeechSequence, core: EngineCore, engine: object):
         """`engine`: stays alive as long as one of its utterances is held."""
         self._sequence, self._core, self._engine = sequence, core, engine
 
