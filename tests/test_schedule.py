@@ -16,7 +16,7 @@ from qwen_megakernel.engine.admission import ENDS
 from qwen_megakernel.engine.core import EngineCore
 from qwen_megakernel.engine.device_pipeline import Launch
 from qwen_megakernel.engine.options import Limits
-from qwen_megakernel.engine.sequence import SpeechSequence
+from qwen_megakernel.engine.sequence import NO_SLOT, SpeechSequence
 from qwen_megakernel.errors import EngineBusy, KernelFault
 from qwen_megakernel.model.vocoder import Portion, VocoderState
 
@@ -397,12 +397,12 @@ def test_a_listener_at_twice_the_speed_takes_the_place_of_two(make):
     engine.admission.sustain(4.6)  # of which live listeners get 0.9: four of them
     first = [engine.submit(63, speed=speed) for speed in (2.0, 1.0, 1.0, 0.5)]
     engine.run([], until=0.01)
-    assert [s.slot is not None for s in first] == [True, True, True, False]
+    assert [s.slot != NO_SLOT for s in first] == [True, True, True, False]
     engine.run([])
     assert all(s.audio.finish_reason == "eos" for s in first)
     slow = [engine.submit(63, speed=0.5) for _ in range(8)]
     engine.run([], until=0.01)
-    assert all(s.slot is not None for s in slow)
+    assert all(s.slot != NO_SLOT for s in slow)
     engine.run([])
     alone = engine.submit(63, speed=4.0)
     engine.admission.sustain(0.5)

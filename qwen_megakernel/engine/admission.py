@@ -14,8 +14,7 @@ from functools import partial
 
 import torch
 
-from qwen_megakernel.engine.callbacks import CallbackRunner
-from qwen_megakernel.engine.sequence import SpeechSequence
+from qwen_megakernel.engine.sequence import NO_SLOT, SpeechSequence
 from qwen_megakernel.errors import EngineBusy, EngineClosed, OutOfMemoryError, TTSError
 
 log = logging.getLogger(__name__)
@@ -53,12 +52,17 @@ class Admission:
             inbox: the loop's; None makes it look again.
             bell: the watchdog's; None makes it look now.
         """
-        self.slots, self.running_limit, self._max_queue = slots, slots, max_queue
+        self.slots = slots
+        self.running_limit = slots
+        self._max_queue = max_queue
         self._sustained = math.inf  # seconds of the model's audio a second, for live listeners
-        self._inbox, self._bell = inbox, bell
+        self._inbox = inbox
+        self._bell = bell
         self.fault: BaseException | None = None
-        self.closed = self.draining = self.ended = False
-        self._places = deque(range(slots + max_queue))  # free ones
+        self.closed = False
+        self.draining = False
+        self.ended = False
+        self._places = deque([None] * (slots + max_queue))  # free ones
         self.open: set[SpeechSequence] = set()
         self._unsettled: set[SpeechSequence] = set()  # their end is not known yet
         self._tally: queue.SimpleQueue[str] = queue.SimpleQueue()  # events not yet counted
@@ -110,24 +114,21 @@ class Admission:
             EngineClosed, EngineBusy: nothing was taken.
         """
         try:
-            sequence.place = self._places.pop()
+            self._places.pop()
         except IndexError:
-            return self.check() or self.admit(sequence)
+            self.check()
+            return self.admit(sequence)
         self._unsettled.add(sequence)
         self.open.add(sequence)
         if self.closed:  # since `check`: the loop may have missed this one
             self.settle_closed(sequence)
             self.check_open()
 
-    def make_callbacks(self, sequence: SpeechSequence) -> CallbackRunner:
-        """What calls the sequence's callbacks. Start it once the sequence was admitted."""
-
-        def failed(error: BaseException) -> None:
-            self.settle(sequence, error=error)
-            sequence.error = sequence.error or error  # it may have been settled before
-            self._inbox.put(None)
-
-        return CallbackRunner(failed)
+    def callback_failed(self, sequence: SpeechSequence, error: BaseException) -> None:
+        """One of the sequence's callbacks has raised."""
+        self.settle(sequence, error=error)
+        sequence.error = sequence.error or error  # it may have been settled before
+        self._inbox.put(None)
 
     # ------------------------------------------------------------ how it ends
 
@@ -196,11 +197,13 @@ class Admission:
         return True
 
     def _wake_waiters(self, sequence: SpeechSequence) -> None:
-        self.tally(reason := "failed" if sequence.error else sequence.audio.finish_reason)
+        audio = sequence.audio
+        reason = audio.finish_reason if audio and not sequence.error else "failed"
+        self.tally(reason)
         if reason == "runaway":
             self.tally(f"runaway_{sequence.runaway}")
-        self._places.append(sequence.place)
-        if sequence.slot is None:
+        self._places.append(None)
+        if sequence.slot == NO_SLOT:
             sequence.forget()
         sequence.chunks.put(None)
         sequence.done.set()

@@ -1,12 +1,12 @@
 """DevicePipeline: frame decoder, then vocoder. It does what the scheduler decided.
 
-`QueuedPipeline` queues work on a GPU ahead of time. `DirectPipeline` computes one piece after the other. They differ
-in when the vocoder may get a frame: as soon as the frame was launched, or once its codes were seen.
+A vocoder that `follows` reads codes on the device, after the launch that makes them. So a launch, its pushes and the
+next launch are queued ahead of time, and the GPU does not wait for the host. With another vocoder one thing comes after
+the other: a frame, its codes, the vocoder, its sound.
 """
 
 import contextlib
 import time
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -46,29 +46,24 @@ class Pushed:
         return self.push.sequences
 
 
-class DevicePipeline(ABC):
+class DevicePipeline:
     """Not thread-safe: one thread owns it.
 
     Attributes:
-        slots, max_positions: the frame decoder's.
         width: the most sequences in a launch.
-        groups: codes of a frame.
+        most_frames: of a vocoder push, which sequences share. 0: they do not.
         in_flight: work that was queued and not collected, in the order in which the device computes it.
-        kept_references: voices whose vocoder state is kept.
     """
 
-    most_frames = 0
-    """Of a vocoder push, which sequences share. 0: they do not."""
-
     def __init__(self, model: LoadedModel, *, kept_voices: int, clock: Callable[[], float] = time.monotonic):
-        """
-        Args:
-            kept_voices: for how many voices to keep the vocoder's state after the reference: the latest used.
-        """
-        self._decoder, self._vocoder, self._check_device = model.decoder, model.vocoder, model.check_device
-        self.slots, self.max_positions = model.decoder.slots, model.decoder.max_positions
-        self.width, self.groups = model.decoder.width, model.vocoder.groups
-        self._clock, self._kept_voices = clock, kept_voices
+        """`kept_voices`: for how many voices to keep the vocoder's state after the reference: the latest used."""
+        self._decoder = model.decoder
+        self._vocoder = model.vocoder
+        self._follows = model.vocoder.follows
+        self.width = model.decoder.width
+        self.most_frames = model.vocoder.most_frames if self._follows else 0
+        self._clock = clock
+        self._kept_voices = kept_voices
         self.in_flight: deque[Launch | Pushed] = deque()
         self._references: dict[bytes, VocoderState] = {}  # by a voice's digest; the latest used last
 
@@ -76,8 +71,11 @@ class DevicePipeline(ABC):
 
     def start(self, sequence: SpeechSequence) -> None:
         """Compute a sequence's prompt."""
+        prompt = sequence.prompt
+        if prompt is None:
+            return  # another thread has ended it meanwhile
         sequence.steady = self._vocoder.steady
-        self._decoder.start(sequence.slot, sequence.prompt, sequence.request.sampling)
+        self._decoder.start(sequence.slot, prompt, sequence.request.sampling)
         self._vocoder.reset(sequence.slot)
         voice = sequence.request.conditioning.voice
         if voice is None or voice.ref_codes is None:
@@ -118,9 +116,12 @@ class DevicePipeline(ABC):
     # ------------------------------------------------------------ frames and sound
 
     @property
-    @abstractmethod
     def has_room(self) -> bool:
         """May another frame be launched?"""
+        if not self._follows:
+            return not self.in_flight
+        # One launch is computed while another is queued. A third would only delay new callers.
+        return sum(isinstance(work, Launch) for work in self.in_flight) < 2
 
     @property
     def computed(self) -> list[SpeechSequence]:
@@ -134,15 +135,11 @@ class DevicePipeline(ABC):
             sequence.launched += 1
             sequence.in_flight = True
         self.in_flight.append(Launch(sequences, self._clock()))
-        return self._behind_launch(sequences)
+        return sequences if self._follows else []
 
-    @abstractmethod
-    def _behind_launch(self, sequences: list[SpeechSequence]) -> list[SpeechSequence]:
-        """The sequences whose new frame the vocoder may get as soon as it was launched."""
-
-    @abstractmethod
     def behind_codes(self, launched: list[SpeechSequence], ended: list[SpeechSequence]) -> list[SpeechSequence]:
         """The sequences whose frames the vocoder may get once codes were seen. `ended`: those without more frames."""
+        return ended if self._follows else launched
 
     def push(self, push: Push) -> None:
         """Give the vocoder its frames."""
@@ -151,8 +148,14 @@ class DevicePipeline(ABC):
             sequence.give(frames, sequence in push.short)
         self.in_flight.append(Pushed(push, wait))
 
-    @abstractmethod
-    def _push(self, push: Push) -> Callable[[], list[Tensor]]: ...
+    def _push(self, push: Push) -> Callable[[], list[Tensor]]:
+        slots = [s.slot for s in push.sequences]
+        if self._follows:
+            return self._vocoder.follow(slots, [s.given for s in push.sequences], push.frames)
+        (sequence,), (frames,) = push.sequences, push.frames
+        codes = torch.from_numpy(np.stack(sequence.codes[sequence.given : sequence.given + frames]))
+        sound = self._vocoder.push(slots, codes[None])
+        return lambda: list(sound.float().cpu())
 
     def pop(self) -> Launch | Pushed:
         """Take the oldest work; `codes` or `sound` waits for it."""
@@ -174,10 +177,6 @@ class DevicePipeline(ABC):
         return [x.numpy().reshape(n, -1) for x, n in zip(pushed.wait(), pushed.push.frames, strict=True)]
 
     # ------------------------------------------------------------ when something went wrong
-
-    def check_device(self) -> None:
-        """Raises the device's error if the device is lost."""
-        self._check_device()
 
     def forget(self) -> None:
         """Drop work in flight and kept references: after a KernelFault no state of a slot is trusted."""
@@ -209,52 +208,3 @@ class DevicePipeline(ABC):
     def kept_prefixes(self) -> int:
         """Prompt openings whose keys and values the frame decoder keeps."""
         return self._decoder.kept_prefixes
-
-
-class QueuedPipeline(DevicePipeline):
-    """The vocoder reads codes on the device, after the launch that makes them. So a launch, its pushes and the next
-    launch are queued ahead of time, and the GPU does not wait for the host."""
-
-    def __init__(self, model: LoadedModel, **options):
-        super().__init__(model, **options)
-        self.most_frames = model.vocoder.most_frames
-
-    @property
-    def has_room(self) -> bool:
-        # One launch is computed while another is queued. A third would only delay new callers.
-        return sum(isinstance(work, Launch) for work in self.in_flight) < 2
-
-    def _behind_launch(self, sequences: list[SpeechSequence]) -> list[SpeechSequence]:
-        return sequences
-
-    def behind_codes(self, launched: list[SpeechSequence], ended: list[SpeechSequence]) -> list[SpeechSequence]:
-        return ended
-
-    def _push(self, push: Push) -> Callable[[], list[Tensor]]:
-        slots, first = [s.slot for s in push.sequences], [s.given for s in push.sequences]
-        return self._vocoder.follow(slots, first, push.frames)
-
-
-class DirectPipeline(DevicePipeline):
-    """One thing after the other: a frame, its codes, the vocoder, its sound."""
-
-    @property
-    def has_room(self) -> bool:
-        return not self.in_flight
-
-    def _behind_launch(self, sequences: list[SpeechSequence]) -> list[SpeechSequence]:
-        return []
-
-    def behind_codes(self, launched: list[SpeechSequence], ended: list[SpeechSequence]) -> list[SpeechSequence]:
-        return launched
-
-    def _push(self, push: Push) -> Callable[[], list[Tensor]]:
-        (sequence,), (frames,) = push.sequences, push.frames
-        codes = torch.from_numpy(np.stack(sequence.codes[sequence.given : sequence.given + frames]))
-        sound = self._vocoder.push([sequence.slot], codes[None])
-        return lambda: list(sound.float().cpu())
-
-
-def make_pipeline(model: LoadedModel, **options) -> DevicePipeline:
-    """The pipeline for a model's vocoder; `options` are `DevicePipeline`'s."""
-    return (QueuedPipeline if model.vocoder.follows else DirectPipeline)(model, **options)

@@ -31,7 +31,9 @@ class Failures:
             check_device: raises the device's error if the device is lost.
             void: called once when kernels on trial are given up. None: they are not on trial.
         """
-        self._admission, self._check_device, self._void = admission, check_device, void
+        self._admission = admission
+        self._check_device = check_device
+        self._void = void
         self._most = MOST_FAULTS if void is None else MOST_FAULTS_ON_TRIAL
         self.in_a_row = 0
 
@@ -40,7 +42,7 @@ class Failures:
         """Are the kernels to be given up?"""
         return self.in_a_row >= self._most
 
-    def alone(self, sequence: SpeechSequence, step: Callable[..., str | None], *args) -> None:
+    def alone(self, sequence: SpeechSequence, step: Callable[..., str | None], *args: object) -> None:
         """Run one step of a sequence. If it returns a finish reason or raises, this sequence alone ends."""
         if sequence.settled:
             return

@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 
 class Loop:
     """Attributes:
+    pipeline: missing while the spare is loaded.
     turn_began: the clock's time at which the thread began its turn; None while it rests.
     held: sequences that wait to share a vocoder push.
     fell_back: the spare pipeline took over.
@@ -47,11 +48,17 @@ class Loop:
             bell: wakes the watchdog.
             spare: makes the pipeline that takes over once the kernels are given up. None: the engine then ends.
         """
-        self._admission, self.slots, self._inbox, self._bell = admission, slots, inbox, bell
-        self.failures, self._spare, self._clock = failures, spare, clock
+        self._admission = admission
+        self.slots = slots
+        self._inbox = inbox
+        self._bell = bell
+        self.failures = failures
+        self._spare = spare
+        self._clock = clock
         self._use(pipeline)
         self.held: list[SpeechSequence] = []
-        self._news = self.fell_back = False  # news: text came, or a cancel
+        self._news = False  # text came, or a cancel
+        self.fell_back = False
         self.turn_began: float | None = None
 
     def _use(self, pipeline: DevicePipeline) -> None:
@@ -150,7 +157,8 @@ class Loop:
         """Give the vocoder the candidates' frames that are due. `wait`: some may wait to share a push."""
         if wait and not candidates:
             return
-        candidates, self.held = list(dict.fromkeys([*self.held, *candidates])), []
+        candidates = list(dict.fromkeys([*self.held, *candidates]))
+        self.held = []
         while candidates:
             pushes, held = self._scheduler.to_push(candidates, self.slots.running, self._clock(), wait)
             self.held += held
@@ -178,7 +186,8 @@ class Loop:
             self.pipeline.recover()
         elif self._spare and not self.fell_back:
             log.error("%d kernel faults in a row: PyTorch takes over", self.failures.in_a_row)
-            self.pipeline = self.turn_began = None  # the spare needs the memory, and its load takes long
+            del self.pipeline  # the spare needs the memory
+            self.turn_began = None  # its load takes long
             self._use(self._spare())
             self.fell_back = True
         else:
@@ -188,12 +197,15 @@ class Loop:
 
     def _end(self) -> None:
         """Settle every open sequence."""
-        self._admission.closed, self.turn_began = True, self._clock()
-        if self.pipeline:
+        self._admission.closed = True
+        self.turn_began = self._clock()
+        if hasattr(self, "pipeline"):
             self.pipeline.drain()
-        self.slots.clear()
+        self.slots.waiting.clear()
+        self.slots.running.clear()
         for sequence in list(self._admission.open):
             self._admission.settle_closed(sequence)
             sequence.forget()
-        self.turn_began, self._admission.ended = None, True
+        self.turn_began = None
+        self._admission.ended = True
         self._bell.put(None)

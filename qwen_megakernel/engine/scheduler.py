@@ -57,7 +57,8 @@ class Scheduler:
             width: the most sequences in a launch.
             most_frames: of a vocoder push. 0: sequences do not share pushes.
         """
-        self._width, self._most_frames = width, most_frames
+        self._width = width
+        self._most_frames = most_frames
         self.frame_s = _FIRST_FRAME_S
 
     def frame_took(self, seconds: float) -> None:
@@ -70,8 +71,7 @@ class Scheduler:
         new = [s for s in running if s.state in (State.PREFILLING, State.REFERENCE)]
         if not new:
             return []
-        speaking = [s for s in running if s.runs_out is not None and not (s.starved or s.reason)]
-        hurry = any(s.runs_out < now + HURRY_S for s in speaking)
+        hurry = any(s.runs_out is not None and _runs_out_soon(s, now) and not (s.starved or s.reason) for s in running)
         return new[: 1 if hurry else NEW_AT_ONCE]
 
     @staticmethod
@@ -125,7 +125,7 @@ class Scheduler:
         due = [s for s in candidates if s.vocoder_due(s in short) and not s.settled]
         few = self._most_frames and sum(s.missing for s in due) < ENOUGH_FRAMES
         more = wait and few and any(s.speaking and not (s.starved or s.reason) for s in running if s not in due)
-        waiting = [s for s in due if more and s not in short and self._is_calm(s, now)]
+        waiting = [s for s in due if more and s not in short and _is_calm(s, now)]
         pushes: list[Push] = []
         room = 0
         for sequence in sorted((s for s in due if s not in waiting), key=lambda s: s.runs_out or 0.0):
@@ -141,9 +141,13 @@ class Scheduler:
                 push.short.append(sequence)
         return pushes, waiting
 
-    @staticmethod
-    def _is_calm(sequence: SpeechSequence, now: float) -> bool:
-        """May its frames wait? They may if its listener does not run out meanwhile, and if the device has room for the
-        codes of another frame."""
-        soon = sequence.runs_out is None or sequence.runs_out < now + HURRY_S
-        return not (soon or sequence.alone) and sequence.missing < RECENT_FRAMES
+
+def _runs_out_soon(sequence: SpeechSequence, now: float) -> bool:
+    """Has its listener little audio left, or none yet?"""
+    return sequence.runs_out is None or sequence.runs_out < now + HURRY_S
+
+
+def _is_calm(sequence: SpeechSequence, now: float) -> bool:
+    """May its frames wait? They may if its listener does not run out meanwhile, and if the device has room for the
+    codes of another frame."""
+    return not (_runs_out_soon(sequence, now) or sequence.alone) and sequence.missing < RECENT_FRAMES
