@@ -24,7 +24,7 @@ from qwen_megakernel import (
     SamplingParams,
     SpeechError,
 )
-from qwen_megakernel.engine.sequence import Sequence
+from qwen_megakernel.engine.sequence import SpeechSequence
 
 TEXT = "Hello there, how are you today?"
 SEEDED = SamplingParams(seed=5)
@@ -100,7 +100,7 @@ def test_a_stuck_listeners_end_does_not_stop_the_watchdog(engine, patience):
 
 
 def test_what_a_callback_raises_while_its_utterance_is_put_together_is_not_lost(engine, monkeypatch):
-    assemble = Sequence.assemble
+    assemble = SpeechSequence.assemble
 
     assembling = threading.Event()
 
@@ -113,7 +113,7 @@ def test_what_a_callback_raises_while_its_utterance_is_put_together_is_not_lost(
         assert assembling.wait(PATIENCE_S)
         raise ValueError("the last chunk's listener")
 
-    monkeypatch.setattr(Sequence, "assemble", slowly)
+    monkeypatch.setattr(SpeechSequence, "assemble", slowly)
     with pytest.raises(ValueError, match="last chunk's"):
         engine.submit(TEXT, broken, max_frames=1).result(timeout=PATIENCE_S)
     assert engine.metrics()["failed"] == 1

@@ -16,7 +16,7 @@ from qwen_megakernel.engine.admission import ENDS
 from qwen_megakernel.engine.core import EngineCore
 from qwen_megakernel.engine.device_pipeline import Launch
 from qwen_megakernel.engine.options import Limits
-from qwen_megakernel.engine.sequence import Sequence
+from qwen_megakernel.engine.sequence import NO_SLOT, SpeechSequence
 from qwen_megakernel.errors import EngineBusy, KernelFault
 from qwen_megakernel.model.vocoder import Portion, VocoderState
 
@@ -194,7 +194,7 @@ class Engine:
             clock=self.gpu.monotonic,
         )
         self.admission, self.loop, self.slots = self.core.admission, self.core.loop, self.core.loop.slots
-        self.streams: list[Sequence] = []
+        self.streams: list[SpeechSequence] = []
         self.refused = 0
 
     def submit(
@@ -206,7 +206,7 @@ class Engine:
         max_frames: int = 4000,
         speed: float = 1.0,
         reproducible: bool = False,
-    ) -> Sequence | None:
+    ) -> SpeechSequence | None:
         """`rows`: of the text, of which more will come; None: it is whole."""
         request = SimpleNamespace(
             sampling=SamplingParams(seed=1),
@@ -234,7 +234,7 @@ class Engine:
         self.streams.append(stream)
         return stream
 
-    def push_text(self, stream: Sequence, rows: int, ended: bool = False) -> None:
+    def push_text(self, stream: SpeechSequence, rows: int, ended: bool = False) -> None:
         stream.incoming.put((torch.zeros(rows, 1), ended))
         self.core.wake()
 
@@ -397,12 +397,12 @@ def test_a_listener_at_twice_the_speed_takes_the_place_of_two(make):
     engine.admission.sustain(4.6)  # of which live listeners get 0.9: four of them
     first = [engine.submit(63, speed=speed) for speed in (2.0, 1.0, 1.0, 0.5)]
     engine.run([], until=0.01)
-    assert [s.slot is not None for s in first] == [True, True, True, False]
+    assert [s.slot != NO_SLOT for s in first] == [True, True, True, False]
     engine.run([])
     assert all(s.audio.finish_reason == "eos" for s in first)
     slow = [engine.submit(63, speed=0.5) for _ in range(8)]
     engine.run([], until=0.01)
-    assert all(s.slot is not None for s in slow)
+    assert all(s.slot != NO_SLOT for s in slow)
     engine.run([])
     alone = engine.submit(63, speed=4.0)
     engine.admission.sustain(0.5)
@@ -560,7 +560,7 @@ def test_whatever_comes_slots_and_places_come_back_and_all_is_said(make, fresh_s
         if stream and not stream.text_complete:
             open_text.append(stream)
 
-    def one_of(streams: list[Sequence]) -> Sequence | None:
+    def one_of(streams: list[SpeechSequence]) -> SpeechSequence | None:
         streams = [stream for stream in streams if not stream.settled]
         return rng.choice(streams) if streams else None
 

@@ -23,7 +23,7 @@ from qwen_megakernel.checkpoint.load import Checkpoint
 from qwen_megakernel.engine.audio import Audio, Chunk, joined
 from qwen_megakernel.engine.core import EngineCore
 from qwen_megakernel.engine.options import EngineOptions, Need, memory_of, told_of_memory
-from qwen_megakernel.engine.sequence import Sequence as EngineSequence
+from qwen_megakernel.engine.sequence import SpeechSequence
 from qwen_megakernel.engine.snapshot import Snapshot, snapshot_of
 from qwen_megakernel.engine.utterance import ChunkStream, Utterance
 from qwen_megakernel.engine.warm_up import first_words, sustained
@@ -328,7 +328,7 @@ class TTSEngine:
             sequence.text_open = spoken is None
         return utterance
 
-    def _begin_whole(self, sequence: EngineSequence, text: str, arrived: float) -> None:
+    def _begin_whole(self, sequence: SpeechSequence, text: str, arrived: float) -> None:
         sequence.arrived = sequence.stage_began = arrived
         sequence.add_text(text)
         tokens = self._prompts.tokens(text)
@@ -345,7 +345,7 @@ class TTSEngine:
         self._core.admission.admit(sequence)
         self._core.hand_over(sequence, prompt, text_complete=True)
 
-    def _begin_pieces(self, sequence: EngineSequence) -> None:
+    def _begin_pieces(self, sequence: SpeechSequence) -> None:
         with self._core.in_order():
             sequence.pieces = PromptPieces(self._prompts, sequence.request.conditioning, self.max_positions)
         self._core.admission.admit(sequence)

@@ -7,6 +7,7 @@ been made, never before.
 
 import re
 
+from qwen_megakernel.engine.runaway import is_syllable
 from qwen_megakernel.text.pauses import Pause, PauseStream
 from qwen_megakernel.text.silence import Silence
 from qwen_megakernel.text.stage import is_syllable
