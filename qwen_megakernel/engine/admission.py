@@ -16,7 +16,7 @@ import torch
 
 from qwen_megakernel.engine.callbacks import CallbackRunner
 from qwen_megakernel.engine.sequence import Sequence
-from qwen_megakernel.errors import EngineBusy, EngineClosed, OutOfMemoryError, TTSError
+from qwen_megakernel.errors import EngineBusy, EngineClosed, EngineDied, OutOfMemoryError, TTSError
 
 log = logging.getLogger(__name__)
 
@@ -179,8 +179,8 @@ class Admission:
         threading.Thread(target=_call_on_end, args=(sequence,), daemon=True).start()
         self._inbox.put(None)
 
-    def death(self) -> EngineClosed:
-        return EngineClosed(f"the engine's thread died: {self.fault!r}; load a new engine")
+    def death(self) -> EngineDied:
+        return EngineDied(f"the engine's thread died: {self.fault!r}; load a new engine")
 
     def _announce(self, sequence: Sequence) -> None:
         if self._close(sequence):

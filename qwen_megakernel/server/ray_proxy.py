@@ -10,7 +10,7 @@ import json
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-_LOST = {"code": "dead", "message": "the engine is gone; try again", "retryable": True}  # as ApiError.of(EngineClosed)
+_LOST = {"code": "dead", "message": "the engine is gone; try again", "retryable": True}  # as ApiError.of(EngineDied)
 _HEADERS = [(b"content-type", b"application/json"), (b"retry-after", b"1")]
 _LATER = 1013  # closing code
 

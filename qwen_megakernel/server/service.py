@@ -19,6 +19,7 @@ from qwen_megakernel.errors import (
     BackendError,
     CheckpointError,
     EngineClosed,
+    EngineDied,
     InstructError,
     SpeakerError,
     TTSError,
@@ -224,7 +225,7 @@ class EngineService:
             EngineClosed: the engine is not ready, or no longer.
         """
         if self.state != "ready":
-            raise EngineClosed(f"the server is {self.state}")
+            raise (EngineDied if self.state == "dead" else EngineClosed)(f"the server is {self.state}")
 
     def request(
         self,
