@@ -37,7 +37,7 @@ else:
         "Utterance": "engine.utterance",
         "Voice": "model.voice",
     }
-    _ERRORS = [name for name, value in globals().items() if isinstance(value, type)]  # the classes that are here already
+    _ERRORS = [name for name, value in globals().items() if isinstance(value, type)]  # what is here already
     __all__ = sorted([*_MODULES, *_ERRORS])
 
     def __getattr__(name: str):
