@@ -45,8 +45,8 @@ def check_model(
         CheckpointError: no such model, a folder without a checkpoint, or an adapter that does not fit it.
     """
     check_sizes(max_streams=max_streams, max_positions=max_positions)
-    device = select_device(device)
-    select_backend(backend, device)
+    where = select_device(device)
+    select_backend(backend, where)
     if (folder := find_cached(model)) is None:
         return None
     try:
@@ -55,7 +55,7 @@ def check_model(
         if folder == Path(model).expanduser():
             raise
         return None
-    select_backend(backend, device, config=checkpoint.config)
+    select_backend(backend, where, config=checkpoint.config)
     return checkpoint.with_adapters(adapters).config
 
 

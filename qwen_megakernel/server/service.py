@@ -219,13 +219,15 @@ class EngineService:
 
     # ------------------------------------------------------------ speaking
 
-    def check_ready(self) -> None:
-        """
+    def check_ready(self) -> TTSEngine:
+        """The engine.
+
         Raises:
             EngineClosed: the engine is not ready, or no longer.
         """
-        if self.state != "ready":
+        if self.engine is None or self.state != "ready":
             raise (EngineDied if self.state == "dead" else EngineClosed)(f"the server is {self.state}")
+        return self.engine
 
     def request(
         self,
