@@ -18,7 +18,8 @@
     │   ├── AudioError             reference audio that cannot be used
     │   └── SamplingError          a sampling value out of its range
     ├── EngineBusy                 every slot is taken and the queue is full, or the wait in it was too long
-    ├── EngineClosed               the engine was closed, or its thread died
+    ├── EngineClosed               the engine was closed
+    │   └── EngineDied             its thread died, or its device was lost; nobody closed it
     ├── SpeechError                samples that are not numbers; their utterance has failed
     ├── CallbackError              a callback that did not return; its utterance has failed
     └── KernelFault                a wait inside the kernel outlasted its limit; the context lives, `recover()`
@@ -109,6 +110,10 @@ class EngineBusy(TTSError):
 
 class EngineClosed(TTSError):
     """The engine is closed."""
+
+
+class EngineDied(EngineClosed):
+    """The engine ended by itself: its thread died, or its device does not answer."""
 
 
 class SpeechError(TTSError):

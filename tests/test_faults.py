@@ -19,6 +19,7 @@ from qwen_megakernel import (
     CallbackError,
     EngineBusy,
     EngineClosed,
+    EngineDied,
     KernelFault,
     OutOfMemoryError,
     SamplingParams,
@@ -215,7 +216,7 @@ def test_three_in_a_row_are_the_end(engine, monkeypatch):
         with pytest.raises(KernelFault):
             alone(engine)
     until(lambda: engine.health()["status"] == "dead")
-    with pytest.raises(EngineClosed, match="a wait gave up"):
+    with pytest.raises(EngineDied, match="a wait gave up"):
         alone(engine)
 
 

@@ -39,10 +39,11 @@ from serving import (
 )
 from serving import post as http_post
 
-from qwen_megakernel import BackendError, SamplingParams, TTSEngine, Voice, VoiceError
+from qwen_megakernel import BackendError, EngineClosed, EngineDied, SamplingParams, TTSEngine, Voice, VoiceError
 from qwen_megakernel.checkpoint.load import Checkpoint
 from qwen_megakernel.checkpoint.synthetic import NO_EOS
 from qwen_megakernel.model.pcm import pcm16
+from qwen_megakernel.server.api_error import ApiError
 from qwen_megakernel.server.app import make_app
 from qwen_megakernel.server.limits import Limits
 from qwen_megakernel.server.service import OPENAI_MODELS
@@ -502,10 +503,16 @@ def test_a_dead_engine_is_told():
     with running(lambda: probed("demo", **OPTIONS)) as server:
         until(lambda: server.service.state == "ready")
         kill(server.service.engine)
-        assert post(server, response_format="pcm").status_code == 503
+        refused = post(server, response_format="pcm")
+        assert refused.status_code == 503 and refused.json()["error"]["code"] == "dead"
         until(lambda: get(f"{server.url}/health").status_code == 503)
+        assert post(server).json()["error"]["code"] == "dead"
         assert get(f"{server.url}/health").json()["status"] == "dead"
         assert server.service.gone.is_set()
+
+
+def test_the_code_of_an_engine_that_ended_follows_its_type_and_not_its_words():
+    assert [ApiError.of(kind("it died; it is dead")).code for kind in (EngineDied, EngineClosed)] == ["dead", "closing"]
 
 
 SERVER = """

@@ -195,7 +195,7 @@ def _line_of(card: dict) -> str:
 # ---------------------------------------------------------------- the rest of the machine
 
 
-def _cpu_speed() -> CpuSpeed:
+def _cpu_speed() -> CpuSpeed | None:
     device = torch.device("cpu")
     return Backend("torch", Checkpoint.open(DEMO), device, torch.float32).load(slots=1, max_positions=16).cpu
 

@@ -46,18 +46,13 @@ def make_app(
     defaults: RequestOptions | None = None,
     limits: Limits | None = None,
 ) -> FastAPI:
-    """The whole API as an ASGI app. `app.state.service` is its `EngineService`. `app.state.max_message` is the largest
-    WebSocket message, in bytes.
+    """The whole API as an ASGI app. `app.state.service` is its `EngineService`, which takes the arguments that are not
+    described here. `app.state.max_message` is the largest WebSocket message, in bytes.
 
     Args:
         load: makes the engine, once the app has started.
-        model: the model's own name.
         config: the checkpoint's config, if it is already known (`check_model`).
         token: clients must send it; None: only requests to localhost are served.
-        voices: a folder of saved voices.
-        allow_foreign_voice: the value that `load` gives the engine.
-        served_names: more names by which clients may call the model.
-        aliases: other names of voices -> the voices.
         upload: clients may make voices (Base checkpoints).
         ui: serve a page at / to try the server with.
         log_texts: the log shows the texts that are spoken.
@@ -98,10 +93,17 @@ def make_app(
 
     max_upload = limits.max_upload * 4 // 3 + limits.max_body if upload else 0
     guard = Middleware(Guard, token=token, limits=limits, max_upload=max_upload, metrics=metrics, page=ui)
-    about = {"title": "qwen_megakernel", "version": __version__, "docs_url": None, "redoc_url": None}
     # Read a body without a Content-Type as JSON, because simple clients send none. FastAPI refuses it by default:
     # a browser lets pages of other sites send such a body without asking. Here the guard refuses those pages.
-    app = FastAPI(**about, lifespan=life, middleware=[guard], strict_content_type=False)
+    app = FastAPI(
+        title="qwen_megakernel",
+        version=__version__,
+        docs_url=None,
+        redoc_url=None,
+        lifespan=life,
+        middleware=[guard],
+        strict_content_type=False,
+    )
     app.state.service = service
     add_api(app, service, metrics, upload=upload)
     add_socket(app, service, metrics)
@@ -156,7 +158,8 @@ class _Server(uvicorn.Server):
 
     def __init__(self, config: uvicorn.Config, service: EngineService):
         super().__init__(config)
-        self._service, self._stopping = service, False
+        self._service = service
+        self._stopping = False
 
     def handle_exit(self, sig: int, frame) -> None:
         if self._stopping or sig == signal.SIGINT or not self.started:

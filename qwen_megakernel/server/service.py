@@ -15,6 +15,7 @@ from qwen_megakernel.errors import (
     BackendError,
     CheckpointError,
     EngineClosed,
+    EngineDied,
     InstructError,
     SpeakerError,
     TTSError,
@@ -224,13 +225,15 @@ class EngineService:
 
     # ------------------------------------------------------------ speaking
 
-    def check_ready(self) -> None:
-        """
+    def check_ready(self) -> TTSEngine:
+        """The engine.
+
         Raises:
             EngineClosed: the engine is not ready, or no longer.
         """
-        if self.state != "ready":
-            raise EngineClosed(f"the server is {self.state}")
+        if self.engine is None or self.state != "ready":
+            raise (EngineDied if self.state == "dead" else EngineClosed)(f"the server is {self.state}")
+        return self.engine
 
     def request(self, options: RequestOptions, *, lenient: bool = False) -> SpeechRequest:
         """A client's options as a request of the engine, always with a seed.
