@@ -29,7 +29,9 @@ import torch
 from tqdm import tqdm
 
 from qwen_megakernel.backend.build import load_extension, why_no_build
-from qwen_megakernel.backend.verdicts import (
+from qwen_megakernel.checkpoint.json_object import JsonObject
+from qwen_megakernel.errors import BackendError, CheckpointError
+from qwen_megakernel.trust.verdicts import (
     MOST_BYTES,
     TRY_AGAIN,
     FramePart,
@@ -43,8 +45,6 @@ from qwen_megakernel.backend.verdicts import (
     record_of,
     vocoder_part,
 )
-from qwen_megakernel.checkpoint.json_object import JsonObject
-from qwen_megakernel.errors import BackendError, CheckpointError
 
 log = logging.getLogger(__name__)
 
