@@ -112,8 +112,17 @@ class Selection:
             log.debug("backend %s, %s (%s)", name, kind, reason)
         else:
             log.info("backend %s on %s, %s (%s)", name, device, kind, reason)
-        how = {"vocoder_dtype": self.vocoder_dtype, "vocoder_obstacle": obstacle, "threads": self.threads}
-        return Backend(name, checkpoint, device, self.dtype, fp8, void=voids, **how)
+        return Backend(
+            name,
+            checkpoint,
+            device,
+            self.dtype,
+            fp8,
+            self.vocoder_dtype,
+            vocoder_obstacle=obstacle,
+            threads=self.threads,
+            void=voids,
+        )
 
 
 def _why_on_cpu() -> str:
