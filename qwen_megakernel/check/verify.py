@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from qwen_megakernel import Audio, SamplingParams, TTSEngine, __version__
-from qwen_megakernel.backend.select import make_decoder, make_embeddings, select_backend, select_device
+from qwen_megakernel.backend.select import make_decoder, make_embeddings, select_device
 from qwen_megakernel.check.reference import (
     INSTALL,
     REF_TEXT,
@@ -53,6 +53,7 @@ from qwen_megakernel.model.text import TextTokenizer
 from qwen_megakernel.model.transformer import Embeddings
 from qwen_megakernel.model.voice import Voice, check_ref_options
 from qwen_megakernel.speech.options import RequestOptions
+from qwen_megakernel.trust.selection import select_backend
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,6 @@ from functools import partial
 
 import torch
 
-from qwen_megakernel.engine.callbacks import CallbackRunner
 from qwen_megakernel.engine.sequence import NO_SLOT, SpeechSequence
 from qwen_megakernel.errors import EngineBusy, EngineClosed, EngineDied, OutOfMemoryError, TTSError
 

@@ -16,9 +16,8 @@ from typing import Any, Unpack
 
 import torch
 
-from qwen_megakernel.backend.select import Backend, check_threads, choose_backend, select_backend, select_device
-from qwen_megakernel.checkpoint.dtypes import dtype_of, vocoder_dtype_of
-from qwen_megakernel.checkpoint.fp8 import name_of, parts_of
+from qwen_megakernel.backend.select import Backend
+from qwen_megakernel.checkpoint.fp8 import name_of
 from qwen_megakernel.checkpoint.load import Checkpoint
 from qwen_megakernel.engine.audio import Audio, Chunk, joined
 from qwen_megakernel.engine.core import EngineCore
@@ -27,7 +26,7 @@ from qwen_megakernel.engine.sequence import SpeechSequence
 from qwen_megakernel.engine.snapshot import Snapshot, snapshot_of
 from qwen_megakernel.engine.utterance import ChunkStream, Utterance
 from qwen_megakernel.engine.warm_up import first_words, sustained
-from qwen_megakernel.errors import BackendError, RequestError, TextError, TextTooLongError
+from qwen_megakernel.errors import RequestError, TextError, TextTooLongError
 from qwen_megakernel.model.prompt import Prompt, PromptBuilder
 from qwen_megakernel.model.prompt_pieces import PromptPieces
 from qwen_megakernel.model.text import TextTokenizer
@@ -39,6 +38,7 @@ from qwen_megakernel.speech.request import RequestChecker, SpeechRequest
 from qwen_megakernel.speech.retries import say_well
 from qwen_megakernel.text.front_end import Reading
 from qwen_megakernel.text.spoken_text import SpokenText, spoken_text, spoken_texts
+from qwen_megakernel.trust.selection import Selection
 
 
 class TTSEngine:
@@ -119,22 +119,17 @@ class TTSEngine:
             TypeError: there is no such option.
         """
         options = replace(options or EngineOptions(), **changes)
-        device = select_device(options.device)
-        dtype = dtype_of(options.dtype or ("bfloat16" if device.type == "cuda" else "float32"))
-        vocoder_dtype = vocoder_dtype_of(options.vocoder_dtype)
-        if vocoder_dtype == "tf32" and device.type == "cpu":
-            raise BackendError("vocoder_dtype='tf32' needs an NVIDIA GPU, the device is a CPU; use 'float32'")
-        fp8 = None if options.weights is None else parts_of(options.weights)
         # Refuse what cannot run before looking for a checkpoint.
-        check_threads(options.threads, device)
-        select_backend(options.backend, device, dtype)
+        selection = Selection(
+            options.backend, options.device, options.dtype, options.weights, options.vocoder_dtype, options.threads
+        )
         checkpoint = Checkpoint.open(model, options.adapters)
-        chosen = choose_backend(options.backend, checkpoint, device, dtype, fp8, vocoder_dtype, options.threads)
+        chosen = selection.choose(checkpoint)
         if options.backend == "auto" and chosen.void is not None:
             options = replace(options, fallback="torch")
         engine = cls(str(model), checkpoint, chosen, options)
-        if device.type == "cuda":
-            engine._warm_up(device)
+        if chosen.device.type == "cuda":
+            engine._warm_up(chosen.device)
         return engine
 
     def _warm_up(self, device: torch.device) -> None:

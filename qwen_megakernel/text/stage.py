@@ -1,6 +1,5 @@
 """The base of every step over text in pieces. It reads character by character, so that cuts cannot matter."""
 
-import re
 from abc import ABC, abstractmethod
 
 LONGEST_HELD = 2000
@@ -8,8 +7,6 @@ LONGEST_HELD = 2000
 
 FIRST_MARK = "\U00100000"
 """Private-use characters from here on stand for something other than text, such as a pause. Steps let them through."""
-
-_SYLLABLE = re.compile(r"[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uff66-\uff9f\uac00-\ud7af]")
 
 
 class Stage(ABC):
@@ -53,8 +50,3 @@ def is_cjk(character: str) -> bool:
         or "\uff01" <= character <= "\uff9f"
         or "\U00020000" <= character <= "\U000323af"
     )
-
-
-def is_syllable(character: str) -> bool:
-    """Is it Chinese, Japanese or Korean, where a character is a syllable or more?"""
-    return _SYLLABLE.match(character) is not None
