@@ -242,7 +242,7 @@ class WithSpare(ProbedBackend):
 
 @pytest.fixture
 def with_spare(backend):
-    with backend.probed(max_streams=3, fallback=True, wrap=WithSpare) as engine:
+    with backend.probed(max_streams=3, fallback="torch", wrap=WithSpare) as engine:
         yield engine
 
 

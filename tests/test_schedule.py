@@ -15,7 +15,7 @@ from qwen_megakernel.checkpoint.config import SamplingParams
 from qwen_megakernel.engine.admission import ENDS
 from qwen_megakernel.engine.core import EngineCore
 from qwen_megakernel.engine.device_pipeline import Launch
-from qwen_megakernel.engine.options import Limits
+from qwen_megakernel.engine.options import EngineOptions
 from qwen_megakernel.engine.sequence import NO_SLOT, SpeechSequence
 from qwen_megakernel.errors import EngineBusy, KernelFault
 from qwen_megakernel.model.vocoder import Portion, VocoderState
@@ -185,7 +185,7 @@ class Engine:
         self.gpu = Gpu()
         self.decoder = Decoder(self.gpu, slots, width)
         self.vocoder = Vocoder(self.gpu, self.decoder, follows, most_frames)
-        limits = Limits(max_streams=slots, max_queue=max_queue, queue_timeout=queue_timeout, kept_voices=4)
+        limits = EngineOptions(max_streams=slots, max_queue=max_queue, queue_timeout=queue_timeout, kept_voices=4)
         self.core = EngineCore(
             LoadedModel(None, self.decoder, self.vocoder, lambda: None),
             sample_rate=RATE,

@@ -494,7 +494,7 @@ def always_faulty(engine) -> None:
 
 
 def test_two_faults_in_service_make_pytorch_take_over_and_void_the_verdict(tiny):
-    with probed(tiny("custom_voice"), max_streams=2, fallback=True, wrap=OnTrial) as engine:
+    with probed(tiny("custom_voice"), max_streams=2, fallback="torch", wrap=OnTrial) as engine:
         always_faulty(engine)
         for _ in range(2):
             with pytest.raises(KernelFault):
@@ -517,7 +517,7 @@ def test_without_a_spare_two_faults_end_the_engine_and_void_the_verdict(tiny):
 
 
 def test_a_kernel_that_faults_at_load_gives_way_at_load(tiny):
-    with probed(tiny("custom_voice"), max_streams=2, fallback=True, wrap=OnTrial) as engine:
+    with probed(tiny("custom_voice"), max_streams=2, fallback="torch", wrap=OnTrial) as engine:
         always_faulty(engine)
         engine._warm_up(CPU)
         assert engine.backend == "torch" and engine.probes.voided == 1

@@ -21,7 +21,7 @@ from serving import post as http_post
 from qwen_megakernel import BackendError, EngineBusy, SamplingParams, TTSEngine, Voice, VoiceError, cli
 from qwen_megakernel.checkpoint.load import Checkpoint
 from qwen_megakernel.checkpoint.synthetic import NO_EOS
-from qwen_megakernel.engine.request import RequestOptions
+from qwen_megakernel.speech.options import RequestOptions
 from qwen_megakernel.model.pcm import pcm16
 from qwen_megakernel.server import encoders
 from qwen_megakernel.server.app import make_app

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from waiting import PATIENCE_S
 
 from qwen_megakernel import EngineBusy, NoWordsError, SamplingParams, TextError, TTSEngine
-from qwen_megakernel.speech.session import AsyncUtterance
+from qwen_megakernel.speech.session import SpeechSession
 from qwen_megakernel.model.edges import SILENCE
 from qwen_megakernel.model.turn_text import CLAUSE_FROM, SENTENCE_FROM, TurnText
 from qwen_megakernel.text.lexicon import Lexicon
@@ -120,7 +120,7 @@ def engine():
 @contextlib.asynccontextmanager
 async def turn(engine, **request):
     with ThreadPoolExecutor(1) as executor:
-        utterance = AsyncUtterance(engine, executor)
+        utterance = SpeechSession(engine, executor)
         await utterance.submit(None, **{"sampling": SamplingParams(seed=5), "speaker": "ada"} | request)
         try:
             yield utterance

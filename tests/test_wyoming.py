@@ -40,7 +40,7 @@ from wyoming.tts import (  # noqa: E402
 
 from qwen_megakernel import SamplingParams, TTSEngine, __version__, cli  # noqa: E402
 from qwen_megakernel.checkpoint.synthetic import NO_EOS  # noqa: E402
-from qwen_megakernel.speech.session import AsyncUtterance  # noqa: E402
+from qwen_megakernel.speech.session import SpeechSession  # noqa: E402
 from qwen_megakernel.model.pcm import pcm16  # noqa: E402
 from qwen_megakernel.server.limits import Limits  # noqa: E402
 from qwen_megakernel.server.process import ENGINE_GONE  # noqa: E402
@@ -305,7 +305,7 @@ def test_audio_comes_while_text_comes(server):
 
 def test_what_an_utterance_did_not_take_the_next_one_says(server, seeds, monkeypatch):
     """As behind a runaway, which ends an utterance before its text."""
-    ended, push = [], AsyncUtterance.push_text
+    ended, push = [], SpeechSession.push_text
 
     async def push_text(self, text: str) -> None:
         if text == "you today?" and not ended:
@@ -314,7 +314,7 @@ def test_what_an_utterance_did_not_take_the_next_one_says(server, seeds, monkeyp
             self._utterance.result(PATIENCE_S)
         await push(self, text)
 
-    monkeypatch.setattr(AsyncUtterance, "push_text", push_text)
+    monkeypatch.setattr(SpeechSession, "push_text", push_text)
     events = [
         SynthesizeStart(voice=ADA),
         SynthesizeChunk("Hello there, "),
