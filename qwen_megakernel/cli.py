@@ -12,7 +12,6 @@ from pathlib import Path
 from qwen_megakernel import TTSEngine, TTSError, __version__
 from qwen_megakernel.backend.build import load_extension
 from qwen_megakernel.backend.select import BACKENDS, select_device
-from qwen_megakernel.backend.verdicts import SIZES
 from qwen_megakernel.check import bench, doctor
 from qwen_megakernel.check.verify import FRAMES, verify
 from qwen_megakernel.checkpoint.config import ModelConfig
@@ -33,6 +32,7 @@ from qwen_megakernel.commands.speak import add_speak
 from qwen_megakernel.commands.voices import add_voices
 from qwen_megakernel.errors import BackendError, RequestError
 from qwen_megakernel.server.service import TOKEN
+from qwen_megakernel.trust.verdicts import SIZES
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -82,7 +82,7 @@ def test_imports_go_one_way(name):
 
 def test_sub_packages_are_folders_and_nothing_more():
     folders = [path.parent for path in PACKAGE.glob("*/__init__.py")]
-    assert len(folders) == 9
+    assert len(folders) == 10
     for folder in folders:
         assert not (folder / "__init__.py").read_text(encoding="utf-8").strip(), folder
     assert len([path for path in PACKAGE.iterdir() if path.is_file()]) <= 14

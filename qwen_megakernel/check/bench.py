@@ -22,7 +22,7 @@ from qwen_megakernel import __version__
 from qwen_megakernel.backend.build import driver_version
 from qwen_megakernel.backend.cpu_threads import use_threads
 from qwen_megakernel.backend.interfaces import AHEAD, FrameDecoder
-from qwen_megakernel.backend.select import Backend, make_decoder, make_embeddings, select_backend, select_device
+from qwen_megakernel.backend.select import Backend, make_decoder, make_embeddings, select_device
 from qwen_megakernel.checkpoint.config import SamplingParams
 from qwen_megakernel.checkpoint.fp8 import dequantized, parts_of
 from qwen_megakernel.checkpoint.load import DEMO, Checkpoint, name_of_model
@@ -32,6 +32,7 @@ from qwen_megakernel.engine.engine import TTSEngine
 from qwen_megakernel.engine.request import RequestOptions
 from qwen_megakernel.errors import RequestError
 from qwen_megakernel.model.prompt import Prompt
+from qwen_megakernel.trust.selection import select_backend
 
 FRAME_MS = 80.0
 UTTERANCE_FRAMES = 63  # 5.04 s

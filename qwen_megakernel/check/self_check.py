@@ -2,7 +2,7 @@
 
     python -m qwen_megakernel.check.self_check DEVICE SIZE WEIGHTS
 
-backend/auto.py starts it, reads the lines of JSON that it prints, and ends it after a minute. Weights are random, with
+trust/auto.py starts it, reads the lines of JSON that it prints, and ends it after a minute. Weights are random, with
 the dims of SIZE. If a launch takes 15 ms, the launches take some 20 s and everything else as long again.
 """
 
@@ -19,12 +19,10 @@ from dataclasses import asdict, dataclass
 import torch
 from torch import Tensor
 
-from qwen_megakernel.backend.auto import TIME_LIMIT_S
 from qwen_megakernel.backend.build import load_extension
 from qwen_megakernel.backend.interfaces import AHEAD, PUSH_FRAMES, RECENT_FRAMES, Vocoder
 from qwen_megakernel.backend.megakernel import MegakernelFrameDecoder
 from qwen_megakernel.backend.torch_decoder import TorchFrameDecoder
-from qwen_megakernel.backend.verdicts import FramePart, Part
 from qwen_megakernel.backend.vocoder_graphs import GraphVocoder, why_no_graphs
 from qwen_megakernel.check.bench import frame_ms, free_memory
 from qwen_megakernel.check.teacher_forcing import errors, observed, teacher_forced
@@ -36,6 +34,8 @@ from qwen_megakernel.errors import SpeechError, TTSError
 from qwen_megakernel.model.prompt import Prompt
 from qwen_megakernel.model.transformer import Embeddings
 from qwen_megakernel.model.vocoder import TorchVocoder
+from qwen_megakernel.trust.auto import TIME_LIMIT_S
+from qwen_megakernel.trust.verdicts import FramePart, Part
 
 LAUNCHES, SECONDS = 1000, 22.0
 """Number of launches with several sequences, and seconds after which it stops early. It always makes two rounds."""
@@ -58,7 +58,7 @@ class Wrong(Exception):
 
 
 def tell(**said: object) -> None:
-    """Print a line for backend/auto.py."""
+    """Print a line for trust/auto.py."""
     print(json.dumps(said), flush=True)
 
 

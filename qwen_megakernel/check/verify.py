@@ -25,7 +25,7 @@ from torch import Tensor
 
 from qwen_megakernel import Audio, SamplingParams, TTSEngine, __version__
 from qwen_megakernel.backend.megakernel import MegakernelFrameDecoder
-from qwen_megakernel.backend.select import make_embeddings, select_backend, select_device
+from qwen_megakernel.backend.select import make_embeddings, select_device
 from qwen_megakernel.check.bench import free_memory
 from qwen_megakernel.check.reference import (
     INSTALL,
@@ -50,6 +50,7 @@ from qwen_megakernel.model.sampling import Code0Rules
 from qwen_megakernel.model.text import TextTokenizer
 from qwen_megakernel.model.transformer import Embeddings
 from qwen_megakernel.model.voice import Voice, check_ref_options
+from qwen_megakernel.trust.selection import select_backend
 
 log = logging.getLogger(__name__)
 

@@ -15,9 +15,8 @@ from typing import Any, Unpack
 
 import torch
 
-from qwen_megakernel.backend.select import Backend, check_threads, choose_backend, select_backend, select_device
-from qwen_megakernel.checkpoint.dtypes import dtype_of, vocoder_dtype_of
-from qwen_megakernel.checkpoint.fp8 import name_of, parts_of
+from qwen_megakernel.backend.select import Backend
+from qwen_megakernel.checkpoint.fp8 import name_of
 from qwen_megakernel.checkpoint.load import Checkpoint
 from qwen_megakernel.engine.audio import Audio, Chunk, joined
 from qwen_megakernel.engine.core import EngineCore
@@ -37,6 +36,7 @@ from qwen_megakernel.model.turn_text import Turn
 from qwen_megakernel.model.voice import RefAudio, Voice, VoiceEncoder
 from qwen_megakernel.text.front_end import Reading
 from qwen_megakernel.text.spoken_text import SpokenText, spoken_text, spoken_texts
+from qwen_megakernel.trust.selection import Selection
 
 
 class TTSEngine(Observed):
@@ -155,22 +155,14 @@ class TTSEngine(Observed):
         """
         if fallback not in (None, "torch"):
             raise BackendError(f"fallback must be None or 'torch', got {fallback!r}")
-        device = select_device(device)
-        dtype = dtype_of(("bfloat16" if device.type == "cuda" else "float32") if dtype is None else dtype)
-        vocoder_dtype = vocoder_dtype_of(vocoder_dtype)
-        if vocoder_dtype == "tf32" and device.type == "cpu":
-            raise BackendError("vocoder_dtype='tf32' needs an NVIDIA GPU, the device is a CPU; use 'float32'")
         limits = Limits(max_streams, max_positions, max_queue, queue_timeout, kept_voices)
-        fp8 = None if weights is None else parts_of(weights)
-        # Refuse what cannot run before looking for a checkpoint.
-        check_threads(threads, device)
-        select_backend(backend, device, dtype)
+        selection = Selection(backend, device, dtype, weights, vocoder_dtype, threads)
         checkpoint = Checkpoint.open(model, adapters)
-        chosen = choose_backend(backend, checkpoint, device, dtype, fp8, vocoder_dtype, threads)
+        chosen = selection.choose(checkpoint)
         fallback = fallback is not None or (backend == "auto" and chosen.void is not None)
         engine = cls(str(model), checkpoint, chosen, limits, fallback=fallback, allow_foreign_voice=allow_foreign_voice)
-        if device.type == "cuda":
-            engine._warm_up(device)
+        if chosen.device.type == "cuda":
+            engine._warm_up(chosen.device)
         return engine
 
     def _warm_up(self, device: torch.device) -> None:

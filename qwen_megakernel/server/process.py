@@ -7,12 +7,13 @@ import threading
 from collections.abc import Collection
 from pathlib import Path
 
-from qwen_megakernel.backend.select import select_backend, select_device
+from qwen_megakernel.backend.select import select_device
 from qwen_megakernel.checkpoint.config import ModelConfig
 from qwen_megakernel.checkpoint.load import Checkpoint, find_cached
 from qwen_megakernel.engine.engine import TTSEngine
 from qwen_megakernel.engine.options import check_sizes
 from qwen_megakernel.errors import CheckpointError
+from qwen_megakernel.trust.selection import select_backend
 
 ENGINE_GONE = 70
 """Exit code (EX_SOFTWARE) of a server whose engine is dead or could not be loaded: start it again."""
