@@ -26,6 +26,7 @@ from qwen_megakernel.backend.select import make_vocoder
 from qwen_megakernel.backend.targets import TARGETS
 from qwen_megakernel.backend.torch_decoder import TorchFrameDecoder
 from qwen_megakernel.check import self_check
+from qwen_megakernel.check.teacher_forcing import teacher_forced_logits, teacher_forced_talker
 from qwen_megakernel.checkpoint.config import ModelConfig
 from qwen_megakernel.checkpoint.fp8 import WEIGHTS
 from qwen_megakernel.checkpoint.load import DEMO_FOLDER, Checkpoint
@@ -679,8 +680,8 @@ class StandIn(TorchFrameDecoder):
     def _look(self, slot: int, codes) -> None:
         """The last frame's hidden state and logits go to column 0."""
         prompt = self_check.make_prompt(self._model, self_check.PROMPT_ROWS[slot], seed=slot)
-        hidden = self_check.teacher_forced_talker(self._config.talker, self._exact, prompt, codes)
-        logits = self_check.teacher_forced_logits(self._config.talker, self._exact, hidden, codes)
+        hidden = teacher_forced_talker(self._config.talker, self._exact, prompt, codes)
+        logits = teacher_forced_logits(self._config.talker, self._exact, hidden, codes)
         self._seen[0][0] = hidden[-1]
         for group, row in enumerate(logits):
             self._seen[1][0, group, : row.shape[1]] = row[-1]

@@ -15,8 +15,6 @@ from qwen_megakernel.pipecat.turn_log import TurnLog
 if TYPE_CHECKING:
     from loguru import Record  # only its stubs have it
 
-__all__ = ["TurnLog", "check_port", "log_to_console", "run"]
-
 _HARMLESS = (
     "Timeout: No audio frame received",
     "Media stream error while reading the audio",
