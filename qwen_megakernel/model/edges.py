@@ -36,16 +36,10 @@ def silent_end_s(samples: np.ndarray, sample_rate: int) -> float:
 
 
 class Edges:
-    """One utterance's trimming. However the input is cut, the joined output is the same. A silence within the speech
-    comes out once the speech goes on."""
+    """One utterance's trimming: leaves `silence_s` seconds at most, but never less than the fade takes. However the
+    input is cut, the joined output is the same. A silence within the speech comes out once the speech goes on."""
 
     def __init__(self, trim: str, silence_s: float, sample_rate: int):
-        """
-        Args:
-            trim: one of `TRIMS`.
-            silence_s: seconds of silence to leave at most; never less than the fade takes.
-            sample_rate: in Hz.
-        """
         fade = round(FADE_S * sample_rate)
         self._ramp = ((np.arange(fade) + 0.5) / fade).astype(np.float32)
         self._keep = max(fade, round(silence_s * sample_rate))
@@ -54,13 +48,7 @@ class Edges:
         self._cut = False  # samples before them were cut
 
     def push(self, samples: np.ndarray) -> np.ndarray:
-        """
-        Args:
-            samples: fp32 [n], the next of the input.
-
-        Returns:
-            fp32 [m], the next of the output; m may be 0.
-        """
+        """fp32 [n], the next of the input -> fp32 [m], the next of the output; m may be 0."""
         before = len(self._held)
         loud = before + np.flatnonzero(np.abs(samples) > SILENCE)
         samples, self._held = np.concatenate([self._held, samples]), samples[:0]
@@ -79,11 +67,7 @@ class Edges:
         return samples
 
     def finish(self) -> np.ndarray:
-        """The input is complete.
-
-        Returns:
-            fp32 [m], the rest of the output.
-        """
+        """The input is complete. Returns fp32 [m], the rest of the output."""
         rest = self._held[: self._keep] if self._trims_end else self._held
         if len(rest) < len(self._held):
             rest[-len(self._ramp) :] *= self._ramp[::-1]
@@ -95,11 +79,6 @@ class Padding:
     After an `Edges` that cuts both ends, the joined output is the same however the input is cut."""
 
     def __init__(self, before_s: float, after_s: float, sample_rate: int):
-        """
-        Args:
-            before_s, after_s: seconds.
-            sample_rate: in Hz.
-        """
         self._before, self._after = round(before_s * sample_rate), round(after_s * sample_rate)
         self._silent = 0  # latest samples that were silent
 

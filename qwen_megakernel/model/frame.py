@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from qwen_megakernel.checkpoint.config import SamplingParams, TalkerConfig
-from qwen_megakernel.model.sampling import Code0Rules, Draw, gumbel_from_bits, key_schedule, philox
+from qwen_megakernel.model.sampling import Code0Rules, Draw, filled, gumbel_from_bits, key_schedule, philox
 from qwen_megakernel.model.transformer import Embeddings, KVCache, Transformer
 
 Draws = tuple[Draw, Draw]
@@ -65,18 +65,14 @@ class SlotState:
         self.keys.copy_(torch.tensor(key_schedule(sampling.seed or 0)), non_blocking=True)
         numbers = [draw.numbers for draw in draws_of(sampling)]
         self.numbers.copy_(torch.tensor(numbers, dtype=torch.float32), non_blocking=True)
-        self.rules.restart(sampling.repetition_penalty)
+        self.rules.restart(filled(sampling.repetition_penalty))
 
 
 class Frame:
     """Talker, code predictor and draws of one frame."""
 
     def __init__(self, config: TalkerConfig, tensors: Mapping[str, Tensor], embeddings: Embeddings, max_positions: int):
-        """
-        Args:
-            tensors: every `talker.*` tensor, all on one device and of one dtype.
-            embeddings: over the same tensors.
-        """
+        """`tensors`: every `talker.*` tensor, all on one device and of one dtype. `embeddings`: over the same ones."""
         predictor, stack = "talker.code_predictor", config.code_predictor.stack
         groups = config.num_code_groups
         self._embed = embeddings
@@ -132,4 +128,4 @@ class Frame:
     def _noise(self, s: SlotState) -> tuple[Tensor, ...]:
         """fp32 [vocab] for every group."""
         bits = philox((self._candidate, self._group, s.frame, self._zero), s.keys)
-        return gumbel_from_bits(bits).split(self._sizes)
+        return torch.split(gumbel_from_bits(bits), self._sizes)

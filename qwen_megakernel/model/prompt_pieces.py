@@ -24,19 +24,9 @@ class PromptPieces:
     """
 
     def __init__(
-        self,
-        builder: PromptBuilder,
-        conditioning: Conditioning = UNCONDITIONED,
-        max_positions: int = sys.maxsize,
+        self, builder: PromptBuilder, conditioning: Conditioning = UNCONDITIONED, max_positions: int = sys.maxsize
     ):
-        """
-        Args:
-            max_positions: of a slot.
-
-        Raises:
-            SpeakerError, LanguageError: unknown; the known ones are listed.
-            TextTooLongError: instruct and reference leave no room for any text.
-        """
+        """`max_positions` is a slot's. Raises what `PromptBuilder.room` does."""
         self._builder, self._conditioning, self._max_positions = builder, conditioning, max_positions
         opening = builder.opening(conditioning)
         self._reference, self._frame_count = opening.reference_ids, opening.frame_count
@@ -57,10 +47,8 @@ class PromptPieces:
         return self._text.held
 
     def push(self, piece: str) -> Tensor:
-        """Take a piece of the text.
-
-        Returns:
-            [n, hidden], text rows that trail the rows so far; n is 0 while there is no prompt yet.
+        """Take a piece of the text. Returns [n, hidden], text rows that trail the rows so far; n is 0 while there is no
+        prompt yet.
 
         Raises:
             TextError: not valid Unicode; nothing was taken.
@@ -73,11 +61,7 @@ class PromptPieces:
         return self._advance(ids)
 
     def flush(self) -> Tensor:
-        """Take the characters that were held back, as if a boundary followed. Returns rows as `push` does.
-
-        Raises:
-            TextTooLongError: the text no longer fits a slot.
-        """
+        """Take the characters that were held back, as if a boundary followed. Returns and raises what `push` does."""
         return self._advance(self._text.flush())
 
     def end(self) -> Tensor:

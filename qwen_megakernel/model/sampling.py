@@ -16,6 +16,7 @@ are the same. Nothing here waits for a device, so a captured CUDA graph can read
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -27,6 +28,14 @@ _ROUNDS = 10
 _ROUND_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _KEY_INCREMENTS = (0x9E3779B9, 0xBB67AE85)
 _LN2 = math.log(2.0)
+
+_T = TypeVar("_T")
+
+
+def filled(setting: _T | None) -> _T:
+    """A setting of a request: `SamplingParams.over` has left no None."""
+    assert setting is not None
+    return setting
 
 
 def key_schedule(seed: int) -> list[tuple[int, int]]:
@@ -107,11 +116,12 @@ class Draw:
 
     @classmethod
     def code0(cls, p: SamplingParams) -> "Draw":
-        return cls(p.do_sample, p.temperature, p.top_k, p.top_p)
+        return cls(filled(p.do_sample), filled(p.temperature), filled(p.top_k), filled(p.top_p))
 
     @classmethod
     def predictor(cls, p: SamplingParams) -> "Draw":
-        return cls(p.subtalker_dosample, p.subtalker_temperature, p.subtalker_top_k, p.subtalker_top_p)
+        do_sample, temperature = filled(p.subtalker_dosample), filled(p.subtalker_temperature)
+        return cls(do_sample, temperature, filled(p.subtalker_top_k), filled(p.subtalker_top_p))
 
     @property
     def shape(self) -> tuple[bool, int, bool]:
@@ -126,14 +136,10 @@ class Draw:
         return 1.0 / self.temperature, 1.0 - self.top_p
 
     def filtered(self, logits: Tensor, numbers: Sequence[float | Tensor] | None = None) -> Tensor:
-        """Temperature, top-k and top-p.
+        """Temperature, top-k and top-p: logits fp32 [vocab] -> fp32 [vocab] with -inf where an id is out.
 
         Args:
-            logits: fp32 [vocab].
             numbers: a request's own `numbers` as fp32 [] each, for any draw of this `shape`; None takes this draw's.
-
-        Returns:
-            fp32 [vocab] with -inf where an id is out.
         """
         scale, left_out = numbers or self.numbers
         logits = logits * scale
@@ -148,17 +154,14 @@ class Draw:
         return logits
 
     def __call__(self, logits: Tensor, noise: Tensor | None, numbers: Sequence[float | Tensor] | None = None) -> Tensor:
-        """Draw one id.
+        """Draw one id, int64 []. Without `do_sample` it is the likeliest one, the lowest of a tie.
 
         Args:
-            logits: fp32 [vocab].
-            noise: fp32 [vocab], Gumbel's; not read where `do_sample` is False.
+            noise: fp32 [vocab], Gumbel's; None only where nothing is sampled.
             numbers: as `filtered` takes them.
-
-        Returns:
-            int64 []. Without `do_sample` it is the likeliest id, the lowest one of a tie.
         """
         if self.do_sample:
+            assert noise is not None
             logits = self.filtered(logits, numbers) + noise
         return logits.argmax(-1)
 
@@ -184,11 +187,7 @@ class Code0Rules:
 
     def __call__(self, logits: Tensor, frame: int | Tensor) -> Tensor:
         """Logits fp32 [vocab] -> fp32 [vocab]. An id that was drawn before has the penalty applied once. End of speech
-        is barred before `MIN_FRAMES` frames; tags and speakers are barred always.
-
-        Args:
-            frame: counts from 0, an int or int64 [].
-        """
+        is barred before `MIN_FRAMES` frames; tags and speakers are barred always. `frame` counts from 0."""
         penalised = torch.where(logits < 0, logits * self._penalty, logits * self._reciprocal)
         barred = self._suppressed | (self._eos & (frame < MIN_FRAMES))
         return torch.where(self._seen, penalised, logits).masked_fill(barred, -math.inf)

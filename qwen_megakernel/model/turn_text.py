@@ -24,22 +24,15 @@ class TurnText:
     """
 
     def __init__(self, count: Callable[[str], int], room: int):
-        """
-        Args:
-            count: gives the number of tokens of a text. It is called once for each word.
-            room: the most tokens that a part may have.
-        """
+        """`count` gives the number of tokens of a text; it is called once for each word. `room` is the most tokens that
+        a part may have."""
         self._count, self._room = count, room
         self._word = ""  # text after the last place at which a part could end
         self._tokens = 0  # of the part up to that place
         self._blank = ""  # white space that is not given out yet
 
     def push(self, piece: str) -> list[str]:
-        """Take a piece.
-
-        Returns:
-            First the text that goes on with the part, then the text of each new part.
-        """
+        """Take a piece. Returns first the text that goes on with the part, then the text of each new part."""
         parts = [""]
         for character in piece:
             if self._ends_a_word(character) and self._ends_a_part():
@@ -85,18 +78,12 @@ class Turn:
     """Prepares a text that comes in pieces for an engine: finds pauses, normalizes, and cuts where a slot ends."""
 
     def __init__(self, front_end: TextFrontEnd, cuts: TurnText | None, reading: Reading | None = None):
-        """
-        Args:
-            cuts: None: the text may have any length.
-            reading: of the text that this one continues. None: a text of its own.
-        """
+        """`cuts` None: the text may have any length. `reading`: of the text that this one continues, if it does."""
         self._stream, self._cuts = (reading or Reading()).go_on(front_end), cuts
 
     def push(self, piece: str) -> list[str | Pause]:
-        """Take a piece.
-
-        Returns:
-            Text that goes on with the part. After a `Pause` a new part begins; a `Pause` of 0 seconds is no silence.
+        """Take a piece. Returns text that goes on with the part. After a `Pause` a new part begins; a `Pause` of 0
+        seconds is no silence.
 
         Raises:
             TextError: a malformed pause. The turn cannot be used afterwards.

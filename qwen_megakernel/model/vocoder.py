@@ -15,7 +15,7 @@ All-zero state is the reference's zero padding. At the published dims a sequence
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -47,7 +47,14 @@ def make_snakes(w: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
     return {n: (w[f"{n}.alpha"].exp(), 1.0 / (w[f"{n}.beta"].exp() + 1e-9)) for n in names}
 
 
-def check_push(vocoder, slots: Sequence[int], codes: Tensor) -> None:
+class HasSlots(Protocol):
+    """A vocoder, as far as `check_push` needs to know it."""
+
+    slots: int
+    groups: int
+
+
+def check_push(vocoder: HasSlots, slots: Sequence[int], codes: Tensor) -> None:
     """Raises ValueError for what `push` of a vocoder cannot take."""
     if codes.ndim != 3 or codes.shape[0] != len(slots) or codes.shape[2] != vocoder.groups:
         raise ValueError(f"codes must be [{len(slots)}, frames, {vocoder.groups}], got {list(codes.shape)}")
@@ -127,13 +134,13 @@ class TorchVocoder:
             tensor[slot].zero_()
 
     @torch.inference_mode()
-    def save(self, slot: int) -> "VocoderState":
+    def save(self, slot: int) -> VocoderState:
         """A copy of a sequence's state, 5 MB at the published dims; see `restore`."""
         tensors = self._state | {"position": self._position}
         return VocoderState({name: tensor[slot].clone() for name, tensor in tensors.items()})
 
     @torch.inference_mode()
-    def restore(self, slot: int, state: "VocoderState") -> None:
+    def restore(self, slot: int, state: VocoderState) -> None:
         """Go on in a slot where `state` was saved, bit for bit."""
         for name, tensor in (self._state | {"position": self._position}).items():
             tensor[slot] = state.tensors[name]
@@ -154,7 +161,7 @@ class TorchVocoder:
     @staticmethod
     def portions(codes: Tensor) -> list[Portion]:
         """Cut a reference, int64 [frames, groups], into portions for `listen`."""
-        return [Portion(some, True) for some in codes.split(25)]
+        return [Portion(some, True) for some in torch.split(codes, 25)]
 
     def listen(self, slot: int, portion: Portion) -> None:
         """Take in frames of a reference and drop their sound. The sequence's own frames then follow them."""
@@ -162,15 +169,8 @@ class TorchVocoder:
 
     @torch.inference_mode()
     def push(self, slots: Sequence[int], codes: Tensor) -> Tensor:
-        """Decode the next frames of some sequences.
-
-        Args:
-            slots: distinct slot numbers.
-            codes: int64 [len(slots), frames, groups]; frames >= 1, the same count for every slot of a call.
-
-        Returns:
-            PCM, [len(slots), frames * 1920], -1..1, in the vocoder's dtype on its device.
-        """
+        """Decode the next frames of some sequences, whose slots are distinct: codes int64 [len(slots), frames, groups],
+        frames >= 1 -> PCM [len(slots), frames * 1920], -1..1, in the vocoder's dtype on its device."""
         check_push(self, slots, codes)
         step = _Push(self, slots)
         # By default cuDNN would convolve in TF32, and choose kernels whose results do not repeat.
@@ -197,7 +197,7 @@ class TorchVocoder:
         decoder.i.unit                [channels, 6 * dilation]                inputs of a residual unit's k7
         """
         c = self._config
-        shapes = {"pre_conv": (c.codebook_dim, 2), "decoder.0": (c.latent_dim, 6)}
+        shapes: dict[str, tuple[int, ...]] = {"pre_conv": (c.codebook_dim, 2), "decoder.0": (c.latent_dim, 6)}
         for i in range(c.num_layers):
             shapes[f"keys.{i}"] = shapes[f"values.{i}"] = (c.num_heads, c.sliding_window - 1, c.head_dim)
         for i in range(len(c.upsampling_ratios)):
@@ -293,7 +293,7 @@ class _Push:
         for i, w in enumerate(self._v._layers):
             y = rms_norm(x, w["input_layernorm.weight"], c.rms_norm_eps)
             q, k, v = (
-                F.linear(y, w[f"self_attn.{p}_proj.weight"]).unflatten(-1, (-1, c.head_dim)).transpose(1, 2)
+                torch.unflatten(F.linear(y, w[f"self_attn.{p}_proj.weight"]), -1, (-1, c.head_dim)).transpose(1, 2)
                 for p in "qkv"
             )
             k = self._with_past_rows(apply_rope(k, cos, sin), f"keys.{i}")
