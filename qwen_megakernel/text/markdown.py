@@ -96,7 +96,8 @@ class Markdown(Stage):
             self._head, self._task = head[task.end() :], False
         elif bullet := _BULLET.match(head):
             self._item = self._task = True
-            return self._again(head[bullet.end() :])
+            self._head = ""
+            return self.push(head[bullet.end() :])  # a line's beginning too
         elif not (_MAY_BE_HEAD.fullmatch(head) or _MAY_BE_FENCE.fullmatch(head)) or ("[" in head and not self._task):
             self._at_head, self._head = False, ""
             self._table = head[0] == "|"
@@ -104,11 +105,6 @@ class Markdown(Stage):
                 self._item = True
             return self.push(head)
         return ""
-
-    def _again(self, rest: str) -> str:
-        """Treat the text after a bullet as a line's beginning too."""
-        self._head = ""
-        return self.push(rest)
 
     def _end_head(self) -> str:
         head, self._head = self._head, ""
@@ -155,7 +151,9 @@ class Markdown(Stage):
             self._waits = character
             return ""
         if character == "\n":
-            return self._end_line()
+            mark = self._end_item()
+            self._begin_line()
+            return mark + "\n"
         if character == "|" and self._table:
             self._comma, self._left = bool(self._last), " "
             return ""
@@ -205,11 +203,6 @@ class Markdown(Stage):
             return ""
         self._left = run[-1]
         return self._give(f" {run}" if run[0] == "#" else run)
-
-    def _end_line(self) -> str:
-        mark = self._end_item()
-        self._begin_line()
-        return mark + "\n"
 
     def _end_item(self) -> str:
         """The mark that ends a heading, a list's item or a table's row; empty if it has one."""

@@ -110,7 +110,7 @@ class Spoken:
         """Units written as words -> the gender, "m" or "f", that a number takes from them."""
         if not self.one or self.code == "en":
             return {}
-        found = {}
+        found: dict[str, str] = {}
         for forms in self.units.values():
             gender = "f" if forms[-1] == "f" else "m"
             found |= {form: gender for form in forms if form != "f" and " " not in form}
@@ -166,12 +166,8 @@ class Spoken:
         return words
 
     def money(self, value: str, sign: str, scale: str = "") -> str | None:
-        """An amount in a currency; None if neither num2words nor our table has that currency.
-
-        Args:
-            sign: such as "$" or "EUR".
-            scale: a word after the number, such as "million".
-        """
+        """An amount in a currency, whose sign is such as "$" or "EUR"; None if neither num2words nor our table has it.
+        `scale` is a word after the number, such as "million"."""
         currency = _SIGNS.get(sign, sign)
         whole, _, cents = value.partition(".")
         plural = self._plural(currency)
@@ -230,11 +226,7 @@ class Spoken:
         return f"{said} {link}{name}{behind}"
 
     def at_time(self, hour: str, minute: str, half: str = "") -> str:
-        """A time in words.
-
-        Args:
-            half: "AM", "PM" or nothing.
-        """
+        """A time in words. `half` is "AM", "PM" or nothing."""
         hour, minutes = str(int(hour)), int(minute)
         hours = self.cardinal(hour)
         if self.code == "en":
@@ -327,15 +319,8 @@ LANGUAGES = {
 
 
 def language_name(language: str | None) -> str | None:
-    """The name that checkpoint/languages.py has for a language.
-
-    Args:
-        language: a name, or a code with or without a region: "german", "de", "de-AT". A dialect such as
-            "sichuan_dialect" is Chinese.
-
-    Returns:
-        The name; None for None, "auto" and unknown languages.
-    """
+    """The name that checkpoint/languages.py has for a language, or for a code with or without a region: "german", "de",
+    "de-AT". A dialect such as "sichuan_dialect" is Chinese. None for None, "auto" and unknown languages."""
     name = (language or "").lower()
     if name.endswith("_dialect"):
         return "chinese"

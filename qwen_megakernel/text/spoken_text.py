@@ -47,7 +47,7 @@ def spoken_texts(front_end: TextFrontEnd, text: str, reading: Reading | None = N
 
     Raises:
         NoWordsError: nothing is left to speak.
-        TextError: a pause is malformed (`split_pauses`).
+        TextError: a pause is malformed (`PauseStream`).
     """
     if isinstance(text, SpokenText):
         return [text]

@@ -92,7 +92,7 @@ class Words(Stage):
         return word + blank
 
     def _end_phrase(self, blank: str) -> str:
-        if not self._phrase:
+        if not self._phrase or not self._numbers:
             return ""
         phrase, self._phrase = " ".join(self._phrase), []
         said = self._numbers.read(phrase, self._before, self._begins)
