@@ -177,11 +177,8 @@ class PromptBuilder:
         return pieces
 
     def room(self, conditioning: Conditioning, *, non_streaming_mode: bool, max_positions: int) -> int:
-        """Tokens of text that fit a slot with room for their speech: `FRAMES_A_TOKEN` frames for every token.
-
-        Raises:
-            TextTooLongError: instruct and reference leave no room for any text.
-        """
+        """Tokens of text that fit a slot with room for their speech: `FRAMES_A_TOKEN` frames for every token. Raises
+        TextTooLongError: instruct and reference leave no room for any text."""
         opening = self.opening(conditioning)
         fixed = opening.needed(0, non_streaming_mode)
         if opening.needed(1, non_streaming_mode) > max_positions:

@@ -45,15 +45,9 @@ def key_schedule(seed: int) -> list[tuple[int, int]]:
 
 
 def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], keys: Sequence[tuple[int, int]] | Tensor) -> Tensor:
-    """First word of Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011).
-
-    Args:
-        counter: four int64 tensors that hold 32-bit words; they broadcast.
-        keys: `key_schedule` of the seed, or the same as int64 [10, 2] on the counter's device.
-
-    Returns:
-        int64 tensor of 32-bit words.
-    """
+    """First word of Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011). The counter is
+    four int64 tensors that hold 32-bit words and broadcast; the result holds such words too. `keys`: `key_schedule` of
+    the seed, or the same as int64 [10, 2] on the counter's device."""
     a, b, c, d = counter
     for key0, key1 in keys:
         # 64-bit products wrap in int64; only their bits matter.
@@ -136,11 +130,8 @@ class Draw:
         return 1.0 / self.temperature, 1.0 - self.top_p
 
     def filtered(self, logits: Tensor, numbers: Sequence[float | Tensor] | None = None) -> Tensor:
-        """Temperature, top-k and top-p: logits fp32 [vocab] -> fp32 [vocab] with -inf where an id is out.
-
-        Args:
-            numbers: a request's own `numbers` as fp32 [] each, for any draw of this `shape`; None takes this draw's.
-        """
+        """Temperature, top-k and top-p: logits fp32 [vocab] -> fp32 [vocab] with -inf where an id is out. `numbers`: a
+        request's own as fp32 [] each, for any draw of this `shape`; None takes this draw's."""
         scale, left_out = numbers or self.numbers
         logits = logits * scale
         if 0 < self.top_k < logits.shape[-1]:
@@ -154,12 +145,8 @@ class Draw:
         return logits
 
     def __call__(self, logits: Tensor, noise: Tensor | None, numbers: Sequence[float | Tensor] | None = None) -> Tensor:
-        """Draw one id, int64 []. Without `do_sample` it is the likeliest one, the lowest of a tie.
-
-        Args:
-            noise: fp32 [vocab], Gumbel's; None only where nothing is sampled.
-            numbers: as `filtered` takes them.
-        """
+        """Draw one id, int64 []. `noise` is Gumbel's, fp32 [vocab]. Without `do_sample` it is not read, and the id is
+        the likeliest one, the lowest of a tie. `numbers`: as `filtered` takes them."""
         if self.do_sample:
             assert noise is not None
             logits = self.filtered(logits, numbers) + noise

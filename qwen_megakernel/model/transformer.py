@@ -41,6 +41,11 @@ def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return x * cos + torch.cat((-right, left), dim=-1) * sin
 
 
+def below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """The tensors whose names begin with `prefix` and a dot, by the rest of their names."""
+    return {name.removeprefix(f"{prefix}."): t for name, t in tensors.items() if name.startswith(f"{prefix}.")}
+
+
 class KVCache:
     """Keys and values of one slot, each [layers, kv_heads, positions, head_dim]. Rows beyond the caller's position are
     stale. `Transformer.forward` reads them only if it is given a `length`, and then with a weight of 0."""
@@ -62,11 +67,7 @@ class Transformer:
         self.config = config
         self._norm = tensors[f"{prefix}.norm.weight"]
         self._layers = [
-            {
-                name.removeprefix(f"{prefix}.layers.{i}.").removesuffix(".weight"): tensor
-                for name, tensor in tensors.items()
-                if name.startswith(f"{prefix}.layers.{i}.")
-            }
+            {name.removesuffix(".weight"): tensor for name, tensor in below(tensors, f"{prefix}.layers.{i}").items()}
             for i in range(config.num_layers)
         ]
         self._cos, self._sin = rope_tables(
@@ -166,9 +167,6 @@ class Embeddings:
 
         Without our kernel, rows are projected `_TEXT_ROWS` at a time: a row's last bits may depend on how many are
         multiplied together, and the same text may come whole or in pieces.
-
-        Raises:
-            IndexError: an id beyond the table.
         """
         self._check(ids)
         if self._extension is not None:

@@ -83,11 +83,7 @@ class Turn:
 
     def push(self, piece: str) -> list[str | Pause]:
         """Take a piece. Returns text that goes on with the part. After a `Pause` a new part begins; a `Pause` of 0
-        seconds is no silence.
-
-        Raises:
-            TextError: a malformed pause. The turn cannot be used afterwards.
-        """
+        seconds is no silence. Raises TextError: a malformed pause. The turn cannot be used afterwards."""
         return self._cut(self._stream.push(piece))
 
     def flush(self) -> list[str | Pause]:

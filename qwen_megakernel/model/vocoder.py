@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from qwen_megakernel.checkpoint.codec_config import VocoderConfig
-from qwen_megakernel.model.transformer import apply_rope, rms_norm
+from qwen_megakernel.model.transformer import apply_rope, below, rms_norm
 
 DILATIONS = (1, 3, 9)
 _CUDNN_FLAGS = threading.Lock()  # they are the process's: another engine's push would turn ours to TF32
@@ -85,18 +85,10 @@ class Portion(NamedTuple):
 
 
 class TorchVocoder:
-    """Decodes several sequences, each in its own slot. Not thread-safe: one thread owns it.
+    """Decodes several sequences, each in its own slot. Not thread-safe: one thread owns it. The methods are those of
+    backend/interfaces.py."""
 
-    Attributes:
-        slots: how many sequences it holds.
-        groups: codes of a frame.
-        together: the most sequences that share a push. With 1, a sequence's samples are the same bits whatever else
-            runs.
-        steady: do the samples' bits not depend on the cut into pushes? They do.
-        follows: can it read codes on the device (`GraphVocoder.follow`)?
-    """
-
-    together = 1
+    together = 1  # sequences that share a push, at most; so a sequence's samples are the same bits whatever else runs
     steady = False
     follows = False
 
@@ -118,8 +110,8 @@ class TorchVocoder:
         # SnakeBeta's factors, each [channels, 1]
         self._snake = {n: tuple(f[:, None].to(self._dtype) for f in fs) for n, fs in make_snakes(self._w).items()}
         self._w = {name: tensor.to(self._dtype) for name, tensor in self._w.items()}
-        self._layers = [self._below(f"pre_transformer.layers.{i}") for i in range(config.num_layers)]
-        self._convnext = [self._below(f"upsample.{i}.1") for i in range(len(config.upsampling_ratios))]
+        self._layers = [below(self._w, f"pre_transformer.layers.{i}") for i in range(config.num_layers)]
+        self._convnext = [below(self._w, f"upsample.{i}.1") for i in range(len(config.upsampling_ratios))]
         half = config.head_dim // 2
         self._inv_freq = 1.0 / config.rope_theta ** (torch.arange(half, dtype=torch.float32) / half)
         self._inv_freq = self._inv_freq.to(self._device)
@@ -128,20 +120,18 @@ class TorchVocoder:
 
     @torch.inference_mode()
     def reset(self, slot: int) -> None:
-        """Forget a sequence: its slot starts from silence again."""
         self._position[slot] = 0
         for tensor in self._state.values():
             tensor[slot].zero_()
 
     @torch.inference_mode()
     def save(self, slot: int) -> VocoderState:
-        """A copy of a sequence's state, 5 MB at the published dims; see `restore`."""
+        """A copy of a sequence's state, 5 MB at the published dims."""
         tensors = self._state | {"position": self._position}
         return VocoderState({name: tensor[slot].clone() for name, tensor in tensors.items()})
 
     @torch.inference_mode()
     def restore(self, slot: int, state: VocoderState) -> None:
-        """Go on in a slot where `state` was saved, bit for bit."""
         for name, tensor in (self._state | {"position": self._position}).items():
             tensor[slot] = state.tensors[name]
 
@@ -150,21 +140,17 @@ class TorchVocoder:
 
     @property
     def weight_bytes(self) -> int:
-        """Memory of the weights."""
         return self._codebook.nbytes + sum(t.nbytes for t in self._w.values())
 
     @property
     def slot_bytes(self) -> int:
-        """Memory of one sequence's state."""
         return sum(t[0].nbytes for t in self._state.values())
 
     @staticmethod
     def portions(codes: Tensor) -> list[Portion]:
-        """Cut a reference, int64 [frames, groups], into portions for `listen`."""
         return [Portion(some, True) for some in torch.split(codes, 25)]
 
     def listen(self, slot: int, portion: Portion) -> None:
-        """Take in frames of a reference and drop their sound. The sequence's own frames then follow them."""
         self.push([slot], portion.codes[None])
 
     @torch.inference_mode()
@@ -182,9 +168,6 @@ class TorchVocoder:
         return pcm
 
     # ------------------------------------------------------------ made once
-
-    def _below(self, prefix: str) -> dict[str, Tensor]:
-        return {n.removeprefix(f"{prefix}."): t for n, t in self._w.items() if n.startswith(f"{prefix}.")}
 
     def _make_state(self, slots: int) -> dict[str, Tensor]:
         """What every layer that looks back keeps of the past, by layer name; all zeros at first.

@@ -122,11 +122,8 @@ class Voice:
 
     @classmethod
     def load(cls, path: str | Path) -> "Voice":
-        """Read a file that `save` wrote, in this version or in an older one.
-
-        Raises:
-            VoiceError: the file is missing, too large, not a voice, or holds tensors of the wrong kind.
-        """
+        """Read a file that `save` wrote, in this version or in an older one. Raises VoiceError: the file is missing,
+        too large, not a voice, or holds tensors of the wrong kind."""
         try:
             path = Path(path)
             if path.exists() and not path.is_file():  # a pipe would never end

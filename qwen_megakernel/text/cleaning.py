@@ -1,17 +1,12 @@
 """The first and the last step of the normalizer: they clean characters on the way in and white space on the way out."""
 
+import re
 import unicodedata
 
 from qwen_megakernel.text.stage import FIRST_MARK, LONGEST_HELD, Stage, is_mark
 
-_EMOJI = (
-    ("\u231a", "\u231b"),
-    ("\u23e9", "\u23fa"),
-    ("\u25fb", "\u25fe"),
-    ("\u2600", "\u27bf"),
-    ("\u2b05", "\u2b55"),
-    ("\U0001f000", "\U0001faff"),
-    ("\U000e0020", "\U000e007f"),
+_EMOJI = re.compile(
+    "[\u231a\u231b\u23e9-\u23fa\u25fb-\u25fe\u2600-\u27bf\u2b05-\u2b55\U0001f000-\U0001faff\U000e0020-\U000e007f]"
 )
 _JOINS_EMOJI = "\u200d\ufe0e\ufe0f\u20e3"  # joiner, two variation selectors, keycap
 
@@ -33,7 +28,7 @@ class Clean(Stage):
             return " "
         if "\uff10" <= character <= "\uff19" or character in "％＄":
             return chr(ord(character) - 0xFEE0)
-        if character in _JOINS_EMOJI or any(first <= character <= final for first, final in _EMOJI):
+        if character in _JOINS_EMOJI or _EMOJI.match(character):
             return "\u200d" if character == "\u200d" and last.isalpha() else ""
         kind = unicodedata.category(character)
         if kind == "Zs":

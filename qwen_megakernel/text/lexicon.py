@@ -59,11 +59,8 @@ class Lexicon:
     def load(cls, path: str | Path) -> "Lexicon":
         """Load a file in UTF-8. `.json`: an object of words and spellings. If a value is an object, its key is a
         language and it holds that language's entries. `.csv`: columns word, spelling and optionally language, with
-        these names in the first row.
-
-        Raises:
-            TextError: the file is missing, too large or broken, or an entry is refused. The message has the line.
-        """
+        these names in the first row. Raises TextError: the file is missing, too large or broken, or an entry is
+        refused. The message has the line."""
         path = Path(path)
         readers = {".json": _json_rows, ".csv": _csv_rows}
         if path.suffix.lower() not in readers:

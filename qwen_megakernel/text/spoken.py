@@ -1,7 +1,7 @@
 """How each language says numbers, units, dates and times: tables, plus num2words."""
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from functools import cached_property
 
@@ -266,55 +266,47 @@ def _words(words: str) -> tuple[str, ...]:
     return tuple(words.split())
 
 
-LANGUAGES = {
+_TABLES = {
     "english": Spoken(
         "en", ".", ",", "point", "minus", "plus", "dot", "at", "to", "mdy/", _words(_EN.title()),
         _words("thousand million billion trillion"),
         frozenset(_words("in since until till year before after around circa during early late mid from q1 q2 q3 q4")),
-        "number", {"m": "one", "f": "one"}, units=units_of("english"),
+        "number", {"m": "one", "f": "one"},
     ),
     "german": Spoken(
         "de", ",", ". ", "Komma", "minus", "plus", "Punkt", "at", "bis", "dmy.", _words(_DE),
         _words("Tausend Million Millionen Milliarde Milliarden Billionen"),
         frozenset(_words("in seit bis jahr jahre jahres anno um vor nach ab von")),
-        "Nummer", {"m": "ein", "f": "eine"}, units=units_of("german"),
+        "Nummer", {"m": "ein", "f": "eine"},
     ),
     "french": Spoken(
         "fr", ",", ". ", "virgule", "moins", "plus", "point", "arobase", "à", "dmy/", _words(_FR),
         _words("million millions milliard milliards"), number="numéro", one={"m": "un", "f": "une"},
-        units=units_of("french"),
     ),
     "spanish": Spoken(
         "es", ",", ". ", "punto", "menos", "más", "punto", "arroba", "a", "dmy/", _words(_ES),
-        _words("millón millones"), number="número", one={"m": "un", "f": "una"}, units=units_of("spanish"),
+        _words("millón millones"), number="número", one={"m": "un", "f": "una"},
     ),
     "italian": Spoken(
         "it", ",", ". ", "virgola", "meno", "più", "punto", "chiocciola", "a", "dmy/", _words(_IT),
         _words("milione milioni miliardo miliardi"), number="numero", one={"m": "un", "f": "una"},
-        units=units_of("italian"),
     ),
     "portuguese": Spoken(
         "pt", ",", ". ", "vírgula", "menos", "mais", "ponto", "arroba", "a", "dmy/", _words(_PT),
         _words("milhão milhões bilhão bilhões"), number="número", one={"m": "um", "f": "uma"},
-        units=units_of("portuguese"),
     ),
     "russian": Spoken(
         "ru", ",", " ", "запятая", "минус", "плюс", "точка", "собака", "до", "dmy.", _words(_RU), number="номер",
-        one={"m": "один", "f": "одна"}, units=units_of("russian"),
+        one={"m": "один", "f": "одна"},
     ),
-    "chinese": Spoken(
-        "", ".", ",", "点", "负", "加", "点", "艾特", "到", "ymd/", joined=True,
-        units=units_of("chinese"),
-    ),
+    "chinese": Spoken("", ".", ",", "点", "负", "加", "点", "艾特", "到", "ymd/", joined=True),
     "japanese": Spoken(
-        "ja", ".", ",", "点", "マイナス", "プラス", "ドット", "アットマーク", "から", "ymd/", joined=True,
-        units=units_of("japanese"),
+        "ja", ".", ",", "点", "マイナス", "プラス", "ドット", "アットマーク", "から", "ymd/",
+        joined=True,
     ),
-    "korean": Spoken(
-        "ko", ".", ",", "점", "마이너스 ", "플러스", "점", "골뱅이", "에서", "ymd/", joined=True,
-        units=units_of("korean"),
-    ),
+    "korean": Spoken("ko", ".", ",", "점", "마이너스 ", "플러스", "점", "골뱅이", "에서", "ymd/", joined=True),
 }  # fmt: skip
+LANGUAGES = {name: replace(spoken, units=units_of(name)) for name, spoken in _TABLES.items()}
 """By the names of checkpoint/languages.py."""
 
 
