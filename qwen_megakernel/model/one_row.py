@@ -19,7 +19,9 @@ class OneRow:
     """Not thread-safe: its buffers are written by every call. Its weights are `Transformer`'s, fp32 on the CPU."""
 
     def __init__(self, config: StackConfig, layers: Sequence[Mapping[str, Tensor]], norm: Tensor):
-        self._config, self._layers, self._norm = config, layers, norm
+        self._config = config
+        self._layers = layers
+        self._norm = norm
         heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
         self._qkv = torch.empty(heads + 2 * kv_heads, dim)
         self._q, self._k, self._v = (part.view(-1) for part in torch.split(self._qkv, [heads, kv_heads, kv_heads]))

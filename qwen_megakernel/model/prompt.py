@@ -97,7 +97,9 @@ class PromptBuilder:
         self, config: ModelConfig, tokenizer: TextTokenizer, embeddings: Embeddings, *, kept_voices: int = KEPT_VOICES
     ):
         """Raises CheckpointError: the tokenizer does not split the role as the model expects it."""
-        self.config, self.tokenizer, self._embed = config, tokenizer, embeddings
+        self.config = config
+        self.tokenizer = tokenizer
+        self._embed = embeddings
         self.speakers: tuple[str, ...] = tuple(config.talker.speakers)
         # Dialects are chosen through their speakers; the reference implementation hides them from its list too.
         self.languages: tuple[str, ...] = (AUTO, *config.talker.named_languages)
@@ -120,7 +122,8 @@ class PromptBuilder:
                 tags = self._tag_ids(language, speaker)
                 self._leads[(*self._role, *tags, speaker)] = self._make_lead(role, tags, speaker)
         self._openings: dict[tuple[object, ...], Opening] = {}  # the one that was used last is at the end
-        self._kept, self._lock = kept_voices, threading.Lock()
+        self._kept = kept_voices
+        self._lock = threading.Lock()
 
     def tokens(self, text: str) -> Tokens:
         """Ids of a text that is to be spoken. Raises TextError: not a string, not valid Unicode, or blank."""
@@ -309,7 +312,10 @@ class Opening:
 
     def __init__(self, builder: PromptBuilder, role: list[int], tags: list[int], conditioning: Conditioning):
         voice, instruct = conditioning.voice, conditioning.instruct
-        self._builder, self._role, self._tags, self._speaker = builder, role, tags, conditioning.speaker
+        self._builder = builder
+        self._role = role
+        self._tags = tags
+        self._speaker = conditioning.speaker
         # Copies, because the caller may write to a voice's tensors between this lookup and the first use.
         self._vector = None if voice is None else voice.speaker_embedding.clone()
         self._codes: Tensor | None = None

@@ -27,9 +27,12 @@ class PromptPieces:
         self, builder: PromptBuilder, conditioning: Conditioning = UNCONDITIONED, max_positions: int = sys.maxsize
     ):
         """`max_positions` is a slot's. Raises what `PromptBuilder.room` does."""
-        self._builder, self._conditioning, self._max_positions = builder, conditioning, max_positions
+        self._builder = builder
+        self._conditioning = conditioning
+        self._max_positions = max_positions
         opening = builder.opening(conditioning)
-        self._reference, self._frame_count = opening.reference_ids, opening.frame_count
+        self._reference = opening.reference_ids
+        self._frame_count = opening.frame_count
         self._fixed = opening.needed(0, non_streaming_mode=False)
         if self._fixed >= max_positions:
             raise no_room(self._fixed, max_positions)
@@ -88,7 +91,8 @@ class PromptPieces:
         builder, ids = self._builder, self._reference + self._ids[3:]
         if self.prompt is None:
             if not self._blank and len(self._ids) > 3 and (self.ended or len(ids) > self._frame_count):
-                self.prompt, self._given = self._make_prompt(), len(ids)
+                self.prompt = self._make_prompt()
+                self._given = len(ids)
             return builder.text_rows([], closed=False)
         fresh = ids[self._given :]
         self._given = len(ids)

@@ -77,7 +77,8 @@ class PieceEncoder:
 
     def __init__(self, encode: Callable[[str], list[int]], before: str = ""):
         """`encode`: text -> ids (`TextTokenizer.encode`). `before`: characters before the text, encoded with it."""
-        self._encode, self._held = encode, before
+        self._encode = encode
+        self._held = before
         self._run = len(before)  # characters of `_held` after its last boundary
         self._foreign = len(before)  # characters of `_run` that come from `before`
 
@@ -108,7 +109,9 @@ class PieceEncoder:
     def flush(self) -> list[int]:
         """Ids of all characters that were held back."""
         ids = self._encode(self._held) if self._held else []
-        self._held, self._run, self._foreign = "", 0, 0
+        self._held = ""
+        self._run = 0
+        self._foreign = 0
         return ids
 
 

@@ -42,7 +42,9 @@ class TimeStretch:
     back (29 ms up to a speed of 2)."""
 
     def __init__(self, speed: float, sample_rate: int):
-        self._speed, self._hop, self._reach = speed, round(_HOP_S * sample_rate), round(_REACH_S * sample_rate)
+        self._speed = speed
+        self._hop = round(_HOP_S * sample_rate)
+        self._reach = round(_REACH_S * sample_rate)
         phase = (np.arange(self._hop) + 0.5) / self._hop
         self._fade_in = (0.5 - 0.5 * np.cos(np.pi * phase)).astype(np.float32)
         self._fade_out = 1 - self._fade_in
@@ -80,7 +82,8 @@ class TimeStretch:
             self._follows = begin + hop
             self._hops += 1
         keep = min(self._follows, low)
-        self._input, self._begin = self._input[keep - self._begin :], keep
+        self._input = self._input[keep - self._begin :]
+        self._begin = keep
         return np.concatenate(hops)
 
     def _slice(self, first: int, last: int) -> np.ndarray:

@@ -26,7 +26,8 @@ class TurnText:
     def __init__(self, count: Callable[[str], int], room: int):
         """`count` gives the number of tokens of a text; it is called once for each word. `room` is the most tokens that
         a part may have."""
-        self._count, self._room = count, room
+        self._count = count
+        self._room = room
         self._word = ""  # text after the last place at which a part could end
         self._tokens = 0  # of the part up to that place
         self._blank = ""  # white space that is not given out yet
@@ -54,7 +55,9 @@ class TurnText:
 
     def restart(self) -> None:
         """A part begins here for another reason, such as a pause."""
-        self._word, self._tokens, self._blank = "", 0, ""
+        self._word = ""
+        self._tokens = 0
+        self._blank = ""
 
     def _ends_a_word(self, following: str) -> bool:
         if not self._word.strip() or following.isspace() or following in _CLOSES:
@@ -79,7 +82,8 @@ class Turn:
 
     def __init__(self, front_end: TextFrontEnd, cuts: TurnText | None, reading: Reading | None = None):
         """`cuts` None: the text may have any length. `reading`: of the text that this one continues, if it does."""
-        self._stream, self._cuts = (reading or Reading()).go_on(front_end), cuts
+        self._stream = (reading or Reading()).go_on(front_end)
+        self._cuts = cuts
 
     def push(self, piece: str) -> list[str | Pause]:
         """Take a piece. Returns text that goes on with the part. After a `Pause` a new part begins; a `Pause` of 0

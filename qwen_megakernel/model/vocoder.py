@@ -101,11 +101,13 @@ class TorchVocoder:
             dtype: to compute in; None is the tensors' own. Codebooks and SnakeBeta's factors are derived
                 before they are rounded to it.
         """
-        self.slots, self.groups = slots, config.num_quantizers
+        self.slots = slots
+        self.groups = config.num_quantizers
         self._config = config
         self._w = {name.removeprefix("decoder."): tensor for name, tensor in tensors.items()}
         some = self._w["pre_conv.conv.weight"]
-        self._device, self._dtype = some.device, dtype or some.dtype
+        self._device = some.device
+        self._dtype = dtype or some.dtype
         self._codebook = make_codebook(config, self._w).to(self._dtype)
         # SnakeBeta's factors, each [channels, 1]
         self._snake = {n: tuple(f[:, None].to(self._dtype) for f in fs) for n, fs in make_snakes(self._w).items()}
@@ -199,7 +201,9 @@ class _Push:
     """One forward pass: reads the vocoder's state of some slots, leaves the new state in `self.state`."""
 
     def __init__(self, vocoder: TorchVocoder, slots: Sequence[int]):
-        self._v, self._c, self._w = vocoder, vocoder._config, vocoder._w
+        self._v = vocoder
+        self._c = vocoder._config
+        self._w = vocoder._w
         self._past = {name: tensor[list(slots)] for name, tensor in vocoder._state.items()}
         self._position = vocoder._position[list(slots)].to(vocoder._device)
         self.state: dict[str, Tensor] = {}

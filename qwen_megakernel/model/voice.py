@@ -210,7 +210,8 @@ class VoiceEncoder:
     loaded at first use."""
 
     def __init__(self, checkpoint: Checkpoint):
-        self._checkpoint, self._rate = checkpoint, checkpoint.config.codec.sample_rate
+        self._checkpoint = checkpoint
+        self._rate = checkpoint.config.codec.sample_rate
         self._lock = threading.Lock()
         self._speaker_encoder: SpeakerEncoder | None = None
         self._codec_encoder: CodecEncoder | None = None
@@ -371,7 +372,8 @@ class CodecEncoder:
         from transformers import MimiConfig, MimiModel
         from transformers.utils import logging
 
-        self._frame, self._groups = config.vocoder.samples_per_frame, config.vocoder.num_quantizers
+        self._frame = config.vocoder.samples_per_frame
+        self._groups = config.vocoder.num_quantizers
         # The reference implementation's encoder attends to all earlier columns, whatever window its config names. So
         # the window here is larger than any reference audio (25 columns a second).
         mimi = MimiConfig(**{**config.encoder, "sliding_window": int(MAX_SECONDS) * 100})

@@ -46,13 +46,17 @@ class Layout(Stage):
     until its first letter or digit comes. Text without any comes out empty."""
 
     def __init__(self):
-        self._line_ends, self._last = 0, ""
-        self._sought, self._silent = True, ""  # no letter or digit has come yet; what has come instead
+        self._line_ends = 0
+        self._last = ""
+        self._sought = True  # no letter or digit has come yet
+        self._silent = ""  # what has come instead
 
     def feed(self, character: str) -> str:
         if is_mark(character):
-            self._line_ends, self._last = 0, ""
-            self._sought, self._silent = True, ""
+            self._line_ends = 0
+            self._last = ""
+            self._sought = True
+            self._silent = ""
             return character
         if character == "\n":
             self._line_ends += 1
@@ -76,9 +80,12 @@ class Layout(Stage):
         self._silent = (self._silent + text)[-LONGEST_HELD:]
         if not self._last.isalnum():
             return ""
-        text, self._silent, self._sought = self._silent, "", False
+        text = self._silent
+        self._silent = ""
+        self._sought = False
         return text
 
     def end(self) -> str:
-        self._sought, self._silent = True, ""
+        self._sought = True
+        self._silent = ""
         return ""

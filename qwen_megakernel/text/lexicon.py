@@ -115,7 +115,8 @@ class LexiconStream(Stage):
 
     def __init__(self, table: "_Table"):
         self._table = table
-        self._held, self._last = "", " "  # the character before the held text
+        self._held = ""
+        self._last = " "  # the character before the held text
 
     def feed(self, character: str) -> str:
         self._held += character
@@ -141,7 +142,8 @@ class LexiconStream(Stage):
                     break
                 length, said = self._longest(held) or (length, said)
             given.append(said)
-            self._last, self._held = held[length - 1], held[length:]
+            self._last = held[length - 1]
+            self._held = held[length:]
         return "".join(given)
 
     def _longest(self, text: str) -> tuple[int, str] | None:

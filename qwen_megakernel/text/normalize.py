@@ -30,7 +30,8 @@ class NormalizerStream:
 
     def __init__(self, language: str | None = None):
         self._clean = Clean()
-        self._tags, self._markdown = Tags(), Markdown()
+        self._tags = Tags()
+        self._markdown = Markdown()
         self._stages = [self._tags, self._markdown, Words(spoken_in(language)), Layout()]
 
     def push(self, piece: str) -> str:
@@ -63,7 +64,9 @@ class NormalizerStream:
 
     def follow(self, before: "NormalizerStream") -> None:
         """Go on within what `before` has left open. `before` is not used afterwards."""
-        self._clean, self._tags, self._markdown = before._clean, before._tags, before._markdown
+        self._clean = before._clean
+        self._tags = before._tags
+        self._markdown = before._markdown
         self._stages[:2] = [self._tags, self._markdown]
 
     def _through(self, text: str, first: int) -> str:

@@ -43,7 +43,8 @@ class Numbers:
         self._followers = frozenset([*spoken.units, *spoken.nouns, *spoken.scales, *"$€£¥₽₩₹"])
         small = [*spoken.months, *CURRENCY_CODE.split("|"), *_FOLLOWERS.get(spoken.code, "").split()]
         self._small_followers = frozenset(map(str.lower, small))
-        self._before, self._begins = "", False
+        self._before = ""
+        self._begins = False
         rules = [*self._phones(), *self._dates(), *self._times(), *self._money(), *self._units(), *self._ordinals()]
         rules += [*self._years(), *self._rest()]
         self._rules: list[tuple[re.Pattern[str], _Say]] = [(re.compile(p), say) for p, say in rules]
@@ -51,7 +52,8 @@ class Numbers:
     def read(self, phrase: str, before: str, begins: bool) -> str:
         """Put a phrase's numbers into words. The phrase is words with one blank between them, `before` the word before
         it, or empty. `begins`: it begins a line."""
-        self._before, self._begins = before, begins
+        self._before = before
+        self._begins = begins
         for pattern, say in self._rules:
             phrase = pattern.sub(partial(self._apart, say), phrase)
         return phrase

@@ -58,7 +58,8 @@ class PauseStream:
     def __init__(self, refuse_other_tags: bool = True, lenient: bool = False):
         """`refuse_other_tags`: SSML's other tags are an error; otherwise they stay in the text. `lenient`: what would
         be an error is left out, with a warning. What is no tag after all stays in the text."""
-        self._held, self._lenient = "", lenient
+        self._held = ""
+        self._lenient = lenient
         self._names = _OURS + _REFUSED if refuse_other_tags else _OURS
         self._starts = _starts_of(self._names)
 
