@@ -75,15 +75,10 @@ def adapter_folders(adapters: Collection[str | Path]) -> tuple[Path, ...]:
 
 @dataclass(frozen=True)
 class Adapter:
-    """An adapter whose config, names, shapes, dtypes and values were checked against a checkpoint's table.
+    """An adapter whose config, names, shapes, dtypes and values were checked against a checkpoint's table."""
 
-    Attributes:
-        folder: holds its two files.
-        scales: name of a checkpoint's weight -> alpha / r, or alpha / sqrt(r).
-    """
-
-    folder: Path
-    scales: Mapping[str, float]
+    folder: Path  # holds its two files
+    scales: Mapping[str, float]  # name of a checkpoint's weight -> alpha / r, or alpha / sqrt(r)
     _root: str = field(repr=False)
 
     @classmethod

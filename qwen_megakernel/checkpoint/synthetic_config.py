@@ -20,24 +20,16 @@ _SPEAKER_DIALECTS = {"eric": "sichuan_dialect", "dylan": "beijing_dialect"}
 
 @dataclass(frozen=True)
 class _Dims:
-    """The dims in which the sizes differ.
+    """The dims in which the sizes differ."""
 
-    Attributes:
-        talker, predictor: keys of each stack's config.
-        heads: keys of both stacks' configs; those of `predictor` win.
-        sections: M-RoPE's sections.
-        codes: entries of a codebook.
-        special: id of the first special token; all text tokens are below it.
-    """
-
-    talker: dict
-    predictor: dict
-    heads: dict
-    sections: list[int]
+    talker: dict  # keys of the stack's config
+    predictor: dict  # the same
+    heads: dict  # keys of both stacks' configs; those of `predictor` win
+    sections: list[int]  # M-RoPE's
     text_hidden: int
     text_vocab: int
-    codes: int
-    special: int
+    codes: int  # entries of a codebook
+    special: int  # id of the first special token; all text tokens are below it
 
     @classmethod
     def of(cls, size: str) -> "_Dims":

@@ -43,44 +43,27 @@ KEPT_VOICES = 16
 @dataclass(frozen=True, eq=False)
 class Prefix:
     """The first rows of a prompt, which its text does not touch. Prompts that share these rows share this object. A
-    frame decoder can therefore keep what it computed from them under the object, and find it again.
+    frame decoder can therefore keep what it computed from them under the object, and find it again."""
 
-    Attributes:
-        rows: how many rows; fewer than the prompt has.
-    """
-
-    rows: int
+    rows: int  # how many; fewer than the prompt has
 
 
 class Tokens(NamedTuple):
-    """Token ids of a text.
+    """Token ids of a text."""
 
-    Attributes:
-        role: of the role in front of the text. A line break that opens the text may change its last id.
-        text: of the text itself.
-    """
-
-    role: list[int]
+    role: list[int]  # of the role in front of the text; a line break that opens the text may change its last id
     text: list[int]
 
 
 @dataclass(frozen=True, eq=False)
 class Prompt:
-    """What a frame decoder needs of a request. Tensors have the model's dtype and lie on its device.
+    """What a frame decoder needs of a request. Tensors have the model's dtype and lie on its device."""
 
-    Attributes:
-        rows: [T, hidden], prefilled at positions 0..T-1.
-        trailing: [R, hidden]; frame k (from 0) adds row k to the sum of its code embeddings.
-        pad: [hidden]; what frames after the R-th add.
-        prefix: the first rows, with which other prompts begin too.
-        text_open: more trailing rows will come (`FrameDecoder.extend`).
-    """
-
-    rows: Tensor
-    trailing: Tensor
-    pad: Tensor
-    prefix: Prefix | None = None
-    text_open: bool = False
+    rows: Tensor  # [T, hidden], prefilled at positions 0..T-1
+    trailing: Tensor  # [R, hidden]; frame k (from 0) adds row k to the sum of its code embeddings
+    pad: Tensor  # [hidden]; what frames after the R-th add
+    prefix: Prefix | None = None  # the first rows, with which other prompts begin too
+    text_open: bool = False  # more trailing rows will come (`FrameDecoder.extend`)
 
 
 class PromptBuilder:
@@ -301,14 +284,7 @@ class PromptBuilder:
 
 class Opening:
     """What prompts of one conditioning have in common: their rows in front of the text. The rows are made when they are
-    first needed.
-
-    Attributes:
-        length: how many `rows` there are.
-        instruct_ids, reference_ids: token ids of the instruct, and of the text of a cloned voice's reference.
-        frame_count: frames of the reference.
-        prefixes: of a prompt in the streaming layout, and in the non-streaming one.
-    """
+    first needed."""
 
     def __init__(self, builder: PromptBuilder, role: list[int], tags: list[int], conditioning: Conditioning):
         voice, instruct = conditioning.voice, conditioning.instruct
@@ -320,8 +296,8 @@ class Opening:
         self._vector = None if voice is None else voice.speaker_embedding.clone()
         self._codes: Tensor | None = None
         self.instruct_ids = builder._turn_ids("user", instruct) if instruct else []
-        self.reference_ids: list[int] = []
-        self.frame_count = 0
+        self.reference_ids: list[int] = []  # of the text of a cloned voice's reference
+        self.frame_count = 0  # of the reference
         if voice is not None and voice.ref_codes is not None:
             self._codes = voice.ref_codes.clone()
             self.reference_ids = builder._tokens(voice.ref_text, "ref_text").text
@@ -330,6 +306,7 @@ class Opening:
         # In-context, the reference's text leads the text track: beside its frames in the streaming layout, in front of
         # them in the other. The prompt's last row is never part of a prefix.
         streaming = min(len(self.reference_ids), self.frame_count)
+        # of a prompt in the streaming layout, and in the other
         self.prefixes = (Prefix(self.length + streaming), Prefix(self.length + len(self.reference_ids)))
 
     def needed(self, tokens: int, non_streaming_mode: bool) -> int:

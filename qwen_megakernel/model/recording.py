@@ -33,15 +33,10 @@ RefAudio = str | Path | tuple[np.ndarray, int]
 
 @dataclass(frozen=True, eq=False)
 class Recording:
-    """Reference audio that a voice can be made of.
+    """Reference audio that a voice can be made of."""
 
-    Attributes:
-        samples: mono, fp32 [n], at the rate that was asked for.
-        notes: what its owner should know, in plain sentences.
-    """
-
-    samples: np.ndarray
-    notes: tuple[str, ...]
+    samples: np.ndarray  # mono, fp32 [n], at the rate that was asked for
+    notes: tuple[str, ...]  # what its owner should know, in plain sentences
 
 
 def load_recording(ref_audio: RefAudio, sample_rate: int, *, trim: bool) -> Recording:

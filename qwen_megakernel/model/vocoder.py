@@ -73,15 +73,10 @@ class VocoderState:
 
 
 class Portion(NamedTuple):
-    """Frames of a reference that the vocoder takes in one call.
+    """Frames of a reference that the vocoder takes in one call."""
 
-    Attributes:
-        codes: int64 [frames, groups].
-        whole: through every layer; otherwise only as far as they affect what comes after the reference.
-    """
-
-    codes: Tensor
-    whole: bool
+    codes: Tensor  # int64 [frames, groups]
+    whole: bool  # through every layer; otherwise only as far as they affect what comes after the reference
 
 
 class TorchVocoder:
@@ -172,28 +167,21 @@ class TorchVocoder:
     # ------------------------------------------------------------ made once
 
     def _make_state(self, slots: int) -> dict[str, Tensor]:
-        """What every layer that looks back keeps of the past, by layer name; all zeros at first.
-
-        pre_conv                      [codebook_dim, 2]                       inputs of the k3 conv
-        keys.i, values.i              [heads, window - 1, head_dim]           keys after RoPE
-        upsample.i                    [latent_dim, 6]                         inputs of the depthwise k7
-        decoder.0, decoder.6          [channels, 6]                           inputs of the k7 convs
-        decoder.i.up                  [channels, 1]                           input of the transposed conv
-        decoder.i.unit                [channels, 6 * dilation]                inputs of a residual unit's k7
-        """
+        """What every layer that looks back keeps of the past, by layer name; all zeros at first."""
         c = self._config
-        shapes: dict[str, tuple[int, ...]] = {"pre_conv": (c.codebook_dim, 2), "decoder.0": (c.latent_dim, 6)}
-        for i in range(c.num_layers):
+        shapes: dict[str, tuple[int, ...]] = {"pre_conv": (c.codebook_dim, 2)}  # inputs of the k3 conv
+        for i in range(c.num_layers):  # keys are kept after RoPE
             shapes[f"keys.{i}"] = shapes[f"values.{i}"] = (c.num_heads, c.sliding_window - 1, c.head_dim)
         for i in range(len(c.upsampling_ratios)):
-            shapes[f"upsample.{i}"] = (c.latent_dim, 6)
+            shapes[f"upsample.{i}"] = (c.latent_dim, 6)  # inputs of the depthwise k7
+        shapes["decoder.0"] = (c.latent_dim, 6)  # inputs of the k7 conv
         channels = c.decoder_dim
         for i in range(1, len(c.upsample_rates) + 1):
-            shapes[f"decoder.{i}.up"] = (channels, 1)
+            shapes[f"decoder.{i}.up"] = (channels, 1)  # input of the transposed conv
             channels //= 2
             for unit, dilation in enumerate(DILATIONS, start=2):
-                shapes[f"decoder.{i}.{unit}"] = (channels, 6 * dilation)
-        shapes[f"decoder.{len(c.upsample_rates) + 2}"] = (channels, 6)
+                shapes[f"decoder.{i}.{unit}"] = (channels, 6 * dilation)  # inputs of a residual unit's k7
+        shapes[f"decoder.{len(c.upsample_rates) + 2}"] = (channels, 6)  # inputs of the k7 conv
         return {n: torch.zeros((slots, *s), device=self._device, dtype=self._dtype) for n, s in shapes.items()}
 
 

@@ -20,38 +20,25 @@ CURRENCY_CODE = "USD|EUR|GBP|JPY|CHF|RUB|KRW|INR|CNY"
 
 @dataclass(frozen=True)
 class Spoken:
-    """A language's words, marks and order of a date.
+    """A language's words, marks and order of a date."""
 
-    Attributes:
-        code: num2words' name for the language; empty if the library lacks it. Digits then stay as they are.
-        decimal, groups: the marks within a number; `groups` is part of a character class.
-        point: said for a decimal mark; `dot` in addresses and versions, `to` between the ends of a range.
-        date: order and mark of a date in digits, such as "mdy/".
-        scales: words such as "million" between a number and a currency.
-        years: words that come before a year; only for languages that do not say years as counts.
-        number: said for "#" before a number.
-        one: the number 1 before a noun, by the noun's gender "m" or "f".
-        joined: there is no blank between a number and its noun.
-        units: as `units_of` returns them.
-    """
-
-    code: str
-    decimal: str
-    groups: str
-    point: str
+    code: str  # num2words' name for the language; empty if the library lacks it: digits then stay as they are
+    decimal: str  # the mark before a number's decimals
+    groups: str  # marks between its groups of digits, as part of a character class
+    point: str  # said for a decimal mark
     minus: str
     plus: str
-    dot: str
+    dot: str  # said in addresses and versions
     at: str
-    to: str
-    date: str
+    to: str  # said between the ends of a range
+    date: str  # order and mark of a date in digits, such as "mdy/"
     months: tuple[str, ...] = ()
-    scales: tuple[str, ...] = ()
-    years: frozenset[str] = frozenset()
-    number: str = ""
-    one: dict[str, str] = field(default_factory=dict)
-    joined: bool = False
-    units: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    scales: tuple[str, ...] = ()  # words such as "million" between a number and a currency
+    years: frozenset[str] = frozenset()  # words before a year; only for languages that do not say years as counts
+    number: str = ""  # said for "#" before a number
+    one: dict[str, str] = field(default_factory=dict)  # the number 1 before a noun, by the noun's gender "m" or "f"
+    joined: bool = False  # there is no blank between a number and its noun
+    units: dict[str, tuple[str, ...]] = field(default_factory=dict)  # as `units_of` returns them
 
     # ---------------------------------------------------------------- numbers
 
