@@ -18,7 +18,7 @@ from qwen_megakernel.text import lexicon as lexicon_module
 from qwen_megakernel.text.front_end import Reading, TextFrontEnd, has_half_characters
 from qwen_megakernel.text.lexicon import Lexicon
 from qwen_megakernel.text.normalize import Normalizer, NormalizerStream, is_plain
-from qwen_megakernel.text.pauses import LONGEST_PAUSE_S, Pause, split_pauses
+from qwen_megakernel.text.pauses import LONGEST_PAUSE_S, Pause
 from qwen_megakernel.text.sentence import ends_sentence
 from qwen_megakernel.text.silence import Silence
 from qwen_megakernel.text.spoken import LANGUAGES
@@ -341,7 +341,7 @@ def test_a_lexicon_is_bounded(tmp_path, monkeypatch):
     ],
 )
 def test_pauses_are_found(text, parts):
-    assert split_pauses(text) == parts
+    assert TextFrontEnd().whole(text) == parts
 
 
 @pytest.mark.parametrize(
@@ -366,14 +366,14 @@ def test_pauses_are_found(text, parts):
 )
 def test_a_tag_that_cannot_be_followed_is_refused(text, message):
     with pytest.raises(TextError, match=re.escape(message)):
-        split_pauses(text)
+        TextFrontEnd().whole(text)
 
 
 @settings(max_examples=300, deadline=None)
 @given(cut=texts_in_pieces())
 def test_a_tag_may_be_cut_anywhere(cut):
     text, pieces = cut
-    whole = split_pauses(text)
+    whole = TextFrontEnd().whole(text)
     assert in_pieces(TextFrontEnd().stream(), pieces) == whole
     assert in_pieces(TextFrontEnd().stream(), text) == whole
 

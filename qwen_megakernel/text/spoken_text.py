@@ -57,7 +57,7 @@ def spoken_texts(front_end: TextFrontEnd, text: str | SpokenText, reading: Readi
 
     Raises:
         NoWordsError: nothing is left to speak.
-        TextError: a pause is malformed (`split_pauses`).
+        TextError: a pause is malformed (`PauseStream`).
     """
     if isinstance(text, SpokenText):
         return [text]
