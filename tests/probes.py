@@ -72,6 +72,20 @@ def probed(
     return engine
 
 
+def fail(part: Probe, name: str, error: BaseException, *, times: int = 1, after: int = 0) -> None:
+    """Calls of a method raise `error`, so many of them, behind the first `after`. What is collected is collected."""
+    call, wrong = getattr(part, name), iter([None] * after + [error] * times)
+
+    def failing(*args):
+        error = next(wrong, None)
+        said = call(*args) if error is None or name == "collect" else None
+        if error:
+            raise error
+        return said
+
+    setattr(part, name, failing)
+
+
 def kill(engine: TTSEngine) -> None:
     """End an engine of `probed` as a lost device does."""
     engine.probes.lose_device(ZeroDivisionError("the device is lost"))

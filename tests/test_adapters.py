@@ -358,19 +358,7 @@ def test_a_broken_adapter_leaves_nothing_loaded(tiny, tmp_path, monkeypatch):
 
 def test_the_command_line_takes_adapters(tiny, tmp_path, capsys):
     folder, adapter, out = tiny("custom_voice"), write_adapter(tmp_path / "adapter"), tmp_path / "out.wav"
-    speak = [
-        "speak",
-        "--model",
-        str(folder),
-        "--device",
-        "cpu",
-        "--text",
-        "Hello.",
-        "--output",
-        str(out),
-        "--seed",
-        "7",
-    ]
+    speak = f"speak --model {folder} --device cpu --text Hello. --output {out} --seed 7".split()
     assert main([*speak, "--adapter", str(adapter), "--adapter", str(adapter)]) == 0 and out.stat().st_size > 44
     assert main([*speak, "--adapter", str(adapter), "--adapter", str(tmp_path)]) == 1
     assert "error: " in (told := capsys.readouterr().err) and "no adapter_config.json" in told

@@ -19,24 +19,7 @@ from qwen_megakernel.model.edges import SILENCE
 from qwen_megakernel.model.turn_text import CLAUSE_FROM, SENTENCE_FROM, TurnText
 from qwen_megakernel.text.lexicon import Lexicon
 
-WORDS = (
-    "Hello",
-    "there",
-    "and",
-    "it",
-    "is",
-    "fine",
-    "3.5",
-    "Dr.",
-    "so,",
-    "well;",
-    "end.",
-    'right."',
-    "你好",
-    "。",
-    "，",
-    "\n\n",
-)
+WORDS = (*'Hello there and it is fine 3.5 Dr. so, well; end. right." 你好 。 ，'.split(), "\n\n")
 texts = st.lists(st.sampled_from(WORDS), max_size=60).map(" ".join)
 
 
