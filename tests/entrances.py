@@ -106,6 +106,11 @@ class StreamClient(SocketClient):
         if end:
             self.say("input.done")
 
+    def hear(self, *pieces: str) -> dict:
+        """Its audio.done, once all of a text is spoken."""
+        self.speak(*pieces)
+        return self.until("audio.done")
+
     def take(self) -> dict:
         message = self.line.recv(timeout=PATIENCE_S)
         if isinstance(message, bytes):
@@ -121,6 +126,9 @@ class StreamClient(SocketClient):
         while (told := self.take())["type"] != kind:
             pass
         return told
+
+    def words_of(self, done: dict) -> list[str]:
+        return done["timestamp_info"]["word_alignment"]["words"]
 
     def answers(self) -> bool:
         """As LiveKit's keep-alive asks it."""
