@@ -65,6 +65,19 @@ def recording(seed: int = 1, seconds: float = 1.0, rate: int = 24000) -> bytes:
     return file.getvalue()
 
 
+class Kept:
+    """An engine that a server may not close."""
+
+    def __init__(self, engine: TTSEngine):
+        self._engine = engine
+
+    def __getattr__(self, name: str):
+        return getattr(self._engine, name)
+
+    def close(self) -> None:
+        """Who loaded it does that."""
+
+
 @contextlib.contextmanager
 def places_taken(engine: TTSEngine, count: int) -> Iterator[None]:
     """`count` utterances are open until the end of the block: their text never comes."""
