@@ -58,9 +58,9 @@ def said(server: Running, text: str = TEXT, seed: int = 5, **options) -> bytes:
     return pcm16(audio_of(server, text, seed, **options).samples)
 
 
-def recording(seed: int = 1, seconds: float = 1.0, rate: int = 24000) -> bytes:
+def recording(seed: int = 1, seconds: float = 1.0, rate: int = 24000, channels: int = 1) -> bytes:
     """A WAV of noise, from which a voice can be made."""
-    file, samples = io.BytesIO(), np.random.default_rng(seed).uniform(-0.3, 0.3, int(seconds * rate))
+    file, samples = io.BytesIO(), np.random.default_rng(seed).uniform(-0.3, 0.3, (int(seconds * rate), channels))
     soundfile.write(file, samples.astype(np.float32), rate, format="WAV", subtype="FLOAT")
     return file.getvalue()
 

@@ -441,7 +441,8 @@ def test_sigterm_lets_what_is_being_said_be_said(process):
         pcm += b"".join(chunks)
     with TTSEngine.load("demo", device="cpu", max_streams=1, max_positions=512) as engine:
         whole = engine.generate(text, speaker="ada", sampling=SamplingParams(seed=seed)).samples
-    assert pcm == pcm16(whole)
+    heard = np.frombuffer(pcm, "<i2") / 32767
+    assert len(heard) == len(whole) and np.abs(heard - whole).max() < 1e-4, "another process may add in another order"
     assert server.wait(timeout=PATIENCE_S) == -signal.SIGTERM
 
 
