@@ -31,7 +31,6 @@ from pipecat.frames.frames import (
 from pipecat.metrics.metrics import ProcessingMetricsData, TTFAMetricsData, TTFBMetricsData, TTSUsageMetricsData
 from pipecat.pipeline.pipeline import Pipeline
 from pipecat.services.tts_service import TextAggregationMode
-from pipecat.tests.utils import SleepFrame
 from pipecat.transcriptions.language import Language
 from pipecat.utils.errors import ErrorCategory
 from pipelines import NO_TIME_OUT, PATIENCE_S, Until, came, of, one_start_and_stop, pcm, play, turn, until
@@ -503,18 +502,6 @@ def test_three_busy_turns_are_three_rate_limits_and_nothing_else():
         taken.cancel()
 
 
-@in_both_modes
-def test_a_service_that_is_not_usable_keeps_nobody_waiting(engine, mode):
-    service = service_of(engine, text_aggregation_mode=mode, **NO_TIME_OUT)
-
-    async def speak():
-        await service.set_usable(False)
-        return await play(service, [*turn("Hello there."), came(LLMFullResponseEndFrame)])
-
-    down, _ = asyncio.run(speak())
-    assert one_start_and_stop(down)
-
-
 @pytest.mark.slow
 def test_a_turn_that_is_longer_than_a_slot_is_spoken_to_its_end():
     text = "One two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen."
@@ -639,14 +626,6 @@ def test_words_wait_as_long_as_their_audio_did(engine, monkeypatch):
     spoken = len(pcm(down)) / 24000
     assert words["six"] - words["one"] > 100 - spoken
     assert words["seven."] - words["one"] < 100 + spoken + (time.monotonic() - began)
-
-
-@pytest.mark.slow
-def test_a_pause_between_sentences_is_one_turn(engine):
-    service = service_of(engine, stop_frame_timeout_s=1.5)
-    frames = [*turn("Hello there. ")[:-1], SleepFrame(2.5), *turn("How are you?")[1:]]
-    down, up = run(service, frames)
-    assert one_start_and_stop(down) and not of(up, ErrorFrame)
 
 
 def test_word_times_are_spread_over_the_audio():

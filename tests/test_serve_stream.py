@@ -98,8 +98,7 @@ def test_a_text_whose_end_is_there_already_is_spoken_as_a_whole(late):
 def test_an_empty_flush_is_answered_at_once(client):
     client.configure()
     for turn, text in enumerate((None, "", " \n")):
-        if text is not None:
-            client.speak(text)
+        client.speak(*([] if text is None else [text]))
         assert client.take() == {"type": "session.done", "utterance_index": turn, "total_sentences": 0}
 
 
