@@ -15,11 +15,11 @@ from serving import ready, small_demo, until
 from test_pipecat import of, turn
 
 from qwen_megakernel import Chunk, Utterance
-from qwen_megakernel.speech.session import SpeechSession
 from qwen_megakernel.engine.sequence import SpeechSequence
 from qwen_megakernel.pipecat.audio_context import AudioContext
 from qwen_megakernel.pipecat.remote_session import RemoteSession
 from qwen_megakernel.pipecat_tts import MegakernelTTSService
+from qwen_megakernel.speech.session import SpeechSession
 from qwen_megakernel.websocket_tts import MegakernelWebsocketTTSService
 
 OURS = (Utterance, SpeechSequence, Chunk, SpeechSession, AudioContext, RemoteSession)

@@ -9,8 +9,8 @@ import pytest
 from waiting import PATIENCE_S
 
 from qwen_megakernel import EngineBusy
-from qwen_megakernel.speech.session import SpeechSession
 from qwen_megakernel.model.turn_text import Turn, TurnText
+from qwen_megakernel.speech.session import SpeechSession
 from qwen_megakernel.text.front_end import TextFrontEnd
 from qwen_megakernel.text.spoken_text import SpokenText
 

@@ -10,8 +10,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from waiting import run_python
 
-from qwen_megakernel.speech.words import SpeechRate, WordTimes
 from qwen_megakernel.errors import RequestError, TextError
+from qwen_megakernel.speech.words import SpeechRate, WordTimes
 from qwen_megakernel.text import lexicon as lexicon_module
 from qwen_megakernel.text.front_end import Reading, TextFrontEnd, has_half_characters
 from qwen_megakernel.text.lexicon import Lexicon

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from waiting import PATIENCE_S
 
 from qwen_megakernel import EngineBusy, NoWordsError, SamplingParams, TextError, TTSEngine
-from qwen_megakernel.speech.session import SpeechSession
 from qwen_megakernel.model.edges import SILENCE
 from qwen_megakernel.model.turn_text import CLAUSE_FROM, SENTENCE_FROM, TurnText
+from qwen_megakernel.speech.session import SpeechSession
 from qwen_megakernel.text.lexicon import Lexicon
 
 WORDS = (*'Hello there and it is fine 3.5 Dr. so, well; end. right." 你好 。 ，'.split(), "\n\n")
