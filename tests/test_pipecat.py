@@ -74,7 +74,7 @@ def engine(backend):
 @pytest.fixture(scope="module")
 def url(engine):
     """Of a server of the same engine."""
-    with ready(lambda: Kept(engine), lexicon=LEXICON) as server:
+    with ready(lambda: Kept(engine), defaults={"lexicon": LEXICON}) as server:
         yield server.socket_url
 
 

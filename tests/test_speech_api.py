@@ -207,7 +207,7 @@ LEXICON = Lexicon({"sql": "sequel"})
 
 def test_written_text_is_normalized_and_pauses_are_silence():
     """With the server's lexicon."""
-    with ready(demo, lexicon=LEXICON, normalize="auto") as server:
+    with ready(demo, defaults={"lexicon": LEXICON, "normalize": "auto"}) as server:
         request = {"input": WRITTEN, "voice": "ada", "seed": 5, "response_format": "pcm", "language": "en"}
         options = {"normalize": "auto", "lexicon": LEXICON, "language": "en"}
         for trim in ("none", "both"):

@@ -187,7 +187,7 @@ class _Batch:
         self._unwritten[writer] -= 1
         worst = next((audio for audio in audios if ended_badly(audio)), audios[-1])
         entry |= {"file": path.name, "seconds": round(sum(a.duration_s for a in audios), 3)}
-        entry["seed"] = request.sampling.seed
+        entry["seed"] = request.seed
         return entry | {"finish_reason": worst.finish_reason, "attempts": max(audio.attempts for audio in audios)}
 
     def _begin_to_write(

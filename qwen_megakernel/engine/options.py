@@ -99,7 +99,7 @@ class EngineOptions:
     ] = False
     patience: Patience = Patience()
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         counts = {name: getattr(self, name) for name in _LEAST}
         check_sizes(**counts)
         timeout = self.queue_timeout

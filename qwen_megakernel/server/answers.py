@@ -67,7 +67,7 @@ class Speech:
             self.ignored = ["instructions"]
             options = options | {"instruct": None}
         request = service.request(options)
-        self.seed = request.sampling.seed
+        self.seed = request.seed
         self._texts = text, None if self.ignored else instruct
         self._samples = self._speak(text, request)
 

@@ -377,7 +377,7 @@ class _Speech:
                 session.feed(self._texts(), service.limits.text_s, REMEDY)
             async for event in session.events():
                 if isinstance(event, Sound):
-                    self._begin(request.sampling.seed)
+                    self._begin(request.seed)
                     pcm = pcm16(event.samples)
                     self._bytes += len(pcm)
                     self._stream.put_bytes(pcm)

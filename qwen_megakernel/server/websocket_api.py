@@ -222,7 +222,7 @@ class _Context:
         if not complete:
             request = request.in_pieces()
         self._blank = not text.strip()
-        seed = request.sampling.seed
+        seed = request.seed
         async with turn.lock:
             whole, opening = (text, "") if complete else (None, text)
             how: dict[str, Any] = {"reading": turn.reading}

@@ -8,7 +8,7 @@
 import contextlib
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -29,9 +29,10 @@ from qwen_megakernel.engine.warm_up import first_words, sustained
 from qwen_megakernel.errors import RequestError, TextError, TextTooLongError
 from qwen_megakernel.model.prompt import Prompt, PromptBuilder
 from qwen_megakernel.model.prompt_pieces import PromptPieces
+from qwen_megakernel.model.recording import RefAudio
 from qwen_megakernel.model.text import TextTokenizer
 from qwen_megakernel.model.turn_text import Turn
-from qwen_megakernel.model.voice import RefAudio, Voice, VoiceEncoder
+from qwen_megakernel.model.voice import Voice, VoiceEncoder
 from qwen_megakernel.speech.mapping import Mapped, map_requests
 from qwen_megakernel.speech.options import RequestOptions
 from qwen_megakernel.speech.request import RequestChecker, SpeechRequest
@@ -97,7 +98,7 @@ class TTSEngine:
             sample_rate=self.sample_rate,
             device=backend.device,
             limits=options,
-            spare=spare and partial(spare.load, options.max_streams, options.max_positions),
+            spare=partial(spare.load, options.max_streams, options.max_positions) if spare else None,
             void=backend.void,
         )
         self._core.start()
@@ -134,7 +135,7 @@ class TTSEngine:
 
     def _warm_up(self, device: torch.device) -> None:
         """Say a short utterance, so that the first caller does not pay for what is made at first use. Keep no trace."""
-        request: RequestOptions = {"voice": self.placeholder_voice(), "runaway_guard": False}
+        request: dict[str, Any] = {"voice": self.placeholder_voice(), "runaway_guard": False}
         try:
             with told_of_memory(self.model, device, self._need, self._options), contextlib.suppress(TextTooLongError):
                 first_words(self.generate, request, again=self._has_spare)  # too long for the smallest slots
@@ -260,7 +261,6 @@ class TTSEngine:
         self,
         text: str | SpokenText | None = None,
         on_chunk: Callable[[Chunk], None] | None = None,
-        chunk_frames: int | Sequence[int] | None = None,
         *,
         on_end: Callable[[], None] | None = None,
         **options: Unpack[RequestOptions],
@@ -282,7 +282,7 @@ class TTSEngine:
             EngineClosed: the engine was closed.
         """
         self._core.admission.check()  # a full engine refuses before any work is done
-        request = self.request(chunk_frames=chunk_frames, **options)
+        request = self.request(**options)
         if request.retries:
             raise RequestError("retries needs generate or map: what a listener has heard cannot be said again")
         if text is None:
@@ -449,7 +449,7 @@ class TTSEngine:
     def __enter__(self) -> "TTSEngine":
         return self
 
-    def __exit__(self, *exc_info) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self.close()
 
 

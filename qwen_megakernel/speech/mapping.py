@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, Unpack, cast
 
 from qwen_megakernel.engine.audio import Audio
 from qwen_megakernel.engine.utterance import Utterance
@@ -21,7 +21,7 @@ class Speaker(Protocol):
     @property
     def slots(self) -> int: ...
 
-    def request(self, **options: Any) -> SpeechRequest: ...
+    def request(self, **options: Unpack[RequestOptions]) -> SpeechRequest: ...
 
     def begin(
         self, text: str | SpokenText, request: SpeechRequest, *, on_end: Callable[[], None] | None = None
@@ -56,6 +56,7 @@ class Mapped:
         """
         if self.error:
             raise self.error
+        assert self._audio
         return self._audio
 
 
@@ -67,7 +68,7 @@ def map_requests(
     def job(index: int, request: str | Mapping[str, Any]) -> Job[Mapped]:
         try:
             text, own = _parts(request)
-            merged: dict[str, Any] = {**SILENTLY, **options, **own}
+            merged = cast(RequestOptions, {**SILENTLY, **options, **own})
             return Mapped(index, _audio=(yield from say(engine, text, engine.request(**merged))))
         except EngineClosed:
             raise

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from types import NoneType
-from typing import TYPE_CHECKING, Annotated, Any, TypedDict, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict, cast, get_args, get_type_hints
 
 from qwen_megakernel.checkpoint.config import SamplingParams
 from qwen_megakernel.errors import InstructError, LanguageError, RequestError, SpeakerError, SpeedError, TextError
@@ -54,7 +54,7 @@ def chunk_schedule(chunk_frames: Any, name: str = "chunk_frames") -> tuple[int, 
     if not 0 < len(sizes) <= _MOST_SIZES:
         raise RequestError(f"{name} must name 1 to {_MOST_SIZES} sizes, got {len(sizes)}")
     for size in sizes:
-        if isinstance(size, bool) or not isinstance(size, numbers.Integral) or not 1 <= size <= _MOST_CHUNK:
+        if isinstance(size, bool) or not isinstance(size, numbers.Integral) or not 1 <= int(size) <= _MOST_CHUNK:
             wanted = f"an integer or a list of integers, each of 1 to {_MOST_CHUNK:,} frames"
             raise RequestError(f"{name} must be {wanted}, got {reprlib.repr(size)}")
     return tuple(int(size) for size in sizes)
@@ -240,7 +240,8 @@ def read_options(given: Mapping[str, Any], entrance: str, *, also: Iterable[str]
     Raises:
         RequestError: an option that the entrance does not take, or a value of another type or out of range.
     """
-    known, read = options_of(entrance), {}
+    known = options_of(entrance)
+    read: dict[str, Any] = {}
     for name, value in given.items():
         row = known.get(name)
         if row is None:
@@ -249,4 +250,4 @@ def read_options(given: Mapping[str, Any], entrance: str, *, also: Iterable[str]
             raise RequestError(f"unknown option {name[:40]!r}; {wanted}", field=name[:40])
         if (checked := row.checked(value, name, MOST_TEXT if entrance in CLIENTS else None)) is not None:
             read[row.name] = checked
-    return RequestOptions(**read)
+    return cast(RequestOptions, read)

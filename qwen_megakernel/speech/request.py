@@ -2,6 +2,7 @@
 
 import logging
 import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -74,6 +75,11 @@ class SpeechRequest(Request):
             )
         return replace(self, non_streaming_mode=False)
 
+    @property
+    def seed(self) -> int:
+        assert self.sampling.seed is not None  # `RequestChecker` draws one
+        return self.sampling.seed
+
     def behind(self, pause_s: float) -> "SpeechRequest":
         """This request behind seconds of silence."""
         return replace(self, before_s=pause_s)
@@ -96,7 +102,7 @@ class RequestChecker:
         self._allow_foreign = allow_foreign_voice
         self._told_of_foreign = False
 
-    def check(self, given: dict[str, Any]) -> SpeechRequest:
+    def check(self, given: Mapping[str, Any]) -> SpeechRequest:
         """
         Args:
             given: of `RequestOptions`.
@@ -105,7 +111,7 @@ class RequestChecker:
             RequestError: by kind, see errors.py.
         """
         read = read_options(given, "python")
-        options = {name: row.default for name, row in table().items()} | read
+        options: dict[str, Any] = {name: row.default for name, row in table().items()} | read
         voice, language = options["voice"], self._prompts.known_language(read.get("language"))
         whole = options["non_streaming_mode"]
         return SpeechRequest(
@@ -186,7 +192,7 @@ class RequestChecker:
         return fitting
 
 
-def _sampling(read: Any) -> SamplingParams:
+def _sampling(read: Mapping[str, Any]) -> SamplingParams:
     """How codes are drawn: `sampling`, or its values one by one, for code 0 and for codes 1 to 15 alike.
 
     Raises:
@@ -195,7 +201,8 @@ def _sampling(read: Any) -> SamplingParams:
     drawn = {name: read[name] for name in _DRAWN if name in read}
     if drawn and "sampling" in read:
         raise RequestError(f"sampling and {next(iter(drawn))} both say how codes are drawn: give one of them")
-    return read["sampling"] if "sampling" in read else SamplingParams.for_both(**drawn)
+    sampling: SamplingParams | None = read.get("sampling")
+    return sampling or SamplingParams.for_both(**drawn)
 
 
 def foreign_hint(variant: str) -> str:

@@ -315,7 +315,7 @@ class SpeechSession:
         try:
             if self._wordless:
                 raise self._wordless
-            yield Began(self._request.sampling.seed)
+            yield Began(self._request.seed)
             while self.audio is None:
                 item = await self._items.get()
                 if isinstance(item, Chunk):
@@ -338,7 +338,7 @@ class SpeechSession:
         cut = None
         if audio.finish_reason == "length" and not self._request.capped:
             cut = audio.why_cut(self._engine.config.max_frames)
-        seed, most = self._request.sampling.seed, self._most_attempts
+        seed, most = self._request.seed, self._most_attempts
         yield Ended(audio.finish_reason, audio.duration_s, audio.compute_s, seed, most, cut)
         if self._words and audio.finish_reason not in CUT:  # all words were spoken
             if words := self._words.finish(self._heard()):

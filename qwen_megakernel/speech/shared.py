@@ -53,7 +53,7 @@ async def acquire(model: str, options: EngineOptions | None = None, **changes: A
     with _lock:
         shared = _shared.get(key)
         first = shared is None or not shared.usable
-        if first:
+        if shared is None or first:
             shared = _shared[key] = _SharedEngine(Future())
             _used.add(shared)
         shared.users += 1

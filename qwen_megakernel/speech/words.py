@@ -43,7 +43,7 @@ def weight(word: str) -> float:
 class SpeechRate:
     """Seconds for a unit of `weight`: a guess at first, then what this voice took."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.seconds = 0.07
 
     def learn(self, weight: float, seconds: float) -> None:
@@ -60,7 +60,9 @@ class WordTimes:
             speed: how many times as fast the audio is.
             silence: of the text, if it is normalized: words that are left out take no time.
         """
-        self._rate, self._speed, self._silence = rate, speed, silence
+        self._rate = rate
+        self._speed = speed
+        self._silence = silence
         self._open = ""  # text after the last whole word
         self._unspoken: list[bool] = []  # for each character of it
         self._pauses = PauseStream(refuse_other_tags=False, lenient=True)
