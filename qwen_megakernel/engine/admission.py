@@ -15,7 +15,7 @@ from functools import partial
 import torch
 
 from qwen_megakernel.engine.sequence import NO_SLOT, SpeechSequence
-from qwen_megakernel.errors import EngineBusy, EngineClosed, OutOfMemoryError, TTSError
+from qwen_megakernel.errors import EngineBusy, EngineClosed, EngineDied, OutOfMemoryError, TTSError
 
 log = logging.getLogger(__name__)
 
@@ -166,8 +166,8 @@ class Admission:
         threading.Thread(target=_call_on_end, args=(sequence,), daemon=True).start()
         self.wake()
 
-    def death(self) -> EngineClosed:
-        return EngineClosed(f"the engine's thread died: {self.fault!r}; load a new engine")
+    def death(self) -> EngineDied:
+        return EngineDied(f"the engine's thread died: {self.fault!r}; load a new engine")
 
     def _announce(self, sequence: SpeechSequence) -> None:
         if self._close(sequence):

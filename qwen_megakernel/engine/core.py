@@ -27,7 +27,7 @@ from qwen_megakernel.engine.callbacks import CallbackRunner, DirectCalls
 from qwen_megakernel.engine.device_pipeline import DevicePipeline
 from qwen_megakernel.engine.failures import Failures
 from qwen_megakernel.engine.loop import Loop
-from qwen_megakernel.engine.options import Limits
+from qwen_megakernel.engine.options import EngineOptions
 from qwen_megakernel.engine.request import Request
 from qwen_megakernel.engine.sequence import FRAME_S, SpeechSequence
 from qwen_megakernel.engine.slots import Slots
@@ -62,7 +62,7 @@ class EngineCore:
         *,
         sample_rate: int,
         device: torch.device,
-        limits: Limits,
+        limits: EngineOptions,
         spare: Callable[[], LoadedModel] | None = None,
         void: Callable[[], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
