@@ -211,7 +211,7 @@ class Engine:
 
     def push_text(self, stream: SpeechSequence, rows: int, ended: bool = False) -> None:
         stream.incoming.put((torch.zeros(rows, 1), ended))
-        self.core.wake()
+        self.admission.wake()
 
     def run(self, arrivals, until: float = 1e9) -> None:
         """arrivals: (seconds from now, function), sorted."""
@@ -560,7 +560,7 @@ def test_whatever_comes_slots_and_places_come_back_and_all_is_said(fresh_seed, t
     def fail_outside() -> None:
         if stream := one_of(engine.streams):
             admission.settle(stream, error=ValueError("its listener"))
-            core.wake()
+            admission.wake()
 
     def fail() -> None:
         part = rng.choice((engine.decoder, engine.vocoder))
@@ -588,7 +588,7 @@ def test_whatever_comes_slots_and_places_come_back_and_all_is_said(fresh_seed, t
         )
         spins = spins + 1 if went_on and state == before else 0
         assert spins < 50
-        if went_on or core.inbox_size:
+        if went_on or admission.inbox.qsize():
             continue
         assert not loop.pipeline.in_flight and not loop.held
         assert not (engine.slots.waiting and engine.slots.available(engine.slots.waiting[0]))

@@ -9,7 +9,7 @@ import logging
 import math
 import queue
 import threading
-from collections import Counter, deque
+from collections import deque
 from functools import partial
 
 import torch
@@ -31,42 +31,24 @@ takes 190 listeners; 200 at once on average heard no gap (docs/log.md, 2026-11-2
 
 
 class Admission:
-    """Attributes:
-    open: sequences that somebody may still wait for.
-    running_limit: the most sequences that have a slot at once, if all are heard at speed 1.0.
-    closed, draining: it takes no more sequences.
-    ended: the loop has settled every sequence, or never will.
-    fault: why the engine is dead.
-    """
-
-    def __init__(
-        self,
-        slots: int,
-        max_queue: int,
-        inbox: "queue.SimpleQueue[SpeechSequence | None]",
-        bell: "queue.SimpleQueue[None]",
-    ):
-        """
-        Args:
-            max_queue: sequences beyond the slots that may wait for one.
-            inbox: the loop's; None makes it look again.
-            bell: the watchdog's; None makes it look now.
-        """
+    def __init__(self, slots: int, max_queue: int):
+        """`max_queue`: sequences beyond the slots that may wait for one."""
         self.slots = slots
-        self.running_limit = slots
+        self.running_limit = slots  # the most sequences that have a slot at once, if all are heard at speed 1.0
         self._max_queue = max_queue
         self._sustained = math.inf  # seconds of the model's audio a second, for live listeners
-        self._inbox = inbox
-        self._bell = bell
-        self.fault: BaseException | None = None
-        self.closed = False
-        self.draining = False
-        self.ended = False
+        # The loop's: sequences whose prompt is built. None: text came for a sequence, or one was cancelled.
+        self.inbox: queue.SimpleQueue[SpeechSequence | None] = queue.SimpleQueue()
+        self.bell: queue.SimpleQueue[None] = queue.SimpleQueue()  # the watchdog's; None makes it look now
+        self.fault: BaseException | None = None  # why the engine is dead
+        self.closed = False  # it takes no more sequences
+        self.draining = False  # the same, but the loop goes on
+        self.ended = False  # the loop has settled every sequence, or never will
         self._places = deque([None] * (slots + max_queue))  # free ones
-        self.open: set[SpeechSequence] = set()
-        self._unsettled: set[SpeechSequence] = set()  # their end is not known yet
+        self.open: set[SpeechSequence] = set()  # somebody may still wait for them
+        self.unsettled: set[SpeechSequence] = set()  # their end is not known yet
         self._tally: queue.SimpleQueue[str] = queue.SimpleQueue()  # events not yet counted
-        self._counts = Counter(dict.fromkeys(COUNTED, 0))
+        self._counts = dict.fromkeys(COUNTED, 0)
         self._counting = threading.RLock()
 
     # ------------------------------------------------------------ who comes in
@@ -118,7 +100,7 @@ class Admission:
         except IndexError:
             self.check()
             return self.admit(sequence)
-        self._unsettled.add(sequence)
+        self.unsettled.add(sequence)
         self.open.add(sequence)
         if self.closed:  # since `check`: the loop may have missed this one
             self.settle_closed(sequence)
@@ -128,7 +110,11 @@ class Admission:
         """One of the sequence's callbacks has raised."""
         self.settle(sequence, error=error)
         sequence.error = sequence.error or error  # it may have been settled before
-        self._inbox.put(None)
+        self.wake()
+
+    def wake(self) -> None:
+        """Text came, or a sequence was cancelled: the loop looks again."""
+        self.inbox.put(None)
 
     # ------------------------------------------------------------ how it ends
 
@@ -136,7 +122,7 @@ class Admission:
         """End a sequence with a finish reason or an error; later calls do nothing. Its waiters wake up after its last
         callback."""
         try:
-            self._unsettled.remove(sequence)
+            self.unsettled.remove(sequence)
         except KeyError:
             return
         if isinstance(error, torch.OutOfMemoryError):
@@ -178,7 +164,7 @@ class Admission:
             callbacks.call(lambda: None, last=True)
         self.settle(sequence, error=error)
         threading.Thread(target=_call_on_end, args=(sequence,), daemon=True).start()
-        self._inbox.put(None)
+        self.wake()
 
     def death(self) -> EngineDied:
         return EngineDied(f"the engine's thread died: {self.fault!r}; load a new engine")
@@ -208,7 +194,7 @@ class Admission:
         sequence.chunks.put(None)
         sequence.done.set()
         if self.ended:
-            self._bell.put(None)  # it may be the last one that the watchdog waits for
+            self.bell.put(None)  # it may be the last one that the watchdog waits for
         sequence.callbacks = None  # breaks a reference cycle, which would wait for the garbage collector
 
     # ------------------------------------------------------------ counts
@@ -216,11 +202,6 @@ class Admission:
     @property
     def free_places(self) -> int:
         return len(self._places)
-
-    @property
-    def unsettled(self) -> int:
-        """Sequences whose end is not known yet."""
-        return len(self._unsettled)
 
     def tally(self, event: str) -> None:
         """Count one of `COUNTED`, later."""
@@ -245,7 +226,7 @@ class Admission:
         """Reset the counters. No sequence may be open."""
         with self._counting:
             self._count()
-            self._counts = Counter(dict.fromkeys(COUNTED, 0))
+            self._counts = dict.fromkeys(COUNTED, 0)
 
     def _count(self) -> None:
         for _ in range(self._tally.qsize()):

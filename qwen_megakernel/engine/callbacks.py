@@ -21,16 +21,11 @@ def returns_at_once(callback: Callback) -> Callback:
 
 
 class CallbackRunner:
-    """Attributes:
-    stuck_s: seconds that the running call has taken, as far as `watch` has seen it.
-    broken: a call has raised, or was given up. Later calls are dropped, except the last.
-    """
-
     def __init__(self, failed: Callable[[BaseException], None]):
         """`failed`: called in the thread with what a call raised, SystemExit too."""
         self._failed = failed
-        self.broken = False
-        self.stuck_s = 0.0
+        self.broken = False  # a call has raised, or was given up; later calls are dropped, except the last
+        self.stuck_s = 0.0  # that the running call has taken, as far as `watch` has seen it
         self._running = 0  # the running call's number; 0: none
         self._watched = 0  # the number that `watch` saw
         self._calls: queue.SimpleQueue[tuple[Callable[[], None], bool]] = queue.SimpleQueue()

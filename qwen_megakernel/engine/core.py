@@ -9,7 +9,6 @@ import atexit
 import contextlib
 import logging
 import math
-import queue
 import sys
 import threading
 import time
@@ -81,16 +80,14 @@ class EngineCore:
         self.slots = model.decoder.slots
         self.max_positions = model.decoder.max_positions
         self._groups = model.vocoder.groups
-        # Nothing below refers to this core: without a reference cycle its memory is freed as soon as it is dropped.
-        self._inbox: queue.SimpleQueue[SpeechSequence | None] = queue.SimpleQueue()
         self._building = threading.Lock()
-        self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
-        self.admission = Admission(self.slots, limits.max_queue, self._inbox, self._bell)
+        # Nothing below refers to this core: without a reference cycle its memory is freed as soon as it is dropped.
+        self.admission = Admission(self.slots, limits.max_queue)
         slots = Slots(self.admission, limits.queue_timeout, clock)
         make_spare = (lambda: pipeline(spare())) if spare else None
         failures = Failures(self.admission, model.check_device, void)
-        self.loop = Loop(pipeline(model), self.admission, failures, slots, self._inbox, self._bell, make_spare, clock)
-        self.watchdog = Watchdog(self.admission, self.loop, self._bell, limits.patience, _DEVICE_S[device.type])
+        self.loop = Loop(pipeline(model), self.admission, failures, slots, make_spare, clock)
+        self.watchdog = Watchdog(self.admission, self.loop, limits.patience, _DEVICE_S[device.type])
         self._thread = threading.Thread(target=partial(_run, self.loop, model.cpu), name=_THREADS[0], daemon=True)
         watch = threading.Thread(target=self.watchdog.run, name=_THREADS[1], daemon=True)
         self.threads = (self._thread, watch)
@@ -146,7 +143,7 @@ class EngineCore:
     def hand_over(self, sequence: SpeechSequence, prompt: Prompt, text_complete: bool) -> None:
         """Give the loop an admitted sequence, whose prompt is built."""
         sequence.enqueue(prompt, text_complete, self.max_positions, self._limits.queue_timeout)
-        self._inbox.put(sequence)
+        self.admission.inbox.put(sequence)
 
     @torch.inference_mode()
     def advance(self, sequence: SpeechSequence, step: Callable[[PromptPieces], Tensor]) -> None:
@@ -162,7 +159,7 @@ class EngineCore:
             if sequence.prompt is not None:
                 if len(rows) or pieces.ended:
                     sequence.incoming.put((rows, pieces.ended))
-                    self.wake()
+                    self.admission.wake()
             elif pieces.prompt is not None:
                 prompt_s = time.monotonic() - began - (pieces.tokenise_s - tokenised_s)
                 sequence.timings |= {"tokenise": pieces.tokenise_s, "prompt": prompt_s}
@@ -170,18 +167,14 @@ class EngineCore:
         except BaseException as error:  # also an interrupt: nobody else would free the slot
             sequence.cancelled = True
             self.admission.settle(sequence, error=error)
-            self.wake()
+            self.admission.wake()
             raise
 
     def cancel(self, sequence: SpeechSequence) -> None:
         """Takes no lock: a finalizer or a signal handler may call it."""
         if not sequence.cancelled:
             sequence.cancelled = True
-            self.wake()
-
-    def wake(self) -> None:
-        """Text came, or a sequence was cancelled: the loop looks again."""
-        self._inbox.put(None)
+            self.admission.wake()
 
     def in_order(self) -> contextlib.AbstractContextManager[object]:
         """A context for callers that build prompts. It selects the loop's CUDA stream, so the rows are made in time."""
@@ -217,10 +210,6 @@ class EngineCore:
         """The spare took over."""
         return self.loop.fell_back
 
-    @property
-    def inbox_size(self) -> int:
-        return self._inbox.qsize()
-
     def forget(self) -> None:
         """Reset the counters and drop what was kept of voices' references. No sequence may be open."""
         self.loop.pipeline.forget_references()
@@ -238,8 +227,8 @@ class EngineCore:
     def stop(self) -> None:
         """End the loop before its next turn. Open sequences are cancelled. Takes no lock: see `cancel`."""
         self.admission.closed = True
-        self.wake()
-        self._bell.put(None)
+        self.admission.wake()
+        self.admission.bell.put(None)
 
     def join(self) -> None:
         """Wait for the threads, unless this is one of them, or the loop hangs."""

@@ -24,14 +24,10 @@ from qwen_megakernel.model.vocoder import VocoderState
 
 @dataclass(frozen=True, eq=False)
 class Launch:
-    """One frame of each of these sequences.
-
-    Attributes:
-        began: by the pipeline's clock.
-    """
+    """One frame of each of these sequences."""
 
     sequences: list[SpeechSequence]
-    began: float
+    began: float  # by the pipeline's clock
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,24 +43,18 @@ class Pushed:
 
 
 class DevicePipeline:
-    """Not thread-safe: one thread owns it.
-
-    Attributes:
-        width: the most sequences in a launch.
-        most_frames: of a vocoder push, which sequences share. 0: they do not.
-        in_flight: work that was queued and not collected, in the order in which the device computes it.
-    """
+    """Not thread-safe: one thread owns it."""
 
     def __init__(self, model: LoadedModel, *, kept_voices: int, clock: Callable[[], float] = time.monotonic):
         """`kept_voices`: for how many voices to keep the vocoder's state after the reference: the latest used."""
         self._decoder = model.decoder
         self._vocoder = model.vocoder
         self._follows = model.vocoder.follows
-        self.width = model.decoder.width
-        self.most_frames = model.vocoder.most_frames if self._follows else 0
+        self.width = model.decoder.width  # the most sequences in a launch
+        self.most_frames = model.vocoder.most_frames if self._follows else 0  # of a push; 0: none is shared
         self._clock = clock
         self._kept_voices = kept_voices
-        self.in_flight: deque[Launch | Pushed] = deque()
+        self.in_flight: deque[Launch | Pushed] = deque()  # not collected, in the order in which it is computed
         self._references: dict[bytes, VocoderState] = {}  # by a voice's digest; the latest used last
 
     # ------------------------------------------------------------ a sequence begins

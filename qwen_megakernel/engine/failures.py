@@ -19,11 +19,7 @@ MOST_FAULTS_ON_TRIAL = 2
 
 class Failures:
     """`alone` and `together` do not catch a KernelFault, because it concerns every sequence (`all`). Nor do they catch
-    what `check_device` raises, because it ends the engine.
-
-    Attributes:
-        in_a_row: kernel faults since the last sound.
-    """
+    what `check_device` raises, because it ends the engine."""
 
     def __init__(self, admission: Admission, check_device: Callable[[], None], void: Callable[[], None] | None = None):
         """
@@ -35,7 +31,7 @@ class Failures:
         self._check_device = check_device
         self._void = void
         self._most = MOST_FAULTS if void is None else MOST_FAULTS_ON_TRIAL
-        self.in_a_row = 0
+        self.in_a_row = 0  # kernel faults since the last sound
 
     @property
     def too_many(self) -> bool:

@@ -24,42 +24,27 @@ log = logging.getLogger(__name__)
 
 
 class Loop:
-    """Attributes:
-    pipeline: missing while the spare is loaded.
-    turn_began: the clock's time at which the thread began its turn; None while it rests.
-    held: sequences that wait to share a vocoder push.
-    fell_back: the spare pipeline took over.
-    """
-
     def __init__(
         self,
         pipeline: DevicePipeline,
         admission: Admission,
         failures: Failures,
         slots: Slots,
-        inbox: "queue.SimpleQueue[SpeechSequence | None]",
-        bell: "queue.SimpleQueue[None]",
         spare: Callable[[], DevicePipeline] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ):
-        """
-        Args:
-            inbox: sequences whose prompt is built; None: text came for a sequence, or one was cancelled.
-            bell: wakes the watchdog.
-            spare: makes the pipeline that takes over once the kernels are given up. None: the engine then ends.
-        """
+        """`spare`: makes the pipeline that takes over once the kernels are given up. None: the engine then ends."""
         self._admission = admission
+        self._inbox = admission.inbox
         self.slots = slots
-        self._inbox = inbox
-        self._bell = bell
         self.failures = failures
         self._spare = spare
         self._clock = clock
         self._use(pipeline)
-        self.held: list[SpeechSequence] = []
+        self.held: list[SpeechSequence] = []  # sequences that wait to share a vocoder push
         self._news = False  # text came, or a cancel
-        self.fell_back = False
-        self.turn_began: float | None = None
+        self.fell_back = False  # the spare took over
+        self.turn_began: float | None = None  # when the thread began its turn; None while it rests
 
     def _use(self, pipeline: DevicePipeline) -> None:
         self.pipeline = pipeline
@@ -186,7 +171,7 @@ class Loop:
             self.pipeline.recover()
         elif self._spare and not self.fell_back:
             log.error("%d kernel faults in a row: PyTorch takes over", self.failures.in_a_row)
-            del self.pipeline  # the spare needs the memory
+            del self.pipeline  # the spare needs the memory; until it is there, there is no pipeline
             self.turn_began = None  # its load takes long
             self._use(self._spare())
             self.fell_back = True
@@ -208,4 +193,4 @@ class Loop:
             sequence.forget()
         self.turn_began = None
         self._admission.ended = True
-        self._bell.put(None)
+        self._admission.bell.put(None)

@@ -34,23 +34,14 @@ ten frames. It only shifts when a chunk is due, so its first value matters littl
 
 @dataclass(frozen=True, eq=False)
 class Push:
-    """Frames for the vocoder.
-
-    Attributes:
-        frames: how many of each sequence.
-        short: sequences whose chunk ends with these frames, full or not, because their text has run out.
-    """
+    """Frames for the vocoder."""
 
     sequences: list[SpeechSequence]
-    frames: list[int]
-    short: list[SpeechSequence]
+    frames: list[int]  # how many of each sequence
+    short: list[SpeechSequence]  # their chunk ends with these frames, full or not, because their text has run out
 
 
 class Scheduler:
-    """Attributes:
-    frame_s: seconds from a launch to its codes, averaged.
-    """
-
     def __init__(self, width: int, most_frames: int):
         """
         Args:
@@ -59,7 +50,7 @@ class Scheduler:
         """
         self._width = width
         self._most_frames = most_frames
-        self.frame_s = _FIRST_FRAME_S
+        self.frame_s = _FIRST_FRAME_S  # seconds from a launch to its codes, averaged
 
     def frame_took(self, seconds: float) -> None:
         self.frame_s += _SMOOTHING * (seconds - self.frame_s)

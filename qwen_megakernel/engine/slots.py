@@ -10,22 +10,16 @@ from qwen_megakernel.errors import EngineBusy
 
 
 class Slots:
-    """The engine's thread owns it; others may look.
-
-    Attributes:
-        running: sequences with a slot.
-        waiting: sequences that are queued for one, first come, first served.
-        free: numbers of the free slots.
-    """
+    """The engine's thread owns it; others may look."""
 
     def __init__(self, admission: Admission, queue_timeout: float, clock: Callable[[], float] = time.monotonic):
         """`queue_timeout`: seconds that a sequence waits for a slot, at most."""
         self._admission = admission
         self._queue_timeout = queue_timeout
         self._clock = clock
-        self.running: list[SpeechSequence] = []
-        self.waiting: deque[SpeechSequence] = deque()
-        self.free = list(range(admission.slots))
+        self.running: list[SpeechSequence] = []  # with a slot
+        self.waiting: deque[SpeechSequence] = deque()  # queued for one, first come, first served
+        self.free = list(range(admission.slots))  # the slots' numbers
 
     def available(self, sequence: SpeechSequence) -> bool:
         """Can this sequence get a slot?"""

@@ -59,7 +59,7 @@ def snapshot_of(core: EngineCore, kept_openings: int) -> Snapshot:
     pipeline: DevicePipeline | None = getattr(loop, "pipeline", None)
     return Snapshot(
         sequences=tuple(_snapshot_of(sequence) for sequence in admission.open.copy()),
-        unsettled=admission.unsettled,
+        unsettled=len(admission.unsettled),
         running=len(slots.running),
         waiting=len(slots.waiting),
         held=len(loop.held),
@@ -67,7 +67,7 @@ def snapshot_of(core: EngineCore, kept_openings: int) -> Snapshot:
         free_slots=tuple(sorted(slots.free)),
         free_places=admission.free_places,
         in_flight=len(pipeline.in_flight) if pipeline else 0,
-        inbox=core.inbox_size,
+        inbox=admission.inbox.qsize(),
         kept_openings=kept_openings,
         kept_prefixes=pipeline.kept_prefixes if pipeline else 0,
         kept_references=pipeline.kept_references if pipeline else 0,

@@ -31,24 +31,13 @@ class Patience:
 
 
 class Watchdog:
-    """Attributes:
-    hangs: the engine's thread does not come back.
-    """
-
-    def __init__(
-        self, admission: Admission, loop: Loop, bell: "queue.SimpleQueue[None]", patience: Patience, default_s: float
-    ):
-        """
-        Args:
-            bell: None makes it look now.
-            default_s: in place of `patience.device_s` if that is None.
-        """
+    def __init__(self, admission: Admission, loop: Loop, patience: Patience, default_s: float):
+        """`default_s`: in place of `patience.device_s` if that is None."""
         self._admission = admission
         self._loop = loop
-        self._bell = bell
         self._patience = patience
-        self._device_s = default_s if patience.device_s is None else patience.device_s
-        self.hangs = False
+        self._default_s = default_s
+        self.hangs = False  # the loop's thread does not come back
 
     def run(self) -> None:
         """Time is counted by looks, because the process may be stopped and go on hours later."""
@@ -56,13 +45,17 @@ class Watchdog:
         while not self._admission.ended or self._admission.open:
             before = time.monotonic()
             with contextlib.suppress(queue.Empty):
-                self._bell.get(timeout=self._patience.look_s)
+                self._admission.bell.get(timeout=self._patience.look_s)
             passed = min(time.monotonic() - before, 2 * self._patience.look_s)
             began = self._loop.turn_began
             self._watch_callbacks(passed)
             turn, turn_s = began, turn_s + passed if began is not None and began == turn else 0.0
             if turn_s > self._device_s:
                 self._end()
+
+    @property
+    def _device_s(self) -> float:
+        return self._default_s if self._patience.device_s is None else self._patience.device_s
 
     def _watch_callbacks(self, passed: float) -> None:
         for sequence in self._admission.open.copy():
