@@ -16,10 +16,10 @@ if TYPE_CHECKING:  # for type checkers "X as X" is public; they see no `__getatt
     from qwen_megakernel.engine.audio import Audio as Audio
     from qwen_megakernel.engine.audio import Chunk as Chunk
     from qwen_megakernel.engine.audio import Timings as Timings
-    from qwen_megakernel.engine.engine import TTSEngine as TTSEngine
     from qwen_megakernel.engine.utterance import ChunkStream as ChunkStream
     from qwen_megakernel.engine.utterance import Utterance as Utterance
     from qwen_megakernel.model.voice import Voice as Voice
+    from qwen_megakernel.speech.engine import TTSEngine as TTSEngine
     from qwen_megakernel.text.front_end import TextFrontEnd as TextFrontEnd
     from qwen_megakernel.text.lexicon import Lexicon as Lexicon
     from qwen_megakernel.text.pauses import Pause as Pause
@@ -31,7 +31,7 @@ else:
         "Lexicon": "text.lexicon",
         "Pause": "text.pauses",
         "SamplingParams": "checkpoint.config",
-        "TTSEngine": "engine.engine",
+        "TTSEngine": "speech.engine",
         "TextFrontEnd": "text.front_end",
         "Timings": "engine.audio",
         "Utterance": "engine.utterance",

@@ -49,7 +49,15 @@ class OutOfMemoryError(BackendError):
 
 
 class RequestError(TTSError, ValueError):
-    """A request that the engine refuses. It uses no resources and harms no other request."""
+    """A request that the engine refuses. It uses no resources and harms no other request.
+
+    Attributes:
+        field: the wrong option, as the caller named it; None: it is not known, or there are several.
+    """
+
+    def __init__(self, *words: object, field: str | None = None):
+        super().__init__(*words)
+        self.field = field
 
 
 class TextError(RequestError):

@@ -380,17 +380,9 @@ def test_chapter_marks_are_in_an_mpeg4_file():
 
 
 @pytest.mark.parametrize("trim", ["none", "both"])
-def test_a_text_of_one_piece_is_what_generate_says(trim):
+@pytest.mark.parametrize("text", ["It is late.", "[pause 200ms] It is late. [pause 300ms]"])
+def test_a_text_of_one_piece_is_what_generate_says(text, trim):
     """Nothing is cut from it unless that is asked for."""
-    with TTSEngine.load("demo", device="cpu", threads=1, max_streams=1) as engine:
-        audio = engine.generate("It is late.", sampling=SamplingParams(seed=3), trim=trim)
-    assert speak("--text", "It is late.", "-o", "x.wav", "--trim", trim) == 0
-    assert soundfile.read("x.wav", dtype="int16")[0].tobytes() == pcm16(audio.samples)
-
-
-@pytest.mark.parametrize("trim", ["none", "both"])
-def test_one_piece_with_pauses_around_it_is_what_generate_says(trim):
-    text = "[pause 200ms] It is late. [pause 300ms]"
     with TTSEngine.load("demo", device="cpu", threads=1, max_streams=1) as engine:
         (piece,) = engine.pieces(text)
         audio = engine.generate(piece, sampling=SamplingParams(seed=3), trim=trim)

@@ -1,4 +1,4 @@
-"""AsyncUtterance: how the server and the Pipecat service speak without holding up their event loop."""
+"""SpeechSession: how the server and the Pipecat service speak without holding up their event loop."""
 
 import asyncio
 import threading
@@ -9,8 +9,8 @@ import pytest
 from waiting import PATIENCE_S
 
 from qwen_megakernel import EngineBusy
-from qwen_megakernel.engine.event_loop import AsyncUtterance
 from qwen_megakernel.model.turn_text import Turn, TurnText
+from qwen_megakernel.speech.session import SpeechSession
 from qwen_megakernel.text.front_end import TextFrontEnd
 from qwen_megakernel.text.spoken_text import SpokenText
 
@@ -76,7 +76,7 @@ def test_chunks_come_in_order_and_then_the_whole(executor, opening):
     engine.gate.set()
 
     async def main():
-        utterance = AsyncUtterance(engine, executor)
+        utterance = SpeechSession(engine, executor)
         assert not utterance.begun and not utterance.done
         await utterance.submit(None, opening)
         for text in "abc".removeprefix(opening):
@@ -106,7 +106,7 @@ def test_the_engine_posts_to_the_loop_itself(engine_for, executor):
     engine = engine_for("demo", max_streams=2)
 
     async def main():
-        utterance, posts = AsyncUtterance(engine, executor), []
+        utterance, posts = SpeechSession(engine, executor), []
         post = asyncio.get_running_loop().call_soon_threadsafe
         utterance._loop = SimpleNamespace(
             call_soon_threadsafe=lambda *call: (posts.append(threading.current_thread().name), post(*call)),
@@ -124,7 +124,7 @@ def test_the_loop_goes_on_while_the_prompt_is_built(executor):
     engine = FakeEngine()
 
     async def main():
-        submitting = asyncio.create_task(AsyncUtterance(engine, executor).submit("Hello."))
+        submitting = asyncio.create_task(SpeechSession(engine, executor).submit("Hello."))
         await until(engine.entered.is_set)
         assert not submitting.done()
         engine.gate.set()
@@ -138,7 +138,7 @@ def test_an_utterance_that_is_cancelled_before_it_exists_ends_at_once(executor, 
     engine = FakeEngine()
 
     async def main():
-        utterance = AsyncUtterance(engine, executor)
+        utterance = SpeechSession(engine, executor)
         submitting = asyncio.create_task(utterance.submit("Hello."))
         await until(engine.entered.is_set)
         if how == "cancel":
@@ -160,7 +160,7 @@ def test_why_it_cannot_be_said_is_raised(executor):
     engine.gate.set()
 
     async def main():
-        utterance = AsyncUtterance(engine, executor)
+        utterance = SpeechSession(engine, executor)
         with pytest.raises(EngineBusy, match="full"):
             await utterance.submit("Hello.")
         assert not utterance.begun
@@ -174,7 +174,7 @@ def test_an_utterance_whose_loop_is_closed_is_cancelled(executor):
     engine.gate.set()
 
     async def main():
-        utterance = AsyncUtterance(engine, executor)
+        utterance = SpeechSession(engine, executor)
         await utterance.submit("Hello.")
         return utterance
 

@@ -17,7 +17,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from probes import ProbedBackend, probed
+from probes import ProbedBackend, fail, probed
 from waiting import PATIENCE_S, until
 
 from qwen_megakernel import EngineClosed, KernelFault, TTSEngine, cli
@@ -418,8 +418,9 @@ print(auto.check(torch.device("cuda"), "demo", (), again=False).frame.taken)
 """
 
 
+@pytest.mark.slow
 def test_processes_that_start_at_once_check_once(tmp_path):
-    count = f"open({str(tmp_path / 'count')!r}, 'a').write('x')\nimport time; time.sleep(1)\n"
+    count = f"open({str(tmp_path / 'count')!r}, 'a').write('x')\nimport time; time.sleep(1)\n"  # a slow check
     card = ", ".join(map(repr, CARD))
     told = {"tests": str(Path(__file__).parent), "card": card, "folder": str(tmp_path / "v"), "child": count + said()}
     argv = [sys.executable, "-c", PROCESS.format(**told)]
@@ -485,41 +486,29 @@ class OnTrial(ProbedBackend):
         return replace(self.real, own_kernels=False)
 
 
-def always_faulty(engine) -> None:
-    def fault():
-        collect()
-        raise KernelFault("a wait gave up")
-
-    collect = engine.probes.decoder.collect
-    engine.probes.decoder.collect = fault
+FAULT = KernelFault("a wait gave up")
 
 
-def test_two_faults_in_service_make_pytorch_take_over_and_void_the_verdict(tiny):
-    with probed(tiny("custom_voice"), max_streams=2, fallback=True, wrap=OnTrial) as engine:
-        always_faulty(engine)
+@pytest.mark.parametrize("spare", [True, False])
+def test_two_faults_in_service_void_the_verdict_and_pytorch_takes_over_if_it_may(tiny, spare):
+    with probed(tiny("custom_voice"), max_streams=2, fallback="torch" if spare else None, wrap=OnTrial) as engine:
+        fail(engine.probes.decoder, "collect", FAULT, times=9)
         for _ in range(2):
             with pytest.raises(KernelFault):
                 engine.generate("Hello.", max_frames=3)
-        assert engine.generate("Hello.", max_frames=3).frames
-        assert engine.backend == "torch" and engine.probes.voided == 1
-        assert engine.metrics()["kernel_faults"] == 2
-
-
-def test_without_a_spare_two_faults_end_the_engine_and_void_the_verdict(tiny):
-    with probed(tiny("custom_voice"), max_streams=2, wrap=OnTrial) as engine:
-        always_faulty(engine)
-        for _ in range(2):
-            with pytest.raises(KernelFault):
-                engine.generate("Hello.", max_frames=3)
-        until(lambda: engine.health()["status"] == "dead")
+        if spare:
+            assert engine.generate("Hello.", max_frames=3).frames
+            assert engine.backend == "torch" and engine.metrics()["kernel_faults"] == 2
+        else:
+            until(lambda: engine.health()["status"] == "dead")
+            with pytest.raises(EngineClosed):
+                engine.generate("Hello.")
         assert engine.probes.voided == 1
-        with pytest.raises(EngineClosed):
-            engine.generate("Hello.")
 
 
 def test_a_kernel_that_faults_at_load_gives_way_at_load(tiny):
-    with probed(tiny("custom_voice"), max_streams=2, fallback=True, wrap=OnTrial) as engine:
-        always_faulty(engine)
+    with probed(tiny("custom_voice"), max_streams=2, fallback="torch", wrap=OnTrial) as engine:
+        fail(engine.probes.decoder, "collect", FAULT, times=9)
         engine._warm_up(CPU)
         assert engine.backend == "torch" and engine.probes.voided == 1
 
@@ -687,38 +676,32 @@ class StandIn(TorchFrameDecoder):
             self._seen[1][0, group, : row.shape[1]] = row[-1]
 
 
-class OneWeight(StandIn):
+class Wrong(StandIn):
+    """In one way."""
+
+    way = ""
+
     def __init__(self, *args, **options):
+        if self.way == "no room":
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
         super().__init__(*args, **options)
-        self.ribbon[3, 5] *= 2.0**100
+        self.ribbon[3, 5] *= 2.0**100 if self.way == "one weight" else 1
 
-
-class Race(StandIn):
     def launch(self, slots) -> None:
-        self.ribbon *= -1 if self.launches == 37 else 1
+        if self.way == "lost":
+            raise RuntimeError("CUDA error: an illegal memory access was encountered\nCompile with ...")
+        self.ribbon *= -1 if self.way == "race" and self.launches == 37 else 1
         super().launch(slots)
 
-
-class Faulty(StandIn):
     def collect(self):
-        if self.launches > 20:
+        if self.way == "fault" and self.launches > 20:
             raise KernelFault("a wait inside the kernel took longer than its limit")
         return super().collect()
 
 
-class Lost(StandIn):
-    def launch(self, slots) -> None:
-        raise RuntimeError("CUDA error: an illegal memory access was encountered\nCompile with ...")
-
-
-class NoRoom(StandIn):
-    def __init__(self, *_args, **_options):
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
-
-
 @pytest.fixture
 def small_check(monkeypatch):
-    """small_check(kernel) -> what the check of the frame kernel says of it, with few and small launches on the CPU."""
+    """small_check(way, if it is wrong) -> what the check says of a frame kernel, with few and small launches."""
     small = {"LAUNCHES": 24, "FRAMES": 8, "POSITIONS": 64, "PROMPT_ROWS": (5, 9, 1, 3), "COMPARED": 3}
     for name, value in small.items():
         monkeypatch.setattr(self_check, name, value)
@@ -727,8 +710,9 @@ def small_check(monkeypatch):
     monkeypatch.setattr(self_check, "frame_ms", lambda decoder, *_: 1.0 if isinstance(decoder, StandIn) else 2.0)
     config = synthetic_config("tiny")
 
-    def check(kernel: type[StandIn]) -> FramePart:
-        monkeypatch.setattr(self_check, "MegakernelFrameDecoder", kernel)
+    def check(way: str | None = None) -> FramePart:
+        monkeypatch.setattr(Wrong, "way", way)
+        monkeypatch.setattr(self_check, "MegakernelFrameDecoder", Wrong if way else StandIn)
         tensors = random_talker(config, CPU, seed=torch.seed() % 2**31)
         return self_check.check_frame(self_check.Model(config, tensors, (), CPU))
 
@@ -736,7 +720,7 @@ def small_check(monkeypatch):
 
 
 def test_the_check_finds_a_good_kernel_good(small_check, capsys):
-    part = small_check(StandIn)
+    part = small_check()
     assert part.correct, part.reason
     assert part.taken and part.launches >= 24 and part.error_ratio < 0.1
     told = [json.loads(line) for line in capsys.readouterr().out.splitlines() if line.startswith("{")]
@@ -744,41 +728,44 @@ def test_the_check_finds_a_good_kernel_good(small_check, capsys):
 
 
 @pytest.mark.parametrize(
-    "kernel, reason",
+    "way, reason",
     [
-        (OneWeight, r"its error of hidden is|logits are not finite"),
-        (Race, r"a sequence has other codes .* than alone, from frame \d+ on"),
-        (Faulty, "a wait inside the kernel took longer than its limit"),
-        (Lost, "^RuntimeError: CUDA error: an illegal memory access was encountered$"),
+        ("one weight", r"its error of hidden is|logits are not finite"),
+        ("race", r"a sequence has other codes .* than alone, from frame \d+ on"),
+        ("fault", "a wait inside the kernel took longer than its limit"),
+        ("lost", "^RuntimeError: CUDA error: an illegal memory access was encountered$"),
     ],
 )
-def test_the_check_finds_a_wrong_kernel_wrong(kernel, reason, small_check):
-    part = small_check(kernel)
+def test_the_check_finds_a_wrong_kernel_wrong(way, reason, small_check):
+    part = small_check(way)
     assert not part.correct and re.search(reason, part.reason), part
 
 
 def test_no_memory_says_nothing_of_the_kernel(small_check, monkeypatch, capsys):
     with pytest.raises(torch.OutOfMemoryError):
-        small_check(NoRoom)
+        small_check("no room")
     monkeypatch.setattr(self_check, "make_model", lambda *_: SimpleNamespace(device=CPU))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda _device: None)
     monkeypatch.setattr(self_check.signal, "alarm", lambda _seconds: None)
-    monkeypatch.setattr(self_check, "check_frame", lambda _model: NoRoom())
+    monkeypatch.setattr(self_check, "check_frame", lambda _model: small_check("no room"))
     self_check.main("0", "demo", "bf16")
     assert "out of memory" in json.loads(capsys.readouterr().out.splitlines()[-1])["unfinished"]
 
 
 class StandInVocoder(TorchVocoder):
-    """PyTorch in the place of the vocoder's kernels."""
+    """PyTorch in the place of the vocoder's kernels, right or wrong in one way."""
 
-    wrong_by = 0.0
+    way = ""
 
     def __init__(self, _extension, config, tensors, *, slots: int, recent_codes):
         super().__init__(config, tensors, slots=slots)
         self.recent = recent_codes
 
     def push(self, slots, codes):
-        return super().push(slots, codes) + self.wrong_by
+        if self.way == "fault":
+            raise KernelFault("a wait inside the vocoder's kernel took longer than its limit")
+        wrong = {"off": 1e-3, "no numbers": float("nan"), "restless": 1e-6 * torch.rand(1)}
+        return super().push(slots, codes) + wrong.get(self.way, 0.0)
 
     def follow(self, slots, first, frames):
         assert list(first) == [0] * len(slots)
@@ -786,36 +773,19 @@ class StandInVocoder(TorchVocoder):
         return lambda: [self.push([slot], codes[None])[0] for slot, codes in zip(slots, parts, strict=True)]
 
 
-class Off(StandInVocoder):
-    wrong_by = 1e-3
-
-
-class NoNumbers(StandInVocoder):
-    wrong_by = float("nan")
-
-
-class Restless(StandInVocoder):
-    def push(self, slots, codes):
-        return super().push(slots, codes) + 1e-6 * torch.rand(1)
-
-
-class FaultyVocoder(StandInVocoder):
-    def push(self, slots, codes):
-        raise KernelFault("a wait inside the vocoder's kernel took longer than its limit")
-
-
 @pytest.mark.parametrize(
-    "kernels, reason",
+    "way, reason",
     [
-        (StandInVocoder, None),
-        (Off, "differ from PyTorch's by 1.0e-03, more than 2e-05"),
-        (NoNumbers, "gave other samples the second time"),
-        (Restless, "gave other samples the second time"),
-        (FaultyVocoder, "a wait inside the vocoder's kernel took longer than its limit"),
+        ("", None),
+        ("off", "differ from PyTorch's by 1.0e-03, more than 2e-05"),
+        ("no numbers", "gave other samples the second time"),
+        ("restless", "gave other samples the second time"),
+        ("fault", "a wait inside the vocoder's kernel took longer than its limit"),
     ],
 )
-def test_the_check_of_the_vocoder(kernels, reason, monkeypatch):
-    monkeypatch.setattr(self_check, "GraphVocoder", kernels)
+def test_the_check_of_the_vocoder(way, reason, monkeypatch):
+    monkeypatch.setattr(StandInVocoder, "way", way)
+    monkeypatch.setattr(self_check, "GraphVocoder", StandInVocoder)
     monkeypatch.setattr(self_check, "why_no_graphs", lambda _config, _device: None)
     monkeypatch.setattr(self_check, "load_extension", lambda _device, _fp8: None)
     part = self_check.check_vocoder(self_check.Model(synthetic_config("tiny"), {}, (), CPU))

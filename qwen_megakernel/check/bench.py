@@ -28,10 +28,10 @@ from qwen_megakernel.checkpoint.fp8 import dequantized, parts_of
 from qwen_megakernel.checkpoint.load import DEMO, Checkpoint, name_of_model
 from qwen_megakernel.checkpoint.synthetic import NO_EOS, write_checkpoint
 from qwen_megakernel.engine.audio import Audio
-from qwen_megakernel.engine.engine import TTSEngine
-from qwen_megakernel.engine.request import RequestOptions
 from qwen_megakernel.errors import RequestError
 from qwen_megakernel.model.prompt import Prompt
+from qwen_megakernel.speech.engine import TTSEngine
+from qwen_megakernel.speech.options import RequestOptions
 from qwen_megakernel.trust.selection import select_backend
 
 FRAME_MS = 80.0

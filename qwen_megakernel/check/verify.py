@@ -42,7 +42,6 @@ from qwen_megakernel.check.teacher_forcing import errors, observed, teacher_forc
 from qwen_megakernel.checkpoint.config import GREEDY
 from qwen_megakernel.checkpoint.fp8 import dequantized, name_of, parts_of
 from qwen_megakernel.checkpoint.load import Checkpoint
-from qwen_megakernel.engine.request import RequestOptions
 from qwen_megakernel.errors import RequestError
 from qwen_megakernel.model.prompt import Prompt, PromptBuilder
 from qwen_megakernel.model.recording import load_audio
@@ -50,6 +49,7 @@ from qwen_megakernel.model.sampling import Code0Rules
 from qwen_megakernel.model.text import TextTokenizer
 from qwen_megakernel.model.transformer import Embeddings
 from qwen_megakernel.model.voice import Voice, check_ref_options
+from qwen_megakernel.speech.options import RequestOptions
 from qwen_megakernel.trust.selection import select_backend
 
 log = logging.getLogger(__name__)

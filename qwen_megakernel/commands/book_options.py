@@ -35,7 +35,6 @@ def add_book_options(parser: argparse._ActionsContainer) -> None:
     parser.add_argument(
         "--loudness", metavar="LUFS", type=_loudness_of, help="give every piece this loudness, such as -19"
     )
-    parser.add_argument("--max-streams", type=int, help="pieces at once; default: 32 on a GPU, 2 on a CPU")
 
 
 def _pauses_of(text: str) -> Pauses:

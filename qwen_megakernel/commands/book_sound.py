@@ -9,9 +9,9 @@ from loudness import integrated_loudness
 
 from qwen_megakernel.commands.book_text import Break, Piece
 from qwen_megakernel.engine.audio import Audio, Chunk
-from qwen_megakernel.engine.request import TRIM_TO_S
 from qwen_megakernel.engine.utterance import ChunkStream
 from qwen_megakernel.model.edges import SILENCE, Edges
+from qwen_megakernel.speech.options import TRIM_TO_S
 
 HIGHEST_PEAK = 10 ** (-1 / 20)
 """-1 dBFS: some decoders of compressed sound clip louder peaks."""

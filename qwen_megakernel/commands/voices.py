@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from qwen_megakernel.checkpoint.load import DEMO, PUBLISHED, Checkpoint
-from qwen_megakernel.commands.options import CommandParser, add_foreign_voice, add_recordings, add_ref_text
+from qwen_megakernel.commands.options import CommandParser, add_recordings, add_ref_text
 from qwen_megakernel.commands.output import check_writable
-from qwen_megakernel.engine.request import fitting_voice
 from qwen_megakernel.engine.sequence import FRAME_S
 from qwen_megakernel.errors import RequestError, VoiceError
 from qwen_megakernel.model.voice import Voice, VoiceEncoder, check_ref_options
+from qwen_megakernel.speech.request import fitting_voice
 
 _ENDING = ".safetensors"
 _COLUMNS = ("name", "reference", "checkpoint", "text")
@@ -49,7 +49,8 @@ def add_voices(commands: argparse._SubParsersAction) -> None:
     check.set_defaults(run=_check)
     check.add_argument("file", metavar="FILE", type=Path)
     _add_model(check)
-    add_foreign_voice(check)
+    about = "an experiment: CustomVoice speaks with a Base checkpoint's voice (docs/voices.md)"
+    check.add_argument("--allow-foreign-voice", action="store_true", help=about)
 
     for action in (listing, show, check):
         action.add_argument("--json", action="store_true", help="print it as JSON")

@@ -10,13 +10,13 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-Callback = TypeVar("Callback", bound=Callable)
+Callback = TypeVar("Callback", bound=Callable[..., object])
 
 
 def returns_at_once(callback: Callback) -> Callback:
     """Mark a callback that never waits and never raises. The engine's thread calls it itself, so the first sound does
     not wait for another thread."""
-    callback.returns_at_once = True
+    vars(callback)["returns_at_once"] = True
     return callback
 
 
@@ -28,8 +28,11 @@ class CallbackRunner:
 
     def __init__(self, failed: Callable[[BaseException], None]):
         """`failed`: called in the thread with what a call raised, SystemExit too."""
-        self._failed, self.broken, self.stuck_s = failed, False, 0.0
-        self._running = self._watched = 0  # numbers of the running call (0: none), and of the one `watch` saw
+        self._failed = failed
+        self.broken = False
+        self.stuck_s = 0.0
+        self._running = 0  # the running call's number; 0: none
+        self._watched = 0  # the number that `watch` saw
         self._calls: queue.SimpleQueue[tuple[Callable[[], None], bool]] = queue.SimpleQueue()
         self.thread = threading.Thread(target=self._run, name="qwen_megakernel callbacks", daemon=True)
         self._unstarted = [self.thread]
@@ -81,10 +84,9 @@ class CallbackRunner:
 class DirectCalls:
     """Calls callbacks in the thread that hands them over. They are marked with `returns_at_once`."""
 
-    thread, stuck_s = None, 0.0
-
-    def __init__(self):
-        self.broken = False
+    thread = None
+    stuck_s = 0.0
+    broken = False
 
     def start(self) -> None:
         """There is no thread."""

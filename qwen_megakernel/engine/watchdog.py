@@ -43,8 +43,12 @@ class Watchdog:
             bell: None makes it look now.
             default_s: in place of `patience.device_s` if that is None.
         """
-        self._admission, self._loop, self._bell, self._patience = admission, loop, bell, patience
-        self._default_s, self.hangs = default_s, False
+        self._admission = admission
+        self._loop = loop
+        self._bell = bell
+        self._patience = patience
+        self._device_s = default_s if patience.device_s is None else patience.device_s
+        self.hangs = False
 
     def run(self) -> None:
         """Time is counted by looks, because the process may be stopped and go on hours later."""
@@ -59,10 +63,6 @@ class Watchdog:
             turn, turn_s = began, turn_s + passed if began is not None and began == turn else 0.0
             if turn_s > self._device_s:
                 self._end()
-
-    @property
-    def _device_s(self) -> float:
-        return self._default_s if self._patience.device_s is None else self._patience.device_s
 
     def _watch_callbacks(self, passed: float) -> None:
         for sequence in self._admission.open.copy():

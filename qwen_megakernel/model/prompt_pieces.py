@@ -24,22 +24,15 @@ class PromptPieces:
     """
 
     def __init__(
-        self,
-        builder: PromptBuilder,
-        conditioning: Conditioning = UNCONDITIONED,
-        max_positions: int = sys.maxsize,
+        self, builder: PromptBuilder, conditioning: Conditioning = UNCONDITIONED, max_positions: int = sys.maxsize
     ):
-        """
-        Args:
-            max_positions: of a slot.
-
-        Raises:
-            SpeakerError, LanguageError: unknown; the known ones are listed.
-            TextTooLongError: instruct and reference leave no room for any text.
-        """
-        self._builder, self._conditioning, self._max_positions = builder, conditioning, max_positions
+        """`max_positions` is a slot's. Raises what `PromptBuilder.room` does."""
+        self._builder = builder
+        self._conditioning = conditioning
+        self._max_positions = max_positions
         opening = builder.opening(conditioning)
-        self._reference, self._frame_count = opening.reference_ids, opening.frame_count
+        self._reference = opening.reference_ids
+        self._frame_count = opening.frame_count
         self._fixed = opening.needed(0, non_streaming_mode=False)
         if self._fixed >= max_positions:
             raise no_room(self._fixed, max_positions)
@@ -57,10 +50,8 @@ class PromptPieces:
         return self._text.held
 
     def push(self, piece: str) -> Tensor:
-        """Take a piece of the text.
-
-        Returns:
-            [n, hidden], text rows that trail the rows so far; n is 0 while there is no prompt yet.
+        """Take a piece of the text. Returns [n, hidden], text rows that trail the rows so far; n is 0 while there is no
+        prompt yet.
 
         Raises:
             TextError: not valid Unicode; nothing was taken.
@@ -73,11 +64,7 @@ class PromptPieces:
         return self._advance(ids)
 
     def flush(self) -> Tensor:
-        """Take the characters that were held back, as if a boundary followed. Returns rows as `push` does.
-
-        Raises:
-            TextTooLongError: the text no longer fits a slot.
-        """
+        """Take the characters that were held back, as if a boundary followed. Returns and raises what `push` does."""
         return self._advance(self._text.flush())
 
     def end(self) -> Tensor:
@@ -104,7 +91,8 @@ class PromptPieces:
         builder, ids = self._builder, self._reference + self._ids[3:]
         if self.prompt is None:
             if not self._blank and len(self._ids) > 3 and (self.ended or len(ids) > self._frame_count):
-                self.prompt, self._given = self._make_prompt(), len(ids)
+                self.prompt = self._make_prompt()
+                self._given = len(ids)
             return builder.text_rows([], closed=False)
         fresh = ids[self._given :]
         self._given = len(ids)

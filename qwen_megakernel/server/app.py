@@ -15,7 +15,6 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from qwen_megakernel import __version__
 from qwen_megakernel.checkpoint.config import ModelConfig
-from qwen_megakernel.engine.engine import TTSEngine
 from qwen_megakernel.errors import BackendError
 from qwen_megakernel.server.guard import Guard
 from qwen_megakernel.server.limits import Limits
@@ -26,7 +25,8 @@ from qwen_megakernel.server.process import ENGINE_GONE, exit_within
 from qwen_megakernel.server.service import EngineService
 from qwen_megakernel.server.stream_api import MAX_RECORDING, add_stream
 from qwen_megakernel.server.websocket_api import add_socket
-from qwen_megakernel.text.lexicon import Lexicon
+from qwen_megakernel.speech.engine import TTSEngine
+from qwen_megakernel.speech.options import RequestOptions
 
 log = logging.getLogger(__name__)
 
@@ -44,8 +44,7 @@ def make_app(
     upload: bool = False,
     ui: bool = False,
     log_texts: bool = False,
-    normalize: str = "off",
-    lexicon: Lexicon | None = None,
+    defaults: RequestOptions | None = None,
     limits: Limits | None = None,
 ) -> FastAPI:
     """The whole API as an ASGI app. `app.state.service` is its `EngineService`, which takes the arguments that are not
@@ -57,6 +56,8 @@ def make_app(
         token: clients must send it; None: only requests to localhost are served.
         upload: clients may make voices (Base checkpoints).
         ui: serve a page at / to try the server with.
+        log_texts: the log shows the texts that are spoken.
+        defaults: options of speech for clients that leave them out.
         limits: None: the defaults of `Limits`.
 
     Raises:
@@ -78,8 +79,7 @@ def make_app(
         limits=limits,
         upload=upload,
         log_texts=log_texts,
-        normalize=normalize,
-        lexicon=lexicon,
+        defaults=defaults,
     )
     metrics = Metrics(service)
 

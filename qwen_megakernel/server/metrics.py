@@ -23,6 +23,7 @@ class Metrics:
     def __init__(self, service: EngineService):
         self._registry = CollectorRegistry()
         self._registry.register(_EngineCollector(service))
+        service.said = self.record
         where = self._registry
         self.requests = Counter(f"{_PREFIX}_requests", "HTTP requests", ["path", "status"], registry=where)
         self.sockets = Gauge(f"{_PREFIX}_sockets", "WebSockets that are open", registry=where)

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from qwen_megakernel.engine.engine import TTSEngine
 from qwen_megakernel.errors import AudioError, RequestError, TTSError, VoiceError
 from qwen_megakernel.model.voice import Voice
+from qwen_megakernel.speech.engine import TTSEngine
 
 log = logging.getLogger(__name__)
 
