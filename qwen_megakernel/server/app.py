@@ -56,8 +56,6 @@ def make_app(
         token: clients must send it; None: only requests to localhost are served.
         upload: clients may make voices (Base checkpoints).
         ui: serve a page at / to try the server with.
-        log_texts: the log shows the texts that are spoken.
-        defaults: options of speech for clients that leave them out.
         limits: None: the defaults of `Limits`.
 
     Raises:
@@ -167,7 +165,7 @@ class _Server(uvicorn.Server):
         await super().startup(sockets)
 
     async def _drain_and_exit(self, sig: int, frame) -> None:
-        open_now, drain_s = len(self._service.utterances), self._service.limits.drain_s
+        open_now, drain_s = len(self._service.sessions), self._service.limits.drain_s
         log.info("stopping: %d utterances have %g s to end", open_now, drain_s)
         await self._service.drain()
         super().handle_exit(sig, frame)
