@@ -39,7 +39,7 @@ from qwen_megakernel.check.reference import (
 )
 from qwen_megakernel.check.report import Report, new_folder
 from qwen_megakernel.check.teacher_forcing import errors, observed, teacher_forced
-from qwen_megakernel.checkpoint.config import GREEDY, ModelConfig
+from qwen_megakernel.checkpoint.config import GREEDY
 from qwen_megakernel.checkpoint.fp8 import dequantized, name_of, parts_of
 from qwen_megakernel.checkpoint.load import Checkpoint
 from qwen_megakernel.errors import RequestError
@@ -180,16 +180,19 @@ def ask_reference(
 
 @torch.inference_mode()
 def compare_with_teacher_forcing(
-    report: Report, config: ModelConfig, tensors: dict[str, Tensor], ours: EngineOutput
+    report: Report, checkpoint: Checkpoint, device: torch.device, outputs: list[EngineOutput]
 ) -> None:
     """Compare our codes, made frame by frame, with the best codes of one teacher-forced pass over them."""
-    talker, codes = config.talker, torch.from_numpy(ours.audio.codes).to(ours.prompt.rows.device)
-    _, *logits = teacher_forced(talker, tensors, ours.prompt, codes)
-    rules = Code0Rules(talker, GREEDY.over(config.sampling).repetition_penalty or 1.0, codes.device)
-    for frame, code0 in enumerate(codes[:, 0]):
-        logits[0][frame] = rules(logits[0][frame], frame)
-        rules.remember(code0)
-    report.teacher_forced_codes(f"{ours.case.name}: codes, by frames and in one pass", ours.audio.codes, logits)
+    config, talker = checkpoint.config, checkpoint.config.talker
+    tensors, penalty = checkpoint.talker(device, torch.float32), GREEDY.over(config.sampling).repetition_penalty
+    for ours in outputs:
+        codes = torch.from_numpy(ours.audio.codes).to(device)
+        _, *logits = teacher_forced(talker, tensors, ours.prompt, codes)
+        rules = Code0Rules(talker, penalty or 1.0, device)
+        for frame, code0 in enumerate(codes[:, 0]):
+            logits[0][frame] = rules(logits[0][frame], frame)
+            rules.remember(code0)
+        report.teacher_forced_codes(f"{ours.case.name}: codes, by frames and in one pass", ours.audio.codes, logits)
 
 
 @torch.inference_mode()
@@ -279,10 +282,7 @@ def verify(
         load = partial(Reference, module, str(checkpoint.folder), where)
         ask_reference(report, load, dtype, outputs, sound, frames, seed)
     else:
-        tensors = checkpoint.talker(where, torch.float32)
-        for ours in outputs:
-            compare_with_teacher_forcing(report, config, tensors, ours)
-        del tensors
+        compare_with_teacher_forcing(report, checkpoint, where, outputs)
     free_memory()
     if chosen == "megakernel":
         compare_kernel(report, checkpoint, fp8, where, outputs[0].case, frames)

@@ -6,6 +6,7 @@ import logging
 import signal
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
@@ -55,8 +56,6 @@ def make_app(
         token: clients must send it; None: only requests to localhost are served.
         upload: clients may make voices (Base checkpoints).
         ui: serve a page at / to try the server with.
-        log_texts: the log shows the texts that are spoken.
-        defaults: options of speech for clients that leave them out.
         limits: None: the defaults of `Limits`.
 
     Raises:
@@ -92,18 +91,11 @@ def make_app(
             await service.close()
 
     max_upload = limits.max_upload * 4 // 3 + limits.max_body if upload else 0
+    about: dict[str, Any] = {"title": "qwen_megakernel", "version": __version__, "docs_url": None, "redoc_url": None}
     guard = Middleware(Guard, token=token, limits=limits, max_upload=max_upload, metrics=metrics, page=ui)
     # Read a body without a Content-Type as JSON, because simple clients send none. FastAPI refuses it by default:
     # a browser lets pages of other sites send such a body without asking. Here the guard refuses those pages.
-    app = FastAPI(
-        title="qwen_megakernel",
-        version=__version__,
-        docs_url=None,
-        redoc_url=None,
-        lifespan=life,
-        middleware=[guard],
-        strict_content_type=False,
-    )
+    app = FastAPI(**about, lifespan=life, middleware=[guard], strict_content_type=False)
     app.state.service = service
     add_api(app, service, metrics, upload=upload)
     add_socket(app, service, metrics)
@@ -173,7 +165,7 @@ class _Server(uvicorn.Server):
         await super().startup(sockets)
 
     async def _drain_and_exit(self, sig: int, frame) -> None:
-        open_now, drain_s = len(self._service.utterances), self._service.limits.drain_s
+        open_now, drain_s = len(self._service.sessions), self._service.limits.drain_s
         log.info("stopping: %d utterances have %g s to end", open_now, drain_s)
         await self._service.drain()
         super().handle_exit(sig, frame)

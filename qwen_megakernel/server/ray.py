@@ -24,6 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from qwen_megakernel.backend.select import BACKENDS
 from qwen_megakernel.checkpoint.fp8 import PARTS, WEIGHTS
 from qwen_megakernel.checkpoint.load import DEMO, name_of_model
+from qwen_megakernel.engine.options import EngineOptions
 from qwen_megakernel.server.api_error import ApiError
 from qwen_megakernel.server.app import make_app
 from qwen_megakernel.server.guard import OPEN
@@ -31,6 +32,7 @@ from qwen_megakernel.server.limits import Limits
 from qwen_megakernel.server.process import is_loopback, load_for_good
 from qwen_megakernel.server.refusals import error_response
 from qwen_megakernel.server.service import TOKEN, EngineService
+from qwen_megakernel.speech.options import read_options
 from qwen_megakernel.text.front_end import NORMALIZE
 from qwen_megakernel.text.lexicon import Lexicon
 
@@ -128,16 +130,16 @@ def _make_app(args: Args, token: str | None) -> FastAPI:
     logging.basicConfig(format="%(message)s")
     logging.getLogger("qwen_megakernel").setLevel(logging.INFO)
     passed = {"backend", "device", "weights", "max_streams", "max_positions", "allow_foreign_voice"}
-    engine = args.model_dump(include=passed)
-    engine["max_queue"] = max(args.max_streams, _SPARE_REQUESTS)  # room for every request that the router sends
+    queue = max(args.max_streams, _SPARE_REQUESTS)  # room for every request that the router sends
+    options = EngineOptions(**args.model_dump(include=passed), max_queue=queue)
+    lexicon = Lexicon.load(args.lexicon) if args.lexicon else None
     api = make_app(
-        lambda: load_for_good(args.model, **engine),
+        lambda: load_for_good(args.model, options),
         model=name_of_model(args.model),
         token=token,
         voices=args.voices,
         allow_foreign_voice=args.allow_foreign_voice,
-        normalize=args.normalize,
-        lexicon=Lexicon.load(args.lexicon) if args.lexicon else None,
+        defaults=read_options({"normalize": args.normalize, "lexicon": lexicon}, "serve"),
         served_names=args.served_names,
         aliases=args.voice_aliases,
     )
