@@ -59,11 +59,8 @@ def part_of(tensor: str) -> str | None:
 
 
 def quantize(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """[N, K] of any float dtype -> float8_e4m3fn [N, K], rounded to nearest even, and scales, fp32 [N].
-
-    Raises:
-        CheckpointError: a weight is not finite, or beyond 2^127; bf16 could not hold it if rounded up.
-    """
+    """[N, K] of any float dtype -> float8_e4m3fn [N, K], rounded to nearest even, and scales, fp32 [N]. Raises
+    CheckpointError: a weight is not finite, or beyond 2^127; bf16 could not hold it if rounded up."""
     rows = matrix.float()
     largest = rows.abs().amax(dim=1)
     if not bool((largest <= 2.0**127).all()):  # False for NaN too

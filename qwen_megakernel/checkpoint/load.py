@@ -168,13 +168,8 @@ class Checkpoint:
     @classmethod
     def open(cls, model: str | Path, adapters: Collection[str | Path] = ()) -> "Checkpoint":
         """Find `model` (folder, hub id or "demo") and check it, then check the adapters, which are folders of LoRA
-        adapters (adapters.py). Its tensors are not read yet.
-
-        Raises:
-            CheckpointNotFoundError: there is nothing under that name.
-            CheckpointError: its files do not fit together, or an adapter does not fit it; the message names the first
-                misfit.
-        """
+        adapters (adapters.py). Its tensors are not read yet. Raises CheckpointNotFoundError: there is nothing under
+        that name. CheckpointError: its files or an adapter do not fit; the message names the first misfit."""
         return cls._find(model).with_adapters(adapters)
 
     def with_adapters(self, adapters: Collection[str | Path]) -> "Checkpoint":

@@ -30,11 +30,8 @@ def quantize_checkpoint(
     model: str | Path, out: Path, fp8: frozenset[str], tell: Callable[[str], None] = lambda _: None
 ) -> None:
     """Write the folder `out`, completely or not at all. It must not exist; its parent must. `fp8` is the parts that
-    become E4M3. `tell` is called with a line about every file.
-
-    Raises:
-        CheckpointError: the checkpoint is unusable or already FP8, or `out` exists or cannot be written.
-    """
+    become E4M3. `tell` is called with a line about every file. Raises CheckpointError: the checkpoint is unusable or
+    already FP8, or `out` exists or cannot be written."""
     checkpoint = Checkpoint.open(model)
     if checkpoint.fp8:
         parts = ", ".join(sorted(checkpoint.fp8))

@@ -15,13 +15,7 @@ from qwen_megakernel.model.text import PieceEncoder
 class PromptPieces:
     """A prompt in the streaming layout whose text arrives in pieces. The prompt is there as soon as the first frame
     can be made; the text rows that trail it follow. Together they equal what `PromptBuilder.build` makes of the whole
-    text (`text.PieceEncoder` names the one exception). Not thread-safe: one thread at a time pushes text.
-
-    Attributes:
-        prompt: None until the text so far is enough for it. Its `trailing` is what was known then.
-        ended: no more text will come.
-        tokenise_s: seconds that `push` has spent on token ids so far.
-    """
+    text (`text.PieceEncoder` names the one exception). Not thread-safe: one thread at a time pushes text."""
 
     def __init__(
         self, builder: PromptBuilder, conditioning: Conditioning = UNCONDITIONED, max_positions: int = sys.maxsize
@@ -40,9 +34,9 @@ class PromptPieces:
         self._ids = [builder.config.im_start_id]  # the role's ids, three in all, then the text's
         self._blank = True
         self._given = 0  # how many ids of reference and text already have rows, in the prompt or after it
-        self.prompt: Prompt | None = None
-        self.ended = False
-        self.tokenise_s = 0.0
+        self.prompt: Prompt | None = None  # until the text is enough for it; its `trailing` is what was known then
+        self.ended = False  # no more text will come
+        self.tokenise_s = 0.0  # that `push` has spent on token ids so far
 
     @property
     def held(self) -> int:
@@ -68,12 +62,8 @@ class PromptPieces:
         return self._advance(self._text.flush())
 
     def end(self) -> Tensor:
-        """The text is complete. Returns rows as `push` does; the last one closes the text.
-
-        Raises:
-            NoWordsError: the text was blank.
-            TextTooLongError: the text does not fit a slot.
-        """
+        """The text is complete. Returns rows as `push` does; the last one closes the text. Raises NoWordsError: it was
+        blank. TextTooLongError: it does not fit a slot."""
         ids = self._text.flush()
         if self._blank or len(self._ids) + len(ids) < 4:
             raise NoWordsError("text must not be blank")

@@ -30,11 +30,8 @@ class TextTokenizer:
     """NFC, Qwen2's pre-tokenizer, byte-level BPE. No special tokens; nothing is added to the text."""
 
     def __init__(self, folder: Path, vocab_size: int):
-        """`folder` holds vocab.json and merges.txt; `vocab_size` is the rows of the text embedding.
-
-        Raises:
-            CheckpointError: a file is missing or broken, or an id is beyond the embedding.
-        """
+        """`folder` holds vocab.json and merges.txt; `vocab_size` is the rows of the text embedding. Raises
+        CheckpointError: a file is missing or broken, or an id is beyond the embedding."""
         vocab = read_json(folder / "vocab.json").raw
         if not vocab or not all(type(i) is int and 0 <= i < vocab_size for i in vocab.values()):
             raise CheckpointError(f"{folder / 'vocab.json'}: every id must be an integer in 0..{vocab_size - 1}")
@@ -173,11 +170,7 @@ def split_to_fit(text: str, count: Callable[[str], int], most: int) -> list[str]
 
     A piece with more tokens is cut again, into pieces of as many characters as have `most` tokens on average. A piece
     of at most `most` bytes is not counted, because every token stands for at least one byte. `count` gives the number
-    of tokens of a text.
-
-    Raises:
-        TextTooLongError: a single character has more tokens.
-        TextError: lone surrogates.
+    of tokens of a text. Raises TextTooLongError: a single character has more tokens. TextError: lone surrogates.
     """
     check_unicode(text)
     pieces: list[str] = []
