@@ -23,9 +23,9 @@ from qwen_megakernel.checkpoint.load import Checkpoint
 from qwen_megakernel.checkpoint.synthetic import NO_EOS
 from qwen_megakernel.engine.request import RequestOptions
 from qwen_megakernel.model.pcm import pcm16
-from qwen_megakernel.server import encoders
 from qwen_megakernel.server.app import make_app
 from qwen_megakernel.server.limits import Limits
+from qwen_megakernel.speech import encoders
 from qwen_megakernel.text.lexicon import Lexicon
 
 TEXT = "Hello there, how are you today?"
@@ -123,7 +123,7 @@ def test_mp3_is_what_comes_if_no_format_is_named(server):
 
 @pytest.mark.parametrize("name", ["mp3", "opus", "aac"])
 def test_a_format_whose_library_is_missing_is_refused_with_the_remedy(server, monkeypatch, name):
-    monkeypatch.setattr(encoders, "av", None)
+    monkeypatch.setattr(encoders, "find_spec", lambda _name: None)
     for path, body in ((SPEECH, {"input": TEXT}), (BATCH, {"inputs": [TEXT]})):
         refused = post(server, path, response_format=name, **body)
         error = refused.json()["error"]
@@ -134,7 +134,7 @@ def test_a_format_whose_library_is_missing_is_refused_with_the_remedy(server, mo
 
 @pytest.mark.parametrize("name", encoders.MEDIA)
 def test_an_encoder_without_samples_makes_no_error(name):
-    encoders.encoder(name, 24000).finish()
+    encoders.StreamEncoder(name, 24000).finish()
 
 
 # ---------------------------------------------------------------- names

@@ -19,7 +19,7 @@ from qwen_megakernel.checkpoint.config import SamplingParams
 from qwen_megakernel.commands.batch_input import Line, count_lines, kind_of, read_lines
 from qwen_megakernel.commands.manifest import NAME, Manifest
 from qwen_megakernel.commands.options import LAYOUTS, add_voice_options, check_voice_options, lexicon_of, slots_of
-from qwen_megakernel.commands.output import FORMATS, SpeechFile, check_format
+from qwen_megakernel.commands.output import SpeechFile, check_format
 from qwen_megakernel.commands.speak import ended_like_ctrl_c, pieces_of
 from qwen_megakernel.engine.audio import Audio
 from qwen_megakernel.engine.jobs import Job, run_jobs
@@ -29,7 +29,8 @@ from qwen_megakernel.errors import EngineClosed, RequestError, TTSError, VoiceEr
 from qwen_megakernel.model.pcm import pcm16
 from qwen_megakernel.model.voice import Voice
 from qwen_megakernel.server.process import load_for_good
-from qwen_megakernel.server.saved_voices import SavedVoices
+from qwen_megakernel.speech.encoders import FORMATS
+from qwen_megakernel.speech.saved_voices import SavedVoices
 
 _SHOWN = 20  # failed lines to print at the end; the manifest has them all
 _WAIT_S = 3600.0  # for a slot; nobody listens, so waiting is fine

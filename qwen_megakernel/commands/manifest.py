@@ -3,7 +3,6 @@
 import errno
 import fcntl
 import json
-import os
 import sqlite3
 import unicodedata
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from qwen_megakernel.commands.output import new_file
 from qwen_megakernel.errors import RequestError
 
 NAME = "manifest.jsonl"
@@ -118,14 +118,10 @@ class Manifest:
         Raises:
             RequestError: the manifest cannot be written.
         """
-        part = self._path.with_name(f".{NAME}.part")
         query = "SELECT lines.line, entry FROM entries JOIN lines USING (key) ORDER BY lines.line"
-        with self._told(), open(part, "wb") as file:
+        with self._told(), new_file(self._path) as file:
             for line, entry in self._known.execute(query):
                 file.write(json.dumps(json.loads(entry) | {"line": line}, ensure_ascii=False).encode() + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
-            part.replace(self._path)
 
     def close(self) -> None:
         self._known.close()

@@ -9,11 +9,12 @@ from qwen_megakernel.backend.select import BACKENDS, select_device
 from qwen_megakernel.checkpoint.config import SamplingParams
 from qwen_megakernel.checkpoint.fp8 import WEIGHTS, parts_of
 from qwen_megakernel.checkpoint.load import DEMO, DEMO_NOTICE, PUBLISHED
-from qwen_megakernel.commands.output import ENDINGS, OUT, PLAYERS
+from qwen_megakernel.commands.output import OUT, PLAYERS
 from qwen_megakernel.errors import BackendError, RequestError
 from qwen_megakernel.model.edges import TRIMS
 from qwen_megakernel.model.time_stretch import check_speed
 from qwen_megakernel.model.voice import Voice, check_ref_options
+from qwen_megakernel.speech.encoders import ENDINGS
 from qwen_megakernel.text.front_end import NORMALIZE
 from qwen_megakernel.text.lexicon import Lexicon
 

@@ -18,10 +18,10 @@ from qwen_megakernel.engine.retries import ended_badly, next_seed
 from qwen_megakernel.errors import EngineBusy, TextTooLongError, TTSError
 from qwen_megakernel.server.api_error import ApiError
 from qwen_megakernel.server.bodies import HowToSpeak
-from qwen_megakernel.server.encoders import Encoder, encoder
 from qwen_megakernel.server.metrics import Metrics
 from qwen_megakernel.server.refusals import Refused, error_of
 from qwen_megakernel.server.service import EngineService
+from qwen_megakernel.speech.encoders import StreamEncoder
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ class Speech:
             patient: wait for a slot, however long it takes.
         """
         self._service, self._metrics, self._patient = service, metrics, patient
-        self._encoder: Encoder = encoder(name, service.engine.sample_rate)
+        self._encoder = StreamEncoder(name, service.engine.sample_rate)
         self._first: np.ndarray | None = None
         self._tokens = self._frames = 0
         self.ignored: list[str] = []

@@ -25,7 +25,7 @@ from qwen_megakernel.errors import (
     VoiceError,
 )
 from qwen_megakernel.server.limits import Limits
-from qwen_megakernel.server.saved_voices import DEFAULT_VOICE, SavedVoices
+from qwen_megakernel.speech.saved_voices import DEFAULT_VOICE, SavedVoices
 from qwen_megakernel.text.front_end import Reading
 from qwen_megakernel.text.lexicon import Lexicon
 
