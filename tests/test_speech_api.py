@@ -13,6 +13,7 @@ import openai
 import pytest
 import soundfile
 import torch
+from cases import reference_audio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from serving import PATIENCE_S, Running, get, hold_second_piece, ready, running, slots_taken, stream, until
@@ -135,6 +136,16 @@ def test_a_format_whose_library_is_missing_is_refused_with_the_remedy(server, mo
 @pytest.mark.parametrize("name", encoders.MEDIA)
 def test_an_encoder_without_samples_makes_no_error(name):
     encoders.StreamEncoder(name, 24000).finish()
+
+
+@pytest.mark.parametrize("name", sorted(encoders.MEDIA.keys() - {"opus"}))  # Ogg's serial numbers are random
+def test_however_a_sound_is_cut_its_bytes_are_the_same(name):
+    sound, made = reference_audio(1.0), []
+    for size in (1, 480, len(sound)):
+        encoder = encoders.StreamEncoder(name, 24000)
+        made.append(b"".join(encoder.encode(sound[at : at + size]) for at in range(0, len(sound), size)))
+        made[-1] += encoder.finish()
+    assert made[0] == made[1] == made[2]
 
 
 # ---------------------------------------------------------------- names
