@@ -35,9 +35,9 @@ from serving import post as http_post
 
 from qwen_megakernel import BackendError, EngineBusy, TTSEngine, Voice, VoiceError, cli
 from qwen_megakernel.checkpoint.load import Checkpoint
-from qwen_megakernel.server import encoders
 from qwen_megakernel.server.app import make_app
 from qwen_megakernel.server.limits import Limits
+from qwen_megakernel.speech import encoders
 from qwen_megakernel.text.lexicon import Lexicon
 
 SPEECH, BATCH, VOICES = "/v1/audio/speech", "/v1/audio/speech/batch", "/v1/voices"
@@ -123,7 +123,7 @@ def test_formats_come_while_they_are_made(server, monkeypatch, name, stream_form
 
 @pytest.mark.parametrize("name", ["mp3", "opus", "aac"])
 def test_a_format_whose_library_is_missing_is_refused_with_the_remedy(server, monkeypatch, name):
-    monkeypatch.setattr(encoders, "av", None)
+    monkeypatch.setattr(encoders, "find_spec", lambda _name: None)
     for path, body in ((SPEECH, {"input": TEXT}), (BATCH, {"inputs": [TEXT]})):
         refused = post(server, path, response_format=name, **body)
         error = refused.json()["error"]
@@ -134,7 +134,17 @@ def test_a_format_whose_library_is_missing_is_refused_with_the_remedy(server, mo
 
 @pytest.mark.parametrize("name", encoders.MEDIA)
 def test_an_encoder_without_samples_makes_no_error(name):
-    encoders.encoder(name, 24000).finish()
+    encoders.StreamEncoder(name, 24000).finish()
+
+
+@pytest.mark.parametrize("name", sorted(encoders.MEDIA.keys() - {"opus"}))  # Ogg's serial numbers are random
+def test_however_a_sound_is_cut_its_bytes_are_the_same(name):
+    sound, made = reference_audio(1.0), []
+    for size in (1, 480, len(sound)):
+        encoder = encoders.StreamEncoder(name, 24000)
+        made.append(b"".join(encoder.encode(sound[at : at + size]) for at in range(0, len(sound), size)))
+        made[-1] += encoder.finish()
+    assert made[0] == made[1] == made[2]
 
 
 # ---------------------------------------------------------------- names

@@ -24,19 +24,20 @@ from qwen_megakernel.commands.options import (
     slots_of,
     voice_options,
 )
-from qwen_megakernel.commands.output import FORMATS, SpeechFile, check_format
+from qwen_megakernel.commands.output import SpeechFile, check_format
 from qwen_megakernel.commands.speak import ended_like_ctrl_c, parts_of
 from qwen_megakernel.engine.audio import Audio
 from qwen_megakernel.errors import EngineClosed, RequestError, TTSError, VoiceError
 from qwen_megakernel.model.pcm import pcm16
 from qwen_megakernel.model.voice import Voice
 from qwen_megakernel.server.process import load_for_good
-from qwen_megakernel.server.saved_voices import SavedVoices
+from qwen_megakernel.speech.encoders import FORMATS
 from qwen_megakernel.speech.jobs import Job, run_jobs
 from qwen_megakernel.speech.mapping import SILENTLY, say
 from qwen_megakernel.speech.options import RequestOptions, options_of
 from qwen_megakernel.speech.request import SpeechRequest
 from qwen_megakernel.speech.retries import ended_badly
+from qwen_megakernel.speech.saved_voices import SavedVoices
 
 _SHOWN = 20  # failed lines to print at the end; the manifest has them all
 _WAIT_S = 3600.0  # for a slot; nobody listens, so waiting is fine

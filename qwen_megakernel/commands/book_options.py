@@ -11,7 +11,7 @@ from qwen_megakernel.commands.output import check_writable
 from qwen_megakernel.commands.subtitles import check_subtitles
 from qwen_megakernel.errors import RequestError, TextError
 from qwen_megakernel.model.voice import Voice
-from qwen_megakernel.server.saved_voices import SavedVoices
+from qwen_megakernel.speech.saved_voices import SavedVoices
 
 _SENTENCE_S = 0.45  # about the model's own pause between sentences
 _LONGEST_S = 10.0

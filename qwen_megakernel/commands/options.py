@@ -11,10 +11,11 @@ from typing import Any, get_args, get_origin, get_type_hints
 from qwen_megakernel.backend.select import BACKENDS, select_device
 from qwen_megakernel.checkpoint.fp8 import WEIGHTS, parts_of
 from qwen_megakernel.checkpoint.load import DEMO, DEMO_NOTICE, PUBLISHED
-from qwen_megakernel.commands.output import ENDINGS, OUT, PLAYERS
+from qwen_megakernel.commands.output import OUT, PLAYERS
 from qwen_megakernel.engine.options import EngineOptions
 from qwen_megakernel.errors import BackendError, RequestError
 from qwen_megakernel.model.voice import Voice, check_ref_options
+from qwen_megakernel.speech.encoders import ENDINGS
 from qwen_megakernel.speech.options import COMMANDS, RequestOptions, options_of, read_options
 
 WEIGHTS_CHOICES = f"{', '.join(WEIGHTS)}, or parts of it such as talker,lm_heads"

@@ -13,9 +13,9 @@ from fastapi.responses import StreamingResponse
 
 from qwen_megakernel.errors import TextTooLongError, TTSError
 from qwen_megakernel.server.api_error import ApiError
-from qwen_megakernel.server.encoders import Encoder, encoder
 from qwen_megakernel.server.refusals import Refused, error_of
 from qwen_megakernel.server.service import EngineService
+from qwen_megakernel.speech.encoders import StreamEncoder
 from qwen_megakernel.speech.events import Ended, Sound
 from qwen_megakernel.speech.options import RequestOptions
 from qwen_megakernel.speech.request import SpeechRequest
@@ -43,7 +43,7 @@ class Speech:
         """
         self._service = service
         self._patient = patient
-        self._encoder: Encoder = encoder(name, service.engine.sample_rate)
+        self._encoder = StreamEncoder(name, service.engine.sample_rate)
         self._first: np.ndarray | None = None
         self._frames = 0
         self.ignored: list[str] = []

@@ -1,5 +1,6 @@
 """The HTTP API: speech in OpenAI's shape, one text or several; models, health, metrics."""
 
+from contextlib import suppress
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request
@@ -8,11 +9,14 @@ from fastapi.responses import JSONResponse, Response
 from qwen_megakernel.server.answers import Batch, Speech, Streamed
 from qwen_megakernel.server.api_error import ApiError
 from qwen_megakernel.server.bodies import BATCH, SPEECH, BatchBody, SpeechBody
-from qwen_megakernel.server.encoders import MEDIA, missing
 from qwen_megakernel.server.metrics import Metrics
 from qwen_megakernel.server.refusals import Refused, add_refusals, invalid
 from qwen_megakernel.server.service import EngineService
 from qwen_megakernel.server.voices_api import add_voices
+from qwen_megakernel.speech.encoders import MEDIA, missing
+
+with suppress(ModuleNotFoundError):
+    import av  # noqa: F401 - loads FFmpeg now, so that no request waits for it
 
 _DEFAULT_FORMAT = "mp3"  # OpenAI's
 

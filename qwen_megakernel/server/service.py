@@ -22,10 +22,10 @@ from qwen_megakernel.errors import (
     VoiceError,
 )
 from qwen_megakernel.server.limits import Limits
-from qwen_megakernel.server.saved_voices import DEFAULT_VOICE, SavedVoices
 from qwen_megakernel.speech.engine import TTSEngine
 from qwen_megakernel.speech.options import RequestOptions
 from qwen_megakernel.speech.request import SpeechRequest, foreign_hint
+from qwen_megakernel.speech.saved_voices import DEFAULT_VOICE, SavedVoices
 from qwen_megakernel.speech.session import SpeechSession
 from qwen_megakernel.speech.shared import warm_up
 

@@ -16,7 +16,6 @@ from qwen_megakernel.errors import BackendError
 from qwen_megakernel.server.api_error import ApiError
 from qwen_megakernel.server.limits import Limits
 from qwen_megakernel.server.process import ENGINE_GONE, exit_within
-from qwen_megakernel.server.saved_voices import DEFAULT_VOICE
 from qwen_megakernel.server.service import EngineService
 from qwen_megakernel.server.wyoming_connection import Connection
 from qwen_megakernel.speech.engine import TTSEngine
