@@ -12,6 +12,7 @@ import openai
 import pytest
 import soundfile
 import torch
+from cases import reference_audio
 from entrances import JUNK
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st

@@ -19,6 +19,7 @@ from qwen_megakernel.server.process import ENGINE_GONE, exit_within
 from qwen_megakernel.server.service import EngineService
 from qwen_megakernel.server.wyoming_connection import Connection
 from qwen_megakernel.speech.engine import TTSEngine
+from qwen_megakernel.speech.saved_voices import DEFAULT_VOICE
 
 log = logging.getLogger(__name__)
 
