@@ -311,8 +311,8 @@ def test_who_hangs_up_in_the_queue_leaves_it(server):
     with slots_taken(server.service.engine):
         with socket.create_connection(("127.0.0.1", server.port)) as line:
             line.sendall(request_bytes(TEXT))
-            until(lambda: len(server.service.utterances) == 1)
-        until(lambda: not server.service.utterances)
+            until(lambda: len(server.service.sessions) == 1)
+        until(lambda: not server.service.sessions)
     server.at_rest()
 
 

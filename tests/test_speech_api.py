@@ -329,7 +329,7 @@ def test_a_batch_takes_all_slots_and_no_more(server, monkeypatch):
         nonlocal most
         if most < SLOTS:  # the first ones wait for each other: they are there at the same time
             together.wait(PATIENCE_S)
-        most = max(most, len(server.service.utterances))
+        most = max(most, len(server.service.sessions))
         return submit(*args, **options)
 
     monkeypatch.setattr(engine, "submit", count_and_submit)
@@ -359,8 +359,8 @@ def test_who_leaves_a_batch_cancels_all_of_it(server):
     with slots_taken(server.service.engine):
         with socket.create_connection(("127.0.0.1", server.port)) as line:
             line.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
-            until(lambda: len(server.service.utterances) == SLOTS)
-        until(lambda: not server.service.utterances)
+            until(lambda: len(server.service.sessions) == SLOTS)
+        until(lambda: not server.service.sessions)
     server.at_rest()
     after = server.service.engine.metrics()
     assert after["utterances"] - before["utterances"] <= 2 * SLOTS, "no other one has begun"

@@ -150,6 +150,12 @@ def _a(kind: type, value: Any, name: str) -> Any:
     return value
 
 
+def _voice(value: Any, name: str) -> Any:
+    if not isinstance(value, str) and not hasattr(value, "speaker_embedding"):  # a `Voice`
+        raise SpeakerError(f"{name} must be a voice's name or a Voice, got {reprlib.repr(value)}")
+    return value
+
+
 _HEARD = (*CLIENTS[1:], *SERVERS, *BOTS)
 _NAMED = _without(((*CLIENTS, *SERVERS, *BOTS), "voice names a speaker too"))
 _RETRIES = _without((("demo", *_HEARD), "what a listener has heard cannot be said again"))
@@ -171,7 +177,7 @@ class RequestOptions(TypedDict, total=False):
     """How to say a text: the options of `TTSEngine.submit`. None is an option's default."""
 
     speaker: Annotated[str | None, Option("a named speaker; default: the first", error=SpeakerError, without=_NAMED)]
-    voice: Annotated[Voice | str | None, Option("a saved voice, or a speaker", check=lambda v, _: v)]
+    voice: Annotated[Voice | str | None, Option("a saved voice, or a speaker", check=_voice)]
     language: Annotated[str | None, Option("a name or code, such as en-US", "auto", error=LanguageError)]
     instruct: Annotated[
         str | None,
