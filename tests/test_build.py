@@ -211,7 +211,7 @@ def test_a_build_of_other_sizes_is_refused():
 def test_every_source_is_compiled_under_a_name_of_its_own():
     """torch names objects by stem alone."""
     compiled = {path.relative_to(CSRC).as_posix() for suffix in ("cu", "cpp") for path in CSRC.rglob(f"*.{suffix}")}
-    assert compiled == {*build.SOURCES, "frame/footprint.cu"}
+    assert compiled == {*build.SOURCES, "frame/footprint.cu", "frame/weights_alone.cu"}
     assert len({Path(name).stem for name in build.SOURCES}) == len(build.SOURCES)
 
 

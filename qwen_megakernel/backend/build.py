@@ -210,7 +210,8 @@ def cache_root() -> Path:
 
 def cache_folder(target: Target, fp8: Collection[str] = ()) -> Path:
     """The folder of one target's build. Builds with other sources, flags, torch or Python have other folders."""
-    digest = hashlib.sha256(" ".join((*FLAGS, *_defines(target, fp8), torch.__version__, sys.version)).encode())
+    told = (*SOURCES, *FLAGS, *_defines(target, fp8), torch.__version__, sys.version)
+    digest = hashlib.sha256(" ".join(told).encode())
     sources = source_folder()
     for path in sorted(sources.rglob("*")):
         if path.suffix in {".cu", ".cuh", ".h", ".cpp"}:

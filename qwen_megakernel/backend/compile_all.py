@@ -28,8 +28,11 @@ MODELS = {256: "demo", 1024: "0.6B", 2048: "1.7B"}
 REGISTERS, PARTITIONS = 65536, 4
 """Of a multiprocessor, on every target. A warp lies in one partition and takes registers in units of 256."""
 
-OTHER_KERNELS = tuple(name for name in SOURCES if name.endswith(".cu") and not name.startswith("frame/"))
-"""Sources of the prompt's and the vocoder's kernels."""
+OTHER_KERNELS = (
+    *(name for name in SOURCES if name.endswith(".cu") and not name.startswith("frame/")),
+    "frame/weights_alone.cu",
+)
+"""Sources of the prompt's and the vocoder's kernels, and of a benchmark's."""
 
 BINDINGS = tuple(name for name in SOURCES if name.endswith(".cpp"))
 
