@@ -35,12 +35,15 @@ class FrameDecoder(Protocol):
     max_positions: int
     width: int
     """Slots that a launch computes together. This is cheaper than one by one, but an error then hits all of them."""
-    recent_codes: Tensor | None
-    """int32 [slots, RECENT_FRAMES, groups] on the device, or None. After a launch, in CUDA stream order, row
-    f % RECENT_FRAMES holds frame f of a slot. End of speech appears there as a code 0."""
 
-    weight_bytes: int
-    """Memory of the weights."""
+    @property
+    def recent_codes(self) -> Tensor | None:
+        """int32 [slots, RECENT_FRAMES, groups] on the device, or None. After a launch, in CUDA stream order, row
+        f % RECENT_FRAMES holds frame f of a slot. End of speech appears there as a code 0."""
+
+    @property
+    def weight_bytes(self) -> int:
+        """Memory of everything but keys and values."""
 
     def start(self, slot: int, prompt: Prompt, sampling: SamplingParams) -> None:
         """Begin a sequence in a slot: prefill the prompt except its last row. A prompt's prefix is computed separately.
@@ -99,16 +102,20 @@ class Vocoder(Protocol):
     groups: int
     """Codes of a frame."""
     most_frames: int
-    """Frames of a push of `follow`, at most."""
+    """Frames of a push of `follow`, at most; 0 without it."""
     steady: bool
     """A slot's samples depend, to the bit, on nothing but its codes. Otherwise their last bits also depend on the cut
     into pushes and on the other slots there."""
     follows: bool
-    """Can it read codes on the device, right after the launch that makes them? Then it has `follow`."""
-    weight_bytes: int
-    """Memory of the weights."""
-    slot_bytes: int
-    """Memory of one slot's state."""
+    """Can it read codes on the device, right after the launch that makes them (`follow`)?"""
+
+    @property
+    def weight_bytes(self) -> int:
+        """Memory of everything but slots' states."""
+
+    @property
+    def slot_bytes(self) -> int:
+        """Memory of one slot's state."""
 
     def reset(self, slot: int) -> None:
         """Forget what a slot heard: it starts from silence again."""
@@ -133,11 +140,11 @@ class Vocoder(Protocol):
             codes: int64 [len(slots), frames, groups] on the host; frames >= 1, the same count for every slot.
 
         Returns:
-            PCM [len(slots), frames * 1920], -1..1, 24 kHz.
+            PCM [len(slots), frames * 1920], -1..1, 24 kHz, in the vocoder's dtype.
         """
 
     def follow(self, slots: Sequence[int], first: Sequence[int], frames: Sequence[int]) -> Callable[[], list[Tensor]]:
-        """Queue a push after the frame decoder's launches, of codes that are not yet collected.
+        """Queue a push after the frame decoder's launches, of codes that are not yet collected. Only if it `follows`.
 
         Args:
             slots: distinct ones.

@@ -121,8 +121,8 @@ def make_vocoder(
         except BackendError as error:  # PyTorch serves where nothing can be compiled
             obstacle = str(error)
         else:
-            options = {"slots": slots, "exact": dtype == "float32", "recent_codes": recent_codes}
-            return GraphVocoder(extension, config, tensors, **options)
+            exact = dtype == "float32"
+            return GraphVocoder(extension, config, tensors, slots=slots, exact=exact, recent_codes=recent_codes)
     if dtype == "tf32":
         raise BackendError(f"vocoder_dtype='tf32' needs the vocoder's kernels, and {obstacle}; use 'float32'")
     if device.type == "cuda":

@@ -24,7 +24,8 @@ import torch
 from torch import Tensor
 
 from qwen_megakernel import Audio, SamplingParams, TTSEngine, __version__
-from qwen_megakernel.backend.select import make_decoder, make_embeddings, select_device
+from qwen_megakernel.backend.megakernel import MegakernelFrameDecoder
+from qwen_megakernel.backend.select import make_embeddings, select_device
 from qwen_megakernel.check.reference import (
     INSTALL,
     REF_TEXT,
@@ -205,7 +206,7 @@ def compare_kernel(
         return builder.build(case.text, case.conditioning, non_streaming_mode=case.non_streaming_mode)
 
     embeddings = make_embeddings("megakernel", config, stored)
-    kernel = make_decoder("megakernel", config, stored, embeddings, slots=1, max_positions=2048)
+    kernel = MegakernelFrameDecoder(config, stored, slots=1, max_positions=2048)
     hidden, logits = kernel.observe()
     kernel.start(0, prompt(embeddings), GREEDY.over(config.sampling))
     made = []

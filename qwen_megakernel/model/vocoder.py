@@ -13,7 +13,7 @@ All-zero state is the reference's zero padding. At the published dims a sequence
 """
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -83,13 +83,12 @@ class TorchVocoder:
     Attributes:
         slots: how many sequences it holds.
         groups: codes of a frame.
-        together: the most sequences that share a push. With 1, a sequence's samples are the same bits whatever else
-            runs.
+        most_frames: of a push of `follow`, which it does not have.
         steady: do the samples' bits not depend on the cut into pushes? They do.
         follows: can it read codes on the device (`GraphVocoder.follow`)?
     """
 
-    together = 1
+    most_frames = 0
     steady = False
     follows = False
 
@@ -180,6 +179,9 @@ class TorchVocoder:
             self._state[name][list(slots)] = tensor
         self._position[list(slots)] += codes.shape[1]
         return pcm
+
+    def follow(self, slots: Sequence[int], first: Sequence[int], frames: Sequence[int]) -> Callable[[], list[Tensor]]:
+        raise NotImplementedError("it does not follow: push codes from the host")
 
     # ------------------------------------------------------------ made once
 
