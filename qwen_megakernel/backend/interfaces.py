@@ -163,15 +163,10 @@ class Vocoder(Protocol):
 
 @dataclass(frozen=True)
 class CpuSpeed:
-    """How fast a model is on a CPU.
+    """How fast a model is on a CPU."""
 
-    Attributes:
-        threads: how many PyTorch computes with.
-        seconds: how long a frame and its sound take, by the number of threads that was tried.
-    """
-
-    threads: int
-    seconds: Mapping[int, float]
+    threads: int  # that PyTorch computes with
+    seconds: Mapping[int, float]  # of a frame and its sound, by the number of threads that was tried
 
     @property
     def frames_per_s(self) -> float:
@@ -188,19 +183,13 @@ class CpuSpeed:
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A checkpoint on a device, as a backend computes with it.
+    """A checkpoint on a device, as a backend computes with it."""
 
-    Attributes:
-        embeddings: makes prompt rows, in callers' threads.
-        check_device: raises the device's own error if it is lost.
-        cpu: the model's speed, if the device is a CPU. None: PyTorch's own number of threads is used.
-    """
-
-    embeddings: Embeddings
+    embeddings: Embeddings  # makes prompt rows, in callers' threads
     decoder: FrameDecoder
     vocoder: Vocoder
-    check_device: Callable[[], None]
-    cpu: CpuSpeed | None = None
+    check_device: Callable[[], None]  # raises the device's own error if it is lost
+    cpu: CpuSpeed | None = None  # None: not a CPU, so PyTorch's own number of threads is used
 
 
 @dataclass(eq=False, kw_only=True)
