@@ -24,7 +24,6 @@ from qwen_megakernel.checkpoint.tensors import talker_tensors
 from qwen_megakernel.cli import main
 from qwen_megakernel.engine.shared import acquire, release
 from qwen_megakernel.model.voice import Voice
-from qwen_megakernel.server.process import check_model
 
 CPU = torch.device("cpu")
 HALF_A_STEP = 2.0**-8
@@ -365,15 +364,6 @@ def test_the_command_line_takes_adapters(tiny, tmp_path, capsys):
     for server in ("serve", "wyoming"):  # before it listens
         assert main([server, "--model", str(folder), "--device", "cpu", "--adapter", str(tmp_path)]) == 1
         assert "no adapter_config.json" in capsys.readouterr().err
-
-
-def test_a_server_checks_adapters_before_it_listens(tiny, tmp_path):
-    options = {"backend": "torch", "device": "cpu", "max_streams": 1, "max_positions": 64}
-    folder = str(tiny("custom_voice"))
-    assert check_model(folder, adapters=[write_adapter(tmp_path)], **options).variant == "custom_voice"
-    change(tmp_path, A, None)
-    with pytest.raises(CheckpointError, match="is missing"):
-        check_model(folder, adapters=[tmp_path], **options)
 
 
 async def _shared(folder: Path, *adapters) -> list[bool]:

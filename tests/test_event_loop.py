@@ -71,102 +71,79 @@ async def until(condition) -> None:
 
 
 @pytest.mark.parametrize("opening", ["", "a"])
-def test_chunks_come_in_order_and_then_the_whole(executor, opening):
+async def test_chunks_come_in_order_and_then_the_whole(executor, opening):
     engine = FakeEngine()
     engine.gate.set()
-
-    async def main():
-        utterance = AsyncUtterance(engine, executor)
-        assert not utterance.begun and not utterance.done
-        await utterance.submit(None, opening)
-        for text in "abc".removeprefix(opening):
-            await utterance.push_text(text)
-        await utterance.end_text()
-        made = engine.made[0]
-
-        def speak():
-            for chunk in range(5):
-                made.on_chunk(chunk)
-            made.done = True
-            made.on_end()
-
-        threading.Thread(target=speak).start()
-        assert utterance.begun and utterance.audio is None
-        heard = [chunk async for chunk in utterance]
-        utterance.cancel()
-        return heard, utterance.audio, utterance.done
-
-    assert asyncio.run(main()) == ([0, 1, 2, 3, 4], WHOLE, True)
+    utterance = AsyncUtterance(engine, executor)
+    assert not utterance.begun and not utterance.done
+    await utterance.submit(None, opening)
+    for text in "abc".removeprefix(opening):
+        await utterance.push_text(text)
+    await utterance.end_text()
     made = engine.made[0]
+
+    def speak():
+        for chunk in range(5):
+            made.on_chunk(chunk)
+        made.done = True
+        made.on_end()
+
+    threading.Thread(target=speak).start()
+    assert utterance.begun and utterance.audio is None
+    assert [chunk async for chunk in utterance] == [0, 1, 2, 3, 4]
+    utterance.cancel()
+    assert utterance.audio is WHOLE and utterance.done
     assert [text for text, _ in made.calls] == ["a", "b", "c", None] and made.cancels == 0
     assert threading.get_ident() not in {thread for _, thread in made.calls}, "nothing computes on the loop"
 
 
-def test_the_engine_posts_to_the_loop_itself(engine_for, executor):
-    engine = engine_for("demo", max_streams=2)
-
-    async def main():
-        utterance, posts = AsyncUtterance(engine, executor), []
-        post = asyncio.get_running_loop().call_soon_threadsafe
-        utterance._loop = SimpleNamespace(
-            call_soon_threadsafe=lambda *call: (posts.append(threading.current_thread().name), post(*call)),
-            run_in_executor=asyncio.get_running_loop().run_in_executor,
-        )
-        await utterance.submit("Hello there.", max_frames=12, chunk_frames=1)
-        chunks = [chunk async for chunk in utterance]
-        return posts, len(chunks)
-
-    posts, chunks = asyncio.run(main())
-    assert set(posts) == {"qwen_megakernel engine"} and len(posts) == chunks + 1
+async def test_the_engine_posts_to_the_loop_itself(engine_for, executor):
+    utterance, posts = AsyncUtterance(engine_for("demo", max_streams=2), executor), []
+    post = asyncio.get_running_loop().call_soon_threadsafe
+    utterance._loop = SimpleNamespace(
+        call_soon_threadsafe=lambda *call: (posts.append(threading.current_thread().name), post(*call)),
+        run_in_executor=asyncio.get_running_loop().run_in_executor,
+    )
+    await utterance.submit("Hello there.", max_frames=12, chunk_frames=1)
+    chunks = [chunk async for chunk in utterance]
+    assert set(posts) == {"qwen_megakernel engine"} and len(posts) == len(chunks) + 1
 
 
-def test_the_loop_goes_on_while_the_prompt_is_built(executor):
+async def test_the_loop_goes_on_while_the_prompt_is_built(executor):
     engine = FakeEngine()
-
-    async def main():
-        submitting = asyncio.create_task(AsyncUtterance(engine, executor).submit("Hello."))
-        await until(engine.entered.is_set)
-        assert not submitting.done()
-        engine.gate.set()
-        await submitting
-
-    asyncio.run(main())
+    submitting = asyncio.create_task(AsyncUtterance(engine, executor).submit("Hello."))
+    await until(engine.entered.is_set)
+    assert not submitting.done()
+    engine.gate.set()
+    await submitting
 
 
 @pytest.mark.parametrize("how", ["cancel", "task"])
-def test_an_utterance_that_is_cancelled_before_it_exists_ends_at_once(executor, how):
+async def test_an_utterance_that_is_cancelled_before_it_exists_ends_at_once(executor, how):
     engine = FakeEngine()
-
-    async def main():
-        utterance = AsyncUtterance(engine, executor)
-        submitting = asyncio.create_task(utterance.submit("Hello."))
-        await until(engine.entered.is_set)
-        if how == "cancel":
-            utterance.cancel()
-        else:
-            submitting.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await submitting
-        engine.gate.set()
-        await until(lambda: engine.made and engine.made[0].cancels)
-        await asyncio.gather(submitting, return_exceptions=True)
-
-    asyncio.run(main())
+    utterance = AsyncUtterance(engine, executor)
+    submitting = asyncio.create_task(utterance.submit("Hello."))
+    await until(engine.entered.is_set)
+    if how == "cancel":
+        utterance.cancel()
+    else:
+        submitting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await submitting
+    engine.gate.set()
+    await until(lambda: engine.made and engine.made[0].cancels)
+    await asyncio.gather(submitting, return_exceptions=True)
     assert engine.made[0].cancels == 1
 
 
-def test_why_it_cannot_be_said_is_raised(executor):
+async def test_why_it_cannot_be_said_is_raised(executor):
     engine = FakeEngine(EngineBusy("full"))
     engine.gate.set()
-
-    async def main():
-        utterance = AsyncUtterance(engine, executor)
-        with pytest.raises(EngineBusy, match="full"):
-            await utterance.submit("Hello.")
-        assert not utterance.begun
-        utterance.cancel()
-
-    asyncio.run(main())
+    utterance = AsyncUtterance(engine, executor)
+    with pytest.raises(EngineBusy, match="full"):
+        await utterance.submit("Hello.")
+    assert not utterance.begun
+    utterance.cancel()
 
 
 def test_an_utterance_whose_loop_is_closed_is_cancelled(executor):
