@@ -6,6 +6,7 @@ import random
 import numpy as np
 import pytest
 import torch
+from callers import say
 from probes import probed, token_count
 from waiting import PATIENCE_S
 
@@ -78,36 +79,25 @@ def test_the_guard_waits_for_the_text_to_be_used_up(engine, monkeypatch):
     assert utterance.result(timeout=PATIENCE_S).finish_reason == "length", "its text was never ended"
 
 
-def test_a_pause_of_two_seconds_is_heard_as_it_is(engine, monkeypatch):
-    pause = noise(1) * 25
-    speech = noise(20) + pause + noise(20) + pause + noise(20)
+SPEECH = {
+    "with pauses of two seconds": lambda: [*noise(20), *noise(1) * 25, *noise(20), *noise(1) * 25, *noise(20)],
+    "ten times as slow as any": lambda: [frame for frame in noise(30) for _ in range(12)],
+    "with a loop that the model ends itself": lambda: noise(10) + noise(1) * (VERDICT - 2),
+    "that ends at the first step it may": lambda: noise(1),
+    "of two frames": lambda: noise(2),
+}
+
+
+@pytest.mark.parametrize("kind", SPEECH)
+def test_speech_is_heard_as_it_is(engine, monkeypatch, kind):
+    speech = SPEECH[kind]()
     force(engine, monkeypatch, [*speech, None])
     stream = engine.stream(TEXT)
-    heard = [chunk.codes for chunk in stream]
+    heard = np.concatenate([chunk.codes for chunk in stream])
     audio = stream.utterance.result()
     assert audio.finish_reason == "eos" and np.array_equal(audio.codes, torch.stack(speech).numpy())
-    assert np.array_equal(np.concatenate(heard), audio.codes), "nothing is lost, nothing out of order"
-
-
-def test_very_slow_speech_is_heard_as_it_is(engine, monkeypatch):
-    """Every frame for a second, ten times as slow as anybody speaks."""
-    speech = [frame for frame in noise(30) for _ in range(12)]
-    force(engine, monkeypatch, [*speech, None])
-    audio = engine.generate(TEXT)
-    assert audio.finish_reason == "eos" and np.array_equal(audio.codes, torch.stack(speech).numpy())
-
-
-def test_a_loop_that_the_model_ends_itself_is_no_runaway(engine, monkeypatch):
-    force(engine, monkeypatch, [*noise(10), *noise(1) * (VERDICT - 2), None])
-    audio = engine.generate(TEXT)
-    assert audio.finish_reason == "eos" and audio.frames == 10 + VERDICT - 2
-
-
-@pytest.mark.parametrize("frames", [1, 2, 5])
-def test_an_end_at_the_first_step_it_is_allowed(engine, monkeypatch, frames):
-    force(engine, monkeypatch, [*noise(frames), None])
-    audio = engine.generate(TEXT)
-    assert audio.finish_reason == "eos" and audio.frames == frames and len(audio.samples) == frames * 1920
+    assert np.array_equal(heard, audio.codes), "nothing is lost, nothing out of order"
+    assert len(audio.samples) == len(speech) * 1920
 
 
 @pytest.mark.parametrize("frames", [14, 30, 37, 38])
@@ -238,11 +228,7 @@ def test_speech_that_goes_on_long_after_its_text_is_babble(demo, monkeypatch, ch
     force(demo, monkeypatch, babble)
     monkeypatch.setattr(demo.probes.decoder, "extend", lambda slot, rows, ended: None)
     if layout == "pieces":
-        utterance = demo.submit(chunk_frames=chunk_frames)
-        for character in TEXT:
-            utterance.push_text(character)
-        utterance.end_text()
-        audio = utterance.result(timeout=PATIENCE_S)
+        audio = say(demo.submit(chunk_frames=chunk_frames), *TEXT).result(timeout=PATIENCE_S)
     else:
         audio = demo.generate(TEXT, non_streaming_mode=layout, chunk_frames=chunk_frames)
     assert audio.finish_reason == "runaway" and audio.frames == frames_of(TEXT, HELD_TIMES, HELD_SLACK)
