@@ -182,3 +182,10 @@ def backend(request, tiny, engine_for) -> Backend:
     ):
         pytest.skip("needs a Hopper GPU")
     return Backend(request.param, tiny, engine_for)
+
+
+@pytest.fixture
+def own_engine(backend):
+    """An engine that a test may break."""
+    with backend.probed(max_streams=3) as engine:
+        yield engine

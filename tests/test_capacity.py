@@ -6,18 +6,15 @@ import logging
 import numpy as np
 import pytest
 import torch
+from callers import seeded
 from waiting import PATIENCE_S, run_all, run_python, until
 
-from qwen_megakernel import BackendError, EngineBusy, OutOfMemoryError, SamplingParams
+from qwen_megakernel import BackendError, EngineBusy, OutOfMemoryError
 from qwen_megakernel.checkpoint.fp8 import WEIGHTS
 from qwen_megakernel.checkpoint.synthetic import synthetic_config
 from qwen_megakernel.engine.options import Limits, Need
 
 TEXT = "Hello there, how are you today?"
-
-
-def seeded(seed: int) -> SamplingParams:
-    return SamplingParams(seed=seed)
 
 
 def hold(engine, count: int) -> list:

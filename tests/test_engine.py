@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from callers import say
+from callers import say, seeded
 from probes import token_count
 from waiting import PATIENCE_S, run_all, run_python, until
 
@@ -39,17 +39,6 @@ TEXT = "Hello there, how are you today?"
 @pytest.fixture(scope="module")
 def engine(backend) -> TTSEngine:
     return backend.engine()
-
-
-@pytest.fixture
-def own_engine(backend):
-    """An engine that a test may break."""
-    with backend.probed(max_streams=3) as engine:
-        yield engine
-
-
-def seeded(seed: int) -> SamplingParams:
-    return SamplingParams(seed=seed)
 
 
 def wait_idle(engine: TTSEngine) -> None:

@@ -396,7 +396,7 @@ SIGTERM = """
 import signal, sys, threading
 from qwen_megakernel import SamplingParams, TTSEngine
 
-engine = TTSEngine.load("demo", backend={backend!r})
+engine = TTSEngine.load("demo", backend={backend!r}, queue_timeout=120)
 
 def stop(*_):
     engine.close(drain_s=120)

@@ -2,6 +2,7 @@
 however slow it is and however long it rests."""
 
 import random
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -29,7 +30,7 @@ TEXT = "Hello there, how are you today?"
 Frames = list[torch.Tensor]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def engine(backend):
     with backend.probed(max_streams=1) as engine:
         yield engine
@@ -191,30 +192,36 @@ def test_soft_speech_is_not_silence(loud, soft):
 
 
 @pytest.mark.parametrize("chunk_frames", [None, 100])
-def test_the_demo_voices_silence_is_recognised(monkeypatch, chunk_frames):
+def test_the_demo_voices_silence_is_recognised(demo, monkeypatch, chunk_frames):
     """Its own quietest frames, in an order that never repeats."""
-    with probed("demo", max_streams=1) as engine:
-        spoken = engine.generate("One. Two. Three. Four.", sampling=SamplingParams(seed=3))
-        levels = np.sqrt(np.square(spoken.samples.reshape(-1, 1920)).mean(axis=1))
-        quiet = [torch.from_numpy(spoken.codes[i]) for i in np.argsort(levels)[:4]]
-        speech = [torch.from_numpy(codes) for codes in spoken.codes]
-        endless = [random.choice(quiet) for _ in range(200)]
-        force(engine, monkeypatch, speech + endless)
-        audio = engine.generate(TEXT, max_frames=len(speech) + 150, chunk_frames=chunk_frames)
-        assert audio.finish_reason == "runaway" and audio.frames <= len(speech) + HANDED_OUT + 2
-        pause = [random.choice(quiet) for _ in range(25)]
-        force(engine, monkeypatch, [*speech, *pause, *speech, None])
-        assert engine.generate(TEXT).frames == 2 * len(speech) + 25
+    spoken = demo.generate("One. Two. Three. Four.", sampling=SamplingParams(seed=3))
+    levels = np.sqrt(np.square(spoken.samples.reshape(-1, 1920)).mean(axis=1))
+    quiet = [torch.from_numpy(spoken.codes[i]) for i in np.argsort(levels)[:4]]
+    speech = [torch.from_numpy(codes) for codes in spoken.codes]
+    endless = [random.choice(quiet) for _ in range(200)]
+    force(demo, monkeypatch, speech + endless)
+    audio = demo.generate(TEXT, max_frames=len(speech) + 150, chunk_frames=chunk_frames)
+    assert audio.finish_reason == "runaway" and audio.frames <= len(speech) + HANDED_OUT + 2
+    pause = [random.choice(quiet) for _ in range(25)]
+    force(demo, monkeypatch, [*speech, *pause, *speech, None])
+    assert demo.generate(TEXT).frames == 2 * len(speech) + 25
 
 
 # ---------------------------------------------------------------- babble
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def demo():
     """Random weights babble whatever the text is; the demo voice does not."""
     with probed("demo", max_streams=1) as engine:
         yield engine
+
+
+@pytest.fixture
+def counts(demo):
+    """counts() -> what the demo voice's engine has counted since the test began."""
+    before = Counter(demo.metrics())
+    return lambda: Counter(demo.metrics()) - before
 
 
 def frames_of(text: str, times: float, slack: int) -> int:
@@ -223,7 +230,7 @@ def frames_of(text: str, times: float, slack: int) -> int:
 
 @pytest.mark.parametrize("chunk_frames", [None, 1, 50])
 @pytest.mark.parametrize("layout", [True, False, "pieces"])
-def test_speech_that_goes_on_long_after_its_text_is_babble(demo, monkeypatch, chunk_frames, layout):
+def test_speech_that_goes_on_long_after_its_text_is_babble(demo, counts, monkeypatch, chunk_frames, layout):
     babble = noise(500)
     force(demo, monkeypatch, babble)
     monkeypatch.setattr(demo.probes.decoder, "extend", lambda slot, rows, ended: None)
@@ -233,9 +240,9 @@ def test_speech_that_goes_on_long_after_its_text_is_babble(demo, monkeypatch, ch
         audio = demo.generate(TEXT, non_streaming_mode=layout, chunk_frames=chunk_frames)
     assert audio.finish_reason == "runaway" and audio.frames == frames_of(TEXT, HELD_TIMES, HELD_SLACK)
     assert np.array_equal(audio.codes, torch.stack(babble[: audio.frames]).numpy())
-    counts = demo.metrics()
-    assert counts["runaway"] == counts["runaway_babble"] == 1, counts
-    assert frames_of(TEXT, BABBLE_TIMES, BABBLE_SLACK) <= counts["frames"] <= frames_of(TEXT, 5, 2 * BABBLE_SLACK)
+    counted = counts()
+    assert counted["runaway"] == counted["runaway_babble"] == 1, counted
+    assert frames_of(TEXT, BABBLE_TIMES, BABBLE_SLACK) <= counted["frames"] <= frames_of(TEXT, 5, 2 * BABBLE_SLACK)
 
 
 def test_speech_four_times_as_slow_as_any_is_heard_as_it_is(demo, monkeypatch):
@@ -278,13 +285,13 @@ def test_random_weights_are_not_judged_by_their_length(engine, monkeypatch):
     assert engine.generate("Yes.", max_frames=400).finish_reason == "length"
 
 
-def test_runaways_are_counted_by_their_kind(demo, monkeypatch):
+def test_runaways_are_counted_by_their_kind(demo, counts, monkeypatch):
     for frames in (noise(9) + noise(2) * 100, noise(300), noise(9) + noise(1) * 100):
         force(demo, monkeypatch, frames)
         assert demo.generate(TEXT).finish_reason == "runaway"
-    counts = demo.metrics()
-    assert [counts[f"runaway_{kind}"] for kind in ("repeats", "babble", "silence")] == [2, 1, 0]
-    assert counts["runaway"] == 3
+    counted = counts()
+    assert [counted[f"runaway_{kind}"] for kind in ("repeats", "babble", "silence")] == [2, 1, 0]
+    assert counted["runaway"] == 3
 
 
 @pytest.mark.parametrize(
@@ -332,13 +339,13 @@ def ends(engine, monkeypatch, whys: list[str]) -> list[int]:
         (2, ["length", "length", "runaway"], 3),
     ],
 )
-def test_what_ends_badly_is_said_again_with_the_next_seeds(demo, monkeypatch, retries, whys, attempts):
+def test_what_ends_badly_is_said_again_with_the_next_seeds(demo, counts, monkeypatch, retries, whys, attempts):
     seed = random.choice([7, 2**63 - 2])
     seeds = ends(demo, monkeypatch, whys)
     audio = demo.generate(TEXT, retries=retries, max_frames=50, sampling=SamplingParams(seed=seed, temperature=0.7))
     assert seeds == [(seed + i) % 2**63 for i in range(attempts)]
     assert (audio.attempts, audio.seed, audio.finish_reason) == (attempts, seeds[-1], whys[-1])
-    assert demo.metrics()["retries"] == attempts - 1 and demo.metrics()["utterances"] == attempts
+    assert counts()["retries"] == attempts - 1 and counts()["utterances"] == attempts
 
 
 def test_a_fresh_seed_is_followed_by_its_next_ones(demo, monkeypatch):
@@ -356,7 +363,7 @@ def test_an_attempt_says_what_its_seed_says(demo, monkeypatch):
 
 
 @pytest.mark.parametrize("retries", [-1, 101, 1.0, True, "2", None])
-def test_retries_that_are_no_number_of_them_are_refused(demo, retries):
+def test_retries_that_are_no_number_of_them_are_refused(demo, counts, retries):
     with pytest.raises(RequestError, match=r"retries must be an integer in 0\.\.100, got"):
         demo.generate(TEXT, retries=retries)
-    assert demo.metrics()["utterances"] == 0, "before anything is said"
+    assert counts()["utterances"] == 0, "before anything is said"

@@ -747,7 +747,7 @@ def test_no_memory_says_nothing_of_the_kernel(small_check, monkeypatch, capsys):
     monkeypatch.setattr(self_check, "make_model", lambda *_: SimpleNamespace(device=CPU))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda _device: None)
     monkeypatch.setattr(self_check.signal, "alarm", lambda _seconds: None)
-    monkeypatch.setattr(self_check, "check_frame", lambda _model: small_check("no room"))
+    monkeypatch.setattr(self_check, "check_frame", lambda _model: Wrong())
     self_check.main("0", "demo", "bf16")
     assert "out of memory" in json.loads(capsys.readouterr().out.splitlines()[-1])["unfinished"]
 

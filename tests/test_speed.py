@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
-from callers import say
+from callers import say, seeded
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from waiting import PATIENCE_S, until
 
-from qwen_megakernel import RequestError, SamplingParams, TTSEngine
+from qwen_megakernel import RequestError, TTSEngine
 from qwen_megakernel.engine import sequence
 from qwen_megakernel.engine.word_times import SpeechRate, WordTimes
 from qwen_megakernel.model.time_stretch import FASTEST, SLOWEST, TimeStretch, check_speed
@@ -154,21 +154,11 @@ def demo(engine_for) -> TTSEngine:
     return engine_for("demo")
 
 
-@pytest.fixture
-def own_engine(backend):
-    with backend.probed(max_streams=2) as engine:
-        yield engine
-
-
-def seeded(seed: int = 3) -> SamplingParams:
-    return SamplingParams(seed=seed)
-
-
 @pytest.mark.parametrize("speed", [pytest.param(0.5, marks=pytest.mark.slow), 0.8, 1.25, 2.0])
 def test_speech_is_so_much_shorter_and_says_the_same_at_the_same_pitch(demo, speed):
     off, resampled = [], []
     for speaker, text in (("ada", TEXT), ("ada", LONG_TEXT), ("max", LONG_TEXT)):
-        request = {"speaker": speaker, "sampling": seeded()}
+        request = {"speaker": speaker, "sampling": seeded(3)}
         plain, audio = demo.generate(text, **request), demo.generate(text, **request, speed=speed)
         assert np.array_equal(plain.codes, audio.codes) and audio.finish_reason == "eos"
         assert len(audio.samples) == round(len(plain.samples) / speed)
@@ -185,7 +175,7 @@ def test_speech_is_so_much_shorter_and_says_the_same_at_the_same_pitch(demo, spe
 
 @pytest.mark.parametrize("speed", [pytest.param(0.25, marks=pytest.mark.slow), 1.5, 4.0])
 def test_chunks_of_any_size_join_to_what_generate_returns(demo, speed):
-    request = {"speaker": "ada", "sampling": seeded(), "speed": speed}
+    request = {"speaker": "ada", "sampling": seeded(3), "speed": speed}
     audio = demo.generate(TEXT, **request)
     for chunk_frames in (None, 1, (2, 5, 1), 500):
         stream = demo.stream(TEXT, **request, chunk_frames=chunk_frames)
@@ -203,7 +193,7 @@ def test_the_first_chunk_comes_with_the_same_frame(own_engine):
 
 
 def test_text_in_pieces_is_said_at_the_speed(demo):
-    request = {"speaker": "ada", "sampling": seeded(), "speed": 1.5}
+    request = {"speaker": "ada", "sampling": seeded(3), "speed": 1.5}
     audio = say(demo.submit(**request), *(f"{word} " for word in TEXT.split())).result(timeout=PATIENCE_S)
     assert len(audio.samples) == round(audio.frames * FRAME / 1.5)
 
@@ -228,7 +218,7 @@ def test_a_cancelled_utterance_drops_what_was_held_back(own_engine):
 
 
 def test_at_1_nothing_is_stretched(own_engine, monkeypatch):
-    request = {"sampling": seeded(), "max_frames": 20}
+    request = {"sampling": seeded(3), "max_frames": 20}
     plain = own_engine.generate(TEXT, **request)
 
     def never(*_args):
