@@ -19,7 +19,11 @@ PINNED = PIP_CONSTRAINT="constraints.txt $(CPU_TORCH)" PIP_BUILD_CONSTRAINT=cons
 INSTALL := -m pip install --quiet --disable-pip-version-check --no-compile
 PYTHON_IS_NEW := "import sys; sys.exit(sys.version_info < (3, 11) and 'Python 3.11 or newer is needed, this is ' + sys.version)"
 
-.PHONY: demo bot test test-gpu test-ray test-compat test-clients soak bench peers kernels emulate lint format docs pictures oracle wheel clean
+.PHONY: demo bot test test-all test-gpu test-ray test-compat test-clients soak bench peers kernels emulate lint format docs pictures oracle wheel clean
+
+# `make test` proves each thing once, in minutes; `make test-all` is everything for the CPU.
+test-all: CPU_TESTS = not gpu and not ray and not clients
+test: CPU_TESTS = not gpu and not ray and not clients and not slow
 
 demo: $(VENV)/.installed-demo
 	$(BIN)/python demo_pipeline.py --text "$(DEMO_TEXT)" --output "$(DEMO_OUTPUT)"
@@ -29,8 +33,8 @@ bot: $(VENV)/.installed-bot
 	$(BIN)/python demo_pipeline.py --bot
 
 # Two processes, a file of tests in one of them: most tests wait, for real time or for one thread.
-test: $(VENV)/.installed lint
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not gpu and not ray and not clients"
+test test-all: $(VENV)/.installed lint
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "$(CPU_TESTS)"
 
 test-gpu: $(VENV)/.installed
 	$(BIN)/python -m pytest -m gpu

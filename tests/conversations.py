@@ -29,7 +29,8 @@ from pipecat.processors.aggregators.llm_context import LLMContext
 from pipecat.processors.aggregators.llm_response_universal import LLMContextAggregatorPair
 from pipecat.processors.frame_processor import FrameDirection, FrameProcessor
 from pipecat.workers.runner import WorkerRunner
-from waiting import PATIENCE_S
+from pipelines import PATIENCE_S, Tap, of
+from pipelines import until as until_true
 
 START, END = LLMFullResponseStartFrame, LLMFullResponseEndFrame
 Step = Frame | float | Callable[["Talk"], Awaitable[None]]
@@ -47,24 +48,12 @@ def turn(text: str) -> list[Frame]:
 
 def until(kind: type[Frame], times: int = 1, up: bool = False) -> Step:
     """Wait for so many frames of a kind behind the service (`up`: on their way to the language model)."""
-
-    async def wait(talk: "Talk") -> None:
-        async with asyncio.timeout(PATIENCE_S):
-            while sum(isinstance(frame, kind) for frame in (talk.up if up else talk.down)) < times:
-                await asyncio.sleep(0.005)
-
-    return wait
+    return lambda talk: until_true(lambda: len(of(talk.up if up else talk.down, kind)) >= times)
 
 
 def until_heard(seconds: float) -> Step:
     """Wait until so much was played."""
-
-    async def wait(talk: "Talk") -> None:
-        async with asyncio.timeout(PATIENCE_S):
-            while talk.heard_s < seconds:
-                await asyncio.sleep(0.005)
-
-    return wait
+    return lambda talk: until_true(lambda: talk.heard_s >= seconds)
 
 
 heard_something = until(BotStartedSpeakingFrame, up=True)
@@ -102,20 +91,6 @@ class Script:
     rate: int = 24000
 
 
-class _Tap(FrameProcessor):
-    """Tells of the frames of one direction."""
-
-    def __init__(self, direction: FrameDirection, tell: Callable[[Frame], None]):
-        super().__init__(enable_direct_mode=True)
-        self._direction, self._tell = direction, tell
-
-    async def process_frame(self, frame: Frame, direction: FrameDirection):
-        await super().process_frame(frame, direction)
-        if direction is self._direction:
-            self._tell(frame)
-        await self.push_frame(frame, direction)
-
-
 class Talk:
     """One conversation as it goes.
 
@@ -129,8 +104,8 @@ class Talk:
         self.down: list[Frame] = []
         self.up: list[Frame] = []
         self.output, self.context = PacedOutput(), LLMContext([])
-        before = _Tap(FrameDirection.UPSTREAM, self.up.append)
-        behind = _Tap(FrameDirection.DOWNSTREAM, self.down.append)
+        before = Tap(FrameDirection.UPSTREAM, self.up.append)
+        behind = Tap(FrameDirection.DOWNSTREAM, self.down.append)
         assistant = LLMContextAggregatorPair(self.context).assistant()
         pipeline = Pipeline([before, *script.around(service), behind, self.output, assistant])
         params = PipelineParams(audio_out_sample_rate=script.rate, enable_metrics=True, enable_usage_metrics=True)
@@ -167,9 +142,6 @@ class Talk:
 
     # ------------------------------------------------------------ what came of it
 
-    def of(self, kind: type[Frame], frames: list[Frame] | None = None) -> list[Frame]:
-        return [frame for frame in (self.down if frames is None else frames) if isinstance(frame, kind)]
-
     @property
     def heard_s(self) -> float:
         """Seconds of sound that were played; the last piece of 40 ms may be filled up."""
@@ -182,9 +154,9 @@ class Talk:
 
     def check_always(self) -> None:
         """What holds for any conversation."""
-        starts, stops = self.of(TTSStartedFrame), self.of(TTSStoppedFrame)
-        interrupted = self.of(InterruptionFrame) or self.of(CancelFrame)
+        starts, stops = of(self.down, TTSStartedFrame), of(self.down, TTSStoppedFrame)
+        interrupted = of(self.down, InterruptionFrame) or of(self.down, CancelFrame)
         assert len(stops) <= len(starts) and (interrupted or len(stops) == len(starts)), (starts, stops)
         assert not self.service._contexts and not self.service._readings
         assert self.ended_s < 3
-        assert all(frame.audio for frame in self.of(TTSAudioRawFrame))
+        assert all(frame.audio for frame in of(self.down, TTSAudioRawFrame))

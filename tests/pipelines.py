@@ -5,7 +5,18 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from pipecat.frames.frames import EndFrame, Frame, StartFrame
+import numpy as np
+from pipecat.frames.frames import (
+    EndFrame,
+    Frame,
+    LLMFullResponseEndFrame,
+    LLMFullResponseStartFrame,
+    LLMTextFrame,
+    StartFrame,
+    TTSAudioRawFrame,
+    TTSStartedFrame,
+    TTSStoppedFrame,
+)
 from pipecat.pipeline.pipeline import Pipeline
 from pipecat.pipeline.worker import PipelineParams, PipelineWorker
 from pipecat.processors.frame_processor import FrameDirection, FrameProcessor
@@ -14,6 +25,30 @@ from pipecat.workers.runner import WorkerRunner
 from waiting import PATIENCE_S
 
 from qwen_megakernel import TTSEngine, Utterance
+
+NO_TIME_OUT = {"stop_frame_timeout_s": 10 * PATIENCE_S}
+"""For a service: a stop that waits for Pipecat's time-out, else 3 s, comes too late for the test."""
+
+
+def turn(*tokens: str, pause: float = 0.0) -> list[Frame]:
+    """As a language model writes it; pause: seconds behind each token."""
+    frames: list[Frame] = [LLMFullResponseStartFrame()]
+    for token in tokens:
+        frames += [LLMTextFrame(token), *([SleepFrame(pause)] if pause else [])]
+    return [*frames, LLMFullResponseEndFrame()]
+
+
+def of(frames: Sequence[Frame], kind: type[Frame]) -> list:
+    return [frame for frame in frames if isinstance(frame, kind)]
+
+
+def pcm(frames: Sequence[Frame]) -> np.ndarray:
+    """All sound of a service's frames, int16."""
+    return np.frombuffer(b"".join(frame.audio for frame in of(frames, TTSAudioRawFrame)), np.int16)
+
+
+def one_start_and_stop(down: Sequence[Frame], times: int = 1) -> bool:
+    return len(of(down, TTSStartedFrame)) == len(of(down, TTSStoppedFrame)) == times
 
 
 @dataclass
@@ -59,17 +94,17 @@ class Prepared:
         return self._engine.submit(text, chunks.append, on_end=hand_out, **request)
 
 
-class _Tap(FrameProcessor):
-    """Keeps the frames of one direction."""
+class Tap(FrameProcessor):
+    """Tells of the frames of one direction."""
 
-    def __init__(self, direction: FrameDirection):
+    def __init__(self, direction: FrameDirection, tell: Callable[[Frame], None]):
         super().__init__(enable_direct_mode=True)
-        self._direction, self.frames = direction, []
+        self._direction, self._tell = direction, tell
 
     async def process_frame(self, frame: Frame, direction: FrameDirection):
         await super().process_frame(frame, direction)
-        if direction == self._direction and not isinstance(frame, (StartFrame, EndFrame)):
-            self.frames.append(frame)
+        if direction is self._direction:
+            self._tell(frame)
         await self.push_frame(frame, direction)
 
 
@@ -82,9 +117,10 @@ async def play(
         frames: besides frames, `SleepFrame` and `Until`.
         end: an EndFrame follows the last of them; otherwise one of them ends the pipeline.
     """
-    down, up = _Tap(FrameDirection.DOWNSTREAM), _Tap(FrameDirection.UPSTREAM)
+    down, up = [], []
+    before, behind = Tap(FrameDirection.UPSTREAM, up.append), Tap(FrameDirection.DOWNSTREAM, down.append)
     worker = PipelineWorker(
-        Pipeline([up, processor, down]),
+        Pipeline([before, processor, behind]),
         params=PipelineParams(audio_out_sample_rate=rate, enable_metrics=True, enable_usage_metrics=True),
         cancel_on_idle_timeout=False,
         enable_rtvi=False,
@@ -101,7 +137,7 @@ async def play(
             if isinstance(frame, SleepFrame):
                 await asyncio.sleep(frame.sleep)
             elif isinstance(frame, Until):
-                await until(lambda condition=frame.condition: condition(down.frames))
+                await until(lambda condition=frame.condition: condition(down))
             else:
                 await worker.queue_frame(frame)
         if end:
@@ -112,4 +148,4 @@ async def play(
     async with asyncio.timeout(2 * PATIENCE_S), asyncio.TaskGroup() as tasks:
         tasks.create_task(runner.run())
         tasks.create_task(send())
-    return down.frames, up.frames
+    return tuple([frame for frame in came if not isinstance(frame, (StartFrame, EndFrame))] for came in (down, up))

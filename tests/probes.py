@@ -11,7 +11,7 @@ from qwen_megakernel import TTSEngine
 from qwen_megakernel.backend.interfaces import LoadedModel
 from qwen_megakernel.backend.select import Backend, select_device
 from qwen_megakernel.checkpoint.load import Checkpoint
-from qwen_megakernel.engine.options import Limits
+from qwen_megakernel.engine.options import EngineOptions
 from qwen_megakernel.errors import EngineClosed
 from qwen_megakernel.model.text import TextTokenizer
 
@@ -60,17 +60,14 @@ def probed(
     backend: str = "torch",
     device: str = "cpu",
     dtype: torch.dtype | None = None,
-    fallback: bool = False,
-    allow_foreign_voice: bool = False,
     wrap: type[ProbedBackend] = ProbedBackend,
-    **limits,
+    **options,
 ) -> TTSEngine:
-    """An engine with its `ProbedBackend` as `engine.probes`. `limits` are `Limits`'."""
+    """An engine with its `ProbedBackend` as `engine.probes`. `options` are `EngineOptions`'."""
     checkpoint, where = Checkpoint.open(model), select_device(device)
     dtype = dtype or (torch.bfloat16 if where.type == "cuda" else torch.float32)
     probes = wrap(Backend(backend, checkpoint, where, dtype))
-    options = {"fallback": fallback, "allow_foreign_voice": allow_foreign_voice}
-    engine = TTSEngine(str(model), checkpoint, probes, Limits(**({"queue_timeout": PATIENCE_S} | limits)), **options)
+    engine = TTSEngine(str(model), checkpoint, probes, EngineOptions(**({"queue_timeout": PATIENCE_S} | options)))
     engine.probes = probes
     return engine
 

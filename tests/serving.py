@@ -2,21 +2,28 @@
 
 import asyncio
 import contextlib
+import io
 import socket
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 
 import httpx
+import numpy as np
+import soundfile
 import uvicorn
 from waiting import PATIENCE_S, until
 from websockets.sync.client import ClientConnection
 from websockets.sync.client import connect as open_socket
 
-from qwen_megakernel import TTSEngine
+from qwen_megakernel import SamplingParams, TTSEngine
+from qwen_megakernel.checkpoint.synthetic import NO_EOS
+from qwen_megakernel.engine.audio import Audio
+from qwen_megakernel.model.pcm import pcm16
 from qwen_megakernel.server.app import make_app, protocol_of
 from qwen_megakernel.server.service import EngineService
 
+TEXT = "Hello there, how are you today?"
 get, post, stream = (partial(send, timeout=PATIENCE_S) for send in (httpx.get, httpx.post, httpx.stream))
 """As httpx has them, but for their 5 s of patience."""
 
@@ -38,6 +45,37 @@ class Running:
 
     def at_rest(self, seconds: float = PATIENCE_S) -> None:
         until(lambda: not self.service.utterances and self.service.engine.health()["streams"] == 0, seconds)
+
+
+def audio_of(server: Running, text: str = TEXT, seed: int = 5, **options) -> Audio:
+    """What the server's engine says, with ada's voice unless told otherwise."""
+    options = {"speaker": "ada", "sampling": SamplingParams(seed=seed)} | options
+    return server.service.engine.generate(text, **options)
+
+
+def said(server: Running, text: str = TEXT, seed: int = 5, **options) -> bytes:
+    """Its PCM."""
+    return pcm16(audio_of(server, text, seed, **options).samples)
+
+
+def recording(seed: int = 1, seconds: float = 1.0, rate: int = 24000, channels: int = 1) -> bytes:
+    """A WAV of noise, from which a voice can be made."""
+    file, samples = io.BytesIO(), np.random.default_rng(seed).uniform(-0.3, 0.3, (int(seconds * rate), channels))
+    soundfile.write(file, samples.astype(np.float32), rate, format="WAV", subtype="FLOAT")
+    return file.getvalue()
+
+
+class Kept:
+    """An engine that a server may not close."""
+
+    def __init__(self, engine: TTSEngine):
+        self._engine = engine
+
+    def __getattr__(self, name: str):
+        return getattr(self._engine, name)
+
+    def close(self) -> None:
+        """Who loaded it does that."""
 
 
 @contextlib.contextmanager
@@ -93,15 +131,29 @@ def ready(load: Callable[[], TTSEngine], **options) -> Iterator[Running]:
         server.at_rest()
 
 
-def asgi(load: Callable[[], TTSEngine], scope: dict, receive: Callable, send: Callable, **options) -> None:
+def endless(tiny) -> contextlib.AbstractContextManager[Running]:
+    """A server whose speech fills every slot; `tiny` is the fixture."""
+    folder = tiny("custom_voice", eos_gain=NO_EOS)
+    return ready(lambda: TTSEngine.load(folder, device="cpu", max_streams=1, max_positions=48))
+
+
+def cloning(tiny, **options) -> contextlib.AbstractContextManager[Running]:
+    """A server for a Base checkpoint; `tiny` is the fixture."""
+    folder, sizes = tiny("base", size="tiny", eos_gain=2.0), {"max_streams": 3, "max_positions": 512}
+    return ready(lambda: TTSEngine.load(folder, device="cpu", queue_timeout=PATIENCE_S, **sizes), **options)
+
+
+def asgi(load: Callable[[], TTSEngine], path: str, receive: Callable, send: Callable, **options) -> None:
     """One request to the app itself, by a client that is made of two functions; afterwards nothing of it is left."""
+    kind = "websocket" if path.rpartition("/")[2] in ("socket", "stream") else "http"
+    scope = {"type": kind, "path": path, "query_string": b""} | ({"method": "POST"} if kind == "http" else {})
+    scope["headers"] = [(b"host", b"localhost"), (b"content-type", b"application/json")]
     app = make_app(load, model="demo", **options)
 
     async def main() -> None:
         async with app.router.lifespan_context(app):
             service = app.state.service
-            while service.state == "loading":
-                await asyncio.sleep(0.01)
+            await asyncio.to_thread(until, lambda: service.state != "loading")
             try:
                 await asyncio.wait_for(app({"app": app} | scope, receive, send), PATIENCE_S)
             finally:

@@ -25,8 +25,8 @@ from qwen_megakernel.checkpoint.load import Checkpoint
 from qwen_megakernel.checkpoint.quantize import quantize_checkpoint
 from qwen_megakernel.checkpoint.tensors import talker_tensors
 from qwen_megakernel.cli import main
-from qwen_megakernel.engine.shared import acquire, release
 from qwen_megakernel.model.voice import Voice
+from qwen_megakernel.speech.shared import acquire, release
 
 CPU = torch.device("cpu")
 HALF_A_STEP = 2.0**-8

@@ -11,7 +11,6 @@ import threading
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 import soundfile
 from cases import reference_audio
@@ -22,8 +21,8 @@ from qwen_megakernel.cli import main
 from qwen_megakernel.commands import batch as command
 from qwen_megakernel.commands.batch_input import Line, kind_of, read_lines
 from qwen_megakernel.commands.manifest import Manifest
-from qwen_megakernel.commands.output import FORMATS
 from qwen_megakernel.model.pcm import pcm16
+from qwen_megakernel.speech.encoders import FORMATS
 
 ROOT = Path(__file__).parents[1]
 LINES = ["Yes.", "Hello there.", "How are you?", "No.", "It is late.", "Good day.", "Well then.", "So be it."]
@@ -120,12 +119,8 @@ def test_a_line_that_cannot_be_read_is_told_and_the_next_is_read(line, told):
     "name", ["", " ", ".", "..", ".x", "a/b", "/etc/x", "a\\b", "a\0b", "a\nb", "x" * 151, "é" * 76]
 )
 def test_an_id_is_never_a_path(name):
-    (line,) = lines(json.dumps({"id": name, "text": "x"}), "jsonl")
-    assert "id must be a plain name" in line.error
-
-
-def test_names_of_any_script_are_ids():
-    assert [line.error for line in lines('{"id": "第一章 é-1_a.b", "text": "x"}', "jsonl")] == [None]
+    wrong, right = lines(json.dumps({"id": name, "text": "x"}) + '\n{"id": "第一章 é-1_a.b", "text": "x"}', "jsonl")
+    assert "id must be a plain name" in wrong.error and right.error is None
 
 
 @pytest.mark.parametrize(
@@ -172,23 +167,21 @@ def test_each_line_is_what_the_engine_says(capsys):
 
 def test_failed_lines_are_listed_and_the_others_are_spoken(capsys):
     said = [{"text": "Yes."}, {"text": "No.", "speaker": "nobody"}, {"text": " "}, {"text": "So.", "speed": 9}]
-    source = jsonl(
-        "in.jsonl", *said, {"text": "x", "id": "000001"}, {"text": "x", "id": "a/b"}, {"voice": "x", "text": "x"}
-    )
-    assert batch(source, "-o", "out") == 1
+    said += [{"text": "x", "id": "000001"}, {"text": "x", "id": "a/b"}, {"voice": "x", "text": "x"}]
+    assert batch(jsonl("in.jsonl", *said), "-o", "out") == 1
     told = capsys.readouterr().err
     for words in (
         "line 2 (000002): unknown speaker",
         "line 3 (000003): text must not be blank",
         "line 4 (000004): speed",
+        "line 1 has the id '000001' already",
+        "line 6 (a/b): id must be a plain name",
+        "unknown voice 'x'; known: none: name their folder with --voices",
     ):
         assert words in told
-    assert "line 1 has the id '000001' already" in told and "line 6 (a/b): id must be a plain name" in told
-    assert "unknown voice 'x'; known: none: name their folder with --voices" in told
     entries = manifest()
-    assert [entry["line"] for entry in entries] == [1, 2, 3, 4, 5, 6, 7] and [
-        e["error"] is None for e in entries
-    ].count(True) == 1
+    assert [entry["line"] for entry in entries] == [1, 2, 3, 4, 5, 6, 7]
+    assert [entry["error"] is None for entry in entries].count(True) == 1
     assert sorted(contents("out")) == ["000001.wav", "manifest.jsonl"]
 
 
@@ -204,19 +197,20 @@ def test_standard_input_is_read(monkeypatch):
 
 
 def test_lines_may_name_saved_voices(tiny):
-    folder, Path_ = tiny("base", eos_gain=6.0), Path("voices")
-    Path_.mkdir()
+    folder = tiny("base", eos_gain=6.0)
+    Path("voices").mkdir()
     with TTSEngine.load(folder, device="cpu", max_streams=1) as engine:
-        engine.create_voice((reference_audio(), 24000)).save(Path_ / "me.safetensors")
+        engine.create_voice((reference_audio(), 24000)).save(Path("voices") / "me.safetensors")
     source = jsonl("in.jsonl", {"text": "Yes.", "voice": "me"}, {"text": "Yes.", "voice": "../voices/me"})
     assert batch(source, "-o", "out", "--model", folder, "--voices", "voices") == 1
     assert [entry["error"] for entry in manifest()] == [None, "unknown voice '../voices/me'; known: me"]
 
 
+@pytest.mark.slow
 def test_long_text_becomes_one_file():
-    text = "This is a sentence of some length, and there are many of them. " * 8
+    text = "This is a sentence of some length, and there are many of them. " * 5
     assert batch(write("in.txt", text), "-o", "out") == 0
-    assert soundfile.info("out/000001.wav").duration > 15
+    assert soundfile.info("out/000001.wav").duration > 10
 
 
 # ---------------------------------------------------------------- again, and after an end
@@ -253,14 +247,14 @@ def wavs() -> int:
     return len(list(Path("out").glob("*.wav")))
 
 
+@pytest.mark.slow
 def test_killed_at_random_moments_and_run_again_the_bytes_are_the_same(fresh_seed):
     source, rng = write("in.txt", "\n".join(LINES * 2)), random.Random(fresh_seed)
     assert batch(source, "-o", "whole") == 0
     for _ in range(3):
         running = run(source, "-o", "out")
         made = wavs() + rng.randint(0, 4)
-        while running.poll() is None and wavs() < made:
-            time.sleep(0.01)
+        until(lambda running=running, made=made: running.poll() is not None or wavs() >= made)
         time.sleep(rng.random() / 2)
         running.kill()
         running.communicate()
@@ -350,9 +344,3 @@ def test_what_cannot_be_is_refused(args, told, capsys):
     write("in.txt", "Yes.\n")
     assert batch(*args, *([] if "-o" in args else ["-o", "out"])) == 1
     assert told in capsys.readouterr().err
-
-
-def test_samples_in_files_are_finite_and_audible():
-    assert batch(write("in.txt", "Hello there.\n"), "-o", "out") == 0
-    samples, _ = soundfile.read("out/000001.wav")
-    assert 0.01 < np.abs(samples).max() <= 1

@@ -1,21 +1,20 @@
 """The demo's voice bot, driven in a real browser: connect, be greeted, type, be answered, hang up."""
 
+import contextlib
 import re
-import shutil
 import signal
 import subprocess
 import sys
-import time
 import urllib.request
 from pathlib import Path
 
 import pytest
-from pipelines import PATIENCE_S
 from test_pipecat_transports import free_port
+from test_serve_page import CHROMIUM
+from waiting import PATIENCE_S, until
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "qwen_megakernel" / "pipecat" / "bot_page.html"
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 FLAGS = (
     "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking --disable-sync "
     "--disable-component-update --autoplay-policy=no-user-gesture-required"
@@ -30,16 +29,17 @@ def bot_url(tmp_path):
     command = [sys.executable, str(ROOT / "demo_pipeline.py"), "--bot", "--device", "cpu", "--port", str(port)]
     with open(tmp_path / "bot.log", "w") as log:
         server = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, cwd=tmp_path)
-    url, deadline = f"http://localhost:{port}", time.monotonic() + PATIENCE_S
+    url = f"http://localhost:{port}"
+
+    def answers() -> bool:
+        assert server.poll() is None, (tmp_path / "bot.log").read_text()
+        with contextlib.suppress(OSError):
+            urllib.request.urlopen(f"{url}/status", timeout=PATIENCE_S).close()
+            return True
+        return False
+
     try:
-        while True:
-            try:
-                urllib.request.urlopen(f"{url}/status", timeout=PATIENCE_S).close()
-                break
-            except OSError:
-                told = (tmp_path / "bot.log").read_text()
-                assert server.poll() is None and time.monotonic() < deadline, told
-                time.sleep(0.2)
+        until(answers)
         yield url
         server.send_signal(signal.SIGINT)
         assert server.wait(PATIENCE_S) in (0, 130), (tmp_path / "bot.log").read_text()

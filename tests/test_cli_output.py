@@ -19,13 +19,15 @@ from cases import reference_audio
 from tqdm import tqdm
 from waiting import PATIENCE_S
 
+import demo_pipeline
 from qwen_megakernel import RequestError, SamplingParams, TTSEngine
 from qwen_megakernel.cli import main
 from qwen_megakernel.commands import output
 from qwen_megakernel.commands import speak as speak_command
-from qwen_megakernel.commands.output import ENDINGS, FORMATS, SpeechFile
+from qwen_megakernel.commands.output import SpeechFile
 from qwen_megakernel.engine.audio import Chunk
 from qwen_megakernel.model.pcm import pcm16
+from qwen_megakernel.speech.encoders import ENDINGS, FORMATS
 
 ROOT = Path(__file__).parents[1]
 DEMO = [sys.executable, str(ROOT / "demo_pipeline.py")]
@@ -37,13 +39,8 @@ def speak(*args: object) -> int:
     return main(["speak", "--text", TEXT, "--device", "cpu", "--seed", "3", *map(str, args)])
 
 
-@pytest.fixture
-def demo(monkeypatch):
-    """`demo_pipeline.main`, in this process."""
-    monkeypatch.syspath_prepend(ROOT)
-    import demo_pipeline
-
-    return lambda *args: demo_pipeline.main(["--text", TEXT, "--device", "cpu", "--seed", "3", *map(str, args)])
+def demo(*args: object) -> int:
+    return demo_pipeline.main(["--text", TEXT, "--device", "cpu", "--seed", "3", *map(str, args)])
 
 
 @pytest.fixture(autouse=True)
@@ -77,14 +74,14 @@ def test_the_ending_says_the_format(ending, here):
     assert np.abs(soundfile.read(f"x{ending.upper()}")[0]).max() > 0.01 and len(list(here.iterdir())) == 1
 
 
-def test_speech_is_written_in_any_format(here, demo):
+def test_speech_is_written_in_any_format(here):
     assert speak("-o", "a.opus") == 0 and speak("--stream", "-o", "b.mp3") == 0 and demo("-o", "c.flac") == 0
     for name in ("a.opus", "b.mp3", "c.flac"):
         assert soundfile.info(name).duration > 1.0 and np.abs(soundfile.read(name)[0]).max() > 0.01
     assert len(list(here.iterdir())) == 3
 
 
-def test_a_format_that_this_libsndfile_cannot_write_is_refused(here, demo, monkeypatch, capsys):
+def test_a_format_that_this_libsndfile_cannot_write_is_refused(here, monkeypatch, capsys):
     monkeypatch.setattr(soundfile, "check_format", lambda kind, coding: kind != "MP3")
     for program in (speak, demo):
         assert program("-o", "x.mp3", "--model", "./nowhere") == 1
@@ -95,6 +92,7 @@ def test_a_format_that_this_libsndfile_cannot_write_is_refused(here, demo, monke
         assert last_line(capsys).endswith("end it in .wav, .flac, .ogg, .opus, .m4a, .m4b")
 
 
+@pytest.mark.slow
 def test_minutes_at_once_are_written(here):
     """libsndfile's Vorbis encoder ends the process if it gets them in one call."""
     with SpeechFile("x.ogg", RATE) as file:
@@ -168,18 +166,14 @@ def test_what_could_not_be_kept_is_not_told_to_be(here, monkeypatch):
     assert not file.kept and not list(here.iterdir())
 
 
-@pytest.mark.parametrize("extra", [[], ["--stream"], ["--keep-partial"]], ids=str)
-def test_speak_on_a_full_disk_fails_in_order(extra, here, full_disk, capsys):
+@pytest.mark.parametrize(
+    "program, extra", [(speak, []), (speak, ["--stream"]), (speak, ["--keep-partial"]), (demo, [])], ids=str
+)
+def test_on_a_full_disk_it_fails_in_order(program, extra, here, full_disk, capsys):
     Path("x.wav").write_bytes(b"before")
-    assert speak("-o", "x.wav", *extra) == 1
+    assert program("-o", "x.wav", *extra) == 1
     assert last_line(capsys).startswith(f"error: --output {here / 'x.wav'}: no space left on {here}; make room")
     assert Path("x.wav").read_bytes() == b"before" and len(list(here.iterdir())) == 1
-
-
-def test_the_demo_on_a_full_disk_fails_in_order(here, full_disk, demo, capsys):
-    assert demo("-o", "x.wav") == 1
-    assert last_line(capsys).startswith(f"error: --output {here / 'x.wav'}: no space left on {here}; make room")
-    assert not list(here.iterdir())
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux")
@@ -239,13 +233,10 @@ def interrupted(monkeypatch):
 
 
 @pytest.mark.parametrize("extra", [[], ["--stream"]], ids=str)
-def test_interrupted_it_leaves_nothing(extra, here, interrupted, capsys):
+def test_interrupted_it_leaves_nothing_or_what_was_said_if_asked(extra, here, interrupted, capsys):
     assert speak("-o", "x.wav", *extra) == 130
     assert last_line(capsys) == "interrupted" and len(interrupted) == 3 and not list(here.iterdir())
-
-
-@pytest.mark.parametrize("extra", [[], ["--stream"]], ids=str)
-def test_interrupted_it_keeps_what_was_said_if_asked(extra, here, interrupted, capsys):
+    interrupted.clear()
     assert speak("-o", "x.flac", "--keep-partial", *extra) == 130
     assert f"kept    {here / 'x.flac'}: what was said so far" in capsys.readouterr().err
     samples = soundfile.read("x.flac", dtype="int16")[0]
@@ -267,9 +258,7 @@ def test_an_interrupt_while_libsndfile_writes_is_not_lost(here, monkeypatch):
     assert not list(here.iterdir())
 
 
-def test_the_demo_interrupted_leaves_nothing(here, demo, monkeypatch, capsys):
-    import demo_pipeline
-
+def test_the_demo_interrupted_leaves_nothing(here, monkeypatch, capsys):
     write = demo_pipeline.SoundOutput.write_audio_frame
 
     async def interrupt(self, frame):
@@ -314,7 +303,7 @@ def test_the_script_is_the_door_that_knows_of_early_interrupts():
 # ---------------------------------------------------------------- standard output
 
 
-def test_a_terminal_gets_no_pcm(demo, monkeypatch, capsys):
+def test_a_terminal_gets_no_pcm(monkeypatch, capsys):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     for program in (speak, demo):
         assert program("-o", "-", "--model", "./nowhere") == 1
@@ -339,7 +328,7 @@ def player(tmp_path, monkeypatch):
     return install
 
 
-def test_it_plays_and_leaves_no_file(here, player, demo, tmp_path, capsys):
+def test_it_plays_and_leaves_no_file(here, player, tmp_path, capsys):
     player("aplay")
     for program in (speak, demo):
         assert program("--play") == 0
@@ -370,7 +359,7 @@ def test_a_player_that_fails_is_told_and_the_file_stays(here, player, capsys):
     ],
     ids=str,
 )
-def test_without_a_player_it_names_those_it_knows(args, told, here, player, demo, capsys):
+def test_without_a_player_it_names_those_it_knows(args, told, here, player, capsys):
     for program in (speak, demo):
         assert program(*args, "--model", "./nowhere") == 1
         assert last_line(capsys).endswith(told) and not list(here.iterdir())
@@ -398,11 +387,11 @@ def test_sampling_options_reach_both_kinds_of_codes(here, monkeypatch):
     assert asked == [SamplingParams.for_both(temperature=0.8, top_k=20, top_p=0.95, repetition_penalty=1.1, seed=5)]
 
 
-def test_the_demo_samples_as_it_is_told(here, demo):
+def test_the_demo_samples_as_it_is_told(here):
     """With one candidate the seed decides nothing."""
     said = []
     for options in (["--top-k", 1, "--seed", 1], ["--top-k", 1, "--seed", 2], ["--seed", 2]):
-        assert demo("-o", "x.wav", *options) == 0
+        assert demo("-o", "x.wav", "--text", "Hello.", *options) == 0
         said.append(Path("x.wav").read_bytes())
     assert said[0] == said[1] != said[2]
 
@@ -471,7 +460,7 @@ def test_a_mistyped_option_shows_the_usage_of_its_command(args, told, capsys):
     assert error.startswith(f"usage: qwen-megakernel {args[0]} ") and told in error
 
 
-def test_a_mistyped_option_of_the_demo_shows_its_neighbour(demo, capsys):
+def test_a_mistyped_option_of_the_demo_shows_its_neighbour(capsys):
     with refused(capsys):
         demo("--sead", "1")
     assert "unknown option --sead; did you mean --seed?" in capsys.readouterr().err
@@ -482,7 +471,10 @@ def test_an_option_may_be_cut_short_and_a_text_may_begin_with_dashes(here):
     assert Path("x.wav").exists()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=str)
+HANGS_UP = pytest.param(signal.SIGHUP, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, HANGS_UP], ids=str)
 def test_who_is_ended_leaves_nothing_half_written(number, tmp_path):
     command = [sys.executable, "-m", "qwen_megakernel", "speak", "--text", "Hello there. " * 60, "--stream"]
     process = subprocess.Popen([*command, "-o", "x.wav"], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
@@ -495,6 +487,7 @@ def test_who_is_ended_leaves_nothing_half_written(number, tmp_path):
     process.stderr.close()
 
 
+@pytest.mark.slow
 def test_an_interrupted_demo_ends_at_once_and_leaves_nothing(tmp_path):
     """It does not say the rest first."""
     script = Path(__file__).parents[1] / "demo_pipeline.py"

@@ -137,23 +137,12 @@ def test_list_and_show_open_no_checkpoint(voices, monkeypatch):
         ("carl", "base", [], "made by another checkpoint (0123456789abcdef"),
         ("anna", "custom", [], "needs a Base checkpoint; this one is custom_voice. As an experiment"),
         ("anna", "custom", ["--allow-foreign-voice"], None),
-        (
-            "carl",
-            "custom",
-            ["--allow-foreign-voice"],
-            "speaker vector has 48 numbers, but this checkpoint needs",
-        ),
+        ("carl", "custom", ["--allow-foreign-voice"], "speaker vector has 48 numbers, but this checkpoint needs"),
     ],
 )
 def test_checks_whether_a_voice_fits(file, model, extra, reason, voices, request, capsys):
-    command = [
-        "voices",
-        "check",
-        str(voices / f"{file}.safetensors"),
-        "--model",
-        request.getfixturevalue(model),
-        *extra,
-    ]
+    voice, model = str(voices / f"{file}.safetensors"), request.getfixturevalue(model)
+    command = ["voices", "check", voice, "--model", model, *extra]
     assert main(command) == (0 if reason is None else 1)
     printed = capsys.readouterr()
     assert "fits" in printed.out if reason is None else reason in printed.err and not printed.out

@@ -7,7 +7,7 @@ from contextlib import aclosing
 from pathlib import Path
 
 import pytest
-from serving import PATIENCE_S, Running, ready, running, until
+from serving import PATIENCE_S, TEXT, Running, cloning, ready, recording, until
 
 from qwen_megakernel import TTSEngine
 
@@ -26,7 +26,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),  # theirs: they leave sockets open
 ]
 
-TEXT = "Hello there, how are you today?"
 ONCE = APIConnectOptions(max_retry=0, timeout=PATIENCE_S)
 EXAMPLE = Path(__file__).parents[1] / "examples" / "livekit_agent.py"
 
@@ -116,8 +115,7 @@ def test_livekits_qwen3_client_interrupts(server):
         stream.flush()
         await anext(stream)
         await stream.aclose()
-        while server.service.engine.health()["streams"]:
-            await asyncio.sleep(0.01)
+        await asyncio.to_thread(server.at_rest)
         assert (await turn(tts))[0] > 1
         await tts.aclose()
 
@@ -141,12 +139,8 @@ def test_livekits_qwen3_client_is_told_what_is_wrong(server):
 
 
 def test_livekits_qwen3_client_registers_a_voice(tiny, tmp_path):
-    import numpy as np
-    import soundfile
-
-    folder, file = tiny("base", size="tiny", eos_gain=2.0), tmp_path / "anna.wav"
-    soundfile.write(file, np.random.default_rng(1).uniform(-0.3, 0.3, 24000), 24000)
-    load = lambda: TTSEngine.load(folder, device="cpu", max_streams=2, max_positions=512)  # noqa: E731
+    file = tmp_path / "anna.wav"
+    file.write_bytes(recording())
 
     async def call(http) -> None:
         options = {"model_endpoint": server.stream_url, "api_key": "secret"}
@@ -155,10 +149,8 @@ def test_livekits_qwen3_client_registers_a_voice(tiny, tmp_path):
         assert (await turn(tts))[0] > 0
         await tts.aclose()
 
-    with running(load, upload=True, token="secret") as server:
-        until(lambda: server.service.state == "ready")
+    with cloning(tiny, upload=True, token="secret") as server:
         run(call)
-        server.at_rest()
 
 
 class Ears(AudioOutput):
@@ -195,11 +187,9 @@ def test_the_example_answers_and_is_interrupted(server, monkeypatch):
             for text in (TEXT, "And again."):
                 session.generate_reply(user_input=" ".join([TEXT] * 10))
                 before = ears.seconds
-                while ears.seconds == before:
-                    await asyncio.sleep(0.01)
+                await asyncio.to_thread(until, lambda before=before: ears.seconds > before)
                 await session.interrupt()
-                while server.service.engine.health()["streams"]:
-                    await asyncio.sleep(0.01)
+                await asyncio.to_thread(server.at_rest)
                 before = ears.seconds
                 await session.generate_reply(user_input=text)
                 assert ears.seconds > before + 1

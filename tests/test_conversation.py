@@ -6,6 +6,7 @@ import shutil
 import subprocess
 
 import numpy as np
+import pytest
 import soundfile
 import soxr
 from pipecat.audio.vad.silero import SileroVADAnalyzer
@@ -155,6 +156,7 @@ async def converse(engine: TTSEngine, utterances: list[np.ndarray]):
     return heard, [type(frame) for _, frame in watched.frames], context.get_messages()
 
 
+@pytest.mark.slow
 def test_two_turns_and_an_interruption(tmp_path):
     with TTSEngine.load("demo", backend="torch", device="cpu", max_streams=2) as engine:
         utterances = [spoken(text, engine, tmp_path) for text in SAID]

@@ -1,7 +1,8 @@
 """Conversations that real bots have, with both services in both modes: what is sent, what must be heard, what must be
 in the LLM's context. Each ends within 3 s, with every start stopped and every slot free.
 
-The scripts follow Pipecat's examples, tests and bug reports. Several run at once, because they play in real time."""
+The scripts follow Pipecat's examples, tests and bug reports. Several run at once, because they play in real time.
+`QUICK` has one of each kind; the others are slow."""
 
 import asyncio
 import functools
@@ -25,13 +26,12 @@ from pipecat.frames.frames import (
     TextFrame,
     TTSAudioRawFrame,
     TTSSpeakFrame,
-    TTSStartedFrame,
-    TTSStoppedFrame,
     TTSUpdateSettingsFrame,
 )
 from pipecat.processors.filters.function_filter import FunctionFilter
 from pipecat.services.tts_service import TextAggregationMode
-from serving import ready
+from pipelines import of, one_start_and_stop
+from serving import Kept, ready
 from waiting import PATIENCE_S
 from waiting import until as until_true
 
@@ -283,22 +283,28 @@ SCRIPTS = {
     "an end frame within the steps": Script([*turn("Hello."), EndFrame()], "Hello.", turns=1),
 }  # fmt: skip
 SENTENCES_ONLY = {"a context for each sentence"}
-
-
+QUICK = {
+    "a greeting",
+    "a turn",
+    "a telephone",
+    "the end in mid-turn",
+    "a cancel in mid-turn",
+    "speech is switched off in mid-turn",
+    "a filter closes in mid-turn",
+    "an interruption during a stall",
+    "a function call behind a sentence",
+    "reasoning across a function call",
+    "dots and dashes",
+    "a pause without a length",
+    "a busy engine",
+    "bare text, then a turn",
+    "an interruption at the first sound",
+    "speech that may not be interrupted",
+    "another voice in a turn",
+    "a voice that is not there",
+}
+CASES = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in SCRIPTS]
 AT_ONCE = 8
-
-
-class Kept:
-    """An engine that a server may not close."""
-
-    def __init__(self, engine: TTSEngine):
-        self._engine = engine
-
-    def __getattr__(self, name: str):
-        return getattr(self._engine, name)
-
-    def close(self) -> None:
-        """The fixture does that."""
 
 
 @pytest.fixture(scope="module")
@@ -326,7 +332,7 @@ async def converse(scripts: dict[str, Script], make) -> dict[str, Talk | BaseExc
     async def one(script: Script) -> Talk:
         async with room:
             talk = await Talk(make(script), script).run()
-            if talk.of(StopFrame):  # it leaves the cleaning up to the bot
+            if of(talk.down, StopFrame):  # it leaves the cleaning up to the bot
                 await talk.service.cleanup()
             return talk
 
@@ -360,11 +366,16 @@ def hold(engines, scripts: dict[str, Script], make) -> dict[str, Talk | BaseExce
 
 
 @pytest.fixture(scope="module")
-def talks(how, engines):
-    """The conversations with one service in one mode, by their names."""
+def talks(request, how, engines):
+    """The conversations that are asked for, with one service in one mode, by their names."""
     mode, make = how
-    scripts = {name: script for name, script in SCRIPTS.items() if mode is SENTENCE or name not in SENTENCES_ONLY}
-    return mode, hold(engines, scripts, make)
+    tests = [item.callspec.params for item in request.session.items if item.originalname == "test_a_conversation"]
+    names = dict.fromkeys(params["name"] for params in tests)
+    return mode, hold(engines, {name: SCRIPTS[name] for name in names if possible(name, mode)}, make)
+
+
+def possible(name: str, mode: TextAggregationMode) -> bool:
+    return mode is SENTENCE or name not in SENTENCES_ONLY
 
 
 @functools.cache
@@ -378,15 +389,15 @@ def expected_s(engine: TTSEngine, heard: str, mode) -> float:
     return sum(engine.generate(part, **layout, **how).duration_s for part in parts if part)
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize("name", CASES)
 def test_a_conversation(engines, talks, name):
     (mode, all_talks), script = talks, SCRIPTS[name]
-    if name not in all_talks:
+    if not possible(name, mode):
         pytest.skip("not possible in this mode")
     talk = all_talks[name]
     if isinstance(talk, BaseException):
         raise talk
-    told = [frame.error for frame in talk.of(ErrorFrame, talk.up)]
+    told = [frame.error for frame in of(talk.up, ErrorFrame)]
     assert len(told) == len(script.errors) or (script.errors and told), told
     assert all(any(words in error for error in told) for words in script.errors), told
     talk.check_always()
@@ -398,9 +409,10 @@ def test_a_conversation(engines, talks, name):
     if script.context is not None:
         assert talk.said == script.context
     if script.turns is not None:
-        assert len(talk.of(TTSStartedFrame)) == len(talk.of(TTSStoppedFrame)) == script.turns
+        assert one_start_and_stop(talk.down, script.turns)
 
 
+@pytest.mark.slow
 def test_whatever_is_sent_the_conversation_ends_and_nothing_is_held(how, engines, fresh_seed):
     _, make = how
     scripts = {str(n): Script(some_steps(random.Random(fresh_seed + n)), settings=READ) for n in range(12)}
@@ -408,7 +420,7 @@ def test_whatever_is_sent_the_conversation_ends_and_nothing_is_held(how, engines
         if isinstance(talk, BaseException):
             raise AssertionError(f"script {name}: {scripts[name].steps}") from talk
         talk.check_always()
-        wrong = [frame.error for frame in talk.of(ErrorFrame, talk.up) if "unknown voice" not in frame.error]
+        wrong = [frame.error for frame in of(talk.up, ErrorFrame) if "unknown voice" not in frame.error]
         assert not wrong, scripts[name].steps
 
 
@@ -416,15 +428,20 @@ async def one_behind_the_other(service, *scripts: Script) -> list[float]:
     return [(await Talk(service, script).run()).heard_s for script in scripts]
 
 
-@pytest.mark.parametrize("end", [[], [StopFrame()], [CancelFrame()]], ids=["end", "stop", "cancel"])
-def test_a_service_speaks_in_a_second_pipeline(how, engines, end):
-    """And nothing of the first is left in it."""
+def test_a_service_speaks_in_a_second_pipeline(how, engines):
+    """And nothing of the first is left in it, however that one ended."""
     mode, make = how
-    first = Script([START(), *tokens("Hello there. How are"), until(TTSAudioRawFrame), *end])
-    heard = asyncio.run(one_behind_the_other(make(first), first, Script(turn("Hello.")), Script(turn("Yes."))))[1:]
-    for seconds, text in zip(heard, ("Hello.", "Yes."), strict=True):
-        wanted = expected_s(engines[0], text, mode)
-        assert wanted - 0.01 <= seconds <= wanted + 0.05
+    begun = [START(), *tokens("Hello there. How are"), until(TTSAudioRawFrame)]
+
+    async def all_of_them() -> list[list[float]]:
+        firsts = [Script([*begun, *end]) for end in ([], [StopFrame()], [CancelFrame()])]
+        more = [Script(turn("Hello.")), Script(turn("Yes."))]
+        return await asyncio.gather(*(one_behind_the_other(make(first), first, *more) for first in firsts))
+
+    for _first, *heard in asyncio.run(all_of_them()):
+        for seconds, text in zip(heard, ("Hello.", "Yes."), strict=True):
+            wanted = expected_s(engines[0], text, mode)
+            assert wanted - 0.01 <= seconds <= wanted + 0.05
 
 
 def test_what_cannot_work_is_refused(engines):

@@ -15,11 +15,7 @@ pytest.importorskip("uvicorn")
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
-def answers(port: int) -> bool:
-    with socket.socket() as line:
-        return line.connect_ex(("127.0.0.1", port)) == 0
-
-
+@pytest.mark.slow
 def test_the_minimal_bot_passes(monkeypatch):
     from pipecat.evals.scenario import EvalScenarioFile
     from pipecat.evals.session import EvalSession
@@ -29,11 +25,16 @@ def test_the_minimal_bot_passes(monkeypatch):
     command = [sys.executable, "minimal_bot.py", "--host", "127.0.0.1", "--port", str(port)]
     scenarios = EvalScenarioFile.load(EXAMPLES / "evals" / "talks.yaml").scenarios
 
+    def answers() -> bool:
+        assert bot.poll() is None, "the bot has ended"
+        with socket.socket() as line:
+            return line.connect_ex(("127.0.0.1", port)) == 0
+
     async def hold() -> list:
-        await until(lambda: answers(port))
+        await until(answers)
         return [await EvalSession.from_scenario(one, f"ws://127.0.0.1:{port}/ws").run() for one in scenarios]
 
-    bot = subprocess.Popen(command, cwd=EXAMPLES, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    bot = subprocess.Popen(command, cwd=EXAMPLES, stdout=subprocess.DEVNULL)
     try:
         results = asyncio.run(hold())
     finally:

@@ -1,4 +1,4 @@
-"""AsyncUtterance: how the server and the Pipecat service speak without holding up their event loop."""
+"""SpeechSession: how the server and the Pipecat service speak without holding up their event loop."""
 
 import asyncio
 import threading
@@ -9,8 +9,8 @@ import pytest
 from waiting import PATIENCE_S
 
 from qwen_megakernel import EngineBusy
-from qwen_megakernel.engine.event_loop import AsyncUtterance
 from qwen_megakernel.model.turn_text import Turn, TurnText
+from qwen_megakernel.speech.session import SpeechSession
 from qwen_megakernel.text.front_end import TextFrontEnd
 from qwen_megakernel.text.spoken_text import SpokenText
 
@@ -74,7 +74,7 @@ async def until(condition) -> None:
 async def test_chunks_come_in_order_and_then_the_whole(executor, opening):
     engine = FakeEngine()
     engine.gate.set()
-    utterance = AsyncUtterance(engine, executor)
+    utterance = SpeechSession(engine, executor)
     assert not utterance.begun and not utterance.done
     await utterance.submit(None, opening)
     for text in "abc".removeprefix(opening):
@@ -98,7 +98,7 @@ async def test_chunks_come_in_order_and_then_the_whole(executor, opening):
 
 
 async def test_the_engine_posts_to_the_loop_itself(engine_for, executor):
-    utterance, posts = AsyncUtterance(engine_for("demo", max_streams=2), executor), []
+    utterance, posts = SpeechSession(engine_for("demo", max_streams=2), executor), []
     post = asyncio.get_running_loop().call_soon_threadsafe
     utterance._loop = SimpleNamespace(
         call_soon_threadsafe=lambda *call: (posts.append(threading.current_thread().name), post(*call)),
@@ -111,7 +111,7 @@ async def test_the_engine_posts_to_the_loop_itself(engine_for, executor):
 
 async def test_the_loop_goes_on_while_the_prompt_is_built(executor):
     engine = FakeEngine()
-    submitting = asyncio.create_task(AsyncUtterance(engine, executor).submit("Hello."))
+    submitting = asyncio.create_task(SpeechSession(engine, executor).submit("Hello."))
     await until(engine.entered.is_set)
     assert not submitting.done()
     engine.gate.set()
@@ -121,7 +121,7 @@ async def test_the_loop_goes_on_while_the_prompt_is_built(executor):
 @pytest.mark.parametrize("how", ["cancel", "task"])
 async def test_an_utterance_that_is_cancelled_before_it_exists_ends_at_once(executor, how):
     engine = FakeEngine()
-    utterance = AsyncUtterance(engine, executor)
+    utterance = SpeechSession(engine, executor)
     submitting = asyncio.create_task(utterance.submit("Hello."))
     await until(engine.entered.is_set)
     if how == "cancel":
@@ -139,7 +139,7 @@ async def test_an_utterance_that_is_cancelled_before_it_exists_ends_at_once(exec
 async def test_why_it_cannot_be_said_is_raised(executor):
     engine = FakeEngine(EngineBusy("full"))
     engine.gate.set()
-    utterance = AsyncUtterance(engine, executor)
+    utterance = SpeechSession(engine, executor)
     with pytest.raises(EngineBusy, match="full"):
         await utterance.submit("Hello.")
     assert not utterance.begun
@@ -151,7 +151,7 @@ def test_an_utterance_whose_loop_is_closed_is_cancelled(executor):
     engine.gate.set()
 
     async def main():
-        utterance = AsyncUtterance(engine, executor)
+        utterance = SpeechSession(engine, executor)
         await utterance.submit("Hello.")
         return utterance
 

@@ -20,9 +20,6 @@ from pipecat.frames.frames import (
     EndFrame,
     Frame,
     InterruptionFrame,
-    LLMFullResponseEndFrame,
-    LLMFullResponseStartFrame,
-    LLMTextFrame,
     OutputAudioRawFrame,
     TTSSpeakFrame,
     TTSTextFrame,
@@ -35,19 +32,17 @@ from pipecat.processors.aggregators.llm_response_universal import LLMContextAggr
 from pipecat.processors.frame_processor import FrameDirection
 from pipecat.serializers.base_serializer import FrameSerializer
 from pipecat.serializers.twilio import TwilioFrameSerializer
-from pipecat.services.tts_service import TextAggregationMode
 from pipecat.transports.websocket.server import (
     SingleClientWebsocketServerParams,
     SingleClientWebsocketServerTransport,
 )
 from pipecat.workers.runner import WorkerRunner
-from pipelines import PATIENCE_S, Prepared, until
+from pipelines import PATIENCE_S, Prepared, turn, until
+from test_pipecat import in_both_modes, said, service_of
 from websockets.asyncio.client import connect
 
-from qwen_megakernel import SamplingParams
 from qwen_megakernel.pipecat_tts import MegakernelTTSService
 
-TOKEN, SENTENCE = TextAggregationMode.TOKEN, TextAggregationMode.SENTENCE
 ROOT = Path(__file__).parent.parent
 LONG = "One two three four five six seven eight nine ten eleven twelve thirteen fourteen."
 
@@ -56,19 +51,6 @@ LONG = "One two three four five six seven eight nine ten eleven twelve thirteen 
 def engine(backend):
     with backend.load("demo", max_streams=4, queue_timeout=PATIENCE_S) as engine:
         yield engine
-
-
-def service_of(engine, mode=SENTENCE) -> MegakernelTTSService:
-    settings = MegakernelTTSService.Settings(voice="ada", seed=3)
-    return MegakernelTTSService(
-        engine=engine, settings=settings, text_aggregation_mode=mode, trim_leading_silence=False
-    )
-
-
-def said(engine, text: str, mode=SENTENCE) -> np.ndarray:
-    """What the engine makes of it, int16."""
-    request = {"speaker": "ada", "sampling": SamplingParams(seed=3), "non_streaming_mode": mode is SENTENCE}
-    return np.rint(np.clip(engine.generate(text, **request).samples, -1, 1) * 32767).astype(np.int16)
 
 
 @asynccontextmanager
@@ -86,14 +68,15 @@ async def running(worker: PipelineWorker):
             await task
 
 
-def turn(text: str) -> list[Frame]:
-    return [LLMFullResponseStartFrame(), LLMTextFrame(text), LLMFullResponseEndFrame()]
-
-
 def free_port() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return free.getsockname()[1]
+
+
+def worker_of(*processors, rate: int = 24000, observers: tuple[BaseObserver, ...] = ()) -> PipelineWorker:
+    params = PipelineParams(audio_out_sample_rate=rate)
+    return PipelineWorker(Pipeline([*processors]), params=params, observers=[*observers], enable_rtvi=False)
 
 
 class Watched(BaseObserver):
@@ -112,17 +95,13 @@ class Watched(BaseObserver):
 # ---------------------------------------------------------------- a paced output
 
 
-@pytest.mark.parametrize("mode", [SENTENCE, TOKEN])
+@in_both_modes
 def test_at_playing_speed_a_turn_is_whole_and_the_bot_speaks_once(engine, mode):
     async def play():
         output = PacedOutput()
         watched = Watched(output, BotStartedSpeakingFrame, BotStoppedSpeakingFrame)
-        worker = PipelineWorker(
-            Pipeline([service_of(Prepared(engine), mode), output]),
-            params=PipelineParams(audio_out_sample_rate=24000),
-            observers=[watched],
-            enable_rtvi=False,
-        )
+        service = service_of(Prepared(engine), text_aggregation_mode=mode)
+        worker = worker_of(service, output, observers=(watched,))
         async with running(worker):
             await worker.queue_frames([*turn("Hello there, how are you?"), EndFrame()])
         return output.samples, [type(frame) for _, frame in watched.frames]
@@ -134,7 +113,7 @@ def test_at_playing_speed_a_turn_is_whole_and_the_bot_speaks_once(engine, mode):
     assert kinds == [BotStartedSpeakingFrame, BotStoppedSpeakingFrame]
 
 
-@pytest.mark.parametrize("mode", [SENTENCE, TOKEN])
+@in_both_modes
 def test_after_an_interruption_the_context_holds_the_words_that_were_heard(engine, mode):
     """And nothing more is heard, until the next turn, which is heard whole."""
 
@@ -142,19 +121,15 @@ def test_after_an_interruption_the_context_holds_the_words_that_were_heard(engin
         output, context = PacedOutput(), LLMContext()
         _, assistant = LLMContextAggregatorPair(context)
         words, interrupted = Watched(output, TTSTextFrame), Watched(output, InterruptionFrame)
-        worker = PipelineWorker(
-            Pipeline([service_of(engine, mode), output, assistant]),
-            params=PipelineParams(audio_out_sample_rate=24000),
-            observers=[words, interrupted],
-            enable_rtvi=False,
-        )
+        service = service_of(engine, text_aggregation_mode=mode)
+        worker = worker_of(service, output, assistant, observers=(words, interrupted))
         async with running(worker):
             await worker.queue_frames(turn(LONG))
             await until(lambda: len(words.frames) == 3)
             await worker.queue_frame(InterruptionFrame())
             await until(lambda: interrupted.frames)
             before, told = output.samples, list(words.frames)
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(0.5)  # nothing is waited for: it would be heard in this time
             assert len(output.samples) == len(before), "nothing stale"
             messages = list(context.get_messages())
             await worker.queue_frames([*turn("Hello there."), EndFrame()])
@@ -177,14 +152,7 @@ def test_four_pipelines_at_once_hear_what_each_would_hear_alone(engine):
 
     async def play():
         outputs = [PacedOutput() for _ in texts]
-        workers = [
-            PipelineWorker(
-                Pipeline([service_of(engine), output]),
-                params=PipelineParams(audio_out_sample_rate=24000),
-                enable_rtvi=False,
-            )
-            for output in outputs
-        ]
+        workers = [worker_of(service_of(engine), output) for output in outputs]
 
         async def one(worker, text):
             async with running(worker):
@@ -196,9 +164,8 @@ def test_four_pipelines_at_once_hear_what_each_would_hear_alone(engine):
     for text, heard in zip(texts, asyncio.run(play()), strict=True):
         expected = said(engine, text)
         # On a GPU the company that a stream is decoded in may change its samples' last bits (GraphVocoder).
-        assert np.abs(heard[: len(expected)].astype(int) - expected).max() <= (
-            1 if engine.backend == "megakernel" else 0
-        )
+        most = 1 if engine.backend == "megakernel" else 0
+        assert np.abs(heard[: len(expected)].astype(int) - expected).max() <= most
 
 
 # ---------------------------------------------------------------- a websocket
@@ -223,11 +190,7 @@ async def websocket_call(engine, serializer: FrameSerializer, rate: int):
         serializer=serializer, audio_out_enabled=True, audio_in_enabled=False, audio_out_end_silence_secs=0
     )
     transport = SingleClientWebsocketServerTransport(params=params, host="127.0.0.1", port=(port := free_port()))
-    worker = PipelineWorker(
-        Pipeline([transport.input(), service_of(engine), transport.output()]),
-        params=PipelineParams(audio_out_sample_rate=rate),
-        enable_rtvi=False,
-    )
+    worker = worker_of(transport.input(), service_of(engine), transport.output(), rate=rate)
     ready = asyncio.Event()
 
     @transport.event_handler("on_websocket_ready")
@@ -336,8 +299,7 @@ class Caller:
         runner_args.cli_args = arguments
         running = asyncio.create_task(bot(runner_args))
         await self._peer.setRemoteDescription(RTCSessionDescription(sdp=answer["sdp"], type=answer["type"]))
-        while self._channel.readyState != "open":
-            await asyncio.sleep(0.01)
+        await until(lambda: self._channel.readyState == "open")
         self._send("client-ready", {"version": "2.0.0", "about": {"library": "test"}})
         return running
 
@@ -369,6 +331,22 @@ class Caller:
         await self._peer.close()
 
 
+async def chat(bot, greeting: str, *lines: tuple[str, str], arguments: list[str] | None = None) -> Caller:
+    """A call in which these lines are typed, each once the words before it are heard: a text and its answer.
+
+    `caller.greeting` is what was heard of the first words."""
+    caller = Caller()
+    task = await caller.call(bot, arguments)
+    await caller.until(greeting)
+    caller.greeting = np.concatenate(caller.heard)
+    for text, answer in lines:
+        caller.type(text)
+        await caller.until(answer)
+    await caller.hang_up()
+    await asyncio.wait_for(task, PATIENCE_S)
+    return caller
+
+
 def load_script(path: str):
     spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / path)
     module = importlib.util.module_from_spec(spec)
@@ -388,23 +366,13 @@ def test_the_demos_bot_over_webrtc(engine):
     demo = load_script("demo_pipeline.py")
     arguments = demo.make_parser().parse_args(["--bot", "--device", "cpu", "--speaker", "ada", "--seed", "3"])
 
-    async def play():
-        caller = Caller()
-        bot = await caller.call(demo.bot, arguments)
-        await caller.until("What would you like to hear?")
-        greeting = np.concatenate(caller.heard)
-        caller.type("Count to three.")
-        await caller.until("One, two, three.")
-        await caller.hang_up()
-        await asyncio.wait_for(bot, PATIENCE_S)
-        return greeting, caller
-
-    greeting, caller = asyncio.run(play())
+    count = ("Count to three.", "One, two, three.")
+    caller = asyncio.run(chat(demo.bot, "What would you like to hear?", count, arguments=arguments))
     assert "story" not in caller.words, "the greeting was interrupted"
     kinds = [m.get("type") for m in caller.messages]
     assert kinds.index("bot-ready") < kinds.index("bot-started-speaking") < kinds.index("bot-interrupted")
     expected = said(engine, "Hello!") / 32767
-    heard, wanted = envelope(greeting, 48000), envelope(expected, 24000)
+    heard, wanted = envelope(caller.greeting, 48000), envelope(expected, 24000)
 
     def likeness(wanted: np.ndarray) -> float:
         places = range(len(heard) - len(wanted))
@@ -453,6 +421,7 @@ def test_the_demos_bot_is_typed_to_in_the_terminal(engine):
     assert is_heard(heard, said(engine, "One, two, three."))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Pipecat leaves its client open
 def test_the_demos_bot_asks_an_openai_compatible_server(engine, monkeypatch):
     """A server on loopback that streams two tokens and keeps what it was asked."""
@@ -494,64 +463,39 @@ def test_the_demos_bot_asks_an_openai_compatible_server(engine, monkeypatch):
 @webrtc
 @pytest.mark.parametrize("name", ["minimal_bot", "token_mode"])
 def test_examples_that_talk(name):
-    example = load_script(f"examples/{name}.py")
-
-    async def play():
-        caller = Caller()
-        bot = await caller.call(example.bot)
-        await caller.until("Hello! What")
-        caller.type("Count to three.")
-        await caller.until("One, two, three.")
-        await caller.hang_up()
-        await asyncio.wait_for(bot, PATIENCE_S)
-        return caller
-
-    caller = asyncio.run(play())
+    bot = load_script(f"examples/{name}.py").bot
+    caller = asyncio.run(chat(bot, "Hello! What", ("Count to three.", "One, two, three.")))
     assert np.abs(np.concatenate(caller.heard)).max() > 0.05
 
 
-@webrtc
-def test_the_example_that_changes_its_voice(monkeypatch):
-    example = load_script("examples/change_voice.py")
-    voices = []
-    request = MegakernelTTSService._request
-    monkeypatch.setattr(
-        MegakernelTTSService,
-        "_request",
-        lambda self, *changed: voices.append(self.settings.voice) or request(self, *changed),
-    )
+@pytest.fixture
+def requests(monkeypatch):
+    """Engine and voice of each utterance."""
+    made, request = [], MegakernelTTSService._request
 
-    async def play():
-        caller = Caller()
-        bot = await caller.call(example.bot)
-        await caller.until("Hello!")
-        caller.type("Please speak as Max.")
-        await caller.until("You said: Please speak as Max.")
-        await caller.hang_up()
-        await asyncio.wait_for(bot, PATIENCE_S)
+    def keep(self, *changed):
+        made.append((self._engine, self.settings.voice))
+        return request(self, *changed)
 
-    asyncio.run(play())
-    assert voices[0] == "ada" and voices[-1] == "max"
+    monkeypatch.setattr(MegakernelTTSService, "_request", keep)
+    return made
 
 
 @webrtc
-def test_the_example_of_two_bots_on_one_engine(monkeypatch):
-    example = load_script("examples/two_bots.py")
-    used = []
-    request = MegakernelTTSService._request
-    monkeypatch.setattr(
-        MegakernelTTSService,
-        "_request",
-        lambda self, *changed: used.append((id(self._engine), self.settings.voice)) or request(self, *changed),
-    )
+@pytest.mark.slow
+def test_the_example_that_changes_its_voice(requests):
+    bot = load_script("examples/change_voice.py").bot
+    asyncio.run(chat(bot, "Hello!", ("Please speak as Max.", "You said: Please speak as Max.")))
+    assert requests[0][1] == "ada" and requests[-1][1] == "max"
+
+
+@webrtc
+@pytest.mark.slow
+def test_the_example_of_two_bots_on_one_engine(requests):
+    bot = load_script("examples/two_bots.py").bot
 
     async def play():
-        callers = [Caller(), Caller()]
-        bots = [await caller.call(example.bot) for caller in callers]
-        await asyncio.gather(*(caller.until("Hello! What would") for caller in callers))
-        for caller in callers:
-            await caller.hang_up()
-        await asyncio.wait_for(asyncio.gather(*bots), PATIENCE_S)
+        await asyncio.gather(*(chat(bot, "Hello! What would") for _ in range(2)))
 
     asyncio.run(play())
-    assert {voice for _, voice in used} == {"ada", "max"} and len({engine for engine, _ in used}) == 1
+    assert {voice for _, voice in requests} == {"ada", "max"} and len({id(engine) for engine, _ in requests}) == 1

@@ -15,8 +15,8 @@ from qwen_megakernel.checkpoint.config import SamplingParams
 from qwen_megakernel.engine.admission import ENDS
 from qwen_megakernel.engine.core import EngineCore
 from qwen_megakernel.engine.device_pipeline import Launch
-from qwen_megakernel.engine.options import Limits
-from qwen_megakernel.engine.sequence import Sequence
+from qwen_megakernel.engine.options import EngineOptions
+from qwen_megakernel.engine.sequence import NO_SLOT, SpeechSequence
 from qwen_megakernel.errors import EngineBusy, KernelFault
 from qwen_megakernel.model.vocoder import Portion, VocoderState
 
@@ -176,7 +176,7 @@ class Engine:
         self.gpu = Gpu()
         self.decoder = Decoder(self.gpu, slots, width)
         self.vocoder = Vocoder(self.gpu, self.decoder, follows, most_frames)
-        limits = Limits(max_streams=slots, max_queue=max_queue, queue_timeout=queue_timeout, kept_voices=4)
+        limits = EngineOptions(max_streams=slots, max_queue=max_queue, queue_timeout=queue_timeout, kept_voices=4)
         self.core = EngineCore(
             LoadedModel(None, self.decoder, self.vocoder, lambda: None),
             sample_rate=RATE,
@@ -185,12 +185,12 @@ class Engine:
             clock=self.gpu.monotonic,
         )
         self.admission, self.loop, self.slots = self.core.admission, self.core.loop, self.core.loop.slots
-        self.streams: list[Sequence] = []
+        self.streams: list[SpeechSequence] = []
         self.refused = 0
 
     def submit(
         self, frames, schedule=(1, 2, 4, 8), rows=None, voice=None, max_frames=4000, speed=1.0, reproducible=False
-    ) -> Sequence | None:
+    ) -> SpeechSequence | None:
         """`rows`: of the text, of which more will come; None: it is whole."""
         wanted = {"max_frames": max_frames, "chunk_frames": schedule, "speed": speed, "reproducible": reproducible}
         untouched = {"runaway_guard": False, "trim": "none", "silence_s": 0.05, "before_s": 0.0, "after_s": 0.0}
@@ -209,9 +209,9 @@ class Engine:
         self.streams.append(stream)
         return stream
 
-    def push_text(self, stream: Sequence, rows: int, ended: bool = False) -> None:
+    def push_text(self, stream: SpeechSequence, rows: int, ended: bool = False) -> None:
         stream.incoming.put((torch.zeros(rows, 1), ended))
-        self.core.wake()
+        self.admission.wake()
 
     def run(self, arrivals, until: float = 1e9) -> None:
         """arrivals: (seconds from now, function), sorted."""
@@ -377,12 +377,12 @@ def test_a_listener_at_twice_the_speed_takes_the_place_of_two():
     engine.admission.sustain(4.6)  # of which live listeners get 0.9: four of them
     first = [engine.submit(63, speed=speed) for speed in (2.0, 1.0, 1.0, 0.5)]
     engine.run([], until=0.01)
-    assert [s.slot is not None for s in first] == [True, True, True, False]
+    assert [s.slot != NO_SLOT for s in first] == [True, True, True, False]
     engine.run([])
     assert all(s.audio.finish_reason == "eos" for s in first)
     slow = [engine.submit(63, speed=0.5) for _ in range(8)]
     engine.run([], until=0.01)
-    assert all(s.slot is not None for s in slow)
+    assert all(s.slot != NO_SLOT for s in slow)
     engine.run([])
     alone = engine.submit(63, speed=4.0)
     engine.admission.sustain(0.5)
@@ -542,7 +542,7 @@ def test_whatever_comes_slots_and_places_come_back_and_all_is_said(fresh_seed, t
         if stream and not stream.text_complete:
             open_text.append(stream)
 
-    def one_of(streams: list[Sequence]) -> Sequence | None:
+    def one_of(streams: list[SpeechSequence]) -> SpeechSequence | None:
         streams = [stream for stream in streams if not stream.settled]
         return rng.choice(streams) if streams else None
 
@@ -560,7 +560,7 @@ def test_whatever_comes_slots_and_places_come_back_and_all_is_said(fresh_seed, t
     def fail_outside() -> None:
         if stream := one_of(engine.streams):
             admission.settle(stream, error=ValueError("its listener"))
-            core.wake()
+            admission.wake()
 
     def fail() -> None:
         part = rng.choice((engine.decoder, engine.vocoder))
@@ -588,7 +588,7 @@ def test_whatever_comes_slots_and_places_come_back_and_all_is_said(fresh_seed, t
         )
         spins = spins + 1 if went_on and state == before else 0
         assert spins < 50
-        if went_on or core.inbox_size:
+        if went_on or admission.inbox.qsize():
             continue
         assert not loop.pipeline.in_flight and not loop.held
         assert not (engine.slots.waiting and engine.slots.available(engine.slots.waiting[0]))

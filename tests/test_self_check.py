@@ -21,12 +21,12 @@ from probes import ProbedBackend, fail, probed
 from waiting import PATIENCE_S, until
 
 from qwen_megakernel import EngineClosed, KernelFault, TTSEngine, cli
-from qwen_megakernel.backend import auto, build, select, verdicts
-from qwen_megakernel.backend.select import Backend, choose_backend, make_vocoder, select_backend
+from qwen_megakernel.backend import build, select
+from qwen_megakernel.backend.select import make_vocoder
 from qwen_megakernel.backend.targets import TARGETS
 from qwen_megakernel.backend.torch_decoder import TorchFrameDecoder
-from qwen_megakernel.backend.verdicts import FramePart, Key, Part, Verdict
 from qwen_megakernel.check import self_check
+from qwen_megakernel.check.teacher_forcing import teacher_forced_logits, teacher_forced_talker
 from qwen_megakernel.checkpoint.config import ModelConfig
 from qwen_megakernel.checkpoint.fp8 import WEIGHTS
 from qwen_megakernel.checkpoint.load import DEMO_FOLDER, Checkpoint
@@ -34,6 +34,9 @@ from qwen_megakernel.checkpoint.synthetic import random_talker, synthetic_config
 from qwen_megakernel.errors import BackendError
 from qwen_megakernel.model.transformer import Embeddings
 from qwen_megakernel.model.vocoder import TorchVocoder
+from qwen_megakernel.trust import auto, verdicts
+from qwen_megakernel.trust.selection import Selection, select_backend
+from qwen_megakernel.trust.verdicts import FramePart, Key, Part, Verdict
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 CARD = ((8, 9), 128, "NVIDIA GeForce RTX 4090")
@@ -296,15 +299,13 @@ def test_what_is_asked_for_by_name_is_not_checked(card, child):
     verdicts.keep(Verdict(card, WRONG, Part(False, "wrong too")))
     assert select_backend("megakernel", GPU, torch.bfloat16, DEMO, may_check=True) == ("megakernel", "asked for")
     assert select_backend("torch", GPU, torch.bfloat16, DEMO, may_check=True) == ("torch", "asked for")
-    checkpoint = Checkpoint.open("demo")
-    options = (checkpoint, GPU, torch.bfloat16, None, "float32", None)
-    assert choose_backend("megakernel", *options).vocoder_obstacle is None
-    assert "wrong too" in choose_backend("torch", *options).vocoder_obstacle
+    assert Selection("megakernel").choose(Checkpoint.open("demo")).vocoder_obstacle is None
+    assert "wrong too" in Selection("torch").choose(Checkpoint.open("demo")).vocoder_obstacle
     assert not child.runs
 
 
 def test_without_a_verdict_the_vocoders_kernels_are_left_alone(card, child):
-    chosen = choose_backend("torch", Checkpoint.open("demo"), GPU, torch.bfloat16, None, "float32", None)
+    chosen = Selection("torch").choose(Checkpoint.open("demo"))
     assert "have not been checked on this card" in chosen.vocoder_obstacle and chosen.void is None
 
 
@@ -318,8 +319,7 @@ def test_fp32_and_other_dims_are_not_checked(card, child):
 def test_the_environment_decides_without_a_check(value, taken, card, child, machine, monkeypatch):
     monkeypatch.setenv(auto.VARIABLE, value)
     assert take() == (taken, f"QWEN_MEGAKERNEL_AUTO={value} asks for it")
-    checkpoint = Checkpoint.open("demo")
-    chosen = choose_backend("auto", checkpoint, GPU, torch.bfloat16, None, "float32", None)
+    chosen = Selection().choose(Checkpoint.open("demo"))
     assert (chosen.name, chosen.vocoder_obstacle is None) == (taken, taken == "megakernel")
     machine((7, 5), 40, "Tesla T4")
     assert select_backend("auto", GPU)[0] == select_backend("auto", CPU)[0] == "torch"
@@ -408,7 +408,7 @@ sys.path[:0] = [{tests!r}]
 from pathlib import Path
 import pytest, torch
 from machines import pretend
-from qwen_megakernel.backend import auto, verdicts
+from qwen_megakernel.trust import auto, verdicts
 
 pretend(pytest.MonkeyPatch(), {card})
 verdicts.folder = lambda: Path({folder!r})
@@ -442,7 +442,7 @@ def test_another_process_that_never_finishes_its_check_is_not_waited_for_without
 
 def test_a_voided_verdict_keeps_its_figures_and_auto_takes_pytorch(card, child, caplog, monkeypatch):
     verdicts.keep(Verdict(card, FRAME, VOCODER))
-    chosen = choose_backend("auto", Checkpoint.open("demo"), GPU, torch.bfloat16, None, "float32", None)
+    chosen = Selection("auto").choose(Checkpoint.open("demo"))
     assert chosen.name == "megakernel" and chosen.vocoder_obstacle is None
     chosen.void()
     assert "two kernel faults in service" in caplog.messages[-1] and "doctor --check" in caplog.messages[-1]
@@ -454,19 +454,19 @@ def test_a_voided_verdict_keeps_its_figures_and_auto_takes_pytorch(card, child, 
 
 
 def test_what_was_never_checked_is_voided_too(card, child):
-    chosen = choose_backend("megakernel", Checkpoint.open("demo"), GPU, torch.bfloat16, None, "float32", None)
+    chosen = Selection("megakernel").choose(Checkpoint.open("demo"))
     chosen.void()
     assert take()[0] == "torch" and not child.runs and verdicts.file_of(card).exists()
 
 
 def test_nothing_is_voided_where_no_evidence_stands_in_question(machine):
     checkpoint = Checkpoint.open("demo")
-    assert Backend("torch", checkpoint, CPU, torch.float32).void is None
+    assert Selection("torch", "cpu").choose(checkpoint).void is None
     machine((9, 0), 132, "NVIDIA H200")
-    assert Backend("megakernel", checkpoint, GPU, torch.bfloat16).void is None
+    assert Selection("megakernel").choose(checkpoint).void is None
     machine(*CARD)
-    assert Backend("torch", checkpoint, GPU, torch.bfloat16, own_kernels=False).void is None
-    kernel = Backend("megakernel", checkpoint, GPU, torch.bfloat16)
+    assert Selection("torch").choose(checkpoint).void is None, "the vocoder's kernels are not checked, so not used"
+    kernel = Selection("megakernel").choose(checkpoint)
     assert kernel.void and kernel.spare().void is None and kernel.spare().spare() is None
 
 
@@ -491,7 +491,7 @@ FAULT = KernelFault("a wait gave up")
 
 @pytest.mark.parametrize("spare", [True, False])
 def test_two_faults_in_service_void_the_verdict_and_pytorch_takes_over_if_it_may(tiny, spare):
-    with probed(tiny("custom_voice"), max_streams=2, fallback=spare, wrap=OnTrial) as engine:
+    with probed(tiny("custom_voice"), max_streams=2, fallback="torch" if spare else None, wrap=OnTrial) as engine:
         fail(engine.probes.decoder, "collect", FAULT, times=9)
         for _ in range(2):
             with pytest.raises(KernelFault):
@@ -507,7 +507,7 @@ def test_two_faults_in_service_void_the_verdict_and_pytorch_takes_over_if_it_may
 
 
 def test_a_kernel_that_faults_at_load_gives_way_at_load(tiny):
-    with probed(tiny("custom_voice"), max_streams=2, fallback=True, wrap=OnTrial) as engine:
+    with probed(tiny("custom_voice"), max_streams=2, fallback="torch", wrap=OnTrial) as engine:
         fail(engine.probes.decoder, "collect", FAULT, times=9)
         engine._warm_up(CPU)
         assert engine.backend == "torch" and engine.probes.voided == 1
@@ -669,8 +669,8 @@ class StandIn(TorchFrameDecoder):
     def _look(self, slot: int, codes) -> None:
         """The last frame's hidden state and logits go to column 0."""
         prompt = self_check.make_prompt(self._model, self_check.PROMPT_ROWS[slot], seed=slot)
-        hidden = self_check.teacher_forced_talker(self._config.talker, self._exact, prompt, codes)
-        logits = self_check.teacher_forced_logits(self._config.talker, self._exact, hidden, codes)
+        hidden = teacher_forced_talker(self._config.talker, self._exact, prompt, codes)
+        logits = teacher_forced_logits(self._config.talker, self._exact, hidden, codes)
         self._seen[0][0] = hidden[-1]
         for group, row in enumerate(logits):
             self._seen[1][0, group, : row.shape[1]] = row[-1]

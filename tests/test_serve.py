@@ -1,17 +1,14 @@
-"""The HTTP API: what clients of OpenAI's shape get, and what nobody gets out of it."""
+"""The HTTP API: what clients of OpenAI's shape get, and what nobody gets out of it. See also test_entrances.py."""
 
-import asyncio
 import base64
 import http.client
 import io
 import json
-import shutil
 import signal
 import socket
 import subprocess
 import sys
 import threading
-import urllib.request
 from pathlib import Path
 
 import av
@@ -23,31 +20,32 @@ import schemathesis
 import soundfile
 import torch
 from hypothesis import HealthCheck, given, settings
-from probes import kill, probed
 from serving import (
     PATIENCE_S,
+    TEXT,
     Running,
-    asgi,
+    audio_of,
+    cloning,
+    endless,
     get,
-    hold_second_piece,
-    places_taken,
     ready,
+    recording,
     running,
+    said,
     slots_taken,
     stream,
     until,
 )
 from serving import post as http_post
 
-from qwen_megakernel import BackendError, SamplingParams, TTSEngine, Voice, VoiceError
+from qwen_megakernel import BackendError, EngineClosed, EngineDied, SamplingParams, TTSEngine, Voice, VoiceError
 from qwen_megakernel.checkpoint.load import Checkpoint
-from qwen_megakernel.checkpoint.synthetic import NO_EOS
 from qwen_megakernel.model.pcm import pcm16
+from qwen_megakernel.server.api_error import ApiError
 from qwen_megakernel.server.app import make_app
 from qwen_megakernel.server.limits import Limits
 from qwen_megakernel.server.service import OPENAI_MODELS
 
-TEXT = "Hello there, how are you today?"
 SPEECH = "/v1/audio/speech"
 OPTIONS = {"device": "cpu", "max_streams": 4, "max_positions": 160, "max_queue": 4, "queue_timeout": PATIENCE_S}
 
@@ -73,24 +71,19 @@ def post(server: Running, **body) -> httpx.Response:
     return http_post(server.url + SPEECH, json=body)
 
 
-def said(server: Running, text: str = TEXT, seed: int = 5, **options) -> np.ndarray:
-    sampling = SamplingParams(seed=seed)
-    return server.service.engine.generate(text, sampling=sampling, **({"speaker": "ada"} | options)).samples
-
-
 def test_openais_client_gets_what_the_engine_says(server, client):
     pcm = client.audio.speech.create(
         model="demo", voice="ada", input=TEXT, response_format="pcm", extra_body={"seed": 5, "language": "en-US"}
     )
     assert pcm.response.headers["content-type"] == "audio/pcm" and pcm.response.headers["x-seed"] == "5"
-    assert pcm.content == pcm16(said(server, language="english"))
+    assert pcm.content == said(server, language="english")
 
 
 @pytest.mark.parametrize("name", ["mp3", "flac", "opus", "aac", "wav"])
 def test_every_format_holds_the_same_speech(server, client, name):
     options = {} if name == "mp3" else {"response_format": name}  # OpenAI's default
     made = client.audio.speech.create(model="demo", voice="max", input=TEXT, extra_body={"seed": 5}, **options)
-    truth = said(server, speaker="max")
+    truth = audio_of(server, speaker="max").samples
     if name == "aac":  # libsndfile does not read it
         with av.open(io.BytesIO(made.content)) as file:
             samples = np.concatenate([frame.to_ndarray()[0] for frame in file.decode(audio=0)])
@@ -100,17 +93,6 @@ def test_every_format_holds_the_same_speech(server, client, name):
     assert rate == 24000 and abs(len(samples) - len(truth)) <= 2400
     if name in ("wav", "flac"):
         assert np.array_equal(np.rint(samples * 32767), np.rint(truth * 32767)) or np.abs(samples - truth).max() < 1e-4
-
-
-def test_pcm_comes_while_it_is_made(server, monkeypatch):
-    """The second piece of the text is not begun before the first was heard."""
-    text, (pieces, heard) = " ".join([TEXT] * 8), hold_second_piece(monkeypatch, server.service.engine)
-    with stream("POST", server.url + SPEECH, json={"model": "demo", "input": text, "response_format": "pcm"}) as r:
-        chunks = r.iter_raw()
-        first = next(chunks)
-        heard.set()
-        whole = first + b"".join(chunks)
-    assert first and len(pieces) > 1 and len(whole) > 3 * 48000
 
 
 def test_a_fresh_seed_is_told_and_repeats(server):
@@ -124,150 +106,89 @@ def test_long_text_is_said_sentence_by_sentence(server):
     made = post(server, input=text, response_format="pcm", seed=1)
     pieces = server.service.engine.pieces(text)
     assert len(pieces) > 1
-    assert made.content == b"".join(pcm16(said(server, piece, seed=1)) for piece in pieces)
+    assert made.content == b"".join(said(server, piece, seed=1) for piece in pieces)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "Привет, как дела? Сегодня хорошая погода, и мы идём гулять в парк. " * 4,
-        "今天天气很好，我们去公园散步吧。" * 12,
-        "Hello there, how are you? " * 4 + "x" * 400,
-    ],
-    ids=["russian", "chinese", "a word of 400"],
-)
+FEW_CHARACTERS = {
+    "russian": "Привет, как дела? Сегодня хорошая погода, и мы идём гулять в парк. " * 4,
+    "chinese": "今天天气很好，我们去公园散步吧。" * 12,
+    "a word of 400": "Hello there, how are you? " * 4 + "x" * 400,
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("text", FEW_CHARACTERS.values(), ids=FEW_CHARACTERS)
 def test_few_characters_that_are_many_tokens_are_said_whole(tiny, text):
     folder = tiny("custom_voice", eos_gain=4.0)
-    with running(lambda: TTSEngine.load(folder, **OPTIONS), model="tiny") as server:
-        until(lambda: server.service.state == "ready")
-        made = post(server, model="tiny", input=text, voice="default", response_format="pcm", seed=1)
-        engine = server.service.engine
-        pieces = [engine.generate(piece, sampling=SamplingParams(seed=1)) for piece in engine.pieces(text)]
-    assert made.status_code == 200 and made.content == b"".join(pcm16(piece.samples) for piece in pieces)
+    with ready(lambda: TTSEngine.load(folder, **OPTIONS)) as server:
+        made = post(server, input=text, voice="default", response_format="pcm", seed=1)
+        pieces = [said(server, piece, seed=1, speaker=None) for piece in server.service.engine.pieces(text)]
+    assert made.status_code == 200 and made.content == b"".join(pieces)
 
 
-@pytest.fixture
-def endless(tiny):
-    """Its speech fills every slot."""
-    folder = tiny("custom_voice", eos_gain=NO_EOS)
-    load = lambda: TTSEngine.load(folder, device="cpu", max_streams=1, max_positions=48)  # noqa: E731
-    with running(load, model="tiny") as server:
-        until(lambda: server.service.state == "ready")
+@pytest.fixture(scope="module")
+def short(tiny):
+    with endless(tiny) as server:
         yield server
 
 
 @pytest.mark.parametrize("response_format", ["pcm", "mp3", "opus", "aac"])
-def test_speech_that_its_slot_cuts_ends_the_connection_early(endless, caplog, response_format):
-    body, heard = {"model": "tiny", "input": "Hello.", "response_format": response_format}, b""
-    with stream("POST", endless.url + SPEECH, json=body) as response:
+def test_speech_that_its_slot_cuts_ends_the_connection_early(short, caplog, response_format):
+    body, heard = {"model": "demo", "input": "Hello.", "response_format": response_format}, b""
+    with stream("POST", short.url + SPEECH, json=body) as response:
         assert response.status_code == 200
         with pytest.raises(httpx.RemoteProtocolError, match="incomplete"):
             for data in response.iter_raw():
                 heard += data
     assert len(heard) > (10 * 1920 * 2 if response_format == "pcm" else 1000)
-    endless.at_rest()
+    short.at_rest()
     assert "an answer ends early: speech was cut after" in caplog.text and "Traceback" not in caplog.text
 
 
-def test_speech_that_its_slot_cuts_is_no_whole_file(endless):
-    refused = post(endless, model="tiny", input="Hello.", voice="default", response_format="flac")
+def test_speech_that_its_slot_cuts_is_no_whole_file(short):
+    refused = post(short, input="Hello.", voice="default", response_format="flac")
     error = refused.json()["error"]
     assert refused.status_code == 400 and error["param"] == "input" and "speech was cut after" in error["message"]
-
-
-@pytest.mark.skipif(not shutil.which("curl"), reason="needs curl")
-def test_curl(server):
-    body = json.dumps({"model": "demo", "input": TEXT, "voice": "ada", "response_format": "wav", "seed": 5})
-    command = ["curl", "-s", "-H", "Content-Type: application/json", "-d", body, server.url + SPEECH]
-    wav = subprocess.run(command, capture_output=True, timeout=PATIENCE_S, check=True).stdout
-    assert wav[:4] == b"RIFF" and wav[44:] == pcm16(said(server))
-
-
-REFUSED = [
-    ({"input": ""}, 400, "input"),
-    ({"input": " \n"}, 400, "blank"),
-    ({"input": "x" * 601}, 400, "601 characters"),
-    ({"input": "\ud800"}, 400, ""),
-    ({"input": 3}, 400, "input"),
-    ({"model": "tts-2"}, 404, "this server's model is 'demo', got 'tts-2'; known: demo, tts-1, tts-1-hd, gpt-4o-mini-"),
-    ({"voice": "alloy"}, 400, "known: ada"),
-    ({"voice": "../ada"}, 400, "unknown voice"),
-    ({"voice": {"id": "alloy"}}, 400, "unknown voice 'alloy'; known: ada"),
-    ({"voice": {"id": 3}}, 400, 'voice must be a name, or an object such as {"id": "ada"}, got {\'id\': 3}'),
-    ({"voice": "x" * 65}, 400, "voice must have at most 64 characters"),
-    ({"speed": 4.5}, 400, "speed must be a number from 0.25 to 4.0, got 4.5"),
-    ({"speed": 10**400}, 400, "speed must be a number from 0.25 to 4.0, got 1000"),
-    ({"speed": float("nan")}, 400, "speed must be a number from 0.25 to 4.0, got nan"),
-    ({"speed": True}, 400, "speed must be a number from 0.25 to 4.0, got True"),
-    ({"speed": "fast"}, 400, "speed must be a number from 0.25 to 4.0, got 'fast'"),
-    ({"response_format": "vorbis"}, 400, "'mp3', 'opus', 'aac', 'flac', 'wav' or 'pcm', got 'vorbis'"),
-    ({"non_streaming_mode": 1}, 400, "non_streaming_mode must be true or false, got 1"),
-    ({"language": "klingon"}, 400, "unknown language 'klingon'; known: auto, english (en)"),
-    ({"seed": -1}, 400, "seed"),
-    ({"seed": True}, 400, "seed"),
-    ({"seed": 2**63}, 400, "seed"),
-    ({"stream_format": "events"}, 400, "stream_format must be 'audio' or 'sse', got 'events'"),
-    ({"ref_audio": "/etc/passwd"}, 400, "unknown field 'ref_audio'; known: model, input, response_format, "),
-    ({"\ud800": 1}, 400, "a field's name must be valid Unicode"),
-    ({"temperature": 0.5}, 400, "unknown field 'temperature'; known: model"),
-]
-
-
-@pytest.mark.parametrize("wrong, status, words", REFUSED, ids=[str(wrong)[:40] for wrong, _, _ in REFUSED])
-def test_what_cannot_be_said_is_refused_in_openais_shape(server, wrong, status, words):
-    body = json.dumps({"model": "demo", "input": TEXT, "voice": "ada"} | wrong)
-    refused = http_post(server.url + SPEECH, content=body, headers={"content-type": "application/json"})
-    error = refused.json()["error"]
-    assert refused.status_code == status and words in error["message"] and error["type"] == "invalid_request_error"
-    assert error["retryable"] is False and "Traceback" not in refused.text
-    assert error["param"] in (*wrong, None), "a field that the request has"
 
 
 @pytest.mark.parametrize("variant, size", [("custom_voice", "tiny-adapter"), ("voice_design", "tiny")])
 def test_instructions_change_the_speech_where_the_model_takes_them(tiny, variant, size):
     folder = tiny(variant, size=size, eos_gain=4.0)
-    with running(lambda: TTSEngine.load(folder, **OPTIONS), model="tiny") as server:
-        until(lambda: server.service.state == "ready")
+    with ready(lambda: TTSEngine.load(folder, **OPTIONS)) as server:
         assert get(f"{server.url}/v1/voices").json()["instructions"] is True
-        same = {"model": "tiny", "voice": "default", "response_format": "pcm", "seed": 5}
+        same = {"voice": "default", "response_format": "pcm", "seed": 5}
         made = post(server, **same, instructions="Slowly.")
-        assert made.content == pcm16(said(server, speaker=None, instruct="Slowly."))
+        assert made.content == said(server, speaker=None, instruct="Slowly.")
         assert made.content != post(server, **same).content
 
 
-def test_a_body_that_is_no_json_or_too_long_is_refused(server):
-    url, kind = server.url + SPEECH, {"content-type": "application/json"}
-    for body in (b"{", b"notjson"):
-        refused = http_post(url, content=body, headers=kind)
-        error = refused.json()["error"]
-        assert refused.status_code == 400 and error["param"] is None
-        assert error["message"].startswith("the body must be JSON: ")
-    assert http_post(url, content=b"[" * 8000, headers=kind).status_code == 400
-    assert http_post(url, content=b" " * 8193, headers=kind).status_code == 413
-    assert http_post(url, content=iter([b" " * 4096] * 3), headers=kind).status_code == 413
+BODIES = [
+    (b"{", 400, "the body must be JSON: "),
+    (b"notjson", 400, "the body must be JSON: "),
+    (b"[" * 8000, 400, ""),
+    (b" " * 8193, 413, ""),
+    (iter([b" " * 4096] * 3), 413, ""),
+    (b"", 400, "the body is missing: send a JSON object; its fields: model, input, response_format"),
+    (b'{"model": "demo"}', 400, "input is missing: send a JSON object; its fields: model, input, response_format"),
+    (b"[1]", 400, "the body must be a JSON object, got [1]"),
+    (b'{"input": "\xe4"}', 400, "the body cannot be read as JSON: send UTF-8"),
+    (b'{"seed": ' + b"9" * 5000 + b"}", 400, "without deep nesting or numbers of thousands of digits"),
+]
 
 
-@pytest.mark.parametrize(
-    "content, words",
-    [
-        (b"", "the body is missing: send a JSON object; its fields: model, input, response_format"),
-        (b'{"model": "demo"}', "input is missing: send a JSON object; its fields: model, input, response_format"),
-        (b"[1]", "the body must be a JSON object, got [1]"),
-        (b'{"input": "\xe4"}', "the body cannot be read as JSON: send UTF-8"),
-        (b'{"seed": ' + b"9" * 5000 + b"}", "without deep nesting or numbers of thousands of digits"),
-    ],
-    ids=lambda value: str(value)[:20],
-)
-def test_a_body_that_is_no_request_is_told_what_to_be(server, content, words):
+@pytest.mark.parametrize("content, status, words", BODIES, ids=lambda value: str(value)[:20])
+def test_a_body_that_is_no_request_is_told_what_to_be(server, content, status, words):
     refused = http_post(server.url + SPEECH, content=content, headers={"content-type": "application/json"})
-    assert refused.status_code == 400 and words in refused.json()["error"]["message"]
+    error = refused.json()["error"]
+    assert refused.status_code == status and words in error["message"] and error["type"] == "invalid_request_error"
+    assert error["param"] == ("input" if words.startswith("input") else None)
 
 
 @pytest.mark.parametrize("kind", [None, "", "application/json; charset=utf-8", "application/vnd.a+json"])
 def test_json_is_taken_as_such_and_without_a_content_type(server, kind):
     content = json.dumps({"model": "demo", "input": TEXT, "voice": "ada", "response_format": "pcm", "seed": 5})
     headers = {} if kind is None else {"content-type": kind}
-    assert http_post(server.url + SPEECH, content=content, headers=headers).content == pcm16(said(server))
+    assert http_post(server.url + SPEECH, content=content, headers=headers).content == said(server)
 
 
 @pytest.mark.parametrize("kind", ["application/x-www-form-urlencoded", "text/plain", "multipart/form-data", "json"])
@@ -324,17 +245,16 @@ def test_pages_of_others_are_not_served_without_a_token(server, headers):
 
 
 def test_with_a_token_nothing_is_told_without_it():
-    with running(demo, token="secret") as server:
-        until(lambda: server.service.state == "ready")
-        for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "secret"}):
-            for path in ("/v1/models", "/v1/voices", "/metrics", "/openapi.json", "/docs", "/nothing"):
+    with ready(demo, token="secret") as server:
+        for path in ("/v1/models", "/v1/voices", "/metrics", "/openapi.json", "/docs", "/nothing"):
+            for headers in ({}, {"authorization": "Bearer wrong"}):
                 refused = get(server.url + path, headers=headers)
                 assert refused.status_code == 401 and "secret" not in refused.text
                 assert refused.headers["www-authenticate"] == "Bearer"
                 words = "that is not this server's token" if headers else "this server has a token"
                 told = refused.json()["error"]["message"]
                 assert told == f"{words}: send the header Authorization: Bearer TOKEN"
-        flood = [http_post(server.url + SPEECH, content=b"x" * 5000).status_code for _ in range(200)]
+        flood = [http_post(server.url + SPEECH, content=b"x" * 5000).status_code for _ in range(50)]
         assert set(flood) == {401} and server.service.engine.metrics()["utterances"] == 0
         assert get(f"{server.url}/health").status_code == get(f"{server.url}/ready").status_code == 200
         bearing = {"authorization": "Bearer secret", "host": "bots.example"}
@@ -346,40 +266,6 @@ def request_bytes(text: str, response_format: str = "pcm") -> bytes:
     body = json.dumps({"model": "demo", "input": text, "response_format": response_format}).encode()
     head = f"POST {SPEECH} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
     return head.encode() + b"\r\n\r\n" + body
-
-
-@pytest.mark.parametrize("response_format", ["pcm", "mp3"])
-def test_who_hangs_up_frees_the_slot(server, response_format):
-    for _ in range(3):
-        before = server.service.engine.metrics()["cancelled"]
-        with socket.create_connection(("127.0.0.1", server.port)) as line:
-            line.sendall(request_bytes(" ".join([TEXT] * 8), response_format))
-            until(lambda: server.service.engine.health()["streams"] == 1)
-        server.at_rest()
-        assert server.service.engine.metrics()["cancelled"] == before + 1
-
-
-def test_who_does_not_read_is_let_go():
-    """A connection that takes a few chunks and then no more."""
-    taken, body = [], json.dumps({"model": "demo", "input": " ".join([TEXT] * 8), "response_format": "pcm"}).encode()
-
-    async def stall(message) -> None:
-        taken.append(message)
-        if len(taken) > 3:
-            await asyncio.Event().wait()
-
-    messages = [{"type": "http.request", "body": body}]
-
-    async def receive():
-        if not messages:
-            await asyncio.Event().wait()
-        return messages.pop()
-
-    headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
-    scope = {"type": "http", "method": "POST", "path": SPEECH, "headers": headers, "query_string": b""}
-    asgi(demo, scope, receive, stall, limits=Limits(idle_s=0.5))
-    assert [len(message["body"]) for message in taken[1:3]] == [2 * 1920, 2 * 2 * 1920], "chunk by chunk"
-    assert len(taken) == 4 and taken[-1]["more_body"], "uvicorn closes the connection of an answer without an end"
 
 
 def test_500_connects_and_aborts_leave_nothing(server):
@@ -445,22 +331,12 @@ def test_a_token_that_no_client_can_send_is_refused(token):
         make_app(demo, model="demo", token=token)
 
 
-def test_more_than_slots_and_queue_are_busy_and_may_try_again(server):
-    with places_taken(server.service.engine, 8):
-        refused = post(server)
-        assert refused.status_code == 429 and refused.headers["retry-after"] == "1"
-        assert refused.json()["error"]["code"] == "busy" and refused.json()["error"]["retryable"] is True
-    server.at_rest()
-    assert post(server).status_code == 200
-
-
 # ---------------------------------------------------------------- life
 
 
 @pytest.mark.parametrize("log_texts", [False, True])
 def test_texts_are_logged_only_where_that_was_asked_for(caplog, log_texts):
-    with caplog.at_level("DEBUG"), running(demo, log_texts=log_texts) as server:
-        until(lambda: server.service.state == "ready")
+    with caplog.at_level("DEBUG"), ready(demo, log_texts=log_texts) as server:
         assert post(server, input="A secret.", response_format="pcm").status_code == 200
         post(server, input="A secret.", voice="nobody")
     assert ("A secret." in caplog.text) == log_texts
@@ -498,14 +374,8 @@ def test_why_it_could_not_be_loaded_is_logged_with_a_traceback_only_of_a_bug(cap
     assert caplog.text.count(f"the engine is failed: {error}") == 1 and ("Traceback" in caplog.text) == traceback
 
 
-def test_a_dead_engine_is_told():
-    with running(lambda: probed("demo", **OPTIONS)) as server:
-        until(lambda: server.service.state == "ready")
-        kill(server.service.engine)
-        assert post(server, response_format="pcm").status_code == 503
-        until(lambda: get(f"{server.url}/health").status_code == 503)
-        assert get(f"{server.url}/health").json()["status"] == "dead"
-        assert server.service.gone.is_set()
+def test_the_code_of_an_engine_that_ended_follows_its_type_and_not_its_words():
+    assert [ApiError.of(kind("it died; it is dead")).code for kind in (EngineDied, EngineClosed)] == ["dead", "closing"]
 
 
 SERVER = """
@@ -558,6 +428,7 @@ def process():
         each.wait()
 
 
+@pytest.mark.slow
 def test_a_process_whose_engine_died_ends_for_its_supervisor(process):
     server, url = process("dies")
     http_post(url + SPEECH, json={"model": "demo", "input": "die"})
@@ -575,42 +446,12 @@ def test_sigterm_lets_what_is_being_said_be_said(process):
         pcm += b"".join(chunks)
     with TTSEngine.load("demo", device="cpu", max_streams=1, max_positions=512) as engine:
         whole = engine.generate(text, speaker="ada", sampling=SamplingParams(seed=seed)).samples
-    assert pcm == pcm16(whole)
+    heard = np.frombuffer(pcm, "<i2") / 32767
+    assert len(heard) == len(whole) and np.abs(heard - whole).max() < 1e-4, "another process may add in another order"
     assert server.wait(timeout=PATIENCE_S) == -signal.SIGTERM
 
 
 # ---------------------------------------------------------------- voices
-
-
-def test_saved_voices_are_served_by_their_names(tiny, tmp_path):
-    folder = tiny("base", size="tiny", eos_gain=2.0)
-    options = {"device": "cpu", "max_streams": 2, "max_positions": 512}
-    samples = np.random.default_rng(1).uniform(-0.3, 0.3, 24000).astype(np.float32)
-    file = io.BytesIO()
-    soundfile.write(file, samples, 24000, format="WAV", subtype="FLOAT")
-    with TTSEngine.load(folder, **options) as engine:
-        engine.create_voice((samples, 24000)).save(tmp_path / "anna.safetensors")
-        voice = Voice.load(tmp_path / "anna.safetensors")
-        truth = engine.generate(TEXT, voice=voice, sampling=SamplingParams(seed=5), max_frames=None).samples
-    with running(lambda: TTSEngine.load(folder, **options), voices=tmp_path, upload=True) as server:
-        until(lambda: server.service.state == "ready")
-        assert post(server, voice="anna", response_format="pcm", seed=5).content == pcm16(truth)
-        audio = base64.b64encode(file.getvalue()).decode()
-        add = lambda **body: http_post(f"{server.url}/v1/voices", json=body)  # noqa: E731
-        assert add(name="ben", audio=audio).status_code == 201
-        assert (tmp_path / "ben.safetensors").is_file()
-        assert post(server, voice="ben", response_format="pcm", seed=5).status_code == 200
-        for wrong, field in (
-            ({"name": "ben", "audio": audio}, "name"),
-            ({"name": "../x", "audio": audio}, "name"),
-            ({"name": "carl", "audio": "?"}, "audio"),
-            ({"name": "carl", "audio": base64.b64encode(b"no sound").decode()}, "audio"),
-            ({"name": "carl", "audio": "/etc/passwd"}, "audio"),
-            ({"name": "carl", "audio": audio, "text": " "}, "text"),
-        ):
-            refused = add(**wrong)
-            assert refused.status_code == 400 and refused.json()["error"]["param"] == field, wrong
-        assert sorted(path.name for path in tmp_path.iterdir()) == ["anna.safetensors", "ben.safetensors"]
 
 
 def test_voices_of_a_base_checkpoint_are_served_by_another_where_that_is_allowed(tiny, tmp_path):
@@ -624,8 +465,7 @@ def test_voices_of_a_base_checkpoint_are_served_by_another_where_that_is_allowed
         truth = {"anna": engine.generate(TEXT, voice=anna, **said).samples}
         truth["default"] = engine.generate(TEXT, **said).samples
     load = lambda: TTSEngine.load(folder, **options)  # noqa: E731
-    with running(load, voices=tmp_path, allow_foreign_voice=True) as server:
-        until(lambda: server.service.state == "ready")
+    with ready(load, voices=tmp_path, allow_foreign_voice=True) as server:
         assert server.service.voice_names()[-1] == "anna" and len(server.service.voice_names()) > 1
         for name, samples in truth.items():
             answer = post(server, voice=name, response_format="pcm", seed=5, instructions="Slowly.")
@@ -644,23 +484,17 @@ def test_foreign_voices_that_cannot_be_served_are_told_before_it_starts(tiny, tm
 
 def test_an_upload_that_takes_too_long_leaves_no_voice(tiny, tmp_path, monkeypatch):
     """And its name can be had by the next one."""
-    folder, wait, made = tiny("base", size="tiny", eos_gain=2.0), threading.Event(), threading.Event()
-    file = io.BytesIO()
-    soundfile.write(file, np.random.default_rng(1).uniform(-0.3, 0.3, 24000), 24000, format="WAV")
-    body = {"name": "ben", "audio": base64.b64encode(file.getvalue()).decode()}
-    options = {"device": "cpu", "max_streams": 2, "max_positions": 512}
-    with TTSEngine.load(folder, **options) as engine:
-        voice = engine.create_voice((np.random.default_rng(1).uniform(-0.3, 0.3, 24000).astype(np.float32), 24000))
+    wait, made = threading.Event(), threading.Event()
+    body = {"name": "ben", "audio": base64.b64encode(recording()).decode()}
+    with cloning(tiny, voices=tmp_path, upload=True, limits=Limits(total_s=1.0)) as server:
+        voice = server.service.engine.placeholder_voice()
 
-    def create(*_args) -> Voice:
-        assert wait.wait(PATIENCE_S)
-        made.set()
-        return voice
+        def create(*_args) -> Voice:
+            assert wait.wait(PATIENCE_S)
+            made.set()
+            return voice
 
-    monkeypatch.setattr(TTSEngine, "create_voice", create)
-    limits = Limits(total_s=1.0)
-    with running(lambda: TTSEngine.load(folder, **options), voices=tmp_path, upload=True, limits=limits) as server:
-        until(lambda: server.service.state == "ready")
+        monkeypatch.setattr(server.service.engine, "create_voice", create)
         add = lambda: http_post(f"{server.url}/v1/voices", json=body).status_code  # noqa: E731
         assert add() == 408
         wait.set()
@@ -670,32 +504,12 @@ def test_an_upload_that_takes_too_long_leaves_no_voice(tiny, tmp_path, monkeypat
         assert server.service.voice_names() == ["ben"]
 
 
-def test_a_server_without_voices_yet_says_how_they_are_made(tiny):
-    folder = tiny("base", size="tiny", eos_gain=2.0)
-    with running(lambda: TTSEngine.load(folder, **OPTIONS), upload=True) as server:
-        until(lambda: server.service.state == "ready")
-        for voice in ("default", "anna"):
-            refused = post(server, voice=voice)
-            error = refused.json()["error"]
-            assert refused.status_code == 400 and error["param"] == "voice"
-            assert error["message"].startswith("there are no voices yet: POST /v1/voices")
-
-
-def test_without_leave_nobody_makes_voices(server):
-    assert http_post(f"{server.url}/v1/voices", json={"name": "x", "audio": ""}).status_code == 405
-
-
 def test_hosts_that_others_reach_need_a_token(capsys, monkeypatch):
     from qwen_megakernel import cli
 
     monkeypatch.delenv(cli.TOKEN, raising=False)
     assert cli.main(["serve", "--host", "0.0.0.0"]) == 1
     assert f"set {cli.TOKEN}" in capsys.readouterr().err
-
-
-def test_health_needs_no_library(server):
-    with urllib.request.urlopen(f"{server.url}/health") as told:
-        assert json.load(told)["status"] == "ready"
 
 
 def test_nothing_that_fits_or_breaks_the_description_is_an_error_of_ours(server):

@@ -1,7 +1,6 @@
 """The page of `serve --ui` in a real browser: what it says is what the engine says, and nobody else gets in by it."""
 
 import base64
-import io
 import json
 import random
 import re
@@ -11,13 +10,24 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
-import soundfile
-from serving import PATIENCE_S, Running, get, places_taken, post, ready, running, until
+from serving import (
+    PATIENCE_S,
+    TEXT,
+    Running,
+    cloning,
+    connect,
+    get,
+    places_taken,
+    post,
+    ready,
+    recording,
+    running,
+    said,
+    until,
+)
 from websockets.exceptions import InvalidStatus
-from websockets.sync.client import connect
 
-from qwen_megakernel import SamplingParams, TTSEngine, Voice, cli
-from qwen_megakernel.model.pcm import pcm16
+from qwen_megakernel import TTSEngine, Voice, cli
 from qwen_megakernel.server import app as serve
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -25,7 +35,6 @@ FLAGS = (
     "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking --disable-sync "
     "--disable-component-update --use-fake-device-for-media-stream --use-fake-ui-for-media-stream"
 )
-TEXT = "Hello there, how are you?"
 LONG = " ".join([TEXT] * 8)
 TOKEN = "a secret/of ours?~"
 WATCH = """
@@ -103,6 +112,16 @@ class Page:
         """Connected, and nothing is said or heard."""
         self.expect("state", "^ready$")
 
+    def speak(self, text: str = TEXT, **fields) -> None:
+        self.fill(text=text, **fields)
+        self.click("Speak")
+
+    def say(self, text: str = TEXT, **fields) -> bytes:
+        """The PCM of what it then offers, when all of it is here."""
+        self.speak(text, **fields)
+        self.expect("rtf", r"^\d")
+        return self.pcm()
+
     def fill(self, **fields) -> None:
         for name, value in fields.items():
             self.page.fill(f"#{name}", str(value))
@@ -124,24 +143,21 @@ class Page:
 
 @pytest.fixture
 def visit(browser):
-    """visit(server) -> Page, of a server that is ready: the browser's console calls a 503 an error."""
+    """visit(server) -> Page in this state, of a server that is ready: the browser's console calls a 503 an error."""
 
     @contextmanager
-    def visit(server: Running, **options):
+    def visit(server: Running, state: str = "ready", script: str = "", **options):
         until(lambda: server.service.state == "ready")
         seen = Page(browser.new_page(viewport={"width": 900, "height": 900}, **options))
+        seen.page.add_init_script(script)
         seen.page.goto(server.url)
+        seen.expect("state", f"^{state}$")
         yield seen
         assert not seen.problems and not seen.page.evaluate("violations")
         assert seen.asked_for and all(url.startswith(server.url) for url in seen.asked_for)
         seen.page.close()
 
     return visit
-
-
-def said(server: Running, text: str = TEXT, seed: int = 5, **options) -> bytes:
-    options = {"speaker": "ada"} | options
-    return pcm16(server.service.engine.generate(text, sampling=SamplingParams(seed=seed), **options).samples)
 
 
 def same(made: bytes, truth: bytes) -> bool:
@@ -156,14 +172,12 @@ def same(made: bytes, truth: bytes) -> bool:
 
 def test_it_says_and_plays_what_the_engine_says(server, visit, fresh_seed):
     with visit(server) as seen:
-        seen.ready()
         names = seen.page.locator("#voice option").all_inner_texts()
         assert names == list(server.service.engine.speakers)
         assert not seen.page.is_visible("#instructions"), "the demo takes none"
         seen.page.select_option("#voice", "max")
         seen.page.select_option("#language", "english")
-        seen.fill(text=TEXT, seed=fresh_seed)
-        seen.click("Speak")
+        seen.speak(seed=fresh_seed)
         seen.expect("rtf", r"^\d")
         truth = said(server, seed=fresh_seed, speaker="max", language="english")
         assert seen.pcm() == truth
@@ -183,9 +197,7 @@ def test_it_says_and_plays_what_the_engine_says(server, visit, fresh_seed):
 
 def test_a_random_seed_is_shown_and_says_the_same_again(server, visit):
     with visit(server) as seen:
-        seen.ready()
-        seen.fill(text="Hello.")
-        seen.click("Speak")
+        seen.speak("Hello.")
         seen.expect("rtf", r"^\d")
         seed, first = seen.text("seed-used"), seen.pcm()
         seen.click("Keep the seed")
@@ -196,10 +208,8 @@ def test_a_random_seed_is_shown_and_says_the_same_again(server, visit):
 
 def test_a_text_that_is_dripped_in_is_the_streaming_layout(server, visit):
     with visit(server) as seen:
-        seen.ready()
         seen.send_it("word by word")
-        seen.fill(text=f" {TEXT}\n", seed=5)
-        seen.click("Speak")
+        seen.speak(f" {TEXT}\n", seed=5)
         seen.expect("message", "^$")
         seen.ready()
         assert [message["text"] for message in seen.texts()] == ["Hello", " there,", " how", " are", " you?"]
@@ -209,7 +219,6 @@ def test_a_text_that_is_dripped_in_is_the_streaming_layout(server, visit):
 
 def test_words_are_sent_while_they_are_typed(server, visit):
     with visit(server) as seen:
-        seen.ready()
         seen.send_it("while I type")
         seen.fill(seed=5)
         assert seen.button("Finish").is_disabled()
@@ -232,10 +241,8 @@ def test_words_are_sent_while_they_are_typed(server, visit):
 
 def test_chinese_goes_by_characters(server, visit):
     with visit(server) as seen:
-        seen.ready()
         seen.send_it("word by word")
-        seen.fill(text="你好 world。")
-        seen.click("Speak")
+        seen.speak("你好 world。")
         seen.ready()
         assert [message["text"] for message in seen.texts()] == ["你", "好", " world", "。"]
 
@@ -243,10 +250,8 @@ def test_chinese_goes_by_characters(server, visit):
 def test_stop_silences_at_once_and_the_next_one_is_whole(server, visit):
     cancelled = server.service.engine.metrics()["cancelled"]
     with visit(server) as seen:
-        seen.ready()
         seen.page.evaluate("slow = true")
-        seen.fill(text=LONG, seed=5)
-        seen.click("Speak")
+        seen.speak(LONG, seed=5)
         seen.expect("seconds", r"^[1-9]")
         seen.click("Stop")
         seen.ready()
@@ -270,13 +275,10 @@ def test_stop_silences_at_once_and_the_next_one_is_whole(server, visit):
 def test_what_cannot_be_said_is_told_in_words(server, visit):
     engine = server.service.engine
     with visit(server) as seen:
-        seen.ready()
-        seen.fill(text=" ")
-        seen.click("Speak")
+        seen.speak(" ")
         seen.expect("message", "no text")
         for seed in ("-1", "1.5", str(2**53), "x"):
-            seen.fill(text=TEXT, seed=seed)
-            seen.click("Speak")
+            seen.speak(seed=seed)
             seen.expect("message", "whole number")
         assert not seen.sent
         seen.page.evaluate("document.getElementById('voice').options[0].value = '<img src=x>'")
@@ -302,18 +304,14 @@ def test_it_comes_back_with_its_server(browser, fresh_seed):
         page.goto(server.url)
         seen = Page(page)
         seen.ready()
-        seen.fill(text=LONG)
-        seen.click("Speak")
+        seen.speak(LONG)
         seen.expect("seconds", r"^\d")
     seen.expect("state", "not connected")
     assert seen.button("Speak").is_disabled()
     seen.expect("message", "cannot be reached. Trying again")
     with running(demo, port=server.port, ui=True) as server:
         seen.expect("state", "ready|speaking")
-        seen.fill(text=TEXT, seed=fresh_seed)
-        seen.click("Speak")
-        seen.expect("rtf", r"^\d")
-        assert seen.pcm() == said(server, seed=fresh_seed)
+        assert seen.say(seed=fresh_seed) == said(server, seed=fresh_seed)
     page.close()
 
 
@@ -324,21 +322,16 @@ def test_it_comes_back_with_its_server(browser, fresh_seed):
     "missing", ["delete window.AudioContext", "window.AudioContext = function () { throw Error() }"]
 )
 def test_without_sound_the_figures_and_the_download_remain(server, visit, fresh_seed, missing):
-    with visit(server) as seen:
-        seen.page.add_init_script(missing)
-        seen.page.reload()
-        seen.ready()
+    with visit(server, script=missing) as seen:
         silent = waveform(seen)
-        seen.fill(text=TEXT, seed=fresh_seed)
-        seen.click("Speak")
+        seen.speak(seed=fresh_seed)
         seen.expect("rtf", r"^\d")
         seen.ready()
         seen.expect("note", "cannot play sound")
         assert seen.pcm() == (truth := said(server, seed=fresh_seed))
         assert float(seen.text("seconds")) == round(len(truth) / 48000, 2) and int(seen.text("ttfc")) > 0
         assert waveform(seen) != silent and seen.text("message") == "" and seen.page.evaluate("played") == []
-        seen.fill(text=LONG)
-        seen.click("Speak")
+        seen.speak(LONG)
         seen.expect("seconds", r"^[1-9]")
         seen.click("Stop")
         seen.ready()
@@ -361,24 +354,22 @@ REFUSALS = {
 }
 
 
-@pytest.mark.parametrize("refusal", REFUSALS.values(), ids=REFUSALS)
-@pytest.mark.parametrize("tap", ["mouse", "finger", "key"])
+SLOW = [pytest.param(*pair, marks=pytest.mark.slow) for pair in (("unanswered", "mouse"), ("refused", "finger"))]
+SLOW += [pytest.param(refusal, "key", marks=pytest.mark.slow) for refusal in REFUSALS]
+
+
+@pytest.mark.parametrize("refusal, tap", [("refused", "mouse"), ("unanswered", "finger"), *SLOW])
 def test_blocked_sound_is_told_and_heard_from_its_beginning_after_a_tap(server, visit, fresh_seed, refusal, tap):
-    with visit(server, has_touch=True) as seen:
-        seen.page.add_init_script(BLOCKED % refusal)
-        seen.page.reload()
-        seen.ready()
+    with visit(server, script=BLOCKED % REFUSALS[refusal], has_touch=True) as seen:
         assert seen.text("note") == ""
-        seen.fill(text=LONG)
-        seen.click("Speak")
+        seen.speak(LONG)
         seen.expect("note", "blocks the sound. Tap")
         seen.expect("seconds", r"^[1-9]")
         seen.click("Stop")
         seen.ready()
         server.at_rest()
         before = seen.page.evaluate("played.length")
-        seen.fill(text="Hello.", seed=fresh_seed)
-        seen.click("Speak")
+        seen.speak("Hello.", seed=fresh_seed)
         seen.expect("rtf", r"^\d")
         seen.ready()  # all of it is here, though none was heard
         seen.expect("note", "blocks the sound. Tap")
@@ -399,19 +390,8 @@ def test_blocked_sound_is_told_and_heard_from_its_beginning_after_a_tap(server, 
 # ---------------------------------------------------------------- cloning
 
 
-def recording(seconds: float = 1.0, rate: int = 44100) -> bytes:
-    file, noise = io.BytesIO(), np.random.default_rng().uniform(-0.3, 0.3, (int(seconds * rate), 2))
-    soundfile.write(file, noise, rate, format="WAV")
-    return file.getvalue()
-
-
 def test_it_clones_what_is_chosen_or_recorded(tiny, tmp_path, visit):
-    folder, options = tiny("base", size="tiny", eos_gain=2.0), {"device": "cpu", "max_streams": 2, "max_positions": 512}
-    with (
-        running(lambda: TTSEngine.load(folder, **options), ui=True, upload=True, voices=tmp_path) as server,
-        visit(server) as seen,
-    ):
-        seen.expect("state", "ready")
+    with cloning(tiny, ui=True, upload=True, voices=tmp_path) as server, visit(server) as seen:
         seen.page.get_by_text("Clone a voice").click()
         assert seen.button("Make the voice").is_disabled() and seen.button("Speak").is_disabled()
         choose = lambda name, data: seen.page.set_input_files(  # noqa: E731
@@ -419,20 +399,17 @@ def test_it_clones_what_is_chosen_or_recorded(tiny, tmp_path, visit):
         )
         choose("<b>", b"no sound")
         seen.expect("reference", "cannot read <b>")
-        choose("long.wav", recording(61, 8000))
+        choose("long.wav", recording(seconds=61, rate=8000))
         seen.expect("reference", "more than 60")
         assert seen.button("Make the voice").is_disabled()
-        choose("me.wav", recording())
+        choose("me.wav", recording(rate=44100, channels=2))
         seen.expect("reference", r"me\.wav: 1\.0 s")
         seen.fill(name="ann", said="Hello.")
         seen.click("Make the voice")
         seen.expect("reference", "voice ann is made")
         assert seen.page.input_value("#voice") == "ann"
         voice = Voice.load(tmp_path / "ann.safetensors")
-        seen.fill(text=TEXT, seed=5)
-        seen.click("Speak")
-        seen.expect("rtf", r"^\d")
-        assert seen.pcm() == said(server, speaker=None, voice=voice)
+        assert seen.say(seed=5) == said(server, speaker=None, voice=voice)
         seen.click("Make the voice")
         seen.expect("reference", "'ann' already")
 
@@ -451,12 +428,7 @@ def test_it_clones_what_is_chosen_or_recorded(tiny, tmp_path, visit):
 
 @pytest.mark.parametrize("where", ["here", "elsewhere"])
 def test_without_a_voice_nothing_can_be_said_until_one_was_made(tiny, tmp_path, visit, fresh_seed, where):
-    folder, options = tiny("base", size="tiny", eos_gain=2.0), {"device": "cpu", "max_streams": 2, "max_positions": 512}
-    with (
-        running(lambda: TTSEngine.load(folder, **options), ui=True, upload=True, voices=tmp_path) as server,
-        visit(server) as seen,
-    ):
-        seen.ready()
+    with cloning(tiny, ui=True, upload=True, voices=tmp_path) as server, visit(server) as seen:
         seen.expect("note", "no voice yet")
         assert seen.page.locator("#voice option").count() == 0 and seen.page.locator("#voice").is_disabled()
         assert seen.button("Speak").is_disabled()
@@ -477,10 +449,8 @@ def test_without_a_voice_nothing_can_be_said_until_one_was_made(tiny, tmp_path, 
             seen.page.evaluate("dispatchEvent(new Event('focus'))")  # as when its user comes back to the page
         seen.expect("note", "^$")
         assert seen.page.input_value("#voice") == "ann"
-        seen.fill(text=TEXT, seed=fresh_seed)
-        seen.click("Speak")
-        seen.expect("rtf", r"^\d")
-        assert seen.pcm() == said(server, seed=fresh_seed, speaker=None, voice=Voice.load(tmp_path / "ann.safetensors"))
+        voice = Voice.load(tmp_path / "ann.safetensors")
+        assert seen.say(seed=fresh_seed) == said(server, seed=fresh_seed, speaker=None, voice=voice)
 
 
 def test_a_model_that_needs_no_voice_offers_the_default_one(tiny, visit):
@@ -497,7 +467,6 @@ def test_a_model_that_needs_no_voice_offers_the_default_one(tiny, visit):
 
 def test_where_nobody_may_clone_it_says_so(server, visit):
     with visit(server) as seen:
-        seen.ready()
         seen.page.get_by_text("Clone a voice").click()
         assert seen.page.is_visible("#no-clone") and not seen.page.is_visible("#cloner")
     assert get(f"{server.url}/v1/voices").json()["cloning"] is False
@@ -508,14 +477,12 @@ def test_where_nobody_may_clone_it_says_so(server, visit):
 
 @pytest.fixture(scope="module")
 def locked():
-    with running(demo, ui=True, token=TOKEN) as server:
-        until(lambda: server.service.state == "ready")
+    with ready(demo, ui=True, token=TOKEN) as server:
         yield server
 
 
 def test_a_token_is_asked_for_and_kept_nowhere(locked, visit, caplog):
-    with caplog.at_level("DEBUG", "qwen_megakernel"), visit(locked) as seen:
-        seen.expect("state", "locked")
+    with caplog.at_level("DEBUG", "qwen_megakernel"), visit(locked, "locked") as seen:
         assert not seen.page.is_visible("#desk")
         for wrong, words in (("a secret", "does not know"), ("gäste", "ASCII")):
             seen.fill(token=wrong)
@@ -524,10 +491,7 @@ def test_a_token_is_asked_for_and_kept_nowhere(locked, visit, caplog):
         seen.fill(token=TOKEN)
         seen.click("Open")
         seen.ready()
-        seen.fill(text="Hello.", seed=5)
-        seen.click("Speak")
-        seen.expect("rtf", r"^\d")
-        assert seen.pcm() == said(locked, "Hello.")
+        assert seen.say("Hello.", seed=5) == said(locked, "Hello.")
         kept = "[JSON.stringify(localStorage), JSON.stringify(sessionStorage), document.cookie, location.href]"
         assert TOKEN not in "".join(seen.page.evaluate(kept)) + seen.page.content() + "".join(seen.asked_for)
         seen.page.reload()
@@ -720,8 +684,7 @@ def test_long_words_of_users_and_servers_fit_on_a_narrow_phone(server, visit):
         page.evaluate("for (const id of ['cloner', 'door']) document.getElementById(id).hidden = false")
         page.get_by_text("Clone a voice").click()
         page.evaluate(f"document.getElementById('voice').add(new Option('{word}', '{word}', true, true), 0)")
-        seen.fill(text=word)
-        seen.click("Speak")
+        seen.speak(word)
         seen.expect("message", "unknown voice 'WWW")
         seen.expect("sent", word)
         page.set_input_files("#file", {"name": f"{word}.wav", "mimeType": "audio/wav", "buffer": recording()})
@@ -734,7 +697,6 @@ def test_random_typing_loses_nothing(server, visit, fresh_seed):
     """Of whatever is typed, with typos taken back, the joined pieces are what the box held."""
     rng = random.Random(fresh_seed)
     with visit(server) as seen:
-        seen.ready()
         seen.send_it("while I type")
         seen.page.focus("#text")
         seen.page.evaluate("document.getElementById('text').select()")

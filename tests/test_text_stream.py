@@ -10,13 +10,13 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from waiting import run_python
 
-from qwen_megakernel.engine.word_times import SpeechRate, WordTimes
 from qwen_megakernel.errors import RequestError, TextError
+from qwen_megakernel.speech.words import SpeechRate, WordTimes
 from qwen_megakernel.text import lexicon as lexicon_module
 from qwen_megakernel.text.front_end import Reading, TextFrontEnd, has_half_characters
 from qwen_megakernel.text.lexicon import Lexicon
 from qwen_megakernel.text.normalize import Normalizer, NormalizerStream, is_plain
-from qwen_megakernel.text.pauses import LONGEST_PAUSE_S, Pause, split_pauses
+from qwen_megakernel.text.pauses import LONGEST_PAUSE_S, Pause
 from qwen_megakernel.text.sentence import ends_sentence
 from qwen_megakernel.text.silence import Silence
 from qwen_megakernel.text.spoken import LANGUAGES
@@ -66,7 +66,7 @@ def in_pieces(stream, pieces):
 STAGES = {
     "normalizer": lambda language: (Normalizer(language).whole, lambda: NormalizerStream(language)),
     "lexicon": lambda language: (lambda text: LEXICON.apply(text, language), lambda: LEXICON.stream(language)),
-    "tags": lambda _language: (split_pauses, TextFrontEnd().stream),
+    "tags": lambda _language: of_front_end(TextFrontEnd()),
     "without normalizing": lambda language: of_front_end(TextFrontEnd(language, "off", LEXICON)),
     "all": lambda language: of_front_end(TextFrontEnd(language, "auto", LEXICON)),
 }
@@ -319,7 +319,7 @@ def test_a_lexicon_is_bounded(tmp_path, monkeypatch):
     ],
 )
 def test_pauses_are_found(text, parts):
-    assert split_pauses(text) == parts
+    assert TextFrontEnd().whole(text) == parts
 
 
 @pytest.mark.parametrize(
@@ -344,7 +344,7 @@ def test_pauses_are_found(text, parts):
 )
 def test_a_tag_that_cannot_be_followed_is_refused(text, message):
     with pytest.raises(TextError, match=re.escape(message)):
-        split_pauses(text)
+        TextFrontEnd().whole(text)
 
 
 def test_pauses_and_a_lexicon_let_prose_through_at_once():

@@ -21,7 +21,8 @@ from pipecat.observers.base_observer import FramePushed
 from pipecat.pipeline.pipeline import Pipeline
 from pipecat.pipeline.worker import PipelineParams, PipelineWorker
 from pipecat.processors.aggregators.llm_context import LLMContext
-from pipecat.processors.frame_processor import FrameDirection, FrameProcessor
+from pipecat.processors.aggregators.llm_response_universal import LLMContextAggregatorPair
+from pipecat.processors.frame_processor import FrameDirection
 from pipecat.services.settings import TTSSettings
 from pipecat.services.tts_service import TextAggregationMode, TTSService
 from pipelines import Prepared, until
@@ -92,14 +93,15 @@ class _Speech(TTSService):
         yield None
 
 
-def tell(*happened: tuple[float, Frame], source: FrameProcessor | None = None) -> None:
-    """What TurnLog is told, each frame at its time in seconds, on two hops."""
+def tell(*happened: tuple) -> None:
+    """What TurnLog is told: time in seconds, frame, and its source if that is not the speech. Each on two hops."""
 
     async def push() -> None:
-        log, speech = TurnLog(), source or _Speech()
-        for at, frame in happened:
+        log, speech = TurnLog(), _Speech()
+        for at, frame, *source in happened:
             for _ in range(2):
-                await log.on_push_frame(FramePushed(speech, speech, frame, FrameDirection.DOWNSTREAM, int(1e9 * at)))
+                data = FramePushed(*(source or [speech]), speech, frame, FrameDirection.DOWNSTREAM, int(1e9 * at))
+                await log.on_push_frame(data)
 
     asyncio.run(push())
 
@@ -148,27 +150,21 @@ def test_an_interrupted_turn_has_its_line_too(console, end):
 
 
 def test_sound_that_passes_an_interruption_is_no_turn(console):
-    """An interruption goes from processor to processor: the service speaks on until it comes. Speech that may not be
-    interrupted goes on behind it."""
-
-    async def push() -> None:
-        log, speech, other = TurnLog(), _Speech(), OfflineLLM()
-        frames = [
-            (speech, audio(0.1, "greeting")),
-            (other, InterruptionFrame()),
-            (speech, audio(0.1, "greeting")),
-            (speech, audio(0.1, "late")),
-            (speech, InterruptionFrame()),
-            (speech, audio(0.1, "greeting")),
-            (speech, TTSStoppedFrame(context_id="greeting")),
-            (other, asked("Hm.")),
-            (speech, audio(0.1, "answer")),
-            (speech, TTSStoppedFrame(context_id="answer")),
-        ]
-        for at, (source, frame) in enumerate(frames):
-            await log.on_push_frame(FramePushed(source, speech, frame, FrameDirection.DOWNSTREAM, int(1e9 * at)))
-
-    asyncio.run(push())
+    """It goes from processor to processor: the service speaks on until it comes, and behind it what may not be
+    interrupted."""
+    llm = OfflineLLM()
+    tell(
+        (0.0, audio(0.1, "greeting")),
+        (1.0, InterruptionFrame(), llm),
+        (2.0, audio(0.1, "greeting")),
+        (3.0, audio(0.1, "late")),
+        (4.0, InterruptionFrame()),
+        (5.0, audio(0.1, "greeting")),
+        (6.0, TTSStoppedFrame(context_id="greeting")),
+        (7.0, asked("Hm."), llm),
+        (8.0, audio(0.1, "answer")),
+        (9.0, TTSStoppedFrame(context_id="answer")),
+    )
     greeting, answer = console.getvalue().splitlines()
     assert greeting.endswith("interrupted") and '"Hm." first audio 1000 ms' in answer
 
@@ -180,15 +176,28 @@ def test_a_turn_without_sound_says_so(console):
 
 
 def test_a_context_that_holds_the_answer_asks_nothing(console):
-    answered = LLMContextFrame(
-        LLMContext([{"role": "user", "content": "Hi."}, {"role": "assistant", "content": "Yes."}])
+    """But a question stays one where the words that it interrupted stand behind it already."""
+    assistant = LLMContextAggregatorPair(LLMContext()).assistant()
+    answered, late = asked("Hi."), asked("Hm.")
+    for frame in (answered, late):
+        frame.context.add_message({"role": "assistant", "content": "Yes."})
+    tell(
+        (0.0, asked("Hi.")),
+        (0.1, audio(0.1)),
+        (0.1, TTSStoppedFrame()),
+        (0.2, answered, assistant),
+        (0.3, late),
+        (0.4, audio(0.1)),
+        (0.4, TTSStoppedFrame()),
     )
-    tell((0.0, asked("Hi.")), (0.1, audio(0.1)), (0.1, TTSStoppedFrame()), (0.2, answered), (0.3, asked("Hm.")))
-    assert console.getvalue().count("\n") == 1
+    assert [line[17:].split(" ms")[0] for line in console.getvalue().splitlines()] == [
+        '"Hi." first audio 100',
+        '"Hm." first audio 100',
+    ]
 
 
 def test_a_transport_that_passes_audio_on_is_not_counted_again(console):
-    tell((0.0, asked("Hello.")), (0.1, audio(0.1)), (0.1, TTSStoppedFrame()), source=OfflineLLM())
+    tell((0.0, asked("Hello.")), (0.1, audio(0.1), OfflineLLM()), (0.1, TTSStoppedFrame()))
     assert "no sound" in console.getvalue()
 
 

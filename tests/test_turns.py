@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from waiting import PATIENCE_S
 
 from qwen_megakernel import EngineBusy, NoWordsError, SamplingParams, TextError, TTSEngine
-from qwen_megakernel.engine.event_loop import AsyncUtterance
 from qwen_megakernel.model.edges import SILENCE
 from qwen_megakernel.model.turn_text import CLAUSE_FROM, SENTENCE_FROM, TurnText
+from qwen_megakernel.speech.session import SpeechSession
 from qwen_megakernel.text.lexicon import Lexicon
 
 WORDS = (*'Hello there and it is fine 3.5 Dr. so, well; end. right." 你好 。 ，'.split(), "\n\n")
@@ -103,7 +103,7 @@ def engine():
 @contextlib.asynccontextmanager
 async def turn(engine, **request):
     with ThreadPoolExecutor(1) as executor:
-        utterance = AsyncUtterance(engine, executor)
+        utterance = SpeechSession(engine, executor)
         await utterance.submit(None, **{"sampling": SamplingParams(seed=5), "speaker": "ada"} | request)
         try:
             yield utterance

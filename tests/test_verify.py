@@ -395,7 +395,7 @@ class KernelStandIn(TorchFrameDecoder):
 
 @pytest.mark.parametrize("error, ratio_holds", [(1e-5, True), (0.3, False), (float("nan"), False)])
 def test_the_kernel_may_be_no_further_from_fp32_than_bf16(error, ratio_holds, tmp_path, tiny, monkeypatch, capsys):
-    def make(_name, config, tensors, embeddings, **slots):
+    def make(config, tensors, **slots):
         exact = {name: tensor.float() for name, tensor in tensors.items()}
         kernel = KernelStandIn(config, exact, Embeddings(config.talker, exact), **slots)
         kernel.config, kernel.exact, kernel.error = config.talker, exact, error
@@ -403,7 +403,7 @@ def test_the_kernel_may_be_no_further_from_fp32_than_bf16(error, ratio_holds, tm
 
     monkeypatch.setattr(verify, "select_backend", lambda *_, **__: ("megakernel", "pretended"))
     monkeypatch.setattr(verify, "make_embeddings", lambda _name, config, tensors: Embeddings(config.talker, tensors))
-    monkeypatch.setattr(verify, "make_decoder", make)
+    monkeypatch.setattr(verify, "MegakernelFrameDecoder", make)
     rc = run(tiny("custom_voice", eos_gain=0.0), tmp_path / "out", "--frames", 3)
     printed = capsys.readouterr().out
     lines = [line for line in printed.splitlines() if "kernel, 3 frames: error of" in line]

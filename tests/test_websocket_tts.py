@@ -22,7 +22,6 @@ from pipecat.frames.frames import (
     InterruptionFrame,
     LLMFullResponseEndFrame,
     LLMTextFrame,
-    MetricsFrame,
     TTSAudioRawFrame,
     TTSSpeakFrame,
     TTSStartedFrame,
@@ -30,22 +29,20 @@ from pipecat.frames.frames import (
     TTSTextFrame,
     TTSUpdateSettingsFrame,
 )
-from pipecat.metrics.metrics import ProcessingMetricsData, TTFBMetricsData, TTSUsageMetricsData
 from pipecat.services.tts_service import TextAggregationMode
 from pipecat.tests.utils import SleepFrame
 from pipecat.transcriptions.language import Language
 from pipecat.utils.errors import ErrorCategory
-from pipelines import Until, came, play, until
-from test_pipecat import NO_TIME_OUT, of, pcm, turn
+from pipelines import NO_TIME_OUT, Until, came, of, one_start_and_stop, pcm, play, turn, until
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 
-from qwen_megakernel import LanguageError, RequestError, SamplingError, SpeakerError
 from qwen_megakernel.pipecat import remote
 from qwen_megakernel.websocket_tts import MegakernelWebsocketTTSService
 
 Settings = MegakernelWebsocketTTSService.Settings
 SENTENCE, TOKEN = TextAggregationMode.SENTENCE, TextAggregationMode.TOKEN
+in_both_modes = pytest.mark.parametrize("mode", [SENTENCE, TOKEN])
 HELLO = {
     "type": "hello",
     "model": "demo",
@@ -179,10 +176,6 @@ def voices_of(*texts: str) -> np.ndarray:
     return np.concatenate([voice_of(text) for text in texts])
 
 
-def one_start_and_stop(down, times: int = 1) -> bool:
-    return len(of(down, TTSStartedFrame)) == len(of(down, TTSStoppedFrame)) == times
-
-
 # ---------------------------------------------------------------- what is heard
 
 
@@ -223,13 +216,6 @@ def test_a_turn_may_begin_before_the_last_one_was_heard():
     assert server.most == 2, "both spoke at once"
 
 
-def test_text_that_only_the_end_of_the_pipeline_ends_is_spoken():
-    server = Server()
-    server.pause = 0.05
-    down, up, _ = run(turn("Hello there, ", "how are you?")[:-1], server, text_aggregation_mode=TOKEN)
-    assert np.array_equal(pcm(down), voice_of("Hello there, how are you?")) and not of(up, ErrorFrame)
-
-
 def test_before_a_function_call_what_was_written_is_flushed():
     server = Server()
     call = FunctionCallsStartedFrame(function_calls=[])
@@ -238,19 +224,6 @@ def test_before_a_function_call_what_was_written_is_flushed():
     down, up, _ = run(frames, server, text_aggregation_mode=TOKEN)
     assert [m["type"] for m in server.heard] == ["text", "text", "flush", "text", "end"] and not of(up, ErrorFrame)
     assert np.array_equal(pcm(down), voice_of("Let me look it up."))
-
-
-@pytest.mark.parametrize("rate", [8000, 16000, 48000])
-def test_other_rates_have_all_of_it(rate):
-    import soxr
-
-    down, _, _ = run(turn("Hello there, how are you?"), Server(), rate)
-    whole = soxr.resample(voice_of("Hello there, how are you?").astype(np.float32) / 32767, 24000, rate, "HQ")
-    heard = pcm(down) / 32767
-    assert len(heard) == pytest.approx(len(whole), abs=2)
-    both = min(len(whole), len(heard))
-    assert np.abs(heard[:both] - whole[:both]).max() < 1e-3, "no click at a chunk's edge, no tail lost"
-    assert all(f.sample_rate == rate and len(f.audio) for f in of(down, TTSAudioRawFrame))
 
 
 def test_leading_silence_is_cut_and_words_come_earlier_by_as_much():
@@ -267,19 +240,10 @@ def test_leading_silence_is_cut_and_words_come_earlier_by_as_much():
         assert (there.pts - hello.pts) / 1e9 == pytest.approx(0.0 if trim else 6 * A_LETTER / 24000, abs=1e-3)
 
 
-def test_metrics_are_pipecats_own():
-    down, up, _ = run(turn("Hello there. ", "How are you?"), Server())
-    data = [entry for frame in of([*down, *up], MetricsFrame) for entry in frame.data]
-    first = [e for e in data if isinstance(e, TTFBMetricsData) and e.value]
-    assert len(first) == 1 and first[0].model == "demo"
-    assert sum(e.value for e in data if isinstance(e, TTSUsageMetricsData)) == len("Hello there.How are you?")
-    assert len([e for e in data if isinstance(e, ProcessingMetricsData) and e.value]) == 2
-
-
 # ---------------------------------------------------------------- words
 
 
-@pytest.mark.parametrize("mode", [SENTENCE, TOKEN])
+@in_both_modes
 def test_words_come_in_order_with_the_times_of_their_context(mode):
     server = Server()
     down, _, _ = run(turn("Hello there. ", "How are you?"), server, text_aggregation_mode=mode)
@@ -294,7 +258,7 @@ def test_words_come_in_order_with_the_times_of_their_context(mode):
 # ---------------------------------------------------------------- interruptions
 
 
-@pytest.mark.parametrize("mode", [SENTENCE, TOKEN])
+@in_both_modes
 def test_an_interruption_cancels_its_context_and_keeps_the_socket(mode):
     """The server speaks on for a while, as if the cancel were late: nothing of it is heard."""
     long = "One two three four five six seven eight nine ten, and so on."
@@ -315,15 +279,6 @@ def test_an_interruption_cancels_its_context_and_keeps_the_socket(mode):
     assert np.array_equal(pcm(down[at:]), voice_of("Hello there."))
     first, second = dict.fromkeys(m["context"] for m in server.of("text"))
     assert [m["context"] for m in server.of("cancel")] == [first] and server.sockets == 1
-
-
-def test_speech_that_may_not_be_interrupted_is_not():
-    server = Server()
-    server.pause = 0.02
-    speak = TTSSpeakFrame("Please listen to this one to its end.")
-    speak.interruptible = False
-    down, up, _ = run([speak, came(TTSAudioRawFrame), InterruptionFrame(), came(InterruptionFrame)], server)
-    assert np.array_equal(pcm(down), voice_of(speak.text)) and not server.of("cancel")
 
 
 def test_a_cancel_frame_stops_at_once():
@@ -370,50 +325,6 @@ def test_settings_travel_with_the_first_text_and_change_with_the_next():
     assert not of(up, ErrorFrame) and service.settings.model == "demo"
 
 
-def test_in_token_mode_a_change_opens_a_new_context():
-    server = Server()
-    frames = [*turn("Hello there. ")[:-1], update(voice="max"), LLMTextFrame("How are you?"), LLMFullResponseEndFrame()]
-    down, up, _ = run(frames, server, text_aggregation_mode=TOKEN)
-    assert np.array_equal(pcm(down), voices_of("Hello there. ", "How are you?")) and not of(up, ErrorFrame)
-    one, other = server.of("text")
-    assert one["context"] != other["context"] and "voice" not in one and other["voice"] == "max"
-
-
-@pytest.mark.parametrize(
-    "change, message",
-    [
-        ({"voice": "bob"}, "unknown voice 'bob'; known: ada, max"),
-        ({"voice": 7}, "voice must be a voice's name, got int"),
-        ({"language": "klingon"}, "unknown language 'klingon'; known: auto, english (en), german (de)"),
-        ({"temperature": -1.0}, "temperature"),
-        ({"speed": 9}, "speed must be a number from 0.25 to 4.0, got 9"),
-        ({"model": "another"}, "make another service for another model"),
-    ],
-)
-def test_a_change_that_cannot_be_is_refused_and_nothing_changes(change, message):
-    server = Server()
-    down, up, service = run([update(**change), TTSSpeakFrame("Hello there.")], server, settings=Settings(voice="ada"))
-    (error,) = of(up, ErrorFrame)
-    assert message in error.error and error.category is ErrorCategory.INVALID_REQUEST and service.is_usable
-    assert np.array_equal(pcm(down), voice_of("Hello there.")) and server.of("text")[0]["voice"] == "ada"
-
-
-@pytest.mark.parametrize(
-    "options, kind, message",
-    [
-        ({"url": "http://localhost"}, RequestError, "ws://"),
-        ({"settings": Settings(voice=" ")}, SpeakerError, "has not answered"),
-        ({"settings": Settings(voice=7)}, SpeakerError, "got int"),
-        ({"settings": Settings(language=7)}, LanguageError, "got int"),
-        ({"settings": Settings(top_p=1.5)}, SamplingError, "top_p"),
-        ({"settings": Settings(speed=0.1)}, RequestError, "speed must be"),
-    ],
-)
-def test_what_no_server_has_is_refused_by_the_constructor(options, kind, message):
-    with pytest.raises(kind, match=message):
-        MegakernelWebsocketTTSService(**{"url": "ws://localhost"} | options)
-
-
 @pytest.mark.parametrize(
     "settings, message", [(Settings(voice="bob"), "known: ada, max"), (Settings(model="another"), "has 'demo'")]
 )
@@ -428,7 +339,7 @@ def test_what_the_server_does_not_have_is_an_error_of_the_set_up(settings, messa
 # ---------------------------------------------------------------- errors
 
 
-@pytest.mark.parametrize("mode", [SENTENCE, TOKEN])
+@in_both_modes
 @pytest.mark.parametrize(
     "code, category",
     [
@@ -482,7 +393,7 @@ def test_an_error_of_the_socket_is_told_and_costs_nothing():
 # ---------------------------------------------------------------- the connection
 
 
-@pytest.mark.parametrize("mode", [SENTENCE, TOKEN])
+@in_both_modes
 def test_a_socket_that_breaks_ends_what_was_said_and_the_next_turn_speaks_on_a_new_one(mode):
     heard = []
 
@@ -503,7 +414,7 @@ def test_a_socket_that_breaks_ends_what_was_said_and_the_next_turn_speaks_on_a_n
     assert np.array_equal(pcm(down), voices_of("Hello there.", "How are you?"))
 
 
-@pytest.mark.parametrize("mode", [SENTENCE, TOKEN])
+@in_both_modes
 def test_a_turn_goes_on_in_a_new_context_behind_a_break(mode):
     async def drop(server, name, text):
         if server.sockets == 1:
@@ -528,18 +439,15 @@ def test_a_turn_goes_on_in_a_new_context_behind_a_break(mode):
 
 
 def test_a_wrong_token_is_an_error_and_no_hang():
+    down, up, _ = run(turn("Hello."), Server(token="right"), token="right")
+    assert np.array_equal(pcm(down), voice_of("Hello.")) and not of(up, ErrorFrame)
     down, up, service = run(turn("Hello there."), Server(token="right"), token="wrong")
     (error,) = of(up, ErrorFrame)
     assert error.category is ErrorCategory.AUTHENTICATION and "401" in error.error and not service.is_usable
     assert not of(down, TTSAudioRawFrame) and one_start_and_stop(down)
 
 
-def test_the_right_token_speaks():
-    down, up, _ = run(turn("Hello there."), Server(token="right"), token="right")
-    assert np.array_equal(pcm(down), voice_of("Hello there.")) and not of(up, ErrorFrame)
-
-
-@pytest.mark.parametrize("mode", [SENTENCE, TOKEN])
+@in_both_modes
 def test_without_a_server_every_error_names_it_and_says_what_to_start(mode):
     async def speak():
         with socket.create_server(("127.0.0.1", 0)) as free:
@@ -608,7 +516,7 @@ def test_an_idle_socket_is_kept_alive(monkeypatch):
 def test_the_client_needs_no_torch():
     code = (
         "import sys, qwen_megakernel.websocket_tts; "
-        "print([name for name in ('torch', 'transformers', 'qwen_megakernel.engine.engine') if name in sys.modules])"
+        "print([name for name in ('torch', 'transformers', 'qwen_megakernel.speech.engine') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"

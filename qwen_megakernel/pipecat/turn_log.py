@@ -19,7 +19,8 @@ from pipecat.frames.frames import (
     TTSStoppedFrame,
 )
 from pipecat.observers.base_observer import BaseObserver, FramePushed
-from pipecat.processors.aggregators.llm_context import LLMContext
+from pipecat.processors.aggregators.llm_response_universal import LLMAssistantAggregator
+from pipecat.processors.frame_processor import FrameDirection
 from pipecat.services.tts_service import TTSService
 
 from qwen_megakernel.pipecat.audio_context import SpeechMetricsData
@@ -54,13 +55,14 @@ class TurnLog(BaseObserver):
             return  # until it reaches the service, the service speaks on
         self._seen.append(frame.id)
         if isinstance(frame, LLMContextFrame):
-            if not _is_answered(frame.context):
+            if _asks(data):
                 self._tell()
                 self._turn = _Turn(last_user_text(frame.context), data.timestamp / 1e9)
         elif isinstance(frame, TTSAudioRawFrame):
             # A transport cuts audio into its own frames. Speech that may not be interrupted goes on behind its line.
             if isinstance(data.source, TTSService) and frame.context_id not in self._told:
-                self._contexts |= {frame.context_id} - {None}
+                if frame.context_id is not None:
+                    self._contexts.add(frame.context_id)
                 self._turn = self._turn or _Turn("", data.timestamp / 1e9)
                 self._turn.hear(data.timestamp / 1e9, frame.num_frames / frame.sample_rate)
         elif isinstance(frame, MetricsFrame):
@@ -129,10 +131,12 @@ class _Turn:
         return f"{said} {', '.join(parts)}{', interrupted' if interrupted else ''}"
 
 
-def _is_answered(context: LLMContext) -> bool:
-    """Does the context hold the answer already? The assistant's aggregator sends such a context too."""
-    messages = context.get_messages()
-    return bool(messages) and isinstance(messages[-1], dict) and messages[-1].get("role") == "assistant"
+def _asks(data: FramePushed) -> bool:
+    """Does the context go to the LLM? The assistant's aggregator sends one downstream too, with the answer in it.
+
+    The messages do not tell: an observer is late, and the words of an interrupted answer may by then stand behind the
+    user's."""
+    return not (isinstance(data.source, LLMAssistantAggregator) and data.direction is FrameDirection.DOWNSTREAM)
 
 
 def _ms(seconds: float) -> str:
