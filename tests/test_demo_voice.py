@@ -8,7 +8,7 @@ import pytest
 import soundfile
 import soxr
 from recogniser import INSTALLED, heard_words
-from waiting import PATIENCE_S
+from waiting import PATIENCE_S, slow_case
 
 from qwen_megakernel import SamplingParams
 from qwen_megakernel.speech.words import SpeechRate, WordTimes
@@ -35,8 +35,8 @@ def heard(engine_for):
     "how",
     [
         {"non_streaming_mode": True},
-        pytest.param({"non_streaming_mode": False}, marks=pytest.mark.slow),
-        pytest.param({"speed": 1.6}, marks=pytest.mark.slow),
+        slow_case({"non_streaming_mode": False}),
+        slow_case({"speed": 1.6}),
     ],
     ids=str,
 )

@@ -13,7 +13,7 @@ import pytest
 import torch
 from callers import say, seeded
 from probes import token_count
-from waiting import PATIENCE_S, run_all, run_python, until
+from waiting import PATIENCE_S, run_all, run_python, slow_case, until
 
 from qwen_megakernel import (
     BackendError,
@@ -589,10 +589,10 @@ def test_a_dropped_engine_ends_its_thread(backend, busy):
 @pytest.mark.parametrize(
     "use",
     [
-        "u = e.submit(T)",
-        pytest.param("s = e.stream(T); next(s)", marks=pytest.mark.slow),
-        pytest.param("e.submit(T, on_chunk=lambda c: None)", marks=pytest.mark.slow),
-        pytest.param("e.submit()", marks=pytest.mark.slow),
+        slow_case("u = e.submit(T)"),
+        slow_case("s = e.stream(T); next(s)"),
+        slow_case("e.submit(T, on_chunk=lambda c: None)"),
+        slow_case("e.submit()"),
         "e.submit(T); import time; time.sleep(0.3); del e",  # as a function's engine is dropped when it returns
     ],
 )
@@ -601,6 +601,7 @@ def test_the_interpreter_may_exit_while_an_engine_speaks(backend, use):
     run_python(f"from qwen_megakernel import TTSEngine; T = 'Hello my friend. ' * 9; {load}; {use}")
 
 
+@pytest.mark.slow
 def test_the_interpreter_waits_for_what_a_dropped_engine_frees(backend):
     code = f"""
 import os, sys, time

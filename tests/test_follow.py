@@ -14,7 +14,7 @@ import pytest
 import torch
 from callers import cut
 from probes import ProbedBackend, probed
-from waiting import PATIENCE_S, run_all, until, until_spoken
+from waiting import PATIENCE_S, run_all, slow_case, until, until_spoken
 
 from qwen_megakernel import SamplingParams, TTSEngine
 from qwen_megakernel.backend.interfaces import PUSH_FRAMES, RECENT_FRAMES, LoadedModel
@@ -282,8 +282,8 @@ def act(engine: TTSEngine, request: dict, expected, how: str, rest: float) -> No
     [
         (4.0, 8, 128, 3),
         (6.0, 1, 16, 3),
-        pytest.param(2.0, 2, 8, 5, marks=pytest.mark.slow),
-        pytest.param(0.0, 8, 13, 4, marks=pytest.mark.slow),
+        slow_case(2.0, 2, 8, 5),
+        slow_case(0.0, 8, 13, 4),
     ],
 )
 def test_what_is_queued_ahead_says_what_is_said_one_by_one(tiny, load, fresh_seed, gain, width, most_frames, slots):

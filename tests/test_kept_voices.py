@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from callers import say, voice_of
-from waiting import PATIENCE_S, until
+from waiting import PATIENCE_S, slow_case, until
 
 from qwen_megakernel import SamplingParams
 from qwen_megakernel.model.vocoder import TorchVocoder
@@ -47,7 +47,7 @@ def work(engine, monkeypatch) -> dict[str, int]:
     return done
 
 
-@pytest.mark.parametrize("frames", [0, 3, 20, 60])
+@pytest.mark.parametrize("frames", [0, slow_case(3), slow_case(20), 60])
 @pytest.mark.parametrize("non_streaming_mode", [False, True])
 def test_the_kept_path_says_what_the_first_one_said(base, frames, non_streaming_mode):
     """More and less reference than text; byte for byte."""
@@ -110,6 +110,7 @@ def test_pieces_and_whole_texts_share_what_is_kept(base, monkeypatch):
     assert np.array_equal(utterance.result().codes, whole.codes) and done["frames"] == 60 + 5 + 5
 
 
+@pytest.mark.slow
 def test_other_voices_languages_and_texts_are_not_mixed_up(base):
     one = voice_of(base, 20)
     vector, codes = torch.randn_like(one.speaker_embedding), one.ref_codes.clone()
@@ -155,6 +156,7 @@ def test_few_voices_are_kept_whoever_holds_utterances_that_have_ended(base):
     assert all(utterance.result().frames == 2 for utterance in held)
 
 
+@pytest.mark.slow
 def test_one_voice_speaks_on_several_engines_at_once(backend):
     with backend.probed(backend.folder("base")) as first, backend.load(backend.folder("base")) as second:
         voice = voice_of(first, 20)

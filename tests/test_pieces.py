@@ -10,7 +10,7 @@ import torch
 from callers import cut, made_up, say, seeded, voice_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from waiting import PATIENCE_S, run_all, until, until_spoken
+from waiting import PATIENCE_S, run_all, slow_case, until, until_spoken
 
 from qwen_megakernel import EngineClosed, RequestError, TextEndedError, TextTooLongError
 from qwen_megakernel.checkpoint.config import GREEDY
@@ -127,16 +127,16 @@ def spoken(engine, utterance) -> int:
     return engine.metrics()["frames"]
 
 
-def test_codes_and_samples_equal_the_whole_texts(engine):
+@pytest.mark.parametrize("seed", [0, *map(slow_case, range(1, 5))])
+def test_codes_and_samples_equal_the_whole_texts(engine, seed):
     text = "Well, hello there: 3 of us are here! It's fine."
-    for seed in range(5):
-        whole = engine.generate(text, sampling=seeded(seed), non_streaming_mode=False, max_frames=60)
-        utterance = engine.submit(sampling=seeded(seed), max_frames=60)
-        for piece in cut(text, random.Random(seed)):
-            utterance.push_text(piece)
-            time.sleep(random.random() * 0.01)  # a slow writer
-        utterance.end_text()
-        assert same(utterance.result(), whole)
+    whole = engine.generate(text, sampling=seeded(seed), non_streaming_mode=False, max_frames=60)
+    utterance = engine.submit(sampling=seeded(seed), max_frames=60)
+    for piece in cut(text, random.Random(seed)):
+        utterance.push_text(piece)
+        time.sleep(random.random() * 0.01)  # a slow writer
+    utterance.end_text()
+    assert same(utterance.result(), whole)
 
 
 def test_a_pause_in_mid_sentence_is_no_end_and_changes_nothing(engine):
@@ -165,7 +165,7 @@ def test_speech_is_one_frame_ahead_of_the_text(engine):
     utterance.cancel()
 
 
-@pytest.mark.parametrize("frames", [3, 30])
+@pytest.mark.parametrize("frames", [slow_case(3), 30])
 def test_a_clone_in_pieces_says_what_the_whole_text_would(backend, frames):
     """In-context, the prompt itself takes as many text rows as the reference has frames, its own text's among them."""
     text = "Well, hello there: 3 of us are here! It's fine, isn't it? One, two, three four five, six and seven."

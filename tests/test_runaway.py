@@ -9,7 +9,7 @@ import pytest
 import torch
 from callers import say
 from probes import probed, token_count
-from waiting import PATIENCE_S
+from waiting import PATIENCE_S, slow_case
 
 from qwen_megakernel import RequestError, SamplingParams
 from qwen_megakernel.engine.runaway import (
@@ -50,7 +50,7 @@ def noise(count: int) -> Frames:
 
 
 @pytest.mark.parametrize("period", [1, 2, 3, 4])
-@pytest.mark.parametrize("chunk_frames", [None, 1, 5, 50])
+@pytest.mark.parametrize("chunk_frames", [None, slow_case(1), slow_case(5), 50])
 def test_a_loop_ends_and_a_second_of_it_is_heard(engine, monkeypatch, period, chunk_frames):
     speech, loop = noise(random.randint(5, 60)), noise(period) * 100
     force(engine, monkeypatch, speech + loop)
@@ -108,6 +108,7 @@ def test_a_limit_within_a_loop_lets_no_more_of_it_through(engine, monkeypatch, f
     assert audio.finish_reason == "runaway" and audio.frames == 20 + HANDED_OUT
 
 
+@pytest.mark.slow
 def test_no_end_ever_is_the_frame_limits_affair(engine, monkeypatch):
     prompts = force(engine, monkeypatch, noise(2100))
     audio = engine.generate(TEXT)
@@ -191,7 +192,7 @@ def test_soft_speech_is_not_silence(loud, soft):
     assert guard.verdict() is None and guard.presentable == 120
 
 
-@pytest.mark.parametrize("chunk_frames", [None, 100])
+@pytest.mark.parametrize("chunk_frames", [None, slow_case(100)])
 def test_the_demo_voices_silence_is_recognised(demo, monkeypatch, chunk_frames):
     """Its own quietest frames, in an order that never repeats."""
     spoken = demo.generate("One. Two. Three. Four.", sampling=SamplingParams(seed=3))
@@ -228,7 +229,7 @@ def frames_of(text: str, times: float, slack: int) -> int:
     return int(times * LETTER_FRAMES * letters_of(text) + slack)
 
 
-@pytest.mark.parametrize("chunk_frames", [None, 1, 50])
+@pytest.mark.parametrize("chunk_frames", [None, slow_case(1), slow_case(50)])
 @pytest.mark.parametrize("layout", [True, False, "pieces"])
 def test_speech_that_goes_on_long_after_its_text_is_babble(demo, counts, monkeypatch, chunk_frames, layout):
     babble = noise(500)

@@ -5,7 +5,7 @@ import pytest
 from callers import say, seeded
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from waiting import PATIENCE_S, until
+from waiting import PATIENCE_S, slow_case, until
 
 from qwen_megakernel import RequestError, TTSEngine
 from qwen_megakernel.engine import sequence
@@ -78,7 +78,7 @@ def deviations(before: np.ndarray, after: np.ndarray, speed: float) -> np.ndarra
 
 
 @pytest.mark.parametrize("speed", SPEEDS)
-@pytest.mark.parametrize("hz", [70, 110, 220, 440, 1000])
+@pytest.mark.parametrize("hz", [70, slow_case(110), 220, slow_case(440), 1000])
 def test_a_tone_keeps_its_pitch_and_loudness(hz, speed):
     tone = noisy(0.4 * np.sin(2 * np.pi * hz * seconds(5)))
     out = stretched(tone, speed)
@@ -88,7 +88,7 @@ def test_a_tone_keeps_its_pitch_and_loudness(hz, speed):
 
 
 @pytest.mark.parametrize("speed", SPEEDS)
-@pytest.mark.parametrize("hz", [85, 120, 210, 300])
+@pytest.mark.parametrize("hz", [85, slow_case(120), slow_case(210), 300])
 def test_a_voice_keeps_its_pitch(hz, speed):
     out = pitches(stretched(voice(hz), speed))[:, 1]
     assert len(out) > 10 and np.median(np.abs(out / hz - 1)) < 0.01
@@ -154,7 +154,7 @@ def demo(engine_for) -> TTSEngine:
     return engine_for("demo")
 
 
-@pytest.mark.parametrize("speed", [pytest.param(0.5, marks=pytest.mark.slow), 0.8, 1.25, 2.0])
+@pytest.mark.parametrize("speed", [slow_case(0.5), slow_case(0.8), 1.25, slow_case(2.0)])
 def test_speech_is_so_much_shorter_and_says_the_same_at_the_same_pitch(demo, speed):
     off, resampled = [], []
     for speaker, text in (("ada", TEXT), ("ada", LONG_TEXT), ("max", LONG_TEXT)):
@@ -173,7 +173,7 @@ def test_speech_is_so_much_shorter_and_says_the_same_at_the_same_pitch(demo, spe
     assert np.median(resampled) > 0.05, "what merely plays faster would be found out"
 
 
-@pytest.mark.parametrize("speed", [pytest.param(0.25, marks=pytest.mark.slow), 1.5, 4.0])
+@pytest.mark.parametrize("speed", [slow_case(0.25), 1.5, slow_case(4.0)])
 def test_chunks_of_any_size_join_to_what_generate_returns(demo, speed):
     request = {"speaker": "ada", "sampling": seeded(3), "speed": speed}
     audio = demo.generate(TEXT, **request)
