@@ -53,6 +53,10 @@ def cut(text: str, rng: random.Random, longest: int = 5) -> list[str]:
     return pieces
 
 
+def seeded(seed: int) -> SamplingParams:
+    return SamplingParams(seed=seed)
+
+
 def say(utterance: Utterance, *pieces: str) -> Utterance:
     """The same utterance, whose text comes in these pieces and has ended."""
     for piece in pieces:

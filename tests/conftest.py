@@ -1,6 +1,8 @@
 """Shared fixtures: tiny checkpoints are written once per run, engines are closed at the end."""
 
+import asyncio
 import gc
+import inspect
 import os
 import random
 import secrets
@@ -43,6 +45,16 @@ def pytest_terminal_summary(terminalreporter) -> None:
     compared = [frames for name, frames in properties if name == FRAMES_COMPARED]
     if compared:
         terminalreporter.write_line(f"oracle: {sum(compared)} frames compared over {len(compared)} cases")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem) -> bool | None:
+    """A test that is a coroutine runs in an event loop of its own."""
+    if inspect.iscoroutinefunction(pyfuncitem.obj):
+        wanted = pyfuncitem._fixtureinfo.argnames
+        asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in wanted}))
+        return True
+    return None
 
 
 @pytest.fixture(autouse=True)
@@ -170,3 +182,10 @@ def backend(request, tiny, engine_for) -> Backend:
     ):
         pytest.skip("needs a Hopper GPU")
     return Backend(request.param, tiny, engine_for)
+
+
+@pytest.fixture
+def own_engine(backend):
+    """An engine that a test may break."""
+    with backend.probed(max_streams=3) as engine:
+        yield engine

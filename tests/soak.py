@@ -21,6 +21,7 @@ from collections import Counter
 import numpy as np
 import torch
 from callers import Broke, cut, voice_of
+from waiting import until
 
 from qwen_megakernel import EngineBusy, SamplingParams, TextEndedError, TTSEngine, Voice
 from qwen_megakernel.checkpoint.synthetic import write_checkpoint
@@ -125,8 +126,7 @@ class Soak:
             assert not thread.is_alive(), "a caller hangs"
         if self.failures:
             raise self.failures[0]
-        while self.engine.health()["streams"]:
-            time.sleep(0.01)
+        until(lambda: self.engine.health()["streams"] == 0)
         gc.collect()
         after, counts = memory(), self.engine.metrics()
         assert after["GPU MB"] <= before["GPU MB"] and after["host MB"] <= before["host MB"] + 64, (before, after)

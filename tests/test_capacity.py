@@ -2,26 +2,19 @@
 
 import contextlib
 import logging
-import subprocess
-import sys
-import threading
-import time
 
 import numpy as np
 import pytest
 import torch
-from waiting import PATIENCE_S, until
+from callers import seeded
+from waiting import PATIENCE_S, run_all, run_python, until
 
-from qwen_megakernel import BackendError, EngineBusy, OutOfMemoryError, SamplingParams
+from qwen_megakernel import BackendError, EngineBusy, OutOfMemoryError
 from qwen_megakernel.checkpoint.fp8 import WEIGHTS
 from qwen_megakernel.checkpoint.synthetic import synthetic_config
 from qwen_megakernel.engine.options import EngineOptions, Need
 
 TEXT = "Hello there, how are you today?"
-
-
-def seeded(seed: int) -> SamplingParams:
-    return SamplingParams(seed=seed)
 
 
 def hold(engine, count: int) -> list:
@@ -93,10 +86,7 @@ def test_waiting_can_be_cancelled_and_closed(backend):
         waiting = [engine.submit(TEXT) for _ in range(3)]
         waiting[1].cancel()
         assert waiting[1].result(timeout=PATIENCE_S).finish_reason == "cancelled" and not waiting[0].done
-        closing = threading.Thread(target=engine.close)
-        closing.start()
-        closing.join(timeout=PATIENCE_S)
-        assert not closing.is_alive()
+        run_all(engine.close)
         for utterance in (held[0], waiting[0], waiting[2]):
             assert utterance.done and utterance.result().finish_reason == "cancelled"
 
@@ -107,7 +97,6 @@ def test_who_comes_and_goes_does_not_lengthen_the_queue(backend):
         for _ in range(50):
             with contextlib.suppress(EngineBusy):
                 engine.submit(TEXT).cancel()
-            time.sleep(0.002)
         until(lambda: engine.health()["streams"] <= 1)
         assert engine.health()["queued"] == 0 and engine.health()["streams"] == 1
         held[0].cancel()
@@ -187,9 +176,7 @@ def test_one_slot_speaks_on_a_small_card(tiny, size, weights, gib):
     if not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] < 9:
         pytest.skip("needs a Hopper GPU")
     folder = tiny("custom_voice", size=size, codec="real", eos_gain=0.0)
-    command = [sys.executable, "-c", LIMITED, str(folder), weights, str(gib)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.stdout == "4\n", done.stderr
+    assert run_python(LIMITED, str(folder), weights, str(gib)) == "4\n"
 
 
 def test_memory_that_others_have_taken_names_it_too(backend, monkeypatch):

@@ -8,7 +8,7 @@ import pytest
 import soundfile
 import soxr
 from recogniser import INSTALLED, heard_words
-from waiting import PATIENCE_S
+from waiting import PATIENCE_S, slow_case
 
 from qwen_megakernel import SamplingParams
 from qwen_megakernel.speech.words import SpeechRate, WordTimes
@@ -31,22 +31,24 @@ def heard(engine_for):
     return recognise
 
 
-@pytest.mark.parametrize("non_streaming_mode", [True, False])
-def test_numbers_are_understood(heard, non_streaming_mode):
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"non_streaming_mode": True},
+        slow_case({"non_streaming_mode": False}),
+        slow_case({"speed": 1.6}),
+    ],
+    ids=str,
+)
+def test_numbers_are_understood(heard, how):
     """By the clearest speaker, in three of five attempts at least four of the five words."""
     words = re.findall("[a-z]+", NUMBERS.lower())
-    said = [heard(NUMBERS, seed, speaker="max", non_streaming_mode=non_streaming_mode) for seed in range(1, 6)]
+    said = [heard(NUMBERS, seed, speaker="max", **how) for seed in range(1, 6)]
     hits = [sum(word in attempt for word in words) for attempt in said]
     assert sorted(hits)[2] >= 4, said
 
 
-def test_numbers_are_understood_when_said_faster(heard):
-    words = re.findall("[a-z]+", NUMBERS.lower())
-    said = [heard(NUMBERS, seed, speaker="max", speed=1.6) for seed in range(1, 6)]
-    hits = [sum(word in attempt for word in words) for attempt in said]
-    assert sorted(hits)[2] >= 4, said
-
-
+@pytest.mark.slow
 def test_the_speakers_are_equally_loud(engine_for):
     """Where they speak: 20 ms windows within 26 dB of the loudest."""
     levels = []
@@ -82,6 +84,7 @@ def aligned(samples: np.ndarray, rate: int, words: list[str], folder) -> list[fl
     return [float(start) for _, start, _, _ in found] if len(found) == len(words) else None
 
 
+@pytest.mark.slow
 def test_estimated_word_times_against_forced_alignment(engine_for, tmp_path, capsys):
     """Printed; the bounds are those that a caption needs, a tenth and a quarter of a second."""
     texts = [

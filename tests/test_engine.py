@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from callers import say
+from callers import say, seeded
 from probes import token_count
-from waiting import PATIENCE_S, run_all, run_python, until
+from waiting import PATIENCE_S, run_all, run_python, slow_case, until
 
 from qwen_megakernel import (
     BackendError,
@@ -39,17 +39,6 @@ TEXT = "Hello there, how are you today?"
 @pytest.fixture(scope="module")
 def engine(backend) -> TTSEngine:
     return backend.engine()
-
-
-@pytest.fixture
-def own_engine(backend):
-    """An engine that a test may break."""
-    with backend.probed(max_streams=3) as engine:
-        yield engine
-
-
-def seeded(seed: int) -> SamplingParams:
-    return SamplingParams(seed=seed)
 
 
 def wait_idle(engine: TTSEngine) -> None:
@@ -600,10 +589,10 @@ def test_a_dropped_engine_ends_its_thread(backend, busy):
 @pytest.mark.parametrize(
     "use",
     [
-        "u = e.submit(T)",
-        pytest.param("s = e.stream(T); next(s)", marks=pytest.mark.slow),
-        pytest.param("e.submit(T, on_chunk=lambda c: None)", marks=pytest.mark.slow),
-        pytest.param("e.submit()", marks=pytest.mark.slow),
+        slow_case("u = e.submit(T)"),
+        slow_case("s = e.stream(T); next(s)"),
+        slow_case("e.submit(T, on_chunk=lambda c: None)"),
+        slow_case("e.submit()"),
         "e.submit(T); import time; time.sleep(0.3); del e",  # as a function's engine is dropped when it returns
     ],
 )
@@ -612,6 +601,7 @@ def test_the_interpreter_may_exit_while_an_engine_speaks(backend, use):
     run_python(f"from qwen_megakernel import TTSEngine; T = 'Hello my friend. ' * 9; {load}; {use}")
 
 
+@pytest.mark.slow
 def test_the_interpreter_waits_for_what_a_dropped_engine_frees(backend):
     code = f"""
 import os, sys, time

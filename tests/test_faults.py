@@ -349,6 +349,7 @@ def test_samples_that_are_no_numbers_are_an_error_and_no_sound(engine, monkeypat
     assert np.array_equal(alone(engine).samples, whole.samples), "nothing of it stays"
 
 
+@pytest.mark.slow
 def test_a_prompt_of_no_numbers_is_an_error_and_harms_nobody_else(engine, monkeypatch):
     """In company and in every slot; who speaks there next hears nothing of it."""
     whole, start, broken = alone(engine), engine.probes.decoder.start, SamplingParams(seed=99)
@@ -411,6 +412,7 @@ threading.Event().wait()
 """
 
 
+@pytest.mark.slow
 def test_sigterm_with_streams_open_drains_and_ends(backend):
     command = [sys.executable, "-c", SIGTERM.format(backend=backend.name)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)

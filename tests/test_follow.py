@@ -5,15 +5,16 @@ import contextlib
 import hashlib
 import random
 import struct
-import threading
 import time
 from collections import deque
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
+from callers import cut
 from probes import ProbedBackend, probed
-from waiting import PATIENCE_S, until, until_spoken
+from waiting import PATIENCE_S, run_all, slow_case, until, until_spoken
 
 from qwen_megakernel import SamplingParams, TTSEngine
 from qwen_megakernel.backend.interfaces import PUSH_FRAMES, RECENT_FRAMES, LoadedModel
@@ -174,9 +175,7 @@ def load():
     """load(folder, follows, seed, width, most_frames, slots) -> an engine on a pretended device."""
     with contextlib.ExitStack() as stack:
 
-        def load(
-            folder, follows: bool, seed: int = 0, width: int = 1, most_frames: int = 8, slots: int = 1
-        ) -> TTSEngine:
+        def load(folder, follows: bool, seed=0, width=1, most_frames=8, slots=1) -> TTSEngine:
             device = Device(random.Random(seed) if follows else None)
 
             class Pretended(ProbedBackend):
@@ -195,15 +194,10 @@ def load():
 
 def draw(rng: random.Random) -> dict:
     text = " ".join(rng.choices(WORDS, k=rng.randint(1, 12))).capitalize() + "."
-    pieces, at = [], 0
-    while at < len(text):
-        size = rng.choice((3, 9, 20, 40))
-        pieces.append(text[at : at + size])
-        at += size
     in_pieces = rng.random() < 0.4
     return {
         "text": text,
-        "pieces": pieces if in_pieces else None,
+        "pieces": cut(text, rng, 40) if in_pieces else None,
         "non_streaming_mode": None if in_pieces else rng.random() < 0.5,
         "chunk_frames": rng.choice(SCHEDULES),
         "max_frames": rng.choice((1, 2, 3, 7, 20, 60, 150, 150)),
@@ -223,7 +217,7 @@ def speak(engine: TTSEngine, request: dict, pause: bool, on_chunk=None):
             if pause:
                 until_spoken(engine, utterance)
             elif random.random() < 0.3:
-                time.sleep(random.random() * 0.01)
+                time.sleep(random.random() * 0.01)  # a slow writer
         utterance.end_text()
     except TextEndedError:  # it was over before its text was
         pass
@@ -262,7 +256,7 @@ def act(engine: TTSEngine, request: dict, expected, how: str, rest: float) -> No
     if how == "cancel":
         chunks = []
         utterance = engine.submit(request["text"], chunks.append, **options)
-        time.sleep(rest)
+        time.sleep(rest)  # at any moment
         utterance.cancel()
         audio = utterance.result(timeout=PATIENCE_S)
         check(audio, chunks, request)
@@ -280,44 +274,39 @@ def act(engine: TTSEngine, request: dict, expected, how: str, rest: float) -> No
     else:  # its text can never be ended
         utterance = engine.submit(**(options | {"non_streaming_mode": None}))
         utterance.push_text(request["text"][: len(request["text"]) // 2])
-        time.sleep(rest)
+        time.sleep(rest)  # at any moment
 
 
 @pytest.mark.parametrize(
-    "gain, width, most_frames, slots", [(4.0, 8, 128, 3), (2.0, 2, 8, 5), (0.0, 8, 13, 4), (6.0, 1, 16, 3)]
+    "gain, width, most_frames, slots",
+    [
+        (4.0, 8, 128, 3),
+        (6.0, 1, 16, 3),
+        slow_case(2.0, 2, 8, 5),
+        slow_case(0.0, 8, 13, 4),
+    ],
 )
 def test_what_is_queued_ahead_says_what_is_said_one_by_one(tiny, load, fresh_seed, gain, width, most_frames, slots):
     folder, rng = tiny("custom_voice", eos_gain=gain), random.Random(fresh_seed)
     plain, follow = load(folder, False), load(folder, True, fresh_seed, width, most_frames, slots)
-    failures = []
     for turn in range(6):
         faulty = turn == 4
         requests = [draw(rng) for _ in range(rng.randint(1, 2 * slots))]
         expected = [speak(plain, request, pause=True) for request in requests]
 
         def one(*args, faulty=faulty) -> None:
-            try:
+            with contextlib.suppress(KernelFault) if faulty else contextlib.nullcontext():
                 act(follow, *args)
-            except KernelFault as error:
-                if not faulty:
-                    failures.append(error)
-            except BaseException as error:
-                failures.append(error)
+
+        def break_a_part() -> None:
+            time.sleep(rng.random() * 0.05)  # at any moment
+            rng.choice((follow.probes.decoder, follow.probes.vocoder)).fault = True
 
         ways = ("pause", "pause", "pause", "rush", "cancel", "raise", "half")
         scripts = [(r, e, rng.choice(ways), rng.random() * 0.05) for r, e in zip(requests, expected, strict=True)]
-        threads = [threading.Thread(target=one, args=script) for script in scripts]
-        for thread in threads:
-            thread.start()
-        if faulty:
-            time.sleep(rng.random() * 0.05)
-            rng.choice((follow.probes.decoder, follow.probes.vocoder)).fault = True
-        for thread in threads:
-            thread.join()
+        run_all(*(partial(one, *script) for script in scripts), *[break_a_part] * faulty)
         at_rest(follow)
         follow.probes.decoder.fault = follow.probes.vocoder.fault = False
-        if failures:
-            raise failures[0]
 
 
 @pytest.mark.parametrize("follows", [False, True])

@@ -363,27 +363,6 @@ def test_graphs_say_what_the_eager_frame_says(pair, name):
     assert all(same(said[slot], expected[slot]) for slot in expected)
 
 
-@pytest.mark.parametrize("name", ["greedy", "as published", "top-p"])
-def test_frames_launched_ahead_are_the_frames_one_by_one(pair, name):
-    graphs, _ = pair
-    start(graphs, 0, sampling=SETTINGS[name])
-    expected = say(graphs, 0, 40)
-    start(graphs, 0, sampling=SETTINGS[name])
-    assert same(interleaved(graphs, [0], 40, ahead=AHEAD)[0], expected)
-
-
-def test_two_slots_in_turn_say_what_each_says_alone(pair):
-    graphs, _ = pair
-    expected = {}
-    for slot in (0, 1):
-        start(graphs, slot, stream=slot, sampling=PUBLISHED, seed=slot)
-        expected[slot] = say(graphs, slot, 30)
-    for slot in (0, 1):
-        start(graphs, slot, stream=slot, sampling=PUBLISHED, seed=slot)
-    said = interleaved(graphs, [0, 1], 30, ahead=1)
-    assert all(same(said[slot], expected[slot]) for slot in (0, 1))
-
-
 def test_a_graph_serves_every_request_of_its_shape_and_few_are_kept(tiny):
     graphs = decoder_over(tiny("custom_voice", eos_gain=0.0), device="cuda", slots=1)
     for seed, name in enumerate(("as published", "other numbers", "as published")):

@@ -7,8 +7,8 @@ import threading
 import numpy as np
 import pytest
 import torch
-from callers import voice_of
-from waiting import PATIENCE_S, until
+from callers import say, voice_of
+from waiting import PATIENCE_S, slow_case, until
 
 from qwen_megakernel import SamplingParams
 from qwen_megakernel.model.vocoder import TorchVocoder
@@ -47,7 +47,7 @@ def work(engine, monkeypatch) -> dict[str, int]:
     return done
 
 
-@pytest.mark.parametrize("frames", [0, 3, 20, 60])
+@pytest.mark.parametrize("frames", [0, slow_case(3), slow_case(20), 60])
 @pytest.mark.parametrize("non_streaming_mode", [False, True])
 def test_the_kept_path_says_what_the_first_one_said(base, frames, non_streaming_mode):
     """More and less reference than text; byte for byte."""
@@ -103,25 +103,14 @@ def test_who_waits_for_the_decode_of_another_goes_on_when_that_is_cancelled(base
     assert first.result().finish_reason == "cancelled" and np.array_equal(said.samples, again.samples)
 
 
-def test_who_holds_finished_utterances_holds_no_voices(base):
-    held = []
-    for _ in range(7):
-        held.append(base.submit(TEXT, voice=voice_of(base, 10), max_frames=2))
-        held[-1].result()
-    gc.collect()
-    until(lambda: base.snapshot().kept_prefixes == base.snapshot().kept_references == 4)
-    assert all(utterance.result().frames == 2 for utterance in held)
-
-
 def test_pieces_and_whole_texts_share_what_is_kept(base, monkeypatch):
     voice, done = voice_of(base, 60), work(base, monkeypatch)
     whole = base.generate(TEXT, voice=voice, max_frames=5, sampling=SamplingParams(seed=1))
-    utterance = base.submit(voice=voice, max_frames=5, sampling=SamplingParams(seed=1))
-    utterance.push_text(TEXT)
-    utterance.end_text()
+    utterance = say(base.submit(voice=voice, max_frames=5, sampling=SamplingParams(seed=1)), TEXT)
     assert np.array_equal(utterance.result().codes, whole.codes) and done["frames"] == 60 + 5 + 5
 
 
+@pytest.mark.slow
 def test_other_voices_languages_and_texts_are_not_mixed_up(base):
     one = voice_of(base, 20)
     vector, codes = torch.randn_like(one.speaker_embedding), one.ref_codes.clone()
@@ -156,15 +145,18 @@ def test_a_voice_that_was_written_to_is_another_voice(base):
     assert np.array_equal(base.generate(TEXT, **request).codes, after.codes)
 
 
-def test_few_voices_are_kept(base):
-    voices = [voice_of(base, 10) for _ in range(7)]
-    for voice in voices:
-        base.generate(TEXT, voice=voice, max_frames=2)
+def test_few_voices_are_kept_whoever_holds_utterances_that_have_ended(base):
+    held = []
+    for _ in range(7):
+        held.append(base.submit(TEXT, voice=voice_of(base, 10), max_frames=2))
+        held[-1].result()
     gc.collect()
     until(lambda: base.snapshot().kept_prefixes == 4)  # the engine's thread lets go of an utterance in its own time
     assert base.snapshot().kept_openings == base.snapshot().kept_references == 4
+    assert all(utterance.result().frames == 2 for utterance in held)
 
 
+@pytest.mark.slow
 def test_one_voice_speaks_on_several_engines_at_once(backend):
     with backend.probed(backend.folder("base")) as first, backend.load(backend.folder("base")) as second:
         voice = voice_of(first, 20)

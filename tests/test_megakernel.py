@@ -663,25 +663,3 @@ def test_the_engine_speaks_through_it(tmp_path):
         assert engine.backend == "megakernel", "auto takes it where it can run"
     with TTSEngine.load("demo", backend="megakernel") as engine:
         assert engine.generate("Hello there.").finish_reason == "eos"
-
-
-def test_the_engine_says_the_same_alone_in_pieces_and_beside_seven_others():
-    from qwen_megakernel import TTSEngine
-
-    text, rng = "Well, hello there: 3 of us are here! It's fine, isn't it?", random.Random(torch.seed())
-    with TTSEngine.load("demo", backend="megakernel", max_streams=8) as engine:
-        request = {"sampling": SamplingParams(seed=11), "non_streaming_mode": False}
-        alone = engine.generate(text, **request)
-        others = [engine.submit(f"Number {i} speaks as well.", sampling=SamplingParams(seed=i)) for i in range(6)]
-        whole = engine.submit(text, **request)
-        pieces = engine.submit(sampling=SamplingParams(seed=11))
-        at = 0
-        while at < len(text):
-            n = rng.randint(1, 6)
-            pieces.push_text(text[at : at + n])
-            at += n
-        pieces.end_text()
-        for utterance in (whole, pieces):
-            assert (utterance.result(timeout=60).codes == alone.codes).all()
-            assert abs(utterance.result().samples - alone.samples).max() <= 2e-5
-        assert all(other.result(timeout=60).finish_reason == "eos" for other in others)

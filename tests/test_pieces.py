@@ -7,12 +7,12 @@ import time
 import numpy as np
 import pytest
 import torch
-from callers import cut, made_up, say, voice_of
+from callers import cut, made_up, say, seeded, voice_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from waiting import PATIENCE_S, run_all, until, until_spoken
+from waiting import PATIENCE_S, run_all, slow_case, until, until_spoken
 
-from qwen_megakernel import EngineClosed, RequestError, SamplingParams, TextEndedError, TextTooLongError
+from qwen_megakernel import EngineClosed, RequestError, TextEndedError, TextTooLongError
 from qwen_megakernel.checkpoint.config import GREEDY
 from qwen_megakernel.checkpoint.load import DEMO_FOLDER, Checkpoint
 from qwen_megakernel.engine.sequence import State
@@ -116,10 +116,6 @@ def engine(backend):
         yield engine
 
 
-def sampling(seed: int) -> SamplingParams:
-    return SamplingParams(seed=seed)
-
-
 def same(ours, theirs) -> bool:
     """The same codes, and the same samples within what float arithmetic in another order makes of them."""
     return np.array_equal(ours.codes, theirs.codes) and np.abs(ours.samples - theirs.samples).max() <= 2e-5
@@ -131,23 +127,23 @@ def spoken(engine, utterance) -> int:
     return engine.metrics()["frames"]
 
 
-def test_codes_and_samples_equal_the_whole_texts(engine):
+@pytest.mark.parametrize("seed", [0, *map(slow_case, range(1, 5))])
+def test_codes_and_samples_equal_the_whole_texts(engine, seed):
     text = "Well, hello there: 3 of us are here! It's fine."
-    for seed in range(5):
-        whole = engine.generate(text, sampling=sampling(seed), non_streaming_mode=False, max_frames=60)
-        utterance = engine.submit(sampling=sampling(seed), max_frames=60)
-        for piece in cut(text, random.Random(seed)):
-            utterance.push_text(piece)
-            time.sleep(random.random() * 0.01)  # a slow writer
-        utterance.end_text()
-        assert same(utterance.result(), whole)
+    whole = engine.generate(text, sampling=seeded(seed), non_streaming_mode=False, max_frames=60)
+    utterance = engine.submit(sampling=seeded(seed), max_frames=60)
+    for piece in cut(text, random.Random(seed)):
+        utterance.push_text(piece)
+        time.sleep(random.random() * 0.01)  # a slow writer
+    utterance.end_text()
+    assert same(utterance.result(), whole)
 
 
 def test_a_pause_in_mid_sentence_is_no_end_and_changes_nothing(engine):
     """However long it is: a hundred frames of others go by."""
     text = "One two three four five six seven eight."
-    whole = engine.generate(text, sampling=sampling(3), non_streaming_mode=False, max_frames=40)
-    utterance = engine.submit(sampling=sampling(3), max_frames=40)
+    whole = engine.generate(text, sampling=seeded(3), non_streaming_mode=False, max_frames=40)
+    utterance = engine.submit(sampling=seeded(3), max_frames=40)
     utterance.push_text(text[:17])
     frames = spoken(engine, utterance)
     assert 0 < frames - 40 < 20 and not utterance.done, "it spoke what it had, no padding, and waits"
@@ -169,13 +165,13 @@ def test_speech_is_one_frame_ahead_of_the_text(engine):
     utterance.cancel()
 
 
-@pytest.mark.parametrize("frames", [3, 30])
+@pytest.mark.parametrize("frames", [slow_case(3), 30])
 def test_a_clone_in_pieces_says_what_the_whole_text_would(backend, frames):
     """In-context, the prompt itself takes as many text rows as the reference has frames, its own text's among them."""
     text = "Well, hello there: 3 of us are here! It's fine, isn't it? One, two, three four five, six and seven."
     with backend.load(backend.folder("base"), max_streams=2) as engine:
         voice = voice_of(engine, frames)
-        request = {"voice": voice, "sampling": sampling(frames), "max_frames": 60}
+        request = {"voice": voice, "sampling": seeded(frames), "max_frames": 60}
         whole = engine.generate(text, **request)
         utterance = engine.submit(**request)
         utterance.push_text("Well, hel")

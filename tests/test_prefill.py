@@ -1,5 +1,6 @@
-"""Long prompts many rows at a time, without a GPU: the layers as they are recorded, against the plain transformer."""
+"""The decoder stack, however a sequence is cut; long prompts many rows at a time, as they are recorded for a GPU."""
 
+import random
 from contextlib import nullcontext
 from types import SimpleNamespace
 
@@ -12,9 +13,39 @@ from qwen_megakernel.backend.pack import pack_stack, places
 from qwen_megakernel.backend.sizes import PAGE_POSITIONS as PAGE
 from qwen_megakernel.backend.sizes import padded_mlp
 from qwen_megakernel.checkpoint.load import Checkpoint
-from qwen_megakernel.model.transformer import KVCache, Transformer
+from qwen_megakernel.model.transformer import KVCache, Transformer, apply_rope, rope_tables
 
+CPU = torch.device("cpu")
 PAGES, BLOCKS = 10, 64
+
+
+def test_prefill_in_any_cut_equals_row_by_row(tiny):
+    checkpoint = Checkpoint.open(tiny("custom_voice"))
+    config = checkpoint.config.talker.stack
+    stack = Transformer(config, checkpoint.talker(CPU, torch.float32), "talker.model", 64)
+    rows = torch.randn(40, config.hidden_size)
+    whole = stack.forward(rows, 0, KVCache(config, 64, CPU, torch.float32))
+    cuts = sorted(random.sample(range(1, 40), 5))
+    for bounds in ([0, *cuts, 40], list(range(41))):
+        cache = KVCache(config, 64, CPU, torch.float32)
+        cache.k.fill_(torch.nan)  # what is past the position must never be read
+        cache.v.fill_(torch.nan)
+        parts = [stack.forward(rows[a:b], a, cache) for a, b in zip(bounds, bounds[1:], strict=False)]
+        assert (torch.cat(parts) - whole).abs().max() < 1e-4, bounds
+
+
+def test_rope_depends_on_the_distance_alone():
+    cos, sin = rope_tables(50, 32, 1e6, CPU, torch.float32)
+    q, k = torch.randn(1, 32), torch.randn(1, 32)
+
+    def score(i: int, j: int) -> torch.Tensor:
+        return apply_rope(q, cos[i : i + 1], sin[i : i + 1]) @ apply_rope(k, cos[j : j + 1], sin[j : j + 1]).T
+
+    assert (score(9, 4) - score(45, 40)).abs() < 1e-4 * score(9, 4).abs().clamp(min=1)
+    assert (score(9, 4) - score(9, 3)).abs() > 1e-4
+
+
+# ---------------------------------------------------------------- many rows at a time
 
 
 class Extension:
@@ -62,7 +93,7 @@ class Extension:
 @pytest.fixture(scope="module")
 def talker():
     checkpoint = Checkpoint.open("demo")
-    return checkpoint.config.talker.stack, checkpoint.talker(torch.device("cpu"), torch.bfloat16)
+    return checkpoint.config.talker.stack, checkpoint.talker(CPU, torch.bfloat16)
 
 
 @pytest.fixture
@@ -100,7 +131,7 @@ def test_pages_hold_the_keys_and_values_of_the_plain_transformer(talker, paged, 
     """Within bf16, in a slot where somebody left no numbers, whose neighbours keep what they have."""
     (stack, tensors), (many, kv) = talker, paged
     x, end = torch.randn(position + rows, stack.hidden_size) * 0.5, position + rows
-    cache = KVCache(stack, PAGES * PAGE, torch.device("cpu"), torch.float32)
+    cache = KVCache(stack, PAGES * PAGE, CPU, torch.float32)
     plain = Transformer(stack, {n: t.float() for n, t in tensors.items()}, "talker.model", PAGES * PAGE)
     plain.forward(x, 0, cache)
     expected = torch.stack([cache.k, cache.v], dim=1)[..., :end, :]

@@ -2,12 +2,14 @@
 however slow it is and however long it rests."""
 
 import random
+from collections import Counter
 
 import numpy as np
 import pytest
 import torch
+from callers import say
 from probes import probed, token_count
-from waiting import PATIENCE_S
+from waiting import PATIENCE_S, slow_case
 
 from qwen_megakernel import RequestError, SamplingParams
 from qwen_megakernel.engine.runaway import (
@@ -28,7 +30,7 @@ TEXT = "Hello there, how are you today?"
 Frames = list[torch.Tensor]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def engine(backend):
     with backend.probed(max_streams=1) as engine:
         yield engine
@@ -48,7 +50,7 @@ def noise(count: int) -> Frames:
 
 
 @pytest.mark.parametrize("period", [1, 2, 3, 4])
-@pytest.mark.parametrize("chunk_frames", [None, 1, 5, 50])
+@pytest.mark.parametrize("chunk_frames", [None, slow_case(1), slow_case(5), 50])
 def test_a_loop_ends_and_a_second_of_it_is_heard(engine, monkeypatch, period, chunk_frames):
     speech, loop = noise(random.randint(5, 60)), noise(period) * 100
     force(engine, monkeypatch, speech + loop)
@@ -78,36 +80,25 @@ def test_the_guard_waits_for_the_text_to_be_used_up(engine, monkeypatch):
     assert utterance.result(timeout=PATIENCE_S).finish_reason == "length", "its text was never ended"
 
 
-def test_a_pause_of_two_seconds_is_heard_as_it_is(engine, monkeypatch):
-    pause = noise(1) * 25
-    speech = noise(20) + pause + noise(20) + pause + noise(20)
+SPEECH = {
+    "with pauses of two seconds": lambda: [*noise(20), *noise(1) * 25, *noise(20), *noise(1) * 25, *noise(20)],
+    "ten times as slow as any": lambda: [frame for frame in noise(30) for _ in range(12)],
+    "with a loop that the model ends itself": lambda: noise(10) + noise(1) * (VERDICT - 2),
+    "that ends at the first step it may": lambda: noise(1),
+    "of two frames": lambda: noise(2),
+}
+
+
+@pytest.mark.parametrize("kind", SPEECH)
+def test_speech_is_heard_as_it_is(engine, monkeypatch, kind):
+    speech = SPEECH[kind]()
     force(engine, monkeypatch, [*speech, None])
     stream = engine.stream(TEXT)
-    heard = [chunk.codes for chunk in stream]
+    heard = np.concatenate([chunk.codes for chunk in stream])
     audio = stream.utterance.result()
     assert audio.finish_reason == "eos" and np.array_equal(audio.codes, torch.stack(speech).numpy())
-    assert np.array_equal(np.concatenate(heard), audio.codes), "nothing is lost, nothing out of order"
-
-
-def test_very_slow_speech_is_heard_as_it_is(engine, monkeypatch):
-    """Every frame for a second, ten times as slow as anybody speaks."""
-    speech = [frame for frame in noise(30) for _ in range(12)]
-    force(engine, monkeypatch, [*speech, None])
-    audio = engine.generate(TEXT)
-    assert audio.finish_reason == "eos" and np.array_equal(audio.codes, torch.stack(speech).numpy())
-
-
-def test_a_loop_that_the_model_ends_itself_is_no_runaway(engine, monkeypatch):
-    force(engine, monkeypatch, [*noise(10), *noise(1) * (VERDICT - 2), None])
-    audio = engine.generate(TEXT)
-    assert audio.finish_reason == "eos" and audio.frames == 10 + VERDICT - 2
-
-
-@pytest.mark.parametrize("frames", [1, 2, 5])
-def test_an_end_at_the_first_step_it_is_allowed(engine, monkeypatch, frames):
-    force(engine, monkeypatch, [*noise(frames), None])
-    audio = engine.generate(TEXT)
-    assert audio.finish_reason == "eos" and audio.frames == frames and len(audio.samples) == frames * 1920
+    assert np.array_equal(heard, audio.codes), "nothing is lost, nothing out of order"
+    assert len(audio.samples) == len(speech) * 1920
 
 
 @pytest.mark.parametrize("frames", [14, 30, 37, 38])
@@ -117,6 +108,7 @@ def test_a_limit_within_a_loop_lets_no_more_of_it_through(engine, monkeypatch, f
     assert audio.finish_reason == "runaway" and audio.frames == 20 + HANDED_OUT
 
 
+@pytest.mark.slow
 def test_no_end_ever_is_the_frame_limits_affair(engine, monkeypatch):
     prompts = force(engine, monkeypatch, noise(2100))
     audio = engine.generate(TEXT)
@@ -200,56 +192,58 @@ def test_soft_speech_is_not_silence(loud, soft):
     assert guard.verdict() is None and guard.presentable == 120
 
 
-@pytest.mark.parametrize("chunk_frames", [None, 100])
-def test_the_demo_voices_silence_is_recognised(monkeypatch, chunk_frames):
+@pytest.mark.parametrize("chunk_frames", [None, slow_case(100)])
+def test_the_demo_voices_silence_is_recognised(demo, monkeypatch, chunk_frames):
     """Its own quietest frames, in an order that never repeats."""
-    with probed("demo", max_streams=1) as engine:
-        spoken = engine.generate("One. Two. Three. Four.", sampling=SamplingParams(seed=3))
-        levels = np.sqrt(np.square(spoken.samples.reshape(-1, 1920)).mean(axis=1))
-        quiet = [torch.from_numpy(spoken.codes[i]) for i in np.argsort(levels)[:4]]
-        speech = [torch.from_numpy(codes) for codes in spoken.codes]
-        endless = [random.choice(quiet) for _ in range(200)]
-        force(engine, monkeypatch, speech + endless)
-        audio = engine.generate(TEXT, max_frames=len(speech) + 150, chunk_frames=chunk_frames)
-        assert audio.finish_reason == "runaway" and audio.frames <= len(speech) + HANDED_OUT + 2
-        pause = [random.choice(quiet) for _ in range(25)]
-        force(engine, monkeypatch, [*speech, *pause, *speech, None])
-        assert engine.generate(TEXT).frames == 2 * len(speech) + 25
+    spoken = demo.generate("One. Two. Three. Four.", sampling=SamplingParams(seed=3))
+    levels = np.sqrt(np.square(spoken.samples.reshape(-1, 1920)).mean(axis=1))
+    quiet = [torch.from_numpy(spoken.codes[i]) for i in np.argsort(levels)[:4]]
+    speech = [torch.from_numpy(codes) for codes in spoken.codes]
+    endless = [random.choice(quiet) for _ in range(200)]
+    force(demo, monkeypatch, speech + endless)
+    audio = demo.generate(TEXT, max_frames=len(speech) + 150, chunk_frames=chunk_frames)
+    assert audio.finish_reason == "runaway" and audio.frames <= len(speech) + HANDED_OUT + 2
+    pause = [random.choice(quiet) for _ in range(25)]
+    force(demo, monkeypatch, [*speech, *pause, *speech, None])
+    assert demo.generate(TEXT).frames == 2 * len(speech) + 25
 
 
 # ---------------------------------------------------------------- babble
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def demo():
     """Random weights babble whatever the text is; the demo voice does not."""
     with probed("demo", max_streams=1) as engine:
         yield engine
 
 
+@pytest.fixture
+def counts(demo):
+    """counts() -> what the demo voice's engine has counted since the test began."""
+    before = Counter(demo.metrics())
+    return lambda: Counter(demo.metrics()) - before
+
+
 def frames_of(text: str, times: float, slack: int) -> int:
     return int(times * LETTER_FRAMES * letters_of(text) + slack)
 
 
-@pytest.mark.parametrize("chunk_frames", [None, 1, 50])
+@pytest.mark.parametrize("chunk_frames", [None, slow_case(1), slow_case(50)])
 @pytest.mark.parametrize("layout", [True, False, "pieces"])
-def test_speech_that_goes_on_long_after_its_text_is_babble(demo, monkeypatch, chunk_frames, layout):
+def test_speech_that_goes_on_long_after_its_text_is_babble(demo, counts, monkeypatch, chunk_frames, layout):
     babble = noise(500)
     force(demo, monkeypatch, babble)
     monkeypatch.setattr(demo.probes.decoder, "extend", lambda slot, rows, ended: None)
     if layout == "pieces":
-        utterance = demo.submit(chunk_frames=chunk_frames)
-        for character in TEXT:
-            utterance.push_text(character)
-        utterance.end_text()
-        audio = utterance.result(timeout=PATIENCE_S)
+        audio = say(demo.submit(chunk_frames=chunk_frames), *TEXT).result(timeout=PATIENCE_S)
     else:
         audio = demo.generate(TEXT, non_streaming_mode=layout, chunk_frames=chunk_frames)
     assert audio.finish_reason == "runaway" and audio.frames == frames_of(TEXT, HELD_TIMES, HELD_SLACK)
     assert np.array_equal(audio.codes, torch.stack(babble[: audio.frames]).numpy())
-    counts = demo.metrics()
-    assert counts["runaway"] == counts["runaway_babble"] == 1, counts
-    assert frames_of(TEXT, BABBLE_TIMES, BABBLE_SLACK) <= counts["frames"] <= frames_of(TEXT, 5, 2 * BABBLE_SLACK)
+    counted = counts()
+    assert counted["runaway"] == counted["runaway_babble"] == 1, counted
+    assert frames_of(TEXT, BABBLE_TIMES, BABBLE_SLACK) <= counted["frames"] <= frames_of(TEXT, 5, 2 * BABBLE_SLACK)
 
 
 def test_speech_four_times_as_slow_as_any_is_heard_as_it_is(demo, monkeypatch):
@@ -292,13 +286,13 @@ def test_random_weights_are_not_judged_by_their_length(engine, monkeypatch):
     assert engine.generate("Yes.", max_frames=400).finish_reason == "length"
 
 
-def test_runaways_are_counted_by_their_kind(demo, monkeypatch):
+def test_runaways_are_counted_by_their_kind(demo, counts, monkeypatch):
     for frames in (noise(9) + noise(2) * 100, noise(300), noise(9) + noise(1) * 100):
         force(demo, monkeypatch, frames)
         assert demo.generate(TEXT).finish_reason == "runaway"
-    counts = demo.metrics()
-    assert [counts[f"runaway_{kind}"] for kind in ("repeats", "babble", "silence")] == [2, 1, 0]
-    assert counts["runaway"] == 3
+    counted = counts()
+    assert [counted[f"runaway_{kind}"] for kind in ("repeats", "babble", "silence")] == [2, 1, 0]
+    assert counted["runaway"] == 3
 
 
 @pytest.mark.parametrize(
@@ -346,13 +340,13 @@ def ends(engine, monkeypatch, whys: list[str]) -> list[int]:
         (2, ["length", "length", "runaway"], 3),
     ],
 )
-def test_what_ends_badly_is_said_again_with_the_next_seeds(demo, monkeypatch, retries, whys, attempts):
+def test_what_ends_badly_is_said_again_with_the_next_seeds(demo, counts, monkeypatch, retries, whys, attempts):
     seed = random.choice([7, 2**63 - 2])
     seeds = ends(demo, monkeypatch, whys)
     audio = demo.generate(TEXT, retries=retries, max_frames=50, sampling=SamplingParams(seed=seed, temperature=0.7))
     assert seeds == [(seed + i) % 2**63 for i in range(attempts)]
     assert (audio.attempts, audio.seed, audio.finish_reason) == (attempts, seeds[-1], whys[-1])
-    assert demo.metrics()["retries"] == attempts - 1 and demo.metrics()["utterances"] == attempts
+    assert counts()["retries"] == attempts - 1 and counts()["utterances"] == attempts
 
 
 def test_a_fresh_seed_is_followed_by_its_next_ones(demo, monkeypatch):
@@ -370,7 +364,7 @@ def test_an_attempt_says_what_its_seed_says(demo, monkeypatch):
 
 
 @pytest.mark.parametrize("retries", [-1, 101, 1.0, True, "2", None])
-def test_retries_that_are_no_number_of_them_are_refused(demo, retries):
+def test_retries_that_are_no_number_of_them_are_refused(demo, counts, retries):
     with pytest.raises(RequestError, match=r"retries must be an integer in 0\.\.100, got"):
         demo.generate(TEXT, retries=retries)
-    assert demo.metrics()["utterances"] == 0, "before anything is said"
+    assert counts()["utterances"] == 0, "before anything is said"

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 import transformers.generation.logits_process as hf
+from waiting import slow_case
 
 from qwen_megakernel.checkpoint.config import SamplingParams, TalkerConfig
 from qwen_megakernel.errors import SamplingError
@@ -62,16 +63,12 @@ def chi_square_p(counts: torch.Tensor, probabilities: torch.Tensor) -> float:
     return float(torch.special.gammaincc(half_freedom, statistic / 2))
 
 
+NUMBERS = [(0.9, 50, 1.0), (1.0, 0, 1.0), (0.7, 20, 0.8), (1.3, 0, 0.95), (0.9, 1, 1.0)]
+DRAWS = [Draw(True, *numbers) for numbers in NUMBERS]
+
+
 @pytest.mark.parametrize(
-    "draw",
-    [
-        Draw(True, 1.0, 0, 1.0),
-        Draw(True, 0.9, 50, 1.0),
-        Draw(True, 0.7, 20, 0.8),
-        Draw(True, 1.3, 0, 0.95),
-        Draw(True, 0.9, 1, 1.0),
-    ],
-    ids=str,
+    "draw", [Draw(True, *DRAWS[0]), *(slow_case(Draw(True, *numbers)) for numbers in DRAWS[1:])], ids=str
 )
 def test_draws_follow_torchs_softmax(draw):
     """Fresh logits every time; 20,000 draws; a right sampler fails once in a million runs."""
@@ -94,7 +91,7 @@ def talker(tiny) -> TalkerConfig:
     return Checkpoint.open(tiny("custom_voice")).config.talker
 
 
-@pytest.mark.parametrize("trial", range(8))
+@pytest.mark.parametrize("trial", [*range(4), *map(slow_case, range(4, 8))])
 def test_processors_equal_those_of_transformers(talker, trial):
     """The list that `generate` builds for the reference, in its order, on fresh logits with ties."""
     params = SamplingParams(
@@ -164,35 +161,24 @@ def test_numbers_on_the_device_give_the_same_bits(talker):
             assert torch.equal(captured.filtered(logits, numbers), draw.filtered(logits))
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"temperature": 0.0},
-        {"temperature": float("nan")},
-        {"subtalker_temperature": -1},
-        {"top_k": -1},
-        {"top_k": 2.5},
-        {"top_p": 0.0},
-        {"subtalker_top_p": 1.1},
-        {"repetition_penalty": 0},
-        {"seed": -1},
-        {"seed": 2**64},
-        {"do_sample": "yes"},
-        {"do_sample": 1.0},
-        {"subtalker_dosample": np.array([1, 2])},
-        {"temperature": 1e46},  # its reciprocal is 0 in fp32, and 0 times a barred id's -inf no number
-        {"temperature": 1e-39},
-        {"temperature": 10**400},
-        {"temperature": True},
-        {"repetition_penalty": 1e39},
-        {"repetition_penalty": 1e-39},
-        {"top_k": 2**31},
-    ],
-    ids=lambda wrong: f"{next(iter(wrong))}",
-)
-def test_values_out_of_range_are_refused_by_name(wrong):
-    with pytest.raises(SamplingError, match=next(iter(wrong))):
-        SamplingParams(**wrong)
+WRONG = {
+    # Of 1e46 the reciprocal is 0 in fp32, and 0 times a barred id's -inf is no number.
+    "temperature": (0.0, float("nan"), 1e46, 1e-39, 10**400, True),
+    "subtalker_temperature": (-1,),
+    "top_k": (-1, 2.5, 2**31),
+    "top_p": (0.0,),
+    "subtalker_top_p": (1.1,),
+    "repetition_penalty": (0, 1e39, 1e-39),
+    "seed": (-1, 2**64),
+    "do_sample": ("yes", 1.0),
+    "subtalker_dosample": (np.array([1, 2]),),
+}
+
+
+@pytest.mark.parametrize("name, value", [(name, value) for name, values in WRONG.items() for value in values])
+def test_values_out_of_range_are_refused_by_name(name, value):
+    with pytest.raises(SamplingError, match=name):
+        SamplingParams(**{name: value})
 
 
 @pytest.mark.parametrize("value", [0.001, 1000])

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from waiting import slow_case
 
 from qwen_megakernel.backend.interfaces import PUSH_FRAMES, RECENT_FRAMES, LoadedModel
 from qwen_megakernel.checkpoint.config import SamplingParams
@@ -246,7 +247,7 @@ def quantile(values: list[float], share: float) -> float:
     return values[min(len(values) - 1, int(share * len(values)))]
 
 
-@pytest.mark.parametrize("rate, p95_ms", [(10, 10), (20, 15), (30, 20), (36, 25)])
+@pytest.mark.parametrize("rate, p95_ms", [(10, 10), slow_case(20, 15), slow_case(30, 20), (36, 25)])
 def test_who_comes_by_chance_is_heard_soon_and_nobody_hears_a_gap(fresh_seed, rate, p95_ms):
     engine = Engine(slots=256)
     engine.run([(t, lambda: engine.submit(63)) for t in poisson(rate, 15, random.Random(fresh_seed))])
@@ -390,6 +391,7 @@ def test_a_listener_at_twice_the_speed_takes_the_place_of_two():
     assert alone.audio.finish_reason == "eos", "alone everybody gets a slot"
 
 
+@pytest.mark.slow
 def test_full_launches_and_large_pushes_under_load():
     engine = Engine()
     for _ in range(64):
@@ -510,7 +512,7 @@ def launches_in_flight(loop) -> int:
     return sum(isinstance(work, Launch) for work in loop.pipeline.in_flight)
 
 
-@pytest.mark.parametrize("trial", [*range(15), *(pytest.param(n, marks=pytest.mark.slow) for n in range(15, 60))])
+@pytest.mark.parametrize("trial", [*range(15), *map(slow_case, range(15, 60))])
 def test_whatever_comes_slots_and_places_come_back_and_all_is_said(fresh_seed, trial):
     """Callers, cancels, text in pieces, references, failures of every part, at random; no turn that spins, no rest
     while there is something to do, no frame overwritten in the ring."""

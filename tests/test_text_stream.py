@@ -63,16 +63,38 @@ def in_pieces(stream, pieces):
     return "".join(given) if isinstance(given[-1], str) else merged(part for parts in given for part in parts)
 
 
+STAGES = {
+    "normalizer": lambda language: (Normalizer(language).whole, lambda: NormalizerStream(language)),
+    "lexicon": lambda language: (lambda text: LEXICON.apply(text, language), lambda: LEXICON.stream(language)),
+    "tags": lambda _language: of_front_end(TextFrontEnd()),
+    "without normalizing": lambda language: of_front_end(TextFrontEnd(language, "off", LEXICON)),
+    "all": lambda language: of_front_end(TextFrontEnd(language, "auto", LEXICON)),
+}
+"""What each makes of a whole text, and its stream for a text in pieces, by the language."""
+
+
+def of_front_end(front_end: TextFrontEnd):
+    return front_end.whole, front_end.stream
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@settings(max_examples=300, deadline=None)
+@given(cut=texts_in_pieces(), language=LANGUAGE)
+def test_pieces_give_what_the_whole_text_gives(stage, cut, language):
+    (text, pieces), (of_whole, stream) = cut, STAGES[stage](language)
+    whole = of_whole(text)
+    assert in_pieces(stream(), pieces) == whole
+    assert in_pieces(stream(), text) == whole  # character by character
+    assert isinstance(whole, str) or whole == merged(whole)
+
+
 # ---------------------------------------------------------------- the normalizer
 
 
-@settings(max_examples=400, deadline=None)
-@given(cut=texts_in_pieces(), language=LANGUAGE)
-def test_pieces_give_what_the_whole_text_gives(cut, language):
-    text, pieces = cut
+@settings(max_examples=200, deadline=None)
+@given(text=TEXTS, language=LANGUAGE)
+def test_what_has_no_words_is_nothing(text, language):
     whole = Normalizer(language).whole(text)
-    assert in_pieces(NormalizerStream(language), pieces) == whole
-    assert in_pieces(NormalizerStream(language), text) == whole  # character by character
     assert not whole or any(character.isalnum() for character in whole)
 
 
@@ -171,13 +193,6 @@ def test_a_mark_is_no_text():
 
 
 # ---------------------------------------------------------------- the lexicon
-
-
-@settings(max_examples=300, deadline=None)
-@given(cut=texts_in_pieces(), language=st.sampled_from(["german", "english", None]))
-def test_the_lexicon_does_not_care_for_cuts(cut, language):
-    text, pieces = cut
-    assert in_pieces(LEXICON.stream(language), pieces) == LEXICON.apply(text, language)
 
 
 @settings(max_examples=500, deadline=None)
@@ -332,15 +347,6 @@ def test_a_tag_that_cannot_be_followed_is_refused(text, message):
         TextFrontEnd().whole(text)
 
 
-@settings(max_examples=300, deadline=None)
-@given(cut=texts_in_pieces())
-def test_a_tag_may_be_cut_anywhere(cut):
-    text, pieces = cut
-    whole = TextFrontEnd().whole(text)
-    assert in_pieces(TextFrontEnd().stream(), pieces) == whole
-    assert in_pieces(TextFrontEnd().stream(), text) == whole
-
-
 def test_pauses_and_a_lexicon_let_prose_through_at_once():
     for front_end in (TextFrontEnd(), TextFrontEnd(lexicon=Lexicon({"xylophone": ""}))):
         stream = front_end.stream()
@@ -351,17 +357,6 @@ def test_pauses_and_a_lexicon_let_prose_through_at_once():
 
 
 # ---------------------------------------------------------------- all together
-
-
-@settings(max_examples=300, deadline=None)
-@given(cut=texts_in_pieces(), language=LANGUAGE, normalize=st.sampled_from(["off", "auto"]))
-def test_the_front_end_does_not_care_for_cuts(cut, language, normalize):
-    text, pieces = cut
-    front_end = TextFrontEnd(language, normalize, LEXICON)
-    whole = front_end.whole(text)
-    assert whole == merged(whole)
-    assert in_pieces(front_end.stream(), pieces) == whole
-    assert in_pieces(front_end.stream(), text) == whole
 
 
 def test_the_order_is_pauses_normalizer_lexicon():

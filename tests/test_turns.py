@@ -4,11 +4,12 @@ import asyncio
 import contextlib
 import itertools
 import random
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from callers import parts_of, sounds
+from callers import parts_of, say, sounds
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from waiting import PATIENCE_S
@@ -94,9 +95,8 @@ SENTENCES = "It is late. We go home now. Are you there? The sun is out. He said 
 @pytest.fixture(scope="module")
 def engine():
     """Whose slots have room for 20 tokens."""
-    with TTSEngine.load(
-        "demo", device="cpu", threads=1, max_streams=2, max_positions=140, queue_timeout=PATIENCE_S
-    ) as engine:
+    options = {"threads": 1, "max_streams": 2, "max_positions": 140, "queue_timeout": PATIENCE_S}
+    with TTSEngine.load("demo", device="cpu", **options) as engine:
         yield engine
 
 
@@ -112,96 +112,81 @@ async def turn(engine, **request):
             utterance.cancel()
 
 
-def pieces(text: str, rng: random.Random) -> list[str]:
+def cut_anywhere(text: str, rng: random.Random) -> list[str]:
     cuts = sorted(rng.sample(range(len(text)), min(len(text), 12)))
     return [text[a:b] for a, b in itertools.pairwise([0, *cuts, len(text)])]
 
 
-def test_a_long_turn_is_said_to_its_end_part_by_part(engine, fresh_seed):
+async def say_in_pieces(engine, text: str, rng: random.Random, **request):
+    """The audio of a text that comes in pieces, whose chunks join to it."""
+    async with turn(engine, **request) as utterance, asyncio.TaskGroup() as group:
+
+        async def push():
+            for piece in cut_anywhere(text, rng):
+                await utterance.push_text(piece)
+            await utterance.end_text()
+
+        group.create_task(push())
+        heard = [samples async for samples in sounds(utterance)]
+    assert np.array_equal(np.concatenate(heard), utterance.audio.samples)
+    return utterance.audio
+
+
+def codes_of(engine, *parts: str) -> np.ndarray:
+    """What these texts say, one utterance each."""
+    said = [say(engine.submit(sampling=SamplingParams(seed=5), speaker="ada"), part) for part in parts]
+    return np.concatenate([utterance.result(PATIENCE_S).codes for utterance in said])
+
+
+async def test_a_long_turn_is_said_to_its_end_part_by_part(engine, fresh_seed):
     text = SENTENCES * 2
     parts = parts_of(engine, text, speaker="ada")
     assert len(parts) > 2
-
-    async def main():
-        async with turn(engine) as utterance, asyncio.TaskGroup() as group:
-
-            async def push():
-                for piece in pieces(text, random.Random(fresh_seed)):
-                    await utterance.push_text(piece)
-                await utterance.end_text()
-
-            group.create_task(push())
-            chunks = [samples async for samples in sounds(utterance)]
-        return chunks, utterance.audio
-
-    chunks, audio = asyncio.run(main())
-    alone = []
-    for part in parts:
-        utterance = engine.submit(sampling=SamplingParams(seed=5), speaker="ada")
-        utterance.push_text(part)
-        utterance.end_text()
-        alone.append(utterance.result(PATIENCE_S))
-    assert np.array_equal(audio.codes, np.concatenate([one.codes for one in alone]))
-    assert np.array_equal(np.concatenate(chunks), audio.samples)
+    audio = await say_in_pieces(engine, text, random.Random(fresh_seed))
+    assert np.array_equal(audio.codes, codes_of(engine, *parts))
     assert audio.finish_reason == "eos" and audio.duration_s > 140 * 0.08
 
 
-def test_with_max_frames_a_turn_is_one_utterance(engine):
-    async def main():
-        async with turn(engine, max_frames=30) as utterance:
-            await utterance.push_text("Yes. " * 10)
-            await utterance.end_text()
-            return [samples async for samples in sounds(utterance)], utterance.audio
-
-    _, audio = asyncio.run(main())
+async def test_with_max_frames_a_turn_is_one_utterance(engine):
+    audio = await say_in_pieces(engine, "Yes. " * 10, random.Random(1), max_frames=30)
     assert audio.frames <= 30
 
 
 @pytest.mark.parametrize("heard", [0, 3])
-def test_a_cancelled_turn_says_no_further_part(engine, heard):
+async def test_a_cancelled_turn_says_no_further_part(engine, heard):
     before = engine.metrics()["utterances"]
-
-    async def main():
-        async with turn(engine) as utterance:
-            await utterance.push_text(SENTENCES * 3)
-            events = sounds(utterance)
-            for _ in range(heard):
-                await anext(events)
-            utterance.cancel()
-            return [samples async for samples in events], utterance.audio
-
-    _, audio = asyncio.run(main())
-    assert audio.finish_reason == "cancelled" and engine.metrics()["utterances"] == before + 1
+    async with turn(engine) as utterance:
+        await utterance.push_text(SENTENCES * 3)
+        events = sounds(utterance)
+        for _ in range(heard):
+            await anext(events)
+        utterance.cancel()
+        async for _ in events:
+            pass
+    assert utterance.audio.finish_reason == "cancelled" and engine.metrics()["utterances"] == before + 1
     assert engine.health()["streams"] == 0
 
 
-def test_a_part_that_gets_no_slot_says_why(engine, monkeypatch):
-    async def main():
-        async with turn(engine) as utterance:
-            await utterance.push_text(SENTENCES)
-            await utterance.end_text()
+async def test_a_part_that_gets_no_slot_says_why(engine, monkeypatch):
+    def busy(*_args, **_options):
+        raise EngineBusy("full")
 
-            def busy(*_args, **_options):
-                raise EngineBusy("full")
-
-            monkeypatch.setattr(engine, "begin", busy)
-            with pytest.raises(EngineBusy, match="full"):
-                [samples async for samples in sounds(utterance)]
-
-    asyncio.run(main())
+    async with turn(engine) as utterance:
+        await utterance.push_text(SENTENCES)
+        await utterance.end_text()
+        monkeypatch.setattr(engine, "begin", busy)
+        with pytest.raises(EngineBusy, match="full"):
+            [samples async for samples in sounds(utterance)]
 
 
-def test_bad_text_is_refused_and_the_turn_goes_on(engine):
-    async def main():
-        async with turn(engine) as utterance:
-            await utterance.push_text("Hello ")
-            with pytest.raises(TextError):
-                await utterance.push_text("\ud800")
-            await utterance.push_text("there.")
-            await utterance.end_text()
-            return [samples async for samples in sounds(utterance)], utterance.audio
-
-    assert asyncio.run(main())[1].finish_reason == "eos"
+async def test_bad_text_is_refused_and_the_turn_goes_on(engine):
+    async with turn(engine) as utterance:
+        await utterance.push_text("Hello ")
+        with pytest.raises(TextError):
+            await utterance.push_text("\ud800")
+        await utterance.push_text("there.")
+        await utterance.end_text()
+        assert [samples async for samples in sounds(utterance)] and utterance.audio.finish_reason == "eos"
 
 
 # ---------------------------------------------------------------- pauses and words
@@ -214,29 +199,11 @@ def silences(samples: np.ndarray, rate: int) -> list[float]:
     return [gap / rate for gap in gaps if gap > 0.6 * rate]
 
 
-def say_in_pieces(engine, text: str, rng: random.Random, **request):
-    async def main():
-        async with turn(engine, **request) as utterance, asyncio.TaskGroup() as group:
-
-            async def push():
-                for piece in pieces(text, rng):
-                    await utterance.push_text(piece)
-                await utterance.end_text()
-
-            group.create_task(push())
-            chunks = [samples async for samples in sounds(utterance)]
-        return np.concatenate(chunks), utterance.audio
-
-    heard, audio = asyncio.run(main())
-    assert np.array_equal(heard, audio.samples)
-    return audio
-
-
 PAUSED = "[pause 700ms] Yes. <break time='800ms'/> No. [pause 0.9s][pause 100ms]It is."
 
 
-def test_pauses_are_exact_in_text_that_comes_in_pieces(engine, fresh_seed):
-    audio = say_in_pieces(engine, PAUSED, random.Random(fresh_seed))
+async def test_pauses_are_exact_in_text_that_comes_in_pieces(engine, fresh_seed):
+    audio = await say_in_pieces(engine, PAUSED, random.Random(fresh_seed))
     assert silences(audio.samples, engine.sample_rate) == pytest.approx([0.7, 0.8, 1.0], abs=0.006)
 
 
@@ -246,11 +213,11 @@ def test_pauses_are_exact_in_whole_text(engine, speed):
     assert silences(audio.samples, engine.sample_rate) == pytest.approx([0.7, 0.8, 1.0, 1.1], abs=0.006)
 
 
-def test_normalized_in_pieces_is_what_is_said_of_the_words(engine, fresh_seed):
+async def test_normalized_in_pieces_is_what_is_said_of_the_words(engine, fresh_seed):
     """With a lexicon, whose words may be cut anywhere."""
     request = {"normalize": "auto", "lexicon": Lexicon({"sql": "sequel"}), "language": "en"}
-    audio = say_in_pieces(engine, "**SQL** runs 5 km.", random.Random(fresh_seed), **request)
-    words = say_in_pieces(engine, "sequel runs five kilometers.", random.Random(fresh_seed), language="en")
+    audio = await say_in_pieces(engine, "**SQL** runs 5 km.", random.Random(fresh_seed), **request)
+    words = await say_in_pieces(engine, "sequel runs five kilometers.", random.Random(fresh_seed), language="en")
     assert np.array_equal(audio.codes, words.codes)
     whole = {"sampling": SamplingParams(seed=5), "language": "en", "non_streaming_mode": True}
     of_text = engine.generate("**SQL** runs 5 km.", **(request | whole))
@@ -258,47 +225,41 @@ def test_normalized_in_pieces_is_what_is_said_of_the_words(engine, fresh_seed):
 
 
 @pytest.mark.parametrize("text", ["[pause 1s]", " <break/> ", "[pause 10ms] [pause 20ms]"])
-def test_pauses_alone_are_no_text(engine, text):
+async def test_pauses_alone_are_no_text(engine, text):
     with pytest.raises(TextError):
         engine.generate(text)
     with pytest.raises(ExceptionGroup) as raised:
-        say_in_pieces(engine, text, random.Random(1))
+        await say_in_pieces(engine, text, random.Random(1))
     assert "text must not be blank" in str(raised.value.exceptions)
 
 
 def test_a_malformed_pause_is_refused(engine):
-    for say in (engine.generate, engine.submit, engine.pieces):
+    for call in (engine.generate, engine.submit, engine.pieces):
         with pytest.raises(TextError, match="pause 500ms"):
-            say("Hello [pause soon] there.")
+            call("Hello [pause soon] there.")
     with pytest.raises(TextError, match="this call speaks one utterance"):
         engine.submit("Hello. [pause 1s] There.")
 
 
-def test_a_flush_speaks_what_the_normalizer_holds(engine):
-    async def main():
-        async with turn(engine, normalize="auto", language="en") as utterance:
-            await utterance.push_text("Hello there")
-            await utterance.flush()
-            first = await anext(sounds(utterance))
-            await utterance.end_text()
-            return first
-
-    assert len(asyncio.run(main()))
+async def test_a_flush_speaks_what_the_normalizer_holds(engine):
+    async with turn(engine, normalize="auto", language="en") as utterance:
+        await utterance.push_text("Hello there")
+        await utterance.flush()
+        assert len(await anext(sounds(utterance)))
+        await utterance.end_text()
 
 
 # ---------------------------------------------------------------- a writer that stalls
 
 
-async def slowly(engine, pieces: list[str | float], **request):
-    """The audio of an utterance whose writer waits between the pieces."""
-    async with turn(engine, **request) as utterance, asyncio.TaskGroup() as group:
+async def stalled(engine, first: str, then: str, stalls: Callable[[], Awaitable]):
+    """The audio of an utterance whose writer stalls between two texts."""
+    async with turn(engine) as utterance, asyncio.TaskGroup() as group:
 
         async def push():
-            for piece in pieces:
-                if isinstance(piece, str):
-                    await utterance.push_text(piece)
-                else:
-                    await asyncio.sleep(piece)
+            await utterance.push_text(first)
+            await stalls()
+            await utterance.push_text(then)
             await utterance.end_text()
 
         group.create_task(push())
@@ -307,47 +268,42 @@ async def slowly(engine, pieces: list[str | float], **request):
     return utterance.audio
 
 
-def codes_of(engine, *parts: str) -> np.ndarray:
-    said = []
-    for part in parts:
-        utterance = engine.submit(sampling=SamplingParams(seed=5), speaker="ada")
-        utterance.push_text(part)
-        utterance.end_text()
-        said.append(utterance.result(PATIENCE_S).codes)
-    return np.concatenate(said)
-
-
-def test_a_stall_behind_a_sentence_does_not_cut_it(engine):
+async def test_a_stall_behind_a_sentence_does_not_cut_it(engine):
     first, then = "It is late for all of us.", " We go home."
-    audio = asyncio.run(slowly(engine, [first, 3.0, then]))
+
+    async def until_it_was_said() -> None:
+        """So long that its slot is free again."""
+        while engine.health()["streams"] or engine.metrics()["utterances"] == before:
+            await asyncio.sleep(0.01)
+
+    before = engine.metrics()["utterances"]
+    audio = await stalled(engine, first, then, until_it_was_said)
     assert np.array_equal(audio.codes, codes_of(engine, first, then)) and audio.finish_reason == "eos"
 
 
-def test_a_stall_in_a_sentence_changes_nothing_for_a_while(engine):
-    audio = asyncio.run(slowly(engine, ["It is ", 1.0, "late."]))
+async def test_a_stall_in_a_sentence_changes_nothing_for_a_while(engine):
+    audio = await stalled(engine, "It is ", "late.", lambda: asyncio.sleep(1.0))  # shorter than a stall
     assert np.array_equal(audio.codes, codes_of(engine, "It is late."))
 
 
-def test_a_flushed_text_is_spoken_to_its_end_without_a_full_stop(engine):
-    async def main():
-        async with turn(engine) as utterance:
-            await utterance.push_text("Let me look")
-            await utterance.flush()
-            heard, said = sounds(utterance), 0
-            while said < len(codes_of(engine, "Let me look")) * 1920:
-                said += len(await asyncio.wait_for(anext(heard), PATIENCE_S))
-            assert engine.health()["streams"] == 0, "its slot is free while the writer waits"
-            await utterance.end_text()
-            return [samples async for samples in heard], utterance.audio
-
-    rest, audio = asyncio.run(main())
-    assert not rest and np.array_equal(audio.codes, codes_of(engine, "Let me look"))
+async def test_a_flushed_text_is_spoken_to_its_end_without_a_full_stop(engine):
+    codes = codes_of(engine, "Let me look")
+    async with turn(engine) as utterance:
+        await utterance.push_text("Let me look")
+        await utterance.flush()
+        heard, said = sounds(utterance), 0
+        while said < len(codes) * 1920:
+            said += len(await asyncio.wait_for(anext(heard), PATIENCE_S))
+        assert engine.health()["streams"] == 0, "its slot is free while the writer waits"
+        await utterance.end_text()
+        assert not [samples async for samples in heard]
+    assert np.array_equal(utterance.audio.codes, codes)
 
 
 @pytest.mark.parametrize("text", ["...", "[pause]", "[pause 1s]", "\U0001f389"])
-def test_text_without_words_says_so(engine, text):
+async def test_text_without_words_says_so(engine, text):
     with pytest.raises(ExceptionGroup) as raised:
-        say_in_pieces(engine, text, random.Random(1), lenient=True)
+        await say_in_pieces(engine, text, random.Random(1), lenient=True)
     assert any(isinstance(error, NoWordsError) for error in raised.value.exceptions)
     with pytest.raises(NoWordsError):
         engine.generate(text, lenient=True)

@@ -17,6 +17,7 @@ from cases import fine_tune
 from safetensors.torch import load_file
 from test_bot_page import CHROMIUM, FLAGS
 from torch import nn
+from waiting import slow_case
 
 from qwen_megakernel import TTSEngine, Voice
 from qwen_megakernel.backend.torch_decoder import TorchFrameDecoder
@@ -228,6 +229,7 @@ def test_two_equal_logits_have_no_gap():
     assert f"{gap(torch.tensor([3.0, 1.0, 3.0])):.1e}" == "0.0e+00"
 
 
+@pytest.mark.slow
 def test_weights_may_be_given_as_a_set(tmp_path):
     parts = {"predictor", "lm_heads"}
     verify.verify("demo", output=str(tmp_path / "a"), device="cpu", weights=parts, frames=2)
@@ -276,7 +278,12 @@ def design(tiny, tmp_path, stand_in):
 
 @pytest.mark.parametrize(
     "size, variant",
-    [("tiny", "custom_voice"), ("tiny-adapter", "custom_voice"), ("tiny", "voice_design"), ("tiny-adapter", "base")],
+    [
+        ("tiny", "voice_design"),
+        slow_case("tiny", "custom_voice"),
+        slow_case("tiny-adapter", "custom_voice"),
+        slow_case("tiny-adapter", "base"),
+    ],
 )
 def test_a_reference_that_agrees_holds(variant, size, tmp_path, tiny, stand_in, capsys):
     assert run(tiny(variant, size=size), tmp_path / "out", "--frames", FRAMES) == 0
@@ -294,6 +301,7 @@ def test_a_reference_that_agrees_holds(variant, size, tmp_path, tiny, stand_in, 
         assert not greedy or of[0].read_bytes() == of[1].read_bytes()
 
 
+@pytest.mark.slow
 def test_a_fine_tune_whose_speaker_has_capitals_is_compared(tmp_path, tiny, stand_in, capsys):
     base = tiny("base", eos_gain=0.0)
     made = fine_tune(base, tmp_path / "made", "Ada Lovelace", torch.randn(64), load_file(base / "model.safetensors"))
@@ -304,12 +312,12 @@ def test_a_fine_tune_whose_speaker_has_capitals_is_compared(tmp_path, tiny, stan
 @pytest.mark.parametrize(
     "fault, fails, told",
     [
-        ("prompt rows", "prompt rows", ""),
-        ("trailing rows", "trailing rows", ""),
+        slow_case("prompt rows", "prompt rows", ""),
+        slow_case("trailing rows", "trailing rows", ""),
         ("codes", "codes", "differ from frame 3 of 6 and 6 on, group 5"),
-        ("PCM", "PCM of the same codes", ""),
-        ("length", "codes", "differ from frame 5 of 6 and 5"),
-        ("a row", "prompt rows", "the same shape"),
+        slow_case("PCM", "PCM of the same codes", ""),
+        slow_case("length", "codes", "differ from frame 5 of 6 and 5"),
+        slow_case("a row", "prompt rows", "the same shape"),
     ],
 )
 def test_a_reference_that_disagrees_fails_on_the_line_that_says_so(fault, fails, told, design, capsys):
@@ -323,7 +331,7 @@ def test_a_reference_that_disagrees_fails_on_the_line_that_says_so(fault, fails,
     assert told in printed and ("differ from frame" in printed) == (fails == "codes")
 
 
-@pytest.mark.parametrize("fault, holds", [("tie", True), ("almost a tie", False)])
+@pytest.mark.parametrize("fault, holds", [slow_case("tie", True), ("almost a tie", False)])
 def test_a_tie_is_listed_and_holds(fault, holds, design, capsys):
     rc = design(fault)
     lines = capsys.readouterr().out.splitlines()
@@ -335,7 +343,7 @@ def test_a_tie_is_listed_and_holds(fault, holds, design, capsys):
         assert 0 < between < 1e-2 and (between < bound) == holds == line.startswith("ok")
 
 
-@pytest.mark.parametrize("fault", ["vector", "reference codes"])
+@pytest.mark.parametrize("fault", ["vector", slow_case("reference codes")])
 def test_another_voice_fails_once_and_not_in_what_it_says(fault, tmp_path, tiny, stand_in, capsys):
     stand_in.fault = fault
     assert run(tiny("base", eos_gain=0.0), tmp_path / "out", "--frames", FRAMES) == 1
@@ -343,6 +351,7 @@ def test_another_voice_fails_once_and_not_in_what_it_says(fault, tmp_path, tiny,
     assert failures(capsys.readouterr().out) == expected
 
 
+@pytest.mark.slow
 def test_a_voice_of_ones_own_is_cloned(tmp_path, tiny, stand_in, capsys):
     soundfile.write(tmp_path / "me.wav", reference_audio(1.2, 16000, seed=2), 16000)
     model, audio = tiny("base", eos_gain=0.0), ["--ref-audio", tmp_path / "me.wav", "--frames", FRAMES]
@@ -353,6 +362,7 @@ def test_a_voice_of_ones_own_is_cloned(tmp_path, tiny, stand_in, capsys):
     assert "icl: reference codes" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_takes(tmp_path, tiny, stand_in):
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
         assert run(tiny("voice_design"), tmp_path / name, "--frames", FRAMES, "--seed", seed) == 0
@@ -393,7 +403,7 @@ class KernelStandIn(TorchFrameDecoder):
         return [codes]
 
 
-@pytest.mark.parametrize("error, ratio_holds", [(1e-5, True), (0.3, False), (float("nan"), False)])
+@pytest.mark.parametrize("error, ratio_holds", [slow_case(1e-5, True), (0.3, False), slow_case(float("nan"), False)])
 def test_the_kernel_may_be_no_further_from_fp32_than_bf16(error, ratio_holds, tmp_path, tiny, monkeypatch, capsys):
     def make(config, tensors, **slots):
         exact = {name: tensor.float() for name, tensor in tensors.items()}

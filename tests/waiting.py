@@ -6,6 +6,8 @@ import threading
 import time
 from collections.abc import Callable
 
+import pytest
+
 from qwen_megakernel.engine.sequence import State
 
 PATIENCE_S = 180.0
@@ -63,3 +65,8 @@ def run_python(code: str, *args: str) -> str:
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def slow_case(*values):
+    """A case of a test that `make test` leaves to `make test-all`."""
+    return pytest.param(*values, marks=pytest.mark.slow)
