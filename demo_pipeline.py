@@ -62,11 +62,12 @@ from pipecat.workers.runner import WorkerRunner
 from qwen_megakernel import TTSEngine, TTSError, bot_page
 from qwen_megakernel.checkpoint.load import DEMO, DEMO_NOTICE, PUBLISHED
 from qwen_megakernel.commands.options import (
-    LAYOUTS,
+    add_engine_options,
     add_output_options,
     add_voice_options,
-    check_voice_options,
+    engine_options,
     refuse_unknown_options,
+    voice_options,
 )
 from qwen_megakernel.commands.output import OUT, SpeechFile, checked_output, play, players_of, write_stdout
 from qwen_megakernel.errors import RequestError
@@ -88,7 +89,7 @@ def main(argv: list[str] | None = None) -> int:
         parser.error(f"unknown arguments: {' '.join(others)}")
     try:
         make_stt(args)  # wrong options are told now, not to the first caller
-        args.voice = check_voice_options(args)
+        args.speech = voice_options(args, "demo")
         if not args.bot:
             speak(args)
         elif args.local_audio:
@@ -114,7 +115,8 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("-v", "--verbose", action="count", default=0, help="log everything")
     voice = parser.add_argument_group("voice")
-    add_voice_options(voice)
+    add_engine_options(voice)
+    add_voice_options(voice, "demo")
     voice.add_argument("--tokens", action="store_true", help="speak while the text comes, not sentence by sentence")
     voice.add_argument("--rate", type=int, choices=(8000, 16000, 24000, 48000), default=24000, help="output rate, Hz")
     text = parser.add_argument_group("text in, sound out")
@@ -131,10 +133,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def warmup(args: argparse.Namespace) -> Awaitable[TTSEngine]:
-    options = {"backend": args.backend, "device": args.device, "weights": args.weights, "threads": args.threads}
-    options["adapters"] = args.adapter
-    options["allow_foreign_voice"] = args.allow_foreign_voice or None  # None: as services without options have it
-    return MegakernelTTSService.warmup(args.model, **options)
+    return MegakernelTTSService.warmup(args.model, engine_options(args))
 
 
 @asynccontextmanager
@@ -148,23 +147,14 @@ async def loaded_engine(args: argparse.Namespace):
 
 
 async def make_tts(args: argparse.Namespace, engine: TTSEngine) -> MegakernelTTSService:
-    voice = args.voice or args.speaker
+    options = {**args.speech}
     if args.ref_audio is not None:
-        voice = await asyncio.to_thread(engine.create_voice, args.ref_audio, args.ref_text)
+        options["voice"] = await asyncio.to_thread(engine.create_voice, args.ref_audio, args.ref_text)
+    elif speaker := options.pop("speaker", None):
+        options["voice"] = speaker
     return MegakernelTTSService(
         engine=engine,
-        settings=MegakernelTTSService.Settings(
-            voice=voice,
-            language=args.language,
-            instruct=args.instruct,
-            temperature=args.temperature,
-            top_k=args.top_k,
-            top_p=args.top_p,
-            repetition_penalty=args.repetition_penalty,
-            seed=args.seed,
-            speed=args.speed,
-            non_streaming_mode=LAYOUTS.get(args.layout),
-        ),
+        settings=MegakernelTTSService.Settings(**options),
         text_aggregation_mode=TextAggregationMode.TOKEN if args.tokens else TextAggregationMode.SENTENCE,
     )
 

@@ -42,9 +42,10 @@ class Ours:
         import torch
 
         from qwen_megakernel import TTSEngine
-        from qwen_megakernel.backend.select import select_backend, select_device
+        from qwen_megakernel.backend.select import select_device
         from qwen_megakernel.check import bench
         from qwen_megakernel.checkpoint.load import Checkpoint
+        from qwen_megakernel.trust.selection import select_backend
 
         device = select_device(None)
         dtype = torch.bfloat16 if device.type == "cuda" else torch.float32

@@ -1,119 +1,51 @@
 """Text to speech with Qwen3-TTS 12 Hz: an engine that streams PCM.
 
-Importing this package touches no GPU and compiles nothing. Each name is imported at its first use, so that a server's
-client needs no torch.
+Importing this package touches no GPU and compiles nothing. All but the errors is imported at its first use, so that a
+server's client needs no torch.
 """
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from qwen_megakernel.checkpoint.config import SamplingParams
-    from qwen_megakernel.engine.audio import Audio, Chunk, Timings
-    from qwen_megakernel.engine.engine import TTSEngine
-    from qwen_megakernel.engine.utterance import ChunkStream, Utterance
-    from qwen_megakernel.errors import (
-        AudioError,
-        BackendError,
-        CallbackError,
-        CheckpointError,
-        CheckpointNotFoundError,
-        EngineBusy,
-        EngineClosed,
-        InstructError,
-        KernelFault,
-        LanguageError,
-        NoWordsError,
-        OutOfMemoryError,
-        RequestError,
-        SamplingError,
-        SpeakerError,
-        SpeechError,
-        SpeedError,
-        TextEndedError,
-        TextError,
-        TextTooLongError,
-        TTSError,
-        VoiceError,
-    )
-    from qwen_megakernel.model.voice import Voice
+from qwen_megakernel.errors import *  # noqa: F403 - every one of them is public
 
 __version__ = "0.2.0"
 
-_MODULES = {
-    "Audio": "engine.audio",
-    "AudioError": "errors",
-    "BackendError": "errors",
-    "CallbackError": "errors",
-    "CheckpointError": "errors",
-    "CheckpointNotFoundError": "errors",
-    "Chunk": "engine.audio",
-    "ChunkStream": "engine.utterance",
-    "EngineBusy": "errors",
-    "EngineClosed": "errors",
-    "InstructError": "errors",
-    "KernelFault": "errors",
-    "LanguageError": "errors",
-    "NoWordsError": "errors",
-    "OutOfMemoryError": "errors",
-    "RequestError": "errors",
-    "SamplingError": "errors",
-    "SamplingParams": "checkpoint.config",
-    "SpeakerError": "errors",
-    "SpeedError": "errors",
-    "SpeechError": "errors",
-    "TTSEngine": "engine.engine",
-    "TTSError": "errors",
-    "TextEndedError": "errors",
-    "TextError": "errors",
-    "TextTooLongError": "errors",
-    "Timings": "engine.audio",
-    "Utterance": "engine.utterance",
-    "Voice": "model.voice",
-    "VoiceError": "errors",
-}
+if TYPE_CHECKING:  # for type checkers "X as X" is public; they see no `__getattr__`, so they report misspelt names
+    from qwen_megakernel.checkpoint.config import SamplingParams as SamplingParams
+    from qwen_megakernel.engine.audio import Audio as Audio
+    from qwen_megakernel.engine.audio import Chunk as Chunk
+    from qwen_megakernel.engine.audio import Timings as Timings
+    from qwen_megakernel.engine.utterance import ChunkStream as ChunkStream
+    from qwen_megakernel.engine.utterance import Utterance as Utterance
+    from qwen_megakernel.model.voice import Voice as Voice
+    from qwen_megakernel.speech.engine import TTSEngine as TTSEngine
+    from qwen_megakernel.text.front_end import TextFrontEnd as TextFrontEnd
+    from qwen_megakernel.text.lexicon import Lexicon as Lexicon
+    from qwen_megakernel.text.pauses import Pause as Pause
+else:
+    _MODULES = {
+        "Audio": "engine.audio",
+        "Chunk": "engine.audio",
+        "ChunkStream": "engine.utterance",
+        "Lexicon": "text.lexicon",
+        "Pause": "text.pauses",
+        "SamplingParams": "checkpoint.config",
+        "TTSEngine": "speech.engine",
+        "TextFrontEnd": "text.front_end",
+        "Timings": "engine.audio",
+        "Utterance": "engine.utterance",
+        "Voice": "model.voice",
+    }
+    _ERRORS = [name for name, value in globals().items() if isinstance(value, type)]  # what is here already
+    __all__ = sorted([*_MODULES, *_ERRORS])
 
-__all__ = [
-    "Audio",
-    "AudioError",
-    "BackendError",
-    "CallbackError",
-    "CheckpointError",
-    "CheckpointNotFoundError",
-    "Chunk",
-    "ChunkStream",
-    "EngineBusy",
-    "EngineClosed",
-    "InstructError",
-    "KernelFault",
-    "LanguageError",
-    "NoWordsError",
-    "OutOfMemoryError",
-    "RequestError",
-    "SamplingError",
-    "SamplingParams",
-    "SpeakerError",
-    "SpeedError",
-    "SpeechError",
-    "TTSEngine",
-    "TTSError",
-    "TextEndedError",
-    "TextError",
-    "TextTooLongError",
-    "Timings",
-    "Utterance",
-    "Voice",
-    "VoiceError",
-]
+    def __getattr__(name: str):
+        if name not in _MODULES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+        globals()[name] = value  # from now on found without this function
+        return value
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
-    globals()[name] = value  # from now on found without this function
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})

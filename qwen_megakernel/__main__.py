@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+from collections.abc import Callable
 
 
 def end_at_interrupt(at_once: bool) -> None:
@@ -11,7 +12,7 @@ def end_at_interrupt(at_once: bool) -> None:
     `at_once` is for imports: code that they run, such as a finalizer, may swallow a KeyboardInterrupt. If interrupts
     are ignored, as under nohup, or handled by others, nothing changes.
     """
-    usual = signal.default_int_handler
+    usual: Callable[..., object] = signal.default_int_handler
     before, after = (usual, _end) if at_once else (_end, usual)
     if signal.getsignal(signal.SIGINT) is before:
         signal.signal(signal.SIGINT, after)

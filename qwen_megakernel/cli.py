@@ -12,7 +12,6 @@ from pathlib import Path
 from qwen_megakernel import TTSEngine, TTSError, __version__
 from qwen_megakernel.backend.build import load_extension
 from qwen_megakernel.backend.select import BACKENDS, select_device
-from qwen_megakernel.backend.verdicts import SIZES
 from qwen_megakernel.check import bench, doctor
 from qwen_megakernel.check.verify import FRAMES, verify
 from qwen_megakernel.checkpoint.config import ModelConfig
@@ -24,15 +23,17 @@ from qwen_megakernel.commands.options import (
     WEIGHTS_CHOICES,
     WEIGHTS_HELP,
     CommandParser,
-    add_engine_of_server,
     add_served_names,
-    lexicon_of,
+    add_server_options,
+    engine_options,
+    speech_options,
     weights_of,
 )
 from qwen_megakernel.commands.speak import add_speak
 from qwen_megakernel.commands.voices import add_voices
 from qwen_megakernel.errors import BackendError, RequestError
 from qwen_megakernel.server.service import TOKEN
+from qwen_megakernel.trust.verdicts import SIZES
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -70,7 +71,7 @@ def _add_serve(commands: argparse._SubParsersAction) -> None:
     about = "speak for other processes: OpenAI's HTTP API and a WebSocket"
     serve = commands.add_parser("serve", help=about, description=about + " (docs/serving.md).")
     serve.set_defaults(run=_serve)
-    add_engine_of_server(serve, streams=64)
+    add_server_options(serve, "serve", streams=64)
     serve.add_argument("--host", default="127.0.0.1", help="default: %(default)s; other addresses need a token")
     serve.add_argument("--port", type=int, default=8000, help="default: %(default)s")
     serve.add_argument("--token", help=f"token that clients must send; safer in the environment variable {TOKEN}")
@@ -100,8 +101,7 @@ def _serve(args: argparse.Namespace) -> int:
         allow_foreign_voice=args.allow_foreign_voice,
         served_names=args.served_name,
         aliases=dict(args.voice_alias),
-        normalize=args.normalize,
-        lexicon=lexicon_of(args),
+        defaults=speech_options(args, "serve"),
         upload=args.allow_upload,
         ui=args.ui,
         log_texts=args.log_texts,
@@ -122,12 +122,9 @@ def _engine_of_server(args: argparse.Namespace) -> tuple[str, ModelConfig | None
         raise RequestError(f"--voices: no folder {str(args.voices)!r}")
     if args.allow_foreign_voice and not args.voices:
         raise RequestError("--allow-foreign-voice needs the voices of --voices: give both")
-    options = {"backend": args.backend, "device": args.device, "adapters": args.adapter}
-    options |= {"max_streams": args.max_streams, "max_positions": args.max_positions}
-    name, config = name_of_model(args.model), check_model(args.model, **options)
-    options |= {"weights": args.weights, "max_queue": args.max_streams, "threads": args.threads}
-    options["allow_foreign_voice"] = args.allow_foreign_voice
-    return name, config, lambda: load_for_good(args.model, **options)
+    queue = args.max_streams if args.max_queue is None else args.max_queue
+    options = engine_options(args, max_queue=queue)
+    return name_of_model(args.model), check_model(args.model, options), lambda: load_for_good(args.model, options)
 
 
 def _end_of_server(code: int) -> int:
@@ -144,7 +141,7 @@ def _add_wyoming(commands: argparse._SubParsersAction) -> None:
     about = "speak for Home Assistant: a Wyoming server"
     wyoming = commands.add_parser("wyoming", help=about, description=about + " (docs/home_assistant.md).")
     wyoming.set_defaults(run=_wyoming)
-    add_engine_of_server(wyoming, streams=4)
+    add_server_options(wyoming, "wyoming", streams=4)
     wyoming.add_argument(
         "--host", default="127.0.0.1", help="default: %(default)s; other addresses need --allow-network"
     )
@@ -152,8 +149,6 @@ def _add_wyoming(commands: argparse._SubParsersAction) -> None:
     wyoming.add_argument(
         "--allow-network", action="store_true", help="serve other machines too, without a token: the protocol has none"
     )
-    wyoming.add_argument("--voice", metavar="NAME", help="voice for clients that name none; default: the first")
-    wyoming.add_argument("--language", help="language for clients that name none, a name or code; default: auto")
 
 
 def _wyoming(args: argparse.Namespace) -> int:
@@ -179,10 +174,7 @@ def _wyoming(args: argparse.Namespace) -> int:
         args.port,
         model=name,
         variant=config and config.variant,
-        voice=args.voice,
-        language=args.language,
-        normalize=args.normalize,
-        lexicon=lexicon_of(args),
+        defaults=speech_options(args, "wyoming"),
         voices=args.voices,
         allow_foreign_voice=args.allow_foreign_voice,
         log_texts=args.log_texts,

@@ -18,7 +18,8 @@
     │   ├── AudioError             reference audio that cannot be used
     │   └── SamplingError          a sampling value out of its range
     ├── EngineBusy                 every slot is taken and the queue is full, or the wait in it was too long
-    ├── EngineClosed               the engine was closed, or its thread died
+    ├── EngineClosed               the engine was closed
+    │   └── EngineDied             its thread died, or its device was lost; nobody closed it
     ├── SpeechError                samples that are not numbers; their utterance has failed
     ├── CallbackError              a callback that did not return; its utterance has failed
     └── KernelFault                a wait inside the kernel outlasted its limit; the context lives, `recover()`
@@ -48,7 +49,15 @@ class OutOfMemoryError(BackendError):
 
 
 class RequestError(TTSError, ValueError):
-    """A request that the engine refuses. It uses no resources and harms no other request."""
+    """A request that the engine refuses. It uses no resources and harms no other request.
+
+    Attributes:
+        field: the wrong option, as the caller named it; None: it is not known, or there are several.
+    """
+
+    def __init__(self, *words: object, field: str | None = None):
+        super().__init__(*words)
+        self.field = field
 
 
 class TextError(RequestError):
@@ -101,6 +110,10 @@ class EngineBusy(TTSError):
 
 class EngineClosed(TTSError):
     """The engine is closed."""
+
+
+class EngineDied(EngineClosed):
+    """The engine ended by itself: its thread died, or its device does not answer."""
 
 
 class SpeechError(TTSError):

@@ -2,16 +2,28 @@
 
 import random
 import time
+from collections.abc import AsyncIterator
 
 import numpy as np
 import torch
 from waiting import PATIENCE_S, until
 
-from qwen_megakernel import EngineBusy, EngineClosed, RequestError, SamplingParams, TextEndedError, TTSEngine, Voice
+from qwen_megakernel import (
+    EngineBusy,
+    EngineClosed,
+    RequestError,
+    SamplingParams,
+    TextEndedError,
+    TTSEngine,
+    Utterance,
+    Voice,
+)
+from qwen_megakernel.checkpoint.config import ModelConfig
 from qwen_megakernel.checkpoint.load import Checkpoint
+from qwen_megakernel.speech.events import Sound
+from qwen_megakernel.speech.session import SpeechSession
 
 TEXTS = ("Yes.", "Hello there, how are you today?", "Well: 3 of us are here! It's fine, isn't it? So be it.")
-REFERENCE = "this is the text of it"
 ACTIONS = ("whole", "pieces", "cancel", "abandon", "silent", "half", "raise", "wrong", "unread")
 
 
@@ -19,17 +31,46 @@ class Broke(Exception):
     """A caller's own callback."""
 
 
-def voice_of(engine: TTSEngine, frames: int, text: str = REFERENCE) -> Voice:
+def made_up(config: ModelConfig, frames: int, fingerprint: str = "") -> Voice:
     """A voice out of the air, with a reference of so many frames or without."""
-    config = engine.config
     vector = torch.randn(config.talker.stack.hidden_size)
     codes = torch.randint(0, config.codec.vocoder.codebook_size, (frames, 16)) if frames else None
-    return Voice(vector, codes, text if frames else None, Checkpoint.open(engine.model).fingerprint)
+    return Voice(vector, codes, "this is the text of it" if frames else None, fingerprint)
+
+
+def voice_of(engine: TTSEngine, frames: int) -> Voice:
+    """One that fits an engine."""
+    return made_up(engine.config, frames, Checkpoint.open(engine.model).fingerprint)
+
+
+def cut(text: str, rng: random.Random, longest: int = 5) -> list[str]:
+    """A text in pieces of 1 to `longest` characters."""
+    pieces = []
+    while text:
+        size = rng.randint(1, longest)
+        pieces.append(text[:size])
+        text = text[size:]
+    return pieces
+
+
+def say(utterance: Utterance, *pieces: str) -> Utterance:
+    """The same utterance, whose text comes in these pieces and has ended."""
+    for piece in pieces:
+        utterance.push_text(piece)
+    utterance.end_text()
+    return utterance
+
+
+async def sounds(session: SpeechSession) -> AsyncIterator[np.ndarray]:
+    """The samples of its sounds."""
+    async for event in session.events():
+        if isinstance(event, Sound):
+            yield event.samples
 
 
 def parts_of(engine: TTSEngine, text: str, **request) -> list[str]:
     """What a text that comes in pieces is said as, one utterance a part."""
-    turn, parts = engine.turn(**request), [""]
+    turn, parts = engine.turn(engine.request(**request)), [""]
     for part in [*turn.push(text), *turn.flush()]:
         if isinstance(part, str):
             parts[-1] += part
@@ -101,14 +142,12 @@ def act(model: Model, engine: TTSEngine, action: str, text: int, seed: int, rng:
                 return check(utterance.result(timeout=PATIENCE_S), expected, False)
             return "dropped"
         try:
-            at = 0
-            while at < len(TEXTS[text]):
-                size = rng.randint(1, 9)
-                utterance.push_text(TEXTS[text][at : at + size])
-                at += size
+            pieces = cut(TEXTS[text], rng, 9)
+            for number, piece in enumerate(pieces):
+                utterance.push_text(piece)
                 if rng.random() < 0.2:
-                    time.sleep(rng.random() * 0.01)
-                if action == "half" and at > len(TEXTS[text]) // 2:
+                    time.sleep(rng.random() * 0.01)  # a caller who takes time
+                if action == "half" and number >= len(pieces) // 2:
                     return "dropped"
             utterance.end_text()
         except TextEndedError:  # it was over before its text was

@@ -19,8 +19,8 @@ from qwen_megakernel import TTSEngine
 from qwen_megakernel.backend import select
 from qwen_megakernel.backend.interfaces import CpuSpeed
 from qwen_megakernel.checkpoint.synthetic import write_checkpoint
-from qwen_megakernel.engine import engine as engine_module
 from qwen_megakernel.engine import warm_up
+from qwen_megakernel.speech import engine as engine_module
 
 FRAMES_COMPARED = "frames compared"
 PATIENT = {"queue_timeout": PATIENCE_S}

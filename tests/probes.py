@@ -11,7 +11,7 @@ from qwen_megakernel import TTSEngine
 from qwen_megakernel.backend.interfaces import LoadedModel
 from qwen_megakernel.backend.select import Backend, select_device
 from qwen_megakernel.checkpoint.load import Checkpoint
-from qwen_megakernel.engine.options import Limits
+from qwen_megakernel.engine.options import EngineOptions
 from qwen_megakernel.errors import EngineClosed
 from qwen_megakernel.model.text import TextTokenizer
 
@@ -60,19 +60,30 @@ def probed(
     backend: str = "torch",
     device: str = "cpu",
     dtype: torch.dtype | None = None,
-    fallback: bool = False,
-    allow_foreign_voice: bool = False,
     wrap: type[ProbedBackend] = ProbedBackend,
-    **limits,
+    **options,
 ) -> TTSEngine:
-    """An engine with its `ProbedBackend` as `engine.probes`. `limits` are `Limits`'."""
+    """An engine with its `ProbedBackend` as `engine.probes`. `options` are `EngineOptions`'."""
     checkpoint, where = Checkpoint.open(model), select_device(device)
     dtype = dtype or (torch.bfloat16 if where.type == "cuda" else torch.float32)
     probes = wrap(Backend(backend, checkpoint, where, dtype))
-    options = {"fallback": fallback, "allow_foreign_voice": allow_foreign_voice}
-    engine = TTSEngine(str(model), checkpoint, probes, Limits(**({"queue_timeout": PATIENCE_S} | limits)), **options)
+    engine = TTSEngine(str(model), checkpoint, probes, EngineOptions(**({"queue_timeout": PATIENCE_S} | options)))
     engine.probes = probes
     return engine
+
+
+def fail(part: Probe, name: str, error: BaseException, *, times: int = 1, after: int = 0) -> None:
+    """Calls of a method raise `error`, so many of them, behind the first `after`. What is collected is collected."""
+    call, wrong = getattr(part, name), iter([None] * after + [error] * times)
+
+    def failing(*args):
+        error = next(wrong, None)
+        said = call(*args) if error is None or name == "collect" else None
+        if error:
+            raise error
+        return said
+
+    setattr(part, name, failing)
 
 
 def kill(engine: TTSEngine) -> None:

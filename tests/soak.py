@@ -20,7 +20,7 @@ from collections import Counter
 
 import numpy as np
 import torch
-from callers import Broke, voice_of
+from callers import Broke, cut, voice_of
 
 from qwen_megakernel import EngineBusy, SamplingParams, TextEndedError, TTSEngine, Voice
 from qwen_megakernel.checkpoint.synthetic import write_checkpoint
@@ -83,13 +83,10 @@ class Soak:
         if way == "pieces" and not request["non_streaming_mode"]:
             utterance = self.engine.submit(None, tell, **request)
             try:
-                at = 0
-                while at < len(text):
-                    size = rng.randint(1, 12)
-                    utterance.push_text(text[at : at + size])
-                    at += size
+                for piece in cut(text, rng, 12):
+                    utterance.push_text(piece)
                     if rng.random() < 0.2:
-                        time.sleep(rng.random() * 0.03)
+                        time.sleep(rng.random() * 0.03)  # a caller who takes time
                 utterance.end_text()
             except TextEndedError:  # it was over before its text was
                 pass

@@ -22,9 +22,9 @@ from qwen_megakernel.checkpoint.load import Checkpoint
 from qwen_megakernel.checkpoint.quantize import quantize_checkpoint
 from qwen_megakernel.checkpoint.tensors import talker_tensors
 from qwen_megakernel.cli import main
-from qwen_megakernel.engine.shared import acquire, release
 from qwen_megakernel.model.voice import Voice
 from qwen_megakernel.server.process import check_model
+from qwen_megakernel.speech.shared import acquire, release
 
 CPU = torch.device("cpu")
 HALF_A_STEP = 2.0**-8
@@ -358,19 +358,7 @@ def test_a_broken_adapter_leaves_nothing_loaded(tiny, tmp_path, monkeypatch):
 
 def test_the_command_line_takes_adapters(tiny, tmp_path, capsys):
     folder, adapter, out = tiny("custom_voice"), write_adapter(tmp_path / "adapter"), tmp_path / "out.wav"
-    speak = [
-        "speak",
-        "--model",
-        str(folder),
-        "--device",
-        "cpu",
-        "--text",
-        "Hello.",
-        "--output",
-        str(out),
-        "--seed",
-        "7",
-    ]
+    speak = f"speak --model {folder} --device cpu --text Hello. --output {out} --seed 7".split()
     assert main([*speak, "--adapter", str(adapter), "--adapter", str(adapter)]) == 0 and out.stat().st_size > 44
     assert main([*speak, "--adapter", str(adapter), "--adapter", str(tmp_path)]) == 1
     assert "error: " in (told := capsys.readouterr().err) and "no adapter_config.json" in told

@@ -21,8 +21,8 @@ from qwen_megakernel.cli import main
 from qwen_megakernel.commands import batch as command
 from qwen_megakernel.commands.batch_input import Line, kind_of, read_lines
 from qwen_megakernel.commands.manifest import Manifest
-from qwen_megakernel.commands.output import FORMATS
 from qwen_megakernel.model.pcm import pcm16
+from qwen_megakernel.speech.encoders import FORMATS
 
 ROOT = Path(__file__).parents[1]
 LINES = ["Yes.", "Hello there.", "How are you?", "No.", "It is late.", "Good day.", "Well then.", "So be it."]

@@ -17,7 +17,6 @@ from loudness import integrated_loudness
 
 from qwen_megakernel import SamplingParams, TextError, TTSEngine
 from qwen_megakernel.cli import main
-from qwen_megakernel.commands import mpeg4
 from qwen_megakernel.commands.book_options import _pauses_of
 from qwen_megakernel.commands.book_sound import HIGHEST_PEAK, Binder, Leveller, Pauses, in_order
 from qwen_megakernel.commands.book_text import MAX_PIECE_CHARS, Break, Piece, read_book
@@ -26,6 +25,7 @@ from qwen_megakernel.commands.subtitles import Cue, text_of
 from qwen_megakernel.model.edges import SILENCE
 from qwen_megakernel.model.pcm import pcm16
 from qwen_megakernel.model.text import sentences_of, split_evenly
+from qwen_megakernel.speech import encoders
 from qwen_megakernel.text.front_end import TextFrontEnd
 
 RATE = 24000
@@ -359,7 +359,7 @@ def test_numbers_out_of_their_range_are_refused(args, capsys):
 
 
 def test_mpeg4_without_its_package_is_refused_by_name(monkeypatch, capsys):
-    monkeypatch.setattr(mpeg4, "find_spec", lambda _name: None)
+    monkeypatch.setattr(encoders, "find_spec", lambda _name: None)
     assert speak("--text", "x", "-o", "x.m4b") == 1
     assert ".m4b needs the package av: in the checkout, pip install -e '.[serve]', or choose" in capsys.readouterr().err
 

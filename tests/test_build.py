@@ -16,18 +16,20 @@ import torch
 from torch.utils import cpp_extension
 
 from qwen_megakernel import cli
-from qwen_megakernel.backend import build, select
+from qwen_megakernel.backend import build
 from qwen_megakernel.backend import compile_all as kernels
 from qwen_megakernel.backend.compile_all import MODELS, Compiled, Launch
 from qwen_megakernel.backend.interfaces import LAUNCH_SLOTS
 from qwen_megakernel.backend.megakernel import STAGES, MegakernelFrameDecoder
-from qwen_megakernel.backend.select import select_backend, select_device
+from qwen_megakernel.backend.select import select_device
 from qwen_megakernel.backend.sizes import SIZES, built_for, check_sizes
 from qwen_megakernel.backend.targets import TARGETS, target_of
 from qwen_megakernel.backend.vocoder_recorder import GELU, NONE, SNAKE
 from qwen_megakernel.checkpoint.fp8 import PARTS
 from qwen_megakernel.checkpoint.load import Checkpoint
 from qwen_megakernel.errors import BackendError
+from qwen_megakernel.trust import selection
+from qwen_megakernel.trust.selection import Selection, select_backend
 
 GPU = torch.device("cuda")
 H200 = ((9, 0), 132, "H200")
@@ -308,12 +310,10 @@ def test_a_driver_of_the_same_major_version_will_do(machine):
 def test_the_log_says_why_the_cpu_speaks(driver, told, monkeypatch, caplog):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
-    for module in (build, select):
+    for module in (build, selection):
         monkeypatch.setattr(module, "driver_version", lambda: driver)
     with caplog.at_level(logging.INFO, "qwen_megakernel"):
-        select.choose_backend(
-            "auto", Checkpoint.open("demo"), select_device(None), torch.float32, None, "float32", None
-        )
+        Selection().choose(Checkpoint.open("demo"))
     assert caplog.messages[0].startswith(told)
 
 

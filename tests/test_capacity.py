@@ -15,7 +15,7 @@ from waiting import PATIENCE_S, until
 from qwen_megakernel import BackendError, EngineBusy, OutOfMemoryError, SamplingParams
 from qwen_megakernel.checkpoint.fp8 import WEIGHTS
 from qwen_megakernel.checkpoint.synthetic import synthetic_config
-from qwen_megakernel.engine.options import Limits, Need
+from qwen_megakernel.engine.options import EngineOptions, Need
 
 TEXT = "Hello there, how are you today?"
 
@@ -145,7 +145,7 @@ def test_memory_that_the_machine_has_not_names_the_setting_to_lower(backend):
 
 def test_too_many_slots_are_refused_with_the_number_that_fits(backend, monkeypatch):
     with backend.load(max_streams=1) as engine:
-        config, limits = engine.config, Limits(max_streams=10**6)
+        config, limits = engine.config, EngineOptions(max_streams=10**6)
     dtype = torch.bfloat16 if backend.name == "megakernel" else torch.float32
     need = Need.of(config, dtype, frozenset(), limits)
     stack = config.talker.stack
@@ -164,7 +164,9 @@ def test_too_many_slots_are_refused_with_the_number_that_fits(backend, monkeypat
 def test_one_slot_fits_a_small_card(size, weights, gib):
     """What cards of 4 and 8 GB leave to a process."""
     config = synthetic_config(size)
-    assert Need.of(config, torch.bfloat16, WEIGHTS[weights], Limits(max_streams=1)).slots_in(int(gib * 2**30)) >= 1
+    assert (
+        Need.of(config, torch.bfloat16, WEIGHTS[weights], EngineOptions(max_streams=1)).slots_in(int(gib * 2**30)) >= 1
+    )
 
 
 LIMITED = """

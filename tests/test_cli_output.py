@@ -24,9 +24,10 @@ from qwen_megakernel import RequestError, SamplingParams, TTSEngine
 from qwen_megakernel.cli import main
 from qwen_megakernel.commands import output
 from qwen_megakernel.commands import speak as speak_command
-from qwen_megakernel.commands.output import ENDINGS, FORMATS, SpeechFile
+from qwen_megakernel.commands.output import SpeechFile
 from qwen_megakernel.engine.audio import Chunk
 from qwen_megakernel.model.pcm import pcm16
+from qwen_megakernel.speech.encoders import ENDINGS, FORMATS
 
 ROOT = Path(__file__).parents[1]
 DEMO = [sys.executable, str(ROOT / "demo_pipeline.py")]

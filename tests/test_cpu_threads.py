@@ -11,7 +11,6 @@ from probes import probed
 from qwen_megakernel import SamplingParams, TTSEngine
 from qwen_megakernel.backend import cpu_threads, select
 from qwen_megakernel.backend.interfaces import CpuSpeed
-from qwen_megakernel.checkpoint.load import Checkpoint
 from qwen_megakernel.errors import BackendError
 
 
@@ -121,4 +120,4 @@ def test_no_such_number_of_threads(threads):
 
 def test_threads_are_a_cpus():
     with pytest.raises(BackendError, match="leave threads out"):
-        select.Backend("torch", Checkpoint.open("demo"), torch.device("cuda"), torch.float32, threads=2)
+        select.check_threads(2, torch.device("cuda"))

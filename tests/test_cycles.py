@@ -15,14 +15,14 @@ from serving import ready, small_demo, until
 from test_pipecat import of, turn
 
 from qwen_megakernel import Chunk, Utterance
-from qwen_megakernel.engine.event_loop import AsyncUtterance
-from qwen_megakernel.engine.sequence import Sequence
+from qwen_megakernel.engine.sequence import SpeechSequence
 from qwen_megakernel.pipecat.audio_context import AudioContext
-from qwen_megakernel.pipecat.remote_context import RemoteUtterance
+from qwen_megakernel.pipecat.remote_session import RemoteSession
 from qwen_megakernel.pipecat_tts import MegakernelTTSService
+from qwen_megakernel.speech.session import SpeechSession
 from qwen_megakernel.websocket_tts import MegakernelWebsocketTTSService
 
-OURS = (Utterance, Sequence, Chunk, AsyncUtterance, AudioContext, RemoteUtterance)
+OURS = (Utterance, SpeechSequence, Chunk, SpeechSession, AudioContext, RemoteSession)
 LONG = "Hello there, how are you today? " * 4
 
 
@@ -64,10 +64,10 @@ def test_an_utterance_whose_callbacks_hold_it_is_freed(server):
 
 def test_the_check_sees_a_cycle():
     with in_cycles() as found:
-        utterance = AsyncUtterance.__new__(AsyncUtterance)
+        utterance = SpeechSession.__new__(SpeechSession)
         utterance.itself = utterance
         del utterance
-    assert found == {"AsyncUtterance": 1}
+    assert found == {"SpeechSession": 1}
 
 
 @pytest.mark.parametrize("interrupted", [False, True])

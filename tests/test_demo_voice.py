@@ -11,7 +11,7 @@ from recogniser import INSTALLED, heard_words
 from waiting import PATIENCE_S
 
 from qwen_megakernel import SamplingParams
-from qwen_megakernel.engine.word_times import SpeechRate, WordTimes
+from qwen_megakernel.speech.words import SpeechRate, WordTimes
 
 pytestmark = pytest.mark.skipif(not INSTALLED, reason="needs pocketsphinx")
 

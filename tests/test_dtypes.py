@@ -7,7 +7,7 @@ import torch
 
 from qwen_megakernel import BackendError, TTSEngine
 from qwen_megakernel.checkpoint.dtypes import dtype_of, vocoder_dtype_of
-from qwen_megakernel.engine.shared import acquire, release
+from qwen_megakernel.speech.shared import acquire, release
 
 
 @pytest.mark.parametrize("name, dtype", [("float32", torch.float32), ("bfloat16", torch.bfloat16)])

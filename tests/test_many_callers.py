@@ -15,7 +15,7 @@ import torch
 from callers import ACTIONS, TEXTS, Model, act, assert_at_rest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from waiting import PATIENCE_S, until
+from waiting import PATIENCE_S, run_all, until
 
 SEEDS = 3
 SOAK_SECONDS = float(os.environ.get("SOAK_SECONDS", "10"))
@@ -34,26 +34,6 @@ def model(backend) -> Model:
     return model
 
 
-def run_all(targets) -> None:
-    """Each in a thread of its own; the first thing that goes wrong is raised."""
-    wrong = []
-
-    def guarded(target) -> None:
-        try:
-            target()
-        except BaseException as error:
-            wrong.append(error)
-
-    threads = [threading.Thread(target=guarded, args=(target,)) for target in targets]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=SOAK_SECONDS + 3 * PATIENCE_S)
-        assert not thread.is_alive(), "a caller hangs"
-    if wrong:
-        raise wrong[0]
-
-
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(scripts=scripts, close_after=st.none() | st.floats(0, 0.5), timeout=st.sampled_from([0.02, PATIENCE_S]))
 def test_whatever_callers_do_everybody_gets_what_is_theirs(backend, model, scripts, close_after, timeout):
@@ -68,7 +48,7 @@ def test_whatever_callers_do_everybody_gets_what_is_theirs(backend, model, scrip
             engine.close()
 
         targets = [partial(caller, script) for script in scripts]
-        run_all(targets if close_after is None else [*targets, close])
+        run_all(*targets, *([] if close_after is None else [close]))
         if close_after is None:
             gc.collect()
             assert_at_rest(engine)
@@ -105,7 +85,7 @@ def test_a_soak_leaves_nothing_behind(backend, model, capsys, caplog):
                     how = act(model, engine, rng.choice(ACTIONS), rng.randrange(3), rng.randrange(SEEDS), rng)
                     ended[how] += 1
 
-            run_all([partial(caller, random.random()) for _ in range(6)])
+            run_all(*[partial(caller, random.random()) for _ in range(6)], seconds=seconds + 3 * PATIENCE_S)
             gc.collect()
             assert_at_rest(engine)
             ended["frames"] += engine.metrics()["frames"]

@@ -10,7 +10,7 @@ from callers import TEXTS
 from waiting import PATIENCE_S, until
 
 from qwen_megakernel import EngineBusy, EngineClosed, RequestError, SamplingParams, SpeakerError, TextError
-from qwen_megakernel.engine.jobs import run_jobs
+from qwen_megakernel.speech.jobs import run_jobs
 
 OPTIONS = {"max_streams": 3, "max_queue": 0, "max_positions": 256}
 WRONG = [({"speaker": "ada"}, TextError), ({"text": 5}, TextError), ({"text": "Yes.", "spaker": "ada"}, RequestError)]

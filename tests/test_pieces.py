@@ -1,16 +1,16 @@
 """Text in pieces: ids, rows and codes equal those of the whole text; a stream without text waits."""
 
-import dataclasses
+import gc
 import random
-import threading
 import time
 
 import numpy as np
 import pytest
 import torch
+from callers import cut, made_up, say, voice_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from waiting import PATIENCE_S, until, until_spoken
+from waiting import PATIENCE_S, run_all, until, until_spoken
 
 from qwen_megakernel import EngineClosed, RequestError, SamplingParams, TextEndedError, TextTooLongError
 from qwen_megakernel.checkpoint.config import GREEDY
@@ -21,60 +21,12 @@ from qwen_megakernel.model.prompt import PromptBuilder
 from qwen_megakernel.model.prompt_pieces import PromptPieces
 from qwen_megakernel.model.text import LONGEST_RUN, PieceEncoder, TextTokenizer
 from qwen_megakernel.model.transformer import Embeddings
-from qwen_megakernel.model.voice import Voice
 
 BITS = (
-    [
-        "Hello",
-        "world",
-        "don't",
-        "I'll",
-        "Straße",
-        "ä",
-        "e\u0301",
-        "n\u0303",
-        "a\u0300\u0323",
-        "\u1100\u1161\u11a8",
-        "각",
-        "हिन्दी",
-    ]
-    + [
-        " ",
-        " ",
-        "  ",
-        "\n",
-        "\r\n",
-        "\t",
-        "\u3000",
-        "\u00a0",
-        ".",
-        ",",
-        "!",
-        "?",
-        "…",
-        "'",
-        '"',
-        "(",
-        "-",
-        "_",
-        "#",
-        "@x",
-    ]
-    + [
-        "1",
-        "23",
-        "4.5",
-        "你好",
-        "世界",
-        "，",
-        "。",
-        "こんにちは",
-        "か\u3099",
-        "😀",
-        "👨\u200d👩\u200d👧",
-        "<|im_end|>",
-        "\u200b",
-    ]
+    *("Hello|world|don't|I'll|Straße|ä|e\u0301|n\u0303|a\u0300\u0323|\u1100\u1161\u11a8|각|हिन्दी".split("|")),
+    *(" | |  |\n|\r\n|\t|\u3000|\u00a0|.|,|!|?|…|'|\"|(|-|_|#|@x".split("|")),
+    *("1|23|4.5|你好|世界|，|。|こんにちは|か\u3099|😀|👨\u200d👩\u200d👧".split("|")),
+    *("<|im_end|>", "\u200b"),
 )
 texts = st.lists(st.sampled_from(BITS), min_size=1, max_size=14).map("".join)
 
@@ -82,15 +34,6 @@ texts = st.lists(st.sampled_from(BITS), min_size=1, max_size=14).map("".join)
 @pytest.fixture(scope="module")
 def tokenizer():
     return TextTokenizer(DEMO_FOLDER, Checkpoint.open("demo").config.talker.text_vocab_size)
-
-
-def cut(text: str, seed: int, longest: int = 5) -> list[str]:
-    rng, pieces = random.Random(seed), []
-    while text:
-        n = rng.randint(1, longest)
-        pieces.append(text[:n])
-        text = text[n:]
-    return pieces
 
 
 def ids_of(tokenizer, pieces) -> list[int]:
@@ -101,7 +44,7 @@ def ids_of(tokenizer, pieces) -> list[int]:
 @settings(max_examples=300)
 @given(text=texts, seed=st.integers(0, 2**32))
 def test_ids_do_not_depend_on_how_the_text_was_cut(tokenizer, text, seed):
-    assert ids_of(tokenizer, cut(text, seed)) == ids_of(tokenizer, [text])
+    assert ids_of(tokenizer, cut(text, random.Random(seed))) == ids_of(tokenizer, [text])
 
 
 @settings(max_examples=300)
@@ -112,18 +55,15 @@ def test_ids_equal_the_whole_texts_where_no_run_is_too_long(tokenizer, text, see
         encoder.push(character)
         longest = max(longest, encoder.held)
     if longest < LONGEST_RUN:
-        assert ids_of(tokenizer, cut(text, seed)) == tokenizer.encode("assistant\n" + text)
+        assert ids_of(tokenizer, cut(text, random.Random(seed))) == tokenizer.encode("assistant\n" + text)
 
 
-def test_the_first_word_may_be_as_long_as_any_other(tokenizer):
+@pytest.mark.parametrize(
+    "text", ["Tomorrow we go home.", "Unfortunately, not.", "今天天气真好我们一起去公园散步吧", "Sixteen_letters_!"]
+)
+def test_the_first_word_may_be_as_long_as_any_other(tokenizer, text):
     """What stands in front of the text is encoded with it, and does not count."""
-    for text in (
-        "Tomorrow we go home.",
-        "Unfortunately, not.",
-        "今天天气真好我们一起去公园散步吧",
-        "Sixteen_letters_!",
-    ):
-        assert ids_of(tokenizer, list(text)) == tokenizer.encode("assistant\n" + text), text
+    assert ids_of(tokenizer, list(text)) == tokenizer.encode("assistant\n" + text)
 
 
 def test_a_piece_of_any_size_is_taken_in_time_that_grows_with_it(tokenizer):
@@ -144,32 +84,24 @@ def test_no_more_than_a_word_is_held_back(tokenizer):
     assert most == LONGEST_RUN
 
 
-def random_voice(config, frames: int) -> Voice:
-    codes = torch.randint(0, config.codec.vocoder.codebook_size, (frames, 16))
-    vector = torch.randn(config.talker.stack.hidden_size)
-    return Voice(vector, codes, "this is the text of it", "")
-
-
 @pytest.mark.parametrize("variant, frames", [("custom_voice", 0), ("base", 3), ("base", 12), ("base", 40)])
 def test_rows_equal_the_whole_texts(tiny, variant, frames):
     checkpoint = Checkpoint.open(tiny(variant))
     tensors = checkpoint.talker(torch.device("cpu"), torch.float32)
     tokenizer = TextTokenizer(checkpoint.folder, checkpoint.config.talker.text_vocab_size)
     builder = PromptBuilder(checkpoint.config, tokenizer, Embeddings(checkpoint.config.talker, tensors))
-    voice = random_voice(checkpoint.config, frames) if frames else None
+    voice = made_up(checkpoint.config, frames) if frames else None
     speaker = builder.speakers[0] if builder.speakers else None
     conditioning = Conditioning(speaker, "english", "Slowly, please.", voice)
     for seed in range(20):
         rng = random.Random(seed)
-        text = "".join(
-            rng.choice(["Hello", " there", ", how", " are", " you", "? ", "1", "2 ", "Straße", "\n"])
-            for _ in range(rng.randint(1, 30))
-        )
+        words = ["Hello", " there", ", how", " are", " you", "? ", "1", "2 ", "Straße", "\n"]
+        text = "".join(rng.choice(words) for _ in range(rng.randint(1, 30)))
         if not text.strip():
             continue
         whole = builder.build(text, conditioning, non_streaming_mode=False)
         pieces, trailing = PromptPieces(builder, conditioning), []
-        for piece in cut(text, seed):
+        for piece in cut(text, rng):
             trailing.append(pieces.push(piece))
             if rng.random() < 0.1 and pieces.held == 0:
                 trailing.append(pieces.flush())
@@ -188,6 +120,11 @@ def sampling(seed: int) -> SamplingParams:
     return SamplingParams(seed=seed)
 
 
+def same(ours, theirs) -> bool:
+    """The same codes, and the same samples within what float arithmetic in another order makes of them."""
+    return np.array_equal(ours.codes, theirs.codes) and np.abs(ours.samples - theirs.samples).max() <= 2e-5
+
+
 def spoken(engine, utterance) -> int:
     """Frames so far, once it has nothing more to say."""
     until_spoken(engine, utterance)
@@ -199,33 +136,31 @@ def test_codes_and_samples_equal_the_whole_texts(engine):
     for seed in range(5):
         whole = engine.generate(text, sampling=sampling(seed), non_streaming_mode=False, max_frames=60)
         utterance = engine.submit(sampling=sampling(seed), max_frames=60)
-        for piece in cut(text, seed):
+        for piece in cut(text, random.Random(seed)):
             utterance.push_text(piece)
-            time.sleep(random.random() * 0.01)
+            time.sleep(random.random() * 0.01)  # a slow writer
         utterance.end_text()
-        assert np.array_equal(utterance.result().codes, whole.codes)
-        assert np.abs(utterance.result().samples - whole.samples).max() <= 2e-5
+        assert same(utterance.result(), whole)
 
 
-def test_a_starved_stream_waits_and_goes_on_as_if_nothing_had_been(engine):
+def test_a_pause_in_mid_sentence_is_no_end_and_changes_nothing(engine):
+    """However long it is: a hundred frames of others go by."""
     text = "One two three four five six seven eight."
-    whole = engine.generate(text, sampling=GREEDY, non_streaming_mode=False, max_frames=40)
-    utterance = engine.submit(sampling=GREEDY, max_frames=40)
-    utterance.push_text(text[:20])
-    frames = spoken(engine, utterance) - 40
-    assert 0 < frames < 20 and not utterance.done, "it spoke what it had, no padding, and waits"
-    other = engine.generate("Others go on meanwhile.", sampling=GREEDY, max_frames=9)
-    assert len(other.codes) == 9
-    for piece in cut(text[20:], 1):
-        utterance.push_text(piece)
-    utterance.end_text()
-    assert np.array_equal(utterance.result(timeout=PATIENCE_S).codes, whole.codes)
+    whole = engine.generate(text, sampling=sampling(3), non_streaming_mode=False, max_frames=40)
+    utterance = engine.submit(sampling=sampling(3), max_frames=40)
+    utterance.push_text(text[:17])
+    frames = spoken(engine, utterance)
+    assert 0 < frames - 40 < 20 and not utterance.done, "it spoke what it had, no padding, and waits"
+    assert engine.generate("Others go on.", max_frames=100, runaway_guard=False).frames == 100
+    assert engine.metrics()["frames"] == frames + 100 and not utterance.done, "nothing is spoken in place of text"
+    say(utterance, *cut(text[17:], random.Random(1)))
+    assert same(utterance.result(timeout=PATIENCE_S), whole)
 
 
 def test_speech_is_one_frame_ahead_of_the_text(engine):
     """A frame hears of the text row of the one before: the first sound does not wait for a second row."""
     utterance = engine.submit(sampling=GREEDY, max_frames=40, chunk_frames=1)
-    for piece in cut("One two three four five six", 3):
+    for piece in cut("One two three four five six", random.Random(3)):
         utterance.push_text(piece)
         frames = spoken(engine, utterance)
         sequence = engine.snapshot().sequence(utterance.seed)
@@ -234,46 +169,29 @@ def test_speech_is_one_frame_ahead_of_the_text(engine):
     utterance.cancel()
 
 
-def test_a_pause_of_four_seconds_in_mid_sentence_is_no_end(engine):
-    text = "One two three four five six seven eight."
-    whole = engine.generate(text, sampling=sampling(3), non_streaming_mode=False, max_frames=40)
-    utterance = engine.submit(sampling=sampling(3), max_frames=40)
-    utterance.push_text(text[:17])
-    spoken(engine, utterance)
-    before = engine.metrics()["frames"]
-    time.sleep(4)
-    assert engine.metrics()["frames"] == before and not utterance.done, "nothing is spoken in place of text"
-    utterance.push_text(text[17:])
-    utterance.end_text()
-    assert np.array_equal(utterance.result(timeout=PATIENCE_S).codes, whole.codes)
-    assert np.abs(utterance.result().samples - whole.samples).max() <= 2e-5
-
-
 @pytest.mark.parametrize("frames", [3, 30])
 def test_a_clone_in_pieces_says_what_the_whole_text_would(backend, frames):
     """In-context, the prompt itself takes as many text rows as the reference has frames, its own text's among them."""
     text = "Well, hello there: 3 of us are here! It's fine, isn't it? One, two, three four five, six and seven."
     with backend.load(backend.folder("base"), max_streams=2) as engine:
-        voice = random_voice(engine.config, frames)
-        voice = dataclasses.replace(voice, fingerprint=Checkpoint.open(engine.model).fingerprint)
+        voice = voice_of(engine, frames)
         request = {"voice": voice, "sampling": sampling(frames), "max_frames": 60}
         whole = engine.generate(text, **request)
         utterance = engine.submit(**request)
         utterance.push_text("Well, hel")
         assert (spoken(engine, utterance) > 60) == (frames == 3), "it waits for the rows that its layout needs"
-        for piece in cut(text[9:], frames):
-            utterance.push_text(piece)
-        utterance.end_text()
-        assert np.array_equal(utterance.result(timeout=PATIENCE_S).codes, whole.codes)
-        assert np.abs(utterance.result().samples - whole.samples).max() <= 2e-5
+        say(utterance, *cut(text[9:], random.Random(frames)))
+        assert same(utterance.result(timeout=PATIENCE_S), whole)
 
 
-def test_a_dropped_utterance_that_had_begun_gives_its_slot_back(engine):
+@pytest.mark.parametrize("text", ["Hel", "Hello there my "], ids=["before it spoke", "while it spoke"])
+def test_a_dropped_utterance_gives_its_slot_back(engine, text):
     for _ in range(7):
         utterance = engine.submit(sampling=GREEDY)
-        utterance.push_text("Hello there my ")
+        utterance.push_text(text)
         spoken(engine, utterance)
         del utterance
+    gc.collect()
     until(lambda: engine.health()["streams"] == 0)
     assert engine.metrics()["cancelled"] == 7
 
@@ -310,10 +228,7 @@ def test_a_starved_stream_can_be_cancelled_and_closed(engine):
     spoken(engine, utterances[0])
     utterances[0].cancel()
     assert utterances[0].result(timeout=PATIENCE_S).finish_reason == "cancelled" and len(utterances[0].result().codes)
-    closing = threading.Thread(target=engine.close)
-    closing.start()
-    closing.join(timeout=PATIENCE_S)
-    assert not closing.is_alive()
+    run_all(engine.close)
     for utterance in utterances[1:]:
         assert utterance.result(timeout=PATIENCE_S).finish_reason == "cancelled"
     with pytest.raises((EngineClosed, RequestError)):
@@ -336,6 +251,4 @@ def test_pieces_that_cannot_be_text_are_refused_and_nothing_is_taken(engine):
     for bad in (None, 3, b"bytes", "\ud800"):
         with pytest.raises(RequestError):
             utterance.push_text(bad)
-    utterance.push_text("Hello there.")
-    utterance.end_text()
-    assert len(utterance.result(timeout=PATIENCE_S).codes) == 5
+    assert len(say(utterance, "Hello there.").result(timeout=PATIENCE_S).codes) == 5

@@ -52,9 +52,9 @@ from qwen_megakernel import (
 )
 from qwen_megakernel.checkpoint.load import DEMO_FOLDER
 from qwen_megakernel.engine.utterance import Utterance
-from qwen_megakernel.engine.word_times import SpeechRate, WordTimes, is_unspaced, words_of
 from qwen_megakernel.pipecat import audio_context
 from qwen_megakernel.pipecat_tts import MegakernelTTSService
+from qwen_megakernel.speech.words import SpeechRate, WordTimes, is_unspaced, words_of
 from qwen_megakernel.text.lexicon import Lexicon
 from qwen_megakernel.websocket_tts import MegakernelWebsocketTTSService
 
@@ -74,7 +74,7 @@ def engine(backend):
 @pytest.fixture(scope="module")
 def url(engine):
     """Of a server of the same engine."""
-    with ready(lambda: Kept(engine), lexicon=LEXICON) as server:
+    with ready(lambda: Kept(engine), defaults={"lexicon": LEXICON}) as server:
         yield server.socket_url
 
 

@@ -17,16 +17,16 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from probes import ProbedBackend, probed
+from probes import ProbedBackend, fail, probed
 from waiting import PATIENCE_S, until
 
 from qwen_megakernel import EngineClosed, KernelFault, TTSEngine, cli
-from qwen_megakernel.backend import auto, build, select, verdicts
-from qwen_megakernel.backend.select import Backend, choose_backend, make_vocoder, select_backend
+from qwen_megakernel.backend import build, select
+from qwen_megakernel.backend.select import make_vocoder
 from qwen_megakernel.backend.targets import TARGETS
 from qwen_megakernel.backend.torch_decoder import TorchFrameDecoder
-from qwen_megakernel.backend.verdicts import FramePart, Key, Part, Verdict
 from qwen_megakernel.check import self_check
+from qwen_megakernel.check.teacher_forcing import teacher_forced_logits, teacher_forced_talker
 from qwen_megakernel.checkpoint.config import ModelConfig
 from qwen_megakernel.checkpoint.fp8 import WEIGHTS
 from qwen_megakernel.checkpoint.load import DEMO_FOLDER, Checkpoint
@@ -34,6 +34,9 @@ from qwen_megakernel.checkpoint.synthetic import random_talker, synthetic_config
 from qwen_megakernel.errors import BackendError
 from qwen_megakernel.model.transformer import Embeddings
 from qwen_megakernel.model.vocoder import TorchVocoder
+from qwen_megakernel.trust import auto, verdicts
+from qwen_megakernel.trust.selection import Selection, select_backend
+from qwen_megakernel.trust.verdicts import FramePart, Key, Part, Verdict
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 CARD = ((8, 9), 128, "NVIDIA GeForce RTX 4090")
@@ -296,15 +299,13 @@ def test_what_is_asked_for_by_name_is_not_checked(card, child):
     verdicts.keep(Verdict(card, WRONG, Part(False, "wrong too")))
     assert select_backend("megakernel", GPU, torch.bfloat16, DEMO, may_check=True) == ("megakernel", "asked for")
     assert select_backend("torch", GPU, torch.bfloat16, DEMO, may_check=True) == ("torch", "asked for")
-    checkpoint = Checkpoint.open("demo")
-    options = (checkpoint, GPU, torch.bfloat16, None, "float32", None)
-    assert choose_backend("megakernel", *options).vocoder_obstacle is None
-    assert "wrong too" in choose_backend("torch", *options).vocoder_obstacle
+    assert Selection("megakernel").choose(Checkpoint.open("demo")).vocoder_obstacle is None
+    assert "wrong too" in Selection("torch").choose(Checkpoint.open("demo")).vocoder_obstacle
     assert not child.runs
 
 
 def test_without_a_verdict_the_vocoders_kernels_are_left_alone(card, child):
-    chosen = choose_backend("torch", Checkpoint.open("demo"), GPU, torch.bfloat16, None, "float32", None)
+    chosen = Selection("torch").choose(Checkpoint.open("demo"))
     assert "have not been checked on this card" in chosen.vocoder_obstacle and chosen.void is None
 
 
@@ -318,8 +319,7 @@ def test_fp32_and_other_dims_are_not_checked(card, child):
 def test_the_environment_decides_without_a_check(value, taken, card, child, machine, monkeypatch):
     monkeypatch.setenv(auto.VARIABLE, value)
     assert take() == (taken, f"QWEN_MEGAKERNEL_AUTO={value} asks for it")
-    checkpoint = Checkpoint.open("demo")
-    chosen = choose_backend("auto", checkpoint, GPU, torch.bfloat16, None, "float32", None)
+    chosen = Selection().choose(Checkpoint.open("demo"))
     assert (chosen.name, chosen.vocoder_obstacle is None) == (taken, taken == "megakernel")
     machine((7, 5), 40, "Tesla T4")
     assert select_backend("auto", GPU)[0] == select_backend("auto", CPU)[0] == "torch"
@@ -408,7 +408,7 @@ sys.path[:0] = [{tests!r}]
 from pathlib import Path
 import pytest, torch
 from machines import pretend
-from qwen_megakernel.backend import auto, verdicts
+from qwen_megakernel.trust import auto, verdicts
 
 pretend(pytest.MonkeyPatch(), {card})
 verdicts.folder = lambda: Path({folder!r})
@@ -418,8 +418,9 @@ print(auto.check(torch.device("cuda"), "demo", (), again=False).frame.taken)
 """
 
 
+@pytest.mark.slow
 def test_processes_that_start_at_once_check_once(tmp_path):
-    count = f"open({str(tmp_path / 'count')!r}, 'a').write('x')\nimport time; time.sleep(1)\n"
+    count = f"open({str(tmp_path / 'count')!r}, 'a').write('x')\nimport time; time.sleep(1)\n"  # a slow check
     card = ", ".join(map(repr, CARD))
     told = {"tests": str(Path(__file__).parent), "card": card, "folder": str(tmp_path / "v"), "child": count + said()}
     argv = [sys.executable, "-c", PROCESS.format(**told)]
@@ -441,7 +442,7 @@ def test_another_process_that_never_finishes_its_check_is_not_waited_for_without
 
 def test_a_voided_verdict_keeps_its_figures_and_auto_takes_pytorch(card, child, caplog, monkeypatch):
     verdicts.keep(Verdict(card, FRAME, VOCODER))
-    chosen = choose_backend("auto", Checkpoint.open("demo"), GPU, torch.bfloat16, None, "float32", None)
+    chosen = Selection("auto").choose(Checkpoint.open("demo"))
     assert chosen.name == "megakernel" and chosen.vocoder_obstacle is None
     chosen.void()
     assert "two kernel faults in service" in caplog.messages[-1] and "doctor --check" in caplog.messages[-1]
@@ -453,19 +454,19 @@ def test_a_voided_verdict_keeps_its_figures_and_auto_takes_pytorch(card, child, 
 
 
 def test_what_was_never_checked_is_voided_too(card, child):
-    chosen = choose_backend("megakernel", Checkpoint.open("demo"), GPU, torch.bfloat16, None, "float32", None)
+    chosen = Selection("megakernel").choose(Checkpoint.open("demo"))
     chosen.void()
     assert take()[0] == "torch" and not child.runs and verdicts.file_of(card).exists()
 
 
 def test_nothing_is_voided_where_no_evidence_stands_in_question(machine):
     checkpoint = Checkpoint.open("demo")
-    assert Backend("torch", checkpoint, CPU, torch.float32).void is None
+    assert Selection("torch", "cpu").choose(checkpoint).void is None
     machine((9, 0), 132, "NVIDIA H200")
-    assert Backend("megakernel", checkpoint, GPU, torch.bfloat16).void is None
+    assert Selection("megakernel").choose(checkpoint).void is None
     machine(*CARD)
-    assert Backend("torch", checkpoint, GPU, torch.bfloat16, own_kernels=False).void is None
-    kernel = Backend("megakernel", checkpoint, GPU, torch.bfloat16)
+    assert Selection("torch").choose(checkpoint).void is None, "the vocoder's kernels are not checked, so not used"
+    kernel = Selection("megakernel").choose(checkpoint)
     assert kernel.void and kernel.spare().void is None and kernel.spare().spare() is None
 
 
@@ -485,41 +486,29 @@ class OnTrial(ProbedBackend):
         return replace(self.real, own_kernels=False)
 
 
-def always_faulty(engine) -> None:
-    def fault():
-        collect()
-        raise KernelFault("a wait gave up")
-
-    collect = engine.probes.decoder.collect
-    engine.probes.decoder.collect = fault
+FAULT = KernelFault("a wait gave up")
 
 
-def test_two_faults_in_service_make_pytorch_take_over_and_void_the_verdict(tiny):
-    with probed(tiny("custom_voice"), max_streams=2, fallback=True, wrap=OnTrial) as engine:
-        always_faulty(engine)
+@pytest.mark.parametrize("spare", [True, False])
+def test_two_faults_in_service_void_the_verdict_and_pytorch_takes_over_if_it_may(tiny, spare):
+    with probed(tiny("custom_voice"), max_streams=2, fallback="torch" if spare else None, wrap=OnTrial) as engine:
+        fail(engine.probes.decoder, "collect", FAULT, times=9)
         for _ in range(2):
             with pytest.raises(KernelFault):
                 engine.generate("Hello.", max_frames=3)
-        assert engine.generate("Hello.", max_frames=3).frames
-        assert engine.backend == "torch" and engine.probes.voided == 1
-        assert engine.metrics()["kernel_faults"] == 2
-
-
-def test_without_a_spare_two_faults_end_the_engine_and_void_the_verdict(tiny):
-    with probed(tiny("custom_voice"), max_streams=2, wrap=OnTrial) as engine:
-        always_faulty(engine)
-        for _ in range(2):
-            with pytest.raises(KernelFault):
-                engine.generate("Hello.", max_frames=3)
-        until(lambda: engine.health()["status"] == "dead")
+        if spare:
+            assert engine.generate("Hello.", max_frames=3).frames
+            assert engine.backend == "torch" and engine.metrics()["kernel_faults"] == 2
+        else:
+            until(lambda: engine.health()["status"] == "dead")
+            with pytest.raises(EngineClosed):
+                engine.generate("Hello.")
         assert engine.probes.voided == 1
-        with pytest.raises(EngineClosed):
-            engine.generate("Hello.")
 
 
 def test_a_kernel_that_faults_at_load_gives_way_at_load(tiny):
-    with probed(tiny("custom_voice"), max_streams=2, fallback=True, wrap=OnTrial) as engine:
-        always_faulty(engine)
+    with probed(tiny("custom_voice"), max_streams=2, fallback="torch", wrap=OnTrial) as engine:
+        fail(engine.probes.decoder, "collect", FAULT, times=9)
         engine._warm_up(CPU)
         assert engine.backend == "torch" and engine.probes.voided == 1
 
@@ -680,45 +669,39 @@ class StandIn(TorchFrameDecoder):
     def _look(self, slot: int, codes) -> None:
         """The last frame's hidden state and logits go to column 0."""
         prompt = self_check.make_prompt(self._model, self_check.PROMPT_ROWS[slot], seed=slot)
-        hidden = self_check.teacher_forced_talker(self._config.talker, self._exact, prompt, codes)
-        logits = self_check.teacher_forced_logits(self._config.talker, self._exact, hidden, codes)
+        hidden = teacher_forced_talker(self._config.talker, self._exact, prompt, codes)
+        logits = teacher_forced_logits(self._config.talker, self._exact, hidden, codes)
         self._seen[0][0] = hidden[-1]
         for group, row in enumerate(logits):
             self._seen[1][0, group, : row.shape[1]] = row[-1]
 
 
-class OneWeight(StandIn):
+class Wrong(StandIn):
+    """In one way."""
+
+    way = ""
+
     def __init__(self, *args, **options):
+        if self.way == "no room":
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
         super().__init__(*args, **options)
-        self.ribbon[3, 5] *= 2.0**100
+        self.ribbon[3, 5] *= 2.0**100 if self.way == "one weight" else 1
 
-
-class Race(StandIn):
     def launch(self, slots) -> None:
-        self.ribbon *= -1 if self.launches == 37 else 1
+        if self.way == "lost":
+            raise RuntimeError("CUDA error: an illegal memory access was encountered\nCompile with ...")
+        self.ribbon *= -1 if self.way == "race" and self.launches == 37 else 1
         super().launch(slots)
 
-
-class Faulty(StandIn):
     def collect(self):
-        if self.launches > 20:
+        if self.way == "fault" and self.launches > 20:
             raise KernelFault("a wait inside the kernel took longer than its limit")
         return super().collect()
 
 
-class Lost(StandIn):
-    def launch(self, slots) -> None:
-        raise RuntimeError("CUDA error: an illegal memory access was encountered\nCompile with ...")
-
-
-class NoRoom(StandIn):
-    def __init__(self, *_args, **_options):
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
-
-
 @pytest.fixture
 def small_check(monkeypatch):
-    """small_check(kernel) -> what the check of the frame kernel says of it, with few and small launches on the CPU."""
+    """small_check(way, if it is wrong) -> what the check says of a frame kernel, with few and small launches."""
     small = {"LAUNCHES": 24, "FRAMES": 8, "POSITIONS": 64, "PROMPT_ROWS": (5, 9, 1, 3), "COMPARED": 3}
     for name, value in small.items():
         monkeypatch.setattr(self_check, name, value)
@@ -727,8 +710,9 @@ def small_check(monkeypatch):
     monkeypatch.setattr(self_check, "frame_ms", lambda decoder, *_: 1.0 if isinstance(decoder, StandIn) else 2.0)
     config = synthetic_config("tiny")
 
-    def check(kernel: type[StandIn]) -> FramePart:
-        monkeypatch.setattr(self_check, "MegakernelFrameDecoder", kernel)
+    def check(way: str | None = None) -> FramePart:
+        monkeypatch.setattr(Wrong, "way", way)
+        monkeypatch.setattr(self_check, "MegakernelFrameDecoder", Wrong if way else StandIn)
         tensors = random_talker(config, CPU, seed=torch.seed() % 2**31)
         return self_check.check_frame(self_check.Model(config, tensors, (), CPU))
 
@@ -736,7 +720,7 @@ def small_check(monkeypatch):
 
 
 def test_the_check_finds_a_good_kernel_good(small_check, capsys):
-    part = small_check(StandIn)
+    part = small_check()
     assert part.correct, part.reason
     assert part.taken and part.launches >= 24 and part.error_ratio < 0.1
     told = [json.loads(line) for line in capsys.readouterr().out.splitlines() if line.startswith("{")]
@@ -744,41 +728,44 @@ def test_the_check_finds_a_good_kernel_good(small_check, capsys):
 
 
 @pytest.mark.parametrize(
-    "kernel, reason",
+    "way, reason",
     [
-        (OneWeight, r"its error of hidden is|logits are not finite"),
-        (Race, r"a sequence has other codes .* than alone, from frame \d+ on"),
-        (Faulty, "a wait inside the kernel took longer than its limit"),
-        (Lost, "^RuntimeError: CUDA error: an illegal memory access was encountered$"),
+        ("one weight", r"its error of hidden is|logits are not finite"),
+        ("race", r"a sequence has other codes .* than alone, from frame \d+ on"),
+        ("fault", "a wait inside the kernel took longer than its limit"),
+        ("lost", "^RuntimeError: CUDA error: an illegal memory access was encountered$"),
     ],
 )
-def test_the_check_finds_a_wrong_kernel_wrong(kernel, reason, small_check):
-    part = small_check(kernel)
+def test_the_check_finds_a_wrong_kernel_wrong(way, reason, small_check):
+    part = small_check(way)
     assert not part.correct and re.search(reason, part.reason), part
 
 
 def test_no_memory_says_nothing_of_the_kernel(small_check, monkeypatch, capsys):
     with pytest.raises(torch.OutOfMemoryError):
-        small_check(NoRoom)
+        small_check("no room")
     monkeypatch.setattr(self_check, "make_model", lambda *_: SimpleNamespace(device=CPU))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda _device: None)
     monkeypatch.setattr(self_check.signal, "alarm", lambda _seconds: None)
-    monkeypatch.setattr(self_check, "check_frame", lambda _model: NoRoom())
+    monkeypatch.setattr(self_check, "check_frame", lambda _model: small_check("no room"))
     self_check.main("0", "demo", "bf16")
     assert "out of memory" in json.loads(capsys.readouterr().out.splitlines()[-1])["unfinished"]
 
 
 class StandInVocoder(TorchVocoder):
-    """PyTorch in the place of the vocoder's kernels."""
+    """PyTorch in the place of the vocoder's kernels, right or wrong in one way."""
 
-    wrong_by = 0.0
+    way = ""
 
     def __init__(self, _extension, config, tensors, *, slots: int, recent_codes):
         super().__init__(config, tensors, slots=slots)
         self.recent = recent_codes
 
     def push(self, slots, codes):
-        return super().push(slots, codes) + self.wrong_by
+        if self.way == "fault":
+            raise KernelFault("a wait inside the vocoder's kernel took longer than its limit")
+        wrong = {"off": 1e-3, "no numbers": float("nan"), "restless": 1e-6 * torch.rand(1)}
+        return super().push(slots, codes) + wrong.get(self.way, 0.0)
 
     def follow(self, slots, first, frames):
         assert list(first) == [0] * len(slots)
@@ -786,36 +773,19 @@ class StandInVocoder(TorchVocoder):
         return lambda: [self.push([slot], codes[None])[0] for slot, codes in zip(slots, parts, strict=True)]
 
 
-class Off(StandInVocoder):
-    wrong_by = 1e-3
-
-
-class NoNumbers(StandInVocoder):
-    wrong_by = float("nan")
-
-
-class Restless(StandInVocoder):
-    def push(self, slots, codes):
-        return super().push(slots, codes) + 1e-6 * torch.rand(1)
-
-
-class FaultyVocoder(StandInVocoder):
-    def push(self, slots, codes):
-        raise KernelFault("a wait inside the vocoder's kernel took longer than its limit")
-
-
 @pytest.mark.parametrize(
-    "kernels, reason",
+    "way, reason",
     [
-        (StandInVocoder, None),
-        (Off, "differ from PyTorch's by 1.0e-03, more than 2e-05"),
-        (NoNumbers, "gave other samples the second time"),
-        (Restless, "gave other samples the second time"),
-        (FaultyVocoder, "a wait inside the vocoder's kernel took longer than its limit"),
+        ("", None),
+        ("off", "differ from PyTorch's by 1.0e-03, more than 2e-05"),
+        ("no numbers", "gave other samples the second time"),
+        ("restless", "gave other samples the second time"),
+        ("fault", "a wait inside the vocoder's kernel took longer than its limit"),
     ],
 )
-def test_the_check_of_the_vocoder(kernels, reason, monkeypatch):
-    monkeypatch.setattr(self_check, "GraphVocoder", kernels)
+def test_the_check_of_the_vocoder(way, reason, monkeypatch):
+    monkeypatch.setattr(StandInVocoder, "way", way)
+    monkeypatch.setattr(self_check, "GraphVocoder", StandInVocoder)
     monkeypatch.setattr(self_check, "why_no_graphs", lambda _config, _device: None)
     monkeypatch.setattr(self_check, "load_extension", lambda _device, _fp8: None)
     part = self_check.check_vocoder(self_check.Model(synthetic_config("tiny"), {}, (), CPU))

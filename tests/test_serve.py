@@ -38,9 +38,10 @@ from serving import (
 )
 from serving import post as http_post
 
-from qwen_megakernel import BackendError, SamplingParams, TTSEngine, Voice, VoiceError
+from qwen_megakernel import BackendError, EngineClosed, EngineDied, SamplingParams, TTSEngine, Voice, VoiceError
 from qwen_megakernel.checkpoint.load import Checkpoint
 from qwen_megakernel.model.pcm import pcm16
+from qwen_megakernel.server.api_error import ApiError
 from qwen_megakernel.server.app import make_app
 from qwen_megakernel.server.limits import Limits
 from qwen_megakernel.server.service import OPENAI_MODELS
@@ -311,8 +312,8 @@ def test_who_hangs_up_in_the_queue_leaves_it(server):
     with slots_taken(server.service.engine):
         with socket.create_connection(("127.0.0.1", server.port)) as line:
             line.sendall(request_bytes(TEXT))
-            until(lambda: len(server.service.utterances) == 1)
-        until(lambda: not server.service.utterances)
+            until(lambda: len(server.service.sessions) == 1)
+        until(lambda: not server.service.sessions)
     server.at_rest()
 
 
@@ -372,6 +373,10 @@ def test_why_it_could_not_be_loaded_is_logged_with_a_traceback_only_of_a_bug(cap
         until(lambda: server.service.state == "failed")
         assert get(f"{server.url}/health").json() == {"status": "failed", "error": str(error)}
     assert caplog.text.count(f"the engine is failed: {error}") == 1 and ("Traceback" in caplog.text) == traceback
+
+
+def test_the_code_of_an_engine_that_ended_follows_its_type_and_not_its_words():
+    assert [ApiError.of(kind("it died; it is dead")).code for kind in (EngineDied, EngineClosed)] == ["dead", "closing"]
 
 
 SERVER = """

@@ -12,6 +12,7 @@ import openai
 import pytest
 import soundfile
 import torch
+from cases import reference_audio
 from entrances import JUNK
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -35,9 +36,9 @@ from serving import post as http_post
 
 from qwen_megakernel import BackendError, EngineBusy, TTSEngine, Voice, VoiceError, cli
 from qwen_megakernel.checkpoint.load import Checkpoint
-from qwen_megakernel.server import encoders
 from qwen_megakernel.server.app import make_app
 from qwen_megakernel.server.limits import Limits
+from qwen_megakernel.speech import encoders
 from qwen_megakernel.text.lexicon import Lexicon
 
 SPEECH, BATCH, VOICES = "/v1/audio/speech", "/v1/audio/speech/batch", "/v1/voices"
@@ -125,7 +126,7 @@ def test_formats_come_while_they_are_made(server, monkeypatch, name, stream_form
 
 @pytest.mark.parametrize("name", ["mp3", "opus", "aac"])
 def test_a_format_whose_library_is_missing_is_refused_with_the_remedy(server, monkeypatch, name):
-    monkeypatch.setattr(encoders, "av", None)
+    monkeypatch.setattr(encoders, "find_spec", lambda _name: None)
     for path, body in ((SPEECH, {"input": TEXT}), (BATCH, {"inputs": [TEXT]})):
         refused = post(server, path, response_format=name, **body)
         error = refused.json()["error"]
@@ -136,7 +137,17 @@ def test_a_format_whose_library_is_missing_is_refused_with_the_remedy(server, mo
 
 @pytest.mark.parametrize("name", encoders.MEDIA)
 def test_an_encoder_without_samples_makes_no_error(name):
-    encoders.encoder(name, 24000).finish()
+    encoders.StreamEncoder(name, 24000).finish()
+
+
+@pytest.mark.parametrize("name", sorted(encoders.MEDIA.keys() - {"opus"}))  # Ogg's serial numbers are random
+def test_however_a_sound_is_cut_its_bytes_are_the_same(name):
+    sound, made = reference_audio(1.0), []
+    for size in (1, 480, len(sound)):
+        encoder = encoders.StreamEncoder(name, 24000)
+        made.append(b"".join(encoder.encode(sound[at : at + size]) for at in range(0, len(sound), size)))
+        made[-1] += encoder.finish()
+    assert made[0] == made[1] == made[2]
 
 
 # ---------------------------------------------------------------- names
@@ -209,7 +220,7 @@ LEXICON = Lexicon({"sql": "sequel"})
 
 def test_written_text_is_normalized_and_pauses_are_silence():
     """With the server's lexicon."""
-    with ready(demo, lexicon=LEXICON, normalize="auto") as server:
+    with ready(demo, defaults={"lexicon": LEXICON, "normalize": "auto"}) as server:
         request = {"input": WRITTEN, "voice": "ada", "seed": 5, "response_format": "pcm", "language": "en"}
         options = {"normalize": "auto", "lexicon": LEXICON, "language": "en"}
         for trim in ("none", "both"):
@@ -320,7 +331,7 @@ def test_a_batch_takes_all_slots_and_no_more(server, monkeypatch):
         nonlocal most
         if most < SLOTS:  # the first ones wait for each other: they are there at the same time
             together.wait(PATIENCE_S)
-        most = max(most, len(server.service.utterances))
+        most = max(most, len(server.service.sessions))
         return submit(*args, **options)
 
     monkeypatch.setattr(engine, "submit", count_and_submit)
@@ -350,8 +361,8 @@ def test_who_leaves_a_batch_cancels_all_of_it(server):
     with slots_taken(server.service.engine):
         with socket.create_connection(("127.0.0.1", server.port)) as line:
             line.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
-            until(lambda: len(server.service.utterances) == SLOTS)
-        until(lambda: not server.service.utterances)
+            until(lambda: len(server.service.sessions) == SLOTS)
+        until(lambda: not server.service.sessions)
     server.at_rest()
     after = server.service.engine.metrics()
     assert after["utterances"] - before["utterances"] <= 2 * SLOTS, "no other one has begun"

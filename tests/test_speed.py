@@ -8,8 +8,8 @@ from waiting import PATIENCE_S, until
 
 from qwen_megakernel import RequestError, SamplingParams, TTSEngine
 from qwen_megakernel.engine import sequence
-from qwen_megakernel.engine.word_times import SpeechRate, WordTimes
 from qwen_megakernel.model.time_stretch import FASTEST, SLOWEST, TimeStretch, check_speed
+from qwen_megakernel.speech.words import SpeechRate, WordTimes
 
 RATE, FRAME = 24000, 1920
 SPEEDS = (0.25, 0.5, 0.77, 0.95, 1.05, 1.25, 1.5, 2.0, 3.1, 4.0)

@@ -8,35 +8,18 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from callers import parts_of
+from callers import parts_of, sounds
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from waiting import PATIENCE_S
 
 from qwen_megakernel import EngineBusy, NoWordsError, SamplingParams, TextError, TTSEngine
-from qwen_megakernel.engine.event_loop import AsyncUtterance
 from qwen_megakernel.model.edges import SILENCE
 from qwen_megakernel.model.turn_text import CLAUSE_FROM, SENTENCE_FROM, TurnText
+from qwen_megakernel.speech.session import SpeechSession
 from qwen_megakernel.text.lexicon import Lexicon
 
-WORDS = (
-    "Hello",
-    "there",
-    "and",
-    "it",
-    "is",
-    "fine",
-    "3.5",
-    "Dr.",
-    "so,",
-    "well;",
-    "end.",
-    'right."',
-    "你好",
-    "。",
-    "，",
-    "\n\n",
-)
+WORDS = (*'Hello there and it is fine 3.5 Dr. so, well; end. right." 你好 。 ，'.split(), "\n\n")
 texts = st.lists(st.sampled_from(WORDS), max_size=60).map(" ".join)
 
 
@@ -120,8 +103,9 @@ def engine():
 @contextlib.asynccontextmanager
 async def turn(engine, **request):
     with ThreadPoolExecutor(1) as executor:
-        utterance = AsyncUtterance(engine, executor)
-        await utterance.submit(None, **{"sampling": SamplingParams(seed=5), "speaker": "ada"} | request)
+        options = {"sampling": SamplingParams(seed=5), "speaker": "ada"} | request
+        utterance = SpeechSession(engine, executor, engine.request(**options).in_pieces())
+        await utterance.begin(None)
         try:
             yield utterance
         finally:
@@ -147,7 +131,7 @@ def test_a_long_turn_is_said_to_its_end_part_by_part(engine, fresh_seed):
                 await utterance.end_text()
 
             group.create_task(push())
-            chunks = [chunk async for chunk in utterance]
+            chunks = [samples async for samples in sounds(utterance)]
         return chunks, utterance.audio
 
     chunks, audio = asyncio.run(main())
@@ -158,7 +142,7 @@ def test_a_long_turn_is_said_to_its_end_part_by_part(engine, fresh_seed):
         utterance.end_text()
         alone.append(utterance.result(PATIENCE_S))
     assert np.array_equal(audio.codes, np.concatenate([one.codes for one in alone]))
-    assert np.array_equal(np.concatenate([chunk.samples for chunk in chunks]), audio.samples)
+    assert np.array_equal(np.concatenate(chunks), audio.samples)
     assert audio.finish_reason == "eos" and audio.duration_s > 140 * 0.08
 
 
@@ -167,7 +151,7 @@ def test_with_max_frames_a_turn_is_one_utterance(engine):
         async with turn(engine, max_frames=30) as utterance:
             await utterance.push_text("Yes. " * 10)
             await utterance.end_text()
-            return [chunk async for chunk in utterance], utterance.audio
+            return [samples async for samples in sounds(utterance)], utterance.audio
 
     _, audio = asyncio.run(main())
     assert audio.frames <= 30
@@ -180,36 +164,15 @@ def test_a_cancelled_turn_says_no_further_part(engine, heard):
     async def main():
         async with turn(engine) as utterance:
             await utterance.push_text(SENTENCES * 3)
+            events = sounds(utterance)
             for _ in range(heard):
-                await utterance.next_chunk()
+                await anext(events)
             utterance.cancel()
-            return [chunk async for chunk in utterance], utterance.audio
+            return [samples async for samples in events], utterance.audio
 
     _, audio = asyncio.run(main())
     assert audio.finish_reason == "cancelled" and engine.metrics()["utterances"] == before + 1
     assert engine.health()["streams"] == 0
-
-
-def test_who_stops_waiting_between_two_parts_misses_nothing(engine):
-    """Pipecat waits for a chunk for a while, then looks at its context, and waits again."""
-
-    async def main(patience_s):
-        async with turn(engine) as utterance:
-            await utterance.push_text(SENTENCES)
-            await utterance.end_text()
-            chunks = []
-            while True:
-                try:
-                    chunk = await asyncio.wait_for(utterance.next_chunk(), patience_s)
-                except TimeoutError:
-                    continue
-                if chunk is None:
-                    return np.concatenate(chunks), utterance.audio.samples
-                chunks.append(chunk.samples)
-
-    heard, whole = asyncio.run(main(0.001))
-    assert np.array_equal(heard, whole)
-    assert np.array_equal(whole, asyncio.run(main(PATIENCE_S))[1])
 
 
 def test_a_part_that_gets_no_slot_says_why(engine, monkeypatch):
@@ -221,9 +184,9 @@ def test_a_part_that_gets_no_slot_says_why(engine, monkeypatch):
             def busy(*_args, **_options):
                 raise EngineBusy("full")
 
-            monkeypatch.setattr(engine, "submit", busy)
+            monkeypatch.setattr(engine, "begin", busy)
             with pytest.raises(EngineBusy, match="full"):
-                [chunk async for chunk in utterance]
+                [samples async for samples in sounds(utterance)]
 
     asyncio.run(main())
 
@@ -236,7 +199,7 @@ def test_bad_text_is_refused_and_the_turn_goes_on(engine):
                 await utterance.push_text("\ud800")
             await utterance.push_text("there.")
             await utterance.end_text()
-            return [chunk async for chunk in utterance], utterance.audio
+            return [samples async for samples in sounds(utterance)], utterance.audio
 
     assert asyncio.run(main())[1].finish_reason == "eos"
 
@@ -261,7 +224,7 @@ def say_in_pieces(engine, text: str, rng: random.Random, **request):
                 await utterance.end_text()
 
             group.create_task(push())
-            chunks = [chunk.samples async for chunk in utterance]
+            chunks = [samples async for samples in sounds(utterance)]
         return np.concatenate(chunks), utterance.audio
 
     heard, audio = asyncio.run(main())
@@ -316,11 +279,11 @@ def test_a_flush_speaks_what_the_normalizer_holds(engine):
         async with turn(engine, normalize="auto", language="en") as utterance:
             await utterance.push_text("Hello there")
             await utterance.flush()
-            first = await utterance.next_chunk()
+            first = await anext(sounds(utterance))
             await utterance.end_text()
             return first
 
-    assert len(asyncio.run(main()).samples)
+    assert len(asyncio.run(main()))
 
 
 # ---------------------------------------------------------------- a writer that stalls
@@ -339,7 +302,7 @@ async def slowly(engine, pieces: list[str | float], **request):
             await utterance.end_text()
 
         group.create_task(push())
-        async for _ in utterance:
+        async for _ in sounds(utterance):
             pass
     return utterance.audio
 
@@ -370,13 +333,12 @@ def test_a_flushed_text_is_spoken_to_its_end_without_a_full_stop(engine):
         async with turn(engine) as utterance:
             await utterance.push_text("Let me look")
             await utterance.flush()
-            heard = 0.0
-            while heard < len(codes_of(engine, "Let me look")) * 0.08 - 1e-6:
-                chunk = await asyncio.wait_for(utterance.next_chunk(), PATIENCE_S)
-                heard += len(chunk.samples) / chunk.sample_rate
+            heard, said = sounds(utterance), 0
+            while said < len(codes_of(engine, "Let me look")) * 1920:
+                said += len(await asyncio.wait_for(anext(heard), PATIENCE_S))
             assert engine.health()["streams"] == 0, "its slot is free while the writer waits"
             await utterance.end_text()
-            return [chunk async for chunk in utterance], utterance.audio
+            return [samples async for samples in heard], utterance.audio
 
     rest, audio = asyncio.run(main())
     assert not rest and np.array_equal(audio.codes, codes_of(engine, "Let me look"))

@@ -263,6 +263,17 @@ def test_codes_part_where_they_part():
 # ---------------------------------------------------------------- with a reference
 
 
+@pytest.fixture
+def design(tiny, tmp_path, stand_in):
+    """design(fault) -> the exit code, for a VoiceDesign checkpoint and a reference with this fault."""
+
+    def verify_with(fault: str) -> int:
+        stand_in.fault = fault
+        return run(tiny("voice_design", eos_gain=0.0), tmp_path / "out", "--frames", FRAMES)
+
+    return verify_with
+
+
 @pytest.mark.parametrize(
     "size, variant",
     [("tiny", "custom_voice"), ("tiny-adapter", "custom_voice"), ("tiny", "voice_design"), ("tiny-adapter", "base")],
@@ -290,33 +301,31 @@ def test_a_fine_tune_whose_speaker_has_capitals_is_compared(tmp_path, tiny, stan
     assert "ada lovelace, auto, whole text: codes" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("fault", ["prompt rows", "trailing rows", "codes", "PCM"])
-def test_a_reference_that_disagrees_fails_on_the_line_that_says_so(fault, tmp_path, tiny, stand_in, capsys):
-    stand_in.fault = fault
-    assert run(tiny("voice_design", eos_gain=0.0), tmp_path / "out", "--frames", FRAMES) == 1
+@pytest.mark.parametrize(
+    "fault, fails, told",
+    [
+        ("prompt rows", "prompt rows", ""),
+        ("trailing rows", "trailing rows", ""),
+        ("codes", "codes", "differ from frame 3 of 6 and 6 on, group 5"),
+        ("PCM", "PCM of the same codes", ""),
+        ("length", "codes", "differ from frame 5 of 6 and 5"),
+        ("a row", "prompt rows", "the same shape"),
+    ],
+)
+def test_a_reference_that_disagrees_fails_on_the_line_that_says_so(fault, fails, told, design, capsys):
+    assert design(fault) == 1
     printed = capsys.readouterr().out
-    told = {"PCM": "PCM of the same codes"}.get(fault, fault)
     assert failures(printed) == [
-        f"auto, instruct, whole text: {told}",
-        f"english, instruct, text beside frames: {told}",
+        f"auto, instruct, whole text: {fails}",
+        f"english, instruct, text beside frames: {fails}",
     ]
     assert printed.splitlines()[-1] == "FAILS: 2 of 8"
-    assert ("differ from frame 3 of 6 and 6 on, group 5" in printed) == (fault == "codes")
-
-
-@pytest.mark.parametrize("fault", ["length", "a row"])
-def test_more_or_less_than_the_reference_has_fails(fault, tmp_path, tiny, stand_in, capsys):
-    stand_in.fault = fault
-    assert run(tiny("voice_design", eos_gain=0.0), tmp_path / "out", "--frames", FRAMES) == 1
-    printed = capsys.readouterr().out
-    assert len(failures(printed)) == 2
-    assert ("differ from frame 5 of 6 and 5" if fault == "length" else "the same shape") in printed
+    assert told in printed and ("differ from frame" in printed) == (fails == "codes")
 
 
 @pytest.mark.parametrize("fault, holds", [("tie", True), ("almost a tie", False)])
-def test_a_tie_is_listed_and_holds(fault, holds, tmp_path, tiny, stand_in, capsys):
-    stand_in.fault = fault
-    rc = run(tiny("voice_design", eos_gain=0.0), tmp_path / "out", "--frames", FRAMES)
+def test_a_tie_is_listed_and_holds(fault, holds, design, capsys):
+    rc = design(fault)
     lines = capsys.readouterr().out.splitlines()
     told = [line for line in lines if "differ from frame 3 of 6 and 6 on, group 5, gap " in line]
     assert (rc == 0) == holds and len(told) == 2
@@ -386,7 +395,7 @@ class KernelStandIn(TorchFrameDecoder):
 
 @pytest.mark.parametrize("error, ratio_holds", [(1e-5, True), (0.3, False), (float("nan"), False)])
 def test_the_kernel_may_be_no_further_from_fp32_than_bf16(error, ratio_holds, tmp_path, tiny, monkeypatch, capsys):
-    def make(_name, config, tensors, embeddings, **slots):
+    def make(config, tensors, **slots):
         exact = {name: tensor.float() for name, tensor in tensors.items()}
         kernel = KernelStandIn(config, exact, Embeddings(config.talker, exact), **slots)
         kernel.config, kernel.exact, kernel.error = config.talker, exact, error
@@ -394,7 +403,7 @@ def test_the_kernel_may_be_no_further_from_fp32_than_bf16(error, ratio_holds, tm
 
     monkeypatch.setattr(verify, "select_backend", lambda *_, **__: ("megakernel", "pretended"))
     monkeypatch.setattr(verify, "make_embeddings", lambda _name, config, tensors: Embeddings(config.talker, tensors))
-    monkeypatch.setattr(verify, "make_decoder", make)
+    monkeypatch.setattr(verify, "MegakernelFrameDecoder", make)
     rc = run(tiny("custom_voice", eos_gain=0.0), tmp_path / "out", "--frames", 3)
     printed = capsys.readouterr().out
     lines = [line for line in printed.splitlines() if "kernel, 3 frames: error of" in line]
@@ -566,6 +575,7 @@ def test_a_text_cannot_leave_its_place_in_the_page(tmp_path):
     assert "http" not in page.replace("http-equiv", "")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")
 def test_the_page_plays_hides_and_reveals(tmp_path):
     """Hidden until revealed and shuffled by row, counted in the end; nothing is asked for but the folder's files."""
@@ -607,11 +617,9 @@ def test_the_page_plays_hides_and_reveals(tmp_path):
         assert "reference" not in page.inner_text("#counts")
         page.get_by_role("button", name="Reveal").click()
         chosen = sources[1][3:-4]
-        count = {"reference": 0, "ours": 0, chosen: 1}
+        ours = int(chosen == "ours")
         counts = page.locator("#counts li").all_inner_texts()
-        assert counts[0].endswith(
-            f"reference {count['reference']}, ours {count['ours']}, no difference 0, not judged 1"
-        )
+        assert counts[0].endswith(f"reference {1 - ours}, ours {ours}, no difference 0, not judged 1")
         assert counts[1].endswith("reference 0, ours 0, no difference 1, not judged 1")
         assert page.locator("section .name").all_inner_texts() == [source[3:-4] for source in sources]
         assert page.locator("section button:enabled").count() == 0

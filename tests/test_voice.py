@@ -1,6 +1,7 @@
 """Reference audio and voices."""
 
 import dataclasses
+import json
 import os
 import pickle
 import tracemalloc
@@ -88,14 +89,18 @@ def test_a_small_file_of_many_channels_takes_no_more_than_its_sound(tmp_path):
     assert np.array_equal(load_audio(path, 48_000), soundfile.read(path, dtype="float32")[0].mean(axis=1))
 
 
-def test_files_that_are_no_audio_are_refused(tmp_path):
-    (tmp_path / "text.wav").write_text("not audio")
-    (tmp_path / "empty.wav").write_bytes(b"")
-    (tmp_path / "voice.pkl").write_bytes(pickle.dumps({"a": 1}))
-    (tmp_path / "headerless.raw").write_bytes(bytes(100_000))
-    for name in ("text.wav", "empty.wav", "voice.pkl", "headerless.raw"):
-        with pytest.raises(AudioError, match=name):
-            load_audio(tmp_path / name, RATE)
+@pytest.mark.parametrize(
+    "name, content",
+    [("text.wav", b"not audio"), ("empty.wav", b""), ("voice.pkl", pickle.dumps({"a": 1})), ("a.raw", bytes(100_000))],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_files_that_are_no_audio_are_refused(name, content, tmp_path):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(AudioError, match=name):
+        load_audio(tmp_path / name, RATE)
+
+
+def test_an_hour_of_audio_is_refused(tmp_path):
     soundfile.write(tmp_path / "hour.wav", np.ones(3600 * 4000, np.int16), 4000)
     with pytest.raises(AudioError, match="must last"):
         load_audio(tmp_path / "hour.wav", RATE)
@@ -159,25 +164,38 @@ def test_a_doctored_voice_is_refused(voices, base):
         base.generate("Hello.", voice=dataclasses.replace(voices["icl"], ref_codes=codes))
 
 
+FORMAT = {"format": "qwen_megakernel.voice.1"}
+VECTOR = torch.zeros(64)
+
+
 @pytest.mark.parametrize(
-    "tensors, metadata",
+    "tensors, metadata, message",
     [
-        ({"speaker_embedding": torch.zeros(64)}, {"format": "something else"}),
-        ({"other": torch.zeros(64)}, {"format": "qwen_megakernel.voice.1"}),
-        ({"speaker_embedding": torch.full((64,), torch.nan)}, {"format": "qwen_megakernel.voice.1"}),
-        (
-            {"speaker_embedding": torch.zeros(64), "ref_codes": torch.zeros(3, 16)},
-            {"format": "qwen_megakernel.voice.1", "ref_text": "x"},
-        ),
-        (
-            {"speaker_embedding": torch.zeros(64), "ref_codes": torch.zeros(3, 16, dtype=torch.int64)},
-            {"format": "qwen_megakernel.voice.1"},
+        ({"speaker_embedding": VECTOR}, {"format": "something else"}, "voice"),
+        ({"other": VECTOR}, FORMAT, "voice"),
+        ({"speaker_embedding": VECTOR / 0}, FORMAT, "voice"),
+        ({"speaker_embedding": VECTOR, "ref_codes": torch.zeros(3, 16)}, FORMAT | {"ref_text": "x"}, "voice"),
+        ({"speaker_embedding": VECTOR, "ref_codes": torch.zeros(3, 16, dtype=torch.int64)}, FORMAT, "voice"),
+        *(
+            ({"speaker_embedding": VECTOR}, FORMAT | words, "v.safetensors: broken voice file")
+            for words in (
+                {"notes": "no JSON"},
+                {"notes": '{"a": 1}'},
+                {"notes": "[1]"},
+                {"notes": '["\\u001b[2J"]'},  # words that a terminal should not show
+                {"notes": "[" * 100_000},
+                {"notes": json.dumps(["x" * 301])},
+                {"notes": json.dumps(["x"] * 51)},
+                {"fingerprint": "\x1b[2J"},
+                {"fingerprint": "0" * 65},
+            )
         ),
     ],
+    ids=lambda value: str(value)[:60] if isinstance(value, dict) else "",
 )
-def test_files_that_are_no_voice_are_refused(tensors, metadata, tmp_path):
+def test_files_that_are_no_voice_are_refused(tensors, metadata, message, tmp_path):
     save_file(tensors, tmp_path / "v.safetensors", metadata)
-    with pytest.raises(RequestError, match="voice"):
+    with pytest.raises(VoiceError, match=message):
         Voice.load(tmp_path / "v.safetensors")
 
 
@@ -380,33 +398,9 @@ def test_notes_name_their_recording_and_are_saved_with_the_voice(base, tmp_path,
     assert dataclasses.replace(voice, notes=()).digest == voice.digest, "they change nothing that is said"
 
 
-FORMAT = {"format": "qwen_megakernel.voice.1"}
-
-
 def test_files_of_older_versions_have_no_notes(tmp_path):
-    save_file({"speaker_embedding": torch.zeros(64)}, tmp_path / "v.safetensors", FORMAT | {"fingerprint": "0123"})
+    save_file({"speaker_embedding": VECTOR}, tmp_path / "v.safetensors", FORMAT | {"fingerprint": "0123"})
     assert Voice.load(tmp_path / "v.safetensors").notes == ()
-
-
-@pytest.mark.parametrize(
-    "metadata",
-    [
-        {"notes": "no JSON"},
-        {"notes": '{"a": 1}'},
-        {"notes": "[1]"},
-        {"notes": '["\\u001b[2J"]'},
-        {"notes": "[" * 100_000},
-        {"notes": str(["x" * 301]).replace("'", '"')},
-        {"notes": str(["x"] * 51).replace("'", '"')},
-        {"fingerprint": "\x1b[2J"},
-        {"fingerprint": "0" * 65},
-    ],
-    ids=lambda metadata: str(metadata)[:30],
-)
-def test_words_that_a_terminal_should_not_show_are_no_voice(metadata, tmp_path):
-    save_file({"speaker_embedding": torch.zeros(64)}, tmp_path / "v.safetensors", FORMAT | metadata)
-    with pytest.raises(VoiceError, match="v.safetensors: broken voice file"):
-        Voice.load(tmp_path / "v.safetensors")
 
 
 def test_a_pipe_is_no_voice(tmp_path):
@@ -477,13 +471,14 @@ def test_a_foreign_voice_needs_the_option(tiny, engine_for, base_voice):
 
 def test_the_option_allows_nothing_else(tiny, engine_for, custom, base_voice):
     narrow = dataclasses.replace(base_voice, speaker_embedding=base_voice.speaker_embedding[:48].clone())
-    hidden = custom.config.talker.stack.hidden_size
-    with pytest.raises(VoiceError, match=f"vector has 48 numbers, but this checkpoint needs {hidden}: make"):
-        custom.generate("Hello.", voice=narrow)
-    with pytest.raises(SpeakerError, match="speaker='ryan' and voice= both say who speaks"):
-        custom.generate("Hello.", voice=base_voice, speaker="ryan")
-    options = {"allow_foreign_voice": True}
-    with pytest.raises(VoiceError, match="another checkpoint"):  # also a Base one
-        engine_for(tiny("base", size="tiny-adapter", seed=3), **options).generate("Hello.", voice=base_voice)
-    with pytest.raises(VoiceError, match="needs a Base checkpoint; this one is voice_design$"):
-        engine_for(tiny("voice_design", size="tiny-adapter"), **options).generate("Hello.", voice=base_voice)
+    hidden, options = custom.config.talker.stack.hidden_size, {"allow_foreign_voice": True}
+    other_base = engine_for(tiny("base", size="tiny-adapter", seed=3), **options)
+    design = engine_for(tiny("voice_design", size="tiny-adapter"), **options)
+    for engine, request, kind, message in (
+        (custom, {"voice": narrow}, VoiceError, f"vector has 48 numbers, but this checkpoint needs {hidden}: make"),
+        (custom, {"speaker": "ryan"}, SpeakerError, "speaker='ryan' and voice= both say who speaks"),
+        (other_base, {}, VoiceError, "another checkpoint"),
+        (design, {}, VoiceError, "needs a Base checkpoint; this one is voice_design$"),
+    ):
+        with pytest.raises(kind, match=message):
+            engine.generate("Hello.", **({"voice": base_voice} | request))

@@ -516,7 +516,7 @@ def test_an_idle_socket_is_kept_alive(monkeypatch):
 def test_the_client_needs_no_torch():
     code = (
         "import sys, qwen_megakernel.websocket_tts; "
-        "print([name for name in ('torch', 'transformers', 'qwen_megakernel.engine.engine') if name in sys.modules])"
+        "print([name for name in ('torch', 'transformers', 'qwen_megakernel.speech.engine') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"

@@ -41,11 +41,11 @@ from wyoming.tts import (  # noqa: E402
 
 from qwen_megakernel import TTSEngine, __version__, cli  # noqa: E402
 from qwen_megakernel.checkpoint.synthetic import NO_EOS  # noqa: E402
-from qwen_megakernel.engine.event_loop import AsyncUtterance  # noqa: E402
 from qwen_megakernel.server.limits import Limits  # noqa: E402
 from qwen_megakernel.server.process import ENGINE_GONE  # noqa: E402
 from qwen_megakernel.server.service import EngineService  # noqa: E402
 from qwen_megakernel.server.wyoming_api import WyomingServer, bind  # noqa: E402
+from qwen_megakernel.speech.session import SpeechSession  # noqa: E402
 
 ROOT = Path(__file__).parents[1]
 LONG = " ".join([TEXT] * 4)
@@ -300,7 +300,7 @@ def test_audio_comes_while_text_comes(server):
 
 def test_what_an_utterance_did_not_take_the_next_one_says(server, seeds, monkeypatch):
     """As behind a runaway, which ends an utterance before its text."""
-    ended, push = [], AsyncUtterance.push_text
+    ended, push = [], SpeechSession.push_text
 
     async def push_text(self, text: str) -> None:
         if text == "you today?" and not ended:
@@ -309,7 +309,7 @@ def test_what_an_utterance_did_not_take_the_next_one_says(server, seeds, monkeyp
             self._utterance.result(PATIENCE_S)
         await push(self, text)
 
-    monkeypatch.setattr(AsyncUtterance, "push_text", push_text)
+    monkeypatch.setattr(SpeechSession, "push_text", push_text)
     events = [*start("Hello there, "), SynthesizeChunk("you today?"), SynthesizeStop()]
     heard = ask(server, *events, last=SynthesizeStopped)
     assert heard.pcm == streamed(server, "Hello there, ") + streamed(server, "you today?") and ended

@@ -1,5 +1,8 @@
 """Tests wait for conditions, never for a time."""
 
+import subprocess
+import sys
+import threading
 import time
 from collections.abc import Callable
 
@@ -32,3 +35,31 @@ def until_spoken(engine, utterance, seconds: float = PATIENCE_S) -> None:
         return utterance.done or calm > 4
 
     until(rests, seconds)
+
+
+def run_all(*targets: Callable[[], object], seconds: float = PATIENCE_S) -> None:
+    """Call each in a thread of its own and wait for all; the first thing that goes wrong is raised."""
+    wrong = []
+
+    def guarded(target) -> None:
+        try:
+            target()
+        except BaseException as error:
+            wrong.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(target,)) for target in targets]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=seconds)
+        assert not thread.is_alive(), "a thread hangs"
+    if wrong:
+        raise wrong[0]
+
+
+def run_python(code: str, *args: str) -> str:
+    """What a Python process prints, which must end well."""
+    command = [sys.executable, "-c", code, *args]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert done.returncode == 0, done.stderr
+    return done.stdout

@@ -1,21 +1,18 @@
-"""Where a model runs: which device, which backend, and a `Backend` that puts the model there."""
+"""Where a model runs: the device, and a `Backend` that puts the model there."""
 
 import logging
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
 from torch import Tensor
 
-from qwen_megakernel.backend import auto
-from qwen_megakernel.backend.build import driver_version, load_extension, why_no_build, why_no_gpu
+from qwen_megakernel.backend.build import load_extension, why_no_build, why_no_gpu
 from qwen_megakernel.backend.cpu_threads import measure
 from qwen_megakernel.backend.cuda_graphs import synchronize
 from qwen_megakernel.backend.interfaces import FrameDecoder, LoadedModel, Vocoder
-from qwen_megakernel.backend.megakernel import MegakernelFrameDecoder, why_no_megakernel
+from qwen_megakernel.backend.megakernel import MegakernelFrameDecoder
 from qwen_megakernel.backend.torch_decoder import TorchFrameDecoder
-from qwen_megakernel.backend.verdicts import Key, record_of, size_of, void
 from qwen_megakernel.backend.vocoder_graphs import GraphVocoder, why_no_graphs
 from qwen_megakernel.checkpoint.codec_config import VocoderConfig
 from qwen_megakernel.checkpoint.config import ModelConfig, SamplingParams
@@ -30,47 +27,6 @@ log = logging.getLogger(__name__)
 MAX_THREADS = 256
 
 BACKENDS = ("auto", "megakernel", "torch")
-
-
-def select_backend(
-    backend: str,
-    device: torch.device,
-    dtype: torch.dtype | None = None,
-    config: ModelConfig | None = None,
-    fp8: Collection[str] = (),
-    *,
-    may_check: bool = False,
-) -> tuple[str, str]:
-    """(backend to use, reason) for a backend name. "auto" takes the megakernel if it can run and there is evidence
-    that it is right and faster than PyTorch (auto.py).
-
-    Args:
-        dtype, config: of the checkpoint; None: any that fits.
-        fp8: parts (fp8.PARTS) whose weights are E4M3.
-        may_check: if "auto" has no evidence, compile and check the kernel now. This takes up to a minute, once.
-            False, or no `config`: assume that it is right.
-
-    Raises:
-        BackendError: the name is unknown, the megakernel cannot run like this, or the environment variable for "auto"
-            is not in `auto.MODES`.
-    """
-    if backend not in BACKENDS:
-        raise BackendError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
-    asked, why = backend, "asked for"
-    if backend == "auto" and (mode := auto.mode()) != "check":
-        asked, why = mode, f"{auto.VARIABLE}={mode} asks for it"
-    if asked == "torch":
-        return "torch", why
-    obstacle = why_no_megakernel(device, dtype, config)
-    if obstacle is None:
-        if asked == "megakernel":
-            return "megakernel", why
-        taken, obstacle = auto.decide(device, config and size_of(config), fp8, may_check=may_check)
-        if taken:
-            return "megakernel", obstacle
-    if backend == "megakernel":
-        raise BackendError(f"the megakernel cannot run here: {obstacle}; use backend='torch'")
-    return "torch", f"no megakernel: {obstacle}"
 
 
 def select_device(device: str | torch.device | None) -> torch.device:
@@ -186,9 +142,8 @@ class Backend:
         own_kernels: False: the vocoder is PyTorch's too.
         vocoder_obstacle: why the vocoder's kernels must not be used; None: they are used where they can run.
         threads: how many PyTorch computes with on a CPU; None: measure the best number.
-
-    Raises:
-        BackendError: `threads` is out of range, or the device is not a CPU.
+        void: is called when our kernels are given up, so that "auto" takes PyTorch from then on. None: there is no
+            verdict to void, because the card has a record of ours, or because PyTorch alone computes.
     """
 
     name: str
@@ -200,9 +155,7 @@ class Backend:
     own_kernels: bool = True
     vocoder_obstacle: str | None = None
     threads: int | None = None
-
-    def __post_init__(self):
-        check_threads(self.threads, self.device)
+    void: Callable[[], None] | None = None
 
     @torch.inference_mode()
     def load(self, slots: int, max_positions: int) -> LoadedModel:
@@ -224,77 +177,23 @@ class Backend:
         config, tensors = self.checkpoint.config.codec.vocoder, self.checkpoint.vocoder(self.device, torch.float32)
         if not self.own_kernels:
             return TorchVocoder(config, tensors, slots=slots)
-        options = {"slots": slots, "recent_codes": recent_codes, "fp8": self._built}
-        options["obstacle"] = self.vocoder_obstacle
-        return make_vocoder(config, tensors, self.device, self.vocoder_dtype, **options)
-
-    @property
-    def _built(self) -> frozenset[str]:
-        """FP8 parts of the existing build."""
-        return self.fp8 if self.name == "megakernel" else frozenset()
-
-    @property
-    def _has_kernels(self) -> bool:
-        """May our own kernels compute?"""
-        vocoder = self.own_kernels and self.vocoder_obstacle is None
-        return self.device.type == "cuda" and (self.name == "megakernel" or vocoder)
+        return make_vocoder(
+            config,
+            tensors,
+            self.device,
+            self.vocoder_dtype,
+            slots=slots,
+            recent_codes=recent_codes,
+            fp8=self.fp8 if self.name == "megakernel" else (),
+            obstacle=self.vocoder_obstacle,
+        )
 
     def spare(self) -> "Backend | None":
         """The backend that takes over when our kernels fail: the same on PyTorch alone. None: this is already it."""
-        return replace(self, name="torch", own_kernels=False) if self._has_kernels else None
-
-    @property
-    def void(self) -> Callable[[], None] | None:
-        """A function to call when our kernels are given up, so that "auto" takes PyTorch from then on. None: there is
-        no verdict to void, because the card has a record of ours, or because PyTorch alone computes."""
-        size = size_of(self.checkpoint.config)
-        if not self._has_kernels or size is None or record_of(self.device) or why_no_build(self.device):
+        vocoder = self.own_kernels and self.vocoder_obstacle is None
+        if self.device.type != "cuda" or not (self.name == "megakernel" or vocoder):
             return None
-        return partial(void, Key.of(self.device, size, self._built), "two kernel faults in service")
-
-
-def choose_backend(
-    backend: str,
-    checkpoint: Checkpoint,
-    device: torch.device,
-    dtype: torch.dtype,
-    fp8: frozenset[str] | None,
-    vocoder_dtype: str,
-    threads: int | None,
-) -> Backend:
-    """Choose how an engine runs a checkpoint, and log it in one line. "auto" may check the kernel first.
-
-    Args:
-        backend: one of BACKENDS.
-        fp8, vocoder_dtype, threads: see `Backend`. `fp8` of None: as the checkpoint is stored.
-
-    Raises:
-        BackendError: see `select_backend`.
-    """
-    config, obstacle = checkpoint.config, None
-    fp8 = checkpoint.fp8 if fp8 is None else fp8
-    name, reason = select_backend(backend, device, dtype, config, fp8, may_check=True)
-    if device.type == "cuda" and not _is_told(backend, name):
-        obstacle = auto.why_no_vocoder(device, size_of(config), fp8 if name == "megakernel" else frozenset())
-    kind = str(dtype).removeprefix("torch.") + (f", FP8: {', '.join(sorted(fp8))}" if fp8 else "")
-    if device.type == "cpu":
-        log.info("PyTorch speaks on the CPU%s", _why_on_cpu())
-        log.debug("backend %s, %s (%s)", name, kind, reason)
-    else:
-        log.info("backend %s on %s, %s (%s)", name, device, kind, reason)
-    return Backend(name, checkpoint, device, dtype, fp8, vocoder_dtype, vocoder_obstacle=obstacle, threads=threads)
-
-
-def _why_on_cpu() -> str:
-    """For the log. Empty where a CPU was chosen beside a GPU."""
-    if torch.cuda.is_available():
-        return ""
-    return f": {why_no_gpu()}" if driver_version() else ": no NVIDIA GPU was found"
-
-
-def _is_told(backend: str, name: str) -> bool:
-    """Was the kernel asked for by name, regardless of the evidence?"""
-    return name == "megakernel" and (backend == "megakernel" or auto.mode() == "megakernel")
+        return replace(self, name="torch", own_kernels=False, void=None)
 
 
 def check_device() -> None:

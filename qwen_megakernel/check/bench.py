@@ -2,6 +2,7 @@
 
 import dataclasses
 import datetime
+import gc
 import json
 import os
 import platform
@@ -21,15 +22,17 @@ from qwen_megakernel import __version__
 from qwen_megakernel.backend.build import driver_version
 from qwen_megakernel.backend.cpu_threads import use_threads
 from qwen_megakernel.backend.interfaces import AHEAD, FrameDecoder
-from qwen_megakernel.backend.select import Backend, make_decoder, make_embeddings, select_backend, select_device
+from qwen_megakernel.backend.select import Backend, make_decoder, make_embeddings, select_device
 from qwen_megakernel.checkpoint.config import SamplingParams
 from qwen_megakernel.checkpoint.fp8 import dequantized, parts_of
 from qwen_megakernel.checkpoint.load import DEMO, Checkpoint, name_of_model
 from qwen_megakernel.checkpoint.synthetic import NO_EOS, write_checkpoint
 from qwen_megakernel.engine.audio import Audio
-from qwen_megakernel.engine.engine import TTSEngine
 from qwen_megakernel.errors import RequestError
 from qwen_megakernel.model.prompt import Prompt
+from qwen_megakernel.speech.engine import TTSEngine
+from qwen_megakernel.speech.options import RequestOptions
+from qwen_megakernel.trust.selection import select_backend
 
 FRAME_MS = 80.0
 UTTERANCE_FRAMES = 63  # 5.04 s
@@ -71,6 +74,12 @@ def read_bytes_s(device: torch.device) -> float:
         x.sum().item()
         best = max(best, x.nbytes / (time.perf_counter() - began))
     return best
+
+
+def free_memory() -> None:
+    """Return unused memory to the device."""
+    gc.collect()
+    torch.cuda.empty_cache()
 
 
 def frame_ms(
@@ -147,12 +156,13 @@ def first_audio_ms(engine: TTSEngine, utterances: int) -> list[float]:
     times = []
     for _ in range(utterances):
         time.sleep(random.uniform(0.0, 0.03))
-        times.append(1000 * _speak(engine, 4, 1).ttfc_s)
+        if (ttfc_s := _speak(engine, 4, 1).ttfc_s) is not None:
+            times.append(1000 * ttfc_s)
     return times
 
 
 def _speak(engine: TTSEngine, frames: int, chunk_frames: int) -> Audio:
-    request = {"max_frames": frames, "chunk_frames": chunk_frames, "runaway_guard": False}
+    request: RequestOptions = {"max_frames": frames, "chunk_frames": chunk_frames, "runaway_guard": False}
     return engine.submit(sentence(), voice=engine.placeholder_voice(), **request).result()
 
 
@@ -187,14 +197,13 @@ def run(
     if size is not None and (model is not None or where.type == "cpu"):
         raise RequestError("--size chooses random weights, which need a GPU and no --model: leave --size out")
     size = size or "0.6b"
+    if model is not None or where.type == "cpu":
+        model = model or DEMO
+        return _measure(model, name_of_model(model), backend, where, weights, tell)
     with tempfile.TemporaryDirectory() as folder:
-        name = model and name_of_model(model)
-        if model is None and where.type == "cuda":
-            tell(f"writing a {size} checkpoint with random weights, which are as fast as trained ones")
-            model, name = str(write_checkpoint(Path(folder), size=size, eos_gain=NO_EOS)), f"{size}, random weights"
-        elif model is None:
-            model, name = DEMO, DEMO
-        return _measure(model, name, backend, where, weights, tell)
+        tell(f"writing a {size} checkpoint with random weights, which are as fast as trained ones")
+        model = str(write_checkpoint(Path(folder), size=size, eos_gain=NO_EOS))
+        return _measure(model, f"{size}, random weights", backend, where, weights, tell)
 
 
 def _cpu() -> str:
@@ -216,7 +225,8 @@ def _measure(
     parts = checkpoint.fp8 if weights is None else parts_of(weights)
     chosen, why = select_backend(backend, device, dtype, config, parts, may_check=True)
     # On a CPU the number of threads is measured once, for everything below.
-    threads = None if cuda else Backend(chosen, checkpoint, device, dtype).load(1, MAX_POSITIONS).cpu.threads
+    speed = None if cuda else Backend(chosen, checkpoint, device, dtype).load(1, MAX_POSITIONS).cpu
+    threads = speed.threads if speed else None
     card = torch.cuda.get_device_name(device) if cuda else f"CPU, {threads} of {torch.get_num_threads()} threads"
     told: dict = {"version": __version__, "when": datetime.date.today().isoformat(), "model": name, "machine": card}
     told |= {"cpu": _cpu(), "system": platform.platform(), "python": platform.python_version()}
@@ -241,14 +251,14 @@ def _measure(
         tell(f"{label:36}{ms:9.3f} ms{floor:9.3f} ms{floor / ms:10.0%}")
     del tensors
 
-    if cuda:
-        torch.cuda.empty_cache()
-        free = torch.cuda.mem_get_info(device)[0]
+    free_memory()
+    free = torch.cuda.mem_get_info(device)[0] if cuda else 0
     with TTSEngine.load(model, backend=backend, device=device, weights=weights, threads=threads) as engine:
         told["weights"] = engine.weights
         first_audio_ms(engine, 3)
-        ms = sorted(first_audio_ms(engine, utterances))
-        p50, p95 = told["ttfc_ms_p50"], told["ttfc_ms_p95"] = statistics.median(ms), ms[int(0.95 * len(ms))]
+        ttfc = sorted(first_audio_ms(engine, utterances))
+        p50 = told["ttfc_ms_p50"] = statistics.median(ttfc)
+        p95 = told["ttfc_ms_p95"] = ttfc[int(0.95 * len(ttfc))]
         tell(f"{f'first audio (TTFC), p50 of {utterances}':36}{p50:9.2f} ms{'':12}{'':10}  p95 {p95:.2f}")
         for chunk in (1, 8):
             rtf = told[f"rtf_{chunk}"] = real_time_factor(engine, repeats, chunk)

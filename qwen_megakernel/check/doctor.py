@@ -8,14 +8,15 @@ import subprocess
 import torch
 
 from qwen_megakernel import __version__
-from qwen_megakernel.backend import auto, verdicts
 from qwen_megakernel.backend.build import driver_version, find_ninja, find_nvcc, no_nvcc, why_no_build, why_no_gpu
 from qwen_megakernel.backend.interfaces import CpuSpeed
-from qwen_megakernel.backend.select import Backend, select_backend, select_device
-from qwen_megakernel.backend.verdicts import SIZES, Key, Verdict, read, record_of
+from qwen_megakernel.backend.select import Backend, select_device
 from qwen_megakernel.checkpoint.fp8 import WEIGHTS
 from qwen_megakernel.checkpoint.load import DEMO, DEMO_NOTICE, Checkpoint
 from qwen_megakernel.errors import BackendError
+from qwen_megakernel.trust import auto, verdicts
+from qwen_megakernel.trust.selection import select_backend
+from qwen_megakernel.trust.verdicts import SIZES, Key, Verdict, read, record_of
 
 
 def run(*, check: bool, size: str, fp8: frozenset[str], as_json: bool) -> int:
@@ -195,7 +196,7 @@ def _line_of(card: dict) -> str:
 # ---------------------------------------------------------------- the rest of the machine
 
 
-def _cpu_speed() -> CpuSpeed:
+def _cpu_speed() -> CpuSpeed | None:
     device = torch.device("cpu")
     return Backend("torch", Checkpoint.open(DEMO), device, torch.float32).load(slots=1, max_positions=16).cpu
 

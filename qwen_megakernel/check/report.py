@@ -5,6 +5,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import soundfile
@@ -88,11 +89,15 @@ class Report:
             folder: is made here if it does not exist.
             rate: sample rate of all samples, in Hz.
         """
-        self._folder, self._rate = folder, rate
+        self._folder = folder
+        self._rate = rate
         self.checks: list[dict] = []
         self.takes: list[dict] = []
-        told = [{"request": c.name, "text": c.text, "instruct": c.conditioning.instruct} for c in cases]
-        self._pairs = [one | {"kind": kind, "files": {}} for kind in ("sampled", "greedy") for one in told]
+        self._pairs: list[dict[str, Any]] = [
+            {"request": c.name, "text": c.text, "instruct": c.conditioning.instruct, "kind": kind, "files": {}}
+            for kind in ("sampled", "greedy")
+            for c in cases
+        ]
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=folder):  # an existing folder may be read-only
@@ -130,10 +135,8 @@ class Report:
             self.check(what, f"{len(ours)} frames equal", "equal", True)
         else:
             between, bound = tie(decided(*part))
-            figure = (
-                f"differ from frame {part[0]} of {len(ours)} and {len(theirs)} on, group {part[1]}, gap {between:.1e}"
-            )
-            figure += " (later frames were not compared)"
+            where = f"frame {part[0]} of {len(ours)} and {len(theirs)} on, group {part[1]}"
+            figure = f"differ from {where}, gap {between:.1e} (later frames were not compared)"
             self.check(what, figure, f"equal, or a tie: a gap below {bound:.1e}", between < bound)
 
     def teacher_forced_codes(self, what: str, ours: np.ndarray, logits: list[Tensor]) -> None:
@@ -181,10 +184,10 @@ class Report:
     def write(self, about: dict) -> None:
         """Write report.json and index.html. `about` goes into report.json and holds "model"."""
         told = about | {"checks": self.checks, "takes": self.takes}
-        told = json.dumps(told, indent=1, ensure_ascii=False, allow_nan=False)
+        report = json.dumps(told, indent=1, ensure_ascii=False, allow_nan=False)
         # The data are in a script element, which only a "<" can end.
         data = json.dumps({"model": about["model"], "pairs": self._pairs}, allow_nan=False).replace("<", "\\u003c")
         page = Path(__file__).with_name("verify_page.html").read_text(encoding="utf-8")
         with writing(self._folder):
-            (self._folder / "report.json").write_text(told, encoding="utf-8")
+            (self._folder / "report.json").write_text(report, encoding="utf-8")
             (self._folder / "index.html").write_text(page.replace("{{data}}", data), encoding="utf-8")

@@ -2,11 +2,10 @@
 
     python -m qwen_megakernel.check.self_check DEVICE SIZE WEIGHTS
 
-backend/auto.py starts it, reads the lines of JSON that it prints, and ends it after a minute. Weights are random, with
+trust/auto.py starts it, reads the lines of JSON that it prints, and ends it after a minute. Weights are random, with
 the dims of SIZE. If a launch takes 15 ms, the launches take some 20 s and everything else as long again.
 """
 
-import gc
 import json
 import os
 import random
@@ -14,26 +13,19 @@ import signal
 import statistics
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 import torch
 from torch import Tensor
 
-from qwen_megakernel.backend.auto import TIME_LIMIT_S
 from qwen_megakernel.backend.build import load_extension
 from qwen_megakernel.backend.interfaces import AHEAD, PUSH_FRAMES, RECENT_FRAMES, Vocoder
 from qwen_megakernel.backend.megakernel import MegakernelFrameDecoder
 from qwen_megakernel.backend.torch_decoder import TorchFrameDecoder
-from qwen_megakernel.backend.verdicts import FramePart, Part
 from qwen_megakernel.backend.vocoder_graphs import GraphVocoder, why_no_graphs
-from qwen_megakernel.check.bench import frame_ms
-from qwen_megakernel.check.teacher_forcing import (
-    PARTS_OF_ERROR,
-    mean_error,
-    teacher_forced_logits,
-    teacher_forced_talker,
-)
+from qwen_megakernel.check.bench import frame_ms, free_memory
+from qwen_megakernel.check.teacher_forcing import errors, observed, teacher_forced
 from qwen_megakernel.checkpoint.config import GREEDY, ModelConfig, SamplingParams
 from qwen_megakernel.checkpoint.fp8 import WEIGHTS, dequantized, parts_of, quantized
 from qwen_megakernel.checkpoint.load import DEMO, DEMO_FOLDER
@@ -42,6 +34,8 @@ from qwen_megakernel.errors import SpeechError, TTSError
 from qwen_megakernel.model.prompt import Prompt
 from qwen_megakernel.model.transformer import Embeddings
 from qwen_megakernel.model.vocoder import TorchVocoder
+from qwen_megakernel.trust.auto import TIME_LIMIT_S
+from qwen_megakernel.trust.verdicts import FramePart, Part
 
 LAUNCHES, SECONDS = 1000, 22.0
 """Number of launches with several sequences, and seconds after which it stops early. It always makes two rounds."""
@@ -64,7 +58,7 @@ class Wrong(Exception):
 
 
 def tell(**said: object) -> None:
-    """Print a line for backend/auto.py."""
+    """Print a line for trust/auto.py."""
     print(json.dumps(said), flush=True)
 
 
@@ -151,15 +145,18 @@ def _check_frame(model: Model, figures: dict[str, float]) -> None:
     check_codes(kernel, model, build.COLUMNS, launched)
     tell(done=0.6, what="timing frames")
     figures["kernel_ms"] = frame_ms(kernel, norm, sampling, 1, 100)
-    codes, ours = observed(kernel, model)
+    greedy = GREEDY.over(config.sampling)
+    seen = [observed(kernel, slot, make_prompt(model, PROMPT_ROWS[slot], slot), greedy, COMPARED) for slot in (0, 1)]
+    if sum(len(made[0]) for made in seen if made) < 2 * COMPARED:
+        raise Wrong("a sequence ended, but with these weights none should")
     del kernel
-    free()
+    free_memory()
     eager = TorchFrameDecoder(config, tensors, Embeddings(config.talker, tensors), slots=1, max_positions=POSITIONS)
     figures["torch_ms"] = frame_ms(eager, norm, sampling, 1, 60)
     del eager
-    free()
+    free_memory()
     tell(done=0.75, what="comparing with fp32")
-    check_errors(model, tensors, codes, ours, figures)
+    check_errors(model, tensors, seen, figures)
 
 
 def speak(kernel: MegakernelFrameDecoder, group: list[int], requests: list[tuple]) -> dict[int, list]:
@@ -216,71 +213,38 @@ def check_codes(kernel: MegakernelFrameDecoder, model: Model, narrow: int, launc
 
 
 @torch.inference_mode()
-def observed(kernel: MegakernelFrameDecoder, model: Model) -> tuple[Tensor, list[Tensor]]:
-    """Compute two sequences of COMPARED frames, one after the other.
-
-    Returns:
-        (codes int64 [2, frames, groups], [hidden states fp32 [2, frames, hidden], logits fp32 [2, frames, groups,
-        vocab]]).
-    """
-    hidden, logits = kernel.observe()
-    made = []
-    for slot in (0, 1):
-        kernel.start(slot, make_prompt(model, PROMPT_ROWS[slot], seed=slot), GREEDY.over(model.config.sampling))
-        for _ in range(COMPARED):
-            kernel.launch([slot])
-            codes = kernel.collect()[0]
-            if isinstance(codes, SpeechError):
-                raise codes
-            if codes is None:
-                raise Wrong("a sequence ended, but with these weights none should")
-            made.append((codes, hidden[0].clone(), logits[0].clone()))
-    codes, *seen = (torch.stack(part).to(model.device).unflatten(0, (2, -1)) for part in zip(*made, strict=True))
-    return codes, seen
-
-
-@torch.inference_mode()
 def check_errors(
-    model: Model, tensors: dict[str, Tensor], codes: Tensor, ours: list[Tensor], figures: dict[str, float]
+    model: Model, tensors: dict[str, Tensor], seen: Sequence[Sequence[Tensor]], figures: dict[str, float]
 ) -> None:
     """Check that the kernel's hidden states and logits are no further from fp32 than those of PyTorch in bf16.
 
     Args:
         tensors: every `talker.*` tensor, bf16; converted to fp32 in place.
-        codes, ours: see `observed`.
-        figures: receives `error_ratio`, the largest over PARTS_OF_ERROR.
+        seen: what `observed` returned for each slot's prompt.
+        figures: receives `error_ratio`, the largest of all parts.
 
     Raises:
         Wrong: they are further away, or not numbers.
     """
-    talker = model.config.talker
 
-    def teacher_forced() -> list[list[Tensor]]:
-        """Hidden states and logits of both sequences."""
-        both = []
-        for slot in (0, 1):
-            prompt = make_prompt(model, PROMPT_ROWS[slot], seed=slot)
-            hidden = teacher_forced_talker(talker, tensors, prompt, codes[slot])
-            both.append([hidden.float(), *teacher_forced_logits(talker, tensors, hidden, codes[slot])])
-        return both
+    def forced() -> list[Tensor]:
+        """`teacher_forced`, of all sequences one after the other."""
+        every = [
+            teacher_forced(model.config.talker, tensors, make_prompt(model, PROMPT_ROWS[slot], slot), codes)
+            for slot, (codes, *_) in enumerate(seen)
+        ]
+        return [torch.cat(part) for part in zip(*every, strict=True)]
 
-    rounded = teacher_forced()
+    rounded = forced()
     for name in tensors:
         tensors[name] = tensors[name].float()  # one by one: two full copies may not fit a small card
-    exact = teacher_forced()
-    kernel = [
-        [hidden, *(logits[:, group, : row.shape[1]] for group, row in enumerate(rows[1:]))]
-        for hidden, logits, rows in zip(*ours, exact, strict=True)
-    ]
-    ratios = {}
-    for name, part in PARTS_OF_ERROR.items():
-        error, usual = (
-            sum(mean_error(a[part], b[part]) for a, b in zip(of, exact, strict=True)) for of in (kernel, rounded)
-        )
-        ratios[name] = error / usual
-        if not ratios[name] <= 1.0:  # also true for NaN
+    _, hidden, logits = (torch.cat(part) for part in zip(*seen, strict=True))
+    ratios = []
+    for name, error, usual in errors(hidden, logits, rounded, forced()):
+        if not error <= usual:  # also true for NaN
             raise Wrong(f"its error of {name} is {error:.1e}, above PyTorch bf16's {usual:.1e}")
-    figures["error_ratio"] = max(ratios.values())
+        ratios.append(error / usual)
+    figures["error_ratio"] = max(ratios)
 
 
 # ---------------------------------------------------------------- the vocoder's kernels
@@ -352,12 +316,6 @@ def push_ms(vocoder: Vocoder, codes: Tensor, pushes: int) -> float:
 # ---------------------------------------------------------------- the process
 
 
-def free() -> None:
-    """Return unused memory to the device."""
-    gc.collect()
-    torch.cuda.empty_cache()
-
-
 def main(index: str, size: str, weights: str) -> None:
     """Check, and print the results. A failure before the kernel runs says nothing about it."""
     # If the parent is gone and the GPU hangs, this process would never end. The alarm ends it.
@@ -375,7 +333,7 @@ def main(index: str, size: str, weights: str) -> None:
     try:
         frame = check_frame(model)
         tell(frame=asdict(frame))
-        free()
+        free_memory()
         tell(done=0.85, what="making a vocoder")
         vocoder = (
             check_vocoder(model) if frame.correct else Part(True, "not checked, because the frame kernel is wrong")

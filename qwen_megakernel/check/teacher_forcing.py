@@ -3,24 +3,71 @@
 Errors of the kernel, of bf16 and of FP8 are measured against it in fp32 (verify.py, tests, benchmarks).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from qwen_megakernel.checkpoint.config import TalkerConfig
+from qwen_megakernel.backend.megakernel import MegakernelFrameDecoder
+from qwen_megakernel.checkpoint.config import SamplingParams, TalkerConfig
+from qwen_megakernel.errors import SpeechError
 from qwen_megakernel.model.prompt import Prompt
 from qwen_megakernel.model.transformer import Embeddings, KVCache, Transformer
 
-PARTS_OF_ERROR = {"hidden": slice(1), "logits of code 0": slice(1, 2), "other logits": slice(2, None)}
-"""Parts of a list of hidden states and logits of 16 code groups. Each part's error is reported separately."""
+_PARTS = {"hidden": slice(1), "logits of code 0": slice(1, 2), "other logits": slice(2, None)}
+"""Parts of what `teacher_forced` returns. Each part's error is reported separately."""
 
 
-def mean_error(of: Sequence[Tensor], exact: Sequence[Tensor]) -> float:
-    """The mean of |x - y| / |y| over all rows x of `of` and y of `exact`, each a list of fp32 [frames, n]."""
-    pairs = zip(of, exact, strict=True)
-    return float(torch.stack([(x - y).norm(dim=1) / y.norm(dim=1) for x, y in pairs]).mean())
+@torch.inference_mode()
+def observed(
+    kernel: MegakernelFrameDecoder, slot: int, prompt: Prompt, sampling: SamplingParams, frames: int
+) -> list[Tensor]:
+    """Let the kernel compute a sequence of at most `frames` frames, on its own.
+
+    Returns:
+        Its codes int64 [n, groups], hidden states fp32 [n, hidden] and logits fp32 [n, groups, vocab], on its device.
+    """
+    hidden, logits = kernel.observe()
+    kernel.start(slot, prompt, sampling)
+    made: list[tuple[Tensor, ...]] = []
+    while len(made) < frames:
+        kernel.launch([slot])
+        codes = kernel.collect()[0]
+        if isinstance(codes, SpeechError):
+            raise codes
+        if codes is None:
+            break
+        made.append((codes, hidden[0].clone(), logits[0].clone()))
+    return [torch.stack(part).to(hidden.device) for part in zip(*made, strict=True)]
+
+
+def errors(
+    hidden: Tensor, logits: Tensor, rounded: Sequence[Tensor], exact: Sequence[Tensor]
+) -> Iterator[tuple[str, float, float]]:
+    """How far the kernel is from fp32, and how far PyTorch in bf16 is.
+
+    Args:
+        hidden, logits: the kernel's (`observed`).
+        rounded, exact: what `teacher_forced` returned for the same codes, in bf16 and in fp32.
+
+    Yields:
+        (part, the kernel's error of it, bf16's): the mean of |x - y| / |y| over rows x and fp32's rows y.
+    """
+    kernel = [hidden, *(logits[:, group, : row.shape[1]] for group, row in enumerate(exact[1:]))]
+
+    def mean(of: Sequence[Tensor], part: slice) -> float:
+        pairs = zip(of[part], exact[part], strict=True)
+        return float(torch.stack([(x - y).norm(dim=1) / y.norm(dim=1) for x, y in pairs]).mean())
+
+    for name, part in _PARTS.items():
+        yield name, mean(kernel, part), mean(rounded, part)
+
+
+def teacher_forced(config: TalkerConfig, tensors: Mapping[str, Tensor], prompt: Prompt, codes: Tensor) -> list[Tensor]:
+    """The hidden states, fp32 [frames, hidden], then the logits of each code group, fp32 [frames, candidates]."""
+    hidden = teacher_forced_talker(config, tensors, prompt, codes)
+    return [hidden.float(), *teacher_forced_logits(config, tensors, hidden, codes)]
 
 
 @torch.inference_mode()

@@ -10,7 +10,6 @@
 teacher-forced pass (teacher_forcing.py), which computes them in another way. Then only ours are timed and heard.
 """
 
-import gc
 import logging
 import platform
 from collections.abc import Callable, Collection
@@ -18,13 +17,16 @@ from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from types import ModuleType
+from typing import Any, Unpack
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from qwen_megakernel import Audio, SamplingParams, TTSEngine, __version__
-from qwen_megakernel.backend.select import make_decoder, make_embeddings, select_backend, select_device
+from qwen_megakernel.backend.megakernel import MegakernelFrameDecoder
+from qwen_megakernel.backend.select import make_embeddings, select_device
+from qwen_megakernel.check.bench import free_memory
 from qwen_megakernel.check.reference import (
     INSTALL,
     REF_TEXT,
@@ -36,23 +38,19 @@ from qwen_megakernel.check.reference import (
     reference_module,
 )
 from qwen_megakernel.check.report import Report, new_folder
-from qwen_megakernel.check.teacher_forcing import (
-    PARTS_OF_ERROR,
-    mean_error,
-    teacher_forced_logits,
-    teacher_forced_talker,
-)
-from qwen_megakernel.checkpoint.config import GREEDY, ModelConfig
+from qwen_megakernel.check.teacher_forcing import errors, observed, teacher_forced
+from qwen_megakernel.checkpoint.config import GREEDY
 from qwen_megakernel.checkpoint.fp8 import dequantized, name_of, parts_of
 from qwen_megakernel.checkpoint.load import Checkpoint
-from qwen_megakernel.engine.request import RequestOptions
-from qwen_megakernel.errors import RequestError, SpeechError
+from qwen_megakernel.errors import RequestError
 from qwen_megakernel.model.prompt import Prompt, PromptBuilder
 from qwen_megakernel.model.recording import load_audio
 from qwen_megakernel.model.sampling import Code0Rules
 from qwen_megakernel.model.text import TextTokenizer
 from qwen_megakernel.model.transformer import Embeddings
 from qwen_megakernel.model.voice import Voice, check_ref_options
+from qwen_megakernel.speech.options import RequestOptions
+from qwen_megakernel.trust.selection import select_backend
 
 log = logging.getLogger(__name__)
 
@@ -65,13 +63,19 @@ ROWS, VECTOR, PCM, PCM_GPU = 1e-5, 1e-4, 1e-5, 2e-5
 def request_of(case: Case) -> RequestOptions:
     """A case as a request to our engines."""
     how = case.conditioning
-    who = {"speaker": how.speaker, "language": how.language, "instruct": how.instruct, "voice": how.voice}
-    return {**who, "non_streaming_mode": case.non_streaming_mode}
+    return {
+        "speaker": how.speaker,
+        "language": how.language,
+        "instruct": how.instruct,
+        "voice": how.voice,
+        "non_streaming_mode": case.non_streaming_mode,
+    }
 
 
-def say(engine: TTSEngine, case: Case, frames: int, **options) -> Audio:
+def say(engine: TTSEngine, case: Case, frames: int, **options: Unpack[RequestOptions]) -> Audio:
     """A case, spoken by one of our engines in at most `frames` frames."""
-    return engine.generate(case.text, max_frames=frames, **request_of(case), **options)
+    request: RequestOptions = {**request_of(case), **options, "max_frames": frames}
+    return engine.generate(case.text, **request)
 
 
 # ---------------------------------------------------------------- the comparisons
@@ -95,7 +99,8 @@ def speak_in_fp32(
 ) -> list[EngineOutput]:
     """Speak every case with our engine. Base checkpoints clone `sound`, fp32 [n] at the engine's rate."""
     with TTSEngine.load(model, backend="torch", device=device, dtype=torch.float32, max_streams=1) as engine:
-        voices, outputs = {"": None}, []
+        voices: dict[str, Voice | None] = {"": None}
+        outputs = []
         for case in cases:
             if case.clone not in voices:
                 text = ref_text if case.clone == "icl" else None
@@ -110,15 +115,14 @@ def speak_in_fp32(
 
 def voices_of_reference(report: Report, reference: Reference, outputs: list[EngineOutput], sound: np.ndarray) -> dict:
     """A voice of the reference implementation for every kind of clone, compared with ours."""
-    voices = {"": None}
+    voices = {}
     for ours in outputs:
-        kind = ours.case.clone
-        if kind not in voices:
-            voices[kind] = reference.voice(sound, ours.voice.ref_text)
-            vector, codes = voices[kind].ref_spk_embedding.float(), voices[kind].ref_code
-            report.near(f"{kind}: speaker vector", ours.voice.speaker_embedding, vector, VECTOR)
-            if codes is not None:
-                report.near(f"{kind}: reference codes", ours.voice.ref_codes, codes, 0.0)
+        kind, voice = ours.case.clone, ours.voice
+        if voice is not None and kind not in voices:
+            voices[kind] = theirs = reference.voice(sound, voice.ref_text)
+            report.near(f"{kind}: speaker vector", voice.speaker_embedding, theirs.ref_spk_embedding.float(), VECTOR)
+            if theirs.ref_code is not None:
+                report.near(f"{kind}: reference codes", voice.ref_codes, theirs.ref_code, 0.0)
     return voices
 
 
@@ -156,37 +160,39 @@ def ask_reference(
         reference = load(torch.float32)
         voices = voices_of_reference(report, reference, outputs, sound)
         for row, ours in enumerate(outputs, start=len(outputs)):
-            voice = voices[ours.case.clone]
-            if voice is not None:  # our values: `voices_of_reference` has compared them already
+            voice = voices.get(ours.case.clone)
+            if voice is not None and ours.voice is not None:  # ours: `voices_of_reference` has compared them
                 voice = replace(voice, ref_spk_embedding=ours.voice.speaker_embedding, ref_code=ours.voice.ref_codes)
             theirs = reference.speak(ours.case, frames, voice)
             report.wav(row, "reference", theirs.samples)
             compare_with_reference(report, reference, ours, theirs)
     if dtype != torch.float32:
         del reference
-        _free()
+        free_memory()
         reference = load(dtype)
         case = outputs[0].case
-        reference.speak(case, 4, voices[case.clone], seed)  # the first utterance costs more than the others
+        reference.speak(case, 4, voices.get(case.clone), seed)  # the first utterance costs more than the others
     log.info("the reference as people use it")
     for row, ours in enumerate(outputs):
-        theirs = reference.speak(ours.case, frames, voices[ours.case.clone], seed)
+        theirs = reference.speak(ours.case, frames, voices.get(ours.case.clone), seed)
         report.take(row, "reference", theirs.samples, theirs.seconds)
 
 
 @torch.inference_mode()
 def compare_with_teacher_forcing(
-    report: Report, config: ModelConfig, tensors: dict[str, Tensor], ours: EngineOutput
+    report: Report, checkpoint: Checkpoint, device: torch.device, outputs: list[EngineOutput]
 ) -> None:
     """Compare our codes, made frame by frame, with the best codes of one teacher-forced pass over them."""
-    talker, codes = config.talker, torch.from_numpy(ours.audio.codes).to(ours.prompt.rows.device)
-    hidden = teacher_forced_talker(talker, tensors, ours.prompt, codes)
-    logits = teacher_forced_logits(talker, tensors, hidden, codes)
-    rules = Code0Rules(talker, GREEDY.over(config.sampling).repetition_penalty, codes.device)
-    for frame, code0 in enumerate(codes[:, 0]):
-        logits[0][frame] = rules(logits[0][frame], frame)
-        rules.remember(code0)
-    report.teacher_forced_codes(f"{ours.case.name}: codes, by frames and in one pass", ours.audio.codes, logits)
+    config, talker = checkpoint.config, checkpoint.config.talker
+    tensors, penalty = checkpoint.talker(device, torch.float32), GREEDY.over(config.sampling).repetition_penalty
+    for ours in outputs:
+        codes = torch.from_numpy(ours.audio.codes).to(device)
+        _, *logits = teacher_forced(talker, tensors, ours.prompt, codes)
+        rules = Code0Rules(talker, penalty or 1.0, device)
+        for frame, code0 in enumerate(codes[:, 0]):
+            logits[0][frame] = rules(logits[0][frame], frame)
+            rules.remember(code0)
+        report.teacher_forced_codes(f"{ours.case.name}: codes, by frames and in one pass", ours.audio.codes, logits)
 
 
 @torch.inference_mode()
@@ -203,33 +209,18 @@ def compare_kernel(
         builder = PromptBuilder(config, tokenizer, embeddings)
         return builder.build(case.text, case.conditioning, non_streaming_mode=case.non_streaming_mode)
 
-    embeddings = make_embeddings("megakernel", config, stored)
-    kernel = make_decoder("megakernel", config, stored, embeddings, slots=1, max_positions=2048)
-    hidden, logits = kernel.observe()
-    kernel.start(0, prompt(embeddings), GREEDY.over(config.sampling))
-    made = []
-    while len(made) < frames:
-        kernel.launch([0])
-        drawn = kernel.collect()[0]
-        if isinstance(drawn, SpeechError):
-            raise drawn
-        if drawn is None:
-            break
-        made.append((drawn, hidden[0].clone(), logits[0].clone()))
-    codes, behind, drawn_from = (torch.stack(part).to(device) for part in zip(*made, strict=True))
+    kernel = MegakernelFrameDecoder(config, stored, slots=1, max_positions=2048)
+    spoken = prompt(make_embeddings("megakernel", config, stored))
+    codes, hidden, logits = observed(kernel, 0, spoken, GREEDY.over(config.sampling), frames)
 
-    def teacher_forced(dtype: torch.dtype) -> list[Tensor]:
+    def forced(dtype: torch.dtype) -> list[Tensor]:
         plain = {name: tensor.to(dtype) for name, tensor in dequantized(stored, dtype).items()}
-        behind = teacher_forced_talker(config.talker, plain, prompt(Embeddings(config.talker, plain)), codes)
-        return [behind.float(), *teacher_forced_logits(config.talker, plain, behind, codes)]
+        return teacher_forced(config.talker, plain, prompt(Embeddings(config.talker, plain)), codes)
 
-    exact, rounded = teacher_forced(torch.float32), teacher_forced(torch.bfloat16)
-    ours = [behind, *(drawn_from[:, group, : row.shape[1]] for group, row in enumerate(exact[1:]))]
-
-    for name, part in PARTS_OF_ERROR.items():
-        a, b = (mean_error(of[part], exact[part]) for of in (ours, rounded))
-        figure = f"{a:.1e}, of PyTorch bf16 {b:.1e}: {a / b:.2f}"
-        report.check(f"kernel, {len(codes)} frames: error of {name}", figure, "ratio at most 1", a <= b)
+    exact, rounded = forced(torch.float32), forced(torch.bfloat16)
+    for name, error, usual in errors(hidden, logits, rounded, exact):
+        figure = f"{error:.1e}, of PyTorch bf16 {usual:.1e}: {error / usual:.2f}"
+        report.check(f"kernel, {len(codes)} frames: error of {name}", figure, "ratio at most 1", error <= usual)
 
 
 # ---------------------------------------------------------------- the command
@@ -265,52 +256,50 @@ def verify(
     """
     check_ref_options(ref_audio, ref_text)
     folder = new_folder(output, model)
-    device, module, sampling = select_device(device), reference_module(), SamplingParams(seed=seed)
+    where, module, sampling = select_device(device), reference_module(), SamplingParams(seed=seed)
     fp8 = frozenset() if weights is None else parts_of(weights)
     checkpoint = Checkpoint.open(model)
     config = checkpoint.config
     _refuse_what_cannot_be_verified(checkpoint, ref_audio, frames)
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    chosen, reason = select_backend(backend, device, dtype, config, fp8, may_check=True)
+    dtype = torch.bfloat16 if where.type == "cuda" else torch.float32
+    chosen, reason = select_backend(backend, where, dtype, config, fp8, may_check=True)
     sound = reference_audio() if ref_audio is None else load_audio(ref_audio, config.codec.sample_rate)
     ref_text = REF_TEXT if ref_audio is None else ref_text
     cases = cases_of(config, in_context=ref_text is not None)
 
-    print(f"{model}: {config.variant}, {config.size}, on {device}; at most {frames} frames")
+    print(f"{model}: {config.variant}, {config.size}, on {where}; at most {frames} frames")
     versions = _tell_versions(module)
     if config.variant == "base":
         _tell_what_is_cloned(ref_audio, ref_text)
 
     report = Report(folder, config.codec.sample_rate, cases)  # fails early if the folder cannot be written
     log.info("ours in fp32, greedy")
-    outputs = speak_in_fp32(model, device, cases, sound, ref_text, frames)
+    outputs = speak_in_fp32(model, where, cases, sound, ref_text, frames)
     for row, ours in enumerate(outputs, start=len(cases)):
         report.wav(row, "ours", ours.audio.samples)
-    _free()
+    free_memory()
     if module:
-        load = partial(Reference, module, str(checkpoint.folder), device)
+        load = partial(Reference, module, str(checkpoint.folder), where)
         ask_reference(report, load, dtype, outputs, sound, frames, seed)
     else:
-        tensors = checkpoint.talker(device, torch.float32)
-        for ours in outputs:
-            compare_with_teacher_forcing(report, config, tensors, ours)
-        del tensors
-    _free()
+        compare_with_teacher_forcing(report, checkpoint, where, outputs)
+    free_memory()
     if chosen == "megakernel":
-        compare_kernel(report, checkpoint, fp8, device, outputs[0].case, frames)
-        _free()
+        compare_kernel(report, checkpoint, fp8, where, outputs[0].case, frames)
+        free_memory()
     else:
         print(f"note   the kernel does not run here and is not compared with fp32: {reason}")
     log.info("ours as people use it")
-    with TTSEngine.load(model, backend=backend, device=device, weights=weights, max_streams=1) as engine:
+    with TTSEngine.load(model, backend=backend, device=where, weights=weights, max_streams=1) as engine:
         say(engine, outputs[0].case, 4)  # the first utterance costs more than the others
         for row, ours in enumerate(outputs):
             audio = say(engine, ours.case, frames, sampling=sampling)
             report.take(row, "ours", audio.samples, audio.compute_s, audio.ttfc_s)
 
-    about = {"model": model, "fingerprint": checkpoint.fingerprint, "variant": config.variant, "size": config.size}
-    about |= {"device": str(device), "backend": chosen, "weights": name_of(fp8), "frames": frames, "seed": seed}
-    report.write(about | {"versions": versions, "reference": bool(module), "holds": not report.failed})
+    about: dict[str, Any] = {"model": model, "fingerprint": checkpoint.fingerprint, "variant": config.variant}
+    about |= {"size": config.size, "device": str(where), "backend": chosen, "weights": name_of(fp8), "frames": frames}
+    about |= {"seed": seed, "versions": versions, "reference": bool(module), "holds": not report.failed}
+    report.write(about)
     print(f"wrote  {folder.resolve()}: report.json, and index.html to listen to")
     count, unasked = len(report.checks), "" if module else "; the reference did not run"
     print(f"FAILS: {report.failed} of {count}" if report.failed else f"HOLDS: all {count} comparisons{unasked}")
@@ -344,10 +333,3 @@ def _tell_versions(module: ModuleType | None) -> dict[str, str]:
     if not module:
         print(f"note   qwen_tts, the reference, is not installed, so it does not run. To install it:\n       {INSTALL}")
     return versions
-
-
-def _free() -> None:
-    """Return unused memory to the device."""
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()

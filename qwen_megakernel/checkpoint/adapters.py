@@ -63,11 +63,7 @@ _INSTEAD = "merge it where it was trained (PEFT's merge_and_unload), save the wh
 
 
 def adapter_folders(adapters: Collection[str | Path]) -> tuple[Path, ...]:
-    """The absolute folders of `TTSEngine.load`'s `adapters`, in order.
-
-    Raises:
-        CheckpointError: not a list of paths.
-    """
+    """The absolute folders of `TTSEngine.load`'s `adapters`, in order. Raises CheckpointError: not a list of paths."""
     listed = isinstance(adapters, Collection) and not isinstance(adapters, (str, bytes, Mapping, set, frozenset))
     if not listed or not all(isinstance(path, (str, Path)) and str(path).strip() for path in adapters):
         raise CheckpointError(f"adapters must be a list of folders such as ['my-adapter'], got {adapters!r}")
@@ -79,27 +75,16 @@ def adapter_folders(adapters: Collection[str | Path]) -> tuple[Path, ...]:
 
 @dataclass(frozen=True)
 class Adapter:
-    """An adapter whose config, names, shapes, dtypes and values were checked against a checkpoint's table.
+    """An adapter whose config, names, shapes, dtypes and values were checked against a checkpoint's table."""
 
-    Attributes:
-        folder: holds its two files.
-        scales: name of a checkpoint's weight -> alpha / r, or alpha / sqrt(r).
-    """
-
-    folder: Path
-    scales: Mapping[str, float]
+    folder: Path  # holds its two files
+    scales: Mapping[str, float]  # name of a checkpoint's weight -> alpha / r, or alpha / sqrt(r)
     _root: str = field(repr=False)
 
     @classmethod
     def open(cls, folder: Path, table: Shapes) -> "Adapter":
-        """Check the adapter in `folder`.
-
-        Args:
-            table: name -> shape of the checkpoint's `talker.*` tensors.
-
-        Raises:
-            CheckpointError: it cannot be merged; the message says what is wrong and what to do.
-        """
+        """Check the adapter in `folder`. `table` has the shapes of the checkpoint's `talker.*` tensors. Raises
+        CheckpointError: it cannot be merged; the message says what is wrong and what to do."""
         tensors = folder / _TENSORS
         config = _read_config(folder)
         linears = _linears(table)
@@ -146,11 +131,8 @@ class Adapter:
 
 def merged(weights: Iterable[tuple[str, Tensor]], adapters: Collection[Adapter]) -> Iterator[tuple[str, Tensor]]:
     """Add the adapters' updates to weights by name, as stored and on the CPU. They are added in fp32, in the order
-    given. The sum is rounded once to the weight's dtype.
-
-    Raises:
-        CheckpointError: a file cannot be read any more, or a merged weight exceeds its dtype.
-    """
+    given. The sum is rounded once to the weight's dtype. Raises CheckpointError: a file cannot be read any more, or a
+    merged weight exceeds its dtype."""
     with ExitStack() as stack:
         files = [(adapter, stack.enter_context(adapter._file())) for adapter in adapters]
         for name, weight in weights:

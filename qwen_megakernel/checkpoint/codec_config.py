@@ -12,21 +12,10 @@ CODEC_TYPE = "qwen3_tts_tokenizer_12hz"
 
 _ENCODER_COUNTS = ("num_hidden_layers", "num_quantizers", "num_residual_layers", "num_semantic_quantizers")
 _ENCODER_DIMS = (
-    "audio_channels",
-    "codebook_dim",
-    "codebook_size",
-    "compress",
-    "head_dim",
-    "hidden_size",
-    "intermediate_size",
-    "kernel_size",
-    "last_kernel_size",
-    "num_attention_heads",
-    "num_filters",
-    "num_key_value_heads",
-    "residual_kernel_size",
-    "vector_quantization_hidden_dimension",
-)
+    "audio_channels codebook_dim codebook_size compress head_dim hidden_size intermediate_size kernel_size "
+    "last_kernel_size num_attention_heads num_filters num_key_value_heads residual_kernel_size "
+    "vector_quantization_hidden_dimension"
+).split()
 """The keys of `encoder_config` that decide the names and shapes of its tensors."""
 
 

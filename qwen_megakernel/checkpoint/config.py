@@ -137,18 +137,6 @@ class TalkerConfig:
         predictor.only("model_type", "qwen3_tts_talker_code_predictor")
         groups = js.size("num_code_groups", most=MOST_LAYERS)
         predictor.only("num_code_groups", groups)
-        ids = {
-            name: js.get(key, int)
-            for name, key in (
-                ("codec_pad_id", "codec_pad_id"),
-                ("codec_bos_id", "codec_bos_id"),
-                ("codec_eos_id", "codec_eos_token_id"),
-                ("codec_think_id", "codec_think_id"),
-                ("codec_nothink_id", "codec_nothink_id"),
-                ("codec_think_bos_id", "codec_think_bos_id"),
-                ("codec_think_eos_id", "codec_think_eos_id"),
-            )
-        }
         vocab = js.size("vocab_size")
         if vocab <= 1024:
             raise CheckpointError(f"{js.where}: vocab_size must be above 1024, found {vocab}")
@@ -166,9 +154,8 @@ class TalkerConfig:
                 raise CheckpointError(
                     f"{js.where}: spk_is_dialect[{name!r}] names {dialect!r}, which codec_language_id lacks"
                 )
-        for name, value in ids.items():
-            if not 0 <= value < vocab:
-                raise CheckpointError(f"{js.where}: {name} must be in 0..{vocab - 1}, found {value}")
+        tags = ("pad", "bos", "think", "nothink", "think_bos", "think_eos")
+        keys = {f"codec_{tag}_id": f"codec_{tag}_id" for tag in tags} | {"codec_eos_id": "codec_eos_token_id"}
         return cls(
             stack=StackConfig.from_json(js),
             code_predictor=CodePredictorConfig(StackConfig.from_json(predictor), predictor.size("vocab_size")),
@@ -179,12 +166,21 @@ class TalkerConfig:
             languages=languages,
             speakers=speakers,
             dialects=dialects,
-            **ids,
+            **_ids(js, keys, vocab),
         )
 
 
+def _ids(js: JsonObject, keys: Mapping[str, str], vocab: int) -> dict[str, int]:
+    """A config's fields, by name -> their ids, which are below `vocab`. `keys`: name -> key in the file."""
+    ids = {name: js.get(key, int) for name, key in keys.items()}
+    for name, value in ids.items():
+        if not 0 <= value < vocab:
+            raise CheckpointError(f"{js.where}: {name} must be in 0..{vocab - 1}, found {value}")
+    return ids
+
+
 def _id_table(js: JsonObject, key: str, vocab: int) -> dict[str, int]:
-    table = {}
+    table: dict[str, int] = {}
     for name, value in js.get(key, dict).items():
         if type(value) is not int or not 0 <= value < vocab:
             raise CheckpointError(f"{js.where}: {key}[{name!r}] must be an id in 0..{vocab - 1}, found {value!r}")
@@ -304,7 +300,7 @@ class SamplingParams:
         Raises:
             SamplingError: a value outside its range.
         """
-        draw = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+        draw: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
         of_others = {f"subtalker_{name}": value for name, value in draw.items()}
         return cls(**draw, **of_others, repetition_penalty=repetition_penalty, seed=seed)
 
@@ -369,12 +365,8 @@ class ModelConfig:
 
     @classmethod
     def from_folder(cls, folder: Path) -> "ModelConfig":
-        """Read the three JSON files of a checkpoint folder.
-
-        Raises:
-            CheckpointError: a file is missing or broken, a key is missing or of the wrong kind, or the
-                checkpoint is of a model that this package does not implement.
-        """
+        """Read the three JSON files of a checkpoint folder. Raises CheckpointError: a file is missing or broken, a key
+        is missing or of the wrong kind, or the checkpoint is of a model that this package does not implement."""
         js = read_json(folder / "config.json")
         js.require_model_type(MODEL_TYPE)
         if js.get("tokenizer_type", str) != CODEC_TYPE:
@@ -386,19 +378,8 @@ class ModelConfig:
         if variant not in VARIANTS:
             raise CheckpointError(f"{js.where}: tts_model_type must be one of {VARIANTS}, found {variant!r}")
         talker = TalkerConfig.from_json(js.child("talker_config"))
-        special = {
-            name: js.get(key, int)
-            for name, key in (
-                ("im_start_id", "im_start_token_id"),
-                ("im_end_id", "im_end_token_id"),
-                ("tts_pad_id", "tts_pad_token_id"),
-                ("tts_bos_id", "tts_bos_token_id"),
-                ("tts_eos_id", "tts_eos_token_id"),
-            )
-        }
-        for name, value in special.items():
-            if not 0 <= value < talker.text_vocab_size:
-                raise CheckpointError(f"{js.where}: {name} must be in 0..{talker.text_vocab_size - 1}, found {value}")
+        names = ("im_start", "im_end", "tts_pad", "tts_bos", "tts_eos")
+        special = _ids(js, {f"{name}_id": f"{name}_token_id" for name in names}, talker.text_vocab_size)
         encoder = SpeakerEncoderConfig.from_json(js.child("speaker_encoder_config")) if variant == "base" else None
         if encoder and encoder.enc_dim != talker.stack.hidden_size:
             raise CheckpointError(

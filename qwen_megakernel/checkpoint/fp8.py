@@ -38,11 +38,7 @@ _PATTERNS = {
 
 
 def parts_of(weights: str | Collection[str]) -> frozenset[str]:
-    """The parts to make FP8, from a name in `WEIGHTS` or a list from `PARTS`.
-
-    Raises:
-        BackendError: it is neither.
-    """
+    """The parts to make FP8, from a name in `WEIGHTS` or a list from `PARTS`. Raises BackendError: it is neither."""
     if isinstance(weights, str) and weights in WEIGHTS:
         return WEIGHTS[weights]
     listed = isinstance(weights, Collection) and not isinstance(weights, str)
@@ -63,11 +59,8 @@ def part_of(tensor: str) -> str | None:
 
 
 def quantize(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """[N, K] of any float dtype -> float8_e4m3fn [N, K], rounded to nearest even, and scales, fp32 [N].
-
-    Raises:
-        CheckpointError: a weight is not finite, or beyond 2^127; bf16 could not hold it if rounded up.
-    """
+    """[N, K] of any float dtype -> float8_e4m3fn [N, K], rounded to nearest even, and scales, fp32 [N]. Raises
+    CheckpointError: a weight is not finite, or beyond 2^127; bf16 could not hold it if rounded up."""
     rows = matrix.float()
     largest = rows.abs().amax(dim=1)
     if not bool((largest <= 2.0**127).all()):  # False for NaN too
@@ -80,11 +73,8 @@ def quantize(matrix: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def quantize_parts(tensors: dict[str, Tensor], fp8: frozenset[str]) -> None:
-    """Quantise every tensor of these parts in place, and add its scales. Tensors that are E4M3 already stay.
-
-    Raises:
-        CheckpointError: a weight cannot be quantised; the message names its tensor.
-    """
+    """Quantise every tensor of these parts in place, and add its scales. Tensors that are E4M3 already stay. Raises
+    CheckpointError: a weight cannot be quantised; the message names its tensor."""
     for name in [name for name in tensors if part_of(name) in fp8 and name + SCALE not in tensors]:
         try:
             tensors[name], tensors[name + SCALE] = quantize(tensors[name])
@@ -106,7 +96,8 @@ def dequantize(matrix: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
 
 def parts_in(names: Iterable[str]) -> frozenset[str]:
     """The parts that are E4M3, from the names of all tensors and scales."""
-    return frozenset(part_of(name.removesuffix(SCALE)) for name in names if name.endswith(SCALE))
+    parts = (part_of(name.removesuffix(SCALE)) for name in names if name.endswith(SCALE))
+    return frozenset(part for part in parts if part)
 
 
 def dequantized(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:

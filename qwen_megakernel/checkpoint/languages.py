@@ -28,18 +28,8 @@ def primary_subtag(tag: str) -> str:
 
 
 def find_language(asked: str, known: Sequence[str]) -> str:
-    """The language that a caller means.
-
-    Args:
-        asked: one of `known`, or its code, alone or with a region such as "en-US". Upper or lower case.
-        known: the checkpoint's names, in lower case.
-
-    Returns:
-        The name from `known`.
-
-    Raises:
-        LanguageError: it is none of them; the message lists the names and codes that work.
-    """
+    """The language that a caller means, as `known` spells it. `asked` is one of `known`, or its code, alone or with a
+    region such as "en-US", in upper or lower case. Raises LanguageError: it is none of them."""
     if isinstance(asked, str):
         asked = str(asked)  # Pipecat's `Language` is a str with another repr
         if (name := _find(asked, tuple(known))) is not None:

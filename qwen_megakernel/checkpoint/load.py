@@ -43,19 +43,11 @@ PUBLISHED = (
     "Qwen/Qwen3-TTS-12Hz-1.7B-VoiceDesign",
 )
 HUB_FILES = (
-    "config.json",
-    "generation_config.json",
-    "vocab.json",
-    "merges.txt",
-    "*.safetensors",
-    "model.safetensors.index.json",
-    "speech_tokenizer/config.json",
-    "speech_tokenizer/*.safetensors",
-    "speech_tokenizer/model.safetensors.index.json",
+    *("config.json", "generation_config.json", "vocab.json", "merges.txt"),
+    *("*.safetensors", "model.safetensors.index.json"),
+    *(f"speech_tokenizer/{name}" for name in ("config.json", "*.safetensors", "model.safetensors.index.json")),
     # Only the reference implementation reads these; `qwen-megakernel verify` gives it the same folder.
-    "preprocessor_config.json",
-    "tokenizer_config.json",
-    "speech_tokenizer/preprocessor_config.json",
+    *("preprocessor_config.json", "tokenizer_config.json", "speech_tokenizer/preprocessor_config.json"),
 )
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _DTYPES = ("BF16", "F16", "F32")
@@ -175,24 +167,13 @@ class Checkpoint:
 
     @classmethod
     def open(cls, model: str | Path, adapters: Collection[str | Path] = ()) -> "Checkpoint":
-        """Find `model` (folder, hub id or "demo") and check it, then check the adapters. Its tensors are not read yet.
-
-        Args:
-            adapters: folders of LoRA adapters (adapters.py).
-
-        Raises:
-            CheckpointNotFoundError: there is nothing under that name.
-            CheckpointError: its files do not fit together, or an adapter does not fit it; the message names the first
-                misfit.
-        """
+        """Find `model` (folder, hub id or "demo") and check it, then check the adapters, which are folders of LoRA
+        adapters (adapters.py). Its tensors are not read yet. Raises CheckpointNotFoundError: there is nothing under
+        that name. CheckpointError: its files or an adapter do not fit; the message names the first misfit."""
         return cls._find(model).with_adapters(adapters)
 
     def with_adapters(self, adapters: Collection[str | Path]) -> "Checkpoint":
-        """The same checkpoint with these LoRA adapters instead of its own.
-
-        Raises:
-            CheckpointError: one of them does not fit it.
-        """
+        """The same checkpoint with these LoRA adapters instead of its own. Raises CheckpointError: one does not fit."""
         folders = adapter_folders(adapters)
         table = talker_tensors(self.config.talker) if folders else {}
         opened = tuple(Adapter.open(folder, table) for folder in folders)
@@ -294,25 +275,20 @@ def find_checkpoint(model: str | Path) -> Path:
     """The folder of `model`: "demo" (bundled), an existing folder, or a hub id, which is downloaded.
 
     Downloads go through huggingface_hub: its cache, its progress bars and its variables (HF_HOME,
-    HF_HUB_OFFLINE, HF_TOKEN) apply. Only JSON, tokenizer text and safetensors files are fetched.
-
-    Raises:
-        CheckpointNotFoundError: the message says what was looked for, where, and which command gets it.
+    HF_HUB_OFFLINE, HF_TOKEN) apply. Only JSON, tokenizer text and safetensors files are fetched. Raises
+    CheckpointNotFoundError, which says what was looked for, where, and which command gets it.
     """
-    return _local(model) or _download(model)
+    return _local(model) or _download(str(model))
 
 
 def find_cached(model: str | Path) -> Path | None:
-    """The folder of `model` if it is on this machine, else None. Uses no network.
-
-    Raises:
-        CheckpointNotFoundError: it is neither a folder nor a hub id.
-    """
+    """The folder of `model` if it is on this machine, else None. Uses no network. Raises CheckpointNotFoundError: it is
+    neither a folder nor a hub id."""
     folder = _local(model)
     if folder is None:
         from huggingface_hub import try_to_load_from_cache
 
-        config = try_to_load_from_cache(model, "config.json")
+        config = try_to_load_from_cache(str(model), "config.json")
         folder = Path(config).parent if isinstance(config, str) else None
     return folder
 

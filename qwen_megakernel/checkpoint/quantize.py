@@ -20,15 +20,8 @@ from qwen_megakernel.errors import CheckpointError
 
 _INDEX = "model.safetensors.index.json"
 _COPIED = (
-    "config.json",
-    "configuration.json",
-    "generation_config.json",
-    "preprocessor_config.json",
-    "tokenizer_config.json",
-    "vocab.json",
-    "merges.txt",
-    "README.md",
-    "LICENSE",
+    *("config.json", "configuration.json", "generation_config.json", "preprocessor_config.json"),
+    *("tokenizer_config.json", "vocab.json", "merges.txt", "README.md", "LICENSE"),
 )
 """The files of a published checkpoint and its speech tokenizer, except tensors. Other files are not copied."""
 
@@ -36,16 +29,9 @@ _COPIED = (
 def quantize_checkpoint(
     model: str | Path, out: Path, fp8: frozenset[str], tell: Callable[[str], None] = lambda _: None
 ) -> None:
-    """Write the folder `out`, completely or not at all. It must not exist; its parent must.
-
-    Args:
-        model: folder, hub id or "demo".
-        fp8: the parts that become E4M3 (`fp8.parts_of`).
-        tell: is called with a line about every file.
-
-    Raises:
-        CheckpointError: the checkpoint is unusable or already FP8, or `out` exists or cannot be written.
-    """
+    """Write the folder `out`, completely or not at all. It must not exist; its parent must. `fp8` is the parts that
+    become E4M3. `tell` is called with a line about every file. Raises CheckpointError: the checkpoint is unusable or
+    already FP8, or `out` exists or cannot be written."""
     checkpoint = Checkpoint.open(model)
     if checkpoint.fp8:
         parts = ", ".join(sorted(checkpoint.fp8))

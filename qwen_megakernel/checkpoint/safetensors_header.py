@@ -10,12 +10,8 @@ _MAX_HEADER_BYTES = 100_000_000  # safetensors' own bound
 
 
 def read_header(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Name -> (dtype, shape) of one safetensors file, whose length must agree with its header.
-
-    Raises:
-        CheckpointError: the file is not a safetensors file, or is cut off or padded.
-        OSError: it cannot be read.
-    """
+    """Name -> (dtype, shape) of one safetensors file, whose length must agree with its header. Raises CheckpointError:
+    it is no such file, or is cut off or padded. OSError: it cannot be read."""
     size = path.stat().st_size
     with path.open("rb") as file:
         start = file.read(8)

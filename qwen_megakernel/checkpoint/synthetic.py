@@ -122,7 +122,7 @@ def _write_shards(folder: Path, shapes: Shapes, make, shards: int, metadata: dic
     if shards == 1:
         save_file({n: make(n, shapes[n]) for n in names}, folder / "model.safetensors", metadata)
         return
-    weight_map = {}
+    weight_map: dict[str, str] = {}
     for k in range(shards):
         file = f"model-{k + 1:05}-of-{shards:05}.safetensors"
         save_file({n: make(n, shapes[n]) for n in names[k::shards]}, folder / file, metadata)
@@ -151,7 +151,7 @@ def _write_tokenizer(folder: Path, size: int) -> None:
     real = size == PUBLISHED_VOCAB
     merges = merges[: size - len(order)]
     pinned = PUBLISHED_IDS if real else {}
-    vocab = {word: i for word, i in pinned.items()}
+    vocab = dict(pinned)
     free = (i for i in range(size) if i not in pinned.values())
     for token in [*order, *dict.fromkeys(a + b for a, b in merges)]:
         if token not in vocab:
@@ -164,10 +164,7 @@ def _write_tokenizer(folder: Path, size: int) -> None:
     added = {
         str(size + n): {
             "content": token,
-            "lstrip": False,
-            "normalized": False,
-            "rstrip": False,
-            "single_word": False,
+            **dict.fromkeys(("lstrip", "normalized", "rstrip", "single_word"), False),
             "special": n not in _NOT_SPECIAL,
         }
         for n, token in enumerate(_SPECIAL_TOKENS)
@@ -297,12 +294,10 @@ def main() -> None:
     parser.add_argument("--variant", choices=VARIANTS, default="custom_voice")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--codec", choices=("tiny", "real"))
-    parser.add_argument("--eos", type=float, default=2.0, metavar="GAIN", help="0 keeps end of speech away")
+    away = "0 keeps end of speech away"
+    parser.add_argument("--eos", dest="eos_gain", type=float, default=2.0, metavar="GAIN", help=away)
     parser.add_argument("--shards", type=int, default=1)
-    a = parser.parse_args()
-    write_checkpoint(
-        a.folder, size=a.size, variant=a.variant, seed=a.seed, codec=a.codec, eos_gain=a.eos, shards=a.shards
-    )
+    write_checkpoint(**vars(parser.parse_args()))
 
 
 if __name__ == "__main__":

@@ -1,50 +1,35 @@
 """The JSON files of a synthetic checkpoint (synthetic.py), with the keys of the published ones."""
 
 from dataclasses import dataclass
+from typing import Any
 
 REAL_SIZES = ("0.6b", "1.7b")
 """The sizes with published dims; the others are small, for tests."""
 
 PUBLISHED_IDS = {"user": 872, "system": 8948, "assistant": 77091}
 PUBLISHED_VOCAB = 151643
-_LANGUAGES = ("chinese", "english", "german", "italian", "portuguese", "spanish", "japanese", "korean", "french")
-_LANGUAGES += ("russian",)
-_LANGUAGE_OFFSETS = (7, 2, 5, 22, 23, 6, 10, 16, 13, 21)
+_LANGUAGE_OFFSETS = dict(
+    chinese=7, english=2, german=5, italian=22, portuguese=23, spanish=6, japanese=10, korean=16, french=13, russian=21
+)
 _DIALECT_OFFSETS = {"beijing_dialect": 26, "sichuan_dialect": 14}
-_SPEAKER_OFFSETS = {
-    "serena": 1018,
-    "vivian": 1017,
-    "uncle_fu": 962,
-    "ryan": 1013,
-    "aiden": 813,
-    "ono_anna": 825,
-    "sohee": 816,
-    "eric": 827,
-    "dylan": 830,
-}
+_SPEAKER_OFFSETS = dict(
+    serena=1018, vivian=1017, uncle_fu=962, ryan=1013, aiden=813, ono_anna=825, sohee=816, eric=827, dylan=830
+)
 _SPEAKER_DIALECTS = {"eric": "sichuan_dialect", "dylan": "beijing_dialect"}
 
 
 @dataclass(frozen=True)
 class _Dims:
-    """The dims in which the sizes differ.
+    """The dims in which the sizes differ."""
 
-    Attributes:
-        talker, predictor: keys of each stack's config.
-        heads: keys of both stacks' configs; those of `predictor` win.
-        sections: M-RoPE's sections.
-        codes: entries of a codebook.
-        special: id of the first special token; all text tokens are below it.
-    """
-
-    talker: dict
-    predictor: dict
-    heads: dict
-    sections: list[int]
+    talker: dict  # keys of the stack's config
+    predictor: dict  # the same
+    heads: dict  # keys of both stacks' configs; those of `predictor` win
+    sections: list[int]  # M-RoPE's
     text_hidden: int
     text_vocab: int
-    codes: int
-    special: int
+    codes: int  # entries of a codebook
+    special: int  # id of the first special token; all text tokens are below it
 
     @classmethod
     def of(cls, size: str) -> "_Dims":
@@ -105,7 +90,7 @@ def main_config(size: str, variant: str) -> dict:
     """config.json of a size and a variant."""
     dims = _Dims.of(size)
     special = dims.special
-    config = {
+    config: dict[str, Any] = {
         "architectures": ["Qwen3TTSForConditionalGeneration"],
         "assistant_token_id": PUBLISHED_IDS["assistant"],  # as published; nothing reads it
         "im_start_token_id": special + 1,
@@ -134,7 +119,7 @@ def main_config(size: str, variant: str) -> dict:
 
 def _talker_config(dims: _Dims, variant: str) -> dict:
     codes, custom = dims.codes, variant == "custom_voice"
-    names = dict(zip(_LANGUAGES, _LANGUAGE_OFFSETS, strict=True)) | (_DIALECT_OFFSETS if custom else {})
+    names = _LANGUAGE_OFFSETS | (_DIALECT_OFFSETS if custom else {})
     speakers = _SPEAKER_OFFSETS if custom else {}
     keys = {
         "code_predictor_config": _predictor_config(dims),

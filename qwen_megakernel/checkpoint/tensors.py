@@ -13,25 +13,33 @@ TEXT_TABLE = "talker.model.text_embedding.weight"
 """The text embeddings, which stay in the host's memory."""
 
 
+def _attention(layer: str, hidden: int, q: int, kv: int) -> Shapes:
+    return {
+        f"{layer}.self_attn.q_proj.weight": (q, hidden),
+        f"{layer}.self_attn.k_proj.weight": (kv, hidden),
+        f"{layer}.self_attn.v_proj.weight": (kv, hidden),
+        f"{layer}.self_attn.o_proj.weight": (hidden, q),
+    }
+
+
+def _gated_mlp(layer: str, hidden: int, intermediate: int) -> Shapes:
+    return {
+        f"{layer}.mlp.gate_proj.weight": (intermediate, hidden),
+        f"{layer}.mlp.up_proj.weight": (intermediate, hidden),
+        f"{layer}.mlp.down_proj.weight": (hidden, intermediate),
+    }
+
+
 def _stack_tensors(prefix: str, c: StackConfig) -> Shapes:
     """One Qwen3 decoder stack without its embeddings and heads."""
     q, kv = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
     shapes: Shapes = {f"{prefix}.norm.weight": (c.hidden_size,)}
     for i in range(c.num_layers):
         layer = f"{prefix}.layers.{i}"
-        shapes |= {
-            f"{layer}.input_layernorm.weight": (c.hidden_size,),
-            f"{layer}.self_attn.q_proj.weight": (q, c.hidden_size),
-            f"{layer}.self_attn.k_proj.weight": (kv, c.hidden_size),
-            f"{layer}.self_attn.v_proj.weight": (kv, c.hidden_size),
-            f"{layer}.self_attn.o_proj.weight": (c.hidden_size, q),
-            f"{layer}.self_attn.q_norm.weight": (c.head_dim,),
-            f"{layer}.self_attn.k_norm.weight": (c.head_dim,),
-            f"{layer}.post_attention_layernorm.weight": (c.hidden_size,),
-            f"{layer}.mlp.gate_proj.weight": (c.intermediate_size, c.hidden_size),
-            f"{layer}.mlp.up_proj.weight": (c.intermediate_size, c.hidden_size),
-            f"{layer}.mlp.down_proj.weight": (c.hidden_size, c.intermediate_size),
-        }
+        shapes |= {f"{layer}.input_layernorm.weight": (c.hidden_size,)} | _attention(layer, c.hidden_size, q, kv)
+        shapes |= {f"{layer}.self_attn.{name}_norm.weight": (c.head_dim,) for name in "qk"}
+        shapes |= {f"{layer}.post_attention_layernorm.weight": (c.hidden_size,)}
+        shapes |= _gated_mlp(layer, c.hidden_size, c.intermediate_size)
     return shapes
 
 
@@ -84,15 +92,9 @@ def speaker_encoder_tensors(c: SpeakerEncoderConfig) -> Shapes:
 
 
 def _layer_scaled_attention(layer: str, hidden: int, q: int, kv: int) -> Shapes:
-    return {
-        f"{layer}.input_layernorm.weight": (hidden,),
-        f"{layer}.post_attention_layernorm.weight": (hidden,),
-        f"{layer}.self_attn.q_proj.weight": (q, hidden),
-        f"{layer}.self_attn.k_proj.weight": (kv, hidden),
-        f"{layer}.self_attn.v_proj.weight": (kv, hidden),
-        f"{layer}.self_attn.o_proj.weight": (hidden, q),
-        f"{layer}.self_attn_layer_scale.scale": (hidden,),
-        f"{layer}.mlp_layer_scale.scale": (hidden,),
+    names = ("input_layernorm.weight", "post_attention_layernorm.weight", "self_attn_layer_scale.scale")
+    return _attention(layer, hidden, q, kv) | {
+        f"{layer}.{name}": (hidden,) for name in (*names, "mlp_layer_scale.scale")
     }
 
 
@@ -114,11 +116,8 @@ def vocoder_tensors(codec: CodecConfig) -> Shapes:
     shapes[f"{pre}.norm.weight"] = (c.hidden_size,)
     for i in range(c.num_layers):
         layer = f"{pre}.layers.{i}"
-        shapes |= _layer_scaled_attention(layer, c.hidden_size, width, width) | {
-            f"{layer}.mlp.gate_proj.weight": (c.intermediate_size, c.hidden_size),
-            f"{layer}.mlp.up_proj.weight": (c.intermediate_size, c.hidden_size),
-            f"{layer}.mlp.down_proj.weight": (c.hidden_size, c.intermediate_size),
-        }
+        shapes |= _layer_scaled_attention(layer, c.hidden_size, width, width)
+        shapes |= _gated_mlp(layer, c.hidden_size, c.intermediate_size)
     latent = c.latent_dim
     for i, ratio in enumerate(c.upsampling_ratios):
         block = f"decoder.upsample.{i}"

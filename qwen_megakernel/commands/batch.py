@@ -15,21 +15,29 @@ from typing import Any
 from tqdm import tqdm
 
 from qwen_megakernel import TTSEngine
-from qwen_megakernel.checkpoint.config import SamplingParams
 from qwen_megakernel.commands.batch_input import Line, count_lines, kind_of, read_lines
 from qwen_megakernel.commands.manifest import NAME, Manifest
-from qwen_megakernel.commands.options import LAYOUTS, add_voice_options, check_voice_options, lexicon_of, slots_of
-from qwen_megakernel.commands.output import FORMATS, SpeechFile, check_format
-from qwen_megakernel.commands.speak import ended_like_ctrl_c, pieces_of
+from qwen_megakernel.commands.options import (
+    add_engine_options,
+    add_voice_options,
+    engine_options,
+    slots_of,
+    voice_options,
+)
+from qwen_megakernel.commands.output import SpeechFile, check_format
+from qwen_megakernel.commands.speak import ended_like_ctrl_c, parts_of
 from qwen_megakernel.engine.audio import Audio
-from qwen_megakernel.engine.jobs import Job, run_jobs
-from qwen_megakernel.engine.mapping import say
-from qwen_megakernel.engine.retries import check_retries, ended_badly
 from qwen_megakernel.errors import EngineClosed, RequestError, TTSError, VoiceError
 from qwen_megakernel.model.pcm import pcm16
 from qwen_megakernel.model.voice import Voice
 from qwen_megakernel.server.process import load_for_good
-from qwen_megakernel.server.saved_voices import SavedVoices
+from qwen_megakernel.speech.encoders import FORMATS
+from qwen_megakernel.speech.jobs import Job, run_jobs
+from qwen_megakernel.speech.mapping import SILENTLY, say
+from qwen_megakernel.speech.options import RequestOptions, options_of
+from qwen_megakernel.speech.request import SpeechRequest
+from qwen_megakernel.speech.retries import ended_badly
+from qwen_megakernel.speech.saved_voices import SavedVoices
 
 _SHOWN = 20  # failed lines to print at the end; the manifest has them all
 _WAIT_S = 3600.0  # for a slot; nobody listens, so waiting is fine
@@ -51,27 +59,20 @@ def add_batch(commands: argparse._SubParsersAction) -> None:
     endings = [ending[1:] for ending in FORMATS]
     batch.add_argument("--format", choices=endings, default="wav", help="format of the files; default: %(default)s")
     batch.add_argument("--voices", metavar="DIR", type=Path, help="saved voices that lines may name (Base)")
-    batch.add_argument(
-        "--retries", type=int, default=0, help="how often to say a line again that ends badly; default: %(default)s"
-    )
-    batch.add_argument("--max-streams", type=int, help="utterances at once; default: 32 on a GPU, 2 on a CPU")
-    add_voice_options(batch, seed="0; a line without a seed gets one from this and its id")
+    add_engine_options(batch, without=("max_queue", "queue_timeout"), max_streams=None, max_positions=1024)
+    add_voice_options(batch, "batch")
 
 
 def _batch(args: argparse.Namespace) -> int:
     kind = kind_of(args.input, args.input_format)
-    check_retries(args.retries)
     check_format("--format", f"x.{args.format}")
-    voice, voices = check_voice_options(args), _voices(args.voices)
+    options, voices = voice_options(args, "batch"), _voices(args.voices)
     with ended_like_ctrl_c(), closing(Manifest(args.output)) as manifest:
         total = count_lines(args.input, kind)
-        options = {"backend": args.backend, "device": args.device, "weights": args.weights, "adapters": args.adapter}
-        options["allow_foreign_voice"] = args.allow_foreign_voice
-        options["threads"] = manifest.threads() if args.threads is None else args.threads
-        with _load(args, options) as engine:
+        with _load(args, manifest.threads() if args.threads is None else args.threads) as engine:
             if args.ref_audio is not None:
-                voice = engine.create_voice(args.ref_audio, args.ref_text)
-            batch = _Batch(args, engine, manifest, voice, voices)
+                options["voice"] = engine.create_voice(args.ref_audio, args.ref_text)
+            batch = _Batch(args, engine, manifest, options, voices)
             progress = _Progress(total, batch)
             jobs = map(batch.job, batch.lines_to_do(kind))
             try:
@@ -86,10 +87,10 @@ def _batch(args: argparse.Namespace) -> int:
     return batch.report()
 
 
-def _load(args: argparse.Namespace, options: dict[str, Any]) -> TTSEngine:
+def _load(args: argparse.Namespace, threads: int | None) -> TTSEngine:
     slots = slots_of(args)
-    limits = {"max_streams": slots, "max_positions": 1024, "max_queue": slots, "queue_timeout": _WAIT_S}
-    return load_for_good(args.model, **options, **limits)
+    options = engine_options(args, max_streams=slots, max_queue=slots, queue_timeout=_WAIT_S, threads=threads)
+    return load_for_good(args.model, options)
 
 
 def _voices(folder: Path | None) -> dict[str, Voice]:
@@ -114,19 +115,23 @@ class _Batch:
         args: argparse.Namespace,
         engine: TTSEngine,
         manifest: Manifest,
-        voice: Voice | None,
+        options: RequestOptions,
         voices: dict[str, Voice],
     ):
-        self._args, self._engine, self._manifest, self._voice, self._voices = args, engine, manifest, voice, voices
-        self._lexicon = lexicon_of(args)
-        shared = [args.model, args.adapter, args.weights, args.speaker, args.language, args.instruct, args.temperature]
-        shared += [args.top_k, args.top_p, args.repetition_penalty, args.speed, args.layout, args.retries, args.seed]
-        shared += [args.format, args.normalize, args.trim]
-        shared += [args.lexicon and Path(args.lexicon).read_text(encoding="utf-8")]
-        self._shared = [*shared, voice and voice.digest.hex()]
+        self._args = args
+        self._engine = engine
+        self._manifest = manifest
+        self._options = options
+        self._voices = voices
+        voice = options.get("voice")
+        said = {name: getattr(args, name) for name in options_of("batch") if name not in ("voice", "lexicon")}
+        self._shared = [args.model, args.adapters, args.weights, args.format, said, voice and voice.digest.hex()]
+        self._shared += [args.lexicon and Path(args.lexicon).read_text(encoding="utf-8")]
         self._writers = [ThreadPoolExecutor(1, thread_name_prefix="qwen_megakernel write") for _ in range(_WRITERS)]
         self._unwritten = [0] * _WRITERS  # files that each has; the jobs' thread counts them
-        self.done = self.kept = self.failures = 0
+        self.done = 0
+        self.kept = 0
+        self.failures = 0
         self.seconds = 0.0
         self.failed: list[dict[str, Any]] = []
 
@@ -169,10 +174,9 @@ class _Batch:
             return entry
         audios: list[Audio] = []
         try:
-            request, seed = self._request(line)
-            retries, engine = request.pop("retries"), self._engine
-            for piece in pieces_of(engine, line.text, request):
-                audios.append((yield from say(engine.submit, piece, request, retries, engine.count_retry)))
+            request, engine = self._request(line), self._engine
+            for part in parts_of(engine, line.text, request):
+                audios.append((yield from say(engine, part, request)))
         except EngineClosed:
             raise
         except TTSError as error:
@@ -183,7 +187,8 @@ class _Batch:
         yield lambda ended: self._begin_to_write(writer, path, audios, ended)
         self._unwritten[writer] -= 1
         worst = next((audio for audio in audios if ended_badly(audio)), audios[-1])
-        entry |= {"file": path.name, "seconds": round(sum(a.duration_s for a in audios), 3), "seed": seed}
+        entry |= {"file": path.name, "seconds": round(sum(a.duration_s for a in audios), 3)}
+        entry["seed"] = request.seed
         return entry | {"finish_reason": worst.finish_reason, "attempts": max(audio.attempts for audio in audios)}
 
     def _begin_to_write(
@@ -198,24 +203,18 @@ class _Batch:
             for audio in audios:
                 file.write(pcm16(audio.samples))
 
-    def _request(self, line: Line) -> tuple[dict[str, Any], int]:
-        """The arguments of `submit` besides the text, and the seed."""
-        args, own = self._args, dict(line.options)
-        seed = own.pop("seed", None)
-        if seed is None:  # from the id, so that the order of lines does not matter
-            base = 0 if args.seed is None else args.seed
-            seed = int.from_bytes(hashlib.sha256(f"{base}\n{line.id}".encode()).digest()[:4]) >> 1
-        draws = ("temperature", "top_k", "top_p", "repetition_penalty")
-        sampling = SamplingParams.for_both(seed=seed, **{name: own.pop(name, getattr(args, name)) for name in draws})
-        name = own.pop("voice", None)
-        if name is not None and name not in self._voices:
-            known = ", ".join(self._voices) or "none: name their folder with --voices"
-            raise VoiceError(f"unknown voice {name!r}; known: {known}")
-        voice = self._voice if name is None else self._voices[name]
-        shared = {"speaker": args.speaker, "language": args.language, "instruct": args.instruct, "speed": args.speed}
-        shared |= {"non_streaming_mode": LAYOUTS.get(args.layout), "retries": args.retries}
-        shared |= {"normalize": args.normalize, "lexicon": self._lexicon, "trim": args.trim}
-        return shared | {"voice": voice, "sampling": sampling} | own, seed
+    def _request(self, line: Line) -> SpeechRequest:
+        """How a line is spoken."""
+        own: RequestOptions = {**line.options}
+        if "seed" not in own:  # from the id, so that the order of lines does not matter
+            base = self._options.get("seed", 0)
+            own["seed"] = int.from_bytes(hashlib.sha256(f"{base}\n{line.id}".encode()).digest()[:4]) >> 1
+        if name := own.get("voice"):
+            if name not in self._voices:
+                known = ", ".join(self._voices) or "none: name their folder with --voices"
+                raise VoiceError(f"unknown voice {name!r}; known: {known}")
+            own["voice"] = self._voices[name]
+        return self._engine.request(**{**SILENTLY, **self._options, **own})
 
     def add(self, entry: dict[str, Any]) -> None:
         """Count a line that is done or has failed."""

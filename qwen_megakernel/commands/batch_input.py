@@ -3,13 +3,14 @@
 import csv
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from qwen_megakernel.errors import RequestError
+from qwen_megakernel.speech.options import Option, RequestOptions, options_of, read_options, table
 
 KINDS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".txt": "text"}
 """Ending of an input's name -> its format."""
@@ -26,66 +27,31 @@ class Line:
     Attributes:
         number: from 1; in a CSV file the row's number, without the header.
         id: the name of its file. None: it could not be read.
-        options: its other settings, by the names of `FIELDS`.
+        options: of speech, checked.
         error: why it cannot be spoken; None: no error was found here.
     """
 
     number: int
     id: str | None
     text: str = ""
-    options: dict[str, Any] = field(default_factory=dict)
+    options: RequestOptions = field(default_factory=RequestOptions)
     error: str | None = None
 
 
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise ValueError(f"must be a string, got {value!r}")
-    return value
-
-
-def _integer(value: Any) -> int:
-    if isinstance(value, str):
-        value = int(value) if value.strip().removeprefix("-").isdecimal() else value
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ValueError(f"must be an integer, got {value!r}")
-    return value
-
-
-def _number(value: Any) -> float:
+def _read_cell(row: Option, name: str, value: Any) -> Any:
+    """A field's value. A CSV file has strings alone."""
+    kind = row.kinds[0]
+    if not isinstance(value, str) or kind not in (int, float, bool):
+        return value
     try:
-        if not isinstance(value, bool):
-            return float(value)
-    except (TypeError, ValueError):
-        pass
-    raise ValueError(f"must be a number, got {value!r}")
+        return _FLAGS[value.strip().lower()] if kind is bool else kind(value)
+    except (KeyError, ValueError):
+        raise ValueError(f"{name} must be {row.wanted}, got {value!r}") from None
 
 
-def _flag(value: Any) -> bool:
-    flag = {"true": True, "false": False}.get(value.strip().lower()) if isinstance(value, str) else value
-    if not isinstance(flag, bool):
-        raise ValueError(f"must be true or false, got {value!r}")
-    return flag
-
-
-FIELDS: dict[str, Callable[[Any], Any]] = {
-    "id": _text,
-    "text": _text,
-    "speaker": _text,
-    "voice": _text,
-    "language": _text,
-    "instruct": _text,
-    "seed": _integer,
-    "speed": _number,
-    "temperature": _number,
-    "top_k": _integer,
-    "top_p": _number,
-    "repetition_penalty": _number,
-    "normalize": _text,
-    "trim": _text,
-    "non_streaming_mode": _flag,
-    "retries": _integer,
-}
-"""A line's possible fields -> the function that reads the value."""
+_FLAGS = {"true": True, "false": False}
+FIELDS = ("id", "text", *options_of("line"))
+"""A line's possible fields."""
 
 
 def kind_of(source: str, kind: str | None) -> str:
@@ -222,24 +188,25 @@ def _id_of(number: int) -> str:
 
 def _line(number: int, said: dict[str, Any]) -> Line:
     """A checked line from the fields that were read."""
-    given: dict[str, Any] = {}
+    named = said.get("id")
     try:
-        for name, value in said.items():
-            if name not in FIELDS:
+        for name in said:
+            if name not in FIELDS and name not in table():
                 raise ValueError(f"unknown field {name!r}; known: {', '.join(FIELDS)}")
-            if value is not None:
-                try:
-                    given[name] = FIELDS[name](value)
-                except ValueError as wrong:
-                    raise ValueError(f"{name} {wrong}") from None
-        if "text" not in given:
+        if (text := said.get("text")) is None:
             raise ValueError("text is missing: say what to speak")
-        line_id = given.pop("id", _id_of(number))
+        if not isinstance(text, str):
+            raise ValueError(f"text must be a string, got {text!r}")
+        line_id = _id_of(number) if named is None else named
+        if not isinstance(line_id, str):
+            raise ValueError(f"id must be a string, got {line_id!r}")
         _check_id(line_id)
-    except ValueError as wrong:
-        named = said.get("id")
+        rows = options_of("line")
+        given = {name: value for name, value in said.items() if name not in ("id", "text")}
+        options = read_options({n: _read_cell(rows[n], n, v) if n in rows else v for n, v in given.items()}, "line")
+    except ValueError as wrong:  # a RequestError is one
         return Line(number, named if isinstance(named, str) else None, error=str(wrong))
-    return Line(number, line_id, given.pop("text"), given)
+    return Line(number, line_id, text, options)
 
 
 def _check_id(name: str) -> None:

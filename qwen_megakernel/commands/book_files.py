@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import TracebackType
 
 from qwen_megakernel.commands.output import SpeechFile, write_stdout
 from qwen_megakernel.commands.subtitles import Cue, write_subtitles
@@ -42,7 +43,9 @@ class BookFiles:
             rate: sample rate in Hz.
             keep_partial: see `SpeechFile`. Subtitles are kept only with whole files.
         """
-        self._places, self._rate, self._keep_partial = list(places), rate, keep_partial
+        self._places = places
+        self._rate = rate
+        self._keep_partial = keep_partial
         self._number = 0  # of the current place
         self._begun = False  # a chapter
         self._stack = ExitStack()
@@ -86,12 +89,14 @@ class BookFiles:
         else:
             cues.append(cue)
 
-    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         if kind is None:
             self._finish()
             return
         try:
-            self._stack.__exit__(kind, *rest)
+            self._stack.__exit__(kind, error, traceback)
         finally:
             if self._file and self._file.kept:
                 print(f"kept    {self._file.path}: what was said so far", file=sys.stderr)

@@ -11,7 +11,7 @@ from qwen_megakernel.commands.output import check_writable
 from qwen_megakernel.commands.subtitles import check_subtitles
 from qwen_megakernel.errors import RequestError, TextError
 from qwen_megakernel.model.voice import Voice
-from qwen_megakernel.server.saved_voices import SavedVoices
+from qwen_megakernel.speech.saved_voices import SavedVoices
 
 _SENTENCE_S = 0.45  # about the model's own pause between sentences
 _LONGEST_S = 10.0
@@ -35,7 +35,6 @@ def add_book_options(parser: argparse._ActionsContainer) -> None:
     parser.add_argument(
         "--loudness", metavar="LUFS", type=_loudness_of, help="give every piece this loudness, such as -19"
     )
-    parser.add_argument("--max-streams", type=int, help="pieces at once; default: 32 on a GPU, 2 on a CPU")
 
 
 def _pauses_of(text: str) -> Pauses:

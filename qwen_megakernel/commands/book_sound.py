@@ -9,9 +9,9 @@ from loudness import integrated_loudness
 
 from qwen_megakernel.commands.book_text import Break, Piece
 from qwen_megakernel.engine.audio import Audio, Chunk
-from qwen_megakernel.engine.request import TRIM_TO_S
 from qwen_megakernel.engine.utterance import ChunkStream
 from qwen_megakernel.model.edges import SILENCE, Edges
+from qwen_megakernel.speech.options import TRIM_TO_S
 
 HIGHEST_PEAK = 10 ** (-1 / 20)
 """-1 dBFS: some decoders of compressed sound clip louder peaks."""
@@ -71,7 +71,8 @@ class Leveller:
             target: loudness in LUFS, by ITU-R BS.1770.
             sample_rate: in Hz.
         """
-        self._target, self._rate = target, sample_rate
+        self._target = target
+        self._rate = sample_rate
         self._gain = 1.0  # of the last piece that could be measured
         self.held_down = 0
 
@@ -126,24 +127,26 @@ class Binder:
             sample_rate: in Hz.
             pauses: None: cut nothing and add no silence.
         """
-        self._write, self._rate, self._pauses, self._leveller = write, sample_rate, pauses, leveller
-        self._written = self._tail = 0  # samples of this file; silent samples at its end
+        self._write = write
+        self._rate = sample_rate
+        self._pauses = pauses
+        self._leveller = leveller
+        self.new_file()
         # The current piece:
         self._edges: Edges | None = None
-        self._pause = 0  # samples of silence before it
-        self._begun = False  # part of it was written
+        self._pause = 0  # samples of silence before it; 0 also once they are there
         self._first: int | None = None  # its first sample that is not silent
         self._held: list[np.ndarray] = []  # samples that wait to be measured
         self.seconds = 0.0
         """Seconds of sound in all files together."""
 
     def new_file(self) -> None:
-        """Begin another file."""
-        self._written = self._tail = 0
+        self._written = 0  # samples of this file
+        self._tail = 0  # silent samples at its end
 
     def begin(self, piece: Piece) -> None:
-        """Begin a piece."""
-        self._begun, self._first, self._held = False, None, []
+        self._first = None
+        self._held = []
         if self._pauses:
             pause_s = self._pauses[piece.behind] if self._written else 0.0
             if piece.pause_s:  # the text asks for it; between paragraphs it can only lengthen a pause
@@ -187,13 +190,12 @@ class Binder:
 
     def _put(self, samples: np.ndarray, gain: float) -> None:
         loud = np.flatnonzero(np.abs(samples) > SILENCE)
-        if not self._begun:
-            self._begun = True
-            lead = int(loud[0]) if len(loud) else len(samples)
-            self._out(np.zeros(max(0, self._pause - self._tail - lead), np.float32))
+        lead = int(loud[0]) if len(loud) else len(samples)
+        self._out(np.zeros(max(0, self._pause - self._tail - lead), np.float32))
+        self._pause = 0
         if len(loud):
             if self._first is None:
-                self._first = self._written + int(loud[0])
+                self._first = self._written + lead
             self._tail = len(samples) - 1 - int(loud[-1])
         else:
             self._tail += len(samples)

@@ -3,7 +3,6 @@
 import errno
 import fcntl
 import json
-import os
 import sqlite3
 import unicodedata
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from qwen_megakernel.commands.output import new_file
 from qwen_megakernel.errors import RequestError
 
 NAME = "manifest.jsonl"
@@ -32,11 +32,9 @@ class Manifest:
             RequestError: the folder cannot be written, or another batch writes there.
         """
         self._path = folder / NAME
-        try:
+        with self._told():
             folder.mkdir(parents=True, exist_ok=True)
             self._file = open(self._path, "a+b")  # noqa: SIM115 - see `close`
-        except OSError as error:
-            raise self._cannot_write(error) from None
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -78,15 +76,15 @@ class Manifest:
 
     def entry(self, name: str) -> dict[str, Any] | None:
         """The entry for an id, from an earlier run."""
-        if not self._goes_on:
-            return None
-        row = self._known.execute("SELECT entry FROM entries WHERE key = ?", (_folded(name),)).fetchone()
-        return json.loads(row[0]) if row else None
+        return self._first("SELECT entry FROM entries WHERE key = ?", _folded(name)) if self._goes_on else None
 
     def threads(self) -> int | None:
         """CPU threads of an earlier run. The same number makes sums equal to the last bit."""
-        row = self._known.execute("SELECT entry FROM entries LIMIT 1").fetchone()
-        return json.loads(row[0]).get("threads") if row else None
+        return (self._first("SELECT entry FROM entries LIMIT 1") or {}).get("threads")
+
+    def _first(self, query: str, *values: str) -> dict[str, Any] | None:
+        row = self._known.execute(query, values).fetchone()
+        return json.loads(row[0]) if row else None
 
     def claim(self, name: str, line: int) -> int | None:
         """Take an id for a line of this run. Returns the line that already has it, or None."""
@@ -118,14 +116,10 @@ class Manifest:
         Raises:
             RequestError: the manifest cannot be written.
         """
-        part = self._path.with_name(f".{NAME}.part")
         query = "SELECT lines.line, entry FROM entries JOIN lines USING (key) ORDER BY lines.line"
-        with self._told(), open(part, "wb") as file:
+        with self._told(), new_file(self._path) as file:
             for line, entry in self._known.execute(query):
                 file.write(json.dumps(json.loads(entry) | {"line": line}, ensure_ascii=False).encode() + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
-            part.replace(self._path)
 
     def close(self) -> None:
         self._known.close()
@@ -136,12 +130,9 @@ class Manifest:
         try:
             yield
         except OSError as error:
-            raise self._cannot_write(error) from None
-
-    def _cannot_write(self, error: OSError) -> RequestError:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        why = "no space left: make room" if full else f"{error.strerror}: name another folder"
-        return RequestError(f"--output {self._path.parent}: {NAME} cannot be written, {why}")
+            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            why = "no space left: make room" if full else f"{error.strerror}: name another folder"
+            raise RequestError(f"--output {self._path.parent}: {NAME} cannot be written, {why}") from None
 
 
 def _folded(name: str) -> str:

@@ -11,10 +11,10 @@ from qwen_megakernel.commands.book_sound import Binder, Leveller, Pauses, in_ord
 from qwen_megakernel.commands.book_text import Book, Piece
 from qwen_megakernel.commands.subtitles import Cue
 from qwen_megakernel.engine.audio import Audio, Chunk
-from qwen_megakernel.engine.request import RequestOptions
-from qwen_megakernel.engine.retries import say_well
 from qwen_megakernel.engine.utterance import ChunkStream
 from qwen_megakernel.model.pcm import pcm16
+from qwen_megakernel.speech.request import SpeechRequest
+from qwen_megakernel.speech.retries import say_well
 from qwen_megakernel.text.spoken_text import SpokenText
 
 
@@ -61,11 +61,10 @@ def narrate(
     engine: TTSEngine,
     book: Book,
     pieces: Sequence[Piece],
-    request_of: Callable[[Piece], RequestOptions],
+    request_of: Callable[[Piece], SpeechRequest],
     files: BookFiles,
     progress: Progress,
     *,
-    retries: int,
     pauses: Pauses | None,
     loudness: float | None,
 ) -> Narrated:
@@ -73,8 +72,7 @@ def narrate(
 
     Args:
         pieces: the book's pieces, each of which fits a slot.
-        request_of: how to speak a piece, as `TTSEngine.submit` takes it.
-        retries: most retries of a piece that ended badly. With retries a piece is heard only once it is whole.
+        request_of: how to speak a piece. With retries a piece is heard only once it is whole.
         pauses: between pieces; None: there is one piece, and it stays as the engine speaks it.
         loudness: of each piece, in LUFS; None: unchanged.
 
@@ -88,17 +86,17 @@ def narrate(
     ended: Piece | None = None  # the last piece that ended
 
     def stream(piece: Piece) -> ChunkStream:
-        return engine.stream(text_of(piece), **request_of(piece))
+        return ChunkStream(engine.begin(text_of(piece), request_of(piece)))
 
     def text_of(piece: Piece) -> SpokenText:
-        text = SpokenText(piece.text)
-        if pauses is None:  # the only piece
-            text.before_s, text.after_s, text.ends_at_pause = piece.pause_s, book.after_s, book.after_s > 0
-        return text
+        if pauses is not None:
+            return SpokenText(piece.text)
+        return SpokenText(piece.text, piece.pause_s, book.after_s, ends_at_pause=book.after_s > 0)  # the only piece
 
     def hear(piece: Piece, first: ChunkStream) -> Iterator[Chunk | Audio]:
-        if retries:
-            yield from _heard_well(engine, text_of(piece), first, request_of(piece), retries)
+        request = request_of(piece)
+        if request.retries:
+            yield from _heard_well(engine, text_of(piece), first, request)
         else:
             yield from first
             yield first.utterance.result()
@@ -129,15 +127,14 @@ def narrate(
 
 
 def _heard_well(
-    engine: TTSEngine, text: SpokenText, first: ChunkStream, request: RequestOptions, retries: int
+    engine: TTSEngine, text: SpokenText, first: ChunkStream, request: SpeechRequest
 ) -> Iterator[Chunk | Audio]:
     """A whole piece as one chunk. `first`: the first attempt, which has already begun."""
     begun = [first]
 
-    def say(request: RequestOptions) -> Audio:
-        stream = begun.pop() if begun else engine.stream(text, **request)
-        return stream.utterance.result()
+    def say(request: SpeechRequest) -> Audio:
+        return (begun.pop().utterance if begun else engine.begin(text, request)).result()
 
-    audio = say_well(say, request, retries, engine.count_retry)
+    audio = say_well(say, request, engine.count_retry)
     yield Chunk(audio.samples, audio.codes, audio.sample_rate)
     yield audio

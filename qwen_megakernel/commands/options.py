@@ -1,24 +1,22 @@
-"""Command line options that several commands share: weights, voice, settings, device and output."""
+"""Command line options that several commands share: the engine's, those of speech, and where speech goes."""
 
 import argparse
-from collections.abc import Sequence
+import types
+from collections.abc import Collection, Sequence
+from dataclasses import fields
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Any, get_args, get_origin, get_type_hints
 
 from qwen_megakernel.backend.select import BACKENDS, select_device
-from qwen_megakernel.checkpoint.config import SamplingParams
 from qwen_megakernel.checkpoint.fp8 import WEIGHTS, parts_of
 from qwen_megakernel.checkpoint.load import DEMO, DEMO_NOTICE, PUBLISHED
-from qwen_megakernel.commands.output import ENDINGS, OUT, PLAYERS
+from qwen_megakernel.commands.output import OUT, PLAYERS
+from qwen_megakernel.engine.options import EngineOptions
 from qwen_megakernel.errors import BackendError, RequestError
-from qwen_megakernel.model.edges import TRIMS
-from qwen_megakernel.model.time_stretch import check_speed
 from qwen_megakernel.model.voice import Voice, check_ref_options
-from qwen_megakernel.text.front_end import NORMALIZE
-from qwen_megakernel.text.lexicon import Lexicon
-
-LAYOUTS = {"whole": True, "streaming": False}
-"""Value of --layout -> `non_streaming_mode`."""
+from qwen_megakernel.speech.encoders import ENDINGS
+from qwen_megakernel.speech.options import COMMANDS, RequestOptions, options_of, read_options
 
 WEIGHTS_CHOICES = f"{', '.join(WEIGHTS)}, or parts of it such as talker,lm_heads"
 WEIGHTS_HELP = f"{WEIGHTS_CHOICES} (docs/fp8.md); default: as the checkpoint has them"
@@ -54,6 +52,9 @@ class CommandParser(argparse.ArgumentParser):
         return namespace, unknown
 
 
+# ---------------------------------------------------------------- the engine
+
+
 def weights_of(text: str) -> str | list[str]:
     """The value of --weights, as `TTSEngine.load` takes it. Raises argparse's own error for anything else."""
     weights = text if text in WEIGHTS else text.split(",")
@@ -64,7 +65,113 @@ def weights_of(text: str) -> str | list[str]:
     return weights
 
 
-def add_recordings(parser: argparse._ActionsContainer, **options) -> None:
+_ENGINE: dict[str, dict[str, Any]] = {
+    "backend": {"choices": BACKENDS},
+    "weights": {"type": weights_of, "help": WEIGHTS_HELP},
+    "allow_foreign_voice": {"action": "store_true"},
+}
+_DEFAULTS = {"max_streams": "32 on a GPU, 2 on a CPU", "max_queue": "as --max-streams"}  # where a command has its own
+_FLAGS = {"adapters": "--adapter"}
+_UNSEEN = ("patience",)  # no options of a command line
+
+
+def add_engine_options(
+    parser: argparse._ActionsContainer, *, without: Collection[str] = (), **defaults: int | None
+) -> None:
+    """Add --model and the options of `EngineOptions`.
+
+    Args:
+        without: those that the command chooses itself.
+        **defaults: where they are not `EngineOptions`' own.
+    """
+    notice = f"folder, hub id such as {PUBLISHED[1]}, or {DEMO!r} (default: {DEMO_NOTICE})"
+    parser.add_argument("--model", default=DEMO, help=notice)
+    hints = get_type_hints(EngineOptions, include_extras=True)
+    for field in fields(EngineOptions):
+        if field.name in (*_UNSEEN, *without):
+            continue
+        kind, about = get_args(hints[field.name])
+        plain = get_args(kind)[0] if get_origin(kind) is types.UnionType else kind
+        how: dict[str, Any] = {"dest": field.name, "default": defaults.get(field.name, field.default), "help": about}
+        if field.name == "adapters":
+            about += "; may be given several times"
+            how |= {"action": "append", "default": [], "metavar": "PATH", "help": about}
+        elif plain in (int, float):
+            how |= {"type": plain}
+            if how["default"] is not None:
+                how["help"] += "; default: %(default)s"
+            elif field.name in _DEFAULTS:
+                how["help"] += f"; default: {_DEFAULTS[field.name]}"
+        parser.add_argument(_FLAGS.get(field.name, _flag(field.name)), **how | _ENGINE.get(field.name, {}))
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def engine_options(args: argparse.Namespace, **changes: Any) -> EngineOptions:
+    """The engine's options of a command line. `changes` replace them."""
+    names = [field.name for field in fields(EngineOptions) if hasattr(args, field.name)]
+    return EngineOptions(**{name: getattr(args, name) for name in names} | changes)
+
+
+_SLOTS = {"cuda": 32, "cpu": 2}
+"""Utterances at once by default. A CPU computes them one by one; the second is ready when the first ends."""
+
+
+def slots_of(args: argparse.Namespace) -> int:
+    """How many utterances to speak at once: --max-streams, or what suits the device.
+
+    Raises:
+        RequestError: --max-streams is below one.
+        BackendError: there is no such device.
+    """
+    slots = args.max_streams if args.max_streams is not None else _SLOTS[select_device(args.device).type]
+    if slots < 1:
+        raise RequestError(f"--max-streams must be at least 1, got {slots}")
+    return slots
+
+
+# ---------------------------------------------------------------- speech
+
+
+def add_speech_options(parser: argparse._ActionsContainer, entrance: str) -> None:
+    """Add the options of speech that this entrance takes."""
+    for name, row in options_of(entrance).items():
+        shown = row.about if row.default is None or "default:" in row.about else f"{row.about}; default: {row.default}"
+        kind = None if row.load or row.words or row.check and row.kinds[0] not in (int, float) else row.kinds[0]
+        how: dict[str, Any] = {"help": shown, "type": kind}
+        if row.name in ("voice", "lexicon") and entrance in COMMANDS or row.name == "lexicon":
+            how["metavar"] = "PATH"
+        if row.choices or row.words:
+            how["choices"] = row.choices or tuple(row.words)
+        parser.add_argument(_flag(name), **how)
+
+
+def speech_options(args: argparse.Namespace, entrance: str) -> RequestOptions:
+    """The options of speech that were given on a command line.
+
+    Raises:
+        RequestError: a value is out of range, or a file cannot be read.
+    """
+    given = {}
+    for name, row in options_of(entrance).items():
+        if (value := getattr(args, name)) is None:
+            continue
+        if row.words:
+            value = row.words[value]
+        elif row.load:
+            try:
+                value = row.load(value)
+            except ValueError as error:
+                if isinstance(error, RequestError):
+                    raise
+                raise RequestError(f"{_flag(name)} must be {row.about}, got {value!r}", field=name) from None
+        given[name] = value
+    return read_options(given, entrance)
+
+
+def add_recordings(parser: argparse._ActionsContainer, **options: Any) -> None:
     """Add --ref-audio, which may be given several times. `options`: argparse's."""
     words = "recording of the voice to clone (Base); give it again for more of the same speaker"
     parser.add_argument("--ref-audio", metavar="PATH", action="append", help=words, **options)
@@ -74,63 +181,48 @@ def add_ref_text(parser: argparse._ActionsContainer) -> None:
     parser.add_argument("--ref-text", help="what the (first) recording says, for a closer voice")
 
 
-def add_foreign_voice(parser: argparse._ActionsContainer) -> None:
-    parser.add_argument(
-        "--allow-foreign-voice",
-        action="store_true",
-        help="an experiment: CustomVoice speaks with a Base checkpoint's voice (docs/voices.md)",
-    )
+def add_voice_options(parser: argparse._ActionsContainer, entrance: str) -> None:
+    """Add the options of speech, and those that make a voice of recordings."""
+    add_speech_options(parser, entrance)
+    add_recordings(parser)
+    add_ref_text(parser)
 
 
-def add_threads(parser: argparse._ActionsContainer) -> None:
-    parser.add_argument(
-        "--threads", type=int, help="CPU threads to compute with; default: the fastest number, measured"
-    )
+def voice_options(args: argparse.Namespace, entrance: str) -> RequestOptions:
+    """The options of speech, after the checks that need no model. --voice is loaded.
+
+    Raises:
+        RequestError: the options do not go together, or a value is out of range.
+        VoiceError: the file is no voice, or --ref-text is blank.
+        AudioError: too many recordings.
+    """
+    options = speech_options(args, entrance)
+    check_ref_options(args.ref_audio, args.ref_text)
+    voice, speaker = options.get("voice"), options.get("speaker")
+    if voice is not None and args.ref_audio is not None:
+        raise RequestError("--voice and --ref-audio both say whose voice: give one of them")
+    if speaker is not None and (voice is not None or args.ref_audio is not None):
+        raise RequestError(
+            "--speaker names a voice of the checkpoint, --voice and --ref-audio bring another: give one of them"
+        )
+    if args.allow_foreign_voice and voice is None and getattr(args, "voices", None) is None:
+        raise RequestError("--allow-foreign-voice needs a saved voice: give --voice too")
+    if isinstance(voice, str):
+        options["voice"] = Voice.load(voice)
+    return options
 
 
-def add_adapters(parser: argparse._ActionsContainer) -> None:
-    parser.add_argument(
-        "--adapter",
-        metavar="PATH",
-        action="append",
-        default=[],
-        help="a LoRA adapter of the model, a folder in PEFT's format; may be given several times",
-    )
+# ---------------------------------------------------------------- a server
 
 
-def add_engine_of_server(parser: argparse._ActionsContainer, *, streams: int) -> None:
-    """Add the options for a server's model, device and log. `streams`: the default of --max-streams."""
-    parser.add_argument("--model", default=DEMO, help=f"folder, hub id such as {PUBLISHED[1]}, or {DEMO!r}")
-    add_adapters(parser)
-    parser.add_argument("--max-streams", type=int, default=streams, help="utterances at once; default: %(default)s")
-    parser.add_argument(
-        "--max-positions",
-        type=int,
-        default=1024,
-        help="positions of a slot: an utterance's prompt and frames; default: %(default)s",
-    )
+def add_server_options(parser: argparse._ActionsContainer, entrance: str, *, streams: int) -> None:
+    """Add the options of a server's engine, voices and log. `streams`: the default of --max-streams."""
+    add_engine_options(parser, max_streams=streams, max_positions=1024, max_queue=None)
     parser.add_argument(
         "--voices", metavar="DIR", type=Path, help="folder of saved voices (Voice.save), each named by its file"
     )
-    add_foreign_voice(parser)
-    add_text_options(parser)
+    add_speech_options(parser, entrance)
     parser.add_argument("--log-texts", action="store_true", help="log the texts too, not only lengths and times")
-    parser.add_argument("--backend", choices=BACKENDS, default="auto")
-    parser.add_argument("--weights", type=weights_of, help=WEIGHTS_HELP)
-    parser.add_argument("--device", help="cpu, cuda, cuda:1; default: a GPU if there is one")
-    add_threads(parser)
-
-
-def add_text_options(parser: argparse._ActionsContainer) -> None:
-    """Add the options that say how written text is prepared for speaking."""
-    about = "auto turns digits, Markdown and links into words (docs/text.md); default: %(default)s"
-    parser.add_argument("--normalize", choices=NORMALIZE, default="off", help=about)
-    parser.add_argument("--lexicon", metavar="PATH", help="JSON or CSV file of words and how to read them")
-
-
-def lexicon_of(args: argparse.Namespace) -> Lexicon | None:
-    """The lexicon that the options name. Raises TextError for a file that is no lexicon."""
-    return None if args.lexicon is None else Lexicon.load(args.lexicon)
 
 
 def add_served_names(parser: argparse._ActionsContainer) -> None:
@@ -156,62 +248,6 @@ def _alias_of(text: str) -> tuple[str, str]:
     return alias, voice
 
 
-def add_voice_options(parser: argparse._ActionsContainer, seed: str = "a new one each time") -> None:
-    """Add the options for voice, manner and device. `seed`: the default of --seed, in words."""
-    parser.add_argument(
-        "--model", default=DEMO, help=f"folder, hub id such as {PUBLISHED[1]}, or {DEMO!r} (default: {DEMO_NOTICE})"
-    )
-    add_adapters(parser)
-    parser.add_argument("--speaker", help="a named speaker (CustomVoice); default: the checkpoint's first")
-    parser.add_argument("--language", help="a name or code, such as english, en or en-US; default: auto")
-    parser.add_argument("--instruct", help="how to say it (VoiceDesign, 1.7B CustomVoice)")
-    whose = parser.add_mutually_exclusive_group()
-    whose.add_argument("--voice", metavar="PATH", help="file of a saved voice, made with this checkpoint (Base)")
-    add_recordings(whose)
-    add_ref_text(parser)
-    add_foreign_voice(parser)
-    parser.add_argument("--seed", type=int, help=f"the same text and seed give the same speech; default: {seed}")
-    parser.add_argument("--temperature", type=float, help="how freely codes are drawn; default: the checkpoint's")
-    parser.add_argument(
-        "--top-k", type=int, help="draw from the k likeliest codes, 0: from all; default: the checkpoint's"
-    )
-    parser.add_argument(
-        "--top-p", type=float, help="draw from the likeliest codes of this total probability; default: the checkpoint's"
-    )
-    parser.add_argument(
-        "--repetition-penalty", type=float, help="above 1: code 0 repeats less; default: the checkpoint's"
-    )
-    add_text_options(parser)
-    parser.add_argument("--trim", choices=TRIMS, default="none", help="where to cut silence; default: %(default)s")
-    parser.add_argument("--speed", type=float, default=1.0, help="0.25 to 4.0 times as fast, at the same pitch")
-    parser.add_argument(
-        "--layout",
-        choices=LAYOUTS,
-        help="whole: the model sees the whole text before it speaks; default: whole, but streaming with a cloned voice",
-    )
-    parser.add_argument("--backend", choices=BACKENDS, default="auto")
-    parser.add_argument("--weights", type=weights_of, help=WEIGHTS_HELP)
-    parser.add_argument("--device", help="cpu, cuda, cuda:1; default: a GPU if there is one")
-    add_threads(parser)
-
-
-_SLOTS = {"cuda": 32, "cpu": 2}
-"""Utterances at once by default. A CPU computes them one by one; the second is ready when the first ends."""
-
-
-def slots_of(args: argparse.Namespace) -> int:
-    """How many utterances to speak at once: --max-streams, or what suits the device.
-
-    Raises:
-        RequestError: --max-streams is below one.
-        BackendError: there is no such device.
-    """
-    slots = args.max_streams if args.max_streams is not None else _SLOTS[select_device(args.device).type]
-    if slots < 1:
-        raise RequestError(f"--max-streams must be at least 1, got {slots}")
-    return slots
-
-
 def add_output_options(parser: argparse._ActionsContainer) -> None:
     """Add the options that say where speech goes."""
     parser.add_argument(
@@ -223,39 +259,3 @@ def add_output_options(parser: argparse._ActionsContainer) -> None:
     parser.add_argument(
         "--play", action="store_true", help=f"play it with {', '.join(PLAYERS)}; without --output no file is kept"
     )
-
-
-def sampling_of(args: argparse.Namespace, seed: int | None) -> SamplingParams:
-    """How the model's codes are drawn, code 0 and codes 1 to 15 alike.
-
-    Raises:
-        SamplingError: a value out of its range.
-    """
-    return SamplingParams.for_both(
-        temperature=args.temperature,
-        top_k=args.top_k,
-        top_p=args.top_p,
-        repetition_penalty=args.repetition_penalty,
-        seed=seed,
-    )
-
-
-def check_voice_options(args: argparse.Namespace) -> Voice | None:
-    """Make the checks that need no model, and load the saved voice if --voice names one.
-
-    Raises:
-        RequestError: the options do not go together, or the speed is out of range.
-        SamplingError: a sampling value is out of range.
-        VoiceError: the file is no voice, or --ref-text is blank.
-        AudioError: too many recordings.
-    """
-    sampling_of(args, args.seed)
-    check_speed(args.speed)
-    check_ref_options(args.ref_audio, args.ref_text)
-    if args.speaker is not None and (args.voice is not None or args.ref_audio is not None):
-        raise RequestError(
-            "--speaker names a voice of the checkpoint, --voice and --ref-audio bring another: give one of them"
-        )
-    if args.allow_foreign_voice and args.voice is None and getattr(args, "voices", None) is None:
-        raise RequestError("--allow-foreign-voice needs a saved voice: give --voice too")
-    return None if args.voice is None else Voice.load(args.voice)

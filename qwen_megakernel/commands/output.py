@@ -11,33 +11,23 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from types import TracebackType
+from typing import IO, Any, TypeVar
 
 import numpy as np
 import soundfile
 
-from qwen_megakernel.commands import mpeg4
 from qwen_megakernel.errors import RequestError
-from qwen_megakernel.model.pcm import wav_header
+from qwen_megakernel.speech.encoders import ENDINGS, FORMATS, MPEG4, encoder, missing
+
+_T = TypeVar("_T")
 
 OUT = "out.wav"
 """The default output file."""
-
-FORMATS = {
-    ".wav": ("WAV", "PCM_16"),
-    ".mp3": ("MP3", "MPEG_LAYER_III"),
-    ".flac": ("FLAC", "PCM_16"),
-    ".ogg": ("OGG", "VORBIS"),
-    ".opus": ("OGG", "OPUS"),
-}
-"""Ending of a file's name -> libsndfile's names of format and coding. No ending means WAV."""
-
-ENDINGS = (*FORMATS, *mpeg4.ENDINGS)
-"""The endings of all formats that can be written."""
 
 PLAYERS = {
     "aplay": (["-q"], {".wav"}),
@@ -88,17 +78,14 @@ def check_format(option: str, output: str) -> None:
     Raises:
         RequestError: it names no such format; the message names `option`.
     """
-    able = [ending for ending, (kind, coding) in FORMATS.items() if soundfile.check_format(kind, coding)]
     ending = _ending(output)
-    if ending in mpeg4.ENDINGS:
-        if why := mpeg4.missing():
-            raise RequestError(f"{option}: {ending} {why}")
-        return
-    if ending not in FORMATS:
-        able += mpeg4.ENDINGS
+    if why := missing(ending):
+        raise RequestError(f"{option}: {why}")
+    able = [name for name in ENDINGS if name in MPEG4 or soundfile.check_format(*FORMATS[name])]
+    if ending not in ENDINGS:
         raise RequestError(f"{option}: {output!r} does not end in a known format: end it in {', '.join(able)}")
     if ending not in able:
-        version = soundfile.__libsndfile_version__
+        version, able = soundfile.__libsndfile_version__, [name for name in able if name not in MPEG4]
         raise RequestError(f"{option}: libsndfile {version} cannot write {ending}; here it writes {', '.join(able)}")
 
 
@@ -121,37 +108,52 @@ def check_writable(option: str, output: str) -> None:
         raise RequestError(f"{option}: {output!r} cannot be written: {error.strerror}") from None
 
 
-def _cannot_write(path: Path, folder: Path, error: OSError) -> RequestError:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return RequestError(f"--output {path}: no space left on {folder}; make room there, or name another place")
-    return RequestError(f"--output {path}: {error.strerror or error}; name another place")
-
-
 # ---------------------------------------------------------------- a sound file
 
 
-def _status(path: Path) -> os.stat_result | None:
-    """A file's own, also of a link; None if there is none."""
-    with suppress(FileNotFoundError, NotADirectoryError):
-        return path.lstat()
-    return None
+@contextmanager
+def new_file(path: Path) -> Iterator[IO[bytes]]:
+    """A binary file that appears at its place only once it is whole, instead of an older one, whose mode it gets.
+
+    It is made beside its place under a hidden name and renamed at the end. If the block fails, nothing is left.
+    """
+    part = path.with_name(f".speech-{secrets.token_hex(4)}.part")
+    file = open(part, "xb")  # noqa: SIM115 - closed below
+    try:
+        if path.exists():
+            os.fchmod(file.fileno(), stat.S_IMODE(path.stat().st_mode))
+        yield file
+        file.flush()
+        os.fsync(file.fileno())  # some file systems report only now that they are full
+        part.replace(path)
+    finally:
+        _close(file)
+        part.unlink(missing_ok=True)
+
+
+def _close(file: IO[bytes]) -> None:
+    with suppress(OSError):  # it tries to write the rest once more
+        file.close()
 
 
 class _Target:
-    """The file that libsndfile writes to. It keeps the first error, because libsndfile gives no reason for failures."""
+    """The file that an encoder writes to. It keeps the first error, because libsndfile gives no reason for failures."""
 
-    def __init__(self, file: BinaryIO):
+    def __init__(self, file: IO[bytes]):
         self._file = file
         self.error: OSError | None = None
 
     def write(self, data: bytes) -> int:
         return self._attempt(self._file.write, data)
 
-    def seek(self, *where: int) -> int:
-        return self._attempt(self._file.seek, *where)
+    def seek(self, offset: int, whence: int = 0) -> int:
+        return self._attempt(self._file.seek, offset, whence)
 
     def tell(self) -> int:
         return self._file.tell()
+
+    def seekable(self) -> bool:
+        return True
 
     def _attempt(self, call: Callable[..., int], *args: Any) -> int:
         try:
@@ -161,32 +163,11 @@ class _Target:
             return 0
 
 
-class _Wave:
-    """A WAV file. libsndfile would make the same bytes in 20 steps. Each step gives other threads a turn, of which a
-    batch has many (docs/log.md, 2026-11-24)."""
-
-    def __init__(self, target: _Target, rate: int):
-        self._target, self._rate, self._samples, self._closed = target, rate, 0, False
-        target.write(wav_header(rate))
-
-    def write(self, samples: np.ndarray) -> None:
-        """Append int16 [n], little-endian."""
-        self._samples += len(samples)
-        self._target.write(samples.tobytes())
-
-    def close(self) -> None:
-        """Complete the header. Another call does nothing."""
-        if not self._closed:
-            self._closed = True
-            self._target.seek(0)
-            self._target.write(wav_header(self._rate, self._samples))
-
-
 class SpeechFile:
     """A mono sound file that appears at its place only once it is whole.
 
-    It is made beside its place under a hidden name and renamed at the end. Until then an older file stays. If the
-    `with` block fails, nothing is left. A device or a pipe gets the whole file at the end.
+    Until then an older file stays. If the `with` block fails, nothing is left. A device or a pipe gets the whole file
+    at the end.
 
     Raises:
         RequestError: the file cannot be written; the message says why.
@@ -202,138 +183,111 @@ class SpeechFile:
                 thread waits for the interpreter, which keeps the engine's thread waiting too.
         """
         self.path = Path(path).absolute()
-        self._before = _status(self.path)
-        if self._before and stat.S_ISLNK(self._before.st_mode):
+        if self.path.is_symlink():
             self.path = self.path.resolve()  # the target, so that the link stays
-            self._before = _status(self.path)
-        self._rate, self._keep_partial = rate, keep_partial
+        self._is_device = self.path.exists() and not self.path.is_file()
+        self._written = Path(tempfile.gettempdir()) if self._is_device else self.path.parent  # for messages
         self._ending = _ending(path)
+        self._rate = rate
+        self._keep_partial = keep_partial
+        self._in_memory = in_memory
         self._chapters: list[tuple[int, str]] = []
-        self._part: Path | None = None
-        if self._before is None or stat.S_ISREG(self._before.st_mode):
-            self._part = self.path.with_name(f".speech-{secrets.token_hex(4)}.part")
-        self._file: BinaryIO | None = None
-        self._sound: soundfile.SoundFile | mpeg4.Mpeg4Sound | _Wave | None = None
         self._samples = 0
+        self._encoded = False  # completely
         # libsndfile calls `_Target` back and would swallow a KeyboardInterrupt there. Only the main thread gets one, so
         # it leaves the calls to another thread.
         self._thread = ThreadPoolExecutor(1) if threading.current_thread() is threading.main_thread() else None
         self.kept = False
         """Did the block fail, and is the partial file kept?"""
-        self._in_memory = in_memory and self._part is not None
 
     def __enter__(self) -> "SpeechFile":
-        try:
-            self._open()
-        except BaseException:
-            self._discard()
-            raise
+        with ExitStack() as stack:
+            try:
+                self._file = self._open(stack)
+            except OSError as error:
+                raise self._cannot_write(error) from None
+            self._target = _Target(self._file)
+            if self._thread:
+                stack.enter_context(self._thread)
+            self._encoder = self._call(encoder, self._ending, self._target, self._rate, self._chapters)
+            stack.callback(self._free)
+            self._stack = stack.pop_all()
         return self
+
+    def _open(self, stack: ExitStack) -> IO[bytes]:
+        """The file that is written while speech comes."""
+        if self._is_device:
+            file = tempfile.TemporaryFile()
+            stack.callback(_close, file)
+            return file
+        return io.BytesIO() if self._in_memory else stack.enter_context(new_file(self.path))
 
     def write(self, pcm: bytes) -> None:
         """Append PCM16, little-endian."""
         samples = np.frombuffer(pcm, "<i2")
         for start in range(0, len(samples), self._rate):  # libsndfile's Vorbis overflows its stack on minutes at once
-            self._call(self._sound.write, samples[start : start + self._rate])
+            self._call(self._encoder.write, samples[start : start + self._rate])
         self._samples += len(samples)
 
     def mark_chapter(self, start: float, title: str) -> None:
         """Mark a chapter at a second of this file, in the formats that have marks (.m4a, .m4b)."""
         self._chapters.append((round(start * self._rate), title))
 
-    def __exit__(self, kind: type[BaseException] | None, *_rest: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        keep = kind is not None and self._keep_partial and self._samples > 0 and self._target.error is None
+        if kind is not None and not keep:
+            self._stack.__exit__(kind, error, traceback)
+            return
         try:
-            keep = kind is not None and self._keep_partial and self._samples > 0 and self._target.error is None
-            if kind is None or keep:
+            with self._stack:
                 self._finish()
-            self.kept = keep
-        finally:
-            self._discard()
-
-    def _open(self) -> None:
-        try:
-            if self._in_memory:
-                self._file = io.BytesIO()
-            else:
-                self._file = self._open_part() if self._part else tempfile.TemporaryFile()
         except OSError as error:
-            raise _cannot_write(self.path, self._folder, error) from None
-        self._target = _Target(self._file)
-        if self._ending in mpeg4.ENDINGS:
-            self._sound = self._call(mpeg4.Mpeg4Sound, self._target, self._rate, self._chapters)
-            return
-        if self._ending == ".wav":
-            self._sound = self._call(_Wave, self._target, self._rate)
-            return
-        kind, coding = FORMATS[self._ending]
-        options = {"samplerate": self._rate, "channels": 1, "subtype": coding, "format": kind}
-        self._sound = self._call(soundfile.SoundFile, self._target, "w", **options)
+            raise self._cannot_write(error) from None
+        self.kept = keep
 
-    def _open_part(self) -> BinaryIO:
-        file = open(self._part, "xb")  # noqa: SIM115 - `_discard` closes it
-        if self._before:
-            os.fchmod(file.fileno(), stat.S_IMODE(self._before.st_mode))
-        return file
+    def _finish(self) -> None:
+        self._call(self._encoder.close)
+        self._encoded = True
+        self._call(self._file.seek, 0)
+        if self._is_device:
+            self._written = self.path
+            with open(self.path, "wb") as device:
+                shutil.copyfileobj(self._file, device)
+        elif self._in_memory:
+            with new_file(self.path) as file:
+                file.write(self._file.read())
 
-    @property
-    def _folder(self) -> Path:
-        return self._part.parent if self._part else Path(tempfile.gettempdir())
+    def _free(self) -> None:
+        """Free what an encoder holds that could not complete the sound."""
+        if not self._encoded:
+            with suppress(Exception):  # it tries to write the rest once more
+                self._run(self._encoder.close)
 
-    def _call(self, call: Callable, *args: Any, **options: Any) -> Any:
+    def _call(self, call: Callable[..., _T], *args: Any) -> _T:
         try:
-            done = self._run(call, *args, **options)
+            done = self._run(call, *args)
             if self._target.error:
                 raise self._target.error
             return done
         except Exception as raised:  # soundfile asserts that everything was written
             error = self._target.error or raised
             if isinstance(error, OSError):
-                raise _cannot_write(self.path, self._folder, error) from None
+                raise self._cannot_write(error) from None
             if isinstance(error, soundfile.SoundFileError):
                 raise RequestError(f"--output {self.path}: {error}") from None
             raise
 
-    def _run(self, call: Callable, *args: Any, **options: Any) -> Any:
-        return self._thread.submit(call, *args, **options).result() if self._thread else call(*args, **options)
+    def _run(self, call: Callable[..., _T], *args: Any) -> _T:
+        return self._thread.submit(call, *args).result() if self._thread else call(*args)
 
-    def _finish(self) -> None:
-        self._call(self._sound.close)
-        folder = self._folder
-        try:
-            if self._part:
-                self._store()
-            else:
-                self._file.flush()
-                folder = self.path
-                self._file.seek(0)
-                with open(self.path, "wb") as device:
-                    shutil.copyfileobj(self._file, device)
-        except OSError as error:
-            raise _cannot_write(self.path, folder, error) from None
-
-    def _store(self) -> None:
-        """Put the encoded sound at its place."""
-        if self._in_memory:
-            encoded, self._file = self._file.getbuffer(), self._open_part()
-            self._file.write(encoded)
-        self._file.flush()
-        os.fsync(self._file.fileno())  # some file systems report only now that they are full
-        self._part.replace(self.path)
-        self._part = None
-        self._file.close()
-
-    def _discard(self) -> None:
-        """Close what is open, and delete the part if it still exists."""
-        if self._sound:
-            with suppress(Exception):  # it tries to write the rest once more
-                self._run(self._sound.close)
-        if self._thread:
-            self._thread.shutdown()
-        if self._file:
-            with suppress(OSError):  # and so does this
-                self._file.close()
-        if self._part:
-            self._part.unlink(missing_ok=True)
+    def _cannot_write(self, error: OSError) -> RequestError:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            why = f"no space left on {self._written}; make room there, or name another place"
+        else:
+            why = f"{error.strerror or error}; name another place"
+        return RequestError(f"--output {self.path}: {why}")
 
 
 # ---------------------------------------------------------------- standard output, players

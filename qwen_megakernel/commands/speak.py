@@ -9,8 +9,8 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from tqdm import tqdm
 
@@ -22,22 +22,23 @@ from qwen_megakernel.commands.book_options import add_book_options, check_book_o
 from qwen_megakernel.commands.book_text import MAX_PIECE_CHARS, Piece, check_speakers, fitted, read_book
 from qwen_megakernel.commands.narrate import Narrated, narrate
 from qwen_megakernel.commands.options import (
-    LAYOUTS,
+    add_engine_options,
     add_output_options,
     add_voice_options,
-    check_voice_options,
-    lexicon_of,
-    sampling_of,
+    engine_options,
     slots_of,
+    voice_options,
 )
 from qwen_megakernel.commands.output import OUT, check_writable, checked_output, play
 from qwen_megakernel.engine.audio import Chunk
-from qwen_megakernel.engine.retries import check_retries
-from qwen_megakernel.engine.word_times import SpeechRate, weight, words_of
+from qwen_megakernel.engine.options import EngineOptions
 from qwen_megakernel.errors import RequestError, TextError
 from qwen_megakernel.model.conditioning import AUTO
 from qwen_megakernel.model.text import split_evenly
 from qwen_megakernel.model.voice import Voice
+from qwen_megakernel.speech.options import RequestOptions
+from qwen_megakernel.speech.request import SpeechRequest
+from qwen_megakernel.speech.words import SpeechRate, weight, words_of
 from qwen_megakernel.text.front_end import TextFrontEnd
 from qwen_megakernel.text.spoken_text import SpokenText
 
@@ -56,15 +57,10 @@ def add_speak(commands: argparse._SubParsersAction) -> None:
     add_output_options(speak)
     speak.add_argument("--keep-partial", action="store_true", help="after an interrupt, keep what was said so far")
     add_book_options(speak)
-    add_voice_options(speak)
+    add_engine_options(speak, without=("max_queue", "queue_timeout"), max_streams=None)
+    add_voice_options(speak, "speak")
     speak.add_argument("--save-voice", metavar="PATH", help="save the voice of --ref-audio, for --voice and `serve`")
     speak.add_argument("--stream", action="store_true", help="print when each chunk came")
-    speak.add_argument(
-        "--retries",
-        type=int,
-        default=0,
-        help="how often to say a piece again that ends badly, each time with the next seed; default: %(default)s",
-    )
     speak.add_argument("--list-speakers", action="store_true", help="print the model's speakers and languages")
 
 
@@ -74,13 +70,13 @@ def _speak(args: argparse.Namespace) -> int:
     text = _read_text(args)
     if not text.strip():
         raise RequestError("the text is blank; give it with --text, --file or on standard input")
-    voice = check_voice_options(args)
+    options = voice_options(args, "speak")
     if args.save_voice is not None and args.ref_audio is None:
         raise RequestError("--save-voice keeps the voice of --ref-audio; give both")
     output = checked_output(args)
     if args.keep_partial and output in ("-", None):
         raise RequestError("--keep-partial keeps a file; name it with --output")
-    if check_retries(args.retries) and (output == "-" or args.stream):
+    if options.get("retries") and (output == "-" or args.stream):
         raise RequestError(
             "--retries says a piece again before anybody hears it, so it needs a file: leave out --stream, and name "
             "the file with --output"
@@ -88,30 +84,28 @@ def _speak(args: argparse.Namespace) -> int:
     if args.save_voice is not None:
         check_writable("--save-voice", args.save_voice)
     voices = check_book_options(args, output)
-    front_end = TextFrontEnd(args.language, args.normalize, lexicon_of(args))
+    front_end = TextFrontEnd(args.language, options.pop("normalize", "off"), options.pop("lexicon", None))
     book = read_book(text, front_end, by_sentence=args.subtitles is not None, speakers=args.speakers)
     # One seed for all pieces, so that the printed seed reproduces the whole text.
-    seed = secrets.randbits(31) if args.seed is None else args.seed
-    request: dict[str, Any] = {"speaker": args.speaker, "language": args.language, "instruct": args.instruct}
-    request |= {"sampling": sampling_of(args, seed), "speed": args.speed}
-    request |= {"non_streaming_mode": LAYOUTS.get(args.layout)}
+    seed = options.setdefault("seed", secrets.randbits(31))
     with ExitStack() as stack:
         stack.enter_context(ended_like_ctrl_c())
         path = output
         if output is None:
             path = str(Path(stack.enter_context(tempfile.TemporaryDirectory())) / OUT)
         places = places_of(args, path, book)
-        with _load(args, [voice, *voices.values()], len(book.pieces)) as engine:
+        with _load(args, [options.get("voice"), *voices.values()], len(book.pieces)) as engine:
             if args.ref_audio is not None:
-                voice = engine.create_voice(args.ref_audio, args.ref_text)
+                options["voice"] = engine.create_voice(args.ref_audio, args.ref_text)
                 if args.save_voice is not None:
-                    voice.save(args.save_voice)
-            requests = _Requests(engine, request | {"voice": voice}, voices)
-            pieces = requests.pieces(book.pieces, args.trim)
-            progress = _ChunkTimes() if args.stream else _Progress([piece.text for piece in pieces], args.speed)
+                    options["voice"].save(args.save_voice)
+            requests = _Requests(engine, options, voices)
+            pieces = requests.pieces(book.pieces)
+            texts, speed = [piece.text for piece in pieces], options.get("speed", 1.0)
+            progress = _ChunkTimes() if args.stream else _Progress(texts, speed)
             # A text of one piece stays as the engine speaks it.
             pauses = args.pause if len(pieces) > 1 or args.subtitles is not None else None
-            how = {"retries": args.retries, "pauses": pauses, "loudness": args.loudness}
+            how = {"pauses": pauses, "loudness": args.loudness}
             with BookFiles(places, engine.sample_rate, keep_partial=args.keep_partial) as files, progress:
                 told = narrate(engine, book, pieces, requests.of, files, progress, **how)
             _report(args, places if output else [], engine, told, seed)
@@ -123,31 +117,28 @@ def _speak(args: argparse.Namespace) -> int:
 def _load(args: argparse.Namespace, voices: list[Voice | None], pieces: int) -> TTSEngine:
     """An engine with a slot for each piece, but no more slots than suit the device."""
     slots = min(slots_of(args), pieces)
-    limits = {"max_streams": slots, "max_queue": 2 * slots, "queue_timeout": _WAIT_S}
     transcribed = args.ref_text is not None or any(voice and voice.ref_codes is not None for voice in voices)
-    if slots > 1 and not transcribed:
-        limits["max_positions"] = _POSITIONS
-    options = {"backend": args.backend, "device": args.device, "weights": args.weights, "threads": args.threads}
-    options |= {"adapters": args.adapter, "allow_foreign_voice": args.allow_foreign_voice}
-    return TTSEngine.load(args.model, **options, **limits)
+    options = engine_options(args, max_streams=slots, max_queue=2 * slots, queue_timeout=_WAIT_S)
+    if slots > 1 and not transcribed and args.max_positions == EngineOptions.max_positions:
+        options = replace(options, max_positions=_POSITIONS)
+    return TTSEngine.load(args.model, options)
 
 
 class _Requests:
-    """How each piece is spoken, as `TTSEngine.submit` takes it."""
+    """How each piece is spoken."""
 
-    def __init__(self, engine: TTSEngine, request: dict[str, Any], voices: dict[str, Voice]):
+    def __init__(self, engine: TTSEngine, options: RequestOptions, voices: dict[str, Voice]):
         """
         Args:
-            request: for pieces that name no speaker.
+            options: for pieces that name no speaker.
             voices: saved voices, by the names that pieces may use.
         """
-        self._engine, self._request, self._voices = engine, request, voices
+        self._engine = engine
+        self._options = options
+        self._voices = voices
 
-    def pieces(self, pieces: list[Piece], trim: str) -> list[Piece]:
-        """The pieces, checked and cut to fit a slot.
-
-        Args:
-            trim: for a text of one piece. With several pieces, joining them cuts silence.
+    def pieces(self, pieces: list[Piece]) -> list[Piece]:
+        """The pieces, checked and cut to fit a slot. With several pieces, joining them cuts silence, not `trim`.
 
         Raises:
             RequestError: as `TTSEngine.submit`.
@@ -155,32 +146,33 @@ class _Requests:
         base = self._engine.variant == "base"
         none = "name the folder of saved voices with --voices" if base else "this checkpoint has no named speakers"
         check_speakers(pieces, [*self._engine.speakers, *self._voices], none)
-        fitting = fitted(pieces, lambda piece: self._engine.pieces(SpokenText(piece.text), **self.of(piece)))
-        # Without `reproducible`, PyTorch's last bits of samples would depend on how pieces are cut into pushes.
-        self._request |= {"trim": trim} if len(fitting) == 1 else {"reproducible": True}
+        fitting = fitted(pieces, self._cut)
+        if len(fitting) > 1:  # PyTorch's last bits of samples would depend on how pieces are cut into pushes
+            self._options = self._options | {"reproducible": True, "trim": "none"}
         return fitting
 
-    def of(self, piece: Piece) -> dict[str, Any]:
+    def _cut(self, piece: Piece) -> list[str]:
+        return [part.text for part in self._engine.parts(SpokenText(piece.text), self.of(piece))]
+
+    def of(self, piece: Piece) -> SpeechRequest:
         """The request for one piece. A checkpoint's speaker takes precedence over a saved voice of the same name."""
-        if piece.speaker is None:
-            return self._request
+        who: RequestOptions = {}
         if piece.speaker in self._engine.speakers:
-            return self._request | {"speaker": piece.speaker, "voice": None}
-        return self._request | {"speaker": None, "voice": self._voices[piece.speaker]}
+            who = {"speaker": piece.speaker, "voice": None}
+        elif piece.speaker is not None:
+            who = {"speaker": None, "voice": self._voices[piece.speaker]}
+        return self._engine.request(**self._options | who)
 
 
-def pieces_of(engine: TTSEngine, text: str, request: dict[str, Any]) -> list[str]:
-    """Cut a text at sentence ends into pieces that are spoken one after the other.
-
-    Args:
-        request: how to speak them, as `TTSEngine.submit` takes it.
+def parts_of(engine: TTSEngine, text: str, request: SpeechRequest) -> list[SpokenText]:
+    """Cut a text at sentence ends into parts that are spoken one after the other.
 
     Raises:
-        RequestError: as `TTSEngine.pieces`.
+        RequestError: as `TTSEngine.parts`.
     """
     if not text.strip():
         raise TextError("text must not be blank")
-    return [piece for part in split_evenly(text, MAX_PIECE_CHARS) for piece in engine.pieces(part, **request)]
+    return [part for piece in split_evenly(text, MAX_PIECE_CHARS) for part in engine.parts(piece, request)]
 
 
 @contextmanager

@@ -1,13 +1,11 @@
 """Subtitles as SubRip (.srt) or WebVTT (.vtt). Packages for these also read and edit; writing takes few lines."""
 
 import html
-import os
-import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from qwen_megakernel.commands.output import check_writable
+from qwen_megakernel.commands.output import check_writable, new_file
 from qwen_megakernel.errors import RequestError
 
 ENDINGS = (".srt", ".vtt")
@@ -45,18 +43,11 @@ def write_subtitles(path: str, cues: Iterable[Cue]) -> None:
     Raises:
         RequestError: the file cannot be written.
     """
-    place = Path(path).resolve()  # a link's target, so that the link stays
-    part = place.with_name(f".subtitles-{secrets.token_hex(4)}.part")
     try:
-        with part.open("x", encoding="utf-8", newline="\n") as file:
-            file.write(text_of(cues, Path(path).suffix.lower()))
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(place)
+        with new_file(Path(path).resolve()) as file:  # a link's target, so that the link stays
+            file.write(text_of(cues, Path(path).suffix.lower()).encode())
     except OSError as error:
         raise RequestError(f"--subtitles {path}: {error.strerror or error}; name another place") from None
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def text_of(cues: Iterable[Cue], ending: str) -> str:

@@ -2,16 +2,17 @@
 
 import argparse
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from qwen_megakernel.checkpoint.load import DEMO, PUBLISHED, Checkpoint
-from qwen_megakernel.commands.options import CommandParser, add_foreign_voice, add_recordings, add_ref_text
+from qwen_megakernel.commands.options import CommandParser, add_recordings, add_ref_text
 from qwen_megakernel.commands.output import check_writable
-from qwen_megakernel.engine.request import fitting_voice
 from qwen_megakernel.engine.sequence import FRAME_S
 from qwen_megakernel.errors import RequestError, VoiceError
 from qwen_megakernel.model.voice import Voice, VoiceEncoder, check_ref_options
+from qwen_megakernel.speech.request import fitting_voice
 
 _ENDING = ".safetensors"
 _COLUMNS = ("name", "reference", "checkpoint", "text")
@@ -23,38 +24,34 @@ def add_voices(commands: argparse._SubParsersAction) -> None:
     voices = commands.add_parser("voices", help=about, description=about[0].upper() + about[1:] + " (docs/voices.md).")
     actions = voices.add_subparsers(required=True, metavar="ACTION", parser_class=CommandParser)
 
-    listing = actions.add_parser("list", help="list the voices of a folder", description="List the voices of a folder.")
-    listing.set_defaults(run=_list)
+    def action(name: str, run: Callable[[argparse.Namespace], int], does: str, more: str = "") -> CommandParser:
+        added = actions.add_parser(name, help=does, description=f"{does.capitalize()}.{more}")
+        added.set_defaults(run=run)
+        return added
+
+    listing = action("list", _list, "list the voices of a folder")
     listing.add_argument("folder", metavar="DIR", type=Path)
 
-    show = actions.add_parser(
-        "show", help="show what is in a voice's file", description="Show what is in a voice's file."
-    )
-    show.set_defaults(run=_show)
+    show = action("show", _show, "show what is in a voice's file")
     show.add_argument("file", metavar="FILE", type=Path)
 
-    make = actions.add_parser("make", help="make one from recordings", description="Make a voice from recordings.")
-    make.set_defaults(run=_make)
+    make = action("make", _make, "make a voice from recordings")
     _add_model(make)
     add_recordings(make, required=True)
     add_ref_text(make)
     make.add_argument("--no-trim", action="store_true", help="keep the silence at the ends of recordings")
     make.add_argument("-o", "--output", metavar="FILE", required=True, help=f"file to write, such as me{_ENDING}")
 
-    check = actions.add_parser(
-        "check",
-        help="tell whether a voice fits a checkpoint",
-        description="Tell whether a voice fits a checkpoint. Exit code 1: it does not.",
-    )
-    check.set_defaults(run=_check)
+    check = action("check", _check, "tell whether a voice fits a checkpoint", " Exit code 1: it does not.")
     check.add_argument("file", metavar="FILE", type=Path)
     _add_model(check)
-    add_foreign_voice(check)
+    about = "an experiment: CustomVoice speaks with a Base checkpoint's voice (docs/voices.md)"
+    check.add_argument("--allow-foreign-voice", action="store_true", help=about)
 
-    for action in (listing, show, check):
-        action.add_argument("--json", action="store_true", help="print it as JSON")
-    for action in actions.choices.values():  # SUPPRESS: keep a -v that came before the action
-        action.add_argument("-v", "--verbose", action="store_true", default=argparse.SUPPRESS, help="log more")
+    for parser in (listing, show, check):
+        parser.add_argument("--json", action="store_true", help="print it as JSON")
+    for parser in actions.choices.values():  # SUPPRESS: keep a -v that came before the action
+        parser.add_argument("-v", "--verbose", action="store_true", default=argparse.SUPPRESS, help="log more")
 
 
 def _add_model(parser: argparse.ArgumentParser) -> None:

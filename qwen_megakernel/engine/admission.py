@@ -9,14 +9,13 @@ import logging
 import math
 import queue
 import threading
-from collections import Counter, deque
+from collections import deque
 from functools import partial
 
 import torch
 
-from qwen_megakernel.engine.callbacks import CallbackRunner
-from qwen_megakernel.engine.sequence import Sequence
-from qwen_megakernel.errors import EngineBusy, EngineClosed, OutOfMemoryError, TTSError
+from qwen_megakernel.engine.sequence import NO_SLOT, SpeechSequence
+from qwen_megakernel.errors import EngineBusy, EngineClosed, EngineDied, OutOfMemoryError, TTSError
 
 log = logging.getLogger(__name__)
 
@@ -32,37 +31,24 @@ takes 190 listeners; 200 at once on average heard no gap (docs/log.md, 2026-11-2
 
 
 class Admission:
-    """Attributes:
-    open: sequences that somebody may still wait for.
-    running_limit: the most sequences that have a slot at once, if all are heard at speed 1.0.
-    closed, draining: it takes no more sequences.
-    ended: the loop has settled every sequence, or never will.
-    fault: why the engine is dead.
-    """
-
-    def __init__(
-        self,
-        slots: int,
-        max_queue: int,
-        inbox: "queue.SimpleQueue[Sequence | None]",
-        bell: "queue.SimpleQueue[None]",
-    ):
-        """
-        Args:
-            max_queue: sequences beyond the slots that may wait for one.
-            inbox: the loop's; None makes it look again.
-            bell: the watchdog's; None makes it look now.
-        """
-        self.slots, self.running_limit, self._max_queue = slots, slots, max_queue
+    def __init__(self, slots: int, max_queue: int):
+        """`max_queue`: sequences beyond the slots that may wait for one."""
+        self.slots = slots
+        self.running_limit = slots  # the most sequences that have a slot at once, if all are heard at speed 1.0
+        self._max_queue = max_queue
         self._sustained = math.inf  # seconds of the model's audio a second, for live listeners
-        self._inbox, self._bell = inbox, bell
-        self.fault: BaseException | None = None
-        self.closed = self.draining = self.ended = False
-        self._places = deque(range(slots + max_queue))  # free ones
-        self.open: set[Sequence] = set()
-        self._unsettled: set[Sequence] = set()  # their end is not known yet
+        # The loop's: sequences whose prompt is built. None: text came for a sequence, or one was cancelled.
+        self.inbox: queue.SimpleQueue[SpeechSequence | None] = queue.SimpleQueue()
+        self.bell: queue.SimpleQueue[None] = queue.SimpleQueue()  # the watchdog's; None makes it look now
+        self.fault: BaseException | None = None  # why the engine is dead
+        self.closed = False  # it takes no more sequences
+        self.draining = False  # the same, but the loop goes on
+        self.ended = False  # the loop has settled every sequence, or never will
+        self._places = deque([None] * (slots + max_queue))  # free ones
+        self.open: set[SpeechSequence] = set()  # somebody may still wait for them
+        self.unsettled: set[SpeechSequence] = set()  # their end is not known yet
         self._tally: queue.SimpleQueue[str] = queue.SimpleQueue()  # events not yet counted
-        self._counts = Counter(dict.fromkeys(COUNTED, 0))
+        self._counts = dict.fromkeys(COUNTED, 0)
         self._counting = threading.RLock()
 
     # ------------------------------------------------------------ who comes in
@@ -75,7 +61,7 @@ class Admission:
         for _ in range(self.slots - self.running_limit):
             self._places.pop()
 
-    def may_run(self, sequence: Sequence, running: list[Sequence]) -> bool:
+    def may_run(self, sequence: SpeechSequence, running: list[SpeechSequence]) -> bool:
         """May it have a slot beside these? A listener at speed 2 needs the model's audio twice as fast."""
         needed = sum(s.request.speed for s in (sequence, *running))
         return not running or needed <= self._sustained
@@ -103,39 +89,40 @@ class Admission:
                 "text; try later or raise max_streams or max_queue"
             )
 
-    def admit(self, sequence: Sequence) -> None:
+    def admit(self, sequence: SpeechSequence) -> None:
         """Give a sequence its place.
 
         Raises:
             EngineClosed, EngineBusy: nothing was taken.
         """
         try:
-            sequence.place = self._places.pop()
+            self._places.pop()
         except IndexError:
-            return self.check() or self.admit(sequence)
-        self._unsettled.add(sequence)
+            self.check()
+            return self.admit(sequence)
+        self.unsettled.add(sequence)
         self.open.add(sequence)
         if self.closed:  # since `check`: the loop may have missed this one
             self.settle_closed(sequence)
             self.check_open()
 
-    def make_callbacks(self, sequence: Sequence) -> CallbackRunner:
-        """What calls the sequence's callbacks. Start it once the sequence was admitted."""
+    def callback_failed(self, sequence: SpeechSequence, error: BaseException) -> None:
+        """One of the sequence's callbacks has raised."""
+        self.settle(sequence, error=error)
+        sequence.error = sequence.error or error  # it may have been settled before
+        self.wake()
 
-        def failed(error: BaseException) -> None:
-            self.settle(sequence, error=error)
-            sequence.error = sequence.error or error  # it may have been settled before
-            self._inbox.put(None)
-
-        return CallbackRunner(failed)
+    def wake(self) -> None:
+        """Text came, or a sequence was cancelled: the loop looks again."""
+        self.inbox.put(None)
 
     # ------------------------------------------------------------ how it ends
 
-    def settle(self, sequence: Sequence, reason: str = "", error: BaseException | None = None) -> None:
+    def settle(self, sequence: SpeechSequence, reason: str = "", error: BaseException | None = None) -> None:
         """End a sequence with a finish reason or an error; later calls do nothing. Its waiters wake up after its last
         callback."""
         try:
-            self._unsettled.remove(sequence)
+            self.unsettled.remove(sequence)
         except KeyError:
             return
         if isinstance(error, torch.OutOfMemoryError):
@@ -156,14 +143,14 @@ class Admission:
             log.exception("a callback was never called")
         self._announce(sequence)
 
-    def settle_closed(self, sequence: Sequence) -> None:
+    def settle_closed(self, sequence: SpeechSequence) -> None:
         """Settle a sequence because the engine has ended."""
         if self.fault:
             self.settle(sequence, error=self.death())
         else:
             self.settle(sequence, "cancelled")
 
-    def abandon(self, sequence: Sequence, error: TTSError, counted: str | None = None) -> None:
+    def abandon(self, sequence: SpeechSequence, error: TTSError, counted: str | None = None) -> None:
         """End a sequence and wake its waiters, without waiting for its callback."""
         callbacks = sequence.callbacks
         if not self._close(sequence):
@@ -177,17 +164,17 @@ class Admission:
             callbacks.call(lambda: None, last=True)
         self.settle(sequence, error=error)
         threading.Thread(target=_call_on_end, args=(sequence,), daemon=True).start()
-        self._inbox.put(None)
+        self.wake()
 
-    def death(self) -> EngineClosed:
-        return EngineClosed(f"the engine's thread died: {self.fault!r}; load a new engine")
+    def death(self) -> EngineDied:
+        return EngineDied(f"the engine's thread died: {self.fault!r}; load a new engine")
 
-    def _announce(self, sequence: Sequence) -> None:
+    def _announce(self, sequence: SpeechSequence) -> None:
         if self._close(sequence):
             self._wake_waiters(sequence)
             _call_on_end(sequence)
 
-    def _close(self, sequence: Sequence) -> bool:
+    def _close(self, sequence: SpeechSequence) -> bool:
         """Remove it from `open`. True for the first caller only."""
         try:
             self.open.remove(sequence)
@@ -195,17 +182,19 @@ class Admission:
             return False
         return True
 
-    def _wake_waiters(self, sequence: Sequence) -> None:
-        self.tally(reason := "failed" if sequence.error else sequence.audio.finish_reason)
+    def _wake_waiters(self, sequence: SpeechSequence) -> None:
+        audio = sequence.audio
+        reason = audio.finish_reason if audio and not sequence.error else "failed"
+        self.tally(reason)
         if reason == "runaway":
             self.tally(f"runaway_{sequence.runaway}")
-        self._places.append(sequence.place)
-        if sequence.slot is None:
+        self._places.append(None)
+        if sequence.slot == NO_SLOT:
             sequence.forget()
         sequence.chunks.put(None)
         sequence.done.set()
         if self.ended:
-            self._bell.put(None)  # it may be the last one that the watchdog waits for
+            self.bell.put(None)  # it may be the last one that the watchdog waits for
         sequence.callbacks = None  # breaks a reference cycle, which would wait for the garbage collector
 
     # ------------------------------------------------------------ counts
@@ -213,11 +202,6 @@ class Admission:
     @property
     def free_places(self) -> int:
         return len(self._places)
-
-    @property
-    def unsettled(self) -> int:
-        """Sequences whose end is not known yet."""
-        return len(self._unsettled)
 
     def tally(self, event: str) -> None:
         """Count one of `COUNTED`, later."""
@@ -242,7 +226,7 @@ class Admission:
         """Reset the counters. No sequence may be open."""
         with self._counting:
             self._count()
-            self._counts = Counter(dict.fromkeys(COUNTED, 0))
+            self._counts = dict.fromkeys(COUNTED, 0)
 
     def _count(self) -> None:
         for _ in range(self._tally.qsize()):
@@ -252,7 +236,7 @@ class Admission:
                 return
 
 
-def _call_on_end(sequence: Sequence) -> None:
+def _call_on_end(sequence: SpeechSequence) -> None:
     on_end = sequence.on_end
     sequence.on_chunk = sequence.on_end = None  # they may hold the utterance: breaks that cycle too
     if on_end:

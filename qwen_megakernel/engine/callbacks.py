@@ -10,26 +10,24 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-Callback = TypeVar("Callback", bound=Callable)
+Callback = TypeVar("Callback", bound=Callable[..., object])
 
 
 def returns_at_once(callback: Callback) -> Callback:
     """Mark a callback that never waits and never raises. The engine's thread calls it itself, so the first sound does
     not wait for another thread."""
-    callback.returns_at_once = True
+    vars(callback)["returns_at_once"] = True
     return callback
 
 
 class CallbackRunner:
-    """Attributes:
-    stuck_s: seconds that the running call has taken, as far as `watch` has seen it.
-    broken: a call has raised, or was given up. Later calls are dropped, except the last.
-    """
-
     def __init__(self, failed: Callable[[BaseException], None]):
         """`failed`: called in the thread with what a call raised, SystemExit too."""
-        self._failed, self.broken, self.stuck_s = failed, False, 0.0
-        self._running = self._watched = 0  # numbers of the running call (0: none), and of the one `watch` saw
+        self._failed = failed
+        self.broken = False  # a call has raised, or was given up; later calls are dropped, except the last
+        self.stuck_s = 0.0  # that the running call has taken, as far as `watch` has seen it
+        self._running = 0  # the running call's number; 0: none
+        self._watched = 0  # the number that `watch` saw
         self._calls: queue.SimpleQueue[tuple[Callable[[], None], bool]] = queue.SimpleQueue()
         self.thread = threading.Thread(target=self._run, name="qwen_megakernel callbacks", daemon=True)
         self._unstarted = [self.thread]
@@ -81,10 +79,9 @@ class CallbackRunner:
 class DirectCalls:
     """Calls callbacks in the thread that hands them over. They are marked with `returns_at_once`."""
 
-    thread, stuck_s = None, 0.0
-
-    def __init__(self):
-        self.broken = False
+    thread = None
+    stuck_s = 0.0
+    broken = False
 
     def start(self) -> None:
         """There is no thread."""

@@ -8,7 +8,7 @@ It does not refer to the engine. So an engine that is dropped without `close` en
 import atexit
 import contextlib
 import logging
-import queue
+import math
 import sys
 import threading
 import time
@@ -23,13 +23,13 @@ from qwen_megakernel.backend.cpu_threads import use_threads
 from qwen_megakernel.backend.interfaces import CpuSpeed, LoadedModel
 from qwen_megakernel.engine.admission import Admission
 from qwen_megakernel.engine.audio import Chunk
-from qwen_megakernel.engine.callbacks import DirectCalls
-from qwen_megakernel.engine.device_pipeline import make_pipeline
+from qwen_megakernel.engine.callbacks import CallbackRunner, DirectCalls
+from qwen_megakernel.engine.device_pipeline import DevicePipeline
 from qwen_megakernel.engine.failures import Failures
 from qwen_megakernel.engine.loop import Loop
-from qwen_megakernel.engine.options import Limits
+from qwen_megakernel.engine.options import EngineOptions
 from qwen_megakernel.engine.request import Request
-from qwen_megakernel.engine.sequence import FRAME_S, Sequence
+from qwen_megakernel.engine.sequence import FRAME_S, SpeechSequence
 from qwen_megakernel.engine.slots import Slots
 from qwen_megakernel.engine.watchdog import Watchdog
 from qwen_megakernel.errors import RequestError, TextEndedError
@@ -41,8 +41,6 @@ log = logging.getLogger(__name__)
 _THREADS = ("qwen_megakernel engine", "qwen_megakernel watchdog")
 
 _SWITCH_S = 0.0001
-"""The interpreter's switch interval. When the loop comes back from the GPU and other threads run Python, it waits at
-most this long for the interpreter. Python's default of 5 ms is more than three frames of 1.5 ms."""
 
 _SHORT_TEXT, _LONGEST_WAIT_S = 1000, 1.0  # characters; see `in_turn`
 
@@ -64,43 +62,35 @@ class EngineCore:
         *,
         sample_rate: int,
         device: torch.device,
-        limits: Limits,
+        limits: EngineOptions,
         spare: Callable[[], LoadedModel] | None = None,
         void: Callable[[], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ):
         """
         Args:
-            sample_rate: the vocoder's, in Hz.
-            device: the model's.
             spare: makes the model that takes over once the kernels are given up. None: the engine then ends.
             void: see `Failures`.
         """
-
-        def pipeline(of: LoadedModel):
-            return make_pipeline(of, kept_voices=limits.kept_voices, clock=clock)
-
+        pipeline = partial(DevicePipeline, kept_voices=limits.kept_voices, clock=clock)
         self._cuda = torch.cuda.default_stream(device) if device.type == "cuda" else None
-        self._sample_rate, self._limits, self._clock = sample_rate, limits, clock
-        self.slots, self.max_positions = model.decoder.slots, model.decoder.max_positions
+        self._sample_rate = sample_rate
+        self._limits = limits
+        self._clock = clock
+        self.slots = model.decoder.slots
+        self.max_positions = model.decoder.max_positions
         self._groups = model.vocoder.groups
-        # Nothing below refers to this core: without a reference cycle its memory is freed as soon as it is dropped.
-        self._inbox: queue.SimpleQueue[Sequence | None] = queue.SimpleQueue()
         self._building = threading.Lock()
-        self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
-        self.admission = Admission(self.slots, limits.max_queue, self._inbox, self._bell)
+        # Nothing below refers to this core: without a reference cycle its memory is freed as soon as it is dropped.
+        self.admission = Admission(self.slots, limits.max_queue)
         slots = Slots(self.admission, limits.queue_timeout, clock)
         make_spare = (lambda: pipeline(spare())) if spare else None
         failures = Failures(self.admission, model.check_device, void)
-        self.loop = Loop(pipeline(model), self.admission, failures, slots, self._inbox, self._bell, make_spare, clock)
-        self.watchdog = Watchdog(self.admission, self.loop, self._bell, limits.patience, _DEVICE_S[device.type])
-        run = partial(_run_with, model.cpu.threads, self.loop.run) if model.cpu else self.loop.run
-        self.threads = tuple(
-            threading.Thread(target=target, name=name, daemon=True)
-            for target, name in zip((run, self.watchdog.run), _THREADS, strict=True)
-        )
-        self._thread = self.threads[0]
-
+        self.loop = Loop(pipeline(model), self.admission, failures, slots, make_spare, clock)
+        self.watchdog = Watchdog(self.admission, self.loop, limits.patience, _DEVICE_S[device.type])
+        self._thread = threading.Thread(target=partial(_run, self.loop, model.cpu), name=_THREADS[0], daemon=True)
+        watch = threading.Thread(target=self.watchdog.run, name=_THREADS[1], daemon=True)
+        self.threads = (self._thread, watch)
         if model.cpu:
             self._heed(model.cpu)
 
@@ -114,29 +104,29 @@ class EngineCore:
             log.warning(told, audio_s_per_s)
 
     def start(self) -> None:
-        """Start the threads. The switch interval is set for the whole process."""
-        sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_S))
+        """Start the threads."""
         for thread in self.threads:
             thread.start()
+        _SWITCH_INTERVAL.shorten(self.loop)
         _CORES.add(self)
 
     # ------------------------------------------------------------ what callers do
 
     def new_sequence(
         self, request: Request, on_chunk: Callable[[Chunk], None] | None, on_end: Callable[[], None] | None
-    ) -> Sequence:
+    ) -> SpeechSequence:
         """A sequence without a place. The thread of its callbacks is not started yet. If `on_chunk` is marked with
         `returns_at_once`, `on_end` must return at once too."""
-        sequence = Sequence(
+        sequence = SpeechSequence(
             request, on_chunk, on_end, sample_rate=self._sample_rate, groups=self._groups, clock=self._clock
         )
         if getattr(on_chunk or on_end, "returns_at_once", None) is True:
             sequence.callbacks = DirectCalls()
         elif on_chunk or on_end:
-            sequence.callbacks = self.admission.make_callbacks(sequence)
+            sequence.callbacks = CallbackRunner(partial(self.admission.callback_failed, sequence))
         return sequence
 
-    def start_callbacks(self, sequence: Sequence) -> None:
+    def start_callbacks(self, sequence: SpeechSequence) -> None:
         """Start the callbacks' thread of an admitted sequence now, so that its first chunk does not wait for it.
 
         Raises:
@@ -150,13 +140,13 @@ class EngineCore:
             self.cancel(sequence)
             raise
 
-    def hand_over(self, sequence: Sequence, prompt: Prompt, text_complete: bool) -> None:
+    def hand_over(self, sequence: SpeechSequence, prompt: Prompt, text_complete: bool) -> None:
         """Give the loop an admitted sequence, whose prompt is built."""
         sequence.enqueue(prompt, text_complete, self.max_positions, self._limits.queue_timeout)
-        self._inbox.put(sequence)
+        self.admission.inbox.put(sequence)
 
     @torch.inference_mode()
-    def advance(self, sequence: Sequence, step: Callable[[PromptPieces], Tensor]) -> None:
+    def advance(self, sequence: SpeechSequence, step: Callable[[PromptPieces], Tensor]) -> None:
         """Take a piece of text, under the sequence's lock. Build the rows that it settles in the caller's thread, and
         hand them to the loop."""
         pieces, began = sequence.pieces, time.monotonic()
@@ -169,7 +159,7 @@ class EngineCore:
             if sequence.prompt is not None:
                 if len(rows) or pieces.ended:
                     sequence.incoming.put((rows, pieces.ended))
-                    self.wake()
+                    self.admission.wake()
             elif pieces.prompt is not None:
                 prompt_s = time.monotonic() - began - (pieces.tokenise_s - tokenised_s)
                 sequence.timings |= {"tokenise": pieces.tokenise_s, "prompt": prompt_s}
@@ -177,20 +167,16 @@ class EngineCore:
         except BaseException as error:  # also an interrupt: nobody else would free the slot
             sequence.cancelled = True
             self.admission.settle(sequence, error=error)
-            self.wake()
+            self.admission.wake()
             raise
 
-    def cancel(self, sequence: Sequence) -> None:
+    def cancel(self, sequence: SpeechSequence) -> None:
         """Takes no lock: a finalizer or a signal handler may call it."""
         if not sequence.cancelled:
             sequence.cancelled = True
-            self.wake()
+            self.admission.wake()
 
-    def wake(self) -> None:
-        """Text came, or a sequence was cancelled: the loop looks again."""
-        self._inbox.put(None)
-
-    def in_order(self) -> contextlib.AbstractContextManager:
+    def in_order(self) -> contextlib.AbstractContextManager[object]:
         """A context for callers that build prompts. It selects the loop's CUDA stream, so the rows are made in time."""
         if self._cuda is None or torch.cuda.current_stream(self._cuda.device) == self._cuda:
             return contextlib.nullcontext()  # torch's own context takes 70 us
@@ -210,7 +196,7 @@ class EngineCore:
             if mine:
                 self._building.release()
 
-    def refuse_own_thread(self, sequence: Sequence) -> None:
+    def refuse_own_thread(self, sequence: SpeechSequence) -> None:
         """Raises RequestError if waiting for the sequence would never end."""
         callbacks = sequence.callbacks
         mine = threading.current_thread() in (self._thread, callbacks and callbacks.thread)
@@ -224,15 +210,6 @@ class EngineCore:
         """The spare took over."""
         return self.loop.fell_back
 
-    @property
-    def alive(self) -> bool:
-        """Does the loop's thread run?"""
-        return self._thread.is_alive()
-
-    @property
-    def inbox_size(self) -> int:
-        return self._inbox.qsize()
-
     def forget(self) -> None:
         """Reset the counters and drop what was kept of voices' references. No sequence may be open."""
         self.loop.pipeline.forget_references()
@@ -242,15 +219,16 @@ class EngineCore:
 
     def drain(self, seconds: float) -> None:
         """Take no more sequences, and wait at most `seconds` for the open ones. Takes no lock: see `cancel`."""
-        self.admission.draining, end = True, time.monotonic() + seconds
+        self.admission.draining = True
+        end = time.monotonic() + seconds
         while self.admission.open and not self.admission.closed and time.monotonic() < end:
             time.sleep(0.01)
 
     def stop(self) -> None:
         """End the loop before its next turn. Open sequences are cancelled. Takes no lock: see `cancel`."""
         self.admission.closed = True
-        self.wake()
-        self._bell.put(None)
+        self.admission.wake()
+        self.admission.bell.put(None)
 
     def join(self) -> None:
         """Wait for the threads, unless this is one of them, or the loop hangs."""
@@ -268,10 +246,52 @@ class EngineCore:
             self.threads[1].join(timeout=look_s)
 
 
-def _run_with(threads: int, run: Callable[[], None]) -> None:
-    """Run with this number of PyTorch threads."""
-    use_threads(threads)
-    run()
+class _SwitchInterval:
+    """The interpreter's switch interval, which is the whole process's: short while a loop runs. When a loop comes back
+    from the GPU and other threads run Python, it waits at most this long for the interpreter. Python's default of 5 ms
+    is more than three frames of 1.5 ms.
+
+    It takes no lock, because a signal handler may wait for the end of a loop in the midst of a call. So the steps are
+    atomic ones, and whoever restores looks once more.
+    """
+
+    def __init__(self) -> None:
+        self._loops: set[Loop] = set()  # that run
+        self._former: float | None = None
+
+    def shorten(self, loop: Loop) -> None:
+        self._loops.add(loop)
+        self._shorten()
+
+    def _shorten(self) -> None:
+        now = sys.getswitchinterval()
+        if now > _SWITCH_S:
+            self._former = now
+            sys.setswitchinterval(_SWITCH_S)
+
+    def restore(self, loop: Loop) -> None:
+        """A loop has ended. After the last one the former interval is back, unless somebody else has set theirs."""
+        self._loops.discard(loop)
+        if self._loops or not math.isclose(sys.getswitchinterval(), _SWITCH_S):
+            return
+        former, self._former = self._former, None
+        if former is not None:
+            sys.setswitchinterval(former)
+        if self._loops:  # another engine was started meanwhile
+            self._shorten()
+
+
+_SWITCH_INTERVAL = _SwitchInterval()
+
+
+def _run(loop: Loop, cpu: CpuSpeed | None) -> None:
+    """What the loop's thread runs."""
+    try:
+        if cpu:
+            use_threads(cpu.threads)
+        loop.run()
+    finally:
+        _SWITCH_INTERVAL.restore(loop)
 
 
 _CORES: "weakref.WeakSet[EngineCore]" = weakref.WeakSet()

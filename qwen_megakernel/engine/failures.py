@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable, Iterator
 
 from qwen_megakernel.engine.admission import Admission
-from qwen_megakernel.engine.sequence import Sequence
+from qwen_megakernel.engine.sequence import SpeechSequence
 from qwen_megakernel.errors import KernelFault, SpeechError
 
 log = logging.getLogger(__name__)
@@ -19,11 +19,7 @@ MOST_FAULTS_ON_TRIAL = 2
 
 class Failures:
     """`alone` and `together` do not catch a KernelFault, because it concerns every sequence (`all`). Nor do they catch
-    what `check_device` raises, because it ends the engine.
-
-    Attributes:
-        in_a_row: kernel faults since the last sound.
-    """
+    what `check_device` raises, because it ends the engine."""
 
     def __init__(self, admission: Admission, check_device: Callable[[], None], void: Callable[[], None] | None = None):
         """
@@ -31,16 +27,18 @@ class Failures:
             check_device: raises the device's error if the device is lost.
             void: called once when kernels on trial are given up. None: they are not on trial.
         """
-        self._admission, self._check_device, self._void = admission, check_device, void
+        self._admission = admission
+        self._check_device = check_device
+        self._void = void
         self._most = MOST_FAULTS if void is None else MOST_FAULTS_ON_TRIAL
-        self.in_a_row = 0
+        self.in_a_row = 0  # kernel faults since the last sound
 
     @property
     def too_many(self) -> bool:
         """Are the kernels to be given up?"""
         return self.in_a_row >= self._most
 
-    def alone(self, sequence: Sequence, step: Callable[..., str | None], *args) -> None:
+    def alone(self, sequence: SpeechSequence, step: Callable[..., str | None], *args: object) -> None:
         """Run one step of a sequence. If it returns a finish reason or raises, this sequence alone ends."""
         if sequence.settled:
             return
@@ -57,7 +55,7 @@ class Failures:
                 self._check_device()
 
     @contextlib.contextmanager
-    def together(self, sequences: list[Sequence], what: str) -> Iterator[None]:
+    def together(self, sequences: list[SpeechSequence], what: str) -> Iterator[None]:
         """Work for several sequences. If it raises, they all end."""
         try:
             yield
@@ -69,7 +67,7 @@ class Failures:
                 self._admission.settle(sequence, error=error)
             log.exception("%s failed", what)
 
-    def all(self, running: list[Sequence], error: KernelFault) -> None:
+    def all(self, running: list[SpeechSequence], error: KernelFault) -> None:
         """End all running sequences after a kernel fault."""
         self._admission.tally("kernel_faults")
         self.in_a_row += 1

@@ -16,7 +16,7 @@ from qwen_megakernel.engine.admission import Admission
 from qwen_megakernel.engine.device_pipeline import DevicePipeline, Launch, Pushed
 from qwen_megakernel.engine.failures import Failures
 from qwen_megakernel.engine.scheduler import Scheduler
-from qwen_megakernel.engine.sequence import Sequence, State
+from qwen_megakernel.engine.sequence import SpeechSequence, State
 from qwen_megakernel.engine.slots import Slots
 from qwen_megakernel.errors import KernelFault, SpeechError
 
@@ -24,35 +24,27 @@ log = logging.getLogger(__name__)
 
 
 class Loop:
-    """Attributes:
-    turn_began: the clock's time at which the thread began its turn; None while it rests.
-    held: sequences that wait to share a vocoder push.
-    fell_back: the spare pipeline took over.
-    """
-
     def __init__(
         self,
         pipeline: DevicePipeline,
         admission: Admission,
         failures: Failures,
         slots: Slots,
-        inbox: "queue.SimpleQueue[Sequence | None]",
-        bell: "queue.SimpleQueue[None]",
         spare: Callable[[], DevicePipeline] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ):
-        """
-        Args:
-            inbox: sequences whose prompt is built; None: text came for a sequence, or one was cancelled.
-            bell: wakes the watchdog.
-            spare: makes the pipeline that takes over once the kernels are given up. None: the engine then ends.
-        """
-        self._admission, self.slots, self._inbox, self._bell = admission, slots, inbox, bell
-        self.failures, self._spare, self._clock = failures, spare, clock
+        """`spare`: makes the pipeline that takes over once the kernels are given up. None: the engine then ends."""
+        self._admission = admission
+        self._inbox = admission.inbox
+        self.slots = slots
+        self.failures = failures
+        self._spare = spare
+        self._clock = clock
         self._use(pipeline)
-        self.held: list[Sequence] = []
-        self._news = self.fell_back = False  # news: text came, or a cancel
-        self.turn_began: float | None = None
+        self.held: list[SpeechSequence] = []  # sequences that wait to share a vocoder push
+        self._news = False  # text came, or a cancel
+        self.fell_back = False  # the spare took over
+        self.turn_began: float | None = None  # when the thread began its turn; None while it rests
 
     def _use(self, pipeline: DevicePipeline) -> None:
         self.pipeline = pipeline
@@ -89,7 +81,7 @@ class Loop:
         self._admission.count()
         return busy
 
-    def _take(self, sequence: Sequence | None) -> None:
+    def _take(self, sequence: SpeechSequence | None) -> None:
         if sequence:
             self.slots.queue(sequence)
         else:
@@ -119,14 +111,14 @@ class Loop:
             return True
         return busy
 
-    def _prefill(self, sequence: Sequence) -> str | None:
+    def _prefill(self, sequence: SpeechSequence) -> str | None:
         if sequence.state is State.PREFILLING:
             self.pipeline.start(sequence)
         if sequence.state is State.REFERENCE:
             self.pipeline.hear_reference(sequence, self._scheduler.reads_reference(sequence, self.slots.running))
         return self._read_news(sequence)
 
-    def _read_news(self, sequence: Sequence) -> str | None:
+    def _read_news(self, sequence: SpeechSequence) -> str | None:
         if sequence.state is not State.PREFILLING and not sequence.cancelled:
             self.pipeline.read_text(sequence)
         return "cancelled" if sequence.cancelled else None
@@ -140,17 +132,18 @@ class Loop:
         ended = [s for s in launch.sequences if s.reason and not s.settled]
         self._push(self.pipeline.behind_codes(launch.sequences, ended))
         for sequence in (s for s in ended if not s.pushes):
-            self.failures.alone(sequence, Sequence.hand_out)
+            self.failures.alone(sequence, SpeechSequence.hand_out)
 
-    def _add_frame(self, sequence: Sequence, codes: Tensor | SpeechError | None) -> None:
+    def _add_frame(self, sequence: SpeechSequence, codes: Tensor | SpeechError | None) -> None:
         if sequence.add_frame(codes):
             self._admission.tally("frames")
 
-    def _push(self, candidates: list[Sequence], wait: bool = True) -> None:
+    def _push(self, candidates: list[SpeechSequence], wait: bool = True) -> None:
         """Give the vocoder the candidates' frames that are due. `wait`: some may wait to share a push."""
         if wait and not candidates:
             return
-        candidates, self.held = list(dict.fromkeys([*self.held, *candidates])), []
+        candidates = list(dict.fromkeys([*self.held, *candidates]))
+        self.held = []
         while candidates:
             pushes, held = self._scheduler.to_push(candidates, self.slots.running, self._clock(), wait)
             self.held += held
@@ -166,8 +159,8 @@ class Loop:
             sounds = self.pipeline.sound(pushed)
             self.failures.in_a_row = 0
         for sequence, sound in zip(pushed.sequences, sounds, strict=False):
-            self.failures.alone(sequence, Sequence.add_sound, sound)
-            self.failures.alone(sequence, Sequence.hand_out, sequence in pushed.push.short)
+            self.failures.alone(sequence, SpeechSequence.add_sound, sound)
+            self.failures.alone(sequence, SpeechSequence.hand_out, sequence in pushed.push.short)
 
     def _recover(self, error: KernelFault) -> bool:
         """End all running sequences after a fault, because no slot's state is trusted. Then go on, or fall back."""
@@ -178,7 +171,8 @@ class Loop:
             self.pipeline.recover()
         elif self._spare and not self.fell_back:
             log.error("%d kernel faults in a row: PyTorch takes over", self.failures.in_a_row)
-            self.pipeline = self.turn_began = None  # the spare needs the memory, and its load takes long
+            del self.pipeline  # the spare needs the memory; until it is there, there is no pipeline
+            self.turn_began = None  # its load takes long
             self._use(self._spare())
             self.fell_back = True
         else:
@@ -188,12 +182,15 @@ class Loop:
 
     def _end(self) -> None:
         """Settle every open sequence."""
-        self._admission.closed, self.turn_began = True, self._clock()
-        if self.pipeline:
+        self._admission.closed = True
+        self.turn_began = self._clock()
+        if hasattr(self, "pipeline"):
             self.pipeline.drain()
-        self.slots.clear()
+        self.slots.waiting.clear()
+        self.slots.running.clear()
         for sequence in list(self._admission.open):
             self._admission.settle_closed(sequence)
             sequence.forget()
-        self.turn_began, self._admission.ended = None, True
-        self._bell.put(None)
+        self.turn_began = None
+        self._admission.ended = True
+        self._admission.bell.put(None)

@@ -7,6 +7,8 @@ import os
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
 
 import torch
 
@@ -43,26 +45,70 @@ def check_sizes(**sizes: int) -> None:
 
 
 @dataclass(frozen=True)
-class Limits:
-    """How much an engine takes at once; `TTSEngine.load` says what each is.
+class EngineOptions:
+    """What an engine is loaded with besides its model: the arguments of `TTSEngine.load`. The line beside a type is its
+    help on a command line.
+
+    Attributes:
+        backend: "torch", "megakernel" (published dims, bfloat16, a GPU of targets.py's TARGETS) or "auto", which takes
+            the megakernel where it is known to be right and faster. An untried card is checked once, for up to a
+            minute. A log line says what was taken and why.
+        device: None takes a CUDA GPU if there is one, else the CPU.
+        dtype: of talker and code predictor: "float32", "bfloat16" or the torch.dtype of that name; None is bfloat16 on
+            a GPU and float32 on a CPU.
+        weights: which weights are E4M3: "bf16" (none), "fp8", "fp8-predictor", or a list of some of fp8.PARTS. They are
+            quantised now unless the checkpoint has them so; the rest has `dtype`. None: as the checkpoint has them.
+            PyTorch computes with the same weights, dequantised, and saves no memory. More: docs/fp8.md.
+        adapters: folders of LoRA adapters in PEFT's format, merged in this order, before anything is quantised.
+        max_streams: utterances at once, each in its own slot. Fewer run if the device sustains fewer for live
+            listeners, which is measured (`health()["sustained"]`).
+        max_positions: rows of one slot: the prompt's and one per frame.
+        max_queue: further utterances that may wait for a slot; any more fail at once with `EngineBusy`.
+        queue_timeout: seconds that an utterance waits for a slot before it fails with `EngineBusy`.
+        kept_voices: how many voices (with language and instruct) are kept, the latest used: keys and values of the
+            prompt's opening, and the vocoder's state after the reference. For 0.6B a voice takes about 8 MB; with a
+            transcribed reference of 10 s about 30 MB for each text layout.
+        vocoder_dtype: "float32", "tf32" (GPU only), "bfloat16" (slow: not through our kernels), or the torch.dtype of
+            such a name.
+        threads: CPU threads to compute with. None measures now and takes the fewest that are about as fast as any, at
+            most `torch.get_num_threads()`. That number itself stays as it is.
+        fallback: "torch": PyTorch takes over, many times slower, after three faults of our kernels in a row (two on a
+            card that was only checked). None: the engine then dies. On such a card backend="auto" implies "torch".
+        allow_foreign_voice: an experiment: a Base checkpoint's voice speaks on CustomVoice (docs/voices.md).
+        patience: how long the watchdog waits.
 
     Raises:
         BackendError: one has the wrong type or is out of range.
     """
 
-    max_streams: int = 8
-    max_positions: int = 2048
-    max_queue: int = 8
-    queue_timeout: float = 5.0
-    kept_voices: int = KEPT_VOICES
+    backend: Annotated[str, "auto, megakernel or torch"] = "auto"
+    device: Annotated[str | torch.device | None, "cpu, cuda, cuda:1; default: a GPU if there is one"] = None
+    dtype: Annotated[str | torch.dtype | None, "float32 or bfloat16; default: bfloat16 on a GPU"] = None
+    weights: Annotated[str | Collection[str] | None, "which weights are FP8"] = None
+    adapters: Annotated[Collection[str | Path], "a LoRA adapter of the model, a folder in PEFT's format"] = ()
+    max_streams: Annotated[int, "utterances at once"] = 8
+    max_positions: Annotated[int, "positions of a slot: an utterance's prompt and frames"] = 2048
+    max_queue: Annotated[int, "utterances that may wait for a slot"] = 8
+    queue_timeout: Annotated[float, "seconds that an utterance may wait for a slot"] = 5.0
+    kept_voices: Annotated[int, "voices whose beginnings are kept"] = KEPT_VOICES
+    vocoder_dtype: Annotated[str | torch.dtype, "float32, tf32 or bfloat16"] = "float32"
+    threads: Annotated[int | None, "CPU threads to compute with; default: the fastest number, measured"] = None
+    fallback: Annotated[str | None, "torch: PyTorch takes over if the kernels fail"] = None
+    allow_foreign_voice: Annotated[
+        bool, "an experiment: CustomVoice speaks with a Base checkpoint's voice (docs/voices.md)"
+    ] = False
     patience: Patience = Patience()
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         counts = {name: getattr(self, name) for name in _LEAST}
         check_sizes(**counts)
         timeout = self.queue_timeout
         if isinstance(timeout, bool) or not isinstance(timeout, numbers.Real) or not 0 <= timeout <= DAY:
             raise BackendError(f"queue_timeout must be 0 to {DAY} seconds, got {timeout!r}")
+        if self.fallback not in (None, "torch"):
+            raise BackendError(f"fallback must be None or 'torch', got {self.fallback!r}")
+        if not isinstance(self.allow_foreign_voice, bool):
+            raise BackendError(f"allow_foreign_voice must be True or False, got {self.allow_foreign_voice!r}")
 
     def kv_bytes(self, stack: StackConfig, dtype: torch.dtype) -> int:
         """Memory of the talker's keys and values."""
@@ -85,7 +131,7 @@ class Need:
     slot: int
 
     @classmethod
-    def of(cls, config: ModelConfig, dtype: torch.dtype, fp8: Collection[str], limits: Limits) -> "Need":
+    def of(cls, config: ModelConfig, dtype: torch.dtype, fp8: Collection[str], options: EngineOptions) -> "Need":
         """fp8: parts (fp8.PARTS) whose weights are E4M3."""
 
         def bytes_of(name: str, shape: tuple[int, ...]) -> int:
@@ -93,7 +139,7 @@ class Need:
 
         weights = sum(bytes_of(*item) for item in talker_tensors(config.talker).items() if item[0] != TEXT_TABLE)
         vocoder = sum(4 * math.prod(shape) for shape in vocoder_tensors(config.codec).values())
-        return cls(weights, vocoder, limits.kv_bytes(config.talker.stack, dtype) // limits.max_streams)
+        return cls(weights, vocoder, options.kv_bytes(config.talker.stack, dtype) // options.max_streams)
 
     def slots_in(self, memory: int) -> int:
         """How many slots fit into `memory` bytes. While the kernel packs the talker's weights, they are there twice."""
@@ -102,35 +148,35 @@ class Need:
         return few if few <= FEW_SLOTS else max(FEW_SLOTS, (left - _BESIDE_MORE) // self.slot)
 
 
-def memory_of(loaded: LoadedModel, stack: StackConfig, dtype: torch.dtype, limits: Limits) -> dict[str, int]:
+def memory_of(loaded: LoadedModel, stack: StackConfig, dtype: torch.dtype, options: EngineOptions) -> dict[str, int]:
     """Bytes that a loaded model takes on its device, by part. `stack` and `dtype` are the talker's."""
     memory = {
         "talker and code predictor": loaded.decoder.weight_bytes,
-        "keys and values": limits.kv_bytes(stack, dtype),
+        "keys and values": options.kv_bytes(stack, dtype),
         "vocoder": loaded.vocoder.weight_bytes,
-        "vocoder's streams": limits.max_streams * loaded.vocoder.slot_bytes,
+        "vocoder's streams": options.max_streams * loaded.vocoder.slot_bytes,
     }
     parts = ", ".join(f"{size(count)} for {part}" for part, count in memory.items())
-    log.debug("%d slots of %d positions: %s", limits.max_streams, limits.max_positions, parts)
+    log.debug("%d slots of %d positions: %s", options.max_streams, options.max_positions, parts)
     return memory
 
 
 @contextmanager
-def told_of_memory(model: str, device: torch.device, need: Need, limits: Limits) -> Iterator[None]:
+def told_of_memory(model: str, device: torch.device, need: Need, options: EngineOptions) -> Iterator[None]:
     """If memory is short, raise an error that says what takes it and how much would fit.
 
     Raises:
         OutOfMemoryError: at once if weights, keys and values alone do not fit; else in place of torch's.
     """
-    memory, wanted = _memory(device), limits.max_streams * need.slot
+    memory, wanted = _memory(device), options.max_streams * need.slot
     fits = need.slots_in(memory)
     told = (
-        f"{limits.max_streams} slots (max_streams) of {limits.max_positions} positions (max_positions) take "
+        f"{options.max_streams} slots (max_streams) of {options.max_positions} positions (max_positions) take "
         f"{size(wanted)} for keys and values alone, the weights {size(need.talker + need.vocoder)}; "
         "lower max_streams or max_positions"
     )
     if fits:
-        told += f": about {fits} slots of {limits.max_positions} positions fit"
+        told += f": about {fits} slots of {options.max_positions} positions fit"
     else:
         told += ", take weights='fp8' or a smaller model: not one slot of that size fits"
     # A CPU would grant the memory, and the process would be killed later.

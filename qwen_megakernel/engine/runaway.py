@@ -13,12 +13,11 @@ before.
 """
 
 import functools
+import re
 import unicodedata
 from collections import deque
 
 import numpy as np
-
-from qwen_megakernel.engine.word_times import is_syllable
 
 HANDED_OUT = 12
 """Frames of a loop that a listener hears at most: 0.96 s."""
@@ -37,6 +36,7 @@ frame limit, where it is cut anyway, `BABBLE_AT_LIMIT` times are enough."""
 _PERIODS = range(1, 5)
 _QUIET, _SILENT = 0.01, 5e-4  # RMS: relative to the loudest frame so far (-40 dB), absolute (-66 dBFS)
 _SPELT = 6.0  # letters of a digit or a symbol: "seven", "percent", "siebenundsiebzig" for two
+_SYLLABLE = re.compile("[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uff66-\uff9f\uac00-\ud7af]")
 _SPOKEN_MARKS = "%&@#*/\\"  # which Unicode counts as punctuation
 
 
@@ -47,13 +47,14 @@ class RunawayGuard:
     is behind the codes, nor on how many frames it makes at once.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._unheard: deque[tuple[bytes, bool]] = deque()  # of frames seen: codes; is the text used up?
         self._recent: deque[bytes] = deque(maxlen=_PERIODS[-1])
         self._repeated = dict.fromkeys(_PERIODS, 0)  # latest frames that equal the one a period before
         self._quiet = 0  # latest frames that are near silence
         self._loudest = 0.0
-        self._frames = self._watched_from = 0
+        self._frames = 0
+        self._watched_from = 0  # the first frame behind the text
         self._should_take = 0.0  # frames, for the text so far; 0: no text is known, and length is not judged
         self._runaway: str | None = None  # its kind; no further frame is looked at
 
@@ -118,6 +119,11 @@ class RunawayGuard:
         loops = [("repeats", self._frames - run - period) for period, run in self._repeated.items() if run]
         loops += [("silence", self._frames - self._quiet)] if self._quiet else []
         return [(kind, max(begin, self._watched_from)) for kind, begin in loops]
+
+
+def is_syllable(character: str) -> bool:
+    """Is it Chinese, Japanese or Korean, where a character is a syllable or more?"""
+    return bool(_SYLLABLE.match(character))
 
 
 def letters_of(text: str) -> float:

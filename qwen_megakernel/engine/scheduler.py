@@ -7,7 +7,7 @@ first. docs/reliability.md explains the rules to users. tests/test_schedule.py t
 from dataclasses import dataclass
 
 from qwen_megakernel.backend.interfaces import PUSH_FRAMES, RECENT_FRAMES
-from qwen_megakernel.engine.sequence import Sequence, State
+from qwen_megakernel.engine.sequence import SpeechSequence, State
 
 NEW_AT_ONCE = 8
 """The most sequences that are prefilled between two launches. A prompt takes 1 ms on an H200, so 8 delay a frame by
@@ -34,59 +34,52 @@ ten frames. It only shifts when a chunk is due, so its first value matters littl
 
 @dataclass(frozen=True, eq=False)
 class Push:
-    """Frames for the vocoder.
+    """Frames for the vocoder."""
 
-    Attributes:
-        frames: how many of each sequence.
-        short: sequences whose chunk ends with these frames, full or not, because their text has run out.
-    """
-
-    sequences: list[Sequence]
-    frames: list[int]
-    short: list[Sequence]
+    sequences: list[SpeechSequence]
+    frames: list[int]  # how many of each sequence
+    short: list[SpeechSequence]  # their chunk ends with these frames, full or not, because their text has run out
 
 
 class Scheduler:
-    """Attributes:
-    frame_s: seconds from a launch to its codes, averaged.
-    """
-
     def __init__(self, width: int, most_frames: int):
         """
         Args:
             width: the most sequences in a launch.
             most_frames: of a vocoder push. 0: sequences do not share pushes.
         """
-        self._width, self._most_frames = width, most_frames
-        self.frame_s = _FIRST_FRAME_S
+        self._width = width
+        self._most_frames = most_frames
+        self.frame_s = _FIRST_FRAME_S  # seconds from a launch to its codes, averaged
 
     def frame_took(self, seconds: float) -> None:
         self.frame_s += _SMOOTHING * (seconds - self.frame_s)
 
     # ------------------------------------------------------------ prefill
 
-    def to_prefill(self, running: list[Sequence], now: float) -> list[Sequence]:
+    def to_prefill(self, running: list[SpeechSequence], now: float) -> list[SpeechSequence]:
         """Sequences whose prompt or reference is computed before the next launch: first come, first served."""
         new = [s for s in running if s.state in (State.PREFILLING, State.REFERENCE)]
         if not new:
             return []
-        speaking = [s for s in running if s.runs_out is not None and not (s.starved or s.reason)]
-        hurry = any(s.runs_out < now + HURRY_S for s in speaking)
+        hurry = any(s.runs_out is not None and _runs_out_soon(s, now) and not (s.starved or s.reason) for s in running)
         return new[: 1 if hurry else NEW_AT_ONCE]
 
     @staticmethod
-    def reads_reference(sequence: Sequence, running: list[Sequence]) -> bool:
+    def reads_reference(sequence: SpeechSequence, running: list[SpeechSequence]) -> bool:
         """Does this sequence take the voice's reference through the vocoder? The first with the voice does. The others
         wait for it and copy the state."""
         return sequence is next(s for s in running if s.reference and s.voice_digest == sequence.voice_digest)
 
     # ------------------------------------------------------------ frames
 
-    def ready(self, running: list[Sequence]) -> list[Sequence]:
+    def ready(self, running: list[SpeechSequence]) -> list[SpeechSequence]:
         """Sequences whose next frame can be launched, the most urgent first."""
         return sorted((s for s in running if s.ready), key=lambda s: s.due_at(self.frame_s))
 
-    def to_launch(self, ready: list[Sequence], computed: list[Sequence], now: float) -> list[Sequence]:
+    def to_launch(
+        self, ready: list[SpeechSequence], computed: list[SpeechSequence], now: float
+    ) -> list[SpeechSequence]:
         """Sequences that get a frame now; none if it is better to wait for the launch that is being computed.
 
         Args:
@@ -95,7 +88,7 @@ class Scheduler:
         """
         return [] if computed and ready and self._better_wait(ready, computed, now) else ready[: self._width]
 
-    def _better_wait(self, ready: list[Sequence], computed: list[Sequence], now: float) -> bool:
+    def _better_wait(self, ready: list[SpeechSequence], computed: list[SpeechSequence], now: float) -> bool:
         """Would a launch delay computed sequences whose listeners run out much sooner? Or is there time to join them?
         Two halves that take turns need twice as long as one launch of all (docs/log.md, 2026-11-22)."""
         first = ready[0].due_at(self.frame_s)
@@ -107,12 +100,12 @@ class Scheduler:
     # ------------------------------------------------------------ vocoder
 
     def to_push(
-        self, candidates: list[Sequence], running: list[Sequence], now: float, wait: bool
-    ) -> tuple[list[Push], list[Sequence]]:
+        self, candidates: list[SpeechSequence], running: list[SpeechSequence], now: float, wait: bool
+    ) -> tuple[list[Push], list[SpeechSequence]]:
         """The pushes that go to the vocoder now, and the sequences that wait for a larger push.
 
         Sequences share a push, whatever they have to give. Those whose listeners run out first come first. Some go
-        alone, with whole chunks (`Sequence.alone`).
+        alone, with whole chunks (`SpeechSequence.alone`).
 
         Args:
             candidates: those with new frames, and those that have waited.
@@ -123,7 +116,7 @@ class Scheduler:
         due = [s for s in candidates if s.vocoder_due(s in short) and not s.settled]
         few = self._most_frames and sum(s.missing for s in due) < ENOUGH_FRAMES
         more = wait and few and any(s.speaking and not (s.starved or s.reason) for s in running if s not in due)
-        waiting = [s for s in due if more and s not in short and self._is_calm(s, now)]
+        waiting = [s for s in due if more and s not in short and _is_calm(s, now)]
         pushes: list[Push] = []
         room = 0
         for sequence in sorted((s for s in due if s not in waiting), key=lambda s: s.runs_out or 0.0):
@@ -139,9 +132,13 @@ class Scheduler:
                 push.short.append(sequence)
         return pushes, waiting
 
-    @staticmethod
-    def _is_calm(sequence: Sequence, now: float) -> bool:
-        """May its frames wait? They may if its listener does not run out meanwhile, and if the device has room for the
-        codes of another frame."""
-        soon = sequence.runs_out is None or sequence.runs_out < now + HURRY_S
-        return not (soon or sequence.alone) and sequence.missing < RECENT_FRAMES
+
+def _runs_out_soon(sequence: SpeechSequence, now: float) -> bool:
+    """Has its listener little audio left, or none yet?"""
+    return sequence.runs_out is None or sequence.runs_out < now + HURRY_S
+
+
+def _is_calm(sequence: SpeechSequence, now: float) -> bool:
+    """May its frames wait? They may if its listener does not run out meanwhile, and if the device has room for the
+    codes of another frame."""
+    return not (_runs_out_soon(sequence, now) or sequence.alone) and sequence.missing < RECENT_FRAMES

@@ -1,4 +1,4 @@
-"""Sequence: one utterance as the engine computes it, frame by frame, and what was handed to its listener.
+"""SpeechSequence: one utterance as the engine computes it, frame by frame, and what was handed to its listener.
 
 Callers never touch tensors of the engine's thread: text rows go in through a queue, chunks come out through another.
 """
@@ -28,6 +28,8 @@ from qwen_megakernel.model.vocoder import Portion
 FRAME_S = 0.08
 """Seconds of audio of a frame: the model's 12.5 frames a second."""
 
+NO_SLOT = -1
+
 LONG_CHUNK = 16
 """Frames; a longer chunk gets no priority beyond its first 16, two full chunks of the default schedule. Without this
 limit a caller who asked for 10**7 frames came before everybody (docs/log.md, 2026-11-21)."""
@@ -45,7 +47,7 @@ class State(Enum):
     DONE = "it has its audio or its error"
 
 
-class Sequence:
+class SpeechSequence:
     """Callers' threads fill in the text. Once the engine's thread has the prompt, it owns all below the line."""
 
     def __init__(
@@ -58,14 +60,14 @@ class Sequence:
         groups: int,
         clock: Callable[[], float] = time.monotonic,
     ):
-        """
-        Args:
-            sample_rate: of the vocoder, in Hz.
-            groups: codes of a frame.
-            clock: seconds.
-        """
-        self.request, self.on_chunk, self.on_end, self.clock = request, on_chunk, on_end, clock
-        self.seed, self._sample_rate, self._groups = request.sampling.seed, sample_rate, groups
+        """`groups`: codes of a frame."""
+        self.request = request
+        self.on_chunk = on_chunk
+        self.on_end = on_end
+        self.clock = clock
+        self.seed = request.sampling.seed or 0  # a checked request has one
+        self._sample_rate = sample_rate
+        self._groups = groups
         self._heard_frame_s = FRAME_S / request.speed
         self.lock = threading.Lock()  # of the text
         self.text_open = True  # more may be pushed
@@ -80,7 +82,6 @@ class Sequence:
         self.error: BaseException | None = None
         self.arrived: float | None = None  # when its text did
         self.timings: dict[str, float] = {}
-        self.place: int | None = None
         # ------------------------------------------------ the engine's thread
         self._state = State.WAITING_TEXT
         self.prompt: Prompt | None = None
@@ -88,7 +89,7 @@ class Sequence:
         self.text_complete = False  # no more text rows will come
         self.max_frames = 0
         self.deadline = 0.0  # for getting a slot
-        self.slot: int | None = None
+        self.slot = NO_SLOT
         self.steady = False  # the vocoder is
         self.in_flight = False  # a launched frame whose codes nobody has seen
         self.pushes = 0  # uncollected ones
@@ -109,8 +110,11 @@ class Sequence:
         self._to_come: list[np.ndarray] = []  # codes of frames whose sound an effect has cut, or holds
         self.reason: str | None = None  # why it ends with the frames it has
         self.runaway: str | None = None  # the guard's kind, if that is the reason
-        self._planned = self._chunks_planned = 0  # frames given that fill chunks; these chunks
-        self.handed_frames = self.handed_samples = self.chunks_given = 0
+        self._planned = 0  # frames given that fill chunks
+        self._chunks_planned = 0  # these chunks
+        self.handed_frames = 0
+        self.handed_samples = 0
+        self.chunks_given = 0
         self.first_chunk: float | None = None  # when it was handed out
         self.runs_out: float | None = None  # when its listener has heard all that was handed out
         self.lead: float | None = None  # see Audio.lead_s
@@ -130,7 +134,9 @@ class Sequence:
 
     def enqueue(self, prompt: Prompt, text_complete: bool, max_positions: int, queue_timeout: float) -> None:
         """Its prompt is built."""
-        self.prompt, self.text_rows, self.text_complete = prompt, len(prompt.trailing), text_complete
+        self.prompt = prompt
+        self.text_rows = len(prompt.trailing)
+        self.text_complete = text_complete
         self.max_frames = min(self.request.max_frames, max_positions - len(prompt.rows) + 1)
         self.stage_began = self.clock()
         self.deadline = self.stage_began + queue_timeout
@@ -144,17 +150,20 @@ class Sequence:
 
     def prefilled(self, reference: list[Portion]) -> None:
         """Its prompt is computed. `reference`: what the vocoder must hear before the first frame."""
-        self.reference, self._state = reference, State.REFERENCE
+        self.reference = reference
+        self._state = State.REFERENCE
         if not reference:
             self.reference_heard()
 
     def reference_heard(self) -> None:
-        self.reference, self._state = [], State.RUNNING
+        self.reference = []
+        self._state = State.RUNNING
         self.mark("prefill")
 
     def end(self, reason: str) -> None:
         """No frame will follow those it has."""
-        self.reason, self._state = reason, State.DRAINING
+        self.reason = reason
+        self._state = State.DRAINING
 
     def mark(self, stage: str) -> None:
         """A stage is over: the time since the previous one belongs to it."""
@@ -164,9 +173,14 @@ class Sequence:
 
     def forget(self) -> None:
         """It has ended. An utterance that is still held keeps the audio, but not what was needed to make it."""
-        self.prompt = self.pieces = None
-        self.reference, self.incoming = [], queue.SimpleQueue()
-        self.codes, self.sound, self._changed, self._effects = [], [], [], []
+        self.prompt = None
+        self.pieces = None
+        self.reference = []
+        self.incoming = queue.SimpleQueue()
+        self.codes = []
+        self.sound = []
+        self._changed = []
+        self._effects = []
 
     # ------------------------------------------------------------ what the scheduler asks
 
@@ -321,8 +335,8 @@ class Sequence:
 
     def _hand_out(self, samples: np.ndarray, codes: list[np.ndarray]) -> None:
         """Hand out the next chunk: fp32 [n], int64 [groups] each."""
-        codes, self._to_come = [*self._to_come, *codes], []
-        chunk = Chunk(samples, self._stack(codes), self._sample_rate)
+        chunk = Chunk(samples, self._stack([*self._to_come, *codes]), self._sample_rate)
+        self._to_come = []
         now, seconds = self.clock(), len(samples) / self._sample_rate
         if self.first_chunk is None:
             self.first_chunk = now

@@ -5,30 +5,23 @@ from collections import deque
 from collections.abc import Callable
 
 from qwen_megakernel.engine.admission import Admission
-from qwen_megakernel.engine.sequence import Sequence
+from qwen_megakernel.engine.sequence import NO_SLOT, SpeechSequence
 from qwen_megakernel.errors import EngineBusy
 
 
 class Slots:
-    """The engine's thread owns it; others may look.
-
-    Attributes:
-        running: sequences with a slot.
-        waiting: sequences that are queued for one, first come, first served.
-        free: numbers of the free slots.
-    """
+    """The engine's thread owns it; others may look."""
 
     def __init__(self, admission: Admission, queue_timeout: float, clock: Callable[[], float] = time.monotonic):
-        """
-        Args:
-            queue_timeout: seconds that a sequence waits for a slot, at most.
-        """
-        self._admission, self._queue_timeout, self._clock = admission, queue_timeout, clock
-        self.running: list[Sequence] = []
-        self.waiting: deque[Sequence] = deque()
-        self.free = list(range(admission.slots))
+        """`queue_timeout`: seconds that a sequence waits for a slot, at most."""
+        self._admission = admission
+        self._queue_timeout = queue_timeout
+        self._clock = clock
+        self.running: list[SpeechSequence] = []  # with a slot
+        self.waiting: deque[SpeechSequence] = deque()  # queued for one, first come, first served
+        self.free = list(range(admission.slots))  # the slots' numbers
 
-    def available(self, sequence: Sequence) -> bool:
+    def available(self, sequence: SpeechSequence) -> bool:
         """Can this sequence get a slot?"""
         return bool(self.free) and self._admission.may_run(sequence, self.running)
 
@@ -37,14 +30,14 @@ class Slots:
         """Seconds until the first in the queue has waited too long; None: nobody waits."""
         return max(0.0, self.waiting[0].deadline - self._clock()) if self.waiting else None
 
-    def queue(self, sequence: Sequence) -> None:
+    def queue(self, sequence: SpeechSequence) -> None:
         """Queue a sequence whose prompt is built."""
         if not sequence.settled:
             self.waiting.append(sequence)
 
     def settle_cancelled(self) -> None:
         """End cancelled sequences that have no slot. The others end with their next step."""
-        for sequence in [s for s in self._admission.open.copy() if s.slot is None and s.cancelled]:
+        for sequence in [s for s in self._admission.open.copy() if s.slot == NO_SLOT and s.cancelled]:
             self._admission.settle(sequence, "cancelled")
         self.waiting = deque(s for s in self.waiting if not s.settled)
 
@@ -74,8 +67,3 @@ class Slots:
             self.running.remove(sequence)
             sequence.forget()
         return bool(ended)
-
-    def clear(self) -> None:
-        """The engine ends."""
-        self.waiting.clear()
-        self.running.clear()

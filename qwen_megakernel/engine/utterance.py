@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from qwen_megakernel.engine.audio import Audio, Chunk
 from qwen_megakernel.engine.core import EngineCore
-from qwen_megakernel.engine.sequence import Sequence
+from qwen_megakernel.engine.sequence import SpeechSequence
 from qwen_megakernel.errors import TextEndedError, TextError
 from qwen_megakernel.model.text import check_unicode
 
@@ -14,9 +14,11 @@ class Utterance:
     """One request on its way through an engine; made by `TTSEngine.submit`. Thread-safe. Dropping it while its text is
     open cancels it: nobody could end it any more."""
 
-    def __init__(self, sequence: Sequence, core: EngineCore, engine: object):
+    def __init__(self, sequence: SpeechSequence, core: EngineCore, engine: object):
         """`engine`: stays alive as long as one of its utterances is held."""
-        self._sequence, self._core, self._engine = sequence, core, engine
+        self._sequence = sequence
+        self._core = core
+        self._engine = engine
 
     @property
     def seed(self) -> int:
@@ -92,11 +94,13 @@ class Utterance:
             TTSError: why it failed.
         """
         self._core.refuse_own_thread(self._sequence)
-        if not self._sequence.done.wait(None if timeout is None else min(timeout, threading.TIMEOUT_MAX)):
-            raise TimeoutError(f"the utterance did not end within {timeout} s")
-        if self._sequence.error:
+        done = self._sequence.done.wait(None if timeout is None else min(timeout, threading.TIMEOUT_MAX))
+        if done and self._sequence.error:
             raise self._sequence.error
-        return self._sequence.audio
+        audio = self._sequence.audio
+        if not done or audio is None:
+            raise TimeoutError(f"the utterance did not end within {timeout} s")
+        return audio
 
     def __del__(self) -> None:
         if self._sequence.text_open and not self._sequence.settled:

@@ -31,20 +31,13 @@ class Patience:
 
 
 class Watchdog:
-    """Attributes:
-    hangs: the engine's thread does not come back.
-    """
-
-    def __init__(
-        self, admission: Admission, loop: Loop, bell: "queue.SimpleQueue[None]", patience: Patience, default_s: float
-    ):
-        """
-        Args:
-            bell: None makes it look now.
-            default_s: in place of `patience.device_s` if that is None.
-        """
-        self._admission, self._loop, self._bell, self._patience = admission, loop, bell, patience
-        self._default_s, self.hangs = default_s, False
+    def __init__(self, admission: Admission, loop: Loop, patience: Patience, default_s: float):
+        """`default_s`: in place of `patience.device_s` if that is None."""
+        self._admission = admission
+        self._loop = loop
+        self._patience = patience
+        self._default_s = default_s
+        self.hangs = False  # the loop's thread does not come back
 
     def run(self) -> None:
         """Time is counted by looks, because the process may be stopped and go on hours later."""
@@ -52,7 +45,7 @@ class Watchdog:
         while not self._admission.ended or self._admission.open:
             before = time.monotonic()
             with contextlib.suppress(queue.Empty):
-                self._bell.get(timeout=self._patience.look_s)
+                self._admission.bell.get(timeout=self._patience.look_s)
             passed = min(time.monotonic() - before, 2 * self._patience.look_s)
             began = self._loop.turn_began
             self._watch_callbacks(passed)

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from qwen_megakernel.checkpoint.config import SamplingParams, TalkerConfig
-from qwen_megakernel.model.sampling import Code0Rules, Draw, gumbel_from_bits, key_schedule, philox
+from qwen_megakernel.model.sampling import Code0Rules, Draw, filled, gumbel_from_bits, key_schedule, philox
 from qwen_megakernel.model.transformer import Embeddings, KVCache, Transformer
 
 Draws = tuple[Draw, Draw]
@@ -30,31 +30,21 @@ def draws_of(sampling: SamplingParams) -> Draws:
 
 class SlotState:
     """All that a frame of one slot reads and writes, apart from weights. Tensors are written in place and never
-    replaced, because a captured graph knows them by their address.
-
-    Attributes:
-        cache: of the talker.
-        row: [1, hidden], the talker's next input.
-        text: [hidden], the text row that the frame adds to its embeddings. The caller writes it before every frame.
-        codes: int64 [groups], those of the last frame.
-        position: int64 [1], of `row`.
-        frame: int64 [], the next frame's number, from 0.
-        keys: int64 [10, 2], `key_schedule` of the seed.
-        numbers: fp32 [2, 2], `Draw.numbers` of the two draws.
-        rules: code 0's, with the history of the sequence.
-    """
+    replaced, because a captured graph knows them by their address."""
 
     def __init__(self, config: TalkerConfig, max_positions: int, device: torch.device, dtype: torch.dtype):
         def integers(*shape: int) -> Tensor:
             return torch.zeros(shape, dtype=torch.int64, device=device)
 
-        self.cache = KVCache(config.stack, max_positions, device, dtype)
-        self.row = torch.zeros(1, config.stack.hidden_size, device=device, dtype=dtype)
-        self.text = torch.zeros_like(self.row[0])
-        self.codes, self.position, self.frame = integers(config.num_code_groups), integers(1), integers()
-        self.keys = integers(10, 2)
-        self.numbers = torch.zeros(2, 2, dtype=torch.float32, device=device)
-        self.rules = Code0Rules(config, 1.0, device)
+        self.cache = KVCache(config.stack, max_positions, device, dtype)  # the talker's
+        self.row = torch.zeros(1, config.stack.hidden_size, device=device, dtype=dtype)  # the talker's next input
+        self.text = torch.zeros_like(self.row[0])  # the row of text that the caller writes before every frame
+        self.codes = integers(config.num_code_groups)  # of the last frame
+        self.position = integers(1)  # of `row`
+        self.frame = integers()  # the next frame's number, from 0
+        self.keys = integers(10, 2)  # `key_schedule` of the seed
+        self.numbers = torch.zeros(2, 2, dtype=torch.float32, device=device)  # `Draw.numbers` of the two draws
+        self.rules = Code0Rules(config, 1.0, device)  # with the history of the sequence
 
     def start(self, row: Tensor, position: int, sampling: SamplingParams) -> None:
         """Begin a sequence whose first frame reads `row` [1, hidden] at `position`."""
@@ -65,18 +55,14 @@ class SlotState:
         self.keys.copy_(torch.tensor(key_schedule(sampling.seed or 0)), non_blocking=True)
         numbers = [draw.numbers for draw in draws_of(sampling)]
         self.numbers.copy_(torch.tensor(numbers, dtype=torch.float32), non_blocking=True)
-        self.rules.restart(sampling.repetition_penalty)
+        self.rules.restart(filled(sampling.repetition_penalty))
 
 
 class Frame:
     """Talker, code predictor and draws of one frame."""
 
     def __init__(self, config: TalkerConfig, tensors: Mapping[str, Tensor], embeddings: Embeddings, max_positions: int):
-        """
-        Args:
-            tensors: every `talker.*` tensor, all on one device and of one dtype.
-            embeddings: over the same tensors.
-        """
+        """`tensors`: every `talker.*` tensor, all on one device and of one dtype. `embeddings`: over the same ones."""
         predictor, stack = "talker.code_predictor", config.code_predictor.stack
         groups = config.num_code_groups
         self._embed = embeddings
@@ -132,4 +118,4 @@ class Frame:
     def _noise(self, s: SlotState) -> tuple[Tensor, ...]:
         """fp32 [vocab] for every group."""
         bits = philox((self._candidate, self._group, s.frame, self._zero), s.keys)
-        return gumbel_from_bits(bits).split(self._sizes)
+        return torch.split(gumbel_from_bits(bits), self._sizes)

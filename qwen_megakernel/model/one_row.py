@@ -16,18 +16,15 @@ from qwen_megakernel.checkpoint.config import StackConfig
 
 
 class OneRow:
-    """Not thread-safe: its buffers are written by every call."""
+    """Not thread-safe: its buffers are written by every call. Its weights are `Transformer`'s, fp32 on the CPU."""
 
     def __init__(self, config: StackConfig, layers: Sequence[Mapping[str, Tensor]], norm: Tensor):
-        """
-        Args:
-            layers: weights by name, fp32 on the CPU, as `Transformer` has them.
-            norm: [hidden], of the final norm.
-        """
-        self._config, self._layers, self._norm = config, layers, norm
+        self._config = config
+        self._layers = layers
+        self._norm = norm
         heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
         self._qkv = torch.empty(heads + 2 * kv_heads, dim)
-        self._q, self._k, self._v = (part.view(-1) for part in self._qkv.split((heads, kv_heads, kv_heads)))
+        self._q, self._k, self._v = (part.view(-1) for part in torch.split(self._qkv, [heads, kv_heads, kv_heads]))
         self._gate, self._up = torch.empty(2, config.intermediate_size)
         self._head_norms = [self._weights_twice(w["self_attn.q_norm"], w["self_attn.k_norm"]) for w in layers]
 
@@ -37,15 +34,8 @@ class OneRow:
         return torch.cat((q_norm.expand(c.num_heads, -1), k_norm.expand(c.num_kv_heads, -1))).repeat(1, 2)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, position: int, k: Tensor, v: Tensor) -> Tensor:
-        """
-        Args:
-            x: [hidden], the row.
-            cos, sin: [head_dim], of its position.
-            k, v: the cache, [layers, kv_heads, positions, head_dim]; the row's are written at `position`.
-
-        Returns:
-            [hidden], after the final norm.
-        """
+        """The row x [hidden], and cos and sin [head_dim] of its position -> [hidden], after the final norm. The row's
+        keys and values are written to the cache, k and v [layers, kv_heads, positions, head_dim], at `position`."""
         heads, kv_heads, dim = self._config.num_heads, self._config.num_kv_heads, self._config.head_dim
         for i, w in enumerate(self._layers):
             y, scale = x * w["input_layernorm"], self._scale(x)

@@ -14,16 +14,12 @@ end"."""
 
 def pcm16(samples: np.ndarray) -> bytes:
     """fp32 [n] in -1..1 -> little-endian PCM16, rounded to the nearest value. Samples beyond -1..1 are clipped."""
-    return np.rint(np.clip(samples, -1.0, 1.0) * 32767.0).astype("<i2").tobytes()
+    rounded: np.ndarray = np.rint(np.clip(samples, -1.0, 1.0) * 32767.0)
+    return rounded.astype("<i2").tobytes()
 
 
 def wav_header(sample_rate: int, samples: int | None = None) -> bytes:
-    """The 44 bytes in front of mono PCM16 (RIFF WAVE).
-
-    Args:
-        sample_rate: in Hz.
-        samples: how many follow; None: nobody knows yet.
-    """
+    """The 44 bytes in front of mono PCM16 (RIFF WAVE). `samples` is how many follow; None: nobody knows yet."""
     size = UNKNOWN if samples is None else min(UNKNOWN, BYTES * samples)
     data = struct.pack("<4sI", b"data", size)
     kind = struct.pack("<4sIHHIIHH", b"fmt ", 16, 1, 1, sample_rate, sample_rate * BYTES, BYTES, 8 * BYTES)

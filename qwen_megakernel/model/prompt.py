@@ -27,13 +27,7 @@ from torch import Tensor
 
 from qwen_megakernel.checkpoint.config import ModelConfig
 from qwen_megakernel.checkpoint.languages import find_language
-from qwen_megakernel.errors import (
-    CheckpointError,
-    NoWordsError,
-    SpeakerError,
-    TextError,
-    TextTooLongError,
-)
+from qwen_megakernel.errors import CheckpointError, NoWordsError, SpeakerError, TextError, TextTooLongError
 from qwen_megakernel.model.conditioning import AUTO, UNCONDITIONED, Conditioning
 from qwen_megakernel.model.text import TextTokenizer, split_to_fit
 from qwen_megakernel.model.transformer import Embeddings
@@ -49,48 +43,32 @@ KEPT_VOICES = 16
 @dataclass(frozen=True, eq=False)
 class Prefix:
     """The first rows of a prompt, which its text does not touch. Prompts that share these rows share this object. A
-    frame decoder can therefore keep what it computed from them under the object, and find it again.
+    frame decoder can therefore keep what it computed from them under the object, and find it again."""
 
-    Attributes:
-        rows: how many rows; fewer than the prompt has.
-    """
-
-    rows: int
+    rows: int  # how many; fewer than the prompt has
 
 
 class Tokens(NamedTuple):
-    """Token ids of a text.
+    """Token ids of a text."""
 
-    Attributes:
-        role: of the role in front of the text. A line break that opens the text may change its last id.
-        text: of the text itself.
-    """
-
-    role: list[int]
+    role: list[int]  # of the role in front of the text; a line break that opens the text may change its last id
     text: list[int]
 
 
 @dataclass(frozen=True, eq=False)
 class Prompt:
-    """What a frame decoder needs of a request. Tensors have the model's dtype and lie on its device.
+    """What a frame decoder needs of a request. Tensors have the model's dtype and lie on its device."""
 
-    Attributes:
-        rows: [T, hidden], prefilled at positions 0..T-1.
-        trailing: [R, hidden]; frame k (from 0) adds row k to the sum of its code embeddings.
-        pad: [hidden]; what frames after the R-th add.
-        prefix: the first rows, with which other prompts begin too.
-        text_open: more trailing rows will come (`FrameDecoder.extend`).
-    """
-
-    rows: Tensor
-    trailing: Tensor
-    pad: Tensor
-    prefix: Prefix | None = None
-    text_open: bool = False
+    rows: Tensor  # [T, hidden], prefilled at positions 0..T-1
+    trailing: Tensor  # [R, hidden]; frame k (from 0) adds row k to the sum of its code embeddings
+    pad: Tensor  # [hidden]; what frames after the R-th add
+    prefix: Prefix | None = None  # the first rows, with which other prompts begin too
+    text_open: bool = False  # more trailing rows will come (`FrameDecoder.extend`)
 
 
 class PromptBuilder:
-    """Builds prompts for one checkpoint; constant rows are made once. Thread-safe.
+    """Builds prompts for one checkpoint; constant rows are made once. Thread-safe. A method that takes a conditioning
+    raises SpeakerError or LanguageError for an unknown name; the message lists the known ones.
 
     Attributes:
         config, tokenizer: of the checkpoint.
@@ -101,14 +79,10 @@ class PromptBuilder:
     def __init__(
         self, config: ModelConfig, tokenizer: TextTokenizer, embeddings: Embeddings, *, kept_voices: int = KEPT_VOICES
     ):
-        """
-        Args:
-            kept_voices: how many openings to keep.
-
-        Raises:
-            CheckpointError: the tokenizer does not split the role as the model expects it.
-        """
-        self.config, self.tokenizer, self._embed = config, tokenizer, embeddings
+        """Raises CheckpointError: the tokenizer does not split the role as the model expects it."""
+        self.config = config
+        self.tokenizer = tokenizer
+        self._embed = embeddings
         self.speakers: tuple[str, ...] = tuple(config.talker.speakers)
         # Dialects are chosen through their speakers; the reference implementation hides them from its list too.
         self.languages: tuple[str, ...] = (AUTO, *config.talker.named_languages)
@@ -123,20 +97,19 @@ class PromptBuilder:
         self._bridge = (self._bos + self._codec_pad)[None]
         self._closing = torch.stack([self._eos + self._codec_pad, self._pad + self._codec_bos])
         role = embeddings.text(self._role)
-        self._leads: dict[tuple, Tensor] = {}  # rows of role, tags and speaker, for every language and speaker
+        self._leads: dict[
+            tuple[object, ...], Tensor
+        ] = {}  # rows of role, tags and speaker, for every language and speaker
         for speaker in (None, *self.speakers):
             for language in self.languages:
                 tags = self._tag_ids(language, speaker)
                 self._leads[(*self._role, *tags, speaker)] = self._make_lead(role, tags, speaker)
-        self._openings: dict[tuple, Opening] = {}  # the one that was used last is at the end
-        self._kept, self._lock = kept_voices, threading.Lock()
+        self._openings: dict[tuple[object, ...], Opening] = {}  # the one that was used last is at the end
+        self._kept = kept_voices
+        self._lock = threading.Lock()
 
     def tokens(self, text: str) -> Tokens:
-        """Ids of a text that is to be spoken.
-
-        Raises:
-            TextError: not a string, not valid Unicode, or blank.
-        """
+        """Ids of a text that is to be spoken. Raises TextError: not a string, not valid Unicode, or blank."""
         return self._tokens(text, "text")
 
     def build(
@@ -151,12 +124,10 @@ class PromptBuilder:
 
         Args:
             text: what to say, or its `tokens`.
-            conditioning: who says it, and how.
             non_streaming_mode: True puts the whole text before the first frame.
             max_positions: of a slot.
 
         Raises:
-            SpeakerError, LanguageError: unknown; the known ones are listed.
             TextError: see `tokens`.
             TextTooLongError: the prompt and one frame per text row need more than `max_positions`. Speech takes several
                 frames for a row, so such a text cannot fit. Raised before anything is computed.
@@ -182,12 +153,7 @@ class PromptBuilder:
         max_positions: int,
     ) -> list[str]:
         """Cut the text at sentences into pieces. The prompt that `build` makes of a piece leaves `room` for its speech.
-
-        Raises:
-            SpeakerError, LanguageError: unknown; the known ones are listed.
-            TextError: not a string, not valid Unicode, or blank.
-            TextTooLongError: instruct and reference leave no room for any text.
-        """
+        Raises what `tokens` and `room` do."""
         if not isinstance(text, str):
             raise TextError(f"text must be a string, got {type(text).__name__}")
         most = self.room(conditioning, non_streaming_mode=non_streaming_mode, max_positions=max_positions)
@@ -197,12 +163,8 @@ class PromptBuilder:
         return pieces
 
     def room(self, conditioning: Conditioning, *, non_streaming_mode: bool, max_positions: int) -> int:
-        """Tokens of text that fit a slot with room for their speech: `FRAMES_A_TOKEN` frames for every token.
-
-        Raises:
-            SpeakerError, LanguageError: unknown; the known ones are listed.
-            TextTooLongError: instruct and reference leave no room for any text.
-        """
+        """Tokens of text that fit a slot with room for their speech: `FRAMES_A_TOKEN` frames for every token. Raises
+        TextTooLongError: instruct and reference leave no room for any text."""
         opening = self.opening(conditioning)
         fixed = opening.needed(0, non_streaming_mode)
         if opening.needed(1, non_streaming_mode) > max_positions:
@@ -225,11 +187,7 @@ class PromptBuilder:
             self._openings.clear()
 
     def known_speaker(self, speaker: str) -> str:
-        """The speaker's name as the checkpoint spells it.
-
-        Raises:
-            SpeakerError: unknown; the known ones are listed.
-        """
+        """The speaker's name as the checkpoint spells it. Raises SpeakerError for an unknown one."""
         if not isinstance(speaker, str) or speaker.lower() not in self.speakers:
             known = ", ".join(self.speakers) if self.speakers else "none, this checkpoint has no speakers"
             raise SpeakerError(f"unknown speaker {speaker!r}; known: {known}")
@@ -237,10 +195,7 @@ class PromptBuilder:
 
     def known_language(self, language: str | None) -> str:
         """The language's name as the checkpoint spells it, also for a code such as "en" or "en-US"; None is "auto".
-
-        Raises:
-            LanguageError: unknown; the known ones are listed.
-        """
+        Raises LanguageError for an unknown one."""
         return AUTO if language is None else find_language(language, self.languages)
 
     # ------------------------------------------------------------ ids
@@ -251,7 +206,7 @@ class PromptBuilder:
         inside = self.tokenizer.encode(f"{role}\n{text}")
         return [self.config.im_start_id, *inside, self.config.im_end_id, *self._newline]
 
-    def _tokens(self, text: str, name: str) -> Tokens:
+    def _tokens(self, text: str | None, name: str) -> Tokens:
         if not isinstance(text, str):
             raise TextError(f"{name} must be a string, got {type(text).__name__}")
         if not text.strip():
@@ -264,8 +219,8 @@ class PromptBuilder:
     def _tag_ids(self, language: str, speaker: str | None) -> list[int]:
         talker = self.config.talker
         name = self.known_language(language)
-        if name in (AUTO, "chinese") and speaker in talker.dialects:
-            name = talker.dialects[speaker]
+        if speaker and name in (AUTO, "chinese"):
+            name = talker.dialects.get(speaker, name)
         if name == AUTO:
             return [talker.codec_nothink_id, talker.codec_think_bos_id, talker.codec_think_eos_id]
         language_id = talker.languages[name]
@@ -283,14 +238,8 @@ class PromptBuilder:
         return torch.cat([role, self._pad + self._embed.code0(ids)])
 
     def opening(self, conditioning: Conditioning, role: list[int] | None = None) -> "Opening":
-        """The opening of a conditioning: one that was kept, or a new one, which is then kept.
-
-        Args:
-            role: ids of `Tokens.role`; None: those of a text that does not touch them.
-
-        Raises:
-            SpeakerError, LanguageError: unknown; the known ones are listed.
-        """
+        """The opening of a conditioning: one that was kept, or a new one, which is then kept. `role`: ids of
+        `Tokens.role`; None: those of a text that does not touch them."""
         role, voice = self._role if role is None else role, conditioning.voice
         speaker = self.known_speaker(conditioning.speaker) if conditioning.speaker else None
         tags = self._tag_ids(conditioning.language, speaker)
@@ -307,8 +256,9 @@ class PromptBuilder:
     def assemble(self, opening: "Opening", ids: list[int], non_streaming_mode: bool) -> Prompt:
         """The prompt of an opening and of the ids of a whole text."""
         prefix = opening.prefixes[non_streaming_mode]
-        if opening.frames is not None:
-            block, trailing = self._icl_block(opening, ids, non_streaming_mode)
+        if (frames := opening.frames) is not None:
+            text = torch.cat([opening.reference, self._embed.text(ids), self._eos[None]])
+            block, trailing = self._icl_block(text, frames, non_streaming_mode)
             return Prompt(torch.cat([opening.rows, *block]), trailing, self._pad, prefix)
         if non_streaming_mode:  # text and its end over codec_pad, then pad + codec_bos; nothing trails
             rows = self._embed.text_between(opening.rows, ids, self._codec_pad, self._closing)
@@ -321,10 +271,9 @@ class PromptBuilder:
         rows = [self._embed.text(ids)] if ids else []
         return torch.cat([self._pad[None][:0], *rows, *([self._eos[None]] if closed else [])])
 
-    def _icl_block(self, opening: "Opening", ids: list[int], non_streaming_mode: bool) -> tuple[list[Tensor], Tensor]:
+    def _icl_block(self, text: Tensor, frames: Tensor, non_streaming_mode: bool) -> tuple[list[Tensor], Tensor]:
         """Rows behind the opening, in parts, and what trails them. The reference's text and the text share one track.
         codec_bos and the reference's frames share the other."""
-        text, frames = torch.cat([opening.reference, self._embed.text(ids), self._eos[None]]), opening.frames
         if non_streaming_mode:
             return [text + self._codec_pad, frames + self._pad], self._pad[None]
         if len(text) > len(frames):
@@ -335,28 +284,29 @@ class PromptBuilder:
 
 class Opening:
     """What prompts of one conditioning have in common: their rows in front of the text. The rows are made when they are
-    first needed.
-
-    Attributes:
-        length: how many `rows` there are.
-        instruct_ids, reference_ids: token ids of the instruct, and of the text of a cloned voice's reference.
-        frame_count: frames of the reference.
-        prefixes: of a prompt in the streaming layout, and in the non-streaming one.
-    """
+    first needed."""
 
     def __init__(self, builder: PromptBuilder, role: list[int], tags: list[int], conditioning: Conditioning):
         voice, instruct = conditioning.voice, conditioning.instruct
-        self._builder, self._role, self._tags, self._speaker = builder, role, tags, conditioning.speaker
+        self._builder = builder
+        self._role = role
+        self._tags = tags
+        self._speaker = conditioning.speaker
         # Copies, because the caller may write to a voice's tensors between this lookup and the first use.
         self._vector = None if voice is None else voice.speaker_embedding.clone()
-        self._codes = None if voice is None or voice.ref_codes is None else voice.ref_codes.clone()
+        self._codes: Tensor | None = None
         self.instruct_ids = builder._turn_ids("user", instruct) if instruct else []
-        self.reference_ids = [] if self._codes is None else builder._tokens(voice.ref_text, "ref_text").text
-        self.frame_count = 0 if self._codes is None else len(self._codes)
+        self.reference_ids: list[int] = []  # of the text of a cloned voice's reference
+        self.frame_count = 0  # of the reference
+        if voice is not None and voice.ref_codes is not None:
+            self._codes = voice.ref_codes.clone()
+            self.reference_ids = builder._tokens(voice.ref_text, "ref_text").text
+            self.frame_count = len(self._codes)
         self.length = len(self.instruct_ids) + len(role) + len(tags) + bool(self._speaker) + (voice is not None) + 1
         # In-context, the reference's text leads the text track: beside its frames in the streaming layout, in front of
         # them in the other. The prompt's last row is never part of a prefix.
         streaming = min(len(self.reference_ids), self.frame_count)
+        # of a prompt in the streaming layout, and in the other
         self.prefixes = (Prefix(self.length + streaming), Prefix(self.length + len(self.reference_ids)))
 
     def needed(self, tokens: int, non_streaming_mode: bool) -> int:

@@ -15,31 +15,18 @@ from qwen_megakernel.model.text import PieceEncoder
 class PromptPieces:
     """A prompt in the streaming layout whose text arrives in pieces. The prompt is there as soon as the first frame
     can be made; the text rows that trail it follow. Together they equal what `PromptBuilder.build` makes of the whole
-    text (`text.PieceEncoder` names the one exception). Not thread-safe: one thread at a time pushes text.
-
-    Attributes:
-        prompt: None until the text so far is enough for it. Its `trailing` is what was known then.
-        ended: no more text will come.
-        tokenise_s: seconds that `push` has spent on token ids so far.
-    """
+    text (`text.PieceEncoder` names the one exception). Not thread-safe: one thread at a time pushes text."""
 
     def __init__(
-        self,
-        builder: PromptBuilder,
-        conditioning: Conditioning = UNCONDITIONED,
-        max_positions: int = sys.maxsize,
+        self, builder: PromptBuilder, conditioning: Conditioning = UNCONDITIONED, max_positions: int = sys.maxsize
     ):
-        """
-        Args:
-            max_positions: of a slot.
-
-        Raises:
-            SpeakerError, LanguageError: unknown; the known ones are listed.
-            TextTooLongError: instruct and reference leave no room for any text.
-        """
-        self._builder, self._conditioning, self._max_positions = builder, conditioning, max_positions
+        """`max_positions` is a slot's. Raises what `PromptBuilder.room` does."""
+        self._builder = builder
+        self._conditioning = conditioning
+        self._max_positions = max_positions
         opening = builder.opening(conditioning)
-        self._reference, self._frame_count = opening.reference_ids, opening.frame_count
+        self._reference = opening.reference_ids
+        self._frame_count = opening.frame_count
         self._fixed = opening.needed(0, non_streaming_mode=False)
         if self._fixed >= max_positions:
             raise no_room(self._fixed, max_positions)
@@ -47,9 +34,9 @@ class PromptPieces:
         self._ids = [builder.config.im_start_id]  # the role's ids, three in all, then the text's
         self._blank = True
         self._given = 0  # how many ids of reference and text already have rows, in the prompt or after it
-        self.prompt: Prompt | None = None
-        self.ended = False
-        self.tokenise_s = 0.0
+        self.prompt: Prompt | None = None  # until the text is enough for it; its `trailing` is what was known then
+        self.ended = False  # no more text will come
+        self.tokenise_s = 0.0  # that `push` has spent on token ids so far
 
     @property
     def held(self) -> int:
@@ -57,10 +44,8 @@ class PromptPieces:
         return self._text.held
 
     def push(self, piece: str) -> Tensor:
-        """Take a piece of the text.
-
-        Returns:
-            [n, hidden], text rows that trail the rows so far; n is 0 while there is no prompt yet.
+        """Take a piece of the text. Returns [n, hidden], text rows that trail the rows so far; n is 0 while there is no
+        prompt yet.
 
         Raises:
             TextError: not valid Unicode; nothing was taken.
@@ -73,20 +58,12 @@ class PromptPieces:
         return self._advance(ids)
 
     def flush(self) -> Tensor:
-        """Take the characters that were held back, as if a boundary followed. Returns rows as `push` does.
-
-        Raises:
-            TextTooLongError: the text no longer fits a slot.
-        """
+        """Take the characters that were held back, as if a boundary followed. Returns and raises what `push` does."""
         return self._advance(self._text.flush())
 
     def end(self) -> Tensor:
-        """The text is complete. Returns rows as `push` does; the last one closes the text.
-
-        Raises:
-            NoWordsError: the text was blank.
-            TextTooLongError: the text does not fit a slot.
-        """
+        """The text is complete. Returns rows as `push` does; the last one closes the text. Raises NoWordsError: it was
+        blank. TextTooLongError: it does not fit a slot."""
         ids = self._text.flush()
         if self._blank or len(self._ids) + len(ids) < 4:
             raise NoWordsError("text must not be blank")
@@ -104,7 +81,8 @@ class PromptPieces:
         builder, ids = self._builder, self._reference + self._ids[3:]
         if self.prompt is None:
             if not self._blank and len(self._ids) > 3 and (self.ended or len(ids) > self._frame_count):
-                self.prompt, self._given = self._make_prompt(), len(ids)
+                self.prompt = self._make_prompt()
+                self._given = len(ids)
             return builder.text_rows([], closed=False)
         fresh = ids[self._given :]
         self._given = len(ids)

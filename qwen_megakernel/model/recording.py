@@ -33,28 +33,15 @@ RefAudio = str | Path | tuple[np.ndarray, int]
 
 @dataclass(frozen=True, eq=False)
 class Recording:
-    """Reference audio that a voice can be made of.
+    """Reference audio that a voice can be made of."""
 
-    Attributes:
-        samples: mono, fp32 [n], at the rate that was asked for.
-        notes: what its owner should know, in plain sentences.
-    """
-
-    samples: np.ndarray
-    notes: tuple[str, ...]
+    samples: np.ndarray  # mono, fp32 [n], at the rate that was asked for
+    notes: tuple[str, ...]  # what its owner should know, in plain sentences
 
 
 def load_recording(ref_audio: RefAudio, sample_rate: int, *, trim: bool) -> Recording:
-    """Read a recording and look at its sound.
-
-    Args:
-        ref_audio: see `load_audio`.
-        trim: cut silence from both ends: all that is 50 dB below the peak, except the 0.1 s next to the sound. A
-            recording without such ends stays as it is.
-
-    Raises:
-        AudioError: as `load_audio`, or less than 0.5 s are left.
-    """
+    """Read a recording as `load_audio` does, and look at its sound. `trim` cuts silence from both ends: all that is
+    50 dB below the peak, except the 0.1 s next to the sound. Raises AudioError also if less than 0.5 s are left."""
     raw, rate = _read(ref_audio)
     notes = []
     if (clipped := _clipped(raw)) >= _CLIPPED:

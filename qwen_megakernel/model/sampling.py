@@ -16,6 +16,7 @@ are the same. Nothing here waits for a device, so a captured CUDA graph can read
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -28,6 +29,14 @@ _ROUND_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _KEY_INCREMENTS = (0x9E3779B9, 0xBB67AE85)
 _LN2 = math.log(2.0)
 
+_T = TypeVar("_T")
+
+
+def filled(setting: _T | None) -> _T:
+    """A setting of a request: `SamplingParams.over` has left no None."""
+    assert setting is not None
+    return setting
+
 
 def key_schedule(seed: int) -> list[tuple[int, int]]:
     """The two 32-bit keys of every Philox round, from a seed of 64 bits (low word first)."""
@@ -36,15 +45,9 @@ def key_schedule(seed: int) -> list[tuple[int, int]]:
 
 
 def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], keys: Sequence[tuple[int, int]] | Tensor) -> Tensor:
-    """First word of Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011).
-
-    Args:
-        counter: four int64 tensors that hold 32-bit words; they broadcast.
-        keys: `key_schedule` of the seed, or the same as int64 [10, 2] on the counter's device.
-
-    Returns:
-        int64 tensor of 32-bit words.
-    """
+    """First word of Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011). The counter is
+    four int64 tensors that hold 32-bit words and broadcast; the result holds such words too. `keys`: `key_schedule` of
+    the seed, or the same as int64 [10, 2] on the counter's device."""
     a, b, c, d = counter
     for key0, key1 in keys:
         # 64-bit products wrap in int64; only their bits matter.
@@ -107,11 +110,12 @@ class Draw:
 
     @classmethod
     def code0(cls, p: SamplingParams) -> "Draw":
-        return cls(p.do_sample, p.temperature, p.top_k, p.top_p)
+        return cls(filled(p.do_sample), filled(p.temperature), filled(p.top_k), filled(p.top_p))
 
     @classmethod
     def predictor(cls, p: SamplingParams) -> "Draw":
-        return cls(p.subtalker_dosample, p.subtalker_temperature, p.subtalker_top_k, p.subtalker_top_p)
+        do_sample, temperature = filled(p.subtalker_dosample), filled(p.subtalker_temperature)
+        return cls(do_sample, temperature, filled(p.subtalker_top_k), filled(p.subtalker_top_p))
 
     @property
     def shape(self) -> tuple[bool, int, bool]:
@@ -126,15 +130,8 @@ class Draw:
         return 1.0 / self.temperature, 1.0 - self.top_p
 
     def filtered(self, logits: Tensor, numbers: Sequence[float | Tensor] | None = None) -> Tensor:
-        """Temperature, top-k and top-p.
-
-        Args:
-            logits: fp32 [vocab].
-            numbers: a request's own `numbers` as fp32 [] each, for any draw of this `shape`; None takes this draw's.
-
-        Returns:
-            fp32 [vocab] with -inf where an id is out.
-        """
+        """Temperature, top-k and top-p: logits fp32 [vocab] -> fp32 [vocab] with -inf where an id is out. `numbers`: a
+        request's own as fp32 [] each, for any draw of this `shape`; None takes this draw's."""
         scale, left_out = numbers or self.numbers
         logits = logits * scale
         if 0 < self.top_k < logits.shape[-1]:
@@ -148,17 +145,10 @@ class Draw:
         return logits
 
     def __call__(self, logits: Tensor, noise: Tensor | None, numbers: Sequence[float | Tensor] | None = None) -> Tensor:
-        """Draw one id.
-
-        Args:
-            logits: fp32 [vocab].
-            noise: fp32 [vocab], Gumbel's; not read where `do_sample` is False.
-            numbers: as `filtered` takes them.
-
-        Returns:
-            int64 []. Without `do_sample` it is the likeliest id, the lowest one of a tie.
-        """
+        """Draw one id, int64 []. `noise` is Gumbel's, fp32 [vocab]. Without `do_sample` it is not read, and the id is
+        the likeliest one, the lowest of a tie. `numbers`: as `filtered` takes them."""
         if self.do_sample:
+            assert noise is not None
             logits = self.filtered(logits, numbers) + noise
         return logits.argmax(-1)
 
@@ -184,11 +174,7 @@ class Code0Rules:
 
     def __call__(self, logits: Tensor, frame: int | Tensor) -> Tensor:
         """Logits fp32 [vocab] -> fp32 [vocab]. An id that was drawn before has the penalty applied once. End of speech
-        is barred before `MIN_FRAMES` frames; tags and speakers are barred always.
-
-        Args:
-            frame: counts from 0, an int or int64 [].
-        """
+        is barred before `MIN_FRAMES` frames; tags and speakers are barred always. `frame` counts from 0."""
         penalised = torch.where(logits < 0, logits * self._penalty, logits * self._reciprocal)
         barred = self._suppressed | (self._eos & (frame < MIN_FRAMES))
         return torch.where(self._seen, penalised, logits).masked_fill(barred, -math.inf)

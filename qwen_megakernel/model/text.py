@@ -30,20 +30,14 @@ class TextTokenizer:
     """NFC, Qwen2's pre-tokenizer, byte-level BPE. No special tokens; nothing is added to the text."""
 
     def __init__(self, folder: Path, vocab_size: int):
-        """
-        Args:
-            folder: holds vocab.json and merges.txt.
-            vocab_size: rows of the text embedding. A vocabulary with an id beyond them is refused.
-
-        Raises:
-            CheckpointError: a file is missing, broken, or does not fit the embedding.
-        """
+        """`folder` holds vocab.json and merges.txt; `vocab_size` is the rows of the text embedding. Raises
+        CheckpointError: a file is missing or broken, or an id is beyond the embedding."""
         vocab = read_json(folder / "vocab.json").raw
         if not vocab or not all(type(i) is int and 0 <= i < vocab_size for i in vocab.values()):
             raise CheckpointError(f"{folder / 'vocab.json'}: every id must be an integer in 0..{vocab_size - 1}")
         try:
             lines = (folder / "merges.txt").read_text(encoding="utf-8").split("\n")
-            merges = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
+            merges = [line.partition(" ")[::2] for line in lines if line and not line.startswith("#version")]
             bpe = models.BPE(vocab=vocab, merges=merges)
         except Exception as error:  # tokenizers raises plain Exception for a merge whose parts are unknown
             raise CheckpointError(f"{folder / 'merges.txt'}: {error}") from None
@@ -57,11 +51,7 @@ class TextTokenizer:
         )
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of `text`.
-
-        Raises:
-            TextError: the text holds lone surrogates, which have no UTF-8 form.
-        """
+        """Token ids of `text`. Raises TextError for lone surrogates."""
         check_unicode(text)
         return self._tokenizer.encode(text, add_special_tokens=False).ids
 
@@ -83,12 +73,9 @@ class PieceEncoder:
     """
 
     def __init__(self, encode: Callable[[str], list[int]], before: str = ""):
-        """
-        Args:
-            encode: text -> ids (`TextTokenizer.encode`).
-            before: characters in front of the text, encoded with it.
-        """
-        self._encode, self._held = encode, before
+        """`encode`: text -> ids (`TextTokenizer.encode`). `before`: characters before the text, encoded with it."""
+        self._encode = encode
+        self._held = before
         self._run = len(before)  # characters of `_held` after its last boundary
         self._foreign = len(before)  # characters of `_run` that come from `before`
 
@@ -98,11 +85,7 @@ class PieceEncoder:
         return len(self._held) - self._foreign
 
     def push(self, piece: str) -> list[int]:
-        """Take a piece and return the ids that are now final.
-
-        Raises:
-            TextError: lone surrogates; nothing was taken.
-        """
+        """Take a piece and return the ids that are now final. Raises TextError for lone surrogates, and takes none."""
         check_unicode(piece)
         ids: list[int] = []
         for character in piece:
@@ -123,7 +106,9 @@ class PieceEncoder:
     def flush(self) -> list[int]:
         """Ids of all characters that were held back."""
         ids = self._encode(self._held) if self._held else []
-        self._held, self._run, self._foreign = "", 0, 0
+        self._held = ""
+        self._run = 0
+        self._foreign = 0
         return ids
 
 
@@ -166,9 +151,6 @@ def split_sentences(text: str, max_chars: int = 300) -> list[str]:
 
     A piece takes as many whole sentences as fit. A sentence that is longer by itself is cut at clauses, then at white
     space, then anywhere. Short text comes back whole; blank text gives an empty list.
-
-    Raises:
-        RequestError: `max_chars` is below 1.
     """
     if max_chars < 1:
         raise RequestError(f"max_chars must be at least 1, got {max_chars}")
@@ -187,14 +169,8 @@ def split_to_fit(text: str, count: Callable[[str], int], most: int) -> list[str]
     """Cut text like `split_sentences`, but into pieces of at most `most` tokens.
 
     A piece with more tokens is cut again, into pieces of as many characters as have `most` tokens on average. A piece
-    of at most `most` bytes is not counted, because every token stands for at least one byte.
-
-    Args:
-        count: gives the number of tokens of a text.
-
-    Raises:
-        TextTooLongError: a single character has more tokens.
-        TextError: lone surrogates.
+    of at most `most` bytes is not counted, because every token stands for at least one byte. `count` gives the number
+    of tokens of a text. Raises TextTooLongError: a single character has more tokens. TextError: lone surrogates.
     """
     check_unicode(text)
     pieces: list[str] = []
@@ -210,7 +186,7 @@ def split_to_fit(text: str, count: Callable[[str], int], most: int) -> list[str]
     return pieces
 
 
-def _fragments(text: str, max_chars: int, ends: tuple[re.Pattern, ...]) -> Iterator[str]:
+def _fragments(text: str, max_chars: int, ends: tuple[re.Pattern[str], ...]) -> Iterator[str]:
     """Cut after every end of the first kind. Cut what is still too long after every end of the next kind. The fragments
     joined are the text."""
     for fragment in _cut(text, ends[0]):
@@ -242,20 +218,15 @@ def ends_sentence(text: str) -> bool:
 
 def split_evenly(text: str, max_chars: int) -> list[str]:
     """Cut long text at sentence ends into pieces of at most `max_chars` characters. They are as few as the sentences
-    allow, and about equally long.
+    allow, and about equally long. White space at a piece's ends is not counted.
 
     A sentence that is longer by itself is cut in the same way at clauses, a clause at white space, a word anywhere.
-
-    Args:
-        max_chars: at least 1. White space at a piece's ends is not counted.
-
-    Returns:
-        The pieces, each with the white space after it: joined they are the text.
+    Each piece has the white space after it: joined they are the text.
     """
     return _split_evenly(text, max_chars, (_CLAUSE_END, _SPACE), sentences_of(text))
 
 
-def _split_evenly(text: str, max_chars: int, ends: tuple[re.Pattern, ...], fragments: list[str]) -> list[str]:
+def _split_evenly(text: str, max_chars: int, ends: tuple[re.Pattern[str], ...], fragments: list[str]) -> list[str]:
     """`fragments`: joined they are the text. Fragments that are too long are cut at the first of `ends`."""
     if len(text.strip()) <= max_chars:
         return [text]
@@ -297,7 +268,7 @@ def _blank_ends(first: str, last: str) -> int:
     return len(first) - len(first.lstrip()) + len(last) - len(last.rstrip())
 
 
-def _cut(text: str, ends: re.Pattern) -> list[str]:
+def _cut(text: str, ends: re.Pattern[str]) -> list[str]:
     """Cut after every end. The fragments joined are the text."""
     cuts = [0, *(end.end() for end in ends.finditer(text)), len(text)]
     return [text[start:end] for start, end in itertools.pairwise(cuts) if start < end]

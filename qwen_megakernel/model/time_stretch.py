@@ -37,16 +37,14 @@ def check_speed(speed: float) -> float:
 
 
 class TimeStretch:
-    """One utterance's stretching. However the input is cut, the joined output is the same: every hop waits for all the
-    input that it looks at. So at most 50 ms of input are held back (29 ms up to a speed of 2)."""
+    """One utterance's stretching; `speed` is seconds of input for a second of output. However the input is cut, the
+    joined output is the same: every hop waits for all the input that it looks at. So at most 50 ms of input are held
+    back (29 ms up to a speed of 2)."""
 
     def __init__(self, speed: float, sample_rate: int):
-        """
-        Args:
-            speed: seconds of input for a second of output, as `check_speed` returns it.
-            sample_rate: of both, in Hz.
-        """
-        self._speed, self._hop, self._reach = speed, round(_HOP_S * sample_rate), round(_REACH_S * sample_rate)
+        self._speed = speed
+        self._hop = round(_HOP_S * sample_rate)
+        self._reach = round(_REACH_S * sample_rate)
         phase = (np.arange(self._hop) + 0.5) / self._hop
         self._fade_in = (0.5 - 0.5 * np.cos(np.pi * phase)).astype(np.float32)
         self._fade_out = 1 - self._fade_in
@@ -56,23 +54,13 @@ class TimeStretch:
         self._follows = 0  # input sample that would have followed the last segment
 
     def push(self, samples: np.ndarray) -> np.ndarray:
-        """
-        Args:
-            samples: fp32 [n], the next of the input; n may be any number.
-
-        Returns:
-            fp32 [m], the next of the output; whole hops, so m may be 0.
-        """
+        """fp32 [n], the next of the input -> fp32 [m], the next of the output: whole hops, so m may be 0."""
         self._input = np.concatenate([self._input, samples])
         self._taken += len(samples)
         return self._stretch(self._taken)
 
     def finish(self) -> np.ndarray:
-        """The input is complete.
-
-        Returns:
-            fp32 [m], the rest of the output, whose length is then `round(input / speed)`.
-        """
+        """The input is complete. Returns the rest of the output, whose length is then `round(input / speed)`."""
         left = round(self._taken / self._speed) - self._hops * self._hop
         silence = np.zeros(2 * self._hop + self._reach + int(self._hop * self._speed) + 1, np.float32)
         self._input = np.concatenate([self._input, silence])
@@ -80,7 +68,7 @@ class TimeStretch:
 
     def _stretch(self, end: int) -> np.ndarray:
         """All hops for which the input up to its sample `end` is enough."""
-        hops = [np.zeros(0, np.float32)]
+        hops: list[np.ndarray] = [np.zeros(0, np.float32)]
         hop, reach = self._hop, self._reach
         while True:
             place = round(self._hops * hop * self._speed)
@@ -94,7 +82,8 @@ class TimeStretch:
             self._follows = begin + hop
             self._hops += 1
         keep = min(self._follows, low)
-        self._input, self._begin = self._input[keep - self._begin :], keep
+        self._input = self._input[keep - self._begin :]
+        self._begin = keep
         return np.concatenate(hops)
 
     def _slice(self, first: int, last: int) -> np.ndarray:

@@ -25,7 +25,9 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return weight * F.rms_norm(x.float(), x.shape[-1:], None, eps).to(x.dtype)
 
 
-def rope_tables(positions: int, head_dim: int, theta: float, device: torch.device, dtype: torch.dtype):
+def rope_tables(
+    positions: int, head_dim: int, theta: float, device: torch.device, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
     """cos and sin, each [positions, head_dim]: pair (i, i + head_dim/2) turns by position * theta^(-2i/head_dim)."""
     inv_freq = 1.0 / theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
     angles = torch.arange(positions, dtype=torch.float32)[:, None] * inv_freq
@@ -37,6 +39,11 @@ def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate x [..., T, head_dim] by cos and sin [..., T, head_dim] (rotate-half pairing)."""
     left, right = x.chunk(2, dim=-1)
     return x * cos + torch.cat((-right, left), dim=-1) * sin
+
+
+def below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """The tensors whose names begin with `prefix` and a dot, by the rest of their names."""
+    return {name.removeprefix(f"{prefix}."): t for name, t in tensors.items() if name.startswith(f"{prefix}.")}
 
 
 class KVCache:
@@ -60,11 +67,7 @@ class Transformer:
         self.config = config
         self._norm = tensors[f"{prefix}.norm.weight"]
         self._layers = [
-            {
-                name.removeprefix(f"{prefix}.layers.{i}.").removesuffix(".weight"): tensor
-                for name, tensor in tensors.items()
-                if name.startswith(f"{prefix}.layers.{i}.")
-            }
+            {name.removesuffix(".weight"): tensor for name, tensor in below(tensors, f"{prefix}.layers.{i}").items()}
             for i in range(config.num_layers)
         ]
         self._cos, self._sin = rope_tables(
@@ -87,11 +90,13 @@ class Transformer:
         Returns:
             [T, hidden], after the final norm.
         """
-        if self._one_row and length is None and len(rows) <= 2:  # more rows are worth one matrix product
-            return torch.stack([self._forward_one(row, position + i, cache) for i, row in enumerate(rows)])
-        c, x = self.config, rows
-        mask = None
+        if self._one_row and not isinstance(position, Tensor) and len(rows) <= 2:  # more are worth one matrix product
+            one_row, each = self._one_row.forward, enumerate(rows, position)
+            return torch.stack([one_row(row, self._cos[n], self._sin[n], n, cache.k, cache.v) for n, row in each])
+        c, x, mask = self.config, rows, None
+        at: Tensor | slice
         if isinstance(position, Tensor):
+            assert length is not None
             at = position
             ahead = torch.arange(length, device=x.device) > at[:, None]
             mask = torch.zeros(ahead.shape, device=x.device, dtype=x.dtype).masked_fill(ahead, -math.inf)
@@ -115,9 +120,6 @@ class Transformer:
             x = x + F.linear(y, w["mlp.down_proj"])
         return rms_norm(x, self._norm, c.rms_norm_eps)
 
-    def _forward_one(self, row: Tensor, position: int, cache: KVCache) -> Tensor:
-        return self._one_row.forward(row, self._cos[position], self._sin[position], position, cache.k, cache.v)
-
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """q [heads, T, head_dim] over k and v [1, kv_heads, length, head_dim] -> [T, heads * head_dim]."""
         if q.shape[1] == 1:  # heads that share a key become rows of one query, so that no kernel repeats the cache
@@ -128,7 +130,7 @@ class Transformer:
 
     def _heads(self, x: Tensor, norm: Tensor | None = None) -> Tensor:
         """[T, heads * head_dim] -> [heads, T, head_dim], each head normed if a weight is given."""
-        x = x.unflatten(-1, (-1, self.config.head_dim))
+        x = torch.unflatten(x, -1, (-1, self.config.head_dim))
         return (x if norm is None else rms_norm(x, norm, self.config.rms_norm_eps)).transpose(0, 1)
 
 
@@ -165,31 +167,26 @@ class Embeddings:
 
         Without our kernel, rows are projected `_TEXT_ROWS` at a time: a row's last bits may depend on how many are
         multiplied together, and the same text may come whole or in pieces.
-
-        Raises:
-            IndexError: an id beyond the table.
         """
         self._check(ids)
         if self._extension is not None:
-            return self._extension.project_text(ids, self._table, *self._fc1, *self._fc2)
+            projected: Tensor = self._extension.project_text(ids, self._table, *self._fc1, *self._fc2)
+            return projected
         padded = [*ids, *[0] * (-len(ids) % _TEXT_ROWS)]
         rows = torch.empty(len(padded), self._table.shape[1], dtype=self._table.dtype, pin_memory=self._pinned)
         # numpy gathers the bytes, because torch would wake a thread on every core for it.
         np.take(self._table.view(torch.uint8).numpy(), padded, axis=0, out=rows.view(torch.uint8).numpy(), mode="clip")
         rows = rows.to(self._device, non_blocking=True)
-        blocks = [F.linear(F.silu(F.linear(block, *self._fc1)), *self._fc2) for block in rows.split(_TEXT_ROWS)]
+        blocks = [F.linear(F.silu(F.linear(block, *self._fc1)), *self._fc2) for block in torch.split(rows, _TEXT_ROWS)]
         return torch.cat(blocks)[: len(ids)]
 
     def text_between(self, before: Tensor, ids: Sequence[int], added: Tensor, after: Tensor) -> Tensor:
-        """`text` of the ids plus `added`, [hidden], between rows [n, hidden] before and after it.
-
-        Raises:
-            IndexError: an id beyond the table.
-        """
+        """`text` of the ids plus `added`, [hidden], between rows [n, hidden] before and after it."""
         if self._extension is None:
             return torch.cat([before, self.text(ids) + added, after])
         self._check(ids)
-        return self._extension.prompt_rows(before, ids, self._table, *self._fc1, *self._fc2, added, after)
+        rows: Tensor = self._extension.prompt_rows(before, ids, self._table, *self._fc1, *self._fc2, added, after)
+        return rows
 
     def _check(self, ids: Sequence[int]) -> None:
         if ids and not 0 <= min(ids) <= max(ids) < len(self._table):
@@ -197,8 +194,8 @@ class Embeddings:
 
     def code0(self, ids: Sequence[int]) -> Tensor:
         """Codec-vocabulary ids (codes, tags, speakers) -> [n, hidden]."""
-        ids = torch.tensor(ids, dtype=torch.long, pin_memory=self._pinned)
-        return self.code(0, ids.to(self._device, non_blocking=True))
+        codes = torch.tensor(ids, dtype=torch.long, pin_memory=self._pinned)
+        return self.code(0, codes.to(self._device, non_blocking=True))
 
     def code(self, group: int, codes: Tensor) -> Tensor:
         """Codes of one group, any shape [...] -> [..., hidden]."""

@@ -24,22 +24,16 @@ class TurnText:
     """
 
     def __init__(self, count: Callable[[str], int], room: int):
-        """
-        Args:
-            count: gives the number of tokens of a text. It is called once for each word.
-            room: the most tokens that a part may have.
-        """
-        self._count, self._room = count, room
+        """`count` gives the number of tokens of a text; it is called once for each word. `room` is the most tokens that
+        a part may have."""
+        self._count = count
+        self._room = room
         self._word = ""  # text after the last place at which a part could end
         self._tokens = 0  # of the part up to that place
         self._blank = ""  # white space that is not given out yet
 
     def push(self, piece: str) -> list[str]:
-        """Take a piece.
-
-        Returns:
-            First the text that goes on with the part, then the text of each new part.
-        """
+        """Take a piece. Returns first the text that goes on with the part, then the text of each new part."""
         parts = [""]
         for character in piece:
             if self._ends_a_word(character) and self._ends_a_part():
@@ -61,7 +55,9 @@ class TurnText:
 
     def restart(self) -> None:
         """A part begins here for another reason, such as a pause."""
-        self._word, self._tokens, self._blank = "", 0, ""
+        self._word = ""
+        self._tokens = 0
+        self._blank = ""
 
     def _ends_a_word(self, following: str) -> bool:
         if not self._word.strip() or following.isspace() or following in _CLOSES:
@@ -85,22 +81,13 @@ class Turn:
     """Prepares a text that comes in pieces for an engine: finds pauses, normalizes, and cuts where a slot ends."""
 
     def __init__(self, front_end: TextFrontEnd, cuts: TurnText | None, reading: Reading | None = None):
-        """
-        Args:
-            cuts: None: the text may have any length.
-            reading: of the text that this one continues. None: a text of its own.
-        """
-        self._stream, self._cuts = (reading or Reading()).go_on(front_end), cuts
+        """`cuts` None: the text may have any length. `reading`: of the text that this one continues, if it does."""
+        self._stream = (reading or Reading()).go_on(front_end)
+        self._cuts = cuts
 
     def push(self, piece: str) -> list[str | Pause]:
-        """Take a piece.
-
-        Returns:
-            Text that goes on with the part. After a `Pause` a new part begins; a `Pause` of 0 seconds is no silence.
-
-        Raises:
-            TextError: a malformed pause. The turn cannot be used afterwards.
-        """
+        """Take a piece. Returns text that goes on with the part. After a `Pause` a new part begins; a `Pause` of 0
+        seconds is no silence. Raises TextError: a malformed pause. The turn cannot be used afterwards."""
         return self._cut(self._stream.push(piece))
 
     def flush(self) -> list[str | Pause]:

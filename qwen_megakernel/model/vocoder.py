@@ -15,14 +15,14 @@ All-zero state is the reference's zero padding. At the published dims a sequence
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from qwen_megakernel.checkpoint.codec_config import VocoderConfig
-from qwen_megakernel.model.transformer import apply_rope, rms_norm
+from qwen_megakernel.model.transformer import apply_rope, below, rms_norm
 
 DILATIONS = (1, 3, 9)
 _CUDNN_FLAGS = threading.Lock()  # they are the process's: another engine's push would turn ours to TF32
@@ -47,7 +47,14 @@ def make_snakes(w: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
     return {n: (w[f"{n}.alpha"].exp(), 1.0 / (w[f"{n}.beta"].exp() + 1e-9)) for n in names}
 
 
-def check_push(vocoder, slots: Sequence[int], codes: Tensor) -> None:
+class HasSlots(Protocol):
+    """A vocoder, as far as `check_push` needs to know it."""
+
+    slots: int
+    groups: int
+
+
+def check_push(vocoder: HasSlots, slots: Sequence[int], codes: Tensor) -> None:
     """Raises ValueError for what `push` of a vocoder cannot take."""
     if codes.ndim != 3 or codes.shape[0] != len(slots) or codes.shape[2] != vocoder.groups:
         raise ValueError(f"codes must be [{len(slots)}, frames, {vocoder.groups}], got {list(codes.shape)}")
@@ -66,30 +73,17 @@ class VocoderState:
 
 
 class Portion(NamedTuple):
-    """Frames of a reference that the vocoder takes in one call.
+    """Frames of a reference that the vocoder takes in one call."""
 
-    Attributes:
-        codes: int64 [frames, groups].
-        whole: through every layer; otherwise only as far as they affect what comes after the reference.
-    """
-
-    codes: Tensor
-    whole: bool
+    codes: Tensor  # int64 [frames, groups]
+    whole: bool  # through every layer; otherwise only as far as they affect what comes after the reference
 
 
 class TorchVocoder:
-    """Decodes several sequences, each in its own slot. Not thread-safe: one thread owns it.
+    """Decodes several sequences, each in its own slot. Not thread-safe: one thread owns it. The methods are those of
+    backend/interfaces.py."""
 
-    Attributes:
-        slots: how many sequences it holds.
-        groups: codes of a frame.
-        together: the most sequences that share a push. With 1, a sequence's samples are the same bits whatever else
-            runs.
-        steady: do the samples' bits not depend on the cut into pushes? They do.
-        follows: can it read codes on the device (`GraphVocoder.follow`)?
-    """
-
-    together = 1
+    together = 1  # sequences that share a push, at most; so a sequence's samples are the same bits whatever else runs
     steady = False
     follows = False
 
@@ -102,17 +96,19 @@ class TorchVocoder:
             dtype: to compute in; None is the tensors' own. Codebooks and SnakeBeta's factors are derived
                 before they are rounded to it.
         """
-        self.slots, self.groups = slots, config.num_quantizers
+        self.slots = slots
+        self.groups = config.num_quantizers
         self._config = config
         self._w = {name.removeprefix("decoder."): tensor for name, tensor in tensors.items()}
         some = self._w["pre_conv.conv.weight"]
-        self._device, self._dtype = some.device, dtype or some.dtype
+        self._device = some.device
+        self._dtype = dtype or some.dtype
         self._codebook = make_codebook(config, self._w).to(self._dtype)
         # SnakeBeta's factors, each [channels, 1]
         self._snake = {n: tuple(f[:, None].to(self._dtype) for f in fs) for n, fs in make_snakes(self._w).items()}
         self._w = {name: tensor.to(self._dtype) for name, tensor in self._w.items()}
-        self._layers = [self._below(f"pre_transformer.layers.{i}") for i in range(config.num_layers)]
-        self._convnext = [self._below(f"upsample.{i}.1") for i in range(len(config.upsampling_ratios))]
+        self._layers = [below(self._w, f"pre_transformer.layers.{i}") for i in range(config.num_layers)]
+        self._convnext = [below(self._w, f"upsample.{i}.1") for i in range(len(config.upsampling_ratios))]
         half = config.head_dim // 2
         self._inv_freq = 1.0 / config.rope_theta ** (torch.arange(half, dtype=torch.float32) / half)
         self._inv_freq = self._inv_freq.to(self._device)
@@ -121,20 +117,18 @@ class TorchVocoder:
 
     @torch.inference_mode()
     def reset(self, slot: int) -> None:
-        """Forget a sequence: its slot starts from silence again."""
         self._position[slot] = 0
         for tensor in self._state.values():
             tensor[slot].zero_()
 
     @torch.inference_mode()
-    def save(self, slot: int) -> "VocoderState":
-        """A copy of a sequence's state, 5 MB at the published dims; see `restore`."""
+    def save(self, slot: int) -> VocoderState:
+        """A copy of a sequence's state, 5 MB at the published dims."""
         tensors = self._state | {"position": self._position}
         return VocoderState({name: tensor[slot].clone() for name, tensor in tensors.items()})
 
     @torch.inference_mode()
-    def restore(self, slot: int, state: "VocoderState") -> None:
-        """Go on in a slot where `state` was saved, bit for bit."""
+    def restore(self, slot: int, state: VocoderState) -> None:
         for name, tensor in (self._state | {"position": self._position}).items():
             tensor[slot] = state.tensors[name]
 
@@ -143,34 +137,23 @@ class TorchVocoder:
 
     @property
     def weight_bytes(self) -> int:
-        """Memory of the weights."""
         return self._codebook.nbytes + sum(t.nbytes for t in self._w.values())
 
     @property
     def slot_bytes(self) -> int:
-        """Memory of one sequence's state."""
         return sum(t[0].nbytes for t in self._state.values())
 
     @staticmethod
     def portions(codes: Tensor) -> list[Portion]:
-        """Cut a reference, int64 [frames, groups], into portions for `listen`."""
-        return [Portion(some, True) for some in codes.split(25)]
+        return [Portion(some, True) for some in torch.split(codes, 25)]
 
     def listen(self, slot: int, portion: Portion) -> None:
-        """Take in frames of a reference and drop their sound. The sequence's own frames then follow them."""
         self.push([slot], portion.codes[None])
 
     @torch.inference_mode()
     def push(self, slots: Sequence[int], codes: Tensor) -> Tensor:
-        """Decode the next frames of some sequences.
-
-        Args:
-            slots: distinct slot numbers.
-            codes: int64 [len(slots), frames, groups]; frames >= 1, the same count for every slot of a call.
-
-        Returns:
-            PCM, [len(slots), frames * 1920], -1..1, in the vocoder's dtype on its device.
-        """
+        """Decode the next frames of some sequences, whose slots are distinct: codes int64 [len(slots), frames, groups],
+        frames >= 1 -> PCM [len(slots), frames * 1920], -1..1, in the vocoder's dtype on its device."""
         check_push(self, slots, codes)
         step = _Push(self, slots)
         # By default cuDNN would convolve in TF32, and choose kernels whose results do not repeat.
@@ -183,32 +166,22 @@ class TorchVocoder:
 
     # ------------------------------------------------------------ made once
 
-    def _below(self, prefix: str) -> dict[str, Tensor]:
-        return {n.removeprefix(f"{prefix}."): t for n, t in self._w.items() if n.startswith(f"{prefix}.")}
-
     def _make_state(self, slots: int) -> dict[str, Tensor]:
-        """What every layer that looks back keeps of the past, by layer name; all zeros at first.
-
-        pre_conv                      [codebook_dim, 2]                       inputs of the k3 conv
-        keys.i, values.i              [heads, window - 1, head_dim]           keys after RoPE
-        upsample.i                    [latent_dim, 6]                         inputs of the depthwise k7
-        decoder.0, decoder.6          [channels, 6]                           inputs of the k7 convs
-        decoder.i.up                  [channels, 1]                           input of the transposed conv
-        decoder.i.unit                [channels, 6 * dilation]                inputs of a residual unit's k7
-        """
+        """What every layer that looks back keeps of the past, by layer name; all zeros at first."""
         c = self._config
-        shapes = {"pre_conv": (c.codebook_dim, 2), "decoder.0": (c.latent_dim, 6)}
-        for i in range(c.num_layers):
+        shapes: dict[str, tuple[int, ...]] = {"pre_conv": (c.codebook_dim, 2)}  # inputs of the k3 conv
+        for i in range(c.num_layers):  # keys are kept after RoPE
             shapes[f"keys.{i}"] = shapes[f"values.{i}"] = (c.num_heads, c.sliding_window - 1, c.head_dim)
         for i in range(len(c.upsampling_ratios)):
-            shapes[f"upsample.{i}"] = (c.latent_dim, 6)
+            shapes[f"upsample.{i}"] = (c.latent_dim, 6)  # inputs of the depthwise k7
+        shapes["decoder.0"] = (c.latent_dim, 6)  # inputs of the k7 conv
         channels = c.decoder_dim
         for i in range(1, len(c.upsample_rates) + 1):
-            shapes[f"decoder.{i}.up"] = (channels, 1)
+            shapes[f"decoder.{i}.up"] = (channels, 1)  # input of the transposed conv
             channels //= 2
             for unit, dilation in enumerate(DILATIONS, start=2):
-                shapes[f"decoder.{i}.{unit}"] = (channels, 6 * dilation)
-        shapes[f"decoder.{len(c.upsample_rates) + 2}"] = (channels, 6)
+                shapes[f"decoder.{i}.{unit}"] = (channels, 6 * dilation)  # inputs of a residual unit's k7
+        shapes[f"decoder.{len(c.upsample_rates) + 2}"] = (channels, 6)  # inputs of the k7 conv
         return {n: torch.zeros((slots, *s), device=self._device, dtype=self._dtype) for n, s in shapes.items()}
 
 
@@ -216,7 +189,9 @@ class _Push:
     """One forward pass: reads the vocoder's state of some slots, leaves the new state in `self.state`."""
 
     def __init__(self, vocoder: TorchVocoder, slots: Sequence[int]):
-        self._v, self._c, self._w = vocoder, vocoder._config, vocoder._w
+        self._v = vocoder
+        self._c = vocoder._config
+        self._w = vocoder._w
         self._past = {name: tensor[list(slots)] for name, tensor in vocoder._state.items()}
         self._position = vocoder._position[list(slots)].to(vocoder._device)
         self.state: dict[str, Tensor] = {}
@@ -293,7 +268,7 @@ class _Push:
         for i, w in enumerate(self._v._layers):
             y = rms_norm(x, w["input_layernorm.weight"], c.rms_norm_eps)
             q, k, v = (
-                F.linear(y, w[f"self_attn.{p}_proj.weight"]).unflatten(-1, (-1, c.head_dim)).transpose(1, 2)
+                torch.unflatten(F.linear(y, w[f"self_attn.{p}_proj.weight"]), -1, (-1, c.head_dim)).transpose(1, 2)
                 for p in "qkv"
             )
             k = self._with_past_rows(apply_rope(k, cos, sin), f"keys.{i}")

@@ -15,6 +15,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -89,8 +90,8 @@ class Voice:
         ok = ok and (codes is None) == (text is None)
         if codes is not None:
             ok = ok and isinstance(codes, Tensor) and codes.dtype == torch.int64 and codes.device.type == "cpu"
-            ok = ok and codes.ndim == 2 and codes.numel() > 0 and isinstance(text, str) and bool(text.strip())
-            ok = ok and len(text) <= _MAX_REF_TEXT
+            ok = ok and codes.ndim == 2 and codes.numel() > 0
+            ok = ok and isinstance(text, str) and bool(text.strip()) and len(text) <= _MAX_REF_TEXT
         if not ok:
             raise VoiceError(
                 "broken voice: expected an fp32 vector, and either int64 codes [frames, groups] with the text that "
@@ -107,15 +108,11 @@ class Voice:
             check_unicode(text)
 
     def save(self, path: str | Path) -> None:
-        """Write the voice as one safetensors file.
-
-        Raises:
-            VoiceError: the voice is broken (`check`), or the file cannot be written.
-        """
+        """Write the voice as one safetensors file. Raises VoiceError: it is broken (`check`), or cannot be written."""
         self.check()
         tensors = {"speaker_embedding": self.speaker_embedding.contiguous()}
         metadata = {"format": _FORMAT, "fingerprint": self.fingerprint, "notes": json.dumps(self.notes)}
-        if self.ref_codes is not None:
+        if self.ref_codes is not None and self.ref_text is not None:
             tensors["ref_codes"] = self.ref_codes.contiguous()
             metadata["ref_text"] = self.ref_text
         try:
@@ -125,11 +122,8 @@ class Voice:
 
     @classmethod
     def load(cls, path: str | Path) -> "Voice":
-        """Read a file that `save` wrote, in this version or in an older one.
-
-        Raises:
-            VoiceError: the file is missing, too large, not a voice, or holds tensors of the wrong kind.
-        """
+        """Read a file that `save` wrote, in this version or in an older one. Raises VoiceError: the file is missing,
+        too large, not a voice, or holds tensors of the wrong kind."""
         try:
             path = Path(path)
             if path.exists() and not path.is_file():  # a pipe would never end
@@ -169,11 +163,8 @@ def _is_printable(text: object, most: int) -> bool:
 
 
 def check_ref_options(ref_audio: str | list[str] | None, ref_text: str | None) -> None:
-    """Check the command line's --ref-audio and --ref-text, as far as that needs no model.
-
-    Raises:
-        RequestError: a text without its audio. VoiceError, TextError: as `check_ref_text`. AudioError: too many files.
-    """
+    """Check the command line's --ref-audio and --ref-text, as far as that needs no model. Raises RequestError for a
+    text without its audio, AudioError for too many files, and what `check_ref_text` raises."""
     if isinstance(ref_audio, list):
         _check_count(len(ref_audio))
     if ref_text is None:
@@ -184,12 +175,8 @@ def check_ref_options(ref_audio: str | list[str] | None, ref_text: str | None) -
 
 
 def check_ref_text(ref_text: str) -> None:
-    """Check the transcript of a reference audio.
-
-    Raises:
-        VoiceError: not a string, blank, or too long.
-        TextError: not valid Unicode.
-    """
+    """Check the transcript of a reference audio. Raises VoiceError: not a string, blank, or too long. TextError: not
+    valid Unicode."""
     if not isinstance(ref_text, str):
         raise VoiceError(f"ref_text must be a string or None, got {type(ref_text).__name__}")
     if not ref_text.strip() or len(ref_text) > _MAX_REF_TEXT:
@@ -223,7 +210,8 @@ class VoiceEncoder:
     loaded at first use."""
 
     def __init__(self, checkpoint: Checkpoint):
-        self._checkpoint, self._rate = checkpoint, checkpoint.config.codec.sample_rate
+        self._checkpoint = checkpoint
+        self._rate = checkpoint.config.codec.sample_rate
         self._lock = threading.Lock()
         self._speaker_encoder: SpeakerEncoder | None = None
         self._codec_encoder: CodecEncoder | None = None
@@ -251,7 +239,7 @@ class VoiceEncoder:
             recordings = [self._load(several, number, trim) for number in range(len(several))]
             if text is not None:
                 codes = self._codes(recordings[texts.index(text)].samples)
-            vector = mean_vector([self._vector(recording.samples) for recording in recordings])
+            vector = mean_vector([self._vector(recording.samples, config.speaker_encoder) for recording in recordings])
         notes = tuple(note for recording in recordings for note in recording.notes)
         for note in notes:
             log.info("a new voice: %s", note)
@@ -273,10 +261,10 @@ class VoiceEncoder:
             self._codec_encoder = CodecEncoder(self._checkpoint.config.codec, self._checkpoint.codec_encoder())
         return self._codec_encoder(samples)
 
-    def _vector(self, samples: np.ndarray) -> Tensor:
+    def _vector(self, samples: np.ndarray, config: SpeakerEncoderConfig) -> Tensor:
         if self._speaker_encoder is None:
             tensors = self._checkpoint.speaker_encoder(torch.device("cpu"), torch.float32)
-            self._speaker_encoder = SpeakerEncoder(self._checkpoint.config.speaker_encoder, tensors)
+            self._speaker_encoder = SpeakerEncoder(config, tensors)
         vector = self._speaker_encoder(samples)
         if not vector.isfinite().all():
             raise AudioError(
@@ -288,17 +276,14 @@ class VoiceEncoder:
 def mean_vector(vectors: Sequence[Tensor]) -> Tensor:
     """Speaker vectors fp32 [hidden] of several recordings -> the voice's. Its direction is that of the mean of the unit
     vectors, so that each recording counts the same. Its norm is their mean norm, because the encoder does not normalise
-    and the talker adds the vector to a row as it is. A plain mean gets shorter as the recordings differ more.
-
-    Raises:
-        AudioError: they point in opposite directions.
-    """
+    and the talker adds the vector to a row as it is. A plain mean gets shorter as the recordings differ more. Raises
+    AudioError: they point in opposite directions."""
     if len(vectors) == 1:
         return vectors[0]
     stacked = torch.stack(list(vectors)).double()
     norms = stacked.norm(dim=1, keepdim=True)
     direction = (stacked / norms).mean(dim=0)
-    vector = (direction / direction.norm() * norms.mean()).float()
+    vector: Tensor = (direction / direction.norm() * norms.mean()).float()
     if not vector.isfinite().all():
         raise AudioError("the recordings have nothing in common: give recordings of one speaker")
     return vector
@@ -316,7 +301,8 @@ def log_mel(samples: Tensor, mel_dim: int, sample_rate: int) -> Tensor:
     padded = F.pad(samples[None], (384, 384), mode="reflect")
     spectrum = torch.stft(padded, 1024, 256, window=torch.hann_window(1024), center=False, return_complex=True)
     magnitude = torch.sqrt(torch.view_as_real(spectrum[0]).square().sum(-1) + 1e-9)
-    return (torch.from_numpy(filters).float().T @ magnitude).clamp(min=1e-5).log()
+    mel: Tensor = torch.from_numpy(filters).float().T @ magnitude
+    return mel.clamp(min=1e-5).log()
 
 
 class SpeakerEncoder:
@@ -381,34 +367,31 @@ class CodecEncoder:
     """The speech tokenizer's encoder half: 24 kHz PCM -> codes, through transformers' MimiModel."""
 
     def __init__(self, config: CodecConfig, tensors: Mapping[str, Tensor]):
-        """
-        Args:
-            tensors: the `encoder.*` tensors without that prefix, fp32.
-
-        Raises:
-            CheckpointError: the installed transformers does not take these tensors.
-        """
+        """`tensors` are the `encoder.*` ones without that prefix, fp32. Raises CheckpointError: the installed
+        transformers does not take them."""
         from transformers import MimiConfig, MimiModel
         from transformers.utils import logging
 
-        self._frame, self._groups = config.vocoder.samples_per_frame, config.vocoder.num_quantizers
+        self._frame = config.vocoder.samples_per_frame
+        self._groups = config.vocoder.num_quantizers
         # The reference implementation's encoder attends to all earlier columns, whatever window its config names. So
         # the window here is larger than any reference audio (25 columns a second).
         mimi = MimiConfig(**{**config.encoder, "sliding_window": int(MAX_SECONDS) * 100})
         verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-        logging.set_verbosity_error()
-        logging.disable_progress_bar()
+        logging.set_verbosity(logging.ERROR)
+        logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers has no types for it
         try:
             # from_pretrained, not load_state_dict: transformers renames Mimi's modules between releases.
-            self._mimi, report = MimiModel.from_pretrained(
+            loaded: Any = MimiModel.from_pretrained(  # a pair, because of output_loading_info
                 None, config=mimi, state_dict=dict(tensors), output_loading_info=True
             )
+            self._mimi, report = loaded
         except (KeyError, ValueError, TypeError, AttributeError, RuntimeError) as error:
             raise CheckpointError(f"speech_tokenizer/config.json: encoder_config: {error!r}") from error
         finally:
             logging.set_verbosity(verbosity)
             if bars:
-                logging.enable_progress_bar()
+                logging.enable_progress_bar()  # type: ignore[no-untyped-call]  # as above
         missing = [name for name in report["missing_keys"] if not name.startswith(("decoder", "upsample"))]
         if missing or report["unexpected_keys"]:
             raise CheckpointError(
@@ -421,5 +404,5 @@ class CodecEncoder:
     def __call__(self, samples: np.ndarray) -> Tensor:
         """Samples fp32 [n] -> codes int64 [ceil(n / samples_per_frame), groups]."""
         audio = torch.from_numpy(samples)[None, None]
-        codes = self._mimi.encode(audio, num_quantizers=self._groups).audio_codes[0]
+        codes: Tensor = self._mimi.encode(audio, num_quantizers=self._groups).audio_codes[0]
         return codes.T[: math.ceil(len(samples) / self._frame)].long().clone(memory_format=torch.contiguous_format)

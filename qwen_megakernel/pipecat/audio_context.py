@@ -1,35 +1,39 @@
 """AudioContext: the content of one of Pipecat's audio contexts: audio at the pipeline's rate, words, errors, its end.
 
-In SENTENCE mode a context is a series of utterances; in TOKEN mode it is one. `pipecat/local.py` and
-`pipecat/remote.py` say how an utterance is made.
+In SENTENCE mode a context is a series of sessions of speech; in TOKEN mode it is one.
 
 This module imports no torch, because a server's client needs none.
 """
 
 import asyncio
-from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator
 from time import monotonic
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import soxr
+from loguru import logger
 from pipecat.frames.frames import ErrorFrame, Frame, TTSAudioRawFrame
 from pipecat.metrics.metrics import MetricsData
-from pipecat.services.tts_service import TTSService
 from pipecat.utils.errors import ErrorCategory
 
-from qwen_megakernel.engine.word_times import is_unspaced
 from qwen_megakernel.errors import (
     LanguageError,
     NoWordsError,
     RequestError,
     SpeakerError,
     TextEndedError,
+    TextTooLongError,
+    TTSError,
     VoiceError,
 )
 from qwen_megakernel.model.edges import SILENCE
 from qwen_megakernel.model.pcm import pcm16
+from qwen_megakernel.speech.events import Ended, Session, Sound, Words
+from qwen_megakernel.speech.words import is_unspaced
+
+if TYPE_CHECKING:
+    from qwen_megakernel.pipecat.service import SpeechService
 
 _LEAST_GAP_S = 0.05  # shorter waits of the listener do not move word times
 _RESAMPLER = "HQ"  # soxr's: from a first chunk of 80 ms it yields 61 ms at 8 and 16 kHz; VHQ yields 0 and 69 ms
@@ -53,8 +57,13 @@ class SpeechMetricsData(MetricsData):
     ttfc_s: float
 
 
-class AudioContext(ABC):
+class AudioContext:
     """Attributes:
+    id: Pipecat's.
+    reading: what this context and others read of one text, by `TurnService._new_reading`.
+    session: the current one; None before the first.
+    capped: the settings say how long speech may be, so reaching that is no error.
+    trimmed_s: seconds of silence that were cut in front of the first sound.
     failed: an error of this context was reported.
     wordless: some of its text had nothing to speak.
     busy: a sentence is spoken, or a token is being taken.
@@ -62,63 +71,78 @@ class AudioContext(ABC):
     text_ended: no more text will come.
     """
 
-    def __init__(self, service: TTSService, context_id: str, reading: Any):
-        """`reading`: what this context and others read of one text, by `TurnService._new_reading`."""
-        self._service, self._context_id, self._reading = service, context_id, reading
+    def __init__(self, service: "SpeechService", context_id: str, reading: Any):
+        self._service = service
+        self.id = context_id
+        self.reading = reading
+        self.session: Session | None = None
+        self.capped = False
         self._made_s = 0.0  # seconds of audio in the context
         self._begun_s = 0.0  # where in the context the current utterance's audio begins
         self._rate = 0  # of that utterance's audio, in Hz
         self._resample: soxr.ResampleStream | None = None
         self._silent = service._trim  # nothing was heard yet, so silence is cut
-        self._trimmed_s = 0.0
+        self.trimmed_s = 0.0
         self._reader: asyncio.Task | None = None
         self._read_all = False  # the reader has ended
         self._cancelled = False
-        self.failed = self.wordless = self.busy = self.text_ended = False
+        self.failed = False
+        self.wordless = False
+        self.busy = False
+        self.text_ended = False
         self.text_at = monotonic()
         self._first_audio_at: float | None = None  # clock time
         self._words_begun = False
-        self._least_first_s, self._held = 0.0, np.zeros(0, np.float32)  # seconds to begin with; less is held back
+        self._least_first_s = 0.0  # seconds to begin with
+        self._held = np.zeros(0, np.float32)  # audio that is less than that
         # (position, wait): before the audio from `position` on, the listener has waited `wait` seconds in total.
         self._gaps: list[tuple[float, float]] = [(0.0, 0.0)]
 
-    # ------------------------------------------------------------ how an utterance is made
+    @property
+    def reads(self) -> bool:
+        """Its text comes as tokens."""
+        return self._reader is not None
 
-    @abstractmethod
-    async def _open(self, text: str, complete: bool) -> None:
-        """Begin an utterance. `complete`: no more text will come."""
+    def heard(self) -> float:
+        """Seconds of the current session's audio that are in the context."""
+        return self._made_s - self._begun_s
 
-    @abstractmethod
-    async def _push(self, text: str) -> None:
-        """Push a piece of text. Raises TextEndedError if the utterance has ended; `_audio` says why."""
-
-    @abstractmethod
-    async def _end(self) -> None:
-        """End the utterance's text."""
-
-    @abstractmethod
     async def flush(self) -> None:
         """Speak text that is held back because the next character could change it."""
-
-    def _unspoken_words(self) -> list[tuple[str, float]]:
-        """The words of an utterance that had nothing to speak, if this side knows them."""
-        return []
-
-    def _due_words(self) -> list[tuple[str, float]]:
-        """The words due by now if the text so far ends with a whole one, if this side knows them."""
-        return []
+        session = self.session
+        if session and session.begun and not session.done and not self.text_ended:
+            try:
+                await session.flush()
+            except OSError as error:
+                await self._fail(error)
+            except (TTSError, RuntimeError) as error:  # it has ended, or the service was cleaned up
+                logger.debug(f"flush came too late: {error}")
 
     async def end_word(self) -> None:
         """The text so far ends with a whole word."""
-        await self._send_words(self._due_words())
+        if self.session:
+            await self._send_words(self.session.end_word())
 
-    @abstractmethod
     def _drop(self) -> None:
-        """Cancel the utterance if it has not ended. Takes no time and never fails."""
+        if self.session:
+            self.session.cancel()
 
-    @abstractmethod
-    def _audio(self) -> AsyncGenerator[TTSAudioRawFrame | ErrorFrame, None]:
-        """Yield the utterance's audio at the pipeline's rate, then an error if it was cut. Send the words too."""
+    async def _audio(self) -> AsyncGenerator[TTSAudioRawFrame | ErrorFrame, None]:
+        """Yield the session's audio at the pipeline's rate, then an error if it was cut. Send the words too."""
+        session = self.session
+        async for event in session.events():
+            if isinstance(event, Sound):
+                if frame := self._to_frame(event.samples):
+                    yield frame
+            elif isinstance(event, Words):
+                await self._send_words(event.words)
+            elif isinstance(event, Ended):
+                self.wordless |= event.seconds == 0
+                if tail := self._tail():
+                    yield tail
+                if event.cut:  # the rest of the text was not spoken
+                    yield self._error(TextTooLongError(event.cut))
+                await self._service._tell(session, event)
 
     # ------------------------------------------------------------ a sentence
 
@@ -126,11 +150,11 @@ class AudioContext(ABC):
         """Speak a sentence."""
         self.busy = True
         try:
-            await self._open(text, complete=True)
+            await self._service._open(self, text, complete=True)
             async for frame in self._audio():
                 yield frame
-        except NoWordsError:
-            await self._pass_over()
+        except NoWordsError:  # no error: its words still belong to the turn's text
+            self.wordless = True
         except Exception as error:
             yield self._error(error)
         finally:
@@ -151,9 +175,9 @@ class AudioContext(ABC):
         self.busy = True
         try:
             if self._reader is not None:
-                await self._push(f" {text}" if apart else text)
+                await self.session.push_text(f" {text}" if apart else text)
                 return
-            await self._open(text, complete=False)
+            await self._service._open(self, text, complete=False)
             self._reader = self._service.create_task(self._read())
         except TextEndedError:
             pass  # the reader reports why it ended
@@ -170,10 +194,10 @@ class AudioContext(ABC):
             return
         self.text_ended = True
         if self._reader is None or self._read_all:
-            await self._service._close(self._context_id)
+            await self._service._close(self.id)
             return
         try:
-            await self._end()
+            await self.session.end_text()
         except NoWordsError:
             pass  # the reader is told too
         except Exception as error:
@@ -184,23 +208,25 @@ class AudioContext(ABC):
         that must not open a new context."""
         try:
             async for frame in self._audio():
-                await self._service.append_to_audio_context(self._context_id, frame)
+                await self._service.append_to_audio_context(self.id, frame)
         except NoWordsError:
-            await self._pass_over()
+            self.wordless = True
         except Exception as error:
             await self._fail(error)
         self._read_all = True
         if self.text_ended:
-            await self._service._close(self._context_id)
+            await self._service._close(self.id)
 
     async def _fail(self, error: Exception) -> None:
         if not self.failed and not self._cancelled:
-            await self._service.append_to_audio_context(self._context_id, self._error(error))
+            await self._service.append_to_audio_context(self.id, self._error(error))
 
-    async def _pass_over(self) -> None:
-        """There is nothing to speak, which is no error. Words that are not spoken still belong to the turn's text."""
-        self.wordless = True
-        await self._send_words(self._unspoken_words())
+    async def lose(self, error: Exception) -> None:
+        """Report a broken connection. The context will be closed; if the turn goes on, it gets a new context."""
+        if not self._cancelled:
+            await self._service.append_to_audio_context(self.id, self._error(error))
+            await self._service._finalize_words(self.id)  # those of the last sentence that were heard
+        self.text_ended = True
 
     # ------------------------------------------------------------ audio, words, errors
 
@@ -212,9 +238,16 @@ class AudioContext(ABC):
             self._reader.cancel()
         self._reader = None  # breaks a reference cycle: a cancelled task holds its frames
 
-    def _begin(self, rate: int) -> None:
-        """Begin an utterance. Its audio comes at `rate` Hz and follows the context's earlier audio."""
-        self._begun_s, self._rate, self._resample = self._made_s, rate, None
+    def begin(self, rate: int, least_first_s: float = 0.0) -> None:
+        """Begin a session. Its audio comes at `rate` Hz and follows the context's earlier audio.
+
+        Args:
+            least_first_s: seconds of the context's first audio frame at least.
+        """
+        self._least_first_s = least_first_s
+        self._begun_s = self._made_s
+        self._rate = rate
+        self._resample = None
         if rate != self._service.sample_rate:
             self._resample = soxr.ResampleStream(rate, self._service.sample_rate, 1, "float32", _RESAMPLER)
 
@@ -244,8 +277,8 @@ class AudioContext(ABC):
             return samples
         loud = np.flatnonzero(np.abs(samples) > SILENCE)
         first = max(0, int(loud[0]) - int(_KEPT_SILENCE_S * self._rate)) if len(loud) else len(samples)
-        first = min(first, max(0, int((_MAX_TRIMMED_S - self._trimmed_s) * self._rate)))
-        self._trimmed_s += first / self._rate
+        first = min(first, max(0, int((_MAX_TRIMMED_S - self.trimmed_s) * self._rate)))
+        self.trimmed_s += first / self._rate
         self._silent = first == len(samples)
         return samples[first:]
 
@@ -258,7 +291,7 @@ class AudioContext(ABC):
         if gap > self._gaps[-1][1] + _LEAST_GAP_S:
             self._gaps.append((self._made_s, gap))
         self._made_s += len(samples) / rate
-        return TTSAudioRawFrame(pcm16(samples), rate, 1, context_id=self._context_id)
+        return TTSAudioRawFrame(pcm16(samples), rate, 1, context_id=self.id)
 
     async def _send_words(self, words: list[tuple[str, float]]) -> None:
         """Send words to the pipeline.
@@ -273,15 +306,13 @@ class AudioContext(ABC):
             at += self._begun_s
             at += next(gap for begin, gap in reversed(self._gaps) if begin <= at + 1e-9)
             unspaced = True if is_unspaced(word) else None
-            await self._service.add_word_timestamps(
-                [(word, at)], self._context_id, includes_inter_frame_spaces=unspaced
-            )
+            await self._service.add_word_timestamps([(word, at)], self.id, includes_inter_frame_spaces=unspaced)
 
     def _error(self, error: Exception) -> ErrorFrame:
         self.failed = True
         if not self._service._is_streaming_tokens:  # nothing may count this sentence's words as spoken
             slots = reversed(self._service._aggregated_frame_sequencer._slots)
-            mine = (slot for slot in slots if slot.spoken and slot.context_id == self._context_id)
+            mine = (slot for slot in slots if slot.spoken and slot.context_id == self.id)
             if latest := next(mine, None):
                 latest.complete = True
         category = self._service._classify_error(error)

@@ -6,12 +6,14 @@ import logging
 import sys
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from loguru import logger
 
 from qwen_megakernel.pipecat.turn_log import TurnLog
 
-__all__ = ["TurnLog", "check_port", "log_to_console", "run"]
+if TYPE_CHECKING:
+    from loguru import Record  # only its stubs have it
 
 _HARMLESS = (
     "Timeout: No audio frame received",
@@ -94,7 +96,7 @@ def log_to_console(verbose: bool = False) -> None:
         logger.add(sys.stderr, level="INFO", format="{time:HH:mm:ss} {level: <7} {message}", filter=_is_shown)
 
 
-def _is_shown(record: dict) -> bool:
+def _is_shown(record: "Record") -> bool:
     if record["name"] == TurnLog.__module__:
         return True
     return record["level"].no >= logging.WARNING and not record["message"].startswith(_HARMLESS)

@@ -1,50 +1,36 @@
 """MegakernelTTSService: Qwen3-TTS in a Pipecat pipeline, with the engine in the same process.
 
-    LLM text ─► run_tts ─► AsyncUtterance ─► engine (its own thread) ─► chunks ─► audio context ─► transport
+    LLM text ─► run_tts ─► SpeechSession ─► engine (its own thread) ─► chunks ─► audio context ─► transport
 
-No code here computes the model. The service builds prompts in its own thread, so that they do not block the event loop.
-In SENTENCE mode it generates sentences one by one. In TOKEN mode a context is one utterance, spoken while its tokens
-come.
+No code here computes the model. The session builds prompts in the service's own thread, so that they do not block the
+event loop. In SENTENCE mode each sentence is a session. In TOKEN mode a context is one, spoken while its tokens come.
 """
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
 from loguru import logger
-from pipecat.frames.frames import EndFrame, ErrorFrame, MetricsFrame, TTSAudioRawFrame
+from pipecat.frames.frames import EndFrame, MetricsFrame
 from pipecat.processors.frame_processor import FrameProcessorSetup
 from pipecat.utils.types import NOT_GIVEN, NotGiven, is_given
 
 from qwen_megakernel.checkpoint.config import ModelConfig
 from qwen_megakernel.checkpoint.load import find_cached
-from qwen_megakernel.engine import shared as shared_engine
-from qwen_megakernel.engine.engine import TTSEngine
-from qwen_megakernel.engine.event_loop import AsyncUtterance
-from qwen_megakernel.engine.request import chunk_schedule, foreign_hint
-from qwen_megakernel.engine.word_times import SpeechRate, WordTimes
-from qwen_megakernel.errors import (
-    CheckpointError,
-    EngineClosed,
-    RequestError,
-    SpeakerError,
-    TextTooLongError,
-    TTSError,
-    VoiceError,
-)
+from qwen_megakernel.engine.options import EngineOptions
+from qwen_megakernel.errors import CheckpointError, EngineClosed, RequestError, SpeakerError, VoiceError
 from qwen_megakernel.model.prompt import AUTO
 from qwen_megakernel.model.voice import Voice
 from qwen_megakernel.pipecat.audio_context import AudioContext, SpeechMetricsData
 from qwen_megakernel.pipecat.service import SpeechService
-from qwen_megakernel.pipecat.settings import (
-    SpeechSettings,
-    check_names,
-    layout_of,
-    sampling_of,
-    speed_of,
-    text_options_of,
-)
+from qwen_megakernel.pipecat.settings import SpeechSettings, check_names
+from qwen_megakernel.speech import shared as shared_engine
+from qwen_megakernel.speech.engine import TTSEngine
+from qwen_megakernel.speech.events import Ended
+from qwen_megakernel.speech.request import SpeechRequest, foreign_hint
+from qwen_megakernel.speech.session import SpeechSession
+from qwen_megakernel.speech.words import SpeechRate
 from qwen_megakernel.text.front_end import Reading
 from qwen_megakernel.text.lexicon import Lexicon
 
@@ -73,6 +59,7 @@ class MegakernelTTSService(SpeechService):
 
     Settings = MegakernelTTSSettings
     _settings: Settings
+    _entrance = "pipecat"
 
     def __init__(
         self,
@@ -91,10 +78,10 @@ class MegakernelTTSService(SpeechService):
         Args:
             engine: The caller's own, which the caller closes. None: the process's engine for `model`.
             model: Folder in the published layout, hub id, or "demo".
-            engine_options: Further arguments of `TTSEngine.load`, such as device or max_streams. Services with the same
-                model and options share an engine.
-            chunk_frames: Frames of 80 ms per chunk; None: 1, 2, 4, 8, 8, ...
-            lexicon: Words to read by another spelling.
+            engine_options: Fields of `EngineOptions`, such as device or max_streams. Services with the same model and
+                options share an engine.
+            chunk_frames: The setting of this name, unless `settings` have it.
+            lexicon: The same.
             trim_leading_silence: Cut silence in front of a turn's first word.
             settings: What may change while the pipeline runs.
             **kwargs: For `TTSService`.
@@ -116,28 +103,34 @@ class MegakernelTTSService(SpeechService):
             resolved = store.model
             store.apply_update(settings)
             store.model = resolved
+        store.chunk_frames = chunk_frames if store.chunk_frames is None else store.chunk_frames
+        store.lexicon = lexicon if store.lexicon is None else store.lexicon
         super().__init__(trim_leading_silence=trim_leading_silence, settings=store, **kwargs)
-        self._engine, self._given_engine = engine, engine
-        self._model, self._engine_options = str(model), dict(engine_options or {})
-        self._chunk_frames, self._lexicon = chunk_schedule(chunk_frames), lexicon
+        self._engine = engine
+        self._given_engine = engine
+        self._model = str(model)
+        self._engine_options = dict(engine_options or {})
         self._word_rate = SpeechRate()
         self._executor: ThreadPoolExecutor | None = None  # while a pipeline runs
         known = (engine.variant, engine.speakers, engine.languages) if engine else _known_of(self._model)
         self._check_settings(self._settings, *(known or (None, None, None)))
-        self._check_values(self._settings)
+        self._options(self._settings)
         if engine:
-            engine.check(**self._request())
+            self._request()
 
     @classmethod
-    async def warmup(cls, model: str = DEFAULT_MODEL, **engine_options) -> TTSEngine:
+    async def warmup(
+        cls, model: str = DEFAULT_MODEL, options: EngineOptions | None = None, **engine_options: Any
+    ) -> TTSEngine:
         """Load the process's engine for `model` and speak a word with it. Call this before any pipeline starts: a
         pipeline's set-up may take 20 seconds at most. The engine stays loaded until `shutdown(engine)`.
 
         Args:
             model: As for the service.
+            options: The engine's; None: `EngineOptions()`.
             **engine_options: As the service's `engine_options`.
         """
-        return await shared_engine.acquire(model, **engine_options)
+        return await shared_engine.acquire(model, options, **engine_options)
 
     @classmethod
     async def shutdown(cls, engine: TTSEngine) -> None:
@@ -156,7 +149,7 @@ class MegakernelTTSService(SpeechService):
             logger.info(f"{self}: attaching to the engine of {self._model}")
             self._engine = await shared_engine.acquire(self._model, **self._engine_options)
             self._check_settings(self._settings, self._engine.variant, self._engine.speakers, self._engine.languages)
-            self._engine.check(**self._request())
+            self._request()
 
     async def stop(self, frame: EndFrame):
         """Speak everything that was asked for, then release the engine."""
@@ -179,8 +172,34 @@ class MegakernelTTSService(SpeechService):
 
     # ------------------------------------------------------------ speaking
 
-    def _new_context(self, context_id: str, reading: Reading) -> "_LocalAudioContext":
-        return _LocalAudioContext(self, context_id, reading)
+    async def _open(self, context: AudioContext, text: str, *, complete: bool) -> None:
+        engine = self._engine
+        if engine is None:
+            raise EngineClosed("the service was cleaned up")
+        request = self._request()
+        context.begin(engine.sample_rate, _CPU_FIRST_S if engine.threads else 0.0)
+        session = SpeechSession(
+            engine,
+            self._executor,
+            request if complete else request.in_pieces(),
+            reading=context.reading,
+            rate=self._word_rate,
+            heard=context.heard,
+        )
+        context.session = session
+        await session.begin(*((text, "") if complete else (None, text)))
+
+    async def _tell(self, session: SpeechSession, ended: Ended) -> None:
+        audio = session.audio
+        queue = audio.timings.queue
+        logger.info(
+            f"{self}: {audio.duration_s:.2f} s, {audio.finish_reason}, seed {audio.seed}; "
+            f"queue {_ms(queue)}, first chunk {_ms(audio.ttfc_s)}, RTF {audio.rtf:.3f}, least lead {_ms(audio.lead_s)}"
+        )
+        if audio.ttfc_s is not None and self.metrics_enabled:
+            taken = {"audio_s": audio.duration_s, "compute_s": audio.compute_s, "ttfc_s": audio.ttfc_s}
+            data = SpeechMetricsData(processor=self.name, model=self._settings.model, **taken)
+            await self.push_frame(MetricsFrame(data=[data]))
 
     def _new_reading(self) -> Reading:
         return Reading()
@@ -193,8 +212,8 @@ class MegakernelTTSService(SpeechService):
     def _check(self, settings: MegakernelTTSSettings) -> None:
         if self._engine:
             self._check_settings(settings, self._engine.variant, self._engine.speakers, self._engine.languages)
-            self._engine.check(**self._request(settings))
-        self._check_values(settings)
+            self._request(settings)
+        self._options(settings)
 
     def _check_settings(
         self,
@@ -218,104 +237,17 @@ class MegakernelTTSService(SpeechService):
         if voice is None and variant == "base":
             raise SpeakerError("a Base checkpoint needs a voice: settings=Settings(voice=engine.create_voice(...))")
 
-    def _request(self, settings: MegakernelTTSSettings | None = None) -> dict[str, Any]:
-        """Arguments of `TTSEngine.submit` for the next utterance."""
-        settings = settings or self._settings
-        return {
-            "speaker": None if isinstance(settings.voice, Voice) else settings.voice,
-            "voice": settings.voice if isinstance(settings.voice, Voice) else None,
-            "language": settings.language,
-            "instruct": settings.instruct,
-            "sampling": sampling_of(settings),
-            "chunk_frames": self._chunk_frames,
-            "speed": speed_of(settings),
-            "lexicon": self._lexicon,
-            "lenient": True,
-            **text_options_of(settings),
-            "non_streaming_mode": layout_of(settings, in_tokens=self._is_streaming_tokens),
-        }
+    def _request(self, settings: MegakernelTTSSettings | None = None) -> SpeechRequest:
+        """How the next text is spoken."""
+        options = self._options(settings or self._settings)
+        voice = options.pop("voice", None)
+        who = {"voice" if isinstance(voice, Voice) else "speaker": voice}
+        return self._engine.request(**options | who, lenient=True)
 
 
 _CPU_FIRST_S = 0.1
 """Least first audio on a CPU, in seconds. Trimming may leave 10 ms of the first chunk. The next one, of two frames,
 takes some 40 ms, so the listener would hear a gap."""
-
-
-class _LocalAudioContext(AudioContext):
-    """An audio context whose utterances come from the engine in this process."""
-
-    def __init__(self, service: MegakernelTTSService, context_id: str, reading: Reading):
-        super().__init__(service, context_id, reading)
-        self.utterance: AsyncUtterance | None = None  # the current one
-        self._words: WordTimes | None = None  # of the current one
-
-    async def _open(self, text: str, complete: bool) -> None:
-        service = self._service
-        engine, request = service._engine, service._request()
-        if engine is None:
-            raise EngineClosed("the service was cleaned up")
-        silence = self._reading.silence if request["normalize"] == "auto" else None
-        self._words = WordTimes(service._word_rate, request["speed"], silence)
-        self._begin(engine.sample_rate)
-        if engine.threads:
-            self._least_first_s = _CPU_FIRST_S
-        self.utterance = AsyncUtterance(engine, service._executor)
-        whole, opening = (text, "") if complete else (None, text)
-        try:
-            await self.utterance.submit(whole, opening, reading=self._reading, **request)
-        finally:
-            self._words.add(text)  # nobody needs the words before the first chunk
-
-    async def _push(self, text: str) -> None:
-        self._words.add(text)
-        await self.utterance.push_text(text)
-
-    async def _end(self) -> None:
-        await self.utterance.end_text()
-
-    def _due_words(self) -> list[tuple[str, float]]:
-        self._words.flush()
-        return self._words.due(self._made_s - self._begun_s)
-
-    def _unspoken_words(self) -> list[tuple[str, float]]:
-        return self._words.finish(0.0)
-
-    async def flush(self) -> None:
-        if self.utterance and self.utterance.begun and not self.utterance.done and not self.text_ended:
-            try:
-                await self.utterance.flush()
-            except (
-                TTSError,
-                RuntimeError,
-            ) as error:  # the utterance has ended, or the service was cleaned up
-                logger.debug(f"flush came too late: {error}")
-
-    def _drop(self) -> None:
-        if self.utterance:
-            self.utterance.cancel()
-
-    async def _audio(self) -> AsyncGenerator[TTSAudioRawFrame | ErrorFrame, None]:
-        utterance = self.utterance
-        while (chunk := await utterance.next_chunk()) is not None:
-            if frame := self._to_frame(chunk.samples):
-                yield frame
-                await self._send_words(self._words.due(self._made_s - self._begun_s))
-        audio = utterance.audio
-        if tail := self._tail():
-            yield tail
-        if audio.finish_reason == "length":  # the rest of the text was not spoken
-            yield self._error(TextTooLongError(audio.why_cut(self._service._engine.config.max_frames)))
-        else:
-            await self._send_words(self._words.finish(self._made_s - self._begun_s))
-        queue = audio.timings.queue
-        logger.info(
-            f"{self._service}: {audio.duration_s:.2f} s, {audio.finish_reason}, seed {audio.seed}; "
-            f"queue {_ms(queue)}, first chunk {_ms(audio.ttfc_s)}, RTF {audio.rtf:.3f}, least lead {_ms(audio.lead_s)}"
-        )
-        if audio.ttfc_s is not None and self._service.metrics_enabled:
-            taken = {"audio_s": audio.duration_s, "compute_s": audio.compute_s, "ttfc_s": audio.ttfc_s}
-            data = SpeechMetricsData(processor=self._service.name, model=self._service._settings.model, **taken)
-            await self._service.push_frame(MetricsFrame(data=[data]))
 
 
 def _known_of(model: str) -> tuple[str, tuple[str, ...], tuple[str, ...]] | None:

@@ -78,7 +78,5 @@ def last_user_text(context: LLMContext) -> str:
     for message in reversed(context.get_messages()):
         if isinstance(message, dict) and message.get("role") == "user":
             content = message.get("content") or ""
-            if isinstance(content, list):
-                content = " ".join(part.get("text", "") for part in content)
-            return content
+            return content if isinstance(content, str) else " ".join(str(part.get("text", "")) for part in content)
     return ""

@@ -29,9 +29,12 @@ from qwen_megakernel.errors import (
     SpeakerError,
     TTSError,
 )
-from qwen_megakernel.pipecat.remote_context import RemoteAudioContext, RemoteUtterance, UtteranceEnd
+from qwen_megakernel.pipecat.audio_context import AudioContext
+from qwen_megakernel.pipecat.remote_session import RemoteSession
 from qwen_megakernel.pipecat.service import SpeechService
-from qwen_megakernel.pipecat.settings import SpeechSettings, check_names, sampling_of, speed_of
+from qwen_megakernel.pipecat.settings import SpeechSettings, check_names
+from qwen_megakernel.speech.events import Ended
+from qwen_megakernel.speech.options import options_of
 
 _FORMAT = "pcm_s16le"
 _CONNECT_S = 5.0  # for the handshake and the server's first message; a pipeline's set-up may take 20 s in total
@@ -59,6 +62,7 @@ class MegakernelWebsocketTTSService(SpeechService, WebsocketTTSService):
 
     Settings = SpeechSettings
     _settings: Settings
+    _entrance = "remote"
 
     def __init__(
         self,
@@ -75,7 +79,7 @@ class MegakernelWebsocketTTSService(SpeechService, WebsocketTTSService):
         Args:
             url: ws://HOST:PORT/v1/audio/speech/socket, or wss://.
             token: The server's, if it has one.
-            chunk_frames: Frames of 80 ms per chunk; None: the server's default.
+            chunk_frames: The setting of this name, unless `settings` have it.
             trim_leading_silence: Cut silence in front of a turn's first word.
             settings: What may change while the pipeline runs. If they name a model, it must be the server's.
             **kwargs: For `WebsocketTTSService`.
@@ -90,14 +94,16 @@ class MegakernelWebsocketTTSService(SpeechService, WebsocketTTSService):
         store = self.Settings.unset(model=None)
         if settings is not None:
             store.apply_update(settings)
+        store.chunk_frames = chunk_frames if store.chunk_frames is None else store.chunk_frames
         super().__init__(trim_leading_silence=trim_leading_silence, settings=store, **kwargs)
-        self._url, self._token, self._chunk_frames = url, token, chunk_frames
+        self._url = url
+        self._token = token
         self._named_model = store.model  # None: the server's, whichever it is
         self._server: _Server | None = None  # of the latest connection
         self._ready = asyncio.Event()  # the socket is open, and the server has told its voices and languages
         self._receive_task: asyncio.Task | None = None
-        self._utterances: dict[str, RemoteUtterance] = {}  # by name, until the server ends them
-        self._by_number: dict[int, RemoteUtterance] = {}
+        self._sessions: dict[str, RemoteSession] = {}  # by name, until the server ends them
+        self._by_number: dict[int, RemoteSession] = {}
         self._count = itertools.count(1)
         self._check(self._settings)
 
@@ -230,9 +236,9 @@ class MegakernelWebsocketTTSService(SpeechService, WebsocketTTSService):
             await self._lose_contexts()
 
     def _handle_audio(self, message: bytes) -> None:
-        utterance = self._by_number.get(int.from_bytes(message[:4], "little"))
-        if utterance:  # else it was cancelled, and this audio came late
-            utterance.items.put_nowait(message[4:])
+        session = self._by_number.get(int.from_bytes(message[:4], "little"))
+        if session:  # else it was cancelled, and this audio came late
+            session.items.put_nowait(message[4:])
 
     async def _handle(self, message: dict[str, Any]) -> None:
         kind, name = message["type"], message.get("context")
@@ -242,50 +248,60 @@ class MegakernelWebsocketTTSService(SpeechService, WebsocketTTSService):
             error = _error_of(message)
             await self._report_error(ErrorFrame(str(error), exception=error, category=ErrorCategory.CONNECTIVITY))
             return
-        utterance = self._utterances.get(name)
-        if utterance is None:
+        session = self._sessions.get(name)
+        if session is None:
             logger.debug(f"{self}: {kind} of {name}, which has ended")
-        elif kind == "begin":
-            utterance.number = message["number"]
-            self._by_number[utterance.number] = utterance
-        elif kind == "words":
-            utterance.items.put_nowait(message["words"])
-        elif kind == "end":
-            self._forget(utterance)
-            utterance.items.put_nowait(UtteranceEnd(message["finish_reason"], message["seconds"], message["seed"]))
         elif kind == "error":
-            self._forget(utterance)
-            utterance.items.put_nowait(_error_of(message))
+            self._forget(session)
+            session.items.put_nowait(_error_of(message))
+        elif kind in ("begin", "words", "end"):
+            if kind == "begin":
+                session.number = message["number"]
+                self._by_number[session.number] = session
+            elif kind == "end":
+                self._forget(session)
+            session.items.put_nowait(message)
         else:
             logger.debug(f"{self}: unknown message {kind!r}")
 
-    def _forget(self, utterance: "RemoteUtterance") -> None:
-        """Forget an utterance that has ended or that nobody waits for."""
-        utterance.ended, utterance.context = True, None  # breaks a reference cycle: see tests/test_cycles.py
-        self._utterances.pop(utterance.name, None)
-        self._by_number.pop(utterance.number, None)
+    def _forget(self, session: RemoteSession) -> None:
+        """Forget a session that has ended or that nobody waits for."""
+        session.done = True
+        self._sessions.pop(session.name, None)
+        self._by_number.pop(session.number, None)
 
     async def _lose_contexts(self) -> None:
         """End the utterances of a broken socket. An audio context must get its error before it is closed."""
         error = ConnectionError(f"the connection to {self._url} was lost; send the text again")
-        for utterance, context in [(utterance, utterance.context) for utterance in self._utterances.values()]:
-            self._forget(utterance)
-            await context.lose(error)
-            utterance.items.put_nowait(None)
+        for session in list(self._sessions.values()):
+            self._forget(session)
+            if context := session.context():
+                await context.lose(error)
+            session.items.put_nowait(None)
         await self._close_connection_contexts()
 
     # ------------------------------------------------------------ speaking
 
-    def _new_context(self, context_id: str, reading: str) -> "RemoteAudioContext":
-        return RemoteAudioContext(self, context_id, reading)
+    async def _open(self, context: AudioContext, text: str, *, complete: bool) -> None:
+        await self._ensure_connected()
+        settings = self._options(self._settings)
+        fields = {name: settings[row.name] for name, row in options_of("socket").items() if row.name in settings}
+        if "turn" in self._server.settings:
+            fields["turn"] = context.reading
+        else:
+            text = text.lstrip()  # it says how the text goes on
+        context.begin(self._server.sample_rate)
+        context.capped = "max_frames" in settings
+        tail = f"/{next(self._count)}"
+        context.session = session = RemoteSession(self, context.id[: _MAX_NAME - len(tail)] + tail, context)
+        await session.begin(text, complete, {"words": True} | fields)
+
+    async def _tell(self, session: RemoteSession, ended: Ended) -> None:
+        logger.info(f"{self}: {ended.seconds:.2f} s, {ended.finish_reason}, seed {ended.seed}")
 
     def _new_reading(self) -> str:
         """The turn's name: the server reads contexts with one name as one text."""
         return f"turn/{next(self._count)}"
-
-    def _new_utterance(self, context: "RemoteAudioContext", context_id: str) -> "RemoteUtterance":
-        tail = f"/{next(self._count)}"
-        return RemoteUtterance(context_id[: _MAX_NAME - len(tail)] + tail, context)
 
     # ------------------------------------------------------------ settings
 
@@ -298,28 +314,7 @@ class MegakernelWebsocketTTSService(SpeechService, WebsocketTTSService):
         unseen = f"none yet, because {self._url} has not answered"
         voices, languages = (self._server.voices, self._server.languages) if self._server else (None, None)
         check_names(settings, voices, languages, unseen=unseen, no_voices="none" if self._server else unseen)
-        self._check_values(settings)
-
-    def _request(self, turn: str) -> dict[str, Any]:
-        """The settings of the next utterance of a turn, as fields of its first message."""
-        settings, sampling = self._settings, sampling_of(self._settings)
-        asked = {
-            "voice": settings.voice,
-            "language": settings.language,
-            "instructions": settings.instruct,
-            "seed": sampling.seed,
-            "temperature": sampling.temperature,
-            "top_k": sampling.top_k,
-            "top_p": sampling.top_p,
-            "repetition_penalty": sampling.repetition_penalty,
-            "chunk_frames": self._chunk_frames,
-            "speed": None if settings.speed is None else speed_of(settings),
-            "normalize": settings.normalize,
-            "trim": settings.trim,
-            "non_streaming_mode": settings.non_streaming_mode,
-            "turn": turn if "turn" in self._server.settings else None,
-        }
-        return {"words": True} | {name: value for name, value in asked.items() if value is not None}
+        self._options(settings)
 
     def _classify_error(self, exception: Exception) -> ErrorCategory | None:
         if isinstance(exception, InvalidStatus):

@@ -25,8 +25,11 @@ from pipecat.utils.types import NOT_GIVEN, is_given
 
 from qwen_megakernel.checkpoint.languages import NAMES, primary_subtag
 from qwen_megakernel.errors import EngineBusy, RequestError
-from qwen_megakernel.pipecat.settings import SpeechSettings, layout_of, sampling_of, speed_of, text_options_of
+from qwen_megakernel.pipecat.audio_context import AudioContext
+from qwen_megakernel.pipecat.settings import SpeechSettings
 from qwen_megakernel.pipecat.turns import BARE, TurnService
+from qwen_megakernel.speech.events import Ended, Session
+from qwen_megakernel.speech.options import RequestOptions
 
 
 @functools.cache
@@ -40,6 +43,7 @@ class SpeechService(TurnService):
 
     Settings = SpeechSettings
     _settings: SpeechSettings
+    _entrance: str  # in the table of options
 
     def __init__(self, *, trim_leading_silence: bool, settings: SpeechSettings, **kwargs):
         if unknown := kwargs.keys() - _arguments_of(type(self)):  # Pipecat 1.14 would ignore them
@@ -52,7 +56,8 @@ class SpeechService(TurnService):
             push_start_frame=True, push_stop_frames=True, push_text_frames=False, settings=settings, **kwargs
         )
         self._trim = trim_leading_silence
-        self._apart, self._gap = False, ""  # is the text a whole one? What separates it from the one before
+        self._apart = False  # the text is a whole one
+        self._gap = ""  # what separates it from the one before
 
     def can_generate_metrics(self) -> bool:
         """TTFB, TTFA, usage and, for sentences, processing."""
@@ -77,6 +82,14 @@ class SpeechService(TurnService):
     @abstractmethod
     def _check(self, settings: SpeechSettings) -> None:
         """Raises RequestError if the service cannot speak with these settings."""
+
+    @abstractmethod
+    async def _open(self, context: AudioContext, text: str, *, complete: bool) -> None:
+        """Begin a context's next session. `complete`: no more text will come."""
+
+    @abstractmethod
+    async def _tell(self, session: Session, ended: Ended) -> None:
+        """Log and measure what was spoken."""
 
     # ------------------------------------------------------------ speaking
 
@@ -115,7 +128,7 @@ class SpeechService(TurnService):
         reading, goes_on = self._reading_of_turn()
         context = self._contexts.get(context_id)
         if context is None:
-            context = self._contexts[context_id] = self._new_context(context_id, reading)
+            context = self._contexts[context_id] = AudioContext(self, context_id, reading)
         if self._is_streaming_tokens:
             await context.push(text, apart=self._apart)
             yield None
@@ -172,12 +185,9 @@ class SpeechService(TurnService):
                 await self._split_turn()
         return changed
 
-    def _check_values(self, settings: SpeechSettings) -> None:
-        """Raises RequestError for numbers out of range, or a layout that this service's mode cannot use."""
-        sampling_of(settings)
-        speed_of(settings)
-        text_options_of(settings)
-        layout_of(settings, in_tokens=self._is_streaming_tokens)
+    def _options(self, settings: SpeechSettings) -> RequestOptions:
+        """Raises RequestError for values of another type or out of range, or what this service's mode cannot use."""
+        return settings.options(self._entrance, in_tokens=self._is_streaming_tokens)
 
     def _classify_error(self, exception: Exception) -> ErrorCategory | None:
         if isinstance(exception, EngineBusy):

@@ -61,7 +61,8 @@ class TurnLog(BaseObserver):
         elif isinstance(frame, TTSAudioRawFrame):
             # A transport cuts audio into its own frames. Speech that may not be interrupted goes on behind its line.
             if isinstance(data.source, TTSService) and frame.context_id not in self._told:
-                self._contexts |= {frame.context_id} - {None}
+                if frame.context_id is not None:
+                    self._contexts.add(frame.context_id)
                 self._turn = self._turn or _Turn("", data.timestamp / 1e9)
                 self._turn.hear(data.timestamp / 1e9, frame.num_frames / frame.sample_rate)
         elif isinstance(frame, MetricsFrame):

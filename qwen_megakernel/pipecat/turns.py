@@ -91,9 +91,6 @@ class TurnService(TTSService):
         self._stall: asyncio.TimerHandle | None = None  # looks whether more comes
 
     @abstractmethod
-    def _new_context(self, context_id: str, reading: Any) -> AudioContext: ...
-
-    @abstractmethod
     def _new_reading(self) -> Any:
         """What the utterances of one turn share, so that its text is read as one: a `<think>` or a code block may begin
         in one sentence and end in another."""

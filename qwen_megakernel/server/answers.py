@@ -5,77 +5,71 @@ import base64
 import json
 import logging
 from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import aclosing
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from fastapi import Request
 from fastapi.responses import StreamingResponse
 
-from qwen_megakernel.engine.audio import Audio, Chunk
-from qwen_megakernel.engine.retries import ended_badly, next_seed
-from qwen_megakernel.errors import EngineBusy, TextTooLongError, TTSError
+from qwen_megakernel.errors import TextTooLongError, TTSError
 from qwen_megakernel.server.api_error import ApiError
-from qwen_megakernel.server.bodies import HowToSpeak
-from qwen_megakernel.server.encoders import Encoder, encoder
-from qwen_megakernel.server.metrics import Metrics
 from qwen_megakernel.server.refusals import Refused, error_of
 from qwen_megakernel.server.service import EngineService
+from qwen_megakernel.speech.encoders import StreamEncoder
+from qwen_megakernel.speech.events import Ended, Sound
+from qwen_megakernel.speech.options import RequestOptions
+from qwen_megakernel.speech.request import SpeechRequest
 
 log = logging.getLogger(__name__)
 
 _DISCONNECT_POLL_S = 0.25  # between two checks that a waiting client is still connected
-_BUSY_POLL_S = 0.25  # a batch tries again after this time if all slots are taken
 _BASE64_PIECE = 3 << 16  # bytes; takes 0.2 ms to encode; a multiple of 3, so that the pieces join
 
 
 class Speech:
-    """The speech of one text: its pieces, spoken one after the other.
+    """The speech of one text.
 
     Attributes:
         seed: the seed that it is spoken with.
         ignored: names of the request's fields that change nothing with this model.
-        attempts: how often it was spoken so far. With several pieces: the most that one piece took.
+        attempts: how often it was spoken so far. With several parts: the most that one part took.
     """
 
-    def __init__(self, service: EngineService, metrics: Metrics, name: str, *, patient: bool = False):
+    def __init__(self, service: EngineService, name: str, *, patient: bool = False):
         """
         Args:
             name: the audio format, one of `MEDIA`.
             patient: wait for a slot, however long it takes.
         """
-        self._service, self._metrics, self._patient = service, metrics, patient
-        self._encoder: Encoder = encoder(name, service.engine.sample_rate)
+        self._service = service
+        self._patient = patient
+        self._encoder = StreamEncoder(name, service.engine.sample_rate)
         self._first: np.ndarray | None = None
-        self._tokens = self._frames = 0
+        self._frames = 0
         self.ignored: list[str] = []
         self.attempts = 1
-        self._said: Audio | None = None  # the last utterance that ended
 
     @property
     def streams(self) -> bool:
         """True: bytes come while it is spoken. False: all bytes come at the end."""
         return self._encoder.streams
 
-    async def prepare(self, text: str, how: HowToSpeak) -> None:
-        """Check the request and cut the text.
+    def prepare(self, text: str, options: RequestOptions) -> None:
+        """
+        Args:
+            options: of the client, checked.
 
         Raises:
-            RequestError: the text can never be spoken with these settings.
+            RequestError: nothing can be spoken like this.
         """
-        service, instruct = self._service, how.instructions
+        service, instruct = self._service, options.get("instruct")
         if instruct and not service.takes_instructions:
-            instruct, self.ignored = None, ["instructions"]
-        options = {"language": how.language, "instruct": instruct, "seed": how.seed, "speed": how.speed}
-        options |= {"normalize": how.normalize, "trim": how.trim}
-        if how.non_streaming_mode is not None:
-            options["non_streaming_mode"] = how.non_streaming_mode
-        self._request, self._retries = service.request(how.voice, **options), how.retries or 0
-        self.seed: int = self._request["sampling"].seed
-        self._pieces = await service.pieces(text, self._request)
-        self._texts = text, instruct
-        self._samples = self._speak()
+            self.ignored = ["instructions"]
+            options = options | {"instruct": None}
+        request = service.request(options)
+        self.seed = request.seed
+        self._texts = text, None if self.ignored else instruct
+        self._samples = self._speak(text, request)
 
     async def usage(self) -> dict[str, int]:
         """Usage in OpenAI's form. Input: tokens of text and instructions. Output: frames of 80 ms so far."""
@@ -101,48 +95,16 @@ class Speech:
                 await asyncio.gather(first, return_exceptions=True)
                 await self.close()
 
-    async def _speak(self) -> AsyncGenerator[np.ndarray, None]:
-        for piece in self._pieces:
-            if self._retries:
-                await self._say_well(piece)
-                yield self._said.samples
-            else:
-                async with aclosing(self._say(piece, self._request)) as chunks:
-                    async for chunk in chunks:
-                        yield chunk.samples
-            audio = self._said
-            self._frames += audio.frames
-            if audio.finish_reason == "length":  # the rest of the text was not spoken
-                raise TextTooLongError(audio.why_cut(self._service.engine.config.max_frames))
-
-    async def _say_well(self, piece: str) -> None:
-        """Speak the piece until it ends well or no attempt is left. `_said` then holds the last attempt."""
-        request = self._request
-        for attempt in range(1, self._retries + 2):
-            async with aclosing(self._say(piece, request)) as chunks:
-                async for _ in chunks:
-                    pass
-            self.attempts = max(self.attempts, attempt)
-            if attempt > self._retries or not ended_badly(self._said):
-                break
-            self._service.engine.count_retry()
-            request = request | {"sampling": replace(request["sampling"], seed=next_seed(self._said.seed))}
-
-    async def _say(self, piece: str, request: dict[str, Any]) -> AsyncGenerator[Chunk, None]:
-        """Speak one utterance. `_said` then holds it."""
-        while True:
-            try:
-                async with self._service.speak(piece, request) as utterance:
-                    async for chunk in utterance:
-                        yield chunk
-            except EngineBusy:  # can only come before the first chunk
-                if not self._patient:
-                    raise
-                await asyncio.sleep(_BUSY_POLL_S)
-            else:
-                self._said = utterance.audio
-                self._metrics.record(self._said)
-                return
+    async def _speak(self, text: str, request: SpeechRequest) -> AsyncGenerator[np.ndarray, None]:
+        async with self._service.speak(text, request, patient=self._patient) as session:
+            async for event in session.events():
+                if isinstance(event, Sound):
+                    yield event.samples
+                elif isinstance(event, Ended):
+                    self._frames = session.audio.frames
+                    self.attempts = event.attempts
+                    if event.cut:
+                        raise TextTooLongError(event.cut)
 
     async def encoded(self) -> AsyncGenerator[bytes, None]:
         """Yield the encoded bytes as they are made.
@@ -206,7 +168,8 @@ class Streamed(StreamingResponse):
 
     def __init__(self, parts: AsyncGenerator[bytes, None], speech: Speech | None = None, **options):
         super().__init__(parts, **options)
-        self._parts, self._speech = parts, speech
+        self._parts = parts
+        self._speech = speech
 
     async def __call__(self, scope, receive, send) -> None:
         """Starlette's own method starts two tasks before it sends anything, which delays the first sound."""
@@ -238,13 +201,15 @@ class Streamed(StreamingResponse):
 class Batch:
     """Several texts. They are spoken in all slots at once and answered in their order."""
 
-    def __init__(self, service: EngineService, metrics: Metrics, name: str, items: list[tuple[str, HowToSpeak]]):
+    def __init__(self, service: EngineService, name: str, items: list[tuple[str, RequestOptions]]):
         """
         Args:
             name: the audio format, one of `MEDIA`.
-            items: texts and how to say each.
+            items: texts and the client's options for each.
         """
-        self._service, self._metrics, self._name, self._items = service, metrics, name, items
+        self._service = service
+        self._name = name
+        self._items = items
         self._slots = asyncio.Semaphore(service.engine.health()["max_streams"])
 
     async def parts(self) -> AsyncGenerator[bytes, None]:
@@ -266,19 +231,19 @@ class Batch:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _say(self, index: int, text: str, how: HowToSpeak) -> tuple[dict[str, Any], bytes | None]:
+    async def _say(self, index: int, text: str, options: RequestOptions) -> tuple[dict[str, Any], bytes | None]:
         """The entry for one input, and its audio; None if it failed."""
         async with self._slots:
             try:
                 self._service.check_ready()
                 if (size := len(text)) > (most := self._service.limits.max_text):
                     raise TextTooLongError(f"input has {size} characters, at most {most} are allowed")
-                speech = Speech(self._service, self._metrics, self._name, patient=True)
-                await speech.prepare(text, how)
+                speech = Speech(self._service, self._name, patient=True)
+                speech.prepare(text, options)
                 audio = await speech.whole()
                 told = {"index": index, "object": "speech", "format": self._name, "seed": speech.seed}
                 told |= {"ignored": speech.ignored} if speech.ignored else {}
-                told |= {"attempts": speech.attempts} if how.retries else {}
+                told |= {"attempts": speech.attempts} if options.get("retries") else {}
                 return told | {"usage": await speech.usage()}, audio
             except TTSError as error:
                 return {"index": index, "object": "error", "error": error_of(error, "/v1/audio/speech/batch")}, None

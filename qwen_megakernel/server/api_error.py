@@ -6,6 +6,7 @@ from qwen_megakernel.errors import (
     AudioError,
     EngineBusy,
     EngineClosed,
+    EngineDied,
     InstructError,
     KernelFault,
     LanguageError,
@@ -54,7 +55,7 @@ class ApiError:
         if isinstance(error, EngineBusy):
             return cls(429, "busy", str(error), True)
         if isinstance(error, EngineClosed):
-            code = "dead" if "died" in str(error) or "is dead" in str(error) else "closing"
+            code = "dead" if isinstance(error, EngineDied) else "closing"
             return cls(503, code, "this server cannot speak now; try again later, or another server", True)
         if isinstance(error, (KernelFault, OutOfMemoryError)):
             return cls(503, "failed", f"{type(error).__name__}: {error}", True)

@@ -6,6 +6,7 @@ import logging
 import signal
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
@@ -14,7 +15,6 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from qwen_megakernel import __version__
 from qwen_megakernel.checkpoint.config import ModelConfig
-from qwen_megakernel.engine.engine import TTSEngine
 from qwen_megakernel.errors import BackendError
 from qwen_megakernel.server.guard import Guard
 from qwen_megakernel.server.limits import Limits
@@ -25,7 +25,8 @@ from qwen_megakernel.server.process import ENGINE_GONE, exit_within
 from qwen_megakernel.server.service import EngineService
 from qwen_megakernel.server.stream_api import MAX_RECORDING, add_stream
 from qwen_megakernel.server.websocket_api import add_socket
-from qwen_megakernel.text.lexicon import Lexicon
+from qwen_megakernel.speech.engine import TTSEngine
+from qwen_megakernel.speech.options import RequestOptions
 
 log = logging.getLogger(__name__)
 
@@ -43,27 +44,18 @@ def make_app(
     upload: bool = False,
     ui: bool = False,
     log_texts: bool = False,
-    normalize: str = "off",
-    lexicon: Lexicon | None = None,
+    defaults: RequestOptions | None = None,
     limits: Limits | None = None,
 ) -> FastAPI:
-    """The whole API as an ASGI app. `app.state.service` is its `EngineService`. `app.state.max_message` is the largest
-    WebSocket message, in bytes.
+    """The whole API as an ASGI app. `app.state.service` is its `EngineService`, which takes the arguments that are not
+    described here. `app.state.max_message` is the largest WebSocket message, in bytes.
 
     Args:
         load: makes the engine, once the app has started.
-        model: the model's own name.
         config: the checkpoint's config, if it is already known (`check_model`).
         token: clients must send it; None: only requests to localhost are served.
-        voices: a folder of saved voices.
-        allow_foreign_voice: the value that `load` gives the engine.
-        served_names: more names by which clients may call the model.
-        aliases: other names of voices -> the voices.
         upload: clients may make voices (Base checkpoints).
         ui: serve a page at / to try the server with.
-        log_texts: the log shows the texts that are spoken.
-        normalize: how to read written text if the client does not say (docs/text.md).
-        lexicon: words to read by another spelling.
         limits: None: the defaults of `Limits`.
 
     Raises:
@@ -73,12 +65,20 @@ def make_app(
     if token is not None and not (token.isascii() and token.isprintable() and token.strip() == token != ""):
         raise BackendError("the token must be printable ASCII without spaces around it: a header carries it")
     limits = limits or Limits()
-    options = {"voices": voices, "limits": limits, "upload": upload, "log_texts": log_texts}
-    options |= {"served_names": served_names, "aliases": aliases, "allow_foreign_voice": allow_foreign_voice}
-    options |= {"normalize": normalize, "lexicon": lexicon}
-    if config:
-        options |= {"variant": config.variant, "speakers": tuple(config.talker.speakers)}
-    service = EngineService(load, model=model, **options)
+    service = EngineService(
+        load,
+        model=model,
+        variant=config.variant if config else None,
+        speakers=tuple(config.talker.speakers) if config else (),
+        voices=voices,
+        allow_foreign_voice=allow_foreign_voice,
+        served_names=served_names,
+        aliases=aliases,
+        limits=limits,
+        upload=upload,
+        log_texts=log_texts,
+        defaults=defaults,
+    )
     metrics = Metrics(service)
 
     @contextlib.asynccontextmanager
@@ -91,8 +91,8 @@ def make_app(
             await service.close()
 
     max_upload = limits.max_upload * 4 // 3 + limits.max_body if upload else 0
+    about: dict[str, Any] = {"title": "qwen_megakernel", "version": __version__, "docs_url": None, "redoc_url": None}
     guard = Middleware(Guard, token=token, limits=limits, max_upload=max_upload, metrics=metrics, page=ui)
-    about = {"title": "qwen_megakernel", "version": __version__, "docs_url": None, "redoc_url": None}
     # Read a body without a Content-Type as JSON, because simple clients send none. FastAPI refuses it by default:
     # a browser lets pages of other sites send such a body without asking. Here the guard refuses those pages.
     app = FastAPI(**about, lifespan=life, middleware=[guard], strict_content_type=False)
@@ -150,7 +150,8 @@ class _Server(uvicorn.Server):
 
     def __init__(self, config: uvicorn.Config, service: EngineService):
         super().__init__(config)
-        self._service, self._stopping = service, False
+        self._service = service
+        self._stopping = False
 
     def handle_exit(self, sig: int, frame) -> None:
         if self._stopping or sig == signal.SIGINT or not self.started:
@@ -164,7 +165,7 @@ class _Server(uvicorn.Server):
         await super().startup(sockets)
 
     async def _drain_and_exit(self, sig: int, frame) -> None:
-        open_now, drain_s = len(self._service.utterances), self._service.limits.drain_s
+        open_now, drain_s = len(self._service.sessions), self._service.limits.drain_s
         log.info("stopping: %d utterances have %g s to end", open_now, drain_s)
         await self._service.drain()
         super().handle_exit(sig, frame)

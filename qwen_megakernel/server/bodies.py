@@ -2,18 +2,18 @@
 
 import reprlib
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from dataclasses import replace
+from typing import Annotated, Any, Literal, Union
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, create_model
 from pydantic_core import PydanticCustomError
 
-from qwen_megakernel.errors import SpeedError
-from qwen_megakernel.model.time_stretch import check_speed
+from qwen_megakernel.errors import RequestError
+from qwen_megakernel.speech.options import MOST_TEXT, Option, RequestOptions, options_of
 
 SPEECH, BATCH, VOICES = "/v1/audio/speech", "/v1/audio/speech/batch", "/v1/voices"
 """Paths that take a body; /v1/voices/{name} takes one too."""
 
-MAX_SEED = 2**63 - 1
 _NAME = 64  # characters of a voice's name
 _OURS = "ours"  # marks an error whose message is already a whole sentence
 _WORDS = {
@@ -36,13 +36,6 @@ _WORDS = {
     "literal_error": "must be {expected}",
 }
 """Pydantic's error types that our fields can cause -> message for the client."""
-
-
-def _check_speed(speed: Any) -> float:
-    try:
-        return check_speed(speed)
-    except SpeedError as error:
-        raise PydanticCustomError(_OURS, "{words}", {"words": str(error)}) from None
 
 
 def _name_of_voice(voice: Any) -> Any:
@@ -70,38 +63,45 @@ _VOICE_SCHEMA = {
     ]
 }
 _VoiceName = Annotated[str, Field(max_length=_NAME), BeforeValidator(_name_of_voice), WithJsonSchema(_VOICE_SCHEMA)]
-_Speed = Annotated[float, BeforeValidator(_check_speed), Field(json_schema_extra={"minimum": 0.25, "maximum": 4})]
 _Format = Literal["mp3", "opus", "aac", "flac", "wav", "pcm"]
-_Seed = Annotated[int, Field(ge=0, le=MAX_SEED)]
-_MOST_RETRIES = 5
 
 
-class HowToSpeak(BaseModel):
-    """What one request, or one input of a batch, may say about its speech."""
+def _field(name: str, option: Option) -> Any:
+    """An option of speech as a field: its type, its check and what /openapi.json says of it."""
+    if name == "voice":
+        told = "A name or alias from /v1/voices; without it: the default."
+        return _VoiceName | None, Field(None, description=told)
 
+    def check(value: Any) -> Any:
+        try:
+            return option.checked(value, name, MOST_TEXT)
+        except RequestError as error:
+            raise PydanticCustomError(_OURS, "{words}", {"words": str(error)}) from None
+
+    schema = {"minimum": option.least, "maximum": option.most, "enum": option.choices and list(option.choices)}
+    told = {key: value for key, value in schema.items() if value not in (None, ())}
+    kind = Annotated[Union[option.kinds], BeforeValidator(check), Field(json_schema_extra=told)]  # noqa: UP007
+    return kind | None, Field(None, description=option.about)
+
+
+class _How(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    voice: _VoiceName | None = Field(None, description="A name or alias from /v1/voices; without it: the default.")
-    instructions: str | None = Field(None, max_length=2000, description="How to say it; a model may ignore it.")
-    speed: _Speed | None = Field(None, description="1.0 is the speed of the model.")
-    language: str | None = Field(
-        None, max_length=64, description='A name or code, such as "english" or "en"; without it: auto.'
-    )
-    seed: _Seed | None = Field(None, description="The same request and seed give the same speech.")
-    normalize: Literal["off", "auto"] | None = Field(
-        None, description="auto turns digits, Markdown and links into words; without it: the server's setting."
-    )
-    trim: Literal["none", "start", "end", "both"] | None = Field(None, description="Where to cut silence to 50 ms.")
-    non_streaming_mode: bool | None = Field(
-        None, description="true: the model sees the whole text before it speaks; without it: what suits the voice."
-    )
-    retries: Annotated[int, Field(ge=0, le=_MOST_RETRIES)] | None = Field(
-        None, description="How often to say it again if it ends badly. Only for answers that are not streamed."
-    )
+    def options(self) -> RequestOptions:
+        """The options of speech that were given, by their own names."""
+        given = {row.name: getattr(self, name) for name, row in options_of("http").items()}
+        return RequestOptions(**{name: value for name, value in given.items() if value is not None})
 
 
-class SpeechRequest(HowToSpeak):
-    """The fields of OpenAI's `audio.speech.create`, plus `language`, `seed`, `non_streaming_mode` and `retries`."""
+_MOST_RETRIES = 5  # of a client
+_OPTIONS = options_of("http") | {"retries": replace(options_of("http")["retries"], most=_MOST_RETRIES)}
+_FIELDS: dict[str, Any] = {name: _field(name, option) for name, option in _OPTIONS.items()}
+_ABOUT = "What one request, or one input of a batch, may say about its speech."
+HowToSpeak: Any = create_model("HowToSpeak", __base__=_How, __doc__=_ABOUT, **_FIELDS)
+
+
+class SpeechBody(HowToSpeak):
+    """The fields of OpenAI's `audio.speech.create`, and the options of speech."""
 
     model: str = Field(max_length=256, description="A name from /v1/models.")
     input: str = Field(min_length=1, description="What to say.")
@@ -120,12 +120,12 @@ class BatchItem(HowToSpeak):
 _TEXT_OR_ITEM = WithJsonSchema({"anyOf": [{"type": "string", "minLength": 1}, {"type": "object"}]})
 
 
-class BatchRequest(HowToSpeak):
+class BatchBody(HowToSpeak):
     """Several texts at once. Its settings are the defaults for its inputs."""
 
     model: str = Field(max_length=256, description="A name from /v1/models.")
     inputs: list[Annotated[BatchItem, BeforeValidator(_item_of_text), _TEXT_OR_ITEM]] = Field(
-        min_length=1, description="Texts, or objects with input, voice, instructions, speed, language, seed."
+        min_length=1, description="Texts, or objects with input and options of speech."
     )
     response_format: _Format | None = Field(None, description="Without it: mp3.")
 
@@ -147,7 +147,7 @@ class VoiceRequest(RecordingRequest):
     name: str = Field(min_length=1, max_length=_NAME, description="a-z 0-9 _ -")
 
 
-_BODIES: dict[str, type[BaseModel]] = {SPEECH: SpeechRequest, BATCH: BatchRequest, VOICES: VoiceRequest}
+_BODIES: dict[str, type[BaseModel]] = {SPEECH: SpeechBody, BATCH: BatchBody, VOICES: VoiceRequest}
 
 
 def fields_of(path: str) -> str:

@@ -3,9 +3,8 @@
 import asyncio
 import base64
 import hmac
-import json
 import logging
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -43,35 +42,32 @@ class Guard:
             max_upload: largest body with a recording, in bytes.
             page: there is a page at /. It needs no token, because it asks the user for the token.
         """
-        self._app, self._token, self._limits, self._max_upload = app, token, limits, max_upload
-        self._metrics, self._page, self._open_sockets = metrics, page, 0
+        self._app = app
+        self._token = token
+        self._limits = limits
+        self._max_upload = max_upload
+        self._metrics = metrics
+        self._page = page
+        self._open_sockets = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
-        error = self._check_access(scope)
-        if scope["type"] == "websocket":
-            if not error and self._open_sockets >= self._limits.connections:
-                error = ApiError(503, "busy", "too many sockets are open; try again", True)
-            elif not error and scope["path"] not in (SOCKET, STREAM):
-                words = f"there is no WebSocket at {scope['path'][:80]!r}: use {SOCKET} or {STREAM}"
-                error = ApiError(404, "invalid", words)
-            if error:
-                await _deny_socket(error, send)
-                return
+        is_socket = scope["type"] == "websocket"
+        if not is_socket:
+            send = self._counting(scope["path"] if scope["path"] in _KNOWN else "other", send)
+        if error := self._check_access(scope) or (self._check_socket(scope) if is_socket else None):
+            headers = {"WWW-Authenticate": "Bearer"} if error.status == 401 else {}
+            await error_response(error, headers=headers)(scope, receive, send)  # before a WebSocket is accepted
+        elif not is_socket:
+            await self._run_within_limits(scope, receive, send)
+        else:
             self._open_sockets += 1
             try:
                 await self._app(scope, receive, send)
             finally:
                 self._open_sockets -= 1
-            return
-        path = scope["path"] if scope["path"] in _KNOWN else "other"
-        counted = self._counting(path, send)
-        if error:
-            await error_response(error, headers=_challenge(error))(scope, receive, counted)
-            return
-        await self._run_within_limits(scope, receive, counted)
 
     def _check_access(self, scope: Scope) -> ApiError | None:
         """Why the client is refused; None if it is not."""
@@ -79,33 +75,29 @@ class Guard:
         if scope["path"] in OPEN:
             return None
         if self._token is not None:
-            if self._has_token(scope, headers) or self._is_page(scope):
+            if _has_token(self._token, scope, headers) or self._is_page(scope):
                 return None
             words = "that is not this server's token" if "authorization" in headers else "this server has a token"
             return ApiError(401, "unauthorized", f"{words}: send the header Authorization: Bearer TOKEN")
         host = headers.get("host", "")
-        if not is_loopback(_host_name(f"//{host}") or ""):
+        if not is_loopback(_split(f"//{host}").hostname or ""):
             words = (
                 f"without a token this server answers only localhost, not {host[:80]!r}: start the server with a token"
             )
             return ApiError(403, "forbidden", words)
         origin = headers.get("origin")
-        if origin is not None and _authority(origin) != host:
+        if origin is not None and _split(origin).netloc != host:
             words = f"without a token this server answers no page of another site, got Origin {origin[:80]!r}"
             return ApiError(403, "forbidden", f"{words}: start the server with a token")
         return None
 
-    def _has_token(self, scope: Scope, headers: Headers) -> bool:
-        """The token is in the header, or in a subprotocol, because browsers cannot set a WebSocket's headers. Only our
-        own page may use the subprotocol. The token is in base64url there, which subprotocols allow."""
-        given = headers.get("authorization", "").encode("latin-1")
-        if any([hmac.compare_digest(given, f"{scheme} {self._token}".encode()) for scheme in _SCHEMES]):
-            return True
-        if _authority(headers.get("origin", "")) != headers.get("host", ""):
-            return False
-        wanted = b"bearer." + base64.urlsafe_b64encode(self._token.encode()).rstrip(b"=")
-        offered = [name.encode("utf-8", "replace") for name in scope.get("subprotocols", ())]
-        return any([hmac.compare_digest(name, wanted) for name in offered])
+    def _check_socket(self, scope: Scope) -> ApiError | None:
+        if self._open_sockets >= self._limits.connections:
+            return ApiError(503, "busy", "too many sockets are open; try again", True)
+        if scope["path"] not in (SOCKET, STREAM):
+            words = f"there is no WebSocket at {scope['path'][:80]!r}: use {SOCKET} or {STREAM}"
+            return ApiError(404, "invalid", words)
+        return None
 
     def _is_page(self, scope: Scope) -> bool:
         return self._page and scope["type"] == "http" and scope["path"] == PAGE
@@ -186,28 +178,22 @@ def _replay(body: bytes, receive: Receive) -> Receive:
     return receive_again
 
 
-def _host_name(url: str) -> str | None:
+def _has_token(token: str, scope: Scope, headers: Headers) -> bool:
+    """The token is in the header, or in a subprotocol, because browsers cannot set a WebSocket's headers. Only our own
+    page may use the subprotocol. The token is in base64url there, which subprotocols allow."""
+    given = headers.get("authorization", "").encode("latin-1")
+    if any([hmac.compare_digest(given, f"{scheme} {token}".encode()) for scheme in _SCHEMES]):
+        return True
+    if _split(headers.get("origin", "")).netloc != headers.get("host", ""):
+        return False
+    wanted = b"bearer." + base64.urlsafe_b64encode(token.encode()).rstrip(b"=")
+    offered = [name.encode("utf-8", "replace") for name in scope.get("subprotocols", ())]
+    return any([hmac.compare_digest(name, wanted) for name in offered])
+
+
+def _split(url: str) -> SplitResult:
+    """Its parts; all are empty if it is malformed."""
     try:
-        return urlsplit(url).hostname
+        return urlsplit(url)
     except ValueError:
-        return None
-
-
-def _authority(url: str) -> str | None:
-    try:
-        return urlsplit(url).netloc
-    except ValueError:
-        return None
-
-
-def _challenge(error: ApiError) -> dict[str, str]:
-    return {"WWW-Authenticate": "Bearer"} if error.status == 401 else {}
-
-
-async def _deny_socket(error: ApiError, send: Send) -> None:
-    """Answer over HTTP, before the WebSocket is accepted."""
-    body = json.dumps({"error": {"message": error.message, "code": error.code}}).encode()
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    headers += [(name.lower().encode(), value.encode()) for name, value in _challenge(error).items()]
-    await send({"type": "websocket.http.response.start", "status": error.status, "headers": headers})
-    await send({"type": "websocket.http.response.body", "body": body})
+        return urlsplit("")

@@ -23,12 +23,13 @@ class Metrics:
     def __init__(self, service: EngineService):
         self._registry = CollectorRegistry()
         self._registry.register(_EngineCollector(service))
-        options = {"registry": self._registry}
-        self.requests = Counter(f"{_PREFIX}_requests", "HTTP requests", ["path", "status"], **options)
-        self.sockets = Gauge(f"{_PREFIX}_sockets", "WebSockets that are open", **options)
-        self._audio = Counter(f"{_PREFIX}_audio_seconds", "Seconds of audio of utterances that ended", **options)
+        service.said = self.record
+        where = self._registry
+        self.requests = Counter(f"{_PREFIX}_requests", "HTTP requests", ["path", "status"], registry=where)
+        self.sockets = Gauge(f"{_PREFIX}_sockets", "WebSockets that are open", registry=where)
+        self._audio = Counter(f"{_PREFIX}_audio_seconds", "Seconds of audio of utterances that ended", registry=where)
         words = "Text in to first chunk out, inside the engine"
-        self._ttfc = Histogram(f"{_PREFIX}_ttfc_seconds", words, buckets=_TTFC_S, **options)
+        self._ttfc = Histogram(f"{_PREFIX}_ttfc_seconds", words, buckets=_TTFC_S, registry=where)
 
     def record(self, audio: Audio) -> None:
         """Count an utterance that has ended."""

@@ -1,5 +1,6 @@
 """The HTTP API: speech in OpenAI's shape, one text or several; models, health, metrics."""
 
+from contextlib import suppress
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request
@@ -7,12 +8,15 @@ from fastapi.responses import JSONResponse, Response
 
 from qwen_megakernel.server.answers import Batch, Speech, Streamed
 from qwen_megakernel.server.api_error import ApiError
-from qwen_megakernel.server.bodies import BATCH, SPEECH, BatchRequest, HowToSpeak, SpeechRequest
-from qwen_megakernel.server.encoders import MEDIA, missing
+from qwen_megakernel.server.bodies import BATCH, SPEECH, BatchBody, SpeechBody
 from qwen_megakernel.server.metrics import Metrics
 from qwen_megakernel.server.refusals import Refused, add_refusals, invalid
 from qwen_megakernel.server.service import EngineService
 from qwen_megakernel.server.voices_api import add_voices
+from qwen_megakernel.speech.encoders import MEDIA, missing
+
+with suppress(ModuleNotFoundError):
+    import av  # noqa: F401 - loads FFmpeg now, so that no request waits for it
 
 _DEFAULT_FORMAT = "mp3"  # OpenAI's
 
@@ -32,7 +36,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 def add_api(app: FastAPI, service: EngineService, metrics: Metrics, *, upload: bool) -> None:
     """Add the routes. `upload`: clients may make, replace and delete voices."""
     routes = APIRouter()
-    _add_speech(routes, service, metrics)
+    _add_speech(routes, service)
     _add_models(routes, service)
     add_voices(routes, service, upload=upload)
     _add_state(routes, service, metrics)
@@ -40,19 +44,19 @@ def add_api(app: FastAPI, service: EngineService, metrics: Metrics, *, upload: b
     add_refusals(app, upload=upload)
 
 
-def _add_speech(routes: APIRouter, service: EngineService, metrics: Metrics) -> None:
+def _add_speech(routes: APIRouter, service: EngineService) -> None:
     media = {"content": {kind: {} for kind in (*MEDIA.values(), "text/event-stream")}}
 
     @routes.post(SPEECH, responses={200: {"description": "The audio."} | media} | ERRORS, response_class=Response)
-    async def speech(body: SpeechRequest, of: Request) -> Response:
+    async def speech(body: SpeechBody, of: Request) -> Response:
         name = _checked(service, body.model, body.response_format)
         if (size := len(body.input)) > (most := service.limits.max_text):
             raise invalid(f"input has {size} characters, at most {most} are allowed", "input")
-        made = Speech(service, metrics, name)
+        made = Speech(service, name)
         if body.retries and (made.streams or body.stream_format == "sse"):
             words = "retries needs an answer that is not streamed, because nobody must hear the first try"
             raise invalid(f"{words}: ask for response_format 'flac' without events, or for a batch", "retries")
-        await made.prepare(body.input, body)
+        made.prepare(body.input, body.options())
         headers = {"X-Seed": str(made.seed)}
         if made.ignored:
             headers["X-Ignored"] = ", ".join(made.ignored)
@@ -67,7 +71,7 @@ def _add_speech(routes: APIRouter, service: EngineService, metrics: Metrics) -> 
         return Response(whole, media_type=MEDIA[name], headers=headers)
 
     @routes.post(BATCH, responses={200: {"content": {"application/json": {}}}} | ERRORS, response_class=Response)
-    async def batch(body: BatchRequest) -> Response:
+    async def batch(body: BatchBody) -> Response:
         """Speak several texts. `data` holds audio in base64 or an error for each, in the order of `inputs`."""
         name = _checked(service, body.model, body.response_format)
         limits = service.limits
@@ -75,12 +79,9 @@ def _add_speech(routes: APIRouter, service: EngineService, metrics: Metrics) -> 
             raise invalid(f"inputs has {count} entries, at most {limits.max_batch} are allowed", "inputs")
         if (size := sum(len(item.input) for item in body.inputs)) > limits.max_batch_text:
             raise invalid(f"inputs have {size} characters, at most {limits.max_batch_text} are allowed", "inputs")
-        shared = {field: getattr(body, field) for field in HowToSpeak.model_fields}
-        items = [
-            (item.input, HowToSpeak.model_construct(**(shared | item.model_dump(exclude={"input"}, exclude_none=True))))
-            for item in body.inputs
-        ]
-        return Streamed(Batch(service, metrics, name, items).parts(), media_type="application/json")
+        shared = body.options()
+        items = [(item.input, shared | item.options()) for item in body.inputs]
+        return Streamed(Batch(service, name, items).parts(), media_type="application/json")
 
 
 def _checked(service: EngineService, model: str, name: str | None) -> str:

@@ -24,9 +24,14 @@ def add_page(app: FastAPI) -> None:
 def add_docs(app: FastAPI) -> None:
     """Add Swagger UI for servers without a token. It shows /openapi.json and sends requests. Its script comes from a
     public network, so the page's policy lets it reach only this server."""
-    urls = {"swagger_js_url": f"{_SWAGGER}swagger-ui-bundle.js", "swagger_css_url": f"{_SWAGGER}swagger-ui.css"}
-    urls |= {"openapi_url": "openapi.json", "swagger_favicon_url": "data:,"}
-    page = bytes(get_swagger_ui_html(title="qwen_megakernel", **urls).body).decode()
+    html = get_swagger_ui_html(
+        title="qwen_megakernel",
+        openapi_url="openapi.json",
+        swagger_js_url=f"{_SWAGGER}swagger-ui-bundle.js",
+        swagger_css_url=f"{_SWAGGER}swagger-ui.css",
+        swagger_favicon_url="data:,",
+    )
+    page = bytes(html.body).decode()
     page = page.replace('id="swagger-ui">', f'id="swagger-ui">{_NOTE}')  # Swagger UI replaces the note
     rules = {"script-src": f"{_hashes(page, 'script')} {_SWAGGER}", "style-src": _SWAGGER}
     _add(app, DOCS, page, rules)

@@ -4,15 +4,15 @@ import gc
 import ipaddress
 import os
 import threading
-from collections.abc import Collection
 from pathlib import Path
 
-from qwen_megakernel.backend.select import select_backend, select_device
+from qwen_megakernel.backend.select import select_device
 from qwen_megakernel.checkpoint.config import ModelConfig
 from qwen_megakernel.checkpoint.load import Checkpoint, find_cached
-from qwen_megakernel.engine.engine import TTSEngine
-from qwen_megakernel.engine.options import check_sizes
+from qwen_megakernel.engine.options import EngineOptions
 from qwen_megakernel.errors import CheckpointError
+from qwen_megakernel.speech.engine import TTSEngine
+from qwen_megakernel.trust.selection import select_backend
 
 ENGINE_GONE = 70
 """Exit code (EX_SOFTWARE) of a server whose engine is dead or could not be loaded: start it again."""
@@ -26,15 +26,7 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def check_model(
-    model: str,
-    *,
-    backend: str,
-    device: str | None,
-    max_streams: int,
-    max_positions: int,
-    adapters: Collection[str | Path] = (),
-) -> ModelConfig | None:
+def check_model(model: str, options: EngineOptions) -> ModelConfig | None:
     """Check `TTSEngine.load`'s arguments without loading, so that a server that can never be ready does not listen.
 
     Returns:
@@ -44,9 +36,8 @@ def check_model(
         BackendError: the sizes, the device or the backend are not possible here.
         CheckpointError: no such model, a folder without a checkpoint, or an adapter that does not fit it.
     """
-    check_sizes(max_streams=max_streams, max_positions=max_positions)
-    device = select_device(device)
-    select_backend(backend, device)
+    device = select_device(options.device)
+    select_backend(options.backend, device)
     if (folder := find_cached(model)) is None:
         return None
     try:
@@ -55,18 +46,15 @@ def check_model(
         if folder == Path(model).expanduser():
             raise
         return None
-    select_backend(backend, device, config=checkpoint.config)
-    return checkpoint.with_adapters(adapters).config
+    select_backend(options.backend, device, config=checkpoint.config)
+    return checkpoint.with_adapters(options.adapters).config
 
 
-def load_for_good(model: str, **options) -> TTSEngine:
+def load_for_good(model: str, options: EngineOptions) -> TTSEngine:
     """Load an engine for a process that does nothing else. It then hides all objects from the garbage collector
     (`gc.freeze`): with all of torch in memory, a full collection would delay every utterance.
-
-    Args:
-        **options: `TTSEngine.load`'s.
     """
-    engine = TTSEngine.load(model, **options)
+    engine = TTSEngine.load(model, options)
     gc.collect()
     gc.freeze()
     return engine

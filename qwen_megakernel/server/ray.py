@@ -9,12 +9,13 @@ import contextlib
 import logging
 import math
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Any, Literal
 
 from fastapi import FastAPI
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, GetPydanticSchema, model_validator
+from pydantic_core.core_schema import literal_schema
 from ray import serve
 from ray.serve import Application
 from starlette.datastructures import MutableHeaders
@@ -23,6 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from qwen_megakernel.backend.select import BACKENDS
 from qwen_megakernel.checkpoint.fp8 import PARTS, WEIGHTS
 from qwen_megakernel.checkpoint.load import DEMO, name_of_model
+from qwen_megakernel.engine.options import EngineOptions
 from qwen_megakernel.server.api_error import ApiError
 from qwen_megakernel.server.app import make_app
 from qwen_megakernel.server.guard import OPEN
@@ -30,6 +32,7 @@ from qwen_megakernel.server.limits import Limits
 from qwen_megakernel.server.process import is_loopback, load_for_good
 from qwen_megakernel.server.refusals import error_response
 from qwen_megakernel.server.service import TOKEN, EngineService
+from qwen_megakernel.speech.options import read_options
 from qwen_megakernel.text.front_end import NORMALIZE
 from qwen_megakernel.text.lexicon import Lexicon
 
@@ -39,6 +42,11 @@ _SPARE_REQUESTS = 4  # a replica's requests that need no slot: health, voices, m
 _TARGET_LOAD = 0.7  # average share of a replica's slots in use; above it Serve starts another replica
 
 
+def _one_of(names: Iterable[str]) -> GetPydanticSchema:
+    """For strings of a constant, which type checkers do not let `Literal` take."""
+    return GetPydanticSchema(lambda _type, _handler: literal_schema(list(names)))
+
+
 class Args(BaseModel):
     """Arguments: name=value for `serve run`, or `args` in a config file."""
 
@@ -46,15 +54,17 @@ class Args(BaseModel):
 
     model: str = Field(DEMO, description="Folder, hub id or 'demo'; a folder must be on every machine.")
     device: Literal["cuda", "cpu"] = Field("cuda", description="cuda: one GPU a replica, which Ray chooses.")
-    backend: Literal[BACKENDS] = "auto"
-    weights: Literal[tuple(WEIGHTS)] | list[Literal[PARTS]] | None = Field(
+    backend: Annotated[str, _one_of(BACKENDS)] = "auto"
+    weights: Annotated[str, _one_of(WEIGHTS)] | list[Annotated[str, _one_of(PARTS)]] | None = Field(
         None, description="See docs/fp8.md; without it: as the checkpoint has them."
     )
     max_streams: int = Field(64, ge=1, description="Utterances of one replica at once.")
     max_positions: int = Field(1024, ge=1, description="Positions of one utterance: prompt and frames.")
     voices: Path | None = Field(None, description="Folder of saved voices, the same on every machine.")
     allow_foreign_voice: bool = Field(False, description="An experiment: Base voices on CustomVoice, docs/voices.md.")
-    normalize: Literal[NORMALIZE] = Field("off", description="auto turns digits and Markdown into words, docs/text.md.")
+    normalize: Annotated[str, _one_of(NORMALIZE)] = Field(
+        "off", description="auto turns digits and Markdown into words, docs/text.md."
+    )
     lexicon: Path | None = Field(None, description="File of words and how to read them, the same on every machine.")
     served_names: list[str] = Field([], description="More names by which clients may call the model.")
     voice_aliases: dict[str, str] = Field({}, description="Other names of voices, such as alloy: ada.")
@@ -78,6 +88,8 @@ def app(args: Args) -> Application:
 
     @serve.ingress(build)
     class Replica:
+        app: FastAPI  # set by Ray
+
         def check_health(self) -> None:
             """
             Raises:
@@ -90,20 +102,14 @@ def app(args: Args) -> Application:
     return serve.deployment(Replica, name="qwen_megakernel", **_options(args)).bind()
 
 
-def _options(args: Args) -> dict:
+def _options(args: Args) -> dict[str, Any]:
     """The deployment's options. A config file's `deployments` can override each of them."""
     most = args.max_replicas or args.min_replicas
-    if most == args.min_replicas:
-        replicas = {"num_replicas": most}
-    else:
-        replicas = {
-            "autoscaling_config": {
-                "min_replicas": args.min_replicas,
-                "max_replicas": most,
-                "target_ongoing_requests": math.ceil(_TARGET_LOAD * args.max_streams),
-            }
-        }
-    return replicas | {
+    load = math.ceil(_TARGET_LOAD * args.max_streams)
+    scaling = {"min_replicas": args.min_replicas, "max_replicas": most, "target_ongoing_requests": load}
+    replicas = {"num_replicas": most} if most == args.min_replicas else {"autoscaling_config": scaling}
+    return {
+        **replicas,
         # Serve's router draws two replicas at random and takes the one with fewer ongoing requests. It skips replicas
         # that have this many. So each request finds a slot in its replica or waits for the next free one. An open
         # WebSocket counts as one ongoing request, whether it is silent or speaks several contexts.
@@ -123,18 +129,17 @@ def _make_app(args: Args, token: str | None) -> FastAPI:
     """A replica's app. It takes no uploads, because only this replica would know the voice."""
     logging.basicConfig(format="%(message)s")
     logging.getLogger("qwen_megakernel").setLevel(logging.INFO)
-    engine = {"backend": args.backend, "device": args.device, "weights": args.weights}
-    engine |= {"max_streams": args.max_streams, "max_positions": args.max_positions}
-    engine["allow_foreign_voice"] = args.allow_foreign_voice
-    engine["max_queue"] = max(args.max_streams, _SPARE_REQUESTS)  # room for every request that the router sends
+    passed = {"backend", "device", "weights", "max_streams", "max_positions", "allow_foreign_voice"}
+    queue = max(args.max_streams, _SPARE_REQUESTS)  # room for every request that the router sends
+    options = EngineOptions(**args.model_dump(include=passed), max_queue=queue)
+    lexicon = Lexicon.load(args.lexicon) if args.lexicon else None
     api = make_app(
-        lambda: load_for_good(args.model, **engine),
+        lambda: load_for_good(args.model, options),
         model=name_of_model(args.model),
         token=token,
         voices=args.voices,
         allow_foreign_voice=args.allow_foreign_voice,
-        normalize=args.normalize,
-        lexicon=Lexicon.load(args.lexicon) if args.lexicon else None,
+        defaults=read_options({"normalize": args.normalize, "lexicon": lexicon}, "serve"),
         served_names=args.served_names,
         aliases=args.voice_aliases,
     )

@@ -8,10 +8,10 @@ Every Ray node needs this in its environment:
 import json
 
 from starlette.middleware import Middleware
+from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-_LOST = {"code": "dead", "message": "the engine is gone; try again", "retryable": True}  # as ApiError.of(EngineClosed)
-_HEADERS = [(b"content-type", b"application/json"), (b"retry-after", b"1")]
+_LOST = {"code": "dead", "message": "the engine is gone; try again", "retryable": True}  # as ApiError.of(EngineDied)
 _LATER = 1013  # closing code
 
 
@@ -48,15 +48,8 @@ class LostReplica:
         if over or scope["type"] not in ("http", "websocket"):
             return
         if not begun:
-            await _refuse(scope["type"], send)
+            error = {"type": "server_error", "param": None} | _LOST
+            await JSONResponse({"error": error}, 503, headers={"Retry-After": "1"})(scope, receive, send)
         elif accepted:
             await send({"type": "websocket.send", "text": json.dumps({"type": "error"} | _LOST)})
             await send({"type": "websocket.close", "code": _LATER})
-
-
-async def _refuse(kind: str, send: Send) -> None:
-    body = json.dumps({"error": {"type": "server_error", "param": None} | _LOST}).encode()
-    prefix = "http.response" if kind == "http" else "websocket.http.response"
-    headers = [*_HEADERS, (b"content-length", str(len(body)).encode())]
-    await send({"type": f"{prefix}.start", "status": 503, "headers": headers})
-    await send({"type": f"{prefix}.body", "body": body})

@@ -19,7 +19,8 @@ class Refused(Exception):
     """A request that is answered with an error. `param`: the request's wrong field."""
 
     def __init__(self, error: ApiError, param: str | None = None):
-        self.error, self.param = error, param
+        self.error = error
+        self.param = param
 
 
 def invalid(words: str, param: str | None = None) -> Refused:
@@ -36,10 +37,15 @@ def error_body(error: ApiError, param: str | None = None) -> dict[str, Any]:
 
 def error_of(error: Exception, path: str) -> dict[str, Any]:
     """The error object for the error that ended a request to `path`."""
+    return error_body(*_told(error, path))
+
+
+def _told(error: Exception, path: str) -> tuple[ApiError, str | None]:
+    """The error, and the wrong field's name at `path`, if it has another name there."""
     if isinstance(error, Refused):
-        return error_body(error.error, error.param)
+        return error.error, error.param
     told = ApiError.of(error)
-    return error_body(told, _FIELD_NAMES.get((path, told.field)))
+    return told, _FIELD_NAMES.get((path, told.field or ""))
 
 
 def error_response(error: ApiError, param: str | None = None, headers: dict[str, str] | None = None) -> JSONResponse:
@@ -51,17 +57,15 @@ def error_response(error: ApiError, param: str | None = None, headers: dict[str,
 def add_refusals(app: FastAPI, *, upload: bool) -> None:
     """Answer every error of the app in this shape. `upload`: clients may make voices."""
 
-    def of_tts_error(request: Request, error: TTSError) -> JSONResponse:
-        told = ApiError.of(error)
-        return error_response(told, _FIELD_NAMES.get((request.url.path, told.field)))
+    def of_error(request: Request, error: Exception) -> JSONResponse:
+        return error_response(*_told(error, request.url.path))
 
-    app.add_exception_handler(Refused, lambda _request, e: error_response(e.error, e.param))
-    app.add_exception_handler(TTSError, of_tts_error)
-    app.add_exception_handler(RequestValidationError, _of_validation_error)
+    for kind in (Refused, TTSError, Exception):
+        app.add_exception_handler(kind, of_error)
+    app.exception_handler(RequestValidationError)(_of_validation_error)
     app.add_exception_handler(
         HTTPException, lambda request, e: error_response(_of_http(request, e, upload), headers=e.headers)
     )
-    app.add_exception_handler(Exception, lambda _request, e: error_response(ApiError.of(e)))
 
 
 def wrong_media(request: Request, more: str = "") -> Refused:

@@ -10,24 +10,24 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from qwen_megakernel.checkpoint.config import SamplingParams
-from qwen_megakernel.engine.engine import TTSEngine
-from qwen_megakernel.engine.event_loop import AsyncUtterance
-from qwen_megakernel.engine.request import foreign_hint
-from qwen_megakernel.engine.shared import warm_up
+from qwen_megakernel.engine.audio import Audio
 from qwen_megakernel.errors import (
     BackendError,
     CheckpointError,
     EngineClosed,
+    EngineDied,
     InstructError,
     SpeakerError,
     TTSError,
     VoiceError,
 )
 from qwen_megakernel.server.limits import Limits
-from qwen_megakernel.server.saved_voices import DEFAULT_VOICE, SavedVoices
-from qwen_megakernel.text.front_end import Reading
-from qwen_megakernel.text.lexicon import Lexicon
+from qwen_megakernel.speech.engine import TTSEngine
+from qwen_megakernel.speech.options import RequestOptions
+from qwen_megakernel.speech.request import SpeechRequest, foreign_hint
+from qwen_megakernel.speech.saved_voices import DEFAULT_VOICE, SavedVoices
+from qwen_megakernel.speech.session import SpeechSession
+from qwen_megakernel.speech.shared import warm_up
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +39,6 @@ OPENAI_MODELS = ("tts-1", "tts-1-hd", "gpt-4o-mini-tts", "gpt-4o-mini-tts-2025-1
 
 _MAX_NAME = 256  # characters of a model's name
 _SUBMIT_THREADS = 4  # they build prompts, so that the event loop does not
-_SHORT = 500  # characters; cutting such a text into pieces takes less than a millisecond, so it needs no thread
 _HEALTH_POLL_S = 0.5
 _SEED_BITS = 53  # of fresh seeds: JavaScript's numbers hold no more
 
@@ -56,7 +55,8 @@ class EngineService:
         state: "loading", "ready", "draining", "failed" (it could not be loaded) or "dead".
         error: why it is failed or dead.
         gone: set when it is failed or dead.
-        utterances: those that are being spoken.
+        sessions: those that are being spoken.
+        defaults: options of speech for clients that leave them out.
         unsent_sockets: sockets with messages that are not sent yet.
     """
 
@@ -74,8 +74,7 @@ class EngineService:
         limits: Limits,
         upload: bool = False,
         log_texts: bool = False,
-        normalize: str = "off",
-        lexicon: Lexicon | None = None,
+        defaults: RequestOptions | None = None,
     ):
         """
         Args:
@@ -88,8 +87,7 @@ class EngineService:
             aliases: other names of voices -> existing voices.
             upload: clients may make voices.
             log_texts: the log shows the texts that are spoken.
-            normalize: `TTSEngine.submit`'s, if the client names none.
-            lexicon: applied to all texts.
+            defaults: options of speech for clients that leave them out.
 
         Raises:
             BackendError: no client could send a served name.
@@ -97,24 +95,31 @@ class EngineService:
                 voice, or is itself a voice's name.
             CheckpointError: the checkpoint needs voices, and there can be none.
         """
-        self.model, self.limits, self._load = model, limits, load
+        self.model = model
+        self.limits = limits
+        self._load = load
         for name in served_names:
             if not (name.isprintable() and name.strip() == name and 0 < len(name) <= _MAX_NAME):
                 raise BackendError(f"a served name has 1 to {_MAX_NAME} printable characters, got {name[:80]!r}")
         self.models = list(dict.fromkeys([model, *served_names, *OPENAI_MODELS]))
         self.aliases = {alias.lower(): voice.lower() for alias, voice in (aliases or {}).items()}
-        self._upload, self._log_texts, self._allow_foreign = upload, log_texts, allow_foreign_voice
-        self._normalize, self._lexicon = normalize, lexicon
+        self._upload = upload
+        self._log_texts = log_texts
+        self._allow_foreign = allow_foreign_voice
+        self.defaults = defaults or RequestOptions()
         self.engine: TTSEngine | None = None
         self.saved_voices = SavedVoices(voices)
         if variant:
             self._check_voices(variant, speakers)
-        self.state, self.error = "loading", ""
+        self.state = "loading"
+        self.error = ""
         self.gone = asyncio.Event()
-        self.utterances: set[AsyncUtterance] = set()
+        self.sessions: set[SpeechSession] = set()
         self.unsent_sockets: set[object] = set()
         self._executor = ThreadPoolExecutor(_SUBMIT_THREADS, thread_name_prefix="qwen_megakernel submit")
-        self._tasks: list[asyncio.Task] = []
+        self._tasks: list[asyncio.Task[None]] = []
+        self.said: Callable[[Audio], None] = lambda audio: None
+        """Called with what was spoken; metrics set it."""
 
     # ------------------------------------------------------------ life
 
@@ -150,7 +155,7 @@ class EngineService:
         if self.state in ("loading", "ready"):
             self.state = "draining"
         end = asyncio.get_running_loop().time() + self.limits.drain_s
-        while (self.utterances or self.unsent_sockets) and asyncio.get_running_loop().time() < end:
+        while (self.sessions or self.unsent_sockets) and asyncio.get_running_loop().time() < end:
             await asyncio.sleep(0.02)
 
     async def close(self) -> None:
@@ -190,11 +195,13 @@ class EngineService:
     def _warm_up(self) -> None:
         """
         Raises:
-            VoiceError: another checkpoint made one of the saved voices.
+            RequestError: another checkpoint made one of the saved voices, or this one does not have a default.
         """
         voices = list(self.saved_voices.by_name.values())
         for voice in voices:
             self.engine.check(voice=voice)
+        if voices or self.engine.variant != "base":
+            self.request({})
         warm_up(self.engine, voices[0] if voices else None)
 
     # ------------------------------------------------------------ voices
@@ -218,75 +225,49 @@ class EngineService:
 
     # ------------------------------------------------------------ speaking
 
-    def check_ready(self) -> None:
-        """
+    def check_ready(self) -> TTSEngine:
+        """The engine.
+
         Raises:
             EngineClosed: the engine is not ready, or no longer.
         """
-        if self.state != "ready":
-            raise EngineClosed(f"the server is {self.state}")
+        if self.engine is None or self.state != "ready":
+            raise (EngineDied if self.state == "dead" else EngineClosed)(f"the server is {self.state}")
+        return self.engine
 
-    def request(
-        self,
-        voice: str | None = None,
-        *,
-        instruct: str | None = None,
-        temperature: float | None = None,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        repetition_penalty: float | None = None,
-        seed: int | None = None,
-        speed: float | None = None,
-        normalize: str | None = None,
-        trim: str | None = None,
-        **options: Any,
-    ) -> dict[str, Any]:
-        """A client's settings as arguments of `TTSEngine.submit`, always with a seed.
+    def request(self, options: RequestOptions, *, lenient: bool = False) -> SpeechRequest:
+        """A client's options as a request of the engine, always with a seed.
 
         Args:
-            voice: one of `voice_names` or `aliases`, in upper or lower case, or "default".
-            instruct: `submit`'s. If the checkpoint ignores it, it is refused: a client does not see the log's warning.
-            speed: `submit`'s; None: 1.0.
-            normalize, trim: `submit`'s; None: the server's `normalize`, and "none" for `trim`.
-            **options: `submit`'s own, which checks them.
+            options: checked by `read_options`. `voice` is one of `voice_names` or `aliases`, in upper or lower case, or
+                "default".
+            lenient: a language model wrote the text.
 
         Raises:
-            RequestError: an unknown voice, an instruct that would be ignored, or a sampling value out of range.
+            RequestError: an unknown voice or language, or an instruct that would be ignored: a client does not see the
+                log's warning.
         """
-        if instruct and not self.takes_instructions:
+        asked = {"seed": secrets.randbits(_SEED_BITS), **self.defaults, **options, "lenient": lenient}
+        if asked.get("instruct") and not self.takes_instructions:
             raise InstructError(
                 f"{self.model} would ignore instructions: leave them out. VoiceDesign and 1.7B CustomVoice take them"
             )
-        options["instruct"] = instruct
-        if speed is not None:
-            options["speed"] = speed
-        if normalize is not None or self._normalize != "off":
-            options["normalize"] = self._normalize if normalize is None else normalize
-        if trim is not None:
-            options["trim"] = trim
-        if self._lexicon is not None:
-            options["lexicon"] = self._lexicon
-        options["sampling"] = SamplingParams.for_both(
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            repetition_penalty=repetition_penalty,
-            seed=secrets.randbits(_SEED_BITS) if seed is None else seed,
-        )
+        return self.engine.request(**asked | self._voice(asked.pop("voice", None)))
+
+    def _voice(self, asked: str | None) -> RequestOptions:
+        """A voice by its name."""
         voices = self.saved_voices.by_name
         if self.engine.variant == "base" and not voices:
             raise SpeakerError("there are no voices yet: POST /v1/voices makes one from a recording")
-        name = DEFAULT_VOICE if voice is None else voice.lower()
+        name = DEFAULT_VOICE if asked is None else asked.lower()
         name = self.aliases.get(name, name)
         if name in voices:
-            options["voice"] = voices[name]
-        elif name in self.engine.speakers:
-            options["speaker"] = name
-        elif name != DEFAULT_VOICE:
-            raise SpeakerError(f"unknown voice {voice[:80]!r}; known: {self.known_voices()}")
-        elif self.engine.variant == "base":
-            options["voice"] = next(iter(voices.values()))
-        return options
+            return {"voice": voices[name]}
+        if name in self.engine.speakers:
+            return {"speaker": name}
+        if name != DEFAULT_VOICE:
+            raise SpeakerError(f"unknown voice {asked[:80]!r}; known: {self.known_voices()}")
+        return {"voice": next(iter(voices.values()))} if self.engine.variant == "base" else {}
 
     async def count_tokens(self, *texts: str | None) -> int:
         """The texts' total number of the model's tokens. A text of None counts as 0.
@@ -300,52 +281,37 @@ class EngineService:
 
         return await asyncio.get_running_loop().run_in_executor(self._executor, count)
 
-    async def pieces(self, text: str, request: dict[str, Any], reading: Reading | None = None) -> list[str]:
-        """`text` cut into pieces that each fit a slot, see `TTSEngine.pieces`.
-
-        Raises:
-            NoWordsError: the text has nothing to speak.
-            RequestError: the text can never be spoken with these settings.
-        """
-        more = {"reading": reading} if reading else {}
-
-        def cut() -> list[str]:
-            return self.engine.pieces(text, **more, **request)
-
-        return cut() if len(text) <= _SHORT else await asyncio.get_running_loop().run_in_executor(self._executor, cut)
-
     @contextlib.asynccontextmanager
     async def speak(
         self,
         text: str | None,
-        request: dict[str, Any],
+        request: SpeechRequest,
         opening: str = "",
         *,
         ended: bool = False,
-        reading: Reading | None = None,
-    ) -> AsyncIterator[AsyncUtterance]:
-        """Begin an utterance. At the end of the block, cancel it if it still runs.
+        **how: Any,
+    ) -> AsyncIterator[SpeechSession]:
+        """Begin a session. At the end of the block, cancel it if it still runs.
 
         Args:
-            text: None: it comes through `push_text`.
+            text, opening, ended: as `SpeechSession.begin` takes them.
             request: what `request` returned.
-            opening: the first piece of text that comes in pieces.
-            ended: no text follows the opening.
-            reading: of the text that this one continues; see `AsyncUtterance.submit`.
+            **how: further arguments of `SpeechSession`.
 
         Raises:
             TTSError: the text cannot be spoken, or not now.
         """
-        utterance = AsyncUtterance(self.engine, self._executor)
-        self.utterances.add(utterance)
-        self.log_text(text or opening)
+        session = SpeechSession(self.engine, self._executor, request, **how)
+        self.sessions.add(session)
+        self.log_text(opening if text is None else text)
         try:
-            await utterance.submit(text, opening, ended=ended, reading=reading, **request)
-            yield utterance
+            await session.begin(text, opening, ended=ended)
+            yield session
         finally:
-            utterance.cancel()
-            self.utterances.discard(utterance)
-            if audio := utterance.audio:
+            await session.close()
+            self.sessions.discard(session)
+            if audio := session.audio:
+                self.said(audio)
                 ttfc = "-" if audio.ttfc_s is None else f"{1000 * audio.ttfc_s:.1f} ms"
                 log.info("%.2f s, %s, seed %d, first chunk %s", audio.duration_s, audio.finish_reason, audio.seed, ttfc)
 

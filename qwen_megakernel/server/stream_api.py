@@ -3,17 +3,14 @@
 import asyncio
 import logging
 import reprlib
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import AsyncGenerator, Coroutine, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from fastapi import FastAPI
 from starlette.websockets import WebSocket
 
-from qwen_megakernel.engine.audio import Audio
-from qwen_megakernel.engine.event_loop import AsyncUtterance
-from qwen_megakernel.engine.word_times import SpeechRate, WordTimes
-from qwen_megakernel.errors import NoWordsError, RequestError, TextEndedError, TextTooLongError, VoiceError
+from qwen_megakernel.errors import NoWordsError, RequestError, TextTooLongError, VoiceError
 from qwen_megakernel.model.pcm import pcm16
 from qwen_megakernel.server.api_error import ApiError
 from qwen_megakernel.server.metrics import Metrics
@@ -26,8 +23,9 @@ from qwen_megakernel.server.socket_line import (
     parse_message,
     protocol_error,
 )
-from qwen_megakernel.server.stream_config import Refused, SessionConfig, check_fields, read_config, string_of
-from qwen_megakernel.text.silence import Silence
+from qwen_megakernel.server.stream_config import RefusedMessage, SessionConfig, check_fields, read_config, string_of
+from qwen_megakernel.speech.events import Ended, Sound, Words
+from qwen_megakernel.speech.words import SpeechRate
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +33,7 @@ PATH = "/v1/audio/speech/stream"
 MAX_RECORDING = 2 << 20
 """Most characters of a message if voices can be made. More would hold the event loop for over 5 ms; HTTP takes more."""
 
+REMEDY = "send input.done, or text sooner"
 _GLANCES = 3
 """Turns of the event loop, some 20 us each, in which the end of a text may still come before its speech begins."""
 
@@ -48,7 +47,7 @@ def add_stream(app: FastAPI, service: EngineService, metrics: Metrics, *, upload
     @app.websocket(PATH)
     async def stream(websocket: WebSocket) -> None:
         with metrics.sockets.track_inprogress():
-            await _Stream(websocket, service, metrics, upload).run()
+            await _Stream(websocket, service, upload).run()
 
 
 class _Stream(SocketLine):
@@ -56,9 +55,9 @@ class _Stream(SocketLine):
 
     idle_words = "no request came; send input.done to keep a socket open"
 
-    def __init__(self, websocket: WebSocket, service: EngineService, metrics: Metrics, upload: bool):
+    def __init__(self, websocket: WebSocket, service: EngineService, upload: bool):
         super().__init__(websocket, service)
-        self.metrics, self._upload = metrics, upload
+        self._upload = upload
         self._inbox: asyncio.Queue[str | None] = asyncio.Queue()
         self._unread = 0  # characters in the inbox
         self._config: SessionConfig | None = None
@@ -97,9 +96,11 @@ class _Stream(SocketLine):
                 message = parse_message(text, max(self.service.limits.max_body, MAX_RECORDING * self._upload))
                 kind = check_fields(message)
                 if kind != "voice.add" and len(text) > (most := self.service.limits.max_body):
-                    raise Refused(f"a message has {len(text)} characters, at most {most}: send its text in pieces")
+                    raise RefusedMessage(
+                        f"a message has {len(text)} characters, at most {most}: send its text in pieces"
+                    )
                 return kind, message
-            except (CloseSocket, Refused) as refused:  # one message is wrong; the session goes on
+            except (CloseSocket, RefusedMessage) as refused:  # one message is wrong; the session goes on
                 self.put(error_message(refused.error))
 
     def put_error(self, error: Exception, names: Mapping[str, str] | None = None, **more: Any) -> None:
@@ -109,7 +110,7 @@ class _Stream(SocketLine):
             names: the API's field names -> this message's names, where they differ.
             more: further fields, which say what the error is about.
         """
-        told = error.error if isinstance(error, Refused) else ApiError.of(error)
+        told = error.error if isinstance(error, RefusedMessage) else ApiError.of(error)
         told = replace(told, field=names.get(told.field, told.field)) if names else told
         if told.status == 500:
             log.error("a message could not be answered", exc_info=error)
@@ -136,7 +137,9 @@ class _Stream(SocketLine):
         try:
             if kind == "session.config":
                 if speaking:
-                    raise Refused("session.config comes too late for this utterance: send input.done first", "type")
+                    raise RefusedMessage(
+                        "session.config comes too late for this utterance: send input.done first", "type"
+                    )
                 self._config = read_config(message, self.service)
             elif kind == "input.done":
                 self._put_done(0)
@@ -161,13 +164,13 @@ class _Stream(SocketLine):
             uploaded = [{"name": name} for name in saved.by_name]
             return {"type": "voice.list.result", "voices": list(service.engine.speakers), "uploaded_voices": uploaded}
         if not self._upload:
-            raise Refused("this server makes and deletes no voices: start it with --allow-upload", "type")
+            raise RefusedMessage("this server makes and deletes no voices: start it with --allow-upload", "type")
         name = string_of(message, "name", most=_MAX_NAME)
         if kind == "voice.add":
             recording = string_of(message, "audio_data")
             text = string_of(message, "ref_text", most=_MAX_TRANSCRIPT, needed=False)
             if name.lower() in self.service.aliases:
-                raise Refused(f"{name!r} is an alias of a voice: choose another name", "name")
+                raise RefusedMessage(f"{name!r} is an alias of a voice: choose another name", "name")
             await saved.add(service.engine, name, recording, text)
             return {"type": "voice.add.result", "success": True, "voice": {"name": name}}
         if name.lower() not in saved.by_name:
@@ -181,7 +184,7 @@ class _Stream(SocketLine):
     async def _speak(self, message: dict[str, Any]) -> None:
         """One utterance, from its first text to its session.done."""
         if self._config is None:
-            self.put_error(Refused("there are no settings yet: send session.config first", "type"))
+            self.put_error(RefusedMessage("there are no settings yet: send session.config first", "type"))
             return
         text, sentences, speaks = _Text(self), 0, True
         try:
@@ -214,18 +217,20 @@ class _Text:
     """
 
     def __init__(self, stream: _Stream):
-        self._stream, self._characters = stream, 0
-        self.pending, self.complete = "", False
+        self._stream = stream
+        self._characters = 0
+        self.pending = ""
+        self.complete = False
 
     def add(self, message: dict[str, Any]) -> None:
         """Take an `input.text`.
 
         Raises:
-            Refused, TextTooLongError: the message has no text, or the utterance has too much.
+            RefusedMessage, TextTooLongError: the message has no text, or the utterance has too much.
         """
         text, most = message.get("text"), self._stream.service.limits.max_text
         if not isinstance(text, str):
-            raise Refused(f"text must be a string, got {reprlib.repr(text)}", "text")
+            raise RefusedMessage(f"text must be a string, got {reprlib.repr(text)}", "text")
         self._characters += len(text)
         if self._characters > most:
             words = f"an utterance may have at most {most} characters, this one has {self._characters}"
@@ -236,7 +241,7 @@ class _Text:
         """Wait until there is something to speak. Blanks alone take no slot. False: the text ended before that.
 
         Raises:
-            RequestError, Refused: as `read`.
+            RequestError, RefusedMessage: as `read`.
         """
         while not self.complete and not self.pending.strip():
             await self.read()
@@ -248,7 +253,7 @@ class _Text:
         spoken as a whole, which saves a call into the engine.
 
         Raises:
-            RequestError, Refused: as `read`.
+            RequestError, RefusedMessage: as `read`.
         """
         for _ in range(_GLANCES):
             while not self.complete and self._stream.has_message:
@@ -259,7 +264,7 @@ class _Text:
         """Wait for the end of a text that must come in one message.
 
         Raises:
-            Refused: another message with text came.
+            RefusedMessage: another message with text came.
             RequestError: the end did not come in time.
         """
         came = self._characters
@@ -267,7 +272,7 @@ class _Text:
             await self.read()
             if self._characters > came:
                 words = "non_streaming_mode needs the whole text in one input.text, but more came"
-                raise Refused(f"{words}: send it whole, or set non_streaming_mode to false", "text")
+                raise RefusedMessage(f"{words}: send it whole, or set non_streaming_mode to false", "text")
         whole, self.pending = self.pending, ""
         return whole
 
@@ -275,16 +280,18 @@ class _Text:
         """Wait for the next piece of text, or for the text's end. Answer other messages meanwhile.
 
         Raises:
-            RequestError, Refused: nothing came in time, or the piece is refused.
+            RequestError, RefusedMessage: nothing came in time, or the piece is refused.
         """
         patience = self._stream.service.limits.text_s
+        try:
+            async with asyncio.timeout(patience):
+                await self._read()
+        except TimeoutError:
+            raise RequestError(f"no more text came for {patience:g} s: {REMEDY}") from None
+
+    async def _read(self) -> None:
         while True:
-            try:
-                async with asyncio.timeout(patience):
-                    kind, message = await self._stream.next_message()
-            except TimeoutError:
-                words = f"no more text came for {patience:g} s: send input.done, or text sooner"
-                raise RequestError(words) from None
+            kind, message = await self._stream.next_message()
             if kind == "input.text":
                 self.add(message)
                 return
@@ -292,6 +299,11 @@ class _Text:
                 self.complete = True
                 return
             await self._stream.answer(kind, message, speaking=True)
+
+    def take(self) -> str:
+        """The text that has come since the last call."""
+        text, self.pending = self.pending, ""
+        return text
 
     async def skip(self) -> None:
         """Drop the next piece of text: the utterance is over."""
@@ -309,12 +321,14 @@ class _Speech:
     """
 
     def __init__(self, stream: _Stream, config: SessionConfig, text: _Text, utterance: int, sentence: int):
-        self._stream, self._config, self._text = stream, config, text
+        self._stream = stream
+        self._config = config
+        self._text = text
         self._where = {"utterance_index": utterance, "sentence_index": sentence}
         self._said = ""
-        self._words: WordTimes | None = None
-        self._refused: Exception | None = None  # why its text could not go on
-        self._begun = self.wordless = False
+        self._words: list[tuple[str, float]] = []
+        self._begun = False
+        self.wordless = False
         self._bytes = 0
 
     async def speak(self) -> bool:
@@ -324,82 +338,67 @@ class _Speech:
             Whether the rest of the text may be spoken.
         """
         done: dict[str, Any] = {"type": "audio.done"} | self._where
-        audio, limit = None, self._stream.service.limits.total_s
+        ended: Ended | None = None
+        limit = self._stream.service.limits.total_s
         try:
             async with asyncio.timeout(limit):
-                audio = await self._say()
-            done |= {"finish_reason": audio.finish_reason} | self._times(audio)
+                ended = await self._say()
+            done |= {"finish_reason": ended.finish_reason} | self._times(ended)
         except TimeoutError:
             words = f"the utterance took more than {limit:g} s: send input.done sooner"
-            self._stream.put_error(Refused(words, code="failed"), utterance_index=self._where["utterance_index"])
+            refused = RefusedMessage(words, code="failed")
+            self._stream.put_error(refused, utterance_index=self._where["utterance_index"])
         except NoWordsError:  # nothing is sent of it
             self.wordless = True
         except Exception as error:
             self._stream.put_error(error, utterance_index=self._where["utterance_index"])
         if self._begun:
-            self._stream.put(done | {"total_bytes": self._bytes, "error": audio is None})
-        return audio is not None and audio.finish_reason != "length"
+            self._stream.put(done | {"total_bytes": self._bytes, "error": ended is None})
+        return ended is not None and ended.finish_reason != "length"
 
-    async def _say(self) -> Audio:
+    async def _say(self) -> Ended:
         """
         Raises:
             TTSError: the text cannot be spoken at all, now, or to its end.
         """
-        service = self._stream.service
+        service, config = self._stream.service, self._config
         service.check_ready()
-        request = service.request(**self._config.settings, lenient=True)
-        whole, ended = None, self._text.complete
-        if self._config.words:
-            silence = Silence() if request.get("normalize") == "auto" else None
-            self._words = WordTimes(SpeechRate(), silence=silence)
-        if self._config.whole:
+        request = service.request(config.options, lenient=True)
+        whole, opening, complete = None, "", self._text.complete
+        if config.whole:
             self._said = whole = await self._text.take_whole()
-            if self._words:
-                self._words.add(self._said)
-        async with service.speak(whole, request, "" if whole else self._take(), ended=ended) as utterance:
-            pusher = None if whole or ended else asyncio.create_task(self._push(utterance))
-            try:
-                async for chunk in utterance:
-                    self._begin(request["sampling"].seed)
-                    pcm = pcm16(chunk.samples)
+        else:
+            request = request.in_pieces()
+            self._said = opening = self._text.take()
+        how: dict[str, Any] = {"rate": SpeechRate(), "words_at_end": True} if config.words else {}
+        ended: Ended | None = None
+        async with service.speak(whole, request, opening, ended=complete, **how) as session:
+            if not (config.whole or complete):
+                session.feed(self._texts(), service.limits.text_s, REMEDY)
+            async for event in session.events():
+                if isinstance(event, Sound):
+                    self._begin(request.seed)
+                    pcm = pcm16(event.samples)
                     self._bytes += len(pcm)
                     self._stream.put_bytes(pcm)
-            finally:
-                if pusher:
-                    pusher.cancel()
-                    await asyncio.gather(pusher, return_exceptions=True)
-        if self._refused:
-            raise self._refused
-        self._begin(request["sampling"].seed)
-        audio = utterance.audio
-        self._stream.metrics.record(audio)
-        if audio.finish_reason == "length" and not self._config.capped:
-            raise TextTooLongError(audio.why_cut(service.engine.config.max_frames))
-        return audio
+                elif isinstance(event, Words):
+                    self._words = event.words
+                elif isinstance(event, Ended):
+                    ended = event
+                    self._begin(event.seed)
+                    if event.cut:
+                        raise TextTooLongError(event.cut)
+        assert ended
+        return ended
 
-    def _take(self) -> str:
-        """The text that has come since the last call."""
-        text, self._text.pending = self._text.pending, ""
-        self._said += text
-        if self._words:
-            self._words.add(text)
-        return text
-
-    async def _push(self, utterance: AsyncUtterance) -> None:
-        """Push the text as it comes. A refused message ends the utterance."""
-        try:
-            while not self._text.complete:
-                await self._text.read()
-                text = self._take()
-                self._stream.service.log_text(text)
-                await utterance.push_text(text)
-            await utterance.end_text()
-        except TextEndedError:
-            pass  # the utterance ended before its text did: audio.done says why
-        except Exception as error:  # without this text the utterance cannot go on
-            if not utterance.done:
-                self._refused = error
-            utterance.cancel()
+    async def _texts(self) -> AsyncGenerator[str, None]:
+        """The pieces of text behind the first one."""
+        while not self._text.complete:
+            await self._text.read()
+            text = self._text.take()
+            self._said += text
+            self._stream.service.log_text(text)
+            yield text
 
     def _begin(self, seed: int) -> None:
         if not self._begun:
@@ -409,13 +408,12 @@ class _Speech:
                 start | {"sample_rate": self._stream.service.engine.sample_rate, "channels": 1, "seed": seed}
             )
 
-    def _times(self, audio: Audio) -> dict[str, Any]:
+    def _times(self, ended: Ended) -> dict[str, Any]:
         """When each word is spoken, in seconds from the utterance's first sample; empty unless the client asked."""
-        if not self._words or audio.finish_reason in ("cancelled", "length"):  # if cut, the last words were not spoken
+        if not self._words:
             return {}
-        times = self._words.finish(audio.duration_s)
-        starts = [round(at, 3) for _, at in times]
-        ends = [*starts[1:], round(audio.duration_s, 3)][: len(starts)]
-        aligned = {"words": [word for word, _ in times]}
+        starts = [round(at, 3) for _, at in self._words]
+        ends = [*starts[1:], round(ended.seconds, 3)][: len(starts)]
+        aligned = {"words": [word for word, _ in self._words]}
         aligned |= {"word_start_times_seconds": starts, "word_end_times_seconds": ends}
         return {"timestamp_info": {"word_alignment": aligned}}

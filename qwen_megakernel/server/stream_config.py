@@ -4,32 +4,16 @@ import reprlib
 from dataclasses import dataclass
 from typing import Any
 
-from qwen_megakernel.engine.request import CHUNK_SCHEDULE
 from qwen_megakernel.errors import TTSError
 from qwen_megakernel.server.api_error import ApiError
 from qwen_megakernel.server.service import EngineService
+from qwen_megakernel.speech.options import CHUNK_SCHEDULE, RequestOptions, options_of, read_options
 
 _TASKS = {"custom_voice": "CustomVoice", "voice_design": "VoiceDesign", "base": "Base"}
 """A checkpoint's variant -> the protocol's name for it."""
 
-_KINDS: dict[str, tuple[str, tuple[type, ...]]] = {
-    "model": ("a string", (str,)),
-    "voice": ("a string", (str,)),
-    "task_type": ("a string", (str,)),
-    "language": ("a string", (str,)),
-    "instructions": ("a string", (str,)),
-    "max_new_tokens": ("an integer", (int,)),
-    "initial_codec_chunk_frames": ("an integer", (int,)),
-    "seed": ("an integer", (int,)),
-    "temperature": ("a number", (int, float)),
-    "top_k": ("an integer", (int,)),
-    "top_p": ("a number", (int, float)),
-    "repetition_penalty": ("a number", (int, float)),
-    "speed": ("a number", (int, float)),
-    "normalize": ("a string", (str,)),
-    "trim": ("a string", (str,)),
-    "non_streaming_mode": ("true or false", (bool,)),
-}
+_STRINGS = ("model", "task_type")
+"""The protocol's settings that are no options of speech."""
 _ONLY: dict[str, tuple[Any, str]] = {
     "response_format": ("pcm", "audio is 16 bit PCM"),
     "stream_audio": (True, "audio is always sent as it is made"),
@@ -43,23 +27,10 @@ _ONLY: dict[str, tuple[Any, str]] = {
 """The protocol's settings of which only one value is served: that value, and the reason."""
 
 _NOT_SERVED = ("ref_audio", "ref_text", "speaker_embedding")
-_PASSED = (
-    "voice",
-    "language",
-    "seed",
-    "temperature",
-    "top_k",
-    "top_p",
-    "repetition_penalty",
-    "speed",
-    "normalize",
-    "trim",
-    "non_streaming_mode",
-)  # the service's names for them
 _MAX_SETTING = 2000  # characters
-_MAX_FIRST = 1000  # frames of a first chunk
+_FIRST, _MAX_FIRST = "initial_codec_chunk_frames", 1000  # frames of a first chunk
 FIELDS: dict[str, tuple[str, ...]] = {
-    "session.config": (*_KINDS, *_ONLY),
+    "session.config": (*_STRINGS, *options_of("stream"), *_ONLY),
     "input.text": ("text",),
     "input.done": (),
     "session.close": (),
@@ -71,7 +42,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
 """Type of a message -> its fields besides `type`."""
 
 
-class Refused(TTSError):
+class RefusedMessage(TTSError):
     """A message that is refused. `error`: what the client is told."""
 
     def __init__(self, words: str, field: str | None = None, code: str = "invalid"):
@@ -82,19 +53,14 @@ class Refused(TTSError):
 @dataclass(frozen=True)
 class SessionConfig:
     """Attributes:
-    settings: arguments of `EngineService.request`.
+    options: of speech.
     words: tell when each word is spoken.
-    capped: the client has set how long an utterance may be.
+    whole: the model sees the whole text before it speaks. An utterance is then one `input.text`, then `input.done`.
     """
 
-    settings: dict[str, Any]
+    options: RequestOptions
     words: bool
-    capped: bool
-
-    @property
-    def whole(self) -> bool:
-        """The model sees the whole text before it speaks. An utterance is then one `input.text`, then `input.done`."""
-        return self.settings.get("non_streaming_mode") is True
+    whole: bool
 
 
 def check_fields(message: dict[str, Any]) -> str:
@@ -106,18 +72,18 @@ def check_fields(message: dict[str, Any]) -> str:
         Its type.
 
     Raises:
-        Refused: the type is unknown, or a field does not belong to it.
+        RefusedMessage: the type is unknown, or a field does not belong to it.
     """
     kind = message.get("type")
     if not isinstance(kind, str) or kind not in FIELDS:
-        raise Refused(f"type must be one of {', '.join(FIELDS)}, got {reprlib.repr(kind)}", "type")
+        raise RefusedMessage(f"type must be one of {', '.join(FIELDS)}, got {reprlib.repr(kind)}", "type")
     for name in message:
         if name in _NOT_SERVED and kind == "session.config":
             words = "a session cannot clone a voice: add one with voice.add, then name it as voice"
-            raise Refused(f"{name} is not supported; {words}", name)
+            raise RefusedMessage(f"{name} is not supported; {words}", name)
         if name != "type" and name not in FIELDS[kind]:
             known = ", ".join(FIELDS[kind]) or "none"
-            raise Refused(f"unknown field {name[:40]!r} of {kind}; known: {known}", name[:40])
+            raise RefusedMessage(f"unknown field {name[:40]!r} of {kind}; known: {known}", name[:40])
     return kind
 
 
@@ -129,15 +95,15 @@ def string_of(message: dict[str, Any], name: str, *, most: int | None = None, ne
         needed: the field must be there.
 
     Raises:
-        Refused: it is not such a string.
+        RefusedMessage: it is not such a string.
     """
     value = message.get(name)
     if value is None and not needed:
         return None
     if not isinstance(value, str) or not value.strip():
-        raise Refused(f"{name} must be a string that is not blank, got {reprlib.repr(value)}", name)
+        raise RefusedMessage(f"{name} must be a string that is not blank, got {reprlib.repr(value)}", name)
     if most is not None and len(value) > most:
-        raise Refused(f"{name} has {len(value)} characters, at most {most} are allowed", name)
+        raise RefusedMessage(f"{name} has {len(value)} characters, at most {most} are allowed", name)
     return value
 
 
@@ -145,49 +111,46 @@ def read_config(message: dict[str, Any], service: EngineService) -> SessionConfi
     """The settings of a `session.config`, checked as for an utterance.
 
     Raises:
-        Refused, RequestError: nothing could be spoken with these settings.
+        RefusedMessage, RequestError: nothing could be spoken with these settings.
         EngineClosed: the server is not ready, or no longer.
     """
     service.check_ready()
     given = {name: value for name, value in message.items() if name != "type" and value is not None}
+    options = {}
     for name, value in given.items():
-        if name in _KINDS:
-            _check_kind(name, value)
+        if name in options_of("stream"):
+            options[name] = value
+        elif name in _STRINGS:
+            string_of(given, name, most=_MAX_SETTING)
         else:
             _check_only(name, value)
     if "response_format" not in given:
-        raise Refused("response_format must be 'pcm', but is missing: send it, audio is 16 bit PCM", "response_format")
+        words = "response_format must be 'pcm', but is missing: send it, audio is 16 bit PCM"
+        raise RefusedMessage(words, "response_format")
     engine = service.engine
     if (model := given.get("model", service.model)) not in service.models:
-        raise Refused(f"this server's model is {service.model!r}, got {model[:80]!r}: leave model out", "model")
+        raise RefusedMessage(f"this server's model is {service.model!r}, got {model[:80]!r}: leave model out", "model")
     served = _TASKS[engine.variant]
     if (task := given.get("task_type", served)) != served:
         words = f"this server's model {service.model!r} is a {served} checkpoint, got task_type {task[:40]!r}"
-        raise Refused(f"{words}: set task_type to {served!r}, or start a server with another model", "task_type")
-    settings = {name: given[name] for name in _PASSED if name in given}
-    if "instructions" in given:
-        settings["instruct"] = given["instructions"]
-    if "max_new_tokens" in given:
-        settings["max_frames"] = given["max_new_tokens"]
-    if first := given.get("initial_codec_chunk_frames"):
-        settings["chunk_frames"] = (first, *(size for size in CHUNK_SCHEDULE if size > first))
-    engine.check(**service.request(**settings))
-    return SessionConfig(settings, words="timestamp_type" in given, capped="max_new_tokens" in given)
+        words += f": set task_type to {served!r}, or start a server with another model"
+        raise RefusedMessage(words, "task_type")
+    if _FIRST in options:
+        options[_FIRST] = _first_chunk(options[_FIRST])
+    read = read_options(options, "stream")
+    request = service.request(read, lenient=True)
+    return SessionConfig(read, words="timestamp_type" in given, whole=request.whole)
 
 
-def _check_kind(name: str, value: Any) -> None:
-    words, kinds = _KINDS[name]
-    if not isinstance(value, kinds) or isinstance(value, bool) is not (kinds == (bool,)):
-        raise Refused(f"{name} must be {words}, got {reprlib.repr(value)}", name)
-    if isinstance(value, str) and len(value) > _MAX_SETTING:
-        raise Refused(f"{name} has {len(value)} characters, at most {_MAX_SETTING} are allowed", name)
-    if name == "initial_codec_chunk_frames" and not 0 <= value <= _MAX_FIRST:
-        raise Refused(f"{name} must be 0 to {_MAX_FIRST} frames of 80 ms, got {reprlib.repr(value)}", name)
-    if name == "max_new_tokens" and not 1 <= value:
-        raise Refused(f"{name} must be at least 1 frame of 80 ms, got {reprlib.repr(value)}", name)
+def _first_chunk(first: Any) -> tuple[int, ...] | None:
+    """Frames per chunk, for a client that names the first size; 0 stands for the default."""
+    if isinstance(first, bool) or not isinstance(first, int) or not 0 <= first <= _MAX_FIRST:
+        words = f"{_FIRST} must be an integer from 0 to {_MAX_FIRST} frames of 80 ms, got {reprlib.repr(first)}"
+        raise RefusedMessage(words, _FIRST)
+    return (first, *(size for size in CHUNK_SCHEDULE if size > first)) if first else None
 
 
 def _check_only(name: str, value: Any) -> None:
     wanted, why = _ONLY[name]
     if isinstance(value, bool) is not isinstance(wanted, bool) or value != wanted:
-        raise Refused(f"{name} must be {wanted!r}, got {reprlib.repr(value)}: {why}", name)
+        raise RefusedMessage(f"{name} must be {wanted!r}, got {reprlib.repr(value)}: {why}", name)

@@ -27,34 +27,40 @@ logging.getLogger("python_multipart").setLevel(logging.ERROR)  # the client is t
 
 def add_voices(routes: APIRouter, service: EngineService, *, upload: bool) -> None:
     """Add the routes. `upload`: clients may make, replace and delete voices."""
-    errors = {code: {"description": "See docs/serving.md."} for code in (400, 404, 415, 503)}
+    errors: dict[int | str, dict[str, Any]] = {
+        code: {"description": "See docs/serving.md."} for code in (400, 404, 415, 503)
+    }
 
     @routes.get(VOICES, responses={503: errors[503]})
     async def voices() -> dict:
-        service.check_ready()
-        listed = [{"id": name, "object": "voice"} for name in service.voice_names()]
-        more = {"aliases": service.aliases, "languages": list(service.engine.languages)}
-        more |= {"cloning": service.can_clone, "instructions": service.takes_instructions}
-        return {"object": "list", "data": listed} | more
+        engine = service.check_ready()
+        return {
+            "object": "list",
+            "data": [{"id": name, "object": "voice"} for name in service.voice_names()],
+            "aliases": service.aliases,
+            "languages": list(engine.languages),
+            "cloning": service.can_clone,
+            "instructions": service.takes_instructions,
+        }
 
     if not upload:
         return
 
     @routes.post(VOICES, status_code=201, responses=errors, openapi_extra=_described(VoiceRequest))
     async def add_voice(request: Request) -> dict:
-        service.check_ready()
+        engine = service.check_ready()
         body, recording = await _read(request, VoiceRequest, service.limits.max_upload)
         if body.name in service.aliases:
             raise invalid(f"{body.name!r} is an alias of a voice: choose another name", "name")
-        await service.saved_voices.add(service.engine, body.name, recording, body.text)
+        await service.saved_voices.add(engine, body.name, recording, body.text)
         return {"id": body.name, "object": "voice"}
 
     @routes.put(VOICES + "/{name}", responses=errors, openapi_extra=_described(RecordingRequest))
     async def replace_voice(name: str, request: Request) -> dict:
-        service.check_ready()
+        engine = service.check_ready()
         name = _saved(service, name)
         body, recording = await _read(request, RecordingRequest, service.limits.max_upload)
-        await service.saved_voices.add(service.engine, name, recording, body.text, replace=True)
+        await service.saved_voices.add(engine, name, recording, body.text, replace=True)
         return {"id": name, "object": "voice"}
 
     @routes.delete(VOICES + "/{name}", responses=errors)
@@ -93,12 +99,12 @@ async def _read(request: Request, kind: type[_Body], max_upload: int) -> tuple[_
         AudioError: the recording is too long.
     """
     media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    recording: str | bytes | None = None
     if media == "multipart/form-data":
         fields, recording = await _read_form(request, max_upload)
         fields["audio"] = ""  # it has come as a file
     elif not media or media == "application/json" or (media.startswith("application/") and media.endswith("+json")):
         fields = await asyncio.to_thread(_parse, await request.body())
-        recording = None
     else:
         raise wrong_media(request, "; or send a form, as multipart/form-data")
     try:
@@ -145,8 +151,9 @@ async def _read_form(request: Request, max_upload: int) -> tuple[dict[str, Any],
         recording = fields.pop("audio", None)
         if not isinstance(recording, UploadFile):
             raise invalid("audio must be a file of the form: send it with a file name", "audio")
-        if recording.size > max_upload:
+        content = await recording.read()
+        if len(content) > max_upload:
             raise _too_long(max_upload)
-        return fields, await recording.read()
+        return fields, content
     finally:
         await form.close()

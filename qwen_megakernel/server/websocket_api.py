@@ -4,52 +4,31 @@ import asyncio
 import logging
 import reprlib
 from collections import OrderedDict, deque
-from collections.abc import Iterable
+from collections.abc import AsyncGenerator, Iterable
 from typing import Any
 
 from fastapi import FastAPI
 from starlette.websockets import WebSocket
 
-from qwen_megakernel.engine.event_loop import AsyncUtterance
-from qwen_megakernel.engine.word_times import SpeechRate, WordTimes
-from qwen_megakernel.errors import NoWordsError, RequestError, TextEndedError, TextError, TextTooLongError
+from qwen_megakernel.errors import NoWordsError, RequestError, TextError, TextTooLongError
 from qwen_megakernel.model.pcm import pcm16
 from qwen_megakernel.server.api_error import ApiError
 from qwen_megakernel.server.metrics import Metrics
 from qwen_megakernel.server.service import EngineService
 from qwen_megakernel.server.socket_line import MAX_UNREAD, SocketLine, error_message, parse_message, protocol_error
+from qwen_megakernel.speech.events import Began, Ended, Sound, Words
+from qwen_megakernel.speech.options import MOST_TEXT, options_of, read_options
+from qwen_megakernel.speech.session import FLUSH, Flush, SpeechSession
+from qwen_megakernel.speech.words import SpeechRate
 from qwen_megakernel.text.front_end import Reading
-from qwen_megakernel.text.sentence import STALL_S
 
 log = logging.getLogger(__name__)
 
 PATH = "/v1/audio/speech/socket"
 
-_KINDS = {
-    "a string": str,
-    "an integer": int,
-    "a number": (int, float),
-    "an integer or a list": (int, list),
-    "true or false": bool,
-}
-_SETTINGS = {
-    "voice": "a string",
-    "language": "a string",
-    "instructions": "a string",
-    "seed": "an integer",
-    "temperature": "a number",
-    "top_k": "an integer",
-    "top_p": "a number",
-    "repetition_penalty": "a number",
-    "chunk_frames": "an integer or a list",
-    "speed": "a number",
-    "normalize": "a string",
-    "trim": "a string",
-    "non_streaming_mode": "true or false",
-    "words": "true or false",
-    "turn": "a string",
-}
-_MAX_NAME, _MAX_SETTING = 64, 2000  # characters of a context's name; of any other setting
+SETTINGS: dict[str, type] = {"words": bool, "turn": str}
+"""What a context's first message may have besides the options of speech."""
+_MAX_NAME = 64  # characters of a context's name
 _REMEMBERED = 1000  # names of ended contexts: late text must not open them again
 _MOST_TURNS = 32  # whose text may go on in another context, the latest used; one needs some 10 kB
 
@@ -60,7 +39,7 @@ def add_socket(app: FastAPI, service: EngineService, metrics: Metrics) -> None:
     @app.websocket(PATH)
     async def speak(websocket: WebSocket) -> None:
         with metrics.sockets.track_inprogress():
-            await _Socket(websocket, service, metrics).run()
+            await _Socket(websocket, service).run()
 
 
 class _Socket(SocketLine):
@@ -68,19 +47,19 @@ class _Socket(SocketLine):
 
     idle_words = "no request came; send ping to keep a socket open"
 
-    def __init__(self, websocket: WebSocket, service: EngineService, metrics: Metrics):
+    def __init__(self, websocket: WebSocket, service: EngineService):
         super().__init__(websocket, service)
-        self.metrics = metrics
         self._contexts: dict[str, _Context] = {}
         self._ended: deque[str] = deque(maxlen=_REMEMBERED)
         self._numbers = 0
-        self._turns: OrderedDict[str, _Turn] = OrderedDict()  # by name
+        self._turns: OrderedDict[str, _SharedReading] = OrderedDict()  # by name
         self.rates: dict[str | None, SpeechRate] = {}  # by voice; only existing voices get an entry
 
     def _greeting(self) -> dict[str, Any]:
         service, engine = self.service, self.service.engine
         hello = {"type": "hello", "model": service.model, "format": "pcm_s16le", "sample_rate": engine.sample_rate}
-        hello |= {"voices": service.voice_names(), "languages": list(engine.languages), "settings": list(_SETTINGS)}
+        hello |= {"voices": service.voice_names(), "languages": list(engine.languages)}
+        hello["settings"] = [*options_of("socket"), *SETTINGS]
         return hello | {"idle_seconds": service.limits.idle_s, "max_characters": service.limits.max_text}
 
     def _listens(self) -> bool:
@@ -136,11 +115,11 @@ class _Socket(SocketLine):
         context = self._contexts[name] = _Context(self, name, self._numbers)
         return context
 
-    def turn(self, name: str | None) -> "_Turn":
+    def turn(self, name: str | None) -> "_SharedReading":
         """The turn of this name. None: a turn of its own."""
         if name is None:
-            return _Turn()
-        turn = self._turns.setdefault(name, _Turn())
+            return _SharedReading()
+        turn = self._turns.setdefault(name, _SharedReading())
         self._turns.move_to_end(name)
         while len(self._turns) > _MOST_TURNS:
             self._turns.popitem(last=False)
@@ -152,11 +131,12 @@ class _Socket(SocketLine):
         self._ended.append(name)
 
 
-class _Turn:
+class _SharedReading:
     """A text that several contexts speak, one behind the other. A context whose text is open has the lock."""
 
     def __init__(self) -> None:
-        self.reading, self.lock = Reading(), asyncio.Lock()
+        self.reading = Reading()
+        self.lock = asyncio.Lock()
 
 
 class _Context:
@@ -165,16 +145,16 @@ class _Context:
     Its own task reads its messages from a queue, so that other contexts do not wait while its prompt is built."""
 
     def __init__(self, socket: _Socket, name: str, number: int):
-        self._socket, self._name, self._number = socket, name, number
+        self._socket = socket
+        self._name = name
+        self._number = number
         self._inbox: asyncio.Queue[dict[str, Any] | str] = asyncio.Queue()
         self._characters = 0
-        self._utterance: AsyncUtterance | None = None
-        self._words: WordTimes | None = None
-        self._refused: RequestError | None = None  # why a later message ended it
-        self._running = self._cancelled = False
+        self._session: SpeechSession | None = None
+        self._running = False
+        self._cancelled = False
         self._text_complete = False
         self._blank = True  # its text so far
-        self._audio_s = 0.0
         self.task = asyncio.create_task(self._run())
 
     def text(self, message: dict[str, Any]) -> None:
@@ -197,8 +177,8 @@ class _Context:
         """Take a "flush", "end" or "cancel" message."""
         if kind == "cancel":  # it overtakes the messages in the queue
             self._cancelled = True
-            if self._utterance:
-                self._utterance.cancel()
+            if self._session:
+                self._session.cancel()
             elif self._running:
                 self.task.cancel()
             return
@@ -234,66 +214,49 @@ class _Context:
     async def _speak(self) -> None:
         service = self._socket.service
         service.check_ready()
-        first = await self._inbox.get()
-        settings, text, complete = self._read(first, opens=True)
-        if settings.get("non_streaming_mode") and not complete:
-            raise RequestError(
-                "text that comes in pieces needs the streaming layout: leave non_streaming_mode out, or send the whole "
-                "text in the first message, with end true"
-            )
-        with_words, voice = settings.pop("words", False), settings.get("voice")
+        settings, text, complete = self._read(await self._inbox.get(), opens=True)
+        with_words = settings.pop("words", False)
         turn = self._socket.turn(settings.pop("turn", None))
-        settings["instruct"] = settings.pop("instructions", None)
-        request = service.request(**settings, lenient=True)
+        options = read_options(settings, "socket", also=SETTINGS)
+        request = service.request(options, lenient=True)
+        if not complete:
+            request = request.in_pieces()
+        self._blank = not text.strip()
+        seed = request.seed
         async with turn.lock:
+            whole, opening = (text, "") if complete else (None, text)
+            how: dict[str, Any] = {"reading": turn.reading}
             if with_words:
-                rate = self._socket.rates.setdefault(voice and voice.lower(), SpeechRate())
-                silence = turn.reading.silence if request.get("normalize") == "auto" else None
-                self._words = WordTimes(rate, request.get("speed", 1.0), silence)
-                self._words.add(text)
-            self._blank = not text.strip()
+                voice = options.get("voice")
+                how["rate"] = self._socket.rates.setdefault(voice and voice.lower(), SpeechRate())
             try:
-                await self._speak_text(text, complete, request, turn.reading)
+                async with service.speak(whole, request, opening, **how) as self._session:
+                    if self._cancelled:
+                        self._session.cancel()
+                    if not complete:
+                        remedy = "send end, or text sooner"
+                        self._session.feed(self._texts(), service.limits.text_s, remedy)
+                    end = await self._tell()
             except NoWordsError:
                 if self._blank:
                     raise
-                if self._words:
-                    self._put_words(self._words.finish(0.0))
-                self._put_end("eos", 0.0, 0.0, request["sampling"].seed)
+                end = Ended("eos", 0.0, 0.0, seed)
+        self._put_end(end.finish_reason, end.seconds, end.compute_s, seed)
 
-    async def _speak_text(self, text: str, complete: bool, request: dict[str, Any], reading: Reading) -> None:
-        """
-        Raises:
-            NoWordsError: there is nothing to speak.
-        """
-        service = self._socket.service
-        seed, seconds, compute = request["sampling"].seed, 0.0, 0.0
-        begin = {"type": "begin", "context": self._name, "number": self._number, "seed": seed}
-        pieces = await service.pieces(text, request, reading) if complete else [None]
-        for piece in pieces:
-            opening = "" if complete else text
-            async with service.speak(piece, request, opening, reading=reading) as self._utterance:
-                if begin:
-                    self._socket.put(begin)
-                    begin = None
-                if self._cancelled:
-                    self._utterance.cancel()
-                pusher = None if complete else asyncio.create_task(self._push_texts())
-                try:
-                    await self._put_chunks(service.engine.sample_rate)
-                finally:
-                    if pusher:
-                        pusher.cancel()
-                        await asyncio.gather(pusher, return_exceptions=True)
-            audio = self._utterance.audio
-            self._socket.metrics.record(audio)
-            seconds += audio.duration_s
-            compute += audio.compute_s
-            if audio.finish_reason in ("cancelled", "length"):  # the next piece would not continue what was heard
-                break
-        if self._words and audio.finish_reason not in ("cancelled", "length"):  # all words were spoken
-            self._put_words(self._words.finish(self._audio_s))
-        self._put_end(audio.finish_reason, seconds, compute, seed)
+    async def _tell(self) -> Ended:
+        """Tell the client what is spoken, and return its end."""
+        ended: Ended | None = None
+        async for event in self._session.events():
+            if isinstance(event, Began):
+                begin = {"type": "begin", "context": self._name, "number": self._number, "seed": event.seed}
+                self._socket.put(begin)
+            elif isinstance(event, Sound) and not self._cancelled:  # a chunk may have been made before the cancel came
+                self._socket.put_audio(self._number, pcm16(event.samples))
+            elif isinstance(event, Words) and not self._cancelled:
+                self._put_words(event.words)
+            elif isinstance(event, Ended):
+                ended = event
+        return ended
 
     def _read(self, message: dict[str, Any], *, opens: bool) -> tuple[dict[str, Any], str, bool]:
         """
@@ -315,69 +278,33 @@ class _Context:
         if not isinstance(complete, bool):
             raise RequestError(f"end must be true or false, got {reprlib.repr(complete)}")
         for name, value in message.items():
-            if name not in _SETTINGS:
-                raise RequestError(f"unknown setting {name[:40]!r}; known: {', '.join(_SETTINGS)}")
             if not opens:
-                raise RequestError(f"{name} comes too late: settings go with a context's first message")
-            wanted = _SETTINGS[name]
-            kind = _KINDS[wanted]
-            if value is not None and (not isinstance(value, kind) or isinstance(value, bool) is not (kind is bool)):
-                raise RequestError(f"{name} must be {wanted}, got {reprlib.repr(value)}")
-            if isinstance(value, str) and len(value) > _MAX_SETTING:
-                raise RequestError(f"{name} has {len(value)} characters, at most {_MAX_SETTING} are allowed")
+                known = name in options_of("socket") or name in SETTINGS
+                words = "comes too late: settings go with a context's first message" if known else "is not known here"
+                raise RequestError(f"{name[:40]} {words}", field=name[:40])
+            if kind := SETTINGS.get(name):
+                wanted = "true or false" if kind is bool else "a string"
+                if value is not None and not isinstance(value, kind):
+                    raise RequestError(f"{name} must be {wanted}, got {reprlib.repr(value)}", field=name)
+                if isinstance(value, str) and len(value) > MOST_TEXT:
+                    words = f"{name} has {len(value)} characters, at most {MOST_TEXT} are allowed"
+                    raise RequestError(words, field=name)
         return {name: value for name, value in message.items() if value is not None}, text, complete
 
-    async def _push_texts(self) -> None:
-        """Push later text into the utterance as it comes. A refused message ends the utterance."""
-        service, utterance = self._socket.service, self._utterance
-        try:
-            complete = False
-            while not complete:
-                async with asyncio.timeout(service.limits.text_s):
-                    message = await self._next_message()
-                if message == "flush":
-                    await utterance.flush()
-                elif message == "end":
-                    complete = True
-                else:
-                    _, text, complete = self._read(message, opens=False)
-                    if self._words:
-                        self._words.add(text)
-                    self._blank &= not text.strip()
-                    service.log_text(text)
-                    await utterance.push_text(text)
-            await utterance.end_text()
-        except TextEndedError:
-            pass  # the utterance ended before its text did: its "end" message says why
-        except TimeoutError:
-            self._refused = RequestError(f"no more text came for {service.limits.text_s:g} s: send end, or text sooner")
-            utterance.cancel()
-        except RequestError as error:  # without this message's text the utterance cannot go on
-            if not utterance.done:
-                self._refused = error
-            utterance.cancel()
-
-    async def _next_message(self) -> dict[str, Any] | str:
-        """The next message. If it is long in coming, the word before it is whole."""
-        try:
-            async with asyncio.timeout(STALL_S):
-                return await self._inbox.get()
-        except TimeoutError:
-            if self._words:
-                self._words.flush()
-                self._put_words(self._words.due(self._audio_s))
-            return await self._inbox.get()
-
-    async def _put_chunks(self, rate: int) -> None:
-        async for chunk in self._utterance:
-            if self._cancelled:
-                continue  # the chunk was made before the cancel came
-            self._socket.put_audio(self._number, pcm16(chunk.samples))
-            self._audio_s += len(chunk.samples) / rate
-            if self._words:
-                self._put_words(self._words.due(self._audio_s))
-        if self._refused:
-            raise self._refused
+    async def _texts(self) -> AsyncGenerator[str | Flush, None]:
+        """The pieces of text behind the first one, up to the end."""
+        complete = False
+        while not complete:
+            message = await self._inbox.get()
+            if message == "flush":
+                yield FLUSH
+            elif isinstance(message, str):
+                return
+            else:
+                _, text, complete = self._read(message, opens=False)
+                self._blank &= not text.strip()
+                self._socket.service.log_text(text)
+                yield text
 
     def _put_words(self, words: list[tuple[str, float]]) -> None:
         if words:

@@ -5,22 +5,21 @@ import logging
 import signal
 import socket
 from collections.abc import Callable
-from pathlib import Path
+from typing import Any
 
 from wyoming.event import Event
 from wyoming.info import Attribution, Info, TtsProgram, TtsVoice
 
 from qwen_megakernel import __version__
 from qwen_megakernel.checkpoint.languages import codes_of
-from qwen_megakernel.engine.engine import TTSEngine
 from qwen_megakernel.errors import BackendError
 from qwen_megakernel.server.api_error import ApiError
 from qwen_megakernel.server.limits import Limits
 from qwen_megakernel.server.process import ENGINE_GONE, exit_within
-from qwen_megakernel.server.saved_voices import DEFAULT_VOICE
 from qwen_megakernel.server.service import EngineService
 from qwen_megakernel.server.wyoming_connection import Connection
-from qwen_megakernel.text.lexicon import Lexicon
+from qwen_megakernel.speech.engine import TTSEngine
+from qwen_megakernel.speech.saved_voices import DEFAULT_VOICE
 
 log = logging.getLogger(__name__)
 
@@ -28,16 +27,12 @@ log = logging.getLogger(__name__)
 class WyomingServer:
     """A Wyoming server over TCP. Make it and run it in one event loop."""
 
-    def __init__(self, service: EngineService, *, voice: str | None = None, language: str | None = None):
-        """
-        Args:
-            voice: used if a client names none; None: the checkpoint's first voice.
-            language: used if a client names none; None: "auto".
-        """
-        self.service, self.voice, self.language = service, voice, language
+    def __init__(self, service: EngineService):
+        self.service = service
         self.info: Event | None = None
-        self._stopping, self._at_once = asyncio.Event(), asyncio.Event()
-        self._connections: set[asyncio.Task] = set()
+        self._stopping = asyncio.Event()
+        self._at_once = asyncio.Event()
+        self._connections: set[asyncio.Task[None]] = set()
 
     def stop(self, *, drain: bool) -> None:
         """End `run`. `drain`: first let running utterances end. A second call never waits for them."""
@@ -52,7 +47,6 @@ class WyomingServer:
             listener: a bound socket; it listens once the engine is ready.
 
         Raises:
-            RequestError: the checkpoint does not have the default voice or language.
             BackendError: the port has been taken since `bind`.
         """
         service = self.service
@@ -61,7 +55,6 @@ class WyomingServer:
             while service.state == "loading" and not self._stopping.is_set():
                 await asyncio.sleep(0.02)
             if service.state == "ready" and not self._stopping.is_set():
-                service.engine.check(**service.request(self.voice, language=self.language))
                 self.info = _info(service)
                 await self._serve(listener)
         finally:
@@ -84,7 +77,7 @@ class WyomingServer:
             await _first(self.service.drain(), self._at_once.wait(), self.service.gone.wait())
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        connection = Connection(self.service, self.info, (self.voice, self.language), reader, writer)
+        connection = Connection(self.service, self.info, reader, writer)
         if len(self._connections) < self.service.limits.connections:
             job = connection.run()
         else:
@@ -153,14 +146,7 @@ def serve(
     port: int,
     *,
     model: str,
-    variant: str | None = None,
-    voice: str | None = None,
-    language: str | None = None,
-    voices: Path | None = None,
-    allow_foreign_voice: bool = False,
-    log_texts: bool = False,
-    normalize: str = "off",
-    lexicon: Lexicon | None = None,
+    **options: Any,
 ) -> int:
     """Serve until the process is told to stop or the engine is gone. SIGTERM lets running utterances end. Ctrl-C or a
     second signal ends them at once.
@@ -168,12 +154,7 @@ def serve(
     Args:
         load: makes the engine, in a thread.
         model: the model's name for clients.
-        variant: the checkpoint's, if it is already known (`check_model`).
-        voice, language: used if a client names none.
-        voices: a folder of saved voices.
-        allow_foreign_voice: the value that `load` gives the engine.
-        log_texts: the log shows the texts that are spoken.
-        normalize, lexicon: applied to all texts (docs/text.md).
+        **options: further arguments of `EngineService`.
 
     Returns:
         The process's exit code.
@@ -182,15 +163,12 @@ def serve(
         BackendError: the port is taken or not allowed.
         CheckpointError, RequestError: the checkpoint does not have such a voice or language.
     """
-    options = {"variant": variant, "voices": voices, "limits": Limits(), "log_texts": log_texts}
-    options |= {"normalize": normalize, "lexicon": lexicon}
-    options["allow_foreign_voice"] = allow_foreign_voice
-    service = EngineService(load, model=model, **options)
+    service = EngineService(load, model=model, limits=Limits(), **options)
     listener = bind(host, port)
     told: list[int] = []
 
     async def main() -> None:
-        server, loop = WyomingServer(service, voice=voice, language=language), asyncio.get_running_loop()
+        server, loop = WyomingServer(service), asyncio.get_running_loop()
 
         def stop(number: int) -> None:
             told.append(number)

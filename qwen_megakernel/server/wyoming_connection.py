@@ -3,7 +3,9 @@
 import asyncio
 import contextlib
 import logging
+from collections.abc import AsyncGenerator
 
+import numpy as np
 from wyoming.audio import AudioChunk, AudioStart, AudioStop
 from wyoming.error import Error
 from wyoming.event import Event, async_write_event
@@ -11,13 +13,15 @@ from wyoming.info import Describe
 from wyoming.ping import Ping, Pong
 from wyoming.tts import Synthesize, SynthesizeChunk, SynthesizeStart, SynthesizeStop, SynthesizeStopped
 
-from qwen_megakernel.engine.audio import Chunk
-from qwen_megakernel.engine.event_loop import AsyncUtterance
-from qwen_megakernel.errors import NoWordsError, RequestError, TextEndedError, TextTooLongError
+from qwen_megakernel.errors import NoWordsError, RequestError, TextTooLongError
 from qwen_megakernel.model.pcm import BYTES, pcm16
 from qwen_megakernel.server.api_error import ApiError
 from qwen_megakernel.server.service import EngineService
 from qwen_megakernel.server.wyoming_events import ProtocolError, Request, Silence, read_event, text_of
+from qwen_megakernel.speech.events import Ended, Sound
+from qwen_megakernel.speech.options import read_options
+from qwen_megakernel.speech.request import SpeechRequest
+from qwen_megakernel.speech.session import SpeechSession
 
 log = logging.getLogger(__name__)
 
@@ -33,22 +37,22 @@ class Connection:
         self,
         service: EngineService,
         info: Event,
-        defaults: tuple[str | None, str | None],
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
     ):
         """
         Args:
             info: the answer to `describe`.
-            defaults: voice and language if the client names none.
         """
-        self._service, self._limits, self._info, self._defaults = service, service.limits, info, defaults
-        self._reader, self._writer = reader, writer
+        self._service = service
+        self._limits = service.limits
+        self._info = info
+        self._reader = reader
+        self._writer = writer
         self._inbox: asyncio.Queue[Request] = asyncio.Queue()
         self._unread = 0  # total size of the inbox, by `_size`
         self._open = False  # the client has sent synthesize-start but not yet synthesize-stop
         self._speaking = False
-        self._rest = ""  # a stream's text that no utterance has taken
         self._complete = False  # a stream's synthesize-stop was taken
         self._streamed = 0  # a stream's characters so far
         self._samples = 0  # sent for this request
@@ -176,15 +180,14 @@ class Connection:
         """Speak one `synthesize`, or one stream from its `synthesize-start` on."""
         service = self._service
         service.check_ready()
-        given = zip((asked.voice, asked.language), self._defaults, strict=True)
-        voice, language = (default if value is None else value for value, default in given)
-        request = service.request(voice, language=language, lenient=True)
+        options = read_options({"voice": asked.voice, "language": asked.language}, "wyoming")
+        request = service.request(options, lenient=True)
         self._samples = 0
         try:
             if Synthesize.is_type(asked.kind):
                 self._check_length(len(asked.text))
-                for piece in await service.pieces(asked.text, request):
-                    await self._say(piece, request)
+                async with service.speak(asked.text, request) as session:
+                    await self._tell(session)
             else:
                 await self._speak_stream(request)
         except NoWordsError:  # the answer has no audio
@@ -195,35 +198,39 @@ class Connection:
         if SynthesizeStart.is_type(asked.kind):
             await self._send(SynthesizeStopped().event())
 
-    async def _speak_stream(self, request: dict) -> None:
+    async def _speak_stream(self, request: SpeechRequest) -> None:
         """Speak text that comes in pieces, while it comes."""
-        self._rest, self._complete, self._streamed = "", False, 0
-        if await self._has_text():
-            await self._say(None, request)
-
-    async def _has_text(self) -> bool:
-        """Wait for text that is not blank, and drop leading blanks. False: the text is complete."""
-        while not (text := self._rest.lstrip()):
+        self._complete = False
+        self._streamed = 0
+        seconds, remedy = self._limits.text_s, "send synthesize-stop at its end"
+        text = ""
+        while not text:  # blanks alone take no slot
             if self._complete:
-                return False
-            self._rest = await self._next_text()
-        self._rest = text
-        return True
+                return
+            try:
+                async with asyncio.timeout(seconds):
+                    text = (await self._next_text()).lstrip()
+            except TimeoutError:
+                raise RequestError(f"no more text came for {seconds:g} s: {remedy}") from None
+        async with self._service.speak(None, request.in_pieces(), text) as session:
+            session.feed(self._texts(), seconds, remedy)
+            await self._tell(session)
+
+    async def _texts(self) -> AsyncGenerator[str, None]:
+        """The pieces of text behind the first one."""
+        while not self._complete:
+            text = await self._next_text()
+            self._service.log_text(text)
+            yield text
 
     async def _next_text(self) -> str:
         """The next piece of a stream's text; "" at its end.
 
         Raises:
-            RequestError: there is too much text, or no more came in time.
+            RequestError: there is too much text.
         """
-        seconds = self._limits.text_s
-        try:
-            async with asyncio.timeout(seconds):
-                asked = await self._take()
-        except TimeoutError:
-            raise RequestError(f"no more text came for {seconds:g} s: send synthesize-stop at its end") from None
-        if SynthesizeStop.is_type(asked.kind):
-            self._complete = True
+        asked = await self._take()
+        self._complete = SynthesizeStop.is_type(asked.kind)
         self._streamed += len(asked.text)
         self._check_length(self._streamed)
         return asked.text
@@ -235,47 +242,21 @@ class Connection:
                 f"a request may have at most {most} characters, this one has {characters}: send it in two"
             )
 
-    async def _say(self, text: str | None, request: dict) -> None:
-        """Speak one utterance. `text`: None if it comes in pieces."""
-        async with self._service.speak(text, request, opening="" if text else self._rest) as utterance:
-            pusher = asyncio.create_task(self._push(utterance)) if text is None else None
-            try:
-                async for chunk in utterance:
-                    await self._send_audio(chunk)
-            finally:
-                if pusher:
-                    pusher.cancel()
-                    await asyncio.gather(pusher, return_exceptions=True)
-        if pusher and not pusher.cancelled():
-            pusher.result()
-        if utterance.audio.finish_reason == "length":
-            raise TextTooLongError("the speech was cut: a sentence did not fit its slot. Raise --max-positions")
+    async def _tell(self, session: SpeechSession) -> None:
+        """Send what is spoken."""
+        async for event in session.events():
+            if isinstance(event, Sound):
+                await self._send_audio(event.samples)
+            elif isinstance(event, Ended) and event.cut:
+                raise TextTooLongError("the speech was cut: a sentence did not fit its slot. Raise --max-positions")
 
-    async def _push(self, utterance: AsyncUtterance) -> None:
-        """Push text as it comes.
-
-        Raises:
-            TTSError: text was refused. The utterance is cancelled, because it cannot go on without that text.
-        """
-        try:
-            while not self._complete:
-                self._rest = await self._next_text()
-                self._service.log_text(self._rest)
-                await utterance.push_text(self._rest)
-            await utterance.end_text()
-        except TextEndedError:  # the utterance ended before its text did; the caller sees how
-            pass
-        except Exception:
-            utterance.cancel()
-            raise
-
-    async def _send_audio(self, chunk: Chunk) -> None:
+    async def _send_audio(self, samples: np.ndarray) -> None:
         kind = self._audio_kind()
         if not self._samples:
             await self._send(AudioStart(timestamp=0, **kind).event())
-        audio = AudioChunk(audio=pcm16(chunk.samples), timestamp=self._milliseconds(), **kind)
+        audio = AudioChunk(audio=pcm16(samples), timestamp=self._milliseconds(), **kind)
         await self._send(audio.event())
-        self._samples += len(chunk.samples)
+        self._samples += len(samples)
 
     def _audio_kind(self) -> dict[str, int]:
         return {"rate": self._service.engine.sample_rate, "width": BYTES, "channels": 1}

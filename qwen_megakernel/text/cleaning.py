@@ -1,17 +1,12 @@
 """The first and the last step of the normalizer: they clean characters on the way in and white space on the way out."""
 
+import re
 import unicodedata
 
 from qwen_megakernel.text.stage import FIRST_MARK, LONGEST_HELD, Stage, is_mark
 
-_EMOJI = (
-    ("\u231a", "\u231b"),
-    ("\u23e9", "\u23fa"),
-    ("\u25fb", "\u25fe"),
-    ("\u2600", "\u27bf"),
-    ("\u2b05", "\u2b55"),
-    ("\U0001f000", "\U0001faff"),
-    ("\U000e0020", "\U000e007f"),
+_EMOJI = re.compile(
+    "[\u231a\u231b\u23e9-\u23fa\u25fb-\u25fe\u2600-\u27bf\u2b05-\u2b55\U0001f000-\U0001faff\U000e0020-\U000e007f]"
 )
 _JOINS_EMOJI = "\u200d\ufe0e\ufe0f\u20e3"  # joiner, two variation selectors, keycap
 
@@ -33,7 +28,7 @@ class Clean(Stage):
             return " "
         if "\uff10" <= character <= "\uff19" or character in "％＄":
             return chr(ord(character) - 0xFEE0)
-        if character in _JOINS_EMOJI or any(first <= character <= final for first, final in _EMOJI):
+        if character in _JOINS_EMOJI or _EMOJI.match(character):
             return "\u200d" if character == "\u200d" and last.isalpha() else ""
         kind = unicodedata.category(character)
         if kind == "Zs":
@@ -51,13 +46,17 @@ class Layout(Stage):
     until its first letter or digit comes. Text without any comes out empty."""
 
     def __init__(self):
-        self._line_ends, self._last = 0, ""
-        self._sought, self._silent = True, ""  # no letter or digit has come yet; what has come instead
+        self._line_ends = 0
+        self._last = ""
+        self._sought = True  # no letter or digit has come yet
+        self._silent = ""  # what has come instead
 
     def feed(self, character: str) -> str:
         if is_mark(character):
-            self._line_ends, self._last = 0, ""
-            self._sought, self._silent = True, ""
+            self._line_ends = 0
+            self._last = ""
+            self._sought = True
+            self._silent = ""
             return character
         if character == "\n":
             self._line_ends += 1
@@ -81,9 +80,12 @@ class Layout(Stage):
         self._silent = (self._silent + text)[-LONGEST_HELD:]
         if not self._last.isalnum():
             return ""
-        text, self._silent, self._sought = self._silent, "", False
+        text = self._silent
+        self._silent = ""
+        self._sought = False
         return text
 
     def end(self) -> str:
-        self._sought, self._silent = True, ""
+        self._sought = True
+        self._silent = ""
         return ""

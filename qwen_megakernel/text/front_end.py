@@ -63,7 +63,7 @@ class TextFrontEnd:
         """Process a whole text. The result is non-empty texts and pauses in order; no two texts are adjacent.
 
         Raises:
-            TextError: a pause or another tag is refused (`split_pauses`).
+            TextError: a pause or another tag is refused (`PauseStream`).
         """
         normalizes, lexicon = self._normalize == "auto" and not is_plain(text), self._lexicon
         if lexicon and not normalizes and not lexicon.may_change(text, self._language):

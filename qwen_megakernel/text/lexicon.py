@@ -6,7 +6,7 @@ import json
 import re
 import unicodedata
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -49,7 +49,7 @@ class Lexicon:
         Raises:
             TextError: an entry is not text, is empty or too long; too many entries; an unknown language.
         """
-        rows = [(0, "", word, spelling) for word, spelling in entries.items()]
+        rows: list[_Row] = [(0, "", word, spelling) for word, spelling in entries.items()]
         for language, more in (by_language or {}).items():
             rows += [(0, language, word, spelling) for word, spelling in more.items()]
         self._entries = _checked(rows, "lexicon")
@@ -57,16 +57,10 @@ class Lexicon:
 
     @classmethod
     def load(cls, path: str | Path) -> "Lexicon":
-        """Load a file in UTF-8.
-
-        Args:
-            path: `.json`: an object of words and spellings. If a value is an object, its key is a language and it holds
-                that language's entries. `.csv`: columns word, spelling and optionally language, with these names in the
-                first row.
-
-        Raises:
-            TextError: the file is missing, too large or broken, or an entry is refused. The message has the line.
-        """
+        """Load a file in UTF-8. `.json`: an object of words and spellings. If a value is an object, its key is a
+        language and it holds that language's entries. `.csv`: columns word, spelling and optionally language, with
+        these names in the first row. Raises TextError: the file is missing, too large or broken, or an entry is
+        refused. The message has the line."""
         path = Path(path)
         readers = {".json": _json_rows, ".csv": _csv_rows}
         if path.suffix.lower() not in readers:
@@ -108,7 +102,7 @@ class Lexicon:
         if name not in self._tables:
             entries = self._entries.get("", {}) | self._entries.get(name, {})
             lengths = sorted(set(map(len, entries)), reverse=True)
-            runs = {_RUNS.search(word.lower())[0] for word in entries if word.isascii()}
+            runs = {_RUNS.findall(word.lower())[0] for word in entries if word.isascii()}
             self._tables[name] = _Table(entries, sorted(entries), lengths, runs)
         return self._tables[name]
 
@@ -121,7 +115,8 @@ class LexiconStream(Stage):
 
     def __init__(self, table: "_Table"):
         self._table = table
-        self._held, self._last = "", " "  # the character before the held text
+        self._held = ""
+        self._last = " "  # the character before the held text
 
     def feed(self, character: str) -> str:
         self._held += character
@@ -142,11 +137,13 @@ class LexiconStream(Stage):
             held = self._held
             length, said = 1, held[0]
             if _is_border(self._last, held[0]):
-                if not ended and (self._may_grow(held) or self._spelling(held) is not None):
+                forms = {held, _lower(held)}
+                if not ended and (any(map(self._begins_entry, forms)) or self._spelling(held) is not None):
                     break
                 length, said = self._longest(held) or (length, said)
             given.append(said)
-            self._last, self._held = held[length - 1], held[length:]
+            self._last = held[length - 1]
+            self._held = held[length:]
         return "".join(given)
 
     def _longest(self, text: str) -> tuple[int, str] | None:
@@ -162,9 +159,6 @@ class LexiconStream(Stage):
         entries = self._table.entries
         exact = entries.get(word)
         return exact if exact is not None else entries.get(_lower(word))
-
-    def _may_grow(self, text: str) -> bool:
-        return any(self._begins_entry(form) for form in {text, _lower(text)})
 
     def _begins_entry(self, text: str) -> bool:
         """Does a longer entry begin with this text?"""
@@ -192,7 +186,7 @@ def _in_word(character: str) -> bool:
 # ---------------------------------------------------------------- entries
 
 
-def _checked(rows: Iterator[_Row] | list[_Row], where: str) -> dict[str, dict[str, str]]:
+def _checked(rows: Iterable[_Row], where: str) -> dict[str, dict[str, str]]:
     """Language's name ("" for all) -> word -> spelling."""
     entries: dict[str, dict[str, str]] = {}
     for count, (line, language, word, spelling) in enumerate(rows, 1):

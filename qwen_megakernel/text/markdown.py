@@ -27,12 +27,18 @@ class Markdown(Stage):
 
     def __init__(self):
         self._head = ""  # a line's beginning, while it may be a sign
-        self._at_head, self._task = True, False
-        self._fence, self._fence_line = "", ""  # the open fence, and the line that may close it
-        self._run, self._left, self._last = "", "\n", ""  # signs that wait; character before them; last visible one
+        self._at_head = True
+        self._task = False
+        self._fence = ""  # the open one
+        self._fence_line = ""  # the line that may close it
+        self._run = ""  # signs that wait
+        self._left = "\n"  # the character before them
+        self._last = ""  # the last visible one
         self._item = self._table = self._comma = False
-        self._heading, self._brackets = False, 0
-        self._target, self._waits = "", ""  # a link's target; a sign whose meaning depends on the next character
+        self._heading = False
+        self._brackets = 0
+        self._target = ""  # of a link
+        self._waits = ""  # a sign whose meaning depends on the next character
 
     def feed(self, character: str) -> str:
         if self._fence:
@@ -66,7 +72,8 @@ class Markdown(Stage):
         if head := self._head:
             if _RULE.fullmatch(head) or _TABLE_LINE.fullmatch(head):
                 return self._end_head()
-            self._at_head, self._head = False, ""
+            self._at_head = False
+            self._head = ""
             return self.push(head) + self.settle()
         given = self._end_run(" ") if self._run else ""
         waits, self._waits = self._waits, ""
@@ -93,27 +100,26 @@ class Markdown(Stage):
         elif head == ">":
             self._head = ""
         elif self._task and (task := _TASK.match(head)):
-            self._head, self._task = head[task.end() :], False
+            self._head = head[task.end() :]
+            self._task = False
         elif bullet := _BULLET.match(head):
             self._item = self._task = True
-            return self._again(head[bullet.end() :])
+            self._head = ""
+            return self.push(head[bullet.end() :])  # a line's beginning too
         elif not (_MAY_BE_HEAD.fullmatch(head) or _MAY_BE_FENCE.fullmatch(head)) or ("[" in head and not self._task):
-            self._at_head, self._head = False, ""
+            self._at_head = False
+            self._head = ""
             self._table = head[0] == "|"
             if self._table or _NUMBER.match(head):
                 self._item = True
             return self.push(head)
         return ""
 
-    def _again(self, rest: str) -> str:
-        """Treat the text after a bullet as a line's beginning too."""
-        self._head = ""
-        return self.push(rest)
-
     def _end_head(self) -> str:
         head, self._head = self._head, ""
         if (fence := _FENCE.fullmatch(head)) is not None:
-            self._fence, self._fence_line = fence[1], ""
+            self._fence = fence[1]
+            self._fence_line = ""
             return "\n"
         signs = _RULE.fullmatch(head) or (_TABLE_LINE.fullmatch(head) and "|" in head) or not head.strip(" -*+•‣◦#[]")
         if signs:
@@ -123,9 +129,13 @@ class Markdown(Stage):
         return self.push(head + "\n")
 
     def _begin_line(self) -> None:
-        self._at_head, self._head, self._task = True, "", False
+        self._at_head = True
+        self._head = ""
+        self._task = False
         self._item = self._table = self._comma = self._heading = False
-        self._left, self._last, self._brackets = "\n", "", 0
+        self._left = "\n"
+        self._last = ""
+        self._brackets = 0
 
     def _in_fence(self, character: str) -> str:
         if character != "\n":
@@ -155,9 +165,12 @@ class Markdown(Stage):
             self._waits = character
             return ""
         if character == "\n":
-            return self._end_line()
+            mark = self._end_item()
+            self._begin_line()
+            return mark + "\n"
         if character == "|" and self._table:
-            self._comma, self._left = bool(self._last), " "
+            self._comma = bool(self._last)
+            self._left = " "
             return ""
         self._left = character
         return self._give(character)
@@ -179,10 +192,12 @@ class Markdown(Stage):
                 self._target = "[^"
                 return ""
             given = self._give(" ") if self._left.isalnum() else ""
-            self._brackets, self._left = self._brackets + 1, "["
+            self._brackets += 1
+            self._left = "["
             return given + self._inline(character)
         if waits == "]":
-            opened, self._left = self._brackets > 0, "]"
+            opened = self._brackets > 0
+            self._left = "]"
             self._brackets = max(0, self._brackets - 1)
             if opened and character in "([":
                 self._target = character
@@ -192,7 +207,8 @@ class Markdown(Stage):
         return ("" if character == "[" else self._give("!")) + self._inline(character)
 
     def _end_run(self, right: str) -> str:
-        run, left, self._run = self._run, self._left, ""
+        run, self._run = self._run, ""
+        left = self._left
         both_blank = (left.isspace() or left == "\n") and (right.isspace() or is_mark(right))
         keep = {
             "*": both_blank and len(run) == 1 or left.isdigit() and right.isdigit(),
@@ -205,11 +221,6 @@ class Markdown(Stage):
             return ""
         self._left = run[-1]
         return self._give(f" {run}" if run[0] == "#" else run)
-
-    def _end_line(self) -> str:
-        mark = self._end_item()
-        self._begin_line()
-        return mark + "\n"
 
     def _end_item(self) -> str:
         """The mark that ends a heading, a list's item or a table's row; empty if it has one."""
@@ -233,7 +244,8 @@ class Markdown(Stage):
         self._target += character
         target = self._target
         if character == (")" if target[0] == "(" else "]") and target.count("(") <= target.count(")"):
-            self._target, self._left = "", ")"
+            self._target = ""
+            self._left = ")"
             return ""
         if character == "\n" or is_mark(character):
             self._target = target[:-1]

@@ -29,12 +29,9 @@ class NormalizerStream:
     """
 
     def __init__(self, language: str | None = None):
-        """
-        Args:
-            language: as for `Normalizer`.
-        """
         self._clean = Clean()
-        self._tags, self._markdown = Tags(), Markdown()
+        self._tags = Tags()
+        self._markdown = Markdown()
         self._stages = [self._tags, self._markdown, Words(spoken_in(language)), Layout()]
 
     def push(self, piece: str) -> str:
@@ -43,11 +40,7 @@ class NormalizerStream:
 
     def push_mark(self, mark: str) -> str:
         """Take a private-use character from `FIRST_MARK` on, which stands for something other than text. It comes out
-        at its place, unless the text around it is left out.
-
-        Raises:
-            ValueError: `mark` is not such a character.
-        """
+        at its place, unless the text around it is left out."""
         if len(mark) != 1 or not is_mark(mark):
             raise ValueError(f"a mark is one private-use character from U+100000 on, got {mark!r}")
         return self._through(mark, 0)
@@ -71,7 +64,9 @@ class NormalizerStream:
 
     def follow(self, before: "NormalizerStream") -> None:
         """Go on within what `before` has left open. `before` is not used afterwards."""
-        self._clean, self._tags, self._markdown = before._clean, before._tags, before._markdown
+        self._clean = before._clean
+        self._tags = before._tags
+        self._markdown = before._markdown
         self._stages[:2] = [self._tags, self._markdown]
 
     def _through(self, text: str, first: int) -> str:
@@ -82,14 +77,10 @@ class NormalizerStream:
 
 class Normalizer:
     """Turns what an LLM or a book writes into what a speaker reads. It leaves out Markdown, tags, emojis and most of
-    an address, and writes numbers in words."""
+    an address, and writes numbers in words of the language, such as "german", "de" or "de-AT". For None, "auto" and any
+    other language numbers stay as they are, but the other rules apply."""
 
     def __init__(self, language: str | None = None):
-        """
-        Args:
-            language: a name or a code of checkpoint/languages.py, such as "german", "de" or "de-AT". For None, "auto"
-                and any other language numbers stay as they are, but the other rules apply.
-        """
         self._language = language
 
     def whole(self, text: str) -> str:

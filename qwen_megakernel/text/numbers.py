@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from functools import partial
 
 from qwen_megakernel.text.spoken import CURRENCY, CURRENCY_CODE, Spoken
 from qwen_megakernel.text.stage import is_cjk
@@ -31,6 +32,9 @@ _GERMAN_EN = frozenset("am im vom zum zur beim dem den des einen einem bis ab".s
 _RUSSIAN_ENDS = {"я": {"gender": "f"}, "е": {"gender": "n"}, "о": {"case": "g"}, "у": {"case": "d"}, "м": {"case": "p"}}
 
 
+_Say = Callable[[re.Match[str]], str | None]  # None: leave it as it is
+
+
 class Numbers:
     """The rules for one language, compiled once."""
 
@@ -39,22 +43,19 @@ class Numbers:
         self._followers = frozenset([*spoken.units, *spoken.nouns, *spoken.scales, *"$€£¥₽₩₹"])
         small = [*spoken.months, *CURRENCY_CODE.split("|"), *_FOLLOWERS.get(spoken.code, "").split()]
         self._small_followers = frozenset(map(str.lower, small))
-        self._before, self._begins = "", False
+        self._before = ""
+        self._begins = False
         rules = [*self._phones(), *self._dates(), *self._times(), *self._money(), *self._units(), *self._ordinals()]
         rules += [*self._years(), *self._rest()]
-        self._rules: list[tuple[re.Pattern, Callable]] = [(re.compile(p), say) for p, say in rules]
+        self._rules: list[tuple[re.Pattern[str], _Say]] = [(re.compile(p), say) for p, say in rules]
 
     def read(self, phrase: str, before: str, begins: bool) -> str:
-        """Put a phrase's numbers into words.
-
-        Args:
-            phrase: words with one blank between them.
-            before: the word before the phrase; empty if there is none.
-            begins: the phrase begins a line.
-        """
-        self._before, self._begins = before, begins
+        """Put a phrase's numbers into words. The phrase is words with one blank between them, `before` the word before
+        it, or empty. `begins`: it begins a line."""
+        self._before = before
+        self._begins = begins
         for pattern, say in self._rules:
-            phrase = pattern.sub(lambda found, say=say: self._apart(found, say(found)), phrase)
+            phrase = pattern.sub(partial(self._apart, say), phrase)
         return phrase
 
     def follows(self, word: str, held: str) -> bool:
@@ -74,9 +75,9 @@ class Numbers:
 
     # ---------------------------------------------------------------- helpers
 
-    def _apart(self, found: re.Match, said: str | None) -> str:
-        """Put blanks between the words and adjacent letters, if the language uses blanks."""
-        if said is None:
+    def _apart(self, say: _Say, found: re.Match[str]) -> str:
+        """What to say, with blanks between its words and adjacent letters, if the language uses blanks."""
+        if (said := say(found)) is None:
             return found[0]
         text, start, end = found.string, found.start(), found.end()
         if not self.spoken.code or said == found[0]:
@@ -91,9 +92,6 @@ class Numbers:
         """The word before the match, in lower case and without leading marks."""
         words = found.string[: found.start()].split() or [self._before]
         return words[-1].lower().strip("\"'([")
-
-    def _value(self, written: str) -> str:
-        return self.spoken.value(written)
 
     def _minus(self, sign: str | None) -> str:
         if not sign:
@@ -215,7 +213,7 @@ class Numbers:
         sign = rf"({CURRENCY}|(?:{CURRENCY_CODE})\b)"
 
         def say(currency: str, written: str, scale: str | None, minus: str | None = None) -> str | None:
-            said = spoken.money(self._value(written), currency, scale or "")
+            said = spoken.money(self.spoken.value(written), currency, scale or "")
             return said and self._minus(minus) + said
 
         yield rf"([-−])?{sign} ?({number}){scales}", lambda f: say(f[2], f[3], f[4], f[1])
@@ -234,7 +232,7 @@ class Numbers:
         )
 
     def _counted(self, sign: str | None, written: str, unit: str) -> str | None:
-        said = self.spoken.counted(self._value(written), unit, self._mark(written))
+        said = self.spoken.counted(self.spoken.value(written), unit, self._mark(written))
         return said and self._minus(sign) + said
 
     def _ordinals(self):
@@ -311,4 +309,4 @@ class Numbers:
             yield r"\d+", lambda f: self._cardinal(f[0])
 
     def _cardinal(self, written: str) -> str:
-        return self.spoken.cardinal(self._value(written), self._mark(written))
+        return self.spoken.cardinal(self.spoken.value(written), self._mark(written))

@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
+from itertools import groupby
 
 from qwen_megakernel.errors import TextError
 
@@ -51,15 +52,14 @@ class Pause:
 
 
 class PauseStream:
-    """`split_pauses` for a text in pieces. A tag may be cut anywhere."""
+    """Splits a text that comes in pieces into texts and pauses, in order. A tag may be cut anywhere. `<speak>` around
+    the text is left out."""
 
     def __init__(self, refuse_other_tags: bool = True, lenient: bool = False):
-        """
-        Args:
-            refuse_other_tags: SSML's other tags are an error; otherwise they stay in the text.
-            lenient: what would be an error is left out, with a warning. What is no tag after all stays in the text.
-        """
-        self._held, self._lenient = "", lenient
+        """`refuse_other_tags`: SSML's other tags are an error; otherwise they stay in the text. `lenient`: what would
+        be an error is left out, with a warning. What is no tag after all stays in the text."""
+        self._held = ""
+        self._lenient = lenient
         self._names = _OURS + _REFUSED if refuse_other_tags else _OURS
         self._starts = _starts_of(self._names)
 
@@ -74,11 +74,7 @@ class PauseStream:
         return joined(part for character in piece for part in self._feed(character))
 
     def finish(self) -> list[str | Pause]:
-        """End the text, and return what was held back.
-
-        Raises:
-            TextError: the text ends within a tag.
-        """
+        """End the text, and return what was held back. Raises TextError: the text ends within a tag."""
         held, self._held = self._held, ""
         if _name(held, self._names) and not self._lenient:
             raise _malformed(held)
@@ -138,33 +134,13 @@ class PauseStream:
         return []
 
 
-def split_pauses(text: str, refuse_other_tags: bool = True) -> list[str | Pause]:
-    """Split a text into texts and pauses, in order. `<speak>` around the text is left out. No text is empty, and no two
-    texts are adjacent.
-
-    Args:
-        refuse_other_tags: SSML's other tags are an error; otherwise they stay in the text.
-
-    Raises:
-        TextError: a tag is malformed, its pause is too long, or it is an SSML tag that we do not support.
-    """
-    stream = PauseStream(refuse_other_tags)
-    return joined([*stream.push(text), *stream.finish()])
-
-
 def joined(parts: Iterable[str | Pause]) -> list[str | Pause]:
     """The same with adjacent texts joined."""
     joined: list[str | Pause] = []
-    run: list[str] = []
-    for part in parts:
-        if isinstance(part, str):
-            run.append(part)
-            continue
-        if run:
-            joined.append("".join(run))
-            run = []
-        joined.append(part)
-    return [*joined, "".join(run)] if run else joined
+    for is_text, group in groupby(parts, lambda part: isinstance(part, str)):
+        run = list(group)
+        joined += ["".join(map(str, run))] if is_text else run
+    return joined
 
 
 def _name(held: str, names: tuple[str, ...]) -> str | None:
@@ -173,7 +149,7 @@ def _name(held: str, names: tuple[str, ...]) -> str | None:
     return found[0].lower() if found and found[0].lower() in names else None
 
 
-def _read(tag: str) -> list[Pause]:
+def _read(tag: str) -> list[str | Pause]:
     if _SPEAK.fullmatch(tag):
         return []
     if pause := _PAUSE.fullmatch(tag):

@@ -12,7 +12,9 @@ class Silence:
     """Tells which characters the normalizer leaves out together, as in `<think>` or a code block."""
 
     def __init__(self) -> None:
-        self._clean, self._tags, self._markdown = Clean(), Tags(), Markdown()
+        self._clean = Clean()
+        self._tags = Tags()
+        self._markdown = Markdown()
 
     def push(self, text: str) -> list[bool]:
         """Take the text's next piece. Is each of its characters left out?"""

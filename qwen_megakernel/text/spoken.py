@@ -1,7 +1,7 @@
 """How each language says numbers, units, dates and times: tables, plus num2words."""
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from functools import cached_property
 
@@ -20,38 +20,25 @@ CURRENCY_CODE = "USD|EUR|GBP|JPY|CHF|RUB|KRW|INR|CNY"
 
 @dataclass(frozen=True)
 class Spoken:
-    """A language's words, marks and order of a date.
+    """A language's words, marks and order of a date."""
 
-    Attributes:
-        code: num2words' name for the language; empty if the library lacks it. Digits then stay as they are.
-        decimal, groups: the marks within a number; `groups` is part of a character class.
-        point: said for a decimal mark; `dot` in addresses and versions, `to` between the ends of a range.
-        date: order and mark of a date in digits, such as "mdy/".
-        scales: words such as "million" between a number and a currency.
-        years: words that come before a year; only for languages that do not say years as counts.
-        number: said for "#" before a number.
-        one: the number 1 before a noun, by the noun's gender "m" or "f".
-        joined: there is no blank between a number and its noun.
-        units: as `units_of` returns them.
-    """
-
-    code: str
-    decimal: str
-    groups: str
-    point: str
+    code: str  # num2words' name for the language; empty if the library lacks it: digits then stay as they are
+    decimal: str  # the mark before a number's decimals
+    groups: str  # marks between its groups of digits, as part of a character class
+    point: str  # said for a decimal mark
     minus: str
     plus: str
-    dot: str
+    dot: str  # said in addresses and versions
     at: str
-    to: str
-    date: str
+    to: str  # said between the ends of a range
+    date: str  # order and mark of a date in digits, such as "mdy/"
     months: tuple[str, ...] = ()
-    scales: tuple[str, ...] = ()
-    years: frozenset[str] = frozenset()
-    number: str = ""
-    one: dict[str, str] = field(default_factory=dict)
-    joined: bool = False
-    units: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    scales: tuple[str, ...] = ()  # words such as "million" between a number and a currency
+    years: frozenset[str] = frozenset()  # words before a year; only for languages that do not say years as counts
+    number: str = ""  # said for "#" before a number
+    one: dict[str, str] = field(default_factory=dict)  # the number 1 before a noun, by the noun's gender "m" or "f"
+    joined: bool = False  # there is no blank between a number and its noun
+    units: dict[str, tuple[str, ...]] = field(default_factory=dict)  # as `units_of` returns them
 
     # ---------------------------------------------------------------- numbers
 
@@ -110,7 +97,7 @@ class Spoken:
         """Units written as words -> the gender, "m" or "f", that a number takes from them."""
         if not self.one or self.code == "en":
             return {}
-        found = {}
+        found: dict[str, str] = {}
         for forms in self.units.values():
             gender = "f" if forms[-1] == "f" else "m"
             found |= {form: gender for form in forms if form != "f" and " " not in form}
@@ -166,12 +153,8 @@ class Spoken:
         return words
 
     def money(self, value: str, sign: str, scale: str = "") -> str | None:
-        """An amount in a currency; None if neither num2words nor our table has that currency.
-
-        Args:
-            sign: such as "$" or "EUR".
-            scale: a word after the number, such as "million".
-        """
+        """An amount in a currency, whose sign is such as "$" or "EUR"; None if neither num2words nor our table has it.
+        `scale` is a word after the number, such as "million"."""
         currency = _SIGNS.get(sign, sign)
         whole, _, cents = value.partition(".")
         plural = self._plural(currency)
@@ -230,11 +213,7 @@ class Spoken:
         return f"{said} {link}{name}{behind}"
 
     def at_time(self, hour: str, minute: str, half: str = "") -> str:
-        """A time in words.
-
-        Args:
-            half: "AM", "PM" or nothing.
-        """
+        """A time in words. `half` is "AM", "PM" or nothing."""
         hour, minutes = str(int(hour)), int(minute)
         hours = self.cardinal(hour)
         if self.code == "en":
@@ -274,68 +253,53 @@ def _words(words: str) -> tuple[str, ...]:
     return tuple(words.split())
 
 
-LANGUAGES = {
+_TABLES = {
     "english": Spoken(
         "en", ".", ",", "point", "minus", "plus", "dot", "at", "to", "mdy/", _words(_EN.title()),
         _words("thousand million billion trillion"),
         frozenset(_words("in since until till year before after around circa during early late mid from q1 q2 q3 q4")),
-        "number", {"m": "one", "f": "one"}, units=units_of("english"),
+        "number", {"m": "one", "f": "one"},
     ),
     "german": Spoken(
         "de", ",", ". ", "Komma", "minus", "plus", "Punkt", "at", "bis", "dmy.", _words(_DE),
         _words("Tausend Million Millionen Milliarde Milliarden Billionen"),
         frozenset(_words("in seit bis jahr jahre jahres anno um vor nach ab von")),
-        "Nummer", {"m": "ein", "f": "eine"}, units=units_of("german"),
+        "Nummer", {"m": "ein", "f": "eine"},
     ),
     "french": Spoken(
         "fr", ",", ". ", "virgule", "moins", "plus", "point", "arobase", "à", "dmy/", _words(_FR),
         _words("million millions milliard milliards"), number="numéro", one={"m": "un", "f": "une"},
-        units=units_of("french"),
     ),
     "spanish": Spoken(
         "es", ",", ". ", "punto", "menos", "más", "punto", "arroba", "a", "dmy/", _words(_ES),
-        _words("millón millones"), number="número", one={"m": "un", "f": "una"}, units=units_of("spanish"),
+        _words("millón millones"), number="número", one={"m": "un", "f": "una"},
     ),
     "italian": Spoken(
         "it", ",", ". ", "virgola", "meno", "più", "punto", "chiocciola", "a", "dmy/", _words(_IT),
         _words("milione milioni miliardo miliardi"), number="numero", one={"m": "un", "f": "una"},
-        units=units_of("italian"),
     ),
     "portuguese": Spoken(
         "pt", ",", ". ", "vírgula", "menos", "mais", "ponto", "arroba", "a", "dmy/", _words(_PT),
         _words("milhão milhões bilhão bilhões"), number="número", one={"m": "um", "f": "uma"},
-        units=units_of("portuguese"),
     ),
     "russian": Spoken(
         "ru", ",", " ", "запятая", "минус", "плюс", "точка", "собака", "до", "dmy.", _words(_RU), number="номер",
-        one={"m": "один", "f": "одна"}, units=units_of("russian"),
+        one={"m": "один", "f": "одна"},
     ),
-    "chinese": Spoken(
-        "", ".", ",", "点", "负", "加", "点", "艾特", "到", "ymd/", joined=True,
-        units=units_of("chinese"),
-    ),
+    "chinese": Spoken("", ".", ",", "点", "负", "加", "点", "艾特", "到", "ymd/", joined=True),
     "japanese": Spoken(
-        "ja", ".", ",", "点", "マイナス", "プラス", "ドット", "アットマーク", "から", "ymd/", joined=True,
-        units=units_of("japanese"),
+        "ja", ".", ",", "点", "マイナス", "プラス", "ドット", "アットマーク", "から", "ymd/",
+        joined=True,
     ),
-    "korean": Spoken(
-        "ko", ".", ",", "점", "마이너스 ", "플러스", "점", "골뱅이", "에서", "ymd/", joined=True,
-        units=units_of("korean"),
-    ),
+    "korean": Spoken("ko", ".", ",", "점", "마이너스 ", "플러스", "점", "골뱅이", "에서", "ymd/", joined=True),
 }  # fmt: skip
+LANGUAGES = {name: replace(spoken, units=units_of(name)) for name, spoken in _TABLES.items()}
 """By the names of checkpoint/languages.py."""
 
 
 def language_name(language: str | None) -> str | None:
-    """The name that checkpoint/languages.py has for a language.
-
-    Args:
-        language: a name, or a code with or without a region: "german", "de", "de-AT". A dialect such as
-            "sichuan_dialect" is Chinese.
-
-    Returns:
-        The name; None for None, "auto" and unknown languages.
-    """
+    """The name that checkpoint/languages.py has for a language, or for a code with or without a region: "german", "de",
+    "de-AT". A dialect such as "sichuan_dialect" is Chinese. None for None, "auto" and unknown languages."""
     name = (language or "").lower()
     if name.endswith("_dialect"):
         return "chinese"

@@ -1,11 +1,14 @@
 """SpokenText: a text that has passed the front end, and the silence around it."""
 
+from dataclasses import dataclass
+
 from qwen_megakernel.errors import NoWordsError, TextError
 from qwen_megakernel.text.front_end import Reading, TextFrontEnd
 from qwen_megakernel.text.pauses import Pause
 
 
-class SpokenText(str):
+@dataclass(frozen=True)
+class SpokenText:
     """Text to be spoken as it is.
 
     Attributes:
@@ -14,13 +17,20 @@ class SpokenText(str):
         begins_at_pause: the silence before it follows other speech.
     """
 
+    text: str = ""
     before_s: float = 0.0
     after_s: float = 0.0
     ends_at_pause: bool = False
     begins_at_pause: bool = False
 
+    def __str__(self) -> str:
+        return self.text
 
-def spoken_text(front_end: TextFrontEnd, text: str) -> SpokenText:
+    def __len__(self) -> int:
+        return len(self.text)
+
+
+def spoken_text(front_end: TextFrontEnd, text: str | SpokenText) -> SpokenText:
     """The spoken form of a whole text that must be one utterance.
 
     Raises:
@@ -39,7 +49,7 @@ def spoken_text(front_end: TextFrontEnd, text: str) -> SpokenText:
     return first
 
 
-def spoken_texts(front_end: TextFrontEnd, text: str, reading: Reading | None = None) -> list[SpokenText]:
+def spoken_texts(front_end: TextFrontEnd, text: str | SpokenText, reading: Reading | None = None) -> list[SpokenText]:
     """The spoken form of a whole text: one text, or several with pauses between.
 
     Args:
@@ -47,7 +57,7 @@ def spoken_texts(front_end: TextFrontEnd, text: str, reading: Reading | None = N
 
     Raises:
         NoWordsError: nothing is left to speak.
-        TextError: a pause is malformed (`split_pauses`).
+        TextError: a pause is malformed (`PauseStream`).
     """
     if isinstance(text, SpokenText):
         return [text]
@@ -62,26 +72,24 @@ def spoken_texts(front_end: TextFrontEnd, text: str, reading: Reading | None = N
 
 def _around_pauses(parts: list[str | Pause]) -> list[SpokenText]:
     """What a front end made of a text, with the silence around each text. Empty if there is nothing to speak."""
-    said: list[SpokenText] = []
+    texts: list[tuple[str, float]] = []  # each with the pause before it
     pause_s = 0.0
     for part in parts:
         if isinstance(part, Pause):
             pause_s += part.seconds
         elif part.strip():
-            said.append(SpokenText(part))
-            said[-1].before_s, pause_s = pause_s, 0.0
-    if len(said) > 1 or pause_s or said and said[0].before_s:
-        said = [_without_blanks(one) for one in said]
-    if not said:
-        return []
-    for one, following in zip(said, said[1:], strict=False):
-        one.ends_at_pause = following.begins_at_pause = following.before_s > 0
-    said[-1].after_s, said[-1].ends_at_pause = pause_s, pause_s > 0
-    return said
-
-
-def _without_blanks(text: SpokenText) -> SpokenText:
-    """Strip white space, which means nothing next to a pause."""
-    stripped = SpokenText(text.strip())
-    stripped.before_s = text.before_s
-    return stripped
+            texts.append((part, pause_s))
+            pause_s = 0.0
+    if len(texts) > 1 or pause_s or texts and texts[0][1]:  # white space means nothing next to a pause
+        texts = [(text.strip(), before_s) for text, before_s in texts]
+    gaps = [*(before_s for _, before_s in texts), pause_s]
+    return [
+        SpokenText(
+            text,
+            before_s,
+            after_s=pause_s if n == len(texts) else 0.0,
+            ends_at_pause=gaps[n] > 0,
+            begins_at_pause=n > 1 and before_s > 0,
+        )
+        for n, (text, before_s) in enumerate(texts, 1)
+    ]

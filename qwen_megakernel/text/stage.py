@@ -1,5 +1,6 @@
 """The base of every step over text in pieces. It reads character by character, so that cuts cannot matter."""
 
+import re
 from abc import ABC, abstractmethod
 
 LONGEST_HELD = 2000
@@ -7,6 +8,8 @@ LONGEST_HELD = 2000
 
 FIRST_MARK = "\U00100000"
 """Private-use characters from here on stand for something other than text, such as a pause. Steps let them through."""
+
+_CJK = re.compile("[\u3001-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff01-\uff9f\U00020000-\U000323af]")
 
 
 class Stage(ABC):
@@ -42,11 +45,4 @@ def is_mark(character: str) -> bool:
 
 def is_cjk(character: str) -> bool:
     """Is it a Chinese or Japanese letter or mark? There are no blanks between these."""
-    return (
-        "\u3001" <= character <= "\u30ff"
-        or "\u3400" <= character <= "\u4dbf"
-        or "\u4e00" <= character <= "\u9fff"
-        or "\uf900" <= character <= "\ufaff"
-        or "\uff01" <= character <= "\uff9f"
-        or "\U00020000" <= character <= "\U000323af"
-    )
+    return _CJK.match(character) is not None

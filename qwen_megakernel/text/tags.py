@@ -40,7 +40,8 @@ class Tags(Stage):
         if self._until:
             self._tail = (self._tail + character)[-32:]
             if self._until.search(self._tail):
-                self._until, self._tail = None, ""
+                self._until = None
+                self._tail = ""
             return ""
         begins = character == "<" or (character == "&" and not self._held.startswith("<"))
         if begins or not self._held or is_mark(character):
@@ -52,7 +53,8 @@ class Tags(Stage):
     def _in_tag(self) -> str:
         held = self._held
         if held == "<!--":
-            self._held, self._until = "", re.compile("-->$")
+            self._held = ""
+            self._until = re.compile("-->$")
         elif len(held) > LONGEST_HELD or not _MAY_BE_TAG.fullmatch(held):
             return self.end()
         elif held[-1] == ">":

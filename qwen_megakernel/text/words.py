@@ -33,7 +33,8 @@ class Words(Stage):
         self._numbers = Numbers(spoken) if spoken else None
         self._word = ""
         self._phrase: list[str] = []  # a number's words; more may follow
-        self._before, self._begins = "", True  # the word before; does a line begin?
+        self._before = ""  # the word before
+        self._begins = True  # does a line begin?
 
     def feed(self, character: str) -> str:
         if character == " ":
@@ -41,7 +42,8 @@ class Words(Stage):
         if character == "\n" or is_mark(character) or is_cjk(character):
             blank = " " if is_cjk(character) and not self._word else ""  # it came behind the phrase
             given = self._end_word("") + self._end_phrase(blank) + character
-            self._before, self._begins = "", not is_cjk(character)
+            self._before = ""
+            self._begins = not is_cjk(character)
             return given
         self._word += character
         if len(self._word) > LONGEST_WORD:
@@ -88,15 +90,17 @@ class Words(Stage):
         return given + self._give(word, blank)
 
     def _give(self, word: str, blank: str) -> str:
-        self._before, self._begins = word.strip(_OPENING), False
+        self._before = word.strip(_OPENING)
+        self._begins = False
         return word + blank
 
     def _end_phrase(self, blank: str) -> str:
-        if not self._phrase:
+        if not self._phrase or not self._numbers:
             return ""
         phrase, self._phrase = " ".join(self._phrase), []
         said = self._numbers.read(phrase, self._before, self._begins)
-        self._before, self._begins = phrase.rpartition(" ")[2], False
+        self._before = phrase.rpartition(" ")[2]
+        self._begins = False
         return said + blank
 
     def _told(self, word: str) -> tuple[str, bool]:

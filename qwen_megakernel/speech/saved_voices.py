@@ -7,11 +7,12 @@ import re
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
-from qwen_megakernel.engine.engine import TTSEngine
 from qwen_megakernel.errors import AudioError, RequestError, TTSError, VoiceError
 from qwen_megakernel.model.voice import Voice
+from qwen_megakernel.speech.engine import TTSEngine
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +70,10 @@ class SavedVoices:
         def keep(voice: Voice) -> None:
             if self._folder:
                 path = self._files.get(name, self._folder / f"{name}.safetensors")
-                _save(voice, path)
+                part = path.with_name(f".{path.name}.part")  # not a voice's file name: a crash leaves no broken voice
+                with _told("kept"):
+                    voice.save(part)
+                    part.replace(path)
                 self._files[name] = path
             self.by_name[name] = voice
 
@@ -93,11 +97,11 @@ class SavedVoices:
         """
         if name in self._being_made:
             raise VoiceError(f"the voice {name!r} is being replaced: try again once that is done")
-        path = self._files.get(name)
 
         def delete() -> None:
-            if path:
-                _unlink(path)
+            if path := self._files.get(name):
+                with _told("deleted"):
+                    path.unlink(missing_ok=True)
             self.by_name.pop(name, None)
             self._files.pop(name, None)
 
@@ -134,22 +138,13 @@ def _create(engine: TTSEngine, recording: str | bytes, text: str | None) -> Voic
             raise AudioError(str(error).replace(file.name, "the recording")) from None
 
 
-def _save(voice: Voice, path: Path) -> None:
-    part = path.with_name(f".{path.name}.part")  # not a voice's file name: a crash leaves no broken voice
+@contextmanager
+def _told(done: str) -> Iterator[None]:
     try:
-        voice.save(part)
-        part.replace(path)
+        yield
     except (VoiceError, OSError) as error:  # the server's fault, not the client's
-        log.error("a voice could not be kept: %s", error)
-        raise TTSError("the voice could not be kept; the server's log says why") from None
-
-
-def _unlink(path: Path) -> None:
-    try:
-        path.unlink(missing_ok=True)
-    except OSError as error:
-        log.error("a voice could not be deleted: %s", error)
-        raise TTSError("the voice could not be deleted; the server's log says why") from None
+        log.error("a voice could not be %s: %s", done, error)
+        raise TTSError(f"the voice could not be {done}; the server's log says why") from None
 
 
 def _decode_base64(text: str) -> Iterator[bytes]:

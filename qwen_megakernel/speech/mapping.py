@@ -3,16 +3,35 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol, Unpack, cast
 
 from qwen_megakernel.engine.audio import Audio
-from qwen_megakernel.engine.jobs import Job, run_jobs
-from qwen_megakernel.engine.request import RequestOptions
-from qwen_megakernel.engine.retries import attempts
 from qwen_megakernel.engine.utterance import Utterance
 from qwen_megakernel.errors import EngineClosed, RequestError, TextError, TTSError
+from qwen_megakernel.speech.jobs import Job, run_jobs
+from qwen_megakernel.speech.options import RequestOptions
+from qwen_megakernel.speech.request import SpeechRequest
+from qwen_megakernel.speech.retries import attempts
+from qwen_megakernel.text.spoken_text import SpokenText
 
-_CHUNK = 8  # frames of a chunk; nobody listens before the end
+
+class Speaker(Protocol):
+    """What is needed of a `TTSEngine`."""
+
+    @property
+    def slots(self) -> int: ...
+
+    def request(self, **options: Unpack[RequestOptions]) -> SpeechRequest: ...
+
+    def begin(
+        self, text: str | SpokenText, request: SpeechRequest, *, on_end: Callable[[], None] | None = None
+    ) -> Utterance: ...
+
+    def count_retry(self) -> None: ...
+
+
+SILENTLY: RequestOptions = {"reproducible": True, "chunk_frames": 8}
+"""Options of speech that nobody listens to before its end."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,37 +56,26 @@ class Mapped:
         """
         if self.error:
             raise self.error
+        assert self._audio
         return self._audio
 
 
 def map_requests(
-    submit: Callable[..., Utterance],
-    requests: Iterable[str | Mapping[str, Any]],
-    options: RequestOptions,
-    *,
-    retries: int,
-    count_retry: Callable[[], None],
-    slots: int,
-    ordered: bool,
+    engine: Speaker, requests: Iterable[str | Mapping[str, Any]], options: RequestOptions, *, ordered: bool
 ) -> Iterator[Mapped]:
-    """See `TTSEngine.map`.
+    """See `TTSEngine.map`."""
 
-    Args:
-        submit, count_retry: the engine's.
-        retries: for requests that have none of their own.
-    """
-
-    def job(index: int, request: Any) -> Job[Mapped]:
+    def job(index: int, request: str | Mapping[str, Any]) -> Job[Mapped]:
         try:
             text, own = _parts(request)
-            often = own.pop("retries", retries)
-            return Mapped(index, _audio=(yield from say(submit, text, options | own, often, count_retry)))
+            merged = cast(RequestOptions, {**SILENTLY, **options, **own})
+            return Mapped(index, _audio=(yield from say(engine, text, engine.request(**merged))))
         except EngineClosed:
             raise
         except TTSError as error:
             return Mapped(index, error)
 
-    return run_jobs((job(*item) for item in enumerate(requests)), at_once=slots, ordered=ordered)
+    return run_jobs((job(*item) for item in enumerate(requests)), at_once=engine.slots, ordered=ordered)
 
 
 def _parts(request: Any) -> tuple[str, dict[str, Any]]:
@@ -76,43 +84,27 @@ def _parts(request: Any) -> tuple[str, dict[str, Any]]:
         return request, {}
     if not isinstance(request, Mapping):
         raise RequestError(f"a request is a text, or a mapping with 'text' and options, got {type(request).__name__}")
-    known = RequestOptions.__annotations__
-    for name in request:
-        if name not in ("text", "retries", *known):
-            raise RequestError(f"unknown option {name!r}; known: text, retries, {', '.join(known)}")
     if not isinstance(request.get("text"), str):
         raise TextError(f"text must be a string, got {type(request.get('text')).__name__}")
     return request["text"], {name: value for name, value in request.items() if name != "text"}
 
 
-def say(
-    submit: Callable[..., Utterance],
-    text: str,
-    request: RequestOptions,
-    retries: int,
-    count_retry: Callable[[], None],
-) -> Job[Audio]:
+def say(engine: Speaker, text: str | SpokenText, request: SpeechRequest) -> Job[Audio]:
     """Speak a whole utterance that nobody listens to meanwhile. If others have the engine's slots, it waits for one.
 
-    Args:
-        submit, count_retry: the engine's.
-        retries: as `TTSEngine.generate` takes it.
-
     Raises:
-        TTSError: as `submit` and `Utterance.result`, but for EngineBusy.
+        TTSError: as `TTSEngine.begin` and `Utterance.result`, but for EngineBusy.
     """
-    defaults: RequestOptions = {"reproducible": True, "chunk_frames": _CHUNK}
-    asked = attempts(defaults | request, retries, count_retry)
+    asked = attempts(request, engine.count_retry)
     request = next(asked)
     while True:
-        audio = yield partial(_begin, submit, text, request)
+        audio = yield partial(_begin, engine, text, request)
         try:
             request = asked.send(audio)
         except StopIteration as end:
-            return end.value
+            whole: Audio = end.value
+            return whole
 
 
-def _begin(
-    submit: Callable[..., Utterance], text: str, request: RequestOptions, ended: Callable[[], None]
-) -> Utterance:
-    return submit(text, on_end=ended, **request)
+def _begin(engine: Speaker, text: str | SpokenText, request: SpeechRequest, ended: Callable[[], None]) -> Utterance:
+    return engine.begin(text, request, on_end=ended)

@@ -4,15 +4,17 @@ import asyncio
 import gc
 import threading
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from qwen_megakernel.backend.select import select_device
 from qwen_megakernel.checkpoint.adapters import adapter_folders
 from qwen_megakernel.checkpoint.dtypes import dtype_of, vocoder_dtype_of
 from qwen_megakernel.checkpoint.fp8 import name_of, parts_of
 from qwen_megakernel.checkpoint.load import find_cached
-from qwen_megakernel.engine.engine import TTSEngine
+from qwen_megakernel.engine.options import EngineOptions
 from qwen_megakernel.model.voice import Voice
+from qwen_megakernel.speech.engine import TTSEngine
 
 _WARM_UP_TEXT = "Hello there."
 
@@ -30,12 +32,13 @@ class _SharedEngine:
         return not self.engine.exception() and self.engine.result().health()["status"] == "ok"
 
 
-_shared: dict[tuple, _SharedEngine] = {}  # by model and options: what the next `acquire` finds
+_Key = tuple[str, EngineOptions]
+_shared: dict[_Key, _SharedEngine] = {}  # by model and options: what the next `acquire` finds
 _used: set[_SharedEngine] = set()  # with at least one user; also a dead engine that was replaced
 _lock = threading.Lock()
 
 
-async def acquire(model: str, **options) -> TTSEngine:
+async def acquire(model: str, options: EngineOptions | None = None, **changes: Any) -> TTSEngine:
     """The process's engine for these arguments of `TTSEngine.load`. Every `acquire` needs a `release`.
 
     If nobody has it yet, or if it died, a thread loads it and warms it up with a real utterance. It then hides what is
@@ -45,19 +48,12 @@ async def acquire(model: str, **options) -> TTSEngine:
     Raises:
         TTSError: it cannot be loaded; the next `acquire` tries again.
     """
-    options = {n: v for n, v in options.items() if v is not None and (n, v) != ("backend", "auto")}
-    options["device"] = str(select_device(options.get("device")))
-    if "weights" in options:  # the same parts may be named in several ways
-        options["weights"] = name_of(parts_of(options["weights"]))
-    for name, normalised in (("dtype", dtype_of), ("vocoder_dtype", vocoder_dtype_of)):
-        if name in options:
-            options[name] = normalised(options[name])
-    options["adapters"] = adapter_folders(options.get("adapters", ()))
-    key = (str(find_cached(model) or model), *sorted((name, str(value)) for name, value in options.items()))
+    options = _normalised(replace(options or EngineOptions(), **changes))
+    key = (str(find_cached(model) or model), options)
     with _lock:
         shared = _shared.get(key)
         first = shared is None or not shared.usable
-        if first:
+        if shared is None or first:
             shared = _shared[key] = _SharedEngine(Future())
             _used.add(shared)
         shared.users += 1
@@ -76,6 +72,18 @@ async def release(engine: TTSEngine) -> None:
         found = [s for s in _used if s.engine.done() and not s.engine.exception() and s.engine.result() is engine]
     if found and (closing := _remove_user(found[0])):
         await asyncio.to_thread(closing.join)
+
+
+def _normalised(options: EngineOptions) -> EngineOptions:
+    """The same options for what means the same."""
+    return replace(
+        options,
+        device=str(select_device(options.device)),
+        weights=None if options.weights is None else name_of(parts_of(options.weights)),
+        dtype=None if options.dtype is None else dtype_of(options.dtype),
+        vocoder_dtype=vocoder_dtype_of(options.vocoder_dtype),
+        adapters=tuple(adapter_folders(options.adapters)),
+    )
 
 
 def _remove_user(shared: _SharedEngine) -> threading.Thread | None:
@@ -99,9 +107,9 @@ def _close(shared: _SharedEngine) -> None:
         shared.engine.result().close()
 
 
-def _load(key: tuple, shared: _SharedEngine, model: str, options: dict) -> None:
+def _load(key: _Key, shared: _SharedEngine, model: str, options: EngineOptions) -> None:
     try:
-        engine = TTSEngine.load(model, **options)
+        engine = TTSEngine.load(model, options)
         warm_up(engine)
     except BaseException as error:
         with _lock:

@@ -29,22 +29,20 @@ import torch
 from tqdm import tqdm
 
 from qwen_megakernel.backend.build import load_extension, why_no_build
-from qwen_megakernel.backend.verdicts import (
+from qwen_megakernel.errors import BackendError
+from qwen_megakernel.trust.verdicts import (
     MOST_BYTES,
     TRY_AGAIN,
     FramePart,
     Key,
     Part,
     Verdict,
-    frame_part,
     keep,
     lock_of,
+    part_of,
     read,
     record_of,
-    vocoder_part,
 )
-from qwen_megakernel.checkpoint.json_object import JsonObject
-from qwen_megakernel.errors import BackendError, CheckpointError
 
 log = logging.getLogger(__name__)
 
@@ -90,11 +88,11 @@ def decide(device: torch.device, size: str | None, fp8: Collection[str], *, may_
     except BackendError as error:
         return False, str(error)
     verdict = read(key) if key else None
-    if verdict is None and record is not None:
-        return True, str(record)
-    if verdict is None and (key is None or not may_check):
-        return True, "it can run here; the self-check at the first load decides"
     if verdict is None:
+        if record is not None:
+            return True, str(record)
+        if size is None or not may_check:
+            return True, "it can run here; the self-check at the first load decides"
         verdict = check(device, size, fp8, again=False)
     return verdict.frame.taken, str(verdict) if verdict.frame.taken else f"{verdict}; {TRY_AGAIN}"
 
@@ -178,28 +176,25 @@ class _Said:
         return self.vocoder is not None or self.unfinished is not None
 
     def hear(self, line: bytes, bar: tqdm) -> None:
-        """Take in a line. One that is not a JSON object comes from elsewhere, such as a library."""
+        """Take in a line. One of another form comes from elsewhere, such as a library."""
         try:
-            value = json.loads(line)
+            match json.loads(line):
+                case {"done": float(done), "what": str(what)}:
+                    self.begun |= done > 0
+                    bar.n = done
+                    bar.set_description_str(what)
+                case {"frame": frame}:
+                    self.frame = part_of(FramePart, frame, "frame")
+                case {"vocoder": vocoder}:
+                    self.vocoder = part_of(Part, vocoder, "vocoder")
+                case {"unfinished": str(why)}:
+                    self.unfinished = why
+                case _:
+                    raise ValueError
+        except BackendError as error:
+            self.unfinished = f"the output of its process cannot be read: the self-check: {error}"
         except (ValueError, RecursionError):
-            value = None
-        if not isinstance(value, dict):
             log.debug("the self-check's process also printed %r", line[:200])
-            return
-        js = JsonObject(value, "the self-check")
-        try:
-            if "done" in js:
-                bar.n = js.get("done", float)
-                self.begun |= bar.n > 0
-                bar.set_description_str(js.get("what", str))
-            elif "frame" in js:
-                self.frame = frame_part(js.child("frame"))
-            elif "vocoder" in js:
-                self.vocoder = vocoder_part(js.child("vocoder"))
-            elif "unfinished" in js:
-                self.unfinished = js.get("unfinished", str)
-        except CheckpointError as error:
-            self.unfinished = f"the output of its process cannot be read: {error}"
 
 
 def _run(argv: list[str]) -> tuple[_Said, str, bool]:
@@ -212,8 +207,9 @@ def _run(argv: list[str]) -> tuple[_Said, str, bool]:
     said, end = _Said(), time.monotonic() + TIME_LIMIT_S
     try:
         with tempfile.TemporaryFile() as errors:
-            pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": errors}
-            process = subprocess.Popen(argv, env=environment, **pipes)
+            process = subprocess.Popen(
+                argv, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors
+            )
             try:
                 in_time = _listen(process, said, end)
             finally:
@@ -225,19 +221,21 @@ def _run(argv: list[str]) -> tuple[_Said, str, bool]:
         return said, f"its process could not be started: {error}", False
 
 
-def _listen(process: subprocess.Popen, said: _Said, end: float) -> bool:
+def _listen(process: subprocess.Popen[bytes], said: _Said, end: float) -> bool:
     """Read the process's output until it ends. False: `end`, by time.monotonic, came first."""
     lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    out = process.stdout
+    assert out, "it is a pipe"
 
     def read_lines() -> None:
-        with process.stdout as out:
+        with out:
             while line := out.readline(MOST_BYTES):
                 lines.put(line)
         lines.put(b"")
 
     threading.Thread(target=read_lines, name="qwen_megakernel self-check", daemon=True).start()
-    style = {"bar_format": "{desc} {percentage:3.0f}%|{bar}| {elapsed}", "leave": False}
-    with tqdm(total=1.0, desc="self-check", disable=None, **style) as bar:  # None: in terminals only
+    form = "{desc} {percentage:3.0f}%|{bar}| {elapsed}"
+    with tqdm(total=1.0, desc="self-check", bar_format=form, leave=False, disable=None) as bar:  # None: in terminals
         while not said.complete:
             try:
                 line = lines.get(timeout=max(0.0, end - time.monotonic()))
@@ -254,7 +252,7 @@ def _listen(process: subprocess.Popen, said: _Said, end: float) -> bool:
     return False
 
 
-def _kill(process: subprocess.Popen) -> None:
+def _kill(process: subprocess.Popen[bytes]) -> None:
     """Kill the process. One whose GPU hangs may survive even that, so the wait for it is limited."""
     with contextlib.suppress(subprocess.TimeoutExpired):
         if process.poll() is None:

@@ -7,6 +7,7 @@ been made, never before.
 
 import re
 
+from qwen_megakernel.engine.runaway import is_syllable
 from qwen_megakernel.text.pauses import Pause, PauseStream
 from qwen_megakernel.text.silence import Silence
 
@@ -14,7 +15,6 @@ _CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uff66-\uff9f"
 # A word with what clings to it, or one Chinese or Japanese character with its marks.
 _WORD = re.compile(rf"[{_CJK}][^\w\s]*|[^\s{_CJK}]+")
 _UNSPACED = re.compile(rf"[{_CJK}]")
-_SYLLABLE = re.compile(rf"[{_CJK}\uac00-\ud7af]")  # Korean too, which sets its words apart
 _PAUSE = {",": 3, ";": 3, ":": 3, ".": 6, "!": 6, "?": 6, "，": 3, "、": 3, "。": 6, "！": 6, "？": 6}
 
 
@@ -26,11 +26,6 @@ def words_of(text: str) -> list[str]:
 def is_unspaced(text: str) -> bool:
     """Written without spaces between words?"""
     return bool(_UNSPACED.search(text))
-
-
-def is_syllable(character: str) -> bool:
-    """Is it Chinese, Japanese or Korean, where a character is a syllable or more?"""
-    return bool(_SYLLABLE.match(character))
 
 
 class _Unspoken(str):
@@ -48,7 +43,7 @@ def weight(word: str) -> float:
 class SpeechRate:
     """Seconds for a unit of `weight`: a guess at first, then what this voice took."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.seconds = 0.07
 
     def learn(self, weight: float, seconds: float) -> None:
@@ -65,7 +60,9 @@ class WordTimes:
             speed: how many times as fast the audio is.
             silence: of the text, if it is normalized: words that are left out take no time.
         """
-        self._rate, self._speed, self._silence = rate, speed, silence
+        self._rate = rate
+        self._speed = speed
+        self._silence = silence
         self._open = ""  # text after the last whole word
         self._unspoken: list[bool] = []  # for each character of it
         self._pauses = PauseStream(refuse_other_tags=False, lenient=True)

@@ -39,8 +39,9 @@ Job = Generator[Begin, Any, Result]
 class _Open:
     """A job that has not ended."""
 
-    def __init__(self, job: Job[Result]):
-        self.job, self.future = job, Future[Result]()
+    def __init__(self, job: Job[Any]):
+        self.job = job
+        self.future: Future[Any] = Future()
         self.begin: Begin | None = None  # of what it waits for
         self.work: Work | None = None
         self.attempt: object = None  # to begin it
@@ -116,6 +117,7 @@ class JobRunner:
         one.attempt = object()
         ended = returns_at_once(partial(self._news.put, partial(self._ended, one, one.attempt)))
         try:
+            assert one.begin
             one.work = one.begin(ended)
         except EngineBusy:
             self._refused.append(one)
@@ -127,6 +129,7 @@ class JobRunner:
         if one.attempt is not attempt:  # beginning it failed, so the job went on already
             return
         try:
+            assert one.work
             result = one.work.result()
         except EngineBusy:  # it has waited too long for a slot
             one.work = None

@@ -8,6 +8,7 @@ import contextlib
 import hashlib
 import json
 import logging
+import math
 import os
 import re
 import threading
@@ -15,16 +16,17 @@ import time
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any, TypeVar, get_type_hints
 
 import torch
+from torch import device as Device
 
 from qwen_megakernel.backend import build
 from qwen_megakernel.backend.sizes import DIMS
-from qwen_megakernel.backend.targets import capability
+from qwen_megakernel.backend.targets import capability, target_of
 from qwen_megakernel.checkpoint.config import ModelConfig
 from qwen_megakernel.checkpoint.fp8 import name_of
-from qwen_megakernel.checkpoint.json_object import JsonObject
-from qwen_megakernel.errors import CheckpointError
+from qwen_megakernel.errors import BackendError
 
 log = logging.getLogger(__name__)
 
@@ -103,19 +105,22 @@ class Key:
     weights: str
 
     @classmethod
-    def of(cls, device: torch.device, size: str, fp8: Collection[str]) -> "Key":
+    def of(cls, device: Device, size: str, fp8: Collection[str]) -> "Key":
         """The key of a CUDA device that the kernel can be compiled for (`why_no_build`).
 
         Raises:
             BackendError: the kernel's sources are missing.
         """
-        properties, name = torch.cuda.get_device_properties(device), name_of(frozenset(fp8))
+        properties = torch.cuda.get_device_properties(device)
+        name = name_of(frozenset(fp8))
+        target = target_of(device)
+        assert target, "`why_no_build` has found one"
         return cls(
             card=properties.name,
             multiprocessors=properties.multi_processor_count,
             driver=".".join(map(str, build.driver_version() or ("none",))),
             torch=torch.__version__,
-            build=build.cache_folder(build.target_of(device), fp8).name,
+            build=build.cache_folder(target, fp8).name,
             size=size,
             weights=name if isinstance(name, str) else ",".join(name),
         )
@@ -144,12 +149,14 @@ class Part:
     @property
     def taken(self) -> bool:
         """Does "auto" take it: is it right, and faster than PyTorch?"""
-        return self.correct and None not in (self.kernel_ms, self.torch_ms) and self.kernel_ms < self.torch_ms
+        if self.kernel_ms is None or self.torch_ms is None:
+            return False
+        return self.correct and self.kernel_ms < self.torch_ms
 
     def __str__(self) -> str:
         if not self.correct:
             return f"wrong: {self.reason}"
-        if None in (self.kernel_ms, self.torch_ms):
+        if self.kernel_ms is None or self.torch_ms is None:
             return self.reason
         verb = "faster" if self.taken else "not faster"
         return f"correct, {verb} than PyTorch: a frame takes {self.kernel_ms:.2f} ms, PyTorch's {self.torch_ms:.2f} ms"
@@ -168,6 +175,9 @@ class FramePart(Part):
     def __str__(self) -> str:
         ratio = "" if self.error_ratio is None else f", its error is {self.error_ratio:.2f} times PyTorch bf16's"
         return f"{super().__str__()} ({self.launches:,} launches{ratio})"
+
+
+AnyPart = TypeVar("AnyPart", bound=Part)
 
 
 @dataclass(frozen=True)
@@ -198,31 +208,28 @@ class Verdict:
             return f"the self-check on this {where} could not be finished: {reason}"
         return f"self-check on this {where}: kernel {self.frame}; vocoder {self.vocoder}"
 
-    def to_json(self) -> dict:
+    def to_json(self) -> dict[str, Any]:
         """The form that is kept, and that `from_json` takes."""
         return {"key": asdict(self.key), "frame": asdict(self.frame), "vocoder": asdict(self.vocoder)}
 
     @classmethod
-    def from_json(cls, js: JsonObject, key: Key) -> "Verdict":
-        """Raises CheckpointError: it belongs to another key, or something is missing or wrong."""
-        if js.child("key").raw != asdict(key):
-            raise CheckpointError(f"{js.where}: it is for another card, driver, torch or build")
-        return cls(key, frame_part(js.child("frame")), vocoder_part(js.child("vocoder")))
+    def from_json(cls, value: object, key: Key) -> "Verdict":
+        """Raises BackendError: it belongs to another key, or something is missing or wrong."""
+        if not isinstance(value, dict) or value.get("key") != asdict(key):
+            raise BackendError("it is for another card, driver, torch or build")
+        return cls(key, part_of(FramePart, value.get("frame"), "frame"), part_of(Part, value.get("vocoder"), "vocoder"))
 
 
-def vocoder_part(js: JsonObject) -> Part:
-    """Raises CheckpointError: something is missing or wrong."""
-    return Part(js.get("correct", bool), js.get("reason", str), *(_milliseconds(js, n) for n in ("kernel", "torch")))
-
-
-def frame_part(js: JsonObject) -> FramePart:
-    """Raises CheckpointError: something is missing or wrong."""
-    launches, ratio = js.size("launches", least=0), js.get("error_ratio", float, None)
-    return FramePart(**asdict(vocoder_part(js)), launches=launches, error_ratio=ratio)
-
-
-def _milliseconds(js: JsonObject, of: str) -> float | None:
-    return js.get(f"{of}_ms", float, None)
+def part_of(kind: type[AnyPart], value: object, name: str) -> AnyPart:
+    """A part from JSON. Raises BackendError: something is missing or wrong."""
+    if not isinstance(value, dict):
+        raise BackendError(f"{name} is {value!r}")
+    kinds = get_type_hints(kind)
+    figures: dict[str, Any] = {field: value.get(field) for field in kinds}
+    for field, figure in figures.items():
+        if not isinstance(figure, kinds[field]) or (isinstance(figure, float) and not math.isfinite(figure)):
+            raise BackendError(f"{name}: {field} is {figure!r}")
+    return kind(**figures)
 
 
 # ---------------------------------------------------------------- files
@@ -248,11 +255,11 @@ def read(key: Key) -> Verdict | None:
         with path.open("rb") as file:
             text = file.read(MOST_BYTES + 1)
         if len(text) > MOST_BYTES:
-            raise CheckpointError(f"{path}: longer than {MOST_BYTES} bytes")
-        return Verdict.from_json(JsonObject(json.loads(text), str(path)), key)
+            raise BackendError(f"it is longer than {MOST_BYTES} bytes")
+        return Verdict.from_json(json.loads(text), key)
     except FileNotFoundError:
         return None
-    except (CheckpointError, ValueError, RecursionError, OSError) as error:
+    except (BackendError, ValueError, RecursionError, OSError) as error:
         log.warning("the verdict %s cannot be used and is ignored: %s", path, error)
         return None
 
@@ -291,9 +298,9 @@ def _write(path: Path, text: str) -> None:
 
 def void(key: Key, reason: str) -> None:
     """Make "auto" take PyTorch from now on: set the kept verdict to wrong, or make one that says so."""
-    known = read(key)
-    frame = FramePart(False, reason) if known is None else replace(known.frame, correct=False, reason=reason)
-    vocoder = Part(False, reason) if known is None else replace(known.vocoder, correct=False, reason=reason)
+    known = read(key) or Verdict(key, FramePart(False, reason), Part(False, reason))
+    frame = replace(known.frame, correct=False, reason=reason)
+    vocoder = replace(known.vocoder, correct=False, reason=reason)
     verdict = Verdict(key, frame, vocoder)
     log.error("%s; backend='auto' takes PyTorch from now on; %s", verdict, TRY_AGAIN)
     keep(verdict)

@@ -1,0 +1,224 @@
+"""Encoders: samples -> an audio format, as a file, or as bytes while speech is made.
+
+FFmpeg (PyAV, extra [serve]) makes MPEG-4 and the streams of mp3, opus and aac. libsndfile makes the rest.
+"""
+
+import io
+from collections.abc import Sequence
+from fractions import Fraction
+from importlib.util import find_spec
+from itertools import pairwise
+from typing import Literal, Protocol
+
+import numpy as np
+import soundfile
+
+from qwen_megakernel.model.pcm import pcm16, wav_header
+
+MEDIA = {
+    "mp3": "audio/mpeg",
+    "opus": "audio/ogg",
+    "aac": "audio/aac",
+    "flac": "audio/flac",
+    "wav": "audio/wav",
+    "pcm": "audio/pcm",
+}
+"""Name of a stream's format -> its media type."""
+
+FORMATS = {
+    ".wav": ("WAV", "PCM_16"),
+    ".mp3": ("MP3", "MPEG_LAYER_III"),
+    ".flac": ("FLAC", "PCM_16"),
+    ".ogg": ("OGG", "VORBIS"),
+    ".opus": ("OGG", "OPUS"),
+}
+"""Ending of a file's name -> libsndfile's names of format and coding."""
+
+MPEG4 = (".m4a", ".m4b")
+"""Endings of MPEG-4 files: AAC with chapter marks."""
+
+ENDINGS = (*FORMATS, *MPEG4)
+"""The endings of all files that can be written."""
+
+_NOW = {"flush_packets": "1"}  # else FFmpeg collects 32 KB before it writes anything
+_Codec = Literal["libmp3lame", "libopus", "aac"]
+_FFMPEG: dict[str, tuple[str, _Codec, int, dict[str, str]]] = {
+    # No Xing frame: it states the length, which is not known yet, and plays as 24 ms of silence.
+    "mp3": ("mp3", "libmp3lame", 96_000, _NOW | {"write_xing": "0", "id3v2_version": "0"}),
+    # One page for every packet of 20 ms (the option is in microseconds). The default is one second a page.
+    "opus": ("ogg", "libopus", 48_000, _NOW | {"page_duration": "20000"}),
+    "aac": ("adts", "aac", 96_000, _NOW),
+    **dict.fromkeys(MPEG4, ("ipod", "aac", 96_000, {})),
+}
+"""Stream's format or file's ending -> FFmpeg's muxer and codec, bits per second, the muxer's options."""
+
+
+class Target(Protocol):
+    """The binary file that an encoder writes to."""
+
+    def write(self, data: bytes, /) -> int: ...
+
+    def seek(self, offset: int, whence: int = 0, /) -> int: ...
+
+    def tell(self) -> int: ...
+
+    def seekable(self) -> bool: ...
+
+
+class Encoder(Protocol):
+    """Encodes one sound."""
+
+    def write(self, samples: np.ndarray) -> None:
+        """Append int16 [n], little-endian."""
+
+    def close(self) -> None:
+        """Complete the sound."""
+
+
+def missing(name: str) -> str | None:
+    """Why a stream's format, or a file's ending, is not available here, and what to do; None if it is available."""
+    if name not in _FFMPEG or find_spec("av"):
+        return None
+    where, instead = "in the checkout", "choose another format"
+    if name in MEDIA:
+        where, instead = "on the server", "ask for wav, pcm or flac"
+    return f"{name} needs the package av: {where}, pip install -e '.[serve]', or {instead}"
+
+
+def encoder(name: str, target: Target, rate: int, chapters: Sequence[tuple[int, str]] = ()) -> Encoder:
+    """A new encoder.
+
+    Args:
+        name: a stream's format of `MEDIA` or a file's ending of `ENDINGS`, and not `missing`.
+        rate: the sample rate in Hz.
+        chapters: first sample and title of each, for `MPEG4`. `close` reads them; they come while sound is written.
+    """
+    if name in _FFMPEG:
+        return _Ffmpeg(target, rate, chapters, *_FFMPEG[name])
+    if name in ("pcm", "wav", ".wav"):
+        return _Pcm(target, None if name == "pcm" else rate)
+    kind, coding = FORMATS[".flac" if name == "flac" else name]
+    sound: Encoder = soundfile.SoundFile(target, "w", rate, 1, coding, format=kind)
+    return sound
+
+
+class StreamEncoder:
+    """Makes the bytes of one utterance.
+
+    Attributes:
+        heavy: too much work for the thread of an event loop.
+        streams: bytes come out while samples go in. Otherwise all bytes come from `finish`.
+    """
+
+    def __init__(self, name: str, rate: int):
+        """
+        Args:
+            name: the format, one of `MEDIA`, and not `missing`.
+            rate: the sample rate in Hz.
+        """
+        self.heavy = name not in ("wav", "pcm")
+        self.streams = name != "flac"  # its header states the length, and many readers refuse a FLAC without it
+        self._sink = _Sink(whole=not self.streams)
+        self._encoder = encoder(name, self._sink, rate)
+
+    def encode(self, samples: np.ndarray) -> bytes:
+        """The bytes that are ready. `samples`: fp32 [n] in -1..1; values beyond are clipped."""
+        self._encoder.write(np.frombuffer(pcm16(samples), "<i2"))
+        return self._sink.take() if self.streams else b""
+
+    def finish(self) -> bytes:
+        """The rest of the sound. Nothing can be encoded afterwards."""
+        self._encoder.close()
+        return self._sink.take()
+
+
+class _Sink(io.BytesIO):
+    """Holds bytes until they are taken. It can seek only if they are taken as a whole."""
+
+    def __init__(self, *, whole: bool):
+        super().__init__()
+        self._whole = whole
+
+    def seekable(self) -> bool:
+        return self._whole
+
+    def take(self) -> bytes:
+        """What was written since the last call."""
+        taken = self.getvalue()
+        self.seek(0)
+        self.truncate()
+        return taken
+
+
+class _Pcm:
+    """PCM16, with or without WAV's header. libsndfile would make the same WAV in 20 steps. Each step gives other
+    threads a turn, of which a batch has many (docs/log.md, 2026-11-24)."""
+
+    def __init__(self, target: Target, wav_rate: int | None):
+        """
+        Args:
+            wav_rate: the sample rate for the header; None: no header.
+        """
+        self._target = target
+        self._wav_rate = wav_rate
+        self._samples = 0
+        if wav_rate is not None:
+            target.write(wav_header(wav_rate))
+
+    def write(self, samples: np.ndarray) -> None:
+        self._samples += len(samples)
+        self._target.write(samples.tobytes())
+
+    def close(self) -> None:
+        if self._wav_rate is not None and self._target.seekable():
+            self._target.seek(0)
+            self._target.write(wav_header(self._wav_rate, self._samples))
+
+
+class _Ffmpeg:
+    """A format that FFmpeg encodes."""
+
+    def __init__(
+        self,
+        target: Target,
+        rate: int,
+        chapters: Sequence[tuple[int, str]],
+        muxer: str,
+        codec: _Codec,
+        bits: int,
+        options: dict[str, str],
+    ):
+        import av  # imported here, because it loads FFmpeg, which other formats do not need
+
+        self._new_frame = av.AudioFrame.from_ndarray
+        self._container = av.open(target, "w", format=muxer, options=options)
+        self._stream = self._container.add_stream(codec, rate=rate, layout="mono")
+        self._stream.bit_rate = bits
+        self._rate = rate
+        self._chapters = chapters
+        self._samples = 0
+
+    def write(self, samples: np.ndarray) -> None:
+        if not len(samples):
+            return
+        frame = self._new_frame(samples[None], format="s16", layout="mono")
+        frame.sample_rate = self._rate
+        frame.pts = self._samples
+        self._samples += len(samples)
+        self._container.mux(self._stream.encode(frame))
+
+    def close(self) -> None:
+        if self._samples:
+            self._container.mux(self._stream.encode(None))
+        if self._chapters:
+            # The first chapter begins with the file, so that it includes the silence before its first sound. FFmpeg
+            # writes the marks at the end of the file; they are not known at its beginning.
+            starts = [0, *(start for start, _ in self._chapters[1:]), self._samples]
+            tick = Fraction(1, self._rate)
+            self._container.set_chapters(
+                [
+                    {"id": n, "start": first, "end": last, "time_base": tick, "metadata": {"title": title}}
+                    for n, ((_, title), (first, last)) in enumerate(zip(self._chapters, pairwise(starts), strict=True))
+                ]
+            )
+        self._container.close()

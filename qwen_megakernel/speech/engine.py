@@ -1,0 +1,464 @@
+"""TTSEngine: text in, PCM out, many voices at once.
+
+    options -> request -> submit -> prompt -> [the engine's thread: queue, slot, frames, vocoder] -> chunks -> result
+
+`generate` and `stream` call `submit`.
+"""
+
+import contextlib
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Unpack
+
+import torch
+
+from qwen_megakernel.backend.select import Backend
+from qwen_megakernel.checkpoint.fp8 import name_of
+from qwen_megakernel.checkpoint.load import Checkpoint
+from qwen_megakernel.engine.audio import Audio, Chunk, joined
+from qwen_megakernel.engine.core import EngineCore
+from qwen_megakernel.engine.options import EngineOptions, Need, memory_of, told_of_memory
+from qwen_megakernel.engine.sequence import SpeechSequence
+from qwen_megakernel.engine.snapshot import Snapshot, snapshot_of
+from qwen_megakernel.engine.utterance import ChunkStream, Utterance
+from qwen_megakernel.engine.warm_up import first_words, sustained
+from qwen_megakernel.errors import RequestError, TextError, TextTooLongError
+from qwen_megakernel.model.prompt import Prompt, PromptBuilder
+from qwen_megakernel.model.prompt_pieces import PromptPieces
+from qwen_megakernel.model.recording import RefAudio
+from qwen_megakernel.model.text import TextTokenizer
+from qwen_megakernel.model.turn_text import Turn
+from qwen_megakernel.model.voice import Voice, VoiceEncoder
+from qwen_megakernel.speech.mapping import Mapped, map_requests
+from qwen_megakernel.speech.options import RequestOptions
+from qwen_megakernel.speech.request import RequestChecker, SpeechRequest
+from qwen_megakernel.speech.retries import say_well
+from qwen_megakernel.text.front_end import Reading
+from qwen_megakernel.text.spoken_text import SpokenText, spoken_text, spoken_texts
+from qwen_megakernel.trust.selection import Selection
+
+
+class TTSEngine:
+    """Speaks with one checkpoint. Make it with `TTSEngine.load`; a context manager; thread-safe.
+
+    Attributes:
+        model: what it was loaded from: a folder, a hub id, or "demo".
+        config: the checkpoint's; variant: its "base", "custom_voice" or "voice_design".
+        tokens: text -> its ids, as `Tokens`; raises TextError. Any thread may call it.
+        speakers: what `speaker` may be (CustomVoice), in the checkpoint's order.
+        languages: names that `language` may have, "auto" first.
+        sample_rate: of everything it returns, in Hz.
+        max_positions: rows of one slot: the prompt's and one per frame.
+        backend: "torch" or "megakernel".
+        weights: as `load` takes them; "bf16" if none is FP8, whatever `dtype` is.
+        memory: bytes on the device by part; the text's embeddings are on the host.
+        threads: CPU threads that PyTorch computes with; None on a GPU.
+    """
+
+    def __init__(self, model: str, checkpoint: Checkpoint, backend: Backend, options: EngineOptions | None = None):
+        """An engine over a checkpoint and a backend of one's own. `load` is the usual way.
+
+        Args:
+            model: its name, for messages.
+            backend: its `load` and `spare` are called; also its `void`, if not None, once the kernels are given up.
+            options: None: `EngineOptions()`. With `fallback`, `backend.spare()` takes over once the kernels are given
+                up (failures.py).
+        """
+        options, config = options or EngineOptions(), checkpoint.config
+        tokenizer = TextTokenizer(checkpoint.folder, config.talker.text_vocab_size)
+        self._options = options
+        self._checkpoint = checkpoint
+        self.config = config
+        self.model = model
+        self._backend = backend.name
+        self.variant = config.variant
+        self._need = Need.of(config, backend.dtype, backend.fp8, options)
+        with told_of_memory(model, backend.device, self._need, options):
+            loaded = backend.load(options.max_streams, options.max_positions)
+            self._prompts = PromptBuilder(config, tokenizer, loaded.embeddings, kept_voices=options.kept_voices)
+        self._requests = RequestChecker(checkpoint, self._prompts, allow_foreign_voice=options.allow_foreign_voice)
+        self.speakers = self._prompts.speakers
+        self.languages = self._prompts.languages
+        self.tokens = self._prompts.tokens
+        self.sample_rate = config.codec.sample_rate
+        self.max_positions = options.max_positions
+        self.weights = name_of(backend.fp8)
+        self.memory = memory_of(loaded, config.talker.stack, backend.dtype, options)
+        self.threads = loaded.cpu.threads if loaded.cpu else None
+        self._width = loaded.decoder.width
+        self._voice_encoder = VoiceEncoder(checkpoint)
+        spare = backend.spare() if options.fallback else None
+        self._has_spare = spare is not None
+        self._core = EngineCore(
+            loaded,
+            sample_rate=self.sample_rate,
+            device=backend.device,
+            limits=options,
+            spare=partial(spare.load, options.max_streams, options.max_positions) if spare else None,
+            void=backend.void,
+        )
+        self._core.start()
+        weakref.finalize(self, self._core.stop).atexit = False  # dropped without close(): the threads end too
+
+    @classmethod
+    def load(cls, model: str | Path, options: EngineOptions | None = None, **changes: Any) -> "TTSEngine":
+        """Load a checkpoint and start the engine's threads.
+
+        Args:
+            model: a folder, a hub id (downloaded), or "demo" (bundled, a tiny English voice).
+            options: None: `EngineOptions()`.
+            **changes: fields of `EngineOptions`, such as `max_streams=32`; they replace those of `options`.
+
+        Raises:
+            CheckpointError: see `Checkpoint.open`.
+            BackendError: backend, device, dtype or sizes cannot be used here.
+            OutOfMemoryError: model and slots do not fit; the message names the setting to lower.
+            TypeError: there is no such option.
+        """
+        options = replace(options or EngineOptions(), **changes)
+        # Refuse what cannot run before looking for a checkpoint.
+        selection = Selection(
+            options.backend, options.device, options.dtype, options.weights, options.vocoder_dtype, options.threads
+        )
+        checkpoint = Checkpoint.open(model, options.adapters)
+        chosen = selection.choose(checkpoint)
+        if options.backend == "auto" and chosen.void is not None:
+            options = replace(options, fallback="torch")
+        engine = cls(str(model), checkpoint, chosen, options)
+        if chosen.device.type == "cuda":
+            engine._warm_up(chosen.device)
+        return engine
+
+    def _warm_up(self, device: torch.device) -> None:
+        """Say a short utterance, so that the first caller does not pay for what is made at first use. Keep no trace."""
+        request: dict[str, Any] = {"voice": self.placeholder_voice(), "runaway_guard": False}
+        try:
+            with told_of_memory(self.model, device, self._need, self._options), contextlib.suppress(TextTooLongError):
+                first_words(self.generate, request, again=self._has_spare)  # too long for the smallest slots
+                if self._width > 1:
+                    at_once = min(self._core.slots, 3 * self._width)
+                    self._core.admission.sustain(sustained(self.submit, request, at_once))
+        except BaseException:
+            self.close()
+            raise
+        self._prompts.forget()
+        self._core.forget()
+        torch.cuda.empty_cache()  # what only loading needed
+
+    def placeholder_voice(self) -> Voice | None:
+        """A Base checkpoint's voice for speech that nobody hears, such as a warm-up. Others need none and get None."""
+        if self.variant != "base":
+            return None
+        return Voice.nobody(self.config.talker.stack.hidden_size, self._checkpoint.fingerprint)
+
+    # ------------------------------------------------------------ what it tells about itself
+
+    @property
+    def backend(self) -> str:
+        """ "megakernel" or "torch"."""
+        return "torch" if self._core.fell_back else self._backend
+
+    @property
+    def slots(self) -> int:
+        """How many utterances are spoken at once: `max_streams`, or fewer if the device sustains fewer."""
+        return self._core.admission.running_limit
+
+    def health(self) -> dict[str, Any]:
+        """The engine's state. `status` is "ok", "draining", "closed" or "dead" (then with `error`). Of `max_streams`,
+        `sustained` run at once for live listeners. `streams` utterances are open: of these, `running` have a slot and
+        `queued` wait for one. `backend` is the attribute."""
+        admission, slots = self._core.admission, self._core.loop.slots
+        status = (
+            "dead" if admission.fault else "closed" if admission.closed else "draining" if admission.draining else "ok"
+        )
+        health = {
+            "status": status,
+            "backend": self.backend,
+            "streams": len(admission.open),
+            "running": len(slots.running),
+            "queued": len(slots.waiting),
+            "max_streams": self._core.slots,
+            "sustained": admission.running_limit,
+        }
+        return health | ({"error": repr(admission.fault)} if admission.fault else {})
+
+    def metrics(self) -> dict[str, int]:
+        """Counters since load and warm-up: utterances and frames. Utterances are counted by their end (eos, length,
+        runaway, cancelled, failed), runaways by their kind (runaway_repeats, _silence, _babble). Further: said again
+        (retries), refused by a full engine (busy), failed in the queue (timed_out), kernel_faults."""
+        return self._core.admission.counts
+
+    def reset_metrics(self) -> None:
+        """Set the counters of `metrics()` to 0, as after a warm-up. No utterance may be open."""
+        self._core.admission.forget()
+
+    def snapshot(self) -> Snapshot:
+        """What the engine holds at this moment, for tests and for finding leaks."""
+        return snapshot_of(self._core, self._prompts.kept_openings)
+
+    def count_retry(self) -> None:
+        """For `metrics()`: an utterance is said again."""
+        self._core.admission.tally("retries")
+
+    # ------------------------------------------------------------ what callers use
+
+    def request(self, **options: Unpack[RequestOptions]) -> SpeechRequest:
+        """How to speak, checked and with every default filled in. `begin`, `parts` and sessions take it.
+
+        Raises:
+            RequestError: the request cannot be served; errors.py has the kinds.
+        """
+        return self._requests.check(options)
+
+    def generate(self, text: str | SpokenText, **options: Unpack[RequestOptions]) -> Audio:
+        """Speak `text` and return the whole utterance. Takes what `submit` takes; the joined chunks of
+        `stream` are the same samples. With `retries`, speech that ends by "runaway" or "length" is said again, with the
+        next seed.
+        """
+        request = self.request(**options)
+        texts = spoken_texts(request.front_end, _whole(text))
+        return joined([say_well(partial(self._say, one), request, self.count_retry) for one in texts])
+
+    def _say(self, text: SpokenText, request: SpeechRequest) -> Audio:
+        utterance = self.begin(text, request)
+        try:
+            return utterance.result()
+        finally:
+            utterance.cancel()  # changes nothing once it has ended; an interrupted wait leaves nothing running
+
+    def stream(self, text: str | SpokenText, **options: Unpack[RequestOptions]) -> ChunkStream:
+        """Speak `text` and iterate over its chunks as they are made. Takes what `submit` takes."""
+        return ChunkStream(self.submit(_whole(text), **options))
+
+    def map(
+        self,
+        requests: Iterable[str | Mapping[str, Any]],
+        *,
+        ordered: bool = True,
+        **options: Unpack[RequestOptions],
+    ) -> Iterator[Mapped]:
+        """Speak many texts, as many at once as the engine has slots. It reads at most two requests a slot ahead.
+        Closing the iterator cancels open utterances.
+
+        Args:
+            requests: texts, or mappings with "text" and options.
+            ordered: results come in the order of the requests; otherwise as they are made.
+            **options: for requests that do not have them. Here `reproducible` is True by default.
+
+        Yields:
+            One `Mapped` a request. A request that failed yields its error; the others are spoken.
+
+        Raises:
+            EngineClosed: the engine was closed.
+        """
+        return map_requests(self, requests, options, ordered=ordered)
+
+    def submit(
+        self,
+        text: str | SpokenText | None = None,
+        on_chunk: Callable[[Chunk], None] | None = None,
+        *,
+        on_end: Callable[[], None] | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> Utterance:
+        """Queue an utterance and return at once. The prompt is built here, in the caller's thread. So a text that
+        cannot be spoken is refused before it takes a place.
+
+        Args:
+            text: what to say; None: it comes through `Utterance.push_text` and `end_text`.
+            on_chunk: called with every chunk, from this utterance's own thread: a slow callback delays no other
+                utterance. If it raises, or does not return within 30 s, this utterance alone fails with that error.
+            on_end: called once, after the last chunk, when `result()` has its answer. If it raises, that is logged.
+            **options: `RequestOptions` lists them; docs/options.md says more of each.
+
+        Raises:
+            RequestError: the request cannot be served; errors.py has the kinds. Running utterances go on.
+            TextTooLongError: the text needs more rows than a slot has; the message says how many, `pieces` cuts it.
+            EngineBusy: all slots and all places in the queue are taken.
+            EngineClosed: the engine was closed.
+        """
+        self._core.admission.check()  # a full engine refuses before any work is done
+        request = self.request(**options)
+        if request.retries:
+            raise RequestError("retries needs generate or map: what a listener has heard cannot be said again")
+        if text is None:
+            request = request.in_pieces()
+            if options.get("normalize", "off") != "off" or options.get("lexicon") is not None:
+                raise RequestError(
+                    "text in pieces is spoken as it is: leave normalize and lexicon out with text=None, and push what "
+                    "TextFrontEnd.stream() makes of the text"
+                )
+        return self.begin(text, request, on_chunk, on_end)
+
+    @torch.inference_mode()
+    def begin(
+        self,
+        text: str | SpokenText | None,
+        request: SpeechRequest,
+        on_chunk: Callable[[Chunk], None] | None = None,
+        on_end: Callable[[], None] | None = None,
+    ) -> Utterance:
+        """As `submit`, with a request of `request`. Text in pieces is spoken as it is, in the streaming layout."""
+        arrived = time.monotonic()
+        self._core.admission.check()
+        if not isinstance(text, str | SpokenText | None):
+            raise TextError(f"text must be a string, got {type(text).__name__}")
+        for name, callback in (("on_chunk", on_chunk), ("on_end", on_end)):
+            if callback is not None and not callable(callback):
+                raise RequestError(f"{name} must be callable, got {type(callback).__name__}")
+        with self._core.in_turn(None if text is None else str(text)):
+            spoken = None if text is None else spoken_text(request.front_end, text)
+            sequence = self._core.new_sequence(request.around(spoken or SpokenText()), on_chunk, on_end)
+            # If this thread is interrupted from here on, an utterance with open text is dropped, which frees its place.
+            utterance = Utterance(sequence, self._core, self)
+            if spoken is None:
+                self._begin_pieces(sequence)
+            else:
+                self._begin_whole(sequence, spoken.text, arrived)
+            self._core.start_callbacks(sequence)
+            sequence.text_open = spoken is None
+        return utterance
+
+    def _begin_whole(self, sequence: SpeechSequence, text: str, arrived: float) -> None:
+        sequence.arrived = sequence.stage_began = arrived
+        sequence.add_text(text)
+        tokens = self._prompts.tokens(text)
+        sequence.mark("tokenise")
+        request = sequence.request
+        with self._core.in_order():
+            prompt = self._prompts.build(
+                tokens,
+                request.conditioning,
+                non_streaming_mode=request.non_streaming_mode,
+                max_positions=self.max_positions,
+            )
+        sequence.mark("prompt")
+        self._core.admission.admit(sequence)
+        self._core.hand_over(sequence, prompt, text_complete=True)
+
+    def _begin_pieces(self, sequence: SpeechSequence) -> None:
+        with self._core.in_order():
+            sequence.pieces = PromptPieces(self._prompts, sequence.request.conditioning, self.max_positions)
+        self._core.admission.admit(sequence)
+
+    def check(self, **options: Unpack[RequestOptions]) -> None:
+        """Could a text be spoken like this?
+
+        Raises:
+            RequestError: as `submit` would.
+        """
+        self.request(**options)
+
+    def turn(self, request: SpeechRequest, reading: Reading | None = None) -> Turn:
+        """What cuts a text that comes in pieces into parts that fit a slot. With `max_frames` it cuts at pauses alone.
+
+        Args:
+            reading: of the text that this one continues.
+        """
+        fits = self._prompts.turn_text(request.conditioning, self.max_positions)
+        return Turn(request.front_end, None if request.capped else fits, reading)
+
+    def pieces(self, text: str | SpokenText, **options: Unpack[RequestOptions]) -> list[SpokenText]:
+        """Cut `text` at its pauses, and at sentence ends into pieces that each fit a slot with room for their speech.
+        What fits comes back whole, without white space around it. Takes what `submit` takes. `submit` speaks a piece as
+        it is, with the silence that belongs to it.
+
+        Raises:
+            RequestError: as `submit` would. TextTooLongError: instruct and reference leave no room for any text.
+                NoWordsError: there is nothing to speak.
+        """
+        return self.parts(text, self.request(**options))
+
+    @torch.inference_mode()
+    def parts(self, text: str | SpokenText, request: SpeechRequest, reading: Reading | None = None) -> list[SpokenText]:
+        """As `pieces`, with a request of `request`.
+
+        Args:
+            reading: of the text that this one continues, as the next sentence of a turn. None: a text of its own.
+        """
+        parts = []
+        for one in spoken_texts(request.front_end, _whole(text), reading):
+            cut = self._prompts.pieces(
+                one.text,
+                request.conditioning,
+                non_streaming_mode=request.non_streaming_mode,
+                max_positions=self.max_positions,
+            )
+            last = len(cut) - 1
+            parts += [
+                replace(
+                    one,
+                    text=piece,
+                    before_s=one.before_s if n == 0 else 0.0,
+                    begins_at_pause=one.begins_at_pause and n == 0,
+                    after_s=one.after_s if n == last else 0.0,
+                    ends_at_pause=one.ends_at_pause and n == last,
+                )
+                for n, piece in enumerate(cut)
+            ]
+        return parts
+
+    @torch.inference_mode()
+    def prompt(self, text: str, **options: Unpack[RequestOptions]) -> Prompt:
+        """The prompt that `text` would be spoken from, for comparisons; nothing is spoken. Takes what `submit` takes.
+
+        Raises:
+            RequestError: as `submit` would.
+        """
+        request = self.request(**options)
+        with self._core.in_order():
+            return self._prompts.build(
+                text,
+                request.conditioning,
+                non_streaming_mode=request.non_streaming_mode,
+                max_positions=self.max_positions,
+            )
+
+    def create_voice(
+        self, ref_audio: RefAudio | list[RefAudio], ref_text: str | None | list[str | None] = None, *, trim: bool = True
+    ) -> Voice:
+        """Make a voice from reference audio; needs a Base checkpoint. Runs in the caller's thread.
+
+        Args:
+            ref_audio: path, or (samples [n] or [n, channels], rate in Hz); 0.5 to 60 seconds. Or a list of up to 10
+                such recordings of one speaker, whose mean is the speaker vector.
+            ref_text: what the audio says. With it the reference itself leads the prompt (in-context cloning: closer,
+                but longer prompts); without it the speaker vector alone is used. With a list of recordings: what the
+                first one says, or a list with the text of one of them, None for the others.
+            trim: cut silence from both ends of a recording. The reference implementation does not.
+
+        Raises:
+            AudioError: the audio cannot be used; says why.
+            VoiceError: not a Base checkpoint, a blank ref_text, or more than one.
+        """
+        self._core.admission.check_open()
+        return self._voice_encoder.encode(ref_audio, ref_text, trim=trim)
+
+    def close(self, drain_s: float = 0.0) -> None:
+        """Take no more utterances, wait up to `drain_s` seconds for the open ones, and cancel the rest. Then stop the
+        threads and wait for them. Safe to call twice, and from a handler of SIGTERM."""
+        if drain_s > 0:
+            self._core.drain(drain_s)
+        self._core.stop()
+        self._core.join()
+
+    def __enter__(self) -> "TTSEngine":
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+
+def _whole(text: str | SpokenText | None) -> str | SpokenText:
+    """The text of a call that takes no pieces.
+
+    Raises:
+        TextError: it is None.
+    """
+    if text is None:
+        raise TextError("text must be a string; text that comes in pieces needs submit()")
+    return text

@@ -1,0 +1,259 @@
+"""The options of speech: one table. Every entrance takes, checks and documents what the table says.
+
+A row of `RequestOptions` is an option: its name, its type, and an `Option` with the rest. To add one, add a row, let
+`speech/request.py` act on it, and test it.
+
+This module imports no torch, because a server's client checks its options with it too.
+"""
+
+import numbers
+import reprlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
+from types import NoneType
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict, cast, get_args, get_type_hints
+
+from qwen_megakernel.checkpoint.config import SamplingParams
+from qwen_megakernel.errors import InstructError, LanguageError, RequestError, SpeakerError, SpeedError, TextError
+from qwen_megakernel.model.edges import LONGEST_S, TRIMS
+from qwen_megakernel.model.time_stretch import FASTEST, SLOWEST
+from qwen_megakernel.text.front_end import NORMALIZE
+from qwen_megakernel.text.lexicon import Lexicon
+from qwen_megakernel.text.pauses import LONGEST_PAUSE_S
+
+if TYPE_CHECKING:
+    from qwen_megakernel.model.voice import Voice
+else:
+    Voice = object  # its module needs torch
+
+COMMANDS = ("speak", "batch", "demo")
+CLIENTS = ("http", "socket", "stream")
+SERVERS = ("serve", "wyoming")
+BOTS = ("pipecat", "remote")
+ENTRANCES = ("python", *COMMANDS, "line", *CLIENTS, *SERVERS, *BOTS)
+"""`TTSEngine`'s methods; commands; a line that `batch` reads; the server's clients over HTTP, our socket and
+vLLM-Omni's; servers' commands, for what clients leave out; Pipecat's services, with the engine here or in a server."""
+
+CHUNK_SCHEDULE = (1, 2, 4, 8)
+"""Frames per chunk: the first sound after one frame, then larger portions; the last size repeats."""
+MOST_RETRIES = 100
+TRIM_TO_S = 0.05
+_MOST_SIZES, _MOST_CHUNK = 1000, 100_000
+MOST_TEXT = 2000  # characters of a string from a client
+
+
+def chunk_schedule(chunk_frames: Any, name: str = "chunk_frames") -> tuple[int, ...]:
+    """Frames per chunk, from one size or several. The last one repeats.
+
+    Raises:
+        RequestError: none or too many, or not integers of 1 to 100,000.
+    """
+    several = isinstance(chunk_frames, Sequence) and not isinstance(chunk_frames, (str, bytes))
+    sizes = tuple(chunk_frames) if several else (chunk_frames,)
+    if not 0 < len(sizes) <= _MOST_SIZES:
+        raise RequestError(f"{name} must name 1 to {_MOST_SIZES} sizes, got {len(sizes)}")
+    for size in sizes:
+        if isinstance(size, bool) or not isinstance(size, numbers.Integral) or not 1 <= int(size) <= _MOST_CHUNK:
+            wanted = f"an integer or a list of integers, each of 1 to {_MOST_CHUNK:,} frames"
+            raise RequestError(f"{name} must be {wanted}, got {reprlib.repr(size)}")
+    return tuple(int(size) for size in sizes)
+
+
+def _sizes(text: str) -> list[int]:
+    return [int(size) for size in text.split(",")]
+
+
+def _sampled(value: Any, name: str) -> Any:
+    return getattr(SamplingParams(**{name: value}), name)
+
+
+@dataclass(frozen=True)
+class Option:
+    """Attributes:
+    about: one line of help.
+    default: what None stands for, if it is not the checkpoint's.
+    least, most: the range of a number, in `unit`.
+    choices: the values of a string.
+    check: takes a value and its name, returns the checked value; None: the type, range and choices say what is right.
+    error: what a wrong value raises.
+    names: entrance -> the option's name there, if it has another.
+    without: entrance -> why it does not take the option.
+    words: a command line's words for the values.
+    load: on a command line the option names a file, or is written in a way of its own: makes the value of it.
+    name, kinds: `RequestOptions`' name and types.
+    """
+
+    about: str
+    default: Any = None
+    least: float | None = None
+    most: float | None = None
+    unit: str = ""
+    choices: tuple[str, ...] = ()
+    check: Callable[[Any, str], Any] | None = None
+    error: type[RequestError] = RequestError
+    names: Mapping[str, str] = field(default_factory=dict)
+    without: Mapping[str, str] = field(default_factory=dict)
+    words: Mapping[str, Any] = field(default_factory=dict)
+    load: Callable[[str], Any] | None = None
+    name: str = ""
+    kinds: tuple[type, ...] = ()
+
+    @property
+    def wanted(self) -> str:
+        """What a value must be, in words."""
+        if self.choices:
+            return f"one of {', '.join(self.choices)}"
+        kind = {str: "a string", int: "an integer", float: "a number", bool: "true or false"}[self.kinds[0]]
+        if self.most is not None:
+            return f"{kind} from {self.least:g} to {self.most:g} {self.unit}".rstrip()
+        return kind if self.least is None else f"{kind} of at least {self.least:g} {self.unit}".rstrip()
+
+    def checked(self, value: Any, name: str | None = None, most_text: int | None = None) -> Any:
+        """The value in its own type; None stays None.
+
+        Args:
+            name: what the caller calls the option.
+            most_text: the most characters of a string.
+
+        Raises:
+            RequestError: it is of another type, too long or out of range. `field` is the name.
+        """
+        if value is None:
+            return None
+        name = name or self.name
+        try:
+            if most_text is not None and isinstance(value, str) and len(value) > most_text:
+                raise self.error(f"{name} has {len(value)} characters, at most {most_text} are allowed")
+            if self.check:
+                return self.check(value, name)
+            kind = self.kinds[0]
+            wide = {int: numbers.Integral, float: numbers.Real}.get(kind, kind)
+            fits = isinstance(value, wide) and isinstance(value, bool) is (kind is bool)
+            fits = fits and (not self.choices or value in self.choices)
+            fits = fits and (self.least is None or value >= self.least) and (self.most is None or value <= self.most)
+            if not fits:
+                raise self.error(f"{name} must be {self.wanted}, got {reprlib.repr(value)}")
+            return value if kind is str else kind(value)
+        except RequestError as error:
+            error.field = name
+            raise
+
+
+def _without(*reasons: tuple[Iterable[str], str]) -> dict[str, str]:
+    return {entrance: why for entrances, why in reasons for entrance in entrances}
+
+
+def _a(kind: type, value: Any, name: str) -> Any:
+    if not isinstance(value, kind):
+        raise RequestError(f"{name} must be a {kind.__name__}, got {type(value).__name__}")
+    return value
+
+
+def _voice(value: Any, name: str) -> Any:
+    if not isinstance(value, str) and not hasattr(value, "speaker_embedding"):  # a `Voice`
+        raise SpeakerError(f"{name} must be a voice's name or a Voice, got {reprlib.repr(value)}")
+    return value
+
+
+_HEARD = (*CLIENTS[1:], *SERVERS, *BOTS)
+_NAMED = _without(((*CLIENTS, *SERVERS, *BOTS), "voice names a speaker too"))
+_RETRIES = _without((("demo", *_HEARD), "what a listener has heard cannot be said again"))
+_FILES = _without((("batch", "line"), "nobody listens while a file is made"))
+_LEXICON = _without((("line", *CLIENTS, "remote"), "the operator gives one: --lexicon"))
+_PAUSE = _without((ENTRANCES[1:], "write [pause 500ms] into the text"))
+_OURS = _without((ENTRANCES[1:], "the entrance decides it"))
+_FLAT = _without((ENTRANCES[1:], "its values are options of their own"))
+_MANNER = dict.fromkeys(CLIENTS, "instructions")
+_LAYOUT = dict.fromkeys((*COMMANDS, *SERVERS), "layout")
+_FRAMES = {"stream": "max_new_tokens"}
+_FIRST = {"stream": "initial_codec_chunk_frames"}
+_SIZES = "frames of 80 ms per chunk, one number or a schedule whose last number repeats; default: 1, 2, 4, 8, 8, ..."
+_WHOLE = "true: the model sees the whole text before it speaks; default: true, but false with a cloned voice"
+_SAMPLED = partial(Option, check=_sampled)
+
+
+class RequestOptions(TypedDict, total=False):
+    """How to say a text: the options of `TTSEngine.submit`. None is an option's default."""
+
+    speaker: Annotated[str | None, Option("a named speaker; default: the first", error=SpeakerError, without=_NAMED)]
+    voice: Annotated[Voice | str | None, Option("a saved voice, or a speaker", check=_voice)]
+    language: Annotated[str | None, Option("a name or code, such as en-US", "auto", error=LanguageError)]
+    instruct: Annotated[
+        str | None,
+        Option("how to say it, if the model heeds it", error=InstructError, names=_MANNER),
+    ]
+    seed: Annotated[int | None, _SAMPLED("the same text and seed give the same speech; default: a new one each time")]
+    temperature: Annotated[float | None, _SAMPLED("how freely codes are drawn; default: the checkpoint's")]
+    top_k: Annotated[int | None, _SAMPLED("draw from the k likeliest codes, 0: from all; default: the checkpoint's")]
+    top_p: Annotated[float | None, _SAMPLED("draw from codes of this total probability; default: the checkpoint's")]
+    repetition_penalty: Annotated[float | None, _SAMPLED("above 1: code 0 repeats less; default: the checkpoint's")]
+    sampling: Annotated[SamplingParams | None, Option("all of these", check=partial(_a, SamplingParams), without=_FLAT)]
+    speed: Annotated[float | None, Option("times as fast, at the same pitch", 1.0, SLOWEST, FASTEST, error=SpeedError)]
+    trim: Annotated[str | None, Option("where to cut silence", "none", choices=TRIMS)]
+    silence_s: Annotated[
+        float | None, Option("seconds of silence that trim leaves", TRIM_TO_S, 0, LONGEST_S, "seconds")
+    ]
+    normalize: Annotated[
+        str | None, Option("auto: digits, Markdown and links become words", "off", choices=NORMALIZE, error=TextError)
+    ]
+    lexicon: Annotated[
+        Lexicon | None,
+        Option("words with other spellings to read", check=partial(_a, Lexicon), load=Lexicon.load, without=_LEXICON),
+    ]
+    non_streaming_mode: Annotated[bool | None, Option(_WHOLE, names=_LAYOUT, words={"whole": True, "streaming": False})]
+    max_frames: Annotated[
+        int | None,
+        Option("at most so many frames of 80 ms; default: what fits", None, 1, names=_FRAMES),
+    ]
+    chunk_frames: Annotated[
+        int | Sequence[int] | None,
+        Option(_SIZES, None, 1, _MOST_CHUNK, check=chunk_schedule, load=_sizes, names=_FIRST, without=_FILES),
+    ]
+    retries: Annotated[
+        int | None, Option("how often to say it again if it ends badly", 0, 0, MOST_RETRIES, without=_RETRIES)
+    ]
+    pause_s: Annotated[
+        float | None, Option("seconds of silence before it", 0.0, 0, LONGEST_PAUSE_S, "seconds", without=_PAUSE)
+    ]
+    lenient: Annotated[bool | None, Option("leave out tags that cannot be followed", False, without=_OURS)]
+    runaway_guard: Annotated[bool | None, Option("end speech that does not end by itself", True, without=_OURS)]
+    reproducible: Annotated[bool | None, Option("samples depend on the request alone", False, without=_OURS)]
+
+
+@cache
+def table() -> dict[str, Option]:
+    """All options, by `RequestOptions`' names."""
+    rows = {}
+    for name, hint in get_type_hints(RequestOptions, include_extras=True).items():
+        kinds, option = get_args(hint)
+        rows[name] = replace(option, name=name, kinds=tuple(kind for kind in get_args(kinds) if kind is not NoneType))
+    return rows
+
+
+@cache
+def options_of(entrance: str) -> dict[str, Option]:
+    """The options that an entrance takes, by their names there."""
+    return {row.names.get(entrance, name): row for name, row in table().items() if entrance not in row.without}
+
+
+def read_options(given: Mapping[str, Any], entrance: str, *, also: Iterable[str] = ()) -> RequestOptions:
+    """What an entrance was given, checked as far as no model is needed, by `RequestOptions`' names. None is left out.
+
+    Args:
+        also: fields of the entrance that are no options, for a message.
+
+    Raises:
+        RequestError: an option that the entrance does not take, or a value of another type or out of range.
+    """
+    known = options_of(entrance)
+    read: dict[str, Any] = {}
+    for name, value in given.items():
+        row = known.get(name)
+        if row is None:
+            why = table()[name].without.get(entrance) if name in table() else None
+            wanted = why or f"known: {', '.join([*also, *known])}"
+            raise RequestError(f"unknown option {name[:40]!r}; {wanted}", field=name[:40])
+        if (checked := row.checked(value, name, MOST_TEXT if entrance in CLIENTS else None)) is not None:
+            read[row.name] = checked
+    return cast(RequestOptions, read)

@@ -1,0 +1,239 @@
+"""Parts: how an engine says one text, part after part. The parts of `SpeechSession` that compute.
+
+A text may outgrow a slot. It is then cut, mostly after a sentence (turn_text.py), and the engine says the parts one
+after the other. Text after a pause, and text that comes after the model has said end of speech, is a new part too.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+from qwen_megakernel.engine.audio import Audio, Chunk
+from qwen_megakernel.engine.utterance import Utterance
+from qwen_megakernel.errors import TextEndedError
+from qwen_megakernel.model.edges import silent_end_s
+from qwen_megakernel.model.text import check_unicode
+from qwen_megakernel.model.turn_text import Turn
+from qwen_megakernel.speech.engine import TTSEngine
+from qwen_megakernel.speech.request import SpeechRequest
+from qwen_megakernel.text.front_end import Reading
+from qwen_megakernel.text.pauses import Pause
+from qwen_megakernel.text.spoken_text import SpokenText
+
+CUT = ("length", "cancelled")
+"""Finish reasons after which no further part is said: it would not join what was heard."""
+
+
+@dataclass
+class _Part:
+    """A part of the text that is said later.
+
+    Attributes:
+        spoken: the part, if the text came whole; else `text` is the part so far.
+        pause_s: seconds of silence between this part and the one before.
+        ended: no more text of it will come.
+    """
+
+    text: str = ""
+    pause_s: float = 0.0
+    ended: bool = False
+    spoken: SpokenText | None = None
+
+    @property
+    def has_text(self) -> bool:
+        return self.spoken is not None or bool(self.text.strip())
+
+
+class Parts:
+    """Not thread-safe: one call after the other. All but `cancel` and the properties compute.
+
+    Attributes:
+        complete: no more text will come.
+        blank: the current part comes in pieces, and has no words yet.
+        utterance: says the current part; None before `begin`.
+    """
+
+    def __init__(
+        self,
+        engine: TTSEngine,
+        request: SpeechRequest,
+        reading: Reading | None,
+        on_chunk: Callable[[Chunk], None],
+        on_end: Callable[[], None],
+    ):
+        """
+        Args:
+            on_chunk, on_end: called for each part, see `TTSEngine.submit`.
+        """
+        self._engine = engine
+        self._request = request
+        self._reading = reading
+        self._on_chunk = on_chunk
+        self._on_end = on_end
+        self._turn: Turn | None = None  # of text that comes in pieces
+        self._later: deque[_Part] = deque()
+        self._current: SpokenText | None = None  # the current part, if its text came whole
+        self._cancelled = False
+        self.complete = True
+        self.blank = False
+        self.utterance: Utterance | None = None
+
+    def begin(self, text: str | SpokenText | None, opening: str, ended: bool) -> None:
+        """See `SpeechSession.begin`. It can be called again if the engine was busy."""
+        if text is not None:
+            if not self._later:
+                parts = self._engine.parts(text, self._request, self._reading)
+                self._later += [_Part(ended=True, spoken=part) for part in parts]
+            self.begin_next(None)
+            return
+        if ended and not self._reading and (whole := self._one_part(opening)):
+            self._say(whole)
+            return
+        self._turn = self._engine.turn(self._request, self._reading)
+        self.complete = False
+        self._start(None, self._request)
+        self.blank = True
+        with suppress(TextEndedError):  # the utterance says why it has ended
+            self.push(opening)
+            if ended:
+                self.end()
+
+    def _one_part(self, text: str) -> SpokenText | None:
+        """A text that comes in pieces, if all of it is there and is one part."""
+        self._check(text)
+        turn = self._engine.turn(self._request)
+        texts = []
+        for part in (*turn.push(text), *turn.finish()):
+            if isinstance(part, Pause):
+                return None
+            texts.append(part)
+        whole = "".join(texts)
+        return SpokenText(whole) if whole.strip() else None
+
+    def _say(self, text: SpokenText, seed: int | None = None) -> None:
+        self._current = text
+        self._start(text, self._request if seed is None else self._request.with_seed(seed))
+
+    def _start(self, text: SpokenText | None, request: SpeechRequest) -> Utterance:
+        self.utterance = self._engine.begin(text, request, self._on_chunk, self._on_end)
+        if self._cancelled:  # `cancel` came before the utterance existed
+            self.utterance.cancel()
+        return self.utterance
+
+    @property
+    def done(self) -> bool:
+        """The engine has ended all parts so far."""
+        return self.utterance is not None and self.utterance.done and not self._later
+
+    # ------------------------------------------------------------ text in pieces
+
+    def push(self, text: str) -> None:
+        """See `Utterance.push_text`."""
+        self._check(text)
+        if self._turn:
+            self._take(self._turn.push(text))
+
+    def flush(self) -> None:
+        """See `Utterance.flush`."""
+        if self._turn and self.utterance:
+            self._take(self._turn.flush())
+            if not self._later:
+                self.utterance.flush()
+
+    def end_part(self) -> None:
+        """The writer stalls: say the part to its end. What comes later is a new part."""
+        if self._turn and self.utterance and (self._later or not (self.blank or self.utterance.done)):
+            self._take(self._turn.end_part())
+
+    def end(self) -> None:
+        """See `Utterance.end_text`."""
+        if self._turn and not self.complete:
+            with suppress(TextEndedError):  # it was cut, or cancelled
+                self._take(self._turn.finish())
+        self.complete = True
+        if self._later:
+            self._later[-1].ended = True
+        elif self.utterance:
+            self.utterance.end_text()
+
+    def _check(self, text: str) -> None:
+        if not self._request.lenient:
+            check_unicode(text)
+
+    def _take(self, parts: list[str | Pause]) -> None:
+        for part in parts:
+            if isinstance(part, str):
+                self._add(part)
+            elif self._later and not self._later[-1].text.strip():
+                self._later[-1].pause_s += part.seconds
+            else:
+                self._end_part()
+                self._later.append(_Part(pause_s=part.seconds))
+
+    def _end_part(self) -> None:
+        assert self.utterance
+        if self._later:
+            self._later[-1].ended = True
+        elif self.blank:  # a pause comes first: this utterance has nothing to say
+            self.utterance.cancel()
+        else:
+            self.utterance.end_text()
+
+    def _add(self, text: str) -> None:
+        """Append text to the last part."""
+        assert self.utterance
+        if self._later:
+            self._later[-1].text += text
+            return
+        try:
+            self.utterance.push_text(text)
+            self.blank &= not text.strip()
+        except TextEndedError:
+            if self.complete or not self.utterance.done or self.utterance.result().finish_reason in CUT:
+                raise
+            self._later.append(_Part(text))
+
+    # ------------------------------------------------------------ part after part
+
+    @property
+    def superseded(self) -> bool:
+        """The current part had nothing to say, because a pause came first."""
+        return self.blank and bool(self._later)
+
+    @property
+    def has_next(self) -> bool:
+        """Another part can begin."""
+        while self._later and self._later[0].ended and not self._later[0].has_text:
+            self._later.popleft()
+        return bool(self._later) and self._later[0].has_text
+
+    def begin_next(self, before: Audio | None) -> None:
+        """Begin the next part. `before`: the part before it. It can be called again if the engine was busy."""
+        part = self._later[0]
+        if part.spoken:
+            self._say(part.spoken)
+        else:
+            silent_s = silent_end_s(before.samples, before.sample_rate) if before else 0.0
+            pause_s = max(0.0, part.pause_s - silent_s)
+            utterance = self._start(None, self._request.behind(pause_s) if pause_s else self._request)
+            self.blank = False
+            utterance.push_text(part.text)
+            if part.ended:
+                utterance.end_text()
+        self._later.popleft()
+
+    def can_repeat(self) -> bool:
+        """The current part's text came whole."""
+        return self._current is not None
+
+    def repeat(self, seed: int | None = None) -> None:
+        """Say the current part again. `seed`: another one than the request's."""
+        if self._current:
+            self._say(self._current, seed)
+
+    def cancel(self) -> None:
+        """Stop before the next frame. Any thread may call it, at any time."""
+        self._cancelled = True
+        if self.utterance and not self.utterance.done:
+            self.utterance.cancel()

@@ -1,0 +1,256 @@
+"""SpeechRequest: how to say a text, checked once against a checkpoint. Nothing else travels behind the entrances."""
+
+import logging
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from qwen_megakernel.checkpoint.config import ModelConfig, SamplingParams
+from qwen_megakernel.checkpoint.load import Checkpoint
+from qwen_megakernel.engine.request import Request
+from qwen_megakernel.errors import (
+    InstructError,
+    RequestError,
+    SpeakerError,
+    TextError,
+    VoiceError,
+)
+from qwen_megakernel.model.conditioning import Conditioning
+from qwen_megakernel.model.edges import FADE_S
+from qwen_megakernel.model.prompt import PromptBuilder
+from qwen_megakernel.model.text import check_unicode
+from qwen_megakernel.model.voice import Voice
+from qwen_megakernel.speech.options import CHUNK_SCHEDULE, read_options, table
+from qwen_megakernel.text.front_end import TextFrontEnd
+from qwen_megakernel.text.silence import Silence
+from qwen_megakernel.text.spoken_text import SpokenText
+
+log = logging.getLogger(__name__)
+
+_DRAWN = ("temperature", "top_k", "top_p", "repetition_penalty", "seed")
+
+
+@dataclass(frozen=True)
+class SpeechRequest(Request):
+    """What a session speaks a text by: the engine's request, and what concerns the text.
+
+    Attributes:
+        front_end: makes spoken text of written text.
+        normalizes: the front end may leave words out.
+        lenient: a language model wrote the text.
+        retries: how often at most speech that ends badly is said again.
+        whole: the caller wants the layout that needs the whole text.
+        capped: the caller says how long speech may be, so reaching that is no error.
+    """
+
+    front_end: TextFrontEnd
+    normalizes: bool
+    lenient: bool
+    retries: int
+    whole: bool
+    capped: bool
+
+    def around(self, text: SpokenText) -> "SpeechRequest":
+        """This request with the silence around a text. The speech's own silence next to a pause is cut, so that the
+        pause has its exact length."""
+        before_s = self.before_s + text.before_s - (FADE_S if text.begins_at_pause else 0.0)  # kept for the fade
+        sides = {"start": before_s > 0 or self.trim in ("start", "both")}
+        sides["end"] = text.ends_at_pause or self.trim in ("end", "both")
+        trim = "both" if all(sides.values()) else next((side for side, cut in sides.items() if cut), "none")
+        silence_s = 0.0 if before_s > 0 or text.ends_at_pause else self.silence_s
+        return replace(self, trim=trim, silence_s=silence_s, before_s=before_s, after_s=text.after_s)
+
+    def in_pieces(self) -> "SpeechRequest":
+        """This request for a text that comes in pieces.
+
+        Raises:
+            RequestError: the layout needs the whole text.
+        """
+        if self.whole:
+            raise RequestError(
+                "text that comes in pieces needs the streaming layout: leave non_streaming_mode out, or give the whole "
+                "text at once",
+                field="non_streaming_mode",
+            )
+        return replace(self, non_streaming_mode=False)
+
+    @property
+    def seed(self) -> int:
+        assert self.sampling.seed is not None  # `RequestChecker` draws one
+        return self.sampling.seed
+
+    def behind(self, pause_s: float) -> "SpeechRequest":
+        """This request behind seconds of silence."""
+        return replace(self, before_s=pause_s)
+
+    def with_seed(self, seed: int) -> "SpeechRequest":
+        return replace(self, sampling=replace(self.sampling, seed=seed))
+
+    def silence(self) -> Silence | None:
+        """Tells which words of a new text are left out; None: none."""
+        return Silence() if self.normalizes else None
+
+
+class RequestChecker:
+    """Checks options against what one checkpoint can do."""
+
+    def __init__(self, checkpoint: Checkpoint, prompts: PromptBuilder, *, allow_foreign_voice: bool = False):
+        self._config = checkpoint.config
+        self._fingerprint = checkpoint.fingerprint
+        self._prompts = prompts
+        self._allow_foreign = allow_foreign_voice
+        self._told_of_foreign = False
+
+    def check(self, given: Mapping[str, Any]) -> SpeechRequest:
+        """
+        Args:
+            given: of `RequestOptions`.
+
+        Raises:
+            RequestError: by kind, see errors.py.
+        """
+        read = read_options(given, "python")
+        options: dict[str, Any] = {name: row.default for name, row in table().items()} | read
+        voice, language = options["voice"], self._prompts.known_language(read.get("language"))
+        whole = options["non_streaming_mode"]
+        return SpeechRequest(
+            conditioning=Conditioning(
+                speaker=self._speaker(options["speaker"], voice),
+                language=language,
+                instruct=self._instruct(options["instruct"]),
+                voice=self._voice(voice),
+            ),
+            non_streaming_mode=not self._is_base if whole is None else whole,
+            sampling=_sampling(read).over(self._config.sampling, seed=secrets.randbits(63)),
+            max_frames=options["max_frames"] or self._config.max_frames,
+            runaway_guard=options["runaway_guard"],
+            judge_length=not self._config.random_weights,
+            chunk_frames=options["chunk_frames"] or CHUNK_SCHEDULE,
+            speed=options["speed"],
+            trim=options["trim"],
+            silence_s=options["silence_s"],
+            before_s=options["pause_s"],
+            after_s=0.0,
+            reproducible=options["reproducible"],
+            front_end=TextFrontEnd(language, options["normalize"], options["lexicon"], options["lenient"]),
+            normalizes=options["normalize"] == "auto",
+            lenient=options["lenient"],
+            retries=options["retries"],
+            whole=whole is True,
+            capped=options["max_frames"] is not None,
+        )
+
+    @property
+    def _is_base(self) -> bool:
+        return self._config.variant == "base"
+
+    def _speaker(self, speaker: str | None, voice: Voice | None) -> str | None:
+        if self._config.variant != "custom_voice":
+            if speaker:
+                raise SpeakerError(
+                    f"this checkpoint ({self._config.variant}) has no named speakers, got {speaker!r}: leave it out"
+                )
+            return None
+        if voice is not None:
+            if speaker:
+                raise SpeakerError(f"speaker={speaker!r} and voice= both say who speaks: give one of them")
+            return None
+        if speaker is None and self._prompts.speakers:
+            return self._prompts.speakers[0]
+        return self._prompts.known_speaker(speaker) if speaker else None
+
+    def _instruct(self, instruct: str | None) -> str | None:
+        try:
+            check_unicode(instruct or "", "instruct")
+        except TextError as error:  # its type would blame the text
+            raise InstructError(str(error)) from None
+        if instruct and not self._config.honours_instruct:
+            log.warning(
+                "instruct is ignored: this checkpoint (%s, %s) does not take it",
+                self._config.variant,
+                self._config.size,
+            )
+            return None
+        return instruct
+
+    def _voice(self, voice: Voice | None) -> Voice | None:
+        if voice is None:
+            if self._is_base:
+                raise VoiceError(
+                    "a Base checkpoint needs a voice: pass voice=engine.create_voice(ref_audio), "
+                    "on the command line --ref-audio"
+                )
+            return None
+        fitting = fitting_voice(voice, self._config, self._fingerprint, allow_foreign=self._allow_foreign)
+        if not self._is_base and not self._told_of_foreign:
+            self._told_of_foreign = True
+            log.warning(
+                "an experiment: a voice of a Base checkpoint speaks on CustomVoice, by its speaker vector alone. The "
+                "reference implementation does not do that, and we have not listened to it"
+            )
+        return fitting
+
+
+def _sampling(read: Mapping[str, Any]) -> SamplingParams:
+    """How codes are drawn: `sampling`, or its values one by one, for code 0 and for codes 1 to 15 alike.
+
+    Raises:
+        RequestError: both were given.
+    """
+    drawn = {name: read[name] for name in _DRAWN if name in read}
+    if drawn and "sampling" in read:
+        raise RequestError(f"sampling and {next(iter(drawn))} both say how codes are drawn: give one of them")
+    sampling: SamplingParams | None = read.get("sampling")
+    return sampling or SamplingParams.for_both(**drawn)
+
+
+def foreign_hint(variant: str) -> str:
+    """What to add to the message when a checkpoint of this variant refuses a voice."""
+    if variant != "custom_voice":
+        return ""
+    return (
+        ". As an experiment allow_foreign_voice=True (--allow-foreign-voice) lets it speak with the speaker vector of "
+        "a Base checkpoint's voice"
+    )
+
+
+def fitting_voice(voice: Voice, config: ModelConfig, fingerprint: str, *, allow_foreign: bool = False) -> Voice:
+    """The voice in the form in which a checkpoint of this config and fingerprint speaks with it.
+
+    Args:
+        allow_foreign: on CustomVoice a Base checkpoint's voice comes back as its speaker vector alone, which takes the
+            place of a named speaker's row. No prompt of CustomVoice has reference codes or text, so they are left out.
+
+    Raises:
+        VoiceError: the two do not fit; says why.
+    """
+    if config.variant != "base" and not (config.variant == "custom_voice" and allow_foreign):
+        raise VoiceError(f"voice= needs a Base checkpoint; this one is {config.variant}{foreign_hint(config.variant)}")
+    if not isinstance(voice, Voice):
+        raise VoiceError(f"voice must be a Voice (create_voice or Voice.load), got {type(voice).__name__}")
+    voice.check()
+    hidden, groups = config.talker.stack.hidden_size, config.talker.num_code_groups
+    width = len(voice.speaker_embedding)
+    if config.variant != "base":
+        if width != hidden:
+            raise VoiceError(
+                f"this voice's speaker vector has {width} numbers, but this checkpoint needs {hidden}: make the "
+                "voice with the Base checkpoint of the same size"
+            )
+        return replace(voice, ref_codes=None, ref_text=None)
+    if voice.fingerprint != fingerprint:
+        raise VoiceError(
+            f"this voice was made by another checkpoint ({voice.fingerprint or 'unknown'}, "
+            f"this one is {fingerprint}); make it again from its reference audio"
+        )
+    ok = width == hidden
+    if voice.ref_codes is not None:
+        known = range(config.codec.vocoder.codebook_size)
+        ok = ok and voice.ref_codes.shape[1] == groups
+        ok = ok and int(voice.ref_codes.min()) in known and int(voice.ref_codes.max()) in known
+    if not ok:
+        raise VoiceError(
+            f"broken voice: expected a vector of {hidden} numbers and codes [frames, {groups}]; make it again"
+        )
+    return voice

@@ -1,0 +1,403 @@
+"""SpeechSession: text in, events out, for an event loop. The server and the local Pipecat service speak through it.
+
+    event loop ── begin, push_text, flush, end_text ──► executor ──► engine
+    event loop ◄── call_soon_threadsafe ◄── the engine's thread
+
+The calls into the engine compute (they tokenise text and build the prompt), so they run in an executor. A part of the
+text begins once the one before it is made (parts.py), long before that one has been heard.
+
+Without more text a part cannot go on, so a writer that stalls behind a sentence would cut it. When the listener has
+nearly heard what was made, the part is therefore ended, and said to its end. What comes later is a new part.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from concurrent.futures import Executor
+from contextlib import suppress
+from enum import Enum
+from functools import partial
+from typing import Any
+
+from qwen_megakernel.engine.audio import Audio, Chunk, joined
+from qwen_megakernel.engine.callbacks import returns_at_once
+from qwen_megakernel.errors import EngineBusy, NoWordsError, RequestError, TextEndedError, TTSError
+from qwen_megakernel.speech.engine import TTSEngine
+from qwen_megakernel.speech.events import Began, Ended, Event, Sound, Words
+from qwen_megakernel.speech.parts import CUT, Parts
+from qwen_megakernel.speech.request import SpeechRequest
+from qwen_megakernel.speech.retries import ended_badly, next_seed
+from qwen_megakernel.speech.words import SpeechRate, WordTimes
+from qwen_megakernel.text.front_end import Reading
+from qwen_megakernel.text.sentence import LONGEST_END, STALL_S, ends_sentence
+from qwen_megakernel.text.spoken_text import SpokenText
+
+LONG_STALL_S = 5.0
+"""Seconds without text after which a writer within a sentence counts as stalled. The slot is then free for others."""
+LOW_LEAD_S = 0.5
+"""Seconds of audio that a listener still has when a stalled part is ended. A CPU at a real-time factor of 0.5 makes its
+next chunk, of 0.64 s at most, in that time."""
+_BUSY_S = 0.25  # a patient session tries again after this time if all slots are taken
+
+
+class _Sign(Enum):
+    """What else than chunks comes out."""
+
+    PART_ENDS = 0
+    WORD_ENDS = 1  # the writer is slow, so the last word is a whole one
+
+
+class Flush(Enum):
+    """Among pieces of text: speak what is held back because the next character could change it."""
+
+    FLUSH = 0
+
+
+FLUSH = Flush.FLUSH
+
+
+class SpeechSession:
+    """Speech of one text by an engine, for one event loop. Make it in that loop, `begin` it, iterate over its `events`.
+
+    Attributes:
+        audio: everything, once `Ended` has come; None before.
+    """
+
+    def __init__(
+        self,
+        engine: TTSEngine,
+        executor: Executor,
+        request: SpeechRequest,
+        *,
+        reading: Reading | None = None,
+        rate: SpeechRate | None = None,
+        heard: Callable[[], float] | None = None,
+        words_at_end: bool = False,
+        patient: bool = False,
+    ):
+        """
+        Args:
+            engine: speaks.
+            executor: runs the calls into the engine.
+            request: of this engine.
+            reading: of the text that this one continues, as the next sentence of a turn. Only one session at a time may
+                use it. None: a text of its own.
+            rate: the voice's, to tell words and their times; None: no words are told.
+            heard: seconds of this audio that its listener has got, if they are not all that was made.
+            words_at_end: tell all words once everything was made.
+            patient: wait for a slot, however long it takes. Only for text that is whole.
+        """
+        self._engine = engine
+        self._executor = executor
+        self._request = request
+        self._reading = reading
+        self._patient = patient
+        self._words: WordTimes | None = None
+        if rate:
+            silence = reading.silence if reading and request.normalizes else request.silence()
+            self._words = WordTimes(rate, request.speed, silence)
+        self._words_at_end = words_at_end
+        self._made_s = 0.0
+        self._heard = heard or (lambda: self._made_s)
+        self._loop = asyncio.get_running_loop()
+        self._items: asyncio.Queue[Chunk | _Sign] = asyncio.Queue()
+        self._runs_out = 0.0  # when the listener has heard all that was made, in the loop's time
+        self._tail = ""  # the end of the text so far
+        self._text_at = 0.0  # when it came, in the loop's time
+        self._flushed = False  # the text so far may be all
+        self._stall: asyncio.TimerHandle | None = None
+        self._ending: asyncio.Task[None] | None = None  # the loop keeps only weak references to tasks
+        self._feeding: asyncio.Task[None] | None = None
+        self._refused: Exception | None = None  # why the text could not go on
+        self._wordless: NoWordsError | None = None  # the text came whole and has nothing to speak
+        self._parts = Parts(engine, request, reading, self._receive, partial(self._receive, _Sign.PART_ENDS))
+        self._attempts = 1  # of the current part
+        self._most_attempts = 1
+        self._cancelled = False
+        self.audio: Audio | None = None
+        self._news = asyncio.Event()  # text has come, or its end, or a cancel
+        self._said: list[Audio] = []  # the parts that are over
+        self._in_turn = asyncio.Lock()  # pieces of text keep their order
+
+    async def begin(self, text: str | SpokenText | None, opening: str = "", *, ended: bool = False) -> None:
+        """Begin. If the calling task is cancelled meanwhile, speech is cancelled as soon as it exists.
+
+        Args:
+            text: what to say, cut if it is longer than a slot. None: it comes through `push_text` and `end_text`, or
+                `feed`, and may be longer than a slot unless `max_frames` is given. The request is then one `in_pieces`.
+            opening: the first piece of text that comes in pieces. It saves a call of `push_text`.
+            ended: no text follows the opening. It saves a call of `end_text`.
+
+        Raises:
+            TTSError: as `TTSEngine.submit`, but for NoWordsError, which comes from `events`.
+        """
+        try:
+            await self._begin_patiently(partial(self._parts.begin, text, opening, ended))
+        except asyncio.CancelledError:
+            self.cancel()
+            raise
+        except NoWordsError as error:  # `events` tells its words first
+            self._wordless = error
+        finally:
+            if self._words:  # nobody needs them before the first chunk
+                self._words.add(opening if text is None else str(text))
+        if not self._parts.complete:
+            self._came(opening)
+
+    async def _begin_patiently(self, begin: Callable[[], None]) -> None:
+        while True:
+            try:
+                return await self._run(begin)
+            except EngineBusy:
+                if not self._patient:
+                    raise
+            await asyncio.sleep(_BUSY_S)
+
+    @returns_at_once
+    def _receive(self, item: Chunk | _Sign) -> None:
+        """Called by the engine's thread."""
+        try:
+            self._loop.call_soon_threadsafe(self._arrive, item)
+        except RuntimeError:  # the loop is closed, so no task waits for chunks
+            self.cancel()
+
+    def _arrive(self, item: Chunk | _Sign) -> None:
+        if isinstance(item, Chunk):
+            if self._request.retries:  # it is heard once all of it is good
+                return
+            if not self._parts.complete:
+                now = self._loop.time()
+                self._runs_out = max(self._runs_out, now) + len(item.samples) / item.sample_rate
+        self._items.put_nowait(item)
+
+    @property
+    def begun(self) -> bool:
+        """`begin` has succeeded."""
+        return self._parts.utterance is not None
+
+    @property
+    def done(self) -> bool:
+        """The engine has ended it; chunks may still wait to be taken."""
+        return self._parts.done
+
+    # ------------------------------------------------------------ text in pieces
+
+    async def push_text(self, text: str) -> None:
+        """See `Utterance.push_text`, which also says what it raises."""
+        if self._words:
+            self._words.add(text)
+        async with self._in_turn:
+            await self._run(partial(self._parts.push, text))
+            self._news.set()
+            self._came(text)
+
+    async def flush(self) -> None:
+        """See `Utterance.flush`."""
+        async with self._in_turn:
+            await self._run(self._parts.flush)
+            self._flushed = True
+            self._watch()
+
+    async def end_text(self) -> None:
+        """See `Utterance.end_text`."""
+        async with self._in_turn:
+            await self._run(self._parts.end)
+            self._unwatch()
+            self._news.set()
+
+    def feed(self, pieces: AsyncGenerator[str | Flush, None], within_s: float, remedy: str) -> None:
+        """Push text as it comes, and end it. Text that is refused ends the session with its error.
+
+        Args:
+            within_s: the longest wait for a piece, in seconds.
+            remedy: for a message: what a client should do that was too slow.
+        """
+        self._feeding = self._loop.create_task(self._feed(pieces, within_s, remedy))
+
+    async def _feed(self, pieces: AsyncGenerator[str | Flush, None], within_s: float, remedy: str) -> None:
+        try:
+            while (piece := await self._next_piece(pieces, within_s)) is not None:
+                if piece is FLUSH:
+                    await self.flush()
+                else:
+                    await self.push_text(piece)
+            await self.end_text()
+        except TextEndedError:
+            pass  # speech has ended before its text did: `Ended` says why
+        except TimeoutError:
+            self._refused = RequestError(f"no more text came for {within_s:g} s: {remedy}")
+            self.cancel()
+        except Exception as error:  # without this text speech cannot go on
+            if not self.done:
+                self._refused = error
+            self.cancel()
+
+    async def _next_piece(self, pieces: AsyncGenerator[str | Flush, None], within_s: float) -> str | Flush | None:
+        """The next piece, or None at the end. If it is long in coming, the word before it is a whole one."""
+        word_ends = self._loop.call_later(STALL_S, self._items.put_nowait, _Sign.WORD_ENDS) if self._words else None
+        try:
+            async with asyncio.timeout(within_s):
+                return await anext(pieces, None)
+        finally:
+            if word_ends:
+                word_ends.cancel()
+
+    # ------------------------------------------------------------ a writer that stalls
+
+    def _came(self, text: str) -> None:
+        """Text has come."""
+        self._tail = self._tail[-LONGEST_END:] + text
+        self._text_at = self._loop.time()
+        self._flushed = False
+        self._watch()
+
+    def _watch(self) -> None:
+        """Look again when the writer may count as stalled. A timer that fires sooner sees to that: texts are many."""
+        if self._parts.complete or self._cancelled:
+            return
+        at = self._stalled_at()
+        if self._stall is None or self._stall.when() > at:
+            self._unwatch()
+            self._stall = self._loop.call_at(at, self._look)
+
+    def _unwatch(self) -> None:
+        if self._stall:
+            self._stall.cancel()
+        self._stall = None  # it holds this session
+
+    def _stalled_at(self) -> float:
+        """When the part must be ended if no text comes until then, in the loop's time."""
+        whole = self._flushed or ends_sentence(self._tail)
+        return max(self._text_at + (STALL_S if whole else LONG_STALL_S), self._runs_out - LOW_LEAD_S)
+
+    def _look(self) -> None:
+        self._stall = None
+        if self._loop.time() < self._stalled_at():
+            self._watch()
+        elif self._tail:
+            self._tail, self._flushed = "", False  # until more text comes
+            self._ending = self._loop.create_task(self._end_stalled_part(self._text_at))
+
+    async def _end_stalled_part(self, text_at: float) -> None:
+        async with self._in_turn:
+            if self._parts.complete or self._cancelled or text_at != self._text_at:
+                return
+            with suppress(TTSError, RuntimeError):  # `events` says why it has ended, or the executor is closed
+                await self._run(self._parts.end_part)
+
+    # ------------------------------------------------------------ the end
+
+    async def _run(self, call: Callable[[], Any]) -> None:
+        await self._loop.run_in_executor(self._executor, call)
+
+    def cancel(self) -> None:
+        """Stop before the next frame. Returns at once, also before speech has begun and after its end."""
+        self._cancelled = True
+        self._news.set()
+        self._unwatch()
+        self._parts.cancel()
+
+    async def close(self) -> None:
+        """Cancel what still runs, and wait for the task of `feed`."""
+        self.cancel()
+        if self._feeding:
+            self._feeding.cancel()
+            await asyncio.gather(self._feeding, return_exceptions=True)
+
+    # ------------------------------------------------------------ events out
+
+    async def events(self) -> AsyncIterator[Event]:
+        """Yield `Began`, then `Sound` and `Words` as they are made, `Ended`, and the last `Words`.
+
+        Raises:
+            NoWordsError: nothing was to speak. Its words were told.
+            TTSError: why speech failed, or what `feed` refused.
+        """
+        try:
+            if self._wordless:
+                raise self._wordless
+            yield Began(self._request.seed)
+            while self.audio is None:
+                item = await self._items.get()
+                if isinstance(item, Chunk):
+                    self._made_s += len(item.samples) / item.sample_rate
+                    yield Sound(item.samples)
+                elif item is _Sign.WORD_ENDS:
+                    if self._words:
+                        self._words.flush()
+                elif sound := await self._end_of_part():
+                    yield sound
+                if not self._words_at_end and (due := self._due()):
+                    yield Words(due)
+        except NoWordsError:
+            if self._words and (words := self._words.finish(0.0)):
+                yield Words(words)
+            raise
+        if self._refused:
+            raise self._refused
+        audio = self.audio
+        cut = None
+        if audio.finish_reason == "length" and not self._request.capped:
+            cut = audio.why_cut(self._engine.config.max_frames)
+        seed, most = self._request.seed, self._most_attempts
+        yield Ended(audio.finish_reason, audio.duration_s, audio.compute_s, seed, most, cut)
+        if self._words and audio.finish_reason not in CUT:  # all words were spoken
+            if words := self._words.finish(self._heard()):
+                yield Words(words)
+
+    def _due(self) -> list[tuple[str, float]]:
+        return self._words.due(self._heard()) if self._words else []
+
+    def end_word(self) -> list[tuple[str, float]]:
+        """The text so far ends with a whole word. The words that are due by now."""
+        if self._words:
+            self._words.flush()
+        return self._due()
+
+    async def _end_of_part(self) -> Sound | None:
+        """The current part has ended. Begin the next one, or that one again, or set `audio`. Returns what was held
+        back of it."""
+        assert self._parts.utterance
+        try:
+            audio = self._parts.utterance.result()  # it has ended, so this does not wait
+        except EngineBusy:  # it has waited too long for a slot
+            if not self._patient:
+                raise
+            await asyncio.sleep(_BUSY_S)
+            await self._begin_patiently(self._parts.repeat)
+            return None
+        held = None
+        if self._request.retries:
+            again = self._attempts <= self._request.retries and self._parts.can_repeat() and not self._cancelled
+            if again and ended_badly(audio):
+                self._attempts += 1
+                self._most_attempts = max(self._most_attempts, self._attempts)
+                self._engine.count_retry()
+                await self._begin_patiently(partial(self._parts.repeat, next_seed(audio.seed)))
+                return None
+            held = Sound(audio.samples)
+            self._made_s += audio.duration_s
+        if not await self._go_on(audio):
+            self.audio = joined(self._said)
+        return held
+
+    async def _go_on(self, audio: Audio) -> bool:
+        """Begin the part behind the one that said `audio`. False: there is none."""
+        if self._cancelled or not self._parts.superseded:
+            self._said.append(audio)
+            if self._cancelled or audio.finish_reason in CUT:
+                return False
+        while not self._cancelled:
+            self._news.clear()
+            async with self._in_turn:
+                if self._parts.has_next:
+                    self._attempts = 1
+                    before = self._said[-1] if self._said else None
+                    await self._begin_patiently(partial(self._parts.begin_next, before))
+                    return True
+                if self._parts.complete:
+                    break
+            await self._news.wait()
+        if not self._said and not self._cancelled:
+            raise NoWordsError("text must not be blank")
+        self._said = self._said or [audio]
+        return False
