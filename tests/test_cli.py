@@ -164,6 +164,7 @@ def test_passes_on_how_to_say_it(tiny, tmp_path):
     assert (tmp_path / "x.wav").read_bytes() == said[2]
 
 
+@pytest.mark.slow
 def test_a_voice_is_kept_and_speaks_again(tiny, tmp_path):
     """By `speak` and by the demo, which say with the file what was said with the recording."""
     soundfile.write(tmp_path / "ref.wav", reference_audio(), 24000)
@@ -289,7 +290,11 @@ def test_a_device_that_is_not_taken_is_told_which_are(capsys):
         ("a closed pipe", ""),
     ],
 )
-@pytest.mark.parametrize("program", [["-m", "qwen_megakernel", "speak"], [str(ROOT / "demo_pipeline.py")]], ids=str)
+@pytest.mark.parametrize(
+    "program",
+    [["-m", "qwen_megakernel", "speak"], pytest.param([str(ROOT / "demo_pipeline.py")], marks=pytest.mark.slow)],
+    ids=["speak", "demo"],
+)
 def test_standard_output_that_cannot_be_written_ends_it_in_order(program, stdout, told):
     """Python itself would try once more at its exit, and complain."""
     command = [sys.executable, *program, "--text", "Hello.", "--output", "-"]

@@ -387,6 +387,7 @@ def test_sampling_options_reach_both_kinds_of_codes(here, monkeypatch):
     assert asked == [SamplingParams.for_both(temperature=0.8, top_k=20, top_p=0.95, repetition_penalty=1.1, seed=5)]
 
 
+@pytest.mark.slow
 def test_the_demo_samples_as_it_is_told(here):
     """With one candidate the seed decides nothing."""
     said = []

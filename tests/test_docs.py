@@ -224,7 +224,13 @@ def test_python_blocks_run_one_behind_the_other(name, workplace, request):
                 value.close()
 
 
-@pytest.mark.parametrize("name", [name for name in GUIDES if shell_blocks(name)])
+LONG = {f"docs/{name}.md" for name in ("verification", "benchmarks", "voices", "cards")}
+WITH_COMMANDS = [
+    pytest.param(name, marks=pytest.mark.slow if name in LONG else ()) for name in GUIDES if shell_blocks(name)
+]
+
+
+@pytest.mark.parametrize("name", WITH_COMMANDS)
 def test_command_lines_are_read_by_the_real_parsers_and_run_where_they_can(name, workplace, request, capsysbinary):
     missing = set()
     for block in shell_blocks(name):

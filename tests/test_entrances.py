@@ -51,7 +51,7 @@ def test_the_layout_of_whole_text_can_be_chosen(server, entrance, mode):
 
 
 @at_every_entrance
-@pytest.mark.parametrize("speed", [0.5, 2])
+@pytest.mark.parametrize("speed", [pytest.param(0.5, marks=pytest.mark.slow), 2])
 def test_the_speed_is_heard(server, entrance, speed):
     layout = {"non_streaming_mode": False} if entrance.streams else {}
     assert entrance.say(server, speed=speed).pcm == said(server, speed=speed, **layout)

@@ -172,6 +172,7 @@ def test_the_wheel_speaks_from_another_folder(wheel, tmp_path):
     assert (site / "bin" / "qwen-megakernel").exists()
 
 
+@pytest.mark.slow
 def test_the_wheel_holds_every_file_of_package_and_csrc(wheel):
     inside = set(zipfile.ZipFile(wheel).namelist())
     tracked = subprocess.run(["git", "ls-files", "qwen_megakernel", "csrc"], cwd=ROOT, capture_output=True, text=True)

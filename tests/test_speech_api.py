@@ -104,11 +104,13 @@ def test_speech_that_is_cut_ends_its_events_with_an_error(tiny, caplog):
     assert "Traceback" not in caplog.text
 
 
-SLOW = [pytest.param(name, "sse", marks=pytest.mark.slow) for name in ("opus", "aac", "wav")]
-STREAMED = [("pcm", "audio"), ("mp3", "audio"), ("opus", "audio"), ("aac", "audio"), ("wav", "audio"), ("mp3", "sse")]
+STREAMED = [("pcm", "audio"), ("mp3", "audio"), ("mp3", "sse")]
+STREAMED += [
+    pytest.param(name, how, marks=pytest.mark.slow) for name in ("opus", "aac", "wav") for how in ("audio", "sse")
+]
 
 
-@pytest.mark.parametrize("name, stream_format", STREAMED + SLOW)
+@pytest.mark.parametrize("name, stream_format", STREAMED)
 def test_formats_come_while_they_are_made(server, monkeypatch, name, stream_format):
     """The second piece of the text is not begun before the first was heard."""
     pieces, heard = hold_second_piece(monkeypatch, server.service.engine)
@@ -510,8 +512,11 @@ def check_told(answer: httpx.Response) -> None:
 
 @pytest.mark.parametrize(
     "path, bodies",
-    [(SPEECH, SPEECH_BODY), (SPEECH, EVENT_BODY), (BATCH, BATCH_BODY)],
-    ids=["speech", "events", "batch"],
+    [
+        pytest.param(SPEECH, SPEECH_BODY, id="speech"),
+        pytest.param(SPEECH, EVENT_BODY, id="events", marks=pytest.mark.slow),
+        pytest.param(BATCH, BATCH_BODY, id="batch", marks=pytest.mark.slow),
+    ],
 )
 def test_no_body_leaves_anything_behind(server, caplog, path, bodies):
     @FUZZ
@@ -524,6 +529,7 @@ def test_no_body_leaves_anything_behind(server, caplog, path, bodies):
     assert "Traceback" not in caplog.text
 
 
+@pytest.mark.slow
 def test_no_voice_is_made_of_whatever_comes(studio, caplog):
     server, folder = studio
     names = st.sampled_from(["audio", "name", "text", "x", ""])
