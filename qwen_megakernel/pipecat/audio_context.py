@@ -129,8 +129,8 @@ class AudioContext:
 
     async def _audio(self) -> AsyncGenerator[TTSAudioRawFrame | ErrorFrame, None]:
         """Yield the session's audio at the pipeline's rate, then an error if it was cut. Send the words too."""
-        session = self.session
-        async for event in session.events():
+        assert self.session
+        async for event in self.session.events():
             if isinstance(event, Sound):
                 if frame := self._to_frame(event.samples):
                     yield frame
@@ -142,7 +142,7 @@ class AudioContext:
                     yield tail
                 if event.cut:  # the rest of the text was not spoken
                     yield self._error(TextTooLongError(event.cut))
-                await self._service._tell(session, event)
+                await self._service._tell(event)
 
     # ------------------------------------------------------------ a sentence
 
@@ -174,7 +174,7 @@ class AudioContext:
             return
         self.busy = True
         try:
-            if self._reader is not None:
+            if self._reader is not None and self.session:
                 await self.session.push_text(f" {text}" if apart else text)
                 return
             await self._service._open(self, text, complete=False)
@@ -193,7 +193,7 @@ class AudioContext:
         if self.text_ended:
             return
         self.text_ended = True
-        if self._reader is None or self._read_all:
+        if self._reader is None or self._read_all or self.session is None:
             await self._service._close(self.id)
             return
         try:

@@ -97,10 +97,11 @@ class RemoteSession:
                 yield Words([(word, max(0.0, at - cut)) for word, at in item["words"]])
             else:
                 await self._end_late_text(context)
-                seconds, cut = item["seconds"], None
+                seconds = item["seconds"]
+                why: str | None = None
                 if item["finish_reason"] == "length" and not context.capped:
-                    cut = f"speech was cut after {seconds:.1f} s, at its slot's or checkpoint's limit: shorten the text"
-                yield Ended(item["finish_reason"], seconds, item["compute_seconds"], item["seed"], cut=cut)
+                    why = f"speech was cut after {seconds:.1f} s, at its slot's or checkpoint's limit: shorten the text"
+                yield Ended(item["finish_reason"], seconds, item["compute_seconds"], item["seed"], cut=why)
                 return
 
     async def _end_late_text(self, context: AudioContext) -> None:
