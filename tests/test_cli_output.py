@@ -167,7 +167,9 @@ def test_what_could_not_be_kept_is_not_told_to_be(here, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "program, extra", [(speak, []), (speak, ["--stream"]), (speak, ["--keep-partial"]), (demo, [])], ids=str
+    "program, extra",
+    [(speak, []), (speak, ["--stream"]), (speak, ["--keep-partial"]), (demo, [])],
+    ids=["speak", "stream", "keep-partial", "demo"],
 )
 def test_on_a_full_disk_it_fails_in_order(program, extra, here, full_disk, capsys):
     Path("x.wav").write_bytes(b"before")
