@@ -170,12 +170,12 @@ def small_demo() -> TTSEngine:
 
 def hold_second_piece(monkeypatch, engine: TTSEngine) -> tuple[list[str], threading.Event]:
     """The pieces that the engine is given from now on, and an event that the second of them waits for."""
-    pieces, heard, submit = [], threading.Event(), engine.submit
+    pieces, heard, begin = [], threading.Event(), engine.begin
 
-    def wait_and_submit(piece, *args, **options):
-        pieces.append(piece)
+    def wait_and_begin(piece, *args, **options):
+        pieces.append(str(piece))
         assert len(pieces) == 1 or heard.wait(PATIENCE_S)
-        return submit(piece, *args, **options)
+        return begin(piece, *args, **options)
 
-    monkeypatch.setattr(engine, "submit", wait_and_submit)
+    monkeypatch.setattr(engine, "begin", wait_and_begin)
     return pieces, heard

@@ -5,6 +5,7 @@ import io
 import json
 import socket
 import threading
+from dataclasses import replace
 from urllib.parse import quote
 
 import httpx
@@ -231,14 +232,13 @@ def test_written_text_is_normalized_and_pauses_are_silence():
 
 def bad_ends(monkeypatch, engine: TTSEngine, whys: list[str]) -> list[int]:
     """So does each utterance that is said from now on end, by a limit of frames. Seeds that they are said with."""
-    submit, seeds, whys = engine.submit, [], iter(whys)
+    begin, seeds, whys = engine.begin, [], iter(whys)
 
-    def limited(*args, **request):
-        seeds.append(request["sampling"].seed)
-        most = {"max_frames": 6} if next(whys) == "length" else {}
-        return submit(*args, **(request | most))
+    def limited(text, request, *args):
+        seeds.append(request.seed)
+        return begin(text, replace(request, max_frames=6) if next(whys) == "length" else request, *args)
 
-    monkeypatch.setattr(engine, "submit", limited)
+    monkeypatch.setattr(engine, "begin", limited)
     return seeds
 
 
@@ -325,31 +325,31 @@ def test_a_batch_holds_whole_files(server, name):
 
 def test_a_batch_takes_all_slots_and_no_more(server, monkeypatch):
     engine, most, together = server.service.engine, 0, threading.Barrier(SLOTS)
-    submit = engine.submit
+    begin = engine.begin
 
-    def count_and_submit(*args, **options):
+    def count_and_begin(*args):
         nonlocal most
         if most < SLOTS:  # the first ones wait for each other: they are there at the same time
             together.wait(PATIENCE_S)
         most = max(most, len(server.service.sessions))
-        return submit(*args, **options)
+        return begin(*args)
 
-    monkeypatch.setattr(engine, "submit", count_and_submit)
+    monkeypatch.setattr(engine, "begin", count_and_begin)
     assert len(entries(post(server, BATCH, inputs=["Hi there."] * 6, response_format="pcm"))) == 6
     assert most == SLOTS
 
 
 def test_a_batch_waits_for_slots_that_others_have(server, monkeypatch):
     engine, refused = server.service.engine, []
-    submit = engine.submit
+    begin = engine.begin
 
-    def busy_at_first(*args, **options):
+    def busy_at_first(*args):
         if len(refused) < 4:
             refused.append(args)
             raise EngineBusy("no place")
-        return submit(*args, **options)
+        return begin(*args)
 
-    monkeypatch.setattr(engine, "submit", busy_at_first)
+    monkeypatch.setattr(engine, "begin", busy_at_first)
     assert all("audio" in entry for entry in entries(post(server, BATCH, inputs=["Hi."] * 2, response_format="pcm")))
     assert len(refused) == 4
 
