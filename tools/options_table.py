@@ -22,7 +22,7 @@ COLUMNS = {
 
 
 def cell(row: Option, entrance: str) -> str:
-    """"yes", the option's name there, or "no"."""
+    """ "yes", the option's name there, or "no"."""
     if entrance in row.without:
         return "no"
     name = row.names.get(entrance)
@@ -31,7 +31,8 @@ def cell(row: Option, entrance: str) -> str:
 
 def table_of_options() -> str:
     """Options by entrances in Markdown, and why some do not take some."""
-    lines = [f"| option | {' | '.join(COLUMNS[entrance] for entrance in ENTRANCES)} |", f"|---|{'---|' * len(ENTRANCES)}"]
+    names = " | ".join(COLUMNS[entrance] for entrance in ENTRANCES)
+    lines = [f"| option | {names} |", f"|---|{'---|' * len(ENTRANCES)}"]
     lines += [f"| `{name}` | {' | '.join(cell(row, e) for e in ENTRANCES)} |" for name, row in table().items()]
     lines += ["", "| option | what it says | refused, because |", "|---|---|---|"]
     for name, row in table().items():

@@ -1,8 +1,6 @@
 """TTSEngine: text in, PCM out, many voices at once.
 
     options -> request -> submit -> prompt -> [the engine's thread: queue, slot, frames, vocoder] -> chunks -> result
-
-`generate` and `stream` call `submit`.
 """
 
 import contextlib
@@ -216,9 +214,7 @@ class TTSEngine:
 
     def generate(self, text: str | SpokenText, **options: Unpack[RequestOptions]) -> Audio:
         """Speak `text` and return the whole utterance. Takes what `submit` takes; the joined chunks of
-        `stream` are the same samples. With `retries`, speech that ends by "runaway" or "length" is said again, with the
-        next seed.
-        """
+        `stream` are the same samples. With `retries`, what ends by "runaway" or "length" is said again."""
         request = self.request(**options)
         texts = spoken_texts(request.front_end, _whole(text))
         return joined([say_well(partial(self._say, one), request, self.count_retry) for one in texts])
@@ -388,18 +384,7 @@ class TTSEngine:
                 non_streaming_mode=request.non_streaming_mode,
                 max_positions=self.max_positions,
             )
-            last = len(cut) - 1
-            parts += [
-                replace(
-                    one,
-                    text=piece,
-                    before_s=one.before_s if n == 0 else 0.0,
-                    begins_at_pause=one.begins_at_pause and n == 0,
-                    after_s=one.after_s if n == last else 0.0,
-                    ends_at_pause=one.ends_at_pause and n == last,
-                )
-                for n, piece in enumerate(cut)
-            ]
+            parts += one.cut(cut)
         return parts
 
     @torch.inference_mode()

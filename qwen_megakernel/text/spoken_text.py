@@ -1,6 +1,6 @@
 """SpokenText: a text that has passed the front end, and the silence around it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from qwen_megakernel.errors import NoWordsError, TextError
 from qwen_megakernel.text.front_end import Reading, TextFrontEnd
@@ -22,6 +22,13 @@ class SpokenText:
     after_s: float = 0.0
     ends_at_pause: bool = False
     begins_at_pause: bool = False
+
+    def cut(self, pieces: list[str]) -> list["SpokenText"]:
+        """The pieces of this text. The first and the last have the silence at its ends."""
+        parts = [SpokenText(piece) for piece in pieces]
+        parts[0] = replace(parts[0], before_s=self.before_s, begins_at_pause=self.begins_at_pause)
+        parts[-1] = replace(parts[-1], after_s=self.after_s, ends_at_pause=self.ends_at_pause)
+        return parts
 
     def __str__(self) -> str:
         return self.text
