@@ -16,7 +16,7 @@ from qwen_megakernel.engine.options import EngineOptions
 from qwen_megakernel.errors import BackendError, RequestError
 from qwen_megakernel.model.voice import Voice, check_ref_options
 from qwen_megakernel.speech.encoders import ENDINGS
-from qwen_megakernel.speech.options import COMMANDS, RequestOptions, options_of, read_options
+from qwen_megakernel.speech.options import COMMANDS, SERVERS, RequestOptions, options_of, read_options, table
 
 WEIGHTS_CHOICES = f"{', '.join(WEIGHTS)}, or parts of it such as talker,lm_heads"
 WEIGHTS_HELP = f"{WEIGHTS_CHOICES} (docs/fp8.md); default: as the checkpoint has them"
@@ -33,7 +33,15 @@ def refuse_unknown_options(parser: argparse.ArgumentParser, words: Sequence[str]
         # As in argparse: a word with a space is a value, and an option may be abbreviated.
         if name.startswith("--") and " " not in word and not any(option.startswith(name) for option in known):
             near = get_close_matches(name, known, n=1)
-            parser.error(f"unknown option {name}" + (f"; did you mean {near[0]}?" if near else ""))
+            row = table().get(name.removeprefix("--").replace("-", "_"))
+            why = (
+                next((row.without[entrance] for entrance in (*COMMANDS, *SERVERS) if entrance in row.without), "")
+                if row
+                else ""
+            )
+            parser.error(
+                f"unknown option {name}" + (f": {why}" if why else f"; did you mean {near[0]}?" if near else "")
+            )
 
 
 class CommandParser(argparse.ArgumentParser):

@@ -9,7 +9,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSche
 from pydantic_core import PydanticCustomError
 
 from qwen_megakernel.errors import RequestError
-from qwen_megakernel.speech.options import MOST_TEXT, Option, RequestOptions, options_of
+from qwen_megakernel.speech.options import MOST_TEXT, Option, RequestOptions, options_of, why_not
 
 SPEECH, BATCH, VOICES = "/v1/audio/speech", "/v1/audio/speech/batch", "/v1/voices"
 """Paths that take a body; /v1/voices/{name} takes one too."""
@@ -177,7 +177,7 @@ def why_wrong(error: Mapping[str, Any], path: str) -> tuple[str, str | None]:
     if kind == "missing":
         words = f"{where or 'the body'} is missing: send a JSON object; its fields: {known}"
     elif kind == "extra_forbidden":
-        words = f"unknown field {where!r}; known: {known}"
+        words = f"unknown field {where!r}; {why_not(where, 'http') or f'known: {known}'}"
     elif kind == _OURS:
         words = error["msg"]
     elif not where and kind == "string_unicode":

@@ -8,7 +8,7 @@ from qwen_megakernel.engine.audio import CHUNK_SCHEDULE
 from qwen_megakernel.errors import TTSError
 from qwen_megakernel.server.api_error import ApiError
 from qwen_megakernel.server.service import EngineService
-from qwen_megakernel.speech.options import RequestOptions, options_of, read_options
+from qwen_megakernel.speech.options import RequestOptions, options_of, read_options, why_not
 
 _TASKS = {"custom_voice": "CustomVoice", "voice_design": "VoiceDesign", "base": "Base"}
 """A checkpoint's variant -> the protocol's name for it."""
@@ -84,7 +84,8 @@ def check_fields(message: dict[str, Any]) -> str:
             raise RefusedMessage(f"{name} is not supported; {words}", name)
         if name != "type" and name not in FIELDS[kind]:
             known = ", ".join(FIELDS[kind]) or "none"
-            raise RefusedMessage(f"unknown field {name[:40]!r} of {kind}; known: {known}", name[:40])
+            wanted = why_not(name, "stream") or f"known: {known}"
+            raise RefusedMessage(f"unknown field {name[:40]!r} of {kind}; {wanted}", name[:40])
     return kind
 
 

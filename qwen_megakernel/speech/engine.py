@@ -1,6 +1,6 @@
 """TTSEngine: text in, PCM out, many voices at once.
 
-    options -> request -> submit -> prompt -> [the engine's thread: queue, slot, frames, vocoder] -> chunks -> result
+options -> request -> submit -> prompt -> [the engine's thread: queue, slot, frames, vocoder] -> chunks -> result
 """
 
 import contextlib

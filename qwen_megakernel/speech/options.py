@@ -218,6 +218,12 @@ def options_of(entrance: str) -> dict[str, Option]:
     return {row.names.get(entrance, name): row for name, row in table().items() if entrance not in row.without}
 
 
+def why_not(name: str, entrance: str) -> str | None:
+    """Why an entrance does not take this option; None: it is no option, or it is taken."""
+    row = table().get(name)
+    return row.without.get(entrance) if row else None
+
+
 def read_options(given: Mapping[str, Any], entrance: str, *, also: Iterable[str] = ()) -> RequestOptions:
     """What an entrance was given, checked as far as no model is needed, by `RequestOptions`' names. None is left out.
 
@@ -232,8 +238,7 @@ def read_options(given: Mapping[str, Any], entrance: str, *, also: Iterable[str]
     for name, value in given.items():
         row = known.get(name)
         if row is None:
-            why = table()[name].without.get(entrance) if name in table() else None
-            wanted = why or f"known: {', '.join([*also, *known])}"
+            wanted = why_not(name, entrance) or f"known: {', '.join([*also, *known])}"
             raise RequestError(f"unknown option {name[:40]!r}; {wanted}", field=name[:40])
         if (checked := row.checked(value, name, MOST_TEXT if entrance in CLIENTS else None)) is not None:
             read[row.name] = checked
