@@ -139,25 +139,11 @@ class Recorder:
             out = self._buffer(out, values)
         after = self._buffer(activated, values) if activated else None
         frequency, scale = k.weights.snakes[snake] if snake else (None, None)
-        self._extension.convolve(
-            self._extension.Convolution(
-                fresh=x,
-                past=self._past(keep, x, rows) if keep else None,
-                frames=self._m.frames,
-                room=self._room,
-                rows=rows,
-                dilation=dilation,
-                weight=weight,
-                bias=bias,
-                residual=residual,
-                out=out,
-                activated=after,
-                activation=SNAKE if snake else activation,
-                frequency=frequency,
-                scale=scale,
-                exact=k.exact,
-            )
-        )
+        self._extension.convolve(self._extension.Convolution(
+            fresh=x, past=self._past(keep, x, rows) if keep else None, frames=self._m.frames, room=self._room,
+            rows=rows, dilation=dilation, weight=weight, bias=bias, residual=residual, out=out, activated=after,
+            activation=SNAKE if snake else activation, frequency=frequency, scale=scale, exact=k.exact,
+        ))  # fmt: skip
         return out if after is None else after
 
     def _before(self, i: int, unit: int) -> str:
