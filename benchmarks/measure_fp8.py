@@ -83,10 +83,12 @@ class Utterance:
 
     @torch.inference_mode()
     def __init__(self, config: ModelConfig, tensors: Tensors, frames: int, folder: Path | None, speaker: str | None):
-        self.config, exact = config, as_plain(tensors, torch.float32)
+        self.config = config
+        exact = as_plain(tensors, torch.float32)
         self.sampling = SamplingParams(seed=random.randrange(2**31)).over(config.sampling)
         prompt = self.prompt = prompt_of(config, exact, folder, speaker)
-        positions, last = len(prompt.rows) + frames, len(prompt.rows) - 1
+        positions = len(prompt.rows) + frames
+        last = len(prompt.rows) - 1
         text = torch.cat([prompt.trailing, prompt.pad.expand(frames, -1)])
         frame = Frame(config.talker, exact, Embeddings(config.talker, exact), positions)
         state = SlotState(config.talker, positions, text.device, torch.float32)
@@ -105,7 +107,8 @@ class Utterance:
     @torch.inference_mode()
     def force(self, tensors: Tensors, dtype: torch.dtype) -> Forced:
         """Run the same codes through other weights."""
-        c, plain = self.config.talker, as_plain(tensors, dtype)
+        c = self.config.talker
+        plain = as_plain(tensors, dtype)
         few = [
             dataclasses.replace(c, stack=dataclasses.replace(c.stack, num_layers=n + 1))
             for n in range(c.stack.num_layers)
@@ -124,11 +127,14 @@ class Utterance:
 
     def _compare(self, group: int, ours: Tensor, exact: Tensor) -> dict:
         draw = Draw.predictor(self.sampling) if group else Draw.code0(self.sampling)
-        kl, lost, same = [], [], []
+        kl = []
+        lost = []
+        same = []
         for frame in range(len(self.codes)):
             q, p = (draw.filtered(logits[frame]).softmax(-1) for logits in (ours, exact))
             both = (p > 0) & (q > 0)
-            p_in, q_in = p[both] / p[both].sum(), q[both] / q[both].sum()
+            p_in = p[both] / p[both].sum()
+            q_in = q[both] / q[both].sum()
             kl.append(float((p_in * (p_in / q_in).log()).sum()))
             lost.append(1.0 - float(p[both].sum()))
             noise = gumbel_noise(self.sampling.seed, frame, range(group, group + 1), len(p), p.device)[0]
@@ -151,7 +157,8 @@ def with_channels(tensors: Tensors) -> Tensors:
 
 
 def weight_errors(tensors: Tensors) -> dict[str, float]:
-    plain, told = dequantized(quantized(tensors, WEIGHTS["fp8"]), torch.float32), {}
+    plain = dequantized(quantized(tensors, WEIGHTS["fp8"]), torch.float32)
+    told = {}
     for part in PARTS:
         names = [name for name in tensors if part_of(name) == part]
         wrong = sum(float((plain[n] - tensors[n].float()).square().sum()) for n in names)
@@ -251,7 +258,8 @@ def show_speech(model: str, speaker: str | None, count: int, device: torch.devic
     print(f"  {'':16}{'ended':>9}{'seconds':>9}{'longest / bf16':>16}{'shortest / bf16':>17}{'words heard':>13}")
     requests = [(SENTENCES[i % len(SENTENCES)], i) for i in range(count)]
     options = {"max_positions": 1024, "max_queue": count, "queue_timeout": 3600}
-    results, base = {}, None
+    results = {}
+    base = None
     for weights in WEIGHTS:
         with TTSEngine.load(model, device=device, weights=weights, **options) as engine:
             said = [
@@ -264,7 +272,8 @@ def show_speech(model: str, speaker: str | None, count: int, device: torch.devic
         for (text, _), one in zip(requests, audio, strict=True):
             words = re.findall("[a-z]+", text.lower())
             listed = heard_words(one.samples, one.sample_rate) if INSTALLED else []
-            wanted, heard = wanted + len(words), heard + sum(word in listed for word in words)
+            wanted += len(words)
+            heard += sum(word in listed for word in words)
         row = {"ended": sum(a.finish_reason == "eos" for a in audio), "seconds": sum(a.duration_s for a in audio)}
         row |= {"longest": max(ratios), "shortest": min(ratios), "heard": heard / wanted if INSTALLED else None}
         results[weights] = row
@@ -292,11 +301,13 @@ def main() -> None:
     models = [args.model] if args.model else args.size
     for name in models:
         if name in ("0.6b", "1.7b"):
-            config, folder = synthetic_config(name), None
+            config = synthetic_config(name)
+            folder = None
             tensors = random_talker(config, device, seed=torch.seed() % 2**31)
         else:
             checkpoint = Checkpoint.open(name)
-            config, folder = checkpoint.config, checkpoint.folder
+            config = checkpoint.config
+            folder = checkpoint.folder
             tensors = checkpoint.talker(device, torch.bfloat16)
         results[name] = told = {}
         if why_no_megakernel(device, torch.bfloat16, config) is None:

@@ -34,7 +34,8 @@ def decode(config: ModelConfig, widths: list[int], frames: int) -> None:
     kernel = megakernel.MegakernelFrameDecoder(config, tensors, slots=16, max_positions=320)
     rows = torch.randn(300, config.talker.stack.hidden_size, device=GPU).to(torch.bfloat16)
     for columns in widths:
-        slots, prompt = list(range(columns)), PROMPTS[columns]
+        slots = list(range(columns))
+        prompt = PROMPTS[columns]
         for slot in slots:
             sampling = SamplingParams(seed=slot, top_p=0.9 if slot == 1 else None).over(config.sampling)
             kernel.start(slot, Prompt(rows[:prompt], rows[:1], rows[0]), sampling)
@@ -45,7 +46,8 @@ def decode(config: ModelConfig, widths: list[int], frames: int) -> None:
 
 def cut(config: ModelConfig, layers: int) -> ModelConfig:
     """With so many layers in the talker, and in the code predictor."""
-    replace, talker = dataclasses.replace, config.talker
+    replace = dataclasses.replace
+    talker = config.talker
     predictor = replace(talker.code_predictor, stack=replace(talker.code_predictor.stack, num_layers=layers))
     stack = replace(talker.stack, num_layers=layers)
     return replace(config, talker=replace(talker, stack=stack, code_predictor=predictor))
@@ -59,11 +61,10 @@ def text() -> None:
 
 def vocode() -> None:
     checkpoint = Checkpoint.open("demo")
-    codec, recent = (
-        checkpoint.vocoder(GPU, torch.float32),
-        torch.randint(0, 128, (20, RECENT_FRAMES, 16), device=GPU).int(),
-    )
-    config, options = checkpoint.config.codec.vocoder, {"slots": 20, "recent_codes": recent}
+    codec = checkpoint.vocoder(GPU, torch.float32)
+    recent = torch.randint(0, 128, (20, RECENT_FRAMES, 16), device=GPU).int()
+    config = checkpoint.config.codec.vocoder
+    options = {"slots": 20, "recent_codes": recent}
     vocoder = vocoder_graphs.GraphVocoder(load_extension(GPU), config, codec, **options)
     codes = torch.randint(0, 128, (20, 90, 16))
     for portion in vocoder.portions(codes[0]):

@@ -124,7 +124,8 @@ def test_what_the_table_hands_over_is_what_the_sources_read():
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_the_smallest_card_of_a_target_is_accepted(name, machine):
-    target, number = TARGETS[name], TARGETS[name].arch.rstrip("a")
+    target = TARGETS[name]
+    number = TARGETS[name].arch.rstrip("a")
     machine((int(number[:-1]), int(number[-1])), target.multiprocessors, target.card)
     assert build.why_no_build(GPU) is None
 
@@ -266,7 +267,8 @@ def test_before_cuda_13_it_names_the_toolkit_because_pip_has_no_nvcc(cuda, capab
 
 def test_the_oldest_nvcc_of_every_architecture_will_do(machine):
     for target in TARGETS.values():
-        number, least = target.arch.rstrip("a"), build._LEAST_NVCC.get(target.arch, build._LEAST_OF_SOURCES)
+        number = target.arch.rstrip("a")
+        least = build._LEAST_NVCC.get(target.arch, build._LEAST_OF_SOURCES)
         card = (int(number[:-1]), int(number[-1])), target.multiprocessors, target.card
         machine(*card, least)
         assert build.why_no_build(GPU) is None
@@ -363,7 +365,8 @@ def fresh(machine, monkeypatch, tmp_path):
 def test_both_compilers_get_the_targets_flags_and_the_log_says_where(
     name, torchs, machine, monkeypatch, tmp_path, caplog, capsys
 ):
-    given, target = {}, TARGETS[name]
+    given = {}
+    target = TARGETS[name]
 
     def load(name, sources, **settings):
         given.update(settings, name=name, arch=os.environ["TORCH_CUDA_ARCH_LIST"], path=os.environ["PATH"])
@@ -454,6 +457,23 @@ def test_what_another_process_built_is_loaded(locks, fresh, monkeypatch, caplog)
     assert "building" not in caplog.text and "kernel ready after" in caplog.text
 
 
+def test_the_linker_finds_the_runtime_that_pip_brought(fresh, tmp_path, monkeypatch):
+    def load(name, _sources, **settings):
+        (flag,) = settings["extra_ldflags"]
+        assert Path(flag.removeprefix("-L"), "libcudart.so").read_text() == "the runtime"
+        return linked(name, settings, HOPPER)
+
+    toolkit = tmp_path / "cu13"
+    (toolkit / "lib").mkdir(parents=True)
+    (toolkit / "lib" / "libcudart.so.13").write_text("the runtime")
+    monkeypatch.setattr(build, "pip_toolkit", lambda: toolkit)
+    monkeypatch.setattr(build, "find_nvcc", lambda: str(toolkit / "bin" / "nvcc"))
+    monkeypatch.setattr(cpp_extension, "CUDA_HOME", None)
+    monkeypatch.setattr(cpp_extension, "load", load)
+    build.load_extension(GPU)
+    assert cpp_extension.CUDA_HOME == str(toolkit)
+
+
 def test_builds_with_other_flags_have_other_folders(monkeypatch):
     folders = {build.cache_folder(target) for target in TARGETS.values()}
     monkeypatch.setattr(build, "FLAGS", (*build.FLAGS, "-lineinfo"))
@@ -508,8 +528,10 @@ def test_resident_blocks(name, registers, threads, shared_kb, expected):
 
 
 def test_a_grid_that_is_not_resident_on_the_smallest_card_fails():
-    target, launches = TARGETS["sm_86x64"], {width: Launch(544, 80 * 1024, 32768) for width in MODELS}
-    fits, fat = Compiled(96, 0, 0, 0), Compiled(128, 0, 0, 0)
+    target = TARGETS["sm_86x64"]
+    launches = {width: Launch(544, 80 * 1024, 32768) for width in MODELS}
+    fits = Compiled(96, 0, 0, 0)
+    fat = Compiled(128, 0, 0, 0)
     rows, failures = kernels.judge(target, 4, {256: fits, 1024: fits, 2048: fat}, launches)
     assert len(rows) == 3 and rows[2][:2] == ["sm_86x64", "RTX 3080 (68)"]
     assert failures == ["sm_86x64, 1.7B: no block fits a multiprocessor; not enough registers"]
@@ -532,8 +554,10 @@ def test_make_kernels_without_nvcc_says_so(tmp_path, monkeypatch):
 
 
 def test_targets_can_be_left_out(monkeypatch, capsys):
-    kept, compiled = ["sm_80x64", "sm_90ax128"], []
-    fits, launch = dict.fromkeys(MODELS, Compiled(96, 0, 0, 0)), dict.fromkeys(MODELS, Launch(544, 80 * 1024, 32768))
+    kept = ["sm_80x64", "sm_90ax128"]
+    compiled = []
+    fits = dict.fromkeys(MODELS, Compiled(96, 0, 0, 0))
+    launch = dict.fromkeys(MODELS, Launch(544, 80 * 1024, 32768))
     monkeypatch.setattr(kernels, "find_nvcc", lambda: "nvcc")
     monkeypatch.setattr(kernels, "compile_frame", lambda _nvcc, target: [(target.columns, fits, launch)])
     monkeypatch.setattr(kernels, "compile_others", lambda _nvcc, arch: compiled.append(arch))
@@ -560,8 +584,9 @@ def test_nvcc_is_looked_for_where_torch_looks(tmp_path, monkeypatch):
     assert build.find_nvcc() is None
 
 
-def test_nvcc_from_pip_is_found_last_and_can_be_linked_with(tmp_path, monkeypatch):
-    toolkit, own = tmp_path / "site" / "nvidia" / "cu13", tmp_path / "own"
+def test_nvcc_from_pip_is_found_last(tmp_path, monkeypatch):
+    toolkit = tmp_path / "site" / "nvidia" / "cu13"
+    own = tmp_path / "own"
     for folder in (toolkit, own):
         (folder / "bin").mkdir(parents=True)
         (folder / "bin" / "nvcc").write_text("#!/bin/sh\n")
@@ -578,10 +603,6 @@ def test_nvcc_from_pip_is_found_last_and_can_be_linked_with(tmp_path, monkeypatc
 
     monkeypatch.setattr(shutil, "which", without_cuda)
     assert build.find_nvcc() == str(toolkit / "bin" / "nvcc")
-
-    (toolkit / "lib").mkdir()
-    (toolkit / "lib" / "libcudart.so.13").write_text("the runtime")
-    assert (build._link_runtime(toolkit, tmp_path) / "libcudart.so").read_text() == "the runtime"
 
 
 def test_ninja_is_found_beside_python_where_path_does_not_lead(tmp_path, monkeypatch):

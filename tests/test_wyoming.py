@@ -81,11 +81,11 @@ def running(load: Callable[[], TTSEngine] = demo, **options) -> Iterator[Running
     """
     listener, failed, made = bind("127.0.0.1", 0), [], []
     port = listener.getsockname()[1]
-    of_service = {"limits": options.pop("limits", LIMITS), "voices": options.pop("voices", None)}
+    limits, voices = options.pop("limits", LIMITS), options.pop("voices", None)
     loop = asyncio.new_event_loop()
 
     async def main() -> None:
-        made.append(WyomingServer(EngineService(load, model="demo", **of_service), **options))
+        made.append(WyomingServer(EngineService(load, model="demo", limits=limits, voices=voices, defaults=options)))
         await made[0].run(listener)
 
     def run() -> None:
@@ -190,8 +190,7 @@ def ask(server: Running, *events, last=None) -> Heard:
 @pytest.fixture
 def seeds(server, monkeypatch) -> None:
     """Every request has the seed 5."""
-    request = server.service.request
-    monkeypatch.setattr(server.service, "request", lambda voice, **options: request(voice, seed=5, **options))
+    monkeypatch.setitem(server.service.defaults, "seed", 5)
 
 
 def streamed(server: Running, text: str) -> bytes:
@@ -341,12 +340,13 @@ def test_saved_voices_and_defaults(tiny, tmp_path):
         voices = Info.from_event(server.server.info).tts[0].voices
         assert [voice.name for voice in voices] == ["anna", "bert"] and "de" in voices[0].languages
         asked = []
-        request = server.service.request
-        server.service.request = lambda voice, **options: asked.append((voice, options)) or request(voice, **options)
+        begin = server.service.engine.begin
+        server.service.engine.begin = lambda text, request, *on: asked.append(request) or begin(text, request, *on)
         for voice in (None, SynthesizeVoice(name="anna"), SynthesizeVoice(language="fr")):
             ask(server, Synthesize("Hallo.", voice=voice))
-        asked = [(voice, options["language"]) for voice, options in asked]
-        assert asked == [("bert", "german"), ("anna", "german"), ("bert", "fr")]
+        assert [request.conditioning.language for request in asked] == ["german", "german", "french"]
+        saved = server.service.saved_voices.by_name
+        assert [request.conditioning.voice for request in asked] == [saved[name] for name in ("bert", "anna", "bert")]
         server.at_rest()
 
 

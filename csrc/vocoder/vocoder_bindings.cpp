@@ -52,38 +52,53 @@ qmk::History history(const Tensor& fresh, const Maybe& past, const Tensor& frame
           static_cast<int>(channels)};
 }
 
-void convolve(const Tensor& fresh, const Maybe& past, const Tensor& frames, int64_t room, int64_t rows,
-              int64_t dilation, const Tensor& weight, const Tensor& bias, const Maybe& residual, const Maybe& out,
-              const Maybe& activated, int64_t activation, const Maybe& frequency, const Maybe& scale, bool exact) {
-  const c10::cuda::CUDAGuard guard(fresh.device());
+// What Python hands over for a qmk::Convolution, by these names.
+struct ConvolutionTensors {
+  Tensor fresh;            // [room * rows][channels], halves
+  Maybe past;              // [slots][(taps - 1) * dilation][channels], halves; none where that is no row
+  Tensor frames;           // int32, a qmk::Frames
+  int64_t room, rows;      // frames, at most; rows of a frame
+  int64_t dilation;        // rows from tap to tap
+  Tensor weight;           // fp16 [taps][channels / kChannelTile][columns][2 * kChannelTile]
+  Tensor bias;             // [columns]
+  Maybe residual;          // [room * rows][columns], added
+  Maybe out;               // [room * rows][columns], the sum
+  Maybe activated;         // [room * rows][columns], halves of the activated sum
+  int64_t activation;      // a qmk::Activation
+  Maybe frequency, scale;  // [channels_out], SnakeBeta's
+  bool exact;              // products as precise as fp32's, or as TF32's
+};
+
+void convolve(const ConvolutionTensors& t) {
+  const c10::cuda::CUDAGuard guard(t.fresh.device());
   TORCH_CHECK(
-      weight.dim() == 4 && weight.size(3) == 2 * qmk::kChannelTile,
+      t.weight.dim() == 4 && t.weight.size(3) == 2 * qmk::kChannelTile,
       message("weight must be [taps, channels / ", qmk::kChannelTile, ", columns, ", 2 * qmk::kChannelTile, "]"));
-  const int64_t taps = weight.size(0), channels = weight.size(1) * qmk::kChannelTile, columns = weight.size(2),
-                values = room * rows * columns;
+  const int64_t taps = t.weight.size(0), channels = t.weight.size(1) * qmk::kChannelTile, columns = t.weight.size(2),
+                values = t.room * t.rows * columns;
   qmk::Convolution c{};
-  c.in = history(fresh, past, frames, room, rows, channels);
-  TORCH_CHECK(c.in.kept == (taps - 1) * dilation,
-              message("the past must be ", (taps - 1) * dilation, " rows, got ", c.in.kept));
+  c.in = history(t.fresh, t.past, t.frames, t.room, t.rows, channels);
+  TORCH_CHECK(c.in.kept == (taps - 1) * t.dilation,
+              message("the past must be ", (taps - 1) * t.dilation, " rows, got ", c.in.kept));
   TORCH_CHECK(columns % qmk::kChannelTile == 0,
               message("columns must be a multiple of ", qmk::kChannelTile, ", got ", columns));
   c.taps = static_cast<int>(taps);
-  c.dilation = static_cast<int>(dilation);
-  c.weight = reinterpret_cast<const uint16_t*>(data<c10::Half>(weight, 1, "weight"));
-  c.bias = data(bias, columns, "bias");
+  c.dilation = static_cast<int>(t.dilation);
+  c.weight = reinterpret_cast<const uint16_t*>(data<c10::Half>(t.weight, 1, "weight"));
+  c.bias = data(t.bias, columns, "bias");
   c.columns = static_cast<int>(columns);
-  c.residual = maybe(residual, values, "residual");
-  c.out = maybe(out, values, "out");
-  c.activation = static_cast<qmk::Activation>(activation);
-  c.activated = maybe(activated, values, "activated");
+  c.residual = maybe(t.residual, values, "residual");
+  c.out = maybe(t.out, values, "out");
+  c.activation = static_cast<qmk::Activation>(t.activation);
+  c.activated = maybe(t.activated, values, "activated");
   if (c.activation == qmk::Activation::kSnake) {
-    TORCH_CHECK(frequency && scale, "SnakeBeta needs frequency and scale");
-    c.channels_out = static_cast<int>(frequency->numel());
-    c.frequency = data(*frequency, 1, "frequency");
-    c.scale = data(*scale, c.channels_out, "scale");
+    TORCH_CHECK(t.frequency && t.scale, "SnakeBeta needs frequency and scale");
+    c.channels_out = static_cast<int>(t.frequency->numel());
+    c.frequency = data(*t.frequency, 1, "frequency");
+    c.scale = data(*t.scale, c.channels_out, "scale");
   }
-  c.exact = exact;
-  check(qmk::convolve(c, stream_of(fresh)));
+  c.exact = t.exact;
+  check(qmk::convolve(c, stream_of(t.fresh)));
 }
 
 void depthwise_norm(const Tensor& fresh, const Tensor& past, const Tensor& frames, int64_t room, int64_t rows,
@@ -327,6 +342,12 @@ class Pushes {
 }  // namespace
 
 void bind_vocoder(pybind11::module_& m) {
+  using namespace pybind11::literals;
+  pybind11::class_<ConvolutionTensors>(m, "Convolution", pybind11::module_local())
+      .def(pybind11::init<Tensor, Maybe, Tensor, int64_t, int64_t, int64_t, Tensor, Tensor, Maybe, Maybe, Maybe,
+                          int64_t, Maybe, Maybe, bool>(),
+           pybind11::kw_only(), "fresh"_a, "past"_a, "frames"_a, "room"_a, "rows"_a, "dilation"_a, "weight"_a, "bias"_a,
+           "residual"_a, "out"_a, "activated"_a, "activation"_a, "frequency"_a, "scale"_a, "exact"_a);
   m.def("convolve", &convolve);
   m.def("depthwise_norm", &depthwise_norm);
   m.def("transform", &transform);

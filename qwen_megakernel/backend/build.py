@@ -299,7 +299,9 @@ def _built(library: Path, target: Target, fp8: Collection[str]) -> ModuleType:
     with tempfile.TemporaryDirectory(prefix="building-", dir=library.parent) as folder:
         if (toolkit := pip_toolkit()) and Path(nvcc).is_relative_to(toolkit):
             cpp_extension.CUDA_HOME = str(toolkit)
-            linker = [f"-L{_link_runtime(toolkit, Path(folder))}"]
+            # The linker looks for libcudart.so, and pip's package has only libcudart.so.13.
+            Path(folder, "libcudart.so").symlink_to(next((toolkit / "lib").glob("libcudart.so.*")))
+            linker = [f"-L{folder}"]
         os.environ.update(told)
         try:
             module: ModuleType = cpp_extension.load(
@@ -316,19 +318,11 @@ def _built(library: Path, target: Target, fp8: Collection[str]) -> ModuleType:
                     del os.environ[name]
                 else:
                     os.environ[name] = value
-        built = Path(folder) / library.name
+        built = Path(folder, library.name)
         if built.exists():  # torch gives the file of a process's second attempt another name, which others cannot load
             built.replace(library)
             module.__file__ = str(library)
     return module
-
-
-def _link_runtime(toolkit: Path, folder: Path) -> Path:
-    """A folder with libcudart.so, the name that the linker looks for. pip's package has only libcudart.so.13."""
-    link = folder / "lib" / "libcudart.so"
-    link.parent.mkdir()
-    link.symlink_to(next((toolkit / "lib").glob("libcudart.so.*")))
-    return link.parent
 
 
 def _imported(library: Path) -> ModuleType:

@@ -99,11 +99,7 @@ def blocks_per_multiprocessor(target: Target, registers: int, threads: int, shar
 
 
 def compile_frame(nvcc: str, target: Target) -> list[tuple[int, dict[int, Compiled], dict[int, Launch]]]:
-    """Compile a target's one or two frame kernels: for each its columns and what ptxas and footprint.cu say.
-
-    Raises:
-        BackendError: the compiler's message.
-    """
+    """Compile a target's one or two frame kernels: for each its columns and what ptxas and footprint.cu say."""
     with tempfile.TemporaryDirectory() as folder:
         program = Path(folder) / "footprint"
         source = source_folder() / "frame/footprint.cu"
@@ -119,11 +115,7 @@ def compile_frame(nvcc: str, target: Target) -> list[tuple[int, dict[int, Compil
 
 
 def compile_others(nvcc: str, arch: str) -> None:
-    """Compile the kernels that fit any card.
-
-    Raises:
-        BackendError: the compiler's message.
-    """
+    """Compile the kernels that fit any card."""
     with tempfile.TemporaryDirectory() as folder:
         for name in OTHER_KERNELS:
             compiled = Path(folder) / f"{Path(name).stem}.o"
@@ -131,11 +123,7 @@ def compile_others(nvcc: str, arch: str) -> None:
 
 
 def check_binding(nvcc: str, name: str) -> None:
-    """Check the syntax of one of `BINDINGS` with torch's headers. Otherwise mistakes appear only on a GPU machine.
-
-    Raises:
-        BackendError: the compiler's message.
-    """
+    """Check the syntax of one of `BINDINGS` with torch's headers. Otherwise mistakes appear only on a GPU machine."""
     with tempfile.TemporaryDirectory() as folder:
         # A torch without CUDA lacks this header, which holds only its build options.
         choices = Path(folder) / "c10/cuda/impl/cuda_cmake_macros.h"
@@ -148,6 +136,7 @@ def check_binding(nvcc: str, name: str) -> None:
 
 
 def _compile(command: Sequence[str | Path], what: str) -> subprocess.CompletedProcess[str]:
+    """Raise the compiler's message as a BackendError."""
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise BackendError(f"{what}: {' '.join(map(str, command))} failed:\n{done.stdout}{done.stderr}")

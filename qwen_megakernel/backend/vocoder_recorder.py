@@ -21,7 +21,7 @@ class _Nothing:
     """In the extension's place: calls nothing."""
 
     def __getattr__(self, name: str) -> Callable[..., None]:
-        return lambda *_arguments: None
+        return lambda *_arguments, **_named: None
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,10 +145,11 @@ class Recorder:
             out = self._buffer(out, values)
         after = self._buffer(activated, values) if activated else None
         frequency, scale = k.weights.snakes[snake] if snake else (None, None)
-        self._extension.convolve(
-            x, self._past(keep, x, rows) if keep else None, self._m.frames, self._room, rows, dilation, weight, bias,
-            residual, out, after, SNAKE if snake else activation, frequency, scale, k.exact,
-        )  # fmt: skip
+        self._extension.convolve(self._extension.Convolution(
+            fresh=x, past=self._past(keep, x, rows) if keep else None, frames=self._m.frames, room=self._room,
+            rows=rows, dilation=dilation, weight=weight, bias=bias, residual=residual, out=out, activated=after,
+            activation=SNAKE if snake else activation, frequency=frequency, scale=scale, exact=k.exact,
+        ))  # fmt: skip
         result = out if after is None else after
         assert result is not None, "`out` or `activated` is given"
         return result

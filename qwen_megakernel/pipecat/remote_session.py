@@ -89,7 +89,7 @@ class RemoteSession:
             if isinstance(item, bytes):
                 yield Sound(np.frombuffer(item, "<i2").astype(np.float32) / 32767)
             elif item["type"] == "begin":
-                yield Began(item["seed"])
+                yield Began(item.get("seed", 0))
             elif item["type"] == "words":
                 cut = context.trimmed_s - self._trimmed_before_s
                 yield Words([(word, max(0.0, at - cut)) for word, at in item["words"]])
@@ -99,7 +99,7 @@ class RemoteSession:
                 why: str | None = None
                 if item["finish_reason"] == "length" and not context.capped:
                     why = f"speech was cut after {seconds:.1f} s, at its slot's or checkpoint's limit: shorten the text"
-                yield Ended(item["finish_reason"], seconds, item["compute_seconds"], item["seed"], cut=why)
+                yield Ended(item["finish_reason"], seconds, item.get("compute_seconds", 0.0), item["seed"], cut=why)
                 return
 
     async def _end_late_text(self, context: AudioContext) -> None:
