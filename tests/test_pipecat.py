@@ -168,7 +168,7 @@ def test_a_pause_is_silence_and_words_behind_it_come_later(make, mode):
 @pytest.mark.parametrize("service", [MegakernelTTSService, MegakernelWebsocketTTSService])
 def test_tokens_cannot_have_the_layout_of_whole_text(service):
     where = {"model": "demo"} if service is MegakernelTTSService else {"url": "ws://localhost"}
-    for mode, message in ((True, "in TOKEN mode text comes in pieces: leave"), ("no", "must be True, False")):
+    for mode, message in ((True, "in TOKEN mode text comes in pieces: leave"), ("no", "non_streaming_mode must be")):
         settings = service.Settings(voice="ada", non_streaming_mode=mode)
         with pytest.raises(RequestError, match=message):
             service(settings=settings, text_aggregation_mode=TOKEN, **where)
@@ -377,9 +377,9 @@ WRONG = [
     ({"language": 7}, LanguageError, "language must be a string|got int"),
     ({"temperature": -1.0}, SamplingError, "temperature"),
     ({"top_p": 1.5}, SamplingError, "top_p"),
-    ({"speed": 5}, RequestError, "speed must be a number from 0.25 to 4.0, got 5"),
-    ({"speed": True}, RequestError, "speed must be a number from 0.25 to 4.0, got True"),
-    ({"speed": "fast"}, RequestError, "speed must be a number from 0.25 to 4.0, got 'fast'"),
+    ({"speed": 5}, RequestError, "speed must be a number from 0.25 to 4(.0)?, got 5"),
+    ({"speed": True}, RequestError, "speed must be a number from 0.25 to 4(.0)?, got True"),
+    ({"speed": "fast"}, RequestError, "speed must be a number from 0.25 to 4(.0)?, got 'fast'"),
     ({"instruct": 7}, RequestError, "instruct must be a string"),
     ({"normalize": "yes"}, RequestError, "normalize must be one of"),
     ({"normalize": 1}, RequestError, "normalize must be one of"),
