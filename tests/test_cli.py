@@ -288,7 +288,7 @@ def test_a_device_that_is_not_taken_is_told_which_are(capsys):
             "error: --output -: standard output cannot be written: No space left",
             marks=pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux"),
         ),
-        ("a closed pipe", ""),
+        pytest.param("a closed pipe", "", marks=pytest.mark.slow),
     ],
 )
 @pytest.mark.parametrize(
@@ -375,7 +375,7 @@ def test_without_its_packages_serve_prints_the_command(monkeypatch, capsys):
     assert "serving needs fastapi: in the checkout, pip install -e '.[serve]'" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("port", ["taken", "99999", "-5"])
+@pytest.mark.parametrize("port", ["taken", *(pytest.param(port, marks=pytest.mark.slow) for port in ("99999", "-5"))])
 def test_a_port_that_cannot_be_had_ends_the_server_in_order(port):
     """Before anything is loaded: a process that ends while a thread is inside torch aborts."""
     with socket.socket() as taken:
