@@ -89,7 +89,7 @@ def main(argv: list[str] | None = None) -> int:
         parser.error(f"unknown arguments: {' '.join(others)}")
     try:
         make_stt(args)  # wrong options are told now, not to the first caller
-        args.speech = voice_options(args, "demo")
+        voice_options(args, "demo")
         if not args.bot:
             speak(args)
         elif args.local_audio:
@@ -147,7 +147,7 @@ async def loaded_engine(args: argparse.Namespace):
 
 
 async def make_tts(args: argparse.Namespace, engine: TTSEngine) -> MegakernelTTSService:
-    options = {**args.speech}
+    options = {**voice_options(args, "demo")}
     if args.ref_audio is not None:
         options["voice"] = await asyncio.to_thread(engine.create_voice, args.ref_audio, args.ref_text)
     elif speaker := options.pop("speaker", None):

@@ -224,6 +224,7 @@ def test_however_many_slots_the_files_are_the_same():
     assert contents("out1") == contents("out2") == contents("out5") and len(contents("out1")) == len(LINES) + 1
 
 
+@pytest.mark.slow
 def test_what_is_done_is_not_done_again(capsys):
     said = [{"id": name, "text": "Yes."} for name in "abc"]
     assert batch(jsonl("in.jsonl", *said), "-o", "out") == 0

@@ -400,6 +400,7 @@ def test_a_pause_in_the_text_is_as_long_as_it_says():
     assert soundfile.info("x.wav").frames - loud[-1] == pytest.approx(2 * RATE, abs=24)
 
 
+@pytest.mark.slow
 def test_however_many_slots_the_samples_are_the_same(capsysbinary, monkeypatch):
     said, opened, stream = [], [], TTSEngine.stream
 

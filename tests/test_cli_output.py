@@ -31,7 +31,7 @@ from qwen_megakernel.speech.encoders import ENDINGS, FORMATS
 ROOT = Path(__file__).parents[1]
 DEMO = [sys.executable, str(ROOT / "demo_pipeline.py")]
 RATE = 24000
-TEXT = "Hello there, this is a sentence of some length."
+TEXT = "Hello there, it is late."
 
 
 def speak(*args: object) -> int:

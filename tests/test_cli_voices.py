@@ -59,6 +59,7 @@ def test_makes_a_voice_that_speak_and_the_engine_take(base, recordings, tmp_path
     assert (tmp_path / "a.wav").read_bytes() == (tmp_path / "b.wav").read_bytes()
 
 
+@pytest.mark.slow
 def test_no_trim_keeps_the_recording_whole(base, tmp_path, engine_for):
     path = tmp_path / "padded.wav"
     soundfile.write(path, np.concatenate([np.zeros(RATE), reference_audio()]), RATE, subtype="FLOAT")

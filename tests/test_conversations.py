@@ -340,7 +340,13 @@ async def converse(scripts: dict[str, Script], make) -> dict[str, Talk | BaseExc
     return dict(zip(scripts, talks, strict=True))
 
 
-@pytest.fixture(scope="module", params=[(kind, mode) for kind in SERVICES for mode in MODES], ids="-".join)
+QUICK_WAYS = [("local", "tokens"), ("remote", "sentences")]
+WAYS = QUICK_WAYS + [
+    pytest.param(way, marks=pytest.mark.slow) for way in (("local", "sentences"), ("remote", "tokens"))
+]
+
+
+@pytest.fixture(scope="module", params=WAYS, ids="-".join)
 def how(request, engines, urls):
     """The mode, and a function that makes a service of one kind in this mode for a script."""
     kind, mode = request.param

@@ -26,6 +26,7 @@ from websockets.exceptions import ConnectionClosed
 from qwen_megakernel import BackendError, TTSEngine
 from qwen_megakernel.server.limits import Limits
 
+SHORT = "Hello there."
 LIMITS = Limits(max_text=600, max_body=8192, contexts=3, idle_s=10 * PATIENCE_S, total_s=10 * PATIENCE_S)
 SOCKETS = {name: entrance for name, entrance in ENTRANCES.items() if entrance.client}
 at_every_entrance = pytest.mark.parametrize("entrance", ENTRANCES.values(), ids=ENTRANCES)
@@ -45,16 +46,16 @@ def server():
 @pytest.mark.parametrize("mode", [None, True, False])
 def test_the_layout_of_whole_text_can_be_chosen(server, entrance, mode):
     settings = {} if mode is None else {"non_streaming_mode": mode}
-    heard = entrance.say(server, voice="MAX", language="en-US", **settings)
+    heard = entrance.say(server, SHORT, voice="MAX", language="en-US", **settings)
     mode = False if mode is None and entrance.streams else mode
-    assert heard.pcm == said(server, speaker="max", language="english", non_streaming_mode=mode)
+    assert heard.pcm == said(server, SHORT, speaker="max", language="english", non_streaming_mode=mode)
 
 
 @at_every_entrance
 @pytest.mark.parametrize("speed", [pytest.param(0.5, marks=pytest.mark.slow), 2])
 def test_the_speed_is_heard(server, entrance, speed):
     layout = {"non_streaming_mode": False} if entrance.streams else {}
-    assert entrance.say(server, speed=speed).pcm == said(server, speed=speed, **layout)
+    assert entrance.say(server, SHORT, speed=speed).pcm == said(server, SHORT, speed=speed, **layout)
 
 
 @at_every_entrance

@@ -140,7 +140,7 @@ def test_a_turn_of_three_sentences_has_one_start_and_one_stop(engine, make):
 
 @pytest.mark.parametrize("layout", [True, False])
 def test_the_layout_of_sentences_can_be_chosen_and_changed(engine, make, layout):
-    text = "Hello there, how are you?"
+    text = "Hello there."
     frames = [TTSSpeakFrame(text), update(non_streaming_mode=not layout), TTSSpeakFrame(text)]
     down, up = run(make(non_streaming_mode=layout), frames)
     expected = [said(engine, text, non_streaming_mode=how) for how in (layout, not layout)]
@@ -168,7 +168,7 @@ def test_a_pause_is_silence_and_words_behind_it_come_later(make, mode):
 @pytest.mark.parametrize("service", [MegakernelTTSService, MegakernelWebsocketTTSService])
 def test_tokens_cannot_have_the_layout_of_whole_text(service):
     where = {"model": "demo"} if service is MegakernelTTSService else {"url": "ws://localhost"}
-    for mode, message in ((True, "in TOKEN mode text comes in pieces: leave"), ("no", "must be True, False")):
+    for mode, message in ((True, "in TOKEN mode text comes in pieces: leave"), ("no", "non_streaming_mode must be")):
         settings = service.Settings(voice="ada", non_streaming_mode=mode)
         with pytest.raises(RequestError, match=message):
             service(settings=settings, text_aggregation_mode=TOKEN, **where)
@@ -198,7 +198,7 @@ def test_speech_starts_before_the_turn_ends(make):
     assert of(down[:end], TTSAudioRawFrame)
 
 
-@pytest.mark.parametrize("rate", [8000, 16000, 48000])
+@pytest.mark.parametrize("rate", [8000, *(pytest.param(rate, marks=pytest.mark.slow) for rate in (16000, 48000))])
 @in_both_modes
 def test_other_rates_have_all_of_it_and_a_first_chunk_with_sound(engine, make, rate, mode):
     down, _ = run(make(mode), turn("Hello there, how are you?"), rate)
@@ -326,7 +326,7 @@ def test_a_change_of_voice_is_heard_from_the_next_sentence_on(engine, make):
 
 @in_both_modes
 def test_the_speed_changes_in_mid_call(engine, make, mode):
-    text, frames = "Hello there, how are you?", []
+    text, frames = "Yes.", []
     for speed in (None, 2.0, 0.5, 1.0):
         frames += [update(speed=speed), *turn(text)]
     down, up = run(make(mode), frames)
@@ -377,9 +377,9 @@ WRONG = [
     ({"language": 7}, LanguageError, "language must be a string|got int"),
     ({"temperature": -1.0}, SamplingError, "temperature"),
     ({"top_p": 1.5}, SamplingError, "top_p"),
-    ({"speed": 5}, RequestError, "speed must be a number from 0.25 to 4.0, got 5"),
-    ({"speed": True}, RequestError, "speed must be a number from 0.25 to 4.0, got True"),
-    ({"speed": "fast"}, RequestError, "speed must be a number from 0.25 to 4.0, got 'fast'"),
+    ({"speed": 5}, RequestError, "speed must be a number from 0.25 to 4(.0)?, got 5"),
+    ({"speed": True}, RequestError, "speed must be a number from 0.25 to 4(.0)?, got True"),
+    ({"speed": "fast"}, RequestError, "speed must be a number from 0.25 to 4(.0)?, got 'fast'"),
     ({"instruct": 7}, RequestError, "instruct must be a string"),
     ({"normalize": "yes"}, RequestError, "normalize must be one of"),
     ({"normalize": 1}, RequestError, "normalize must be one of"),
@@ -524,6 +524,7 @@ def test_speech_that_its_slot_cuts_is_an_error_and_the_rest_no_part_of_the_conte
         assert "hears." not in [w.text.strip() for w in of(down, TTSTextFrame)]
 
 
+@pytest.mark.slow
 def test_a_sentence_of_few_characters_and_many_tokens_is_cut_into_pieces_that_fit(backend):
     text = "今天天气很好，我们去公园散步吧，然后一起吃饭，再回家休息一会儿，最后看看书。" * 2
     with backend.load(backend.folder(eos_gain=4.0), max_streams=1, max_positions=160) as engine:

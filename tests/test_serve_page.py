@@ -218,6 +218,7 @@ def test_a_text_that_is_dripped_in_is_the_streaming_layout(server, visit):
         assert seen.text("rtf") == "–", "it would count the waiting for words"
 
 
+@pytest.mark.slow
 def test_words_are_sent_while_they_are_typed(server, visit):
     with visit(server) as seen:
         seen.send_it("while I type")
@@ -249,6 +250,7 @@ def test_chinese_goes_by_characters(server, visit):
         assert [message["text"] for message in seen.texts()] == ["你", "好", " world", "。"]
 
 
+@pytest.mark.slow
 def test_stop_silences_at_once_and_the_next_one_is_whole(server, visit):
     cancelled = server.service.engine.metrics()["cancelled"]
     with visit(server) as seen:

@@ -134,6 +134,7 @@ def test_text_in_pieces_is_the_streaming_layout(server, client, fresh_seed):
     assert client.pcm["a"] == said(server, non_streaming_mode=False)
 
 
+@pytest.mark.slow
 def test_contexts_speak_side_by_side_each_as_if_alone(server, client):
     texts = {name: f"{TEXT} {name}" for name in ("eins", "zwei", "drei")}
     for number, (name, text) in enumerate(texts.items()):

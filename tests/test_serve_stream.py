@@ -110,9 +110,9 @@ def test_words_come_with_their_times(client):
     assert ends[:-1] == starts[1:] and ends[-1] == round(len(client.pcm) / 48000, 3)
 
 
-@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("whole", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_text_longer_than_a_slot_goes_on_behind_a_sentence(server, client, whole):
-    text = " ".join([TEXT] * 8 + ["The end."])
+    text = " ".join([TEXT] * 4 + ["The end."])
     client.configure(timestamp_type="word")
     done = client.hear(*([text] if whole else re.findall(r"\S+ ?", text)))
     assert done["error"] is False and client.words_of(done) == text.split()
@@ -121,8 +121,9 @@ def test_text_longer_than_a_slot_goes_on_behind_a_sentence(server, client, whole
     assert client.take()["total_sentences"] == 1
 
 
+@pytest.mark.slow
 def test_whole_text_longer_than_a_slot_is_cut_too(server, client):
-    text = " ".join([TEXT] * 8 + ["The end."])
+    text = " ".join([TEXT] * 4 + ["The end."])
     client.configure(non_streaming_mode=True, timestamp_type="word")
     pieces = server.service.engine.pieces(text, speaker="ada")
     assert client.words_of(client.hear(text)) == text.split()

@@ -149,8 +149,8 @@ class Server:
             await asyncio.sleep(self.pause)
 
     async def end(self, name: str, text: str, reason: str = "eos") -> None:
-        seconds = A_LETTER * len(text) / 24000
-        await self.send({"type": "end", "context": name, "finish_reason": reason, "seconds": seconds, "seed": 7})
+        took = {"seconds": A_LETTER * len(text) / 24000, "compute_seconds": 0.01}
+        await self.send({"type": "end", "context": name, "finish_reason": reason, "seed": 7} | took)
 
     async def fail(self, name: str | None, code: str, message: str) -> None:
         context = {"context": name} if name else {}
@@ -298,7 +298,7 @@ def test_a_cancel_frame_stops_at_once():
             return service
 
     service = asyncio.run(speak())
-    assert service._websocket is None and not service._utterances
+    assert service._websocket is None and not service._sessions
 
 
 # ---------------------------------------------------------------- settings
