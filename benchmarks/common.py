@@ -17,6 +17,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest import mock
 
 import torch
 
@@ -57,16 +58,10 @@ def commit() -> str:
 
 
 @contextlib.contextmanager
-def build_with(flag: str) -> Iterator[None]:
-    """Kernels made inside are built with one more compiler flag, e.g. "-DQMK_STAGE_CLOCK"."""
-    flags = build.FLAGS
-    build.FLAGS = (*flags, flag)
-    build._loaded.cache_clear()
-    try:
+def build_with(**other: tuple[str, ...]) -> Iterator[None]:
+    """Kernels made inside are built with another `FLAGS` or `SOURCES` of backend/build.py."""
+    with mock.patch.multiple(build, _loaded=functools.cache(build._loaded.__wrapped__), **other):
         yield
-    finally:
-        build.FLAGS = flags
-        build._loaded.cache_clear()
 
 
 def about(size: str) -> dict:

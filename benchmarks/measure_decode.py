@@ -16,7 +16,7 @@ import time
 import torch
 from common import about, build_with, commit, machine, positive, read_ms
 
-from qwen_megakernel.backend.build import load_extension
+from qwen_megakernel.backend import build
 from qwen_megakernel.backend.megakernel import STAGES, MegakernelFrameDecoder
 from qwen_megakernel.backend.torch_decoder import TorchFrameDecoder
 from qwen_megakernel.check.bench import weight_bytes
@@ -141,13 +141,13 @@ def main() -> None:
         kernel._launcher.seek(0, 0, 0)
         kernel._launcher.prefill(0, data[:n])
 
-    most = load_extension(device, parts_in(tensors)).MOST_COLUMNS  # rows of a launch
+    most = build.load_extension(device, parts_in(tensors)).MOST_COLUMNS  # rows of a launch
     for n in (1, 8, 10, 16, 40):
         report(
             f"kernel, prefill of {n} rows", times_ms(lambda n=n: prefill(n), args.frames), -(-n // most) * pass_floor
         )
     if args.stages:
-        with build_with("-DQMK_STAGE_CLOCK"):
+        with build_with(FLAGS=(*build.FLAGS, "-DQMK_STAGE_CLOCK")):
             clocked = MegakernelFrameDecoder(config, tensors, slots=max(args.columns), max_positions=limit)
         frames = Frames(clocked, config, sampling)
         for columns in args.columns:

@@ -2,7 +2,7 @@
 
     python benchmarks/measure_fp8.py [--size 0.6b 1.7b demo] [--model MODEL] [--frames 40] [--sentences 24]
 
-speed     (GPU) a frame's time by columns, its floor, its weights alone (a build that reads and multiplies), and memory
+speed     (GPU) a frame's time by columns, its floor, its weights alone (a kernel that reads and multiplies), and memory
 error     an utterance drawn in fp32 with the stored weights, its codes fed to other weights (teacher forcing): relative
           error of the weights, of the talker's hidden state layer by layer, of both kinds of logits; KL of the
           distributions that are drawn from, and the share of the true one that they leave out; how often the likeliest
@@ -27,11 +27,12 @@ from pathlib import Path
 
 import torch
 from common import build_with, commit, machine, positive, read_ms
-from measure_decode import Frames
+from measure_decode import Frames, times_ms
 from recogniser import INSTALLED, heard_words
 from torch import Tensor
 
 from qwen_megakernel import SamplingParams, TTSEngine
+from qwen_megakernel.backend import build
 from qwen_megakernel.backend.megakernel import MegakernelFrameDecoder, why_no_megakernel
 from qwen_megakernel.backend.select import select_device
 from qwen_megakernel.check.bench import weight_bytes
@@ -184,6 +185,25 @@ def show_errors(label: str, config: ModelConfig, tensors: Tensors, *utterance) -
 # ---------------------------------------------------------------- speed
 
 
+def weights_alone_ms(config: ModelConfig, stored: Tensors) -> float:
+    """A frame's time in which the kernel does nothing but read and multiply its weights."""
+    sources = tuple(name.replace("frame/frame.cu", "frame/weights_alone.cu") for name in build.SOURCES)
+    with build_with(SOURCES=sources):
+        kernel = MegakernelFrameDecoder(config, stored, slots=1, max_positions=512)
+    frames = Frames(kernel, config, GREEDY.over(config.sampling), checked=False)
+    # At position 0 there are no old keys and values to read; a prompt of one row computes none either.
+    frames.prompt = dataclasses.replace(frames.prompt, rows=frames.prompt.rows[:1])
+    slots = frames.begin(1, 0)
+
+    def frame() -> None:
+        kernel._launcher.seek(0, 0, 5)
+        frames.launch(slots)
+
+    times = times_ms(frame, 200)
+    frames.drain()
+    return float(times.median())
+
+
 @torch.inference_mode()
 def show_speed(label: str, config: ModelConfig, columns: list[int], device: torch.device) -> dict:
     """Uses random weights, which never end their speech."""
@@ -200,10 +220,7 @@ def show_speed(label: str, config: ModelConfig, columns: list[int], device: torc
         frames = Frames(kernel, config, sampling)
         ms = [float(frames.times_ms(count, 200, 200).median()) for count in columns]
         memory = kernel.weight_bytes
-        with build_with("-DQMK_WEIGHTS_ALONE"):
-            kernel = MegakernelFrameDecoder(config, stored, slots=1, max_positions=512)
-            frames = Frames(kernel, config, GREEDY.over(config.sampling), checked=False)
-            alone = float(frames.times_ms(1, 200, 200).median())
+        alone = weights_alone_ms(config, stored)
         _, read = weight_bytes({name: t.nbytes for name, t in stored.items()})
         floor = read_ms(read)
         results[weights] = {"ms": dict(zip(columns, ms, strict=True)), "alone_ms": alone, "floor_ms": floor}

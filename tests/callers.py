@@ -2,6 +2,7 @@
 
 import random
 import time
+from collections.abc import AsyncIterator
 
 import numpy as np
 import torch
@@ -19,6 +20,8 @@ from qwen_megakernel import (
 )
 from qwen_megakernel.checkpoint.config import ModelConfig
 from qwen_megakernel.checkpoint.load import Checkpoint
+from qwen_megakernel.speech.events import Sound
+from qwen_megakernel.speech.session import SpeechSession
 
 TEXTS = ("Yes.", "Hello there, how are you today?", "Well: 3 of us are here! It's fine, isn't it? So be it.")
 ACTIONS = ("whole", "pieces", "cancel", "abandon", "silent", "half", "raise", "wrong", "unread")
@@ -62,9 +65,16 @@ def say(utterance: Utterance, *pieces: str) -> Utterance:
     return utterance
 
 
+async def sounds(session: SpeechSession) -> AsyncIterator[np.ndarray]:
+    """The samples of its sounds."""
+    async for event in session.events():
+        if isinstance(event, Sound):
+            yield event.samples
+
+
 def parts_of(engine: TTSEngine, text: str, **request) -> list[str]:
     """What a text that comes in pieces is said as, one utterance a part."""
-    turn, parts = engine.turn(**request), [""]
+    turn, parts = engine.turn(engine.request(**request)), [""]
     for part in [*turn.push(text), *turn.flush()]:
         if isinstance(part, str):
             parts[-1] += part

@@ -44,7 +44,7 @@ class Running:
         self.stream_url = f"ws://127.0.0.1:{port}/v1/audio/speech/stream"
 
     def at_rest(self, seconds: float = PATIENCE_S) -> None:
-        until(lambda: not self.service.utterances and self.service.engine.health()["streams"] == 0, seconds)
+        until(lambda: not self.service.sessions and self.service.engine.health()["streams"] == 0, seconds)
 
 
 def audio_of(server: Running, text: str = TEXT, seed: int = 5, **options) -> Audio:
@@ -157,7 +157,7 @@ def asgi(load: Callable[[], TTSEngine], path: str, receive: Callable, send: Call
             try:
                 await asyncio.wait_for(app({"app": app} | scope, receive, send), PATIENCE_S)
             finally:
-                assert not service.utterances
+                assert not service.sessions
                 await asyncio.to_thread(until, lambda: service.engine.health()["streams"] == 0)
 
     asyncio.run(main())
@@ -170,12 +170,12 @@ def small_demo() -> TTSEngine:
 
 def hold_second_piece(monkeypatch, engine: TTSEngine) -> tuple[list[str], threading.Event]:
     """The pieces that the engine is given from now on, and an event that the second of them waits for."""
-    pieces, heard, submit = [], threading.Event(), engine.submit
+    pieces, heard, begin = [], threading.Event(), engine.begin
 
-    def wait_and_submit(piece, *args, **options):
-        pieces.append(piece)
+    def wait_and_begin(piece, *args, **options):
+        pieces.append(str(piece))
         assert len(pieces) == 1 or heard.wait(PATIENCE_S)
-        return submit(piece, *args, **options)
+        return begin(piece, *args, **options)
 
-    monkeypatch.setattr(engine, "submit", wait_and_submit)
+    monkeypatch.setattr(engine, "begin", wait_and_begin)
     return pieces, heard

@@ -216,6 +216,7 @@ def test_long_text_becomes_one_file():
 # ---------------------------------------------------------------- again, and after an end
 
 
+@pytest.mark.slow
 def test_however_many_slots_the_files_are_the_same():
     source = write("in.txt", "\n".join(LINES))
     for slots in (1, 2, 5):

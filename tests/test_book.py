@@ -4,6 +4,7 @@ import math
 import random
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import av
@@ -485,14 +486,13 @@ def test_a_chapter_that_was_whole_stays_and_the_next_is_absent(monkeypatch, caps
 
 
 def test_a_piece_that_ended_badly_is_said_again_and_the_others_are_not(monkeypatch, capsys):
-    submit, seeds = TTSEngine.submit, []
+    begin, seeds = TTSEngine.begin, []
 
-    def bad_at_first(self, text, *args, **request):
-        seeds.append((text, request["sampling"].seed))
-        bad = {"max_frames": 4} if seeds[-1] == ("Two", 3) else {}
-        return submit(self, text, *args, **(request | bad))
+    def bad_at_first(self, text, request, *args):
+        seeds.append((str(text), request.seed))
+        return begin(self, text, replace(request, max_frames=4) if seeds[-1] == ("Two", 3) else request, *args)
 
-    monkeypatch.setattr(TTSEngine, "submit", bad_at_first)
+    monkeypatch.setattr(TTSEngine, "begin", bad_at_first)
     assert speak("--text", "# One\n# Two\n# Yes", "-o", "x.wav", "--retries", 2) == 0
     assert sorted(seeds) == [("One", 3), ("Two", 3), ("Two", 4), ("Yes", 3)]
     assert "retries 1, because" in capsys.readouterr().out

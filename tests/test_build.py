@@ -8,6 +8,8 @@ import shlex
 import shutil
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -211,7 +213,7 @@ def test_a_build_of_other_sizes_is_refused():
 def test_every_source_is_compiled_under_a_name_of_its_own():
     """torch names objects by stem alone."""
     compiled = {path.relative_to(CSRC).as_posix() for suffix in ("cu", "cpp") for path in CSRC.rglob(f"*.{suffix}")}
-    assert compiled == {*build.SOURCES, "frame/footprint.cu"}
+    assert compiled == {*build.SOURCES, "frame/footprint.cu", "frame/weights_alone.cu"}
     assert len({Path(name).stem for name in build.SOURCES}) == len(build.SOURCES)
 
 
@@ -341,6 +343,22 @@ def test_says_why_torch_sees_no_gpu(cuda, driver, sentence, monkeypatch, capsys)
 # ---------------------------------------------------------------- building it
 
 
+def linked(name, settings, target, fp8=()):
+    """What `cpp_extension.load` leaves and returns."""
+    file = Path(settings["build_directory"]) / f"{name}.so"
+    file.write_text("the kernel")
+    return SimpleNamespace(__file__=str(file), **built_for(target, fp8))
+
+
+@pytest.fixture
+def fresh(machine, monkeypatch, tmp_path):
+    """The folder of an H200's build, on a pretended one, where nothing is built and no build is kept in memory."""
+    machine(*H200)
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    monkeypatch.setattr(build, "_loaded", build._loaded.__wrapped__)
+    return build.cache_folder(HOPPER)
+
+
 @pytest.mark.parametrize("name, torchs", [("sm_80x64", "8.0"), ("sm_90ax128", "9.0a"), ("sm_120ax32", "12.0a")])
 def test_both_compilers_get_the_targets_flags_and_the_log_says_where(
     name, torchs, machine, monkeypatch, tmp_path, caplog, capsys
@@ -350,8 +368,7 @@ def test_both_compilers_get_the_targets_flags_and_the_log_says_where(
     def load(name, sources, **settings):
         given.update(settings, name=name, arch=os.environ["TORCH_CUDA_ARCH_LIST"], path=os.environ["PATH"])
         assert all(Path(source).is_file() for source in sources)
-        file = Path(settings["build_directory"]) / f"{name}.so"
-        return SimpleNamespace(__file__=str(file), **built_for(target, ()))
+        return linked(name, settings, target)
 
     number = target.arch.rstrip("a")
     machine((int(number[:-1]), int(number[-1])), target.multiprocessors, target.card)
@@ -366,31 +383,21 @@ def test_both_compilers_get_the_targets_flags_and_the_log_says_where(
     assert given["path"] == os.environ["PATH"] + os.pathsep + "/tools"
     for flags in (given["extra_cflags"], given["extra_cuda_cflags"]):
         assert set(target.defines) <= set(flags)
-    assert f"building the kernel for {name} in {folder}" in caplog.text and folder.is_dir()
-    assert f"cached  in {folder}" in capsys.readouterr().out
-
-    caplog.clear()
-    (folder / f"{folder.name}.so").touch()
-    (folder / "lock").touch()
-    with caplog.at_level(logging.INFO, "qwen_megakernel"):
-        build.load_extension(GPU)
-    assert f"delete {folder / 'lock'}" in caplog.text and "building" not in caplog.text
+    assert f"building the kernel for {name} in {folder}" in caplog.text
+    assert capsys.readouterr().out.splitlines()[-1] == f"cached  in {folder}"
+    assert {file.name for file in folder.iterdir()} == {"lock", f"{folder.name}.so"}
 
 
-def test_builds_for_other_weights_have_their_own_flags(machine, monkeypatch, tmp_path):
+def test_builds_for_other_weights_have_their_own_flags(fresh, monkeypatch):
     flags = {}
 
     def load(name, sources, **settings):
         flags[name] = settings["extra_cuda_cflags"], settings["extra_cflags"]
         bits = next((int(flag.partition("=")[2]) for flag in settings["extra_cflags"] if "QMK_FP8" in flag), 0)
         fp8 = {part for i, part in enumerate(PARTS) if bits >> i & 1}
-        file = Path(settings["build_directory"]) / f"{name}.so"
-        return SimpleNamespace(__file__=str(file), **built_for(HOPPER, fp8))
+        return linked(name, settings, HOPPER, fp8)
 
-    machine((9, 0), 132, "NVIDIA H200")
     monkeypatch.setattr(cpp_extension, "load", load)
-    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
-    monkeypatch.setattr(build, "_loaded", build._loaded.__wrapped__)
     for weights in ("bf16", "fp8", "fp8-predictor"):
         assert cli.main(["build", "--weights", weights]) == 0
     told = [[flag for flag in both[0] if "FP8" in flag] for both in flags.values()]
@@ -398,6 +405,53 @@ def test_builds_for_other_weights_have_their_own_flags(machine, monkeypatch, tmp
     assert all(
         [flag for flag in both[1] if "FP8" in flag] == fp8 for both, fp8 in zip(flags.values(), told, strict=True)
     )
+
+
+def test_a_build_waits_for_another_one_and_goes_on_when_that_is_killed(fresh, monkeypatch, caplog):
+    monkeypatch.setattr(cpp_extension, "load", lambda name, _sources, **settings: linked(name, settings, HOPPER))
+    (fresh / "building-1234").mkdir(parents=True)
+    (fresh / "building-1234" / f"{fresh.name}.so").write_text("half a ker")
+    hold = "import fcntl, sys; f = open(sys.argv[1], 'a'); fcntl.flock(f, fcntl.LOCK_EX); print(flush=True); input()"
+    command = [sys.executable, "-c", hold, fresh / "lock"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe) as other, ThreadPoolExecutor() as pool:
+        other.stdout.readline()
+        with caplog.at_level(logging.INFO, "qwen_megakernel"):
+            loading = pool.submit(build.load_extension, GPU)
+            try:
+                while not loading.done() and "waiting for another process that builds" not in caplog.text:
+                    time.sleep(0.01)
+                assert not loading.done() and "building the kernel" not in caplog.text
+            finally:
+                other.kill()
+            loading.result()
+    assert {file.name for file in fresh.iterdir()} == {"lock", f"{fresh.name}.so"}
+    assert (fresh / f"{fresh.name}.so").read_text() == "the kernel"
+
+
+def test_a_failed_build_leaves_nothing_and_is_told(fresh, monkeypatch):
+    def load(_name, _sources, build_directory, **_settings):
+        (Path(build_directory) / "frame.o").touch()
+        raise RuntimeError("ninja: build stopped")
+
+    monkeypatch.setattr(cpp_extension, "load", load)
+    with pytest.raises(BackendError, match=f"could not be compiled in {fresh}: ninja: build stopped"):
+        build.load_extension(GPU)
+    assert [file.name for file in fresh.iterdir()] == ["lock"]
+
+
+@pytest.mark.parametrize("locks", [True, False])
+def test_what_another_process_built_is_loaded(locks, fresh, monkeypatch, caplog):
+    """Also from a folder that nobody can write, or whose file system has no locks."""
+    fresh.mkdir()
+    library = fresh / f"{fresh.name}.so"
+    library.write_text("the kernel")
+    if not locks:
+        (fresh / "lock").mkdir()  # so it cannot be opened
+    monkeypatch.setattr(build, "_imported", lambda file: linked(file.stem, {"build_directory": file.parent}, HOPPER))
+    with caplog.at_level(logging.INFO, "qwen_megakernel"):
+        assert build.load_extension(GPU).__file__ == str(library)
+    assert "building" not in caplog.text and "kernel ready after" in caplog.text
 
 
 def test_builds_with_other_flags_have_other_folders(monkeypatch):
@@ -527,9 +581,7 @@ def test_nvcc_from_pip_is_found_last_and_can_be_linked_with(tmp_path, monkeypatc
 
     (toolkit / "lib").mkdir()
     (toolkit / "lib" / "libcudart.so.13").write_text("the runtime")
-    for _ in range(2):  # a build that was killed left it behind
-        folder = build._link_runtime(toolkit, tmp_path)
-        assert (folder / "libcudart.so").read_text() == "the runtime"
+    assert (build._link_runtime(toolkit, tmp_path) / "libcudart.so").read_text() == "the runtime"
 
 
 def test_ninja_is_found_beside_python_where_path_does_not_lead(tmp_path, monkeypatch):

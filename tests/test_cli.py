@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -78,13 +79,13 @@ def test_written_text_becomes_words_and_pauses(tmp_path, engine_for):
 
 
 def test_a_file_says_again_what_ended_badly(tmp_path, monkeypatch, capsys):
-    submit, seeds = TTSEngine.submit, []
+    begin, seeds = TTSEngine.begin, []
 
-    def bad_at_first(self, *args, **request):
-        seeds.append(request["sampling"].seed)
-        return submit(self, *args, **(request | ({"max_frames": 4} if len(seeds) < 3 else {})))
+    def bad_at_first(self, text, request, *args):
+        seeds.append(request.seed)
+        return begin(self, text, replace(request, max_frames=4) if len(seeds) < 3 else request, *args)
 
-    monkeypatch.setattr(TTSEngine, "submit", bad_at_first)
+    monkeypatch.setattr(TTSEngine, "begin", bad_at_first)
     assert speak("--text", "Hello there.", "--output", tmp_path / "a.wav", "--seed", 1, "--retries", 4) == 0
     assert seeds == [1, 2, 3] and "retries 2, because speech did not find its end" in capsys.readouterr().out
     assert speak("--text", "Hello there.", "--output", tmp_path / "b.wav", "--seed", 3) == 0
@@ -164,6 +165,7 @@ def test_passes_on_how_to_say_it(tiny, tmp_path):
     assert (tmp_path / "x.wav").read_bytes() == said[2]
 
 
+@pytest.mark.slow
 def test_a_voice_is_kept_and_speaks_again(tiny, tmp_path):
     """By `speak` and by the demo, which say with the file what was said with the recording."""
     soundfile.write(tmp_path / "ref.wav", reference_audio(), 24000)
@@ -289,7 +291,11 @@ def test_a_device_that_is_not_taken_is_told_which_are(capsys):
         ("a closed pipe", ""),
     ],
 )
-@pytest.mark.parametrize("program", [["-m", "qwen_megakernel", "speak"], [str(ROOT / "demo_pipeline.py")]], ids=str)
+@pytest.mark.parametrize(
+    "program",
+    [["-m", "qwen_megakernel", "speak"], pytest.param([str(ROOT / "demo_pipeline.py")], marks=pytest.mark.slow)],
+    ids=["speak", "demo"],
+)
 def test_standard_output_that_cannot_be_written_ends_it_in_order(program, stdout, told):
     """Python itself would try once more at its exit, and complain."""
     command = [sys.executable, *program, "--text", "Hello.", "--output", "-"]

@@ -2,7 +2,6 @@
 
 import argparse
 import ast
-import asyncio
 import importlib.util
 import json
 import os
@@ -20,12 +19,10 @@ import pytest
 import soundfile
 import torch
 from cases import fine_tune, reference_audio
-from listener import PacedOutput
 from lora import write_adapter
-from pipecat.processors.frame_processor import FrameProcessor
 from safetensors.torch import load_file
 from serving import running
-from waiting import PATIENCE_S, until
+from waiting import until
 
 from qwen_megakernel import TTSEngine, cli
 from qwen_megakernel.checkpoint.load import PUBLISHED
@@ -46,7 +43,7 @@ NOT_RUN = {
     "qwen-megakernel serve": "runs until it is told to stop; tests/test_serve.py starts it",
     "qwen-megakernel wyoming": "runs until it is told to stop; tests/test_wyoming.py starts it",
     "qwen-megakernel build": "needs a GPU",
-    "python": "a bot runs until it is stopped (tests/test_bot_page.py, the examples below), a benchmark for minutes",
+    "python": "a bot runs until it is stopped (the examples below are tested), a benchmark for minutes",
     "make": "makes environments",
     "pip": "needs a network",
     "source": "is the shell's",
@@ -57,7 +54,11 @@ NOT_RUN = {
 
 FOREIGN_OPTIONS = {"--gpus": "docker", "--metrics-export-port": "ray"}
 PYTHON_ELSEWHERE = {"docs/livekit.md": "test_clients.py"}
-EXAMPLES_ELSEWHERE = {
+EXAMPLES = {
+    "minimal_bot.py": "test_pipecat_transports.py",
+    "token_mode.py": "test_pipecat_transports.py",
+    "change_voice.py": "test_pipecat_transports.py",
+    "two_bots.py": "test_pipecat_transports.py",
     "livekit_agent.py": "test_clients.py",
     "one_box.yaml": "test_serve_ray.py",
     "cluster.yaml": "test_serve_ray.py",
@@ -128,13 +129,6 @@ def fields_of(path: Path, name: str) -> set[str]:
             return fields_of(ROOT / (node.module.replace(".", "/") + ".py"), name)
     node = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
     return {field.target.id for field in node.body if isinstance(field, ast.AnnAssign)}
-
-
-def load_script(path: Path):
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 # ---------------------------------------------------------------- where it is run
@@ -224,7 +218,13 @@ def test_python_blocks_run_one_behind_the_other(name, workplace, request):
                 value.close()
 
 
-@pytest.mark.parametrize("name", [name for name in GUIDES if shell_blocks(name)])
+LONG = {f"docs/{name}.md" for name in ("verification", "benchmarks", "voices", "cards")}
+WITH_COMMANDS = [
+    pytest.param(name, marks=pytest.mark.slow if name in LONG else ()) for name in GUIDES if shell_blocks(name)
+]
+
+
+@pytest.mark.parametrize("name", WITH_COMMANDS)
 def test_command_lines_are_read_by_the_real_parsers_and_run_where_they_can(name, workplace, request, capsysbinary):
     missing = set()
     for block in shell_blocks(name):
@@ -324,72 +324,10 @@ def test_checkpoints_are_published_ones():
 # ---------------------------------------------------------------- examples
 
 
-class Room:
-    """A transport that hears the bot at the speed of speech."""
-
-    def __init__(self):
-        self.sound, self.handlers = PacedOutput(), {}
-
-    def input(self) -> FrameProcessor:
-        return _Silence()
-
-    def output(self) -> PacedOutput:
-        return self.sound
-
-    def event_handler(self, name: str):
-        return lambda handler: self.handlers.setdefault(name, handler)
-
-    async def happens(self, name: str) -> None:
-        await self.handlers[name](self, None)
-
-    @property
-    def is_loud(self) -> bool:
-        return np.abs(self.sound.samples, dtype=np.float32).max(initial=0) > 1000
-
-
-class _Silence(FrameProcessor):
-    async def process_frame(self, frame, direction):
-        await super().process_frame(frame, direction)
-        await self.push_frame(frame, direction)
-
-
-BOTS = sorted(path for path in ROOT.glob("examples/*.py") if path.name not in EXAMPLES_ELSEWHERE)
-
-
-@pytest.mark.parametrize("path", BOTS, ids=lambda path: path.stem)
-def test_an_example_greets_who_calls(path, hub):
-    example, room = load_script(path), Room()
-
-    async def create_transport(_runner_args, makers):
-        makers["webrtc"]()
-        return room
-
-    async def wait_until(condition, bot: asyncio.Task) -> None:
-        async with asyncio.timeout(PATIENCE_S):
-            while not condition():
-                assert not bot.done(), bot.exception()
-                await asyncio.sleep(0.01)
-
-    async def call():
-        engine = await example.MegakernelTTSService.warmup(example.MODEL, **getattr(example, "OPTIONS", {}))
-        bot = asyncio.create_task(example.bot(None))
-        await wait_until(lambda: len(room.handlers) == 2, bot)
-        try:
-            await room.happens("on_client_connected")
-            await wait_until(lambda: room.is_loud, bot)
-        finally:
-            await room.happens("on_client_disconnected")
-            await asyncio.wait_for(bot, PATIENCE_S)
-            await example.MegakernelTTSService.shutdown(engine)
-
-    example.create_transport = create_transport
-    asyncio.run(call())
-
-
-def test_every_other_example_is_tested_elsewhere():
-    others = {path.name for path in ROOT.glob("examples/**/*") if path.is_file() and path.suffix != ".pyc"}
-    assert others - {path.name for path in BOTS} == set(EXAMPLES_ELSEWHERE)
-    for name, test in EXAMPLES_ELSEWHERE.items():
+def test_every_example_is_tested():
+    there = {path.name for path in ROOT.glob("examples/**/*") if path.is_file() and path.suffix != ".pyc"}
+    assert there == set(EXAMPLES)
+    for name, test in EXAMPLES.items():
         assert Path(name).stem in (ROOT / "tests" / test).read_text(encoding="utf-8")
 
 

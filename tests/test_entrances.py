@@ -51,7 +51,7 @@ def test_the_layout_of_whole_text_can_be_chosen(server, entrance, mode):
 
 
 @at_every_entrance
-@pytest.mark.parametrize("speed", [0.5, 2])
+@pytest.mark.parametrize("speed", [pytest.param(0.5, marks=pytest.mark.slow), 2])
 def test_the_speed_is_heard(server, entrance, speed):
     layout = {"non_streaming_mode": False} if entrance.streams else {}
     assert entrance.say(server, speed=speed).pcm == said(server, speed=speed, **layout)
@@ -79,13 +79,13 @@ REFUSED = [
     (ALL, "language", "klingon", r"unknown language 'klingon'; known: auto, english \(en\)"),
     (WEB, "instructions", "Slowly.", "leave them out"),
     (ALL, "instructions", "x" * 2001, "instructions .*at most 2000"),
-    (ALL, "speed", 4.5, f"{SPEED} from 0.25 to 4.0, got 4.5"),
-    (ALL, "speed", 10**400, f"{SPEED} from 0.25 to 4.0, got 1000"),
-    (ALL, "speed", float("nan"), f"{SPEED} from 0.25 to 4.0, got nan"),
+    (ALL, "speed", 4.5, f"{SPEED} from 0.25 to 4, got 4.5"),
+    (ALL, "speed", 10**400, f"{SPEED} from 0.25 to 4, got 1000"),
+    (ALL, "speed", float("nan"), f"{SPEED} from 0.25 to 4, got nan"),
     (ALL, "speed", True, f"{SPEED}.*got True"),
     (ALL, "speed", "2", f"{SPEED}.*got '2'"),
     (ALL, "seed", -1, "seed must be"),
-    (HTTP, "seed", 2**63, "seed must be"),
+    (ALL, "seed", 2**64, "seed must be"),
     (ALL, "seed", True, "seed must be an integer.*got True"),
     (ALL, "seed", "5", "seed must be an integer.*got '5'"),
     (ALL, "normalize", "yes", "normalize must be .*got 'yes'"),
@@ -94,7 +94,7 @@ REFUSED = [
     (ALL, "non_streaming_mode", 1, "non_streaming_mode must be true or false, got 1"),
     (ALL, "temperature", 0, "temperature"),
     (ALL, "ref_audio", "/etc/passwd", "ref_audio"),
-    (ALL, "dance", 1, "unknown (field|setting) 'dance'.*; known: "),
+    (ALL, "dance", 1, "unknown (field|option) 'dance'.*; known: "),
     (HTTP, "text", "", "input"),
     (HTTP, "text", "\ud800", "input"),
     (HTTP, "voice", {"id": "alloy"}, "unknown voice 'alloy'; known: ada"),

@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from qwen_megakernel.backend.build import load_extension
 from qwen_megakernel.backend.megakernel import MegakernelFrameDecoder
 from qwen_megakernel.backend.pack import places
-from qwen_megakernel.backend.sizes import PAGE, padded_mlp
+from qwen_megakernel.backend.sizes import PAGE_POSITIONS as PAGE
+from qwen_megakernel.backend.sizes import padded_mlp
 from qwen_megakernel.checkpoint.config import GREEDY, ModelConfig, SamplingParams
 from qwen_megakernel.checkpoint.fp8 import WEIGHTS, dequantized, quantized
 from qwen_megakernel.checkpoint.load import DEMO_FOLDER

@@ -62,6 +62,7 @@ def test_the_diagram_in_the_docs_is_the_one_that_is_drawn(tmp_path):
         assert {"talker", "code predictor", "16 codes", "vocoder"} <= set(texts(path))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")
 def test_the_pages_are_photographed_light_and_dark(tmp_path):
     from PIL import Image

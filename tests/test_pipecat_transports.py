@@ -147,6 +147,7 @@ def test_after_an_interruption_the_context_holds_the_words_that_were_heard(engin
     assert np.abs(after[: len(expected)].astype(int) - expected).max() <= 1
 
 
+@pytest.mark.slow
 def test_four_pipelines_at_once_hear_what_each_would_hear_alone(engine):
     texts = ["Hello there.", "How are you?", "One two three.", "It is a fine day."]
 
@@ -416,6 +417,7 @@ def is_heard(heard: np.ndarray, expected: np.ndarray) -> bool:
     return np.correlate(heard, piece, "valid").max() > 0.99 * np.square(piece).sum()
 
 
+@pytest.mark.slow
 def test_the_demos_bot_is_typed_to_in_the_terminal(engine):
     heard = asyncio.run(typed_chat(load_script("demo_pipeline.py"), "Count to three."))
     assert is_heard(heard, said(engine, "One, two, three."))
@@ -461,7 +463,7 @@ def test_the_demos_bot_asks_an_openai_compatible_server(engine, monkeypatch):
 
 
 @webrtc
-@pytest.mark.parametrize("name", ["minimal_bot", "token_mode"])
+@pytest.mark.parametrize("name", ["minimal_bot", pytest.param("token_mode", marks=pytest.mark.slow)])
 def test_examples_that_talk(name):
     bot = load_script(f"examples/{name}.py").bot
     caller = asyncio.run(chat(bot, "Hello! What", ("Count to three.", "One, two, three.")))

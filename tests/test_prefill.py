@@ -10,7 +10,8 @@ import torch.nn.functional as F
 
 from qwen_megakernel.backend import paged_prefill as prefill
 from qwen_megakernel.backend.pack import pack_stack, places
-from qwen_megakernel.backend.sizes import PAGE, padded_mlp
+from qwen_megakernel.backend.sizes import PAGE_POSITIONS as PAGE
+from qwen_megakernel.backend.sizes import padded_mlp
 from qwen_megakernel.checkpoint.load import Checkpoint
 from qwen_megakernel.model.transformer import KVCache, Transformer, apply_rope, rope_tables
 

@@ -268,6 +268,7 @@ def request_bytes(text: str, response_format: str = "pcm") -> bytes:
     return head.encode() + b"\r\n\r\n" + body
 
 
+@pytest.mark.slow
 def test_500_connects_and_aborts_leave_nothing(server):
     for i in range(500):
         with socket.create_connection(("127.0.0.1", server.port)) as line:
@@ -311,8 +312,8 @@ def test_who_hangs_up_in_the_queue_leaves_it(server):
     with slots_taken(server.service.engine):
         with socket.create_connection(("127.0.0.1", server.port)) as line:
             line.sendall(request_bytes(TEXT))
-            until(lambda: len(server.service.utterances) == 1)
-        until(lambda: not server.service.utterances)
+            until(lambda: len(server.service.sessions) == 1)
+        until(lambda: not server.service.sessions)
     server.at_rest()
 
 
@@ -435,6 +436,7 @@ def test_a_process_whose_engine_died_ends_for_its_supervisor(process):
     assert server.wait(timeout=PATIENCE_S) == 70
 
 
+@pytest.mark.slow
 def test_sigterm_lets_what_is_being_said_be_said(process):
     server, url = process("lives")
     text, seed = " ".join([TEXT] * 3), 3

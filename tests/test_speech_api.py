@@ -5,6 +5,7 @@ import io
 import json
 import socket
 import threading
+from dataclasses import replace
 from urllib.parse import quote
 
 import httpx
@@ -104,11 +105,13 @@ def test_speech_that_is_cut_ends_its_events_with_an_error(tiny, caplog):
     assert "Traceback" not in caplog.text
 
 
-SLOW = [pytest.param(name, "sse", marks=pytest.mark.slow) for name in ("opus", "aac", "wav")]
-STREAMED = [("pcm", "audio"), ("mp3", "audio"), ("opus", "audio"), ("aac", "audio"), ("wav", "audio"), ("mp3", "sse")]
+STREAMED = [("pcm", "audio"), ("mp3", "audio"), ("mp3", "sse")]
+STREAMED += [
+    pytest.param(name, how, marks=pytest.mark.slow) for name in ("opus", "aac", "wav") for how in ("audio", "sse")
+]
 
 
-@pytest.mark.parametrize("name, stream_format", STREAMED + SLOW)
+@pytest.mark.parametrize("name, stream_format", STREAMED)
 def test_formats_come_while_they_are_made(server, monkeypatch, name, stream_format):
     """The second piece of the text is not begun before the first was heard."""
     pieces, heard = hold_second_piece(monkeypatch, server.service.engine)
@@ -229,14 +232,13 @@ def test_written_text_is_normalized_and_pauses_are_silence():
 
 def bad_ends(monkeypatch, engine: TTSEngine, whys: list[str]) -> list[int]:
     """So does each utterance that is said from now on end, by a limit of frames. Seeds that they are said with."""
-    submit, seeds, whys = engine.submit, [], iter(whys)
+    begin, seeds, whys = engine.begin, [], iter(whys)
 
-    def limited(*args, **request):
-        seeds.append(request["sampling"].seed)
-        most = {"max_frames": 6} if next(whys) == "length" else {}
-        return submit(*args, **(request | most))
+    def limited(text, request, *args):
+        seeds.append(request.seed)
+        return begin(text, replace(request, max_frames=6) if next(whys) == "length" else request, *args)
 
-    monkeypatch.setattr(engine, "submit", limited)
+    monkeypatch.setattr(engine, "begin", limited)
     return seeds
 
 
@@ -323,31 +325,31 @@ def test_a_batch_holds_whole_files(server, name):
 
 def test_a_batch_takes_all_slots_and_no_more(server, monkeypatch):
     engine, most, together = server.service.engine, 0, threading.Barrier(SLOTS)
-    submit = engine.submit
+    begin = engine.begin
 
-    def count_and_submit(*args, **options):
+    def count_and_begin(*args):
         nonlocal most
         if most < SLOTS:  # the first ones wait for each other: they are there at the same time
             together.wait(PATIENCE_S)
-        most = max(most, len(server.service.utterances))
-        return submit(*args, **options)
+        most = max(most, len(server.service.sessions))
+        return begin(*args)
 
-    monkeypatch.setattr(engine, "submit", count_and_submit)
+    monkeypatch.setattr(engine, "begin", count_and_begin)
     assert len(entries(post(server, BATCH, inputs=["Hi there."] * 6, response_format="pcm"))) == 6
     assert most == SLOTS
 
 
 def test_a_batch_waits_for_slots_that_others_have(server, monkeypatch):
     engine, refused = server.service.engine, []
-    submit = engine.submit
+    begin = engine.begin
 
-    def busy_at_first(*args, **options):
+    def busy_at_first(*args):
         if len(refused) < 4:
             refused.append(args)
             raise EngineBusy("no place")
-        return submit(*args, **options)
+        return begin(*args)
 
-    monkeypatch.setattr(engine, "submit", busy_at_first)
+    monkeypatch.setattr(engine, "begin", busy_at_first)
     assert all("audio" in entry for entry in entries(post(server, BATCH, inputs=["Hi."] * 2, response_format="pcm")))
     assert len(refused) == 4
 
@@ -359,8 +361,8 @@ def test_who_leaves_a_batch_cancels_all_of_it(server):
     with slots_taken(server.service.engine):
         with socket.create_connection(("127.0.0.1", server.port)) as line:
             line.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
-            until(lambda: len(server.service.utterances) == SLOTS)
-        until(lambda: not server.service.utterances)
+            until(lambda: len(server.service.sessions) == SLOTS)
+        until(lambda: not server.service.sessions)
     server.at_rest()
     after = server.service.engine.metrics()
     assert after["utterances"] - before["utterances"] <= 2 * SLOTS, "no other one has begun"
@@ -510,8 +512,11 @@ def check_told(answer: httpx.Response) -> None:
 
 @pytest.mark.parametrize(
     "path, bodies",
-    [(SPEECH, SPEECH_BODY), (SPEECH, EVENT_BODY), (BATCH, BATCH_BODY)],
-    ids=["speech", "events", "batch"],
+    [
+        pytest.param(SPEECH, SPEECH_BODY, id="speech"),
+        pytest.param(SPEECH, EVENT_BODY, id="events", marks=pytest.mark.slow),
+        pytest.param(BATCH, BATCH_BODY, id="batch", marks=pytest.mark.slow),
+    ],
 )
 def test_no_body_leaves_anything_behind(server, caplog, path, bodies):
     @FUZZ
@@ -524,6 +529,7 @@ def test_no_body_leaves_anything_behind(server, caplog, path, bodies):
     assert "Traceback" not in caplog.text
 
 
+@pytest.mark.slow
 def test_no_voice_is_made_of_whatever_comes(studio, caplog):
     server, folder = studio
     names = st.sampled_from(["audio", "name", "text", "x", ""])

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from callers import parts_of, say
+from callers import parts_of, say, sounds
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from waiting import PATIENCE_S
@@ -103,8 +103,9 @@ def engine():
 @contextlib.asynccontextmanager
 async def turn(engine, **request):
     with ThreadPoolExecutor(1) as executor:
-        utterance = SpeechSession(engine, executor)
-        await utterance.submit(None, **{"sampling": SamplingParams(seed=5), "speaker": "ada"} | request)
+        options = {"sampling": SamplingParams(seed=5), "speaker": "ada"} | request
+        utterance = SpeechSession(engine, executor, engine.request(**options).in_pieces())
+        await utterance.begin(None)
         try:
             yield utterance
         finally:
@@ -126,7 +127,7 @@ async def say_in_pieces(engine, text: str, rng: random.Random, **request):
             await utterance.end_text()
 
         group.create_task(push())
-        heard = [chunk.samples async for chunk in utterance]
+        heard = [samples async for samples in sounds(utterance)]
     assert np.array_equal(np.concatenate(heard), utterance.audio.samples)
     return utterance.audio
 
@@ -156,32 +157,14 @@ async def test_a_cancelled_turn_says_no_further_part(engine, heard):
     before = engine.metrics()["utterances"]
     async with turn(engine) as utterance:
         await utterance.push_text(SENTENCES * 3)
+        events = sounds(utterance)
         for _ in range(heard):
-            await utterance.next_chunk()
+            await anext(events)
         utterance.cancel()
-        async for _ in utterance:
+        async for _ in events:
             pass
     assert utterance.audio.finish_reason == "cancelled" and engine.metrics()["utterances"] == before + 1
     assert engine.health()["streams"] == 0
-
-
-async def test_who_stops_waiting_between_two_parts_misses_nothing(engine):
-    """Pipecat waits for a chunk for a while, then looks at its context, and waits again."""
-
-    async def heard(patience_s: float) -> np.ndarray:
-        async with turn(engine) as utterance:
-            await utterance.push_text(SENTENCES)
-            await utterance.end_text()
-            chunks = []
-            while True:
-                with contextlib.suppress(TimeoutError):
-                    chunk = await asyncio.wait_for(utterance.next_chunk(), patience_s)
-                    if chunk is None:
-                        assert np.array_equal(np.concatenate(chunks), utterance.audio.samples)
-                        return utterance.audio.samples
-                    chunks.append(chunk.samples)
-
-    assert np.array_equal(await heard(0.001), await heard(PATIENCE_S))
 
 
 async def test_a_part_that_gets_no_slot_says_why(engine, monkeypatch):
@@ -191,9 +174,9 @@ async def test_a_part_that_gets_no_slot_says_why(engine, monkeypatch):
     async with turn(engine) as utterance:
         await utterance.push_text(SENTENCES)
         await utterance.end_text()
-        monkeypatch.setattr(engine, "submit", busy)
+        monkeypatch.setattr(engine, "begin", busy)
         with pytest.raises(EngineBusy, match="full"):
-            [chunk async for chunk in utterance]
+            [samples async for samples in sounds(utterance)]
 
 
 async def test_bad_text_is_refused_and_the_turn_goes_on(engine):
@@ -203,7 +186,7 @@ async def test_bad_text_is_refused_and_the_turn_goes_on(engine):
             await utterance.push_text("\ud800")
         await utterance.push_text("there.")
         await utterance.end_text()
-        assert [chunk async for chunk in utterance] and utterance.audio.finish_reason == "eos"
+        assert [samples async for samples in sounds(utterance)] and utterance.audio.finish_reason == "eos"
 
 
 # ---------------------------------------------------------------- pauses and words
@@ -262,7 +245,7 @@ async def test_a_flush_speaks_what_the_normalizer_holds(engine):
     async with turn(engine, normalize="auto", language="en") as utterance:
         await utterance.push_text("Hello there")
         await utterance.flush()
-        assert len((await utterance.next_chunk()).samples)
+        assert len(await anext(sounds(utterance)))
         await utterance.end_text()
 
 
@@ -280,7 +263,7 @@ async def stalled(engine, first: str, then: str, stalls: Callable[[], Awaitable]
             await utterance.end_text()
 
         group.create_task(push())
-        async for _ in utterance:
+        async for _ in sounds(utterance):
             pass
     return utterance.audio
 
@@ -308,13 +291,12 @@ async def test_a_flushed_text_is_spoken_to_its_end_without_a_full_stop(engine):
     async with turn(engine) as utterance:
         await utterance.push_text("Let me look")
         await utterance.flush()
-        heard = 0.0
-        while heard < len(codes) * 0.08 - 1e-6:
-            chunk = await asyncio.wait_for(utterance.next_chunk(), PATIENCE_S)
-            heard += len(chunk.samples) / chunk.sample_rate
+        heard, said = sounds(utterance), 0
+        while said < len(codes) * 1920:
+            said += len(await asyncio.wait_for(anext(heard), PATIENCE_S))
         assert engine.health()["streams"] == 0, "its slot is free while the writer waits"
         await utterance.end_text()
-        assert not [chunk async for chunk in utterance]
+        assert not [samples async for samples in heard]
     assert np.array_equal(utterance.audio.codes, codes)
 
 

@@ -48,13 +48,13 @@ from qwen_megakernel.server.wyoming_api import WyomingServer, bind  # noqa: E402
 from qwen_megakernel.speech.session import SpeechSession  # noqa: E402
 
 ROOT = Path(__file__).parents[1]
-LONG = " ".join([TEXT] * 8)
+LONG = " ".join([TEXT] * 4)
 ADA, ZOE = SynthesizeVoice(name="ada"), SynthesizeVoice(name="zoe")
 LIMITS = Limits(max_text=600, max_body=8192, idle_s=10 * PATIENCE_S, text_s=10 * PATIENCE_S, total_s=10 * PATIENCE_S)
 
 
 def demo(**options) -> TTSEngine:
-    sizes = {"max_streams": 4, "max_positions": 256, "max_queue": 4, "queue_timeout": PATIENCE_S}
+    sizes = {"max_streams": 4, "max_positions": 160, "max_queue": 4, "queue_timeout": PATIENCE_S}
     return TTSEngine.load("demo", device="cpu", **(sizes | options))
 
 
@@ -271,8 +271,8 @@ def test_requests_of_one_connection_come_one_behind_the_other(server, seeds):
         assert heard.pcm == wanted and heard.times[0] == 0
 
 
-SHORT = [(TEXT, 1), (TEXT, 7), (f"  {TEXT}\n", 7), (" ".join([TEXT] * 5), 1000)]
-SLOW = [(f"  {TEXT}\n", 1), *((" ".join([TEXT] * 5), size) for size in (1, 7))]
+SHORT = [(TEXT, 1), (TEXT, 7), (f"  {TEXT}\n", 7), (LONG, 1000)]
+SLOW = [(f"  {TEXT}\n", 1), *((LONG, size) for size in (1, 7))]
 
 
 @pytest.mark.parametrize("text, size", SHORT + [pytest.param(*case, marks=pytest.mark.slow) for case in SLOW])
@@ -315,6 +315,7 @@ def test_what_an_utterance_did_not_take_the_next_one_says(server, seeds, monkeyp
     assert heard.pcm == streamed(server, "Hello there, ") + streamed(server, "you today?") and ended
 
 
+@pytest.mark.slow
 def test_clients_speak_side_by_side(server, seeds):
     async def one(text: str) -> Heard:
         async with AsyncTcpClient("127.0.0.1", server.port) as client:
@@ -618,6 +619,7 @@ def wait_for(port: int) -> None:
     until(listens)
 
 
+@pytest.mark.slow
 def test_sigterm_lets_what_is_being_said_be_said(process):
     server, port = process("--max-streams", "1")
     wait_for(port)
@@ -634,6 +636,7 @@ def test_sigterm_lets_what_is_being_said_be_said(process):
     assert "Traceback" not in server.stderr.read()
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_it_in_order(process):
     server, port = process("--max-streams", "1")
     wait_for(port)
@@ -646,6 +649,7 @@ def test_ctrl_c_ends_it_in_order(process):
     assert said.endswith("interrupted\n") and "Traceback" not in said
 
 
+@pytest.mark.slow
 def test_a_default_that_there_is_not_ends_the_process(process):
     server, _ = process("--max-streams", "1", "--voice", "zoe")
     assert server.wait(timeout=PATIENCE_S) == 1

@@ -202,7 +202,7 @@ struct Context {
 template <class S>
 __device__ __forceinline__ void copy_context(Ring& ring, const Context<S>& x, const int* pages, const bf16* kv,
                                              size_t page_stride, const Pace& pace, Patience& patience, int lane) {
-  if (kWeightsAlone || !x.any) return;
+  if (!x.any) return;
   for (int split = x.sub; split < x.splits; split += x.sharers)
     for (int start = split << x.size; start < min((split + 1) << x.size, x.fresh); start += kStageRows) {
       const bf16* rows = kv + pages[start / kPagePositions] * page_stride + start % kPagePositions * kHeadDim;

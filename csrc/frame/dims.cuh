@@ -19,13 +19,6 @@
 
 namespace qmk {
 
-// A frame that only reads its weights and multiplies them, by nothing: benchmarks/measure_fp8.py.
-#ifdef QMK_WEIGHTS_ALONE
-constexpr bool kWeightsAlone = true;
-#else
-constexpr bool kWeightsAlone = false;
-#endif
-
 // The kernel's own clock, stage by stage: benchmarks/measure_decode.py.
 #ifdef QMK_STAGE_CLOCK
 constexpr bool kStageClock = true;

@@ -86,7 +86,6 @@ __device__ __forceinline__ void down(B& b, const LayerWeights<S>& w) {
 template <class S, class B, class Source, class Attend>
 __device__ __forceinline__ void layer(B& b, const StackWeights& stack, const float* scales, int index,
                                       const Source& source, const bf16* next_norm, Attend attend) {
-  if constexpr (kWeightsAlone) return multiply_alone<S>(b, source);
   b.refresh();
   const LayerWeights<S> w(b, stack, scales, index, next_norm);
   qkv<S>(b, w, source);

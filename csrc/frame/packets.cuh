@@ -163,18 +163,16 @@ __device__ __forceinline__ void matvec(B& b, float* partial, const Source& sourc
   b.refresh();
   Matvec<Rows, K, Fp8> m;
   InputOf<K> in{};
-  if constexpr (kWeightsAlone)
-    m.template multiply<kSteps<K>>(b.ring, LateInput{[](int, auto&) {}}, 0, b.warp, b.lane, b.patience, in);
-  else m.template multiply<kSteps<K>>(b.ring, source, 0, b.warp, b.lane, b.patience, in);
-  if constexpr (!kWeightsAlone) m.store(partial, b.columns, b.warp, b.lane);
+  m.template multiply<kSteps<K>>(b.ring, source, 0, b.warp, b.lane, b.patience, in);
+  m.store(partial, b.columns, b.warp, b.lane);
   if constexpr (m.kParts > 1) {
 #pragma unroll 1
     for (int part = 1; part < m.kParts; part++) {
       m.multiply_next(b.ring, b.warp, b.lane, b.patience, in);
-      if constexpr (!kWeightsAlone) m.store(partial, b.columns, b.warp, b.lane, part);
+      m.store(partial, b.columns, b.warp, b.lane, part);
     }
   }
-  if constexpr (!kWeightsAlone) sync_compute<kComputeThreads>();
+  sync_compute<kComputeThreads>();
 }
 
 // The same for the MLP's output, which arrives in packets of 6: as many at once as registers hold. Each part of the
@@ -196,15 +194,6 @@ __device__ __forceinline__ void matvec_of_mlp(B& b, float* partial) {
     m.store(partial, b.columns, b.warp, b.lane, part);
   }
   sync_compute<kComputeThreads>();
-}
-
-// The matrices of a layer over nothing: benchmarks/measure_fp8.py times the weights alone.
-template <class S, class B, class Source>
-__device__ __forceinline__ void multiply_alone(B& b, const Source& source) {
-  matvec<S::kQkvRows, S::kHidden, S::kFp8>(b, b.s.wide, source);
-  matvec<S::kHiddenRows, S::kQ, S::kFp8>(b, b.s.narrow, source);
-  matvec<S::kGateUpRows, S::kHidden, S::kFp8>(b, b.s.wide, source);
-  matvec<S::kHiddenRows, S::kIntermediate, S::kFp8>(b, b.s.narrow, source);
 }
 
 // ---- what a block made

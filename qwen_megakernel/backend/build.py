@@ -1,5 +1,6 @@
 """JIT of the kernel through torch.utils.cpp_extension: once per source, architecture and flags, then cached."""
 
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -11,8 +12,9 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -62,7 +64,8 @@ def why_no_build(device: torch.device) -> str | None:
     if torch.version.hip:
         return f"it needs an NVIDIA GPU, and torch {torch.__version__} is built for ROCm"
     properties = torch.cuda.get_device_properties(device)
-    if architecture(device) is None:
+    arch = architecture(device)
+    if arch is None:
         return f"it is compiled for sm_{', sm_'.join(ARCHITECTURES)}; this {properties.name} is sm_{capability(device)}"
     if target_of(device) is None:
         return (
@@ -75,7 +78,7 @@ def why_no_build(device: torch.device) -> str | None:
     version = nvcc_version(nvcc)
     if version is None:
         return f"`{nvcc} --version` printed no release; set CUDA_HOME to a CUDA toolkit"
-    least = _LEAST_NVCC.get(architecture(device), _LEAST_OF_SOURCES)
+    least = _LEAST_NVCC.get(arch, _LEAST_OF_SOURCES)
     if version < least:
         return (
             f"{nvcc} is too old: it is of CUDA {_told(version)}, and this {properties.name} needs {_told(least)} or "
@@ -85,8 +88,8 @@ def why_no_build(device: torch.device) -> str | None:
         return "ninja was not found on PATH or beside this Python; pip install ninja"
     driver = driver_version()
     if driver is not None and (12, 0) <= driver < _LEAST_DRIVER:
-        ours, least = _told(driver), _told(_LEAST_DRIVER)
-        return f"the NVIDIA driver is too old: it runs CUDA {ours}, not {least}; update the driver"
+        told = f"it runs CUDA {_told(driver)}, not {_told(_LEAST_DRIVER)}"
+        return f"the NVIDIA driver is too old: {told}; update the driver"
     return why_driver_too_old(version, "nvcc", "or set CUDA_HOME to an older toolkit")
 
 
@@ -161,9 +164,10 @@ def find_nvcc() -> str | None:
     """Look where torch.utils.cpp_extension looks, which a CPU build of torch does not tell; then in pip's packages."""
     if home := _cuda_home():
         return shutil.which("nvcc", path=Path(home) / "bin")
-    toolkit = pip_toolkit()
     found = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
-    return found or (toolkit and shutil.which("nvcc", path=toolkit / "bin"))
+    if found is None and (toolkit := pip_toolkit()):
+        found = shutil.which("nvcc", path=toolkit / "bin")
+    return found
 
 
 def _cuda_home() -> str | None:
@@ -210,7 +214,8 @@ def cache_root() -> Path:
 
 def cache_folder(target: Target, fp8: Collection[str] = ()) -> Path:
     """The folder of one target's build. Builds with other sources, flags, torch or Python have other folders."""
-    digest = hashlib.sha256(" ".join((*FLAGS, *_defines(target, fp8), torch.__version__, sys.version)).encode())
+    told = (*SOURCES, *FLAGS, *_defines(target, fp8), torch.__version__, sys.version)
+    digest = hashlib.sha256(" ".join(told).encode())
     sources = source_folder()
     for path in sorted(sources.rglob("*")):
         if path.suffix in {".cu", ".cuh", ".h", ".cpp"}:
@@ -238,58 +243,97 @@ def load_extension(device: torch.device, fp8: Collection[str] = ()) -> ModuleTyp
 
 @functools.cache
 def _loaded(device: torch.device, fp8: frozenset[str]) -> ModuleType:
-    from torch.utils import cpp_extension
-
     obstacle = why_no_build(device)
-    if obstacle:
-        raise BackendError(f"the kernel cannot be compiled here: {obstacle}")
     target = target_of(device)
+    if obstacle or target is None:
+        raise BackendError(f"the kernel cannot be compiled here: {obstacle}")
     folder = cache_folder(target, fp8)
-    if (folder / "lock").exists():  # left by a killed build; torch would wait for it forever
-        log.info("waiting for another build in %s; if no other build runs, delete %s", folder, folder / "lock")
-    elif not (folder / f"{folder.name}.so").exists():
-        log.info("building the kernel for %s in %s (once, under a minute)", target.name, folder)
+    library = folder / f"{folder.name}.so"
+    start = time.monotonic()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        module = _load(cpp_extension, folder, target.arch, _defines(target, fp8))
-    except (RuntimeError, OSError) as error:
+        with _alone_in(folder):
+            module = _imported(library) if library.exists() else _built(library, target, fp8)
+    except (RuntimeError, OSError, ImportError) as error:
         raise BackendError(f"the kernel could not be compiled in {folder}: {error}") from error
+    log.info("kernel ready after %.1f s", time.monotonic() - start)
     check_sizes(module, target, fp8)
+    return module
+
+
+@contextlib.contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Let one process at a time build; those that waited find its file. The system frees the lock of a process that
+    dies, so nobody has to delete it. If the folder cannot be written or locked, there is no lock."""
+    import fcntl  # Linux only; no other system gets here
+
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):
+            file = stack.enter_context((folder / "lock").open("a"))
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                log.info("waiting for another process that builds the kernel in %s", folder)
+                fcntl.flock(file, fcntl.LOCK_EX)
+            for left in folder.glob("building-*"):  # by a build that was killed
+                shutil.rmtree(left, ignore_errors=True)
+        yield
+
+
+def _built(library: Path, target: Target, fp8: Collection[str]) -> ModuleType:
+    """Build in a temporary folder, and move the file to its place when it is complete."""
+    from torch.utils import cpp_extension
+
+    log.info("building the kernel for %s in %s (once, under a minute)", target.name, library.parent)
+    nvcc = find_nvcc()
+    ninja = find_ninja()
+    assert nvcc and ninja, "why_no_build() has looked"
+    number = target.arch.rstrip("a")
+    told = {
+        "TORCH_CUDA_ARCH_LIST": f"{number[:-1]}.{number[-1]}{target.arch.removeprefix(number)}",  # "90a" -> "9.0a"
+        "PATH": os.pathsep.join([os.environ.get("PATH", os.defpath), str(Path(ninja).parent)]),
+    }
+    before = {name: os.environ.get(name) for name in told}
+    defines = _defines(target, fp8)
+    linker = []
+    with tempfile.TemporaryDirectory(prefix="building-", dir=library.parent) as folder:
+        if (toolkit := pip_toolkit()) and Path(nvcc).is_relative_to(toolkit):
+            cpp_extension.CUDA_HOME = str(toolkit)
+            linker = [f"-L{_link_runtime(toolkit, Path(folder))}"]
+        os.environ.update(told)
+        try:
+            module: ModuleType = cpp_extension.load(
+                library.stem,
+                [str(source_folder() / s) for s in SOURCES],
+                extra_cflags=["-O2", "-std=c++20", *defines],
+                extra_cuda_cflags=[*FLAGS, *defines],
+                extra_ldflags=linker,
+                build_directory=folder,
+            )
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    del os.environ[name]
+                else:
+                    os.environ[name] = value
+        built = Path(folder) / library.name
+        if built.exists():  # torch gives the file of a process's second attempt another name, which others cannot load
+            built.replace(library)
+            module.__file__ = str(library)
     return module
 
 
 def _link_runtime(toolkit: Path, folder: Path) -> Path:
     """A folder with libcudart.so, the name that the linker looks for. pip's package has only libcudart.so.13."""
     link = folder / "lib" / "libcudart.so"
-    link.parent.mkdir(exist_ok=True)
-    link.unlink(missing_ok=True)
+    link.parent.mkdir()
     link.symlink_to(next((toolkit / "lib").glob("libcudart.so.*")))
     return link.parent
 
 
-def _load(cpp_extension: ModuleType, folder: Path, arch: str, defines: tuple[str, ...]) -> ModuleType:
-    start = time.monotonic()
-    number, suffix = arch.rstrip("a"), "a" if arch.endswith("a") else ""
-    told = {"TORCH_CUDA_ARCH_LIST": f"{number[:-1]}.{number[-1]}{suffix}"}  # "90a" -> "9.0a"
-    told["PATH"] = os.pathsep.join([os.environ.get("PATH", os.defpath), str(Path(find_ninja()).parent)])
-    before, linker = {name: os.environ.get(name) for name in told}, []
-    if (toolkit := pip_toolkit()) and Path(find_nvcc()).is_relative_to(toolkit):
-        cpp_extension.CUDA_HOME, linker = str(toolkit), [f"-L{_link_runtime(toolkit, folder)}"]
-    os.environ.update(told)
-    try:
-        module = cpp_extension.load(
-            folder.name,
-            [str(source_folder() / s) for s in SOURCES],
-            extra_cflags=["-O2", "-std=c++20", *defines],
-            extra_cuda_cflags=[*FLAGS, *defines],
-            extra_ldflags=linker,
-            build_directory=str(folder),
-        )
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
-    log.info("kernel ready after %.1f s", time.monotonic() - start)
+def _imported(library: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(library.stem, library)
+    assert spec and spec.loader, "the name ends in .so"
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
     return module

@@ -25,11 +25,15 @@ from qwen_megakernel.errors import BackendError
 MODELS = {256: "demo", 1024: "0.6B", 2048: "1.7B"}
 """Models by the talker's width."""
 
-REGISTERS, PARTITIONS = 65536, 4
+REGISTERS = 65536
+PARTITIONS = 4
 """Of a multiprocessor, on every target. A warp lies in one partition and takes registers in units of 256."""
 
-OTHER_KERNELS = tuple(name for name in SOURCES if name.endswith(".cu") and not name.startswith("frame/"))
-"""Sources of the prompt's and the vocoder's kernels."""
+OTHER_KERNELS = (
+    *(name for name in SOURCES if name.endswith(".cu") and not name.startswith("frame/")),
+    "frame/weights_alone.cu",
+)
+"""Sources of the prompt's and the vocoder's kernels, and of a benchmark's."""
 
 BINDINGS = tuple(name for name in SOURCES if name.endswith(".cpp"))
 
@@ -101,8 +105,10 @@ def compile_frame(nvcc: str, target: Target) -> list[tuple[int, dict[int, Compil
         BackendError: the compiler's message.
     """
     with tempfile.TemporaryDirectory() as folder:
-        program, source, found = Path(folder) / "footprint", source_folder() / "frame/footprint.cu", []
-        for columns, *wide in [(target.columns,), (target.wide, "-DQMK_WIDE")]:
+        program = Path(folder) / "footprint"
+        source = source_folder() / "frame/footprint.cu"
+        found = []
+        for columns, wide in [(target.columns, []), (target.wide, ["-DQMK_WIDE"])]:
             if not columns:
                 continue
             flags = [*FLAGS, *target.defines, *wide, f"-arch=sm_{target.arch}", "-Xptxas", "-v"]
@@ -120,8 +126,8 @@ def compile_others(nvcc: str, arch: str) -> None:
     """
     with tempfile.TemporaryDirectory() as folder:
         for name in OTHER_KERNELS:
-            source, compiled = source_folder() / name, Path(folder) / f"{Path(name).stem}.o"
-            _compile([nvcc, *FLAGS, f"-arch=sm_{arch}", "-c", "-o", compiled, source], f"sm_{arch}")
+            compiled = Path(folder) / f"{Path(name).stem}.o"
+            _compile([nvcc, *FLAGS, f"-arch=sm_{arch}", "-c", "-o", compiled, source_folder() / name], f"sm_{arch}")
 
 
 def check_binding(nvcc: str, name: str) -> None:
@@ -137,14 +143,11 @@ def check_binding(nvcc: str, name: str) -> None:
         choices.touch()
         includes = [*cpp_extension.include_paths("cpu"), sysconfig.get_path("include"), folder]
         flags = ["-std=c++20", "-DTORCH_EXTENSION_NAME=checked", *(f"-isystem={path}" for path in includes)]
-        source = source_folder() / name
-        _compile(
-            [nvcc, "-x", "c++", "-c", *flags, "-Xcompiler", "-fsyntax-only", "-o", Path(folder) / "none.o", source],
-            name,
-        )
+        told = ["-x", "c++", "-c", *flags, "-Xcompiler", "-fsyntax-only", "-o", f"{folder}/none.o"]
+        _compile([nvcc, *told, source_folder() / name], name)
 
 
-def _compile(command: list, what: str) -> subprocess.CompletedProcess:
+def _compile(command: Sequence[str | Path], what: str) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise BackendError(f"{what}: {' '.join(map(str, command))} failed:\n{done.stdout}{done.stderr}")
@@ -153,20 +156,22 @@ def _compile(command: list, what: str) -> subprocess.CompletedProcess:
 
 def judge(
     target: Target, columns: int, kernels: Mapping[int, Compiled], launches: Mapping[int, Launch]
-) -> tuple[list[list], list[str]]:
+) -> tuple[list[Sequence[object]], list[str]]:
     """Rows of the table, and a sentence for every kernel that does not fit the target."""
-    rows, failures = [], []
+    rows: list[Sequence[object]] = []
+    failures = []
     if not kernels.keys() == launches.keys() == MODELS.keys():
         wanted = f"kernels for talkers of width {', '.join(map(str, MODELS))}"
         return [], [f"{target.name}: expected {wanted}, got {sorted(kernels)} compiled and {sorted(launches)} launched"]
     for width, model in MODELS.items():
-        kernel, launch = kernels[width], launches[width]
+        kernel = kernels[width]
+        launch = launches[width]
         shared = kernel.static_shared + launch.dynamic_shared
         blocks, limit = blocks_per_multiprocessor(target, kernel.registers, launch.threads, shared)
-        rows.append(
-            [target.name, f"{target.card} ({target.multiprocessors})", model, columns, launch.threads]
-            + [kernel.registers, f"{kernel.spill_stores}/{kernel.spill_loads}", shared, launch.ring]
-        )
+        card = f"{target.card} ({target.multiprocessors})"
+        spilt = f"{kernel.spill_stores}/{kernel.spill_loads}"
+        registers = kernel.registers
+        rows.append([target.name, card, model, columns, launch.threads, registers, spilt, shared, launch.ring])
         if blocks < 1:
             failures.append(f"{target.name}, {model}: no block fits a multiprocessor; not enough {limit}")
         if target.multiprocessors < target.blocks:
@@ -194,13 +199,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BackendError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    table, failures = [HEAD], []
+    table: list[Sequence[object]] = [HEAD]
+    failures = []
     for target, found in zip(targets, results, strict=True):
         for kernel in found:
             rows, wrong = judge(target, *kernel)
             table += rows
             failures += wrong
-    widths = [max(len(str(row[i])) for row in table) for i in range(len(HEAD))]
+    widths = [max(len(str(cell)) for cell in column) for column in zip(*table, strict=True)]
     for row in table:
         print("  ".join(f"{cell!s:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
     for failure in failures:

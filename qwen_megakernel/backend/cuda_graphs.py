@@ -8,7 +8,7 @@ between frames or requests from the slot's tensors.
 import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -45,7 +45,7 @@ def synchronize(device: torch.device | None = None) -> None:
         torch.cuda.synchronize(device)
 
 
-def capture(step: Callable[[], None], pool) -> torch.cuda.CUDAGraph:
+def capture(step: Callable[[], None], pool: Any) -> torch.cuda.CUDAGraph:
     """Run `step` to load what it needs, then capture it. Call this within `capturing`. torch.cuda.graph would collect
     all garbage and wait for the GPU, where other engines may be speaking."""
     step()
@@ -83,13 +83,15 @@ class FrameGraphs:
             ahead: how many launches may be unread.
             width: most frames of one launch.
         """
-        self._frame, self._max_positions = frame, max_positions
-        self._graphs: dict[SlotState, dict[tuple, torch.cuda.CUDAGraph]] = {state: {} for state in states}
+        self._frame = frame
+        self._max_positions = max_positions
+        self._graphs: dict[SlotState, dict[tuple[object, ...], torch.cuda.CUDAGraph]] = {state: {} for state in states}
         clear(states)
-        self._device, groups = states[0].codes.device, len(states[0].codes)
+        self._device = states[0].codes.device
         self._pool = torch.cuda.graph_pool_handle()
+        shape = (width, len(states[0].codes))
         self._ring = [
-            (torch.empty(width, groups, dtype=torch.int64, pin_memory=True), torch.cuda.Event()) for _ in range(ahead)
+            (torch.empty(shape, dtype=torch.int64, pin_memory=True), torch.cuda.Event()) for _ in range(ahead)
         ]
         self._launches = 0
 

@@ -35,12 +35,15 @@ class FrameDecoder(Protocol):
     max_positions: int
     width: int
     """Slots that a launch computes together. This is cheaper than one by one, but an error then hits all of them."""
-    recent_codes: Tensor | None
-    """int32 [slots, RECENT_FRAMES, groups] on the device, or None. After a launch, in CUDA stream order, row
-    f % RECENT_FRAMES holds frame f of a slot. End of speech appears there as a code 0."""
 
-    weight_bytes: int
-    """Memory of the weights."""
+    @property
+    def recent_codes(self) -> Tensor | None:
+        """int32 [slots, RECENT_FRAMES, groups] on the device, or None. After a launch, in CUDA stream order, row
+        f % RECENT_FRAMES holds frame f of a slot. End of speech appears there as a code 0."""
+
+    @property
+    def weight_bytes(self) -> int:
+        """Memory of everything but keys and values."""
 
     def start(self, slot: int, prompt: Prompt, sampling: SamplingParams) -> None:
         """Begin a sequence in a slot: prefill the prompt except its last row. A prompt's prefix is computed separately.
@@ -99,16 +102,20 @@ class Vocoder(Protocol):
     groups: int
     """Codes of a frame."""
     most_frames: int
-    """Frames of a push of `follow`, at most."""
+    """Frames of a push of `follow`, at most; 0 without it."""
     steady: bool
     """A slot's samples depend, to the bit, on nothing but its codes. Otherwise their last bits also depend on the cut
     into pushes and on the other slots there."""
     follows: bool
-    """Can it read codes on the device, right after the launch that makes them? Then it has `follow`."""
-    weight_bytes: int
-    """Memory of the weights."""
-    slot_bytes: int
-    """Memory of one slot's state."""
+    """Can it read codes on the device, right after the launch that makes them (`follow`)?"""
+
+    @property
+    def weight_bytes(self) -> int:
+        """Memory of everything but slots' states."""
+
+    @property
+    def slot_bytes(self) -> int:
+        """Memory of one slot's state."""
 
     def reset(self, slot: int) -> None:
         """Forget what a slot heard: it starts from silence again."""
@@ -133,11 +140,11 @@ class Vocoder(Protocol):
             codes: int64 [len(slots), frames, groups] on the host; frames >= 1, the same count for every slot.
 
         Returns:
-            PCM [len(slots), frames * 1920], -1..1, 24 kHz.
+            PCM [len(slots), frames * 1920], -1..1, 24 kHz, in the vocoder's dtype.
         """
 
     def follow(self, slots: Sequence[int], first: Sequence[int], frames: Sequence[int]) -> Callable[[], list[Tensor]]:
-        """Queue a push after the frame decoder's launches, of codes that are not yet collected.
+        """Queue a push after the frame decoder's launches, of codes that are not yet collected. Only if it `follows`.
 
         Args:
             slots: distinct ones.
@@ -156,15 +163,10 @@ class Vocoder(Protocol):
 
 @dataclass(frozen=True)
 class CpuSpeed:
-    """How fast a model is on a CPU.
+    """How fast a model is on a CPU."""
 
-    Attributes:
-        threads: how many PyTorch computes with.
-        seconds: how long a frame and its sound take, by the number of threads that was tried.
-    """
-
-    threads: int
-    seconds: Mapping[int, float]
+    threads: int  # that PyTorch computes with
+    seconds: Mapping[int, float]  # of a frame and its sound, by the number of threads that was tried
 
     @property
     def frames_per_s(self) -> float:
@@ -181,19 +183,13 @@ class CpuSpeed:
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A checkpoint on a device, as a backend computes with it.
+    """A checkpoint on a device, as a backend computes with it."""
 
-    Attributes:
-        embeddings: makes prompt rows, in callers' threads.
-        check_device: raises the device's own error if it is lost.
-        cpu: the model's speed, if the device is a CPU. None: PyTorch's own number of threads is used.
-    """
-
-    embeddings: Embeddings
+    embeddings: Embeddings  # makes prompt rows, in callers' threads
     decoder: FrameDecoder
     vocoder: Vocoder
-    check_device: Callable[[], None]
-    cpu: CpuSpeed | None = None
+    check_device: Callable[[], None]  # raises the device's own error if it is lost
+    cpu: CpuSpeed | None = None  # None: not a CPU, so PyTorch's own number of threads is used
 
 
 @dataclass(eq=False, kw_only=True)

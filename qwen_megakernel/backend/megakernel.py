@@ -17,16 +17,7 @@ from qwen_megakernel.backend.build import load_extension, why_no_build, why_no_g
 from qwen_megakernel.backend.interfaces import RECENT_FRAMES, SlotSequence, check_launch, check_start
 from qwen_megakernel.backend.pack import pack, pack_stack, places
 from qwen_megakernel.backend.paged_prefill import LEAST, MOST, PagedPrefill
-from qwen_megakernel.backend.sizes import (
-    DIMS,
-    GROUPS,
-    HEAD_DIM,
-    MLP_PACKET,
-    PACKET,
-    PAGE,
-    SPLITS,
-    padded_mlp,
-)
+from qwen_megakernel.backend.sizes import DIMS, GROUPS, HEAD_DIM, MLP_PACKET, PACKET, PAGE_POSITIONS, SPLITS, padded_mlp
 from qwen_megakernel.checkpoint.config import MIN_FRAMES, ModelConfig, SamplingParams, StackConfig, TalkerConfig
 from qwen_megakernel.checkpoint.fp8 import SCALE, parts_in
 from qwen_megakernel.errors import BackendError, KernelFault, SpeechError
@@ -60,10 +51,11 @@ def why_no_megakernel(device: torch.device, dtype: torch.dtype | None, config: M
     def dims(s: StackConfig) -> tuple[int, ...]:
         return s.hidden_size, s.intermediate_size, s.num_heads, s.num_kv_heads
 
-    large, small = DIMS.get(talker.stack.hidden_size, (None, None))
-    fits = large == (*dims(talker.stack), talker.vocab_size) and talker.num_code_groups == GROUPS
-    fits = fits and small[:4] + small[5:] == (*dims(predictor.stack), predictor.vocab_size)
-    fits = fits and predictor.stack.num_layers <= small[4]
+    fits = talker.stack.hidden_size in DIMS and talker.num_code_groups == GROUPS
+    if fits:
+        large, small = DIMS[talker.stack.hidden_size]
+        fits = large == (*dims(talker.stack), talker.vocab_size) and predictor.stack.num_layers <= small[4]
+        fits = fits and small[:4] + small[5:] == (*dims(predictor.stack), predictor.vocab_size)
     for stack in (talker.stack, predictor.stack):
         fits = fits and stack.head_dim == HEAD_DIM and stack.rms_norm_eps == 1e-6
     return None if fits else "it is compiled for the published checkpoints and the demo voice; this one has other sizes"
@@ -130,7 +122,7 @@ def _make_key_values(
     in_shared = extension.FRAME_KV_SHARED and not wide
     layers = DIMS[stack.hidden_size][1][4]
     frame_kv = 1 if in_shared else extension.BLOCKS * layers * 2 * GROUPS * HEAD_DIM
-    shape = (pages, stack.num_layers, 2, stack.num_kv_heads, PAGE, HEAD_DIM)
+    shape = (pages, stack.num_layers, 2, stack.num_kv_heads, PAGE_POSITIONS, HEAD_DIM)
     return {
         "kv": torch.zeros(shape, dtype=torch.bfloat16, device=device),
         "frame_kv": torch.zeros(frame_kv, dtype=torch.bfloat16, device=device),
@@ -156,12 +148,13 @@ class MegakernelFrameDecoder:
             raise BackendError(obstacle)
         fp8 = parts_in(tensors)
         extension = load_extension(device, fp8)
-        self.slots, self.max_positions = slots, max_positions
+        self.slots = slots
+        self.max_positions = max_positions
         self.width = columns = extension.MOST_COLUMNS if slots > extension.COLUMNS else extension.COLUMNS
         self._eos_id = talker.codec_eos_id
-        self._pages = -(-max_positions // PAGE)
+        self._pages = -(-max_positions // PAGE_POSITIONS)
         self.buffers = {
-            **_pack_weights(talker, tensors, fp8, self._pages * PAGE, extension.BLOCKS),
+            **_pack_weights(talker, tensors, fp8, self._pages * PAGE_POSITIONS, extension.BLOCKS),
             **_make_exchange(talker, extension.MOST_COLUMNS, extension.BLOCKS, device),
             **_make_key_values(talker, slots * self._pages, columns, extension, device),
         }
@@ -185,8 +178,8 @@ class MegakernelFrameDecoder:
         self.recent_codes = torch.zeros(slots, RECENT_FRAMES, groups, dtype=torch.int32, device=device)
         self._nothing = torch.zeros(stack.hidden_size, dtype=torch.bfloat16, device=device)
         stored = torch.float8_e4m3fn if "talker" in fp8 else torch.bfloat16
-        where = {"page": PAGE, "pages": self._pages}
-        self._long = PagedPrefill(extension, stack, self.buffers, places(stack, extension.BLOCKS, stored), **where)
+        listed = places(stack, extension.BLOCKS, stored)
+        self._long = PagedPrefill(extension, stack, self.buffers, listed, page=PAGE_POSITIONS, pages=self._pages)
         self._of_slot = list(zip(self._page_tables, self._seen, self._rows, self.recent_codes, strict=True))
 
     @property
@@ -212,7 +205,7 @@ class MegakernelFrameDecoder:
         done = prefix.rows if prefix else 0
         self._launcher.begin(slot, *self._of_slot[slot], kept, done)
         if prefix and kept is None:
-            self._keep_prefix(slot, prompt)
+            self._keep_prefix(slot, prefix, prompt.rows[: prefix.rows])
         if last - done >= LEAST:
             done += self._prefill_many(slot, prompt.rows[done:last], done)
         self._launcher.enter(slot, prompt.rows, done)
@@ -223,11 +216,11 @@ class MegakernelFrameDecoder:
         self._launcher.set_sampling(slot, settings, sampling.seed or 0)
         self._set_text(slot)
 
-    def _keep_prefix(self, slot: int, prompt: Prompt) -> None:
+    def _keep_prefix(self, slot: int, prefix: Prefix, rows: Tensor) -> None:
         """Compute the prefix's keys and values in the slot, and keep a copy of its pages."""
-        rows, first = prompt.prefix.rows, slot * self._pages
-        self._prefill(slot, prompt.rows[:rows].float(), 0)
-        self._prefixes[prompt.prefix] = self.buffers["kv"][first : first + -(-rows // PAGE)].clone()
+        self._prefill(slot, rows.float(), 0)
+        first = slot * self._pages
+        self._prefixes[prefix] = self.buffers["kv"][first : first + -(-len(rows) // PAGE_POSITIONS)].clone()
 
     def _prefill(self, slot: int, rows: Tensor, position: int) -> None:
         """Prefill fp32 rows by `PagedPrefill` while there are many, then by columns."""
@@ -277,9 +270,9 @@ class MegakernelFrameDecoder:
     def observe(self) -> tuple[Tensor, Tensor]:
         """Make every later launch write into the two tensors returned, by column: the talker's hidden state, fp32
         [width, hidden], and raw logits, fp32 [width, groups, vocab]. It writes only a group's own candidates."""
-        like = {"dtype": torch.float32, "device": self._rows.device}
-        hidden = torch.zeros(self.width, self._rows.shape[1], **like)
-        logits = torch.zeros(self.width, self.recent_codes.shape[2], self._seen.shape[1], **like)
+        device = self._rows.device
+        hidden = torch.zeros(self.width, self._rows.shape[1], device=device)
+        logits = torch.zeros(self.width, self.recent_codes.shape[2], self._seen.shape[1], device=device)
         self._launcher.observe(hidden, logits, None)
         return hidden, logits
 

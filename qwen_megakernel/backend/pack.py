@@ -1,12 +1,14 @@
 """Weights as the frame kernel reads them: one ribbon per block, in reading order, of ready mma fragments."""
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from qwen_megakernel.backend.sizes import MLP_PACKET, PACKET, SUMS_AT_ONCE, WARPS, padded_mlp
+from qwen_megakernel.backend.sizes import COMPUTE_WARPS as WARPS
+from qwen_megakernel.backend.sizes import MLP_PACKET, PACKET, SUMS_AT_ONCE, padded_mlp
 from qwen_megakernel.checkpoint.config import StackConfig
 from qwen_megakernel.checkpoint.fp8 import SCALE
 from qwen_megakernel.model.transformer import rope_tables
@@ -74,17 +76,17 @@ def pack_stack(
     fp8 = f"{prefix}.layers.0.self_attn.q_proj.weight{SCALE}" in tensors
     norm, scales = tensors[f"{prefix}.norm.weight"], []
     listed = places(config, blocks, torch.float8_e4m3fn if fp8 else torch.bfloat16)
-    size = config.num_layers * sum(bytes_ for *_, bytes_ in listed)
+    size = config.num_layers * sum(place.size for place in listed)
     ribbon, end = torch.empty(blocks, size, dtype=torch.uint8, device=norm.device), 0  # filled in place: no second copy
     for i in range(config.num_layers):
-        for matrix, (_, shape, rows, packet, bytes_) in zip(joined(i), listed, strict=True):
-            padding = (0, shape[1] - matrix.shape[1], 0, shape[0] - len(matrix))
+        for matrix, place in zip(joined(i), listed, strict=True):
+            padding = (0, place.shape[1] - matrix.shape[1], 0, place.shape[0] - len(matrix))
             padded = F.pad(matrix.view(torch.uint8) if fp8 else matrix, padding)
-            end += bytes_
-            ribbon[:, end - bytes_ : end] = pack(padded.view(matrix.dtype), blocks, packet, rows)
+            end += place.size
+            ribbon[:, end - place.size : end] = pack(padded.view(matrix.dtype), blocks, place.packet, place.rows)
         if fp8:
             of_rows = zip(joined(i, SCALE), listed, strict=True)
-            scales += [F.pad(scale, (0, shape[0] - len(scale)), value=1.0) for scale, (_, shape, *_) in of_rows]
+            scales += [F.pad(scale, (0, place.shape[0] - len(scale)), value=1.0) for scale, place in of_rows]
     cos, sin = rope_tables(positions, config.head_dim, config.rope_theta, norm.device, torch.float32)
     return {
         "ribbon": ribbon,
@@ -98,24 +100,28 @@ def pack_stack(
     } | ({"scales": torch.cat(scales).view(config.num_layers, -1)} if fp8 else {})
 
 
-def layer_matrices(config: StackConfig, blocks: int) -> list[tuple[str, tuple[int, int], int, int]]:
-    """A layer's matrices in the ribbon's order: name, (rows, k) as the kernel has them, rows of a block, packet."""
+class Place(NamedTuple):
+    """Where a layer's matrix is in the ribbon."""
+
+    name: str
+    shape: tuple[int, int]  # (rows, k) as the kernel has them
+    rows: int  # of a block
+    packet: int
+    size: int  # bytes of a block
+
+
+def places(config: StackConfig, blocks: int, dtype: torch.dtype = torch.bfloat16) -> list[Place]:
+    """A layer's matrices in the ribbon's order."""
     hidden, mlp, width = config.hidden_size, padded_mlp(config.intermediate_size), config.num_heads * config.head_dim
     qkv = width + 2 * config.num_kv_heads * config.head_dim
-    return [
+    matrices = (
         ("qkv", (qkv, hidden), block_rows(qkv, blocks), PACKET),
         ("o", (hidden, width), block_rows(hidden, blocks), PACKET),
         ("gate_up", (2 * mlp, hidden), 2 * block_rows(mlp, blocks, 24), PACKET),
         ("down", (hidden, mlp), block_rows(hidden, blocks), MLP_PACKET),
-    ]
+    )
 
+    def size(shape: tuple[int, int], rows: int, packet: int) -> int:
+        return pack(torch.empty(shape, dtype=dtype, device="meta"), blocks, packet, rows).shape[1]
 
-def places(
-    config: StackConfig, blocks: int, dtype: torch.dtype = torch.bfloat16
-) -> list[tuple[str, tuple[int, int], int, int, int]]:
-    """What `layer_matrices` lists, with the bytes of a block, for `PagedPrefill`."""
-    like = {"dtype": dtype, "device": "meta"}
-    listed = layer_matrices(config, blocks)
-    return [
-        (n, shape, rows, p, pack(torch.empty(shape, **like), blocks, p, rows).shape[1]) for n, shape, rows, p in listed
-    ]
+    return [Place(name, shape, rows, packet, size(shape, rows, packet)) for name, shape, rows, packet in matrices]

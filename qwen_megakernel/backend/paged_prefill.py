@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from qwen_megakernel.backend.cuda_graphs import attended, capture, capturing
+from qwen_megakernel.backend.pack import Place
 from qwen_megakernel.checkpoint.config import StackConfig
 
 LEAST = 48
@@ -36,7 +37,7 @@ class PagedPrefill:
         extension: ModuleType,
         config: StackConfig,
         buffers: Mapping[str, Tensor],
-        places: list[tuple[str, tuple[int, int], int, int, int]],
+        places: list[Place],
         *,
         page: int,
         pages: int,
@@ -44,17 +45,19 @@ class PagedPrefill:
         """
         Args:
             buffers: the frame decoder's: kv, ribbon, norms and RoPE tables by their names there.
-            places: for each matrix of a layer in the ribbon: name, (rows, k), rows of a block, packet, bytes of a
-                block.
+            places: of the matrices of a layer.
             page: positions of a page.
             pages: how many a slot has; they are consecutive.
         """
-        self._extension, self._config = extension, config
+        self._extension = extension
+        self._config = config
         self._w = {name.removeprefix("talker."): t for name, t in buffers.items() if name.startswith("talker.")}
         self._kv = buffers["kv"]
-        self._block_rows, self._packets, self._sizes = (list(column) for column in list(zip(*places, strict=True))[2:])
+        self._block_rows = [place.rows for place in places]
+        self._packets = [place.packet for place in places]
+        self._sizes = [place.size for place in places]
         device = self._kv.device
-        self._plain = {name: torch.empty(shape, dtype=torch.bfloat16, device=device) for name, shape, *_ in places}
+        self._plain = {p.name: torch.empty(p.shape, dtype=torch.bfloat16, device=device) for p in places}
         self._rows = torch.zeros(MOST, config.hidden_size, device=device)
         self._at = torch.zeros(MOST, dtype=torch.int64, device=device)
         self._pages = torch.arange(pages, device=device)

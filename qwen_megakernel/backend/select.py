@@ -121,8 +121,8 @@ def make_vocoder(
         except BackendError as error:  # PyTorch serves where nothing can be compiled
             obstacle = str(error)
         else:
-            options = {"slots": slots, "exact": dtype == "float32", "recent_codes": recent_codes}
-            return GraphVocoder(extension, config, tensors, **options)
+            exact = dtype == "float32"
+            return GraphVocoder(extension, config, tensors, slots=slots, exact=exact, recent_codes=recent_codes)
     if dtype == "tf32":
         raise BackendError(f"vocoder_dtype='tf32' needs the vocoder's kernels, and {obstacle}; use 'float32'")
     if device.type == "cuda":
@@ -135,35 +135,24 @@ class Backend:
     """How a checkpoint runs on a device.
 
     Attributes:
-        name: "torch" or "megakernel", as `select_backend` chose.
-        dtype: of talker and code predictor.
-        fp8: parts (fp8.PARTS) whose weights are E4M3.
-        vocoder_dtype: see `dtypes.vocoder_dtype_of`.
-        own_kernels: False: the vocoder is PyTorch's too.
-        vocoder_obstacle: why the vocoder's kernels must not be used; None: they are used where they can run.
-        threads: how many PyTorch computes with on a CPU; None: measure the best number.
         void: is called when our kernels are given up, so that "auto" takes PyTorch from then on. None: there is no
             verdict to void, because the card has a record of ours, or because PyTorch alone computes.
     """
 
-    name: str
+    name: str  # "torch" or "megakernel"
     checkpoint: Checkpoint
     device: torch.device
-    dtype: torch.dtype
-    fp8: frozenset[str] = frozenset()
-    vocoder_dtype: str = "float32"
-    own_kernels: bool = True
-    vocoder_obstacle: str | None = None
-    threads: int | None = None
+    dtype: torch.dtype  # of talker and code predictor
+    fp8: frozenset[str] = frozenset()  # parts (fp8.PARTS) whose weights are E4M3
+    vocoder_dtype: str = "float32"  # as `dtypes.vocoder_dtype_of` returns it
+    own_kernels: bool = True  # False: the vocoder is PyTorch's too
+    vocoder_obstacle: str | None = None  # why the vocoder's kernels must not be used; None: they may be
+    threads: int | None = None  # that PyTorch computes with on a CPU; None: measure the best number
     void: Callable[[], None] | None = None
 
     @torch.inference_mode()
     def load(self, slots: int, max_positions: int) -> LoadedModel:
-        """Put the model onto the device.
-
-        Raises:
-            CheckpointError, BackendError: it cannot be loaded here.
-        """
+        """Put the model onto the device. Raises CheckpointError or BackendError: it cannot be loaded here."""
         config, tensors = self.checkpoint.config, self.checkpoint.talker(self.device, self.dtype, self.fp8)
         embeddings = make_embeddings(self.name, config, tensors)
         decoder = make_decoder(self.name, config, tensors, embeddings, slots=slots, max_positions=max_positions)
@@ -177,16 +166,9 @@ class Backend:
         config, tensors = self.checkpoint.config.codec.vocoder, self.checkpoint.vocoder(self.device, torch.float32)
         if not self.own_kernels:
             return TorchVocoder(config, tensors, slots=slots)
-        return make_vocoder(
-            config,
-            tensors,
-            self.device,
-            self.vocoder_dtype,
-            slots=slots,
-            recent_codes=recent_codes,
-            fp8=self.fp8 if self.name == "megakernel" else (),
-            obstacle=self.vocoder_obstacle,
-        )
+        what = (config, tensors, self.device, self.vocoder_dtype)
+        fp8 = self.fp8 if self.name == "megakernel" else frozenset()  # a build that exists
+        return make_vocoder(*what, slots=slots, recent_codes=recent_codes, fp8=fp8, obstacle=self.vocoder_obstacle)
 
     def spare(self) -> "Backend | None":
         """The backend that takes over when our kernels fail: the same on PyTorch alone. None: this is already it."""

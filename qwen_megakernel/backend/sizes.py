@@ -4,20 +4,25 @@ The extension exports what it was compiled with, and `check_sizes` compares that
 compares csrc/sizes.h with this file.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from types import ModuleType
+from typing import Any
 
-from qwen_megakernel.backend.interfaces import AHEAD, PUSH_FRAMES, RECENT_FRAMES
+from qwen_megakernel.backend import interfaces
 from qwen_megakernel.backend.targets import Target
 from qwen_megakernel.checkpoint.fp8 import PARTS
 from qwen_megakernel.errors import BackendError
 
-WARPS = 16
+LAUNCHES_AHEAD = interfaces.AHEAD
+PUSH_FRAMES = interfaces.PUSH_FRAMES
+RECENT_FRAMES = interfaces.RECENT_FRAMES
+
+COMPUTE_WARPS = 16
 """Compute warps of a block."""
 HEAD_DIM, GROUPS = 128, 16
 SPLITS = 16
 """Most parts that a query head's context is cut into."""
-PAGE = 64
+PAGE_POSITIONS = 64
 """Positions of a page of keys and values."""
 SUMS_AT_ONCE = 128
 """Sums of its rows of a matrix that a block keeps at once."""
@@ -40,31 +45,8 @@ TRANSFORMER_TAPS, TRANSFORMER_COLUMNS, TRANSFORMER_RING = 3, 22, 80
 """For the vocoder's transformer: taps of the convolution before it; most hidden columns of a block; most positions of
 its keys and values. 22 columns suffice for the published 512 on 24 multiprocessors."""
 
-SIZES = {
-    "COMPUTE_WARPS": WARPS,
-    "HEAD_DIM": HEAD_DIM,
-    "SPLITS": SPLITS,
-    "GROUPS": GROUPS,
-    "PACKET": PACKET,
-    "MLP_PACKET": MLP_PACKET,
-    "PAGE_POSITIONS": PAGE,
-    "LAUNCHES_AHEAD": AHEAD,
-    "SUMS_AT_ONCE": SUMS_AT_ONCE,
-    "RECENT_FRAMES": RECENT_FRAMES,
-    "LAYER_MATRICES": LAYER_MATRICES,
-    "PUSH_FRAMES": PUSH_FRAMES,
-    "PUSH_ROWS": PUSH_ROWS,
-    "PUSHES_AHEAD": PUSHES_AHEAD,
-    "CHANNEL_TILE": CHANNEL_TILE,
-    "LOW_SCALE": LOW_SCALE,
-    "WIDEST_NORM": WIDEST_NORM,
-    "TRANSFORMER_ROWS": TRANSFORMER_ROWS,
-    "TRANSFORMER_RESIDUALS": TRANSFORMER_RESIDUALS,
-    "TRANSFORMER_TAPS": TRANSFORMER_TAPS,
-    "TRANSFORMER_COLUMNS": TRANSFORMER_COLUMNS,
-    "TRANSFORMER_RING": TRANSFORMER_RING,
-}
-"""The same sizes as in csrc/sizes.h, which writes PAGE_POSITIONS as kPagePositions."""
+SIZES = {name: value for name, value in vars().items() if name.isupper() and isinstance(value, int)}
+"""Those above: the same sizes as in csrc/sizes.h, which writes PAGE_POSITIONS as kPagePositions."""
 
 DIMS = {
     # talker: hidden, MLP, heads, KV heads, codec vocabulary; code predictor: the same, most layers, codes
@@ -78,11 +60,11 @@ demo voice."""
 
 def padded_mlp(width: int) -> int:
     """An MLP's width in the kernel: two whole packets for each of a warp's four lanes that share a column."""
-    step = WARPS * 4 * 2 * MLP_PACKET
+    step = COMPUTE_WARPS * 4 * 2 * MLP_PACKET
     return -(-width // step) * step
 
 
-def built_for(target: Target, fp8: Collection[str]) -> dict[str, Mapping[object, object] | int]:
+def built_for(target: Target, fp8: Collection[str]) -> dict[str, Any]:
     """Attributes that the extension must have, by name, when the parts `fp8` (fp8.PARTS) are E4M3."""
     dims = {
         width: tuple((hidden, padded_mlp(mlp), *rest) for hidden, mlp, *rest in stacks)
@@ -106,13 +88,11 @@ def check_sizes(extension: ModuleType, target: Target, fp8: Collection[str]) -> 
     """
     wrong = []
     for name, expected in built_for(target, fp8).items():
-        got = getattr(extension, name, {} if isinstance(expected, Mapping) else "nothing")
-        if not isinstance(expected, Mapping):
-            expected, got = {name: expected}, {name: got}
-        for key in [*expected, *(key for key in got if key not in expected)]:
-            if expected.get(key, "nothing") != got.get(key, "nothing"):
-                told = f"{name}[{key!r}]" if key != name else name
-                wrong.append(f"{told}: expected {expected.get(key, 'nothing')}, got {got.get(key, 'nothing')}")
+        pairs = {name: (expected, getattr(extension, name, "nothing"))}
+        if isinstance(expected, dict):
+            got = getattr(extension, name, {})
+            pairs = {f"{name}[{k!r}]": (expected.get(k, "nothing"), got.get(k, "nothing")) for k in expected | got}
+        wrong += [f"{told}: expected {a}, got {b}" for told, (a, b) in pairs.items() if a != b]
     if wrong:
         raise BackendError(
             f"the kernel was built with sizes that this Python code does not expect: {'; '.join(wrong)}; reinstall the "

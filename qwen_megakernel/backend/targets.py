@@ -7,19 +7,12 @@ import torch
 
 @dataclass(frozen=True)
 class Target:
-    """An architecture and a number of blocks, and the smallest card named for them.
+    """An architecture and a number of blocks, and the smallest card that we know for them."""
 
-    Attributes:
-        arch: nvcc's name of the architecture, such as "90a".
-        blocks: of a launch; one runs on each multiprocessor.
-        card: the smallest one that we know.
-        multiprocessors: how many that card has.
-    """
-
-    arch: str
-    blocks: int
+    arch: str  # nvcc's name, such as "90a"
+    blocks: int  # of a launch; one runs on each multiprocessor
     card: str
-    multiprocessors: int
+    multiprocessors: int  # of that card
 
     @property
     def name(self) -> str:
@@ -52,8 +45,7 @@ class Target:
 _SHARED_KB = {"80": 164, "90a": 228, "100a": 228, "103a": 228}
 """Shared memory of a multiprocessor by architecture; others have 100 KB."""
 
-_COLUMNS = {(100, 128): 8, (100, 64): 4, (100, 32): 2}
-_COLUMNS |= {(164, 128): 8, (164, 64): 8, (164, 32): 4}
+_COLUMNS = {(100, 128): 8, (100, 64): 4, (100, 32): 2, (164, 128): 8, (164, 64): 8, (164, 32): 4}
 _COLUMNS |= {(228, 128): 8, (228, 64): 8, (228, 32): 4}
 """Columns by shared memory and blocks. For 1.7B, a block's partial sums take 7 KB a column with 128 blocks, 15 with 64
 and 29 with 32. The weight ring needs the rest."""

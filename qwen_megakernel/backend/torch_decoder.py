@@ -59,7 +59,9 @@ class TorchFrameDecoder:
             tensors: every `talker.*` tensor, all on one device and of one dtype.
             embeddings: they use the same tensors.
         """
-        self.slots, self.max_positions, self.width = slots, max_positions, 1
+        self.slots = slots
+        self.max_positions = max_positions
+        self.width = 1
         self.recent_codes = None
         self.weight_bytes = sum(t.nbytes for name, t in tensors.items() if "text_embedding" not in name)
         self._eos_id = config.talker.codec_eos_id
@@ -90,21 +92,20 @@ class TorchFrameDecoder:
             frames=self.max_positions - last,
         )
         state.start(prompt.rows[last:], last, sampling)
-        done = self._enter_prefix(prompt, state) if prompt.prefix else 0
+        done = self._enter_prefix(prompt.prefix, prompt.rows, state) if prompt.prefix else 0
         if last > done:
             self._frame.prefill(prompt.rows[done:last], state, done)
 
-    def _enter_prefix(self, prompt: Prompt, state: SlotState) -> int:
+    def _enter_prefix(self, prefix: Prefix, rows: Tensor, state: SlotState) -> int:
         """Put keys and values of the prompt's prefix, kept or computed now, into the cache; its length."""
-        rows, kept = prompt.prefix.rows, self._prefixes.get(prompt.prefix)
-        keys, values = state.cache.k[:, :, :rows], state.cache.v[:, :, :rows]
-        if kept:
+        keys, values = state.cache.k[:, :, : prefix.rows], state.cache.v[:, :, : prefix.rows]
+        if kept := self._prefixes.get(prefix):
             keys.copy_(kept[0])
             values.copy_(kept[1])
         else:
-            self._frame.prefill(prompt.rows[:rows], state)
-            self._prefixes[prompt.prefix] = keys.clone(), values.clone()
-        return rows
+            self._frame.prefill(rows[: prefix.rows], state)
+            self._prefixes[prefix] = keys.clone(), values.clone()
+        return prefix.rows
 
     @torch.inference_mode()
     def extend(self, slot: int, rows: Tensor, ended: bool) -> None:

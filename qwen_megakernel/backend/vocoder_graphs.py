@@ -11,6 +11,7 @@ frame kernel left them on the device. PCM leaves through pinned memory.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -87,15 +88,7 @@ def why_no_graphs(config: VocoderConfig, device: torch.device) -> str | None:
 
 
 class GraphVocoder:
-    """Takes what `TorchVocoder` takes and returns its samples within 2e-5. Their bits depend on nothing but the
-    sequence's codes, neither on the cut into pushes nor on the other sequences. Not thread-safe: one thread owns it.
-
-    Attributes:
-        slots: how many sequences it holds.
-        groups: codes of a frame.
-        most_frames: of a push of `follow`.
-        steady: samples depend on nothing but their codes.
-    """
+    """The vocoder on a GPU (see `Vocoder`). Its samples are `TorchVocoder`'s within 2e-5."""
 
     steady = True
 
@@ -116,74 +109,59 @@ class GraphVocoder:
             exact: fp32; False: TF32.
             recent_codes: the frame decoder's (`FrameDecoder.recent_codes`), for `follow`.
         """
-        self.slots, self.groups = slots, config.num_quantizers
-        self._extension, self._config, self._recent_codes = extension, config, recent_codes
+        self.slots = slots
+        self.groups = config.num_quantizers
+        self.follows = recent_codes is not None
+        self._extension = extension
+        self._config = config
+        self._recent_codes = recent_codes
         self._device = device = next(iter(tensors.values())).device
         with capturing(device):  # cuBLAS, which this needs, keeps 32 MB for every stream it has seen
             w = VocoderWeights(config, {name.removeprefix("decoder."): tensor for name, tensor in tensors.items()})
         rooms = graph_rooms(slots, -(-config.hidden_size // w.blocks))
         self.most_frames = rows = rooms[-1]
-        self._weights, self._memory = w, VocoderMemory(config, w, slots, rows, device)
+        self._weights = w  # the recordings hold addresses
+        self._memory = m = VocoderMemory(config, w, slots, rows, device)
         self._queued = 0
         with torch.cuda.device(device):
-            m, kernels = self._memory, PushKernels(extension, config, w, self._memory, exact)
+            kernels = PushKernels(extension, config, w, m, exact)
             unwanted = torch.zeros(rows * config.samples_per_frame, device=device)
-            inputs = (w.codebook, m.frames, m.embedding, m.place)
-            self._pushes = extension.Pushes(*inputs, unwanted, config.samples_per_frame, rows)
+            self._pushes = extension.Pushes(
+                w.codebook, m.frames, m.embedding, m.place, unwanted, config.samples_per_frame, rows
+            )
             m.place.fill_(unwanted.data_ptr())
             # By room; the largest comes first and makes the memory.
             graphs = {room: Recorder(kernels, room).record() for room in reversed(rooms)}
             self._graphs = dict(reversed(graphs.items()))
             self._skim = Recorder(kernels, min(rows, PUSH_FRAMES), skim=True).record()
+        held = [w.codebook, w.layers["weights"], *m.rooms, *(matrix for matrix, _ in w.matrices.values())]
+        self.weight_bytes = sum(t.nbytes for t in held)
+        self.slot_bytes = m.of_slot[0][0].nbytes
         for slot in range(slots):
             self.reset(slot)
 
     @torch.inference_mode()
     def reset(self, slot: int) -> None:
-        """Forget a sequence: its slot starts from silence again."""
         self._extension.zero(self._memory.of_slot[slot])
 
     @torch.inference_mode()
     def save(self, slot: int) -> VocoderState:
-        """A copy of a sequence's state; see `restore`."""
         everything, position = self._memory.of_slot[slot]
         return VocoderState({"all": everything.clone(), "position": position.clone()})
 
     @torch.inference_mode()
     def restore(self, slot: int, state: VocoderState) -> None:
-        """Continue in a slot from a saved `state`, bit for bit."""
         everything, position = self._memory.of_slot[slot]
         everything.copy_(state.tensors["all"])
         position.copy_(state.tensors["position"])
 
-    @property
-    def weight_bytes(self) -> int:
-        """Memory of the weights, and of the buffers between the layers of a push."""
-        w = self._weights
-        tensors = [w.codebook, w.layers["weights"], *self._memory.rooms, *(m for m, _ in w.matrices.values())]
-        return sum(t.nbytes for t in tensors)
-
-    @property
-    def slot_bytes(self) -> int:
-        """Memory of one sequence's state."""
-        return self._memory.of_slot[0][0].nbytes
-
     @torch.inference_mode()
     def push(self, slots: Sequence[int], codes: Tensor) -> Tensor:
-        """Decode the next frames of some sequences.
-
-        Args:
-            slots: distinct slot numbers.
-            codes: int64 [len(slots), frames, groups] on the host; frames >= 1, the same count for every slot of a call.
-
-        Returns:
-            fp32 PCM, [len(slots), frames * 1920], -1..1, on the host.
-        """
         check_push(self, slots, codes)
         sounds = []
         for some in codes.split(PUSH_FRAMES, dim=1):
 
-            def launch(graph, part: list[int], counts: list[int], at: int, some: Tensor = some) -> int:
+            def launch(graph: Any, part: list[int], counts: list[int], at: int, some: Tensor = some) -> Any:
                 listed = some[at : at + len(part)].flatten(0, 1).contiguous()
                 return self._pushes.launch(graph, part, counts, listed, True)
 
@@ -191,14 +169,14 @@ class GraphVocoder:
         return torch.cat(sounds, dim=1)
 
     def portions(self, codes: Tensor) -> list[Portion]:
-        """Cut a reference, int64 [frames, groups], into portions for successive `listen` calls. The transformer needs
-        all frames; the convolutions after it look back 10. Only those 10 go through them: 6 times as fast."""
+        """The transformer needs all frames; the convolutions after it look back 10. Only those 10 go through them: 6
+        times as fast."""
         skimmed = max(0, len(codes) - self._reach)
         skims = [Portion(some, False) for some in codes[:skimmed].split(64)] if skimmed else []
         return [*skims, Portion(codes[skimmed:], True)]
 
     def listen(self, slot: int, portion: Portion) -> None:
-        """Queue frames whose sound is not wanted, without waiting. The sequence's own frames follow them."""
+        """Queues them, without waiting."""
         check_push(self, [slot], portion.codes[None])
         for some in portion.codes.split(PUSH_FRAMES):
             graph = self._graph(len(some)) if portion.whole else self._skim
@@ -220,31 +198,20 @@ class GraphVocoder:
             reach += 6 * sum(DILATIONS) / rows
         return math.ceil(reach + 6 / rows)
 
-    @property
-    def follows(self) -> bool:
-        """Can it read codes on the device?"""
-        return self._recent_codes is not None
-
     def follow(self, slots: Sequence[int], first: Sequence[int], frames: Sequence[int]) -> Callable[[], list[Tensor]]:
-        """Queue a push after the frame decoder's launches, of codes that are not yet collected: for slot i, `frames[i]`
-        (at most 8) from `first[i]` on. From end of speech on, samples are noise, and so is the slot's state until it is
-        reset. More than `most_frames` are cut into several pushes.
+        """More than `most_frames` are cut into several pushes. Collect them before PUSHES_AHEAD more are queued. A slot
+        whose speech has ended holds noise until it is reset."""
 
-        Returns:
-            A function that waits for the push and returns each slot's PCM, fp32 [frames[i] * 1920] on the host, in
-            memory of its own. Call it before PUSHES_AHEAD more graphs are queued.
-        """
-
-        def launch(graph, part: list[int], counts: list[int], at: int) -> int:
+        def launch(graph: Any, part: list[int], counts: list[int], at: int) -> Any:
             return self._pushes.follow(graph, part, counts, self._recent_codes, list(first[at : at + len(part)]))
 
         return self._queue(slots, frames, launch)
 
     def _queue(
-        self, slots: Sequence[int], frames: Sequence[int], launch: Callable[..., int]
+        self, slots: Sequence[int], frames: Sequence[int], launch: Callable[[Any, list[int], list[int], int], Any]
     ) -> Callable[[], list[Tensor]]:
         """Launch frames in as few pushes as they fit into."""
-        runs: list[tuple[int, list[int]]] = []  # tickets, and the frames of each slot
+        runs: list[tuple[Any, list[int]]] = []  # tickets, and the frames of each slot
         at = 0
         while at < len(slots):
             to, room = at, self.most_frames
@@ -264,7 +231,7 @@ class GraphVocoder:
 
         return collect
 
-    def _graph(self, frames: int):
+    def _graph(self, frames: int) -> Any:
         """The smallest recording with room for so many frames."""
         return next(graph for room, graph in self._graphs.items() if room >= frames)
 
@@ -274,7 +241,6 @@ class GraphVocoder:
             self._memory.forget_epochs()
 
     def recover(self) -> None:
-        """After a KernelFault: every sequence's state is suspect; reset or restore it."""
         synchronize(self._device)
         self._memory.forget_epochs()
         self._memory.fault.zero_()

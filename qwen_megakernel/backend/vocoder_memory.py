@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -35,7 +36,7 @@ class VocoderMemory:
         sizes = [math.prod(shape) for shape in shapes.values()]
         everything = torch.zeros(slots, sum(sizes), device=device)
         parts = zip(shapes.items(), everything.split(sizes, dim=1), strict=True)
-        self.state = {name: part.unflatten(1, shape) for (name, shape), part in parts}
+        self.state: dict[str, Tensor] = {name: part.unflatten(1, shape) for (name, shape), part in parts}
         self.position = torch.zeros(slots, dtype=torch.int64, device=device)
         self.of_slot = list(zip(everything, self.position, strict=True))
         self.frames = torch.zeros(2 + 5 * PUSH_ROWS, dtype=torch.int32, device=device)  # `Frames`, of no frame
@@ -61,22 +62,20 @@ class VocoderMemory:
         self, c: VocoderConfig, weights: VocoderWeights, rows: int
     ) -> tuple[dict[str, Tensor], dict[str, int]]:
         """Tensors and sizes for `extension.transform`."""
-        exchange = {}
         width = c.num_heads * c.head_dim
-        for name, values in (
-            ("h", c.hidden_size),
-            ("qkv", 3 * width),
-            ("attended", width),
-            ("gated", c.intermediate_size),
-        ):
-            exchange[name] = torch.zeros(rows * values, 2, dtype=torch.int32, device=self.device)
-        tensors = exchange | weights.layers | {"rings": self.state["rings"]}
-        tensors |= {"position": self.position, "fault": self.fault}
-        tensors["epoch"] = torch.zeros(1, dtype=torch.int32, device=self.device)
-        sizes = {"blocks": weights.blocks, "shared_bytes": weights.shared_bytes}
-        sizes["columns_out"] = len(weights.layers["bias_out"])
-        sizes |= {"hidden": c.hidden_size, "window": c.sliding_window}
-        return tensors, sizes | {"intermediate": c.intermediate_size, "spin_limit": SPIN_LIMIT}
+        exchange = {"h": c.hidden_size, "qkv": 3 * width, "attended": width, "gated": c.intermediate_size}
+        like = partial(torch.zeros, dtype=torch.int32, device=self.device)
+        tensors = {name: like(rows * values, 2) for name, values in exchange.items()} | weights.layers
+        tensors |= {"rings": self.state["rings"], "position": self.position, "fault": self.fault, "epoch": like(1)}
+        return tensors, {
+            "blocks": weights.blocks,
+            "shared_bytes": weights.shared_bytes,
+            "columns_out": len(weights.layers["bias_out"]),
+            "hidden": c.hidden_size,
+            "window": c.sliding_window,
+            "intermediate": c.intermediate_size,
+            "spin_limit": SPIN_LIMIT,
+        }
 
 
 def _state_shapes(c: VocoderConfig) -> dict[str, tuple[int, ...]]:
@@ -92,6 +91,5 @@ def _state_shapes(c: VocoderConfig) -> dict[str, tuple[int, ...]]:
         for unit, dilation in enumerate(DILATIONS, start=2):
             rows[f"decoder.{i}.{unit}"] = (6 * dilation, channels)
     rows[f"decoder.{len(c.upsample_rates) + 2}"] = (6, channels)
-    shapes = {name: (count, padded(channels)) for name, (count, channels) in rows.items()}
-    shapes["rings"] = (c.num_layers, 2, c.num_heads, c.sliding_window - 1 + PUSH_FRAMES, c.head_dim)
-    return shapes
+    rings = (c.num_layers, 2, c.num_heads, c.sliding_window - 1 + PUSH_FRAMES, c.head_dim)
+    return {name: (count, padded(channels)) for name, (count, channels) in rows.items()} | {"rings": rings}

@@ -1,7 +1,9 @@
 """Recorder: the kernels of one push of the vocoder, in order, as one CUDA graph."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,7 +20,7 @@ NONE, SNAKE, GELU = range(3)  # `Activation` in csrc/vocoder/vocoder.h
 class _Nothing:
     """In the extension's place: calls nothing."""
 
-    def __getattr__(self, name: str):
+    def __getattr__(self, name: str) -> Callable[..., None]:
         return lambda *_arguments: None
 
 
@@ -41,15 +43,19 @@ class Recorder:
         Args:
             skim: end after the transformer, because the sound is not wanted.
         """
-        self._k, self._m, self._config = kernels, kernels.memory, kernels.config
-        self._room, self._skim = room, skim
+        self._k = kernels
+        self._m = kernels.memory
+        self._config = kernels.config
+        self._room = room
+        self._skim = skim
         # With histories kept once, at the end, the blocks' buffers take 8 MB a frame. Keeping them after every block
         # or unit (2.8 MB a frame) lets the next reuse buffers. It takes 6 us each: too much for one frame.
-        self._sparing, self._most_sparing = room > 8, room > 16
-        self._extension = kernels.extension
+        self._sparing = room > 8
+        self._most_sparing = room > 16
+        self._extension: Any = kernels.extension
         self._buffers: dict[str, Tensor] = {}
 
-    def record(self):
+    def record(self) -> Any:
         """The recording, for `Pushes`."""
         with capturing(self._m.device):
             self._extension = _Nothing()
@@ -143,7 +149,9 @@ class Recorder:
             x, self._past(keep, x, rows) if keep else None, self._m.frames, self._room, rows, dilation, weight, bias,
             residual, out, after, SNAKE if snake else activation, frequency, scale, k.exact,
         )  # fmt: skip
-        return out if after is None else after
+        result = out if after is None else after
+        assert result is not None, "`out` or `activated` is given"
+        return result
 
     def _before(self, i: int, unit: int) -> str:
         """The buffer for the input of a block's residual unit."""

@@ -163,7 +163,8 @@ def first_audio_ms(engine: TTSEngine, utterances: int) -> list[float]:
 
 def _speak(engine: TTSEngine, frames: int, chunk_frames: int) -> Audio:
     request: RequestOptions = {"max_frames": frames, "chunk_frames": chunk_frames, "runaway_guard": False}
-    return engine.submit(sentence(), voice=engine.placeholder_voice(), **request).result()
+    request["voice"] = engine.placeholder_voice()
+    return engine.submit(sentence(), **request).result()
 
 
 def real_time_factor(engine: TTSEngine, repeats: int, chunk_frames: int) -> float:

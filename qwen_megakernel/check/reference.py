@@ -153,7 +153,8 @@ class Reference:
             self.api = module.Qwen3TTSModel.from_pretrained(model, dtype=dtype, **where)
         except (AttributeError, ImportError, OSError, RuntimeError, TypeError, ValueError) as error:
             raise BackendError(f"qwen_tts cannot load {model}: {error!r}; these versions work: {INSTALL}") from error
-        self.model, talker = self.api.model, self.api.model.config.talker_config
+        self.model = self.api.model
+        talker = self.model.config.talker_config
         # It looks names up in lower case, so it would not find names with capitals in a fine-tune's tables.
         talker.spk_id, talker.spk_is_dialect = (
             {name.lower(): value for name, value in (table or {}).items()}

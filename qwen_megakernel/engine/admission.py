@@ -238,7 +238,8 @@ class Admission:
 
 def _call_on_end(sequence: SpeechSequence) -> None:
     on_end = sequence.on_end
-    sequence.on_chunk = sequence.on_end = None  # they may hold the utterance: breaks that cycle too
+    sequence.on_chunk = None  # the callbacks may hold the utterance: breaks that cycle too
+    sequence.on_end = None
     if on_end:
         try:
             on_end()

@@ -149,10 +149,12 @@ class EngineCore:
     def advance(self, sequence: SpeechSequence, step: Callable[[PromptPieces], Tensor]) -> None:
         """Take a piece of text, under the sequence's lock. Build the rows that it settles in the caller's thread, and
         hand them to the loop."""
-        pieces, began = sequence.pieces, time.monotonic()
+        pieces = sequence.pieces
+        began = time.monotonic()
         if pieces is None:
             raise TextEndedError("the utterance has ended")
-        sequence.arrived, tokenised_s = sequence.arrived or began, pieces.tokenise_s
+        sequence.arrived = sequence.arrived or began
+        tokenised_s = pieces.tokenise_s
         try:
             with self.in_order():
                 rows = step(pieces)
@@ -202,13 +204,6 @@ class EngineCore:
         mine = threading.current_thread() in (self._thread, callbacks and callbacks.thread)
         if mine and not sequence.done.is_set():
             raise RequestError("a callback cannot wait for its own utterance: take its Audio from on_end")
-
-    # ------------------------------------------------------------ what an engine asks
-
-    @property
-    def fell_back(self) -> bool:
-        """The spare took over."""
-        return self.loop.fell_back
 
     def forget(self) -> None:
         """Reset the counters and drop what was kept of voices' references. No sequence may be open."""
@@ -274,7 +269,8 @@ class _SwitchInterval:
         self._loops.discard(loop)
         if self._loops or not math.isclose(sys.getswitchinterval(), _SWITCH_S):
             return
-        former, self._former = self._former, None
+        former = self._former
+        self._former = None
         if former is not None:
             sys.setswitchinterval(former)
         if self._loops:  # another engine was started meanwhile

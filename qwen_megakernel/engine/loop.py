@@ -92,7 +92,8 @@ class Loop:
         """Prefill, and launch the most urgent frames. If there is no room for more, see what the oldest work made."""
         for sequence in self.slots.running if self._news else ():
             self.failures.alone(sequence, self._read_news)
-        self._news = busy = False
+        self._news = False
+        busy = False
         if self.pipeline.has_room:
             for sequence in self._scheduler.to_prefill(self.slots.running, self._clock()):
                 self.failures.alone(sequence, self._prefill)

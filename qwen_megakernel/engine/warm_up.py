@@ -1,15 +1,14 @@
 """What an engine says at load: first words, then many at once to learn how many live listeners it sustains."""
 
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
 
 from qwen_megakernel.engine.audio import Audio
 from qwen_megakernel.engine.utterance import Utterance
 from qwen_megakernel.errors import KernelFault
 
 
-def first_words(say: Callable[..., Audio], request: dict[str, Any], *, again: bool) -> None:
+def first_words(say: Callable[..., Audio], request: Mapping[str, object], *, again: bool) -> None:
     """
     Args:
         say: `TTSEngine.generate`.
@@ -24,7 +23,7 @@ def first_words(say: Callable[..., Audio], request: dict[str, Any], *, again: bo
                 raise
 
 
-def sustained(submit: Callable[..., Utterance], request: dict[str, Any], at_once: int) -> float:
+def sustained(submit: Callable[..., Utterance], request: Mapping[str, object], at_once: int) -> float:
     """Seconds of audio made in a second, the better of two rounds.
 
     Args:

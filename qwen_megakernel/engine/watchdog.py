@@ -69,7 +69,9 @@ class Watchdog:
     def _end(self) -> None:
         """End the engine, because the device does not answer."""
         self._admission.fault = TimeoutError(f"the device did not answer for {self._device_s:g} s")
-        self._admission.closed = self._admission.ended = self.hangs = True
+        self._admission.closed = True
+        self._admission.ended = True
+        self.hangs = True
         log.error("the engine is dead: %s", self._admission.fault)
         for sequence in self._admission.open.copy():
             self._admission.abandon(sequence, self._admission.death())

@@ -13,7 +13,7 @@ All-zero state is the reference's zero padding. At the published dims a sequence
 """
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -84,6 +84,7 @@ class TorchVocoder:
     backend/interfaces.py."""
 
     together = 1  # sequences that share a push, at most; so a sequence's samples are the same bits whatever else runs
+    most_frames = 0  # of a push of `follow`, which it does not have
     steady = False
     follows = False
 
@@ -163,6 +164,9 @@ class TorchVocoder:
             self._state[name][list(slots)] = tensor
         self._position[list(slots)] += codes.shape[1]
         return pcm
+
+    def follow(self, slots: Sequence[int], first: Sequence[int], frames: Sequence[int]) -> Callable[[], list[Tensor]]:
+        raise NotImplementedError("it does not follow: push codes from the host")
 
     # ------------------------------------------------------------ made once
 

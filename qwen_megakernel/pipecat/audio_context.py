@@ -8,7 +8,7 @@ This module imports no torch, because a server's client needs none.
 import asyncio
 from collections.abc import AsyncGenerator
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import soxr
@@ -31,9 +31,6 @@ from qwen_megakernel.model.edges import SILENCE
 from qwen_megakernel.model.pcm import pcm16
 from qwen_megakernel.speech.events import Ended, Session, Sound, Words
 from qwen_megakernel.speech.words import is_unspaced
-
-if TYPE_CHECKING:
-    from qwen_megakernel.pipecat.service import SpeechService
 
 _LEAST_GAP_S = 0.05  # shorter waits of the listener do not move word times
 _RESAMPLER = "HQ"  # soxr's: from a first chunk of 80 ms it yields 61 ms at 8 and 16 kHz; VHQ yields 0 and 69 ms
@@ -71,7 +68,8 @@ class AudioContext:
     text_ended: no more text will come.
     """
 
-    def __init__(self, service: "SpeechService", context_id: str, reading: Any):
+    def __init__(self, service: Any, context_id: str, reading: Any):
+        """`service`: a `SpeechService`, whose module imports this one."""
         self._service = service
         self.id = context_id
         self.reading = reading
@@ -129,8 +127,8 @@ class AudioContext:
 
     async def _audio(self) -> AsyncGenerator[TTSAudioRawFrame | ErrorFrame, None]:
         """Yield the session's audio at the pipeline's rate, then an error if it was cut. Send the words too."""
-        session = self.session
-        async for event in session.events():
+        assert self.session
+        async for event in self.session.events():
             if isinstance(event, Sound):
                 if frame := self._to_frame(event.samples):
                     yield frame
@@ -142,7 +140,7 @@ class AudioContext:
                     yield tail
                 if event.cut:  # the rest of the text was not spoken
                     yield self._error(TextTooLongError(event.cut))
-                await self._service._tell(session, event)
+                await self._service._tell(event)
 
     # ------------------------------------------------------------ a sentence
 
@@ -174,7 +172,7 @@ class AudioContext:
             return
         self.busy = True
         try:
-            if self._reader is not None:
+            if self._reader is not None and self.session:
                 await self.session.push_text(f" {text}" if apart else text)
                 return
             await self._service._open(self, text, complete=False)
@@ -193,7 +191,7 @@ class AudioContext:
         if self.text_ended:
             return
         self.text_ended = True
-        if self._reader is None or self._read_all:
+        if self._reader is None or self._read_all or self.session is None:
             await self._service._close(self.id)
             return
         try:

@@ -20,7 +20,7 @@ from qwen_megakernel.checkpoint.config import ModelConfig
 from qwen_megakernel.checkpoint.load import find_cached
 from qwen_megakernel.engine.options import EngineOptions
 from qwen_megakernel.errors import CheckpointError, EngineClosed, RequestError, SpeakerError, VoiceError
-from qwen_megakernel.model.prompt import AUTO
+from qwen_megakernel.model.conditioning import AUTO
 from qwen_megakernel.model.voice import Voice
 from qwen_megakernel.pipecat.audio_context import AudioContext, SpeechMetricsData
 from qwen_megakernel.pipecat.service import SpeechService
@@ -58,7 +58,7 @@ class MegakernelTTSService(SpeechService):
     """
 
     Settings = MegakernelTTSSettings
-    _settings: Settings
+    _settings: MegakernelTTSSettings
     _entrance = "pipecat"
 
     def __init__(
@@ -70,7 +70,7 @@ class MegakernelTTSService(SpeechService):
         chunk_frames: int | tuple[int, ...] | None = None,
         lexicon: Lexicon | None = None,
         trim_leading_silence: bool = True,
-        settings: Settings | None = None,
+        settings: MegakernelTTSSettings | None = None,
         **kwargs,
     ):
         """Make the service without loading anything. `setup` attaches to the engine, which `warmup` should have loaded.
@@ -116,7 +116,7 @@ class MegakernelTTSService(SpeechService):
         self._check_settings(self._settings, *(known or (None, None, None)))
         self._options(self._settings)
         if engine:
-            self._request()
+            self._request(engine)
 
     @classmethod
     async def warmup(
@@ -149,7 +149,7 @@ class MegakernelTTSService(SpeechService):
             logger.info(f"{self}: attaching to the engine of {self._model}")
             self._engine = await shared_engine.acquire(self._model, **self._engine_options)
             self._check_settings(self._settings, self._engine.variant, self._engine.speakers, self._engine.languages)
-            self._request()
+            self._request(self._engine)
 
     async def stop(self, frame: EndFrame):
         """Speak everything that was asked for, then release the engine."""
@@ -174,9 +174,9 @@ class MegakernelTTSService(SpeechService):
 
     async def _open(self, context: AudioContext, text: str, *, complete: bool) -> None:
         engine = self._engine
-        if engine is None:
+        if engine is None or self._executor is None:
             raise EngineClosed("the service was cleaned up")
-        request = self._request()
+        request = self._request(engine)
         context.begin(engine.sample_rate, _CPU_FIRST_S if engine.threads else 0.0)
         session = SpeechSession(
             engine,
@@ -189,8 +189,9 @@ class MegakernelTTSService(SpeechService):
         context.session = session
         await session.begin(*((text, "") if complete else (None, text)))
 
-    async def _tell(self, session: SpeechSession, ended: Ended) -> None:
-        audio = session.audio
+    async def _tell(self, ended: Ended) -> None:
+        audio = ended.audio
+        assert audio
         queue = audio.timings.queue
         logger.info(
             f"{self}: {audio.duration_s:.2f} s, {audio.finish_reason}, seed {audio.seed}; "
@@ -212,7 +213,7 @@ class MegakernelTTSService(SpeechService):
     def _check(self, settings: MegakernelTTSSettings) -> None:
         if self._engine:
             self._check_settings(settings, self._engine.variant, self._engine.speakers, self._engine.languages)
-            self._request(settings)
+            self._request(self._engine, settings)
         self._options(settings)
 
     def _check_settings(
@@ -225,9 +226,9 @@ class MegakernelTTSService(SpeechService):
         """Check settings. Variant, speakers and languages are None if the model is not on this machine yet. Then only
         settings that no model takes are refused."""
         voice = settings.voice
-        foreign = isinstance(voice, Voice) and variant not in (None, "base")
+        foreign = isinstance(voice, Voice) and variant != "base"
         # A loaded engine checks this itself.
-        if foreign and self._engine is None and not self._engine_options.get("allow_foreign_voice"):
+        if foreign and variant and self._engine is None and not self._engine_options.get("allow_foreign_voice"):
             raise VoiceError(f"a saved voice needs a Base checkpoint; this one is {variant}{foreign_hint(variant)}")
         if voice is not None and not isinstance(voice, (str, Voice)):
             raise SpeakerError(f"voice must be a speaker's name or a Voice, got {type(voice).__name__}")
@@ -237,12 +238,14 @@ class MegakernelTTSService(SpeechService):
         if voice is None and variant == "base":
             raise SpeakerError("a Base checkpoint needs a voice: settings=Settings(voice=engine.create_voice(...))")
 
-    def _request(self, settings: MegakernelTTSSettings | None = None) -> SpeechRequest:
+    def _request(self, engine: TTSEngine, settings: MegakernelTTSSettings | None = None) -> SpeechRequest:
         """How the next text is spoken."""
         options = self._options(settings or self._settings)
-        voice = options.pop("voice", None)
-        who = {"voice" if isinstance(voice, Voice) else "speaker": voice}
-        return self._engine.request(**options | who, lenient=True)
+        voice = options.get("voice")
+        if isinstance(voice, str):
+            options = {**options, "voice": None, "speaker": voice}
+        options["lenient"] = True
+        return engine.request(**options)
 
 
 _CPU_FIRST_S = 0.1

@@ -61,7 +61,7 @@ class MegakernelWebsocketTTSService(SpeechService, WebsocketTTSService):
     """
 
     Settings = SpeechSettings
-    _settings: Settings
+    _settings: SpeechSettings
     _entrance = "remote"
 
     def __init__(
@@ -71,7 +71,7 @@ class MegakernelWebsocketTTSService(SpeechService, WebsocketTTSService):
         token: str | None = None,
         chunk_frames: int | Sequence[int] | None = None,
         trim_leading_silence: bool = True,
-        settings: Settings | None = None,
+        settings: SpeechSettings | None = None,
         **kwargs,
     ):
         """Make the service; `setup` connects.
@@ -226,6 +226,7 @@ class MegakernelWebsocketTTSService(SpeechService, WebsocketTTSService):
 
     async def _receive_messages(self):
         try:
+            assert self._websocket
             async for message in self._websocket:
                 if isinstance(message, bytes):
                     self._handle_audio(message)
@@ -248,7 +249,7 @@ class MegakernelWebsocketTTSService(SpeechService, WebsocketTTSService):
             error = _error_of(message)
             await self._report_error(ErrorFrame(str(error), exception=error, category=ErrorCategory.CONNECTIVITY))
             return
-        session = self._sessions.get(name)
+        session = self._sessions.get(str(name))
         if session is None:
             logger.debug(f"{self}: {kind} of {name}, which has ended")
         elif kind == "error":
@@ -268,7 +269,8 @@ class MegakernelWebsocketTTSService(SpeechService, WebsocketTTSService):
         """Forget a session that has ended or that nobody waits for."""
         session.done = True
         self._sessions.pop(session.name, None)
-        self._by_number.pop(session.number, None)
+        if session.number is not None:
+            self._by_number.pop(session.number, None)
 
     async def _lose_contexts(self) -> None:
         """End the utterances of a broken socket. An audio context must get its error before it is closed."""
@@ -284,7 +286,8 @@ class MegakernelWebsocketTTSService(SpeechService, WebsocketTTSService):
 
     async def _open(self, context: AudioContext, text: str, *, complete: bool) -> None:
         await self._ensure_connected()
-        settings = self._options(self._settings)
+        assert self._server
+        settings: dict[str, Any] = {**self._options(self._settings)}
         fields = {name: settings[row.name] for name, row in options_of("socket").items() if row.name in settings}
         if "turn" in self._server.settings:
             fields["turn"] = context.reading
@@ -296,7 +299,7 @@ class MegakernelWebsocketTTSService(SpeechService, WebsocketTTSService):
         context.session = session = RemoteSession(self, context.id[: _MAX_NAME - len(tail)] + tail, context)
         await session.begin(text, complete, {"words": True} | fields)
 
-    async def _tell(self, session: RemoteSession, ended: Ended) -> None:
+    async def _tell(self, ended: Ended) -> None:
         logger.info(f"{self}: {ended.seconds:.2f} s, {ended.finish_reason}, seed {ended.seed}")
 
     def _new_reading(self) -> str:

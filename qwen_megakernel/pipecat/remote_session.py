@@ -3,7 +3,7 @@
 import asyncio
 import weakref
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from websockets.exceptions import WebSocketException
@@ -11,9 +11,6 @@ from websockets.exceptions import WebSocketException
 from qwen_megakernel.errors import TextEndedError
 from qwen_megakernel.pipecat.audio_context import AudioContext
 from qwen_megakernel.speech.events import Began, Ended, Event, Sound, Words
-
-if TYPE_CHECKING:
-    from qwen_megakernel.pipecat.remote import MegakernelWebsocketTTSService
 
 
 class RemoteSession:
@@ -27,7 +24,8 @@ class RemoteSession:
         items: messages, PCM and errors from the server. None: the socket broke, and that was reported.
     """
 
-    def __init__(self, service: "MegakernelWebsocketTTSService", name: str, context: AudioContext):
+    def __init__(self, service: Any, name: str, context: AudioContext):
+        """`service`: the one of `pipecat/remote.py`, which imports this module."""
         self._service = service
         self._trimmed_before_s = context.trimmed_s  # silence cut in front of earlier sessions
         self.name = name
@@ -97,10 +95,11 @@ class RemoteSession:
                 yield Words([(word, max(0.0, at - cut)) for word, at in item["words"]])
             else:
                 await self._end_late_text(context)
-                seconds, cut = item["seconds"], None
+                seconds = item["seconds"]
+                why: str | None = None
                 if item["finish_reason"] == "length" and not context.capped:
-                    cut = f"speech was cut after {seconds:.1f} s, at its slot's or checkpoint's limit: shorten the text"
-                yield Ended(item["finish_reason"], seconds, item["compute_seconds"], item["seed"], cut=cut)
+                    why = f"speech was cut after {seconds:.1f} s, at its slot's or checkpoint's limit: shorten the text"
+                yield Ended(item["finish_reason"], seconds, item["compute_seconds"], item["seed"], cut=why)
                 return
 
     async def _end_late_text(self, context: AudioContext) -> None:

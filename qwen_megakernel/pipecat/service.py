@@ -28,14 +28,19 @@ from qwen_megakernel.errors import EngineBusy, RequestError
 from qwen_megakernel.pipecat.audio_context import AudioContext
 from qwen_megakernel.pipecat.settings import SpeechSettings
 from qwen_megakernel.pipecat.turns import BARE, TurnService
-from qwen_megakernel.speech.events import Ended, Session
+from qwen_megakernel.speech.events import Ended
 from qwen_megakernel.speech.options import RequestOptions
 
 
 @functools.cache
 def _arguments_of(cls: type) -> set[str]:
     """The constructor arguments of a class and its bases. Cached, because this blocks the event loop for 0.2 ms."""
-    return {name for base in cls.__mro__ if "__init__" in vars(base) for name in signature(base.__init__).parameters}
+    return {
+        name
+        for base in cls.__mro__
+        if "__init__" in vars(base)
+        for name in signature(vars(base)["__init__"]).parameters
+    }
 
 
 class SpeechService(TurnService):
@@ -88,7 +93,7 @@ class SpeechService(TurnService):
         """Begin a context's next session. `complete`: no more text will come."""
 
     @abstractmethod
-    async def _tell(self, session: Session, ended: Ended) -> None:
+    async def _tell(self, ended: Ended) -> None:
         """Log and measure what was spoken."""
 
     # ------------------------------------------------------------ speaking

@@ -61,7 +61,8 @@ class _FlushFrame(ControlFrame):
 def _keep_cancelled() -> None:
     """`wait_for` of Python 3.11 drops a cancellation that comes together with its result. The task would go on, and
     whoever cancelled it would wait for it."""
-    if asyncio.current_task().cancelling():
+    task = asyncio.current_task()
+    if task and task.cancelling():
         raise asyncio.CancelledError
 
 
@@ -162,15 +163,16 @@ class TurnService(TTSService):
     async def _before(self, frame: Frame) -> None:
         """End what this frame ends."""
         ends = isinstance(frame, (EndFrame, StopFrame, LLMFullResponseStartFrame))
-        ends = ends or (isinstance(frame, LLMFullResponseEndFrame) and frame.skip_tts)  # Pipecat goes past the turn
+        ends = ends or (
+            isinstance(frame, LLMFullResponseEndFrame) and bool(frame.skip_tts)
+        )  # Pipecat goes past the turn
         if ends or (isinstance(frame, TTSSpeakFrame) and self._turn_context_id is None):
             await self._end_turn()
         elif isinstance(frame, LLMFullResponseEndFrame):  # of a turn that was interrupted: its late tokens are bare
             await self._end_bare_text()
-        is_text = isinstance(frame, TextFrame)
-        self._bare = is_text and self._turn_context_id is None
-        if is_text and not (self._is_streaming_tokens or isinstance(frame, AggregatedTextFrame)):
-            self._raw += frame.text
+        self._bare = isinstance(frame, TextFrame) and self._turn_context_id is None
+        if isinstance(frame, TextFrame) and not isinstance(frame, AggregatedTextFrame):
+            self._raw += "" if self._is_streaming_tokens else frame.text
 
     async def _end_turn(self) -> None:
         """No more text of the turn, or bare text, will come."""
@@ -185,7 +187,7 @@ class TurnService(TTSService):
         """Forget what the utterances of the turn shared."""
         turn = self._turn_context_id
         await super().on_turn_context_completed()
-        self._readings.pop(turn, None)
+        self._readings.pop(turn or BARE, None)
 
     async def _end_bare_text(self) -> None:
         """Text that belongs to no turn has ended."""
@@ -197,6 +199,7 @@ class TurnService(TTSService):
     async def _split_turn(self) -> None:
         """End the turn's context. The text that comes next has another one."""
         turn = self._turn_context_id
+        assert turn
         self._turn_context_id = str(uuid.uuid4())
         if turn in self._readings:
             self._readings[self._turn_context_id] = self._readings.pop(turn)
@@ -275,7 +278,7 @@ class TurnService(TTSService):
             context_id: The turn's context; None: the one that plays.
         """
         context_id = context_id or self.get_active_audio_context_id()
-        context = self._contexts.get(context_id)
+        context = self._contexts.get(context_id) if context_id else None
         if context is None:  # the service was not usable, so it got no text
             await self._close(context_id)
         elif self._is_streaming_tokens:

@@ -101,7 +101,8 @@ class Speech:
                 if isinstance(event, Sound):
                     yield event.samples
                 elif isinstance(event, Ended):
-                    self._frames = session.audio.frames
+                    assert event.audio
+                    self._frames = event.audio.frames
                     self.attempts = event.attempts
                     if event.cut:
                         raise TextTooLongError(event.cut)

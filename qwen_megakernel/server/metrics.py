@@ -53,10 +53,10 @@ class _EngineCollector(Collector):
         self._service = service
 
     def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
-        engine = self._service.engine
         yield GaugeMetricFamily(f"{_PREFIX}_ready", "1: requests are served", float(self._service.state == "ready"))
-        if engine is None:
+        if not self._service.loaded:
             return
+        engine = self._service.engine
         health = engine.health()
         for name in ("streams", "running", "queued", "max_streams", "sustained"):
             yield GaugeMetricFamily(f"{_PREFIX}_{name}", "See TTSEngine.health()", health[name])

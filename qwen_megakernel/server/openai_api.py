@@ -126,7 +126,7 @@ def _add_state(routes: APIRouter, service: EngineService, metrics: Metrics) -> N
         """200 while the process should be kept, also while it loads."""
         alive = service.state not in ("dead", "failed")
         told = {"status": service.state} | ({"error": service.error} if service.error else {})
-        if service.engine:
+        if service.loaded:
             told["engine"] = {name: value for name, value in service.engine.health().items() if name != "error"}
         return JSONResponse(told, 200 if alive else 503)
 

@@ -171,7 +171,8 @@ class _NameReplica:
     """Adds the replica's name to each answer. Serve names the replica's log after it."""
 
     def __init__(self, app: ASGIApp, replica: str):
-        self._app, self._replica = app, replica
+        self._app = app
+        self._replica = replica
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def send_named(message: Message) -> None:

@@ -8,7 +8,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from qwen_megakernel.engine.audio import Audio
 from qwen_megakernel.errors import (
@@ -51,7 +51,6 @@ class EngineService:
         models: every name by which clients may call it, its own first.
         aliases: other names of voices -> the voices.
         saved_voices: the voices besides the checkpoint's speakers.
-        engine: None until it is loaded.
         state: "loading", "ready", "draining", "failed" (it could not be loaded) or "dead".
         error: why it is failed or dead.
         gone: set when it is failed or dead.
@@ -107,7 +106,7 @@ class EngineService:
         self._log_texts = log_texts
         self._allow_foreign = allow_foreign_voice
         self.defaults = defaults or RequestOptions()
-        self.engine: TTSEngine | None = None
+        self._engine: TTSEngine | None = None
         self.saved_voices = SavedVoices(voices)
         if variant:
             self._check_voices(variant, speakers)
@@ -131,7 +130,7 @@ class EngineService:
         """Load the engine and watch it. It is ready once it has spoken a real utterance, so the first caller does not
         wait for a warm-up."""
         try:
-            self.engine = await _in_daemon(self._load)
+            self._engine = await _in_daemon(self._load)
             self._check_voices(self.engine.variant, self.engine.speakers)
             await _in_daemon(self._warm_up)
         except Exception as error:
@@ -165,8 +164,8 @@ class EngineService:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._executor.shutdown(wait=False, cancel_futures=True)
         self.saved_voices.close()
-        if self.engine:
-            await asyncio.to_thread(self.engine.close)
+        if self._engine:
+            await asyncio.to_thread(self._engine.close)
 
     def _check_voices(self, variant: str, speakers: Collection[str]) -> None:
         """
@@ -204,11 +203,26 @@ class EngineService:
             self.request({})
         warm_up(self.engine, voices[0] if voices else None)
 
+    @property
+    def loaded(self) -> bool:
+        """There is an engine."""
+        return self._engine is not None
+
+    @property
+    def engine(self) -> TTSEngine:
+        """
+        Raises:
+            EngineClosed: it is not loaded.
+        """
+        if self._engine is None:
+            raise EngineClosed(f"the server is {self.state}")
+        return self._engine
+
     # ------------------------------------------------------------ voices
 
     def voice_names(self) -> list[str]:
         """The names that a client may use: the checkpoint's speakers, then the saved voices."""
-        return [*(self.engine.speakers if self.engine else ()), *self.saved_voices.by_name]
+        return [*(self._engine.speakers if self._engine else ()), *self.saved_voices.by_name]
 
     def known_voices(self) -> str:
         """Voices and their aliases, for a message."""
@@ -217,11 +231,11 @@ class EngineService:
     @property
     def can_clone(self) -> bool:
         """Clients may make voices, and the model can speak with them."""
-        return self._upload and self.engine is not None and self.engine.variant == "base"
+        return self._upload and self.loaded and self.engine.variant == "base"
 
     @property
     def takes_instructions(self) -> bool:
-        return self.engine is not None and self.engine.config.honours_instruct
+        return self.loaded and self.engine.config.honours_instruct
 
     # ------------------------------------------------------------ speaking
 
@@ -247,27 +261,28 @@ class EngineService:
             RequestError: an unknown voice or language, or an instruct that would be ignored: a client does not see the
                 log's warning.
         """
-        asked = {"seed": secrets.randbits(_SEED_BITS), **self.defaults, **options, "lenient": lenient}
+        asked: dict[str, Any] = {"seed": secrets.randbits(_SEED_BITS), **self.defaults, **options, "lenient": lenient}
         if asked.get("instruct") and not self.takes_instructions:
             raise InstructError(
                 f"{self.model} would ignore instructions: leave them out. VoiceDesign and 1.7B CustomVoice take them"
             )
-        return self.engine.request(**asked | self._voice(asked.pop("voice", None)))
+        who = self._voice(self.engine, asked.pop("voice", None))
+        return self.engine.request(**cast(RequestOptions, asked | who))
 
-    def _voice(self, asked: str | None) -> RequestOptions:
+    def _voice(self, engine: TTSEngine, asked: str | None) -> RequestOptions:
         """A voice by its name."""
         voices = self.saved_voices.by_name
-        if self.engine.variant == "base" and not voices:
+        if engine.variant == "base" and not voices:
             raise SpeakerError("there are no voices yet: POST /v1/voices makes one from a recording")
         name = DEFAULT_VOICE if asked is None else asked.lower()
         name = self.aliases.get(name, name)
         if name in voices:
             return {"voice": voices[name]}
-        if name in self.engine.speakers:
+        if name in engine.speakers:
             return {"speaker": name}
         if name != DEFAULT_VOICE:
-            raise SpeakerError(f"unknown voice {asked[:80]!r}; known: {self.known_voices()}")
-        return {"voice": next(iter(voices.values()))} if self.engine.variant == "base" else {}
+            raise SpeakerError(f"unknown voice {str(asked)[:80]!r}; known: {self.known_voices()}")
+        return {"voice": next(iter(voices.values()))} if engine.variant == "base" else {}
 
     async def count_tokens(self, *texts: str | None) -> int:
         """The texts' total number of the model's tokens. A text of None counts as 0.
@@ -276,8 +291,10 @@ class EngineService:
             TextError: a text cannot be spoken.
         """
 
+        tokens = self.engine.tokens
+
         def count() -> int:
-            return sum(len(self.engine.tokens(text).text) for text in texts if text)
+            return sum(len(tokens(text).text) for text in texts if text)
 
         return await asyncio.get_running_loop().run_in_executor(self._executor, count)
 

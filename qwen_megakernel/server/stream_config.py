@@ -4,10 +4,11 @@ import reprlib
 from dataclasses import dataclass
 from typing import Any
 
+from qwen_megakernel.engine.audio import CHUNK_SCHEDULE
 from qwen_megakernel.errors import TTSError
 from qwen_megakernel.server.api_error import ApiError
 from qwen_megakernel.server.service import EngineService
-from qwen_megakernel.speech.options import CHUNK_SCHEDULE, RequestOptions, options_of, read_options
+from qwen_megakernel.speech.options import RequestOptions, options_of, read_options
 
 _TASKS = {"custom_voice": "CustomVoice", "voice_design": "VoiceDesign", "base": "Base"}
 """A checkpoint's variant -> the protocol's name for it."""

@@ -160,7 +160,7 @@ class TTSEngine:
     @property
     def backend(self) -> str:
         """ "megakernel" or "torch"."""
-        return "torch" if self._core.fell_back else self._backend
+        return "torch" if self._core.loop.fell_back else self._backend
 
     @property
     def slots(self) -> int:

@@ -9,6 +9,8 @@ from typing import Protocol
 
 import numpy as np
 
+from qwen_megakernel.engine.audio import Audio
+
 
 @dataclass(frozen=True)
 class Began:
@@ -41,6 +43,7 @@ class Ended:
         compute_s: seconds that making it took.
         attempts: how often a part was said at most.
         cut: why the rest of the text was not spoken; None: it was, or the caller had said how long speech may be.
+        audio: all of it, if this process made it.
     """
 
     finish_reason: str
@@ -49,6 +52,7 @@ class Ended:
     seed: int
     attempts: int = 1
     cut: str | None = None
+    audio: Audio | None = None
 
 
 Event = Began | Sound | Words | Ended

@@ -15,6 +15,7 @@ from types import NoneType
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict, cast, get_args, get_type_hints
 
 from qwen_megakernel.checkpoint.config import SamplingParams
+from qwen_megakernel.engine.audio import MOST_CHUNK, chunk_schedule
 from qwen_megakernel.errors import InstructError, LanguageError, RequestError, SpeakerError, SpeedError, TextError
 from qwen_megakernel.model.edges import LONGEST_S, TRIMS
 from qwen_megakernel.model.time_stretch import FASTEST, SLOWEST
@@ -35,29 +36,9 @@ ENTRANCES = ("python", *COMMANDS, "line", *CLIENTS, *SERVERS, *BOTS)
 """`TTSEngine`'s methods; commands; a line that `batch` reads; the server's clients over HTTP, our socket and
 vLLM-Omni's; servers' commands, for what clients leave out; Pipecat's services, with the engine here or in a server."""
 
-CHUNK_SCHEDULE = (1, 2, 4, 8)
-"""Frames per chunk: the first sound after one frame, then larger portions; the last size repeats."""
 MOST_RETRIES = 100
 TRIM_TO_S = 0.05
-_MOST_SIZES, _MOST_CHUNK = 1000, 100_000
 MOST_TEXT = 2000  # characters of a string from a client
-
-
-def chunk_schedule(chunk_frames: Any, name: str = "chunk_frames") -> tuple[int, ...]:
-    """Frames per chunk, from one size or several. The last one repeats.
-
-    Raises:
-        RequestError: none or too many, or not integers of 1 to 100,000.
-    """
-    several = isinstance(chunk_frames, Sequence) and not isinstance(chunk_frames, (str, bytes))
-    sizes = tuple(chunk_frames) if several else (chunk_frames,)
-    if not 0 < len(sizes) <= _MOST_SIZES:
-        raise RequestError(f"{name} must name 1 to {_MOST_SIZES} sizes, got {len(sizes)}")
-    for size in sizes:
-        if isinstance(size, bool) or not isinstance(size, numbers.Integral) or not 1 <= int(size) <= _MOST_CHUNK:
-            wanted = f"an integer or a list of integers, each of 1 to {_MOST_CHUNK:,} frames"
-            raise RequestError(f"{name} must be {wanted}, got {reprlib.repr(size)}")
-    return tuple(int(size) for size in sizes)
 
 
 def _sizes(text: str) -> list[int]:
@@ -150,6 +131,12 @@ def _a(kind: type, value: Any, name: str) -> Any:
     return value
 
 
+def _voice(value: Any, name: str) -> Any:
+    if not isinstance(value, str) and not hasattr(value, "speaker_embedding"):  # a `Voice`
+        raise SpeakerError(f"{name} must be a voice's name or a Voice, got {reprlib.repr(value)}")
+    return value
+
+
 _HEARD = (*CLIENTS[1:], *SERVERS, *BOTS)
 _NAMED = _without(((*CLIENTS, *SERVERS, *BOTS), "voice names a speaker too"))
 _RETRIES = _without((("demo", *_HEARD), "what a listener has heard cannot be said again"))
@@ -171,7 +158,7 @@ class RequestOptions(TypedDict, total=False):
     """How to say a text: the options of `TTSEngine.submit`. None is an option's default."""
 
     speaker: Annotated[str | None, Option("a named speaker; default: the first", error=SpeakerError, without=_NAMED)]
-    voice: Annotated[Voice | str | None, Option("a saved voice, or a speaker", check=lambda v, _: v)]
+    voice: Annotated[Voice | str | None, Option("a saved voice, or a speaker", check=_voice)]
     language: Annotated[str | None, Option("a name or code, such as en-US", "auto", error=LanguageError)]
     instruct: Annotated[
         str | None,
@@ -202,7 +189,7 @@ class RequestOptions(TypedDict, total=False):
     ]
     chunk_frames: Annotated[
         int | Sequence[int] | None,
-        Option(_SIZES, None, 1, _MOST_CHUNK, check=chunk_schedule, load=_sizes, names=_FIRST, without=_FILES),
+        Option(_SIZES, None, 1, MOST_CHUNK, check=chunk_schedule, load=_sizes, names=_FIRST, without=_FILES),
     ]
     retries: Annotated[
         int | None, Option("how often to say it again if it ends badly", 0, 0, MOST_RETRIES, without=_RETRIES)

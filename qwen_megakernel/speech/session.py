@@ -339,7 +339,7 @@ class SpeechSession:
         if audio.finish_reason == "length" and not self._request.capped:
             cut = audio.why_cut(self._engine.config.max_frames)
         seed, most = self._request.seed, self._most_attempts
-        yield Ended(audio.finish_reason, audio.duration_s, audio.compute_s, seed, most, cut)
+        yield Ended(audio.finish_reason, audio.duration_s, audio.compute_s, seed, most, cut, audio)
         if self._words and audio.finish_reason not in CUT:  # all words were spoken
             if words := self._words.finish(self._heard()):
                 yield Words(words)

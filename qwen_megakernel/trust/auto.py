@@ -14,7 +14,6 @@ import contextlib
 import json
 import logging
 import os
-import queue
 import signal
 import subprocess
 import sys
@@ -63,11 +62,7 @@ _ONE_AT_A_TIME = threading.Lock()  # threads of this process
 
 
 def mode() -> str:
-    """What the environment asks "auto" to do.
-
-    Raises:
-        BackendError: the variable's value is not in MODES.
-    """
+    """What the environment asks "auto" to do. Raises BackendError: the variable's value is not in MODES."""
     value = os.environ.get(VARIABLE, MODES[0])
     if value not in MODES:
         raise BackendError(f"{VARIABLE} must be one of {', '.join(MODES)}, got {value!r}; set one of them, or unset it")
@@ -98,11 +93,8 @@ def decide(device: torch.device, size: str | None, fp8: Collection[str], *, may_
 
 
 def why_no_vocoder(device: torch.device, size: str | None, fp8: Collection[str]) -> str | None:
-    """Why "auto" does not take the vocoder's kernels on a CUDA device. None: it takes them, or they cannot be built.
-
-    Args:
-        size, fp8: as for `decide`; None: a size that the frame kernel does not have.
-    """
+    """Why "auto" does not take the vocoder's kernels on a CUDA device. None: it takes them, or they cannot be built. A
+    `size` of None: one that the frame kernel does not have."""
     if why_no_build(device):
         return None
     try:
@@ -123,8 +115,7 @@ def check(device: torch.device, size: str, fp8: Collection[str], *, again: bool 
     """Check the kernel on a CUDA device for which it can be compiled, keep the verdict and log it.
 
     Args:
-        size: one of verdicts.SIZES' names.
-        fp8: parts (fp8.PARTS) whose weights are E4M3.
+        size, fp8: as for `decide`.
         again: False: accept a verdict that another thread or process has reached.
 
     Raises:
@@ -160,13 +151,9 @@ def command(device: torch.device, key: Key) -> list[str]:
 
 @dataclass
 class _Said:
-    """What the check's process has said so far.
+    """What the check's process has said so far."""
 
-    Attributes:
-        begun: the check of the kernel has begun. Before that, no failure is the kernel's fault.
-    """
-
-    begun: bool = False
+    begun: bool = False  # the check of the kernel. Before that, no failure is the kernel's fault
     frame: FramePart | None = None
     vocoder: Part | None = None
     unfinished: str | None = None
@@ -198,11 +185,7 @@ class _Said:
 
 
 def _run(argv: list[str]) -> tuple[_Said, str, bool]:
-    """Run the check's process.
-
-    Returns:
-        (what it said, how it ended, is that the kernel's fault).
-    """
+    """Run the check's process: (what it said, how it ended, is that the kernel's fault)."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
     said, end = _Said(), time.monotonic() + TIME_LIMIT_S
     try:
@@ -223,33 +206,22 @@ def _run(argv: list[str]) -> tuple[_Said, str, bool]:
 
 def _listen(process: subprocess.Popen[bytes], said: _Said, end: float) -> bool:
     """Read the process's output until it ends. False: `end`, by time.monotonic, came first."""
-    lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     out = process.stdout
     assert out, "it is a pipe"
 
-    def read_lines() -> None:
-        with out:
-            while line := out.readline(MOST_BYTES):
-                lines.put(line)
-        lines.put(b"")
+    def hear() -> None:
+        form = "{desc} {percentage:3.0f}%|{bar}| {elapsed}"
+        with out, tqdm(total=1.0, desc="self-check", bar_format=form, leave=False, disable=None) as bar:  # in terminals
+            while not said.complete and (line := out.readline(MOST_BYTES)):
+                said.hear(line, bar)
+        if not said.complete:  # otherwise it does not matter how it exits
+            process.wait()
 
-    threading.Thread(target=read_lines, name="qwen_megakernel self-check", daemon=True).start()
-    form = "{desc} {percentage:3.0f}%|{bar}| {elapsed}"
-    with tqdm(total=1.0, desc="self-check", bar_format=form, leave=False, disable=None) as bar:  # None: in terminals
-        while not said.complete:
-            try:
-                line = lines.get(timeout=max(0.0, end - time.monotonic()))
-            except queue.Empty:
-                return False
-            if not line:
-                break
-            said.hear(line, bar)
-    if said.complete:
-        return True  # how it exits does not matter
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(max(0.0, end - time.monotonic()))
-        return True
-    return False
+    thread = threading.Thread(target=hear, name="qwen_megakernel self-check", daemon=True)
+    thread.start()
+    while thread.is_alive() and time.monotonic() < end:
+        thread.join(0.1)
+    return not thread.is_alive()
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

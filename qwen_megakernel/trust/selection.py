@@ -108,25 +108,10 @@ class Selection:
                 voids = partial(void, Key.of(device, size, built), "two kernel faults in service")
         kind = str(self.dtype).removeprefix("torch.") + (f", FP8: {', '.join(sorted(fp8))}" if fp8 else "")
         if device.type == "cpu":
-            log.info("PyTorch speaks on the CPU%s", _why_on_cpu())
+            why = why_no_gpu() if driver_version() else "no NVIDIA GPU was found"
+            log.info("PyTorch speaks on the CPU%s", "" if torch.cuda.is_available() else f": {why}")
             log.debug("backend %s, %s (%s)", name, kind, reason)
         else:
             log.info("backend %s on %s, %s (%s)", name, device, kind, reason)
-        return Backend(
-            name,
-            checkpoint,
-            device,
-            self.dtype,
-            fp8,
-            self.vocoder_dtype,
-            vocoder_obstacle=obstacle,
-            threads=self.threads,
-            void=voids,
-        )
-
-
-def _why_on_cpu() -> str:
-    """For the log. Empty where a CPU was chosen beside a GPU."""
-    if torch.cuda.is_available():
-        return ""
-    return f": {why_no_gpu()}" if driver_version() else ": no NVIDIA GPU was found"
+        what = (name, checkpoint, device, self.dtype, fp8, self.vocoder_dtype)
+        return Backend(*what, vocoder_obstacle=obstacle, threads=self.threads, void=voids)

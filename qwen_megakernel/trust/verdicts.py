@@ -46,19 +46,12 @@ _HELD: dict["Key", "Verdict"] = {}  # verdicts of this process that have no file
 
 @dataclass(frozen=True)
 class Record:
-    """A card on which we ran the kernel's tests. It needs no check.
+    """A card on which we ran the kernel's tests. It needs no check."""
 
-    Attributes:
-        card: a word of the card's name.
-        capability: such as "90".
-        multiprocessors: how many it has. A slice of it (MIG) or a smaller card of that name has fewer, and no record.
-        frame_ms: milliseconds of a frame by size, for one stream and for eight.
-    """
-
-    card: str
-    capability: str
-    multiprocessors: int
-    frame_ms: Mapping[str, tuple[float, float]]
+    card: str  # a word of its name
+    capability: str  # such as "90"
+    multiprocessors: int  # a slice of it (MIG) or a smaller card of that name has fewer, and no record
+    frame_ms: Mapping[str, tuple[float, float]]  # milliseconds of a frame by size, for one stream and for eight
 
     def __str__(self) -> str:
         times = ", ".join(f"{size} {one:.2f} ms" for size, (one, _) in self.frame_ms.items())
@@ -86,31 +79,20 @@ def record_of(device: torch.device) -> Record | None:
 
 @dataclass(frozen=True)
 class Key:
-    """What a verdict holds for.
+    """What a verdict holds for."""
 
-    Attributes:
-        card: the card's name.
-        driver: the newest CUDA that the driver runs, such as "13.0"; "none" where no driver tells.
-        build: name of the build's folder. It depends on sources, flags, torch and Python.
-        size: one of SIZES' names.
-        weights: "bf16", "fp8", "fp8-predictor", or parts such as "codec_head,talker".
-    """
-
-    card: str
+    card: str  # its name
     multiprocessors: int
-    driver: str
+    driver: str  # the newest CUDA that it runs, such as "13.0"; "none" where no driver tells
     torch: str
-    build: str
-    size: str
-    weights: str
+    build: str  # name of the build's folder, which depends on sources, flags, torch and Python
+    size: str  # one of SIZES' names
+    weights: str  # "bf16", "fp8", "fp8-predictor", or parts such as "codec_head,talker"
 
     @classmethod
     def of(cls, device: Device, size: str, fp8: Collection[str]) -> "Key":
-        """The key of a CUDA device that the kernel can be compiled for (`why_no_build`).
-
-        Raises:
-            BackendError: the kernel's sources are missing.
-        """
+        """The key of a CUDA device that the kernel can be compiled for (`why_no_build`). Raises BackendError: the
+        kernel's sources are missing."""
         properties = torch.cuda.get_device_properties(device)
         name = name_of(frozenset(fp8))
         target = target_of(device)
@@ -133,18 +115,12 @@ def size_of(config: ModelConfig) -> str | None:
 
 @dataclass(frozen=True)
 class Part:
-    """The check's result for the frame kernel, or for the vocoder's kernels.
+    """The check's result for the frame kernel, or for the vocoder's kernels."""
 
-    Attributes:
-        correct: nothing wrong was found.
-        reason: why, in plain words.
-        kernel_ms, torch_ms: milliseconds of one stream's frame with our kernels and with PyTorch; None: not measured.
-    """
-
-    correct: bool
+    correct: bool  # nothing wrong was found
     reason: str
-    kernel_ms: float | None = None
-    torch_ms: float | None = None
+    kernel_ms: float | None = None  # of one stream's frame; None: not measured
+    torch_ms: float | None = None  # the same with PyTorch
 
     @property
     def taken(self) -> bool:
@@ -164,13 +140,8 @@ class Part:
 
 @dataclass(frozen=True)
 class FramePart(Part):
-    """Attributes:
-    launches: kernel launches whose codes were compared.
-    error_ratio: the kernel's error against fp32, divided by that of PyTorch in bf16; None: not measured.
-    """
-
-    launches: int = 0
-    error_ratio: float | None = None
+    launches: int = 0  # whose codes were compared
+    error_ratio: float | None = None  # the kernel's error against fp32 over that of PyTorch bf16; None: not measured
 
     def __str__(self) -> str:
         ratio = "" if self.error_ratio is None else f", its error is {self.error_ratio:.2f} times PyTorch bf16's"
@@ -182,11 +153,9 @@ AnyPart = TypeVar("AnyPart", bound=Part)
 
 @dataclass(frozen=True)
 class Verdict:
-    """The self-check's verdict.
+    """The self-check's verdict on the frame kernel and the vocoder's kernels.
 
     Attributes:
-        frame: result for the frame kernel.
-        vocoder: result for the vocoder's kernels.
         finished: False: the check learnt nothing about the kernel, for example because its process was killed. Such a
             verdict holds for this process only and is not kept.
     """

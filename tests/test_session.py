@@ -1,0 +1,267 @@
+"""SpeechSession: how the server and the Pipecat service speak without holding up their event loop."""
+
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from callers import sounds
+from waiting import PATIENCE_S
+
+from qwen_megakernel import Chunk, EngineBusy, RequestError, TTSEngine
+from qwen_megakernel.model.turn_text import Turn, TurnText
+from qwen_megakernel.speech.events import Ended, Words
+from qwen_megakernel.speech.session import FLUSH, SpeechSession
+from qwen_megakernel.speech.words import SpeechRate
+from qwen_megakernel.text.front_end import TextFrontEnd
+from qwen_megakernel.text.spoken_text import SpokenText
+
+WHOLE = SimpleNamespace(finish_reason="eos", duration_s=0.5, compute_s=0.1)
+REQUEST = SimpleNamespace(seed=5, retries=0, lenient=False, capped=False, normalizes=False)
+
+
+def chunk(n: int) -> Chunk:
+    return Chunk(np.full(10, n, np.float32), np.zeros((0, 16), np.int64), 24000)
+
+
+class FakeUtterance:
+    """Says what the test tells it to."""
+
+    def __init__(self, on_chunk, on_end):
+        self.on_chunk, self.on_end = on_chunk, on_end
+        self.done, self.cancels, self.calls = False, 0, []
+
+    def push_text(self, text):
+        self.calls.append((text, threading.get_ident()))
+
+    def end_text(self):
+        self.calls.append((None, threading.get_ident()))
+
+    def cancel(self):
+        self.cancels += 1
+
+    def result(self):
+        return WHOLE
+
+
+class FakeEngine:
+    """`gate`: `begin` waits for it."""
+
+    def __init__(self, error: Exception | None = None):
+        self.error, self.gate, self.entered, self.made = error, threading.Event(), threading.Event(), []
+
+    def turn(self, request, reading=None):
+        return Turn(TextFrontEnd(), TurnText(len, 1000))
+
+    def parts(self, text, request, reading=None):
+        return [SpokenText(text)]
+
+    def begin(self, text, request, on_chunk, on_end):
+        self.entered.set()
+        assert self.gate.wait(PATIENCE_S)
+        if self.error:
+            raise self.error
+        self.made.append(FakeUtterance(on_chunk, on_end))
+        return self.made[0]
+
+
+@pytest.fixture
+def executor():
+    with ThreadPoolExecutor(1) as executor:
+        yield executor
+
+
+async def until(condition) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+@pytest.mark.parametrize("opening", ["", "a"])
+def test_chunks_come_in_order_and_then_the_whole(executor, opening):
+    engine = FakeEngine()
+    engine.gate.set()
+
+    async def main():
+        session = SpeechSession(engine, executor, REQUEST)
+        assert not session.begun and not session.done
+        await session.begin(None, opening)
+        for text in "abc".removeprefix(opening):
+            await session.push_text(text)
+        await session.end_text()
+        made = engine.made[0]
+
+        def speak():
+            for n in range(5):
+                made.on_chunk(chunk(n))
+            made.done = True
+            made.on_end()
+
+        threading.Thread(target=speak).start()
+        assert session.begun and session.audio is None
+        heard = [int(samples[0]) async for samples in sounds(session)]
+        session.cancel()
+        return heard, session.audio, session.done
+
+    assert asyncio.run(main()) == ([0, 1, 2, 3, 4], WHOLE, True)
+    made = engine.made[0]
+    assert [text for text, _ in made.calls] == ["a", "b", "c", None] and made.cancels == 0
+    assert threading.get_ident() not in {thread for _, thread in made.calls}, "nothing computes on the loop"
+
+
+def test_the_engine_posts_to_the_loop_itself(engine_for, executor):
+    engine = engine_for("demo", max_streams=2)
+
+    async def main():
+        session, posts = SpeechSession(engine, executor, engine.request(max_frames=12, chunk_frames=1)), []
+        post = asyncio.get_running_loop().call_soon_threadsafe
+        session._loop = SimpleNamespace(
+            call_soon_threadsafe=lambda *call: (posts.append(threading.current_thread().name), post(*call)),
+            run_in_executor=asyncio.get_running_loop().run_in_executor,
+        )
+        await session.begin("Hello there.")
+        return posts, len([samples async for samples in sounds(session)])
+
+    posts, chunks = asyncio.run(main())
+    assert set(posts) == {"qwen_megakernel engine"} and len(posts) == chunks + 1
+
+
+def test_the_loop_goes_on_while_the_prompt_is_built(executor):
+    engine = FakeEngine()
+
+    async def main():
+        beginning = asyncio.create_task(SpeechSession(engine, executor, REQUEST).begin("Hello."))
+        await until(engine.entered.is_set)
+        assert not beginning.done()
+        engine.gate.set()
+        await beginning
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("how", ["cancel", "task"])
+def test_a_session_that_is_cancelled_before_it_exists_ends_at_once(executor, how):
+    engine = FakeEngine()
+
+    async def main():
+        session = SpeechSession(engine, executor, REQUEST)
+        beginning = asyncio.create_task(session.begin("Hello."))
+        await until(engine.entered.is_set)
+        if how == "cancel":
+            session.cancel()
+        else:
+            beginning.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await beginning
+        engine.gate.set()
+        await until(lambda: engine.made and engine.made[0].cancels)
+        await asyncio.gather(beginning, return_exceptions=True)
+
+    asyncio.run(main())
+    assert engine.made[0].cancels == 1
+
+
+def test_why_it_cannot_be_said_is_raised(executor):
+    engine = FakeEngine(EngineBusy("full"))
+    engine.gate.set()
+
+    async def main():
+        session = SpeechSession(engine, executor, REQUEST)
+        with pytest.raises(EngineBusy, match="full"):
+            await session.begin("Hello.")
+        assert not session.begun
+        session.cancel()
+
+    asyncio.run(main())
+
+
+def test_a_session_whose_loop_is_closed_is_cancelled(executor):
+    engine = FakeEngine()
+    engine.gate.set()
+
+    async def main():
+        session = SpeechSession(engine, executor, REQUEST)
+        await session.begin("Hello.")
+        return session
+
+    session = asyncio.run(main())
+    engine.made[0].on_chunk(chunk(0))
+    assert engine.made[0].cancels == 1 and session.begun
+
+
+# ---------------------------------------------------------------- with an engine
+
+
+@pytest.fixture(scope="module")
+def engine():
+    with TTSEngine.load("demo", device="cpu", threads=1, max_streams=1, max_queue=0) as engine:
+        yield engine
+
+
+def run(engine, executor, text, pieces=(), within_s=PATIENCE_S, how=None, **options):
+    """The session of a text, or of pieces that are fed to it, and its events."""
+
+    async def feed():
+        for piece in pieces:
+            yield piece
+        if text is None and within_s < PATIENCE_S:
+            await asyncio.Event().wait()
+
+    async def main():
+        request = engine.request(speaker="ada", seed=5, **options)
+        session = SpeechSession(engine, executor, request if text else request.in_pieces(), **how or {})
+        try:
+            await session.begin(text)
+            if text is None:
+                session.feed(feed(), within_s, "send the rest")
+            return session, [event async for event in session.events()]
+        finally:
+            await session.close()
+
+    return asyncio.run(main())
+
+
+def test_pieces_that_are_fed_are_the_text(engine, executor):
+    session, events = run(engine, executor, None, ["Hello ", "there, ", "my friend.", FLUSH])
+    whole = engine.generate("Hello there, my friend.", speaker="ada", seed=5, non_streaming_mode=False)
+    assert np.array_equal(session.audio.codes, whole.codes)
+    assert isinstance(events[-1], Ended) and events[-1].seconds == session.audio.duration_s
+
+
+def test_a_writer_that_is_too_slow_is_told(engine, executor):
+    with pytest.raises(RequestError, match="no more text came for 0.05 s: send the rest"):
+        run(engine, executor, None, ["Hello "], within_s=0.05)
+
+
+def test_what_cannot_be_pushed_ends_the_session(engine, executor):
+    with pytest.raises(RequestError, match="valid Unicode"):
+        run(engine, executor, None, ["Hello ", "\ud800"])
+
+
+def test_words_are_told_as_they_are_made_or_at_the_end(engine, executor):
+    text = "Hello there, how are you today?"
+    _, events = run(engine, executor, text, how={"rate": SpeechRate()})
+    assert [word for event in events if isinstance(event, Words) for word, _ in event.words] == text.split()
+    session, events = run(engine, executor, text, how={"rate": SpeechRate(), "words_at_end": True})
+    (told,) = (event for event in events if isinstance(event, Words))
+    assert events[-1] is told and [word for word, _ in told.words] == text.split()
+    assert all(0 <= at < session.audio.duration_s for _, at in told.words)
+
+
+def test_what_ends_badly_is_said_again_before_it_is_heard(engine, executor):
+    before = engine.metrics()["retries"]
+    session, events = run(engine, executor, "Hello there.", retries=2, max_frames=3)
+    assert [event.attempts for event in events if isinstance(event, Ended)] == [3]
+    assert engine.metrics()["retries"] == before + 2 and session.audio.seed == 7
+    assert len([event for event in events if type(event).__name__ == "Sound"]) == 1
+
+
+def test_a_patient_session_waits_for_a_slot(engine, executor):
+    utterance = engine.submit(speaker="ada")
+    with pytest.raises(EngineBusy):
+        run(engine, executor, "Hello.")
+    threading.Timer(0.3, utterance.cancel).start()  # a slot that is taken for a while
+    session, _ = run(engine, executor, "Hello.", how={"patient": True})
+    assert session.audio.finish_reason == "eos"
