@@ -40,6 +40,7 @@ def test_bench_tells_a_table_and_a_block_to_paste(capsys):
     assert f"{told['rtf_8']:.4f}" in table and "first audio (TTFC)" in table
 
 
+@pytest.mark.slow
 def test_bench_with_other_weights_reads_fewer_bytes(capsys):
     """Where the kernel reads them: PyTorch's backend widens them at load."""
     told = bench.run("demo", device="cpu", weights="fp8", tell=lambda _line: None)
@@ -110,6 +111,7 @@ def test_a_size_is_of_random_weights_alone(capsys):
     assert capsys.readouterr().err.count("--size chooses random weights") == 2
 
 
+@pytest.mark.slow
 def test_a_checkpoint_without_speakers_is_measured_too(tiny):
     folder, lines = tiny("base", eos_gain=0.0), []
     told = bench.run(str(folder), device="cpu", tell=lines.append)
@@ -142,6 +144,7 @@ def test_a_run_that_measured_nothing_fails_and_says_why():
     assert set(json.loads(done.stdout.splitlines()[-1])["not_measured"]) == {"qwen-tts-hf", "theirs"}
 
 
+@pytest.mark.slow
 def test_a_server_is_measured_through_its_api(capsys, monkeypatch):
     with running(lambda: TTSEngine.load("demo", device="cpu", max_streams=2), model="demo") as server:
         wait_until_ready(f"{server.url}/ready")
@@ -200,6 +203,7 @@ def test_what_a_benchmark_cannot_do_is_told_before_it_measures(command, why, tmp
     assert not isinstance(ended.value, SystemExit) or ended.value.code
 
 
+@pytest.mark.slow
 def test_endings_are_told_in_tables_and_one_line():
     command = [sys.executable, str(BENCHMARKS / "measure_endings.py"), "--utterances", "4", "--suppressed", "2"]
     done = subprocess.run([*command, "--device", "cpu"], capture_output=True, text=True, check=True)
@@ -209,6 +213,7 @@ def test_endings_are_told_in_tables_and_one_line():
     assert "false ends" in done.stdout and "seconds behind" in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_what_needs_a_gpu_says_so():
     for command in ("measure_decode.py", "run_all.py --only measure_decode"):

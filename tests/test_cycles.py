@@ -13,6 +13,7 @@ from pipecat.services.tts_service import TextAggregationMode
 from pipelines import came, play
 from serving import ready, small_demo, until
 from test_pipecat import of, turn
+from waiting import slow_case
 
 from qwen_megakernel import Chunk, Utterance
 from qwen_megakernel.engine.sequence import SpeechSequence
@@ -70,8 +71,8 @@ def test_the_check_sees_a_cycle():
     assert found == {"SpeechSession": 1}
 
 
-@pytest.mark.parametrize("interrupted", [False, True])
-@pytest.mark.parametrize("mode", [TextAggregationMode.SENTENCE, TextAggregationMode.TOKEN])
+@pytest.mark.parametrize("interrupted", [slow_case(False), True])
+@pytest.mark.parametrize("mode", [TextAggregationMode.SENTENCE, slow_case(TextAggregationMode.TOKEN)])
 @pytest.mark.parametrize("remote", [False, True])
 def test_what_a_pipeline_spoke_is_freed(server, remote, mode, interrupted):
     async def main() -> None:

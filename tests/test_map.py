@@ -73,7 +73,7 @@ def test_requests_are_taken_no_further_ahead_than_twice_the_slots(engine):
 
 
 def test_closing_it_cancels_what_is_open(backend):
-    with backend.load(max_streams=3, max_queue=0) as engine:  # whose speech never ends by itself
+    with backend.load(max_streams=3, max_queue=0, max_positions=512) as engine:  # whose speech does not end by itself
         mapped = engine.map([{"text": "Yes.", "max_frames": 1}, *["Yes."] * 4], runaway_guard=False)
         assert next(mapped).index == 0
         mapped.close()

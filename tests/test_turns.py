@@ -12,7 +12,7 @@ import pytest
 from callers import parts_of, say, sounds
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from waiting import PATIENCE_S
+from waiting import PATIENCE_S, until_in_loop
 
 from qwen_megakernel import EngineBusy, NoWordsError, SamplingParams, TextError, TTSEngine
 from qwen_megakernel.model.edges import SILENCE
@@ -271,13 +271,13 @@ async def stalled(engine, first: str, then: str, stalls: Callable[[], Awaitable]
 async def test_a_stall_behind_a_sentence_does_not_cut_it(engine):
     first, then = "It is late for all of us.", " We go home."
 
-    async def until_it_was_said() -> None:
-        """So long that its slot is free again."""
-        while engine.health()["streams"] or engine.metrics()["utterances"] == before:
-            await asyncio.sleep(0.01)
-
     before = engine.metrics()["utterances"]
-    audio = await stalled(engine, first, then, until_it_was_said)
+
+    def was_said() -> bool:
+        """So long ago that its slot is free again."""
+        return engine.health()["streams"] == 0 and engine.metrics()["utterances"] > before
+
+    audio = await stalled(engine, first, then, lambda: until_in_loop(was_said))
     assert np.array_equal(audio.codes, codes_of(engine, first, then)) and audio.finish_reason == "eos"
 
 
@@ -294,7 +294,7 @@ async def test_a_flushed_text_is_spoken_to_its_end_without_a_full_stop(engine):
         heard, said = sounds(utterance), 0
         while said < len(codes) * 1920:
             said += len(await asyncio.wait_for(anext(heard), PATIENCE_S))
-        assert engine.health()["streams"] == 0, "its slot is free while the writer waits"
+        await until_in_loop(lambda: engine.health()["streams"] == 0)  # its slot is free while the writer waits
         await utterance.end_text()
         assert not [samples async for samples in heard]
     assert np.array_equal(utterance.audio.codes, codes)

@@ -1,5 +1,6 @@
 """Tests wait for conditions, never for a time."""
 
+import asyncio
 import subprocess
 import sys
 import threading
@@ -21,6 +22,13 @@ def until(condition: Callable[[], object], seconds: float = PATIENCE_S) -> None:
     while not condition():
         assert time.monotonic() < end, f"it did not come within {seconds:g} s"
         time.sleep(0.002)
+
+
+async def until_in_loop(condition: Callable[[], object], seconds: float = PATIENCE_S) -> None:
+    """The same, while the event loop goes on."""
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(0.002)
 
 
 def until_spoken(engine, utterance, seconds: float = PATIENCE_S) -> None:
