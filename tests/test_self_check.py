@@ -31,6 +31,7 @@ from qwen_megakernel.checkpoint.config import ModelConfig
 from qwen_megakernel.checkpoint.fp8 import WEIGHTS
 from qwen_megakernel.checkpoint.load import DEMO_FOLDER, Checkpoint
 from qwen_megakernel.checkpoint.synthetic import random_talker, synthetic_config
+from qwen_megakernel.engine.options import EngineOptions
 from qwen_megakernel.errors import BackendError
 from qwen_megakernel.model.transformer import Embeddings
 from qwen_megakernel.model.vocoder import TorchVocoder
@@ -290,7 +291,7 @@ def test_nothing_is_checked_before_an_engine_is_loaded(card, child, capsys):
 
     assert select_backend("auto", GPU) == ("megakernel", "it can run here; the self-check at the first load decides")
     assert select_backend("auto", GPU, torch.bfloat16, DEMO)[0] == "megakernel"
-    process.check_model("demo", backend="auto", device=None, max_streams=1, max_positions=64)
+    process.check_model("demo", EngineOptions(max_streams=1, max_positions=64))
     assert cli.main(["doctor"]) == 0
     assert not child.runs
 
@@ -513,11 +514,11 @@ def test_a_kernel_that_faults_at_load_gives_way_at_load(tiny):
         assert engine.backend == "torch" and engine.probes.voided == 1
 
 
-@pytest.mark.parametrize("backend, fallback", [("auto", True), ("megakernel", False)])
+@pytest.mark.parametrize("backend, fallback", [("auto", "torch"), ("megakernel", None)])
 def test_on_trial_auto_has_a_spare(backend, fallback, card, child, monkeypatch):
     verdicts.keep(Verdict(card, FRAME, VOCODER))
     seen = []
-    monkeypatch.setattr(TTSEngine, "__init__", lambda _self, *_args, fallback, **_options: seen.append(fallback))
+    monkeypatch.setattr(TTSEngine, "__init__", lambda _self, *args: seen.append(args[-1].fallback))
     monkeypatch.setattr(TTSEngine, "_warm_up", lambda *_: None)
     TTSEngine.load("demo", backend=backend)
     assert seen == [fallback]
