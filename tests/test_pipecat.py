@@ -89,7 +89,7 @@ def service_of(engine, seed: int = 3, **options) -> MegakernelTTSService:
     return MegakernelTTSService(engine=engine, settings=settings, trim_leading_silence=False, **options)
 
 
-@pytest.fixture(params=["local", "remote"])
+@pytest.fixture(params=["local", pytest.param("remote", marks=pytest.mark.slow)])
 def make(request, engine):
     """make(mode, **settings) -> a service with this engine in its process or behind a server."""
     remote = request.param == "remote"
@@ -399,7 +399,8 @@ LOCAL_WRONG = [
 ]
 
 
-CHANGES = [("local", *row) for row in WRONG + LOCAL_WRONG] + [("remote", *row) for row in WRONG]
+CHANGES = [("local", *row) for row in WRONG + LOCAL_WRONG]
+CHANGES += [pytest.param("remote", *row, marks=pytest.mark.slow) for row in WRONG]
 CHANGES += [("local", {"instruct": "\ud800"}, RequestError, "instruct")]
 
 
