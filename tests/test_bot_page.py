@@ -70,8 +70,8 @@ def page(browser):
     page.on("pageerror", lambda error: problems.append(str(error)))
     page.goto(PAGE.as_uri())
     yield page
-    page.close()
     assert not problems
+    page.close()
 
 
 @needs_chromium
