@@ -111,13 +111,13 @@ def test_text_comes_from_an_option_a_file_or_standard_input(tmp_path, monkeypatc
 @pytest.fixture
 def spoken(monkeypatch):
     """The pieces of text that the engine gets; each is cut after two frames."""
-    pieces, stream = [], TTSEngine.stream
+    pieces, begin = [], TTSEngine.begin
 
-    def say_little(self, piece, **request):
-        pieces.append(piece)
-        return stream(self, piece, max_frames=2, **request)
+    def say_little(self, piece, request, *listeners):
+        pieces.append(str(piece))
+        return begin(self, piece, replace(request, max_frames=2), *listeners)
 
-    monkeypatch.setattr(TTSEngine, "stream", say_little)
+    monkeypatch.setattr(TTSEngine, "begin", say_little)
     return pieces
 
 
@@ -221,7 +221,7 @@ def test_the_demo_reads_what_is_secret_from_the_environment(monkeypatch, capsys)
         (["--text", "x", "--repetition-penalty", "nan"], "repetition_penalty must be"),
         (["--text", "x", "--speed", "5"], "speed must be a number from 0.25 to 4"),
         (["--text", "x", "--speed", "nan"], "speed must be a number"),
-        (["--text", "x", "--retries", "-1"], "retries must be an integer in 0..100, got -1"),
+        (["--text", "x", "--retries", "-1"], "retries must be an integer from 0 to 100, got -1"),
         (["--text", "x", "--retries", "1", "--stream"], "needs a file: leave out --stream"),
         (["--text", "x", "--retries", "1", "--output", "-"], "name the file with --output"),
         (["--text", "x", "--backend", "megakernel"], "megakernel"),

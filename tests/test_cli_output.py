@@ -25,6 +25,7 @@ from qwen_megakernel.commands import output
 from qwen_megakernel.commands import speak as speak_command
 from qwen_megakernel.commands.output import SpeechFile
 from qwen_megakernel.engine.audio import Chunk
+from qwen_megakernel.engine.utterance import ChunkStream
 from qwen_megakernel.model.pcm import pcm16
 from qwen_megakernel.speech.encoders import ENDINGS, FORMATS
 
@@ -215,16 +216,16 @@ def test_a_file_keeps_its_link_and_its_mode_and_a_new_one_obeys_the_umask(in_mem
 @pytest.fixture
 def interrupted(monkeypatch):
     """The user stops the speech after some chunks, which this collects."""
-    heard, stream = [], TTSEngine.stream
+    heard, take = [], ChunkStream.__next__
 
-    def until_interrupted(self, piece, **request):
-        for chunk in stream(self, piece, **request):
-            heard.append(chunk.samples)
-            yield chunk
-            if len(heard) == 3:
-                raise KeyboardInterrupt
+    def until_interrupted(self):
+        if len(heard) == 3:
+            raise KeyboardInterrupt
+        chunk = take(self)
+        heard.append(chunk.samples)
+        return chunk
 
-    monkeypatch.setattr(TTSEngine, "stream", until_interrupted)
+    monkeypatch.setattr(ChunkStream, "__next__", until_interrupted)
     return heard
 
 
@@ -371,16 +372,17 @@ def test_there_is_nothing_partial_to_keep_without_a_file(player, capsys):
 
 
 def test_sampling_options_reach_both_kinds_of_codes(here, monkeypatch):
-    asked, stream = [], TTSEngine.stream
+    asked, begin = [], TTSEngine.begin
 
-    def listen(self, piece, *, sampling, **request):
-        asked.append(sampling)
-        return stream(self, piece, sampling=sampling, **request)
+    def listen(self, piece, request, *listeners):
+        asked.append(request.sampling)
+        return begin(self, piece, request, *listeners)
 
-    monkeypatch.setattr(TTSEngine, "stream", listen)
+    monkeypatch.setattr(TTSEngine, "begin", listen)
     options = ["--temperature", 0.8, "--top-k", 20, "--top-p", 0.95, "--repetition-penalty", 1.1, "--seed", 5]
     assert speak(*options) == 0
-    assert asked == [SamplingParams.for_both(temperature=0.8, top_k=20, top_p=0.95, repetition_penalty=1.1, seed=5)]
+    wanted = SamplingParams.for_both(temperature=0.8, top_k=20, top_p=0.95, repetition_penalty=1.1, seed=5)
+    assert asked == [wanted.over(asked[0])]
 
 
 @pytest.mark.slow

@@ -304,8 +304,8 @@ def test_what_an_utterance_did_not_take_the_next_one_says(server, seeds, monkeyp
     async def push_text(self, text: str) -> None:
         if text == "you today?" and not ended:
             ended.append(text)
-            self._utterance.end_text()
-            self._utterance.result(PATIENCE_S)
+            self._parts.utterance.end_text()
+            self._parts.utterance.result(PATIENCE_S)
         await push(self, text)
 
     monkeypatch.setattr(SpeechSession, "push_text", push_text)

@@ -219,7 +219,8 @@ class SlotSequence:
         input."""
         if made > len(self.trailing) and len(rows):
             row.add_(rows[0])
-        self.trailing, self.text_open = torch.cat([self.trailing, rows]), not ended
+        self.trailing = torch.cat([self.trailing, rows])
+        self.text_open = not ended
 
 
 def check_start(decoder: FrameDecoder, slot: int, rows: int) -> None:

@@ -208,4 +208,6 @@ def serve(app: FastAPI, host: str, port: int) -> int:
     except (SystemExit, OverflowError):  # uvicorn has logged why, or the port number is invalid
         raise BackendError(f"cannot listen on {host}:{port}; choose another --port, 0 to 65535, or --host") from None
     _Server(config, service).run(sockets=[listener])
+    if service.wrong_default:  # starting it again would not help
+        raise service.wrong_default
     return ENGINE_GONE if service.gone.is_set() else 0

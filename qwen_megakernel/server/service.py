@@ -17,6 +17,7 @@ from qwen_megakernel.errors import (
     EngineClosed,
     EngineDied,
     InstructError,
+    RequestError,
     SpeakerError,
     TTSError,
     VoiceError,
@@ -56,6 +57,7 @@ class EngineService:
         gone: set when it is failed or dead.
         sessions: those that are being spoken.
         defaults: options of speech for clients that leave them out.
+        wrong_default: why the checkpoint cannot speak by them.
         unsent_sockets: sockets with messages that are not sent yet.
     """
 
@@ -106,6 +108,7 @@ class EngineService:
         self._log_texts = log_texts
         self._allow_foreign = allow_foreign_voice
         self.defaults = defaults or RequestOptions()
+        self.wrong_default: RequestError | None = None
         self._engine: TTSEngine | None = None
         self.saved_voices = SavedVoices(voices)
         if variant:
@@ -136,6 +139,13 @@ class EngineService:
         except Exception as error:
             self._give_up("failed", error, None if isinstance(error, TTSError) else error)
             return
+        try:
+            if self.saved_voices.by_name or self.engine.variant != "base":
+                self.request({})
+        except RequestError as error:
+            self.wrong_default = error
+            self._give_up("failed", error)
+            return
         if self.state == "loading":
             self.state = "ready"
             log.info("ready: %s, %d voices", self.model, len(self.voice_names()))
@@ -146,7 +156,8 @@ class EngineService:
     def _give_up(self, state: str, why: object, bug: Exception | None = None) -> None:
         """`bug`: an unexpected exception, whose traceback is logged."""
         self.state, self.error = state, str(why)
-        log.error("the engine is %s: %s", state, why, exc_info=bug)
+        if not self.wrong_default:  # else the process ends with that error
+            log.error("the engine is %s: %s", state, why, exc_info=bug)
         self.gone.set()
 
     async def drain(self) -> None:
@@ -194,13 +205,11 @@ class EngineService:
     def _warm_up(self) -> None:
         """
         Raises:
-            RequestError: another checkpoint made one of the saved voices, or this one does not have a default.
+            VoiceError: another checkpoint made one of the saved voices.
         """
         voices = list(self.saved_voices.by_name.values())
         for voice in voices:
             self.engine.check(voice=voice)
-        if voices or self.engine.variant != "base":
-            self.request({})
         warm_up(self.engine, voices[0] if voices else None)
 
     @property

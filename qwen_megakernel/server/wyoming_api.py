@@ -48,6 +48,7 @@ class WyomingServer:
 
         Raises:
             BackendError: the port has been taken since `bind`.
+            RequestError: the checkpoint does not have a default voice or the like.
         """
         service = self.service
         service.start()
@@ -57,6 +58,8 @@ class WyomingServer:
             if service.state == "ready" and not self._stopping.is_set():
                 self.info = _info(service)
                 await self._serve(listener)
+            if service.wrong_default:  # starting it again would not help
+                raise service.wrong_default
         finally:
             listener.close()
             for task in self._connections:
