@@ -40,6 +40,7 @@ class Running:
 
     def __init__(self, port: int, service: EngineService):
         self.port, self.service = port, service
+        self.made: dict[str, Audio] = {}  # by what was asked for
         self.url, self.socket_url = f"http://127.0.0.1:{port}", f"ws://127.0.0.1:{port}/v1/audio/speech/socket"
         self.stream_url = f"ws://127.0.0.1:{port}/v1/audio/speech/stream"
 
@@ -48,9 +49,12 @@ class Running:
 
 
 def audio_of(server: Running, text: str = TEXT, seed: int = 5, **options) -> Audio:
-    """What the server's engine says, with ada's voice unless told otherwise."""
-    options = {"speaker": "ada", "sampling": SamplingParams(seed=seed)} | options
-    return server.service.engine.generate(text, **options)
+    """What the server's engine says, with ada's voice unless told otherwise; made once."""
+    options = {"speaker": "ada"} | options
+    asked = f"{text!r} {seed} {sorted(options.items())}"
+    if asked not in server.made:
+        server.made[asked] = server.service.engine.generate(text, sampling=SamplingParams(seed=seed), **options)
+    return server.made[asked]
 
 
 def said(server: Running, text: str = TEXT, seed: int = 5, **options) -> bytes:

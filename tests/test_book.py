@@ -402,14 +402,14 @@ def test_a_pause_in_the_text_is_as_long_as_it_says():
 
 @pytest.mark.slow
 def test_however_many_slots_the_samples_are_the_same(capsysbinary, monkeypatch):
-    said, opened, stream = [], [], TTSEngine.stream
+    said, opened, begin = [], [], TTSEngine.begin
 
-    def count(self, *args, **options):
-        begun = stream(self, *args, **options)
+    def count(self, *args):
+        begun = begin(self, *args)
         opened.append(self.health()["streams"])
         return begun
 
-    monkeypatch.setattr(TTSEngine, "stream", count)
+    monkeypatch.setattr(TTSEngine, "begin", count)
     for slots in (1, 3):
         assert speak("--file", "book.md", "-o", f"{slots}.wav", "--max-streams", slots) == 0
         said.append(samples_of(f"{slots}.wav").tobytes())

@@ -53,19 +53,25 @@ def bot_url(tmp_path):
         server.wait()
 
 
-@pytest.fixture
-def page():
-    """The page by itself: what a bot would tell it is said by the test, through the page's own functions."""
+@pytest.fixture(scope="module")
+def browser():
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS.split())
-        page, problems = browser.new_page(viewport={"width": 760, "height": 620}), []
-        page.on("pageerror", lambda error: problems.append(str(error)))
-        page.goto(PAGE.as_uri())
-        yield page
+        yield browser
         browser.close()
+
+
+@pytest.fixture
+def page(browser):
+    """The page by itself: what a bot would tell it is said by the test, through the page's own functions."""
+    page, problems = browser.new_page(viewport={"width": 760, "height": 620}), []
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.goto(PAGE.as_uri())
+    yield page
     assert not problems
+    page.close()
 
 
 @needs_chromium
@@ -133,32 +139,30 @@ def test_heard_is_what_was_heard(page, happens, heard):
 
 
 @needs_chromium
-def test_the_page_talks(bot_url):
+def test_the_page_talks(browser, bot_url):
     """Words appear while they are heard, an interrupted sentence stops, nothing is fetched from elsewhere."""
-    from playwright.sync_api import expect, sync_playwright
+    from playwright.sync_api import expect
 
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS.split())
-        page = browser.new_page(viewport={"width": 760, "height": 620})
-        page.set_default_timeout(1000 * PATIENCE_S)
-        asked_for, problems = [], []
-        page.on("request", lambda request: asked_for.append(request.url))
-        page.on("pageerror", lambda error: problems.append(str(error)))
-        page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
-        page.goto(bot_url)
-        page.get_by_role("button", name="Connect").click()
-        expect(page.locator("#talk .bot").first).to_contain_text("Hello! What would", timeout=1000 * PATIENCE_S)
-        box = page.get_by_role("textbox")
-        box.fill("Count to seven.")
-        box.press("Enter")
-        expect(page.locator("#talk .bot").last).to_have_text(
-            "One, two, three, four, five, six, seven.", timeout=1000 * PATIENCE_S
-        )
-        expect(page.locator("#talk .bot").first).not_to_contain_text("story")  # it was interrupted
-        expect(page.locator("#heard")).to_have_text(re.compile(r"^\d+$"), timeout=1000 * PATIENCE_S)
-        assert float(page.inner_text("#ttfb")) > 0 and float(page.inner_text("#spoken")) > 0.5
-        page.get_by_role("button", name="Hang up").click()
-        expect(page.get_by_role("status")).to_have_text("not connected", timeout=1000 * PATIENCE_S)
-        browser.close()
+    page = browser.new_page(viewport={"width": 760, "height": 620})
+    page.set_default_timeout(1000 * PATIENCE_S)
+    asked_for, problems = [], []
+    page.on("request", lambda request: asked_for.append(request.url))
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
+    page.goto(bot_url)
+    page.get_by_role("button", name="Connect").click()
+    expect(page.locator("#talk .bot").first).to_contain_text("Hello! What would", timeout=1000 * PATIENCE_S)
+    box = page.get_by_role("textbox")
+    box.fill("Count to seven.")
+    box.press("Enter")
+    expect(page.locator("#talk .bot").last).to_have_text(
+        "One, two, three, four, five, six, seven.", timeout=1000 * PATIENCE_S
+    )
+    expect(page.locator("#talk .bot").first).not_to_contain_text("story")  # it was interrupted
+    expect(page.locator("#heard")).to_have_text(re.compile(r"^\d+$"), timeout=1000 * PATIENCE_S)
+    assert float(page.inner_text("#ttfb")) > 0 and float(page.inner_text("#spoken")) > 0.5
+    page.get_by_role("button", name="Hang up").click()
+    expect(page.get_by_role("status")).to_have_text("not connected", timeout=1000 * PATIENCE_S)
+    page.close()
     assert not problems
     assert all(url.startswith(bot_url) for url in asked_for), "everything comes from the bot's own server"

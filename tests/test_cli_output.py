@@ -385,16 +385,6 @@ def test_sampling_options_reach_both_kinds_of_codes(here, monkeypatch):
     assert asked == [wanted.over(asked[0])]
 
 
-@pytest.mark.slow
-def test_the_demo_samples_as_it_is_told(here):
-    """With one candidate the seed decides nothing."""
-    said = []
-    for options in (["--top-k", 1, "--seed", 1], ["--top-k", 1, "--seed", 2], ["--seed", 2]):
-        assert demo("-o", "x.wav", "--text", "Hello.", *options) == 0
-        said.append(Path("x.wav").read_bytes())
-    assert said[0] == said[1] != said[2]
-
-
 @pytest.mark.parametrize("speed", [1.0, 2.0])
 def test_progress_grows_with_the_text_and_is_whole_at_the_end_alone(monkeypatch, speed):
     """However much longer than their letters promise the pieces take, at any speed."""

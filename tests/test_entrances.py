@@ -51,20 +51,6 @@ def test_the_layout_of_whole_text_can_be_chosen(server, entrance, mode):
     assert heard.pcm == said(server, SHORT, speaker="max", language="english", non_streaming_mode=mode)
 
 
-@at_every_entrance
-@pytest.mark.parametrize("speed", [pytest.param(0.5, marks=pytest.mark.slow), 2])
-def test_the_speed_is_heard(server, entrance, speed):
-    layout = {"non_streaming_mode": False} if entrance.streams else {}
-    assert entrance.say(server, SHORT, speed=speed).pcm == said(server, SHORT, speed=speed, **layout)
-
-
-@at_every_entrance
-def test_written_text_is_normalized(server, entrance):
-    layout = {"non_streaming_mode": False} if entrance.streams else {}
-    heard = entrance.say(server, "**Yes**, 5 km.", language="en", normalize="auto", trim="both")
-    assert heard.pcm == said(server, "Yes, five kilometers.", language="en", trim="both", **layout)
-
-
 # ---------------------------------------------------------------- what is refused
 
 ALL, WEB, HTTP = tuple(ENTRANCES), tuple(SOCKETS), ("http",)

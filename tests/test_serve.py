@@ -101,6 +101,7 @@ def test_a_fresh_seed_is_told_and_repeats(server):
     assert first.content == again.content and len(first.content)
 
 
+@pytest.mark.slow
 def test_long_text_is_said_sentence_by_sentence(server):
     text = " ".join([TEXT] * 4)
     made = post(server, input=text, response_format="pcm", seed=1)
@@ -514,6 +515,7 @@ def test_hosts_that_others_reach_need_a_token(capsys, monkeypatch):
     assert f"set {cli.TOKEN}" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_nothing_that_fits_or_breaks_the_description_is_an_error_of_ours(server):
     description = schemathesis.openapi.from_url(f"{server.url}/openapi.json")
     operations = [result.ok() for result in description.get_all_operations()]
