@@ -23,7 +23,6 @@ from qwen_megakernel import (
     InstructError,
     LanguageError,
     RequestError,
-    SamplingError,
     SamplingParams,
     SpeakerError,
     TextError,
@@ -217,7 +216,7 @@ def test_instruct_is_honoured_by_some_and_warned_about_by_others(engine, backend
         (TEXT, {"language": "sichuan_dialect"}, LanguageError, "unknown language"),
         (TEXT, {"language": "sv-SE"}, LanguageError, r"unknown language 'sv-SE'; known: auto, chinese \(zh\), "),
         (TEXT, {"language": "-en"}, LanguageError, "unknown language '-en'"),
-        (TEXT, {"language": 7}, LanguageError, "unknown language 7"),
+        (TEXT, {"language": 7}, LanguageError, "language must be a string, got 7"),
         (TEXT, {"instruct": 5}, InstructError, "instruct must be a string"),
         (TEXT, {"max_frames": 0}, RequestError, "max_frames"),
         (TEXT, {"max_frames": 2.0}, RequestError, "max_frames"),
@@ -231,11 +230,11 @@ def test_instruct_is_honoured_by_some_and_warned_about_by_others(engine, backend
         (TEXT, {"on_end": 3}, RequestError, "on_end must be callable"),
         (TEXT, {"runaway_guard": "yes"}, RequestError, "runaway_guard"),
         (TEXT, {"non_streaming_mode": 1}, RequestError, "non_streaming_mode"),
-        (TEXT, {"sampling": None}, SamplingError, "sampling must be a SamplingParams"),
+        (TEXT, {"sampling": 0.9}, RequestError, "sampling must be a SamplingParams"),
         (None, {"speaker": "bob"}, SpeakerError, "unknown speaker 'bob'"),
         (None, {"language": "klingon"}, LanguageError, "unknown language 'klingon'"),
         (TEXT, {"voice": "serena.wav"}, VoiceError, "voice= needs a Base checkpoint"),
-        (None, {"non_streaming_mode": True}, RequestError, "text in pieces needs the streaming layout"),
+        (None, {"non_streaming_mode": True}, RequestError, "text that comes in pieces needs the streaming layout"),
     ],
 )
 def test_a_wrong_request_is_refused_and_takes_no_slot(engine, text, request_, kind, message):
@@ -270,7 +269,7 @@ def test_every_piece_of_a_long_text_fits_a_slot_and_leaves_room_for_speech(backe
             engine.submit(text)
         start, prompts = engine.probes.decoder.start, []
         engine.probes.decoder.start = lambda slot, prompt, s: (prompts.append(prompt), start(slot, prompt, s))
-        pieces = engine.pieces(text)
+        pieces = [piece.text for piece in engine.pieces(text)]
         assert len(pieces) > 1 and "".join("".join(pieces).split()) == "".join(text.split())
         room = []
         for piece in pieces:
@@ -281,7 +280,7 @@ def test_every_piece_of_a_long_text_fits_a_slot_and_leaves_room_for_speech(backe
 
 def test_text_that_fits_is_one_piece_and_what_no_slot_can_hold_is_refused(backend):
     with backend.load(backend.folder("voice_design"), max_positions=192) as engine:
-        assert engine.pieces(f" {TEXT}\n") == [TEXT]
+        assert [piece.text for piece in engine.pieces(f" {TEXT}\n")] == [TEXT]
         with pytest.raises(TextTooLongError, match="instruct and reference alone need"):
             engine.pieces(TEXT, instruct="Slowly, please. " * 40)
         for wrong, kind in ((" ", TextError), (None, TextError), ("\ud800", TextError)):
