@@ -230,11 +230,11 @@ def test_instruct_is_honoured_by_some_and_warned_about_by_others(engine, backend
         (TEXT, {"on_end": 3}, RequestError, "on_end must be callable"),
         (TEXT, {"runaway_guard": "yes"}, RequestError, "runaway_guard"),
         (TEXT, {"non_streaming_mode": 1}, RequestError, "non_streaming_mode"),
-        (TEXT, {"sampling": 0.9}, RequestError, "sampling must be a SamplingParams"),
+        (TEXT, {"sampling": 3}, RequestError, "sampling must be a SamplingParams"),
         (None, {"speaker": "bob"}, SpeakerError, "unknown speaker 'bob'"),
         (None, {"language": "klingon"}, LanguageError, "unknown language 'klingon'"),
         (TEXT, {"voice": "serena.wav"}, VoiceError, "voice= needs a Base checkpoint"),
-        (None, {"non_streaming_mode": True}, RequestError, "text that comes in pieces needs the streaming layout"),
+        (None, {"non_streaming_mode": True}, RequestError, "needs the streaming layout"),
     ],
 )
 def test_a_wrong_request_is_refused_and_takes_no_slot(engine, text, request_, kind, message):
@@ -269,7 +269,7 @@ def test_every_piece_of_a_long_text_fits_a_slot_and_leaves_room_for_speech(backe
             engine.submit(text)
         start, prompts = engine.probes.decoder.start, []
         engine.probes.decoder.start = lambda slot, prompt, s: (prompts.append(prompt), start(slot, prompt, s))
-        pieces = [piece.text for piece in engine.pieces(text)]
+        pieces = [str(piece) for piece in engine.pieces(text)]
         assert len(pieces) > 1 and "".join("".join(pieces).split()) == "".join(text.split())
         room = []
         for piece in pieces:
@@ -280,7 +280,7 @@ def test_every_piece_of_a_long_text_fits_a_slot_and_leaves_room_for_speech(backe
 
 def test_text_that_fits_is_one_piece_and_what_no_slot_can_hold_is_refused(backend):
     with backend.load(backend.folder("voice_design"), max_positions=192) as engine:
-        assert [piece.text for piece in engine.pieces(f" {TEXT}\n")] == [TEXT]
+        assert [str(piece) for piece in engine.pieces(f" {TEXT}\n")] == [TEXT]
         with pytest.raises(TextTooLongError, match="instruct and reference alone need"):
             engine.pieces(TEXT, instruct="Slowly, please. " * 40)
         for wrong, kind in ((" ", TextError), (None, TextError), ("\ud800", TextError)):

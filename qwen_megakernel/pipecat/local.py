@@ -6,6 +6,7 @@ No code here computes the model. The session builds prompts in the service's own
 event loop. In SENTENCE mode each sentence is a session. In TOKEN mode a context is one, spoken while its tokens come.
 """
 
+import weakref
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -178,13 +179,19 @@ class MegakernelTTSService(SpeechService):
             raise EngineClosed("the service was cleaned up")
         request = self._request(engine)
         context.begin(engine.sample_rate, _CPU_FIRST_S if engine.threads else 0.0)
+        listener = weakref.ref(context)  # which refers to the session
+
+        def heard() -> float:
+            context = listener()
+            return context.heard() if context else 0.0
+
         session = SpeechSession(
             engine,
             self._executor,
             request if complete else request.in_pieces(),
             reading=context.reading,
             rate=self._word_rate,
-            heard=context.heard,
+            heard=heard,
         )
         context.session = session
         await session.begin(*((text, "") if complete else (None, text)))

@@ -4,10 +4,12 @@ A text may outgrow a slot. It is then cut, mostly after a sentence (turn_text.py
 after the other. Text after a pause, and text that comes after the model has said end of speech, is a new part too.
 """
 
+import weakref
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 from qwen_megakernel.engine.audio import Audio, Chunk
 from qwen_megakernel.engine.utterance import Utterance
@@ -59,18 +61,17 @@ class Parts:
         engine: TTSEngine,
         request: SpeechRequest,
         reading: Reading | None,
-        on_chunk: Callable[[Chunk], None],
-        on_end: Callable[[], None],
+        receive: "weakref.WeakMethod[Callable[[Chunk | None], None]]",
     ):
         """
         Args:
-            on_chunk, on_end: called for each part, see `TTSEngine.submit`.
+            receive: called with each chunk, and with None at each part's end. Weak, because its object refers to this
+                one: without a cycle its memory is freed at once.
         """
         self._engine = engine
         self._request = request
         self._reading = reading
-        self._on_chunk = on_chunk
-        self._on_end = on_end
+        self._receive = receive
         self._turn: Turn | None = None  # of text that comes in pieces
         self._later: deque[_Part] = deque()
         self._current: SpokenText | None = None  # the current part, if its text came whole
@@ -116,7 +117,9 @@ class Parts:
         self._start(text, self._request if seed is None else self._request.with_seed(seed))
 
     def _start(self, text: SpokenText | None, request: SpeechRequest) -> Utterance:
-        self.utterance = self._engine.begin(text, request, self._on_chunk, self._on_end)
+        receive = self._receive()
+        assert receive, "who calls this has it"
+        self.utterance = self._engine.begin(text, request, receive, partial(receive, None))
         if self._cancelled:  # `cancel` came before the utterance existed
             self.utterance.cancel()
         return self.utterance

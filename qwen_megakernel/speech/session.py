@@ -11,6 +11,7 @@ nearly heard what was made, the part is therefore ended, and said to its end. Wh
 """
 
 import asyncio
+import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from concurrent.futures import Executor
 from contextlib import suppress
@@ -97,7 +98,7 @@ class SpeechSession:
             self._words = WordTimes(rate, request.speed, silence)
         self._words_at_end = words_at_end
         self._made_s = 0.0
-        self._heard = heard or (lambda: self._made_s)
+        self._heard = heard
         self._loop = asyncio.get_running_loop()
         self._items: asyncio.Queue[Chunk | _Sign] = asyncio.Queue()
         self._runs_out = 0.0  # when the listener has heard all that was made, in the loop's time
@@ -109,7 +110,7 @@ class SpeechSession:
         self._feeding: asyncio.Task[None] | None = None
         self._refused: Exception | None = None  # why the text could not go on
         self._wordless: NoWordsError | None = None  # the text came whole and has nothing to speak
-        self._parts = Parts(engine, request, reading, self._receive, partial(self._receive, _Sign.PART_ENDS))
+        self._parts = Parts(engine, request, reading, weakref.WeakMethod(self._receive))
         self._attempts = 1  # of the current part
         self._most_attempts = 1
         self._cancelled = False
@@ -153,10 +154,10 @@ class SpeechSession:
             await asyncio.sleep(_BUSY_S)
 
     @returns_at_once
-    def _receive(self, item: Chunk | _Sign) -> None:
-        """Called by the engine's thread."""
+    def _receive(self, chunk: Chunk | None) -> None:
+        """Called by the engine's thread. None: the current part has ended."""
         try:
-            self._loop.call_soon_threadsafe(self._arrive, item)
+            self._loop.call_soon_threadsafe(self._arrive, chunk or _Sign.PART_ENDS)
         except RuntimeError:  # the loop is closed, so no task waits for chunks
             self.cancel()
 
@@ -341,11 +342,14 @@ class SpeechSession:
         seed, most = self._request.seed, self._most_attempts
         yield Ended(audio.finish_reason, audio.duration_s, audio.compute_s, seed, most, cut, audio)
         if self._words and audio.finish_reason not in CUT:  # all words were spoken
-            if words := self._words.finish(self._heard()):
+            if words := self._words.finish(self._heard_s()):
                 yield Words(words)
 
+    def _heard_s(self) -> float:
+        return self._heard() if self._heard else self._made_s
+
     def _due(self) -> list[tuple[str, float]]:
-        return self._words.due(self._heard()) if self._words else []
+        return self._words.due(self._heard_s()) if self._words else []
 
     def end_word(self) -> list[tuple[str, float]]:
         """The text so far ends with a whole word. The words that are due by now."""
