@@ -119,6 +119,7 @@ def test_a_checkpoint_without_speakers_is_measured_too(tiny):
     assert told["model"] == folder.name and str(folder) not in "".join(lines), "it goes into an issue"
 
 
+@pytest.mark.slow
 def test_our_engine_is_measured_beside_its_peers(tmp_path):
     """By the script, in its process; a peer that is not installed is named, not left out in silence."""
     command = [sys.executable, str(BENCHMARKS / "measure_peers.py"), "--size", "demo", "--utterances", "1"]
@@ -134,6 +135,7 @@ def test_our_engine_is_measured_beside_its_peers(tmp_path):
     assert ours["ttfc_ms"]["1"] < ours["ttfc_ms"]["8"], "eight frames come behind one"
 
 
+@pytest.mark.slow
 def test_a_run_that_measured_nothing_fails_and_says_why():
     command = [sys.executable, str(BENCHMARKS / "measure_peers.py"), "--size", "demo", "--only", "qwen-tts-hf"]
     command += ["--server", "theirs", "http://127.0.0.1:9/v1/audio/speech", "{}"]

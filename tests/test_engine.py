@@ -491,6 +491,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 def test_signal_handlers_may_use_and_close_the_engine(backend):
     """They interrupt the main thread anywhere, in the middle of the engine's own calls too."""
     run_python(SIGNALS.format(backend=backend.name))

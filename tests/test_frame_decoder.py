@@ -3,7 +3,6 @@
 import pytest
 import torch
 from streams import PUBLISHED, SETTINGS, decoder_over, interleaved, same, say, start
-from waiting import slow_case
 
 from qwen_megakernel.backend.cuda_graphs import attended, clear
 from qwen_megakernel.backend.interfaces import AHEAD
@@ -161,7 +160,7 @@ class Uncaptured:
         return said.__getitem__
 
 
-@pytest.fixture(scope="module", params=["tiny", slow_case("tiny-adapter")])
+@pytest.fixture(scope="module", params=["tiny", "tiny-adapter"])
 def pair(request, tiny):
     """The eager decoder, and one that runs the step as a graph would."""
     eager, static = (decoder_over(tiny("custom_voice", size=request.param, eos_gain=0.0)) for _ in range(2))
@@ -169,6 +168,7 @@ def pair(request, tiny):
     return eager, static
 
 
+@pytest.mark.slow
 def test_what_a_graph_captures_says_what_the_eager_frame_says(pair):
     """34 frames of three slots in turn, from inside one length of attention into the next, for every setting; the
     settings come one behind the other, so that each finds what another left behind."""

@@ -154,7 +154,8 @@ def demo(engine_for) -> TTSEngine:
     return engine_for("demo")
 
 
-@pytest.mark.parametrize("speed", [slow_case(0.5), slow_case(0.8), 1.25, slow_case(2.0)])
+@pytest.mark.parametrize("speed", [0.5, 0.8, 1.25, 2.0])
+@pytest.mark.slow
 def test_speech_is_so_much_shorter_and_says_the_same_at_the_same_pitch(demo, speed):
     off, resampled = [], []
     for speaker, text in (("ada", TEXT), ("ada", LONG_TEXT), ("max", LONG_TEXT)):
@@ -233,12 +234,12 @@ def test_at_1_nothing_is_stretched(own_engine, monkeypatch):
         own_engine.generate(TEXT, **request, speed=1.01)
 
 
-WRONG = [0, -1, 0.2499, 4.01, 10**400, float("nan"), float("inf"), True, False, "1.5", None, [1.5], 1.5j]
+WRONG = [0, -1, 0.2499, 4.01, 10**400, float("nan"), float("inf"), True, False, "1.5", [1.5], 1.5j]
 
 
 @pytest.mark.parametrize("speed", WRONG, ids=lambda speed: str(speed)[:9])
 def test_a_speed_that_cannot_be_is_refused_with_the_range(own_engine, speed):
-    with pytest.raises(RequestError, match=r"speed must be a number from 0\.25 to 4\.0, got ") as refused:
+    with pytest.raises(RequestError, match=r"speed must be a number from 0\.25 to 4, got ") as refused:
         own_engine.submit(TEXT, speed=speed)
     assert len(str(refused.value)) < 150
     for call in (own_engine.check, lambda **request: own_engine.pieces(TEXT, **request)):
