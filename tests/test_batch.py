@@ -264,6 +264,7 @@ def test_killed_at_random_moments_and_run_again_the_bytes_are_the_same(fresh_see
     assert contents("out") == contents("whole")
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_whole_files_and_says_how_to_go_on():
     running = run(write("in.txt", "\n".join(LINES * 30)), "-o", "out")
     until(lambda: wavs() > 1)

@@ -434,6 +434,7 @@ async def one_behind_the_other(service, *scripts: Script) -> list[float]:
     return [(await Talk(service, script).run()).heard_s for script in scripts]
 
 
+@pytest.mark.slow
 def test_a_service_speaks_in_a_second_pipeline(how, engines):
     """And nothing of the first is left in it, however that one ended."""
     mode, make = how

@@ -40,6 +40,7 @@ def test_colours_can_be_seen(scheme):
             assert (high + 0.05) / (low + 0.05) >= (3 if use == "other" else 4.5), (use, background)
 
 
+@pytest.mark.slow
 def test_the_charts_in_the_docs_show_what_was_measured(tmp_path):
     pictures.draw_charts(tmp_path)
     drawn = sorted(tmp_path.iterdir())

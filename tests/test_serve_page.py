@@ -207,6 +207,7 @@ def test_a_random_seed_is_shown_and_says_the_same_again(server, visit):
         assert seen.text("seed-used") == seed and seen.pcm() == first == said(server, "Hello.", int(seed))
 
 
+@pytest.mark.slow
 def test_a_text_that_is_dripped_in_is_the_streaming_layout(server, visit):
     with visit(server) as seen:
         seen.send_it("word by word")
@@ -323,6 +324,7 @@ def test_it_comes_back_with_its_server(browser, fresh_seed):
 BROKEN = "window.AudioContext = function () { throw Error() }"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("missing", ["delete window.AudioContext", pytest.param(BROKEN, marks=pytest.mark.slow)])
 def test_without_sound_the_figures_and_the_download_remain(server, visit, fresh_seed, missing):
     with visit(server, script=missing) as seen:
