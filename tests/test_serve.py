@@ -391,12 +391,12 @@ from qwen_megakernel.server.limits import Limits
 def load():
     engine = probed("demo", max_streams=2, max_positions=512)
     if sys.argv[2] == "dies":
-        submit = engine.submit
-        def broken(text, *args, **options):
-            if text == "die":
+        begin = engine.begin
+        def broken(text, *args):
+            if str(text) == "die":
                 kill(engine)
-            return submit(text, *args, **options)
-        engine.submit = broken
+            return begin(text, *args)
+        engine.begin = broken
     return engine
 
 sys.exit(serve.serve(serve.make_app(load, model="demo", limits=Limits(drain_s=600)), "127.0.0.1", int(sys.argv[1])))
