@@ -8,10 +8,11 @@ from collections import Counter
 from collections.abc import Iterator
 
 import pytest
+from entrances import SocketClient
 from pipecat.frames.frames import ErrorFrame, InterruptionFrame, TTSAudioRawFrame
 from pipecat.services.tts_service import TextAggregationMode
 from pipelines import came, play
-from serving import ready, small_demo, until
+from serving import connect, ready, small_demo, until
 from test_pipecat import of, turn
 from waiting import slow_case
 
@@ -69,6 +70,20 @@ def test_the_check_sees_a_cycle():
         utterance.itself = utterance
         del utterance
     assert found == {"SpeechSession": 1}
+
+
+@pytest.mark.parametrize("text, end, rest", [("...", True, ""), ("Hello ", False, "x" * 4096)])
+def test_a_context_that_fails_is_freed(server, text, end, rest):
+    """Its error holds the frames that it came through."""
+    with in_cycles() as found:
+        with connect(server.socket_url) as line:
+            client = SocketClient(line)
+            client.say("text", "a", text=text, end=end)
+            if rest:
+                client.say("text", "a", text=rest, end=True)
+            client.until("error" if rest else "end", "a")
+        server.at_rest()
+    assert not found
 
 
 @pytest.mark.parametrize("interrupted", [slow_case(False), True])

@@ -58,7 +58,7 @@ SPEED = "speed must be a number"
 REFUSED = [
     (ALL, "text", 3, "must be a string, got 3"),
     (ALL, "text", "x" * 601, "at most 600|has 601"),
-    (("http", "socket"), "text", " \n", "blank"),
+    (("http",), "text", " \n", "blank"),
     (("http", "stream"), "model", "tts-2", "this server's model is 'demo', got 'tts-2'"),
     (ALL, "voice", "alloy", "unknown voice 'alloy'; known: ada"),
     (ALL, "voice", "../ada", "unknown voice"),

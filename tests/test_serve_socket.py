@@ -108,7 +108,7 @@ def test_a_context_waits_for_the_text_of_the_one_before_it_in_its_turn(server, c
     assert seconds == pytest.approx(audio_of(server, "Yes.").duration_s, abs=0.001)
 
 
-@pytest.mark.parametrize("text", ["...", "\U0001f389", "[pause]", "<emphasis></emphasis>"])
+@pytest.mark.parametrize("text", [" \n", "...", "\U0001f389", "[pause]", "<emphasis></emphasis>"])
 @pytest.mark.parametrize("whole", [True, False])
 def test_text_without_words_ends_without_sound(server, client, text, whole):
     client.say("text", "a", text=text, voice="ada", seed=5, end=whole)

@@ -334,8 +334,10 @@ class EngineService:
             await session.begin(text, opening, ended=ended)
             yield session
         finally:
-            await session.close()
-            self.sessions.discard(session)
+            try:
+                await session.close()
+            finally:  # the task may be cancelled once more, as by a client that leaves
+                self.sessions.discard(session)
             if audio := session.audio:
                 self.said(audio)
                 ttfc = "-" if audio.ttfc_s is None else f"{1000 * audio.ttfc_s:.1f} ms"

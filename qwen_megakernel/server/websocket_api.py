@@ -154,7 +154,6 @@ class _Context:
         self._running = False
         self._cancelled = False
         self._text_complete = False
-        self._blank = True  # its text so far
         self.task = asyncio.create_task(self._run())
 
     def text(self, message: dict[str, Any]) -> None:
@@ -221,7 +220,6 @@ class _Context:
         request = service.request(options, lenient=True)
         if not complete:
             request = request.in_pieces()
-        self._blank = not text.strip()
         seed = request.seed
         async with turn.lock:
             whole, opening = (text, "") if complete else (None, text)
@@ -238,8 +236,6 @@ class _Context:
                         self._session.feed(self._texts(), service.limits.text_s, remedy)
                     end = await self._tell()
             except NoWordsError:
-                if self._blank:
-                    raise
                 end = Ended("eos", 0.0, 0.0, seed)
         self._put_end(end.finish_reason, end.seconds, end.compute_s, seed)
 
@@ -302,7 +298,6 @@ class _Context:
                 return
             else:
                 _, text, complete = self._read(message, opens=False)
-                self._blank &= not text.strip()
                 self._socket.service.log_text(text)
                 yield text
 

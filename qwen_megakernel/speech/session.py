@@ -137,7 +137,7 @@ class SpeechSession:
             self.cancel()
             raise
         except NoWordsError as error:  # `events` tells its words first
-            self._wordless = error
+            self._wordless = error.with_traceback(None)
         finally:
             if self._words:  # nobody needs them before the first chunk
                 self._words.add(opening if text is None else str(text))
@@ -300,9 +300,10 @@ class SpeechSession:
     async def close(self) -> None:
         """Cancel what still runs, and wait for the task of `feed`."""
         self.cancel()
-        if self._feeding:
-            self._feeding.cancel()
-            await asyncio.gather(self._feeding, return_exceptions=True)
+        feeding, self._feeding = self._feeding, None  # a cancelled task holds its frames, which hold this session
+        if feeding:
+            feeding.cancel()
+            await asyncio.gather(feeding, return_exceptions=True)
 
     # ------------------------------------------------------------ events out
 
@@ -329,12 +330,14 @@ class SpeechSession:
                     yield sound
                 if not self._words_at_end and (due := self._due()):
                     yield Words(due)
+            if self._refused:
+                raise self._refused
         except NoWordsError:
             if self._words and (words := self._words.finish(0.0)):
                 yield Words(words)
             raise
-        if self._refused:
-            raise self._refused
+        finally:  # an error holds this frame, which holds the session
+            self._refused = self._wordless = None
         audio = self.audio
         cut = None
         if audio.finish_reason == "length" and not self._request.capped:
