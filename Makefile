@@ -76,6 +76,7 @@ emulate: $(VENV)/.installed
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/mypy
 	$(BIN)/codespell
 	$(BIN)/proselint check --config tools/proselint.json README.md CONTRIBUTING.md $(filter-out docs/log.md,$(wildcard docs/*.md))
 	find csrc -name "*.c*" -o -name "*.h" | xargs $(BIN)/clang-format --dry-run --Werror

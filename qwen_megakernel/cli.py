@@ -226,7 +226,7 @@ def _add_build(commands: argparse._SubParsersAction) -> None:
 
 def _build(args: argparse.Namespace) -> int:
     device, start = select_device("cuda"), time.monotonic()
-    folder = Path(load_extension(device, parts_of(args.weights)).__file__).parent
+    folder = Path(str(load_extension(device, parts_of(args.weights)).__file__)).parent
     print(f"ready   in {time.monotonic() - start:.1f} s\ncached  in {folder}")
     return 0
 

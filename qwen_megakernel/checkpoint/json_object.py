@@ -42,7 +42,7 @@ class JsonObject:
             value = float(value)
         if not isinstance(value, kind):
             raise CheckpointError(f"{self.where}: {key} must be {kind.__name__}, found {value!r}")
-        if kind is float and not math.isfinite(value):
+        if isinstance(value, float) and not math.isfinite(value):
             raise CheckpointError(f"{self.where}: {key} must be finite, found {value!r}")
         return value
 

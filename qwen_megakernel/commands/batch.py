@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from tqdm import tqdm
 
@@ -125,7 +125,8 @@ class _Batch:
         self._voices = voices
         voice = options.get("voice")
         said = {name: getattr(args, name) for name in options_of("batch") if name not in ("voice", "lexicon")}
-        self._shared = [args.model, args.adapters, args.weights, args.format, said, voice and voice.digest.hex()]
+        self._shared = [args.model, args.adapters, args.weights, args.format, said]
+        self._shared += [voice.digest.hex() if isinstance(voice, Voice) else None]
         self._shared += [args.lexicon and Path(args.lexicon).read_text(encoding="utf-8")]
         self._writers = [ThreadPoolExecutor(1, thread_name_prefix="qwen_megakernel write") for _ in range(_WRITERS)]
         self._unwritten = [0] * _WRITERS  # files that each has; the jobs' thread counts them
@@ -145,9 +146,9 @@ class _Batch:
     def lines_to_do(self, kind: str) -> Iterator[Line]:
         """The input's lines, except unchanged lines that were spoken before."""
         for line in read_lines(self._args.input, kind):
-            if line.error is None and (first := self._manifest.claim(line.id, line.number)) is not None:
+            if line.id and not line.error and (first := self._manifest.claim(line.id, line.number)) is not None:
                 line = replace(line, error=f"line {first} has the id {line.id!r} already: give each line its own")
-            before = None if line.error else self._manifest.entry(line.id)
+            before = self._manifest.entry(line.id) if line.id and not line.error else None
             if before and before["request"] == self._digest(line) and self._file(line).is_file():
                 self.kept += 1
             else:
@@ -167,7 +168,7 @@ class _Batch:
         Raises:
             RequestError: nothing can be written. Other lines could not be written either.
         """
-        entry = {"id": line.id, "line": line.number, "file": None, "seconds": None, "seed": None}
+        entry: dict[str, Any] = {"id": line.id, "line": line.number, "file": None, "seconds": None, "seed": None}
         entry |= {"finish_reason": None, "attempts": None, "error": line.error}
         entry |= {"request": self._digest(line), "threads": self._engine.threads}
         if line.error:
@@ -214,7 +215,7 @@ class _Batch:
                 known = ", ".join(self._voices) or "none: name their folder with --voices"
                 raise VoiceError(f"unknown voice {name!r}; known: {known}")
             own["voice"] = self._voices[name]
-        return self._engine.request(**{**SILENTLY, **self._options, **own})
+        return self._engine.request(**cast(RequestOptions, {**SILENTLY, **self._options, **own}))
 
     def add(self, entry: dict[str, Any]) -> None:
         """Count a line that is done or has failed."""

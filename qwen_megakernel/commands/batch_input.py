@@ -105,33 +105,33 @@ def _read(file: BinaryIO, kind: str) -> Iterator[Line]:
     return {"jsonl": _read_jsonl, "csv": _read_csv, "text": _read_text}[kind](file)
 
 
-def _raw_lines(file: BinaryIO) -> Iterator[tuple[int, str | None, str | None]]:
-    """Yield every line's number, text and error."""
+def _raw_lines(file: BinaryIO) -> Iterator[tuple[int, str, str | None]]:
+    """Yield every line's number, text and error. The text is empty if there is an error."""
     number = 0
     while raw := file.readline(_LONGEST + 1):
         number += 1
         if len(raw) > _LONGEST:
             while not raw.endswith(b"\n") and (raw := file.readline(_LONGEST)):
                 pass
-            yield number, None, f"the line is longer than {_LONGEST:,} bytes: cut it"
+            yield number, "", f"the line is longer than {_LONGEST:,} bytes: cut it"
             continue
         try:
             yield number, raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n"), None
         except UnicodeDecodeError as error:
-            yield number, None, f"the line must be UTF-8: {error}"
+            yield number, "", f"the line must be UTF-8: {error}"
 
 
 def _read_text(file: BinaryIO) -> Iterator[Line]:
     for number, text, error in _raw_lines(file):
         if error or text.strip():
-            yield Line(number, _id_of(number), text or "", error=error)
+            yield Line(number, _id_of(number), text, error=error)
 
 
 def _read_jsonl(file: BinaryIO) -> Iterator[Line]:
     for number, text, error in _raw_lines(file):
         if error is None and not text.strip():
             continue
-        said = None
+        said: Any = None
         if error is None:
             try:
                 said = json.loads(text)
@@ -147,7 +147,7 @@ def _read_csv(file: BinaryIO) -> Iterator[Line]:
     def texts() -> Iterator[str]:
         for number, text, error in _raw_lines(file):
             errors.update({number: error} if error else {})
-            yield f"{text or ''}\n"
+            yield f"{text}\n"
 
     csv.field_size_limit(_LONGEST)
     rows = csv.reader(texts(), strict=True)

@@ -7,7 +7,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -84,24 +84,23 @@ def _speak(args: argparse.Namespace) -> int:
     if args.save_voice is not None:
         check_writable("--save-voice", args.save_voice)
     voices = check_book_options(args, output)
-    front_end = TextFrontEnd(args.language, options.pop("normalize", "off"), options.pop("lexicon", None))
+    front_end = TextFrontEnd(args.language, options.pop("normalize", None) or "off", options.pop("lexicon", None))
     book = read_book(text, front_end, by_sentence=args.subtitles is not None, speakers=args.speakers)
     # One seed for all pieces, so that the printed seed reproduces the whole text.
-    seed = options.setdefault("seed", secrets.randbits(31))
+    given = options.get("seed")
+    options["seed"] = seed = secrets.randbits(31) if given is None else given
     with ExitStack() as stack:
         stack.enter_context(ended_like_ctrl_c())
-        path = output
-        if output is None:
-            path = str(Path(stack.enter_context(tempfile.TemporaryDirectory())) / OUT)
+        path = output if output is not None else str(Path(stack.enter_context(tempfile.TemporaryDirectory())) / OUT)
         places = places_of(args, path, book)
         with _load(args, [options.get("voice"), *voices.values()], len(book.pieces)) as engine:
             if args.ref_audio is not None:
-                options["voice"] = engine.create_voice(args.ref_audio, args.ref_text)
+                options["voice"] = voice = engine.create_voice(args.ref_audio, args.ref_text)
                 if args.save_voice is not None:
-                    options["voice"].save(args.save_voice)
+                    voice.save(args.save_voice)
             requests = _Requests(engine, options, voices)
             pieces = requests.pieces(book.pieces)
-            texts, speed = [piece.text for piece in pieces], options.get("speed", 1.0)
+            texts, speed = [piece.text for piece in pieces], options.get("speed") or 1.0
             progress = _ChunkTimes() if args.stream else _Progress(texts, speed)
             # A text of one piece stays as the engine speaks it.
             pauses = args.pause if len(pieces) > 1 or args.subtitles is not None else None
@@ -114,10 +113,12 @@ def _speak(args: argparse.Namespace) -> int:
     return 0
 
 
-def _load(args: argparse.Namespace, voices: list[Voice | None], pieces: int) -> TTSEngine:
+def _load(args: argparse.Namespace, voices: Sequence[Voice | str | None], pieces: int) -> TTSEngine:
     """An engine with a slot for each piece, but no more slots than suit the device."""
     slots = min(slots_of(args), pieces)
-    transcribed = args.ref_text is not None or any(voice and voice.ref_codes is not None for voice in voices)
+    transcribed = args.ref_text is not None or any(
+        isinstance(voice, Voice) and voice.ref_codes is not None for voice in voices
+    )
     options = engine_options(args, max_streams=slots, max_queue=2 * slots, queue_timeout=_WAIT_S)
     if slots > 1 and not transcribed and args.max_positions == EngineOptions.max_positions:
         options = replace(options, max_positions=_POSITIONS)

@@ -3,7 +3,9 @@
 import reprlib
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, Any, Literal, Union
+from functools import reduce
+from operator import or_
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, create_model
 from pydantic_core import PydanticCustomError
@@ -69,8 +71,7 @@ _Format = Literal["mp3", "opus", "aac", "flac", "wav", "pcm"]
 def _field(name: str, option: Option) -> Any:
     """An option of speech as a field: its type, its check and what /openapi.json says of it."""
     if name == "voice":
-        told = "A name or alias from /v1/voices; without it: the default."
-        return _VoiceName | None, Field(None, description=told)
+        return _VoiceName | None, Field(None, description="A name or alias from /v1/voices; without it: the default.")
 
     def check(value: Any) -> Any:
         try:
@@ -79,8 +80,9 @@ def _field(name: str, option: Option) -> Any:
             raise PydanticCustomError(_OURS, "{words}", {"words": str(error)}) from None
 
     schema = {"minimum": option.least, "maximum": option.most, "enum": option.choices and list(option.choices)}
-    told = {key: value for key, value in schema.items() if value not in (None, ())}
-    kind = Annotated[Union[option.kinds], BeforeValidator(check), Field(json_schema_extra=told)]  # noqa: UP007
+    told: Any = {key: value for key, value in schema.items() if value not in (None, ())}
+    kinds: Any = reduce(or_, option.kinds)
+    kind: Any = Annotated[kinds, BeforeValidator(check), Field(json_schema_extra=told)]
     return kind | None, Field(None, description=option.about)
 
 
@@ -90,7 +92,7 @@ class _How(BaseModel):
     def options(self) -> RequestOptions:
         """The options of speech that were given, by their own names."""
         given = {row.name: getattr(self, name) for name, row in options_of("http").items()}
-        return RequestOptions(**{name: value for name, value in given.items() if value is not None})
+        return cast(RequestOptions, {name: value for name, value in given.items() if value is not None})
 
 
 _MOST_RETRIES = 5  # of a client

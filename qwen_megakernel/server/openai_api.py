@@ -45,9 +45,10 @@ def add_api(app: FastAPI, service: EngineService, metrics: Metrics, *, upload: b
 
 
 def _add_speech(routes: APIRouter, service: EngineService) -> None:
-    media = {"content": {kind: {} for kind in (*MEDIA.values(), "text/event-stream")}}
+    audio: dict[str, Any] = {kind: {} for kind in (*MEDIA.values(), "text/event-stream")}
+    good: dict[int | str, Any] = {200: {"description": "The audio.", "content": audio}}
 
-    @routes.post(SPEECH, responses={200: {"description": "The audio."} | media} | ERRORS, response_class=Response)
+    @routes.post(SPEECH, responses=good | ERRORS, response_class=Response)
     async def speech(body: SpeechBody, of: Request) -> Response:
         name = _checked(service, body.model, body.response_format)
         if (size := len(body.input)) > (most := service.limits.max_text):
@@ -70,7 +71,9 @@ def _add_speech(routes: APIRouter, service: EngineService) -> None:
             headers["X-Attempts"] = str(made.attempts)
         return Response(whole, media_type=MEDIA[name], headers=headers)
 
-    @routes.post(BATCH, responses={200: {"content": {"application/json": {}}}} | ERRORS, response_class=Response)
+    listed: dict[int | str, Any] = {200: {"content": {"application/json": {}}}}
+
+    @routes.post(BATCH, responses=listed | ERRORS, response_class=Response)
     async def batch(body: BatchBody) -> Response:
         """Speak several texts. `data` holds audio in base64 or an error for each, in the order of `inputs`."""
         name = _checked(service, body.model, body.response_format)
@@ -125,7 +128,7 @@ def _add_state(routes: APIRouter, service: EngineService, metrics: Metrics) -> N
     async def health() -> JSONResponse:
         """200 while the process should be kept, also while it loads."""
         alive = service.state not in ("dead", "failed")
-        told = {"status": service.state} | ({"error": service.error} if service.error else {})
+        told: dict[str, Any] = {"status": service.state} | ({"error": service.error} if service.error else {})
         if service.loaded:
             told["engine"] = {name: value for name, value in service.engine.health().items() if name != "error"}
         return JSONResponse(told, 200 if alive else 503)

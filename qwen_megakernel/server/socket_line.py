@@ -158,10 +158,12 @@ class SocketLine(ABC):
             message = await self._outbox.get()
             if message is None:
                 raise CloseSocket(_NORMAL)
-            send = self._websocket.send_bytes if isinstance(message, bytes) else self._websocket.send_text
             try:
                 async with asyncio.timeout(service.limits.idle_s):
-                    await send(message)
+                    if isinstance(message, bytes):
+                        await self._websocket.send_bytes(message)
+                    else:
+                        await self._websocket.send_text(message)
             except TimeoutError:
                 raise CloseSocket(
                     _POLICY, ApiError(408, "slow", "the client does not read what it asked for")

@@ -91,16 +91,16 @@ class _Stream(SocketLine):
         """Type and fields of the next valid message. Others are answered with an error."""
         while True:
             text = await self._inbox.get()
-            self._unread -= len(text or "")
+            size = len(text or "")
+            self._unread -= size
             try:
                 message = parse_message(text, max(self.service.limits.max_body, MAX_RECORDING * self._upload))
                 kind = check_fields(message)
-                if kind != "voice.add" and len(text) > (most := self.service.limits.max_body):
-                    raise RefusedMessage(
-                        f"a message has {len(text)} characters, at most {most}: send its text in pieces"
-                    )
+                if kind != "voice.add" and size > (most := self.service.limits.max_body):
+                    raise RefusedMessage(f"a message has {size} characters, at most {most}: send its text in pieces")
                 return kind, message
             except (CloseSocket, RefusedMessage) as refused:  # one message is wrong; the session goes on
+                assert refused.error
                 self.put(error_message(refused.error))
 
     def put_error(self, error: Exception, names: Mapping[str, str] | None = None, **more: Any) -> None:
@@ -111,7 +111,7 @@ class _Stream(SocketLine):
             more: further fields, which say what the error is about.
         """
         told = error.error if isinstance(error, RefusedMessage) else ApiError.of(error)
-        told = replace(told, field=names.get(told.field, told.field)) if names else told
+        told = replace(told, field=names.get(told.field, told.field)) if names and told.field else told
         if told.status == 500:
             log.error("a message could not be answered", exc_info=error)
         self.put(error_message(told, **more))
@@ -168,7 +168,9 @@ class _Stream(SocketLine):
         name = string_of(message, "name", most=_MAX_NAME)
         if kind == "voice.add":
             recording = string_of(message, "audio_data")
-            text = string_of(message, "ref_text", most=_MAX_TRANSCRIPT, needed=False)
+            text = None
+            if message.get("ref_text") is not None:
+                text = string_of(message, "ref_text", most=_MAX_TRANSCRIPT)
             if name.lower() in self.service.aliases:
                 raise RefusedMessage(f"{name!r} is an alias of a voice: choose another name", "name")
             await saved.add(service.engine, name, recording, text)
@@ -414,6 +416,6 @@ class _Speech:
             return {}
         starts = [round(at, 3) for _, at in self._words]
         ends = [*starts[1:], round(ended.seconds, 3)][: len(starts)]
-        aligned = {"words": [word for word, _ in self._words]}
+        aligned: dict[str, Any] = {"words": [word for word, _ in self._words]}
         aligned |= {"word_start_times_seconds": starts, "word_end_times_seconds": ends}
         return {"timestamp_info": {"word_alignment": aligned}}

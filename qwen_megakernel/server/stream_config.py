@@ -89,19 +89,16 @@ def check_fields(message: dict[str, Any]) -> str:
     return kind
 
 
-def string_of(message: dict[str, Any], name: str, *, most: int | None = None, needed: bool = True) -> str | None:
+def string_of(message: dict[str, Any], name: str, *, most: int | None = None) -> str:
     """A field's value, which must be a string and not blank.
 
     Args:
         most: the largest allowed number of characters; None: no limit.
-        needed: the field must be there.
 
     Raises:
         RefusedMessage: it is not such a string.
     """
     value = message.get(name)
-    if value is None and not needed:
-        return None
     if not isinstance(value, str) or not value.strip():
         raise RefusedMessage(f"{name} must be a string that is not blank, got {reprlib.repr(value)}", name)
     if most is not None and len(value) > most:

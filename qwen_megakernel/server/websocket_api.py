@@ -213,7 +213,9 @@ class _Context:
     async def _speak(self) -> None:
         service = self._socket.service
         service.check_ready()
-        settings, text, complete = self._read(await self._inbox.get(), opens=True)
+        opening = await self._inbox.get()
+        assert isinstance(opening, dict)
+        settings, text, complete = self._read(opening, opens=True)
         with_words = settings.pop("words", False)
         turn = self._socket.turn(settings.pop("turn", None))
         options = read_options(settings, "socket", also=SETTINGS)
@@ -222,27 +224,28 @@ class _Context:
             request = request.in_pieces()
         seed = request.seed
         async with turn.lock:
-            whole, opening = (text, "") if complete else (None, text)
             how: dict[str, Any] = {"reading": turn.reading}
             if with_words:
                 voice = options.get("voice")
-                how["rate"] = self._socket.rates.setdefault(voice and voice.lower(), SpeechRate())
+                named = voice.lower() if isinstance(voice, str) else None
+                how["rate"] = self._socket.rates.setdefault(named, SpeechRate())
+            texts = (text, request) if complete else (None, request, text)
             try:
-                async with service.speak(whole, request, opening, **how) as self._session:
+                async with service.speak(*texts, **how) as session:
+                    self._session = session
                     if self._cancelled:
-                        self._session.cancel()
+                        session.cancel()
                     if not complete:
-                        remedy = "send end, or text sooner"
-                        self._session.feed(self._texts(), service.limits.text_s, remedy)
-                    end = await self._tell()
+                        session.feed(self._texts(), service.limits.text_s, "send end, or text sooner")
+                    end = await self._tell(session)
             except NoWordsError:
                 end = Ended("eos", 0.0, 0.0, seed)
         self._put_end(end.finish_reason, end.seconds, end.compute_s, seed)
 
-    async def _tell(self) -> Ended:
+    async def _tell(self, session: SpeechSession) -> Ended:
         """Tell the client what is spoken, and return its end."""
         ended: Ended | None = None
-        async for event in self._session.events():
+        async for event in session.events():
             if isinstance(event, Began):
                 begin = {"type": "begin", "context": self._name, "number": self._number, "seed": event.seed}
                 self._socket.put(begin)
@@ -252,6 +255,7 @@ class _Context:
                 self._put_words(event.words)
             elif isinstance(event, Ended):
                 ended = event
+        assert ended
         return ended
 
     def _read(self, message: dict[str, Any], *, opens: bool) -> tuple[dict[str, Any], str, bool]:

@@ -80,6 +80,7 @@ class WyomingServer:
             await _first(self.service.drain(), self._at_once.wait(), self.service.gone.wait())
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        assert self.info, "it listens once the engine is ready"
         connection = Connection(self.service, self.info, reader, writer)
         if len(self._connections) < self.service.limits.connections:
             job = connection.run()
@@ -103,7 +104,7 @@ async def _first(*jobs) -> None:
 
 def _info(service: EngineService) -> Event:
     """The answer to `describe`."""
-    about = {
+    about: dict[str, Any] = {
         "attribution": Attribution("Qwen3-TTS, Qwen team", "https://github.com/QwenLM/Qwen3-TTS"),
         "installed": True,
         "version": __version__,
@@ -113,8 +114,8 @@ def _info(service: EngineService) -> Event:
         TtsVoice(name=name, description=name, languages=languages, **about)
         for name in service.voice_names() or [DEFAULT_VOICE]
     ]
-    program = {"name": "qwen_megakernel", "description": f"Qwen3-TTS: {service.model}"}
-    return Info(tts=[TtsProgram(voices=voices, supports_synthesize_streaming=True, **program, **about)]).event()
+    about |= {"name": "qwen_megakernel", "description": f"Qwen3-TTS: {service.model}"}
+    return Info(tts=[TtsProgram(voices=voices, supports_synthesize_streaming=True, **about)]).event()
 
 
 # ---------------------------------------------------------------- the process

@@ -8,7 +8,7 @@ import contextlib
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future
 from functools import partial
 from typing import Any, Protocol, TypeVar
@@ -140,7 +140,7 @@ class JobRunner:
             self._go_on(one, partial(one.job.send, result))
 
 
-def run_jobs(jobs: Iterable[Job[Result]], *, at_once: int, ordered: bool) -> Iterator[Result]:
+def run_jobs(jobs: Iterable[Job[Result]], *, at_once: int, ordered: bool) -> Generator[Result, None, None]:
     """The results of jobs. Closing the iterator ends it.
 
     The iterating thread takes the jobs, at most `2 * at_once` ahead of the results. So memory is bounded, and the next
