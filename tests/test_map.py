@@ -10,7 +10,7 @@ from callers import TEXTS
 from waiting import PATIENCE_S, until
 
 from qwen_megakernel import EngineBusy, EngineClosed, RequestError, SamplingParams, SpeakerError, TextError
-from qwen_megakernel.speech.jobs import run_jobs
+from qwen_megakernel.speech.jobs import JobResults
 
 OPTIONS = {"max_streams": 3, "max_queue": 0, "max_positions": 256}
 WRONG = [({"speaker": "ada"}, TextError), ({"text": 5}, TextError), ({"text": "Yes.", "spaker": "ada"}, RequestError)]
@@ -144,9 +144,9 @@ def test_what_jobs_or_their_source_raise_ends_them(ordered):
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        list(run_jobs(source(), at_once=2, ordered=ordered))
+        list(JobResults(source(), at_once=2, ordered=ordered))
     with pytest.raises(KeyError):
-        list(run_jobs(map(job, range(9)), at_once=2, ordered=ordered))
+        list(JobResults(map(job, range(9)), at_once=2, ordered=ordered))
     assert not runs()
 
 
@@ -179,7 +179,7 @@ def test_no_more_jobs_are_open_than_wanted_and_results_keep_their_order(ordered,
     thread = threading.Thread(target=end_some)
     thread.start()
     try:
-        results = list(run_jobs(map(job, range(40)), at_once=3, ordered=ordered))
+        results = list(JobResults(map(job, range(40)), at_once=3, ordered=ordered))
     finally:
         over.set()
         thread.join(PATIENCE_S)
@@ -214,7 +214,7 @@ def test_an_error_reaches_the_job_which_may_go_on():
         return (yield ends_later)
 
     jobs = [job(1, fails_later), job(2, fails_at_once)]
-    assert list(run_jobs(jobs, at_once=1, ordered=True)) == [1, 2]
+    assert list(JobResults(jobs, at_once=1, ordered=True)) == [1, 2]
 
 
 def test_who_finds_no_room_begins_later():
@@ -234,7 +234,7 @@ def test_who_finds_no_room_begins_later():
     def job():
         return (yield begin)
 
-    assert list(run_jobs([job()], at_once=1, ordered=True)) == [7]
+    assert list(JobResults([job()], at_once=1, ordered=True)) == [7]
 
 
 def test_it_waits_longer_than_a_queue_lets_anybody_wait(backend):
@@ -253,7 +253,7 @@ def test_closing_it_cancels_what_jobs_wait_for():
     def job(work):
         return (yield work.begin)
 
-    results = run_jobs(map(job, works), at_once=3, ordered=True)
+    results = JobResults(map(job, works), at_once=3, ordered=True)
 
     def end_the_first():
         until(lambda: hasattr(works[0], "_tell"))
@@ -266,3 +266,29 @@ def test_closing_it_cancels_what_jobs_wait_for():
     until(lambda: hasattr(works[3], "_tell"))
     results.close()
     assert [work.cancelled for work in works] == [False, True, True, True, *[False] * 5] and not runs()
+
+
+def test_dropping_it_does_not_wait():
+    """The garbage collector may drop it in the thread that its jobs wait for."""
+    dropped, in_time = threading.Event(), []
+
+    class Slow(Waits):
+        def result(self):
+            in_time.append(dropped.wait(5.0))
+
+    def job(work):
+        return (yield work.begin)
+
+    class Done(Waits):
+        def begin(self, tell):
+            super().begin(tell).end()
+            return self
+
+    slow = Slow(1)
+    results = JobResults(map(job, [Done(0), slow]), at_once=2, ordered=True)
+    assert next(results) == 0
+    until(lambda: hasattr(slow, "_tell"))
+    del results
+    dropped.set()
+    until(lambda: in_time)
+    assert in_time == [True]

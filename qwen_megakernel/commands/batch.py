@@ -32,7 +32,7 @@ from qwen_megakernel.model.pcm import pcm16
 from qwen_megakernel.model.voice import Voice
 from qwen_megakernel.server.process import load_for_good
 from qwen_megakernel.speech.encoders import FORMATS
-from qwen_megakernel.speech.jobs import Job, run_jobs
+from qwen_megakernel.speech.jobs import Job, JobResults
 from qwen_megakernel.speech.mapping import SILENTLY, say
 from qwen_megakernel.speech.options import RequestOptions, options_of
 from qwen_megakernel.speech.request import SpeechRequest
@@ -76,7 +76,7 @@ def _batch(args: argparse.Namespace) -> int:
             progress = _Progress(total, batch)
             jobs = map(batch.job, batch.lines_to_do(kind))
             try:
-                with progress, batch, closing(run_jobs(jobs, at_once=2 * engine.slots, ordered=False)) as entries:
+                with progress, batch, closing(JobResults(jobs, at_once=2 * engine.slots, ordered=False)) as entries:
                     for entry in entries:
                         batch.add(entry)
                         progress.show()

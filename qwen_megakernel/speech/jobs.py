@@ -8,7 +8,7 @@ import contextlib
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future
 from functools import partial
 from typing import Any, Protocol, TypeVar
@@ -70,10 +70,11 @@ class JobRunner:
         self._news.put(partial(self._waiting.append, one))
         return one.future
 
-    def close(self) -> None:
+    def close(self, wait: bool = True) -> None:
         """Cancel what jobs wait for, and wait until that has ended. Their futures are never done."""
         self._news.put(None)
-        self._thread.join()
+        if wait:
+            self._thread.join()
 
     def _run(self) -> None:
         while (news := self._next()) is not None:
@@ -140,40 +141,62 @@ class JobRunner:
             self._go_on(one, partial(one.job.send, result))
 
 
-def run_jobs(jobs: Iterable[Job[Result]], *, at_once: int, ordered: bool) -> Generator[Result, None, None]:
-    """The results of jobs. Closing the iterator ends it.
+class JobResults(Iterator[Result]):
+    """The results of jobs.
 
     The iterating thread takes the jobs, at most `2 * at_once` ahead of the results. So memory is bounded, and the next
     job is there when one has ended.
-
-    Args:
-        at_once: the most jobs that are open.
-        ordered: results come in the jobs' order; otherwise as they are made.
-
-    Raises:
-        Exception: what a job or `jobs` raised; no further jobs are then begun.
     """
-    left, runner = iter(jobs), JobRunner(at_once)
+
+    def __init__(self, jobs: Iterable[Job[Result]], *, at_once: int, ordered: bool):
+        """
+        Args:
+            at_once: the most jobs that are open.
+            ordered: results come in the jobs' order; otherwise as they are made.
+        """
+        self._runner = JobRunner(at_once)
+        self._results = _results(iter(jobs), self._runner, 2 * at_once, ordered)
+
+    def __next__(self) -> Result:
+        """
+        Raises:
+            Exception: what a job or `jobs` raised; no further jobs are then begun.
+        """
+        try:
+            return next(self._results)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Cancel what is open, and wait until that has ended."""
+        self._runner.close()
+
+    def __del__(self) -> None:
+        # The garbage collector may call this in the engine's own thread, which the jobs wait for.
+        self._runner.close(wait=False)
+
+
+def _results(
+    left: Iterator[Job[Result]], runner: JobRunner, ahead: int, ordered: bool
+) -> Generator[Result, None, None]:
     done: queue.SimpleQueue[Future[Result]] = queue.SimpleQueue()
     taken: list[Future[Result]] = []  # whose results were not, in the jobs' order
     more = True
-    try:
-        while True:
-            while more and len(taken) < 2 * at_once:
-                try:
-                    job = next(left)
-                except StopIteration:
-                    more = False
-                    break
-                future = runner.add(job)
-                taken.append(future)
-                if not ordered:
-                    future.add_done_callback(done.put)
-            if not taken:
-                return
-            future = taken[0] if ordered else done.get()
-            result = future.result()
-            taken.remove(future)
-            yield result
-    finally:
-        runner.close()
+    while True:
+        while more and len(taken) < ahead:
+            try:
+                job = next(left)
+            except StopIteration:
+                more = False
+                break
+            future = runner.add(job)
+            taken.append(future)
+            if not ordered:
+                future.add_done_callback(done.put)
+        if not taken:
+            return
+        future = taken[0] if ordered else done.get()
+        result = future.result()
+        taken.remove(future)
+        yield result

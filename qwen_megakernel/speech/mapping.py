@@ -8,7 +8,7 @@ from typing import Any, Protocol, Unpack, cast
 from qwen_megakernel.engine.audio import Audio
 from qwen_megakernel.engine.utterance import Utterance
 from qwen_megakernel.errors import EngineClosed, RequestError, TextError, TTSError
-from qwen_megakernel.speech.jobs import Job, run_jobs
+from qwen_megakernel.speech.jobs import Job, JobResults
 from qwen_megakernel.speech.options import RequestOptions
 from qwen_megakernel.speech.request import SpeechRequest
 from qwen_megakernel.speech.retries import attempts
@@ -75,7 +75,7 @@ def map_requests(
         except TTSError as error:
             return Mapped(index, error)
 
-    return run_jobs((job(*item) for item in enumerate(requests)), at_once=engine.slots, ordered=ordered)
+    return JobResults((job(*item) for item in enumerate(requests)), at_once=engine.slots, ordered=ordered)
 
 
 def _parts(request: Any) -> tuple[str, dict[str, Any]]:
