@@ -81,9 +81,9 @@ async def caller(
         if turn:  # the first one runs cold
             figures.add("first audio", output.heard[0][0] - asked)
         await asyncio.sleep(random.uniform(0.3, 0.7))
-        speaking = [context.utterance for context in tts._contexts.values() if context.utterance]
+        speaking = [context.session for context in tts._contexts.values() if context.session]
         frames, at = engine.metrics()["frames"], time.monotonic()
-        generating = [utterance for utterance in speaking if not utterance.done]
+        generating = [session for session in speaking if not session.done]
         await worker.queue_frame(InterruptionFrame())
         if generating:
             while not generating[0].done:  # its slot becomes free in the same round of frames
