@@ -25,6 +25,7 @@ from websockets.exceptions import InvalidStatus, WebSocketException
 from qwen_megakernel.errors import (
     EngineBusy,
     EngineClosed,
+    EngineDied,
     RequestError,
     SpeakerError,
     TTSError,
@@ -45,7 +46,7 @@ _ERRORS: dict[str, type[TTSError]] = {
     "invalid": RequestError,
     "busy": EngineBusy,
     "closing": EngineClosed,
-    "dead": EngineClosed,
+    "dead": EngineDied,
 }
 
 

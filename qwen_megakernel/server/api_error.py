@@ -50,7 +50,7 @@ class ApiError:
     def of(cls, error: BaseException) -> "ApiError":
         """What a client is told about an exception."""
         if isinstance(error, RequestError):
-            field = next((name for kind, name in _FIELDS.items() if isinstance(error, kind)), None)
+            field = error.field or next((name for kind, name in _FIELDS.items() if isinstance(error, kind)), None)
             return cls(400, "invalid", str(error), field=field)
         if isinstance(error, EngineBusy):
             return cls(429, "busy", str(error), True)

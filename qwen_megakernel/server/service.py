@@ -255,7 +255,7 @@ class EngineService:
             EngineClosed: the engine is not ready, or no longer.
         """
         if self.engine is None or self.state != "ready":
-            raise (EngineDied if self.state == "dead" else EngineClosed)(f"the server is {self.state}")
+            raise (EngineDied if self.state in ("dead", "failed") else EngineClosed)(f"the server is {self.state}")
         return self.engine
 
     def request(self, options: RequestOptions, *, lenient: bool = False) -> SpeechRequest:
