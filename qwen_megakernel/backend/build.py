@@ -230,14 +230,9 @@ def _defines(target: Target, fp8: Collection[str]) -> tuple[str, ...]:
 
 
 def load_extension(device: torch.device, fp8: Collection[str] = ()) -> ModuleType:
-    """Compile (once; under a minute beside an H200) and load the kernel for a GPU of this machine.
-
-    Args:
-        fp8: parts (fp8.PARTS) whose weights are E4M3. Each combination has its own build.
-
-    Raises:
-        BackendError: it cannot be compiled (with the compiler's message), or its sizes differ from Python's.
-    """
+    """Compile (once; under a minute beside an H200) and load the kernel for a GPU of this machine. `fp8`: parts
+    (fp8.PARTS) whose weights are E4M3. Each combination has its own build. Raises BackendError: it cannot be compiled
+    (with the compiler's message), or its sizes differ from Python's."""
     return _loaded(device, frozenset(fp8))
 
 

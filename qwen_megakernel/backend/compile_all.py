@@ -61,11 +61,8 @@ class Launch:
 
 
 def parse_ptxas(report: str) -> dict[int, Compiled]:
-    """Parse what `nvcc -Xptxas -v` writes. Keys are the talker's width in the kernel's mangled name.
-
-    Raises:
-        BackendError: a figure is missing for a kernel.
-    """
+    """Parse what `nvcc -Xptxas -v` writes. Keys are the talker's width in the kernel's mangled name. Raises
+    BackendError: a figure is missing for a kernel."""
     found = {}
     for part in report.split("Compiling entry function")[1:]:
         width = re.search(r"StackDimsILi(\d+)E", part)

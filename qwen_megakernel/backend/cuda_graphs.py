@@ -77,12 +77,8 @@ class FrameGraphs:
     memory pool, because they run one after the other."""
 
     def __init__(self, frame: Frame, states: Sequence[SlotState], max_positions: int, *, ahead: int, width: int):
-        """
-        Args:
-            states: one for each slot; their caches are cleared here.
-            ahead: how many launches may be unread.
-            width: most frames of one launch.
-        """
+        """`states`: one for each slot; their caches are cleared here. `ahead`: how many launches may be unread.
+        `width`: most frames of one launch."""
         self._frame = frame
         self._max_positions = max_positions
         self._graphs: dict[SlotState, dict[tuple[object, ...], torch.cuda.CUDAGraph]] = {state: {} for state in states}
@@ -96,12 +92,8 @@ class FrameGraphs:
         self._launches = 0
 
     def launch(self, jobs: Sequence[Job]) -> Callable[[int], Tensor]:
-        """Queue frames on the current stream, without waiting for them.
-
-        Returns:
-            fetch(i) -> codes of the i-th job, int64 [groups] on the CPU. It waits for the whole launch and is valid
-            until `ahead` more launches were made.
-        """
+        """Queue frames on the current stream, without waiting for them. Returns fetch(i) -> codes of the i-th job,
+        int64 [groups] on the CPU. It waits for the whole launch and is valid until `ahead` more launches were made."""
         codes, done = self._ring[self._launches % len(self._ring)]
         self._launches += 1
         for job, row in zip(jobs, codes, strict=False):

@@ -64,14 +64,9 @@ def why_no_megakernel(device: torch.device, dtype: torch.dtype | None, config: M
 def _pack_weights(
     config: TalkerConfig, tensors: Mapping[str, Tensor], fp8: Collection[str], positions: int, blocks: int
 ) -> dict[str, Tensor]:
-    """All tensors that the kernel reads, by the names in csrc/frame/frame_bindings.cpp.
-
-    Args:
-        tensors: every `talker.*` tensor.
-        fp8: the parts (fp8.PARTS) whose weights are E4M3.
-        positions: length of the RoPE tables.
-        blocks: blocks of a launch.
-    """
+    """All tensors that the kernel reads, by the names in csrc/frame/frame_bindings.cpp. `tensors`: every `talker.*`
+    tensor. `fp8`: the parts (fp8.PARTS) whose weights are E4M3. `positions`: length of the RoPE tables. `blocks`:
+    blocks of a launch."""
     name, groups = "talker.code_predictor", config.num_code_groups
     large, small = config.stack, config.code_predictor.stack
     heads = [f"{name}.lm_head.{g}.weight" for g in range(groups - 1)]
@@ -133,14 +128,8 @@ class MegakernelFrameDecoder:
     """The CUDA backend (see `FrameDecoder`): bf16 or E4M3 weights, fp32 accumulation and residual."""
 
     def __init__(self, config: ModelConfig, tensors: Mapping[str, Tensor], *, slots: int, max_positions: int):
-        """
-        Args:
-            tensors: every `talker.*` tensor, bf16 on one CUDA device. FP8 parts (fp8.py) are float8_e4m3fn with
-                scales.
-
-        Raises:
-            BackendError: the kernel was not written for these dims, or cannot be compiled here.
-        """
+        """`tensors`: every `talker.*` tensor, bf16 on one CUDA device. FP8 parts (fp8.py) are float8_e4m3fn with
+        scales. Raises BackendError: the kernel was not written for these dims, or cannot be compiled here."""
         talker = config.talker
         device = tensors["talker.model.norm.weight"].device
         obstacle = why_no_megakernel(device, torch.bfloat16, config)

@@ -42,13 +42,8 @@ class PagedPrefill:
         page: int,
         pages: int,
     ):
-        """
-        Args:
-            buffers: the frame decoder's: kv, ribbon, norms and RoPE tables by their names there.
-            places: of the matrices of a layer.
-            page: positions of a page.
-            pages: how many a slot has; they are consecutive.
-        """
+        """`buffers`: the frame decoder's: kv, ribbon, norms and RoPE tables by their names there. `places`: of the
+        matrices of a layer. `page`: positions of a page. `pages`: how many a slot has; they are consecutive."""
         self._extension = extension
         self._config = config
         self._w = {name.removeprefix("talker."): t for name, t in buffers.items() if name.startswith("talker.")}
@@ -71,13 +66,8 @@ class PagedPrefill:
                     self._graphs[rows, length] = capture(partial(self._layers, rows, length), pool)
 
     def run(self, first_page: int, rows: Tensor, position: int) -> None:
-        """Compute keys and values of consecutive rows.
-
-        Args:
-            first_page: the slot's first page.
-            rows: fp32 [n, hidden].
-            position: of the first row; earlier positions are in the pages already.
-        """
+        """Compute keys and values of consecutive rows. `first_page`: the slot's first page. `rows`: fp32 [n, hidden].
+        `position`: of the first row; earlier positions are in the pages already."""
         for part in rows.split(MOST):
             n = len(part)
             size = next(size for size in _ROWS if n <= size)

@@ -102,13 +102,9 @@ class GraphVocoder:
         exact: bool = True,
         recent_codes: Tensor | None = None,
     ):
-        """
-        Args:
-            extension: `build.load_extension`'s.
-            tensors: every `decoder.*` tensor of the speech tokenizer, fp32, on one CUDA device.
-            exact: fp32; False: TF32.
-            recent_codes: the frame decoder's (`FrameDecoder.recent_codes`), for `follow`.
-        """
+        """`extension`: `build.load_extension`'s. `tensors`: every `decoder.*` tensor of the speech tokenizer, fp32, on
+        one CUDA device. `exact`: fp32; False: TF32. `recent_codes`: the frame decoder's (`FrameDecoder.recent_codes`),
+        for `follow`."""
         self.slots = slots
         self.groups = config.num_quantizers
         self.follows = recent_codes is not None

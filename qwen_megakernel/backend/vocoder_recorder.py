@@ -39,10 +39,7 @@ class Recorder:
     """Records the kernels of a push with room for a given number of frames."""
 
     def __init__(self, kernels: PushKernels, room: int, *, skim: bool = False):
-        """
-        Args:
-            skim: end after the transformer, because the sound is not wanted.
-        """
+        """`skim`: end after the transformer, because the sound is not wanted."""
         self._k = kernels
         self._m = kernels.memory
         self._config = kernels.config

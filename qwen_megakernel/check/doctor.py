@@ -20,19 +20,10 @@ from qwen_megakernel.trust.verdicts import SIZES, Key, Verdict, read, record_of
 
 
 def run(*, check: bool, size: str, fp8: frozenset[str], as_json: bool) -> int:
-    """Examine the machine, and print the findings.
-
-    Args:
-        check: check the kernel now, as "auto" does at first use.
-        size, fp8: what to check; see verdicts.SIZES and fp8.PARTS.
-        as_json: one JSON object instead of lines of text.
-
-    Returns:
-        The process's exit code: 1 if the check found something wrong, or could not be finished.
-
-    Raises:
-        BackendError: the environment variable for "auto" has a value that is not in auto.MODES.
-    """
+    """Examine the machine, and print the findings. `check`: check the kernel now, as "auto" does at first use. `size`,
+    `fp8`: what to check; see verdicts.SIZES and fp8.PARTS. `as_json`: one JSON object instead of lines of text. Returns
+    the process's exit code: 1 if the check found something wrong, or could not be finished. Raises BackendError: the
+    environment variable for "auto" has a value that is not in auto.MODES."""
     device = select_device(None)
     verdict, obstacle = None, why_no_check(device)
     if check and obstacle is None:
@@ -53,11 +44,7 @@ def why_no_check(device: torch.device) -> str | None:
 
 
 def examine(device: torch.device) -> dict:
-    """What an issue report asks for, by name.
-
-    Args:
-        device: the one that engines take by default.
-    """
+    """What an issue report asks for, by name. `device`: the one that engines take by default."""
     nvcc, ninja, cards = find_nvcc(), find_ninja(), _cards()
     backend, reason = _taken(device, cards)
     facts = {

@@ -38,11 +38,8 @@ REF_TEXT = "This is what nobody said."
 
 def reference_module() -> ModuleType | None:
     """`qwen_tts`, or None if it is not installed. Its 25 Hz half imports torchaudio and sox, which its 12 Hz half does
-    not use. Empty modules replace them if they are missing.
-
-    Raises:
-        BackendError: it is installed but cannot be imported.
-    """
+    not use. Empty modules replace them if they are missing. Raises BackendError: it is installed but cannot be
+    imported."""
     if importlib.util.find_spec("qwen_tts") is None:
         return None
     for names in (("sox",), ("torchaudio", "torchaudio.compliance", "torchaudio.compliance.kaldi")):
@@ -88,11 +85,8 @@ class Case:
 
 
 def cases_of(config: ModelConfig, in_context: bool) -> list[Case]:
-    """Two to four cases that suit the checkpoint.
-
-    Args:
-        in_context: the reference audio has a transcript, so a Base checkpoint can clone in context too.
-    """
+    """Two to four cases that suit the checkpoint. `in_context`: the reference audio has a transcript, so a Base
+    checkpoint can clone in context too."""
     first, second, chinese = _TEXTS
     languages = config.talker.named_languages
     named = "english" if "english" in languages else next(iter(languages), AUTO)
@@ -140,14 +134,7 @@ class Reference:
     """The reference implementation with one checkpoint."""
 
     def __init__(self, module: ModuleType, model: str, device: torch.device, dtype: torch.dtype):
-        """
-        Args:
-            module: `reference_module()`.
-            model: a folder.
-
-        Raises:
-            BackendError: it cannot load the checkpoint.
-        """
+        """`module`: `reference_module()`. `model`: a folder. Raises BackendError: it cannot load the checkpoint."""
         where = {} if device.type == "cpu" else {"device_map": str(device)}
         try:
             self.api = module.Qwen3TTSModel.from_pretrained(model, dtype=dtype, **where)
@@ -189,13 +176,8 @@ class Reference:
 
     @torch.inference_mode()
     def speak(self, case: Case, frames: int, voice=None, seed: int | None = None) -> ReferenceOutput:
-        """Speak a case.
-
-        Args:
-            frames: the most to make.
-            voice: with a Base checkpoint: the result of `voice`. The case's own voice is ours and is not read.
-            seed: sample as published; None: greedy.
-        """
+        """Speak a case. `frames`: the most to make. `voice`: with a Base checkpoint: the result of `voice`. The case's
+        own voice is ours and is not read. `seed`: sample as published; None: greedy."""
         how = case.conditioning
         self._greedy = seed is None
         self.logits.clear()

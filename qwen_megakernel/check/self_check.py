@@ -92,9 +92,7 @@ class Model:
 
 
 def make_model(size: str, fp8: Collection[str], device: torch.device) -> Model:
-    """Args:
-    size: one of verdicts.SIZES' names.
-    """
+    """`size`: one of verdicts.SIZES' names."""
     config = ModelConfig.from_folder(DEMO_FOLDER) if size == DEMO else synthetic_config(size)
     tensors = random_talker(config, device, seed=0)
     tensors["talker.model.text_embedding.weight"] = torch.zeros(1, 1)  # no text is spoken; saves 0.6 GB
@@ -113,11 +111,8 @@ def make_prompt(model: Model, rows: int, seed: int) -> Prompt:
 
 
 def check_frame(model: Model) -> FramePart:
-    """Check the frame kernel and time it. This empties `model.stored`.
-
-    Raises:
-        Exception: memory ran out (`is_memory`).
-    """
+    """Check the frame kernel and time it. This empties `model.stored`. Raises Exception: memory ran out
+    (`is_memory`)."""
     part = FramePart(True, "its codes are the same alone and beside others, and its error is below PyTorch bf16's")
     figures: dict[str, float] = {}
     try:
@@ -160,11 +155,8 @@ def _check_frame(model: Model, figures: dict[str, float]) -> None:
 
 
 def speak(kernel: MegakernelFrameDecoder, group: list[int], requests: list[tuple]) -> dict[int, list]:
-    """Compute FRAMES frames of the slots in `group`, all in each launch, launched ahead as the engine does.
-
-    Returns:
-        By slot, the codes of every frame, or None from end of speech on.
-    """
+    """Compute FRAMES frames of the slots in `group`, all in each launch, launched ahead as the engine does. Returns by
+    slot the codes of every frame, or None from end of speech on."""
     said: dict[int, list] = {slot: [] for slot in group}
     for slot in group:
         kernel.start(slot, *requests[slot])
@@ -181,15 +173,9 @@ def speak(kernel: MegakernelFrameDecoder, group: list[int], requests: list[tuple
 
 
 def check_codes(kernel: MegakernelFrameDecoder, model: Model, narrow: int, launched: Callable[[int], None]) -> None:
-    """Check that sequences get the same codes alone, again, and in full launches, in any column.
-
-    Args:
-        narrow: columns of a launch of the narrow kernel.
-        launched: is called with the number of launches of several sequences that were compared.
-
-    Raises:
-        Wrong: the codes differ.
-    """
+    """Check that sequences get the same codes alone, again, and in full launches, in any column. `narrow`: columns of a
+    launch of the narrow kernel. `launched`: is called with the number of launches of several sequences that were
+    compared. Raises Wrong: the codes differ."""
     slots, draw = list(range(kernel.slots)), random.Random(0)
     requests = []
     for slot in slots:
@@ -217,15 +203,9 @@ def check_errors(
     model: Model, tensors: dict[str, Tensor], seen: Sequence[Sequence[Tensor]], figures: dict[str, float]
 ) -> None:
     """Check that the kernel's hidden states and logits are no further from fp32 than those of PyTorch in bf16.
-
-    Args:
-        tensors: every `talker.*` tensor, bf16; converted to fp32 in place.
-        seen: what `observed` returned for each slot's prompt.
-        figures: receives `error_ratio`, the largest of all parts.
-
-    Raises:
-        Wrong: they are further away, or not numbers.
-    """
+    `tensors`: every `talker.*` tensor, bf16; converted to fp32 in place. `seen`: what `observed` returned for each
+    slot's prompt. `figures`: receives `error_ratio`, the largest of all parts. Raises Wrong: they are further away, or
+    not numbers."""
 
     def forced() -> list[Tensor]:
         """`teacher_forced`, of all sequences one after the other."""
@@ -251,11 +231,7 @@ def check_errors(
 
 
 def check_vocoder(model: Model) -> Part:
-    """Check the vocoder's kernels and time them.
-
-    Raises:
-        Exception: memory ran out (`is_memory`).
-    """
+    """Check the vocoder's kernels and time them. Raises Exception: memory ran out (`is_memory`)."""
     config = model.config.codec.vocoder
     if obstacle := why_no_graphs(config, model.device):
         return Part(True, f"not checked: {obstacle}")

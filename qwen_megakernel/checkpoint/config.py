@@ -295,11 +295,8 @@ class SamplingParams:
         repetition_penalty: float | None = None,
         seed: int | None = None,
     ) -> "SamplingParams":
-        """The same temperature, top_k and top_p for code 0 and for codes 1..15. Only code 0 has a penalty.
-
-        Raises:
-            SamplingError: a value outside its range.
-        """
+        """The same temperature, top_k and top_p for code 0 and for codes 1..15. Only code 0 has a penalty. Raises
+        SamplingError: a value outside its range."""
         draw: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
         of_others = {f"subtalker_{name}": value for name, value in draw.items()}
         return cls(**draw, **of_others, repetition_penalty=repetition_penalty, seed=seed)

@@ -89,11 +89,8 @@ class JsonObject:
 
 
 def read_json(path: Path) -> JsonObject:
-    """Read one JSON file of a checkpoint, which must hold an object.
-
-    Raises:
-        CheckpointError: the file is missing, unreadable or invalid JSON, or holds something else.
-    """
+    """Read one JSON file of a checkpoint, which must hold an object. Raises CheckpointError: the file is missing,
+    unreadable or invalid JSON, or holds something else."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:

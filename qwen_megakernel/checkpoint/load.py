@@ -218,16 +218,10 @@ class Checkpoint:
     def talker(self, device: torch.device, dtype: torch.dtype, fp8: frozenset[str] = frozenset()) -> dict[str, Tensor]:
         """Every `talker.*` tensor by name. The text embeddings stay on the CPU, because they are a third of all bytes
         and a text needs only a few rows. They are copied, because a mapped file would read rows from disk at first use.
-        Adapters are merged before anything is quantised.
-
-        Args:
-            dtype: of everything that is not FP8. Stored FP8 tensors that are not in `fp8` are dequantised into it.
-            fp8: parts (fp8.PARTS) that are returned as float8_e4m3fn with scales. They are quantised now unless they
-                are stored that way.
-
-        Raises:
-            CheckpointError: a stored scale or FP8 weight is not finite, or a weight cannot be quantised or merged.
-        """
+        Adapters are merged before anything is quantised. `dtype`: of everything that is not FP8. Stored FP8 tensors
+        that are not in `fp8` are dequantised into it. `fp8`: parts (fp8.PARTS) that are returned as float8_e4m3fn with
+        scales. They are quantised now unless they are stored that way. Raises CheckpointError: a stored scale or FP8
+        weight is not finite, or a weight cannot be quantised or merged."""
         table, cpu = TEXT_TABLE, torch.device("cpu")
         adapted = {name for adapter in self.adapters for name in adapter.scales}
         names = [name for name in self._main if name.startswith("talker.") and name not in (table, *adapted)]

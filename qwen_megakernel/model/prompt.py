@@ -120,18 +120,10 @@ class PromptBuilder:
         non_streaming_mode: bool = True,
         max_positions: int = sys.maxsize,
     ) -> Prompt:
-        """Rows of one request.
-
-        Args:
-            text: what to say, or its `tokens`.
-            non_streaming_mode: True puts the whole text before the first frame.
-            max_positions: of a slot.
-
-        Raises:
-            TextError: see `tokens`.
-            TextTooLongError: the prompt and one frame per text row need more than `max_positions`. Speech takes several
-                frames for a row, so such a text cannot fit. Raised before anything is computed.
-        """
+        """Rows of one request. `text`: what to say, or its `tokens`. `non_streaming_mode`: True puts the whole text
+        before the first frame. `max_positions`: of a slot. Raises TextError: see `tokens`. TextTooLongError: the prompt
+        and one frame per text row need more than `max_positions`. Speech takes several frames for a row, so such a text
+        cannot fit. Raised before anything is computed."""
         role, ids = text if isinstance(text, Tokens) else self.tokens(text)
         opening = self.opening(conditioning, role)
         needed = opening.needed(len(ids), non_streaming_mode)

@@ -77,19 +77,11 @@ class Transformer:
         self._one_row = OneRow(config, self._layers, self._norm) if exact else None
 
     def forward(self, rows: Tensor, position: int | Tensor, cache: KVCache, length: int | None = None) -> Tensor:
-        """Run consecutive rows of one slot and append their keys and values to its cache.
-
-        Args:
-            rows: [T, hidden] in the model's dtype.
-            position: of the first row; rows 0..position-1 must be in the cache. Or int64 [T] on the device, the
-                position of every row: a captured CUDA graph then reads it anew in every replay.
-            cache: read and written.
-            length: with a tensor of positions, how many rows of the cache attention reads. It must be more than any
-                position, and all these rows must be finite.
-
-        Returns:
-            [T, hidden], after the final norm.
-        """
+        """Run consecutive rows of one slot and append their keys and values to its cache. `rows`: [T, hidden] in the
+        model's dtype. `position`: of the first row; rows 0..position-1 must be in the cache. Or int64 [T] on the
+        device, the position of every row: a captured CUDA graph then reads it anew in every replay. `cache`: read and
+        written. `length`: with a tensor of positions, how many rows of the cache attention reads. It must be more than
+        any position, and all these rows must be finite. Returns [T, hidden], after the final norm."""
         if self._one_row and not isinstance(position, Tensor) and len(rows) <= 2:  # more are worth one matrix product
             one_row, each = self._one_row.forward, enumerate(rows, position)
             return torch.stack([one_row(row, self._cos[n], self._sin[n], n, cache.k, cache.v) for n, row in each])
@@ -139,12 +131,8 @@ class Embeddings:
     predictor is narrower and has an adapter of its own. No method waits for the device."""
 
     def __init__(self, config: TalkerConfig, tensors: Mapping[str, Tensor], extension: ModuleType | None = None):
-        """
-        Args:
-            tensors: `Checkpoint.talker`'s; the text's table is on the CPU.
-            extension: `build.load_extension`'s, where the other tensors are bf16 on a GPU. The text projection is then
-                one call.
-        """
+        """`tensors`: `Checkpoint.talker`'s; the text's table is on the CPU. `extension`: `build.load_extension`'s,
+        where the other tensors are bf16 on a GPU. The text projection is then one call."""
         self._extension = extension
         self._table = tensors["talker.model.text_embedding.weight"]
         self._device = tensors["talker.model.norm.weight"].device

@@ -91,12 +91,8 @@ class TorchVocoder:
     def __init__(
         self, config: VocoderConfig, tensors: Mapping[str, Tensor], *, slots: int, dtype: torch.dtype | None = None
     ):
-        """
-        Args:
-            tensors: every `decoder.*` tensor of the speech tokenizer, one device, one dtype.
-            dtype: to compute in; None is the tensors' own. Codebooks and SnakeBeta's factors are derived
-                before they are rounded to it.
-        """
+        """`tensors`: every `decoder.*` tensor of the speech tokenizer, one device, one dtype. `dtype`: to compute in;
+        None is the tensors' own. Codebooks and SnakeBeta's factors are derived before they are rounded to it."""
         self.slots = slots
         self.groups = config.num_quantizers
         self._config = config

@@ -77,13 +77,9 @@ class Voice:
         return digest.digest()
 
     def check(self) -> None:
-        """Check that this is a voice of some checkpoint.
-
-        Raises:
-            VoiceError: a tensor has another dtype, shape or device, or is not finite. Or there are codes without text,
-                or text without codes. Or fingerprint or notes are not short printable strings.
-            TextError: the text is not valid Unicode.
-        """
+        """Check that this is a voice of some checkpoint. Raises VoiceError: a tensor has another dtype, shape or
+        device, or is not finite. Or there are codes without text, or text without codes. Or fingerprint or notes are
+        not short printable strings. TextError: the text is not valid Unicode."""
         vector, codes, text = self.speaker_embedding, self.ref_codes, self.ref_text
         ok = isinstance(vector, Tensor) and vector.dtype == torch.float32 and vector.ndim == 1
         ok = ok and vector.device.type == "cpu" and bool(vector.isfinite().all())

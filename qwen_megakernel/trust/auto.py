@@ -70,13 +70,9 @@ def mode() -> str:
 
 
 def decide(device: torch.device, size: str | None, fp8: Collection[str], *, may_check: bool) -> tuple[bool, str]:
-    """(does "auto" take the kernel, and why) on a CUDA device that can run it.
-
-    Args:
-        size: one of verdicts.SIZES' names; None: any.
-        fp8: parts (fp8.PARTS) whose weights are E4M3.
-        may_check: check a card without evidence now. This compiles the kernel and may take TIME_LIMIT_S.
-    """
+    """(does "auto" take the kernel, and why) on a CUDA device that can run it. `size`: one of verdicts.SIZES' names;
+    None: any. `fp8`: parts (fp8.PARTS) whose weights are E4M3. `may_check`: check a card without evidence now. This
+    compiles the kernel and may take TIME_LIMIT_S."""
     record = record_of(device)
     try:
         key = Key.of(device, size, fp8) if size else None
@@ -112,15 +108,9 @@ def why_no_vocoder(device: torch.device, size: str | None, fp8: Collection[str])
 
 
 def check(device: torch.device, size: str, fp8: Collection[str], *, again: bool = True) -> Verdict:
-    """Check the kernel on a CUDA device for which it can be compiled, keep the verdict and log it.
-
-    Args:
-        size, fp8: as for `decide`.
-        again: False: accept a verdict that another thread or process has reached.
-
-    Raises:
-        BackendError: the kernel's sources are missing.
-    """
+    """Check the kernel on a CUDA device for which it can be compiled, keep the verdict and log it. `size`, `fp8`: as
+    for `decide`. `again`: False: accept a verdict that another thread or process has reached. Raises BackendError: the
+    kernel's sources are missing."""
     key = Key.of(device, size, fp8)
     try:
         load_extension(device, fp8)  # compiled here, so that the time limit covers the check alone

@@ -278,11 +278,8 @@ def void(key: Key, reason: str) -> None:
 @contextlib.contextmanager
 def lock_of(key: Key, patience_s: float) -> Iterator[None]:
     """Let one process at a time check a key. If the folder cannot be written or locked, there is no lock and each
-    process checks for itself.
-
-    Raises:
-        TimeoutError: another process held the lock for longer than `patience_s` seconds.
-    """
+    process checks for itself. Raises TimeoutError: another process held the lock for longer than `patience_s`
+    seconds."""
     import fcntl  # Linux only; no other system gets here
 
     path = file_of(key).with_suffix(".lock")
