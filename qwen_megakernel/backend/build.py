@@ -128,8 +128,7 @@ def driver_version() -> tuple[int, int] | None:
     return version.value // 1000, version.value % 1000 // 10
 
 
-_LEAST_DRIVER = (12, 1)
-"""Older ones take 4 KB of a kernel's parameters, and `Push` in csrc/vocoder/vocoder.h has 8."""
+_LEAST_DRIVER = (12, 1)  # older ones take 4 KB of a kernel's parameters, and `Push` in csrc/vocoder/vocoder.h has 8
 
 _LEAST_OF_SOURCES = (12, 3)
 """The oldest nvcc for csrc: 128-bit loads and stores in ptx.cuh need PTX 8.3, and ptxas took all of csrc as that."""

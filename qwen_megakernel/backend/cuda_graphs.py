@@ -15,8 +15,7 @@ from torch import Tensor
 
 from qwen_megakernel.model.frame import Draws, Frame, SlotState
 
-KEPT = 8
-"""A slot keeps its latest used graphs. A sequence of up to 2,048 positions needs at most 4."""
+KEPT = 8  # a slot keeps its latest used graphs. A sequence of up to 2,048 positions needs at most 4.
 
 _SHORTEST = 256
 _CAPTURING = threading.Lock()  # torch captures one graph at a time in a process; each engine has a thread

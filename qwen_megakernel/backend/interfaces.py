@@ -16,14 +16,10 @@ from qwen_megakernel.model.prompt import Prompt
 from qwen_megakernel.model.transformer import Embeddings
 from qwen_megakernel.model.vocoder import Portion, VocoderState
 
-AHEAD = 4
-"""How many launches may be uncollected."""
-LAUNCH_SLOTS = 16
-"""Most slots of one launch."""
-PUSH_FRAMES = 8
-"""Most frames of a slot in one push of `Vocoder.follow`."""
-FEW_SLOTS = 16
-"""With more slots, a GPU's vocoder has larger pushes, which need more memory."""
+AHEAD = 4  # how many launches may be uncollected
+LAUNCH_SLOTS = 16  # most slots of one launch
+PUSH_FRAMES = 8  # most frames of a slot in one push of `Vocoder.follow`
+FEW_SLOTS = 16  # with more slots, a GPU's vocoder has larger pushes, which need more memory
 RECENT_FRAMES = 16
 """Frames of every slot that `FrameDecoder.recent_codes` holds: while a push waits for more frames, others are made."""
 
@@ -85,15 +81,12 @@ class Vocoder(Protocol):
     on its codes since `reset`, and not on how they were cut into pushes (within 2e-5)."""
 
     slots: int
-    groups: int
-    """Codes of a frame."""
-    most_frames: int
-    """Frames of a push of `follow`, at most; 0 without it."""
+    groups: int  # codes of a frame
+    most_frames: int  # frames of a push of `follow`, at most; 0 without it
     steady: bool
     """A slot's samples depend, to the bit, on nothing but its codes. Otherwise their last bits also depend on the cut
     into pushes and on the other slots there."""
-    follows: bool
-    """Can it read codes on the device, right after the launch that makes them (`follow`)?"""
+    follows: bool  # can it read codes on the device, right after the launch that makes them (`follow`)?
 
     @property
     def weight_bytes(self) -> int:

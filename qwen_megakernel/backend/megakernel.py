@@ -24,8 +24,7 @@ from qwen_megakernel.errors import BackendError, KernelFault, SpeechError
 from qwen_megakernel.model.prompt import Prefix, Prompt
 from qwen_megakernel.model.sampling import Draw
 
-SPIN_LIMIT = 4_000_000
-"""Polls before a wait inside the kernel gives up: seconds on a healthy card."""
+SPIN_LIMIT = 4_000_000  # polls before a wait inside the kernel gives up: seconds on a healthy card
 
 STAGES = tuple(
     f"{stack} {stage}"

@@ -39,8 +39,7 @@ from qwen_megakernel.model.vocoder import DILATIONS, Portion, VocoderState, chec
 _EPOCHS_LAST = 2**26  # pushes, of 44 epochs each
 _ROOMS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 112, 128)
 """Frames that the graphs have room for. A push takes the smallest that will do."""
-_FEW_FRAMES = 16
-"""A vocoder of `FEW_SLOTS` or fewer has no graphs of more frames, because of their memory."""
+_FEW_FRAMES = 16  # a vocoder of `FEW_SLOTS` or fewer has no graphs of more frames, because of their memory
 
 
 def graph_rooms(slots: int, hidden_columns: int) -> list[int]:

@@ -12,8 +12,7 @@ from qwen_megakernel.backend.vocoder_weights import VocoderWeights, padded
 from qwen_megakernel.checkpoint.codec_config import VocoderConfig
 from qwen_megakernel.model.vocoder import DILATIONS
 
-SPIN_LIMIT = 4_000_000
-"""Polls before a wait inside the transformer's kernel gives up: seconds on a healthy card."""
+SPIN_LIMIT = 4_000_000  # polls before a wait inside the transformer's kernel gives up: seconds on a healthy card
 
 
 class VocoderMemory:

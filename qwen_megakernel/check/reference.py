@@ -32,8 +32,7 @@ _TEXTS = (
     "早上好，请问去上海的火车几点开？",
 )
 _INSTRUCT = "A warm, low voice that takes its time."
-REF_TEXT = "This is what nobody said."
-"""The transcript for `reference_audio`, which holds no words."""
+REF_TEXT = "This is what nobody said."  # the transcript for `reference_audio`, which holds no words
 
 
 def reference_module() -> ModuleType | None:

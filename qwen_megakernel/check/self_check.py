@@ -39,18 +39,14 @@ from qwen_megakernel.trust.verdicts import FramePart, Part
 
 LAUNCHES, SECONDS = 1000, 22.0
 """Number of launches with several sequences, and seconds after which it stops early. It always makes two rounds."""
-FRAMES = 50
-"""Frames of a sequence in a round."""
+FRAMES = 50  # frames of a sequence in a round
 POSITIONS = 384
 PROMPT_ROWS = (9, 300, 1, 20)
 """Rows of the prompts. In this order they are prefilled by columns, by the prefill's own kernels, not at all, and by
 columns."""
-COMPARED = 20
-"""Frames of each of two sequences that are compared with fp32."""
-PCM = 2e-5
-"""The largest allowed difference between samples of the vocoder's kernels and of PyTorch in fp32."""
-PUSHES = (1, 1, 2, 4, 8, 3, 5, 16)
-"""Frames of each vocoder push."""
+COMPARED = 20  # frames of each of two sequences that are compared with fp32
+PCM = 2e-5  # the largest allowed difference between samples of the vocoder's kernels and of PyTorch in fp32
+PUSHES = (1, 1, 2, 4, 8, 3, 5, 16)  # frames of each vocoder push
 
 
 class Wrong(Exception):

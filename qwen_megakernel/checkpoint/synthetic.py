@@ -34,8 +34,7 @@ from qwen_megakernel.checkpoint.synthetic_config import (
 from qwen_megakernel.checkpoint.tensors import Shapes, expected_tensors, talker_tensors, vocoder_tensors
 
 SIZES = ("tiny", "tiny-adapter", "demo", "0.6b", "1.7b")
-NO_EOS = 0.0
-"""`eos_gain` that suppresses end of speech: its logit is then 0, far below the top-k of a random row."""
+NO_EOS = 0.0  # `eos_gain` that suppresses end of speech: its logit is then 0, far below the top-k of a random row
 
 _SPECIAL_TOKENS = (
     "<|endoftext|> <|im_start|> <|im_end|> <|object_ref_start|> <|object_ref_end|> <|box_start|> <|box_end|> "

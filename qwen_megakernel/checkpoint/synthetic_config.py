@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-REAL_SIZES = ("0.6b", "1.7b")
-"""The sizes with published dims; the others are small, for tests."""
+REAL_SIZES = ("0.6b", "1.7b")  # the sizes with published dims; the others are small, for tests
 
 PUBLISHED_IDS = {"user": 872, "system": 8948, "assistant": 77091}
 PUBLISHED_VOCAB = 151643

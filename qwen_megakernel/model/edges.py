@@ -7,17 +7,13 @@ import numpy as np
 
 from qwen_megakernel.errors import RequestError
 
-TRIMS = ("none", "start", "end", "both")
-"""What may be trimmed."""
+TRIMS = ("none", "start", "end", "both")  # what may be trimmed
 
-SILENCE = 0.003
-"""Amplitude, -50 dBFS: samples that are not above it are silent."""
+SILENCE = 0.003  # amplitude, -50 dBFS: samples that are not above it are silent
 
-LONGEST_S = 2.0
-"""Seconds of silence that may be left at most."""
+LONGEST_S = 2.0  # seconds of silence that may be left at most
 
-FADE_S = 0.005
-"""Seconds over which a cut fades in or out: without it a cut clicks."""
+FADE_S = 0.005  # seconds over which a cut fades in or out: without it a cut clicks
 
 
 def check_trim(trim: str, silence_s: float) -> None:

@@ -19,8 +19,7 @@ from qwen_megakernel.checkpoint.config import SamplingParams, TalkerConfig
 from qwen_megakernel.model.sampling import Code0Rules, Draw, filled, gumbel_from_bits, key_schedule, philox
 from qwen_megakernel.model.transformer import Embeddings, KVCache, Transformer
 
-Draws = tuple[Draw, Draw]
-"""The draw of code 0, and the draw of codes 1..15."""
+Draws = tuple[Draw, Draw]  # the draw of code 0, and the draw of codes 1..15
 
 
 def draws_of(sampling: SamplingParams) -> Draws:

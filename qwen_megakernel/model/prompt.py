@@ -36,8 +36,7 @@ from qwen_megakernel.model.turn_text import TurnText
 FRAMES_A_TOKEN = 5
 """Frames of speech per token for which `PromptBuilder.pieces` leaves room. The demo voice takes 2 to 4 in any language
 and 8 for digits."""
-KEPT_VOICES = 16
-"""How many openings a `PromptBuilder` keeps: those that were used last."""
+KEPT_VOICES = 16  # how many openings a `PromptBuilder` keeps: those that were used last
 
 
 @dataclass(frozen=True, eq=False)

@@ -33,8 +33,7 @@ from qwen_megakernel.model.text import check_unicode
 
 log = logging.getLogger(__name__)
 
-MAX_RECORDINGS = 10
-"""The most recordings of one voice."""
+MAX_RECORDINGS = 10  # the most recordings of one voice
 
 _FORMAT = "qwen_megakernel.voice.1"
 _MAX_VOICE_BYTES = 4 << 20

@@ -52,8 +52,7 @@ MODES = ("check", "megakernel", "torch")
 TIME_LIMIT_S = 60.0
 """Time limit of a check. It is made to take 40 s if a launch takes 15 ms, ten times as long as on an H200."""
 
-LOCK_S = TIME_LIMIT_S + 30
-"""How long one process waits for another's check."""
+LOCK_S = TIME_LIMIT_S + 30  # how long one process waits for another's check
 
 _CRASHES = ("SIGSEGV", "SIGBUS", "SIGABRT", "SIGFPE", "SIGILL", "SIGTRAP")
 """Signals that a process causes itself. Others come from outside and say nothing about the kernel."""

@@ -33,8 +33,7 @@ log = logging.getLogger(__name__)
 SIZES = dict(zip(DIMS, ("0.6b", "1.7b", "demo"), strict=True))
 """Names of the sizes that the kernel is compiled for, by the talker's width."""
 
-MOST_BYTES = 64 * 1024
-"""The largest verdict file, and the longest line of the check's process, that is read."""
+MOST_BYTES = 64 * 1024  # the largest verdict file, and the longest line of the check's process, that is read
 
 TRY_AGAIN = "`qwen-megakernel doctor --check` tries it again"
 
