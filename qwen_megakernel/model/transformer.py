@@ -25,12 +25,16 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return weight * F.rms_norm(x.float(), x.shape[-1:], None, eps).to(x.dtype)
 
 
+def rope_frequencies(head_dim: int, theta: float) -> Tensor:
+    """Angles a position, fp32 [head_dim / 2]: theta^(-2i/head_dim)."""
+    return 1.0 / theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
+
+
 def rope_tables(
     positions: int, head_dim: int, theta: float, device: torch.device, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
     """cos and sin, each [positions, head_dim]: pair (i, i + head_dim/2) turns by position * theta^(-2i/head_dim)."""
-    inv_freq = 1.0 / theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
-    angles = torch.arange(positions, dtype=torch.float32)[:, None] * inv_freq
+    angles = torch.arange(positions, dtype=torch.float32)[:, None] * rope_frequencies(head_dim, theta)
     angles = torch.cat((angles, angles), dim=-1).to(device)
     return angles.cos().to(dtype), angles.sin().to(dtype)
 
