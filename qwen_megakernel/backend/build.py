@@ -6,6 +6,7 @@ import functools
 import hashlib
 import importlib.util
 import logging
+import math
 import os
 import re
 import shutil
@@ -246,7 +247,9 @@ def _loaded(device: torch.device, fp8: frozenset[str]) -> ModuleType:
     start = time.monotonic()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with _alone_in(folder):
+        with alone(folder / "lock", f"builds the kernel in {folder}") as locked:
+            for left in folder.glob("building-*") if locked else ():  # by a build that was killed
+                shutil.rmtree(left, ignore_errors=True)
             module = _imported(library) if library.exists() else _built(library, target, fp8)
     except (RuntimeError, OSError, ImportError) as error:
         raise BackendError(f"the kernel could not be compiled in {folder}: {error}") from error
@@ -256,22 +259,34 @@ def _loaded(device: torch.device, fp8: frozenset[str]) -> ModuleType:
 
 
 @contextlib.contextmanager
-def _alone_in(folder: Path) -> Iterator[None]:
-    """Let one process at a time build; those that waited find its file. The system frees the lock of a process that
-    dies, so nobody has to delete it. If the folder cannot be written or locked, there is no lock."""
+def alone(path: Path, does: str, patience_s: float = math.inf) -> Iterator[bool]:
+    """Let one process at a time in, by a lock on a file; the log says what another one `does`. The system frees the
+    lock of a process that dies, so nobody has to delete it. Yields whether there is a lock: there is none if the folder
+    cannot be written or locked. Raises TimeoutError: another process held it for longer than `patience_s` seconds."""
     import fcntl  # Linux only; no other system gets here
 
-    with contextlib.ExitStack() as stack:
-        with contextlib.suppress(OSError):
-            file = stack.enter_context((folder / "lock").open("a"))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("a")
+    except OSError:
+        yield False
+        return
+    with file:
+        end, told, locked = time.monotonic() + patience_s, False, False
+        while not locked:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                locked = True
             except BlockingIOError:
-                log.info("waiting for another process that builds the kernel in %s", folder)
-                fcntl.flock(file, fcntl.LOCK_EX)
-            for left in folder.glob("building-*"):  # by a build that was killed
-                shutil.rmtree(left, ignore_errors=True)
-        yield
+                if time.monotonic() >= end:
+                    raise TimeoutError(f"another process has held {path} for {patience_s:.0f} s") from None
+                if not told:
+                    log.info("waiting for another process that %s", does)
+                    told = True
+                time.sleep(0.1)
+            except OSError:  # a file system without locks
+                break
+        yield locked
 
 
 def _built(library: Path, target: Target, fp8: Collection[str]) -> ModuleType:

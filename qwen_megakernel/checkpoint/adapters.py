@@ -24,8 +24,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from qwen_megakernel.checkpoint.json_object import JsonObject, read_json
-from qwen_megakernel.checkpoint.safetensors_header import read_header
+from qwen_megakernel.checkpoint.json_object import JsonObject, read_header, read_json
 from qwen_megakernel.checkpoint.tensors import Shapes
 from qwen_megakernel.errors import CheckpointError
 

@@ -25,7 +25,7 @@ from torch import Tensor
 from qwen_megakernel.checkpoint.adapters import Adapter, adapter_folders, merged
 from qwen_megakernel.checkpoint.config import ModelConfig
 from qwen_megakernel.checkpoint.fp8 import SCALE, dequantize, flaw, part_of, parts_in, quantize_parts
-from qwen_megakernel.checkpoint.safetensors_header import read_header
+from qwen_megakernel.checkpoint.json_object import read_header
 from qwen_megakernel.checkpoint.tensors import TEXT_TABLE, Shapes, expected_tensors, talker_tensors
 from qwen_megakernel.errors import CheckpointError, CheckpointNotFoundError
 

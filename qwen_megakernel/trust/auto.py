@@ -27,7 +27,7 @@ from typing import IO
 import torch
 from tqdm import tqdm
 
-from qwen_megakernel.backend.build import load_extension, why_no_build
+from qwen_megakernel.backend.build import alone, load_extension, why_no_build
 from qwen_megakernel.errors import BackendError
 from qwen_megakernel.trust.verdicts import (
     MOST_BYTES,
@@ -36,8 +36,8 @@ from qwen_megakernel.trust.verdicts import (
     Key,
     Part,
     Verdict,
+    file_of,
     keep,
-    lock_of,
     part_of,
     read,
     record_of,
@@ -113,7 +113,8 @@ def check(device: torch.device, size: str, fp8: Collection[str], *, again: bool 
     key = Key.of(device, size, fp8)
     try:
         load_extension(device, fp8)  # compiled here, so that the time limit covers the check alone
-        with _ONE_AT_A_TIME, lock_of(key, LOCK_S):
+        path, does = file_of(key).with_suffix(".lock"), f"checks the kernel on this {key.card}"
+        with _ONE_AT_A_TIME, alone(path, does, LOCK_S):
             if not again and (known := read(key)):
                 return known
             told = "checking the kernel on this %s, once, in up to %.0f s; %s=torch skips this check"
@@ -185,7 +186,10 @@ def _run(argv: list[str]) -> tuple[_Said, str, bool]:
             try:
                 in_time = _listen(process, said, end)
             finally:
-                _kill(process)
+                with contextlib.suppress(subprocess.TimeoutExpired):  # one whose GPU hangs may survive even this
+                    if process.poll() is None:
+                        process.kill()
+                    process.wait(10)
             if not in_time:
                 return said, f"it did not end within {TIME_LIMIT_S:g} s", said.begun
             return said, *_end_of(process.returncode, errors)
@@ -211,14 +215,6 @@ def _listen(process: subprocess.Popen[bytes], said: _Said, end: float) -> bool:
     while thread.is_alive() and time.monotonic() < end:
         thread.join(0.1)
     return not thread.is_alive()
-
-
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    """Kill the process. One whose GPU hangs may survive even that, so the wait for it is limited."""
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        if process.poll() is None:
-            process.kill()
-        process.wait(10)
 
 
 def _end_of(code: int | None, errors: IO[bytes]) -> tuple[str, bool]:
