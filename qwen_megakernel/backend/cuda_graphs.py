@@ -8,6 +8,7 @@ between frames or requests from the slot's tensors.
 import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -114,19 +115,12 @@ class FrameGraphs:
         if graph is not None:
             graph.replay()
         else:
-            graph = self._run_and_capture(job, length)
+            step = partial(self._frame.step, job.state, job.draws, job.state.position, length)
+            with capturing(self._device):  # this frame runs without a graph; the next one is captured
+                graph = capture(step, self._pool)
             if len(graphs) == KEPT:
                 del graphs[next(iter(graphs))]
         graphs[key] = graph  # last: the latest used
-
-    def _run_and_capture(self, job: Job, length: int) -> torch.cuda.CUDAGraph:
-        """Run this frame without a graph, which loads what a capture needs, then capture the next."""
-
-        def step() -> None:
-            self._frame.step(job.state, job.draws, job.state.position, length)
-
-        with capturing(self._device):
-            return capture(step, self._pool)
 
 
 def clear(states: Sequence[SlotState]) -> None:

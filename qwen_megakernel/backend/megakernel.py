@@ -206,13 +206,10 @@ class MegakernelFrameDecoder:
 
     def _keep_prefix(self, slot: int, prefix: Prefix, rows: Tensor) -> None:
         """Compute the prefix's keys and values in the slot, and keep a copy of its pages."""
-        self._prefill(slot, rows.float(), 0)
+        rows = rows.float()
+        self._launcher.prefill(slot, rows[self._prefill_many(slot, rows, 0) :])  # by columns what `PagedPrefill` left
         first = slot * self._pages
         self._prefixes[prefix] = self.buffers["kv"][first : first + -(-len(rows) // PAGE_POSITIONS)].clone()
-
-    def _prefill(self, slot: int, rows: Tensor, position: int) -> None:
-        """Prefill fp32 rows by `PagedPrefill` while there are many, then by columns."""
-        self._launcher.prefill(slot, rows[self._prefill_many(slot, rows, position) :])
 
     def _prefill_many(self, slot: int, rows: Tensor, position: int) -> int:
         """Prefill by `PagedPrefill` while there are many rows. Returns how many it took."""

@@ -83,12 +83,7 @@ def free_memory() -> None:
 
 
 def frame_ms(
-    decoder: FrameDecoder,
-    like: Tensor,
-    sampling: SamplingParams,
-    streams: int,
-    frames: int,
-    threads: int | None = None,
+    decoder: FrameDecoder, like: Tensor, sampling: SamplingParams, streams: int, frames: int, threads: int | None = None
 ) -> float:
     """Wall-clock milliseconds per frame of several sequences, launched ahead as the engine does. It is the median of
     runs of 20 frames from position 13 on. A run in which a sequence ends does not count, because a backend may compute

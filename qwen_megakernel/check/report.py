@@ -40,9 +40,6 @@ def tie(logits: Tensor) -> tuple[float, float]:
     return gap(logits), TIE * max(1.0, float(logits.nan_to_num(0.0, 0.0, 0.0).abs().max()))
 
 
-# ---------------------------------------------------------------- the files
-
-
 def new_folder(output: str | None, model: str) -> Path:
     """The folder to write to. It is not made yet. `output`: its path; None: "verify-" and the model's name. Raises
     RequestError: the path is taken."""

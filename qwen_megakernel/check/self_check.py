@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -109,15 +110,15 @@ def make_prompt(model: Model, rows: int, seed: int) -> Prompt:
 def check_frame(model: Model) -> FramePart:
     """Check the frame kernel and time it. This empties `model.stored`. Raises Exception: memory ran out
     (`is_memory`)."""
-    part = FramePart(True, "its codes are the same alone and beside others, and its error is below PyTorch bf16's")
-    figures: dict[str, float] = {}
+    figures: dict[str, Any] = {}
     try:
         _check_frame(model, figures)
     except Exception as error:
         if is_memory(error):
             raise
-        part = FramePart(False, plain(error))
-    return FramePart(**asdict(part) | figures)
+        return FramePart(False, plain(error), **figures)
+    told = "its codes are the same alone and beside others, and its error is below PyTorch bf16's"
+    return FramePart(True, told, **figures)
 
 
 def _check_frame(model: Model, figures: dict[str, float]) -> None:
@@ -172,13 +173,10 @@ def check_codes(kernel: MegakernelFrameDecoder, model: Model, narrow: int, launc
     """Check that sequences get the same codes alone, again, and in full launches, in any column. `narrow`: columns of a
     launch of the narrow kernel. `launched`: is called with the number of launches of several sequences that were
     compared. Raises Wrong: the codes differ."""
-    slots, draw = list(range(kernel.slots)), random.Random(0)
-    requests = []
+    slots, draw, requests = list(range(kernel.slots)), random.Random(0), []
     for slot in slots:
-        sampling = SamplingParams(seed=slot) if slot % 3 else GREEDY
-        requests.append(
-            (make_prompt(model, PROMPT_ROWS[slot % len(PROMPT_ROWS)], slot), sampling.over(model.config.sampling))
-        )
+        sampling = (SamplingParams(seed=slot) if slot % 3 else GREEDY).over(model.config.sampling)
+        requests.append((make_prompt(model, PROMPT_ROWS[slot % len(PROMPT_ROWS)], slot), sampling))
     alone = {slot: speak(kernel, [slot], requests)[slot] for slot in slots}
     began, done, rounds = time.monotonic(), 0, 0
     while done < LAUNCHES and (rounds < 2 or time.monotonic() - began < SECONDS):
@@ -267,9 +265,8 @@ def _check_vocoder(model: Model, tensors: Mapping[str, Tensor]) -> Part:
         for samples in (ours[slot], followed[slot]):
             error = float((samples - exact[: len(samples)]).abs().max())
             if not error <= PCM:  # also true for NaN
-                raise Wrong(
-                    f"samples of the vocoder's kernels differ from PyTorch's by {error:.1e}, more than {PCM:.0e}"
-                )
+                told = f"differ from PyTorch's by {error:.1e}, more than {PCM:.0e}"
+                raise Wrong(f"samples of the vocoder's kernels {told}")
     tell(done=0.95, what="timing the vocoder")
     kernel_ms, torch_ms = push_ms(kernels, codes[:1], 60), push_ms(eager, codes[:1], 12)
     return Part(True, "its samples match PyTorch's and are the same each time", kernel_ms, torch_ms)
@@ -307,10 +304,8 @@ def main(index: str, size: str, weights: str) -> None:
         tell(frame=asdict(frame))
         free_memory()
         tell(done=0.85, what="making a vocoder")
-        vocoder = (
-            check_vocoder(model) if frame.correct else Part(True, "not checked, because the frame kernel is wrong")
-        )
-        tell(vocoder=asdict(vocoder))
+        unchecked = Part(True, "not checked, because the frame kernel is wrong")
+        tell(vocoder=asdict(check_vocoder(model) if frame.correct else unchecked))
     except Exception as error:
         tell(unfinished=plain(error))
 

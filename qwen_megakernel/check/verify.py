@@ -78,9 +78,6 @@ def say(engine: TTSEngine, case: Case, frames: int, **options: Unpack[RequestOpt
     return engine.generate(case.text, **request)
 
 
-# ---------------------------------------------------------------- the comparisons
-
-
 @dataclass(frozen=True)
 class EngineOutput:
     """A case with our voice, and our engine's output for it in fp32, greedy."""
@@ -221,9 +218,6 @@ def compare_kernel(
     for name, error, usual in errors(hidden, logits, rounded, exact):
         figure = f"{error:.1e}, of PyTorch bf16 {usual:.1e}: {error / usual:.2f}"
         report.check(f"kernel, {len(codes)} frames: error of {name}", figure, "ratio at most 1", error <= usual)
-
-
-# ---------------------------------------------------------------- the command
 
 
 def verify(

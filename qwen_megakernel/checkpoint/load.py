@@ -54,9 +54,6 @@ _DTYPES = ("BF16", "F16", "F32")
 _FP8 = "F8_E4M3"
 
 
-# ---------------------------------------------------------------- files
-
-
 def _safetensors_files(folder: Path) -> list[Path]:
     """The single file, or the shards that the index names. A name must be plain, so that no path leaves the folder.
 
@@ -88,7 +85,13 @@ def _check_tensors(folder: Path, expected: Shapes) -> dict[str, Path]:
     headers = {path: read_header(path) for path in _safetensors_files(folder)}
     dtypes = {name: dtype for header in headers.values() for name, (dtype, _) in header.items()}
     quantized = {name for name, dtype in dtypes.items() if dtype == _FP8 and part_of(name)}
-    _check_parts(folder, expected, dtypes, quantized)
+    parts = {part_of(name) for name in quantized}  # (fp8.PARTS); each is quantised as a whole or not at all
+    for name in expected:
+        if part_of(name) in parts and name in dtypes and name not in quantized:
+            other = next(n for n in sorted(quantized) if part_of(n) == part_of(name))
+            raise CheckpointError(
+                f"{folder}: {other!r} is {_FP8} and {name!r} is {dtypes[name]}: quantise all of a part, or none"
+            )
     expected = expected | {name + SCALE: expected[name][:1] for name in quantized & expected.keys()}
     for path, header in headers.items():
         for name, (dtype, shape) in sorted(header.items()):
@@ -108,17 +111,6 @@ def _check_tensors(folder: Path, expected: Shapes) -> dict[str, Path]:
         if name not in where:
             raise CheckpointError(f"{folder}: tensor {name!r} {list(shape)} is missing")
     return where
-
-
-def _check_parts(folder: Path, expected: Shapes, dtypes: Mapping[str, str], quantized: set[str]) -> None:
-    """A part (fp8.PARTS) is quantised as a whole or not at all."""
-    parts = {part_of(name) for name in quantized}
-    for name in expected:
-        if part_of(name) in parts and name in dtypes and name not in quantized:
-            other = next(n for n in sorted(quantized) if part_of(n) == part_of(name))
-            raise CheckpointError(
-                f"{folder}: {other!r} is {_FP8} and {name!r} is {dtypes[name]}: quantise all of a part, or none"
-            )
 
 
 def _load(
@@ -170,7 +162,17 @@ class Checkpoint:
         """Find `model` (folder, hub id or "demo") and check it, then check the adapters, which are folders of LoRA
         adapters (adapters.py). Its tensors are not read yet. Raises CheckpointNotFoundError: there is nothing under
         that name. CheckpointError: its files or an adapter do not fit; the message names the first misfit."""
-        return cls._find(model).with_adapters(adapters)
+        folder = find_checkpoint(model)
+        try:
+            checkpoint = cls._open_folder(folder)
+        except CheckpointError as error:
+            if str(model) == DEMO or Path(model).expanduser().is_dir():
+                raise
+            raise CheckpointError(
+                f"{error}. This is the hub cache's copy of {model}; "
+                f"if its download was interrupted, run: hf download {model}"
+            ) from error
+        return checkpoint.with_adapters(adapters)
 
     def with_adapters(self, adapters: Collection[str | Path]) -> "Checkpoint":
         """The same checkpoint with these LoRA adapters instead of its own. Raises CheckpointError: one does not fit."""
@@ -186,19 +188,6 @@ class Checkpoint:
                     )
             log.debug("adapter %s: merged into %d layers", adapter.folder, len(adapter.scales))
         return replace(self, adapters=opened)
-
-    @classmethod
-    def _find(cls, model: str | Path) -> "Checkpoint":
-        folder = find_checkpoint(model)
-        try:
-            return cls._open_folder(folder)
-        except CheckpointError as error:
-            if str(model) == DEMO or Path(model).expanduser().is_dir():
-                raise
-            raise CheckpointError(
-                f"{error}. This is the hub cache's copy of {model}; "
-                f"if its download was interrupted, run: hf download {model}"
-            ) from error
 
     @classmethod
     def _open_folder(cls, folder: Path) -> "Checkpoint":
@@ -260,9 +249,6 @@ class Checkpoint:
         names = [n for n in self._codec if n.startswith("encoder.")]
         tensors = _load(self._codec, names, torch.device("cpu"), torch.float32)
         return {name.removeprefix("encoder."): tensor for name, tensor in tensors.items()}
-
-
-# ---------------------------------------------------------------- finding a checkpoint
 
 
 def find_checkpoint(model: str | Path) -> Path:

@@ -127,9 +127,6 @@ def _check_length(seconds: float, what: str) -> None:
         raise AudioError(f"{what} must last {MIN_SECONDS} to {MAX_SECONDS:.0f} seconds, got {seconds:.2f}")
 
 
-# ---------------------------------------------------------------- its sound
-
-
 def _without_silent_ends(samples: np.ndarray, sample_rate: int) -> np.ndarray:
     loud = np.flatnonzero(np.abs(samples) > np.abs(samples).max() * 10 ** (_SILENT_END_DB / 20))
     kept = int(_KEPT_S * sample_rate)

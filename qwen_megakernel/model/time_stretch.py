@@ -5,16 +5,9 @@ quality time-scale modification of speech", ICASSP 1993. The output grows by hop
 the segment that was heard last into another one, taken from near the place in the input that is due by now. Of all
 segments near that place it is the one most similar to what would have followed the last one. So pitch periods meet in
 phase, and the pitch stays.
-
-This module imports no torch, because a server's client checks its speed with it too.
 """
 
-import numbers
-import reprlib
-
 import numpy as np
-
-from qwen_megakernel.errors import SpeedError
 
 SLOWEST, FASTEST = 0.25, 4.0
 """Times as fast as the model speaks. A frame of 80 ms then always yields sound: a hop takes 3 to 50 ms of it."""
@@ -26,13 +19,6 @@ _REACH_S = 0.0075
 
 _TINY = 1e-9
 """Added to energies, so that digital silence causes no division by zero. A hop at -90 dBFS has 300 times as much."""
-
-
-def check_speed(speed: float) -> float:
-    """Raises SpeedError for what is no number from `SLOWEST` to `FASTEST`."""
-    if isinstance(speed, bool) or not isinstance(speed, numbers.Real) or not SLOWEST <= speed <= FASTEST:
-        raise SpeedError(f"speed must be a number from {SLOWEST} to {FASTEST}, got {reprlib.repr(speed)}")
-    return float(speed)
 
 
 class TimeStretch:

@@ -197,8 +197,6 @@ class _Push:
         x = self._causal_conv(self._snake(x, f"decoder.{last}"), f"decoder.{last + 1}.conv", f"decoder.{last + 1}")
         return x[:, 0].clamp(-1.0, 1.0)
 
-    # ------------------------------------------------------------ layers
-
     def _with_past(self, x: Tensor, state: str, dim: int = -1) -> Tensor:
         """What was kept, then x [batch, channels, time]; keeps as much of the newest for the next push."""
         past = self._past[state]

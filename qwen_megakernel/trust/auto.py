@@ -103,9 +103,6 @@ def why_no_vocoder(device: torch.device, size: str | None, fp8: Collection[str])
     return "its kernels have not been checked on this card; backend='auto' checks them with the frame kernel"
 
 
-# ---------------------------------------------------------------- the check
-
-
 def check(device: torch.device, size: str, fp8: Collection[str], *, again: bool = True) -> Verdict:
     """Check the kernel on a CUDA device for which it can be compiled, keep the verdict and log it. `size`, `fp8`: as
     for `decide`. `again`: False: accept a verdict that another thread or process has reached. Raises BackendError: the

@@ -38,9 +38,6 @@ TRY_AGAIN = "`qwen-megakernel doctor --check` tries it again"
 _HELD: dict["Key", "Verdict"] = {}  # verdicts of this process that have no file
 
 
-# ---------------------------------------------------------------- records
-
-
 @dataclass(frozen=True)
 class Record:
     """A card on which we ran the kernel's tests. It needs no check."""
@@ -69,9 +66,6 @@ def record_of(device: torch.device) -> Record | None:
         if same and re.search(rf"\b{record.card}\b", properties.name):
             return record
     return None
-
-
-# ---------------------------------------------------------------- verdicts
 
 
 @dataclass(frozen=True)
@@ -196,9 +190,6 @@ def part_of(kind: type[AnyPart], value: object, name: str) -> AnyPart:
         if not isinstance(figure, kinds[field]) or (isinstance(figure, float) and not math.isfinite(figure)):
             raise BackendError(f"{name}: {field} is {figure!r}")
     return kind(**figures)
-
-
-# ---------------------------------------------------------------- files
 
 
 def folder() -> Path:
