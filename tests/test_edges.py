@@ -95,7 +95,7 @@ def test_an_unknown_trim_is_refused(engine, trim):
 
 @pytest.mark.parametrize("silence_s", [-0.1, 2.1, float("nan"), "0.1", True])
 def test_an_impossible_silence_is_refused(engine, silence_s):
-    with pytest.raises(RequestError, match="silence_s must be 0 to 2 seconds, got"):
+    with pytest.raises(RequestError, match="silence_s must be a number from 0 to 2 seconds, got"):
         engine.check(trim="both", silence_s=silence_s)
 
 

@@ -60,17 +60,12 @@ def reference_module() -> ModuleType | None:
 
 @dataclass(frozen=True)
 class Case:
-    """A text that both implementations are asked to speak.
-
-    Attributes:
-        non_streaming_mode: True is the layout with the whole text in the prompt.
-        clone: with a Base checkpoint the kind of voice, "xvector" or "icl"; else "".
-    """
+    """A text that both implementations are asked to speak."""
 
     text: str
-    non_streaming_mode: bool
+    non_streaming_mode: bool  # True is the layout with the whole text in the prompt
     conditioning: Conditioning = UNCONDITIONED
-    clone: str = ""
+    clone: str = ""  # with a Base checkpoint the kind of voice, "xvector" or "icl"
 
     @property
     def name(self) -> str:
@@ -113,20 +108,13 @@ def reference_audio(seconds: float = 1.7, rate: int = 24000, seed: int = 0) -> n
 
 @dataclass(frozen=True, eq=False)
 class ReferenceOutput:
-    """The reference implementation's output for a case. Tensors are on the CPU.
+    """The reference implementation's output for a case. Tensors are on the CPU."""
 
-    Attributes:
-        rows, trailing: [n, hidden], its prompt's rows and its trailing rows.
-        codes: int64 [frames, 16].
-        samples: fp32 [n].
-        seconds: how long it took.
-    """
-
-    rows: Tensor
-    trailing: Tensor
-    codes: Tensor
-    samples: np.ndarray
-    seconds: float
+    rows: Tensor  # [n, hidden], its prompt's rows
+    trailing: Tensor  # [n, hidden], its trailing rows
+    codes: Tensor  # int64 [frames, 16]
+    samples: np.ndarray  # fp32 [n]
+    seconds: float  # how long it took
 
 
 class Reference:

@@ -65,21 +65,15 @@ def writing(folder: Path) -> Iterator[None]:
 
 
 class Report:
-    """Collects comparisons and timings, prints each at once, and writes the files.
-
-    Methods that write raise RequestError: the folder or a file in it cannot be written.
-
-    Attributes:
-        checks: one for each comparison, in the form of report.json.
-        takes: one for each timed utterance, in the form of report.json.
-    """
+    """Collects comparisons and timings, prints each at once, and writes the files. Methods that write
+    raise RequestError: the folder or a file in it cannot be written."""
 
     def __init__(self, folder: Path, rate: int, cases: list[Case]):
         """`folder`: is made here if it does not exist. `rate`: sample rate of all samples, in Hz."""
         self._folder = folder
         self._rate = rate
-        self.checks: list[dict] = []
-        self.takes: list[dict] = []
+        self.checks: list[dict] = []  # one for each comparison, in the form of report.json
+        self.takes: list[dict] = []  # one for each timed utterance, in that form too
         self._pairs: list[dict[str, Any]] = [
             {"request": c.name, "text": c.text, "instruct": c.conditioning.instruct, "kind": kind, "files": {}}
             for kind in ("sampled", "greedy")

@@ -75,16 +75,11 @@ def is_memory(error: Exception) -> bool:
 
 @dataclass
 class Model:
-    """Random weights on a GPU.
-
-    Attributes:
-        stored: every `talker.*` tensor, bf16 or E4M3 with scales.
-        fp8: the parts (fp8.PARTS) that are E4M3.
-    """
+    """Random weights on a GPU."""
 
     config: ModelConfig
-    stored: dict[str, Tensor]
-    fp8: Collection[str]
+    stored: dict[str, Tensor]  # every `talker.*` tensor, bf16 or E4M3 with scales
+    fp8: Collection[str]  # the parts (fp8.PARTS) that are E4M3
     device: torch.device
 
 

@@ -89,9 +89,7 @@ class Adapter:
         tensors = folder / _TENSORS
         config = _read_config(folder)
         weights = {name.removesuffix(".weight"): shape for name, shape in table.items() if name.endswith(".weight")}
-        linears: Shapes = {
-            name: shape for name, shape in weights.items() if len(shape) == 2 and "_embedding" not in name
-        }
+        linears: Shapes = {n: shape for n, shape in weights.items() if len(shape) == 2 and "_embedding" not in n}
         try:
             if not tensors.is_file():
                 pickle = (folder / _PICKLE).is_file()

@@ -315,17 +315,10 @@ _FALLBACK_SAMPLING = replace(_DRAWS, do_sample=True, subtalker_dosample=True)
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Everything a checkpoint folder says about itself.
+    """Everything a checkpoint folder says about itself."""
 
-    Attributes:
-        variant: "base" (clones a voice), "custom_voice" (named speakers) or "voice_design" (described voice).
-        size: the checkpoint's own label, "0b6" or "1b7".
-        max_frames: one fewer than max_new_tokens: the last code 0 never becomes a frame.
-        random_weights: synthetic.py wrote it, so its speech ends by chance, if at all.
-    """
-
-    variant: str
-    size: str
+    variant: str  # "base" (clones a voice), "custom_voice" (named speakers) or "voice_design" (described voice)
+    size: str  # the checkpoint's own label, "0b6" or "1b7"
     im_start_id: int
     im_end_id: int
     tts_pad_id: int
@@ -335,8 +328,8 @@ class ModelConfig:
     speaker_encoder: SpeakerEncoderConfig | None
     codec: CodecConfig
     sampling: SamplingParams
-    max_frames: int
-    random_weights: bool
+    max_frames: int  # one fewer than max_new_tokens: the last code 0 never becomes a frame
+    random_weights: bool  # synthetic.py wrote it, so its speech ends by chance, if at all
 
     @property
     def honours_instruct(self) -> bool:
