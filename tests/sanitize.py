@@ -13,7 +13,7 @@ import dataclasses
 
 import torch
 
-from qwen_megakernel.backend import megakernel, vocoder_graphs, vocoder_memory
+from qwen_megakernel.backend import megakernel, vocoder_graphs, vocoder_recorder
 from qwen_megakernel.backend.build import load_extension
 from qwen_megakernel.backend.interfaces import RECENT_FRAMES
 from qwen_megakernel.checkpoint.config import ModelConfig, SamplingParams
@@ -22,7 +22,7 @@ from qwen_megakernel.checkpoint.synthetic import random_talker, synthetic_config
 from qwen_megakernel.model.prompt import Prompt
 from qwen_megakernel.model.transformer import Embeddings
 
-megakernel.SPIN_LIMIT = vocoder_memory.SPIN_LIMIT = 2**31
+megakernel.SPIN_LIMIT = vocoder_recorder.SPIN_LIMIT = 2**31
 GPU = torch.device("cuda")
 
 

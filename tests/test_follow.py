@@ -128,11 +128,11 @@ class HashVocoder:
 
     def save(self, slot):
         saved = VocoderState({})
-        self.device.put(lambda: saved.tensors.update(all=self.state[slot]))
+        self.device.put(lambda: saved.update(all=self.state[slot]))
         return saved
 
     def restore(self, slot, state):
-        self.device.put(lambda: self.state.__setitem__(slot, state.tensors["all"]))
+        self.device.put(lambda: self.state.__setitem__(slot, state["all"]))
 
     def push(self, slots, codes):
         assert codes.shape[1] >= 1 and len(set(slots)) == len(slots)

@@ -432,7 +432,7 @@ def test_processes_that_start_at_once_check_once(tmp_path):
 
 def test_another_process_that_never_finishes_its_check_is_not_waited_for_without_end(card, child, monkeypatch):
     monkeypatch.setattr(auto, "LOCK_S", 0.2)
-    with verdicts.lock_of(card, 0.0):
+    with build.alone(verdicts.file_of(card).with_suffix(".lock"), "checks", 0.0):
         backend, reason = take()
     assert backend == "torch" and "another process has held" in reason
     assert not child.runs and not verdicts.file_of(card).exists()

@@ -6,6 +6,7 @@ import functools
 import hashlib
 import importlib.util
 import logging
+import math
 import os
 import re
 import shutil
@@ -28,17 +29,9 @@ from qwen_megakernel.errors import BackendError
 log = logging.getLogger(__name__)
 
 SOURCES = (
-    "frame/frame.cu",
-    "frame/frame_wide.cu",
-    "prompt/text.cu",
-    "prompt/prefill.cu",
-    "vocoder/convolutions.cu",
-    "vocoder/rows.cu",
-    "vocoder/transformer.cu",
-    "frame/frame_bindings.cpp",
-    "prompt/prompt_bindings.cpp",
-    "vocoder/vocoder_bindings.cpp",
-    "bindings.cpp",
+    *("frame/frame.cu", "frame/frame_wide.cu", "prompt/text.cu", "prompt/prefill.cu"),
+    *("vocoder/convolutions.cu", "vocoder/rows.cu", "vocoder/transformer.cu"),
+    *("frame/frame_bindings.cpp", "prompt/prompt_bindings.cpp", "vocoder/vocoder_bindings.cpp", "bindings.cpp"),
 )
 """Paths in csrc. torch names objects by stem, so no two files may share a stem."""
 
@@ -128,8 +121,7 @@ def driver_version() -> tuple[int, int] | None:
     return version.value // 1000, version.value % 1000 // 10
 
 
-_LEAST_DRIVER = (12, 1)
-"""Older ones take 4 KB of a kernel's parameters, and `Push` in csrc/vocoder/vocoder.h has 8."""
+_LEAST_DRIVER = (12, 1)  # older ones take 4 KB of a kernel's parameters, and `Push` in csrc/vocoder/vocoder.h has 8
 
 _LEAST_OF_SOURCES = (12, 3)
 """The oldest nvcc for csrc: 128-bit loads and stores in ptx.cuh need PTX 8.3, and ptxas took all of csrc as that."""
@@ -230,14 +222,9 @@ def _defines(target: Target, fp8: Collection[str]) -> tuple[str, ...]:
 
 
 def load_extension(device: torch.device, fp8: Collection[str] = ()) -> ModuleType:
-    """Compile (once; under a minute beside an H200) and load the kernel for a GPU of this machine.
-
-    Args:
-        fp8: parts (fp8.PARTS) whose weights are E4M3. Each combination has its own build.
-
-    Raises:
-        BackendError: it cannot be compiled (with the compiler's message), or its sizes differ from Python's.
-    """
+    """Compile (once; under a minute beside an H200) and load the kernel for a GPU of this machine. `fp8`: parts
+    (fp8.PARTS) whose weights are E4M3. Each combination has its own build. Raises BackendError: it cannot be compiled
+    (with the compiler's message), or its sizes differ from Python's."""
     return _loaded(device, frozenset(fp8))
 
 
@@ -252,7 +239,9 @@ def _loaded(device: torch.device, fp8: frozenset[str]) -> ModuleType:
     start = time.monotonic()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with _alone_in(folder):
+        with alone(folder / "lock", f"builds the kernel in {folder}") as locked:
+            for left in folder.glob("building-*") if locked else ():  # by a build that was killed
+                shutil.rmtree(left, ignore_errors=True)
             module = _imported(library) if library.exists() else _built(library, target, fp8)
     except (RuntimeError, OSError, ImportError) as error:
         raise BackendError(f"the kernel could not be compiled in {folder}: {error}") from error
@@ -262,22 +251,34 @@ def _loaded(device: torch.device, fp8: frozenset[str]) -> ModuleType:
 
 
 @contextlib.contextmanager
-def _alone_in(folder: Path) -> Iterator[None]:
-    """Let one process at a time build; those that waited find its file. The system frees the lock of a process that
-    dies, so nobody has to delete it. If the folder cannot be written or locked, there is no lock."""
+def alone(path: Path, does: str, patience_s: float = math.inf) -> Iterator[bool]:
+    """Let one process at a time in, by a lock on a file; the log says what another one `does`. The system frees the
+    lock of a process that dies, so nobody has to delete it. Yields whether there is a lock: there is none if the folder
+    cannot be written or locked. Raises TimeoutError: another process held it for longer than `patience_s` seconds."""
     import fcntl  # Linux only; no other system gets here
 
-    with contextlib.ExitStack() as stack:
-        with contextlib.suppress(OSError):
-            file = stack.enter_context((folder / "lock").open("a"))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("a")
+    except OSError:
+        yield False
+        return
+    with file:
+        end, told, locked = time.monotonic() + patience_s, False, False
+        while not locked:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                locked = True
             except BlockingIOError:
-                log.info("waiting for another process that builds the kernel in %s", folder)
-                fcntl.flock(file, fcntl.LOCK_EX)
-            for left in folder.glob("building-*"):  # by a build that was killed
-                shutil.rmtree(left, ignore_errors=True)
-        yield
+                if time.monotonic() >= end:
+                    raise TimeoutError(f"another process has held {path} for {patience_s:.0f} s") from None
+                if not told:
+                    log.info("waiting for another process that %s", does)
+                    told = True
+                time.sleep(0.1)
+            except OSError:  # a file system without locks
+                break
+        yield locked
 
 
 def _built(library: Path, target: Target, fp8: Collection[str]) -> ModuleType:

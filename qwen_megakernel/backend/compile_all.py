@@ -22,8 +22,7 @@ from qwen_megakernel.backend.build import FLAGS, SOURCES, find_nvcc, no_nvcc, so
 from qwen_megakernel.backend.targets import TARGETS, Target
 from qwen_megakernel.errors import BackendError
 
-MODELS = {256: "demo", 1024: "0.6B", 2048: "1.7B"}
-"""Models by the talker's width."""
+MODELS = {256: "demo", 1024: "0.6B", 2048: "1.7B"}  # models by the talker's width
 
 REGISTERS = 65536
 PARTITIONS = 4
@@ -37,8 +36,7 @@ OTHER_KERNELS = (
 
 BINDINGS = tuple(name for name in SOURCES if name.endswith(".cpp"))
 
-COMPILERS = 2
-"""Compilers that run at once. Each takes a core and about 1 GB."""
+COMPILERS = 2  # compilers that run at once. Each takes a core and about 1 GB.
 
 
 @dataclass(frozen=True)
@@ -61,11 +59,8 @@ class Launch:
 
 
 def parse_ptxas(report: str) -> dict[int, Compiled]:
-    """Parse what `nvcc -Xptxas -v` writes. Keys are the talker's width in the kernel's mangled name.
-
-    Raises:
-        BackendError: a figure is missing for a kernel.
-    """
+    """Parse what `nvcc -Xptxas -v` writes. Keys are the talker's width in the kernel's mangled name. Raises
+    BackendError: a figure is missing for a kernel."""
     found = {}
     for part in report.split("Compiling entry function")[1:]:
         width = re.search(r"StackDimsILi(\d+)E", part)

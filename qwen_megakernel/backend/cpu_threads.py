@@ -52,13 +52,9 @@ def measure(
     threads: int | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> CpuSpeed:
-    """How fast a model is on this CPU, with the best number of threads. No sequence may be in its slots.
-
-    Args:
-        sampling: the checkpoint's, complete.
-        threads: use this number; None: the fewest that are about as fast as any, at most PyTorch's own number
-            (`torch.get_num_threads`, OMP_NUM_THREADS).
-    """
+    """How fast a model is on this CPU, with the best number of threads. No sequence may be in its slots. `sampling`:
+    the checkpoint's, complete. `threads`: use this number; None: the fewest that are about as fast as any, at most
+    PyTorch's own number (`torch.get_num_threads`, OMP_NUM_THREADS)."""
     counts = candidates(torch.get_num_threads()) if threads is None else [threads]
     with ThreadPoolExecutor(1) as pool:  # in its own thread, so that the caller keeps its number
         seconds = pool.submit(_seconds_a_frame, model, sampling, counts, clock).result()

@@ -8,6 +8,7 @@ between frames or requests from the slot's tensors.
 import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -15,8 +16,7 @@ from torch import Tensor
 
 from qwen_megakernel.model.frame import Draws, Frame, SlotState
 
-KEPT = 8
-"""A slot keeps its latest used graphs. A sequence of up to 2,048 positions needs at most 4."""
+KEPT = 8  # a slot keeps its latest used graphs. A sequence of up to 2,048 positions needs at most 4.
 
 _SHORTEST = 256
 _CAPTURING = threading.Lock()  # torch captures one graph at a time in a process; each engine has a thread
@@ -77,12 +77,8 @@ class FrameGraphs:
     memory pool, because they run one after the other."""
 
     def __init__(self, frame: Frame, states: Sequence[SlotState], max_positions: int, *, ahead: int, width: int):
-        """
-        Args:
-            states: one for each slot; their caches are cleared here.
-            ahead: how many launches may be unread.
-            width: most frames of one launch.
-        """
+        """`states`: one for each slot; their caches are cleared here. `ahead`: how many launches may be unread.
+        `width`: most frames of one launch."""
         self._frame = frame
         self._max_positions = max_positions
         self._graphs: dict[SlotState, dict[tuple[object, ...], torch.cuda.CUDAGraph]] = {state: {} for state in states}
@@ -96,12 +92,8 @@ class FrameGraphs:
         self._launches = 0
 
     def launch(self, jobs: Sequence[Job]) -> Callable[[int], Tensor]:
-        """Queue frames on the current stream, without waiting for them.
-
-        Returns:
-            fetch(i) -> codes of the i-th job, int64 [groups] on the CPU. It waits for the whole launch and is valid
-            until `ahead` more launches were made.
-        """
+        """Queue frames on the current stream, without waiting for them. Returns fetch(i) -> codes of the i-th job,
+        int64 [groups] on the CPU. It waits for the whole launch and is valid until `ahead` more launches were made."""
         codes, done = self._ring[self._launches % len(self._ring)]
         self._launches += 1
         for job, row in zip(jobs, codes, strict=False):
@@ -123,19 +115,12 @@ class FrameGraphs:
         if graph is not None:
             graph.replay()
         else:
-            graph = self._run_and_capture(job, length)
+            step = partial(self._frame.step, job.state, job.draws, job.state.position, length)
+            with capturing(self._device):  # this frame runs without a graph; the next one is captured
+                graph = capture(step, self._pool)
             if len(graphs) == KEPT:
                 del graphs[next(iter(graphs))]
         graphs[key] = graph  # last: the latest used
-
-    def _run_and_capture(self, job: Job, length: int) -> torch.cuda.CUDAGraph:
-        """Run this frame without a graph, which loads what a capture needs, then capture the next."""
-
-        def step() -> None:
-            self._frame.step(job.state, job.draws, job.state.position, length)
-
-        with capturing(self._device):
-            return capture(step, self._pool)
 
 
 def clear(states: Sequence[SlotState]) -> None:

@@ -16,14 +16,10 @@ from qwen_megakernel.model.prompt import Prompt
 from qwen_megakernel.model.transformer import Embeddings
 from qwen_megakernel.model.vocoder import Portion, VocoderState
 
-AHEAD = 4
-"""How many launches may be uncollected."""
-LAUNCH_SLOTS = 16
-"""Most slots of one launch."""
-PUSH_FRAMES = 8
-"""Most frames of a slot in one push of `Vocoder.follow`."""
-FEW_SLOTS = 16
-"""With more slots, a GPU's vocoder has larger pushes, which need more memory."""
+AHEAD = 4  # how many launches may be uncollected
+LAUNCH_SLOTS = 16  # most slots of one launch
+PUSH_FRAMES = 8  # most frames of a slot in one push of `Vocoder.follow`
+FEW_SLOTS = 16  # with more slots, a GPU's vocoder has larger pushes, which need more memory
 RECENT_FRAMES = 16
 """Frames of every slot that `FrameDecoder.recent_codes` holds: while a push waits for more frames, others are made."""
 
@@ -48,12 +44,8 @@ class FrameDecoder(Protocol):
     def start(self, slot: int, prompt: Prompt, sampling: SamplingParams) -> None:
         """Begin a sequence in a slot: prefill the prompt except its last row. A prompt's prefix is computed separately.
         Its keys and values are kept as long as the `Prefix` lives, and other prompts with that prefix copy them.
-
-        Args:
-            slot: 0..slots-1; its old content is lost.
-            prompt: at most `max_positions` - 1 rows.
-            sampling: every field set; the seed too if anything is drawn.
-        """
+        `slot`: 0..slots-1; its old content is lost. `prompt`: at most `max_positions` - 1 rows. `sampling`: every field
+        set; the seed too if anything is drawn."""
 
     def extend(self, slot: int, rows: Tensor, ended: bool) -> None:
         """Append text rows [n, hidden] to the slot's trailing rows, for a text that comes in pieces. `ended`: they are
@@ -65,26 +57,16 @@ class FrameDecoder(Protocol):
         The caller stops before a slot is full: each frame needs one more position. A frame may be launched before its
         own text row has come, because only the next frame reads that row. The next frame must wait for it.
 
-        Args:
-            slots: 1 to `LAUNCH_SLOTS` different ones, each started.
-
-        Raises:
-            ValueError: other slots, a full slot, or one whose text rows have not come; nothing was queued.
-            RuntimeError: `AHEAD` launches are uncollected; nothing was queued.
-        """
+        `slots`: 1 to `LAUNCH_SLOTS` different ones, each started. Raises ValueError: other slots, a full slot, or one
+        whose text rows have not come; nothing was queued. RuntimeError: `AHEAD` launches are uncollected; nothing was
+        queued."""
 
     def collect(self) -> list[Tensor | SpeechError | None]:
-        """Wait for the oldest uncollected launch and return its frames, in the order of its slots.
-
-        Returns:
-            Codes int64 [groups] on the CPU, or None at end of speech. Frames after a sequence's end, and frames of a
-            sequence whose slot was started again, are None too. A SpeechError where the model's logits are not
-            numbers: the sequence is over.
-
-        Raises:
-            RuntimeError: nothing is launched.
-            KernelFault: the GPU gave up and every sequence is lost; `recover()` makes the decoder usable again.
-        """
+        """Wait for the oldest uncollected launch and return its frames, in the order of its slots. Returns codes int64
+        [groups] on the CPU, or None at end of speech. Frames after a sequence's end, and frames of a sequence whose
+        slot was started again, are None too. A SpeechError where the model's logits are not numbers: the sequence is
+        over. Raises RuntimeError: nothing is launched. KernelFault: the GPU gave up and every sequence is lost;
+        `recover()` makes the decoder usable again."""
 
     def recover(self) -> None:
         """After a KernelFault: forget every sequence, every launch and every kept prefix."""
@@ -99,15 +81,12 @@ class Vocoder(Protocol):
     on its codes since `reset`, and not on how they were cut into pushes (within 2e-5)."""
 
     slots: int
-    groups: int
-    """Codes of a frame."""
-    most_frames: int
-    """Frames of a push of `follow`, at most; 0 without it."""
+    groups: int  # codes of a frame
+    most_frames: int  # frames of a push of `follow`, at most; 0 without it
     steady: bool
     """A slot's samples depend, to the bit, on nothing but its codes. Otherwise their last bits also depend on the cut
     into pushes and on the other slots there."""
-    follows: bool
-    """Can it read codes on the device, right after the launch that makes them (`follow`)?"""
+    follows: bool  # can it read codes on the device, right after the launch that makes them (`follow`)?
 
     @property
     def weight_bytes(self) -> int:
@@ -133,29 +112,16 @@ class Vocoder(Protocol):
         """Take in frames whose sound is not wanted. The sequence's own frames follow them."""
 
     def push(self, slots: Sequence[int], codes: Tensor) -> Tensor:
-        """Decode the next frames of some slots.
-
-        Args:
-            slots: distinct ones.
-            codes: int64 [len(slots), frames, groups] on the host; frames >= 1, the same count for every slot.
-
-        Returns:
-            PCM [len(slots), frames * 1920], -1..1, 24 kHz, in the vocoder's dtype.
-        """
+        """Decode the next frames of some slots. `slots`: distinct ones. `codes`: int64 [len(slots), frames, groups] on
+        the host; frames >= 1, the same count for every slot. Returns PCM [len(slots), frames * 1920], -1..1, 24 kHz, in
+        the vocoder's dtype."""
 
     def follow(self, slots: Sequence[int], first: Sequence[int], frames: Sequence[int]) -> Callable[[], list[Tensor]]:
         """Queue a push after the frame decoder's launches, of codes that are not yet collected. Only if it `follows`.
-
-        Args:
-            slots: distinct ones.
-            first: of each slot, the number of its first frame.
-            frames: 1 to `PUSH_FRAMES` of each slot, from the frame decoder's `recent_codes`; together at most
-                `most_frames`.
-
-        Returns:
-            A function that waits for the push and returns each slot's PCM, fp32 [frames * 1920] on the host, in memory
-            of its own. From end of speech on, PCM is noise.
-        """
+        `slots`: distinct ones. `first`: of each slot, the number of its first frame. `frames`: 1 to `PUSH_FRAMES` of
+        each slot, from the frame decoder's `recent_codes`; together at most `most_frames`. Returns a function that
+        waits for the push and returns each slot's PCM, fp32 [frames * 1920] on the host, in memory of its own. From end
+        of speech on, PCM is noise."""
 
     def recover(self) -> None:
         """After a KernelFault: every slot's state is lost; reset or restore it."""

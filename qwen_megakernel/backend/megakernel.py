@@ -24,8 +24,7 @@ from qwen_megakernel.errors import BackendError, KernelFault, SpeechError
 from qwen_megakernel.model.prompt import Prefix, Prompt
 from qwen_megakernel.model.sampling import Draw
 
-SPIN_LIMIT = 4_000_000
-"""Polls before a wait inside the kernel gives up: seconds on a healthy card."""
+SPIN_LIMIT = 4_000_000  # polls before a wait inside the kernel gives up: seconds on a healthy card
 
 STAGES = tuple(
     f"{stack} {stage}"
@@ -64,14 +63,9 @@ def why_no_megakernel(device: torch.device, dtype: torch.dtype | None, config: M
 def _pack_weights(
     config: TalkerConfig, tensors: Mapping[str, Tensor], fp8: Collection[str], positions: int, blocks: int
 ) -> dict[str, Tensor]:
-    """All tensors that the kernel reads, by the names in csrc/frame/frame_bindings.cpp.
-
-    Args:
-        tensors: every `talker.*` tensor.
-        fp8: the parts (fp8.PARTS) whose weights are E4M3.
-        positions: length of the RoPE tables.
-        blocks: blocks of a launch.
-    """
+    """All tensors that the kernel reads, by the names in csrc/frame/frame_bindings.cpp. `tensors`: every `talker.*`
+    tensor. `fp8`: the parts (fp8.PARTS) whose weights are E4M3. `positions`: length of the RoPE tables. `blocks`:
+    blocks of a launch."""
     name, groups = "talker.code_predictor", config.num_code_groups
     large, small = config.stack, config.code_predictor.stack
     heads = [f"{name}.lm_head.{g}.weight" for g in range(groups - 1)]
@@ -133,14 +127,8 @@ class MegakernelFrameDecoder:
     """The CUDA backend (see `FrameDecoder`): bf16 or E4M3 weights, fp32 accumulation and residual."""
 
     def __init__(self, config: ModelConfig, tensors: Mapping[str, Tensor], *, slots: int, max_positions: int):
-        """
-        Args:
-            tensors: every `talker.*` tensor, bf16 on one CUDA device. FP8 parts (fp8.py) are float8_e4m3fn with
-                scales.
-
-        Raises:
-            BackendError: the kernel was not written for these dims, or cannot be compiled here.
-        """
+        """`tensors`: every `talker.*` tensor, bf16 on one CUDA device. FP8 parts (fp8.py) are float8_e4m3fn with
+        scales. Raises BackendError: the kernel was not written for these dims, or cannot be compiled here."""
         talker = config.talker
         device = tensors["talker.model.norm.weight"].device
         obstacle = why_no_megakernel(device, torch.bfloat16, config)
@@ -218,13 +206,10 @@ class MegakernelFrameDecoder:
 
     def _keep_prefix(self, slot: int, prefix: Prefix, rows: Tensor) -> None:
         """Compute the prefix's keys and values in the slot, and keep a copy of its pages."""
-        self._prefill(slot, rows.float(), 0)
+        rows = rows.float()
+        self._launcher.prefill(slot, rows[self._prefill_many(slot, rows, 0) :])  # by columns what `PagedPrefill` left
         first = slot * self._pages
         self._prefixes[prefix] = self.buffers["kv"][first : first + -(-len(rows) // PAGE_POSITIONS)].clone()
-
-    def _prefill(self, slot: int, rows: Tensor, position: int) -> None:
-        """Prefill fp32 rows by `PagedPrefill` while there are many, then by columns."""
-        self._launcher.prefill(slot, rows[self._prefill_many(slot, rows, position) :])
 
     def _prefill_many(self, slot: int, rows: Tensor, position: int) -> int:
         """Prefill by `PagedPrefill` while there are many rows. Returns how many it took."""

@@ -21,8 +21,7 @@ from qwen_megakernel.checkpoint.config import StackConfig
 LEAST = 48
 """From this many rows it beats the kernel's columns. On an H200: 2.8 ms for up to 128 rows; 48 by columns take 2.9."""
 
-MOST = 256
-"""Most rows of a graph."""
+MOST = 256  # most rows of a graph
 
 _ROWS = (128, MOST)
 # GPUs have the first one. It needs no build at load.
@@ -42,13 +41,8 @@ class PagedPrefill:
         page: int,
         pages: int,
     ):
-        """
-        Args:
-            buffers: the frame decoder's: kv, ribbon, norms and RoPE tables by their names there.
-            places: of the matrices of a layer.
-            page: positions of a page.
-            pages: how many a slot has; they are consecutive.
-        """
+        """`buffers`: the frame decoder's: kv, ribbon, norms and RoPE tables by their names there. `places`: of the
+        matrices of a layer. `page`: positions of a page. `pages`: how many a slot has; they are consecutive."""
         self._extension = extension
         self._config = config
         self._w = {name.removeprefix("talker."): t for name, t in buffers.items() if name.startswith("talker.")}
@@ -71,13 +65,8 @@ class PagedPrefill:
                     self._graphs[rows, length] = capture(partial(self._layers, rows, length), pool)
 
     def run(self, first_page: int, rows: Tensor, position: int) -> None:
-        """Compute keys and values of consecutive rows.
-
-        Args:
-            first_page: the slot's first page.
-            rows: fp32 [n, hidden].
-            position: of the first row; earlier positions are in the pages already.
-        """
+        """Compute keys and values of consecutive rows. `first_page`: the slot's first page. `rows`: fp32 [n, hidden].
+        `position`: of the first row; earlier positions are in the pages already."""
         for part in rows.split(MOST):
             n = len(part)
             size = next(size for size in _ROWS if n <= size)

@@ -30,11 +30,7 @@ BACKENDS = ("auto", "megakernel", "torch")
 
 
 def select_device(device: str | torch.device | None) -> torch.device:
-    """The device to run on; None takes a CUDA GPU if there is one.
-
-    Raises:
-        BackendError: there is no such device.
-    """
+    """The device to run on; None takes a CUDA GPU if there is one. Raises BackendError: there is no such device."""
     given = ("cuda" if torch.cuda.is_available() else "cpu") if device is None else device
     try:
         device = torch.device(given)
@@ -98,17 +94,10 @@ def make_vocoder(
     obstacle: str | None = None,
 ) -> Vocoder:
     """The vocoder over every fp32 `decoder.*` tensor: CUDA graphs of our kernels where they can run, else eager
-    PyTorch.
-
-    Args:
-        dtype: as `dtypes.vocoder_dtype_of` returns it.
-        recent_codes: the frame decoder's (`FrameDecoder.recent_codes`).
-        fp8: FP8 parts of the frame decoder, whose build holds the vocoder's kernels too.
-        obstacle: why our kernels must not be used on a GPU; None: they may be.
-
-    Raises:
-        BackendError: "tf32" was asked for and our kernels cannot run.
-    """
+    PyTorch. `dtype`: as `dtypes.vocoder_dtype_of` returns it. `recent_codes`: the frame decoder's
+    (`FrameDecoder.recent_codes`). `fp8`: FP8 parts of the frame decoder, whose build holds the vocoder's kernels too.
+    `obstacle`: why our kernels must not be used on a GPU; None: they may be. Raises BackendError: "tf32" was asked for
+    and our kernels cannot run."""
     if dtype == "bfloat16":
         return TorchVocoder(config, tensors, slots=slots, dtype=torch.bfloat16)
     if device.type == "cpu":

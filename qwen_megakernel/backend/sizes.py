@@ -17,27 +17,19 @@ LAUNCHES_AHEAD = interfaces.AHEAD
 PUSH_FRAMES = interfaces.PUSH_FRAMES
 RECENT_FRAMES = interfaces.RECENT_FRAMES
 
-COMPUTE_WARPS = 16
-"""Compute warps of a block."""
+COMPUTE_WARPS = 16  # compute warps of a block
 HEAD_DIM, GROUPS = 128, 16
-SPLITS = 16
-"""Most parts that a query head's context is cut into."""
-PAGE_POSITIONS = 64
-"""Positions of a page of keys and values."""
-SUMS_AT_ONCE = 128
-"""Sums of its rows of a matrix that a block keeps at once."""
-PACKET, MLP_PACKET = 4, 6
-"""Values that travel together (csrc/frame/exchange.cuh)."""
+SPLITS = 16  # most parts that a query head's context is cut into
+PAGE_POSITIONS = 64  # positions of a page of keys and values
+SUMS_AT_ONCE = 128  # sums of its rows of a matrix that a block keeps at once
+PACKET, MLP_PACKET = 4, 6  # values that travel together (csrc/frame/exchange.cuh)
 LAYER_MATRICES = 4
 
 PUSH_ROWS = 128
 """Most frames of a vocoder push. Only engines of many slots use them all, because the buffers grow with them."""
-PUSHES_AHEAD = 64
-"""How many pushes may be uncollected."""
-CHANNEL_TILE = 32
-"""The vocoder's convolutions have a multiple of this many channels."""
-LOW_SCALE = 2048
-"""Scale of the low one of the two fp16 halves of a value (csrc/vocoder/halves.cuh)."""
+PUSHES_AHEAD = 64  # how many pushes may be uncollected
+CHANNEL_TILE = 32  # the vocoder's convolutions have a multiple of this many channels
+LOW_SCALE = 2048  # scale of the low one of the two fp16 halves of a value (csrc/vocoder/halves.cuh)
 WIDEST_NORM = 1024
 TRANSFORMER_ROWS, TRANSFORMER_RESIDUALS = 16, 512
 """Rows that the vocoder's transformer multiplies at once; a block's hidden columns x the most rows of a push."""
@@ -81,11 +73,8 @@ def built_for(target: Target, fp8: Collection[str]) -> dict[str, Any]:
 
 
 def check_sizes(extension: ModuleType, target: Target, fp8: Collection[str]) -> None:
-    """Compare a loaded extension with what Python packs for it.
-
-    Raises:
-        BackendError: they differ; the message names every difference.
-    """
+    """Compare a loaded extension with what Python packs for it. Raises BackendError: they differ; the message names
+    every difference."""
     wrong = []
     for name, expected in built_for(target, fp8).items():
         pairs = {name: (expected, getattr(extension, name, "nothing"))}

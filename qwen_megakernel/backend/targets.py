@@ -53,8 +53,7 @@ and 29 with 32. The weight ring needs the rest."""
 _MOVES_REGISTERS = ("90a", "100a", "103a")
 """Architectures on which the producer warps can hand registers to the compute warps."""
 
-BLOCKS = (128, 64, 32)
-"""Blocks of a launch: the first number for which the card has enough multiprocessors."""
+BLOCKS = (128, 64, 32)  # blocks of a launch: the first number for which the card has enough multiprocessors
 
 TARGETS = {
     target.name: target

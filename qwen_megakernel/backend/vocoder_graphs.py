@@ -10,6 +10,7 @@ frame kernel left them on the device. PCM leaves through pinned memory.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -29,8 +30,7 @@ from qwen_megakernel.backend.sizes import (
     TRANSFORMER_ROWS,
     WIDEST_NORM,
 )
-from qwen_megakernel.backend.vocoder_memory import VocoderMemory
-from qwen_megakernel.backend.vocoder_recorder import PushKernels, Recorder
+from qwen_megakernel.backend.vocoder_recorder import Recorder, VocoderMemory
 from qwen_megakernel.backend.vocoder_weights import VocoderWeights, transformer_blocks, transformer_room
 from qwen_megakernel.checkpoint.codec_config import VocoderConfig
 from qwen_megakernel.errors import KernelFault
@@ -39,8 +39,7 @@ from qwen_megakernel.model.vocoder import DILATIONS, Portion, VocoderState, chec
 _EPOCHS_LAST = 2**26  # pushes, of 44 epochs each
 _ROOMS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 112, 128)
 """Frames that the graphs have room for. A push takes the smallest that will do."""
-_FEW_FRAMES = 16
-"""A vocoder of `FEW_SLOTS` or fewer has no graphs of more frames, because of their memory."""
+_FEW_FRAMES = 16  # a vocoder of `FEW_SLOTS` or fewer has no graphs of more frames, because of their memory
 
 
 def graph_rooms(slots: int, hidden_columns: int) -> list[int]:
@@ -102,13 +101,9 @@ class GraphVocoder:
         exact: bool = True,
         recent_codes: Tensor | None = None,
     ):
-        """
-        Args:
-            extension: `build.load_extension`'s.
-            tensors: every `decoder.*` tensor of the speech tokenizer, fp32, on one CUDA device.
-            exact: fp32; False: TF32.
-            recent_codes: the frame decoder's (`FrameDecoder.recent_codes`), for `follow`.
-        """
+        """`extension`: `build.load_extension`'s. `tensors`: every `decoder.*` tensor of the speech tokenizer, fp32, on
+        one CUDA device. `exact`: fp32; False: TF32. `recent_codes`: the frame decoder's (`FrameDecoder.recent_codes`),
+        for `follow`."""
         self.slots = slots
         self.groups = config.num_quantizers
         self.follows = recent_codes is not None
@@ -124,16 +119,16 @@ class GraphVocoder:
         self._memory = m = VocoderMemory(config, w, slots, rows, device)
         self._queued = 0
         with torch.cuda.device(device):
-            kernels = PushKernels(extension, config, w, m, exact)
+            recorder = partial(Recorder, extension, config, w, m, exact)
             unwanted = torch.zeros(rows * config.samples_per_frame, device=device)
             self._pushes = extension.Pushes(
                 w.codebook, m.frames, m.embedding, m.place, unwanted, config.samples_per_frame, rows
             )
             m.place.fill_(unwanted.data_ptr())
             # By room; the largest comes first and makes the memory.
-            graphs = {room: Recorder(kernels, room).record() for room in reversed(rooms)}
+            graphs = {room: recorder(room).record() for room in reversed(rooms)}
             self._graphs = dict(reversed(graphs.items()))
-            self._skim = Recorder(kernels, min(rows, PUSH_FRAMES), skim=True).record()
+            self._skim = recorder(min(rows, PUSH_FRAMES), skim=True).record()
         held = [w.codebook, w.layers["weights"], *m.rooms, *(matrix for matrix, _ in w.matrices.values())]
         self.weight_bytes = sum(t.nbytes for t in held)
         self.slot_bytes = m.of_slot[0][0].nbytes
@@ -147,17 +142,17 @@ class GraphVocoder:
     @torch.inference_mode()
     def save(self, slot: int) -> VocoderState:
         everything, position = self._memory.of_slot[slot]
-        return VocoderState({"all": everything.clone(), "position": position.clone()})
+        return {"all": everything.clone(), "position": position.clone()}
 
     @torch.inference_mode()
     def restore(self, slot: int, state: VocoderState) -> None:
         everything, position = self._memory.of_slot[slot]
-        everything.copy_(state.tensors["all"])
-        position.copy_(state.tensors["position"])
+        everything.copy_(state["all"])
+        position.copy_(state["position"])
 
     @torch.inference_mode()
     def push(self, slots: Sequence[int], codes: Tensor) -> Tensor:
-        check_push(self, slots, codes)
+        check_push(slots, codes, self.slots, self.groups)
         sounds = []
         for some in codes.split(PUSH_FRAMES, dim=1):
 
@@ -177,7 +172,7 @@ class GraphVocoder:
 
     def listen(self, slot: int, portion: Portion) -> None:
         """Queues them, without waiting."""
-        check_push(self, [slot], portion.codes[None])
+        check_push([slot], portion.codes[None], self.slots, self.groups)
         for some in portion.codes.split(PUSH_FRAMES):
             graph = self._graph(len(some)) if portion.whole else self._skim
             self._count_push()

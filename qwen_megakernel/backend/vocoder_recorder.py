@@ -1,7 +1,9 @@
-"""Recorder: the kernels of one push of the vocoder, in order, as one CUDA graph."""
+"""Recorder: the kernels of one push of the vocoder, in order, as one CUDA graph. VocoderMemory: what they read and
+write on a GPU, besides their weights."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Mapping
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -9,11 +11,12 @@ import torch
 from torch import Tensor
 
 from qwen_megakernel.backend.cuda_graphs import capturing
-from qwen_megakernel.backend.vocoder_memory import VocoderMemory
+from qwen_megakernel.backend.sizes import PUSH_FRAMES, PUSH_ROWS
 from qwen_megakernel.backend.vocoder_weights import VocoderWeights, padded
 from qwen_megakernel.checkpoint.codec_config import VocoderConfig
-from qwen_megakernel.model.vocoder import DILATIONS
+from qwen_megakernel.model.vocoder import DILATIONS, history_shapes
 
+SPIN_LIMIT = 4_000_000  # polls before a wait inside the transformer's kernel gives up: seconds on a healthy card
 NONE, SNAKE, GELU = range(3)  # `Activation` in csrc/vocoder/vocoder.h
 
 
@@ -24,35 +27,88 @@ class _Nothing:
         return lambda *_arguments, **_named: None
 
 
-@dataclass(frozen=True, eq=False)
-class PushKernels:
-    """What all recordings of a vocoder share."""
+class VocoderMemory:
+    """One vocoder's tensors on its device. Recorded pushes hold their addresses, so none is ever replaced.
 
-    extension: ModuleType
-    config: VocoderConfig
-    weights: VocoderWeights
-    memory: VocoderMemory
-    exact: bool  # fp32 products, not TF32
+    Attributes:
+        state: the past that the layers of each slot look back to: [slots, ...] by layer name.
+        position: int64 [slots], frames that the transformer has taken in.
+        of_slot: for each slot its state as one tensor, and its position; both are reset, saved and restored together.
+        frames, embedding, place: a push's inputs (csrc/vocoder/vocoder.h, `PushInputs`); place: an address.
+        fault: int32 [1] in pinned memory, not 0 after a wait gave up.
+        layers, layer_sizes: tensors and sizes for `extension.transform`.
+        rooms: memory for the buffers between the layers; the last is the largest.
+    """
+
+    def __init__(self, config: VocoderConfig, weights: VocoderWeights, slots: int, most: int, device: torch.device):
+        """`most`: frames of the largest push."""
+        self.device = device
+        # Each layer's past of a sequence: [rows, channels]; the transformer's rings of keys and values
+        # [layers, 2, heads, ring, head_dim].
+        past = {name: (rows, padded(channels)) for name, (rows, channels) in history_shapes(config).items()}
+        rings = (config.num_layers, 2, config.num_heads, config.sliding_window - 1 + PUSH_FRAMES, config.head_dim)
+        shapes: dict[str, tuple[int, ...]] = {**past, "rings": rings}
+        sizes = [math.prod(shape) for shape in shapes.values()]
+        everything = torch.zeros(slots, sum(sizes), device=device)
+        parts = zip(shapes.items(), everything.split(sizes, dim=1), strict=True)
+        self.state: dict[str, Tensor] = {name: part.unflatten(1, shape) for (name, shape), part in parts}
+        self.position = torch.zeros(slots, dtype=torch.int64, device=device)
+        self.of_slot = list(zip(everything, self.position, strict=True))
+        self.frames = torch.zeros(2 + 5 * PUSH_ROWS, dtype=torch.int32, device=device)  # `Frames`, of no frame
+        self.embedding = torch.zeros(most * config.codebook_dim, device=device)
+        self.place = torch.zeros(1, dtype=torch.int64, device=device)
+        self.fault = torch.zeros(1, dtype=torch.int32, pin_memory=True)
+        self.rooms: list[Tensor] = []
+        width = config.num_heads * config.head_dim
+        exchange = {"h": config.hidden_size, "qkv": 3 * width, "attended": width, "gated": config.intermediate_size}
+        like = partial(torch.zeros, dtype=torch.int32, device=device)
+        self.layers = {name: like(most * values, 2) for name, values in exchange.items()} | weights.layers
+        self.layers |= {"rings": self.state["rings"], "position": self.position, "fault": self.fault, "epoch": like(1)}
+        self.layer_sizes = {"blocks": weights.blocks, "shared_bytes": weights.shared_bytes, "spin_limit": SPIN_LIMIT}
+        self.layer_sizes |= {"columns_out": len(weights.layers["bias_out"]), "hidden": config.hidden_size}
+        self.layer_sizes |= {"window": config.sliding_window, "intermediate": config.intermediate_size}
+
+    def make_room(self, sizes: Mapping[str, int]) -> dict[str, Tensor]:
+        """Buffers of the given sizes in values. All graphs share them, because they run one after the other."""
+        each = [-(-size // 64) * 64 for size in sizes.values()]  # multiples of 256 bytes, as torch aligns its own
+        if not self.rooms or self.rooms[-1].numel() < sum(each):
+            self.rooms.append(torch.empty(sum(each), device=self.device))
+        return dict(zip(sizes, self.rooms[-1][: sum(each)].split(each), strict=True))
+
+    def forget_epochs(self) -> None:
+        """Reset the epochs, so that no block takes an old value of the transformer's exchange for a new one."""
+        for name in ("h", "qkv", "attended", "gated", "epoch"):
+            self.layers[name].zero_()
 
 
 class Recorder:
     """Records the kernels of a push with room for a given number of frames."""
 
-    def __init__(self, kernels: PushKernels, room: int, *, skim: bool = False):
-        """
-        Args:
-            skim: end after the transformer, because the sound is not wanted.
-        """
-        self._k = kernels
-        self._m = kernels.memory
-        self._config = kernels.config
+    def __init__(
+        self,
+        extension: ModuleType,
+        config: VocoderConfig,
+        weights: VocoderWeights,
+        memory: VocoderMemory,
+        exact: bool,
+        room: int,
+        *,
+        skim: bool = False,
+    ):
+        """`exact`: fp32 products, not TF32. `room`: frames. `skim`: end after the transformer, because the sound is not
+        wanted."""
+        self._kernels = extension
+        self._config = config
+        self._w = weights
+        self._m = memory
+        self._exact = exact
         self._room = room
         self._skim = skim
         # With histories kept once, at the end, the blocks' buffers take 8 MB a frame. Keeping them after every block
         # or unit (2.8 MB a frame) lets the next reuse buffers. It takes 6 us each: too much for one frame.
         self._sparing = room > 8
         self._most_sparing = room > 16
-        self._extension: Any = kernels.extension
+        self._extension: Any = extension
         self._buffers: dict[str, Tensor] = {}
 
     def record(self) -> Any:
@@ -60,11 +116,11 @@ class Recorder:
         with capturing(self._m.device):
             self._extension = _Nothing()
             self._run()  # shows which buffers it needs
-            self._extension = self._k.extension
+            self._extension = self._kernels
             self._buffers = self._m.make_room({name: buffer.numel() for name, buffer in self._buffers.items()})
             self._run()  # outside a recording: this loads kernels
             torch.cuda.current_stream().synchronize()
-            recording = self._k.extension.Recording(self._m.frames)
+            recording = self._kernels.Recording(self._m.frames)
             try:
                 self._run()
             except BaseException:
@@ -85,7 +141,7 @@ class Recorder:
         self._keep(m.position)
 
     def _sound(self, x: Tensor) -> None:
-        extension, frames, c, w = self._extension, self._m.frames, self._config, self._k.weights
+        extension, frames, c, w = self._extension, self._m.frames, self._config, self._w
         rows = 1  # of a frame
         for i, ratio in enumerate(c.upsampling_ratios):
             if i:
@@ -139,16 +195,16 @@ class Recorder:
     ) -> Tensor:
         """Apply weight and bias of `name` to x, which holds halves (csrc/vocoder/halves.cuh). The result is in the
         buffer named `activated`, as halves, or else in `out`, as fp32."""
-        k, (weight, bias) = self._k, self._k.weights.matrices[name]
+        weight, bias = self._w.matrices[name]
         values = self._room * rows * len(bias)
         if isinstance(out, str):
             out = self._buffer(out, values)
         after = self._buffer(activated, values) if activated else None
-        frequency, scale = k.weights.snakes[snake] if snake else (None, None)
+        frequency, scale = self._w.snakes[snake] if snake else (None, None)
         self._extension.convolve(self._extension.Convolution(
             fresh=x, past=self._past(keep, x, rows) if keep else None, frames=self._m.frames, room=self._room,
             rows=rows, dilation=dilation, weight=weight, bias=bias, residual=residual, out=out, activated=after,
-            activation=SNAKE if snake else activation, frequency=frequency, scale=scale, exact=k.exact,
+            activation=SNAKE if snake else activation, frequency=frequency, scale=scale, exact=self._exact,
         ))  # fmt: skip
         result = out if after is None else after
         assert result is not None, "`out` or `activated` is given"
@@ -169,7 +225,7 @@ class Recorder:
     def _block(self, x: Tensor, rows: int, i: int, rate: int, after: str) -> Tensor:
         """Transposed convolution and three residual units; `after`: the SnakeBeta that follows them."""
         name = f"decoder.{i}"
-        out_values = self._room * rows * len(self._k.weights.matrices[f"{name}.up"][1])
+        out_values = self._room * rows * len(self._w.matrices[f"{name}.up"][1])
         residual = self._buffer("residual", out_values)
         x = self._convolve(
             x, rows, f"{name}.up", keep=f"{name}.up", out=residual, activated=self._before(i, 2),

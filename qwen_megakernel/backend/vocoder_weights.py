@@ -8,6 +8,7 @@ from torch import Tensor
 
 from qwen_megakernel.backend.sizes import CHANNEL_TILE, LOW_SCALE
 from qwen_megakernel.checkpoint.codec_config import VocoderConfig
+from qwen_megakernel.model.transformer import rope_frequencies
 from qwen_megakernel.model.vocoder import DILATIONS, make_codebook, make_snakes
 
 
@@ -131,13 +132,11 @@ class VocoderWeights:
         up_bias = w["upsample.0.0.conv.bias"].double().repeat(c.upsampling_ratios[0])
         outer, bias = (w[f"{name}.output_proj.{n}"].double() for n in ("weight", "bias"))
         add((up @ outer * w[f"{name}.norm.weight"]).float())
-        half = c.head_dim // 2
-        inv_freq = 1.0 / c.rope_theta ** (torch.arange(half, dtype=torch.float32) / half)
         return {
             "weights": torch.cat(ribbon),
             "bias_in": bias_in,
             "bias_out": (up @ bias + up_bias).float(),
-            "inv_freq": inv_freq.to(self.codebook.device),
+            "inv_freq": rope_frequencies(c.head_dim, c.rope_theta).to(self.codebook.device),
         }
 
     def _linear(self, name: str, weight: Tensor, bias: Tensor) -> None:

@@ -83,26 +83,13 @@ def free_memory() -> None:
 
 
 def frame_ms(
-    decoder: FrameDecoder,
-    like: Tensor,
-    sampling: SamplingParams,
-    streams: int,
-    frames: int,
-    threads: int | None = None,
+    decoder: FrameDecoder, like: Tensor, sampling: SamplingParams, streams: int, frames: int, threads: int | None = None
 ) -> float:
     """Wall-clock milliseconds per frame of several sequences, launched ahead as the engine does. It is the median of
     runs of 20 frames from position 13 on. A run in which a sequence ends does not count, because a backend may compute
-    nothing after an end.
-
-    Args:
-        like: [hidden], on the decoder's device and of its dtype. Prompts and text rows are noise of this form.
-        streams: how many sequences.
-        frames: how many frames to time in all.
-        threads: how many PyTorch computes with on a CPU; None: its own number.
-
-    Raises:
-        RequestError: too few runs counted.
-    """
+    nothing after an end. `like`: [hidden], on the decoder's device and of its dtype. Prompts and text rows are noise of
+    this form. `streams`: how many sequences. `frames`: how many frames to time in all. `threads`: how many PyTorch
+    computes with on a CPU; None: its own number. Raises RequestError: too few runs counted."""
     slots = list(range(streams))
 
     def measure() -> float | None:
@@ -181,19 +168,10 @@ def run(
     weights: str | list[str] | None = None,
     tell: Callable[[str], None] = print,
 ) -> dict:
-    """Measure, and print each figure as a line of text.
-
-    Args:
-        model: a folder, a hub id or "demo"; None: random weights on a GPU, the demo voice elsewhere.
-        size: of the random weights, "0.6b" (None) or "1.7b".
-
-    Returns:
-        The figures by name, in the form for an issue.
-
-    Raises:
-        CheckpointError, BackendError: as `TTSEngine.load`.
-        RequestError: `size` is given, but no random weights are made.
-    """
+    """Measure, and print each figure as a line of text. `model`: a folder, a hub id or "demo"; None: random weights on
+    a GPU, the demo voice elsewhere. `size`: of the random weights, "0.6b" (None) or "1.7b". Returns the figures by
+    name, in the form for an issue. Raises CheckpointError, BackendError: as `TTSEngine.load`. RequestError: `size` is
+    given, but no random weights are made."""
     where = select_device(device)
     if size is not None and (model is not None or where.type == "cpu"):
         raise RequestError("--size chooses random weights, which need a GPU and no --model: leave --size out")

@@ -9,7 +9,6 @@ import torch
 
 from qwen_megakernel import __version__
 from qwen_megakernel.backend.build import driver_version, find_ninja, find_nvcc, no_nvcc, why_no_build, why_no_gpu
-from qwen_megakernel.backend.interfaces import CpuSpeed
 from qwen_megakernel.backend.select import Backend, select_device
 from qwen_megakernel.checkpoint.fp8 import WEIGHTS
 from qwen_megakernel.checkpoint.load import DEMO, DEMO_NOTICE, Checkpoint
@@ -20,21 +19,13 @@ from qwen_megakernel.trust.verdicts import SIZES, Key, Verdict, read, record_of
 
 
 def run(*, check: bool, size: str, fp8: frozenset[str], as_json: bool) -> int:
-    """Examine the machine, and print the findings.
-
-    Args:
-        check: check the kernel now, as "auto" does at first use.
-        size, fp8: what to check; see verdicts.SIZES and fp8.PARTS.
-        as_json: one JSON object instead of lines of text.
-
-    Returns:
-        The process's exit code: 1 if the check found something wrong, or could not be finished.
-
-    Raises:
-        BackendError: the environment variable for "auto" has a value that is not in auto.MODES.
-    """
+    """Examine the machine, and print the findings. `check`: check the kernel now, as "auto" does at first use. `size`,
+    `fp8`: what to check; see verdicts.SIZES and fp8.PARTS. `as_json`: one JSON object instead of lines of text. Returns
+    the process's exit code: 1 if the check found something wrong, or could not be finished. Raises BackendError: the
+    environment variable for "auto" has a value that is not in auto.MODES."""
     device = select_device(None)
-    verdict, obstacle = None, why_no_check(device)
+    verdict = None
+    obstacle = why_no_build(device) if device.type == "cuda" else f"there is no GPU to check: {why_no_gpu()}"
     if check and obstacle is None:
         verdict = auto.check(device, size, fp8)
     facts = examine(device)
@@ -47,18 +38,11 @@ def run(*, check: bool, size: str, fp8: frozenset[str], as_json: bool) -> int:
     return 0 if verdict is None or verdict.good else 1
 
 
-def why_no_check(device: torch.device) -> str | None:
-    """Why the kernel cannot be checked on a device; None: it can."""
-    return why_no_build(device) if device.type == "cuda" else f"there is no GPU to check: {why_no_gpu()}"
-
-
 def examine(device: torch.device) -> dict:
-    """What an issue report asks for, by name.
-
-    Args:
-        device: the one that engines take by default.
-    """
-    nvcc, ninja, cards = find_nvcc(), find_ninja(), _cards()
+    """What an issue report asks for, by name. `device`: the one that engines take by default."""
+    nvcc, ninja, cards = find_nvcc(), find_ninja(), []
+    if torch.cuda.is_available():
+        cards = [_card(torch.device("cuda", i)) for i in range(torch.cuda.device_count())]
     backend, reason = _taken(device, cards)
     facts = {
         "qwen_megakernel": __version__,
@@ -79,7 +63,8 @@ def examine(device: torch.device) -> dict:
         "reason": reason,
     }
     if device.type == "cpu":
-        facts["cpu"] = f"with the {DEMO} voice, {_cpu_speed()}"
+        demo = Backend("torch", Checkpoint.open(DEMO), device, torch.float32).load(slots=1, max_positions=16)
+        facts["cpu"] = f"with the {DEMO} voice, {demo.cpu}"
     return facts
 
 
@@ -92,16 +77,6 @@ def _taken(device: torch.device, cards: list[dict]) -> tuple[str, str]:
     for size, told in by_size.items():
         sizes.setdefault(told.partition(":")[0], []).append(size)
     return " or ".join(sizes), "; ".join(f"{backend} for {', '.join(names)}" for backend, names in sizes.items())
-
-
-# ---------------------------------------------------------------- GPUs
-
-
-def _cards() -> list[dict]:
-    """Every GPU that torch can use."""
-    return [
-        _card(torch.device("cuda", i)) for i in range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
-    ]
 
 
 def _card(device: torch.device) -> dict:
@@ -151,17 +126,15 @@ def _told(verdict: Verdict) -> dict:
     return verdict.to_json() | {"finished": verdict.finished, "told": str(verdict)}
 
 
-# ---------------------------------------------------------------- printing
-
-
 def _print(facts: dict) -> None:
+    built_for = f"ROCm {torch.version.hip}" if torch.version.hip else f"CUDA {torch.version.cuda or '- (CPU build)'}"
     rows = [
         ("qwen-megakernel", f"{facts['qwen_megakernel']}, Python {facts['python']}, {facts['platform']}"),
-        ("torch", f"{facts['torch']}, built for {_built_for()}"),
+        ("torch", f"{facts['torch']}, built for {built_for}"),
     ]
-    rows += [("GPU", _line_of(card)) for card in facts["cards"]] or [
-        ("GPU", f"none that torch can use: {why_no_gpu()}")
-    ]
+    rows += [("GPU", _line_of(card)) for card in facts["cards"]]
+    if not facts["cards"]:
+        rows.append(("GPU", f"none that torch can use: {why_no_gpu()}"))
     rows += [(name, facts[name]) for name in ("driver", "nvcc", "ninja", "checkpoints")]
     rows.append(("backend", f"auto takes {facts['backend']} on {facts['device']}: {facts['reason']}"))
     for card in facts["cards"]:
@@ -178,12 +151,6 @@ def _print(facts: dict) -> None:
         print(f"{name:<{width}}  {value}")
 
 
-def _built_for() -> str:
-    if torch.version.hip:
-        return f"ROCm {torch.version.hip}"
-    return f"CUDA {torch.version.cuda or '- (CPU build)'}"
-
-
 def _line_of(card: dict) -> str:
     """A line about a GPU, with the reason if PyTorch serves it."""
     parts = [card["name"], f"sm_{card['capability'].replace('.', '')}", f"{card['multiprocessors']} multiprocessors"]
@@ -191,14 +158,6 @@ def _line_of(card: dict) -> str:
         if card[name] is not None:
             parts.append(f"{card[name]:g} {unit}")
     return ", ".join(parts) + (f"; PyTorch speaks: {card['obstacle']}" if card["obstacle"] else "")
-
-
-# ---------------------------------------------------------------- the rest of the machine
-
-
-def _cpu_speed() -> CpuSpeed | None:
-    device = torch.device("cpu")
-    return Backend("torch", Checkpoint.open(DEMO), device, torch.float32).load(slots=1, max_positions=16).cpu
 
 
 def _output_line(command: list[str], line: int = 0) -> str:

@@ -32,17 +32,13 @@ _TEXTS = (
     "早上好，请问去上海的火车几点开？",
 )
 _INSTRUCT = "A warm, low voice that takes its time."
-REF_TEXT = "This is what nobody said."
-"""The transcript for `reference_audio`, which holds no words."""
+REF_TEXT = "This is what nobody said."  # the transcript for `reference_audio`, which holds no words
 
 
 def reference_module() -> ModuleType | None:
     """`qwen_tts`, or None if it is not installed. Its 25 Hz half imports torchaudio and sox, which its 12 Hz half does
-    not use. Empty modules replace them if they are missing.
-
-    Raises:
-        BackendError: it is installed but cannot be imported.
-    """
+    not use. Empty modules replace them if they are missing. Raises BackendError: it is installed but cannot be
+    imported."""
     if importlib.util.find_spec("qwen_tts") is None:
         return None
     for names in (("sox",), ("torchaudio", "torchaudio.compliance", "torchaudio.compliance.kaldi")):
@@ -64,17 +60,12 @@ def reference_module() -> ModuleType | None:
 
 @dataclass(frozen=True)
 class Case:
-    """A text that both implementations are asked to speak.
-
-    Attributes:
-        non_streaming_mode: True is the layout with the whole text in the prompt.
-        clone: with a Base checkpoint the kind of voice, "xvector" or "icl"; else "".
-    """
+    """A text that both implementations are asked to speak."""
 
     text: str
-    non_streaming_mode: bool
+    non_streaming_mode: bool  # True is the layout with the whole text in the prompt
     conditioning: Conditioning = UNCONDITIONED
-    clone: str = ""
+    clone: str = ""  # with a Base checkpoint the kind of voice, "xvector" or "icl"
 
     @property
     def name(self) -> str:
@@ -88,11 +79,8 @@ class Case:
 
 
 def cases_of(config: ModelConfig, in_context: bool) -> list[Case]:
-    """Two to four cases that suit the checkpoint.
-
-    Args:
-        in_context: the reference audio has a transcript, so a Base checkpoint can clone in context too.
-    """
+    """Two to four cases that suit the checkpoint. `in_context`: the reference audio has a transcript, so a Base
+    checkpoint can clone in context too."""
     first, second, chinese = _TEXTS
     languages = config.talker.named_languages
     named = "english" if "english" in languages else next(iter(languages), AUTO)
@@ -120,34 +108,20 @@ def reference_audio(seconds: float = 1.7, rate: int = 24000, seed: int = 0) -> n
 
 @dataclass(frozen=True, eq=False)
 class ReferenceOutput:
-    """The reference implementation's output for a case. Tensors are on the CPU.
+    """The reference implementation's output for a case. Tensors are on the CPU."""
 
-    Attributes:
-        rows, trailing: [n, hidden], its prompt's rows and its trailing rows.
-        codes: int64 [frames, 16].
-        samples: fp32 [n].
-        seconds: how long it took.
-    """
-
-    rows: Tensor
-    trailing: Tensor
-    codes: Tensor
-    samples: np.ndarray
-    seconds: float
+    rows: Tensor  # [n, hidden], its prompt's rows
+    trailing: Tensor  # [n, hidden], its trailing rows
+    codes: Tensor  # int64 [frames, 16]
+    samples: np.ndarray  # fp32 [n]
+    seconds: float  # how long it took
 
 
 class Reference:
     """The reference implementation with one checkpoint."""
 
     def __init__(self, module: ModuleType, model: str, device: torch.device, dtype: torch.dtype):
-        """
-        Args:
-            module: `reference_module()`.
-            model: a folder.
-
-        Raises:
-            BackendError: it cannot load the checkpoint.
-        """
+        """`module`: `reference_module()`. `model`: a folder. Raises BackendError: it cannot load the checkpoint."""
         where = {} if device.type == "cpu" else {"device_map": str(device)}
         try:
             self.api = module.Qwen3TTSModel.from_pretrained(model, dtype=dtype, **where)
@@ -189,13 +163,8 @@ class Reference:
 
     @torch.inference_mode()
     def speak(self, case: Case, frames: int, voice=None, seed: int | None = None) -> ReferenceOutput:
-        """Speak a case.
-
-        Args:
-            frames: the most to make.
-            voice: with a Base checkpoint: the result of `voice`. The case's own voice is ours and is not read.
-            seed: sample as published; None: greedy.
-        """
+        """Speak a case. `frames`: the most to make. `voice`: with a Base checkpoint: the result of `voice`. The case's
+        own voice is ours and is not read. `seed`: sample as published; None: greedy."""
         how = case.conditioning
         self._greedy = seed is None
         self.logits.clear()

@@ -40,18 +40,9 @@ def tie(logits: Tensor) -> tuple[float, float]:
     return gap(logits), TIE * max(1.0, float(logits.nan_to_num(0.0, 0.0, 0.0).abs().max()))
 
 
-# ---------------------------------------------------------------- the files
-
-
 def new_folder(output: str | None, model: str) -> Path:
-    """The folder to write to. It is not made yet.
-
-    Args:
-        output: its path; None: "verify-" and the model's name.
-
-    Raises:
-        RequestError: the path is taken.
-    """
+    """The folder to write to. It is not made yet. `output`: its path; None: "verify-" and the model's name. Raises
+    RequestError: the path is taken."""
     folder = Path(output or f"verify-{Path(model).expanduser().resolve().name}")
     with writing(folder):  # a name may be too long even to look up
         taken = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
@@ -74,25 +65,15 @@ def writing(folder: Path) -> Iterator[None]:
 
 
 class Report:
-    """Collects comparisons and timings, prints each at once, and writes the files.
-
-    Methods that write raise RequestError: the folder or a file in it cannot be written.
-
-    Attributes:
-        checks: one for each comparison, in the form of report.json.
-        takes: one for each timed utterance, in the form of report.json.
-    """
+    """Collects comparisons and timings, prints each at once, and writes the files. Methods that write
+    raise RequestError: the folder or a file in it cannot be written."""
 
     def __init__(self, folder: Path, rate: int, cases: list[Case]):
-        """
-        Args:
-            folder: is made here if it does not exist.
-            rate: sample rate of all samples, in Hz.
-        """
+        """`folder`: is made here if it does not exist. `rate`: sample rate of all samples, in Hz."""
         self._folder = folder
         self._rate = rate
-        self.checks: list[dict] = []
-        self.takes: list[dict] = []
+        self.checks: list[dict] = []  # one for each comparison, in the form of report.json
+        self.takes: list[dict] = []  # one for each timed utterance, in that form too
         self._pairs: list[dict[str, Any]] = [
             {"request": c.name, "text": c.text, "instruct": c.conditioning.instruct, "kind": kind, "files": {}}
             for kind in ("sampled", "greedy")
@@ -125,11 +106,8 @@ class Report:
         self, what: str, ours: np.ndarray, theirs: np.ndarray, decided: Callable[[int, int], Tensor]
     ) -> None:
         """Compare codes [frames, 16] of two implementations that ran freely, up to the first difference. After it, each
-        goes on from its own codes.
-
-        Args:
-            decided: returns the logits [candidates] that decided the draw of (frame, group).
-        """
+        goes on from its own codes. `decided`: returns the logits [candidates] that decided the draw of (frame,
+        group)."""
         part = parting(ours, theirs)
         if part is None:
             self.check(what, f"{len(ours)} frames equal", "equal", True)
@@ -140,11 +118,8 @@ class Report:
             self.check(what, figure, f"equal, or a tie: a gap below {bound:.1e}", between < bound)
 
     def teacher_forced_codes(self, what: str, ours: np.ndarray, logits: list[Tensor]) -> None:
-        """Compare every one of our codes [frames, 16] with the best candidate of a teacher-forced pass.
-
-        Args:
-            logits: [frames, candidates] for each code group, computed from our codes.
-        """
+        """Compare every one of our codes [frames, 16] with the best candidate of a teacher-forced pass. `logits`:
+        [frames, candidates] for each code group, computed from our codes."""
         best = torch.stack([group.argmax(-1) for group in logits], dim=1).cpu().numpy()
         parts = np.argwhere(ours != best).tolist()
         if not parts:
@@ -156,13 +131,8 @@ class Report:
         self.check(what, figure, f"equal, or each a tie: a gap below {bound:.1e}", between < bound)
 
     def take(self, row: int, by: str, samples: np.ndarray, compute_s: float, ttfc_s: float | None = None) -> None:
-        """Record how long an utterance took, and write it as a WAV.
-
-        Args:
-            row: index of its pair.
-            by: "ours" or "reference".
-            samples: fp32 [n].
-        """
+        """Record how long an utterance took, and write it as a WAV. `row`: index of its pair. `by`: "ours" or
+        "reference". `samples`: fp32 [n]."""
         request, audio_s = self._pairs[row]["request"], len(samples) / self._rate
         if not audio_s:
             self.check(f"{request}: audio of {by}", "none", "some", False)

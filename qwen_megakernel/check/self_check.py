@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,18 +40,14 @@ from qwen_megakernel.trust.verdicts import FramePart, Part
 
 LAUNCHES, SECONDS = 1000, 22.0
 """Number of launches with several sequences, and seconds after which it stops early. It always makes two rounds."""
-FRAMES = 50
-"""Frames of a sequence in a round."""
+FRAMES = 50  # frames of a sequence in a round
 POSITIONS = 384
 PROMPT_ROWS = (9, 300, 1, 20)
 """Rows of the prompts. In this order they are prefilled by columns, by the prefill's own kernels, not at all, and by
 columns."""
-COMPARED = 20
-"""Frames of each of two sequences that are compared with fp32."""
-PCM = 2e-5
-"""The largest allowed difference between samples of the vocoder's kernels and of PyTorch in fp32."""
-PUSHES = (1, 1, 2, 4, 8, 3, 5, 16)
-"""Frames of each vocoder push."""
+COMPARED = 20  # frames of each of two sequences that are compared with fp32
+PCM = 2e-5  # the largest allowed difference between samples of the vocoder's kernels and of PyTorch in fp32
+PUSHES = (1, 1, 2, 4, 8, 3, 5, 16)  # frames of each vocoder push
 
 
 class Wrong(Exception):
@@ -78,23 +75,16 @@ def is_memory(error: Exception) -> bool:
 
 @dataclass
 class Model:
-    """Random weights on a GPU.
-
-    Attributes:
-        stored: every `talker.*` tensor, bf16 or E4M3 with scales.
-        fp8: the parts (fp8.PARTS) that are E4M3.
-    """
+    """Random weights on a GPU."""
 
     config: ModelConfig
-    stored: dict[str, Tensor]
-    fp8: Collection[str]
+    stored: dict[str, Tensor]  # every `talker.*` tensor, bf16 or E4M3 with scales
+    fp8: Collection[str]  # the parts (fp8.PARTS) that are E4M3
     device: torch.device
 
 
 def make_model(size: str, fp8: Collection[str], device: torch.device) -> Model:
-    """Args:
-    size: one of verdicts.SIZES' names.
-    """
+    """`size`: one of verdicts.SIZES' names."""
     config = ModelConfig.from_folder(DEMO_FOLDER) if size == DEMO else synthetic_config(size)
     tensors = random_talker(config, device, seed=0)
     tensors["talker.model.text_embedding.weight"] = torch.zeros(1, 1)  # no text is spoken; saves 0.6 GB
@@ -113,20 +103,17 @@ def make_prompt(model: Model, rows: int, seed: int) -> Prompt:
 
 
 def check_frame(model: Model) -> FramePart:
-    """Check the frame kernel and time it. This empties `model.stored`.
-
-    Raises:
-        Exception: memory ran out (`is_memory`).
-    """
-    part = FramePart(True, "its codes are the same alone and beside others, and its error is below PyTorch bf16's")
-    figures: dict[str, float] = {}
+    """Check the frame kernel and time it. This empties `model.stored`. Raises Exception: memory ran out
+    (`is_memory`)."""
+    figures: dict[str, Any] = {}
     try:
         _check_frame(model, figures)
     except Exception as error:
         if is_memory(error):
             raise
-        part = FramePart(False, plain(error))
-    return FramePart(**asdict(part) | figures)
+        return FramePart(False, plain(error), **figures)
+    told = "its codes are the same alone and beside others, and its error is below PyTorch bf16's"
+    return FramePart(True, told, **figures)
 
 
 def _check_frame(model: Model, figures: dict[str, float]) -> None:
@@ -160,11 +147,8 @@ def _check_frame(model: Model, figures: dict[str, float]) -> None:
 
 
 def speak(kernel: MegakernelFrameDecoder, group: list[int], requests: list[tuple]) -> dict[int, list]:
-    """Compute FRAMES frames of the slots in `group`, all in each launch, launched ahead as the engine does.
-
-    Returns:
-        By slot, the codes of every frame, or None from end of speech on.
-    """
+    """Compute FRAMES frames of the slots in `group`, all in each launch, launched ahead as the engine does. Returns by
+    slot the codes of every frame, or None from end of speech on."""
     said: dict[int, list] = {slot: [] for slot in group}
     for slot in group:
         kernel.start(slot, *requests[slot])
@@ -181,22 +165,13 @@ def speak(kernel: MegakernelFrameDecoder, group: list[int], requests: list[tuple
 
 
 def check_codes(kernel: MegakernelFrameDecoder, model: Model, narrow: int, launched: Callable[[int], None]) -> None:
-    """Check that sequences get the same codes alone, again, and in full launches, in any column.
-
-    Args:
-        narrow: columns of a launch of the narrow kernel.
-        launched: is called with the number of launches of several sequences that were compared.
-
-    Raises:
-        Wrong: the codes differ.
-    """
-    slots, draw = list(range(kernel.slots)), random.Random(0)
-    requests = []
+    """Check that sequences get the same codes alone, again, and in full launches, in any column. `narrow`: columns of a
+    launch of the narrow kernel. `launched`: is called with the number of launches of several sequences that were
+    compared. Raises Wrong: the codes differ."""
+    slots, draw, requests = list(range(kernel.slots)), random.Random(0), []
     for slot in slots:
-        sampling = SamplingParams(seed=slot) if slot % 3 else GREEDY
-        requests.append(
-            (make_prompt(model, PROMPT_ROWS[slot % len(PROMPT_ROWS)], slot), sampling.over(model.config.sampling))
-        )
+        sampling = (SamplingParams(seed=slot) if slot % 3 else GREEDY).over(model.config.sampling)
+        requests.append((make_prompt(model, PROMPT_ROWS[slot % len(PROMPT_ROWS)], slot), sampling))
     alone = {slot: speak(kernel, [slot], requests)[slot] for slot in slots}
     began, done, rounds = time.monotonic(), 0, 0
     while done < LAUNCHES and (rounds < 2 or time.monotonic() - began < SECONDS):
@@ -217,15 +192,9 @@ def check_errors(
     model: Model, tensors: dict[str, Tensor], seen: Sequence[Sequence[Tensor]], figures: dict[str, float]
 ) -> None:
     """Check that the kernel's hidden states and logits are no further from fp32 than those of PyTorch in bf16.
-
-    Args:
-        tensors: every `talker.*` tensor, bf16; converted to fp32 in place.
-        seen: what `observed` returned for each slot's prompt.
-        figures: receives `error_ratio`, the largest of all parts.
-
-    Raises:
-        Wrong: they are further away, or not numbers.
-    """
+    `tensors`: every `talker.*` tensor, bf16; converted to fp32 in place. `seen`: what `observed` returned for each
+    slot's prompt. `figures`: receives `error_ratio`, the largest of all parts. Raises Wrong: they are further away, or
+    not numbers."""
 
     def forced() -> list[Tensor]:
         """`teacher_forced`, of all sequences one after the other."""
@@ -251,11 +220,7 @@ def check_errors(
 
 
 def check_vocoder(model: Model) -> Part:
-    """Check the vocoder's kernels and time them.
-
-    Raises:
-        Exception: memory ran out (`is_memory`).
-    """
+    """Check the vocoder's kernels and time them. Raises Exception: memory ran out (`is_memory`)."""
     config = model.config.codec.vocoder
     if obstacle := why_no_graphs(config, model.device):
         return Part(True, f"not checked: {obstacle}")
@@ -295,9 +260,8 @@ def _check_vocoder(model: Model, tensors: Mapping[str, Tensor]) -> Part:
         for samples in (ours[slot], followed[slot]):
             error = float((samples - exact[: len(samples)]).abs().max())
             if not error <= PCM:  # also true for NaN
-                raise Wrong(
-                    f"samples of the vocoder's kernels differ from PyTorch's by {error:.1e}, more than {PCM:.0e}"
-                )
+                told = f"differ from PyTorch's by {error:.1e}, more than {PCM:.0e}"
+                raise Wrong(f"samples of the vocoder's kernels {told}")
     tell(done=0.95, what="timing the vocoder")
     kernel_ms, torch_ms = push_ms(kernels, codes[:1], 60), push_ms(eager, codes[:1], 12)
     return Part(True, "its samples match PyTorch's and are the same each time", kernel_ms, torch_ms)
@@ -335,10 +299,8 @@ def main(index: str, size: str, weights: str) -> None:
         tell(frame=asdict(frame))
         free_memory()
         tell(done=0.85, what="making a vocoder")
-        vocoder = (
-            check_vocoder(model) if frame.correct else Part(True, "not checked, because the frame kernel is wrong")
-        )
-        tell(vocoder=asdict(vocoder))
+        unchecked = Part(True, "not checked, because the frame kernel is wrong")
+        tell(vocoder=asdict(check_vocoder(model) if frame.correct else unchecked))
     except Exception as error:
         tell(unfinished=plain(error))
 

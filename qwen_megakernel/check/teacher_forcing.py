@@ -23,11 +23,8 @@ _PARTS = {"hidden": slice(1), "logits of code 0": slice(1, 2), "other logits": s
 def observed(
     kernel: MegakernelFrameDecoder, slot: int, prompt: Prompt, sampling: SamplingParams, frames: int
 ) -> list[Tensor]:
-    """Let the kernel compute a sequence of at most `frames` frames, on its own.
-
-    Returns:
-        Its codes int64 [n, groups], hidden states fp32 [n, hidden] and logits fp32 [n, groups, vocab], on its device.
-    """
+    """Let the kernel compute a sequence of at most `frames` frames, on its own. Returns its codes int64 [n, groups],
+    hidden states fp32 [n, hidden] and logits fp32 [n, groups, vocab], on its device."""
     hidden, logits = kernel.observe()
     kernel.start(slot, prompt, sampling)
     made: list[tuple[Tensor, ...]] = []
@@ -45,15 +42,9 @@ def observed(
 def errors(
     hidden: Tensor, logits: Tensor, rounded: Sequence[Tensor], exact: Sequence[Tensor]
 ) -> Iterator[tuple[str, float, float]]:
-    """How far the kernel is from fp32, and how far PyTorch in bf16 is.
-
-    Args:
-        hidden, logits: the kernel's (`observed`).
-        rounded, exact: what `teacher_forced` returned for the same codes, in bf16 and in fp32.
-
-    Yields:
-        (part, the kernel's error of it, bf16's): the mean of |x - y| / |y| over rows x and fp32's rows y.
-    """
+    """How far the kernel is from fp32, and how far PyTorch in bf16 is. `hidden`, `logits`: the kernel's (`observed`).
+    `rounded`, `exact`: what `teacher_forced` returned for the same codes, in bf16 and in fp32. Yields (part, the
+    kernel's error of it, bf16's): the mean of |x - y| / |y| over rows x and fp32's rows y."""
     kernel = [hidden, *(logits[:, group, : row.shape[1]] for group, row in enumerate(exact[1:]))]
 
     def mean(of: Sequence[Tensor], part: slice) -> float:
@@ -72,16 +63,9 @@ def teacher_forced(config: TalkerConfig, tensors: Mapping[str, Tensor], prompt: 
 
 @torch.inference_mode()
 def teacher_forced_talker(config: TalkerConfig, tensors: Mapping[str, Tensor], prompt: Prompt, codes: Tensor) -> Tensor:
-    """The talker's hidden states for given codes.
-
-    Args:
-        tensors: every `talker.*` tensor, all of the dtype to compute in; none may be E4M3.
-        prompt: its rows are rounded to that dtype.
-        codes: int64 [frames, 16], where the tensors are.
-
-    Returns:
-        [frames, hidden] of that dtype: for each frame the hidden state that its code 0 is drawn from.
-    """
+    """The talker's hidden states for given codes. `tensors`: every `talker.*` tensor, all of the dtype to compute in;
+    none may be E4M3. `prompt`: its rows are rounded to that dtype. `codes`: int64 [frames, 16], where the tensors are.
+    Returns [frames, hidden] of that dtype: for each frame the hidden state that its code 0 is drawn from."""
     norm, frames = tensors["talker.model.norm.weight"], len(codes)
     text = torch.cat([prompt.trailing, prompt.pad.expand(frames, -1)])[: frames - 1].to(norm)
     rows = torch.cat([prompt.rows.to(norm), Embeddings(config, tensors).frames(codes[:-1]) + text])
@@ -93,14 +77,9 @@ def teacher_forced_talker(config: TalkerConfig, tensors: Mapping[str, Tensor], p
 def teacher_forced_logits(
     config: TalkerConfig, tensors: Mapping[str, Tensor], hidden: Tensor, codes: Tensor
 ) -> list[Tensor]:
-    """The logits of every code of every frame, from the codec head and the code predictor.
-
-    Args:
-        hidden: what `teacher_forced_talker` returned for these codes.
-
-    Returns:
-        For each of the 16 code groups its raw logits, fp32 [frames, candidates].
-    """
+    """The logits of every code of every frame, from the codec head and the code predictor. `hidden`: what
+    `teacher_forced_talker` returned for these codes. Returns for each of the 16 code groups its raw logits, fp32
+    [frames, candidates]."""
     name, groups, stack = "talker.code_predictor", config.num_code_groups, config.code_predictor.stack
     embed, predictor = Embeddings(config, tensors), Transformer(stack, tensors, f"{name}.model", groups)
     cache = KVCache(stack, groups, hidden.device, hidden.dtype)

@@ -78,9 +78,6 @@ def say(engine: TTSEngine, case: Case, frames: int, **options: Unpack[RequestOpt
     return engine.generate(case.text, **request)
 
 
-# ---------------------------------------------------------------- the comparisons
-
-
 @dataclass(frozen=True)
 class EngineOutput:
     """A case with our voice, and our engine's output for it in fp32, greedy."""
@@ -223,9 +220,6 @@ def compare_kernel(
         report.check(f"kernel, {len(codes)} frames: error of {name}", figure, "ratio at most 1", error <= usual)
 
 
-# ---------------------------------------------------------------- the command
-
-
 def verify(
     model: str,
     *,
@@ -238,22 +232,11 @@ def verify(
     ref_audio: str | None = None,
     ref_text: str | None = None,
 ) -> bool:
-    """Compare, time, print, and write a folder.
-
-    Args:
-        output: a folder that is empty or does not exist; None: "verify-" and the model's name.
-        backend, device, weights: as `TTSEngine.load` takes them. Backend and weights apply to the takes and to the
-            kernel's comparison with fp32.
-        frames: most frames of an utterance.
-        seed: of the takes.
-        ref_audio, ref_text: for Base: the voice to clone, and its transcript; None: a synthetic sound.
-
-    Returns:
-        Did every comparison hold?
-
-    Raises:
-        TTSError: by kind (errors.py).
-    """
+    """Compare, time, print, and write a folder. `output`: a folder that is empty or does not exist; None: "verify-" and
+    the model's name. `backend`, `device`, `weights`: as `TTSEngine.load` takes them. Backend and weights apply to the
+    takes and to the kernel's comparison with fp32. `frames`: most frames of an utterance. `seed`: of the takes.
+    `ref_audio`, `ref_text`: for Base: the voice to clone, and its transcript; None: a synthetic sound. Returns
+    whether every comparison held. Raises TTSError: by kind (errors.py)."""
     check_ref_options(ref_audio, ref_text)
     folder = new_folder(output, model)
     where, module, sampling = select_device(device), reference_module(), SamplingParams(seed=seed)

@@ -18,14 +18,13 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from qwen_megakernel.checkpoint.json_object import JsonObject, read_json
-from qwen_megakernel.checkpoint.safetensors_header import read_header
+from qwen_megakernel.checkpoint.json_object import JsonObject, read_header, read_json
 from qwen_megakernel.checkpoint.tensors import Shapes
 from qwen_megakernel.errors import CheckpointError
 
@@ -45,6 +44,8 @@ _ROOTS = {
     "talker.code_predictor.model.": "Qwen3TTSTalkerCodePredictorModel",
 }
 """Modules that a trainer can have wrapped: where their names begin in a checkpoint -> their class in the reference."""
+
+_Updates = dict[str, tuple[int, tuple[int, int]]]  # module as a file names it -> its rank, and the shape of B @ A
 
 _READ = {"peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "init_lora_weights", "bias"}
 _IRRELEVANT = {
@@ -87,7 +88,8 @@ class Adapter:
         CheckpointError: it cannot be merged; the message says what is wrong and what to do."""
         tensors = folder / _TENSORS
         config = _read_config(folder)
-        linears = _linears(table)
+        weights = {name.removesuffix(".weight"): shape for name, shape in table.items() if name.endswith(".weight")}
+        linears: Shapes = {n: shape for n, shape in weights.items() if len(shape) == 2 and "_embedding" not in n}
         try:
             if not tensors.is_file():
                 pickle = (folder / _PICKLE).is_file()
@@ -102,14 +104,11 @@ class Adapter:
         root = _root_of(tensors, config, updates, linears)
         scales = _scales(config, updates)
         adapter = cls(folder, {f"{root}{name}.weight": scale for name, scale in scales.items()}, root)
-        adapter._check_values()
-        return adapter
-
-    def _check_values(self) -> None:
-        with self._file() as file:
+        with adapter._file() as file:
             for name in file.keys():
-                if not bool(torch.isfinite(self._read(file, name)).all()):
-                    raise CheckpointError(f"{self.folder / _TENSORS}: tensor {name!r} is not finite; train it again")
+                if not bool(torch.isfinite(adapter._read(file, name)).all()):
+                    raise CheckpointError(f"{tensors}: tensor {name!r} is not finite; train it again")
+        return adapter
 
     def _file(self):
         try:
@@ -147,9 +146,6 @@ def merged(weights: Iterable[tuple[str, Tensor]], adapters: Collection[Adapter])
             yield name, rounded
 
 
-# ---------------------------------------------------------------- adapter_config.json
-
-
 def _read_config(folder: Path) -> JsonObject:
     path = folder / _CONFIG
     try:
@@ -181,18 +177,18 @@ def _read_config(folder: Path) -> JsonObject:
     return config
 
 
-def _scales(config: JsonObject, updates: Mapping[str, "_Update"]) -> dict[str, float]:
+def _scales(config: JsonObject, updates: _Updates) -> dict[str, float]:
     """Module as the file names it -> its scale."""
     rank, alpha = config.size("r", most=MOST_RANK), config.get("lora_alpha", float)
     stable = config.get("use_rslora", bool, False)
     ranks, alphas = (_patterns(config, key) for key in ("rank_pattern", "alpha_pattern"))
     scales = {}
-    for name, update in updates.items():
+    for name, (stored, _) in updates.items():
         key = _match(ranks, name)
         r = rank if key is None else ranks.size(key, most=MOST_RANK)
-        if r != update.rank:
+        if r != stored:
             raise CheckpointError(
-                f"{config.where}: {name} has rank {r} by r and rank_pattern, but {update.rank} by its tensors; "
+                f"{config.where}: {name} has rank {r} by r and rank_pattern, but {stored} by its tensors; "
                 "take both files from one save"
             )
         key = _match(alphas, name)
@@ -226,24 +222,8 @@ def _match(patterns: JsonObject, module: str) -> str | None:
     return next((key for key in patterns.raw if re.match(rf"(.*\.)?({key})$", module)), None)
 
 
-# ---------------------------------------------------------------- adapter_model.safetensors
-
-
-def _linears(table: Shapes) -> Shapes:
-    """The linear layers of talker and code predictor: module -> [out, in]."""
-    weights = {name.removesuffix(".weight"): shape for name, shape in table.items() if name.endswith(".weight")}
-    return {name: shape for name, shape in weights.items() if len(shape) == 2 and "_embedding" not in name}
-
-
-class _Update(NamedTuple):
-    """One module's update in a file: the rank, and the shape of B @ A."""
-
-    rank: int
-    shape: tuple[int, int]
-
-
-def _updates(path: Path, header: Mapping[str, tuple[str, tuple[int, ...]]]) -> dict[str, _Update]:
-    """Module as the file names it -> its update. Each must have an A and a B."""
+def _updates(path: Path, header: Mapping[str, tuple[str, tuple[int, ...]]]) -> _Updates:
+    """What a file updates. Each module must have an A and a B."""
     for name, (dtype, shape) in sorted(header.items()):
         if not name.startswith(_PREFIX) or not name.endswith((_A, _B)):
             wanted = f"{_PREFIX}...{_A} or {_B}"
@@ -262,13 +242,13 @@ def _updates(path: Path, header: Mapping[str, tuple[str, tuple[int, ...]]]) -> d
                 f"{path}: tensors {module + _A!r} [{rank}, {width}] and {_B!r} [{height}, {same}] must share a rank of "
                 f"1 to {MOST_RANK}"
             )
-        updates[module.removeprefix(_PREFIX)] = _Update(rank, (height, width))
+        updates[module.removeprefix(_PREFIX)] = (rank, (height, width))
     if not updates:
         raise CheckpointError(f"{path}: it has no tensors; save the adapter again")
     return updates
 
 
-def _root_of(path: Path, config: JsonObject, updates: Mapping[str, _Update], linears: Shapes) -> str:
+def _root_of(path: Path, config: JsonObject, updates: _Updates, linears: Shapes) -> str:
     """Where the file's names begin in the checkpoint."""
     wrapped = (config.get("auto_mapping", dict, None) or {}).get("base_model_class")
     named = [root for root, name in _ROOTS.items() if name == wrapped]
@@ -287,13 +267,13 @@ def _root_of(path: Path, config: JsonObject, updates: Mapping[str, _Update], lin
     return fitting[0]
 
 
-def _misfits(root: str, updates: Mapping[str, _Update], linears: Shapes) -> list[str]:
+def _misfits(root: str, updates: _Updates, linears: Shapes) -> list[str]:
     """What does not fit this checkpoint, if the names begin at `root`."""
     wrong = []
-    for module, update in updates.items():
+    for module, (_, updated) in updates.items():
         shape = linears.get(root + module)
         if shape is None:
             wrong.append(f"{module!r} is not a linear layer of this checkpoint's talker or code predictor")
-        elif shape != update.shape:
-            wrong.append(f"{module!r} is for a layer {list(update.shape)}, but {root}{module} is {list(shape)}")
+        elif shape != updated:
+            wrong.append(f"{module!r} is for a layer {list(updated)}, but {root}{module} is {list(shape)}")
     return wrong

@@ -10,6 +10,7 @@ from qwen_megakernel.errors import CheckpointError
 
 CODEC_TYPE = "qwen3_tts_tokenizer_12hz"
 
+_VOCODER_DIMS = "codebook_size codebook_dim latent_dim hidden_size intermediate_size head_dim decoder_dim".split()
 _ENCODER_COUNTS = ("num_hidden_layers", "num_quantizers", "num_residual_layers", "num_semantic_quantizers")
 _ENCODER_DIMS = (
     "audio_channels codebook_dim codebook_size compress head_dim hidden_size intermediate_size kernel_size "
@@ -50,19 +51,13 @@ class VocoderConfig:
         js.only("num_semantic_quantizers", 1)
         js.only("num_key_value_heads", js.size("num_attention_heads"))
         return cls(
-            codebook_size=js.size("codebook_size"),
-            codebook_dim=js.size("codebook_dim"),
+            **{key: js.size(key) for key in _VOCODER_DIMS},
             num_quantizers=js.size("num_quantizers", most=MOST_LAYERS),
-            latent_dim=js.size("latent_dim"),
-            hidden_size=js.size("hidden_size"),
-            intermediate_size=js.size("intermediate_size"),
             num_layers=js.size("num_hidden_layers", most=MOST_LAYERS),
             num_heads=js.size("num_attention_heads"),
-            head_dim=js.size("head_dim"),
             rms_norm_eps=js.positive("rms_norm_eps"),
             rope_theta=js.positive("rope_theta"),
             sliding_window=js.size("sliding_window", least=2, most=65536),
-            decoder_dim=js.size("decoder_dim"),
             upsample_rates=js.sizes("upsample_rates"),
             upsampling_ratios=js.sizes("upsampling_ratios"),
         )

@@ -7,7 +7,7 @@ So a missing dim or id is an error; nothing is filled in.
 
 import copy
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,12 +44,10 @@ class StackConfig:
         js.only("use_sliding_window", False)
         js.only("sliding_window", None)
         config = cls(
-            hidden_size=js.size("hidden_size"),
-            intermediate_size=js.size("intermediate_size"),
+            **{key: js.size(key) for key in ("hidden_size", "intermediate_size", "head_dim")},
             num_layers=js.size("num_hidden_layers", most=MOST_LAYERS),
             num_heads=js.size("num_attention_heads"),
             num_kv_heads=js.size("num_key_value_heads"),
-            head_dim=js.size("head_dim"),
             rms_norm_eps=js.positive("rms_norm_eps"),
             rope_theta=js.positive("rope_theta"),
         )
@@ -144,11 +142,8 @@ class TalkerConfig:
         # The reference implementation lower-cases what the user asks for but not its own table, so mixed-case names
         # of fine-tunes never match there. Here both sides are lower case.
         languages = _id_table(js, "codec_language_id", vocab)
-        dialects = {
-            name.lower(): value.lower()
-            for name, value in js.get("spk_is_dialect", dict, {}).items()
-            if isinstance(value, str)
-        }
+        listed = js.get("spk_is_dialect", dict, {})
+        dialects = {name.lower(): value.lower() for name, value in listed.items() if isinstance(value, str)}
         for name, dialect in dialects.items():
             if dialect not in languages:
                 raise CheckpointError(
@@ -295,11 +290,8 @@ class SamplingParams:
         repetition_penalty: float | None = None,
         seed: int | None = None,
     ) -> "SamplingParams":
-        """The same temperature, top_k and top_p for code 0 and for codes 1..15. Only code 0 has a penalty.
-
-        Raises:
-            SamplingError: a value outside its range.
-        """
+        """The same temperature, top_k and top_p for code 0 and for codes 1..15. Only code 0 has a penalty. Raises
+        SamplingError: a value outside its range."""
         draw: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
         of_others = {f"subtalker_{name}": value for name, value in draw.items()}
         return cls(**draw, **of_others, repetition_penalty=repetition_penalty, seed=seed)
@@ -316,33 +308,17 @@ class SamplingParams:
 GREEDY = SamplingParams(do_sample=False, subtalker_dosample=False)
 """The most likely code everywhere; what parity tests compare."""
 
-_FALLBACK_SAMPLING = SamplingParams(
-    do_sample=True,
-    temperature=0.9,
-    top_k=50,
-    top_p=1.0,
-    repetition_penalty=1.05,
-    subtalker_dosample=True,
-    subtalker_temperature=0.9,
-    subtalker_top_k=50,
-    subtalker_top_p=1.0,
-)
+_DRAWS = SamplingParams.for_both(temperature=0.9, top_k=50, top_p=1.0, repetition_penalty=1.05)
+_FALLBACK_SAMPLING = replace(_DRAWS, do_sample=True, subtalker_dosample=True)
 """The defaults of the reference implementation, for a key that generation_config.json does not have."""
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Everything a checkpoint folder says about itself.
+    """Everything a checkpoint folder says about itself."""
 
-    Attributes:
-        variant: "base" (clones a voice), "custom_voice" (named speakers) or "voice_design" (described voice).
-        size: the checkpoint's own label, "0b6" or "1b7".
-        max_frames: one fewer than max_new_tokens: the last code 0 never becomes a frame.
-        random_weights: synthetic.py wrote it, so its speech ends by chance, if at all.
-    """
-
-    variant: str
-    size: str
+    variant: str  # "base" (clones a voice), "custom_voice" (named speakers) or "voice_design" (described voice)
+    size: str  # the checkpoint's own label, "0b6" or "1b7"
     im_start_id: int
     im_end_id: int
     tts_pad_id: int
@@ -352,8 +328,8 @@ class ModelConfig:
     speaker_encoder: SpeakerEncoderConfig | None
     codec: CodecConfig
     sampling: SamplingParams
-    max_frames: int
-    random_weights: bool
+    max_frames: int  # one fewer than max_new_tokens: the last code 0 never becomes a frame
+    random_weights: bool  # synthetic.py wrote it, so its speech ends by chance, if at all
 
     @property
     def honours_instruct(self) -> bool:

@@ -21,11 +21,9 @@ the order of QMK_FP8's bits (csrc/frame/dims.cuh)."""
 WEIGHTS = {"bf16": frozenset(), "fp8": frozenset(PARTS), "fp8-predictor": frozenset({"predictor", "lm_heads"})}
 """The usual choices of parts by name."""
 
-SCALE = "_scale"
-"""The suffix of a quantised tensor's name that names its scales."""
+SCALE = "_scale"  # the suffix of a quantised tensor's name that names its scales
 
-LARGEST = 448.0
-"""The largest value of E4M3."""
+LARGEST = 448.0  # the largest value of E4M3
 
 _LEAST = -100  # smallest exponent of a scale: keeps the smallest products far above bf16's smallest value
 

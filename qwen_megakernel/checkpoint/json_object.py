@@ -1,7 +1,9 @@
-"""Reads the JSON files of a checkpoint. Errors name the key that is missing or wrong."""
+"""Reads the JSON files of a checkpoint, and the headers of its safetensors files, which are JSON. Errors name the key
+that is missing or wrong."""
 
 import json
 import math
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,8 @@ from qwen_megakernel.errors import CheckpointError
 MOST, MOST_LAYERS, MOST_LISTED = 2**24, 1024, 16
 """Limits for a checkpoint: the largest dim, the largest count of layers or the like, the longest list of sizes. They
 keep a file's bogus numbers from allocating memory."""
+
+_MAX_HEADER_BYTES = 100_000_000  # safetensors' own bound
 
 
 class JsonObject:
@@ -22,17 +26,18 @@ class JsonObject:
     def __init__(self, value: Any, where: str):
         if not isinstance(value, dict):
             raise CheckpointError(f"{where}: expected an object, found {type(value).__name__}")
-        self._value, self.where = value, where
+        self.raw: dict = value
+        self.where = where
 
     def __contains__(self, key: str) -> bool:
-        return key in self._value
+        return key in self.raw
 
     def get(self, key: str, kind: type, default: Any = ...) -> Any:
-        if key not in self._value:
+        if key not in self.raw:
             if default is ...:
                 raise CheckpointError(f"{self.where}: key {key!r} is missing")
             return default
-        value = self._value[key]
+        value = self.raw[key]
         if value is None and default is None:
             return None
         number = kind in (int, float)
@@ -78,22 +83,15 @@ class JsonObject:
 
     def only(self, key: str, *allowed: Any) -> None:
         """Refuse a setting that this implementation does not follow. A key that is missing is fine."""
-        if key in self._value and self._value[key] not in allowed:
-            found = self._value[key]
+        if key in self.raw and self.raw[key] not in allowed:
+            found = self.raw[key]
             wanted = " or ".join(map(repr, allowed))
             raise CheckpointError(f"{self.where}: {key} must be {wanted}, found {found!r}")
 
-    @property
-    def raw(self) -> dict:
-        return self._value
-
 
 def read_json(path: Path) -> JsonObject:
-    """Read one JSON file of a checkpoint, which must hold an object.
-
-    Raises:
-        CheckpointError: the file is missing, unreadable or invalid JSON, or holds something else.
-    """
+    """Read one JSON file of a checkpoint, which must hold an object. Raises CheckpointError: the file is missing,
+    unreadable or invalid JSON, or holds something else."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -104,3 +102,24 @@ def read_json(path: Path) -> JsonObject:
         return JsonObject(json.loads(text), str(path))
     except (ValueError, RecursionError) as error:  # also integers of thousands of digits
         raise CheckpointError(f"{path}: not valid JSON: {error}") from None
+
+
+def read_header(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Name -> (dtype, shape) of one safetensors file, whose length must agree with its header. Raises CheckpointError:
+    it is no such file, or is cut off or padded. OSError: it cannot be read."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        start = file.read(8)
+        length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
+        if not 2 <= length <= min(size - 8, _MAX_HEADER_BYTES):
+            raise CheckpointError(f"{path}: not a safetensors file, or cut off ({size} bytes); get it again")
+        try:
+            header = json.loads(file.read(length))
+            header.pop("__metadata__", None)
+            tensors = {name: (t["dtype"], tuple(t["shape"])) for name, t in header.items()}
+            end = 8 + length + max((t["data_offsets"][1] for t in header.values()), default=0)
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
+            raise CheckpointError(f"{path}: broken safetensors header; get the file again") from None
+    if size != end:
+        raise CheckpointError(f"{path}: cut off or padded: {end} bytes expected, found {size}; get it again")
+    return tensors

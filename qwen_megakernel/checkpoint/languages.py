@@ -6,18 +6,8 @@ from collections.abc import Sequence
 
 from qwen_megakernel.errors import LanguageError
 
-NAMES = {
-    "zh": "chinese",
-    "en": "english",
-    "fr": "french",
-    "de": "german",
-    "it": "italian",
-    "ja": "japanese",
-    "ko": "korean",
-    "pt": "portuguese",
-    "ru": "russian",
-    "es": "spanish",
-}
+NAMES = {"zh": "chinese", "en": "english", "fr": "french", "de": "german", "it": "italian", "ja": "japanese"}
+NAMES |= {"ko": "korean", "pt": "portuguese", "ru": "russian", "es": "spanish"}
 """ISO 639-1 codes of the languages of the published checkpoints -> how `codec_language_id` names them."""
 _CODES = {name: code for code, name in NAMES.items()}
 

@@ -25,7 +25,7 @@ from torch import Tensor
 from qwen_megakernel.checkpoint.adapters import Adapter, adapter_folders, merged
 from qwen_megakernel.checkpoint.config import ModelConfig
 from qwen_megakernel.checkpoint.fp8 import SCALE, dequantize, flaw, part_of, parts_in, quantize_parts
-from qwen_megakernel.checkpoint.safetensors_header import read_header
+from qwen_megakernel.checkpoint.json_object import read_header
 from qwen_megakernel.checkpoint.tensors import TEXT_TABLE, Shapes, expected_tensors, talker_tensors
 from qwen_megakernel.errors import CheckpointError, CheckpointNotFoundError
 
@@ -52,9 +52,6 @@ HUB_FILES = (
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _DTYPES = ("BF16", "F16", "F32")
 _FP8 = "F8_E4M3"
-
-
-# ---------------------------------------------------------------- files
 
 
 def _safetensors_files(folder: Path) -> list[Path]:
@@ -88,7 +85,13 @@ def _check_tensors(folder: Path, expected: Shapes) -> dict[str, Path]:
     headers = {path: read_header(path) for path in _safetensors_files(folder)}
     dtypes = {name: dtype for header in headers.values() for name, (dtype, _) in header.items()}
     quantized = {name for name, dtype in dtypes.items() if dtype == _FP8 and part_of(name)}
-    _check_parts(folder, expected, dtypes, quantized)
+    parts = {part_of(name) for name in quantized}  # (fp8.PARTS); each is quantised as a whole or not at all
+    for name in expected:
+        if part_of(name) in parts and name in dtypes and name not in quantized:
+            other = next(n for n in sorted(quantized) if part_of(n) == part_of(name))
+            raise CheckpointError(
+                f"{folder}: {other!r} is {_FP8} and {name!r} is {dtypes[name]}: quantise all of a part, or none"
+            )
     expected = expected | {name + SCALE: expected[name][:1] for name in quantized & expected.keys()}
     for path, header in headers.items():
         for name, (dtype, shape) in sorted(header.items()):
@@ -108,17 +111,6 @@ def _check_tensors(folder: Path, expected: Shapes) -> dict[str, Path]:
         if name not in where:
             raise CheckpointError(f"{folder}: tensor {name!r} {list(shape)} is missing")
     return where
-
-
-def _check_parts(folder: Path, expected: Shapes, dtypes: Mapping[str, str], quantized: set[str]) -> None:
-    """A part (fp8.PARTS) is quantised as a whole or not at all."""
-    parts = {part_of(name) for name in quantized}
-    for name in expected:
-        if part_of(name) in parts and name in dtypes and name not in quantized:
-            other = next(n for n in sorted(quantized) if part_of(n) == part_of(name))
-            raise CheckpointError(
-                f"{folder}: {other!r} is {_FP8} and {name!r} is {dtypes[name]}: quantise all of a part, or none"
-            )
 
 
 def _load(
@@ -170,7 +162,17 @@ class Checkpoint:
         """Find `model` (folder, hub id or "demo") and check it, then check the adapters, which are folders of LoRA
         adapters (adapters.py). Its tensors are not read yet. Raises CheckpointNotFoundError: there is nothing under
         that name. CheckpointError: its files or an adapter do not fit; the message names the first misfit."""
-        return cls._find(model).with_adapters(adapters)
+        folder = find_checkpoint(model)
+        try:
+            checkpoint = cls._open_folder(folder)
+        except CheckpointError as error:
+            if str(model) == DEMO or Path(model).expanduser().is_dir():
+                raise
+            raise CheckpointError(
+                f"{error}. This is the hub cache's copy of {model}; "
+                f"if its download was interrupted, run: hf download {model}"
+            ) from error
+        return checkpoint.with_adapters(adapters)
 
     def with_adapters(self, adapters: Collection[str | Path]) -> "Checkpoint":
         """The same checkpoint with these LoRA adapters instead of its own. Raises CheckpointError: one does not fit."""
@@ -186,19 +188,6 @@ class Checkpoint:
                     )
             log.debug("adapter %s: merged into %d layers", adapter.folder, len(adapter.scales))
         return replace(self, adapters=opened)
-
-    @classmethod
-    def _find(cls, model: str | Path) -> "Checkpoint":
-        folder = find_checkpoint(model)
-        try:
-            return cls._open_folder(folder)
-        except CheckpointError as error:
-            if str(model) == DEMO or Path(model).expanduser().is_dir():
-                raise
-            raise CheckpointError(
-                f"{error}. This is the hub cache's copy of {model}; "
-                f"if its download was interrupted, run: hf download {model}"
-            ) from error
 
     @classmethod
     def _open_folder(cls, folder: Path) -> "Checkpoint":
@@ -218,16 +207,10 @@ class Checkpoint:
     def talker(self, device: torch.device, dtype: torch.dtype, fp8: frozenset[str] = frozenset()) -> dict[str, Tensor]:
         """Every `talker.*` tensor by name. The text embeddings stay on the CPU, because they are a third of all bytes
         and a text needs only a few rows. They are copied, because a mapped file would read rows from disk at first use.
-        Adapters are merged before anything is quantised.
-
-        Args:
-            dtype: of everything that is not FP8. Stored FP8 tensors that are not in `fp8` are dequantised into it.
-            fp8: parts (fp8.PARTS) that are returned as float8_e4m3fn with scales. They are quantised now unless they
-                are stored that way.
-
-        Raises:
-            CheckpointError: a stored scale or FP8 weight is not finite, or a weight cannot be quantised or merged.
-        """
+        Adapters are merged before anything is quantised. `dtype`: of everything that is not FP8. Stored FP8 tensors
+        that are not in `fp8` are dequantised into it. `fp8`: parts (fp8.PARTS) that are returned as float8_e4m3fn with
+        scales. They are quantised now unless they are stored that way. Raises CheckpointError: a stored scale or FP8
+        weight is not finite, or a weight cannot be quantised or merged."""
         table, cpu = TEXT_TABLE, torch.device("cpu")
         adapted = {name for adapter in self.adapters for name in adapter.scales}
         names = [name for name in self._main if name.startswith("talker.") and name not in (table, *adapted)]
@@ -266,9 +249,6 @@ class Checkpoint:
         names = [n for n in self._codec if n.startswith("encoder.")]
         tensors = _load(self._codec, names, torch.device("cpu"), torch.float32)
         return {name.removeprefix("encoder."): tensor for name, tensor in tensors.items()}
-
-
-# ---------------------------------------------------------------- finding a checkpoint
 
 
 def find_checkpoint(model: str | Path) -> Path:

@@ -34,8 +34,7 @@ from qwen_megakernel.checkpoint.synthetic_config import (
 from qwen_megakernel.checkpoint.tensors import Shapes, expected_tensors, talker_tensors, vocoder_tensors
 
 SIZES = ("tiny", "tiny-adapter", "demo", "0.6b", "1.7b")
-NO_EOS = 0.0
-"""`eos_gain` that suppresses end of speech: its logit is then 0, far below the top-k of a random row."""
+NO_EOS = 0.0  # `eos_gain` that suppresses end of speech: its logit is then 0, far below the top-k of a random row
 
 _SPECIAL_TOKENS = (
     "<|endoftext|> <|im_start|> <|im_end|> <|object_ref_start|> <|object_ref_end|> <|box_start|> <|box_end|> "
@@ -63,18 +62,12 @@ def write_checkpoint(
     eos_gain: float = 2.0,
     shards: int = 1,
 ) -> Path:
-    """Write a whole checkpoint folder and return it.
-
-    Args:
-        size: one of `SIZES`. "tiny-adapter" has 1.7B's topology, with an adapter before the code predictor. "demo" has
-            the demo voice's dims, for which the kernel is compiled too.
-        variant: "base", "custom_voice" or "voice_design".
-        seed: of every tensor.
-        codec: "tiny" or "real" speech tokenizer; None follows the size.
-        eos_gain: scales end of speech's row in the codec head. The larger it is, the earlier speech ends by chance;
-            `NO_EOS` suppresses it.
-        shards: split the main file into that many files with an index.
-    """
+    """Write a whole checkpoint folder and return it. `size`: one of `SIZES`. "tiny-adapter" has 1.7B's topology, with
+    an adapter before the code predictor. "demo" has the demo voice's dims, for which the kernel is compiled too.
+    `variant`: "base", "custom_voice" or "voice_design". `seed`: of every tensor. `codec`: "tiny" or "real" speech
+    tokenizer; None follows the size. `eos_gain`: scales end of speech's row in the codec head. The larger it is, the
+    earlier speech ends by chance; `NO_EOS` suppresses it. `shards`: split the main file into that many files with an
+    index."""
     if size not in SIZES or variant not in VARIANTS or codec not in (None, "tiny", "real"):
         raise ValueError(f"unknown size, variant or codec: {size!r}, {variant!r}, {codec!r}")
     folder = Path(folder)
@@ -148,9 +141,8 @@ def _write_tokenizer(folder: Path, size: int) -> None:
                 pair = ("".join(letters[:n]), letters[n])
                 if pair not in merges:
                     merges.append(pair)
-    real = size == PUBLISHED_VOCAB
     merges = merges[: size - len(order)]
-    pinned = PUBLISHED_IDS if real else {}
+    pinned = PUBLISHED_IDS if size == PUBLISHED_VOCAB else {}
     vocab = dict(pinned)
     free = (i for i in range(size) if i not in pinned.values())
     for token in [*order, *dict.fromkeys(a + b for a, b in merges)]:
@@ -161,33 +153,15 @@ def _write_tokenizer(folder: Path, size: int) -> None:
     (folder / "vocab.json").write_text(json.dumps(vocab, ensure_ascii=False), encoding="utf-8")
     lines = ["#version: 0.2", *(" ".join(m) for m in merges), ""]
     (folder / "merges.txt").write_text("\n".join(lines), encoding="utf-8")
-    added = {
-        str(size + n): {
-            "content": token,
-            **dict.fromkeys(("lstrip", "normalized", "rstrip", "single_word"), False),
-            "special": n not in _NOT_SPECIAL,
-        }
-        for n, token in enumerate(_SPECIAL_TOKENS)
-    }
+    plain = dict.fromkeys(("lstrip", "normalized", "rstrip", "single_word"), False)
+    tokens = [{"content": token, **plain, "special": n not in _NOT_SPECIAL} for n, token in enumerate(_SPECIAL_TOKENS)]
     special = [t for n, t in enumerate(_SPECIAL_TOKENS) if n and n not in _NOT_SPECIAL]
-    _dump(
-        folder / "tokenizer_config.json",
-        {
-            "add_bos_token": False,
-            "add_prefix_space": False,
-            "added_tokens_decoder": added,
-            "additional_special_tokens": special,
-            "bos_token": None,
-            "clean_up_tokenization_spaces": False,
-            "eos_token": "<|im_end|>",
-            "errors": "replace",
-            "model_max_length": 131072,
-            "pad_token": "<|endoftext|>",
-            "split_special_tokens": False,
-            "tokenizer_class": "Qwen2Tokenizer",
-            "unk_token": None,
-        },
-    )
+    config = {"tokenizer_class": "Qwen2Tokenizer", "errors": "replace", "model_max_length": 131072}
+    config |= {"bos_token": None, "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>", "unk_token": None}
+    off = ("add_bos_token", "add_prefix_space", "clean_up_tokenization_spaces", "split_special_tokens")
+    config |= dict.fromkeys(off, False) | {"additional_special_tokens": special}
+    config["added_tokens_decoder"] = {str(size + n): token for n, token in enumerate(tokens)}
+    _dump(folder / "tokenizer_config.json", config)
 
 
 # ---------------------------------------------------------------- values

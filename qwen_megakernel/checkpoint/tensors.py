@@ -9,8 +9,7 @@ from qwen_megakernel.checkpoint.config import ModelConfig, SpeakerEncoderConfig,
 
 Shapes = dict[str, tuple[int, ...]]
 
-TEXT_TABLE = "talker.model.text_embedding.weight"
-"""The text embeddings, which stay in the host's memory."""
+TEXT_TABLE = "talker.model.text_embedding.weight"  # the text embeddings, which stay in the host's memory
 
 
 def _attention(layer: str, hidden: int, q: int, kv: int) -> Shapes:

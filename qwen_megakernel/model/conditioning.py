@@ -4,8 +4,7 @@ from dataclasses import dataclass
 
 from qwen_megakernel.model.voice import Voice
 
-AUTO = "auto"
-"""The language that leaves the choice to the model."""
+AUTO = "auto"  # the language that leaves the choice to the model
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,5 +25,4 @@ class Conditioning:
     voice: Voice | None = None
 
 
-UNCONDITIONED = Conditioning()
-"""No speaker, no instruct, no voice; the model chooses the language."""
+UNCONDITIONED = Conditioning()  # no speaker, no instruct, no voice; the model chooses the language

@@ -19,8 +19,7 @@ from qwen_megakernel.checkpoint.config import SamplingParams, TalkerConfig
 from qwen_megakernel.model.sampling import Code0Rules, Draw, filled, gumbel_from_bits, key_schedule, philox
 from qwen_megakernel.model.transformer import Embeddings, KVCache, Transformer
 
-Draws = tuple[Draw, Draw]
-"""The draw of code 0, and the draw of codes 1..15."""
+Draws = tuple[Draw, Draw]  # the draw of code 0, and the draw of codes 1..15
 
 
 def draws_of(sampling: SamplingParams) -> Draws:
@@ -85,15 +84,10 @@ class Frame:
         self._talker.forward(rows, position, state.cache)
 
     def step(self, s: SlotState, draws: Draws, position: int | Tensor, length: int | None = None) -> None:
-        """Compute one frame and make the state ready for the next one.
-
-        Args:
-            s: read and written. Afterwards `s.codes` holds the frame's codes; the first is -1 if the hidden state is
-                not finite.
-            draws: their shapes are used; their numbers come from `s`.
-            position: of `s.row`; for a captured graph `s.position` itself, which it reads in every replay.
-            length: see `Transformer.forward`.
-        """
+        """Compute one frame and make the state ready for the next one. `s`: read and written. Afterwards `s.codes`
+        holds the frame's codes; the first is -1 if the hidden state is not finite. `draws`: their shapes are used;
+        their numbers come from `s`. `position`: of `s.row`; for a captured graph `s.position` itself, which it reads in
+        every replay. `length`: see `Transformer.forward`."""
         first, rest = draws
         numbers = [pair.unbind() for pair in s.numbers]
         noise = self._noise(s) if first.do_sample or rest.do_sample else [None] * len(self._heads)

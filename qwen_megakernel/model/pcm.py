@@ -4,8 +4,7 @@ import struct
 
 import numpy as np
 
-BYTES = 2
-"""Bytes of one sample."""
+BYTES = 2  # bytes of one sample
 
 UNKNOWN = 0xFFFFFFFF
 """The length in the header of a WAV that is still being made, or that has 4 GiB or more. Players take it for "until the

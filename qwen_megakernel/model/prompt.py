@@ -36,8 +36,7 @@ from qwen_megakernel.model.turn_text import TurnText
 FRAMES_A_TOKEN = 5
 """Frames of speech per token for which `PromptBuilder.pieces` leaves room. The demo voice takes 2 to 4 in any language
 and 8 for digits."""
-KEPT_VOICES = 16
-"""How many openings a `PromptBuilder` keeps: those that were used last."""
+KEPT_VOICES = 16  # how many openings a `PromptBuilder` keeps: those that were used last
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,9 +96,7 @@ class PromptBuilder:
         self._bridge = (self._bos + self._codec_pad)[None]
         self._closing = torch.stack([self._eos + self._codec_pad, self._pad + self._codec_bos])
         role = embeddings.text(self._role)
-        self._leads: dict[
-            tuple[object, ...], Tensor
-        ] = {}  # rows of role, tags and speaker, for every language and speaker
+        self._leads: dict[tuple[object, ...], Tensor] = {}  # role, tags and speaker, for every language and speaker
         for speaker in (None, *self.speakers):
             for language in self.languages:
                 tags = self._tag_ids(language, speaker)
@@ -120,18 +117,10 @@ class PromptBuilder:
         non_streaming_mode: bool = True,
         max_positions: int = sys.maxsize,
     ) -> Prompt:
-        """Rows of one request.
-
-        Args:
-            text: what to say, or its `tokens`.
-            non_streaming_mode: True puts the whole text before the first frame.
-            max_positions: of a slot.
-
-        Raises:
-            TextError: see `tokens`.
-            TextTooLongError: the prompt and one frame per text row need more than `max_positions`. Speech takes several
-                frames for a row, so such a text cannot fit. Raised before anything is computed.
-        """
+        """Rows of one request. `text`: what to say, or its `tokens`. `non_streaming_mode`: True puts the whole text
+        before the first frame. `max_positions`: of a slot. Raises TextError: see `tokens`. TextTooLongError: the prompt
+        and one frame per text row need more than `max_positions`. Speech takes several frames for a row, so such a text
+        cannot fit. Raised before anything is computed."""
         role, ids = text if isinstance(text, Tokens) else self.tokens(text)
         opening = self.opening(conditioning, role)
         needed = opening.needed(len(ids), non_streaming_mode)
@@ -198,8 +187,6 @@ class PromptBuilder:
         Raises LanguageError for an unknown one."""
         return AUTO if language is None else find_language(language, self.languages)
 
-    # ------------------------------------------------------------ ids
-
     def _turn_ids(self, role: str, text: str) -> list[int]:
         """<|im_start|>{role}\\n{text}<|im_end|>\\n. Role and text are encoded together, as one run between
         two special tokens, because a line break that opens the text joins the one after the role."""
@@ -225,8 +212,6 @@ class PromptBuilder:
             return [talker.codec_nothink_id, talker.codec_think_bos_id, talker.codec_think_eos_id]
         language_id = talker.languages[name]
         return [talker.codec_think_id, talker.codec_think_bos_id, language_id, talker.codec_think_eos_id]
-
-    # ------------------------------------------------------------ rows
 
     def _lead(self, role: list[int], tags: list[int], speaker: str | None) -> Tensor:
         """Rows of the role, pad + tags, pad + speaker. They exist already, unless the text changed the role's ids."""

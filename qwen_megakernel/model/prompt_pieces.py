@@ -45,12 +45,8 @@ class PromptPieces:
 
     def push(self, piece: str) -> Tensor:
         """Take a piece of the text. Returns [n, hidden], text rows that trail the rows so far; n is 0 while there is no
-        prompt yet.
-
-        Raises:
-            TextError: not valid Unicode; nothing was taken.
-            TextTooLongError: the text no longer fits a slot.
-        """
+        prompt yet. Raises TextError: not valid Unicode; nothing was taken. TextTooLongError: the text no longer fits a
+        slot."""
         start = time.perf_counter()
         ids = self._text.push(piece)
         self.tokenise_s += time.perf_counter() - start

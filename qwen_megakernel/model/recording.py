@@ -61,15 +61,9 @@ def load_recording(ref_audio: RefAudio, sample_rate: int, *, trim: bool) -> Reco
 
 
 def load_audio(ref_audio: RefAudio, sample_rate: int) -> np.ndarray:
-    """Reference audio as mono fp32 [samples] at `sample_rate`: channels averaged, resampled with soxr HQ.
-
-    Args:
-        ref_audio: path of a file that libsndfile reads, or (samples [n] or [n, channels], rate in Hz);
-            integer samples are scaled by their type's range.
-
-    Raises:
-        AudioError: missing, not audio, empty, NaN, silent, or not of 0.5 to 60 seconds.
-    """
+    """Reference audio as mono fp32 [samples] at `sample_rate`: channels averaged, resampled with soxr HQ. `ref_audio`:
+    path of a file that libsndfile reads, or (samples [n] or [n, channels], rate in Hz); integer samples are scaled by
+    their type's range. Raises AudioError: missing, not audio, empty, NaN, silent, or not of 0.5 to 60 seconds."""
     return _resampled(*_read(ref_audio), sample_rate)
 
 
@@ -131,9 +125,6 @@ def _read_file(path: Path) -> tuple[np.ndarray, int]:
 def _check_length(seconds: float, what: str) -> None:
     if not MIN_SECONDS <= seconds <= MAX_SECONDS:
         raise AudioError(f"{what} must last {MIN_SECONDS} to {MAX_SECONDS:.0f} seconds, got {seconds:.2f}")
-
-
-# ---------------------------------------------------------------- its sound
 
 
 def _without_silent_ends(samples: np.ndarray, sample_rate: int) -> np.ndarray:

@@ -56,8 +56,7 @@ class TextTokenizer:
         return self._tokenizer.encode(text, add_special_tokens=False).ids
 
 
-LONGEST_RUN = 16
-"""How many characters without a boundary `PieceEncoder` holds back at most."""
+LONGEST_RUN = 16  # how many characters without a boundary `PieceEncoder` holds back at most
 _LONGEST_HELD = 1000  # characters; encoding then takes time linear in a piece's size, not quadratic
 
 

@@ -5,35 +5,20 @@ quality time-scale modification of speech", ICASSP 1993. The output grows by hop
 the segment that was heard last into another one, taken from near the place in the input that is due by now. Of all
 segments near that place it is the one most similar to what would have followed the last one. So pitch periods meet in
 phase, and the pitch stays.
-
-This module imports no torch, because a server's client checks its speed with it too.
 """
 
-import numbers
-import reprlib
-
 import numpy as np
-
-from qwen_megakernel.errors import SpeedError
 
 SLOWEST, FASTEST = 0.25, 4.0
 """Times as fast as the model speaks. A frame of 80 ms then always yields sound: a hop takes 3 to 50 ms of it."""
 
-_HOP_S = 0.0125
-"""Seconds over which one segment fades into the next: a pitch period of 80 Hz, a man's low voice."""
+_HOP_S = 0.0125  # seconds over which one segment fades into the next: a pitch period of 80 Hz, a man's low voice
 
 _REACH_S = 0.0075
 """How many seconds before or after its place a segment may begin: 15 ms in all, a pitch period of 67 Hz."""
 
 _TINY = 1e-9
 """Added to energies, so that digital silence causes no division by zero. A hop at -90 dBFS has 300 times as much."""
-
-
-def check_speed(speed: float) -> float:
-    """Raises SpeedError for what is no number from `SLOWEST` to `FASTEST`."""
-    if isinstance(speed, bool) or not isinstance(speed, numbers.Real) or not SLOWEST <= speed <= FASTEST:
-        raise SpeedError(f"speed must be a number from {SLOWEST} to {FASTEST}, got {reprlib.repr(speed)}")
-    return float(speed)
 
 
 class TimeStretch:

@@ -14,15 +14,15 @@ All-zero state is the reference's zero padding. At the published dims a sequence
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from functools import partial
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from qwen_megakernel.checkpoint.codec_config import VocoderConfig
-from qwen_megakernel.model.transformer import apply_rope, below, rms_norm
+from qwen_megakernel.model.transformer import apply_rope, below, rms_norm, rope_frequencies
 
 DILATIONS = (1, 3, 9)
 _CUDNN_FLAGS = threading.Lock()  # they are the process's: another engine's push would turn ours to TF32
@@ -47,29 +47,32 @@ def make_snakes(w: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
     return {n: (w[f"{n}.alpha"].exp(), 1.0 / (w[f"{n}.beta"].exp() + 1e-9)) for n in names}
 
 
-class HasSlots(Protocol):
-    """A vocoder, as far as `check_push` needs to know it."""
+def history_shapes(c: VocoderConfig) -> dict[str, tuple[int, int]]:
+    """What every convolution that looks back keeps of the past: (columns, channels) by layer name."""
+    shapes = {"pre_conv": (2, c.codebook_dim), "decoder.0": (6, c.latent_dim)}  # inputs of the k3 conv, of the k7 conv
+    for i in range(len(c.upsampling_ratios)):
+        shapes[f"upsample.{i}"] = (6, c.latent_dim)  # inputs of the depthwise k7
+    channels = c.decoder_dim
+    for i in range(1, len(c.upsample_rates) + 1):
+        shapes[f"decoder.{i}.up"] = (1, channels)  # input of the transposed conv
+        channels //= 2
+        for unit, dilation in enumerate(DILATIONS, start=2):
+            shapes[f"decoder.{i}.{unit}"] = (6 * dilation, channels)  # inputs of a residual unit's k7
+    return shapes | {f"decoder.{len(c.upsample_rates) + 2}": (6, channels)}  # inputs of the k7 conv
 
-    slots: int
-    groups: int
 
-
-def check_push(vocoder: HasSlots, slots: Sequence[int], codes: Tensor) -> None:
-    """Raises ValueError for what `push` of a vocoder cannot take."""
-    if codes.ndim != 3 or codes.shape[0] != len(slots) or codes.shape[2] != vocoder.groups:
-        raise ValueError(f"codes must be [{len(slots)}, frames, {vocoder.groups}], got {list(codes.shape)}")
-    if codes.shape[1] < 1 or len(set(slots)) != len(slots) or not all(0 <= s < vocoder.slots for s in slots):
+def check_push(slots: Sequence[int], codes: Tensor, most_slots: int, groups: int) -> None:
+    """Raises ValueError for what `push` of a vocoder with `most_slots` slots cannot take."""
+    if codes.ndim != 3 or codes.shape[0] != len(slots) or codes.shape[2] != groups:
+        raise ValueError(f"codes must be [{len(slots)}, frames, {groups}], got {list(codes.shape)}")
+    if codes.shape[1] < 1 or len(set(slots)) != len(slots) or not all(0 <= s < most_slots for s in slots):
         raise ValueError(
-            f"a push needs at least one frame and distinct slots in 0..{vocoder.slots - 1}, "
+            f"a push needs at least one frame and distinct slots in 0..{most_slots - 1}, "
             f"got {codes.shape[1]} frames for {list(slots)}"
         )
 
 
-@dataclass(frozen=True, eq=False)
-class VocoderState:
-    """The state of one sequence after some frames; only its vocoder understands it."""
-
-    tensors: dict[str, Tensor]
+VocoderState = dict[str, Tensor]  # of one sequence after some frames; only its vocoder understands it
 
 
 class Portion(NamedTuple):
@@ -91,12 +94,8 @@ class TorchVocoder:
     def __init__(
         self, config: VocoderConfig, tensors: Mapping[str, Tensor], *, slots: int, dtype: torch.dtype | None = None
     ):
-        """
-        Args:
-            tensors: every `decoder.*` tensor of the speech tokenizer, one device, one dtype.
-            dtype: to compute in; None is the tensors' own. Codebooks and SnakeBeta's factors are derived
-                before they are rounded to it.
-        """
+        """`tensors`: every `decoder.*` tensor of the speech tokenizer, one device, one dtype. `dtype`: to compute in;
+        None is the tensors' own. Codebooks and SnakeBeta's factors are derived before they are rounded to it."""
         self.slots = slots
         self.groups = config.num_quantizers
         self._config = config
@@ -110,10 +109,13 @@ class TorchVocoder:
         self._w = {name: tensor.to(self._dtype) for name, tensor in self._w.items()}
         self._layers = [below(self._w, f"pre_transformer.layers.{i}") for i in range(config.num_layers)]
         self._convnext = [below(self._w, f"upsample.{i}.1") for i in range(len(config.upsampling_ratios))]
-        half = config.head_dim // 2
-        self._inv_freq = 1.0 / config.rope_theta ** (torch.arange(half, dtype=torch.float32) / half)
-        self._inv_freq = self._inv_freq.to(self._device)
-        self._state = self._make_state(slots)
+        self._inv_freq = rope_frequencies(config.head_dim, config.rope_theta).to(self._device)
+        # Of every layer that looks back, by name; all zeros at first. Keys are kept after RoPE.
+        shapes: dict[str, tuple[int, ...]] = {name: shape[::-1] for name, shape in history_shapes(config).items()}
+        window = (config.num_heads, config.sliding_window - 1, config.head_dim)
+        shapes |= {f"{kind}.{i}": window for kind in ("keys", "values") for i in range(config.num_layers)}
+        zeros = partial(torch.zeros, device=self._device, dtype=self._dtype)
+        self._state = {name: zeros((slots, *shape)) for name, shape in shapes.items()}
         self._position = torch.zeros(slots, dtype=torch.int64)  # frames pushed so far, per slot
 
     @torch.inference_mode()
@@ -126,12 +128,12 @@ class TorchVocoder:
     def save(self, slot: int) -> VocoderState:
         """A copy of a sequence's state, 5 MB at the published dims."""
         tensors = self._state | {"position": self._position}
-        return VocoderState({name: tensor[slot].clone() for name, tensor in tensors.items()})
+        return {name: tensor[slot].clone() for name, tensor in tensors.items()}
 
     @torch.inference_mode()
     def restore(self, slot: int, state: VocoderState) -> None:
         for name, tensor in (self._state | {"position": self._position}).items():
-            tensor[slot] = state.tensors[name]
+            tensor[slot] = state[name]
 
     def recover(self) -> None:
         """After a KernelFault. There is nothing to do: all state belongs to slots."""
@@ -155,7 +157,7 @@ class TorchVocoder:
     def push(self, slots: Sequence[int], codes: Tensor) -> Tensor:
         """Decode the next frames of some sequences, whose slots are distinct: codes int64 [len(slots), frames, groups],
         frames >= 1 -> PCM [len(slots), frames * 1920], -1..1, in the vocoder's dtype on its device."""
-        check_push(self, slots, codes)
+        check_push(slots, codes, self.slots, self.groups)
         step = _Push(self, slots)
         # By default cuDNN would convolve in TF32, and choose kernels whose results do not repeat.
         with _CUDNN_FLAGS, torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False):
@@ -167,26 +169,6 @@ class TorchVocoder:
 
     def follow(self, slots: Sequence[int], first: Sequence[int], frames: Sequence[int]) -> Callable[[], list[Tensor]]:
         raise NotImplementedError("it does not follow: push codes from the host")
-
-    # ------------------------------------------------------------ made once
-
-    def _make_state(self, slots: int) -> dict[str, Tensor]:
-        """What every layer that looks back keeps of the past, by layer name; all zeros at first."""
-        c = self._config
-        shapes: dict[str, tuple[int, ...]] = {"pre_conv": (c.codebook_dim, 2)}  # inputs of the k3 conv
-        for i in range(c.num_layers):  # keys are kept after RoPE
-            shapes[f"keys.{i}"] = shapes[f"values.{i}"] = (c.num_heads, c.sliding_window - 1, c.head_dim)
-        for i in range(len(c.upsampling_ratios)):
-            shapes[f"upsample.{i}"] = (c.latent_dim, 6)  # inputs of the depthwise k7
-        shapes["decoder.0"] = (c.latent_dim, 6)  # inputs of the k7 conv
-        channels = c.decoder_dim
-        for i in range(1, len(c.upsample_rates) + 1):
-            shapes[f"decoder.{i}.up"] = (channels, 1)  # input of the transposed conv
-            channels //= 2
-            for unit, dilation in enumerate(DILATIONS, start=2):
-                shapes[f"decoder.{i}.{unit}"] = (channels, 6 * dilation)  # inputs of a residual unit's k7
-        shapes[f"decoder.{len(c.upsample_rates) + 2}"] = (channels, 6)  # inputs of the k7 conv
-        return {n: torch.zeros((slots, *s), device=self._device, dtype=self._dtype) for n, s in shapes.items()}
 
 
 class _Push:
@@ -215,13 +197,11 @@ class _Push:
         x = self._causal_conv(self._snake(x, f"decoder.{last}"), f"decoder.{last + 1}.conv", f"decoder.{last + 1}")
         return x[:, 0].clamp(-1.0, 1.0)
 
-    # ------------------------------------------------------------ layers
-
-    def _with_past(self, x: Tensor, state: str) -> Tensor:
-        """The kept columns, then x [batch, channels, time]; keeps as many of the newest for the next push."""
+    def _with_past(self, x: Tensor, state: str, dim: int = -1) -> Tensor:
+        """What was kept, then x [batch, channels, time]; keeps as much of the newest for the next push."""
         past = self._past[state]
-        x = torch.cat([past, x], dim=-1)
-        self.state[state] = x[..., -past.shape[-1] :]
+        x = torch.cat([past, x], dim)
+        self.state[state] = x.narrow(dim, x.shape[dim] - past.shape[dim], past.shape[dim])
         return x
 
     def _causal_conv(self, x: Tensor, name: str, state: str, dilation: int = 1, groups: int = 1) -> Tensor:
@@ -275,8 +255,8 @@ class _Push:
                 torch.unflatten(F.linear(y, w[f"self_attn.{p}_proj.weight"]), -1, (-1, c.head_dim)).transpose(1, 2)
                 for p in "qkv"
             )
-            k = self._with_past_rows(apply_rope(k, cos, sin), f"keys.{i}")
-            v = self._with_past_rows(v, f"values.{i}")
+            k = self._with_past(apply_rope(k, cos, sin), f"keys.{i}", -2)
+            v = self._with_past(v, f"values.{i}", -2)
             y = F.scaled_dot_product_attention(apply_rope(q, cos, sin), k, v, attn_mask=mask)
             y = F.linear(y.transpose(1, 2).flatten(2), w["self_attn.o_proj.weight"])
             x = x + w["self_attn_layer_scale.scale"] * y
@@ -285,12 +265,6 @@ class _Push:
             x = x + w["mlp_layer_scale.scale"] * F.linear(y, w["mlp.down_proj.weight"])
         x = rms_norm(x, self._w[f"{name}.norm.weight"], c.rms_norm_eps)
         return F.linear(x, self._w[f"{name}.output_proj.weight"], self._w[f"{name}.output_proj.bias"])
-
-    def _with_past_rows(self, x: Tensor, state: str) -> Tensor:
-        past = self._past[state]
-        x = torch.cat([past, x], dim=-2)
-        self.state[state] = x[..., -past.shape[-2] :, :]
-        return x
 
     def _window_mask(self, frames: int) -> Tensor:
         """[batch, 1, frames, window - 1 + frames]: a frame sees itself and the window - 1 frames before it, but

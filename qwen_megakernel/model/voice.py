@@ -14,6 +14,7 @@ import math
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +34,7 @@ from qwen_megakernel.model.text import check_unicode
 
 log = logging.getLogger(__name__)
 
-MAX_RECORDINGS = 10
-"""The most recordings of one voice."""
+MAX_RECORDINGS = 10  # the most recordings of one voice
 
 _FORMAT = "qwen_megakernel.voice.1"
 _MAX_VOICE_BYTES = 4 << 20
@@ -77,13 +77,9 @@ class Voice:
         return digest.digest()
 
     def check(self) -> None:
-        """Check that this is a voice of some checkpoint.
-
-        Raises:
-            VoiceError: a tensor has another dtype, shape or device, or is not finite. Or there are codes without text,
-                or text without codes. Or fingerprint or notes are not short printable strings.
-            TextError: the text is not valid Unicode.
-        """
+        """Check that this is a voice of some checkpoint. Raises VoiceError: a tensor has another dtype, shape or
+        device, or is not finite. Or there are codes without text, or text without codes. Or fingerprint or notes are
+        not short printable strings. TextError: the text is not valid Unicode."""
         vector, codes, text = self.speaker_embedding, self.ref_codes, self.ref_text
         ok = isinstance(vector, Tensor) and vector.dtype == torch.float32 and vector.ndim == 1
         ok = ok and vector.device.type == "cpu" and bool(vector.isfinite().all())
@@ -213,8 +209,6 @@ class VoiceEncoder:
         self._checkpoint = checkpoint
         self._rate = checkpoint.config.codec.sample_rate
         self._lock = threading.Lock()
-        self._speaker_encoder: SpeakerEncoder | None = None
-        self._codec_encoder: CodecEncoder | None = None
 
     def encode(
         self, ref_audio: RefAudio | list[RefAudio], ref_text: str | None | list[str | None] = None, *, trim: bool = True
@@ -238,8 +232,8 @@ class VoiceEncoder:
         with self._lock:
             recordings = [self._load(several, number, trim) for number in range(len(several))]
             if text is not None:
-                codes = self._codes(recordings[texts.index(text)].samples)
-            vector = mean_vector([self._vector(recording.samples, config.speaker_encoder) for recording in recordings])
+                codes = self._codec_encoder(recordings[texts.index(text)].samples)
+            vector = mean_vector([self._vector(recording.samples) for recording in recordings])
         notes = tuple(note for recording in recordings for note in recording.notes)
         for note in notes:
             log.info("a new voice: %s", note)
@@ -256,15 +250,17 @@ class VoiceEncoder:
             raise AudioError(f"{name}: {error}") from None
         return Recording(recording.samples, tuple(f"{name}: {note}" for note in recording.notes))
 
-    def _codes(self, samples: np.ndarray) -> Tensor:
-        if self._codec_encoder is None:
-            self._codec_encoder = CodecEncoder(self._checkpoint.config.codec, self._checkpoint.codec_encoder())
-        return self._codec_encoder(samples)
+    @cached_property
+    def _codec_encoder(self) -> "CodecEncoder":
+        return CodecEncoder(self._checkpoint.config.codec, self._checkpoint.codec_encoder())
 
-    def _vector(self, samples: np.ndarray, config: SpeakerEncoderConfig) -> Tensor:
-        if self._speaker_encoder is None:
-            tensors = self._checkpoint.speaker_encoder(torch.device("cpu"), torch.float32)
-            self._speaker_encoder = SpeakerEncoder(config, tensors)
+    @cached_property
+    def _speaker_encoder(self) -> "SpeakerEncoder":
+        config, cpu = self._checkpoint.config.speaker_encoder, torch.device("cpu")
+        assert config, "`encode` has looked"
+        return SpeakerEncoder(config, self._checkpoint.speaker_encoder(cpu, torch.float32))
+
+    def _vector(self, samples: np.ndarray) -> Tensor:
         vector = self._speaker_encoder(samples)
         if not vector.isfinite().all():
             raise AudioError(
@@ -287,9 +283,6 @@ def mean_vector(vectors: Sequence[Tensor]) -> Tensor:
     if not vector.isfinite().all():
         raise AudioError("the recordings have nothing in common: give recordings of one speaker")
     return vector
-
-
-# ---------------------------------------------------------------- speaker vector
 
 
 def log_mel(samples: Tensor, mel_dim: int, sample_rate: int) -> Tensor:
@@ -358,9 +351,6 @@ class SpeakerEncoder:
         mean = (weight * x).sum(2, keepdim=True)
         variance = (weight * (x - mean).square()).sum(2, keepdim=True)
         return mean, variance.clamp(min=1e-12).sqrt()
-
-
-# ---------------------------------------------------------------- reference codes
 
 
 class CodecEncoder:

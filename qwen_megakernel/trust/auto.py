@@ -27,7 +27,7 @@ from typing import IO
 import torch
 from tqdm import tqdm
 
-from qwen_megakernel.backend.build import load_extension, why_no_build
+from qwen_megakernel.backend.build import alone, load_extension, why_no_build
 from qwen_megakernel.errors import BackendError
 from qwen_megakernel.trust.verdicts import (
     MOST_BYTES,
@@ -36,8 +36,8 @@ from qwen_megakernel.trust.verdicts import (
     Key,
     Part,
     Verdict,
+    file_of,
     keep,
-    lock_of,
     part_of,
     read,
     record_of,
@@ -52,8 +52,7 @@ MODES = ("check", "megakernel", "torch")
 TIME_LIMIT_S = 60.0
 """Time limit of a check. It is made to take 40 s if a launch takes 15 ms, ten times as long as on an H200."""
 
-LOCK_S = TIME_LIMIT_S + 30
-"""How long one process waits for another's check."""
+LOCK_S = TIME_LIMIT_S + 30  # how long one process waits for another's check
 
 _CRASHES = ("SIGSEGV", "SIGBUS", "SIGABRT", "SIGFPE", "SIGILL", "SIGTRAP")
 """Signals that a process causes itself. Others come from outside and say nothing about the kernel."""
@@ -70,13 +69,9 @@ def mode() -> str:
 
 
 def decide(device: torch.device, size: str | None, fp8: Collection[str], *, may_check: bool) -> tuple[bool, str]:
-    """(does "auto" take the kernel, and why) on a CUDA device that can run it.
-
-    Args:
-        size: one of verdicts.SIZES' names; None: any.
-        fp8: parts (fp8.PARTS) whose weights are E4M3.
-        may_check: check a card without evidence now. This compiles the kernel and may take TIME_LIMIT_S.
-    """
+    """(does "auto" take the kernel, and why) on a CUDA device that can run it. `size`: one of verdicts.SIZES' names;
+    None: any. `fp8`: parts (fp8.PARTS) whose weights are E4M3. `may_check`: check a card without evidence now. This
+    compiles the kernel and may take TIME_LIMIT_S."""
     record = record_of(device)
     try:
         key = Key.of(device, size, fp8) if size else None
@@ -108,23 +103,15 @@ def why_no_vocoder(device: torch.device, size: str | None, fp8: Collection[str])
     return "its kernels have not been checked on this card; backend='auto' checks them with the frame kernel"
 
 
-# ---------------------------------------------------------------- the check
-
-
 def check(device: torch.device, size: str, fp8: Collection[str], *, again: bool = True) -> Verdict:
-    """Check the kernel on a CUDA device for which it can be compiled, keep the verdict and log it.
-
-    Args:
-        size, fp8: as for `decide`.
-        again: False: accept a verdict that another thread or process has reached.
-
-    Raises:
-        BackendError: the kernel's sources are missing.
-    """
+    """Check the kernel on a CUDA device for which it can be compiled, keep the verdict and log it. `size`, `fp8`: as
+    for `decide`. `again`: False: accept a verdict that another thread or process has reached. Raises BackendError: the
+    kernel's sources are missing."""
     key = Key.of(device, size, fp8)
     try:
         load_extension(device, fp8)  # compiled here, so that the time limit covers the check alone
-        with _ONE_AT_A_TIME, lock_of(key, LOCK_S):
+        path, does = file_of(key).with_suffix(".lock"), f"checks the kernel on this {key.card}"
+        with _ONE_AT_A_TIME, alone(path, does, LOCK_S):
             if not again and (known := read(key)):
                 return known
             told = "checking the kernel on this %s, once, in up to %.0f s; %s=torch skips this check"
@@ -196,7 +183,10 @@ def _run(argv: list[str]) -> tuple[_Said, str, bool]:
             try:
                 in_time = _listen(process, said, end)
             finally:
-                _kill(process)
+                with contextlib.suppress(subprocess.TimeoutExpired):  # one whose GPU hangs may survive even this
+                    if process.poll() is None:
+                        process.kill()
+                    process.wait(10)
             if not in_time:
                 return said, f"it did not end within {TIME_LIMIT_S:g} s", said.begun
             return said, *_end_of(process.returncode, errors)
@@ -222,14 +212,6 @@ def _listen(process: subprocess.Popen[bytes], said: _Said, end: float) -> bool:
     while thread.is_alive() and time.monotonic() < end:
         thread.join(0.1)
     return not thread.is_alive()
-
-
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    """Kill the process. One whose GPU hangs may survive even that, so the wait for it is limited."""
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        if process.poll() is None:
-            process.kill()
-        process.wait(10)
 
 
 def _end_of(code: int | None, errors: IO[bytes]) -> tuple[str, bool]:

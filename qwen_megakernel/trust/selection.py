@@ -29,19 +29,11 @@ def select_backend(
     *,
     may_check: bool = False,
 ) -> tuple[str, str]:
-    """(backend to use, reason) for a backend name. "auto" takes the megakernel if it can run and there is evidence
-    that it is right and faster than PyTorch (auto.py).
-
-    Args:
-        dtype, config: of the checkpoint; None: any that fits.
-        fp8: parts (fp8.PARTS) whose weights are E4M3.
-        may_check: if "auto" has no evidence, compile and check the kernel now. This takes up to a minute, once.
-            False, or no `config`: assume that it is right.
-
-    Raises:
-        BackendError: the name is unknown, the megakernel cannot run like this, or the environment variable for "auto"
-            is not in `auto.MODES`.
-    """
+    """(backend to use, reason) for a backend name. "auto" takes the megakernel if it can run and there is evidence that
+    it is right and faster than PyTorch (auto.py). `dtype`, `config`: of the checkpoint; None: any that fits. `fp8`:
+    parts (fp8.PARTS) whose weights are E4M3. `may_check`: if "auto" has no evidence, compile and check the kernel now.
+    This takes up to a minute, once. False, or no `config`: assume that it is right. Raises BackendError: the name is
+    unknown, the megakernel cannot run like this, or the environment variable for "auto" is not in `auto.MODES`."""
     if backend not in BACKENDS:
         raise BackendError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
     asked, why = backend, "asked for"
@@ -90,11 +82,8 @@ class Selection:
         select_backend(backend, self.device, self.dtype)
 
     def choose(self, checkpoint: Checkpoint) -> Backend:
-        """The backend for a checkpoint, logged in one line. "auto" may check the kernel first.
-
-        Raises:
-            BackendError: see `select_backend`.
-        """
+        """The backend for a checkpoint, logged in one line. "auto" may check the kernel first. Raises BackendError: see
+        `select_backend`."""
         device, size = self.device, size_of(checkpoint.config)
         fp8 = checkpoint.fp8 if self.fp8 is None else self.fp8
         name, reason = select_backend(self.backend, device, self.dtype, checkpoint.config, fp8, may_check=True)

@@ -4,7 +4,6 @@ A verdict is one small JSON file in `folder()`. It holds for one card, driver, t
 one size and choice of FP8 weights. When any of these changes, no file is found and the check runs again.
 """
 
-import contextlib
 import hashlib
 import json
 import logging
@@ -12,8 +11,7 @@ import math
 import os
 import re
 import threading
-import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
@@ -33,15 +31,11 @@ log = logging.getLogger(__name__)
 SIZES = dict(zip(DIMS, ("0.6b", "1.7b", "demo"), strict=True))
 """Names of the sizes that the kernel is compiled for, by the talker's width."""
 
-MOST_BYTES = 64 * 1024
-"""The largest verdict file, and the longest line of the check's process, that is read."""
+MOST_BYTES = 64 * 1024  # the largest verdict file, and the longest line of the check's process, that is read
 
 TRY_AGAIN = "`qwen-megakernel doctor --check` tries it again"
 
 _HELD: dict["Key", "Verdict"] = {}  # verdicts of this process that have no file
-
-
-# ---------------------------------------------------------------- records
 
 
 @dataclass(frozen=True)
@@ -72,9 +66,6 @@ def record_of(device: torch.device) -> Record | None:
         if same and re.search(rf"\b{record.card}\b", properties.name):
             return record
     return None
-
-
-# ---------------------------------------------------------------- verdicts
 
 
 @dataclass(frozen=True)
@@ -201,9 +192,6 @@ def part_of(kind: type[AnyPart], value: object, name: str) -> AnyPart:
     return kind(**figures)
 
 
-# ---------------------------------------------------------------- files
-
-
 def folder() -> Path:
     """Where verdicts are kept: beside the builds."""
     return build.cache_root() / "qwen_megakernel_verdicts"
@@ -273,38 +261,3 @@ def void(key: Key, reason: str) -> None:
     verdict = Verdict(key, frame, vocoder)
     log.error("%s; backend='auto' takes PyTorch from now on; %s", verdict, TRY_AGAIN)
     keep(verdict)
-
-
-@contextlib.contextmanager
-def lock_of(key: Key, patience_s: float) -> Iterator[None]:
-    """Let one process at a time check a key. If the folder cannot be written or locked, there is no lock and each
-    process checks for itself.
-
-    Raises:
-        TimeoutError: another process held the lock for longer than `patience_s` seconds.
-    """
-    import fcntl  # Linux only; no other system gets here
-
-    path = file_of(key).with_suffix(".lock")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = path.open("a")
-    except OSError:
-        yield
-        return
-    with file:
-        end, told = time.monotonic() + patience_s, False
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() >= end:
-                    raise TimeoutError(f"another process has held {path} for {patience_s:.0f} s") from None
-            except OSError:  # a file system without locks
-                break
-            if not told:
-                log.info("waiting for another process that checks the kernel on this %s", key.card)
-                told = True
-            time.sleep(0.1)
-        yield
