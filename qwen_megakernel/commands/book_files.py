@@ -37,12 +37,8 @@ class BookFiles:
     the unfinished file is deleted; files that are whole stay."""
 
     def __init__(self, places: Sequence[Place], rate: int, *, keep_partial: bool):
-        """
-        Args:
-            places: one, or one per chapter.
-            rate: sample rate in Hz.
-            keep_partial: see `SpeechFile`. Subtitles are kept only with whole files.
-        """
+        """`places`: one, or one per chapter. `rate`: sample rate in Hz. `keep_partial`: see `SpeechFile`. Subtitles are
+        kept only with whole files."""
         self._places = places
         self._rate = rate
         self._keep_partial = keep_partial
@@ -56,11 +52,8 @@ class BookFiles:
         return self
 
     def begin_chapter(self) -> bool:
-        """Begin the next chapter. Does it go into another file than the chapter before?
-
-        Raises:
-            RequestError: the previous file, or its subtitles, cannot be written.
-        """
+        """Begin the next chapter. Does it go into another file than the chapter before? Raises RequestError: the
+        previous file, or its subtitles, cannot be written."""
         another = self._begun and len(self._places) > 1
         if another:
             self._finish()

@@ -7,11 +7,11 @@ from pathlib import Path
 from qwen_megakernel.commands.book_files import Place, numbered
 from qwen_megakernel.commands.book_sound import Pauses
 from qwen_megakernel.commands.book_text import Book
+from qwen_megakernel.commands.options import voices_in
 from qwen_megakernel.commands.output import check_writable
 from qwen_megakernel.commands.subtitles import check_subtitles
 from qwen_megakernel.errors import RequestError, TextError
 from qwen_megakernel.model.voice import Voice
-from qwen_megakernel.speech.saved_voices import SavedVoices
 
 _SENTENCE_S = 0.45  # about the model's own pause between sentences
 _LONGEST_S = 10.0
@@ -21,20 +21,16 @@ _QUIETEST, _LOUDEST = -40.0, -5.0  # LUFS
 def add_book_options(parser: argparse._ActionsContainer) -> None:
     """Add these options."""
     pauses = ",".join(f"{_SENTENCE_S * times:g}" for times in (1, 2, 4))
+    about = f"seconds of silence between pieces of a long text; default: {pauses}"
     parser.add_argument(
-        "--pause",
-        metavar="SENTENCE[,PARAGRAPH[,CHAPTER]]",
-        type=_pauses_of,
-        default=_pauses_of(pauses),
-        help=f"seconds of silence between pieces of a long text; default: {pauses}",
+        "--pause", metavar="SENTENCE[,PARAGRAPH[,CHAPTER]]", type=_pauses_of, default=_pauses_of(pauses), help=about
     )
     parser.add_argument("--split", choices=("chapters",), help="write a file for each chapter, such as out-01.wav")
     parser.add_argument("--subtitles", metavar="PATH", help="write sentences and their times to this .srt or .vtt file")
     parser.add_argument("--speakers", action="store_true", help='a line that begins with "[ada] " is spoken by ada')
     parser.add_argument("--voices", metavar="DIR", type=Path, help="saved voices for --speakers (Base)")
-    parser.add_argument(
-        "--loudness", metavar="LUFS", type=_loudness_of, help="give every piece this loudness, such as -19"
-    )
+    about = "give every piece this loudness, such as -19"
+    parser.add_argument("--loudness", metavar="LUFS", type=_loudness_of, help=about)
 
 
 def _pauses_of(text: str) -> Pauses:
@@ -83,22 +79,14 @@ def check_book_options(args: argparse.Namespace, output: str | None) -> dict[str
         raise RequestError("--split chapters writes several files, and --play plays one: give one of the two")
     if args.subtitles is not None:
         check_subtitles(args.subtitles)
-    if args.voices is None:
-        return {}
-    if not args.speakers:
+    if args.voices is not None and not args.speakers:
         raise RequestError("--voices has the voices for --speakers: give both")
-    if not args.voices.is_dir():
-        raise RequestError(f"--voices: no folder {str(args.voices)!r}")
-    return SavedVoices(args.voices).by_name
+    return voices_in(args.voices)
 
 
 def places_of(args: argparse.Namespace, output: str, book: Book) -> list[Place]:
-    """The checked places where the book's sound goes.
-
-    Raises:
-        TextError: there is nothing to say.
-        RequestError: one of them cannot be written.
-    """
+    """The checked places where the book's sound goes. Raises TextError: there is nothing to say. Raises RequestError:
+    one of them cannot be written."""
     if not book.pieces:
         raise TextError("the text has nothing to speak")
     if not args.split:

@@ -66,24 +66,15 @@ class Leveller:
     """
 
     def __init__(self, target: float, sample_rate: int):
-        """
-        Args:
-            target: loudness in LUFS, by ITU-R BS.1770.
-            sample_rate: in Hz.
-        """
+        """`target`: loudness in LUFS, by ITU-R BS.1770. `sample_rate`: in Hz."""
         self._target = target
         self._rate = sample_rate
         self._gain = 1.0  # of the last piece that could be measured
         self.held_down = 0
 
     def gain(self, samples: np.ndarray) -> float:
-        """
-        Args:
-            samples: fp32 [n], a whole piece. A silent piece, or one below 0.4 s, gets the gain of the piece before.
-
-        Returns:
-            The factor for these samples.
-        """
+        """`samples`: fp32 [n], a whole piece. A silent piece, or one below 0.4 s, gets the gain of the piece before.
+        Returns the factor for these samples."""
         try:
             measured = integrated_loudness(samples, self._rate)
         except ValueError:  # too short for BS.1770's blocks
@@ -121,12 +112,7 @@ class Binder:
         pauses: Pauses | None,
         leveller: Leveller | None = None,
     ):
-        """
-        Args:
-            write: takes the sound, fp32 [n].
-            sample_rate: in Hz.
-            pauses: None: cut nothing and add no silence.
-        """
+        """`write`: takes the sound, fp32 [n]. `sample_rate`: in Hz. `pauses`: None: cut nothing and add no silence."""
         self._write = write
         self._rate = sample_rate
         self._pauses = pauses
@@ -162,11 +148,7 @@ class Binder:
         self._take(samples)
 
     def end(self) -> tuple[float, float]:
-        """End the piece.
-
-        Returns:
-            When its speech begins and ends, in seconds of this file.
-        """
+        """End the piece. Returns when its speech begins and ends, in seconds of this file."""
         if self._edges:
             self._take(self._edges.finish())
         if self._leveller and self._held:

@@ -1,7 +1,7 @@
 """A long text to read aloud: its chapters, paragraphs, speakers and pieces."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
@@ -49,6 +49,14 @@ class Piece:
     speaker: str | None
     line: int
     pause_s: float = 0.0
+
+    def cut(self, parts: Iterable[str]) -> Iterator["Piece"]:
+        """The same piece in these parts."""
+        behind, pause_s = self.behind, self.pause_s
+        for part in parts:
+            if part := part.strip():
+                yield replace(self, text=part, behind=behind, pause_s=pause_s)
+                behind, pause_s = _behind(part), 0.0
 
 
 @dataclass(frozen=True)
@@ -107,10 +115,9 @@ def read_book(text: str, front_end: TextFrontEnd, *, by_sentence: bool = False, 
                     continue
                 if behind is Break.CHAPTER:
                     book.titles.append(title)
-                place = Piece(
-                    whole, behind, len(book.titles) - 1, len(book.sentences), turn.speaker, turn.line, pause_s
-                )
-                book.pieces.extend(_parts_of(place, split_evenly(whole, MAX_PIECE_CHARS)))
+                chapter, sentence = len(book.titles) - 1, len(book.sentences)
+                piece = Piece(whole, behind, chapter, sentence, turn.speaker, turn.line, pause_s)
+                book.pieces.extend(piece.cut(split_evenly(whole, MAX_PIECE_CHARS)))
                 book.sentences.append(" ".join(whole.split()))
                 behind, title, pause_s = _behind(book.pieces[-1].text), None, 0.0
     return replace(book, after_s=pause_s)
@@ -125,37 +132,14 @@ def _spoken(front_end: TextFrontEnd, turn: "_Turn") -> list[str | Pause]:
         raise TextError(f"line {turn.line}: {error}") from None
 
 
-def fitted(pieces: Iterable[Piece], pieces_of: Callable[[Piece], list[str]]) -> list[Piece]:
-    """The same pieces, but those that do not fit a slot are cut again.
-
-    Args:
-        pieces_of: cuts a piece's text into texts that fit (`TTSEngine.pieces`).
-    """
-    return [part for piece in pieces for part in _parts_of(piece, pieces_of(piece))]
-
-
 def check_speakers(pieces: Iterable[Piece], known: Iterable[str], where: str) -> None:
-    """
-    Args:
-        known: speakers' names, in lower case.
-        where: says what to do if there are no known speakers.
-
-    Raises:
-        SpeakerError: a piece names an unknown speaker; the message has the line and the known names.
-    """
+    """`known`: speakers' names, in lower case. `where`: says what to do if there are no known speakers. Raises
+    SpeakerError: a piece names an unknown speaker; the message has the line and the known names."""
     known = list(known)
     for piece in pieces:
         if piece.speaker is not None and piece.speaker not in known:
             names = ", ".join(known) or f"none: {where}"
             raise SpeakerError(f"line {piece.line}: unknown speaker {piece.speaker!r}; known: {names}")
-
-
-def _parts_of(piece: Piece, parts: Iterable[str]) -> Iterator[Piece]:
-    behind, pause_s = piece.behind, piece.pause_s
-    for part in parts:
-        if part := part.strip():
-            yield replace(piece, text=part, behind=behind, pause_s=pause_s)
-            behind, pause_s = _behind(part), 0.0
 
 
 def _behind(text: str) -> Break:

@@ -1,9 +1,11 @@
 """narrate: a book's pieces through an engine into files."""
 
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+
+from tqdm import tqdm
 
 from qwen_megakernel import TTSEngine
 from qwen_megakernel.commands.book_files import BookFiles
@@ -15,15 +17,52 @@ from qwen_megakernel.engine.utterance import ChunkStream
 from qwen_megakernel.model.pcm import pcm16
 from qwen_megakernel.speech.request import SpeechRequest
 from qwen_megakernel.speech.retries import say_well
+from qwen_megakernel.speech.words import SpeechRate, weight, words_of
 from qwen_megakernel.text.spoken_text import SpokenText
 
 
-class Progress(Protocol):
-    """Gets reports of what was spoken, in the order in which it is heard."""
+class Progress:
+    """Shows when each chunk came, or estimated percent and time left. The estimate uses the words' letters and the
+    length of earlier pieces. It stays below 100 % until the end, because a piece may take longer than estimated."""
 
-    def chunk(self, chunk: Chunk) -> None: ...
+    MOST = 0.99
 
-    def piece_ends(self) -> None: ...
+    def __init__(self, pieces: list[str], speed: float, *, each_chunk: bool):
+        self._speed = speed
+        self._each_chunk = each_chunk
+        self._weights = [sum(map(weight, words_of(piece))) for piece in pieces]
+        self._rate = SpeechRate()
+        self._number = 0  # of the current piece
+        self._seconds = 0.0  # of that piece so far, at the model's own speed
+
+    def __enter__(self) -> "Progress":
+        self._start = time.monotonic()
+        shown = "speaking {percentage:3.0f} %|{bar}| about {remaining} left, by the text's length{postfix}"
+        hidden = True if self._each_chunk else None  # None: a bar in terminals only
+        self._bar = tqdm(total=sum(self._weights), bar_format=shown, smoothing=0, leave=False, disable=hidden)
+        self._bar.set_postfix_str(f"piece 1 of {len(self._weights)}")
+        return self
+
+    def chunk(self, chunk: Chunk) -> None:
+        if self._each_chunk:
+            print(f"{1000 * (time.monotonic() - self._start):8.1f} ms  {len(chunk.codes)} frames", file=sys.stderr)
+        self._seconds += self._speed * len(chunk.samples) / chunk.sample_rate
+        self._show()
+
+    def piece_ends(self) -> None:
+        self._rate.learn(self._weights[self._number], self._seconds)
+        self._number, self._seconds = self._number + 1, 0.0
+        if self._number < len(self._weights):
+            self._bar.set_postfix_str(f"piece {self._number + 1} of {len(self._weights)}", refresh=False)
+            self._show()
+
+    def _show(self) -> None:
+        said = min(self._seconds / self._rate.seconds, self._weights[self._number])
+        said = min(sum(self._weights[: self._number]) + said, self.MOST * self._bar.total)
+        self._bar.update(said - self._bar.n)
+
+    def __exit__(self, *_error: object) -> None:
+        self._bar.close()
 
 
 @dataclass
@@ -64,7 +103,6 @@ def narrate(
     request_of: Callable[[Piece], SpeechRequest],
     files: BookFiles,
     progress: Progress,
-    *,
     pauses: Pauses | None,
     loudness: float | None,
 ) -> Narrated:

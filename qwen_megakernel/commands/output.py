@@ -38,9 +38,6 @@ PLAYERS = {
 """Program -> its options before a file, and the formats that every version of it plays."""
 
 
-# ---------------------------------------------------------------- checks, before anything is loaded
-
-
 def checked_output(args: argparse.Namespace) -> str | None:
     """Check --output and --play before anything is loaded or spoken.
 
@@ -73,11 +70,8 @@ def _ending(output: str) -> str:
 
 
 def check_format(option: str, output: str) -> None:
-    """Check that the ending of the path `output` names a format that can be written here.
-
-    Raises:
-        RequestError: it names no such format; the message names `option`.
-    """
+    """Check that the ending of the path `output` names a format that can be written here. Raises RequestError: it names
+    no such format; the message names `option`."""
     ending = _ending(output)
     if why := missing(ending):
         raise RequestError(f"{option}: {why}")
@@ -90,11 +84,8 @@ def check_format(option: str, output: str) -> None:
 
 
 def check_writable(option: str, output: str) -> None:
-    """Check that a file can be made, or replaced, at the path `output`.
-
-    Raises:
-        RequestError: it cannot; the message names `option`.
-    """
+    """Check that a file can be made, or replaced, at the path `output`. Raises RequestError: it cannot; the message
+    names `option`."""
     path = Path(output)
     try:
         if not path.parent.is_dir():
@@ -106,9 +97,6 @@ def check_writable(option: str, output: str) -> None:
             raise RequestError(f"{option}: {output!r} is a folder or cannot be written")
     except OSError as error:  # such as a name that is too long
         raise RequestError(f"{option}: {output!r} cannot be written: {error.strerror}") from None
-
-
-# ---------------------------------------------------------------- a sound file
 
 
 @contextmanager
@@ -290,16 +278,9 @@ class SpeechFile:
         return RequestError(f"--output {self.path}: {why}")
 
 
-# ---------------------------------------------------------------- standard output, players
-
-
 def write_stdout(pcm: bytes) -> None:
-    """Write to standard output at once.
-
-    Raises:
-        BrokenPipeError: the process that read it is gone.
-        RequestError: it cannot be written.
-    """
+    """Write to standard output at once. Raises BrokenPipeError: the process that read it is gone. Raises RequestError:
+    it cannot be written."""
     try:
         sys.stdout.buffer.write(pcm)
         sys.stdout.buffer.flush()
@@ -319,11 +300,7 @@ def players_of(ending: str) -> list[str]:
 
 
 def player_for(ending: str) -> str:
-    """The first of `PLAYERS` that is installed and plays a format.
-
-    Raises:
-        RequestError: none is installed.
-    """
+    """The first of `PLAYERS` that is installed and plays a format. Raises RequestError: none is installed."""
     able = players_of(ending)
     for name in able:
         if shutil.which(name):
@@ -332,11 +309,7 @@ def player_for(ending: str) -> str:
 
 
 def play(path: Path) -> None:
-    """Play a sound file to its end.
-
-    Raises:
-        RequestError: there is no player for it, or the player failed.
-    """
+    """Play a sound file to its end. Raises RequestError: there is no player for it, or the player failed."""
     player = player_for(_ending(path.name))
     try:
         status = subprocess.run([player, *PLAYERS[player][0], str(path)], stdin=subprocess.DEVNULL).returncode

@@ -6,22 +6,20 @@ import signal
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-
-from tqdm import tqdm
 
 from qwen_megakernel import TTSEngine
 from qwen_megakernel.checkpoint.languages import listed
 from qwen_megakernel.checkpoint.load import DEMO, DEMO_NOTICE, Checkpoint
 from qwen_megakernel.commands.book_files import BookFiles, Place
 from qwen_megakernel.commands.book_options import add_book_options, check_book_options, places_of
-from qwen_megakernel.commands.book_text import MAX_PIECE_CHARS, Piece, check_speakers, fitted, read_book
-from qwen_megakernel.commands.narrate import Narrated, narrate
+from qwen_megakernel.commands.book_text import MAX_PIECE_CHARS, Piece, check_speakers, read_book
+from qwen_megakernel.commands.narrate import Narrated, Progress, narrate
 from qwen_megakernel.commands.options import (
+    add_command,
     add_engine_options,
     add_output_options,
     add_voice_options,
@@ -30,7 +28,6 @@ from qwen_megakernel.commands.options import (
     voice_options,
 )
 from qwen_megakernel.commands.output import OUT, check_writable, checked_output, play
-from qwen_megakernel.engine.audio import Chunk
 from qwen_megakernel.engine.options import EngineOptions
 from qwen_megakernel.errors import RequestError, TextError
 from qwen_megakernel.model.conditioning import AUTO
@@ -38,7 +35,6 @@ from qwen_megakernel.model.text import split_evenly
 from qwen_megakernel.model.voice import Voice
 from qwen_megakernel.speech.options import RequestOptions
 from qwen_megakernel.speech.request import SpeechRequest
-from qwen_megakernel.speech.words import SpeechRate, weight, words_of
 from qwen_megakernel.text.front_end import TextFrontEnd
 from qwen_megakernel.text.spoken_text import SpokenText
 
@@ -49,8 +45,7 @@ _WAIT_S = 3600.0  # for a slot; a piece waits for the pieces before it
 
 def add_speak(commands: argparse._SubParsersAction) -> None:
     """Add the command `speak`."""
-    speak = commands.add_parser("speak", help="text in, sound out", description="Text in, sound out.")
-    speak.set_defaults(run=_speak)
+    speak = add_command(commands, "speak", _speak, "text in, sound out")
     text = speak.add_mutually_exclusive_group()
     text.add_argument("--text", help="what to say")
     text.add_argument("--file", metavar="PATH", help="read the text from a UTF-8 file, or - for standard input")
@@ -77,10 +72,8 @@ def _speak(args: argparse.Namespace) -> int:
     if args.keep_partial and output in ("-", None):
         raise RequestError("--keep-partial keeps a file; name it with --output")
     if options.get("retries") and (output == "-" or args.stream):
-        raise RequestError(
-            "--retries says a piece again before anybody hears it, so it needs a file: leave out --stream, and name "
-            "the file with --output"
-        )
+        why = "says a piece again before anybody hears it, so it needs a file"
+        raise RequestError(f"--retries {why}: leave out --stream, and name the file with --output")
     if args.save_voice is not None:
         check_writable("--save-voice", args.save_voice)
     voices = check_book_options(args, output)
@@ -101,12 +94,11 @@ def _speak(args: argparse.Namespace) -> int:
             requests = _Requests(engine, options, voices)
             pieces = requests.pieces(book.pieces)
             texts, speed = [piece.text for piece in pieces], options.get("speed") or 1.0
-            progress = _ChunkTimes() if args.stream else _Progress(texts, speed)
+            progress = Progress(texts, speed, each_chunk=args.stream)
             # A text of one piece stays as the engine speaks it.
             pauses = args.pause if len(pieces) > 1 or args.subtitles is not None else None
-            how = {"pauses": pauses, "loudness": args.loudness}
             with BookFiles(places, engine.sample_rate, keep_partial=args.keep_partial) as files, progress:
-                told = narrate(engine, book, pieces, requests.of, files, progress, **how)
+                told = narrate(engine, book, pieces, requests.of, files, progress, pauses, args.loudness)
             _report(args, places if output else [], engine, told, seed)
         if args.play:
             play(Path(path))
@@ -116,9 +108,8 @@ def _speak(args: argparse.Namespace) -> int:
 def _load(args: argparse.Namespace, voices: Sequence[Voice | str | None], pieces: int) -> TTSEngine:
     """An engine with a slot for each piece, but no more slots than suit the device."""
     slots = min(slots_of(args), pieces)
-    transcribed = args.ref_text is not None or any(
-        isinstance(voice, Voice) and voice.ref_codes is not None for voice in voices
-    )
+    heard = [voice for voice in voices if isinstance(voice, Voice) and voice.ref_codes is not None]
+    transcribed = args.ref_text is not None or bool(heard)
     options = engine_options(args, max_streams=slots, max_queue=2 * slots, queue_timeout=_WAIT_S)
     if slots > 1 and not transcribed and args.max_positions == EngineOptions.max_positions:
         options = replace(options, max_positions=_POSITIONS)
@@ -129,31 +120,24 @@ class _Requests:
     """How each piece is spoken."""
 
     def __init__(self, engine: TTSEngine, options: RequestOptions, voices: dict[str, Voice]):
-        """
-        Args:
-            options: for pieces that name no speaker.
-            voices: saved voices, by the names that pieces may use.
-        """
+        """`options`: for pieces that name no speaker. `voices`: saved voices, by the names that pieces may use."""
         self._engine = engine
         self._options = options
         self._voices = voices
 
     def pieces(self, pieces: list[Piece]) -> list[Piece]:
-        """The pieces, checked and cut to fit a slot. With several pieces, joining them cuts silence, not `trim`.
-
-        Raises:
-            RequestError: as `TTSEngine.submit`.
-        """
+        """The pieces, checked and cut to fit a slot. With several pieces, joining them cuts silence, not `trim`. Raises
+        RequestError: as `TTSEngine.submit`."""
         base = self._engine.variant == "base"
         none = "name the folder of saved voices with --voices" if base else "this checkpoint has no named speakers"
         check_speakers(pieces, [*self._engine.speakers, *self._voices], none)
-        fitting = fitted(pieces, self._cut)
+        fitting: list[Piece] = []  # those that do not fit a slot are cut again
+        for piece in pieces:
+            parts = self._engine.parts(SpokenText(piece.text), self.of(piece))
+            fitting.extend(piece.cut(part.text for part in parts))
         if len(fitting) > 1:  # PyTorch's last bits of samples would depend on how pieces are cut into pushes
             self._options = self._options | {"reproducible": True, "trim": "none"}
         return fitting
-
-    def _cut(self, piece: Piece) -> list[str]:
-        return [part.text for part in self._engine.parts(SpokenText(piece.text), self.of(piece))]
 
     def of(self, piece: Piece) -> SpeechRequest:
         """The request for one piece. A checkpoint's speaker takes precedence over a saved voice of the same name."""
@@ -166,11 +150,8 @@ class _Requests:
 
 
 def parts_of(engine: TTSEngine, text: str, request: SpeechRequest) -> list[SpokenText]:
-    """Cut a text at sentence ends into parts that are spoken one after the other.
-
-    Raises:
-        RequestError: as `TTSEngine.parts`.
-    """
+    """Cut a text at sentence ends into parts that are spoken one after the other. Raises RequestError: as
+    `TTSEngine.parts`."""
     if not text.strip():
         raise TextError("text must not be blank")
     return [part for piece in split_evenly(text, MAX_PIECE_CHARS) for part in engine.parts(piece, request)]
@@ -203,64 +184,6 @@ def _read_text(args: argparse.Namespace) -> str:
         raise RequestError(f"the text cannot be read: {error}") from None
 
 
-class _ChunkTimes:
-    """Shows when each chunk came."""
-
-    def __enter__(self) -> "_ChunkTimes":
-        self._start = time.monotonic()
-        return self
-
-    def chunk(self, chunk: Chunk) -> None:
-        ms = 1000 * (time.monotonic() - self._start)
-        print(f"{ms:8.1f} ms  {len(chunk.codes)} frames", file=sys.stderr)
-
-    def piece_ends(self) -> None:
-        pass
-
-    def __exit__(self, *_error: object) -> None:
-        pass
-
-
-class _Progress:
-    """Shows estimated percent and time left. The estimate uses the words' letters and the length of earlier pieces. It
-    stays below 100 % until the end, because a piece may take longer than estimated."""
-
-    MOST = 0.99
-
-    def __init__(self, pieces: list[str], speed: float):
-        self._speed = speed
-        self._weights = [sum(map(weight, words_of(piece))) for piece in pieces]
-        self._rate = SpeechRate()
-        self._number = 0  # of the current piece
-        self._seconds = 0.0  # of that piece so far, at the model's own speed
-
-    def __enter__(self) -> "_Progress":
-        shown = "speaking {percentage:3.0f} %|{bar}| about {remaining} left, by the text's length{postfix}"
-        # disable=None: a bar in terminals only
-        self._bar = tqdm(total=sum(self._weights), bar_format=shown, smoothing=0, leave=False, disable=None)
-        self._bar.set_postfix_str(f"piece 1 of {len(self._weights)}")
-        return self
-
-    def chunk(self, chunk: Chunk) -> None:
-        self._seconds += self._speed * len(chunk.samples) / chunk.sample_rate
-        self._show()
-
-    def piece_ends(self) -> None:
-        self._rate.learn(self._weights[self._number], self._seconds)
-        self._number, self._seconds = self._number + 1, 0.0
-        if self._number < len(self._weights):
-            self._bar.set_postfix_str(f"piece {self._number + 1} of {len(self._weights)}", refresh=False)
-            self._show()
-
-    def _show(self) -> None:
-        said = min(self._seconds / self._rate.seconds, self._weights[self._number])
-        said = min(sum(self._weights[: self._number]) + said, self.MOST * self._bar.total)
-        self._bar.update(said - self._bar.n)
-
-    def __exit__(self, *_error: object) -> None:
-        self._bar.close()
-
-
 def _report(args: argparse.Namespace, places: list[Place], engine: TTSEngine, told: Narrated, seed: int) -> None:
     lines = []
     for place in places:
@@ -269,17 +192,14 @@ def _report(args: argparse.Namespace, places: list[Place], engine: TTSEngine, to
             lines.append(f"wrote   {Path(place.subtitles).resolve()}")
     rtf = told.wall_s / told.seconds if told.seconds else float("inf")
     ttfc = "none" if told.ttfc_s is None else f"{1000 * told.ttfc_s:.1f} ms"
-    ends = ", ".join(told.ends)
-    lines += [
-        f"speech  {told.seconds:.2f} s, {told.frames} frames, ended by: {ends}, seed {seed}",
-        f"speed   TTFC {ttfc}, RTF {rtf:.3f} ({engine.backend} backend)",
-    ]
+    length = f"{told.seconds:.2f} s, {told.frames} frames"
+    lines.append(f"speech  {length}, ended by: {', '.join(told.ends)}, seed {seed}")
+    lines.append(f"speed   TTFC {ttfc}, RTF {rtf:.3f} ({engine.backend} backend)")
     if told.retries:
         lines.append(f"retries {told.retries}, because speech did not find its end")
     if told.held_down:
-        lines.append(
-            f"quiet   {told.held_down} pieces stay below {args.loudness:g} LUFS, because their peaks are at -1 dBFS"
-        )
+        quiet = f"{told.held_down} pieces stay below {args.loudness:g} LUFS"
+        lines.append(f"quiet   {quiet}, because their peaks are at -1 dBFS")
     if args.model == DEMO:
         lines.append(f"voice   {DEMO_NOTICE}")
     print("\n".join(lines), file=sys.stderr if args.output == "-" else sys.stdout)

@@ -26,10 +26,7 @@ class Cue:
 
 
 def check_subtitles(path: str) -> None:
-    """
-    Raises:
-        RequestError: the path's ending names no subtitle format, or nothing can be written there.
-    """
+    """Raises RequestError: the path's ending names no subtitle format, or nothing can be written there."""
     if Path(path).suffix.lower() not in ENDINGS:
         raise RequestError(
             f"--subtitles: {path!r} does not end in a format of subtitles: end it in {' or '.join(ENDINGS)}"
@@ -38,11 +35,8 @@ def check_subtitles(path: str) -> None:
 
 
 def write_subtitles(path: str, cues: Iterable[Cue]) -> None:
-    """Write subtitles. The file appears at its place once it is whole.
-
-    Raises:
-        RequestError: the file cannot be written.
-    """
+    """Write subtitles. The file appears at its place once it is whole. Raises RequestError: the file cannot be
+    written."""
     try:
         with new_file(Path(path).resolve()) as file:  # a link's target, so that the link stays
             file.write(text_of(cues, Path(path).suffix.lower()).encode())

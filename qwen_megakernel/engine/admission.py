@@ -76,11 +76,7 @@ class Admission:
             raise EngineClosed("the engine is closing and takes no more utterances; load a new one")
 
     def check(self) -> None:
-        """Is there a place for one more?
-
-        Raises:
-            EngineClosed, EngineBusy: no.
-        """
+        """Is there a place for one more? Raises EngineClosed, EngineBusy: no."""
         self.check_open()
         if not self._places:
             self.tally("busy")
@@ -90,11 +86,7 @@ class Admission:
             )
 
     def admit(self, sequence: SpeechSequence) -> None:
-        """Give a sequence its place.
-
-        Raises:
-            EngineClosed, EngineBusy: nothing was taken.
-        """
+        """Give a sequence its place. Raises EngineClosed, EngineBusy: nothing was taken."""
         try:
             self._places.pop()
         except IndexError:

@@ -67,11 +67,8 @@ class EngineCore:
         void: Callable[[], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ):
-        """
-        Args:
-            spare: makes the model that takes over once the kernels are given up. None: the engine then ends.
-            void: see `Failures`.
-        """
+        """`spare`: makes the model that takes over once the kernels are given up. None: the engine then ends. `void`:
+        see `Failures`."""
         pipeline = partial(DevicePipeline, kept_voices=limits.kept_voices, clock=clock)
         self._cuda = torch.cuda.default_stream(device) if device.type == "cuda" else None
         self._sample_rate = sample_rate
@@ -110,8 +107,6 @@ class EngineCore:
         _SWITCH_INTERVAL.shorten(self.loop)
         _CORES.add(self)
 
-    # ------------------------------------------------------------ what callers do
-
     def new_sequence(
         self, request: Request, on_chunk: Callable[[Chunk], None] | None, on_end: Callable[[], None] | None
     ) -> SpeechSequence:
@@ -127,11 +122,8 @@ class EngineCore:
         return sequence
 
     def start_callbacks(self, sequence: SpeechSequence) -> None:
-        """Start the callbacks' thread of an admitted sequence now, so that its first chunk does not wait for it.
-
-        Raises:
-            RuntimeError: the process can have no more threads; the sequence has ended.
-        """
+        """Start the callbacks' thread of an admitted sequence now, so that its first chunk does not wait for it. Raises
+        RuntimeError: the process can have no more threads; the sequence has ended."""
         try:
             if callbacks := sequence.callbacks:
                 callbacks.start()
@@ -209,8 +201,6 @@ class EngineCore:
         """Reset the counters and drop what was kept of voices' references. No sequence may be open."""
         self.loop.pipeline.forget_references()
         self.admission.forget()
-
-    # ------------------------------------------------------------ the end
 
     def drain(self, seconds: float) -> None:
         """Take no more sequences, and wait at most `seconds` for the open ones. Takes no lock: see `cancel`."""

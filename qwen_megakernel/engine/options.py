@@ -34,11 +34,8 @@ _LEAST = {"max_streams": 1, "max_positions": 16, "max_queue": 0, "kept_voices": 
 
 
 def check_sizes(**sizes: int) -> None:
-    """Check those of `TTSEngine.load`'s arguments that are counts.
-
-    Raises:
-        BackendError: not an integer, or too small.
-    """
+    """Check those of `TTSEngine.load`'s arguments that are counts. Raises BackendError: not an integer, or too
+    small."""
     for name, count in sizes.items():
         if isinstance(count, bool) or not isinstance(count, numbers.Integral) or count < _LEAST[name]:
             raise BackendError(f"{name} must be an integer of at least {_LEAST[name]}, got {count!r}")
@@ -163,11 +160,8 @@ def memory_of(loaded: LoadedModel, stack: StackConfig, dtype: torch.dtype, optio
 
 @contextmanager
 def told_of_memory(model: str, device: torch.device, need: Need, options: EngineOptions) -> Iterator[None]:
-    """If memory is short, raise an error that says what takes it and how much would fit.
-
-    Raises:
-        OutOfMemoryError: at once if weights, keys and values alone do not fit; else in place of torch's.
-    """
+    """If memory is short, raise an error that says what takes it and how much would fit. Raises OutOfMemoryError: at
+    once if weights, keys and values alone do not fit; else in place of torch's."""
     memory, wanted = _memory(device), options.max_streams * need.slot
     fits = need.slots_in(memory)
     told = (

@@ -224,11 +224,7 @@ class SpeechSequence:
 
     def vocoder_due(self, short: bool) -> bool:
         """Are the frames launched so far worth a push? After `PUSH_FRAMES` they are, whatever the chunks: a push takes
-        no more of them, and the runaway guard listens that often.
-
-        Args:
-            short: its chunk ends with them, full or not.
-        """
+        no more of them, and the runaway guard listens that often. `short`: its chunk ends with them, full or not."""
         if self.missing <= 0:
             return False
         last = self.reason is not None or self.launched == self.max_frames

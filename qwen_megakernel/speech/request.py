@@ -24,7 +24,7 @@ from qwen_megakernel.model.text import check_unicode
 from qwen_megakernel.model.voice import Voice
 from qwen_megakernel.speech.options import read_options, table
 from qwen_megakernel.text.front_end import TextFrontEnd
-from qwen_megakernel.text.silence import Silence
+from qwen_megakernel.text.normalize import Silence
 from qwen_megakernel.text.spoken_text import SpokenText
 
 log = logging.getLogger(__name__)

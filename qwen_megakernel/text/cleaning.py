@@ -37,9 +37,6 @@ class Clean(Stage):
             return ""
         return character
 
-    def end(self) -> str:
-        return ""
-
 
 class Layout(Stage):
     """Turns several blanks into one, a single line end into a blank, and an empty line into "\\n\\n". Holds text back
@@ -62,9 +59,7 @@ class Layout(Stage):
             self._line_ends += 1
             return ""
         if character == " ":
-            if self._line_ends or self._last in ("", " "):
-                return ""
-            return self._give(" ")
+            return "" if self._line_ends or self._last in ("", " ") else self._give(" ")
         text = character
         if self._line_ends > 1 and self._last:
             text = "\n\n" + character

@@ -3,12 +3,12 @@
 import logging
 import re
 import reprlib
+from collections.abc import Callable
 
 from qwen_megakernel.errors import TextError
 from qwen_megakernel.text.lexicon import Lexicon, LexiconStream
-from qwen_megakernel.text.normalize import NormalizerStream, is_plain
+from qwen_megakernel.text.normalize import NormalizerStream, Silence, is_plain
 from qwen_megakernel.text.pauses import MARKS, Pause, PauseStream, joined
-from qwen_megakernel.text.silence import Silence
 from qwen_megakernel.text.stage import FIRST_MARK, has_words, is_mark
 
 log = logging.getLogger(__name__)
@@ -111,11 +111,8 @@ class Reading:
         return self._stream
 
     def sentence(self, front_end: TextFrontEnd, text: str) -> list[str | Pause]:
-        """Process the next sentence, or several. Empty if there is nothing to speak.
-
-        Raises:
-            TextError: as `TextFrontEnd.whole`.
-        """
+        """Process the next sentence, or several. Empty if there is nothing to speak. Raises TextError: as
+        `TextFrontEnd.whole`."""
         if (self._stream is None or self._stream.at_rest) and front_end.leaves_alone(text.strip()):
             self._passed = text[-1:]  # most sentences: a bot's first audio waits for this
             return [text]
@@ -136,11 +133,8 @@ class TextFrontEndStream:
         self._words: LexiconStream | None = lexicon.stream(language) if lexicon else None
 
     def push(self, piece: str) -> list[str | Pause]:
-        """Take a piece, and return the parts that are now final.
-
-        Raises:
-            TextError: a pause or another tag is refused, or `piece` is not a string. The stream is then unusable.
-        """
+        """Take a piece, and return the parts that are now final. Raises TextError: a pause or another tag is refused,
+        or `piece` is not a string. The stream is then unusable."""
         if not isinstance(piece, str):
             raise TextError(f"text must be a string, got {type(piece).__name__}")
         if self._lenient and has_half_characters(piece):
@@ -149,22 +143,12 @@ class TextFrontEndStream:
         return self._with_words(self._speak(self._pauses.push(piece)))
 
     def finish(self) -> list[str | Pause]:
-        """End the text, and return what was held back.
-
-        Raises:
-            TextError: the text ends within a tag.
-        """
-        parts = self._speak(self._pauses.finish())
-        if self._normalizer:
-            parts += self._look_up(self._normalizer.finish())
-        return self._end(parts)
+        """End the text, and return what was held back. Raises TextError: the text ends within a tag."""
+        return self._end(self._pauses.finish(), self._normalizer and self._normalizer.finish)
 
     def settle(self) -> list[str | Pause]:
         """A sentence has ended: return what was held back, but for open links, tags, elements and code blocks."""
-        parts = self._speak(self._pauses.settle())
-        if self._normalizer:
-            parts += self._look_up(self._normalizer.settle())
-        return self._end(parts)
+        return self._end(self._pauses.settle(), self._normalizer and self._normalizer.settle)
 
     def follow(self, before: "TextFrontEndStream") -> None:
         """Go on within what `before` has left open."""
@@ -182,7 +166,11 @@ class TextFrontEndStream:
         if self._normalizer:
             self._normalizer.pass_over(text)
 
-    def _end(self, parts: list[str | Pause]) -> list[str | Pause]:
+    def _end(self, parts: list[str | Pause], rest: Callable[[], str] | None) -> list[str | Pause]:
+        """`rest`: gives what the normalizer holds back, once it has these parts."""
+        parts = self._speak(parts)
+        if rest:
+            parts += self._look_up(rest())
         given = self._with_words(parts + ([last] if self._words and (last := self._words.finish()) else []))
         self._sought, self._silent = self._seeks, ""
         return given

@@ -48,9 +48,7 @@ class Markdown(Stage):
         return self._in_head(character) if self._at_head else self._inline(character)
 
     def end(self) -> str:
-        if self._fence:
-            return ""
-        return self.feed("\n").removesuffix("\n")
+        return "" if self._fence else self.feed("\n").removesuffix("\n")
 
     @property
     def silent(self) -> bool:
@@ -82,8 +80,6 @@ class Markdown(Stage):
         elif waits in ("\\", "!"):
             given += self._give(waits)
         return given + self._end_item()
-
-    # ---------------------------------------------------------------- a line's beginning
 
     def _in_head(self, character: str) -> str:
         if character == "\n":
@@ -146,8 +142,6 @@ class Markdown(Stage):
             self._fence = ""
             self._begin_line()
         return ""
-
-    # ---------------------------------------------------------------- within a line
 
     def _inline(self, character: str) -> str:
         if self._waits:
@@ -237,8 +231,6 @@ class Markdown(Stage):
         elif self._table:
             return text if not self._comma else ""
         return text
-
-    # ---------------------------------------------------------------- what a link leads to
 
     def _in_target(self, character: str) -> str:
         self._target += character

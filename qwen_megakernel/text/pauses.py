@@ -64,11 +64,8 @@ class PauseStream:
         self._starts = _starts_of(self._names)
 
     def push(self, piece: str) -> list[str | Pause]:
-        """Take a piece, and return the parts that are now final. Adjacent text may come in several parts.
-
-        Raises:
-            TextError: a tag is malformed, its pause is too long, or it is an SSML tag that we do not support.
-        """
+        """Take a piece, and return the parts that are now final. Adjacent text may come in several parts. Raises
+        TextError: a tag is malformed, its pause is too long, or it is an SSML tag that we do not support."""
         if not self._held and MARKS.isdisjoint(piece):  # quick for most pieces: a bot's first audio waits for them
             return [piece] if piece else []
         return joined(part for character in piece for part in self._feed(character))

@@ -40,8 +40,6 @@ class Spoken:
     joined: bool = False  # there is no blank between a number and its noun
     units: dict[str, tuple[str, ...]] = field(default_factory=dict)  # as `units_of` returns them
 
-    # ---------------------------------------------------------------- numbers
-
     @property
     def pattern(self) -> str:
         """A regular expression for a number without its sign."""
@@ -89,8 +87,6 @@ class Spoken:
         if self.code in ("", "ja", "ko") or len(year) > 4:
             return self.cardinal(year)
         return num2words(int(year), lang=self.code, to="year")
-
-    # ---------------------------------------------------------------- numbers of something
 
     @cached_property
     def nouns(self) -> dict[str, str]:
@@ -187,8 +183,6 @@ class Spoken:
             return num2words(Decimal(amount), lang=self.code, to="currency", currency=currency, **options)
         except NotImplementedError:
             return ""
-
-    # ---------------------------------------------------------------- dates and times
 
     def on_date(self, year: str, month: int, day: str, end: str = "n") -> str:
         """A date in words. `year` may be empty; `end` is what a German ordinal ends with."""

@@ -38,21 +38,16 @@ class SpokenText:
 
 
 def spoken_text(front_end: TextFrontEnd, text: str | SpokenText) -> SpokenText:
-    """The spoken form of a whole text that must be one utterance.
-
-    Raises:
-        TextError: as `spoken_texts`, or there are pauses between its words.
-    """
+    """The spoken form of a whole text that must be one utterance. Raises TextError: as `spoken_texts`, or there are
+    pauses between its words."""
     if isinstance(text, SpokenText):
         return text
     if front_end.leaves_alone(text):
         return SpokenText(text)
     first, *others = spoken_texts(front_end, text)
     if others:
-        raise TextError(
-            "this call speaks one utterance, so its text cannot have pauses inside: use TTSEngine.generate or "
-            "TTSEngine.pieces"
-        )
+        why = "this call speaks one utterance, so its text cannot have pauses inside"
+        raise TextError(f"{why}: use TTSEngine.generate or TTSEngine.pieces")
     return first
 
 

@@ -84,9 +84,7 @@ class Tags(Stage):
             return ""
         held, self._held = self._held, ""
         text = html.unescape(held)
-        if text == "\xa0":
-            return " "
-        return "".join(c for c in text if unicodedata.category(c)[0] != "C")
+        return " " if text == "\xa0" else "".join(c for c in text if unicodedata.category(c)[0] != "C")
 
     @property
     def silent(self) -> bool:

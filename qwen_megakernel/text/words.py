@@ -76,14 +76,13 @@ class Words(Stage):
             if self._numbers and has_digits:
                 word = self._numbers.read(word, "", False)
             return self._end_phrase(" ") + self._give(word, blank)
+        given = ""
         if self._phrase:
             more = self._numbers.follows(core, self._phrase[-1])
             if more and len(self._phrase) < LONGEST_PHRASE:
                 self._phrase.append(word)
                 return "" if blank else self._end_phrase("")
             given = self._end_phrase(" ")
-        else:
-            given = ""
         if has_digits or self._numbers.begins_number(word):
             self._phrase.append(word)
             return given if blank else given + self._end_phrase("")
