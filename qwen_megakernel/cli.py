@@ -1,5 +1,4 @@
-"""The command line: `qwen-megakernel speak`, `voices`, `serve`, `wyoming`, `verify`, `quantize`, `build`, `bench`,
-`doctor`."""
+"""The command line: all commands of `qwen-megakernel`. The longer ones are in commands/."""
 
 import argparse
 import logging

@@ -50,7 +50,6 @@ two (docs/log.md, 2026-11-24)."""
 
 
 def add_batch(commands: argparse._SubParsersAction) -> None:
-    """Add the command `batch`."""
     about = "make a sound file of every line of a file"
     batch = add_command(commands, "batch", _batch, about, " (docs/batch.md)")
     batch.add_argument("input", metavar="INPUT", help="JSONL, CSV or plain text, one utterance a line; - for stdin")
@@ -69,7 +68,8 @@ def _batch(args: argparse.Namespace) -> int:
     options, voices = voice_options(args, "batch"), voices_in(args.voices)
     with ended_like_ctrl_c(), closing(Manifest(args.output)) as manifest:
         total = count_lines(args.input, kind)
-        threads, slots = manifest.threads() if args.threads is None else args.threads, slots_of(args)
+        threads = manifest.threads() if args.threads is None else args.threads
+        slots = slots_of(args)
         how = engine_options(args, max_streams=slots, max_queue=slots, queue_timeout=_WAIT_S, threads=threads)
         with load_for_good(args.model, how) as engine:
             if args.ref_audio is not None:
@@ -80,7 +80,7 @@ def _batch(args: argparse.Namespace) -> int:
             bar = tqdm(total=total, bar_format="{n_fmt}" + left + "{postfix}", leave=False, disable=None)
             began = time.monotonic()
             try:
-                with bar, batch, closing(jobs) as entries:
+                with bar, closing(batch), closing(jobs) as entries:
                     for entry in entries:
                         batch.add(entry)
                         rate = batch.seconds / max(1e-9, time.monotonic() - began)
@@ -94,13 +94,7 @@ def _batch(args: argparse.Namespace) -> int:
 
 
 class _Batch:
-    """The state of a batch: what was spoken, kept and failed.
-
-    Attributes:
-        done, kept, seconds: lines spoken in this run, lines kept from earlier runs, seconds of audio made in this run.
-        failed: the first failed lines, with their errors.
-        failures: the number of failed lines.
-    """
+    """The state of a batch: what was spoken, kept and failed."""
 
     def __init__(
         self,
@@ -122,16 +116,13 @@ class _Batch:
         self._shared += [args.lexicon and Path(args.lexicon).read_text(encoding="utf-8")]
         self._writers = [ThreadPoolExecutor(1, thread_name_prefix="qwen_megakernel write") for _ in range(_WRITERS)]
         self._unwritten = [0] * _WRITERS  # files that each has; the jobs' thread counts them
-        self.done = 0
-        self.kept = 0
-        self.failures = 0
-        self.seconds = 0.0
-        self.failed: list[dict[str, Any]] = []
+        self.done = 0  # lines spoken in this run
+        self.kept = 0  # lines from earlier runs
+        self.failures = 0  # lines that failed
+        self.seconds = 0.0  # of audio made in this run
+        self.failed: list[dict[str, Any]] = []  # the first failed lines, with their errors
 
-    def __enter__(self) -> "_Batch":
-        return self
-
-    def __exit__(self, *_error: object) -> None:
+    def close(self) -> None:
         for writer in self._writers:
             writer.shutdown(cancel_futures=True)
 
@@ -193,7 +184,6 @@ class _Batch:
                 file.write(pcm16(audio.samples))
 
     def _request(self, line: Line) -> SpeechRequest:
-        """How a line is spoken."""
         own: RequestOptions = {**line.options}
         if "seed" not in own:  # from the id, so that the order of lines does not matter
             base = self._options.get("seed", 0)

@@ -22,25 +22,16 @@ _NOT_IN_IDS = set('/\\:*?"<>|')
 
 @dataclass(frozen=True)
 class Line:
-    """One line of the input.
+    """One line of the input."""
 
-    Attributes:
-        number: from 1; in a CSV file the row's number, without the header.
-        id: the name of its file. None: it could not be read.
-        options: of speech, checked.
-        error: why it cannot be spoken; None: no error was found here.
-    """
-
-    number: int
-    id: str | None
+    number: int  # from 1; in a CSV file the row's number, without the header
+    id: str | None  # the name of its file; None: it could not be read
     text: str = ""
-    options: RequestOptions = field(default_factory=RequestOptions)
-    error: str | None = None
+    options: RequestOptions = field(default_factory=RequestOptions)  # of speech, checked
+    error: str | None = None  # why it cannot be spoken; None: no error was found here
 
 
-_FLAGS = {"true": True, "false": False}
-FIELDS = ("id", "text", *options_of("line"))
-"""A line's possible fields."""
+FIELDS = ("id", "text", *options_of("line"))  # a line's possible fields
 
 
 def kind_of(source: str, kind: str | None) -> str:
@@ -120,10 +111,8 @@ def _read_csv(file: BinaryIO) -> Iterator[Line]:
     header = [name.strip().lower() for name in _row(rows) or []]
     unknown = [name for name in header if name not in FIELDS]
     if "text" not in header or unknown or len(set(header)) < len(header):
-        raise RequestError(
-            f"the first row of the CSV must name its columns, once each, with text among them: {', '.join(FIELDS)}; "
-            f"got {', '.join(header)[:200] or 'nothing'}"
-        )
+        wanted = "the first row of the CSV must name its columns, once each, with text among them"
+        raise RequestError(f"{wanted}: {', '.join(FIELDS)}; got {', '.join(header)[:200] or 'nothing'}")
     number = 0
     while (row := _row(rows)) is not None:
         if row == []:
@@ -149,7 +138,6 @@ def _row(rows: Iterator[list[str]]) -> list[str] | str | None:
 
 
 def _line(number: int, said: dict[str, Any]) -> Line:
-    """A checked line from the fields that were read."""
     named = said.get("id")
     try:
         for name in said:
@@ -176,7 +164,7 @@ def _read_cell(row: Option | None, name: str, value: Any) -> Any:
     if row is None or not isinstance(value, str) or (kind := row.kinds[0]) not in (int, float, bool):
         return value
     try:
-        return _FLAGS[value.strip().lower()] if kind is bool else kind(value)
+        return {"true": True, "false": False}[value.strip().lower()] if kind is bool else kind(value)
     except (KeyError, ValueError):
         raise ValueError(f"{name} must be {row.wanted}, got {value!r}") from None
 
@@ -185,7 +173,5 @@ def _check_id(name: str) -> None:
     """Raises ValueError for an id that cannot be a file name."""
     bad = not name.strip() or name.startswith(".") or name != name.strip(" ") or not name.isprintable()
     if bad or _NOT_IN_IDS & set(name) or len(name.encode("utf-8", "surrogatepass")) > _LONGEST_ID:
-        raise ValueError(
-            f"id must be a plain name for a file, of at most {_LONGEST_ID} bytes, not beginning with a dot and without "
-            f"{' '.join(sorted(_NOT_IN_IDS))}; got {name[:80]!r}"
-        )
+        wanted = f"a plain name for a file, of at most {_LONGEST_ID} bytes, not beginning with a dot"
+        raise ValueError(f"id must be {wanted} and without {' '.join(sorted(_NOT_IN_IDS))}; got {name[:80]!r}")

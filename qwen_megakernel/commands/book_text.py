@@ -10,8 +10,7 @@ from qwen_megakernel.model.text import ends_sentence, sentences_of, split_evenly
 from qwen_megakernel.text.front_end import TextFrontEnd
 from qwen_megakernel.text.pauses import Pause
 
-MAX_PIECE_CHARS = 300
-"""Longer text is spoken in pieces cut at sentence ends."""
+MAX_PIECE_CHARS = 300  # longer text is spoken in pieces cut at sentence ends
 
 _HEADING = re.compile(r" {0,3}(#{1,6})[ \t]+(\S.*?)(?:[ \t]+#+)?[ \t]*")
 _CHAPTER_LEVELS = 2  # "#" and "##"; deeper headings are paragraphs
@@ -30,25 +29,15 @@ class Break(IntEnum):
 
 @dataclass(frozen=True)
 class Piece:
-    """Text that is spoken at once.
+    """Text that is spoken at once."""
 
-    Attributes:
-        text: without white space at its ends.
-        behind: what lies between it and the piece before.
-        chapter: the chapter's number, from 0.
-        sentence: index in `Book.sentences` of the text that it is, or is part of.
-        speaker: the name in the text; None: the default speaker.
-        line: number, from 1, of the line where this speaker's words begin.
-        pause_s: seconds of silence that the text asks for before it; 0 for none.
-    """
-
-    text: str
-    behind: Break
-    chapter: int
-    sentence: int
-    speaker: str | None
-    line: int
-    pause_s: float = 0.0
+    text: str  # without white space at its ends
+    behind: Break  # what lies between it and the piece before
+    chapter: int  # the chapter's number, from 0
+    sentence: int  # index in `Book.sentences` of the text that it is, or is part of
+    speaker: str | None  # the name in the text; None: the default speaker
+    line: int  # number, from 1, of the line where this speaker's words begin
+    pause_s: float = 0.0  # seconds of silence that the text asks for before it
 
     def cut(self, parts: Iterable[str]) -> Iterator["Piece"]:
         """The same piece in these parts."""
@@ -61,19 +50,12 @@ class Piece:
 
 @dataclass(frozen=True)
 class Book:
-    """A text, ready to be spoken.
+    """A text, ready to be spoken."""
 
-    Attributes:
-        pieces: in order.
-        sentences: the texts that the pieces are parts of, each on one line.
-        titles: the chapters' titles; None for text before the first heading.
-        after_s: seconds of silence that the text asks for at its end.
-    """
-
-    pieces: list[Piece]
-    sentences: list[str]
-    titles: list[str | None]
-    after_s: float
+    pieces: list[Piece]  # in order
+    sentences: list[str]  # the texts that the pieces are parts of, each on one line
+    titles: list[str | None]  # of the chapters; None for text before the first heading
+    after_s: float  # seconds of silence that the text asks for at its end
 
 
 @dataclass(frozen=True)
@@ -185,5 +167,4 @@ def _fence_behind(line: str, fence: str) -> str:
         return fence
     if not fence:
         return mark[1]
-    closes = len(mark[1]) >= len(fence) and not mark[2].strip()
-    return "" if closes else fence
+    return "" if len(mark[1]) >= len(fence) and not mark[2].strip() else fence

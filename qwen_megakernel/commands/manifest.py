@@ -58,9 +58,8 @@ class Manifest:
                 if entry["error"] is None:  # else the line is tried again
                     self._keep(entry, _folded(entry["id"]))
             except (ValueError, KeyError, TypeError, AttributeError):
-                raise RequestError(
-                    f"{self._path}, line {number}: not a manifest of `batch`; name another --output, or move it away"
-                ) from None
+                wrong = f"{self._path}, line {number}: not a manifest of `batch`"
+                raise RequestError(f"{wrong}; name another --output, or move it away") from None
             whole += len(raw)
         self._file.truncate(whole)
         self._goes_on = whole > 0

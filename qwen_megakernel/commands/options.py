@@ -81,8 +81,6 @@ _ENGINE: dict[str, dict[str, Any]] = {
     "allow_foreign_voice": {"action": "store_true"},
 }
 _DEFAULTS = {"max_streams": "32 on a GPU, 2 on a CPU", "max_queue": "as --max-streams"}  # where a command has its own
-_FLAGS = {"adapters": "--adapter"}
-_UNSEEN = ("patience",)  # no options of a command line
 
 
 def add_engine_options(
@@ -94,7 +92,7 @@ def add_engine_options(
     parser.add_argument("--model", default=DEMO, help=notice)
     hints = get_type_hints(EngineOptions, include_extras=True)
     for field in fields(EngineOptions):
-        if field.name in (*_UNSEEN, *without):
+        if field.name in ("patience", *without):
             continue
         kind, about = get_args(hints[field.name])
         plain = get_args(kind)[0] if get_origin(kind) is types.UnionType else kind
@@ -108,7 +106,8 @@ def add_engine_options(
                 how["help"] += "; default: %(default)s"
             elif field.name in _DEFAULTS:
                 how["help"] += f"; default: {_DEFAULTS[field.name]}"
-        parser.add_argument(_FLAGS.get(field.name, _flag(field.name)), **how | _ENGINE.get(field.name, {}))
+        flag = "--adapter" if field.name == "adapters" else _flag(field.name)
+        parser.add_argument(flag, **how | _ENGINE.get(field.name, {}))
 
 
 def _flag(name: str) -> str:
@@ -168,12 +167,9 @@ def speech_options(args: argparse.Namespace, entrance: str) -> RequestOptions:
 
 
 def add_recordings(parser: argparse._ActionsContainer, **options: Any) -> None:
-    """Add --ref-audio, which may be given several times. `options`: argparse's."""
+    """Add --ref-audio, which may be given several times, and --ref-text. `options`: argparse's for the former."""
     words = "recording of the voice to clone (Base); give it again for more of the same speaker"
     parser.add_argument("--ref-audio", metavar="PATH", action="append", help=words, **options)
-
-
-def add_ref_text(parser: argparse._ActionsContainer) -> None:
     parser.add_argument("--ref-text", help="what the (first) recording says, for a closer voice")
 
 
@@ -181,17 +177,12 @@ def add_voice_options(parser: argparse._ActionsContainer, entrance: str) -> None
     """Add the options of speech, and those that make a voice of recordings."""
     add_speech_options(parser, entrance)
     add_recordings(parser)
-    add_ref_text(parser)
 
 
 def voice_options(args: argparse.Namespace, entrance: str) -> RequestOptions:
-    """The options of speech, after the checks that need no model. --voice is loaded.
-
-    Raises:
-        RequestError: the options do not go together, or a value is out of range.
-        VoiceError: the file is no voice, or --ref-text is blank.
-        AudioError: too many recordings.
-    """
+    """The options of speech, after the checks that need no model. --voice is loaded. Raises RequestError: the options
+    do not go together, or a value is out of range. Raises VoiceError: the file is no voice, or --ref-text is blank.
+    Raises AudioError: too many recordings."""
     options = speech_options(args, entrance)
     check_ref_options(args.ref_audio, args.ref_text)
     voice, speaker = options.get("voice"), options.get("speaker")

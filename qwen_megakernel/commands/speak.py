@@ -1,6 +1,7 @@
 """`qwen-megakernel speak`: text in, sound out."""
 
 import argparse
+import math
 import secrets
 import signal
 import sys
@@ -14,10 +15,9 @@ from pathlib import Path
 from qwen_megakernel import TTSEngine
 from qwen_megakernel.checkpoint.languages import listed
 from qwen_megakernel.checkpoint.load import DEMO, DEMO_NOTICE, Checkpoint
-from qwen_megakernel.commands.book_files import BookFiles, Place
-from qwen_megakernel.commands.book_options import add_book_options, check_book_options, places_of
-from qwen_megakernel.commands.book_text import MAX_PIECE_CHARS, Piece, check_speakers, read_book
-from qwen_megakernel.commands.narrate import Narrated, Progress, narrate
+from qwen_megakernel.commands.book_files import BookFiles, Place, check_subtitles, numbered
+from qwen_megakernel.commands.book_text import MAX_PIECE_CHARS, Book, Piece, check_speakers, read_book
+from qwen_megakernel.commands.narrate import Narrated, Pauses, Progress, narrate
 from qwen_megakernel.commands.options import (
     add_command,
     add_engine_options,
@@ -26,6 +26,7 @@ from qwen_megakernel.commands.options import (
     engine_options,
     slots_of,
     voice_options,
+    voices_in,
 )
 from qwen_megakernel.commands.output import OUT, check_writable, checked_output, play
 from qwen_megakernel.engine.options import EngineOptions
@@ -41,17 +42,19 @@ from qwen_megakernel.text.spoken_text import SpokenText
 _POSITIONS = 1024
 """Positions of a slot if there are several: room for one piece. A transcribed reference may need more."""
 _WAIT_S = 3600.0  # for a slot; a piece waits for the pieces before it
+_SENTENCE_S = 0.45  # about the model's own pause between sentences
+_LONGEST_S = 10.0
+_QUIETEST, _LOUDEST = -40.0, -5.0  # LUFS
 
 
 def add_speak(commands: argparse._SubParsersAction) -> None:
-    """Add the command `speak`."""
     speak = add_command(commands, "speak", _speak, "text in, sound out")
     text = speak.add_mutually_exclusive_group()
     text.add_argument("--text", help="what to say")
     text.add_argument("--file", metavar="PATH", help="read the text from a UTF-8 file, or - for standard input")
     add_output_options(speak)
     speak.add_argument("--keep-partial", action="store_true", help="after an interrupt, keep what was said so far")
-    add_book_options(speak)
+    _add_book_options(speak)
     add_engine_options(speak, without=("max_queue", "queue_timeout"), max_streams=None)
     add_voice_options(speak, "speak")
     speak.add_argument("--save-voice", metavar="PATH", help="save the voice of --ref-audio, for --voice and `serve`")
@@ -76,7 +79,7 @@ def _speak(args: argparse.Namespace) -> int:
         raise RequestError(f"--retries {why}: leave out --stream, and name the file with --output")
     if args.save_voice is not None:
         check_writable("--save-voice", args.save_voice)
-    voices = check_book_options(args, output)
+    voices = _check_book_options(args, output)
     front_end = TextFrontEnd(args.language, options.pop("normalize", None) or "off", options.pop("lexicon", None))
     book = read_book(text, front_end, by_sentence=args.subtitles is not None, speakers=args.speakers)
     # One seed for all pieces, so that the printed seed reproduces the whole text.
@@ -85,7 +88,7 @@ def _speak(args: argparse.Namespace) -> int:
     with ExitStack() as stack:
         stack.enter_context(ended_like_ctrl_c())
         path = output if output is not None else str(Path(stack.enter_context(tempfile.TemporaryDirectory())) / OUT)
-        places = places_of(args, path, book)
+        places = _places_of(args, path, book)
         with _load(args, [options.get("voice"), *voices.values()], len(book.pieces)) as engine:
             if args.ref_audio is not None:
                 options["voice"] = voice = engine.create_voice(args.ref_audio, args.ref_text)
@@ -105,6 +108,79 @@ def _speak(args: argparse.Namespace) -> int:
     return 0
 
 
+def _add_book_options(parser: argparse._ActionsContainer) -> None:
+    pauses = ",".join(f"{_SENTENCE_S * times:g}" for times in (1, 2, 4))
+    about = f"seconds of silence between pieces of a long text; default: {pauses}"
+    parser.add_argument(
+        "--pause", metavar="SENTENCE[,PARAGRAPH[,CHAPTER]]", type=_pauses_of, default=_pauses_of(pauses), help=about
+    )
+    parser.add_argument("--split", choices=("chapters",), help="write a file for each chapter, such as out-01.wav")
+    parser.add_argument("--subtitles", metavar="PATH", help="write sentences and their times to this .srt or .vtt file")
+    parser.add_argument("--speakers", action="store_true", help='a line that begins with "[ada] " is spoken by ada')
+    parser.add_argument("--voices", metavar="DIR", type=Path, help="saved voices for --speakers (Base)")
+    about = "give every piece this loudness, such as -19"
+    parser.add_argument("--loudness", metavar="LUFS", type=_loudness_of, help=about)
+
+
+def _pauses_of(text: str) -> Pauses:
+    """Read pauses. A missing pause is twice the one before. A clause's pause is a third of a sentence's."""
+    try:
+        seconds = [float(part) for part in text.split(",")]
+    except ValueError:
+        seconds = []
+    if not 1 <= len(seconds) <= 3 or not all(0 <= s <= _LONGEST_S for s in seconds):
+        raise argparse.ArgumentTypeError(
+            f"expected one to three numbers of seconds from 0 to {_LONGEST_S:g}, such as 0.45,0.9,1.8, got {text!r}"
+        )
+    while len(seconds) < 3:
+        seconds.append(min(_LONGEST_S, 2 * seconds[-1]))
+    return Pauses(seconds[0] / 3, *seconds)
+
+
+def _loudness_of(text: str) -> float:
+    try:
+        loudness = float(text)
+    except ValueError:
+        loudness = math.nan
+    if not _QUIETEST <= loudness <= _LOUDEST:
+        raise argparse.ArgumentTypeError(
+            f"expected a number of LUFS from {_QUIETEST:g} to {_LOUDEST:g}, such as -19, got {text!r}"
+        )
+    return loudness
+
+
+def _check_book_options(args: argparse.Namespace, output: str | None) -> dict[str, Voice]:
+    """Make the checks that need neither text nor model, and load the voices of --voices. `output`: as `checked_output`
+    returns it. Returns saved voices by their names. Raises RequestError: the options do not go together, or a value is
+    out of range. Raises VoiceError: a file in --voices is no voice."""
+    if args.split and output in ("-", None):
+        raise RequestError("--split chapters writes a file for each chapter: name them with --output, such as book.wav")
+    if args.split and args.play:
+        raise RequestError("--split chapters writes several files, and --play plays one: give one of the two")
+    if args.subtitles is not None:
+        check_subtitles(args.subtitles)
+    if args.voices is not None and not args.speakers:
+        raise RequestError("--voices has the voices for --speakers: give both")
+    return voices_in(args.voices)
+
+
+def _places_of(args: argparse.Namespace, output: str, book: Book) -> list[Place]:
+    """The checked places where the book's sound goes. Raises TextError: there is nothing to say. Raises RequestError:
+    one of them cannot be written."""
+    if not book.pieces:
+        raise TextError("the text has nothing to speak")
+    if not args.split:
+        return [Place(output, args.subtitles)]
+    count = len(book.titles)
+    subtitles = [None] * count if args.subtitles is None else numbered(args.subtitles, count)
+    places = [Place(*paths) for paths in zip(numbered(output, count), subtitles, strict=True)]
+    for place in places:
+        check_writable("--output", place.path)
+        if place.subtitles is not None:
+            check_subtitles(place.subtitles)
+    return places
+
+
 def _load(args: argparse.Namespace, voices: Sequence[Voice | str | None], pieces: int) -> TTSEngine:
     """An engine with a slot for each piece, but no more slots than suit the device."""
     slots = min(slots_of(args), pieces)
@@ -117,8 +193,6 @@ def _load(args: argparse.Namespace, voices: Sequence[Voice | str | None], pieces
 
 
 class _Requests:
-    """How each piece is spoken."""
-
     def __init__(self, engine: TTSEngine, options: RequestOptions, voices: dict[str, Voice]):
         """`options`: for pieces that name no speaker. `voices`: saved voices, by the names that pieces may use."""
         self._engine = engine

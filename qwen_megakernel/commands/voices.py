@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from qwen_megakernel.checkpoint.load import DEMO, PUBLISHED, Checkpoint
-from qwen_megakernel.commands.options import CommandParser, add_command, add_recordings, add_ref_text
+from qwen_megakernel.commands.options import CommandParser, add_command, add_recordings
 from qwen_megakernel.commands.output import check_writable
 from qwen_megakernel.engine.sequence import FRAME_S
 from qwen_megakernel.errors import RequestError, VoiceError
@@ -32,7 +32,6 @@ def add_voices(commands: argparse._SubParsersAction) -> None:
     make = add_command(actions, "make", _make, "make a voice from recordings")
     _add_model(make)
     add_recordings(make, required=True)
-    add_ref_text(make)
     make.add_argument("--no-trim", action="store_true", help="keep the silence at the ends of recordings")
     make.add_argument("-o", "--output", metavar="FILE", required=True, help=f"file to write, such as me{_ENDING}")
 
@@ -59,7 +58,7 @@ def _list(args: argparse.Namespace) -> int:
         raise RequestError(f"no folder {str(args.folder)!r}; `voices show` looks at one file")
     entries = [_entry(path) for path in sorted(args.folder.glob("*" + _ENDING))]
     if args.json:
-        _print_json(entries)
+        print(json.dumps(entries, indent=2))
     elif not entries:
         print(f"no voices: {args.folder} holds no *{_ENDING}")
     else:
@@ -96,7 +95,7 @@ def _print_table(entries: list[dict[str, Any]]) -> None:
 def _show(args: argparse.Namespace) -> int:
     about = _about(Voice.load(args.file))
     if args.json:
-        _print_json({"file": str(args.file)} | about)
+        print(json.dumps({"file": str(args.file)} | about, indent=2))
         return 0
     frames = about["reference_frames"]
     reference = f"{frames} frames, {about['reference_s']:.2f} s" if frames else "none: it speaks by its vector alone"
@@ -149,17 +148,13 @@ def _check(args: argparse.Namespace) -> int:
     except VoiceError as error:
         if not args.json:
             raise
-        _print_json({"fits": False, "reason": str(error)})
+        print(json.dumps({"fits": False, "reason": str(error)}, indent=2))
         return 1
     if args.json:
-        _print_json({"fits": True, "reason": None})
+        print(json.dumps({"fits": True, "reason": None}, indent=2))
     else:
         print(f"{args.file} fits {args.model}")
     return 0
-
-
-def _print_json(value: object) -> None:
-    print(json.dumps(value, indent=2))
 
 
 def _shown(text: str) -> str:

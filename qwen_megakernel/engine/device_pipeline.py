@@ -74,11 +74,8 @@ class DevicePipeline:
 
     def hear_reference(self, sequence: SpeechSequence, reads: bool) -> None:
         """Take a cloned voice's reference through the vocoder before its utterance. This happens once per voice. A call
-        takes one portion, so that other sequences get frames in between.
-
-        Args:
-            reads: this sequence does so; otherwise it waits until another one has.
-        """
+        takes one portion, so that other sequences get frames in between. `reads`: this sequence does so; otherwise it
+        waits until another one has."""
         state = self._references.pop(sequence.voice_digest, None)
         if state is not None:
             self._vocoder.restore(sequence.slot, state)

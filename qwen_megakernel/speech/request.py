@@ -9,7 +9,7 @@ from typing import Any
 from qwen_megakernel.checkpoint.config import ModelConfig, SamplingParams
 from qwen_megakernel.checkpoint.load import Checkpoint
 from qwen_megakernel.engine.audio import CHUNK_SCHEDULE
-from qwen_megakernel.engine.request import Request
+from qwen_megakernel.engine.sequence import Request
 from qwen_megakernel.errors import (
     InstructError,
     RequestError,

@@ -43,6 +43,9 @@ class Layout(Stage):
     until its first letter or digit comes. Text without any comes out empty."""
 
     def __init__(self):
+        self._begin()
+
+    def _begin(self) -> None:
         self._line_ends = 0
         self._last = ""
         self._sought = True  # no letter or digit has come yet
@@ -50,10 +53,7 @@ class Layout(Stage):
 
     def feed(self, character: str) -> str:
         if is_mark(character):
-            self._line_ends = 0
-            self._last = ""
-            self._sought = True
-            self._silent = ""
+            self._begin()
             return character
         if character == "\n":
             self._line_ends += 1

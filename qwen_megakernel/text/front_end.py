@@ -13,8 +13,7 @@ from qwen_megakernel.text.stage import FIRST_MARK, has_words, is_mark
 
 log = logging.getLogger(__name__)
 
-NORMALIZE = ("off", "auto")
-"""The values of `normalize`."""
+NORMALIZE = ("off", "auto")  # the values of `normalize`
 
 _HALVES = re.compile("[\ud800-\udfff]")
 _AT_MARKS = re.compile(f"([{FIRST_MARK}-\U0010ffff])")
@@ -91,16 +90,12 @@ def has_half_characters(text: str) -> bool:
 
 class Reading:
     """Where the front end is in a text that several utterances speak, such as the sentences of a turn. What one of them
-    leaves open, such as `<think>` or a code block, goes on in the next one.
-
-    Attributes:
-        silence: tells which characters of the text, as it was written, are left out.
-    """
+    leaves open, such as `<think>` or a code block, goes on in the next one."""
 
     def __init__(self) -> None:
         self._stream: TextFrontEndStream | None = None
         self._passed = ""  # the last character of text that the stream did not see
-        self.silence = Silence()
+        self.silence = Silence()  # tells which characters of the text, as it was written, are left out
 
     def go_on(self, front_end: TextFrontEnd) -> "TextFrontEndStream":
         """The stream for the text that comes next."""
@@ -144,11 +139,11 @@ class TextFrontEndStream:
 
     def finish(self) -> list[str | Pause]:
         """End the text, and return what was held back. Raises TextError: the text ends within a tag."""
-        return self._end(self._pauses.finish(), self._normalizer and self._normalizer.finish)
+        return self._end(self._pauses.finish(), self._normalizer.finish if self._normalizer else None)
 
     def settle(self) -> list[str | Pause]:
         """A sentence has ended: return what was held back, but for open links, tags, elements and code blocks."""
-        return self._end(self._pauses.settle(), self._normalizer and self._normalizer.settle)
+        return self._end(self._pauses.settle(), self._normalizer.settle if self._normalizer else None)
 
     def follow(self, before: "TextFrontEndStream") -> None:
         """Go on within what `before` has left open."""

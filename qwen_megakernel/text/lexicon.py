@@ -5,7 +5,7 @@ import io
 import json
 import re
 import unicodedata
-from bisect import bisect_left
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -22,8 +22,6 @@ _Row = tuple[int, str, object, object]  # line, language or "", word, spelling
 
 
 class _Table(NamedTuple):
-    """A language's entries."""
-
     entries: dict[str, str]  # word -> spelling
     words: list[str]  # sorted
     lengths: list[int]  # the words' lengths, the longest first
@@ -161,9 +159,7 @@ class LexiconStream(Stage):
     def _begins_entry(self, text: str) -> bool:
         """Does a longer entry begin with this text?"""
         words = self._table.words
-        place = bisect_left(words, text)
-        if place < len(words) and words[place] == text:
-            place += 1
+        place = bisect_right(words, text)  # behind the text itself, if it is an entry
         return place < len(words) and words[place].startswith(text)
 
 

@@ -26,19 +26,21 @@ class Markdown(Stage):
     a comma between cells."""
 
     def __init__(self):
-        self._head = ""  # a line's beginning, while it may be a sign
-        self._at_head = True
-        self._task = False
+        self._begin_line()
         self._fence = ""  # the open one
         self._fence_line = ""  # the line that may close it
         self._run = ""  # signs that wait
-        self._left = "\n"  # the character before them
-        self._last = ""  # the last visible one
-        self._item = self._table = self._comma = False
-        self._heading = False
-        self._brackets = 0
         self._target = ""  # of a link
         self._waits = ""  # a sign whose meaning depends on the next character
+
+    def _begin_line(self) -> None:
+        self._at_head = True
+        self._head = ""  # its beginning, while it may be a sign
+        self._task = False
+        self._item = self._table = self._comma = self._heading = False
+        self._left = "\n"  # the character before the signs that wait
+        self._last = ""  # the last visible one
+        self._brackets = 0
 
     def feed(self, character: str) -> str:
         if self._fence:
@@ -123,15 +125,6 @@ class Markdown(Stage):
             return "\n"
         self._at_head = False
         return self.push(head + "\n")
-
-    def _begin_line(self) -> None:
-        self._at_head = True
-        self._head = ""
-        self._task = False
-        self._item = self._table = self._comma = self._heading = False
-        self._left = "\n"
-        self._last = ""
-        self._brackets = 0
 
     def _in_fence(self, character: str) -> str:
         if character != "\n":

@@ -4,7 +4,7 @@ import re
 
 from qwen_megakernel.text.cleaning import Clean, Layout
 from qwen_megakernel.text.markdown import Markdown
-from qwen_megakernel.text.spoken import spoken_in
+from qwen_megakernel.text.spoken import LANGUAGES, language_name
 from qwen_megakernel.text.stage import is_mark
 from qwen_megakernel.text.tags import Tags
 from qwen_megakernel.text.words import Words
@@ -35,7 +35,8 @@ class NormalizerStream:
         self._clean = Clean()
         self._tags = Tags()
         self._markdown = Markdown()
-        self._stages = [self._tags, self._markdown, Words(spoken_in(language)), Layout()]
+        spoken = LANGUAGES.get(language_name(language) or "")
+        self._stages = [self._tags, self._markdown, Words(spoken), Layout()]
 
     def push(self, piece: str) -> str:
         """Take a piece, and return what is now final."""

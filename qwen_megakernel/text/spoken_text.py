@@ -9,19 +9,13 @@ from qwen_megakernel.text.pauses import Pause
 
 @dataclass(frozen=True)
 class SpokenText:
-    """Text to be spoken as it is.
-
-    Attributes:
-        before_s, after_s: seconds of silence before and after its speech.
-        ends_at_pause: a pause follows, so the speech's own silence at its end is cut.
-        begins_at_pause: the silence before it follows other speech.
-    """
+    """Text to be spoken as it is."""
 
     text: str = ""
-    before_s: float = 0.0
-    after_s: float = 0.0
-    ends_at_pause: bool = False
-    begins_at_pause: bool = False
+    before_s: float = 0.0  # seconds of silence before its speech
+    after_s: float = 0.0  # and after it
+    ends_at_pause: bool = False  # a pause follows, so the speech's own silence at its end is cut
+    begins_at_pause: bool = False  # the silence before it follows other speech
 
     def cut(self, pieces: list[str]) -> list["SpokenText"]:
         """The pieces of this text. The first and the last have the silence at its ends."""
@@ -52,15 +46,9 @@ def spoken_text(front_end: TextFrontEnd, text: str | SpokenText) -> SpokenText:
 
 
 def spoken_texts(front_end: TextFrontEnd, text: str | SpokenText, reading: Reading | None = None) -> list[SpokenText]:
-    """The spoken form of a whole text: one text, or several with pauses between.
-
-    Args:
-        reading: of the text that this one continues. None: a text of its own.
-
-    Raises:
-        NoWordsError: nothing is left to speak.
-        TextError: a pause is malformed (`PauseStream`).
-    """
+    """The spoken form of a whole text: one text, or several with pauses between. `reading`: of the text that this one
+    continues. None: a text of its own. Raises NoWordsError: nothing is left to speak. Raises TextError: a pause is
+    malformed (`PauseStream`)."""
     if isinstance(text, SpokenText):
         return [text]
     if not reading and front_end.leaves_alone(text):

@@ -21,8 +21,7 @@ _NO_BLANK = re.compile(r"<[^\s<>]*>")
 _DECLARATION = re.compile(r"<[!?][^<>]*>")
 _ENTITY = re.compile(r"&(?:#?[A-Za-z0-9]{0,31};?)?")
 
-SILENT = frozenset({"think", "thinking", "script", "style"})
-"""Elements whose content is left out."""
+SILENT = frozenset({"think", "thinking", "script", "style"})  # elements whose content is left out
 _LINES = {name: "\n" for name in ("br", "p", "div", "tr", "ul", "ol", "table", "blockquote", "hr")}
 _LINES |= {"li": "\n- "} | {f"h{level}": "\n# " for level in range(1, 7)}
 

@@ -6,10 +6,8 @@ from qwen_megakernel.text.numbers import Numbers
 from qwen_megakernel.text.spoken import Spoken
 from qwen_megakernel.text.stage import Stage, is_cjk, is_mark
 
-LONGEST_WORD = 100
-"""A longer word is cut into parts of this many characters. The longest German words have some 80."""
-LONGEST_PHRASE = 12
-"""In a row of numbers, at most this many words are read together."""
+LONGEST_WORD = 100  # A longer word is cut into parts of this many characters. The longest German words have some 80.
+LONGEST_PHRASE = 12  # in a row of numbers, at most this many words are read together
 
 _OPENING, _CLOSING = "\"'([{<«„“‚‘¿¡", ".,;:!?)]}>\"'»“”’…"
 _TAIL = 4  # characters kept from a long address's end, for the marks after it
