@@ -1,5 +1,4 @@
-"""The command line: `qwen-megakernel speak`, `voices`, `serve`, `wyoming`, `verify`, `quantize`, `build`, `bench`,
-`doctor`."""
+"""The command line: all commands of `qwen-megakernel`. The longer ones are in commands/."""
 
 import argparse
 import logging
@@ -23,6 +22,7 @@ from qwen_megakernel.commands.options import (
     WEIGHTS_CHOICES,
     WEIGHTS_HELP,
     CommandParser,
+    add_command,
     add_served_names,
     add_server_options,
     engine_options,
@@ -32,6 +32,7 @@ from qwen_megakernel.commands.options import (
 from qwen_megakernel.commands.speak import add_speak
 from qwen_megakernel.commands.voices import add_voices
 from qwen_megakernel.errors import BackendError, RequestError
+from qwen_megakernel.server.process import check_model, is_loopback, load_for_good
 from qwen_megakernel.server.service import TOKEN
 from qwen_megakernel.trust.verdicts import SIZES
 
@@ -64,26 +65,22 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-# ---------------------------------------------------------------- serve
-
-
 def _add_serve(commands: argparse._SubParsersAction) -> None:
     about = "speak for other processes: OpenAI's HTTP API and a WebSocket"
-    serve = commands.add_parser("serve", help=about, description=about + " (docs/serving.md).")
-    serve.set_defaults(run=_serve)
+    serve = add_command(commands, "serve", _serve, about, " (docs/serving.md)")
     add_server_options(serve, "serve", streams=64)
-    serve.add_argument("--host", default="127.0.0.1", help="default: %(default)s; other addresses need a token")
-    serve.add_argument("--port", type=int, default=8000, help="default: %(default)s")
-    serve.add_argument("--token", help=f"token that clients must send; safer in the environment variable {TOKEN}")
+    add = serve.add_argument
+    add("--host", default="127.0.0.1", help="default: %(default)s; other addresses need a token")
+    add("--port", type=int, default=8000, help="default: %(default)s")
+    add("--token", help=f"token that clients must send; safer in the environment variable {TOKEN}")
     add_served_names(serve)
-    serve.add_argument("--allow-upload", action="store_true", help="let clients make voices from recordings (Base)")
-    serve.add_argument("--ui", action="store_true", help="serve a web page at /, to try the server")
+    add("--allow-upload", action="store_true", help="let clients make voices from recordings (Base)")
+    add("--ui", action="store_true", help="serve a web page at /, to try the server")
 
 
 def _serve(args: argparse.Namespace) -> int:
     try:
         from qwen_megakernel.server import app as serve
-        from qwen_megakernel.server.process import is_loopback
     except ModuleNotFoundError as error:
         raise BackendError(f"serving needs {error.name}: in the checkout, pip install -e '.[serve]'") from None
     if args.token is not None and not args.token.strip():
@@ -111,19 +108,13 @@ def _serve(args: argparse.Namespace) -> int:
 
 
 def _engine_of_server(args: argparse.Namespace) -> tuple[str, ModelConfig | None, Callable[[], TTSEngine]]:
-    """The model's name for clients, its checkpoint's config if known, and a function that loads the engine.
-
-    Raises:
-        TTSError: the engine could never be loaded.
-    """
-    from qwen_megakernel.server.process import check_model, load_for_good
-
+    """The model's name for clients, its checkpoint's config if known, and a function that loads the engine. Raises
+    TTSError: the engine could never be loaded."""
     if args.voices and not args.voices.is_dir():
         raise RequestError(f"--voices: no folder {str(args.voices)!r}")
     if args.allow_foreign_voice and not args.voices:
         raise RequestError("--allow-foreign-voice needs the voices of --voices: give both")
-    queue = args.max_streams if args.max_queue is None else args.max_queue
-    options = engine_options(args, max_queue=queue)
+    options = engine_options(args, max_queue=args.max_streams if args.max_queue is None else args.max_queue)
     return name_of_model(args.model), check_model(args.model, options), lambda: load_for_good(args.model, options)
 
 
@@ -134,40 +125,31 @@ def _end_of_server(code: int) -> int:
     return code
 
 
-# ---------------------------------------------------------------- wyoming
-
-
 def _add_wyoming(commands: argparse._SubParsersAction) -> None:
     about = "speak for Home Assistant: a Wyoming server"
-    wyoming = commands.add_parser("wyoming", help=about, description=about + " (docs/home_assistant.md).")
-    wyoming.set_defaults(run=_wyoming)
+    wyoming = add_command(commands, "wyoming", _wyoming, about, " (docs/home_assistant.md)")
     add_server_options(wyoming, "wyoming", streams=4)
-    wyoming.add_argument(
-        "--host", default="127.0.0.1", help="default: %(default)s; other addresses need --allow-network"
-    )
-    wyoming.add_argument("--port", type=int, default=10200, help="default: %(default)s")
-    wyoming.add_argument(
-        "--allow-network", action="store_true", help="serve other machines too, without a token: the protocol has none"
-    )
+    add = wyoming.add_argument
+    add("--host", default="127.0.0.1", help="default: %(default)s; other addresses need --allow-network")
+    add("--port", type=int, default=10200, help="default: %(default)s")
+    trust = "serve other machines too, without a token: the protocol has none"
+    add("--allow-network", action="store_true", help=trust)
 
 
 def _wyoming(args: argparse.Namespace) -> int:
     try:
         from qwen_megakernel.server import wyoming_api
-        from qwen_megakernel.server.process import is_loopback
     except ModuleNotFoundError as error:
         how = "in the checkout, pip install -e '.[wyoming]'"
         raise BackendError(f"the Wyoming server needs {error.name}: {how}") from None
+    where = f"{args.host}:{args.port}"
     if not is_loopback(args.host):
         if not args.allow_network:
-            raise BackendError(
-                f"--host {args.host} can be reached by others, and Wyoming has no token: on a network that you trust, "
-                "give --allow-network"
-            )
-        where = f"{args.host}:{args.port}"
+            why = "can be reached by others, and Wyoming has no token"
+            raise BackendError(f"--host {args.host} {why}: on a network that you trust, give --allow-network")
         print(f"warning: everybody who reaches {where} can use it: Wyoming has no token", file=sys.stderr)
     name, config, load = _engine_of_server(args)
-    print(f"serving {name} on tcp://{args.host}:{args.port} once it is ready", file=sys.stderr)
+    print(f"serving {name} on tcp://{where} once it is ready", file=sys.stderr)
     code = wyoming_api.serve(
         load,
         args.host,
@@ -182,46 +164,29 @@ def _wyoming(args: argparse.Namespace) -> int:
     return _end_of_server(code)
 
 
-# ---------------------------------------------------------------- verify
-
-
 def _add_verify(commands: argparse._SubParsersAction) -> None:
     about = "compare a checkpoint's speech with the reference, by numbers and by ear"
-    check = commands.add_parser(
-        "verify", help=about, description=about[0].upper() + about[1:] + " (docs/verification.md)."
-    )
-    check.set_defaults(run=_verify)
-    check.add_argument("--model", required=True, help=f"folder, hub id such as {PUBLISHED[1]}, or {DEMO!r}")
-    check.add_argument(
-        "--output", metavar="DIR", help="where to write: new or empty; default: verify-<name of the model>"
-    )
-    check.add_argument("--backend", choices=BACKENDS, default="auto")
-    check.add_argument("--device", help="cpu, cuda, cuda:1; default: a GPU if there is one")
-    check.add_argument("--weights", type=weights_of, help=WEIGHTS_HELP)
-    check.add_argument("--frames", type=int, default=FRAMES, help="most frames of an utterance; default: %(default)s")
-    check.add_argument("--seed", type=int, default=0, help="seed of the takes to listen to; default: %(default)s")
-    check.add_argument(
-        "--ref-audio", metavar="PATH", help="recording of the voice to clone (Base); default: a synthetic sound"
-    )
-    check.add_argument("--ref-text", help="what the recording says; with it in-context cloning is compared too")
+    add = add_command(commands, "verify", _verify, about, " (docs/verification.md)").add_argument
+    add("--model", required=True, help=f"folder, hub id such as {PUBLISHED[1]}, or {DEMO!r}")
+    add("--output", metavar="DIR", help="where to write: new or empty; default: verify-<name of the model>")
+    add("--backend", choices=BACKENDS, default="auto")
+    add("--device", help="cpu, cuda, cuda:1; default: a GPU if there is one")
+    add("--weights", type=weights_of, help=WEIGHTS_HELP)
+    add("--frames", type=int, default=FRAMES, help="most frames of an utterance; default: %(default)s")
+    add("--seed", type=int, default=0, help="seed of the takes to listen to; default: %(default)s")
+    add("--ref-audio", metavar="PATH", help="recording of the voice to clone (Base); default: a synthetic sound")
+    add("--ref-text", help="what the recording says; with it in-context cloning is compared too")
 
 
 def _verify(args: argparse.Namespace) -> int:
-    options = {"backend": args.backend, "device": args.device, "weights": args.weights, "output": args.output}
-    options |= {"frames": args.frames, "seed": args.seed, "ref_audio": args.ref_audio, "ref_text": args.ref_text}
-    return 0 if verify(args.model, **options) else 1
-
-
-# ---------------------------------------------------------------- build
+    names = ("backend", "device", "weights", "output", "frames", "seed", "ref_audio", "ref_text")
+    return 0 if verify(args.model, **{name: getattr(args, name) for name in names}) else 1
 
 
 def _add_build(commands: argparse._SubParsersAction) -> None:
     about = "compile the kernel for this machine's GPU, so that the first use does not wait"
-    build = commands.add_parser("build", help=about, description=about[0].upper() + about[1:] + ".")
-    build.set_defaults(run=_build)
-    build.add_argument(
-        "--weights", type=weights_of, default="bf16", help=f"{WEIGHTS_CHOICES}: each is a build of its own"
-    )
+    add = add_command(commands, "build", _build, about).add_argument
+    add("--weights", type=weights_of, default="bf16", help=f"{WEIGHTS_CHOICES}: each is a build of its own")
 
 
 def _build(args: argparse.Namespace) -> int:
@@ -231,16 +196,12 @@ def _build(args: argparse.Namespace) -> int:
     return 0
 
 
-# ---------------------------------------------------------------- quantize
-
-
 def _add_quantize(commands: argparse._SubParsersAction) -> None:
     about = "make a checkpoint with FP8 weights from one in bf16 (docs/fp8.md)"
-    quantize = commands.add_parser("quantize", help=about, description=about[0].upper() + about[1:] + ".")
-    quantize.set_defaults(run=_quantize)
-    quantize.add_argument("model", help=f"folder, hub id, or {DEMO!r}")
-    quantize.add_argument("output", type=Path, help="new folder to write")
-    quantize.add_argument("--weights", type=weights_of, default="fp8", help=f"{WEIGHTS_CHOICES}; default: %(default)s")
+    add = add_command(commands, "quantize", _quantize, about).add_argument
+    add("model", help=f"folder, hub id, or {DEMO!r}")
+    add("output", type=Path, help="new folder to write")
+    add("--weights", type=weights_of, default="fp8", help=f"{WEIGHTS_CHOICES}; default: %(default)s")
 
 
 def _quantize(args: argparse.Namespace) -> int:
@@ -252,18 +213,14 @@ def _quantize(args: argparse.Namespace) -> int:
     return 0
 
 
-# ---------------------------------------------------------------- bench
-
-
 def _add_bench(commands: argparse._SubParsersAction) -> None:
     about = "measure the speed on this machine, beside the floor that its memory sets; takes minutes"
-    measure = commands.add_parser("bench", help=about, description=about[0].upper() + about[1:] + ".")
-    measure.set_defaults(run=_bench)
-    measure.add_argument("--model", help="folder or hub id; default: random weights on a GPU, else the demo voice")
-    measure.add_argument("--size", choices=("0.6b", "1.7b"), help="size of the random weights, on a GPU; default: 0.6b")
-    measure.add_argument("--backend", choices=BACKENDS, default="auto")
-    measure.add_argument("--weights", type=weights_of, help=WEIGHTS_HELP)
-    measure.add_argument("--device", help="cpu, cuda, cuda:1; default: a GPU if there is one")
+    add = add_command(commands, "bench", _bench, about).add_argument
+    add("--model", help="folder or hub id; default: random weights on a GPU, else the demo voice")
+    add("--size", choices=("0.6b", "1.7b"), help="size of the random weights, on a GPU; default: 0.6b")
+    add("--backend", choices=BACKENDS, default="auto")
+    add("--weights", type=weights_of, help=WEIGHTS_HELP)
+    add("--device", help="cpu, cuda, cuda:1; default: a GPU if there is one")
 
 
 def _bench(args: argparse.Namespace) -> int:
@@ -271,19 +228,14 @@ def _bench(args: argparse.Namespace) -> int:
     return 0
 
 
-# ---------------------------------------------------------------- doctor
-
-
 def _add_doctor(commands: argparse._SubParsersAction) -> None:
     about = "tell what this machine can do, and what is known about the kernel on it"
-    examine = commands.add_parser("doctor", help=about, description=about[0].upper() + about[1:] + ".")
-    examine.set_defaults(run=_doctor)
-    examine.add_argument("--json", action="store_true", help="print JSON, to report an issue")
-    examine.add_argument(
-        "--check", action="store_true", help="check the kernel on this GPU now, up to a minute; exit code 1 if it fails"
-    )
-    examine.add_argument("--size", choices=tuple(SIZES.values()), help="size to check; default: 0.6b")
-    examine.add_argument("--weights", type=weights_of, help=f"weights to check: {WEIGHTS_CHOICES}; default: bf16")
+    add = add_command(commands, "doctor", _doctor, about).add_argument
+    add("--json", action="store_true", help="print JSON, to report an issue")
+    check = "check the kernel on this GPU now, up to a minute; exit code 1 if it fails"
+    add("--check", action="store_true", help=check)
+    add("--size", choices=tuple(SIZES.values()), help="size to check; default: 0.6b")
+    add("--weights", type=weights_of, help=f"weights to check: {WEIGHTS_CHOICES}; default: bf16")
 
 
 def _doctor(args: argparse.Namespace) -> int:

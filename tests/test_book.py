@@ -18,11 +18,11 @@ from loudness import integrated_loudness
 
 from qwen_megakernel import SamplingParams, TextError, TTSEngine
 from qwen_megakernel.cli import main
-from qwen_megakernel.commands.book_options import _pauses_of
-from qwen_megakernel.commands.book_sound import HIGHEST_PEAK, Binder, Leveller, Pauses, in_order
+from qwen_megakernel.commands.book_files import Cue, text_of
 from qwen_megakernel.commands.book_text import MAX_PIECE_CHARS, Break, Piece, read_book
+from qwen_megakernel.commands.narrate import HIGHEST_PEAK, Binder, Leveller, Pauses, in_order
 from qwen_megakernel.commands.output import SpeechFile
-from qwen_megakernel.commands.subtitles import Cue, text_of
+from qwen_megakernel.commands.speak import _pauses_of
 from qwen_megakernel.model.edges import SILENCE
 from qwen_megakernel.model.pcm import pcm16
 from qwen_megakernel.model.text import sentences_of, split_evenly

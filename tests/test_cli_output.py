@@ -21,8 +21,7 @@ from waiting import PATIENCE_S
 import demo_pipeline
 from qwen_megakernel import RequestError, SamplingParams, TTSEngine
 from qwen_megakernel.cli import main
-from qwen_megakernel.commands import output
-from qwen_megakernel.commands import speak as speak_command
+from qwen_megakernel.commands import narrate, output
 from qwen_megakernel.commands.output import SpeechFile
 from qwen_megakernel.engine.audio import Chunk
 from qwen_megakernel.engine.utterance import ChunkStream
@@ -398,8 +397,8 @@ def test_progress_grows_with_the_text_and_is_whole_at_the_end_alone(monkeypatch,
             shown.append((self.format_dict["n"] / self.format_dict["total"], str(self)))
 
     shown, second = [], Chunk(np.zeros(int(RATE / speed), np.float32), np.zeros((12, 16), np.int64), RATE)
-    monkeypatch.setattr(speak_command, "tqdm", Bar)
-    with speak_command._Progress(["A first piece of text.", "And the second one."], speed) as progress:
+    monkeypatch.setattr(narrate, "tqdm", Bar)
+    with narrate.Progress(["A first piece of text.", "And the second one."], speed) as progress:
         for _ in range(2):
             progress.chunk(second)
             first = shown[-1][0]
@@ -416,7 +415,7 @@ def test_progress_grows_with_the_text_and_is_whole_at_the_end_alone(monkeypatch,
 def test_a_bar_is_drawn_in_terminals_only(terminal, monkeypatch):
     monkeypatch.setattr(sys, "stderr", told := io.StringIO())
     told.isatty = lambda: terminal
-    with speak_command._Progress(["A text."], 1.0) as progress:
+    with narrate.Progress(["A text."], 1.0) as progress:
         progress.chunk(Chunk(np.zeros(RATE, np.float32), np.zeros((12, 16), np.int64), RATE))
         progress.piece_ends()
     assert ("speaking" in told.getvalue()) == terminal and bool(told.getvalue()) == terminal

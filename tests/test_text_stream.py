@@ -4,10 +4,12 @@ import itertools
 import json
 import re
 import unicodedata
+from functools import partial
 
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from test_text_rules import normalized
 from waiting import run_python
 
 from qwen_megakernel.errors import RequestError, TextError
@@ -15,10 +17,9 @@ from qwen_megakernel.speech.words import SpeechRate, WordTimes
 from qwen_megakernel.text import lexicon as lexicon_module
 from qwen_megakernel.text.front_end import Reading, TextFrontEnd, has_half_characters
 from qwen_megakernel.text.lexicon import Lexicon
-from qwen_megakernel.text.normalize import Normalizer, NormalizerStream, is_plain
+from qwen_megakernel.text.normalize import NormalizerStream, Silence, is_plain
 from qwen_megakernel.text.pauses import LONGEST_PAUSE_S, Pause
 from qwen_megakernel.text.sentence import ends_sentence
-from qwen_megakernel.text.silence import Silence
 from qwen_megakernel.text.spoken import LANGUAGES
 from qwen_megakernel.text.stage import LONGEST_HELD, is_cjk
 
@@ -64,7 +65,7 @@ def in_pieces(stream, pieces):
 
 
 STAGES = {
-    "normalizer": lambda language: (Normalizer(language).whole, lambda: NormalizerStream(language)),
+    "normalizer": lambda language: (partial(normalized, language), lambda: NormalizerStream(language)),
     "lexicon": lambda language: (lambda text: LEXICON.apply(text, language), lambda: LEXICON.stream(language)),
     "tags": lambda _language: of_front_end(TextFrontEnd()),
     "without normalizing": lambda language: of_front_end(TextFrontEnd(language, "off", LEXICON)),
@@ -94,14 +95,14 @@ def test_pieces_give_what_the_whole_text_gives(stage, cut, language):
 @settings(max_examples=200, deadline=None)
 @given(text=TEXTS, language=LANGUAGE)
 def test_what_has_no_words_is_nothing(text, language):
-    whole = Normalizer(language).whole(text)
+    whole = normalized(language, text)
     assert not whole or any(character.isalnum() for character in whole)
 
 
 @settings(max_examples=200, deadline=None)
 @given(text=st.text(), language=LANGUAGE)
 def test_any_text_is_taken(text, language):
-    said = Normalizer(language).whole(text)
+    said = normalized(language, text)
     assert not any(unicodedata.category(character) == "Cc" and character != "\n" for character in said)
 
 
@@ -117,7 +118,7 @@ _MARKED = st.builds(
 @given(words=st.lists(_MARKED, min_size=1, max_size=12), language=LANGUAGE)
 def test_text_without_digits_symbols_and_markup_comes_through_untouched(words, language):
     text = " ".join(words)
-    assert Normalizer(language).whole(text) == text
+    assert normalized(language, text) == text
 
 
 _ODD = "Mr. Dr. e.g am pm XIV km kg. a I No. Jan. may USD co-op it's NaN www Ünï Да".split()
@@ -132,7 +133,7 @@ def test_what_counts_as_plain_is_what_the_normalizer_leaves_untouched(words, lan
     text = " ".join(words)
     whole = TextFrontEnd(language, "auto").whole(text)
     if is_plain(text):
-        assert Normalizer(language).whole(text) == text and whole == [text]
+        assert normalized(language, text) == text and whole == [text]
 
 
 def test_a_bots_sentence_is_plain_and_markup_is_not():

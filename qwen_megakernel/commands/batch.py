@@ -18,16 +18,18 @@ from qwen_megakernel import TTSEngine
 from qwen_megakernel.commands.batch_input import Line, count_lines, kind_of, read_lines
 from qwen_megakernel.commands.manifest import NAME, Manifest
 from qwen_megakernel.commands.options import (
+    add_command,
     add_engine_options,
     add_voice_options,
     engine_options,
     slots_of,
     voice_options,
+    voices_in,
 )
 from qwen_megakernel.commands.output import SpeechFile, check_format
 from qwen_megakernel.commands.speak import ended_like_ctrl_c, parts_of
 from qwen_megakernel.engine.audio import Audio
-from qwen_megakernel.errors import EngineClosed, RequestError, TTSError, VoiceError
+from qwen_megakernel.errors import EngineClosed, TTSError, VoiceError
 from qwen_megakernel.model.pcm import pcm16
 from qwen_megakernel.model.voice import Voice
 from qwen_megakernel.server.process import load_for_good
@@ -37,7 +39,6 @@ from qwen_megakernel.speech.mapping import SILENTLY, say
 from qwen_megakernel.speech.options import RequestOptions, options_of
 from qwen_megakernel.speech.request import SpeechRequest
 from qwen_megakernel.speech.retries import ended_badly
-from qwen_megakernel.speech.saved_voices import SavedVoices
 
 _SHOWN = 20  # failed lines to print at the end; the manifest has them all
 _WAIT_S = 3600.0  # for a slot; nobody listens, so waiting is fine
@@ -49,10 +50,8 @@ two (docs/log.md, 2026-11-24)."""
 
 
 def add_batch(commands: argparse._SubParsersAction) -> None:
-    """Add the command `batch`."""
     about = "make a sound file of every line of a file"
-    batch = commands.add_parser("batch", help=about, description=f"{about.capitalize()} (docs/batch.md).")
-    batch.set_defaults(run=_batch)
+    batch = add_command(commands, "batch", _batch, about, " (docs/batch.md)")
     batch.add_argument("input", metavar="INPUT", help="JSONL, CSV or plain text, one utterance a line; - for stdin")
     batch.add_argument("-o", "--output", metavar="DIR", type=Path, required=True, help=f"where files and {NAME} go")
     batch.add_argument("--input-format", choices=("jsonl", "csv", "text"), help="default: by the name's ending")
@@ -66,20 +65,27 @@ def add_batch(commands: argparse._SubParsersAction) -> None:
 def _batch(args: argparse.Namespace) -> int:
     kind = kind_of(args.input, args.input_format)
     check_format("--format", f"x.{args.format}")
-    options, voices = voice_options(args, "batch"), _voices(args.voices)
+    options, voices = voice_options(args, "batch"), voices_in(args.voices)
     with ended_like_ctrl_c(), closing(Manifest(args.output)) as manifest:
         total = count_lines(args.input, kind)
-        with _load(args, manifest.threads() if args.threads is None else args.threads) as engine:
+        threads = manifest.threads() if args.threads is None else args.threads
+        slots = slots_of(args)
+        how = engine_options(args, max_streams=slots, max_queue=slots, queue_timeout=_WAIT_S, threads=threads)
+        with load_for_good(args.model, how) as engine:
             if args.ref_audio is not None:
                 options["voice"] = engine.create_voice(args.ref_audio, args.ref_text)
             batch = _Batch(args, engine, manifest, options, voices)
-            progress = _Progress(total, batch)
-            jobs = map(batch.job, batch.lines_to_do(kind))
+            jobs = JobResults(map(batch.job, batch.lines_to_do(kind)), at_once=2 * engine.slots, ordered=False)
+            left = "" if total is None else "/{total_fmt} lines |{bar}| about {remaining} left"
+            bar = tqdm(total=total, bar_format="{n_fmt}" + left + "{postfix}", leave=False, disable=None)
+            began = time.monotonic()
             try:
-                with progress, batch, closing(JobResults(jobs, at_once=2 * engine.slots, ordered=False)) as entries:
+                with bar, closing(batch), closing(jobs) as entries:
                     for entry in entries:
                         batch.add(entry)
-                        progress.show()
+                        rate = batch.seconds / max(1e-9, time.monotonic() - began)
+                        bar.set_postfix_str(f"{rate:.1f} s of audio a second", refresh=False)
+                        bar.update(batch.done + batch.kept + batch.failures - bar.n)
             except BaseException:
                 print(f"stopped {batch.told}; run the same command again to go on", file=sys.stderr)
                 raise
@@ -87,28 +93,8 @@ def _batch(args: argparse.Namespace) -> int:
     return batch.report()
 
 
-def _load(args: argparse.Namespace, threads: int | None) -> TTSEngine:
-    slots = slots_of(args)
-    options = engine_options(args, max_streams=slots, max_queue=slots, queue_timeout=_WAIT_S, threads=threads)
-    return load_for_good(args.model, options)
-
-
-def _voices(folder: Path | None) -> dict[str, Voice]:
-    if folder is None:
-        return {}
-    if not folder.is_dir():
-        raise RequestError(f"--voices: no folder {str(folder)!r}")
-    return SavedVoices(folder).by_name
-
-
 class _Batch:
-    """The state of a batch: what was spoken, kept and failed.
-
-    Attributes:
-        done, kept, seconds: lines spoken in this run, lines kept from earlier runs, seconds of audio made in this run.
-        failed: the first failed lines, with their errors.
-        failures: the number of failed lines.
-    """
+    """The state of a batch: what was spoken, kept and failed."""
 
     def __init__(
         self,
@@ -130,16 +116,13 @@ class _Batch:
         self._shared += [args.lexicon and Path(args.lexicon).read_text(encoding="utf-8")]
         self._writers = [ThreadPoolExecutor(1, thread_name_prefix="qwen_megakernel write") for _ in range(_WRITERS)]
         self._unwritten = [0] * _WRITERS  # files that each has; the jobs' thread counts them
-        self.done = 0
-        self.kept = 0
-        self.failures = 0
-        self.seconds = 0.0
-        self.failed: list[dict[str, Any]] = []
+        self.done = 0  # lines spoken in this run
+        self.kept = 0  # lines from earlier runs
+        self.failures = 0  # lines that failed
+        self.seconds = 0.0  # of audio made in this run
+        self.failed: list[dict[str, Any]] = []  # the first failed lines, with their errors
 
-    def __enter__(self) -> "_Batch":
-        return self
-
-    def __exit__(self, *_error: object) -> None:
+    def close(self) -> None:
         for writer in self._writers:
             writer.shutdown(cancel_futures=True)
 
@@ -163,11 +146,8 @@ class _Batch:
         return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:16]
 
     def job(self, line: Line) -> Job[dict[str, Any]]:
-        """Speak a line into its file, and return its manifest entry.
-
-        Raises:
-            RequestError: nothing can be written. Other lines could not be written either.
-        """
+        """Speak a line into its file, and return its manifest entry. Raises RequestError: nothing can be written. Other
+        lines could not be written either."""
         entry: dict[str, Any] = {"id": line.id, "line": line.number, "file": None, "seconds": None, "seed": None}
         entry |= {"finish_reason": None, "attempts": None, "error": line.error}
         entry |= {"request": self._digest(line), "threads": self._engine.threads}
@@ -185,19 +165,18 @@ class _Batch:
         path = self._file(line)
         writer = next((n for n, files in enumerate(self._unwritten) if files < _BACKLOG), -1)
         self._unwritten[writer] += 1
-        yield lambda ended: self._begin_to_write(writer, path, audios, ended)
+
+        def begin(ended: Callable[[], None]) -> "Future[None]":
+            future = self._writers[writer].submit(self._write, path, audios)
+            future.add_done_callback(lambda _future: ended())
+            return future
+
+        yield begin
         self._unwritten[writer] -= 1
         worst = next((audio for audio in audios if ended_badly(audio)), audios[-1])
         entry |= {"file": path.name, "seconds": round(sum(a.duration_s for a in audios), 3)}
         entry["seed"] = request.seed
         return entry | {"finish_reason": worst.finish_reason, "attempts": max(audio.attempts for audio in audios)}
-
-    def _begin_to_write(
-        self, writer: int, path: Path, audios: list[Audio], ended: Callable[[], None]
-    ) -> "Future[None]":
-        future = self._writers[writer].submit(self._write, path, audios)
-        future.add_done_callback(lambda _future: ended())
-        return future
 
     def _write(self, path: Path, audios: list[Audio]) -> None:
         with SpeechFile(str(path), self._engine.sample_rate, in_memory=True) as file:
@@ -205,7 +184,6 @@ class _Batch:
                 file.write(pcm16(audio.samples))
 
     def _request(self, line: Line) -> SpeechRequest:
-        """How a line is spoken."""
         own: RequestOptions = {**line.options}
         if "seed" not in own:  # from the id, so that the order of lines does not matter
             base = self._options.get("seed", 0)
@@ -243,24 +221,3 @@ class _Batch:
         if more := self.failures - len(self.failed):
             print(f"failed  {more} more; {NAME} lists them all", file=sys.stderr)
         return 1 if self.failures else 0
-
-
-class _Progress:
-    """Shows lines done, seconds of audio per second, and the time left."""
-
-    def __init__(self, total: int | None, batch: _Batch):
-        self._total, self._batch, self._began = total, batch, time.monotonic()
-
-    def __enter__(self) -> "_Progress":
-        left = "" if self._total is None else "/{total_fmt} lines |{bar}| about {remaining} left"
-        self._bar = tqdm(total=self._total, bar_format="{n_fmt}" + left + "{postfix}", leave=False, disable=None)
-        return self
-
-    def show(self) -> None:
-        batch = self._batch
-        rate = batch.seconds / max(1e-9, time.monotonic() - self._began)
-        self._bar.set_postfix_str(f"{rate:.1f} s of audio a second", refresh=False)
-        self._bar.update(batch.done + batch.kept + batch.failures - self._bar.n)
-
-    def __exit__(self, *_error: object) -> None:
-        self._bar.close()

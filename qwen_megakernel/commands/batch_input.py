@@ -4,7 +4,7 @@ import csv
 import json
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -22,48 +22,21 @@ _NOT_IN_IDS = set('/\\:*?"<>|')
 
 @dataclass(frozen=True)
 class Line:
-    """One line of the input.
+    """One line of the input."""
 
-    Attributes:
-        number: from 1; in a CSV file the row's number, without the header.
-        id: the name of its file. None: it could not be read.
-        options: of speech, checked.
-        error: why it cannot be spoken; None: no error was found here.
-    """
-
-    number: int
-    id: str | None
+    number: int  # from 1; in a CSV file the row's number, without the header
+    id: str | None  # the name of its file; None: it could not be read
     text: str = ""
-    options: RequestOptions = field(default_factory=RequestOptions)
-    error: str | None = None
+    options: RequestOptions = field(default_factory=RequestOptions)  # of speech, checked
+    error: str | None = None  # why it cannot be spoken; None: no error was found here
 
 
-def _read_cell(row: Option, name: str, value: Any) -> Any:
-    """A field's value. A CSV file has strings alone."""
-    kind = row.kinds[0]
-    if not isinstance(value, str) or kind not in (int, float, bool):
-        return value
-    try:
-        return _FLAGS[value.strip().lower()] if kind is bool else kind(value)
-    except (KeyError, ValueError):
-        raise ValueError(f"{name} must be {row.wanted}, got {value!r}") from None
-
-
-_FLAGS = {"true": True, "false": False}
-FIELDS = ("id", "text", *options_of("line"))
-"""A line's possible fields."""
+FIELDS = ("id", "text", *options_of("line"))  # a line's possible fields
 
 
 def kind_of(source: str, kind: str | None) -> str:
-    """The input's format: "jsonl", "csv" or "text".
-
-    Args:
-        source: a path, or "-" for standard input.
-        kind: the user's choice; None: by the name's ending.
-
-    Raises:
-        RequestError: the name has no known ending.
-    """
+    """The input's format: "jsonl", "csv" or "text". `source`: a path, or "-" for standard input. `kind`: the user's
+    choice; None: by the name's ending. Raises RequestError: the name has no known ending."""
     if kind is None and (kind := KINDS.get(Path(source).suffix.lower())) is None:
         name = "standard input" if source == "-" else repr(source)
         raise RequestError(f"{name} does not tell its format: give --input-format jsonl, csv or text")
@@ -72,37 +45,21 @@ def kind_of(source: str, kind: str | None) -> str:
 
 def count_lines(source: str, kind: str) -> int | None:
     """The number of lines to speak; None: not known before they are read."""
-    if source == "-":
-        return None
-    with _opened(source) as file:
-        return sum(1 for _ in _read(file, kind))
+    return None if source == "-" else sum(1 for _ in read_lines(source, kind))
 
 
 def read_lines(source: str, kind: str) -> Iterator[Line]:
-    """The lines, one at a time. A line that cannot be read comes with its error.
-
-    Raises:
-        RequestError: the input cannot be read, or it is a CSV file whose header is wrong.
-    """
+    """The lines, one at a time. A line that cannot be read comes with its error. Raises RequestError: the input cannot
+    be read, or it is a CSV file whose header is wrong."""
     with _opened(source) as file:
-        yield from _read(file, kind)
+        yield from {"jsonl": _read_jsonl, "csv": _read_csv, "text": _read_text}[kind](file)
 
 
-@contextmanager
-def _opened(source: str) -> Iterator[BinaryIO]:
-    if source == "-":
-        yield sys.stdin.buffer
-        return
+def _opened(source: str) -> AbstractContextManager[BinaryIO]:
     try:
-        file = open(source, "rb")  # noqa: SIM115 - closed below
+        return nullcontext(sys.stdin.buffer) if source == "-" else open(source, "rb")
     except OSError as error:
         raise RequestError(f"{source!r} cannot be read: {error.strerror}") from None
-    with file:
-        yield file
-
-
-def _read(file: BinaryIO, kind: str) -> Iterator[Line]:
-    return {"jsonl": _read_jsonl, "csv": _read_csv, "text": _read_text}[kind](file)
 
 
 def _raw_lines(file: BinaryIO) -> Iterator[tuple[int, str, str | None]]:
@@ -124,7 +81,7 @@ def _raw_lines(file: BinaryIO) -> Iterator[tuple[int, str, str | None]]:
 def _read_text(file: BinaryIO) -> Iterator[Line]:
     for number, text, error in _raw_lines(file):
         if error or text.strip():
-            yield Line(number, _id_of(number), text, error=error)
+            yield Line(number, f"{number:06d}", text, error=error)
 
 
 def _read_jsonl(file: BinaryIO) -> Iterator[Line]:
@@ -154,10 +111,8 @@ def _read_csv(file: BinaryIO) -> Iterator[Line]:
     header = [name.strip().lower() for name in _row(rows) or []]
     unknown = [name for name in header if name not in FIELDS]
     if "text" not in header or unknown or len(set(header)) < len(header):
-        raise RequestError(
-            f"the first row of the CSV must name its columns, once each, with text among them: {', '.join(FIELDS)}; "
-            f"got {', '.join(header)[:200] or 'nothing'}"
-        )
+        wanted = "the first row of the CSV must name its columns, once each, with text among them"
+        raise RequestError(f"{wanted}: {', '.join(FIELDS)}; got {', '.join(header)[:200] or 'nothing'}")
     number = 0
     while (row := _row(rows)) is not None:
         if row == []:
@@ -182,12 +137,7 @@ def _row(rows: Iterator[list[str]]) -> list[str] | str | None:
         return f"is not CSV: {error}"
 
 
-def _id_of(number: int) -> str:
-    return f"{number:06d}"
-
-
 def _line(number: int, said: dict[str, Any]) -> Line:
-    """A checked line from the fields that were read."""
     named = said.get("id")
     try:
         for name in said:
@@ -197,23 +147,31 @@ def _line(number: int, said: dict[str, Any]) -> Line:
             raise ValueError("text is missing: say what to speak")
         if not isinstance(text, str):
             raise ValueError(f"text must be a string, got {text!r}")
-        line_id = _id_of(number) if named is None else named
+        line_id = f"{number:06d}" if named is None else named
         if not isinstance(line_id, str):
             raise ValueError(f"id must be a string, got {line_id!r}")
         _check_id(line_id)
         rows = options_of("line")
-        given = {name: value for name, value in said.items() if name not in ("id", "text")}
-        options = read_options({n: _read_cell(rows[n], n, v) if n in rows else v for n, v in given.items()}, "line")
+        given = {n: _read_cell(rows.get(n), n, v) for n, v in said.items() if n not in ("id", "text")}
+        options = read_options(given, "line")
     except ValueError as wrong:  # a RequestError is one
         return Line(number, named if isinstance(named, str) else None, error=str(wrong))
     return Line(number, line_id, text, options)
+
+
+def _read_cell(row: Option | None, name: str, value: Any) -> Any:
+    """A field's value. A CSV file has strings alone."""
+    if row is None or not isinstance(value, str) or (kind := row.kinds[0]) not in (int, float, bool):
+        return value
+    try:
+        return {"true": True, "false": False}[value.strip().lower()] if kind is bool else kind(value)
+    except (KeyError, ValueError):
+        raise ValueError(f"{name} must be {row.wanted}, got {value!r}") from None
 
 
 def _check_id(name: str) -> None:
     """Raises ValueError for an id that cannot be a file name."""
     bad = not name.strip() or name.startswith(".") or name != name.strip(" ") or not name.isprintable()
     if bad or _NOT_IN_IDS & set(name) or len(name.encode("utf-8", "surrogatepass")) > _LONGEST_ID:
-        raise ValueError(
-            f"id must be a plain name for a file, of at most {_LONGEST_ID} bytes, not beginning with a dot and without "
-            f"{' '.join(sorted(_NOT_IN_IDS))}; got {name[:80]!r}"
-        )
+        wanted = f"a plain name for a file, of at most {_LONGEST_ID} bytes, not beginning with a dot"
+        raise ValueError(f"id must be {wanted} and without {' '.join(sorted(_NOT_IN_IDS))}; got {name[:80]!r}")

@@ -1,29 +1,70 @@
-"""Where a spoken text goes: one file, or one file per chapter, and subtitles."""
+"""Where a spoken text goes: one file, or one per chapter, and subtitles as SubRip (.srt) or WebVTT (.vtt). Packages for
+subtitles also read and edit; writing takes few lines."""
 
+import html
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import TracebackType
+from typing import Any
 
-from qwen_megakernel.commands.output import SpeechFile, write_stdout
-from qwen_megakernel.commands.subtitles import Cue, write_subtitles
+from qwen_megakernel.commands.output import SpeechFile, check_writable, new_file, write_stdout
+from qwen_megakernel.errors import RequestError
+
+SUBTITLES = (".srt", ".vtt")
+
+
+@dataclass(frozen=True)
+class Cue:
+    """A subtitle."""
+
+    first: float  # when it is shown, in seconds
+    last: float
+    text: str  # one line
+
+
+def check_subtitles(path: str) -> None:
+    """Raises RequestError: the path's ending names no subtitle format, or nothing can be written there."""
+    if Path(path).suffix.lower() not in SUBTITLES:
+        why = f"{path!r} does not end in a format of subtitles"
+        raise RequestError(f"--subtitles: {why}: end it in {' or '.join(SUBTITLES)}")
+    check_writable("--subtitles", path)
+
+
+def write_subtitles(path: str, cues: Iterable[Cue]) -> None:
+    """Write subtitles. The file appears at its place once it is whole. Raises RequestError: the file cannot be
+    written."""
+    try:
+        with new_file(Path(path).resolve()) as file:  # a link's target, so that the link stays
+            file.write(text_of(cues, Path(path).suffix.lower()).encode())
+    except OSError as error:
+        raise RequestError(f"--subtitles {path}: {error.strerror or error}; name another place") from None
+
+
+def text_of(cues: Iterable[Cue], ending: str) -> str:
+    """The text of the subtitle file. `ending`: one of `SUBTITLES`."""
+    blocks = ["WEBVTT\n"] if ending == ".vtt" else []
+    mark = "." if ending == ".vtt" else ","
+    for number, cue in enumerate(cues, 1):
+        # SubRip has no escapes, and players recognise a line of times by its arrow.
+        text = html.escape(cue.text, quote=False) if ending == ".vtt" else cue.text.replace("-->", "→")
+        blocks.append(f"{number}\n{_time(cue.first, mark)} --> {_time(cue.last, mark)}\n{text}\n")
+    return "\n".join(blocks)
+
+
+def _time(seconds: float, mark: str) -> str:
+    whole, ms = divmod(round(1000 * seconds), 1000)
+    return f"{whole // 3600:02}:{whole // 60 % 60:02}:{whole % 60:02}{mark}{ms:03}"
 
 
 @dataclass
 class Place:
-    """One sound file and its subtitles.
+    """One sound file and its subtitles."""
 
-    Attributes:
-        path: path of the sound file; "-" for PCM16 on standard output.
-        subtitles: path of its subtitles; None for none.
-        cues: the subtitles so far.
-    """
-
-    path: str
-    subtitles: str | None = None
-    cues: list[Cue] = field(default_factory=list)
+    path: str  # "-" for PCM16 on standard output
+    subtitles: str | None = None  # path of its subtitles
+    cues: list[Cue] = field(default_factory=list)  # the subtitles so far
 
 
 def numbered(path: str, count: int) -> list[str]:
@@ -37,12 +78,8 @@ class BookFiles:
     the unfinished file is deleted; files that are whole stay."""
 
     def __init__(self, places: Sequence[Place], rate: int, *, keep_partial: bool):
-        """
-        Args:
-            places: one, or one per chapter.
-            rate: sample rate in Hz.
-            keep_partial: see `SpeechFile`. Subtitles are kept only with whole files.
-        """
+        """`places`: one, or one per chapter. `rate`: sample rate in Hz. `keep_partial`: see `SpeechFile`. Subtitles are
+        kept only with whole files."""
         self._places = places
         self._rate = rate
         self._keep_partial = keep_partial
@@ -56,11 +93,8 @@ class BookFiles:
         return self
 
     def begin_chapter(self) -> bool:
-        """Begin the next chapter. Does it go into another file than the chapter before?
-
-        Raises:
-            RequestError: the previous file, or its subtitles, cannot be written.
-        """
+        """Begin the next chapter. Does it go into another file than the chapter before? Raises RequestError: the
+        previous file, or its subtitles, cannot be written."""
         another = self._begun and len(self._places) > 1
         if another:
             self._finish()
@@ -89,14 +123,12 @@ class BookFiles:
         else:
             cues.append(cue)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: Any) -> None:
         if kind is None:
             self._finish()
             return
         try:
-            self._stack.__exit__(kind, error, traceback)
+            self._stack.__exit__(kind, *error)
         finally:
             if self._file and self._file.kept:
                 print(f"kept    {self._file.path}: what was said so far", file=sys.stderr)

@@ -1,7 +1,7 @@
 """A long text to read aloud: its chapters, paragraphs, speakers and pieces."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
@@ -10,8 +10,7 @@ from qwen_megakernel.model.text import ends_sentence, sentences_of, split_evenly
 from qwen_megakernel.text.front_end import TextFrontEnd
 from qwen_megakernel.text.pauses import Pause
 
-MAX_PIECE_CHARS = 300
-"""Longer text is spoken in pieces cut at sentence ends."""
+MAX_PIECE_CHARS = 300  # longer text is spoken in pieces cut at sentence ends
 
 _HEADING = re.compile(r" {0,3}(#{1,6})[ \t]+(\S.*?)(?:[ \t]+#+)?[ \t]*")
 _CHAPTER_LEVELS = 2  # "#" and "##"; deeper headings are paragraphs
@@ -30,42 +29,33 @@ class Break(IntEnum):
 
 @dataclass(frozen=True)
 class Piece:
-    """Text that is spoken at once.
+    """Text that is spoken at once."""
 
-    Attributes:
-        text: without white space at its ends.
-        behind: what lies between it and the piece before.
-        chapter: the chapter's number, from 0.
-        sentence: index in `Book.sentences` of the text that it is, or is part of.
-        speaker: the name in the text; None: the default speaker.
-        line: number, from 1, of the line where this speaker's words begin.
-        pause_s: seconds of silence that the text asks for before it; 0 for none.
-    """
+    text: str  # without white space at its ends
+    behind: Break  # what lies between it and the piece before
+    chapter: int  # the chapter's number, from 0
+    sentence: int  # index in `Book.sentences` of the text that it is, or is part of
+    speaker: str | None  # the name in the text; None: the default speaker
+    line: int  # number, from 1, of the line where this speaker's words begin
+    pause_s: float = 0.0  # seconds of silence that the text asks for before it
 
-    text: str
-    behind: Break
-    chapter: int
-    sentence: int
-    speaker: str | None
-    line: int
-    pause_s: float = 0.0
+    def cut(self, parts: Iterable[str]) -> Iterator["Piece"]:
+        """The same piece in these parts."""
+        behind, pause_s = self.behind, self.pause_s
+        for part in parts:
+            if part := part.strip():
+                yield replace(self, text=part, behind=behind, pause_s=pause_s)
+                behind, pause_s = _behind(part), 0.0
 
 
 @dataclass(frozen=True)
 class Book:
-    """A text, ready to be spoken.
+    """A text, ready to be spoken."""
 
-    Attributes:
-        pieces: in order.
-        sentences: the texts that the pieces are parts of, each on one line.
-        titles: the chapters' titles; None for text before the first heading.
-        after_s: seconds of silence that the text asks for at its end.
-    """
-
-    pieces: list[Piece]
-    sentences: list[str]
-    titles: list[str | None]
-    after_s: float
+    pieces: list[Piece]  # in order
+    sentences: list[str]  # the texts that the pieces are parts of, each on one line
+    titles: list[str | None]  # of the chapters; None for text before the first heading
+    after_s: float  # seconds of silence that the text asks for at its end
 
 
 @dataclass(frozen=True)
@@ -107,10 +97,9 @@ def read_book(text: str, front_end: TextFrontEnd, *, by_sentence: bool = False, 
                     continue
                 if behind is Break.CHAPTER:
                     book.titles.append(title)
-                place = Piece(
-                    whole, behind, len(book.titles) - 1, len(book.sentences), turn.speaker, turn.line, pause_s
-                )
-                book.pieces.extend(_parts_of(place, split_evenly(whole, MAX_PIECE_CHARS)))
+                chapter, sentence = len(book.titles) - 1, len(book.sentences)
+                piece = Piece(whole, behind, chapter, sentence, turn.speaker, turn.line, pause_s)
+                book.pieces.extend(piece.cut(split_evenly(whole, MAX_PIECE_CHARS)))
                 book.sentences.append(" ".join(whole.split()))
                 behind, title, pause_s = _behind(book.pieces[-1].text), None, 0.0
     return replace(book, after_s=pause_s)
@@ -125,37 +114,14 @@ def _spoken(front_end: TextFrontEnd, turn: "_Turn") -> list[str | Pause]:
         raise TextError(f"line {turn.line}: {error}") from None
 
 
-def fitted(pieces: Iterable[Piece], pieces_of: Callable[[Piece], list[str]]) -> list[Piece]:
-    """The same pieces, but those that do not fit a slot are cut again.
-
-    Args:
-        pieces_of: cuts a piece's text into texts that fit (`TTSEngine.pieces`).
-    """
-    return [part for piece in pieces for part in _parts_of(piece, pieces_of(piece))]
-
-
 def check_speakers(pieces: Iterable[Piece], known: Iterable[str], where: str) -> None:
-    """
-    Args:
-        known: speakers' names, in lower case.
-        where: says what to do if there are no known speakers.
-
-    Raises:
-        SpeakerError: a piece names an unknown speaker; the message has the line and the known names.
-    """
+    """`known`: speakers' names, in lower case. `where`: says what to do if there are no known speakers. Raises
+    SpeakerError: a piece names an unknown speaker; the message has the line and the known names."""
     known = list(known)
     for piece in pieces:
         if piece.speaker is not None and piece.speaker not in known:
             names = ", ".join(known) or f"none: {where}"
             raise SpeakerError(f"line {piece.line}: unknown speaker {piece.speaker!r}; known: {names}")
-
-
-def _parts_of(piece: Piece, parts: Iterable[str]) -> Iterator[Piece]:
-    behind, pause_s = piece.behind, piece.pause_s
-    for part in parts:
-        if part := part.strip():
-            yield replace(piece, text=part, behind=behind, pause_s=pause_s)
-            behind, pause_s = _behind(part), 0.0
 
 
 def _behind(text: str) -> Break:
@@ -201,5 +167,4 @@ def _fence_behind(line: str, fence: str) -> str:
         return fence
     if not fence:
         return mark[1]
-    closes = len(mark[1]) >= len(fence) and not mark[2].strip()
-    return "" if closes else fence
+    return "" if len(mark[1]) >= len(fence) and not mark[2].strip() else fence

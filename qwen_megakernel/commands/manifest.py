@@ -24,13 +24,8 @@ class Manifest:
     """
 
     def __init__(self, folder: Path):
-        """
-        Args:
-            folder: made if it does not exist.
-
-        Raises:
-            RequestError: the folder cannot be written, or another batch writes there.
-        """
+        """`folder`: made if it does not exist. Raises RequestError: the folder cannot be written, or another batch
+        writes there."""
         self._path = folder / NAME
         with self._told():
             folder.mkdir(parents=True, exist_ok=True)
@@ -63,9 +58,8 @@ class Manifest:
                 if entry["error"] is None:  # else the line is tried again
                     self._keep(entry, _folded(entry["id"]))
             except (ValueError, KeyError, TypeError, AttributeError):
-                raise RequestError(
-                    f"{self._path}, line {number}: not a manifest of `batch`; name another --output, or move it away"
-                ) from None
+                wrong = f"{self._path}, line {number}: not a manifest of `batch`"
+                raise RequestError(f"{wrong}; name another --output, or move it away") from None
             whole += len(raw)
         self._file.truncate(whole)
         self._goes_on = whole > 0
@@ -94,11 +88,8 @@ class Manifest:
         return self._known.execute("SELECT line FROM lines WHERE key = ?", (key,)).fetchone()[0]
 
     def add(self, entry: dict[str, Any]) -> None:
-        """Append an entry. If the process is killed afterwards, the entry is not lost.
-
-        Raises:
-            RequestError: the manifest cannot be written.
-        """
+        """Append an entry. If the process is killed afterwards, the entry is not lost. Raises RequestError: the
+        manifest cannot be written."""
         if entry["error"] is None:
             self._keep(entry, _folded(entry["id"]))
         else:  # another line may have the same id
@@ -111,11 +102,7 @@ class Manifest:
 
     def finish(self) -> None:
         """Sort the entries by the input's lines, once all lines were seen. Entries of lines that are no longer in the
-        input are dropped.
-
-        Raises:
-            RequestError: the manifest cannot be written.
-        """
+        input are dropped. Raises RequestError: the manifest cannot be written."""
         query = "SELECT lines.line, entry FROM entries JOIN lines USING (key) ORDER BY lines.line"
         with self._told(), new_file(self._path) as file:
             for line, entry in self._known.execute(query):

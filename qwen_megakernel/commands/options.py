@@ -2,7 +2,7 @@
 
 import argparse
 import types
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import fields
 from difflib import get_close_matches
 from pathlib import Path
@@ -17,6 +17,7 @@ from qwen_megakernel.errors import BackendError, RequestError
 from qwen_megakernel.model.voice import Voice, check_ref_options
 from qwen_megakernel.speech.encoders import ENDINGS
 from qwen_megakernel.speech.options import COMMANDS, SERVERS, RequestOptions, options_of, read_options, table
+from qwen_megakernel.speech.saved_voices import SavedVoices
 
 WEIGHTS_CHOICES = f"{', '.join(WEIGHTS)}, or parts of it such as talker,lm_heads"
 WEIGHTS_HELP = f"{WEIGHTS_CHOICES} (docs/fp8.md); default: as the checkpoint has them"
@@ -34,14 +35,9 @@ def refuse_unknown_options(parser: argparse.ArgumentParser, words: Sequence[str]
         if name.startswith("--") and " " not in word and not any(option.startswith(name) for option in known):
             near = get_close_matches(name, known, n=1)
             row = table().get(name.removeprefix("--").replace("-", "_"))
-            why = (
-                next((row.without[entrance] for entrance in (*COMMANDS, *SERVERS) if entrance in row.without), "")
-                if row
-                else ""
-            )
-            parser.error(
-                f"unknown option {name}" + (f": {why}" if why else f"; did you mean {near[0]}?" if near else "")
-            )
+            refused = [row.without[e] for e in (*COMMANDS, *SERVERS) if e in row.without] if row else []
+            hint = f": {refused[0]}" if refused and refused[0] else f"; did you mean {near[0]}?" if near else ""
+            parser.error(f"unknown option {name}{hint}")
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -60,7 +56,13 @@ class CommandParser(argparse.ArgumentParser):
         return namespace, unknown
 
 
-# ---------------------------------------------------------------- the engine
+def add_command(
+    commands: argparse._SubParsersAction, name: str, run: Callable[..., int], about: str, more: str = ""
+) -> CommandParser:
+    """Add a command that `run` runs. Its description is `about` and `more`."""
+    parser = commands.add_parser(name, help=about, description=f"{about[0].upper()}{about[1:]}{more}.")
+    parser.set_defaults(run=run)
+    return parser
 
 
 def weights_of(text: str) -> str | list[str]:
@@ -79,24 +81,18 @@ _ENGINE: dict[str, dict[str, Any]] = {
     "allow_foreign_voice": {"action": "store_true"},
 }
 _DEFAULTS = {"max_streams": "32 on a GPU, 2 on a CPU", "max_queue": "as --max-streams"}  # where a command has its own
-_FLAGS = {"adapters": "--adapter"}
-_UNSEEN = ("patience",)  # no options of a command line
 
 
 def add_engine_options(
     parser: argparse._ActionsContainer, *, without: Collection[str] = (), **defaults: int | None
 ) -> None:
-    """Add --model and the options of `EngineOptions`.
-
-    Args:
-        without: those that the command chooses itself.
-        **defaults: where they are not `EngineOptions`' own.
-    """
+    """Add --model and the options of `EngineOptions`. `without`: those that the command chooses itself. `**defaults`:
+    where they are not `EngineOptions`' own."""
     notice = f"folder, hub id such as {PUBLISHED[1]}, or {DEMO!r} (default: {DEMO_NOTICE})"
     parser.add_argument("--model", default=DEMO, help=notice)
     hints = get_type_hints(EngineOptions, include_extras=True)
     for field in fields(EngineOptions):
-        if field.name in (*_UNSEEN, *without):
+        if field.name in ("patience", *without):
             continue
         kind, about = get_args(hints[field.name])
         plain = get_args(kind)[0] if get_origin(kind) is types.UnionType else kind
@@ -110,7 +106,8 @@ def add_engine_options(
                 how["help"] += "; default: %(default)s"
             elif field.name in _DEFAULTS:
                 how["help"] += f"; default: {_DEFAULTS[field.name]}"
-        parser.add_argument(_FLAGS.get(field.name, _flag(field.name)), **how | _ENGINE.get(field.name, {}))
+        flag = "--adapter" if field.name == "adapters" else _flag(field.name)
+        parser.add_argument(flag, **how | _ENGINE.get(field.name, {}))
 
 
 def _flag(name: str) -> str:
@@ -128,19 +125,12 @@ _SLOTS = {"cuda": 32, "cpu": 2}
 
 
 def slots_of(args: argparse.Namespace) -> int:
-    """How many utterances to speak at once: --max-streams, or what suits the device.
-
-    Raises:
-        RequestError: --max-streams is below one.
-        BackendError: there is no such device.
-    """
+    """How many utterances to speak at once: --max-streams, or what suits the device. Raises RequestError: --max-streams
+    is below one. Raises BackendError: there is no such device."""
     slots = args.max_streams if args.max_streams is not None else _SLOTS[select_device(args.device).type]
     if slots < 1:
         raise RequestError(f"--max-streams must be at least 1, got {slots}")
     return slots
-
-
-# ---------------------------------------------------------------- speech
 
 
 def add_speech_options(parser: argparse._ActionsContainer, entrance: str) -> None:
@@ -157,11 +147,8 @@ def add_speech_options(parser: argparse._ActionsContainer, entrance: str) -> Non
 
 
 def speech_options(args: argparse.Namespace, entrance: str) -> RequestOptions:
-    """The options of speech that were given on a command line.
-
-    Raises:
-        RequestError: a value is out of range, or a file cannot be read.
-    """
+    """The options of speech that were given on a command line. Raises RequestError: a value is out of range, or a file
+    cannot be read."""
     given = {}
     for name, row in options_of(entrance).items():
         if (value := getattr(args, name)) is None:
@@ -180,12 +167,9 @@ def speech_options(args: argparse.Namespace, entrance: str) -> RequestOptions:
 
 
 def add_recordings(parser: argparse._ActionsContainer, **options: Any) -> None:
-    """Add --ref-audio, which may be given several times. `options`: argparse's."""
+    """Add --ref-audio, which may be given several times, and --ref-text. `options`: argparse's for the former."""
     words = "recording of the voice to clone (Base); give it again for more of the same speaker"
     parser.add_argument("--ref-audio", metavar="PATH", action="append", help=words, **options)
-
-
-def add_ref_text(parser: argparse._ActionsContainer) -> None:
     parser.add_argument("--ref-text", help="what the (first) recording says, for a closer voice")
 
 
@@ -193,26 +177,20 @@ def add_voice_options(parser: argparse._ActionsContainer, entrance: str) -> None
     """Add the options of speech, and those that make a voice of recordings."""
     add_speech_options(parser, entrance)
     add_recordings(parser)
-    add_ref_text(parser)
 
 
 def voice_options(args: argparse.Namespace, entrance: str) -> RequestOptions:
-    """The options of speech, after the checks that need no model. --voice is loaded.
-
-    Raises:
-        RequestError: the options do not go together, or a value is out of range.
-        VoiceError: the file is no voice, or --ref-text is blank.
-        AudioError: too many recordings.
-    """
+    """The options of speech, after the checks that need no model. --voice is loaded. Raises RequestError: the options
+    do not go together, or a value is out of range. Raises VoiceError: the file is no voice, or --ref-text is blank.
+    Raises AudioError: too many recordings."""
     options = speech_options(args, entrance)
     check_ref_options(args.ref_audio, args.ref_text)
     voice, speaker = options.get("voice"), options.get("speaker")
     if voice is not None and args.ref_audio is not None:
         raise RequestError("--voice and --ref-audio both say whose voice: give one of them")
     if speaker is not None and (voice is not None or args.ref_audio is not None):
-        raise RequestError(
-            "--speaker names a voice of the checkpoint, --voice and --ref-audio bring another: give one of them"
-        )
+        other = "--voice and --ref-audio bring another: give one of them"
+        raise RequestError(f"--speaker names a voice of the checkpoint, {other}")
     if args.allow_foreign_voice and voice is None and getattr(args, "voices", None) is None:
         raise RequestError("--allow-foreign-voice needs a saved voice: give --voice too")
     if isinstance(voice, str):
@@ -220,33 +198,32 @@ def voice_options(args: argparse.Namespace, entrance: str) -> RequestOptions:
     return options
 
 
-# ---------------------------------------------------------------- a server
-
-
 def add_server_options(parser: argparse._ActionsContainer, entrance: str, *, streams: int) -> None:
     """Add the options of a server's engine, voices and log. `streams`: the default of --max-streams."""
     add_engine_options(parser, max_streams=streams, max_positions=1024, max_queue=None)
-    parser.add_argument(
-        "--voices", metavar="DIR", type=Path, help="folder of saved voices (Voice.save), each named by its file"
-    )
+    about = "folder of saved voices (Voice.save), each named by its file"
+    parser.add_argument("--voices", metavar="DIR", type=Path, help=about)
     add_speech_options(parser, entrance)
     parser.add_argument("--log-texts", action="store_true", help="log the texts too, not only lengths and times")
 
 
+def voices_in(folder: Path | None) -> dict[str, Voice]:
+    """The saved voices of --voices by their names. Raises RequestError: no such folder. Raises VoiceError: a file is no
+    voice."""
+    if folder is None:
+        return {}
+    if not folder.is_dir():
+        raise RequestError(f"--voices: no folder {str(folder)!r}")
+    return SavedVoices(folder).by_name
+
+
 def add_served_names(parser: argparse._ActionsContainer) -> None:
     """Add the options that give a server's model and voices more names."""
-    more = "may be given several times"
-    parser.add_argument(
-        "--served-name", metavar="NAME", action="append", default=[], help=f"another name of the model; {more}"
-    )
-    parser.add_argument(
-        "--voice-alias",
-        metavar="ALIAS=VOICE",
-        type=_alias_of,
-        action="append",
-        default=[],
-        help=f"another name of a voice, such as alloy=ada; {more}",
-    )
+    several: dict[str, Any] = {"action": "append", "default": []}
+    name = "another name of the model; may be given several times"
+    alias = "another name of a voice, such as alloy=ada; may be given several times"
+    parser.add_argument("--served-name", metavar="NAME", help=name, **several)
+    parser.add_argument("--voice-alias", metavar="ALIAS=VOICE", type=_alias_of, help=alias, **several)
 
 
 def _alias_of(text: str) -> tuple[str, str]:
@@ -258,12 +235,7 @@ def _alias_of(text: str) -> tuple[str, str]:
 
 def add_output_options(parser: argparse._ActionsContainer) -> None:
     """Add the options that say where speech goes."""
-    parser.add_argument(
-        "-o",
-        "--output",
-        metavar="PATH",
-        help=f"sound file, by its ending {', '.join(ENDINGS)}; - for raw PCM16 on stdout; default: {OUT}",
-    )
-    parser.add_argument(
-        "--play", action="store_true", help=f"play it with {', '.join(PLAYERS)}; without --output no file is kept"
-    )
+    where = f"sound file, by its ending {', '.join(ENDINGS)}; - for raw PCM16 on stdout; default: {OUT}"
+    parser.add_argument("-o", "--output", metavar="PATH", help=where)
+    player = f"play it with {', '.join(PLAYERS)}; without --output no file is kept"
+    parser.add_argument("--play", action="store_true", help=player)

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any, TypeVar
 
 import numpy as np
@@ -26,8 +25,7 @@ from qwen_megakernel.speech.encoders import ENDINGS, FORMATS, MPEG4, encoder, mi
 
 _T = TypeVar("_T")
 
-OUT = "out.wav"
-"""The default output file."""
+OUT = "out.wav"  # the default output file
 
 PLAYERS = {
     "aplay": (["-q"], {".wav"}),
@@ -38,27 +36,17 @@ PLAYERS = {
 """Program -> its options before a file, and the formats that every version of it plays."""
 
 
-# ---------------------------------------------------------------- checks, before anything is loaded
-
-
 def checked_output(args: argparse.Namespace) -> str | None:
-    """Check --output and --play before anything is loaded or spoken.
-
-    Returns:
-        A path, "-" for standard output, or None: play the speech and write no file.
-
-    Raises:
-        RequestError: nothing can be written there, or no player here plays the format.
-    """
+    """Check --output and --play before anything is loaded or spoken. Returns a path, "-" for standard output, or None:
+    play the speech and write no file. Raises RequestError: nothing can be written there, or no player here plays the
+    format."""
     output = OUT if args.output is None and not args.play else args.output
     if output == "-":
         if args.play:
             raise RequestError("--play plays a file, and --output - makes none: give one of the two")
         if sys.stdout.isatty():
-            raise RequestError(
-                "--output - writes raw PCM16, and standard output is a terminal: "
-                "pipe it (| aplay -f S16_LE -r 24000) or redirect it (> speech.pcm)"
-            )
+            why = "--output - writes raw PCM16, and standard output is a terminal"
+            raise RequestError(f"{why}: pipe it (| aplay -f S16_LE -r 24000) or redirect it (> speech.pcm)")
         return output
     if output is not None:
         check_format("--output", output)
@@ -73,11 +61,8 @@ def _ending(output: str) -> str:
 
 
 def check_format(option: str, output: str) -> None:
-    """Check that the ending of the path `output` names a format that can be written here.
-
-    Raises:
-        RequestError: it names no such format; the message names `option`.
-    """
+    """Check that the ending of the path `output` names a format that can be written here. Raises RequestError: it names
+    no such format; the message names `option`."""
     ending = _ending(output)
     if why := missing(ending):
         raise RequestError(f"{option}: {why}")
@@ -90,11 +75,8 @@ def check_format(option: str, output: str) -> None:
 
 
 def check_writable(option: str, output: str) -> None:
-    """Check that a file can be made, or replaced, at the path `output`.
-
-    Raises:
-        RequestError: it cannot; the message names `option`.
-    """
+    """Check that a file can be made, or replaced, at the path `output`. Raises RequestError: it cannot; the message
+    names `option`."""
     path = Path(output)
     try:
         if not path.parent.is_dir():
@@ -106,9 +88,6 @@ def check_writable(option: str, output: str) -> None:
             raise RequestError(f"{option}: {output!r} is a folder or cannot be written")
     except OSError as error:  # such as a name that is too long
         raise RequestError(f"{option}: {output!r} cannot be written: {error.strerror}") from None
-
-
-# ---------------------------------------------------------------- a sound file
 
 
 @contextmanager
@@ -197,8 +176,7 @@ class SpeechFile:
         # libsndfile calls `_Target` back and would swallow a KeyboardInterrupt there. Only the main thread gets one, so
         # it leaves the calls to another thread.
         self._thread = ThreadPoolExecutor(1) if threading.current_thread() is threading.main_thread() else None
-        self.kept = False
-        """Did the block fail, and is the partial file kept?"""
+        self.kept = False  # did the block fail, and is the partial file kept?
 
     def __enter__(self) -> "SpeechFile":
         with ExitStack() as stack:
@@ -233,18 +211,16 @@ class SpeechFile:
         """Mark a chapter at a second of this file, in the formats that have marks (.m4a, .m4b)."""
         self._chapters.append((round(start * self._rate), title))
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: Any) -> None:
         keep = kind is not None and self._keep_partial and self._samples > 0 and self._target.error is None
         if kind is not None and not keep:
-            self._stack.__exit__(kind, error, traceback)
+            self._stack.__exit__(kind, *error)
             return
         try:
             with self._stack:
                 self._finish()
-        except OSError as error:
-            raise self._cannot_write(error) from None
+        except OSError as failure:
+            raise self._cannot_write(failure) from None
         self.kept = keep
 
     def _finish(self) -> None:
@@ -290,16 +266,9 @@ class SpeechFile:
         return RequestError(f"--output {self.path}: {why}")
 
 
-# ---------------------------------------------------------------- standard output, players
-
-
 def write_stdout(pcm: bytes) -> None:
-    """Write to standard output at once.
-
-    Raises:
-        BrokenPipeError: the process that read it is gone.
-        RequestError: it cannot be written.
-    """
+    """Write to standard output at once. Raises BrokenPipeError: the process that read it is gone. Raises RequestError:
+    it cannot be written."""
     try:
         sys.stdout.buffer.write(pcm)
         sys.stdout.buffer.flush()
@@ -308,9 +277,8 @@ def write_stdout(pcm: bytes) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):
             raise
-        raise RequestError(
-            f"--output -: standard output cannot be written: {error.strerror}; redirect it to another place"
-        ) from None
+        why = f"standard output cannot be written: {error.strerror}"
+        raise RequestError(f"--output -: {why}; redirect it to another place") from None
 
 
 def players_of(ending: str) -> list[str]:
@@ -319,11 +287,7 @@ def players_of(ending: str) -> list[str]:
 
 
 def player_for(ending: str) -> str:
-    """The first of `PLAYERS` that is installed and plays a format.
-
-    Raises:
-        RequestError: none is installed.
-    """
+    """The first of `PLAYERS` that is installed and plays a format. Raises RequestError: none is installed."""
     able = players_of(ending)
     for name in able:
         if shutil.which(name):
@@ -332,11 +296,7 @@ def player_for(ending: str) -> str:
 
 
 def play(path: Path) -> None:
-    """Play a sound file to its end.
-
-    Raises:
-        RequestError: there is no player for it, or the player failed.
-    """
+    """Play a sound file to its end. Raises RequestError: there is no player for it, or the player failed."""
     player = player_for(_ending(path.name))
     try:
         status = subprocess.run([player, *PLAYERS[player][0], str(path)], stdin=subprocess.DEVNULL).returncode

@@ -1,36 +1,34 @@
 """`qwen-megakernel speak`: text in, sound out."""
 
 import argparse
+import math
 import secrets
 import signal
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from tqdm import tqdm
-
 from qwen_megakernel import TTSEngine
 from qwen_megakernel.checkpoint.languages import listed
 from qwen_megakernel.checkpoint.load import DEMO, DEMO_NOTICE, Checkpoint
-from qwen_megakernel.commands.book_files import BookFiles, Place
-from qwen_megakernel.commands.book_options import add_book_options, check_book_options, places_of
-from qwen_megakernel.commands.book_text import MAX_PIECE_CHARS, Piece, check_speakers, fitted, read_book
-from qwen_megakernel.commands.narrate import Narrated, narrate
+from qwen_megakernel.commands.book_files import BookFiles, Place, check_subtitles, numbered
+from qwen_megakernel.commands.book_text import MAX_PIECE_CHARS, Book, Piece, check_speakers, read_book
+from qwen_megakernel.commands.narrate import Narrated, Pauses, Progress, narrate
 from qwen_megakernel.commands.options import (
+    add_command,
     add_engine_options,
     add_output_options,
     add_voice_options,
     engine_options,
     slots_of,
     voice_options,
+    voices_in,
 )
 from qwen_megakernel.commands.output import OUT, check_writable, checked_output, play
-from qwen_megakernel.engine.audio import Chunk
 from qwen_megakernel.engine.options import EngineOptions
 from qwen_megakernel.errors import RequestError, TextError
 from qwen_megakernel.model.conditioning import AUTO
@@ -38,25 +36,25 @@ from qwen_megakernel.model.text import split_evenly
 from qwen_megakernel.model.voice import Voice
 from qwen_megakernel.speech.options import RequestOptions
 from qwen_megakernel.speech.request import SpeechRequest
-from qwen_megakernel.speech.words import SpeechRate, weight, words_of
 from qwen_megakernel.text.front_end import TextFrontEnd
 from qwen_megakernel.text.spoken_text import SpokenText
 
 _POSITIONS = 1024
 """Positions of a slot if there are several: room for one piece. A transcribed reference may need more."""
 _WAIT_S = 3600.0  # for a slot; a piece waits for the pieces before it
+_SENTENCE_S = 0.45  # about the model's own pause between sentences
+_LONGEST_S = 10.0
+_QUIETEST, _LOUDEST = -40.0, -5.0  # LUFS
 
 
 def add_speak(commands: argparse._SubParsersAction) -> None:
-    """Add the command `speak`."""
-    speak = commands.add_parser("speak", help="text in, sound out", description="Text in, sound out.")
-    speak.set_defaults(run=_speak)
+    speak = add_command(commands, "speak", _speak, "text in, sound out")
     text = speak.add_mutually_exclusive_group()
     text.add_argument("--text", help="what to say")
     text.add_argument("--file", metavar="PATH", help="read the text from a UTF-8 file, or - for standard input")
     add_output_options(speak)
     speak.add_argument("--keep-partial", action="store_true", help="after an interrupt, keep what was said so far")
-    add_book_options(speak)
+    _add_book_options(speak)
     add_engine_options(speak, without=("max_queue", "queue_timeout"), max_streams=None)
     add_voice_options(speak, "speak")
     speak.add_argument("--save-voice", metavar="PATH", help="save the voice of --ref-audio, for --voice and `serve`")
@@ -77,13 +75,11 @@ def _speak(args: argparse.Namespace) -> int:
     if args.keep_partial and output in ("-", None):
         raise RequestError("--keep-partial keeps a file; name it with --output")
     if options.get("retries") and (output == "-" or args.stream):
-        raise RequestError(
-            "--retries says a piece again before anybody hears it, so it needs a file: leave out --stream, and name "
-            "the file with --output"
-        )
+        why = "says a piece again before anybody hears it, so it needs a file"
+        raise RequestError(f"--retries {why}: leave out --stream, and name the file with --output")
     if args.save_voice is not None:
         check_writable("--save-voice", args.save_voice)
-    voices = check_book_options(args, output)
+    voices = _check_book_options(args, output)
     front_end = TextFrontEnd(args.language, options.pop("normalize", None) or "off", options.pop("lexicon", None))
     book = read_book(text, front_end, by_sentence=args.subtitles is not None, speakers=args.speakers)
     # One seed for all pieces, so that the printed seed reproduces the whole text.
@@ -92,7 +88,7 @@ def _speak(args: argparse.Namespace) -> int:
     with ExitStack() as stack:
         stack.enter_context(ended_like_ctrl_c())
         path = output if output is not None else str(Path(stack.enter_context(tempfile.TemporaryDirectory())) / OUT)
-        places = places_of(args, path, book)
+        places = _places_of(args, path, book)
         with _load(args, [options.get("voice"), *voices.values()], len(book.pieces)) as engine:
             if args.ref_audio is not None:
                 options["voice"] = voice = engine.create_voice(args.ref_audio, args.ref_text)
@@ -101,24 +97,95 @@ def _speak(args: argparse.Namespace) -> int:
             requests = _Requests(engine, options, voices)
             pieces = requests.pieces(book.pieces)
             texts, speed = [piece.text for piece in pieces], options.get("speed") or 1.0
-            progress = _ChunkTimes() if args.stream else _Progress(texts, speed)
+            progress = Progress(texts, speed, each_chunk=args.stream)
             # A text of one piece stays as the engine speaks it.
             pauses = args.pause if len(pieces) > 1 or args.subtitles is not None else None
-            how = {"pauses": pauses, "loudness": args.loudness}
             with BookFiles(places, engine.sample_rate, keep_partial=args.keep_partial) as files, progress:
-                told = narrate(engine, book, pieces, requests.of, files, progress, **how)
+                told = narrate(engine, book, pieces, requests.of, files, progress, pauses, args.loudness)
             _report(args, places if output else [], engine, told, seed)
         if args.play:
             play(Path(path))
     return 0
 
 
+def _add_book_options(parser: argparse._ActionsContainer) -> None:
+    pauses = ",".join(f"{_SENTENCE_S * times:g}" for times in (1, 2, 4))
+    about = f"seconds of silence between pieces of a long text; default: {pauses}"
+    parser.add_argument(
+        "--pause", metavar="SENTENCE[,PARAGRAPH[,CHAPTER]]", type=_pauses_of, default=_pauses_of(pauses), help=about
+    )
+    parser.add_argument("--split", choices=("chapters",), help="write a file for each chapter, such as out-01.wav")
+    parser.add_argument("--subtitles", metavar="PATH", help="write sentences and their times to this .srt or .vtt file")
+    parser.add_argument("--speakers", action="store_true", help='a line that begins with "[ada] " is spoken by ada')
+    parser.add_argument("--voices", metavar="DIR", type=Path, help="saved voices for --speakers (Base)")
+    about = "give every piece this loudness, such as -19"
+    parser.add_argument("--loudness", metavar="LUFS", type=_loudness_of, help=about)
+
+
+def _pauses_of(text: str) -> Pauses:
+    """Read pauses. A missing pause is twice the one before. A clause's pause is a third of a sentence's."""
+    try:
+        seconds = [float(part) for part in text.split(",")]
+    except ValueError:
+        seconds = []
+    if not 1 <= len(seconds) <= 3 or not all(0 <= s <= _LONGEST_S for s in seconds):
+        raise argparse.ArgumentTypeError(
+            f"expected one to three numbers of seconds from 0 to {_LONGEST_S:g}, such as 0.45,0.9,1.8, got {text!r}"
+        )
+    while len(seconds) < 3:
+        seconds.append(min(_LONGEST_S, 2 * seconds[-1]))
+    return Pauses(seconds[0] / 3, *seconds)
+
+
+def _loudness_of(text: str) -> float:
+    try:
+        loudness = float(text)
+    except ValueError:
+        loudness = math.nan
+    if not _QUIETEST <= loudness <= _LOUDEST:
+        raise argparse.ArgumentTypeError(
+            f"expected a number of LUFS from {_QUIETEST:g} to {_LOUDEST:g}, such as -19, got {text!r}"
+        )
+    return loudness
+
+
+def _check_book_options(args: argparse.Namespace, output: str | None) -> dict[str, Voice]:
+    """Make the checks that need neither text nor model, and load the voices of --voices. `output`: as `checked_output`
+    returns it. Returns saved voices by their names. Raises RequestError: the options do not go together, or a value is
+    out of range. Raises VoiceError: a file in --voices is no voice."""
+    if args.split and output in ("-", None):
+        raise RequestError("--split chapters writes a file for each chapter: name them with --output, such as book.wav")
+    if args.split and args.play:
+        raise RequestError("--split chapters writes several files, and --play plays one: give one of the two")
+    if args.subtitles is not None:
+        check_subtitles(args.subtitles)
+    if args.voices is not None and not args.speakers:
+        raise RequestError("--voices has the voices for --speakers: give both")
+    return voices_in(args.voices)
+
+
+def _places_of(args: argparse.Namespace, output: str, book: Book) -> list[Place]:
+    """The checked places where the book's sound goes. Raises TextError: there is nothing to say. Raises RequestError:
+    one of them cannot be written."""
+    if not book.pieces:
+        raise TextError("the text has nothing to speak")
+    if not args.split:
+        return [Place(output, args.subtitles)]
+    count = len(book.titles)
+    subtitles = [None] * count if args.subtitles is None else numbered(args.subtitles, count)
+    places = [Place(*paths) for paths in zip(numbered(output, count), subtitles, strict=True)]
+    for place in places:
+        check_writable("--output", place.path)
+        if place.subtitles is not None:
+            check_subtitles(place.subtitles)
+    return places
+
+
 def _load(args: argparse.Namespace, voices: Sequence[Voice | str | None], pieces: int) -> TTSEngine:
     """An engine with a slot for each piece, but no more slots than suit the device."""
     slots = min(slots_of(args), pieces)
-    transcribed = args.ref_text is not None or any(
-        isinstance(voice, Voice) and voice.ref_codes is not None for voice in voices
-    )
+    heard = [voice for voice in voices if isinstance(voice, Voice) and voice.ref_codes is not None]
+    transcribed = args.ref_text is not None or bool(heard)
     options = engine_options(args, max_streams=slots, max_queue=2 * slots, queue_timeout=_WAIT_S)
     if slots > 1 and not transcribed and args.max_positions == EngineOptions.max_positions:
         options = replace(options, max_positions=_POSITIONS)
@@ -126,34 +193,25 @@ def _load(args: argparse.Namespace, voices: Sequence[Voice | str | None], pieces
 
 
 class _Requests:
-    """How each piece is spoken."""
-
     def __init__(self, engine: TTSEngine, options: RequestOptions, voices: dict[str, Voice]):
-        """
-        Args:
-            options: for pieces that name no speaker.
-            voices: saved voices, by the names that pieces may use.
-        """
+        """`options`: for pieces that name no speaker. `voices`: saved voices, by the names that pieces may use."""
         self._engine = engine
         self._options = options
         self._voices = voices
 
     def pieces(self, pieces: list[Piece]) -> list[Piece]:
-        """The pieces, checked and cut to fit a slot. With several pieces, joining them cuts silence, not `trim`.
-
-        Raises:
-            RequestError: as `TTSEngine.submit`.
-        """
+        """The pieces, checked and cut to fit a slot. With several pieces, joining them cuts silence, not `trim`. Raises
+        RequestError: as `TTSEngine.submit`."""
         base = self._engine.variant == "base"
         none = "name the folder of saved voices with --voices" if base else "this checkpoint has no named speakers"
         check_speakers(pieces, [*self._engine.speakers, *self._voices], none)
-        fitting = fitted(pieces, self._cut)
+        fitting: list[Piece] = []  # those that do not fit a slot are cut again
+        for piece in pieces:
+            parts = self._engine.parts(SpokenText(piece.text), self.of(piece))
+            fitting.extend(piece.cut(part.text for part in parts))
         if len(fitting) > 1:  # PyTorch's last bits of samples would depend on how pieces are cut into pushes
             self._options = self._options | {"reproducible": True, "trim": "none"}
         return fitting
-
-    def _cut(self, piece: Piece) -> list[str]:
-        return [part.text for part in self._engine.parts(SpokenText(piece.text), self.of(piece))]
 
     def of(self, piece: Piece) -> SpeechRequest:
         """The request for one piece. A checkpoint's speaker takes precedence over a saved voice of the same name."""
@@ -166,11 +224,8 @@ class _Requests:
 
 
 def parts_of(engine: TTSEngine, text: str, request: SpeechRequest) -> list[SpokenText]:
-    """Cut a text at sentence ends into parts that are spoken one after the other.
-
-    Raises:
-        RequestError: as `TTSEngine.parts`.
-    """
+    """Cut a text at sentence ends into parts that are spoken one after the other. Raises RequestError: as
+    `TTSEngine.parts`."""
     if not text.strip():
         raise TextError("text must not be blank")
     return [part for piece in split_evenly(text, MAX_PIECE_CHARS) for part in engine.parts(piece, request)]
@@ -203,64 +258,6 @@ def _read_text(args: argparse.Namespace) -> str:
         raise RequestError(f"the text cannot be read: {error}") from None
 
 
-class _ChunkTimes:
-    """Shows when each chunk came."""
-
-    def __enter__(self) -> "_ChunkTimes":
-        self._start = time.monotonic()
-        return self
-
-    def chunk(self, chunk: Chunk) -> None:
-        ms = 1000 * (time.monotonic() - self._start)
-        print(f"{ms:8.1f} ms  {len(chunk.codes)} frames", file=sys.stderr)
-
-    def piece_ends(self) -> None:
-        pass
-
-    def __exit__(self, *_error: object) -> None:
-        pass
-
-
-class _Progress:
-    """Shows estimated percent and time left. The estimate uses the words' letters and the length of earlier pieces. It
-    stays below 100 % until the end, because a piece may take longer than estimated."""
-
-    MOST = 0.99
-
-    def __init__(self, pieces: list[str], speed: float):
-        self._speed = speed
-        self._weights = [sum(map(weight, words_of(piece))) for piece in pieces]
-        self._rate = SpeechRate()
-        self._number = 0  # of the current piece
-        self._seconds = 0.0  # of that piece so far, at the model's own speed
-
-    def __enter__(self) -> "_Progress":
-        shown = "speaking {percentage:3.0f} %|{bar}| about {remaining} left, by the text's length{postfix}"
-        # disable=None: a bar in terminals only
-        self._bar = tqdm(total=sum(self._weights), bar_format=shown, smoothing=0, leave=False, disable=None)
-        self._bar.set_postfix_str(f"piece 1 of {len(self._weights)}")
-        return self
-
-    def chunk(self, chunk: Chunk) -> None:
-        self._seconds += self._speed * len(chunk.samples) / chunk.sample_rate
-        self._show()
-
-    def piece_ends(self) -> None:
-        self._rate.learn(self._weights[self._number], self._seconds)
-        self._number, self._seconds = self._number + 1, 0.0
-        if self._number < len(self._weights):
-            self._bar.set_postfix_str(f"piece {self._number + 1} of {len(self._weights)}", refresh=False)
-            self._show()
-
-    def _show(self) -> None:
-        said = min(self._seconds / self._rate.seconds, self._weights[self._number])
-        said = min(sum(self._weights[: self._number]) + said, self.MOST * self._bar.total)
-        self._bar.update(said - self._bar.n)
-
-    def __exit__(self, *_error: object) -> None:
-        self._bar.close()
-
-
 def _report(args: argparse.Namespace, places: list[Place], engine: TTSEngine, told: Narrated, seed: int) -> None:
     lines = []
     for place in places:
@@ -269,17 +266,14 @@ def _report(args: argparse.Namespace, places: list[Place], engine: TTSEngine, to
             lines.append(f"wrote   {Path(place.subtitles).resolve()}")
     rtf = told.wall_s / told.seconds if told.seconds else float("inf")
     ttfc = "none" if told.ttfc_s is None else f"{1000 * told.ttfc_s:.1f} ms"
-    ends = ", ".join(told.ends)
-    lines += [
-        f"speech  {told.seconds:.2f} s, {told.frames} frames, ended by: {ends}, seed {seed}",
-        f"speed   TTFC {ttfc}, RTF {rtf:.3f} ({engine.backend} backend)",
-    ]
+    length = f"{told.seconds:.2f} s, {told.frames} frames"
+    lines.append(f"speech  {length}, ended by: {', '.join(told.ends)}, seed {seed}")
+    lines.append(f"speed   TTFC {ttfc}, RTF {rtf:.3f} ({engine.backend} backend)")
     if told.retries:
         lines.append(f"retries {told.retries}, because speech did not find its end")
     if told.held_down:
-        lines.append(
-            f"quiet   {told.held_down} pieces stay below {args.loudness:g} LUFS, because their peaks are at -1 dBFS"
-        )
+        quiet = f"{told.held_down} pieces stay below {args.loudness:g} LUFS"
+        lines.append(f"quiet   {quiet}, because their peaks are at -1 dBFS")
     if args.model == DEMO:
         lines.append(f"voice   {DEMO_NOTICE}")
     print("\n".join(lines), file=sys.stderr if args.output == "-" else sys.stdout)

@@ -2,12 +2,11 @@
 
 import argparse
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from qwen_megakernel.checkpoint.load import DEMO, PUBLISHED, Checkpoint
-from qwen_megakernel.commands.options import CommandParser, add_recordings, add_ref_text
+from qwen_megakernel.commands.options import CommandParser, add_command, add_recordings
 from qwen_megakernel.commands.output import check_writable
 from qwen_megakernel.engine.sequence import FRAME_S
 from qwen_megakernel.errors import RequestError, VoiceError
@@ -21,28 +20,23 @@ _COLUMNS = ("name", "reference", "checkpoint", "text")
 def add_voices(commands: argparse._SubParsersAction) -> None:
     """Add the command `voices` with its subcommands."""
     about = "saved voices: list, show, make, check"
-    voices = commands.add_parser("voices", help=about, description=about[0].upper() + about[1:] + " (docs/voices.md).")
+    voices = commands.add_parser("voices", help=about, description=f"{about.capitalize()} (docs/voices.md).")
     actions = voices.add_subparsers(required=True, metavar="ACTION", parser_class=CommandParser)
 
-    def action(name: str, run: Callable[[argparse.Namespace], int], does: str, more: str = "") -> CommandParser:
-        added = actions.add_parser(name, help=does, description=f"{does.capitalize()}.{more}")
-        added.set_defaults(run=run)
-        return added
-
-    listing = action("list", _list, "list the voices of a folder")
+    listing = add_command(actions, "list", _list, "list the voices of a folder")
     listing.add_argument("folder", metavar="DIR", type=Path)
 
-    show = action("show", _show, "show what is in a voice's file")
+    show = add_command(actions, "show", _show, "show what is in a voice's file")
     show.add_argument("file", metavar="FILE", type=Path)
 
-    make = action("make", _make, "make a voice from recordings")
+    make = add_command(actions, "make", _make, "make a voice from recordings")
     _add_model(make)
     add_recordings(make, required=True)
-    add_ref_text(make)
     make.add_argument("--no-trim", action="store_true", help="keep the silence at the ends of recordings")
     make.add_argument("-o", "--output", metavar="FILE", required=True, help=f"file to write, such as me{_ENDING}")
 
-    check = action("check", _check, "tell whether a voice fits a checkpoint", " Exit code 1: it does not.")
+    about = "tell whether a voice fits a checkpoint"
+    check = add_command(actions, "check", _check, about, ". Exit code 1: it does not")
     check.add_argument("file", metavar="FILE", type=Path)
     _add_model(check)
     about = "an experiment: CustomVoice speaks with a Base checkpoint's voice (docs/voices.md)"
@@ -55,9 +49,8 @@ def add_voices(commands: argparse._SubParsersAction) -> None:
 
 
 def _add_model(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--model", required=True, help=f"folder, hub id such as {PUBLISHED[0]} (downloaded if need be), or {DEMO!r}"
-    )
+    about = f"folder, hub id such as {PUBLISHED[0]} (downloaded if need be), or {DEMO!r}"
+    parser.add_argument("--model", required=True, help=about)
 
 
 def _list(args: argparse.Namespace) -> int:
@@ -65,7 +58,7 @@ def _list(args: argparse.Namespace) -> int:
         raise RequestError(f"no folder {str(args.folder)!r}; `voices show` looks at one file")
     entries = [_entry(path) for path in sorted(args.folder.glob("*" + _ENDING))]
     if args.json:
-        _print_json(entries)
+        print(json.dumps(entries, indent=2))
     elif not entries:
         print(f"no voices: {args.folder} holds no *{_ENDING}")
     else:
@@ -102,7 +95,7 @@ def _print_table(entries: list[dict[str, Any]]) -> None:
 def _show(args: argparse.Namespace) -> int:
     about = _about(Voice.load(args.file))
     if args.json:
-        _print_json({"file": str(args.file)} | about)
+        print(json.dumps({"file": str(args.file)} | about, indent=2))
         return 0
     frames = about["reference_frames"]
     reference = f"{frames} frames, {about['reference_s']:.2f} s" if frames else "none: it speaks by its vector alone"
@@ -155,17 +148,13 @@ def _check(args: argparse.Namespace) -> int:
     except VoiceError as error:
         if not args.json:
             raise
-        _print_json({"fits": False, "reason": str(error)})
+        print(json.dumps({"fits": False, "reason": str(error)}, indent=2))
         return 1
     if args.json:
-        _print_json({"fits": True, "reason": None})
+        print(json.dumps({"fits": True, "reason": None}, indent=2))
     else:
         print(f"{args.file} fits {args.model}")
     return 0
-
-
-def _print_json(value: object) -> None:
-    print(json.dumps(value, indent=2))
 
 
 def _shown(text: str) -> str:

@@ -51,8 +51,6 @@ class Admission:
         self._counts = dict.fromkeys(COUNTED, 0)
         self._counting = threading.RLock()
 
-    # ------------------------------------------------------------ who comes in
-
     def sustain(self, audio_s_per_s: float) -> None:
         """Limit the running sequences to what the device sustains. Further callers wait in the queue, even if slots are
         free. Call it before other threads know the engine."""
@@ -76,11 +74,7 @@ class Admission:
             raise EngineClosed("the engine is closing and takes no more utterances; load a new one")
 
     def check(self) -> None:
-        """Is there a place for one more?
-
-        Raises:
-            EngineClosed, EngineBusy: no.
-        """
+        """Is there a place for one more? Raises EngineClosed, EngineBusy: no."""
         self.check_open()
         if not self._places:
             self.tally("busy")
@@ -90,11 +84,7 @@ class Admission:
             )
 
     def admit(self, sequence: SpeechSequence) -> None:
-        """Give a sequence its place.
-
-        Raises:
-            EngineClosed, EngineBusy: nothing was taken.
-        """
+        """Give a sequence its place. Raises EngineClosed, EngineBusy: nothing was taken."""
         try:
             self._places.pop()
         except IndexError:
@@ -115,8 +105,6 @@ class Admission:
     def wake(self) -> None:
         """Text came, or a sequence was cancelled: the loop looks again."""
         self.inbox.put(None)
-
-    # ------------------------------------------------------------ how it ends
 
     def settle(self, sequence: SpeechSequence, reason: str = "", error: BaseException | None = None) -> None:
         """End a sequence with a finish reason or an error; later calls do nothing. Its waiters wake up after its last
@@ -196,8 +184,6 @@ class Admission:
         if self.ended:
             self.bell.put(None)  # it may be the last one that the watchdog waits for
         sequence.callbacks = None  # breaks a reference cycle, which would wait for the garbage collector
-
-    # ------------------------------------------------------------ counts
 
     @property
     def free_places(self) -> int:

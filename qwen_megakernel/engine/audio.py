@@ -113,11 +113,7 @@ class Audio:
 
 def joined(parts: Sequence[Audio]) -> Audio:
     """Join consecutive parts into one utterance. Seed, TTFC and timings are the first part's, the finish reason is the
-    last one's.
-
-    Args:
-        parts: at least one.
-    """
+    last one's. `parts`: at least one."""
     first, last = parts[0], parts[-1]
     if first is last:
         return first
@@ -133,11 +129,8 @@ def joined(parts: Sequence[Audio]) -> Audio:
 
 
 def chunk_schedule(chunk_frames: Any, name: str = "chunk_frames") -> tuple[int, ...]:
-    """Frames per chunk, from one size or several. The last one repeats.
-
-    Raises:
-        RequestError: none or too many, or not integers of 1 to 100,000.
-    """
+    """Frames per chunk, from one size or several. The last one repeats. Raises RequestError: none or too many, or not
+    integers of 1 to 100,000."""
     several = isinstance(chunk_frames, Sequence) and not isinstance(chunk_frames, (str, bytes))
     sizes = tuple(chunk_frames) if several else (chunk_frames,)
     if not 0 < len(sizes) <= _MOST_SIZES:

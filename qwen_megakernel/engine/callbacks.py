@@ -33,11 +33,7 @@ class CallbackRunner:
         self._unstarted = [self.thread]
 
     def start(self) -> None:
-        """Start the thread; later calls do nothing.
-
-        Raises:
-            RuntimeError: the process can have no more threads.
-        """
+        """Start the thread; later calls do nothing. Raises RuntimeError: the process can have no more threads."""
         with contextlib.suppress(IndexError):
             thread = self._unstarted.pop()
             try:

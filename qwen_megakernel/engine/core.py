@@ -28,8 +28,7 @@ from qwen_megakernel.engine.device_pipeline import DevicePipeline
 from qwen_megakernel.engine.failures import Failures
 from qwen_megakernel.engine.loop import Loop
 from qwen_megakernel.engine.options import EngineOptions
-from qwen_megakernel.engine.request import Request
-from qwen_megakernel.engine.sequence import FRAME_S, SpeechSequence
+from qwen_megakernel.engine.sequence import FRAME_S, Request, SpeechSequence
 from qwen_megakernel.engine.slots import Slots
 from qwen_megakernel.engine.watchdog import Watchdog
 from qwen_megakernel.errors import RequestError, TextEndedError
@@ -48,13 +47,7 @@ _DEVICE_S = {"cuda": 30.0, "cpu": 300.0}  # see Patience.device_s
 
 
 class EngineCore:
-    """Any thread may call the methods, unless one says otherwise.
-
-    Attributes:
-        slots: how many the frame decoder has.
-        max_positions: rows of a slot.
-        threads: the loop's and the watchdog's.
-    """
+    """Any thread may call the methods, unless one says otherwise."""
 
     def __init__(
         self,
@@ -67,18 +60,15 @@ class EngineCore:
         void: Callable[[], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ):
-        """
-        Args:
-            spare: makes the model that takes over once the kernels are given up. None: the engine then ends.
-            void: see `Failures`.
-        """
+        """`spare`: makes the model that takes over once the kernels are given up. None: the engine then ends. `void`:
+        see `Failures`."""
         pipeline = partial(DevicePipeline, kept_voices=limits.kept_voices, clock=clock)
         self._cuda = torch.cuda.default_stream(device) if device.type == "cuda" else None
         self._sample_rate = sample_rate
         self._limits = limits
         self._clock = clock
         self.slots = model.decoder.slots
-        self.max_positions = model.decoder.max_positions
+        self.max_positions = model.decoder.max_positions  # rows of a slot
         self._groups = model.vocoder.groups
         self._building = threading.Lock()
         # Nothing below refers to this core: without a reference cycle its memory is freed as soon as it is dropped.
@@ -90,27 +80,20 @@ class EngineCore:
         self.watchdog = Watchdog(self.admission, self.loop, limits.patience, _DEVICE_S[device.type])
         self._thread = threading.Thread(target=partial(_run, self.loop, model.cpu), name=_THREADS[0], daemon=True)
         watch = threading.Thread(target=self.watchdog.run, name=_THREADS[1], daemon=True)
-        self.threads = (self._thread, watch)
-        if model.cpu:
-            self._heed(model.cpu)
-
-    def _heed(self, cpu: CpuSpeed) -> None:
-        """A CPU computes frames one by one, so the time of one frame tells what it sustains."""
-        audio_s_per_s = FRAME_S * cpu.frames_per_s
-        self.admission.sustain(audio_s_per_s)
-        log.debug("%s", cpu)
-        if audio_s_per_s < 1:
-            told = "this CPU makes %.2f s of speech a second: live listeners hear gaps; use a GPU or a smaller model"
-            log.warning(told, audio_s_per_s)
+        self.threads = (self._thread, watch)  # the loop's and the watchdog's
+        if model.cpu:  # it computes frames one by one, so the time of one frame tells what it sustains
+            audio_s_per_s = FRAME_S * model.cpu.frames_per_s
+            self.admission.sustain(audio_s_per_s)
+            log.debug("%s", model.cpu)
+            if audio_s_per_s < 1:
+                told = "this CPU makes %.2f s of speech a second: live listeners hear gaps"
+                log.warning(f"{told}; use a GPU or a smaller model", audio_s_per_s)
 
     def start(self) -> None:
-        """Start the threads."""
         for thread in self.threads:
             thread.start()
         _SWITCH_INTERVAL.shorten(self.loop)
         _CORES.add(self)
-
-    # ------------------------------------------------------------ what callers do
 
     def new_sequence(
         self, request: Request, on_chunk: Callable[[Chunk], None] | None, on_end: Callable[[], None] | None
@@ -127,11 +110,8 @@ class EngineCore:
         return sequence
 
     def start_callbacks(self, sequence: SpeechSequence) -> None:
-        """Start the callbacks' thread of an admitted sequence now, so that its first chunk does not wait for it.
-
-        Raises:
-            RuntimeError: the process can have no more threads; the sequence has ended.
-        """
+        """Start the callbacks' thread of an admitted sequence now, so that its first chunk does not wait for it. Raises
+        RuntimeError: the process can have no more threads; the sequence has ended."""
         try:
             if callbacks := sequence.callbacks:
                 callbacks.start()
@@ -210,8 +190,6 @@ class EngineCore:
         self.loop.pipeline.forget_references()
         self.admission.forget()
 
-    # ------------------------------------------------------------ the end
-
     def drain(self, seconds: float) -> None:
         """Take no more sequences, and wait at most `seconds` for the open ones. Takes no lock: see `cancel`."""
         self.admission.draining = True
@@ -281,7 +259,6 @@ _SWITCH_INTERVAL = _SwitchInterval()
 
 
 def _run(loop: Loop, cpu: CpuSpeed | None) -> None:
-    """What the loop's thread runs."""
     try:
         if cpu:
             use_threads(cpu.threads)

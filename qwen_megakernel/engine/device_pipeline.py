@@ -57,8 +57,6 @@ class DevicePipeline:
         self.in_flight: deque[Launch | Pushed] = deque()  # not collected, in the order in which it is computed
         self._references: dict[bytes, VocoderState] = {}  # by a voice's digest; the latest used last
 
-    # ------------------------------------------------------------ a sequence begins
-
     def start(self, sequence: SpeechSequence) -> None:
         """Compute a sequence's prompt."""
         prompt = sequence.prompt
@@ -76,11 +74,8 @@ class DevicePipeline:
 
     def hear_reference(self, sequence: SpeechSequence, reads: bool) -> None:
         """Take a cloned voice's reference through the vocoder before its utterance. This happens once per voice. A call
-        takes one portion, so that other sequences get frames in between.
-
-        Args:
-            reads: this sequence does so; otherwise it waits until another one has.
-        """
+        takes one portion, so that other sequences get frames in between. `reads`: this sequence does so; otherwise it
+        waits until another one has."""
         state = self._references.pop(sequence.voice_digest, None)
         if state is not None:
             self._vocoder.restore(sequence.slot, state)
@@ -102,8 +97,6 @@ class DevicePipeline:
             rows, sequence.text_complete = sequence.incoming.get()
             sequence.text_rows += len(rows)
             self._decoder.extend(sequence.slot, rows, sequence.text_complete)
-
-    # ------------------------------------------------------------ frames and sound
 
     @property
     def has_room(self) -> bool:
@@ -166,8 +159,6 @@ class DevicePipeline:
         """Wait for the sound of a popped push: fp32 [frames, 1920] for each sequence."""
         return [x.numpy().reshape(n, -1) for x, n in zip(pushed.wait(), pushed.push.frames, strict=True)]
 
-    # ------------------------------------------------------------ when something went wrong
-
     def forget(self) -> None:
         """Drop work in flight and kept references: after a KernelFault no state of a slot is trusted."""
         self.in_flight.clear()
@@ -184,8 +175,6 @@ class DevicePipeline:
             work = self.in_flight.popleft()
             with contextlib.suppress(Exception):  # the engine has ended, and everybody is told why
                 self.codes() if isinstance(work, Launch) else work.wait()
-
-    # ------------------------------------------------------------ what is kept
 
     def forget_references(self) -> None:
         self._references.clear()

@@ -22,11 +22,8 @@ class Failures:
     what `check_device` raises, because it ends the engine."""
 
     def __init__(self, admission: Admission, check_device: Callable[[], None], void: Callable[[], None] | None = None):
-        """
-        Args:
-            check_device: raises the device's error if the device is lost.
-            void: called once when kernels on trial are given up. None: they are not on trial.
-        """
+        """`check_device`: raises the device's error if the device is lost. `void`: called once when kernels on trial
+        are given up. None: they are not on trial."""
         self._admission = admission
         self._check_device = check_device
         self._void = void

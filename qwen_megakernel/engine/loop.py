@@ -182,7 +182,6 @@ class Loop:
         return True
 
     def _end(self) -> None:
-        """Settle every open sequence."""
         self._admission.closed = True
         self.turn_began = self._clock()
         if hasattr(self, "pipeline"):

@@ -24,24 +24,12 @@ log = logging.getLogger(__name__)
 
 DAY = 86_400
 
-_BESIDE = 3 * 2**28
-"""Bytes of a GPU that a CUDA context, graphs and buffers take beside weights and slots."""
+_BESIDE = 3 * 2**28  # bytes of a GPU that a CUDA context, graphs and buffers take beside weights and slots
 
 _BESIDE_MORE = 9 * 2**25
 """Bytes that the vocoder's larger pushes need with more than `FEW_SLOTS` (vocoder_graphs.py, `graph_rooms`)."""
 
 _LEAST = {"max_streams": 1, "max_positions": 16, "max_queue": 0, "kept_voices": 1}
-
-
-def check_sizes(**sizes: int) -> None:
-    """Check those of `TTSEngine.load`'s arguments that are counts.
-
-    Raises:
-        BackendError: not an integer, or too small.
-    """
-    for name, count in sizes.items():
-        if isinstance(count, bool) or not isinstance(count, numbers.Integral) or count < _LEAST[name]:
-            raise BackendError(f"{name} must be an integer of at least {_LEAST[name]}, got {count!r}")
 
 
 @dataclass(frozen=True)
@@ -100,8 +88,10 @@ class EngineOptions:
     patience: Patience = Patience()
 
     def __post_init__(self) -> None:
-        counts = {name: getattr(self, name) for name in _LEAST}
-        check_sizes(**counts)
+        for name, least in _LEAST.items():
+            count = getattr(self, name)
+            if isinstance(count, bool) or not isinstance(count, numbers.Integral) or count < least:
+                raise BackendError(f"{name} must be an integer of at least {least}, got {count!r}")
         timeout = self.queue_timeout
         if isinstance(timeout, bool) or not isinstance(timeout, numbers.Real) or not 0 <= timeout <= DAY:
             raise BackendError(f"queue_timeout must be 0 to {DAY} seconds, got {timeout!r}")
@@ -118,17 +108,11 @@ class EngineOptions:
 
 @dataclass(frozen=True)
 class Need:
-    """What an engine needs of its device's memory, in bytes.
+    """What an engine needs of its device's memory, in bytes."""
 
-    Attributes:
-        talker: weights of talker and code predictor.
-        vocoder: its weights, fp32.
-        slot: keys and values of one slot.
-    """
-
-    talker: int
-    vocoder: int
-    slot: int
+    talker: int  # weights of talker and code predictor
+    vocoder: int  # its weights, fp32
+    slot: int  # keys and values of one slot
 
     @classmethod
     def of(cls, config: ModelConfig, dtype: torch.dtype, fp8: Collection[str], options: EngineOptions) -> "Need":
@@ -163,11 +147,8 @@ def memory_of(loaded: LoadedModel, stack: StackConfig, dtype: torch.dtype, optio
 
 @contextmanager
 def told_of_memory(model: str, device: torch.device, need: Need, options: EngineOptions) -> Iterator[None]:
-    """If memory is short, raise an error that says what takes it and how much would fit.
-
-    Raises:
-        OutOfMemoryError: at once if weights, keys and values alone do not fit; else in place of torch's.
-    """
+    """If memory is short, raise an error that says what takes it and how much would fit. Raises OutOfMemoryError: at
+    once if weights, keys and values alone do not fit; else in place of torch's."""
     memory, wanted = _memory(device), options.max_streams * need.slot
     fits = need.slots_in(memory)
     told = (
@@ -185,15 +166,12 @@ def told_of_memory(model: str, device: torch.device, need: Need, options: Engine
     try:
         yield
     except (RuntimeError, MemoryError) as error:
-        if not _is_out_of_memory(error):
+        # By its message too, because torch has a type of error for the GPU's memory alone.
+        words = str(error).lower()
+        typed = isinstance(error, (torch.OutOfMemoryError, MemoryError))
+        if not (typed or "memory" in words and "alloc" in words):
             raise
         raise OutOfMemoryError(f"no room for {model} on {device}: {told} ({error})") from None
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    """By its message too, because torch has a type of error for the GPU's memory alone."""
-    told = str(error).lower()
-    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "memory" in told and "alloc" in told
 
 
 def _memory(device: torch.device) -> int:

@@ -19,10 +19,8 @@ from collections import deque
 
 import numpy as np
 
-HANDED_OUT = 12
-"""Frames of a loop that a listener hears at most: 0.96 s."""
-VERDICT = 38
-"""Frames in a loop after which it is a runaway: 3 s, a second more than the pauses of slow speech."""
+HANDED_OUT = 12  # frames of a loop that a listener hears at most: 0.96 s
+VERDICT = 38  # frames in a loop after which it is a runaway: 3 s, a second more than the pauses of slow speech
 
 LETTER_FRAMES = 0.875
 """Frames that a Latin letter takes: 0.07 s, blanks included. English speech has 12 to 16 letters a second."""
@@ -86,12 +84,9 @@ class RunawayGuard:
             self._watched_from = self._frames
 
     def verdict(self, *, at_limit: bool = False) -> str | None:
-        """The kind of runaway: "repeats", "silence" or "babble"; None: it may still be speech.
-
-        Args:
-            at_limit: the frame limit ends it. A loop of more than `HANDED_OUT` frames is then a runaway already, and
-                babble is one after `BABBLE_AT_LIMIT` times.
-        """
+        """The kind of runaway: "repeats", "silence" or "babble"; None: it may still be speech. `at_limit`: the frame
+        limit ends it. A loop of more than `HANDED_OUT` frames is then a runaway already, and babble is one after
+        `BABBLE_AT_LIMIT` times."""
         return self._runaway or (self._judge(at_limit=True) if at_limit else None)
 
     def _judge(self, *, at_limit: bool = False) -> str | None:

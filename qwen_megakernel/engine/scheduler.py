@@ -43,19 +43,14 @@ class Push:
 
 class Scheduler:
     def __init__(self, width: int, most_frames: int):
-        """
-        Args:
-            width: the most sequences in a launch.
-            most_frames: of a vocoder push. 0: sequences do not share pushes.
-        """
+        """`width`: the most sequences in a launch. `most_frames`: of a vocoder push. 0: sequences do not share
+        pushes."""
         self._width = width
         self._most_frames = most_frames
         self.frame_s = _FIRST_FRAME_S  # seconds from a launch to its codes, averaged
 
     def frame_took(self, seconds: float) -> None:
         self.frame_s += _SMOOTHING * (seconds - self.frame_s)
-
-    # ------------------------------------------------------------ prefill
 
     def to_prefill(self, running: list[SpeechSequence], now: float) -> list[SpeechSequence]:
         """Sequences whose prompt or reference is computed before the next launch: first come, first served."""
@@ -71,8 +66,6 @@ class Scheduler:
         wait for it and copy the state."""
         return sequence is next(s for s in running if s.reference and s.voice_digest == sequence.voice_digest)
 
-    # ------------------------------------------------------------ frames
-
     def ready(self, running: list[SpeechSequence]) -> list[SpeechSequence]:
         """Sequences whose next frame can be launched, the most urgent first."""
         return sorted((s for s in running if s.ready), key=lambda s: s.due_at(self.frame_s))
@@ -80,12 +73,8 @@ class Scheduler:
     def to_launch(
         self, ready: list[SpeechSequence], computed: list[SpeechSequence], now: float
     ) -> list[SpeechSequence]:
-        """Sequences that get a frame now; none if it is better to wait for the launch that is being computed.
-
-        Args:
-            ready: the most urgent first.
-            computed: sequences in the launches on the device.
-        """
+        """Sequences that get a frame now; none if it is better to wait for the launch that is being computed. `ready`:
+        the most urgent first. `computed`: sequences in the launches on the device."""
         return [] if computed and ready and self._better_wait(ready, computed, now) else ready[: self._width]
 
     def _better_wait(self, ready: list[SpeechSequence], computed: list[SpeechSequence], now: float) -> bool:
@@ -96,8 +85,6 @@ class Scheduler:
             return True
         fit = len(computed) + len(ready) <= self._width
         return fit and ready[0].runs_out is not None and first > now + HURRY_S
-
-    # ------------------------------------------------------------ vocoder
 
     def to_push(
         self, candidates: list[SpeechSequence], running: list[SpeechSequence], now: float, wait: bool

@@ -7,6 +7,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 
@@ -14,25 +15,44 @@ import numpy as np
 from torch import Tensor
 
 from qwen_megakernel.backend.interfaces import PUSH_FRAMES, RECENT_FRAMES
+from qwen_megakernel.checkpoint.config import SamplingParams
 from qwen_megakernel.engine.audio import Audio, Chunk, Timings
 from qwen_megakernel.engine.callbacks import CallbackRunner, DirectCalls
-from qwen_megakernel.engine.request import Request
 from qwen_megakernel.engine.runaway import RunawayGuard
 from qwen_megakernel.errors import SpeechError
+from qwen_megakernel.model.conditioning import Conditioning
 from qwen_megakernel.model.edges import Edges, Padding
 from qwen_megakernel.model.prompt import Prompt
 from qwen_megakernel.model.prompt_pieces import PromptPieces
 from qwen_megakernel.model.time_stretch import TimeStretch
 from qwen_megakernel.model.vocoder import Portion
 
-FRAME_S = 0.08
-"""Seconds of audio of a frame: the model's 12.5 frames a second."""
+FRAME_S = 0.08  # seconds of audio of a frame: the model's 12.5 frames a second
 
 NO_SLOT = -1
 
 LONG_CHUNK = 16
 """Frames; a longer chunk gets no priority beyond its first 16, two full chunks of the default schedule. Without this
 limit a caller who asked for 10**7 frames came before everybody (docs/log.md, 2026-11-21)."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """A checked request with every default filled in."""
+
+    conditioning: Conditioning
+    non_streaming_mode: bool
+    sampling: SamplingParams
+    max_frames: int
+    runaway_guard: bool
+    judge_length: bool  # the runaway guard tells babble by how long the text should take
+    chunk_frames: tuple[int, ...]
+    speed: float
+    trim: str
+    silence_s: float
+    before_s: float  # seconds of silence before the speech, and after it
+    after_s: float
+    reproducible: bool
 
 
 class State(Enum):
@@ -130,8 +150,6 @@ class SpeechSequence:
         if self.guard and self.request.judge_length:
             self.guard.add_text(text)
 
-    # ------------------------------------------------------------ from state to state
-
     def enqueue(self, prompt: Prompt, text_complete: bool, max_positions: int, queue_timeout: float) -> None:
         """Its prompt is built."""
         self.prompt = prompt
@@ -182,8 +200,6 @@ class SpeechSequence:
         self._changed = []
         self._effects = []
 
-    # ------------------------------------------------------------ what the scheduler asks
-
     @property
     def speaking(self) -> bool:
         """Its first frame can be launched or was."""
@@ -224,11 +240,7 @@ class SpeechSequence:
 
     def vocoder_due(self, short: bool) -> bool:
         """Are the frames launched so far worth a push? After `PUSH_FRAMES` they are, whatever the chunks: a push takes
-        no more of them, and the runaway guard listens that often.
-
-        Args:
-            short: its chunk ends with them, full or not.
-        """
+        no more of them, and the runaway guard listens that often. `short`: its chunk ends with them, full or not."""
         if self.missing <= 0:
             return False
         last = self.reason is not None or self.launched == self.max_frames
@@ -253,8 +265,6 @@ class SpeechSequence:
             return (self.arrived or 0.0) + self._heard_frame_s * self.launched
         patience = self._heard_frame_s * max(0, self.launched - self.handed_frames - LONG_CHUNK)
         return self.runs_out + patience - frame_s * min(max(1, self._to_chunk), LONG_CHUNK)
-
-    # ------------------------------------------------------------ frames in, sound in, chunks out
 
     def add_frame(self, codes: Tensor | SpeechError | None) -> bool:
         """Take one more frame, int64 [groups], or None at end of speech. Returns whether it is a frame of speech."""
@@ -289,10 +299,8 @@ class SpeechSequence:
         """Take what the vocoder made: fp32 [frames, 1920]. Its frames from end of speech on are noise."""
         sound = sound[: len(self.codes) - len(self.sound)]
         if not np.isfinite(sound).all():
-            raise SpeechError(
-                "the model's samples are not finite: check this utterance's voice, "
-                "or the weights if all utterances fail"
-            )
+            told = "the model's samples are not finite"
+            raise SpeechError(f"{told}: check this utterance's voice, or the weights if all utterances fail")
         if self.guard and len(sound):
             self.guard.hear(sound, len(sound))
         self.sound += list(sound)
@@ -322,7 +330,6 @@ class SpeechSequence:
         return self.reason
 
     def _hand_out_frames(self, frames: int) -> None:
-        """Hand out the next chunk, of this many frames."""
         first, last = self.handed_frames, self.handed_frames + frames
         samples, codes = np.concatenate(self.sound[first:last]), self.codes[first:last]
         for effect in self._effects:

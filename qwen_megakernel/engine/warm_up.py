@@ -9,11 +9,8 @@ from qwen_megakernel.errors import KernelFault
 
 
 def first_words(say: Callable[..., Audio], request: Mapping[str, object], *, again: bool) -> None:
-    """
-    Args:
-        say: `TTSEngine.generate`.
-        again: after a kernel fault say it again, until PyTorch takes over. So it takes over now, not at a caller.
-    """
+    """`say`: `TTSEngine.generate`. `again`: after a kernel fault say it again, until PyTorch takes over. So it takes
+    over now, not at a caller."""
     while True:
         try:
             say("Hello there.", max_frames=4, **request)
@@ -24,12 +21,8 @@ def first_words(say: Callable[..., Audio], request: Mapping[str, object], *, aga
 
 
 def sustained(submit: Callable[..., Utterance], request: Mapping[str, object], at_once: int) -> float:
-    """Seconds of audio made in a second, the better of two rounds.
-
-    Args:
-        submit: `TTSEngine.submit`.
-        at_once: how many utterances; enough to fill launches.
-    """
+    """Seconds of audio made in a second, the better of two rounds. `submit`: `TTSEngine.submit`. `at_once`: how many
+    utterances; enough to fill launches."""
     best, text = 0.0, "How are you today, my friend? " * 4
     for _ in range(2):
         began = time.monotonic()

@@ -36,7 +36,7 @@ class Watchdog:
         self._admission = admission
         self._loop = loop
         self._patience = patience
-        self._default_s = default_s
+        self._device_s = default_s if patience.device_s is None else patience.device_s
         self.hangs = False  # the loop's thread does not come back
 
     def run(self) -> None:
@@ -53,14 +53,9 @@ class Watchdog:
             if turn_s > self._device_s:
                 self._end()
 
-    @property
-    def _device_s(self) -> float:
-        return self._default_s if self._patience.device_s is None else self._patience.device_s
-
     def _watch_callbacks(self, passed: float) -> None:
         for sequence in self._admission.open.copy():
-            callbacks = sequence.callbacks
-            if callbacks:
+            if callbacks := sequence.callbacks:
                 callbacks.watch(passed)
                 if callbacks.stuck_s > self._patience.callback_s:
                     why = f"on_chunk did not return in {self._patience.callback_s:g} s: do not wait in it"

@@ -9,7 +9,7 @@ from typing import Any
 from qwen_megakernel.checkpoint.config import ModelConfig, SamplingParams
 from qwen_megakernel.checkpoint.load import Checkpoint
 from qwen_megakernel.engine.audio import CHUNK_SCHEDULE
-from qwen_megakernel.engine.request import Request
+from qwen_megakernel.engine.sequence import Request
 from qwen_megakernel.errors import (
     InstructError,
     RequestError,
@@ -24,7 +24,7 @@ from qwen_megakernel.model.text import check_unicode
 from qwen_megakernel.model.voice import Voice
 from qwen_megakernel.speech.options import read_options, table
 from qwen_megakernel.text.front_end import TextFrontEnd
-from qwen_megakernel.text.silence import Silence
+from qwen_megakernel.text.normalize import Silence
 from qwen_megakernel.text.spoken_text import SpokenText
 
 log = logging.getLogger(__name__)

@@ -8,8 +8,8 @@ been made, never before.
 import re
 
 from qwen_megakernel.engine.runaway import is_syllable
+from qwen_megakernel.text.normalize import Silence
 from qwen_megakernel.text.pauses import Pause, PauseStream
-from qwen_megakernel.text.silence import Silence
 
 _CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uff66-\uff9f"
 # A word with what clings to it, or one Chinese or Japanese character with its marks.

@@ -37,15 +37,15 @@ class Clean(Stage):
             return ""
         return character
 
-    def end(self) -> str:
-        return ""
-
 
 class Layout(Stage):
     """Turns several blanks into one, a single line end into a blank, and an empty line into "\\n\\n". Holds text back
     until its first letter or digit comes. Text without any comes out empty."""
 
     def __init__(self):
+        self._begin()
+
+    def _begin(self) -> None:
         self._line_ends = 0
         self._last = ""
         self._sought = True  # no letter or digit has come yet
@@ -53,18 +53,13 @@ class Layout(Stage):
 
     def feed(self, character: str) -> str:
         if is_mark(character):
-            self._line_ends = 0
-            self._last = ""
-            self._sought = True
-            self._silent = ""
+            self._begin()
             return character
         if character == "\n":
             self._line_ends += 1
             return ""
         if character == " ":
-            if self._line_ends or self._last in ("", " "):
-                return ""
-            return self._give(" ")
+            return "" if self._line_ends or self._last in ("", " ") else self._give(" ")
         text = character
         if self._line_ends > 1 and self._last:
             text = "\n\n" + character

@@ -3,18 +3,17 @@
 import logging
 import re
 import reprlib
+from collections.abc import Callable
 
 from qwen_megakernel.errors import TextError
 from qwen_megakernel.text.lexicon import Lexicon, LexiconStream
-from qwen_megakernel.text.normalize import NormalizerStream, is_plain
+from qwen_megakernel.text.normalize import NormalizerStream, Silence, is_plain
 from qwen_megakernel.text.pauses import MARKS, Pause, PauseStream, joined
-from qwen_megakernel.text.silence import Silence
 from qwen_megakernel.text.stage import FIRST_MARK, has_words, is_mark
 
 log = logging.getLogger(__name__)
 
-NORMALIZE = ("off", "auto")
-"""The values of `normalize`."""
+NORMALIZE = ("off", "auto")  # the values of `normalize`
 
 _HALVES = re.compile("[\ud800-\udfff]")
 _AT_MARKS = re.compile(f"([{FIRST_MARK}-\U0010ffff])")
@@ -91,16 +90,12 @@ def has_half_characters(text: str) -> bool:
 
 class Reading:
     """Where the front end is in a text that several utterances speak, such as the sentences of a turn. What one of them
-    leaves open, such as `<think>` or a code block, goes on in the next one.
-
-    Attributes:
-        silence: tells which characters of the text, as it was written, are left out.
-    """
+    leaves open, such as `<think>` or a code block, goes on in the next one."""
 
     def __init__(self) -> None:
         self._stream: TextFrontEndStream | None = None
         self._passed = ""  # the last character of text that the stream did not see
-        self.silence = Silence()
+        self.silence = Silence()  # tells which characters of the text, as it was written, are left out
 
     def go_on(self, front_end: TextFrontEnd) -> "TextFrontEndStream":
         """The stream for the text that comes next."""
@@ -111,11 +106,8 @@ class Reading:
         return self._stream
 
     def sentence(self, front_end: TextFrontEnd, text: str) -> list[str | Pause]:
-        """Process the next sentence, or several. Empty if there is nothing to speak.
-
-        Raises:
-            TextError: as `TextFrontEnd.whole`.
-        """
+        """Process the next sentence, or several. Empty if there is nothing to speak. Raises TextError: as
+        `TextFrontEnd.whole`."""
         if (self._stream is None or self._stream.at_rest) and front_end.leaves_alone(text.strip()):
             self._passed = text[-1:]  # most sentences: a bot's first audio waits for this
             return [text]
@@ -136,11 +128,8 @@ class TextFrontEndStream:
         self._words: LexiconStream | None = lexicon.stream(language) if lexicon else None
 
     def push(self, piece: str) -> list[str | Pause]:
-        """Take a piece, and return the parts that are now final.
-
-        Raises:
-            TextError: a pause or another tag is refused, or `piece` is not a string. The stream is then unusable.
-        """
+        """Take a piece, and return the parts that are now final. Raises TextError: a pause or another tag is refused,
+        or `piece` is not a string. The stream is then unusable."""
         if not isinstance(piece, str):
             raise TextError(f"text must be a string, got {type(piece).__name__}")
         if self._lenient and has_half_characters(piece):
@@ -149,22 +138,12 @@ class TextFrontEndStream:
         return self._with_words(self._speak(self._pauses.push(piece)))
 
     def finish(self) -> list[str | Pause]:
-        """End the text, and return what was held back.
-
-        Raises:
-            TextError: the text ends within a tag.
-        """
-        parts = self._speak(self._pauses.finish())
-        if self._normalizer:
-            parts += self._look_up(self._normalizer.finish())
-        return self._end(parts)
+        """End the text, and return what was held back. Raises TextError: the text ends within a tag."""
+        return self._end(self._pauses.finish(), self._normalizer.finish if self._normalizer else None)
 
     def settle(self) -> list[str | Pause]:
         """A sentence has ended: return what was held back, but for open links, tags, elements and code blocks."""
-        parts = self._speak(self._pauses.settle())
-        if self._normalizer:
-            parts += self._look_up(self._normalizer.settle())
-        return self._end(parts)
+        return self._end(self._pauses.settle(), self._normalizer.settle if self._normalizer else None)
 
     def follow(self, before: "TextFrontEndStream") -> None:
         """Go on within what `before` has left open."""
@@ -182,7 +161,11 @@ class TextFrontEndStream:
         if self._normalizer:
             self._normalizer.pass_over(text)
 
-    def _end(self, parts: list[str | Pause]) -> list[str | Pause]:
+    def _end(self, parts: list[str | Pause], rest: Callable[[], str] | None) -> list[str | Pause]:
+        """`rest`: gives what the normalizer holds back, once it has these parts."""
+        parts = self._speak(parts)
+        if rest:
+            parts += self._look_up(rest())
         given = self._with_words(parts + ([last] if self._words and (last := self._words.finish()) else []))
         self._sought, self._silent = self._seeks, ""
         return given

@@ -5,7 +5,7 @@ import io
 import json
 import re
 import unicodedata
-from bisect import bisect_left
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -22,8 +22,6 @@ _Row = tuple[int, str, object, object]  # line, language or "", word, spelling
 
 
 class _Table(NamedTuple):
-    """A language's entries."""
-
     entries: dict[str, str]  # word -> spelling
     words: list[str]  # sorted
     lengths: list[int]  # the words' lengths, the longest first
@@ -69,9 +67,8 @@ class Lexicon:
             with path.open("rb") as file:
                 data = file.read(MOST_BYTES + 1)
             if len(data) > MOST_BYTES:
-                raise TextError(
-                    f"{path}: a lexicon may have at most {MOST_BYTES:,} bytes; split it by language or shorten it"
-                )
+                most = f"a lexicon may have at most {MOST_BYTES:,} bytes"
+                raise TextError(f"{path}: {most}; split it by language or shorten it")
             text = data.decode("utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:
             raise TextError(f"{path}: a lexicon must be a readable file in UTF-8: {error}") from None
@@ -122,14 +119,13 @@ class LexiconStream(Stage):
         self._held += character
         return self._settle(ended=False)
 
-    def finish(self) -> str:
-        """End the text, and return what was held back. Another text may then begin."""
-        return self.end()
-
     def end(self) -> str:
+        """End the text, and return what was held back. Another text may then begin."""
         given = self._settle(ended=True)
         self._last = " "
         return given
+
+    finish = end
 
     def _settle(self, ended: bool) -> str:
         given = []
@@ -163,9 +159,7 @@ class LexiconStream(Stage):
     def _begins_entry(self, text: str) -> bool:
         """Does a longer entry begin with this text?"""
         words = self._table.words
-        place = bisect_left(words, text)
-        if place < len(words) and words[place] == text:
-            place += 1
+        place = bisect_right(words, text)  # behind the text itself, if it is an entry
         return place < len(words) and words[place].startswith(text)
 
 
@@ -183,18 +177,14 @@ def _in_word(character: str) -> bool:
     return character.isalnum() or character == "_" or unicodedata.category(character)[0] == "M"
 
 
-# ---------------------------------------------------------------- entries
-
-
 def _checked(rows: Iterable[_Row], where: str) -> dict[str, dict[str, str]]:
     """Language's name ("" for all) -> word -> spelling."""
     entries: dict[str, dict[str, str]] = {}
     for count, (line, language, word, spelling) in enumerate(rows, 1):
         at = f"{where}, line {line}" if line else where
         if count > MOST_ENTRIES:
-            raise TextError(
-                f"{at}: a lexicon may have at most {MOST_ENTRIES:,} entries; split it by language or shorten it"
-            )
+            most = f"a lexicon may have at most {MOST_ENTRIES:,} entries"
+            raise TextError(f"{at}: {most}; split it by language or shorten it")
         if not isinstance(word, str) or not isinstance(spelling, str):
             raise TextError(f"{at}: word and spelling must be text, got {word!r} and {spelling!r}")
         name = language_name(language)
@@ -202,10 +192,8 @@ def _checked(rows: Iterable[_Row], where: str) -> dict[str, dict[str, str]]:
             raise TextError(f"{at}: unknown language {language!r}; write a name such as english, or a code such as en")
         word, spelling = " ".join(unicodedata.normalize("NFC", word).split()), " ".join(spelling.split())
         if not 1 <= len(word) <= LONGEST_ENTRY or len(spelling) > LONGEST_SPELLING:
-            raise TextError(
-                f"{at}: a word has 1 to {LONGEST_ENTRY} characters and its spelling at most {LONGEST_SPELLING}, "
-                f"got {len(word)} and {len(spelling)}"
-            )
+            most = f"a word has 1 to {LONGEST_ENTRY} characters and its spelling at most {LONGEST_SPELLING}"
+            raise TextError(f"{at}: {most}, got {len(word)} and {len(spelling)}")
         if not (_in_word(word[0]) or _in_word(word[-1])):
             raise TextError(f"{at}: a word must begin or end with a letter or a digit, got {word!r}")
         if word in entries.setdefault(name or "", {}):
@@ -251,17 +239,14 @@ def _csv_rows(text: str, where: str) -> Iterator[_Row]:
     try:
         header = [name.strip().lower() for name in next(reader, [])]
         if header not in (["word", "spelling"], ["word", "spelling", "language"]):
-            raise TextError(
-                f"{where}, line 1: expected the columns word,spelling or word,spelling,language, got {header}"
-            )
+            expected = "expected the columns word,spelling or word,spelling,language"
+            raise TextError(f"{where}, line 1: {expected}, got {header}")
         for row in reader:
             if not row:
                 continue
             if len(row) != len(header):
-                raise TextError(
-                    f"{where}, line {reader.line_num}: expected {len(header)} columns, got {len(row)}; "
-                    "put quotes around text with commas"
-                )
+                wrong = f"expected {len(header)} columns, got {len(row)}; put quotes around text with commas"
+                raise TextError(f"{where}, line {reader.line_num}: {wrong}")
             yield reader.line_num, row[2].strip() if len(row) > 2 else "", row[0], row[1]
     except csv.Error as error:
         raise TextError(f"{where}, line {reader.line_num}: not valid CSV: {error}") from None

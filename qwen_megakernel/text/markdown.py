@@ -26,19 +26,21 @@ class Markdown(Stage):
     a comma between cells."""
 
     def __init__(self):
-        self._head = ""  # a line's beginning, while it may be a sign
-        self._at_head = True
-        self._task = False
+        self._begin_line()
         self._fence = ""  # the open one
         self._fence_line = ""  # the line that may close it
         self._run = ""  # signs that wait
-        self._left = "\n"  # the character before them
-        self._last = ""  # the last visible one
-        self._item = self._table = self._comma = False
-        self._heading = False
-        self._brackets = 0
         self._target = ""  # of a link
         self._waits = ""  # a sign whose meaning depends on the next character
+
+    def _begin_line(self) -> None:
+        self._at_head = True
+        self._head = ""  # its beginning, while it may be a sign
+        self._task = False
+        self._item = self._table = self._comma = self._heading = False
+        self._left = "\n"  # the character before the signs that wait
+        self._last = ""  # the last visible one
+        self._brackets = 0
 
     def feed(self, character: str) -> str:
         if self._fence:
@@ -48,9 +50,7 @@ class Markdown(Stage):
         return self._in_head(character) if self._at_head else self._inline(character)
 
     def end(self) -> str:
-        if self._fence:
-            return ""
-        return self.feed("\n").removesuffix("\n")
+        return "" if self._fence else self.feed("\n").removesuffix("\n")
 
     @property
     def silent(self) -> bool:
@@ -82,8 +82,6 @@ class Markdown(Stage):
         elif waits in ("\\", "!"):
             given += self._give(waits)
         return given + self._end_item()
-
-    # ---------------------------------------------------------------- a line's beginning
 
     def _in_head(self, character: str) -> str:
         if character == "\n":
@@ -128,15 +126,6 @@ class Markdown(Stage):
         self._at_head = False
         return self.push(head + "\n")
 
-    def _begin_line(self) -> None:
-        self._at_head = True
-        self._head = ""
-        self._task = False
-        self._item = self._table = self._comma = self._heading = False
-        self._left = "\n"
-        self._last = ""
-        self._brackets = 0
-
     def _in_fence(self, character: str) -> str:
         if character != "\n":
             self._fence_line = (self._fence_line + character)[:_LONGEST_HEAD]
@@ -146,8 +135,6 @@ class Markdown(Stage):
             self._fence = ""
             self._begin_line()
         return ""
-
-    # ---------------------------------------------------------------- within a line
 
     def _inline(self, character: str) -> str:
         if self._waits:
@@ -237,8 +224,6 @@ class Markdown(Stage):
         elif self._table:
             return text if not self._comma else ""
         return text
-
-    # ---------------------------------------------------------------- what a link leads to
 
     def _in_target(self, character: str) -> str:
         self._target += character

@@ -4,7 +4,7 @@ import re
 
 from qwen_megakernel.text.cleaning import Clean, Layout
 from qwen_megakernel.text.markdown import Markdown
-from qwen_megakernel.text.spoken import spoken_in
+from qwen_megakernel.text.spoken import LANGUAGES, language_name
 from qwen_megakernel.text.stage import is_mark
 from qwen_megakernel.text.tags import Tags
 from qwen_megakernel.text.words import Words
@@ -12,6 +12,7 @@ from qwen_megakernel.text.words import Words
 _LETTERS = r"[A-Za-zÀ-ÖØ-öø-ɏЀ-џ]{1,60}"  # Latin and Cyrillic letters, with no digits of any kind
 _WORD = rf"{_LETTERS}(?:['’-]{_LETTERS}){{0,5}}[.,;:!?]?"
 _PLAIN = re.compile(rf"{_WORD}(?: {_WORD})*")
+_BEGINS = frozenset("<`~")  # with these begins what is left out
 
 
 def is_plain(text: str) -> bool:
@@ -21,8 +22,10 @@ def is_plain(text: str) -> bool:
 
 
 class NormalizerStream:
-    """The normalizer for a text in pieces. However the text is cut, the joined results are the same as for the whole
-    text.
+    """Turns a text in pieces, as an LLM or a book writes it, into what a speaker reads. It leaves out Markdown, tags,
+    emojis and most of an address, and writes numbers in words of the language, such as "german", "de" or "de-AT". For
+    None, "auto" and any other language numbers stay as they are. However the text is cut, the joined results are the
+    same as for the whole text.
 
     In plain prose it holds back the word in progress and blank lines. A link's target, a tag or an entity waits for its
     end, for at most `LONGEST_HELD` characters. A number waits for the word after it.
@@ -32,7 +35,8 @@ class NormalizerStream:
         self._clean = Clean()
         self._tags = Tags()
         self._markdown = Markdown()
-        self._stages = [self._tags, self._markdown, Words(spoken_in(language)), Layout()]
+        spoken = LANGUAGES.get(language_name(language) or "")
+        self._stages = [self._tags, self._markdown, Words(spoken), Layout()]
 
     def push(self, piece: str) -> str:
         """Take a piece, and return what is now final."""
@@ -75,19 +79,25 @@ class NormalizerStream:
         return text
 
 
-class Normalizer:
-    """Turns what an LLM or a book writes into what a speaker reads. It leaves out Markdown, tags, emojis and most of
-    an address, and writes numbers in words of the language, such as "german", "de" or "de-AT". For None, "auto" and any
-    other language numbers stay as they are, but the other rules apply."""
+class Silence:
+    """Tells which characters the normalizer leaves out together, as in `<think>` or a code block."""
 
-    def __init__(self, language: str | None = None):
-        self._language = language
+    def __init__(self) -> None:
+        self._clean = Clean()
+        self._tags = Tags()
+        self._markdown = Markdown()
 
-    def whole(self, text: str) -> str:
-        """Normalize a whole text. The result is empty if there is nothing to speak."""
-        stream = self.stream()
-        return stream.push(text) + stream.finish()
+    def push(self, text: str) -> list[bool]:
+        """Take the text's next piece. Is each of its characters left out?"""
+        if self._tags.at_rest and self._markdown.at_rest and _BEGINS.isdisjoint(text):
+            self._markdown.pass_over(text)  # quick for most texts
+            return [False] * len(text)
+        return list(map(self._push, text))
 
-    def stream(self) -> NormalizerStream:
-        """A stream for one text in pieces."""
-        return NormalizerStream(self._language)
+    def _push(self, character: str) -> bool:
+        before = self._is_open()
+        self._markdown.push(self._tags.push(self._clean.push(character)))
+        return before and self._is_open()
+
+    def _is_open(self) -> bool:
+        return self._tags.silent or self._markdown.silent

@@ -45,6 +45,7 @@ class Numbers:
         self._small_followers = frozenset(map(str.lower, small))
         self._before = ""
         self._begins = False
+        # Their order matters: a rule sees what those before it have left.
         rules = [*self._phones(), *self._dates(), *self._times(), *self._money(), *self._units(), *self._ordinals()]
         rules += [*self._years(), *self._rest()]
         self._rules: list[tuple[re.Pattern[str], _Say]] = [(re.compile(p), say) for p, say in rules]
@@ -73,8 +74,6 @@ class Numbers:
         """Is the word a currency that a number may follow?"""
         return bool(re.fullmatch(rf"{CURRENCY}|{CURRENCY_CODE}", word))
 
-    # ---------------------------------------------------------------- helpers
-
     def _apart(self, say: _Say, found: re.Match[str]) -> str:
         """What to say, with blanks between its words and adjacent letters, if the language uses blanks."""
         if (said := say(found)) is None:
@@ -94,14 +93,11 @@ class Numbers:
         return words[-1].lower().strip("\"'([")
 
     def _minus(self, sign: str | None) -> str:
-        if not sign:
-            return ""
-        return self.spoken.minus if self.spoken.joined else f"{self.spoken.minus} "
+        blank = "" if self.spoken.joined else " "
+        return self.spoken.minus + blank if sign else ""
 
     def _mark(self, written: str) -> str:
         return "," if re.search(r",\d+$", written) else "."
-
-    # ---------------------------------------------------------------- rules, in their order
 
     def _phones(self):
         def say(found: re.Match) -> str | None:
@@ -159,21 +155,18 @@ class Numbers:
             yield rf"\b{month} (\d\d?){ends}(?![\d:]){year}", lambda f: say(f, f[1], f[2], f[3])
             yield rf"(?<![\d.,])(\d\d?){ends} {month}{year}", lambda f: say(f, f[2], f[1], f[3])
             after = {*spoken.months, *short.split("|")}
-            yield (
-                r"^(\d\d?)(?:st|nd|rd|th)?(?:, (\d{4}))?(?![\d:])(?!,\d)",
-                lambda f: (
-                    spoken.ordinal(f[1]) + (f", {spoken.year(f[2])}" if f[2] else "")
-                    if self._before.rstrip(".,") in after and 1 <= int(f[1]) <= 31
-                    else None
-                ),
-            )
+
+            def alone(found: re.Match) -> str | None:
+                if self._before.rstrip(".,") not in after or not 1 <= int(found[1]) <= 31:
+                    return None
+                return spoken.ordinal(found[1]) + (f", {spoken.year(found[2])}" if found[2] else "")
+
+            yield r"^(\d\d?)(?:st|nd|rd|th)?(?:, (\d{4}))?(?![\d:])(?!,\d)", alone
         elif spoken.code == "de":
             yield rf"(?<!\d)(\d\d?)\. ({months})\b(?: (\d{{4}})(?!\d))?", self._german_day
         elif spoken.code == "ru":
-            yield (
-                rf"(?<!\d)(\d\d?) ({months})\b(?: (\d{{4}})(?: года)?(?!\d))?",
-                lambda f: spoken.on_date(f[3] or "", spoken.months.index(f[2]) + 1, f[1]),
-            )
+            date = rf"(?<!\d)(\d\d?) ({months})\b(?: (\d{{4}})(?: года)?(?!\d))?"
+            yield date, lambda f: spoken.on_date(f[3] or "", spoken.months.index(f[2]) + 1, f[1])
             yield r"(?<!\d)(\d{4}) года\b", lambda f: f"{spoken.ordinal(f[1], case='g')} года"
             yield r"(?<!\d)(\d{4}) году\b", lambda f: f"{spoken.ordinal(f[1], case='p')} году"
         else:
@@ -226,14 +219,12 @@ class Numbers:
         if spoken.number:
             yield r"(?<!\w)#(?=\d)", lambda f: f"{spoken.number} "
         names = "|".join(sorted(map(re.escape, {**spoken.units, **spoken.nouns}), key=len, reverse=True))
-        yield (
-            rf"(?<![\w.,])([-−])?({number}) ?({names})(?![\w²³/])",
-            lambda f: self._counted(f[1], f[2], f[3]),
-        )
 
-    def _counted(self, sign: str | None, written: str, unit: str) -> str | None:
-        said = self.spoken.counted(self.spoken.value(written), unit, self._mark(written))
-        return said and self._minus(sign) + said
+        def counted(found: re.Match) -> str | None:
+            said = spoken.counted(spoken.value(found[2]), found[3], self._mark(found[2]))
+            return said and self._minus(found[1]) + said
+
+        yield rf"(?<![\w.,])([-−])?({number}) ?({names})(?![\w²³/])", counted
 
     def _ordinals(self):
         spoken = self.spoken
@@ -275,10 +266,8 @@ class Numbers:
         spoken = self.spoken
         if spoken.code and not spoken.joined:
             year = r"(?:1[1-9]|20)\d\d"
-            yield (
-                rf"(?<![\w.,:/-])({year})[-–]({year})(?![\w%]|[.,]\d|[:/-]\d)",
-                lambda f: f"{spoken.year(f[1])} {spoken.to} {spoken.year(f[2])}",
-            )
+            both = rf"(?<![\w.,:/-])({year})[-–]({year})(?![\w%]|[.,]\d|[:/-]\d)"
+            yield both, lambda f: f"{spoken.year(f[1])} {spoken.to} {spoken.year(f[2])}"
         if spoken.years:
             before = spoken.years | {month.lower() for month in spoken.months}
             year = r"(?<![\w.,:/-])(1[1-9]\d\d|20\d\d)(?![\d%]|[.,]\d|[:/-]\d)"
@@ -292,19 +281,18 @@ class Numbers:
             return
         glue = spoken.around_dot
         dot = f"{glue}{spoken.dot}{glue}"
-        yield (
-            r"(?<![\d.,])\d+(?:\.\d+){2,}(?![\d])",
-            lambda f: None if re.fullmatch(number, f[0]) else dot.join(map(spoken.cardinal, f[0].split("."))),
-        )
+
+        def dotted(found: re.Match) -> str | None:
+            return None if re.fullmatch(number, found[0]) else dot.join(map(spoken.cardinal, found[0].split(".")))
+
+        yield r"(?<![\d.,])\d+(?:\.\d+){2,}(?![\d])", dotted
         ends = r"(?![,.]?\d)"
         if spoken.code == "ko":
             yield r"(?<!\d)(6|10)(?=월)", lambda f: "유" if f[1] == "6" else "시"
             ends += rf"(?![가-힣])|(?<![\d.,])({number})(?=[{_SINO_COUNTERS}])"
         yield r"(?<=\d) ?– ?(?=\d)", lambda f: f"{glue}{spoken.to}{glue}"
-        yield (
-            rf"(?:(?<![\w.,)–-])([-−]))?(?<![\d.,])({number}){ends}",
-            lambda f: self._minus(f[1]) + self._cardinal(f[2] or f[3]),
-        )
+        signed = rf"(?:(?<![\w.,)–-])([-−]))?(?<![\d.,])({number}){ends}"
+        yield signed, lambda f: self._minus(f[1]) + self._cardinal(f[2] or f[3])
         if spoken.code != "ko":
             yield r"\d+", lambda f: self._cardinal(f[0])
 

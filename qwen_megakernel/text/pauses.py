@@ -31,10 +31,7 @@ _ATTRIBUTES = r"((?:\s+[\w:.-]+\s*=\s*(?:\"[^\"]*\"|'[^']*'))*)\s*/?>"
 _BREAK = re.compile(rf"<break{_ATTRIBUTES}", re.I)
 _SPEAK = re.compile(rf"<speak{_ATTRIBUTES}|</(?:speak|break)\s*>", re.I)
 _ATTRIBUTE = re.compile(r"([\w:.-]+)\s*=\s*(?:\"([^\"]*)\"|'([^']*)')")
-
-
-MARKS = frozenset("[<\\")
-"""The characters with which a pause, a tag or an escaped one begins."""
+MARKS = frozenset("[<\\")  # the characters with which a pause, a tag or an escaped one begins
 
 
 @cache
@@ -64,11 +61,8 @@ class PauseStream:
         self._starts = _starts_of(self._names)
 
     def push(self, piece: str) -> list[str | Pause]:
-        """Take a piece, and return the parts that are now final. Adjacent text may come in several parts.
-
-        Raises:
-            TextError: a tag is malformed, its pause is too long, or it is an SSML tag that we do not support.
-        """
+        """Take a piece, and return the parts that are now final. Adjacent text may come in several parts. Raises
+        TextError: a tag is malformed, its pause is too long, or it is an SSML tag that we do not support."""
         if not self._held and MARKS.isdisjoint(piece):  # quick for most pieces: a bot's first audio waits for them
             return [piece] if piece else []
         return joined(part for character in piece for part in self._feed(character))
@@ -103,10 +97,9 @@ class PauseStream:
                     self._held = ""
                     return [*given, held[1:]]
                 if name in _REFUSED and not self._lenient:
-                    raise TextError(
-                        f"expected text with the tags {_FORMS}, and <speak> around it; got {held!r}, which is not "
-                        "supported. Leave the tag out, or write a backslash in front of it to speak it as text"
-                    )
+                    told = f"expected text with the tags {_FORMS}, and <speak> around it; got {held!r}"
+                    how = "Leave the tag out, or write a backslash in front of it to speak it as text"
+                    raise TextError(f"{told}, which is not supported. {how}")
                 if character == (name[0] == "[" and "]" or ">"):
                     self._held = ""
                     return [*given, *self._read(held, name)]
@@ -178,6 +171,5 @@ def _seconds(written: str, tag: str) -> float:
 
 
 def _malformed(tag: str) -> TextError:
-    return TextError(
-        f"expected one of {_FORMS}; got {tag[:60]!r}. Write a backslash in front of a tag to speak it as text"
-    )
+    how = "Write a backslash in front of a tag to speak it as text"
+    return TextError(f"expected one of {_FORMS}; got {tag[:60]!r}. {how}")

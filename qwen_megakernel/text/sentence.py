@@ -7,8 +7,7 @@ STALL_S = 0.5
 than a tenth of that."""
 
 _ENDS_SENTENCE = re.compile(r"(?:[.!?…。！？][^\w,;:，、；：]*|\n\s*\n\s*)$")
-LONGEST_END = 40
-"""Characters at the text's end that are looked at."""
+LONGEST_END = 40  # characters at the text's end that are looked at
 
 
 def ends_sentence(text: str) -> bool:

@@ -8,10 +8,8 @@ from functools import cached_property
 from num2words import num2words
 
 from qwen_megakernel.checkpoint.languages import NAMES, primary_subtag
-from qwen_megakernel.text.units import units_of
 
-MOST_DIGITS = 15
-"""A number of more digits is said digit by digit."""
+MOST_DIGITS = 15  # a number of more digits is said digit by digit
 
 _SIGNS = {"$": "USD", "US$": "USD", "€": "EUR", "£": "GBP", "¥": "JPY", "₽": "RUB", "₩": "KRW", "₹": "INR"}
 CURRENCY = r"US\$|[$€£¥₽₩₹]"
@@ -38,9 +36,7 @@ class Spoken:
     number: str = ""  # said for "#" before a number
     one: dict[str, str] = field(default_factory=dict)  # the number 1 before a noun, by the noun's gender "m" or "f"
     joined: bool = False  # there is no blank between a number and its noun
-    units: dict[str, tuple[str, ...]] = field(default_factory=dict)  # as `units_of` returns them
-
-    # ---------------------------------------------------------------- numbers
+    units: dict[str, tuple[str, ...]] = field(default_factory=dict)  # written form -> spoken forms, of `_UNITS`
 
     @property
     def pattern(self) -> str:
@@ -90,8 +86,6 @@ class Spoken:
             return self.cardinal(year)
         return num2words(int(year), lang=self.code, to="year")
 
-    # ---------------------------------------------------------------- numbers of something
-
     @cached_property
     def nouns(self) -> dict[str, str]:
         """Units written as words -> the gender, "m" or "f", that a number takes from them."""
@@ -130,9 +124,7 @@ class Spoken:
             if "." in value or (ones in (2, 3, 4) and tens not in (12, 13, 14)):
                 return 1
             return 0 if ones == 1 and tens != 11 else 2
-        if self.code == "fr":
-            return 0 if float(value) < 2 else 1
-        return 0 if value == "1" else 1
+        return int(float(value) >= 2 if self.code == "fr" else value != "1")
 
     def _before_noun(self, words: str, value: str, gender: str) -> str:
         if "." in value:
@@ -187,8 +179,6 @@ class Spoken:
             return num2words(Decimal(amount), lang=self.code, to="currency", currency=currency, **options)
         except NotImplementedError:
             return ""
-
-    # ---------------------------------------------------------------- dates and times
 
     def on_date(self, year: str, month: int, day: str, end: str = "n") -> str:
         """A date in words. `year` may be empty; `end` is what a German ordinal ends with."""
@@ -248,52 +238,112 @@ _IT = "gennaio febbraio marzo aprile maggio giugno luglio agosto settembre ottob
 _PT = "janeiro fevereiro março abril maio junho julho agosto setembro outubro novembro dezembro"
 _RU = "января февраля марта апреля мая июня июля августа сентября октября ноября декабря"
 
-
-def _words(words: str) -> tuple[str, ...]:
-    return tuple(words.split())
-
-
 _TABLES = {
     "english": Spoken(
-        "en", ".", ",", "point", "minus", "plus", "dot", "at", "to", "mdy/", _words(_EN.title()),
-        _words("thousand million billion trillion"),
-        frozenset(_words("in since until till year before after around circa during early late mid from q1 q2 q3 q4")),
-        "number", {"m": "one", "f": "one"},
-    ),
+        "en", ".", ",", "point", "minus", "plus", "dot", "at", "to", "mdy/", tuple(_EN.title().split()),
+        tuple("thousand million billion trillion".split()),
+        frozenset("in since until till year before after around circa during early late mid from q1 q2 q3 q4".split()),
+        "number", {"m": "one", "f": "one"}),
     "german": Spoken(
-        "de", ",", ". ", "Komma", "minus", "plus", "Punkt", "at", "bis", "dmy.", _words(_DE),
-        _words("Tausend Million Millionen Milliarde Milliarden Billionen"),
-        frozenset(_words("in seit bis jahr jahre jahres anno um vor nach ab von")),
-        "Nummer", {"m": "ein", "f": "eine"},
-    ),
+        "de", ",", ". ", "Komma", "minus", "plus", "Punkt", "at", "bis", "dmy.", tuple(_DE.split()),
+        tuple("Tausend Million Millionen Milliarde Milliarden Billionen".split()),
+        frozenset("in seit bis jahr jahre jahres anno um vor nach ab von".split()),
+        "Nummer", {"m": "ein", "f": "eine"}),
     "french": Spoken(
-        "fr", ",", ". ", "virgule", "moins", "plus", "point", "arobase", "à", "dmy/", _words(_FR),
-        _words("million millions milliard milliards"), number="numéro", one={"m": "un", "f": "une"},
-    ),
+        "fr", ",", ". ", "virgule", "moins", "plus", "point", "arobase", "à", "dmy/", tuple(_FR.split()),
+        tuple("million millions milliard milliards".split()), number="numéro", one={"m": "un", "f": "une"}),
     "spanish": Spoken(
-        "es", ",", ". ", "punto", "menos", "más", "punto", "arroba", "a", "dmy/", _words(_ES),
-        _words("millón millones"), number="número", one={"m": "un", "f": "una"},
-    ),
+        "es", ",", ". ", "punto", "menos", "más", "punto", "arroba", "a", "dmy/", tuple(_ES.split()),
+        tuple("millón millones".split()), number="número", one={"m": "un", "f": "una"}),
     "italian": Spoken(
-        "it", ",", ". ", "virgola", "meno", "più", "punto", "chiocciola", "a", "dmy/", _words(_IT),
-        _words("milione milioni miliardo miliardi"), number="numero", one={"m": "un", "f": "una"},
-    ),
+        "it", ",", ". ", "virgola", "meno", "più", "punto", "chiocciola", "a", "dmy/", tuple(_IT.split()),
+        tuple("milione milioni miliardo miliardi".split()), number="numero", one={"m": "un", "f": "una"}),
     "portuguese": Spoken(
-        "pt", ",", ". ", "vírgula", "menos", "mais", "ponto", "arroba", "a", "dmy/", _words(_PT),
-        _words("milhão milhões bilhão bilhões"), number="número", one={"m": "um", "f": "uma"},
-    ),
+        "pt", ",", ". ", "vírgula", "menos", "mais", "ponto", "arroba", "a", "dmy/", tuple(_PT.split()),
+        tuple("milhão milhões bilhão bilhões".split()), number="número", one={"m": "um", "f": "uma"}),
     "russian": Spoken(
-        "ru", ",", " ", "запятая", "минус", "плюс", "точка", "собака", "до", "dmy.", _words(_RU), number="номер",
-        one={"m": "один", "f": "одна"},
-    ),
+        "ru", ",", " ", "запятая", "минус", "плюс", "точка", "собака", "до", "dmy.", tuple(_RU.split()), number="номер",
+        one={"m": "один", "f": "одна"}),
     "chinese": Spoken("", ".", ",", "点", "负", "加", "点", "艾特", "到", "ymd/", joined=True),
     "japanese": Spoken(
         "ja", ".", ",", "点", "マイナス", "プラス", "ドット", "アットマーク", "から", "ymd/",
-        joined=True,
-    ),
+        joined=True),
     "korean": Spoken("ko", ".", ",", "점", "마이너스 ", "플러스", "점", "골뱅이", "에서", "ymd/", joined=True),
 }  # fmt: skip
-LANGUAGES = {name: replace(spoken, units=units_of(name)) for name, spoken in _TABLES.items()}
+_UNITS = {
+    "english": "km kilometer kilometers, m meter meters, cm centimeter centimeters, mm millimeter millimeters, "
+    "km/h kilometer_per_hour kilometers_per_hour, mph mile_per_hour miles_per_hour, mi mile miles, ft foot feet, "
+    "lb pound pounds, lbs pound pounds, oz ounce ounces, kg kilogram kilograms, g gram grams, mg milligram milligrams, "
+    "l liter liters, L liter liters, ml milliliter milliliters, °C degree_Celsius degrees_Celsius, "
+    "°F degree_Fahrenheit degrees_Fahrenheit, ° degree degrees, h hour hours, min minute minutes, s second seconds, "
+    "ms millisecond milliseconds, GB gigabyte gigabytes, MB megabyte megabytes, kB kilobyte kilobytes, "
+    "KB kilobyte kilobytes, TB terabyte terabytes, W watt watts, kW kilowatt kilowatts, kWh kilowatt_hour "
+    "kilowatt_hours, V volt volts, Hz hertz hertz, kHz kilohertz kilohertz, MHz megahertz megahertz, GHz gigahertz "
+    "gigahertz, m² square_meter square_meters, km² square_kilometer square_kilometers, % percent percent, "
+    "JPY yen yen, CNY yuan yuan",
+    "german": "km Kilometer Kilometer, m Meter Meter, cm Zentimeter Zentimeter, mm Millimeter Millimeter, "
+    "km/h Kilometer_pro_Stunde Kilometer_pro_Stunde, kg Kilogramm Kilogramm, g Gramm Gramm, mg Milligramm Milligramm, "
+    "l Liter Liter, ml Milliliter Milliliter, °C Grad_Celsius Grad_Celsius, °F Grad_Fahrenheit Grad_Fahrenheit, "
+    "° Grad Grad, h Stunde Stunden f, Std Stunde Stunden f, min Minute Minuten f, s Sekunde Sekunden f, "
+    "ms Millisekunde Millisekunden f, GB Gigabyte Gigabyte, MB Megabyte Megabyte, kB Kilobyte Kilobyte, "
+    "KB Kilobyte Kilobyte, TB Terabyte Terabyte, W Watt Watt, kW Kilowatt Kilowatt, kWh Kilowattstunde "
+    "Kilowattstunden f, V Volt Volt, Hz Hertz Hertz, kHz Kilohertz Kilohertz, MHz Megahertz Megahertz, GHz Gigahertz "
+    "Gigahertz, m² Quadratmeter Quadratmeter, km² Quadratkilometer Quadratkilometer, % Prozent Prozent, "
+    "JPY Yen Yen, CHF Franken Franken",
+    "french": "km kilomètre kilomètres, m mètre mètres, cm centimètre centimètres, mm millimètre millimètres, "
+    "km/h kilomètre_par_heure kilomètres_par_heure, kg kilogramme kilogrammes, g gramme grammes, "
+    "mg milligramme milligrammes, l litre litres, ml millilitre millilitres, °C degré_Celsius degrés_Celsius, "
+    "°F degré_Fahrenheit degrés_Fahrenheit, ° degré degrés, h heure heures f, min minute minutes f, s seconde secondes "
+    "f, ms milliseconde millisecondes f, Go gigaoctet gigaoctets, Mo mégaoctet mégaoctets, ko kilooctet kilooctets, "
+    "GB gigaoctet gigaoctets, MB mégaoctet mégaoctets, TB téraoctet téraoctets, W watt watts, kW kilowatt kilowatts, "
+    "kWh kilowattheure kilowattheures, V volt volts, Hz hertz hertz, kHz kilohertz kilohertz, MHz mégahertz mégahertz, "
+    "GHz gigahertz gigahertz, m² mètre_carré mètres_carrés, km² kilomètre_carré kilomètres_carrés, "
+    "% pour_cent pour_cent, JPY yen yens, GBP livre livres f, CHF franc_suisse francs_suisses",
+    "spanish": "km kilómetro kilómetros, m metro metros, cm centímetro centímetros, mm milímetro milímetros, "
+    "km/h kilómetro_por_hora kilómetros_por_hora, kg kilogramo kilogramos, g gramo gramos, mg miligramo miligramos, "
+    "l litro litros, ml mililitro mililitros, °C grado_Celsius grados_Celsius, °F grado_Fahrenheit grados_Fahrenheit, "
+    "° grado grados, h hora horas f, min minuto minutos, s segundo segundos, ms milisegundo milisegundos, "
+    "GB gigabyte gigabytes, MB megabyte megabytes, kB kilobyte kilobytes, TB terabyte terabytes, "
+    "W vatio vatios, kW kilovatio kilovatios, kWh kilovatio_hora kilovatios_hora, V voltio voltios, Hz hercio hercios, "
+    "kHz kilohercio kilohercios, MHz megahercio megahercios, GHz gigahercio gigahercios, "
+    "m² metro_cuadrado metros_cuadrados, km² kilómetro_cuadrado kilómetros_cuadrados, % por_ciento por_ciento",
+    "italian": "km chilometro chilometri, m metro metri, cm centimetro centimetri, mm millimetro millimetri, "
+    "km/h chilometro_all'ora chilometri_all'ora, kg chilogrammo chilogrammi, g grammo grammi, l litro litri, "
+    "ml millilitro millilitri, °C grado_Celsius gradi_Celsius, ° grado gradi, h ora ore f, min minuto minuti, "
+    "s secondo secondi, GB gigabyte gigabyte, MB megabyte megabyte, m² metro_quadrato metri_quadrati, "
+    "% per_cento per_cento, JPY yen yen, CHF franco_svizzero franchi_svizzeri",
+    "portuguese": "km quilómetro quilómetros, m metro metros, cm centímetro centímetros, mm milímetro milímetros, "
+    "km/h quilómetro_por_hora quilómetros_por_hora, kg quilograma quilogramas, g grama gramas, l litro litros, "
+    "ml mililitro mililitros, °C grau_Celsius graus_Celsius, ° grau graus, h hora horas f, min minuto minutos, "
+    "s segundo segundos, GB gigabyte gigabytes, MB megabyte megabytes, m² metro_quadrado metros_quadrados, "
+    "% por_cento por_cento, GBP libra libras f, JPY iene ienes",
+    "russian": "км километр километра километров, м метр метра метров, см сантиметр сантиметра сантиметров, "
+    "мм миллиметр миллиметра миллиметров, кг килограмм килограмма килограммов, г грамм грамма граммов, "
+    "л литр литра литров, км/ч километр_в_час километра_в_час километров_в_час, °C градус_Цельсия градуса_Цельсия "
+    "градусов_Цельсия, ° градус градуса градусов, ч час часа часов, мин минута минуты минут f, сек секунда секунды "
+    "секунд f, % процент процента процентов, GBP фунт фунта фунтов, JPY иена иены иен f, CNY юань юаня юаней",
+    "chinese": "km 公里, m 米, cm 厘米, mm 毫米, km/h 公里每小时, kg 公斤, g 克, l 升, ml 毫升, °C 摄氏度, ° 度, "
+    "h 小时, min 分钟, s 秒"
+    ", % 百分之{}, USD 美元, EUR 欧元, GBP 英镑, JPY 元, CNY 元, RUB 卢布, KRW 韩元, CHF 瑞士法郎",
+    "japanese": "km キロメートル, m メートル, cm センチメートル, mm ミリメートル, "
+    "km/h キロ毎時, kg キログラム, g グラム, l リットル, "
+    "ml ミリリットル, °C 度, ° 度, h 時間, min 分, s 秒, "
+    "% パーセント, USD ドル, EUR ユーロ, GBP ポンド, "
+    "JPY 円, CNY 元, KRW ウォン, CHF スイスフラン",
+    "korean": "km 킬로미터, m 미터, cm 센티미터, mm 밀리미터, kg 킬로그램, g 그램, l 리터, ml 밀리리터, °C 도, ° 도, "
+    "% 퍼센트, USD 달러, EUR 유로, GBP 파운드, JPY 엔, CNY 위안, KRW 원, CHF 스위스_프랑",
+}
+"""By language: a written form, then its spoken forms. Two forms are singular and plural; Russian has three. "f" after
+them marks a feminine noun, in languages where that changes the number. "_" stands for a blank. "{}" stands for the
+number if it comes after a word. "L" and "KB" are other ways to write a unit."""
+
+
+def _units_of(language: str) -> dict[str, tuple[str, ...]]:
+    rows = (row.split() for row in _UNITS[language].split(", "))
+    return {row[0]: tuple(word.replace("_", " ") for word in row[1:]) for row in rows}
+
+
+LANGUAGES = {name: replace(spoken, units=_units_of(name)) for name, spoken in _TABLES.items()}
 """By the names of checkpoint/languages.py."""
 
 
@@ -304,9 +354,3 @@ def language_name(language: str | None) -> str | None:
     if name.endswith("_dialect"):
         return "chinese"
     return name if name in LANGUAGES else NAMES.get(primary_subtag(name))
-
-
-def spoken_in(language: str | None) -> Spoken | None:
-    """The tables for a language, named as for `language_name`. None: there are none, and numbers stay as they are."""
-    name = language_name(language)
-    return LANGUAGES[name] if name else None

@@ -9,19 +9,13 @@ from qwen_megakernel.text.pauses import Pause
 
 @dataclass(frozen=True)
 class SpokenText:
-    """Text to be spoken as it is.
-
-    Attributes:
-        before_s, after_s: seconds of silence before and after its speech.
-        ends_at_pause: a pause follows, so the speech's own silence at its end is cut.
-        begins_at_pause: the silence before it follows other speech.
-    """
+    """Text to be spoken as it is."""
 
     text: str = ""
-    before_s: float = 0.0
-    after_s: float = 0.0
-    ends_at_pause: bool = False
-    begins_at_pause: bool = False
+    before_s: float = 0.0  # seconds of silence before its speech
+    after_s: float = 0.0  # and after it
+    ends_at_pause: bool = False  # a pause follows, so the speech's own silence at its end is cut
+    begins_at_pause: bool = False  # the silence before it follows other speech
 
     def cut(self, pieces: list[str]) -> list["SpokenText"]:
         """The pieces of this text. The first and the last have the silence at its ends."""
@@ -38,34 +32,23 @@ class SpokenText:
 
 
 def spoken_text(front_end: TextFrontEnd, text: str | SpokenText) -> SpokenText:
-    """The spoken form of a whole text that must be one utterance.
-
-    Raises:
-        TextError: as `spoken_texts`, or there are pauses between its words.
-    """
+    """The spoken form of a whole text that must be one utterance. Raises TextError: as `spoken_texts`, or there are
+    pauses between its words."""
     if isinstance(text, SpokenText):
         return text
     if front_end.leaves_alone(text):
         return SpokenText(text)
     first, *others = spoken_texts(front_end, text)
     if others:
-        raise TextError(
-            "this call speaks one utterance, so its text cannot have pauses inside: use TTSEngine.generate or "
-            "TTSEngine.pieces"
-        )
+        why = "this call speaks one utterance, so its text cannot have pauses inside"
+        raise TextError(f"{why}: use TTSEngine.generate or TTSEngine.pieces")
     return first
 
 
 def spoken_texts(front_end: TextFrontEnd, text: str | SpokenText, reading: Reading | None = None) -> list[SpokenText]:
-    """The spoken form of a whole text: one text, or several with pauses between.
-
-    Args:
-        reading: of the text that this one continues. None: a text of its own.
-
-    Raises:
-        NoWordsError: nothing is left to speak.
-        TextError: a pause is malformed (`PauseStream`).
-    """
+    """The spoken form of a whole text: one text, or several with pauses between. `reading`: of the text that this one
+    continues. None: a text of its own. Raises NoWordsError: nothing is left to speak. Raises TextError: a pause is
+    malformed (`PauseStream`)."""
     if isinstance(text, SpokenText):
         return [text]
     if not reading and front_end.leaves_alone(text):

@@ -19,9 +19,9 @@ class Stage(ABC):
     def feed(self, character: str) -> str:
         """Take one character, and return what is now final."""
 
-    @abstractmethod
     def end(self) -> str:
         """End the text, and return what was held back."""
+        return ""
 
     def settle(self) -> str:
         """A sentence has ended: return what the next character could have changed. An open construct, such as a tag or

@@ -21,8 +21,7 @@ _NO_BLANK = re.compile(r"<[^\s<>]*>")
 _DECLARATION = re.compile(r"<[!?][^<>]*>")
 _ENTITY = re.compile(r"&(?:#?[A-Za-z0-9]{0,31};?)?")
 
-SILENT = frozenset({"think", "thinking", "script", "style"})
-"""Elements whose content is left out."""
+SILENT = frozenset({"think", "thinking", "script", "style"})  # elements whose content is left out
 _LINES = {name: "\n" for name in ("br", "p", "div", "tr", "ul", "ol", "table", "blockquote", "hr")}
 _LINES |= {"li": "\n- "} | {f"h{level}": "\n# " for level in range(1, 7)}
 
@@ -84,9 +83,7 @@ class Tags(Stage):
             return ""
         held, self._held = self._held, ""
         text = html.unescape(held)
-        if text == "\xa0":
-            return " "
-        return "".join(c for c in text if unicodedata.category(c)[0] != "C")
+        return " " if text == "\xa0" else "".join(c for c in text if unicodedata.category(c)[0] != "C")
 
     @property
     def silent(self) -> bool:

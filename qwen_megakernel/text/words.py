@@ -6,10 +6,8 @@ from qwen_megakernel.text.numbers import Numbers
 from qwen_megakernel.text.spoken import Spoken
 from qwen_megakernel.text.stage import Stage, is_cjk, is_mark
 
-LONGEST_WORD = 100
-"""A longer word is cut into parts of this many characters. The longest German words have some 80."""
-LONGEST_PHRASE = 12
-"""In a row of numbers, at most this many words are read together."""
+LONGEST_WORD = 100  # A longer word is cut into parts of this many characters. The longest German words have some 80.
+LONGEST_PHRASE = 12  # in a row of numbers, at most this many words are read together
 
 _OPENING, _CLOSING = "\"'([{<«„“‚‘¿¡", ".,;:!?)]}>\"'»“”’…"
 _TAIL = 4  # characters kept from a long address's end, for the marks after it
@@ -76,14 +74,13 @@ class Words(Stage):
             if self._numbers and has_digits:
                 word = self._numbers.read(word, "", False)
             return self._end_phrase(" ") + self._give(word, blank)
+        given = ""
         if self._phrase:
             more = self._numbers.follows(core, self._phrase[-1])
             if more and len(self._phrase) < LONGEST_PHRASE:
                 self._phrase.append(word)
                 return "" if blank else self._end_phrase("")
             given = self._end_phrase(" ")
-        else:
-            given = ""
         if has_digits or self._numbers.begins_number(word):
             self._phrase.append(word)
             return given if blank else given + self._end_phrase("")
