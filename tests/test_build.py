@@ -232,10 +232,7 @@ def test_every_include_is_beside_its_file_or_above_it():
     "said, sentence",
     [
         (((7, 5), 72, "Quadro RTX 8000"), "sm_121a; this Quadro RTX 8000 is sm_75"),
-        (
-            ((8, 6), 28, "RTX 3060"),
-            "needs at least 32 multiprocessors, and this RTX 3060 has 28; use a larger GPU",
-        ),
+        (((8, 6), 28, "RTX 3060"), "needs at least 32 multiprocessors, and this RTX 3060 has 28; use a larger GPU"),
         ((*H200, None), "nvcc was not found in "),
         ((*H200, (13, 0), (13, 0), False), "ninja was not found on PATH or beside this Python; pip install ninja"),
         (

@@ -32,13 +32,7 @@ def heard(engine_for):
 
 
 @pytest.mark.parametrize(
-    "how",
-    [
-        {"non_streaming_mode": True},
-        slow_case({"non_streaming_mode": False}),
-        slow_case({"speed": 1.6}),
-    ],
-    ids=str,
+    "how", [{"non_streaming_mode": True}, slow_case({"non_streaming_mode": False}), slow_case({"speed": 1.6})], ids=str
 )
 def test_numbers_are_understood(heard, how):
     """By the clearest speaker, in three of five attempts at least four of the five words."""
