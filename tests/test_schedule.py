@@ -579,15 +579,10 @@ def test_whatever_comes_slots_and_places_come_back_and_all_is_said(fresh_seed, t
             coming.popleft()[1]()
         went_on = loop.turn()
         used = [stream.slot for stream in engine.slots.running]
-        assert (
-            sorted(used + engine.slots.free) == list(range(slots))
-            and (len(used) <= 1 or sum(s.request.speed for s in engine.slots.running) <= 0.9 * sustained)
-            and launches_in_flight(loop) <= 2
-        )
-        before, state = (
-            state,
-            (engine.gpu.now, len(loop.pipeline.in_flight), len(used), len(engine.slots.waiting), len(admission.open)),
-        )
+        assert sorted(used + engine.slots.free) == list(range(slots)) and launches_in_flight(loop) <= 2
+        assert len(used) <= 1 or sum(s.request.speed for s in engine.slots.running) <= 0.9 * sustained
+        before, counted = state, (used, loop.pipeline.in_flight, engine.slots.waiting, admission.open)
+        state = (engine.gpu.now, *map(len, counted))
         spins = spins + 1 if went_on and state == before else 0
         assert spins < 50
         if went_on or admission.inbox.qsize():
