@@ -93,13 +93,13 @@ def test_waiting_can_be_cancelled_and_closed(backend):
 
 def test_who_comes_and_goes_does_not_lengthen_the_queue(backend):
     with backend.load(max_streams=1, max_queue=2, queue_timeout=60) as engine:
-        held = hold(engine, 1)
+        (held,) = hold(engine, 1)
         for _ in range(50):
             with contextlib.suppress(EngineBusy):
                 engine.submit(TEXT).cancel()
         until(lambda: engine.health()["streams"] <= 1)
         assert engine.health()["queued"] == 0 and engine.health()["streams"] == 1
-        held[0].cancel()
+        held.cancel()
     assert engine.health()["running"] == engine.health()["queued"] == 0
 
 

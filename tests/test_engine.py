@@ -144,11 +144,14 @@ def test_the_same_seed_says_the_same_in_any_company(own_engine):
     assert not np.array_equal(own_engine.generate(TEXT, sampling=seeded(12), max_frames=30).codes, alone.codes)
 
 
-def test_a_fresh_seed_is_reported_and_repeats(engine):
+def test_a_fresh_seed_is_reported_and_repeats_and_numpy_numbers_are_numbers(engine):
     first, second = (engine.generate(TEXT, max_frames=12) for _ in range(2))
     assert first.seed != second.seed and not np.array_equal(first.codes, second.codes)
     again = engine.generate(TEXT, max_frames=12, sampling=seeded(first.seed))
     assert again.seed == first.seed and np.array_equal(again.codes, first.codes)
+    sampling = SamplingParams(seed=np.int64(4), top_k=np.int32(5), temperature=np.float32(0.5))
+    audio = engine.generate(TEXT, sampling=sampling, max_frames=np.int64(3), chunk_frames=np.int64(2))
+    assert audio.seed == 4 and len(audio.codes) == 3
 
 
 def test_greedy_needs_both_switches(engine):
@@ -233,6 +236,9 @@ def test_a_wrong_request_is_refused_and_takes_no_slot(engine, text, request_, ki
     with pytest.raises(kind, match=message) as refused:
         engine.submit(text, **request_)
     assert refused.type is kind
+    for call in (engine.generate, engine.stream):
+        with pytest.raises(RequestError, match="submit"):
+            call(None)
     assert engine.health()["streams"] == 0 and engine.metrics()["failed"] == 0
 
 
@@ -514,13 +520,6 @@ def test_an_interrupted_caller_leaves_nothing_running(own_engine, monkeypatch):
     wait_idle(own_engine)
 
 
-def test_text_is_not_optional_where_nobody_could_push_it(engine):
-    for call in (engine.generate, engine.stream):
-        with pytest.raises(RequestError, match="submit"):
-            call(None)
-    assert engine.health()["streams"] == 0
-
-
 def test_a_callback_that_waits_for_its_own_utterance_is_refused(own_engine):
     for wait in (lambda u: u.result(), lambda u: list(ChunkStream(u))):
         held = []
@@ -598,12 +597,6 @@ main()
 time.sleep(0.3)
 """
     assert run_python(code) == "freed"
-
-
-def test_numpy_numbers_are_numbers(engine):
-    sampling = SamplingParams(seed=np.int64(4), top_k=np.int32(5), temperature=np.float32(0.5))
-    audio = engine.generate(TEXT, sampling=sampling, max_frames=np.int64(3), chunk_frames=np.int64(2))
-    assert audio.seed == 4 and len(audio.codes) == 3
 
 
 @pytest.mark.parametrize("speed", [1.0, 2.0])

@@ -9,6 +9,7 @@ import transformers.generation.logits_process as hf
 from waiting import slow_case
 
 from qwen_megakernel.checkpoint.config import SamplingParams, TalkerConfig
+from qwen_megakernel.checkpoint.load import Checkpoint
 from qwen_megakernel.errors import SamplingError
 from qwen_megakernel.model.sampling import Code0Rules, Draw, gumbel_from_bits, gumbel_noise, key_schedule, philox
 
@@ -84,8 +85,6 @@ def test_draws_follow_torchs_softmax(draw):
 
 @pytest.fixture
 def talker(tiny) -> TalkerConfig:
-    from qwen_megakernel.checkpoint.load import Checkpoint
-
     return Checkpoint.open(tiny("custom_voice")).config.talker
 
 

@@ -199,7 +199,7 @@ def test_text_in_pieces_is_said_at_the_speed(demo):
     assert len(audio.samples) == round(audio.frames * FRAME / 1.5)
 
 
-@pytest.mark.parametrize("frames", [1, 2, 30])
+@pytest.mark.parametrize("frames", [1, 2, 12])
 def test_speech_that_a_limit_ends_is_whole_too(own_engine, frames):
     for speed in (0.25, 1.5, 4.0):
         audio = own_engine.generate(TEXT, max_frames=frames, speed=speed)
