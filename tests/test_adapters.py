@@ -145,10 +145,7 @@ def test_an_adapter_of_one_stack_alone_says_which(tiny, tmp_path):
 def test_names_that_fit_two_places_are_refused_until_the_class_is_named(tiny, tmp_path):
     folder = tiny("custom_voice")
     trained(folder, tmp_path, "talker.code_predictor", target_modules=["q_proj"], r=4)
-    with pytest.raises(
-        CheckpointError, match="may mean talker.model.* or talker.code_predictor.model.*base_model_class"
-    ):
-        Checkpoint.open(folder, [tmp_path])
+    refused(folder, [tmp_path], "may mean talker.model.* or talker.code_predictor.model.*base_model_class")
     name = "Qwen3TTSTalkerCodePredictorModelForConditionalGeneration"
     edit_config(tmp_path, auto_mapping={"base_model_class": name, "parent_library": "x"})
     (adapter,) = Checkpoint.open(folder, [tmp_path]).adapters
@@ -240,10 +237,7 @@ def test_a_tensor_that_does_not_fit_is_refused_by_name(tiny, tmp_path, name, ten
 @pytest.mark.parametrize(
     "layer, message",
     [
-        (
-            ("talker.model.layers.9.self_attn.q_proj", 128, 64),
-            "'talker.model.layers.9.self_attn.q_proj' is not a linear",
-        ),
+        (("talker.model.layers.9.self_attn.q_proj", 128, 64), r"'talker.model.layers.9.self_attn.q_proj' is no"),
         (("talker.model.codec_embedding", 1280, 64), "'talker.model.codec_embedding' is not a linear layer"),
         (("talker.model.norm", 64, 1), "'talker.model.norm' is not a linear layer"),
         (("speaker_encoder.fc", 64, 96), "'speaker_encoder.fc' is not a linear layer"),
@@ -330,9 +324,7 @@ def codes(folder: Path, **options) -> np.ndarray:
 def test_an_engine_speaks_with_the_merged_weights(tiny, tmp_path):
     folder = tiny("custom_voice", eos_gain=0.0)
     shapes = talker_tensors(Checkpoint.open(folder).config.talker)
-    everywhere = [
-        (name.removesuffix(".weight"), *shape) for name, shape in shapes.items() if re.search(r"_proj\.weight", name)
-    ]
+    everywhere = [(name.removesuffix(".weight"), *shape) for name, shape in shapes.items() if "_proj.weight" in name]
     adapter = write_adapter(tmp_path, everywhere, strength=0.1)
     said, plain = codes(folder, adapters=[adapter]), codes(folder)
     assert np.array_equal(said, codes(folder, adapters=[str(adapter)])) and not np.array_equal(said, plain)

@@ -61,21 +61,10 @@ ptxas info    : Compile time = 510.435 ms
 # ---------------------------------------------------------------- targets
 
 
-def test_a_targets_flags():
-    assert TARGETS["sm_86x64"].defines == (
-        "-DQMK_BLOCKS=64",
-        "-DQMK_COLUMNS=4",
-        "-DQMK_WIDE_COLUMNS=0",
-        "-DQMK_SHARED_KB=99",
-        "-DQMK_PRODUCER_WARPS=1",
-    )
-    assert HOPPER.defines == (
-        "-DQMK_BLOCKS=128",
-        "-DQMK_COLUMNS=8",
-        "-DQMK_WIDE_COLUMNS=16",
-        "-DQMK_SHARED_KB=227",
-        "-DQMK_PRODUCER_WARPS=4",
-    )
+@pytest.mark.parametrize("name, numbers", [("sm_86x64", (64, 4, 0, 99, 1)), ("sm_90ax128", (128, 8, 16, 227, 4))])
+def test_a_targets_flags(name, numbers):
+    names = ("BLOCKS", "COLUMNS", "WIDE_COLUMNS", "SHARED_KB", "PRODUCER_WARPS")
+    assert TARGETS[name].defines == tuple(f"-DQMK_{name}={n}" for name, n in zip(names, numbers, strict=True))
 
 
 @pytest.mark.parametrize(
@@ -122,11 +111,15 @@ def test_what_the_table_hands_over_is_what_the_sources_read():
         assert max(target.columns, target.wide) <= LAUNCH_SLOTS
 
 
+def smallest(target) -> tuple:
+    """A target's smallest card, as `machine` takes it."""
+    number = target.arch.rstrip("a")
+    return (int(number[:-1]), int(number[-1])), target.multiprocessors, target.card
+
+
 @pytest.mark.parametrize("name", TARGETS)
 def test_the_smallest_card_of_a_target_is_accepted(name, machine):
-    target = TARGETS[name]
-    number = TARGETS[name].arch.rstrip("a")
-    machine((int(number[:-1]), int(number[-1])), target.multiprocessors, target.card)
+    machine(*smallest(TARGETS[name]))
     assert build.why_no_build(GPU) is None
 
 
@@ -165,10 +158,9 @@ def test_python_has_the_dims_that_the_kernel_is_compiled_for():
     models = re.findall(r"using Dims\w+ = ModelDims<(.*?)>;", text)
     found = {}
     for model in models:
-        numbers = re.fullmatch(rf"{stack}, {stack}, (\d+), (\d+)", model.replace("PublishedPredictor", published))
-        hidden, mlp, _, heads, kv, small, small_mlp, layers, small_heads, small_kv, vocab, codes = map(
-            int, numbers.groups()
-        )
+        found_in = re.fullmatch(rf"{stack}, {stack}, (\d+), (\d+)", model.replace("PublishedPredictor", published))
+        numbers = map(int, found_in.groups())
+        hidden, mlp, _, heads, kv, small, small_mlp, layers, small_heads, small_kv, vocab, codes = numbers
         found[hidden] = (hidden, mlp, heads, kv, vocab), (small, small_mlp, small_heads, small_kv, layers, codes)
     assert len(models) == 3 and found == built_for(HOPPER, ())["DIMS"]
 
@@ -184,11 +176,10 @@ def test_names_and_numbers_of_enumerators_are_the_same_in_python():
 
 
 def test_the_bits_of_fp8_weights_are_in_pythons_order():
-    bits = {
-        in_python(name).lower(): int(bit)
-        for name, bit in re.findall(r"kFp8(\w+) = QMK_FP8 & (\d+)", source("frame/dims.cuh"))
+    found = re.findall(r"kFp8(\w+) = QMK_FP8 & (\d+)", source("frame/dims.cuh"))
+    assert {in_python(name).lower(): int(bit) for name, bit in found} == {
+        part: 1 << PARTS.index(part) for part in PARTS
     }
-    assert bits == {part: 1 << PARTS.index(part) for part in PARTS}
 
 
 def test_a_build_of_other_sizes_is_refused():
@@ -232,10 +223,7 @@ def test_every_include_is_beside_its_file_or_above_it():
     "said, sentence",
     [
         (((7, 5), 72, "Quadro RTX 8000"), "sm_121a; this Quadro RTX 8000 is sm_75"),
-        (
-            ((8, 6), 28, "RTX 3060"),
-            "needs at least 32 multiprocessors, and this RTX 3060 has 28; use a larger GPU",
-        ),
+        (((8, 6), 28, "RTX 3060"), "needs at least 32 multiprocessors, and this RTX 3060 has 28; use a larger GPU"),
         ((*H200, None), "nvcc was not found in "),
         ((*H200, (13, 0), (13, 0), False), "ninja was not found on PATH or beside this Python; pip install ninja"),
         (
@@ -267,12 +255,10 @@ def test_before_cuda_13_it_names_the_toolkit_because_pip_has_no_nvcc(cuda, capab
 
 def test_the_oldest_nvcc_of_every_architecture_will_do(machine):
     for target in TARGETS.values():
-        number = target.arch.rstrip("a")
         least = build._LEAST_NVCC.get(target.arch, build._LEAST_OF_SOURCES)
-        card = (int(number[:-1]), int(number[-1])), target.multiprocessors, target.card
-        machine(*card, least)
+        machine(*smallest(target), least)
         assert build.why_no_build(GPU) is None
-        machine(*card, (least[0], least[1] - 1))
+        machine(*smallest(target), (least[0], least[1] - 1))
         assert "is too old" in build.why_no_build(GPU)
 
 
@@ -293,15 +279,12 @@ def test_a_shell_takes_pips_command_as_it_is_printed(cuda, release, monkeypatch)
         assert command in (ROOT / "docs" / "cards.md").read_text(encoding="utf-8")
 
 
-def test_a_driver_that_takes_too_few_parameters_is_told(machine):
+def test_a_driver_of_the_same_major_version_will_do_if_it_takes_as_many_parameters(machine):
+    machine(*H200, nvcc=(12, 9), driver=(12, 4))
+    assert build.why_no_build(GPU) is None
     machine(*H200, nvcc=(12, 9), driver=(12, 0))
     told = "the NVIDIA driver is too old: it runs CUDA 12.0, not 12.1; update the driver"
     assert build.why_no_build(GPU) == told
-
-
-def test_a_driver_of_the_same_major_version_will_do(machine):
-    machine(*H200, nvcc=(12, 9), driver=(12, 4))
-    assert build.why_no_build(GPU) is None
 
 
 @pytest.mark.parametrize(
@@ -373,8 +356,7 @@ def test_both_compilers_get_the_targets_flags_and_the_log_says_where(
         assert all(Path(source).is_file() for source in sources)
         return linked(name, settings, target)
 
-    number = target.arch.rstrip("a")
-    machine((int(number[:-1]), int(number[-1])), target.multiprocessors, target.card)
+    machine(*smallest(target))
     monkeypatch.setattr(cpp_extension, "load", load)
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
     monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "7.0")
@@ -405,9 +387,7 @@ def test_builds_for_other_weights_have_their_own_flags(fresh, monkeypatch):
         assert cli.main(["build", "--weights", weights]) == 0
     told = [[flag for flag in both[0] if "FP8" in flag] for both in flags.values()]
     assert told == [[], ["-DQMK_FP8=15"], ["-DQMK_FP8=10"]]
-    assert all(
-        [flag for flag in both[1] if "FP8" in flag] == fp8 for both, fp8 in zip(flags.values(), told, strict=True)
-    )
+    assert told == [[flag for flag in both[1] if "FP8" in flag] for both in flags.values()]
 
 
 def test_a_build_waits_for_another_one_and_goes_on_when_that_is_killed(fresh, monkeypatch, caplog):
@@ -504,11 +484,8 @@ def test_a_launch_of_more_sequences_than_the_build_has_columns_is_refused():
 # ---------------------------------------------------------------- make kernels
 
 
-def test_reads_ptxas():
+def test_reads_ptxas_and_shows_what_it_cannot_read():
     assert kernels.parse_ptxas(PTXAS) == {2048: Compiled(96, 20, 36, 0), 256: Compiled(56, 0, 0, 640)}
-
-
-def test_a_report_that_cannot_be_read_is_shown():
     with pytest.raises(BackendError, match="got: .*sm_90a"):
         kernels.parse_ptxas(PTXAS.replace("Used", "Took"))
 
@@ -527,11 +504,9 @@ def test_resident_blocks(name, registers, threads, shared_kb, expected):
     assert kernels.blocks_per_multiprocessor(TARGETS[name], registers, threads, shared_kb * 1024) == expected
 
 
-def test_a_grid_that_is_not_resident_on_the_smallest_card_fails():
-    target = TARGETS["sm_86x64"]
+def test_a_grid_that_is_not_resident_on_the_smallest_card_and_a_kernel_that_was_not_compiled_fail():
+    target, fits, fat = TARGETS["sm_86x64"], Compiled(96, 0, 0, 0), Compiled(128, 0, 0, 0)
     launches = {width: Launch(544, 80 * 1024, 32768) for width in MODELS}
-    fits = Compiled(96, 0, 0, 0)
-    fat = Compiled(128, 0, 0, 0)
     rows, failures = kernels.judge(target, 4, {256: fits, 1024: fits, 2048: fat}, launches)
     assert len(rows) == 3 and rows[2][:2] == ["sm_86x64", "RTX 3080 (68)"]
     assert failures == ["sm_86x64, 1.7B: no block fits a multiprocessor; not enough registers"]
@@ -539,9 +514,6 @@ def test_a_grid_that_is_not_resident_on_the_smallest_card_fails():
     small = dataclasses.replace(target, multiprocessors=40)
     assert "RTX 3080 has 40 multiprocessors" in kernels.judge(small, 4, dict.fromkeys(MODELS, fits), launches)[1][0]
 
-
-def test_a_kernel_that_was_not_compiled_fails():
-    fits = Compiled(56, 0, 0, 0)
     assert "sm_90ax128: expected kernels for talkers of width 256" in kernels.judge(HOPPER, 8, {1024: fits}, {})[1][0]
 
 
@@ -571,11 +543,17 @@ def test_targets_can_be_left_out(monkeypatch, capsys):
     assert "sm_99" in capsys.readouterr().err
 
 
-def test_nvcc_is_looked_for_where_torch_looks(tmp_path, monkeypatch):
-    (tmp_path / "bin").mkdir()
-    nvcc = tmp_path / "bin" / "nvcc"
-    nvcc.write_text("#!/bin/sh\necho 'Cuda compilation tools, release 12.8, V12.8.93'\n")
+def an_nvcc(toolkit: Path, *lines: str) -> Path:
+    """A script in its place in a toolkit's folder."""
+    (toolkit / "bin").mkdir(parents=True)
+    nvcc = toolkit / "bin" / "nvcc"
+    nvcc.write_text("\n".join(["#!/bin/sh", *lines, ""]))
     nvcc.chmod(0o755)
+    return nvcc
+
+
+def test_nvcc_is_looked_for_where_torch_looks(tmp_path, monkeypatch):
+    nvcc = an_nvcc(tmp_path, "echo 'Cuda compilation tools, release 12.8, V12.8.93'")
     monkeypatch.delenv("CUDA_HOME", raising=False)
     monkeypatch.delenv("CUDA_PATH", raising=False)
     monkeypatch.setenv("PATH", f"{nvcc.parent}{os.pathsep}{os.environ['PATH']}")
@@ -585,24 +563,19 @@ def test_nvcc_is_looked_for_where_torch_looks(tmp_path, monkeypatch):
 
 
 def test_nvcc_from_pip_is_found_last(tmp_path, monkeypatch):
-    toolkit = tmp_path / "site" / "nvidia" / "cu13"
-    own = tmp_path / "own"
-    for folder in (toolkit, own):
-        (folder / "bin").mkdir(parents=True)
-        (folder / "bin" / "nvcc").write_text("#!/bin/sh\n")
-        (folder / "bin" / "nvcc").chmod(0o755)
+    of_pip, own = an_nvcc(tmp_path / "site" / "nvidia" / "cu13"), an_nvcc(tmp_path / "own")
     monkeypatch.delenv("CUDA_HOME", raising=False)
     monkeypatch.delenv("CUDA_PATH", raising=False)
     monkeypatch.syspath_prepend(tmp_path / "site")
-    monkeypatch.setenv("PATH", str(own / "bin"))
-    assert build.find_nvcc() == str(own / "bin" / "nvcc")
+    monkeypatch.setenv("PATH", str(own.parent))
+    assert build.find_nvcc() == str(own)
     which = shutil.which
 
     def without_cuda(name, path=None):
         return None if path in (None, "/usr/local/cuda/bin") else which(name, path=path)
 
     monkeypatch.setattr(shutil, "which", without_cuda)
-    assert build.find_nvcc() == str(toolkit / "bin" / "nvcc")
+    assert build.find_nvcc() == str(of_pip)
 
 
 def test_ninja_is_found_beside_python_where_path_does_not_lead(tmp_path, monkeypatch):
@@ -624,10 +597,7 @@ def test_a_binding_that_is_no_c_plus_plus_is_told(tmp_path, monkeypatch):
 
 
 def test_a_compilers_failure_is_told_in_its_words(tmp_path, monkeypatch, capsys):
-    (tmp_path / "bin").mkdir()
-    nvcc = tmp_path / "bin" / "nvcc"
-    nvcc.write_text("#!/bin/sh\necho 'nvcc fatal: no such architecture' >&2\nexit 1\n")
-    nvcc.chmod(0o755)
+    an_nvcc(tmp_path, "echo 'nvcc fatal: no such architecture' >&2", "exit 1")
     monkeypatch.setenv("CUDA_HOME", str(tmp_path))
     assert kernels.main([]) == 1
     assert "sm_80x64: " in (said := capsys.readouterr().err) and "nvcc fatal: no such architecture" in said

@@ -93,13 +93,13 @@ def test_waiting_can_be_cancelled_and_closed(backend):
 
 def test_who_comes_and_goes_does_not_lengthen_the_queue(backend):
     with backend.load(max_streams=1, max_queue=2, queue_timeout=60) as engine:
-        held = hold(engine, 1)
+        (held,) = hold(engine, 1)
         for _ in range(50):
             with contextlib.suppress(EngineBusy):
                 engine.submit(TEXT).cancel()
         until(lambda: engine.health()["streams"] <= 1)
         assert engine.health()["queued"] == 0 and engine.health()["streams"] == 1
-        held[0].cancel()
+        held.cancel()
     assert engine.health()["running"] == engine.health()["queued"] == 0
 
 
@@ -152,10 +152,8 @@ def test_too_many_slots_are_refused_with_the_number_that_fits(backend, monkeypat
 @pytest.mark.parametrize("size, weights, gib", [("0.6b", "fp8", 3.6), ("1.7b", "fp8", 7.5), ("1.7b", "bf16", 7.5)])
 def test_one_slot_fits_a_small_card(size, weights, gib):
     """What cards of 4 and 8 GB leave to a process."""
-    config = synthetic_config(size)
-    assert (
-        Need.of(config, torch.bfloat16, WEIGHTS[weights], EngineOptions(max_streams=1)).slots_in(int(gib * 2**30)) >= 1
-    )
+    need = Need.of(synthetic_config(size), torch.bfloat16, WEIGHTS[weights], EngineOptions(max_streams=1))
+    assert need.slots_in(int(gib * 2**30)) >= 1
 
 
 LIMITED = """

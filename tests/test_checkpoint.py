@@ -4,6 +4,7 @@ import json
 import shutil
 import struct
 from fnmatch import fnmatch
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from qwen_megakernel.checkpoint.load import DEMO_FOLDER, Checkpoint, find_checkp
 from qwen_megakernel.checkpoint.synthetic_config import GENERATION, codec_config, main_config
 from qwen_megakernel.checkpoint.tensors import expected_tensors
 
-CPU = torch.device("cpu")
+CPU, NORM = torch.device("cpu"), "talker.model.norm.weight"
 
 
 @pytest.fixture
@@ -81,16 +82,10 @@ def test_shards_load_like_a_single_file(tiny):
 @pytest.mark.parametrize(
     "break_it, message",
     [
-        (lambda t: t.pop("talker.model.norm.weight"), r"'talker.model.norm.weight' \[64\] is missing"),
+        (lambda t: t.pop(NORM), rf"'{NORM}' \[64\] is missing"),
         (lambda t: t.update(surprise=torch.zeros(1)), "'surprise' is not expected"),
-        (
-            lambda t: t.update({"talker.model.norm.weight": torch.zeros(65, dtype=torch.bfloat16)}),
-            r"'talker.model.norm.weight': expected shape \[64\], found \[65\]",
-        ),
-        (
-            lambda t: t.update({"talker.model.norm.weight": torch.zeros(64, dtype=torch.int8)}),
-            "'talker.model.norm.weight': expected dtype .*found I8",
-        ),
+        (lambda t: t.update({NORM: torch.zeros(65).bfloat16()}), rf"'{NORM}': expected shape \[64\], found \[65\]"),
+        (lambda t: t.update({NORM: torch.zeros(64).char()}), f"'{NORM}': expected dtype .*found I8"),
     ],
     ids=["missing", "extra", "shape", "dtype"],
 )
@@ -99,7 +94,7 @@ def test_a_wrong_tensor_is_refused_by_name(copy, break_it, message, shards):
     folder = copy(shards=shards)
     file = sorted(folder.glob("*.safetensors"))[0]
     for candidate in folder.glob("*.safetensors"):
-        if "talker.model.norm.weight" in load_file(candidate):
+        if NORM in load_file(candidate):
             file = candidate
     tensors = load_file(file)
     break_it(tensors)
@@ -116,14 +111,6 @@ def test_a_wrong_codec_tensor_is_refused_by_name(copy):
     save_file(tensors, file)
     with pytest.raises(CheckpointError, match="decoder.pre_conv.conv.bias"):
         Checkpoint.open(folder)
-
-
-@pytest.mark.parametrize("keep", [0, 5, 8, 2000, -1])
-def test_truncated_weights_are_refused(copy, keep):
-    file = copy() / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:keep])
-    with pytest.raises(CheckpointError, match=r"model\.safetensors: .*(cut off|broken)"):
-        Checkpoint.open(file.parent)
 
 
 @pytest.mark.parametrize("shard", ["../escape.safetensors", "/etc/passwd", "model.bin", 7])
@@ -145,8 +132,11 @@ def talker(**values):
     return lambda js: js["talker_config"].update(values)
 
 
-def rope(**values):
-    return lambda js: js["talker_config"]["rope_scaling"].update(values)
+def inside(part, **values):
+    return lambda js: js["talker_config"][part].update(values)
+
+
+rope = partial(inside, "rope_scaling")
 
 
 @pytest.mark.parametrize(
@@ -177,14 +167,8 @@ def rope(**values):
         (talker(rope_scaling=None), "rope_scaling"),
         (talker(rope_parameters={"rope_type": "yarn"}), "rope_parameters: rope_type"),
         (talker(model_type="qwen2"), "model_type must be 'qwen3_tts_talker'"),
-        (
-            lambda js: js["talker_config"]["code_predictor_config"].update(model_type="x"),
-            "code_predictor_config: model_type",
-        ),
-        (
-            lambda js: js["talker_config"]["code_predictor_config"].update(layer_types=["sliding_attention"] * 2),
-            "layer_types",
-        ),
+        (inside("code_predictor_config", model_type="x"), "code_predictor_config: model_type"),
+        (inside("code_predictor_config", layer_types=["sliding_attention"] * 2), "layer_types"),
         (rope(rope_theta=5.0), "rope_theta must be 1000000.0, found 5.0"),
         (talker(num_hidden_layers=4), "layers.3.*is missing"),
         (talker(num_hidden_layers=3_000_000), "num_hidden_layers must be in"),
@@ -205,6 +189,7 @@ def test_a_tampered_config_is_refused(copy, change, message):
 SPEAKER = "config.json", "speaker_encoder_config"
 ENCODER = "speech_tokenizer/config.json", "encoder_config"
 DECODER = "speech_tokenizer/config.json", "decoder_config"
+COUNTED = "hidden_layers", "quantizers", "residual_layers", "semantic_quantizers", "labels"
 
 
 @pytest.mark.parametrize(
@@ -219,11 +204,7 @@ DECODER = "speech_tokenizer/config.json", "decoder_config"
         (ENCODER, "num_filters", None, "num_filters must"),
         (ENCODER, "upsampling_ratios", 3, "upsampling_ratios must"),
         (ENCODER, "upsampling_ratios", [2] * 17, "upsampling_ratios must"),
-        (ENCODER, "num_hidden_layers", 2000, "num_hidden_layers must"),
-        (ENCODER, "num_quantizers", 2000, "num_quantizers must"),
-        (ENCODER, "num_residual_layers", 2000, "num_residual_layers must"),
-        (ENCODER, "num_semantic_quantizers", 2000, "num_semantic_quantizers must"),
-        (ENCODER, "num_labels", 2000, "num_labels must"),
+        *[(ENCODER, f"num_{of}", 2000, f"num_{of} must") for of in COUNTED],
         (ENCODER, "num_attention_heads", 2**24 + 1, "num_attention_heads must"),
         (ENCODER, "head_dim", "x" * 99, "head_dim must"),  # times a number it would be a long text
         (ENCODER, "upsample_groups", 2**24 + 1, "upsample_groups must"),
@@ -250,7 +231,7 @@ def test_a_header_that_contradicts_itself_is_refused(copy, dtype, offsets):
     data = file.read_bytes()
     length = struct.unpack("<Q", data[:8])[0]
     header = json.loads(data[8 : 8 + length])
-    entry = header["talker.model.norm.weight"]
+    entry = header[NORM]
     entry["data_offsets"] = [entry["data_offsets"][0] + offsets[0], entry["data_offsets"][1] + offsets[1]]
     entry["dtype"] = dtype
     fresh = json.dumps(header).encode().ljust(length)
@@ -281,12 +262,13 @@ BROKEN_OFFSETS = json.dumps({"x": {"dtype": "F32", "shape": [1], "data_offsets":
     [
         (struct.pack("<Q", 2**63), "not a safetensors file"),
         (struct.pack("<Q", len(BROKEN_OFFSETS)) + BROKEN_OFFSETS, "broken safetensors header"),
+        *[(keep, r"model\.safetensors: .*(cut off|broken)") for keep in (0, 5, 8, 2000, -1)],
     ],
-    ids=["length", "offsets"],
+    ids=["length", "offsets", *["truncated"] * 5],
 )
-def test_a_hostile_header_is_refused(copy, beginning, message):
+def test_truncated_weights_and_a_hostile_header_are_refused(copy, beginning, message):
     file = copy() / "model.safetensors"
-    file.write_bytes(beginning + bytes(4))
+    file.write_bytes(file.read_bytes()[:beginning] if isinstance(beginning, int) else beginning + bytes(4))
     with pytest.raises(CheckpointError, match=message):
         Checkpoint.open(file.parent)
 
@@ -387,9 +369,8 @@ def test_only_data_files_are_asked_of_the_hub(monkeypatch, tiny):
     import huggingface_hub
 
     seen = {}
-    monkeypatch.setattr(
-        huggingface_hub, "snapshot_download", lambda repo, **kw: (seen.update(kw, repo=repo), str(tiny("base")))[1]
-    )
+    download = lambda repo, **kw: (seen.update(kw, repo=repo), str(tiny("base")))[1]  # noqa: E731
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     assert find_checkpoint("someone/a-finetune") == tiny("base")
     patterns = seen["allow_patterns"]
     assert seen["repo"] == "someone/a-finetune" and "*.safetensors" in patterns

@@ -32,13 +32,7 @@ def heard(engine_for):
 
 
 @pytest.mark.parametrize(
-    "how",
-    [
-        {"non_streaming_mode": True},
-        slow_case({"non_streaming_mode": False}),
-        slow_case({"speed": 1.6}),
-    ],
-    ids=str,
+    "how", [{"non_streaming_mode": True}, slow_case({"non_streaming_mode": False}), slow_case({"speed": 1.6})], ids=str
 )
 def test_numbers_are_understood(heard, how):
     """By the clearest speaker, in three of five attempts at least four of the five words."""
@@ -78,9 +72,8 @@ def aligned(samples: np.ndarray, rate: int, words: list[str], folder) -> list[fl
     command = ["pocketsphinx_continuous", "-infile", str(folder / "speech.wav"), "-jsgf", str(folder / "words.gram")]
     command += ["-time", "yes", "-remove_silence", "no", "-logfn", "/dev/null"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
-    found = [
-        line.split() for line in done.stdout.splitlines() if re.match(r"[a-z'()0-9]+ [0-9.]+ [0-9.]+ [0-9.]+$", line)
-    ]
+    found = map(str.split, re.findall(r"^[a-z'()0-9]+ [0-9.]+ [0-9.]+ [0-9.]+$", done.stdout, re.M))
+    found = list(found)
     return [float(start) for _, start, _, _ in found] if len(found) == len(words) else None
 
 

@@ -55,16 +55,13 @@ NOT_RUN = {
 FOREIGN_OPTIONS = {"--gpus": "docker", "--metrics-export-port": "ray"}
 PYTHON_ELSEWHERE = {"docs/livekit.md": "test_clients.py"}
 EXAMPLES = {
-    "minimal_bot.py": "test_pipecat_transports.py",
-    "token_mode.py": "test_pipecat_transports.py",
-    "change_voice.py": "test_pipecat_transports.py",
-    "two_bots.py": "test_pipecat_transports.py",
+    **dict.fromkeys(
+        ("minimal_bot.py", "token_mode.py", "change_voice.py", "two_bots.py"), "test_pipecat_transports.py"
+    ),
+    **dict.fromkeys(("one_box.yaml", "cluster.yaml"), "test_serve_ray.py"),
+    **dict.fromkeys(("talks.yaml", "ears.py"), "test_evals.py"),
     "livekit_agent.py": "test_clients.py",
-    "one_box.yaml": "test_serve_ray.py",
-    "cluster.yaml": "test_serve_ray.py",
     "home_assistant.yaml": "test_wyoming.py",
-    "talks.yaml": "test_evals.py",
-    "ears.py": "test_evals.py",
 }
 
 

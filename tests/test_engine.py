@@ -93,15 +93,8 @@ def test_the_lead_is_what_a_listener_has_left(own_engine, monkeypatch):
 
 
 def test_health_and_metrics_count(own_engine):
-    assert own_engine.health() == {
-        "status": "ok",
-        "backend": own_engine.backend,
-        "streams": 0,
-        "running": 0,
-        "queued": 0,
-        "max_streams": 3,
-        "sustained": 3,
-    }
+    counts = {"streams": 0, "running": 0, "queued": 0, "max_streams": 3, "sustained": 3}
+    assert own_engine.health() == {"status": "ok", "backend": own_engine.backend} | counts
     own_engine.generate(TEXT, max_frames=7)
     stopped = own_engine.submit(TEXT)
     stopped.cancel()
@@ -125,8 +118,11 @@ def test_end_of_speech_ends_it(backend):
     assert len(audio.samples) == len(audio.codes) * 1920
 
 
-def test_a_slot_is_used_to_its_last_position(backend):
+def test_a_slot_is_used_to_its_last_position_and_text_that_cannot_fit_is_refused_with_the_number(backend):
     with backend.load(max_positions=64, max_streams=1) as engine:
+        with pytest.raises(TextTooLongError, match=r"needs at least \d+ positions and a slot has 64"):
+            engine.generate("the quick brown fox jumps over the lazy dog " * 9)
+        assert engine.health()["streams"] == 0
         audio = engine.generate("Yes.", non_streaming_mode=False, runaway_guard=False)
         # Prompt: role 3, tags 3, speaker 1, bridge 1, text 1; the frame that the last row yields needs no row.
         assert audio.finish_reason == "length" and len(audio.codes) == 64 - 9 + 1
@@ -148,11 +144,14 @@ def test_the_same_seed_says_the_same_in_any_company(own_engine):
     assert not np.array_equal(own_engine.generate(TEXT, sampling=seeded(12), max_frames=30).codes, alone.codes)
 
 
-def test_a_fresh_seed_is_reported_and_repeats(engine):
+def test_a_fresh_seed_is_reported_and_repeats_and_numpy_numbers_are_numbers(engine):
     first, second = (engine.generate(TEXT, max_frames=12) for _ in range(2))
     assert first.seed != second.seed and not np.array_equal(first.codes, second.codes)
     again = engine.generate(TEXT, max_frames=12, sampling=seeded(first.seed))
     assert again.seed == first.seed and np.array_equal(again.codes, first.codes)
+    sampling = SamplingParams(seed=np.int64(4), top_k=np.int32(5), temperature=np.float32(0.5))
+    audio = engine.generate(TEXT, sampling=sampling, max_frames=np.int64(3), chunk_frames=np.int64(2))
+    assert audio.seed == 4 and len(audio.codes) == 3
 
 
 def test_greedy_needs_both_switches(engine):
@@ -202,11 +201,13 @@ def test_instruct_is_honoured_by_some_and_warned_about_by_others(engine, backend
 # ---------------------------------------------------------------- refusals
 
 
+WRONG_CHUNKS = (0, (1, 10**400), [1] * 1001, (), 2.5, "12")
+
+
 @pytest.mark.parametrize(
     "text, request_, kind, message",
     [
-        ("", {}, TextError, "text must not be blank"),
-        (" \n\t", {}, TextError, "text must not be blank"),
+        *[(blank, {}, TextError, "text must not be blank") for blank in ("", " \n\t")],
         (b"bytes", {}, TextError, "text must be a string"),
         ("\ud800", {}, TextError, "valid Unicode"),
         (TEXT, {"speaker": "bob"}, SpeakerError, "unknown speaker 'bob'; known: serena, vivian"),
@@ -218,14 +219,8 @@ def test_instruct_is_honoured_by_some_and_warned_about_by_others(engine, backend
         (TEXT, {"language": "-en"}, LanguageError, "unknown language '-en'"),
         (TEXT, {"language": 7}, LanguageError, "language must be a string, got 7"),
         (TEXT, {"instruct": 5}, InstructError, "instruct must be a string"),
-        (TEXT, {"max_frames": 0}, RequestError, "max_frames"),
-        (TEXT, {"max_frames": 2.0}, RequestError, "max_frames"),
-        (TEXT, {"chunk_frames": 0}, RequestError, "chunk_frames"),
-        (TEXT, {"chunk_frames": (1, 10**400)}, RequestError, "chunk_frames"),
-        (TEXT, {"chunk_frames": [1] * 1001}, RequestError, "chunk_frames"),
-        (TEXT, {"chunk_frames": ()}, RequestError, "chunk_frames"),
-        (TEXT, {"chunk_frames": 2.5}, RequestError, "chunk_frames"),
-        (TEXT, {"chunk_frames": "12"}, RequestError, "chunk_frames"),
+        *[(TEXT, {"max_frames": wrong}, RequestError, "max_frames") for wrong in (0, 2.0)],
+        *[(TEXT, {"chunk_frames": wrong}, RequestError, "chunk_frames") for wrong in WRONG_CHUNKS],
         (TEXT, {"on_chunk": 3}, RequestError, "on_chunk must be callable"),
         (TEXT, {"on_end": 3}, RequestError, "on_end must be callable"),
         (TEXT, {"runaway_guard": "yes"}, RequestError, "runaway_guard"),
@@ -241,6 +236,9 @@ def test_a_wrong_request_is_refused_and_takes_no_slot(engine, text, request_, ki
     with pytest.raises(kind, match=message) as refused:
         engine.submit(text, **request_)
     assert refused.type is kind
+    for call in (engine.generate, engine.stream):
+        with pytest.raises(RequestError, match="submit"):
+            call(None)
     assert engine.health()["streams"] == 0 and engine.metrics()["failed"] == 0
 
 
@@ -290,31 +288,19 @@ def test_text_that_fits_is_one_piece_and_what_no_slot_can_hold_is_refused(backen
             engine.pieces(TEXT, language="klingon")
 
 
-def test_text_that_cannot_fit_is_refused_with_the_number(backend):
-    with backend.load(max_positions=64, max_streams=1) as engine:
-        with pytest.raises(TextTooLongError, match=r"needs at least \d+ positions and a slot has 64"):
-            engine.generate("the quick brown fox jumps over the lazy dog " * 9)
-        assert engine.health()["streams"] == 0
-        engine.generate("Yes.", max_frames=2)
-
-
 @pytest.mark.parametrize(
     "options, message",
     [
         ({"backend": "fast"}, "backend must be one of"),
         ({"backend": "megakernel", "device": "cpu"}, "the megakernel cannot run here: it needs an NVIDIA GPU"),
-        ({"device": "tpu9"}, "device"),
-        ({"device": ""}, "device"),
-        ({"device": object()}, "device"),
+        *[({"device": wrong}, "device") for wrong in ("tpu9", "", object())],
         ({"dtype": torch.float16}, "dtype"),
         ({"vocoder_dtype": "int8"}, "vocoder_dtype"),
         ({"max_streams": 0}, "max_streams"),
         ({"max_positions": 1}, "max_positions"),
         ({"max_streams": 1.5}, "max_streams must be an integer"),
         ({"max_queue": -1}, "max_queue"),
-        ({"queue_timeout": -1}, "queue_timeout"),
-        ({"queue_timeout": float("nan")}, "queue_timeout"),
-        ({"queue_timeout": float("inf")}, "queue_timeout"),
+        *[({"queue_timeout": wrong}, "queue_timeout") for wrong in (-1, float("nan"), float("inf"))],
         ({"kept_voices": 0}, "kept_voices"),
     ],
 )
@@ -534,13 +520,6 @@ def test_an_interrupted_caller_leaves_nothing_running(own_engine, monkeypatch):
     wait_idle(own_engine)
 
 
-def test_text_is_not_optional_where_nobody_could_push_it(engine):
-    for call in (engine.generate, engine.stream):
-        with pytest.raises(RequestError, match="submit"):
-            call(None)
-    assert engine.health()["streams"] == 0
-
-
 def test_a_callback_that_waits_for_its_own_utterance_is_refused(own_engine):
     for wait in (lambda u: u.result(), lambda u: list(ChunkStream(u))):
         held = []
@@ -556,10 +535,8 @@ def test_a_callback_that_waits_for_its_own_utterance_is_refused(own_engine):
 
 
 def test_a_callback_may_wait_for_another_utterance(own_engine):
-    said = []
-    own_engine.submit(
-        TEXT, on_chunk=lambda _c: said.append(own_engine.generate(TEXT, max_frames=3)), max_frames=3
-    ).result()
+    said, request = [], {"max_frames": 3}
+    own_engine.submit(TEXT, lambda _chunk: said.append(own_engine.generate(TEXT, **request)), **request).result()
     assert [audio.frames for audio in said] == [3, 3]
 
 
@@ -622,12 +599,6 @@ time.sleep(0.3)
     assert run_python(code) == "freed"
 
 
-def test_numpy_numbers_are_numbers(engine):
-    sampling = SamplingParams(seed=np.int64(4), top_k=np.int32(5), temperature=np.float32(0.5))
-    audio = engine.generate(TEXT, sampling=sampling, max_frames=np.int64(3), chunk_frames=np.int64(2))
-    assert audio.seed == 4 and len(audio.codes) == 3
-
-
 @pytest.mark.parametrize("speed", [1.0, 2.0])
 def test_what_a_listener_does_to_its_chunk_stays_there(own_engine, speed):
     def mute(chunk):
@@ -642,9 +613,8 @@ def test_what_a_listener_does_to_its_chunk_stays_there(own_engine, speed):
 
 
 def test_bfloat16_speaks_on_a_cpu(tiny):
-    with TTSEngine.load(
-        tiny("custom_voice", eos_gain=0.0), device="cpu", dtype=torch.bfloat16, max_streams=1
-    ) as engine:
+    options = {"device": "cpu", "dtype": torch.bfloat16, "max_streams": 1}
+    with TTSEngine.load(tiny("custom_voice", eos_gain=0.0), **options) as engine:
         audio = engine.generate(TEXT, max_frames=5)
     assert audio.samples.dtype == np.float32 and np.isfinite(audio.samples).all() and np.abs(audio.samples).max() > 0
 

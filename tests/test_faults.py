@@ -390,7 +390,7 @@ def test_draining_finishes_what_is_open_and_takes_no_more(engine):
 
 def test_draining_is_bounded(engine):
     endless = engine.submit(TEXT, max_frames=2000, runaway_guard=False)
-    engine.close(drain_s=0.3)
+    engine.close(drain_s=0.1)
     assert endless.result().finish_reason == "cancelled", "else it would have come to its frame limit"
 
 

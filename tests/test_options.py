@@ -1,6 +1,7 @@
 """The table of options: each entrance takes what the table says, and refuses the rest with its reason."""
 
 import asyncio
+import contextlib
 import json
 from types import SimpleNamespace
 from typing import Any
@@ -8,7 +9,8 @@ from typing import Any
 import pytest
 from entrances import ENTRANCES as PROTOCOLS
 from options_table import PAGE, page
-from serving import PATIENCE_S, ready
+from probes import probed
+from serving import ready
 
 import demo_pipeline
 from qwen_megakernel import Lexicon, RequestError, SamplingParams, TTSEngine, cli
@@ -53,11 +55,12 @@ UNHEEDED = {"instruct": "would ignore|ignored", "voice": "Base checkpoint"}
 """What this checkpoint does not heed is refused, or a warning says so."""
 
 
-class Asked:
+class Asked(contextlib.ExitStack):
     """What the engine is asked to say, by every entrance."""
 
     def __init__(self, engine: TTSEngine, folder, monkeypatch):
-        self.engine, self.folder, self.said = engine, folder, []
+        super().__init__()
+        self.engine, self.folder, self.said, self.server = engine, folder, [], None
         begin = TTSEngine.begin
 
         def noted(engine, text, request, *listeners, **more):
@@ -83,8 +86,8 @@ class Asked:
             self.engine.generate(TEXT, **alone)
         elif entrance in PROTOCOLS:
             flac = {"response_format": "flac"} if name == "retries" else {}
-            with ready(lambda: self.engine) as server:
-                heard = PROTOCOLS[entrance].say(server, TEXT, **alone | flac)
+            self.server = self.server or self.enter_context(ready(lambda: self.engine))
+            heard = PROTOCOLS[entrance].say(self.server, TEXT, **alone | flac)
             if heard.error:
                 raise RequestError(heard.error["message"])
         elif entrance == "line":
@@ -150,11 +153,31 @@ class Asked:
         return {name: value for name, value in sent.items() if name != "context"}
 
 
+@pytest.fixture(scope="module")
+def engine():
+    """Its model ends each utterance behind one frame: what it is asked counts, not what it says."""
+    with probed("demo", max_streams=2) as engine:
+        decoder, begun = engine.probes.decoder, []
+
+        def start(slot, *args) -> None:
+            begun.append(slot)
+            decoder.real.start(slot, *args)
+
+        def collect() -> list:
+            codes = decoder.real.collect()
+            said = codes if begun else [None] * len(codes)
+            begun.clear()
+            return said
+
+        decoder.start, decoder.collect = start, collect
+        yield engine
+
+
 @pytest.fixture
-def asked(engine_for, tmp_path, monkeypatch, capsys) -> Asked:
-    asked = Asked(engine_for("demo", max_streams=2, queue_timeout=PATIENCE_S), tmp_path, monkeypatch)
-    asked.capsys = capsys
-    return asked
+def asked(engine, tmp_path, monkeypatch, capsys):
+    with Asked(engine, tmp_path, monkeypatch) as asked:
+        asked.capsys = capsys
+        yield asked
 
 
 @pytest.mark.parametrize("entrance", ENTRANCES)

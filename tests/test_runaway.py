@@ -257,10 +257,7 @@ def test_speech_four_times_as_slow_as_any_is_heard_as_it_is(demo, monkeypatch):
 
 def test_at_its_limit_long_speech_is_whole_and_far_too_long_speech_is_babble(demo, monkeypatch):
     most = frames_of(TEXT, BABBLE_AT_LIMIT, BABBLE_SLACK)
-    for frames, why, heard in (
-        (most, "length", most),
-        (most + 1, "runaway", frames_of(TEXT, HELD_TIMES, HELD_SLACK)),
-    ):
+    for frames, why, heard in ((most, "length", most), (most + 1, "runaway", frames_of(TEXT, HELD_TIMES, HELD_SLACK))):
         force(demo, monkeypatch, noise(500))
         audio = demo.generate(TEXT, max_frames=frames)
         assert (audio.finish_reason, audio.frames) == (why, heard)

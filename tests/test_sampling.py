@@ -9,6 +9,7 @@ import transformers.generation.logits_process as hf
 from waiting import slow_case
 
 from qwen_megakernel.checkpoint.config import SamplingParams, TalkerConfig
+from qwen_megakernel.checkpoint.load import Checkpoint
 from qwen_megakernel.errors import SamplingError
 from qwen_megakernel.model.sampling import Code0Rules, Draw, gumbel_from_bits, gumbel_noise, key_schedule, philox
 
@@ -84,8 +85,6 @@ def test_draws_follow_torchs_softmax(draw):
 
 @pytest.fixture
 def talker(tiny) -> TalkerConfig:
-    from qwen_megakernel.checkpoint.load import Checkpoint
-
     return Checkpoint.open(tiny("custom_voice")).config.talker
 
 
@@ -125,12 +124,8 @@ def test_processors_equal_those_of_transformers(talker, trial):
     assert torch.allclose(ours, expected[0], rtol=1e-6, atol=0)
 
 
-def test_greedy_takes_the_lowest_id_of_a_tie_and_no_noise():
-    logits = torch.tensor([1.0, 5.0, 5.0, 2.0])
-    assert int(Draw(False, 0.9, 50, 1.0)(logits, None)) == 1
-
-
-def test_top_k_keeps_every_tie_with_the_kth():
+def test_of_a_tie_greedy_takes_the_lowest_id_without_noise_and_top_k_keeps_all():
+    assert int(Draw(False, 0.9, 50, 1.0)(torch.tensor([1.0, 5.0, 5.0, 2.0]), None)) == 1
     kept = Draw(True, 1.0, 2, 1.0).filtered(torch.tensor([3.0, 1.0, 2.0, 2.0, 2.0])) > -math.inf
     assert kept.tolist() == [True, False, True, True, True]
 

@@ -466,29 +466,25 @@ def live_beside(disturb) -> tuple[float, float]:
     return min(s.lead for s in live), 1000 * (new[0].first_chunk - new[0].arrived)
 
 
-def test_whose_text_paused_owes_nobody_the_time():
+def paused(engine):
     """16 streams whose text comes again after a minute."""
-
-    def disturb(engine):
-        paused = [engine.submit(900, rows=10) for _ in range(16)]
-        engine.run([], until=60)
-        return lambda: [engine.push_text(stream, 900, True) for stream in paused]
-
-    lead, ttfc = live_beside(disturb)
-    assert lead > 0 and ttfc < 80
+    streams = [engine.submit(900, rows=10) for _ in range(16)]
+    engine.run([], until=60)
+    return lambda: [engine.push_text(stream, 900, True) for stream in streams]
 
 
-@pytest.mark.parametrize("schedule", [(1000,), (1, 1000), (1, 100_000)])
-def test_who_wants_long_chunks_does_not_come_before_all_others(schedule):
-    lead, ttfc = live_beside(lambda engine: lambda: [engine.submit(900, schedule=schedule) for _ in range(16)])
+@pytest.mark.parametrize("schedule", [None, (1000,), (1, 1000), (1, 100_000)])
+def test_whose_text_paused_or_who_wants_long_chunks_does_not_come_before_all_others(schedule):
+    long_chunks = lambda engine: lambda: [engine.submit(900, schedule=schedule) for _ in range(16)]  # noqa: E731
+    lead, ttfc = live_beside(long_chunks if schedule else paused)
     assert lead > 0 and ttfc < 80
 
 
 def test_a_paused_stream_does_not_hurry_anybody():
     medians = []
-    for paused in (0, 1):
+    for count in (0, 1):
         engine = Engine()
-        for _ in range(paused):
+        for _ in range(count):
             engine.submit(900, rows=5)
         engine.run([(5.0, lambda engine=engine: [engine.submit(63) for _ in range(56)])])
         medians.append(quantile(engine.ttfc_ms(), 0.5))
@@ -579,15 +575,10 @@ def test_whatever_comes_slots_and_places_come_back_and_all_is_said(fresh_seed, t
             coming.popleft()[1]()
         went_on = loop.turn()
         used = [stream.slot for stream in engine.slots.running]
-        assert (
-            sorted(used + engine.slots.free) == list(range(slots))
-            and (len(used) <= 1 or sum(s.request.speed for s in engine.slots.running) <= 0.9 * sustained)
-            and launches_in_flight(loop) <= 2
-        )
-        before, state = (
-            state,
-            (engine.gpu.now, len(loop.pipeline.in_flight), len(used), len(engine.slots.waiting), len(admission.open)),
-        )
+        assert sorted(used + engine.slots.free) == list(range(slots)) and launches_in_flight(loop) <= 2
+        assert len(used) <= 1 or sum(s.request.speed for s in engine.slots.running) <= 0.9 * sustained
+        before, counted = state, (used, loop.pipeline.in_flight, engine.slots.waiting, admission.open)
+        state = (engine.gpu.now, *map(len, counted))
         spins = spins + 1 if went_on and state == before else 0
         assert spins < 50
         if went_on or admission.inbox.qsize():

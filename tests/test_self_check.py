@@ -102,12 +102,14 @@ def restart(monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("name", ["NVIDIA H100 80GB HBM3", "NVIDIA H200"])
-def test_a_card_with_a_record_starts_at_once(name, machine, child):
+def test_a_card_with_a_record_starts_at_once_and_doctor_tells_it(name, machine, child, capsys):
     machine((9, 0), 132, name)
     for fp8 in WEIGHTS.values():
         backend, reason = take(fp8=fp8)
         assert backend == "megakernel" and "we ran the kernel on an H" in reason and "1.7b 1." in reason
     assert not child.runs and auto.why_no_vocoder(GPU, "demo", ()) is None
+    if name == "NVIDIA H200":
+        assert "we ran the kernel on an H200: a frame of one stream takes 0.6b 1.06 ms, 1.7b 1.52 ms" in doctor(capsys)
 
 
 @pytest.mark.parametrize(
@@ -173,6 +175,7 @@ def test_a_slower_kernel_and_a_slower_vocoder_are_left_alone(card, child):
 
 
 ENDS = {
+    "not started": ("", "its process could not be started: ", False),
     "wrong": (said(WRONG), "wrong: a sequence has other codes beside 3 others than alone (50 launches)", True),
     "no number": (
         said(replace(FRAME, error_ratio=float("nan"))),
@@ -191,7 +194,7 @@ ENDS = {
 @pytest.mark.parametrize("how", ENDS)
 def test_however_the_process_ends_pytorch_speaks_and_one_line_says_why(how, card, child, caplog, monkeypatch):
     script, told, kept = ENDS[how]
-    child(script)
+    child(script, *["/no/such/python"] * (how == "not started"))
     backend, reason = take()
     assert backend == "torch" and told in reason
     warnings = [record.message for record in caplog.records if record.levelno >= logging.WARNING]
@@ -214,9 +217,8 @@ def test_a_process_that_does_not_end_is_ended(at, card, child, monkeypatch, tmp_
 
     monkeypatch.setattr(auto._Said, "hear", hear_and_wait_long)
     monkeypatch.setattr(auto, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    before = {"the start": "print('hello', flush=True)", "the frame kernel": said(None, None)}.get(
-        at, said(vocoder=None)
-    )
+    before = said(None if at == "the frame kernel" else FRAME, None)
+    before = "print('hello', flush=True)" if at == "the start" else before
     begin = f"import os, time\nopen({str(pid)!r}, 'w').write(str(os.getpid()))\n"
     child(begin + before + "\nwhile True: time.sleep(1)")
     took = take()[0]
@@ -225,13 +227,6 @@ def test_a_process_that_does_not_end_is_ended(at, card, child, monkeypatch, tmp_
     assert "it did not end within 60 s" in (verdict.vocoder if at == "the vocoder" else verdict.frame).reason
     assert took == ("megakernel" if at == "the vocoder" else "torch") and not verdict.vocoder.taken
     assert verdict.finished == verdicts.file_of(card).exists() == (at != "the start")
-
-
-def test_a_process_that_cannot_be_started_says_nothing_of_the_kernel(card, child):
-    child("", program="/no/such/python")
-    backend, reason = take()
-    assert backend == "torch" and "its process could not be started: " in reason
-    assert not verdicts.file_of(card).exists()
 
 
 def test_a_process_that_is_killed_at_the_vocoder_leaves_the_kernel_for_now(card, child):
@@ -250,23 +245,17 @@ def test_what_cannot_be_compiled_is_not_checked(card, child, monkeypatch, caplog
     assert len(caplog.messages) == 1 and "no g++" in caplog.messages[0]
 
 
-def test_the_process_finds_what_this_one_finds(card, child, monkeypatch, tmp_path):
+@pytest.mark.parametrize("interactive", [False, True])
+def test_the_process_finds_what_this_one_finds(interactive, card, child, monkeypatch, tmp_path):
+    """An interactive one finds what lies in its working directory too."""
     (tmp_path / "only_here.py").write_text("")
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "torch.py").write_text("raise SystemExit('the wrong torch')")
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.chdir(tmp_path / "elsewhere")
+    monkeypatch.setattr(sys, "path", ["" if interactive else str(tmp_path), *sys.path])
+    monkeypatch.chdir(tmp_path if interactive else tmp_path / "elsewhere")
     argv = real_command(GPU, card)
     assert argv[1:4] == ["-P", "-m", "qwen_megakernel.check.self_check"] and argv[4:] == ["0", "demo", "bf16"]
     monkeypatch.setattr(auto, "command", lambda *_: [*argv[:2], "-c", "import only_here\n" + said()])
-    assert take()[0] == "megakernel"
-
-
-def test_the_process_finds_what_lies_in_the_folder_of_an_interactive_python(card, child, monkeypatch, tmp_path):
-    (tmp_path / "only_here.py").write_text("")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", ["", *sys.path])
-    monkeypatch.setattr(auto, "command", lambda *_: [sys.executable, "-P", "-c", "import only_here\n" + said()])
     assert take()[0] == "megakernel"
 
 
@@ -274,12 +263,8 @@ real_command = auto.command
 
 
 def test_without_a_gpu_the_real_process_says_so():
-    done = subprocess.run(
-        [sys.executable, "-m", "qwen_megakernel.check.self_check", "0", "demo", "bf16"],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},
-    )
+    command = [sys.executable, "-m", "qwen_megakernel.check.self_check", "0", "demo", "bf16"]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"CUDA_VISIBLE_DEVICES": ""})
     assert done.returncode == 0 and "unfinished" in json.loads(done.stdout.splitlines()[-1]), done.stderr
 
 
@@ -297,17 +282,14 @@ def test_nothing_is_checked_before_an_engine_is_loaded(card, child, capsys):
 
 
 def test_what_is_asked_for_by_name_is_not_checked(card, child):
+    chosen = Selection("torch").choose(Checkpoint.open("demo"))
+    assert "have not been checked on this card" in chosen.vocoder_obstacle and chosen.void is None
     verdicts.keep(Verdict(card, WRONG, Part(False, "wrong too")))
     assert select_backend("megakernel", GPU, torch.bfloat16, DEMO, may_check=True) == ("megakernel", "asked for")
     assert select_backend("torch", GPU, torch.bfloat16, DEMO, may_check=True) == ("torch", "asked for")
     assert Selection("megakernel").choose(Checkpoint.open("demo")).vocoder_obstacle is None
     assert "wrong too" in Selection("torch").choose(Checkpoint.open("demo")).vocoder_obstacle
     assert not child.runs
-
-
-def test_without_a_verdict_the_vocoders_kernels_are_left_alone(card, child):
-    chosen = Selection("torch").choose(Checkpoint.open("demo"))
-    assert "have not been checked on this card" in chosen.vocoder_obstacle and chosen.void is None
 
 
 def test_fp32_and_other_dims_are_not_checked(card, child):
@@ -382,25 +364,22 @@ def test_the_folder_is_beside_the_builds(monkeypatch, tmp_path):
     assert verdicts.folder().parent == build.cache_folder(TARGETS["sm_89x128"]).parent
 
 
+@pytest.mark.parametrize("told", ["holds for this process alone", "No space left on device"])
 def test_a_folder_that_cannot_be_written_costs_a_warning_and_one_check_a_process(
-    card, child, monkeypatch, tmp_path, caplog
+    told, card, child, monkeypatch, tmp_path, caplog
 ):
-    (tmp_path / "file").touch()
-    monkeypatch.setattr(verdicts, "folder", lambda: tmp_path / "file" / "verdicts")
-    child(said())
-    assert take()[0] == take()[0] == "megakernel" and len(child.runs) == 1
-    assert any("holds for this process alone" in message for message in caplog.messages)
-
-
-def test_a_full_disk_leaves_nothing_half_written(card, child, monkeypatch, caplog):
     def full(*_args) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(os, "replace", full)
+    (tmp_path / "file").touch()
+    if disk_is_full := "space" in told:
+        monkeypatch.setattr(os, "replace", full)
+    else:
+        monkeypatch.setattr(verdicts, "folder", lambda: tmp_path / "file" / "verdicts")
     child(said())
     assert take()[0] == take()[0] == "megakernel" and len(child.runs) == 1
-    assert any("No space left on device" in message for message in caplog.messages)
-    assert [path.suffix for path in verdicts.folder().iterdir()] == [".lock"]
+    assert any(told in message for message in caplog.messages)
+    assert not disk_is_full or [path.suffix for path in verdicts.folder().iterdir()] == [".lock"]
 
 
 PROCESS = """
@@ -455,8 +434,7 @@ def test_a_voided_verdict_keeps_its_figures_and_auto_takes_pytorch(card, child, 
 
 
 def test_what_was_never_checked_is_voided_too(card, child):
-    chosen = Selection("megakernel").choose(Checkpoint.open("demo"))
-    chosen.void()
+    Selection("megakernel").choose(Checkpoint.open("demo")).void()
     assert take()[0] == "torch" and not child.runs and verdicts.file_of(card).exists()
 
 
@@ -566,11 +544,6 @@ def test_doctors_json_is_one_object_with_everything(card, child, capsys):
     assert found["verdicts"][0]["frame"] == asdict(FRAME) and found["auto"]["demo"].startswith("megakernel")
     for name in ("torch", "driver", "driver_cuda", "nvcc", "ninja", "backend", "reason", "platform"):
         assert facts[name]
-
-
-def test_doctor_tells_a_record(machine, capsys):
-    machine((9, 0), 132, "NVIDIA H200")
-    assert "we ran the kernel on an H200: a frame of one stream takes 0.6b 1.06 ms, 1.7b 1.52 ms" in doctor(capsys)
 
 
 @pytest.mark.parametrize(

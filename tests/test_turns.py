@@ -36,6 +36,7 @@ def cut(text: str, room: int, cuts: list[int] | None = None) -> list[str]:
 
 
 def test_a_part_ends_behind_the_first_sentence_above_its_share():
+    assert SENTENCE_FROM < CLAUSE_FROM < 1.0
     text = "One two three. Four five six. Seven eight. Nine ten. The end."
     parts = cut(text, 32)
     assert parts == ["One two three. Four five six.", "Seven eight. Nine ten. The end."]
@@ -80,10 +81,6 @@ def test_words_never_wait_and_blanks_only_near_a_cut(text, room):
         assert "".join(given_out.split()) == "".join(text[:taken].split())
         if len(text[:taken].encode()) < SENTENCE_FROM * room:  # blanks count too: a tokenizer has tokens for them
             assert given_out == text[:taken]
-
-
-def test_shares_are_in_order():
-    assert SENTENCE_FROM < CLAUSE_FROM < 1.0
 
 
 # ---------------------------------------------------------------- an utterance in an event loop

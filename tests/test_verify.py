@@ -323,10 +323,8 @@ def test_a_fine_tune_whose_speaker_has_capitals_is_compared(tmp_path, tiny, stan
 def test_a_reference_that_disagrees_fails_on_the_line_that_says_so(fault, fails, told, design, capsys):
     assert design(fault) == 1
     printed = capsys.readouterr().out
-    assert failures(printed) == [
-        f"auto, instruct, whole text: {fails}",
-        f"english, instruct, text beside frames: {fails}",
-    ]
+    requests = ("auto, instruct, whole text", "english, instruct, text beside frames")
+    assert failures(printed) == [f"{request}: {fails}" for request in requests]
     assert printed.splitlines()[-1] == "FAILS: 2 of 8"
     assert told in printed and ("differ from frame" in printed) == (fails == "codes")
 
