@@ -21,6 +21,7 @@ from qwen_megakernel.checkpoint.synthetic import NO_EOS
 from qwen_megakernel.engine.audio import Audio
 from qwen_megakernel.model.pcm import pcm16
 from qwen_megakernel.server.app import make_app, protocol_of
+from qwen_megakernel.server.bodies import SPEECH
 from qwen_megakernel.server.service import EngineService
 
 TEXT = "Hello there, how are you today?"
@@ -33,6 +34,10 @@ def connect(url: str, **options) -> ClientConnection:
     return open_socket(url, open_timeout=PATIENCE_S, **options)
 
 
+MADE: dict[str, Audio] = {}
+"""By the model and what was asked of it: the demo says the same to every test."""
+
+
 class Running:
     """Attributes:
     url: http://127.0.0.1:port.
@@ -40,21 +45,29 @@ class Running:
 
     def __init__(self, port: int, service: EngineService):
         self.port, self.service = port, service
-        self.made: dict[str, Audio] = {}  # by what was asked for
         self.url, self.socket_url = f"http://127.0.0.1:{port}", f"ws://127.0.0.1:{port}/v1/audio/speech/socket"
         self.stream_url = f"ws://127.0.0.1:{port}/v1/audio/speech/stream"
+
+    def post(self, path: str = SPEECH, **body) -> httpx.Response:
+        """The answer to a body: of ada and `TEXT` for speech, unless told otherwise."""
+        speech = {"input": TEXT, "voice": "ada"} if path == SPEECH else {}
+        return post(self.url + path, json={"model": "demo"} | speech | body)
 
     def at_rest(self, seconds: float = PATIENCE_S) -> None:
         until(lambda: not self.service.sessions and self.service.engine.health()["streams"] == 0, seconds)
 
 
 def audio_of(server: Running, text: str = TEXT, seed: int = 5, **options) -> Audio:
-    """What the server's engine says, with ada's voice unless told otherwise; made once."""
-    options = {"speaker": "ada"} | options
-    asked = f"{text!r} {seed} {sorted(options.items())}"
-    if asked not in server.made:
-        server.made[asked] = server.service.engine.generate(text, sampling=SamplingParams(seed=seed), **options)
-    return server.made[asked]
+    """What the server's engine says, with ada's voice unless told otherwise."""
+    return made_by(server.service.engine, text, sampling=SamplingParams(seed=seed), **{"speaker": "ada"} | options)
+
+
+def made_by(engine: TTSEngine, text: str, **options) -> Audio:
+    """What an engine says; made once."""
+    asked = f"{engine.backend} {engine.model} {engine.threads} {text!r} {sorted(options.items())}"
+    if asked not in MADE:
+        MADE[asked] = engine.generate(text, **options)
+    return MADE[asked]
 
 
 def said(server: Running, text: str = TEXT, seed: int = 5, **options) -> bytes:

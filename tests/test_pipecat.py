@@ -6,7 +6,6 @@ import gc
 import re
 import threading
 import time
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import pytest
@@ -36,7 +35,7 @@ from pipecat.transcriptions.language import Language
 from pipecat.utils.errors import ErrorCategory
 from pipelines import NO_TIME_OUT, PATIENCE_S, Until, came, of, one_start_and_stop, pcm, play, turn, until
 from probes import probed
-from serving import Kept, ready
+from serving import Kept, made_by, ready
 from waiting import until as until_true
 
 from qwen_megakernel import (
@@ -105,16 +104,10 @@ def make(request, engine):
     return make
 
 
-MADE = WeakKeyDictionary()
-
-
 def said(engine, text: str, mode=SENTENCE, **request) -> np.ndarray:
-    """What the engine makes of it with the settings of `service_of` and `make`, int16; made once."""
+    """What the engine makes of it with the settings of `service_of` and `make`, int16."""
     request = {"speaker": "ada", "sampling": SamplingParams(seed=3), "non_streaming_mode": mode is not TOKEN} | request
-    made, asked = MADE.setdefault(engine, {}), f"{text!r} {sorted(request.items())}"
-    if asked not in made:
-        made[asked] = np.rint(np.clip(engine.generate(text, **request).samples, -1, 1) * 32767).astype(np.int16)
-    return made[asked]
+    return np.rint(np.clip(made_by(engine, text, **request).samples, -1, 1) * 32767).astype(np.int16)
 
 
 def same(heard: np.ndarray, *expected: np.ndarray, most: int = 1) -> bool:
