@@ -6,12 +6,12 @@ import io
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from functools import partial
 
 import httpx
 import numpy as np
 import soundfile
 import uvicorn
+from kept import Kept, kept
 from waiting import PATIENCE_S, until
 from websockets.sync.client import ClientConnection
 from websockets.sync.client import connect as open_socket
@@ -25,8 +25,9 @@ from qwen_megakernel.server.bodies import SPEECH
 from qwen_megakernel.server.service import EngineService
 
 TEXT = "Hello there, how are you today?"
-get, post, stream = (partial(send, timeout=PATIENCE_S) for send in (httpx.get, httpx.post, httpx.stream))
-"""As httpx has them, but for their 5 s of patience."""
+_client = httpx.Client(timeout=PATIENCE_S, limits=httpx.Limits(max_keepalive_connections=0))
+get, post, stream, request = _client.get, _client.post, _client.stream, _client.request
+"""As httpx has them, but for their 5 s of patience, and for certificates, which each of its calls loads anew."""
 
 
 def connect(url: str, **options) -> ClientConnection:
@@ -80,19 +81,6 @@ def recording(seed: int = 1, seconds: float = 1.0, rate: int = 24000, channels: 
     file, samples = io.BytesIO(), np.random.default_rng(seed).uniform(-0.3, 0.3, (int(seconds * rate), channels))
     soundfile.write(file, samples.astype(np.float32), rate, format="WAV", subtype="FLOAT")
     return file.getvalue()
-
-
-class Kept:
-    """An engine that a server may not close."""
-
-    def __init__(self, engine: TTSEngine):
-        self._engine = engine
-
-    def __getattr__(self, name: str):
-        return getattr(self._engine, name)
-
-    def close(self) -> None:
-        """Who loaded it does that."""
 
 
 @contextlib.contextmanager
@@ -180,9 +168,9 @@ def asgi(load: Callable[[], TTSEngine], path: str, receive: Callable, send: Call
     asyncio.run(main())
 
 
-def small_demo() -> TTSEngine:
-    options = {"max_streams": 4, "max_positions": 160, "max_queue": 4, "queue_timeout": PATIENCE_S}
-    return TTSEngine.load("demo", device="cpu", **options)
+def small_demo(**options) -> Kept:
+    sizes = {"max_streams": 4, "max_positions": 160, "max_queue": 4, "queue_timeout": PATIENCE_S}
+    return kept("demo", device="cpu", **(sizes | options))
 
 
 def hold_second_piece(monkeypatch, engine: TTSEngine) -> tuple[list[str], threading.Event]:

@@ -208,7 +208,7 @@ def test_who_hangs_up_frees_the_slot(server, where, end):
 @at_every_entrance
 def test_who_does_not_read_is_let_go(entrance):
     """A connection that takes a few chunks and then no more."""
-    taken, messages = [], [*entrance.messages(" ".join([TEXT] * 8))]
+    taken, messages = [], [*entrance.messages(" ".join([TEXT] * 4))]
 
     async def stall(message) -> None:
         taken.append(message)

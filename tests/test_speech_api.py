@@ -14,7 +14,7 @@ import pytest
 import soundfile
 import torch
 from cases import reference_audio
-from entrances import JUNK
+from entrances import JUNK, fuzzed
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from serving import (
@@ -27,6 +27,7 @@ from serving import (
     post,
     ready,
     recording,
+    request,
     running,
     said,
     slots_taken,
@@ -98,7 +99,7 @@ STREAMED += [slow_case(name, how) for name in ("opus", "aac", "wav") for how in 
 def test_formats_come_while_they_are_made(server, monkeypatch, name, stream_format):
     """The second piece of the text is not begun before the first was heard."""
     pieces, heard = hold_second_piece(monkeypatch, server.service.engine)
-    text = " ".join([TEXT] * 4)
+    text = " ".join([TEXT] * 3)
     body = {"model": "demo", "input": text, "response_format": name, "stream_format": stream_format}
     with stream("POST", server.url + SPEECH, json=body) as answer:
         chunks = answer.iter_raw()
@@ -206,8 +207,7 @@ def test_written_text_is_normalized_and_pauses_are_silence():
     with ready(small_demo, defaults={"lexicon": LEXICON, "normalize": "auto"}) as server:
         request = {"input": WRITTEN, "voice": "ada", "seed": 5, "response_format": "pcm", "language": "en"}
         options = {"normalize": "auto", "lexicon": LEXICON, "language": "en"}
-        for trim in ("none", "both"):
-            assert server.post(**request, trim=trim).content == said(server, WRITTEN, trim=trim, **options)
+        assert server.post(**request, trim="both").content == said(server, WRITTEN, trim="both", **options)
         malformed = server.post(**request | {"input": "Hello [pause soon]."})
         assert malformed.status_code == 400 and "pause 500ms" in malformed.json()["error"]["message"]
 
@@ -274,7 +274,7 @@ def entries(answer: httpx.Response) -> list[dict]:
 
 
 def test_a_batch_is_answered_in_order_with_an_error_for_what_cannot_be_said(server, client):
-    inputs = [TEXT * 2, {"input": "Hi.", "voice": {"id": "ash"}, "seed": 6}, {"input": "No.", "voice": "nobody"}]
+    inputs = [TEXT, {"input": "Hi.", "voice": {"id": "ash"}, "seed": 6}, {"input": "No.", "voice": "nobody"}]
     inputs += [" ", "x" * 601, {"input": TEXT, "language": "en"}]
     answer = client.post(
         "/audio/speech/batch",
@@ -282,7 +282,7 @@ def test_a_batch_is_answered_in_order_with_an_error_for_what_cannot_be_said(serv
         cast_to=httpx.Response,
     )
     one, two, *wrong, last = entries(answer)
-    assert base64.b64decode(one["audio"]) == said(server, TEXT * 2) and one["seed"] == 5 and one["format"] == "pcm"
+    assert base64.b64decode(one["audio"]) == said(server, TEXT) and one["seed"] == 5 and one["format"] == "pcm"
     assert base64.b64decode(two["audio"]) == said(server, "Hi.", 6, speaker="max") and two["seed"] == 6
     assert base64.b64decode(last["audio"]) == said(server, language="english")
     assert last["usage"]["output_tokens"] == len(base64.b64decode(last["audio"])) // 3840
@@ -302,7 +302,7 @@ def test_a_batch_takes_all_slots_and_no_more(server, monkeypatch):
         return begin(*args)
 
     monkeypatch.setattr(engine, "begin", count_and_begin)
-    assert len(entries(server.post(BATCH, inputs=["Hi there."] * 6, response_format="pcm"))) == 6
+    assert len(entries(server.post(BATCH, inputs=["Hi."] * 6, response_format="pcm"))) == 6
     assert most == SLOTS
 
 
@@ -385,12 +385,12 @@ def test_voices_are_made_replaced_and_deleted_by_forms(studio):
     same, voices = server.service.saved_voices.by_name["same"], server.service.saved_voices.by_name
     assert torch.equal(first.speaker_embedding, same.speaker_embedding), "JSON and a form, the same voice"
     url = f"{server.url}{VOICES}/Ben"
-    replaced = httpx.put(url, data={"text": "Noise."}, files={"audio": ("x", recording(2))}, timeout=PATIENCE_S)
+    replaced = request("PUT", url, data={"text": "Noise."}, files={"audio": ("x", recording(2))})
     assert replaced.status_code == 200 and replaced.json()["id"] == "ben"
     assert voices["ben"].ref_text == "Noise." and Voice.load(folder / "ben.safetensors").ref_text == "Noise."
     assert {path.stem for path in folder.iterdir()} == {"anna", "ben", "same"}
     for name in ("ben", "same", "anna"):
-        deleted = httpx.delete(f"{server.url}{VOICES}/{name}", timeout=PATIENCE_S)
+        deleted = request("DELETE", f"{server.url}{VOICES}/{name}")
         assert deleted.json() == {"id": name, "object": "voice", "deleted": True}
     assert not list(folder.iterdir()) and not get(server.url + VOICES).json()["data"]
     for name in ("ben", "default"):
@@ -437,14 +437,14 @@ def test_what_is_no_voice_is_refused(studio):
         error = refused.json()["error"]
         assert refused.status_code == status and words in error["message"] and error["param"] == param, wrong
     for method in ("PUT", "DELETE"):
-        refused = httpx.request(method, f"{server.url}{VOICES}/nobody", timeout=PATIENCE_S)
+        refused = request(method, f"{server.url}{VOICES}/nobody")
         assert refused.status_code == 404 and "there is no saved voice 'nobody'" in refused.json()["error"]["message"]
     assert [path.stem for path in folder.iterdir()] == ["anna"]
 
 
 @pytest.mark.parametrize("method, path", [("POST", VOICES), ("PUT", f"{VOICES}/ada"), ("DELETE", f"{VOICES}/ada")])
 def test_without_leave_nobody_changes_voices(server, method, path):
-    refused = httpx.request(method, server.url + path, timeout=PATIENCE_S)
+    refused = request(method, server.url + path)
     assert refused.status_code in (404, 405) and "start it with --allow-upload" in refused.json()["error"]["message"]
 
 
@@ -477,23 +477,11 @@ def check_told(answer: httpx.Response) -> None:
         assert error["message"] and error["code"] and not any(words in error["message"] for words in PYDANTIC)
 
 
-@pytest.mark.parametrize(
-    "path, bodies",
-    [
-        pytest.param(SPEECH, SPEECH_BODY, id="speech"),
-        pytest.param(SPEECH, EVENT_BODY, id="events", marks=pytest.mark.slow),
-        pytest.param(BATCH, BATCH_BODY, id="batch", marks=pytest.mark.slow),
-    ],
-)
-def test_no_body_leaves_anything_behind(server, caplog, path, bodies):
-    @FUZZ
-    @given(bodies)
-    def check(body) -> None:
-        check_told(post(server.url + path, content=json.dumps(body), headers={"content-type": "application/json"}))
-
-    check()
+@fuzzed(st.tuples(st.just(SPEECH), SPEECH_BODY | EVENT_BODY) | st.tuples(st.just(BATCH), BATCH_BODY))
+def test_no_body_leaves_anything_behind(server, asked):
+    path, body = asked
+    check_told(post(server.url + path, content=json.dumps(body), headers={"content-type": "application/json"}))
     server.at_rest()
-    assert "Traceback" not in caplog.text
 
 
 @pytest.mark.slow
@@ -516,7 +504,7 @@ def test_no_voice_is_made_of_whatever_comes(studio, caplog):
     @FUZZ
     @given(st.text(max_size=80))
     def check_name(name) -> None:
-        check_told(httpx.delete(f"{server.url}{VOICES}/{quote(name, safe='')}", timeout=PATIENCE_S))
+        check_told(request("DELETE", f"{server.url}{VOICES}/{quote(name, safe='')}", timeout=PATIENCE_S))
 
     for check in (check_json, check_form, check_name):
         check()
