@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from kept import ENGINES, Kept, kept
 from machines import pretend
 from probes import probed
 from waiting import PATIENCE_S
@@ -147,6 +148,19 @@ def engine_for():
         engine.close()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def kept_engines_are_closed():
+    yield
+    for engine in ENGINES.values():
+        engine.close()
+
+
+@pytest.fixture
+def loads_once(monkeypatch):
+    """What calls `TTSEngine.load` gets an engine that the whole run shares."""
+    monkeypatch.setattr(TTSEngine, "load", kept)
+
+
 class Backend:
     """Where the engine's tests run: the PyTorch backend on a CPU, or the megakernel on a GPU."""
 
@@ -165,6 +179,10 @@ class Backend:
     def load(self, folder: Path | str | None = None, **options) -> TTSEngine:
         """An engine that a test may break."""
         return TTSEngine.load(folder or self.folder(), **(self._options | options))
+
+    def demo(self, **options) -> Kept:
+        """The demo's engine that the whole run shares."""
+        return kept("demo", **(self._options | {"max_streams": 4} | options))
 
     def probed(self, folder: Path | str | None = None, **options) -> TTSEngine:
         """The same with parts that a test may replace."""

@@ -2,13 +2,17 @@
 
 import contextlib
 import json
+import logging
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from serving import PATIENCE_S, TEXT, Running, connect, post, stream
+from waiting import slow_case
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection
 
@@ -19,6 +23,30 @@ JUNK = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
     max_leaves=5,
 )
+
+
+def fuzzed(strategy: st.SearchStrategy, server: str = "server") -> Callable[[Callable], Callable]:
+    """A test that is given a fixture and examples of it, few of them in `make test`."""
+    shares = {"deadline": None, "suppress_health_check": list(HealthCheck)}
+
+    def decorate(test: Callable) -> Callable:
+        @pytest.mark.parametrize("examples", [15, slow_case(80)])
+        def each(request, caplog, examples):
+            fixture = request.getfixturevalue(server)
+
+            @settings(max_examples=examples, **shares)
+            @given(strategy)
+            def check(sent) -> None:
+                test(fixture, sent)
+
+            with caplog.at_level(logging.DEBUG):
+                check()
+            assert "Traceback" not in caplog.text and not [record for record in caplog.records if record.exc_info]
+
+        each.__name__, each.__doc__ = test.__name__, test.__doc__
+        return each
+
+    return decorate
 
 
 @dataclass

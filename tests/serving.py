@@ -6,12 +6,12 @@ import io
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from functools import partial
 
 import httpx
 import numpy as np
 import soundfile
 import uvicorn
+from kept import Kept, kept
 from waiting import PATIENCE_S, until
 from websockets.sync.client import ClientConnection
 from websockets.sync.client import connect as open_socket
@@ -21,16 +21,22 @@ from qwen_megakernel.checkpoint.synthetic import NO_EOS
 from qwen_megakernel.engine.audio import Audio
 from qwen_megakernel.model.pcm import pcm16
 from qwen_megakernel.server.app import make_app, protocol_of
+from qwen_megakernel.server.bodies import SPEECH
 from qwen_megakernel.server.service import EngineService
 
 TEXT = "Hello there, how are you today?"
-get, post, stream = (partial(send, timeout=PATIENCE_S) for send in (httpx.get, httpx.post, httpx.stream))
-"""As httpx has them, but for their 5 s of patience."""
+_client = httpx.Client(timeout=PATIENCE_S, limits=httpx.Limits(max_keepalive_connections=0))
+get, post, stream, request = _client.get, _client.post, _client.stream, _client.request
+"""As httpx has them, but for their 5 s of patience, and for certificates, which each of its calls loads anew."""
 
 
 def connect(url: str, **options) -> ClientConnection:
     """A WebSocket, with our patience."""
     return open_socket(url, open_timeout=PATIENCE_S, **options)
+
+
+MADE: dict[str, Audio] = {}
+"""By the model and what was asked of it: the demo says the same to every test."""
 
 
 class Running:
@@ -40,21 +46,29 @@ class Running:
 
     def __init__(self, port: int, service: EngineService):
         self.port, self.service = port, service
-        self.made: dict[str, Audio] = {}  # by what was asked for
         self.url, self.socket_url = f"http://127.0.0.1:{port}", f"ws://127.0.0.1:{port}/v1/audio/speech/socket"
         self.stream_url = f"ws://127.0.0.1:{port}/v1/audio/speech/stream"
+
+    def post(self, path: str = SPEECH, **body) -> httpx.Response:
+        """The answer to a body: of ada and `TEXT` for speech, unless told otherwise."""
+        speech = {"input": TEXT, "voice": "ada"} if path == SPEECH else {}
+        return post(self.url + path, json={"model": "demo"} | speech | body)
 
     def at_rest(self, seconds: float = PATIENCE_S) -> None:
         until(lambda: not self.service.sessions and self.service.engine.health()["streams"] == 0, seconds)
 
 
 def audio_of(server: Running, text: str = TEXT, seed: int = 5, **options) -> Audio:
-    """What the server's engine says, with ada's voice unless told otherwise; made once."""
-    options = {"speaker": "ada"} | options
-    asked = f"{text!r} {seed} {sorted(options.items())}"
-    if asked not in server.made:
-        server.made[asked] = server.service.engine.generate(text, sampling=SamplingParams(seed=seed), **options)
-    return server.made[asked]
+    """What the server's engine says, with ada's voice unless told otherwise."""
+    return made_by(server.service.engine, text, sampling=SamplingParams(seed=seed), **{"speaker": "ada"} | options)
+
+
+def made_by(engine: TTSEngine, text: str, **options) -> Audio:
+    """What an engine says; made once."""
+    asked = f"{engine.backend} {engine.model} {engine.threads} {text!r} {sorted(options.items())}"
+    if asked not in MADE:
+        MADE[asked] = engine.generate(text, **options)
+    return MADE[asked]
 
 
 def said(server: Running, text: str = TEXT, seed: int = 5, **options) -> bytes:
@@ -67,19 +81,6 @@ def recording(seed: int = 1, seconds: float = 1.0, rate: int = 24000, channels: 
     file, samples = io.BytesIO(), np.random.default_rng(seed).uniform(-0.3, 0.3, (int(seconds * rate), channels))
     soundfile.write(file, samples.astype(np.float32), rate, format="WAV", subtype="FLOAT")
     return file.getvalue()
-
-
-class Kept:
-    """An engine that a server may not close."""
-
-    def __init__(self, engine: TTSEngine):
-        self._engine = engine
-
-    def __getattr__(self, name: str):
-        return getattr(self._engine, name)
-
-    def close(self) -> None:
-        """Who loaded it does that."""
 
 
 @contextlib.contextmanager
@@ -167,9 +168,9 @@ def asgi(load: Callable[[], TTSEngine], path: str, receive: Callable, send: Call
     asyncio.run(main())
 
 
-def small_demo() -> TTSEngine:
-    options = {"max_streams": 4, "max_positions": 160, "max_queue": 4, "queue_timeout": PATIENCE_S}
-    return TTSEngine.load("demo", device="cpu", **options)
+def small_demo(**options) -> Kept:
+    sizes = {"max_streams": 4, "max_positions": 160, "max_queue": 4, "queue_timeout": PATIENCE_S}
+    return kept("demo", device="cpu", **(sizes | options))
 
 
 def hold_second_piece(monkeypatch, engine: TTSEngine) -> tuple[list[str], threading.Event]:

@@ -24,6 +24,8 @@ from qwen_megakernel.commands.manifest import Manifest
 from qwen_megakernel.model.pcm import pcm16
 from qwen_megakernel.speech.encoders import FORMATS
 
+pytestmark = pytest.mark.usefixtures("loads_once")
+
 ROOT = Path(__file__).parents[1]
 LINES = ["Yes.", "Hello there.", "How are you?", "No.", "It is late.", "Good day.", "Well then.", "So be it."]
 

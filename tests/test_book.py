@@ -15,6 +15,7 @@ from cases import reference_audio
 from hypothesis import given
 from hypothesis import strategies as st
 from loudness import integrated_loudness
+from waiting import slow_case
 
 from qwen_megakernel import SamplingParams, TextError, TTSEngine
 from qwen_megakernel.cli import main
@@ -29,8 +30,10 @@ from qwen_megakernel.model.text import sentences_of, split_evenly
 from qwen_megakernel.speech import encoders
 from qwen_megakernel.text.front_end import TextFrontEnd
 
+pytestmark = pytest.mark.usefixtures("loads_once")
+
 RATE = 24000
-PLAIN = TextFrontEnd()
+PLAIN, LATE = TextFrontEnd(), "It is late."
 BOOK = """# One
 
 Yes. "No!" he said.
@@ -380,8 +383,11 @@ def test_chapter_marks_are_in_an_mpeg4_file():
 # ---------------------------------------------------------------- the command
 
 
-@pytest.mark.parametrize("trim", ["none", "both"])
-@pytest.mark.parametrize("text", ["It is late.", "[pause 200ms] It is late. [pause 300ms]"])
+@pytest.mark.parametrize(
+    "text, trim",
+    [(LATE, "none"), (f"[pause 200ms] {LATE} [pause 300ms]", "both")]
+    + [slow_case(LATE, "both"), slow_case(f"[pause 200ms] {LATE} [pause 300ms]", "none")],
+)
 def test_a_text_of_one_piece_is_what_generate_says(text, trim):
     """Nothing is cut from it unless that is asked for."""
     with TTSEngine.load("demo", device="cpu", threads=1, max_streams=1) as engine:

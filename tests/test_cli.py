@@ -16,12 +16,15 @@ import pytest
 import soundfile
 import torch
 from cases import reference_audio
+from waiting import slow_case
 
 import demo_pipeline
 from qwen_megakernel import SamplingParams, TTSEngine, Voice, bot_page
 from qwen_megakernel.checkpoint.load import DEMO_NOTICE, PUBLISHED
 from qwen_megakernel.cli import main
 from qwen_megakernel.model.pcm import pcm16
+
+pytestmark = pytest.mark.usefixtures("loads_once")
 
 ROOT = Path(__file__).parents[1]
 
@@ -52,7 +55,7 @@ def pcm_of(path: Path) -> bytes:
     return soundfile.read(path, dtype="int16")[0].tobytes()
 
 
-@pytest.mark.parametrize("layout, mode", [("whole", True), ("streaming", False), (None, True)])
+@pytest.mark.parametrize("layout, mode", [slow_case("whole", True), ("streaming", False), (None, True)])
 def test_the_layout_can_be_chosen(tmp_path, engine_for, layout, mode):
     extra = ["--layout", layout] if layout else []
     text = "Hello there, how are you?"

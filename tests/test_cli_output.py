@@ -28,6 +28,8 @@ from qwen_megakernel.engine.utterance import ChunkStream
 from qwen_megakernel.model.pcm import pcm16
 from qwen_megakernel.speech.encoders import ENDINGS, FORMATS
 
+pytestmark = pytest.mark.usefixtures("loads_once")
+
 ROOT = Path(__file__).parents[1]
 DEMO = [sys.executable, str(ROOT / "demo_pipeline.py")]
 RATE = 24000

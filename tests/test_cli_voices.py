@@ -13,6 +13,8 @@ from qwen_megakernel.checkpoint.load import Checkpoint
 from qwen_megakernel.cli import main
 from qwen_megakernel.model import voice as voice_module
 
+pytestmark = pytest.mark.usefixtures("loads_once")
+
 RATE = 24000
 
 

@@ -11,6 +11,7 @@ import re
 
 import pytest
 from conversations import END, START, Script, Talk, heard_something, tokens, turn, until, until_heard
+from kept import Kept
 from pipecat.frames.frames import (
     AggregatedTextFrame,
     BotBackchannelFrame,
@@ -31,7 +32,7 @@ from pipecat.frames.frames import (
 from pipecat.processors.filters.function_filter import FunctionFilter
 from pipecat.services.tts_service import TextAggregationMode
 from pipelines import of, one_start_and_stop
-from serving import Kept, ready
+from serving import ready
 from waiting import PATIENCE_S
 from waiting import until as until_true
 
@@ -304,7 +305,7 @@ QUICK = {
     "a voice that is not there",
 }
 CASES = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in SCRIPTS]
-AT_ONCE = 8
+AT_ONCE = 12
 
 
 @pytest.fixture(scope="module")

@@ -90,6 +90,7 @@ REFUSED = [
     (HTTP, "response_format", "vorbis", "'mp3', 'opus', 'aac', 'flac', 'wav' or 'pcm', got 'vorbis'"),
     (HTTP, "stream_format", "events", "stream_format must be 'audio' or 'sse', got 'events'"),
     (HTTP, "\ud800", 1, "a field's name must be valid Unicode"),
+    *((HTTP, "retries", value, "retries must be") for value in (-1, 6, 1.5, "2", True)),
     (("socket",), "end", "yes", "end must be true or false, got 'yes'"),
     (("socket",), "end", False, "text that comes in pieces needs the streaming layout: leave non_streaming_mode"),
     (("socket",), "chunk_frames", [0], "chunk_frames"),
@@ -207,7 +208,7 @@ def test_who_hangs_up_frees_the_slot(server, where, end):
 @at_every_entrance
 def test_who_does_not_read_is_let_go(entrance):
     """A connection that takes a few chunks and then no more."""
-    taken, messages = [], [*entrance.messages(" ".join([TEXT] * 8))]
+    taken, messages = [], [*entrance.messages(" ".join([TEXT] * 4))]
 
     async def stall(message) -> None:
         taken.append(message)

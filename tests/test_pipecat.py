@@ -6,13 +6,13 @@ import gc
 import re
 import threading
 import time
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import pytest
 import soxr
 import torch
 from callers import parts_of
+from kept import Kept
 from listener import PacedOutput
 from pipecat.frames.frames import (
     ErrorFrame,
@@ -34,9 +34,10 @@ from pipecat.pipeline.pipeline import Pipeline
 from pipecat.services.tts_service import TextAggregationMode
 from pipecat.transcriptions.language import Language
 from pipecat.utils.errors import ErrorCategory
-from pipelines import NO_TIME_OUT, PATIENCE_S, Until, came, of, one_start_and_stop, pcm, play, turn, until
+from pipelines import NO_TIME_OUT, Until, came, of, one_start_and_stop, pcm, play, turn, until
 from probes import probed
-from serving import Kept, ready
+from serving import made_by, ready
+from waiting import slow_case
 from waiting import until as until_true
 
 from qwen_megakernel import (
@@ -63,13 +64,13 @@ Settings = MegakernelTTSService.Settings
 SAVED_VOICE = Voice(torch.zeros(8), None, None, "0")
 SENTENCE, TOKEN = TextAggregationMode.SENTENCE, TextAggregationMode.TOKEN
 in_both_modes = pytest.mark.parametrize("mode", [SENTENCE, TOKEN])
+mostly_in_token_mode = pytest.mark.parametrize("mode", [slow_case(SENTENCE), TOKEN])
 LEXICON = Lexicon({"sql": "sequel"})
 
 
 @pytest.fixture(scope="module")
 def engine(backend):
-    with backend.load("demo", max_streams=4, queue_timeout=PATIENCE_S) as engine:
-        yield engine
+    return backend.demo()
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +90,7 @@ def service_of(engine, seed: int = 3, **options) -> MegakernelTTSService:
     return MegakernelTTSService(engine=engine, settings=settings, trim_leading_silence=False, **options)
 
 
-@pytest.fixture(params=["local", pytest.param("remote", marks=pytest.mark.slow)])
+@pytest.fixture(params=["local", slow_case("remote")])
 def make(request, engine):
     """make(mode, **settings) -> a service with this engine in its process or behind a server."""
     remote = request.param == "remote"
@@ -105,16 +106,10 @@ def make(request, engine):
     return make
 
 
-MADE = WeakKeyDictionary()
-
-
 def said(engine, text: str, mode=SENTENCE, **request) -> np.ndarray:
-    """What the engine makes of it with the settings of `service_of` and `make`, int16; made once."""
+    """What the engine makes of it with the settings of `service_of` and `make`, int16."""
     request = {"speaker": "ada", "sampling": SamplingParams(seed=3), "non_streaming_mode": mode is not TOKEN} | request
-    made, asked = MADE.setdefault(engine, {}), f"{text!r} {sorted(request.items())}"
-    if asked not in made:
-        made[asked] = np.rint(np.clip(engine.generate(text, **request).samples, -1, 1) * 32767).astype(np.int16)
-    return made[asked]
+    return np.rint(np.clip(made_by(engine, text, **request).samples, -1, 1) * 32767).astype(np.int16)
 
 
 def same(heard: np.ndarray, *expected: np.ndarray, most: int = 1) -> bool:
@@ -153,7 +148,7 @@ def test_the_layout_of_sentences_can_be_chosen_and_changed(engine, make, layout)
     assert same(pcm(down), *expected, most=0) and not of(up, ErrorFrame)
 
 
-@in_both_modes
+@mostly_in_token_mode
 def test_written_text_is_normalized_and_the_context_has_it_as_it_was_written(engine, make, mode):
     text = "**SQL** runs 5 km."
     service = make(mode, LEXICON, language="en", normalize="auto")
@@ -204,8 +199,8 @@ def test_speech_starts_before_the_turn_ends(make):
     assert of(down[:end], TTSAudioRawFrame)
 
 
-@pytest.mark.parametrize("rate", [8000, *(pytest.param(rate, marks=pytest.mark.slow) for rate in (16000, 48000))])
-@in_both_modes
+@pytest.mark.parametrize("rate", [8000, slow_case(16000), slow_case(48000)])
+@mostly_in_token_mode
 def test_other_rates_have_all_of_it_and_a_first_chunk_with_sound(engine, make, rate, mode):
     down, _ = run(make(mode), turn("Hello there, how are you?"), rate)
     frames, heard = of(down, TTSAudioRawFrame), pcm(down) / 32767
@@ -330,7 +325,7 @@ def test_a_change_of_voice_is_heard_from_the_next_sentence_on(engine, make):
     assert not of(up, ErrorFrame)
 
 
-@in_both_modes
+@mostly_in_token_mode
 def test_the_speed_changes_in_mid_call(engine, make, mode):
     text, frames = "Yes.", []
     for speed in (None, 2.0, 0.5, 1.0):
@@ -399,18 +394,14 @@ LOCAL_WRONG = [
 ]
 
 
-CHANGES = [("local", *row) for row in WRONG + LOCAL_WRONG]
-CHANGES += [pytest.param("remote", *row, marks=pytest.mark.slow) for row in WRONG]
-CHANGES += [("local", {"instruct": "\ud800"}, RequestError, "instruct")]
-
-
-@pytest.mark.parametrize("make, change, _kind, message", CHANGES, indirect=["make"], ids=str)
-def test_a_change_that_cannot_be_is_refused_and_nothing_changes(engine, make, change, _kind, message):
-    service = make()
-    down, up = run(service, [update(**change), TTSSpeakFrame("Yes.")])
-    error = of(up, ErrorFrame)[0]
-    assert re.search(message, error.error) and error.category is ErrorCategory.INVALID_REQUEST and service.is_usable
-    assert same(pcm(down), said(engine, "Yes."), most=0)
+def test_changes_that_cannot_be_are_refused_and_nothing_changes(engine, make):
+    service, rows = make(), [*WRONG]
+    if isinstance(service, MegakernelTTSService):
+        rows += [*LOCAL_WRONG, ({"instruct": "\ud800"}, RequestError, "instruct")]
+    down, up = run(service, [*(update(**change) for change, *_ in rows), TTSSpeakFrame("Yes.")])
+    for error, (change, _, message) in zip(of(up, ErrorFrame), rows, strict=True):
+        assert re.search(message, error.error) and error.category is ErrorCategory.INVALID_REQUEST, change
+    assert service.is_usable and same(pcm(down), said(engine, "Yes."), most=0)
 
 
 def test_a_change_to_the_layout_of_whole_text_is_refused_in_token_mode(engine, make):
@@ -608,7 +599,7 @@ def test_words_come_in_order_and_never_ahead_of_their_audio(engine, monkeypatch)
                 assert (frame.pts - first) / 1e9 <= made + 1e-6
 
 
-@in_both_modes
+@mostly_in_token_mode
 def test_the_transport_gets_the_first_frame_before_pipecat_gets_words(engine, monkeypatch, mode):
     monkeypatch.setattr(audio_context, "_HEAD_START_S", 0.5)  # also enough on a busy machine
     service, output, sent = service_of(engine, text_aggregation_mode=mode), PacedOutput(), []

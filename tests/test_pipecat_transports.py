@@ -38,7 +38,7 @@ from pipecat.transports.websocket.server import (
 )
 from pipecat.workers.runner import WorkerRunner
 from pipelines import PATIENCE_S, Prepared, turn, until
-from test_pipecat import in_both_modes, said, service_of
+from test_pipecat import mostly_in_token_mode, said, service_of
 from websockets.asyncio.client import connect
 
 from qwen_megakernel.pipecat_tts import MegakernelTTSService
@@ -49,8 +49,7 @@ LONG = "One two three four five six seven eight nine ten eleven twelve thirteen 
 
 @pytest.fixture(scope="module")
 def engine(backend):
-    with backend.load("demo", max_streams=4, queue_timeout=PATIENCE_S) as engine:
-        yield engine
+    return backend.demo()
 
 
 @asynccontextmanager
@@ -95,7 +94,7 @@ class Watched(BaseObserver):
 # ---------------------------------------------------------------- a paced output
 
 
-@in_both_modes
+@mostly_in_token_mode
 def test_at_playing_speed_a_turn_is_whole_and_the_bot_speaks_once(engine, mode):
     async def play():
         output = PacedOutput()
@@ -113,7 +112,7 @@ def test_at_playing_speed_a_turn_is_whole_and_the_bot_speaks_once(engine, mode):
     assert kinds == [BotStartedSpeakingFrame, BotStoppedSpeakingFrame]
 
 
-@in_both_modes
+@mostly_in_token_mode
 def test_after_an_interruption_the_context_holds_the_words_that_were_heard(engine, mode):
     """And nothing more is heard, until the next turn, which is heard whole."""
 
@@ -463,7 +462,8 @@ def test_the_demos_bot_asks_an_openai_compatible_server(engine, monkeypatch):
 
 
 @webrtc
-@pytest.mark.parametrize("name", ["minimal_bot", pytest.param("token_mode", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["minimal_bot", "token_mode"])
 def test_examples_that_talk(name):
     bot = load_script(f"examples/{name}.py").bot
     caller = asyncio.run(chat(bot, "Hello! What", ("Count to three.", "One, two, three.")))

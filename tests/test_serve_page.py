@@ -10,6 +10,7 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
+from kept import Kept
 from serving import (
     PATIENCE_S,
     TEXT,
@@ -23,8 +24,10 @@ from serving import (
     recording,
     running,
     said,
+    small_demo,
     until,
 )
+from waiting import slow_case
 from websockets.exceptions import InvalidStatus
 
 from qwen_megakernel import TTSEngine, Voice, cli
@@ -55,9 +58,8 @@ WATCH = """
 """
 
 
-def demo() -> TTSEngine:
-    options = {"max_streams": 4, "max_positions": 600, "max_queue": 4, "queue_timeout": PATIENCE_S}
-    return TTSEngine.load("demo", device="cpu", **options)
+def demo() -> Kept:
+    return small_demo(max_positions=600)
 
 
 @pytest.fixture(scope="module")
@@ -325,7 +327,7 @@ BROKEN = "window.AudioContext = function () { throw Error() }"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("missing", ["delete window.AudioContext", pytest.param(BROKEN, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("missing", ["delete window.AudioContext", BROKEN])
 def test_without_sound_the_figures_and_the_download_remain(server, visit, fresh_seed, missing):
     with visit(server, script=missing) as seen:
         silent = waveform(seen)
@@ -359,11 +361,10 @@ REFUSALS = {
 }
 
 
-SLOW = [pytest.param(*pair, marks=pytest.mark.slow) for pair in (("unanswered", "mouse"), ("refused", "finger"))]
-SLOW += [pytest.param(refusal, "key", marks=pytest.mark.slow) for refusal in REFUSALS]
+TAPS = [(refusal, tap) for refusal in REFUSALS for tap in ("mouse", "finger", "key")]
 
 
-@pytest.mark.parametrize("refusal, tap", [("refused", "mouse"), ("unanswered", "finger"), *SLOW])
+@pytest.mark.parametrize("refusal, tap", [TAPS[0], *(slow_case(*pair) for pair in TAPS[1:])])
 def test_blocked_sound_is_told_and_heard_from_its_beginning_after_a_tap(server, visit, fresh_seed, refusal, tap):
     with visit(server, script=BLOCKED % REFUSALS[refusal], has_touch=True) as seen:
         assert seen.text("note") == ""
@@ -432,7 +433,7 @@ def test_it_clones_what_is_chosen_or_recorded(tiny, tmp_path, visit):
         seen.problems[:] = [problem for problem in seen.problems if "400" not in problem]  # the name that was taken
 
 
-@pytest.mark.parametrize("where", ["here", pytest.param("elsewhere", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("where", ["here", slow_case("elsewhere")])
 def test_without_a_voice_nothing_can_be_said_until_one_was_made(tiny, tmp_path, visit, fresh_seed, where):
     with cloning(tiny, ui=True, upload=True, voices=tmp_path) as server, visit(server) as seen:
         seen.expect("note", "no voice yet")
@@ -459,6 +460,7 @@ def test_without_a_voice_nothing_can_be_said_until_one_was_made(tiny, tmp_path, 
         assert seen.say(seed=fresh_seed) == said(server, seed=fresh_seed, speaker=None, voice=voice)
 
 
+@pytest.mark.slow
 def test_a_model_that_needs_no_voice_offers_the_default_one(tiny, visit):
     folder = tiny("voice_design", size="tiny", eos_gain=2.0)
     options = {"device": "cpu", "max_streams": 2, "max_positions": 512}
@@ -616,7 +618,7 @@ SWAGGER = """
 """
 
 
-@pytest.mark.parametrize("online", [True, False])
+@pytest.mark.parametrize("online", [True, slow_case(False)])
 def test_docs_shows_the_api_and_its_foreign_script_reaches_nobody_else(server, browser, online):
     """With a script in Swagger UI's place: no test fetches the real one."""
     page, asked_for = browser.new_page(), []
@@ -659,7 +661,7 @@ def test_the_option_reaches_the_server(monkeypatch):
 # ---------------------------------------------------------------- how it looks
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", ["light", slow_case("dark")])
 def test_on_a_phone_all_of_it_can_be_reached_with_a_thumb(server, visit, scheme):
     with visit(server, color_scheme=scheme, has_touch=True) as seen:
         page = seen.page

@@ -8,9 +8,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from callers import sounds
+from kept import kept
 from waiting import PATIENCE_S
 
-from qwen_megakernel import Chunk, EngineBusy, RequestError, TTSEngine
+from qwen_megakernel import Chunk, EngineBusy, RequestError
 from qwen_megakernel.model.turn_text import Turn, TurnText
 from qwen_megakernel.speech.events import Ended, Words
 from qwen_megakernel.speech.session import FLUSH, SpeechSession
@@ -196,8 +197,7 @@ def test_a_session_whose_loop_is_closed_is_cancelled(executor):
 
 @pytest.fixture(scope="module")
 def engine():
-    with TTSEngine.load("demo", device="cpu", threads=1, max_streams=1, max_queue=0) as engine:
-        yield engine
+    return kept("demo", device="cpu", threads=1, max_streams=1, max_queue=0)
 
 
 def run(engine, executor, text, pieces=(), within_s=PATIENCE_S, how=None, **options):

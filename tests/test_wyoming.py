@@ -16,11 +16,11 @@ from pathlib import Path
 import pytest
 import yaml
 from callers import parts_of
-from entrances import JUNK
-from hypothesis import HealthCheck, given, settings
+from entrances import JUNK, fuzzed
 from hypothesis import strategies as st
-from serving import PATIENCE_S, TEXT, places_taken, said, until
+from serving import PATIENCE_S, TEXT, places_taken, said, small_demo, until
 from serving import Running as RunningService
+from waiting import slow_case
 
 pytest.importorskip("wyoming", reason="the extra [wyoming] is not installed")
 
@@ -48,14 +48,9 @@ from qwen_megakernel.server.wyoming_api import WyomingServer, bind  # noqa: E402
 from qwen_megakernel.speech.session import SpeechSession  # noqa: E402
 
 ROOT = Path(__file__).parents[1]
-LONG = " ".join([TEXT] * 4)
+LONG = " ".join([TEXT] * 3)
 ADA, ZOE = SynthesizeVoice(name="ada"), SynthesizeVoice(name="zoe")
 LIMITS = Limits(max_text=600, max_body=8192, idle_s=10 * PATIENCE_S, text_s=10 * PATIENCE_S, total_s=10 * PATIENCE_S)
-
-
-def demo(**options) -> TTSEngine:
-    sizes = {"max_streams": 4, "max_positions": 160, "max_queue": 4, "queue_timeout": PATIENCE_S}
-    return TTSEngine.load("demo", device="cpu", **(sizes | options))
 
 
 class Running(RunningService):
@@ -74,7 +69,7 @@ def listens(listener: socket.socket) -> bool:
 
 
 @contextlib.contextmanager
-def running(load: Callable[[], TTSEngine] = demo, **options) -> Iterator[Running]:
+def running(load: Callable[[], TTSEngine] = small_demo, **options) -> Iterator[Running]:
     """Until the block ends; with `limits`, `voices`, and what `WyomingServer` takes.
 
     It begins once the server listens: who connects before that is refused.
@@ -259,22 +254,22 @@ def test_long_text_is_cut_at_sentences(server, seeds):
 
 
 def test_requests_of_one_connection_come_one_behind_the_other(server, seeds):
+    short = "Hello there."
+
     async def conversation(client):
-        for event in [Synthesize(TEXT, voice=SynthesizeVoice(name="max")), *start(), SynthesizeStop()] * 2:
+        for event in [Synthesize(short, voice=SynthesizeVoice(name="max")), *start(short), SynthesizeStop()] * 2:
             await client.write_event(event.event())
         return [await hear(client, last) for last in (AudioStop, SynthesizeStopped) * 2]
 
-    for heard, wanted in zip(
-        talk(server, conversation), [said(server, speaker="max"), streamed(server, TEXT)] * 2, strict=True
-    ):
+    made = [said(server, short, speaker="max"), streamed(server, short)] * 2
+    for heard, wanted in zip(talk(server, conversation), made, strict=True):
         assert heard.pcm == wanted and heard.times[0] == 0
 
 
-SHORT = [(TEXT, 1), (TEXT, 7), (f"  {TEXT}\n", 7), (LONG, 1000)]
-SLOW = [(f"  {TEXT}\n", 1), *((LONG, size) for size in (1, 7))]
+PIECES = [(TEXT, 1), (f"  {TEXT}\n", 7), slow_case(TEXT, 7), slow_case(f"  {TEXT}\n", 1)]
 
 
-@pytest.mark.parametrize("text, size", SHORT + [pytest.param(*case, marks=pytest.mark.slow) for case in SLOW])
+@pytest.mark.parametrize("text, size", PIECES + [slow_case(LONG, size) for size in (1, 7, 1000)])
 def test_text_in_pieces_is_the_streaming_layout(server, seeds, text, size):
     """With the whole text in front of the stop, as Home Assistant sends it for older servers."""
     pieces = [text[at : at + size] for at in range(0, len(text), size)]
@@ -370,11 +365,7 @@ def start(text: str = TEXT) -> list:
         ([SynthesizeStart(voice=ZOE)], "invalid", "known: ada, max, oliver"),
         ([Synthesize(TEXT, voice=SynthesizeVoice("ada", speaker="max"))], "invalid", "name 'ada' and speaker 'max'"),
         ([Synthesize(TEXT, voice=SynthesizeVoice(language="xx"))], "invalid", "unknown language 'xx'; known: auto"),
-        (
-            [Event("synthesize", {"text": "x", "text_format": "ssml"})],
-            "invalid",
-            "text_format must be 'text'",
-        ),
+        ([Event("synthesize", {"text": "x", "text_format": "ssml"})], "invalid", "text_format must be 'text'"),
         ([Synthesize("x" * 601)], "invalid", "may have at most 600 characters, this one has 601"),
         ([SynthesizeStart(), SynthesizeChunk("Hello. " * 86)], "invalid", "this one has 602"),
         ([Synthesize("x" * 2400)], "protocol", "more than 2400 characters wait"),
@@ -407,7 +398,7 @@ def test_what_has_no_words_is_an_answer_without_audio(server, text, streams):
     assert heard.types[:2] == ["audio-start", "audio-stop"] and not heard.error
 
 
-@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize("streams", [slow_case(False), True])
 def test_an_odd_tag_of_a_language_model_does_not_silence_the_answer(server, seeds, streams):
     text = "Hello there [pause], <break time=500ms/>my <emphasis>friend</emphasis>."
     asked = [SynthesizeStart(), SynthesizeChunk(text), SynthesizeStop()] if streams else [Synthesize(text)]
@@ -468,7 +459,7 @@ def test_data_and_payload_beside_the_header(server):
 
 
 def test_beyond_all_places_it_is_busy():
-    with running(lambda: demo(max_streams=1, max_queue=0)) as server, places_taken(server.service.engine, 1):
+    with running(lambda: small_demo(max_streams=1, max_queue=0)) as server, places_taken(server.service.engine, 1):
         for events in ([Synthesize(TEXT)], start()):
             heard = ask(server, *events)
             assert heard.types == ["error"] and heard.error.code == "busy"
@@ -499,10 +490,15 @@ def test_a_sentence_that_does_not_fit_its_slot_is_told(tiny):
 # ---------------------------------------------------------------- who goes away, who is slow
 
 
+WHOLE, OPEN = [Synthesize(LONG)], start("Hello there, how ")
+
+
 @pytest.mark.parametrize(
-    "events", [[Synthesize(LONG)], start(LONG), start("Hello there, how ")], ids=["whole", "stream", "open"]
+    "how, events",
+    [("close", WHOLE), ("reset", start(LONG)), ("close", OPEN)]
+    + [slow_case("reset", WHOLE), slow_case("close", start(LONG)), slow_case("reset", OPEN)],
+    ids=str,
 )
-@pytest.mark.parametrize("how", ["close", "reset"])
 def test_who_goes_away_frees_the_slot(server, events, how):
     async def conversation(client):
         for event in events:
@@ -573,9 +569,9 @@ sane = st.builds(
 some_bytes = st.binary(max_size=40) | (headers | sane).map(lambda header: json.dumps(header).encode() + b"\n")
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.lists(some_bytes, max_size=8), st.booleans())
-def test_nothing_that_a_client_sends_is_an_error_of_ours(server, sent, hangs_up):
+@fuzzed(st.tuples(st.lists(some_bytes, max_size=8), st.booleans()))
+def test_nothing_that_a_client_sends_is_an_error_of_ours(server, sent_and_hangs_up):
+    sent, hangs_up = sent_and_hangs_up
     with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S) as line, line.makefile("rb") as lines:
         with contextlib.suppress(ConnectionError):
             line.sendall(b"".join(sent))
