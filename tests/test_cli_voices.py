@@ -88,7 +88,9 @@ def test_lists_a_folder_as_a_table_and_as_json(voices, base, capsys):
     assert first == {"name": "anna", "reference_s": 10.0, "fingerprint": fingerprint, "has_text": True}
 
 
-def test_a_folder_with_what_is_no_voice_is_listed_and_told(tmp_path, capsys):
+def test_an_empty_folder_and_one_with_what_is_no_voice_are_told(tmp_path, capsys):
+    assert main(["voices", "list", str(tmp_path)]) == 0
+    assert "holds no *.safetensors" in capsys.readouterr().out
     Voice(torch.ones(48), None, None, "0123").save(tmp_path / "ben.safetensors")
     (tmp_path / "a\x1b[2J.safetensors").write_bytes(b"no voice")
     assert main(["voices", "list", str(tmp_path)]) == 1
@@ -97,11 +99,6 @@ def test_a_folder_with_what_is_no_voice_is_listed_and_told(tmp_path, capsys):
     assert "\x1b" not in printed
     assert main(["voices", "list", "--json", str(tmp_path)]) == 1
     assert "cannot be read" in json.loads(capsys.readouterr().out)[0]["error"]
-
-
-def test_an_empty_folder_says_so(tmp_path, capsys):
-    assert main(["voices", "list", str(tmp_path)]) == 0
-    assert "holds no *.safetensors" in capsys.readouterr().out
 
 
 def test_shows_what_is_in_a_file_and_no_commands_for_the_terminal(voices, base, capsys):
@@ -193,11 +190,11 @@ def test_wrong_words_print_the_usage_of_their_command(args, message, capsys):
     assert message in printed and "usage: qwen-megakernel voices" in printed
 
 
-@pytest.mark.parametrize("place", [1, 2, 4])
-def test_verbose_may_stand_anywhere(place, voices, capsys):
-    command = ["voices", "list", "--json", str(voices)]
-    command.insert(place, "-v")
-    assert main(command) == 0
+def test_verbose_may_stand_anywhere(voices, capsys):
+    for place in (1, 2, 4):
+        command = ["voices", "list", "--json", str(voices)]
+        command.insert(place, "-v")
+        assert main(command) == 0
 
 
 # ---------------------------------------------------------------- other commands
@@ -214,22 +211,15 @@ def test_a_foreign_voice_speaks_on_the_command_line(base, custom, recordings, tm
     assert soundfile.info(tmp_path / "a.wav").frames > 0
 
 
-def test_speak_cannot_use_the_option_without_a_voice(capsys):
+def test_the_option_needs_voices_and_foreign_voices_need_the_option(custom, voices, capsys):
+    """A server tells it before it listens."""
     assert main(["speak", "--text", "Hello.", "--allow-foreign-voice"]) == 1
     assert "--allow-foreign-voice needs a saved voice: give --voice too" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("server", ["serve", "wyoming"])
-def test_a_server_cannot_use_the_option_without_voices(server, capsys):
-    assert main([server, "--allow-foreign-voice"]) == 1
-    assert "--allow-foreign-voice needs the voices of --voices" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("server", ["serve", "wyoming"])
-def test_a_server_with_foreign_voices_needs_the_option(server, custom, voices, capsys):
-    """It is told before the server listens."""
-    assert main([server, "--model", custom, "--device", "cpu", "--voices", str(voices)]) == 1
-    assert "saved voices need a Base checkpoint" in (error := capsys.readouterr().err) and "allow_foreign" in error
+    for server in ("serve", "wyoming"):
+        assert main([server, "--allow-foreign-voice"]) == 1
+        assert "--allow-foreign-voice needs the voices of --voices" in capsys.readouterr().err
+        assert main([server, "--model", custom, "--device", "cpu", "--voices", str(voices)]) == 1
+        assert "saved voices need a Base checkpoint" in (error := capsys.readouterr().err) and "allow_foreign" in error
 
 
 @pytest.mark.parametrize("whose", ["--voice", "--voices"])

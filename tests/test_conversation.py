@@ -31,10 +31,7 @@ from pipecat.serializers.base_serializer import FrameSerializer
 from pipecat.services.settings import STTSettings
 from pipecat.services.stt_service import SegmentedSTTService
 from pipecat.services.tts_service import TextAggregationMode
-from pipecat.transports.websocket.server import (
-    SingleClientWebsocketServerParams,
-    SingleClientWebsocketServerTransport,
-)
+from pipecat.transports.websocket.server import SingleClientWebsocketServerParams, SingleClientWebsocketServerTransport
 from pipecat.turns.user_stop import SpeechTimeoutUserTurnStopStrategy
 from pipecat.turns.user_turn_strategies import UserTurnStrategies
 from pipecat.utils.time import time_now_iso8601

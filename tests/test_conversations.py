@@ -48,20 +48,7 @@ MONDAY = "Your appointment is confirmed for Monday."
 READ = {"normalize": "auto", "language": "en"}
 
 
-WORDS = (
-    "Yes.",
-    " No",
-    " one",
-    " two.",
-    "!",
-    " It is",
-    " so, ",
-    "\n",
-    " <think>Hm.",
-    "</think> Ah.",
-    " [pause] ",
-    " ...",
-)
+WORDS = "Yes.| No| one| two.|!| It is| so, |\n| <think>Hm.|</think> Ah.| [pause] | ...".split("|")
 
 
 def some_steps(rng: random.Random) -> list:
@@ -285,25 +272,12 @@ SCRIPTS = {
 }  # fmt: skip
 SENTENCES_ONLY = {"a context for each sentence"}
 QUICK = {
-    "a greeting",
-    "a turn",
-    "a telephone",
-    "the end in mid-turn",
-    "a cancel in mid-turn",
-    "speech is switched off in mid-turn",
-    "a filter closes in mid-turn",
-    "an interruption during a stall",
-    "a function call behind a sentence",
-    "reasoning across a function call",
-    "dots and dashes",
-    "a pause without a length",
-    "a busy engine",
-    "bare text, then a turn",
-    "an interruption at the first sound",
-    "speech that may not be interrupted",
-    "another voice in a turn",
-    "a voice that is not there",
-}
+    "a greeting", "a turn", "a telephone", "the end in mid-turn", "a cancel in mid-turn",
+    "speech is switched off in mid-turn", "a filter closes in mid-turn", "an interruption during a stall",
+    "a function call behind a sentence", "reasoning across a function call", "dots and dashes",
+    "a pause without a length", "a busy engine", "bare text, then a turn", "an interruption at the first sound",
+    "speech that may not be interrupted", "another voice in a turn", "a voice that is not there",
+}  # fmt: skip
 CASES = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in SCRIPTS]
 AT_ONCE = 12
 

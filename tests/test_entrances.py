@@ -8,19 +8,7 @@ import socket
 import pytest
 from entrances import ENTRANCES
 from probes import kill, probed
-from serving import (
-    PATIENCE_S,
-    TEXT,
-    asgi,
-    connect,
-    get,
-    places_taken,
-    ready,
-    running,
-    said,
-    small_demo,
-    until,
-)
+from serving import PATIENCE_S, TEXT, asgi, connect, get, places_taken, ready, running, said, small_demo, until
 from websockets.exceptions import ConnectionClosed
 
 from qwen_megakernel import BackendError, TTSEngine

@@ -427,9 +427,6 @@ NO_MODEL_HAS = [{"voice": " "}, {"voice": 7}, {"language": 7}, {"language": ""},
 def test_what_no_model_has_is_refused_before_the_model_is_here(service, wrong):
     with pytest.raises(RequestError):
         service(settings=Settings(**wrong), **({} if service is MegakernelTTSService else {"url": "ws://localhost"}))
-
-
-def test_a_url_of_another_kind_is_refused():
     with pytest.raises(RequestError, match="ws://"):
         MegakernelWebsocketTTSService(url="http://localhost")
 

@@ -32,10 +32,7 @@ from pipecat.processors.aggregators.llm_response_universal import LLMContextAggr
 from pipecat.processors.frame_processor import FrameDirection
 from pipecat.serializers.base_serializer import FrameSerializer
 from pipecat.serializers.twilio import TwilioFrameSerializer
-from pipecat.transports.websocket.server import (
-    SingleClientWebsocketServerParams,
-    SingleClientWebsocketServerTransport,
-)
+from pipecat.transports.websocket.server import SingleClientWebsocketServerParams, SingleClientWebsocketServerTransport
 from pipecat.workers.runner import WorkerRunner
 from pipelines import PATIENCE_S, Prepared, turn, until
 from test_pipecat import mostly_in_token_mode, said, service_of

@@ -30,14 +30,7 @@ from wyoming.error import Error  # noqa: E402
 from wyoming.event import Event  # noqa: E402
 from wyoming.info import Describe, Info  # noqa: E402
 from wyoming.ping import Ping  # noqa: E402
-from wyoming.tts import (  # noqa: E402
-    Synthesize,
-    SynthesizeChunk,
-    SynthesizeStart,
-    SynthesizeStop,
-    SynthesizeStopped,
-    SynthesizeVoice,
-)
+from wyoming.tts import Synthesize, SynthesizeChunk, SynthesizeStart, SynthesizeStop, SynthesizeStopped, SynthesizeVoice  # noqa: E402
 
 from qwen_megakernel import TTSEngine, __version__, cli  # noqa: E402
 from qwen_megakernel.checkpoint.synthetic import NO_EOS  # noqa: E402
@@ -388,21 +381,22 @@ def test_what_is_wrong_is_told_and_ends_the_connection(server, events, code, wor
     server.at_rest()
 
 
+def answer(server: Running, text: str, streams: bool) -> Heard:
+    asked = [SynthesizeStart(), SynthesizeChunk(text), SynthesizeStop()] if streams else [Synthesize(text)]
+    return ask(server, *asked, last=SynthesizeStopped if streams else AudioStop)
+
+
 @pytest.mark.parametrize(
     "text", ["  ", "\n", "...", "---", "\U0001f389", "[pause]", "[pause 1s]", "<emphasis></emphasis>"]
 )
-@pytest.mark.parametrize("streams", [False, True])
-def test_what_has_no_words_is_an_answer_without_audio(server, text, streams):
-    asked = [SynthesizeStart(), SynthesizeChunk(text), SynthesizeStop()] if streams else [Synthesize(text)]
-    heard = ask(server, *asked, last=SynthesizeStopped if streams else AudioStop)
-    assert heard.types[:2] == ["audio-start", "audio-stop"] and not heard.error
+def test_what_has_no_words_is_an_answer_without_audio(server, text):
+    for heard in (answer(server, text, False), answer(server, text, True)):
+        assert heard.types[:2] == ["audio-start", "audio-stop"] and not heard.error
 
 
 @pytest.mark.parametrize("streams", [slow_case(False), True])
 def test_an_odd_tag_of_a_language_model_does_not_silence_the_answer(server, seeds, streams):
-    text = "Hello there [pause], <break time=500ms/>my <emphasis>friend</emphasis>."
-    asked = [SynthesizeStart(), SynthesizeChunk(text), SynthesizeStop()] if streams else [Synthesize(text)]
-    heard = ask(server, *asked, last=SynthesizeStopped if streams else AudioStop)
+    heard = answer(server, "Hello there [pause], <break time=500ms/>my <emphasis>friend</emphasis>.", streams)
     wanted = "Hello there , my friend."
     assert not heard.error and heard.pcm == (streamed(server, wanted) if streams else said(server, wanted))
 
@@ -518,19 +512,15 @@ def test_who_says_nothing_is_let_go():
         assert "did not come whole" in talk_bytes(server, JSON % b', "data_length": 5' + b"{")["data"]["text"]
 
 
-def test_a_text_that_does_not_go_on_is_ended():
-    limits = dataclasses.replace(LIMITS, text_s=0.5, idle_s=0.2)
-    with running(limits=limits) as server:
+@pytest.mark.parametrize(
+    "limits, words",
+    [({"text_s": 0.5, "idle_s": 0.2}, "no more text came for 0.5 s"), ({"total_s": 0.3}, "took more than 0.3 s")],
+)
+def test_a_text_that_does_not_go_on_or_takes_too_long_is_ended(limits, words):
+    with running(limits=dataclasses.replace(LIMITS, **limits)) as server:
         for events in (start("Hello there, how "), [SynthesizeStart()]):
             heard = ask(server, *events)
-            assert heard.error.code == "invalid" and "no more text came for 0.5 s" in heard.error.text
-        server.at_rest()
-
-
-def test_a_request_that_takes_too_long_is_ended():
-    with running(limits=dataclasses.replace(LIMITS, total_s=0.3)) as server:
-        heard = ask(server, *start("Hello there, how "))
-        assert heard.error.code == "invalid" and "took more than 0.3 s" in heard.error.text
+            assert heard.error.code == "invalid" and words in heard.error.text
         server.at_rest()
 
 
