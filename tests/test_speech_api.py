@@ -290,6 +290,12 @@ def test_a_batch_is_answered_in_order_with_an_error_for_what_cannot_be_said(serv
     assert all(entry["object"] == "error" and "audio" not in entry for entry in wrong)
 
 
+@pytest.mark.parametrize("name", ["wav", "mp3", "flac"])
+def test_a_batch_holds_whole_files(server, name):
+    for entry in entries(server.post(BATCH, inputs=["Hi.", "Ho."], response_format=name)):
+        assert soundfile.info(io.BytesIO(base64.b64decode(entry["audio"]))).samplerate == 24000
+
+
 def test_a_batch_takes_all_slots_and_no_more(server, monkeypatch):
     engine, most, together = server.service.engine, 0, threading.Barrier(SLOTS)
     begin = engine.begin
