@@ -266,6 +266,7 @@ def test_closing_it_cancels_what_jobs_wait_for():
     until(lambda: hasattr(works[3], "_tell"))
     results.close()
     assert [work.cancelled for work in works] == [False, True, True, True, *[False] * 5] and not runs()
+    assert not list(results), "as of any closed iterator"
 
 
 def test_dropping_it_does_not_wait():

@@ -29,9 +29,17 @@ from qwen_megakernel.errors import BackendError
 log = logging.getLogger(__name__)
 
 SOURCES = (
-    *("frame/frame.cu", "frame/frame_wide.cu", "prompt/text.cu", "prompt/prefill.cu"),
-    *("vocoder/convolutions.cu", "vocoder/rows.cu", "vocoder/transformer.cu"),
-    *("frame/frame_bindings.cpp", "prompt/prompt_bindings.cpp", "vocoder/vocoder_bindings.cpp", "bindings.cpp"),
+    "frame/frame.cu",
+    "frame/frame_wide.cu",
+    "prompt/text.cu",
+    "prompt/prefill.cu",
+    "vocoder/convolutions.cu",
+    "vocoder/rows.cu",
+    "vocoder/transformer.cu",
+    "frame/frame_bindings.cpp",
+    "prompt/prompt_bindings.cpp",
+    "vocoder/vocoder_bindings.cpp",
+    "bindings.cpp",
 )
 """Paths in csrc. torch names objects by stem, so no two files may share a stem."""
 

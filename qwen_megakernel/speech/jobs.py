@@ -169,7 +169,8 @@ class JobResults(Iterator[Result]):
             raise
 
     def close(self) -> None:
-        """Cancel what is open, and wait until that has ended."""
+        """Cancel what is open, and wait until that has ended. No more results come."""
+        self._results.close()
         self._runner.close()
 
     def __del__(self) -> None:
