@@ -36,7 +36,7 @@ class Watchdog:
         self._admission = admission
         self._loop = loop
         self._patience = patience
-        self._device_s = default_s if patience.device_s is None else patience.device_s
+        self._default_s = default_s
         self.hangs = False  # the loop's thread does not come back
 
     def run(self) -> None:
@@ -52,6 +52,10 @@ class Watchdog:
             turn, turn_s = began, turn_s + passed if began is not None and began == turn else 0.0
             if turn_s > self._device_s:
                 self._end()
+
+    @property
+    def _device_s(self) -> float:
+        return self._default_s if self._patience.device_s is None else self._patience.device_s
 
     def _watch_callbacks(self, passed: float) -> None:
         for sequence in self._admission.open.copy():
