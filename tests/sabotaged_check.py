@@ -7,9 +7,8 @@ import sys
 import torch
 
 from qwen_megakernel.backend import megakernel
+from qwen_megakernel.backend.megakernel import MegakernelFrameDecoder as Kernel
 from qwen_megakernel.check import self_check
-
-Kernel = megakernel.MegakernelFrameDecoder
 
 
 def one_weight() -> type[Kernel]:
@@ -46,10 +45,22 @@ def race() -> type[Kernel]:
     return Wrong
 
 
-def spin_limit() -> type[Kernel]:
-    """Every wait inside the kernel gives up at once."""
+def lost_packets() -> type[Kernel]:
+    """Somebody clears what the blocks tell each other, so that a wait inside the kernel never ends."""
     megakernel.SPIN_LIMIT = 1
-    return Kernel
+
+    class Wrong(Kernel):
+        def __init__(self, *args, **options):
+            super().__init__(*args, **options)
+            self._beside = torch.cuda.Stream()
+
+        def launch(self, slots) -> None:
+            super().launch(slots)
+            with torch.cuda.stream(self._beside):
+                for _ in range(50):
+                    self.buffers["x.qkv"].zero_()
+
+    return Wrong
 
 
 def hang() -> type[Kernel]:
@@ -64,12 +75,12 @@ def hang() -> type[Kernel]:
 
 
 def illegal_access() -> type[Kernel]:
-    """The page table points far behind the pages."""
+    """The page table points terabytes behind the pages, where nothing is mapped."""
 
     class Wrong(Kernel):
         def __init__(self, *args, **options):
             super().__init__(*args, **options)
-            self._page_tables.fill_(2**22)
+            self._page_tables.fill_(2**31 - 1)
 
     return Wrong
 

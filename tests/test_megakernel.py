@@ -378,7 +378,8 @@ def test_many_rows_at_a_time_leave_what_columns_leave(model, rows, position):
         kernel._launcher.seek(slot, 0, 0)
         kernel._launcher.prefill(slot, inputs[:position])
         if many:
-            kernel._prefill(slot, inputs[position:-1], position)
+            done = kernel._prefill_many(slot, inputs[position:-1], position)
+            kernel._launcher.prefill(slot, inputs[position + done : -1])
         else:
             kernel._launcher.prefill(slot, inputs[position:-1])
         kept_by.append(kept(slot))

@@ -818,7 +818,7 @@ class TestOnAGpu:
         [
             ("one_weight", "its error of|not finite"),
             ("race", "a sequence has other codes"),
-            ("spin_limit", "a wait inside the kernel took longer than its limit"),
+            ("lost_packets", "a wait inside the kernel took longer than its limit"),
             ("illegal_access", "illegal memory access|CUDA error"),
         ],
     )
