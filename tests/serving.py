@@ -184,3 +184,10 @@ def hold_second_piece(monkeypatch, engine: TTSEngine) -> tuple[list[str], thread
 
     monkeypatch.setattr(engine, "begin", wait_and_begin)
     return pieces, heard
+
+
+def same(made: bytes, truth: bytes) -> bool:
+    """But for the last bit: where speech waits for words, frames go through the vocoder in other company, and a CPU's
+    sums depend on it."""
+    made, truth = (np.frombuffer(pcm, "<i2").astype(int) for pcm in (made, truth))
+    return len(made) == len(truth) and np.abs(made - truth).max() <= 1

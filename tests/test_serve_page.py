@@ -24,6 +24,7 @@ from serving import (
     recording,
     running,
     said,
+    same,
     small_demo,
     until,
 )
@@ -160,13 +161,6 @@ def visit(browser):
         seen.page.close()
 
     return visit
-
-
-def same(made: bytes, truth: bytes) -> bool:
-    """But for the last bit: where speech waits for words, frames go through the vocoder in other company, and a CPU's
-    sums depend on it."""
-    made, truth = (np.frombuffer(pcm, "<i2").astype(int) for pcm in (made, truth))
-    return len(made) == len(truth) and np.abs(made - truth).max() <= 1
 
 
 # ---------------------------------------------------------------- what it says
