@@ -1,7 +1,7 @@
 """The options of speech: one table. Every entrance takes, checks and documents what the table says.
 
-A row of `RequestOptions` is an option: its name, its type, and an `Option` with the rest. To add one, add a row, let
-`speech/request.py` act on it, and test it.
+A row of `RequestOptions` is an option: its name, its type, and an `Option` with the rest. CONTRIBUTING.md says how to
+add one.
 
 This module imports no torch, because a server's client checks its options with it too.
 """
