@@ -288,7 +288,7 @@ def rewritten(folder, change):
         (lambda t: t["talker.codec_head.weight" + SCALE][:1].fill_(1e38), "too large"),
         (lambda t: t[Q_PROJ].view(torch.uint8)[3, 5:6].fill_(0xFF), "not a number"),
         (lambda t: t.update({"talker.model.norm.weight": t["talker.model.norm.weight"].to(torch.float8_e4m3fn)}), "F8"),
-        (lambda t: t.update({"talker.model.norm.weight" + SCALE: torch.ones(1)}), "not expected"),
+        (lambda t: t.update({"talker.model.norm.weight" + SCALE: torch.ones(1)}), "its weight is not F8_E4M3"),
     ],
 )  # fmt: skip
 def test_a_quantised_checkpoint_that_does_not_hold_together_is_refused(fp8, change, word):

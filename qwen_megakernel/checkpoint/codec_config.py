@@ -18,6 +18,7 @@ _ENCODER_DIMS = (
     "vector_quantization_hidden_dimension"
 ).split()
 """The keys of `encoder_config` that decide the names and shapes of its tensors."""
+ENCODER_KEYS = (*_ENCODER_COUNTS, *_ENCODER_DIMS, "upsampling_ratios")
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 Everything comes from the checkpoint's own config.json, generation_config.json and speech_tokenizer/config.json
 (codec_config.py). The reference implementation's class defaults describe no published model (20 layers instead of 28).
-So a missing dim or id is an error; nothing is filled in.
+So a missing dim is an error. Its other defaults are filled in: rotary base, RMSNorm's epsilon, the text's special ids.
 """
 
 import copy
@@ -14,11 +14,16 @@ from typing import Any
 import numpy as np
 
 from qwen_megakernel.checkpoint.codec_config import CODEC_TYPE, CodecConfig
+from qwen_megakernel.checkpoint.foreign import check_format
 from qwen_megakernel.checkpoint.json_object import MOST_LAYERS, JsonObject, read_json
 from qwen_megakernel.errors import CheckpointError, SamplingError
 
 MODEL_TYPE = "qwen3_tts"
 VARIANTS = ("base", "custom_voice", "voice_design")
+
+_SPECIAL_IDS = {"im_start_id": 151644, "im_end_id": 151645}
+_SPECIAL_IDS |= {"tts_pad_id": 151671, "tts_bos_id": 151672, "tts_eos_id": 151673}
+"""The reference implementation's defaults, which describe every published model."""
 
 MIN_FRAMES = 2
 """End of speech is not allowed as the first or second code 0 (min_new_tokens of the reference implementation)."""
@@ -48,8 +53,8 @@ class StackConfig:
             num_layers=js.size("num_hidden_layers", most=MOST_LAYERS),
             num_heads=js.size("num_attention_heads"),
             num_kv_heads=js.size("num_key_value_heads"),
-            rms_norm_eps=js.positive("rms_norm_eps"),
-            rope_theta=js.positive("rope_theta"),
+            rms_norm_eps=js.positive("rms_norm_eps", 1e-6),
+            rope_theta=_rope_theta(js, js.size("head_dim")),
         )
         if config.num_heads % config.num_kv_heads or config.head_dim % 2:
             raise CheckpointError(
@@ -58,13 +63,34 @@ class StackConfig:
             )
         if set(js.get("layer_types", list, [])) - {"full_attention"}:
             raise CheckpointError(f"{js.where}: layer_types must all be 'full_attention'")
-        for key in ("rope_scaling", "rope_parameters"):
-            if js.get(key, dict, None) is not None:
-                _check_rope(js.child(key), js.get("rope_theta", float), config.head_dim)
         return config
 
 
-def _check_rope(rope: JsonObject, theta: float, head_dim: int) -> None:
+_ROPE_KEYS = ("rope_scaling", "rope_parameters")
+"""The rotary settings: transformers 4 writes the first, transformers 5 the second."""
+
+
+def _rope_settings(js: JsonObject) -> list[JsonObject]:
+    return [js.child(key) for key in _ROPE_KEYS if js.get(key, dict, None) is not None]
+
+
+def _rope_theta(js: JsonObject, head_dim: int) -> float:
+    """The rotary base. It may stand beside the rotary settings or in them; the reference's default is 10,000. What is
+    said twice must be the same."""
+    said: dict[str, Any] = {"rope_theta": js.positive("rope_theta")} if "rope_theta" in js else {}
+    for rope in _rope_settings(js):
+        _check_rope(rope, head_dim)
+        for key, value in rope.raw.items():
+            value = rope.positive(key) if key == "rope_theta" else value
+            if said.setdefault(key, value) != value:
+                raise CheckpointError(
+                    f"{js.where}: {key} is {said[key]!r} and, in {rope.where.rpartition(' ')[2]}, {value!r}: write the "
+                    "one that the model was trained with"
+                )
+    return float(said.get("rope_theta", 10_000.0))
+
+
+def _check_rope(rope: JsonObject, head_dim: int) -> None:
     """Accept only rotary settings under which all M-RoPE axes hold the same position.
 
     The model gives every row one position on all three axes. So sections that cover the head exactly are plain one-axis
@@ -76,7 +102,6 @@ def _check_rope(rope: JsonObject, theta: float, head_dim: int) -> None:
             raise CheckpointError(f"{rope.where}: key {key!r} is not supported (known: {', '.join(sorted(known))})")
     rope.only("rope_type", "default")
     rope.only("type", "default")
-    rope.only("rope_theta", theta)
     rope.only("factor", None, 1.0)
     if "mrope_section" in rope:
         sections = rope.sizes("mrope_section")
@@ -130,7 +155,8 @@ class TalkerConfig:
     @classmethod
     def from_json(cls, js: JsonObject) -> "TalkerConfig":
         js.only("model_type", "qwen3_tts_talker")
-        js.child("rope_scaling").sizes("mrope_section")  # the reference implementation does not run without it
+        if not any("mrope_section" in rope for rope in _rope_settings(js)):
+            raise CheckpointError(f"{js.where}: {' or '.join(_ROPE_KEYS)} must have mrope_section, found neither")
         predictor = js.child("code_predictor_config")
         predictor.only("model_type", "qwen3_tts_talker_code_predictor")
         groups = js.size("num_code_groups", most=MOST_LAYERS)
@@ -165,9 +191,9 @@ class TalkerConfig:
         )
 
 
-def _ids(js: JsonObject, keys: Mapping[str, str], vocab: int) -> dict[str, int]:
+def _ids(js: JsonObject, keys: Mapping[str, str], vocab: int, defaults: Mapping[str, int] = {}) -> dict[str, int]:
     """A config's fields, by name -> their ids, which are below `vocab`. `keys`: name -> key in the file."""
-    ids = {name: js.get(key, int) for name, key in keys.items()}
+    ids = {name: js.get(key, int, defaults.get(name, ...)) for name, key in keys.items()}
     for name, value in ids.items():
         if not 0 <= value < vocab:
             raise CheckpointError(f"{js.where}: {name} must be in 0..{vocab - 1}, found {value}")
@@ -345,17 +371,19 @@ class ModelConfig:
         is missing or of the wrong kind, or the checkpoint is of a model that this package does not implement."""
         js = read_json(folder / "config.json")
         js.require_model_type(MODEL_TYPE)
-        if js.get("tokenizer_type", str) != CODEC_TYPE:
+        check_format(js)
+        kind = js.get("tokenizer_type", str, CODEC_TYPE)
+        if kind != CODEC_TYPE:
             raise CheckpointError(
-                f"{js.where}: tokenizer_type must be {CODEC_TYPE!r} (the 12 Hz family), "
-                f"found {js.get('tokenizer_type', str)!r}"
+                f"{js.where}: tokenizer_type must be {CODEC_TYPE!r} (the 12 Hz family), found {kind!r}"
             )
         variant = js.get("tts_model_type", str)
         if variant not in VARIANTS:
             raise CheckpointError(f"{js.where}: tts_model_type must be one of {VARIANTS}, found {variant!r}")
         talker = TalkerConfig.from_json(js.child("talker_config"))
         names = ("im_start", "im_end", "tts_pad", "tts_bos", "tts_eos")
-        special = _ids(js, {f"{name}_id": f"{name}_token_id" for name in names}, talker.text_vocab_size)
+        keys = {f"{name}_id": f"{name}_token_id" for name in names}
+        special = _ids(js, keys, talker.text_vocab_size, _SPECIAL_IDS)
         encoder = SpeakerEncoderConfig.from_json(js.child("speaker_encoder_config")) if variant == "base" else None
         if encoder and encoder.enc_dim != talker.stack.hidden_size:
             raise CheckpointError(

@@ -66,8 +66,8 @@ class JsonObject:
             )
         return tuple(value)
 
-    def positive(self, key: str) -> float:
-        value = self.get(key, float)
+    def positive(self, key: str, default: Any = ...) -> float:
+        value = self.get(key, float, default)
         if not value > 0:
             raise CheckpointError(f"{self.where}: {key} must be above 0, found {value}")
         return value

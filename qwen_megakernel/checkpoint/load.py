@@ -2,31 +2,31 @@
 
 A checkpoint is a folder in the published Qwen3-TTS 12 Hz layout:
 
-    config.json  generation_config.json  vocab.json  merges.txt
+    config.json  generation_config.json
+    vocab.json  merges.txt       or tokenizer.json, which wins
     model.safetensors            or model.safetensors.index.json with its shards; the single file wins
     speech_tokenizer/config.json  speech_tokenizer/model.safetensors
 
-tensors.py derives the complete table of names and shapes from config.json. A tensor that is missing, extra or misshaped
-is refused by name before anything is computed with it.
+tensors.py derives the complete table of names and shapes from config.json. A tensor that is missing or misshaped is
+refused by name before anything is computed with it. Tensors that are not in the table are left out (stored.py).
 """
 
-import hashlib
-import json
 import logging
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import Tensor
 
 from qwen_megakernel.checkpoint.adapters import Adapter, adapter_folders, merged
 from qwen_megakernel.checkpoint.config import ModelConfig
+from qwen_megakernel.checkpoint.fingerprint import fingerprints_of, origin
 from qwen_megakernel.checkpoint.fp8 import SCALE, dequantize, flaw, part_of, parts_in, quantize_parts
-from qwen_megakernel.checkpoint.json_object import read_header
-from qwen_megakernel.checkpoint.tensors import TEXT_TABLE, Shapes, expected_tensors, talker_tensors
+from qwen_megakernel.checkpoint.stored import Headers, Where, read_tensors
+from qwen_megakernel.checkpoint.tensors import TEXT_TABLE, expected_tensors, talker_tensors
 from qwen_megakernel.errors import CheckpointError, CheckpointNotFoundError
 
 log = logging.getLogger(__name__)
@@ -43,96 +43,14 @@ PUBLISHED = (
     "Qwen/Qwen3-TTS-12Hz-1.7B-VoiceDesign",
 )
 HUB_FILES = (
-    *("config.json", "generation_config.json", "vocab.json", "merges.txt"),
+    *("config.json", "generation_config.json", "vocab.json", "merges.txt", "tokenizer.json"),
     *("*.safetensors", "model.safetensors.index.json"),
     *(f"speech_tokenizer/{name}" for name in ("config.json", "*.safetensors", "model.safetensors.index.json")),
     # Only the reference implementation reads these; `qwen-megakernel verify` gives it the same folder.
     *("preprocessor_config.json", "tokenizer_config.json", "speech_tokenizer/preprocessor_config.json"),
 )
+CODEC_FOLDER = "speech_tokenizer"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-_DTYPES = ("BF16", "F16", "F32")
-_FP8 = "F8_E4M3"
-
-
-def _safetensors_files(folder: Path) -> list[Path]:
-    """The single file, or the shards that the index names. A name must be plain, so that no path leaves the folder.
-
-    A fine-tune is saved as a single file into a copy of its Base, which may still hold shards and an index. So the
-    single file wins, as in transformers.
-    """
-    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
-    if single.is_file():
-        return [single]
-    if not index.is_file():
-        others = sorted(p.name for p in folder.glob("*.bin")) + sorted(p.name for p in folder.glob("*.pt*"))
-        hint = f"; {others[0]} is a pickle, which is never opened: convert it to safetensors" if others else ""
-        raise CheckpointError(f"{folder}: neither model.safetensors nor {index.name} is there{hint}")
-    try:
-        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    except (ValueError, KeyError, TypeError, AttributeError, OSError, RecursionError) as error:
-        raise CheckpointError(f"{index}: not a valid index: {error!r}") from None
-    for name in names:
-        if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
-            raise CheckpointError(f"{index}: shard {name!r} must be the plain name of a .safetensors file")
-        if not (folder / name).is_file():
-            raise CheckpointError(f"{folder / name}: shard named by {index.name} is missing")
-    return [folder / name for name in names]
-
-
-def _check_tensors(folder: Path, expected: Shapes) -> dict[str, Path]:
-    """Check names, shapes and dtypes. Returns name -> file for every tensor and the scales of quantised ones."""
-    where: dict[str, Path] = {}
-    headers = {path: read_header(path) for path in _safetensors_files(folder)}
-    dtypes = {name: dtype for header in headers.values() for name, (dtype, _) in header.items()}
-    quantized = {name for name, dtype in dtypes.items() if dtype == _FP8 and part_of(name)}
-    parts = {part_of(name) for name in quantized}  # (fp8.PARTS); each is quantised as a whole or not at all
-    for name in expected:
-        if part_of(name) in parts and name in dtypes and name not in quantized:
-            other = next(n for n in sorted(quantized) if part_of(n) == part_of(name))
-            raise CheckpointError(
-                f"{folder}: {other!r} is {_FP8} and {name!r} is {dtypes[name]}: quantise all of a part, or none"
-            )
-    expected = expected | {name + SCALE: expected[name][:1] for name in quantized & expected.keys()}
-    for path, header in headers.items():
-        for name, (dtype, shape) in sorted(header.items()):
-            if name in where:
-                raise CheckpointError(f"{path}: tensor {name!r} is also in {where[name].name}")
-            if name not in expected:
-                raise CheckpointError(f"{path}: tensor {name!r} is not expected with this config.json")
-            if shape != expected[name]:
-                raise CheckpointError(
-                    f"{path}: tensor {name!r}: expected shape {list(expected[name])}, found {list(shape)}"
-                )
-            allowed = (_FP8,) if name in quantized else ("F32",) if name.endswith(SCALE) else _DTYPES
-            if dtype not in allowed:
-                raise CheckpointError(f"{path}: tensor {name!r}: expected dtype {' or '.join(allowed)}, found {dtype}")
-            where[name] = path
-    for name, shape in expected.items():
-        if name not in where:
-            raise CheckpointError(f"{folder}: tensor {name!r} {list(shape)} is missing")
-    return where
-
-
-def _load(
-    where: Mapping[str, Path],
-    names: Iterable[str],
-    device: torch.device,
-    dtype: torch.dtype,
-    as_stored: Collection[str] = (),
-) -> dict[str, Tensor]:
-    tensors: dict[str, Tensor] = {}
-    by_file: dict[Path, list[str]] = {}
-    for name in names:
-        by_file.setdefault(where[name], []).append(name)
-    for path, in_file in by_file.items():
-        try:
-            with safe_open(path, framework="pt", device=str(device)) as file:
-                for name in in_file:
-                    tensor = file.get_tensor(name)
-                    tensors[name] = tensor if name in as_stored else tensor.to(dtype)
-        except (SafetensorError, OSError) as error:
-            raise CheckpointError(f"{path}: {error}") from None
-    return tensors
 
 
 @dataclass(frozen=True)
@@ -143,9 +61,9 @@ class Checkpoint:
         folder: holds its files.
         config: the content of its JSON files.
         fp8: parts (fp8.PARTS) that are stored as E4M3.
-        fingerprint: 16 hex digits over config.json, the talker's final norm and some embedding rows. A saved `Voice`
-            carries it, so that a voice is not used with another model. Adapters do not change it, because they leave
-            the speaker encoder and the speech tokenizer alone, which make a voice.
+        fingerprint: a saved `Voice` carries it, so that a voice is not used with other encoders. Adapters do not change
+            it, because they leave the encoders alone.
+        old_fingerprint: what versions before 0.3 wrote into voices.
         adapters: LoRA adapters that are merged into the result of `talker`, in this order.
     """
 
@@ -153,8 +71,9 @@ class Checkpoint:
     config: ModelConfig
     fp8: frozenset[str]
     fingerprint: str
-    _main: Mapping[str, Path] = field(repr=False)
-    _codec: Mapping[str, Path] = field(repr=False)
+    old_fingerprint: str
+    _main: Where = field(repr=False)
+    _codec: Where = field(repr=False)
     adapters: tuple[Adapter, ...] = ()
 
     @classmethod
@@ -191,18 +110,21 @@ class Checkpoint:
 
     @classmethod
     def _open_folder(cls, folder: Path) -> "Checkpoint":
-        config = ModelConfig.from_folder(folder)
+        try:
+            config = ModelConfig.from_folder(folder)
+        except CheckpointError as error:
+            if kind := _kind_of(folder):
+                raise CheckpointError(f"{folder}: {kind}") from error
+            raise
         main, codec = expected_tensors(config)
-        main_files = _check_tensors(folder, main)
-        codec_files = _check_tensors(folder / "speech_tokenizer", codec)
-        digest = hashlib.sha256((folder / "config.json").read_bytes())
-        for name in ("talker.model.norm.weight", "talker.model.codec_embedding.weight"):
-            try:
-                with safe_open(main_files[name], framework="pt") as file:
-                    digest.update(file.get_slice(name)[:8].float().numpy().tobytes())
-            except (SafetensorError, OSError) as error:
-                raise CheckpointError(f"{main_files[name]}: {error}") from None
-        return cls(folder, config, parts_in(main_files), digest.hexdigest()[:16], main_files, codec_files)
+        places = Headers.read(folder).check(main)
+        codec_places = Headers.read(folder / CODEC_FOLDER).check(codec)
+        now, old = fingerprints_of(folder, config, places, codec_places)
+        return cls(folder, config, parts_in(places), now, old, places, codec_places)
+
+    def origin(self, fingerprint: str) -> str | None:
+        """Where a voice with this fingerprint comes from, in words. None: from a checkpoint with other encoders."""
+        return origin(fingerprint, self.fingerprint, self.old_fingerprint)
 
     def talker(self, device: torch.device, dtype: torch.dtype, fp8: frozenset[str] = frozenset()) -> dict[str, Tensor]:
         """Every `talker.*` tensor by name. The text embeddings stay on the CPU, because they are a third of all bytes
@@ -216,38 +138,43 @@ class Checkpoint:
         names = [name for name in self._main if name.startswith("talker.") and name not in (table, *adapted)]
         parts = fp8 | self.fp8
         as_stored = {name for name in names if part_of(name.removesuffix(SCALE)) in parts}
-        tensors = _load(self._main, names, device, dtype, as_stored)
+        tensors = read_tensors(self._main, names, device, dtype, as_stored)
         for name in [name.removesuffix(SCALE) for name in names if name.endswith(SCALE)]:
             wrong = flaw(tensors[name], tensors[name + SCALE])
             if wrong:
-                raise CheckpointError(f"{self._main[name]}: tensor {name!r}: {wrong}")
+                raise CheckpointError(f"{self._main[name].path}: tensor {name!r}: {wrong}")
             if part_of(name) not in fp8:
                 tensors[name] = dequantize(tensors[name], tensors.pop(name + SCALE), dtype)
-        stored = ((name, _load(self._main, [name], cpu, dtype, [name])[name]) for name in sorted(adapted))
+        stored = ((name, read_tensors(self._main, [name], cpu, dtype, [name])[name]) for name in sorted(adapted))
         for name, weight in merged(stored, self.adapters):
             tensors[name] = weight.to(device, weight.dtype if part_of(name) in fp8 else dtype)
         quantize_parts(tensors, fp8)
-        text = _load(self._main, [table], cpu, dtype)[table]
+        text = read_tensors(self._main, [table], cpu, dtype)[table]
         mapped = device.type != "cpu" and dtype == torch.bfloat16  # otherwise the conversion has already copied it
         return tensors | {table: text.clone() if mapped else text}
 
     @property
     def files(self) -> tuple[list[Path], list[Path]]:
         """The files with tensors of the main model, and those of the speech tokenizer."""
-        return sorted(set(self._main.values())), sorted(set(self._codec.values()))
+        main, codec = (sorted({place.path for place in where.values()}) for where in (self._main, self._codec))
+        return main, codec
+
+    def stored_in(self, path: Path) -> dict[str, str]:
+        """The main model's tensors in one of `files` -> their names in that file."""
+        return {name: place.name for name, place in self._main.items() if place.path == path}
 
     def speaker_encoder(self, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
         """Every `speaker_encoder.*` tensor (Base checkpoints; empty for the others)."""
-        return _load(self._main, (n for n in self._main if n.startswith("speaker_encoder.")), device, dtype)
+        return read_tensors(self._main, (n for n in self._main if n.startswith("speaker_encoder.")), device, dtype)
 
     def vocoder(self, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
         """Every `decoder.*` tensor of the speech tokenizer."""
-        return _load(self._codec, (n for n in self._codec if n.startswith("decoder.")), device, dtype)
+        return read_tensors(self._codec, (n for n in self._codec if n.startswith("decoder.")), device, dtype)
 
     def codec_encoder(self) -> dict[str, Tensor]:
         """Every `encoder.*` tensor of the speech tokenizer, fp32 on the CPU, without the prefix."""
         names = [n for n in self._codec if n.startswith("encoder.")]
-        tensors = _load(self._codec, names, torch.device("cpu"), torch.float32)
+        tensors = read_tensors(self._codec, names, torch.device("cpu"), torch.float32)
         return {name.removeprefix("encoder."): tensor for name, tensor in tensors.items()}
 
 
@@ -291,7 +218,7 @@ def _local(model: str | Path) -> Path | None:
     except (OSError, ValueError, RuntimeError) as error:  # too long, with a NUL, of an unknown user
         raise CheckpointNotFoundError(f"model {str(model)[:99]!r} cannot be a folder: {error}") from None
     if is_folder:
-        return path
+        return _with_config(path)
     if found:
         raise CheckpointNotFoundError(f"{path} is a file; a checkpoint is a folder that holds config.json")
     if isinstance(model, Path) or not _HUB_ID.fullmatch(model):
@@ -299,6 +226,31 @@ def _local(model: str | Path) -> Path | None:
             f"no folder {str(model)!r}. Give a checkpoint folder, {DEMO!r}, or a hub id such as {PUBLISHED[1]!r}"
         )
     return None
+
+
+def _with_config(folder: Path) -> Path:
+    """The folder itself, or the snapshot in it, if it is the hub cache's folder of a model. Raises
+    CheckpointNotFoundError: it has no config.json, but something in it or beside it says what was meant."""
+    try:
+        if (folder / "config.json").is_file():
+            return folder
+        snapshots = folder / "snapshots" if (folder / "snapshots").is_dir() else folder
+        inside = sorted(path.parent for path in snapshots.glob("*/config.json") if path.parent.name != CODEC_FOLDER)
+        main = snapshots.parent / "refs" / "main"
+        if snapshots.name == "snapshots" and len(inside) > 1 and main.is_file():
+            inside = [path for path in inside if path.name == main.read_text(errors="replace").strip()] or inside
+        if (folder / "adapter_config.json").is_file():
+            raise CheckpointNotFoundError(
+                f"{folder} is a LoRA adapter: give its base as model, and this folder as adapter (adapters=[...])"
+            )
+    except OSError as error:
+        raise CheckpointNotFoundError(f"{folder} cannot be read: {error}") from None
+    if snapshots.name == "snapshots" and len(inside) == 1:
+        return inside[0]
+    if inside:
+        names = " or ".join(repr(path.name) for path in inside[:3])
+        raise CheckpointNotFoundError(f"{folder} has no config.json; name the checkpoint inside it: {names}")
+    return folder
 
 
 def _download(repo_id: str) -> Path:
@@ -321,3 +273,11 @@ def _download(repo_id: str) -> Path:
         raise CheckpointNotFoundError(
             f"{repo_id!r} is not a folder here, and its download into {constants.HF_HUB_CACHE} failed: {error}"
         ) from error
+
+
+def _kind_of(folder: Path) -> str | None:
+    """The foreign format of a folder whose config.json is not ours; None: unknown."""
+    try:
+        return Headers.read(folder).kind
+    except (CheckpointError, SafetensorError, OSError):
+        return None

@@ -21,7 +21,7 @@ from qwen_megakernel.errors import CheckpointError
 _INDEX = "model.safetensors.index.json"
 _COPIED = (
     *("config.json", "configuration.json", "generation_config.json", "preprocessor_config.json"),
-    *("tokenizer_config.json", "vocab.json", "merges.txt", "README.md", "LICENSE"),
+    *("tokenizer_config.json", "vocab.json", "merges.txt", "tokenizer.json", "README.md", "LICENSE"),
 )
 """The files of a published checkpoint and its speech tokenizer, except tensors. Other files are not copied."""
 
@@ -61,7 +61,7 @@ def _write(checkpoint: Checkpoint, out: Path, fp8: frozenset[str], tell: Callabl
     size = 0
     for path in main:
         with safe_open(path, framework="pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}
+            tensors = {name: file.get_tensor(stored) for name, stored in checkpoint.stored_in(path).items()}
             quantize_parts(tensors, fp8)
             save_file(tensors, out / path.name, file.metadata())
         shutil.copymode(out / "config.json", out / path.name)  # safetensors makes files only their owner can read

@@ -144,16 +144,17 @@ def _make(args: argparse.Namespace) -> int:
 def _check(args: argparse.Namespace) -> int:
     voice, checkpoint = Voice.load(args.file), Checkpoint.open(args.model)
     try:
-        fitting_voice(voice, checkpoint.config, checkpoint.fingerprint, allow_foreign=args.allow_foreign_voice)
+        fitting_voice(voice, checkpoint, allow_foreign=args.allow_foreign_voice)
     except VoiceError as error:
         if not args.json:
             raise
         print(json.dumps({"fits": False, "reason": str(error)}, indent=2))
         return 1
+    origin = checkpoint.origin(voice.fingerprint) or "made by another checkpoint; its speaker vector alone is used"
     if args.json:
-        print(json.dumps({"fits": True, "reason": None}, indent=2))
+        print(json.dumps({"fits": True, "reason": None, "origin": origin}, indent=2))
     else:
-        print(f"{args.file} fits {args.model}")
+        print(f"{args.file} fits {args.model}: {origin}")
     return 0
 
 

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from qwen_megakernel.checkpoint.config import ModelConfig
-from qwen_megakernel.checkpoint.languages import find_language
+from qwen_megakernel.checkpoint.languages import find_language, spellings_of
 from qwen_megakernel.errors import CheckpointError, NoWordsError, SpeakerError, TextError, TextTooLongError
 from qwen_megakernel.model.conditioning import AUTO, UNCONDITIONED, Conditioning
 from qwen_megakernel.model.text import TextTokenizer, split_to_fit
@@ -85,11 +85,12 @@ class PromptBuilder:
         self.speakers: tuple[str, ...] = tuple(config.talker.speakers)
         # Dialects are chosen through their speakers; the reference implementation hides them from its list too.
         self.languages: tuple[str, ...] = (AUTO, *config.talker.named_languages)
+        spellings_of(self.languages)  # may take a third of a second; no request should wait for it
         self._newline = tokenizer.encode("\n")
         self._role = [config.im_start_id, *tokenizer.encode("assistant\n")]
         if len(self._role) != 3:
             raise CheckpointError(
-                f"vocab.json, merges.txt: 'assistant\\n' must be two tokens, found {len(self._role) - 1}"
+                f"the tokenizer's files: 'assistant\\n' must be two tokens, found {len(self._role) - 1}"
             )
         self._bos, self._eos, self._pad = embeddings.text([config.tts_bos_id, config.tts_eos_id, config.tts_pad_id])
         self._codec_pad, self._codec_bos = embeddings.code0([config.talker.codec_pad_id, config.talker.codec_bos_id])

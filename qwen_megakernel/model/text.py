@@ -1,9 +1,9 @@
 """Text -> token ids, and long text -> pieces that fit a slot.
 
-The tokenizer is byte-level BPE with Qwen2's own pre-tokenizer, built here from vocab.json and merges.txt and nothing
-else. That avoids two traps. Some loaders take another model's pre-tokenizer for a local folder, which splits camel-case
-words differently. And this tokenizer knows no special tokens: "<|im_end|>" inside user text becomes ordinary
-characters, so user text cannot end its turn.
+The tokenizer is byte-level BPE with Qwen2's own pre-tokenizer, built here from the vocabulary and the merges of
+tokenizer.json, or of vocab.json and merges.txt, and nothing else. That avoids two traps. Some loaders take another
+model's pre-tokenizer for a local folder, which splits camel-case words differently. And this tokenizer knows no special
+tokens: "<|im_end|>" inside user text becomes ordinary characters, so user text cannot end its turn.
 """
 
 import itertools
@@ -26,21 +26,38 @@ _QWEN2_PIECES = (
 )
 
 
+_BOTH, _VOCAB, _MERGES = "tokenizer.json", "vocab.json", "merges.txt"
+
+
 class TextTokenizer:
     """NFC, Qwen2's pre-tokenizer, byte-level BPE. No special tokens; nothing is added to the text."""
 
     def __init__(self, folder: Path, vocab_size: int):
-        """`folder` holds vocab.json and merges.txt; `vocab_size` is the rows of the text embedding. Raises
-        CheckpointError: a file is missing or broken, or an id is beyond the embedding."""
-        vocab = read_json(folder / "vocab.json").raw
+        """`folder` holds tokenizer.json, which wins as in transformers, or vocab.json and merges.txt. `vocab_size` is
+        the rows of the text embedding. Raises CheckpointError: a file is missing or broken, or an id is beyond the
+        embedding."""
+        both = (folder / _BOTH).is_file()
+        named, merged = (folder / name for name in ((_BOTH, _BOTH) if both else (_VOCAB, _MERGES)))
+        if both:
+            model = read_json(named).child("model")
+            model.only("type", "BPE")
+            vocab, listed = model.get("vocab", dict), model.get("merges", list)
+        elif not named.exists():
+            raise CheckpointError(f"{folder}: there is neither {_BOTH} nor {_VOCAB}; copy the base checkpoint's")
+        else:
+            vocab, listed = read_json(named).raw, None
         if not vocab or not all(type(i) is int and 0 <= i < vocab_size for i in vocab.values()):
-            raise CheckpointError(f"{folder / 'vocab.json'}: every id must be an integer in 0..{vocab_size - 1}")
+            raise CheckpointError(f"{named}: every id must be an integer in 0..{vocab_size - 1}")
         try:
-            lines = (folder / "merges.txt").read_text(encoding="utf-8").split("\n")
-            merges = [line.partition(" ")[::2] for line in lines if line and not line.startswith("#version")]
+            if listed is None:
+                lines = merged.read_text(encoding="utf-8").split("\n")
+                listed = [line for line in lines if line and not line.startswith("#version")]
+            # A merge is "left right", or in newer tokenizer.json files [left, right].
+            pairs = (merge.split(" ", 1) if isinstance(merge, str) else merge for merge in listed)
+            merges = [(left, right) for left, right in pairs]
             bpe = models.BPE(vocab=vocab, merges=merges)
         except Exception as error:  # tokenizers raises plain Exception for a merge whose parts are unknown
-            raise CheckpointError(f"{folder / 'merges.txt'}: {error}") from None
+            raise CheckpointError(f"{merged}: {error}") from None
         self._tokenizer = Tokenizer(bpe)
         self._tokenizer.normalizer = normalizers.NFC()
         self._tokenizer.pre_tokenizer = pre_tokenizers.Sequence(

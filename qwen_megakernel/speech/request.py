@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from qwen_megakernel.checkpoint.config import ModelConfig, SamplingParams
+from qwen_megakernel.checkpoint.config import SamplingParams
 from qwen_megakernel.checkpoint.load import Checkpoint
 from qwen_megakernel.engine.audio import CHUNK_SCHEDULE
 from qwen_megakernel.engine.sequence import Request
@@ -97,11 +97,11 @@ class RequestChecker:
     """Checks options against what one checkpoint can do."""
 
     def __init__(self, checkpoint: Checkpoint, prompts: PromptBuilder, *, allow_foreign_voice: bool = False):
-        self._config = checkpoint.config
-        self._fingerprint = checkpoint.fingerprint
+        self._checkpoint, self._config = checkpoint, checkpoint.config
         self._prompts = prompts
         self._allow_foreign = allow_foreign_voice
         self._told_of_foreign = False
+        self._told_of = {checkpoint.fingerprint}  # fingerprints of voices
 
     def check(self, given: Mapping[str, Any]) -> SpeechRequest:
         """
@@ -183,7 +183,10 @@ class RequestChecker:
                     "on the command line --ref-audio"
                 )
             return None
-        fitting = fitting_voice(voice, self._config, self._fingerprint, allow_foreign=self._allow_foreign)
+        fitting = fitting_voice(voice, self._checkpoint, allow_foreign=self._allow_foreign)
+        if voice.fingerprint not in self._told_of and self._is_base:
+            self._told_of.add(voice.fingerprint)
+            log.info("a voice %s", self._checkpoint.origin(voice.fingerprint))
         if not self._is_base and not self._told_of_foreign:
             self._told_of_foreign = True
             log.warning(
@@ -216,8 +219,8 @@ def foreign_hint(variant: str) -> str:
     )
 
 
-def fitting_voice(voice: Voice, config: ModelConfig, fingerprint: str, *, allow_foreign: bool = False) -> Voice:
-    """The voice in the form in which a checkpoint of this config and fingerprint speaks with it.
+def fitting_voice(voice: Voice, checkpoint: Checkpoint, *, allow_foreign: bool = False) -> Voice:
+    """The voice in the form in which a checkpoint speaks with it.
 
     Args:
         allow_foreign: on CustomVoice a Base checkpoint's voice comes back as its speaker vector alone, which takes the
@@ -226,6 +229,7 @@ def fitting_voice(voice: Voice, config: ModelConfig, fingerprint: str, *, allow_
     Raises:
         VoiceError: the two do not fit; says why.
     """
+    config = checkpoint.config
     if config.variant != "base" and not (config.variant == "custom_voice" and allow_foreign):
         raise VoiceError(f"voice= needs a Base checkpoint; this one is {config.variant}{foreign_hint(config.variant)}")
     if not isinstance(voice, Voice):
@@ -240,10 +244,10 @@ def fitting_voice(voice: Voice, config: ModelConfig, fingerprint: str, *, allow_
                 "voice with the Base checkpoint of the same size"
             )
         return replace(voice, ref_codes=None, ref_text=None)
-    if voice.fingerprint != fingerprint:
+    if checkpoint.origin(voice.fingerprint) is None:
         raise VoiceError(
-            f"this voice was made by another checkpoint ({voice.fingerprint or 'unknown'}, "
-            f"this one is {fingerprint}); make it again from its reference audio"
+            f"this voice was made by another checkpoint, with other encoders ({voice.fingerprint or 'unknown'}, "
+            f"this one is {checkpoint.fingerprint}); make it again from its reference audio"
         )
     ok = width == hidden
     if voice.ref_codes is not None:

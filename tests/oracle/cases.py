@@ -3,14 +3,16 @@
 Shared by oracle.py, which runs in the oracle's environment, and tests/test_oracle.py, which does not need it.
 """
 
+import itertools
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from safetensors.torch import save_file
+import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from qwen_megakernel.check.reference import Case, reference_audio
@@ -128,6 +130,77 @@ def fine_tune(base: Path, folder: Path, speaker: str, vector: Tensor, state: Map
     state[table][row] = vector.to(state[table].dtype)
     save_file(state, folder / "model.safetensors")
     return folder
+
+
+def _of_config(**values) -> Callable[[Path], None]:
+    """Set keys of both stacks' configs; `...` removes one."""
+
+    def write(folder: Path) -> None:
+        path = folder / "config.json"
+        config = json.loads(path.read_text(encoding="utf-8"))
+        talker = config["talker_config"]
+        for stack in (talker, talker["code_predictor_config"]):
+            stack |= values
+            for key in [key for key, value in stack.items() if value is ...]:
+                del stack[key]
+        path.write_text(json.dumps(config), encoding="utf-8")
+
+    return write
+
+
+def _of_tensors(change: Callable[[dict[str, Tensor]], dict[str, Tensor]]) -> Callable[[Path], None]:
+    def write(folder: Path) -> None:
+        path = folder / "model.safetensors"
+        save_file(change(load_file(path)), path, {"format": "pt"})
+
+    return write
+
+
+def _with(*names: str) -> Callable[[Path], None]:
+    return _of_tensors(lambda tensors: tensors | {name: torch.zeros(3) for name in names})
+
+
+def _rope_parameters(folder: Path) -> None:
+    """As transformers 5 saves a config: the rotary settings under another key, the base in them."""
+    path = folder / "config.json"
+    config = json.loads(path.read_text(encoding="utf-8"))
+    talker = config["talker_config"]
+    for stack in (talker, talker["code_predictor_config"]):
+        stack["rope_parameters"] = (stack.pop("rope_scaling") or {}) | {"rope_theta": stack.pop("rope_theta")}
+    path.write_text(json.dumps(config), encoding="utf-8")
+
+
+def _tokenizer_json(folder: Path) -> None:
+    """As transformers 5 saves a processor: one file for the tokenizer."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    for name in ("vocab.json", "merges.txt"):
+        (folder / name).unlink()
+    tokenizer.save_pretrained(folder)
+
+
+def _cast(*dtypes: torch.dtype) -> Callable[[Path], None]:
+    kinds = itertools.cycle(dtypes)
+    return _of_tensors(lambda tensors: {name: tensor.to(next(kinds)) for name, tensor in tensors.items()})
+
+
+LAYOUTS: dict[str, Callable[[Path], None]] = {
+    "speaker encoder kept": _with("speaker_encoder.fc.weight", "speaker_encoder.fc.bias"),
+    "buffers": _with("talker.model.rotary_emb.inv_freq", "talker.code_predictor.model.rotary_emb.inv_freq"),
+    "a training's leftovers": _with("optimizer.state.0.exp_avg", "ema.decay"),
+    "unknown tensors": _with("talker.model.extra", "notes"),
+    "a prefix": _of_tensors(lambda tensors: {f"model.{name}": tensor for name, tensor in tensors.items()}),
+    "fp32": _cast(torch.float32),
+    "fp16": _cast(torch.float16),
+    "mixed": _cast(torch.float32, torch.bfloat16, torch.float64),
+    "tokenizer.json": _tokenizer_json,
+    "rope_parameters": _rope_parameters,
+    "no epsilon": _of_config(rms_norm_eps=...),
+    "no rotary base": _of_config(rope_theta=...),
+}
+"""What others save -> how a synthetic checkpoint gets it. The codes stay, but for the last one's. The reference does
+not read `rope_parameters` of a file, though its own `config.save_pretrained` writes it."""
 
 
 def reference_of(number: int, seed: int) -> tuple[np.ndarray, str]:

@@ -9,6 +9,7 @@ Greedy and fp32 throughout. Where codes part, the oracle's own gap between its t
 gap below 1e-5 is listed, anything else fails.
 """
 
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -189,6 +190,20 @@ def compare_fine_tune(root: Path, seed: int) -> None:
     print(f"fine-tune: {total} greedy frames equal")
 
 
+def compare_layouts(root: Path, seed: int) -> None:
+    """What others save of a checkpoint."""
+    case = shared.OracleCase("tiny", "custom_voice", "english", True, "ryan", "english", frames=40, seed=seed)
+    plain, total = case.checkpoint(root), 0
+    for name, write in shared.LAYOUTS.items():
+        folder = Path(shutil.copytree(plain, root / f"layout {name}"))
+        write(folder)
+        said = Oracle(plain if name == "rope_parameters" else folder).ask(case)
+        with TTSEngine.load(folder, backend="torch", device="cpu", dtype=torch.float32, max_streams=1) as engine:
+            assert np.array_equal(shared.ask(engine, case).codes, said.codes.numpy()), name
+        total += len(said.codes)
+    print(f"layouts: {', '.join(shared.LAYOUTS)}: {total} greedy frames equal")
+
+
 ALL_STACKS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 ADAPTERS = {
     "": {"target_modules": ALL_STACKS, "use_rslora": True},
@@ -240,6 +255,7 @@ def main() -> None:
             compare_voice_and_vocoder(root, seed)
             compare_demo()
             compare_fine_tune(root, seed)
+            compare_layouts(root, seed)
             compare_adapters(root, seed)
         else:
             sys.exit(__doc__)

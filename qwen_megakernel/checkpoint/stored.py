@@ -1,0 +1,191 @@
+"""Which file of a checkpoint holds which tensor, checked by the files' headers before any weight is read.
+
+A tensor that is needed must be there once, with the shape that config.json implies. Others are left out, as in the
+reference implementation. Known kinds are counted in the log, unknown ones are named in a warning.
+"""
+
+import contextlib
+import json
+import logging
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from qwen_megakernel.checkpoint.foreign import kind_of_files, kind_of_tensors
+from qwen_megakernel.checkpoint.fp8 import SCALE, part_of
+from qwen_megakernel.checkpoint.json_object import read_header
+from qwen_megakernel.checkpoint.tensors import Shapes
+from qwen_megakernel.errors import CheckpointError
+
+log = logging.getLogger(__name__)
+
+_DTYPES = ("BF16", "F16", "F32", "F64")
+_FP8 = "F8_E4M3"
+_PREFIX = "model."  # transformers strips it from every name, if they all have it
+
+_PARTS = frozenset({"talker", "speaker_encoder", "speech_tokenizer", "encoder", "decoder"})
+"""The parts of a model, which begin its tensors' names."""
+
+_LEFT_OUT = {
+    "buffers": r"(.*\.)?((original_)?inv_freq|cos_cached|sin_cached|position_ids|num_batches_tracked)",
+    "of a training": r"(optimizer|lr_scheduler|scheduler|scaler|ema|rng_state)[._].*",
+}
+"""Kinds of tensors that speech does not need -> what their names look like."""
+
+_SHOWN = 5  # names in one line
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a tensor is stored."""
+
+    path: Path
+    name: str  # as the file spells it
+
+
+Where = Mapping[str, Place]
+
+
+@dataclass(frozen=True)
+class Headers:
+    """What the headers of a folder's safetensors files say: tensor -> its place, dtype and shape."""
+
+    folder: Path
+    tensors: dict[str, tuple[Place, str, tuple[int, ...]]]
+
+    @classmethod
+    def read(cls, folder: Path) -> "Headers":
+        """Raises CheckpointError: a file is missing or broken, or two hold the same tensor."""
+        tensors: dict[str, tuple[Place, str, tuple[int, ...]]] = {}
+        for path in _safetensors_files(folder):
+            for name, (dtype, shape) in read_header(path).items():
+                if name in tensors:
+                    raise CheckpointError(f"{path}: tensor {name!r} is also in {tensors[name][0].path.name}")
+                tensors[name] = Place(path, name), dtype, shape
+        if tensors and all(name.startswith(_PREFIX) for name in tensors):
+            tensors = {name.removeprefix(_PREFIX): told for name, told in tensors.items()}
+        return cls(folder, tensors)
+
+    @property
+    def kind(self) -> str | None:
+        """The known foreign format that they are of; None: there is none."""
+        metadata: dict[str, str] = {}
+        for path in {place.path for place, *_ in self.tensors.values()}:
+            with contextlib.suppress(SafetensorError, OSError), safe_open(path, framework="pt") as file:
+                metadata |= file.metadata() or {}
+        return kind_of_tensors(self.tensors, metadata)
+
+    def check(self, expected: Shapes) -> dict[str, Place]:
+        """The places of the tensors that are needed, and of the scales of quantised ones. Raises CheckpointError: one
+        is missing, misshaped or of another dtype."""
+        try:
+            return self._check(expected)
+        except CheckpointError as error:
+            if kind := self.kind:
+                raise CheckpointError(f"{self.folder}: {kind}") from error
+            raise
+
+    def _check(self, expected: Shapes) -> dict[str, Place]:
+        quantized = {name for name, (_, dtype, _) in self.tensors.items() if dtype == _FP8 and part_of(name)}
+        parts = {part_of(name) for name in quantized}  # (fp8.PARTS); each is quantised as a whole or not at all
+        for name in expected:
+            if part_of(name) in parts and name in self.tensors and name not in quantized:
+                other = next(n for n in sorted(quantized) if part_of(n) == part_of(name))
+                raise CheckpointError(
+                    f"{self.folder}: {other!r} is {_FP8} and {name!r} is {self.tensors[name][1]}: quantise all of a "
+                    "part, or none"
+                )
+        expected = expected | {name + SCALE: expected[name][:1] for name in quantized & expected.keys()}
+        extra = sorted(self.tensors.keys() - expected.keys())
+        missing = [name for name in expected if name not in self.tensors]
+        if missing:
+            more = f" is missing, and {len(missing) - 1} more" if len(missing) > 1 else " is missing"
+            others = [name for name in extra if not _left_out(name, expected)]
+            found = f"; it has others, such as {others[0]!r}" if others else ""
+            raise CheckpointError(f"{self.folder}: tensor {missing[0]!r} {list(expected[missing[0]])}{more}{found}")
+        for name, shape in expected.items():
+            place, dtype, found_shape = self.tensors[name]
+            if found_shape != shape:
+                raise CheckpointError(
+                    f"{place.path}: tensor {name!r}: expected shape {list(shape)}, found {list(found_shape)}"
+                )
+            allowed = (_FP8,) if name in quantized else ("F32",) if name.endswith(SCALE) else _DTYPES
+            if dtype not in allowed:
+                raise CheckpointError(
+                    f"{place.path}: tensor {name!r}: expected dtype {' or '.join(allowed)}, found {dtype}"
+                )
+        if scale := next((n for n in extra if n.removesuffix(SCALE) in expected), None):
+            raise CheckpointError(f"{self.folder}: {scale!r} is there, but its weight is not {_FP8}: quantise it again")
+        self._tell({name: _left_out(name, expected) for name in extra})
+        return {name: self.tensors[name][0] for name in expected}
+
+    def _tell(self, extra: Mapping[str, str | None]) -> None:
+        """Log what is left out: tensor -> its kind."""
+        counts = Counter(kind for kind in extra.values() if kind)
+        if counts:
+            told = ", ".join(f"{count} {kind}" for kind, count in sorted(counts.items()))
+            log.info("%s: left out tensors that speech does not need: %s", self.folder, told)
+        unknown = [name for name, kind in extra.items() if kind is None]
+        if unknown:
+            more = f" and {len(unknown) - _SHOWN} more" if len(unknown) > _SHOWN else ""
+            log.warning("%s: left out unknown tensors: %s%s", self.folder, ", ".join(unknown[:_SHOWN]), more)
+
+
+def _left_out(name: str, expected: Shapes) -> str | None:
+    """The kind of a tensor that speech is known not to need; None: unknown."""
+    part = name.partition(".")[0]
+    if part in _PARTS and not any(needed.startswith(f"{part}.") for needed in expected):
+        return "of other parts"
+    return next((kind for kind, form in _LEFT_OUT.items() if re.fullmatch(form, name)), None)
+
+
+def _safetensors_files(folder: Path) -> list[Path]:
+    """The single file, or the shards that the index names. A name must be plain, so that no path leaves the folder.
+
+    A fine-tune is saved as a single file into a copy of its Base, which may still hold shards and an index. So the
+    single file wins, as in transformers.
+    """
+    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    if single.is_file():
+        return [single]
+    if not index.is_file():
+        kind = kind_of_files(folder) if folder.is_dir() else None
+        raise CheckpointError(
+            f"{folder}: neither model.safetensors nor {index.name} is there" + (f"; {kind}" if kind else "")
+        )
+    try:
+        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    except (ValueError, KeyError, TypeError, AttributeError, OSError, RecursionError) as error:
+        raise CheckpointError(f"{index}: not a valid index: {error!r}") from None
+    for name in names:
+        if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
+            raise CheckpointError(f"{index}: shard {name!r} must be the plain name of a .safetensors file")
+        if not (folder / name).is_file():
+            raise CheckpointError(f"{folder / name}: shard named by {index.name} is missing")
+    return [folder / name for name in names]
+
+
+def read_tensors(
+    where: Where, names: Iterable[str], device: torch.device, dtype: torch.dtype, as_stored: Collection[str] = ()
+) -> dict[str, Tensor]:
+    """Read tensors by name. `dtype`: of all that are not in `as_stored`. Raises CheckpointError: a file cannot be
+    read."""
+    tensors: dict[str, Tensor] = {}
+    by_file: dict[Path, list[str]] = {}
+    for name in names:
+        by_file.setdefault(where[name].path, []).append(name)
+    for path, in_file in by_file.items():
+        try:
+            with safe_open(path, framework="pt", device=str(device)) as file:
+                for name in in_file:
+                    tensor = file.get_tensor(where[name].name)
+                    tensors[name] = tensor if name in as_stored else tensor.to(dtype)
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(f"{path}: {error}") from None
+    return tensors
