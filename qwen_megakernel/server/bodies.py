@@ -137,9 +137,9 @@ class RecordingRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    audio: str = Field(description="A recording of 0.5 to 60 seconds, in base64.")
+    audio: str = Field(description="A recording of 0.5 to 60 seconds, in base64 or as a data URL.")
     text: str | None = Field(
-        None, max_length=10_000, pattern=r"\S", description="What the recording says, for a closer voice."
+        None, max_length=10_000, description="What the recording says, for a closer voice; blank: no text."
     )
 
 
