@@ -147,10 +147,10 @@ def _by_ffmpeg(file: io.FileIO, name: str | Path) -> tuple[np.ndarray, int]:
     rate = samples = 0
     try:
         with av.open(file, "r", options=dict(_BOUNDS), metadata_errors="replace") as container:
-            stream = container.streams.best("audio")
-            if not isinstance(stream, av.AudioStream):
-                held = ", ".join(sorted({stream.type for stream in container.streams})) or "nothing"
-                raise AudioError(f"{name}: expected sound, but the file holds only {held}: give one with sound")
+            if not container.streams.audio:
+                found = ", ".join(sorted({stream.type for stream in container.streams})) or "nothing"
+                raise AudioError(f"{name}: expected sound, found only {found}: give a recording with sound")
+            stream = container.streams.audio[0]
             codec = stream.codec_context.name if stream.codec_context else "an unknown coding"
             if codec not in _CODECS.split(","):
                 raise AudioError(f"{name}: sound in {codec} is not taken: convert the file to WAV")
@@ -170,7 +170,7 @@ def _by_ffmpeg(file: io.FileIO, name: str | Path) -> tuple[np.ndarray, int]:
         if samples:
             why = f"damaged or cut off after {samples / rate:.2f} seconds: record or convert it again"
             raise AudioError(f"{name}: the recording is {why}") from None
-        takes = f"expected WAV, FLAC, OGG, MP3, {_OTHERS} or the like, and the whole file"
+        takes = f"expected a whole file in WAV, FLAC, OGG, MP3, {_OTHERS} or the like"
         raise AudioError(f"{name}: cannot be read as audio: {takes}") from None
     check_length(samples / rate, name)
     return _joined(mono), rate

@@ -23,7 +23,6 @@ _WORDS = {
     "string_unicode": "must be valid Unicode: leave out lone surrogates",
     "string_too_short": "must not be empty",
     "string_too_long": "must have at most {max_length} characters",
-    "string_pattern_mismatch": "must not be blank",
     "int_type": "must be an integer",
     "float_type": "must be a number",
     "bool_type": "must be true or false",
