@@ -202,7 +202,7 @@ def test_broken_recordings_are_refused_in_one_sentence(tmp_path):
         (b"", "me: the file is empty: record it again"),
         (m4a[: len(m4a) // 2], "me: cannot be read as audio: expected a whole file in WAV"),
         (aac[:5000] + b"\xff" * 999 + aac[6000:], "me: the recording is damaged or cut off after 0.* seconds: record"),
-        (encoded("mp4", None, video="mpeg4"), "me: expected sound, found only video: give a recording with sound"),
+        (encoded("mp4", None, video="mpeg4"), "me: expected sound, found video: give a recording with sound"),
         (encoded("ipod", "aac", seconds=0.2), "me must last 0.5 to 60 seconds, got 0.2"),
         (encoded("wav", "pcm_s16le")[:30], "me: cannot be read as audio"),
     ):

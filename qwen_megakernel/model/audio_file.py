@@ -31,7 +31,7 @@ _BLOCK = 1 << 16  # samples a channel, decoded at once
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # two letters at least: C:/ is a drive
 _CHUNKS = 100  # of a WAV, before its samples
 _OTHERS = "M4A, AAC, WebM"
-_CONTAINERS = "mov,matroska,ogg,aac,mp3,flac,wav,caf,amr,asf"  # none is a list of other files, as hls and concat are
+_CONTAINERS = "mov,matroska,ogg,aac,mp3,flac,wav,amr,asf"  # none is a list of other files, as hls and concat are
 _CODECS = (
     "aac,alac,mp3float,opus,vorbis,flac,amrnb,amrwb,ac3,eac3,wmav1,wmav2,wmapro,adpcm_ms,adpcm_ima_wav,adpcm_ima_qt,"
     "pcm_u8,pcm_s8,pcm_s16le,pcm_s16be,pcm_s24le,pcm_s24be,pcm_s32le,pcm_s32be,pcm_f32le,pcm_f32be,pcm_alaw,pcm_mulaw"
@@ -149,7 +149,7 @@ def _by_ffmpeg(file: io.FileIO, name: str | Path) -> tuple[np.ndarray, int]:
         with av.open(file, "r", options=dict(_BOUNDS), metadata_errors="replace") as container:
             if not container.streams.audio:
                 found = ", ".join(sorted({stream.type for stream in container.streams})) or "nothing"
-                raise AudioError(f"{name}: expected sound, found only {found}: give a recording with sound")
+                raise AudioError(f"{name}: expected sound, found {found}: give a recording with sound")
             stream = container.streams.audio[0]
             codec = stream.codec_context.name if stream.codec_context else "an unknown coding"
             if codec not in _CODECS.split(","):
