@@ -174,6 +174,12 @@ def test_a_voice_is_kept_and_speaks_again(tiny, tmp_path):
     assert (tmp_path / "c.wav").read_bytes() == (tmp_path / "d.wav").read_bytes()
 
 
+def test_the_demo_looks_for_its_recording_before_it_loads(capsys):
+    for audio, words in (("y.wav", "no recording 'y.wav'"), ("http://a.b/y.wav", "'http://a.b/y.wav' is an address")):
+        assert demo_pipeline.main(["--text", "x", "--model", "./nowhere", "--ref-audio", audio]) == 1
+        assert words in capsys.readouterr().err
+
+
 def test_the_demo_reads_what_is_secret_from_the_environment(monkeypatch, capsys):
     monkeypatch.setenv("THE_KEY", "secret")
     stt = ["--stt", "types:SimpleNamespace", "--stt-options"]
@@ -201,14 +207,19 @@ def test_the_demo_reads_what_is_secret_from_the_environment(monkeypatch, capsys)
         (["--text", "x", "--output", "-", "--play"], "give one of the two"),
         (["--text", "x", "--output", "-", "--keep-partial"], "name it with --output"),
         (["--text", "x", "--ref-text", "y"], "give both"),
-        (["--text", "x", "--ref-audio", "y.wav", "--ref-text", " "], "ref_text must say what"),
-        (["--text", "x", "--ref-audio", "y.wav"], "Base checkpoint"),
-        (["--text", "x", "--ref-audio", ""], "Base checkpoint"),
+        (["--text", "x", "--ref-audio", __file__, "--ref-text", "y" * 10_001], "at most 10000 characters, got 10001"),
+        (["--text", "x", "--ref-audio", __file__], "Base checkpoint"),
+        (["--text", "x", "--model", "./nowhere", "--ref-audio", "y.wav"], "no recording 'y.wav': No such file"),
+        (
+            ["--text", "x", "--model", "./nowhere", "--ref-audio", "https://a.b/y.wav"],
+            "'https://a.b/y.wav' is an address",
+        ),
+        (["--text", "x", "--ref-audio", ""], "no recording '': No such file"),
         (["--text", "x", "--voice", "nowhere.safetensors"], "cannot be read as a voice"),
         (["--text", "x", "--voice", __file__], "cannot be read as a voice"),
         (["--text", "x", "--speaker", "ada", "--ref-audio", "y.wav"], "give one of them"),
         (["--text", "x", "--save-voice", "v.safetensors"], "give both"),
-        (["--text", "x", "--ref-audio", "y.wav", "--save-voice", "no/such/v"], "--save-voice: no folder"),
+        (["--text", "x", "--ref-audio", __file__, "--save-voice", "no/such/v"], "--save-voice: no folder"),
         (["--text", "x", "--seed", "-1"], "seed must be"),
         (["--text", "x", "--temperature", "0"], "temperature must be a number in 0.001..1000"),
         (["--text", "x", "--top-k", "-1"], "top_k must be"),

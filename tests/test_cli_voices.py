@@ -158,9 +158,10 @@ def test_checks_whether_a_voice_fits(file, model, extra, reason, voices, request
         (["show", "nowhere.safetensors"], "cannot be read as a voice"),
         (["show", __file__], "cannot be read as a voice"),
         (["check", __file__, "--model", "demo"], "cannot be read as a voice"),
-        (["make", "--model", "demo", "--ref-audio", "x.wav", "-o", "x"], "made from audio by a Base checkpoint"),
-        (["make", "--model", "demo", "--ref-audio", "x.wav", "-o", "no/such/x"], "--output: no folder"),
-        (["make", "--model", "demo", "--ref-audio", "x", "--ref-text", " ", "-o", "x"], "ref_text must say what"),
+        (["make", "--model", "demo", "--ref-audio", __file__, "-o", "x"], "made from audio by a Base checkpoint"),
+        (["make", "--model", "nowhere", "--ref-audio", "x.wav", "-o", "x"], "no recording 'x.wav': No such file"),
+        (["make", "--model", "demo", "--ref-audio", __file__, "-o", "no/such/x"], "--output: no folder"),
+        (["make", "--model", "demo", "--ref-audio", __file__, "--ref-text", "x" * 10_001, "-o", "x"], "got 10001"),
         (["make", "--model", "demo", *["--ref-audio", "x"] * 11, "-o", "x"], "made from 1 to 10 recordings, got 11"),
     ],
 )

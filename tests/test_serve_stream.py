@@ -252,13 +252,15 @@ def test_voices_are_added_used_and_deleted(tiny, tmp_path):
             ({"name": "ben"}, "audio_data"),
             ({"name": "ben", "audio_data": "?"}, "audio_data"),
             ({"name": "ben", "audio_data": "/etc/passwd"}, "audio_data"),
-            ({"name": "ben", "audio_data": audio, "ref_text": " "}, "ref_text"),
+            ({"name": "ben", "audio_data": audio, "ref_text": 3}, "ref_text"),
+            ({"name": "ben", "audio_data": "data:audio/wav," + audio}, "audio_data"),
             ({"name": "ben", "audio_data": audio, "speaker_embedding": [1]}, "speaker_embedding"),
         ):
             client.say("voice.add", **wrong)
             told = client.take()
             assert told["type"] == "error" and told["field"] == field, told
-        client.say("voice.add", name="ben", audio_data=audio, audio_format="wav", consent="yes")
+        url = "data:audio/wav;base64," + audio
+        client.say("voice.add", name="ben", audio_data=url, ref_text=" ", audio_format="wav", consent="yes")
         assert client.take() == {"type": "voice.add.result", "success": True, "voice": {"name": "ben"}}
         client.say("voice.list")
         listed = {"type": "voice.list.result", "voices": [], "uploaded_voices": [{"name": "ben"}]}

@@ -9,6 +9,7 @@ from dataclasses import replace
 from urllib.parse import quote
 
 import httpx
+import numpy as np
 import openai
 import pytest
 import soundfile
@@ -385,11 +386,15 @@ def test_voices_are_made_replaced_and_deleted_by_forms(studio):
     assert made.status_code == 201 and made.json() == {"id": "ben", "object": "voice"}
     first = server.service.saved_voices.by_name["ben"]
     assert server.post(input="Hi.", voice="ben").status_code == 200
-    encoded = base64.b64encode(recording()).decode()
-    again = post(server.url + VOICES, json={"name": "same", "audio": encoded})
-    assert again.status_code == 201
-    same, voices = server.service.saved_voices.by_name["same"], server.service.saved_voices.by_name
-    assert torch.equal(first.speaker_embedding, same.speaker_embedding), "JSON and a form, the same voice"
+    encoded, voices = base64.b64encode(recording()).decode(), server.service.saved_voices.by_name
+    lines = base64.encodebytes(recording()).decode()
+    for form in (encoded, lines, lines.replace("\n", "\r\n"), "data:audio/wav;base64," + encoded):
+        assert post(server.url + VOICES, json={"name": "same", "audio": form, "text": ""}).status_code == 201
+        same = voices["same"]
+        assert torch.equal(first.speaker_embedding, same.speaker_embedding), "JSON and a form, the same voice"
+        assert same.ref_text is None and request("DELETE", f"{server.url}{VOICES}/same").status_code == 200
+    blank = post(server.url + VOICES, data={"name": "same", "text": " "}, files={"audio": ("a", m4a())})
+    assert blank.status_code == 201 and voices["same"].ref_text is None
     url = f"{server.url}{VOICES}/Ben"
     replaced = request("PUT", url, data={"text": "Noise."}, files={"audio": ("x", recording(2))})
     assert replaced.status_code == 200 and replaced.json()["id"] == "ben"
@@ -408,6 +413,14 @@ def test_voices_are_made_replaced_and_deleted_by_forms(studio):
     server.service.saved_voices.by_name["anna"] = anna
 
 
+def m4a() -> bytes:
+    file, sound = io.BytesIO(), np.random.default_rng(1).integers(-9000, 9000, 24_000, np.int16)
+    encoder = encoders.encoder(".m4a", file, 24_000)
+    encoder.write(sound)
+    encoder.close()
+    return file.getvalue()
+
+
 WAV, BEN = recording(), {"name": "ben"}
 FILE, BASE64 = {"audio": ("a.wav", WAV)}, base64.b64encode(WAV).decode()
 FORM = {"content-type": "multipart/form-data"}
@@ -417,7 +430,7 @@ NO_VOICE = [
     ({"data": {"name": "../x"}, "files": FILE}, 400, "a voice's name must be 1 to 64 of a-z 0-9 _ -", "name"),
     ({"data": {"name": "x" * 65}, "files": FILE}, 400, "name must have at most 64 characters", "name"),
     ({"data": {"name": "anna"}, "files": FILE}, 400, "already", "name"),
-    ({"data": BEN | {"text": " "}, "files": FILE}, 400, "text must not be blank", "text"),
+    ({"data": BEN | {"text": "x" * 10_001}, "files": FILE}, 400, "text must have at most 10000 characters", "text"),
     ({"data": BEN | {"path": "/etc/passwd"}, "files": FILE}, 400, "unknown field 'path'", "path"),
     ({"data": {"name": ["ben", "ben"]}, "files": FILE}, 400, "one came twice", None),
     ({"data": BEN, "files": {"audio": ("a", b"no sound")}}, 400, "the recording", "audio"),
@@ -430,7 +443,11 @@ NO_VOICE = [
     ({"json": BEN | {"audio": "?"}}, 400, "", "audio"),
     ({"json": BEN | {"audio": base64.b64encode(b"no sound").decode()}}, 400, "the recording", "audio"),
     ({"json": BEN | {"audio": "/etc/passwd"}}, 400, "", "audio"),
-    ({"json": BEN | {"audio": BASE64, "text": " "}}, 400, "text must not be blank", "text"),
+    ({"json": BEN | {"audio": BASE64, "text": 3}}, 400, "text must be a string", "text"),
+    ({"json": BEN | {"audio": ""}}, 400, "the recording: the file is empty", "audio"),
+    ({"json": BEN | {"audio": "data:audio/wav," + BASE64}}, 400, "audio must be base64", "audio"),
+    ({"json": BEN | {"audio": "A" * 266_672}}, 400, "may have at most 200000 bytes", "audio"),
+    ({"json": BEN | {"audio": "A" * 266_664 + "\n" * 999}}, 400, "cannot be read as audio", "audio"),
     ({"json": {"name": "../x", "audio": BASE64}}, 400, "a voice's name must be", "name"),
     ({"json": {"name": "anna", "audio": BASE64}}, 400, "already", "name"),
 ]

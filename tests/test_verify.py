@@ -488,8 +488,8 @@ def test_the_folder_is_named_after_the_model(tmp_path, tiny, monkeypatch):
     "args, message",
     [
         (["--ref-text", "x"], "give both"),
-        (["--ref-audio", "x.wav", "--ref-text", " "], "ref_text must say what"),
-        (["--ref-audio", "x.wav"], "is for Base checkpoints"),
+        (["--ref-audio", "x.wav"], "no recording 'x.wav': No such file"),
+        (["--ref-audio", __file__, "--ref-text", " "], "is for Base checkpoints"),
         (["--frames", "0"], "1 to 1000"),
         (["--frames", "1001"], "1 to 1000"),
         (["--seed", "-1"], "seed must be"),

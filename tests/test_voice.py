@@ -1,11 +1,14 @@
 """Reference audio and voices."""
 
 import dataclasses
+import io
 import json
 import os
 import pickle
+import struct
 import tracemalloc
 
+import av
 import numpy as np
 import pytest
 import soundfile
@@ -16,6 +19,7 @@ from safetensors.torch import save_file
 from qwen_megakernel import AudioError, BackendError, RequestError, SpeakerError, TTSEngine, Voice, VoiceError
 from qwen_megakernel.checkpoint.config import GREEDY
 from qwen_megakernel.checkpoint.load import Checkpoint
+from qwen_megakernel.model import audio_file
 from qwen_megakernel.model.recording import load_audio, load_recording
 from qwen_megakernel.model.vocoder import TorchVocoder
 from qwen_megakernel.model.voice import log_mel, mean_vector
@@ -67,7 +71,11 @@ def sound(seconds: float, rate: int = RATE) -> np.ndarray:
         ((sound(1)[None], RATE), r"\[n\] or \[n, channels\]"),
         ((np.array(["a"] * RATE), RATE), "floating or signed"),
         (sound(1), "ref_audio must be a path or"),
-        ("nowhere.wav", "nowhere.wav: cannot be read as audio"),
+        ("nowhere.wav", "no recording 'nowhere.wav': No such file"),
+        ("https://a.b/me.wav", "'https://a.b/me.wav' is an address: download the recording, and give its file"),
+        ("a\0b", "no recording 'a.*b': embedded null"),
+        (".", ".: a recording is a regular file, but this is a folder"),
+        ("/dev/zero", "/dev/zero: a recording is a regular file, but this is something else"),
     ],
     ids=lambda v: v if isinstance(v, str) else "",
 )
@@ -98,6 +106,135 @@ def test_files_that_are_no_audio_are_refused(name, content, tmp_path):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(AudioError, match=name):
         load_audio(tmp_path / name, RATE)
+
+
+# ---------------------------------------------------------------- files as the world makes them
+
+
+def encoded(kind: str, codec: str | None, *, video: str = "", seconds: float = 1.0, channels: int = 2) -> bytes:
+    """A tone in a container, by PyAV. `codec` None: without sound. `video`: the codec of a picture beside it."""
+    file, rate, layout = io.BytesIO(), 48_000, "mono" if channels == 1 else "stereo"
+    with av.open(file, "w", format=kind) as container:
+        sound = codec and container.add_stream(codec, rate=rate, layout=layout)
+        if video:
+            pictures = container.add_stream(video, rate=10)
+            pictures.width = pictures.height = 64
+            pictures.pix_fmt = "yuv420p"
+            for shade in range(10):
+                image = np.full((64, 64, 3), shade, np.uint8)
+                container.mux(pictures.encode(av.VideoFrame.from_ndarray(image, format="rgb24")))
+            container.mux(pictures.encode(None))
+        if sound:
+            frame = av.AudioFrame.from_ndarray(np.repeat(tone(seconds, rate), channels)[None], "s16", layout)
+            frame.sample_rate, frame.pts = rate, 0
+            resampler = av.AudioResampler(sound.codec_context.format, layout, rate)
+            for piece in (*resampler.resample(frame), *resampler.resample(None), None):
+                container.mux(sound.encode(piece))
+    return file.getvalue()
+
+
+def tone(seconds: float, rate: int) -> np.ndarray:
+    return (9000 * np.sin(2 * np.pi * 440 * np.arange(int(seconds * rate)) / rate)).astype(np.int16)
+
+
+@pytest.mark.parametrize(
+    "kind, codec, video",
+    [
+        ("ipod", "aac", ""),  # a phone's M4A
+        ("ipod", "alac", ""),
+        ("adts", "aac", ""),
+        ("webm", "libopus", ""),  # what browsers record
+        ("ogg", "libopus", ""),
+        ("mp3", "libmp3lame", ""),
+        ("mp4", "aac", "mpeg4"),
+        ("webm", "libopus", "libvpx"),
+        ("mov", "pcm_s16be", "mpeg4"),
+        ("wav", "pcm_u8", ""),
+        ("matroska", "pcm_u8", ""),
+    ],
+)
+def test_recordings_of_phones_and_browsers_are_read(kind, codec, video, tmp_path):
+    path = tmp_path / "me"
+    path.write_bytes(encoded(kind, codec, video=video))
+    samples, expected = load_audio(path, RATE), tone(1, RATE) / 32768
+    assert len(samples) == pytest.approx(RATE, abs=2048), "and a coder's delay at most"
+    spectrum = np.abs(np.fft.rfft(samples[4000:20_000]))
+    assert spectrum.argmax() * RATE / 16_000 == pytest.approx(440, abs=2)
+    assert samples[4000:20_000].std() == pytest.approx(expected.std(), rel=0.07)  # LAME takes 5 % off
+
+
+def test_what_ffmpeg_reads_is_bounded(tmp_path, monkeypatch):
+    path, decoded = tmp_path / "me.webm", []
+    path.write_bytes(encoded("webm", "libopus", seconds=70, channels=1))
+    monkeypatch.setattr(audio_file, "_mean", lambda frame: decoded.append(frame.samples))
+    with pytest.raises(AudioError, match="me.webm must last 0.5 to 60 seconds, got more"):
+        load_audio(path, RATE)
+    assert sum(decoded) < 61 * 48_000
+    for name, value, words in (
+        ("MAX_CHANNELS", 1, "at most 1 channels, found 2"),
+        ("RATES", range(4000, 8001), "the sample rate must be 4000 to 8000 Hz, got 48000"),
+        ("_CODECS", "aac", "sound in opus is not taken: convert the file to WAV"),
+        ("_MAX_BYTES", 99, "a recording's file has at most 99 bytes, this one has"),
+        ("find_spec", lambda _name: None, r"expected WAV, .* need the package av: pip install -e '.\[serve\]', or"),
+    ):
+        path.write_bytes(encoded("webm", "libopus"))
+        with monkeypatch.context() as patch, pytest.raises(AudioError, match=words):
+            patch.setattr(audio_file, name, value)
+            load_audio(path, RATE)
+
+
+def test_a_file_opens_no_other_file(tmp_path):
+    (tmp_path / "me.aac").write_bytes(encoded("adts", "aac"))
+    lists = {
+        "a.m3u8": f"#EXTM3U\n#EXT-X-TARGETDURATION:9\n#EXTINF:1.0,\n{tmp_path}/me.aac\n#EXT-X-ENDLIST\n",
+        "a.txt": f"ffconcat version 1.0\nfile {tmp_path}/me.aac\n",
+        "a.sdp": "v=0\no=- 0 0 IN IP4 127.0.0.1\nm=audio 5004 RTP/AVP 0\n",
+    }
+    for name, text in lists.items():
+        (tmp_path / name).write_text(text)
+        with pytest.raises(AudioError, match=f"{name}: cannot be read as audio: expected a whole file in WAV, FLAC"):
+            load_audio(tmp_path / name, RATE)
+
+
+def test_broken_recordings_are_refused_in_one_sentence(tmp_path):
+    m4a, aac = encoded("ipod", "aac"), encoded("adts", "aac")
+    for content, words in (
+        (b"", "me: the file is empty: record it again"),
+        (m4a[: len(m4a) // 2], "me: cannot be read as audio: expected a whole file in WAV"),
+        (aac[:5000] + b"\xff" * 999 + aac[6000:], "me: the recording is damaged or cut off after 0.* seconds: record"),
+        (encoded("mp4", None, video="mpeg4"), "me: expected sound, found video: give a recording with sound"),
+        (encoded("ipod", "aac", seconds=0.2), "me must last 0.5 to 60 seconds, got 0.2"),
+        (encoded("wav", "pcm_s16le")[:30], "me: cannot be read as audio"),
+    ):
+        (tmp_path / "me").write_bytes(content)
+        with pytest.raises(AudioError, match=words) as error:
+            load_audio(tmp_path / "me", RATE)
+        assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("size", [0, 0xFFFFFFFF, 0x7FFFFFFF])
+@pytest.mark.parametrize("chunk", [b"", b"LIST\x05\0\0\0notes\0"])
+@pytest.mark.parametrize("backend", ["libsndfile", "FFmpeg"])
+def test_a_wav_without_a_length_is_read_to_its_end(size, chunk, backend, tmp_path, monkeypatch):
+    sound, length = tone(1.5, RATE), struct.pack("<I", size)
+    fmt = struct.pack("<4sIHHIIHH", b"fmt ", 16, 1, 1, RATE, 2 * RATE, 2, 16)
+    path = tmp_path / "streamed.wav"
+    path.write_bytes(b"RIFF" + length + b"WAVE" + fmt + chunk + b"data" + length + sound.tobytes())
+    if backend == "FFmpeg":
+        monkeypatch.setattr(audio_file, "_by_libsndfile", refuse)
+    assert np.array_equal(load_audio(path, RATE), sound / np.float32(32768))
+
+
+def refuse(*_args):
+    raise soundfile.SoundFileRuntimeError("not this one")
+
+
+def test_a_flac_without_a_length_is_read_to_its_end(tmp_path):
+    flac = bytearray(encoded("flac", "flac"))
+    flac[21] &= 0xF0
+    flac[22:26] = bytes(4)  # the number of samples; 0: not known
+    (tmp_path / "a.flac").write_bytes(flac)
+    assert np.allclose(load_audio(tmp_path / "a.flac", 48_000), tone(1, 48_000) / 32768, atol=1e-4)
 
 
 def test_log_mel_has_a_frame_per_256_samples():
@@ -216,10 +353,18 @@ def test_a_voice_that_cannot_be_written_or_made_is_an_error_of_ours(voices, base
         base.create_voice((reference_audio() * np.float32(1e30), RATE))
 
 
-@pytest.mark.parametrize("text", ["  ", b"hi", "\ud800", "x" * 20_000])
+@pytest.mark.parametrize("text", [b"hi", "\ud800", "x" * 20_000])
 def test_a_transcript_that_cannot_be_one_is_refused(base, text):
     with pytest.raises(RequestError, match="ref_text|Unicode"):
         base.create_voice((reference_audio(), RATE), text)
+
+
+def test_a_blank_transcript_is_none(base):
+    alone = base.create_voice((speech(), RATE))
+    for text in ("", " \n", [" "]):
+        voice = base.create_voice([(speech(), RATE)] if isinstance(text, list) else (speech(), RATE), text)
+        assert voice.ref_text is None and voice.digest == alone.digest
+    assert base.create_voice([(speech(), RATE)] * 2, ["", "it says this"]).ref_text == "it says this"
 
 
 WRONG_VECTORS = None, np.zeros(64, np.float32), VECTOR.bfloat16(), VECTOR / 0, torch.zeros(64, device="meta")
@@ -285,6 +430,27 @@ def test_a_word_between_long_silence_is_too_short():
     with pytest.raises(AudioError, match="without the silence at its ends must last 0.5 to 60 seconds, got 0.40"):
         load_recording((audio, RATE), RATE, trim=True)
     assert len(load_recording((audio, RATE), RATE, trim=False).samples) == len(audio)
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float64])
+def test_floats_in_the_range_of_int16_are_scaled_and_told(kind, tmp_path):
+    audio = speech()
+    large = (audio / np.abs(audio).max() * 20_000).astype(kind)
+    soundfile.write(tmp_path / "a.wav", large, RATE, subtype="FLOAT")
+    for given in ((large, RATE), (np.stack([large, large], axis=1), RATE), tmp_path / "a.wav"):
+        recording = load_recording(given, RATE, trim=True)
+        assert recording.notes == ("its samples were in the range of int16, so they were divided by 32,768",)
+        assert np.allclose(recording.samples, large / 32768, atol=1e-6)
+
+
+@pytest.mark.parametrize("peak", [2.5, 40, 40_000, 2.0**31, 1e300])
+def test_samples_of_an_unknown_range_are_refused(peak):
+    audio = speech().astype(np.float64)
+    audio *= peak / np.abs(audio).max()
+    with pytest.raises(AudioError, match="floating samples from -1 to 1, got a peak of .*: divide them by their full"):
+        load_recording((audio, RATE), RATE, trim=True)
+    hot = load_recording((1.9 / peak * audio, RATE), RATE, trim=True)
+    assert np.abs(hot.samples).max() == pytest.approx(1.9) and not hot.notes
 
 
 @pytest.mark.parametrize("quieter", [1.0, 0.3])
@@ -361,7 +527,7 @@ def test_the_codes_are_those_of_the_recording_with_a_text(base):
         ([(speech(), RATE), (sound(0.2), RATE)], None, AudioError, "recording 2 of 2: ref_audio must last"),
         ([(speech(), RATE)] * 2, ["a", "b"], VoiceError, "only one recording may have a text, but 2 have"),
         ([(speech(), RATE)] * 2, ["a"], VoiceError, "ref_text has 1 entries for 2 recordings"),
-        ([(speech(), RATE)] * 2, [None, " "], VoiceError, "ref_text must say what"),
+        ([(speech(), RATE)] * 2, [None, "x" * 10_001], VoiceError, "ref_text must say what .* got 10001"),
         ([0.1, 0.2], None, AudioError, "recording 1 of 2: ref_audio must be a path or"),
         ((speech(), RATE), ["a"], VoiceError, "ref_text is a list, but ref_audio is not"),
     ],

@@ -48,7 +48,7 @@ from qwen_megakernel.model.recording import load_audio
 from qwen_megakernel.model.sampling import Code0Rules
 from qwen_megakernel.model.text import TextTokenizer
 from qwen_megakernel.model.transformer import Embeddings
-from qwen_megakernel.model.voice import Voice, check_ref_options
+from qwen_megakernel.model.voice import Voice, check_ref_options, text_of
 from qwen_megakernel.speech.options import RequestOptions
 from qwen_megakernel.trust.selection import select_backend
 
@@ -247,7 +247,7 @@ def verify(
     dtype = torch.bfloat16 if where.type == "cuda" else torch.float32
     chosen, reason = select_backend(backend, where, dtype, config, fp8, may_check=True)
     sound = reference_audio() if ref_audio is None else load_audio(ref_audio, config.codec.sample_rate)
-    ref_text = REF_TEXT if ref_audio is None else ref_text
+    ref_text = REF_TEXT if ref_audio is None else text_of(ref_text)
     cases = cases_of(config, in_context=ref_text is not None)
 
     print(f"{model}: {config.variant}, {config.size}, on {where}; at most {frames} frames")

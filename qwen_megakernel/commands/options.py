@@ -181,10 +181,9 @@ def add_voice_options(parser: argparse._ActionsContainer, entrance: str) -> None
 
 def voice_options(args: argparse.Namespace, entrance: str) -> RequestOptions:
     """The options of speech, after the checks that need no model. --voice is loaded. Raises RequestError: the options
-    do not go together, or a value is out of range. Raises VoiceError: the file is no voice, or --ref-text is blank.
-    Raises AudioError: too many recordings."""
+    do not go together, or a value is out of range. Raises VoiceError: the file is no voice, or --ref-text is too long.
+    Raises AudioError: too many recordings, or one cannot be read."""
     options = speech_options(args, entrance)
-    check_ref_options(args.ref_audio, args.ref_text)
     voice, speaker = options.get("voice"), options.get("speaker")
     if voice is not None and args.ref_audio is not None:
         raise RequestError("--voice and --ref-audio both say whose voice: give one of them")
@@ -193,6 +192,7 @@ def voice_options(args: argparse.Namespace, entrance: str) -> RequestOptions:
         raise RequestError(f"--speaker names a voice of the checkpoint, {other}")
     if args.allow_foreign_voice and voice is None and getattr(args, "voices", None) is None:
         raise RequestError("--allow-foreign-voice needs a saved voice: give --voice too")
+    check_ref_options(args.ref_audio, args.ref_text)
     if isinstance(voice, str):
         options["voice"] = Voice.load(voice)
     return options

@@ -33,7 +33,7 @@ from qwen_megakernel.engine.options import EngineOptions
 from qwen_megakernel.errors import RequestError, TextError
 from qwen_megakernel.model.conditioning import AUTO
 from qwen_megakernel.model.text import split_evenly
-from qwen_megakernel.model.voice import Voice
+from qwen_megakernel.model.voice import Voice, text_of
 from qwen_megakernel.speech.options import RequestOptions
 from qwen_megakernel.speech.request import SpeechRequest
 from qwen_megakernel.text.front_end import TextFrontEnd
@@ -185,7 +185,7 @@ def _load(args: argparse.Namespace, voices: Sequence[Voice | str | None], pieces
     """An engine with a slot for each piece, but no more slots than suit the device."""
     slots = min(slots_of(args), pieces)
     heard = [voice for voice in voices if isinstance(voice, Voice) and voice.ref_codes is not None]
-    transcribed = args.ref_text is not None or bool(heard)
+    transcribed = text_of(args.ref_text) is not None or bool(heard)
     options = engine_options(args, max_streams=slots, max_queue=2 * slots, queue_timeout=_WAIT_S)
     if slots > 1 and not transcribed and args.max_positions == EngineOptions.max_positions:
         options = replace(options, max_positions=_POSITIONS)

@@ -1,6 +1,6 @@
 """Reads a recording to clone: makes it mono, cuts its silent ends, and notes what is wrong with its sound.
 
-Recordings are data from outside. Their length is bounded before libsndfile decodes them.
+`audio_file` reads files; arrays are bounded here in the same way.
 """
 
 import math
@@ -9,17 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import soundfile
 import soxr
 
 from qwen_megakernel.errors import AudioError
+from qwen_megakernel.model.audio_file import MAX_CHANNELS, RATES, check_length, read_file
 
-MIN_SECONDS, MAX_SECONDS = 0.5, 60.0
-"""Length of reference audio. A shorter one holds hardly a word for the speaker vector; 60 s are 750 of 2,048 rows."""
-
-_MAX_CHANNELS = 16
-_BLOCK = 1 << 16  # samples a channel, decoded at once
-_RATES = range(4_000, 384_001)
+_LOUDEST = 2.0  # peak; a decoder's overshoot and a hot mix stay below it
+_INT16 = 64, 32_768  # peaks in the range of int16; below it they would be a whisper, or of another range
 _SILENCE = 1e-4  # peak; -80 dBFS
 _SILENT_END_DB = -50  # below the peak; the breath before a word is some 30 dB below it
 _KEPT_S = 0.1  # of a silent end, so that no soft consonant is cut
@@ -42,14 +38,13 @@ class Recording:
 def load_recording(ref_audio: RefAudio, sample_rate: int, *, trim: bool) -> Recording:
     """Read a recording as `load_audio` does, and look at its sound. `trim` cuts silence from both ends: all that is
     50 dB below the peak, except the 0.1 s next to the sound. Raises AudioError also if less than 0.5 s are left."""
-    raw, rate = _read(ref_audio)
-    notes = []
+    raw, rate, notes = _read(ref_audio)
     if (clipped := _clipped(raw)) >= _CLIPPED:
         notes.append(f"{100 * clipped:.2g} % of its samples are clipped: record it again, more quietly")
     samples = whole = _resampled(raw, rate, sample_rate)
     if trim:
         samples = _without_silent_ends(whole, sample_rate)
-        _check_length(len(samples) / sample_rate, "ref_audio without the silence at its ends")
+        check_length(len(samples) / sample_rate, "ref_audio without the silence at its ends")
     if (cut := (len(whole) - len(samples)) / sample_rate) >= 0.05:
         notes.append(f"{cut:.1f} s of silence were cut from its ends")
     if (between := _loud_to_quiet_db(samples, sample_rate)) < _QUIET_DB:
@@ -62,15 +57,17 @@ def load_recording(ref_audio: RefAudio, sample_rate: int, *, trim: bool) -> Reco
 
 def load_audio(ref_audio: RefAudio, sample_rate: int) -> np.ndarray:
     """Reference audio as mono fp32 [samples] at `sample_rate`: channels averaged, resampled with soxr HQ. `ref_audio`:
-    path of a file that libsndfile reads, or (samples [n] or [n, channels], rate in Hz); integer samples are scaled by
-    their type's range. Raises AudioError: missing, not audio, empty, NaN, silent, or not of 0.5 to 60 seconds."""
-    return _resampled(*_read(ref_audio), sample_rate)
+    path of a file that `audio_file` reads, or (samples [n] or [n, channels], rate in Hz). Integer samples are scaled by
+    their type's range, floating ones in the range of int16 by that. Raises AudioError: missing, not audio, empty, NaN,
+    silent, out of range, or not of 0.5 to 60 seconds."""
+    samples, rate, _ = _read(ref_audio)
+    return _resampled(samples, rate, sample_rate)
 
 
-def _read(ref_audio: RefAudio) -> tuple[np.ndarray, int]:
-    """Mono fp32 [n] and its rate."""
+def _read(ref_audio: RefAudio) -> tuple[np.ndarray, int, list[str]]:
+    """Mono fp32 [n], its rate, and what its owner should know."""
     if isinstance(ref_audio, (str, Path)):
-        samples, rate = _read_file(Path(ref_audio))
+        samples, rate = read_file(ref_audio)
     elif isinstance(ref_audio, tuple) and len(ref_audio) == 2:
         try:
             samples, rate = np.asarray(ref_audio[0]), ref_audio[1]
@@ -78,24 +75,24 @@ def _read(ref_audio: RefAudio) -> tuple[np.ndarray, int]:
             raise AudioError(f"samples cannot be read as an array: {error}") from None
     else:
         raise AudioError(f"ref_audio must be a path or (samples, rate), got {type(ref_audio).__name__}")
-    if isinstance(rate, bool) or not isinstance(rate, numbers.Real) or rate not in _RATES:
-        raise AudioError(f"sample rate must be an integer in {_RATES.start}..{_RATES.stop - 1} Hz, got {rate!r}")
-    if samples.ndim not in (1, 2) or samples.ndim == 2 and not 1 <= samples.shape[1] <= _MAX_CHANNELS:
+    if isinstance(rate, bool) or not isinstance(rate, numbers.Real) or rate not in RATES:
+        raise AudioError(f"sample rate must be an integer in {RATES.start}..{RATES.stop - 1} Hz, got {rate!r}")
+    if samples.ndim not in (1, 2) or samples.ndim == 2 and not 1 <= samples.shape[1] <= MAX_CHANNELS:
         raise AudioError(f"samples must be [n] or [n, channels], got {list(samples.shape)}")
     rate = int(rate)
-    _check_length(len(samples) / rate, "ref_audio")
+    check_length(len(samples) / rate, "ref_audio")
     if np.issubdtype(samples.dtype, np.signedinteger):
         samples = samples / -float(np.iinfo(samples.dtype).min)
     elif not np.issubdtype(samples.dtype, np.floating):
         raise AudioError(f"samples must be floating or signed integers, got {samples.dtype}")
-    samples = samples.astype(np.float32, copy=False)
     if samples.ndim == 2:
         samples = samples.mean(axis=1)
     if not np.isfinite(samples).all():
         raise AudioError("ref_audio holds NaN or infinite samples")
+    samples, notes = _in_range(samples)
     if np.abs(samples).max() < _SILENCE:
         raise AudioError("ref_audio is silent")
-    return samples, rate
+    return samples.astype(np.float32, copy=False), rate, notes
 
 
 def _resampled(samples: np.ndarray, rate: int, sample_rate: int) -> np.ndarray:
@@ -107,24 +104,17 @@ def _resampled(samples: np.ndarray, rate: int, sample_rate: int) -> np.ndarray:
     return np.ascontiguousarray(samples, dtype=np.float32)
 
 
-def _read_file(path: Path) -> tuple[np.ndarray, int]:
-    try:
-        with soundfile.SoundFile(path) as file:
-            if file.channels > _MAX_CHANNELS:
-                raise AudioError(f"{path}: at most {_MAX_CHANNELS} channels, found {file.channels}")
-            _check_length(file.frames / file.samplerate, str(path))
-            # A header may understate the data, so decoding stops at the bound. It goes block by block, because a file
-            # of 200 KB may hold a minute of 16 channels, which are 1.5 GB of samples.
-            blocks = file.blocks(_BLOCK, frames=int(MAX_SECONDS * file.samplerate), dtype="float32", always_2d=True)
-            mono = [block.mean(axis=1) for block in blocks]
-            return np.concatenate(mono) if mono else np.zeros(0, np.float32), file.samplerate
-    except (soundfile.SoundFileError, OSError, TypeError) as error:  # TypeError: headerless files (.raw)
-        raise AudioError(f"{path}: cannot be read as audio: {error}") from None
-
-
-def _check_length(seconds: float, what: str) -> None:
-    if not MIN_SECONDS <= seconds <= MAX_SECONDS:
-        raise AudioError(f"{what} must last {MIN_SECONDS} to {MAX_SECONDS:.0f} seconds, got {seconds:.2f}")
+def _in_range(samples: np.ndarray) -> tuple[np.ndarray, list[str]]:
+    """Mono samples in -1..1, and a note if their range was int16's. Raises AudioError: it is unknown."""
+    peak = float(np.abs(samples).max())
+    if peak <= _LOUDEST:
+        return samples, []
+    if _INT16[0] <= peak <= _INT16[1]:
+        return samples / 32768, ["its samples were in the range of int16, so they were divided by 32,768"]
+    raise AudioError(
+        f"ref_audio is out of range: expected floating samples from -1 to 1, got a peak of {peak:.4g}: divide them by "
+        "their full scale"
+    )
 
 
 def _without_silent_ends(samples: np.ndarray, sample_rate: int) -> np.ndarray:

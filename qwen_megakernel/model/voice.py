@@ -29,7 +29,8 @@ from qwen_megakernel.checkpoint.codec_config import CodecConfig
 from qwen_megakernel.checkpoint.config import SpeakerEncoderConfig
 from qwen_megakernel.checkpoint.load import Checkpoint
 from qwen_megakernel.errors import AudioError, CheckpointError, RequestError, VoiceError
-from qwen_megakernel.model.recording import MAX_SECONDS, Recording, RefAudio, load_recording
+from qwen_megakernel.model.audio_file import MAX_SECONDS, check_file
+from qwen_megakernel.model.recording import Recording, RefAudio, load_recording
 from qwen_megakernel.model.text import check_unicode
 
 log = logging.getLogger(__name__)
@@ -39,7 +40,7 @@ MAX_RECORDINGS = 10  # the most recordings of one voice
 _FORMAT = "qwen_megakernel.voice.1"
 _MAX_VOICE_BYTES = 4 << 20
 _MAX_REF_TEXT = 10_000  # characters; a minute of speech has a thousand
-_MAX_NOTES, _MAX_NOTE = 50, 300  # three of every recording at most, of some 100 characters each
+_MAX_NOTES, _MAX_NOTE = 50, 300  # four of every recording at most, of some 100 characters each
 _MAX_FINGERPRINT = 64  # ours have 16
 
 
@@ -160,27 +161,30 @@ def _is_printable(text: object, most: int) -> bool:
 
 def check_ref_options(ref_audio: str | list[str] | None, ref_text: str | None) -> None:
     """Check the command line's --ref-audio and --ref-text, as far as that needs no model. Raises RequestError for a
-    text without its audio, AudioError for too many files, and what `check_ref_text` raises."""
-    if isinstance(ref_audio, list):
-        _check_count(len(ref_audio))
-    if ref_text is None:
-        return
-    if ref_audio is None:
+    text without its audio, AudioError for too many files or one that cannot be read, and what `text_of` raises."""
+    files = [ref_audio] if isinstance(ref_audio, str) else ref_audio or []
+    if ref_audio is not None:
+        _check_count(len(files))
+    elif text_of(ref_text) is not None:
         raise RequestError("--ref-text says what --ref-audio says; give both")
-    check_ref_text(ref_text)
+    text_of(ref_text)
+    for file in files:
+        check_file(file)
 
 
-def check_ref_text(ref_text: str) -> None:
-    """Check the transcript of a reference audio. Raises VoiceError: not a string, blank, or too long. TextError: not
-    valid Unicode."""
+def text_of(ref_text: str | None) -> str | None:
+    """The transcript of a reference audio; None if it is blank. Raises VoiceError: not a string, or too long.
+    TextError: not valid Unicode."""
+    if ref_text is None:
+        return None
     if not isinstance(ref_text, str):
         raise VoiceError(f"ref_text must be a string or None, got {type(ref_text).__name__}")
-    if not ref_text.strip() or len(ref_text) > _MAX_REF_TEXT:
+    if len(ref_text) > _MAX_REF_TEXT:
         raise VoiceError(
-            f"ref_text must say what the recording says, in at most {_MAX_REF_TEXT} characters, or be left out; "
-            f"got {len(ref_text)}, " + ("blank" if not ref_text.strip() else "too many")
+            f"ref_text must say what the recording says, in at most {_MAX_REF_TEXT} characters, got {len(ref_text)}"
         )
     check_unicode(ref_text)
+    return ref_text if ref_text.strip() else None
 
 
 def _check_count(recordings: int) -> None:
@@ -193,11 +197,9 @@ def _texts_of(ref_audio: list[RefAudio], ref_text: str | None | list[str | None]
     texts = ref_text if isinstance(ref_text, list) else [ref_text, *[None] * (len(ref_audio) - 1)]
     if len(texts) != len(ref_audio):
         raise VoiceError(f"ref_text has {len(texts)} entries for {len(ref_audio)} recordings: give one each, or None")
-    given = [text for text in texts if text is not None]
-    for text in given:
-        check_ref_text(text)
-    if len(given) > 1:
-        raise VoiceError(f"only one recording may have a text, but {len(given)} have: give None for the others")
+    texts = [text_of(text) for text in texts]
+    if (given := len(texts) - texts.count(None)) > 1:
+        raise VoiceError(f"only one recording may have a text, but {given} have: give None for the others")
     return texts
 
 
@@ -263,9 +265,7 @@ class VoiceEncoder:
     def _vector(self, samples: np.ndarray) -> Tensor:
         vector = self._speaker_encoder(samples)
         if not vector.isfinite().all():
-            raise AudioError(
-                f"ref_audio is out of range: its largest sample is {np.abs(samples).max():.3g}, not near 1"
-            )
+            raise AudioError("the speaker vector of ref_audio is not finite: use another recording or checkpoint")
         return vector
 
 

@@ -23,7 +23,6 @@ _WORDS = {
     "string_unicode": "must be valid Unicode: leave out lone surrogates",
     "string_too_short": "must not be empty",
     "string_too_long": "must have at most {max_length} characters",
-    "string_pattern_mismatch": "must not be blank",
     "int_type": "must be an integer",
     "float_type": "must be a number",
     "bool_type": "must be true or false",
@@ -137,9 +136,9 @@ class RecordingRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    audio: str = Field(description="A recording of 0.5 to 60 seconds, in base64.")
+    audio: str = Field(description="A recording of 0.5 to 60 seconds, in base64 or as a data URL.")
     text: str | None = Field(
-        None, max_length=10_000, pattern=r"\S", description="What the recording says, for a closer voice."
+        None, max_length=10_000, description="What the recording says, for a closer voice; blank: no text."
     )
 
 

@@ -170,7 +170,7 @@ class _Stream(SocketLine):
             recording = string_of(message, "audio_data")
             text = None
             if message.get("ref_text") is not None:
-                text = string_of(message, "ref_text", most=_MAX_TRANSCRIPT)
+                text = string_of(message, "ref_text", most=_MAX_TRANSCRIPT, blank=True)
             if name.lower() in self.service.aliases:
                 raise RefusedMessage(f"{name!r} is an alias of a voice: choose another name", "name")
             await saved.add(service.engine, name, recording, text)

@@ -89,18 +89,20 @@ def check_fields(message: dict[str, Any]) -> str:
     return kind
 
 
-def string_of(message: dict[str, Any], name: str, *, most: int | None = None) -> str:
-    """A field's value, which must be a string and not blank.
+def string_of(message: dict[str, Any], name: str, *, most: int | None = None, blank: bool = False) -> str:
+    """A field's value, which must be a string.
 
     Args:
         most: the largest allowed number of characters; None: no limit.
+        blank: it may be blank.
 
     Raises:
         RefusedMessage: it is not such a string.
     """
     value = message.get(name)
-    if not isinstance(value, str) or not value.strip():
-        raise RefusedMessage(f"{name} must be a string that is not blank, got {reprlib.repr(value)}", name)
+    if not isinstance(value, str) or not (blank or value.strip()):
+        wanted = "a string" if blank else "a string that is not blank"
+        raise RefusedMessage(f"{name} must be {wanted}, got {reprlib.repr(value)}", name)
     if most is not None and len(value) > most:
         raise RefusedMessage(f"{name} has {len(value)} characters, at most {most} are allowed", name)
     return value

@@ -17,6 +17,7 @@ from qwen_megakernel.server.api_error import ApiError
 from qwen_megakernel.server.bodies import VOICES, RecordingRequest, VoiceRequest
 from qwen_megakernel.server.refusals import Refused, invalid, wrong_media
 from qwen_megakernel.server.service import EngineService
+from qwen_megakernel.speech.saved_voices import size_of_base64
 
 _FORM_PIECE = 64 << 10  # bytes of a form to parse at once; other tasks run in between
 _MAX_FIELD = 64 << 10  # bytes of a form's field other than the recording
@@ -113,7 +114,7 @@ async def _read(request: Request, kind: type[_Body], max_upload: int) -> tuple[_
         raise RequestValidationError(error.errors()) from None
     if recording is None:
         recording = body.audio
-        if len(recording) > max_upload * 4 // 3 + 4:
+        if len(recording) > max_upload * 4 // 3 + 4 and size_of_base64(recording) > max_upload + 2:
             raise _too_long(max_upload)
     return body, recording
 

@@ -413,12 +413,12 @@ class TTSEngine:
                 such recordings of one speaker, whose mean is the speaker vector.
             ref_text: what the audio says. With it the reference itself leads the prompt (in-context cloning: closer,
                 but longer prompts); without it the speaker vector alone is used. With a list of recordings: what the
-                first one says, or a list with the text of one of them, None for the others.
+                first one says, or a list with the text of one of them, None for the others. A blank text is none.
             trim: cut silence from both ends of a recording. The reference implementation does not.
 
         Raises:
             AudioError: the audio cannot be used; says why.
-            VoiceError: not a Base checkpoint, a blank ref_text, or more than one.
+            VoiceError: not a Base checkpoint, a ref_text that is too long, or more than one.
         """
         self._core.admission.check_open()
         return self._voice_encoder.encode(ref_audio, ref_text, trim=trim)

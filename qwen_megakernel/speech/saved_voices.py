@@ -21,6 +21,7 @@ DEFAULT_VOICE = "default"
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 _MOST_VOICES = 1000
+_DATA_URL = re.compile(r"data:[^,]{0,200};base64,", re.IGNORECASE)
 _BASE64_PIECE = 1 << 18  # characters; decoding takes 0.4 ms
 
 
@@ -53,8 +54,8 @@ class SavedVoices:
 
         Args:
             name: the voice's name for clients.
-            recording: an audio file's bytes, or the same in base64.
-            text: the recording's text; None: not known.
+            recording: an audio file's bytes, or the same in base64, also with line breaks or as a data URL.
+            text: the recording's text; None or blank: not known.
             replace: replace the voice that was saved under this name. Utterances that already use the old voice go on.
 
         Raises:
@@ -147,14 +148,30 @@ def _told(done: str) -> Iterator[None]:
         raise TTSError(f"the voice could not be {done}; the server's log says why") from None
 
 
+def size_of_base64(text: str) -> int:
+    """The bytes that base64 stands for, with up to two too many. `text`: as `SavedVoices.add` takes it."""
+    return (len(text) - _base64_start(text) - sum(map(text.count, " \t\r\n"))) * 3 // 4
+
+
+def _base64_start(text: str) -> int:
+    """Where base64 begins: behind the head of a data URL."""
+    url = _DATA_URL.match(text)
+    return url.end() if url else 0
+
+
 def _decode_base64(text: str) -> Iterator[bytes]:
     """Decode piece by piece: 8 MB at once would hold the interpreter's lock for 14 ms.
 
     Raises:
         AudioError: `text` is not base64.
     """
+    rest = ""
     try:
-        for at in range(0, len(text), _BASE64_PIECE):
-            yield base64.b64decode(text[at : at + _BASE64_PIECE], validate=True)
+        for at in range(_base64_start(text), len(text), _BASE64_PIECE):
+            piece = rest + "".join(text[at : at + _BASE64_PIECE].split())  # without line breaks
+            whole = len(piece) // 4 * 4
+            yield base64.b64decode(piece[:whole], validate=True)
+            rest = piece[whole:]
+        yield base64.b64decode(rest, validate=True)
     except ValueError as error:
         raise AudioError(f"audio must be base64: {error}") from None
