@@ -14,7 +14,7 @@ import hashlib
 import json
 import logging
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -49,6 +49,7 @@ HUB_FILES = (
     # Only the reference implementation reads these; `qwen-megakernel verify` gives it the same folder.
     *("preprocessor_config.json", "tokenizer_config.json", "speech_tokenizer/preprocessor_config.json"),
 )
+INDEX = "model.safetensors.index.json"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _DTYPES = ("BF16", "F16", "F32")
 _FP8 = "F8_E4M3"
@@ -60,7 +61,7 @@ def _safetensors_files(folder: Path) -> list[Path]:
     A fine-tune is saved as a single file into a copy of its Base, which may still hold shards and an index. So the
     single file wins, as in transformers.
     """
-    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    single, index = folder / "model.safetensors", folder / INDEX
     if single.is_file():
         return [single]
     if not index.is_file():
@@ -212,8 +213,7 @@ class Checkpoint:
         scales. They are quantised now unless they are stored that way. Raises CheckpointError: a stored scale or FP8
         weight is not finite, or a weight cannot be quantised or merged."""
         table, cpu = TEXT_TABLE, torch.device("cpu")
-        adapted = {name for adapter in self.adapters for name in adapter.scales}
-        names = [name for name in self._main if name.startswith("talker.") and name not in (table, *adapted)]
+        names = [name for name in self._main if name.startswith("talker.") and name not in (table, *self._adapted)]
         parts = fp8 | self.fp8
         as_stored = {name for name in names if part_of(name.removesuffix(SCALE)) in parts}
         tensors = _load(self._main, names, device, dtype, as_stored)
@@ -223,13 +223,23 @@ class Checkpoint:
                 raise CheckpointError(f"{self._main[name]}: tensor {name!r}: {wrong}")
             if part_of(name) not in fp8:
                 tensors[name] = dequantize(tensors[name], tensors.pop(name + SCALE), dtype)
-        stored = ((name, _load(self._main, [name], cpu, dtype, [name])[name]) for name in sorted(adapted))
-        for name, weight in merged(stored, self.adapters):
+        for name, weight in self.adapted():
             tensors[name] = weight.to(device, weight.dtype if part_of(name) in fp8 else dtype)
         quantize_parts(tensors, fp8)
         text = _load(self._main, [table], cpu, dtype)[table]
         mapped = device.type != "cpu" and dtype == torch.bfloat16  # otherwise the conversion has already copied it
         return tensors | {table: text.clone() if mapped else text}
+
+    def adapted(self) -> Iterator[tuple[str, Tensor]]:
+        """The weights that adapters change, by name: merged one by one, on the CPU, in the dtype that is stored. Raises
+        CheckpointError: one cannot be read or merged."""
+        cpu, names = torch.device("cpu"), sorted(self._adapted)
+        stored = ((name, _load(self._main, [name], cpu, torch.float32, [name])[name]) for name in names)
+        return merged(stored, self.adapters)
+
+    @property
+    def _adapted(self) -> set[str]:
+        return {name for adapter in self.adapters for name in adapter.scales}
 
     @property
     def files(self) -> tuple[list[Path], list[Path]]:
