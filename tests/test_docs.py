@@ -170,6 +170,7 @@ def trained(base, tmp_path_factory) -> Path:
     """A folder with what the recipe of docs/voices.md makes of a Base: a LoRA adapter and a fine-tune."""
     folder, timbre = tmp_path_factory.mktemp("trained"), Voice.nobody(64, Checkpoint.open(base).fingerprint)
     (folder / "base").symlink_to(base)
+    timbre.save(folder / "me.safetensors")
     with contextlib.chdir(folder), pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "qwen_tts", stand_in())
         follow({"TTSEngine": TTSEngine, "timbre": timbre, "train": train})["adapted"].close()
