@@ -16,6 +16,7 @@ from qwen_megakernel.check.verify import FRAMES, verify
 from qwen_megakernel.checkpoint.config import ModelConfig
 from qwen_megakernel.checkpoint.fp8 import parts_of
 from qwen_megakernel.checkpoint.load import DEMO, PUBLISHED, name_of_model
+from qwen_megakernel.checkpoint.merge import merge_checkpoint
 from qwen_megakernel.checkpoint.quantize import quantize_checkpoint
 from qwen_megakernel.commands.batch import add_batch
 from qwen_megakernel.commands.options import (
@@ -57,8 +58,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="qwen-megakernel", description="Speak with Qwen3-TTS.")
     parser.add_argument("--version", action="version", version=f"qwen-megakernel {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=CommandParser)
-    adders = (add_speak, add_batch, add_voices, _add_serve, _add_wyoming, _add_verify, _add_quantize, _add_build)
-    for add in (*adders, _add_bench, _add_doctor):
+    adders = (add_speak, add_batch, add_voices, _add_serve, _add_wyoming, _add_verify, _add_quantize, _add_merge)
+    for add in (*adders, _add_build, _add_bench, _add_doctor):
         add(commands)
     for command in commands.choices.values():
         command.add_argument("-v", "--verbose", action="store_true", help="log more, such as what takes memory")
@@ -209,6 +210,20 @@ def _quantize(args: argparse.Namespace) -> int:
     if not fp8:
         raise BackendError("--weights bf16 quantises nothing: give fp8, or parts of it")
     quantize_checkpoint(args.model, args.output, fp8, print)
+    print(f"wrote   {args.output.resolve()}")
+    return 0
+
+
+def _add_merge(commands: argparse._SubParsersAction) -> None:
+    about = "make a checkpoint from one and its LoRA adapters (docs/voices.md)"
+    add = add_command(commands, "merge", _merge, about).add_argument
+    add("model", help=f"folder, hub id, or {DEMO!r}")
+    add("adapters", nargs="+", metavar="adapter", help="folder that PEFT has saved")
+    add("output", type=Path, help="new folder to write")
+
+
+def _merge(args: argparse.Namespace) -> int:
+    merge_checkpoint(args.model, args.adapters, args.output, print)
     print(f"wrote   {args.output.resolve()}")
     return 0
 

@@ -12,10 +12,10 @@ import cases as shared
 import numpy as np
 import pytest
 import torch
-from lora import Q, edit_config, write_adapter
+from lora import Q, edit_config, skeleton, write_adapter
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from qwen_megakernel import CheckpointError, TTSEngine
 from qwen_megakernel.checkpoint import adapters as module_under_test
@@ -37,35 +37,6 @@ HEADS = r".*(codec_head|lm_head\.\d+|text_projection\.linear_fc[12]|small_to_mtp
 
 
 # ---------------------------------------------------------------- PEFT's side
-
-
-class Whole(nn.Module):
-    """A module of the shape of the reference's, as far as PEFT looks at it: the same names, no arithmetic."""
-
-
-def skeleton(folder: Path) -> nn.Module:
-    """Every `talker.*` tensor of a checkpoint in fp32; those of linear layers in `nn.Linear`."""
-    checkpoint, root = Checkpoint.open(folder), Whole()
-    tensors = checkpoint.talker(CPU, torch.float32)
-    for name, tensor in tensors.items():
-        *parents, last, kind = name.split(".")
-        module = root
-        for parent in parents:
-            if parent not in dict(module.named_children()):
-                module.add_module(parent, nn.Module())
-            module = getattr(module, parent)
-        if kind == "weight" and tensor.ndim == 2:
-            is_table = "embedding" in name
-            rows, width = tensor.shape
-            made = nn.Embedding(rows, width) if is_table else nn.Linear(width, rows, f"{name[:-6]}bias" in tensors)
-            module.add_module(last, made)
-        elif last not in dict(module.named_children()):
-            module.add_module(last, nn.Module())
-            getattr(module, last).weight = nn.Parameter(torch.empty_like(tensor))
-    with torch.no_grad():
-        for name, tensor in tensors.items():
-            root.get_parameter(name).copy_(tensor)
-    return root
 
 
 def trained(folder: Path, out: Path, wrap: str = "talker", strength: float = 0.05, **config) -> dict[str, Tensor]:

@@ -2,6 +2,7 @@
 
 import argparse
 import ast
+import contextlib
 import importlib.util
 import json
 import os
@@ -10,6 +11,7 @@ import shlex
 import shutil
 import signal
 import subprocess
+import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,16 +20,17 @@ import numpy as np
 import pytest
 import soundfile
 import torch
-from cases import fine_tune, reference_audio
-from lora import write_adapter
-from safetensors.torch import load_file
+from cases import reference_audio
+from lora import stand_in, train
+from recipe import MADE, follow, suited
 from serving import running
 from waiting import until
 
 from qwen_megakernel import TTSEngine, cli
-from qwen_megakernel.checkpoint.load import PUBLISHED
+from qwen_megakernel.checkpoint.load import PUBLISHED, Checkpoint, find_cached
 from qwen_megakernel.checkpoint.synthetic import NO_EOS
 from qwen_megakernel.commands import options
+from qwen_megakernel.model.voice import Voice
 
 ROOT = Path(__file__).parents[1]
 DOCS = ["README.md", "CONTRIBUTING.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
@@ -46,6 +49,7 @@ NOT_RUN = {
     "python": "a bot runs until it is stopped (the examples below are tested), a benchmark for minutes",
     "make": "makes environments",
     "pip": "needs a network",
+    "hf": "needs a network",
     "source": "is the shell's",
     "aplay": "needs a sound card",
     "serve": "needs Ray; tests/test_serve_ray.py deploys the same application",
@@ -156,23 +160,28 @@ def hub(tiny, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def trained(tiny, tmp_path_factory) -> Path:
-    """A folder with what trainers have made of a Base: a fine-tune and a LoRA adapter."""
-    folder, base = tmp_path_factory.mktemp("trained"), tiny("base", eos_gain=NO_EOS)
-    state = load_file(base / "model.safetensors")
-    my_voice = fine_tune(base, folder / "my-voice", "Ada Lovelace", torch.randn(64), state)
-    settings = json.loads((my_voice / "generation_config.json").read_text()) | {"max_new_tokens": 30}
-    (my_voice / "generation_config.json").write_text(json.dumps(settings))
-    write_adapter(folder / "my-adapter")
+def base(hub) -> Path:
+    """The folder of the published Base."""
+    return find_cached("Qwen/Qwen3-TTS-12Hz-0.6B-Base")
+
+
+@pytest.fixture(scope="module")
+def trained(base, tmp_path_factory) -> Path:
+    """A folder with what the recipe of docs/voices.md makes of a Base: a LoRA adapter and a fine-tune."""
+    folder, timbre = tmp_path_factory.mktemp("trained"), Voice.nobody(64, Checkpoint.open(base).fingerprint)
+    (folder / "base").symlink_to(base)
+    timbre.save(folder / "me.safetensors")
+    with contextlib.chdir(folder), pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "qwen_tts", stand_in())
+        follow({"TTSEngine": TTSEngine, "timbre": timbre, "train": train})["adapted"].close()
     return folder
 
 
 @pytest.fixture
-def workplace(hub, trained, tmp_path, monkeypatch):
+def workplace(hub, base, tmp_path, monkeypatch):
     """A folder with the files that the documents speak of."""
     monkeypatch.chdir(tmp_path)
-    for made in trained.iterdir():
-        (tmp_path / made.name).symlink_to(made)
+    Path("base").symlink_to(base)
     for seed, name in enumerate(("me.wav", "me_again.wav")):
         soundfile.write(name, reference_audio(seed=seed), 24000)
     Path("chapter.txt").write_text("Hello there. This is a chapter.", encoding="utf-8")
@@ -204,11 +213,13 @@ def at_our_server(text: str, request) -> str:
 @pytest.mark.parametrize(
     "name", [name for name in DOCS if list(blocks(name, "python")) and name not in PYTHON_ELSEWHERE]
 )
-def test_python_blocks_run_one_behind_the_other(name, workplace, request):
-    names = {"__name__": "docs"}
+def test_python_blocks_run_one_behind_the_other(name, workplace, request, monkeypatch):
+    monkeypatch.setitem(sys.modules, "qwen_tts", stand_in())
+    names = {"__name__": "docs", "train": train}
     try:
         for line, text in blocks(name, "python"):
-            exec(compile("\n" * (line - 1) + at_our_server(text, request), name, "exec"), names)
+            ours = suited(at_our_server(text, request), workplace / "base")
+            exec(compile("\n" * (line - 1) + ours, name, "exec"), names)
     finally:
         for value in names.values():
             if isinstance(value, TTSEngine):
@@ -222,7 +233,11 @@ WITH_COMMANDS = [
 
 
 @pytest.mark.parametrize("name", WITH_COMMANDS)
-def test_command_lines_are_read_by_the_real_parsers_and_run_where_they_can(name, workplace, request, capsysbinary):
+def test_command_lines_are_read_by_the_real_parsers_and_run_where_they_can(
+    name, workplace, trained, request, capsysbinary
+):
+    for made in MADE:
+        Path(made).symlink_to(trained / made)
     missing = set()
     for block in shell_blocks(name):
         for command in commands(at_our_server(block, request)):

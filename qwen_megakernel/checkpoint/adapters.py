@@ -60,7 +60,10 @@ _PLAIN_STARTS = ("gaussian", "orthogonal", "eva")
 """Values of init_lora_weights, besides true and false, that leave the base weights as they are."""
 
 _MOST_PATTERNS, _MOST_PATTERN_CHARS, _MOST_REPEATS, _MOST_CHOICES = 1024, 200, 2, 4
-_INSTEAD = "merge it where it was trained (PEFT's merge_and_unload), save the whole checkpoint and load that"
+_INSTEAD = (
+    "merge it where it was trained (PEFT's merge_and_unload), save the model's state_dict as model.safetensors into a "
+    "copy of the base's folder, and load that (docs/voices.md)"
+)
 
 
 def adapter_folders(adapters: Collection[str | Path]) -> tuple[Path, ...]:

@@ -123,3 +123,11 @@ def read_header(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
     if size != end:
         raise CheckpointError(f"{path}: cut off or padded: {end} bytes expected, found {size}; get it again")
     return tensors
+
+
+def read_places(path: Path) -> dict[str, int]:
+    """Where each tensor's bytes begin in a safetensors file that `read_header` has accepted."""
+    with path.open("rb") as file:
+        (length,) = struct.unpack("<Q", file.read(8))
+        header = json.loads(file.read(length))
+    return {name: 8 + length + t["data_offsets"][0] for name, t in header.items() if name != "__metadata__"}

@@ -13,7 +13,7 @@ refused by name before anything is computed with it. Tensors that are not in the
 
 import logging
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from qwen_megakernel.checkpoint.adapters import Adapter, adapter_folders, merged
 from qwen_megakernel.checkpoint.config import ModelConfig
 from qwen_megakernel.checkpoint.fingerprint import fingerprints_of, origin
 from qwen_megakernel.checkpoint.fp8 import SCALE, dequantize, flaw, part_of, parts_in, quantize_parts
-from qwen_megakernel.checkpoint.stored import Headers, Where, read_tensors
+from qwen_megakernel.checkpoint.stored import INDEX, Headers, Where, read_tensors
 from qwen_megakernel.checkpoint.tensors import TEXT_TABLE, expected_tensors, talker_tensors
 from qwen_megakernel.errors import CheckpointError, CheckpointNotFoundError
 
@@ -44,8 +44,8 @@ PUBLISHED = (
 )
 HUB_FILES = (
     *("config.json", "generation_config.json", "vocab.json", "merges.txt", "tokenizer.json"),
-    *("*.safetensors", "model.safetensors.index.json"),
-    *(f"speech_tokenizer/{name}" for name in ("config.json", "*.safetensors", "model.safetensors.index.json")),
+    *("*.safetensors", INDEX),
+    *(f"speech_tokenizer/{name}" for name in ("config.json", "*.safetensors", INDEX)),
     # Only the reference implementation reads these; `qwen-megakernel verify` gives it the same folder.
     *("preprocessor_config.json", "tokenizer_config.json", "speech_tokenizer/preprocessor_config.json"),
 )
@@ -64,6 +64,7 @@ class Checkpoint:
         fingerprint: a saved `Voice` carries it, so that a voice is not used with other encoders. Adapters do not change
             it, because they leave the encoders alone.
         old_fingerprint: what versions before 0.3 wrote into voices.
+        main, codec: where each tensor of the main model and of the speech tokenizer is stored.
         adapters: LoRA adapters that are merged into the result of `talker`, in this order.
     """
 
@@ -72,8 +73,8 @@ class Checkpoint:
     fp8: frozenset[str]
     fingerprint: str
     old_fingerprint: str
-    _main: Where = field(repr=False)
-    _codec: Where = field(repr=False)
+    main: Where = field(repr=False)
+    codec: Where = field(repr=False)
     adapters: tuple[Adapter, ...] = ()
 
     @classmethod
@@ -134,47 +135,52 @@ class Checkpoint:
         scales. They are quantised now unless they are stored that way. Raises CheckpointError: a stored scale or FP8
         weight is not finite, or a weight cannot be quantised or merged."""
         table, cpu = TEXT_TABLE, torch.device("cpu")
-        adapted = {name for adapter in self.adapters for name in adapter.scales}
-        names = [name for name in self._main if name.startswith("talker.") and name not in (table, *adapted)]
+        names = [name for name in self.main if name.startswith("talker.") and name not in (table, *self._adapted)]
         parts = fp8 | self.fp8
         as_stored = {name for name in names if part_of(name.removesuffix(SCALE)) in parts}
-        tensors = read_tensors(self._main, names, device, dtype, as_stored)
+        tensors = read_tensors(self.main, names, device, dtype, as_stored)
         for name in [name.removesuffix(SCALE) for name in names if name.endswith(SCALE)]:
             wrong = flaw(tensors[name], tensors[name + SCALE])
             if wrong:
-                raise CheckpointError(f"{self._main[name].path}: tensor {name!r}: {wrong}")
+                raise CheckpointError(f"{self.main[name].path}: tensor {name!r}: {wrong}")
             if part_of(name) not in fp8:
                 tensors[name] = dequantize(tensors[name], tensors.pop(name + SCALE), dtype)
-        stored = ((name, read_tensors(self._main, [name], cpu, dtype, [name])[name]) for name in sorted(adapted))
-        for name, weight in merged(stored, self.adapters):
+        for name, weight in self.adapted():
             tensors[name] = weight.to(device, weight.dtype if part_of(name) in fp8 else dtype)
         quantize_parts(tensors, fp8)
-        text = read_tensors(self._main, [table], cpu, dtype)[table]
+        text = read_tensors(self.main, [table], cpu, dtype)[table]
         mapped = device.type != "cpu" and dtype == torch.bfloat16  # otherwise the conversion has already copied it
         return tensors | {table: text.clone() if mapped else text}
+
+    def adapted(self) -> Iterator[tuple[str, Tensor]]:
+        """The weights that adapters change, by name: merged one by one, on the CPU, in the dtype that is stored. Raises
+        CheckpointError: one cannot be read or merged."""
+        cpu, names = torch.device("cpu"), sorted(self._adapted)
+        stored = ((name, read_tensors(self.main, [name], cpu, torch.float32, [name])[name]) for name in names)
+        return merged(stored, self.adapters)
+
+    @property
+    def _adapted(self) -> set[str]:
+        return {name for adapter in self.adapters for name in adapter.scales}
 
     @property
     def files(self) -> tuple[list[Path], list[Path]]:
         """The files with tensors of the main model, and those of the speech tokenizer."""
-        main, codec = (sorted({place.path for place in where.values()}) for where in (self._main, self._codec))
+        main, codec = (sorted({place.path for place in where.values()}) for where in (self.main, self.codec))
         return main, codec
-
-    def stored_in(self, path: Path) -> dict[str, str]:
-        """The main model's tensors in one of `files` -> their names in that file."""
-        return {name: place.name for name, place in self._main.items() if place.path == path}
 
     def speaker_encoder(self, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
         """Every `speaker_encoder.*` tensor (Base checkpoints; empty for the others)."""
-        return read_tensors(self._main, (n for n in self._main if n.startswith("speaker_encoder.")), device, dtype)
+        return read_tensors(self.main, (n for n in self.main if n.startswith("speaker_encoder.")), device, dtype)
 
     def vocoder(self, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
         """Every `decoder.*` tensor of the speech tokenizer."""
-        return read_tensors(self._codec, (n for n in self._codec if n.startswith("decoder.")), device, dtype)
+        return read_tensors(self.codec, (n for n in self.codec if n.startswith("decoder.")), device, dtype)
 
     def codec_encoder(self) -> dict[str, Tensor]:
         """Every `encoder.*` tensor of the speech tokenizer, fp32 on the CPU, without the prefix."""
-        names = [n for n in self._codec if n.startswith("encoder.")]
-        tensors = read_tensors(self._codec, names, torch.device("cpu"), torch.float32)
+        names = [n for n in self.codec if n.startswith("encoder.")]
+        tensors = read_tensors(self.codec, names, torch.device("cpu"), torch.float32)
         return {name.removeprefix("encoder."): tensor for name, tensor in tensors.items()}
 
 

@@ -5,25 +5,18 @@ name plus `_scale`. A voice saved for one of the two checkpoints fits the other.
 """
 
 import json
-import os
 import shutil
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import save_file
 
+from qwen_megakernel.checkpoint.folder import new_folder
 from qwen_megakernel.checkpoint.fp8 import quantize_parts
 from qwen_megakernel.checkpoint.load import Checkpoint
+from qwen_megakernel.checkpoint.stored import INDEX, SINGLE
 from qwen_megakernel.errors import CheckpointError
-
-_INDEX = "model.safetensors.index.json"
-_COPIED = (
-    *("config.json", "configuration.json", "generation_config.json", "preprocessor_config.json"),
-    *("tokenizer_config.json", "vocab.json", "merges.txt", "tokenizer.json", "README.md", "LICENSE"),
-)
-"""The files of a published checkpoint and its speech tokenizer, except tensors. Other files are not copied."""
 
 
 def quantize_checkpoint(
@@ -36,41 +29,27 @@ def quantize_checkpoint(
     if checkpoint.fp8:
         parts = ", ".join(sorted(checkpoint.fp8))
         raise CheckpointError(f"{model} has FP8 weights already ({parts}); quantise the one that it was made from")
-    try:
-        if os.path.lexists(out):
-            raise CheckpointError(f"{out} exists already; name a new folder")
-        with tempfile.TemporaryDirectory(prefix=".quantize-", dir=out.parent) as unfinished:
-            made = Path(unfinished) / out.name
-            made.mkdir()
-            _write(checkpoint, made, fp8, tell)
-            Checkpoint.open(made)  # check that the written files fit together
-            made.rename(out)
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{out} cannot be written: {getattr(error, 'strerror', None) or error}") from None
+    with new_folder(checkpoint, out) as made:
+        _write(checkpoint, made, fp8, tell)
 
 
 def _write(checkpoint: Checkpoint, out: Path, fp8: frozenset[str], tell: Callable[[str], None]) -> None:
-    (main, codec), tokenizer = checkpoint.files, Path("speech_tokenizer")
-    (out / tokenizer).mkdir()
-    copied = [tokenizer / path.name for path in codec] + [tokenizer / _INDEX]
-    copied += [folder / name for folder in (Path(), tokenizer) for name in _COPIED]
-    for path in copied:
-        if (checkpoint.folder / path).is_file():
-            shutil.copyfile(checkpoint.folder / path, out / path)
+    main, _ = checkpoint.files
     where: dict[str, str] = {}  # tensor -> file
     size = 0
     for path in main:
         with safe_open(path, framework="pt") as file:
-            tensors = {name: file.get_tensor(stored) for name, stored in checkpoint.stored_in(path).items()}
+            here = {name: place.name for name, place in checkpoint.main.items() if place.path == path}
+            tensors = {name: file.get_tensor(stored) for name, stored in here.items()}
             quantize_parts(tensors, fp8)
             save_file(tensors, out / path.name, file.metadata())
         shutil.copymode(out / "config.json", out / path.name)  # safetensors makes files only their owner can read
         where |= dict.fromkeys(tensors, path.name)
         size += sum(tensor.nbytes for tensor in tensors.values())
         tell(f"{path.name}  {_size(path)} -> {_size(out / path.name)}")
-    if len(main) > 1 or main[0].name != "model.safetensors":
+    if len(main) > 1 or main[0].name != SINGLE:
         index = {"metadata": {"total_size": size}, "weight_map": dict(sorted(where.items()))}
-        (out / _INDEX).write_text(json.dumps(index, indent=2), encoding="utf-8")
+        (out / INDEX).write_text(json.dumps(index, indent=2), encoding="utf-8")
 
 
 def _size(path: Path) -> str:

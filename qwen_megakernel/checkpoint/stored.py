@@ -38,6 +38,8 @@ _LEFT_OUT = {
 }
 """Kinds of tensors that speech does not need -> what their names look like."""
 
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+
 _SHOWN = 5  # names in one line
 
 
@@ -151,14 +153,12 @@ def _safetensors_files(folder: Path) -> list[Path]:
     A fine-tune is saved as a single file into a copy of its Base, which may still hold shards and an index. So the
     single file wins, as in transformers.
     """
-    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    single, index = folder / SINGLE, folder / INDEX
     if single.is_file():
         return [single]
     if not index.is_file():
         kind = kind_of_files(folder) if folder.is_dir() else None
-        raise CheckpointError(
-            f"{folder}: neither model.safetensors nor {index.name} is there" + (f"; {kind}" if kind else "")
-        )
+        raise CheckpointError(f"{folder}: neither {SINGLE} nor {INDEX} is there" + (f"; {kind}" if kind else ""))
     try:
         names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
     except (ValueError, KeyError, TypeError, AttributeError, OSError, RecursionError) as error:

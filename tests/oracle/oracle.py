@@ -3,12 +3,13 @@
     python oracle.py write          store what it says in vectors.safetensors, which the tests read
     python oracle.py check [SEED]   regenerate and compare with the stored vectors; then compare this package
                                     live with fresh weights, the codec at its published dims, the demo voice,
-                                    a fine-tune and LoRA adapters
+                                    a fine-tune, LoRA adapters and the recipe of docs/voices.md
 
 Greedy and fp32 throughout. Where codes part, the oracle's own gap between its two best logits is printed; a
 gap below 1e-5 is listed, anything else fails.
 """
 
+import contextlib
 import shutil
 import sys
 import tempfile
@@ -20,6 +21,7 @@ import torch
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
 
 import cases as shared  # noqa: E402
+import recipe  # noqa: E402
 from peft import LoraConfig, get_peft_model  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
 
@@ -28,6 +30,7 @@ from qwen_megakernel.check.reference import Reference, ReferenceOutput, referenc
 from qwen_megakernel.check.report import parting, tie  # noqa: E402
 from qwen_megakernel.check.verify import request_of  # noqa: E402
 from qwen_megakernel.checkpoint.load import DEMO_FOLDER, Checkpoint  # noqa: E402
+from qwen_megakernel.checkpoint.merge import merge_checkpoint  # noqa: E402
 from qwen_megakernel.checkpoint.synthetic import NO_EOS, write_checkpoint  # noqa: E402
 from qwen_megakernel.model.vocoder import TorchVocoder  # noqa: E402
 
@@ -237,8 +240,58 @@ def compare_adapters(root: Path, seed: int) -> None:
                 assert np.array_equal(shared.ask(engine, case).codes, codes), (size, wrap)
             with TTSEngine.load(folder, dtype=torch.float32, **options) as engine:
                 assert not np.array_equal(shared.ask(engine, case).codes, codes), "the adapter changes nothing"
+            merge_checkpoint(folder, [out], merged := root / f"{size}-{wrap}-merged")
+            assert np.array_equal(Oracle(merged).ask(case).codes.numpy(), codes), (size, wrap, "the merged checkpoint")
             total += len(codes)
-    print(f"adapters, merged by PEFT and by us: {total} greedy frames equal")
+    print(f"adapters, merged by PEFT, by us and by us on disk: {total} greedy frames equal")
+
+
+def train(model: torch.nn.Module, steps: int = 4) -> None:
+    """Some steps with the loss of the reference's fine-tuning script, on random texts and codes."""
+    talker, config = model.talker, model.talker.config
+    ids, codes = torch.randint(0, 99, (2, 9)), torch.randint(0, 99, (2, 9, config.num_code_groups))
+    optimizer = torch.optim.AdamW([p for p in talker.parameters() if p.requires_grad], lr=0.03)
+    losses = []
+    for _ in range(steps):
+        rows = talker.text_projection(talker.model.text_embedding(ids)) + talker.model.codec_embedding(codes[..., 0])
+        for group, table in enumerate(talker.code_predictor.get_input_embeddings(), 1):
+            rows = rows + table(codes[..., group])
+        out = talker(
+            inputs_embeds=rows, attention_mask=torch.ones_like(ids), labels=codes[..., 0], output_hidden_states=True
+        )
+        hidden = out.hidden_states[0][-1][:, :-1].flatten(0, 1)
+        _, others = talker.forward_sub_talker_finetune(codes[:, 1:].flatten(0, 1), hidden)
+        loss = out.loss + 0.3 * others
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    print(f"recipe: {steps} steps, loss {losses[0]:.2f} -> {losses[-1]:.2f}")
+    assert losses[-1] < losses[0]
+
+
+def compare_recipe(root: Path, seed: int) -> None:
+    """What docs/voices.md says of adapters and fine-tunes, with the oracle's model and a training."""
+    torch.manual_seed(seed)
+    reference_module()  # else it could not be imported without sox and torchaudio
+    total, root, options = 0, root / "recipe", {"backend": "torch", "device": "cpu", "max_streams": 1}
+    base = write_checkpoint(root / "base", size="tiny", variant="base", seed=seed, eos_gain=NO_EOS)
+    with contextlib.chdir(root), TTSEngine.load(base, **options) as engine:
+        timbre = engine.create_voice((shared.reference_of(0, seed)[0], RATE), trim=False)
+        timbre.save("me.safetensors")
+        recipe.follow({"TTSEngine": TTSEngine, "timbre": timbre, "train": train})["adapted"].close()
+    merge_checkpoint(base, [root / "my-adapter"], root / "my-base")
+    cases = (
+        (root / "my-base", (), shared.OracleCase("tiny", "base", "english", True, clone="xvector", frames=60)),
+        (base, [root / "my-adapter"], shared.OracleCase("tiny", "base", "english", True, clone="xvector", frames=60)),
+        (root / "my-voice", (), shared.OracleCase("tiny", "custom_voice", "english", True, "ada lovelace", frames=60)),
+    )
+    for folder, adapters, case in cases:
+        said = Oracle(root / "my-base" if adapters else folder).ask(case)
+        with TTSEngine.load(folder, dtype=torch.float32, adapters=adapters, **options) as engine:
+            assert np.array_equal(shared.ask(engine, case).codes, said.codes.numpy()), (folder, adapters)
+        total += len(said.codes)
+    print(f"recipe: {total} greedy frames equal")
 
 
 def main() -> None:
@@ -257,6 +310,7 @@ def main() -> None:
             compare_fine_tune(root, seed)
             compare_layouts(root, seed)
             compare_adapters(root, seed)
+            compare_recipe(root, seed)
         else:
             sys.exit(__doc__)
 
