@@ -134,7 +134,7 @@ def test_list_and_show_open_no_checkpoint(voices, monkeypatch):
     [
         ("anna", "base", [], None),
         ("ben", "base", [], None),
-        ("carl", "base", [], "made by another checkpoint (0123456789abcdef"),
+        ("carl", "base", [], "made by another checkpoint, with other encoders (0123456789abcdef"),
         ("anna", "custom", [], "needs a Base checkpoint; this one is custom_voice. As an experiment"),
         ("anna", "custom", ["--allow-foreign-voice"], None),
         ("carl", "custom", ["--allow-foreign-voice"], "speaker vector has 48 numbers, but this checkpoint needs"),
