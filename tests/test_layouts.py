@@ -168,6 +168,7 @@ Q = "talker.model.layers.0.self_attn.q_proj"
         (f"{Q}.weight.absmax", "bitsandbytes"),
         (f"{Q}.qweight", "GPTQ or AWQ"),
         (f"{Q}.scales", "MLX"),
+        (f"{Q}.base_layer.weight", "call merge_and_unload"),
         ("code_predictor.lm_head.weight", "transformers' own port"),
     ],
 )
@@ -198,6 +199,14 @@ def test_other_files_are_named(copy, name, said):
     (copy / "model.safetensors").rename(copy / name)
     with pytest.raises(CheckpointError, match=f"{re.escape(name)} is .*{said}"):
         Checkpoint.open(copy)
+
+
+def test_a_gguf_file_or_folder_is_named(tmp_path):
+    file = tmp_path / "model-q4.gguf"
+    file.write_bytes(b"GGUF")
+    for model in (file, tmp_path):
+        with pytest.raises(CheckpointError, match=r"model-q4\.gguf is GGUF .*weights='fp8'"):
+            Checkpoint.open(model)
 
 
 # ---------------------------------------------------------------- folders around a checkpoint

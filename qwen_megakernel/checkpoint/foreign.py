@@ -56,11 +56,16 @@ def _published(config: JsonObject) -> str:
 
 def kind_of_files(folder: Path) -> str | None:
     """What a folder without safetensors holds instead, and what to do; None: nothing that is known."""
-    for path in sorted(folder.iterdir()):
-        if kind := _FILES.get(path.suffix):
-            return f"{path.name} is {kind}, which is not read here; take the published safetensors, {_SMALL}"
-        if path.suffix in _PICKLES:
-            return f"{path.name} is a pickle, which is never opened; convert it to safetensors"
+    kinds = (kind_of_file(path) for path in sorted(folder.iterdir()))
+    return next((kind for kind in kinds if kind), None)
+
+
+def kind_of_file(path: Path) -> str | None:
+    """What a file is, by its name's ending, and what to do; None: nothing that is known."""
+    if kind := _FILES.get(path.suffix):
+        return f"{path.name} is {kind}, which is not read here; take the published safetensors, {_SMALL}"
+    if path.suffix in _PICKLES:
+        return f"{path.name} is a pickle, which is never opened; convert it to safetensors"
     return None
 
 
@@ -69,6 +74,8 @@ def kind_of_tensors(names: Collection[str], metadata: Mapping[str, str]) -> str 
     ends = {name.rpartition(".")[2] for name in names}
     if tool := next((tool for end, tool in _ENDINGS.items() if end in ends), None):
         return f"the weights are quantised by {tool}; take the checkpoint that they were made from, {_SMALL}"
+    if any(".base_layer." in name for name in names):
+        return "an adapter of PEFT is in the weights, unmerged; call merge_and_unload before you save them"
     if metadata.get("format") == "mlx":
         return "MLX wrote the weights, in another layout; take the published checkpoint"
     if any(mark in name for name in names for mark in _PORT):

@@ -18,12 +18,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
 
 from qwen_megakernel.checkpoint.adapters import Adapter, adapter_folders, merged
 from qwen_megakernel.checkpoint.config import ModelConfig
 from qwen_megakernel.checkpoint.fingerprint import fingerprints_of, origin
+from qwen_megakernel.checkpoint.foreign import kind_of_file, kind_of_files
 from qwen_megakernel.checkpoint.fp8 import SCALE, dequantize, flaw, part_of, parts_in, quantize_parts
 from qwen_megakernel.checkpoint.stored import INDEX, Headers, Where, read_tensors
 from qwen_megakernel.checkpoint.tensors import TEXT_TABLE, expected_tensors, talker_tensors
@@ -226,7 +226,8 @@ def _local(model: str | Path) -> Path | None:
     if is_folder:
         return _with_config(path)
     if found:
-        raise CheckpointNotFoundError(f"{path} is a file; a checkpoint is a folder that holds config.json")
+        kind = kind_of_file(path)
+        raise CheckpointNotFoundError(kind or f"{path} is a file; a checkpoint is a folder that holds config.json")
     if isinstance(model, Path) or not _HUB_ID.fullmatch(model):
         raise CheckpointNotFoundError(
             f"no folder {str(model)!r}. Give a checkpoint folder, {DEMO!r}, or a hub id such as {PUBLISHED[1]!r}"
@@ -285,5 +286,7 @@ def _kind_of(folder: Path) -> str | None:
     """The foreign format of a folder whose config.json is not ours; None: unknown."""
     try:
         return Headers.read(folder).kind
-    except (CheckpointError, SafetensorError, OSError):
+    except CheckpointError:  # there are none
+        return kind_of_files(folder)
+    except OSError:
         return None
