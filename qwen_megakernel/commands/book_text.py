@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 
 from qwen_megakernel.errors import SpeakerError, TextError
-from qwen_megakernel.model.text import ends_sentence, sentences_of, split_evenly
+from qwen_megakernel.text.cutting import ends_sentence, sentences_of, split_evenly
 from qwen_megakernel.text.front_end import TextFrontEnd
 from qwen_megakernel.text.pauses import Pause
 
