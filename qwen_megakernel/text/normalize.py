@@ -4,6 +4,7 @@ import re
 
 from qwen_megakernel.text.cleaning import Clean, Layout
 from qwen_megakernel.text.markdown import Markdown
+from qwen_megakernel.text.maths import Maths
 from qwen_megakernel.text.spoken import LANGUAGES, language_name
 from qwen_megakernel.text.stage import is_mark
 from qwen_megakernel.text.tags import Tags
@@ -36,7 +37,8 @@ class NormalizerStream:
         self._tags = Tags()
         self._markdown = Markdown()
         spoken = LANGUAGES.get(language_name(language) or "")
-        self._stages = [self._tags, self._markdown, Words(spoken), Layout()]
+        self._maths = Maths(language_name(language))
+        self._stages = [self._tags, self._maths, self._markdown, Words(spoken), Layout()]
 
     def push(self, piece: str) -> str:
         """Take a piece, and return what is now final."""
@@ -60,7 +62,7 @@ class NormalizerStream:
     @property
     def at_rest(self) -> bool:
         """No link, tag, element, block of code or item of a list is open."""
-        return self._tags.at_rest and self._markdown.at_rest
+        return self._tags.at_rest and self._maths.at_rest and self._markdown.at_rest
 
     def pass_over(self, text: str) -> None:
         """Plain text came meanwhile. `text` is its end."""
@@ -70,8 +72,9 @@ class NormalizerStream:
         """Go on within what `before` has left open. `before` is not used afterwards."""
         self._clean = before._clean
         self._tags = before._tags
+        self._maths = before._maths
         self._markdown = before._markdown
-        self._stages[:2] = [self._tags, self._markdown]
+        self._stages[:3] = [self._tags, self._maths, self._markdown]
 
     def _through(self, text: str, first: int) -> str:
         for stage in self._stages[first:]:
