@@ -99,7 +99,8 @@ def app(args: Args) -> Application:
             if service.gone.is_set():
                 raise RuntimeError(f"the engine is {service.state}: {service.error}")
 
-    return serve.deployment(Replica, name="qwen_megakernel", **_options(args)).bind()
+    deployment: Any = serve.deployment(Replica, name="qwen_megakernel", **_options(args))  # Ray types it otherwise
+    return deployment.bind()
 
 
 def _options(args: Args) -> dict[str, Any]:
