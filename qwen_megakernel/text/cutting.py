@@ -33,6 +33,7 @@ _CLUSTER = regex.compile(r"\X")
 _ABBREVIATION = regex.compile(
     r"\b(?:Mr|Mrs|Ms|Dr|Prof|Sr|Jr|St|vs|Nr|Abb|Bd|bzw|ca|Mme|Mlle|Sra|Srta|pág|núm|Sig|Dott|ул|им|см|[^\W\d_])\.$"
 )
+_SHORT = regex.compile(r"(?<![^\W\d_])[^\W\d_]{1,3}$")
 _NUMBER = regex.compile(r"(?<![\d.,])\d{1,2}\.$")
 _LOOKED_AT = 40  # characters before a mark
 
@@ -56,7 +57,11 @@ def _is_end(text: str, run: "regex.Match[str]") -> bool:
     marks, closing, blanks = run.groups()
     before, after = text[max(0, run.start() - _LOOKED_AT) : run.start()], text[run.end() : run.end() + 1]
     if blanks:
-        if marks == "." and (after.islower() or _ABBREVIATION.search(f"{before}.") or _NUMBER.search(f"{before}.")):
+        if marks == "." and any(kind.search(f"{before}.") for kind in (_ABBREVIATION, _NUMBER)):
+            return False
+        if (
+            marks == "." and after.islower() and _SHORT.search(before)
+        ):  # usw., etc., ca.; a number in words is small too
             return False
         return not (closing and after.islower())  # "No!" he said.
     if before[-1:].isdigit() and after.isdigit():
