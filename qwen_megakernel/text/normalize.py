@@ -31,12 +31,13 @@ class NormalizerStream:
     end, for at most `LONGEST_HELD` characters. A number waits for the word after it.
     """
 
-    def __init__(self, language: str | None = None):
+    def __init__(self, language: str | None = None, reads_aloud: bool = True):
+        """`reads_aloud`: otherwise numbers, addresses and long words stay as they are."""
         self._clean = Clean()
         self._tags = Tags()
         self._markdown = Markdown()
         spoken = LANGUAGES.get(language_name(language) or "")
-        self._stages = [self._tags, self._markdown, Words(spoken), Layout()]
+        self._stages = [self._tags, self._markdown, *([Words(spoken)] if reads_aloud else []), Layout()]
 
     def push(self, piece: str) -> str:
         """Take a piece, and return what is now final."""

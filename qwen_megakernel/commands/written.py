@@ -1,0 +1,78 @@
+"""Spoken sentences as they were written, for subtitles: "five dollars" is shown as "$5"."""
+
+import re
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from difflib import SequenceMatcher
+from itertools import pairwise
+
+from qwen_megakernel.model.text import sentences_of
+from qwen_megakernel.text.pauses import Pause
+
+# A word, or one Chinese or Japanese character with the marks behind it.
+_WORD = re.compile(r"[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff][^\w\s]*|[^\s\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff]+")
+
+
+def with_written(spoken: Sequence[str | Pause], shown: Sequence[str | Pause]) -> Iterator[tuple[str, str] | Pause]:
+    """Each sentence that is spoken, with its written form, and the pauses between.
+
+    Args:
+        spoken: what the front end makes of a text.
+        shown: the same text as a reader sees it (`TextFrontEnd.shown`).
+    """
+    said = [part if isinstance(part, Pause) else sentences_of(part) for part in spoken]
+    seen = [part if isinstance(part, Pause) else sentences_of(part) for part in shown]
+    if [_shape(part) for part in said] == [_shape(part) for part in seen]:
+        written = iter([sentence for part in seen if not isinstance(part, Pause) for sentence in part])
+    else:  # a mark ends a sentence in one of them only, as that of "3. Mai"
+        written = iter(_aligned(_joined(said), _joined(seen)))
+    for part in said:
+        if isinstance(part, Pause):
+            yield part
+        else:
+            yield from ((sentence, next(written)) for sentence in part)
+
+
+def _shape(part: Pause | list[str]) -> int:
+    return -1 if isinstance(part, Pause) else len(part)
+
+
+def _joined(parts: list[list[str] | Pause]) -> list[str]:
+    return [sentence for part in parts if not isinstance(part, Pause) for sentence in part]
+
+
+def _aligned(said: list[str], seen: list[str]) -> list[str]:
+    """The sentences `seen` cut anew, so that there is one for each of `said`. Words that are equal in both tell where.
+    Between them, cuts are at the ends of `seen`'s own sentences if they can be."""
+    text = "".join(f"{sentence}\n" for sentence in seen)
+    found = list(_WORD.finditer(text))
+    words, spoken = [word[0] for word in found], [_WORD.findall(sentence) for sentence in said]
+    ends, at = [0], 0
+    for sentence in seen:
+        at += len(_WORD.findall(sentence))
+        ends.append(at)
+    matcher = SequenceMatcher(None, words, [word for sentence in spoken for word in sentence])
+    pairs = {b + n: a + n for a, b, size in matcher.get_matching_blocks() for n in range(size)}
+    known = sorted(pairs)
+    cuts, at = [0], 0
+    for sentence in spoken[:-1]:
+        at += len(sentence)
+        cuts.append(max(cuts[-1], _cut(at, pairs, known, ends, len(words))))
+    cuts.append(len(words))
+    starts = [word.start() for word in found] + [len(text)]
+    cut = [text[starts[first] : starts[last]] for first, last in pairwise(cuts)]
+    return [one if one.strip() else other for one, other in zip(cut, said, strict=True)]
+
+
+def _cut(at: int, pairs: dict[int, int], known: list[int], ends: list[int], count: int) -> int:
+    """Which written word begins the sentence that begins with spoken word `at`. `pairs`: spoken word -> the equal
+    written one; `known`: its keys in order. `ends`: where written sentences end. `count`: of written words."""
+    if at - 1 in pairs:
+        return pairs[at - 1] + 1
+    if at in pairs:
+        return pairs[at]
+    place = bisect_left(known, at)
+    lowest = pairs[known[place - 1]] + 1 if place else 0
+    highest = pairs[known[place]] if place < len(known) else count
+    inside = [end for end in ends if lowest < end <= highest]
+    return inside[0] if inside else highest
