@@ -15,7 +15,7 @@ _GOES_ON = re.compile(r"[ \t]+\S")
 _GOES_ON_AFTER_BLANK = re.compile(r"(?: {4}| {0,3}\t)[ \t]*\S")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Line:
     """A line of a book, or a paragraph's words between two line ends of an EPUB."""
 
@@ -33,13 +33,31 @@ class Line:
         return 0 < self.level <= CHAPTER_LEVELS
 
 
-def markdown_lines(text: str, *, first: int = 1) -> Iterator[Line]:
+@dataclass(frozen=True)
+class Markdown:
     """The lines of a text with Markdown's headings, code fences and footnotes, `[^1]: text`. A footnote goes on in
-    indented lines. `first`: the number of the text's first line."""
+    indented lines. The lines are made anew each time, so that they take no memory."""
+
+    text: str
+    first: int = 1  # the number of the text's first line
+
+    def __iter__(self) -> Iterator[Line]:
+        return _markdown(_lines(self.text), self.first)
+
+
+def _lines(text: str) -> Iterator[str]:
+    start = 0
+    for end in re.finditer(r"\r\n?|\n", text):
+        yield text[start : end.start()]
+        start = end.end()
+    yield text[start:]
+
+
+def _markdown(lines: Iterable[str], first: int) -> Iterator[Line]:
     fence = ""  # the open code fence; "" if none
     note: str | None = None  # the footnote that may go on
     blanks: list[Line] = []  # blank lines that may be part of it
-    for number, written in enumerate(re.split(r"\r\n?|\n", text), first):
+    for number, written in enumerate(lines, first):
         if note is not None:
             if not written.strip():
                 blanks.append(Line("", number))
@@ -83,35 +101,33 @@ def with_footnotes(lines: Iterable[Line], footnotes: str = "none") -> Iterator[L
     """The lines without footnotes and without the signs that refer to them. A sign that refers to nothing stays.
 
     Args:
+        lines: are read more than once.
         footnotes: one of `FOOTNOTES`. "end": a footnote is a paragraph at the end of the chapter that refers to it. If
             none does, it stays in the chapter where it stands.
     """
-    prose: list[Line] = []
-    notes: dict[tuple[int, str], _Note] = {}  # by chapter and label: chapters may each have a "1"
-    chapter, open_note = 0, None
+    if notes := _notes_of(lines):
+        yield from _Placed(lines, notes, footnotes == "end").lines()
+    else:
+        yield from lines
+
+
+def _notes_of(lines: Iterable[Line]) -> dict[tuple[int, str], _Note]:
+    """Footnotes by chapter and label: chapters may each have a "1"."""
+    notes: dict[tuple[int, str], _Note] = {}
+    chapter = 0
     for line in lines:
         chapter += line.begins_chapter
-        if line.note is None:
-            open_note = None
-            prose.append(line)
-            continue
-        key = chapter, line.note
-        if open_note != line.note and key not in notes:
-            notes[key] = _Note(chapter)
-            prose.append(Line("", line.number, file=line.file))
-        open_note = line.note
-        notes[key].lines.append(replace(line, note=None))
-    if not notes:
-        yield from prose
-        return
-    yield from _Placed(prose, notes, footnotes == "end").lines()
+        if line.note is not None:
+            note = notes.setdefault((chapter, line.note), _Note(chapter))
+            note.lines.append(replace(line, note=None))
+    return notes
 
 
 class _Placed:
     """Puts footnotes where they are read."""
 
-    def __init__(self, prose: list[Line], notes: dict[tuple[int, str], _Note], at_end: bool):
-        self._prose = prose
+    def __init__(self, lines: Iterable[Line], notes: dict[tuple[int, str], _Note], at_end: bool):
+        self._lines = lines
         self._notes = notes
         self._at_end = at_end
         self._first: dict[str, _Note] = {}  # by label alone
@@ -119,7 +135,7 @@ class _Placed:
             self._first.setdefault(label, note)
         self._due: list[_Note] = []  # of this chapter
         chapter = 0
-        for line in prose:
+        for line in self._prose():
             chapter += line.begins_chapter
             self._mark_known(line, chapter)
         for note in notes.values():
@@ -128,12 +144,17 @@ class _Placed:
 
     def lines(self) -> Iterator[Line]:
         chapter = 0
-        for line in self._prose:
+        for line in self._prose():
             if line.begins_chapter:
                 yield from self._end(chapter)
                 chapter += 1
             yield self._without_signs(line, chapter)
         yield from self._end(chapter)
+
+    def _prose(self) -> Iterator[Line]:
+        """The lines without footnotes. Where one stood, a paragraph ends."""
+        for line in self._lines:
+            yield line if line.note is None else Line("", line.number, file=line.file)
 
     def _mark_known(self, line: Line, chapter: int) -> None:
         for label in (*line.refers, *_signs(line)):

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from qwen_megakernel.commands.book_lines import Line, markdown_lines
+from qwen_megakernel.commands.book_lines import Line, Markdown
 from qwen_megakernel.commands.epub import Epub
 from qwen_megakernel.commands.front_matter import split_front_matter
 from qwen_megakernel.commands.text_bytes import HEAD, check_text, decoded
@@ -17,7 +17,7 @@ from qwen_megakernel.errors import RequestError
 class Source:
     """A text, and what it tells about itself."""
 
-    lines: list[Line]
+    lines: Iterable[Line]  # which can be read more than once
     tags: dict[str, str] = field(default_factory=dict)  # "title", "author", "language", as far as they are known
 
 
@@ -53,7 +53,7 @@ def _is_zip(data: bytes) -> bool:
 def _epub(file: io.BufferedReader | io.BytesIO, where: str) -> Source:
     with Epub(file, where) as book:
         tags, lines = book.read()
-        return _source(lines, tags)
+        return Source(list(lines), tags)
 
 
 def _text(data: bytes, where: str) -> Source:
@@ -61,8 +61,4 @@ def _text(data: bytes, where: str) -> Source:
     if guessed:
         print(f"text    {where}: read as {guessed}; if letters are wrong, save it as UTF-8", file=sys.stderr)
     tags, rest, first = split_front_matter(text)
-    return _source(markdown_lines(rest, first=first), tags)
-
-
-def _source(lines: Iterable[Line], tags: dict[str, str]) -> Source:
-    return Source(list(lines), tags)
+    return Source(Markdown(rest, first), tags)

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
-from qwen_megakernel.commands.book_lines import Line, markdown_lines, with_footnotes
+from qwen_megakernel.commands.book_lines import Line, Markdown, with_footnotes
 from qwen_megakernel.commands.written import with_written
 from qwen_megakernel.errors import SpeakerError, TextError
 from qwen_megakernel.model.text import ends_sentence, split_evenly
@@ -84,7 +84,7 @@ def read_book(
     chapter if it has one or two marks.
 
     Args:
-        text: Markdown, or lines that are told apart already.
+        text: Markdown, or lines that are told apart already. They are read more than once.
         front_end: turns each paragraph into what is spoken.
         by_sentence: every sentence is its own piece, or several pieces if it is too long. `Book.sentences` has it as
             it was written; otherwise it has what is spoken.
@@ -96,7 +96,7 @@ def read_book(
         TextError: a pause or another tag is refused; the message has the line.
     """
     book = Book([], [], [], 0.0)
-    lines = with_footnotes(markdown_lines(text) if isinstance(text, str) else text, footnotes)
+    lines = with_footnotes(Markdown(text) if isinstance(text, str) else text, footnotes)
     behind, title, pause_s = Break.CHAPTER, None, 0.0  # for the next piece
     for turn in _turns(lines, speakers):
         behind = max(behind, turn.behind)
@@ -165,8 +165,8 @@ def _turns(lines: Iterable[Line], speakers: bool) -> Iterator[_Turn]:
     def ended() -> Iterator[_Turn]:
         nonlocal title
         if said := "\n".join(line.text for line in turn).strip():
-            begins = Break.PARAGRAPH if title is None else Break.CHAPTER
-            yield _Turn(said, max(behind, begins), speaker, turn[0].number, turn[0].file, title)
+            level = behind if title is None else Break.CHAPTER
+            yield _Turn(said, level, speaker, turn[0].number, turn[0].file, title)
             title = None
 
     for line in lines:

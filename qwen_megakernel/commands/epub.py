@@ -23,9 +23,7 @@ MOST_PAGES = 10_000
 _CONTAINER, _ENCRYPTION = "META-INF/container.xml", "META-INF/encryption.xml"
 _PAGES = ("application/xhtml+xml", "text/html", "application/xml", "text/x-oeb1-document")
 _FONTS = ("http://www.idpf.org/2008/embedding", "http://ns.adobe.com/pdf/enc#RC")  # ways to garble fonts: no DRM
-_ENCODING = re.compile(
-    rb"""^[^>]*?<\?xml[^>]*\sencoding\s*=\s*["']([\w.-]+)|<meta[^>]*\scharset\s*=\s*["']?([\w.-]+)"""
-)
+_ENCODING = re.compile(rb"""(?:<\?xml[^>]*\sencoding|<meta[^>]*\bcharset)\s*=\s*["']?([\w.-]+)""")
 _ENTITIES = re.compile(r"<!DOCTYPE[^>\[]*\[(?:(?!\]\s*>).)*<!ENTITY", re.I | re.S)
 
 
@@ -78,7 +76,7 @@ class Epub:
     def _opf(self) -> str:
         """The package file's name."""
         if _CONTAINER in self._names:
-            for root in self._xml(_CONTAINER).iter("{*}rootfile"):
+            for root in self._xml(_CONTAINER).findall(".//{*}rootfile"):
                 if (name := normpath(root.get("full-path", ""))) in self._names:
                     return name
         if found := sorted(name for name in self._names if name.lower().endswith(".opf")):
@@ -104,7 +102,7 @@ class Epub:
     def _refuse_locked(self, pages: set[str]) -> None:
         if _ENCRYPTION not in self._names:
             return
-        for locked in self._xml(_ENCRYPTION).iter("{*}EncryptedData"):
+        for locked in self._xml(_ENCRYPTION).findall(".//{*}EncryptedData"):
             method, target = locked.find("{*}EncryptionMethod"), locked.find(".//{*}CipherReference")
             algorithm = "" if method is None else method.get("Algorithm", "")
             path = "" if target is None else path_of("", target.get("URI", ""))[0]
@@ -149,7 +147,7 @@ class Epub:
         text = ""
         if found and not data.startswith((b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff")):
             try:
-                text = data.decode((found[1] or found[2]).decode())
+                text = data.decode(found[1].decode())
             except (LookupError, UnicodeDecodeError):
                 text = ""
         text = text or decoded(data, f"{self._where}, {name}")[0]

@@ -14,6 +14,7 @@ _TOML = re.compile(r"\+\+\+[ \t]*\n(.*?)^\+\+\+[ \t]*(?:\n|\Z)", re.M | re.S)
 _ENTRY = re.compile(r"([A-Za-z_][\w.-]*)[ \t]*:(?:[ \t]+(.*)|)")
 _MORE = re.compile(r"[ \t]|- |-$|#|$")  # begins a line that belongs to the entry before, a comment or a blank line
 _NAMED = re.compile(r"(?:-[ \t]+)?(?:name|text)[ \t]*:[ \t]+(.*)")  # of an author, of a title
+_ITEM = re.compile(r"""\s*("(?:[^"\\]|\\.)*"|'(?:[^']|'')*'|[^,]+)\s*,?""")
 _KEYS = {"title": "title", "author": "author", "authors": "author", "creator": "author"}
 _KEYS |= {"lang": "language", "language": "language"}
 _KNOWN = set(_KEYS) | set("date draft subtitle description publisher rights tags categories keywords layout".split())
@@ -39,6 +40,7 @@ def split_front_matter(text: str) -> tuple[dict[str, str], str, int]:
     count = found[0].count("\n")
     ends = re.finditer(r"\r\n?|\n", text)
     end = next((end.end() for number, end in enumerate(ends, 1) if number == count), len(text))
+    end = end if found[0].endswith("\n") else len(text)
     return told, text[end:], count + 1
 
 
@@ -69,14 +71,18 @@ def _value(lines: list[str]) -> list[str]:
     if re.fullmatch(r"[|>][-+\d]*", first):  # a block of text
         return [" ".join(more)]
     if first.startswith(("[", "{")):
-        inside = " ".join([first, *more]).strip("[]{} ")
-        found = re.findall(r"""\s*("(?:[^"\\]|\\.)*"|'(?:[^']|'')*'|[^,]+)\s*,?""", inside)
-        return [_scalar(named[1] if (named := _NAMED.fullmatch(item.strip(" {}"))) else item) for item in found]
+        inside = " ".join([first, *more]).strip("[] ")
+        items = [item.strip(" {}") for item in _ITEM.findall(inside)]
+        return [_scalar(found[1]) for item in items if (found := _NAMED.fullmatch(item))] or list(map(_scalar, items))
     if first and not first.startswith("#"):
         return [_scalar(" ".join([first, *more]))]
-    if named := [found[1] for line in more if (found := _NAMED.fullmatch(line))]:
-        return [_scalar(value) for value in named]
-    return [_scalar(line.removeprefix("-").strip()) for line in more if not _ENTRY.fullmatch(line)]
+    values = []
+    for line in more:
+        if named := _NAMED.fullmatch(line):
+            values.append(_scalar(named[1]))
+        elif not _ENTRY.fullmatch(item := line.removeprefix("-").strip()):
+            values.append(_scalar(item))
+    return values
 
 
 def _scalar(text: str) -> str:

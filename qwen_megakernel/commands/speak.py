@@ -16,7 +16,7 @@ from qwen_megakernel import TTSEngine
 from qwen_megakernel.checkpoint.languages import listed
 from qwen_megakernel.checkpoint.load import DEMO, DEMO_NOTICE, Checkpoint
 from qwen_megakernel.commands.book_files import BookFiles, Place, check_subtitles, numbered, tags_of
-from qwen_megakernel.commands.book_lines import FOOTNOTES, markdown_lines
+from qwen_megakernel.commands.book_lines import FOOTNOTES, Markdown
 from qwen_megakernel.commands.book_source import Source, read_source
 from qwen_megakernel.commands.book_text import MAX_PIECE_CHARS, Book, Piece, check_speakers, read_book
 from qwen_megakernel.commands.narrate import Narrated, Pauses, Progress, narrate
@@ -68,7 +68,7 @@ def add_speak(commands: argparse._SubParsersAction) -> None:
 def _speak(args: argparse.Namespace) -> int:
     if args.list_speakers:
         return _list_speakers(args.model)
-    source = Source(list(markdown_lines(args.text))) if args.text is not None else read_source(args.file)
+    source = Source(Markdown(args.text)) if args.text is not None else read_source(args.file)
     if not any(line.text.strip() for line in source.lines):
         raise RequestError("the text is blank; give it with --text, --file or on standard input")
     options = voice_options(args, "speak")
@@ -175,8 +175,8 @@ def _check_book_options(args: argparse.Namespace, output: str | None) -> dict[st
 
 
 def _places_of(args: argparse.Namespace, output: str, book: Book, tags: dict[str, str]) -> list[Place]:
-    """The checked places where the book's sound goes. `tags`: of the whole book. Raises TextError: there is nothing to say. Raises RequestError:
-    one of them cannot be written."""
+    """The checked places where the book's sound goes. `tags`: of the whole book. Raises TextError: there is nothing to
+    say. Raises RequestError: one of them cannot be written."""
     if not book.pieces:
         raise TextError("the text has nothing to speak")
     if not args.split:

@@ -19,15 +19,15 @@ _KINDS = (
     (rb".{60}BOOKMOBI", "a Kindle book (MOBI)", _CONVERT),
     (rb"\x89PNG\r\n", "an image (PNG)", _RECOGNISE),
     (rb"\xff\xd8\xff", "an image (JPEG)", _RECOGNISE),
-    (rb"GIF8[79]a", "an image (GIF)", _RECOGNISE),
+    (rb"GIF8[79]a.{0,7}[\0-\x1f]", "an image (GIF)", _RECOGNISE),
     (rb"RIFF.{4}WEBP", "an image (WebP)", _RECOGNISE),
     (rb"II\*\0|MM\0\*", "an image (TIFF)", _RECOGNISE),
     (rb"BM.{4}\0\0\0\0", "an image (BMP)", _RECOGNISE),
     (rb".{4}ftyp(?:avif|hei|mif1)", "an image (HEIF)", _RECOGNISE),
     (rb"AT&TFORM", "scanned pages (DjVu)", _RECOGNISE),
-    (rb"RIFF.{4}WAVE|ID3|OggS|fLaC|.{4}ftyp|\xff[\xfb\xf3\xf2]|\x1aE\xdf\xa3", "sound or video", _NAME),
+    (rb"RIFF.{4}WAVE|ID3[\2-\4]|OggS\0|fLaC\0|.{4}ftyp|\xff[\xfb\xf3\xf2]|\x1aE\xdf\xa3", "sound or video", _NAME),
     (rb"PK\x03\x04|PK\x05\x06", "a ZIP archive", _UNPACK),
-    (rb"\x1f\x8b|BZh\d|7z\xbc\xaf|Rar!\x1a|\xfd7zXZ|\x28\xb5\x2f\xfd", "a compressed file", _UNPACK),
+    (rb"\x1f\x8b|BZh\d1AY|7z\xbc\xaf|Rar!\x1a|\xfd7zXZ|\x28\xb5\x2f\xfd", "a compressed file", _UNPACK),
 )
 """The beginning of a file, its kind, and what to do."""
 
@@ -43,9 +43,10 @@ _LEGACY = "cp1252 cp1250 iso8859_2 cp1251 koi8_r cp866 cp1253 cp1254 cp1255 cp12
 """What charset-normalizer may choose from. Among all that it knows it often finds a rare encoding of the Baltic."""
 
 _ALPHABETS = (
-    "äöüß éèàùâêîôûëïüÿçæœ áéíóúüñ áéíóúâêôãõàüç àèéìíîòóùú åäöæøéü áðéíóúýþæö äöåšž àèéíòóúïüç éëïöüáó".split()
-)
+    "äöüß éèàùâêîôûëïüÿçæœ áéíóúüñ áéíóúâêôãõàüç àèéìíîòóùú åäöæøéü áðéíóúýþæö äöåšž àèéíòóúïüç éëïöüáó"
+).split()
 """Letters beyond ASCII of languages for which Windows-1252 is used. charset-normalizer confuses it with others."""
+_IN_WORDS = re.compile(r"(?<=[^\W\d_])[\xa1-\xb4\xb6\xb8-\xbf](?=[^\W\d_])")  # signs that no word has inside
 _MARKS = frozenset("\xa0\xad€‚„…‘’“”•–—™¡£§©ª«®°·º»¿´½¼¾×²³")
 
 
@@ -72,12 +73,12 @@ def not_text(where: str, kind: str, how: str) -> RequestError:
 def decoded(data: bytes, where: str) -> tuple[str, str | None]:
     """The text, and the encoding's name if it had to be guessed. Without a byte order mark it is UTF-8, or a legacy
     encoding such as Windows-1252. Raises RequestError: no encoding fits. `where`: names the file in the message."""
-    for bom, name in _BOMS:
+    for bom, marked in _BOMS:
         if data.startswith(bom):
             try:
-                return data.decode(name), None
+                return data.decode(marked), None
             except UnicodeDecodeError:
-                shown = name.removesuffix("-sig").upper()
+                shown = marked.removesuffix("-sig").upper()
                 told = f"{where}: it begins as {shown}, but other bytes follow"
                 raise RequestError(f"{told}; save it as UTF-8 again") from None
     try:
@@ -107,7 +108,8 @@ def _guessed(data: bytes) -> str | None:
     for name in ("cp932", "euc_jp"):
         if _is_japanese(data, name):
             return name
-    best = from_bytes(data, cp_isolation=_LEGACY.split(), enable_fallback=False).best()
+    found = from_bytes(data, cp_isolation=_LEGACY.split(), enable_fallback=False)
+    best = min(found, key=lambda match: len(_IN_WORDS.findall(str(match))), default=None)  # of equal ones the first
     return best.encoding if best else None
 
 
@@ -119,7 +121,7 @@ def _is_western(data: bytes) -> bool:
         return False
     beyond = re.sub(r"[\0-\x7f]", "", text)
     letters = [c for c in beyond.lower() if c not in _MARKS]
-    if len(letters) > 0.3 * sum(map(str.isalpha, text)) or re.search(r"[a-z][¡ª²³º¿][a-z]|\b[³¿¹][a-z]", text):
+    if len(letters) > 0.5 * sum(map(str.isalpha, text)) or re.search(r"[a-z][¡ª²³º¿][a-z]|\b[³¿¹][a-z]", text):
         return False
     return any(sum(c in alphabet for c in letters) >= 0.95 * len(letters) for alphabet in _ALPHABETS)
 

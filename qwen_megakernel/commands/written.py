@@ -46,17 +46,17 @@ def _aligned(said: list[str], seen: list[str]) -> list[str]:
     Between them, cuts are at the ends of `seen`'s own sentences if they can be."""
     text = "".join(f"{sentence}\n" for sentence in seen)
     found = list(_WORD.finditer(text))
-    words, spoken = [word[0] for word in found], [_WORD.findall(sentence) for sentence in said]
+    words, counts = [word[0] for word in found], [len(_WORD.findall(sentence)) for sentence in said]
     ends, at = [0], 0
     for sentence in seen:
         at += len(_WORD.findall(sentence))
         ends.append(at)
-    matcher = SequenceMatcher(None, words, [word for sentence in spoken for word in sentence])
+    matcher = SequenceMatcher(None, words, _WORD.findall("\n".join(said)))
     pairs = {b + n: a + n for a, b, size in matcher.get_matching_blocks() for n in range(size)}
     known = sorted(pairs)
     cuts, at = [0], 0
-    for sentence in spoken[:-1]:
-        at += len(sentence)
+    for length in counts[:-1]:
+        at += length
         cuts.append(max(cuts[-1], _cut(at, pairs, known, ends, len(words))))
     cuts.append(len(words))
     starts = [word.start() for word in found] + [len(text)]

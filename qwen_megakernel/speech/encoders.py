@@ -113,7 +113,8 @@ def encoder(
     sound = soundfile.SoundFile(target, "w", rate, 1, coding, format=kind)
     for tag in _TAGS.keys() & tags.keys():
         setattr(sound, _TAGS[tag], tags[tag])
-    return sound
+    made: Encoder = sound
+    return made
 
 
 class StreamEncoder:
