@@ -1,16 +1,18 @@
 """Spoken sentences as they were written, for subtitles: "five dollars" is shown as "$5"."""
 
 import re
-from bisect import bisect_left
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from difflib import SequenceMatcher
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from qwen_megakernel.model.text import sentences_of
 from qwen_megakernel.text.pauses import Pause
 
 # A word, or one Chinese or Japanese character with the marks behind it.
 _WORD = re.compile(r"[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff][^\w\s]*|[^\s\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff]+")
+
+_FURTHER = 8  # written words to look at beyond as many as are spoken
 
 
 def with_written(spoken: Sequence[str | Pause], shown: Sequence[str | Pause]) -> Iterator[tuple[str, str] | Pause]:
@@ -44,35 +46,31 @@ def _joined(parts: list[list[str] | Pause]) -> list[str]:
 def _aligned(said: list[str], seen: list[str]) -> list[str]:
     """The sentences `seen` cut anew, so that there is one for each of `said`. Words that are equal in both tell where.
     Between them, cuts are at the ends of `seen`'s own sentences if they can be."""
-    text = "".join(f"{sentence}\n" for sentence in seen)
+    text = "\n".join(seen)
     found = list(_WORD.finditer(text))
-    words, counts = [word[0] for word in found], [len(_WORD.findall(sentence)) for sentence in said]
-    ends, at = [0], 0
-    for sentence in seen:
-        at += len(_WORD.findall(sentence))
-        ends.append(at)
-    matcher = SequenceMatcher(None, words, _WORD.findall("\n".join(said)))
-    pairs = {b + n: a + n for a, b, size in matcher.get_matching_blocks() for n in range(size)}
-    known = sorted(pairs)
-    cuts, at = [0], 0
-    for length in counts[:-1]:
-        at += length
-        cuts.append(max(cuts[-1], _cut(at, pairs, known, ends, len(words))))
+    words, spoken = [word[0] for word in found], [_WORD.findall(sentence) for sentence in said]
+    ends = list(accumulate(len(_WORD.findall(sentence)) for sentence in seen))
+    cuts = [0]
+    for this, following in pairwise(spoken):  # near by, because a text may repeat itself
+        first = cuts[-1]
+        near = words[first : first + len(this) + len(following) + _FURTHER]
+        blocks = SequenceMatcher(None, near, this + following, autojunk=False).get_matching_blocks()
+        pairs = {b + n: first + a + n for a, b, size in blocks for n in range(size)}
+        cuts.append(_cut(len(this), pairs, first, ends))
     cuts.append(len(words))
     starts = [word.start() for word in found] + [len(text)]
-    cut = [text[starts[first] : starts[last]] for first, last in pairwise(cuts)]
+    cut = [text[starts[begin] : starts[end]] for begin, end in pairwise(cuts)]
     return [one if one.strip() else other for one, other in zip(cut, said, strict=True)]
 
 
-def _cut(at: int, pairs: dict[int, int], known: list[int], ends: list[int], count: int) -> int:
+def _cut(at: int, pairs: dict[int, int], first: int, ends: list[int]) -> int:
     """Which written word begins the sentence that begins with spoken word `at`. `pairs`: spoken word -> the equal
-    written one; `known`: its keys in order. `ends`: where written sentences end. `count`: of written words."""
+    written one, in order. `first`: the lowest answer. `ends`: where written sentences end, in order."""
     if at - 1 in pairs:
         return pairs[at - 1] + 1
     if at in pairs:
         return pairs[at]
-    place = bisect_left(known, at)
-    lowest = pairs[known[place - 1]] + 1 if place else 0
-    highest = pairs[known[place]] if place < len(known) else count
-    inside = [end for end in ends if lowest < end <= highest]
-    return inside[0] if inside else highest
+    lowest = max((written + 1 for word, written in pairs.items() if word < at), default=first)
+    highest = min((written for word, written in pairs.items() if word > at), default=ends[-1])
+    end = ends[min(bisect_right(ends, lowest), len(ends) - 1)]
+    return min(end, highest)
