@@ -20,13 +20,13 @@ def page(body: str) -> str:
 
 
 def write_epub(
-    pages: dict[str, str | None],
+    pages: dict[str, str | bytes | None],
     path: str = "book.epub",
     *,
     metadata: str = METADATA,
     items: str = "",
     spine: str = "",
-    files: dict[str, str | bytes] | None = None,
+    files: dict[str, str | bytes | None] | None = None,
 ) -> Path:
     """Write an EPUB.
 

@@ -206,11 +206,12 @@ ONE = {"b.xhtml": page("<h1>One</h1><p>Yes.</p>")}
 
 def test_an_epub_is_read_in_the_order_of_its_spine():
     body = (
-        "<h1>One <i>and</i><br/>only</h1>\n<p>It was <b>la</b>te&nbsp;&amp;\n dark.</p><p>[ada] Who?<br/>[max] Me.</p>"
+        "<h1>One <i>and</i><br/>only</h1>\n<p>It was <b>la</b>te&nbsp;&amp;\n dark.</p>"
+    body += "<p>[ada] Who?<br/>[max] Me.</p>"
     )
     more = "<h2>Two</h2><div>A<p>B</p>C</div><ul><li>x</li><li>y</li></ul><h3>Deep</h3><script>no()</script><p/>"
     more += (
-        "<ruby>漢<rp>(</rp><rt>kan</rt><rp>)</rp></ruby><hr/><p hidden='hidden'>no</p><p>co\xadop<img alt='no'/></p>"
+        "<ruby>漢<rp>(</rp><rt>kan</rt><rp>)</rp></ruby><hr/><p hidden=''>no</p><p>co\xadop<img alt='no'/></p>"
     )
     book = read(write_epub({"b.xhtml": page(body), "a.xhtml": page(more)}), speakers=True)
     assert said(book) == [
@@ -238,7 +239,8 @@ def test_the_table_of_contents_tells_chapters_where_there_are_no_headings(kind):
 def test_footnotes_of_an_epub():
     one = "<h1>One</h1><p>Yes.<a epub:type='noteref' href='#n1'>1</a> No<sup><a href='n.xhtml#x'>2</a></sup>.</p>"
     one += "<aside epub:type='footnote' id='n1'><p><a href='#r1'>1.</a> First.</p></aside><p>5<sup>th</sup></p>"
-    notes = "<section epub:type='endnotes'><h2>Notes</h2><ol><li id='x'><p>Far. <a href='b.xhtml'>↩</a></p></li></ol></section>"
+    notes = "<section epub:type='endnotes'><h2>Notes</h2><ol>"
+    notes += "<li id='x'><p>Far. <a href='b.xhtml'>↩</a></p></li></ol></section>"
     write_epub({"b.xhtml": page(one), "c.xhtml": page("<h1>Two</h1><p>End.</p>"), "n.xhtml": page(notes)})
     prose = [(0, "One"), (0, "Yes. No."), (0, "5th")]
     assert said(read("book.epub")) == [*prose, (1, "Two"), (1, "End.")]

@@ -94,7 +94,7 @@ def _refuse_damaged(data: bytes, error: UnicodeDecodeError, where: str) -> None:
     """Raises RequestError: the text is UTF-8 but for a few bytes. Another encoding would garble all of it."""
     text = data.decode(errors="replace")
     good = sum(len(run) for run in re.findall(r"[^\0-\x7f\ufffd]+", text))
-    if good > 4 * text.count("\ufffd"):
+    if good > 3 * text.count("\ufffd"):
         line = data.count(b"\n", 0, error.start) + 1
         why = f"line {line} has the byte 0x{data[error.start]:02x}, which is not UTF-8, and the rest is UTF-8"
         raise RequestError(f"{where}: {why}; correct that line")

@@ -46,6 +46,8 @@ def _joined(parts: list[list[str] | Pause]) -> list[str]:
 def _aligned(said: list[str], seen: list[str]) -> list[str]:
     """The sentences `seen` cut anew, so that there is one for each of `said`. Words that are equal in both tell where.
     Between them, cuts are at the ends of `seen`'s own sentences if they can be."""
+    if not said or not seen:
+        return said
     text = "\n".join(seen)
     found = list(_WORD.finditer(text))
     words, spoken = [word[0] for word in found], [_WORD.findall(sentence) for sentence in said]
