@@ -26,19 +26,20 @@ def write_epub(
     metadata: str = METADATA,
     items: str = "",
     spine: str = "",
+    order: str = "",
     files: dict[str, str | bytes | None] | None = None,
 ) -> Path:
     """Write an EPUB.
 
     Args:
         pages: in the order of the spine; None: the file is missing.
-        items: more of the manifest. `spine`: attributes of the spine.
+        items: more of the manifest. `spine`: attributes of the spine; `order`: more of it.
         files: other files; None leaves one out.
     """
     listed = "".join(
         f'<item id="p{n}" href="{name}" media-type="application/xhtml+xml"/>' for n, name in enumerate(pages)
     )
-    order = "".join(f'<itemref idref="p{n}"/>' for n in range(len(pages)))
+    order = "".join(f'<itemref idref="p{n}"/>' for n in range(len(pages))) + order
     opf = f"""<?xml version="1.0"?><package xmlns="http://www.idpf.org/2007/opf" version="3.0">
 <metadata xmlns:dc="http://purl.org/dc/elements/1.1/">{metadata}</metadata>
 <manifest>{listed}{items}</manifest><spine {spine}>{order}</spine></package>"""

@@ -120,15 +120,16 @@ def read_book(
 
 def _said(front_end: TextFrontEnd, turn: _Turn, by_sentence: bool) -> Iterator[tuple[str, str] | Pause]:
     """The parts of a turn that are spoken at once, each with its written form, and the pauses between."""
-    if front_end.leaves_alone(turn.text):
-        parts: list[str | Pause] = [turn.text]
-    else:
+    parts: list[str | Pause] = [turn.text]
+    shown = parts
+    if not front_end.leaves_alone(turn.text):
         try:
             parts = front_end.whole(turn.text)
+            shown = front_end.shown(turn.text) if by_sentence else parts
         except TextError as error:
             raise TextError(f"{_place(turn.line, turn.file)}: {error}") from None
     if by_sentence:
-        yield from with_written(parts, front_end.shown(turn.text))
+        yield from with_written(parts, shown)
         return
     for part in parts:
         if isinstance(part, Pause):

@@ -18,7 +18,7 @@ from qwen_megakernel.commands.xhtml import contents_of, lines_of, path_of
 from qwen_megakernel.errors import RequestError
 
 MOST_BYTES = 50_000_000  # of all pages together, unpacked: a hundred long novels
-MOST_PAGES = 10_000
+MOST_FILES = 10_000  # and pages in the order
 
 _CONTAINER, _ENCRYPTION = "META-INF/container.xml", "META-INF/encryption.xml"
 _PAGES = ("application/xhtml+xml", "text/html", "application/xml", "text/x-oeb1-document")
@@ -40,6 +40,8 @@ class Epub:
         except (zipfile.BadZipFile, NotImplementedError, ValueError) as error:
             raise RequestError(f"{where}: it begins as an EPUB or ZIP, but is broken: {error}; get it again") from None
         self._names = set(self._zip.namelist())
+        if len(self._names) > MOST_FILES:
+            raise RequestError(f"{where}: it holds {len(self._names)} files, more than {MOST_FILES}; split the book")
 
     def __enter__(self) -> "Epub":
         return self
@@ -67,8 +69,8 @@ class Epub:
                 order.append((self._inside(opf, href), reference.get("linear") == "no"))
         if not order:
             raise RequestError(f"{self._where}: its package file {opf} lists no pages; export the book again")
-        if len(order) > MOST_PAGES:
-            raise RequestError(f"{self._where}: it has {len(order)} pages, more than {MOST_PAGES}; split the book")
+        if len(order) > MOST_FILES:
+            raise RequestError(f"{self._where}: it lists {len(order)} pages, more than {MOST_FILES}; split the book")
         self._refuse_locked({page for page, _ in order})
         toc = "" if spine is None else spine.get("toc", "")
         return _told(metadata), self._lines(order, self._marks(opf, items, toc))
