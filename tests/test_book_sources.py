@@ -213,6 +213,7 @@ def test_an_epub_is_read_in_the_order_of_its_spine():
     body += "<p>[ada] Who?<br/>[max] Me.</p>"
     more = "<h2>Two</h2><div>A<p>B</p>C</div><ul><li>x</li><li>y</li></ul><h3>Deep</h3><script>no()</script><p/>"
     more += "<ruby>漢<rp>(</rp><rt>kan</rt><rp>)</rp></ruby><hr/><p hidden=''>no</p><p>co\xadop<img alt='no'/></p>"
+    more += "<p><span class='pagenum'>[Pg 12]</span></p>"
     book = read(write_epub({"b.xhtml": page(body), "a.xhtml": page(more)}), speakers=True)
     assert said(book) == [
         *((0, text) for text in ("One and only", "It was dark & late.", "Who?", "Me.")),
@@ -287,6 +288,7 @@ THIEF = '<!DOCTYPE html [<!ENTITY x SYSTEM "file:///etc/passwd">]><html><body><p
         ({"pages": {"/etc/passwd": None}}, "outside of the book"),
         ({"pages": {"file:///etc/passwd": None}}, "outside of the book"),
         ({"pages": {"b.xhtml": None}}, "does not hold it"),
+        ({"pages": {"b.xhtml": "<p>x</p>" + "<a " * 50_000}}, "b.xhtml is not XHTML"),
         ({"pages": {}}, "lists no pages"),
         ({"pages": {"b.xhtml": page("<p>" + "x" * 300_000)}}, "its text is longer than"),
         ({"pages": {f"{n}.xhtml": page("<p>x</p>") for n in range(30)}}, "files, more than 20"),

@@ -59,6 +59,7 @@ def _epub(file: io.BufferedReader | io.BytesIO, where: str) -> Source:
 def _text(data: bytes, where: str) -> Source:
     text, guessed = decoded(data, where)
     if guessed:
+        guessed = guessed.replace("cp125", "Windows-125")
         print(f"text    {where}: read as {guessed}; if letters are wrong, save it as UTF-8", file=sys.stderr)
     tags, rest, first = split_front_matter(text)
     return Source(Markdown(rest, first), tags)

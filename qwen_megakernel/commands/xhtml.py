@@ -21,6 +21,7 @@ _UNSPOKEN = frozenset("pagebreak doc-pagebreak backlink doc-backlink toc doc-toc
 _REFERENCE = frozenset("noteref doc-noteref".split())
 _SIGN = re.compile(r"[\s\[\](){}*†‡§¶|↩↑^\ufe0e\d.,]*")  # of a link to a footnote or back from it
 _CHUNK, _LONGEST_HELD = 65_536, 1_000_000  # characters
+_LONGEST_END = 2000  # characters of an open tag at the end, for which html.parser takes time that grows by the square
 
 
 def path_of(page: str, target: str) -> tuple[str, str]:
@@ -46,6 +47,8 @@ def lines_of(page: str, file: str, marks: dict[str, str]) -> list[Line] | None:
         reader.feed(page[start : start + _CHUNK])
         if len(reader.rawdata) > _LONGEST_HELD:
             return None
+    if len(reader.rawdata) > _LONGEST_END:
+        return None
     reader.close()
     lines = reader.lines
     if any(line.begins_chapter and line.title is None for line in lines):
@@ -86,7 +89,8 @@ class _Page(HTMLParser):
         kinds = set(f"{given.get('epub:type', '')} {given.get('role', '')}".lower().split())
         if self._skipped.open(tag):
             return
-        if tag in _SKIPPED or kinds & _UNSPOKEN or "hidden" in given:
+        is_number = "pagenum" in given.get("class", "").split()  # as Project Gutenberg writes "[Pg 12]"
+        if tag in _SKIPPED or kinds & _UNSPOKEN or is_number or "hidden" in given:
             if tag not in _EMPTY:
                 self._skipped.begin(tag)
             return
