@@ -159,5 +159,6 @@ class Talk:
         interrupted = of(self.down, InterruptionFrame) or of(self.down, CancelFrame)
         assert len(stops) <= len(starts) and (interrupted or len(stops) == len(starts)), (starts, stops)
         assert not self.service._contexts and not self.service._readings
-        assert self.ended_s < 3 or os.getloadavg()[0] > 2 * os.cpu_count(), "no time-out of Pipecat's ended it"
+        # Pipecat's time-outs begin at 3 s. Where others keep the cores busy, a talk may take as long without any.
+        assert self.ended_s < 3 or os.getloadavg()[0] > os.cpu_count(), "a time-out of Pipecat's ended it"
         assert all(frame.audio for frame in of(self.down, TTSAudioRawFrame))

@@ -411,8 +411,8 @@ def test_sentences_keep_their_written_form():
 
 def test_a_mark_that_ends_no_sentence_when_spoken():
     """As in German dates; also in a text that repeats itself, at once."""
-    text = "Text eins. Am 3. Mai kam er. 3. Mai kam. Die 3. Person."
-    seen = ["Text eins.", "Am 3. Mai kam er.", "3. Mai kam.", "Die 3. Person."]
+    text = "Text eins. Am 3. Mai kam er. Ja, am 3. Mai. Die 3. Person."
+    seen = ["Text eins.", "Am 3. Mai kam er.", "Ja, am 3. Mai.", "Die 3. Person."]
     assert [form for _, form in written(text, "german")] == seen
     again = written("Am 3. Mai kostet es 5 km. " * 2000, "german")
     assert Counter(again) == {("Am dritten Mai kostet es fünf Kilometer.", "Am 3. Mai kostet es 5 km."): 2000}

@@ -8,7 +8,7 @@ from enum import IntEnum
 from qwen_megakernel.commands.book_lines import Line, Markdown, with_footnotes
 from qwen_megakernel.commands.written import with_written
 from qwen_megakernel.errors import SpeakerError, TextError
-from qwen_megakernel.model.text import ends_sentence, split_evenly
+from qwen_megakernel.text.cutting import ends_sentence, split_evenly
 from qwen_megakernel.text.front_end import TextFrontEnd
 from qwen_megakernel.text.pauses import Pause
 

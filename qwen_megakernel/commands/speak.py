@@ -34,10 +34,10 @@ from qwen_megakernel.commands.output import OUT, check_writable, checked_output,
 from qwen_megakernel.engine.options import EngineOptions
 from qwen_megakernel.errors import RequestError, TextError
 from qwen_megakernel.model.conditioning import AUTO
-from qwen_megakernel.model.text import split_evenly
 from qwen_megakernel.model.voice import Voice, text_of
 from qwen_megakernel.speech.options import RequestOptions
 from qwen_megakernel.speech.request import SpeechRequest
+from qwen_megakernel.text.cutting import split_evenly
 from qwen_megakernel.text.front_end import TextFrontEnd
 from qwen_megakernel.text.spoken_text import SpokenText
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from difflib import SequenceMatcher
 from itertools import accumulate, pairwise
 
-from qwen_megakernel.model.text import sentences_of
+from qwen_megakernel.text.cutting import sentences_of
 from qwen_megakernel.text.pauses import Pause
 
 # A word, or one Chinese or Japanese character with the marks behind it.

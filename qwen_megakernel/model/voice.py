@@ -31,7 +31,7 @@ from qwen_megakernel.checkpoint.load import Checkpoint
 from qwen_megakernel.errors import AudioError, CheckpointError, RequestError, VoiceError
 from qwen_megakernel.model.audio_file import MAX_SECONDS, check_file
 from qwen_megakernel.model.recording import Recording, RefAudio, load_recording
-from qwen_megakernel.model.text import check_unicode
+from qwen_megakernel.text.cutting import check_unicode
 
 log = logging.getLogger(__name__)
 

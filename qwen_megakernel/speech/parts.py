@@ -15,10 +15,10 @@ from qwen_megakernel.engine.audio import Audio, Chunk
 from qwen_megakernel.engine.utterance import Utterance
 from qwen_megakernel.errors import TextEndedError
 from qwen_megakernel.model.edges import silent_end_s
-from qwen_megakernel.model.text import check_unicode
 from qwen_megakernel.model.turn_text import Turn
 from qwen_megakernel.speech.engine import TTSEngine
 from qwen_megakernel.speech.request import SpeechRequest
+from qwen_megakernel.text.cutting import check_unicode
 from qwen_megakernel.text.front_end import Reading
 from qwen_megakernel.text.pauses import Pause
 from qwen_megakernel.text.spoken_text import SpokenText

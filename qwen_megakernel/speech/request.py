@@ -20,9 +20,9 @@ from qwen_megakernel.errors import (
 from qwen_megakernel.model.conditioning import Conditioning
 from qwen_megakernel.model.edges import FADE_S
 from qwen_megakernel.model.prompt import PromptBuilder
-from qwen_megakernel.model.text import check_unicode
 from qwen_megakernel.model.voice import Voice
 from qwen_megakernel.speech.options import read_options, table
+from qwen_megakernel.text.cutting import check_unicode
 from qwen_megakernel.text.front_end import TextFrontEnd
 from qwen_megakernel.text.normalize import Silence
 from qwen_megakernel.text.spoken_text import SpokenText

@@ -1,12 +1,12 @@
 """Has a writer finished a sentence?"""
 
-import re
+import regex
 
 STALL_S = 0.5
 """Seconds without text after which a writer behind a sentence counts as stalled. Language models write a word in less
 than a tenth of that."""
 
-_ENDS_SENTENCE = re.compile(r"(?:[.!?…。！？][^\w,;:，、；：]*|\n\s*\n\s*)$")
+_ENDS_SENTENCE = regex.compile(r"(?:[.!?…\p{Sentence_Terminal}][^\w,;:，、；：]*|\n\s*\n\s*)$")
 LONGEST_END = 40  # characters at the text's end that are looked at
 
 
