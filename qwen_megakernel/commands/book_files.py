@@ -3,7 +3,7 @@ subtitles also read and edit; writing takes few lines."""
 
 import html
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -64,7 +64,19 @@ class Place:
 
     path: str  # "-" for PCM16 on standard output
     subtitles: str | None = None  # path of its subtitles
+    tags: Mapping[str, str] = field(default_factory=dict)  # of the sound file
     cues: list[Cue] = field(default_factory=list)  # the subtitles so far
+
+
+def tags_of(book: Mapping[str, str], chapter: tuple[int, str] | None = None) -> dict[str, str]:
+    """The tags of a sound file. `book`: its "title", "author" and "language", as far as they are known. `chapter`:
+    number and title of the one that the file holds; None: it holds all."""
+    known = {"artist": book.get("author"), "album": book.get("title"), "language": book.get("language")}
+    if chapter is None:
+        known["title"] = book.get("title")
+    elif book:
+        known |= {"title": chapter[1], "track": str(chapter[0])}
+    return {name: value for name, value in known.items() if value}
 
 
 def numbered(path: str, count: int) -> list[str]:
@@ -136,7 +148,8 @@ class BookFiles:
     def _open(self) -> None:
         place = self._places[self._number]
         if place.path != "-":
-            self._file = self._stack.enter_context(SpeechFile(place.path, self._rate, keep_partial=self._keep_partial))
+            file = SpeechFile(place.path, self._rate, keep_partial=self._keep_partial, tags=place.tags)
+            self._file = self._stack.enter_context(file)
 
     def _finish(self) -> None:
         self._stack.close()

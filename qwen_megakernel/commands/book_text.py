@@ -5,16 +5,15 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
+from qwen_megakernel.commands.book_lines import Line, Markdown, with_footnotes
+from qwen_megakernel.commands.written import with_written
 from qwen_megakernel.errors import SpeakerError, TextError
-from qwen_megakernel.text.cutting import ends_sentence, sentences_of, split_evenly
+from qwen_megakernel.text.cutting import ends_sentence, split_evenly
 from qwen_megakernel.text.front_end import TextFrontEnd
 from qwen_megakernel.text.pauses import Pause
 
 MAX_PIECE_CHARS = 300  # longer text is spoken in pieces cut at sentence ends
 
-_HEADING = re.compile(r" {0,3}(#{1,6})[ \t]+(\S.*?)(?:[ \t]+#+)?[ \t]*")
-_CHAPTER_LEVELS = 2  # "#" and "##"; deeper headings are paragraphs
-_FENCE = re.compile(r" {0,3}(`{3,})([^`]*)")  # not "~~~", which separates scenes in novels
 _SPEAKER = re.compile(r"[ \t]*\[([\w-]+)\](?:[ \t]+|$)")  # no blanks inside: "[pause 1s]" is no name
 
 
@@ -38,6 +37,7 @@ class Piece:
     speaker: str | None  # the name in the text; None: the default speaker
     line: int  # number, from 1, of the line where this speaker's words begin
     pause_s: float = 0.0  # seconds of silence that the text asks for before it
+    file: str = ""  # which has that line, within an EPUB
 
     def cut(self, parts: Iterable[str]) -> Iterator["Piece"]:
         """The same piece in these parts."""
@@ -53,7 +53,7 @@ class Book:
     """A text, ready to be spoken."""
 
     pieces: list[Piece]  # in order
-    sentences: list[str]  # the texts that the pieces are parts of, each on one line
+    sentences: list[str]  # the texts that the pieces are parts of, as they were written, each on one line
     titles: list[str | None]  # of the chapters; None for text before the first heading
     after_s: float  # seconds of silence that the text asks for at its end
 
@@ -66,52 +66,80 @@ class _Turn:
     behind: Break
     speaker: str | None
     line: int
+    file: str
+    title: str | None  # of the chapter that begins
 
 
-def read_book(text: str, front_end: TextFrontEnd, *, by_sentence: bool = False, speakers: bool = False) -> Book:
+def read_book(
+    text: str | Iterable[Line],
+    front_end: TextFrontEnd,
+    *,
+    by_sentence: bool = False,
+    speakers: bool = False,
+    footnotes: str = "none",
+) -> Book:
     """Cut a text into pieces of at most `MAX_PIECE_CHARS` characters, never across paragraphs, speakers or pauses.
 
     A paragraph ends at a blank line. A Markdown heading outside code fences is a paragraph of its own, and begins a
     chapter if it has one or two marks.
 
     Args:
+        text: Markdown, or lines that are told apart already. They are read more than once.
         front_end: turns each paragraph into what is spoken.
-        by_sentence: every sentence is its own piece, or several pieces if it is too long.
+        by_sentence: every sentence is its own piece, or several pieces if it is too long. `Book.sentences` has it as
+            it was written; otherwise it has what is spoken.
         speakers: a name in brackets at the beginning of a line, such as "[ada] ", names the speaker until the
             paragraph ends. The name is not spoken.
+        footnotes: one of `FOOTNOTES`.
 
     Raises:
         TextError: a pause or another tag is refused; the message has the line.
     """
     book = Book([], [], [], 0.0)
+    lines = with_footnotes(Markdown(text) if isinstance(text, str) else text, footnotes)
     behind, title, pause_s = Break.CHAPTER, None, 0.0  # for the next piece
-    for turn in _turns(text, speakers):
+    for turn in _turns(lines, speakers):
         behind = max(behind, turn.behind)
-        title = turn.text if turn.behind is Break.CHAPTER else title
-        for part in _spoken(front_end, turn):
+        title = turn.title if turn.behind is Break.CHAPTER else title
+        for part in _said(front_end, turn, by_sentence):
             if isinstance(part, Pause):
                 pause_s += part.seconds
                 continue
-            for whole in sentences_of(part) if by_sentence else split_evenly(part, MAX_PIECE_CHARS):
-                if not whole.strip():
-                    continue
-                if behind is Break.CHAPTER:
-                    book.titles.append(title)
-                chapter, sentence = len(book.titles) - 1, len(book.sentences)
-                piece = Piece(whole, behind, chapter, sentence, turn.speaker, turn.line, pause_s)
-                book.pieces.extend(piece.cut(split_evenly(whole, MAX_PIECE_CHARS)))
-                book.sentences.append(" ".join(whole.split()))
-                behind, title, pause_s = _behind(book.pieces[-1].text), None, 0.0
+            whole, written = part
+            if not whole.strip():
+                continue
+            if behind is Break.CHAPTER:
+                book.titles.append(title)
+            chapter, sentence = len(book.titles) - 1, len(book.sentences)
+            piece = Piece(whole, behind, chapter, sentence, turn.speaker, turn.line, pause_s, turn.file)
+            book.pieces.extend(piece.cut(split_evenly(whole, MAX_PIECE_CHARS)))
+            book.sentences.append(" ".join(written.split()))
+            behind, title, pause_s = _behind(book.pieces[-1].text), None, 0.0
     return replace(book, after_s=pause_s)
 
 
-def _spoken(front_end: TextFrontEnd, turn: "_Turn") -> list[str | Pause]:
-    if front_end.leaves_alone(turn.text):
-        return [turn.text]
-    try:
-        return front_end.whole(turn.text)
-    except TextError as error:
-        raise TextError(f"line {turn.line}: {error}") from None
+def _said(front_end: TextFrontEnd, turn: _Turn, by_sentence: bool) -> Iterator[tuple[str, str] | Pause]:
+    """The parts of a turn that are spoken at once, each with its written form, and the pauses between."""
+    parts: list[str | Pause] = [turn.text]
+    shown = parts
+    if not front_end.leaves_alone(turn.text):
+        try:
+            parts = front_end.whole(turn.text)
+            shown = front_end.shown(turn.text) if by_sentence else parts
+        except TextError as error:
+            raise TextError(f"{_place(turn.line, turn.file)}: {error}") from None
+    if by_sentence:
+        yield from with_written(parts, shown)
+        return
+    for part in parts:
+        if isinstance(part, Pause):
+            yield part
+        else:
+            yield from ((whole, whole) for whole in split_evenly(part, MAX_PIECE_CHARS))
+
+
+def _place(line: int, file: str) -> str:
+    return f"{file}, line {line}" if file else f"line {line}"
 
 
 def check_speakers(pieces: Iterable[Piece], known: Iterable[str], where: str) -> None:
@@ -121,7 +149,8 @@ def check_speakers(pieces: Iterable[Piece], known: Iterable[str], where: str) ->
     for piece in pieces:
         if piece.speaker is not None and piece.speaker not in known:
             names = ", ".join(known) or f"none: {where}"
-            raise SpeakerError(f"line {piece.line}: unknown speaker {piece.speaker!r}; known: {names}")
+            place = _place(piece.line, piece.file)
+            raise SpeakerError(f"{place}: unknown speaker {piece.speaker!r}; known: {names}")
 
 
 def _behind(text: str) -> Break:
@@ -129,42 +158,37 @@ def _behind(text: str) -> Break:
     return Break.SENTENCE if ends_sentence(text) else Break.CLAUSE
 
 
-def _turns(text: str, speakers: bool) -> Iterator[_Turn]:
-    behind, speaker, begun = Break.PARAGRAPH, None, 1
-    lines: list[str] = []  # the turn so far
-    fence = ""  # the open code fence; "" if none
+def _turns(lines: Iterable[Line], speakers: bool) -> Iterator[_Turn]:
+    behind, speaker = Break.PARAGRAPH, None
+    title: str | None = None  # of a chapter that begins without a heading
+    turn: list[Line] = []  # so far
 
-    def turn() -> Iterator[_Turn]:
-        if said := "\n".join(lines).strip():
-            yield _Turn(said, behind, speaker, begun)
+    def ended() -> Iterator[_Turn]:
+        nonlocal title
+        if said := "\n".join(line.text for line in turn).strip():
+            level = behind if title is None else Break.CHAPTER
+            yield _Turn(said, level, speaker, turn[0].number, turn[0].file, title)
+            title = None
 
-    for number, line in enumerate(re.split(r"\r\n?|\n", text), 1):
-        heading = None if fence else _HEADING.fullmatch(line)
-        named = _SPEAKER.match(line) if speakers and not (fence or heading) else None
-        if heading or not (line.strip() or fence):
-            yield from turn()
-            behind, speaker, lines = Break.PARAGRAPH, None, []
-            if heading:
-                level = Break.CHAPTER if len(heading[1]) <= _CHAPTER_LEVELS else Break.PARAGRAPH
-                yield _Turn(heading[2], level, None, number)
+    for line in lines:
+        named = _SPEAKER.match(line.text) if speakers and not (line.is_code or line.level) else None
+        if line.level or not (line.text.strip() or line.is_code):
+            yield from ended()
+            behind, speaker, turn = Break.PARAGRAPH, None, []
+            if line.title is not None:
+                title = line.title
+            elif line.level:
+                level = Break.CHAPTER if line.begins_chapter else Break.PARAGRAPH
+                if title is not None and level is not Break.CHAPTER:
+                    yield _Turn(line.text, Break.CHAPTER, None, line.number, line.file, title)
+                else:
+                    yield _Turn(line.text, level, None, line.number, line.file, line.text)
+                title = None
             continue
         if named:
-            said = list(turn())
+            said = list(ended())
             yield from said
             behind = Break.SENTENCE if said else behind
-            speaker, lines, line = named[1].lower(), [], line[named.end() :]
-        if not lines:
-            begun = number
-        lines.append(line)
-        fence = _fence_behind(line, fence)
-    yield from turn()
-
-
-def _fence_behind(line: str, fence: str) -> str:
-    """The code fence that is open after a line; "" if there is none. `fence`: the one that was open before."""
-    mark = _FENCE.fullmatch(line)
-    if not mark:
-        return fence
-    if not fence:
-        return mark[1]
-    return "" if len(mark[1]) >= len(fence) and not mark[2].strip() else fence
+            speaker, turn, line = named[1].lower(), [], replace(line, text=line.text[named.end() :])
+        turn.append(line)
+    yield from ended()

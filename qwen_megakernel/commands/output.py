@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -152,7 +152,15 @@ class SpeechFile:
         RequestError: the file cannot be written; the message says why.
     """
 
-    def __init__(self, path: str, rate: int, *, keep_partial: bool = False, in_memory: bool = False):
+    def __init__(
+        self,
+        path: str,
+        rate: int,
+        *,
+        keep_partial: bool = False,
+        in_memory: bool = False,
+        tags: Mapping[str, str] | None = None,
+    ):
         """
         Args:
             path: its ending names the format, one of `ENDINGS`.
@@ -160,6 +168,7 @@ class SpeechFile:
             keep_partial: if the block fails, keep the sound so far as a complete file, unless writing failed.
             in_memory: encode in memory, and give the disk the whole file at the end, in few calls. After each call the
                 thread waits for the interpreter, which keeps the engine's thread waiting too.
+            tags: see `encoder`.
         """
         self.path = Path(path).absolute()
         if self.path.is_symlink():
@@ -170,6 +179,7 @@ class SpeechFile:
         self._rate = rate
         self._keep_partial = keep_partial
         self._in_memory = in_memory
+        self._tags = tags or {}
         self._chapters: list[tuple[int, str]] = []
         self._samples = 0
         self._encoded = False  # completely
@@ -187,7 +197,7 @@ class SpeechFile:
             self._target = _Target(self._file)
             if self._thread:
                 stack.enter_context(self._thread)
-            self._encoder = self._call(encoder, self._ending, self._target, self._rate, self._chapters)
+            self._encoder = self._call(encoder, self._ending, self._target, self._rate, self._chapters, self._tags)
             stack.callback(self._free)
             self._stack = stack.pop_all()
         return self

@@ -15,7 +15,9 @@ from pathlib import Path
 from qwen_megakernel import TTSEngine
 from qwen_megakernel.checkpoint.languages import listed
 from qwen_megakernel.checkpoint.load import DEMO, DEMO_NOTICE, Checkpoint
-from qwen_megakernel.commands.book_files import BookFiles, Place, check_subtitles, numbered
+from qwen_megakernel.commands.book_files import BookFiles, Place, check_subtitles, numbered, tags_of
+from qwen_megakernel.commands.book_lines import FOOTNOTES, Markdown
+from qwen_megakernel.commands.book_source import Source, read_source
 from qwen_megakernel.commands.book_text import MAX_PIECE_CHARS, Book, Piece, check_speakers, read_book
 from qwen_megakernel.commands.narrate import Narrated, Pauses, Progress, narrate
 from qwen_megakernel.commands.options import (
@@ -51,7 +53,8 @@ def add_speak(commands: argparse._SubParsersAction) -> None:
     speak = add_command(commands, "speak", _speak, "text in, sound out")
     text = speak.add_mutually_exclusive_group()
     text.add_argument("--text", help="what to say")
-    text.add_argument("--file", metavar="PATH", help="read the text from a UTF-8 file, or - for standard input")
+    about = "read the text, Markdown or EPUB of this file, or - for standard input"
+    text.add_argument("--file", metavar="PATH", help=about)
     add_output_options(speak)
     speak.add_argument("--keep-partial", action="store_true", help="after an interrupt, keep what was said so far")
     _add_book_options(speak)
@@ -65,8 +68,8 @@ def add_speak(commands: argparse._SubParsersAction) -> None:
 def _speak(args: argparse.Namespace) -> int:
     if args.list_speakers:
         return _list_speakers(args.model)
-    text = _read_text(args)
-    if not text.strip():
+    source = Source(Markdown(args.text)) if args.text is not None else read_source(args.file)
+    if not any(line.text.strip() for line in source.lines):
         raise RequestError("the text is blank; give it with --text, --file or on standard input")
     options = voice_options(args, "speak")
     if args.save_voice is not None and args.ref_audio is None:
@@ -81,14 +84,17 @@ def _speak(args: argparse.Namespace) -> int:
         check_writable("--save-voice", args.save_voice)
     voices = _check_book_options(args, output)
     front_end = TextFrontEnd(args.language, options.pop("normalize", None) or "off", options.pop("lexicon", None))
-    book = read_book(text, front_end, by_sentence=args.subtitles is not None, speakers=args.speakers)
+    by_sentence = args.subtitles is not None
+    book = read_book(source.lines, front_end, by_sentence=by_sentence, speakers=args.speakers, footnotes=args.footnotes)
     # One seed for all pieces, so that the printed seed reproduces the whole text.
     given = options.get("seed")
     options["seed"] = seed = secrets.randbits(31) if given is None else given
     with ExitStack() as stack:
         stack.enter_context(ended_like_ctrl_c())
         path = output if output is not None else str(Path(stack.enter_context(tempfile.TemporaryDirectory())) / OUT)
-        places = _places_of(args, path, book)
+        given_tags = {"title": args.title, "author": args.author}
+        tags = source.tags | {name: value for name, value in given_tags.items() if value is not None}
+        places = _places_of(args, path, book, tags)
         with _load(args, [options.get("voice"), *voices.values()], len(book.pieces)) as engine:
             if args.ref_audio is not None:
                 options["voice"] = voice = engine.create_voice(args.ref_audio, args.ref_text)
@@ -118,6 +124,10 @@ def _add_book_options(parser: argparse._ActionsContainer) -> None:
     parser.add_argument("--subtitles", metavar="PATH", help="write sentences and their times to this .srt or .vtt file")
     parser.add_argument("--speakers", action="store_true", help='a line that begins with "[ada] " is spoken by ada')
     parser.add_argument("--voices", metavar="DIR", type=Path, help="saved voices for --speakers (Base)")
+    about = "leave footnotes out, or read them at their chapter's end; default: %(default)s"
+    parser.add_argument("--footnotes", choices=FOOTNOTES, default=FOOTNOTES[0], help=about)
+    parser.add_argument("--title", help="the book's title for the files' tags; default: the text's own")
+    parser.add_argument("--author", help="the book's author for the files' tags; default: the text's own")
     about = "give every piece this loudness, such as -19"
     parser.add_argument("--loudness", metavar="LUFS", type=_loudness_of, help=about)
 
@@ -164,16 +174,17 @@ def _check_book_options(args: argparse.Namespace, output: str | None) -> dict[st
     return voices_in(args.voices)
 
 
-def _places_of(args: argparse.Namespace, output: str, book: Book) -> list[Place]:
-    """The checked places where the book's sound goes. Raises TextError: there is nothing to say. Raises RequestError:
-    one of them cannot be written."""
+def _places_of(args: argparse.Namespace, output: str, book: Book, tags: dict[str, str]) -> list[Place]:
+    """The checked places where the book's sound goes. `tags`: of the whole book. Raises TextError: there is nothing to
+    say. Raises RequestError: one of them cannot be written."""
     if not book.pieces:
         raise TextError("the text has nothing to speak")
     if not args.split:
-        return [Place(output, args.subtitles)]
+        return [Place(output, args.subtitles, tags_of(tags))]
     count = len(book.titles)
     subtitles = [None] * count if args.subtitles is None else numbered(args.subtitles, count)
-    places = [Place(*paths) for paths in zip(numbered(output, count), subtitles, strict=True)]
+    each = [tags_of(tags, (n, title or str(n))) for n, title in enumerate(book.titles, 1)]
+    places = [Place(*parts) for parts in zip(numbered(output, count), subtitles, each, strict=True)]
     for place in places:
         check_writable("--output", place.path)
         if place.subtitles is not None:
@@ -243,19 +254,6 @@ def ended_like_ctrl_c() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _read_text(args: argparse.Namespace) -> str:
-    if args.text is not None:
-        return args.text
-    try:
-        if args.file in (None, "-"):
-            if args.file is None and sys.stdin.isatty():
-                raise RequestError("no text: give --text, --file or standard input")
-            return sys.stdin.buffer.read().decode("utf-8-sig")  # drops a byte order mark
-        return Path(args.file).read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise RequestError(f"the text cannot be read: {error}") from None
 
 
 def _report(args: argparse.Namespace, places: list[Place], engine: TTSEngine, told: Narrated, seed: int) -> None:

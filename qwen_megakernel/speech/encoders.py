@@ -4,15 +4,17 @@ FFmpeg (PyAV, extra [serve]) makes MPEG-4 and the streams of mp3, opus and aac. 
 """
 
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from importlib.util import find_spec
 from itertools import pairwise
+from types import MappingProxyType
 from typing import Literal, Protocol
 
 import numpy as np
 import soundfile
 
+from qwen_megakernel.checkpoint.languages import primary_subtag
 from qwen_megakernel.model.pcm import pcm16, wav_header
 
 MEDIA = {
@@ -39,6 +41,9 @@ MPEG4 = (".m4a", ".m4b")
 
 ENDINGS = (*FORMATS, *MPEG4)
 """The endings of all files that can be written."""
+
+_TAGS = {"title": "title", "artist": "artist", "album": "album", "track": "tracknumber"}
+"""A tag -> libsndfile's name for it."""
 
 _NOW = {"flush_packets": "1"}  # else FFmpeg collects 32 KB before it writes anything
 _Codec = Literal["libmp3lame", "libopus", "aac"]
@@ -85,21 +90,31 @@ def missing(name: str) -> str | None:
     return f"{name} needs the package av: {where}, pip install -e '.[serve]', or {instead}"
 
 
-def encoder(name: str, target: Target, rate: int, chapters: Sequence[tuple[int, str]] = ()) -> Encoder:
+def encoder(
+    name: str,
+    target: Target,
+    rate: int,
+    chapters: Sequence[tuple[int, str]] = (),
+    tags: Mapping[str, str] = MappingProxyType({}),
+) -> Encoder:
     """A new encoder.
 
     Args:
         name: a stream's format of `MEDIA` or a file's ending of `ENDINGS`, and not `missing`.
         rate: the sample rate in Hz.
         chapters: first sample and title of each, for `MPEG4`. `close` reads them; they come while sound is written.
+        tags: "title", "artist", "album" and "track", for files other than WAV; "language", for `MPEG4`.
     """
     if name in _FFMPEG:
-        return _Ffmpeg(target, rate, chapters, *_FFMPEG[name])
+        return _Ffmpeg(target, rate, chapters, tags, *_FFMPEG[name])
     if name in ("pcm", "wav", ".wav"):
         return _Pcm(target, None if name == "pcm" else rate)
     kind, coding = FORMATS[".flac" if name == "flac" else name]
-    sound: Encoder = soundfile.SoundFile(target, "w", rate, 1, coding, format=kind)
-    return sound
+    sound = soundfile.SoundFile(target, "w", rate, 1, coding, format=kind)
+    for tag in _TAGS.keys() & tags.keys():
+        setattr(sound, _TAGS[tag], tags[tag])
+    made: Encoder = sound
+    return made
 
 
 class StreamEncoder:
@@ -183,6 +198,7 @@ class _Ffmpeg:
         target: Target,
         rate: int,
         chapters: Sequence[tuple[int, str]],
+        tags: Mapping[str, str],
         muxer: str,
         codec: _Codec,
         bits: int,
@@ -194,6 +210,9 @@ class _Ffmpeg:
         self._container = av.open(target, "w", format=muxer, options=options)
         self._stream = self._container.add_stream(codec, rate=rate, layout="mono")
         self._stream.bit_rate = bits
+        if code := _language_code(tags.get("language", "")):
+            self._stream.metadata["language"] = code
+        self._container.metadata.update({tag: tags[tag] for tag in _TAGS.keys() & tags.keys()})
         self._rate = rate
         self._chapters = chapters
         self._samples = 0
@@ -222,3 +241,13 @@ class _Ffmpeg:
                 ]
             )
         self._container.close()
+
+
+def _language_code(tag: str) -> str:
+    """The ISO 639-3 code of a BCP 47 tag such as "en-GB", as MPEG-4 has it; "" if it is unknown."""
+    import iso639  # imported here, as in `checkpoint/languages.py`: its table takes time to load
+
+    try:
+        return iso639.Language.match(primary_subtag(tag)).part3 if tag else ""
+    except iso639.LanguageNotFoundError:
+        return ""

@@ -70,6 +70,18 @@ class TextFrontEnd:
         stream = TextFrontEndStream(self._language, normalizes, lexicon, self._lenient)
         return joined([*stream.push(text), *stream.finish()])
 
+    def shown(self, text: str) -> list[str | Pause]:
+        """A whole text as a reader sees it: like `whole`, but words and numbers stay as they are written.
+
+        Raises:
+            TextError: as `whole`.
+        """
+        if self._normalize == "auto":
+            stream = TextFrontEndStream(self._language, True, None, self._lenient, reads_aloud=False)
+        else:
+            stream = TextFrontEndStream(self._language, False, None, self._lenient)
+        return joined([*stream.push(text), *stream.finish()])
+
     def stream(self, after: "TextFrontEndStream | None" = None) -> "TextFrontEndStream":
         """A stream for one text in pieces.
 
@@ -119,12 +131,20 @@ class TextFrontEndStream:
     """The front end for a text in pieces. However the text is cut, the parts, with adjacent texts joined, are the same
     as for the whole text."""
 
-    def __init__(self, language: str | None, normalizes: bool, lexicon: Lexicon | None, lenient: bool = False):
+    def __init__(
+        self,
+        language: str | None,
+        normalizes: bool,
+        lexicon: Lexicon | None,
+        lenient: bool = False,
+        reads_aloud: bool = True,
+    ):
+        """`reads_aloud`: the normalizer puts numbers and addresses into words."""
         self._pauses = PauseStream(refuse_other_tags=not normalizes, lenient=lenient)
         self._lenient = lenient
         self._seeks = lenient and not normalizes  # a sentence begins with a word: the normalizer sees to that itself
         self._sought, self._silent = self._seeks, ""  # no word has come yet; what has come instead
-        self._normalizer = NormalizerStream(language) if normalizes else None
+        self._normalizer = NormalizerStream(language, reads_aloud) if normalizes else None
         self._words: LexiconStream | None = lexicon.stream(language) if lexicon else None
 
     def push(self, piece: str) -> list[str | Pause]:

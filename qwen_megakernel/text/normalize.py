@@ -32,13 +32,15 @@ class NormalizerStream:
     end, for at most `LONGEST_HELD` characters. A number waits for the word after it.
     """
 
-    def __init__(self, language: str | None = None):
+    def __init__(self, language: str | None = None, reads_aloud: bool = True):
+        """`reads_aloud`: otherwise numbers, addresses and long words stay as they are."""
         self._clean = Clean()
         self._tags = Tags()
         self._markdown = Markdown()
         spoken = LANGUAGES.get(language_name(language) or "")
         self._maths = Maths(language_name(language))
-        self._stages = [self._tags, self._maths, self._markdown, Words(spoken), Layout()]
+        aloud = [Words(spoken)] if reads_aloud else []
+        self._stages = [self._tags, *([self._maths] if reads_aloud else []), self._markdown, *aloud, Layout()]
 
     def push(self, piece: str) -> str:
         """Take a piece, and return what is now final."""
@@ -71,10 +73,9 @@ class NormalizerStream:
     def follow(self, before: "NormalizerStream") -> None:
         """Go on within what `before` has left open. `before` is not used afterwards."""
         self._clean = before._clean
-        self._tags = before._tags
-        self._maths = before._maths
-        self._markdown = before._markdown
-        self._stages[:3] = [self._tags, self._maths, self._markdown]
+        kept = {id(self._tags): before._tags, id(self._maths): before._maths, id(self._markdown): before._markdown}
+        self._stages = [kept.get(id(stage), stage) for stage in self._stages]
+        self._tags, self._maths, self._markdown = before._tags, before._maths, before._markdown
 
     def _through(self, text: str, first: int) -> str:
         for stage in self._stages[first:]:

@@ -1,0 +1,190 @@
+"""The lines of a book, with what each of them is: a heading, code, part of a footnote."""
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+
+CHAPTER_LEVELS = 2  # "#" and "##" begin chapters; deeper headings are paragraphs
+FOOTNOTES = ("none", "end")  # whether footnotes are left out, or read at their chapter's end
+
+_HEADING = re.compile(r" {0,3}(#{1,6})[ \t]+(\S.*?)(?:[ \t]+#+)?[ \t]*")
+_FENCE = re.compile(r" {0,3}(`{3,})([^`]*)")  # not "~~~", which separates scenes in novels
+_NOTE = re.compile(r" {0,3}\[\^([^\]\s]{1,100})\]:[ \t]*(.*)")
+_SIGN = re.compile(r"\[\^([^\]\s]{1,100})\]")
+_GOES_ON = re.compile(r"[ \t]+\S")
+_GOES_ON_AFTER_BLANK = re.compile(r"(?: {4}| {0,3}\t)[ \t]*\S")
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line of a book, or a paragraph's words between two line ends of an EPUB."""
+
+    text: str  # of a heading: its words
+    number: int  # in its file, from 1
+    level: int = 0  # of a heading: 1 to 6
+    is_code: bool = False  # it belongs to a code fence
+    title: str | None = None  # a chapter with this title begins here, and the line says nothing
+    note: str | None = None  # the footnote that it is part of
+    refers: tuple[str, ...] = ()  # to these footnotes
+    file: str = ""  # within an EPUB
+
+    @property
+    def begins_chapter(self) -> bool:
+        return 0 < self.level <= CHAPTER_LEVELS
+
+
+@dataclass(frozen=True)
+class Markdown:
+    """The lines of a text with Markdown's headings, code fences and footnotes, `[^1]: text`. A footnote goes on in
+    indented lines. The lines are made anew each time, so that they take no memory."""
+
+    text: str
+    first: int = 1  # the number of the text's first line
+
+    def __iter__(self) -> Iterator[Line]:
+        return _markdown(_lines(self.text), self.first)
+
+
+def _lines(text: str) -> Iterator[str]:
+    start = 0
+    for end in re.finditer(r"\r\n?|\n", text):
+        yield text[start : end.start()]
+        start = end.end()
+    yield text[start:]
+
+
+def _markdown(lines: Iterable[str], first: int) -> Iterator[Line]:
+    fence = ""  # the open code fence; "" if none
+    note: str | None = None  # the footnote that may go on
+    blanks: list[Line] = []  # blank lines that may be part of it
+    for number, written in enumerate(lines, first):
+        if note is not None:
+            if not written.strip():
+                blanks.append(Line("", number))
+                continue
+            if (_GOES_ON_AFTER_BLANK if blanks else _GOES_ON).match(written):
+                yield from (replace(blank, note=note) for blank in blanks)
+                yield Line(written.strip(), number, note=note)
+                blanks = []
+                continue
+            yield from blanks
+            note, blanks = None, []
+        if not fence and (found := _NOTE.fullmatch(written)):
+            note = found[1]
+            yield Line(found[2], number, note=note)
+        elif not fence and (heading := _HEADING.fullmatch(written)):
+            yield Line(heading[2], number, len(heading[1]))
+        else:
+            was, fence = fence, _fence_behind(written, fence)
+            yield Line(written, number, is_code=bool(was or fence))
+
+
+def _fence_behind(line: str, fence: str) -> str:
+    """The code fence that is open after a line; "" if there is none. `fence`: the one that was open before."""
+    mark = _FENCE.fullmatch(line)
+    if not mark:
+        return fence
+    if not fence:
+        return mark[1]
+    return "" if len(mark[1]) >= len(fence) and not mark[2].strip() else fence
+
+
+@dataclass
+class _Note:
+    chapter: int  # in which it stands
+    lines: list[Line] = field(default_factory=list)
+    is_referred_to: bool = False
+    is_due: bool = False  # it was given to a chapter
+
+
+def with_footnotes(lines: Iterable[Line], footnotes: str = "none") -> Iterator[Line]:
+    """The lines without footnotes and without the signs that refer to them. A sign that refers to nothing stays.
+
+    Args:
+        lines: are read more than once.
+        footnotes: one of `FOOTNOTES`. "end": a footnote is a paragraph at the end of the chapter that refers to it. If
+            none does, it stays in the chapter where it stands.
+    """
+    if notes := _notes_of(lines):
+        yield from _Placed(lines, notes, footnotes == "end").lines()
+    else:
+        yield from lines
+
+
+def _notes_of(lines: Iterable[Line]) -> dict[tuple[int, str], _Note]:
+    """Footnotes by chapter and label: chapters may each have a "1"."""
+    notes: dict[tuple[int, str], _Note] = {}
+    chapter = 0
+    for line in lines:
+        chapter += line.begins_chapter
+        if line.note is not None:
+            note = notes.setdefault((chapter, line.note), _Note(chapter))
+            note.lines.append(replace(line, note=None))
+    return notes
+
+
+class _Placed:
+    """Puts footnotes where they are read."""
+
+    def __init__(self, lines: Iterable[Line], notes: dict[tuple[int, str], _Note], at_end: bool):
+        self._lines = lines
+        self._notes = notes
+        self._at_end = at_end
+        self._first: dict[str, _Note] = {}  # by label alone
+        for (_, label), note in notes.items():
+            self._first.setdefault(label, note)
+        self._due: list[_Note] = []  # of this chapter
+        chapter = 0
+        for line in self._prose():
+            chapter += line.begins_chapter
+            self._mark_known(line, chapter)
+        for note in notes.values():
+            for line in note.lines:
+                self._mark_known(line, note.chapter)
+
+    def lines(self) -> Iterator[Line]:
+        chapter = 0
+        for line in self._prose():
+            if line.begins_chapter:
+                yield from self._end(chapter)
+                chapter += 1
+            yield self._without_signs(line, chapter)
+        yield from self._end(chapter)
+
+    def _prose(self) -> Iterator[Line]:
+        """The lines without footnotes. Where one stood, a paragraph ends."""
+        for line in self._lines:
+            yield line if line.note is None else Line("", line.number, file=line.file)
+
+    def _mark_known(self, line: Line, chapter: int) -> None:
+        for label in (*line.refers, *_signs(line)):
+            if note := self._note(label, chapter):
+                note.is_referred_to = True
+
+    def _note(self, label: str, chapter: int) -> _Note | None:
+        return self._notes.get((chapter, label)) or self._first.get(label)
+
+    def _without_signs(self, line: Line, chapter: int) -> Line:
+        for label in (*line.refers, *_signs(line)):
+            if (note := self._note(label, chapter)) and not note.is_due:
+                note.is_due = True
+                self._due.append(note)
+        if not _signs(line):
+            return line
+        return replace(line, text=_SIGN.sub(lambda s: "" if self._note(s[1], chapter) else s[0], line.text))
+
+    def _end(self, chapter: int) -> Iterator[Line]:
+        """The footnotes of a chapter that ends."""
+        here = [note for note in self._notes.values() if note.chapter == chapter and not note.is_referred_to]
+        self._due += here
+        while self._at_end and self._due:  # a footnote may refer to others
+            note = self._due.pop(0)
+            yield Line("", note.lines[0].number)
+            for line in note.lines:
+                yield self._without_signs(line, chapter)
+        self._due = []
+
+
+def _signs(line: Line) -> list[str]:
+    """The footnotes to which the line refers by a sign such as "[^1]"."""
+    return [] if line.is_code or "[^" not in line.text else _SIGN.findall(line.text)
