@@ -22,6 +22,7 @@ from pipecat.services.websocket_service import WebsocketService
 from pipecat.utils.errors import ErrorCategory, classify_http_exception
 from websockets.exceptions import InvalidStatus, WebSocketException
 
+from qwen_megakernel.checkpoint.languages import spellings_of
 from qwen_megakernel.errors import (
     EngineBusy,
     EngineClosed,
@@ -158,7 +159,10 @@ class MegakernelWebsocketTTSService(SpeechService, WebsocketTTSService):
                 self._websocket = await self._websocket_connect(
                     self._url, additional_headers=headers, compression=None, open_timeout=None
                 )
-                self._check_hello(json.loads(await self._websocket.recv()))
+                hello = json.loads(await self._websocket.recv())
+                # For languages that are not published this takes a third of a second, once.
+                await asyncio.to_thread(spellings_of, tuple(hello.get("languages", ())))
+                self._check_hello(hello)
             self._ready.set()
         except TimeoutError:
             raise ConnectionError(f"{self._url} did not answer within {_CONNECT_S:.0f} s") from None
