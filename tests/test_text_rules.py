@@ -5,6 +5,7 @@ from decimal import Decimal
 import pytest
 from num2words import num2words
 
+from qwen_megakernel.text.chinese import cardinal, digits
 from qwen_megakernel.text.normalize import NormalizerStream
 from qwen_megakernel.text.stage import LONGEST_HELD
 from qwen_megakernel.text.words import LONGEST_WORD
@@ -118,12 +119,12 @@ NUMBERS = [
     ("thousands", DE, "10.000", "zehntausend"),
     ("thousands", FR, "10\u202f000", "dix mille"),
     ("thousands", ES, "1.234.567", "un millón doscientos treinta y cuatro mil quinientos sesenta y siete"),
-    ("thousands", ZH, "1,234,567", "1234567"),
+    ("thousands", ZH, "1,234,567", "一百二十三万四千五百六十七"),
     ("comma between numbers", EN, "1, 2, 3", "one, two, three"),
     ("negative", EN, "It is -5 or −6.", "It is minus five or minus six."),
     ("negative", DE, "-5", "minus fünf"),
     ("negative", PT, "-7", "menos sete"),
-    ("negative", ZH, "-5°C", "负5摄氏度"),
+    ("negative", ZH, "-5°C", "负五摄氏度"),
     ("hyphen", EN, "COVID-19 and GPT-4", "COVID-nineteen and GPT-four"),
     ("letters and digits", EN, "an mp3 of B2B", "an mp three of B two B"),
     ("range", EN, "5–10 items", "five to ten items"),
@@ -136,8 +137,8 @@ NUMBERS = [
     ("end of a sentence", EN, "I have 5. You have 6!", "I have five. You have six!"),
     ("full-width digits", JA, "２４", "二十四"),
     ("counter", JA, "3人", "三人"),
-    ("counter", KO, "3개 5층", "3개 오층"),
-    ("digits stay", ZH, "一共42个", "一共42个"),
+    ("counter", KO, "3개 5층", "세 개 오층"),
+    ("counter", ZH, "一共42个", "一共四十二个"),
     ("ordinal", EN, "the 21st of 102nd", "the twenty-first of one hundred and second"),
     ("ordinal after an article", DE, "der 3. Platz", "der dritte Platz"),
     ("ordinal after a preposition", DE, "im 19. Jahrhundert", "im neunzehnten Jahrhundert"),
@@ -175,8 +176,8 @@ NUMBERS = [
     ("date", IT, "1 marzo 2024", "primo marzo duemilaventiquattro"),
     ("date", PT, "3/4/2024", "três de abril de dois mil e vinte e quatro"),
     ("date", RU, "3 марта 2024 года", "третьего марта две тысячи двадцать четвёртого года"),
-    ("date", ZH, "2024-03-05", "2024年3月5日"),
-    ("date", ZH, "2024/3/5", "2024年3月5日"),
+    ("date", ZH, "2024-03-05", "二零二四年三月五日"),
+    ("date", ZH, "2024/3/5", "二零二四年三月五日"),
     ("date", JA, "2024年3月5日", "二千二十四年三月五日"),
     ("date", KO, "2024년 6월 5일", "이천이십사년 유월 오일"),
     ("time", EN, "3:30 pm, 3:30 p.m. and 15:05", "three thirty PM, three thirty PM and fifteen oh five"),
@@ -188,7 +189,7 @@ NUMBERS = [
     ("time", IT, "alle 15:30", "alle quindici e trenta"),
     ("time", PT, "às 15:30", "às quinze e trinta"),
     ("time", RU, "15:05", "пятнадцать ноль пять"),
-    ("time", ZH, "下午3:30，15:00", "下午3点30分，15点"),
+    ("time", ZH, "下午3:30，15:00", "下午三点三十分，十五点"),
     ("time", JA, "15:30", "十五時三十分"),
     ("time", KO, "15:30", "십오시 삼십분"),
     ("money", EN, "$5, €3 and 20 USD", "five dollars, three euro and twenty dollars"),
@@ -199,12 +200,12 @@ NUMBERS = [
     ("money", FR, "5 millions €, 1 £", "cinq millions d'euros, une livre"),
     ("money", ES, "2 millones €", "dos millones de euros"),
     ("money", RU, "5 $, 21 ₽", "пять долларов, двадцать один рубль"),
-    ("money", ZH, "$5、100€、￥", "5美元、100欧元、￥"),
+    ("money", ZH, "$5、100€、￥", "五美元、一百欧元、￥"),
     ("money", JA, "$5、500¥", "五ドル、五百円"),
     ("money", KO, "$5 500₩", "오달러 오백원"),
     ("money", KO, "3€", "삼유로"),
     ("money that a language lacks", DE, "5 ₩", "fünf ₩"),
-    ("percent", ZH, "50%的人", "百分之50的人"),
+    ("percent", ZH, "50%的人", "百分之五十的人"),
     ("percent", RU, "21 %, 22 %", "двадцать один процент, двадцать два процента"),
     ("percent", RU, "25 %, 2,5 %", "двадцать пять процентов, две целых пять десятых процента"),
     ("percent", JA, "50%", "五十パーセント"),
@@ -212,7 +213,7 @@ NUMBERS = [
     ("unit", EN, "-5 °C", "minus five degrees Celsius"),
     ("unit with its noun", DE, "1 Stunde, 1 Meter", "eine Stunde, ein Meter"),
     ("unit with its noun", ES, "21 horas, 21 metros", "veintiuna horas, veintiún metros"),
-    ("unit", ZH, "5km和3kg", "5公里和3公斤"),
+    ("unit", ZH, "5km和3kg", "五公里和三公斤"),
     ("unit", KO, "5km", "오 킬로미터"),
     ("no unit", EN, "5 months", "five months"),
     ("phone", EN, "+1 (555) 123-4567", "plus one, five five five, one two three, four five six seven"),
@@ -304,11 +305,13 @@ def generated() -> list[tuple[str, str, str, str]]:
         for unit, plural in UNITS[language].items():
             rows += [("unit", language, f"{n} {unit}", f"{num2words(n, lang=code)} {plural}") for n in (2, 12, 90)]
     for n in COUNTS:
-        rows.append(("count", ZH, f"有{n}个", f"有{n}个"))
-        rows.append(("percent", ZH, f"约{n}%", f"约百分之{n}"))
-        rows.append(("money", ZH, f"花了${n}。", f"花了{n}美元。"))
-    rows += [("date", ZH, f"{y}-{m:02}-{d:02}起", f"{y}年{m}月{d}日起") for d, m, y in DAYS]
-    rows += [("time", ZH, f"在{h}:{m}", f"在{h}点{m}分") for h, m in TIMES]
+        said = cardinal(n)
+        rows.append(("count", ZH, f"有{n}个", f"有{said if n != 2 else '两'}个"))
+        rows.append(("percent", ZH, f"约{n}%", f"约百分之{said}"))
+        rows.append(("money", ZH, f"花了${n}。", f"花了{said}美元。"))
+    days = [(d, m, y, digits(str(y))) for d, m, y in DAYS]
+    rows += [("date", ZH, f"{y}-{m:02}-{d:02}起", f"{s}年{cardinal(m)}月{cardinal(d)}日起") for d, m, y, s in days]
+    rows += [("time", ZH, f"在{h}:{m}", f"在{'两' if h == 2 else cardinal(h)}点{cardinal(m)}分") for h, m in TIMES]
     return rows
 
 

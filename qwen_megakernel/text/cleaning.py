@@ -28,6 +28,8 @@ class Clean(Stage):
             return " "
         if "\uff10" <= character <= "\uff19" or character in "％＄":
             return chr(ord(character) - 0xFEE0)
+        if character in "℃℉":
+            return "°C" if character == "℃" else "°F"
         if character in _JOINS_EMOJI or _EMOJI.match(character):
             return "\u200d" if character == "\u200d" and last.isalpha() else ""
         kind = unicodedata.category(character)

@@ -3,6 +3,7 @@
 import re
 
 from qwen_megakernel.text.cleaning import Clean, Layout
+from qwen_megakernel.text.figures import BEFORE_ROMAN
 from qwen_megakernel.text.markdown import Markdown
 from qwen_megakernel.text.maths import Maths
 from qwen_megakernel.text.spoken import LANGUAGES, language_name
@@ -19,7 +20,7 @@ _BEGINS = frozenset("<`~")  # with these begins what is left out
 def is_plain(text: str) -> bool:
     """Does the normalizer certainly leave the text as it is? A quick check for words with one blank between and at most
     one mark after each. Most sentences of a bot are like this."""
-    return _PLAIN.fullmatch(text) is not None
+    return _PLAIN.fullmatch(text) is not None and not BEFORE_ROMAN.search(text)
 
 
 class NormalizerStream:

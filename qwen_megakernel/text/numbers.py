@@ -1,38 +1,45 @@
 """Numbers in a phrase of text -> words: phone numbers, dates, times, money, units, ordinals, years, counts."""
 
 import re
-from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 
-from qwen_megakernel.text.spoken import CURRENCY, CURRENCY_CODE, Spoken
+from num2words import num2words
+
+from qwen_megakernel.text import amounts, chinese, clock, currency, figures, korean, years
+from qwen_megakernel.text.rule import Around, Kept, Rules, Say, keep, uncover
+from qwen_megakernel.text.spoken import Spoken
 from qwen_megakernel.text.stage import is_cjk
 
-_ENGLISH_HALF = r"(?:\s?([AaPp])(?:\.\s?[Mm]\.|[Mm])(?!\w))"
-_SINO_COUNTERS = "년월일원분초층도"  # Korean; other counters take native numbers, which num2words lacks
 _ORDINAL_ENDS = {
     "en": r"(\d+)(?:st|nd|rd|th)\b",
     "fr": r"(\d+)(?:er|re|ère|e|ème|eme|ième|nd|nde)\b",
     "es": r"(\d+)\.?(?:[ºª°]|er\b|ro\b|ra\b|do\b|da\b|to\b|ta\b|mo\b|ma\b|vo\b|va\b|no\b|na\b)",
     "it": r"(\d+)\.?[ºª°]",
     "pt": r"(\d+)\.?[ºª°]",
-    "ru": r"(\d+)-?(?:й|ый|ий|я|ая|е|ое|го|му|м)\b",
+    "ru": r"(\d+)-?(?:й|ый|ий|я|ая|е|ые|ое|го|му|м|х|ых)\b",
     "ko": r"(\d+)\s?번째",
 }
 _ORDINALS_BELOW = {"ko": 100}  # num2words fails at some larger ones; they are said as counts
 _FOLLOWERS = {
-    "en": "am pm a.m p.m jan feb mar apr jun jul aug sep sept oct nov dec",
+    "en": "am pm a.m p.m jan feb mar apr jun jul aug sep sept oct nov dec ad bc bce ce hr hrs mins sec secs",
     "de": "uhr",
     "fr": "h heures",
     "es": "de del h",
-    "pt": "de",
-    "ru": "года году",
+    "pt": "de h",
+    "ru": "год года году годом годы гг ч мин сек с",
 }
 _GERMAN_E = frozenset("der die das diese dieser dieses jede jeder jedes eine meine".split())
 _GERMAN_EN = frozenset("am im vom zum zur beim dem den des einen einem bis ab".split())
 _RUSSIAN_ENDS = {"я": {"gender": "f"}, "е": {"gender": "n"}, "о": {"case": "g"}, "у": {"case": "d"}, "м": {"case": "p"}}
 
 
-_Say = Callable[[re.Match[str]], str | None]  # None: leave it as it is
+_JAPANESE = frozenset("年月日時分秒円万億兆千百個人本枚冊台匹歳回階度間目つ名ヶか件〜～：－．／")
+_FOLLOWING = {"zh": chinese.FOLLOWERS, "ja": _JAPANESE}
+
+
+@cache
+def _compiled(pattern: str) -> re.Pattern[str]:
+    return re.compile(pattern)
 
 
 class Numbers:
@@ -40,46 +47,75 @@ class Numbers:
 
     def __init__(self, spoken: Spoken):
         self.spoken = spoken
-        self._followers = frozenset([*spoken.units, *spoken.nouns, *spoken.scales, *"$€£¥₽₩₹"])
-        small = [*spoken.months, *CURRENCY_CODE.split("|"), *_FOLLOWERS.get(spoken.code, "").split()]
+        scales = amounts.written_scales(spoken)
+        self._followers = frozenset(
+            [*spoken.units, *spoken.nouns, *scales, *currency.SIGNS, *amounts.glued(scales), "–", *figures.VULGAR]
+        )
+        self._abbreviations = frozenset(
+            name.rstrip(".") for name in [*scales, *currency.SIGNS, *amounts.DOTTED] if name[-1] == "."
+        )
+        small = [*spoken.months, *currency.CODES, *_FOLLOWERS.get(spoken.code, "").split()]
         self._small_followers = frozenset(map(str.lower, small))
-        self._before = ""
-        self._begins = False
+        self._around = around = Around()
         # Their order matters: a rule sees what those before it have left.
-        rules = [*self._phones(), *self._dates(), *self._times(), *self._money(), *self._units(), *self._ordinals()]
-        rules += [*self._years(), *self._rest()]
-        self._rules: list[tuple[re.Pattern[str], _Say]] = [(re.compile(p), say) for p, say in rules]
+        rules = [*self._first(), *figures.phones(spoken, around), *self._dates(), *years.rules(spoken, around)]
+        rules += [
+            *clock.durations(spoken, around),
+            *clock.decades(spoken),
+            *figures.others(spoken, around),
+            *clock.times(spoken, around),
+        ]
+        rules += [*figures.fractions(spoken, around), *amounts.rules(spoken, around), *amounts.units(spoken, around)]
+        rules += [*self._ordinals(), *years.counts(spoken, around), *self._counters()]
+        rules += [*amounts.ranges(spoken, around), *self._rest()]
+        self._rules: list[tuple[re.Pattern[str], Say]] = [(_compiled(p), say) for p, say in rules]
 
-    def read(self, phrase: str, before: str, begins: bool) -> str:
+    def read(self, phrase: str, before: str, begins: bool, after: str = "") -> str:
         """Put a phrase's numbers into words. The phrase is words with one blank between them, `before` the word before
-        it, or empty. `begins`: it begins a line."""
-        self._before = before
-        self._begins = begins
+        it, `after` the one after it, or empty. `begins`: it begins a line."""
+        around = self._around
+        around.before, around.after, around.begins = before, after, begins
         for pattern, say in self._rules:
             phrase = pattern.sub(partial(self._apart, say), phrase)
-        return phrase
+        return uncover(phrase)
 
     def follows(self, word: str, held: str) -> bool:
         """Does this word, without marks at its ends, belong to the number before it?"""
         spoken = self.spoken
         if held[-1] == "." and spoken.code == "de" and re.search(r"(?<!\d)\d{1,3}\.$", held):
             return True
-        if held[-1] in ".,;:!?":
+        if held[-1] in ".,;:!?" and not (held[-1] == "." and held.lstrip("0123456789,.")[:-1] in self._abbreviations):
             return spoken.code == "en" and held[-1] == "," and bool(re.fullmatch(r"\d{4}", word))
         if any(character.isdecimal() for character in word):
             return True
+        if held[-1] == "°" and word in figures.DIRECTIONS or (spoken.code == "ko" and korean.COUNTER.match(word)):
+            return True
+        if word.startswith(tuple("€$£¥₽₩₹")):
+            word = word.partition("/")[0]  # €/kg
         return word in self._followers or word.lower() in self._small_followers
+
+    def goes_on(self, held: str, character: str) -> bool:
+        """May this Chinese or Japanese character belong to the number in the word before it?"""
+        return character in _FOLLOWING.get(self.spoken.code, ()) and any(map(str.isdecimal, held))
+
+    def is_roman(self, word: str, before: str) -> bool:
+        """Is the word a Roman numeral behind a king's name or "Chapter"?"""
+        return figures.roman(self.spoken, word, before) is not None
+
+    def is_number(self, word: str) -> bool:
+        """Does the word have what a rule reads?"""
+        return any(character.isdecimal() or character in figures.VULGAR for character in word)
 
     def begins_number(self, word: str) -> bool:
         """Is the word a currency that a number may follow?"""
-        return bool(re.fullmatch(rf"{CURRENCY}|{CURRENCY_CODE}", word))
+        return bool(re.fullmatch(rf"{currency.SIGN}|{currency.CODE}", word))
 
-    def _apart(self, say: _Say, found: re.Match[str]) -> str:
+    def _apart(self, say: Say, found: re.Match[str]) -> str:
         """What to say, with blanks between its words and adjacent letters, if the language uses blanks."""
         if (said := say(found)) is None:
             return found[0]
         text, start, end = found.string, found.start(), found.end()
-        if not self.spoken.code or said == found[0]:
+        if not said or isinstance(said, Kept) or said == found[0]:
             return said
         if start and text[start - 1].isalpha() and not is_cjk(text[start - 1]) and said[0].isalpha():
             said = " " + said
@@ -87,29 +123,19 @@ class Numbers:
             said += " "
         return said
 
-    def _word_before(self, found: re.Match) -> str:
-        """The word before the match, in lower case and without leading marks."""
-        words = found.string[: found.start()].split() or [self._before]
-        return words[-1].lower().strip("\"'([")
+    def _first(self) -> Rules:
+        """What no rule may take apart: a number in the name of a thing."""
+        yield r"^([(\[\"'“„«]?)([IVXLC]{1,9}(?:er|re)?)(\.?)(?!\w)", self._roman
+        if following := _FOLLOWING.get(self.spoken.code):
+            yield rf"(?<=\d) (?=[{''.join(sorted(following))}])", lambda f: ""
+        yield r"(?<![\w.,])\d{1,3}(?::\d\d){2}[.,]\d{1,9}(?![\w:])", lambda f: keep(f[0])
+        yield r"(?<![\w.,])\d{1,3} ?° ?\d{1,2} ?['’′](?: ?\d{1,2} ?[\"”″])?", lambda f: keep(f[0])
+        yield r"(?<![\w.,])401\(?k\)?(?!\w)", lambda f: keep(f[0])
 
-    def _minus(self, sign: str | None) -> str:
-        blank = "" if self.spoken.joined else " "
-        return self.spoken.minus + blank if sign else ""
-
-    def _mark(self, written: str) -> str:
-        return "," if re.search(r",\d+$", written) else "."
-
-    def _phones(self):
-        def say(found: re.Match) -> str | None:
-            groups = re.findall(r"\d+", found[0])
-            glue = "，" if not self.spoken.code else "、" if self.spoken.code == "ja" else ", "
-            said = glue.join(map(self.spoken.digits, groups))
-            return f"{self.spoken.plus} {said}" if found[0][0] == "+" else said
-
-        if self.spoken.code:
-            yield r"\+\d{1,3}(?:[ ()./-]{0,2}\d+){1,6}(?<=\d{2})", lambda f: say(f) if len(f[0]) > 7 else None
-            yield r"(?<![\w.,-])(?:\(\d{3}\) ?|\d{3}[-.])\d{3}[-.]\d{4}(?!\w)", say
-            yield r"(?<![\w.,:/-])0\d{1,4}(?:[ -]\d{2,}|/\d{4,})+(?![\w,]|\.\d)", say
+    def _roman(self, found: re.Match[str]) -> str | None:
+        said = figures.roman(self.spoken, found[2], self._around.before)
+        goes_on = found[3] and self.spoken.code == "de" and self._around.after[:1].islower()
+        return said and found[1] + said + ("" if goes_on else found[3])
 
     def _dates(self):
         spoken = self.spoken
@@ -117,9 +143,9 @@ class Numbers:
         def say(found: re.Match, year: str, month: str, day: str) -> str | None:
             if not (1 <= int(month) <= 12 and 1 <= int(day) <= 31):
                 return None
-            return spoken.on_date(year, int(month), day, "" if self._word_before(found) in _GERMAN_E else "n")
+            return spoken.on_date(year, int(month), day, "" if self._around.word_before(found) in _GERMAN_E else "n")
 
-        yield r"(?<![\d-])(\d{4})-(\d\d)-(\d\d)(?![\d-])", lambda f: say(f, f[1], f[2], f[3])
+        yield r"(?<![\d/-])(\d{4})([-/])(\d\d)\2(\d\d)(?![\d/-])", lambda f: say(f, f[1], f[3], f[4])
         mark = re.escape(spoken.date[-1])
         if spoken.date[:3] == "ymd":
             yield rf"(?<!\d)(\d{{4}}){mark}(\d\d?){mark}(\d\d?)(?!\d)", lambda f: say(f, f[1], f[2], f[3])
@@ -150,97 +176,56 @@ class Numbers:
                 name, day = full(name), spoken.ordinal(day)
                 if found[1][0].isalpha():
                     return f"{name} {day}{said}"
-                return f"{'' if self._word_before(found) == 'the' else 'the '}{day} of {name}{said}"
+                return f"{'' if self._around.word_before(found) == 'the' else 'the '}{day} of {name}{said}"
 
             yield rf"\b{month} (\d\d?){ends}(?![\d:]){year}", lambda f: say(f, f[1], f[2], f[3])
             yield rf"(?<![\d.,])(\d\d?){ends} {month}{year}", lambda f: say(f, f[2], f[1], f[3])
             after = {*spoken.months, *short.split("|")}
 
             def alone(found: re.Match) -> str | None:
-                if self._before.rstrip(".,") not in after or not 1 <= int(found[1]) <= 31:
+                if self._around.before.rstrip(".,") not in after or not 1 <= int(found[1]) <= 31:
                     return None
                 return spoken.ordinal(found[1]) + (f", {spoken.year(found[2])}" if found[2] else "")
 
             yield r"^(\d\d?)(?:st|nd|rd|th)?(?:, (\d{4}))?(?![\d:])(?!,\d)", alone
         elif spoken.code == "de":
+            yield rf"(?<![\d.])(\d\d?)\. ?[-–] ?(?=\d\d?\. (?:{months})\b)", self._german_start
             yield rf"(?<!\d)(\d\d?)\. ({months})\b(?: (\d{{4}})(?!\d))?", self._german_day
         elif spoken.code == "ru":
-            date = rf"(?<!\d)(\d\d?) ({months})\b(?: (\d{{4}})(?: года)?(?!\d))?"
+            date = rf"(?<!\d)(\d\d?) ({months})\b(?: (\d{{4}})(?: года\b| г\.| г\b)?(?!\d))?"
             yield date, lambda f: spoken.on_date(f[3] or "", spoken.months.index(f[2]) + 1, f[1])
-            yield r"(?<!\d)(\d{4}) года\b", lambda f: f"{spoken.ordinal(f[1], case='g')} года"
-            yield r"(?<!\d)(\d{4}) году\b", lambda f: f"{spoken.ordinal(f[1], case='p')} году"
         else:
             first = {"fr": "premier", "it": "primo", "pt": "primeiro"}.get(spoken.code, spoken.cardinal("1"))
             yield rf"(?<!\d)1(?:er|º|°)?(?= (?:de )?(?:{months})\b)", lambda f: first
 
+    def _german_start(self, found: re.Match[str]) -> str:
+        return f"{self.spoken.ordinal(found[1])}{'n' if self._around.word_before(found) else 'r'} bis "
+
     def _german_day(self, found: re.Match) -> str:
         said = self.spoken.ordinal(found[1])
-        before = self._word_before(found)
+        before = self._around.word_before(found)
         end = "" if before in _GERMAN_E else "n" if before else "r"
         year = f" {self.spoken.year(found[3])}" if found[3] else ""
         return f"{said}{end} {found[2]}{year}"
 
-    def _times(self):
-        spoken = self.spoken
-
-        def say(hour: str, minute: str, half: str | None = None) -> str | None:
-            if int(hour) > 24 or int(minute) > 59:
-                return None
-            return spoken.at_time(hour, minute, f"{half.upper()}M" if half else "")
-
-        clock = r"(?<![\d:.,])(\d\d?):(\d\d)(?![\d:])"
-        if spoken.code == "en":
-            yield rf"{clock}{_ENGLISH_HALF}?", lambda f: say(f[1], f[2], f[3])
-            yield rf"(?<![\d:.,])(\d\d?){_ENGLISH_HALF}", lambda f: f"{spoken.cardinal(f[1])} {f[2].upper()}M"
-        else:
-            ends = {"de": r"(?: ?Uhr\b)?", "fr": r"(?: ?(?:h|heures)\b)?", "es": r"(?: ?h\b)?"}.get(spoken.code, "")
-            yield clock + ends, lambda f: say(f[1], f[2])
-        if spoken.code == "de":
-            yield r"(?<![\d:.,])(\d\d?)(?= Uhr\b)", lambda f: "ein" if f[1] == "1" else spoken.cardinal(str(int(f[1])))
-        if spoken.code == "fr":
-            yield r"(?<![\d:.,])(\d\d?) ?h ?(\d\d)\b", lambda f: say(f[1], f[2])
-
-    def _money(self):
-        spoken, number = self.spoken, self.spoken.pattern
-        scales = f"(?: ({'|'.join(spoken.scales)})\\b)?" if spoken.scales else "()"
-        sign = rf"({CURRENCY}|(?:{CURRENCY_CODE})\b)"
-
-        def say(currency: str, written: str, scale: str | None, minus: str | None = None) -> str | None:
-            said = spoken.money(self.spoken.value(written), currency, scale or "")
-            return said and self._minus(minus) + said
-
-        yield rf"([-−])?{sign} ?({number}){scales}", lambda f: say(f[2], f[3], f[4], f[1])
-        yield rf"(?<![\d.,])({number}){scales} ?{sign}", lambda f: say(f[3], f[1], f[2])
-
-    def _units(self):
-        spoken, number = self.spoken, self.spoken.pattern
-        if spoken.code == "en":
-            yield r"(?<![\w.,])'?(\d{1,3}0)s\b", lambda f: re.sub("y$", "ie", spoken.year(f[1])) + "s"
-        if spoken.number:
-            yield r"(?<!\w)#(?=\d)", lambda f: f"{spoken.number} "
-        names = "|".join(sorted(map(re.escape, {**spoken.units, **spoken.nouns}), key=len, reverse=True))
-
-        def counted(found: re.Match) -> str | None:
-            said = spoken.counted(spoken.value(found[2]), found[3], self._mark(found[2]))
-            return said and self._minus(found[1]) + said
-
-        yield rf"(?<![\w.,])([-−])?({number}) ?({names})(?![\w²³/])", counted
-
     def _ordinals(self):
         spoken = self.spoken
-        if spoken.code and not spoken.joined:
+        if not spoken.joined:
             yield r"^(\d{1,3})[.)](?= |$)(?! ?\d)", self._list_number
         if spoken.code == "de":
             yield r"(?<![\d.,])(\d+)(er|fach\w*|mal)\b", lambda f: spoken.cardinal(f[1]) + f[2]
             yield r"(?<![\w.,:])(\d{1,3})\.(?= (\w))", self._german_ordinal
-        elif pattern := _ORDINAL_ENDS.get(spoken.code):
+        if spoken.code == "ru":  # десятилетний
+            age = r"(?<![\d.,-])([1-9]\d{0,2})-?(?=летн|летия|летие|летию)"
+            yield age, lambda f: Kept(num2words(int(f[1]), lang="ru", case="g").replace(" ", ""))
+        if pattern := _ORDINAL_ENDS.get(spoken.code):
             yield rf"(?<![\d.,]){pattern}", self._ordinal
 
     def _list_number(self, found: re.Match) -> str | None:
-        return f"{self.spoken.cardinal(found[1])}," if self._begins and int(found[1]) else None
+        return f"{self.spoken.cardinal(found[1])}," if self._around.begins and int(found[1]) else None
 
     def _german_ordinal(self, found: re.Match) -> str | None:
-        before = self._word_before(found)
+        before = self._around.word_before(found)
         if before in _GERMAN_E:
             return self.spoken.ordinal(found[1])
         if before in _GERMAN_EN or found[2].islower():
@@ -251,6 +236,10 @@ class Numbers:
         end, number = found[0][-1], found[1]
         if not 1 <= int(number) < _ORDINALS_BELOW.get(self.spoken.code, 1_000_000):
             return None
+        if self.spoken.code == "ru" and (end == "х" or (end == "е" and number[-1] == "0")):
+            if end == "х" and int(number) in (2, 3, 4):
+                return num2words(int(number), lang="ru", case="g")
+            return num2words(int(number), lang="ru", to="ordinal", plural=True, case="g" if end == "х" else "n")
         if self.spoken.code == "ru":
             return self.spoken.ordinal(number, **_RUSSIAN_ENDS.get(end, {}))
         said = self.spoken.ordinal(number)
@@ -262,39 +251,39 @@ class Numbers:
             return re.sub("(primer|tercer)o$", r"\1", said)
         return said
 
-    def _years(self):
-        spoken = self.spoken
-        if spoken.code and not spoken.joined:
-            year = r"(?:1[1-9]|20)\d\d"
-            both = rf"(?<![\w.,:/-])({year})[-–]({year})(?![\w%]|[.,]\d|[:/-]\d)"
-            yield both, lambda f: f"{spoken.year(f[1])} {spoken.to} {spoken.year(f[2])}"
-        if spoken.years:
-            before = spoken.years | {month.lower() for month in spoken.months}
-            year = r"(?<![\w.,:/-])(1[1-9]\d\d|20\d\d)(?![\d%]|[.,]\d|[:/-]\d)"
-            yield year, lambda f: spoken.year(f[1]) if self._word_before(f) in before else None
+    def _counters(self) -> Rules:
+        if self.spoken.code == "zh":
+            yield from chinese.rules(self.spoken, self._around)
+        elif self.spoken.code == "ko":
+            yield from korean.rules(self.spoken, self._around)
 
-    def _rest(self):
+    def _rest(self) -> Rules:
         spoken, number = self.spoken, self.spoken.pattern
-        if not spoken.code:
-            yield r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d])", lambda f: f[0].replace(",", "")
-            yield r"(?<![\w.,–-])[-−](?=\d)", lambda f: spoken.minus
-            return
         glue = spoken.around_dot
         dot = f"{glue}{spoken.dot}{glue}"
 
-        def dotted(found: re.Match) -> str | None:
+        def dotted(found: re.Match[str]) -> str | None:
             return None if re.fullmatch(number, found[0]) else dot.join(map(spoken.cardinal, found[0].split(".")))
 
+        def say(found: re.Match[str]) -> str:
+            if spoken.code == "ru" and not found[1] and self._around.word_before(found) in amounts.GENITIVE:
+                value = spoken.value(found[2])
+                if re.fullmatch(r"1[1-9]\d\d|20\d\d", value):
+                    spans = self._around.word_after(found) in ("по", "до")
+                    return spoken.ordinal(value, case="g").removeprefix("одна ") if spans else self._cardinal(found[2])
+                if value.isdecimal() and len(value) < 10 and value[0] != "0":
+                    return num2words(int(value), lang="ru", case="g")
+            return (spoken.minus + ("" if spoken.joined else " ") if found[1] else "") + self._cardinal(found[2])
+
+        if spoken.number:
+            yield r"(?<!\w)#(?=\d)", lambda f: f"{spoken.number} "
         yield r"(?<![\d.,])\d+(?:\.\d+){2,}(?![\d])", dotted
-        ends = r"(?![,.]?\d)"
-        if spoken.code == "ko":
-            yield r"(?<!\d)(6|10)(?=월)", lambda f: "유" if f[1] == "6" else "시"
-            ends += rf"(?![가-힣])|(?<![\d.,])({number})(?=[{_SINO_COUNTERS}])"
+        ends = r"(?![,.]?\d)" + ("(?![가-힣])" if spoken.code == "ko" else "")
         yield r"(?<=\d) ?– ?(?=\d)", lambda f: f"{glue}{spoken.to}{glue}"
-        signed = rf"(?:(?<![\w.,)–-])([-−]))?(?<![\d.,])({number}){ends}"
-        yield signed, lambda f: self._minus(f[1]) + self._cardinal(f[2] or f[3])
+        yield rf"(?:(?<![\w.,)–-])([-−]))?(?<![\d.,])({number}){ends}", say
         if spoken.code != "ko":
             yield r"\d+", lambda f: self._cardinal(f[0])
 
     def _cardinal(self, written: str) -> str:
-        return self.spoken.cardinal(self.spoken.value(written), self._mark(written))
+        mark = "," if re.search(r",\d+$", written) else "."
+        return self.spoken.cardinal(self.spoken.value(written), mark)

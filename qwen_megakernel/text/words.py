@@ -37,10 +37,12 @@ class Words(Stage):
     def feed(self, character: str) -> str:
         if character == " ":
             return self._end_word(" ")
+        if is_cjk(character) and self._goes_on(character):
+            return ""
         if character == "\n" or is_mark(character) or is_cjk(character):
             blank = " " if is_cjk(character) and not self._word else ""  # it came behind the phrase
             given = self._end_word("") + self._end_phrase(blank) + character
-            self._before = ""
+            self._before = character if is_cjk(character) else ""
             self._begins = not is_cjk(character)
             return given
         self._word += character
@@ -54,6 +56,19 @@ class Words(Stage):
 
     def end(self) -> str:
         return self._end_word("") + self._end_phrase("")
+
+    def _goes_on(self, character: str) -> bool:
+        """Take a character that may belong to the number before it, such as 年 or 元."""
+        if not self._numbers or len(self._word) >= LONGEST_WORD:
+            return False
+        if not self._word and self._phrase and self._phrase[-1][-1].isdecimal():
+            if not self._numbers.goes_on(self._phrase[-1], character):
+                return False
+            self._word = f"{self._phrase.pop()} "
+        if not self._numbers.goes_on(self._word, character):
+            return False
+        self._word += character
+        return True
 
     def _cut(self) -> str:
         """Give out part of a long word. The last character begins the next part."""
@@ -69,7 +84,7 @@ class Words(Stage):
             return "" if self._phrase else blank
         word, is_address = self._told(word)
         core = word.lstrip(_OPENING).rstrip(_CLOSING)
-        has_digits = any(c.isdecimal() for c in word)
+        has_digits = self._numbers is not None and self._numbers.is_number(word)
         if not self._numbers or is_address:
             if self._numbers and has_digits:
                 word = self._numbers.read(word, "", False)
@@ -80,8 +95,8 @@ class Words(Stage):
             if more and len(self._phrase) < LONGEST_PHRASE:
                 self._phrase.append(word)
                 return "" if blank else self._end_phrase("")
-            given = self._end_phrase(" ")
-        if has_digits or self._numbers.begins_number(word):
+            given = self._end_phrase(" ", word.lstrip(_OPENING))
+        if has_digits or self._numbers.begins_number(word) or self._numbers.is_roman(core, self._before):
             self._phrase.append(word)
             return given if blank else given + self._end_phrase("")
         return given + self._give(word, blank)
@@ -91,11 +106,11 @@ class Words(Stage):
         self._begins = False
         return word + blank
 
-    def _end_phrase(self, blank: str) -> str:
+    def _end_phrase(self, blank: str, after: str = "") -> str:
         if not self._phrase or not self._numbers:
             return ""
         phrase, self._phrase = " ".join(self._phrase), []
-        said = self._numbers.read(phrase, self._before, self._begins)
+        said = self._numbers.read(phrase, self._before, self._begins, after)
         self._before = phrase.rpartition(" ")[2]
         self._begins = False
         return said + blank

@@ -1,0 +1,76 @@
+"""What every rule for numbers is made of: a pattern, what to say for it, and what stands around its phrase."""
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+Say = Callable[[re.Match[str]], str | None]
+"""What to say for a match. None: another rule may read it."""
+
+Rules = Iterator[tuple[str, Say]]
+
+DASH = "[-–~～〜－−]"
+"""Between the ends of a range."""
+
+_HIDDEN = 0x10FE00  # private use; text has none, because `Clean` removes it
+_DIGIT = re.compile(r"\d")
+_COVERED = re.compile(f"[{chr(_HIDDEN)}-{chr(_HIDDEN + 0xFF)}]")
+
+
+class Language(Protocol):
+    """What a rule needs of `spoken.Spoken`."""
+
+    @property
+    def pattern(self) -> str: ...
+    @property
+    def to(self) -> str: ...
+    @property
+    def minus(self) -> str: ...
+    def cardinal(self, value: str, mark: str = "") -> str: ...
+    def value(self, written: str) -> str: ...
+
+
+class Kept(str):
+    """Text that no later rule may read."""
+
+
+def keep(text: str) -> Kept:
+    """The text as it stands, with its digits hidden from later rules."""
+    return Kept(_DIGIT.sub(lambda digit: chr(_HIDDEN + int(digit[0])), text))
+
+
+def uncover(text: str) -> str:
+    """The text with the digits that `keep` has hidden."""
+    return _COVERED.sub(lambda hidden: str(ord(hidden[0]) - _HIDDEN), text)
+
+
+class Around:
+    """The words around a phrase."""
+
+    before = ""  # the word before, or empty
+    after = ""  # the word after, if the phrase ended because of it
+    begins = False  # does the phrase begin a line?
+
+    def word_before(self, found: re.Match[str]) -> str:
+        """The word before the match, in lower case and without leading marks."""
+        words = found.string[: found.start()].split() or [self.before]
+        return words[-1].lower().strip("\"'([")
+
+    def word_after(self, found: re.Match[str]) -> str:
+        """The word after the match, or empty where the text's next word is not known."""
+        words = found.string[found.end() :].split() or [self.after]
+        return words[0].strip("\"'()[].,;:!?")
+
+    def stop(self, found: re.Match[str], nouns_are_capital: bool) -> str:
+        """A full stop if the one of an abbreviation also ends the sentence."""
+        if found.string[found.end() :].strip():
+            return ""
+        if not self.after:
+            return "."
+        return "." if self.after[0].isupper() and not nouns_are_capital else ""
+
+
+def ends_of(words: str) -> str:
+    """A regular expression for any of the words, separated by blanks; "_" stands for a blank."""
+    ordered = sorted((word.replace("_", " ") for word in words.split()), key=len, reverse=True)
+    return "|".join(map(re.escape, ordered))
