@@ -93,7 +93,7 @@ def test_joined_the_pieces_are_the_text_and_none_is_too_long(text, most):
 @given(st.lists(st.integers(3, 60), min_size=1, max_size=40), st.integers(60, 200))
 def test_as_few_pieces_as_can_be_none_of_them_a_stub(lengths, most):
     """Of sentences that all fit."""
-    text = " ".join("x" * (length - 1) + "." for length in lengths)
+    text = " ".join("X" * (length - 1) + "." for length in lengths)
     pieces = [len(piece.strip()) for piece in split_evenly(text, most)]
     greedy, room = 0, -1
     for length in lengths:
