@@ -10,6 +10,7 @@ _CITATION = re.compile(r"\[\d{1,3}(?:(?:, ?|[-–])\d{1,3}){0,9}\]")
 _MAY_BE_CITATION = re.compile(r"\[(?:\d{1,3}(?:(?:, ?|[-–])\d{1,3}){0,9}(?:,|, |[-–])?)?")
 _PROSE = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{4}$")  # such a word is in no formula, unless a backslash is before it
 _CLOSING = {"$": "$", "$$": "$$", "\\(": "\\)", "\\[": "\\]"}
+_BEGINS = frozenset("\\[$")
 _SIGN = re.compile(r"[\\^_=<>+]")
 
 _NAMES = ("=", "+", "-", "×", "/", "²")
@@ -45,10 +46,14 @@ class Maths(Stage):
     def at_rest(self) -> bool:
         return not self._held
 
+    def push(self, piece: str) -> str:
+        if self._held or not _BEGINS.isdisjoint(piece):
+            return super().push(piece)
+        return self._give(piece)  # most text, quickly
+
     def feed(self, character: str) -> str:
         if not self._held:
-            begins = character in "\\[" or character == "$" and not self._left.isalnum()
-            if begins:
+            if character in _BEGINS and not (character == "$" and self._left.isalnum()):
                 self._held = character
                 return ""
             return self._give(character)
