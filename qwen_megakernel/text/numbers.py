@@ -1,6 +1,7 @@
 """Numbers in a phrase of text -> words: phone numbers, dates, times, money, units, ordinals, years, counts."""
 
 import re
+import threading
 from functools import cache, partial
 
 from num2words import num2words
@@ -287,3 +288,15 @@ class Numbers:
     def _cardinal(self, written: str) -> str:
         mark = "," if re.search(r",\d+$", written) else "."
         return self.spoken.cardinal(self.spoken.value(written), mark)
+
+
+_OF_THREAD = threading.local()
+
+
+def numbers_of(spoken: Spoken) -> Numbers:
+    """The rules for a language, made once a thread: `read` uses what stands around the phrase that it reads."""
+    made: dict[str, Numbers] = _OF_THREAD.__dict__
+    key = f"{spoken.code} {spoken.date}"
+    if key not in made or made[key].spoken is not spoken:
+        made[key] = Numbers(spoken)
+    return made[key]

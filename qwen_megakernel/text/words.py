@@ -2,7 +2,7 @@
 
 import re
 
-from qwen_megakernel.text.numbers import Numbers
+from qwen_megakernel.text.numbers import numbers_of
 from qwen_megakernel.text.spoken import Spoken
 from qwen_megakernel.text.stage import Stage, is_cjk, is_mark
 
@@ -11,6 +11,7 @@ LONGEST_PHRASE = 12  # in a row of numbers, at most this many words are read tog
 
 _OPENING, _CLOSING = "\"'([{<«„“‚‘¿¡", ".,;:!?)]}>\"'»“”’…"
 _TAIL = 4  # characters kept from a long address's end, for the marks after it
+_UNDERSCORES = re.compile(r"(?<=\w)_+(?=\w)")
 _URL = re.compile(r"(?:(?:https?|ftp|wss?)://|www\.)(?:[^\s/?#@]*@)?(?:www\.)?([^\s/?#:@]+)", re.I)
 _EMAIL = re.compile(r"(?:mailto:)?([\w.+-]+)@((?:[\w-]+\.)+[A-Za-z]{2,})")
 _DOMAIN = re.compile(
@@ -28,7 +29,7 @@ class Words(Stage):
 
     def __init__(self, spoken: Spoken | None):
         self._spoken = spoken
-        self._numbers = Numbers(spoken) if spoken else None
+        self._numbers = numbers_of(spoken) if spoken else None
         self._word = ""
         self._phrase: list[str] = []  # a number's words; more may follow
         self._before = ""  # the word before
@@ -127,5 +128,5 @@ class Words(Stage):
         elif url := _URL.match(core) or _DOMAIN.fullmatch(core):
             said = url[1].rstrip(_CLOSING).replace(".", dot)
         else:
-            return re.sub(r"(?<=\w)_+(?=\w)", " ", word), False
+            return _UNDERSCORES.sub(" ", word), False
         return word[:start] + said + closing, True
