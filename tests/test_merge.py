@@ -164,6 +164,7 @@ def pcm(folder: Path, adapters=(), **request) -> bytes:
         return pcm16(engine.generate(TEXT, **request).samples)
 
 
+@pytest.mark.slow
 def test_an_adapter_speaks_the_same_loaded_and_merged(followed, monkeypatch):
     folder, timbre = followed
     monkeypatch.chdir(folder)
@@ -176,6 +177,7 @@ def test_an_adapter_speaks_the_same_loaded_and_merged(followed, monkeypatch):
     assert pcm(folder / "my-base", voice=timbre) == pcm(folder / "base", ["my-adapter"], voice=timbre)
 
 
+@pytest.mark.slow
 def test_a_refused_kind_of_peft_is_merged_where_it_was_trained(followed, monkeypatch):
     folder, timbre = followed
     monkeypatch.chdir(folder)
@@ -187,6 +189,7 @@ def test_a_refused_kind_of_peft_is_merged_where_it_was_trained(followed, monkeyp
     assert pcm(folder / "dora-base", voice=timbre) != pcm(folder / "base", voice=timbre)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("made", ["my-base", "my-voice"])
 def test_a_server_and_a_bot_speak_with_it(followed, made):
     folder, timbre = followed

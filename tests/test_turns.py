@@ -135,6 +135,7 @@ def codes_of(engine, *parts: str) -> np.ndarray:
     return np.concatenate([utterance.result(PATIENCE_S).codes for utterance in said])
 
 
+@pytest.mark.slow
 async def test_a_long_turn_is_said_to_its_end_part_by_part(engine, fresh_seed):
     text = SENTENCES * 2
     parts = parts_of(engine, text, speaker="ada")

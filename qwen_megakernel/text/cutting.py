@@ -28,6 +28,7 @@ _CLAUSE = regex.compile(
 _PARAGRAPH, _LINE = regex.compile(r"\n[^\S\n]*+\n\s*+"), regex.compile(r"\n\s*+")
 _WORD = regex.compile(r"[^\S\u00a0\u2007\u202f]++|\u200b")  # not at a no-break blank, as in 2 000 000
 _CLUSTER = regex.compile(r"\X")
+_EXTENDING = regex.compile(r"[\p{GCB=Extend}\p{GCB=ZWJ}\p{GCB=SpacingMark}]")
 
 # A full stop after one of these, after a single letter or after one or two digits ends no sentence.
 _ABBREVIATION = regex.compile(
@@ -44,12 +45,17 @@ _NOT_BEHIND = frozenset("เแโใไເແໂໃໄ")  # vowels that are wri
 _NOT_BEFORE = frozenset("ะาำๅๆະາຳໆぁぃぅぇぉっゃゅょゎァィゥェォッャュョヮーゝゞ々〻")
 
 
+def _matches(pattern: "regex.Pattern[str]", text: str) -> "Iterator[regex.Match[str]]":
+    """Those that do not end within a cluster, such as between a blank and a joiner."""
+    return (found for found in pattern.finditer(text) if not _EXTENDING.match(text, found.end()))
+
+
 def _every(pattern: "regex.Pattern[str]") -> _Ends:
-    return lambda text: (found.end() for found in pattern.finditer(text))
+    return lambda text: (found.end() for found in _matches(pattern, text))
 
 
 def _sentences(text: str) -> Iterator[int]:
-    return (run.end() for run in _RUN.finditer(text) if _is_end(text, run))
+    return (run.end() for run in _matches(_RUN, text) if _is_end(text, run))
 
 
 def _is_end(text: str, run: "regex.Match[str]") -> bool:
@@ -75,13 +81,13 @@ def _is_end(text: str, run: "regex.Match[str]") -> bool:
 
 def _marks(text: str) -> Iterator[int]:
     """Behind any mark and blank: where a writer of small letters only ends sentences."""
-    return (run.end() for run in _RUN.finditer(text) if run[3])
+    return (run.end() for run in _matches(_RUN, text) if run[3])
 
 
 def _lines(text: str) -> Iterator[int]:
     """Verses and items. A long line without a mark, before a small letter, was broken for its length alone."""
     begin = 0
-    for found in _LINE.finditer(text):
+    for found in _matches(_LINE, text):
         line, after = text[begin : found.start()], text[found.end() : found.end() + 1]
         if len(line) < _WRAPPED or not after.islower():
             yield found.end()
