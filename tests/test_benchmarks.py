@@ -28,6 +28,7 @@ from qwen_megakernel.checkpoint.synthetic import random_talker, synthetic_config
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
 
+@pytest.mark.slow
 def test_bench_tells_a_table_and_a_block_to_paste(capsys):
     assert cli.main(["bench", "--device", "cpu"]) == 0
     table, block = re.fullmatch(r"(.*)\nTo paste.*?```json\n(.*)\n```\n", capsys.readouterr().out, flags=re.S).groups()

@@ -517,6 +517,7 @@ def test_a_grid_that_is_not_resident_on_the_smallest_card_and_a_kernel_that_was_
     assert "sm_90ax128: expected kernels for talkers of width 256" in kernels.judge(HOPPER, 8, {1024: fits}, {})[1][0]
 
 
+@pytest.mark.slow
 def test_make_kernels_without_nvcc_says_so(tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_HOME", str(tmp_path))
     command = [sys.executable, "-m", "qwen_megakernel.backend.compile_all"]

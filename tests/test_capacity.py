@@ -149,6 +149,7 @@ def test_too_many_slots_are_refused_with_the_number_that_fits(backend, monkeypat
         backend.load(max_streams=10**6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size, weights, gib", [("0.6b", "fp8", 3.6), ("1.7b", "fp8", 7.5), ("1.7b", "bf16", 7.5)])
 def test_one_slot_fits_a_small_card(size, weights, gib):
     """What cards of 4 and 8 GB leave to a process."""

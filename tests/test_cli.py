@@ -128,6 +128,7 @@ def test_few_characters_that_are_many_tokens_are_split_again(tmp_path, spoken):
     assert len(spoken) > 1 and "".join(spoken) == "\U0001f600" * 300
 
 
+@pytest.mark.slow
 def test_the_demos_pcm_on_standard_output_is_its_wav(tmp_path, monkeypatch, capsysbinary):
     command = ["--text", "Hello.", "--seed", "4", "--device", "cpu", "--output"]
     monkeypatch.setattr(sys.stdout, "isatty", lambda: False)
@@ -286,6 +287,7 @@ def test_a_device_that_is_not_taken_is_told_which_are(capsys):
     assert capsys.readouterr().err == "error: device must be 'cpu' or 'cuda[:n]', got 'banana'\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "stdout, told",
     [
@@ -381,6 +383,7 @@ def test_without_its_packages_serve_prints_the_command(monkeypatch, capsys):
     assert "serving needs fastapi: in the checkout, pip install -e '.[serve]'" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("port", ["taken", *(pytest.param(port, marks=pytest.mark.slow) for port in ("99999", "-5"))])
 def test_a_port_that_cannot_be_had_ends_the_server_in_order(port):
     """Before anything is loaded: a process that ends while a thread is inside torch aborts."""

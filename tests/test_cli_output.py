@@ -311,6 +311,7 @@ def player(tmp_path, monkeypatch):
     return install
 
 
+@pytest.mark.slow
 def test_it_plays_and_leaves_no_file(here, player, tmp_path, capsys):
     player("aplay")
     for program in (speak, demo):
@@ -441,6 +442,7 @@ def test_an_option_may_be_cut_short_and_a_text_may_begin_with_dashes(here):
 HANGS_UP = pytest.param(signal.SIGHUP, marks=pytest.mark.slow)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, HANGS_UP], ids=str)
 def test_who_is_ended_leaves_nothing_half_written(number, tmp_path):
     command = [sys.executable, "-m", "qwen_megakernel", "speak", "--text", "Hello there. " * 60, "--stream"]

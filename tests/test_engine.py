@@ -563,6 +563,7 @@ def test_a_dropped_engine_ends_its_thread(backend, busy):
         assert not thread.is_alive()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "use",
     [

@@ -47,6 +47,7 @@ def work(engine, monkeypatch) -> dict[str, int]:
     return done
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("frames", [0, slow_case(3), slow_case(20), 60])
 @pytest.mark.parametrize("non_streaming_mode", [False, True])
 def test_the_kept_path_says_what_the_first_one_said(base, frames, non_streaming_mode):

@@ -91,6 +91,7 @@ class Watched(BaseObserver):
 # ---------------------------------------------------------------- a paced output
 
 
+@pytest.mark.slow
 @mostly_in_token_mode
 def test_at_playing_speed_a_turn_is_whole_and_the_bot_speaks_once(engine, mode):
     async def play():
@@ -109,6 +110,7 @@ def test_at_playing_speed_a_turn_is_whole_and_the_bot_speaks_once(engine, mode):
     assert kinds == [BotStartedSpeakingFrame, BotStoppedSpeakingFrame]
 
 
+@pytest.mark.slow
 @mostly_in_token_mode
 def test_after_an_interruption_the_context_holds_the_words_that_were_heard(engine, mode):
     """And nothing more is heard, until the next turn, which is heard whole."""

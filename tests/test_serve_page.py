@@ -358,6 +358,7 @@ REFUSALS = {
 TAPS = [(refusal, tap) for refusal in REFUSALS for tap in ("mouse", "finger", "key")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("refusal, tap", [TAPS[0], *(slow_case(*pair) for pair in TAPS[1:])])
 def test_blocked_sound_is_told_and_heard_from_its_beginning_after_a_tap(server, visit, fresh_seed, refusal, tap):
     with visit(server, script=BLOCKED % REFUSALS[refusal], has_touch=True) as seen:
@@ -427,6 +428,7 @@ def test_it_clones_what_is_chosen_or_recorded(tiny, tmp_path, visit):
         seen.problems[:] = [problem for problem in seen.problems if "400" not in problem]  # the name that was taken
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["here", slow_case("elsewhere")])
 def test_without_a_voice_nothing_can_be_said_until_one_was_made(tiny, tmp_path, visit, fresh_seed, where):
     with cloning(tiny, ui=True, upload=True, voices=tmp_path) as server, visit(server) as seen:

@@ -158,6 +158,7 @@ def test_text_that_crosses_an_end_opens_nothing(server, client):
     assert len(client.told) == before + 1 and server.service.engine.health()["streams"] == 0
 
 
+@pytest.mark.slow
 def test_whole_text_longer_than_a_slot_is_cut_at_sentences(server, client):
     text = " ".join([TEXT] * 3)
     pieces = server.service.engine.pieces(text)

@@ -73,6 +73,7 @@ async def converse(engine, *frames: Frame, mode=TextAggregationMode.SENTENCE) ->
     logger.remove(sink)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", [slow_case(TextAggregationMode.SENTENCE), TextAggregationMode.TOKEN])
 def test_a_turn_is_one_line(engine, console, mode):
     """However many sentences its answer has."""

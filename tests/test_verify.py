@@ -341,6 +341,7 @@ def test_a_tie_is_listed_and_holds(fault, holds, design, capsys):
         assert 0 < between < 1e-2 and (between < bound) == holds == line.startswith("ok")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["vector", slow_case("reference codes")])
 def test_another_voice_fails_once_and_not_in_what_it_says(fault, tmp_path, tiny, stand_in, capsys):
     stand_in.fault = fault
@@ -401,6 +402,7 @@ class KernelStandIn(TorchFrameDecoder):
         return [codes]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error, ratio_holds", [slow_case(1e-5, True), (0.3, False), slow_case(float("nan"), False)])
 def test_the_kernel_may_be_no_further_from_fp32_than_bf16(error, ratio_holds, tmp_path, tiny, monkeypatch, capsys):
     def make(config, tensors, **slots):
@@ -432,6 +434,7 @@ def test_on_a_gpu_the_kernel_is_compared(weights, tmp_path, capsys):
 # ---------------------------------------------------------------- what is refused
 
 
+@pytest.mark.slow
 def test_nothing_is_overwritten(tmp_path, capsys):
     (tmp_path / "full").mkdir()
     (tmp_path / "full/mine.txt").write_text("mine")
@@ -468,6 +471,7 @@ def test_a_folder_that_goes_away_is_told(gone, tmp_path, monkeypatch, capsys):
     assert "error: --output: cannot write in " in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_reference_reads_the_snapshot_that_ours_read(tmp_path, tiny, stand_in, monkeypatch):
     folder = tiny("voice_design")
     open_, asked = Checkpoint.open, []

@@ -239,6 +239,7 @@ def test_whole_text_is_what_the_engine_says(server, seeds, voice, speaker):
     assert heard.times == sorted(heard.times) and heard.times[0] == 0 and len(set(heard.times)) == len(heard.times)
 
 
+@pytest.mark.slow
 def test_long_text_is_cut_at_sentences(server, seeds):
     pieces = server.service.engine.pieces(LONG)
     assert len(pieces) > 1
@@ -524,6 +525,7 @@ def test_a_text_that_does_not_go_on_or_takes_too_long_is_ended(limits, words):
         server.at_rest()
 
 
+@pytest.mark.slow
 def test_who_does_not_read_is_let_go():
     """It asks for far more than the system keeps for it."""
     with running(limits=dataclasses.replace(LIMITS, idle_s=0.5)) as server, socket.socket() as line:
