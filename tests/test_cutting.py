@@ -7,7 +7,7 @@ import regex
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qwen_megakernel.text.cutting import ends_sentence, sentences_of, split_evenly, split_sentences
+from qwen_megakernel.text.cutting import ends_with_mark, sentences_of, split_evenly, split_sentences
 
 FAMILY = "\U0001f468\u200d\U0001f469\u200d\U0001f467\u200d\U0001f466"
 CUTS = [
@@ -101,4 +101,4 @@ def test_tiny_parts_are_joined_evenly_too(seed):
     "text, ends", [("Yes.", True), ("好。”", True), ("गया।", True), ("؟", True), ("well,", False), ("", False)]
 )
 def test_ends(text, ends):
-    assert ends_sentence(text) == ends
+    assert ends_with_mark(text) == ends

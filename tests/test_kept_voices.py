@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from callers import say, voice_of
-from waiting import PATIENCE_S, slow_case, until
+from waiting import PATIENCE_S, until
 
 from qwen_megakernel import SamplingParams
 from qwen_megakernel.model.vocoder import TorchVocoder
@@ -48,7 +48,7 @@ def work(engine, monkeypatch) -> dict[str, int]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("frames", [0, slow_case(3), slow_case(20), 60])
+@pytest.mark.parametrize("frames", [0, 3, 20, 60])
 @pytest.mark.parametrize("non_streaming_mode", [False, True])
 def test_the_kept_path_says_what_the_first_one_said(base, frames, non_streaming_mode):
     """More and less reference than text; byte for byte."""

@@ -55,7 +55,7 @@ def test_what_others_save_says_the_same(copy, wanted, name):
 
 def test_what_is_left_out_is_told(copy, caplog):
     names = ("speaker_encoder.fc.weight", "talker.model.rotary_emb.inv_freq", "decoder.x", "optimizer.step", "surprise")
-    shared._with(*names)(copy)
+    shared.with_tensors(*names)(copy)
     with caplog.at_level(logging.INFO):
         Checkpoint.open(copy)
     told = " ".join(record.getMessage() for record in caplog.records)
@@ -268,7 +268,7 @@ def test_a_fingerprint_is_of_what_makes_a_voice(base):
     config |= {"transformers_version": "5.99"}
     config["talker_config"]["codec_language_id"]["vietnamese"] = 270
     path.write_text(json.dumps(config, indent=7))
-    shared._cast(torch.float32)(base)
+    shared.cast_to(torch.float32)(base)
     after = Checkpoint.open(base)
     assert after.fingerprint == before.fingerprint and after.old_fingerprint != before.old_fingerprint
     assert before.origin(before.old_fingerprint) == "made by this checkpoint, with a version before 0.3"

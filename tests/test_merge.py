@@ -21,7 +21,6 @@ from safetensors.torch import load_file, save_file
 from serving import ready
 
 from qwen_megakernel import CheckpointError, SamplingParams, TTSEngine
-from qwen_megakernel.checkpoint import merge as merge_module
 from qwen_megakernel.checkpoint.config import GREEDY
 from qwen_megakernel.checkpoint.fp8 import WEIGHTS
 from qwen_megakernel.checkpoint.load import Checkpoint
@@ -124,7 +123,7 @@ def test_what_cannot_be_merged_leaves_nothing(tiny, tmp_path, monkeypatch, capsy
         assert main(["merge", *map(str, words)]) == 1
         assert told in capsys.readouterr().err, words
     with monkeypatch.context() as patch, pytest.raises(CheckpointError, match="out cannot be written: No space left"):
-        patch.setattr(merge_module, "read_places", lambda _: (_ for _ in ()).throw(OSError(28, "No space left")))
+        patch.setattr(Checkpoint, "adapted", lambda _: (_ for _ in ()).throw(OSError(28, "No space left")))
         merge_checkpoint(base, [adapter], Path("out"))
     assert sorted(tmp_path.rglob("*")) == before
 

@@ -27,7 +27,6 @@ from pipecat.services.settings import TTSSettings
 from pipecat.services.tts_service import TextAggregationMode, TTSService
 from pipelines import Prepared, until
 from test_pipecat_transports import running
-from waiting import slow_case
 
 from qwen_megakernel.bot_page import TurnLog, log_to_console
 from qwen_megakernel.offline_llm import OfflineLLM
@@ -74,7 +73,7 @@ async def converse(engine, *frames: Frame, mode=TextAggregationMode.SENTENCE) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", [slow_case(TextAggregationMode.SENTENCE), TextAggregationMode.TOKEN])
+@pytest.mark.parametrize("mode", list(TextAggregationMode))
 def test_a_turn_is_one_line(engine, console, mode):
     """However many sentences its answer has."""
     asyncio.run(converse(engine, LLMContextFrame(LLMContext()), asked("Count to\nthree."), mode=mode))

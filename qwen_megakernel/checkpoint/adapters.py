@@ -24,7 +24,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from qwen_megakernel.checkpoint.json_object import JsonObject, read_header, read_json
+from qwen_megakernel.checkpoint.json_object import JsonObject, StoredTensor, read_header, read_json
 from qwen_megakernel.checkpoint.tensors import Shapes
 from qwen_megakernel.errors import CheckpointError
 
@@ -225,9 +225,9 @@ def _match(patterns: JsonObject, module: str) -> str | None:
     return next((key for key in patterns.raw if re.match(rf"(.*\.)?({key})$", module)), None)
 
 
-def _updates(path: Path, header: Mapping[str, tuple[str, tuple[int, ...]]]) -> _Updates:
+def _updates(path: Path, header: Mapping[str, StoredTensor]) -> _Updates:
     """What a file updates. Each module must have an A and a B."""
-    for name, (dtype, shape) in sorted(header.items()):
+    for name, (dtype, shape, _) in sorted(header.items()):
         if not name.startswith(_PREFIX) or not name.endswith((_A, _B)):
             wanted = f"{_PREFIX}...{_A} or {_B}"
             raise CheckpointError(f"{path}: tensor {name!r} is not a linear layer's in LoRA ({wanted}); {_INSTEAD}")
@@ -239,7 +239,7 @@ def _updates(path: Path, header: Mapping[str, tuple[str, tuple[int, ...]]]) -> _
         for name in (module + _A, module + _B):
             if name not in header:
                 raise CheckpointError(f"{path}: tensor {name!r} is missing; save the adapter again")
-        (rank, width), (height, same) = header[module + _A][1], header[module + _B][1]
+        (rank, width), (height, same) = header[module + _A].shape, header[module + _B].shape
         if rank != same or not 1 <= rank <= MOST_RANK:
             raise CheckpointError(
                 f"{path}: tensors {module + _A!r} [{rank}, {width}] and {_B!r} [{height}, {same}] must share a rank of "

@@ -24,8 +24,15 @@ _PORT = ("decoder.quantizer.semantic_residual_vector_quantizer.", "code_predicto
 """Parts of tensor names that only transformers' own port of the model has. It joins the code predictor's heads into one
 matrix and gives the config other keys, so that it does not map one to one."""
 
-_SIZES = {"0b6": "0.6B", "1b7": "1.7B"}
-_VARIANTS = {"base": "Base", "custom_voice": "CustomVoice", "voice_design": "VoiceDesign"}
+PUBLISHED = {
+    ("0b6", "base"): "Qwen/Qwen3-TTS-12Hz-0.6B-Base",
+    ("0b6", "custom_voice"): "Qwen/Qwen3-TTS-12Hz-0.6B-CustomVoice",
+    ("1b7", "base"): "Qwen/Qwen3-TTS-12Hz-1.7B-Base",
+    ("1b7", "custom_voice"): "Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice",
+    ("1b7", "voice_design"): "Qwen/Qwen3-TTS-12Hz-1.7B-VoiceDesign",
+}
+"""The labels in config.json of a checkpoint's size and kind -> the published one's hub id."""
+
 _SMALL = "and weights='fp8' (--weights fp8) if memory is short"
 
 
@@ -49,9 +56,8 @@ def _tool(said: dict[str, Any], unnamed: str) -> str:
 
 def _published(config: JsonObject) -> str:
     """The published checkpoint of the same size and kind, if it has the labels of one."""
-    size, variant = (str(config.raw.get(key)) for key in ("tts_model_size", "tts_model_type"))
-    known = size in _SIZES and variant in _VARIANTS
-    return f", such as Qwen/Qwen3-TTS-12Hz-{_SIZES[size]}-{_VARIANTS[variant]}" if known else ""
+    labels = (str(config.raw.get("tts_model_size")), str(config.raw.get("tts_model_type")))
+    return f", such as {PUBLISHED[labels]}" if labels in PUBLISHED else ""
 
 
 def kind_of_files(folder: Path) -> str | None:

@@ -5,7 +5,7 @@ import json
 import math
 import struct
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from qwen_megakernel.errors import CheckpointError
 
@@ -104,9 +104,17 @@ def read_json(path: Path) -> JsonObject:
         raise CheckpointError(f"{path}: not valid JSON: {error}") from None
 
 
-def read_header(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Name -> (dtype, shape) of one safetensors file, whose length must agree with its header. Raises CheckpointError:
-    it is no such file, or is cut off or padded. OSError: it cannot be read."""
+class StoredTensor(NamedTuple):
+    """A tensor by its file's header."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int  # of its bytes in the file
+
+
+def read_header(path: Path) -> dict[str, StoredTensor]:
+    """The tensors of one safetensors file by name. The file's length must agree with its header. Raises
+    CheckpointError: it is no such file, or is cut off or padded. OSError: it cannot be read."""
     size = path.stat().st_size
     with path.open("rb") as file:
         start = file.read(8)
@@ -116,18 +124,14 @@ def read_header(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
         try:
             header = json.loads(file.read(length))
             header.pop("__metadata__", None)
-            tensors = {name: (t["dtype"], tuple(t["shape"])) for name, t in header.items()}
-            end = 8 + length + max((t["data_offsets"][1] for t in header.values()), default=0)
+            begin = 8 + length
+            tensors = {
+                name: StoredTensor(t["dtype"], tuple(t["shape"]), begin + t["data_offsets"][0])
+                for name, t in header.items()
+            }
+            end = begin + max((t["data_offsets"][1] for t in header.values()), default=0)
         except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
             raise CheckpointError(f"{path}: broken safetensors header; get the file again") from None
     if size != end:
         raise CheckpointError(f"{path}: cut off or padded: {end} bytes expected, found {size}; get it again")
     return tensors
-
-
-def read_places(path: Path) -> dict[str, int]:
-    """Where each tensor's bytes begin in a safetensors file that `read_header` has accepted."""
-    with path.open("rb") as file:
-        (length,) = struct.unpack("<Q", file.read(8))
-        header = json.loads(file.read(length))
-    return {name: 8 + length + t["data_offsets"][0] for name, t in header.items() if name != "__metadata__"}

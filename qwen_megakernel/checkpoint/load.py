@@ -20,10 +20,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from qwen_megakernel.checkpoint import foreign
 from qwen_megakernel.checkpoint.adapters import Adapter, adapter_folders, merged
 from qwen_megakernel.checkpoint.config import ModelConfig
 from qwen_megakernel.checkpoint.fingerprint import fingerprints_of, origin
-from qwen_megakernel.checkpoint.foreign import kind_of_file, kind_of_files
 from qwen_megakernel.checkpoint.fp8 import SCALE, dequantize, flaw, part_of, parts_in, quantize_parts
 from qwen_megakernel.checkpoint.stored import INDEX, Headers, Where, read_tensors
 from qwen_megakernel.checkpoint.tensors import TEXT_TABLE, expected_tensors, talker_tensors
@@ -35,21 +35,15 @@ DEMO = "demo"
 DEMO_FOLDER = Path(__file__).parents[1] / "demo_voice"
 DEMO_NOTICE = "a tiny English voice for trying things out; use --model for a full-size one"
 
-PUBLISHED = (
-    "Qwen/Qwen3-TTS-12Hz-0.6B-Base",
-    "Qwen/Qwen3-TTS-12Hz-0.6B-CustomVoice",
-    "Qwen/Qwen3-TTS-12Hz-1.7B-Base",
-    "Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice",
-    "Qwen/Qwen3-TTS-12Hz-1.7B-VoiceDesign",
-)
+PUBLISHED = tuple(foreign.PUBLISHED.values())
+CODEC_FOLDER = "speech_tokenizer"
 HUB_FILES = (
     *("config.json", "generation_config.json", "vocab.json", "merges.txt", "tokenizer.json"),
     *("*.safetensors", INDEX),
-    *(f"speech_tokenizer/{name}" for name in ("config.json", "*.safetensors", INDEX)),
+    *(f"{CODEC_FOLDER}/{name}" for name in ("config.json", "*.safetensors", INDEX)),
     # Only the reference implementation reads these; `qwen-megakernel verify` gives it the same folder.
-    *("preprocessor_config.json", "tokenizer_config.json", "speech_tokenizer/preprocessor_config.json"),
+    *("preprocessor_config.json", "tokenizer_config.json", f"{CODEC_FOLDER}/preprocessor_config.json"),
 )
-CODEC_FOLDER = "speech_tokenizer"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
@@ -226,7 +220,7 @@ def _local(model: str | Path) -> Path | None:
     if is_folder:
         return _with_config(path)
     if found:
-        kind = kind_of_file(path)
+        kind = foreign.kind_of_file(path)
         raise CheckpointNotFoundError(kind or f"{path} is a file; a checkpoint is a folder that holds config.json")
     if isinstance(model, Path) or not _HUB_ID.fullmatch(model):
         raise CheckpointNotFoundError(
@@ -287,6 +281,6 @@ def _kind_of(folder: Path) -> str | None:
     try:
         return Headers.read(folder).kind
     except CheckpointError:  # there are none
-        return kind_of_files(folder)
+        return foreign.kind_of_files(folder)
     except OSError:
         return None

@@ -11,7 +11,6 @@ from pathlib import Path
 import torch
 
 from qwen_megakernel.checkpoint.folder import new_folder
-from qwen_megakernel.checkpoint.json_object import read_places
 from qwen_megakernel.checkpoint.load import Checkpoint
 from qwen_megakernel.checkpoint.stored import INDEX, SINGLE
 
@@ -28,11 +27,10 @@ def merge_checkpoint(
         index = [checkpoint.folder / INDEX] if main[0].name != SINGLE else []
         for path in main + index:
             shutil.copyfile(path, made / path.name)
-        begins = {path: read_places(path) for path in main}
         for name, weight in checkpoint.adapted():  # one at a time; dtype and shape stay, so it fits its old place
             place = checkpoint.main[name]
             with (made / place.path.name).open("r+b") as file:
-                file.seek(begins[place.path][place.name])
+                file.seek(place.begin)
                 file.write(weight.contiguous().view(torch.uint8).numpy().data)
         for adapter in checkpoint.adapters:
             tell(f"merged  {adapter.folder} into {len(adapter.scales)} layers")

@@ -49,6 +49,7 @@ class Place:
 
     path: Path
     name: str  # as the file spells it
+    begin: int  # of its bytes in the file
 
 
 Where = Mapping[str, Place]
@@ -66,10 +67,10 @@ class Headers:
         """Raises CheckpointError: a file is missing or broken, or two hold the same tensor."""
         tensors: dict[str, tuple[Place, str, tuple[int, ...]]] = {}
         for path in _safetensors_files(folder):
-            for name, (dtype, shape) in read_header(path).items():
+            for name, (dtype, shape, begin) in read_header(path).items():
                 if name in tensors:
                     raise CheckpointError(f"{path}: tensor {name!r} is also in {tensors[name][0].path.name}")
-                tensors[name] = Place(path, name), dtype, shape
+                tensors[name] = Place(path, name, begin), dtype, shape
         if tensors and all(name.startswith(_PREFIX) for name in tensors):
             tensors = {name.removeprefix(_PREFIX): told for name, told in tensors.items()}
         return cls(folder, tensors)
@@ -104,12 +105,13 @@ class Headers:
                     "part, or none"
                 )
         expected = expected | {name + SCALE: expected[name][:1] for name in quantized & expected.keys()}
-        extra = sorted(self.tensors.keys() - expected.keys())
+        parts_read = {name.partition(".")[0] for name in expected}
+        extra = {name: _left_out(name, parts_read) for name in sorted(self.tensors.keys() - expected.keys())}
         missing = [name for name in expected if name not in self.tensors]
         if missing:
             more = f" is missing, and {len(missing) - 1} more" if len(missing) > 1 else " is missing"
-            others = [name for name in extra if not _left_out(name, expected)]
-            found = f"; it has others, such as {others[0]!r}" if others else ""
+            unknown = [name for name, kind in extra.items() if kind is None]
+            found = f"; it has others, such as {unknown[0]!r}" if unknown else ""
             raise CheckpointError(f"{self.folder}: tensor {missing[0]!r} {list(expected[missing[0]])}{more}{found}")
         for name, shape in expected.items():
             place, dtype, found_shape = self.tensors[name]
@@ -124,7 +126,7 @@ class Headers:
                 )
         if scale := next((n for n in extra if n.removesuffix(SCALE) in expected), None):
             raise CheckpointError(f"{self.folder}: {scale!r} is there, but its weight is not {_FP8}: quantise it again")
-        self._tell({name: _left_out(name, expected) for name in extra})
+        self._tell(extra)
         return {name: self.tensors[name][0] for name in expected}
 
     def _tell(self, extra: Mapping[str, str | None]) -> None:
@@ -139,10 +141,9 @@ class Headers:
             log.warning("%s: left out unknown tensors: %s%s", self.folder, ", ".join(unknown[:_SHOWN]), more)
 
 
-def _left_out(name: str, expected: Shapes) -> str | None:
-    """The kind of a tensor that speech is known not to need; None: unknown."""
-    part = name.partition(".")[0]
-    if part in _PARTS and not any(needed.startswith(f"{part}.") for needed in expected):
+def _left_out(name: str, parts_read: Collection[str]) -> str | None:
+    """The kind of a tensor that speech is known not to need; None: unknown. `parts_read`: of _PARTS."""
+    if name.partition(".")[0] in _PARTS.difference(parts_read):
         return "of other parts"
     return next((kind for kind, form in _LEFT_OUT.items() if re.fullmatch(form, name)), None)
 

@@ -8,7 +8,7 @@ from enum import IntEnum
 from qwen_megakernel.commands.book_lines import Line, Markdown, with_footnotes
 from qwen_megakernel.commands.written import with_written
 from qwen_megakernel.errors import SpeakerError, TextError
-from qwen_megakernel.text.cutting import ends_sentence, split_evenly
+from qwen_megakernel.text.cutting import ends_with_mark, split_evenly
 from qwen_megakernel.text.front_end import TextFrontEnd
 from qwen_megakernel.text.pauses import Pause
 
@@ -155,7 +155,7 @@ def check_speakers(pieces: Iterable[Piece], known: Iterable[str], where: str) ->
 
 def _behind(text: str) -> Break:
     """What lies between a text and the next one in the same paragraph."""
-    return Break.SENTENCE if ends_sentence(text) else Break.CLAUSE
+    return Break.SENTENCE if ends_with_mark(text) else Break.CLAUSE
 
 
 def _turns(lines: Iterable[Line], speakers: bool) -> Iterator[_Turn]:

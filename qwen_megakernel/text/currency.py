@@ -7,8 +7,6 @@ SIGNS = {
     "руб.": "RUB", "р": "RUB", "р.": "RUB", "долл": "USD", "долл.": "USD",
 }  # fmt: skip
 CODES = "USD EUR GBP JPY CHF RUB KRW INR CNY AUD CAD HKD NZD SGD TWD MXN BRL PLN CZK SEK NOK DKK TRY UAH".split()
-LETTERS_BEFORE = ("US", "AU", "A", "CA", "C", "HK", "NZ", "NT", "S", "MX", "R")
-"""What may stand directly before "$"."""
 
 SIGN = r"(?:US|AU?|CA?|HK|NZ|NT|S|MX|R)\$|[$€£¥￥₽₩₹₺₴]"
 SIGN_BEHIND = r"zł|Kč|kr\b\.?|руб\b\.?|р\b\.?|долл\b\.?"

@@ -63,12 +63,11 @@ def _is_end(text: str, run: "regex.Match[str]") -> bool:
     marks, closing, blanks = run.groups()
     before, after = text[max(0, run.start() - _LOOKED_AT) : run.start()], text[run.end() : run.end() + 1]
     if blanks:
-        if marks == "." and any(kind.search(f"{before}.") for kind in (_ABBREVIATION, _NUMBER)):
-            return False
-        if (
-            marks == "." and after.islower() and _SHORT.search(before)
-        ):  # usw., etc., ca.; a number in words is small too
-            return False
+        if marks == ".":
+            if _ABBREVIATION.search(f"{before}.") or _NUMBER.search(f"{before}."):
+                return False
+            if after.islower() and _SHORT.search(before):  # etc., usw., ca.; after a longer word a number may follow
+                return False
         return not (closing and after.islower())  # "No!" he said.
     if before[-1:].isdigit() and after.isdigit():
         return False
@@ -194,7 +193,7 @@ def sentences_of(text: str) -> list[str]:
     return [sentence for part in _cut(text, _every(_PARAGRAPH)) for sentence in _cut(part, _sentences)]
 
 
-def ends_sentence(text: str) -> bool:
+def ends_with_mark(text: str) -> bool:
     """Does the text end with a mark that ends a sentence? Closing quotes and white space after it do not count."""
     return any(run.end() == len(text) for run in _RUN.finditer(text, max(0, len(text) - _LOOKED_AT)))
 

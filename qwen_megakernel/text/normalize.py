@@ -7,7 +7,7 @@ from qwen_megakernel.text.figures import BEFORE_ROMAN
 from qwen_megakernel.text.markdown import Markdown
 from qwen_megakernel.text.maths import Maths
 from qwen_megakernel.text.spoken import LANGUAGES, language_name
-from qwen_megakernel.text.stage import is_mark
+from qwen_megakernel.text.stage import Stage, is_mark
 from qwen_megakernel.text.tags import Tags
 from qwen_megakernel.text.words import Words
 
@@ -36,12 +36,11 @@ class NormalizerStream:
     def __init__(self, language: str | None = None, reads_aloud: bool = True):
         """`reads_aloud`: otherwise numbers, addresses and long words stay as they are."""
         self._clean = Clean()
-        self._tags = Tags()
         self._markdown = Markdown()
-        spoken = LANGUAGES.get(language_name(language) or "")
-        self._maths = Maths(language_name(language))
-        aloud = [Words(spoken)] if reads_aloud else []
-        self._stages = [self._tags, *([self._maths] if reads_aloud else []), self._markdown, *aloud, Layout()]
+        name = language_name(language)
+        maths, words = ([Maths(name)], [Words(LANGUAGES.get(name or ""))]) if reads_aloud else ([], [])
+        self._may_be_open: list[Tags | Maths | Markdown] = [Tags(), *maths, self._markdown]
+        self._stages: list[Stage] = [*self._may_be_open, *words, Layout()]
 
     def push(self, piece: str) -> str:
         """Take a piece, and return what is now final."""
@@ -65,7 +64,7 @@ class NormalizerStream:
     @property
     def at_rest(self) -> bool:
         """No link, tag, element, block of code or item of a list is open."""
-        return self._tags.at_rest and self._maths.at_rest and self._markdown.at_rest
+        return all(stage.at_rest for stage in self._may_be_open)
 
     def pass_over(self, text: str) -> None:
         """Plain text came meanwhile. `text` is its end."""
@@ -74,9 +73,9 @@ class NormalizerStream:
     def follow(self, before: "NormalizerStream") -> None:
         """Go on within what `before` has left open. `before` is not used afterwards."""
         self._clean = before._clean
-        kept = {id(self._tags): before._tags, id(self._maths): before._maths, id(self._markdown): before._markdown}
-        self._stages = [kept.get(id(stage), stage) for stage in self._stages]
-        self._tags, self._maths, self._markdown = before._tags, before._maths, before._markdown
+        self._markdown = before._markdown
+        self._stages[: len(self._may_be_open)] = before._may_be_open
+        self._may_be_open = before._may_be_open
 
     def _through(self, text: str, first: int) -> str:
         for stage in self._stages[first:]:

@@ -290,13 +290,16 @@ class Numbers:
         return self.spoken.cardinal(self.spoken.value(written), mark)
 
 
-_OF_THREAD = threading.local()
+class _OfThread(threading.local):
+    def __init__(self) -> None:
+        self.made: dict[int, Numbers] = {}  # by the id of their language, which they keep
+
+
+_OF_THREAD = _OfThread()
 
 
 def numbers_of(spoken: Spoken) -> Numbers:
     """The rules for a language, made once a thread: `read` uses what stands around the phrase that it reads."""
-    made: dict[str, Numbers] = _OF_THREAD.__dict__
-    key = f"{spoken.code} {spoken.date}"
-    if key not in made or made[key].spoken is not spoken:
-        made[key] = Numbers(spoken)
-    return made[key]
+    if id(spoken) not in _OF_THREAD.made:
+        _OF_THREAD.made[id(spoken)] = Numbers(spoken)
+    return _OF_THREAD.made[id(spoken)]

@@ -156,7 +156,7 @@ def _of_tensors(change: Callable[[dict[str, Tensor]], dict[str, Tensor]]) -> Cal
     return write
 
 
-def _with(*names: str) -> Callable[[Path], None]:
+def with_tensors(*names: str) -> Callable[[Path], None]:
     return _of_tensors(lambda tensors: tensors | {name: torch.zeros(3) for name in names})
 
 
@@ -180,20 +180,20 @@ def _tokenizer_json(folder: Path) -> None:
     tokenizer.save_pretrained(folder)
 
 
-def _cast(*dtypes: torch.dtype) -> Callable[[Path], None]:
+def cast_to(*dtypes: torch.dtype) -> Callable[[Path], None]:
     kinds = itertools.cycle(dtypes)
     return _of_tensors(lambda tensors: {name: tensor.to(next(kinds)) for name, tensor in tensors.items()})
 
 
 LAYOUTS: dict[str, Callable[[Path], None]] = {
-    "speaker encoder kept": _with("speaker_encoder.fc.weight", "speaker_encoder.fc.bias"),
-    "buffers": _with("talker.model.rotary_emb.inv_freq", "talker.code_predictor.model.rotary_emb.inv_freq"),
-    "a training's leftovers": _with("optimizer.state.0.exp_avg", "ema.decay"),
-    "unknown tensors": _with("talker.model.extra", "notes"),
+    "speaker encoder kept": with_tensors("speaker_encoder.fc.weight", "speaker_encoder.fc.bias"),
+    "buffers": with_tensors("talker.model.rotary_emb.inv_freq", "talker.code_predictor.model.rotary_emb.inv_freq"),
+    "a training's leftovers": with_tensors("optimizer.state.0.exp_avg", "ema.decay"),
+    "unknown tensors": with_tensors("talker.model.extra", "notes"),
     "a prefix": _of_tensors(lambda tensors: {f"model.{name}": tensor for name, tensor in tensors.items()}),
-    "fp32": _cast(torch.float32),
-    "fp16": _cast(torch.float16),
-    "mixed": _cast(torch.float32, torch.bfloat16, torch.float64),
+    "fp32": cast_to(torch.float32),
+    "fp16": cast_to(torch.float16),
+    "mixed": cast_to(torch.float32, torch.bfloat16, torch.float64),
     "tokenizer.json": _tokenizer_json,
     "rope_parameters": _rope_parameters,
     "no epsilon": _of_config(rms_norm_eps=...),
