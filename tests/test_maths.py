@@ -17,10 +17,19 @@ ROWS = [
     ("english", "Look: $$\\int_0^1 x dx$$ Done.", "Look: Done."),
     ("english", "Look: \\[a + b\\] Done.", "Look: Done."),
     ("english", "It is big.[1] Also [2, 3] and [4-6].", "It is big. Also and ."),
+    ("english", "It grew【4†source】 fast【12:3†a.pdf】.", "It grew fast."),
+    ("chinese", "【重要】增长了【4†source】。", "【重要】增长了。"),
+    ("english", "Set a[3] = 5 and b[0].", "Set a three = five and b zero."),
+    ("english", "See [1](http://example.com/2) now.", "See one now."),
+    ("english", "Both.[1][2]", "Both."),
+    ("english", "So \\boxed{x^2 + 1} and \\textbf{a well-known word}.",
+     "So x squared plus one and a well-known word."),
+    ("english", "C:\\newer and \\textual", "C newer and \\textual"),
+    ("english", "A \\boxed{without an end", "A \\boxed{without an end"),
     ("english", "A [link](http://example.com) and [x].", "A link and x."),
     ("english", "$HOME is set, and $PATH too.", "$HOME is set, and $PATH too."),
     ("english", "It costs $5 and then $10.", "It costs five dollars and then ten dollars."),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("language, text, said", ROWS)
@@ -31,7 +40,31 @@ def test_a_row(language, text, said):
 @given(
     st.lists(
         st.sampled_from(
-            ["$", "$$", "\\(", "\\)", "\\[", "\\]", "x", "_1", "^2", "=", " ", "word ", "[1]", "[", "5", ".", "\n"]
+            [
+                "$",
+                "$$",
+                "\\(",
+                "\\)",
+                "\\[",
+                "\\]",
+                "x",
+                "_1",
+                "^2",
+                "=",
+                " ",
+                "word ",
+                "[1]",
+                "[",
+                "5",
+                "【",
+                "†",
+                "】",
+                "\\boxed{",
+                "}",
+                "(",
+                ".",
+                "\n",
+            ]
         ),
         max_size=40,
     )

@@ -23,7 +23,7 @@ _IN_UNSPACED = regex.compile(rf"[{_UNSPACED}]")
 _CLOSING = r"[\p{Pe}\p{Pf}\"'*_]*+"  # what may stand between a mark and the blank behind it
 _RUN = regex.compile(rf"([.!?…；\p{{Sentence_Terminal}}]++)({_CLOSING})(\s*+)")
 _CLAUSE = regex.compile(
-    rf"[,;:–]++{_CLOSING}\s++|[，、：،؛፣၊—]++{_CLOSING}\s*+|(?<=[{_UNSPACED}])[,;:]++(?=[{_UNSPACED}])"
+    rf"(?<![,;:–])[,;:–]++{_CLOSING}\s++|[，、：،؛፣၊—]++{_CLOSING}\s*+|(?<=[{_UNSPACED}])[,;:]++(?=[{_UNSPACED}])"
 )
 _PARAGRAPH, _LINE = regex.compile(r"\n[^\S\n]*+\n\s*+"), regex.compile(r"\n\s*+")
 _WORD = regex.compile(r"[^\S\u00a0\u2007\u202f]++|\u200b")  # not at a no-break blank, as in 2 000 000
@@ -34,11 +34,15 @@ _EXTENDING = regex.compile(r"[\p{GCB=Extend}\p{GCB=ZWJ}\p{GCB=SpacingMark}]")
 _ABBREVIATION = regex.compile(
     r"\b(?:Mr|Mrs|Ms|Dr|Prof|Sr|Jr|St|vs|Nr|Abb|Bd|bzw|ca|Mme|Mlle|Sra|Srta|pág|núm|Sig|Dott|ул|им|см|[^\W\d_])\.$"
 )
+_BEFORE_NUMBER = regex.compile(
+    r"\b(?:Jan|Feb|Mar|Apr|Jun|Jul|Aug|Sept?|Oct|Okt|Nov|Dec|Dez|Nos?|[Ff]igs?|[Pp]ps?|[Vv]ol|[Cc]h|[Ss]ec|[Ee]q|[Aa]rt|[Aa]bs|"
+    r"Kap|[Cc]ap|fév|janv|juil|déc|ene|стр|рис|гл|ст|тел|[Tt]el)\.$"
+)
 _SHORT = regex.compile(r"(?<![^\W\d_])[^\W\d_]{1,3}$")
 _NUMBER = regex.compile(r"(?<![\d.,])\d{1,2}\.$")
 _LOOKED_AT = 40  # characters before a mark
 
-_WRAPPED = 55  # characters of a line that may have been broken for its length alone
+_WRAPPED = 45  # characters of a line that may have been broken for its length alone
 _MANY, _TINY = 1000, 20  # parts, and how many of them fit a piece: then any cut is near an even one
 _STACKED = 32  # code points; no language has clusters that are longer
 _NOT_BEHIND = frozenset("เแโใไເແໂໃໄ")  # vowels that are written before their consonant
@@ -64,7 +68,7 @@ def _is_end(text: str, run: "regex.Match[str]") -> bool:
     before, after = text[max(0, run.start() - _LOOKED_AT) : run.start()], text[run.end() : run.end() + 1]
     if blanks:
         if marks == ".":
-            if _ABBREVIATION.search(f"{before}.") or _NUMBER.search(f"{before}."):
+            if _is_abbreviation(before, after):
                 return False
             if after.islower() and _SHORT.search(before):  # etc., usw., ca.; after a longer word a number may follow
                 return False
@@ -78,9 +82,20 @@ def _is_end(text: str, run: "regex.Match[str]") -> bool:
     return marks[-1] in "!?" or _IN_UNSPACED.match(before[-1:]) is not None
 
 
+def _is_abbreviation(before: str, after: str) -> bool:
+    """Does a full stop between these end a word, and no sentence?"""
+    stopped = f"{before}."
+    if _ABBREVIATION.search(stopped) or _NUMBER.search(stopped):
+        return True
+    return after.isdigit() and _BEFORE_NUMBER.search(stopped) is not None
+
+
 def _marks(text: str) -> Iterator[int]:
     """Behind any mark and blank: where a writer of small letters only ends sentences."""
-    return (run.end() for run in _matches(_RUN, text) if run[3])
+    for run in _matches(_RUN, text):
+        before, after = text[max(0, run.start() - _LOOKED_AT) : run.start()], text[run.end() : run.end() + 1]
+        if run[3] and not (run[1] == "." and _is_abbreviation(before, after)):
+            yield run.end()
 
 
 def _lines(text: str) -> Iterator[int]:
@@ -129,32 +144,31 @@ def _cut(text: str, ends: _Ends) -> list[str]:
     return [text[start:end] for start, end in itertools.pairwise(cuts) if start < end]
 
 
-def _fragments(text: str, most: int, levels: Sequence[_Ends]) -> Iterator[str]:
-    """Cut at every end of the first level. Cut what is still too long at those of the next one."""
+def _pieces(text: str, most: int, levels: Sequence[_Ends]) -> list[str]:
+    """Cut at the first level, and join neighbours as long as they fit. A fragment that is too long by itself begins a
+    new piece, and is cut at the next level: no piece ends with the beginning of a sentence if it need not."""
+    pieces: list[str] = []
     for fragment in _cut(text, levels[0]):
-        if len(fragment.strip()) <= most or len(levels) == 1:
-            yield fragment
+        if len(fragment.strip()) > most and len(levels) > 1:
+            pieces += _pieces(fragment, most, levels[1:])
+        elif pieces and len((pieces[-1] + fragment).strip()) <= most:
+            pieces[-1] += fragment
         else:
-            yield from _fragments(fragment, most, levels[1:])
+            pieces.append(fragment)
+    return pieces
 
 
 def split_sentences(text: str, max_chars: int = 300) -> list[str]:
     """Cut long text into pieces of at most `max_chars` characters, at the best places there are.
 
-    A piece takes as many fragments as fit. Short text comes back whole; blank text gives an empty list. Only a grapheme
-    cluster that is longer by itself makes a longer piece.
+    A piece takes as many whole sentences as fit. Short text comes back whole; blank text gives an empty list. Only a
+    grapheme cluster that is longer by itself makes a longer piece.
     """
     if max_chars < 1:
         raise RequestError(f"max_chars must be at least 1, got {max_chars}")
     if len(whole := text.strip()) <= max_chars:
         return [whole] if whole else []
-    pieces: list[str] = []
-    for fragment in _fragments(text, max_chars, _LEVELS):
-        if pieces and len((pieces[-1] + fragment).strip()) <= max_chars:
-            pieces[-1] += fragment
-        else:
-            pieces.append(fragment)
-    return [piece.strip() for piece in pieces if piece.strip()]
+    return [piece.strip() for piece in _pieces(text, max_chars, _LEVELS) if piece.strip()]
 
 
 def split_to_fit(text: str, count: Callable[[str], int], most: int) -> list[str]:

@@ -11,13 +11,21 @@ _BULLET = re.compile(r"[-*+•‣◦] ")
 _TASK = re.compile(r"\[[ xX]\] ")
 _NUMBER = re.compile(r"\d{1,3}[.)] ")
 _MAY_BE_HEAD = re.compile(r"\d{1,3}[.)]?|#{1,6}|[-+•‣◦*]|\[[ xX]?\]?")
-_TABLE_LINE = re.compile(r"\|[-:| ]*")
+_TABLE_LINE = re.compile(r"\|?[-:| ]*")
+_NOTE = re.compile(r"\[\^[^\[\]\s]+\]: ")
+_DEFINITION = re.compile(r"\[[^\[\]]+\]: +(?:<[^<>]*>|\S*://\S*|[#/.]\S*|mailto:\S+)(?: +[\"'(].*)? *")
+_MAY_BE_DEFINITION = re.compile(r"\[(?:[^\[\]]+(?:\](?:: *(?:\S+(?: +(?:[\"'(].*)?)?)?)?)?)?")
 _FENCE = re.compile(r"(`{3,}|~{3,})[^`]*")
 _MAY_BE_FENCE = re.compile(r"`{1,2}|~{1,2}")
 _NO_TARGET = re.compile(r"[(](?: |[^\"']*\S [^\"'(\s)])")
+_LONGEST_DEFINITION = 300
 _LONGEST_HEAD = 80  # most characters of a run of signs to hold back at a line's beginning
 _ENDS = ".!?:;,。！？：；，、…"
 _ESCAPED = "!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~"
+
+
+def _is_table_line(head: str) -> bool:
+    return "|" in head and _TABLE_LINE.fullmatch(head) is not None
 
 
 class Markdown(Stage):
@@ -27,6 +35,7 @@ class Markdown(Stage):
 
     def __init__(self):
         self._begin_line()
+        self._rows = False  # do a table's rows follow?
         self._fence = ""  # the open one
         self._fence_line = ""  # the line that may close it
         self._run = ""  # signs that wait
@@ -60,7 +69,7 @@ class Markdown(Stage):
     @property
     def at_rest(self) -> bool:
         """Plain text may come here without a look at its signs."""
-        return not (self._fence or self._target or self._head or self._run or self._waits or self._item)
+        return not (self._fence or self._target or self._head or self._run or self._waits or self._item or self._rows)
 
     def pass_over(self, text: str) -> None:
         """Plain text came meanwhile: a line begins behind it, or does not."""
@@ -70,11 +79,9 @@ class Markdown(Stage):
         if self._fence or self._target or self._head.startswith(("```", "~~~")):
             return ""
         if head := self._head:
-            if _RULE.fullmatch(head) or _TABLE_LINE.fullmatch(head):
+            if _RULE.fullmatch(head) or _is_table_line(head) or _DEFINITION.fullmatch(head):
                 return self._end_head()
-            self._at_head = False
-            self._head = ""
-            return self.push(head) + self.settle()
+            return self._is_prose(head) + self.settle()
         given = self._end_run(" ") if self._run else ""
         waits, self._waits = self._waits, ""
         if waits == "]":
@@ -89,6 +96,8 @@ class Markdown(Stage):
         if not self._head and (character == " " or is_mark(character)):
             return character.strip(" ")
         head = self._head = self._head + character
+        if head[0] == "[" and not self._task:
+            return self._in_definition(head)
         if _MAY_BE_RULE.fullmatch(head) or _TABLE_LINE.fullmatch(head) or _FENCE.fullmatch(head):
             self._head = head[:_LONGEST_HEAD]
             return ""
@@ -107,11 +116,27 @@ class Markdown(Stage):
         elif not (_MAY_BE_HEAD.fullmatch(head) or _MAY_BE_FENCE.fullmatch(head)) or ("[" in head and not self._task):
             self._at_head = False
             self._head = ""
-            self._table = head[0] == "|"
+            self._table = head[0] == "|" or self._rows
             if self._table or _NUMBER.match(head):
                 self._item = True
             return self.push(head)
         return ""
+
+    def _in_definition(self, head: str) -> str:
+        """A line such as `[1]: https://example.com` says where links point, and is left out. Of a footnote the text is
+        read."""
+        if _NOTE.fullmatch(head):
+            self._head = ""
+        elif len(head) > _LONGEST_DEFINITION or is_mark(head[-1]) or not _MAY_BE_DEFINITION.fullmatch(head):
+            return self._is_prose(head)
+        return ""
+
+    def _is_prose(self, head: str) -> str:
+        """The line begins with no sign."""
+        self._head = ""
+        self._at_head = False
+        self._table = self._item = self._rows
+        return self.push(head)
 
     def _end_head(self) -> str:
         head, self._head = self._head, ""
@@ -119,12 +144,12 @@ class Markdown(Stage):
             self._fence = fence[1]
             self._fence_line = ""
             return "\n"
-        signs = _RULE.fullmatch(head) or (_TABLE_LINE.fullmatch(head) and "|" in head) or not head.strip(" -*+•‣◦#[]")
-        if signs:
+        signs = _RULE.fullmatch(head) or _is_table_line(head) or not head.strip(" -*+•‣◦#[]")
+        if signs or _DEFINITION.fullmatch(head):
             self._begin_line()
+            self._rows = _is_table_line(head)
             return "\n"
-        self._at_head = False
-        return self.push(head + "\n")
+        return self._is_prose(head + "\n")
 
     def _in_fence(self, character: str) -> str:
         if character != "\n":
@@ -148,6 +173,10 @@ class Markdown(Stage):
         if character in "*_~`":
             self._run = character
             return ""
+        if character == "|" and self._table:
+            self._comma = bool(self._last)
+            self._left = " "
+            return ""
         if character in "\\![]" or (character == " " and self._item):
             self._waits = character
             return ""
@@ -155,10 +184,6 @@ class Markdown(Stage):
             mark = self._end_item()
             self._begin_line()
             return mark + "\n"
-        if character == "|" and self._table:
-            self._comma = bool(self._last)
-            self._left = " "
-            return ""
         self._left = character
         return self._give(character)
 

@@ -1,16 +1,19 @@
 """Maths and citations, as language models write them: a formula in a line is read by its words. A formula that stands
-alone, such as `$$...$$`, and citations such as `[1]` are left out."""
+alone, such as `$$...$$`, and citations such as `[1]` or `【4†source】` are left out."""
 
 import re
 
 from qwen_megakernel.text.stage import Stage, is_mark
 
 _LONGEST, _LONGEST_DISPLAYED = 200, 2000  # characters; what is longer is no formula
-_CITATION = re.compile(r"\[\d{1,3}(?:(?:, ?|[-–])\d{1,3}){0,9}\]")
-_MAY_BE_CITATION = re.compile(r"\[(?:\d{1,3}(?:(?:, ?|[-–])\d{1,3}){0,9}(?:,|, |[-–])?)?")
+_NUMBERS = r"[1-9]\d{0,2}(?:(?:, ?|[-–])\d{1,3}){0,9}"
+_CITATION = re.compile(rf"\[{_NUMBERS}\] ?|【[^】]*】")
+_MAY_BE_CITATION = re.compile(rf"\[(?:{_NUMBERS}(?:,|, |[-–])?)?|【(?:\d{{1,3}}(?:[:†][^】\n]{{0,200}})?)?")
+_NO_CITATION = re.compile(r"\] ?[=(:]")  # an index such as a[3] = 5, a link's text, or what a link is defined by
 _PROSE = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{4}$")  # such a word is in no formula, unless a backslash is before it
 _CLOSING = {"$": "$", "$$": "$$", "\\(": "\\)", "\\[": "\\]"}
-_BEGINS = frozenset("\\[$")
+_BEGINS = frozenset("\\[$【")
+_BOXES = frozenset("boxed text textbf textit texttt emph underline mathrm mathbf".split())
 _SIGN = re.compile(r"[\\^_=<>+]")
 
 _NAMES = ("=", "+", "-", "×", "/", "²")
@@ -58,9 +61,11 @@ class Maths(Stage):
                 return ""
             return self._give(character)
         held = self._held
-        if held[0] == "[":
+        if held[0] in "[【":
             return self._in_citation(character)
-        if is_mark(character) or held == "\\" and character not in "([":
+        if held[0] == "\\" and not self._opening and character not in "([":
+            return self._in_command(character)
+        if is_mark(character):
             return self._give_up() + self.feed(character)
         self._held = held = held + character
         if not self._opening:
@@ -75,30 +80,46 @@ class Maths(Stage):
     def _in_formula(self, character: str) -> str:
         held, opening = self._held, self._opening
         inside = held[len(opening) :]
-        closing = _CLOSING[opening]
+        closing = _CLOSING.get(opening, "}")
         if inside.endswith(closing) and len(inside) > len(closing):
             inside = inside.removesuffix(closing)
             if opening == "$" and (inside[-1].isspace() or not (_SIGN.search(inside) or len(inside) == 1)):
                 return self._give_up()
             self._held = self._opening = ""
-            return "" if opening in ("$$", "\\[") else self._give(self._read(inside))
+            if opening in ("$$", "\\["):
+                return ""
+            return self._give(inside if closing == "}" and not _SIGN.search(inside) else self._read(inside))
         if opening in ("$$", "\\["):
             return self._give_up() if len(held) > _LONGEST_DISPLAYED else ""
-        if character == "\n" or len(held) > _LONGEST or _PROSE.search(inside):
+        if character == "\n" or len(held) > _LONGEST or (closing != "}" and _PROSE.search(inside)):
             return self._give_up()
         return ""
 
-    def _in_citation(self, character: str) -> str:
-        held = self._held + character
-        if _CITATION.fullmatch(held):
-            self._held = ""
+    def _in_command(self, character: str) -> str:
+        r"""\boxed{42} is its content."""
+        name = self._held[1:]
+        if character == "{" and name in _BOXES:
+            self._held = self._opening = f"{self._held}{{"
             return ""
-        if _MAY_BE_CITATION.fullmatch(held):
-            self._held = held
+        if character.isascii() and character.isalpha() and len(name) < 10:
+            self._held += character
             return ""
         return self._give_up() + self.feed(character)
 
+    def _in_citation(self, character: str) -> str:
+        held = self._held + character
+        if _CITATION.fullmatch(held) or _MAY_BE_CITATION.fullmatch(held):
+            self._held = held
+            return ""
+        if not _CITATION.fullmatch(self._held) or _NO_CITATION.search(held):
+            return self._give_up() + self.feed(character)
+        blank = " " * self._held.endswith(" ")
+        self._held = ""
+        return self._give(blank) + self.feed(character)
+
     def end(self) -> str:
+        if _CITATION.fullmatch(self._held):
+            self._held = ""
         return self._give_up()
 
     def _give_up(self) -> str:

@@ -7,6 +7,7 @@ from functools import cache, partial
 from num2words import num2words
 
 from qwen_megakernel.text import amounts, chinese, clock, currency, figures, korean, years
+from qwen_megakernel.text.code import HARDWARE
 from qwen_megakernel.text.rule import Around, Kept, Rules, Say, keep, uncover
 from qwen_megakernel.text.spoken import Spoken
 from qwen_megakernel.text.stage import is_cjk
@@ -132,6 +133,7 @@ class Numbers:
         yield r"(?<![\w.,])\d{1,3}(?::\d\d){2}[.,]\d{1,9}(?![\w:])", lambda f: keep(f[0])
         yield r"(?<![\w.,])\d{1,3} ?° ?\d{1,2} ?['’′](?: ?\d{1,2} ?[\"”″])?", lambda f: keep(f[0])
         yield r"(?<![\w.,])401\(?k\)?(?!\w)", lambda f: keep(f[0])
+        yield rf"(?<![\w.:-])(?:{HARDWARE})(?![\w:]|-\d)", lambda f: keep(f[0])
 
     def _roman(self, found: re.Match[str]) -> str | None:
         said = figures.roman(self.spoken, found[2], self._around.before)

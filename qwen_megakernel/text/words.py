@@ -2,6 +2,7 @@
 
 import re
 
+from qwen_megakernel.text.code import is_secret, spoken_name
 from qwen_megakernel.text.numbers import numbers_of
 from qwen_megakernel.text.spoken import Spoken
 from qwen_megakernel.text.stage import Stage, is_cjk, is_mark
@@ -12,7 +13,7 @@ LONGEST_PHRASE = 12  # in a row of numbers, at most this many words are read tog
 _OPENING, _CLOSING = "\"'([{<«„“‚‘¿¡", ".,;:!?)]}>\"'»“”’…"
 _TAIL = 4  # characters kept from a long address's end, for the marks after it
 _UNDERSCORES = re.compile(r"(?<=\w)_+(?=\w)")
-_URL = re.compile(r"(?:(?:https?|ftp|wss?)://|www\.)(?:[^\s/?#@]*@)?(?:www\.)?([^\s/?#:@]+)", re.I)
+_URL = re.compile(r"(?:[a-z][a-z0-9+.-]{1,15}://|www\.)(?:[^\s/?#@]*@)?(?:www\.)?([^\s/?#:@]+)", re.I)
 _EMAIL = re.compile(r"(?:mailto:)?([\w.+-]+)@((?:[\w-]+\.)+[A-Za-z]{2,})")
 _DOMAIN = re.compile(
     r"(?:www\.)?((?:[A-Za-z0-9-]+\.)+(?:com|org|net|edu|gov|io|ai|dev|app|info|eu|uk|de|at|ch|fr|es|it|pt|br|ru|cn|jp|kr))"
@@ -48,7 +49,8 @@ class Words(Stage):
             return given
         self._word += character
         if len(self._word) > LONGEST_WORD:
-            if _URL.match(self._word.lstrip(_OPENING)):
+            long = self._word.lstrip(_OPENING)
+            if _URL.match(long) or is_secret(long[:LONGEST_WORD]):
                 if len(self._word) > LONGEST_WORD + _TAIL:
                     self._word = self._word[:LONGEST_WORD] + self._word[-_TAIL:]
             else:
@@ -84,6 +86,8 @@ class Words(Stage):
         if not word:
             return "" if self._phrase else blank
         word, is_address = self._told(word)
+        if not word:  # left out
+            return "" if self._phrase else blank
         core = word.lstrip(_OPENING).rstrip(_CLOSING)
         has_digits = self._numbers is not None and self._numbers.is_number(word)
         if not self._numbers or is_address:
@@ -117,7 +121,7 @@ class Words(Stage):
         return said + blank
 
     def _told(self, word: str) -> tuple[str, bool]:
-        """The spoken form of a word, and whether it is an address."""
+        """The spoken form of a word, empty if nobody reads it aloud, and whether it is an address."""
         start = len(word) - len(word.lstrip(_OPENING))
         core = word[start:].rstrip(_CLOSING)
         closing = word[start + len(core) :]
@@ -127,6 +131,11 @@ class Words(Stage):
             said = email[1].replace(".", dot).replace("_", " ") + at + email[2].replace(".", dot)
         elif url := _URL.match(core) or _DOMAIN.fullmatch(core):
             said = url[1].rstrip(_CLOSING).replace(".", dot)
+        elif is_secret(core):
+            return closing.strip(")]}>\"'»“”’"), False
+        elif name := spoken_name(f"{core})" if core.endswith("(") and closing.startswith(")") else core, dot):
+            said, closing = name, closing.removeprefix(")") if core.endswith("(") else closing
+            return _UNDERSCORES.sub(" ", word[:start] + said + closing), False
         else:
             return _UNDERSCORES.sub(" ", word), False
         return word[:start] + said + closing, True

@@ -1,0 +1,59 @@
+"""Names as programs write them: files are read by their names, hashes and keys are left out."""
+
+import re
+
+_ENDINGS = (
+    "md txt rst log csv tsv json jsonl yaml yml toml ini cfg conf env lock xml html htm css scss py pyi ipynb js mjs "
+    "ts tsx jsx vue c h cc cpp hpp cu cuh rs go java kt swift rb php pl lua sql sh bash zsh bat ps1 pdf doc docx xls "
+    "xlsx ppt pptx odt epub png jpg jpeg gif svg webp bmp tif tiff ico mp3 mp4 wav flac m4a m4b ogg opus mkv mov avi "
+    "webm zip gz tar tgz bz2 xz 7z rar exe dll dmg iso whl bin pt pth onnx gguf safetensors srt vtt"
+)
+_ENDING = "|".join(_ENDINGS.split())
+_STEM = r"[\w@+~-]+(?:\.[\w@+~-]+)*"
+_FOLDERS = r"(?:[A-Za-z]:[\\/]|~/|\.{1,2}/|/)?(?:[\w@.+~-]+[\\/])*"
+_FILE = re.compile(rf"{_FOLDERS}(?:{_STEM}\.(?:{_ENDING})|\.[a-z][\w.-]+)(?::\d+)*", re.I)
+_SHORT = re.compile(r".\.[ch]", re.I)  # "a.C." is an abbreviation
+_PATH = re.compile(r"(?:[A-Za-z]:[\\/]|~/|\.{1,2}/|/)[\w@+~-][\w@.+~-]*(?:[\\/][\w@.+~-]+)*[\\/]?")
+_CALL = re.compile(r"([A-Za-z_][\w.:]*)\(\)")
+_CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])")
+_BETWEEN = re.compile(r"[\\/]+")
+
+_UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.I)
+_HASH = re.compile(r"(?:sha\d{1,3}[:-]|0x)?(?=[a-f]*\d)(?=\d*[a-f])[0-9a-f]{7,}")
+_KEY = re.compile(r"(?=[^a-z]*[a-z])(?=[^A-Z]*[A-Z])(?=\D*\d)[A-Za-z0-9+/_=-]{20,}")
+_DATA = re.compile(r"data:[\w/+.-]+;base64,\S*")
+_TURNS = re.compile(r"(?<=[0-9])(?=[A-Za-z])|(?<=[A-Za-z])(?=[0-9])")
+HARDWARE = (
+    r"[0-9A-Fa-f]{2}(?:[:-][0-9A-Fa-f]{2}){5}"
+    r"|(?=[0-9A-Fa-f:]*(?:[A-Fa-f][0-9A-Fa-f]|::))[0-9A-Fa-f]{0,4}(?::[0-9A-Fa-f]{0,4}){2,7}"
+)
+"""MAC and IPv6 addresses."""
+_QUICK = re.compile(r"[\d./\\(]")
+
+
+def is_secret(word: str) -> bool:
+    """Is the word a hash, an identifier, a key or data, which nobody reads aloud? Codes in capitals, as of a booking,
+    are none."""
+    if len(word) < 7 or not _QUICK.search(word):
+        return False
+    if _UUID.fullmatch(word) or _DATA.match(word):
+        return True
+    if not (_HASH.fullmatch(word) or _KEY.fullmatch(word)):
+        return False
+    return len(_TURNS.findall(word)) >= (2 if len(word) < 20 else 3)
+
+
+def spoken_name(word: str, dot: str) -> str | None:
+    """The words in the name of a file or a function: "docs/a_b.md" is "docs a b dot md". None for any other word.
+
+    Args:
+        dot: how the language says a dot, with blanks around it if it uses them.
+    """
+    if not _QUICK.search(word):
+        return None
+    if call := _CALL.fullmatch(word):
+        return _CAMEL.sub(" ", call[1].replace("::", dot).replace(".", dot))
+    if (not _FILE.fullmatch(word) or _SHORT.fullmatch(word)) and not _PATH.fullmatch(word):
+        return None
+    parts = [part for part in _BETWEEN.split(word) if part.strip(".~:")]
+    return " ".join(part.replace(".", dot).replace(":", " ").strip() for part in parts)
