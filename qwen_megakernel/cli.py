@@ -20,6 +20,7 @@ from qwen_megakernel.checkpoint.merge import merge_checkpoint
 from qwen_megakernel.checkpoint.quantize import quantize_checkpoint
 from qwen_megakernel.commands.batch import add_batch
 from qwen_megakernel.commands.options import (
+    OPENAI_NAMES,
     WEIGHTS_CHOICES,
     WEIGHTS_HELP,
     CommandParser,
@@ -76,6 +77,9 @@ def _add_serve(commands: argparse._SubParsersAction) -> None:
     add("--token", help=f"token that clients must send; safer in the environment variable {TOKEN}")
     add_served_names(serve)
     add("--allow-upload", action="store_true", help="let clients make voices from recordings (Base)")
+    add("--allow-clone", action="store_true", help="let a request bring the recording of its voice along (Base)")
+    origin = "let web pages of this origin use the server, such as https://example.com; '*' needs a token"
+    add("--allow-origin", metavar="ORIGIN", action="append", default=[], help=f"{origin}; may be repeated")
     add("--ui", action="store_true", help="serve a web page at /, to try the server")
 
 
@@ -98,9 +102,12 @@ def _serve(args: argparse.Namespace) -> int:
         voices=args.voices,
         allow_foreign_voice=args.allow_foreign_voice,
         served_names=args.served_name,
-        aliases=dict(args.voice_alias),
+        aliases=dict(alias for alias in args.voice_alias if alias != OPENAI_NAMES),
+        openai_voices=OPENAI_NAMES in args.voice_alias,
         defaults=speech_options(args, "serve"),
         upload=args.allow_upload,
+        clone=args.allow_clone,
+        origins=args.allow_origin,
         ui=args.ui,
         log_texts=args.log_texts,
     )

@@ -22,6 +22,9 @@ from qwen_megakernel.speech.saved_voices import SavedVoices
 WEIGHTS_CHOICES = f"{', '.join(WEIGHTS)}, or parts of it such as talker,lm_heads"
 WEIGHTS_HELP = f"{WEIGHTS_CHOICES} (docs/fp8.md); default: as the checkpoint has them"
 
+OPENAI_NAMES = "openai"
+"""As --voice-alias: OpenAI's names of voices."""
+
 
 def refuse_unknown_options(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
     """If a word is an option that the parser does not have, end the process as argparse does, with the usage. The
@@ -221,15 +224,17 @@ def add_served_names(parser: argparse._ActionsContainer) -> None:
     """Add the options that give a server's model and voices more names."""
     several: dict[str, Any] = {"action": "append", "default": []}
     name = "another name of the model; may be given several times"
-    alias = "another name of a voice, such as alloy=ada; may be given several times"
+    alias = f"another name of a voice, such as alloy=ada, or {OPENAI_NAMES}: OpenAI's names; may be given several times"
     parser.add_argument("--served-name", metavar="NAME", help=name, **several)
     parser.add_argument("--voice-alias", metavar="ALIAS=VOICE", type=_alias_of, help=alias, **several)
 
 
-def _alias_of(text: str) -> tuple[str, str]:
+def _alias_of(text: str) -> tuple[str, str] | str:
+    if text.strip().lower() == OPENAI_NAMES:
+        return OPENAI_NAMES
     alias, equals, voice = (part.strip() for part in text.partition("="))
     if not (alias and equals and voice):
-        raise argparse.ArgumentTypeError(f"expected ALIAS=VOICE, such as alloy=ada, got {text!r}")
+        raise argparse.ArgumentTypeError(f"expected ALIAS=VOICE, such as alloy=ada, or {OPENAI_NAMES}, got {text!r}")
     return alias, voice
 
 

@@ -15,10 +15,13 @@ from qwen_megakernel.errors import TextTooLongError, TTSError
 from qwen_megakernel.server.api_error import ApiError
 from qwen_megakernel.server.refusals import Refused, error_of
 from qwen_megakernel.server.service import EngineService
+from qwen_megakernel.server.turns import turns_of
+from qwen_megakernel.server.word_times import TimedWord, WordEnds
 from qwen_megakernel.speech.encoders import StreamEncoder
-from qwen_megakernel.speech.events import Ended, Sound
+from qwen_megakernel.speech.events import Ended, Sound, Words
 from qwen_megakernel.speech.options import RequestOptions
 from qwen_megakernel.speech.request import SpeechRequest
+from qwen_megakernel.speech.words import SpeechRate
 
 log = logging.getLogger(__name__)
 
@@ -32,20 +35,34 @@ class Speech:
     Attributes:
         seed: the seed that it is spoken with.
         ignored: names of the request's fields that change nothing with this model.
+        words: whose times are known so far.
         attempts: how often it was spoken so far. With several parts: the most that one part took.
     """
 
-    def __init__(self, service: EngineService, name: str, *, patient: bool = False):
+    def __init__(
+        self,
+        service: EngineService,
+        name: str,
+        *,
+        rate: int | None = None,
+        times: bool = False,
+        patient: bool = False,
+    ):
         """
         Args:
             name: the audio format, one of `MEDIA`.
+            rate: the audio's sample rate in Hz; None: the model's.
+            times: tell when each word is spoken.
             patient: wait for a slot, however long it takes.
         """
         self._service = service
         self._patient = patient
-        self._encoder = StreamEncoder(name, service.engine.sample_rate)
+        self._encoder = StreamEncoder(name, service.engine.sample_rate, rate)
         self._first: np.ndarray | None = None
         self._frames = 0
+        self._seconds = 0.0  # of the turns that are over
+        self._ends = WordEnds() if times else None
+        self.words: list[TimedWord] = []
         self.ignored: list[str] = []
         self.attempts = 1
 
@@ -54,10 +71,11 @@ class Speech:
         """True: bytes come while it is spoken. False: all bytes come at the end."""
         return self._encoder.streams
 
-    def prepare(self, text: str, options: RequestOptions) -> None:
+    def prepare(self, text: str, options: RequestOptions, speakers: bool = False) -> None:
         """
         Args:
             options: of the client, checked.
+            speakers: names in brackets change the speaker (turns.py).
 
         Raises:
             RequestError: nothing can be spoken like this.
@@ -66,10 +84,15 @@ class Speech:
         if instruct and not service.takes_instructions:
             self.ignored = ["instructions"]
             options = options | {"instruct": None}
-        request = service.request(options)
-        self.seed = request.seed
-        self._texts = text, None if self.ignored else instruct
-        self._samples = self._speak(text, request)
+        first = service.request(options)
+        self.seed = first.seed
+        turns = [(text, first)]
+        if speakers:
+            options = options | {"seed": self.seed}
+            named = turns_of(text, service.is_voice, service.known_voices())
+            turns = [(said, service.request(options | {"voice": name}) if name else first) for name, said in named]
+        self._texts = *(said for said, _ in turns), None if self.ignored else instruct
+        self._samples = self._speak(turns)
 
     async def usage(self) -> dict[str, int]:
         """Usage in OpenAI's form. Input: tokens of text and instructions. Output: frames of 80 ms so far."""
@@ -95,17 +118,25 @@ class Speech:
                 await asyncio.gather(first, return_exceptions=True)
                 await self.close()
 
-    async def _speak(self, text: str, request: SpeechRequest) -> AsyncGenerator[np.ndarray, None]:
-        async with self._service.speak(text, request, patient=self._patient) as session:
-            async for event in session.events():
-                if isinstance(event, Sound):
-                    yield event.samples
-                elif isinstance(event, Ended):
-                    assert event.audio
-                    self._frames = event.audio.frames
-                    self.attempts = event.attempts
-                    if event.cut:
-                        raise TextTooLongError(event.cut)
+    async def _speak(self, turns: list[tuple[str, SpeechRequest]]) -> AsyncGenerator[np.ndarray, None]:
+        for text, request in turns:
+            how: dict[str, Any] = {"rate": SpeechRate()} if self._ends else {}
+            ended: Ended | None = None
+            async with self._service.speak(text, request, patient=self._patient, **how) as session:
+                async for event in session.events():
+                    if isinstance(event, Sound):
+                        yield event.samples
+                    elif isinstance(event, Words) and self._ends:
+                        self.words += self._ends.add(event.words, self._seconds)
+                    elif isinstance(event, Ended):
+                        ended = event
+            assert ended and ended.audio
+            self._frames += ended.audio.frames
+            self._seconds += ended.seconds
+            self.words += self._ends.finish(self._seconds) if self._ends else []
+            self.attempts = max(self.attempts, ended.attempts)
+            if ended.cut:
+                raise TextTooLongError(ended.cut)
 
     async def encoded(self) -> AsyncGenerator[bytes, None]:
         """Yield the encoded bytes as they are made.
@@ -142,12 +173,17 @@ class Speech:
         return b"".join(made)
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        """OpenAI's Server-Sent Events: audio in base64, then usage. An error event ends them early."""
+        """OpenAI's Server-Sent Events: audio in base64, then usage. An error event ends them early. If words are told,
+        an event has those whose times became known."""
+        told = 0
         try:
             async for data in self.encoded():
                 for start in range(0, len(data), _BASE64_PIECE):
                     audio = base64.b64encode(data[start : start + _BASE64_PIECE]).decode()
                     yield _event({"type": "speech.audio.delta", "audio": audio})
+                if words := self.words[told:]:
+                    told = len(self.words)
+                    yield _event({"type": "speech.audio.words", "words": [word.in_ms for word in words]})
             yield _event({"type": "speech.audio.done", "usage": await self.usage()})
         except TTSError as error:
             log.error("an answer ends with an error: %s", error)
@@ -202,14 +238,18 @@ class Streamed(StreamingResponse):
 class Batch:
     """Several texts. They are spoken in all slots at once and answered in their order."""
 
-    def __init__(self, service: EngineService, name: str, items: list[tuple[str, RequestOptions]]):
+    def __init__(
+        self, service: EngineService, name: str, rate: int | None, items: list[tuple[str, RequestOptions, bool]]
+    ):
         """
         Args:
             name: the audio format, one of `MEDIA`.
-            items: texts and the client's options for each.
+            rate: as `Speech` takes it.
+            items: texts, the client's options for each, and whether names in them change the speaker.
         """
         self._service = service
         self._name = name
+        self._rate = rate
         self._items = items
         self._slots = asyncio.Semaphore(service.engine.health()["max_streams"])
 
@@ -232,15 +272,17 @@ class Batch:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _say(self, index: int, text: str, options: RequestOptions) -> tuple[dict[str, Any], bytes | None]:
+    async def _say(
+        self, index: int, text: str, options: RequestOptions, speakers: bool
+    ) -> tuple[dict[str, Any], bytes | None]:
         """The entry for one input, and its audio; None if it failed."""
         async with self._slots:
             try:
                 self._service.check_ready()
                 if (size := len(text)) > (most := self._service.limits.max_text):
                     raise TextTooLongError(f"input has {size} characters, at most {most} are allowed")
-                speech = Speech(self._service, self._name, patient=True)
-                speech.prepare(text, options)
+                speech = Speech(self._service, self._name, rate=self._rate, patient=True)
+                speech.prepare(text, options, speakers)
                 audio = await speech.whole()
                 told = {"index": index, "object": "speech", "format": self._name, "seed": speech.seed}
                 told |= {"ignored": speech.ignored} if speech.ignored else {}

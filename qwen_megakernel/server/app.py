@@ -20,6 +20,7 @@ from qwen_megakernel.server.guard import Guard
 from qwen_megakernel.server.limits import Limits
 from qwen_megakernel.server.metrics import Metrics
 from qwen_megakernel.server.openai_api import add_api
+from qwen_megakernel.server.origins import Origins
 from qwen_megakernel.server.page import add_docs, add_page
 from qwen_megakernel.server.process import ENGINE_GONE, exit_within
 from qwen_megakernel.server.service import EngineService
@@ -41,7 +42,10 @@ def make_app(
     allow_foreign_voice: bool = False,
     served_names: Sequence[str] = (),
     aliases: Mapping[str, str] | None = None,
+    openai_voices: bool = False,
     upload: bool = False,
+    clone: bool = False,
+    origins: Sequence[str] = (),
     ui: bool = False,
     log_texts: bool = False,
     defaults: RequestOptions | None = None,
@@ -55,11 +59,13 @@ def make_app(
         config: the checkpoint's config, if it is already known (`check_model`).
         token: clients must send it; None: only requests to localhost are served.
         upload: clients may make voices (Base checkpoints).
+        clone: a request may bring its voice along (Base checkpoints).
+        origins: of web pages that may use the server, besides its own; "*" needs a token.
         ui: serve a page at / to try the server with.
         limits: None: the defaults of `Limits`.
 
     Raises:
-        BackendError: no client could send the token or a served name.
+        BackendError: no client could send the token or a served name, or `origins` are wrong.
         CheckpointError, VoiceError: the checkpoint cannot speak with `voices`, or an alias leads nowhere.
     """
     if token is not None and not (token.isascii() and token.isprintable() and token.strip() == token != ""):
@@ -74,8 +80,10 @@ def make_app(
         allow_foreign_voice=allow_foreign_voice,
         served_names=served_names,
         aliases=aliases,
+        openai_voices=openai_voices,
         limits=limits,
         upload=upload,
+        clone=clone,
         log_texts=log_texts,
         defaults=defaults,
     )
@@ -90,18 +98,27 @@ def make_app(
             await service.drain()
             await service.close()
 
-    max_upload = limits.max_upload * 4 // 3 + limits.max_body if upload else 0
+    max_base64 = limits.max_upload * 4 // 3
     about: dict[str, Any] = {"title": "qwen_megakernel", "version": __version__, "docs_url": None, "redoc_url": None}
-    guard = Middleware(Guard, token=token, limits=limits, max_upload=max_upload, metrics=metrics, page=ui)
+    guard = Middleware(
+        Guard,
+        token=token,
+        origins=Origins(origins, has_token=token is not None),
+        limits=limits,
+        max_upload=(max_base64 + limits.max_body) * upload,
+        max_clone=max_base64 * clone,
+        metrics=metrics,
+        page=ui,
+    )
     # Read a body without a Content-Type as JSON, because simple clients send none. FastAPI refuses it by default:
     # a browser lets pages of other sites send such a body without asking. Here the guard refuses those pages.
     app = FastAPI(**about, lifespan=life, middleware=[guard], strict_content_type=False)
     app.state.service = service
     add_api(app, service, metrics, upload=upload)
     add_socket(app, service, metrics)
-    add_stream(app, service, metrics, upload=upload)
+    add_stream(app, service, metrics, upload=upload, clone=clone)
     # Twice the real limit: a client that sends a little more gets an error, not a broken connection.
-    app.state.max_message = max(limits.max_body * 4, MAX_RECORDING * 2 * upload)
+    app.state.max_message = max(limits.max_body * 4, MAX_RECORDING * 2 * (upload or clone))
     if ui:
         add_page(app)
     if token is None:

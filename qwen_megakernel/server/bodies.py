@@ -7,14 +7,28 @@ from functools import reduce
 from operator import or_
 from typing import Annotated, Any, Literal, cast
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, create_model
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    PrivateAttr,
+    WithJsonSchema,
+    create_model,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from qwen_megakernel.errors import RequestError
+from qwen_megakernel.server.clones import CLONE_FIELDS, MOST_NUMBERS, MOST_REF_TEXT, Clone
+from qwen_megakernel.server.fields import FIELDS, told_apart
 from qwen_megakernel.speech.options import MOST_TEXT, Option, RequestOptions, options_of, why_not
 
 SPEECH, BATCH, VOICES = "/v1/audio/speech", "/v1/audio/speech/batch", "/v1/voices"
 """Paths that take a body; /v1/voices/{name} takes one too."""
+AUDIO_VOICES, AUDIO_MODELS = "/v1/audio/voices", "/v1/audio/models"
+"""Where Open WebUI, Kokoro-FastAPI's and vLLM-Omni's clients ask for voices and models."""
 
 _NAME = 64  # characters of a voice's name
 _OURS = "ours"  # marks an error whose message is already a whole sentence
@@ -85,8 +99,44 @@ def _field(name: str, option: Option) -> Any:
     return kind | None, Field(None, description=option.about)
 
 
+def _about(name: str, **limits: Any) -> Any:
+    return Field(None, description=FIELDS[name].about, **limits)
+
+
 class _How(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
+
+    task_type: Literal["CustomVoice", "VoiceDesign", "Base"] | None = _about("task_type")
+    ref_audio: str | list[str] | None = _about("ref_audio")
+    ref_text: str | None = _about("ref_text", max_length=MOST_REF_TEXT)
+    x_vector_only_mode: bool | None = _about("x_vector_only_mode")
+    speaker_embedding: list[float] | None = _about("speaker_embedding", max_length=MOST_NUMBERS)
+    speakers: bool | None = _about("speakers")
+    _ignored: list[str] = PrivateAttr(default_factory=list)
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _tell_apart(cls, given: Any, handler: ModelWrapValidatorHandler["_How"]) -> "_How":
+        """Take other servers' names of fields too."""
+        if not isinstance(given, dict):
+            return handler(given)
+        try:
+            fields, ignored = told_apart(given, "http")
+        except RequestError as error:
+            raise PydanticCustomError(_OURS, "{words}", {"words": str(error), "field": error.field}) from None
+        made = handler(fields)
+        made._ignored = ignored
+        return made
+
+    @property
+    def ignored(self) -> list[str]:
+        """Names of fields that change nothing here."""
+        return self._ignored
+
+    def clone(self) -> Clone | None:
+        """The voice that the request brings along."""
+        given = {name: getattr(self, name) for name in CLONE_FIELDS}
+        return Clone.of({name: value for name, value in given.items() if value is not None})
 
     def options(self) -> RequestOptions:
         """The options of speech that were given, by their own names."""
@@ -104,8 +154,11 @@ HowToSpeak: Any = create_model("HowToSpeak", __base__=_How, __doc__=_ABOUT, **_F
 class SpeechBody(HowToSpeak):
     """The fields of OpenAI's `audio.speech.create`, and the options of speech."""
 
-    model: str = Field(max_length=256, description="A name from /v1/models.")
+    model: str | None = Field(None, max_length=256, description="A name from /v1/models; without it: the served one.")
     input: str = Field(min_length=1, description="What to say.")
+    stream: bool | None = _about("stream")
+    sample_rate: int | None = _about("sample_rate")
+    word_timestamps: bool | None = _about("word_timestamps")
     response_format: _Format | None = Field(None, description="Without it: mp3. All but flac are streamed.")
     stream_format: Literal["audio", "sse"] | None = Field(
         None, description="sse: events with pieces of audio in base64."
@@ -124,7 +177,8 @@ _TEXT_OR_ITEM = WithJsonSchema({"anyOf": [{"type": "string", "minLength": 1}, {"
 class BatchBody(HowToSpeak):
     """Several texts at once. Its settings are the defaults for its inputs."""
 
-    model: str = Field(max_length=256, description="A name from /v1/models.")
+    model: str | None = Field(None, max_length=256, description="A name from /v1/models; without it: the served one.")
+    sample_rate: int | None = _about("sample_rate")
     inputs: list[Annotated[BatchItem, BeforeValidator(_item_of_text), _TEXT_OR_ITEM]] = Field(
         min_length=1, description="Texts, or objects with input and options of speech."
     )
@@ -148,7 +202,20 @@ class VoiceRequest(RecordingRequest):
     name: str = Field(min_length=1, max_length=_NAME, description="a-z 0-9 _ -")
 
 
-_BODIES: dict[str, type[BaseModel]] = {SPEECH: SpeechBody, BATCH: BatchBody, VOICES: VoiceRequest}
+class OmniVoiceRequest(VoiceRequest):
+    """A recording for a new voice, as vLLM-Omni's clients send it."""
+
+    text: str | None = Field(None, max_length=10_000, alias="ref_text", description="What the recording says.")
+    consent: str | None = Field(None, max_length=MOST_TEXT, description="Changes nothing.")
+    speaker_description: str | None = Field(None, max_length=MOST_TEXT, description="Changes nothing.")
+
+
+_BODIES: dict[str, type[BaseModel]] = {
+    SPEECH: SpeechBody,
+    BATCH: BatchBody,
+    VOICES: VoiceRequest,
+    AUDIO_VOICES: OmniVoiceRequest,
+}
 
 
 def fields_of(path: str) -> str:
@@ -171,6 +238,7 @@ def why_wrong(error: Mapping[str, Any], path: str) -> tuple[str, str | None]:
         A message for the client, and the wrong field; None if the whole body is wrong.
     """
     kind, got = error["type"], reprlib.repr(error.get("input"))
+    named = error.get("ctx", {}).get("field")
     known, parts = fields_of(path), [str(part) for part in error["loc"] if part != "body"]
     if len(parts) > 1:  # a field of an input
         known = _listed(BatchItem)
@@ -181,6 +249,7 @@ def why_wrong(error: Mapping[str, Any], path: str) -> tuple[str, str | None]:
         words = f"unknown field {where!r}; {why_not(where, 'http') or f'known: {known}'}"
     elif kind == _OURS:
         words = error["msg"]
+        where = f"{where}.{named}" if where and named else named or where
     elif not where and kind == "string_unicode":
         words = f"a field's name {_WORDS[kind]}, got {got}"
     elif not where:

@@ -4,15 +4,16 @@ import asyncio
 import base64
 import hmac
 import logging
-from urllib.parse import SplitResult, urlsplit
 
 from starlette.datastructures import Headers
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from qwen_megakernel.server.api_error import ApiError
-from qwen_megakernel.server.bodies import BATCH, SPEECH, VOICES
+from qwen_megakernel.server.bodies import AUDIO_MODELS, AUDIO_VOICES, BATCH, SPEECH, VOICES
 from qwen_megakernel.server.limits import Limits
 from qwen_megakernel.server.metrics import Metrics
+from qwen_megakernel.server.origins import Origins, came_by_proxy, is_own, is_preflight, split
 from qwen_megakernel.server.page import DOCS
 from qwen_megakernel.server.page import PATH as PAGE
 from qwen_megakernel.server.process import is_loopback
@@ -26,26 +27,51 @@ OPEN = ("/health", "/ready")
 """Supervisors ask these paths without a token; the answers say nothing about any client."""
 
 _SCHEMES = ("Bearer", "Api-Key")  # the second is what LiveKit's Qwen3-TTS client sends
-_KNOWN = (PAGE, DOCS, "/openapi.json", SPEECH, BATCH, "/v1/models", VOICES, *OPEN, "/metrics")
+_KNOWN = (
+    PAGE,
+    DOCS,
+    "/openapi.json",
+    SPEECH,
+    BATCH,
+    "/v1/models",
+    VOICES,
+    AUDIO_MODELS,
+    AUDIO_VOICES,
+    *OPEN,
+    "/metrics",
+)
 
 
 class Guard:
     """ASGI middleware."""
 
     def __init__(
-        self, app: ASGIApp, *, token: str | None, limits: Limits, max_upload: int, metrics: Metrics, page: bool
+        self,
+        app: ASGIApp,
+        *,
+        token: str | None,
+        origins: Origins,
+        limits: Limits,
+        max_upload: int,
+        max_clone: int,
+        metrics: Metrics,
+        page: bool,
     ):
         """
         Args:
             token: clients must send it. None: loopback clients are trusted, except web pages of other sites. A browser
                 on this machine lets such pages send requests too.
-            max_upload: largest body with a recording, in bytes.
+            origins: of other sites whose pages may use the server.
+            max_upload: largest body with a recording for a voice, in bytes.
+            max_clone: largest recording that a request for speech may bring along, as JSON has it, in bytes.
             page: there is a page at /. It needs no token, because it asks the user for the token.
         """
         self._app = app
         self._token = token
+        self._origins = origins
         self._limits = limits
         self._max_upload = max_upload
+        self._max_clone = max_clone
         self._metrics = metrics
         self._page = page
         self._open_sockets = 0
@@ -56,10 +82,17 @@ class Guard:
             return
         is_socket = scope["type"] == "websocket"
         if not is_socket:
+            headers = Headers(scope=scope)
             send = self._counting(scope["path"] if scope["path"] in _KNOWN else "other", send)
+            if is_preflight(scope["method"], headers):
+                await self._answer_to_preflight(headers)(scope, receive, send)
+                return
+            send = self._origins.sharing(headers, send)
+            if scope["method"] == "HEAD":  # the protocol leaves out the body
+                scope = dict(scope, method="GET")
         if error := self._check_access(scope) or (self._check_socket(scope) if is_socket else None):
-            headers = {"WWW-Authenticate": "Bearer"} if error.status == 401 else {}
-            await error_response(error, headers=headers)(scope, receive, send)  # before a WebSocket is accepted
+            more = {"WWW-Authenticate": "Bearer"} if error.status == 401 else {}
+            await error_response(error, headers=more)(scope, receive, send)  # before a WebSocket is accepted
         elif not is_socket:
             await self._run_within_limits(scope, receive, send)
         else:
@@ -75,21 +108,34 @@ class Guard:
         if scope["path"] in OPEN:
             return None
         if self._token is not None:
-            if _has_token(self._token, scope, headers) or self._is_page(scope):
+            if self._has_token(self._token, scope, headers) or self._is_page(scope):
                 return None
             words = "that is not this server's token" if "authorization" in headers else "this server has a token"
             return ApiError(401, "unauthorized", f"{words}: send the header Authorization: Bearer TOKEN")
         host = headers.get("host", "")
-        if not is_loopback(_split(f"//{host}").hostname or ""):
-            words = (
-                f"without a token this server answers only localhost, not {host[:80]!r}: start the server with a token"
-            )
-            return ApiError(403, "forbidden", words)
-        origin = headers.get("origin")
-        if origin is not None and _split(origin).netloc != host:
-            words = f"without a token this server answers no page of another site, got Origin {origin[:80]!r}"
+        if not is_loopback(split(f"//{host}").hostname or ""):
+            words = f"without a token this server answers only localhost, not {host[:80]!r}"
             return ApiError(403, "forbidden", f"{words}: start the server with a token")
-        return None
+        if proxy := came_by_proxy(headers):
+            words = f"without a token this server answers no proxy, got the header {proxy}"
+            return ApiError(403, "forbidden", f"{words}: start the server with a token")
+        return None if self._origins.may_ask(headers) else _foreign(headers)
+
+    def _answer_to_preflight(self, headers: Headers) -> Response:
+        told = self._origins.answer_to_preflight(headers)
+        return error_response(_foreign(headers)) if told is None else Response(status_code=204, headers=told)
+
+    def _has_token(self, token: str, scope: Scope, headers: Headers) -> bool:
+        """The token is in the header, or in a subprotocol, because browsers cannot set a WebSocket's headers. Only our
+        own page and listed ones may use the subprotocol. The token is in base64url there, which subprotocols allow."""
+        given = headers.get("authorization", "").encode("latin-1")
+        if any([hmac.compare_digest(given, f"{scheme} {token}".encode()) for scheme in _SCHEMES]):
+            return True
+        if not (is_own(headers) or self._origins.are_listed(headers.get("origin", ""))):
+            return False
+        wanted = b"bearer." + base64.urlsafe_b64encode(token.encode()).rstrip(b"=")
+        offered = [name.encode("utf-8", "replace") for name in scope.get("subprotocols", ())]
+        return any([hmac.compare_digest(name, wanted) for name in offered])
 
     def _check_socket(self, scope: Scope) -> ApiError | None:
         if self._open_sockets >= self._limits.connections:
@@ -149,10 +195,12 @@ class Guard:
         """The largest allowed body of this request, in bytes."""
         if scope["path"] in OPEN or self._is_page(scope):
             return 0
-        most = self._limits.max_body
-        if scope["path"] == BATCH:
-            return 4 * most
-        is_voice = scope["path"] == VOICES or scope["path"].startswith(f"{VOICES}/")
+        most, path = self._limits.max_body, scope["path"]
+        if path == BATCH:
+            return 4 * most + self._max_clone
+        if path == SPEECH:
+            return most + self._max_clone
+        is_voice = path in (VOICES, AUDIO_VOICES) or path.startswith(f"{VOICES}/")
         return max(self._max_upload, most) if is_voice else most
 
     def _counting(self, path: str, send: Send) -> Send:
@@ -178,22 +226,8 @@ def _replay(body: bytes, receive: Receive) -> Receive:
     return receive_again
 
 
-def _has_token(token: str, scope: Scope, headers: Headers) -> bool:
-    """The token is in the header, or in a subprotocol, because browsers cannot set a WebSocket's headers. Only our own
-    page may use the subprotocol. The token is in base64url there, which subprotocols allow."""
-    given = headers.get("authorization", "").encode("latin-1")
-    if any([hmac.compare_digest(given, f"{scheme} {token}".encode()) for scheme in _SCHEMES]):
-        return True
-    if _split(headers.get("origin", "")).netloc != headers.get("host", ""):
-        return False
-    wanted = b"bearer." + base64.urlsafe_b64encode(token.encode()).rstrip(b"=")
-    offered = [name.encode("utf-8", "replace") for name in scope.get("subprotocols", ())]
-    return any([hmac.compare_digest(name, wanted) for name in offered])
-
-
-def _split(url: str) -> SplitResult:
-    """Its parts; all are empty if it is malformed."""
-    try:
-        return urlsplit(url)
-    except ValueError:
-        return urlsplit("")
+def _foreign(headers: Headers) -> ApiError:
+    """The refusal of a page of another site."""
+    origin = headers.get("origin", "")[:80]
+    words = f"this server answers no page of another site, got Origin {origin!r}"
+    return ApiError(403, "forbidden", f"{words}: if you trust it, start the server with --allow-origin ORIGIN")

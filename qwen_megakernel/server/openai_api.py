@@ -1,5 +1,6 @@
 """The HTTP API: speech in OpenAI's shape, one text or several; models, health, metrics."""
 
+import json
 from contextlib import suppress
 from typing import Any
 
@@ -10,15 +11,17 @@ from qwen_megakernel.server.answers import Batch, Speech, Streamed
 from qwen_megakernel.server.api_error import ApiError
 from qwen_megakernel.server.bodies import BATCH, SPEECH, BatchBody, SpeechBody
 from qwen_megakernel.server.metrics import Metrics
+from qwen_megakernel.server.reading import described, read_json
 from qwen_megakernel.server.refusals import Refused, add_refusals, invalid
 from qwen_megakernel.server.service import EngineService
 from qwen_megakernel.server.voices_api import add_voices
-from qwen_megakernel.speech.encoders import MEDIA, missing
+from qwen_megakernel.speech.encoders import MEDIA, RATES, missing
 
 with suppress(ModuleNotFoundError):
     import av  # noqa: F401 - loads FFmpeg now, so that no request waits for it
 
 _DEFAULT_FORMAT = "mp3"  # OpenAI's
+_MOST_WORDS_HEADER = 4096  # bytes, as vLLM-Omni has it
 
 ERRORS: dict[int | str, dict[str, Any]] = {
     code: {"description": words, "content": {"application/json": {}}}
@@ -48,57 +51,91 @@ def _add_speech(routes: APIRouter, service: EngineService) -> None:
     audio: dict[str, Any] = {kind: {} for kind in (*MEDIA.values(), "text/event-stream")}
     good: dict[int | str, Any] = {200: {"description": "The audio.", "content": audio}}
 
-    @routes.post(SPEECH, responses=good | ERRORS, response_class=Response)
-    async def speech(body: SpeechBody, of: Request) -> Response:
-        name = _checked(service, body.model, body.response_format)
+    @routes.post(SPEECH, responses=good | ERRORS, response_class=Response, openapi_extra=described(SpeechBody))
+    async def speech(of: Request) -> Response:
+        body = await read_json(of, SpeechBody)
+        name = _checked(service, body)
         if (size := len(body.input)) > (most := service.limits.max_text):
             raise invalid(f"input has {size} characters, at most {most} are allowed", "input")
-        made = Speech(service, name)
-        if body.retries and (made.streams or body.stream_format == "sse"):
+        events = body.stream_format == "sse" or (
+            body.stream_format is None and body.stream is True and "text/event-stream" in of.headers.get("accept", "")
+        )
+        made = Speech(service, name, rate=body.sample_rate, times=body.word_timestamps is True)
+        streams = events or (made.streams and body.stream is not False)
+        if body.retries and streams:
             words = "retries needs an answer that is not streamed, because nobody must hear the first try"
-            raise invalid(f"{words}: ask for response_format 'flac' without events, or for a batch", "retries")
-        made.prepare(body.input, body.options())
+            raise invalid(f"{words}: send stream: false, or a batch", "retries")
+        options = await service.cloned(body.options(), body.clone())
+        made.prepare(body.input, options, body.speakers is True)
         headers = {"X-Seed": str(made.seed)}
-        if made.ignored:
-            headers["X-Ignored"] = ", ".join(made.ignored)
+        ignored = [
+            *body.ignored,
+            *made.ignored,
+            *(["word_timestamps"] if body.word_timestamps and streams and not events else []),
+        ]
+        if ignored:
+            headers["X-Ignored"] = ", ".join(ignored)
         await made.begin(of)  # an error before the first chunk still sets the HTTP status
-        if body.stream_format == "sse":
+        if events:
             return Streamed(made.events(), made, media_type="text/event-stream", headers=headers)
-        if made.streams:
+        if streams:
             return Streamed(made.encoded(), made, media_type=MEDIA[name], headers=headers)
         whole = await made.whole(of)
         if body.retries:
             headers["X-Attempts"] = str(made.attempts)
+        if body.word_timestamps:
+            headers |= _words_header(made)
         return Response(whole, media_type=MEDIA[name], headers=headers)
 
     listed: dict[int | str, Any] = {200: {"content": {"application/json": {}}}}
 
-    @routes.post(BATCH, responses=listed | ERRORS, response_class=Response)
-    async def batch(body: BatchBody) -> Response:
+    @routes.post(BATCH, responses=listed | ERRORS, response_class=Response, openapi_extra=described(BatchBody))
+    async def batch(of: Request) -> Response:
         """Speak several texts. `data` holds audio in base64 or an error for each, in the order of `inputs`."""
-        name = _checked(service, body.model, body.response_format)
+        body = await read_json(of, BatchBody)
+        name = _checked(service, body)
         limits = service.limits
         if (count := len(body.inputs)) > limits.max_batch:
             raise invalid(f"inputs has {count} entries, at most {limits.max_batch} are allowed", "inputs")
         if (size := sum(len(item.input) for item in body.inputs)) > limits.max_batch_text:
             raise invalid(f"inputs have {size} characters, at most {limits.max_batch_text} are allowed", "inputs")
-        shared = body.options()
-        items = [(item.input, shared | item.options()) for item in body.inputs]
-        return Streamed(Batch(service, name, items).parts(), media_type="application/json")
+        shared = await service.cloned(body.options(), body.clone())
+        items = []
+        for item in body.inputs:
+            service.check_task(item.task_type)
+            own = await service.cloned(item.options(), item.clone())
+            speakers = body.speakers if item.speakers is None else item.speakers
+            items.append((item.input, shared | own, speakers is True))
+        ignored = dict.fromkeys([*body.ignored, *(name for item in body.inputs for name in item.ignored)])
+        headers = {"X-Ignored": ", ".join(ignored)} if ignored else {}
+        parts = Batch(service, name, body.sample_rate, items).parts()
+        return Streamed(parts, media_type="application/json", headers=headers)
 
 
-def _checked(service: EngineService, model: str, name: str | None) -> str:
-    """The format of the answer. `name`: the format that the client asked for, if any.
+def _words_header(made: Speech) -> dict[str, str]:
+    """When each word is spoken, as vLLM-Omni tells it."""
+    told = json.dumps([word.in_ms for word in made.words])
+    if len(told) > _MOST_WORDS_HEADER:
+        return {"X-Word-Timestamps-Omitted": f"more than {_MOST_WORDS_HEADER} bytes: ask for events"}
+    return {"X-Word-Timestamps": told}
+
+
+def _checked(service: EngineService, body: SpeechBody | BatchBody) -> str:
+    """The format of the answer.
 
     Raises:
         EngineClosed: the engine is not ready, or no longer.
         Refused: another model, or a format that cannot be made here.
     """
     service.check_ready()
-    _check_model(service, model, "model")
-    name = name or _DEFAULT_FORMAT
+    if body.model is not None:
+        _check_model(service, body.model, "model")
+    service.check_task(body.task_type)
+    name = body.response_format or _DEFAULT_FORMAT
     if why := missing(name):
         raise invalid(why, "response_format")
+    if body.sample_rate not in (None, *RATES):
+        raise invalid(f"sample_rate must be one of {', '.join(map(str, RATES))}, got {body.sample_rate}", "sample_rate")
     return name
 
 

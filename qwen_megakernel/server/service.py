@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import secrets
 import threading
@@ -22,6 +23,8 @@ from qwen_megakernel.errors import (
     TTSError,
     VoiceError,
 )
+from qwen_megakernel.model.voice import Voice
+from qwen_megakernel.server.clones import Clone, Clones
 from qwen_megakernel.server.limits import Limits
 from qwen_megakernel.speech.engine import TTSEngine
 from qwen_megakernel.speech.options import RequestOptions
@@ -38,6 +41,12 @@ TOKEN = "QWEN_MEGAKERNEL_TOKEN"
 OPENAI_MODELS = ("tts-1", "tts-1-hd", "gpt-4o-mini-tts", "gpt-4o-mini-tts-2025-12-15")
 """OpenAI's own model names. Clients send one of them by default, and get the served model."""
 
+OPENAI_VOICES = "alloy ash ballad cedar coral echo fable marin nova onyx sage shimmer verse".split()
+"""OpenAI's names of voices, as of November 2026."""
+
+_TASKS = {"custom_voice": "CustomVoice", "voice_design": "VoiceDesign", "base": "Base"}
+"""A checkpoint's variant -> vLLM-Omni's name for it."""
+
 _MAX_NAME = 256  # characters of a model's name
 _SUBMIT_THREADS = 4  # they build prompts, so that the event loop does not
 _HEALTH_POLL_S = 0.5
@@ -50,7 +59,6 @@ class EngineService:
     Attributes:
         model: the model's own name.
         models: every name by which clients may call it, its own first.
-        aliases: other names of voices -> the voices.
         saved_voices: the voices besides the checkpoint's speakers.
         state: "loading", "ready", "draining", "failed" (it could not be loaded) or "dead".
         error: why it is failed or dead.
@@ -72,8 +80,10 @@ class EngineService:
         allow_foreign_voice: bool = False,
         served_names: Sequence[str] = (),
         aliases: Mapping[str, str] | None = None,
+        openai_voices: bool = False,
         limits: Limits,
         upload: bool = False,
+        clone: bool = False,
         log_texts: bool = False,
         defaults: RequestOptions | None = None,
     ):
@@ -86,7 +96,9 @@ class EngineService:
             allow_foreign_voice: the value that `load` gives the engine.
             served_names: more names by which clients may call the model.
             aliases: other names of voices -> existing voices.
+            openai_voices: OpenAI's names of voices are names of the first voices here, in this order.
             upload: clients may make voices.
+            clone: a request may bring its voice along.
             log_texts: the log shows the texts that are spoken.
             defaults: options of speech for clients that leave them out.
 
@@ -103,7 +115,8 @@ class EngineService:
             if not (name.isprintable() and name.strip() == name and 0 < len(name) <= _MAX_NAME):
                 raise BackendError(f"a served name has 1 to {_MAX_NAME} printable characters, got {name[:80]!r}")
         self.models = list(dict.fromkeys([model, *served_names, *OPENAI_MODELS]))
-        self.aliases = {alias.lower(): voice.lower() for alias, voice in (aliases or {}).items()}
+        self._aliases = {alias.lower(): voice.lower() for alias, voice in (aliases or {}).items()}
+        self._openai_voices = OPENAI_VOICES if openai_voices else ()
         self._upload = upload
         self._log_texts = log_texts
         self._allow_foreign = allow_foreign_voice
@@ -111,6 +124,7 @@ class EngineService:
         self.wrong_default: RequestError | None = None
         self._engine: TTSEngine | None = None
         self.saved_voices = SavedVoices(voices)
+        self._clones = Clones(self.saved_voices, limits.max_upload) if clone else None
         if variant:
             self._check_voices(variant, speakers)
         self.state = "loading"
@@ -183,10 +197,10 @@ class EngineService:
         Raises:
             CheckpointError, VoiceError: this variant cannot speak with the saved voices, or an alias leads nowhere.
         """
-        if variant == "base" and not self.saved_voices.by_name and not self._upload:
+        if variant == "base" and not (self.saved_voices.by_name or self._upload or self._clones):
             raise CheckpointError(
                 f"{self.model} is a Base checkpoint and needs saved voices: name a folder of them with --voices, or "
-                "let clients make them with serve --allow-upload"
+                "let clients make them with serve --allow-upload, or bring them along with serve --allow-clone"
             )
         if self.saved_voices.by_name and variant != "base":
             if not (variant == "custom_voice" and self._allow_foreign):
@@ -195,7 +209,7 @@ class EngineService:
             for name in self.saved_voices.by_name.keys() & {speaker.lower() for speaker in speakers}:
                 raise VoiceError(f"{self.model} has a speaker {name!r} already: rename the voice's file")
         known = [*speakers, *self.saved_voices.by_name, DEFAULT_VOICE]
-        for alias, voice in self.aliases.items():
+        for alias, voice in self._aliases.items():
             if alias in known:
                 raise VoiceError(f"the alias {alias!r} of {voice!r} is a voice's name already: choose another alias")
             if voice not in known:
@@ -233,14 +247,30 @@ class EngineService:
         """The names that a client may use: the checkpoint's speakers, then the saved voices."""
         return [*(self._engine.speakers if self._engine else ()), *self.saved_voices.by_name]
 
+    @property
+    def aliases(self) -> dict[str, str]:
+        """Other names of voices -> the voices."""
+        voices = self.voice_names()
+        free = [name for name in self._openai_voices if name not in voices]
+        return (dict(zip(free, itertools.cycle(voices), strict=False)) if voices else {}) | self._aliases
+
     def known_voices(self) -> str:
         """Voices and their aliases, for a message."""
         return ", ".join([*self.voice_names(), *self.aliases]) or DEFAULT_VOICE
+
+    def is_voice(self, name: str) -> bool:
+        """May a client use this name, in upper or lower case?"""
+        return name.lower() in (*self.voice_names(), *self.aliases, DEFAULT_VOICE)
 
     @property
     def can_clone(self) -> bool:
         """Clients may make voices, and the model can speak with them."""
         return self._upload and self.loaded and self.engine.variant == "base"
+
+    @property
+    def clones(self) -> bool:
+        """A request may bring its voice along, and the model can speak with it."""
+        return self._clones is not None and self.loaded and self.engine.variant == "base"
 
     @property
     def takes_instructions(self) -> bool:
@@ -257,6 +287,20 @@ class EngineService:
         if self.engine is None or self.state != "ready":
             raise (EngineDied if self.state in ("dead", "failed") else EngineClosed)(f"the server is {self.state}")
         return self.engine
+
+    def check_task(self, task: str | None) -> None:
+        """
+        Args:
+            task: what vLLM-Omni's clients call a checkpoint's kind; None: the client does not say it.
+
+        Raises:
+            RequestError: the served checkpoint is of another kind.
+        """
+        served = _TASKS[self.engine.variant]
+        if task not in (None, served):
+            words = f"this server's model {self.model!r} is a {served} checkpoint, got task_type {str(task)[:40]!r}"
+            words += f": set task_type to {served!r}, or start a server with another model"
+            raise RequestError(words, field="task_type")
 
     def request(self, options: RequestOptions, *, lenient: bool = False) -> SpeechRequest:
         """A client's options as a request of the engine, always with a seed.
@@ -278,8 +322,10 @@ class EngineService:
         who = self._voice(self.engine, asked.pop("voice", None))
         return self.engine.request(**cast(RequestOptions, asked | who))
 
-    def _voice(self, engine: TTSEngine, asked: str | None) -> RequestOptions:
-        """A voice by its name."""
+    def _voice(self, engine: TTSEngine, asked: Voice | str | None) -> RequestOptions:
+        """A voice by its name, or the one that a request brought along."""
+        if isinstance(asked, Voice):
+            return {"voice": asked}
         voices = self.saved_voices.by_name
         if engine.variant == "base" and not voices:
             raise SpeakerError("there are no voices yet: POST /v1/voices makes one from a recording")
@@ -292,6 +338,20 @@ class EngineService:
         if name != DEFAULT_VOICE:
             raise SpeakerError(f"unknown voice {str(asked)[:80]!r}; known: {self.known_voices()}")
         return {"voice": next(iter(voices.values()))} if engine.variant == "base" else {}
+
+    async def cloned(self, options: RequestOptions, clone: Clone | None) -> RequestOptions:
+        """The options with the voice that a request brings along, if it does. It takes the place of a named one.
+
+        Raises:
+            RequestError: this server makes no such voices, or not of this.
+            EngineBusy: too many were asked for.
+        """
+        if clone is None:
+            return options
+        if self._clones is None:
+            field = "speaker_embedding" if clone.vector else "ref_audio"
+            raise SpeakerError(f"{field} is not served here: start the server with --allow-clone", field=field)
+        return options | {"voice": await self._clones.voice(self.check_ready(), clone)}
 
     async def count_tokens(self, *texts: str | None) -> int:
         """The texts' total number of the model's tokens. A text of None counts as 0.

@@ -3,15 +3,14 @@
 import asyncio
 import logging
 import reprlib
-from collections.abc import AsyncGenerator, Coroutine, Iterable, Mapping
+from collections.abc import Coroutine, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from fastapi import FastAPI
 from starlette.websockets import WebSocket
 
-from qwen_megakernel.errors import NoWordsError, RequestError, TextTooLongError, VoiceError
-from qwen_megakernel.model.pcm import pcm16
+from qwen_megakernel.errors import RequestError, TextTooLongError, VoiceError
 from qwen_megakernel.server.api_error import ApiError
 from qwen_megakernel.server.metrics import Metrics
 from qwen_megakernel.server.service import EngineService
@@ -24,8 +23,7 @@ from qwen_megakernel.server.socket_line import (
     protocol_error,
 )
 from qwen_megakernel.server.stream_config import RefusedMessage, SessionConfig, check_fields, read_config, string_of
-from qwen_megakernel.speech.events import Ended, Sound, Words
-from qwen_megakernel.speech.words import SpeechRate
+from qwen_megakernel.server.stream_speech import REMEDY, StreamSpeech
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +31,6 @@ PATH = "/v1/audio/speech/stream"
 MAX_RECORDING = 2 << 20
 """Most characters of a message if voices can be made. More would hold the event loop for over 5 ms; HTTP takes more."""
 
-REMEDY = "send input.done, or text sooner"
 _GLANCES = 3
 """Turns of the event loop, some 20 us each, in which the end of a text may still come before its speech begins."""
 
@@ -41,13 +38,13 @@ _VOICE_FIELDS = {"voice": "name", "audio": "audio_data", "text": "ref_text"}
 _MAX_NAME, _MAX_TRANSCRIPT = 64, 10_000  # characters
 
 
-def add_stream(app: FastAPI, service: EngineService, metrics: Metrics, *, upload: bool) -> None:
-    """Add the route. `upload`: clients may make and delete voices."""
+def add_stream(app: FastAPI, service: EngineService, metrics: Metrics, *, upload: bool, clone: bool) -> None:
+    """Add the route. `upload`: clients may make and delete voices. `clone`: settings may bring a voice along."""
 
     @app.websocket(PATH)
     async def stream(websocket: WebSocket) -> None:
         with metrics.sockets.track_inprogress():
-            await _Stream(websocket, service, upload).run()
+            await _Stream(websocket, service, upload, clone).run()
 
 
 class _Stream(SocketLine):
@@ -55,9 +52,12 @@ class _Stream(SocketLine):
 
     idle_words = "no request came; send input.done to keep a socket open"
 
-    def __init__(self, websocket: WebSocket, service: EngineService, upload: bool):
+    def __init__(self, websocket: WebSocket, service: EngineService, upload: bool, clone: bool):
         super().__init__(websocket, service)
         self._upload = upload
+        self._long = {kind for kind, may in (("voice.add", upload), ("session.config", clone)) if may}
+        self._longest = max(service.limits.max_body, MAX_RECORDING * bool(self._long))
+        self._timestamps: list[dict[str, Any]] = []  # to be sent once all is spoken
         self._inbox: asyncio.Queue[str | None] = asyncio.Queue()
         self._unread = 0  # characters in the inbox
         self._config: SessionConfig | None = None
@@ -68,7 +68,7 @@ class _Stream(SocketLine):
 
     def _handle(self, text: str | None) -> None:
         limits = self.service.limits
-        most = limits.contexts * limits.max_body + MAX_RECORDING * self._upload
+        most = limits.contexts * limits.max_body + MAX_RECORDING * bool(self._long)
         self._unread += len(text or "")
         if self._unread > most or self._inbox.qsize() >= MAX_UNREAD:
             raise protocol_error(
@@ -94,9 +94,9 @@ class _Stream(SocketLine):
             size = len(text or "")
             self._unread -= size
             try:
-                message = parse_message(text, max(self.service.limits.max_body, MAX_RECORDING * self._upload))
+                message = parse_message(text, self._longest)
                 kind = check_fields(message)
-                if kind != "voice.add" and size > (most := self.service.limits.max_body):
+                if kind not in self._long and size > (most := self.service.limits.max_body):
                     raise RefusedMessage(f"a message has {size} characters, at most {most}: send its text in pieces")
                 return kind, message
             except (CloseSocket, RefusedMessage) as refused:  # one message is wrong; the session goes on
@@ -140,7 +140,7 @@ class _Stream(SocketLine):
                     raise RefusedMessage(
                         "session.config comes too late for this utterance: send input.done first", "type"
                     )
-                self._config = read_config(message, self.service)
+                self._config = await read_config(message, self.service)
             elif kind == "input.done":
                 self._put_done(0)
             elif kind == "session.close":
@@ -194,7 +194,7 @@ class _Stream(SocketLine):
             while speaks and await text.begins():
                 if not self._config.whole:
                     await text.glance()
-                speech = _Speech(self, self._config, text, self._utterances, sentences)
+                speech = StreamSpeech(self, self._config, text, self._utterances, sentences)
                 speaks = await speech.speak()
                 sentences += not speech.wordless
         except Exception as error:
@@ -204,8 +204,15 @@ class _Stream(SocketLine):
             await text.skip()
         self._put_done(sentences)
 
+    def keep_timestamps(self, told: dict[str, Any]) -> None:
+        """A message for the end of the utterance."""
+        self._timestamps.append(told)
+
     def _put_done(self, sentences: int) -> None:
         """Send session.done, the answer to every input.done."""
+        for told in self._timestamps:
+            self.put(told)
+        self._timestamps = []
         self.put({"type": "session.done", "utterance_index": self._utterances, "total_sentences": sentences})
         self._utterances += 1
 
@@ -313,109 +320,3 @@ class _Text:
         self.complete = kind == "input.done"
         if kind not in ("input.text", "input.done"):
             await self._stream.answer(kind, message, speaking=True)
-
-
-class _Speech:
-    """Speech from one audio.start to its audio.done: an utterance, or the part of it that fits a slot.
-
-    Attributes:
-        wordless: its text had nothing to speak.
-    """
-
-    def __init__(self, stream: _Stream, config: SessionConfig, text: _Text, utterance: int, sentence: int):
-        self._stream = stream
-        self._config = config
-        self._text = text
-        self._where = {"utterance_index": utterance, "sentence_index": sentence}
-        self._said = ""
-        self._words: list[tuple[str, float]] = []
-        self._begun = False
-        self.wordless = False
-        self._bytes = 0
-
-    async def speak(self) -> bool:
-        """Say it, and tell the client how it went.
-
-        Returns:
-            Whether the rest of the text may be spoken.
-        """
-        done: dict[str, Any] = {"type": "audio.done"} | self._where
-        ended: Ended | None = None
-        limit = self._stream.service.limits.total_s
-        try:
-            async with asyncio.timeout(limit):
-                ended = await self._say()
-            done |= {"finish_reason": ended.finish_reason} | self._times(ended)
-        except TimeoutError:
-            words = f"the utterance took more than {limit:g} s: send input.done sooner"
-            refused = RefusedMessage(words, code="failed")
-            self._stream.put_error(refused, utterance_index=self._where["utterance_index"])
-        except NoWordsError:  # nothing is sent of it
-            self.wordless = True
-        except Exception as error:
-            self._stream.put_error(error, utterance_index=self._where["utterance_index"])
-        if self._begun:
-            self._stream.put(done | {"total_bytes": self._bytes, "error": ended is None})
-        return ended is not None and ended.finish_reason != "length"
-
-    async def _say(self) -> Ended:
-        """
-        Raises:
-            TTSError: the text cannot be spoken at all, now, or to its end.
-        """
-        service, config = self._stream.service, self._config
-        service.check_ready()
-        request = service.request(config.options, lenient=True)
-        whole, opening, complete = None, "", self._text.complete
-        if config.whole:
-            self._said = whole = await self._text.take_whole()
-        else:
-            request = request.in_pieces()
-            self._said = opening = self._text.take()
-        how: dict[str, Any] = {"rate": SpeechRate(), "words_at_end": True} if config.words else {}
-        ended: Ended | None = None
-        async with service.speak(whole, request, opening, ended=complete, **how) as session:
-            if not (config.whole or complete):
-                session.feed(self._texts(), service.limits.text_s, REMEDY)
-            async for event in session.events():
-                if isinstance(event, Sound):
-                    self._begin(request.seed)
-                    pcm = pcm16(event.samples)
-                    self._bytes += len(pcm)
-                    self._stream.put_bytes(pcm)
-                elif isinstance(event, Words):
-                    self._words = event.words
-                elif isinstance(event, Ended):
-                    ended = event
-                    self._begin(event.seed)
-                    if event.cut:
-                        raise TextTooLongError(event.cut)
-        assert ended
-        return ended
-
-    async def _texts(self) -> AsyncGenerator[str, None]:
-        """The pieces of text behind the first one."""
-        while not self._text.complete:
-            await self._text.read()
-            text = self._text.take()
-            self._said += text
-            self._stream.service.log_text(text)
-            yield text
-
-    def _begin(self, seed: int) -> None:
-        if not self._begun:
-            self._begun = True
-            start = {"type": "audio.start"} | self._where | {"sentence_text": self._said, "format": "pcm"}
-            self._stream.put(
-                start | {"sample_rate": self._stream.service.engine.sample_rate, "channels": 1, "seed": seed}
-            )
-
-    def _times(self, ended: Ended) -> dict[str, Any]:
-        """When each word is spoken, in seconds from the utterance's first sample; empty unless the client asked."""
-        if not self._words:
-            return {}
-        starts = [round(at, 3) for _, at in self._words]
-        ends = [*starts[1:], round(ended.seconds, 3)][: len(starts)]
-        aligned: dict[str, Any] = {"words": [word for word, _ in self._words]}
-        aligned |= {"word_start_times_seconds": starts, "word_end_times_seconds": ends}
-        return {"timestamp_info": {"word_alignment": aligned}}

@@ -4,34 +4,24 @@ import reprlib
 from dataclasses import dataclass
 from typing import Any
 
-from qwen_megakernel.engine.audio import CHUNK_SCHEDULE
 from qwen_megakernel.errors import TTSError
+from qwen_megakernel.server import fields
 from qwen_megakernel.server.api_error import ApiError
+from qwen_megakernel.server.clones import CLONE_FIELDS, read_clone
 from qwen_megakernel.server.service import EngineService
+from qwen_megakernel.speech.encoders import MEDIA, RATES, missing
 from qwen_megakernel.speech.options import RequestOptions, options_of, read_options, why_not
 
-_TASKS = {"custom_voice": "CustomVoice", "voice_design": "VoiceDesign", "base": "Base"}
-"""A checkpoint's variant -> the protocol's name for it."""
-
-_STRINGS = ("model", "task_type")
-"""The protocol's settings that are no options of speech."""
-_ONLY: dict[str, tuple[Any, str]] = {
-    "response_format": ("pcm", "audio is 16 bit PCM"),
-    "stream_audio": (True, "audio is always sent as it is made"),
-    "sample_rate": (24000, "the model speaks at this rate"),
-    "split_granularity": ("none", "text is spoken as it comes, not by sentences"),
-    "timestamp_type": ("word", "leave it out for no times"),
-    "timestamp_transport_strategy": ("sync", "word times come with audio.done"),
-    "word_timestamps": (False, "ask for timestamp_type 'word' instead"),
-    "x_vector_only_mode": (False, "a voice made without ref_text does this"),
+_SETTINGS = ("model", "task_type", "response_format", "stream_audio", "sample_rate", "word_timestamps")
+"""The protocol's settings that are no options of speech, besides those that bring a voice along."""
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "split_granularity": ("none", "sentence", "clause"),  # text is always spoken as it comes
+    "timestamp_type": ("word",),
+    "timestamp_transport_strategy": ("sync", "async"),
 }
-"""The protocol's settings of which only one value is served: that value, and the reason."""
-
-_NOT_SERVED = ("ref_audio", "ref_text", "speaker_embedding")
 _MAX_SETTING = 2000  # characters
-_FIRST, _MAX_FIRST = "initial_codec_chunk_frames", 1000  # frames of a first chunk
 FIELDS: dict[str, tuple[str, ...]] = {
-    "session.config": (*_STRINGS, *options_of("stream"), *_ONLY),
+    "session.config": (*_SETTINGS, *CLONE_FIELDS, *options_of("stream"), *_CHOICES),
     "input.text": ("text",),
     "input.done": (),
     "session.close": (),
@@ -55,13 +45,22 @@ class RefusedMessage(TTSError):
 class SessionConfig:
     """Attributes:
     options: of speech.
-    words: tell when each word is spoken.
+    name: the audio's format, one of `MEDIA`.
+    rate: its sample rate in Hz; None: the model's.
+    streams: audio is sent as it is made, as PCM. Otherwise an utterance's audio is one message.
+    words: how to tell when each word is spoken: "chunk" (with the audio), "sync" (behind it) or "async" (behind all);
+        empty: not at all.
     whole: the model sees the whole text before it speaks. An utterance is then one `input.text`, then `input.done`.
+    ignored: names of fields that change nothing here.
     """
 
     options: RequestOptions
-    words: bool
+    name: str
+    rate: int | None
+    streams: bool
+    words: str
     whole: bool
+    ignored: tuple[str, ...]
 
 
 def check_fields(message: dict[str, Any]) -> str:
@@ -79,9 +78,8 @@ def check_fields(message: dict[str, Any]) -> str:
     if not isinstance(kind, str) or kind not in FIELDS:
         raise RefusedMessage(f"type must be one of {', '.join(FIELDS)}, got {reprlib.repr(kind)}", "type")
     for name in message:
-        if name in _NOT_SERVED and kind == "session.config":
-            words = "a session cannot clone a voice: add one with voice.add, then name it as voice"
-            raise RefusedMessage(f"{name} is not supported; {words}", name)
+        if name in fields.FIELDS and kind == "session.config":
+            continue
         if name != "type" and name not in FIELDS[kind]:
             known = ", ".join(FIELDS[kind]) or "none"
             wanted = why_not(name, "stream") or f"known: {known}"
@@ -108,50 +106,56 @@ def string_of(message: dict[str, Any], name: str, *, most: int | None = None, bl
     return value
 
 
-def read_config(message: dict[str, Any], service: EngineService) -> SessionConfig:
+async def read_config(message: dict[str, Any], service: EngineService) -> SessionConfig:
     """The settings of a `session.config`, checked as for an utterance.
 
     Raises:
         RefusedMessage, RequestError: nothing could be spoken with these settings.
+        EngineBusy: too many new voices were asked for.
         EngineClosed: the server is not ready, or no longer.
     """
     service.check_ready()
-    given = {name: value for name, value in message.items() if name != "type" and value is not None}
-    options = {}
-    for name, value in given.items():
-        if name in options_of("stream"):
-            options[name] = value
-        elif name in _STRINGS:
+    given, ignored = fields.told_apart({name: value for name, value in message.items() if name != "type"}, "stream")
+    options = {name: given.pop(name) for name in options_of("stream") if name in given}
+    clone = read_clone({name: given.pop(name) for name in CLONE_FIELDS if name in given})
+    for name in ("model", "task_type", "response_format"):
+        if name in given:
             string_of(given, name, most=_MAX_SETTING)
-        else:
-            _check_only(name, value)
-    if "response_format" not in given:
-        words = "response_format must be 'pcm', but is missing: send it, audio is 16 bit PCM"
-        raise RefusedMessage(words, "response_format")
-    engine = service.engine
+    for name, choices in _CHOICES.items():
+        if name in given and given[name] not in choices:
+            raise RefusedMessage(f"{name} must be {' or '.join(choices)}, got {reprlib.repr(given[name])}", name)
     if (model := given.get("model", service.model)) not in service.models:
         raise RefusedMessage(f"this server's model is {service.model!r}, got {model[:80]!r}: leave model out", "model")
-    served = _TASKS[engine.variant]
-    if (task := given.get("task_type", served)) != served:
-        words = f"this server's model {service.model!r} is a {served} checkpoint, got task_type {task[:40]!r}"
-        words += f": set task_type to {served!r}, or start a server with another model"
-        raise RefusedMessage(words, "task_type")
-    if _FIRST in options:
-        options[_FIRST] = _first_chunk(options[_FIRST])
-    read = read_options(options, "stream")
+    service.check_task(given.get("task_type"))
+    name, rate = _format(given)
+    streams = _flag(given, "stream_audio", name == "pcm")
+    words = given.get("timestamp_transport_strategy", "sync") if "timestamp_type" in given else ""
+    words = "chunk" if _flag(given, "word_timestamps", False) else words
+    if name != "pcm" and (streams or words == "chunk"):
+        field = "stream_audio" if streams else "word_timestamps"
+        raise RefusedMessage(f"{field} needs response_format 'pcm', got {name!r}", field)
+    given.pop("split_granularity", None)
+    read = await service.cloned(read_options(options, "stream"), clone)
     request = service.request(read, lenient=True)
-    return SessionConfig(read, words="timestamp_type" in given, whole=request.whole)
+    return SessionConfig(read, name, rate, streams, words, request.whole, tuple(ignored))
 
 
-def _first_chunk(first: Any) -> tuple[int, ...] | None:
-    """Frames per chunk, for a client that names the first size; 0 stands for the default."""
-    if isinstance(first, bool) or not isinstance(first, int) or not 0 <= first <= _MAX_FIRST:
-        words = f"{_FIRST} must be an integer from 0 to {_MAX_FIRST} frames of 80 ms, got {reprlib.repr(first)}"
-        raise RefusedMessage(words, _FIRST)
-    return (first, *(size for size in CHUNK_SCHEDULE if size > first)) if first else None
+def _flag(given: dict[str, Any], name: str, default: bool) -> bool:
+    value = given.get(name, default)
+    if not isinstance(value, bool):
+        raise RefusedMessage(f"{name} must be true or false, got {reprlib.repr(value)}", name)
+    return value
 
 
-def _check_only(name: str, value: Any) -> None:
-    wanted, why = _ONLY[name]
-    if isinstance(value, bool) is not isinstance(wanted, bool) or value != wanted:
-        raise RefusedMessage(f"{name} must be {wanted!r}, got {reprlib.repr(value)}: {why}", name)
+def _format(given: dict[str, Any]) -> tuple[str, int | None]:
+    """The audio's format and its sample rate."""
+    name, rate = given.get("response_format", "wav"), given.get("sample_rate")
+    if name not in MEDIA:
+        words = f"response_format must be one of {', '.join(MEDIA)}, got {reprlib.repr(name)}"
+        raise RefusedMessage(words, "response_format")
+    if why := missing(name):
+        raise RefusedMessage(why, "response_format")
+    if rate is not None and (isinstance(rate, bool) or rate not in RATES):
+        words = f"sample_rate must be one of {', '.join(map(str, RATES))}, got {reprlib.repr(rate)}"
+        raise RefusedMessage(words, "sample_rate")
+    return name, rate

@@ -1,20 +1,26 @@
 """Voices over HTTP: list, make, replace, delete. A recording comes in base64 within JSON, or as a file in a form."""
 
 import asyncio
-import json
 import logging
 from collections.abc import AsyncGenerator
 from typing import Any, TypeVar
 
 from fastapi import APIRouter, Request
-from fastapi.exceptions import RequestValidationError
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
 from qwen_megakernel.errors import AudioError
 from qwen_megakernel.server.api_error import ApiError
-from qwen_megakernel.server.bodies import VOICES, RecordingRequest, VoiceRequest
+from qwen_megakernel.server.bodies import (
+    AUDIO_MODELS,
+    AUDIO_VOICES,
+    VOICES,
+    OmniVoiceRequest,
+    RecordingRequest,
+    VoiceRequest,
+)
+from qwen_megakernel.server.reading import checked, is_json, media_of, parsed
 from qwen_megakernel.server.refusals import Refused, invalid, wrong_media
 from qwen_megakernel.server.service import EngineService
 from qwen_megakernel.speech.saved_voices import size_of_base64
@@ -32,6 +38,22 @@ def add_voices(routes: APIRouter, service: EngineService, *, upload: bool) -> No
         code: {"description": "See docs/serving.md."} for code in (400, 404, 415, 503)
     }
 
+    @routes.get(AUDIO_VOICES, responses={503: errors[503]})
+    async def audio_voices(legacy: bool = False) -> dict:
+        """As Open WebUI, Kokoro-FastAPI's and vLLM-Omni's clients expect them; `legacy`: names alone."""
+        service.check_ready()
+        names = [*service.voice_names(), *service.aliases]
+        uploaded = [{"name": name} for name in service.saved_voices.by_name]
+        return {
+            "voices": names if legacy else [{"id": name, "name": name} for name in names],
+            "uploaded_voices": uploaded,
+        }
+
+    @routes.get(AUDIO_MODELS)
+    async def audio_models() -> dict:
+        """As Open WebUI expects them."""
+        return {"models": [{"id": name, "name": name} for name in service.models]}
+
     @routes.get(VOICES, responses={503: errors[503]})
     async def voices() -> dict:
         engine = service.check_ready()
@@ -41,6 +63,7 @@ def add_voices(routes: APIRouter, service: EngineService, *, upload: bool) -> No
             "aliases": service.aliases,
             "languages": list(engine.languages),
             "cloning": service.can_clone,
+            "clones": service.clones,
             "instructions": service.takes_instructions,
         }
 
@@ -51,10 +74,24 @@ def add_voices(routes: APIRouter, service: EngineService, *, upload: bool) -> No
     async def add_voice(request: Request) -> dict:
         engine = service.check_ready()
         body, recording = await _read(request, VoiceRequest, service.limits.max_upload)
-        if body.name in service.aliases:
-            raise invalid(f"{body.name!r} is an alias of a voice: choose another name", "name")
+        _check_alias(service, body.name)
         await service.saved_voices.add(engine, body.name, recording, body.text)
         return {"id": body.name, "object": "voice"}
+
+    @routes.post(AUDIO_VOICES, responses=errors, openapi_extra=_described(OmniVoiceRequest))
+    async def add_omni_voice(request: Request) -> dict:
+        """As vLLM-Omni's clients make a voice."""
+        engine = service.check_ready()
+        body, recording = await _read(request, OmniVoiceRequest, service.limits.max_upload)
+        _check_alias(service, body.name)
+        await service.saved_voices.add(engine, body.name, recording, body.text)
+        return {"success": True, "voice": {"name": body.name}}
+
+    @routes.delete(AUDIO_VOICES + "/{name}", responses=errors)
+    async def delete_omni_voice(name: str) -> dict:
+        service.check_ready()
+        await service.saved_voices.remove(_saved(service, name))
+        return {"success": True, "message": f"Voice '{name}' deleted successfully"}
 
     @routes.put(VOICES + "/{name}", responses=errors, openapi_extra=_described(RecordingRequest))
     async def replace_voice(name: str, request: Request) -> dict:
@@ -70,6 +107,11 @@ def add_voices(routes: APIRouter, service: EngineService, *, upload: bool) -> No
         name = _saved(service, name)
         await service.saved_voices.remove(name)
         return {"id": name, "object": "voice", "deleted": True}
+
+
+def _check_alias(service: EngineService, name: str) -> None:
+    if name in service.aliases:
+        raise invalid(f"{name!r} is an alias of a voice: choose another name", "name")
 
 
 def _saved(service: EngineService, name: str) -> str:
@@ -99,19 +141,16 @@ async def _read(request: Request, kind: type[_Body], max_upload: int) -> tuple[_
         Refused, RequestValidationError: the body is neither JSON nor such a form.
         AudioError: the recording is too long.
     """
-    media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    media = media_of(request)
     recording: str | bytes | None = None
     if media == "multipart/form-data":
         fields, recording = await _read_form(request, max_upload)
         fields["audio"] = ""  # it has come as a file
-    elif not media or media == "application/json" or (media.startswith("application/") and media.endswith("+json")):
-        fields = await asyncio.to_thread(_parse, await request.body())
+    elif is_json(media):
+        fields = await parsed(await request.body())
     else:
         raise wrong_media(request, "; or send a form, as multipart/form-data")
-    try:
-        body = kind.model_validate(fields)
-    except ValidationError as error:
-        raise RequestValidationError(error.errors()) from None
+    body = checked(fields, kind)
     if recording is None:
         recording = body.audio
         if len(recording) > max_upload * 4 // 3 + 4 and size_of_base64(recording) > max_upload + 2:
@@ -121,13 +160,6 @@ async def _read(request: Request, kind: type[_Body], max_upload: int) -> tuple[_
 
 def _too_long(max_upload: int) -> AudioError:
     return AudioError(f"the recording may have at most {max_upload} bytes: send a shorter one")
-
-
-def _parse(body: bytes) -> Any:
-    try:
-        return json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise invalid(f"the body must be JSON: {str(error)[:80]}") from None
 
 
 async def _read_form(request: Request, max_upload: int) -> tuple[dict[str, Any], bytes]:
@@ -140,7 +172,7 @@ async def _read_form(request: Request, max_upload: int) -> tuple[dict[str, Any],
             await asyncio.sleep(0)
 
     words = "the form cannot be read: send the file audio and the fields name and text, each of them once"
-    parser = MultiPartParser(request.headers, pieces(), max_files=1, max_fields=2, max_part_size=_MAX_FIELD)
+    parser = MultiPartParser(request.headers, pieces(), max_files=1, max_fields=4, max_part_size=_MAX_FIELD)
     try:
         form = await parser.parse()
     except (MultiPartException, KeyError, ValueError):
@@ -149,7 +181,7 @@ async def _read_form(request: Request, max_upload: int) -> tuple[dict[str, Any],
         fields = dict(form.multi_items())
         if len(fields) < len(form.multi_items()):
             raise invalid(f"{words}; one came twice")
-        recording = fields.pop("audio", None)
+        recording = fields.pop("audio", None) or fields.pop("audio_sample", None)
         if not isinstance(recording, UploadFile):
             raise invalid("audio must be a file of the form: send it with a file name", "audio")
         content = await recording.read()

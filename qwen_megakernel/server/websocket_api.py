@@ -13,6 +13,8 @@ from starlette.websockets import WebSocket
 from qwen_megakernel.errors import NoWordsError, RequestError, TextError, TextTooLongError
 from qwen_megakernel.model.pcm import pcm16
 from qwen_megakernel.server.api_error import ApiError
+from qwen_megakernel.server.clones import CLONE_FIELDS, read_clone
+from qwen_megakernel.server.fields import told_apart
 from qwen_megakernel.server.metrics import Metrics
 from qwen_megakernel.server.service import EngineService
 from qwen_megakernel.server.socket_line import MAX_UNREAD, SocketLine, error_message, parse_message, protocol_error
@@ -151,6 +153,7 @@ class _Context:
         self._inbox: asyncio.Queue[dict[str, Any] | str] = asyncio.Queue()
         self._characters = 0
         self._session: SpeechSession | None = None
+        self._ignored: list[str] = []  # fields that change nothing here
         self._running = False
         self._cancelled = False
         self._text_complete = False
@@ -218,7 +221,8 @@ class _Context:
         settings, text, complete = self._read(opening, opens=True)
         with_words = settings.pop("words", False)
         turn = self._socket.turn(settings.pop("turn", None))
-        options = read_options(settings, "socket", also=SETTINGS)
+        clone = read_clone({name: settings.pop(name) for name in CLONE_FIELDS if name in settings})
+        options = await service.cloned(read_options(settings, "socket", also=SETTINGS), clone)
         request = service.request(options, lenient=True)
         if not complete:
             request = request.in_pieces()
@@ -248,7 +252,7 @@ class _Context:
         async for event in session.events():
             if isinstance(event, Began):
                 begin = {"type": "begin", "context": self._name, "number": self._number, "seed": event.seed}
-                self._socket.put(begin)
+                self._socket.put(begin | ({"ignored": self._ignored} if self._ignored else {}))
             elif isinstance(event, Sound) and not self._cancelled:  # a chunk may have been made before the cancel came
                 self._socket.put_audio(self._number, pcm16(event.samples))
             elif isinstance(event, Words) and not self._cancelled:
@@ -267,7 +271,8 @@ class _Context:
         Returns:
             Its settings, its text, and whether the text is complete.
         """
-        message, most = dict(message), self._socket.service.limits.max_text
+        message, self._ignored = told_apart(message, "socket")
+        most = self._socket.service.limits.max_text
         if self._characters > most:
             raise TextTooLongError(
                 f"a context may have at most {most} characters, this one has {self._characters}: open another context"
@@ -279,7 +284,7 @@ class _Context:
             raise RequestError(f"end must be true or false, got {reprlib.repr(complete)}")
         for name, value in message.items():
             if not opens:
-                known = name in options_of("socket") or name in SETTINGS
+                known = name in options_of("socket") or name in SETTINGS or name in CLONE_FIELDS
                 words = "comes too late: settings go with a context's first message" if known else "is not known here"
                 raise RequestError(f"{name[:40]} {words}", field=name[:40])
             if kind := SETTINGS.get(name):

@@ -13,6 +13,7 @@ from typing import Literal, Protocol
 
 import numpy as np
 import soundfile
+import soxr
 
 from qwen_megakernel.checkpoint.languages import primary_subtag
 from qwen_megakernel.model.pcm import pcm16, wav_header
@@ -26,6 +27,9 @@ MEDIA = {
     "pcm": "audio/pcm",
 }
 """Name of a stream's format -> its media type."""
+
+RATES = (8000, 12000, 16000, 24000, 48000)
+"""Sample rates in Hz of a stream. All of its formats have them."""
 
 FORMATS = {
     ".wav": ("WAV", "PCM_16"),
@@ -125,12 +129,17 @@ class StreamEncoder:
         streams: bytes come out while samples go in. Otherwise all bytes come from `finish`.
     """
 
-    def __init__(self, name: str, rate: int):
+    def __init__(self, name: str, rate: int, wanted: int | None = None):
         """
         Args:
             name: the format, one of `MEDIA`, and not `missing`.
-            rate: the sample rate in Hz.
+            rate: the sample rate of what is encoded, in Hz.
+            wanted: the sample rate of the sound, one of `RATES`; None: the same.
         """
+        self._resample = None
+        if wanted not in (None, rate):
+            self._resample = soxr.ResampleStream(rate, wanted, 1, dtype="float32", quality="HQ")
+            rate = wanted
         self.heavy = name not in ("wav", "pcm")
         self.streams = name != "flac"  # its header states the length, and many readers refuse a FLAC without it
         self._sink = _Sink(whole=not self.streams)
@@ -138,11 +147,16 @@ class StreamEncoder:
 
     def encode(self, samples: np.ndarray) -> bytes:
         """The bytes that are ready. `samples`: fp32 [n] in -1..1; values beyond are clipped."""
+        if self._resample:
+            samples = self._resample.resample_chunk(np.ascontiguousarray(samples, np.float32))
         self._encoder.write(np.frombuffer(pcm16(samples), "<i2"))
         return self._sink.take() if self.streams else b""
 
     def finish(self) -> bytes:
         """The rest of the sound. Nothing can be encoded afterwards."""
+        if self._resample:
+            rest = self._resample.resample_chunk(np.zeros(0, np.float32), last=True)
+            self._encoder.write(np.frombuffer(pcm16(rest), "<i2"))
         self._encoder.close()
         return self._sink.take()
 

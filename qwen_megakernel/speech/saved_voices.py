@@ -86,6 +86,11 @@ class SavedVoices:
         finally:
             self._being_made.discard(name)
 
+    async def make(self, engine: TTSEngine, recording: str, text: str | None) -> Voice:
+        """A voice that is not kept, made behind those that were asked for before. `recording`, `text`: as `add` takes
+        them. Raises RequestError: the recording cannot be used."""
+        return await asyncio.get_running_loop().run_in_executor(self._executor, _create, engine, recording, text)
+
     async def remove(self, name: str) -> None:
         """Delete a saved voice and its file. Utterances that already use it go on.
 

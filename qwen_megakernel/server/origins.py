@@ -1,0 +1,99 @@
+"""Which web pages may use the server. A browser lets any page send requests, and tells the server the page's origin."""
+
+from collections.abc import Sequence
+from urllib.parse import SplitResult, urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import Message, Send
+
+from qwen_megakernel.errors import BackendError
+
+ANY = "*"
+_METHODS = "GET, HEAD, POST, PUT, DELETE, OPTIONS"
+_TAKEN = "Authorization, Content-Type, Accept"
+_SHOWN = "X-Seed, X-Ignored, X-Attempts, X-Word-Timestamps, X-Word-Timestamps-Omitted, Retry-After, Content-Disposition"
+_MAX_AGE_S = "600"  # a browser asks again after that
+_PROXYS = ("forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip")
+
+
+class Origins:
+    """The origins that may use a server, besides its own page and programs, which send none."""
+
+    def __init__(self, allowed: Sequence[str], *, has_token: bool):
+        """
+        Args:
+            allowed: such as "https://example.com:8443", or "*".
+
+        Raises:
+            BackendError: an origin is malformed, or "*" is given without a token.
+        """
+        for origin in allowed:
+            if origin == ANY:
+                if not has_token:
+                    words = "--allow-origin '*' lets every web page use the server, so it needs a token: give --token"
+                    raise BackendError(f"{words}, or name the pages' origins")
+            elif (parts := split(origin)).scheme not in (
+                "http",
+                "https",
+            ) or origin != f"{parts.scheme}://{parts.netloc}":
+                words = f"an origin is http:// or https://, a host and maybe a port, got {origin[:80]!r}"
+                raise BackendError(f"{words}: leave out the path and the slash at its end")
+        self._allowed = frozenset(origin.lower() for origin in allowed)
+
+    def are_listed(self, origin: str) -> bool:
+        """The operator has allowed pages of this origin."""
+        return ANY in self._allowed or origin.lower() in self._allowed
+
+    def may_ask(self, headers: Headers) -> bool:
+        """The request is a program's, the server's own page's, or one of a listed page."""
+        origin = headers.get("origin")
+        return origin is None or is_own(headers) or self.are_listed(origin)
+
+    def answer_to_preflight(self, headers: Headers) -> dict[str, str] | None:
+        """The headers for a browser that asks whether a page may send a request. None: it may not."""
+        origin = headers.get("origin", "")
+        if not self.are_listed(origin):
+            return None
+        told = {"Access-Control-Allow-Methods": _METHODS, "Access-Control-Allow-Headers": _TAKEN}
+        return told | {"Access-Control-Max-Age": _MAX_AGE_S} | self._shared(origin)
+
+    def sharing(self, headers: Headers, send: Send) -> Send:
+        """Let a listed page read the answer."""
+        origin = headers.get("origin")
+        if origin is None or not self.are_listed(origin):
+            return send
+
+        async def shared(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                more = MutableHeaders(scope=message)
+                for name, value in (self._shared(origin) | {"Access-Control-Expose-Headers": _SHOWN}).items():
+                    more[name] = value
+            await send(message)
+
+        return shared
+
+    def _shared(self, origin: str) -> dict[str, str]:
+        return {"Access-Control-Allow-Origin": origin, "Vary": "Origin"}
+
+
+def is_preflight(method: str, headers: Headers) -> bool:
+    return method == "OPTIONS" and "origin" in headers and "access-control-request-method" in headers
+
+
+def is_own(headers: Headers) -> bool:
+    """The request is of a page that this server has sent."""
+    origin = headers.get("origin")
+    return origin is not None and split(origin).netloc == headers.get("host", "")
+
+
+def came_by_proxy(headers: Headers) -> str | None:
+    """The header by which a proxy tells that it forwards somebody's request; None: there is none."""
+    return next((name for name in _PROXYS if name in headers), None)
+
+
+def split(url: str) -> SplitResult:
+    """A URL's parts; all are empty if it is malformed."""
+    try:
+        return urlsplit(url)
+    except ValueError:
+        return urlsplit("")
