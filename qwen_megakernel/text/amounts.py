@@ -6,7 +6,7 @@ from decimal import Decimal
 
 from num2words import num2words
 
-from qwen_megakernel.text import currency
+from qwen_megakernel.text import currency, english
 from qwen_megakernel.text.rule import DASH, Around, Rules, ends_of, keep
 from qwen_megakernel.text.spoken import Spoken
 
@@ -137,6 +137,12 @@ class _Amounts:
         return f"{first}{start}{self.spoken.to}{blank}{last}"
 
 
+def dotted(spoken: Spoken) -> frozenset[str]:
+    """Units of the language that may end with the dot of an abbreviation."""
+    own = {"en": english.DOTTED, "de": frozenset(["Pck."])}
+    return DOTTED | own.get(spoken.code, frozenset())
+
+
 def written_scales(spoken: Spoken) -> list[str]:
     """How the language writes thousands, millions and more."""
     return list(_Amounts(spoken, Around()).scales)
@@ -262,8 +268,8 @@ def _scaled(amounts: _Amounts) -> Rules:
 def units(spoken: Spoken, around: Around) -> Rules:
     """Numbers with a unit, alone or as a range."""
     amounts, number = _Amounts(spoken, around), spoken.pattern
-    dotted = [f"{unit}." for unit in spoken.units if f"{unit}." in DOTTED]
-    names = "|".join(sorted(map(re.escape, [*spoken.units, *spoken.nouns, *dotted]), key=len, reverse=True))
+    abbreviated = [name for name in dotted(spoken) if name[:-1] in spoken.units]
+    names = "|".join(sorted(map(re.escape, [*spoken.units, *spoken.nouns, *abbreviated]), key=len, reverse=True))
 
     def mark(written: str) -> str:
         return "," if re.search(r",\d+$", written) else "."
