@@ -6,7 +6,7 @@ from decimal import Decimal
 
 from num2words import num2words
 
-from qwen_megakernel.text import currency, english
+from qwen_megakernel.text import currency
 from qwen_megakernel.text.rule import DASH, Around, Rules, ends_of, keep
 from qwen_megakernel.text.spoken import Spoken
 
@@ -39,6 +39,10 @@ _CROWD = frozenset(
 )
 DOTTED = frozenset("Std. Sek. Min. ч. мин. сек.".split())
 """Units that end with the dot of an abbreviation."""
+_DOTTED_IN = {
+    "en": frozenset("oz. lb. lbs. ft. hr. hrs. mi. min. mins. sec. secs. tsp. tbsp. yd. yds. qt. gal.".split()),
+    "de": frozenset(["Pck."]),
+}
 
 GENITIVE = frozenset("от до около более менее свыше больше меньше с со из без кроме".split())
 _SCORE = frozenset(
@@ -139,8 +143,7 @@ class _Amounts:
 
 def dotted(spoken: Spoken) -> frozenset[str]:
     """Units of the language that may end with the dot of an abbreviation."""
-    own = {"en": english.DOTTED, "de": frozenset(["Pck."])}
-    return DOTTED | own.get(spoken.code, frozenset())
+    return DOTTED | _DOTTED_IN.get(spoken.code, frozenset())
 
 
 def written_scales(spoken: Spoken) -> list[str]:

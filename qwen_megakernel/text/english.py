@@ -4,7 +4,7 @@ import re
 from math import gcd
 
 from qwen_megakernel.text.rule import DASH, Around, Rules, ends_of, keep, needing
-from qwen_megakernel.text.signs import rates
+from qwen_megakernel.text.signs import SEASON, rates, season
 from qwen_megakernel.text.spoken import Spoken
 
 _BEFORE = (
@@ -19,8 +19,6 @@ OPENERS = frozenset([f"{name}." for name in _LONG if name[0] not in "§¶"] + ["
 OPENERS |= {f"{month}." for month in _MONTHS.split("|")}
 """Words that wait for the number behind them."""
 FOLLOWERS = frozenset("sq cu hours minutes dollars euros pounds francs".split())
-DOTTED = frozenset("oz. lb. lbs. ft. hr. hrs. mi. min. mins. sec. secs. tsp. tbsp. yd. yds. qt. gal.".split())
-"""Units that end with the dot of an abbreviation."""
 
 _NUMBERED = frozenset("flight room track item order case ref serial account page phone tel id part model issue".split())
 _SLASHED = {"24/7": "twenty-four seven", "9/11": "nine eleven", "50/50": "fifty-fifty", "20/20": "twenty twenty"}
@@ -141,16 +139,6 @@ def last(spoken: Spoken, around: Around) -> Rules:
         rf"(?<=[a-z]{{3}})/(\d{{1,4}} )?({per})(?:\.(?=,| [a-z]))?(?![\w²³])",
         lambda f: f" per {f[1] or ''}{_RATES[f[2]]}",
     )
-
-
-SEASON = r"(?<![\w.,:/-])((?:19|20)(\d\d))/((?:19|20)?(\d\d))(?![\w/]|[.,]\d)"
-
-
-def season(spoken: Spoken, found: re.Match[str]) -> str | None:
-    """2023/24, 2023/2024."""
-    if int(found[4]) != (int(found[2]) + 1) % 100:
-        return None
-    return f"{spoken.year(found[1])} {spoken.year(found[3]) if len(found[3]) == 4 else spoken.cardinal(found[3])}"
 
 
 def _said(spoken: Spoken, written: str) -> str:

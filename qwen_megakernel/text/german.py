@@ -3,9 +3,8 @@
 import re
 from math import gcd
 
-from qwen_megakernel.text.english import SEASON, season
 from qwen_megakernel.text.rule import Around, Kept, Rules, ends_of, keep, needing
-from qwen_megakernel.text.signs import rates
+from qwen_megakernel.text.signs import SEASON, rates, season
 from qwen_megakernel.text.spoken import Spoken
 
 _BEFORE = (

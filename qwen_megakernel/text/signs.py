@@ -103,6 +103,16 @@ def _one_by_one(spoken: Spoken, written: str) -> str:
     return " ".join(spoken.cardinal(sign) if sign.isdecimal() else sign for sign in written)
 
 
+SEASON = r"(?<![\w.,:/-])((?:19|20)(\d\d))/((?:19|20)?(\d\d))(?![\w/]|[.,]\d)"
+
+
+def season(spoken: Spoken, found: re.Match[str]) -> str | None:
+    """2023/24, 2023/2024."""
+    if int(found[4]) != (int(found[2]) + 1) % 100:
+        return None
+    return f"{spoken.year(found[1])} {spoken.year(found[3]) if len(found[3]) == 4 else spoken.cardinal(found[3])}"
+
+
 def rates(spoken: Spoken, names: dict[str, str], per: str) -> Rules:
     """10 mg/kg. `names`: what may stand behind the bar."""
     units = "|".join(sorted((re.escape(unit) for unit in spoken.units if unit != "%"), key=len, reverse=True))
