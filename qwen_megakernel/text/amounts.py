@@ -39,6 +39,10 @@ _CROWD = frozenset(
 )
 DOTTED = frozenset("Std. Sek. Min. ч. мин. сек.".split())
 """Units that end with the dot of an abbreviation."""
+_DOTTED_IN = {
+    "en": frozenset("oz. lb. lbs. ft. hr. hrs. mi. min. mins. sec. secs. tsp. tbsp. yd. yds. qt. gal.".split()),
+    "de": frozenset(["Pck."]),
+}
 
 GENITIVE = frozenset("от до около более менее свыше больше меньше с со из без кроме".split())
 _SCORE = frozenset(
@@ -135,6 +139,11 @@ class _Amounts:
             return f"{first} – {last}"
         start = "" if self.spoken.code == "ko" else blank
         return f"{first}{start}{self.spoken.to}{blank}{last}"
+
+
+def dotted(spoken: Spoken) -> frozenset[str]:
+    """Units of the language that may end with the dot of an abbreviation."""
+    return DOTTED | _DOTTED_IN.get(spoken.code, frozenset())
 
 
 def written_scales(spoken: Spoken) -> list[str]:
@@ -262,8 +271,8 @@ def _scaled(amounts: _Amounts) -> Rules:
 def units(spoken: Spoken, around: Around) -> Rules:
     """Numbers with a unit, alone or as a range."""
     amounts, number = _Amounts(spoken, around), spoken.pattern
-    dotted = [f"{unit}." for unit in spoken.units if f"{unit}." in DOTTED]
-    names = "|".join(sorted(map(re.escape, [*spoken.units, *spoken.nouns, *dotted]), key=len, reverse=True))
+    abbreviated = [name for name in dotted(spoken) if name[:-1] in spoken.units]
+    names = "|".join(sorted(map(re.escape, [*spoken.units, *spoken.nouns, *abbreviated]), key=len, reverse=True))
 
     def mark(written: str) -> str:
         return "," if re.search(r",\d+$", written) else "."

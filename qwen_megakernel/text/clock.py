@@ -6,8 +6,9 @@ from qwen_megakernel.text import korean
 from qwen_megakernel.text.rule import DASH, Around, Rules, Say, keep
 from qwen_megakernel.text.spoken import Spoken
 
-_ENGLISH_HALF = r"(?:\s?([AaPp])(?:\.\s?[Mm]\.|[Mm])(?!\w))"
+_ENGLISH_HALF = r"(?:\s?([AaPp])(?:\.\s?[Mm]\.?|[Mm])(?!\w))"
 _HOURS = {"fr": r"(?: ?(?:h|heures)\b)?", "de": r"(?: ?Uhr\b)?", "es": r"(?: ?h\b)?", "pt": r"(?: ?h\b)?"}
+_NO_START = frozenset("Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split())
 _LASTS = {
     "ru": ("ч", "мин", "сек"), "zh": ("h", "min", "s"), "ja": ("h", "min", "s"), "ko": ("h", "min", "s"),
 }  # fmt: skip
@@ -85,12 +86,20 @@ def times(spoken: Spoken, around: Around) -> Rules:
         start = "" if spoken.code == "ko" else spoken.around_dot
         return said and f"{said}{start}{spoken.to}{spoken.around_dot}"
 
-    yield rf"{clock} ?[~～〜–] ?(?=\d\d?[:：]\d\d(?!\d))", span
+    yield rf"{clock} ?{DASH} ?(?=\d\d?[:：][0-5]\d(?!\d))", span
     if spoken.code == "en":
         day = rf"(?<![\d:.,])(\d\d?)(?::(\d\d))?{_ENGLISH_HALF} ?{DASH} ?(?=\d\d?(?::\d\d)?{_ENGLISH_HALF})"
         yield day, lambda f: f"{say(f[1], f[2] or '0', f[3])} {spoken.to} " if say(f[1], f[2] or "0", f[3]) else None
-        yield rf"{clock}{_ENGLISH_HALF}?", lambda f: say(f[1], f[2], f[3])
-        yield rf"(?<![\d:.,])(\d\d?){_ENGLISH_HALF}", lambda f: f"{spoken.cardinal(f[1])} {f[2].upper()}M"
+
+        def stop(found: re.Match[str]) -> str:
+            """The full stop of "p.m." may end the sentence too."""
+            day = around.after.rstrip(".,;:!?)")
+            ends = found[0][-1] == "." and day not in _NO_START and not day.isupper()
+            return around.stop(found, False) if ends else ""
+
+        yield rf"{clock}{_ENGLISH_HALF}?", lambda f: (said := say(f[1], f[2], f[3])) and said + stop(f)
+        hour = rf"(?<![\d:.,])(\d\d?){_ENGLISH_HALF}"
+        yield hour, lambda f: f"{spoken.cardinal(f[1])} {f[2].upper()}M{stop(f)}"
     else:
         yield clock + _HOURS.get(spoken.code, ""), lambda f: say(f[1], f[2])
     if spoken.code in ("es", "it", "pt", "ru"):

@@ -6,7 +6,7 @@ from math import gcd
 from qwen_megakernel.text.rule import Around, Rules, ends_of, keep
 from qwen_megakernel.text.spoken import Spoken
 
-_CALLED = frozenset("call dial text phone tel".split())
+_CALLED = frozenset("call dial text phone tel notruf pin".split())
 _SERIAL = frozenset("isbn issn isbn-10 isbn-13 ean imei iban".split())
 _PARTS = {
     "en": "half/halves third/thirds quarter/quarters fifth/fifths sixth/sixths 0 eighth/eighths 0 tenth/tenths",
@@ -70,7 +70,7 @@ def phones(spoken: Spoken, around: Around) -> Rules:
     yield rf"{before}(?:97[89][- ]?)?\d{{1,5}}-\d{{1,7}}-\d{{1,7}}-[\dX](?![\w-])", lambda f: _serial(f, say)
     yield r"\+\d{1,3}(?:[ ()./-]{0,2}\d+){1,6}(?<=\d{2})", lambda f: say(f) if len(f[0]) > 7 else None
     yield rf"{before}[18][ -.](?:\(\d{{3}}\)[ -.]?|\d{{3}}[-. ])\d{{3}}[-. ](?:\d{{4}}|\d\d-\d\d){after}", say
-    yield rf"(?<![\w.,-])(?<!\d )(?:\(\d{{3}}\) ?|\d{{3}}[-. ])\d{{3}}[-. ]\d{{4}}{after}", say
+    yield rf"(?<![\w.,-])(?<!\d )(?:\(\d{{3}}\)[ -]?|\d{{3}}[-. ])\d{{3}}[-. ]\d{{4}}{after}", say
     yield rf"{before}\(\d\d\) ?9?\d{{4}}-\d{{4}}{after}", say
     yield r"(?<![\w.,:/-])(?<!\d )0\d{1,4}(?:[ -]\d{2,}|/\d{4,})+(?!\w|[.,]\d)", say
     if spoken.code in ("es", "pt"):
@@ -149,8 +149,9 @@ def others(spoken: Spoken, around: Around) -> Rules:
 
     def address(found: re.Match[str]) -> str | None:
         parts = found[0].split(".")
+        said = spoken.digits if spoken.code == "en" else spoken.cardinal
         return (
-            dot.join(map(spoken.cardinal, parts))
+            dot.join(map(said, parts))
             if all(part == "0" or (part[0] != "0" and int(part) < 256) for part in parts)
             else None
         )
@@ -175,7 +176,7 @@ def others(spoken: Spoken, around: Around) -> Rules:
 # ---------------------------------------------------------------- Roman numerals
 
 _CHAPTERS = {
-    "en": "Chapter Part Volume Book Act Section Appendix",
+    "en": "Chapter Part Volume Book Act Section Appendix Phase Type Stage Title Article Figure Table Annex War Bowl",
     "de": "Kapitel Teil Band Akt Abschnitt",
     "fr": "Chapitre chapitre Tome tome Partie Acte Livre",
     "es": "Capítulo capítulo Tomo Parte Acto siglo Siglo Libro",
@@ -209,11 +210,11 @@ def roman(spoken: Spoken, word: str, before: str) -> str | None:
     """The number after a king's name or "Chapter", without marks at its ends; None if it is none."""
     if spoken.code == "fr" and word in ("Ier", "Ire") and before in _KINGS["fr"].split():
         return "premier" if word == "Ier" else "première"
-    if not _ROMAN.fullmatch(word) or spoken.joined:
+    if not _ROMAN.fullmatch(word) or word in ("C", "L") or spoken.joined:  # Appendix C
         return None
     values = [_VALUES[letter] for letter in word]
     number = sum(-a if a < b else a for a, b in zip(values, [*values[1:], 0], strict=True))
-    if before in _CHAPTERS[spoken.code].split():
+    if before in _CHAPTERS[spoken.code].split() and (before, word) not in (("War", "I"), ("Type", "V"), ("Type", "X")):
         return spoken.cardinal(str(number))
     if before not in _KINGS[spoken.code].split() or (word == "I" and spoken.code == "en"):
         return None

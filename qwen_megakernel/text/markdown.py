@@ -36,6 +36,7 @@ class Markdown(Stage):
     def __init__(self):
         self._begin_line()
         self._rows = False  # do a table's rows follow?
+        self._inside = ""  # what the line before was in: "prose", "list", or nothing
         self._fence = ""  # the open one
         self._fence_line = ""  # the line that may close it
         self._run = ""  # signs that wait
@@ -117,7 +118,9 @@ class Markdown(Stage):
             self._at_head = False
             self._head = ""
             self._table = head[0] == "|" or self._rows
-            if self._table or _NUMBER.match(head):
+            number = _NUMBER.match(head)
+            # As in CommonMark, only a list's first number ends a paragraph: "on\n3. Oktober" is prose.
+            if self._table or (number and (self._inside != "prose" or head[0] == "1" and not head[1].isdigit())):
                 self._item = True
             return self.push(head)
         return ""
@@ -144,6 +147,8 @@ class Markdown(Stage):
             self._fence = fence[1]
             self._fence_line = ""
             return "\n"
+        if not head:
+            self._inside = ""
         signs = _RULE.fullmatch(head) or _is_table_line(head) or not head.strip(" -*+•‣◦#[]")
         if signs or _DEFINITION.fullmatch(head):
             self._begin_line()
@@ -181,6 +186,8 @@ class Markdown(Stage):
             self._waits = character
             return ""
         if character == "\n":
+            if self._item or self._inside != "list":
+                self._inside = "list" if self._item else "prose"
             mark = self._end_item()
             self._begin_line()
             return mark + "\n"

@@ -6,7 +6,7 @@ from functools import cache, partial
 
 from num2words import num2words
 
-from qwen_megakernel.text import amounts, chinese, clock, currency, figures, korean, years
+from qwen_megakernel.text import amounts, chinese, clock, currency, english, figures, german, korean, signs, years
 from qwen_megakernel.text.code import HARDWARE
 from qwen_megakernel.text.rule import Around, Kept, Rules, Say, keep, uncover
 from qwen_megakernel.text.spoken import Spoken
@@ -30,8 +30,6 @@ _FOLLOWERS = {
     "pt": "de h",
     "ru": "год года году годом годы гг ч мин сек с",
 }
-_GERMAN_E = frozenset("der die das diese dieser dieses jede jeder jedes eine meine".split())
-_GERMAN_EN = frozenset("am im vom zum zur beim dem den des einen einem bis ab".split())
 _RUSSIAN_ENDS = {"я": {"gender": "f"}, "е": {"gender": "n"}, "о": {"case": "g"}, "у": {"case": "d"}, "м": {"case": "p"}}
 
 
@@ -53,14 +51,19 @@ class Numbers:
         self._followers = frozenset(
             [*spoken.units, *spoken.nouns, *scales, *currency.SIGNS, *amounts.glued(scales), "–", *figures.VULGAR]
         )
+        own = {"en": english, "de": german}.get(spoken.code)
+        self._openers = own.OPENERS | signs.OPENERS if own else frozenset[str]()
+        if own:
+            self._followers |= own.FOLLOWERS | signs.FOLLOWERS
         self._abbreviations = frozenset(
-            name.rstrip(".") for name in [*scales, *currency.SIGNS, *amounts.DOTTED] if name[-1] == "."
+            name.rstrip(".") for name in [*scales, *currency.SIGNS, *amounts.dotted(spoken)] if name[-1] == "."
         )
         small = [*spoken.months, *currency.CODES, *_FOLLOWERS.get(spoken.code, "").split()]
         self._small_followers = frozenset(map(str.lower, small))
         self._around = around = Around()
         # Their order matters: a rule sees what those before it have left.
-        rules = [*self._first(), *figures.phones(spoken, around), *self._dates(), *years.rules(spoken, around)]
+        rules = [*(own.first(spoken, around) if own else ()), *signs.rules(spoken, around)]
+        rules += [*self._first(), *figures.phones(spoken, around), *self._dates(), *years.rules(spoken, around)]
         rules += [
             *clock.durations(spoken, around),
             *clock.decades(spoken),
@@ -68,29 +71,46 @@ class Numbers:
             *clock.times(spoken, around),
         ]
         rules += [*figures.fractions(spoken, around), *amounts.rules(spoken, around), *amounts.units(spoken, around)]
-        rules += [*self._ordinals(), *years.counts(spoken, around), *self._counters()]
-        rules += [*amounts.ranges(spoken, around), *self._rest()]
-        self._rules: list[tuple[re.Pattern[str], Say]] = [(_compiled(p), say) for p, say in rules]
+        rules += [*self._ordinals(), *years.counts(spoken, around), *(own.years(spoken, around) if own else ())]
+        rules += [
+            *self._counters(),
+            *amounts.ranges(spoken, around),
+            *self._rest(),
+            *(own.last(spoken, around) if own else ()),
+        ]
+        self._rules = [(getattr(p, "needs", frozenset[str]()), _compiled(p), say) for p, say in rules]
 
-    def read(self, phrase: str, before: str, begins: bool, after: str = "") -> str:
+    def read(self, phrase: str, before: str, begins: bool, after: str = "", earlier: str = "") -> str:
         """Put a phrase's numbers into words. The phrase is words with one blank between them, `before` the word before
-        it, `after` the one after it, or empty. `begins`: it begins a line."""
+        it, `earlier` the one before that, `after` the one after it, or empty. `begins`: it begins a line."""
         around = self._around
-        around.before, around.after, around.begins = before, after, begins
-        for pattern, say in self._rules:
-            phrase = pattern.sub(partial(self._apart, say), phrase)
+        around.before, around.after, around.begins, around.earlier = before, after, begins, earlier
+        missing = frozenset(phrase).isdisjoint
+        for needs, pattern, say in self._rules:
+            if not needs or not missing(needs):
+                phrase = pattern.sub(partial(self._apart, say), phrase)
         return uncover(phrase)
 
     def follows(self, word: str, held: str) -> bool:
         """Does this word, without marks at its ends, belong to the number before it?"""
         spoken = self.spoken
+        if self._openers and (held.lstrip("([\"'“„‘") in self._openers or held == ":"):
+            return any(character.isdecimal() for character in word)
         if held[-1] == "." and spoken.code == "de" and re.search(r"(?<!\d)\d{1,3}\.$", held):
             return True
+        if spoken.code == "en" and held.lower() in ("a.m.", "p.m.", "sq."):
+            return word in ("–", "-", "ft", "mi", "km")
         if held[-1] in ".,;:!?" and not (held[-1] == "." and held.lstrip("0123456789,.")[:-1] in self._abbreviations):
             return spoken.code == "en" and held[-1] == "," and bool(re.fullmatch(r"\d{4}", word))
         if any(character.isdecimal() for character in word):
             return True
-        if held[-1] == "°" and word in figures.DIRECTIONS or (spoken.code == "ko" and korean.COUNTER.match(word)):
+        if (
+            held[-1] in "°'’′\"”″"
+            and word in figures.DIRECTIONS
+            or (spoken.code == "ko" and korean.COUNTER.match(word))
+        ):
+            return True
+        if self._openers and "/" in word and word.partition("/")[0] in [*spoken.units, *currency.CODES]:  # mg/kg
             return True
         if word.startswith(tuple("€$£¥₽₩₹")):
             word = word.partition("/")[0]  # €/kg
@@ -109,8 +129,8 @@ class Numbers:
         return any(character.isdecimal() or character in figures.VULGAR for character in word)
 
     def begins_number(self, word: str) -> bool:
-        """Is the word a currency that a number may follow?"""
-        return bool(re.fullmatch(rf"{currency.SIGN}|{currency.CODE}", word))
+        """Is the word a currency, a sign or an abbreviation that a number may follow?"""
+        return word.lstrip("([\"'“„‘") in self._openers or bool(re.fullmatch(rf"{currency.SIGN}|{currency.CODE}", word))
 
     def _apart(self, say: Say, found: re.Match[str]) -> str:
         """What to say, with blanks between its words and adjacent letters, if the language uses blanks."""
@@ -146,7 +166,8 @@ class Numbers:
         def say(found: re.Match, year: str, month: str, day: str) -> str | None:
             if not (1 <= int(month) <= 12 and 1 <= int(day) <= 31):
                 return None
-            return spoken.on_date(year, int(month), day, "" if self._around.word_before(found) in _GERMAN_E else "n")
+            end = german.end_of_ordinal(self._around, found) if spoken.code == "de" else None
+            return spoken.on_date(year, int(month), day, end or "")
 
         yield r"(?<![\d/-])(\d{4})([-/])(\d\d)\2(\d\d)(?![\d/-])", lambda f: say(f, f[1], f[3], f[4])
         mark = re.escape(spoken.date[-1])
@@ -165,12 +186,13 @@ class Numbers:
         spoken, months = self.spoken, "|".join(self.spoken.months)
         if spoken.code == "en":
             short = "Jan|Feb|Mar|Apr|Jun|Jul|Aug|Sep|Sept|Oct|Nov|Dec"
-            month = rf"((?:{months}|{short})\b\.?)"
+            lower = "|".join(name.lower() for name in spoken.months if name not in ("March", "May"))
+            month = rf"((?:{months}|{short}|{lower})\b\.?)"
             year = r"(?:,? (\d{4})(?!\d|,\d))?"
             ends = r"(?:st|nd|rd|th)?"
 
             def full(name: str) -> str:
-                return next(known for known in spoken.months if known.startswith(name[:3]))
+                return next(known for known in spoken.months if known.startswith(name[:3].title()))
 
             def say(found: re.Match, name: str, day: str, year: str | None) -> str | None:
                 if not 1 <= int(day) <= 31:
@@ -179,20 +201,23 @@ class Numbers:
                 name, day = full(name), spoken.ordinal(day)
                 if found[1][0].isalpha():
                     return f"{name} {day}{said}"
-                return f"{'' if self._around.word_before(found) == 'the' else 'the '}{day} of {name}{said}"
+                end = english.stop(self._around, found, name)
+                return f"{'' if self._around.word_before(found) == 'the' else 'the '}{day} of {name}{said}{end}"
 
             yield rf"\b{month} (\d\d?){ends}(?![\d:]){year}", lambda f: say(f, f[1], f[2], f[3])
             yield rf"(?<![\d.,])(\d\d?){ends} {month}{year}", lambda f: say(f, f[2], f[1], f[3])
             after = {*spoken.months, *short.split("|")}
 
             def alone(found: re.Match) -> str | None:
-                if self._around.before.rstrip(".,") not in after or not 1 <= int(found[1]) <= 31:
+                before = self._around.before.rstrip(".,")
+                if before not in ("may", "march", "mar"):
+                    before = before.title()
+                if before not in after or not 1 <= int(found[1]) <= 31:
                     return None
                 return spoken.ordinal(found[1]) + (f", {spoken.year(found[2])}" if found[2] else "")
 
-            yield r"^(\d\d?)(?:st|nd|rd|th)?(?:, (\d{4}))?(?![\d:])(?!,\d)", alone
+            yield r"^(\d\d?)(?:st|nd|rd|th)?(?:,? (\d{4}))?(?![\d:])(?!,\d)", alone
         elif spoken.code == "de":
-            yield rf"(?<![\d.])(\d\d?)\. ?[-–] ?(?=\d\d?\. (?:{months})\b)", self._german_start
             yield rf"(?<!\d)(\d\d?)\. ({months})\b(?: (\d{{4}})(?!\d))?", self._german_day
         elif spoken.code == "ru":
             date = rf"(?<!\d)(\d\d?) ({months})\b(?: (\d{{4}})(?: года\b| г\.| г\b)?(?!\d))?"
@@ -201,23 +226,21 @@ class Numbers:
             first = {"fr": "premier", "it": "primo", "pt": "primeiro"}.get(spoken.code, spoken.cardinal("1"))
             yield rf"(?<!\d)1(?:er|º|°)?(?= (?:de )?(?:{months})\b)", lambda f: first
 
-    def _german_start(self, found: re.Match[str]) -> str:
-        return f"{self.spoken.ordinal(found[1])}{'n' if self._around.word_before(found) else 'r'} bis "
-
     def _german_day(self, found: re.Match) -> str:
         said = self.spoken.ordinal(found[1])
-        before = self._around.word_before(found)
-        end = "" if before in _GERMAN_E else "n" if before else "r"
+        end = german.end_of_ordinal(self._around, found)
         year = f" {self.spoken.year(found[3])}" if found[3] else ""
         return f"{said}{end} {found[2]}{year}"
 
     def _ordinals(self):
         spoken = self.spoken
+        if spoken.code == "de":
+            yield from german.headed(spoken, self._around)
         if not spoken.joined:
             yield r"^(\d{1,3})[.)](?= |$)(?! ?\d)", self._list_number
         if spoken.code == "de":
             yield r"(?<![\d.,])(\d+)(er|fach\w*|mal)\b", lambda f: spoken.cardinal(f[1]) + f[2]
-            yield r"(?<![\w.,:])(\d{1,3})\.(?= (\w))", self._german_ordinal
+            yield from german.ordinals(spoken, self._around)
         if spoken.code == "ru":  # десятилетний
             age = r"(?<![\d.,-])([1-9]\d{0,2})-?(?=летн|летия|летие|летию)"
             yield age, lambda f: Kept(num2words(int(f[1]), lang="ru", case="g").replace(" ", ""))
@@ -226,14 +249,6 @@ class Numbers:
 
     def _list_number(self, found: re.Match) -> str | None:
         return f"{self.spoken.cardinal(found[1])}," if self._around.begins and int(found[1]) else None
-
-    def _german_ordinal(self, found: re.Match) -> str | None:
-        before = self._around.word_before(found)
-        if before in _GERMAN_E:
-            return self.spoken.ordinal(found[1])
-        if before in _GERMAN_EN or found[2].islower():
-            return f"{self.spoken.ordinal(found[1])}n"
-        return None
 
     def _ordinal(self, found: re.Match) -> str | None:
         end, number = found[0][-1], found[1]

@@ -17,6 +17,20 @@ _DIGIT = re.compile(r"\d")
 _COVERED = re.compile(f"[{chr(_HIDDEN)}-{chr(_HIDDEN + 0xFF)}]")
 
 
+class Gated(str):
+    """A pattern that can only match where one of `needs` is."""
+
+    needs: frozenset[str]
+
+
+def needing(signs: str, rules: Rules) -> Rules:
+    """The rules, which are only tried where one of the signs is: most phrases have none."""
+    for pattern, say in rules:
+        gated = Gated(pattern)
+        gated.needs = frozenset(signs)
+        yield gated, say
+
+
 class Language(Protocol):
     """What a rule needs of `spoken.Spoken`."""
 
@@ -48,6 +62,7 @@ class Around:
     """The words around a phrase."""
 
     before = ""  # the word before, or empty
+    earlier = ""  # the word before that
     after = ""  # the word after, if the phrase ended because of it
     begins = False  # does the phrase begin a line?
 

@@ -198,7 +198,9 @@ class Spoken:
         return f"{said}{link}{coins}" if int(whole) else coins
 
     def currency(self, sign: str) -> str:
-        """The code of a currency's sign. In Chinese "¥" is the yuan."""
+        """The code of a currency's sign. In Chinese "¥" is the yuan. In English "kr" may be one of five: empty."""
+        if sign == "kr" and self.code == "en":
+            return ""
         name = currency.SIGNS.get(sign, sign)
         return "CNY" if name == "JPY" and sign in "¥￥" and self.code == "zh" else name
 

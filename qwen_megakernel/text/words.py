@@ -34,6 +34,7 @@ class Words(Stage):
         self._word = ""
         self._phrase: list[str] = []  # a number's words; more may follow
         self._before = ""  # the word before
+        self._earlier = ""  # the word before that
         self._begins = True  # does a line begin?
 
     def feed(self, character: str) -> str:
@@ -44,7 +45,9 @@ class Words(Stage):
         if character == "\n" or is_mark(character) or is_cjk(character):
             blank = " " if is_cjk(character) and not self._word else ""  # it came behind the phrase
             given = self._end_word("") + self._end_phrase(blank) + character
-            self._before = character if is_cjk(character) else ""
+            goes_on = character == "\n" and not self._begins  # a line may end within a sentence
+            self._before = character if is_cjk(character) else self._before if goes_on else ""
+            self._earlier = self._earlier if goes_on else ""
             self._begins = not is_cjk(character)
             return given
         self._word += character
@@ -96,7 +99,7 @@ class Words(Stage):
             return self._end_phrase(" ") + self._give(word, blank)
         given = ""
         if self._phrase:
-            more = self._numbers.follows(core, self._phrase[-1])
+            more = self._numbers.follows(core or word, self._phrase[-1])
             if more and len(self._phrase) < LONGEST_PHRASE:
                 self._phrase.append(word)
                 return "" if blank else self._end_phrase("")
@@ -107,7 +110,7 @@ class Words(Stage):
         return given + self._give(word, blank)
 
     def _give(self, word: str, blank: str) -> str:
-        self._before = word.strip(_OPENING)
+        self._before, self._earlier = word.strip(_OPENING), self._before
         self._begins = False
         return word + blank
 
@@ -115,8 +118,8 @@ class Words(Stage):
         if not self._phrase or not self._numbers:
             return ""
         phrase, self._phrase = " ".join(self._phrase), []
-        said = self._numbers.read(phrase, self._before, self._begins, after)
-        self._before = phrase.rpartition(" ")[2]
+        said = self._numbers.read(phrase, self._before, self._begins, after, self._earlier)
+        self._earlier, self._before = f"{self._before} {phrase}".split(" ")[-2:]
         self._begins = False
         return said + blank
 
