@@ -4,16 +4,18 @@ test_entrances.py."""
 import asyncio
 import base64
 import contextlib
+import io
 import json
 import random
 import re
 from types import SimpleNamespace
 
 import pytest
+import soundfile
 from callers import parts_of
 from entrances import JUNK, NO_MESSAGE, StreamClient, fuzzed
 from hypothesis import strategies as st
-from serving import TEXT, Running, audio_of, cloning, connect, endless, ready, recording, small_demo
+from serving import PATIENCE_S, TEXT, Running, audio_of, cloning, connect, endless, ready, recording, small_demo
 from test_entrances import LIMITS
 from websockets.exceptions import ConnectionClosed
 
@@ -337,3 +339,73 @@ def test_nothing_that_a_client_sends_is_an_error_of_ours(server, speaking_and_se
             client.drain()
     assert not [told for told in client.told if told.get("code") == "failed"], client.told
     server.at_rest()
+
+
+# ---------------------------------------------------------------- as vLLM-Omni's own client asks
+
+
+def test_chunks_carry_audio_and_the_words_whose_times_are_known(client, server):
+    client.configure(word_timestamps=True)
+    client.speak(TEXT)
+    done = client.until("audio.done")
+    chunks = [told for told in client.told if told["type"] == "audio.chunk"]
+    audio = b"".join(base64.b64decode(chunk["audio_b64"]) for chunk in chunks)
+    assert audio == said(server) and done["total_bytes"] == len(audio)
+    words = [word for chunk in chunks for word in chunk["timestamps"]]
+    assert [word["word"] for word in words] == TEXT.split() and chunks[0]["timestamps"] == []
+    assert words[-1]["end_ms"] == pytest.approx(len(audio) / 48, abs=1)
+    assert [chunk["chunk_id"] for chunk in chunks] == list(range(len(chunks)))
+    assert chunks[0]["chunk_start_ms"] == 0 and chunks[-1]["chunk_end_ms"] == len(audio) // 48
+    assert not any(told["type"] == "audio" for told in client.told)
+
+
+def test_times_of_words_may_come_behind_all_audio(client):
+    client.configure(timestamp_type="word", timestamp_transport_strategy="async")
+    assert "timestamp_info" not in client.hear(TEXT)
+    told = client.take()
+    assert told["type"] == "timestamps" and client.words_of(told) == TEXT.split()
+    assert client.take()["type"] == "session.done"
+
+
+def test_without_stream_audio_an_utterance_is_one_file(client, server):
+    for fields, rate in (
+        ({"response_format": "wav"}, 24000),
+        ({"response_format": "FLAC", "sample_rate": "16000"}, 16000),
+    ):
+        client.told.clear()
+        client.configure(stream_audio=None, **fields)
+        done = client.hear(TEXT)
+        samples, got = soundfile.read(io.BytesIO(client.pcm), dtype="int16")
+        assert got == rate and done["total_bytes"] == len(client.pcm)
+        assert sum(told["type"] == "audio" for told in client.told) == 1
+        assert abs(len(samples) / rate - len(said(server)) / 48000) < 0.05
+        client.until("session.done")
+
+
+def test_speaker_is_voice_and_what_changes_nothing_is_named(client, server):
+    client.configure(voice=None, speaker="Max", language="", split_granularity="sentence", extra_params={"a": 1})
+    client.speak(TEXT)
+    assert client.until("audio.start")["ignored"] == ["extra_params"]
+    client.until("audio.done")
+    assert client.pcm == said(server, speaker="max")
+
+
+def test_settings_bring_a_voice_along(tiny):
+    sound = base64.b64encode(recording()).decode()
+    with cloning(tiny, clone=True) as server:
+        with connect(server.stream_url) as line:
+            client = StreamClient(line)
+            config = {"task_type": "Base", "voice": None, "max_new_tokens": 6, "ref_text": "Hi."}
+            client.configure(**config, ref_audio=sound)
+            assert client.hear("Hello there.")["error"] is False
+            client.until("session.done")
+            client.configure(**config, ref_audio="https://example.com/a.wav")
+            assert "opens no addresses" in client.take()["message"]
+        with connect(server.socket_url) as line:
+            settings = {"ref_audio": sound, "ref_text": "Hi.", "max_frames": 6, "seed": 5}
+            line.send(json.dumps({"type": "text", "context": "a", "text": "Hello there.", "end": True} | settings))
+            pcm = b""
+            while (told := line.recv(timeout=PATIENCE_S)) and not (isinstance(told, str) and '"end"' in told):
+                pcm += told[4:] if isinstance(told, bytes) else b""
+                assert isinstance(told, bytes) or "error" not in told, told
+        assert pcm == client.pcm and len(server.service._clones._made) == 1

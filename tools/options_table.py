@@ -1,7 +1,9 @@
-"""The table of docs/options.md, from qwen_megakernel/speech/options.py: `python tools/options_table.py` writes it."""
+"""The tables of docs/options.md, from qwen_megakernel/speech/options.py and server/fields.py: `python
+tools/options_table.py` writes them."""
 
 from pathlib import Path
 
+from qwen_megakernel.server.fields import FIELDS, KOKORO, OMNI, OPENAI
 from qwen_megakernel.speech.options import ENTRANCES, Option, table
 
 PAGE = Path(__file__).parents[1] / "docs" / "options.md"
@@ -42,11 +44,23 @@ def table_of_options() -> str:
     return "\n".join(lines)
 
 
+def table_of_fields() -> str:
+    """Fields of other servers in Markdown: who documents them, and what happens."""
+    of = (OPENAI, OMNI, KOKORO)
+    lines = [f"| field | {' | '.join(of)} | what happens |", f"|---|{'---|' * len(of)}---|"]
+    for name, field in FIELDS.items():
+        said = f"ignored, and named: {field.about}" if field.ignored else field.about
+        lines.append(f"| `{name}` | {' | '.join('yes' if one in field.of else '' for one in of)} | {said} |")
+    return "\n".join(lines)
+
+
 def page(text: str) -> str:
-    """The page with its table made anew."""
-    before, rest = text.split("<!-- table -->\n", 1)
-    _, after = rest.split("<!-- end -->", 1)
-    return f"{before}<!-- table -->\n{table_of_options()}\n<!-- end -->{after}"
+    """The page with its tables made anew."""
+    for mark, table_of in (("table", table_of_options), ("fields", table_of_fields)):
+        before, rest = text.split(f"<!-- {mark} -->\n", 1)
+        _, after = rest.split("<!-- end -->", 1)
+        text = f"{before}<!-- {mark} -->\n{table_of()}\n<!-- end -->{after}"
+    return text
 
 
 if __name__ == "__main__":

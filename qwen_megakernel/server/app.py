@@ -24,7 +24,8 @@ from qwen_megakernel.server.origins import Origins
 from qwen_megakernel.server.page import add_docs, add_page
 from qwen_megakernel.server.process import ENGINE_GONE, exit_within
 from qwen_megakernel.server.service import EngineService
-from qwen_megakernel.server.stream_api import MAX_RECORDING, add_stream
+from qwen_megakernel.server.socket_line import MAX_RECORDING
+from qwen_megakernel.server.stream_api import add_stream
 from qwen_megakernel.server.websocket_api import add_socket
 from qwen_megakernel.speech.engine import TTSEngine
 from qwen_megakernel.speech.options import RequestOptions
@@ -115,7 +116,7 @@ def make_app(
     app = FastAPI(**about, lifespan=life, middleware=[guard], strict_content_type=False)
     app.state.service = service
     add_api(app, service, metrics, upload=upload)
-    add_socket(app, service, metrics)
+    add_socket(app, service, metrics, clone=clone)
     add_stream(app, service, metrics, upload=upload, clone=clone)
     # Twice the real limit: a client that sends a little more gets an error, not a broken connection.
     app.state.max_message = max(limits.max_body * 4, MAX_RECORDING * 2 * (upload or clone))

@@ -82,6 +82,10 @@ FIELDS: dict[str, Field] = {
     "ref_text": Field((OMNI,), "what the recording says"),
     "x_vector_only_mode": Field((OMNI,), "true: leave ref_text out"),
     "speaker_embedding": Field((OMNI,), "a voice's vector, in place of a recording; with --allow-clone"),
+    "stream_audio": Field((OMNI,), "on the socket: audio as it is made; without it: if it is pcm"),
+    "split_granularity": Field((OMNI,), "on the socket: text is spoken as it comes, whatever this says"),
+    "timestamp_type": Field((OMNI,), "on the socket: word tells when words are spoken"),
+    "timestamp_transport_strategy": Field((OMNI,), "on the socket: sync: with audio.done; async: before session.done"),
     "speakers": Field(("this server",), 'true: "[ada] ... [max] ..." in the text changes the voice'),
     "allow_voice_tags": Field((KOKORO,), "the same as speakers", same="speakers"),
     "speaker": Field((OMNI,), "the same as voice", same="voice"),
@@ -108,7 +112,9 @@ FIELDS: dict[str, Field] = {
 
 _TEXTS = ("input", "text", "ref_text", "instructions", "ref_audio")  # blanks at their ends are kept
 _SMALL = ("response_format", "stream_format", "normalize", "trim")  # known values are in lower case
-_KINDS: dict[str, type] = dict.fromkeys(("stream", "speakers", "x_vector_only_mode", "word_timestamps"), bool)
+_KINDS: dict[str, type] = dict.fromkeys(
+    ("stream", "stream_audio", "speakers", "x_vector_only_mode", "word_timestamps"), bool
+)
 _KINDS |= {"sample_rate": int}
 _BOOLEANS = {"true": True, "false": False}
 _MAX_NUMBER = 40  # characters of a number that is written as a string

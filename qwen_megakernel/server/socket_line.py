@@ -16,6 +16,9 @@ from qwen_megakernel.server.service import EngineService
 PROTOCOL = "speech"
 """Subprotocol, accepted if offered. A browser that offers its token as a subprotocol needs one to be accepted."""
 
+MAX_RECORDING = 2 << 20
+"""Most characters of a message with a recording. More would hold the event loop for over 5 ms; HTTP takes more."""
+
 MAX_UNREAD = 1000
 """Most unread messages of a client; more close the socket."""
 

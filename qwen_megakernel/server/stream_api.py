@@ -15,6 +15,7 @@ from qwen_megakernel.server.api_error import ApiError
 from qwen_megakernel.server.metrics import Metrics
 from qwen_megakernel.server.service import EngineService
 from qwen_megakernel.server.socket_line import (
+    MAX_RECORDING,
     MAX_UNREAD,
     CloseSocket,
     SocketLine,
@@ -28,9 +29,6 @@ from qwen_megakernel.server.stream_speech import REMEDY, StreamSpeech
 log = logging.getLogger(__name__)
 
 PATH = "/v1/audio/speech/stream"
-MAX_RECORDING = 2 << 20
-"""Most characters of a message if voices can be made. More would hold the event loop for over 5 ms; HTTP takes more."""
-
 _GLANCES = 3
 """Turns of the event loop, some 20 us each, in which the end of a text may still come before its speech begins."""
 

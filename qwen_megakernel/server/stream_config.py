@@ -78,7 +78,7 @@ def check_fields(message: dict[str, Any]) -> str:
     if not isinstance(kind, str) or kind not in FIELDS:
         raise RefusedMessage(f"type must be one of {', '.join(FIELDS)}, got {reprlib.repr(kind)}", "type")
     for name in message:
-        if name in fields.FIELDS and kind == "session.config":
+        if kind == "session.config" and (other := fields.FIELDS.get(name)) and (other.ignored or other.same):
             continue
         if name != "type" and name not in FIELDS[kind]:
             known = ", ".join(FIELDS[kind]) or "none"
@@ -133,7 +133,7 @@ async def read_config(message: dict[str, Any], service: EngineService) -> Sessio
     words = "chunk" if _flag(given, "word_timestamps", False) else words
     if name != "pcm" and (streams or words == "chunk"):
         field = "stream_audio" if streams else "word_timestamps"
-        raise RefusedMessage(f"{field} needs response_format 'pcm', got {name!r}", field)
+        raise RefusedMessage(f"{field} needs response_format 'pcm', got {name!r}", "response_format")
     given.pop("split_granularity", None)
     read = await service.cloned(read_options(options, "stream"), clone)
     request = service.request(read, lenient=True)

@@ -17,7 +17,14 @@ from qwen_megakernel.server.clones import CLONE_FIELDS, read_clone
 from qwen_megakernel.server.fields import told_apart
 from qwen_megakernel.server.metrics import Metrics
 from qwen_megakernel.server.service import EngineService
-from qwen_megakernel.server.socket_line import MAX_UNREAD, SocketLine, error_message, parse_message, protocol_error
+from qwen_megakernel.server.socket_line import (
+    MAX_RECORDING,
+    MAX_UNREAD,
+    SocketLine,
+    error_message,
+    parse_message,
+    protocol_error,
+)
 from qwen_megakernel.speech.events import Began, Ended, Sound, Words
 from qwen_megakernel.speech.options import MOST_TEXT, options_of, read_options
 from qwen_megakernel.speech.session import FLUSH, Flush, SpeechSession
@@ -35,13 +42,14 @@ _REMEMBERED = 1000  # names of ended contexts: late text must not open them agai
 _MOST_TURNS = 32  # whose text may go on in another context, the latest used; one needs some 10 kB
 
 
-def add_socket(app: FastAPI, service: EngineService, metrics: Metrics) -> None:
-    """Add the route."""
+def add_socket(app: FastAPI, service: EngineService, metrics: Metrics, *, clone: bool) -> None:
+    """Add the route. `clone`: a context may bring its voice along."""
+    longest = max(service.limits.max_body, MAX_RECORDING * clone)
 
     @app.websocket(PATH)
     async def speak(websocket: WebSocket) -> None:
         with metrics.sockets.track_inprogress():
-            await _Socket(websocket, service).run()
+            await _Socket(websocket, service, longest).run()
 
 
 class _Socket(SocketLine):
@@ -49,8 +57,10 @@ class _Socket(SocketLine):
 
     idle_words = "no request came; send ping to keep a socket open"
 
-    def __init__(self, websocket: WebSocket, service: EngineService):
+    def __init__(self, websocket: WebSocket, service: EngineService, longest: int):
+        """`longest`: characters of a message."""
         super().__init__(websocket, service)
+        self._longest = longest
         self._contexts: dict[str, _Context] = {}
         self._ended: deque[str] = deque(maxlen=_REMEMBERED)
         self._numbers = 0
@@ -79,7 +89,7 @@ class _Socket(SocketLine):
         self.put(error_message(error, context=name))
 
     def _handle(self, text: str | None) -> None:
-        message = parse_message(text, self.service.limits.max_body)
+        message = parse_message(text, self._longest)
         kind, name = message.pop("type", None), message.pop("context", None)
         if kind == "ping":
             if name is not None or message:

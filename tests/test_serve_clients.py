@@ -1,0 +1,222 @@
+"""Requests as other servers' clients send them, over HTTP: names of fields, pages of other sites, lists of voices."""
+
+import base64
+import io
+import json
+
+import pytest
+import soundfile
+from serving import TEXT, cloning, get, post, ready, recording, request, said, small_demo
+
+from qwen_megakernel.server.bodies import BATCH, SPEECH
+from qwen_megakernel.server.fields import FIELDS
+
+PCM = {"response_format": "pcm", "seed": 5}
+
+
+@pytest.fixture(scope="module")
+def server():
+    with ready(small_demo, openai_voices=True) as server:
+        yield server
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"model": None},
+        {"model": "", "voice": " Ada ", "language": "", "instructions": "  "},
+        {"voice": "", "speaker": "ADA", "speed": "1.0", "response_format": "PCM", "seed": "5", "stream": "true"},
+        {"voice": {"id": "ada"}, "language": "Auto", "task_type": "CustomVoice", "sample_rate": 24000},
+        {"lang_code": None, "normalization_options": {"normalize": False}, "speakers": "false"},
+        {"temperature": None, "top_p": None, "retries": None, "word_timestamps": False},
+    ],
+    ids=str,
+)
+def test_fields_of_other_servers_change_nothing_that_they_do_not_say(server, fields):
+    answer = server.post(**PCM | fields)
+    assert answer.status_code == 200, answer.text
+    assert answer.content == said(server) and "x-ignored" not in answer.headers
+
+
+def test_documented_fields_that_change_nothing_are_named(server):
+    given = {name: "x" for name, field in FIELDS.items() if field.ignored}
+    answer = server.post(**PCM, **given)
+    assert answer.content == said(server) and answer.headers["x-ignored"].split(", ") == list(given)
+
+
+@pytest.mark.parametrize(
+    ("fields", "field", "words"),
+    [
+        ({"voice": "ada", "speaker": "max"}, "speaker", "two names of one field"),
+        ({"max_new_tokens": "many"}, "max_frames", "must be an integer"),
+        ({"initial_codec_chunk_frames": -1}, "initial_codec_chunk_frames", "from 0 to 1000"),
+        ({"task_type": "Base"}, "task_type", "set task_type to 'CustomVoice'"),
+        ({"sample_rate": 11}, "sample_rate", "must be one of 8000"),
+        ({"ref_audio": "https://example.com/a.wav"}, "ref_audio", "opens no addresses"),
+        ({"ref_audio": "/etc/passwd"}, "ref_audio", "opens no addresses and no files"),
+        ({"ref_audio": "UklGRg=="}, "ref_audio", "--allow-clone"),
+        ({"ref_text": "Hello."}, "ref_text", "send both"),
+        ({"speaker_embedding": [0.0]}, "speaker_embedding", "--allow-clone"),
+        ({"normalization_options": 3}, "normalization_options", "must be an object"),
+        ({"pitch": 3}, "pitch", "unknown field"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_done_is_refused_with_field_and_remedy(server, fields, field, words):
+    answer = server.post(**fields)
+    told = answer.json()["error"]
+    assert answer.status_code == 400 and told["param"] == field and words in told["message"]
+
+
+@pytest.mark.parametrize("rate", [8000, 16000, 48000])
+def test_a_sample_rate_is_kept(server, rate):
+    answer = server.post(response_format="wav", seed=5, sample_rate=rate, stream=False)
+    samples, got = soundfile.read(io.BytesIO(answer.content))
+    assert got == rate and int(answer.headers["content-length"]) == len(answer.content)
+    assert abs(len(samples) / rate - len(said(server)) / 48000) < 0.05
+
+
+def test_an_answer_that_is_not_streamed_has_its_length_and_the_times_of_words(server):
+    answer = server.post(response_format="wav", seed=5, stream=False, word_timestamps=True)
+    samples, _ = soundfile.read(io.BytesIO(answer.content))
+    words = json.loads(answer.headers["x-word-timestamps"])
+    assert [word["word"] for word in words] == TEXT.split()
+    assert words[-1]["end_ms"] == pytest.approx(len(samples) / 24, abs=2)
+    assert all(one["end_ms"] == two["start_ms"] for one, two in zip(words, words[1:], strict=False))
+    assert server.post(**PCM, word_timestamps=True).headers["x-ignored"] == "word_timestamps"
+
+
+def events_of(answer) -> list[dict]:
+    return [json.loads(line.removeprefix("data: ")) for line in answer.text.split("\n\n") if line]
+
+
+def test_events_tell_words_while_they_are_spoken(server):
+    answer = server.post(**PCM, stream_format="sse", word_timestamps=True)
+    events = events_of(answer)
+    kinds = [event["type"] for event in events]
+    assert kinds[-1] == "speech.audio.done" and kinds.index("speech.audio.words") < len(kinds) - 2
+    words = [word["word"] for event in events if event["type"] == "speech.audio.words" for word in event["words"]]
+    assert words == TEXT.split()
+    audio = b"".join(base64.b64decode(event["audio"]) for event in events if event["type"] == "speech.audio.delta")
+    assert audio == said(server)
+
+
+def test_stream_means_events_only_for_clients_that_accept_them(server):
+    body = {"input": TEXT, "voice": "ada", "stream": True, **PCM}
+    plain = post(server.url + SPEECH, json=body)
+    assert plain.content == said(server)
+    events = post(server.url + SPEECH, json=body, headers={"accept": "text/event-stream"})
+    assert events.headers["content-type"].startswith("text/event-stream")
+
+
+# ---------------------------------------------------------------- several speakers
+
+
+def test_names_in_brackets_change_the_speaker(server):
+    text = "[ada] Hello there. [voice:max] And you? [pause 400ms] [ada] Fine."
+    answer = server.post(**PCM, input=text, speakers=True)
+    silence = b"\0" * (24000 * 2 * 39 // 100)  # but for the fade at its ends
+    parts = [said(server, "Hello there."), said(server, "And you?", speaker="max"), said(server, "Fine.")]
+    assert answer.content.startswith(parts[0]) and silence in answer.content
+    assert abs(len(answer.content) - len(b"".join(parts)) - len(silence)) < 24000  # silence beside a pause is cut
+    assert server.post(**PCM, input="[ada] Hi.", allow_voice_tags=True).content == said(server, "Hi.")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[eve] Hello.", "unknown; known: ada"),
+        ("Hello. [voice:eve] Hi.", "'eve'"),
+        ("Hi\n[eve] Hello.", "Write \\[eve]"),
+    ],
+)
+def test_unknown_speakers_are_told(server, text, words):
+    told = server.post(**PCM, input=text, speakers=True).json()["error"]
+    assert words in told["message"] and told["param"] == "input"
+
+
+def test_brackets_are_text_without_speakers_and_in_prose(server):
+    assert server.post(**PCM, input="[max] Hi.").content == said(server, "[max] Hi.")
+    assert server.post(**PCM, input="Hi [laughs] there.", speakers=True).content == said(server, "Hi [laughs] there.")
+
+
+# ---------------------------------------------------------------- lists and pages
+
+
+def test_voices_and_models_are_listed_as_user_interfaces_ask_for_them(server):
+    voices = get(f"{server.url}/v1/audio/voices").json()
+    names = [voice["id"] for voice in voices["voices"]]
+    assert names[:2] == ["ada", "max"] and {"alloy", "shimmer"} <= set(names) and voices["uploaded_voices"] == []
+    assert all(voice["name"] == voice["id"] for voice in voices["voices"])
+    assert get(f"{server.url}/v1/audio/voices?legacy=true").json()["voices"] == names
+    assert {"id": "tts-1", "name": "tts-1"} in get(f"{server.url}/v1/audio/models").json()["models"]
+    assert server.post(**PCM, voice="alloy").content == said(server)
+    assert server.post(**PCM, voice="ash").content == said(server, speaker="max")
+
+
+@pytest.mark.parametrize("path", ["/health", "/ready", "/v1/models", "/v1/voices", "/v1/audio/voices", "/metrics"])
+def test_head_is_get_without_its_body(server, path):
+    head, whole = request("HEAD", server.url + path), get(server.url + path)
+    assert head.status_code == whole.status_code == 200 and head.content == b"" != whole.content
+
+
+ORIGIN = "https://app.example:8443"
+ASKS = {"origin": ORIGIN, "access-control-request-method": "POST", "access-control-request-headers": "authorization"}
+
+
+@pytest.mark.parametrize("token", [None, "secret"])
+def test_listed_origins_are_served_and_others_are_told_the_option(token):
+    bearing = {"authorization": "Bearer secret"} if token else {}
+    with ready(small_demo, token=token, origins=[ORIGIN]) as server:
+        asked = request("OPTIONS", server.url + SPEECH, headers=ASKS)
+        assert asked.status_code == 204 and asked.headers["access-control-allow-origin"] == ORIGIN
+        assert "Authorization" in asked.headers["access-control-allow-headers"]
+        answer = get(f"{server.url}/v1/models", headers={"origin": ORIGIN} | bearing)
+        assert answer.status_code == 200 and answer.headers["access-control-allow-origin"] == ORIGIN
+        assert "X-Seed" in answer.headers["access-control-expose-headers"] and answer.headers["vary"] == "Origin"
+        refused = request("OPTIONS", server.url + SPEECH, headers=ASKS | {"origin": "https://evil.example"})
+        assert refused.status_code == 403 and "--allow-origin" in refused.json()["error"]["message"]
+        foreign = get(f"{server.url}/v1/models", headers={"origin": "https://evil.example"} | bearing)
+        assert "access-control-allow-origin" not in foreign.headers
+        assert foreign.status_code == (200 if token else 403)
+
+
+# ---------------------------------------------------------------- voices in a request
+
+
+def test_a_request_brings_its_voice_along(tiny):
+    sound = base64.b64encode(recording()).decode()
+    with cloning(tiny, clone=True) as server:
+        assert get(f"{server.url}/v1/voices").json()["clones"] is True
+        body = {"voice": None, "input": "Hello.", "max_frames": 8, **PCM}
+        first = server.post(**body, ref_audio=sound, ref_text="Hi.")
+        assert first.status_code == 200, first.text
+        url = f"data:audio/wav;base64,{sound}"
+        assert server.post(**body, ref_audio=sound, ref_text="Hi.", task_type="Base").content == first.content
+        alone = server.post(**body, ref_audio=url, ref_text="Hi.", x_vector_only_mode=True)
+        assert alone.status_code == 200 and alone.content == server.post(**body, ref_audio=url).content
+        assert alone.content != first.content
+        vector = [0.25] * server.service.engine.config.talker.stack.hidden_size
+        assert server.post(**body, speaker_embedding=vector).status_code == 200
+        for fields, words in (
+            ({"speaker_embedding": vector[1:]}, "numbers for this model"),
+            ({"ref_audio": sound, "speaker_embedding": vector}, "send one of them"),
+            ({"ref_audio": "UklGRg=="}, ""),
+            ({"ref_audio": "!!!!"}, "base64"),
+        ):
+            refused = server.post(**body, **fields)
+            assert refused.status_code == 400 and words in refused.json()["error"]["message"]
+        inputs = [{"input": "Hello.", "ref_audio": sound, "ref_text": "Hi."}, {"input": "Hello."}]
+        shared = {key: value for key, value in body.items() if key not in ("input", "voice")}
+        batch = post(server.url + BATCH, json=shared | {"model": "demo", "inputs": inputs, "ref_audio": url}).json()
+        assert [base64.b64decode(one["audio"]) for one in batch["data"]] == [first.content, alone.content]
+        assert len(server.service._clones._made) == 2 and not server.service.saved_voices.by_name
+
+
+def test_new_voices_are_bounded_and_known_ones_are_not(tiny, monkeypatch):
+    monkeypatch.setattr("qwen_megakernel.server.clones._A_MINUTE", 2)
+    with cloning(tiny, clone=True) as server:
+        sounds = [base64.b64encode(recording(seed)).decode() for seed in range(3)]
+        body = {"voice": None, "input": "Hello.", "max_frames": 4, **PCM}
+        codes = [server.post(**body, ref_audio=sound).status_code for sound in (*sounds, sounds[0])]
+        assert codes == [200, 200, 429, 200]
