@@ -29,6 +29,7 @@ from qwen_megakernel.checkpoint.codec_config import CodecConfig
 from qwen_megakernel.checkpoint.config import SpeakerEncoderConfig
 from qwen_megakernel.checkpoint.load import Checkpoint
 from qwen_megakernel.errors import AudioError, CheckpointError, RequestError, VoiceError
+from qwen_megakernel.files import size_of_file
 from qwen_megakernel.model.audio_file import MAX_SECONDS, check_file
 from qwen_megakernel.model.recording import Recording, RefAudio, load_recording
 from qwen_megakernel.text.cutting import check_unicode
@@ -122,21 +123,18 @@ class Voice:
         """Read a file that `save` wrote, in this version or in an older one. Raises VoiceError: the file is missing,
         too large, not a voice, or holds tensors of the wrong kind."""
         try:
-            path = Path(path)
-            if path.exists() and not path.is_file():  # a pipe would never end
-                raise VoiceError(f"{path}: a voice is a regular file, but this is something else")
-            if (size := path.stat().st_size) > _MAX_VOICE_BYTES:
-                raise VoiceError(f"{path}: a voice file has at most {_MAX_VOICE_BYTES} bytes, this one has {size}")
+            size_of_file(path, "a voice", _MAX_VOICE_BYTES)
             with safe_open(path, framework="pt") as file:
                 metadata = file.metadata() or {}
                 if metadata.get("format") != _FORMAT:
-                    raise VoiceError(f"{path}: not a voice file (format {metadata.get('format')!r})")
+                    raise VoiceError(f"{path}: not a voice file (format {metadata.get('format')!r:.99})")
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         except VoiceError:
             raise
         except (SafetensorError, OSError, TypeError, ValueError) as error:
             made = "make one with Voice.save or `speak --save-voice`"
-            raise VoiceError(f"{path}: cannot be read as a voice: {error}; {made}") from None
+            why = getattr(error, "strerror", None) or error
+            raise VoiceError(f"{path}: cannot be read as a voice: {why}; {made}") from None
         if not {"speaker_embedding"} <= set(tensors) <= {"speaker_embedding", "ref_codes"}:
             raise VoiceError(f"{path}: broken voice file: it must hold speaker_embedding, and may hold ref_codes")
         try:
