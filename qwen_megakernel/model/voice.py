@@ -356,15 +356,18 @@ class CodecEncoder:
 
     def __init__(self, config: CodecConfig, tensors: Mapping[str, Tensor]):
         """`tensors` are the `encoder.*` ones without that prefix, fp32. Raises CheckpointError: the installed
-        transformers does not take them."""
+        transformers does not take them, or one is not finite: any number at all gives codes."""
         from transformers import MimiConfig, MimiModel
         from transformers.utils import logging
 
+        if wrong := next((name for name, tensor in tensors.items() if not tensor.isfinite().all()), None):
+            raise CheckpointError(f"tensor 'encoder.{wrong}' is not finite; get the checkpoint again")
         self._frame = config.vocoder.samples_per_frame
         self._groups = config.vocoder.num_quantizers
         # The reference implementation's encoder attends to all earlier columns, whatever window its config names. So
         # the window here is larger than any reference audio (25 columns a second).
-        mimi = MimiConfig(**{**config.encoder, "sliding_window": int(MAX_SECONDS) * 100})
+        fixed: dict[str, Any] = {"sliding_window": int(MAX_SECONDS) * 100, "attn_implementation": "sdpa"}
+        mimi = MimiConfig(**{**config.encoder, **fixed})
         verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
         logging.set_verbosity(logging.ERROR)
         logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers has no types for it
