@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-
 _PIECE = 1 << 18  # bytes
 
 

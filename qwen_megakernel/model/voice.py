@@ -28,7 +28,7 @@ from torch import Tensor
 from qwen_megakernel.checkpoint.codec_config import CodecConfig
 from qwen_megakernel.checkpoint.config import SpeakerEncoderConfig
 from qwen_megakernel.checkpoint.load import Checkpoint
-from qwen_megakernel.errors import AudioError, CheckpointError, RequestError, VoiceError
+from qwen_megakernel.errors import AudioError, CheckpointError, RequestError, TTSError, VoiceError
 from qwen_megakernel.files import size_of_file
 from qwen_megakernel.model.audio_file import MAX_SECONDS, check_file
 from qwen_megakernel.model.recording import Recording, RefAudio, load_recording
@@ -231,9 +231,15 @@ class VoiceEncoder:
         codes, text = None, next((text for text in texts if text is not None), None)
         with self._lock:
             recordings = [self._load(several, number, trim) for number in range(len(several))]
-            if text is not None:
-                codes = self._codec_encoder(recordings[texts.index(text)].samples)
-            vector = mean_vector([self._vector(recording.samples) for recording in recordings])
+            try:
+                if text is not None:
+                    codes = self._codec_encoder(recordings[texts.index(text)].samples)
+                vector = mean_vector([self._vector(recording.samples) for recording in recordings])
+            except (TTSError, MemoryError):
+                raise
+            except Exception as error:  # torch and transformers refuse sizes that a config may have
+                folder = self._checkpoint.folder
+                raise CheckpointError(f"{folder}: its encoders cannot be used: {error!r:.300}") from error
         notes = tuple(note for recording in recordings for note in recording.notes)
         for note in notes:
             log.info("a new voice: %s", note)

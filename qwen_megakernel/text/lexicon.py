@@ -52,7 +52,7 @@ class Lexicon:
         Raises:
             TextError: an entry is not text, is empty or too long; too many entries; an unknown language.
         """
-        self._entries = _checked(_given_rows(entries, by_language or {}), "lexicon")
+        self._entries = _checked(_given_rows(entries, {} if by_language is None else by_language), "lexicon")
         self._tables: dict[str, _Table] = {}  # by language
 
     @classmethod
@@ -74,12 +74,16 @@ class Lexicon:
         return sum(map(len, self._entries.values()))
 
     def apply(self, text: str, language: str | None = None) -> str:
-        """The text with words replaced by their spellings. Spellings are not looked up again."""
+        """The text with words replaced by their spellings. Spellings are not looked up again. Raises TextError: it is
+        no string. LanguageError: the same of `language`."""
+        _check_text(text)
         stream = self.stream(language)
         return stream.push(text) + stream.finish()
 
     def may_change(self, text: str, language: str | None = None) -> bool:
-        """May a word of the text be an entry? A quick check, and exact enough to say no to most sentences in ASCII."""
+        """May a word of the text be an entry? A quick check, and exact enough to say no to most sentences in ASCII.
+        Raises as `apply`."""
+        _check_text(text)
         if not text.isascii():
             return True
         return not self._table(language).first_runs.isdisjoint(_RUNS.findall(text.lower()))
@@ -96,6 +100,11 @@ class Lexicon:
             runs = {_RUNS.findall(word.lower())[0] for word in entries if word.isascii()}
             self._tables[name] = _Table(entries, sorted(entries), lengths, runs)
         return self._tables[name]
+
+
+def _check_text(text: object) -> None:
+    if not isinstance(text, str):
+        raise TextError(f"text must be a string, got {type(text).__name__}")
 
 
 def lexicon_text(path: str | Path) -> str:
