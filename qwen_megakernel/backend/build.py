@@ -268,7 +268,8 @@ def _loaded(device: torch.device, fp8: frozenset[str]) -> ModuleType:
 def alone(path: Path, does: str, patience_s: float = math.inf) -> Iterator[bool]:
     """Let one process at a time in, by a lock on a file; the log says what another one `does`. The system frees the
     lock of a process that dies, so nobody has to delete it. Yields whether there is a lock: there is none if the folder
-    cannot be written or locked, or is not this user's own. Raises TimeoutError: another process held it for longer than `patience_s` seconds."""
+    cannot be written or locked, or is not this user's own. Raises TimeoutError: another process held it for longer than
+    `patience_s` seconds."""
     import fcntl  # Linux only; no other system gets here
 
     try:

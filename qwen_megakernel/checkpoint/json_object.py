@@ -17,8 +17,8 @@ MOST, MOST_LAYERS, MOST_LISTED = 2**24, 1024, 16
 keep a file's bogus numbers from allocating memory."""
 
 MOST_CONFIG_BYTES, MOST_TABLE_BYTES = 2**20, 2**25
-"""Limits of a JSON file: one of settings (the published ones have 5 KB), and one of tokens or names of tensors (11 MB at
-most)."""
+"""Limits of a JSON file: one of settings (the published ones have 5 KB), and one of tokens or of tensors' names (the
+largest has 11 MB)."""
 
 _MOST_HEADER_BYTES = 2**24  # of safetensors; the published ones have 100 KB
 

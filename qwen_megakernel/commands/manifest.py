@@ -129,7 +129,7 @@ class Manifest:
 
 
 def _checked(entry: Any) -> dict[str, Any]:
-    """An entry of an earlier run, whose fields this run will use. Raises ValueError, KeyError, TypeError: it is none."""
+    """An entry of an earlier run, whose fields this run uses. Raises ValueError, KeyError, TypeError: it is none."""
     if entry["error"] is None:
         check_id(entry["id"])
         threads = entry["threads"]

@@ -157,7 +157,8 @@ class Admission:
     def forked(self) -> None:
         """This is a forked process's copy: the engine is dead here. Whoever waits here for an utterance gets the error.
         Other threads held locks when the process forked, so those are replaced; no callback is called a second time."""
-        self.fault = RuntimeError("this process was forked, and the engine's threads stay where it was loaded")
+        why = "this process was forked, and an engine's threads stay where it was loaded: start processes with spawn"
+        self.fault = RuntimeError(why)
         self.closed = self.ended = True
         self._counting = threading.RLock()
         for sequence in self.open:

@@ -57,7 +57,7 @@ class TextFrontEnd:
         self._language, self._normalize, self._lexicon, self._lenient = language, normalize, lexicon, lenient
 
     def leaves_alone(self, text: str) -> bool:
-        """Does the text certainly stay as it is? A quick check, and true for most texts. Raises TextError: no string."""
+        """Does the text certainly stay as it is? A quick check, true for most texts. Raises TextError: it is none."""
         _check_type("text", text, str)
         if self._lexicon and self._lexicon.may_change(text, self._language):
             return False
