@@ -20,7 +20,10 @@ from qwen_megakernel import (
     CheckpointError,
     Lexicon,
     RequestError,
+    SamplingParams,
+    SpeechError,
     TextError,
+    TTSEngine,
     TTSError,
     VoiceError,
     cli,
@@ -109,13 +112,14 @@ def test_no_file_of_a_checkpoint_is_waited_for(name, kind, copy):
 @pytest.fixture
 def copy(tiny, tmp_path):
     """copy(variant): a tiny checkpoint of its own."""
+
     def make(variant: str = "custom_voice") -> Path:
         return Path(shutil.copytree(tiny(variant), tmp_path / variant))
 
     return make
 
 
-def load_on_cpu(folder: Path):
+def load_on_cpu(folder: Path) -> TTSEngine:
     return TTSEngine.load(folder, device="cpu", threads=1, max_streams=1, max_positions=128)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 from qwen_megakernel.errors import RequestError
 from qwen_megakernel.files import open_file
@@ -57,14 +57,14 @@ def read_lines(source: str, kind: str) -> Iterator[Line]:
         yield from {"jsonl": _read_jsonl, "csv": _read_csv, "text": _read_text}[kind](file)
 
 
-def _opened(source: str) -> AbstractContextManager[BinaryIO]:
+def _opened(source: str) -> AbstractContextManager[IO[bytes]]:
     try:
         return nullcontext(sys.stdin.buffer) if source == "-" else open_file(source, "a batch's input")
     except OSError as error:
         raise RequestError(f"{source!r} cannot be read: {error.strerror}") from None
 
 
-def _raw_lines(file: BinaryIO) -> Iterator[tuple[int, str, str | None]]:
+def _raw_lines(file: IO[bytes]) -> Iterator[tuple[int, str, str | None]]:
     """Yield every line's number, text and error. The text is empty if there is an error."""
     number = 0
     while raw := file.readline(_LONGEST + 1):
@@ -80,13 +80,13 @@ def _raw_lines(file: BinaryIO) -> Iterator[tuple[int, str, str | None]]:
             yield number, "", f"the line must be UTF-8: {error}"
 
 
-def _read_text(file: BinaryIO) -> Iterator[Line]:
+def _read_text(file: IO[bytes]) -> Iterator[Line]:
     for number, text, error in _raw_lines(file):
         if error or text.strip():
             yield Line(number, f"{number:06d}", text, error=error)
 
 
-def _read_jsonl(file: BinaryIO) -> Iterator[Line]:
+def _read_jsonl(file: IO[bytes]) -> Iterator[Line]:
     for number, text, error in _raw_lines(file):
         if error is None and not text.strip():
             continue
@@ -100,7 +100,7 @@ def _read_jsonl(file: BinaryIO) -> Iterator[Line]:
         yield Line(number, None, error=error) if error else _line(number, said)
 
 
-def _read_csv(file: BinaryIO) -> Iterator[Line]:
+def _read_csv(file: IO[bytes]) -> Iterator[Line]:
     errors: dict[int, str] = {}
 
     def texts() -> Iterator[str]:

@@ -2,7 +2,6 @@
 
 import contextlib
 import logging
-import numbers
 import queue
 import reprlib
 import time
@@ -38,7 +37,7 @@ class Patience:
         for name, seconds in vars(self).items():
             if name == "device_s" and seconds is None:
                 continue
-            if isinstance(seconds, bool) or not isinstance(seconds, numbers.Real) or not seconds > 0:
+            if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0:
                 raise BackendError(f"{name} must be seconds above 0, got {reprlib.repr(seconds)}")
 
 
