@@ -31,6 +31,7 @@ from qwen_megakernel.commands.options import (
     speech_options,
     weights_of,
 )
+from qwen_megakernel.commands.output import shown
 from qwen_megakernel.commands.speak import add_speak
 from qwen_megakernel.commands.voices import add_voices
 from qwen_megakernel.errors import BackendError, RequestError
@@ -39,14 +40,23 @@ from qwen_megakernel.server.service import TOKEN
 from qwen_megakernel.trust.verdicts import SIZES
 
 
+class _Printable(logging.Formatter):
+    """Of names in files too, which the log shows."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return shown(super().format(record), keep="\n\t")
+
+
 def main(argv: list[str] | None = None) -> int:
     try:
         args = _parser().parse_args(argv)
-        logging.basicConfig(format="%(message)s", stream=sys.stderr)
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(_Printable("%(message)s"))
+        logging.basicConfig(handlers=[handler])
         logging.getLogger("qwen_megakernel").setLevel(logging.DEBUG if args.verbose else logging.INFO)
         return args.run(args)
     except TTSError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(shown(f"error: {error}", keep="\n\t"), file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

@@ -25,6 +25,7 @@ from qwen_megakernel.backend.sizes import check_sizes
 from qwen_megakernel.backend.targets import ARCHITECTURES, BLOCKS, Target, architecture, capability, target_of
 from qwen_megakernel.checkpoint.fp8 import PARTS
 from qwen_megakernel.errors import BackendError
+from qwen_megakernel.files import check_own, own_folder
 
 log = logging.getLogger(__name__)
 
@@ -246,11 +247,16 @@ def _loaded(device: torch.device, fp8: frozenset[str]) -> ModuleType:
     library = folder / f"{folder.name}.so"
     start = time.monotonic()
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with alone(folder / "lock", f"builds the kernel in {folder}") as locked:
-            for left in folder.glob("building-*") if locked else ():  # by a build that was killed
+        with own_folder(folder) as own, alone(folder / "lock", f"builds the kernel in {folder}") as locked:
+            for left in own.glob("building-*") if locked else ():  # by a build that was killed
                 shutil.rmtree(left, ignore_errors=True)
-            module = _imported(library) if library.exists() else _built(library, target, fp8)
+            kept = own / library.name
+            if kept.exists():
+                check_own(kept, library)
+                module = _imported(kept)
+                module.__file__ = str(library)
+            else:
+                module = _built(library, target, fp8)
     except (RuntimeError, OSError, ImportError) as error:
         raise BackendError(f"the kernel could not be compiled in {folder}: {error}") from error
     log.info("kernel ready after %.1f s", time.monotonic() - start)
@@ -262,12 +268,13 @@ def _loaded(device: torch.device, fp8: frozenset[str]) -> ModuleType:
 def alone(path: Path, does: str, patience_s: float = math.inf) -> Iterator[bool]:
     """Let one process at a time in, by a lock on a file; the log says what another one `does`. The system frees the
     lock of a process that dies, so nobody has to delete it. Yields whether there is a lock: there is none if the folder
-    cannot be written or locked. Raises TimeoutError: another process held it for longer than `patience_s` seconds."""
+    cannot be written or locked, or is not this user's own. Raises TimeoutError: another process held it for longer than
+    `patience_s` seconds."""
     import fcntl  # Linux only; no other system gets here
 
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = path.open("a")
+        with own_folder(path.parent) as own:
+            file = (own / path.name).open("a")
     except OSError:
         yield False
         return
@@ -329,6 +336,7 @@ def _built(library: Path, target: Target, fp8: Collection[str]) -> ModuleType:
                     os.environ[name] = value
         built = Path(folder, library.name)
         if built.exists():  # torch gives the file of a process's second attempt another name, which others cannot load
+            built.chmod(0o700)  # whatever the umask is: see `check_own`
             built.replace(library)
             module.__file__ = str(library)
     return module

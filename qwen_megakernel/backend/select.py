@@ -34,7 +34,7 @@ def select_device(device: str | torch.device | None) -> torch.device:
     given = ("cuda" if torch.cuda.is_available() else "cpu") if device is None else device
     try:
         device = torch.device(given)
-    except (RuntimeError, TypeError):  # its message lists devices that we do not take
+    except (RuntimeError, TypeError, ValueError):  # its message lists devices that we do not take
         device = None
     if device is None or device.type not in ("cpu", "cuda") or (device.type == "cpu" and device.index):
         raise BackendError(f"device must be 'cpu' or 'cuda[:n]', got {str(given)!r}")

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from qwen_megakernel.backend.sizes import CHANNEL_TILE, LOW_SCALE
 from qwen_megakernel.checkpoint.codec_config import VocoderConfig
+from qwen_megakernel.errors import CheckpointError
 from qwen_megakernel.model.transformer import rope_frequencies
 from qwen_megakernel.model.vocoder import DILATIONS, make_codebook, make_snakes
 
@@ -72,6 +73,10 @@ class VocoderWeights:
     """
 
     def __init__(self, config: VocoderConfig, w: Mapping[str, Tensor]):
+        """Raises CheckpointError: a tensor is not finite, which the kernels' clamps would hide."""
+        finite = torch.stack([tensor.isfinite().all() for tensor in w.values()]).tolist()
+        if wrong := [name for name, ok in zip(w, finite, strict=True) if not ok]:
+            raise CheckpointError(f"tensor {wrong[0]!r} of the vocoder is not finite; get the checkpoint again")
         c = config
         self._w = w
         self.codebook = pad(make_codebook(c, w), 2)

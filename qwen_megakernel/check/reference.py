@@ -5,19 +5,26 @@ Used by `qwen-megakernel verify` and tests/oracle; the rest of this package does
 
 import importlib.machinery
 import importlib.util
+import reprlib
 import sys
 import time
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from qwen_megakernel.checkpoint.config import ModelConfig
-from qwen_megakernel.errors import BackendError
+from qwen_megakernel.checkpoint.json_object import read_json
+from qwen_megakernel.checkpoint.load import CODEC_FOLDER
+from qwen_megakernel.errors import BackendError, CheckpointError
 from qwen_megakernel.model.conditioning import AUTO, UNCONDITIONED, Conditioning
 from qwen_megakernel.model.voice import Voice
+
+_ATTENTIONS = (None, "eager", "sdpa", "flash_attention_2")
 
 INSTALL = (
     'pip install "transformers==5.15.1" librosa einops accelerate onnxruntime && '
@@ -117,11 +124,27 @@ class ReferenceOutput:
     seconds: float  # how long it took
 
 
+def _refuse_foreign_code(folder: Path) -> None:
+    """transformers follows every key of a config, and takes the name of an attention for a kernel to download."""
+    for path in sorted((*folder.glob("*config.json"), *(folder / CODEC_FOLDER).glob("*config.json"))):
+        inside: list[Any] = [read_json(path).raw]
+        while inside:
+            one = inside.pop()
+            inside += one.values() if isinstance(one, dict) else one if isinstance(one, list) else ()
+            for key, value in one.items() if isinstance(one, dict) else ():
+                if key.strip("_").startswith("attn_implementation") and value not in _ATTENTIONS:
+                    raise CheckpointError(
+                        f"{path}: {key} is {reprlib.repr(value)}, which transformers may fetch as code: delete this key"
+                    )
+
+
 class Reference:
     """The reference implementation with one checkpoint."""
 
     def __init__(self, module: ModuleType, model: str, device: torch.device, dtype: torch.dtype):
-        """`module`: `reference_module()`. `model`: a folder. Raises BackendError: it cannot load the checkpoint."""
+        """`module`: `reference_module()`. `model`: a folder. Raises BackendError: it cannot load the checkpoint.
+        CheckpointError: a config there names code to fetch."""
+        _refuse_foreign_code(Path(model))
         where = {} if device.type == "cpu" else {"device_map": str(device)}
         try:
             self.api = module.Qwen3TTSModel.from_pretrained(model, dtype=dtype, **where)

@@ -103,7 +103,7 @@ class Adapter:
                 raise CheckpointError(f"{tensors}: an adapter of this model has at most {most} bytes, found {size}")
             updates = _updates(tensors, read_header(tensors))
         except OSError as error:
-            raise CheckpointError(f"{tensors}: cannot be read: {error}") from None
+            raise CheckpointError(f"{tensors}: cannot be read: {error.strerror}") from None
         root = _root_of(tensors, config, updates, linears)
         scales = _scales(config, updates)
         adapter = cls(folder, {f"{root}{name}.weight": scale for name, scale in scales.items()}, root)

@@ -20,6 +20,13 @@ _ENCODER_DIMS = (
 """The keys of `encoder_config` that decide the names and shapes of its tensors."""
 ENCODER_KEYS = (*_ENCODER_COUNTS, *_ENCODER_DIMS, "upsampling_ratios")
 
+_ENCODER_SETTINGS: dict[str, type] = {
+    **dict.fromkeys(("norm_eps", "rope_theta", "layer_scale_initial_scale", "trim_right_ratio", "frame_rate"), float),
+    **dict.fromkeys(("sampling_rate", "dilation_growth_rate", "upsample_groups", "max_position_embeddings"), int),
+    **dict.fromkeys(("use_causal_conv", "use_conv_shortcut", "attention_bias"), bool),
+}
+"""Further keys of `encoder_config` that change what the encoder computes."""
+
 
 @dataclass(frozen=True)
 class VocoderConfig:
@@ -71,7 +78,7 @@ class CodecConfig:
     sample_rate: int
     vocoder: VocoderConfig
     encoder: Mapping[str, Any] = field(hash=False)
-    """The `encoder_config` object as stored: `transformers.MimiConfig` keywords."""
+    """Of `encoder_config`: the keywords that `transformers.MimiConfig` gets."""
 
     @classmethod
     def from_json(cls, js: JsonObject) -> "CodecConfig":
@@ -90,15 +97,23 @@ class CodecConfig:
 
 
 def _encoder_config(js: JsonObject) -> Mapping[str, Any]:
-    """The object as stored, after a check that no number in it is too large. transformers gets all of it, reads more
-    keys than we do, and allocates memory by them."""
+    """The sizes and settings of the encoder, and no other keys. transformers would follow more than we know: some name
+    code to fetch."""
     for key in _ENCODER_COUNTS:
         js.size(key, most=MOST_LAYERS)
     for key in _ENCODER_DIMS:
         js.size(key)
     js.sizes("upsampling_ratios")
-    js.size("num_labels", 2, most=MOST_LAYERS)  # transformers makes a name for each label
+    js.size("num_labels", 2, most=MOST_LAYERS)  # the reference implementation makes a name for each label
     for key, value in js.raw.items():
         if isinstance(value, int) and abs(value) > MOST:
             raise CheckpointError(f"{js.where}: {key} must be at most {MOST}, found {value}")
-    return js.raw
+    js.only("hidden_act", "gelu")
+    js.only("pad_mode", "constant", "replicate")
+    settings = {key: js.get(key, kind) for key, kind in _ENCODER_SETTINGS.items() if js.raw.get(key) is not None}
+    if js.get("rope_parameters", dict, None) is not None:  # where transformers 5 writes the rotary base
+        rope = js.child("rope_parameters")
+        rope.only("rope_type", "default")
+        settings["rope_theta"] = rope.positive("rope_theta")
+    words = {key: js.raw[key] for key in ("hidden_act", "pad_mode") if key in js}
+    return {key: js.raw[key] for key in ENCODER_KEYS} | settings | words

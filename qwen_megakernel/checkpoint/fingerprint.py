@@ -10,8 +10,10 @@ from safetensors import SafetensorError, safe_open
 
 from qwen_megakernel.checkpoint.codec_config import ENCODER_KEYS
 from qwen_megakernel.checkpoint.config import ModelConfig
+from qwen_megakernel.checkpoint.json_object import MOST_CONFIG_BYTES
 from qwen_megakernel.checkpoint.stored import Where
 from qwen_megakernel.errors import CheckpointError
+from qwen_megakernel.files import read_file
 
 _HEX = 16  # digits of each part
 _TALKER = ("talker.model.norm.weight", "talker.model.codec_embedding.weight")
@@ -48,9 +50,9 @@ def fingerprints_of(folder: Path, config: ModelConfig, main: Where, codec: Where
     for part in _values(codec, sorted(n for n in codec if n.startswith("encoder.")), slices=True):
         encoders.update(part)
     try:
-        old = hashlib.sha256((folder / "config.json").read_bytes())
+        old = hashlib.sha256(read_file(folder / "config.json", "a checkpoint's text", MOST_CONFIG_BYTES))
     except OSError as error:
-        raise CheckpointError(f"{folder / 'config.json'}: cannot be read: {error}") from None
+        raise CheckpointError(f"{folder / 'config.json'}: cannot be read: {error.strerror}") from None
     for part in _values(main, _TALKER, rows=_ROWS):
         talker.update(part)
         old.update(part)

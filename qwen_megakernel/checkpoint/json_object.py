@@ -3,17 +3,24 @@ that is missing or wrong."""
 
 import json
 import math
+import os
+import reprlib
 import struct
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from qwen_megakernel.errors import CheckpointError
+from qwen_megakernel.files import open_file, read_file
 
 MOST, MOST_LAYERS, MOST_LISTED = 2**24, 1024, 16
 """Limits for a checkpoint: the largest dim, the largest count of layers or the like, the longest list of sizes. They
 keep a file's bogus numbers from allocating memory."""
 
-_MAX_HEADER_BYTES = 100_000_000  # safetensors' own bound
+MOST_CONFIG_BYTES, MOST_TABLE_BYTES = 2**20, 2**25
+"""Limits of a JSON file: one of settings (the published ones have 5 KB), and one of tokens or of tensors' names (the
+largest has 11 MB)."""
+
+_MOST_HEADER_BYTES = 2**24  # of safetensors; the published ones have 100 KB
 
 
 class JsonObject:
@@ -46,7 +53,7 @@ class JsonObject:
         if kind is float and isinstance(value, int) and abs(value) < 2**63:
             value = float(value)
         if not isinstance(value, kind):
-            raise CheckpointError(f"{self.where}: {key} must be {kind.__name__}, found {value!r}")
+            raise CheckpointError(f"{self.where}: {key} must be {kind.__name__}, found {reprlib.repr(value)}")
         if isinstance(value, float) and not math.isfinite(value):
             raise CheckpointError(f"{self.where}: {key} must be finite, found {value!r}")
         return value
@@ -79,25 +86,32 @@ class JsonObject:
         """Refuse the config of another kind of model."""
         found = self.get("model_type", str)
         if found != expected:
-            raise CheckpointError(f"{self.where}: model_type must be {expected!r}, found {found!r}")
+            raise CheckpointError(f"{self.where}: model_type must be {expected!r}, found {reprlib.repr(found)}")
 
     def only(self, key: str, *allowed: Any) -> None:
         """Refuse a setting that this implementation does not follow. A key that is missing is fine."""
         if key in self.raw and self.raw[key] not in allowed:
-            found = self.raw[key]
             wanted = " or ".join(map(repr, allowed))
-            raise CheckpointError(f"{self.where}: {key} must be {wanted}, found {found!r}")
+            raise CheckpointError(f"{self.where}: {key} must be {wanted}, found {reprlib.repr(self.raw[key])}")
 
 
-def read_json(path: Path) -> JsonObject:
-    """Read one JSON file of a checkpoint, which must hold an object. Raises CheckpointError: the file is missing,
-    unreadable or invalid JSON, or holds something else."""
+def read_text(path: Path, most: int) -> str:
+    """Read a file of a checkpoint, of at most `most` bytes in UTF-8. Raises CheckpointError: it is missing, unreadable
+    or too large."""
     try:
-        text = path.read_text(encoding="utf-8")
+        return read_file(path, "a checkpoint's text", most).decode("utf-8")
     except FileNotFoundError:
         raise CheckpointError(f"{path}: file is missing; a checkpoint folder needs every published file") from None
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
         raise CheckpointError(f"{path}: cannot be read: {error}") from None
+
+
+def read_json(path: Path, most: int = MOST_CONFIG_BYTES) -> JsonObject:
+    """Read one JSON file of a checkpoint, which must hold an object. Raises CheckpointError: as `read_text`, or it is
+    invalid JSON or holds something else."""
+    text = read_text(path, most)
     try:
         return JsonObject(json.loads(text), str(path))
     except (ValueError, RecursionError) as error:  # also integers of thousands of digits
@@ -115,11 +129,12 @@ class StoredTensor(NamedTuple):
 def read_header(path: Path) -> dict[str, StoredTensor]:
     """The tensors of one safetensors file by name. The file's length must agree with its header. Raises
     CheckpointError: it is no such file, or is cut off or padded. OSError: it cannot be read."""
-    size = path.stat().st_size
-    with path.open("rb") as file:
+    with open_file(path, "safetensors") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(0)
         start = file.read(8)
         length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
-        if not 2 <= length <= min(size - 8, _MAX_HEADER_BYTES):
+        if not 2 <= length <= min(size - 8, _MOST_HEADER_BYTES):
             raise CheckpointError(f"{path}: not a safetensors file, or cut off ({size} bytes); get it again")
         try:
             header = json.loads(file.read(length))

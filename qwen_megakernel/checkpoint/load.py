@@ -28,6 +28,7 @@ from qwen_megakernel.checkpoint.fp8 import SCALE, dequantize, flaw, part_of, par
 from qwen_megakernel.checkpoint.stored import INDEX, Headers, Where, read_tensors
 from qwen_megakernel.checkpoint.tensors import TEXT_TABLE, expected_tensors, talker_tensors
 from qwen_megakernel.errors import CheckpointError, CheckpointNotFoundError
+from qwen_megakernel.files import read_file
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +45,7 @@ HUB_FILES = (
     # Only the reference implementation reads these; `qwen-megakernel verify` gives it the same folder.
     *("preprocessor_config.json", "tokenizer_config.json", f"{CODEC_FOLDER}/preprocessor_config.json"),
 )
+_MOST_NAME_BYTES = 1000  # of the file that names a snapshot
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
@@ -239,13 +241,14 @@ def _with_config(folder: Path) -> Path:
         inside = sorted(path.parent for path in snapshots.glob("*/config.json") if path.parent.name != CODEC_FOLDER)
         main = snapshots.parent / "refs" / "main"
         if snapshots.name == "snapshots" and len(inside) > 1 and main.is_file():
-            inside = [path for path in inside if path.name == main.read_text(errors="replace").strip()] or inside
+            named = read_file(main, "a name of a revision", _MOST_NAME_BYTES).decode(errors="replace").strip()
+            inside = [path for path in inside if path.name == named] or inside
         if (folder / "adapter_config.json").is_file():
             raise CheckpointNotFoundError(
                 f"{folder} is a LoRA adapter: give its base as model, and this folder as adapter (adapters=[...])"
             )
     except OSError as error:
-        raise CheckpointNotFoundError(f"{folder} cannot be read: {error}") from None
+        raise CheckpointNotFoundError(f"{folder} cannot be read: {error.strerror}") from None
     if snapshots.name == "snapshots" and len(inside) == 1:
         return inside[0]
     if inside:

@@ -5,7 +5,6 @@ reference implementation. Known kinds are counted in the log, unknown ones are n
 """
 
 import contextlib
-import json
 import logging
 import re
 from collections import Counter
@@ -19,7 +18,7 @@ from torch import Tensor
 
 from qwen_megakernel.checkpoint.foreign import kind_of_files, kind_of_tensors
 from qwen_megakernel.checkpoint.fp8 import SCALE, part_of
-from qwen_megakernel.checkpoint.json_object import read_header
+from qwen_megakernel.checkpoint.json_object import MOST_TABLE_BYTES, StoredTensor, read_header, read_json
 from qwen_megakernel.checkpoint.tensors import Shapes
 from qwen_megakernel.errors import CheckpointError
 
@@ -67,7 +66,7 @@ class Headers:
         """Raises CheckpointError: a file is missing or broken, or two hold the same tensor."""
         tensors: dict[str, tuple[Place, str, tuple[int, ...]]] = {}
         for path in _safetensors_files(folder):
-            for name, (dtype, shape, begin) in read_header(path).items():
+            for name, (dtype, shape, begin) in _header(path).items():
                 if name in tensors:
                     raise CheckpointError(f"{path}: tensor {name!r} is also in {tensors[name][0].path.name}")
                 tensors[name] = Place(path, name, begin), dtype, shape
@@ -141,6 +140,13 @@ class Headers:
             log.warning("%s: left out unknown tensors: %s%s", self.folder, ", ".join(unknown[:_SHOWN]), more)
 
 
+def _header(path: Path) -> dict[str, StoredTensor]:
+    try:
+        return read_header(path)
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from None
+
+
 def _left_out(name: str, parts_read: Collection[str]) -> str | None:
     """The kind of a tensor that speech is known not to need; None: unknown. `parts_read`: of _PARTS."""
     if name.partition(".")[0] in _PARTS.difference(parts_read):
@@ -161,9 +167,9 @@ def _safetensors_files(folder: Path) -> list[Path]:
         kind = kind_of_files(folder) if folder.is_dir() else None
         raise CheckpointError(f"{folder}: neither {SINGLE} nor {INDEX} is there" + (f"; {kind}" if kind else ""))
     try:
-        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    except (ValueError, KeyError, TypeError, AttributeError, OSError, RecursionError) as error:
-        raise CheckpointError(f"{index}: not a valid index: {error!r}") from None
+        names = sorted(set(read_json(index, MOST_TABLE_BYTES).get("weight_map", dict).values()))
+    except TypeError:  # names of several kinds, or lists
+        raise CheckpointError(f"{index}: not a valid index: weight_map must hold names of files") from None
     for name in names:
         if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
             raise CheckpointError(f"{index}: shard {name!r} must be the plain name of a .safetensors file")

@@ -3,6 +3,7 @@
 import argparse
 import hashlib
 import json
+import reprlib
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -26,7 +27,7 @@ from qwen_megakernel.commands.options import (
     voice_options,
     voices_in,
 )
-from qwen_megakernel.commands.output import SpeechFile, check_format
+from qwen_megakernel.commands.output import SpeechFile, check_format, shown
 from qwen_megakernel.commands.speak import ended_like_ctrl_c, parts_of
 from qwen_megakernel.engine.audio import Audio
 from qwen_megakernel.errors import EngineClosed, TTSError, VoiceError
@@ -39,6 +40,7 @@ from qwen_megakernel.speech.mapping import SILENTLY, say
 from qwen_megakernel.speech.options import RequestOptions, options_of
 from qwen_megakernel.speech.request import SpeechRequest
 from qwen_megakernel.speech.retries import ended_badly
+from qwen_megakernel.text.lexicon import lexicon_text
 
 _SHOWN = 20  # failed lines to print at the end; the manifest has them all
 _WAIT_S = 3600.0  # for a slot; nobody listens, so waiting is fine
@@ -113,7 +115,7 @@ class _Batch:
         said = {name: getattr(args, name) for name in options_of("batch") if name not in ("voice", "lexicon")}
         self._shared = [args.model, args.adapters, args.weights, args.format, said]
         self._shared += [voice.digest.hex() if isinstance(voice, Voice) else None]
-        self._shared += [args.lexicon and Path(args.lexicon).read_text(encoding="utf-8")]
+        self._shared += [args.lexicon and lexicon_text(args.lexicon)]
         self._writers = [ThreadPoolExecutor(1, thread_name_prefix="qwen_megakernel write") for _ in range(_WRITERS)]
         self._unwritten = [0] * _WRITERS  # files that each has; the jobs' thread counts them
         self.done = 0  # lines spoken in this run
@@ -191,7 +193,7 @@ class _Batch:
         if name := own.get("voice"):
             if name not in self._voices:
                 known = ", ".join(self._voices) or "none: name their folder with --voices"
-                raise VoiceError(f"unknown voice {name!r}; known: {known}")
+                raise VoiceError(f"unknown voice {reprlib.repr(name)}; known: {known}")
             own["voice"] = self._voices[name]
         return self._engine.request(**cast(RequestOptions, {**SILENTLY, **self._options, **own}))
 
@@ -217,7 +219,7 @@ class _Batch:
         print(f"wrote   {self._args.output.resolve()}: {self.told}")
         for entry in self.failed:
             named = f" ({entry['id']})" if entry["id"] else ""
-            print(f"failed  line {entry['line']}{named}: {entry['error']}", file=sys.stderr)
+            print(shown(f"failed  line {entry['line']}{named}: {entry['error']}"), file=sys.stderr)
         if more := self.failures - len(self.failed):
             print(f"failed  {more} more; {NAME} lists them all", file=sys.stderr)
         return 1 if self.failures else 0

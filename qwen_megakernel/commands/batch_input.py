@@ -2,14 +2,16 @@
 
 import csv
 import json
+import reprlib
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 from qwen_megakernel.errors import RequestError
+from qwen_megakernel.files import open_file
 from qwen_megakernel.speech.options import Option, RequestOptions, options_of, read_options, table
 
 KINDS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".txt": "text"}
@@ -25,7 +27,7 @@ class Line:
     """One line of the input."""
 
     number: int  # from 1; in a CSV file the row's number, without the header
-    id: str | None  # the name of its file; None: it could not be read
+    id: str | None  # the name of its file, checked unless there is an error; None: it could not be read
     text: str = ""
     options: RequestOptions = field(default_factory=RequestOptions)  # of speech, checked
     error: str | None = None  # why it cannot be spoken; None: no error was found here
@@ -55,14 +57,14 @@ def read_lines(source: str, kind: str) -> Iterator[Line]:
         yield from {"jsonl": _read_jsonl, "csv": _read_csv, "text": _read_text}[kind](file)
 
 
-def _opened(source: str) -> AbstractContextManager[BinaryIO]:
+def _opened(source: str) -> AbstractContextManager[IO[bytes]]:
     try:
-        return nullcontext(sys.stdin.buffer) if source == "-" else open(source, "rb")
+        return nullcontext(sys.stdin.buffer) if source == "-" else open_file(source, "a batch's input")
     except OSError as error:
         raise RequestError(f"{source!r} cannot be read: {error.strerror}") from None
 
 
-def _raw_lines(file: BinaryIO) -> Iterator[tuple[int, str, str | None]]:
+def _raw_lines(file: IO[bytes]) -> Iterator[tuple[int, str, str | None]]:
     """Yield every line's number, text and error. The text is empty if there is an error."""
     number = 0
     while raw := file.readline(_LONGEST + 1):
@@ -78,13 +80,13 @@ def _raw_lines(file: BinaryIO) -> Iterator[tuple[int, str, str | None]]:
             yield number, "", f"the line must be UTF-8: {error}"
 
 
-def _read_text(file: BinaryIO) -> Iterator[Line]:
+def _read_text(file: IO[bytes]) -> Iterator[Line]:
     for number, text, error in _raw_lines(file):
         if error or text.strip():
             yield Line(number, f"{number:06d}", text, error=error)
 
 
-def _read_jsonl(file: BinaryIO) -> Iterator[Line]:
+def _read_jsonl(file: IO[bytes]) -> Iterator[Line]:
     for number, text, error in _raw_lines(file):
         if error is None and not text.strip():
             continue
@@ -98,7 +100,7 @@ def _read_jsonl(file: BinaryIO) -> Iterator[Line]:
         yield Line(number, None, error=error) if error else _line(number, said)
 
 
-def _read_csv(file: BinaryIO) -> Iterator[Line]:
+def _read_csv(file: IO[bytes]) -> Iterator[Line]:
     errors: dict[int, str] = {}
 
     def texts() -> Iterator[str]:
@@ -140,22 +142,19 @@ def _row(rows: Iterator[list[str]]) -> list[str] | str | None:
 def _line(number: int, said: dict[str, Any]) -> Line:
     named = said.get("id")
     try:
+        line_id = f"{number:06d}" if named is None else check_id(named)
         for name in said:
             if name not in FIELDS and name not in table():
-                raise ValueError(f"unknown field {name!r}; known: {', '.join(FIELDS)}")
+                raise ValueError(f"unknown field {reprlib.repr(name)}; known: {', '.join(FIELDS)}")
         if (text := said.get("text")) is None:
             raise ValueError("text is missing: say what to speak")
         if not isinstance(text, str):
-            raise ValueError(f"text must be a string, got {text!r}")
-        line_id = f"{number:06d}" if named is None else named
-        if not isinstance(line_id, str):
-            raise ValueError(f"id must be a string, got {line_id!r}")
-        _check_id(line_id)
+            raise ValueError(f"text must be a string, got {reprlib.repr(text)}")
         rows = options_of("line")
         given = {n: _read_cell(rows.get(n), n, v) for n, v in said.items() if n not in ("id", "text")}
         options = read_options(given, "line")
     except ValueError as wrong:  # a RequestError is one
-        return Line(number, named if isinstance(named, str) else None, error=str(wrong))
+        return Line(number, named[:_LONGEST_ID] if isinstance(named, str) else None, error=str(wrong))
     return Line(number, line_id, text, options)
 
 
@@ -166,12 +165,15 @@ def _read_cell(row: Option | None, name: str, value: Any) -> Any:
     try:
         return {"true": True, "false": False}[value.strip().lower()] if kind is bool else kind(value)
     except (KeyError, ValueError):
-        raise ValueError(f"{name} must be {row.wanted}, got {value!r}") from None
+        raise ValueError(f"{name} must be {row.wanted}, got {reprlib.repr(value)}") from None
 
 
-def _check_id(name: str) -> None:
-    """Raises ValueError for an id that cannot be a file name."""
+def check_id(name: object) -> str:
+    """The id of a line. Raises ValueError: it cannot be a file name."""
+    if not isinstance(name, str):
+        raise ValueError(f"id must be a string, got {reprlib.repr(name)}")
     bad = not name.strip() or name.startswith(".") or name != name.strip(" ") or not name.isprintable()
     if bad or _NOT_IN_IDS & set(name) or len(name.encode("utf-8", "surrogatepass")) > _LONGEST_ID:
         wanted = f"a plain name for a file, of at most {_LONGEST_ID} bytes, not beginning with a dot"
         raise ValueError(f"id must be {wanted} and without {' '.join(sorted(_NOT_IN_IDS))}; got {name[:80]!r}")
+    return name

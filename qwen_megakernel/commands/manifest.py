@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import json
+import os
 import sqlite3
 import unicodedata
 from collections.abc import Iterator
@@ -10,10 +11,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from qwen_megakernel.commands.batch_input import check_id
 from qwen_megakernel.commands.output import new_file
 from qwen_megakernel.errors import RequestError
+from qwen_megakernel.files import open_descriptor
 
 NAME = "manifest.jsonl"
+_LONGEST = 2**22  # bytes of a line; an error may quote a line of the input
 
 
 class Manifest:
@@ -29,7 +33,8 @@ class Manifest:
         self._path = folder / NAME
         with self._told():
             folder.mkdir(parents=True, exist_ok=True)
-            self._file = open(self._path, "a+b")  # noqa: SIM115 - see `close`
+            opened = open_descriptor(self._path, "a manifest", flags=os.O_RDWR | os.O_APPEND | os.O_CREAT)
+            self._file = open(opened, "a+b")  # noqa: SIM115 - see `close`
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -49,15 +54,16 @@ class Manifest:
     def _read(self) -> None:
         """Read an earlier run's entries. An incomplete last line was being written when that run was killed."""
         self._file.seek(0)
-        whole = 0
-        for number, raw in enumerate(self._file, 1):
-            if not raw.endswith(b"\n"):
+        whole = number = 0
+        while raw := self._file.readline(_LONGEST):
+            number += 1
+            if not raw.endswith(b"\n") and len(raw) < _LONGEST:
                 break
             try:
-                entry = json.loads(raw)
+                entry = _checked(json.loads(raw))
                 if entry["error"] is None:  # else the line is tried again
                     self._keep(entry, _folded(entry["id"]))
-            except (ValueError, KeyError, TypeError, AttributeError):
+            except (ValueError, KeyError, TypeError, RecursionError):
                 wrong = f"{self._path}, line {number}: not a manifest of `batch`"
                 raise RequestError(f"{wrong}; name another --output, or move it away") from None
             whole += len(raw)
@@ -65,7 +71,7 @@ class Manifest:
         self._goes_on = whole > 0
 
     def _keep(self, entry: dict[str, Any], key: str) -> None:
-        row = (key, json.dumps(entry, ensure_ascii=False))
+        row = (key, json.dumps(entry))
         self._known.execute("INSERT OR REPLACE INTO entries VALUES (?, ?)", row)
 
     def entry(self, name: str) -> dict[str, Any] | None:
@@ -97,7 +103,7 @@ class Manifest:
             self._keep(entry, key)
             self._known.execute("INSERT OR REPLACE INTO lines VALUES (?, ?)", (key, entry["line"]))
         with self._told():
-            self._file.write(json.dumps(entry, ensure_ascii=False).encode() + b"\n")
+            self._file.write(_line(entry))
             self._file.flush()
 
     def finish(self) -> None:
@@ -106,7 +112,7 @@ class Manifest:
         query = "SELECT lines.line, entry FROM entries JOIN lines USING (key) ORDER BY lines.line"
         with self._told(), new_file(self._path) as file:
             for line, entry in self._known.execute(query):
-                file.write(json.dumps(json.loads(entry) | {"line": line}, ensure_ascii=False).encode() + b"\n")
+                file.write(_line(json.loads(entry) | {"line": line}))
 
     def close(self) -> None:
         self._known.close()
@@ -120,6 +126,21 @@ class Manifest:
             full = error.errno in (errno.ENOSPC, errno.EDQUOT)
             why = "no space left: make room" if full else f"{error.strerror}: name another folder"
             raise RequestError(f"--output {self._path.parent}: {NAME} cannot be written, {why}") from None
+
+
+def _checked(entry: Any) -> dict[str, Any]:
+    """An entry of an earlier run, whose fields this run uses. Raises ValueError, KeyError, TypeError: it is none."""
+    if entry["error"] is None:
+        check_id(entry["id"])
+        threads = entry["threads"]
+        if not isinstance(entry["request"], str) or not (threads is None or type(threads) is int and threads > 0):
+            raise ValueError
+    return entry
+
+
+def _line(entry: dict[str, Any]) -> bytes:
+    # What has no UTF-8 form becomes the escape that JSON has for it.
+    return json.dumps(entry, ensure_ascii=False).encode(errors="backslashreplace") + b"\n"
 
 
 def _folded(name: str) -> str:

@@ -90,6 +90,12 @@ def check_writable(option: str, output: str) -> None:
         raise RequestError(f"{option}: {output!r} cannot be written: {error.strerror}") from None
 
 
+def shown(text: str, keep: str = "") -> str:
+    """Make a text safe to print. What comes from a file may hold characters that a terminal takes for commands. `keep`:
+    such characters that stay, as line breaks."""
+    return "".join(c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text)
+
+
 @contextmanager
 def new_file(path: Path) -> Iterator[IO[bytes]]:
     """A binary file that appears at its place only once it is whole, instead of an older one, whose mode it gets.

@@ -30,7 +30,7 @@ from qwen_megakernel.commands.options import (
     voice_options,
     voices_in,
 )
-from qwen_megakernel.commands.output import OUT, check_writable, checked_output, play
+from qwen_megakernel.commands.output import OUT, check_writable, checked_output, play, shown
 from qwen_megakernel.engine.options import EngineOptions
 from qwen_megakernel.errors import RequestError, TextError
 from qwen_megakernel.model.conditioning import AUTO
@@ -283,12 +283,12 @@ def _list_speakers(model: str) -> int:
     print(f"{model}: {config.variant}")
     for name in talker.speakers:
         dialect = f" ({talker.dialects[name]})" if name in talker.dialects else ""
-        print(f"  {name}{dialect}")
+        print(shown(f"  {name}{dialect}"))
     if config.variant == "base":
         print("  no named speakers: clone a voice with --ref-audio")
     if config.variant == "voice_design":
         print("  no named speakers: describe the voice with --instruct")
-    print("languages: " + listed((AUTO, *talker.named_languages)))
+    print(shown("languages: " + listed((AUTO, *talker.named_languages))))
     if model == DEMO:
         print(f"note: {DEMO_NOTICE}")
     return 0

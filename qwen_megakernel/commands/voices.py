@@ -7,7 +7,7 @@ from typing import Any
 
 from qwen_megakernel.checkpoint.load import DEMO, PUBLISHED, Checkpoint
 from qwen_megakernel.commands.options import CommandParser, add_command, add_recordings
-from qwen_megakernel.commands.output import check_writable
+from qwen_megakernel.commands.output import check_writable, shown
 from qwen_megakernel.engine.sequence import FRAME_S
 from qwen_megakernel.errors import RequestError, VoiceError
 from qwen_megakernel.model.voice import Voice, VoiceEncoder, check_ref_options
@@ -83,13 +83,13 @@ def _print_table(entries: list[dict[str, Any]]) -> None:
             seconds = entry["reference_s"]
             reference = "none" if seconds is None else f"{seconds:.1f} s"
             text = "yes" if entry["has_text"] else "no"
-            rows.append((_shown(entry["name"]), reference, entry["fingerprint"] or "unknown", text))
+            rows.append((shown(entry["name"]), reference, entry["fingerprint"] or "unknown", text))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
     for entry in entries:
         if "error" in entry:
-            print(f"not a voice: {_shown(entry['error'])}")
+            print(f"not a voice: {shown(entry['error'])}")
 
 
 def _show(args: argparse.Namespace) -> int:
@@ -109,7 +109,7 @@ def _show(args: argparse.Namespace) -> int:
         ("digest", about["digest"]),
     ]
     for name, value in lines:
-        print(f"{name:<11} {_shown(value)}")
+        print(f"{name:<11} {shown(value)}")
     return 0
 
 
@@ -156,8 +156,3 @@ def _check(args: argparse.Namespace) -> int:
     else:
         print(f"{args.file} fits {args.model}: {origin}")
     return 0
-
-
-def _shown(text: str) -> str:
-    """Make a text safe to print. A file's text may hold characters that a terminal takes for commands."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -154,6 +154,21 @@ class Admission:
         threading.Thread(target=_call_on_end, args=(sequence,), daemon=True).start()
         self.wake()
 
+    def forked(self) -> None:
+        """This is a forked process's copy: the engine is dead here. Whoever waits here for an utterance gets the error.
+        Other threads held locks when the process forked, so those are replaced; no callback is called a second time."""
+        why = "this process was forked, and an engine's threads stay where it was loaded: start processes with spawn"
+        self.fault = RuntimeError(why)
+        self.closed = self.ended = True
+        self._counting = threading.RLock()
+        for sequence in self.open:
+            sequence.error, sequence.settled, sequence.cancelled = self.death(), True, True
+            sequence.lock, sequence.done, sequence.callbacks = threading.Lock(), threading.Event(), None
+            sequence.done.set()
+            sequence.chunks.put(None)
+        self.open.clear()
+        self.unsettled.clear()
+
     def death(self) -> EngineDied:
         return EngineDied(f"the engine's thread died: {self.fault!r}; load a new engine")
 

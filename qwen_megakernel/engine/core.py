@@ -9,6 +9,7 @@ import atexit
 import contextlib
 import logging
 import math
+import os
 import sys
 import threading
 import time
@@ -193,7 +194,7 @@ class EngineCore:
     def drain(self, seconds: float) -> None:
         """Take no more sequences, and wait at most `seconds` for the open ones. Takes no lock: see `cancel`."""
         self.admission.draining = True
-        end = time.monotonic() + seconds
+        end = time.monotonic() + min(seconds, threading.TIMEOUT_MAX)
         while self.admission.open and not self.admission.closed and time.monotonic() < end:
             time.sleep(0.01)
 
@@ -268,6 +269,18 @@ def _run(loop: Loop, cpu: CpuSpeed | None) -> None:
 
 
 _CORES: "weakref.WeakSet[EngineCore]" = weakref.WeakSet()
+
+
+def _end_copies() -> None:
+    """In a forked process: no engine's threads came along, so every engine is dead at once."""
+    for core in list(_CORES):
+        core.admission.forked()
+        core.loop.slots.running.clear()
+        core.loop.slots.waiting.clear()
+        _SWITCH_INTERVAL.restore(core.loop)
+
+
+os.register_at_fork(after_in_child=_end_copies)
 
 
 @atexit.register

@@ -95,10 +95,12 @@ class EngineOptions:
         timeout = self.queue_timeout
         if isinstance(timeout, bool) or not isinstance(timeout, numbers.Real) or not 0 <= timeout <= DAY:
             raise BackendError(f"queue_timeout must be 0 to {DAY} seconds, got {timeout!r}")
-        if self.fallback not in (None, "torch"):
+        if self.fallback is not None and not (isinstance(self.fallback, str) and self.fallback == "torch"):
             raise BackendError(f"fallback must be None or 'torch', got {self.fallback!r}")
         if not isinstance(self.allow_foreign_voice, bool):
             raise BackendError(f"allow_foreign_voice must be True or False, got {self.allow_foreign_voice!r}")
+        if not isinstance(self.patience, Patience):
+            raise BackendError(f"patience must be a Patience, got {type(self.patience).__name__}")
 
     def kv_bytes(self, stack: StackConfig, dtype: torch.dtype) -> int:
         """Memory of the talker's keys and values."""

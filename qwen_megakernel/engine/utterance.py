@@ -1,12 +1,14 @@
 """Utterance and ChunkStream: what callers hold of an utterance."""
 
+import numbers
+import reprlib
 import threading
 from collections.abc import Iterator
 
 from qwen_megakernel.engine.audio import Audio, Chunk
 from qwen_megakernel.engine.core import EngineCore
 from qwen_megakernel.engine.sequence import SpeechSequence
-from qwen_megakernel.errors import TextEndedError, TextError
+from qwen_megakernel.errors import RequestError, TextEndedError, TextError
 from qwen_megakernel.text.cutting import check_unicode
 
 
@@ -89,11 +91,13 @@ class Utterance:
         """Wait for the whole utterance.
 
         Raises:
-            RequestError: called from its own callback, which would wait for its own thread.
+            RequestError: called from its own callback, which would wait for its own thread; or `timeout` is no number.
             TimeoutError: not done within `timeout` seconds; the utterance goes on.
             TTSError: why it failed.
         """
         self._core.refuse_own_thread(self._sequence)
+        if timeout is not None and (not isinstance(timeout, numbers.Real) or timeout != timeout):
+            raise RequestError(f"timeout must be seconds or None, got {reprlib.repr(timeout)}")
         done = self._sequence.done.wait(None if timeout is None else min(timeout, threading.TIMEOUT_MAX))
         if done and self._sequence.error:
             raise self._sequence.error

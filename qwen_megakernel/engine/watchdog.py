@@ -3,12 +3,13 @@
 import contextlib
 import logging
 import queue
+import reprlib
 import time
 from dataclasses import dataclass
 
 from qwen_megakernel.engine.admission import Admission
 from qwen_megakernel.engine.loop import Loop
-from qwen_megakernel.errors import CallbackError
+from qwen_megakernel.errors import BackendError, CallbackError
 
 log = logging.getLogger(__name__)
 
@@ -23,11 +24,21 @@ class Patience:
             prompt may take minutes.
         callback_s: one call of `on_chunk`.
         look_s: between two looks: far shorter than the others, but long enough that looks cost nothing.
+
+    Raises:
+        BackendError: one is not above 0.
     """
 
     device_s: float | None = None
     callback_s: float = 30.0
     look_s: float = 0.5
+
+    def __post_init__(self) -> None:
+        for name, seconds in vars(self).items():
+            if name == "device_s" and seconds is None:
+                continue
+            if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0:
+                raise BackendError(f"{name} must be seconds above 0, got {reprlib.repr(seconds)}")
 
 
 class Watchdog:

@@ -7,7 +7,6 @@ A file cannot make FFmpeg open another one.
 import io
 import os
 import re
-import stat
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,7 @@ import numpy as np
 import soundfile
 
 from qwen_megakernel.errors import AudioError
+from qwen_megakernel.files import UnfitFile, open_descriptor
 
 if TYPE_CHECKING:
     from av import AudioFrame
@@ -42,28 +42,30 @@ _BOUNDS = {"format_whitelist": _CONTAINERS, "codec_whitelist": _CODECS, "protoco
 def check_file(name: str | Path) -> None:
     """Check that a recording may be read, without looking at its content. Raises AudioError: no such file, an address,
     not a regular file, empty, or too large."""
+    os.close(_opened(name))
+
+
+def _opened(name: str | Path) -> int:
+    """The descriptor of a recording's file. Raises AudioError: see `check_file`."""
     try:
-        found = os.stat(name)
-    except (OSError, ValueError) as error:  # ValueError: a null character
+        file = open_descriptor(name, "a recording", _MAX_BYTES)
+    except UnfitFile as error:
+        raise AudioError(f"{name}: {error.strerror}") from None
+    except OSError as error:
         if _ADDRESS.match(str(name)):
             raise AudioError(f"{str(name)!r} is an address: download the recording, and give its file") from None
-        why = getattr(error, "strerror", None) or error
-        raise AudioError(f"no recording {str(name)!r}: {why}") from None
-    if not stat.S_ISREG(found.st_mode):  # a pipe would never end
-        kind = "a folder" if stat.S_ISDIR(found.st_mode) else "something else"
-        raise AudioError(f"{name}: a recording is a regular file, but this is {kind}")
-    if not found.st_size:
+        raise AudioError(f"no recording {str(name)!r}: {error.strerror}") from None
+    if not os.fstat(file).st_size:
+        os.close(file)
         raise AudioError(f"{name}: the file is empty: record it again")
-    if found.st_size > _MAX_BYTES:
-        raise AudioError(f"{name}: a recording's file has at most {_MAX_BYTES} bytes, this one has {found.st_size}")
+    return file
 
 
 def read_file(name: str | Path) -> tuple[np.ndarray, int]:
     """Samples fp32 [n], the channels averaged, and their rate. Raises AudioError: see `check_file`; or the file is not
     audio, damaged, or too long."""
-    check_file(name)
     try:
-        with _Recording(name) as file:
+        with _Recording(_opened(name)) as file:
             try:
                 return _by_libsndfile(file, name)
             except (soundfile.SoundFileError, TypeError):  # TypeError: headerless files (.raw)
@@ -96,8 +98,8 @@ class _Recording(io.FileIO):
     """A file. Where it is a WAV that states 0 bytes of samples, the largest number is read instead: libsndfile and
     FFmpeg then read to the end. What writes a WAV into a pipe or breaks off leaves such headers."""
 
-    def __init__(self, name: str | Path):
-        super().__init__(name)
+    def __init__(self, descriptor: int):
+        super().__init__(descriptor)
         self._unstated: range | None = None  # where the number is
         self._unstated = self._find_unstated()
         self.seek(0)

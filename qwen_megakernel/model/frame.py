@@ -85,15 +85,15 @@ class Frame:
 
     def step(self, s: SlotState, draws: Draws, position: int | Tensor, length: int | None = None) -> None:
         """Compute one frame and make the state ready for the next one. `s`: read and written. Afterwards `s.codes`
-        holds the frame's codes; the first is -1 if the hidden state is not finite. `draws`: their shapes are used;
+        holds the frame's codes; the first is -1 if any logit is not finite. `draws`: their shapes are used;
         their numbers come from `s`. `position`: of `s.row`; for a captured graph `s.position` itself, which it reads in
         every replay. `length`: see `Transformer.forward`."""
         first, rest = draws
         numbers = [pair.unbind() for pair in s.numbers]
         noise = self._noise(s) if first.do_sample or rest.do_sample else [None] * len(self._heads)
         hidden = self._talker.forward(s.row, position, s.cache, length)
-        logits = s.rules(F.linear(hidden, self._heads[0])[0].float(), s.frame)
-        codes = [first(logits, noise[0], numbers[0])]
+        logits = [F.linear(hidden, self._heads[0])[0].float()]  # of every group, before rules hide any
+        codes = [first(s.rules(logits[0], s.frame), noise[0], numbers[0])]
         s.rules.remember(codes[0])
         rows, at = torch.cat([hidden, self._embed.code(0, codes[0])[None]]), 0
         for group in range(1, len(self._heads)):
@@ -101,11 +101,12 @@ class Frame:
                 rows = F.linear(rows, *self._adapter)
             out = self._predictor.forward(rows, at, self._predictor_cache)
             at += len(rows)
-            codes.append(rest(F.linear(out[-1], self._heads[group]).float(), noise[group], numbers[1]))
+            logits.append(F.linear(out[-1], self._heads[group]).float())
+            codes.append(rest(logits[-1], noise[group], numbers[1]))
             rows = self._embed.code(group, codes[-1])[None]
         torch.stack(codes, out=s.codes)
         s.row.copy_(self._embed.frames(s.codes[None]) + s.text)
-        s.codes[0].masked_fill_(~hidden.isfinite().all(), -1)
+        s.codes[0].masked_fill_(~torch.cat(logits).isfinite().all(), -1)
         s.position.add_(1)
         s.frame.add_(1)
 

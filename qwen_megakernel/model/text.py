@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 
-from qwen_megakernel.checkpoint.json_object import read_json
+from qwen_megakernel.checkpoint.json_object import MOST_TABLE_BYTES, read_json, read_text
 from qwen_megakernel.errors import CheckpointError
 from qwen_megakernel.text.cutting import check_unicode
 
@@ -38,23 +38,25 @@ class TextTokenizer:
         both = (folder / _BOTH).is_file()
         named, merged = (folder / name for name in ((_BOTH, _BOTH) if both else (_VOCAB, _MERGES)))
         if both:
-            model = read_json(named).child("model")
+            model = read_json(named, MOST_TABLE_BYTES).child("model")
             model.only("type", "BPE")
             vocab, listed = model.get("vocab", dict), model.get("merges", list)
         elif not named.exists():
             raise CheckpointError(f"{folder}: there is neither {_BOTH} nor {_VOCAB}; copy the base checkpoint's")
         else:
-            vocab, listed = read_json(named).raw, None
+            vocab, listed = read_json(named, MOST_TABLE_BYTES).raw, None
         if not vocab or not all(type(i) is int and 0 <= i < vocab_size for i in vocab.values()):
             raise CheckpointError(f"{named}: every id must be an integer in 0..{vocab_size - 1}")
         try:
             if listed is None:
-                lines = merged.read_text(encoding="utf-8").split("\n")
+                lines = read_text(merged, MOST_TABLE_BYTES).split("\n")
                 listed = [line for line in lines if line and not line.startswith("#version")]
             # A merge is "left right", or in newer tokenizer.json files [left, right].
             pairs = (merge.split(" ", 1) if isinstance(merge, str) else merge for merge in listed)
             merges = [(left, right) for left, right in pairs]
             bpe = models.BPE(vocab=vocab, merges=merges)
+        except CheckpointError:
+            raise
         except Exception as error:  # tokenizers raises plain Exception for a merge whose parts are unknown
             raise CheckpointError(f"{merged}: {error}") from None
         self._tokenizer = Tokenizer(bpe)

@@ -36,7 +36,7 @@ def make_codebook(config: VocoderConfig, w: Mapping[str, Tensor]) -> Tensor:
         project = w[f"quantizer.{quantizer}.output_proj.weight"][..., 0]
         for i in range(layers):
             book = f"quantizer.{quantizer}.vq.layers.{i}._codebook"
-            usage = w[f"{book}.cluster_usage"].clamp(min=1e-5)
+            usage = _told(w[f"{book}.cluster_usage"]).clamp(min=1e-5)
             tables.append(F.linear(w[f"{book}.embedding_sum"] / usage[:, None], project))
     return torch.stack(tables)
 
@@ -44,7 +44,12 @@ def make_codebook(config: VocoderConfig, w: Mapping[str, Tensor]) -> Tensor:
 def make_snakes(w: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
     """SnakeBeta's factors: name -> (e^alpha, 1 / (e^beta + 1e-9)), each [channels]."""
     names = (n.removesuffix(".alpha") for n in w if n.endswith(".alpha"))
-    return {n: (w[f"{n}.alpha"].exp(), 1.0 / (w[f"{n}.beta"].exp() + 1e-9)) for n in names}
+    return {n: (_told(w[f"{n}.alpha"]).exp(), 1.0 / (_told(w[f"{n}.beta"]).exp() + 1e-9)) for n in names}
+
+
+def _told(x: Tensor) -> Tensor:
+    """The tensor with NaN for infinity, which a later step would hide: samples that are NaN are found out."""
+    return torch.where(x.isfinite(), x, torch.nan)
 
 
 def history_shapes(c: VocoderConfig) -> dict[str, tuple[int, int]]:
@@ -195,7 +200,7 @@ class _Push:
             x = self._decoder_block(x, f"decoder.{i}", rate)
         last = len(c.upsample_rates) + 1
         x = self._causal_conv(self._snake(x, f"decoder.{last}"), f"decoder.{last + 1}.conv", f"decoder.{last + 1}")
-        return x[:, 0].clamp(-1.0, 1.0)
+        return _told(x[:, 0]).clamp(-1.0, 1.0)
 
     def _with_past(self, x: Tensor, state: str, dim: int = -1) -> Tensor:
         """What was kept, then x [batch, channels, time]; keeps as much of the newest for the next push."""

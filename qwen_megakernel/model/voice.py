@@ -28,7 +28,8 @@ from torch import Tensor
 from qwen_megakernel.checkpoint.codec_config import CodecConfig
 from qwen_megakernel.checkpoint.config import SpeakerEncoderConfig
 from qwen_megakernel.checkpoint.load import Checkpoint
-from qwen_megakernel.errors import AudioError, CheckpointError, RequestError, VoiceError
+from qwen_megakernel.errors import AudioError, CheckpointError, RequestError, TTSError, VoiceError
+from qwen_megakernel.files import size_of_file
 from qwen_megakernel.model.audio_file import MAX_SECONDS, check_file
 from qwen_megakernel.model.recording import Recording, RefAudio, load_recording
 from qwen_megakernel.text.cutting import check_unicode
@@ -122,21 +123,18 @@ class Voice:
         """Read a file that `save` wrote, in this version or in an older one. Raises VoiceError: the file is missing,
         too large, not a voice, or holds tensors of the wrong kind."""
         try:
-            path = Path(path)
-            if path.exists() and not path.is_file():  # a pipe would never end
-                raise VoiceError(f"{path}: a voice is a regular file, but this is something else")
-            if (size := path.stat().st_size) > _MAX_VOICE_BYTES:
-                raise VoiceError(f"{path}: a voice file has at most {_MAX_VOICE_BYTES} bytes, this one has {size}")
+            size_of_file(path, "a voice", _MAX_VOICE_BYTES)
             with safe_open(path, framework="pt") as file:
                 metadata = file.metadata() or {}
                 if metadata.get("format") != _FORMAT:
-                    raise VoiceError(f"{path}: not a voice file (format {metadata.get('format')!r})")
+                    raise VoiceError(f"{path}: not a voice file (format {metadata.get('format')!r:.99})")
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         except VoiceError:
             raise
         except (SafetensorError, OSError, TypeError, ValueError) as error:
             made = "make one with Voice.save or `speak --save-voice`"
-            raise VoiceError(f"{path}: cannot be read as a voice: {error}; {made}") from None
+            why = getattr(error, "strerror", None) or error
+            raise VoiceError(f"{path}: cannot be read as a voice: {why}; {made}") from None
         if not {"speaker_embedding"} <= set(tensors) <= {"speaker_embedding", "ref_codes"}:
             raise VoiceError(f"{path}: broken voice file: it must hold speaker_embedding, and may hold ref_codes")
         try:
@@ -233,9 +231,15 @@ class VoiceEncoder:
         codes, text = None, next((text for text in texts if text is not None), None)
         with self._lock:
             recordings = [self._load(several, number, trim) for number in range(len(several))]
-            if text is not None:
-                codes = self._codec_encoder(recordings[texts.index(text)].samples)
-            vector = mean_vector([self._vector(recording.samples) for recording in recordings])
+            try:
+                if text is not None:
+                    codes = self._codec_encoder(recordings[texts.index(text)].samples)
+                vector = mean_vector([self._vector(recording.samples) for recording in recordings])
+            except (TTSError, MemoryError):
+                raise
+            except Exception as error:  # torch and transformers refuse sizes that a config may have
+                folder = self._checkpoint.folder
+                raise CheckpointError(f"{folder}: its encoders cannot be used: {error!r:.300}") from error
         notes = tuple(note for recording in recordings for note in recording.notes)
         for note in notes:
             log.info("a new voice: %s", note)
@@ -358,15 +362,18 @@ class CodecEncoder:
 
     def __init__(self, config: CodecConfig, tensors: Mapping[str, Tensor]):
         """`tensors` are the `encoder.*` ones without that prefix, fp32. Raises CheckpointError: the installed
-        transformers does not take them."""
+        transformers does not take them, or one is not finite: any number at all gives codes."""
         from transformers import MimiConfig, MimiModel
         from transformers.utils import logging
 
+        if wrong := next((name for name, tensor in tensors.items() if not tensor.isfinite().all()), None):
+            raise CheckpointError(f"tensor 'encoder.{wrong}' is not finite; get the checkpoint again")
         self._frame = config.vocoder.samples_per_frame
         self._groups = config.vocoder.num_quantizers
         # The reference implementation's encoder attends to all earlier columns, whatever window its config names. So
         # the window here is larger than any reference audio (25 columns a second).
-        mimi = MimiConfig(**{**config.encoder, "sliding_window": int(MAX_SECONDS) * 100})
+        fixed: dict[str, Any] = {"sliding_window": int(MAX_SECONDS) * 100, "attn_implementation": "sdpa"}
+        mimi = MimiConfig(**{**config.encoder, **fixed})
         verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
         logging.set_verbosity(logging.ERROR)
         logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers has no types for it

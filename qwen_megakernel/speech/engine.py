@@ -24,7 +24,7 @@ from qwen_megakernel.engine.sequence import SpeechSequence
 from qwen_megakernel.engine.snapshot import Snapshot, snapshot_of
 from qwen_megakernel.engine.utterance import ChunkStream, Utterance
 from qwen_megakernel.engine.warm_up import first_words, sustained
-from qwen_megakernel.errors import RequestError, TextError, TextTooLongError
+from qwen_megakernel.errors import BackendError, RequestError, TextError, TextTooLongError
 from qwen_megakernel.model.prompt import Prompt, PromptBuilder
 from qwen_megakernel.model.prompt_pieces import PromptPieces
 from qwen_megakernel.model.recording import RefAudio
@@ -33,7 +33,7 @@ from qwen_megakernel.model.turn_text import Turn
 from qwen_megakernel.model.voice import Voice, VoiceEncoder
 from qwen_megakernel.speech.mapping import Mapped, map_requests
 from qwen_megakernel.speech.options import RequestOptions
-from qwen_megakernel.speech.request import RequestChecker, SpeechRequest
+from qwen_megakernel.speech.request import RequestChecker, SpeechRequest, check_begun
 from qwen_megakernel.speech.retries import say_well
 from qwen_megakernel.text.front_end import Reading
 from qwen_megakernel.text.spoken_text import SpokenText, spoken_text, spoken_texts
@@ -117,6 +117,8 @@ class TTSEngine:
             OutOfMemoryError: model and slots do not fit; the message names the setting to lower.
             TypeError: there is no such option.
         """
+        if not isinstance(options, EngineOptions | None):
+            raise BackendError(f"options must be EngineOptions, got {type(options).__name__}")
         options = replace(options or EngineOptions(), **changes)
         # Refuse what cannot run before looking for a checkpoint.
         selection = Selection(
@@ -205,16 +207,14 @@ class TTSEngine:
     # ------------------------------------------------------------ what callers use
 
     def request(self, **options: Unpack[RequestOptions]) -> SpeechRequest:
-        """How to speak, checked and with every default filled in. `begin`, `parts` and sessions take it.
-
-        Raises:
-            RequestError: the request cannot be served; errors.py has the kinds.
-        """
+        """How to speak, checked and with every default filled in. `begin`, `parts` and sessions take it. Raises
+        RequestError: the request cannot be served; errors.py has the kinds."""
         return self._requests.check(options)
 
     def generate(self, text: str | SpokenText, **options: Unpack[RequestOptions]) -> Audio:
         """Speak `text` and return the whole utterance. Takes what `submit` takes; the joined chunks of
         `stream` are the same samples. With `retries`, what ends by "runaway" or "length" is said again."""
+        self._core.admission.check_open()
         request = self.request(**options)
         texts = spoken_texts(request.front_end, _whole(text))
         return joined([say_well(partial(self._say, one), request, self.count_retry) for one in texts])
@@ -301,6 +301,7 @@ class TTSEngine:
         """As `submit`, with a request of `request`. Text in pieces is spoken as it is, in the streaming layout."""
         arrived = time.monotonic()
         self._core.admission.check()
+        check_begun(request)
         if not isinstance(text, str | SpokenText | None):
             raise TextError(f"text must be a string, got {type(text).__name__}")
         for name, callback in (("on_chunk", on_chunk), ("on_end", on_end)):
@@ -342,11 +343,7 @@ class TTSEngine:
         self._core.admission.admit(sequence)
 
     def check(self, **options: Unpack[RequestOptions]) -> None:
-        """Could a text be spoken like this?
-
-        Raises:
-            RequestError: as `submit` would.
-        """
+        """Could a text be spoken like this? Raises RequestError: as `submit` would."""
         self.request(**options)
 
     def turn(self, request: SpeechRequest, reading: Reading | None = None) -> Turn:
@@ -355,6 +352,7 @@ class TTSEngine:
         Args:
             reading: of the text that this one continues.
         """
+        check_begun(request, reading)
         fits = self._prompts.turn_text(request.conditioning, self.max_positions)
         return Turn(request.front_end, None if request.capped else fits, reading)
 
@@ -376,6 +374,7 @@ class TTSEngine:
         Args:
             reading: of the text that this one continues, as the next sentence of a turn. None: a text of its own.
         """
+        check_begun(request, reading)
         parts = []
         for one in spoken_texts(request.front_end, _whole(text), reading):
             cut = self._prompts.pieces(
@@ -390,10 +389,8 @@ class TTSEngine:
     @torch.inference_mode()
     def prompt(self, text: str, **options: Unpack[RequestOptions]) -> Prompt:
         """The prompt that `text` would be spoken from, for comparisons; nothing is spoken. Takes what `submit` takes.
-
-        Raises:
-            RequestError: as `submit` would.
-        """
+        Raises RequestError, EngineClosed: as `submit` would."""
+        self._core.admission.check_open()
         request = self.request(**options)
         with self._core.in_order():
             return self._prompts.build(
@@ -425,7 +422,10 @@ class TTSEngine:
 
     def close(self, drain_s: float = 0.0) -> None:
         """Take no more utterances, wait up to `drain_s` seconds for the open ones, and cancel the rest. Then stop the
-        threads and wait for them. Safe to call twice, and from a handler of SIGTERM."""
+        threads and wait for them. Safe to call twice, and from a handler of SIGTERM. Raises RequestError: `drain_s` is
+        no number."""
+        if not isinstance(drain_s, int | float):
+            raise RequestError(f"drain_s must be seconds, got {type(drain_s).__name__}")
         if drain_s > 0:
             self._core.drain(drain_s)
         self._core.stop()
@@ -439,11 +439,9 @@ class TTSEngine:
 
 
 def _whole(text: str | SpokenText | None) -> str | SpokenText:
-    """The text of a call that takes no pieces.
-
-    Raises:
-        TextError: it is None.
-    """
+    """The text of a call that takes no pieces. Raises TextError: it is none."""
     if text is None:
         raise TextError("text must be a string; text that comes in pieces needs submit()")
+    if not isinstance(text, str | SpokenText):
+        raise TextError(f"text must be a string, got {type(text).__name__}")
     return text

@@ -5,6 +5,7 @@ of what the engine makes alone (docs/log.md, 2026-11-24).
 """
 
 import contextlib
+import os
 import queue
 import threading
 from collections import deque
@@ -14,7 +15,7 @@ from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from qwen_megakernel.engine.callbacks import returns_at_once
-from qwen_megakernel.errors import EngineBusy
+from qwen_megakernel.errors import EngineBusy, EngineDied
 
 _BUSY_S = 0.05  # between two attempts while others have the engine's slots
 
@@ -154,6 +155,7 @@ class JobResults(Iterator[Result]):
             at_once: the most jobs that are open.
             ordered: results come in the jobs' order; otherwise as they are made.
         """
+        self._process = os.getpid()
         self._runner = JobRunner(at_once)
         self._results = _results(iter(jobs), self._runner, 2 * at_once, ordered)
 
@@ -161,8 +163,11 @@ class JobResults(Iterator[Result]):
         """
         Raises:
             Exception: what a job or `jobs` raised; no further jobs are then begun.
+            EngineDied: in a forked process.
         """
         try:
+            if os.getpid() != self._process:
+                raise EngineDied("this process was forked, and what makes the results stays where they were asked for")
             return next(self._results)
         except BaseException:
             self.close()

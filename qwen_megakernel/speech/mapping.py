@@ -1,5 +1,6 @@
 """Many requests, one engine: what `TTSEngine.map` does."""
 
+import reprlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -64,6 +65,10 @@ def map_requests(
     engine: Speaker, requests: Iterable[str | Mapping[str, Any]], options: RequestOptions, *, ordered: bool
 ) -> Iterator[Mapped]:
     """See `TTSEngine.map`."""
+    if not isinstance(requests, Iterable):
+        raise RequestError(f"requests must be texts or mappings that can be iterated, got {type(requests).__name__}")
+    if not isinstance(ordered, bool):
+        raise RequestError(f"ordered must be True or False, got {type(ordered).__name__}")
 
     def job(index: int, request: str | Mapping[str, Any]) -> Job[Mapped]:
         try:
@@ -86,7 +91,10 @@ def _parts(request: Any) -> tuple[str, dict[str, Any]]:
         raise RequestError(f"a request is a text, or a mapping with 'text' and options, got {type(request).__name__}")
     if not isinstance(request.get("text"), str):
         raise TextError(f"text must be a string, got {type(request.get('text')).__name__}")
-    return request["text"], {name: value for name, value in request.items() if name != "text"}
+    own = {name: value for name, value in request.items() if name != "text"}
+    if wrong := [name for name in own if not isinstance(name, str)]:
+        raise RequestError(f"an option's name must be a string, got {reprlib.repr(wrong[0])}")
+    return request["text"], own
 
 
 def say(engine: Speaker, text: str | SpokenText, request: SpeechRequest) -> Job[Audio]:

@@ -23,7 +23,7 @@ from qwen_megakernel.model.prompt import PromptBuilder
 from qwen_megakernel.model.voice import Voice
 from qwen_megakernel.speech.options import read_options, table
 from qwen_megakernel.text.cutting import check_unicode
-from qwen_megakernel.text.front_end import TextFrontEnd
+from qwen_megakernel.text.front_end import Reading, TextFrontEnd
 from qwen_megakernel.text.normalize import Silence
 from qwen_megakernel.text.spoken_text import SpokenText
 
@@ -91,6 +91,14 @@ class SpeechRequest(Request):
     def silence(self) -> Silence | None:
         """Tells which words of a new text are left out; None: none."""
         return Silence() if self.normalizes else None
+
+
+def check_begun(request: object, reading: object = None) -> None:
+    """Raises RequestError: this is not what `TTSEngine.request` makes, or no `Reading`."""
+    if not isinstance(request, SpeechRequest):
+        raise RequestError(f"request must come from TTSEngine.request(), got {type(request).__name__}")
+    if not isinstance(reading, Reading | None):
+        raise RequestError(f"reading must be a Reading or None, got {type(reading).__name__}")
 
 
 class RequestChecker:

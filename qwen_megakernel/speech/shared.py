@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import os
 import threading
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
@@ -72,6 +73,17 @@ async def release(engine: TTSEngine) -> None:
         found = [s for s in _used if s.engine.done() and not s.engine.exception() and s.engine.result() is engine]
     if found and (closing := _remove_user(found[0])):
         await asyncio.to_thread(closing.join)
+
+
+def _forget_all() -> None:
+    """In a forked process: the engines, and threads that load them or hold the lock, have stayed where they were."""
+    global _lock
+    _lock = threading.Lock()
+    _shared.clear()
+    _used.clear()
+
+
+os.register_at_fork(after_in_child=_forget_all)
 
 
 def _normalised(options: EngineOptions) -> EngineOptions:

@@ -3,12 +3,14 @@
 import logging
 import re
 import reprlib
+import types
 from collections.abc import Callable
 
 from qwen_megakernel.errors import TextError
 from qwen_megakernel.text.lexicon import Lexicon, LexiconStream
 from qwen_megakernel.text.normalize import NormalizerStream, Silence, is_plain
 from qwen_megakernel.text.pauses import MARKS, Pause, PauseStream, joined
+from qwen_megakernel.text.spoken import language_name
 from qwen_megakernel.text.stage import FIRST_MARK, has_words, is_mark
 
 log = logging.getLogger(__name__)
@@ -21,7 +23,7 @@ _AT_MARKS = re.compile(f"([{FIRST_MARK}-\U0010ffff])")
 
 def check_normalize(normalize: str) -> None:
     """Raises TextError for a `normalize` that is not in `NORMALIZE`."""
-    if normalize not in NORMALIZE:
+    if not isinstance(normalize, str) or normalize not in NORMALIZE:
         raise TextError(f"normalize must be one of {', '.join(NORMALIZE)}, got {reprlib.repr(normalize)}")
 
 
@@ -45,13 +47,18 @@ class TextFrontEnd:
                 half a character, text without letter or digit.
 
         Raises:
-            TextError: `normalize` has another value.
+            TextError: `normalize` has another value, or another argument another type. LanguageError: the same of
+                `language`.
         """
         check_normalize(normalize)
+        language_name(language)  # which refuses what is no string
+        _check_type("lexicon", lexicon, Lexicon | None)
+        _check_type("lenient", lenient, bool)
         self._language, self._normalize, self._lexicon, self._lenient = language, normalize, lexicon, lenient
 
     def leaves_alone(self, text: str) -> bool:
-        """Does the text certainly stay as it is? A quick check, and true for most texts."""
+        """Does the text certainly stay as it is? A quick check, true for most texts. Raises TextError: it is none."""
+        _check_type("text", text, str)
         if self._lexicon and self._lexicon.may_change(text, self._language):
             return False
         if self._normalize == "auto":
@@ -64,6 +71,7 @@ class TextFrontEnd:
         Raises:
             TextError: a pause or another tag is refused (`PauseStream`).
         """
+        _check_type("text", text, str)
         normalizes, lexicon = self._normalize == "auto" and not is_plain(text), self._lexicon
         if lexicon and not normalizes and not lexicon.may_change(text, self._language):
             lexicon = None
@@ -89,10 +97,17 @@ class TextFrontEnd:
             after: the stream of the text that this one continues, whose open elements and code blocks go on. It is not
                 used afterwards. None: a text of its own.
         """
+        _check_type("after", after, TextFrontEndStream | None)
         stream = TextFrontEndStream(self._language, self._normalize == "auto", self._lexicon, self._lenient)
         if after:
             stream.follow(after)
         return stream
+
+
+def _check_type(name: str, value: object, wanted: type | types.UnionType) -> None:
+    if not isinstance(value, wanted):
+        words = "a string" if wanted is str else getattr(wanted, "__name__", wanted)
+        raise TextError(f"{name} must be {words}, got {type(value).__name__}")
 
 
 def has_half_characters(text: str) -> bool:

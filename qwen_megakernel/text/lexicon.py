@@ -1,9 +1,11 @@
 """A lexicon: words that a model misreads, with spellings that it reads correctly."""
 
 import csv
+import errno
 import io
 import json
 import re
+import reprlib
 import unicodedata
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
@@ -11,10 +13,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from qwen_megakernel.errors import TextError
+from qwen_megakernel.files import read_file
 from qwen_megakernel.text.spoken import language_name
 from qwen_megakernel.text.stage import Stage, is_cjk
 
 MOST_BYTES, MOST_ENTRIES, LONGEST_ENTRY, LONGEST_SPELLING = 1_000_000, 10_000, 100, 500
+
+_JSON_STRING = re.compile(r'"(?:[^"\\]|\\.)*+"(\s*+:)?')  # a key if there is a colon
 
 _RUNS = re.compile(r"\w+", re.ASCII)
 
@@ -47,10 +52,7 @@ class Lexicon:
         Raises:
             TextError: an entry is not text, is empty or too long; too many entries; an unknown language.
         """
-        rows: list[_Row] = [(0, "", word, spelling) for word, spelling in entries.items()]
-        for language, more in (by_language or {}).items():
-            rows += [(0, language, word, spelling) for word, spelling in more.items()]
-        self._entries = _checked(rows, "lexicon")
+        self._entries = _checked(_given_rows(entries, {} if by_language is None else by_language), "lexicon")
         self._tables: dict[str, _Table] = {}  # by language
 
     @classmethod
@@ -59,33 +61,29 @@ class Lexicon:
         language and it holds that language's entries. `.csv`: columns word, spelling and optionally language, with
         these names in the first row. Raises TextError: the file is missing, too large or broken, or an entry is
         refused. The message has the line."""
-        path = Path(path)
         readers = {".json": _json_rows, ".csv": _csv_rows}
-        if path.suffix.lower() not in readers:
-            raise TextError(f"{path}: a lexicon is a .json or a .csv file, got {path.suffix or 'no suffix'!r}")
-        try:
-            with path.open("rb") as file:
-                data = file.read(MOST_BYTES + 1)
-            if len(data) > MOST_BYTES:
-                most = f"a lexicon may have at most {MOST_BYTES:,} bytes"
-                raise TextError(f"{path}: {most}; split it by language or shorten it")
-            text = data.decode("utf-8-sig")
-        except (OSError, UnicodeDecodeError) as error:
-            raise TextError(f"{path}: a lexicon must be a readable file in UTF-8: {error}") from None
+        ending = Path(path).suffix.lower() if isinstance(path, (str, Path)) else type(path).__name__
+        if ending not in readers:
+            raise TextError(f"{path}: a lexicon is a .json or a .csv file, got {ending or 'no suffix'!r}")
+        text = lexicon_text(path).removeprefix("\ufeff")
         lexicon = cls({})
-        lexicon._entries = _checked(readers[path.suffix.lower()](text, str(path)), str(path))
+        lexicon._entries = _checked(readers[ending](text, str(path)), str(path))
         return lexicon
 
     def __len__(self) -> int:
         return sum(map(len, self._entries.values()))
 
     def apply(self, text: str, language: str | None = None) -> str:
-        """The text with words replaced by their spellings. Spellings are not looked up again."""
+        """The text with words replaced by their spellings. Spellings are not looked up again. Raises TextError: it is
+        no string. LanguageError: the same of `language`."""
+        _check_text(text)
         stream = self.stream(language)
         return stream.push(text) + stream.finish()
 
     def may_change(self, text: str, language: str | None = None) -> bool:
-        """May a word of the text be an entry? A quick check, and exact enough to say no to most sentences in ASCII."""
+        """May a word of the text be an entry? A quick check, and exact enough to say no to most sentences in ASCII.
+        Raises as `apply`."""
+        _check_text(text)
         if not text.isascii():
             return True
         return not self._table(language).first_runs.isdisjoint(_RUNS.findall(text.lower()))
@@ -102,6 +100,23 @@ class Lexicon:
             runs = {_RUNS.findall(word.lower())[0] for word in entries if word.isascii()}
             self._tables[name] = _Table(entries, sorted(entries), lengths, runs)
         return self._tables[name]
+
+
+def _check_text(text: object) -> None:
+    if not isinstance(text, str):
+        raise TextError(f"text must be a string, got {type(text).__name__}")
+
+
+def lexicon_text(path: str | Path) -> str:
+    """What a lexicon's file holds. Raises TextError: it cannot be read, is too large, or is not in UTF-8."""
+    try:
+        return read_file(path, "a lexicon", MOST_BYTES).decode("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        if isinstance(error, OSError) and error.errno == errno.EFBIG:
+            most = f"a lexicon may have at most {MOST_BYTES:,} bytes"
+            raise TextError(f"{path}: {most}; split it by language or shorten it") from None
+        why = getattr(error, "strerror", None) or error
+        raise TextError(f"{path}: a lexicon must be a readable file in UTF-8: {why}") from None
 
 
 class LexiconStream(Stage):
@@ -186,10 +201,12 @@ def _checked(rows: Iterable[_Row], where: str) -> dict[str, dict[str, str]]:
             most = f"a lexicon may have at most {MOST_ENTRIES:,} entries"
             raise TextError(f"{at}: {most}; split it by language or shorten it")
         if not isinstance(word, str) or not isinstance(spelling, str):
-            raise TextError(f"{at}: word and spelling must be text, got {word!r} and {spelling!r}")
+            got = f"{reprlib.repr(word)} and {reprlib.repr(spelling)}"
+            raise TextError(f"{at}: word and spelling must be text, got {got}")
         name = language_name(language)
         if language and not name:
-            raise TextError(f"{at}: unknown language {language!r}; write a name such as english, or a code such as en")
+            unknown = f"unknown language {reprlib.repr(language)}"
+            raise TextError(f"{at}: {unknown}; write a name such as english, or a code such as en")
         word, spelling = " ".join(unicodedata.normalize("NFC", word).split()), " ".join(spelling.split())
         if not 1 <= len(word) <= LONGEST_ENTRY or len(spelling) > LONGEST_SPELLING:
             most = f"a word has 1 to {LONGEST_ENTRY} characters and its spelling at most {LONGEST_SPELLING}"
@@ -202,36 +219,60 @@ def _checked(rows: Iterable[_Row], where: str) -> dict[str, dict[str, str]]:
     return entries
 
 
-def _json_rows(text: str, where: str) -> Iterator[_Row]:
-    lines = text.splitlines()
+def _given_rows(entries: object, by_language: object) -> Iterator[_Row]:
+    """Rows of what a caller gave."""
+    if not isinstance(entries, Mapping) or not isinstance(by_language, Mapping):
+        got = f"{type(entries).__name__} and {type(by_language).__name__}"
+        raise TextError(f"lexicon: expected mappings of words to spellings, got {got}")
+    yield from ((0, "", word, spelling) for word, spelling in entries.items())
+    for language, more in by_language.items():
+        if not isinstance(language, str) or not isinstance(more, Mapping):
+            got = f"{reprlib.repr(language)} and {type(more).__name__}"
+            raise TextError(f"lexicon: expected languages with mappings of words to spellings, got {got}")
+        yield from ((0, language, word, spelling) for word, spelling in more.items())
 
-    def line_of(word: str) -> int:
-        """The first line with the word; 1 for words that are written with escapes."""
-        return next((n for n, line in enumerate(lines, 1) if json.dumps(word, ensure_ascii=False) in line), 1)
+
+def _json_rows(text: str, where: str) -> Iterator[_Row]:
+    twice: list[str] = []
 
     def pairs(found: list[tuple[str, object]]) -> dict[str, object]:
-        for place, (word, _) in enumerate(found):
-            if word in dict(found[:place]):
-                raise TextError(f"{where}, line {line_of(word)}: {word!r} is there twice; keep one of the entries")
-        return dict(found)
+        unique: dict[str, object] = {}
+        for word, value in found:
+            if word in unique:
+                twice.append(word)
+            unique[word] = value
+        return unique
 
     try:
         whole = json.loads(text, object_pairs_hook=pairs)
     except json.JSONDecodeError as error:
         raise TextError(f"{where}, line {error.lineno}: not valid JSON: {error.msg}") from None
     except (ValueError, RecursionError) as error:
-        if isinstance(error, TextError):
-            raise
         raise TextError(f"{where}: not valid JSON: {error}") from None
     if not isinstance(whole, dict):
         raise TextError(f"{where}, line 1: expected an object of words and spellings, got {type(whole).__name__}")
+    if twice:
+        line = next(line for line, word in _json_keys(text) if word == twice[0])
+        told = f"{reprlib.repr(twice[0])} is there twice; keep one of the entries"
+        raise TextError(f"{where}, line {line}: {told}")
+    keys = _json_keys(text)  # in the order of the rows, as far as the rows are right
     for key, value in whole.items():
-        if isinstance(value, dict):
-            if not language_name(key):
-                raise TextError(f"{where}, line {line_of(key)}: unknown language {key!r}; write english, or en")
-            yield from ((line_of(word), key, word, spelling) for word, spelling in value.items())
-        else:
-            yield line_of(key), "", key, value
+        line, _ = next(keys)
+        if not isinstance(value, dict):
+            yield line, "", key, value
+            continue
+        if not language_name(key):
+            raise TextError(f"{where}, line {line}: unknown language {reprlib.repr(key)}; write english, or en")
+        yield from ((next(keys)[0], key, word, spelling) for word, spelling in value.items())
+
+
+def _json_keys(text: str) -> Iterator[tuple[int, str]]:
+    """The line and the word of every key of valid JSON."""
+    line, passed = 1, 0
+    for found in _JSON_STRING.finditer(text):
+        if found[1]:
+            line, passed = line + text.count("\n", passed, found.start()), found.start()
+            yield line, json.loads(found[0][: -len(found[1])])
 
 
 def _csv_rows(text: str, where: str) -> Iterator[_Row]:
@@ -240,7 +281,7 @@ def _csv_rows(text: str, where: str) -> Iterator[_Row]:
         header = [name.strip().lower() for name in next(reader, [])]
         if header not in (["word", "spelling"], ["word", "spelling", "language"]):
             expected = "expected the columns word,spelling or word,spelling,language"
-            raise TextError(f"{where}, line 1: {expected}, got {header}")
+            raise TextError(f"{where}, line 1: {expected}, got {reprlib.repr(header)}")
         for row in reader:
             if not row:
                 continue

@@ -8,6 +8,7 @@ from functools import cached_property
 from num2words import num2words
 
 from qwen_megakernel.checkpoint.languages import NAMES, primary_subtag
+from qwen_megakernel.errors import LanguageError
 from qwen_megakernel.text import chinese, currency, korean
 from qwen_megakernel.text.units import UNITS
 
@@ -340,7 +341,10 @@ LANGUAGES = {name: replace(spoken, units=UNITS[name]) for name, spoken in _TABLE
 
 def language_name(language: str | None) -> str | None:
     """The name that checkpoint/languages.py has for a language, or for a code with or without a region: "german", "de",
-    "de-AT". A dialect such as "sichuan_dialect" is Chinese. None for None, "auto" and unknown languages."""
+    "de-AT". A dialect such as "sichuan_dialect" is Chinese. None for None, "auto" and unknown languages. Raises
+    LanguageError: it is no string."""
+    if language is not None and not isinstance(language, str):
+        raise LanguageError(f"language must be a string or None, got {type(language).__name__}")
     name = (language or "").lower()
     if name.endswith("_dialect"):
         return "chinese"

@@ -3,6 +3,8 @@
 import re
 from abc import ABC, abstractmethod
 
+from qwen_megakernel.errors import TextError
+
 LONGEST_HELD = 2000
 """Most characters that an open construct (a link, a tag) holds back. A longer one is given out as it is."""
 
@@ -29,7 +31,9 @@ class Stage(ABC):
         return self.end()
 
     def push(self, piece: str) -> str:
-        """Take a piece of any length, and return what is now final."""
+        """Take a piece of any length, and return what is now final. Raises TextError: it is no string."""
+        if not isinstance(piece, str):
+            raise TextError(f"text must be a string, got {type(piece).__name__}")
         return "".join(map(self.feed, piece))
 
 

@@ -34,7 +34,7 @@ def select_backend(
     parts (fp8.PARTS) whose weights are E4M3. `may_check`: if "auto" has no evidence, compile and check the kernel now.
     This takes up to a minute, once. False, or no `config`: assume that it is right. Raises BackendError: the name is
     unknown, the megakernel cannot run like this, or the environment variable for "auto" is not in `auto.MODES`."""
-    if backend not in BACKENDS:
+    if not isinstance(backend, str) or backend not in BACKENDS:
         raise BackendError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
     asked, why = backend, "asked for"
     if backend == "auto" and (mode := auto.mode()) != "check":

@@ -25,6 +25,7 @@ from qwen_megakernel.backend.targets import capability, target_of
 from qwen_megakernel.checkpoint.config import ModelConfig
 from qwen_megakernel.checkpoint.fp8 import name_of
 from qwen_megakernel.errors import BackendError
+from qwen_megakernel.files import check_own, own_folder, read_file
 
 log = logging.getLogger(__name__)
 
@@ -209,13 +210,11 @@ def read(key: Key) -> Verdict | None:
         return _HELD[key]
     path = file_of(key)
     try:
-        with path.open("rb") as file:
-            text = file.read(MOST_BYTES + 1)
-        if len(text) > MOST_BYTES:
-            raise BackendError(f"it is longer than {MOST_BYTES} bytes")
-        return Verdict.from_json(json.loads(text), key)
-    except FileNotFoundError:
-        return None
+        if not path.exists():
+            return None
+        with own_folder(path.parent) as own:
+            check_own(own / path.name, path)
+            return Verdict.from_json(json.loads(read_file(own / path.name, "a verdict", MOST_BYTES)), key)
     except (BackendError, ValueError, RecursionError, OSError) as error:
         log.warning("the verdict %s cannot be used and is ignored: %s", path, error)
         return None
@@ -229,8 +228,8 @@ def keep(verdict: Verdict) -> None:
         return
     path = file_of(verdict.key)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _write(path, json.dumps(verdict.to_json(), indent=2))
+        with own_folder(path.parent) as own:
+            _write(own / path.name, json.dumps(verdict.to_json(), indent=2))
     except OSError as error:
         log.warning(
             "the verdict cannot be saved in %s, so it holds for this process alone: %s; make room there, or set "
@@ -243,11 +242,11 @@ def keep(verdict: Verdict) -> None:
 
 
 def _write(path: Path, text: str) -> None:
-    """Write atomically, so that readers never see a partial file. The umask sets who may read: others may use the
-    folder."""
+    """Write atomically, so that readers never see a partial file."""
     beside = path.with_name(f".{path.stem}.{os.getpid()}.{threading.get_ident()}")
     try:
         beside.write_text(text, encoding="utf-8")
+        beside.chmod(0o600)  # whatever the umask is: see `check_own`
         os.replace(beside, path)
     finally:
         beside.unlink(missing_ok=True)
