@@ -51,7 +51,7 @@ test-compat: $(COMPAT)/.installed
 
 # Others' clients, as they are published, against the server.
 test-clients: $(CLIENTS)/.installed
-	$(CLIENTS)/bin/python -m pytest -m clients tests/test_clients.py
+	$(CLIENTS)/bin/python -m pytest -m clients tests/test_clients.py tests/test_clients_http.py
 
 # Random callers for five minutes; what they leave behind fails it.
 soak: $(VENV)/.installed
@@ -141,6 +141,7 @@ $(COMPAT)/.installed: pyproject.toml constraints.txt constraints-cpu.txt Makefil
 $(CLIENTS)/.installed: pyproject.toml constraints-cpu.txt Makefile
 	$(PYTHON) -m venv $(CLIENTS)
 	PIP_CONSTRAINT="$(CPU_TORCH)" $(CLIENTS)/bin/python $(INSTALL) -e ".[test-clients]"
+	command -v npm > /dev/null && npm install --silent --prefix $(CLIENTS) openai@6 || echo "no npm: OpenAI's Node client is not tested"
 	@touch $@
 
 # Environments of others' programs, with the versions that those were tested with.
