@@ -109,6 +109,19 @@ def test_stream_means_events_only_for_clients_that_accept_them(server):
     assert events.headers["content-type"].startswith("text/event-stream")
 
 
+def test_a_batch_of_items_is_answered_in_vllm_omnis_form(server):
+    items = [{"input": TEXT, "seed": 5}, {"input": "", "speaker": "max"}, {"input": "Hi.", "voice": "nobody"}]
+    shared = {"voice": "ada", "response_format": "pcm"}
+    refused = post(server.url + BATCH, json=shared | {"items": items})
+    assert refused.status_code == 400 and "inputs.1.input" in refused.json()["error"]["param"]
+    told = post(server.url + BATCH, json=shared | {"items": [items[0], items[2]]}).json()
+    assert (told["total"], told["succeeded"], told["failed"]) == (2, 1, 1)
+    spoken, failed = told["results"]
+    assert base64.b64decode(spoken["audio_data"]) == said(server) and spoken["media_type"] == "audio/pcm"
+    assert spoken["status"] == "success" and spoken["usage"]["output_tokens"] > 0
+    assert failed["status"] == "error" and "unknown voice" in failed["error"]
+
+
 # ---------------------------------------------------------------- several speakers
 
 

@@ -17,7 +17,7 @@ from qwen_megakernel.server.refusals import Refused, error_of
 from qwen_megakernel.server.service import EngineService
 from qwen_megakernel.server.turns import turns_of
 from qwen_megakernel.server.word_times import TimedWord, WordEnds
-from qwen_megakernel.speech.encoders import StreamEncoder
+from qwen_megakernel.speech.encoders import MEDIA, StreamEncoder
 from qwen_megakernel.speech.events import Ended, Sound, Words
 from qwen_megakernel.speech.options import RequestOptions
 from qwen_megakernel.speech.request import SpeechRequest
@@ -239,17 +239,25 @@ class Batch:
     """Several texts. They are spoken in all slots at once and answered in their order."""
 
     def __init__(
-        self, service: EngineService, name: str, rate: int | None, items: list[tuple[str, RequestOptions, bool]]
+        self,
+        service: EngineService,
+        name: str,
+        rate: int | None,
+        items: list[tuple[str, RequestOptions, bool]],
+        *,
+        omni: bool = False,
     ):
         """
         Args:
             name: the audio format, one of `MEDIA`.
             rate: as `Speech` takes it.
             items: texts, the client's options for each, and whether names in them change the speaker.
+            omni: answer in vLLM-Omni's form.
         """
         self._service = service
         self._name = name
         self._rate = rate
+        self._omni = omni
         self._items = items
         self._slots = asyncio.Semaphore(service.engine.health()["max_streams"])
 
@@ -257,20 +265,31 @@ class Batch:
         """Yield the answer's JSON, entry by entry. If closed early, it cancels what is not spoken yet."""
         tasks = [asyncio.create_task(self._say(index, *item)) for index, item in enumerate(self._items)]
         try:
-            before = b'{"object": "list", "data": ['
+            before = b'{"id": "speech-batch", "results": [' if self._omni else b'{"object": "list", "data": ['
+            spoken = 0
             for task in tasks:
                 await asyncio.wait([task])  # cancelling this wait spares the task; `finally` cancels all at once
                 told, audio = task.result()
+                spoken += audio is not None
+                told = self._as_omni(told) if self._omni else told
                 yield before + json.dumps(told).encode().removesuffix(b"}")
-                for piece in _base64_json(audio):
+                for piece in _base64_json(audio, "audio_data" if self._omni else "audio"):
                     yield piece
                 yield b"}"
                 before = b", "
-            yield b"]}"
+            counts = {"total": len(tasks), "succeeded": spoken, "failed": len(tasks) - spoken}
+            yield b"], " + json.dumps(counts).encode()[1:] if self._omni else b"]}"
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _as_omni(self, told: dict[str, Any]) -> dict[str, Any]:
+        """An entry without its audio, in vLLM-Omni's form."""
+        if "error" in told:
+            return {"index": told["index"], "status": "error", "error": told["error"]["message"]}
+        usage = {"index": told["index"], "status": "success", "usage": told["usage"]}
+        return usage | {"media_type": MEDIA[self._name]}
 
     async def _say(
         self, index: int, text: str, options: RequestOptions, speakers: bool
@@ -292,10 +311,10 @@ class Batch:
                 return {"index": index, "object": "error", "error": error_of(error, "/v1/audio/speech/batch")}, None
 
 
-def _base64_json(audio: bytes | None) -> Iterator[bytes]:
-    """The member "audio" for an open JSON object, in pieces. None: nothing."""
+def _base64_json(audio: bytes | None, name: str) -> Iterator[bytes]:
+    """The member of this name for an open JSON object, in pieces. None: nothing."""
     if audio is not None:
-        yield b', "audio": "'
+        yield f', "{name}": "'.encode()
         for start in range(0, len(audio), _BASE64_PIECE):
             yield base64.b64encode(audio[start : start + _BASE64_PIECE])
         yield b'"'

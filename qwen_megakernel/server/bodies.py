@@ -183,6 +183,19 @@ class BatchBody(HowToSpeak):
         min_length=1, description="Texts, or objects with input and options of speech."
     )
     response_format: _Format | None = Field(None, description="Without it: mp3.")
+    _has_items: bool = PrivateAttr(default=False)
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _look_for_items(cls, given: Any, handler: ModelWrapValidatorHandler["BatchBody"]) -> "BatchBody":
+        made = handler(given)
+        made._has_items = isinstance(given, dict) and "items" in given
+        return made
+
+    @property
+    def has_items(self) -> bool:
+        """A client of vLLM-Omni's asks, which calls the inputs so."""
+        return self._has_items
 
 
 class RecordingRequest(BaseModel):

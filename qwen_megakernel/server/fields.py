@@ -68,6 +68,7 @@ def _ignored(of: str, about: str) -> Field:
 FIELDS: dict[str, Field] = {
     "model": Field((OPENAI, OMNI, KOKORO), "a name of /v1/models; without it: the served model"),
     "input": Field((OPENAI, OMNI, KOKORO), "the text"),
+    "items": Field((OMNI,), "of a batch: the same as inputs, and the answer has vLLM-Omni's form", same="inputs"),
     "response_format": Field((OPENAI, OMNI, KOKORO), "the audio's format; without it: mp3, on the socket wav"),
     "stream_format": Field((OPENAI, OMNI), "audio, or sse for events"),
     "stream": Field(

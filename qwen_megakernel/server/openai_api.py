@@ -108,7 +108,7 @@ def _add_speech(routes: APIRouter, service: EngineService) -> None:
             items.append((item.input, shared | own, speakers is True))
         ignored = dict.fromkeys([*body.ignored, *(name for item in body.inputs for name in item.ignored)])
         headers = {"X-Ignored": ", ".join(ignored)} if ignored else {}
-        parts = Batch(service, name, body.sample_rate, items).parts()
+        parts = Batch(service, name, body.sample_rate, items, omni=body.has_items).parts()
         return Streamed(parts, media_type="application/json", headers=headers)
 
 
