@@ -31,13 +31,34 @@ def luminance(colour: str) -> float:
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
+def contrast(one: str, other: str) -> float:
+    """As WCAG 2 defines it."""
+    low, high = sorted(map(luminance, (one, other)))
+    return (high + 0.05) / (low + 0.05)
+
+
 @pytest.mark.parametrize("scheme", charts.SCHEMES)
 def test_colours_can_be_seen(scheme):
     """WCAG 2 asks for a contrast of 4.5 for text and of 3 for bars."""
     for use, colour in charts.SCHEMES[scheme].items():
         for background in BACKGROUNDS[scheme]:
-            low, high = sorted(map(luminance, (colour, background)))
-            assert (high + 0.05) / (low + 0.05) >= (3 if use == "other" else 4.5), (use, background)
+            assert contrast(colour, background) >= (3 if use == "other" else 4.5), (use, background)
+
+
+@pytest.mark.parametrize("scheme", charts.SCHEMES)
+def test_colours_of_the_servers_page_can_be_seen(scheme):
+    """The same for its text and for the edges of what one can press or fill."""
+    page = (ROOT / "qwen_megakernel" / "server" / "page.html").read_text(encoding="utf-8")
+    rules = dict(zip(("light", "dark"), re.findall(r":root {(.*?)}", page, flags=re.S), strict=True))
+    colours = {name: value for name, value in re.findall(r"--([\w-]+): (#\w+)", rules[scheme])}
+    colours = {
+        name: "#" + "".join(2 * digit for digit in value[1:]) if len(value) == 4 else value
+        for name, value in colours.items()
+    }
+    for background in ("page", "card"):
+        for use, least in {"ink": 4.5, "soft": 4.5, "bad": 4.5, "edge": 3, "accent": 3, "good": 3}.items():
+            assert contrast(colours[use], colours[background]) >= least, (use, background)
+    assert contrast(colours["on-accent"], colours["accent"]) >= 4.5
 
 
 @pytest.mark.slow
