@@ -663,11 +663,15 @@ def test_on_a_phone_all_of_it_can_be_reached_with_a_thumb(server, visit, scheme)
         page.get_by_role("button", name="Speak").tap()
         seen.expect("seed-used", r"^\d+$")
         page.get_by_text("Clone a voice").tap()
-        page.evaluate("for (const id of ['cloner', 'door', 'how']) document.getElementById(id).hidden = false")
+        page.evaluate("for (const one of document.querySelectorAll('details')) one.open = true")
+        page.evaluate("for (const id of ['cloner', 'once', 'door', 'how']) document.getElementById(id).hidden = false")
+        page.evaluate("document.getElementById('speakers').checked = true, refresh()")
         assert page.evaluate("document.documentElement.scrollWidth") <= 390
         sizes = "button, select, textarea, summary, input:not([type=radio]), fieldset label"
-        measure = "all => all.filter(one => one.getBoundingClientRect().height < 44).map(one => one.outerHTML)"
-        low = page.locator(sizes).evaluate_all(measure)
+        low = page.locator(sizes).evaluate_all(
+            "all => all.filter((one) => one.checkVisibility() && one.getBoundingClientRect().height < 44)"
+            ".map((one) => one.outerHTML)"
+        )
         assert not low
         assert page.locator("input, select, textarea").evaluate_all("all => all.every(one => one.labels.length)")
         light = page.evaluate("getComputedStyle(document.body).backgroundColor").startswith("rgb(2")
@@ -684,6 +688,7 @@ def test_long_words_of_users_and_servers_fit_on_a_narrow_phone(server, visit):
         seen.ready()
         page.evaluate("for (const id of ['cloner', 'door']) document.getElementById(id).hidden = false")
         page.get_by_text("Clone a voice").click()
+        page.get_by_text("Show the request").click()
         page.evaluate(f"document.getElementById('voice').add(new Option('{word}', '{word}', true, true), 0)")
         seen.speak(word)
         seen.expect("message", "unknown voice 'WWW")
