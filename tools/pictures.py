@@ -75,7 +75,7 @@ def use_bot_page(page: Page) -> None:
 
 
 PAGES = {
-    "serve_page": (lambda: server("demo", "--ui", "--device", "cpu"), use_serve_page, 760, 848),
+    "serve_page": (lambda: server("demo", "--ui", "--device", "cpu"), use_serve_page, 760, 904),
     "bot_page": (bot, use_bot_page, 760, 620),
 }
 """Name -> what serves it, what its user does before the picture, width, height."""
