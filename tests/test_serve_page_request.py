@@ -8,23 +8,23 @@ import shutil
 import subprocess
 import sys
 import wave
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import pytest
 import serving
-from serving import TEXT, places_taken, ready, recording, said, until
+from serving import TEXT, cloning, places_taken, ready, recording, said, until
 from test_serve_page import LONG, TOKEN, Page, browser, demo, visit  # noqa: F401 (two fixtures)
 from waiting import PATIENCE_S, slow_case
 
 from qwen_megakernel.server.bodies import SPEECH
 
 NASTY = "It's \"5 $HOME\" `id` $(id) \\n \\\\ %s {x} ${y} !! <b>&amp; é 你好 😀\n\ttrue 'EOF'\u00a0\u200d\u2028 \\'"
-CLONED = ("ref_audio", "ref_text", "x_vector_only_mode", "speakers")
+CLONED = ("ref_audio", "ref_text", "x_vector_only_mode")
 
 
 class Notebook:
-    """ASGI middleware before the guard: it notes each request for speech, and takes from it what clones and changes
-    the speaker, so that every server of the tests can speak it.
+    """ASGI middleware before the guard: it notes each request for speech, and takes from it what clones, so that the
+    demo can speak it.
 
     Attributes:
         bodies, headers: of the requests, in their order.
@@ -71,7 +71,7 @@ class Notebook:
 
 
 @contextmanager
-def noted(monkeypatch, **options):
+def noted(**options):
     """A server of the demo with a page, and its notebook."""
     notebook, make_app = Notebook(), serving.make_app
 
@@ -80,19 +80,21 @@ def noted(monkeypatch, **options):
         app.add_middleware(notebook)
         return app
 
-    monkeypatch.setattr(serving, "make_app", make)
-    with ready(demo, ui=True, **options) as server:
+    with ExitStack() as stack:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(serving, "make_app", make)
+            server = stack.enter_context(ready(demo, ui=True, **options))
         yield server, notebook
 
 
 @pytest.fixture(scope="module")
 def noting():
-    with pytest.MonkeyPatch.context() as patch, noted(patch) as (server, notebook):
+    with noted() as (server, notebook):
         yield server, notebook
 
 
 def allow_clones(seen: Page) -> None:
-    """Its server takes recordings with a request."""
+    """The page thinks that its server takes recordings with a request."""
 
     def answer(route) -> None:
         told = route.fetch()
@@ -237,6 +239,24 @@ def test_a_text_file_is_loaded_into_the_box(noting, visit):  # noqa: F811
         assert seen.page.input_value("#text") == before
 
 
+@pytest.mark.slow
+def test_a_recording_is_a_voice_for_the_page_and_for_its_program(tiny, visit, tmp_path):  # noqa: F811
+    with cloning(tiny, ui=True, clone=True) as server, visit(server) as seen:
+        seen.expect("note", "no voice yet")
+        choose_recording(seen, recording())
+        seen.expect("note", "^$")
+        seen.speak(seed=5)
+        seen.expect("seed-used", "^5$")
+        until(lambda: seen.button("Download WAV").is_enabled())
+        seen.ready()
+        open_request(seen)
+        with seen.page.expect_download() as download:
+            seen.click("Save recording.wav")
+        download.value.save_as(tmp_path / "recording.wav")
+        run_program("curl", shown(seen, "curl"), tmp_path)
+        assert (tmp_path / "speech.wav").read_bytes()[44:] == seen.pcm() != b""
+
+
 # ---------------------------------------------------------------- the programs
 
 
@@ -329,7 +349,7 @@ def test_a_shown_program_sends_what_the_page_sends(noting, visit, kind, tmp_path
             run_program(kind, shown(seen, kind), tmp_path)
         assert len(notebook.bodies) == before + 1
         assert notebook.bodies[-1] == body | {"response_format": "wav"}
-        assert set(CLONED) - {"x_vector_only_mode"} <= set(body) and body["seed"] == 2**53 - 1
+        assert {"ref_audio", "ref_text", "speakers", "instructions"} <= set(body) and body["seed"] == 2**53 - 1
     server.at_rest()
 
 
@@ -348,8 +368,8 @@ def test_a_program_for_text_in_pieces_asks_for_its_layout(noting, visit, way):  
 
 
 @pytest.mark.slow
-def test_a_program_reads_the_token_and_does_not_hold_it(monkeypatch, visit, tmp_path):  # noqa: F811
-    with noted(monkeypatch, token=TOKEN) as (server, notebook), visit(server, "locked") as seen:
+def test_a_program_reads_the_token_and_does_not_hold_it(visit, tmp_path):  # noqa: F811
+    with noted(token=TOKEN) as (server, notebook), visit(server, "locked") as seen:
         seen.fill(token=TOKEN)
         seen.click("Open")
         seen.ready()
