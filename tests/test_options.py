@@ -19,9 +19,10 @@ from qwen_megakernel.commands import batch
 from qwen_megakernel.commands.options import speech_options
 from qwen_megakernel.pipecat.audio_context import AudioContext
 from qwen_megakernel.pipecat_tts import MegakernelTTSService
+from qwen_megakernel.server.fields import told_apart
 from qwen_megakernel.server.limits import Limits
 from qwen_megakernel.server.service import EngineService
-from qwen_megakernel.speech.options import COMMANDS, ENTRANCES, SERVERS, table
+from qwen_megakernel.speech.options import CLIENTS, COMMANDS, ENTRANCES, SERVERS, table
 from qwen_megakernel.websocket_tts import MegakernelWebsocketTTSService
 
 TEXT = "Say **SQL**."
@@ -186,6 +187,9 @@ def test_each_option_is_taken_or_refused_and_none_is_dropped(asked, entrance, ca
     plain, dropped = asked.by(entrance, None, None), []
     for name, row in table().items():
         value = GIVEN[name]
+        if name == "speaker" and entrance in CLIENTS:
+            assert told_apart({name: value}, entrance) == ({"voice": value}, []), "for clients it is the same as voice"
+            continue
         if name == "non_streaming_mode" and entrance == "stream":
             value = True  # there False is the default
         if name == "chunk_frames" and entrance == "stream":

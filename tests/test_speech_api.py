@@ -179,7 +179,7 @@ def test_names_that_lead_nowhere_end_the_server_before_it_listens(capsys, option
 def test_an_alias_without_a_voice_is_no_option(capsys):
     with pytest.raises(SystemExit):
         cli.main(["serve", "--voice-alias", "alloy"])
-    assert "expected ALIAS=VOICE, such as alloy=ada, got 'alloy'" in capsys.readouterr().err
+    assert "expected ALIAS=VOICE, such as alloy=ada, or openai, got 'alloy'" in capsys.readouterr().err
 
 
 def test_an_alias_of_a_model_that_is_not_here_yet_is_checked_once_it_is():
@@ -349,7 +349,11 @@ NO_BATCH = [
     ({"inputs": "x"}, "inputs must be a list, got 'x'", "inputs"),
     ({"inputs": ["x", 3]}, "inputs.1 must be a JSON object, got 3", "inputs.1"),
     ({"inputs": ["x", ""]}, "inputs.1.input must not be empty, got ''", "inputs.1.input"),
-    ({"inputs": [{"text": "x"}]}, "input is missing: send a JSON object; its fields: input, voice", "inputs.0.input"),
+    (
+        {"inputs": [{"text": "x"}]},
+        "input is missing: send a JSON object; its fields: input, task_type",
+        "inputs.0.input",
+    ),
     ({"inputs": [{"input": "x", "model": "y"}]}, "unknown field 'inputs.0.model'; known: input", "inputs.0.model"),
     ({"inputs": ["x"], "stream_format": "sse"}, "unknown field 'stream_format'; known: model", "stream_format"),
     ({"inputs": ["x"], "model": "tts-2"}, "known: demo, bot-voice, tts-1", "model"),
