@@ -20,8 +20,9 @@ from qwen_megakernel import SamplingParams, TTSEngine
 from qwen_megakernel.checkpoint.synthetic import NO_EOS
 from qwen_megakernel.engine.audio import Audio
 from qwen_megakernel.model.pcm import pcm16
-from qwen_megakernel.server.app import make_app, protocol_of
+from qwen_megakernel.server.app import config_of, make_app
 from qwen_megakernel.server.bodies import SPEECH
+from qwen_megakernel.server.process import drop_stalled
 from qwen_megakernel.server.service import EngineService
 
 TEXT = "Hello there, how are you today?"
@@ -114,8 +115,8 @@ def running(load: Callable[[], TTSEngine], port: int = 0, **options) -> Iterator
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(("127.0.0.1", port))
-        ways = {"ws": "websockets-sansio", "http": protocol_of(app.state.service.limits.header_s)}
-        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False, **ways))
+        drop_stalled(listener, app.state.service.limits.idle_s)
+        server = uvicorn.Server(config_of(app))
         thread = threading.Thread(target=server.run, args=([listener],))
         thread.start()
         try:

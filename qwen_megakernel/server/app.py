@@ -11,18 +11,18 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 from starlette.middleware import Middleware
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from qwen_megakernel import __version__
 from qwen_megakernel.checkpoint.config import ModelConfig
 from qwen_megakernel.errors import BackendError
+from qwen_megakernel.server.connections import FewLines, protocols_of
 from qwen_megakernel.server.guard import Guard
 from qwen_megakernel.server.limits import Limits
 from qwen_megakernel.server.metrics import Metrics
 from qwen_megakernel.server.openai_api import add_api
 from qwen_megakernel.server.origins import Origins
 from qwen_megakernel.server.page import add_docs, add_page
-from qwen_megakernel.server.process import ENGINE_GONE, exit_within
+from qwen_megakernel.server.process import ENGINE_GONE, drop_stalled, exit_within
 from qwen_megakernel.server.service import EngineService
 from qwen_megakernel.server.socket_line import MAX_RECORDING
 from qwen_megakernel.server.stream_api import add_stream
@@ -31,6 +31,9 @@ from qwen_megakernel.speech.engine import TTSEngine
 from qwen_megakernel.speech.options import RequestOptions
 
 log = logging.getLogger(__name__)
+
+_FEW_LINES = FewLines()
+_LINGER_S = 2.0  # after the drain, until connections are dropped
 
 
 def make_app(
@@ -127,40 +130,23 @@ def make_app(
     return app
 
 
-def protocol_of(header_s: float) -> type[HttpToolsProtocol]:
-    """uvicorn's HTTP protocol with a time limit. It closes a connection that does not send a request's head within
-    `header_s` seconds. uvicorn itself waits for ever."""
-
-    class Protocol(HttpToolsProtocol):
-        _timer: asyncio.TimerHandle | None = None
-
-        def connection_made(self, transport) -> None:
-            super().connection_made(transport)
-            self._start_timer()
-
-        def data_received(self, data: bytes) -> None:
-            if self.cycle is None or self.cycle.response_complete:
-                self._start_timer()
-            super().data_received(data)
-
-        def on_headers_complete(self) -> None:
-            self._stop_timer()
-            super().on_headers_complete()
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            self._stop_timer()
-            super().connection_lost(exc)
-
-        def _start_timer(self) -> None:
-            if self._timer is None:
-                self._timer = self.loop.call_later(header_s, self.transport.close)
-
-        def _stop_timer(self) -> None:
-            if self._timer:
-                self._timer.cancel()
-                self._timer = None
-
-    return Protocol
+def config_of(app: FastAPI, **more: Any) -> uvicorn.Config:
+    """uvicorn's options for an app of `make_app`. `more`: further ones."""
+    limits: Limits = app.state.service.limits
+    config = uvicorn.Config(
+        app,
+        access_log=False,  # texts and voices are private; /metrics counts requests
+        log_level="warning",
+        ws_ping_timeout=limits.idle_s,  # we disconnect a client that does not read sooner, and say why
+        ws_max_size=app.state.max_message,
+        ws_per_message_deflate=False,  # PCM hardly shrinks, and compressing the first chunk would delay it
+        timeout_keep_alive=max(1, round(limits.idle_s)),
+        timeout_graceful_shutdown=3,  # after the drain
+        **protocols_of(limits),
+        **more,
+    )
+    logging.getLogger("uvicorn.error").addFilter(_FEW_LINES)
+    return config
 
 
 class _Server(uvicorn.Server):
@@ -188,6 +174,17 @@ class _Server(uvicorn.Server):
         await self._service.drain()
         super().handle_exit(sig, frame)
 
+    async def shutdown(self, sockets=None) -> None:
+        """Clients that do not take the end of their answer, or do not send the end of their request, have a moment."""
+
+        def drop_all() -> None:
+            for connection in list(self.server_state.connections):
+                connection.transport.abort()
+
+        late = asyncio.get_running_loop().call_later(_LINGER_S, drop_all)
+        await super().shutdown(sockets)
+        late.cancel()
+
     async def on_tick(self, counter: int) -> bool:
         if self._service.gone.is_set():
             if not self.should_exit:
@@ -206,25 +203,12 @@ def serve(app: FastAPI, host: str, port: int) -> int:
         BackendError: the port is taken or not allowed.
     """
     service: EngineService = app.state.service
-    config = uvicorn.Config(
-        app,
-        host=host,
-        port=port,
-        access_log=False,  # texts and voices are private; /metrics counts requests
-        log_level="warning",
-        http=protocol_of(service.limits.header_s),
-        ws="websockets-sansio",
-        ws_ping_timeout=service.limits.idle_s,  # we disconnect a client that does not read sooner, and say why
-        ws_max_size=app.state.max_message,
-        ws_per_message_deflate=False,  # PCM hardly shrinks, and compressing the first chunk would delay it
-        limit_concurrency=service.limits.connections,
-        timeout_keep_alive=int(service.limits.idle_s),
-        timeout_graceful_shutdown=3,  # after the drain
-    )
+    config = config_of(app, host=host, port=port)
     try:
         listener = config.bind_socket()  # before the model loads, so that a taken port is reported at once
     except (SystemExit, OverflowError):  # uvicorn has logged why, or the port number is invalid
         raise BackendError(f"cannot listen on {host}:{port}; choose another --port, 0 to 65535, or --host") from None
+    drop_stalled(listener, service.limits.idle_s)
     _Server(config, service).run(sockets=[listener])
     if service.wrong_default:  # starting it again would not help
         raise service.wrong_default

@@ -179,7 +179,10 @@ class Guard:
     async def _body(self, scope: Scope, receive: Receive) -> bytes | None:
         """The whole body; None if it is too long."""
         most = self._max_body(scope)
-        declared = Headers(scope=scope).get("content-length", "0")
+        headers = Headers(scope=scope)
+        declared = headers.get("content-length", "0")
+        if not most and "transfer-encoding" in headers:  # nobody may hold a connection by a body that is not wanted
+            return None
         if not declared.isdecimal() or len(declared) > 12 or int(declared) > most:
             return None
         body, more = bytearray(), True

@@ -14,6 +14,13 @@ class Limits:
         max_body: bytes of a request's body or of a WebSocket message. A batch's body may be four times as large.
         max_upload: bytes of a reference recording.
         connections: open at once, HTTP and WebSocket together.
+        spare_connections: more of them, which may ask for the server's health only.
+        pipelined: requests that wait behind the one that is answered, on one connection.
+        max_head: bytes of a request's head, or of its trailers.
+        max_headers: a request's headers and trailers.
+        max_unsent: bytes that wait to be sent to one WebSocket's client.
+        fragments: frames of one WebSocket message.
+        control_frames: pings and pongs of one WebSocket's client in a second.
         contexts: open at once on one WebSocket.
         header_s: time for the head of a request; then the connection is closed.
         idle_s: a client that neither sends nor takes anything for this long is disconnected.
@@ -28,6 +35,13 @@ class Limits:
     max_body: int = 64 << 10
     max_upload: int = 8 << 20
     connections: int = 512
+    spare_connections: int = 16
+    pipelined: int = 4
+    max_head: int = 16 << 10
+    max_headers: int = 100
+    max_unsent: int = 16 << 20
+    fragments: int = 1000
+    control_frames: int = 100
     contexts: int = 16
     header_s: float = 20.0
     idle_s: float = 60.0

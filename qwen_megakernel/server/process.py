@@ -3,6 +3,7 @@
 import gc
 import ipaddress
 import os
+import socket
 import threading
 from pathlib import Path
 
@@ -58,6 +59,13 @@ def load_for_good(model: str, options: EngineOptions) -> TTSEngine:
     gc.collect()
     gc.freeze()
     return engine
+
+
+def drop_stalled(listener: socket.socket, seconds: float) -> None:
+    """The system drops a client of this listener that takes nothing for this time although something waits to be sent.
+    It does so in every state of a connection, also when we have closed it."""
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(1000 * seconds))
 
 
 def exit_within(seconds: float) -> None:

@@ -19,6 +19,8 @@ from enum import Enum
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from qwen_megakernel.engine.audio import Audio, Chunk, joined
 from qwen_megakernel.engine.callbacks import returns_at_once
 from qwen_megakernel.errors import EngineBusy, NoWordsError, RequestError, TextEndedError, TTSError
@@ -37,6 +39,8 @@ LONG_STALL_S = 5.0
 LOW_LEAD_S = 0.5
 """Seconds of audio that a listener still has when a stalled part is ended. A CPU at a real-time factor of 0.5 makes its
 next chunk, of 0.64 s at most, in that time."""
+_BLOCK_S = 2.0  # seconds of one `Sound` at most: to encode and send it takes an event loop some milliseconds
+_WORDS_AT_ONCE = 64  # characters; more would hold the event loop for over 5 ms at worst
 _BUSY_S = 0.25  # a patient session tries again after this time if all slots are taken
 
 
@@ -138,11 +142,18 @@ class SpeechSession:
             raise
         except NoWordsError as error:  # `events` tells its words first
             self._wordless = error.with_traceback(None)
-        finally:
-            if self._words:  # nobody needs them before the first chunk
-                self._words.add(opening if text is None else str(text))
+        finally:  # nobody needs them before the first chunk
+            await self._add_words(opening if text is None else str(text))
         if not self._parts.complete:
             self._came(opening)
+
+    async def _add_words(self, text: str) -> None:
+        """A piece of the text, for the words that are told."""
+        if self._words:
+            for start in range(0, len(text), _WORDS_AT_ONCE):
+                if start:
+                    await asyncio.sleep(0)
+                self._words.add(text[start : start + _WORDS_AT_ONCE])
 
     async def _begin_patiently(self, begin: Callable[[], None]) -> None:
         while True:
@@ -184,9 +195,8 @@ class SpeechSession:
 
     async def push_text(self, text: str) -> None:
         """See `Utterance.push_text`, which also says what it raises."""
-        if self._words:
-            self._words.add(text)
         async with self._in_turn:
+            await self._add_words(text)
             await self._run(partial(self._parts.push, text))
             self._news.set()
             self._came(text)
@@ -321,13 +331,14 @@ class SpeechSession:
             while self.audio is None:
                 item = await self._items.get()
                 if isinstance(item, Chunk):
-                    self._made_s += len(item.samples) / item.sample_rate
-                    yield Sound(item.samples)
+                    async for sound in self._sounds(item.samples, item.sample_rate):
+                        yield sound
                 elif item is _Sign.WORD_ENDS:
                     if self._words:
                         self._words.flush()
-                elif sound := await self._end_of_part():
-                    yield sound
+                elif held := await self._end_of_part():
+                    async for sound in self._sounds(held.samples, held.sample_rate):
+                        yield sound
                 if not self._words_at_end and (due := self._due()):
                     yield Words(due)
             if self._refused:
@@ -348,6 +359,16 @@ class SpeechSession:
             if words := self._words.finish(self._heard_s()):
                 yield Words(words)
 
+    async def _sounds(self, samples: np.ndarray, sample_rate: int) -> AsyncIterator[Sound]:
+        """Samples in blocks, fp32 [n] each. A pause of a minute comes as one chunk, and so does speech with `retries`."""
+        size = round(_BLOCK_S * sample_rate)
+        for start in range(0, len(samples), size):
+            if start:
+                await asyncio.sleep(0)  # who takes them may never wait
+            block = samples[start : start + size]
+            self._made_s += len(block) / sample_rate
+            yield Sound(block)
+
     def _heard_s(self) -> float:
         return self._heard() if self._heard else self._made_s
 
@@ -360,7 +381,7 @@ class SpeechSession:
             self._words.flush()
         return self._due()
 
-    async def _end_of_part(self) -> Sound | None:
+    async def _end_of_part(self) -> Audio | None:
         """The current part has ended. Begin the next one, or that one again, or set `audio`. Returns what was held
         back of it."""
         assert self._parts.utterance
@@ -381,10 +402,13 @@ class SpeechSession:
                 self._engine.count_retry()
                 await self._begin_patiently(partial(self._parts.repeat, next_seed(audio.seed)))
                 return None
-            held = Sound(audio.samples)
-            self._made_s += audio.duration_s
-        if not await self._go_on(audio):
-            self.audio = joined(self._said)
+            held = audio
+        if await self._go_on(audio):
+            return held
+        if len(self._said) > 1:  # to join minutes takes too long for an event loop
+            self.audio = await self._loop.run_in_executor(self._executor, joined, self._said)
+        else:
+            self.audio = self._said[0]
         return held
 
     async def _go_on(self, audio: Audio) -> bool:

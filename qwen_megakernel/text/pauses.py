@@ -12,6 +12,9 @@ from qwen_megakernel.errors import TextError
 log = logging.getLogger(__name__)
 
 LONGEST_PAUSE_S = 10.0
+LONGEST_SILENCE_S = 60
+"""Seconds of all pauses of one text beyond its speech, so that no short text is a long silence."""
+_LETTER_MS = 70  # that a character may take to speak
 _LONGEST_TAG = 1000  # characters; a <speak> tag names its schemas
 _LONGEST_ODD_TAG = 200  # the same if odd tags are skipped: what is longer is text
 _STRENGTHS = {"none": 0.0, "x-weak": 0.1, "weak": 0.25, "medium": 0.5, "strong": 0.8, "x-strong": 1.2}
@@ -56,22 +59,27 @@ class PauseStream:
         """`refuse_other_tags`: SSML's other tags are an error; otherwise they stay in the text. `lenient`: what would
         be an error is left out, with a warning. What is no tag after all stays in the text."""
         self._held = ""
+        self._left_ms = 1000 * LONGEST_SILENCE_S  # of silence that is allowed; whole, so that cuts do not matter
+        self._warned: set[str] = set()  # names of what was left out: each is told once
         self._lenient = lenient
         self._names = _OURS + _REFUSED if refuse_other_tags else _OURS
         self._starts = _starts_of(self._names)
 
     def push(self, piece: str) -> list[str | Pause]:
         """Take a piece, and return the parts that are now final. Adjacent text may come in several parts. Raises
-        TextError: a tag is malformed, its pause is too long, or it is an SSML tag that we do not support."""
+        TextError: a tag is malformed, its pause is too long, all pauses together are, or it is an SSML tag that we do
+        not support."""
         if not self._held and MARKS.isdisjoint(piece):  # quick for most pieces: a bot's first audio waits for them
+            self._allow(piece)
             return [piece] if piece else []
-        return joined(part for character in piece for part in self._feed(character))
+        return joined(part for character in piece for part in self._bounded(self._feed(character)))
 
     def finish(self) -> list[str | Pause]:
         """End the text, and return what was held back. Raises TextError: the text ends within a tag."""
         held, self._held = self._held, ""
         if _name(held, self._names) and not self._lenient:
             raise _malformed(held)
+        self._allow(held)
         return [held] if held else []
 
     def settle(self) -> list[str | Pause]:
@@ -86,6 +94,29 @@ class PauseStream:
     def follow(self, before: "PauseStream") -> None:
         """Go on within the tag that `before` has left open."""
         self._held = before._held
+
+    def _allow(self, text: str) -> None:
+        """Text has come, so there may be more silence behind it. Blanks are not spoken."""
+        self._left_ms += _LETTER_MS * sum(map(len, text.split()))
+
+    def _bounded(self, parts: list[str | Pause]) -> list[str | Pause]:
+        """Without the pauses that would make too long a silence together."""
+        given: list[str | Pause] = []
+        for part in parts:
+            if isinstance(part, str):
+                self._allow(part)
+            elif (milliseconds := round(1000 * part.seconds)) > self._left_ms:
+                told = f"over {LONGEST_SILENCE_S} seconds longer than the speech before them"
+                if not self._lenient:
+                    raise TextError(f"the text's pauses are together {told}: write fewer, or several texts")
+                if "silence" not in self._warned:
+                    self._warned.add("silence")
+                    log.warning("left out pauses that are together %s", told)
+                continue
+            else:
+                self._left_ms -= milliseconds
+            given.append(part)
+        return given
 
     def _feed(self, character: str) -> list[str | Pause]:
         given: list[str | Pause] = []
@@ -123,7 +154,9 @@ class PauseStream:
         except TextError:
             if tag[0] == "[" and not _ODD_PAUSE.fullmatch(tag):
                 return [tag]  # it is text in brackets
-        log.warning("left out a tag that cannot be followed: %s", name)
+        if name not in self._warned:
+            self._warned.add(name)
+            log.warning("left out a tag that cannot be followed: %s", name)
         return []
 
 

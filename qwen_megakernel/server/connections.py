@@ -1,0 +1,333 @@
+"""The connections of `serve`: uvicorn's protocols, whose every state has a limit of time and of bytes here.
+
+uvicorn has a limit on the number of connections and on a kept-alive one's silence. The rest is ours:
+
+    state                 time                        bytes
+    a head                `header_s`                  `max_head`, `max_headers`
+    a handshake           `header_s`                  the same; no body
+    a body                `idle_s` (guard.py)         `max_body` and others (guard.py); between its pieces `max_head`
+    an answer             `total_s` (guard.py)        what waits to be sent: uvicorn's flow control, 64 KB and a piece
+    unsent bytes          `idle_s` without progress   (TCP_USER_TIMEOUT, set where the socket is bound)
+    between two requests  `idle_s`                    `max_head`, `pipelined`
+    a socket's message    `idle_s` (socket_line.py)   `max_message`, `fragments`
+    pings and pongs                                   `control_frames` a second; one pong waits to be sent
+
+uvicorn with httptools has half the latency of its h11, and of hypercorn and granian, which have such limits of their
+own in part (docs/log.md).
+"""
+
+import asyncio
+import json
+import logging
+from typing import Any
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.frames import Frame
+
+from qwen_megakernel.server.api_error import ApiError
+from qwen_megakernel.server.guard import OPEN
+from qwen_megakernel.server.limits import Limits
+from qwen_megakernel.server.refusals import error_body, error_response
+
+_BUSY = ApiError(503, "busy", "too many connections are open; try again", True)
+_MOST_IGNORED = 16 << 20  # bytes, more than a recording has: a client may send all of it before it reads an error
+_SLICE = 2048  # bytes of a socket that are read in one turn of the event loop: 340 empty frames, some 2 ms
+_BAD_HANDSHAKE = STATUS_LINE[400] + b"connection: close\r\ncontent-length: 0\r\n\r\n"
+_POLICY, _NOT_UTF8, _TOO_BIG = 1008, 1007, 1009  # closing codes (RFC 6455)
+
+
+class _Refused(Exception):
+    """Raised in a callback of the parser: the rest of what has come is not read."""
+
+
+class HttpConnection(HttpToolsProtocol):
+    """A connection that speaks HTTP.
+
+    At rest it waits for a request's head. A new connection takes the place of the one that rests longest, if all are
+    taken. If none rests, it may ask for `OPEN` only: a supervisor must not take a full server for a dead one.
+    """
+
+    limits: Limits
+    resting: dict["HttpConnection", None]
+    """Those at rest, the longest first."""
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._timer: asyncio.TimerHandle | None = None
+        self._loose = 0  # bytes since the last part of a request that was whole
+        self._head = self._fields = 0  # bytes and number of a request's headers and trailers
+        self._ignored = 0  # bytes of its body that came behind its answer
+        self._refusal: ApiError | None = None
+        most, taken = self.limits.connections, len(self.connections)
+        if taken > most and (longest := next(iter(self.resting), None)):
+            longest._drop()
+            taken -= 1
+        self._spare = taken > most
+        if taken > most + self.limits.spare_connections:
+            self._drop()
+            return
+        self.resting[self] = None
+        self._start_timer()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timer()
+        self.resting.pop(self, None)
+        super().connection_lost(exc)
+
+    def _drop(self) -> None:
+        self.resting.pop(self, None)
+        self.connections.discard(self)
+        self.transport.abort()
+
+    def _start_timer(self) -> None:
+        if self._timer is None:
+            self._timer = self.loop.call_later(self.limits.header_s, self.transport.close)
+
+    def _stop_timer(self) -> None:
+        if self._timer:
+            self._timer.cancel()
+            self._timer = None
+
+    # ------------------------------------------------------------ from the client
+
+    def data_received(self, data: bytes) -> None:
+        if self.cycle is None or self.cycle.response_complete:
+            self._start_timer()
+        self._loose += len(data)
+        super().data_received(data)
+        if self._loose > self.limits.max_head and not self.transport.is_closing():
+            self._too_large()
+            self.send_400_response("")
+
+    def on_message_begin(self) -> None:
+        self._head = self._fields = self._ignored = 0
+        super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        self._add(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._fields += 1
+        self._add(len(name) + len(value))
+        super().on_header(name, value)
+
+    def _add(self, size: int) -> None:
+        self._head += size
+        if self._head > self.limits.max_head or self._fields > self.limits.max_headers:
+            self._too_large()
+            raise _Refused
+
+    def _too_large(self) -> None:
+        most, number = self.limits.max_head, self.limits.max_headers
+        words = f"the head of a request may have {most} bytes and {number} headers, at most: send less"
+        self._refusal = ApiError(431, "invalid", words)
+
+    def on_headers_complete(self) -> None:
+        self._loose = 0
+        if self.parser.should_upgrade() and self._should_upgrade():
+            sizes = [value for name, value in self.headers if name in (b"content-length", b"transfer-encoding")]
+            if any(value != b"0" for value in sizes):  # else the parser would wait for the body
+                self._refusal = ApiError(400, "invalid", "the handshake of a WebSocket has no body: leave it out")
+                raise _Refused
+            super().on_headers_complete()
+            return  # the timer goes on
+        if len(self.pipeline) >= self.limits.pipelined:
+            raise _Refused
+        self._stop_timer()
+        self.resting.pop(self, None)
+        self.app = self._answer
+        super().on_headers_complete()
+
+    @property
+    def _crowded(self) -> bool:
+        return self._spare and len(self.connections) > self.limits.connections
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        app: ASGIApp = self.config.loaded_app
+        if self._crowded and scope["path"] not in OPEN:
+            app = error_response(_BUSY, headers={"Connection": "close"})
+        try:
+            await app(scope, receive, send)
+        except asyncio.CancelledError:  # the server ends; uvicorn would log a traceback
+            self.cycle.disconnected = True
+            self.transport.abort()
+
+    def on_body(self, body: bytes) -> None:
+        self._loose = 0
+        if self.cycle and self.cycle.response_complete:  # it was answered without its body
+            self._ignored += len(body)
+            if self._ignored > _MOST_IGNORED:
+                raise _Refused
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._loose = 0
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if not (self.pipeline or self.transport.is_closing()):
+            self.resting[self] = None
+
+    # ------------------------------------------------------------ to the client
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what cannot be read, or is not wanted, and close."""
+        if self.cycle and not self.cycle.response_complete:
+            self._drop()  # nothing may come between the bytes of an answer
+            return
+        error = self._refusal or ApiError(400, "invalid", "this is not HTTP/1.1 as it must be")
+        body = json.dumps({"error": error_body(error)}).encode()
+        head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
+        self.transport.write(STATUS_LINE[error.status] + head + body)
+        self.transport.close()
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """The request is answered as one that asks for no other protocol. What comes behind it cannot be read."""
+        if self.cycle:
+            self.cycle.keep_alive = False
+        if self.cycle is None or self.cycle.response_complete:
+            self.transport.close()
+
+    def handle_websocket_upgrade(self) -> None:
+        if self._crowded or self.cycle and not self.cycle.response_complete:
+            self._refusal = _BUSY
+            self.send_400_response("")
+            return
+        super().handle_websocket_upgrade()  # it answers, or another protocol has the connection now
+        self._stop_timer()
+        self.resting.pop(self, None)
+
+
+class SocketConnection(WebSocketsSansIOProtocol):
+    """A connection that speaks WebSocket. It reads a slice in each turn of the event loop, because thousands of frames
+    may come at once, and no further than to the next message while the app has one."""
+
+    limits: Limits
+
+    def __init__(self, *args: Any, **options: Any):
+        super().__init__(*args, **options)
+        self._unread = bytearray()
+        self._turn: asyncio.Handle | None = None
+        self._pong = b""  # not sent yet, because the client does not read
+        self._controls, self._since = 0, 0.0  # control frames in the current second, and its beginning
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._turn:
+            self._turn.cancel()
+        super().connection_lost(exc)
+
+    # ------------------------------------------------------------ from the client
+
+    def data_received(self, data: bytes) -> None:
+        if self.handshake_initiated:
+            self._unread += data
+            self._go_on()
+            return
+        super().data_received(data)  # a whole head
+        if not self.handshake_initiated:  # the library refuses it
+            self.transport.write(b"".join(self.conn.data_to_send()) or _BAD_HANDSHAKE)
+            self.transport.close()
+
+    def _go_on(self) -> None:
+        if self._unread and not self._turn:
+            self.transport.pause_reading()
+            self._turn = self.loop.call_soon(self._read)
+
+    def _read(self) -> None:
+        self._turn = None
+        if self.transport.is_closing():
+            self._unread.clear()
+        elif self.handshake_complete and not self.read_paused:  # else `send` or `receive` goes on
+            data = bytes(self._unread[:_SLICE])
+            del self._unread[:_SLICE]
+            super().data_received(data)
+            if self._unread:
+                self._go_on()
+            elif not self.read_paused:
+                self.transport.resume_reading()
+
+    async def receive(self) -> Any:
+        message = await super().receive()
+        if not self.read_paused:
+            self._go_on()
+        return message
+
+    def handle_cont(self, event: Frame) -> None:
+        super().handle_cont(event)
+        if len(self.frames) > self.limits.fragments:
+            self._fail(_TOO_BIG, f"a message may have {self.limits.fragments} frames at most")
+
+    def handle_pong(self, event: Frame) -> None:
+        self._count_control()
+        super().handle_pong(event)
+
+    def handle_ping(self) -> None:
+        self._count_control()
+        pong = b"".join(self.conn.data_to_send())
+        if self.writable.is_set():
+            self.transport.write(pong)
+        else:
+            self._pong = pong or self._pong
+
+    def _count_control(self) -> None:
+        now, most = self.loop.time(), self.limits.control_frames
+        if now >= self._since + 1:
+            self._controls, self._since = 0, now
+        self._controls += 1
+        if self._controls == most + 1:
+            self._fail(_POLICY, f"more than {most} pings or pongs came within a second")
+
+    def send_receive_event_to_app(self) -> None:
+        if self.curr_msg_data_type == "text":
+            try:
+                b"".join(self.frames).decode()
+            except UnicodeDecodeError:  # uvicorn would log it with a traceback
+                self.frames = []
+                self._fail(_NOT_UTF8, "a text frame must be UTF-8")
+                return
+        super().send_receive_event_to_app()
+
+    def _fail(self, code: int, reason: str) -> None:
+        if not self.transport.is_closing():
+            self.conn.fail(code, reason)
+            self.handle_parser_exception()
+
+    # ------------------------------------------------------------ to the client
+
+    async def send(self, message: Any) -> None:
+        await super().send(message)
+        self._go_on()  # frames may have come right behind the handshake
+
+    def resume_writing(self) -> None:
+        pong, self._pong = self._pong, b""
+        if pong and not self.transport.is_closing():
+            self.transport.write(pong)
+        super().resume_writing()
+
+
+class FewLines(logging.Filter):
+    """Lets so many lines a second through, and tells of the others: anyone can make uvicorn log something."""
+
+    def __init__(self, most: int = 10):
+        super().__init__()
+        self._most = most
+        self._second = self._lines = 0
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if self._second != int(record.created):
+            left_out = self._lines - self._most
+            self._second, self._lines = int(record.created), 0
+            if left_out > 0:
+                record.msg, record.args = f"{record.getMessage()} (and {left_out} more lines)", ()
+        self._lines += 1
+        return self._lines <= self._most
+
+
+def protocols_of(limits: Limits) -> dict[str, type[asyncio.Protocol]]:
+    """uvicorn's options for the protocols of one server."""
+    http = type("Http", (HttpConnection,), {"limits": limits, "resting": {}})
+    return {"http": http, "ws": type("Socket", (SocketConnection,), {"limits": limits})}
